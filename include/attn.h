@@ -1,0 +1,249 @@
+/* attn.h: exact, IO-aware attention.
+ *
+ *     O = softmax(scale * Q K^T + bias | mask) * V
+ *
+ * Describe -> plan -> run. A zero-initialised attn_desc says what is wanted and how large it may
+ * get; attn_plan_create checks all of it, chooses a kernel and knows its exact workspace; attn_run
+ * computes. A plan never changes: any number of threads may run it at once, each with a workspace
+ * of its own. Running allocates nothing.
+ *
+ *     attn_desc desc = { .dtype = ATTN_F32, .flags = ATTN_CAUSAL, .batch = 1, .heads_q = 32, .heads_kv = 8,
+ *                        .len_q = 4096, .len_kv = 4096, .dim_qk = 128 };
+ *     attn_plan *plan;
+ *     if (attn_plan_create(&plan, &desc)) die(attn_error());
+ *     void *workspace = malloc(attn_plan_workspace(plan));
+ *     if (attn_run(plan, &(attn_args){ .q = q, .k = k, .v = v, .o = o }, workspace, NULL)) die(attn_error());
+ *
+ * Conventions
+ *   Tensors are (batch, row, head, dim) with unit stride in dim. Four zero strides mean packed; any
+ *   other strides are taken as they are, in elements, 0 to repeat along an axis (inputs only).
+ *   Query head i reads KV head i / (heads_q / heads_kv).
+ *   Row i of a sequence stands at t = i + len_kv - len_q among its keys (the last row sees the last key).
+ *   Score of a visible pair: s = scale q.k; softcap tanh(s / softcap); - alibi |t - j|; + bias.
+ *   LSE is the natural logarithm of a row's sum of exponentials, f32, (batch, head, row), packed,
+ *   before dropout, sink included. A row without a visible key has O = 0 and LSE = -inf (or its sink).
+ *   Keys and values outside a sequence's length are never read into a result.
+ *
+ * A call that fails returns a status other than ATTN_OK, writes nothing, and leaves a message that
+ * names the field, its value and what it takes in attn_error(), which each thread has for itself.
+ */
+#ifndef ATTN_H
+#define ATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATTN_VERSION_MAJOR 0
+#define ATTN_VERSION_MINOR 1
+#define ATTN_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define ATTN_API __attribute__((visibility("default")))
+#else
+#define ATTN_API
+#endif
+
+/* ---- statuses ------------------------------------------------------------------------------ */
+
+/* X(name, value, meaning); values never change. */
+#define ATTN_STATUS_LIST(X)                                                  \
+    X(ATTN_OK, 0, "success")                                                 \
+    X(ATTN_INVALID, 1, "a field or an argument is out of range or contradicts another") \
+    X(ATTN_UNSUPPORTED, 2, "valid, but not built into this library or not run by this machine") \
+    X(ATTN_NO_MEMORY, 3, "memory or a thread could not be had from the system")
+
+typedef enum attn_status {
+#define ATTN_STATUS_ENUM(name, value, meaning) name = value,
+    ATTN_STATUS_LIST(ATTN_STATUS_ENUM)
+#undef ATTN_STATUS_ENUM
+} attn_status;
+
+/* The calling thread's last message, "" before the first failure. Never NULL. */
+ATTN_API const char *attn_error(void);
+
+/* "ATTN_INVALID" and the like; "unknown status" for any other number. */
+ATTN_API const char *attn_status_name(attn_status status);
+
+/* "MAJOR.MINOR.PATCH" of the library at run time. */
+ATTN_API const char *attn_version(void);
+
+/* ---- what is wanted ------------------------------------------------------------------------ */
+
+typedef enum attn_dtype { ATTN_F32 = 1, ATTN_F16 = 2, ATTN_BF16 = 3 } attn_dtype;
+
+typedef enum attn_direction { ATTN_FORWARD = 0, ATTN_BACKWARD = 1 } attn_direction;
+
+typedef enum attn_device { ATTN_CPU = 0, ATTN_CUDA = 1 } attn_device;
+
+/* Instruction sets of the CPU kernels. ATTN_ISA_AUTO takes the best this machine runs, or what the
+ * environment variable ATTN_ISA names (portable, avx2, avx512). */
+typedef enum attn_isa { ATTN_ISA_AUTO = 0, ATTN_ISA_PORTABLE = 1, ATTN_ISA_AVX2 = 2, ATTN_ISA_AVX512 = 3 } attn_isa;
+
+/* attn_desc.flags. Masks intersect, but for ATTN_PREFIX; t is the row's place among the keys. */
+enum {
+    ATTN_CAUSAL = 1 << 0,         /* key j visible iff j <= t */
+    ATTN_WINDOW = 1 << 1,         /* t - window_left <= j <= t + window_right; -1 is unbounded */
+    ATTN_CHUNK = 1 << 2,          /* floor(t/chunk) == floor(j/chunk) */
+    ATTN_PREFIX = 1 << 3,         /* keys j < prefix[batch] are visible too (in union with causal and window) */
+    ATTN_INTERVALS = 1 << 4,      /* FlashMask: each key names the rows that do not see it */
+    ATTN_BLOCKS = 1 << 5,         /* block-sparse: lists of visible key blocks a row block */
+    ATTN_BITS = 1 << 6,           /* one bit a pair */
+    ATTN_VARLEN = 1 << 7,         /* sequences packed one behind the other: cu_lens_q, cu_lens_kv */
+    ATTN_LENS_Q = 1 << 8,         /* used query rows a sequence: lens_q */
+    ATTN_LENS_KV = 1 << 9,        /* used keys a sequence: lens_kv */
+    ATTN_SOFTCAP = 1 << 10,       /* s = softcap tanh(s / softcap) */
+    ATTN_ALIBI = 1 << 11,         /* s -= alibi[head] |t - j| */
+    ATTN_BIAS = 1 << 12,          /* s += bias */
+    ATTN_SINK = 1 << 13,          /* one more logit a head, in the denominator only */
+    ATTN_DROPOUT = 1 << 14,       /* probabilities dropped at dropout_p, the others scaled up */
+    ATTN_OUT_F32 = 1 << 15,       /* o is f32 whatever dtype is; without it o has dtype */
+    ATTN_DETERMINISTIC = 1 << 16  /* the same bits from run to run and for any number of threads */
+};
+
+/* Runs task(arg, 0) ... task(arg, tasks - 1), each once, at once or in turn, and returns when all
+ * have ended. For programs that bring their own thread pool. */
+typedef void (*attn_parallel_for)(void *context, int tasks, void (*task)(void *arg, int index), void *arg);
+
+/* Extents and strides list (batch, row, head, dim), but for bias: (batch, head, row, key).
+ * Where 0 is a default it says so; every other 0 is a 0. */
+typedef struct attn_desc {
+    attn_dtype dtype;         /* of q, k and v */
+    attn_direction direction; /* ATTN_FORWARD */
+    attn_device device;       /* ATTN_CPU */
+    uint32_t flags;           /* ATTN_CAUSAL | ... */
+
+    int64_t batch;            /* sequences */
+    int64_t heads_q;          /* a multiple of heads_kv */
+    int64_t heads_kv;         /* 0: heads_q */
+    int64_t len_q, len_kv;    /* rows and keys of a sequence; of the longest, where lengths vary */
+    int64_t total_q, total_kv; /* ATTN_VARLEN: rows of the packed q and k (a batch extent of 1) */
+    int64_t dim_qk;           /* 1 to 512 */
+    int64_t dim_v;            /* 1 to 512; 0: dim_qk */
+
+    float scale;              /* > 0; 0: 1 / sqrt(dim_qk) */
+    float softcap;            /* ATTN_SOFTCAP: > 0 */
+    float dropout_p;          /* ATTN_DROPOUT: 0 <= p < 1, applied as round(256 p) / 256 */
+
+    int64_t window_left, window_right; /* ATTN_WINDOW: >= -1 */
+    int64_t chunk;            /* ATTN_CHUNK: >= 1 */
+    int64_t interval_vectors; /* ATTN_INTERVALS: 1 or 2 with ATTN_CAUSAL, 2 or 4 without */
+    int64_t interval_heads;   /* ATTN_INTERVALS: 1 or heads_kv */
+    int64_t block_rows, block_keys;   /* ATTN_BLOCKS: size of a block, >= 1 */
+    int64_t block_batch, block_heads; /* ATTN_BLOCKS: 1 or batch, 1 or heads_q */
+    int64_t bits_batch, bits_heads;   /* ATTN_BITS: 1 or batch, 1 or heads_q */
+    int64_t alibi_batch;      /* ATTN_ALIBI: 1 or batch */
+    attn_dtype bias_dtype;    /* ATTN_BIAS: any */
+    int64_t bias_extent[4];   /* ATTN_BIAS: each 1 or (batch, heads_q, len_q, len_kv) */
+    int64_t bias_stride[4];   /* ATTN_BIAS: all 0: packed; an extent of 1 repeats whatever its stride */
+
+    int64_t q_stride[4], k_stride[4], v_stride[4], o_stride[4]; /* all 0: packed; else dim's is 1 */
+
+    int32_t threads;          /* 0: one for each processor the caller may use; at most 1024 */
+    attn_isa isa;             /* ATTN_ISA_AUTO */
+    const char *kernel;       /* NULL: the planner's choice; else a name that `attn kernels` lists */
+    attn_parallel_for parallel_for; /* NULL: the library's own threads */
+    void *parallel_context;   /* its first argument */
+} attn_desc;
+
+/* ---- plan ---------------------------------------------------------------------------------- */
+
+typedef struct attn_plan attn_plan;
+
+/* Checks *desc and makes *plan, to be freed with attn_plan_destroy. Writes *plan only on success.
+ * ATTN_INVALID, ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. desc_size is sizeof(attn_desc). */
+ATTN_API attn_status attn_plan_create_sized(attn_plan **plan, const attn_desc *desc, size_t desc_size);
+#define attn_plan_create(plan, desc) attn_plan_create_sized(plan, desc, sizeof(attn_desc))
+
+/* NULL is allowed. No run of the plan may be under way. */
+ATTN_API void attn_plan_destroy(attn_plan *plan);
+
+/* Bytes of workspace a run of the plan needs: exact, any alignment will do. */
+ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
+
+/* The plan in words, by line: kernel and why, tiles, splits, threads, memory, predicted bytes and
+ * time. Writes at most `size` bytes, NUL included, and returns the length of the whole text. */
+ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size);
+
+/* The plan in numbers. Strings live as long as the plan. */
+typedef struct attn_plan_info {
+    const char *kernel;       /* as `attn kernels` lists it */
+    const char *isa;          /* "portable", "avx2", "avx512" */
+    const char *why;          /* the reason for the kernel, one sentence */
+    int32_t threads;
+    int32_t splits;           /* parts the keys are split into, merged by LSE; 1: none */
+    int64_t rows_tile;        /* query rows of a tile */
+    int64_t keys_tile;        /* keys of a tile */
+    int64_t packed_heads;     /* KV heads held packed at once */
+    uint64_t workspace_bytes; /* all of the workspace */
+    uint64_t packed_bytes;    /* its part that holds packed keys and values */
+    double pairs;             /* visible pairs predicted, over batch and heads */
+    double flops;             /* 2 pairs (dim_qk + dim_v) */
+    double memory_bytes;      /* predicted traffic to and from memory */
+    double cache_bytes;       /* predicted traffic between L2 and L1 */
+    double seconds;           /* predicted time */
+} attn_plan_info;
+
+ATTN_API attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info, size_t info_size);
+#define attn_plan_get_info(plan, info) attn_plan_get_info_sized(plan, info, sizeof(attn_plan_info))
+
+/* ---- run ----------------------------------------------------------------------------------- */
+
+/* Tensors and, where a flag asks for them, lengths and masks; the rest is ignored. */
+typedef struct attn_args {
+    const void *q;            /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
+    const void *k;            /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
+    const void *v;            /* (batch, len_kv, heads_kv, dim_v); likewise */
+    void *o;                  /* (batch, len_q, heads_q, dim_v); rows outside every sequence are not written */
+    float *lse;               /* (batch, heads_q, len_q), ATTN_VARLEN: (heads_q, total_q); or NULL */
+
+    const int32_t *cu_lens_q, *cu_lens_kv; /* ATTN_VARLEN: (batch + 1): starts, then the end; from 0, never falling */
+    const int32_t *lens_q;    /* ATTN_LENS_Q: (batch): 0 to len_q, or to the sequence's share of cu_lens_q */
+    const int32_t *lens_kv;   /* ATTN_LENS_KV: (batch): likewise */
+    const int32_t *prefix;    /* ATTN_PREFIX: (batch): 0 to len_kv */
+
+    /* ATTN_INTERVALS: (batch, interval_heads, len_kv, interval_vectors), each 0 to len_q. Key j is hidden
+     * from rows [LTS, LTE) and [UTS, UTE). Vectors: causal 1: LTS (LTE = len_q); causal 2: LTS, LTE;
+     * 2: LTS, UTE (LTE = len_q, UTS = 0); 4: LTS, LTE, UTS, UTE. (FlashMask, arXiv 2410.01359) */
+    const int32_t *intervals;
+
+    /* ATTN_BLOCKS: for each row block r < R = ceil(len_q / block_rows) the visible key blocks c < C =
+     * ceil(len_kv / block_keys), rising, in the first count places of C: counts (block_batch,
+     * block_heads, R), lists (block_batch, block_heads, R, C). A full block is seen by all of its rows, a
+     * partial one as ATTN_BITS says (or whole, without bits). Either pair may be NULL. */
+    const int32_t *block_full_count, *block_full;
+    const int32_t *block_partial_count, *block_partial;
+
+    /* ATTN_BITS: (bits_batch, bits_heads, len_q, ceil(len_kv / 8)) bytes; bit j % 8 of byte j / 8: key j is
+     * visible. */
+    const uint8_t *bits;
+
+    const float *alibi;       /* ATTN_ALIBI: (alibi_batch, heads_q) slopes, finite */
+    const void *bias;         /* ATTN_BIAS: as bias_extent says */
+    const float *sink;        /* ATTN_SINK: (heads_q) logits, in units of the scaled score */
+    uint64_t seed;            /* ATTN_DROPOUT: Philox4x32-10's key */
+    uint32_t seed_offset;     /* ATTN_DROPOUT: one of its counters: a fresh one a step */
+} attn_args;
+
+/* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes, no other run's; NULL
+ * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers. */
+ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
+                                    void *stream);
+#define attn_run(plan, args, workspace, stream) attn_run_sized(plan, args, sizeof(attn_args), workspace, stream)
+
+/* ---- this machine -------------------------------------------------------------------------- */
+
+/* Nonzero if this machine and this build run the instruction set. */
+ATTN_API int attn_isa_available(attn_isa isa);
+
+/* "auto", "portable", "avx2", "avx512"; NULL for any other number. */
+ATTN_API const char *attn_isa_name(attn_isa isa);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

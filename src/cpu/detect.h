@@ -1,0 +1,15 @@
+/* What this processor and its operating system run: CPUID and XGETBV. */
+#ifndef ATTN_CPU_DETECT_H
+#define ATTN_CPU_DETECT_H
+
+#include "attn.h"
+
+typedef struct attn_cpu_info {
+    char model[64];
+    int64_t l1, l2, l3; /* data caches a core sees, bytes; 0 unknown */
+    int processors;     /* that the caller may use */
+} attn_cpu_info;
+
+void attn_cpu_detect(attn_cpu_info *info);
+
+#endif

@@ -1,0 +1,104 @@
+/* What the planner, the drivers (prefill.c, decode.c) and the kernel bodies agree on. */
+#ifndef ATTN_CPU_KERNEL_H
+#define ATTN_CPU_KERNEL_H
+
+#include "attn.h"
+#include "mask/mask.h"
+
+typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE } attn_form;
+
+enum {
+    ATTN_KEYS_TILE = 256, /* keys of a prefill tile: the pitch of its score rows */
+    ATTN_ROWS_MOST = 192, /* query rows of a prefill tile */
+    ATTN_DECODE_ROWS = 16 /* query rows a head that DECODE takes */
+};
+
+/* Score changes of one head of one sequence. Scores arrive as q.k times `scale` for plain rows in units of log2 (scale
+ * holds log2 e), for rich rows in natural units. */
+typedef struct attn_score {
+    uint32_t flags;           /* of attn_desc; rich where any of ATTN_RICH is set */
+    float scale;
+    float softcap;
+    float slope;              /* ALiBi */
+    int64_t shift;            /* t = row + shift */
+    attn_dtype bias_dtype;
+    const void *bias;         /* element (0, 0) of this head */
+    int64_t bias_row, bias_key; /* its strides, 0 where repeated */
+    float sink;               /* natural units */
+    uint64_t seed;            /* dropout */
+    uint32_t seed_offset, batch_head, threshold;
+} attn_score;
+
+enum { ATTN_RICH = ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS };
+
+void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head,
+                     int64_t shift);
+
+/* Packs keys [key0, key0 + keys) of one KV head. key0 is a multiple of the kernel's cols, and so is key0 + keys unless it
+ * is the end; the last panel is filled up with zeros.
+ *   k_pack: panels of `cols` keys; in a panel dim after dim, the cols keys of each together.
+ *   v_pack: panels of `cols` columns, `pitch` rows (keys) each; dim_v filled up with zero columns. */
+typedef struct attn_pack_task {
+    attn_dtype dtype;
+    const void *k, *v;        /* row 0 of the head */
+    int64_t k_row, v_row;     /* row strides, elements */
+    int64_t dim_qk, dim_v;
+    int64_t key0, keys, pitch;
+    float *k_pack, *v_pack;
+} attn_pack_task;
+
+/* Attends query rows [row0, row0 + rows) of one head to all of its packed keys and writes o and lse. */
+typedef struct attn_attend_task {
+    attn_dtype dtype, out_dtype;
+    const attn_mask_view *mask;
+    const attn_score *score;
+    int64_t row0, rows;
+    const void *q;            /* row 0 of the head */
+    int64_t q_row;
+    void *o;                  /* row 0 of the head */
+    int64_t o_row;
+    float *lse;               /* row 0 of the head, or NULL */
+    int64_t dim_qk, dim_v;
+    const float *k_pack, *v_pack;
+    int64_t pitch;
+    float *scratch;           /* attn_attend_scratch floats, 64-byte aligned */
+} attn_attend_task;
+
+/* Attends all query rows of one KV head's group to keys [key0, key1) and writes one partial state:
+ * rows x (dim_v outputs, not yet divided), then rows maxima (log2 units), then rows sums. Rows are ordered head by head. */
+typedef struct attn_decode_task {
+    attn_dtype dtype;
+    const attn_mask_view *mask; /* of the group's query heads */
+    const attn_score *score;
+    int64_t group, len_q;     /* rows = group * len_q */
+    const void *q;            /* row 0 of the group's first head */
+    int64_t q_row, q_head;
+    const void *k, *v;        /* row 0 of the KV head */
+    int64_t k_row, v_row;
+    int64_t dim_qk, dim_v;
+    int64_t key0, key1;
+    float *partial;
+    float *scratch;           /* attn_decode_scratch floats, 64-byte aligned */
+} attn_decode_task;
+
+typedef struct attn_cpu_ops {
+    void (*pack)(const attn_pack_task *);
+    void (*attend)(const attn_attend_task *);
+    void (*decode)(const attn_decode_task *);
+} attn_cpu_ops;
+
+typedef struct attn_cpu_kernel {
+    const char *name;
+    attn_isa isa;
+    attn_form form;
+    uint32_t dtypes;          /* bit attn_dtype */
+    uint32_t features;
+    int64_t dim_max;
+    int64_t rows, cols;
+    const attn_cpu_ops *ops;  /* NULL where this build lacks the instruction set */
+} attn_cpu_kernel;
+
+/* The table, best first, and its length. */
+const attn_cpu_kernel *attn_cpu_kernels(int *count);
+
+#endif

@@ -1,0 +1,73 @@
+/* A mask is an iterator and a row predicate.
+ *
+ * Whatever kinds are combined, a mask view answers, for rows [row0, row1) of one head:
+ *   attn_mask_next  which keys does some row see, run after run, from ranges, lists and summaries, never key by key;
+ *   attn_mask_span  of a given run, which part do these rows see, and all of it or only some;
+ *   attn_mask_row   which of up to ATTN_MASK_MOST keys does one row see, as bits.
+ * The first two may say more than is visible, never less; "full" and the bits are exact.
+ *
+ * Rows and keys count from the start of their sequence. Ranges (lengths, causal, window, chunk, prefix) give a row at
+ * most two runs of keys, whose ends never fall from one row to the next: the hull and the core of a tile of rows come
+ * from its first and its last row. */
+#ifndef ATTN_MASK_MASK_H
+#define ATTN_MASK_MASK_H
+
+#include <stdbool.h>
+
+#include "attn.h"
+
+enum {
+    ATTN_MASK_MOST = 512,     /* keys attn_mask_row answers for at once */
+    ATTN_INTERVAL_NODE = 128, /* keys a leaf of the interval summary covers */
+    ATTN_INTERVAL_FAN = 8     /* nodes one node of the next level covers */
+};
+
+/* Least and greatest of each vector over a run of keys. */
+typedef struct attn_interval_node {
+    int32_t min[4], max[4]; /* LTS, LTE, UTS, UTE */
+} attn_interval_node;
+
+typedef struct attn_mask_view {
+    uint32_t flags;
+    int64_t len_q, len_kv, shift;       /* t = row + shift */
+    int64_t left, right, chunk, prefix; /* INT64_MAX / 4 where unbounded */
+    const int32_t *intervals;           /* of this head; NULL without ATTN_INTERVALS */
+    int64_t interval_vectors;
+    const attn_interval_node *nodes;    /* levels behind one another, leaves first */
+    int64_t interval_keys;              /* keys the summary was built for: desc.len_kv */
+    const int32_t *lists[2], *counts[2]; /* full, partial; of this head; NULL without */
+    int64_t block_rows, block_keys, block_columns;
+    const uint8_t *bits;                /* of this head; NULL without ATTN_BITS */
+    int64_t bits_pitch;
+} attn_mask_view;
+
+typedef struct attn_mask_tile {
+    int64_t lo, hi; /* keys [lo, hi) */
+    bool full;      /* every row sees every key of it */
+} attn_mask_tile;
+
+/* The mask of one head of one sequence. nodes: the summary of all heads, as attn_interval_summarize laid it out. */
+void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn_args *args,
+                         const attn_interval_node *nodes, int64_t batch, int64_t head);
+
+/* The first run of keys at or after `from` that some row of [row0, row1) sees, at most `most` keys of it. False: none. */
+bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t most,
+                    attn_mask_tile *tile);
+
+/* Narrows *tile to what rows [row0, row1) see of it by ranges, and says whether that is full. Empty: lo >= hi. */
+void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);
+
+/* words[i / 64] bit i % 64: `row` sees key key0 + i, 0 <= i < keys <= ATTN_MASK_MOST. Fills ceil(keys / 64) words.
+ * Returns whether all of the bits are set. */
+bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
+
+/* The summary of ATTN_INTERVALS: nodes a head (0 without the flag), and building that of one (batch, interval head). */
+int64_t attn_interval_node_count(const attn_desc *desc);
+void attn_interval_summarize(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t interval_head,
+                             attn_interval_node *nodes);
+
+/* Pairs that ranges leave visible over one sequence of the descriptor's lengths: exact for causal, window, chunk and
+ * lengths; the other kinds, known only when running, count as all visible. */
+double attn_mask_pairs(const attn_desc *desc);
+
+#endif
