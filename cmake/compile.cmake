@@ -1,0 +1,26 @@
+# Flags of everything built here: C11, warnings, sanitizers. A release is -O2 (kernels say their own in kernels.def),
+# and never -march=native: what a machine runs is found out when running.
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+
+if(PROJECT_IS_TOP_LEVEL)
+  if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, ..." FORCE)
+  endif()
+  set(CMAKE_C_FLAGS_RELEASE "-O2")
+endif()
+
+add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes)
+if(ATTN_WERROR)
+  add_compile_options(-Werror)
+endif()
+
+set(instruments ${ATTN_SANITIZE})
+if(ATTN_FUZZ)
+  set(instruments fuzzer-no-link,address,undefined)
+endif()
+if(instruments)
+  add_compile_options(-fsanitize=${instruments} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=${instruments})
+endif()

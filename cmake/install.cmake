@@ -1,0 +1,31 @@
+# Installs the header, both libraries, the command, the CMake package (attn::attn, attn::attn_static) and attn.pc.
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
+install(FILES include/attn.h TYPE INCLUDE)
+install(TARGETS attn_shared attn_static EXPORT attn)
+if(TARGET attn)
+  install(TARGETS attn)
+endif()
+
+# Inside the shared library pthread and libm are its own business; the static one passes them on.
+install(EXPORT attn NAMESPACE attn:: FILE attnTargets.cmake DESTINATION ${package_dir})
+configure_package_config_file(cmake/attnConfig.cmake.in attnConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(attnConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake
+  DESTINATION ${package_dir})
+
+# Paths relative to the file itself, so that the installed tree can be moved.
+file(RELATIVE_PATH PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+cmake_path(IS_ABSOLUTE CMAKE_INSTALL_LIBDIR libdir_absolute)
+cmake_path(IS_ABSOLUTE CMAKE_INSTALL_INCLUDEDIR includedir_absolute)
+set(PC_LIBDIR "\${prefix}/${CMAKE_INSTALL_LIBDIR}")
+set(PC_INCLUDEDIR "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
+if(libdir_absolute)
+  set(PC_LIBDIR ${CMAKE_INSTALL_LIBDIR})
+endif()
+if(includedir_absolute)
+  set(PC_INCLUDEDIR ${CMAKE_INSTALL_INCLUDEDIR})
+endif()
+configure_file(cmake/attn.pc.in attn.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,188 @@
+#!/bin/sh
+# Finds what is missing on this machine by trying it, and installs just that.
+#
+#   script/setup.sh NEED ...     or, from another script:  . script/setup.sh; setup NEED ...
+#
+# Needs: build (cc, cmake, make), tests (build, cmocka, pkg-config, python3), fuzz (clang and its fuzzer runtime),
+# blas (OpenBLAS, the peer that is measured), ci (all of these, gcc, clang-format-14).
+# Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
+# exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
+
+# Each try_* succeeds if the thing works, whatever package it came from.
+try_program() # compiler, flags, source
+{
+    setup_dir=$(mktemp -d) || return 1
+    printf '%s\n' "$3" >"$setup_dir/try.c"
+    # shellcheck disable=SC2086 # flags are words
+    $1 "$setup_dir/try.c" -o "$setup_dir/try" $2 >/dev/null 2>&1 && "$setup_dir/try" >/dev/null 2>&1
+    setup_status=$?
+    rm -rf "$setup_dir"
+    return $setup_status
+}
+
+try_cc()
+{
+    try_program "${CC:-cc}" "-lm -pthread" '#include <math.h>
+#include <pthread.h>
+int main(int n, char **v) { (void)v; return sqrt(n) > 2; }'
+}
+
+try_gcc()
+{
+    CC=gcc try_cc
+}
+
+try_cmake()
+{
+    setup_version=$(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
+    # shellcheck disable=SC2086 # two words
+    set -- $setup_version
+    [ $# = 2 ] && { [ "$1" -gt 3 ] || { [ "$1" = 3 ] && [ "$2" -ge 22 ]; }; }
+}
+
+try_make()
+{
+    printf 'all:\n\t@true\n' | make -f - >/dev/null 2>&1
+}
+
+try_cmocka()
+{
+    try_program "${CC:-cc}" "-lcmocka" '#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+int main(void) { print_message(""); return 0; }'
+}
+
+try_pkgconfig()
+{
+    pkg-config --version >/dev/null 2>&1
+}
+
+try_python3()
+{
+    python3 -c 'import json, struct, subprocess, unittest' >/dev/null 2>&1
+}
+
+try_clang()
+{
+    try_program clang "-fsanitize=fuzzer,address,undefined" '#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+int LLVMFuzzerInitialize(int *n, char ***v) { (void)n, (void)v; exit(0); }
+int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) { (void)p; return n > 9; }'
+}
+
+try_clangformat()
+{
+    clang-format-14 --version >/dev/null 2>&1
+}
+
+try_blas()
+{
+    try_program "${CC:-cc}" "-ldl" '#include <dlfcn.h>
+int main(void) { return !dlopen("libopenblas.so.0", RTLD_NOW); }'
+}
+
+# The Debian packages of each.
+packages_of()
+{
+    case $1 in
+    cc) echo gcc libc6-dev ;;
+    gcc) echo gcc libc6-dev ;;
+    cmake) echo cmake ;;
+    make) echo make ;;
+    cmocka) echo libcmocka-dev ;;
+    pkgconfig) echo pkg-config ;;
+    python3) echo python3 ;;
+    clang) setup_clang_packages ;;
+    clangformat) echo clang-format-14 ;;
+    blas) echo libopenblas0-pthread ;;
+    esac
+}
+
+# Newer releases keep the fuzzer's runtime in a package of its own, named after the version.
+setup_clang_packages()
+{
+    echo clang
+    apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9][0-9]*\)$/libclang-rt-\1-dev/p' |
+        while read -r runtime; do apt-cache show "$runtime" >/dev/null 2>&1 && echo "$runtime"; done
+}
+
+setup_missing()
+{
+    for part in "$@"; do "try_$part" || echo "$part"; done
+}
+
+setup_parts()
+{
+    for need in "$@"; do
+        case $need in
+        build) echo cc cmake make ;;
+        tests) echo cc cmake make cmocka pkgconfig python3 ;;
+        fuzz) echo cc cmake make clang ;;
+        blas) echo cc blas ;;
+        ci) echo cc gcc cmake make cmocka pkgconfig python3 clang clangformat ;;
+        *) echo "setup.sh: unknown need: $need" >&2 && return 1 ;;
+        esac
+    done | tr ' ' '\n' | awk '!seen[$0]++'
+}
+
+# setup_packages PART ...: their packages in one line.
+setup_packages()
+{
+    for part in "$@"; do packages_of "$part"; done | tr ' ' '\n' | awk '!seen[$0]++' | paste -sd ' ' -
+}
+
+# Runs apt-get as root, through sudo without a question, or with one on a terminal. 125: none of these.
+setup_apt()
+{
+    if [ "$(id -u)" = 0 ]; then
+        env DEBIAN_FRONTEND=noninteractive apt-get "$@"
+    elif sudo -n true 2>/dev/null; then
+        sudo -n env DEBIAN_FRONTEND=noninteractive apt-get "$@"
+    elif [ -t 0 ] && command -v sudo >/dev/null; then
+        sudo env DEBIAN_FRONTEND=noninteractive apt-get "$@"
+    else
+        return 125
+    fi
+}
+
+setup()
+{
+    # shellcheck disable=SC2046,SC2086 # lists of words
+    set -- $(setup_missing $(setup_parts "$@"))
+    [ $# = 0 ] && return 0
+    if ! command -v apt-get >/dev/null; then
+        echo "Missing: $* (Debian packages: $(setup_packages "$@")). Please install them with this system's tools." >&2
+        return 1
+    fi
+    if [ "${ATTN_NO_INSTALL:-}" ]; then
+        echo "Missing: $*. ATTN_NO_INSTALL is set; to install: apt-get install $(setup_packages "$@")" >&2
+        return 1
+    fi
+    echo "Missing: $*."
+    setup_apt update -qq >&2
+    case $? in
+    0) ;;
+    125)
+        echo "Neither root nor sudo. To install: sudo apt-get install $(setup_packages "$@")" >&2
+        return 1
+        ;;
+    *) echo "apt-get update failed; trying with the package lists at hand." >&2 ;;
+    esac
+    setup_list=$(setup_packages "$@")
+    echo "+ apt-get install -y --no-install-recommends $setup_list"
+    # shellcheck disable=SC2086 # a list of words
+    setup_apt install -qq -y --no-install-recommends $setup_list >&2 || return 1
+    # shellcheck disable=SC2046
+    set -- $(setup_missing "$@")
+    [ $# = 0 ] && return 0
+    echo "Still missing after installing: $*" >&2
+    return 1
+}
+
+case ${0##*/} in
+setup.sh) setup "$@" ;;
+esac
