@@ -5,9 +5,9 @@
  *         { "len", 0, "N", attn_parse_count, offsetof(values, len), "rows and keys" },
  *         { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
  *     };
- *     static const attn_command command = { "explain", "print the plan", "--len N [options]", options, 2, "Examples\n..." };
- *     int code = attn_options_start(&command, argc, argv, &v);
- *     if (code != ATTN_OPTIONS_READY) return code;
+ *     static const attn_command command = { "explain", "print the plan", "--len N [options]", options, 2,
+ * "Examples\n..." }; int code = attn_options_start(&command, argc, argv, &v); if (code != ATTN_OPTIONS_READY) return
+ * code;
  *
  * An option is written --name VALUE, --name=VALUE, or with its letter -n VALUE; at most once each. Nothing else may
  * stand on the command line. Numbers are whole texts: "12x", "", " 1", "nan" and "1e999" are refused. */
@@ -24,38 +24,44 @@ typedef attn_status attn_option_parse(const char *text, void *value);
 
 typedef struct attn_option {
     const char *name;
-    char letter;              /* 0: none */
-    const char *argument;     /* as help shows it; NULL: a switch */
+    char letter;          /* 0: none */
+    const char *argument; /* as help shows it; NULL: a switch */
     attn_option_parse *parse;
-    size_t offset;            /* of the value in the command's struct */
-    const char *help;         /* may hold newlines */
+    size_t offset;    /* of the value in the command's struct */
+    const char *help; /* may hold newlines */
 } attn_option;
 
 typedef struct attn_command {
     const char *name;
     const char *summary;
-    const char *usage;        /* what follows "attn NAME" */
+    const char *usage; /* what follows "attn NAME" */
     const attn_option *options;
     int count;
-    const char *details;      /* printed behind the options: shapes, examples */
+    const char *details; /* printed behind the options: shapes, examples */
 } attn_command;
 
-/* Every value of these is written by: */
-attn_option_parse attn_parse_switch;    /* bool */
-attn_option_parse attn_parse_text;      /* const char *, not empty */
-attn_option_parse attn_parse_length;    /* int64_t >= 0 */
-attn_option_parse attn_parse_count;     /* int64_t >= 1 */
-attn_option_parse attn_parse_window;    /* int64_t[2] >= -1, "L,R" */
-attn_option_parse attn_parse_seed;      /* uint64_t, decimal or 0x hexadecimal */
-attn_option_parse attn_parse_positive;  /* float, finite, > 0 */
-attn_option_parse attn_parse_fraction;  /* float, 0 <= p < 1 */
-attn_option_parse attn_parse_threads;   /* int32_t, 1 to 1024 */
-attn_option_parse attn_parse_isa;       /* attn_isa */
-attn_option_parse attn_parse_dtype;     /* attn_dtype */
+/* Any 64 bits, in decimal or 0x hexadecimal. */
+typedef struct attn_seed {
+    bool given;
+    uint64_t value;
+} attn_seed;
+
+/* What each reads: the type of the value, and its range. */
+attn_option_parse attn_parse_switch;   /* bool */
+attn_option_parse attn_parse_text;     /* const char *, not empty */
+attn_option_parse attn_parse_length;   /* int64_t >= 0 */
+attn_option_parse attn_parse_count;    /* int64_t >= 1 */
+attn_option_parse attn_parse_window;   /* int64_t[2] >= -1, "L,R" */
+attn_option_parse attn_parse_seed;     /* attn_seed */
+attn_option_parse attn_parse_positive; /* float, finite, > 0 */
+attn_option_parse attn_parse_fraction; /* float, 0 <= p < 1 */
+attn_option_parse attn_parse_threads;  /* int32_t, 1 to 1024 */
+attn_option_parse attn_parse_isa;      /* attn_isa */
+attn_option_parse attn_parse_dtype;    /* attn_dtype */
 
 /* Reads argv[1] ... into the command's struct. Touches nothing else; ATTN_INVALID and a message in attn_error().
- * help: set if --help or -h was met, which ends the reading. given: NULL, or a flag an option. */
-attn_status attn_options_parse(const attn_command *command, int argc, char **argv, void *values, bool *given, bool *help);
+ * help: set if --help or -h was met, which ends the reading. A table holds at most 64 options. */
+attn_status attn_options_parse(const attn_command *command, int argc, char **argv, void *values, bool *help);
 
 /* The same for a command's main: prints help or the message. Not ATTN_OPTIONS_READY: the exit code to end with. */
 enum { ATTN_OPTIONS_READY = -1 };

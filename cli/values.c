@@ -1,0 +1,129 @@
+/* Reading the values of options; see options.h. Only characters of plain decimal numbers reach strtod and strtoll, so
+ * that no locale's, hexadecimal or named number passes. */
+#include "options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/error.h"
+#include "command.h"
+
+static bool read_integer(const char *text, int64_t low, int64_t high, int64_t *value)
+{
+    size_t digits = strspn(text + (text[0] == '-'), "0123456789");
+    if (!digits || text[digits + (text[0] == '-')]) return false;
+    errno = 0;
+    long long x = strtoll(text, NULL, 10);
+    *value = x;
+    return !errno && x >= low && x <= high;
+}
+
+static bool read_float(const char *text, float *value)
+{
+    char *end;
+    if (!text[0] || text[strspn(text, "+-.0123456789eE")]) return false;
+    *value = (float)strtod(text, &end);
+    return !*end && isfinite(*value);
+}
+
+attn_status attn_parse_switch(const char *text, void *value)
+{
+    (void)text;
+    *(bool *)value = true;
+    return ATTN_OK;
+}
+
+attn_status attn_parse_text(const char *text, void *value)
+{
+    *(const char **)value = text;
+    return *text ? ATTN_OK : attn_fail(ATTN_INVALID, "is empty");
+}
+
+attn_status attn_parse_length(const char *text, void *value)
+{
+    if (read_integer(text, 0, INT64_MAX, value)) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes a whole number, 0 or more");
+}
+
+attn_status attn_parse_count(const char *text, void *value)
+{
+    if (read_integer(text, 1, INT64_MAX, value)) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes a whole number, 1 or more");
+}
+
+attn_status attn_parse_window(const char *text, void *value)
+{
+    int64_t *window = value;
+    const char *comma = strchr(text, ',');
+    char left[24];
+    size_t length = comma ? (size_t)(comma - text) : sizeof left;
+    if (length < sizeof left) {
+        memcpy(left, text, length);
+        left[length] = 0;
+        if (read_integer(left, -1, INT64_MAX, &window[0]) && read_integer(comma + 1, -1, INT64_MAX, &window[1]))
+            return ATTN_OK;
+    }
+    return attn_fail(ATTN_INVALID, "takes L,R: keys to the left and right of a row's place, -1 for no bound");
+}
+
+attn_status attn_parse_seed(const char *text, void *value)
+{
+    attn_seed *seed = value;
+    bool hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+    const char *digits = text + (hex ? 2 : 0);
+    errno = 0;
+    seed->value = strtoull(digits, NULL, hex ? 16 : 10);
+    seed->given = true;
+    if (*digits && !digits[strspn(digits, hex ? "0123456789abcdefABCDEF" : "0123456789")] && !errno) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes a number of 64 bits, decimal or 0x hexadecimal");
+}
+
+attn_status attn_parse_positive(const char *text, void *value)
+{
+    if (read_float(text, value) && *(float *)value > 0) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes a finite number above 0 (in the range of float32)");
+}
+
+attn_status attn_parse_fraction(const char *text, void *value)
+{
+    float *p = value;
+    if (read_float(text, p) && *p >= 0 && *p < 1) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes a number from 0 up to, but less than, 1");
+}
+
+attn_status attn_parse_threads(const char *text, void *value)
+{
+    int64_t threads;
+    if (!read_integer(text, 1, 1024, &threads)) return attn_fail(ATTN_INVALID, "takes a whole number from 1 to 1024");
+    *(int32_t *)value = (int32_t)threads;
+    return ATTN_OK;
+}
+
+attn_status attn_parse_isa(const char *text, void *value)
+{
+    const char *names[8];
+    int count = 0;
+    for (const char *name; (name = attn_isa_name((attn_isa)count)) != NULL; count++) {
+        if (!strcmp(text, name)) {
+            *(attn_isa *)value = (attn_isa)count;
+            return ATTN_OK;
+        }
+        names[count] = name;
+    }
+    const char *nearest = attn_nearest(text, names, count);
+    return attn_fail(ATTN_INVALID, "takes auto, portable, avx2 or avx512%s%s%s", nearest ? "; did you mean " : "",
+                     nearest ? nearest : "", nearest ? "?" : "");
+}
+
+attn_status attn_parse_dtype(const char *text, void *value)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(text, attn_dtype_name(dtypes[i]))) continue;
+        *(attn_dtype *)value = dtypes[i];
+        return ATTN_OK;
+    }
+    return attn_fail(ATTN_INVALID, "takes f32, f16 or bf16");
+}
