@@ -1,0 +1,178 @@
+/* attn bench: what the parts of the measurement share.
+ *
+ * A case is one problem. Its runners take turns (subject, peer, limits, subject, ...), round after round, so that what
+ * the machine does besides falls on all of them alike; medians over the rounds are compared:
+ *   subject  attn_run of the case's plan
+ *   peer     other software (OpenBLAS, PyTorch), or the library itself on a baseline problem
+ *   limits   FMA peak of the plan's instruction set, and read bandwidth, each on as many threads as the subject
+ * The limit of a case is the greater of FLOPs / FMA peak and, for decode, KV bytes / read bandwidth.
+ *
+ * Times are seconds, sizes bytes, FLOPs 2 pairs (dim_qk + dim_v) over exactly the visible pairs. */
+#ifndef ATTN_CLI_BENCH_H
+#define ATTN_CLI_BENCH_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "attn.h"
+
+enum { ATTN_BENCH_LIST_MOST = 16, ATTN_BENCH_ROUNDS_LEAST = 5, ATTN_BENCH_ROUNDS_MOST = 101 };
+
+typedef struct attn_bench_list {
+    int count;
+    int64_t values[ATTN_BENCH_LIST_MOST];
+} attn_bench_list;
+
+enum {
+    ATTN_BENCH_PREFILL = 1 << 0,
+    ATTN_BENCH_THREADS = 1 << 1,
+    ATTN_BENCH_DECODE = 1 << 2,
+    ATTN_BENCH_MEMORY = 1 << 3,
+    ATTN_BENCH_WINDOW = 1 << 4
+};
+
+typedef enum attn_bench_peer { ATTN_PEER_OPENBLAS, ATTN_PEER_TORCH, ATTN_PEER_NONE } attn_bench_peer;
+
+typedef struct attn_bench_options {
+    int suites;                            /* ATTN_BENCH_PREFILL | ... */
+    attn_bench_list threads, dtypes, dims, lens; /* an empty list: each suite's own */
+    int64_t heads[2];                      /* query and KV heads; 0: each suite's own */
+    attn_isa isa;
+    attn_bench_peer peer;
+    int64_t repeat;                        /* rounds */
+    float min_time;                        /* of a runner's turn */
+    bool full, json, smoke;
+    const char *csv, *machine, *python;    /* or NULL */
+} attn_bench_options;
+
+typedef struct attn_bench_case {
+    const char *suite, *pass;              /* pass: "fwd", "decode" */
+    char mask[24];                         /* "full", "causal", "window:256" */
+    attn_desc desc;
+    const char *baseline_name;             /* NULL: the peer is other software */
+    attn_desc baseline;                    /* of the same tensors */
+    bool plan_only;                        /* nothing is run: memory */
+} attn_bench_case;
+
+/* The cases of the chosen suites, to be freed. NULL and a message without memory. */
+attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count);
+
+/* Seconds a call over a runner's rounds. */
+typedef struct attn_bench_times {
+    double median, min, max;
+} attn_bench_times;
+
+typedef struct attn_bench_result {
+    char kernel[48], isa[16];
+    int splits;
+    double flops, kv_bytes, baseline_flops;
+    double predicted_seconds, predicted_bytes;
+    uint64_t workspace, packed;
+    attn_bench_times subject, peer;        /* a median of 0: not measured */
+    const char *peer_name;                 /* NULL: none */
+    char peer_form[24];                    /* which of its forms was fastest, or "" */
+    double fma, read, read_far;            /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
+    int64_t far_bytes;                     /* the footprint of read_far */
+    double limit;                          /* seconds */
+} attn_bench_result;
+
+/* Runs `calls` calls and returns seconds a call; negative after a failure, which it has reported. */
+typedef struct attn_bench_runner {
+    double (*run)(void *self, int calls);
+    void *self;
+} attn_bench_runner;
+
+/* Prints "attn bench: ..." to stderr and returns false. */
+bool attn_bench_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- tensors ------------------------------------------------------------------------------- */
+
+/* q, k, v are random normal; all are packed, aligned and touched. */
+typedef struct attn_bench_tensors {
+    void *q, *k, *v, *o;
+    int64_t q_bytes, k_bytes, v_bytes, o_bytes;
+} attn_bench_tensors;
+
+bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc);
+void attn_bench_tensors_free(attn_bench_tensors *tensors);
+
+/* Touched memory, 2 MiB-aligned where it is large; NULL and a message without it. */
+void *attn_bench_alloc(int64_t bytes);
+
+/* ---- vector loops (bench_simd.c) ----------------------------------------------------------- */
+
+enum { ATTN_BENCH_CHAINS = 12 }; /* independent FMA chains: latency x units of every machine known, and registers for it */
+
+typedef struct attn_bench_simd {
+    int lanes;                                        /* f32 */
+    float (*fma)(int64_t steps);                      /* a step: one FMA on each chain */
+    uint64_t (*read)(const void *base, int64_t bytes, int streams);
+    float (*softmax)(float *row, int64_t n, float scale); /* in place: exp(scale (s - max)); returns their sum */
+} attn_bench_simd;
+
+/* isa: available and not ATTN_ISA_AUTO. */
+const attn_bench_simd *attn_bench_simd_of(attn_isa isa);
+
+/* ---- limits (bench_limits.c) --------------------------------------------------------------- */
+
+typedef struct attn_bench_limit attn_bench_limit;
+
+/* FLOP/s of dependent chains in registers. */
+attn_bench_limit *attn_bench_fma(const attn_bench_simd *simd, int threads);
+
+/* Bytes/s of reading two buffers once, in the best of a few numbers of streams. */
+attn_bench_limit *attn_bench_read(const attn_bench_simd *simd, int threads, const void *const base[2],
+                                  const int64_t bytes[2]);
+
+void attn_bench_limit_free(attn_bench_limit *limit);
+double attn_bench_limit_run(void *limit, int calls);
+double attn_bench_limit_work(const attn_bench_limit *limit); /* FLOPs or bytes of a call */
+
+/* ---- peers --------------------------------------------------------------------------------- */
+
+/* Finds OpenBLAS; false and why in *reason without it. */
+bool attn_bench_openblas_load(const char **reason);
+
+typedef struct attn_bench_openblas attn_bench_openblas;
+
+/* desc: f32, full or causal. Copies the tensors to the layout that suits it, takes the fastest of its forms and holds
+ * its output against tensors->o. NULL after a failure, which it has reported. */
+attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, const attn_bench_tensors *tensors,
+                                                const attn_bench_simd *simd);
+void attn_bench_openblas_free(attn_bench_openblas *peer);
+double attn_bench_openblas_run(void *peer, int calls);
+void attn_bench_openblas_form(const attn_bench_openblas *peer, char *text, size_t size);
+
+typedef struct attn_bench_torch attn_bench_torch;
+
+/* Starts the child process. NULL without PyTorch; in *text its version, or why there is none. */
+attn_bench_torch *attn_bench_torch_start(const char *python, char *text, size_t size);
+void attn_bench_torch_stop(attn_bench_torch *torch);
+bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc);
+double attn_bench_torch_run(void *torch, int calls);
+
+/* ---- one case (bench_measure.c) ------------------------------------------------------------ */
+
+typedef struct attn_bench_peers {
+    bool openblas;
+    attn_bench_torch *torch;               /* or NULL */
+} attn_bench_peers;
+
+/* desc: dim_v, heads_kv and threads given. */
+bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
+                        attn_bench_result *result);
+
+/* ---- output (bench_output.c) --------------------------------------------------------------- */
+
+void attn_bench_table_header(FILE *file);
+void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *result);
+void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_bench_result *result);
+
+/* Adds the rows to a CSV file; a row that measures the same thing as an old one takes its place. Written whole or not
+ * at all. */
+bool attn_bench_csv_write(const char *path, const char *machine, const attn_bench_case *items,
+                          const attn_bench_result *results, int count);
+
+#endif

@@ -1,0 +1,93 @@
+/* The vector loops of attn bench for one instruction set. No include guard: bench_simd.c includes it once for each,
+ * with SUFFIX, TARGET (attributes), BYTES (of a vector), FMA(a, b, c) and MAX(a, b) defined. */
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define NAME(name) JOIN(name, SUFFIX)
+#define LANES (BYTES / 4)
+#define FLOATS NAME(floats)
+#define INTS NAME(ints)
+
+typedef float FLOATS __attribute__((vector_size(BYTES), aligned(4), may_alias));
+typedef int32_t INTS __attribute__((vector_size(BYTES), aligned(4), may_alias));
+
+TARGET static float NAME(fma)(int64_t steps)
+{
+    FLOATS zero = { 0 }, x = zero + 0.999f, y = zero + 0.001f;
+    FLOATS a0 = x, a1 = x, a2 = x, a3 = x, a4 = x, a5 = x, a6 = x, a7 = x, a8 = x, a9 = x, a10 = x, a11 = x;
+    for (int64_t i = 0; i < steps; i++) {
+        a0 = FMA(a0, x, y), a1 = FMA(a1, x, y), a2 = FMA(a2, x, y), a3 = FMA(a3, x, y);
+        a4 = FMA(a4, x, y), a5 = FMA(a5, x, y), a6 = FMA(a6, x, y), a7 = FMA(a7, x, y);
+        a8 = FMA(a8, x, y), a9 = FMA(a9, x, y), a10 = FMA(a10, x, y), a11 = FMA(a11, x, y);
+        /* The chains start alike: without this the compiler may see that they stay so. */
+        __asm__ volatile(""
+                         : "+" VECTOR(a0), "+" VECTOR(a1), "+" VECTOR(a2), "+" VECTOR(a3), "+" VECTOR(a4),
+                           "+" VECTOR(a5), "+" VECTOR(a6), "+" VECTOR(a7), "+" VECTOR(a8), "+" VECTOR(a9),
+                           "+" VECTOR(a10), "+" VECTOR(a11));
+    }
+    FLOATS sum = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11));
+    return sum[0];
+}
+
+/* `streams` places of the buffer at once, 4 vectors of each in turn. Bytes that do not divide are left unread. */
+TARGET static uint64_t NAME(read)(const void *base, int64_t bytes, int streams)
+{
+    int64_t part = bytes / streams / (4 * BYTES) * 4;
+    INTS a = { 0 }, b = a, c = a, d = a;
+    for (int64_t i = 0; i < part; i += 4) {
+        for (int s = 0; s < streams; s++) {
+            const INTS *from = (const INTS *)base + s * part + i;
+            a ^= from[0], b ^= from[1], c ^= from[2], d ^= from[3];
+        }
+    }
+    a ^= b ^ c ^ d;
+    return (uint64_t)(uint32_t)a[0];
+}
+
+/* exp(scale (s - max)) = 2^(scale log2e (s - max)): rounding by a magic number, then a polynomial of degree 5 (1e-7).
+ * The last vector is filled up with -FLT_MAX: the row must have room for it. */
+TARGET static float NAME(softmax)(float *row, int64_t n, float scale)
+{
+    int64_t vectors = (n + LANES - 1) / LANES;
+    for (int64_t i = n; i < vectors * LANES; i++)
+        row[i] = -FLT_MAX;
+    FLOATS zero = { 0 }, *s = (FLOATS *)row;
+    FLOATS m0 = zero - FLT_MAX, m1 = m0, m2 = m0, m3 = m0;
+    int64_t i = 0;
+    for (; i + 4 <= vectors; i += 4)
+        m0 = MAX(m0, s[i]), m1 = MAX(m1, s[i + 1]), m2 = MAX(m2, s[i + 2]), m3 = MAX(m3, s[i + 3]);
+    for (; i < vectors; i++)
+        m0 = MAX(m0, s[i]);
+    m0 = MAX(MAX(m0, m1), MAX(m2, m3));
+    float greatest = m0[0];
+    for (int lane = 1; lane < LANES; lane++)
+        greatest = m0[lane] > greatest ? m0[lane] : greatest;
+
+    FLOATS factor = zero + scale * 1.44269504f, offset = zero - greatest * scale * 1.44269504f;
+    FLOATS magic = zero + 0x1.8p23f, least = zero - 126.0f, sum = zero;
+    FLOATS c5 = zero + 1.32764719e-3f, c4 = zero + 9.67554133e-3f, c3 = zero + 5.55071327e-2f;
+    FLOATS c2 = zero + 2.40221197e-1f, c1 = zero + 6.93146967e-1f, c0 = zero + 1.0f;
+    for (i = 0; i < vectors; i++) {
+        FLOATS x = MAX(FMA(s[i], factor, offset), least), shifted = x + magic;
+        FLOATS f = x - (shifted - magic);
+        FLOATS p = FMA(FMA(FMA(FMA(FMA(c5, f, c4), f, c3), f, c2), f, c1), f, c0);
+        p = (FLOATS)((INTS)p + ((INTS)shifted << 23));
+        sum += p;
+        s[i] = p;
+    }
+    float total = 0.0f;
+    for (int lane = 0; lane < LANES; lane++)
+        total += sum[lane];
+    return total;
+}
+
+#undef JOIN_
+#undef JOIN
+#undef NAME
+#undef LANES
+#undef FLOATS
+#undef INTS
+#undef SUFFIX
+#undef TARGET
+#undef BYTES
+#undef FMA
+#undef MAX

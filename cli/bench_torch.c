@@ -1,0 +1,136 @@
+/* PyTorch as a peer: a child process (bench/peers/torch_sdpa.py) holds the tensors and answers one request a line, so
+ * that it can take its turn between the library's rounds. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "command.h"
+
+extern char **environ;
+
+struct attn_bench_torch {
+    pid_t pid;
+    FILE *requests, *answers;
+    char line[512];
+};
+
+/* The script, from the source tree's root or from beside the command's build folder. */
+static bool find_script(char *path, size_t size)
+{
+    static const char *const name = "bench/peers/torch_sdpa.py";
+    snprintf(path, size, "%s", name);
+    if (access(path, R_OK) == 0) return true;
+    ssize_t length = readlink("/proc/self/exe", path, size - 1);
+    for (path[length < 0 ? 0 : length] = 0; path[0];) {
+        char *slash = strrchr(path, '/');
+        if (!slash || (size_t)(slash + 1 - path) + strlen(name) >= size) break;
+        strcpy(slash + 1, name);
+        if (access(path, R_OK) == 0) return true;
+        *slash = 0;
+    }
+    return false;
+}
+
+/* The child's next line, without its end; false when it has ended. */
+static bool answer(attn_bench_torch *torch)
+{
+    if (!fgets(torch->line, sizeof torch->line, torch->answers)) return false;
+    torch->line[strcspn(torch->line, "\n")] = 0;
+    return true;
+}
+
+static bool spawn(attn_bench_torch *torch, const char *python, const char *script)
+{
+    int to[2], from[2];
+    if (pipe(to)) return false;
+    if (pipe(from)) {
+        close(to[0]), close(to[1]);
+        return false;
+    }
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, to[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, from[1], 1);
+    for (int i = 0; i < 2; i++) {
+        posix_spawn_file_actions_addclose(&actions, to[i]);
+        posix_spawn_file_actions_addclose(&actions, from[i]);
+    }
+    char *argv[] = { (char *)(uintptr_t)python, (char *)(uintptr_t)script, NULL };
+    int failed = posix_spawnp(&torch->pid, python, &actions, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(to[0]), close(from[1]);
+    if (failed) torch->pid = 0;
+    torch->requests = fdopen(to[1], "w");
+    torch->answers = fdopen(from[0], "r");
+    errno = failed;
+    return !failed && torch->requests && torch->answers;
+}
+
+attn_bench_torch *attn_bench_torch_start(const char *python, char *text, size_t size)
+{
+    char script[4096];
+    if (!find_script(script, sizeof script)) {
+        snprintf(text, size, "bench/peers/torch_sdpa.py was not found: run in the source tree");
+        return NULL;
+    }
+    attn_bench_torch *torch = calloc(1, sizeof *torch);
+    signal(SIGPIPE, SIG_IGN); /* a child that ends shows as an end of file */
+    if (!torch || !spawn(torch, python, script)) {
+        snprintf(text, size, "%s cannot be started: %s", python, strerror(errno));
+    } else if (!answer(torch)) {
+        snprintf(text, size, "%s ended without a word", python);
+    } else if (strncmp(torch->line, "ready ", 6) != 0) {
+        snprintf(text, size, "%s: %s", python, torch->line);
+    } else {
+        snprintf(text, size, "%s", torch->line + 6);
+        return torch;
+    }
+    attn_bench_torch_stop(torch);
+    return NULL;
+}
+
+void attn_bench_torch_stop(attn_bench_torch *torch)
+{
+    if (!torch) return;
+    if (torch->requests) fclose(torch->requests);
+    if (torch->answers) fclose(torch->answers);
+    if (torch->pid) waitpid(torch->pid, NULL, 0);
+    free(torch);
+}
+
+static bool failed(attn_bench_torch *torch)
+{
+    return attn_bench_fail("PyTorch: %s", torch->line[0] ? torch->line : "the process has ended");
+}
+
+bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc)
+{
+    fprintf(torch->requests, "setup %s %lld %lld %lld %lld %lld %lld %lld %d %d\n", attn_dtype_name(desc->dtype),
+            (long long)desc->batch, (long long)desc->heads_q, (long long)desc->heads_kv, (long long)desc->len_q,
+            (long long)desc->len_kv, (long long)desc->dim_qk, (long long)desc->dim_v, (desc->flags & ATTN_CAUSAL) != 0,
+            desc->threads);
+    fflush(torch->requests);
+    torch->line[0] = 0;
+    return (answer(torch) && strcmp(torch->line, "ok") == 0) || failed(torch);
+}
+
+double attn_bench_torch_run(void *self, int calls)
+{
+    attn_bench_torch *torch = self;
+    fprintf(torch->requests, "run %d\n", calls);
+    fflush(torch->requests);
+    torch->line[0] = 0;
+    char *end = torch->line;
+    double seconds = answer(torch) ? strtod(torch->line, &end) : -1.0;
+    if (end == torch->line || seconds <= 0.0) {
+        failed(torch);
+        return -1.0;
+    }
+    return seconds;
+}
