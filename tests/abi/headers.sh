@@ -1,0 +1,20 @@
+#!/bin/sh
+# Each header compiles alone, without a warning: headers.sh CC c11, or headers.sh CC c++17 for the public one.
+# src/cpu/body holds templates, which the file of each instruction set includes with a vocabulary of its own.
+set -eu
+cd "$(dirname "$0")/../.."
+cc=$1
+case $2 in
+c11) language="-x c -std=c11 -Wstrict-prototypes" headers=$(find include src cli check -name '*.h' ! -path '*/body/*' ! -path '*/x86/*' | sort) ;;
+c++17) language="-x c++ -std=c++17" headers=include/attn.h ;;
+*) echo "usage: headers.sh CC c11|c++17" >&2 && exit 2 ;;
+esac
+count=0
+for header in $headers; do
+    # Included, not compiled itself: as a main file its unused static functions would count.
+    # shellcheck disable=SC2086 # words
+    echo "#include \"$header\"" | $cc $language -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only \
+        -I. -Iinclude -Isrc -Icli -Icheck - || { echo "$header does not compile alone ($cc $2)" && exit 1; }
+    count=$((count + 1))
+done
+echo "$count headers compile alone ($cc $2)"
