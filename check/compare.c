@@ -1,0 +1,221 @@
+#include "check/compare.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "num/half.h"
+#include "ref/ref.h"
+
+static const double row_work = 4e6; /* multiply-adds that the reference may spend on a problem */
+
+/* ---- which rows ------------------------------------------------------------------------------ */
+
+static bool beside_edge(int64_t row, int64_t len)
+{
+    static const int tiles[] = { 12, 16, 96, 128, 192 };
+    if (row == 0 || row == len - 1) return true;
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
+        if (row <= 2 * tiles[i] && (row % tiles[i] == 0 || (row + 1) % tiles[i] == 0)) return true;
+    return false;
+}
+
+/* `share`: of the rows that could be compared. */
+static int choose_rows(const check_problem *problem, double share, check_row *rows)
+{
+    const attn_desc *desc = &problem->resolved;
+    uint64_t state = problem->options.seed;
+    int count = 0;
+    for (int64_t b = 0; b < desc->batch; b++) {
+        attn_sequence seq = attn_sequence_of(desc, &problem->args, b);
+        for (int64_t h = 0; h < desc->heads_q; h++)
+            for (int64_t i = 0; i < seq.len_q; i++) {
+                double likely = i == 0 || i == seq.len_q - 1 ? 1 : beside_edge(i, seq.len_q) ? 10 * share : share;
+                if ((double)check_below(&state, 1 << 20) >= likely * (1 << 20)) continue;
+                if (rows != NULL) rows[count] = (check_row){ b, h, i, 0 };
+                count++;
+            }
+    }
+    return count;
+}
+
+/* ---- the reference --------------------------------------------------------------------------- */
+
+static attn_dtype output_dtype(const attn_desc *desc)
+{
+    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
+}
+
+static double rounded(attn_dtype dtype, double x)
+{
+    float stored[1] = { 0 };
+    attn_store_scalar(dtype, stored, 0, (float)x);
+    return (double)attn_load_scalar(dtype, stored, 0);
+}
+
+static double slack_of(attn_dtype dtype, double x)
+{
+    return fabs(rounded(dtype, rounded(dtype, x + 0.3) - 0.3) - x);
+}
+
+typedef struct deviation {
+    double max, squares;
+} deviation;
+
+static void deviate(deviation *d, double error)
+{
+    if (error > d->max) d->max = error;
+    d->squares += error * error;
+}
+
+check_reference check_reference_create(const check_problem *problem)
+{
+    const attn_desc *desc = &problem->resolved;
+    int64_t dim = desc->dim_v, len = desc->len_kv ? desc->len_kv : 1;
+    double all = (double)(desc->batch * desc->heads_q * desc->len_q * len * (desc->dim_qk + dim));
+    double share = all <= row_work ? 1 : row_work / all;
+    check_reference reference = { .count = choose_rows(problem, share, NULL) };
+    reference.rows = check_allocate((size_t)reference.count * sizeof *reference.rows);
+    reference.o = check_allocate((size_t)(reference.count * dim) * sizeof(double));
+    choose_rows(problem, share, reference.rows);
+    double *scratch = check_allocate((size_t)len * sizeof(double));
+    float *naive = check_allocate((size_t)dim * sizeof(float));
+    deviation error = { 0 }, slack = { 0 };
+    int visible = 0;
+    for (int r = 0; r < reference.count; r++) {
+        check_row *row = &reference.rows[r];
+        double *o = reference.o + r * dim, sum = 0;
+        float naive_lse;
+        attn_ref_row(desc, &problem->args, row->batch, row->head, row->row, o, &row->lse, scratch);
+        attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, naive, &naive_lse, (float *)scratch);
+        for (int64_t d = 0; d < dim; d++) {
+            deviate(&error, fabs((double)naive[d] - o[d]));
+            deviate(&slack, slack_of(output_dtype(desc), o[d]));
+            sum += fabs(o[d]);
+        }
+        visible += sum != 0;
+    }
+    double n = reference.count ? (double)(reference.count * dim) : 1;
+    reference.max_allowed = 2 * error.max + 2 * slack.max;
+    reference.rms_allowed = 2 * sqrt(error.squares / n) + 2 * sqrt(slack.squares / n);
+    reference.visible = reference.count ? (double)visible / reference.count : 1;
+    free(scratch);
+    free(naive);
+    return reference;
+}
+
+void check_reference_destroy(check_reference *reference)
+{
+    free(reference->rows);
+    free(reference->o);
+    *reference = (check_reference){ 0 };
+}
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+static bool fresh(attn_dtype dtype, const void *base, int64_t i)
+{
+    static const unsigned char pattern[4] = { CHECK_FRESH, CHECK_FRESH, CHECK_FRESH, CHECK_FRESH };
+    int64_t size = attn_dtype_size(dtype);
+    return memcmp((const unsigned char *)base + i * size, pattern, (size_t)size) == 0;
+}
+
+static int64_t count_written(attn_dtype dtype, const check_buffer *buffer)
+{
+    int64_t count = 0, n = (int64_t)buffer->size / attn_dtype_size(dtype);
+    for (int64_t i = 0; i < n; i++)
+        count += !fresh(dtype, buffer->data, i);
+    return count;
+}
+
+static int64_t o_place(const check_problem *problem, int64_t b, int64_t h, int64_t i)
+{
+    const attn_desc *desc = &problem->resolved;
+    int64_t start = attn_sequence_of(desc, &problem->args, b).start_q;
+    int64_t batch = desc->flags & ATTN_VARLEN ? 0 : b * desc->o_stride[0];
+    return batch + (start + i) * desc->o_stride[1] + h * desc->o_stride[2];
+}
+
+static int64_t lse_place(const check_problem *problem, int64_t b, int64_t h, int64_t i)
+{
+    const attn_desc *desc = &problem->resolved;
+    if (desc->flags & ATTN_VARLEN) return h * desc->total_q + attn_sequence_of(desc, &problem->args, b).start_q + i;
+    return (b * desc->heads_q + h) * desc->len_q + i;
+}
+
+/* Every row of a sequence must be written, whole and free of NaN, and nothing beside. */
+static void compare_extent(const check_problem *problem, check_error *error)
+{
+    const attn_desc *desc = &problem->resolved;
+    attn_dtype dtype = output_dtype(desc);
+    int64_t rows = 0;
+    for (int64_t b = 0; b < desc->batch; b++) {
+        int64_t len = attn_sequence_of(desc, &problem->args, b).len_q;
+        rows += len * desc->heads_q;
+        for (int64_t h = 0; h < desc->heads_q; h++)
+            for (int64_t i = 0; i < len; i++) {
+                int64_t at = o_place(problem, b, h, i), bad = 0;
+                for (int64_t d = 0; d < desc->dim_v; d++)
+                    bad += isnan(attn_load_scalar(dtype, problem->args.o, at + d));
+                if (problem->args.lse != NULL) bad += isnan(problem->args.lse[lse_place(problem, b, h, i)]);
+                if (bad == 0) continue;
+                snprintf(error->message, sizeof error->message, "NaN at batch %lld, head %lld, row %lld", (long long)b,
+                         (long long)h, (long long)i);
+                return;
+            }
+    }
+    int64_t written = count_written(dtype, &problem->o), lse = count_written(ATTN_F32, &problem->lse);
+    if (written != rows * desc->dim_v || (problem->args.lse != NULL && lse != rows))
+        snprintf(error->message, sizeof error->message,
+                 "written beside its rows: %lld elements of %lld, LSE %lld of %lld", (long long)written,
+                 (long long)(rows * desc->dim_v), (long long)lse, (long long)rows);
+}
+
+static double lse_error(double lse, double reference)
+{
+    if (isinf(reference) || isinf(lse)) return lse == reference ? 0 : INFINITY;
+    double size = fabs(reference) > 1 ? fabs(reference) : 1;
+    return fabs(lse - reference) / (2e-5 * size);
+}
+
+static double share_of(double error, double allowed)
+{
+    return error == 0 ? 0 : error / allowed;
+}
+
+check_error check_compare(const check_problem *problem, const check_reference *reference)
+{
+    const attn_desc *desc = &problem->resolved;
+    attn_dtype dtype = output_dtype(desc);
+    check_error result = { 0 };
+    deviation error = { 0 };
+    const check_row *worst = NULL, *shown = NULL;
+    compare_extent(problem, &result);
+    for (int r = 0; r < reference->count; r++) {
+        const check_row *row = &reference->rows[r];
+        const double *o = reference->o + r * desc->dim_v;
+        int64_t at = o_place(problem, row->batch, row->head, row->row);
+        for (int64_t d = 0; d < desc->dim_v; d++) {
+            double x = (double)attn_load_scalar(dtype, problem->args.o, at + d), before = error.max;
+            deviate(&error, fabs(x - o[d]));
+            if (error.max > before) worst = row;
+            if (problem->options.data == CHECK_ONE_HOT && o[d] == 0 && x != 0) shown = row;
+        }
+        if (problem->args.lse == NULL) continue;
+        double e = lse_error((double)problem->args.lse[lse_place(problem, row->batch, row->head, row->row)], row->lse);
+        if (e > result.lse) result.lse = e;
+    }
+    double n = reference->count ? (double)(reference->count * desc->dim_v) : 1;
+    result.out =
+        fmax(share_of(error.max, reference->max_allowed), share_of(sqrt(error.squares / n), reference->rms_allowed));
+    if (result.message[0] == '\0' && (shown != NULL || !(result.out <= 1) || !(result.lse <= 1))) {
+        const char *what = shown ? "a hidden key has weight" : !(result.out <= 1) ? "output error" : "LSE error";
+        const check_row *row = shown ? shown : worst ? worst : reference->rows;
+        snprintf(result.message, sizeof result.message,
+                 "%s: max %.3g of %.3g allowed, LSE %.3g of its bound; worst at batch %lld, head %lld, row %lld", what,
+                 error.max, reference->max_allowed, result.lse, (long long)row->batch, (long long)row->head,
+                 (long long)row->row);
+    }
+    return result;
+}

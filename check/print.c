@@ -1,0 +1,81 @@
+/* A problem in one line of text, its defaults left out. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "check/problem.h"
+
+#define NAME(enumerator, name) [enumerator] = name,
+#define INTERVAL_NAME(enumerator, name, causal, vectors) [enumerator] = name,
+static const char *const data_names[] = { CHECK_DATA_LIST(NAME) };
+static const char *const layout_names[] = { CHECK_LAYOUT_LIST(NAME) };
+static const char *const interval_names[] = { CHECK_INTERVAL_LIST(INTERVAL_NAME) };
+static const char *const block_names[] = { CHECK_BLOCK_LIST(NAME) };
+static const char *const dtype_names[] = { "?", "f32", "f16", "bf16" };
+
+typedef struct text {
+    char *at;
+    size_t left;
+} text;
+
+__attribute__((format(printf, 2, 3))) static void add(text *t, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int n = vsnprintf(t->at, t->left, format, arguments);
+    va_end(arguments);
+    size_t used = n < 0 ? 0 : (size_t)n < t->left ? (size_t)n : t->left - 1;
+    t->at += used;
+    t->left -= used;
+}
+
+static void add_masks(text *t, const attn_desc *d, const check_options *o)
+{
+    static const struct {
+        uint32_t flag;
+        const char *name;
+    } plain[] = { { ATTN_CAUSAL, "causal" },
+                  { ATTN_PREFIX, "prefix" },
+                  { ATTN_VARLEN, "varlen" },
+                  { ATTN_LENS_Q, "lens_q" },
+                  { ATTN_LENS_KV, "lens_kv" } };
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        if (d->flags & plain[i].flag) add(t, " %s", plain[i].name);
+    if (d->flags & ATTN_WINDOW) add(t, " window %lld,%lld", (long long)d->window_left, (long long)d->window_right);
+    if (d->flags & ATTN_CHUNK) add(t, " chunk %lld", (long long)d->chunk);
+    if (d->flags & ATTN_INTERVALS)
+        add(t, " intervals %s x%lld, heads %lld", interval_names[o->interval], (long long)d->interval_vectors,
+            (long long)d->interval_heads);
+    if (d->flags & ATTN_BLOCKS)
+        add(t, " blocks %lldx%lld %s, batch %lld, heads %lld", (long long)d->block_rows, (long long)d->block_keys,
+            block_names[o->blocks], (long long)d->block_batch, (long long)d->block_heads);
+    if (d->flags & ATTN_BITS)
+        add(t, " bits batch %lld, heads %lld", (long long)d->bits_batch, (long long)d->bits_heads);
+}
+
+static void add_scores(text *t, const attn_desc *d, const check_options *o)
+{
+    if (d->scale != 0) add(t, " scale %g", (double)d->scale);
+    if (d->flags & ATTN_SOFTCAP) add(t, " softcap %g", (double)d->softcap);
+    if (d->flags & ATTN_ALIBI) add(t, " alibi batch %lld", (long long)d->alibi_batch);
+    if (d->flags & ATTN_BIAS)
+        add(t, " bias %s %lldx%lldx%lldx%lld%s%s", dtype_names[d->bias_dtype], (long long)d->bias_extent[0],
+            (long long)d->bias_extent[1], (long long)d->bias_extent[2], (long long)d->bias_extent[3],
+            d->bias_stride[2] < 0 ? " by distance" : "", o->bias_infinite ? " with -inf" : "");
+    if (d->flags & ATTN_SINK) add(t, " sink");
+    if (d->flags & ATTN_DROPOUT) add(t, " dropout %g", (double)d->dropout_p);
+}
+
+void check_problem_print(const attn_desc *d, const check_options *o, char *out, size_t size)
+{
+    text t = { out, size };
+    int64_t heads_kv = d->heads_kv ? d->heads_kv : d->heads_q;
+    add(&t, "%s%s batch %lld, heads %lld/%lld, lengths %lldx%lld, dims %lld/%lld", dtype_names[d->dtype],
+        d->flags & ATTN_OUT_F32 ? " to f32" : "", (long long)d->batch, (long long)d->heads_q, (long long)heads_kv,
+        (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk, (long long)(d->dim_v ? d->dim_v : d->dim_qk));
+    add_masks(&t, d, o);
+    add_scores(&t, d, o);
+    if (o->data != CHECK_PLAIN) add(&t, ", data %s", data_names[o->data]);
+    if (o->layout != CHECK_PACKED) add(&t, ", %s", layout_names[o->layout]);
+    add(&t, ", threads %d%s%s", (int)d->threads, d->parallel_for ? " of the caller" : "",
+        d->flags & ATTN_DETERMINISTIC ? ", deterministic" : "");
+}

@@ -1,0 +1,302 @@
+#include "check/problem.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/desc.h"
+#include "num/half.h"
+#include "ref/ref.h"
+
+static check_buffer *keep(check_problem *problem, int64_t size)
+{
+    if (problem->input_count == CHECK_BUFFERS) abort();
+    check_buffer *buffer = &problem->inputs[problem->input_count++];
+    *buffer = check_buffer_create((size_t)size, problem->options.front);
+    return buffer;
+}
+
+void *check_problem_allocate(check_problem *problem, int64_t size)
+{
+    return keep(problem, size)->data;
+}
+
+/* Room for strided elements; points to element (0, 0, 0, 0). */
+static void *allocate_tensor(check_problem *problem, attn_dtype dtype, const int64_t extent[4], const int64_t stride[4])
+{
+    int64_t lo, hi;
+    attn_reach(extent, stride, &lo, &hi);
+    unsigned char *data = check_problem_allocate(problem, (hi - lo) * attn_dtype_size(dtype));
+    return data - lo * attn_dtype_size(dtype);
+}
+
+/* ---- strides ------------------------------------------------------------------------------- */
+
+static void lay_out(int64_t stride[4], check_layout layout, int64_t rows, int64_t heads, int64_t dim)
+{
+    if (rows == 0) rows = 1;
+    const int64_t table[CHECK_LAYOUT_COUNT][4] = {
+        [CHECK_HEAD_MAJOR] = { rows * heads * dim, dim, rows * dim, 1 },
+        [CHECK_PADDED] = { rows * (heads * (dim + 5) + 3) + 7, heads * (dim + 5) + 3, dim + 5, 1 },
+        [CHECK_REVERSED] = { rows * heads * dim, -heads * dim, dim, 1 },
+        [CHECK_REPEATED] = { 0, heads * dim, dim, 1 },
+    };
+    memcpy(stride, table[layout], sizeof table[layout]);
+}
+
+static void lay_out_all(attn_desc *desc, check_layout layout)
+{
+    static const int64_t none[4];
+    if (layout == CHECK_PACKED || memcmp(desc->q_stride, none, sizeof none) != 0) return;
+    bool packed = desc->flags & ATTN_VARLEN;
+    int64_t rows = packed ? desc->total_q : desc->len_q, keys = packed ? desc->total_kv : desc->len_kv;
+    int64_t heads_kv = desc->heads_kv ? desc->heads_kv : desc->heads_q,
+            dim_v = desc->dim_v ? desc->dim_v : desc->dim_qk;
+    lay_out(desc->q_stride, layout, rows, desc->heads_q, desc->dim_qk);
+    lay_out(desc->k_stride, layout, keys, heads_kv, desc->dim_qk);
+    lay_out(desc->v_stride, layout, keys, heads_kv, dim_v);
+    lay_out(desc->o_stride, layout == CHECK_REPEATED ? CHECK_PACKED : layout, rows, desc->heads_q, dim_v);
+}
+
+/* ---- lengths ------------------------------------------------------------------------------- */
+
+static int32_t draw_length(uint64_t *state, int64_t most)
+{
+    int64_t choice = check_below(state, 6);
+    if (choice < 2 || most == 0) return (int32_t)most;
+    return (int32_t)(choice == 2 ? 0 : choice == 3 ? 1 : check_below(state, most + 1));
+}
+
+/* Sequences one behind the other; one of them is as long as the descriptor allows. */
+static int32_t *draw_starts(check_problem *problem, uint64_t *state, int64_t most)
+{
+    int64_t batch = problem->resolved.batch;
+    int32_t *starts = check_problem_allocate(problem, (batch + 1) * 4);
+    int64_t whole = check_below(state, batch);
+    starts[0] = 0;
+    for (int64_t b = 0; b < batch; b++)
+        starts[b + 1] = starts[b] + (b == whole ? (int32_t)most : draw_length(state, most));
+    return starts;
+}
+
+static int32_t *draw_lengths(check_problem *problem, uint64_t *state, int64_t most, const int32_t *starts)
+{
+    int64_t batch = problem->resolved.batch;
+    int32_t *lens = check_problem_allocate(problem, batch * 4);
+    for (int64_t b = 0; b < batch; b++)
+        lens[b] = draw_length(state, starts ? starts[b + 1] - starts[b] : most);
+    return lens;
+}
+
+static void fill_lengths(check_problem *problem, uint64_t *state)
+{
+    const attn_desc *desc = &problem->resolved;
+    attn_args *args = &problem->args;
+    if (desc->flags & ATTN_VARLEN) {
+        args->cu_lens_q = draw_starts(problem, state, desc->len_q);
+        args->cu_lens_kv = draw_starts(problem, state, desc->len_kv);
+    }
+    if (desc->flags & ATTN_LENS_Q) args->lens_q = draw_lengths(problem, state, desc->len_q, args->cu_lens_q);
+    if (desc->flags & ATTN_LENS_KV) args->lens_kv = draw_lengths(problem, state, desc->len_kv, args->cu_lens_kv);
+    if (desc->flags & ATTN_PREFIX) {
+        int32_t *prefix = check_problem_allocate(problem, desc->batch * 4);
+        for (int64_t b = 0; b < desc->batch; b++)
+            prefix[b] = draw_length(state, desc->len_kv);
+        args->prefix = prefix;
+    }
+}
+
+/* ---- tensors ------------------------------------------------------------------------------- */
+
+enum { TENSOR_Q, TENSOR_K, TENSOR_V };
+
+/* What all elements of a key get added, so that its scores rise by about 30 or 60. */
+static float key_level(check_data data, uint64_t *state, int64_t key, int64_t len, int64_t dim)
+{
+    float per_score = 1.0f / sqrtf((float)dim);
+    if (data == CHECK_ASCENDING) return 30.0f * per_score * (float)(key + 1) / (float)len;
+    if (data == CHECK_DESCENDING) return 30.0f * per_score * (float)(len - key) / (float)len;
+    if (data == CHECK_SPIKED && check_chance(state, 2))
+        return check_chance(state, 50) ? 60 * per_score : -60 * per_score;
+    return 0.0f;
+}
+
+static float draw_element(int tensor, check_data data, uint64_t *state, float level)
+{
+    float x = check_normal(state);
+    if (data == CHECK_TIMES_3) return 3 * x;
+    if (data == CHECK_TIMES_5) return 5 * x;
+    bool shaped = data == CHECK_ASCENDING || data == CHECK_DESCENDING || data == CHECK_SPIKED;
+    return shaped && tensor == TENSOR_Q ? 1.0f + 0.1f * x : x + level;
+}
+
+static void fill_row(const check_problem *problem, int tensor, uint64_t *state, void *base, int64_t at, int64_t row,
+                     int64_t len, int64_t dim)
+{
+    const attn_desc *desc = &problem->resolved;
+    check_data data = problem->options.data;
+    float level = tensor == TENSOR_K ? key_level(data, state, row, len, dim) : 0.0f;
+    bool one_hot = tensor == TENSOR_V && data == CHECK_ONE_HOT;
+    for (int64_t d = 0; d < dim; d++) {
+        float x = one_hot ? (float)(row % dim == d) : draw_element(tensor, data, state, level);
+        attn_store_scalar(desc->dtype, base, at + d, x);
+    }
+}
+
+static void *fill_tensor(check_problem *problem, int tensor, uint64_t *state)
+{
+    const attn_desc *desc = &problem->resolved;
+    attn_shape shape = attn_shape_of(desc);
+    const int64_t *extent = tensor == TENSOR_Q ? shape.q : tensor == TENSOR_K ? shape.k : shape.v;
+    const int64_t *stride = tensor == TENSOR_Q ? desc->q_stride : tensor == TENSOR_K ? desc->k_stride : desc->v_stride;
+    int64_t batch_stride = desc->flags & ATTN_VARLEN ? 0 : stride[0];
+    void *base = allocate_tensor(problem, desc->dtype, extent, stride);
+    for (int64_t b = 0; b < desc->batch; b++) {
+        attn_sequence seq = attn_sequence_of(desc, &problem->args, b);
+        int64_t len = tensor == TENSOR_Q ? seq.len_q : seq.len_kv;
+        int64_t start = tensor == TENSOR_Q ? seq.start_q : seq.start_kv;
+        for (int64_t i = 0; i < len; i++) {
+            int64_t at = b * batch_stride + (start + i) * stride[1];
+            for (int64_t h = 0; h < extent[2]; h++)
+                fill_row(problem, tensor, state, base, at + h * stride[2], i, len, extent[3]);
+        }
+    }
+    return base;
+}
+
+static float draw_bias(const check_options *options, uint64_t *state, int64_t row)
+{
+    if (options->bias_infinite && (row % 5 == 2 || check_chance(state, 20))) return -INFINITY;
+    return check_normal(state);
+}
+
+static void fill_bias(check_problem *problem, uint64_t *state)
+{
+    const attn_desc *desc = &problem->resolved;
+    const int64_t *extent = desc->bias_extent;
+    const int64_t *stride = desc->bias_stride;
+    void *base = allocate_tensor(problem, desc->bias_dtype, extent, stride);
+    for (int64_t b = 0; b < desc->batch; b++) {
+        attn_sequence seq = attn_sequence_of(desc, &problem->args, b);
+        int64_t rows = extent[2] == 1 ? (seq.len_q > 0) : seq.len_q,
+                keys = extent[3] == 1 ? (seq.len_kv > 0) : seq.len_kv;
+        for (int64_t h = 0; h < extent[1]; h++)
+            for (int64_t i = 0; i < rows; i++) {
+                int64_t at = (extent[0] == 1 ? 0 : b * stride[0]) + h * stride[1] + i * stride[2];
+                for (int64_t j = 0; j < keys; j++)
+                    attn_store_scalar(desc->bias_dtype, base, at + j * stride[3],
+                                      draw_bias(&problem->options, state, i));
+            }
+    }
+    problem->args.bias = base;
+}
+
+static void fill_scores(check_problem *problem, uint64_t *state)
+{
+    const attn_desc *desc = &problem->resolved;
+    if (desc->flags & ATTN_ALIBI) {
+        float *alibi = check_problem_allocate(problem, desc->alibi_batch * desc->heads_q * 4);
+        for (int64_t i = 0; i < desc->alibi_batch * desc->heads_q; i++)
+            alibi[i] = exp2f(-8.0f * (float)(i % desc->heads_q + 1) / (float)desc->heads_q) *
+                       (1 + 0.5f * (float)(i / desc->heads_q));
+        problem->args.alibi = alibi;
+    }
+    if (desc->flags & ATTN_SINK) {
+        float *sink = check_problem_allocate(problem, desc->heads_q * 4);
+        for (int64_t h = 0; h < desc->heads_q; h++)
+            sink[h] = 2 * check_normal(state);
+        problem->args.sink = sink;
+    }
+    if (desc->flags & ATTN_BIAS) fill_bias(problem, state);
+    problem->args.seed = check_bits(state);
+    problem->args.seed_offset = (uint32_t)check_bits(state);
+}
+
+static void create_outputs(check_problem *problem)
+{
+    const attn_desc *desc = &problem->resolved;
+    attn_shape shape = attn_shape_of(desc);
+    int64_t lo, hi, size = attn_dtype_size(desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype);
+    attn_reach(shape.o, desc->o_stride, &lo, &hi);
+    problem->o = check_buffer_create((size_t)((hi - lo) * size), problem->options.front);
+    problem->args.o = problem->o.data - lo * size;
+    if (problem->options.no_lse) return;
+    size_t rows = (size_t)(shape.o[0] * shape.o[1] * shape.o[2]);
+    problem->lse = check_buffer_create(rows * sizeof(float), problem->options.front);
+    problem->args.lse = (float *)problem->lse.data;
+}
+
+/* ---- the whole ----------------------------------------------------------------------------- */
+
+attn_status check_problem_create(check_problem *problem, const attn_desc *desc, const check_options *options)
+{
+    *problem = (check_problem){ .desc = *desc, .options = *options };
+    lay_out_all(&problem->desc, options->layout);
+    attn_status status = attn_desc_resolve(&problem->resolved, &problem->desc, sizeof problem->desc);
+    if (status != ATTN_OK) return status;
+    uint64_t state = options->seed;
+    fill_lengths(problem, &state);
+    problem->args.q = fill_tensor(problem, TENSOR_Q, &state);
+    problem->args.k = fill_tensor(problem, TENSOR_K, &state);
+    problem->args.v = fill_tensor(problem, TENSOR_V, &state);
+    create_outputs(problem);
+    fill_scores(problem, &state);
+    if (desc->flags & ATTN_INTERVALS) check_fill_intervals(problem, &state);
+    if (desc->flags & ATTN_BLOCKS) check_fill_blocks(problem, &state);
+    if (desc->flags & ATTN_BITS) check_fill_bits(problem, &state);
+    return ATTN_OK;
+}
+
+void check_problem_destroy(check_problem *problem)
+{
+    for (int i = 0; i < problem->input_count; i++)
+        check_buffer_destroy(&problem->inputs[i]);
+    check_buffer_destroy(&problem->o);
+    check_buffer_destroy(&problem->lse);
+    problem->input_count = 0;
+}
+
+attn_status check_problem_run(const check_problem *problem, const attn_desc *desc, char *kernel)
+{
+    attn_plan *plan;
+    attn_plan_info info;
+    attn_status status = attn_plan_create(&plan, desc);
+    if (status != ATTN_OK) return status;
+    check_buffer_refresh(&problem->o);
+    check_buffer_refresh(&problem->lse);
+    check_buffer workspace = check_buffer_create(attn_plan_workspace(plan), problem->options.front);
+    status = attn_run(plan, &problem->args, workspace.data, NULL);
+    if (kernel != NULL && attn_plan_get_info(plan, &info) == ATTN_OK) snprintf(kernel, CHECK_NAME, "%s", info.kernel);
+    check_buffer_destroy(&workspace);
+    attn_plan_destroy(plan);
+    return status;
+}
+
+/* ---- a caller's pool ----------------------------------------------------------------------- */
+
+typedef struct pool {
+    atomic_int left;
+    void (*task)(void *arg, int index);
+    void *arg;
+} pool;
+
+static void *pool_work(void *argument)
+{
+    pool *p = argument;
+    for (int i; (i = atomic_fetch_sub(&p->left, 1) - 1) >= 0;)
+        p->task(p->arg, i);
+    return NULL;
+}
+
+void check_parallel_for(void *context, int tasks, void (*task)(void *arg, int index), void *arg)
+{
+    (void)context;
+    pool p = { .left = tasks, .task = task, .arg = arg };
+    pthread_t thread;
+    bool two = pthread_create(&thread, NULL, pool_work, &p) == 0;
+    pool_work(&p);
+    if (two) pthread_join(thread, NULL);
+}

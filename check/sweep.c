@@ -1,0 +1,111 @@
+#include "check/sweep.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "check/compare.h"
+#include "cpu/kernel.h"
+
+static const attn_cpu_kernel *kernel_named(const char *name)
+{
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    return NULL;
+}
+
+check_sweep check_sweep_create(const check_grid *grid, const char *kernel, attn_isa isa)
+{
+    check_sweep sweep = { .grid = grid };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count && sweep.count < CHECK_REPORTS - 1; i++) {
+        if (kernel != NULL && strcmp(kernel, kernels[i].name) != 0) continue;
+        if (isa != ATTN_ISA_AUTO && isa != kernels[i].isa) continue;
+        sweep.reports[sweep.count++] =
+            (check_report){ .kernel = kernels[i].name,
+                            .isa = kernels[i].isa,
+                            .skipped = kernels[i].ops == NULL || !attn_isa_available(kernels[i].isa) };
+    }
+    if ((kernel == NULL && isa == ATTN_ISA_AUTO) || (kernel != NULL && strcmp(kernel, "planner") == 0))
+        sweep.reports[sweep.count++] = (check_report){ .isa = isa, .skipped = !attn_isa_available(isa) };
+    return sweep;
+}
+
+static bool takes(const check_report *report, attn_form form, const attn_desc *desc)
+{
+    if (report->skipped) return false;
+    if (report->kernel == NULL) return true;
+    const attn_cpu_kernel *kernel = kernel_named(report->kernel);
+    return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
+           desc->dim_qk <= kernel->dim_max && desc->dim_v <= kernel->dim_max;
+}
+
+static void record(check_report *report, int number, const check_error *error, const check_problem *problem)
+{
+    report->cases++;
+    if (error->out > report->out) report->out = error->out, report->out_case = number;
+    if (error->lse > report->lse) report->lse = error->lse, report->lse_case = number;
+    if (error->message[0] == '\0' || report->failures++ > 0) return;
+    report->failed_case = number;
+    int used = snprintf(report->message, sizeof report->message, "%s\n  ", error->message);
+    check_problem_print(&problem->desc, &problem->options, report->message + used,
+                        sizeof report->message - (size_t)used);
+}
+
+static void run_kernel(check_report *report, int number, const check_problem *problem, const check_reference *reference)
+{
+    attn_desc desc = problem->desc;
+    desc.kernel = report->kernel;
+    desc.isa = report->isa;
+    char kernel[CHECK_NAME] = "";
+    check_error error = { 0 };
+    if (check_problem_run(problem, &desc, kernel) != ATTN_OK)
+        snprintf(error.message, sizeof error.message, "refused: %s", attn_error());
+    else if (report->kernel != NULL && strcmp(report->kernel, kernel) != 0)
+        snprintf(error.message, sizeof error.message, "planned with %s", kernel);
+    else
+        error = check_compare(problem, reference);
+    record(report, number, &error, problem);
+}
+
+static void run_form(check_sweep *sweep, int number, attn_form form)
+{
+    attn_desc desc;
+    check_options options;
+    check_problem problem;
+    check_grid_case(sweep->grid, number, form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
+    bool wanted = false;
+    for (int i = 0; i < sweep->count; i++)
+        wanted |= takes(&sweep->reports[i], form, &desc);
+    if (!wanted) return;
+    if (check_problem_create(&problem, &desc, &options) != ATTN_OK) {
+        check_error error = { 0 };
+        snprintf(error.message, sizeof error.message, "refused: %s", attn_error());
+        problem.desc = desc, problem.options = options;
+        for (int i = 0; i < sweep->count; i++)
+            if (takes(&sweep->reports[i], form, &desc)) record(&sweep->reports[i], number, &error, &problem);
+        return;
+    }
+    check_reference reference = check_reference_create(&problem);
+    for (int i = 0; i < sweep->count; i++)
+        if (takes(&sweep->reports[i], form, &desc)) run_kernel(&sweep->reports[i], number, &problem, &reference);
+    check_reference_destroy(&reference);
+    check_problem_destroy(&problem);
+}
+
+void check_sweep_case(check_sweep *sweep, int number)
+{
+    run_form(sweep, number, ATTN_PREFILL);
+    run_form(sweep, number, ATTN_DECODE);
+}
+
+double check_case_work(const check_grid *grid, int number)
+{
+    attn_desc desc;
+    check_options options;
+    check_grid_case(grid, number, INT64_MAX, &desc, &options);
+    int64_t dims = desc.dim_qk + (desc.dim_v ? desc.dim_v : desc.dim_qk);
+    return (double)(desc.batch * desc.heads_q * desc.len_q) * (double)(desc.len_kv * dims);
+}

@@ -1,0 +1,37 @@
+/* Every kernel over the cases of the grid: what `attn check` prints and the tests assert. */
+#ifndef CHECK_SWEEP_H
+#define CHECK_SWEEP_H
+
+#include "check/grid.h"
+
+enum { CHECK_REPORTS = 32 };
+
+/* One kernel's record; kernel NULL: the planner's own choices. */
+typedef struct check_report {
+    const char *kernel;
+    attn_isa isa;
+    bool skipped; /* this machine or this build cannot run it */
+    int cases, failures;
+    double out, lse;        /* worst of error / allowed */
+    int out_case, lse_case; /* and where */
+    int failed_case;        /* the first */
+    char message[400];      /* about it */
+} check_report;
+
+typedef struct check_sweep {
+    const check_grid *grid;
+    int count;
+    check_report reports[CHECK_REPORTS];
+} check_sweep;
+
+/* Records for the kernels of this name ("planner": the planner's choices) and instruction set; NULL and ATTN_ISA_AUTO:
+ * all. */
+check_sweep check_sweep_create(const check_grid *grid, const char *kernel, attn_isa isa);
+
+/* One case, as it stands for kernels that prefill and with few query rows for those that decode. */
+void check_sweep_case(check_sweep *sweep, int number);
+
+/* Multiply-adds of the case by a kernel that skips nothing. */
+double check_case_work(const check_grid *grid, int number);
+
+#endif

@@ -1,0 +1,175 @@
+/* attn check: every kernel against the reference, over the grid of check/grid.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "command.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/error.h"
+#include "check/sweep.h"
+#include "json.h"
+#include "options.h"
+
+/* Work of a case that --quick still runs, multiply-adds. */
+static const double quick_most = 5e7;
+
+typedef struct values {
+    bool quick, json;
+    attn_isa isa;
+    const char *kernel;
+    attn_seed number, seed;
+} values;
+
+static const attn_option options[] = {
+    { "quick", 0, NULL, attn_parse_switch, offsetof(values, quick), "small problems only: a second or two" },
+    { "isa", 0, "NAME", attn_parse_isa, offsetof(values, isa), "kernels of this instruction set only" },
+    { "kernel", 0, "NAME", attn_parse_text, offsetof(values, kernel), "this kernel only, or planner: its own choices" },
+    { "case", 0, "N", attn_parse_seed, offsetof(values, number), "this case only; prints what it is" },
+    { "seed", 0, "S", attn_parse_seed, offsetof(values, seed), "another grid and other data (default 1)" },
+    { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
+};
+
+static const attn_command command = {
+    "check",
+    "compare every kernel with the double-precision reference",
+    "[options]",
+    options,
+    sizeof options / sizeof *options,
+    "A grid of problems in which every two settings of features, dtypes, sizes, layouts and data meet at least once.\n"
+    "Errors are shown as a share of what is allowed: twice the error of unfused attention in the same precision, plus\n"
+    "twice the rounding of the output; 2e-5 relative for the LSE. SKIPPED: this machine or this build cannot run it.\n"
+    "Exit code 1 if a kernel fails. The worst cases can be run alone: attn check --kernel NAME --case N.\n",
+};
+
+static void show_progress(int done, int count)
+{
+    static double shown;
+    if (!isatty(STDERR_FILENO) || attn_seconds() - shown < 0.1) return;
+    shown = attn_seconds();
+    fprintf(stderr, "\rcase %d of %d ", done, count);
+}
+
+static void hide_progress(void)
+{
+    if (isatty(STDERR_FILENO)) fprintf(stderr, "\r%24s\r", "");
+}
+
+static void print_case(const check_grid *grid, int number)
+{
+    attn_desc desc;
+    check_options how;
+    char text[400];
+    check_grid_case(grid, number, INT64_MAX, &desc, &how);
+    check_problem_print(&desc, &how, text, sizeof text);
+    fprintf(stderr, "case %d: %s\n", number, text);
+}
+
+static int run_cases(check_sweep *sweep, const values *v)
+{
+    const check_grid *grid = sweep->grid;
+    int first = v->number.given ? (int)v->number.value : 0, end = v->number.given ? first + 1 : grid->count, cases = 0;
+    if (v->number.given) print_case(grid, first);
+    for (int n = first; n < end; n++) {
+        show_progress(n, grid->count);
+        if (v->quick && check_case_work(grid, n) > quick_most) continue;
+        check_sweep_case(sweep, n);
+        cases++;
+    }
+    hide_progress();
+    return cases;
+}
+
+static const char *name_of(const check_report *report)
+{
+    return report->kernel ? report->kernel : "planner";
+}
+
+static const char *status_of(const check_report *report)
+{
+    return report->skipped ? "SKIPPED" : report->failures ? "FAILED" : "ok";
+}
+
+static void print_table(const check_sweep *sweep, int cases, int failed, int skipped)
+{
+    printf("%-20s %6s %10s %6s %10s %6s\n", "kernel", "cases", "error", "case", "LSE error", "case");
+    for (int i = 0; i < sweep->count; i++) {
+        const check_report *r = &sweep->reports[i];
+        if (r->skipped)
+            printf("%-20s %6s\n", name_of(r), status_of(r));
+        else
+            printf("%-20s %6d %9.1f%% %6d %9.1f%% %6d  %s\n", name_of(r), r->cases, 100 * r->out, r->out_case,
+                   100 * r->lse, r->lse_case, status_of(r));
+    }
+    for (int i = 0; i < sweep->count; i++) {
+        const check_report *r = &sweep->reports[i];
+        if (r->failures == 0) continue;
+        printf("\n%s failed %d of %d cases, first case %d: %s\n", name_of(r), r->failures, r->cases, r->failed_case,
+               r->message);
+    }
+    printf("%d cases, seed %llu; %d failed, %d SKIPPED\n", cases, (unsigned long long)sweep->grid->seed, failed,
+           skipped);
+}
+
+static void print_json(const check_sweep *sweep, int cases, int failed, int skipped)
+{
+    attn_json json = { .out = stdout };
+    attn_json_open(&json, NULL, '{');
+    attn_json_integer(&json, "seed", (int64_t)sweep->grid->seed);
+    attn_json_integer(&json, "cases", cases);
+    attn_json_integer(&json, "failed", failed);
+    attn_json_integer(&json, "skipped", skipped);
+    attn_json_open(&json, "kernels", '[');
+    for (int i = 0; i < sweep->count; i++) {
+        const check_report *r = &sweep->reports[i];
+        attn_json_open(&json, NULL, '{');
+        attn_json_string(&json, "kernel", name_of(r));
+        attn_json_string(&json, "status", status_of(r));
+        attn_json_integer(&json, "cases", r->cases);
+        attn_json_integer(&json, "failures", r->failures);
+        attn_json_number(&json, "error", r->out);
+        attn_json_integer(&json, "error_case", r->out_case);
+        attn_json_number(&json, "lse_error", r->lse);
+        attn_json_integer(&json, "lse_error_case", r->lse_case);
+        if (r->failures) attn_json_integer(&json, "failed_case", r->failed_case);
+        if (r->failures) attn_json_string(&json, "message", r->message);
+        attn_json_close(&json, '}');
+    }
+    attn_json_close(&json, ']');
+    attn_json_close(&json, '}');
+}
+
+static attn_status check_values(const values *v, const check_grid *grid, const check_sweep *sweep)
+{
+    if (sweep->count == 0 && v->isa != ATTN_ISA_AUTO)
+        return attn_fail(ATTN_INVALID, "--kernel %s with --isa %s: attn kernels lists no such kernel", v->kernel,
+                         attn_isa_name(v->isa));
+    if (sweep->count == 0)
+        return attn_fail(ATTN_INVALID, "--kernel %s: not a kernel that attn kernels lists, nor planner", v->kernel);
+    if (v->number.given && v->number.value >= (uint64_t)grid->count)
+        return attn_fail(ATTN_INVALID, "--case %llu: the grid has the cases 0 to %d",
+                         (unsigned long long)v->number.value, grid->count - 1);
+    return ATTN_OK;
+}
+
+int attn_cmd_check(int argc, char **argv)
+{
+    values v = { .seed.value = CHECK_SEED };
+    int code = attn_options_start(&command, argc, argv, &v);
+    if (code != ATTN_OPTIONS_READY) return code;
+    check_grid *grid = check_grid_create(v.seed.value);
+    check_sweep sweep = check_sweep_create(grid, v.kernel, v.isa);
+    if (check_values(&v, grid, &sweep) != ATTN_OK) {
+        free(grid);
+        return attn_report_usage("check");
+    }
+    int cases = run_cases(&sweep, &v), failed = 0, skipped = 0;
+    for (int i = 0; i < sweep.count; i++) {
+        failed += sweep.reports[i].failures > 0;
+        skipped += sweep.reports[i].skipped;
+    }
+    (v.json ? print_json : print_table)(&sweep, cases, failed, skipped);
+    free(grid);
+    return failed ? ATTN_EXIT_FAILURE : ATTN_EXIT_OK;
+}
