@@ -20,12 +20,12 @@ enum { SLOTS = 2 };
 static char slot_path[SLOTS][PATH_MAX];
 static volatile sig_atomic_t slot_used[SLOTS];
 
-static attn_status system_failure(const char *what, const char *path)
+static attn_status system_failure(const char *what)
 {
-    return attn_fail(errno == ENOMEM ? ATTN_NO_MEMORY : ATTN_INVALID, "%s: cannot %s: %s", path, what, strerror(errno));
+    return attn_fail(errno == ENOMEM ? ATTN_NO_MEMORY : ATTN_INVALID, "cannot %s: %s", what, strerror(errno));
 }
 
-static attn_status read_whole(attn_file *file, int descriptor, const char *path)
+static attn_status read_whole(attn_file *file, int descriptor)
 {
     size_t room = 1 << 16;
     char *bytes = malloc(room);
@@ -35,7 +35,7 @@ static attn_status read_whole(attn_file *file, int descriptor, const char *path)
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) {
             file->bytes = bytes;
-            return got ? system_failure("read", path) : ATTN_OK;
+            return got ? system_failure("read") : ATTN_OK;
         }
         file->size += (size_t)got;
         if (file->size < room) continue;
@@ -43,7 +43,7 @@ static attn_status read_whole(attn_file *file, int descriptor, const char *path)
         if (!grown) free(bytes);
         bytes = grown;
     }
-    return attn_fail(ATTN_NO_MEMORY, "%s: no memory for more than %zu bytes", path, file->size);
+    return attn_fail(ATTN_NO_MEMORY, "no memory for more than %zu bytes", file->size);
 }
 
 attn_status attn_file_open(attn_file *file, const char *path)
@@ -52,7 +52,7 @@ attn_status attn_file_open(attn_file *file, const char *path)
     *file = (attn_file){ .bytes = NULL };
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0 || fstat(descriptor, &info)) {
-        attn_status failed = system_failure("open", path);
+        attn_status failed = system_failure("open");
         if (descriptor >= 0) close(descriptor);
         return failed;
     }
@@ -63,10 +63,10 @@ attn_status attn_file_open(attn_file *file, const char *path)
         file->size = (size_t)info.st_size;
         if (!file->mapped) {
             file->bytes = NULL;
-            status = system_failure("map", path);
+            status = system_failure("map");
         }
     } else {
-        status = read_whole(file, descriptor, path);
+        status = read_whole(file, descriptor);
     }
     close(descriptor);
     if (status) attn_file_close(file);
@@ -107,17 +107,17 @@ static attn_status resolve(attn_output *output, const char *path)
 {
     struct stat info;
     if (!stat(path, &info) && !S_ISREG(info.st_mode))
-        return attn_fail(ATTN_INVALID, "%s: cannot be replaced: it is not a regular file", path);
+        return attn_fail(ATTN_INVALID, "cannot be replaced: it is not a regular file");
     output->target = realpath(path, NULL);
     if (!output->target && errno == ENOENT) output->target = strdup(path);
-    return output->target ? ATTN_OK : system_failure("write", path);
+    return output->target ? ATTN_OK : system_failure("write");
 }
 
-static attn_status create_temporary(attn_output *output, const char *path)
+static attn_status create_temporary(attn_output *output)
 {
     int slot = slot_used[0] ? 1 : 0;
     int length = snprintf(slot_path[slot], PATH_MAX, "%s.%ld.tmp", output->target, (long)getpid());
-    if (length >= PATH_MAX) return attn_fail(ATTN_INVALID, "%s: the path is too long", path);
+    if (length >= PATH_MAX) return attn_fail(ATTN_INVALID, "the path is too long");
     catch_signals();
     sigset_t all, before; /* no signal between making the file and knowing of it */
     sigfillset(&all);
@@ -127,7 +127,7 @@ static attn_status create_temporary(attn_output *output, const char *path)
     slot_used[slot] = output->descriptor >= 0;
     sigprocmask(SIG_SETMASK, &before, NULL);
     errno = error;
-    if (!slot_used[slot]) return system_failure("write", path);
+    if (!slot_used[slot]) return system_failure("write");
     output->slot = slot;
     return ATTN_OK;
 }
@@ -136,15 +136,15 @@ attn_status attn_output_create(attn_output *output, const char *path, size_t siz
 {
     *output = (attn_output){ .size = size, .descriptor = -1, .slot = -1 };
     attn_status status = resolve(output, path);
-    if (!status) status = create_temporary(output, path);
+    if (!status) status = create_temporary(output);
     if (!status) {
         errno = posix_fallocate(output->descriptor, 0, (off_t)size);
-        if (errno) status = system_failure("write", path);
+        if (errno) status = system_failure("write");
     }
     if (!status) {
         void *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, output->descriptor, 0);
         if (bytes == MAP_FAILED)
-            status = system_failure("map", path);
+            status = system_failure("map");
         else
             output->bytes = bytes;
     }
@@ -168,7 +168,7 @@ attn_status attn_output_commit(attn_output *output)
     failed |= close(output->descriptor) != 0;
     output->descriptor = -1;
     if (failed || rename(slot_path[output->slot], output->target)) {
-        attn_status status = system_failure("write", output->target);
+        attn_status status = system_failure("write");
         attn_output_discard(output);
         return status;
     }

@@ -18,6 +18,7 @@ typedef struct attn_file {
     bool mapped;
 } attn_file;
 
+/* Messages do not name the path. */
 attn_status attn_file_open(attn_file *file, const char *path);
 void attn_file_close(attn_file *file);
 

@@ -1,0 +1,203 @@
+/* See inputs_masks.h. */
+#include "inputs_masks.h"
+
+#include "api/desc.h"
+#include "api/error.h"
+
+static attn_status load_lens(attn_inputs *inputs, const char *option, const char *path, int64_t count,
+                             attn_array *array)
+{
+    attn_status status = attn_inputs_load(inputs, option, path, array);
+    if (!status) status = attn_inputs_expect(option, array, ATTN_ELEMENT_I32, 1, &count, 0);
+    return status;
+}
+
+/* The longest sequence, at most `total`: what else may be wrong with the starts shows when running. */
+static int64_t longest(const attn_array *starts, int64_t total)
+{
+    const int32_t *s = starts->data;
+    int64_t most = 0;
+    for (int64_t i = 1; i < starts->count; i++) {
+        int64_t length = (int64_t)s[i] - s[i - 1];
+        if (length > most) most = length;
+    }
+    return most < total ? most : total;
+}
+
+static attn_status open_packed(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_desc *desc = &inputs->desc;
+    attn_array q, kv;
+    if (!options->cu_lens_q) return ATTN_OK;
+    if (desc->batch != 1)
+        return attn_fail(ATTN_INVALID,
+                         "q has a batch of %lld: with --cu-lens-q and --cu-lens-kv it takes (row, head, dim) "
+                         "or (1, row, head, dim)",
+                         (long long)desc->batch);
+    attn_status status = attn_inputs_load(inputs, "cu-lens-q", options->cu_lens_q, &q);
+    if (status) return status;
+    int64_t count = q.rank == 1 && q.extent[0] > 1 ? q.extent[0] : 2;
+    status = attn_inputs_expect("cu-lens-q", &q, ATTN_ELEMENT_I32, 1, &count, 0);
+    if (!status) status = load_lens(inputs, "cu-lens-kv", options->cu_lens_kv, count, &kv);
+    if (status) return status;
+    desc->flags |= ATTN_VARLEN;
+    desc->batch = count - 1;
+    desc->total_q = desc->len_q;
+    desc->total_kv = desc->len_kv;
+    desc->len_q = longest(&q, desc->total_q);
+    desc->len_kv = longest(&kv, desc->total_kv);
+    inputs->args.cu_lens_q = q.data;
+    inputs->args.cu_lens_kv = kv.data;
+    return ATTN_OK;
+}
+
+static attn_status open_lens_kv(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_array lens;
+    if (!options->lens_kv) return ATTN_OK;
+    attn_status status = load_lens(inputs, "lens-kv", options->lens_kv, inputs->desc.batch, &lens);
+    inputs->desc.flags |= ATTN_LENS_KV;
+    inputs->args.lens_kv = lens.data;
+    return status;
+}
+
+static attn_status fill_prefix(attn_inputs *inputs, const attn_run_options *options)
+{
+    const attn_desc *desc = &inputs->desc;
+    int64_t prefix = options->problem.prefix;
+    if (prefix < 0) return ATTN_OK;
+    if (prefix > desc->len_kv || prefix > INT32_MAX)
+        return attn_fail(ATTN_INVALID, "--prefix %lld is more than the %lld keys of a sequence", (long long)prefix,
+                         (long long)desc->len_kv);
+    int32_t *each = attn_inputs_buffer(inputs, desc->batch, sizeof *each);
+    if (!each) return ATTN_NO_MEMORY;
+    for (int64_t i = 0; i < desc->batch; i++)
+        each[i] = (int32_t)prefix;
+    inputs->args.prefix = each;
+    return ATTN_OK;
+}
+
+static attn_status open_alibi(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_desc *desc = &inputs->desc;
+    attn_array slopes;
+    if (!options->alibi) return ATTN_OK;
+    attn_status status = attn_inputs_load(inputs, "alibi", options->alibi, &slopes);
+    if (status) return status;
+    int64_t extent[] = { desc->batch, desc->heads_q };
+    bool shared = slopes.rank == 1;
+    status = attn_inputs_expect("alibi", &slopes, ATTN_ELEMENT_F32, shared ? 1 : 2, extent + shared, shared ? 0 : 1);
+    desc->flags |= ATTN_ALIBI;
+    desc->alibi_batch = shared ? 1 : slopes.extent[0];
+    inputs->args.alibi = slopes.data;
+    return status;
+}
+
+static attn_status open_bias(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_desc *desc = &inputs->desc;
+    attn_array bias;
+    if (!options->bias) return ATTN_OK;
+    attn_status status = attn_inputs_load(inputs, "bias", options->bias, &bias);
+    if (status) return status;
+    int64_t extent[] = { desc->batch, desc->heads_q, desc->len_q, desc->len_kv };
+    attn_element element = bias.element == ATTN_ELEMENT_F16 ? ATTN_ELEMENT_F16 : ATTN_ELEMENT_F32;
+    status = attn_inputs_expect("bias", &bias, element, 4, extent, 15);
+    desc->flags |= ATTN_BIAS;
+    desc->bias_dtype = attn_element_dtype(element);
+    for (int i = 0; i < 4; i++)
+        desc->bias_extent[i] = bias.extent[i];
+    inputs->args.bias = bias.data;
+    return status;
+}
+
+static attn_status open_sink(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_array sink;
+    if (!options->sink) return ATTN_OK;
+    attn_status status = attn_inputs_load(inputs, "sink", options->sink, &sink);
+    if (!status) status = attn_inputs_expect("sink", &sink, ATTN_ELEMENT_F32, 1, &inputs->desc.heads_q, 0);
+    inputs->desc.flags |= ATTN_SINK;
+    inputs->args.sink = sink.data;
+    return status;
+}
+
+static attn_status open_intervals(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_desc *desc = &inputs->desc;
+    attn_array table;
+    if (!options->intervals) return ATTN_OK;
+    attn_status status = attn_inputs_load(inputs, "intervals", options->intervals, &table);
+    if (status) return status;
+    int64_t vectors = table.rank == 4 ? table.extent[3] : 0;
+    if (table.rank == 4 && vectors != 1 && vectors != 2 && vectors != 4)
+        return attn_fail(ATTN_INVALID, "--intervals has %lld vectors: takes 1 or 2 with --causal, 2 or 4 without",
+                         (long long)vectors);
+    int64_t extent[] = { desc->batch, desc->heads_kv, desc->len_kv, table.rank == 4 ? vectors : 1 };
+    status = attn_inputs_expect("intervals", &table, ATTN_ELEMENT_I32, 4, extent, 2);
+    desc->flags |= ATTN_INTERVALS;
+    desc->interval_vectors = vectors;
+    desc->interval_heads = table.extent[1];
+    inputs->args.intervals = table.data;
+    return status;
+}
+
+/* The size of a block, from how many there are. */
+static attn_status block_size(const char *what, int64_t length, int64_t blocks, int64_t *size)
+{
+    *size = blocks ? attn_ceil_div(length, blocks) : 0;
+    if (*size == 0) *size = 1;
+    int64_t fitting = attn_ceil_div(length, *size);
+    if (fitting == blocks) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "--block-mask has %lld blocks for %lld %s: blocks of %lld make %lld",
+                     (long long)blocks, (long long)length, what, (long long)*size, (long long)fitting);
+}
+
+static attn_status fill_blocks(attn_inputs *inputs, const attn_array *mask)
+{
+    int64_t rows = mask->extent[0] * mask->extent[1] * mask->extent[2], columns = mask->extent[3];
+    const uint8_t *visible = mask->data;
+    int32_t *counts = attn_inputs_buffer(inputs, rows, sizeof *counts);
+    int32_t *lists = counts ? attn_inputs_buffer(inputs, mask->count, sizeof *lists) : NULL;
+    if (!lists) return ATTN_NO_MEMORY;
+    for (int64_t row = 0; row < rows; row++) {
+        counts[row] = 0;
+        for (int64_t column = 0; column < columns; column++) {
+            if (visible[row * columns + column]) lists[row * columns + counts[row]++] = (int32_t)column;
+        }
+    }
+    inputs->args.block_full_count = counts;
+    inputs->args.block_full = lists;
+    return ATTN_OK;
+}
+
+static attn_status open_blocks(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_desc *desc = &inputs->desc;
+    attn_array mask;
+    if (!options->block_mask) return ATTN_OK;
+    attn_status status = attn_inputs_load(inputs, "block-mask", options->block_mask, &mask);
+    if (status) return status;
+    int64_t extent[] = { desc->batch, desc->heads_q, mask.rank == 4 ? mask.extent[2] : 1,
+                         mask.rank == 4 ? mask.extent[3] : 1 };
+    status = attn_inputs_expect("block-mask", &mask, ATTN_ELEMENT_U8, 4, extent, 3);
+    if (!status) status = block_size("rows", desc->len_q, mask.extent[2], &desc->block_rows);
+    if (!status) status = block_size("keys", desc->len_kv, mask.extent[3], &desc->block_keys);
+    desc->flags |= ATTN_BLOCKS;
+    desc->block_batch = mask.extent[0];
+    desc->block_heads = mask.extent[1];
+    return status ? status : fill_blocks(inputs, &mask);
+}
+
+attn_status attn_inputs_open_masks(attn_inputs *inputs, const attn_run_options *options)
+{
+    attn_status status = open_packed(inputs, options);
+    if (!status) status = open_lens_kv(inputs, options);
+    if (!status) status = fill_prefix(inputs, options);
+    if (!status) status = open_alibi(inputs, options);
+    if (!status) status = open_bias(inputs, options);
+    if (!status) status = open_sink(inputs, options);
+    if (!status) status = open_intervals(inputs, options);
+    if (!status) status = open_blocks(inputs, options);
+    return status;
+}

@@ -1,0 +1,157 @@
+/* `attn kernels`: the kernel table. */
+#include <stddef.h>
+#include <stdio.h>
+
+#include "api/error.h"
+#include "command.h"
+#include "cpu/kernel.h"
+#include "json.h"
+#include "options.h"
+
+typedef struct values {
+    bool json, markdown;
+} values;
+
+static const attn_option options[] = {
+    { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
+    { "markdown", 0, NULL, attn_parse_switch, offsetof(values, markdown),
+      "print a table of feature x kernel, whose cells are dtypes; the same on every machine" },
+};
+
+static const attn_command command = {
+    "kernels",
+    "the kernel table",
+    "[--json | --markdown]",
+    options,
+    2,
+    "Kernels are listed best first within a form. prefill packs keys and values once a KV head; decode streams them, "
+    "for\n"
+    "few query rows. A problem goes to the first kernel that this machine runs and that has all it asks for.\n",
+};
+
+static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+
+static bool runs_here(const attn_cpu_kernel *kernel)
+{
+    return kernel->ops && attn_isa_available(kernel->isa);
+}
+
+static const char *form_name(const attn_cpu_kernel *kernel)
+{
+    return kernel->form == ATTN_PREFILL ? "prefill" : "decode";
+}
+
+static const char *dtypes_text(const attn_cpu_kernel *kernel, char text[32])
+{
+    int length = 0;
+    text[0] = 0;
+    for (int i = 0; i < 3; i++) {
+        if (kernel->dtypes >> dtypes[i] & 1)
+            length +=
+                snprintf(text + length, 32 - (size_t)length, "%s%s", length ? " " : "", attn_dtype_name(dtypes[i]));
+    }
+    return text;
+}
+
+static void print_json(const attn_cpu_kernel *kernels, int count)
+{
+    const attn_feature *features;
+    int feature_count = attn_features(&features);
+    attn_json json = { .out = stdout };
+    attn_json_open(&json, NULL, '[');
+    for (int i = 0; i < count; i++) {
+        const attn_cpu_kernel *kernel = &kernels[i];
+        attn_json_open(&json, NULL, '{');
+        attn_json_string(&json, "name", kernel->name);
+        attn_json_string(&json, "isa", attn_isa_name(kernel->isa));
+        attn_json_string(&json, "form", form_name(kernel));
+        attn_json_open(&json, "dtypes", '[');
+        for (int d = 0; d < 3; d++) {
+            if (kernel->dtypes >> dtypes[d] & 1) attn_json_string(&json, NULL, attn_dtype_name(dtypes[d]));
+        }
+        attn_json_close(&json, ']');
+        attn_json_integer(&json, "dim_max", kernel->dim_max);
+        attn_json_integer(&json, "rows", kernel->rows);
+        attn_json_integer(&json, "cols", kernel->cols);
+        attn_json_open(&json, "features", '[');
+        for (int f = 0; f < feature_count; f++) {
+            if (kernel->features & features[f].flag) attn_json_string(&json, NULL, features[f].name);
+        }
+        attn_json_close(&json, ']');
+        attn_json_bool(&json, "built_in", kernel->ops != NULL);
+        attn_json_bool(&json, "runs_here", runs_here(kernel));
+        attn_json_close(&json, '}');
+    }
+    attn_json_close(&json, ']');
+}
+
+static void print_markdown(const attn_cpu_kernel *kernels, int count)
+{
+    const attn_feature *features;
+    int feature_count = attn_features(&features);
+    char text[32];
+    printf("| |");
+    for (int i = 0; i < count; i++)
+        printf(" %s |", kernels[i].name);
+    printf("\n|---|");
+    for (int i = 0; i < count; i++)
+        printf("---|");
+    printf("\n| instruction set |");
+    for (int i = 0; i < count; i++)
+        printf(" %s |", attn_isa_name(kernels[i].isa));
+    printf("\n| register tile |");
+    for (int i = 0; i < count; i++)
+        printf(" %d x %d |", (int)kernels[i].rows, (int)kernels[i].cols);
+    printf("\n| head dims |");
+    for (int i = 0; i < count; i++)
+        printf(" 1 to %d |", (int)kernels[i].dim_max);
+    printf("\n| full, MHA, GQA, MQA, strides |");
+    for (int i = 0; i < count; i++)
+        printf(" %s |", dtypes_text(&kernels[i], text));
+    for (int f = 0; f < feature_count; f++) {
+        printf("\n| %s |", features[f].name);
+        for (int i = 0; i < count; i++)
+            printf(" %s |", kernels[i].features & features[f].flag ? dtypes_text(&kernels[i], text) : "-");
+    }
+    putchar('\n');
+}
+
+static void print_text(const attn_cpu_kernel *kernels, int count)
+{
+    const attn_feature *features;
+    int feature_count = attn_features(&features);
+    char text[32];
+    printf("%-18s %-9s %-8s %-13s %-9s %-6s %-9s %s\n", "kernel", "isa", "form", "dtypes", "dims", "tile", "here",
+           "features");
+    for (int i = 0; i < count; i++) {
+        const attn_cpu_kernel *kernel = &kernels[i];
+        int missing = 0;
+        for (int f = 0; f < feature_count; f++)
+            missing += !(kernel->features & features[f].flag);
+        printf("%-18s %-9s %-8s %-13s 1 to %-4d %2dx%-3d %-9s ", kernel->name, attn_isa_name(kernel->isa),
+               form_name(kernel), dtypes_text(kernel, text), (int)kernel->dim_max, (int)kernel->rows, (int)kernel->cols,
+               runs_here(kernel) ? "yes"
+               : kernel->ops     ? "no"
+                                 : "not built");
+        printf(missing ? "all but" : "all");
+        for (int f = 0; f < feature_count; f++) {
+            if (!(kernel->features & features[f].flag)) printf(" %s%s", features[f].name, --missing ? "," : "");
+        }
+        putchar('\n');
+    }
+}
+
+int attn_cmd_kernels(int argc, char **argv)
+{
+    int count;
+    values v = { .json = false };
+    int code = attn_options_start(&command, argc, argv, &v);
+    if (code != ATTN_OPTIONS_READY) return code;
+    if (v.json && v.markdown) {
+        attn_fail(ATTN_INVALID, "--json and --markdown exclude each other");
+        return attn_report_usage("kernels");
+    }
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    (v.json ? print_json : v.markdown ? print_markdown : print_text)(kernels, count);
+    return ATTN_EXIT_OK;
+}

@@ -1,0 +1,99 @@
+/* See measure.h. */
+#include "measure.h"
+
+#include <stdlib.h>
+
+#include "api/error.h"
+#include "command.h"
+#include "num/half.h"
+#include "progress.h"
+
+enum { RUNS = 5, BUFFERS = 16 };
+
+typedef struct memory {
+    void *buffers[BUFFERS];
+    int count;
+    uint64_t state; /* of the generator */
+    attn_status status;
+} memory;
+
+static void *take(memory *m, const int64_t extent[4], int64_t size)
+{
+    int64_t bytes = size;
+    for (int i = 0; i < 4; i++)
+        bytes = extent[i] && bytes > INT64_MAX / 2 / extent[i] ? INT64_MAX / 2 : bytes * extent[i];
+    void *buffer = m->status ? NULL : malloc((size_t)bytes + 1);
+    if (buffer)
+        m->buffers[m->count++] = buffer;
+    else if (!m->status)
+        m->status = attn_fail(ATTN_NO_MEMORY, "no memory for an array of %lld bytes", (long long)bytes);
+    return buffer;
+}
+
+/* Uniform in [-1, 1). */
+static void *take_random(memory *m, const int64_t extent[4], attn_dtype dtype)
+{
+    void *buffer = take(m, extent, attn_dtype_size(dtype));
+    int64_t count = buffer ? extent[0] * extent[1] * extent[2] * extent[3] : 0;
+    for (int64_t i = 0; i < count; i++) {
+        m->state = m->state * 6364136223846793005u + 1442695040888963407u;
+        attn_store_scalar(dtype, buffer, i, (float)(m->state >> 40) * 0x1p-23f - 1);
+    }
+    return buffer;
+}
+
+static void fill_args(memory *m, const attn_desc *desc, int64_t prefix, attn_args *args)
+{
+    int64_t heads_kv = desc->heads_kv ? desc->heads_kv : desc->heads_q,
+            dim_v = desc->dim_v ? desc->dim_v : desc->dim_qk;
+    int64_t q[] = { desc->batch, desc->len_q, desc->heads_q, desc->dim_qk };
+    int64_t k[] = { desc->batch, desc->len_kv, heads_kv, desc->dim_qk };
+    int64_t v[] = { desc->batch, desc->len_kv, heads_kv, dim_v };
+    int64_t o[] = { desc->batch, desc->len_q, desc->heads_q, dim_v };
+    int64_t heads[] = { 1, 1, 1, desc->heads_q }, sequences[] = { 1, 1, 1, desc->batch };
+    args->q = take_random(m, q, desc->dtype);
+    args->k = take_random(m, k, desc->dtype);
+    args->v = take_random(m, v, desc->dtype);
+    args->o = take(m, o, attn_dtype_size(desc->dtype));
+    if (desc->flags & ATTN_ALIBI) args->alibi = take_random(m, heads, ATTN_F32);
+    if (desc->flags & ATTN_SINK) args->sink = take_random(m, heads, ATTN_F32);
+    if (desc->flags & ATTN_BIAS) args->bias = take_random(m, desc->bias_extent, ATTN_F32);
+    if (desc->flags & ATTN_PREFIX) {
+        int32_t *each = take(m, sequences, sizeof *each);
+        for (int64_t i = 0; each && i < desc->batch; i++)
+            each[i] = (int32_t)prefix;
+        args->prefix = each;
+    }
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t prefix, double predicted,
+                         double *seconds)
+{
+    memory m = { .state = 1 };
+    attn_args args = { .seed = 1 };
+    fill_args(&m, desc, prefix, &args);
+    void *workspace = take(&m, (int64_t[]){ 1, 1, 1, (int64_t)attn_plan_workspace(plan) }, 1);
+    double times[RUNS], total = 0;
+    int runs = 0;
+    attn_progress progress;
+    attn_progress_start(&progress, RUNS * predicted < 1 ? RUNS * predicted : predicted, false);
+    while (!m.status && runs < RUNS && total < 1) {
+        double start = attn_seconds();
+        m.status = attn_run(plan, &args, workspace, NULL);
+        total += times[runs++] = attn_seconds() - start;
+    }
+    attn_progress_stop(&progress);
+    if (!m.status) {
+        qsort(times, (size_t)runs, sizeof *times, by_size);
+        *seconds = times[runs / 2];
+    }
+    for (int i = 0; i < m.count; i++)
+        free(m.buffers[i]);
+    return m.status;
+}

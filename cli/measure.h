@@ -1,0 +1,12 @@
+/* Timing a plan on random data. */
+#ifndef ATTN_CLI_MEASURE_H
+#define ATTN_CLI_MEASURE_H
+
+#include "attn.h"
+
+/* The median time of up to 5 runs, at least one, about a second in all. desc is what the plan was made from: packed
+ * strides, no tables but a bias, slopes, sinks and prefix (the same for all sequences, used if desc asks for it). */
+attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t prefix, double predicted,
+                         double *seconds);
+
+#endif
