@@ -1,0 +1,83 @@
+/* `attn`: finds the command and hands over. */
+#include <stdio.h>
+#include <string.h>
+
+#include "command.h"
+#include "options.h"
+
+typedef struct command {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} command;
+
+static const command commands[] = {
+    { "run", "compute attention over .npy or .safetensors files", attn_cmd_run },
+    { "explain", "print how a problem would be computed, and how fast", attn_cmd_explain },
+    { "check", "compare every kernel with the reference", attn_cmd_check },
+    { "bench", "measure speed against this machine's limits and other libraries", attn_cmd_bench },
+    { "info", "print this machine and what is built in", attn_cmd_info },
+    { "kernels", "print the kernel table", attn_cmd_kernels },
+};
+
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static int print_help(void)
+{
+    printf("attn %s: exact attention, O = softmax(scale Q K^T + bias | mask) V\n\nUsage: attn COMMAND [options]\n\n"
+           "Commands\n",
+           attn_version());
+    for (int i = 0; i < COMMANDS; i++)
+        printf("  %-9s %s\n", commands[i].name, commands[i].summary);
+    printf("\nattn help COMMAND, or attn COMMAND --help, says what it takes. attn --version prints the version.\n\n"
+           "Examples\n"
+           "  attn run --q q.npy --k k.npy --v v.npy -o o.npy --causal\n"
+           "  attn explain --len 4096 --heads 32 --heads-kv 8 --dim 128 --causal\n");
+    return ATTN_EXIT_OK;
+}
+
+static const command *find(const char *name)
+{
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++) {
+        if (!strcmp(name, commands[i].name)) return &commands[i];
+        names[i] = commands[i].name;
+    }
+    const char *nearest = attn_nearest(name, names, COMMANDS);
+    if (nearest)
+        fprintf(stderr, "attn: unknown command '%s'; did you mean %s?\n", name, nearest);
+    else
+        fprintf(stderr, "attn: unknown command '%s'; see attn help\n", name);
+    return NULL;
+}
+
+static int help(int argc, char **argv)
+{
+    if (argc == 1) return print_help();
+    const command *wanted = find(argv[1]);
+    char word[] = "--help", *words[] = { argv[1], word, NULL };
+    return wanted ? wanted->run(2, words) : ATTN_EXIT_USAGE;
+}
+
+/* Results that stdout does not take are no results. */
+static int finish(int code)
+{
+    if (!fflush(stdout) && !ferror(stdout)) return code;
+    perror("attn: cannot write to stdout");
+    return ATTN_EXIT_FAILURE;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        fprintf(stderr, "attn: takes a command; see attn help\n");
+        return ATTN_EXIT_USAGE;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        printf("attn %s\n", attn_version());
+        return finish(ATTN_EXIT_OK);
+    }
+    if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
+        return finish(help(argc - 1, argv + 1));
+    const command *wanted = find(argv[1]);
+    return wanted ? finish(wanted->run(argc - 1, argv + 1)) : ATTN_EXIT_USAGE;
+}
