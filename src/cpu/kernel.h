@@ -3,36 +3,19 @@
 #define ATTN_CPU_KERNEL_H
 
 #include "attn.h"
+#include "cpu/score.h"
 #include "mask/mask.h"
 
 typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE } attn_form;
 
 enum {
     ATTN_KEYS_TILE = 256, /* keys of a prefill tile: the pitch of its score rows */
+    ATTN_KEY_ALIGN = 32,  /* tiles begin at its multiples: a multiple of every kernel's cols */
     ATTN_ROWS_MOST = 192, /* query rows of a prefill tile */
-    ATTN_DECODE_ROWS = 16 /* query rows a head that DECODE takes */
+    ATTN_DECODE_ROWS = 16, /* query rows a head that DECODE takes */
+    ATTN_DECODE_TILE = 128, /* keys of a decode tile */
+    ATTN_DIM_MOST = 512
 };
-
-/* Score changes of one head of one sequence. Scores arrive as q.k times `scale` for plain rows in units of log2 (scale
- * holds log2 e), for rich rows in natural units. */
-typedef struct attn_score {
-    uint32_t flags;           /* of attn_desc; rich where any of ATTN_RICH is set */
-    float scale;
-    float softcap;
-    float slope;              /* ALiBi */
-    int64_t shift;            /* t = row + shift */
-    attn_dtype bias_dtype;
-    const void *bias;         /* element (0, 0) of this head */
-    int64_t bias_row, bias_key; /* its strides, 0 where repeated */
-    float sink;               /* natural units */
-    uint64_t seed;            /* dropout */
-    uint32_t seed_offset, batch_head, threshold;
-} attn_score;
-
-enum { ATTN_RICH = ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS };
-
-void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head,
-                     int64_t shift);
 
 /* Packs keys [key0, key0 + keys) of one KV head. key0 is a multiple of the kernel's cols, and so is key0 + keys unless it
  * is the end; the last panel is filled up with zeros.
@@ -80,6 +63,24 @@ typedef struct attn_decode_task {
     float *partial;
     float *scratch;           /* attn_decode_scratch floats, 64-byte aligned */
 } attn_decode_task;
+
+/* Floats of scratch, enough for every register tile. */
+static inline int64_t attn_round_up(int64_t n, int64_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
+{
+    int64_t padded = attn_round_up(rows, 16), keep = ATTN_KEYS_TILE / 32;
+    return attn_round_up(padded * (ATTN_KEYS_TILE + attn_round_up(dim_v, 32) + dim_qk + 2 + keep) + ATTN_KEYS_TILE + 48, 16);
+}
+
+static inline int64_t attn_decode_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
+{
+    int64_t padded = attn_round_up(rows, 4);
+    return attn_round_up(padded * (ATTN_DECODE_TILE + attn_round_up(dim_qk, 16) + attn_round_up(dim_v, 16) + 2) + ATTN_DECODE_TILE + 16, 16);
+}
 
 typedef struct attn_cpu_ops {
     void (*pack)(const attn_pack_task *);

@@ -1,0 +1,140 @@
+/* Prefill: a block of query rows of one head against its packed keys, tile by tile:
+ *     spans of the strips -> scores, panel by panel -> changes, mask, softmax, row by row -> output, panel by panel.
+ * A panel (a few KiB, in L1) serves all strips before the next is read; scores stay in L2. A strip computes, in both products,
+ * only the panels and keys that its own rows see. */
+
+typedef struct prefill {
+    const attn_attend_task *task;
+    int64_t strips, o_pitch;
+    float *q, *s, *o;         /* strips; scores, then probabilities; outputs not yet divided */
+    float *max, *sum, *bias;
+    uint64_t *keep;           /* dropout: rows x ATTN_KEYS_TILE bits */
+    attn_mask_tile span[ATTN_ROWS_MOST / STRIP + 1];
+} prefill;
+
+static prefill prefill_start(const attn_attend_task *task)
+{
+    prefill p = { .task = task };
+    int64_t rows = (task->rows + STRIP - 1) / STRIP * STRIP;
+    p.strips = rows / STRIP;
+    p.o_pitch = (task->dim_v + PANEL - 1) / PANEL * PANEL;
+    p.s = task->scratch;
+    p.o = p.s + rows * ATTN_KEYS_TILE;
+    p.q = p.o + rows * p.o_pitch;
+    p.max = p.q + rows * task->dim_qk + 2 * VL;
+    p.sum = p.max + rows;
+    p.bias = p.sum + rows;
+    p.keep = (uint64_t *)(void *)(p.bias + ATTN_KEYS_TILE + (rows * task->dim_qk & 1));
+    for (int64_t i = 0; i < rows * p.o_pitch; i += VL) v_store(p.o + i, v_zero());
+    for (int64_t r = 0; r < rows; r++) p.max[r] = -INFINITY, p.sum[r] = 0;
+    pack_queries(task->dtype, row_at(task->dtype, task->q, task->row0 * task->q_row), task->q_row, task->rows,
+                 task->dim_qk, task->score->scale, p.q);
+    return p;
+}
+
+static void prefill_spans(prefill *p, const attn_mask_tile *tile)
+{
+    const attn_attend_task *task = p->task;
+    for (int64_t i = 0; i < p->strips; i++) {
+        int64_t first = task->row0 + i * STRIP, end = first + STRIP, last = task->row0 + task->rows;
+        p->span[i] = *tile;
+        if (!tile->full) attn_mask_span(task->mask, first, end < last ? end : last, &p->span[i]);
+    }
+}
+
+static void prefill_scores(const prefill *p, int64_t key0, int64_t end)
+{
+    int64_t dim = p->task->dim_qk;
+    for (int64_t key = key0; key < end; key += PANEL) {
+        const float *k = p->task->k_pack + key * dim;
+        for (int64_t i = 0; i < p->strips; i++)
+            if (p->span[i].lo < key + PANEL && p->span[i].hi > key)
+                score_tile(p->q + i * STRIP * dim, k, dim, p->s + i * STRIP * ATTN_KEYS_TILE + key - key0);
+    }
+}
+
+/* Scores of one row to probabilities. Vectors of keys are whole; what of them the row does not see is hidden. */
+static void prefill_row(prefill *p, int64_t r, const attn_mask_tile *span, int64_t key0)
+{
+    const attn_attend_task *task = p->task;
+    const attn_score *score = task->score;
+    int64_t row = task->row0 + r, from = span->lo - key0, to = span->hi - key0;
+    int64_t lo = from / VL * VL, hi = (to + VL - 1) / VL * VL;
+    float *s = p->s + r * ATTN_KEYS_TILE;
+    if (score->flags & ATTN_RICH) change_scores(score, row, key0, lo, hi, task->mask->len_kv, s, p->bias);
+    uint64_t words[ATTN_KEYS_TILE / 64] = { 0 };
+    bool all = span->full && lo == from && hi == to;
+    if (span->full)
+        attn_words_set(words, from, to);
+    else
+        all = attn_mask_row(task->mask, row, key0, hi, words);
+    if (!all) hide_keys(s, lo, hi, words, -INFINITY);
+    softmax_step(s, lo, hi, p->max + r, p->sum + r, p->o + r * p->o_pitch, p->o_pitch);
+    if (score->flags & ATTN_DROPOUT) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);
+}
+
+static void prefill_softmax(prefill *p, int64_t key0, int64_t end)
+{
+    const attn_attend_task *task = p->task;
+    if (task->score->flags & ATTN_DROPOUT)
+        attn_dropout_keep(task->score, task->row0, task->rows, key0, end - key0, ATTN_KEYS_TILE / 64, p->keep);
+    for (int64_t r = 0; r < task->rows; r++)
+        if (p->span[r / STRIP].lo < p->span[r / STRIP].hi) prefill_row(p, r, &p->span[r / STRIP], key0);
+}
+
+static void prefill_output(const prefill *p, int64_t key0)
+{
+    const attn_attend_task *task = p->task;
+    for (int64_t d = 0; d < task->dim_v; d += PANEL) {
+        const float *v = task->v_pack + d * task->pitch;
+        for (int64_t i = 0; i < p->strips; i++) {
+            int64_t lo = p->span[i].lo, keys = p->span[i].hi - lo;
+            if (keys > 0)
+                output_tile(p->s + i * STRIP * ATTN_KEYS_TILE + lo - key0, v + lo * PANEL, keys,
+                            p->o + i * STRIP * p->o_pitch + d, p->o_pitch);
+        }
+    }
+}
+
+ALWAYS_INLINE void store_row(attn_dtype dtype, void *out, const float *o, int64_t dim, float factor)
+{
+    int64_t d = 0;
+    for (; d + VL <= dim; d += VL) {
+        vf x = v_mul(v_load(o + d), v_set1(factor));
+        if (dtype == ATTN_F32)
+            v_store((float *)out + d, x);
+        else if (dtype == ATTN_F16)
+            v_store_f16((uint16_t *)out + d, x);
+        else
+            v_store_bf16((uint16_t *)out + d, x);
+    }
+    for (; d < dim; d++) attn_store_scalar(dtype, out, d, o[d] * factor);
+}
+
+static void prefill_finish(const prefill *p)
+{
+    const attn_attend_task *task = p->task;
+    for (int64_t r = 0; r < task->rows; r++) {
+        float lse, factor = attn_score_finish(task->score, p->max[r], p->sum[r], &lse);
+        int64_t row = task->row0 + r;
+        void *out = (char *)task->o + row * task->o_row * attn_dtype_size(task->out_dtype);
+        store_row(task->out_dtype, out, p->o + r * p->o_pitch, task->dim_v, factor);
+        if (task->lse) task->lse[row] = lse;
+    }
+}
+
+static void attend(const attn_attend_task *task)
+{
+    prefill p = prefill_start(task);
+    attn_mask_tile tile = { 0 };
+    int64_t last = task->row0 + task->rows;
+    while (attn_mask_next(task->mask, task->row0, last, tile.hi, ATTN_KEYS_TILE, &tile)) {
+        int64_t key0 = tile.lo / ATTN_KEY_ALIGN * ATTN_KEY_ALIGN;
+        if (tile.hi > key0 + ATTN_KEYS_TILE) tile.hi = key0 + ATTN_KEYS_TILE;
+        prefill_spans(&p, &tile);
+        prefill_scores(&p, key0, tile.hi);
+        prefill_softmax(&p, key0, tile.hi);
+        prefill_output(&p, key0);
+    }
+    prefill_finish(&p);
+}

@@ -1,0 +1,93 @@
+/* Rows of scores: their changes, and the online softmax in units of log2 (Milakov & Gimelshein, arXiv 1805.02867; the lazy rescale
+ * of FlashAttention-4).
+ *
+ * A row's reference maximum moves only when a tile's maximum passes it by more than LAZY: until then probabilities stay below
+ * 2^LAZY, which f32 takes without loss, and the output needs no rescaling. A NaN score passes by the maximum but not by the
+ * exponential, and so reaches the output. */
+
+#define LOG2E 1.44269504088896341f
+#define LN2 0.693147180559945309f
+#define LAZY 8.0f
+
+/* 2^x for x <= 127: 0 for x <= -127 (also -inf), NaN for NaN. Minimax polynomial of degree 5, relative error 1.7e-7. */
+ALWAYS_INLINE vf exp2_of(vf x)
+{
+    const vf magic = v_set1(12582912.0f + 127.0f); /* rounds to an integer and leaves it, biased, in the low bits */
+    x = v_max(v_set1(-127.0f), x);
+    vf t = v_add(x, magic);
+    vf f = v_sub(x, v_sub(t, magic));
+    vf p = v_set1(0.001326465280726552f);
+    p = v_fma(p, f, v_set1(0.009671511128544807f));
+    p = v_fma(p, f, v_set1(0.05550733953714371f));
+    p = v_fma(p, f, v_set1(0.24022242426872253f));
+    p = v_fma(p, f, v_set1(0.6931470036506653f));
+    p = v_fma(p, f, v_set1(1.0f));
+    return v_scale2(p, t);
+}
+
+/* Relative error 3e-7: an odd polynomial near 0, elsewhere (1 - e) / (1 + e), e = exp(-2 |x|). */
+ALWAYS_INLINE vf tanh_of(vf x)
+{
+    vf z = v_mul(x, x), size = v_abs(x);
+    vf p = v_set1(-0.005704861134290695f);
+    p = v_fma(p, z, v_set1(0.020638970658183098f));
+    p = v_fma(p, z, v_set1(-0.053739678114652634f));
+    p = v_fma(p, z, v_set1(0.13331441581249237f));
+    p = v_fma(p, z, v_set1(-0.3333328068256378f));
+    vf near = v_fma(v_mul(p, z), x, x);
+    vf e = exp2_of(v_mul(v_max(v_set1(-20.0f), v_sub(v_zero(), size)), v_set1(2 * LOG2E)));
+    vf far = v_div(v_sub(v_set1(1.0f), e), v_add(v_set1(1.0f), e));
+    far = v_select_less(x, v_zero(), v_sub(v_zero(), far), far);
+    return v_select_less(size, v_set1(0.625f), near, far);
+}
+
+/* Rich rows: scores of keys key0 + [lo, hi), from natural units to log2 units. bias: hi floats of room. */
+static void change_scores(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys, float *s,
+                          float *bias)
+{
+    bool cap = score->flags & ATTN_SOFTCAP, alibi = score->flags & ATTN_ALIBI, add = score->flags & ATTN_BIAS;
+    if (add) attn_bias_row(score, row, key0, lo, hi, keys, bias);
+    vf softcap = v_set1(score->softcap), inverse = v_set1(cap ? 1 / score->softcap : 0), slope = v_set1(-score->slope);
+    vf distance = v_sub(v_set1((float)(row + score->shift - key0)), v_iota());
+    for (int64_t i = lo; i < hi; i += VL) {
+        vf x = v_load(s + i);
+        if (cap) x = v_mul(softcap, tanh_of(v_mul(x, inverse)));
+        if (alibi) x = v_fma(slope, v_abs(v_sub(distance, v_set1((float)i))), x);
+        if (add) x = v_add(x, v_load(bias + i));
+        v_store(s + i, v_mul(x, v_set1(LOG2E)));
+    }
+}
+
+/* Hides the keys whose bit is clear. */
+ALWAYS_INLINE void hide_keys(float *s, int64_t lo, int64_t hi, const uint64_t *words, float hidden)
+{
+    for (int64_t i = lo; i < hi; i += VL) v_store(s + i, v_keep(words, i, v_load(s + i), v_set1(hidden)));
+}
+
+ALWAYS_INLINE float row_max(const float *s, int64_t lo, int64_t hi)
+{
+    vf best = v_set1(-INFINITY);
+    for (int64_t i = lo; i < hi; i += VL) best = v_max(v_load(s + i), best);
+    return v_hmax(best);
+}
+
+/* The online softmax's step for one row: scores to probabilities, *max and *sum brought up to date, the output rescaled. */
+ALWAYS_INLINE void softmax_step(float *s, int64_t lo, int64_t hi, float *max, float *sum, float *o, int64_t dim)
+{
+    float top = row_max(s, lo, hi);
+    if (top > *max + LAZY || *max == -INFINITY) {
+        if (*max != -INFINITY && *sum != 0) {
+            float factor = exp2f(*max - top);
+            for (int64_t i = 0; i < dim; i += VL) v_store(o + i, v_mul(v_load(o + i), v_set1(factor)));
+            *sum *= factor;
+        }
+        *max = top;
+    }
+    vf from = v_set1(*max == -INFINITY ? 0 : *max), total = v_zero();
+    for (int64_t i = lo; i < hi; i += VL) {
+        vf p = exp2_of(v_sub(v_load(s + i), from));
+        v_store(s + i, p);
+        total = v_add(total, p);
+    }
+    *sum += v_hsum(total);
+}

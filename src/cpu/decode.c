@@ -1,0 +1,129 @@
+/* Decode over all heads: a unit is one KV head of one sequence, a part one of `splits` runs of its keys. All parts of all units are
+ * computed in any order, then each unit's partial states are merged in the order of their keys. */
+#include <math.h>
+
+#include "api/desc.h"
+#include "cpu/layout.h"
+#include "cpu/threads.h"
+
+typedef struct run {
+    const attn_plan *plan;
+    const attn_args *args;
+    attn_decode_layout layout;
+    const attn_interval_node *nodes;
+    attn_mask_view *views; /* a query head: (batch, heads_q) */
+    attn_score *scores;
+    float *partials, *scratch;
+} run;
+
+bool attn_decode_lay_out(const attn_plan *plan, attn_decode_layout *l)
+{
+    const attn_desc *d = &plan->desc;
+    uint64_t units = (uint64_t)d->batch * (uint64_t)d->heads_kv, heads = (uint64_t)d->batch * (uint64_t)d->heads_q;
+    uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0)), parts;
+    *l = (attn_decode_layout){ .rows = d->heads_q / d->heads_kv * d->len_q };
+    l->partial_floats = l->rows * (d->dim_v + 2);
+    l->scratch_floats = attn_decode_scratch(l->rows, d->dim_qk, d->dim_v);
+    if (__builtin_mul_overflow(units, (uint64_t)plan->choice.splits, &parts)) return false;
+    uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
+    return attn_append(&l->total, node_count, node_bytes, &l->nodes) &&
+           attn_append(&l->total, heads, sizeof(attn_mask_view), &l->views) &&
+           attn_append(&l->total, heads, sizeof(attn_score), &l->scores) &&
+           attn_append(&l->total, parts, (uint64_t)l->partial_floats * sizeof(float), &l->partials) &&
+           attn_append(&l->total, (uint64_t)plan->choice.threads, (uint64_t)l->scratch_floats * sizeof(float), &l->scratch);
+}
+
+/* Keys a part takes: whole tiles, so that parts but the last are alike. */
+static int64_t part_keys(const run *r, const attn_sequence *seq)
+{
+    return attn_round_up(attn_ceil_div(seq->len_kv, r->plan->choice.splits), ATTN_DECODE_TILE);
+}
+
+static void part_item(void *arg, int64_t item, int worker)
+{
+    run *r = arg;
+    const attn_desc *d = &r->plan->desc;
+    int64_t splits = r->plan->choice.splits, unit = item / splits, part = item % splits;
+    int64_t batch = unit / d->heads_kv, head = unit % d->heads_kv, group = d->heads_q / d->heads_kv;
+    attn_sequence seq = attn_sequence_of(d, r->args, batch);
+    int64_t tensor_batch = attn_tensor_batch(d, batch), keys = part_keys(r, &seq), key0 = part * keys;
+    if (!seq.len_q) return;
+    attn_decode_task task = {
+        .dtype = d->dtype,
+        .mask = r->views + batch * d->heads_q + head * group, .score = r->scores + batch * d->heads_q + head * group,
+        .group = group, .len_q = seq.len_q,
+        .q = attn_bind(d->dtype, r->args->q, d->q_stride, tensor_batch, seq.start_q, head * group),
+        .q_row = d->q_stride[1], .q_head = d->q_stride[2],
+        .k = attn_bind(d->dtype, r->args->k, d->k_stride, tensor_batch, seq.start_kv, head),
+        .v = attn_bind(d->dtype, r->args->v, d->v_stride, tensor_batch, seq.start_kv, head),
+        .k_row = d->k_stride[1], .v_row = d->v_stride[1],
+        .dim_qk = d->dim_qk, .dim_v = d->dim_v,
+        .key0 = key0, .key1 = key0 + keys < seq.len_kv ? key0 + keys : seq.len_kv,
+        .partial = r->partials + item * r->layout.partial_floats,
+        .scratch = r->scratch + worker * r->layout.scratch_floats,
+    };
+    r->plan->kernel->ops->decode(&task);
+}
+
+/* Merges row `row` of a unit's parts: maximum, sum and output as of one online softmax. */
+static void merge_row(const run *r, const float *parts, int64_t rows, int64_t row, const attn_score *score, void *o, float *lse)
+{
+    const attn_desc *d = &r->plan->desc;
+    int64_t splits = r->plan->choice.splits, step = r->layout.partial_floats, dim = d->dim_v;
+    float top = -INFINITY, sum = 0;
+    for (int64_t s = 0; s < splits; s++) {
+        float max = parts[s * step + rows * dim + row];
+        if (max > top) top = max;
+    }
+    float out[ATTN_DIM_MOST] = { 0 };
+    for (int64_t s = 0; s < splits; s++) {
+        const float *part = parts + s * step, max = part[rows * dim + row];
+        float weight = max == top ? 1 : exp2f(max - top);
+        sum += part[rows * (dim + 1) + row] * weight;
+        for (int64_t i = 0; i < dim; i++) out[i] += part[row * dim + i] * weight;
+    }
+    float row_lse, factor = attn_score_finish(score, top, sum, &row_lse);
+    for (int64_t i = 0; i < dim; i++) attn_store_scalar(attn_out_dtype(d), o, i, out[i] * factor);
+    if (lse) *lse = row_lse;
+}
+
+static void merge_item(void *arg, int64_t unit, int worker)
+{
+    run *r = arg;
+    const attn_desc *d = &r->plan->desc;
+    int64_t batch = unit / d->heads_kv, group = d->heads_q / d->heads_kv;
+    attn_sequence seq = attn_sequence_of(d, r->args, batch);
+    const float *parts = r->partials + unit * r->plan->choice.splits * r->layout.partial_floats;
+    (void)worker;
+    for (int64_t row = 0; row < group * seq.len_q; row++) {
+        int64_t head = unit % d->heads_kv * group + row / seq.len_q, i = row % seq.len_q;
+        const void *o = attn_bind(attn_out_dtype(d), r->args->o, d->o_stride, attn_tensor_batch(d, batch), seq.start_q + i, head);
+        float *lse = attn_bind_lse(d, r->args, batch, head, &seq);
+        merge_row(r, parts, group * seq.len_q, row, &r->scores[batch * d->heads_q + head], (void *)(uintptr_t)o,
+                  lse ? lse + i : NULL);
+    }
+}
+
+void attn_decode_run(const attn_plan *plan, const attn_args *args, void *workspace)
+{
+    const attn_desc *d = &plan->desc;
+    run r = { .plan = plan, .args = args };
+    attn_decode_lay_out(plan, &r.layout);
+    char *base = attn_workspace_start(workspace);
+    attn_interval_node *nodes = (attn_interval_node *)(void *)(base + r.layout.nodes);
+    r.nodes = nodes;
+    r.views = (attn_mask_view *)(void *)(base + r.layout.views);
+    r.scores = (attn_score *)(void *)(base + r.layout.scores);
+    r.partials = (float *)(void *)(base + r.layout.partials);
+    r.scratch = (float *)(void *)(base + r.layout.scratch);
+    attn_summarize_all(plan, args, nodes);
+    for (int64_t batch = 0; batch < d->batch; batch++)
+        for (int64_t head = 0; head < d->heads_q; head++) {
+            int64_t at = batch * d->heads_q + head;
+            attn_mask_view_init(&r.views[at], d, args, nodes, batch, head);
+            attn_score_init(&r.scores[at], d, args, batch, head, r.views[at].shift);
+        }
+    int64_t units = d->batch * d->heads_kv;
+    attn_threads_each(d, plan->choice.threads, units * plan->choice.splits, part_item, &r);
+    attn_threads_each(d, plan->choice.threads, units, merge_item, &r);
+}

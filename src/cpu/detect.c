@@ -1,0 +1,83 @@
+/* Contract: detect.h; and attn_isa_available of attn.h. */
+#include "cpu/detect.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "cpu/threads.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* The register states that the operating system saves: XCR0. */
+static uint64_t saved_states(void)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (uint64_t)d << 32 | a;
+}
+
+static int x86_runs(attn_isa isa)
+{
+    unsigned a, b, c, d, c1;
+    uint64_t states = saved_states();
+    if (!__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    int avx2 = (states & 6) == 6 && (c1 & bit_FMA) && (c1 & bit_F16C) && (b & bit_AVX2);
+    if (isa == ATTN_ISA_AVX2) return avx2;
+    unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+    return avx2 && (states & 0xe6) == 0xe6 && (b & avx512) == avx512;
+}
+
+static void model_name(char name[64])
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid(0x80000000u, &a, &b, &c, &d) || a < 0x80000004u) return;
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned part[4];
+        __get_cpuid(0x80000002u + i, &part[0], &part[1], &part[2], &part[3]);
+        memcpy(name + 16 * i, part, 16);
+    }
+    size_t lead = strspn(name, " ");
+    memmove(name, name + lead, strlen(name + lead) + 1);
+}
+#else
+static int x86_runs(attn_isa isa)
+{
+    (void)isa;
+    return 0;
+}
+
+static void model_name(char name[64])
+{
+    strcpy(name, "unknown");
+}
+#endif
+
+int attn_isa_available(attn_isa isa)
+{
+    switch (isa) {
+    case ATTN_ISA_AUTO:
+    case ATTN_ISA_PORTABLE: return 1;
+    case ATTN_ISA_AVX2:
+    case ATTN_ISA_AVX512: return x86_runs(isa);
+    }
+    return 0;
+}
+
+const char *attn_isa_name(attn_isa isa)
+{
+    static const char *const names[] = { "auto", "portable", "avx2", "avx512" };
+    return (unsigned)isa < sizeof names / sizeof names[0] ? names[isa] : NULL;
+}
+
+void attn_cpu_detect(attn_cpu_info *info)
+{
+    memset(info, 0, sizeof *info);
+    model_name(info->model);
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    info->l1 = l1 > 0 ? l1 : 0, info->l2 = l2 > 0 ? l2 : 0, info->l3 = l3 > 0 ? l3 : 0;
+#endif
+    info->processors = attn_threads_available();
+}

@@ -1,0 +1,28 @@
+/* The kernel table in memory. */
+#include "cpu/kernel.h"
+#include "cpu/ops.h"
+
+#define ALL_DTYPES (1u << ATTN_F32 | 1u << ATTN_F16 | 1u << ATTN_BF16)
+#define ALL_FEATURES UINT32_MAX
+
+#define OPS_PORTABLE &attn_cpu_ops_portable
+#if defined(__x86_64__)
+#define OPS_AVX2 &attn_cpu_ops_avx2
+#define OPS_AVX512 &attn_cpu_ops_avx512
+#else
+#define OPS_AVX2 NULL
+#define OPS_AVX512 NULL
+#endif
+
+static const attn_cpu_kernel kernels[] = {
+#define ATTN_KERNEL(name, ISA, form, dtypes, dim_max, rows, cols, features) \
+    { #name, ATTN_ISA_##ISA, ATTN_##form, dtypes, features, dim_max, rows, cols, OPS_##ISA },
+#include "cpu/kernels.def"
+#undef ATTN_KERNEL
+};
+
+const attn_cpu_kernel *attn_cpu_kernels(int *count)
+{
+    *count = (int)(sizeof kernels / sizeof kernels[0]);
+    return kernels;
+}

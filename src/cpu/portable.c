@@ -1,0 +1,6 @@
+/* Portable kernels. */
+#include "cpu/vec_portable.h"
+
+#include "cpu/body/kernels.h"
+
+const attn_cpu_ops attn_cpu_ops_portable = { pack, attend, decode_keys };

@@ -1,0 +1,88 @@
+/* Contract: score.h. */
+#include "cpu/score.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "num/half.h"
+#include "num/philox.h"
+
+static const double log2e = 1.4426950408889634, ln2 = 0.6931471805599453;
+
+void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head,
+                     int64_t shift)
+{
+    *score = (attn_score){ .flags = desc->flags, .scale = desc->scale, .softcap = desc->softcap, .shift = shift };
+    if (!(desc->flags & ATTN_RICH)) score->scale = (float)((double)desc->scale * log2e);
+    if (desc->flags & ATTN_ALIBI) score->slope = args->alibi[(desc->alibi_batch == 1 ? 0 : batch) * desc->heads_q + head];
+    if (desc->flags & ATTN_BIAS) {
+        int64_t stride[4];
+        for (int i = 0; i < 4; i++) stride[i] = desc->bias_extent[i] == 1 ? 0 : desc->bias_stride[i];
+        score->bias_dtype = desc->bias_dtype;
+        score->bias = (const char *)args->bias + (batch * stride[0] + head * stride[1]) * attn_dtype_size(desc->bias_dtype);
+        score->bias_row = stride[2], score->bias_key = stride[3];
+    }
+    if (desc->flags & ATTN_SINK) score->sink = args->sink[head];
+    if (desc->flags & ATTN_DROPOUT) {
+        score->seed = args->seed, score->seed_offset = args->seed_offset;
+        score->batch_head = (uint32_t)(batch * desc->heads_q + head);
+        score->threshold = attn_dropout_threshold(desc->dropout_p);
+    }
+}
+
+void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys, float *bias)
+{
+    int64_t size = attn_dtype_size(score->bias_dtype), step = score->bias_key, end = keys - key0 < hi ? keys - key0 : hi;
+    const char *base = (const char *)score->bias + (row * score->bias_row + key0 * step) * size;
+    if (score->bias_dtype == ATTN_F32 && step == 1 && end > lo)
+        memcpy(bias + lo, base + lo * size, (size_t)(end - lo) * sizeof *bias);
+    else
+        for (int64_t i = lo; i < end; i++) bias[i] = attn_load_scalar(score->bias_dtype, base, i * step);
+    for (int64_t i = end > lo ? end : lo; i < hi; i++) bias[i] = 0;
+}
+
+/* The 16 bytes of one Philox call into the words of their rows. */
+static void keep_block(const uint32_t random[4], uint32_t threshold, int64_t row, int64_t rows, int64_t at, int64_t keys,
+                       int64_t pitch, uint64_t *words)
+{
+    static const int offset[4] = { 0, 1, 8, 9 };
+    for (int r = 0; r < 4; r++) {
+        if (row + offset[r] < 0 || row + offset[r] >= rows) continue;
+        uint64_t *line = words + (row + offset[r]) * pitch;
+        for (int k = 0; k < 4; k++) {
+            int64_t i = at + offset[k];
+            uint64_t kept = (random[r] >> 8 * k & 255u) >= threshold;
+            if (i >= 0 && i < keys) line[i / 64] |= kept << i % 64;
+        }
+    }
+}
+
+void attn_dropout_keep(const attn_score *score, int64_t row0, int64_t rows, int64_t key0, int64_t keys, int64_t pitch,
+                       uint64_t *words)
+{
+    for (int64_t r = 0; r < rows; r++) memset(words + r * pitch, 0, (size_t)((keys + 63) / 64) * sizeof *words);
+    for (int64_t tile_row = row0 / 16; tile_row * 16 < row0 + rows; tile_row++)
+        for (int64_t tile_key = key0 / 16; tile_key * 16 < key0 + keys; tile_key++)
+            for (uint32_t block = 0; block < 16; block++) {
+                uint32_t a = block / 4, c = block % 4, random[4];
+                uint32_t counter[4] = { (uint32_t)tile_row * 4 + a, (uint32_t)tile_key * 4 + c, score->batch_head,
+                                        score->seed_offset };
+                attn_philox(counter, score->seed, random);
+                keep_block(random, score->threshold, tile_row * 16 + 2 * a - row0, rows, tile_key * 16 + 2 * c - key0, keys,
+                           pitch, words);
+            }
+}
+
+float attn_score_finish(const attn_score *score, float max, float sum, float *lse)
+{
+    double top = max, total = sum, scale = 1;
+    if (score->flags & ATTN_SINK && score->sink > -INFINITY) {
+        double sink = score->sink * log2e;
+        top = max > sink ? max : sink;
+        scale = exp2(max - top);
+        total = sum * scale + exp2(sink - top);
+    }
+    *lse = total != 0 ? (float)((top + log2(total)) * ln2) : -INFINITY;
+    double kept = score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1;
+    return total != 0 ? (float)(kept * scale / total) : 0;
+}

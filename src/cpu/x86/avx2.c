@@ -1,0 +1,6 @@
+/* Kernels in AVX2, FMA and F16C. */
+#include "cpu/x86/vec_avx2.h"
+
+#include "cpu/body/kernels.h"
+
+const attn_cpu_ops attn_cpu_ops_avx2 = { pack, attend, decode_keys };

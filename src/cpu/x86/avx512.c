@@ -1,0 +1,6 @@
+/* Kernels in AVX-512 F, BW, VL and DQ. */
+#include "cpu/x86/vec_avx512.h"
+
+#include "cpu/body/kernels.h"
+
+const attn_cpu_ops attn_cpu_ops_avx512 = { pack, attend, decode_keys };

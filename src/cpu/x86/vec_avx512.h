@@ -1,0 +1,146 @@
+/* The vector vocabulary (src/cpu/body/vocabulary.md says what each word means) in AVX-512 F, BW, VL and DQ. */
+#ifndef ATTN_CPU_VEC_AVX512_H
+#define ATTN_CPU_VEC_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef __m512 vf;
+
+enum { VL = 16, STRIP = 12, PANEL = 32 };
+
+static inline vf v_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+
+static inline vf v_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+static inline vf v_iota(void)
+{
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+static inline vf v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+static inline void v_store(float *p, vf x)
+{
+    _mm512_storeu_ps(p, x);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+static inline vf v_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+static inline vf v_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline vf v_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+
+static inline vf v_abs(vf a)
+{
+    return _mm512_abs_ps(a);
+}
+
+static inline vf v_select_less(vf a, vf b, vf x, vf y)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+
+static inline vf v_scale2(vf x, vf t)
+{
+    return _mm512_mul_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+
+static inline vf v_keep(const uint64_t *words, int64_t at, vf x, vf other)
+{
+    return _mm512_mask_blend_ps((__mmask16)(words[at / 64] >> at % 64), other, x);
+}
+
+static inline float v_hmax(vf a)
+{
+    return _mm512_reduce_max_ps(a);
+}
+
+static inline float v_hsum(vf a)
+{
+    return _mm512_reduce_add_ps(a);
+}
+
+static inline vf v_load_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+static inline vf v_load_bf16(const uint16_t *p)
+{
+    __m512i h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(h, 16));
+}
+
+static inline void v_store_f16(uint16_t *p, vf x)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline void v_store_bf16(uint16_t *p, vf x)
+{
+    __m512i bits = _mm512_castps_si512(x), lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), lsb);
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    __m512i h = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, quiet);
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(h, 16)));
+}
+
+static inline void v_transpose(vf r[VL])
+{
+    vf a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) { /* b[4 g + i] holds columns i, i + 4, i + 8, i + 12 of rows 4 g to 4 g + 3 */
+        vf even_low = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88), odd_low = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
+        vf even_high = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88);
+        vf odd_high = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
+        r[i] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        r[i + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+}
+
+#endif

@@ -1,0 +1,98 @@
+/* Block lists and packed bits. A listed block is visible: a full one whole, a partial one as the bits say (whole without
+ * bits). A list rises, so that the next block is found by bisection. */
+#include "mask/parts.h"
+
+#include <string.h>
+
+#include "api/desc.h"
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* First place of the list whose block is at or after `block`; its length if there is none. */
+static int64_t list_find(const int32_t *list, int64_t length, int64_t block)
+{
+    int64_t lo = 0, hi = length;
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        if (list[mid] < block)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* The first block at or after `block` in list `which` of a row block; block_columns if there is none. */
+static int64_t list_next(const attn_mask_view *view, int which, int64_t row_block, int64_t block)
+{
+    if (!view->lists[which]) return view->block_columns;
+    const int32_t *list = view->lists[which] + row_block * view->block_columns;
+    int64_t length = view->counts[which][row_block], at = list_find(list, length, block);
+    return at < length ? list[at] : view->block_columns;
+}
+
+/* The first block at or after `block` that some row block lists, and whether all list it and none needs bits for it. */
+static int64_t block_next(const attn_mask_view *view, int64_t first, int64_t last, int64_t block, bool *full)
+{
+    int64_t next = view->block_columns;
+    for (int64_t r = first; r <= last; r++)
+        for (int which = 0; which < 2; which++) next = min64(next, list_next(view, which, r, block));
+    *full = true;
+    for (int64_t r = first; r <= last && *full; r++)
+        *full = list_next(view, 0, r, next) == next || (!view->bits && list_next(view, 1, r, next) == next);
+    return next;
+}
+
+bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
+                    attn_mask_tile *tile)
+{
+    int64_t first = row0 / view->block_rows, last = (row1 - 1) / view->block_rows, size = view->block_keys;
+    bool full, more_full;
+    int64_t block = block_next(view, first, last, from / size, &full);
+    int64_t lo = block * size > from ? block * size : from;
+    if (block >= view->block_columns || lo >= end) return false;
+    int64_t hi = (block + 1) * size;
+    while (hi < min64(end, lo + most) && block_next(view, first, last, block + 1, &more_full) == block + 1) {
+        full = full && more_full;
+        hi = (++block + 1) * size;
+    }
+    *tile = (attn_mask_tile){ lo, min64(hi, min64(end, lo + most)), full };
+    return true;
+}
+
+/* Sets in `words` the bits of the row's blocks in one list that overlap [key0, key0 + keys). */
+static void list_words(const attn_mask_view *view, int which, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
+{
+    int64_t size = view->block_keys, row_block = row / view->block_rows;
+    for (int64_t block = key0 / size; block * size < key0 + keys; block++) {
+        block = list_next(view, which, row_block, block);
+        if (block >= view->block_columns || block * size >= key0 + keys) return;
+        int64_t lo = block * size - key0, hi = lo + size;
+        attn_words_set(words, lo > 0 ? lo : 0, min64(hi, keys));
+    }
+}
+
+void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
+{
+    uint64_t full[ATTN_MASK_MOST / 64] = { 0 }, partial[ATTN_MASK_MOST / 64] = { 0 };
+    list_words(view, 0, row, key0, keys, full);
+    list_words(view, 1, row, key0, keys, partial);
+    if (view->bits) attn_bits_row(view, row, key0, keys, partial);
+    for (int64_t w = 0; w * 64 < keys; w++) words[w] &= full[w] | partial[w];
+}
+
+void attn_bits_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
+{
+    const uint8_t *bytes = view->bits + row * view->bits_pitch;
+    for (int64_t base = 0; base < keys; base += 64) {
+        int64_t byte = (key0 + base) / 8, shift = (key0 + base) % 8;
+        uint8_t near[9] = { 0 };
+        if (byte < view->bits_pitch) memcpy(near, bytes + byte, (size_t)min64(9, view->bits_pitch - byte));
+        uint64_t word = 0;
+        for (int i = 0; i < 8; i++) word |= (uint64_t)near[i] << 8 * i;
+        words[base / 64] &= shift ? word >> shift | (uint64_t)near[8] << (64 - shift) : word;
+    }
+}

@@ -1,0 +1,21 @@
+/* What mask.c composes. Each part answers for its own kind, in the terms of mask.h. */
+#ifndef ATTN_MASK_PARTS_H
+#define ATTN_MASK_PARTS_H
+
+#include "mask/mask.h"
+
+/* The first run in [from, end) that some row of [row0, row1) sees, at most `most` keys. False: none in [from, end). */
+bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
+                    attn_mask_tile *tile);
+bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
+                        attn_mask_tile *tile);
+
+/* Clears the bits of the keys that the row does not see. */
+void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
+void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
+void attn_bits_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
+
+/* Sets bits [lo, hi). */
+void attn_words_set(uint64_t *words, int64_t lo, int64_t hi);
+
+#endif
