@@ -5,11 +5,27 @@
 #include "attn.h"
 
 /* Checks `desc` (of `size` bytes) whole and copies it to `out` with every default filled in: heads_kv, dim_v, scale,
- * strides, threads. */
+ * strides, threads. Resolving a resolved descriptor changes nothing. */
 attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size);
 
 /* Checks run arguments against a resolved descriptor: pointers, alignment, overlap, lengths, tables. */
 attn_status attn_args_check(const attn_desc *desc, const attn_args *args);
+
+/* Copies the caller's struct, whose header may be older (what it lacks is 0) or newer (what we lack must be 0) than
+ * ours. `name` is the argument's, for messages. */
+attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name);
+
+/* Extents (batch, row, head, dim) of the tensors of a resolved descriptor: with ATTN_VARLEN one batch of total rows. */
+typedef struct attn_shape {
+    int64_t q[4], k[4], v[4], o[4];
+} attn_shape;
+
+attn_shape attn_shape_of(const attn_desc *desc);
+
+/* Offsets [lo, hi) that an array's elements lie in, 0 to 0 for an empty one. Zero if one of them, times the largest
+ * element, overflows. */
+int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi);
+
 
 /* Row blocks and key blocks of ATTN_BLOCKS. */
 static inline int64_t attn_ceil_div(int64_t a, int64_t b)

@@ -1,0 +1,336 @@
+/* What a descriptor may say. Ranges and flags stand in one table; relations between fields in the functions below it.
+ * A field whose flag is not set must be 0: ignoring it would be a wrong answer to a forgotten flag. */
+#include "api/desc.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "api/error.h"
+#include "cpu/threads.h"
+#include "num/philox.h"
+
+enum {
+    STRUCT_SIZE_MOST = 1 << 16, /* no header's struct is as large: the size is garbage */
+    HEADS_MOST = 1 << 20,
+    DIM_MOST = 512,
+    ROWS_MOST = INT32_MAX - 64, /* a tile more still fits int32_t */
+    THREADS_MOST = 1024,
+    FLAGS = (ATTN_DETERMINISTIC << 1) - 1
+};
+
+attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name)
+{
+    if (!in) return attn_fail(ATTN_INVALID, "%s is NULL", name);
+    if (in_size == 0 || in_size > STRUCT_SIZE_MOST)
+        return attn_fail(ATTN_INVALID, "%s_size = %zu is not the size of an attn_%s", name, in_size, name);
+    for (size_t i = out_size; i < in_size; i++)
+        if (((const unsigned char *)in)[i] != 0)
+            return attn_fail(ATTN_UNSUPPORTED, "byte %zu of %s is set, but version %s knows its first %zu bytes only",
+                             i, name, attn_version(), out_size);
+    memset(out, 0, out_size);
+    memcpy(out, in, in_size < out_size ? in_size : out_size);
+    return ATTN_OK;
+}
+
+attn_shape attn_shape_of(const attn_desc *desc)
+{
+    bool packed = desc->flags & ATTN_VARLEN;
+    int64_t batch = packed ? 1 : desc->batch;
+    int64_t rows = packed ? desc->total_q : desc->len_q, keys = packed ? desc->total_kv : desc->len_kv;
+    return (attn_shape){ .q = { batch, rows, desc->heads_q, desc->dim_qk },
+                         .k = { batch, keys, desc->heads_kv, desc->dim_qk },
+                         .v = { batch, keys, desc->heads_kv, desc->dim_v },
+                         .o = { batch, rows, desc->heads_q, desc->dim_v } };
+}
+
+int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi)
+{
+    const int64_t most = INT64_MAX / 8; /* 4-byte elements, and hi - lo */
+    *lo = *hi = 0;
+    for (int i = 0; i < 4; i++)
+        if (extent[i] == 0) return 1;
+    for (int i = 0; i < 4; i++) {
+        int64_t last, *end = stride[i] < 0 ? lo : hi;
+        if (__builtin_mul_overflow(extent[i] - 1, stride[i], &last) || __builtin_add_overflow(*end, last, end))
+            return 0;
+    }
+    *hi += *hi < INT64_MAX;
+    return *lo >= -most && *hi <= most;
+}
+
+/* ---- one field after the other ------------------------------------------------------------- */
+
+/* An int64_t field is min to max, or 1 or what the field `other` says. */
+typedef struct field {
+    const char *name;
+    size_t offset;
+    uint32_t flag; /* that switches it on; 0: always on */
+    const char *flag_name;
+    int64_t min, max;
+    const char *other;
+    size_t other_offset;
+} field;
+
+#define RANGE(name, flag, min, max)                                      \
+    {                                                                    \
+#name, offsetof(attn_desc, name), flag, #flag, min, max, NULL, 0 \
+    }
+#define ONE_OR(name, flag, other)                                                               \
+    {                                                                                           \
+#name, offsetof(attn_desc, name), flag, #flag, 0, 0, #other, offsetof(attn_desc, other) \
+    }
+
+static const field fields[] = {
+    RANGE(batch, 0, 0, INT32_MAX),
+    RANGE(heads_q, 0, 1, HEADS_MOST),
+    RANGE(heads_kv, 0, 1, HEADS_MOST),
+    RANGE(len_q, 0, 0, ROWS_MOST),
+    RANGE(len_kv, 0, 0, ROWS_MOST),
+    RANGE(total_q, ATTN_VARLEN, 0, ROWS_MOST),
+    RANGE(total_kv, ATTN_VARLEN, 0, ROWS_MOST),
+    RANGE(dim_qk, 0, 1, DIM_MOST),
+    RANGE(dim_v, 0, 1, DIM_MOST),
+    RANGE(window_left, ATTN_WINDOW, -1, INT64_MAX),
+    RANGE(window_right, ATTN_WINDOW, -1, INT64_MAX),
+    RANGE(chunk, ATTN_CHUNK, 1, INT64_MAX),
+    RANGE(interval_vectors, ATTN_INTERVALS, 1, 4),
+    ONE_OR(interval_heads, ATTN_INTERVALS, heads_kv),
+    RANGE(block_rows, ATTN_BLOCKS, 1, INT64_MAX),
+    RANGE(block_keys, ATTN_BLOCKS, 1, INT64_MAX),
+    ONE_OR(block_batch, ATTN_BLOCKS, batch),
+    ONE_OR(block_heads, ATTN_BLOCKS, heads_q),
+    ONE_OR(bits_batch, ATTN_BITS, batch),
+    ONE_OR(bits_heads, ATTN_BITS, heads_q),
+    ONE_OR(alibi_batch, ATTN_ALIBI, batch),
+    ONE_OR(bias_extent[0], ATTN_BIAS, batch),
+    ONE_OR(bias_extent[1], ATTN_BIAS, heads_q),
+    ONE_OR(bias_extent[2], ATTN_BIAS, len_q),
+    ONE_OR(bias_extent[3], ATTN_BIAS, len_kv),
+    RANGE(bias_stride[0], ATTN_BIAS, INT64_MIN, INT64_MAX),
+    RANGE(bias_stride[1], ATTN_BIAS, INT64_MIN, INT64_MAX),
+    RANGE(bias_stride[2], ATTN_BIAS, INT64_MIN, INT64_MAX),
+    RANGE(bias_stride[3], ATTN_BIAS, INT64_MIN, INT64_MAX),
+};
+
+static int64_t value_at(const attn_desc *desc, size_t offset)
+{
+    int64_t value;
+    memcpy(&value, (const char *)desc + offset, sizeof value);
+    return value;
+}
+
+static attn_status check_fields(const attn_desc *desc)
+{
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const field *f = &fields[i];
+        int64_t value = value_at(desc, f->offset);
+        if (f->flag && !(desc->flags & f->flag)) {
+            if (value != 0) return attn_fail(ATTN_INVALID, "%s = %" PRId64 " needs %s", f->name, value, f->flag_name);
+        } else if (f->other) {
+            int64_t other = value_at(desc, f->other_offset);
+            if (value != 1 && value != other)
+                return attn_fail(ATTN_INVALID, "%s = %" PRId64 " is neither 1 nor %s = %" PRId64, f->name, value,
+                                 f->other, other);
+        } else if (value < f->min || value > f->max) {
+            return attn_fail(ATTN_INVALID, "%s = %" PRId64 " is not in %" PRId64 " to %" PRId64, f->name, value, f->min,
+                             f->max);
+        }
+    }
+    return ATTN_OK;
+}
+
+static bool is_dtype(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
+}
+
+static attn_status check_kinds(const attn_desc *desc)
+{
+    if (!is_dtype(desc->dtype))
+        return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)desc->dtype);
+    if (desc->direction == ATTN_BACKWARD)
+        return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: the backward pass is not built yet");
+    if (desc->direction != ATTN_FORWARD)
+        return attn_fail(ATTN_INVALID, "direction = %d is not ATTN_FORWARD", (int)desc->direction);
+    if (desc->device == ATTN_CUDA) return attn_fail(ATTN_UNSUPPORTED, "device = ATTN_CUDA: CUDA is not built yet");
+    if (desc->device != ATTN_CPU) return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU", (int)desc->device);
+    if (desc->flags & ~(uint32_t)FLAGS)
+        return attn_fail(ATTN_INVALID, "flags = 0x%" PRIx32 " has unknown bits 0x%" PRIx32, desc->flags,
+                         desc->flags & ~(uint32_t)FLAGS);
+    if (!(desc->flags & ATTN_BIAS) && desc->bias_dtype)
+        return attn_fail(ATTN_INVALID, "bias_dtype = %d needs ATTN_BIAS", (int)desc->bias_dtype);
+    if ((desc->flags & ATTN_BIAS) && !is_dtype(desc->bias_dtype))
+        return attn_fail(ATTN_INVALID, "bias_dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)desc->bias_dtype);
+    return ATTN_OK;
+}
+
+static attn_status check_numbers(const attn_desc *desc)
+{
+    char text[ATTN_DECIMAL_SIZE];
+    if (!(desc->scale > 0 && isfinite(desc->scale)))
+        return attn_fail(ATTN_INVALID, "scale = %s is not a finite number above 0", attn_decimal(text, desc->scale));
+    if (!(desc->flags & ATTN_SOFTCAP) && desc->softcap != 0)
+        return attn_fail(ATTN_INVALID, "softcap = %s needs ATTN_SOFTCAP", attn_decimal(text, desc->softcap));
+    if ((desc->flags & ATTN_SOFTCAP) && !(desc->softcap > 0 && isfinite(desc->softcap)))
+        return attn_fail(ATTN_INVALID, "softcap = %s is not a finite number above 0",
+                         attn_decimal(text, desc->softcap));
+    if (!(desc->flags & ATTN_DROPOUT) && desc->dropout_p != 0)
+        return attn_fail(ATTN_INVALID, "dropout_p = %s needs ATTN_DROPOUT", attn_decimal(text, desc->dropout_p));
+    if (!(desc->dropout_p >= 0 && desc->dropout_p < 1))
+        return attn_fail(ATTN_INVALID, "dropout_p = %s is not at least 0 and below 1",
+                         attn_decimal(text, desc->dropout_p));
+    if (attn_dropout_threshold(desc->dropout_p) >= 256)
+        return attn_fail(ATTN_INVALID, "dropout_p = %s drops everything: it is applied as round(256 p) / 256",
+                         attn_decimal(text, desc->dropout_p));
+    return ATTN_OK;
+}
+
+/* ---- fields against one another ------------------------------------------------------------ */
+
+static attn_status check_relations(const attn_desc *desc)
+{
+    int64_t vectors = desc->interval_vectors;
+    if (desc->heads_q % desc->heads_kv != 0)
+        return attn_fail(ATTN_INVALID, "heads_q = %" PRId64 " is not a multiple of heads_kv = %" PRId64, desc->heads_q,
+                         desc->heads_kv);
+    if ((desc->flags & ATTN_VARLEN) && desc->total_q < desc->len_q)
+        return attn_fail(ATTN_INVALID, "total_q = %" PRId64 " is below len_q = %" PRId64, desc->total_q, desc->len_q);
+    if ((desc->flags & ATTN_VARLEN) && desc->total_kv < desc->len_kv)
+        return attn_fail(ATTN_INVALID, "total_kv = %" PRId64 " is below len_kv = %" PRId64, desc->total_kv,
+                         desc->len_kv);
+    if ((desc->flags & ATTN_INTERVALS) && (desc->flags & ATTN_CAUSAL) && vectors > 2)
+        return attn_fail(ATTN_INVALID, "interval_vectors = %" PRId64 " is not 1 or 2, as ATTN_CAUSAL takes", vectors);
+    if ((desc->flags & ATTN_INTERVALS) && !(desc->flags & ATTN_CAUSAL) && vectors != 2 && vectors != 4)
+        return attn_fail(ATTN_INVALID,
+                         "interval_vectors = %" PRId64 " is not 2 or 4, as a mask without ATTN_CAUSAL takes", vectors);
+    if ((desc->flags & ATTN_DROPOUT) && desc->batch * desc->heads_q > (int64_t)1 << 32)
+        return attn_fail(ATTN_INVALID,
+                         "batch * heads_q = %" PRId64 " exceeds 2^32, the most that ATTN_DROPOUT can count",
+                         desc->batch * desc->heads_q);
+    return ATTN_OK;
+}
+
+static attn_status check_machine(const attn_desc *desc)
+{
+    if (desc->threads < 0 || desc->threads > THREADS_MOST)
+        return attn_fail(ATTN_INVALID, "threads = %" PRId32 " is not in 0 to %d", desc->threads, THREADS_MOST);
+    if (!attn_isa_name(desc->isa)) return attn_fail(ATTN_INVALID, "isa = %d is not an attn_isa", (int)desc->isa);
+    if (desc->isa != ATTN_ISA_AUTO && !attn_isa_available(desc->isa))
+        return attn_fail(ATTN_UNSUPPORTED, "isa = %s is not run by this machine or not built into this library",
+                         attn_isa_name(desc->isa));
+    if (desc->parallel_context && !desc->parallel_for)
+        return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
+    return ATTN_OK;
+}
+
+/* ---- layout -------------------------------------------------------------------------------- */
+
+static attn_status too_large(const char *name, const int64_t extent[4])
+{
+    return attn_fail(ATTN_INVALID,
+                     "%s: the offsets of its %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64
+                     " elements overflow 64 bits",
+                     name, extent[0], extent[1], extent[2], extent[3]);
+}
+
+/* Four zeros become packed strides; any others are checked. */
+static attn_status resolve_strides(const char *name, const int64_t extent[4], int64_t stride[4])
+{
+    int64_t lo, hi;
+    if (!stride[0] && !stride[1] && !stride[2] && !stride[3]) {
+        stride[3] = 1;
+        for (int i = 3; i > 0; i--)
+            if (__builtin_mul_overflow(stride[i], extent[i], &stride[i - 1])) return too_large(name, extent);
+    }
+    return attn_reach(extent, stride, &lo, &hi) ? ATTN_OK : too_large(name, extent);
+}
+
+static attn_status resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4])
+{
+    if ((stride[0] || stride[1] || stride[2]) && stride[3] != 1)
+        return attn_fail(ATTN_INVALID, "%s_stride[3] = %" PRId64 " is not 1", name, stride[3]);
+    return resolve_strides(name, extent, stride);
+}
+
+/* No two elements of o may be one: from the shortest stride to the longest, each must step over all that the shorter
+ * ones reach. */
+static attn_status check_output_strides(const int64_t extent[4], const int64_t stride[4])
+{
+    int order[4] = { 0, 1, 2, 3 };
+    int64_t step[4], reach = 1;
+    for (int i = 0; i < 4; i++) {
+        if (extent[i] == 0) return ATTN_OK;
+        step[i] = extent[i] == 1 ? 0 : stride[i] < 0 ? -stride[i] : stride[i];
+    }
+    for (int i = 1; i < 4; i++)
+        for (int j = i; j > 0 && step[order[j]] < step[order[j - 1]]; j--) {
+            int swapped = order[j];
+            order[j] = order[j - 1], order[j - 1] = swapped;
+        }
+    for (int i = 0; i < 4; i++) {
+        int axis = order[i];
+        if (extent[axis] == 1) continue;
+        if (step[axis] < reach)
+            return attn_fail(ATTN_INVALID,
+                             "o_stride[%d] = %" PRId64 " makes elements of o overlap: it must step over %" PRId64
+                             " elements",
+                             axis, stride[axis], reach);
+        reach += (extent[axis] - 1) * step[axis];
+    }
+    return ATTN_OK;
+}
+
+static attn_status resolve_layout(attn_desc *desc)
+{
+    attn_shape shape = attn_shape_of(desc);
+    attn_status status = resolve_tensor("q", shape.q, desc->q_stride);
+    if (!status) status = resolve_tensor("k", shape.k, desc->k_stride);
+    if (!status) status = resolve_tensor("v", shape.v, desc->v_stride);
+    if (!status) status = resolve_tensor("o", shape.o, desc->o_stride);
+    if (!status) status = check_output_strides(shape.o, desc->o_stride);
+    if (!status && desc->flags & ATTN_BIAS) status = resolve_strides("bias", desc->bias_extent, desc->bias_stride);
+    return status;
+}
+
+static attn_status check_tables(const attn_desc *desc)
+{
+    const int64_t intervals[4] = { desc->batch, desc->interval_heads, desc->len_kv, desc->interval_vectors };
+    const int64_t bits[4] = { desc->bits_batch, desc->bits_heads, desc->len_q, attn_ceil_div(desc->len_kv, 8) };
+    attn_status status = resolve_strides("intervals", intervals, (int64_t[4]){ 0 });
+    if (!status) status = resolve_strides("bits", bits, (int64_t[4]){ 0 });
+    if (!status && desc->flags & ATTN_BLOCKS) {
+        const int64_t blocks[4] = { desc->block_batch, desc->block_heads, attn_ceil_div(desc->len_q, desc->block_rows),
+                                    attn_ceil_div(desc->len_kv, desc->block_keys) };
+        status = resolve_strides("blocks", blocks, (int64_t[4]){ 0 });
+    }
+    return status;
+}
+
+attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size)
+{
+    attn_desc d;
+    attn_status status = attn_struct_copy(&d, sizeof d, desc, size, "desc");
+    if (status) return status;
+    if (d.heads_kv == 0) d.heads_kv = d.heads_q;
+    if (d.dim_v == 0) d.dim_v = d.dim_qk;
+
+    status = check_kinds(&d);
+    if (!status) status = check_fields(&d);
+    if (status) return status;
+    if (d.scale == 0) d.scale = (float)(1 / sqrt((double)d.dim_qk));
+
+    status = check_numbers(&d);
+    if (!status) status = check_relations(&d);
+    if (!status) status = check_machine(&d);
+    if (!status) status = resolve_layout(&d);
+    if (!status) status = check_tables(&d);
+    if (status) return status;
+    if (d.threads == 0) {
+        int available = attn_threads_available();
+        d.threads = available < THREADS_MOST ? available : THREADS_MOST;
+    }
+    *out = d;
+    return ATTN_OK;
+}
