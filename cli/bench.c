@@ -63,7 +63,8 @@ static attn_status take_threads(void *list, const void *value)
 
 static attn_status take_dtype(void *list, const void *value)
 {
-    return take_number(list, (int64_t) * (const attn_dtype *)value);
+    const attn_dtype *dtype = value;
+    return take_number(list, *dtype);
 }
 
 static attn_status take_suite(void *suites, const void *value)

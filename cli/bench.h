@@ -36,24 +36,24 @@ enum {
 typedef enum attn_bench_peer { ATTN_PEER_OPENBLAS, ATTN_PEER_TORCH, ATTN_PEER_NONE } attn_bench_peer;
 
 typedef struct attn_bench_options {
-    int suites;                            /* ATTN_BENCH_PREFILL | ... */
+    int suites;                                  /* ATTN_BENCH_PREFILL | ... */
     attn_bench_list threads, dtypes, dims, lens; /* an empty list: each suite's own */
-    int64_t heads[2];                      /* query and KV heads; 0: each suite's own */
+    int64_t heads[2];                            /* query and KV heads; 0: each suite's own */
     attn_isa isa;
     attn_bench_peer peer;
-    int64_t repeat;                        /* rounds */
-    float min_time;                        /* of a runner's turn */
+    int64_t repeat; /* rounds */
+    float min_time; /* of a runner's turn */
     bool full, json, smoke;
-    const char *csv, *machine, *python;    /* or NULL */
+    const char *csv, *machine, *python; /* or NULL */
 } attn_bench_options;
 
 typedef struct attn_bench_case {
-    const char *suite, *pass;              /* pass: "fwd", "decode" */
-    char mask[24];                         /* "full", "causal", "window:256" */
+    const char *suite, *pass; /* pass: "fwd", "decode" */
+    char mask[24];            /* "full", "causal", "window:256" */
     attn_desc desc;
-    const char *baseline_name;             /* NULL: the peer is other software */
-    attn_desc baseline;                    /* of the same tensors */
-    bool plan_only;                        /* nothing is run: memory */
+    const char *baseline_name; /* NULL: the peer is other software */
+    attn_desc baseline;        /* of the same tensors */
+    bool plan_only;            /* nothing is run: memory */
 } attn_bench_case;
 
 /* The cases of the chosen suites, to be freed. NULL and a message without memory. */
@@ -70,12 +70,12 @@ typedef struct attn_bench_result {
     double flops, kv_bytes, baseline_flops;
     double predicted_seconds, predicted_bytes;
     uint64_t workspace, packed;
-    attn_bench_times subject, peer;        /* a median of 0: not measured */
-    const char *peer_name;                 /* NULL: none */
-    char peer_form[24];                    /* which of its forms was fastest, or "" */
-    double fma, read, read_far;            /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
-    int64_t far_bytes;                     /* the footprint of read_far */
-    double limit;                          /* seconds */
+    attn_bench_times subject, peer; /* a median of 0: not measured */
+    const char *peer_name;          /* NULL: none */
+    char peer_form[24];             /* which of its forms was fastest, or "" */
+    double fma, read, read_far;     /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
+    int64_t far_bytes;              /* the footprint of read_far */
+    double limit;                   /* seconds */
 } attn_bench_result;
 
 /* Runs `calls` calls and returns seconds a call; negative after a failure, which it has reported. */
@@ -103,11 +103,13 @@ void *attn_bench_alloc(int64_t bytes);
 
 /* ---- vector loops (bench_simd.c) ----------------------------------------------------------- */
 
-enum { ATTN_BENCH_CHAINS = 12 }; /* independent FMA chains: latency x units of every machine known, and registers for it */
+enum {
+    ATTN_BENCH_CHAINS = 12
+}; /* independent FMA chains: latency x units of every machine known, and registers for it */
 
 typedef struct attn_bench_simd {
-    int lanes;                                        /* f32 */
-    float (*fma)(int64_t steps);                      /* a step: one FMA on each chain */
+    int lanes;                   /* f32 */
+    float (*fma)(int64_t steps); /* a step: one FMA on each chain */
     uint64_t (*read)(const void *base, int64_t bytes, int streams);
     float (*softmax)(float *row, int64_t n, float scale); /* in place: exp(scale (s - max)); returns their sum */
 } attn_bench_simd;
@@ -157,7 +159,7 @@ double attn_bench_torch_run(void *torch, int calls);
 
 typedef struct attn_bench_peers {
     bool openblas;
-    attn_bench_torch *torch;               /* or NULL */
+    attn_bench_torch *torch; /* or NULL */
 } attn_bench_peers;
 
 /* desc: dim_v, heads_kv and threads given. */

@@ -1,5 +1,5 @@
 /* What the machine can do: FMA peak and read bandwidth, on the library's own threads, so that subject and limit wake
- * the same workers. Work is taken in pieces from a counter: a late worker costs its share, not the whole. */
+ * the same workers, in many pieces, so that a late worker costs its share and not the whole. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -11,44 +11,38 @@ enum { FMA_STEPS = 1 << 16, FMA_PIECES = 64, READ_PIECE = 1 << 20 };
 
 struct attn_bench_limit {
     const attn_bench_simd *simd;
-    attn_desc threads;
+    attn_desc desc;      /* its threads */
     const char *base[2]; /* NULL: FMA */
     int64_t bytes[2];
     int streams;
     int64_t pieces[2];
-    _Atomic int64_t next;
     _Atomic uint64_t sink; /* results go somewhere, so that they are computed */
 };
 
-static void fma_work(void *arg, int index)
+static void fma_piece(void *arg, int64_t i, int worker)
 {
-    (void)index;
+    (void)i, (void)worker;
     attn_bench_limit *limit = arg;
-    while (atomic_fetch_add(&limit->next, 1) < limit->pieces[0])
-        atomic_fetch_add(&limit->sink, (uint64_t)limit->simd->fma(FMA_STEPS));
+    atomic_fetch_add(&limit->sink, (uint64_t)limit->simd->fma(FMA_STEPS));
 }
 
-static void read_work(void *arg, int index)
+static void read_piece(void *arg, int64_t i, int worker)
 {
-    (void)index;
+    (void)worker;
     attn_bench_limit *limit = arg;
-    for (int64_t i; (i = atomic_fetch_add(&limit->next, 1)) < limit->pieces[0] + limit->pieces[1];) {
-        int which = i >= limit->pieces[0];
-        int64_t offset = (which ? i - limit->pieces[0] : i) * READ_PIECE, left = limit->bytes[which] - offset;
-        uint64_t bits =
-            limit->simd->read(limit->base[which] + offset, left < READ_PIECE ? left : READ_PIECE, limit->streams);
-        atomic_fetch_add(&limit->sink, bits);
-    }
+    int which = i >= limit->pieces[0];
+    int64_t offset = (which ? i - limit->pieces[0] : i) * READ_PIECE, left = limit->bytes[which] - offset;
+    const char *from = limit->base[which] + offset;
+    atomic_fetch_add(&limit->sink, limit->simd->read(from, left < READ_PIECE ? left : READ_PIECE, limit->streams));
 }
 
 double attn_bench_limit_run(void *self, int calls)
 {
     attn_bench_limit *limit = self;
     double start = attn_seconds();
-    for (int i = 0; i < calls; i++) {
-        atomic_store(&limit->next, 0);
-        attn_threads_run(&limit->threads, limit->base[0] ? read_work : fma_work, limit);
-    }
+    for (int i = 0; i < calls; i++)
+        attn_threads_each(&limit->desc, limit->desc.threads, limit->pieces[0] + limit->pieces[1],
+                          limit->base[0] ? read_piece : fma_piece, limit);
     return (attn_seconds() - start) / calls;
 }
 
@@ -61,14 +55,16 @@ double attn_bench_limit_work(const attn_bench_limit *limit)
 static attn_bench_limit *create(const attn_bench_simd *simd, int threads)
 {
     attn_bench_limit *limit = calloc(1, sizeof *limit);
-    if (!limit || attn_threads_reserve(threads)) {
-        attn_bench_fail("no memory or threads for the limits");
-        free(limit);
+    if (!limit) {
+        attn_bench_fail("out of memory");
         return NULL;
     }
     limit->simd = simd;
-    limit->threads.threads = threads;
-    return limit;
+    limit->desc.threads = threads;
+    if (attn_threads_reserve(&limit->desc, threads) == ATTN_OK) return limit;
+    attn_bench_fail("%s", attn_error());
+    free(limit);
+    return NULL;
 }
 
 attn_bench_limit *attn_bench_fma(const attn_bench_simd *simd, int threads)

@@ -123,19 +123,28 @@ static void pause_between(void)
     nanosleep(&(struct timespec){ .tv_nsec = 20 * 1000 * 1000 }, NULL);
 }
 
-/* A runner without `run` is left out. The warm-up call tells how many calls fill a turn. */
+/* Warms a runner up and returns the calls that fill a turn; 0 after a failure. */
+static int calls_a_turn(const attn_bench_options *options, const attn_bench_runner *runner)
+{
+    int calls = 1;
+    for (int attempt = 0; attempt < 3; attempt++) { /* the first calls may be slow ones */
+        double seconds = runner->run(runner->self, calls);
+        if (seconds < 0.0) return 0;
+        int more = (int)fmin(1e6, fmax(1.0, ceil(options->min_time / fmax(seconds, 1e-9))));
+        if (more <= calls) return more;
+        calls = more;
+    }
+    return calls;
+}
+
+/* A runner without `run` is left out. */
 static bool take_turns(const attn_bench_options *options, const attn_bench_runner runners[RUNNERS],
                        attn_bench_times times[RUNNERS])
 {
     double samples[RUNNERS][ATTN_BENCH_ROUNDS_MOST];
     int calls[RUNNERS], rounds = (int)options->repeat;
-    for (int r = 0; r < RUNNERS; r++) {
-        if (!runners[r].run) continue;
-        double seconds = runners[r].run(runners[r].self, 1);
-        if (seconds < options->min_time) seconds = runners[r].run(runners[r].self, 1);
-        if (seconds < 0.0) return false;
-        calls[r] = (int)fmin(1e6, fmax(1.0, ceil(options->min_time / fmax(seconds, 1e-9))));
-    }
+    for (int r = 0; r < RUNNERS; r++)
+        if (runners[r].run && !(calls[r] = calls_a_turn(options, &runners[r]))) return false;
     for (int round = 0; round < rounds; round++) {
         for (int r = 0; r < RUNNERS; r++) {
             if (!runners[r].run) continue;

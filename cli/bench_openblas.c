@@ -9,7 +9,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,7 +48,6 @@ struct attn_bench_openblas {
     int64_t block, blocks; /* rows of a block, blocks of a head */
     int64_t pitch;         /* floats of a row of S */
     float *scratch;        /* a thread: block x pitch scores, block sums */
-    _Atomic int64_t next;
 };
 
 static void attend_block(attn_bench_openblas *peer, int64_t head, int64_t row0, float *scores)
@@ -81,24 +79,19 @@ static void attend_block(attn_bench_openblas *peer, int64_t head, int64_t row0, 
     }
 }
 
-static void work(void *arg, int index)
+static void attend_item(void *arg, int64_t i, int worker)
 {
     attn_bench_openblas *peer = arg;
-    float *scores = peer->scratch + index * peer->block * (peer->pitch + 1);
-    for (int64_t i; (i = atomic_fetch_add(&peer->next, 1)) < peer->heads * peer->blocks;) {
-        int64_t block = peer->blocks - 1 - i / peer->heads; /* the heaviest of a causal mask first */
-        attend_block(peer, i % peer->heads, block * peer->block, scores);
-    }
+    int64_t block = peer->blocks - 1 - i / peer->heads; /* the heaviest of a causal mask first */
+    attend_block(peer, i % peer->heads, block * peer->block, peer->scratch + worker * peer->block * (peer->pitch + 1));
 }
 
 double attn_bench_openblas_run(void *self, int calls)
 {
     attn_bench_openblas *peer = self;
     double start = attn_seconds();
-    for (int i = 0; i < calls; i++) {
-        atomic_store(&peer->next, 0);
-        attn_threads_run(&peer->desc, work, peer);
-    }
+    for (int i = 0; i < calls; i++)
+        attn_threads_each(&peer->desc, peer->desc.threads, peer->heads * peer->blocks, attend_item, peer);
     return (attn_seconds() - start) / calls;
 }
 
@@ -157,8 +150,8 @@ attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, const att
                                                 const attn_bench_simd *simd)
 {
     attn_bench_openblas *peer = calloc(1, sizeof *peer);
-    if (!peer || attn_threads_reserve(desc->threads)) {
-        attn_bench_fail("no memory or threads for OpenBLAS");
+    if (!peer || attn_threads_reserve(desc, desc->threads)) {
+        attn_bench_fail("%s", peer ? attn_error() : "out of memory");
         free(peer);
         return NULL;
     }
