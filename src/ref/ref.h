@@ -13,14 +13,16 @@ typedef struct attn_sequence {
 attn_sequence attn_sequence_of(const attn_desc *desc, const attn_args *args, int64_t batch);
 
 /* Nonzero if row `row` of head `head` sees key `key`: both inside the sequence's lengths. */
-int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, int64_t key);
+int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                     int64_t key);
 
 /* One row of the output in double precision: o[dim_v] and the LSE. scratch: len_kv doubles. */
 void attn_ref_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, double *o,
                   double *lse, double *scratch);
 
 /* The same row by unfused attention in the inputs' own precision: f32 arithmetic, and with 16-bit inputs scores,
- * probabilities and output each rounded to their type. Its error is the yardstick for kernels. scratch: len_kv floats. */
+ * probabilities and output each rounded to their type. Its error is the yardstick for kernels.
+ * scratch: len_kv floats. */
 void attn_naive_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, float *o,
                     float *lse, float *scratch);
 

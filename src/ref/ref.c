@@ -1,0 +1,121 @@
+/* Visibility of a pair, and the row of attention in double precision and as unfused attention would compute it. */
+#include "ref/ref.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "api/desc.h"
+#include "num/half.h"
+#include "num/philox.h"
+
+attn_sequence attn_sequence_of(const attn_desc *desc, const attn_args *args, int64_t batch)
+{
+    attn_sequence s = { 0, 0, desc->len_q, desc->len_kv };
+    if (desc->flags & ATTN_VARLEN) {
+        s.start_q = args->cu_lens_q[batch], s.len_q = args->cu_lens_q[batch + 1] - s.start_q;
+        s.start_kv = args->cu_lens_kv[batch], s.len_kv = args->cu_lens_kv[batch + 1] - s.start_kv;
+    }
+    if (desc->flags & ATTN_LENS_Q) s.len_q = args->lens_q[batch];
+    if (desc->flags & ATTN_LENS_KV) s.len_kv = args->lens_kv[batch];
+    return s;
+}
+
+/* ---- visibility ---------------------------------------------------------------------------- */
+
+static int64_t floor_div(int64_t a, int64_t b)
+{
+    return a / b - (a % b < 0);
+}
+
+/* Place along an axis whose extent may be 1. */
+static int64_t repeat(int64_t extent, int64_t i)
+{
+    return extent == 1 ? 0 : i;
+}
+
+static bool interval_hides(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                           int64_t key)
+{
+    int64_t kv_head = repeat(d->interval_heads, head / (d->heads_q / d->heads_kv));
+    const int32_t *v =
+        args->intervals + ((batch * d->interval_heads + kv_head) * d->len_kv + key) * d->interval_vectors;
+    if (d->interval_vectors == 1) return row >= v[0];
+    if (d->interval_vectors == 4) return (row >= v[0] && row < v[1]) || (row >= v[2] && row < v[3]);
+    return d->flags & ATTN_CAUSAL ? row >= v[0] && row < v[1] : row >= v[0] || row < v[1];
+}
+
+static bool listed(const attn_desc *d, const int32_t *counts, const int32_t *lists, int64_t batch, int64_t head,
+                   int64_t row, int64_t key)
+{
+    if (!counts) return false;
+    int64_t rows = attn_ceil_div(d->len_q, d->block_rows), columns = attn_ceil_div(d->len_kv, d->block_keys);
+    int64_t plane = repeat(d->block_batch, batch) * d->block_heads + repeat(d->block_heads, head);
+    int64_t line = plane * rows + row / d->block_rows;
+    for (int32_t i = 0; i < counts[line]; i++)
+        if (lists[line * columns + i] == key / d->block_keys) return true;
+    return false;
+}
+
+static bool bit_set(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row, int64_t key)
+{
+    int64_t plane = repeat(d->bits_batch, batch) * d->bits_heads + repeat(d->bits_heads, head);
+    return args->bits[(plane * d->len_q + row) * attn_ceil_div(d->len_kv, 8) + key / 8] >> key % 8 & 1;
+}
+
+int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                     int64_t key)
+{
+    const attn_desc *d = desc;
+    attn_sequence s = attn_sequence_of(d, args, batch);
+    int64_t t = row + s.len_kv - s.len_q;
+    if (row < 0 || row >= s.len_q || key < 0 || key >= s.len_kv) return false;
+
+    bool seen = true;
+    if (d->flags & ATTN_CAUSAL) seen = key <= t;
+    if (d->flags & ATTN_WINDOW)
+        seen = seen && (d->window_left < 0 || t - key <= d->window_left) &&
+               (d->window_right < 0 || key - t <= d->window_right);
+    if (d->flags & ATTN_PREFIX) seen = seen || key < args->prefix[batch];
+    if (d->flags & ATTN_CHUNK) seen = seen && floor_div(t, d->chunk) == floor_div(key, d->chunk);
+    if (d->flags & ATTN_INTERVALS) seen = seen && !interval_hides(d, args, batch, head, row, key);
+
+    bool full = false, partial = true; /* without lists every block is partial */
+    if (d->flags & ATTN_BLOCKS) {
+        full = listed(d, args->block_full_count, args->block_full, batch, head, row, key);
+        partial = listed(d, args->block_partial_count, args->block_partial, batch, head, row, key);
+    }
+    if (d->flags & ATTN_BITS) partial = partial && bit_set(d, args, batch, head, row, key);
+    return seen && (full || partial);
+}
+
+/* ---- the row, twice ------------------------------------------------------------------------ */
+
+static int64_t bias_at(const attn_desc *d, int64_t batch, int64_t head, int64_t row, int64_t key)
+{
+    const int64_t *extent = d->bias_extent, *stride = d->bias_stride;
+    return repeat(extent[0], batch) * stride[0] + repeat(extent[1], head) * stride[1] +
+           repeat(extent[2], row) * stride[2] + repeat(extent[3], key) * stride[3];
+}
+
+#define real double
+#define fn(name) name
+#define rounded(dtype, x) (x)
+#define attend_row attn_ref_row
+#include "ref/ref_body.h"
+#undef real
+#undef fn
+#undef rounded
+#undef attend_row
+
+static float rounded_to(attn_dtype dtype, float x)
+{
+    uint32_t stored;
+    attn_store_scalar(dtype, &stored, 0, x);
+    return attn_load_scalar(dtype, &stored, 0);
+}
+
+#define real float
+#define fn(name) name##f
+#define rounded(dtype, x) rounded_to(dtype, x)
+#define attend_row attn_naive_row
+#include "ref/ref_body.h"
