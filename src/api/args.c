@@ -1,0 +1,279 @@
+/* What the arguments of a run must be. First every array by its bytes: there, aligned, and apart from the outputs; then
+ * the contents of every table. Every CPU run comes through here: the cost is that of reading the tables once. */
+#include "api/desc.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+
+#include "api/error.h"
+#include "num/half.h"
+
+/* ---- arrays -------------------------------------------------------------------------------- */
+
+/* An array: its elements lie in bytes [lo, hi) from base. */
+typedef struct array {
+    const char *name;
+    const void *base;
+    int64_t size, lo, hi;
+    bool optional;
+} array;
+
+static array strided(const char *name, const void *base, int64_t size, const int64_t extent[4], const int64_t stride[4])
+{
+    int64_t lo, hi;
+    attn_reach(extent, stride, &lo, &hi);
+    return (array){ name, base, size, lo * size, hi * size, false };
+}
+
+static array table(const char *name, const void *base, int64_t size, int64_t count)
+{
+    return (array){ name, base, size, 0, count * size, false };
+}
+
+/* Either pair of block tables may be missing. */
+static array block_table(const char *name, const void *base, int64_t count)
+{
+    return (array){ name, base, 4, 0, count * 4, true };
+}
+
+enum { INPUTS_MOST = 16 };
+
+static int list_inputs(array list[INPUTS_MOST], const attn_desc *d, const attn_args *a)
+{
+    attn_shape shape = attn_shape_of(d);
+    int64_t size = attn_dtype_size(d->dtype);
+    int n = 0;
+    list[n++] = strided("q", a->q, size, shape.q, d->q_stride);
+    list[n++] = strided("k", a->k, size, shape.k, d->k_stride);
+    list[n++] = strided("v", a->v, size, shape.v, d->v_stride);
+    if (d->flags & ATTN_VARLEN) {
+        list[n++] = table("cu_lens_q", a->cu_lens_q, 4, d->batch + 1);
+        list[n++] = table("cu_lens_kv", a->cu_lens_kv, 4, d->batch + 1);
+    }
+    if (d->flags & ATTN_LENS_Q) list[n++] = table("lens_q", a->lens_q, 4, d->batch);
+    if (d->flags & ATTN_LENS_KV) list[n++] = table("lens_kv", a->lens_kv, 4, d->batch);
+    if (d->flags & ATTN_PREFIX) list[n++] = table("prefix", a->prefix, 4, d->batch);
+    if (d->flags & ATTN_INTERVALS)
+        list[n++] = table("intervals", a->intervals, 4, d->batch * d->interval_heads * d->len_kv * d->interval_vectors);
+    if (d->flags & ATTN_BLOCKS) {
+        int64_t lines = d->block_batch * d->block_heads * attn_ceil_div(d->len_q, d->block_rows);
+        int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
+        list[n++] = block_table("block_full_count", a->block_full_count, lines);
+        list[n++] = block_table("block_full", a->block_full, lines * columns);
+        list[n++] = block_table("block_partial_count", a->block_partial_count, lines);
+        list[n++] = block_table("block_partial", a->block_partial, lines * columns);
+    }
+    if (d->flags & ATTN_BITS)
+        list[n++] = table("bits", a->bits, 1, d->bits_batch * d->bits_heads * d->len_q * attn_ceil_div(d->len_kv, 8));
+    if (d->flags & ATTN_ALIBI) list[n++] = table("alibi", a->alibi, 4, d->alibi_batch * d->heads_q);
+    if (d->flags & ATTN_BIAS)
+        list[n++] = strided("bias", a->bias, attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
+    if (d->flags & ATTN_SINK) list[n++] = table("sink", a->sink, 4, d->heads_q);
+    return n;
+}
+
+static attn_status check_array(const array *a)
+{
+    if (!a->base && a->hi > a->lo && !a->optional)
+        return attn_fail(ATTN_INVALID, "%s is NULL, but has elements", a->name);
+    if ((uintptr_t)a->base % (uintptr_t)a->size != 0)
+        return attn_fail(ATTN_INVALID, "%s = %p is not aligned to its elements of %" PRId64 " bytes", a->name, a->base,
+                         a->size);
+    return ATTN_OK;
+}
+
+static attn_status check_apart(const array *out, const array *other)
+{
+    uintptr_t out_base = (uintptr_t)out->base, base = (uintptr_t)other->base;
+    if (!out->base || !other->base || out->lo == out->hi || other->lo == other->hi) return ATTN_OK;
+    if (out_base + (uintptr_t)out->hi <= base + (uintptr_t)other->lo ||
+        base + (uintptr_t)other->hi <= out_base + (uintptr_t)out->lo)
+        return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "%s overlaps %s", out->name, other->name);
+}
+
+static attn_status check_arrays(const attn_desc *d, const attn_args *a)
+{
+    attn_shape shape = attn_shape_of(d);
+    int64_t o_size = d->flags & ATTN_OUT_F32 ? 4 : attn_dtype_size(d->dtype);
+    int64_t rows = d->heads_q * (d->flags & ATTN_VARLEN ? d->total_q : d->batch * d->len_q);
+    array o = strided("o", a->o, o_size, shape.o, d->o_stride), lse = table("lse", a->lse, 4, rows);
+    lse.optional = true;
+
+    array inputs[INPUTS_MOST];
+    int count = list_inputs(inputs, d, a);
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < count && !status; i++)
+        status = check_array(&inputs[i]);
+    if (!status) status = check_array(&o);
+    if (!status) status = check_array(&lse);
+    for (int i = 0; i < count && !status; i++)
+        status = check_apart(&o, &inputs[i]);
+    for (int i = 0; i < count && !status; i++)
+        status = check_apart(&lse, &inputs[i]);
+    return status ? status : check_apart(&o, &lse);
+}
+
+/* ---- lengths ------------------------------------------------------------------------------- */
+
+static attn_status check_starts(const char *side, const int32_t *cu, int64_t batch, int64_t len, int64_t total)
+{
+    if (cu[0] != 0) return attn_fail(ATTN_INVALID, "cu_lens_%s[0] = %" PRId32 " is not 0", side, cu[0]);
+    for (int64_t i = 0; i < batch; i++) {
+        if (cu[i + 1] < cu[i])
+            return attn_fail(ATTN_INVALID,
+                             "cu_lens_%s[%" PRId64 "] = %" PRId32 " is below cu_lens_%s[%" PRId64 "] = %" PRId32, side,
+                             i + 1, cu[i + 1], side, i, cu[i]);
+        if (cu[i + 1] - cu[i] > len)
+            return attn_fail(ATTN_INVALID,
+                             "cu_lens_%s gives sequence %" PRId64 " %" PRId32 " rows, which exceeds len_%s = %" PRId64,
+                             side, i, cu[i + 1] - cu[i], side, len);
+    }
+    if (cu[batch] > total)
+        return attn_fail(ATTN_INVALID, "cu_lens_%s[%" PRId64 "] = %" PRId32 " exceeds total_%s = %" PRId64, side, batch,
+                         cu[batch], side, total);
+    return ATTN_OK;
+}
+
+/* starts: of the sequences, or NULL where each has `most`. */
+static attn_status check_lens(const char *name, const int32_t *lens, const int32_t *starts, int64_t batch,
+                              const char *most_name, int64_t most)
+{
+    for (int64_t i = 0; i < batch; i++) {
+        int64_t share = starts ? starts[i + 1] - starts[i] : most;
+        if (lens[i] < 0) return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId32 " is below 0", name, i, lens[i]);
+        if (lens[i] > share)
+            return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId32 " exceeds %s = %" PRId64, name, i, lens[i],
+                             starts ? "the sequence's share of cu_lens" : most_name, share);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_lengths(const attn_desc *d, const attn_args *a)
+{
+    const int32_t *starts_q = NULL, *starts_kv = NULL;
+    attn_status status = ATTN_OK;
+    if (d->flags & ATTN_VARLEN) {
+        starts_q = a->cu_lens_q, starts_kv = a->cu_lens_kv;
+        status = check_starts("q", starts_q, d->batch, d->len_q, d->total_q);
+        if (!status) status = check_starts("kv", starts_kv, d->batch, d->len_kv, d->total_kv);
+    }
+    if (!status && d->flags & ATTN_LENS_Q)
+        status = check_lens("lens_q", a->lens_q, starts_q, d->batch, "len_q", d->len_q);
+    if (!status && d->flags & ATTN_LENS_KV)
+        status = check_lens("lens_kv", a->lens_kv, starts_kv, d->batch, "len_kv", d->len_kv);
+    if (!status && d->flags & ATTN_PREFIX)
+        status = check_lens("prefix", a->prefix, NULL, d->batch, "len_kv", d->len_kv);
+    return status;
+}
+
+/* ---- masks --------------------------------------------------------------------------------- */
+
+/* One pass in parts of a constant length, which compilers turn into vector code: v | (most - v) has its sign bit set
+ * exactly where v is outside 0 to most. */
+static attn_status check_intervals(const attn_desc *d, const attn_args *a)
+{
+    enum { PART = 256 };
+    int64_t count = d->batch * d->interval_heads * d->len_kv * d->interval_vectors;
+    uint32_t most = (uint32_t)d->len_q, outside = 0;
+    const int32_t *v = a->intervals;
+    int64_t i = 0;
+    for (; i + PART <= count && !(outside >> 31); i += PART)
+        for (int j = 0; j < PART; j++)
+            outside |= (uint32_t)v[i + j] | (most - (uint32_t)v[i + j]);
+    if (outside >> 31) i -= PART;
+    for (; i < count; i++)
+        if (v[i] < 0 || v[i] > d->len_q)
+            return attn_fail(ATTN_INVALID, "intervals[%" PRId64 "] = %" PRId32 " is not in 0 to len_q = %" PRId64, i,
+                             v[i], d->len_q);
+    return ATTN_OK;
+}
+
+/* One line of a list: rising places of blocks. */
+static attn_status check_line(const char *kind, int64_t line, int32_t count, const int32_t *list, int64_t columns)
+{
+    if (count < 0 || count > columns)
+        return attn_fail(ATTN_INVALID,
+                         "block_%s_count[%" PRId64 "] = %" PRId32 " is not in 0 to %" PRId64 " key blocks", kind, line,
+                         count, columns);
+    for (int32_t i = 0; i < count; i++) {
+        if (list[i] < 0 || list[i] >= columns)
+            return attn_fail(ATTN_INVALID,
+                             "block_%s[%" PRId64 "] = %" PRId32 " is not one of the key blocks 0 to %" PRId64, kind,
+                             line * columns + i, list[i], columns - 1);
+        if (i > 0 && list[i] <= list[i - 1])
+            return attn_fail(ATTN_INVALID,
+                             "block_%s[%" PRId64 "] = %" PRId32 " does not rise above %" PRId32 " before it", kind,
+                             line * columns + i, list[i], list[i - 1]);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_pair(const char *kind, const int32_t *counts, const int32_t *lists, int64_t columns)
+{
+    if (counts && !lists && columns > 0)
+        return attn_fail(ATTN_INVALID, "block_%s is NULL, but block_%s_count is not", kind, kind);
+    if (lists && !counts) return attn_fail(ATTN_INVALID, "block_%s_count is NULL, but block_%s is not", kind, kind);
+    return ATTN_OK;
+}
+
+static attn_status check_blocks(const attn_desc *d, const attn_args *a)
+{
+    int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
+    int64_t lines = d->block_batch * d->block_heads * attn_ceil_div(d->len_q, d->block_rows);
+    attn_status status = check_pair("full", a->block_full_count, a->block_full, columns);
+    if (!status) status = check_pair("partial", a->block_partial_count, a->block_partial, columns);
+    if (status) return status;
+    if (lines > 0 && !a->block_full_count && !a->block_partial_count)
+        return attn_fail(ATTN_INVALID, "block_full_count and block_partial_count are both NULL: ATTN_BLOCKS needs one");
+
+    for (int64_t line = 0; line < lines; line++) {
+        int32_t fulls = a->block_full_count ? a->block_full_count[line] : 0;
+        int32_t partials = a->block_partial_count ? a->block_partial_count[line] : 0;
+        const int32_t *full = a->block_full ? a->block_full + line * columns : NULL;
+        const int32_t *partial = a->block_partial ? a->block_partial + line * columns : NULL;
+        status = check_line("full", line, fulls, full, columns);
+        if (!status) status = check_line("partial", line, partials, partial, columns);
+        if (status) return status;
+        for (int32_t i = 0, j = 0; i < fulls && j < partials;) {
+            if (full[i] == partial[j])
+                return attn_fail(ATTN_INVALID,
+                                 "line %" PRId64 " of the block lists has block %" PRId32
+                                 " in both block_full and block_partial",
+                                 line, full[i]);
+            if (full[i] < partial[j])
+                i++;
+            else
+                j++;
+        }
+    }
+    return ATTN_OK;
+}
+
+/* ---- score changes ------------------------------------------------------------------------- */
+
+static attn_status check_logits(const attn_desc *d, const attn_args *a)
+{
+    char text[ATTN_DECIMAL_SIZE];
+    if (d->flags & ATTN_ALIBI)
+        for (int64_t i = 0; i < d->alibi_batch * d->heads_q; i++)
+            if (!isfinite(a->alibi[i]))
+                return attn_fail(ATTN_INVALID, "alibi[%" PRId64 "] = %s is not finite", i,
+                                 attn_decimal(text, a->alibi[i]));
+    if (d->flags & ATTN_SINK)
+        for (int64_t i = 0; i < d->heads_q; i++)
+            if (!(a->sink[i] < INFINITY))
+                return attn_fail(ATTN_INVALID, "sink[%" PRId64 "] = %s is neither finite nor -inf", i,
+                                 attn_decimal(text, a->sink[i]));
+    return ATTN_OK;
+}
+
+attn_status attn_args_check(const attn_desc *desc, const attn_args *args)
+{
+    attn_status status = check_arrays(desc, args);
+    if (!status) status = check_lengths(desc, args);
+    if (!status && desc->flags & ATTN_INTERVALS) status = check_intervals(desc, args);
+    if (!status && desc->flags & ATTN_BLOCKS) status = check_blocks(desc, args);
+    return status ? status : check_logits(desc, args);
+}
