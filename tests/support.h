@@ -1,0 +1,41 @@
+/* What the tests share: cmocka, and a few words. */
+#ifndef TESTS_SUPPORT_H
+#define TESTS_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check/compare.h"
+#include "check/grid.h"
+#include "cpu/kernel.h"
+
+#define COUNT(table) (int)(sizeof(table) / sizeof *(table))
+
+#define assert_ok(call)                                                                                                \
+    do {                                                                                                               \
+        attn_status status_ = (call);                                                                                  \
+        if (status_ != ATTN_OK) fail_msg("%s: %s: %s", #call, attn_status_name(status_), attn_error());                \
+    } while (0)
+
+/* Long tests run each n-th of their cases. */
+static inline int test_scale(void)
+{
+    const char *text = getenv("ATTN_TEST_SCALE");
+    int scale = text ? atoi(text) : 1;
+    return scale < 1 ? 1 : scale;
+}
+
+/* Whether this machine runs the kernel. */
+static inline bool runs(const attn_cpu_kernel *kernel)
+{
+    return kernel->ops != NULL && attn_isa_available(kernel->isa);
+}
+
+#endif

@@ -1,0 +1,69 @@
+/* Every kernel, and the planner's choice, against the reference on the covering array. test_grid PART PARTS runs the
+ * cases n with n % PARTS == PART. */
+#include "support.h"
+
+#include "check/sweep.h"
+
+static int part, parts = 1;
+
+/* The array does what it promises: every pair of levels that may meet meets. */
+static void grid_covers(void **state)
+{
+    (void)state;
+    check_grid *grid = check_grid_create(CHECK_SEED);
+    assert_int_equal(grid->abandoned, 0);
+    assert_true(grid->count > 300 && grid->count < CHECK_CASES);
+    free(grid);
+}
+
+/* Masks meet, but they must leave something to compute. */
+static void grid_sees(void **state)
+{
+    (void)state;
+    check_grid *grid = check_grid_create(CHECK_SEED);
+    double visible = 0;
+    int cases = 0;
+    for (int n = 0; n < grid->count; n += 5) {
+        attn_desc desc;
+        check_options options;
+        check_problem problem;
+        check_grid_case(grid, n, ATTN_DECODE_ROWS, &desc, &options);
+        assert_ok(check_problem_create(&problem, &desc, &options));
+        check_reference reference = check_reference_create(&problem);
+        visible += reference.visible;
+        cases++;
+        check_reference_destroy(&reference);
+        check_problem_destroy(&problem);
+    }
+    free(grid);
+    assert_true(visible > 0.6 * cases);
+}
+
+static void kernels_agree_with_reference(void **state)
+{
+    (void)state;
+    check_grid *grid = check_grid_create(CHECK_SEED);
+    check_sweep sweep = check_sweep_create(grid, NULL, ATTN_ISA_AUTO);
+    for (int n = part; n < grid->count; n += parts * test_scale()) check_sweep_case(&sweep, n);
+    int failures = 0;
+    for (int i = 0; i < sweep.count; i++) {
+        const check_report *r = &sweep.reports[i];
+        if (r->failures != 0)
+            print_error("%s: case %d: %s\n", r->kernel ? r->kernel : "planner", r->failed_case, r->message);
+        assert_true(r->skipped || r->cases > 0);
+        failures += r->failures;
+    }
+    free(grid);
+    assert_int_equal(failures, 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3) part = atoi(argv[1]), parts = atoi(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(grid_covers),
+        cmocka_unit_test(grid_sees),
+        cmocka_unit_test(kernels_agree_with_reference),
+    };
+    return cmocka_run_group_tests(part == 0 ? tests : tests + 2, NULL, NULL) ;
+}

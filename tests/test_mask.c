@@ -1,0 +1,162 @@
+/* Masks against the definition, key by key: an iterator may skip no visible key, "full" and bits are exact. */
+#include "support.h"
+
+#include "mask/mask.h"
+#include "ref/ref.h"
+
+typedef struct sight {
+    const check_problem *problem;
+    attn_mask_view view;
+    int64_t batch, head, len_q, len_kv;
+} sight;
+
+static bool sees(const sight *s, int64_t row, int64_t key)
+{
+    return attn_ref_visible(&s->problem->resolved, &s->problem->args, s->batch, s->head, row, key);
+}
+
+/* Rows of [row0, row1) that see the key. */
+static int64_t seen_by(const sight *s, int64_t row0, int64_t row1, int64_t key)
+{
+    int64_t count = 0;
+    for (int64_t i = row0; i < row1; i++) count += sees(s, i, key);
+    return count;
+}
+
+static void check_tile(const sight *s, int64_t row0, int64_t row1, attn_mask_tile run, int64_t most, int64_t from)
+{
+    assert_true(from <= run.lo && run.lo < run.hi && run.hi <= s->len_kv && run.hi - run.lo <= most);
+    for (int64_t j = run.lo; j < run.hi && run.full; j++) assert_int_equal(seen_by(s, row0, row1, j), row1 - row0);
+    for (int64_t part0 = row0; part0 < row1; part0 += 6) {
+        int64_t part1 = part0 + 6 < row1 ? part0 + 6 : row1;
+        attn_mask_tile span = run;
+        attn_mask_span(&s->view, part0, part1, &span);
+        for (int64_t j = run.lo; j < run.hi; j++) {
+            int64_t seen = seen_by(s, part0, part1, j);
+            bool inside = span.lo <= j && j < span.hi;
+            if (!inside) assert_int_equal(seen, 0);
+            if (inside && span.full) assert_int_equal(seen, part1 - part0);
+        }
+    }
+}
+
+static void check_rows(const sight *s, int64_t row0, int64_t row1, int64_t most)
+{
+    int64_t from = 0;
+    attn_mask_tile run;
+    while (from < s->len_kv && attn_mask_next(&s->view, row0, row1, from, most, &run)) {
+        for (int64_t j = from; j < run.lo; j++) assert_int_equal(seen_by(s, row0, row1, j), 0);
+        check_tile(s, row0, row1, run, most, from);
+        from = run.hi;
+    }
+    for (int64_t j = from; j < s->len_kv; j++) assert_int_equal(seen_by(s, row0, row1, j), 0);
+}
+
+static void check_bits_of(const sight *s, int64_t row, int64_t key0, int64_t keys)
+{
+    uint64_t words[ATTN_MASK_MOST / 64];
+    memset(words, 0xa5, sizeof words);
+    bool all = attn_mask_row(&s->view, row, key0, keys, words), expected = true;
+    for (int64_t j = 0; j < keys; j++) {
+        bool visible = sees(s, row, key0 + j);
+        expected &= visible;
+        assert_int_equal(words[j / 64] >> (j % 64) & 1, visible);
+    }
+    assert_int_equal(all, expected);
+}
+
+static void check_head(const sight *s, uint64_t *state)
+{
+    if (s->len_q == 0) return;
+    for (int i = 0; i < 4; i++) {
+        int64_t row0 = check_below(state, s->len_q), rows = 1 + check_below(state, 40);
+        int64_t row1 = row0 + rows < s->len_q ? row0 + rows : s->len_q;
+        check_rows(s, row0, row1, i % 2 ? ATTN_KEYS_TILE : 1 + check_below(state, 100));
+    }
+    check_rows(s, 0, s->len_q, ATTN_KEYS_TILE);
+    for (int i = 0; i < 8 && s->len_kv > 0; i++) {
+        int64_t key0 = check_below(state, s->len_kv), keys = 1 + check_below(state, ATTN_MASK_MOST);
+        check_bits_of(s, check_below(state, s->len_q), key0, keys < s->len_kv - key0 ? keys : s->len_kv - key0);
+    }
+}
+
+static attn_interval_node *summarize(const check_problem *problem)
+{
+    const attn_desc *desc = &problem->resolved;
+    int64_t nodes = attn_interval_node_count(desc), heads = nodes ? desc->interval_heads : 0;
+    attn_interval_node *all = check_allocate((size_t)(nodes * heads * desc->batch) * sizeof *all);
+    for (int64_t b = 0; b < desc->batch; b++)
+        for (int64_t h = 0; h < heads; h++)
+            attn_interval_summarize(desc, &problem->args, b, h, all + (b * heads + h) * nodes);
+    return all;
+}
+
+static void check_problem_masks(const check_problem *problem)
+{
+    uint64_t state = problem->options.seed;
+    attn_interval_node *nodes = summarize(problem);
+    for (int64_t b = 0; b < problem->resolved.batch; b++)
+        for (int64_t h = 0; h < problem->resolved.heads_q; h++) {
+            attn_sequence seq = attn_sequence_of(&problem->resolved, &problem->args, b);
+            sight s = { problem, .batch = b, .head = h, .len_q = seq.len_q, .len_kv = seq.len_kv };
+            attn_mask_view_init(&s.view, &problem->resolved, &problem->args, nodes, b, h);
+            check_head(&s, &state);
+        }
+    free(nodes);
+}
+
+/* The masks of the grid's smaller cases, from two seeds. */
+static void masks_are_what_they_mean(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 2; seed++) {
+        check_grid *grid = check_grid_create(seed);
+        for (int n = 0; n < grid->count; n += test_scale()) {
+            attn_desc desc;
+            check_options options;
+            check_problem problem;
+            check_grid_case(grid, n, INT64_MAX, &desc, &options);
+            if (desc.len_q * desc.len_kv > 300 * 300) continue;
+            desc.dim_qk = desc.dim_v = 1;
+            assert_ok(check_problem_create(&problem, &desc, &options));
+            check_problem_masks(&problem);
+            check_problem_destroy(&problem);
+        }
+        free(grid);
+    }
+}
+
+/* attn_mask_pairs counts what ranges leave visible exactly. */
+static void pairs_are_counted(void **state)
+{
+    (void)state;
+    static const int64_t windows[][2] = { { 0, 0 }, { 5, -1 }, { -1, 3 }, { 17, 40 }, { INT64_MAX, 2 } };
+    static const int64_t lengths[][2] = { { 1, 1 }, { 60, 37 }, { 37, 60 }, { 64, 64 }, { 1, 90 }, { 0, 5 }, { 5, 0 } };
+    static const int64_t chunks[] = { 1, 7, 32, 1000 };
+    enum { VARIANTS = 2 * (COUNT(windows) + 1) * (COUNT(chunks) + 1) };
+    for (int n = 0; n < VARIANTS * COUNT(lengths); n++) {
+        int l = n / VARIANTS, w = n / 2 % (COUNT(windows) + 1), c = n / 2 / (COUNT(windows) + 1) % (COUNT(chunks) + 1);
+        attn_desc desc = { .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .dim_qk = 1, .flags = n % 2 ? ATTN_CAUSAL : 0 };
+        desc.len_q = lengths[l][0], desc.len_kv = lengths[l][1];
+        if (w) desc.flags |= ATTN_WINDOW, desc.window_left = windows[w - 1][0], desc.window_right = windows[w - 1][1];
+        if (c) desc.flags |= ATTN_CHUNK, desc.chunk = chunks[c - 1];
+        check_problem problem;
+        assert_ok(check_problem_create(&problem, &desc, &(check_options){ 0 }));
+        sight s = { &problem, .len_q = desc.len_q, .len_kv = desc.len_kv };
+        int64_t pairs = 0;
+        for (int64_t j = 0; j < s.len_kv; j++) pairs += seen_by(&s, 0, s.len_q, j);
+        if (attn_mask_pairs(&problem.resolved) != (double)pairs)
+            fail_msg("%lld x %lld, causal %d, window %d, chunk %d: %g pairs, not %lld", (long long)s.len_q,
+                     (long long)s.len_kv, n % 2, w, c, attn_mask_pairs(&problem.resolved), (long long)pairs);
+        check_problem_destroy(&problem);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(masks_are_what_they_mean),
+        cmocka_unit_test(pairs_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
