@@ -156,6 +156,7 @@ void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn
         int64_t start = max64(hull.lo[i], tile->lo), end = min64(hull.hi[i], tile->hi);
         if (start < end) lo = min64(lo, start), hi = max64(hi, end);
     }
+    if (lo >= hi) lo = hi = tile->lo;
     bool listed = view->lists[0] || view->lists[1] || view->intervals || view->bits;
     bool full = tile->full || (!listed && lo < hi && inside(&core, lo, hi));
     *tile = (attn_mask_tile){ lo, hi, full };
