@@ -188,6 +188,7 @@ static bool settle_machine(attn_bench_options *o, char *name, size_t size)
     if (!o->machine && length > 4 && strcmp(name + length - 4, ".csv") == 0) name[length - 4] = 0;
     o->machine = name;
     if (!only_commas_lack(name)) return attn_bench_fail("machine = %s: takes a name without commas and quotes", name);
+    if (o->csv && o->smoke) return attn_bench_fail("--smoke keeps no results: leave out --csv");
     if (o->csv && o->repeat < ATTN_BENCH_ROUNDS_LEAST)
         return attn_bench_fail("--repeat %d: results for --csv take at least %d rounds", (int)o->repeat,
                                ATTN_BENCH_ROUNDS_LEAST);
