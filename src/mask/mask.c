@@ -33,10 +33,10 @@ static int64_t floor_to(int64_t t, int64_t step)
 static void range_init(attn_mask_view *view, const attn_desc *desc)
 {
     bool window = desc->flags & ATTN_WINDOW;
-    view->left = window && desc->window_left >= 0 ? desc->window_left : UNBOUNDED;
-    view->right = window && desc->window_right >= 0 ? desc->window_right : UNBOUNDED;
+    view->left = window && desc->window_left >= 0 ? min64(desc->window_left, UNBOUNDED) : UNBOUNDED;
+    view->right = window && desc->window_right >= 0 ? min64(desc->window_right, UNBOUNDED) : UNBOUNDED;
     if (desc->flags & ATTN_CAUSAL) view->right = 0;
-    view->chunk = desc->flags & ATTN_CHUNK ? desc->chunk : 0;
+    view->chunk = desc->flags & ATTN_CHUNK ? min64(desc->chunk, UNBOUNDED) : 0;
 }
 
 void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn_args *args,
