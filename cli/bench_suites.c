@@ -105,7 +105,7 @@ static void threads_over_one(grid *g)
                         describe(g, dtypes.values[y], heads, heads, len, len, dims.values[d], threads.values[t]),
                         items);
                     for (int i = 0; i < 2; i++) {
-                        items[i]->baseline_name = "one thread";
+                        items[i]->baseline_name = "one-thread";
                         items[i]->baseline = items[i]->desc;
                         items[i]->baseline.threads = 1;
                     }
