@@ -109,7 +109,10 @@ static int64_t bias_at(const attn_desc *d, int64_t batch, int64_t head, int64_t 
 
 static float rounded_to(attn_dtype dtype, float x)
 {
-    uint32_t stored;
+    union {
+        float single;
+        uint16_t half;
+    } stored;
     attn_store_scalar(dtype, &stored, 0, x);
     return attn_load_scalar(dtype, &stored, 0);
 }

@@ -1,0 +1,394 @@
+/* What attn_desc_resolve accepts, completes and refuses, and the messages it leaves. */
+#include "support.h"
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+
+#include "api/desc.h"
+#include "api/error.h"
+
+static attn_desc plain(void)
+{
+    return (attn_desc){
+        .dtype = ATTN_F32, .batch = 2, .heads_q = 12, .heads_kv = 4, .len_q = 5, .len_kv = 7, .dim_qk = 16
+    };
+}
+
+/* Every flag at once. */
+static attn_desc loaded(void)
+{
+    attn_desc d = plain();
+    d.flags = (ATTN_DETERMINISTIC << 1) - 1;
+    d.total_q = 9, d.total_kv = 11, d.dim_v = 8, d.scale = 0.5f, d.softcap = 30, d.dropout_p = 0.25f;
+    d.window_left = 3, d.window_right = -1, d.chunk = 4, d.interval_vectors = 2, d.interval_heads = 4;
+    d.block_rows = 2, d.block_keys = 3, d.block_batch = 1, d.block_heads = 12, d.bits_batch = 2, d.bits_heads = 1;
+    d.alibi_batch = 2, d.bias_dtype = ATTN_F16, d.isa = ATTN_ISA_PORTABLE, d.threads = 3;
+    d.bias_extent[0] = 1, d.bias_extent[1] = 12, d.bias_extent[2] = 5, d.bias_extent[3] = 7;
+    return d;
+}
+
+static void expect(int line, const attn_desc *desc, size_t size, attn_status status, const char *text)
+{
+    attn_desc out, untouched;
+    memset(&out, 0x5a, sizeof out);
+    memset(&untouched, 0x5a, sizeof untouched);
+    attn_status got = attn_desc_resolve(&out, desc, size);
+    if (got != status || !strstr(attn_error(), text))
+        fail_msg("line %d: %s \"%s\", not %s \"%s\"", line, attn_status_name(got), attn_error(),
+                 attn_status_name(status), text);
+    if (memcmp(&out, &untouched, sizeof out)) fail_msg("line %d: written in spite of its failure", line);
+}
+
+/* A descriptor, changed, is refused with this message. */
+#define REFUSED(desc, status, text, ...)                     \
+    do {                                                     \
+        attn_desc d = desc();                                \
+        __VA_ARGS__;                                         \
+        expect(__LINE__, &d, sizeof d, ATTN_##status, text); \
+    } while (0)
+
+#define ACCEPTED(desc, ...)                               \
+    do {                                                  \
+        attn_desc d = desc(), out;                        \
+        __VA_ARGS__;                                      \
+        assert_ok(attn_desc_resolve(&out, &d, sizeof d)); \
+    } while (0)
+
+static void set4(int64_t to[4], int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+}
+
+/* ---- what is accepted ---------------------------------------------------------------------- */
+
+static void defaults_are_filled_in(void **state)
+{
+    (void)state;
+    attn_desc d = plain(), out;
+    d.heads_kv = 0;
+    assert_ok(attn_desc_resolve(&out, &d, sizeof d));
+    assert_int_equal(out.heads_kv, 12);
+    assert_int_equal(out.dim_v, 16);
+    assert_true(out.scale == 0.25f);
+    assert_in_range(out.threads, 1, 1024);
+    static const int64_t q[4] = { 5 * 12 * 16, 12 * 16, 16, 1 }, k[4] = { 7 * 12 * 16, 12 * 16, 16, 1 };
+    assert_memory_equal(out.q_stride, q, sizeof q);
+    assert_memory_equal(out.k_stride, k, sizeof k);
+    assert_memory_equal(out.v_stride, k, sizeof k);
+    assert_memory_equal(out.o_stride, q, sizeof q);
+
+    d = loaded();
+    assert_ok(attn_desc_resolve(&out, &d, sizeof d));
+    static const int64_t v[4] = { 11 * 4 * 8, 4 * 8, 8, 1 }, bias[4] = { 12 * 5 * 7, 5 * 7, 7, 1 };
+    assert_memory_equal(out.v_stride, v, sizeof v);
+    assert_memory_equal(out.bias_stride, bias, sizeof bias);
+    assert_int_equal(out.threads, 3);
+    assert_true(out.scale == 0.5f);
+}
+
+static void resolving_twice_changes_nothing(void **state)
+{
+    (void)state;
+    attn_desc empty = plain(), same = loaded(), given[4] = { plain(), loaded(), empty, same };
+    given[2].batch = given[2].len_q = 0;
+    given[3].bias_extent[1] = given[3].bias_extent[2] = given[3].bias_extent[3] = 1;
+    for (int i = 0; i < COUNT(given); i++) {
+        attn_desc once, twice;
+        assert_ok(attn_desc_resolve(&once, &given[i], sizeof once));
+        assert_ok(attn_desc_resolve(&twice, &once, sizeof once));
+        assert_memory_equal(&once, &twice, sizeof once);
+    }
+}
+
+static void edges_are_accepted(void **state)
+{
+    (void)state;
+    ACCEPTED(loaded, (void)0);
+    ACCEPTED(plain, d.batch = 0);
+    ACCEPTED(plain, d.len_q = 0);
+    ACCEPTED(plain, d.len_kv = 0);
+    ACCEPTED(plain, d.batch = d.len_q = d.len_kv = 0);
+    ACCEPTED(plain, d.dim_qk = 1, d.dim_v = 512);
+    ACCEPTED(plain, d.batch = 1, d.heads_q = d.heads_kv = 1, d.len_q = d.len_kv = INT32_MAX - 64);
+    ACCEPTED(plain, d.batch = 0, d.heads_q = d.heads_kv = 1 << 20);
+    ACCEPTED(plain, d.flags = ATTN_WINDOW, d.window_left = d.window_right = -1);
+    ACCEPTED(plain, d.flags = ATTN_WINDOW, d.window_left = d.window_right = INT64_MAX);
+    ACCEPTED(plain, d.flags = ATTN_WINDOW);
+    ACCEPTED(plain, d.flags = ATTN_CHUNK, d.chunk = INT64_MAX);
+    ACCEPTED(plain, d.flags = ATTN_DROPOUT);
+    ACCEPTED(plain, d.flags = ATTN_DROPOUT, d.dropout_p = 255.4f / 256);
+    ACCEPTED(plain, d.scale = 1e-30f);
+    ACCEPTED(plain, d.threads = 1024);
+    ACCEPTED(plain, set4(d.q_stride, -1000, 0, 16, 1)); /* inputs may run backwards and repeat */
+    ACCEPTED(plain, set4(d.k_stride, 0, 0, 0, 1));
+    ACCEPTED(plain, set4(d.o_stride, -960, 192, -16, 1));
+    ACCEPTED(plain, set4(d.o_stride, 960, 16, 80, 1)); /* (batch, head, row, dim) */
+    ACCEPTED(plain, d.batch = 1, set4(d.o_stride, 0, 192, 16, 1));
+    ACCEPTED(plain, d.flags = ATTN_BIAS, d.bias_dtype = ATTN_BF16, set4(d.bias_extent, 2, 12, 5, 7),
+             set4(d.bias_stride, 0, -7, 3, 2));
+    ACCEPTED(plain, d.flags = ATTN_INTERVALS, d.interval_heads = 1, d.interval_vectors = 4);
+    ACCEPTED(plain, d.flags = ATTN_INTERVALS | ATTN_CAUSAL, d.interval_heads = 1, d.interval_vectors = 1);
+}
+
+/* ---- what is refused ----------------------------------------------------------------------- */
+
+static void kinds_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "dtype = 0 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.dtype = (attn_dtype)0);
+    REFUSED(plain, INVALID, "dtype = 4 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.dtype = (attn_dtype)4);
+    REFUSED(plain, UNSUPPORTED, "direction = ATTN_BACKWARD: the backward pass is not built",
+            d.direction = ATTN_BACKWARD);
+    REFUSED(plain, INVALID, "direction = 2 is not ATTN_FORWARD", d.direction = (attn_direction)2);
+    REFUSED(plain, UNSUPPORTED, "device = ATTN_CUDA: CUDA is not built", d.device = ATTN_CUDA);
+    REFUSED(plain, INVALID, "device = 7 is not ATTN_CPU", d.device = (attn_device)7);
+    REFUSED(plain, INVALID, "flags = 0x20001 has unknown bits 0x20000", d.flags = 0x20001);
+    REFUSED(plain, INVALID, "flags = 0x80000000 has unknown bits 0x80000000", d.flags = 0x80000000);
+    REFUSED(plain, INVALID, "isa = 9 is not an attn_isa", d.isa = (attn_isa)9);
+    REFUSED(plain, INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
+    REFUSED(plain, INVALID, "threads = 1025 is not in 0 to 1024", d.threads = 1025);
+    REFUSED(plain, INVALID, "parallel_context needs parallel_for", d.parallel_context = &d);
+    for (attn_isa isa = ATTN_ISA_PORTABLE; isa <= ATTN_ISA_AVX512; isa++) {
+        if (attn_isa_available(isa))
+            ACCEPTED(plain, d.isa = isa);
+        else
+            REFUSED(plain, UNSUPPORTED, attn_isa_name(isa), d.isa = isa);
+    }
+}
+
+static void sizes_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "batch = -1 is not in 0 to 2147483647", d.batch = -1);
+    REFUSED(plain, INVALID, "batch = 2147483648 is not in 0 to 2147483647", d.batch = INT64_C(1) << 31);
+    REFUSED(plain, INVALID, "heads_q = 0 is not in 1 to 1048576", d.heads_q = 0);
+    REFUSED(plain, INVALID, "heads_q = -3 is not in 1 to 1048576", d.heads_q = -3, d.heads_kv = 0);
+    REFUSED(plain, INVALID, "heads_q = 1048577 is not in 1 to 1048576", d.heads_q = 1048577);
+    REFUSED(plain, INVALID, "heads_kv = -4 is not in 1 to 1048576", d.heads_kv = -4);
+    REFUSED(plain, INVALID, "heads_q = 12 is not a multiple of heads_kv = 5", d.heads_kv = 5);
+    REFUSED(plain, INVALID, "heads_q = 12 is not a multiple of heads_kv = 24", d.heads_kv = 24);
+    REFUSED(plain, INVALID, "len_q = -1 is not in 0 to 2147483583", d.len_q = -1);
+    REFUSED(plain, INVALID, "len_q = 2147483584 is not in 0 to 2147483583", d.len_q = INT32_MAX - 63);
+    REFUSED(plain, INVALID, "len_kv = -9 is not in 0 to 2147483583", d.len_kv = -9);
+    REFUSED(plain, INVALID, "len_kv = 9223372036854775807 is not in 0 to 2147483583", d.len_kv = INT64_MAX);
+    REFUSED(plain, INVALID, "dim_qk = 0 is not in 1 to 512", d.dim_qk = 0);
+    REFUSED(plain, INVALID, "dim_qk = 513 is not in 1 to 512", d.dim_qk = 513);
+    REFUSED(plain, INVALID, "dim_v = -1 is not in 1 to 512", d.dim_v = -1);
+    REFUSED(plain, INVALID, "dim_v = 513 is not in 1 to 512", d.dim_v = 513);
+    REFUSED(plain, INVALID, "total_q = 9 needs ATTN_VARLEN", d.total_q = 9);
+    REFUSED(plain, INVALID, "total_kv = 9 needs ATTN_VARLEN", d.total_kv = 9);
+    REFUSED(loaded, INVALID, "total_q = 2147483584 is not in 0 to", d.total_q = INT32_MAX - 63);
+    REFUSED(loaded, INVALID, "total_kv = -1 is not in 0 to", d.total_kv = -1);
+    REFUSED(loaded, INVALID, "total_q = 4 is below len_q = 5", d.total_q = 4);
+    REFUSED(loaded, INVALID, "total_kv = 6 is below len_kv = 7", d.total_kv = 6);
+}
+
+static void numbers_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "scale = -1 is not a finite number above 0", d.scale = -1);
+    REFUSED(plain, INVALID, "scale = nan is not a finite number above 0", d.scale = NAN);
+    REFUSED(plain, INVALID, "scale = nan is not a finite number above 0", d.scale = -NAN);
+    REFUSED(plain, INVALID, "scale = inf is not a finite number above 0", d.scale = INFINITY);
+    REFUSED(plain, INVALID, "softcap = 30 needs ATTN_SOFTCAP", d.softcap = 30);
+    REFUSED(plain, INVALID, "softcap = nan needs ATTN_SOFTCAP", d.softcap = NAN);
+    REFUSED(loaded, INVALID, "softcap = 0 is not a finite number above 0", d.softcap = 0);
+    REFUSED(loaded, INVALID, "softcap = -2.5 is not a finite number above 0", d.softcap = -2.5f);
+    REFUSED(loaded, INVALID, "softcap = inf is not a finite number above 0", d.softcap = INFINITY);
+    REFUSED(plain, INVALID, "dropout_p = 0.5 needs ATTN_DROPOUT", d.dropout_p = 0.5f);
+    REFUSED(loaded, INVALID, "dropout_p = 1 is not at least 0 and below 1", d.dropout_p = 1);
+    REFUSED(loaded, INVALID, "dropout_p = -0.5 is not at least 0 and below 1", d.dropout_p = -0.5f);
+    REFUSED(loaded, INVALID, "dropout_p = nan is not at least 0 and below 1", d.dropout_p = NAN);
+    REFUSED(loaded, INVALID, "dropout_p = 0.999 drops everything", d.dropout_p = 0.999f);
+    REFUSED(plain, INVALID, "batch * heads_q = 4294967304 exceeds 2^32", d.flags = ATTN_DROPOUT, d.len_q = 0,
+            d.heads_q = 24, d.heads_kv = 1, d.batch = 178956971);
+}
+
+static void masks_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "window_left = -1 needs ATTN_WINDOW", d.window_left = -1);
+    REFUSED(plain, INVALID, "window_right = 8 needs ATTN_WINDOW", d.window_right = 8);
+    REFUSED(loaded, INVALID, "window_left = -2 is not in -1 to", d.window_left = -2);
+    REFUSED(loaded, INVALID, "window_right = -9223372036854775808 is not in -1 to", d.window_right = INT64_MIN);
+    REFUSED(plain, INVALID, "chunk = 16 needs ATTN_CHUNK", d.chunk = 16);
+    REFUSED(loaded, INVALID, "chunk = 0 is not in 1 to", d.chunk = 0);
+    REFUSED(plain, INVALID, "interval_vectors = 2 needs ATTN_INTERVALS", d.interval_vectors = 2);
+    REFUSED(plain, INVALID, "interval_heads = 1 needs ATTN_INTERVALS", d.interval_heads = 1);
+    REFUSED(loaded, INVALID, "interval_vectors = 0 is not in 1 to 4", d.interval_vectors = 0);
+    REFUSED(loaded, INVALID, "interval_vectors = 5 is not in 1 to 4", d.interval_vectors = 5);
+    REFUSED(loaded, INVALID, "interval_vectors = 4 is not 1 or 2, as ATTN_CAUSAL takes", d.interval_vectors = 4);
+    REFUSED(loaded, INVALID, "interval_vectors = 3 is not 1 or 2, as ATTN_CAUSAL takes", d.interval_vectors = 3);
+    REFUSED(loaded, INVALID, "interval_vectors = 1 is not 2 or 4", d.interval_vectors = 1, d.flags &= ~ATTN_CAUSAL);
+    REFUSED(loaded, INVALID, "interval_vectors = 3 is not 2 or 4", d.interval_vectors = 3, d.flags &= ~ATTN_CAUSAL);
+    REFUSED(loaded, INVALID, "interval_heads = 12 is neither 1 nor heads_kv = 4", d.interval_heads = 12);
+    REFUSED(plain, INVALID, "block_rows = 4 needs ATTN_BLOCKS", d.block_rows = 4);
+    REFUSED(plain, INVALID, "block_keys = 4 needs ATTN_BLOCKS", d.block_keys = 4);
+    REFUSED(plain, INVALID, "block_batch = 1 needs ATTN_BLOCKS", d.block_batch = 1);
+    REFUSED(plain, INVALID, "block_heads = 1 needs ATTN_BLOCKS", d.block_heads = 1);
+    REFUSED(loaded, INVALID, "block_rows = 0 is not in 1 to", d.block_rows = 0);
+    REFUSED(loaded, INVALID, "block_keys = -5 is not in 1 to", d.block_keys = -5);
+    REFUSED(loaded, INVALID, "block_batch = 3 is neither 1 nor batch = 2", d.block_batch = 3);
+    REFUSED(loaded, INVALID, "block_heads = 4 is neither 1 nor heads_q = 12", d.block_heads = 4);
+    REFUSED(plain, INVALID, "bits_batch = 2 needs ATTN_BITS", d.bits_batch = 2);
+    REFUSED(plain, INVALID, "bits_heads = 1 needs ATTN_BITS", d.bits_heads = 1);
+    REFUSED(loaded, INVALID, "bits_batch = 0 is neither 1 nor batch = 2", d.bits_batch = 0);
+    REFUSED(loaded, INVALID, "bits_heads = -1 is neither 1 nor heads_q = 12", d.bits_heads = -1);
+}
+
+static void biases_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "alibi_batch = 1 needs ATTN_ALIBI", d.alibi_batch = 1);
+    REFUSED(loaded, INVALID, "alibi_batch = 4 is neither 1 nor batch = 2", d.alibi_batch = 4);
+    REFUSED(plain, INVALID, "bias_dtype = 1 needs ATTN_BIAS", d.bias_dtype = ATTN_F32);
+    REFUSED(loaded, INVALID, "bias_dtype = 0 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.bias_dtype = (attn_dtype)0);
+    REFUSED(plain, INVALID, "bias_extent[0] = 1 needs ATTN_BIAS", d.bias_extent[0] = 1);
+    REFUSED(plain, INVALID, "bias_extent[3] = 7 needs ATTN_BIAS", d.bias_extent[3] = 7);
+    REFUSED(plain, INVALID, "bias_stride[2] = 7 needs ATTN_BIAS", d.bias_stride[2] = 7);
+    REFUSED(loaded, INVALID, "bias_extent[0] = 3 is neither 1 nor batch = 2", d.bias_extent[0] = 3);
+    REFUSED(loaded, INVALID, "bias_extent[1] = 4 is neither 1 nor heads_q = 12", d.bias_extent[1] = 4);
+    REFUSED(loaded, INVALID, "bias_extent[2] = 0 is neither 1 nor len_q = 5", d.bias_extent[2] = 0);
+    REFUSED(loaded, INVALID, "bias_extent[3] = 8 is neither 1 nor len_kv = 7", d.bias_extent[3] = 8);
+    REFUSED(loaded, INVALID, "bias: the offsets of its 1 x 12 x 5 x 7 elements overflow 64 bits",
+            set4(d.bias_stride, 0, INT64_MAX / 11, 7, 1));
+}
+
+static void strides_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "q_stride[3] = 2 is not 1", set4(d.q_stride, 1920, 384, 32, 2));
+    REFUSED(plain, INVALID, "k_stride[3] = 0 is not 1", set4(d.k_stride, 0, 0, 16, 0));
+    REFUSED(plain, INVALID, "v_stride[3] = -1 is not 1", set4(d.v_stride, 448, 64, 16, -1));
+    REFUSED(plain, INVALID, "o_stride[3] = 16 is not 1", set4(d.o_stride, 960, 192, 1, 16));
+    REFUSED(plain, INVALID, "q: the offsets of its 2 x 5 x 12 x 16 elements", set4(d.q_stride, INT64_MAX, 192, 16, 1));
+    REFUSED(plain, INVALID, "k: the offsets of its 2 x 7 x 4 x 16 elements", set4(d.k_stride, 448, INT64_MIN, 16, 1));
+    REFUSED(plain, INVALID, "v: the offsets of its 2 x 7 x 4 x 16 elements", set4(d.v_stride, -INT64_MAX, 64, 16, 1));
+    REFUSED(plain, INVALID, "o: the offsets of its 2 x 5 x 12 x 16 elements",
+            set4(d.o_stride, INT64_MAX / 4, 192, 16, 1));
+    REFUSED(plain, INVALID, "overflow 64 bits", d.batch = INT32_MAX, d.len_q = INT32_MAX - 64, d.dim_qk = 512);
+    REFUSED(plain, INVALID, "o_stride[1] = 0 makes elements of o overlap", set4(d.o_stride, 960, 0, 16, 1));
+    REFUSED(plain, INVALID, "o_stride[2] = 15 makes elements of o overlap: it must step over 16 elements",
+            set4(d.o_stride, 960, 192, 15, 1));
+    REFUSED(plain, INVALID, "o_stride[1] = -191 makes elements of o overlap: it must step over 192 elements",
+            set4(d.o_stride, 960, -191, 16, 1));
+    REFUSED(plain, INVALID, "o_stride[0] = 900 makes elements of o overlap: it must step over 960 elements",
+            set4(d.o_stride, 900, 192, 16, 1));
+    REFUSED(plain, INVALID, "intervals: the offsets", d.flags = ATTN_INTERVALS, d.interval_vectors = 2, d.len_q = 0,
+            d.batch = INT32_MAX, d.len_kv = INT32_MAX - 64, d.heads_q = d.heads_kv = d.interval_heads = 64,
+            set4(d.k_stride, 0, 0, 0, 1), set4(d.v_stride, 0, 0, 0, 1));
+    REFUSED(plain, INVALID, "bits: the offsets", d.flags = ATTN_BITS, d.bits_batch = 1, d.bits_heads = 12, d.batch = 0,
+            d.len_q = d.len_kv = INT32_MAX - 64);
+    REFUSED(plain, INVALID, "blocks: the offsets", d.flags = ATTN_BLOCKS, d.block_batch = 1, d.block_heads = 12,
+            d.block_rows = d.block_keys = 1, d.batch = 0, d.len_q = d.len_kv = INT32_MAX - 64);
+}
+
+/* Whatever strides o has: if they are accepted, no two of its elements are one. */
+static void accepted_outputs_never_overlap(void **state)
+{
+    (void)state;
+    uint32_t random = 1;
+    int accepted = 0;
+    for (int n = 0; n < 20000; n++) {
+        attn_desc d = { .dtype = ATTN_F32, .batch = 2, .heads_q = 3, .len_q = 4, .len_kv = 1, .dim_qk = 2 }, out;
+        for (int i = 0; i < 3; i++) {
+            random = random * 1664525 + 1013904223;
+            d.o_stride[i] = (int64_t)(random >> 16) % 61 - 30;
+        }
+        d.o_stride[3] = 1;
+        if (attn_desc_resolve(&out, &d, sizeof d)) continue;
+        bool taken[512] = { false };
+        accepted++;
+        for (int i = 0; i < 2 * 3 * 4 * 2; i++) {
+            int64_t at = 256 + i / 24 * d.o_stride[0] + i / 6 % 4 * d.o_stride[1] + i / 2 % 3 * d.o_stride[2] + i % 2;
+            assert_false(taken[at]);
+            taken[at] = true;
+        }
+    }
+    assert_in_range(accepted, 500, 19000);
+}
+
+/* ---- sizes of the struct, messages --------------------------------------------------------- */
+
+static void older_and_newer_headers_work(void **state)
+{
+    (void)state;
+    struct {
+        attn_desc desc;
+        unsigned char more[24];
+    } newer = { .desc = plain() };
+    attn_desc d = plain(), out, whole;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    d.threads = 5000; /* past the end of the older header's struct */
+    assert_ok(attn_desc_resolve(&out, &d, offsetof(attn_desc, threads)));
+    assert_memory_equal(&out, &whole, sizeof out);
+    assert_ok(attn_desc_resolve(&out, &newer.desc, sizeof newer));
+    assert_memory_equal(&out, &whole, sizeof out);
+    newer.more[23] = 1;
+    expect(__LINE__, &newer.desc, sizeof newer, ATTN_UNSUPPORTED, "of desc is set, but version 0.1.0 knows its first");
+    expect(__LINE__, &d, 0, ATTN_INVALID, "desc_size = 0 is not the size of an attn_desc");
+    expect(__LINE__, &d, SIZE_MAX, ATTN_INVALID, "is not the size of an attn_desc");
+    expect(__LINE__, NULL, sizeof d, ATTN_INVALID, "desc is NULL");
+}
+
+static void *say_something(void *arg)
+{
+    assert_string_equal(attn_error(), "");
+    attn_fail(ATTN_INVALID, "from thread %d", 2);
+    strcpy(arg, attn_error());
+    return NULL;
+}
+
+static void messages_belong_to_their_thread(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    char heard[64] = "", large[2000];
+    errno = EINTR;
+    assert_int_equal(attn_fail(ATTN_NO_MEMORY, "from thread %d", 1), ATTN_NO_MEMORY);
+    assert_int_equal(errno, EINTR);
+    assert_int_equal(pthread_create(&thread, NULL, say_something, heard), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_string_equal(heard, "from thread 2");
+    assert_string_equal(attn_error(), "from thread 1");
+    memset(large, 'x', sizeof large - 1), large[sizeof large - 1] = '\0';
+    attn_fail(ATTN_INVALID, "%s", large);
+    assert_in_range(strlen(attn_error()), 200, sizeof large - 2);
+}
+
+static void words_and_numbers(void **state)
+{
+    (void)state;
+    char text[ATTN_DECIMAL_SIZE];
+    assert_string_equal(attn_status_name(ATTN_OK), "ATTN_OK");
+    assert_string_equal(attn_status_name(ATTN_INVALID), "ATTN_INVALID");
+    assert_string_equal(attn_status_name(ATTN_UNSUPPORTED), "ATTN_UNSUPPORTED");
+    assert_string_equal(attn_status_name(ATTN_NO_MEMORY), "ATTN_NO_MEMORY");
+    assert_string_equal(attn_status_name((attn_status)99), "unknown status");
+    assert_string_equal(attn_version(), "0.1.0");
+    assert_string_equal(attn_decimal(text, 0.1f), "0.1");
+    assert_string_equal(attn_decimal(text, -1.5e-300), "-1.5e-300");
+    assert_string_equal(attn_decimal(text, -INFINITY), "-inf");
+    assert_string_equal(attn_decimal(text, -NAN), "nan");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults_are_filled_in),
+        cmocka_unit_test(resolving_twice_changes_nothing),
+        cmocka_unit_test(edges_are_accepted),
+        cmocka_unit_test(kinds_are_checked),
+        cmocka_unit_test(sizes_are_checked),
+        cmocka_unit_test(numbers_are_checked),
+        cmocka_unit_test(masks_are_checked),
+        cmocka_unit_test(biases_are_checked),
+        cmocka_unit_test(strides_are_checked),
+        cmocka_unit_test(accepted_outputs_never_overlap),
+        cmocka_unit_test(older_and_newer_headers_work),
+        cmocka_unit_test(messages_belong_to_their_thread),
+        cmocka_unit_test(words_and_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
