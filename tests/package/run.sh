@@ -1,0 +1,75 @@
+#!/bin/sh
+# Uses the library as others would. run.sh WAY CMAKE BUILD CC:
+#   cmake       installs BUILD, configures examples/ against it with find_package, builds and runs them
+#   pkgconfig   installs BUILD, compiles each example by hand, shared and static, and runs it
+#   moved       the same as cmake, after the installed tree was moved to another place
+#   subproject  add_subdirectory: builds the library alone, and nothing of ours besides
+set -eu
+way=$1 cmake=$2 build=$3 cc=$4
+source=$(cd "$(dirname "$0")/../.." && pwd)
+temp=$(mktemp -d)
+trap 'rm -rf "$temp"' EXIT
+prefix=$temp/prefix
+
+install() { "$cmake" --install "$build" --prefix "$prefix" >/dev/null; }
+
+run() { # program
+    echo "-- ${1##*/}" && "$1"
+}
+
+with_cmake() {
+    "$cmake" -S "$source/examples" -B "$temp/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+        -DCMAKE_C_FLAGS="-Wall -Wextra -Wpedantic -Werror"
+    "$cmake" --build "$temp/build"
+    grep -q "^attn_DIR:PATH=$prefix/" "$temp/build/CMakeCache.txt" || { echo "found another attn" && exit 1; }
+    for example in minimal gqa_decode masks minimal_static; do run "$temp/build/$example"; done
+    run_command
+}
+
+run_command() {
+    "$prefix/bin/attn" --version
+}
+
+with_pkgconfig() {
+    pc=$(dirname "$(find "$prefix" -name attn.pc)")
+    export PKG_CONFIG_PATH="$pc"
+    lib=$(pkg-config --variable=libdir attn)
+    for example in minimal gqa_decode masks; do
+        # shellcheck disable=SC2046 # words
+        $cc -std=c11 "$source/examples/$example.c" -o "$temp/$example" $(pkg-config --cflags --libs attn) -lm
+        LD_LIBRARY_PATH=$lib run "$temp/$example"
+        # shellcheck disable=SC2046 # words
+        $cc -std=c11 -static "$source/examples/$example.c" -o "$temp/$example-static" \
+            $(pkg-config --static --cflags --libs attn)
+        run "$temp/$example-static"
+    done
+    LD_LIBRARY_PATH='' ldd "$temp/minimal" | grep -q 'libattn.so.0 => not found' ||
+        { echo "the shared example does not need libattn.so.0" && exit 1; }
+}
+
+as_subproject() {
+    mkdir "$temp/parent"
+    cat >"$temp/parent/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.22)
+project(parent LANGUAGES C)
+add_subdirectory($source attn)
+add_executable(minimal $source/examples/minimal.c)
+target_link_libraries(minimal PRIVATE attn::attn_static)
+foreach(target attn attn_command attn_check test_grid)
+  if(TARGET \${target})
+    message(FATAL_ERROR "a subproject should not build \${target}")
+  endif()
+endforeach()
+END
+    "$cmake" -S "$temp/parent" -B "$temp/build" -DCMAKE_C_COMPILER="$cc" -DCMAKE_BUILD_TYPE=Release
+    "$cmake" --build "$temp/build" --target minimal
+    run "$temp/build/minimal"
+}
+
+case $way in
+cmake) install && with_cmake ;;
+moved) install && mv "$prefix" "$temp/other" && prefix=$temp/other && with_cmake ;;
+pkgconfig) install && with_pkgconfig ;;
+subproject) as_subproject ;;
+*) echo "run.sh: unknown way: $way" >&2 && exit 2 ;;
+esac
