@@ -11,10 +11,20 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
     if (!plan || !info) return attn_fail(ATTN_INVALID, "%s = NULL", plan ? "info" : "plan");
     const attn_choice *c = &plan->choice;
     attn_plan_info full = {
-        .kernel = plan->kernel->name, .isa = attn_isa_name(plan->kernel->isa), .why = plan->why,
-        .threads = c->threads, .splits = c->splits, .rows_tile = c->rows_tile, .keys_tile = c->keys_tile,
-        .packed_heads = c->packed_heads, .workspace_bytes = plan->workspace, .packed_bytes = plan->packed,
-        .pairs = c->pairs, .flops = c->flops, .memory_bytes = c->memory_bytes, .cache_bytes = c->cache_bytes,
+        .kernel = plan->kernel->name,
+        .isa = attn_isa_name(plan->kernel->isa),
+        .why = plan->why,
+        .threads = c->threads,
+        .splits = c->splits,
+        .rows_tile = c->rows_tile,
+        .keys_tile = c->keys_tile,
+        .packed_heads = c->packed_heads,
+        .workspace_bytes = plan->workspace,
+        .packed_bytes = plan->packed,
+        .pairs = c->pairs,
+        .flops = c->flops,
+        .memory_bytes = c->memory_bytes,
+        .cache_bytes = c->cache_bytes,
         .seconds = c->seconds,
     };
     if (info_size > sizeof full) memset((char *)info + sizeof full, 0, info_size - sizeof full);
@@ -42,15 +52,16 @@ static void say_bytes(writer *w, double bytes)
 {
     static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB" };
     int i = 0;
-    for (; bytes >= 1024 && i < 4; i++) bytes /= 1024;
+    for (; bytes >= 1024 && i < 4; i++)
+        bytes /= 1024;
     say(w, i ? "%.1f %s" : "%.0f %s", bytes, unit[i]);
 }
 
 static void say_flags(writer *w, uint32_t flags)
 {
-    static const char *const name[] = { "causal",  "window",  "chunk", "prefix", "intervals", "blocks",  "bits",    "varlen",
-                                        "lens_q",  "lens_kv", "softcap", "alibi", "bias",      "sink",    "dropout", "out_f32",
-                                        "deterministic" };
+    static const char *const name[] = { "causal", "window", "chunk",   "prefix",  "intervals",    "blocks",
+                                        "bits",   "varlen", "lens_q",  "lens_kv", "softcap",      "alibi",
+                                        "bias",   "sink",   "dropout", "out_f32", "deterministic" };
     if (!flags) say(w, ", no mask");
     for (unsigned i = 0; i < sizeof name / sizeof name[0]; i++)
         if (flags >> i & 1) say(w, ", %s", name[i]);
@@ -63,13 +74,13 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
     const attn_choice *c = &plan->choice;
     writer w = { text, size, 0 };
     if (size) text[0] = 0;
-    say(&w, "problem    forward, %s, batch %lld, heads %lld over %lld, %lld rows x %lld keys, dim %lld/%lld", dtypes[d->dtype],
-        (long long)d->batch, (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,
-        (long long)d->dim_qk, (long long)d->dim_v);
+    say(&w, "problem    forward, %s, batch %lld, heads %lld over %lld, %lld rows x %lld keys, dim %lld/%lld",
+        dtypes[d->dtype], (long long)d->batch, (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q,
+        (long long)d->len_kv, (long long)d->dim_qk, (long long)d->dim_v);
     say_flags(&w, d->flags);
     say(&w, "\nkernel     %s: %s\n", plan->kernel->name, plan->why);
-    say(&w, "tiles      %lld query rows x %lld keys, registers %lld x %lld\n", (long long)c->rows_tile, (long long)c->keys_tile,
-        (long long)plan->kernel->rows, (long long)plan->kernel->cols);
+    say(&w, "tiles      %lld query rows x %lld keys, registers %lld x %lld\n", (long long)c->rows_tile,
+        (long long)c->keys_tile, (long long)plan->kernel->rows, (long long)plan->kernel->cols);
     say(&w, "threads    %d", c->threads);
     if (c->splits > 1) say(&w, ", keys split into %d parts merged by LSE", c->splits);
     say(&w, "\nworkspace  ");
@@ -83,7 +94,7 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
     say_bytes(&w, c->memory_bytes);
     say(&w, " to and from memory, ");
     say_bytes(&w, c->cache_bytes);
-    say(&w, " between L2 and L1\npredicted  %.4g ms, %.4g GFLOP/s, %.4g GB/s\n", c->seconds * 1e3, c->flops / c->seconds * 1e-9,
-        c->memory_bytes / c->seconds * 1e-9);
+    say(&w, " between L2 and L1\npredicted  %.4g ms, %.4g GFLOP/s, %.4g GB/s\n", c->seconds * 1e3,
+        c->flops / c->seconds * 1e-9, c->memory_bytes / c->seconds * 1e-9);
     return w.length;
 }

@@ -18,7 +18,8 @@ static attn_status wanted_isa(const attn_desc *desc, attn_isa *isa)
     for (int i = 0; attn_isa_name((attn_isa)i); i++)
         if (strcmp(name, attn_isa_name((attn_isa)i)) == 0) *isa = (attn_isa)i;
     if (*isa == ATTN_ISA_AUTO && strcmp(name, "auto") != 0)
-        return attn_fail(ATTN_INVALID, "ATTN_ISA = %.32s in the environment: it takes auto, portable, avx2 or avx512", name);
+        return attn_fail(ATTN_INVALID, "ATTN_ISA = %.32s in the environment: it takes auto, portable, avx2 or avx512",
+                         name);
     if (!attn_isa_available(*isa))
         return attn_fail(ATTN_UNSUPPORTED, "ATTN_ISA = %s in the environment: this machine does not run it", name);
     return ATTN_OK;
@@ -47,7 +48,8 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
         plan->kernel = &kernels[i];
         return ATTN_OK;
     }
-    return attn_fail(ATTN_INVALID, "kernel = %.64s is no kernel of this library (`attn kernels` lists them)", plan->desc.kernel);
+    return attn_fail(ATTN_INVALID, "kernel = %.64s is no kernel of this library (`attn kernels` lists them)",
+                     plan->desc.kernel);
 }
 
 /* The first kernel of each form that can, and of the two the one predicted faster. */
@@ -70,10 +72,12 @@ static attn_status choose(attn_plan *plan, const attn_machine *machine)
         if (!first[kernels[i].form] && !obstacle(&kernels[i], &plan->desc, isa)) first[kernels[i].form] = &kernels[i];
     for (int form = 0; form < 2; form++)
         if (first[form]) attn_cost(&plan->desc, machine, first[form], &choice[form]);
-    if (!first[ATTN_PREFILL] && !first[ATTN_DECODE]) return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
-    attn_form best = !first[ATTN_DECODE] || (first[ATTN_PREFILL] && choice[ATTN_PREFILL].seconds < choice[ATTN_DECODE].seconds)
-                         ? ATTN_PREFILL
-                         : ATTN_DECODE;
+    if (!first[ATTN_PREFILL] && !first[ATTN_DECODE])
+        return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
+    attn_form best =
+        !first[ATTN_DECODE] || (first[ATTN_PREFILL] && choice[ATTN_PREFILL].seconds < choice[ATTN_DECODE].seconds)
+            ? ATTN_PREFILL
+            : ATTN_DECODE;
     plan->kernel = first[best], plan->choice = choice[best];
     if (first[ATTN_PREFILL] && first[ATTN_DECODE])
         snprintf(plan->why, sizeof plan->why, "the best instruction set %s; predicted %.3g ms against %.3g ms of %s",
@@ -97,7 +101,9 @@ static attn_status size_workspace(attn_plan *plan)
         fits = attn_decode_lay_out(plan, &decode);
         plan->workspace = decode.total;
     }
-    if (!fits) return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address", (long long)plan->desc.len_kv);
+    if (!fits)
+        return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
+                         (long long)plan->desc.len_kv);
     plan->workspace += ATTN_WORKSPACE_ALIGN - 1;
     return ATTN_OK;
 }
@@ -134,14 +140,17 @@ size_t attn_plan_workspace(const attn_plan *plan)
     return plan->workspace;
 }
 
-attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace, void *stream)
+attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
+                           void *stream)
 {
     attn_args full = { 0 };
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
     if (status) return status;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
-    if (!workspace) return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes", (unsigned long long)plan->workspace);
+    if (!workspace)
+        return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes",
+                         (unsigned long long)plan->workspace);
     if ((status = attn_args_check(&plan->desc, &full))) return status;
     if (plan->kernel->form == ATTN_PREFILL)
         attn_prefill_run(plan, &full, workspace);

@@ -6,16 +6,16 @@
 #include "napkin/cost.h"
 
 struct attn_plan {
-    attn_desc desc;              /* resolved */
+    attn_desc desc; /* resolved */
     const attn_cpu_kernel *kernel;
     attn_choice choice;
-    uint64_t workspace, packed;  /* bytes */
+    uint64_t workspace, packed; /* bytes */
     char why[160];
 };
 
 /* Where everything lies in the workspace: byte offsets from its first 64-byte boundary. False: the sizes overflow. */
 typedef struct attn_prefill_layout {
-    int64_t pitch;               /* keys a slot holds */
+    int64_t pitch; /* keys a slot holds */
     int64_t k_floats, slot_floats, scratch_floats;
     uint64_t nodes, offsets, progress, scratch, slots, total, packed;
 } attn_prefill_layout;

@@ -1,5 +1,5 @@
-/* Decode over all heads: a unit is one KV head of one sequence, a part one of `splits` runs of its keys. All parts of all units are
- * computed in any order, then each unit's partial states are merged in the order of their keys. */
+/* Decode over all heads: a unit is one KV head of one sequence, a part one of `splits` runs of its keys. All parts of
+ * all units are computed in any order, then each unit's partial states are merged in the order of their keys. */
 #include <math.h>
 
 #include "api/desc.h"
@@ -30,7 +30,8 @@ bool attn_decode_lay_out(const attn_plan *plan, attn_decode_layout *l)
            attn_append(&l->total, heads, sizeof(attn_mask_view), &l->views) &&
            attn_append(&l->total, heads, sizeof(attn_score), &l->scores) &&
            attn_append(&l->total, parts, (uint64_t)l->partial_floats * sizeof(float), &l->partials) &&
-           attn_append(&l->total, (uint64_t)plan->choice.threads, (uint64_t)l->scratch_floats * sizeof(float), &l->scratch);
+           attn_append(&l->total, (uint64_t)plan->choice.threads, (uint64_t)l->scratch_floats * sizeof(float),
+                       &l->scratch);
 }
 
 /* Keys a part takes: whole tiles, so that parts but the last are alike. */
@@ -50,15 +51,21 @@ static void part_item(void *arg, int64_t item, int worker)
     if (!seq.len_q) return;
     attn_decode_task task = {
         .dtype = d->dtype,
-        .mask = r->views + batch * d->heads_q + head * group, .score = r->scores + batch * d->heads_q + head * group,
-        .group = group, .len_q = seq.len_q,
+        .mask = r->views + batch * d->heads_q + head * group,
+        .score = r->scores + batch * d->heads_q + head * group,
+        .group = group,
+        .len_q = seq.len_q,
         .q = attn_bind(d->dtype, r->args->q, d->q_stride, tensor_batch, seq.start_q, head * group),
-        .q_row = d->q_stride[1], .q_head = d->q_stride[2],
+        .q_row = d->q_stride[1],
+        .q_head = d->q_stride[2],
         .k = attn_bind(d->dtype, r->args->k, d->k_stride, tensor_batch, seq.start_kv, head),
         .v = attn_bind(d->dtype, r->args->v, d->v_stride, tensor_batch, seq.start_kv, head),
-        .k_row = d->k_stride[1], .v_row = d->v_stride[1],
-        .dim_qk = d->dim_qk, .dim_v = d->dim_v,
-        .key0 = key0, .key1 = key0 + keys < seq.len_kv ? key0 + keys : seq.len_kv,
+        .k_row = d->k_stride[1],
+        .v_row = d->v_stride[1],
+        .dim_qk = d->dim_qk,
+        .dim_v = d->dim_v,
+        .key0 = key0,
+        .key1 = key0 + keys < seq.len_kv ? key0 + keys : seq.len_kv,
         .partial = r->partials + item * r->layout.partial_floats,
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
@@ -66,7 +73,8 @@ static void part_item(void *arg, int64_t item, int worker)
 }
 
 /* Merges row `row` of a unit's parts: maximum, sum and output as of one online softmax. */
-static void merge_row(const run *r, const float *parts, int64_t rows, int64_t row, const attn_score *score, void *o, float *lse)
+static void merge_row(const run *r, const float *parts, int64_t rows, int64_t row, const attn_score *score, void *o,
+                      float *lse)
 {
     const attn_desc *d = &r->plan->desc;
     int64_t splits = r->plan->choice.splits, step = r->layout.partial_floats, dim = d->dim_v;
@@ -80,10 +88,12 @@ static void merge_row(const run *r, const float *parts, int64_t rows, int64_t ro
         const float *part = parts + s * step, max = part[rows * dim + row];
         float weight = max == top ? 1 : exp2f(max - top);
         sum += part[rows * (dim + 1) + row] * weight;
-        for (int64_t i = 0; i < dim; i++) out[i] += part[row * dim + i] * weight;
+        for (int64_t i = 0; i < dim; i++)
+            out[i] += part[row * dim + i] * weight;
     }
     float row_lse, factor = attn_score_finish(score, top, sum, &row_lse);
-    for (int64_t i = 0; i < dim; i++) attn_store_scalar(attn_out_dtype(d), o, i, out[i] * factor);
+    for (int64_t i = 0; i < dim; i++)
+        attn_store_scalar(attn_out_dtype(d), o, i, out[i] * factor);
     if (lse) *lse = row_lse;
 }
 
@@ -97,7 +107,8 @@ static void merge_item(void *arg, int64_t unit, int worker)
     (void)worker;
     for (int64_t row = 0; row < group * seq.len_q; row++) {
         int64_t head = unit % d->heads_kv * group + row / seq.len_q, i = row % seq.len_q;
-        const void *o = attn_bind(attn_out_dtype(d), r->args->o, d->o_stride, attn_tensor_batch(d, batch), seq.start_q + i, head);
+        const void *o =
+            attn_bind(attn_out_dtype(d), r->args->o, d->o_stride, attn_tensor_batch(d, batch), seq.start_q + i, head);
         float *lse = attn_bind_lse(d, r->args, batch, head, &seq);
         merge_row(r, parts, group * seq.len_q, row, &r->scores[batch * d->heads_q + head], (void *)(uintptr_t)o,
                   lse ? lse + i : NULL);

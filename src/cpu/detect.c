@@ -58,9 +58,11 @@ int attn_isa_available(attn_isa isa)
 {
     switch (isa) {
     case ATTN_ISA_AUTO:
-    case ATTN_ISA_PORTABLE: return 1;
+    case ATTN_ISA_PORTABLE:
+        return 1;
     case ATTN_ISA_AVX2:
-    case ATTN_ISA_AVX512: return x86_runs(isa);
+    case ATTN_ISA_AVX512:
+        return x86_runs(isa);
     }
     return 0;
 }

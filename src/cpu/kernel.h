@@ -9,22 +9,23 @@
 typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE } attn_form;
 
 enum {
-    ATTN_KEYS_TILE = 256, /* keys of a prefill tile: the pitch of its score rows */
-    ATTN_KEY_ALIGN = 32,  /* tiles begin at its multiples: a multiple of every kernel's cols */
-    ATTN_ROWS_MOST = 192, /* query rows of a prefill tile */
-    ATTN_DECODE_ROWS = 16, /* query rows a head that DECODE takes */
+    ATTN_KEYS_TILE = 256,   /* keys of a prefill tile */
+    ATTN_SCORE_PITCH = 272, /* between its rows of scores: no power of two, so that rows do not share cache sets */
+    ATTN_KEY_ALIGN = 32,    /* tiles begin at its multiples: a multiple of every kernel's cols */
+    ATTN_ROWS_MOST = 192,   /* query rows of a prefill tile */
+    ATTN_DECODE_ROWS = 16,  /* query rows a head that DECODE takes */
     ATTN_DECODE_TILE = 128, /* keys of a decode tile */
     ATTN_DIM_MOST = 512
 };
 
-/* Packs keys [key0, key0 + keys) of one KV head. key0 is a multiple of the kernel's cols, and so is key0 + keys unless it
- * is the end; the last panel is filled up with zeros.
- *   k_pack: panels of `cols` keys; in a panel dim after dim, the cols keys of each together.
- *   v_pack: panels of `cols` columns, `pitch` rows (keys) each; dim_v filled up with zero columns. */
+/* Packs keys [key0, key0 + keys) of one KV head. key0 is a multiple of the kernel's cols, and so is key0 + keys unless
+ * it is the end; the last panel is filled up with zeros. k_pack: panels of `cols` keys; in a panel dim after dim, the
+ * cols keys of each together. v_pack: panels of `cols` columns, `pitch` rows (keys) each; dim_v filled up with zero
+ * columns. */
 typedef struct attn_pack_task {
     attn_dtype dtype;
-    const void *k, *v;        /* row 0 of the head */
-    int64_t k_row, v_row;     /* row strides, elements */
+    const void *k, *v;    /* row 0 of the head */
+    int64_t k_row, v_row; /* row strides, elements */
     int64_t dim_qk, dim_v;
     int64_t key0, keys, pitch;
     float *k_pack, *v_pack;
@@ -36,32 +37,33 @@ typedef struct attn_attend_task {
     const attn_mask_view *mask;
     const attn_score *score;
     int64_t row0, rows;
-    const void *q;            /* row 0 of the head */
+    const void *q; /* row 0 of the head */
     int64_t q_row;
-    void *o;                  /* row 0 of the head */
+    void *o; /* row 0 of the head */
     int64_t o_row;
-    float *lse;               /* row 0 of the head, or NULL */
+    float *lse; /* row 0 of the head, or NULL */
     int64_t dim_qk, dim_v;
     const float *k_pack, *v_pack;
     int64_t pitch;
-    float *scratch;           /* attn_attend_scratch floats, 64-byte aligned */
+    float *scratch; /* attn_attend_scratch floats, 64-byte aligned */
 } attn_attend_task;
 
 /* Attends all query rows of one KV head's group to keys [key0, key1) and writes one partial state:
- * rows x (dim_v outputs, not yet divided), then rows maxima (log2 units), then rows sums. Rows are ordered head by head. */
+ * rows x (dim_v outputs, not yet divided), then rows maxima (log2 units), then rows sums. Rows are ordered head by
+ * head. */
 typedef struct attn_decode_task {
     attn_dtype dtype;
     const attn_mask_view *mask; /* of the group's query heads */
     const attn_score *score;
-    int64_t group, len_q;     /* rows = group * len_q */
-    const void *q;            /* row 0 of the group's first head */
+    int64_t group, len_q; /* rows = group * len_q */
+    const void *q;        /* row 0 of the group's first head */
     int64_t q_row, q_head;
-    const void *k, *v;        /* row 0 of the KV head */
+    const void *k, *v; /* row 0 of the KV head */
     int64_t k_row, v_row;
     int64_t dim_qk, dim_v;
     int64_t key0, key1;
     float *partial;
-    float *scratch;           /* attn_decode_scratch floats, 64-byte aligned */
+    float *scratch; /* attn_decode_scratch floats, 64-byte aligned */
 } attn_decode_task;
 
 /* Floats of scratch, enough for every register tile. */
@@ -73,13 +75,16 @@ static inline int64_t attn_round_up(int64_t n, int64_t step)
 static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     int64_t padded = attn_round_up(rows, 16), keep = ATTN_KEYS_TILE / 32;
-    return attn_round_up(padded * (ATTN_KEYS_TILE + attn_round_up(dim_v, 32) + dim_qk + 2 + keep) + ATTN_KEYS_TILE + 48, 16);
+    return attn_round_up(
+        padded * (ATTN_SCORE_PITCH + attn_round_up(dim_v, 32) + dim_qk + 2 + keep) + ATTN_KEYS_TILE + 48, 16);
 }
 
 static inline int64_t attn_decode_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     int64_t padded = attn_round_up(rows, 4);
-    return attn_round_up(padded * (ATTN_DECODE_TILE + attn_round_up(dim_qk, 16) + attn_round_up(dim_v, 16) + 2) + ATTN_DECODE_TILE + 16, 16);
+    return attn_round_up(padded * (ATTN_DECODE_TILE + attn_round_up(dim_qk, 16) + attn_round_up(dim_v, 16) + 2) +
+                             ATTN_DECODE_TILE + 16,
+                         16);
 }
 
 typedef struct attn_cpu_ops {
@@ -92,11 +97,11 @@ typedef struct attn_cpu_kernel {
     const char *name;
     attn_isa isa;
     attn_form form;
-    uint32_t dtypes;          /* bit attn_dtype */
+    uint32_t dtypes; /* bit attn_dtype */
     uint32_t features;
     int64_t dim_max;
     int64_t rows, cols;
-    const attn_cpu_ops *ops;  /* NULL where this build lacks the instruction set */
+    const attn_cpu_ops *ops; /* NULL where this build lacks the instruction set */
 } attn_cpu_kernel;
 
 /* The table, best first, and its length. */

@@ -18,7 +18,8 @@ static inline bool attn_append(uint64_t *total, uint64_t count, uint64_t size, u
     *at = *total;
     if (__builtin_mul_overflow(count, size, &bytes)) return false;
     if (__builtin_add_overflow(bytes, (uint64_t)ATTN_WORKSPACE_ALIGN - 1, &aligned)) return false;
-    return !__builtin_add_overflow(*total, aligned / ATTN_WORKSPACE_ALIGN * ATTN_WORKSPACE_ALIGN, total) && *total < INT64_MAX / 2;
+    return !__builtin_add_overflow(*total, aligned / ATTN_WORKSPACE_ALIGN * ATTN_WORKSPACE_ALIGN, total) &&
+           *total < INT64_MAX / 2;
 }
 
 static inline char *attn_workspace_start(void *workspace)
@@ -28,8 +29,8 @@ static inline char *attn_workspace_start(void *workspace)
 }
 
 /* Row 0 of head `head` of the sequence that starts at row `start` of its tensor. */
-static inline const void *attn_bind(attn_dtype dtype, const void *base, const int64_t stride[4], int64_t batch, int64_t start,
-                                    int64_t head)
+static inline const void *attn_bind(attn_dtype dtype, const void *base, const int64_t stride[4], int64_t batch,
+                                    int64_t start, int64_t head)
 {
     return (const char *)base + (batch * stride[0] + start * stride[1] + head * stride[2]) * attn_dtype_size(dtype);
 }

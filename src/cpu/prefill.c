@@ -1,9 +1,10 @@
-/* Prefill over all heads. A unit is one KV head of one sequence: its keys and values are packed once, into one of at most
- * `packed_heads` slots, and serve all query blocks of the heads that share it.
+/* Prefill over all heads. A unit is one KV head of one sequence: its keys and values are packed once, into one of at
+ * most `packed_heads` slots, and serve all query blocks of the heads that share it.
  *
- * Work is one list, taken in order: for unit after unit its packing (some keys an item), then its attending (a query block of
- * one head an item, those with most keys first). An item waits only for earlier items: attending for its unit's packing, packing
- * for the unit that had the slot before. With many slots, packing runs ahead of attending by some units. */
+ * Work is one list, taken in order: for unit after unit its packing (some keys an item), then its attending (a query
+ * block of one head an item, those with most keys first). An item waits only for earlier items: attending for its
+ * unit's packing, packing for the unit that had the slot before. With many slots, packing runs ahead of attending by
+ * some units. */
 #include <stdatomic.h>
 
 #include "api/desc.h"
@@ -21,7 +22,7 @@ typedef struct run {
     const attn_args *args;
     attn_prefill_layout layout;
     const attn_interval_node *nodes;
-    int64_t *first;       /* the item at which step s begins: packing of unit s, attending of unit s - ahead */
+    int64_t *first; /* the item at which step s begins: packing of unit s, attending of unit s - ahead */
     progress *progress;
     float *scratch, *slots;
     int64_t units, ahead;
@@ -31,7 +32,8 @@ bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *l)
 {
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
-    uint64_t units = (uint64_t)d->batch * (uint64_t)d->heads_kv, slots = (uint64_t)c->packed_heads, threads = (uint64_t)c->threads;
+    uint64_t units = (uint64_t)d->batch * (uint64_t)d->heads_kv, slots = (uint64_t)c->packed_heads,
+             threads = (uint64_t)c->threads;
     uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0));
     *l = (attn_prefill_layout){ .pitch = attn_round_up(d->len_kv, ATTN_KEY_ALIGN) };
     l->k_floats = l->pitch * d->dim_qk;
@@ -72,7 +74,8 @@ static float *slot_of(const run *r, int64_t unit)
 
 static void wait_for(atomic_int_fast64_t *counter, int64_t value)
 {
-    for (int n = 0; atomic_load_explicit(counter, memory_order_acquire) < value; n++) attn_threads_relax(n);
+    for (int n = 0; atomic_load_explicit(counter, memory_order_acquire) < value; n++)
+        attn_threads_relax(n);
 }
 
 static void pack_item(run *r, int64_t unit, int64_t part)
@@ -86,11 +89,15 @@ static void pack_item(run *r, int64_t unit, int64_t part)
         .dtype = d->dtype,
         .k = attn_bind(d->dtype, r->args->k, d->k_stride, tensor_batch, seq.start_kv, head),
         .v = attn_bind(d->dtype, r->args->v, d->v_stride, tensor_batch, seq.start_kv, head),
-        .k_row = d->k_stride[1], .v_row = d->v_stride[1],
-        .dim_qk = d->dim_qk, .dim_v = d->dim_v,
-        .key0 = key0, .keys = seq.len_kv - key0 < PACK_KEYS ? seq.len_kv - key0 : PACK_KEYS,
+        .k_row = d->k_stride[1],
+        .v_row = d->v_stride[1],
+        .dim_qk = d->dim_qk,
+        .dim_v = d->dim_v,
+        .key0 = key0,
+        .keys = seq.len_kv - key0 < PACK_KEYS ? seq.len_kv - key0 : PACK_KEYS,
         .pitch = r->layout.pitch,
-        .k_pack = slot_of(r, unit), .v_pack = slot_of(r, unit) + r->layout.k_floats,
+        .k_pack = slot_of(r, unit),
+        .v_pack = slot_of(r, unit) + r->layout.k_floats,
     };
     r->plan->kernel->ops->pack(&task);
     atomic_fetch_add_explicit(&r->progress[unit].packed, 1, memory_order_release);
@@ -99,7 +106,8 @@ static void pack_item(run *r, int64_t unit, int64_t part)
 static void attend_item(run *r, int64_t unit, int64_t part, int worker)
 {
     const attn_desc *d = &r->plan->desc;
-    int64_t group = d->heads_q / d->heads_kv, batch = unit / d->heads_kv, head = unit % d->heads_kv * group + part % group;
+    int64_t group = d->heads_q / d->heads_kv, batch = unit / d->heads_kv,
+            head = unit % d->heads_kv * group + part % group;
     attn_sequence seq = attn_sequence_of(d, r->args, batch);
     int64_t rows = r->plan->choice.rows_tile, row0 = (query_blocks(r, &seq) - 1 - part / group) * rows;
     int64_t tensor_batch = attn_tensor_batch(d, batch);
@@ -109,15 +117,22 @@ static void attend_item(run *r, int64_t unit, int64_t part, int worker)
     attn_score_init(&score, d, r->args, batch, head, mask.shift);
     wait_for(&r->progress[unit].packed, pack_items(r, unit));
     attn_attend_task task = {
-        .dtype = d->dtype, .out_dtype = attn_out_dtype(d),
-        .mask = &mask, .score = &score,
-        .row0 = row0, .rows = seq.len_q - row0 < rows ? seq.len_q - row0 : rows,
-        .q = attn_bind(d->dtype, r->args->q, d->q_stride, tensor_batch, seq.start_q, head), .q_row = d->q_stride[1],
+        .dtype = d->dtype,
+        .out_dtype = attn_out_dtype(d),
+        .mask = &mask,
+        .score = &score,
+        .row0 = row0,
+        .rows = seq.len_q - row0 < rows ? seq.len_q - row0 : rows,
+        .q = attn_bind(d->dtype, r->args->q, d->q_stride, tensor_batch, seq.start_q, head),
+        .q_row = d->q_stride[1],
         .o = (void *)(uintptr_t)attn_bind(attn_out_dtype(d), r->args->o, d->o_stride, tensor_batch, seq.start_q, head),
         .o_row = d->o_stride[1],
         .lse = attn_bind_lse(d, r->args, batch, head, &seq),
-        .dim_qk = d->dim_qk, .dim_v = d->dim_v,
-        .k_pack = slot_of(r, unit), .v_pack = slot_of(r, unit) + r->layout.k_floats, .pitch = r->layout.pitch,
+        .dim_qk = d->dim_qk,
+        .dim_v = d->dim_v,
+        .k_pack = slot_of(r, unit),
+        .v_pack = slot_of(r, unit) + r->layout.k_floats,
+        .pitch = r->layout.pitch,
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
     r->plan->kernel->ops->attend(&task);
@@ -168,6 +183,7 @@ void attn_prefill_run(const attn_plan *plan, const attn_args *args, void *worksp
         atomic_init(&r.progress[u].attended, 0);
     }
     int64_t total = 0, packing;
-    for (int64_t s = 0; s < r.units + r.ahead; s++) r.first[s] = total, total += step_items(&r, s, &packing);
+    for (int64_t s = 0; s < r.units + r.ahead; s++)
+        r.first[s] = total, total += step_items(&r, s, &packing);
     attn_threads_each(d, plan->choice.threads, total, any_item, &r);
 }

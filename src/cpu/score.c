@@ -14,12 +14,15 @@ void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *
 {
     *score = (attn_score){ .flags = desc->flags, .scale = desc->scale, .softcap = desc->softcap, .shift = shift };
     if (!(desc->flags & ATTN_RICH)) score->scale = (float)((double)desc->scale * log2e);
-    if (desc->flags & ATTN_ALIBI) score->slope = args->alibi[(desc->alibi_batch == 1 ? 0 : batch) * desc->heads_q + head];
+    if (desc->flags & ATTN_ALIBI)
+        score->slope = args->alibi[(desc->alibi_batch == 1 ? 0 : batch) * desc->heads_q + head];
     if (desc->flags & ATTN_BIAS) {
         int64_t stride[4];
-        for (int i = 0; i < 4; i++) stride[i] = desc->bias_extent[i] == 1 ? 0 : desc->bias_stride[i];
+        for (int i = 0; i < 4; i++)
+            stride[i] = desc->bias_extent[i] == 1 ? 0 : desc->bias_stride[i];
         score->bias_dtype = desc->bias_dtype;
-        score->bias = (const char *)args->bias + (batch * stride[0] + head * stride[1]) * attn_dtype_size(desc->bias_dtype);
+        score->bias =
+            (const char *)args->bias + (batch * stride[0] + head * stride[1]) * attn_dtype_size(desc->bias_dtype);
         score->bias_row = stride[2], score->bias_key = stride[3];
     }
     if (desc->flags & ATTN_SINK) score->sink = args->sink[head];
@@ -30,20 +33,24 @@ void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *
     }
 }
 
-void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys, float *bias)
+void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
+                   float *bias)
 {
-    int64_t size = attn_dtype_size(score->bias_dtype), step = score->bias_key, end = keys - key0 < hi ? keys - key0 : hi;
+    int64_t size = attn_dtype_size(score->bias_dtype), step = score->bias_key,
+            end = keys - key0 < hi ? keys - key0 : hi;
     const char *base = (const char *)score->bias + (row * score->bias_row + key0 * step) * size;
     if (score->bias_dtype == ATTN_F32 && step == 1 && end > lo)
         memcpy(bias + lo, base + lo * size, (size_t)(end - lo) * sizeof *bias);
     else
-        for (int64_t i = lo; i < end; i++) bias[i] = attn_load_scalar(score->bias_dtype, base, i * step);
-    for (int64_t i = end > lo ? end : lo; i < hi; i++) bias[i] = 0;
+        for (int64_t i = lo; i < end; i++)
+            bias[i] = attn_load_scalar(score->bias_dtype, base, i * step);
+    for (int64_t i = end > lo ? end : lo; i < hi; i++)
+        bias[i] = 0;
 }
 
 /* The 16 bytes of one Philox call into the words of their rows. */
-static void keep_block(const uint32_t random[4], uint32_t threshold, int64_t row, int64_t rows, int64_t at, int64_t keys,
-                       int64_t pitch, uint64_t *words)
+static void keep_block(const uint32_t random[4], uint32_t threshold, int64_t row, int64_t rows, int64_t at,
+                       int64_t keys, int64_t pitch, uint64_t *words)
 {
     static const int offset[4] = { 0, 1, 8, 9 };
     for (int r = 0; r < 4; r++) {
@@ -60,7 +67,8 @@ static void keep_block(const uint32_t random[4], uint32_t threshold, int64_t row
 void attn_dropout_keep(const attn_score *score, int64_t row0, int64_t rows, int64_t key0, int64_t keys, int64_t pitch,
                        uint64_t *words)
 {
-    for (int64_t r = 0; r < rows; r++) memset(words + r * pitch, 0, (size_t)((keys + 63) / 64) * sizeof *words);
+    for (int64_t r = 0; r < rows; r++)
+        memset(words + r * pitch, 0, (size_t)((keys + 63) / 64) * sizeof *words);
     for (int64_t tile_row = row0 / 16; tile_row * 16 < row0 + rows; tile_row++)
         for (int64_t tile_key = key0 / 16; tile_key * 16 < key0 + keys; tile_key++)
             for (uint32_t block = 0; block < 16; block++) {
@@ -68,8 +76,8 @@ void attn_dropout_keep(const attn_score *score, int64_t row0, int64_t rows, int6
                 uint32_t counter[4] = { (uint32_t)tile_row * 4 + a, (uint32_t)tile_key * 4 + c, score->batch_head,
                                         score->seed_offset };
                 attn_philox(counter, score->seed, random);
-                keep_block(random, score->threshold, tile_row * 16 + 2 * a - row0, rows, tile_key * 16 + 2 * c - key0, keys,
-                           pitch, words);
+                keep_block(random, score->threshold, tile_row * 16 + 2 * a - row0, rows, tile_key * 16 + 2 * c - key0,
+                           keys, pitch, words);
             }
 }
 

@@ -4,21 +4,21 @@
 
 #include "attn.h"
 
-/* A row is plain, or rich where any of ATTN_RICH changes its scores: q is multiplied by `scale` once, which for plain rows
- * holds log2 e, so that scores arrive in units of log2; for rich rows they arrive in natural units. */
+/* A row is plain, or rich where any of ATTN_RICH changes its scores: q is multiplied by `scale` once, which for plain
+ * rows holds log2 e, so that scores arrive in units of log2; for rich rows they arrive in natural units. */
 enum { ATTN_RICH = ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS };
 
 typedef struct attn_score {
-    uint32_t flags;           /* of attn_desc */
+    uint32_t flags; /* of attn_desc */
     float scale;
     float softcap;
-    float slope;              /* ALiBi */
-    int64_t shift;            /* t = row + shift */
+    float slope;   /* ALiBi */
+    int64_t shift; /* t = row + shift */
     attn_dtype bias_dtype;
-    const void *bias;         /* element (0, 0) of this head */
+    const void *bias;           /* element (0, 0) of this head */
     int64_t bias_row, bias_key; /* its strides, 0 where it repeats */
-    float sink;               /* natural units */
-    uint64_t seed;            /* dropout */
+    float sink;                 /* natural units */
+    uint64_t seed;              /* dropout */
     uint32_t seed_offset, batch_head, threshold;
 } attn_score;
 
@@ -26,14 +26,15 @@ void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *
                      int64_t shift);
 
 /* bias[i] of key key0 + i for lo <= i < hi; 0 for keys at or past `keys`, which are not read. */
-void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys, float *bias);
+void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
+                   float *bias);
 
 /* Dropout: bit i of the words of row row0 + r (`pitch` words apart) set: the pair with key0 + i is kept. */
 void attn_dropout_keep(const attn_score *score, int64_t row0, int64_t rows, int64_t key0, int64_t keys, int64_t pitch,
                        uint64_t *words);
 
-/* Ends a row whose probabilities 2^(s - max) add up to `sum` (max -inf, sum 0: no key): its LSE, and the factor that divides
- * its output by the sum, sink included, and makes up for dropout. */
+/* Ends a row whose probabilities 2^(s - max) add up to `sum` (max -inf, sum 0: no key): its LSE, and the factor that
+ * divides its output by the sum, sink included, and makes up for dropout. */
 float attn_score_finish(const attn_score *score, float max, float sum, float *lse);
 
 #endif

@@ -21,9 +21,9 @@ typedef struct loop {
     void *arg;
     int64_t count;
     atomic_int_fast64_t next;
-    int threads, joined;  /* under the pool's lock */
+    int threads, joined; /* under the pool's lock */
     atomic_int active;
-    struct loop *after;   /* of those under way */
+    struct loop *after; /* of those under way */
 } loop;
 
 static struct {
@@ -145,11 +145,13 @@ attn_status attn_threads_reserve(const attn_desc *desc, int threads)
     pthread_once(&once, register_fork);
     pthread_mutex_lock(&pool.lock);
     int error = 0, have;
-    while (!error && pool.workers < threads - 1) error = start_worker();
+    while (!error && pool.workers < threads - 1)
+        error = start_worker();
     have = pool.workers;
     pthread_mutex_unlock(&pool.lock);
     if (!error) return ATTN_OK;
-    return attn_fail(ATTN_NO_MEMORY, "threads = %d: the system started %d of them and refused one more", threads, have + 1);
+    return attn_fail(ATTN_NO_MEMORY, "threads = %d: the system started %d of them and refused one more", threads,
+                     have + 1);
 }
 
 __attribute__((destructor)) static void end_workers(void)
@@ -159,7 +161,8 @@ __attribute__((destructor)) static void end_workers(void)
     atomic_fetch_add(&pool.published, 1);
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
-    for (int i = 0; i < pool.workers; i++) pthread_join(pool.worker[i], NULL);
+    for (int i = 0; i < pool.workers; i++)
+        pthread_join(pool.worker[i], NULL);
 }
 
 static void share_task(void *arg, int index)
@@ -167,8 +170,8 @@ static void share_task(void *arg, int index)
     take_items(arg, index);
 }
 
-void attn_threads_each(const attn_desc *desc, int threads, int64_t count, void (*item)(void *arg, int64_t i, int worker),
-                       void *arg)
+void attn_threads_each(const attn_desc *desc, int threads, int64_t count,
+                       void (*item)(void *arg, int64_t i, int worker), void *arg)
 {
     loop l = { .item = item, .arg = arg, .count = count, .threads = threads, .joined = 1 };
     if (threads <= 1 || count <= 1) {
@@ -189,8 +192,10 @@ void attn_threads_each(const attn_desc *desc, int threads, int64_t count, void (
 
     pthread_mutex_lock(&pool.lock);
     loop **at = &pool.loops;
-    while (*at != &l) at = &(*at)->after;
+    while (*at != &l)
+        at = &(*at)->after;
     *at = l.after;
-    while (atomic_load(&l.active) != 0) pthread_cond_wait(&pool.idle, &pool.lock);
+    while (atomic_load(&l.active) != 0)
+        pthread_cond_wait(&pool.idle, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
 }

@@ -1,5 +1,5 @@
-/* The vector vocabulary (src/cpu/body/vocabulary.md says what each word means) in the compiler's generic vectors: 16 bytes,
- * which every machine has or the compiler takes apart. */
+/* The vector vocabulary (src/cpu/body/vocabulary.md says what each word means) in the compiler's generic vectors: 16
+ * bytes, which every machine has or the compiler takes apart. */
 #ifndef ATTN_CPU_VEC_PORTABLE_H
 #define ATTN_CPU_VEC_PORTABLE_H
 
@@ -115,24 +115,29 @@ static inline vf v_load_f16(const uint16_t *p)
 
 static inline vf v_load_bf16(const uint16_t *p)
 {
-    return (vf){ attn_bf16_to_float(p[0]), attn_bf16_to_float(p[1]), attn_bf16_to_float(p[2]), attn_bf16_to_float(p[3]) };
+    return (vf){ attn_bf16_to_float(p[0]), attn_bf16_to_float(p[1]), attn_bf16_to_float(p[2]),
+                 attn_bf16_to_float(p[3]) };
 }
 
 static inline void v_store_f16(uint16_t *p, vf x)
 {
-    for (int i = 0; i < VL; i++) p[i] = attn_float_to_f16(x[i]);
+    for (int i = 0; i < VL; i++)
+        p[i] = attn_float_to_f16(x[i]);
 }
 
 static inline void v_store_bf16(uint16_t *p, vf x)
 {
-    for (int i = 0; i < VL; i++) p[i] = attn_float_to_bf16(x[i]);
+    for (int i = 0; i < VL; i++)
+        p[i] = attn_float_to_bf16(x[i]);
 }
 
 static inline void v_transpose(vf r[VL])
 {
     float m[4][4];
-    for (int i = 0; i < 4; i++) v_store(m[i], r[i]);
-    for (int i = 0; i < 4; i++) r[i] = (vf){ m[0][i], m[1][i], m[2][i], m[3][i] };
+    for (int i = 0; i < 4; i++)
+        v_store(m[i], r[i]);
+    for (int i = 0; i < 4; i++)
+        r[i] = (vf){ m[0][i], m[1][i], m[2][i], m[3][i] };
 }
 
 #endif

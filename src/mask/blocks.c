@@ -1,5 +1,5 @@
-/* Block lists and packed bits. A listed block is visible: a full one whole, a partial one as the bits say (whole without
- * bits). A list rises, so that the next block is found by bisection. */
+/* Block lists and packed bits. A listed block is visible: a full one whole, a partial one as the bits say (whole
+ * without bits). A list rises, so that the next block is found by bisection. */
 #include "mask/parts.h"
 
 #include <string.h>
@@ -39,7 +39,8 @@ static int64_t block_next(const attn_mask_view *view, int64_t first, int64_t las
 {
     int64_t next = view->block_columns;
     for (int64_t r = first; r <= last; r++)
-        for (int which = 0; which < 2; which++) next = min64(next, list_next(view, which, r, block));
+        for (int which = 0; which < 2; which++)
+            next = min64(next, list_next(view, which, r, block));
     *full = true;
     for (int64_t r = first; r <= last && *full; r++)
         *full = list_next(view, 0, r, next) == next || (!view->bits && list_next(view, 1, r, next) == next);
@@ -81,7 +82,8 @@ void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
     list_words(view, 0, row, key0, keys, full);
     list_words(view, 1, row, key0, keys, partial);
     if (view->bits) attn_bits_row(view, row, key0, keys, partial);
-    for (int64_t w = 0; w * 64 < keys; w++) words[w] &= full[w] | partial[w];
+    for (int64_t w = 0; w * 64 < keys; w++)
+        words[w] &= full[w] | partial[w];
 }
 
 void attn_bits_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
@@ -92,7 +94,8 @@ void attn_bits_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
         uint8_t near[9] = { 0 };
         if (byte < view->bits_pitch) memcpy(near, bytes + byte, (size_t)min64(9, view->bits_pitch - byte));
         uint64_t word = 0;
-        for (int i = 0; i < 8; i++) word |= (uint64_t)near[i] << 8 * i;
+        for (int i = 0; i < 8; i++)
+            word |= (uint64_t)near[i] << 8 * i;
         words[base / 64] &= shift ? word >> shift | (uint64_t)near[8] << (64 - shift) : word;
     }
 }

@@ -1,7 +1,7 @@
 /* FlashMask intervals (arXiv 2410.01359): key j is hidden from rows [LTS, LTE) and [UTS, UTE).
  *
- * The summary keeps least and greatest of each vector: a leaf for ATTN_INTERVAL_NODE keys, a node for ATTN_INTERVAL_FAN nodes
- * below it, up to one root; so hidden stretches of any length are stepped over in few tests. */
+ * The summary keeps least and greatest of each vector: a leaf for ATTN_INTERVAL_NODE keys, a node for ATTN_INTERVAL_FAN
+ * nodes below it, up to one root; so hidden stretches of any length are stepped over in few tests. */
 #include "mask/parts.h"
 
 #include "api/desc.h"
@@ -15,7 +15,8 @@ int64_t attn_interval_node_count(const attn_desc *desc)
 {
     if (!(desc->flags & ATTN_INTERVALS)) return 0;
     int64_t level = attn_ceil_div(desc->len_kv, ATTN_INTERVAL_NODE), total = level;
-    while (level > 1) total += level = attn_ceil_div(level, ATTN_INTERVAL_FAN);
+    while (level > 1)
+        total += level = attn_ceil_div(level, ATTN_INTERVAL_FAN);
     return total;
 }
 
@@ -56,8 +57,10 @@ void attn_interval_summarize(const attn_desc *desc, const attn_args *args, int64
     }
     while (count > 1) {
         int64_t above = attn_ceil_div(count, ATTN_INTERVAL_FAN);
-        for (int64_t i = 0; i < above; i++) nodes[count + i] = nothing;
-        for (int64_t i = 0; i < count; i++) node_add(&nodes[count + i / ATTN_INTERVAL_FAN], nodes[i].min, nodes[i].max);
+        for (int64_t i = 0; i < above; i++)
+            nodes[count + i] = nothing;
+        for (int64_t i = 0; i < count; i++)
+            node_add(&nodes[count + i / ATTN_INTERVAL_FAN], nodes[i].min, nodes[i].max);
         nodes += count, count = above;
     }
 }
@@ -91,7 +94,8 @@ bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, 
                         attn_mask_tile *tile)
 {
     int64_t leaf = from / ATTN_INTERVAL_NODE, last = attn_ceil_div(end, ATTN_INTERVAL_NODE);
-    while (leaf < last && hidden(&view->nodes[leaf], row0, row1)) leaf += hidden_leaves(view, leaf, row0, row1);
+    while (leaf < last && hidden(&view->nodes[leaf], row0, row1))
+        leaf += hidden_leaves(view, leaf, row0, row1);
     if (leaf >= last) return false;
     int64_t lo = leaf * ATTN_INTERVAL_NODE > from ? leaf * ATTN_INTERVAL_NODE : from, hi = lo;
     bool full = true;

@@ -43,7 +43,9 @@ void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn
                          const attn_interval_node *nodes, int64_t batch, int64_t head)
 {
     attn_sequence seq = attn_sequence_of(desc, args, batch);
-    *view = (attn_mask_view){ .flags = desc->flags, .len_q = seq.len_q, .len_kv = seq.len_kv, .shift = seq.len_kv - seq.len_q };
+    *view = (attn_mask_view){
+        .flags = desc->flags, .len_q = seq.len_q, .len_kv = seq.len_kv, .shift = seq.len_kv - seq.len_q
+    };
     range_init(view, desc);
     view->prefix = desc->flags & ATTN_PREFIX ? args->prefix[batch] : 0;
     if (desc->flags & ATTN_INTERVALS) {
@@ -71,7 +73,8 @@ void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn
     }
 }
 
-/* The two runs of keys that ranges give one row: those before the prefix, and those around t; cut to the row's chunk. */
+/* The two runs of keys that ranges give one row: those before the prefix, and those around t; cut to the row's chunk.
+ */
 typedef struct row_runs {
     int64_t lo[2], hi[2];
 } row_runs;
@@ -87,7 +90,8 @@ static row_runs runs_of(const attn_mask_view *view, int64_t row)
                        .hi = { min64(last, view->prefix), min64(last, t + view->right + 1) } };
 }
 
-/* Whether [lo, hi) is seen whole by a row with the first row's ends and the last row's starts (or the reverse: hull). */
+/* Whether [lo, hi) is seen whole by a row with the first row's ends and the last row's starts (or the reverse: hull).
+ */
 static bool inside(const row_runs *runs, int64_t lo, int64_t hi)
 {
     int64_t near = runs->lo[0] <= lo ? runs->hi[0] : INT64_MIN; /* up to where the prefix covers, from lo */
@@ -121,7 +125,8 @@ static bool range_next(const row_runs *hull, int64_t from, int64_t *lo, int64_t 
     return *lo < *hi;
 }
 
-bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t most, attn_mask_tile *tile)
+bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t most,
+                    attn_mask_tile *tile)
 {
     row_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);
     int64_t lo, hi;
@@ -185,14 +190,16 @@ bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
         attn_bits_row(view, row, key0, keys, words);
     if (view->intervals) attn_interval_row(view, row, key0, keys, words);
     uint64_t all = keys % 64 ? words[count - 1] | ~UINT64_C(0) << keys % 64 : ~UINT64_C(0);
-    for (int64_t w = 0; w < count - (keys % 64 != 0); w++) all &= words[w];
+    for (int64_t w = 0; w < count - (keys % 64 != 0); w++)
+        all &= words[w];
     return all == ~UINT64_C(0);
 }
 
 /* Sum over t in [t0, t1) of t cut to [lo, hi]. */
 static double sum_clamped(int64_t t0, int64_t t1, int64_t lo, int64_t hi)
 {
-    int64_t a = clamp64(lo, t0, t1), b = clamp64(hi, t0, t1); /* differences first: an unbounded t0 is no exact double */
+    int64_t a = clamp64(lo, t0, t1),
+            b = clamp64(hi, t0, t1); /* differences first: an unbounded t0 is no exact double */
     return (double)lo * (double)(a - t0) + (double)hi * (double)(t1 - b) + (double)(b - a) * (double)(a + b - 1) / 2;
 }
 

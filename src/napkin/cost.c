@@ -1,9 +1,10 @@
-/* Contract: cost.h. Clocks are of one core; constants marked [m] were measured with `attn bench` (docs/KERNELS.md says how).
+/* Contract: cost.h. Clocks are of one core; constants marked [m] were measured with `attn bench` (docs/KERNELS.md says
+ * how).
  *
- * Prefill, a pair of query and key: (dim_qk + dim_v) multiply-adds over the lanes, one exponential; and from L2, with a tile of R
- * rows, its share of a key and a value read once a tile, of a query strip read once a panel, and of its score written and read.
- * Decode, a key: read once from memory for the whole group; one dot product and one addition a row, and as much again for the
- * reduction of the dot products. */
+ * Prefill, a pair of query and key: (dim_qk + dim_v) multiply-adds over the lanes, one exponential; and from L2, with a
+ * tile of R rows, its share of a key and a value read once a tile, of a query strip read once a panel, and of its score
+ * written and read. Decode, a key: read once from memory for the whole group; one dot product and one addition a row,
+ * and as much again for the reduction of the dot products. */
 #include "napkin/cost.h"
 
 #include <math.h>
@@ -14,11 +15,12 @@
 
 enum { DECODE_PART_KEYS = 512, DETERMINISTIC_PARTS = 32, ROWS_STEP = 48 };
 
-static const double loop_overhead[4] = { 0, 1.10, 1.08, 1.06 };      /* [m] of the register tiles, over multiply-adds alone */
-static const double softmax_clocks[4] = { 0, 16, 6.5, 9 };           /* [m] a vector of scores */
-static const double pack_clocks[4] = { 0, 3, 1.2, 0.8 };             /* [m] an element of K or V */
+static const double loop_overhead[4] = { 0, 1.10, 1.08,
+                                         1.06 };           /* [m] of the register tiles, over multiply-adds alone */
+static const double softmax_clocks[4] = { 0, 16, 6.5, 9 }; /* [m] a vector of scores */
+static const double pack_clocks[4] = { 0, 3, 1.2, 0.8 };   /* [m] an element of K or V */
 static const double vector_lanes[4] = { 0, 4, 8, 16 };
-static const double start_seconds = 15e-6;                           /* [m] waking the workers */
+static const double start_seconds = 15e-6; /* [m] waking the workers */
 
 void attn_machine_detect(attn_machine *machine)
 {
@@ -27,7 +29,8 @@ void attn_machine_detect(attn_machine *machine)
     *machine = (attn_machine){
         .hertz = 3.0e9,
         .fma_lanes = { 0, 4, 16, 32 },
-        .memory_1 = 14e9, .memory_all = info.processors > 4 ? 100e9 : 28e9,
+        .memory_1 = 14e9,
+        .memory_all = info.processors > 4 ? 100e9 : 28e9,
         .l2_bytes = info.l2 > 0 ? (double)info.l2 : 512e3,
         .l1_l2 = 32,
         .cores = info.processors,
@@ -57,20 +60,24 @@ static double bandwidth(const attn_machine *m, int threads)
     return min_of(m->memory_1 * threads, m->memory_all);
 }
 
-static void prefill_cost(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, int64_t rows, attn_choice *c)
+static void prefill_cost(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, int64_t rows,
+                         attn_choice *c)
 {
-    double dim_v = (double)attn_round_up(d->dim_v, k->cols), dims = (double)d->dim_qk + dim_v, group = (double)(d->heads_q / d->heads_kv);
+    double dim_v = (double)attn_round_up(d->dim_v, k->cols), dims = (double)d->dim_qk + dim_v,
+           group = (double)(d->heads_q / d->heads_kv);
     double units = (double)(d->batch * d->heads_kv), keys = (double)d->len_kv, len_q = (double)d->len_q;
     double row_pairs = c->pairs / max_of(1, units * group * len_q);
     double masked = row_pairs < keys ? (double)(k->cols + k->rows) / 2 : 0; /* keys computed beyond a row's own */
-    double computed = units * group * (double)attn_round_up(d->len_q, k->rows) * min_of(row_pairs + masked, (double)attn_round_up(d->len_kv, k->cols));
+    double computed = units * group * (double)attn_round_up(d->len_q, k->rows) *
+                      min_of(row_pairs + masked, (double)attn_round_up(d->len_kv, k->cols));
     double gemm = computed * dims / m->fma_lanes[k->isa] * loop_overhead[k->isa];
     double softmax = computed / vector_lanes[k->isa] * softmax_clocks[k->isa];
     double pack = units * keys * (double)(d->dim_qk + d->dim_v) * pack_clocks[k->isa];
     double per_pair = 4 * (dims / (double)rows + (double)d->dim_qk / (double)k->cols + dim_v / (double)k->cols + 4);
     double held = 4 * (double)rows * (dims + ATTN_KEYS_TILE);
     c->cache_bytes = computed * per_pair * (held > 0.7 * m->l2_bytes ? 2 : 1);
-    double items = units * group * ceil(len_q / (double)rows), clocks = max_of(gemm + softmax, c->cache_bytes / m->l1_l2) + pack;
+    double items = units * group * ceil(len_q / (double)rows),
+           clocks = max_of(gemm + softmax, c->cache_bytes / m->l1_l2) + pack;
     double uneven = items > 0 ? ceil(items / c->threads) * c->threads / items : 1;
     c->memory_bytes = tensor_bytes(d, keys);
     c->seconds = max_of(clocks / m->hertz / c->threads * uneven, c->memory_bytes / bandwidth(m, c->threads));
@@ -98,14 +105,17 @@ static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn
 
 static void decode_choose(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)
 {
-    double group = (double)(d->heads_q / d->heads_kv), units = (double)(d->batch * d->heads_kv), rows = group * (double)d->len_q;
+    double group = (double)(d->heads_q / d->heads_kv), units = (double)(d->batch * d->heads_kv),
+           rows = group * (double)d->len_q;
     double keys = min_of((double)d->len_kv, c->pairs / max_of(1, units * rows) + (double)d->len_q);
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
     int64_t parts = attn_ceil_div(d->len_kv, DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
-    if (!(d->flags & ATTN_DETERMINISTIC)) wanted = c->threads == 1 ? 1 : (int64_t)ceil(4.0 * c->threads / max_of(1, units));
+    if (!(d->flags & ATTN_DETERMINISTIC))
+        wanted = c->threads == 1 ? 1 : (int64_t)ceil(4.0 * c->threads / max_of(1, units));
     c->splits = (int)(parts < 1 ? 1 : parts < wanted ? parts : wanted);
-    double compute = units * keys * padded * (dims / m->fma_lanes[k->isa] * 1.5 + softmax_clocks[k->isa] / vector_lanes[k->isa]);
+    double compute =
+        units * keys * padded * (dims / m->fma_lanes[k->isa] * 1.5 + softmax_clocks[k->isa] / vector_lanes[k->isa]);
     c->memory_bytes = tensor_bytes(d, keys);
     c->cache_bytes = c->memory_bytes;
     c->seconds = max_of(compute / m->hertz / c->threads, c->memory_bytes / bandwidth(m, c->threads));

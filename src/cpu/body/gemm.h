@@ -1,5 +1,5 @@
-/* The two products of prefill on one register tile, accumulators in registers throughout. A tile step is one load of a panel's
- * row and one broadcast a query row, for STRIP x PANEL multiply-adds. */
+/* The two products of prefill on one register tile, accumulators in registers throughout. A tile step is one load of a
+ * panel's row and one broadcast a query row, for STRIP x PANEL multiply-adds. */
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -7,40 +7,60 @@
 #define UNROLL _Pragma("GCC unroll 64")
 #endif
 
-enum { PANEL_VECTORS = PANEL / VL };
+enum {
+    PANEL_VECTORS = PANEL / VL,
+    STEPS = 8
+}; /* steps of an unrolled loop: few enough trips for the branch predictor */
 
-/* s[STRIP][PANEL] = q k, rows ATTN_KEYS_TILE apart. q: a strip; k: a panel. */
-ALWAYS_INLINE void score_tile(const float *q, const float *k, int64_t dim, float *s)
+typedef struct register_tile {
+    vf row[STRIP][PANEL_VECTORS];
+} register_tile;
+
+/* acc[r] += a[r * pitch] b, b one row of a panel. */
+ALWAYS_INLINE void tile_step(register_tile *acc, const float *a, const int64_t pitch, const float *b)
 {
-    vf acc[STRIP][PANEL_VECTORS];
+    vf x[PANEL_VECTORS];
+    UNROLL for (int c = 0; c < PANEL_VECTORS; c++) x[c] = v_load(b + c * VL);
     UNROLL for (int r = 0; r < STRIP; r++)
-        UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc[r][c] = v_zero();
-    for (int64_t d = 0; d < dim; d++, q += STRIP, k += PANEL) {
-        vf key[PANEL_VECTORS];
-        UNROLL for (int c = 0; c < PANEL_VECTORS; c++) key[c] = v_load(k + c * VL);
-        UNROLL for (int r = 0; r < STRIP; r++) {
-            vf query = v_set1(q[r]);
-            UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc[r][c] = v_fma(query, key[c], acc[r][c]);
-        }
+    {
+        vf y = v_set1(a[r * pitch]);
+        UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc->row[r][c] = v_fma(y, x[c], acc->row[r][c]);
     }
-    UNROLL for (int r = 0; r < STRIP; r++)
-        UNROLL for (int c = 0; c < PANEL_VECTORS; c++) v_store(s + r * ATTN_KEYS_TILE + c * VL, acc[r][c]);
 }
 
-/* o[STRIP][PANEL] += p v over `keys` keys. p: rows ATTN_KEYS_TILE apart; v: rows of a panel; o: rows `pitch` apart. */
+/* `steps` of them: a moves by `stride`, b by a panel's row. */
+ALWAYS_INLINE void tile_steps(register_tile *acc, const float *a, const int64_t pitch, const int64_t stride,
+                              const float *b, int64_t steps)
+{
+    int64_t i = 0;
+    for (; i + STEPS <= steps; i += STEPS, a += STEPS * stride, b += STEPS * PANEL)
+        UNROLL for (int u = 0; u < STEPS; u++) tile_step(acc, a + u * stride, pitch, b + u * PANEL);
+    for (; i < steps; i++, a += stride, b += PANEL)
+        tile_step(acc, a, pitch, b);
+}
+
+ALWAYS_INLINE void tile_store(const register_tile *acc, float *out, int64_t pitch)
+{
+    UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++)
+        v_store(out + r * pitch + c * VL, acc->row[r][c]);
+}
+
+/* s[STRIP][PANEL] = q k, rows ATTN_SCORE_PITCH apart. q: a strip; k: a panel. */
+ALWAYS_INLINE void score_tile(const float *q, const float *k, int64_t dim, float *s)
+{
+    register_tile acc;
+    UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] = v_zero();
+    tile_steps(&acc, q, 1, STRIP, k, dim);
+    tile_store(&acc, s, ATTN_SCORE_PITCH);
+}
+
+/* o[STRIP][PANEL] += p v over `keys` keys. p: rows ATTN_SCORE_PITCH apart; v: rows of a panel; o: rows `pitch` apart.
+ */
 ALWAYS_INLINE void output_tile(const float *p, const float *v, int64_t keys, float *o, int64_t pitch)
 {
-    vf acc[STRIP][PANEL_VECTORS];
-    UNROLL for (int r = 0; r < STRIP; r++)
-        UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc[r][c] = v_load(o + r * pitch + c * VL);
-    for (int64_t j = 0; j < keys; j++, v += PANEL) {
-        vf value[PANEL_VECTORS];
-        UNROLL for (int c = 0; c < PANEL_VECTORS; c++) value[c] = v_load(v + c * VL);
-        UNROLL for (int r = 0; r < STRIP; r++) {
-            vf weight = v_set1(p[r * ATTN_KEYS_TILE + j]);
-            UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc[r][c] = v_fma(weight, value[c], acc[r][c]);
-        }
-    }
-    UNROLL for (int r = 0; r < STRIP; r++)
-        UNROLL for (int c = 0; c < PANEL_VECTORS; c++) v_store(o + r * pitch + c * VL, acc[r][c]);
+    register_tile acc;
+    UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] =
+        v_load(o + r * pitch + c * VL);
+    tile_steps(&acc, p, ATTN_SCORE_PITCH, 1, v, keys);
+    tile_store(&acc, o, pitch);
 }

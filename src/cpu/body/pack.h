@@ -1,5 +1,7 @@
-/* Loads of any dtype as floats, and the packed forms of Q, K and V (layouts: cpu/kernel.h; Q: strips of STRIP rows, in a
- * strip dim after dim, the STRIP rows of each together). */
+/* Loads of any dtype as floats, and the packed forms of Q, K and V (layouts: cpu/kernel.h; Q: strips of STRIP rows, in
+ * a strip dim after dim, the STRIP rows of each together). */
+
+enum { LINE = 64 }; /* bytes of a cache line */
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
@@ -15,7 +17,8 @@ ALWAYS_INLINE vf load_as(attn_dtype dtype, const void *row, int64_t i)
 static vf load_part(attn_dtype dtype, const void *row, int64_t i, int64_t count)
 {
     float part[VL] = { 0 };
-    for (int64_t j = 0; j < count; j++) part[j] = attn_load_scalar(dtype, row, i + j);
+    for (int64_t j = 0; j < count; j++)
+        part[j] = attn_load_scalar(dtype, row, i + j);
     return v_load(part);
 }
 
@@ -29,8 +32,19 @@ static inline const void *row_at(attn_dtype dtype, const void *base, int64_t ele
     return (const char *)base + elements * attn_dtype_size(dtype);
 }
 
+/* Fetches rows [row, row + count) that lie before `end` into L1: they lie far apart, where no hardware looks ahead. */
+ALWAYS_INLINE void prefetch_rows(attn_dtype dtype, const void *base, int64_t pitch, int64_t row, int64_t count, int64_t end,
+                                 int64_t dim)
+{
+    for (int64_t i = row; i < row + count && i < end; i++) {
+        const char *at = row_at(dtype, base, i * pitch);
+        for (int64_t byte = 0; byte < dim * attn_dtype_size(dtype); byte += LINE) __builtin_prefetch(at + byte);
+    }
+}
+
 /* VL rows by VL columns from column d, transposed; rows at or past `rows` are zero. */
-ALWAYS_INLINE void load_square(attn_dtype dtype, const void *base, int64_t pitch, int64_t rows, int64_t d, int64_t dim, vf r[VL])
+ALWAYS_INLINE void load_square(attn_dtype dtype, const void *base, int64_t pitch, int64_t rows, int64_t d, int64_t dim,
+                               vf r[VL])
 {
     for (int i = 0; i < VL; i++)
         r[i] = i < rows ? load_up_to(dtype, row_at(dtype, base, i * pitch), d, dim) : v_zero();
@@ -41,13 +55,15 @@ ALWAYS_INLINE void pack_keys(const attn_pack_task *t, attn_dtype dtype)
 {
     for (int64_t key = t->key0; key < t->key0 + t->keys; key += PANEL) {
         float *panel = t->k_pack + key * t->dim_qk;
+        prefetch_rows(dtype, t->k, t->k_row, key + PANEL, PANEL, t->key0 + t->keys, t->dim_qk);
         for (int64_t part = 0; part < PANEL; part += VL) {
             int64_t rows = t->key0 + t->keys - key - part;
             const void *base = row_at(dtype, t->k, rows > 0 ? (key + part) * t->k_row : 0);
             for (int64_t d = 0; d < t->dim_qk; d += VL) {
                 vf r[VL];
                 load_square(dtype, base, t->k_row, rows, d, t->dim_qk, r);
-                for (int64_t i = 0; i < VL && d + i < t->dim_qk; i++) v_store(panel + (d + i) * PANEL + part, r[i]);
+                for (int64_t i = 0; i < VL && d + i < t->dim_qk; i++)
+                    v_store(panel + (d + i) * PANEL + part, r[i]);
             }
         }
     }
@@ -57,6 +73,7 @@ ALWAYS_INLINE void pack_values(const attn_pack_task *t, attn_dtype dtype)
 {
     for (int64_t key = t->key0; key < t->key0 + t->keys; key++) {
         const void *row = row_at(dtype, t->v, key * t->v_row);
+        prefetch_rows(dtype, t->v, t->v_row, key + STRIP, 1, t->key0 + t->keys, t->dim_v);
         for (int64_t d = 0; d < t->dim_v; d += PANEL) {
             float *out = t->v_pack + (d / PANEL * t->pitch + key) * PANEL;
             for (int64_t i = 0; i < PANEL; i += VL)
@@ -68,19 +85,26 @@ ALWAYS_INLINE void pack_values(const attn_pack_task *t, attn_dtype dtype)
 static void pack(const attn_pack_task *task)
 {
     switch (task->dtype) {
-    case ATTN_F32: pack_keys(task, ATTN_F32), pack_values(task, ATTN_F32); break;
-    case ATTN_F16: pack_keys(task, ATTN_F16), pack_values(task, ATTN_F16); break;
-    case ATTN_BF16: pack_keys(task, ATTN_BF16), pack_values(task, ATTN_BF16); break;
+    case ATTN_F32:
+        pack_keys(task, ATTN_F32), pack_values(task, ATTN_F32);
+        break;
+    case ATTN_F16:
+        pack_keys(task, ATTN_F16), pack_values(task, ATTN_F16);
+        break;
+    case ATTN_BF16:
+        pack_keys(task, ATTN_BF16), pack_values(task, ATTN_BF16);
+        break;
     }
 }
 
-/* Rows [row, row + rows) times `scale` into strips. Stores run VL wide over STRIP: each is put right by the next, the last
- * by the slack behind the buffer. */
-ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *q, int64_t pitch, int64_t rows, int64_t dim, float scale,
-                                   float *out)
+/* Rows [row, row + rows) times `scale` into strips. Stores run VL wide over STRIP: each is put right by the next, the
+ * last by the slack behind the buffer. */
+ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *q, int64_t pitch, int64_t rows, int64_t dim,
+                                   float scale, float *out)
 {
     vf factor = v_set1(scale);
-    for (int64_t row = 0; row < rows; row += STRIP, out += STRIP * dim)
+    for (int64_t row = 0; row < rows; row += STRIP, out += STRIP * dim) {
+        prefetch_rows(dtype, q, pitch, row + STRIP, STRIP, rows, dim);
         for (int64_t d = 0; d < dim; d += VL) {
             vf r[(STRIP + VL - 1) / VL][VL];
             for (int64_t g = 0; g * VL < STRIP; g++) {
@@ -89,15 +113,24 @@ ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *q, int64_t pitc
                 load_square(dtype, base, pitch, left, d, dim, r[g]);
             }
             for (int64_t i = 0; i < VL && d + i < dim; i++)
-                for (int64_t g = 0; g * VL < STRIP; g++) v_store(out + (d + i) * STRIP + g * VL, v_mul(r[g][i], factor));
+                for (int64_t g = 0; g * VL < STRIP; g++)
+                    v_store(out + (d + i) * STRIP + g * VL, v_mul(r[g][i], factor));
         }
+    }
 }
 
-static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t rows, int64_t dim, float scale, float *out)
+static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t rows, int64_t dim, float scale,
+                         float *out)
 {
     switch (dtype) {
-    case ATTN_F32: pack_queries_as(ATTN_F32, q, pitch, rows, dim, scale, out); break;
-    case ATTN_F16: pack_queries_as(ATTN_F16, q, pitch, rows, dim, scale, out); break;
-    case ATTN_BF16: pack_queries_as(ATTN_BF16, q, pitch, rows, dim, scale, out); break;
+    case ATTN_F32:
+        pack_queries_as(ATTN_F32, q, pitch, rows, dim, scale, out);
+        break;
+    case ATTN_F16:
+        pack_queries_as(ATTN_F16, q, pitch, rows, dim, scale, out);
+        break;
+    case ATTN_BF16:
+        pack_queries_as(ATTN_BF16, q, pitch, rows, dim, scale, out);
+        break;
     }
 }

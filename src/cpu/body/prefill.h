@@ -1,14 +1,14 @@
 /* Prefill: a block of query rows of one head against its packed keys, tile by tile:
  *     spans of the strips -> scores, panel by panel -> changes, mask, softmax, row by row -> output, panel by panel.
- * A panel (a few KiB, in L1) serves all strips before the next is read; scores stay in L2. A strip computes, in both products,
- * only the panels and keys that its own rows see. */
+ * A panel (a few KiB, in L1) serves all strips before the next is read; scores stay in L2. A strip computes, in both
+ * products, only the panels and keys that its own rows see. */
 
 typedef struct prefill {
     const attn_attend_task *task;
     int64_t strips, o_pitch;
-    float *q, *s, *o;         /* strips; scores, then probabilities; outputs not yet divided */
+    float *q, *s, *o; /* strips; scores, then probabilities; outputs not yet divided */
     float *max, *sum, *bias;
-    uint64_t *keep;           /* dropout: rows x ATTN_KEYS_TILE bits */
+    uint64_t *keep; /* dropout: rows x ATTN_KEYS_TILE bits */
     attn_mask_tile span[ATTN_ROWS_MOST / STRIP + 1];
 } prefill;
 
@@ -19,14 +19,16 @@ static prefill prefill_start(const attn_attend_task *task)
     p.strips = rows / STRIP;
     p.o_pitch = (task->dim_v + PANEL - 1) / PANEL * PANEL;
     p.s = task->scratch;
-    p.o = p.s + rows * ATTN_KEYS_TILE;
+    p.o = p.s + rows * ATTN_SCORE_PITCH;
     p.q = p.o + rows * p.o_pitch;
     p.max = p.q + rows * task->dim_qk + 2 * VL;
     p.sum = p.max + rows;
     p.bias = p.sum + rows;
     p.keep = (uint64_t *)(void *)(p.bias + ATTN_KEYS_TILE + (rows * task->dim_qk & 1));
-    for (int64_t i = 0; i < rows * p.o_pitch; i += VL) v_store(p.o + i, v_zero());
-    for (int64_t r = 0; r < rows; r++) p.max[r] = -INFINITY, p.sum[r] = 0;
+    for (int64_t i = 0; i < rows * p.o_pitch; i += VL)
+        v_store(p.o + i, v_zero());
+    for (int64_t r = 0; r < rows; r++)
+        p.max[r] = -INFINITY, p.sum[r] = 0;
     pack_queries(task->dtype, row_at(task->dtype, task->q, task->row0 * task->q_row), task->q_row, task->rows,
                  task->dim_qk, task->score->scale, p.q);
     return p;
@@ -49,7 +51,7 @@ static void prefill_scores(const prefill *p, int64_t key0, int64_t end)
         const float *k = p->task->k_pack + key * dim;
         for (int64_t i = 0; i < p->strips; i++)
             if (p->span[i].lo < key + PANEL && p->span[i].hi > key)
-                score_tile(p->q + i * STRIP * dim, k, dim, p->s + i * STRIP * ATTN_KEYS_TILE + key - key0);
+                score_tile(p->q + i * STRIP * dim, k, dim, p->s + i * STRIP * ATTN_SCORE_PITCH + key - key0);
     }
 }
 
@@ -60,7 +62,7 @@ static void prefill_row(prefill *p, int64_t r, const attn_mask_tile *span, int64
     const attn_score *score = task->score;
     int64_t row = task->row0 + r, from = span->lo - key0, to = span->hi - key0;
     int64_t lo = from / VL * VL, hi = (to + VL - 1) / VL * VL;
-    float *s = p->s + r * ATTN_KEYS_TILE;
+    float *s = p->s + r * ATTN_SCORE_PITCH;
     if (score->flags & ATTN_RICH) change_scores(score, row, key0, lo, hi, task->mask->len_kv, s, p->bias);
     uint64_t words[ATTN_KEYS_TILE / 64] = { 0 };
     bool all = span->full && lo == from && hi == to;
@@ -90,7 +92,7 @@ static void prefill_output(const prefill *p, int64_t key0)
         for (int64_t i = 0; i < p->strips; i++) {
             int64_t lo = p->span[i].lo, keys = p->span[i].hi - lo;
             if (keys > 0)
-                output_tile(p->s + i * STRIP * ATTN_KEYS_TILE + lo - key0, v + lo * PANEL, keys,
+                output_tile(p->s + i * STRIP * ATTN_SCORE_PITCH + lo - key0, v + lo * PANEL, keys,
                             p->o + i * STRIP * p->o_pitch + d, p->o_pitch);
         }
     }
@@ -108,7 +110,8 @@ ALWAYS_INLINE void store_row(attn_dtype dtype, void *out, const float *o, int64_
         else
             v_store_bf16((uint16_t *)out + d, x);
     }
-    for (; d < dim; d++) attn_store_scalar(dtype, out, d, o[d] * factor);
+    for (; d < dim; d++)
+        attn_store_scalar(dtype, out, d, o[d] * factor);
 }
 
 static void prefill_finish(const prefill *p)

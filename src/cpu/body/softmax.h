@@ -1,9 +1,9 @@
-/* Rows of scores: their changes, and the online softmax in units of log2 (Milakov & Gimelshein, arXiv 1805.02867; the lazy rescale
- * of FlashAttention-4).
+/* Rows of scores: their changes, and the online softmax in units of log2 (Milakov & Gimelshein, arXiv 1805.02867; the
+ * lazy rescale of FlashAttention-4).
  *
- * A row's reference maximum moves only when a tile's maximum passes it by more than LAZY: until then probabilities stay below
- * 2^LAZY, which f32 takes without loss, and the output needs no rescaling. A NaN score passes by the maximum but not by the
- * exponential, and so reaches the output. */
+ * A row's reference maximum moves only when a tile's maximum passes it by more than LAZY: until then probabilities stay
+ * below 2^LAZY, which f32 takes without loss, and the output needs no rescaling. A NaN score passes by the maximum but
+ * not by the exponential, and so reaches the output. */
 
 #define LOG2E 1.44269504088896341f
 #define LN2 0.693147180559945309f
@@ -42,8 +42,8 @@ ALWAYS_INLINE vf tanh_of(vf x)
 }
 
 /* Rich rows: scores of keys key0 + [lo, hi), from natural units to log2 units. bias: hi floats of room. */
-static void change_scores(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys, float *s,
-                          float *bias)
+static void change_scores(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
+                          float *s, float *bias)
 {
     bool cap = score->flags & ATTN_SOFTCAP, alibi = score->flags & ATTN_ALIBI, add = score->flags & ATTN_BIAS;
     if (add) attn_bias_row(score, row, key0, lo, hi, keys, bias);
@@ -61,33 +61,59 @@ static void change_scores(const attn_score *score, int64_t row, int64_t key0, in
 /* Hides the keys whose bit is clear. */
 ALWAYS_INLINE void hide_keys(float *s, int64_t lo, int64_t hi, const uint64_t *words, float hidden)
 {
-    for (int64_t i = lo; i < hi; i += VL) v_store(s + i, v_keep(words, i, v_load(s + i), v_set1(hidden)));
+    for (int64_t i = lo, end; i < hi; i = end) {
+        end = i / 64 * 64 + 64 < hi ? i / 64 * 64 + 64 : hi;
+        if (words[i / 64] == ~UINT64_C(0)) continue;
+        for (; i < end; i += VL) v_store(s + i, v_keep(words, i, v_load(s + i), v_set1(hidden)));
+    }
 }
 
 ALWAYS_INLINE float row_max(const float *s, int64_t lo, int64_t hi)
 {
-    vf best = v_set1(-INFINITY);
-    for (int64_t i = lo; i < hi; i += VL) best = v_max(v_load(s + i), best);
-    return v_hmax(best);
+    vf best[4];
+    for (int u = 0; u < 4; u++)
+        best[u] = v_set1(-INFINITY);
+    int64_t i = lo;
+    for (; i + 4 * VL <= hi; i += 4 * VL)
+        UNROLL for (int u = 0; u < 4; u++) best[u] = v_max(v_load(s + i + u * VL), best[u]);
+    for (; i < hi; i += VL)
+        best[0] = v_max(v_load(s + i), best[0]);
+    return v_hmax(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
 }
 
-/* The online softmax's step for one row: scores to probabilities, *max and *sum brought up to date, the output rescaled. */
+/* s = 2^(s - max); their sum. */
+ALWAYS_INLINE float exponentials(float *s, int64_t lo, int64_t hi, float max)
+{
+    vf from = v_set1(max), total[2] = { v_zero(), v_zero() };
+    int64_t i = lo;
+    for (; i + 2 * VL <= hi; i += 2 * VL)
+        UNROLL for (int u = 0; u < 2; u++)
+        {
+            vf p = exp2_of(v_sub(v_load(s + i + u * VL), from));
+            v_store(s + i + u * VL, p);
+            total[u] = v_add(total[u], p);
+        }
+    if (i < hi) {
+        vf p = exp2_of(v_sub(v_load(s + i), from));
+        v_store(s + i, p);
+        total[0] = v_add(total[0], p);
+    }
+    return v_hsum(v_add(total[0], total[1]));
+}
+
+/* The online softmax's step for one row: scores to probabilities, *max and *sum brought up to date, the output
+ * rescaled. */
 ALWAYS_INLINE void softmax_step(float *s, int64_t lo, int64_t hi, float *max, float *sum, float *o, int64_t dim)
 {
     float top = row_max(s, lo, hi);
     if (top > *max + LAZY || *max == -INFINITY) {
         if (*max != -INFINITY && *sum != 0) {
             float factor = exp2f(*max - top);
-            for (int64_t i = 0; i < dim; i += VL) v_store(o + i, v_mul(v_load(o + i), v_set1(factor)));
+            for (int64_t i = 0; i < dim; i += VL)
+                v_store(o + i, v_mul(v_load(o + i), v_set1(factor)));
             *sum *= factor;
         }
         *max = top;
     }
-    vf from = v_set1(*max == -INFINITY ? 0 : *max), total = v_zero();
-    for (int64_t i = lo; i < hi; i += VL) {
-        vf p = exp2_of(v_sub(v_load(s + i), from));
-        v_store(s + i, p);
-        total = v_add(total, p);
-    }
-    *sum += v_hsum(total);
+    *sum += exponentials(s, lo, hi, *max == -INFINITY ? 0 : *max);
 }
