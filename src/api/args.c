@@ -37,7 +37,7 @@ static array block_table(const char *name, const void *base, int64_t count)
     return (array){ name, base, 4, 0, count * 4, true };
 }
 
-enum { INPUTS_MOST = 16 };
+enum { INPUTS_MOST = 17 }; /* with every flag */
 
 static int list_inputs(array list[INPUTS_MOST], const attn_desc *d, const attn_args *a)
 {

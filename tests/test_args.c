@@ -1,0 +1,375 @@
+/* What attn_args_check accepts and refuses, and the messages it leaves. */
+#include "support.h"
+
+#include <math.h>
+#include <stdalign.h>
+
+#include "api/desc.h"
+
+/* A problem with every table, its arrays one right behind the other: q first, then as in attn_args, then o and lse. */
+enum {
+    BATCH = 3,
+    HEADS = 2,
+    LEN_Q = 4,
+    LEN_KV = 12,
+    TOTAL_Q = 9,
+    TOTAL_KV = 30,
+    DIM = 2,
+    LINES = 2 * BATCH * HEADS,
+    COLUMNS = 3
+};
+
+typedef struct arrays {
+    float q[TOTAL_Q * HEADS * DIM], k[TOTAL_KV * HEADS * DIM], v[TOTAL_KV * HEADS * DIM];
+    int32_t cu_lens_q[BATCH + 1], cu_lens_kv[BATCH + 1], lens_q[BATCH], lens_kv[BATCH], prefix[BATCH];
+    int32_t intervals[BATCH * HEADS * LEN_KV * 2];
+    int32_t full_count[LINES], full[LINES * COLUMNS], partial_count[LINES], partial[LINES * COLUMNS];
+    uint8_t bits[BATCH * HEADS * LEN_Q * 2];
+    float alibi[BATCH * HEADS], bias[LEN_Q * LEN_KV], sink[HEADS];
+    float o[TOTAL_Q * HEADS * DIM], lse[HEADS * TOTAL_Q];
+} arrays;
+
+typedef struct world {
+    attn_desc desc;
+    attn_args args;
+    arrays at;
+} world;
+
+static world *create(uint32_t without)
+{
+    static world w;
+    attn_desc d = {
+        .dtype = ATTN_F32, .batch = BATCH, .heads_q = HEADS, .len_q = LEN_Q, .len_kv = LEN_KV, .dim_qk = DIM
+    };
+    d.flags = ((ATTN_DETERMINISTIC << 1) - 1) & ~without;
+    if (d.flags & ATTN_VARLEN) d.total_q = TOTAL_Q, d.total_kv = TOTAL_KV;
+    if (d.flags & ATTN_CHUNK) d.chunk = 4;
+    if (d.flags & ATTN_INTERVALS) d.interval_vectors = 2, d.interval_heads = HEADS;
+    if (d.flags & ATTN_BLOCKS) d.block_rows = 2, d.block_keys = 5, d.block_batch = BATCH, d.block_heads = HEADS;
+    if (d.flags & ATTN_BITS) d.bits_batch = BATCH, d.bits_heads = HEADS;
+    if (d.flags & ATTN_ALIBI) d.alibi_batch = BATCH;
+    if (d.flags & ATTN_BIAS)
+        d.bias_dtype = ATTN_F32, d.bias_extent[0] = d.bias_extent[1] = 1, d.bias_extent[2] = LEN_Q,
+        d.bias_extent[3] = LEN_KV;
+    if (d.flags & ATTN_SOFTCAP) d.softcap = 1;
+    memset(&w, 0, sizeof w);
+    assert_ok(attn_desc_resolve(&w.desc, &d, sizeof d));
+
+    arrays *a = &w.at;
+    static const int32_t cu_q[] = { 0, 4, 4, 7 }, cu_kv[] = { 0, 10, 18, 30 }, lens_q[] = { 4, 0, 2 },
+                         lens_kv[] = { 10, 7, 0 };
+    memcpy(a->cu_lens_q, cu_q, sizeof cu_q), memcpy(a->cu_lens_kv, cu_kv, sizeof cu_kv);
+    memcpy(a->lens_q, lens_q, sizeof lens_q), memcpy(a->lens_kv, lens_kv, sizeof lens_kv);
+    a->prefix[1] = LEN_KV;
+    a->intervals[5] = LEN_Q;
+    for (int i = 0; i < LINES; i++) {
+        a->full_count[i] = i % 3, a->full[COLUMNS * i] = 0, a->full[COLUMNS * i + 1] = 2;
+        a->partial_count[i] = 1, a->partial[COLUMNS * i] = 1;
+    }
+    w.args = (attn_args){ a->q,
+                          a->k,
+                          a->v,
+                          a->o,
+                          a->lse,
+                          a->cu_lens_q,
+                          a->cu_lens_kv,
+                          a->lens_q,
+                          a->lens_kv,
+                          a->prefix,
+                          a->intervals,
+                          a->full_count,
+                          a->full,
+                          a->partial_count,
+                          a->partial,
+                          a->bits,
+                          a->alibi,
+                          a->bias,
+                          a->sink,
+                          1,
+                          1 };
+    return &w;
+}
+
+static void expect(int line, const world *w, const char *text)
+{
+    attn_status status = attn_args_check(&w->desc, &w->args);
+    if (status != ATTN_INVALID || !strstr(attn_error(), text))
+        fail_msg("line %d: %s \"%s\", not \"%s\"", line, attn_status_name(status), attn_error(), text);
+}
+
+/* The problem without some flags, its arguments (g) or arrays (a) changed, is refused with this message. */
+#define REFUSED(without, text, ...) \
+    do {                            \
+        world *w = create(without); \
+        attn_args *g = &w->args;    \
+        arrays *a = &w->at;         \
+        (void)g, (void)a;           \
+        __VA_ARGS__;                \
+        expect(__LINE__, w, text);  \
+    } while (0)
+
+#define ACCEPTED(without, ...)                          \
+    do {                                                \
+        world *w = create(without);                     \
+        attn_args *g = &w->args;                        \
+        arrays *a = &w->at;                             \
+        (void)g, (void)a;                               \
+        __VA_ARGS__;                                    \
+        assert_ok(attn_args_check(&w->desc, &w->args)); \
+    } while (0)
+
+static void whole_problems_pass(void **state)
+{
+    (void)state;
+    ACCEPTED(0, (void)0);
+    ACCEPTED(0, g->lse = NULL);
+    ACCEPTED(0, g->block_full = g->block_full_count = NULL);
+    ACCEPTED(0, g->block_partial = g->block_partial_count = NULL);
+    ACCEPTED(ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS, g->intervals = g->block_full = NULL, g->bits = NULL);
+    ACCEPTED(ATTN_LENS_Q | ATTN_LENS_KV | ATTN_PREFIX, g->lens_q = g->lens_kv = g->prefix = NULL);
+    ACCEPTED(0, a->sink[0] = -INFINITY);
+    ACCEPTED(0, a->bias[0] = NAN, a->q[0] = INFINITY); /* data, not arguments */
+}
+
+static void empty_arrays_may_be_missing(void **state)
+{
+    (void)state;
+    attn_desc d = { .dtype = ATTN_BF16, .batch = 2, .heads_q = 1, .len_q = 3, .len_kv = 0, .dim_qk = 8 }, whole;
+    uint16_t q[48], o[48];
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    assert_ok(attn_args_check(&whole, &(attn_args){ .q = q, .o = o }));
+    d.batch = 0;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    assert_ok(attn_args_check(&whole, &(attn_args){ 0 }));
+    d.flags = ATTN_BLOCKS, d.block_rows = d.block_keys = 4, d.block_batch = d.block_heads = 1;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d)); /* one row of blocks, of no columns */
+    assert_ok(attn_args_check(&whole, &(attn_args){ .block_full_count = (int32_t[]){ 0 } }));
+}
+
+static void missing_arrays_are_named(void **state)
+{
+    (void)state;
+    REFUSED(0, "q is NULL, but has elements", g->q = NULL);
+    REFUSED(0, "k is NULL, but has elements", g->k = NULL);
+    REFUSED(0, "v is NULL, but has elements", g->v = NULL);
+    REFUSED(0, "o is NULL, but has elements", g->o = NULL);
+    REFUSED(0, "cu_lens_q is NULL, but has elements", g->cu_lens_q = NULL);
+    REFUSED(0, "cu_lens_kv is NULL, but has elements", g->cu_lens_kv = NULL);
+    REFUSED(0, "lens_q is NULL, but has elements", g->lens_q = NULL);
+    REFUSED(0, "lens_kv is NULL, but has elements", g->lens_kv = NULL);
+    REFUSED(0, "prefix is NULL, but has elements", g->prefix = NULL);
+    REFUSED(0, "intervals is NULL, but has elements", g->intervals = NULL);
+    REFUSED(0, "bits is NULL, but has elements", g->bits = NULL);
+    REFUSED(0, "alibi is NULL, but has elements", g->alibi = NULL);
+    REFUSED(0, "bias is NULL, but has elements", g->bias = NULL);
+    REFUSED(0, "sink is NULL, but has elements", g->sink = NULL);
+    REFUSED(0, "block_full is NULL, but block_full_count is not", g->block_full = NULL);
+    REFUSED(0, "block_full_count is NULL, but block_full is not", g->block_full_count = NULL);
+    REFUSED(0, "block_partial is NULL, but block_partial_count is not", g->block_partial = NULL);
+    REFUSED(0, "block_partial_count is NULL, but block_partial is not", g->block_partial_count = NULL);
+    REFUSED(0, "block_full_count and block_partial_count are both NULL", g->block_full_count = g->block_full = NULL,
+            g->block_partial_count = g->block_partial = NULL);
+}
+
+/* Every array of the world in the order of attn_args, with its end. */
+typedef struct part {
+    const char *name;
+    size_t field, begin, end;
+} part;
+
+#define PART(argument, array)                                              \
+    {                                                                      \
+#argument, offsetof(attn_args, argument), offsetof(arrays, array), \
+            offsetof(arrays, array) + sizeof((arrays *)0)->array           \
+    }
+
+static const part parts[] = {
+    PART(q, q),
+    PART(k, k),
+    PART(v, v),
+    PART(cu_lens_q, cu_lens_q),
+    PART(cu_lens_kv, cu_lens_kv),
+    PART(lens_q, lens_q),
+    PART(lens_kv, lens_kv),
+    PART(prefix, prefix),
+    PART(intervals, intervals),
+    PART(block_full_count, full_count),
+    PART(block_full, full),
+    PART(block_partial_count, partial_count),
+    PART(block_partial, partial),
+    PART(bits, bits),
+    PART(alibi, alibi),
+    PART(bias, bias),
+    PART(sink, sink),
+    PART(o, o),
+    PART(lse, lse),
+};
+
+static void set_pointer(attn_args *args, const part *p, const void *to)
+{
+    memcpy((char *)args + p->field, &to, sizeof to);
+}
+
+static void misaligned_arrays_are_named(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COUNT(parts); i++) {
+        if (!strcmp(parts[i].name, "bits")) continue;
+        for (size_t off = 1; off < 4; off++) {
+            world *w = create(0);
+            char text[64];
+            set_pointer(&w->args, &parts[i], (char *)&w->at + parts[i].begin + off);
+            snprintf(text, sizeof text, "%s = 0x", parts[i].name);
+            expect(__LINE__, w, text);
+            expect(__LINE__, w, "is not aligned to its elements of 4 bytes");
+        }
+    }
+    attn_desc d = { .dtype = ATTN_F16, .batch = 1, .heads_q = 1, .len_q = 1, .len_kv = 1, .dim_qk = 1 }, whole;
+    alignas(8) char q[8], k[8], v[8], o[8];
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    assert_ok(attn_args_check(&whole, &(attn_args){ .q = q + 2, .k = k + 2, .v = v + 6, .o = o + 2 }));
+    assert_int_equal(attn_args_check(&whole, &(attn_args){ .q = q, .k = k + 3, .v = v, .o = o }), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "is not aligned to its elements of 2 bytes"));
+    d.flags = ATTN_OUT_F32;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    assert_int_equal(attn_args_check(&whole, &(attn_args){ .q = q, .k = k, .v = v, .o = o + 2 }), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "is not aligned to its elements of 4 bytes"));
+}
+
+/* Outputs may touch their neighbours (as they do here) but not share a byte with an input or one another. */
+static void outputs_overlap_nothing(void **state)
+{
+    (void)state;
+    const part *o = &parts[COUNT(parts) - 2], *lse = &parts[COUNT(parts) - 1];
+    for (int i = 0; i < COUNT(parts) - 1; i++)
+        for (int side = 0; side < 2; side++) {
+            const part *out = side ? lse : o;
+            if (&parts[i] == out) continue;
+            world *w = create(0);
+            char text[64];
+            snprintf(text, sizeof text, "%s overlaps %s", i == COUNT(parts) - 2 ? "o" : out->name,
+                     i == COUNT(parts) - 2 ? "lse" : parts[i].name);
+            set_pointer(&w->args, out, (char *)&w->at + (parts[i].end - 1) / 4 * 4); /* its last bytes */
+            expect(__LINE__, w, text);
+        }
+    REFUSED(0, "o overlaps q", g->o = a->q);
+    REFUSED(0, "o overlaps sink", g->o = a->o - 1);
+    REFUSED(0, "lse overlaps bias", g->lse = a->sink - 1, g->o = a->lse);
+}
+
+/* With strides the bytes between first and last element count, whichever way the axis runs. */
+static void strides_widen_arrays(void **state)
+{
+    (void)state;
+    float data[100] = { 0 };
+    attn_desc d = { .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = 2, .len_kv = 1, .dim_qk = 4 }, whole;
+    d.q_stride[1] = -40, d.q_stride[3] = 1, d.o_stride[1] = 20, d.o_stride[3] = 1;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    attn_args args = { .q = data + 40, .k = data + 90, .v = data + 94, .o = data + 44 }; /* q: 0 to 44, o: 44 to 68 */
+    assert_ok(attn_args_check(&whole, &args));
+    args.o = data + 43;
+    assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+    assert_string_equal(attn_error(), "o overlaps q");
+    args.o = data + 66;
+    assert_ok(attn_args_check(&whole, &args));
+    args.o = data + 67;
+    assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+    assert_string_equal(attn_error(), "o overlaps k");
+}
+
+static void lengths_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(0, "cu_lens_q[0] = 1 is not 0", a->cu_lens_q[0] = 1);
+    REFUSED(0, "cu_lens_kv[0] = -1 is not 0", a->cu_lens_kv[0] = -1);
+    REFUSED(0, "cu_lens_q[2] = 3 is below cu_lens_q[1] = 4", a->cu_lens_q[2] = 3);
+    REFUSED(0, "cu_lens_kv[1] = -2147483648 is below cu_lens_kv[0] = 0", a->cu_lens_kv[1] = INT32_MIN);
+    REFUSED(0, "cu_lens_q gives sequence 0 5 rows, which exceeds len_q = 4", a->cu_lens_q[1] = 5);
+    REFUSED(0, "cu_lens_kv gives sequence 2 2147483629 rows, which exceeds len_kv = 12", a->cu_lens_kv[3] = INT32_MAX);
+    REFUSED(0, "cu_lens_q[3] = 10 exceeds total_q = 9", a->cu_lens_q[2] = 7, a->cu_lens_q[3] = 10);
+    REFUSED(0, "cu_lens_kv[3] = 31 exceeds total_kv = 30", a->cu_lens_kv[2] = 20, a->cu_lens_kv[3] = 31);
+    REFUSED(0, "lens_q[1] = 1 exceeds the sequence's share of cu_lens = 0", a->lens_q[1] = 1);
+    REFUSED(0, "lens_q[2] = -3 is below 0", a->lens_q[2] = -3);
+    REFUSED(0, "lens_kv[1] = 9 exceeds the sequence's share of cu_lens = 8", a->lens_kv[1] = 9);
+    REFUSED(0, "prefix[2] = 13 exceeds len_kv = 12", a->prefix[2] = 13);
+    REFUSED(0, "prefix[0] = -1 is below 0", a->prefix[0] = -1);
+}
+
+static void lengths_without_varlen_are_checked(void **state)
+{
+    (void)state;
+    attn_desc d = { .dtype = ATTN_F32, .batch = 2, .heads_q = 1, .len_q = 3, .len_kv = 6, .dim_qk = 1 }, whole;
+    d.flags = ATTN_LENS_Q | ATTN_LENS_KV;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    float q[6], k[12], v[12], o[6];
+    int32_t lens_q[] = { 3, 0 }, lens_kv[] = { 0, 6 };
+    attn_args args = { .q = q, .k = k, .v = v, .o = o, .lens_q = lens_q, .lens_kv = lens_kv };
+    assert_ok(attn_args_check(&whole, &args));
+    lens_q[0] = 4;
+    assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+    assert_string_equal(attn_error(), "lens_q[0] = 4 exceeds len_q = 3");
+    lens_q[0] = 3, lens_kv[1] = 7;
+    assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+    assert_string_equal(attn_error(), "lens_kv[1] = 7 exceeds len_kv = 6");
+}
+
+static void blocks_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(0, "block_full_count[7] = -1 is not in 0 to 3 key blocks", a->full_count[7] = -1);
+    REFUSED(0, "block_partial_count[11] = 4 is not in 0 to 3 key blocks", a->partial_count[11] = 4);
+    REFUSED(0, "block_full[7] = 3 is not one of the key blocks 0 to 2", a->full[7] = 3);
+    REFUSED(0, "block_partial[33] = -1 is not one of the key blocks 0 to 2", a->partial[33] = -1);
+    REFUSED(0, "block_full[7] = 0 does not rise above 0 before it", a->full[7] = 0);
+    REFUSED(0, "block_full[7] = 1 does not rise above 2 before it", a->full[6] = 2, a->full[7] = 1);
+    REFUSED(0, "line 8 of the block lists has block 2 in both block_full and block_partial", a->partial[24] = 2);
+    REFUSED(0, "line 1 of the block lists has block 1 in both", a->full[3] = 1);
+}
+
+static void logits_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(0, "alibi[5] = nan is not finite", a->alibi[5] = NAN);
+    REFUSED(0, "alibi[0] = -inf is not finite", a->alibi[0] = -INFINITY);
+    REFUSED(0, "sink[1] = nan is neither finite nor -inf", a->sink[1] = NAN);
+    REFUSED(0, "sink[0] = inf is neither finite nor -inf", a->sink[0] = INFINITY);
+}
+
+/* The scan goes by parts: one bad value, wherever it is, is found and named. */
+static void every_interval_is_checked(void **state)
+{
+    (void)state;
+    enum { KEYS = 301, ROWS = 5, VALUES = 2 * KEYS };
+    static const int32_t bad[] = { -1, ROWS + 1, INT32_MIN, INT32_MAX };
+    static float q[ROWS], k[KEYS], v[KEYS], o[ROWS];
+    int32_t intervals[VALUES];
+    attn_desc d = { .dtype = ATTN_F32, .flags = ATTN_INTERVALS, .batch = 1, .heads_q = 1, .dim_qk = 1 }, whole;
+    d.len_q = ROWS, d.len_kv = KEYS, d.interval_heads = 1, d.interval_vectors = 2;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    attn_args args = { .q = q, .k = k, .v = v, .o = o, .intervals = intervals };
+    for (int i = 0; i < VALUES; i++)
+        intervals[i] = i % (ROWS + 1);
+    assert_ok(attn_args_check(&whole, &args));
+    for (int i = 0; i < VALUES; i++) {
+        char text[100];
+        int32_t kept = intervals[i];
+        intervals[i] = bad[i % COUNT(bad)];
+        snprintf(text, sizeof text, "intervals[%d] = %d is not in 0 to len_q = 5", i, intervals[i]);
+        assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+        assert_string_equal(attn_error(), text);
+        intervals[i] = kept;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(whole_problems_pass),       cmocka_unit_test(empty_arrays_may_be_missing),
+        cmocka_unit_test(missing_arrays_are_named),  cmocka_unit_test(misaligned_arrays_are_named),
+        cmocka_unit_test(outputs_overlap_nothing),   cmocka_unit_test(strides_widen_arrays),
+        cmocka_unit_test(lengths_are_checked),       cmocka_unit_test(lengths_without_varlen_are_checked),
+        cmocka_unit_test(blocks_are_checked),        cmocka_unit_test(logits_are_checked),
+        cmocka_unit_test(every_interval_is_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
