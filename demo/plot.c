@@ -1,0 +1,111 @@
+/* SVG by printf. Lengths are pixels; a panel's plot area is WIDTH x HEIGHT at (LEFT, TOP) of its own. */
+#include "plot.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum {
+    LEFT = 64,
+    TOP = 44,
+    WIDTH = 380,
+    HEIGHT = 240,
+    PANEL_WIDTH = LEFT + WIDTH + 36,
+    PANEL_HEIGHT = TOP + HEIGHT + 56
+};
+
+typedef struct axis {
+    double least, most; /* after the logarithm */
+    double step;
+} axis;
+
+static double place(const axis *a, double value)
+{
+    return (value - a->least) / (a->most - a->least);
+}
+
+static double y_of(const plot_panel *panel, double y)
+{
+    return panel->log_y ? log10(y) : y;
+}
+
+static void fit(const plot_panel *panel, axis *x, axis *y)
+{
+    *x = *y = (axis){ INFINITY, -INFINITY, 1.0 };
+    for (int l = 0; l < panel->lines; l++)
+        for (int i = 0; i < panel->line[l].count; i++) {
+            double at = log2(panel->line[l].x[i]), value = y_of(panel, panel->line[l].y[i]);
+            x->least = fmin(x->least, at), x->most = fmax(x->most, at);
+            y->least = fmin(y->least, value), y->most = fmax(y->most, value);
+        }
+    if (!panel->log_y) y->step = y->most - y->least > 2.0 ? 0.5 : 0.25;
+    y->least = floor(y->least / y->step) * y->step;
+    y->most = fmax(ceil(y->most / y->step) * y->step, y->least + y->step);
+    x->most = fmax(x->most, x->least + 1.0);
+}
+
+static void label_x(double value, char text[32])
+{
+    if (value >= 1024.0)
+        snprintf(text, 32, "%.0fK", value / 1024.0);
+    else
+        snprintf(text, 32, "%.0f", value);
+}
+
+static void draw_axes(FILE *file, const plot_panel *panel, const axis *x, const axis *y)
+{
+    char text[32];
+    fprintf(file, "<text x=\"%d\" y=\"22\" font-size=\"14\" font-weight=\"bold\">%s</text>\n", LEFT, panel->title);
+    for (double at = y->least; at <= y->most + 1e-9; at += y->step) {
+        double height = TOP + HEIGHT * (1.0 - place(y, at));
+        fprintf(file, "<path d=\"M%d %.1fh%d\" stroke=\"#ddd\"/>\n", LEFT, height, WIDTH);
+        fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", LEFT - 8, height + 4,
+                panel->log_y ? pow(10.0, at) : at);
+    }
+    for (double at = x->least; at <= x->most + 1e-9; at += 1.0) {
+        label_x(exp2(at), text);
+        fprintf(file, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", LEFT + WIDTH * place(x, at),
+                TOP + HEIGHT + 18, text);
+    }
+    fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", LEFT + WIDTH / 2, TOP + HEIGHT + 40,
+            panel->x_title);
+    fprintf(file, "<text transform=\"translate(18 %d) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
+            TOP + HEIGHT / 2, panel->y_title);
+}
+
+static void draw_line(FILE *file, const plot_panel *panel, int l, const axis *x, const axis *y)
+{
+    const plot_line *line = &panel->line[l];
+    fprintf(file, "<path fill=\"none\" stroke-width=\"2\" stroke=\"%s\" d=\"", line->color);
+    for (int i = 0; i < line->count; i++)
+        fprintf(file, "%c%.1f %.1f", i ? 'L' : 'M', LEFT + WIDTH * place(x, log2(line->x[i])),
+                TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
+    fprintf(file, "\"/>\n");
+    for (int i = 0; i < line->count; i++)
+        fprintf(file, "<circle r=\"3\" fill=\"%s\" cx=\"%.1f\" cy=\"%.1f\"/>\n", line->color,
+                LEFT + WIDTH * place(x, log2(line->x[i])), TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
+    if (panel->lines > 1)
+        fprintf(file, "<text x=\"%d\" y=\"%d\" fill=\"%s\">%s</text>\n", LEFT + 12, TOP + 18 + 18 * l, line->color,
+                line->name);
+}
+
+bool plot_write(const char *path, const plot_panel *panels, int count)
+{
+    FILE *file = fopen(path, "w");
+    if (!file) return false;
+    fprintf(file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
+            "font-size=\"12\" fill=\"#222\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
+            PANEL_WIDTH * count, PANEL_HEIGHT);
+    for (int p = 0; p < count; p++) {
+        axis x, y;
+        fit(&panels[p], &x, &y);
+        fprintf(file, "<g transform=\"translate(%d 0)\">\n", PANEL_WIDTH * p);
+        draw_axes(file, &panels[p], &x, &y);
+        for (int l = 0; l < panels[p].lines; l++)
+            draw_line(file, &panels[p], l, &x, &y);
+        fprintf(file, "</g>\n");
+    }
+    fprintf(file, "</svg>\n");
+    bool failed = ferror(file);
+    return !fclose(file) && !failed;
+}
