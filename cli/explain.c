@@ -108,7 +108,7 @@ static attn_status explain(const values *v, const attn_desc *desc)
     } else if (!status) {
         status = print_words(plan);
         if (!status && v->measure)
-            printf("measured: %.4g ms, %.4g GFLOP/s; predicted: %.4g ms\n", 1e3 * seconds, info.flops / seconds * 1e-9,
+            printf("measured   %.4g ms, %.4g GFLOP/s; %.4g ms predicted\n", 1e3 * seconds, info.flops / seconds * 1e-9,
                    1e3 * info.seconds);
     }
     attn_plan_destroy(plan);

@@ -1,0 +1,216 @@
+"""What `attn run` computes, against attention from its definition."""
+import itertools
+import json
+
+from arrays import Array, npy, read_npy, read_safetensors, safetensors, uniform
+from attention import attention
+from harness import case, check, close
+
+TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
+
+
+def problem(place, batch=2, rows=9, keys=13, heads=4, heads_kv=2, dim=5, dim_v=6, dtype="f32", rank=4):
+    q = uniform(1, (batch, rows, heads, dim), dtype)
+    k = uniform(2, (batch, keys, heads_kv, dim), dtype)
+    v = uniform(3, (batch, keys, heads_kv, dim_v), dtype)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        place.write(name + ".npy", npy(array.reshaped(*array.shape[4 - rank:])))
+    return q, k, v
+
+
+QKV = ["--q", "q.npy", "--k", "k.npy", "--v", "v.npy"]
+
+
+def compare(place, qkv, *options, dtype="f32", rank=4, **meaning):
+    """Runs the files of qkv with `options`, and their attention with `meaning`."""
+    place.run("run", *QKV, "-o", "o.npy", "--lse", "lse.npy", "-q", *options)
+    o, lse = attention(*qkv, **meaning)
+    got = read_npy(place.path("o.npy"))
+    check(got.dtype == ("f16" if dtype == "f16" else "f32"), "o has dtype", got.dtype)
+    close(got, o.reshaped(*o.shape[4 - rank:]), TOLERANCE[dtype])
+    close(read_npy(place.path("lse.npy")), lse, 2e-5, "lse")
+    return got
+
+
+@case
+def plain(place):
+    compare(place, problem(place))
+    check(place.files() == ["k.npy", "lse.npy", "o.npy", "q.npy", "v.npy"], "left", place.files())
+
+
+@case
+def rank_3(place):
+    compare(place, problem(place, batch=1, rank=3), rank=3)
+
+
+@case
+def one_row(place):
+    compare(place, problem(place, rows=1, keys=70, heads=8, dim=16, dim_v=16))
+
+
+@case
+def no_rows_and_no_keys(place):
+    compare(place, problem(place, rows=0))
+    compare(place, problem(place, keys=0))
+    compare(place, problem(place, batch=0))
+
+
+@case
+def f16_and_bf16(place):
+    q, k, v = problem(place)
+    for dtype in ("f16", "bf16"):
+        compare(place, [x.converted(dtype) for x in (q, k, v)], "--dtype", dtype, dtype=dtype)
+    compare(place, problem(place, dtype="f16"), dtype="f16")
+    compare(place, problem(place, dtype="f16"), "--dtype", "f32")
+
+
+@case
+def mixed_dtypes(place):
+    q, k, v = problem(place)
+    place.write("k.npy", npy(k.converted("f16")))
+    place.refuses(["run", *QKV, "-o", "o.npy"], 1, "q is float32, k is float16, v is float32", "--dtype")
+    compare(place, (q, k.converted("f16"), v), "--dtype", "f32")
+
+
+@case
+def every_isa_and_threads(place):
+    qkv = problem(place)
+    for isa in json.loads(place.run("info", "--json").out)["isas"]:
+        for threads in ("1", "3"):
+            compare(place, qkv, "--isa", isa, "--threads", threads, "--causal", causal=True)
+
+
+@case
+def masks(place):
+    qkv, answers = problem(place), []
+    ranges = [{}, {"causal": True}, {"window": (3, 1)}, {"window": (-1, 2)}, {"window": (0, -1)}, {"chunk": 4},
+              {"causal": True, "prefix": 6}, {"window": (2, 0), "prefix": 2}, {"causal": True, "window": (4, 4), "chunk": 7},
+              {"prefix": 0, "causal": True, "window": (1, 0)}]
+    for meaning in ranges:
+        options = []
+        for name, value in meaning.items():
+            text = "%d,%d" % value if name == "window" else str(value)
+            options += ["--" + name] if name == "causal" else ["--%s=%s" % (name, text)]
+        answers.append(compare(place, qkv, *options, **meaning).data)
+    for a, b in itertools.combinations(answers[:9], 2):
+        check(a != b, "two masks give the same answer")
+
+
+@case
+def rows_without_keys(place):
+    o = compare(place, problem(place, batch=1, rows=9, keys=4), "--causal", causal=True)
+    check(o.data[0] == 0, "a row without a key is not zero")
+
+
+@case
+def score_changes(place):
+    qkv, plain_o = problem(place), None
+    slopes, both, sink = uniform(4, (4,)), uniform(5, (2, 4)), uniform(6, (4,))
+    for name, array in (("slopes", slopes), ("both", both), ("sink", sink)):
+        place.write(name + ".npy", npy(array))
+    plain_o = compare(place, qkv).data
+    for options, meaning in (
+            (["--scale", "0.25"], {"scale": 0.25}), (["--scale=1.5e0", "--softcap", ".5"], {"scale": 1.5, "softcap": 0.5}),
+            (["--alibi", "slopes.npy"], {"alibi": lambda n, h: slopes[h,]}),
+            (["--alibi", "both.npy", "--causal"], {"alibi": lambda n, h: both[n, h], "causal": True}),
+            (["--sink", "sink.npy"], {"sink": sink.data})):
+        check(compare(place, qkv, *options, **meaning).data != plain_o, *options, "changes nothing")
+
+
+@case
+def bias_shapes(place):
+    qkv = problem(place)
+    for ones in ((0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 0), (0, 1, 0, 1), (1, 1, 1, 1)):
+        shape = [1 if one else extent for one, extent in zip(ones, (2, 4, 9, 13))]
+        for dtype in ("f32", "f16"):
+            bias = uniform(7, shape, dtype)
+            place.write("bias.npy", npy(bias))
+            compare(place, qkv, "--bias", "bias.npy",
+                    bias=lambda *at: bias[tuple(0 if one else i for one, i in zip(ones, at))])
+
+
+def hidden(vectors, rows, causal):
+    if len(vectors) == 1:
+        ranges = [(vectors[0], rows)]
+    elif len(vectors) == 2:
+        ranges = [(vectors[0], vectors[1])] if causal else [(vectors[0], rows), (0, vectors[1])]
+    else:
+        ranges = [(vectors[0], vectors[1]), (vectors[2], vectors[3])]
+    return lambda i: any(begin <= i < end for begin, end in ranges)
+
+
+@case
+def intervals(place):
+    qkv, rows, keys = problem(place), 9, 13
+    for vectors, causal, heads in ((1, True, 2), (2, True, 1), (2, False, 2), (4, False, 1)):
+        table = Array((2, heads, keys, vectors), [x * 7 % (rows + 1) for x in range(2 * heads * keys * vectors)], "i32")
+        place.write("table.npy", npy(table))
+
+        def visible(n, h, i, j):
+            row = [table[n, h // 2 if heads == 2 else 0, j, x] for x in range(vectors)]
+            return not hidden(row, rows, causal)(i)
+        compare(place, qkv, "--intervals", "table.npy", *(["--causal"] if causal else []), causal=causal, visible=visible)
+
+
+@case
+def block_mask(place):
+    qkv = problem(place)
+    for shape in ((1, 1, 3, 4), (2, 4, 9, 13), (2, 1, 1, 7), (1, 4, 5, 5)):
+        count = shape[0] * shape[1] * shape[2] * shape[3]
+        blocks = Array(shape, [200 * (x % 3 != 1) for x in range(count)], "u8")
+        place.write("blocks.npy", npy(blocks))
+
+        def visible(n, h, i, j):
+            return blocks[n % shape[0], h % shape[1], i // -(-9 // shape[2]), j // -(-13 // shape[3])] != 0
+        compare(place, qkv, "--block-mask", "blocks.npy", "--causal", causal=True, visible=visible)
+
+
+@case
+def packed_sequences(place):
+    for rank in (3, 4):
+        qkv = problem(place, batch=1, rows=10, keys=12, rank=rank)
+        place.write("starts_q.npy", npy(Array((4,), [0, 4, 4, 10], "i32")))
+        place.write("starts_kv.npy", npy(Array((4,), [0, 5, 7, 12], "i32")))
+        compare(place, qkv, "--cu-lens-q", "starts_q.npy", "--cu-lens-kv", "starts_kv.npy", "--causal", rank=rank,
+                causal=True, spans=[(0, 4, 0, 5), (4, 0, 5, 2), (4, 6, 7, 5)])
+
+
+@case
+def used_keys(place):
+    qkv = problem(place)
+    place.write("lens.npy", npy(Array((2,), [3, 11], "i32")))
+    compare(place, qkv, "--lens-kv", "lens.npy", "--causal", causal=True, lens_kv=[3, 11])
+
+
+@case
+def dropout(place):
+    qkv = problem(place, rows=20, keys=35)
+    for p, seed, text in ((0.3, 7, "7"), (0.5, 2**64 - 1, "0xFFFFFFFFFFFFFFFF"), (0, 0, "0")):
+        compare(place, qkv, "--dropout", str(p), "--seed", text, dropout=(p, seed))
+
+
+@case
+def deterministic(place):
+    problem(place, rows=3, keys=300, heads=8, dim=16)
+    answers = set()
+    for threads in ("1", "2", "3"):
+        place.run("run", *QKV, "-o", "o.npy", "--deterministic", "--threads", threads)
+        answers.add(bytes(open(place.path("o.npy"), "rb").read()))
+    check(len(answers) == 1, "bits differ between numbers of threads")
+
+
+@case
+def tensors(place):
+    for dtype, skew in itertools.product(("f32", "f16", "bf16"), (0, 1)):
+        q, k, v = problem(place, dtype="f32" if dtype == "bf16" else dtype, rows=3, dim_v=7)
+        q, k, v = (x.converted(dtype) for x in (q, k, v))
+        place.write("qkv.safetensors", safetensors({"k": k, "other": uniform(9, (3, 2), "f16"), "v": v, "q": q}, skew=skew))
+        place.run("run", "--tensors", "qkv.safetensors", "-o", "o.safetensors", "--lse", "o.safetensors")
+        got = read_safetensors(place.path("o.safetensors"))
+        o, lse = attention(q, k, v)
+        check(sorted(got) == ["lse", "o"] and got["o"].dtype == dtype, "tensors", got)
+        close(got["o"], o, TOLERANCE[dtype])
+        close(got["lse"], lse, 2e-5)
+        place.run("run", "--tensors", "qkv.safetensors", "-o", "o.safetensors", "--lse", "lse.npy")
+        check(list(read_safetensors(place.path("o.safetensors"))) == ["o"], "more than o")
+        close(read_npy(place.path("lse.npy")), lse, 2e-5)

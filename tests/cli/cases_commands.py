@@ -1,0 +1,191 @@
+"""Reports, the other commands, and how a run ends."""
+import json
+import os
+import pty
+import resource
+import signal
+import subprocess
+
+from arrays import Array, npy, read_npy, uniform
+from cases_answers import QKV, problem
+from harness import case, check, close
+
+
+@case
+def run_reports(place):
+    problem(place)
+    done = place.run("run", *QKV, "-o", "o.npy", "--causal", "--json")
+    report = json.loads(done.out)
+    check(report["shape"] == [2, 9, 4, 6] and report["dtype"] == "f32" and report["output_dtype"] == "float32", report)
+    check(report["seconds"] > 0 and report["gflops"] > 0 and report["workspace_bytes"] >= 0 and report["kernel"], report)
+    visible = sum(max(0, min(13, i + 13 - 9 + 1)) for i in range(9))
+    check(report["pairs"] == visible * 8 and report["flops"] == 2 * visible * 8 * (5 + 6), "work:", report)
+    done = place.run("run", *QKV, "-o", "o.npy")
+    check(done.err.startswith("o.npy: (2, 9, 4, 6) float32 in ") and "GFLOP/s" in done.err and not done.out, done.err)
+    done = place.run("run", *QKV, "-o", "o.npy", "--quiet")
+    check(not done.err and not done.out, "--quiet said", done.err)
+    name = 'a"\\\n\x01.npy'
+    report = json.loads(place.run("run", *QKV, "-o", name, "--json").out)
+    check(report["output"] == name and name in place.files(), report)
+    report = json.loads(place.run("run", *QKV, "-o", b"\xff.npy", "--json").out)
+    check(report["output"] == "\ufffd.npy", report)
+
+
+@case
+def helps(place):
+    check("Commands" in place.run("help").out and place.run("--help").out == place.run("help").out, "help")
+    for command in ("run", "explain", "check", "bench", "info", "kernels"):
+        text = place.run(command, "--help").out
+        check(text == place.run("help", command).out and text.startswith("attn " + command), command, "help:", text)
+        check(command in place.run("help").out, command, "is not listed")
+    text = place.run("run", "--help").out
+    for option in ("q k v tensors output lse causal window chunk prefix softcap scale alibi bias sink intervals block-mask "
+                   "cu-lens-q cu-lens-kv lens-kv dropout seed deterministic dtype isa threads json quiet").split():
+        check("--" + option + " " in text, "help lacks --" + option)
+
+
+@case
+def wrong_commands(place):
+    place.refuses([], 2, "takes a command")
+    place.refuses(["rnu"], 2, "unknown command 'rnu'", "did you mean run?")
+    place.refuses(["help", "kernel"], 2, "did you mean kernels?")
+    place.refuses(["frobnicate"], 2, "unknown command 'frobnicate'")
+
+
+@case
+def version(place):
+    check(place.run("--version").out == "attn %s\n" % json.loads(place.run("info", "--json").out)["version"], "version")
+
+
+@case
+def info(place):
+    told = json.loads(place.run("info", "--json").out)
+    check("portable" in told["isas"] and told["chosen"] in told["isas"], told)
+    check(told["cpu"]["processors"] >= 1 and told["cpu"]["model"], told)
+    check(set(told["isas"]) <= set(told["built_in"]["isas"]), told)
+    text = place.run("info").out
+    check(told["cpu"]["model"] in text and "chosen" in text, text)
+    forced = json.loads(place.run("info", "--json", env={**os.environ, "ATTN_ISA": "portable"}).out)
+    check(forced["chosen"] == "portable", forced)
+
+
+@case
+def kernels(place):
+    table = json.loads(place.run("kernels", "--json").out)
+    told = json.loads(place.run("info", "--json").out)
+    check([k["name"] for k in table if k["built_in"]] == told["built_in"]["kernels"], table)
+    check({k["isa"] for k in table if k["runs_here"]} == set(told["isas"]), table)
+    text, markdown = place.run("kernels").out, place.run("kernels", "--markdown").out
+    lines = markdown.splitlines()
+    for kernel in table:
+        check(kernel["name"] in text and kernel["name"] in lines[0] and "f32" in kernel["dtypes"], kernel)
+        check("causal" in kernel["features"] or "causal" in text, kernel)
+    check(all(line.count("|") == len(table) + 2 for line in lines), markdown)
+    check(any(line.startswith("| causal |") for line in lines), markdown)
+    place.refuses(["kernels", "--json", "--markdown"], 2, "exclude each other")
+
+
+@case
+def explains(place):
+    words = ["explain", "--len", "300", "--heads", "8", "--heads-kv", "2", "--dim", "64", "--causal", "--threads", "1"]
+    told = json.loads(place.run(*words, "--json").out)
+    check(told["pairs"] == 8 * 300 * 301 / 2 and told["flops"] == told["pairs"] * 256 and told["threads"] == 1, told)
+    check(told["predicted_seconds"] > 0 and "measured_seconds" not in told, told)
+    check(told["kernel"] in place.run(*words).out, "kernel is not in the words")
+    check(json.loads(place.run(*words, "--json", "--measure").out)["measured_seconds"] > 0, "not measured")
+    check("measured" in place.run(*words, "--measure", "--dtype", "bf16", "--alibi", "--bias", "--sink", "--prefix", "4",
+                                  "--dropout", "0.1", "--softcap", "3", "--window", "9,9").out, "not measured")
+    place.run("explain", "--len-q", "1", "--len-kv", "0", "--dim", "8", "--measure")
+    told = json.loads(place.run(*words, "--json", "--isa", "portable").out)
+    check(told["isa"] == "portable" and told["kernel"].startswith("portable"), told)
+    place.refuses(["explain", "--dim", "8"], 2, "--len")
+    place.refuses(["explain", "--len", "8"], 2, "--dim is missing")
+    place.refuses(["explain", "--len", "8", "--dim", "8", "--prefix", "9"], 2, "--prefix 9", "8 keys")
+    place.refuses(["explain", "--len", "8", "--dim", "8", "--heads", "3", "--heads-kv", "2"], 1, "heads_q = 3", "heads_kv = 2")
+    place.refuses(["explain", "--len", "8", "--dim", "513"], 1, "dim_qk = 513")
+    place.refuses(["explain", "--len", str(2**62), "--dim", "8"], 1, "attn explain: ")
+
+
+@case
+def output_replaces(place):
+    q, k, v = problem(place)
+    place.write("o.npy", b"old")
+    place.run("run", *QKV, "-o", "o.npy")
+    first = read_npy(place.path("o.npy"))
+    os.symlink("o.npy", place.path("link.npy"))
+    place.run("run", *QKV, "-o", "link.npy", "--causal")
+    check(os.path.islink(place.path("link.npy")) and read_npy(place.path("o.npy")).data != first.data, "link is gone")
+    place.run("run", *QKV, "-o", "q.npy")
+    close(read_npy(place.path("q.npy")), first, 0)
+
+
+@case
+def reads_pipes(place):
+    problem(place)
+    place.run("run", *QKV, "-o", "want.npy")
+    os.mkfifo(place.path("pipe"))
+    with subprocess.Popen(["sh", "-c", "cat q.npy > pipe"], cwd=place.directory):
+        place.run("run", "--q", "pipe", *QKV[2:], "-o", "o.npy")
+    close(read_npy(place.path("o.npy")), read_npy(place.path("want.npy")), 0)
+
+
+@case
+def outputs_that_cannot_be(place):
+    problem(place)
+    os.mkdir(place.path("folder.npy"))
+    words = ["run", *QKV, "-o"]
+    place.refuses([*words, "folder.npy"], 1, "--output folder.npy", "not a regular file")
+    place.refuses([*words, "missing/o.npy"], 1, "--output missing/o.npy", "No such file")
+    place.refuses([*words, "o.npy", "--lse", "missing/lse.npy"], 1, "--lse missing/lse.npy", "No such file")
+    place.refuses([*words, "x" * 300 + ".npy"], 1, "too long")
+
+
+@case
+def limit_of_file_size(place):
+    problem(place)
+    before = place.files()
+    done = place.run("run", *QKV, "-o", "o.npy", code=1,
+                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256)))
+    check("--output o.npy" in done.err and "large" in done.err and place.files() == before, done.err, place.files())
+
+
+@case
+def full_stdout(place):
+    problem(place)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([place.attn, "info"], stdout=full, stderr=subprocess.PIPE)
+    check(done.returncode == 1 and b"stdout" in done.stderr, "ended with", done.returncode)
+
+
+@case
+def interrupted(place):
+    """On a terminal, long work shows its progress; stopped, it leaves nothing."""
+    array = Array((16384, 1, 64), [0.0] * (16384 * 64))
+    for name in "qkv":
+        place.write(name + ".npy", npy(array))
+    before = place.files()
+    master, slave = pty.openpty()
+    words = [place.attn, "run", *QKV, "-o", "o.npy", "--lse", "lse.npy", "--isa", "portable", "--threads", "1",
+             "--softcap", "1"]
+    process = subprocess.Popen(words, cwd=place.directory, stderr=slave, stdin=subprocess.DEVNULL)
+    os.close(slave)
+    shown = os.read(master, 1000).decode()
+    check("computing... 0.5 s of about" in shown, "the terminal shows", shown)
+    check(len(place.files()) == len(before) + 2 and "o.npy" not in place.files(), "files at work:", place.files())
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+    os.close(master)
+    check(process.returncode == -signal.SIGINT, "ended with", process.returncode)
+    check(place.files() == before, "left", place.files())
+
+
+@case
+def concurrent_runs(place):
+    """Runs that write the same file each finish whole."""
+    problem(place)
+    place.write("big.npy", npy(uniform(1, (1, 2000, 1, 8))))
+    words = [place.attn, "run", "--q", "big.npy", "--k", "big.npy", "--v", "big.npy", "-o", "o.npy", "-q"]
+    started = [subprocess.Popen(words, cwd=place.directory) for _ in range(3)]
+    check([process.wait() for process in started] == [0, 0, 0], "some failed")
+    check(read_npy(place.path("o.npy")).shape == (1, 2000, 1, 8), "not whole")
+    check([name for name in place.files() if "tmp" in name] == [], "left", place.files())

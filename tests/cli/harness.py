@@ -1,0 +1,82 @@
+"""Runs the command in a fresh directory a case, and counts."""
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+
+CASES = []
+
+
+def case(function):
+    CASES.append((function.__name__, function))
+    return function
+
+
+class Failed(Exception):
+    pass
+
+
+def check(condition, *what):
+    if not condition:
+        raise Failed(" ".join(str(w) for w in what))
+
+
+class Place:
+    """A directory, and the command run in it."""
+
+    def __init__(self, attn, directory):
+        self.attn, self.directory = attn, directory
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def write(self, name, content):
+        with open(self.path(name), "wb") as file:
+            file.write(content)
+
+    def files(self):
+        return sorted(os.listdir(self.directory))
+
+    def run(self, *words, code=0, **keywords):
+        done = subprocess.run([self.attn, *words], cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, timeout=120, **keywords)
+        done.out, done.err = done.stdout.decode(), done.stderr.decode()
+        check(done.returncode == code, "attn", *words, "ended with", done.returncode, "not", code, "and said:", done.err)
+        return done
+
+    def refuses(self, words, code, *parts):
+        """The command fails with one message that holds all of `parts`, and leaves the directory as it was."""
+        before = self.files()
+        done = self.run(*words, code=code)
+        for part in parts:
+            check(part in done.err, "message of attn", *words, "lacks", repr(part) + ":", done.err)
+        check(done.out == "", "printed to stdout:", done.out)
+        check(done.err.startswith("attn"), "said:", done.err)
+        check(self.files() == before, "left", self.files(), "where", before, "was")
+
+
+def close(got, wanted, tolerance, what="o"):
+    check(got.shape == wanted.shape, what, "has shape", got.shape, "not", wanted.shape)
+    for i, (x, y) in enumerate(zip(got.data, wanted.data)):
+        same = x == y or abs(x - y) <= tolerance * max(1, abs(y))
+        check(same and not math.isnan(x), what, "element", i, "is", x, "not", y)
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit("usage: run.py ATTN [CASE ...]")
+    attn, wanted, passed, failed = os.path.abspath(sys.argv[1]), sys.argv[2:], 0, 0
+    for name, function in CASES:
+        if wanted and name not in wanted:
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            try:
+                function(Place(attn, directory))
+                passed += 1
+            except Exception as error:  # a case that breaks is a case that fails
+                failed += 1
+                print("FAILED %s: %s" % (name, error if isinstance(error, Failed) else traceback.format_exc()))
+    print("%d passed, %d failed" % (passed, failed))
+    sys.exit(1 if failed or not passed else 0)
