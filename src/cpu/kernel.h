@@ -76,7 +76,7 @@ static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t 
 {
     int64_t padded = attn_round_up(rows, 16), keep = ATTN_KEYS_TILE / 32;
     return attn_round_up(
-        padded * (ATTN_SCORE_PITCH + attn_round_up(dim_v, 32) + dim_qk + 2 + keep) + ATTN_KEYS_TILE + 48, 16);
+        padded * (ATTN_SCORE_PITCH + attn_round_up(dim_v, 32) + dim_qk + 17 + keep) + ATTN_KEYS_TILE + 48, 16);
 }
 
 static inline int64_t attn_decode_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)

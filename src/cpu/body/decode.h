@@ -23,8 +23,8 @@ static decode decode_start(const attn_decode_task *task)
     p.s = p.q + p.padded * p.q_pitch;
     p.o = p.s + p.padded * ATTN_DECODE_TILE;
     p.max = p.o + p.padded * p.o_pitch;
-    p.sum = p.max + p.padded;
-    p.bias = p.sum + p.padded;
+    p.sum = p.max + attn_round_up(p.padded, 2);
+    p.bias = p.sum + p.padded * VL;
     p.keep = (uint64_t *)(void *)(p.bias + ATTN_DECODE_TILE);
     for (int64_t i = 0; i < p.padded * p.q_pitch; i++)
         p.q[i] = 0;
@@ -34,7 +34,8 @@ static decode decode_start(const attn_decode_task *task)
         const void *q = row_at(task->dtype, task->q, r / task->len_q * task->q_head + r % task->len_q * task->q_row);
         for (int64_t d = 0; d < task->dim_qk; d++)
             p.q[r * p.q_pitch + d] = attn_load_scalar(task->dtype, q, d) * task->score->scale;
-        p.max[r] = -INFINITY, p.sum[r] = 0;
+        p.max[r] = -INFINITY;
+        v_store(p.sum + r * VL, v_zero());
     }
     return p;
 }
@@ -167,7 +168,8 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     else
         all = attn_mask_row(mask, row, tile->lo, keys, words) && hi == keys;
     if (!all) hide_keys(s, 0, hi, words, -INFINITY);
-    softmax_step(s, 0, hi, p->max + r, p->sum + r, p->o + r * p->o_pitch, p->o_pitch);
+    raise_max(row_max(s, 0, hi), p->max + r, p->sum + r * VL, p->o + r * p->o_pitch, p->o_pitch);
+    exponentials(s, 0, hi, p->max[r], p->sum + r * VL);
     if (score->flags & ATTN_DROPOUT) {
         attn_dropout_keep(score, row, 1, tile->lo, keys, ATTN_DECODE_TILE / 64, p->keep);
         hide_keys(s, 0, hi, p->keep, 0);
@@ -202,5 +204,6 @@ static void decode_keys(const attn_decode_task *task)
     for (int64_t r = 0; r < p.rows; r++)
         memcpy(task->partial + r * task->dim_v, p.o + r * p.o_pitch, (size_t)task->dim_v * sizeof(float));
     memcpy(task->partial + p.rows * task->dim_v, p.max, (size_t)p.rows * sizeof(float));
-    memcpy(task->partial + p.rows * (task->dim_v + 1), p.sum, (size_t)p.rows * sizeof(float));
+    for (int64_t r = 0; r < p.rows; r++)
+        task->partial[p.rows * (task->dim_v + 1) + r] = v_hsum(v_load(p.sum + r * VL));
 }

@@ -6,9 +6,9 @@
 typedef struct prefill {
     const attn_attend_task *task;
     int64_t strips, o_pitch;
-    float *q, *s, *o; /* strips; scores, then probabilities; outputs not yet divided */
-    float *max, *sum, *bias;
-    uint64_t *keep; /* dropout: rows x ATTN_KEYS_TILE bits */
+    float *q, *s, *o;        /* strips; scores, then probabilities; outputs not yet divided */
+    float *max, *sum, *bias; /* sum: VL a row */
+    uint64_t *keep;          /* dropout: rows x ATTN_KEYS_TILE bits */
     attn_mask_tile span[ATTN_ROWS_MOST / STRIP + 1];
 } prefill;
 
@@ -21,14 +21,16 @@ static prefill prefill_start(const attn_attend_task *task)
     p.s = task->scratch;
     p.o = p.s + rows * ATTN_SCORE_PITCH;
     p.q = p.o + rows * p.o_pitch;
-    p.max = p.q + rows * task->dim_qk + 2 * VL;
+    p.max = p.q + attn_round_up(rows * task->dim_qk, 2) + 2 * VL;
     p.sum = p.max + rows;
-    p.bias = p.sum + rows;
-    p.keep = (uint64_t *)(void *)(p.bias + ATTN_KEYS_TILE + (rows * task->dim_qk & 1));
+    p.bias = p.sum + rows * VL;
+    if (task->score->flags & ATTN_DROPOUT) p.keep = (uint64_t *)(void *)(p.bias + ATTN_KEYS_TILE);
     for (int64_t i = 0; i < rows * p.o_pitch; i += VL)
         v_store(p.o + i, v_zero());
-    for (int64_t r = 0; r < rows; r++)
-        p.max[r] = -INFINITY, p.sum[r] = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        p.max[r] = -INFINITY;
+        v_store(p.sum + r * VL, v_zero());
+    }
     pack_queries(task->dtype, row_at(task->dtype, task->q, task->row0 * task->q_row), task->q_row, task->rows,
                  task->dim_qk, task->score->scale, p.q);
     return p;
@@ -55,33 +57,48 @@ static void prefill_scores(const prefill *p, int64_t key0, int64_t end)
     }
 }
 
-/* Scores of one row to probabilities. Vectors of keys are whole; what of them the row does not see is hidden. */
-static void prefill_row(prefill *p, int64_t r, const attn_mask_tile *span, int64_t key0)
+/* Changes and hides the scores of row r; their greatest. Vectors of keys are whole; what of them the row does not see
+ * is hidden. */
+static float prefill_mask(prefill *p, int64_t r, const attn_mask_tile *span, int64_t key0, int64_t lo, int64_t hi)
 {
     const attn_attend_task *task = p->task;
-    const attn_score *score = task->score;
     int64_t row = task->row0 + r, from = span->lo - key0, to = span->hi - key0;
-    int64_t lo = from / VL * VL, hi = (to + VL - 1) / VL * VL;
     float *s = p->s + r * ATTN_SCORE_PITCH;
-    if (score->flags & ATTN_RICH) change_scores(score, row, key0, lo, hi, task->mask->len_kv, s, p->bias);
+    if (task->score->flags & ATTN_RICH) change_scores(task->score, row, key0, lo, hi, task->mask->len_kv, s, p->bias);
     uint64_t words[ATTN_KEYS_TILE / 64] = { 0 };
     bool all = span->full && lo == from && hi == to;
-    if (span->full)
-        attn_words_set(words, from, to);
-    else
+    if (!span->full)
         all = attn_mask_row(task->mask, row, key0, hi, words);
+    else if (!all)
+        attn_words_set(words, from, to);
     if (!all) hide_keys(s, lo, hi, words, -INFINITY);
-    softmax_step(s, lo, hi, p->max + r, p->sum + r, p->o + r * p->o_pitch, p->o_pitch);
-    if (score->flags & ATTN_DROPOUT) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);
+    return row_max(s, lo, hi);
+}
+
+/* One strip's scores to probabilities. All maxima come first: they wait for nothing, and the exponentials for little.
+ */
+static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
+{
+    const attn_mask_tile *span = &p->span[strip];
+    int64_t lo = (span->lo - key0) / VL * VL, hi = (span->hi - key0 + VL - 1) / VL * VL;
+    int64_t first = strip * STRIP, last = first + STRIP < p->task->rows ? first + STRIP : p->task->rows;
+    float top[STRIP];
+    for (int64_t r = first; r < last; r++)
+        top[r - first] = prefill_mask(p, r, span, key0, lo, hi);
+    for (int64_t r = first; r < last; r++) {
+        float *s = p->s + r * ATTN_SCORE_PITCH, *sum = p->sum + r * VL;
+        raise_max(top[r - first], p->max + r, sum, p->o + r * p->o_pitch, p->o_pitch);
+        exponentials(s, lo, hi, p->max[r], sum);
+        if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);
+    }
 }
 
 static void prefill_softmax(prefill *p, int64_t key0, int64_t end)
 {
     const attn_attend_task *task = p->task;
-    if (task->score->flags & ATTN_DROPOUT)
-        attn_dropout_keep(task->score, task->row0, task->rows, key0, end - key0, ATTN_KEYS_TILE / 64, p->keep);
-    for (int64_t r = 0; r < task->rows; r++)
-        if (p->span[r / STRIP].lo < p->span[r / STRIP].hi) prefill_row(p, r, &p->span[r / STRIP], key0);
+    if (p->keep) attn_dropout_keep(task->score, task->row0, task->rows, key0, end - key0, ATTN_KEYS_TILE / 64, p->keep);
+    for (int64_t i = 0; i < p->strips; i++)
+        if (p->span[i].lo < p->span[i].hi) prefill_strip(p, i, key0);
 }
 
 static void prefill_output(const prefill *p, int64_t key0)
@@ -118,7 +135,7 @@ static void prefill_finish(const prefill *p)
 {
     const attn_attend_task *task = p->task;
     for (int64_t r = 0; r < task->rows; r++) {
-        float lse, factor = attn_score_finish(task->score, p->max[r], p->sum[r], &lse);
+        float lse, factor = attn_score_finish(task->score, p->max[r], v_hsum(v_load(p->sum + r * VL)), &lse);
         int64_t row = task->row0 + r;
         void *out = (char *)task->o + row * task->o_row * attn_dtype_size(task->out_dtype);
         store_row(task->out_dtype, out, p->o + r * p->o_pitch, task->dim_v, factor);

@@ -64,7 +64,8 @@ ALWAYS_INLINE void hide_keys(float *s, int64_t lo, int64_t hi, const uint64_t *w
     for (int64_t i = lo, end; i < hi; i = end) {
         end = i / 64 * 64 + 64 < hi ? i / 64 * 64 + 64 : hi;
         if (words[i / 64] == ~UINT64_C(0)) continue;
-        for (; i < end; i += VL) v_store(s + i, v_keep(words, i, v_load(s + i), v_set1(hidden)));
+        for (; i < end; i += VL)
+            v_store(s + i, v_keep(words, i, v_load(s + i), v_set1(hidden)));
     }
 }
 
@@ -81,10 +82,10 @@ ALWAYS_INLINE float row_max(const float *s, int64_t lo, int64_t hi)
     return v_hmax(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
 }
 
-/* s = 2^(s - max); their sum. */
-ALWAYS_INLINE float exponentials(float *s, int64_t lo, int64_t hi, float max)
+/* s = 2^(s - max), added up lane by lane in sum[VL]: one reduction a row at the very end. */
+ALWAYS_INLINE void exponentials(float *s, int64_t lo, int64_t hi, float max, float *sum)
 {
-    vf from = v_set1(max), total[2] = { v_zero(), v_zero() };
+    vf from = v_set1(max == -INFINITY ? 0 : max), total[2] = { v_load(sum), v_zero() };
     int64_t i = lo;
     for (; i + 2 * VL <= hi; i += 2 * VL)
         UNROLL for (int u = 0; u < 2; u++)
@@ -98,22 +99,18 @@ ALWAYS_INLINE float exponentials(float *s, int64_t lo, int64_t hi, float max)
         v_store(s + i, p);
         total[0] = v_add(total[0], p);
     }
-    return v_hsum(v_add(total[0], total[1]));
+    v_store(sum, v_add(total[0], total[1]));
 }
 
-/* The online softmax's step for one row: scores to probabilities, *max and *sum brought up to date, the output
- * rescaled. */
-ALWAYS_INLINE void softmax_step(float *s, int64_t lo, int64_t hi, float *max, float *sum, float *o, int64_t dim)
+/* Moves a row's reference maximum to `top` if that passes it by enough, and rescales its sum and its output. */
+ALWAYS_INLINE void raise_max(float top, float *max, float *sum, float *o, int64_t dim)
 {
-    float top = row_max(s, lo, hi);
-    if (top > *max + LAZY || *max == -INFINITY) {
-        if (*max != -INFINITY && *sum != 0) {
-            float factor = exp2f(*max - top);
-            for (int64_t i = 0; i < dim; i += VL)
-                v_store(o + i, v_mul(v_load(o + i), v_set1(factor)));
-            *sum *= factor;
-        }
-        *max = top;
+    if (!(top > *max + LAZY || *max == -INFINITY)) return;
+    if (*max != -INFINITY) {
+        vf factor = v_set1(exp2f(*max - top));
+        for (int64_t i = 0; i < dim; i += VL)
+            v_store(o + i, v_mul(v_load(o + i), factor));
+        v_store(sum, v_mul(v_load(sum), factor));
     }
-    *sum += exponentials(s, lo, hi, *max == -INFINITY ? 0 : *max);
+    *max = top;
 }
