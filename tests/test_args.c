@@ -253,8 +253,8 @@ static void outputs_overlap_nothing(void **state)
             expect(__LINE__, w, text);
         }
     REFUSED(0, "o overlaps q", g->o = a->q);
-    REFUSED(0, "o overlaps sink", g->o = a->o - 1);
-    REFUSED(0, "lse overlaps bias", g->lse = a->sink - 1, g->o = a->lse);
+    REFUSED(0, "o overlaps sink", g->o = a->sink + HEADS - 1);
+    REFUSED(0, "lse overlaps bias", g->lse = a->bias + LEN_Q * LEN_KV - 1, g->o = a->lse);
 }
 
 /* With strides the bytes between first and last element count, whichever way the axis runs. */
@@ -268,6 +268,9 @@ static void strides_widen_arrays(void **state)
     attn_args args = { .q = data + 40, .k = data + 90, .v = data + 94, .o = data + 44 }; /* q: 0 to 44, o: 44 to 68 */
     assert_ok(attn_args_check(&whole, &args));
     args.o = data + 43;
+    assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+    assert_string_equal(attn_error(), "o overlaps q");
+    args.o = data + 10; /* between the rows of q */
     assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
     assert_string_equal(attn_error(), "o overlaps q");
     args.o = data + 66;
@@ -324,6 +327,8 @@ static void blocks_are_checked(void **state)
     REFUSED(0, "block_full[7] = 1 does not rise above 2 before it", a->full[6] = 2, a->full[7] = 1);
     REFUSED(0, "line 8 of the block lists has block 2 in both block_full and block_partial", a->partial[24] = 2);
     REFUSED(0, "line 1 of the block lists has block 1 in both", a->full[3] = 1);
+    REFUSED(0, "line 4 of the block lists has block 2 in both", a->full[12] = 2, a->partial_count[4] = 2,
+            a->partial[13] = 2);
 }
 
 static void logits_are_checked(void **state)

@@ -182,13 +182,15 @@ static void blocks_and_bits_combine(void **state)
 static void bits_are_by_batch_and_head(void **state)
 {
     (void)state;
-    attn_desc d = single(1, 9, ATTN_BITS); /* two bytes a row */
+    attn_desc d = single(2, 9, ATTN_BITS); /* two bytes a row */
     d.batch = d.heads_q = 2, d.bits_batch = d.bits_heads = 2;
-    static const uint8_t bits[] = { 0x01, 0x00, 0x02, 0x00, 0x04, 0x00, 0x80, 0x01 };
-    static const char *const lines[] = { "100000000", "010000000", "001000000", "000000011" };
+    static const uint8_t bits[] = { 0x01, 0x00, 0x03, 0x01, 0x02, 0x00, 0x05, 0x01,
+                                    0x04, 0x00, 0x09, 0x01, 0x80, 0x01, 0x11, 0x00 };
+    static const char *const lines[] = { "100000000", "110000001", "010000000", "101000001",
+                                         "001000000", "100100001", "000000011", "100010000" };
     attn_args args = { .bits = bits };
     for (int plane = 0; plane < 4; plane++) {
-        dense m = drawn(1, 9, lines + plane);
+        dense m = drawn(2, 9, lines + 2 * plane);
         expect_mask(__LINE__, &m, d, &args, plane / 2, plane % 2);
     }
 }
