@@ -193,7 +193,7 @@ def tensor_headers(place):
             (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,3]"))), "8 bytes, but dtype and shape need 12"),
             (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[4294967296,4294967296,9]"))), "overflows"),
             (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,-2]"))), "shape is not an array of whole numbers"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1.0,2]"))), "missing"),
+            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1.0,2]"))), "shape is not an array of whole numbers"),
             (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[01,1,2]"))), "shape is not an array of whole numbers"),
             (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,2,]"))), "a comma before ']'"),
             (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="2"))), "shape is not an array"),
