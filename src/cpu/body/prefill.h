@@ -66,12 +66,14 @@ static float prefill_mask(prefill *p, int64_t r, const attn_mask_tile *span, int
     float *s = p->s + r * ATTN_SCORE_PITCH;
     if (task->score->flags & ATTN_RICH) change_scores(task->score, row, key0, lo, hi, task->mask->len_kv, s, p->bias);
     uint64_t words[ATTN_KEYS_TILE / 64] = { 0 };
-    bool all = span->full && lo == from && hi == to;
-    if (!span->full)
-        all = attn_mask_row(task->mask, row, key0, hi, words);
-    else if (!all)
+    bool whole = lo == from && hi == to, all = span->full;
+    if (!span->full) {
+        all = attn_mask_row(task->mask, row, key0, to, words);
+        words[from / 64] &= ~UINT64_C(0) << from % 64; /* keys before and behind the span may be of other tiles */
+    } else if (!whole) {
         attn_words_set(words, from, to);
-    if (!all) hide_keys(s, lo, hi, words, -INFINITY);
+    }
+    if (!all || !whole) hide_keys(s, lo, hi, words, -INFINITY);
     return row_max(s, lo, hi);
 }
 
