@@ -18,10 +18,10 @@
 
 #define COUNT(table) (int)(sizeof(table) / sizeof *(table))
 
-#define assert_ok(call)                                                                                                \
-    do {                                                                                                               \
-        attn_status status_ = (call);                                                                                  \
-        if (status_ != ATTN_OK) fail_msg("%s: %s: %s", #call, attn_status_name(status_), attn_error());                \
+#define assert_ok(call)                                                                                 \
+    do {                                                                                                \
+        attn_status status_ = (call);                                                                   \
+        if (status_ != ATTN_OK) fail_msg("%s: %s: %s", #call, attn_status_name(status_), attn_error()); \
     } while (0)
 
 /* Long tests run each n-th of their cases. */

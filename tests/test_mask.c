@@ -19,14 +19,16 @@ static bool sees(const sight *s, int64_t row, int64_t key)
 static int64_t seen_by(const sight *s, int64_t row0, int64_t row1, int64_t key)
 {
     int64_t count = 0;
-    for (int64_t i = row0; i < row1; i++) count += sees(s, i, key);
+    for (int64_t i = row0; i < row1; i++)
+        count += sees(s, i, key);
     return count;
 }
 
 static void check_tile(const sight *s, int64_t row0, int64_t row1, attn_mask_tile run, int64_t most, int64_t from)
 {
     assert_true(from <= run.lo && run.lo < run.hi && run.hi <= s->len_kv && run.hi - run.lo <= most);
-    for (int64_t j = run.lo; j < run.hi && run.full; j++) assert_int_equal(seen_by(s, row0, row1, j), row1 - row0);
+    for (int64_t j = run.lo; j < run.hi && run.full; j++)
+        assert_int_equal(seen_by(s, row0, row1, j), row1 - row0);
     for (int64_t part0 = row0; part0 < row1; part0 += 6) {
         int64_t part1 = part0 + 6 < row1 ? part0 + 6 : row1;
         attn_mask_tile span = run;
@@ -45,11 +47,13 @@ static void check_rows(const sight *s, int64_t row0, int64_t row1, int64_t most)
     int64_t from = 0;
     attn_mask_tile run;
     while (from < s->len_kv && attn_mask_next(&s->view, row0, row1, from, most, &run)) {
-        for (int64_t j = from; j < run.lo; j++) assert_int_equal(seen_by(s, row0, row1, j), 0);
+        for (int64_t j = from; j < run.lo; j++)
+            assert_int_equal(seen_by(s, row0, row1, j), 0);
         check_tile(s, row0, row1, run, most, from);
         from = run.hi;
     }
-    for (int64_t j = from; j < s->len_kv; j++) assert_int_equal(seen_by(s, row0, row1, j), 0);
+    for (int64_t j = from; j < s->len_kv; j++)
+        assert_int_equal(seen_by(s, row0, row1, j), 0);
 }
 
 static void check_bits_of(const sight *s, int64_t row, int64_t key0, int64_t keys)
@@ -144,7 +148,8 @@ static void pairs_are_counted(void **state)
         assert_ok(check_problem_create(&problem, &desc, &(check_options){ 0 }));
         sight s = { &problem, .len_q = desc.len_q, .len_kv = desc.len_kv };
         int64_t pairs = 0;
-        for (int64_t j = 0; j < s.len_kv; j++) pairs += seen_by(&s, 0, s.len_q, j);
+        for (int64_t j = 0; j < s.len_kv; j++)
+            pairs += seen_by(&s, 0, s.len_q, j);
         if (attn_mask_pairs(&problem.resolved) != (double)pairs)
             fail_msg("%lld x %lld, causal %d, window %d, chunk %d: %g pairs, not %lld", (long long)s.len_q,
                      (long long)s.len_kv, n % 2, w, c, attn_mask_pairs(&problem.resolved), (long long)pairs);
