@@ -4,7 +4,7 @@
 #   script/setup.sh NEED ...     or, from another script:  . script/setup.sh; setup NEED ...
 #
 # Needs: build (cc, cmake, make), tests (build, cmocka, pkg-config, python3), fuzz (clang and its fuzzer runtime),
-# blas (OpenBLAS, the peer that is measured), ci (all of these, gcc, clang-format-14).
+# blas (OpenBLAS, the peer that is measured), ci (tests, fuzz and gcc), format (clang-format-14).
 # Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
 # exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
 
@@ -55,7 +55,7 @@ try_cmocka()
 int main(void) { print_message(""); return 0; }'
 }
 
-try_pkgconfig()
+try_pkg_config()
 {
     pkg-config --version >/dev/null 2>&1
 }
@@ -67,14 +67,14 @@ try_python3()
 
 try_clang()
 {
-    try_program clang "-fsanitize=fuzzer,address,undefined" '#include <stddef.h>
+    ASAN_OPTIONS=detect_leaks=0 try_program clang "-fsanitize=fuzzer,address,undefined" '#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 int LLVMFuzzerInitialize(int *n, char ***v) { (void)n, (void)v; exit(0); }
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) { (void)p; return n > 9; }'
 }
 
-try_clangformat()
+try_clang_format()
 {
     clang-format-14 --version >/dev/null 2>&1
 }
@@ -94,10 +94,10 @@ packages_of()
     cmake) echo cmake ;;
     make) echo make ;;
     cmocka) echo libcmocka-dev ;;
-    pkgconfig) echo pkg-config ;;
+    pkg_config) echo pkg-config ;;
     python3) echo python3 ;;
     clang) setup_clang_packages ;;
-    clangformat) echo clang-format-14 ;;
+    clang_format) echo clang-format-14 ;;
     blas) echo libopenblas0-pthread ;;
     esac
 }
@@ -120,10 +120,11 @@ setup_parts()
     for need in "$@"; do
         case $need in
         build) echo cc cmake make ;;
-        tests) echo cc cmake make cmocka pkgconfig python3 ;;
+        tests) echo cc cmake make cmocka pkg_config python3 ;;
         fuzz) echo cc cmake make clang ;;
         blas) echo cc blas ;;
-        ci) echo cc gcc cmake make cmocka pkgconfig python3 clang clangformat ;;
+        ci) echo cc gcc cmake make cmocka pkg_config python3 clang ;;
+        format) echo clang_format ;;
         *) echo "setup.sh: unknown need: $need" >&2 && return 1 ;;
         esac
     done | tr ' ' '\n' | awk '!seen[$0]++'
@@ -163,7 +164,7 @@ setup()
         return 1
     fi
     echo "Missing: $*."
-    setup_apt update -qq >&2
+    setup_apt update -qq >/dev/null
     case $? in
     0) ;;
     125)
@@ -175,7 +176,7 @@ setup()
     setup_list=$(setup_packages "$@")
     echo "+ apt-get install -y --no-install-recommends $setup_list"
     # shellcheck disable=SC2086 # a list of words
-    setup_apt install -qq -y --no-install-recommends $setup_list >&2 || return 1
+    setup_apt install -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends $setup_list >/dev/null || return 1
     # shellcheck disable=SC2046
     set -- $(setup_missing "$@")
     [ $# = 0 ] && return 0
