@@ -193,10 +193,12 @@ static int by_place(const void *a, const void *b)
     return (s->end > t->end) - (s->end < t->end);
 }
 
-static attn_status check_names(tensor *tensors, size_t count)
+/* Of the list from `first` on. */
+static attn_status check_names(header *h, size_t first)
 {
-    if (count) qsort(tensors, count, sizeof *tensors, by_name);
-    for (size_t i = 1; i < count; i++) {
+    tensor *tensors = h->tensors;
+    if (first < h->count) qsort(tensors + first, h->count - first, sizeof *tensors, by_name);
+    for (size_t i = first + 1; i < h->count; i++) {
         if (!strcmp(tensors[i - 1].name, tensors[i].name))
             return attn_fail(ATTN_INVALID, "malformed safetensors header: key \"%.60s\" stands twice", tensors[i].name);
     }
@@ -208,7 +210,7 @@ static attn_status read_metadata(header *h)
 {
     size_t before = h->count;
     attn_status status = read_object(&h->reader, read_metadata_member, h);
-    if (!status) status = check_names(h->tensors + before, h->count - before);
+    if (!status) status = check_names(h, before);
     h->count = before;
     return status;
 }
@@ -274,7 +276,7 @@ attn_status attn_safetensors_parse(const void *bytes, size_t size, const char *c
                  .arrays = arrays };
     attn_status status = read_object(&h.reader, read_member, &h);
     if (!status && !attn_json_at_end(&h.reader)) status = malformed("something stands behind the object");
-    if (!status) status = check_names(h.tensors, h.count);
+    if (!status) status = check_names(&h, 0);
     if (!status) status = check_places(&h);
     free(h.tensors);
     free(text);

@@ -1,0 +1,46 @@
+/* Fuzzes the command line of `attn run`: words end at a NUL or a newline. What is taken is in range. No file is
+ * touched. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+enum { WORDS = 64 };
+
+static void check_ranges(const attn_run_options *options)
+{
+    const attn_problem *p = &options->problem;
+    if (!isfinite(p->scale) || p->scale < 0 || !isfinite(p->softcap) || p->softcap < 0) abort();
+    if (!(p->dropout == -1 || (p->dropout >= 0 && p->dropout < 1))) abort();
+    if ((p->window[0] == -2) != (p->window[1] == -2) || p->window[0] < -2 || p->window[1] < -2) abort();
+    if (p->chunk < 0 || p->prefix < -1 || p->threads < 0 || p->threads > 1024 || !attn_isa_name(p->isa)) abort();
+    attn_desc desc = { .dtype = ATTN_F32 };
+    attn_problem_apply(p, &desc);
+    if (!(desc.flags & ATTN_CAUSAL) != !p->causal) abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
+{
+    char *text = malloc(size + 1), *words[WORDS + 2] = { "run" };
+    int count = 1;
+    bool help;
+    attn_run_options options;
+    if (!text) return 0;
+    for (size_t i = 0; i < size; i++)
+        text[i] = bytes[i] == '\n' ? '\0' : (char)bytes[i];
+    text[size] = 0;
+    for (size_t at = 0; at < size && count <= WORDS; at += strlen(text + at) + 1)
+        words[count++] = text + at;
+    attn_run_defaults(&options);
+    attn_status status = attn_options_parse(&attn_run_command, count, words, &options, &help);
+    if (!status && !help) {
+        check_ranges(&options);
+        status = attn_run_check_options(&options);
+    }
+    if (status && !*attn_error()) abort();
+    free(text);
+    return 0;
+}
