@@ -72,19 +72,17 @@ static inline int64_t attn_round_up(int64_t n, int64_t step)
     return (n + step - 1) / step * step;
 }
 
+/* A row: scores, output, query, maximum and lane sums, dropout's bits; then one row of bias and room for alignment. */
 static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
-    int64_t padded = attn_round_up(rows, 16), keep = ATTN_KEYS_TILE / 32;
-    return attn_round_up(
-        padded * (ATTN_SCORE_PITCH + attn_round_up(dim_v, 32) + dim_qk + 17 + keep) + ATTN_KEYS_TILE + 48, 16);
+    int64_t row = ATTN_SCORE_PITCH + attn_round_up(dim_v, 32) + dim_qk + 17 + ATTN_KEYS_TILE / 32;
+    return attn_round_up(attn_round_up(rows, 16) * row + ATTN_KEYS_TILE + 48, 16);
 }
 
 static inline int64_t attn_decode_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
-    int64_t padded = attn_round_up(rows, 4);
-    return attn_round_up(padded * (ATTN_DECODE_TILE + attn_round_up(dim_qk, 16) + attn_round_up(dim_v, 16) + 2) +
-                             ATTN_DECODE_TILE + 16,
-                         16);
+    int64_t row = ATTN_DECODE_TILE + attn_round_up(dim_v, 16) + attn_round_up(dim_qk, 16) + 17;
+    return attn_round_up(attn_round_up(rows, 4) * row + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32 + 16, 16);
 }
 
 typedef struct attn_cpu_ops {

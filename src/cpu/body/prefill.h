@@ -57,23 +57,24 @@ static void prefill_scores(const prefill *p, int64_t key0, int64_t end)
     }
 }
 
-/* Changes and hides the scores of row r; their greatest. Vectors of keys are whole; what of them the row does not see
- * is hidden. */
-static float prefill_mask(prefill *p, int64_t r, const attn_mask_tile *span, int64_t key0, int64_t lo, int64_t hi)
+/* Changes and hides the scores of row r; their greatest. Vectors of keys are whole: of keys [lo, hi) those in the span,
+ * whose bits `inside` has, and that the row sees are kept. */
+static float prefill_mask(prefill *p, int64_t r, bool full, int64_t key0, int64_t lo, int64_t hi,
+                          const uint64_t *inside)
 {
     const attn_attend_task *task = p->task;
-    int64_t row = task->row0 + r, from = span->lo - key0, to = span->hi - key0;
     float *s = p->s + r * ATTN_SCORE_PITCH;
-    if (task->score->flags & ATTN_RICH) change_scores(task->score, row, key0, lo, hi, task->mask->len_kv, s, p->bias);
-    uint64_t words[ATTN_KEYS_TILE / 64] = { 0 };
-    bool whole = lo == from && hi == to, all = span->full;
-    if (!span->full) {
-        all = attn_mask_row(task->mask, row, key0, to, words);
-        words[from / 64] &= ~UINT64_C(0) << from % 64; /* keys before and behind the span may be of other tiles */
-    } else if (!whole) {
-        attn_words_set(words, from, to);
+    if (task->score->flags & ATTN_RICH)
+        change_scores(task->score, task->row0 + r, key0, lo, hi, task->mask->len_kv, s, p->bias);
+    if (full) {
+        hide_keys(s, lo, hi, inside, -INFINITY);
+    } else {
+        uint64_t words[ATTN_KEYS_TILE / 64];
+        attn_mask_row(task->mask, task->row0 + r, key0, hi, words);
+        for (int64_t w = 0; w * 64 < hi; w++)
+            words[w] &= inside[w];
+        hide_keys(s, lo, hi, words, -INFINITY);
     }
-    if (!all || !whole) hide_keys(s, lo, hi, words, -INFINITY);
     return row_max(s, lo, hi);
 }
 
@@ -85,8 +86,10 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
     int64_t lo = (span->lo - key0) / VL * VL, hi = (span->hi - key0 + VL - 1) / VL * VL;
     int64_t first = strip * STRIP, last = first + STRIP < p->task->rows ? first + STRIP : p->task->rows;
     float top[STRIP];
+    uint64_t inside[ATTN_KEYS_TILE / 64] = { 0 };
+    attn_words_set(inside, span->lo - key0, span->hi - key0);
     for (int64_t r = first; r < last; r++)
-        top[r - first] = prefill_mask(p, r, span, key0, lo, hi);
+        top[r - first] = prefill_mask(p, r, span->full, key0, lo, hi, inside);
     for (int64_t r = first; r < last; r++) {
         float *s = p->s + r * ATTN_SCORE_PITCH, *sum = p->sum + r * VL;
         raise_max(top[r - first], p->max + r, sum, p->o + r * p->o_pitch, p->o_pitch);
