@@ -23,46 +23,30 @@ typedef struct attn_problem {
         .window = { -2, -2 }, .prefix = -1, .dropout = -1 \
     }
 
-/* The rows of the option table, for a struct `type` that holds the problem at `member`. */
-#define ATTN_PROBLEM_OPTIONS(type, member)                                                                               \
-    { "causal",                                                                                                          \
-      0,                                                                                                                 \
-      NULL,                                                                                                              \
-      attn_parse_switch,                                                                                                 \
-      offsetof(type, member.causal),                                                                                     \
-      "a row sees keys up to its own place; the last row sees the last key" },                                           \
-        { "window",                                                                                                      \
-          0,                                                                                                             \
-          "L,R",                                                                                                         \
-          attn_parse_window,                                                                                             \
-          offsetof(type, member.window),                                                                                 \
-          "a row sees L keys before and R keys behind its place; -1: no bound" },                                        \
-        { "chunk", 0, "C", attn_parse_count, offsetof(type, member.chunk), "a row sees keys of its own chunk of C" },    \
-        { "prefix",                                                                                                      \
-          0,                                                                                                             \
-          "P",                                                                                                           \
-          attn_parse_length,                                                                                             \
-          offsetof(type, member.prefix),                                                                                 \
-          "every row sees the first P keys too, whatever causal and window say" },                                       \
-        { "scale", 0, "S", attn_parse_positive, offsetof(type, member.scale), "scores are S q.k; default 1/sqrt(dim)" }, \
-        { "softcap", 0, "X", attn_parse_positive, offsetof(type, member.softcap), "scores become X tanh(s / X)" },       \
-        { "dropout",                                                                                                     \
-          0,                                                                                                             \
-          "P",                                                                                                           \
-          attn_parse_fraction,                                                                                           \
-          offsetof(type, member.dropout),                                                                                \
-          "drop probabilities at rate P (in steps of 1/256), scale up the others" },                                     \
-        { "deterministic",                                                                                               \
-          0,                                                                                                             \
-          NULL,                                                                                                          \
-          attn_parse_switch,                                                                                             \
-          offsetof(type, member.deterministic),                                                                          \
-          "the same bits for any number of threads" },                                                                   \
-        { "dtype", 0, "TYPE", attn_parse_dtype, offsetof(type, member.dtype), "compute in f32, f16 or bf16" },           \
-        { "isa", 0, "NAME", attn_parse_isa, offsetof(type, member.isa), "auto, portable, avx2 or avx512" },              \
-    {                                                                                                                    \
-        "threads", 0, "N", attn_parse_threads, offsetof(type, member.threads), "default: one a processor"                \
+/* One row of an option table for a member of struct `type`. */
+#define ATTN_OPTION(type, member, name, argument, parse, help) \
+    {                                                          \
+        name, 0, argument, parse, offsetof(type, member), help \
     }
+
+/* The rows for a struct `type` that holds the problem at `p`. */
+#define ATTN_PROBLEM_OPTIONS(type, p)                                                                           \
+    ATTN_OPTION(type, p.causal, "causal", NULL, attn_parse_switch,                                              \
+                "a row sees keys up to its own place; the last row sees the last key"),                         \
+        ATTN_OPTION(type, p.window, "window", "L,R", attn_parse_window,                                         \
+                    "a row sees L keys before and R keys behind its place; -1: no bound"),                      \
+        ATTN_OPTION(type, p.chunk, "chunk", "C", attn_parse_count, "a row sees keys of its own chunk of C"),    \
+        ATTN_OPTION(type, p.prefix, "prefix", "P", attn_parse_length,                                           \
+                    "every row sees the first P keys too, whatever causal and window say"),                     \
+        ATTN_OPTION(type, p.scale, "scale", "S", attn_parse_positive, "scores are S q.k; default 1/sqrt(dim)"), \
+        ATTN_OPTION(type, p.softcap, "softcap", "X", attn_parse_positive, "scores become X tanh(s / X)"),       \
+        ATTN_OPTION(type, p.dropout, "dropout", "P", attn_parse_fraction,                                       \
+                    "drop probabilities at rate P (in steps of 1/256), scale up the others"),                   \
+        ATTN_OPTION(type, p.deterministic, "deterministic", NULL, attn_parse_switch,                            \
+                    "the same bits for any number of threads"),                                                 \
+        ATTN_OPTION(type, p.dtype, "dtype", "TYPE", attn_parse_dtype, "compute in f32, f16 or bf16"),           \
+        ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa, "auto, portable, avx2 or avx512"),              \
+        ATTN_OPTION(type, p.threads, "threads", "N", attn_parse_threads, "default: one a processor")
 
 /* Writes all of it but the dtype into the descriptor. */
 void attn_problem_apply(const attn_problem *problem, attn_desc *desc);

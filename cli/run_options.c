@@ -48,12 +48,10 @@ const attn_command attn_run_command = {
     "--q FILE --k FILE --v FILE -o FILE [options]\n       attn run --tensors FILE -o FILE [options]",
     options_table,
     sizeof options_table / sizeof *options_table,
-    "Arrays are in C order, little-endian: float32 or float16 in .npy, bfloat16 also in .safetensors. They are "
-    "computed\n"
-    "in the inputs' dtype, or converted to --dtype first; the output has that dtype (bfloat16 in .npy: float32).\n"
-    "Row i of a sequence stands at place i + keys - rows among its keys. Masks intersect; --prefix adds to --causal "
-    "and\n"
-    "--window. A row that sees no key gives zeros. Files are written whole or not at all.\n"
+    "Arrays are in C order, little-endian: float32 or float16 in .npy, bfloat16 also in .safetensors. They are\n"
+    "computed in their dtype, or converted to --dtype first; the output has that dtype (bfloat16 in .npy: float32).\n"
+    "Row i of a sequence stands at place i + keys - rows among its keys. Masks intersect; --prefix adds to --causal\n"
+    "and --window. A row that sees no key gives zeros. Files are written whole or not at all.\n"
     "\n"
     "Examples\n"
     "  attn run --q q.npy --k k.npy --v v.npy -o o.npy --causal\n"

@@ -1,11 +1,17 @@
-"""Arrays and their files, with nothing but the standard library: .npy and .safetensors, f32, f16, bf16, int32, uint8."""
+"""Arrays and their files, .npy and .safetensors: f32, f16, bf16, int32, uint8."""
+
 import json
 import random
 import re
 import struct
 
-CODES = {"f32": ("f", "<f4", "F32"), "f16": ("e", "<f2", "F16"), "bf16": ("H", None, "BF16"), "i32": ("i", "<i4", "I32"),
-         "u8": ("B", "|u1", "U8")}
+CODES = {
+    "f32": ("f", "<f4", "F32"),
+    "f16": ("e", "<f2", "F16"),
+    "bf16": ("H", None, "BF16"),
+    "i32": ("i", "<i4", "I32"),
+    "u8": ("B", "|u1", "U8"),
+}
 
 
 def bf16_bits(x):
@@ -67,8 +73,13 @@ def npy(array, version=1, header=None, skew=0):
     start = 10 if version == 1 else 12
     text = header.encode() + b" " * skew
     text += b" " * (-(start + len(text) + 1 - skew) % 64) + b"\n"
-    return b"\x93NUMPY" + struct.pack("<BB", version, 0) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + \
-        (array.bytes() if array else b"")
+    return (
+        b"\x93NUMPY"
+        + struct.pack("<BB", version, 0)
+        + struct.pack("<H" if version == 1 else "<I", len(text))
+        + text
+        + (array.bytes() if array else b"")
+    )
 
 
 def read_npy(path):
@@ -76,8 +87,10 @@ def read_npy(path):
         raw = file.read()
     assert raw[:8] == b"\x93NUMPY\x01\x00"
     end = 10 + struct.unpack("<H", raw[8:10])[0]
-    assert end % 64 == 0 and raw[end - 1:end] == b"\n"
-    found = re.fullmatch(r"\{'descr': '(.{3})', 'fortran_order': False, 'shape': \(([0-9, ]*)\), \} *\n", raw[10:end].decode())
+    assert end % 64 == 0 and raw[end - 1 : end] == b"\n"
+    found = re.fullmatch(
+        r"\{'descr': '(.{3})', 'fortran_order': False, 'shape': \(([0-9, ]*)\), \} *\n", raw[10:end].decode()
+    )
     dtype = {"<f4": "f32", "<f2": "f16"}[found.group(1)]
     shape = [int(x) for x in found.group(2).split(",") if x.strip()]
     return unpack(shape, dtype, raw[end:])
@@ -95,7 +108,11 @@ def safetensors(tensors, header=None, skew=0):
     entries, data = {}, b""
     for name, array in tensors.items():
         raw = array.bytes()
-        entries[name] = {"dtype": CODES[array.dtype][2], "shape": array.shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        entries[name] = {
+            "dtype": CODES[array.dtype][2],
+            "shape": array.shape,
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = (json.dumps(entries) if header is None else header).encode("latin-1") + b" " * skew
     return struct.pack("<Q", len(text)) + text + data
@@ -109,6 +126,6 @@ def read_safetensors(path):
     for name, entry in json.loads(raw[8:end]).items():
         dtype = {code[2]: name for name, code in CODES.items()}[entry["dtype"]]
         begin, stop = entry["data_offsets"]
-        tensors[name], last = unpack(entry["shape"], dtype, raw[end + begin:end + stop]), max(last, stop)
+        tensors[name], last = unpack(entry["shape"], dtype, raw[end + begin : end + stop]), max(last, stop)
     assert last == len(raw) - end
     return tensors

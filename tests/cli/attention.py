@@ -1,4 +1,5 @@
 """Attention from its definition, in double precision, pair by pair."""
+
 import math
 
 from arrays import Array
@@ -29,10 +30,27 @@ def seen_by_range(t, j, causal, window, chunk, prefix):
     return seen and (not chunk or t // chunk == j // chunk)
 
 
-def attention(q, k, v, causal=False, window=None, chunk=0, prefix=None, scale=None, softcap=None, alibi=None, bias=None,
-              sink=None, lens_kv=None, visible=None, dropout=None, spans=None):
-    """q, k, v: (batch, row, head, dim). alibi, bias, visible: functions of (batch, head, row, key or not); spans: (first row
-    of q, rows, first row of k, keys) a sequence, all in batch 0. Returns o and the LSE (batch, head, row)."""
+def attention(
+    q,
+    k,
+    v,
+    causal=False,
+    window=None,
+    chunk=0,
+    prefix=None,
+    scale=None,
+    softcap=None,
+    alibi=None,
+    bias=None,
+    sink=None,
+    lens_kv=None,
+    visible=None,
+    dropout=None,
+    spans=None,
+):
+    """q, k, v: (batch, row, head, dim). alibi: a function of (batch, head); bias, visible: of (batch, head, row, key);
+    spans: (first row of q, rows, first row of k, keys) a sequence, all in batch 0. Returns o and the LSE
+    (batch, head, row)."""
     batch, rows, heads, dim = q.shape
     dim_v, group = v.shape[3], heads // k.shape[2]
     packed = spans is not None

@@ -1,4 +1,5 @@
 """What `attn run` computes, against attention from its definition."""
+
 import itertools
 import json
 
@@ -14,7 +15,7 @@ def problem(place, batch=2, rows=9, keys=13, heads=4, heads_kv=2, dim=5, dim_v=6
     k = uniform(2, (batch, keys, heads_kv, dim), dtype)
     v = uniform(3, (batch, keys, heads_kv, dim_v), dtype)
     for name, array in (("q", q), ("k", k), ("v", v)):
-        place.write(name + ".npy", npy(array.reshaped(*array.shape[4 - rank:])))
+        place.write(name + ".npy", npy(array.reshaped(*array.shape[4 - rank :])))
     return q, k, v
 
 
@@ -27,7 +28,7 @@ def compare(place, qkv, *options, dtype="f32", rank=4, **meaning):
     o, lse = attention(*qkv, **meaning)
     got = read_npy(place.path("o.npy"))
     check(got.dtype == ("f16" if dtype == "f16" else "f32"), "o has dtype", got.dtype)
-    close(got, o.reshaped(*o.shape[4 - rank:]), TOLERANCE[dtype])
+    close(got, o.reshaped(*o.shape[4 - rank :]), TOLERANCE[dtype])
     close(read_npy(place.path("lse.npy")), lse, 2e-5, "lse")
     return got
 
@@ -83,9 +84,18 @@ def every_isa_and_threads(place):
 @case
 def masks(place):
     qkv, answers = problem(place), []
-    ranges = [{}, {"causal": True}, {"window": (3, 1)}, {"window": (-1, 2)}, {"window": (0, -1)}, {"chunk": 4},
-              {"causal": True, "prefix": 6}, {"window": (2, 0), "prefix": 2}, {"causal": True, "window": (4, 4), "chunk": 7},
-              {"prefix": 0, "causal": True, "window": (1, 0)}]
+    ranges = [
+        {},
+        {"causal": True},
+        {"window": (3, 1)},
+        {"window": (-1, 2)},
+        {"window": (0, -1)},
+        {"chunk": 4},
+        {"causal": True, "prefix": 6},
+        {"window": (2, 0), "prefix": 2},
+        {"causal": True, "window": (4, 4), "chunk": 7},
+        {"prefix": 0, "causal": True, "window": (1, 0)},
+    ]
     for meaning in ranges:
         options = []
         for name, value in meaning.items():
@@ -110,10 +120,12 @@ def score_changes(place):
         place.write(name + ".npy", npy(array))
     plain_o = compare(place, qkv).data
     for options, meaning in (
-            (["--scale", "0.25"], {"scale": 0.25}), (["--scale=1.5e0", "--softcap", ".5"], {"scale": 1.5, "softcap": 0.5}),
-            (["--alibi", "slopes.npy"], {"alibi": lambda n, h: slopes[h,]}),
-            (["--alibi", "both.npy", "--causal"], {"alibi": lambda n, h: both[n, h], "causal": True}),
-            (["--sink", "sink.npy"], {"sink": sink.data})):
+        (["--scale", "0.25"], {"scale": 0.25}),
+        (["--scale=1.5e0", "--softcap", ".5"], {"scale": 1.5, "softcap": 0.5}),
+        (["--alibi", "slopes.npy"], {"alibi": lambda n, h: slopes[h,]}),
+        (["--alibi", "both.npy", "--causal"], {"alibi": lambda n, h: both[n, h], "causal": True}),
+        (["--sink", "sink.npy"], {"sink": sink.data}),
+    ):
         check(compare(place, qkv, *options, **meaning).data != plain_o, *options, "changes nothing")
 
 
@@ -125,8 +137,13 @@ def bias_shapes(place):
         for dtype in ("f32", "f16"):
             bias = uniform(7, shape, dtype)
             place.write("bias.npy", npy(bias))
-            compare(place, qkv, "--bias", "bias.npy",
-                    bias=lambda *at: bias[tuple(0 if one else i for one, i in zip(ones, at))])
+            compare(
+                place,
+                qkv,
+                "--bias",
+                "bias.npy",
+                bias=lambda *at: bias[tuple(0 if one else i for one, i in zip(ones, at))],
+            )
 
 
 def hidden(vectors, rows, causal):
@@ -143,13 +160,18 @@ def hidden(vectors, rows, causal):
 def intervals(place):
     qkv, rows, keys = problem(place), 9, 13
     for vectors, causal, heads in ((1, True, 2), (2, True, 1), (2, False, 2), (4, False, 1)):
-        table = Array((2, heads, keys, vectors), [x * 7 % (rows + 1) for x in range(2 * heads * keys * vectors)], "i32")
+        table = Array(
+            (2, heads, keys, vectors), [x * 7 % (rows + 1) for x in range(2 * heads * keys * vectors)], "i32"
+        )
         place.write("table.npy", npy(table))
 
         def visible(n, h, i, j):
             row = [table[n, h // 2 if heads == 2 else 0, j, x] for x in range(vectors)]
             return not hidden(row, rows, causal)(i)
-        compare(place, qkv, "--intervals", "table.npy", *(["--causal"] if causal else []), causal=causal, visible=visible)
+
+        compare(
+            place, qkv, "--intervals", "table.npy", *(["--causal"] if causal else []), causal=causal, visible=visible
+        )
 
 
 @case
@@ -162,6 +184,7 @@ def block_mask(place):
 
         def visible(n, h, i, j):
             return blocks[n % shape[0], h % shape[1], i // -(-9 // shape[2]), j // -(-13 // shape[3])] != 0
+
         compare(place, qkv, "--block-mask", "blocks.npy", "--causal", causal=True, visible=visible)
 
 
@@ -171,8 +194,18 @@ def packed_sequences(place):
         qkv = problem(place, batch=1, rows=10, keys=12, rank=rank)
         place.write("starts_q.npy", npy(Array((4,), [0, 4, 4, 10], "i32")))
         place.write("starts_kv.npy", npy(Array((4,), [0, 5, 7, 12], "i32")))
-        compare(place, qkv, "--cu-lens-q", "starts_q.npy", "--cu-lens-kv", "starts_kv.npy", "--causal", rank=rank,
-                causal=True, spans=[(0, 4, 0, 5), (4, 0, 5, 2), (4, 6, 7, 5)])
+        compare(
+            place,
+            qkv,
+            "--cu-lens-q",
+            "starts_q.npy",
+            "--cu-lens-kv",
+            "starts_kv.npy",
+            "--causal",
+            rank=rank,
+            causal=True,
+            spans=[(0, 4, 0, 5), (4, 0, 5, 2), (4, 6, 7, 5)],
+        )
 
 
 @case
@@ -204,7 +237,9 @@ def tensors(place):
     for dtype, skew in itertools.product(("f32", "f16", "bf16"), (0, 1)):
         q, k, v = problem(place, dtype="f32" if dtype == "bf16" else dtype, rows=3, dim_v=7)
         q, k, v = (x.converted(dtype) for x in (q, k, v))
-        place.write("qkv.safetensors", safetensors({"k": k, "other": uniform(9, (3, 2), "f16"), "v": v, "q": q}, skew=skew))
+        place.write(
+            "qkv.safetensors", safetensors({"k": k, "other": uniform(9, (3, 2), "f16"), "v": v, "q": q}, skew=skew)
+        )
         place.run("run", "--tensors", "qkv.safetensors", "-o", "o.safetensors", "--lse", "o.safetensors")
         got = read_safetensors(place.path("o.safetensors"))
         o, lse = attention(q, k, v)

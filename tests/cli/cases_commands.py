@@ -1,4 +1,5 @@
 """Reports, the other commands, and how a run ends."""
+
 import json
 import os
 import pty
@@ -17,7 +18,9 @@ def run_reports(place):
     done = place.run("run", *QKV, "-o", "o.npy", "--causal", "--json")
     report = json.loads(done.out)
     check(report["shape"] == [2, 9, 4, 6] and report["dtype"] == "f32" and report["output_dtype"] == "float32", report)
-    check(report["seconds"] > 0 and report["gflops"] > 0 and report["workspace_bytes"] >= 0 and report["kernel"], report)
+    check(
+        report["seconds"] > 0 and report["gflops"] > 0 and report["workspace_bytes"] >= 0 and report["kernel"], report
+    )
     visible = sum(max(0, min(13, i + 13 - 9 + 1)) for i in range(9))
     check(report["pairs"] == visible * 8 and report["flops"] == 2 * visible * 8 * (5 + 6), "work:", report)
     done = place.run("run", *QKV, "-o", "o.npy")
@@ -39,8 +42,10 @@ def helps(place):
         check(text == place.run("help", command).out and text.startswith("attn " + command), command, "help:", text)
         check(command in place.run("help").out, command, "is not listed")
     text = place.run("run", "--help").out
-    for option in ("q k v tensors output lse causal window chunk prefix softcap scale alibi bias sink intervals block-mask "
-                   "cu-lens-q cu-lens-kv lens-kv dropout seed deterministic dtype isa threads json quiet").split():
+    for option in (
+        "q k v tensors output lse causal window chunk prefix softcap scale alibi bias sink intervals block-mask "
+        "cu-lens-q cu-lens-kv lens-kv dropout seed deterministic dtype isa threads json quiet"
+    ).split():
         check("--" + option + " " in text, "help lacks --" + option)
 
 
@@ -54,7 +59,9 @@ def wrong_commands(place):
 
 @case
 def version(place):
-    check(place.run("--version").out == "attn %s\n" % json.loads(place.run("info", "--json").out)["version"], "version")
+    check(
+        place.run("--version").out == "attn %s\n" % json.loads(place.run("info", "--json").out)["version"], "version"
+    )
 
 
 @case
@@ -93,15 +100,36 @@ def explains(place):
     check(told["predicted_seconds"] > 0 and "measured_seconds" not in told, told)
     check(told["kernel"] in place.run(*words).out, "kernel is not in the words")
     check(json.loads(place.run(*words, "--json", "--measure").out)["measured_seconds"] > 0, "not measured")
-    check("measured" in place.run(*words, "--measure", "--dtype", "bf16", "--alibi", "--bias", "--sink", "--prefix", "4",
-                                  "--dropout", "0.1", "--softcap", "3", "--window", "9,9").out, "not measured")
+    check(
+        "measured"
+        in place.run(
+            *words,
+            "--measure",
+            "--dtype",
+            "bf16",
+            "--alibi",
+            "--bias",
+            "--sink",
+            "--prefix",
+            "4",
+            "--dropout",
+            "0.1",
+            "--softcap",
+            "3",
+            "--window",
+            "9,9"
+        ).out,
+        "not measured",
+    )
     place.run("explain", "--len-q", "1", "--len-kv", "0", "--dim", "8", "--measure")
     told = json.loads(place.run(*words, "--json", "--isa", "portable").out)
     check(told["isa"] == "portable" and told["kernel"].startswith("portable"), told)
     place.refuses(["explain", "--dim", "8"], 2, "--len")
     place.refuses(["explain", "--len", "8"], 2, "--dim is missing")
     place.refuses(["explain", "--len", "8", "--dim", "8", "--prefix", "9"], 2, "--prefix 9", "8 keys")
-    place.refuses(["explain", "--len", "8", "--dim", "8", "--heads", "3", "--heads-kv", "2"], 1, "heads_q = 3", "heads_kv = 2")
+    place.refuses(
+        ["explain", "--len", "8", "--dim", "8", "--heads", "3", "--heads-kv", "2"], 1, "heads_q = 3", "heads_kv = 2"
+    )
     place.refuses(["explain", "--len", "8", "--dim", "513"], 1, "dim_qk = 513")
     place.refuses(["explain", "--len", str(2**62), "--dim", "8"], 1, "attn explain: ")
 
@@ -144,8 +172,9 @@ def outputs_that_cannot_be(place):
 def limit_of_file_size(place):
     problem(place)
     before = place.files()
-    done = place.run("run", *QKV, "-o", "o.npy", code=1,
-                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256)))
+    done = place.run(
+        "run", *QKV, "-o", "o.npy", code=1, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
+    )
     check("--output o.npy" in done.err and "large" in done.err and place.files() == before, done.err, place.files())
 
 
@@ -165,8 +194,21 @@ def interrupted(place):
         place.write(name + ".npy", npy(array))
     before = place.files()
     master, slave = pty.openpty()
-    words = [place.attn, "run", *QKV, "-o", "o.npy", "--lse", "lse.npy", "--isa", "portable", "--threads", "1",
-             "--softcap", "1"]
+    words = [
+        place.attn,
+        "run",
+        *QKV,
+        "-o",
+        "o.npy",
+        "--lse",
+        "lse.npy",
+        "--isa",
+        "portable",
+        "--threads",
+        "1",
+        "--softcap",
+        "1",
+    ]
     process = subprocess.Popen(words, cwd=place.directory, stderr=slave, stdin=subprocess.DEVNULL)
     os.close(slave)
     shown = os.read(master, 1000).decode()

@@ -1,4 +1,5 @@
 """Files that `attn run` does not take: each with its own message, and nothing left behind."""
+
 import os
 import struct
 
@@ -16,7 +17,13 @@ def npy_versions(place):
     with open(place.path("want.npy"), "rb") as file:
         want = file.read()
     text = "{'fortran_order':False,\"shape\": (2,9, 4, 5,) , 'descr': '<f4'}"
-    for content in (npy(q, version=2), npy(q, version=3), npy(q, skew=1), npy(q, skew=2, version=2), npy(q, header=text)):
+    for content in (
+        npy(q, version=2),
+        npy(q, version=3),
+        npy(q, skew=1),
+        npy(q, skew=2, version=2),
+        npy(q, header=text),
+    ):
         place.write("q.npy", content)
         place.run(*RUN)
         with open(place.path("o.npy"), "rb") as file:
@@ -37,32 +44,53 @@ def npy_headers(place):
         return header("{'descr': %s, 'fortran_order': False, %s}" % (text, shape))
 
     for content, part in (
-            (b"", "not a .npy file"), (b"\x93NUMPY", "not a .npy file"), (b"PK\x03\x04" + good, "not a .npy file"),
-            (good[:6] + b"\x04\x00" + good[8:], "version 4.0"), (good[:6] + b"\x01\x01" + good[8:], "version 1.1"),
-            (good[:6] + b"\x02\x00\x76\x00", "truncated within its header"),
-            (good[:50], "truncated: a header of"), (good[:-1], "truncated: float32 shape (2, 9, 4, 5) needs 1440 bytes"),
-            (good + b"\0\0\0", "3 bytes too many behind the data"),
-            (good[:6] + b"\x02\x00\xff\xff\xff\xff" + good[12:], "truncated: a header of 4294967295 bytes"),
-            (header("[1]"), "not a dict"), (header(""), "not a dict"), (header("{"), "key is not a short text"),
-            (header("{}"), "is missing"), (header(start + "}"), "descr, fortran_order or shape is missing"),
-            (header(start + shape + "} x"), "something stands behind the dict"),
-            (header(start + shape + "'extra': 1}"), "unknown key 'extra'"),
-            (header(start + shape + shape + "}"), "key 'shape' stands twice"),
-            (header(start[:-2] + shape + "}"), "a comma is missing"), (header(start + "'shape'= ()}"), "a key is not"),
-            (header(start + "'shape': [2]}"), "shape is not a tuple"), (header(start + "'shape': (2)}"), "shape is not a tuple"),
-            (header(start + "'shape': (2 3)}"), "shape lacks a comma"), (header(start + "'shape': (2, -3)}"), "negative"),
-            (header(start + "'shape': (2, x)}"), "not a tuple of whole numbers"),
-            (header(start + "'shape': (1,1,1,1,1,1,1,1,1)}"), "more than 8 axes"),
-            (header(start + "'shape': (99999999999999999999,)}"), "above 2^63 - 1"),
-            (header(start + "'shape': (4294967296, 4294967296, 4, 5)}"), "holds more than 2^63 - 1 bytes"),
-            (header(start + "'shape': (0, 4611686018427387904, 4, 5)}"), "holds more than 2^63 - 1 bytes"),
-            (header("{'descr': '<f4', 'fortran_order': 1, " + shape + "}"), "neither True nor False"),
-            (header("{'descr': '<f4', 'fortran_order': True, " + shape + "}"), "Fortran order: save numpy.ascontiguousarray"),
-            (header("{'descr': '<f4\\'', 'fortran_order': False, " + shape + "}"), "descr is not a short text"),
-            (descr("'>f4'"), "big-endian"), (descr("'<f8'"), "float64: convert it"), (descr("'<i8'"), "int64: convert it"),
-            (descr("'|b1'"), "bool: convert it"), (descr("'|V2'"), "no bfloat16"), (descr("'<V2'"), "no bfloat16"),
-            (descr("'<u2'"), "no bfloat16"), (descr("'<c8'"), "not one of '<f4'"), (descr("[('a', '<f4')]"), "structured"),
-            (descr("'%s'" % ("f" * 100)), "descr is not a short text"), (descr("None"), "descr is not a short text")):
+        (b"", "not a .npy file"),
+        (b"\x93NUMPY", "not a .npy file"),
+        (b"PK\x03\x04" + good, "not a .npy file"),
+        (good[:6] + b"\x04\x00" + good[8:], "version 4.0"),
+        (good[:6] + b"\x01\x01" + good[8:], "version 1.1"),
+        (good[:6] + b"\x02\x00\x76\x00", "truncated within its header"),
+        (good[:50], "truncated: a header of"),
+        (good[:-1], "truncated: float32 shape (2, 9, 4, 5) needs 1440 bytes"),
+        (good + b"\0\0\0", "3 bytes too many behind the data"),
+        (good[:6] + b"\x02\x00\xff\xff\xff\xff" + good[12:], "truncated: a header of 4294967295 bytes"),
+        (header("[1]"), "not a dict"),
+        (header(""), "not a dict"),
+        (header("{"), "key is not a short text"),
+        (header("{}"), "is missing"),
+        (header(start + "}"), "descr, fortran_order or shape is missing"),
+        (header(start + shape + "} x"), "something stands behind the dict"),
+        (header(start + shape + "'extra': 1}"), "unknown key 'extra'"),
+        (header(start + shape + shape + "}"), "key 'shape' stands twice"),
+        (header(start[:-2] + shape + "}"), "a comma is missing"),
+        (header(start + "'shape'= ()}"), "a key is not"),
+        (header(start + "'shape': [2]}"), "shape is not a tuple"),
+        (header(start + "'shape': (2)}"), "shape is not a tuple"),
+        (header(start + "'shape': (2 3)}"), "shape lacks a comma"),
+        (header(start + "'shape': (2, -3)}"), "negative"),
+        (header(start + "'shape': (2, x)}"), "not a tuple of whole numbers"),
+        (header(start + "'shape': (1,1,1,1,1,1,1,1,1)}"), "more than 8 axes"),
+        (header(start + "'shape': (99999999999999999999,)}"), "above 2^63 - 1"),
+        (header(start + "'shape': (4294967296, 4294967296, 4, 5)}"), "holds more than 2^63 - 1 bytes"),
+        (header(start + "'shape': (0, 4611686018427387904, 4, 5)}"), "holds more than 2^63 - 1 bytes"),
+        (header("{'descr': '<f4', 'fortran_order': 1, " + shape + "}"), "neither True nor False"),
+        (
+            header("{'descr': '<f4', 'fortran_order': True, " + shape + "}"),
+            "Fortran order: save numpy.ascontiguousarray",
+        ),
+        (header("{'descr': '<f4\\'', 'fortran_order': False, " + shape + "}"), "descr is not a short text"),
+        (descr("'>f4'"), "big-endian"),
+        (descr("'<f8'"), "float64: convert it"),
+        (descr("'<i8'"), "int64: convert it"),
+        (descr("'|b1'"), "bool: convert it"),
+        (descr("'|V2'"), "no bfloat16"),
+        (descr("'<V2'"), "no bfloat16"),
+        (descr("'<u2'"), "no bfloat16"),
+        (descr("'<c8'"), "not one of '<f4'"),
+        (descr("[('a', '<f4')]"), "structured"),
+        (descr("'%s'" % ("f" * 100)), "descr is not a short text"),
+        (descr("None"), "descr is not a short text"),
+    ):
         place.write("q.npy", content)
         place.refuses(RUN, 1, "--q q.npy: ", part)
 
@@ -75,21 +103,26 @@ def shapes(place):
             place.write(name + ".npy", npy(array))
 
     for arrays, parts in (
-            ({"q": uniform(1, (9, 5))}, ("q has shape (9, 5)", "(batch, row, head, dim) or (row, head, dim)")),
-            ({"q": uniform(1, (4,))}, ("q has shape (4,)",)), ({"q": uniform(1, ())}, ("q has shape ()",)),
-            ({"q": uniform(1, (1, 1, 2, 9, 5))}, ("q has shape (1, 1, 2, 9, 5)",)),
-            ({"k": uniform(1, (13, 2, 5))}, ("k has shape (13, 2, 5)", "q has rank 4")),
-            ({"v": uniform(1, (2, 13, 2, 0))}, ("v has shape (2, 13, 2, 0)", "no dim")),
-            ({"k": uniform(1, (2, 13, 0, 5))}, ("k has shape (2, 13, 0, 5)", "no head")),
-            ({"k": uniform(1, (3, 13, 2, 5))}, ("k has 3 sequences", "q has 2")),
-            ({"v": uniform(1, (1, 13, 2, 5))}, ("v has 1 sequences", "q has 2")),
-            ({"v": uniform(1, (2, 12, 2, 5))}, ("v has 12 rows", "k has 13")),
-            ({"v": uniform(1, (2, 13, 4, 5))}, ("v has 4 heads", "k has 2")),
-            ({"k": uniform(1, (2, 13, 2, 6))}, ("k has 6 dims", "q has 5")),
-            ({"k": uniform(1, (2, 13, 3, 5)), "v": uniform(1, (2, 13, 3, 5))}, ("heads_q = 4", "heads_kv = 3")),
-            ({"q": uniform(1, (1, 1, 1, 600)), "k": uniform(1, (1, 1, 1, 600)), "v": uniform(1, (1, 1, 1, 1))}, ("dim_qk = 600",)),
-            ({"q": Array((2, 9, 4, 5), [0] * 360, "i32")}, ("q has dtype int32", "float32 or float16")),
-            ({"v": Array((2, 13, 2, 5), [0] * 260, "u8")}, ("v has dtype uint8",))):
+        ({"q": uniform(1, (9, 5))}, ("q has shape (9, 5)", "(batch, row, head, dim) or (row, head, dim)")),
+        ({"q": uniform(1, (4,))}, ("q has shape (4,)",)),
+        ({"q": uniform(1, ())}, ("q has shape ()",)),
+        ({"q": uniform(1, (1, 1, 2, 9, 5))}, ("q has shape (1, 1, 2, 9, 5)",)),
+        ({"k": uniform(1, (13, 2, 5))}, ("k has shape (13, 2, 5)", "q has rank 4")),
+        ({"v": uniform(1, (2, 13, 2, 0))}, ("v has shape (2, 13, 2, 0)", "no dim")),
+        ({"k": uniform(1, (2, 13, 0, 5))}, ("k has shape (2, 13, 0, 5)", "no head")),
+        ({"k": uniform(1, (3, 13, 2, 5))}, ("k has 3 sequences", "q has 2")),
+        ({"v": uniform(1, (1, 13, 2, 5))}, ("v has 1 sequences", "q has 2")),
+        ({"v": uniform(1, (2, 12, 2, 5))}, ("v has 12 rows", "k has 13")),
+        ({"v": uniform(1, (2, 13, 4, 5))}, ("v has 4 heads", "k has 2")),
+        ({"k": uniform(1, (2, 13, 2, 6))}, ("k has 6 dims", "q has 5")),
+        ({"k": uniform(1, (2, 13, 3, 5)), "v": uniform(1, (2, 13, 3, 5))}, ("heads_q = 4", "heads_kv = 3")),
+        (
+            {"q": uniform(1, (1, 1, 1, 600)), "k": uniform(1, (1, 1, 1, 600)), "v": uniform(1, (1, 1, 1, 1))},
+            ("dim_qk = 600",),
+        ),
+        ({"q": Array((2, 9, 4, 5), [0] * 360, "i32")}, ("q has dtype int32", "float32 or float16")),
+        ({"v": Array((2, 13, 2, 5), [0] * 260, "u8")}, ("v has dtype uint8",)),
+    ):
         put(**arrays)
         place.refuses(RUN, 1, *parts)
 
@@ -102,27 +135,49 @@ def tables(place):
         return Array(shape, data, "i32")
 
     for option, array, parts in (
-            ("alibi", uniform(1, (3,)), ("--alibi has shape (3,): takes (4)",)),
-            ("alibi", uniform(1, (2, 3)), ("--alibi has shape (2, 3): takes (1 or 2, 4)",)),
-            ("alibi", uniform(1, (4,), "f16"), ("--alibi has dtype float16: takes float32",)),
-            ("sink", uniform(1, (1, 4)), ("--sink has shape (1, 4): takes (4)",)),
-            ("bias", uniform(1, (2, 4, 9, 12)), ("--bias has shape (2, 4, 9, 12): takes (1 or 2, 1 or 4, 1 or 9, 1 or 13)",)),
-            ("bias", uniform(1, (9, 13)), ("--bias has shape (9, 13)",)),
-            ("bias", Array((1, 1, 1, 1), [0], "u8"), ("--bias has dtype uint8: takes float32",)),
-            ("lens-kv", i32((3,), 1, 2, 3), ("--lens-kv has shape (3,): takes (2)",)),
-            ("lens-kv", uniform(1, (2,)), ("--lens-kv has dtype float32: takes int32",)),
-            ("lens-kv", i32((2,), 1, 14), ("lens_kv[1] = 14",)), ("lens-kv", i32((2,), -1, 1), ("lens_kv[0] = -1",)),
-            ("intervals", i32((2, 1, 13, 3), *[0] * 78), ("--intervals has 3 vectors", "1 or 2 with --causal, 2 or 4 without")),
-            ("intervals", i32((1, 1, 13, 2), *[0] * 26), ("--intervals has shape (1, 1, 13, 2): takes (2, 1 or 2, 13, 2)",)),
-            ("intervals", i32((13,), *[0] * 13), ("--intervals has shape (13,)",)),
-            ("intervals", i32((2, 1, 13, 1), *[0] * 26), ("interval_vectors = 1",)),
-            ("intervals", i32((2, 1, 13, 2), *[0] * 51, 10), ("intervals", "10")),
-            ("block-mask", Array((1, 1, 7, 1), [1] * 7, "u8"), ("--block-mask has 7 blocks for 9 rows: blocks of 2 make 5",)),
-            ("block-mask", Array((1, 1, 1, 8), [1] * 8, "u8"), ("--block-mask has 8 blocks for 13 keys: blocks of 2 make 7",)),
-            ("block-mask", Array((1, 1, 14, 0), [], "u8"), ("--block-mask has 14 blocks for 9 rows",)),
-            ("block-mask", Array((3, 1, 3, 3), [1] * 27, "u8"), ("--block-mask has shape (3, 1, 3, 3): takes (1 or 2,",)),
-            ("block-mask", uniform(1, (1, 1, 1, 1)), ("--block-mask has dtype float32: takes uint8",)),
-            ("block-mask", Array((3,), [1] * 3, "u8"), ("--block-mask has shape (3,)",))):
+        ("alibi", uniform(1, (3,)), ("--alibi has shape (3,): takes (4)",)),
+        ("alibi", uniform(1, (2, 3)), ("--alibi has shape (2, 3): takes (1 or 2, 4)",)),
+        ("alibi", uniform(1, (4,), "f16"), ("--alibi has dtype float16: takes float32",)),
+        ("sink", uniform(1, (1, 4)), ("--sink has shape (1, 4): takes (4)",)),
+        (
+            "bias",
+            uniform(1, (2, 4, 9, 12)),
+            ("--bias has shape (2, 4, 9, 12): takes (1 or 2, 1 or 4, 1 or 9, 1 or 13)",),
+        ),
+        ("bias", uniform(1, (9, 13)), ("--bias has shape (9, 13)",)),
+        ("bias", Array((1, 1, 1, 1), [0], "u8"), ("--bias has dtype uint8: takes float32",)),
+        ("lens-kv", i32((3,), 1, 2, 3), ("--lens-kv has shape (3,): takes (2)",)),
+        ("lens-kv", uniform(1, (2,)), ("--lens-kv has dtype float32: takes int32",)),
+        ("lens-kv", i32((2,), 1, 14), ("lens_kv[1] = 14",)),
+        ("lens-kv", i32((2,), -1, 1), ("lens_kv[0] = -1",)),
+        (
+            "intervals",
+            i32((2, 1, 13, 3), *[0] * 78),
+            ("--intervals has 3 vectors", "1 or 2 with --causal, 2 or 4 without"),
+        ),
+        (
+            "intervals",
+            i32((1, 1, 13, 2), *[0] * 26),
+            ("--intervals has shape (1, 1, 13, 2): takes (2, 1 or 2, 13, 2)",),
+        ),
+        ("intervals", i32((13,), *[0] * 13), ("--intervals has shape (13,)",)),
+        ("intervals", i32((2, 1, 13, 1), *[0] * 26), ("interval_vectors = 1",)),
+        ("intervals", i32((2, 1, 13, 2), *[0] * 51, 10), ("intervals", "10")),
+        (
+            "block-mask",
+            Array((1, 1, 7, 1), [1] * 7, "u8"),
+            ("--block-mask has 7 blocks for 9 rows: blocks of 2 make 5",),
+        ),
+        (
+            "block-mask",
+            Array((1, 1, 1, 8), [1] * 8, "u8"),
+            ("--block-mask has 8 blocks for 13 keys: blocks of 2 make 7",),
+        ),
+        ("block-mask", Array((1, 1, 14, 0), [], "u8"), ("--block-mask has 14 blocks for 9 rows",)),
+        ("block-mask", Array((3, 1, 3, 3), [1] * 27, "u8"), ("--block-mask has shape (3, 1, 3, 3): takes (1 or 2,",)),
+        ("block-mask", uniform(1, (1, 1, 1, 1)), ("--block-mask has dtype float32: takes uint8",)),
+        ("block-mask", Array((3,), [1] * 3, "u8"), ("--block-mask has shape (3,)",)),
+    ):
         place.write("t.npy", npy(array))
         place.refuses([*RUN, "--" + option, "t.npy"], 1, *parts)
         place.write("t.npy", npy(array) + b"x")
@@ -135,14 +190,15 @@ def packed_tables(place):
     good_q, good_kv = Array((2,), [0, 9], "i32"), Array((2,), [0, 13], "i32")
     words = [*RUN, "--cu-lens-q", "a.npy", "--cu-lens-kv", "b.npy"]
     for a, b, parts in (
-            (Array((3,), [0, 5, 9], "i32"), good_kv, ("--cu-lens-kv has shape (2,): takes (3)",)),
-            (Array((1,), [0], "i32"), good_kv, ("--cu-lens-q has shape (1,)",)),
-            (Array((1, 2), [0, 9], "i32"), good_kv, ("--cu-lens-q has shape (1, 2)",)),
-            (uniform(1, (2,)), good_kv, ("--cu-lens-q has dtype float32: takes int32",)),
-            (Array((4,), [0, 6, 4, 9], "i32"), Array((4,), [0, 1, 2, 13], "i32"), ("cu_lens_q[2] = 4",)),
-            (Array((2,), [1, 9], "i32"), good_kv, ("cu_lens_q[0] = 1",)),
-            (good_q, Array((2,), [0, 14], "i32"), ("cu_lens_kv", "14 rows", "13")),
-            (good_q, Array((2,), [-2**31, 2**31 - 1], "i32"), ("cu_lens_kv[0] = -2147483648",))):
+        (Array((3,), [0, 5, 9], "i32"), good_kv, ("--cu-lens-kv has shape (2,): takes (3)",)),
+        (Array((1,), [0], "i32"), good_kv, ("--cu-lens-q has shape (1,)",)),
+        (Array((1, 2), [0, 9], "i32"), good_kv, ("--cu-lens-q has shape (1, 2)",)),
+        (uniform(1, (2,)), good_kv, ("--cu-lens-q has dtype float32: takes int32",)),
+        (Array((4,), [0, 6, 4, 9], "i32"), Array((4,), [0, 1, 2, 13], "i32"), ("cu_lens_q[2] = 4",)),
+        (Array((2,), [1, 9], "i32"), good_kv, ("cu_lens_q[0] = 1",)),
+        (good_q, Array((2,), [0, 14], "i32"), ("cu_lens_kv", "14 rows", "13")),
+        (good_q, Array((2,), [-(2**31), 2**31 - 1], "i32"), ("cu_lens_kv[0] = -2147483648",)),
+    ):
         place.write("a.npy", npy(a))
         place.write("b.npy", npy(b))
         place.refuses(words, 1, *parts)
@@ -168,45 +224,56 @@ def tensor_headers(place):
     place.run(*words, "-q")
     os.remove(place.path("o.safetensors"))
     for content, part in (
-            (b"", "shorter than 8 bytes"), (good[:7], "shorter than 8 bytes"), (good[:20], "truncated: a header of"),
-            (struct.pack("<Q", 100000001) + good[8:], "a header of 100000001 bytes"),
-            (struct.pack("<Q", 2**64 - 1) + good[8:], "a header of 18446744073709551615 bytes"),
-            (struct.pack("<Q", 0), "does not start with '{'"), (header(" {}"), "does not start with '{'"),
-            (header("{}"), "24 bytes too many behind the last tensor"), (good[:-1], "leave the 23 bytes of data"),
-            (good + b"x", "1 bytes too many"), (header("{%s,%s}x" % (qk, v)), "something stands behind the object"),
-            (header("{%s,%s" % (qk, v)), "is missing"), (header("{%s %s}" % (qk, v)), "comma is missing"),
-            (header("{%s,%s,}" % (qk, v)), "a comma before '}'"), (header("{%s,%s,%s}" % (qk, v, v)), '"v" stands twice'),
-            (header('{%s,%s,"__metadata__":{"a":"b","a":"c"}}' % (qk, v)), '"a" stands twice'),
-            (header('{%s,%s,"__metadata__":{"a":1}}' % (qk, v)), "no string"),
-            (header('{%s,%s,"__metadata__":{},"__metadata__":{}}' % (qk, v)), "stands twice"),
-            (header('{%s,%s,"__metadata__":[]}' % (qk, v)), "an object is missing"),
-            (header('{%s,%s,"x":[[[[[[[[[[[[]]]]]]]]]]]]}' % (qk, v)), "an object is missing"),
-            (header("{%s,%s}" % (qk, v.replace('"shape"', '"size"'))), 'unknown key "size"'),
-            (header("{%s,%s}" % (qk, v.replace('"F32"', '32'))), "dtype is not a string"),
-            (header('{%s,"v":{"dtype":"F32","dtype":"F32"}}' % qk), 'key "dtype" stands twice'),
-            (header('{%s,"v":{"dtype":"F32"}}' % qk), "tensor v lacks dtype, shape or data_offsets"),
-            (header("{%s,%s}" % (qk, entry("v", 15, 23))), "tensor v overlaps another"),
-            (header("{%s}" % qk), "8 bytes too many"), (header("{%s,%s}" % (qk, entry("w", 16, 24))), "holds no tensor v"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 25))), "leave the 24 bytes of data"),
-            (header("{%s,%s}" % (qk, entry("v", 24, 16))), "leave the 24 bytes of data"),
-            (header("{%s,%s}" % (qk, entry("v", 20, 24, shape="[1,1,1]"))), "bytes before tensor v belong to none"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,3]"))), "8 bytes, but dtype and shape need 12"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[4294967296,4294967296,9]"))), "overflows"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,-2]"))), "shape is not an array of whole numbers"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1.0,2]"))), "shape is not an array of whole numbers"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[01,1,2]"))), "shape is not an array of whole numbers"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,2,]"))), "a comma before ']'"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="2"))), "shape is not an array"),
-            (header("{%s,%s}" % (qk, entry("v", 16, "1e1"))), "data_offsets is not"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 2**63))), "data_offsets is not"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, "F128"))), 'unknown dtype "F128"'),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, "F64", "[1,1,1]"))), "tensor v has dtype F64"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, "I32"))), "v has dtype int32"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,1,1,1,1,1,1,2]"))), "tensor v has rank 9"),
-            (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,2]"))), "v has shape (1, 2)"),
-            (header("{%s,%s}" % (qk, entry("\\q", 16, 24))), "missing"), (header("{%s,%s}" % (qk, entry("\\ud800", 16, 24))), "missing"),
-            (header("{%s,%s}" % (qk, entry("\\u0000", 16, 24))), "missing"), (header("{%s,%s}" % (qk, entry("\xff", 16, 24))), "bad UTF-8"),
-            (header("{%s,%s}" % (qk, entry("\n", 16, 24))), "missing")):
+        (b"", "shorter than 8 bytes"),
+        (good[:7], "shorter than 8 bytes"),
+        (good[:20], "truncated: a header of"),
+        (struct.pack("<Q", 100000001) + good[8:], "a header of 100000001 bytes"),
+        (struct.pack("<Q", 2**64 - 1) + good[8:], "a header of 18446744073709551615 bytes"),
+        (struct.pack("<Q", 0), "does not start with '{'"),
+        (header(" {}"), "does not start with '{'"),
+        (header("{}"), "24 bytes too many behind the last tensor"),
+        (good[:-1], "leave the 23 bytes of data"),
+        (good + b"x", "1 bytes too many"),
+        (header("{%s,%s}x" % (qk, v)), "something stands behind the object"),
+        (header("{%s,%s" % (qk, v)), "is missing"),
+        (header("{%s %s}" % (qk, v)), "comma is missing"),
+        (header("{%s,%s,}" % (qk, v)), "a comma before '}'"),
+        (header("{%s,%s,%s}" % (qk, v, v)), '"v" stands twice'),
+        (header('{%s,%s,"__metadata__":{"a":"b","a":"c"}}' % (qk, v)), '"a" stands twice'),
+        (header('{%s,%s,"__metadata__":{"a":1}}' % (qk, v)), "no string"),
+        (header('{%s,%s,"__metadata__":{},"__metadata__":{}}' % (qk, v)), "stands twice"),
+        (header('{%s,%s,"__metadata__":[]}' % (qk, v)), "an object is missing"),
+        (header('{%s,%s,"x":[[[[[[[[[[[[]]]]]]]]]]]]}' % (qk, v)), "an object is missing"),
+        (header("{%s,%s}" % (qk, v.replace('"shape"', '"size"'))), 'unknown key "size"'),
+        (header("{%s,%s}" % (qk, v.replace('"F32"', "32"))), "dtype is not a string"),
+        (header('{%s,"v":{"dtype":"F32","dtype":"F32"}}' % qk), 'key "dtype" stands twice'),
+        (header('{%s,"v":{"dtype":"F32"}}' % qk), "tensor v lacks dtype, shape or data_offsets"),
+        (header("{%s,%s}" % (qk, entry("v", 15, 23))), "tensor v overlaps another"),
+        (header("{%s}" % qk), "8 bytes too many"),
+        (header("{%s,%s}" % (qk, entry("w", 16, 24))), "holds no tensor v"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 25))), "leave the 24 bytes of data"),
+        (header("{%s,%s}" % (qk, entry("v", 24, 16))), "leave the 24 bytes of data"),
+        (header("{%s,%s}" % (qk, entry("v", 20, 24, shape="[1,1,1]"))), "bytes before tensor v belong to none"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,3]"))), "8 bytes, but dtype and shape need 12"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[4294967296,4294967296,9]"))), "overflows"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,-2]"))), "shape is not an array of whole numbers"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1.0,2]"))), "shape is not an array of whole numbers"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[01,1,2]"))), "shape is not an array of whole numbers"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,2,]"))), "a comma before ']'"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="2"))), "shape is not an array"),
+        (header("{%s,%s}" % (qk, entry("v", 16, "1e1"))), "data_offsets is not"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 2**63))), "data_offsets is not"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, "F128"))), 'unknown dtype "F128"'),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, "F64", "[1,1,1]"))), "tensor v has dtype F64"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, "I32"))), "v has dtype int32"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,1,1,1,1,1,1,1,2]"))), "tensor v has rank 9"),
+        (header("{%s,%s}" % (qk, entry("v", 16, 24, shape="[1,2]"))), "v has shape (1, 2)"),
+        (header("{%s,%s}" % (qk, entry("\\q", 16, 24))), "missing"),
+        (header("{%s,%s}" % (qk, entry("\\ud800", 16, 24))), "missing"),
+        (header("{%s,%s}" % (qk, entry("\\u0000", 16, 24))), "missing"),
+        (header("{%s,%s}" % (qk, entry("\xff", 16, 24))), "bad UTF-8"),
+        (header("{%s,%s}" % (qk, entry("\n", 16, 24))), "missing"),
+    ):
         place.write("t.safetensors", content)
         place.refuses(words, 1, "attn run: ", part)
 
@@ -214,8 +281,10 @@ def tensor_headers(place):
 @case
 def escaped_names(place):
     """A name is what its escapes say."""
-    text = ",".join('"\\u00%02x":{"shape":[1,1,2],"dtype":"F32","data_offsets":[%d,%d]}' % (ord(name), 8 * i, 8 * i + 8)
-                    for i, name in enumerate("qkv"))
+    text = ",".join(
+        '"\\u00%02x":{"shape":[1,1,2],"dtype":"F32","data_offsets":[%d,%d]}' % (ord(name), 8 * i, 8 * i + 8)
+        for i, name in enumerate("qkv")
+    )
     qkv = {name: Array((1, 1, 2), [0, 0]) for name in "qkv"}
     place.write("t.safetensors", safetensors(qkv, header="{%s}" % text))
     place.run("run", "--tensors", "t.safetensors", "-o", "o.safetensors")

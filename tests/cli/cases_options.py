@@ -1,4 +1,5 @@
 """Command lines that `attn run` does not take."""
+
 from arrays import uniform, safetensors
 from cases_answers import QKV, problem
 from harness import case
@@ -13,7 +14,9 @@ def missing_files(place):
     place.refuses(["run", "--q", "q.npy"], 2, "--k is missing")
     place.refuses(["run", "--q", "q.npy", "--k", "k.npy"], 2, "--v is missing")
     place.refuses(["run", *QKV], 2, "-o is missing")
-    place.refuses(["run", "--q", "none.npy", *QKV[2:], "-o", "o.npy"], 1, "--q none.npy", "cannot open", "No such file")
+    place.refuses(
+        ["run", "--q", "none.npy", *QKV[2:], "-o", "o.npy"], 1, "--q none.npy", "cannot open", "No such file"
+    )
     place.refuses(["run", "--q", ".", *QKV[2:], "-o", "o.npy"], 1, "--q .", "directory")
 
 
@@ -27,7 +30,9 @@ def wrong_names(place):
     place.refuses(["run", *QKV, "-o", ".npy"], 2, "ends in .npy")
     place.refuses([*RUN, "--lse", "lse.txt"], 2, "--lse lse.txt", "ends in .npy")
     place.refuses([*RUN, "--lse", "o.npy"], 2, "same file")
-    place.refuses(["run", "--tensors", "t.safetensors", "-o", "o.safetensors", "--lse", "l.safetensors"], 2, "output's own")
+    place.refuses(
+        ["run", "--tensors", "t.safetensors", "-o", "o.safetensors", "--lse", "l.safetensors"], 2, "output's own"
+    )
 
 
 @case
@@ -64,10 +69,19 @@ def wrong_values(place):
         "threads": ("0", "-1", "1025", "two", "4294967297"),
         "bias": ("",),
     }
-    takes = {"window": "takes L,R", "chunk": "whole number, 1 or more", "prefix": "whole number, 0 or more",
-             "softcap": "finite number above 0", "scale": "finite number above 0", "dropout": "less than, 1",
-             "seed": "64 bits", "dtype": "f32, f16 or bf16", "isa": "auto, portable, avx2 or avx512",
-             "threads": "1 to 1024", "bias": "is empty"}
+    takes = {
+        "window": "takes L,R",
+        "chunk": "whole number, 1 or more",
+        "prefix": "whole number, 0 or more",
+        "softcap": "finite number above 0",
+        "scale": "finite number above 0",
+        "dropout": "less than, 1",
+        "seed": "64 bits",
+        "dtype": "f32, f16 or bf16",
+        "isa": "auto, portable, avx2 or avx512",
+        "threads": "1 to 1024",
+        "bias": "is empty",
+    }
     for name, values in wrong.items():
         for value in values:
             place.refuses([*RUN, "--" + name, value], 2, "--%s %s" % (name, value), takes[name])

@@ -1,4 +1,5 @@
 """Runs the command in a fresh directory a case, and counts."""
+
 import math
 import os
 import subprocess
@@ -40,10 +41,19 @@ class Place:
         return sorted(os.listdir(self.directory))
 
     def run(self, *words, code=0, **keywords):
-        done = subprocess.run([self.attn, *words], cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, timeout=120, **keywords)
+        done = subprocess.run(
+            [self.attn, *words],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=120,
+            **keywords
+        )
         done.out, done.err = done.stdout.decode(), done.stderr.decode()
-        check(done.returncode == code, "attn", *words, "ended with", done.returncode, "not", code, "and said:", done.err)
+        check(
+            done.returncode == code, "attn", *words, "ended with", done.returncode, "not", code, "and said:", done.err
+        )
         return done
 
     def refuses(self, words, code, *parts):
@@ -68,6 +78,8 @@ def main():
     if len(sys.argv) < 2:
         sys.exit("usage: run.py ATTN [CASE ...]")
     attn, wanted, passed, failed = os.path.abspath(sys.argv[1]), sys.argv[2:], 0, 0
+    if not os.access(attn, os.X_OK):
+        sys.exit("%s cannot be run" % attn)
     for name, function in CASES:
         if wanted and name not in wanted:
             continue
