@@ -156,7 +156,10 @@ typedef struct attn_plan attn_plan;
 /* Checks *desc and makes *plan, to be freed with attn_plan_destroy. Writes *plan only on success.
  * ATTN_INVALID, ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. desc_size is sizeof(attn_desc). */
 ATTN_API attn_status attn_plan_create_sized(attn_plan **plan, const attn_desc *desc, size_t desc_size);
-#define attn_plan_create(plan, desc) attn_plan_create_sized(plan, desc, sizeof(attn_desc))
+static inline attn_status attn_plan_create(attn_plan **plan, const attn_desc *desc)
+{
+    return attn_plan_create_sized(plan, desc, sizeof *desc);
+}
 
 /* NULL is allowed. No run of the plan may be under way. */
 ATTN_API void attn_plan_destroy(attn_plan *plan);
@@ -188,7 +191,10 @@ typedef struct attn_plan_info {
 } attn_plan_info;
 
 ATTN_API attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info, size_t info_size);
-#define attn_plan_get_info(plan, info) attn_plan_get_info_sized(plan, info, sizeof(attn_plan_info))
+static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_info *info)
+{
+    return attn_plan_get_info_sized(plan, info, sizeof *info);
+}
 
 /* ---- run ----------------------------------------------------------------------------------- */
 
@@ -232,7 +238,10 @@ typedef struct attn_args {
  * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
-#define attn_run(plan, args, workspace, stream) attn_run_sized(plan, args, sizeof(attn_args), workspace, stream)
+static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
+{
+    return attn_run_sized(plan, args, sizeof *args, workspace, stream);
+}
 
 /* ---- this machine -------------------------------------------------------------------------- */
 
