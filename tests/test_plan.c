@@ -1,0 +1,287 @@
+/* What a plan promises: the kernel that it should take, for every feature; its text and numbers; a workspace of exactly
+ * the size it says, at any address. */
+#define _POSIX_C_SOURCE 200809L
+#include "support.h"
+
+#include <time.h>
+
+static attn_desc base_desc(int64_t len_q, int64_t len_kv)
+{
+    return (attn_desc){ .dtype = ATTN_F32,
+                        .batch = 2,
+                        .heads_q = 4,
+                        .heads_kv = 2,
+                        .len_q = len_q,
+                        .len_kv = len_kv,
+                        .dim_qk = 64,
+                        .threads = 2 };
+}
+
+static attn_plan *plan_of(const attn_desc *desc)
+{
+    attn_plan *plan = NULL;
+    assert_ok(attn_plan_create(&plan, desc));
+    return plan;
+}
+
+static attn_plan_info info_of(const attn_desc *desc)
+{
+    attn_plan *plan = plan_of(desc);
+    attn_plan_info info;
+    static char kernel[CHECK_NAME];
+    assert_ok(attn_plan_get_info(plan, &info));
+    assert_true(info.why[0] != '\0');
+    snprintf(kernel, sizeof kernel, "%s", info.kernel);
+    info.kernel = kernel;
+    attn_plan_destroy(plan);
+    return info;
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+static const struct feature {
+    const char *name;
+    attn_desc desc; /* added to the base */
+} features[] = {
+    { "plain", { 0 } },
+    { "causal", { .flags = ATTN_CAUSAL } },
+    { "window", { .flags = ATTN_WINDOW, .window_left = 5, .window_right = 5 } },
+    { "chunk", { .flags = ATTN_CHUNK, .chunk = 64 } },
+    { "prefix", { .flags = ATTN_CAUSAL | ATTN_PREFIX } },
+    { "intervals", { .flags = ATTN_INTERVALS, .interval_vectors = 4, .interval_heads = 2 } },
+    { "blocks", { .flags = ATTN_BLOCKS, .block_rows = 64, .block_keys = 64, .block_batch = 1, .block_heads = 4 } },
+    { "bits", { .flags = ATTN_BITS, .bits_batch = 2, .bits_heads = 1 } },
+    { "varlen", { .flags = ATTN_VARLEN, .total_q = 3000, .total_kv = 9000 } },
+    { "lens", { .flags = ATTN_LENS_Q | ATTN_LENS_KV } },
+    { "softcap", { .flags = ATTN_SOFTCAP, .softcap = 15 } },
+    { "alibi", { .flags = ATTN_ALIBI, .alibi_batch = 2 } },
+    { "bias", { .flags = ATTN_BIAS, .bias_dtype = ATTN_BF16, .bias_extent = { 1, 1, 1, 1 } } },
+    { "sink", { .flags = ATTN_SINK } },
+    { "dropout", { .flags = ATTN_DROPOUT, .dropout_p = 0.1f } },
+    { "deterministic", { .flags = ATTN_DETERMINISTIC } },
+    { "f16", { .dtype = ATTN_F16 } },
+    { "bf16 to f32", { .dtype = ATTN_BF16, .flags = ATTN_OUT_F32 } },
+    { "dim 512", { .dim_qk = 512 } },
+    { "dim 1", { .dim_qk = 1, .dim_v = 512 } },
+};
+
+static attn_desc with(const struct feature *f, int64_t len_q, int64_t len_kv)
+{
+    attn_desc desc = f->desc, base = base_desc(len_q, len_kv);
+    desc.dtype = desc.dtype ? desc.dtype : base.dtype;
+    desc.batch = base.batch, desc.heads_q = base.heads_q, desc.heads_kv = base.heads_kv;
+    desc.len_q = base.len_q, desc.len_kv = base.len_kv, desc.threads = base.threads;
+    desc.dim_qk = desc.dim_qk ? desc.dim_qk : base.dim_qk;
+    return desc;
+}
+
+/* The first of this form in the table, which is best first, that the machine runs. */
+static const char *best_kernel(attn_form form, attn_isa isa)
+{
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (kernels[i].form == form && runs(&kernels[i]) && (isa == ATTN_ISA_AUTO || isa == kernels[i].isa))
+            return kernels[i].name;
+    return NULL;
+}
+
+/* Many query rows prefill, one decodes: with every feature, on every instruction set. */
+static void kernel_is_the_best_one(void **state)
+{
+    (void)state;
+    unsetenv("ATTN_ISA");
+    for (int isa = ATTN_ISA_AUTO; attn_isa_name((attn_isa)isa) != NULL; isa++) {
+        if (!attn_isa_available((attn_isa)isa)) continue;
+        for (int f = 0; f < COUNT(features); f++)
+            for (int form = ATTN_PREFILL; form <= ATTN_DECODE; form++) {
+                attn_desc desc = with(&features[f], form == ATTN_DECODE ? 1 : 1000, 4096);
+                desc.isa = (attn_isa)isa;
+                attn_plan_info info = info_of(&desc);
+                if (strcmp(info.kernel, best_kernel((attn_form)form, desc.isa)) != 0)
+                    fail_msg("%s, %d rows, isa %s: %s", features[f].name, (int)desc.len_q, attn_isa_name(desc.isa),
+                             info.kernel);
+            }
+    }
+}
+
+static void kernel_can_be_asked_for(void **state)
+{
+    (void)state;
+    attn_desc desc = base_desc(10, 100);
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++) {
+        attn_plan *plan = NULL;
+        desc.kernel = kernels[i].name;
+        if (runs(&kernels[i]))
+            assert_string_equal(info_of(&desc).kernel, desc.kernel);
+        else
+            assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+    }
+    attn_plan *plan = (attn_plan *)&desc;
+    desc.kernel = "portable_decode", desc.len_q = ATTN_DECODE_ROWS + 1;
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+    assert_non_null(strstr(attn_error(), "len_q"));
+    desc.kernel = "imaginary";
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "imaginary"));
+    assert_ptr_equal(plan, &desc); /* a failure writes nothing */
+}
+
+static void environment_is_asked_too(void **state)
+{
+    (void)state;
+    attn_desc desc = base_desc(100, 100);
+    attn_plan *plan;
+    setenv("ATTN_ISA", "portable", 1);
+    assert_string_equal(info_of(&desc).isa, "portable");
+    setenv("ATTN_ISA", "sse9", 1);
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "sse9"));
+    desc.isa = ATTN_ISA_PORTABLE; /* the descriptor goes first */
+    assert_string_equal(info_of(&desc).isa, "portable");
+    unsetenv("ATTN_ISA");
+}
+
+/* ---- text and numbers ------------------------------------------------------------------------ */
+
+static void text_is_cut_like_snprintf(void **state)
+{
+    (void)state;
+    static char whole[4096], cut[4096];
+    attn_desc desc = base_desc(1000, 4096);
+    desc.flags = ATTN_CAUSAL;
+    attn_plan *plan = plan_of(&desc);
+    attn_plan_info info;
+    assert_ok(attn_plan_get_info(plan, &info));
+    size_t length = attn_plan_describe(plan, whole, sizeof whole);
+    assert_true(length > 100 && length < sizeof whole);
+    assert_int_equal(strlen(whole), length);
+    assert_non_null(strstr(whole, info.kernel));
+    assert_non_null(strstr(whole, info.why));
+    assert_int_equal(attn_plan_describe(plan, NULL, 0), length);
+    for (size_t size = 1; size <= length + 2; size++) {
+        memset(cut, 'x', sizeof cut);
+        assert_int_equal(attn_plan_describe(plan, cut, size), length);
+        size_t kept = size - 1 < length ? size - 1 : length;
+        assert_memory_equal(cut, whole, kept);
+        assert_int_equal(cut[kept], '\0');
+        for (size_t i = kept + 1; i < size + 10; i++)
+            assert_int_equal(cut[i], 'x');
+    }
+    attn_plan_destroy(plan);
+}
+
+static void numbers_add_up(void **state)
+{
+    (void)state;
+    attn_desc desc = base_desc(100, 300);
+    desc.flags = ATTN_CAUSAL, desc.dim_v = 32;
+    attn_plan_info info = info_of(&desc);
+    double pairs = 2 * 4 * (100.0 * 200 + 100.0 * 101 / 2);
+    assert_true(info.pairs == pairs);
+    assert_true(info.flops == 2 * pairs * (64 + 32));
+    assert_true(info.seconds > 0 && info.memory_bytes >= 2 * 100 * 4 * (64 + 32) * 4 && info.cache_bytes > 0);
+    assert_true(info.packed_bytes <= info.workspace_bytes);
+    assert_true(info.threads >= 1 && info.threads <= 2 && info.splits >= 1);
+    attn_plan *plan = plan_of(&desc);
+    assert_int_equal(info.workspace_bytes, attn_plan_workspace(plan));
+    struct { /* a caller with an older header gets what fits, one with a newer one zeros */
+        attn_plan_info known;
+        char more[16];
+    } larger;
+    memset(&larger, 'x', sizeof larger);
+    assert_ok(attn_plan_get_info_sized(plan, &larger.known, sizeof(const char *)));
+    assert_string_equal(larger.known.kernel, info.kernel);
+    assert_int_equal(*(char *)&larger.known.isa, 'x');
+    assert_ok(attn_plan_get_info_sized(plan, &larger.known, sizeof larger));
+    for (size_t i = 0; i < sizeof larger.more; i++)
+        assert_int_equal(larger.more[i], 0);
+    attn_plan_destroy(plan);
+}
+
+/* Memory beside the packed keys and values stays small, however long the problem. */
+static void workspace_does_not_grow_with_length(void **state)
+{
+    (void)state;
+    attn_desc desc = {
+        .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = 65536, .len_kv = 65536, .dim_qk = 64, .threads = 2
+    };
+    attn_plan_info info = info_of(&desc);
+    assert_true(info.packed_bytes >= 65536 * 64 * 2 * 4);
+    assert_true(info.workspace_bytes - info.packed_bytes <= 1 << 20);
+}
+
+/* ---- workspace ------------------------------------------------------------------------------- */
+
+/* At each address modulo 64; the bytes before and behind are not touched. */
+static void workspace_is_exact_at_any_address(void **state)
+{
+    (void)state;
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int n = 0; n < count * 64; n++) {
+        const attn_cpu_kernel *kernel = &kernels[n / 64];
+        if (!runs(kernel)) continue;
+        attn_desc desc = with(&features[n % COUNT(features)], 15, 400);
+        desc.kernel = kernel->name;
+        check_problem problem;
+        assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = (uint64_t)n }));
+        attn_plan *plan = plan_of(&desc);
+        size_t size = attn_plan_workspace(plan), offset = (size_t)n % 64;
+        check_buffer room = check_buffer_create(size + 64, false);
+        assert_ok(attn_run(plan, &problem.args, room.data + offset, NULL));
+        for (size_t i = 0; i < 64; i++)
+            assert_int_equal(room.data[i < offset ? i : size + i], CHECK_FRESH);
+        check_reference reference = check_reference_create(&problem);
+        check_error error = check_compare(&problem, &reference);
+        if (error.message[0])
+            fail_msg("%s, %s, offset %d: %s", kernel->name, features[n % COUNT(features)].name, (int)offset,
+                     error.message);
+        check_reference_destroy(&reference);
+        check_buffer_destroy(&room);
+        attn_plan_destroy(plan);
+        check_problem_destroy(&problem);
+    }
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Planning time depends on the machine: it is reported, and only a gross failure fails. */
+static void planning_takes_microseconds(void **state)
+{
+    (void)state;
+    double seconds[101];
+    attn_desc desc = base_desc(4096, 4096);
+    for (int i = 0; i < COUNT(seconds); i++) {
+        struct timespec start, end;
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        attn_plan *plan = plan_of(&desc);
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        attn_plan_destroy(plan);
+        seconds[i] = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+    }
+    qsort(seconds, COUNT(seconds), sizeof *seconds, compare_doubles);
+    print_message("planning: median %.1f us\n", seconds[COUNT(seconds) / 2] * 1e6);
+    assert_true(seconds[COUNT(seconds) / 2] < 5e-3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernel_is_the_best_one),
+        cmocka_unit_test(kernel_can_be_asked_for),
+        cmocka_unit_test(environment_is_asked_too),
+        cmocka_unit_test(text_is_cut_like_snprintf),
+        cmocka_unit_test(numbers_add_up),
+        cmocka_unit_test(workspace_does_not_grow_with_length),
+        cmocka_unit_test(workspace_is_exact_at_any_address),
+        cmocka_unit_test(planning_takes_microseconds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
