@@ -1,4 +1,5 @@
-/* Decode over all heads: a unit is one KV head of one sequence, a part one of `splits` runs of its keys. All parts of
+/* Decode over all heads: a unit is one KV head of one sequence, a part one of `splits` runs of its keys; an item
+ * computes a part for `heads_tile` neighbouring heads. All parts of
  * all units are computed in any order, then each unit's partial states are merged in the order of their keys. */
 #include <math.h>
 
@@ -23,7 +24,7 @@ bool attn_decode_lay_out(const attn_plan *plan, attn_decode_layout *l)
     uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0)), parts;
     *l = (attn_decode_layout){ .rows = d->heads_q / d->heads_kv * d->len_q };
     l->partial_floats = l->rows * (d->dim_v + 2);
-    l->scratch_floats = attn_decode_scratch(l->rows, d->dim_qk, d->dim_v);
+    l->scratch_floats = attn_decode_scratch(plan->choice.heads_tile, l->rows, d->dim_qk, d->dim_v);
     if (__builtin_mul_overflow(units, (uint64_t)plan->choice.splits, &parts)) return false;
     uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
     return attn_append(&l->total, node_count, node_bytes, &l->nodes) &&
@@ -40,19 +41,22 @@ static int64_t part_keys(const run *r, const attn_sequence *seq)
     return attn_round_up(attn_ceil_div(seq->len_kv, r->plan->choice.splits), ATTN_DECODE_TILE);
 }
 
+/* Item: (sequence, part, some neighbouring heads). */
 static void part_item(void *arg, int64_t item, int worker)
 {
     run *r = arg;
     const attn_desc *d = &r->plan->desc;
-    int64_t splits = r->plan->choice.splits, unit = item / splits, part = item % splits;
-    int64_t batch = unit / d->heads_kv, head = unit % d->heads_kv, group = d->heads_q / d->heads_kv;
+    int64_t splits = r->plan->choice.splits, heads = r->plan->choice.heads_tile, ranges = d->heads_kv / heads;
+    int64_t batch = item / ranges / splits, part = item / ranges % splits, head = item % ranges * heads;
+    int64_t group = d->heads_q / d->heads_kv, unit = batch * d->heads_kv + head;
     attn_sequence seq = attn_sequence_of(d, r->args, batch);
     int64_t tensor_batch = attn_tensor_batch(d, batch), keys = part_keys(r, &seq), key0 = part * keys;
     if (!seq.len_q) return;
     attn_decode_task task = {
         .dtype = d->dtype,
-        .mask = r->views + batch * d->heads_q + head * group,
-        .score = r->scores + batch * d->heads_q + head * group,
+        .mask = r->views + unit * group,
+        .score = r->scores + unit * group,
+        .heads = heads,
         .group = group,
         .len_q = seq.len_q,
         .q = attn_bind(d->dtype, r->args->q, d->q_stride, tensor_batch, seq.start_q, head * group),
@@ -62,11 +66,15 @@ static void part_item(void *arg, int64_t item, int worker)
         .v = attn_bind(d->dtype, r->args->v, d->v_stride, tensor_batch, seq.start_kv, head),
         .k_row = d->k_stride[1],
         .v_row = d->v_stride[1],
+        .k_head = d->k_stride[2],
+        .v_head = d->v_stride[2],
         .dim_qk = d->dim_qk,
         .dim_v = d->dim_v,
         .key0 = key0,
         .key1 = key0 + keys < seq.len_kv ? key0 + keys : seq.len_kv,
-        .partial = r->partials + item * r->layout.partial_floats,
+        .keys_tile = r->plan->choice.keys_tile,
+        .partial = r->partials + (unit * splits + part) * r->layout.partial_floats,
+        .partial_step = splits * r->layout.partial_floats,
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
     r->plan->kernel->ops->decode(&task);
@@ -135,6 +143,6 @@ void attn_decode_run(const attn_plan *plan, const attn_args *args, void *workspa
             attn_score_init(&r.scores[at], d, args, batch, head, r.views[at].shift);
         }
     int64_t units = d->batch * d->heads_kv;
-    attn_threads_each(d, plan->choice.threads, units * plan->choice.splits, part_item, &r);
+    attn_threads_each(d, plan->choice.threads, units / plan->choice.heads_tile * plan->choice.splits, part_item, &r);
     attn_threads_each(d, plan->choice.threads, units, merge_item, &r);
 }

@@ -48,21 +48,23 @@ typedef struct attn_attend_task {
     float *scratch; /* attn_attend_scratch floats, 64-byte aligned */
 } attn_attend_task;
 
-/* Attends all query rows of one KV head's group to keys [key0, key1) and writes one partial state:
- * rows x (dim_v outputs, not yet divided), then rows maxima (log2 units), then rows sums. Rows are ordered head by
- * head. */
+/* Attends all query rows of `heads` neighbouring KV heads, each with its group, to keys [key0, key1), tile after tile
+ * and in a tile head after head: where the heads of a key lie side by side, memory is read in order. Writes a partial
+ * state a head, `partial_step` floats apart: rows x (dim_v outputs, not yet divided), then rows maxima (log2 units),
+ * then rows sums; the rows = group * len_q are ordered query head by query head. */
 typedef struct attn_decode_task {
     attn_dtype dtype;
-    const attn_mask_view *mask; /* of the group's query heads */
+    const attn_mask_view *mask; /* of the query heads, heads * group of them */
     const attn_score *score;
-    int64_t group, len_q; /* rows = group * len_q */
-    const void *q;        /* row 0 of the group's first head */
+    int64_t heads, group, len_q;
+    const void *q; /* row 0 of the first query head */
     int64_t q_row, q_head;
-    const void *k, *v; /* row 0 of the KV head */
-    int64_t k_row, v_row;
+    const void *k, *v; /* row 0 of the first KV head */
+    int64_t k_row, v_row, k_head, v_head;
     int64_t dim_qk, dim_v;
-    int64_t key0, key1;
+    int64_t key0, key1, keys_tile; /* keys_tile: at most ATTN_DECODE_TILE */
     float *partial;
+    int64_t partial_step;
     float *scratch; /* attn_decode_scratch floats, 64-byte aligned */
 } attn_decode_task;
 
@@ -79,10 +81,10 @@ static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t 
     return attn_round_up(attn_round_up(rows, 16) * row + ATTN_KEYS_TILE + 48, 16);
 }
 
-static inline int64_t attn_decode_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
+static inline int64_t attn_decode_scratch(int64_t heads, int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
-    int64_t row = ATTN_DECODE_TILE + attn_round_up(dim_v, 16) + attn_round_up(dim_qk, 16) + 17;
-    return attn_round_up(attn_round_up(rows, 4) * row + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32 + 16, 16);
+    int64_t padded = attn_round_up(rows, 4), row = attn_round_up(dim_v, 16) + attn_round_up(dim_qk, 16) + 17;
+    return attn_round_up((heads * row + ATTN_DECODE_TILE) * padded + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32 + 16, 16);
 }
 
 typedef struct attn_cpu_ops {

@@ -131,6 +131,11 @@ static inline void v_store_bf16(uint16_t *p, vf x)
         p[i] = attn_float_to_bf16(x[i]);
 }
 
+static inline vf v_sums(const vf r[VL])
+{
+    return (vf){ v_hsum(r[0]), v_hsum(r[1]), v_hsum(r[2]), v_hsum(r[3]) };
+}
+
 static inline void v_transpose(vf r[VL])
 {
     float m[4][4];

@@ -8,12 +8,13 @@
 #include "napkin/cost.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "api/desc.h"
 #include "cpu/detect.h"
 #include "num/half.h"
 
-enum { DECODE_PART_KEYS = 512, DETERMINISTIC_PARTS = 32, ROWS_STEP = 48 };
+enum { DECODE_PART_KEYS = 512, DETERMINISTIC_PARTS = 32, ROWS_STEP = 48, DECODE_TILE_STEP = 16 };
 
 static const double loop_overhead[4] = { 0, 1.10, 1.08,
                                          1.06 };           /* [m] of the register tiles, over multiply-adds alone */
@@ -103,6 +104,26 @@ static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn
     c->packed_heads = units < threads ? (units > 0 ? units : 1) : threads;
 }
 
+/* KV heads streamed side by side: all where a key's heads lie together in memory, as long as their state stays in
+ * cache. */
+static int64_t decode_heads(const attn_desc *d, const attn_machine *m)
+{
+    if (llabs(d->k_stride[2]) >= llabs(d->k_stride[1])) return 1;
+    int64_t heads = d->heads_kv, rows = d->heads_q / d->heads_kv * d->len_q;
+    while (heads > 1 &&
+           (d->heads_kv % heads || 4.0 * (double)(heads * rows * (d->dim_qk + d->dim_v)) > m->l2_bytes / 8))
+        heads--;
+    return heads;
+}
+
+/* Keys of a tile: this one and the next, keys and values of all heads, share L2. */
+static int64_t decode_tile(const attn_desc *d, const attn_machine *m, int64_t heads)
+{
+    double key_bytes = (double)(heads * (d->dim_qk + d->dim_v) * attn_dtype_size(d->dtype));
+    int64_t keys = (int64_t)(m->l2_bytes / 4 / key_bytes) / DECODE_TILE_STEP * DECODE_TILE_STEP;
+    return keys < DECODE_TILE_STEP ? DECODE_TILE_STEP : keys > ATTN_DECODE_TILE ? ATTN_DECODE_TILE : keys;
+}
+
 static void decode_choose(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)
 {
     double group = (double)(d->heads_q / d->heads_kv), units = (double)(d->batch * d->heads_kv),
@@ -110,18 +131,19 @@ static void decode_choose(const attn_desc *d, const attn_machine *m, const attn_
     double keys = min_of((double)d->len_kv, c->pairs / max_of(1, units * rows) + (double)d->len_q);
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
+    c->heads_tile = decode_heads(d, m);
+    c->keys_tile = decode_tile(d, m, c->heads_tile);
+    c->rows_tile = (int64_t)rows;
     int64_t parts = attn_ceil_div(d->len_kv, DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
+    double items = units / (double)c->heads_tile;
     if (!(d->flags & ATTN_DETERMINISTIC))
-        wanted = c->threads == 1 ? 1 : (int64_t)ceil(4.0 * c->threads / max_of(1, units));
+        wanted = c->threads == 1 ? 1 : (int64_t)ceil(8.0 * c->threads / max_of(1, items));
     c->splits = (int)(parts < 1 ? 1 : parts < wanted ? parts : wanted);
     double compute =
         units * keys * padded * (dims / m->fma_lanes[k->isa] * 1.5 + softmax_clocks[k->isa] / vector_lanes[k->isa]);
     c->memory_bytes = tensor_bytes(d, keys);
     c->cache_bytes = c->memory_bytes;
     c->seconds = max_of(compute / m->hertz / c->threads, c->memory_bytes / bandwidth(m, c->threads));
-    c->rows_tile = (int64_t)rows;
-    c->keys_tile = ATTN_DECODE_TILE;
-    c->packed_heads = 0;
 }
 
 void attn_cost(const attn_desc *desc, const attn_machine *machine, const attn_cpu_kernel *kernel, attn_choice *choice)

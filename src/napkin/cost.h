@@ -6,11 +6,11 @@
 #include "cpu/kernel.h"
 
 typedef struct attn_machine {
-    double hertz;            /* of a core under vector load */
-    double fma_lanes[4];     /* f32 FMAs a clock and core, by attn_isa */
+    double hertz;                /* of a core under vector load */
+    double fma_lanes[4];         /* f32 FMAs a clock and core, by attn_isa */
     double memory_1, memory_all; /* bytes a second read from memory by one core, by all */
-    double l2_bytes;         /* L2 a core */
-    double l1_l2;            /* bytes a clock from L2 to L1 */
+    double l2_bytes;             /* L2 a core */
+    double l1_l2;                /* bytes a clock from L2 to L1 */
     int cores;
 } attn_machine;
 
@@ -18,7 +18,8 @@ typedef struct attn_choice {
     int threads;
     int splits;
     int64_t rows_tile, keys_tile;
-    int64_t packed_heads;
+    int64_t packed_heads; /* prefill: KV heads held packed at once */
+    int64_t heads_tile;   /* decode: KV heads streamed side by side */
     double pairs, flops, memory_bytes, cache_bytes, seconds;
 } attn_choice;
 

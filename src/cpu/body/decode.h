@@ -1,63 +1,91 @@
-/* Decode: the few query rows of one KV head's group against keys streamed once from where they lie.
+/* Decode: the few query rows of some KV heads against keys streamed once from where they lie.
  *
- * Rows are head by head, padded to the row step. For each tile of keys: scores by dot products (VL accumulators: 4 rows
- * x VL/4 keys, or 1 x VL for a single row), softmax row by row, then values added into the outputs (again VL
- * accumulators). The values of a key are fetched ahead while its score is computed. */
-
-enum { AHEAD = 16 }; /* keys fetched ahead */
+ * A head's rows are ordered query head by query head, padded to the row step. For each tile of keys and each head:
+ * scores by dot products (VL accumulators: 4 rows x VL/4 keys, or 1 x VL for a single row), softmax row by row, then
+ * values added into the outputs (again VL accumulators). While a tile is computed the next is fetched, in the order it
+ * lies in memory. */
 
 typedef struct decode {
     const attn_decode_task *task;
-    int64_t rows, padded, q_pitch, o_pitch;
-    float *q, *s, *o, *max, *sum, *bias;
+    int64_t rows, padded, q_pitch, o_pitch; /* of one head */
+    float *q, *o, *max, *sum;               /* of all heads; sum: VL a row */
+    float *s, *bias;                        /* of the head under way */
     uint64_t *keep;
 } decode;
 
 static decode decode_start(const attn_decode_task *task)
 {
     decode p = { .task = task, .rows = task->group * task->len_q };
-    p.padded = p.rows == 1 ? 1 : (p.rows + 3) / 4 * 4;
-    p.q_pitch = (task->dim_qk + VL - 1) / VL * VL;
-    p.o_pitch = (task->dim_v + VL - 1) / VL * VL;
+    p.padded = p.rows == 1 ? 1 : attn_round_up(p.rows, 4);
+    p.q_pitch = attn_round_up(task->dim_qk, VL);
+    p.o_pitch = attn_round_up(task->dim_v, VL);
+    int64_t rows = task->heads * p.padded;
     p.q = task->scratch;
-    p.s = p.q + p.padded * p.q_pitch;
-    p.o = p.s + p.padded * ATTN_DECODE_TILE;
-    p.max = p.o + p.padded * p.o_pitch;
-    p.sum = p.max + attn_round_up(p.padded, 2);
-    p.bias = p.sum + p.padded * VL;
+    p.o = p.q + rows * p.q_pitch;
+    p.sum = p.o + rows * p.o_pitch;
+    p.s = p.sum + rows * VL;
+    p.bias = p.s + p.padded * ATTN_DECODE_TILE;
     p.keep = (uint64_t *)(void *)(p.bias + ATTN_DECODE_TILE);
-    for (int64_t i = 0; i < p.padded * p.q_pitch; i++)
-        p.q[i] = 0;
-    for (int64_t i = 0; i < p.padded * p.o_pitch; i++)
-        p.o[i] = 0;
-    for (int64_t r = 0; r < p.rows; r++) {
-        const void *q = row_at(task->dtype, task->q, r / task->len_q * task->q_head + r % task->len_q * task->q_row);
-        for (int64_t d = 0; d < task->dim_qk; d++)
-            p.q[r * p.q_pitch + d] = attn_load_scalar(task->dtype, q, d) * task->score->scale;
+    p.max = p.bias + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32;
+    for (int64_t i = 0; i < rows * (p.q_pitch + p.o_pitch + VL); i += VL)
+        v_store(p.q + i, v_zero());
+    for (int64_t r = 0; r < rows; r++)
         p.max[r] = -INFINITY;
-        v_store(p.sum + r * VL, v_zero());
-    }
+    for (int64_t h = 0; h < task->heads; h++)
+        for (int64_t r = 0; r < p.rows; r++) {
+            int64_t at = (h * task->group + r / task->len_q) * task->q_head + r % task->len_q * task->q_row;
+            const void *q = row_at(task->dtype, task->q, at);
+            float *out = p.q + (h * p.padded + r) * p.q_pitch;
+            for (int64_t d = 0; d < task->dim_qk; d++)
+                out[d] = attn_load_scalar(task->dtype, q, d) * task->score->scale;
+        }
     return p;
 }
 
-/* The keys from `from` on that some head of the group sees, at most ATTN_DECODE_TILE of them. */
+/* One head's share of the state and of the tensors. */
+static decode decode_head(const decode *all, int64_t head, attn_decode_task *task)
+{
+    decode p = *all;
+    int64_t row = head * p.padded;
+    *task = *all->task;
+    task->mask += head * task->group, task->score += head * task->group;
+    task->k = row_at(task->dtype, task->k, head * task->k_head);
+    task->v = row_at(task->dtype, task->v, head * task->v_head);
+    p.task = task;
+    p.q += row * p.q_pitch, p.o += row * p.o_pitch, p.max += row, p.sum += row * VL;
+    return p;
+}
+
+/* The keys from `from` on that some query head sees, at most a tile of them. */
 static bool decode_next(const attn_decode_task *task, int64_t from, attn_mask_tile *tile)
 {
-    bool same = !(task->mask->lists[0] || task->mask->lists[1] || task->mask->bits), found = false;
-    for (int64_t g = 0; g < (same ? 1 : task->group); g++) {
+    const attn_mask_view *mask = task->mask;
+    bool alike = !(mask->lists[0] || mask->lists[1] || mask->bits || mask->intervals), found = false;
+    for (int64_t h = 0; h < (alike ? 1 : task->heads * task->group); h++) {
         attn_mask_tile t;
-        if (!attn_mask_next(&task->mask[g], 0, task->len_q, from, ATTN_DECODE_TILE, &t))
+        if (!attn_mask_next(&mask[h], 0, task->len_q, from, task->keys_tile, &t))
             t = (attn_mask_tile){ INT64_MAX, 0, false };
-        if (g == 0) *tile = t;
+        if (h == 0) *tile = t;
         tile->full = tile->full && t.full && t.lo == tile->lo && t.hi == tile->hi;
         if (t.lo < tile->lo) tile->lo = t.lo;
         if (t.hi > tile->hi) tile->hi = t.hi;
         found = found || t.hi > 0;
     }
     if (!found || tile->lo >= task->key1) return false;
-    if (tile->hi > tile->lo + ATTN_DECODE_TILE) tile->hi = tile->lo + ATTN_DECODE_TILE;
+    if (tile->hi > tile->lo + task->keys_tile) tile->hi = tile->lo + task->keys_tile;
     if (tile->hi > task->key1) tile->hi = task->key1;
     return true;
+}
+
+/* acc[i][j] += vector d of query row i times that of key j. */
+ALWAYS_INLINE void dot_step(vf acc[VL], const int rows, const float *q, int64_t q_pitch, const vf key[VL])
+{
+    UNROLL for (int i = 0; i < rows; i++)
+    {
+        vf query = v_load(q + i * q_pitch);
+        UNROLL for (int j = 0; j < VL / rows; j++) acc[i * (VL / rows) + j] =
+            v_fma(query, key[j], acc[i * (VL / rows) + j]);
+    }
 }
 
 /* Scores of `rows` query rows from row r with keys [key, key + VL / rows); those at or past `end` repeat the last. */
@@ -68,40 +96,47 @@ ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const 
     const int keys = VL / rows;
     const void *k[VL];
     const float *q = p->q + r * p->q_pitch;
-    vf acc[VL];
+    int64_t d = 0, dim = task->dim_qk;
+    vf acc[VL], x[VL];
     UNROLL for (int j = 0; j < keys; j++) k[j] =
         row_at(dtype, task->k, (key + j < end ? key + j : end - 1) * task->k_row);
     UNROLL for (int i = 0; i < VL; i++) acc[i] = v_zero();
-    int64_t d = 0;
-    for (; d + VL <= task->dim_qk; d += VL)
-        UNROLL for (int j = 0; j < keys; j++)
-        {
-            vf x = load_as(dtype, k[j], d);
-            UNROLL for (int i = 0; i < rows; i++) acc[i * keys + j] =
-                v_fma(v_load(q + i * p->q_pitch + d), x, acc[i * keys + j]);
-        }
-    if (d < task->dim_qk) UNROLL for (int j = 0; j < keys; j++)
-        {
-            vf x = load_part(dtype, k[j], d, task->dim_qk - d);
-            UNROLL for (int i = 0; i < rows; i++) acc[i * keys + j] =
-                v_fma(v_load(q + i * p->q_pitch + d), x, acc[i * keys + j]);
-        }
-    v_transpose(acc);
-    vf sum = acc[0];
-    UNROLL for (int i = 1; i < VL; i++) sum = v_add(sum, acc[i]);
+    for (; d + VL <= dim; d += VL) {
+        UNROLL for (int j = 0; j < keys; j++) x[j] = load_as(dtype, k[j], d);
+        dot_step(acc, rows, q + d, p->q_pitch, x);
+    }
+    if (d < dim) {
+        for (int j = 0; j < keys; j++)
+            x[j] = load_part(dtype, k[j], d, dim - d);
+        dot_step(acc, rows, q + d, p->q_pitch, x);
+    }
     float scores[VL];
-    v_store(scores, sum);
-    UNROLL for (int i = 0; i < rows; i++) for (int j = 0; j < keys; j++) s[i * ATTN_DECODE_TILE + j] =
+    v_store(scores, v_sums(acc));
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < keys; j++) s[i * ATTN_DECODE_TILE + j] =
         scores[i * keys + j];
 }
 
-ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, int64_t lo, int64_t hi)
+/* What is fetched ahead: the keys behind the tile under way, key after key and in a key head after head, a row of keys
+ * and one of values for each that is computed. */
+typedef struct fetch {
+    int64_t key, head;
+} fetch;
+
+ALWAYS_INLINE void fetch_next(fetch *f, const attn_decode_task *all, attn_dtype dtype)
 {
-    const attn_decode_task *task = p->task;
+    if (f->key >= all->key1) return;
+    prefetch_row(dtype, all->k, f->key * all->k_row + f->head * all->k_head, all->dim_qk);
+    prefetch_row(dtype, all->v, f->key * all->v_row + f->head * all->v_head, all->dim_v);
+    if (++f->head == all->heads) f->head = 0, f->key++;
+}
+
+ALWAYS_INLINE void decode_scores(const decode *p, const attn_decode_task *all, attn_dtype dtype, fetch *f, int64_t lo,
+                                 int64_t hi)
+{
     int64_t step = p->padded == 1 ? VL : VL / 4;
     for (int64_t key = lo; key < hi; key += step) {
-        prefetch_rows(dtype, task->k, task->k_row, key + AHEAD, step, task->key1, task->dim_qk);
-        prefetch_rows(dtype, task->v, task->v_row, key, step, hi, task->dim_v);
+        for (int64_t j = key; j < key + step && j < hi; j++)
+            fetch_next(f, all, dtype);
         if (p->padded == 1)
             dot_tile(p, dtype, 0, 1, key, hi, p->s + key - lo);
         else
@@ -110,7 +145,7 @@ ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, int64_t lo, 
     }
 }
 
-/* o[rows][columns vectors] += p v over keys [0, keys). The last vector of a row may be part of one. */
+/* o[rows][columns vectors] += p v over keys [0, keys). A single vector may be part of one. */
 ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t d,
                               const int columns, const void *v, int64_t keys)
 {
@@ -133,8 +168,7 @@ ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, cons
         v_store(o + i * p->o_pitch + c * VL, acc[i * columns + c]);
 }
 
-ALWAYS_INLINE void decode_rows_output(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v,
-                                      int64_t keys)
+ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v, int64_t keys)
 {
     int64_t d = 0, dim = p->task->dim_v;
     for (; d + VL / rows * VL <= dim; d += VL / rows * VL)
@@ -147,27 +181,27 @@ ALWAYS_INLINE void decode_output(const decode *p, attn_dtype dtype, int64_t lo, 
 {
     const void *v = row_at(dtype, p->task->v, lo * p->task->v_row);
     if (p->padded == 1)
-        decode_rows_output(p, dtype, 0, 1, v, hi - lo);
+        add_values(p, dtype, 0, 1, v, hi - lo);
     else
         for (int64_t r = 0; r < p->padded; r += 4)
-            decode_rows_output(p, dtype, r, 4, v, hi - lo);
+            add_values(p, dtype, r, 4, v, hi - lo);
 }
 
+/* Scores of one row to probabilities, as in prefill. */
 static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
 {
     const attn_decode_task *task = p->task;
     const attn_score *score = &task->score[r / task->len_q];
     const attn_mask_view *mask = &task->mask[r / task->len_q];
-    int64_t row = r % task->len_q, keys = tile->hi - tile->lo, hi = (keys + VL - 1) / VL * VL;
+    int64_t row = r % task->len_q, keys = tile->hi - tile->lo, hi = attn_round_up(keys, VL);
     float *s = p->s + r * ATTN_DECODE_TILE;
     if (score->flags & ATTN_RICH) change_scores(score, row, tile->lo, 0, hi, mask->len_kv, s, p->bias);
     uint64_t words[ATTN_DECODE_TILE / 64] = { 0 };
-    bool all = tile->full && hi == keys;
     if (tile->full)
         attn_words_set(words, 0, keys);
     else
-        all = attn_mask_row(mask, row, tile->lo, keys, words) && hi == keys;
-    if (!all) hide_keys(s, 0, hi, words, -INFINITY);
+        attn_mask_row(mask, row, tile->lo, keys, words);
+    hide_keys(s, 0, hi, words, -INFINITY);
     raise_max(row_max(s, 0, hi), p->max + r, p->sum + r * VL, p->o + r * p->o_pitch, p->o_pitch);
     exponentials(s, 0, hi, p->max[r], p->sum + r * VL);
     if (score->flags & ATTN_DROPOUT) {
@@ -176,14 +210,33 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     }
 }
 
-ALWAYS_INLINE void decode_as(const decode *p, attn_dtype dtype)
+ALWAYS_INLINE void decode_as(const decode *all, attn_dtype dtype)
 {
-    attn_mask_tile tile = { .hi = p->task->key0 };
-    while (decode_next(p->task, tile.hi, &tile)) {
-        decode_scores(p, dtype, tile.lo, tile.hi);
-        for (int64_t r = 0; r < p->rows; r++)
-            decode_row(p, r, &tile);
-        decode_output(p, dtype, tile.lo, tile.hi);
+    attn_mask_tile tile = { .hi = all->task->key0 };
+    while (decode_next(all->task, tile.hi, &tile)) {
+        fetch f = { .key = tile.hi };
+        for (int64_t h = 0; h < all->task->heads; h++) {
+            attn_decode_task task;
+            decode p = decode_head(all, h, &task);
+            decode_scores(&p, all->task, dtype, &f, tile.lo, tile.hi);
+            for (int64_t r = 0; r < p.rows; r++)
+                decode_row(&p, r, &tile);
+            decode_output(&p, dtype, tile.lo, tile.hi);
+        }
+    }
+}
+
+static void decode_finish(const decode *p)
+{
+    const attn_decode_task *task = p->task;
+    for (int64_t h = 0; h < task->heads; h++) {
+        float *out = task->partial + h * task->partial_step, *max = out + p->rows * task->dim_v;
+        for (int64_t r = 0; r < p->rows; r++) {
+            int64_t at = h * p->padded + r;
+            memcpy(out + r * task->dim_v, p->o + at * p->o_pitch, (size_t)task->dim_v * sizeof *out);
+            max[r] = p->max[at];
+            max[p->rows + r] = v_hsum(v_load(p->sum + at * VL));
+        }
     }
 }
 
@@ -201,9 +254,5 @@ static void decode_keys(const attn_decode_task *task)
         decode_as(&p, ATTN_BF16);
         break;
     }
-    for (int64_t r = 0; r < p.rows; r++)
-        memcpy(task->partial + r * task->dim_v, p.o + r * p.o_pitch, (size_t)task->dim_v * sizeof(float));
-    memcpy(task->partial + p.rows * task->dim_v, p.max, (size_t)p.rows * sizeof(float));
-    for (int64_t r = 0; r < p.rows; r++)
-        task->partial[p.rows * (task->dim_v + 1) + r] = v_hsum(v_load(p.sum + r * VL));
+    decode_finish(&p);
 }

@@ -32,15 +32,20 @@ static inline const void *row_at(attn_dtype dtype, const void *base, int64_t ele
     return (const char *)base + elements * attn_dtype_size(dtype);
 }
 
-/* Fetches rows [row, row + count) that lie before `end` into L1: they lie far apart, where no hardware looks ahead. */
+/* Fetches a row into L1. */
+ALWAYS_INLINE void prefetch_row(attn_dtype dtype, const void *base, int64_t at, int64_t dim)
+{
+    const char *row = row_at(dtype, base, at);
+    for (int64_t i = 0; i < dim * attn_dtype_size(dtype); i += LINE)
+        __builtin_prefetch(row + i);
+}
+
+/* Fetches rows [row, row + count) that lie before `end`: they lie far apart, where no hardware looks ahead. */
 ALWAYS_INLINE void prefetch_rows(attn_dtype dtype, const void *base, int64_t pitch, int64_t row, int64_t count,
                                  int64_t end, int64_t dim)
 {
-    for (int64_t i = row; i < row + count && i < end; i++) {
-        const char *at = row_at(dtype, base, i * pitch);
-        for (int64_t byte = 0; byte < dim * attn_dtype_size(dtype); byte += LINE)
-            __builtin_prefetch(at + byte);
-    }
+    for (int64_t i = row; i < row + count && i < end; i++)
+        prefetch_row(dtype, base, i * pitch, dim);
 }
 
 /* VL rows by VL columns from column d, transposed; rows at or past `rows` are zero. */

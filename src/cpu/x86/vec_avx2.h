@@ -129,6 +129,19 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(h));
 }
 
+static inline vf v_sums(const vf r[VL])
+{
+    vf pair[4], quad[2];
+    for (int i = 0; i < 4; i++)
+        pair[i] = _mm256_add_ps(_mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+    for (int i = 0; i < 2; i++) {
+        __m256d a = _mm256_castps_pd(pair[2 * i]), b = _mm256_castps_pd(pair[2 * i + 1]);
+        quad[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    }
+    return _mm256_add_ps(_mm256_permute2f128_ps(quad[0], quad[1], 0x20),
+                         _mm256_permute2f128_ps(quad[0], quad[1], 0x31));
+}
+
 static inline void v_transpose(vf r[VL])
 {
     vf a[8], b[8];

@@ -119,6 +119,24 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(h, 16)));
 }
 
+/* Even lanes of 128 bits of a and b plus the odd ones. */
+static inline vf v_fold_lanes(vf a, vf b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+static inline vf v_sums(const vf r[VL])
+{
+    vf pair[8], quad[4];
+    for (int i = 0; i < 8; i++)
+        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
+        quad[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    return v_fold_lanes(v_fold_lanes(quad[0], quad[1]), v_fold_lanes(quad[2], quad[3]));
+}
+
 static inline void v_transpose(vf r[VL])
 {
     vf a[16], b[16];
