@@ -12,6 +12,9 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
 endif()
 
 set(commit unknown)
+if(DEFINED ENV{ATTN_COMMIT}) # a copy without its history is told
+  set(commit $ENV{ATTN_COMMIT})
+endif()
 find_program(git git)
 if(git AND EXISTS ${SOURCE}/.git)
   execute_process(COMMAND ${git} describe --always --abbrev=12 WORKING_DIRECTORY ${SOURCE}
