@@ -1,0 +1,137 @@
+/* Bytes -> descriptor and options of a tiny problem -> plan -> run -> reference. Any status will do; a crash, a touched
+ * guard page or a wrong result will not. Bytes that run out are 0. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "check/compare.h"
+#include "cpu/kernel.h"
+
+typedef struct input {
+    const uint8_t *at, *end;
+} input;
+
+static int64_t take(input *in)
+{
+    return in->at < in->end ? *in->at++ : 0;
+}
+
+static int64_t below(input *in, int64_t n)
+{
+    return take(in) % n;
+}
+
+/* Mostly a small number that makes sense, now and then one at the edge of its type. */
+static int64_t wild(input *in, int64_t sensible)
+{
+    static const int64_t edges[] = { -1, 0, 1, -2, INT64_MAX, INT64_MIN, INT32_MAX, (int64_t)1 << 40 };
+    int64_t choice = take(in);
+    return choice < 248 ? sensible : edges[choice - 248];
+}
+
+static void take_sizes(input *in, attn_desc *desc)
+{
+    desc->dtype = (attn_dtype)wild(in, 1 + below(in, 3));
+    desc->batch = wild(in, below(in, 4));
+    desc->heads_kv = 1 + below(in, 3);
+    desc->heads_q = wild(in, desc->heads_kv * (1 + below(in, 3)));
+    desc->len_q = wild(in, below(in, 40));
+    desc->len_kv = wild(in, below(in, 80));
+    desc->dim_qk = wild(in, 1 + below(in, 40));
+    desc->dim_v = wild(in, below(in, 40));
+    desc->threads = (int32_t)below(in, 4);
+    desc->scale = (float)below(in, 8) * 0.25f;
+}
+
+/* One of the two: 1, or the extent. */
+static int64_t one_or(input *in, int64_t extent)
+{
+    return wild(in, below(in, 2) ? extent : 1);
+}
+
+static void take_masks(input *in, attn_desc *desc)
+{
+    desc->flags = (uint32_t)(take(in) | take(in) << 8 | take(in) << 16) & 0x1ffff;
+    if (desc->flags & ATTN_VARLEN)
+        desc->total_q = wild(in, desc->len_q * 2), desc->total_kv = wild(in, desc->len_kv * 2);
+    if (desc->flags & ATTN_WINDOW)
+        desc->window_left = wild(in, below(in, 50)), desc->window_right = wild(in, below(in, 50));
+    if (desc->flags & ATTN_CHUNK) desc->chunk = wild(in, 1 + below(in, 50));
+    if (desc->flags & ATTN_INTERVALS)
+        desc->interval_vectors = wild(in, 1 << below(in, 3)), desc->interval_heads = one_or(in, desc->heads_kv);
+    if (desc->flags & ATTN_BLOCKS) {
+        desc->block_rows = wild(in, 1 + below(in, 50)), desc->block_keys = wild(in, 1 + below(in, 50));
+        desc->block_batch = one_or(in, desc->batch), desc->block_heads = one_or(in, desc->heads_q);
+    }
+    if (desc->flags & ATTN_BITS)
+        desc->bits_batch = one_or(in, desc->batch), desc->bits_heads = one_or(in, desc->heads_q);
+}
+
+static void take_scores(input *in, attn_desc *desc)
+{
+    if (desc->flags & ATTN_SOFTCAP) desc->softcap = (float)below(in, 30);
+    if (desc->flags & ATTN_DROPOUT) desc->dropout_p = (float)below(in, 11) * 0.1f;
+    if (desc->flags & ATTN_ALIBI) desc->alibi_batch = one_or(in, desc->batch);
+    if (desc->flags & ATTN_BIAS) {
+        const int64_t extents[4] = { desc->batch, desc->heads_q, desc->len_q, desc->len_kv };
+        desc->bias_dtype = (attn_dtype)(1 + below(in, 3));
+        for (int i = 0; i < 4; i++)
+            desc->bias_extent[i] = one_or(in, extents[i]);
+    }
+}
+
+/* Whether the tensors and tables take little memory: the descriptor's check comes before this, the work after. */
+static bool is_tiny(const attn_desc *d)
+{
+    int64_t sizes[] = { d->batch,  d->heads_q, d->heads_kv,    d->len_q,       d->len_kv,
+                        d->dim_qk, d->dim_v,   d->total_q / 2, d->total_kv / 2 };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] < 0 || sizes[i] > 100) return false;
+    return true;
+}
+
+static void check_kernel(const check_problem *problem, const check_reference *reference, const char *kernel)
+{
+    attn_desc desc = problem->desc;
+    desc.kernel = kernel;
+    if (check_problem_run(problem, &desc, NULL) != ATTN_OK) return;
+    check_error error = check_compare(problem, reference);
+    if (error.message[0] == '\0') return;
+    char text[512];
+    check_problem_print(&desc, &problem->options, text, sizeof text);
+    fprintf(stderr, "%s: %s\n%s\n", kernel ? kernel : "planner", error.message, text);
+    abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    input in = { data, data + size };
+    attn_desc desc = { 0 };
+    take_sizes(&in, &desc);
+    take_masks(&in, &desc);
+    take_scores(&in, &desc);
+    check_options options = {
+        .data = (check_data)below(&in, CHECK_DATA_COUNT),
+        .layout = (check_layout)below(&in, CHECK_LAYOUT_COUNT),
+        .blocks = (check_blocks)below(&in, CHECK_BLOCKS_COUNT),
+        .bias_infinite = below(&in, 2),
+        .no_lse = below(&in, 2),
+        .front = below(&in, 2),
+        .seed = (uint64_t)take(&in),
+    };
+    attn_plan *plan;
+    if (attn_plan_create(&plan, &desc) == ATTN_OK) attn_plan_destroy(plan);
+    if (!is_tiny(&desc)) return 0;
+    check_problem problem;
+    if (check_problem_create(&problem, &desc, &options) != ATTN_OK) return 0;
+    check_reference reference = check_reference_create(&problem);
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    check_kernel(&problem, &reference, NULL);
+    for (int i = 0; i < count; i++)
+        check_kernel(&problem, &reference, kernels[i].name);
+    check_reference_destroy(&reference);
+    check_problem_destroy(&problem);
+    return 0;
+}
