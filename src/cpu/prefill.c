@@ -165,10 +165,23 @@ static void any_item(void *arg, int64_t item, int worker)
         attend_item(r, lo - r->ahead, item - packing, worker);
 }
 
+/* Units that packing runs ahead of attending: as many as leave a slot to each unit that threads are still attending, so
+ * that packing seldom waits for a slot and attending seldom for packing. */
+static int64_t units_ahead(const run *r)
+{
+    const attn_desc *d = &r->plan->desc;
+    const attn_choice *c = &r->plan->choice;
+    int64_t items = d->heads_q / d->heads_kv * attn_ceil_div(d->len_q, c->rows_tile);
+    if (r->units <= c->packed_heads) return r->units;
+    int64_t ahead = c->packed_heads - 1 - attn_ceil_div(c->threads, items > 0 ? items : 1);
+    return ahead > 0 ? ahead : 0;
+}
+
 void attn_prefill_run(const attn_plan *plan, const attn_args *args, void *workspace)
 {
     const attn_desc *d = &plan->desc;
-    run r = { .plan = plan, .args = args, .units = d->batch * d->heads_kv, .ahead = plan->choice.packed_heads / 4 };
+    run r = { .plan = plan, .args = args, .units = d->batch * d->heads_kv };
+    r.ahead = units_ahead(&r);
     attn_prefill_lay_out(plan, &r.layout);
     char *base = attn_workspace_start(workspace);
     attn_interval_node *nodes = (attn_interval_node *)(void *)(base + r.layout.nodes);

@@ -86,6 +86,13 @@ static void prefill_cost(const attn_desc *d, const attn_machine *m, const attn_c
     c->keys_tile = ATTN_KEYS_TILE;
 }
 
+/* Rows of tiles that share len_q evenly, at most `rows` each. */
+static int64_t even_rows(const attn_desc *d, const attn_cpu_kernel *k, int64_t rows)
+{
+    if (d->len_q == 0) return rows;
+    return attn_round_up(attn_ceil_div(d->len_q, attn_ceil_div(d->len_q, rows)), k->rows);
+}
+
 static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)
 {
     int64_t most = attn_round_up(d->len_q > 0 ? d->len_q : 1, ROWS_STEP), units = d->batch * d->heads_kv;
@@ -93,7 +100,7 @@ static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn
     for (int64_t rows = ROWS_STEP; rows <= ATTN_ROWS_MOST && rows <= most; rows += ROWS_STEP) {
         attn_choice t = *c;
         if (d->flags & ATTN_DETERMINISTIC) t.threads = 1;
-        prefill_cost(d, m, k, rows, &t);
+        prefill_cost(d, m, k, even_rows(d, k, rows), &t);
         if (t.seconds <= best.seconds) best = t;
     }
     int threads = c->threads;

@@ -116,27 +116,28 @@ ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const 
         scores[i * keys + j];
 }
 
-/* What is fetched ahead: the keys behind the tile under way, key after key and in a key head after head, a row of keys
- * and one of values for each that is computed. */
+/* What is fetched ahead of keys or of values: the rows behind the tile under way, key after key and in a key head after
+ * head, as memory has them. */
 typedef struct fetch {
+    const void *base;
+    int64_t row, head_step, dim;
+    int64_t heads, end;
     int64_t key, head;
 } fetch;
 
-ALWAYS_INLINE void fetch_next(fetch *f, const attn_decode_task *all, attn_dtype dtype)
+ALWAYS_INLINE void fetch_next(fetch *f, attn_dtype dtype)
 {
-    if (f->key >= all->key1) return;
-    prefetch_row(dtype, all->k, f->key * all->k_row + f->head * all->k_head, all->dim_qk);
-    prefetch_row(dtype, all->v, f->key * all->v_row + f->head * all->v_head, all->dim_v);
-    if (++f->head == all->heads) f->head = 0, f->key++;
+    if (f->key >= f->end) return;
+    prefetch_row(dtype, f->base, f->key * f->row + f->head * f->head_step, f->dim);
+    if (++f->head == f->heads) f->head = 0, f->key++;
 }
 
-ALWAYS_INLINE void decode_scores(const decode *p, const attn_decode_task *all, attn_dtype dtype, fetch *f, int64_t lo,
-                                 int64_t hi)
+ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
 {
     int64_t step = p->padded == 1 ? VL : VL / 4;
     for (int64_t key = lo; key < hi; key += step) {
         for (int64_t j = key; j < key + step && j < hi; j++)
-            fetch_next(f, all, dtype);
+            fetch_next(next, dtype);
         if (p->padded == 1)
             dot_tile(p, dtype, 0, 1, key, hi, p->s + key - lo);
         else
@@ -145,9 +146,10 @@ ALWAYS_INLINE void decode_scores(const decode *p, const attn_decode_task *all, a
     }
 }
 
-/* o[rows][columns vectors] += p v over keys [0, keys). A single vector may be part of one. */
+/* o[rows][columns vectors] += p v over keys [0, keys), one row fetched every so many. A single vector may be part of
+ * one. */
 ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t d,
-                              const int columns, const void *v, int64_t keys)
+                              const int columns, const void *v, int64_t keys, fetch *next, int64_t every)
 {
     const attn_decode_task *task = p->task;
     float *o = p->o + r * p->o_pitch + d;
@@ -155,36 +157,41 @@ ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, cons
     vf acc[VL];
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int c = 0; c < columns; c++) acc[i * columns + c] =
         v_load(o + i * p->o_pitch + c * VL);
-    for (int64_t j = 0; j < keys; j++) {
-        const void *row = row_at(dtype, v, j * task->v_row);
-        UNROLL for (int c = 0; c < columns; c++)
-        {
-            vf x = columns == 1 ? load_up_to(dtype, row, d, task->dim_v) : load_as(dtype, row, d + c * VL);
-            UNROLL for (int i = 0; i < rows; i++) acc[i * columns + c] =
-                v_fma(v_set1(s[i * ATTN_DECODE_TILE + j]), x, acc[i * columns + c]);
+    for (int64_t j = 0; j < keys;) {
+        fetch_next(next, dtype);
+        for (int64_t end = j + every < keys ? j + every : keys; j < end; j++) {
+            const void *row = row_at(dtype, v, j * task->v_row);
+            UNROLL for (int c = 0; c < columns; c++)
+            {
+                vf x = columns == 1 ? load_up_to(dtype, row, d, task->dim_v) : load_as(dtype, row, d + c * VL);
+                UNROLL for (int i = 0; i < rows; i++) acc[i * columns + c] =
+                    v_fma(v_set1(s[i * ATTN_DECODE_TILE + j]), x, acc[i * columns + c]);
+            }
         }
     }
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int c = 0; c < columns; c++)
         v_store(o + i * p->o_pitch + c * VL, acc[i * columns + c]);
 }
 
-ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v, int64_t keys)
+ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v, int64_t keys,
+                              fetch *next)
 {
-    int64_t d = 0, dim = p->task->dim_v;
-    for (; d + VL / rows * VL <= dim; d += VL / rows * VL)
-        value_tile(p, dtype, r, rows, d, VL / rows, v, keys);
+    int64_t d = 0, dim = p->task->dim_v, wide = VL / rows * VL;
+    int64_t passes = (dim / wide + (dim % wide + VL - 1) / VL) * (p->padded / rows);
+    for (; d + wide <= dim; d += wide)
+        value_tile(p, dtype, r, rows, d, VL / rows, v, keys, next, passes);
     for (; d < dim; d += VL)
-        value_tile(p, dtype, r, rows, d, 1, v, keys);
+        value_tile(p, dtype, r, rows, d, 1, v, keys, next, passes);
 }
 
-ALWAYS_INLINE void decode_output(const decode *p, attn_dtype dtype, int64_t lo, int64_t hi)
+ALWAYS_INLINE void decode_output(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
 {
     const void *v = row_at(dtype, p->task->v, lo * p->task->v_row);
     if (p->padded == 1)
-        add_values(p, dtype, 0, 1, v, hi - lo);
+        add_values(p, dtype, 0, 1, v, hi - lo, next);
     else
         for (int64_t r = 0; r < p->padded; r += 4)
-            add_values(p, dtype, r, 4, v, hi - lo);
+            add_values(p, dtype, r, 4, v, hi - lo, next);
 }
 
 /* Scores of one row to probabilities, as in prefill. */
@@ -212,16 +219,18 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
 
 ALWAYS_INLINE void decode_as(const decode *all, attn_dtype dtype)
 {
-    attn_mask_tile tile = { .hi = all->task->key0 };
-    while (decode_next(all->task, tile.hi, &tile)) {
-        fetch f = { .key = tile.hi };
-        for (int64_t h = 0; h < all->task->heads; h++) {
+    const attn_decode_task *t = all->task;
+    attn_mask_tile tile = { .hi = t->key0 };
+    while (decode_next(t, tile.hi, &tile)) {
+        fetch k = { t->k, t->k_row, t->k_head, t->dim_qk, t->heads, t->key1, tile.hi, 0 };
+        fetch v = { t->v, t->v_row, t->v_head, t->dim_v, t->heads, t->key1, tile.hi, 0 };
+        for (int64_t h = 0; h < t->heads; h++) {
             attn_decode_task task;
             decode p = decode_head(all, h, &task);
-            decode_scores(&p, all->task, dtype, &f, tile.lo, tile.hi);
+            decode_scores(&p, dtype, &k, tile.lo, tile.hi);
             for (int64_t r = 0; r < p.rows; r++)
                 decode_row(&p, r, &tile);
-            decode_output(&p, dtype, tile.lo, tile.hi);
+            decode_output(&p, dtype, &v, tile.lo, tile.hi);
         }
     }
 }
