@@ -82,7 +82,10 @@ static void pack_item(run *r, int64_t unit, int64_t part)
 {
     const attn_desc *d = &r->plan->desc;
     int64_t slots = r->plan->choice.packed_heads, batch = unit / d->heads_kv, head = unit % d->heads_kv;
-    if (unit >= slots) wait_for(&r->progress[unit - slots].attended, attend_items(r, unit - slots));
+    int64_t before = unit - slots; /* the last unit that filled the slot: one without rows or keys waited for nobody */
+    while (before >= 0 && pack_items(r, before) == 0)
+        before -= slots;
+    if (before >= 0) wait_for(&r->progress[before].attended, attend_items(r, before));
     attn_sequence seq = attn_sequence_of(d, r->args, batch);
     int64_t key0 = part * PACK_KEYS, tensor_batch = attn_tensor_batch(d, batch);
     attn_pack_task task = {
