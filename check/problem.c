@@ -70,15 +70,17 @@ static int32_t draw_length(uint64_t *state, int64_t most)
     return (int32_t)(choice == 2 ? 0 : choice == 3 ? 1 : check_below(state, most + 1));
 }
 
-/* Sequences one behind the other; one of them is as long as the descriptor allows. */
-static int32_t *draw_starts(check_problem *problem, uint64_t *state, int64_t most)
+/* Sequences one behind the other; one of them is as long as the descriptor allows, if `total` rows have room for it. */
+static int32_t *draw_starts(check_problem *problem, uint64_t *state, int64_t most, int64_t total)
 {
     int64_t batch = problem->resolved.batch;
     int32_t *starts = check_problem_allocate(problem, (batch + 1) * 4);
-    int64_t whole = check_below(state, batch);
+    int64_t whole = batch ? check_below(state, batch) : 0;
     starts[0] = 0;
-    for (int64_t b = 0; b < batch; b++)
-        starts[b + 1] = starts[b] + (b == whole ? (int32_t)most : draw_length(state, most));
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t len = b == whole ? most : draw_length(state, most), left = total - starts[b];
+        starts[b + 1] = starts[b] + (int32_t)(len < left ? len : left);
+    }
     return starts;
 }
 
@@ -96,8 +98,8 @@ static void fill_lengths(check_problem *problem, uint64_t *state)
     const attn_desc *desc = &problem->resolved;
     attn_args *args = &problem->args;
     if (desc->flags & ATTN_VARLEN) {
-        args->cu_lens_q = draw_starts(problem, state, desc->len_q);
-        args->cu_lens_kv = draw_starts(problem, state, desc->len_kv);
+        args->cu_lens_q = draw_starts(problem, state, desc->len_q, desc->total_q);
+        args->cu_lens_kv = draw_starts(problem, state, desc->len_kv, desc->total_kv);
     }
     if (desc->flags & ATTN_LENS_Q) args->lens_q = draw_lengths(problem, state, desc->len_q, args->cu_lens_q);
     if (desc->flags & ATTN_LENS_KV) args->lens_kv = draw_lengths(problem, state, desc->len_kv, args->cu_lens_kv);

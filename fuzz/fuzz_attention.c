@@ -39,7 +39,7 @@ static void take_sizes(input *in, attn_desc *desc)
     desc->dim_qk = wild(in, 1 + below(in, 40));
     desc->dim_v = wild(in, below(in, 40));
     desc->threads = (int32_t)below(in, 4);
-    desc->scale = (float)below(in, 8) * 0.25f;
+    desc->scale = (float)below(in, 8) * 0.04f;
 }
 
 /* One of the two: 1, or the extent. */

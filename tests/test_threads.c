@@ -147,6 +147,32 @@ static void deterministic_means_the_same_bits(void **state)
     }
 }
 
+/* ---- sequences without rows or keys -------------------------------------------------------------- */
+
+/* Packed keys are kept in few places: a sequence that packs nothing must not hand on a place that is still read. */
+static void empty_sequences_keep_order(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 60; n++) {
+        attn_desc desc = { .dtype = ATTN_F32,
+                           .flags = ATTN_LENS_Q | ATTN_LENS_KV,
+                           .batch = 24,
+                           .heads_q = 4,
+                           .heads_kv = 1,
+                           .len_q = 90,
+                           .len_kv = 100,
+                           .dim_qk = 32,
+                           .threads = 2 + n % 3 };
+        check_problem problem;
+        assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = (uint64_t)n }));
+        check_reference reference = check_reference_create(&problem);
+        assert_ok(check_problem_run(&problem, &desc, NULL));
+        check_result(&problem, &reference, "sequences of many lengths");
+        check_reference_destroy(&reference);
+        check_problem_destroy(&problem);
+    }
+}
+
 /* ---- fork -------------------------------------------------------------------------------------- */
 
 static int wait_for_child(pid_t child)
@@ -252,9 +278,13 @@ static void library_can_be_unloaded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_plan_runs_many_times_at_once),  cmocka_unit_test(callers_pool_is_used),
-        cmocka_unit_test(deterministic_means_the_same_bits), cmocka_unit_test(child_runs_after_fork),
-        cmocka_unit_test(each_thread_has_its_message),       cmocka_unit_test(library_can_be_unloaded),
+        cmocka_unit_test(one_plan_runs_many_times_at_once),
+        cmocka_unit_test(callers_pool_is_used),
+        cmocka_unit_test(deterministic_means_the_same_bits),
+        cmocka_unit_test(empty_sequences_keep_order),
+        cmocka_unit_test(child_runs_after_fork),
+        cmocka_unit_test(each_thread_has_its_message),
+        cmocka_unit_test(library_can_be_unloaded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
