@@ -17,7 +17,7 @@ struct attn_plan {
 typedef struct attn_prefill_layout {
     int64_t pitch; /* keys a slot holds */
     int64_t k_floats, slot_floats, scratch_floats;
-    uint64_t nodes, offsets, progress, scratch, slots, total, packed;
+    uint64_t nodes, progress, scratch, slots, total, packed;
 } attn_prefill_layout;
 
 typedef struct attn_decode_layout {

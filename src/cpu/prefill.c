@@ -1,10 +1,9 @@
-/* Prefill over all heads. A unit is one KV head of one sequence: its keys and values are packed once, into one of at
- * most `packed_heads` slots, and serve all query blocks of the heads that share it.
+/* Prefill over all heads. A unit is one KV head of one sequence: its keys and values are packed once, into a slot, and
+ * serve all query blocks of the heads that share it.
  *
- * Work is one list, taken in order: for unit after unit its packing (some keys an item), then its attending (a query
- * block of one head an item, those with most keys first). An item waits only for earlier items: attending for its
- * unit's packing, packing for the unit that had the slot before. With many slots, packing runs ahead of attending by
- * some units. */
+ * A thread takes unit after unit and works it off alone, in a slot of its own, so that packed keys stay in its cache.
+ * When no unit is left to take, it joins those that others still work on. A slot is filled anew only by a thread that
+ * takes a unit; from then on nobody has joined one. Query blocks with most keys come first. */
 #include <stdatomic.h>
 
 #include "api/desc.h"
@@ -14,7 +13,9 @@
 enum { PACK_KEYS = 256 };
 
 typedef struct progress {
-    atomic_int_fast64_t packed, attended; /* items of a unit that are done */
+    atomic_int_fast64_t packing, packed; /* pack items taken and done */
+    atomic_int_fast64_t attending;       /* attend items taken */
+    atomic_int_fast64_t slot;            /* -1 before the unit is taken */
 } progress;
 
 typedef struct run {
@@ -22,18 +23,17 @@ typedef struct run {
     const attn_args *args;
     attn_prefill_layout layout;
     const attn_interval_node *nodes;
-    int64_t *first; /* the item at which step s begins: packing of unit s, attending of unit s - ahead */
     progress *progress;
     float *scratch, *slots;
-    int64_t units, ahead;
+    int64_t units;
+    atomic_int_fast64_t taken; /* units */
 } run;
 
 bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *l)
 {
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
-    uint64_t units = (uint64_t)d->batch * (uint64_t)d->heads_kv, slots = (uint64_t)c->packed_heads,
-             threads = (uint64_t)c->threads;
+    uint64_t units = (uint64_t)d->batch * (uint64_t)d->heads_kv, slots = (uint64_t)c->packed_heads;
     uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0));
     *l = (attn_prefill_layout){ .pitch = attn_round_up(d->len_kv, ATTN_KEY_ALIGN) };
     l->k_floats = l->pitch * d->dim_qk;
@@ -42,9 +42,8 @@ bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *l)
     l->packed = slots * (uint64_t)l->slot_floats * sizeof(float);
     uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
     return attn_append(&l->total, node_count, node_bytes, &l->nodes) &&
-           attn_append(&l->total, units + slots + 1, sizeof(int64_t), &l->offsets) &&
            attn_append(&l->total, units, sizeof(progress), &l->progress) &&
-           attn_append(&l->total, threads, (uint64_t)l->scratch_floats * sizeof(float), &l->scratch) &&
+           attn_append(&l->total, (uint64_t)c->threads, (uint64_t)l->scratch_floats * sizeof(float), &l->scratch) &&
            attn_append(&l->total, slots, (uint64_t)l->slot_floats * sizeof(float), &l->slots);
 }
 
@@ -69,7 +68,7 @@ static int64_t pack_items(const run *r, int64_t unit)
 
 static float *slot_of(const run *r, int64_t unit)
 {
-    return r->slots + unit % r->plan->choice.packed_heads * r->layout.slot_floats;
+    return r->slots + atomic_load_explicit(&r->progress[unit].slot, memory_order_relaxed) * r->layout.slot_floats;
 }
 
 static void wait_for(atomic_int_fast64_t *counter, int64_t value)
@@ -81,11 +80,7 @@ static void wait_for(atomic_int_fast64_t *counter, int64_t value)
 static void pack_item(run *r, int64_t unit, int64_t part)
 {
     const attn_desc *d = &r->plan->desc;
-    int64_t slots = r->plan->choice.packed_heads, batch = unit / d->heads_kv, head = unit % d->heads_kv;
-    int64_t before = unit - slots; /* the last unit that filled the slot: one without rows or keys waited for nobody */
-    while (before >= 0 && pack_items(r, before) == 0)
-        before -= slots;
-    if (before >= 0) wait_for(&r->progress[before].attended, attend_items(r, before));
+    int64_t batch = unit / d->heads_kv, head = unit % d->heads_kv;
     attn_sequence seq = attn_sequence_of(d, r->args, batch);
     int64_t key0 = part * PACK_KEYS, tensor_batch = attn_tensor_batch(d, batch);
     attn_pack_task task = {
@@ -103,7 +98,6 @@ static void pack_item(run *r, int64_t unit, int64_t part)
         .v_pack = slot_of(r, unit) + r->layout.k_floats,
     };
     r->plan->kernel->ops->pack(&task);
-    atomic_fetch_add_explicit(&r->progress[unit].packed, 1, memory_order_release);
 }
 
 static void attend_item(run *r, int64_t unit, int64_t part, int worker)
@@ -118,7 +112,6 @@ static void attend_item(run *r, int64_t unit, int64_t part, int worker)
     attn_score score;
     attn_mask_view_init(&mask, d, r->args, r->nodes, batch, head);
     attn_score_init(&score, d, r->args, batch, head, mask.shift);
-    wait_for(&r->progress[unit].packed, pack_items(r, unit));
     attn_attend_task task = {
         .dtype = d->dtype,
         .out_dtype = attn_out_dtype(d),
@@ -139,67 +132,55 @@ static void attend_item(run *r, int64_t unit, int64_t part, int worker)
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
     r->plan->kernel->ops->attend(&task);
-    atomic_fetch_add_explicit(&r->progress[unit].attended, 1, memory_order_release);
 }
 
-/* Step s of the list: packing of unit s, where there is one, then attending of unit s - ahead. */
-static int64_t step_items(const run *r, int64_t step, int64_t *packing)
+/* Packs and attends what of a taken unit nobody else has begun. */
+static void work_off(run *r, int64_t unit, int worker)
 {
-    *packing = step < r->units ? pack_items(r, step) : 0;
-    return *packing + (step >= r->ahead ? attend_items(r, step - r->ahead) : 0);
+    progress *p = &r->progress[unit];
+    int64_t packs = pack_items(r, unit), attends = attend_items(r, unit), i;
+    wait_for(&p->slot, 0);
+    while ((i = atomic_fetch_add(&p->packing, 1)) < packs) {
+        pack_item(r, unit, i);
+        atomic_fetch_add_explicit(&p->packed, 1, memory_order_release);
+    }
+    wait_for(&p->packed, packs);
+    while ((i = atomic_fetch_add(&p->attending, 1)) < attends)
+        attend_item(r, unit, i, worker);
 }
 
-static void any_item(void *arg, int64_t item, int worker)
+static void take_units(void *arg, int64_t share, int worker)
 {
     run *r = arg;
-    int64_t lo = 0, hi = r->units + r->ahead, packing;
-    while (hi - lo > 1) {
-        int64_t mid = (lo + hi) / 2;
-        if (r->first[mid] <= item)
-            lo = mid;
-        else
-            hi = mid;
+    int64_t slots = r->plan->choice.packed_heads, unit;
+    while ((unit = atomic_fetch_add(&r->taken, 1)) < r->units) {
+        atomic_store_explicit(&r->progress[unit].slot, r->units <= slots ? unit : worker, memory_order_release);
+        work_off(r, unit, worker);
     }
-    step_items(r, lo, &packing);
-    item -= r->first[lo];
-    if (item < packing)
-        pack_item(r, lo, item);
-    else
-        attend_item(r, lo - r->ahead, item - packing, worker);
-}
-
-/* Units that packing runs ahead of attending: as many as leave a slot to each unit that threads are still attending, so
- * that packing seldom waits for a slot and attending seldom for packing. */
-static int64_t units_ahead(const run *r)
-{
-    const attn_desc *d = &r->plan->desc;
-    const attn_choice *c = &r->plan->choice;
-    int64_t items = d->heads_q / d->heads_kv * attn_ceil_div(d->len_q, c->rows_tile);
-    if (r->units <= c->packed_heads) return r->units;
-    int64_t ahead = c->packed_heads - 1 - attn_ceil_div(c->threads, items > 0 ? items : 1);
-    return ahead > 0 ? ahead : 0;
+    for (int64_t i = 0; i < r->units; i++) { /* each begins elsewhere, so that they spread */
+        unit = (share * r->units / r->plan->choice.threads + i) % r->units;
+        if (atomic_load_explicit(&r->progress[unit].attending, memory_order_relaxed) < attend_items(r, unit))
+            work_off(r, unit, worker);
+    }
 }
 
 void attn_prefill_run(const attn_plan *plan, const attn_args *args, void *workspace)
 {
     const attn_desc *d = &plan->desc;
     run r = { .plan = plan, .args = args, .units = d->batch * d->heads_kv };
-    r.ahead = units_ahead(&r);
     attn_prefill_lay_out(plan, &r.layout);
     char *base = attn_workspace_start(workspace);
     attn_interval_node *nodes = (attn_interval_node *)(void *)(base + r.layout.nodes);
     r.nodes = nodes;
-    r.first = (int64_t *)(void *)(base + r.layout.offsets);
     r.progress = (progress *)(void *)(base + r.layout.progress);
     r.scratch = (float *)(void *)(base + r.layout.scratch);
     r.slots = (float *)(void *)(base + r.layout.slots);
     attn_summarize_all(plan, args, nodes);
     for (int64_t u = 0; u < r.units; u++) {
+        atomic_init(&r.progress[u].packing, 0);
         atomic_init(&r.progress[u].packed, 0);
-        atomic_init(&r.progress[u].attended, 0);
+        atomic_init(&r.progress[u].attending, 0);
+        atomic_init(&r.progress[u].slot, -1);
     }
-    int64_t total = 0, packing;
-    for (int64_t s = 0; s < r.units + r.ahead; s++)
-        r.first[s] = total, total += step_items(&r, s, &packing);
-    attn_threads_each(d, plan->choice.threads, total, any_item, &r);
+    attn_threads_each(d, plan->choice.threads, plan->choice.threads, take_units, &r);
 }
