@@ -1,7 +1,7 @@
 #!/bin/sh
 # Uses the library as others would. run.sh WAY CMAKE BUILD CC:
 #   cmake       installs BUILD, configures examples/ against it with find_package, builds and runs them
-#   pkgconfig   installs BUILD, compiles each example by hand, shared and static, and runs it
+#   pkgconfig   installs BUILD, compiles each example by hand, shared and static, and runs it; compiles README's
 #   moved       the same as cmake, after the installed tree was moved to another place
 #   subproject  add_subdirectory: builds the library alone, and nothing of ours besides
 set -eu
@@ -43,6 +43,10 @@ with_pkgconfig() {
             $(pkg-config --static --cflags --libs attn)
         run "$temp/$example-static"
     done
+    sed -n '/^```c$/,/^```$/{/^```/!p}' "$source/README.md" >"$temp/readme.c"
+    grep -q attn_run "$temp/readme.c" || { echo "README.md has no example in C" && exit 1; }
+    # shellcheck disable=SC2046 # words
+    $cc -std=c11 -Wall -Wextra -Werror -c "$temp/readme.c" -o "$temp/readme.o" $(pkg-config --cflags attn)
     LD_LIBRARY_PATH='' ldd "$temp/minimal" | grep -q 'libattn.so.0 => not found' ||
         { echo "the shared example does not need libattn.so.0" && exit 1; }
 }
