@@ -4,7 +4,7 @@
 #   script/setup.sh NEED ...     or, from another script:  . script/setup.sh; setup NEED ...
 #
 # Needs: build (cc, cmake, make), tests (build, cmocka, pkg-config, python3), fuzz (clang and its fuzzer runtime),
-# blas (OpenBLAS, the peer that is measured), ci (tests, fuzz and gcc), format (clang-format-14).
+# blas (OpenBLAS, the peer that is measured), ci (tests, fuzz, gcc and git), format (clang-format-14).
 # Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
 # exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
 
@@ -30,6 +30,11 @@ int main(int n, char **v) { (void)v; return sqrt(n) > 2; }'
 try_gcc()
 {
     CC=gcc try_cc
+}
+
+try_git()
+{
+    git --version >/dev/null 2>&1
 }
 
 try_cmake()
@@ -91,6 +96,7 @@ packages_of()
     case $1 in
     cc) echo gcc libc6-dev ;;
     gcc) echo gcc libc6-dev ;;
+    git) echo git ;;
     cmake) echo cmake ;;
     make) echo make ;;
     cmocka) echo libcmocka-dev ;;
@@ -123,7 +129,7 @@ setup_parts()
         tests) echo cc cmake make cmocka pkg_config python3 ;;
         fuzz) echo cc cmake make clang ;;
         blas) echo cc blas ;;
-        ci) echo cc gcc cmake make cmocka pkg_config python3 clang ;;
+        ci) echo git cc gcc cmake make cmocka pkg_config python3 clang ;;
         format) echo clang_format ;;
         *) echo "setup.sh: unknown need: $need" >&2 && return 1 ;;
         esac
