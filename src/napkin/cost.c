@@ -14,7 +14,13 @@
 #include "cpu/detect.h"
 #include "num/half.h"
 
-enum { DECODE_PART_KEYS = 512, DETERMINISTIC_PARTS = 32, ROWS_STEP = 48, DECODE_TILE_STEP = 16 };
+enum {
+    DECODE_PART_KEYS = 512,
+    DETERMINISTIC_PARTS = 32,
+    ROWS_STEP = 48,
+    DECODE_TILE_STEP = 16,
+    DECODE_TILE_BYTES = 16384
+};
 
 static const double loop_overhead[4] = { 0, 1.10, 1.08,
                                          1.06 };           /* [m] of the register tiles, over multiply-adds alone */
@@ -123,11 +129,11 @@ static int64_t decode_heads(const attn_desc *d, const attn_machine *m)
     return heads;
 }
 
-/* Keys of a tile: this one and the next, keys and values of all heads, share L2. */
-static int64_t decode_tile(const attn_desc *d, const attn_machine *m, int64_t heads)
+/* Keys of a tile: one head's keys and values and those fetched for the next share L1. */
+static int64_t decode_tile(const attn_desc *d)
 {
-    double key_bytes = (double)(heads * (d->dim_qk + d->dim_v) * attn_dtype_size(d->dtype));
-    int64_t keys = (int64_t)(m->l2_bytes / 4 / key_bytes) / DECODE_TILE_STEP * DECODE_TILE_STEP;
+    int64_t key_bytes = (d->dim_qk + d->dim_v) * attn_dtype_size(d->dtype);
+    int64_t keys = DECODE_TILE_BYTES / key_bytes / DECODE_TILE_STEP * DECODE_TILE_STEP;
     return keys < DECODE_TILE_STEP ? DECODE_TILE_STEP : keys > ATTN_DECODE_TILE ? ATTN_DECODE_TILE : keys;
 }
 
@@ -139,7 +145,7 @@ static void decode_choose(const attn_desc *d, const attn_machine *m, const attn_
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
     c->heads_tile = decode_heads(d, m);
-    c->keys_tile = decode_tile(d, m, c->heads_tile);
+    c->keys_tile = decode_tile(d);
     c->rows_tile = (int64_t)rows;
     int64_t parts = attn_ceil_div(d->len_kv, DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
     double items = units / (double)c->heads_tile;

@@ -2,8 +2,8 @@
  *
  * A head's rows are ordered query head by query head, padded to the row step. For each tile of keys and each head:
  * scores by dot products (VL accumulators: 4 rows x VL/4 keys, or 1 x VL for a single row), softmax row by row, then
- * values added into the outputs (again VL accumulators). While a tile is computed the next is fetched, in the order it
- * lies in memory. */
+ * values added into the outputs (again VL accumulators). While one head's tile is computed the next one's is fetched into
+ * L1, evenly, so that memory is never idle. */
 
 typedef struct decode {
     const attn_decode_task *task;
@@ -116,20 +116,16 @@ ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const 
         scores[i * keys + j];
 }
 
-/* What is fetched ahead of keys or of values: the rows behind the tile under way, key after key and in a key head after
- * head, as memory has them. */
+/* Rows of keys or of values that are wanted next: those of the next head, or of the next tile. */
 typedef struct fetch {
     const void *base;
-    int64_t row, head_step, dim;
-    int64_t heads, end;
-    int64_t key, head;
+    int64_t row, dim;
+    int64_t key, end;
 } fetch;
 
 ALWAYS_INLINE void fetch_next(fetch *f, attn_dtype dtype)
 {
-    if (f->key >= f->end) return;
-    prefetch_row(dtype, f->base, f->key * f->row + f->head * f->head_step, f->dim);
-    if (++f->head == f->heads) f->head = 0, f->key++;
+    if (f->key < f->end) prefetch_row(dtype, f->base, f->key++ * f->row, f->dim);
 }
 
 ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
@@ -221,10 +217,13 @@ ALWAYS_INLINE void decode_as(const decode *all, attn_dtype dtype)
 {
     const attn_decode_task *t = all->task;
     attn_mask_tile tile = { .hi = t->key0 };
-    while (decode_next(t, tile.hi, &tile)) {
-        fetch k = { t->k, t->k_row, t->k_head, t->dim_qk, t->heads, t->key1, tile.hi, 0 };
-        fetch v = { t->v, t->v_row, t->v_head, t->dim_v, t->heads, t->key1, tile.hi, 0 };
+    while (decode_next(t, tile.hi, &tile))
         for (int64_t h = 0; h < t->heads; h++) {
+            bool last = h + 1 == t->heads;
+            int64_t next = last ? 0 : h + 1, lo = last ? tile.hi : tile.lo, hi = lo + tile.hi - tile.lo;
+            if (hi > t->key1) hi = t->key1;
+            fetch k = { row_at(dtype, t->k, next * t->k_head), t->k_row, t->dim_qk, lo, hi };
+            fetch v = { row_at(dtype, t->v, next * t->v_head), t->v_row, t->dim_v, lo, hi };
             attn_decode_task task;
             decode p = decode_head(all, h, &task);
             decode_scores(&p, dtype, &k, tile.lo, tile.hi);
@@ -232,7 +231,6 @@ ALWAYS_INLINE void decode_as(const decode *all, attn_dtype dtype)
                 decode_row(&p, r, &tile);
             decode_output(&p, dtype, &v, tile.lo, tile.hi);
         }
-    }
 }
 
 static void decode_finish(const decode *p)
