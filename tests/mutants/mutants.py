@@ -1,0 +1,106 @@
+"""The mutants: one wrong thing each. run applies them one by one and expects the tests to fail.
+
+Each is (file, old text, new text, what is wrong, test programs that must notice). Blanks in the old text match any blanks;
+it must stand in the file exactly once: when code changes, so does this list."""
+
+MASK, BLOCKS, INTERVALS = "src/mask/mask.c", "src/mask/blocks.c", "src/mask/intervals.c"
+SCORE, SOFTMAX = "src/cpu/score.c", "src/cpu/body/softmax.h"
+PACK, GEMM = "src/cpu/body/pack.h", "src/cpu/body/gemm.h"
+PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
+PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
+
+MUTANTS = [
+    # ranges
+    (MASK, "min64(last, t + view->right + 1)", "min64(last, t + view->right)", "causal: the diagonal is hidden", "grid"),
+    (MASK, "if (desc->flags & ATTN_CAUSAL) view->right = 0;", "if (desc->flags & ATTN_CAUSAL) view->right = 1;",
+     "causal: sees one key too many", "grid"),
+    (MASK, "max64(first, t - view->left)", "max64(first, t - view->left + 1)", "window: one key short on the left", "grid"),
+    (MASK, "min64(last, floor_to(t, view->chunk) + view->chunk)", "min64(last, floor_to(t, view->chunk) + view->chunk - 1)",
+     "chunk: its last key is lost", "grid"),
+    (MASK, "min64(last, view->prefix)", "min64(last, view->prefix - 1)", "prefix: its last key is lost", "grid"),
+    (MASK, ".hi = { min64(last, view->prefix),", ".hi = { first,", "prefix: no union with causal", "grid"),
+    (MASK, ".shift = seq.len_kv - seq.len_q", ".shift = desc->len_kv - desc->len_q", "used lengths do not shift rows", "grid"),
+    (MASK, ".lo = { last.lo[0], last.lo[1] }", ".lo = { first.lo[0], first.lo[1] }",
+     "a tile that some rows see is taken for full", "mask grid"),
+    (MASK, "view->right = window && desc->window_right >= 0 ? min64(desc->window_right, UNBOUNDED)",
+     "view->right = window && desc->window_right > 0 ? min64(desc->window_right, UNBOUNDED)",
+     "window: 0 on the right means unbounded", "grid"),
+    # tables
+    (MASK, "(desc->interval_heads == 1 ? 0 : kv_head)", "0 * kv_head", "intervals of head 0 for all heads", "grid"),
+    (MASK, "h = desc->bits_heads == 1 ? 0 : head;", "h = desc->bits_heads == 1 ? 0 : head / 2;", "bits of the wrong head",
+     "grid"),
+    (BLOCKS, "attn_words_set(words, lo > 0 ? lo : 0, min64(hi, keys));",
+     "attn_words_set(words, lo > 0 ? lo : 0, min64(hi + 1, keys));", "a listed block has one key too many", "grid"),
+    (BLOCKS, "(!view->bits && list_next(view, 1, r, next) == next)", "list_next(view, 1, r, next) == next",
+     "a partial block is taken for full", "grid"),
+    (BLOCKS, "word >> shift | (uint64_t)near[8] << (64 - shift)", "word >> shift", "bits are lost where words meet", "mask"),
+    (INTERVALS, "bool hide = (row >= b[0] && row < b[1])", "bool hide = (row >= b[0] && row <= b[1])",
+     "the end of an interval belongs to it", "grid"),
+    (INTERVALS, "out[3] = vectors == 4 ? key[3] : !causal && vectors == 2 ? key[1] : 0;", "out[3] = vectors == 4 ? key[3] : 0;",
+     "two vectors without causal: the second is ignored", "grid"),
+    (INTERVALS, "(row0 >= node->max[0] && row1 <= node->min[1])", "(row0 >= node->max[0] && row1 <= node->max[1])",
+     "intervals: a tile with visible keys is skipped", "mask grid"),
+    (INTERVALS, "(row1 <= node->min[0] || row0 >= node->max[1])", "(row1 - 1 <= node->min[0] || row0 >= node->max[1])",
+     "intervals: a tile with a hidden key is taken for full", "mask grid"),
+    (INTERVALS, "if (!hidden(&level[leaf], row0, row1)) break;", "", "intervals: steps over nodes without looking", "grid"),
+    # scores
+    (SOFTMAX, "slope = v_set1(-score->slope)", "slope = v_set1(score->slope)", "ALiBi favours what is far", "grid"),
+    (SCORE, "(desc->alibi_batch == 1 ? 0 : batch) * desc->heads_q + head", "head", "ALiBi: the first sequence's slopes for all",
+     "grid"),
+    (SOFTMAX, "if (cap) x = v_mul(softcap, tanh_of(v_mul(x, inverse)));", "if (cap) x = v_mul(softcap, tanh_of(x));",
+     "softcap: the score is not divided by the cap", "grid"),
+    (SCORE, "stride[i] = desc->bias_extent[i] == 1 ? 0 : desc->bias_stride[i];", "stride[i] = desc->bias_stride[i];",
+     "bias: an extent of 1 does not repeat", "grid"),
+    (SCORE, "(batch * stride[0] + head * stride[1]) * attn_dtype_size(desc->bias_dtype)",
+     "head * stride[1] * attn_dtype_size(desc->bias_dtype)", "bias: the first sequence's for all", "grid"),
+    (SCORE, "total = sum * scale + exp2(sink - top);", "total = sum * scale;", "the sink takes nothing", "grid"),
+    (SCORE, "scale = exp2(max - top);", "", "a sink above every score: the sum keeps its scale", "grid"),
+    (SCORE, "*lse = total != 0 ? (float)((top + log2(total)) * ln2) : -INFINITY;",
+     "*lse = total != 0 ? (float)(top + log2(total)) : -INFINITY;", "the LSE has base 2", "grid"),
+    (SCORE, "return total != 0 ? (float)(kept * scale / total) : 0;", "return (float)(kept * scale / total);",
+     "a row that sees nothing is divided by 0", "nan grid"),
+    # dropout
+    (SCORE, "score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1", "1", "dropout: the others are not scaled up",
+     "grid"),
+    (SCORE, ">= threshold;", "> threshold;", "dropout: one byte in 256 too many", "grid"),
+    (SCORE, "score->batch_head = (uint32_t)(batch * desc->heads_q + head);", "score->batch_head = (uint32_t)head;",
+     "dropout: the same for each sequence", "grid"),
+    (PREFILL, "exponentials(s, lo, hi, p->max[r], sum); if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);",
+     "if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), -INFINITY); exponentials(s, lo, hi, p->max[r], sum);",
+     "dropout changes the LSE", "grid"),
+    # softmax
+    (SOFTMAX, "v_store(o + i, v_mul(v_load(o + i), factor));", "v_store(o + i, v_load(o + i));",
+     "the output is not rescaled when the maximum moves", "grid"),
+    (SOFTMAX, "v_store(sum, v_mul(v_load(sum), factor));", "", "the sum is not rescaled when the maximum moves", "grid"),
+    (SOFTMAX, "v_set1(0.009671511128544807f)", "v_set1(0.0096f)", "exp2 is off by 1e-6", "grid"),
+    (SOFTMAX, "x = v_max(v_set1(-127.0f), x);", "x = v_max(x, v_set1(-127.0f));", "NaN becomes a number", "nan"),
+    # tiles
+    (PREFILL, "words[w] &= inside[w];", "", "keys beside a span count twice", "grid"),
+    (PREFILL, "for (; d < dim; d++) attn_store_scalar", "for (; d + 1 < dim; d++) attn_store_scalar",
+     "the last column is not stored", "grid"),
+    (GEMM, "for (; i < steps; i++, a += stride", "for (; i + 1 < steps; i++, a += stride", "the last step of a product is dropped",
+     "grid"),
+    (PACK, "r[i] = i < rows ? load_up_to", "r[i] = i <= rows ? load_up_to", "a row past the end is read", "grid"),
+    (PACK, "return i + VL <= end ? load_as", "return i + VL <= end + 1 ? load_as", "an element past the row is read", "grid"),
+    (DECODE, "(h * task->group + r / task->len_q) * task->q_head", "(h * task->group + r % task->group) * task->q_head",
+     "decode: rows of the wrong query head", "grid"),
+    (DECODE, "const attn_score *score = &task->score[r / task->len_q];", "const attn_score *score = &task->score[0];",
+     "decode: the first head's score changes for the group", "grid"),
+    # drivers
+    (PREFILL_RUN, "d->k_stride, tensor_batch, seq.start_kv, head)", "d->k_stride, tensor_batch, seq.start_kv, 0)",
+     "the first KV head's keys for all", "grid"),
+    (PREFILL_RUN, "part / group) * rows", "part / group) * rows % (8 * rows)", "long problems: rows of another block", "grid"),
+    (DECODE_RUN, "float weight = max == top ? 1 : exp2f(max - top);", "float weight = 1; (void)top;",
+     "splits are merged without their maxima", "grid"),
+    (DECODE_RUN, "if (max > top) top = max;", "if (s == 0) top = max;", "splits are merged by the first one's maximum", "grid"),
+    ("src/cpu/layout.h", "return args->lse + head * desc->total_q + seq->start_q;", "return args->lse + head * desc->total_q;",
+     "packed sequences share one place for the LSE", "grid"),
+    ("src/cpu/threads.c", "atomic_fetch_add_explicit(&l->next, 1, memory_order_relaxed)",
+     "atomic_fetch_add_explicit(&l->next, 2, memory_order_relaxed)", "every other item is left out", "grid"),
+    ("src/napkin/cost.c", "if (!(d->flags & ATTN_DETERMINISTIC)) wanted =", "wanted =",
+     "deterministic: parts depend on the number of threads", "threads"),
+    ("src/api/plan.c", "plan->workspace += ATTN_WORKSPACE_ALIGN - 1;", "", "workspace: no room to align it", "plan"),
+    ("src/api/error.c", "static _Thread_local char message", "static char message", "threads share one message", "threads"),
+    ("src/ref/ref.c", "if (d->flags & ATTN_CAUSAL) seen = key <= t;", "if (d->flags & ATTN_CAUSAL) seen = key < t;",
+     "the reference itself is wrong", "grid"),
+]
