@@ -50,9 +50,9 @@ extern "C" {
 /* ---- statuses ------------------------------------------------------------------------------ */
 
 /* X(name, value, meaning); values never change. */
-#define ATTN_STATUS_LIST(X)                                                  \
-    X(ATTN_OK, 0, "success")                                                 \
-    X(ATTN_INVALID, 1, "a field or an argument is out of range or contradicts another") \
+#define ATTN_STATUS_LIST(X)                                                                     \
+    X(ATTN_OK, 0, "success")                                                                    \
+    X(ATTN_INVALID, 1, "a field or an argument is out of range or contradicts another")         \
     X(ATTN_UNSUPPORTED, 2, "valid, but not built into this library or not run by this machine") \
     X(ATTN_NO_MEMORY, 3, "memory or a thread could not be had from the system")
 
@@ -85,23 +85,23 @@ typedef enum attn_isa { ATTN_ISA_AUTO = 0, ATTN_ISA_PORTABLE = 1, ATTN_ISA_AVX2 
 
 /* attn_desc.flags. Masks intersect, but for ATTN_PREFIX; t is the row's place among the keys. */
 enum {
-    ATTN_CAUSAL = 1 << 0,         /* key j visible iff j <= t */
-    ATTN_WINDOW = 1 << 1,         /* t - window_left <= j <= t + window_right; -1 is unbounded */
-    ATTN_CHUNK = 1 << 2,          /* floor(t/chunk) == floor(j/chunk) */
-    ATTN_PREFIX = 1 << 3,         /* keys j < prefix[batch] are visible too (in union with causal and window) */
-    ATTN_INTERVALS = 1 << 4,      /* FlashMask: each key names the rows that do not see it */
-    ATTN_BLOCKS = 1 << 5,         /* block-sparse: lists of visible key blocks a row block */
-    ATTN_BITS = 1 << 6,           /* one bit a pair */
-    ATTN_VARLEN = 1 << 7,         /* sequences packed one behind the other: cu_lens_q, cu_lens_kv */
-    ATTN_LENS_Q = 1 << 8,         /* used query rows a sequence: lens_q */
-    ATTN_LENS_KV = 1 << 9,        /* used keys a sequence: lens_kv */
-    ATTN_SOFTCAP = 1 << 10,       /* s = softcap tanh(s / softcap) */
-    ATTN_ALIBI = 1 << 11,         /* s -= alibi[head] |t - j| */
-    ATTN_BIAS = 1 << 12,          /* s += bias */
-    ATTN_SINK = 1 << 13,          /* one more logit a head, in the denominator only */
-    ATTN_DROPOUT = 1 << 14,       /* probabilities dropped at dropout_p, the others scaled up */
-    ATTN_OUT_F32 = 1 << 15,       /* o is f32 whatever dtype is; without it o has dtype */
-    ATTN_DETERMINISTIC = 1 << 16  /* the same bits from run to run and for any number of threads */
+    ATTN_CAUSAL = 1 << 0,        /* key j visible iff j <= t */
+    ATTN_WINDOW = 1 << 1,        /* t - window_left <= j <= t + window_right; -1 is unbounded */
+    ATTN_CHUNK = 1 << 2,         /* floor(t/chunk) == floor(j/chunk) */
+    ATTN_PREFIX = 1 << 3,        /* keys j < prefix[batch] are visible too (in union with causal and window) */
+    ATTN_INTERVALS = 1 << 4,     /* FlashMask: each key names the rows that do not see it */
+    ATTN_BLOCKS = 1 << 5,        /* block-sparse: lists of visible key blocks a row block */
+    ATTN_BITS = 1 << 6,          /* one bit a pair */
+    ATTN_VARLEN = 1 << 7,        /* sequences packed one behind the other: cu_lens_q, cu_lens_kv */
+    ATTN_LENS_Q = 1 << 8,        /* used query rows a sequence: lens_q */
+    ATTN_LENS_KV = 1 << 9,       /* used keys a sequence: lens_kv */
+    ATTN_SOFTCAP = 1 << 10,      /* s = softcap tanh(s / softcap) */
+    ATTN_ALIBI = 1 << 11,        /* s -= alibi[head] |t - j| */
+    ATTN_BIAS = 1 << 12,         /* s += bias */
+    ATTN_SINK = 1 << 13,         /* one more logit a head, in the denominator only */
+    ATTN_DROPOUT = 1 << 14,      /* probabilities dropped at dropout_p, the others scaled up */
+    ATTN_OUT_F32 = 1 << 15,      /* o is f32 whatever dtype is; without it o has dtype */
+    ATTN_DETERMINISTIC = 1 << 16 /* the same bits from run to run and for any number of threads */
 };
 
 /* Runs task(arg, 0) ... task(arg, tasks - 1), each once, at once or in turn, and returns when all
@@ -116,37 +116,37 @@ typedef struct attn_desc {
     attn_device device;       /* ATTN_CPU */
     uint32_t flags;           /* ATTN_CAUSAL | ... */
 
-    int64_t batch;            /* sequences */
-    int64_t heads_q;          /* a multiple of heads_kv */
-    int64_t heads_kv;         /* 0: heads_q */
-    int64_t len_q, len_kv;    /* rows and keys of a sequence; of the longest, where lengths vary */
+    int64_t batch;             /* sequences */
+    int64_t heads_q;           /* a multiple of heads_kv */
+    int64_t heads_kv;          /* 0: heads_q */
+    int64_t len_q, len_kv;     /* rows and keys of a sequence; of the longest, where lengths vary */
     int64_t total_q, total_kv; /* ATTN_VARLEN: rows of the packed q and k (a batch extent of 1) */
-    int64_t dim_qk;           /* 1 to 512 */
-    int64_t dim_v;            /* 1 to 512; 0: dim_qk */
+    int64_t dim_qk;            /* 1 to 512 */
+    int64_t dim_v;             /* 1 to 512; 0: dim_qk */
 
-    float scale;              /* > 0; 0: 1 / sqrt(dim_qk) */
-    float softcap;            /* ATTN_SOFTCAP: > 0 */
-    float dropout_p;          /* ATTN_DROPOUT: 0 <= p < 1, applied as round(256 p) / 256 */
+    float scale;     /* > 0; 0: 1 / sqrt(dim_qk) */
+    float softcap;   /* ATTN_SOFTCAP: > 0 */
+    float dropout_p; /* ATTN_DROPOUT: 0 <= p < 1, applied as round(256 p) / 256 */
 
     int64_t window_left, window_right; /* ATTN_WINDOW: >= -1 */
-    int64_t chunk;            /* ATTN_CHUNK: >= 1 */
-    int64_t interval_vectors; /* ATTN_INTERVALS: 1 or 2 with ATTN_CAUSAL, 2 or 4 without */
-    int64_t interval_heads;   /* ATTN_INTERVALS: 1 or heads_kv */
-    int64_t block_rows, block_keys;   /* ATTN_BLOCKS: size of a block, >= 1 */
-    int64_t block_batch, block_heads; /* ATTN_BLOCKS: 1 or batch, 1 or heads_q */
-    int64_t bits_batch, bits_heads;   /* ATTN_BITS: 1 or batch, 1 or heads_q */
-    int64_t alibi_batch;      /* ATTN_ALIBI: 1 or batch */
-    attn_dtype bias_dtype;    /* ATTN_BIAS: any */
-    int64_t bias_extent[4];   /* ATTN_BIAS: each 1 or (batch, heads_q, len_q, len_kv) */
-    int64_t bias_stride[4];   /* ATTN_BIAS: all 0: packed; an extent of 1 repeats whatever its stride */
+    int64_t chunk;                     /* ATTN_CHUNK: >= 1 */
+    int64_t interval_vectors;          /* ATTN_INTERVALS: 1 or 2 with ATTN_CAUSAL, 2 or 4 without */
+    int64_t interval_heads;            /* ATTN_INTERVALS: 1 or heads_kv */
+    int64_t block_rows, block_keys;    /* ATTN_BLOCKS: size of a block, >= 1 */
+    int64_t block_batch, block_heads;  /* ATTN_BLOCKS: 1 or batch, 1 or heads_q */
+    int64_t bits_batch, bits_heads;    /* ATTN_BITS: 1 or batch, 1 or heads_q */
+    int64_t alibi_batch;               /* ATTN_ALIBI: 1 or batch */
+    attn_dtype bias_dtype;             /* ATTN_BIAS: any */
+    int64_t bias_extent[4];            /* ATTN_BIAS: each 1 or (batch, heads_q, len_q, len_kv) */
+    int64_t bias_stride[4];            /* ATTN_BIAS: all 0: packed; an extent of 1 repeats whatever its stride */
 
     int64_t q_stride[4], k_stride[4], v_stride[4], o_stride[4]; /* all 0: packed; else dim's is 1 */
 
-    int32_t threads;          /* 0: one for each processor the caller may use; at most 1024 */
-    attn_isa isa;             /* ATTN_ISA_AUTO */
-    const char *kernel;       /* NULL: the planner's choice; else a name that `attn kernels` lists */
+    int32_t threads;                /* 0: one for each processor the caller may use; at most 1024 */
+    attn_isa isa;                   /* ATTN_ISA_AUTO */
+    const char *kernel;             /* NULL: the planner's choice; else a name that `attn kernels` lists */
     attn_parallel_for parallel_for; /* NULL: the library's own threads */
-    void *parallel_context;   /* its first argument */
+    void *parallel_context;         /* its first argument */
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -173,9 +173,9 @@ ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t siz
 
 /* The plan in numbers. Strings live as long as the plan. */
 typedef struct attn_plan_info {
-    const char *kernel;       /* as `attn kernels` lists it */
-    const char *isa;          /* "portable", "avx2", "avx512" */
-    const char *why;          /* the reason for the kernel, one sentence */
+    const char *kernel; /* as `attn kernels` lists it */
+    const char *isa;    /* "portable", "avx2", "avx512" */
+    const char *why;    /* the reason for the kernel, one sentence */
     int32_t threads;
     int32_t splits;           /* parts the keys are split into, merged by LSE; 1: none */
     int64_t rows_tile;        /* query rows of a tile */
@@ -200,16 +200,16 @@ static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_in
 
 /* Tensors and, where a flag asks for them, lengths and masks; the rest is ignored. */
 typedef struct attn_args {
-    const void *q;            /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
-    const void *k;            /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
-    const void *v;            /* (batch, len_kv, heads_kv, dim_v); likewise */
-    void *o;                  /* (batch, len_q, heads_q, dim_v); rows outside every sequence are not written */
-    float *lse;               /* (batch, heads_q, len_q), ATTN_VARLEN: (heads_q, total_q); or NULL */
+    const void *q; /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
+    const void *k; /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
+    const void *v; /* (batch, len_kv, heads_kv, dim_v); likewise */
+    void *o;       /* (batch, len_q, heads_q, dim_v); rows outside every sequence are not written */
+    float *lse;    /* (batch, heads_q, len_q), ATTN_VARLEN: (heads_q, total_q); or NULL */
 
     const int32_t *cu_lens_q, *cu_lens_kv; /* ATTN_VARLEN: (batch + 1): starts, then the end; from 0, never falling */
-    const int32_t *lens_q;    /* ATTN_LENS_Q: (batch): 0 to len_q, or to the sequence's share of cu_lens_q */
-    const int32_t *lens_kv;   /* ATTN_LENS_KV: (batch): likewise */
-    const int32_t *prefix;    /* ATTN_PREFIX: (batch): 0 to len_kv */
+    const int32_t *lens_q;  /* ATTN_LENS_Q: (batch): 0 to len_q, or to the sequence's share of cu_lens_q */
+    const int32_t *lens_kv; /* ATTN_LENS_KV: (batch): likewise */
+    const int32_t *prefix;  /* ATTN_PREFIX: (batch): 0 to len_kv */
 
     /* ATTN_INTERVALS: (batch, interval_heads, len_kv, interval_vectors), each 0 to len_q. Key j is hidden
      * from rows [LTS, LTE) and [UTS, UTE). Vectors: causal 1: LTS (LTE = len_q); causal 2: LTS, LTE;
@@ -227,11 +227,11 @@ typedef struct attn_args {
      * visible. */
     const uint8_t *bits;
 
-    const float *alibi;       /* ATTN_ALIBI: (alibi_batch, heads_q) slopes, finite */
-    const void *bias;         /* ATTN_BIAS: as bias_extent says */
-    const float *sink;        /* ATTN_SINK: (heads_q) logits, in units of the scaled score */
-    uint64_t seed;            /* ATTN_DROPOUT: Philox4x32-10's key */
-    uint32_t seed_offset;     /* ATTN_DROPOUT: one of its counters: a fresh one a step */
+    const float *alibi;   /* ATTN_ALIBI: (alibi_batch, heads_q) slopes, finite */
+    const void *bias;     /* ATTN_BIAS: as bias_extent says */
+    const float *sink;    /* ATTN_SINK: (heads_q) logits, in units of the scaled score */
+    uint64_t seed;        /* ATTN_DROPOUT: Philox4x32-10's key */
+    uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: a fresh one a step */
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes, no other run's; NULL

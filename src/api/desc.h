@@ -26,7 +26,6 @@ attn_shape attn_shape_of(const attn_desc *desc);
  * element, overflows. */
 int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi);
 
-
 /* Row blocks and key blocks of ATTN_BLOCKS. */
 static inline int64_t attn_ceil_div(int64_t a, int64_t b)
 {

@@ -33,11 +33,11 @@ typedef struct attn_mask_view {
     int64_t left, right, chunk, prefix; /* INT64_MAX / 4 where unbounded */
     const int32_t *intervals;           /* of this head; NULL without ATTN_INTERVALS */
     int64_t interval_vectors;
-    const attn_interval_node *nodes;    /* levels behind one another, leaves first */
-    int64_t interval_keys;              /* keys the summary was built for: desc.len_kv */
+    const attn_interval_node *nodes;     /* levels behind one another, leaves first */
+    int64_t interval_keys;               /* keys the summary was built for: desc.len_kv */
     const int32_t *lists[2], *counts[2]; /* full, partial; of this head; NULL without */
     int64_t block_rows, block_keys, block_columns;
-    const uint8_t *bits;                /* of this head; NULL without ATTN_BITS */
+    const uint8_t *bits; /* of this head; NULL without ATTN_BITS */
     int64_t bits_pitch;
 } attn_mask_view;
 
@@ -50,7 +50,8 @@ typedef struct attn_mask_tile {
 void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn_args *args,
                          const attn_interval_node *nodes, int64_t batch, int64_t head);
 
-/* The first run of keys at or after `from` that some row of [row0, row1) sees, at most `most` keys of it. False: none. */
+/* The first run of keys at or after `from` that some row of [row0, row1) sees, at most `most` keys of it. False: none.
+ */
 bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t most,
                     attn_mask_tile *tile);
 

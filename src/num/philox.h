@@ -35,7 +35,8 @@ static inline uint32_t attn_dropout_threshold(float p)
 static inline uint32_t attn_dropout_byte(uint64_t seed, uint32_t offset, uint32_t batch_head, int64_t row, int64_t key)
 {
     uint32_t r = (uint32_t)(row & 15), k = (uint32_t)(key & 15), out[4];
-    uint32_t counter[4] = { (uint32_t)(row >> 4) * 4 + (r & 7) / 2, (uint32_t)(key >> 4) * 4 + (k & 7) / 2, batch_head, offset };
+    uint32_t counter[4] = { (uint32_t)(row >> 4) * 4 + (r & 7) / 2, (uint32_t)(key >> 4) * 4 + (k & 7) / 2, batch_head,
+                            offset };
     attn_philox(counter, seed, out);
     uint32_t in_block_row = (r & 1) + (r >> 3) * 2, in_block_key = (k & 1) + (k >> 3) * 2;
     return out[in_block_row] >> 8 * in_block_key & 255u;

@@ -2,8 +2,8 @@
  *
  * A head's rows are ordered query head by query head, padded to the row step. For each tile of keys and each head:
  * scores by dot products (VL accumulators: 4 rows x VL/4 keys, or 1 x VL for a single row), softmax row by row, then
- * values added into the outputs (again VL accumulators). While one head's tile is computed the next one's is fetched into
- * L1, evenly, so that memory is never idle. */
+ * values added into the outputs (again VL accumulators). While one head's tile is computed the next one's is fetched
+ * into L1, evenly, so that memory is never idle. */
 
 typedef struct decode {
     const attn_decode_task *task;
