@@ -27,6 +27,7 @@ static const double loop_overhead[4] = { 0, 1.10, 1.08,
 static const double softmax_clocks[4] = { 0, 16, 6.5, 9 }; /* [m] a vector of scores */
 static const double pack_clocks[4] = { 0, 3, 1.2, 0.8 };   /* [m] an element of K or V */
 static const double vector_lanes[4] = { 0, 4, 8, 16 };
+static const double cache_exposed = 0.6;   /* [m] of traffic from L2, not hidden */
 static const double start_seconds = 15e-6; /* [m] waking the workers */
 
 void attn_machine_detect(attn_machine *machine)
@@ -84,10 +85,11 @@ static void prefill_cost(const attn_desc *d, const attn_machine *m, const attn_c
     double held = 4 * (double)rows * (dims + ATTN_KEYS_TILE);
     c->cache_bytes = computed * per_pair * (held > 0.7 * m->l2_bytes ? 2 : 1);
     double items = units * group * ceil(len_q / (double)rows),
-           clocks = max_of(gemm + softmax, c->cache_bytes / m->l1_l2) + pack;
-    double uneven = items > 0 ? ceil(items / c->threads) * c->threads / items : 1;
+           clocks = gemm + softmax + cache_exposed * c->cache_bytes / m->l1_l2 + pack;
+    double item = items > 0 ? clocks / items : 0; /* at the end, threads wait for one another half an item */
+    clocks = clocks / c->threads + (c->threads > 1 ? item / 2 : 0);
     c->memory_bytes = tensor_bytes(d, keys);
-    c->seconds = max_of(clocks / m->hertz / c->threads * uneven, c->memory_bytes / bandwidth(m, c->threads));
+    c->seconds = max_of(clocks / m->hertz, c->memory_bytes / bandwidth(m, c->threads));
     c->rows_tile = rows;
     c->keys_tile = ATTN_KEYS_TILE;
 }
