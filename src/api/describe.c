@@ -1,4 +1,5 @@
 /* What a plan says of itself, in words and in numbers. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,13 +49,22 @@ __attribute__((format(printf, 2, 3))) static void say(writer *w, const char *for
     if (n > 0) w->length += (size_t)n;
 }
 
+/* Four significant digits, in any locale. */
+static void say_number(writer *w, double x)
+{
+    char text[ATTN_DECIMAL_SIZE];
+    double unit = x != 0 ? pow(10, floor(log10(fabs(x))) - 3) : 1;
+    say(w, "%s", attn_decimal(text, round(x / unit) * unit));
+}
+
 static void say_bytes(writer *w, double bytes)
 {
-    static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB" };
+    static const char *const unit[] = { " B", " KiB", " MiB", " GiB", " TiB" };
     int i = 0;
     for (; bytes >= 1024 && i < 4; i++)
         bytes /= 1024;
-    say(w, i ? "%.1f %s" : "%.0f %s", bytes, unit[i]);
+    say_number(w, bytes);
+    say(w, "%s", unit[i]);
 }
 
 static void say_flags(writer *w, uint32_t flags)
@@ -90,11 +100,24 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
         say_bytes(&w, (double)plan->packed);
         say(&w, " hold %lld packed KV head%s", (long long)c->packed_heads, c->packed_heads == 1 ? "" : "s");
     }
-    say(&w, "\nwork       %.4g visible pairs, %.4g GFLOP\nmemory     ", c->pairs, c->flops * 1e-9);
+    say(&w, "\nwork       ");
+    say_number(&w, c->pairs);
+    say(&w, " visible pairs, ");
+    say_number(&w, c->flops * 1e-9);
+    say(&w, " GFLOP\nmemory     ");
     say_bytes(&w, c->memory_bytes);
     say(&w, " to and from memory, ");
     say_bytes(&w, c->cache_bytes);
-    say(&w, " between L2 and L1\npredicted  %.4g ms, %.4g GFLOP/s, %.4g GB/s\n", c->seconds * 1e3,
-        c->flops / c->seconds * 1e-9, c->memory_bytes / c->seconds * 1e-9);
+    say(&w, " between L2 and L1\npredicted  ");
+    say_number(&w, c->seconds * 1e3);
+    say(&w, " ms");
+    if (c->seconds > 0) {
+        say(&w, ", ");
+        say_number(&w, c->flops / c->seconds * 1e-9);
+        say(&w, " GFLOP/s, ");
+        say_number(&w, c->memory_bytes / c->seconds * 1e-9);
+        say(&w, " GB/s");
+    }
+    say(&w, "\n");
     return w.length;
 }

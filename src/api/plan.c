@@ -80,8 +80,8 @@ static attn_status choose(attn_plan *plan, const attn_machine *machine)
             : ATTN_DECODE;
     plan->kernel = first[best], plan->choice = choice[best];
     if (first[ATTN_PREFILL] && first[ATTN_DECODE])
-        snprintf(plan->why, sizeof plan->why, "the best instruction set %s; predicted %.3g ms against %.3g ms of %s",
-                 isa == ATTN_ISA_AUTO ? "here" : "asked for", choice[best].seconds * 1e3, choice[!best].seconds * 1e3,
+        snprintf(plan->why, sizeof plan->why, "the best instruction set %s; predicted %.0f us against %.0f us of %s",
+                 isa == ATTN_ISA_AUTO ? "here" : "asked for", choice[best].seconds * 1e6, choice[!best].seconds * 1e6,
                  first[!best]->name);
     else
         snprintf(plan->why, sizeof plan->why, "the best instruction set %s; more query rows than decode takes",
@@ -89,11 +89,18 @@ static attn_status choose(attn_plan *plan, const attn_machine *machine)
     return ATTN_OK;
 }
 
+/* Without a query row nothing is computed. */
+static bool is_empty(const attn_desc *desc)
+{
+    return desc->batch == 0 || desc->len_q == 0;
+}
+
 static attn_status size_workspace(attn_plan *plan)
 {
     attn_prefill_layout prefill;
     attn_decode_layout decode;
     bool fits;
+    if (is_empty(&plan->desc)) return ATTN_OK;
     if (plan->kernel->form == ATTN_PREFILL) {
         fits = attn_prefill_lay_out(plan, &prefill);
         plan->workspace = prefill.total, plan->packed = prefill.packed;
@@ -151,7 +158,7 @@ attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t 
     if (!workspace)
         return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes",
                          (unsigned long long)plan->workspace);
-    if ((status = attn_args_check(&plan->desc, &full))) return status;
+    if ((status = attn_args_check(&plan->desc, &full)) || is_empty(&plan->desc)) return status;
     if (plan->kernel->form == ATTN_PREFILL)
         attn_prefill_run(plan, &full, workspace);
     else
