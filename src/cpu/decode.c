@@ -99,10 +99,9 @@ static void merge_row(const run *r, const float *parts, int64_t rows, int64_t ro
         for (int64_t i = 0; i < dim; i++)
             out[i] += part[row * dim + i] * weight;
     }
-    float row_lse, factor = attn_score_finish(score, top, sum, &row_lse);
+    float factor = attn_score_finish(score, top, sum, lse);
     for (int64_t i = 0; i < dim; i++)
         attn_store_scalar(attn_out_dtype(d), o, i, out[i] * factor);
-    if (lse) *lse = row_lse;
 }
 
 static void merge_item(void *arg, int64_t unit, int worker)

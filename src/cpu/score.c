@@ -90,7 +90,7 @@ float attn_score_finish(const attn_score *score, float max, float sum, float *ls
         scale = exp2(max - top);
         total = sum * scale + exp2(sink - top);
     }
-    *lse = total != 0 ? (float)((top + log2(total)) * ln2) : -INFINITY;
+    if (lse) *lse = total != 0 ? (float)((top + log2(total)) * ln2) : -INFINITY;
     double kept = score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1;
     return total != 0 ? (float)(kept * scale / total) : 0;
 }

@@ -10,6 +10,7 @@ typedef struct prefill {
     float *max, *sum, *bias; /* sum: VL a row */
     uint64_t *keep;          /* dropout: rows x ATTN_KEYS_TILE bits */
     attn_mask_tile span[ATTN_ROWS_MOST / STRIP + 1];
+    bool fresh[ATTN_ROWS_MOST / STRIP + 1]; /* strips whose outputs nothing has been written to */
 } prefill;
 
 static prefill prefill_start(const attn_attend_task *task)
@@ -25,8 +26,8 @@ static prefill prefill_start(const attn_attend_task *task)
     p.sum = p.max + rows;
     p.bias = p.sum + rows * VL;
     if (task->score->flags & ATTN_DROPOUT) p.keep = (uint64_t *)(void *)(p.bias + ATTN_KEYS_TILE);
-    for (int64_t i = 0; i < rows * p.o_pitch; i += VL)
-        v_store(p.o + i, v_zero());
+    for (int64_t i = 0; i < p.strips; i++)
+        p.fresh[i] = true;
     for (int64_t r = 0; r < rows; r++) {
         p.max[r] = -INFINITY;
         v_store(p.sum + r * VL, v_zero());
@@ -106,7 +107,7 @@ static void prefill_softmax(prefill *p, int64_t key0, int64_t end)
         if (p->span[i].lo < p->span[i].hi) prefill_strip(p, i, key0);
 }
 
-static void prefill_output(const prefill *p, int64_t key0)
+static void prefill_output(prefill *p, int64_t key0)
 {
     const attn_attend_task *task = p->task;
     for (int64_t d = 0; d < task->dim_v; d += PANEL) {
@@ -115,9 +116,11 @@ static void prefill_output(const prefill *p, int64_t key0)
             int64_t lo = p->span[i].lo, keys = p->span[i].hi - lo;
             if (keys > 0)
                 output_tile(p->s + i * STRIP * ATTN_SCORE_PITCH + lo - key0, v + lo * PANEL, keys,
-                            p->o + i * STRIP * p->o_pitch + d, p->o_pitch);
+                            p->o + i * STRIP * p->o_pitch + d, p->o_pitch, p->fresh[i]);
         }
     }
+    for (int64_t i = 0; i < p->strips; i++)
+        p->fresh[i] = p->fresh[i] && p->span[i].lo >= p->span[i].hi;
 }
 
 ALWAYS_INLINE void store_row(attn_dtype dtype, void *out, const float *o, int64_t dim, float factor)
@@ -140,11 +143,12 @@ static void prefill_finish(const prefill *p)
 {
     const attn_attend_task *task = p->task;
     for (int64_t r = 0; r < task->rows; r++) {
-        float lse, factor = attn_score_finish(task->score, p->max[r], v_hsum(v_load(p->sum + r * VL)), &lse);
         int64_t row = task->row0 + r;
-        void *out = (char *)task->o + row * task->o_row * attn_dtype_size(task->out_dtype);
-        store_row(task->out_dtype, out, p->o + r * p->o_pitch, task->dim_v, factor);
-        if (task->lse) task->lse[row] = lse;
+        float *o = p->o + r * p->o_pitch, sum = v_hsum(v_load(p->sum + r * VL));
+        float factor = attn_score_finish(task->score, p->max[r], sum, task->lse ? task->lse + row : NULL);
+        if (p->fresh[r / STRIP]) memset(o, 0, (size_t)p->o_pitch * sizeof *o);
+        store_row(task->out_dtype, (char *)task->o + row * task->o_row * attn_dtype_size(task->out_dtype), o,
+                  task->dim_v, factor);
     }
 }
 
