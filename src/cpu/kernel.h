@@ -27,7 +27,9 @@ typedef struct attn_pack_task {
     const void *k, *v;    /* row 0 of the head */
     int64_t k_row, v_row; /* row strides, elements */
     int64_t dim_qk, dim_v;
-    int64_t key0, keys, pitch;
+    int64_t key0, keys;
+    int64_t base;  /* the key that is packed first: a multiple of ATTN_KEY_ALIGN */
+    int64_t pitch; /* keys there is room for */
     float *k_pack, *v_pack;
 } attn_pack_task;
 
@@ -44,8 +46,8 @@ typedef struct attn_attend_task {
     float *lse; /* row 0 of the head, or NULL */
     int64_t dim_qk, dim_v;
     const float *k_pack, *v_pack;
-    int64_t pitch;
-    float *scratch; /* attn_attend_scratch floats, 64-byte aligned */
+    int64_t base, pitch; /* as they were packed */
+    float *scratch;      /* attn_attend_scratch floats, 64-byte aligned */
 } attn_attend_task;
 
 /* Attends all query rows of `heads` neighbouring KV heads, each with its group, to keys [key0, key1), tile after tile

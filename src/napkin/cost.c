@@ -69,6 +69,32 @@ static double bandwidth(const attn_machine *m, int threads)
     return min_of(m->memory_1 * threads, m->memory_all);
 }
 
+/* Keys a row sees at most, if ranges known now bound them on both sides; 0 if not. */
+static int64_t band_keys(const attn_desc *d)
+{
+    int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, band = 0;
+    bool near = d->window_left < d->len_kv && right < d->len_kv;
+    if (d->flags & ATTN_WINDOW && d->window_left >= 0 && right >= 0 && near && !(d->flags & ATTN_PREFIX))
+        band = d->window_left + right + 1;
+    if (d->flags & ATTN_CHUNK && (!band || d->chunk < band)) band = d->chunk;
+    return band;
+}
+
+/* Rows of a unit: all, or, under a band, as many as see no more keys than half of L2 holds packed. A segment's rows and
+ * those at its ends see 2 bands more keys than it has rows at most. */
+static void choose_segments(const attn_desc *d, const attn_machine *m, int64_t rows, attn_choice *c)
+{
+    int64_t band = band_keys(d), held = (int64_t)(m->l2_bytes / 2 / (4 * (double)(d->dim_qk + d->dim_v)));
+    c->segment_rows = d->len_q > 0 ? d->len_q : 1;
+    c->segment_keys = attn_round_up(d->len_kv, ATTN_KEY_ALIGN);
+    if (band > 0 && band < d->len_kv / 4) {
+        int64_t fit = held - 2 * band > 2 * band ? held - 2 * band : 2 * band, segment = attn_round_up(fit, rows);
+        int64_t keys = attn_round_up(segment + 2 * band, ATTN_KEY_ALIGN) + ATTN_KEY_ALIGN;
+        if (segment < d->len_q && keys < c->segment_keys) c->segment_rows = segment, c->segment_keys = keys;
+    }
+    c->units = d->batch * d->heads_kv * attn_ceil_div(d->len_q, c->segment_rows);
+}
+
 static void prefill_cost(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, int64_t rows,
                          attn_choice *c)
 {
@@ -81,7 +107,9 @@ static void prefill_cost(const attn_desc *d, const attn_machine *m, const attn_c
                       min_of(row_pairs + masked, (double)attn_round_up(d->len_kv, k->cols));
     double gemm = computed * dims / m->fma_lanes[k->isa] * loop_overhead[k->isa];
     double softmax = computed / vector_lanes[k->isa] * softmax_clocks[k->isa];
-    double pack = units * keys * (double)(d->dim_qk + d->dim_v) * pack_clocks[k->isa];
+    choose_segments(d, m, rows, c);
+    double packed = (double)c->units * (double)c->segment_keys;
+    double pack = packed * (double)(d->dim_qk + d->dim_v) * pack_clocks[k->isa];
     double per_pair = 4 * (dims / (double)rows + (double)d->dim_qk / (double)k->cols + dim_v / (double)k->cols + 4);
     double held = 4 * (double)rows * (dims + ATTN_KEYS_TILE);
     c->cache_bytes = computed * per_pair * (held > 0.7 * m->l2_bytes ? 2 : 1);
@@ -104,7 +132,7 @@ static int64_t even_rows(const attn_desc *d, const attn_cpu_kernel *k, int64_t r
 
 static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)
 {
-    int64_t most = attn_round_up(d->len_q > 0 ? d->len_q : 1, ROWS_STEP), units = d->batch * d->heads_kv;
+    int64_t most = attn_round_up(d->len_q > 0 ? d->len_q : 1, ROWS_STEP);
     attn_choice best = { .seconds = INFINITY };
     for (int64_t rows = ROWS_STEP; rows <= ATTN_ROWS_MOST && rows <= most; rows += ROWS_STEP) {
         attn_choice t = *c;
@@ -117,7 +145,7 @@ static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn
     c->threads = threads;
     prefill_cost(d, m, k, best.rows_tile, c);
     c->splits = 1;
-    c->packed_heads = units < threads ? (units > 0 ? units : 1) : threads;
+    c->packed_heads = c->units < threads ? (c->units > 0 ? c->units : 1) : threads;
 }
 
 /* KV heads streamed side by side: all where a key's heads lie together in memory, as long as their state stays in

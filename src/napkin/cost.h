@@ -18,7 +18,10 @@ typedef struct attn_choice {
     int threads;
     int splits;
     int64_t rows_tile, keys_tile;
-    int64_t packed_heads; /* prefill: KV heads held packed at once */
+    int64_t units;        /* prefill: KV heads of sequences, times segments of rows */
+    int64_t segment_rows; /* prefill: rows of a unit; less than len_q where the mask is a band */
+    int64_t segment_keys; /* prefill: room for the keys they may see */
+    int64_t packed_heads; /* prefill: units held packed at once */
     int64_t heads_tile;   /* decode: KV heads streamed side by side */
     double pairs, flops, memory_bytes, cache_bytes, seconds;
 } attn_choice;

@@ -60,7 +60,7 @@ ALWAYS_INLINE void load_square(attn_dtype dtype, const void *base, int64_t pitch
 ALWAYS_INLINE void pack_keys(const attn_pack_task *t, attn_dtype dtype)
 {
     for (int64_t key = t->key0; key < t->key0 + t->keys; key += PANEL) {
-        float *panel = t->k_pack + key * t->dim_qk;
+        float *panel = t->k_pack + (key - t->base) * t->dim_qk;
         prefetch_rows(dtype, t->k, t->k_row, key + PANEL, PANEL, t->key0 + t->keys, t->dim_qk);
         for (int64_t part = 0; part < PANEL; part += VL) {
             int64_t rows = t->key0 + t->keys - key - part;
@@ -81,7 +81,7 @@ ALWAYS_INLINE void pack_values(const attn_pack_task *t, attn_dtype dtype)
         const void *row = row_at(dtype, t->v, key * t->v_row);
         prefetch_rows(dtype, t->v, t->v_row, key + STRIP, 1, t->key0 + t->keys, t->dim_v);
         for (int64_t d = 0; d < t->dim_v; d += PANEL) {
-            float *out = t->v_pack + (d / PANEL * t->pitch + key) * PANEL;
+            float *out = t->v_pack + (d / PANEL * t->pitch + key - t->base) * PANEL;
             for (int64_t i = 0; i < PANEL; i += VL)
                 v_store(out + i, d + i < t->dim_v ? load_up_to(dtype, row, d + i, t->dim_v) : v_zero());
         }

@@ -51,7 +51,7 @@ static void prefill_scores(const prefill *p, int64_t key0, int64_t end)
 {
     int64_t dim = p->task->dim_qk;
     for (int64_t key = key0; key < end; key += PANEL) {
-        const float *k = p->task->k_pack + key * dim;
+        const float *k = p->task->k_pack + (key - p->task->base) * dim;
         for (int64_t i = 0; i < p->strips; i++)
             if (p->span[i].lo < key + PANEL && p->span[i].hi > key)
                 score_tile(p->q + i * STRIP * dim, k, dim, p->s + i * STRIP * ATTN_SCORE_PITCH + key - key0);
@@ -115,7 +115,7 @@ static void prefill_output(prefill *p, int64_t key0)
         for (int64_t i = 0; i < p->strips; i++) {
             int64_t lo = p->span[i].lo, keys = p->span[i].hi - lo;
             if (keys > 0)
-                output_tile(p->s + i * STRIP * ATTN_SCORE_PITCH + lo - key0, v + lo * PANEL, keys,
+                output_tile(p->s + i * STRIP * ATTN_SCORE_PITCH + lo - key0, v + (lo - task->base) * PANEL, keys,
                             p->o + i * STRIP * p->o_pitch + d, p->o_pitch, p->fresh[i]);
         }
     }
