@@ -198,7 +198,8 @@ static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_in
 
 /* ---- run ----------------------------------------------------------------------------------- */
 
-/* Tensors and, where a flag asks for them, lengths and masks; the rest is ignored. */
+/* Tensors and, where a flag asks for them, lengths and masks; the rest is ignored. The bytes from the first to the last
+ * element of o and of lse may not overlap those of any input or of each other. */
 typedef struct attn_args {
     const void *q; /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
     const void *k; /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
