@@ -4,7 +4,8 @@
 #   script/setup.sh NEED ...     or, from another script:  . script/setup.sh; setup NEED ...
 #
 # Needs: build (cc, cmake, make), tests (build, cmocka, pkg-config, python3), fuzz (clang and its fuzzer runtime),
-# blas (OpenBLAS, the peer that is measured), ci (tests, fuzz, gcc and git), format (clang-format-14).
+# blas (OpenBLAS, the peer that is measured), ci (tests, fuzz, gcc and git), format (clang-format-14), aarch64 (its
+# cross compiler and qemu).
 # Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
 # exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
 
@@ -84,6 +85,12 @@ try_clang_format()
     clang-format-14 --version >/dev/null 2>&1
 }
 
+try_aarch64()
+{
+    printf 'int main(void) { return 0; }\n' | aarch64-linux-gnu-gcc -x c - -o /dev/null >/dev/null 2>&1 &&
+        qemu-aarch64 --version >/dev/null 2>&1
+}
+
 try_blas()
 {
     try_program "${CC:-cc}" "-ldl" '#include <dlfcn.h>
@@ -104,6 +111,7 @@ packages_of()
     python3) echo python3 ;;
     clang) setup_clang_packages ;;
     clang_format) echo clang-format-14 ;;
+    aarch64) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user ;;
     blas) echo libopenblas0-pthread ;;
     esac
 }
@@ -131,6 +139,7 @@ setup_parts()
         blas) echo cc blas ;;
         ci) echo git cc gcc cmake make cmocka pkg_config python3 clang ;;
         format) echo clang_format ;;
+        aarch64) echo aarch64 ;;
         *) echo "setup.sh: unknown need: $need" >&2 && return 1 ;;
         esac
     done | tr ' ' '\n' | awk '!seen[$0]++'
