@@ -87,9 +87,12 @@ MUTANTS = [
     (DECODE, "const attn_score *score = &task->score[r / task->len_q];", "const attn_score *score = &task->score[0];",
      "decode: the first head's score changes for the group", "grid"),
     # drivers
-    (PREFILL_RUN, "d->k_stride, tensor_batch, seq.start_kv, head)", "d->k_stride, tensor_batch, seq.start_kv, 0)",
+    (PREFILL_RUN, "d->k_stride, batch, u->seq.start_kv, u->head)", "d->k_stride, batch, u->seq.start_kv, 0)",
      "the first KV head's keys for all", "grid"),
     (PREFILL_RUN, "part / group) * rows", "part / group) * rows % (8 * rows)", "long problems: rows of another block", "grid"),
+    (PREFILL_RUN, "attn_mask_span(&mask, u.row0, u.row1, &seen);", "attn_mask_span(&mask, u.row0, u.row1 - 1, &seen);",
+     "the last row's keys are not packed", "grid"),
+    ("src/napkin/cost.c", "near && !(d->flags & ATTN_PREFIX)", "near", "a prefix is left out of a segment's keys", "bands"),
     (DECODE_RUN, "float weight = max == top ? 1 : exp2f(max - top);", "float weight = 1; (void)top;",
      "splits are merged without their maxima", "grid"),
     (DECODE_RUN, "if (max > top) top = max;", "if (s == 0) top = max;", "splits are merged by the first one's maximum", "grid"),
