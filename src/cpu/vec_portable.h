@@ -11,7 +11,7 @@
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t v_int __attribute__((vector_size(16)));
 
-enum { VL = 4, STRIP = 6, PANEL = 8 };
+enum { VL = 4, STRIP = 6, PANEL = 8, SUMS = 12 };
 
 static inline vf v_set1(float x)
 {
@@ -131,9 +131,10 @@ static inline void v_store_bf16(uint16_t *p, vf x)
         p[i] = attn_float_to_bf16(x[i]);
 }
 
-static inline vf v_sums(const vf r[VL])
+static inline void v_sums4(const vf r[4], float sums[4])
 {
-    return (vf){ v_hsum(r[0]), v_hsum(r[1]), v_hsum(r[2]), v_hsum(r[3]) };
+    for (int i = 0; i < 4; i++)
+        sums[i] = v_hsum(r[i]);
 }
 
 static inline void v_transpose(vf r[VL])

@@ -1,9 +1,9 @@
 /* Decode: the few query rows of some KV heads against keys streamed once from where they lie.
  *
  * A head's rows are ordered query head by query head, padded to the row step. For each tile of keys and each head:
- * scores by dot products (VL accumulators: 4 rows x VL/4 keys, or 1 x VL for a single row), softmax row by row, then
- * values added into the outputs (again VL accumulators). While one head's tile is computed the next one's is fetched
- * into L1, evenly, so that memory is never idle. */
+ * scores by dot products (SUMS accumulators: 4 rows x SUMS/4 keys, or 1 x SUMS for a single row), softmax row by row,
+ * then values added into the outputs (again SUMS accumulators). While one head's tile is computed the next one's is
+ * fetched into L1, evenly, so that memory is never idle. */
 
 typedef struct decode {
     const attn_decode_task *task;
@@ -77,30 +77,30 @@ static bool decode_next(const attn_decode_task *task, int64_t from, attn_mask_ti
     return true;
 }
 
-/* acc[i][j] += vector d of query row i times that of key j. */
-ALWAYS_INLINE void dot_step(vf acc[VL], const int rows, const float *q, int64_t q_pitch, const vf key[VL])
+/* acc[key][row] += vector d of each query row times that of each key. */
+ALWAYS_INLINE void dot_step(vf acc[SUMS], const int rows, const float *q, int64_t q_pitch, const vf key[SUMS])
 {
     UNROLL for (int i = 0; i < rows; i++)
     {
         vf query = v_load(q + i * q_pitch);
-        UNROLL for (int j = 0; j < VL / rows; j++) acc[i * (VL / rows) + j] =
-            v_fma(query, key[j], acc[i * (VL / rows) + j]);
+        UNROLL for (int j = 0; j < SUMS / rows; j++) acc[j * rows + i] = v_fma(query, key[j], acc[j * rows + i]);
     }
 }
 
-/* Scores of `rows` query rows from row r with keys [key, key + VL / rows); those at or past `end` repeat the last. */
+/* Scores of `rows` (1 or 4) query rows from row r with keys [key, key + SUMS / rows); of those at or past `end` the
+ * last is read instead and nothing is written. */
 ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t key, int64_t end,
                             float *s)
 {
     const attn_decode_task *task = p->task;
-    const int keys = VL / rows;
-    const void *k[VL];
+    const int keys = SUMS / rows;
+    const void *k[SUMS];
     const float *q = p->q + r * p->q_pitch;
     int64_t d = 0, dim = task->dim_qk;
-    vf acc[VL], x[VL];
+    vf acc[SUMS], x[SUMS];
     UNROLL for (int j = 0; j < keys; j++) k[j] =
         row_at(dtype, task->k, (key + j < end ? key + j : end - 1) * task->k_row);
-    UNROLL for (int i = 0; i < VL; i++) acc[i] = v_zero();
+    UNROLL for (int i = 0; i < SUMS; i++) acc[i] = v_zero();
     for (; d + VL <= dim; d += VL) {
         UNROLL for (int j = 0; j < keys; j++) x[j] = load_as(dtype, k[j], d);
         dot_step(acc, rows, q + d, p->q_pitch, x);
@@ -110,10 +110,10 @@ ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const 
             x[j] = load_part(dtype, k[j], d, dim - d);
         dot_step(acc, rows, q + d, p->q_pitch, x);
     }
-    float scores[VL];
-    v_store(scores, v_sums(acc));
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < keys; j++) s[i * ATTN_DECODE_TILE + j] =
-        scores[i * keys + j];
+    float scores[SUMS];
+    UNROLL for (int i = 0; i < SUMS; i += 4) v_sums4(acc + i, scores + i);
+    for (int j = 0; j < keys && key + j < end; j++)
+        UNROLL for (int i = 0; i < rows; i++) s[i * ATTN_DECODE_TILE + j] = scores[j * rows + i];
 }
 
 /* Rows of keys or of values that are wanted next: those of the next head, or of the next tile. */
@@ -130,7 +130,7 @@ ALWAYS_INLINE void fetch_next(fetch *f, attn_dtype dtype)
 
 ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
 {
-    int64_t step = p->padded == 1 ? VL : VL / 4;
+    int64_t step = p->padded == 1 ? SUMS : SUMS / 4;
     for (int64_t key = lo; key < hi; key += step) {
         for (int64_t j = key; j < key + step && j < hi; j++)
             fetch_next(next, dtype);
@@ -150,7 +150,7 @@ ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, cons
     const attn_decode_task *task = p->task;
     float *o = p->o + r * p->o_pitch + d;
     const float *s = p->s + r * ATTN_DECODE_TILE;
-    vf acc[VL];
+    vf acc[SUMS];
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int c = 0; c < columns; c++) acc[i * columns + c] =
         v_load(o + i * p->o_pitch + c * VL);
     for (int64_t j = 0; j < keys;) {
@@ -172,10 +172,12 @@ ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, cons
 ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v, int64_t keys,
                               fetch *next)
 {
-    int64_t d = 0, dim = p->task->dim_v, wide = VL / rows * VL;
-    int64_t passes = (dim / wide + (dim % wide + VL - 1) / VL) * (p->padded / rows);
+    int64_t d = 0, dim = p->task->dim_v, wide = SUMS / rows * VL, narrow = 4 / rows * VL;
+    int64_t passes = (dim / wide + dim % wide / narrow + (dim % wide % narrow + VL - 1) / VL) * (p->padded / rows);
     for (; d + wide <= dim; d += wide)
-        value_tile(p, dtype, r, rows, d, VL / rows, v, keys, next, passes);
+        value_tile(p, dtype, r, rows, d, SUMS / rows, v, keys, next, passes);
+    for (; d + narrow <= dim; d += narrow)
+        value_tile(p, dtype, r, rows, d, 4 / rows, v, keys, next, passes);
     for (; d < dim; d += VL)
         value_tile(p, dtype, r, rows, d, 1, v, keys, next, passes);
 }

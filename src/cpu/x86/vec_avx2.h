@@ -7,7 +7,7 @@
 
 typedef __m256 vf;
 
-enum { VL = 8, STRIP = 6, PANEL = 16 };
+enum { VL = 8, STRIP = 6, PANEL = 16, SUMS = 12 };
 
 static inline vf v_zero(void)
 {
@@ -129,17 +129,12 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(h));
 }
 
-static inline vf v_sums(const vf r[VL])
+static inline void v_sums4(const vf r[4], float sums[4])
 {
-    vf pair[4], quad[2];
-    for (int i = 0; i < 4; i++)
-        pair[i] = _mm256_add_ps(_mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]));
-    for (int i = 0; i < 2; i++) {
-        __m256d a = _mm256_castps_pd(pair[2 * i]), b = _mm256_castps_pd(pair[2 * i + 1]);
-        quad[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
-    }
-    return _mm256_add_ps(_mm256_permute2f128_ps(quad[0], quad[1], 0x20),
-                         _mm256_permute2f128_ps(quad[0], quad[1], 0x31));
+    __m256d a = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1])));
+    __m256d b = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(r[2], r[3]), _mm256_unpackhi_ps(r[2], r[3])));
+    vf quad = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(quad), _mm256_extractf128_ps(quad, 1)));
 }
 
 static inline void v_transpose(vf r[VL])

@@ -7,7 +7,7 @@
 
 typedef __m512 vf;
 
-enum { VL = 16, STRIP = 12, PANEL = 32 };
+enum { VL = 16, STRIP = 12, PANEL = 32, SUMS = 16 };
 
 static inline vf v_zero(void)
 {
@@ -119,22 +119,13 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(h, 16)));
 }
 
-/* Even lanes of 128 bits of a and b plus the odd ones. */
-static inline vf v_fold_lanes(vf a, vf b)
+static inline void v_sums4(const vf r[4], float sums[4])
 {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-
-static inline vf v_sums(const vf r[VL])
-{
-    vf pair[8], quad[4];
-    for (int i = 0; i < 8; i++)
-        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
-    for (int i = 0; i < 4; i++) {
-        __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
-        quad[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    return v_fold_lanes(v_fold_lanes(quad[0], quad[1]), v_fold_lanes(quad[2], quad[3]));
+    __m512d a = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1])));
+    __m512d b = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3])));
+    vf quad = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(quad), _mm512_extractf32x8_ps(quad, 1));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
 static inline void v_transpose(vf r[VL])
