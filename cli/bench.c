@@ -213,7 +213,7 @@ static void start_peers(const attn_bench_options *o, attn_bench_peers *peers, FI
     char text[512];
     const char *reason;
     if (o->peer == ATTN_PEER_OPENBLAS) {
-        peers->openblas = attn_bench_openblas_load(&reason);
+        peers->openblas = attn_bench_openblas_load(o->isa, &reason);
         if (!peers->openblas) fprintf(notes, "no peer: %s\n", reason);
     } else if (o->peer == ATTN_PEER_TORCH) {
         peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", text, sizeof text);

@@ -245,7 +245,7 @@ static bool add_peer(bench *b, const attn_bench_case *item, const attn_bench_pee
         b->openblas = attn_bench_openblas_create(desc, &b->tensors, simd_of(b));
         if (!b->openblas) return false;
         *runner = (attn_bench_runner){ attn_bench_openblas_run, b->openblas };
-        result->peer_name = "openblas";
+        result->peer_name = attn_bench_openblas_name();
         attn_bench_openblas_form(b->openblas, result->peer_form, sizeof result->peer_form);
     }
     return true;

@@ -9,6 +9,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,9 +23,16 @@ typedef void sgemm_function(int order, int trans_a, int trans_b, int m, int n, i
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 
 static sgemm_function *sgemm;
+static char peer_name[40] = "openblas";
 
-bool attn_bench_openblas_load(const char **reason)
+const char *attn_bench_openblas_name(void)
 {
+    return peer_name;
+}
+
+bool attn_bench_openblas_load(attn_isa isa, const char **reason)
+{
+    if (isa == ATTN_ISA_AVX2) setenv("OPENBLAS_CORETYPE", "Haswell", 0);
     static const char *const names[] = { "libopenblas.so.0", "libopenblas.so" };
     void *library = NULL;
     for (int i = 0; i < 2 && !library; i++)
@@ -37,6 +45,9 @@ bool attn_bench_openblas_load(const char **reason)
     *reason = "libopenblas.so.0 lacks cblas_sgemm or openblas_set_num_threads";
     if (!sgemm || !set_threads) return false;
     set_threads(1);
+    char *(*core)(void) = NULL;
+    *(void **)&core = dlsym(library, "openblas_get_corename");
+    if (core) snprintf(peer_name, sizeof peer_name, "openblas:%s", core());
     return true;
 }
 
