@@ -55,12 +55,14 @@ ALWAYS_INLINE void score_tile(const float *q, const float *k, int64_t dim, float
 }
 
 /* o[STRIP][PANEL] += p v over `keys` keys, or, where o is fresh, = p v. p: rows ATTN_SCORE_PITCH apart; v: rows of a
- * panel; o: rows `pitch` apart. */
+ * panel; o: rows `pitch` apart. A tile is summed by itself first: over many keys that rounds less. */
 ALWAYS_INLINE void output_tile(const float *p, const float *v, int64_t keys, float *o, int64_t pitch, bool fresh)
 {
     register_tile acc;
-    UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] =
-        fresh ? v_zero() : v_load(o + r * pitch + c * VL);
+    UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] = v_zero();
     tile_steps(&acc, p, ATTN_SCORE_PITCH, 1, v, keys);
+    if (!fresh)
+        UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] =
+            v_add(acc.row[r][c], v_load(o + r * pitch + c * VL));
     tile_store(&acc, o, pitch);
 }
