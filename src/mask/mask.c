@@ -195,6 +195,14 @@ bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
     return all == ~UINT64_C(0);
 }
 
+bool attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi)
+{
+    if (view->lists[0] || view->lists[1] || view->bits || view->intervals || view->prefix) return false;
+    row_runs runs = runs_of(view, row);
+    *lo = runs.lo[1], *hi = max64(runs.lo[1], runs.hi[1]);
+    return true;
+}
+
 /* Sum over t in [t0, t1) of t cut to [lo, hi]. */
 static double sum_clamped(int64_t t0, int64_t t1, int64_t lo, int64_t hi)
 {

@@ -3,6 +3,7 @@
  * Whatever kinds are combined, a mask view answers, for rows [row0, row1) of one head:
  *   attn_mask_next  which keys does some row see, run after run, from ranges, lists and summaries, never key by key;
  *   attn_mask_span  of a given run, which part do these rows see, and all of it or only some;
+ *   attn_mask_run   which keys does one row see, if they are one run, as a range;
  *   attn_mask_row   which of up to ATTN_MASK_MOST keys does one row see, as bits.
  * The first two may say more than is visible, never less; "full" and the bits are exact.
  *
@@ -61,6 +62,10 @@ void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn
 /* words[i / 64] bit i % 64: `row` sees key key0 + i, 0 <= i < keys <= ATTN_MASK_MOST. Fills ceil(keys / 64) words.
  * Returns whether all of the bits are set. */
 bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
+
+/* Where ranges alone, without a prefix, decide: true, and the one run [*lo, *hi) of keys that `row` sees, empty if
+ * none. */
+bool attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi);
 
 /* The summary of ATTN_INTERVALS: nodes a head (0 without the flag), and building that of one (batch, interval head). */
 int64_t attn_interval_node_count(const attn_desc *desc);

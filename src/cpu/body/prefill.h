@@ -58,25 +58,25 @@ static void prefill_scores(const prefill *p, int64_t key0, int64_t end)
     }
 }
 
-/* Changes and hides the scores of row r; their greatest. Vectors of keys are whole: of keys [lo, hi) those in the span,
- * whose bits `inside` has, and that the row sees are kept. */
-static float prefill_mask(prefill *p, int64_t r, bool full, int64_t key0, int64_t lo, int64_t hi,
-                          const uint64_t *inside)
+/* Hides keys [lo, hi) of the tile from row r but those in the span that the row sees. */
+static void prefill_hide(const prefill *p, int64_t r, const attn_mask_tile *span, int64_t key0, int64_t lo, int64_t hi)
 {
-    const attn_attend_task *task = p->task;
     float *s = p->s + r * ATTN_SCORE_PITCH;
-    if (task->score->flags & ATTN_RICH)
-        change_scores(task->score, task->row0 + r, key0, lo, hi, task->mask->len_kv, s, p->bias);
-    if (full) {
-        hide_keys(s, lo, hi, inside, -INFINITY);
-    } else {
-        uint64_t words[ATTN_KEYS_TILE / 64];
-        attn_mask_row(task->mask, task->row0 + r, key0, hi, words);
-        for (int64_t w = 0; w * 64 < hi; w++)
-            words[w] &= inside[w];
-        hide_keys(s, lo, hi, words, -INFINITY);
+    int64_t row = p->task->row0 + r, first = span->lo, end = span->hi;
+    if (span->full || attn_mask_run(p->task->mask, row, &first, &end)) {
+        first = first > span->lo ? first - key0 : span->lo - key0;
+        end = end < span->hi ? end - key0 : span->hi - key0;
+        if (first > end) first = end = lo; /* the row sees nothing here */
+        hide_range(s, lo, first);
+        hide_range(s, end, hi);
+        return;
     }
-    return row_max(s, lo, hi);
+    uint64_t words[ATTN_KEYS_TILE / 64], inside[ATTN_KEYS_TILE / 64] = { 0 };
+    attn_words_set(inside, span->lo - key0, span->hi - key0);
+    attn_mask_row(p->task->mask, row, key0, hi, words);
+    for (int64_t w = 0; w * 64 < hi; w++)
+        words[w] &= inside[w];
+    hide_keys(s, lo, hi, words, -INFINITY);
 }
 
 /* One strip's scores to probabilities. All maxima come first: they wait for nothing, and the exponentials for little.
@@ -84,13 +84,17 @@ static float prefill_mask(prefill *p, int64_t r, bool full, int64_t key0, int64_
 static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
 {
     const attn_mask_tile *span = &p->span[strip];
+    const attn_score *score = p->task->score;
     int64_t lo = (span->lo - key0) / VL * VL, hi = (span->hi - key0 + VL - 1) / VL * VL;
     int64_t first = strip * STRIP, last = first + STRIP < p->task->rows ? first + STRIP : p->task->rows;
     float top[STRIP];
-    uint64_t inside[ATTN_KEYS_TILE / 64] = { 0 };
-    attn_words_set(inside, span->lo - key0, span->hi - key0);
-    for (int64_t r = first; r < last; r++)
-        top[r - first] = prefill_mask(p, r, span->full, key0, lo, hi, inside);
+    for (int64_t r = first; r < last; r++) {
+        float *s = p->s + r * ATTN_SCORE_PITCH;
+        if (score->flags & ATTN_RICH)
+            change_scores(score, p->task->row0 + r, key0, lo, hi, p->task->mask->len_kv, s, p->bias);
+        prefill_hide(p, r, span, key0, lo, hi);
+        top[r - first] = row_max(s, lo, hi);
+    }
     for (int64_t r = first; r < last; r++) {
         float *s = p->s + r * ATTN_SCORE_PITCH, *sum = p->sum + r * VL;
         raise_max(top[r - first], p->max + r, sum, p->o + r * p->o_pitch, p->o_pitch);

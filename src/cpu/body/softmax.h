@@ -69,6 +69,17 @@ ALWAYS_INLINE void hide_keys(float *s, int64_t lo, int64_t hi, const uint64_t *w
     }
 }
 
+/* Hides keys [lo, hi). */
+ALWAYS_INLINE void hide_range(float *s, int64_t lo, int64_t hi)
+{
+    for (; lo < hi && lo % VL; lo++)
+        s[lo] = -INFINITY;
+    for (; lo + VL <= hi; lo += VL)
+        v_store(s + lo, v_set1(-INFINITY));
+    for (; lo < hi; lo++)
+        s[lo] = -INFINITY;
+}
+
 ALWAYS_INLINE float row_max(const float *s, int64_t lo, int64_t hi)
 {
     vf best[4];
