@@ -155,7 +155,7 @@ attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t 
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
     if (status) return status;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
-    if (!workspace)
+    if (!workspace && plan->workspace)
         return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes",
                          (unsigned long long)plan->workspace);
     if ((status = attn_args_check(&plan->desc, &full)) || is_empty(&plan->desc)) return status;
