@@ -1,6 +1,7 @@
 /* Contract: detect.h; and attn_isa_available of attn.h. */
 #include "cpu/detect.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -54,17 +55,31 @@ static void model_name(char name[64])
 }
 #endif
 
+/* What does not change while the process lives: asked once, for a virtual machine answers CPUID slowly. */
+static struct {
+    int runs[4]; /* by attn_isa */
+    char model[64];
+    int64_t l1, l2, l3;
+} machine;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void detect(void)
+{
+    machine.runs[ATTN_ISA_AUTO] = machine.runs[ATTN_ISA_PORTABLE] = 1;
+    machine.runs[ATTN_ISA_AVX2] = x86_runs(ATTN_ISA_AVX2);
+    machine.runs[ATTN_ISA_AVX512] = x86_runs(ATTN_ISA_AVX512);
+    model_name(machine.model);
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    machine.l1 = l1 > 0 ? l1 : 0, machine.l2 = l2 > 0 ? l2 : 0, machine.l3 = l3 > 0 ? l3 : 0;
+#endif
+}
+
 int attn_isa_available(attn_isa isa)
 {
-    switch (isa) {
-    case ATTN_ISA_AUTO:
-    case ATTN_ISA_PORTABLE:
-        return 1;
-    case ATTN_ISA_AVX2:
-    case ATTN_ISA_AVX512:
-        return x86_runs(isa);
-    }
-    return 0;
+    pthread_once(&once, detect);
+    return (unsigned)isa < sizeof machine.runs / sizeof machine.runs[0] ? machine.runs[isa] : 0;
 }
 
 const char *attn_isa_name(attn_isa isa)
@@ -75,11 +90,8 @@ const char *attn_isa_name(attn_isa isa)
 
 void attn_cpu_detect(attn_cpu_info *info)
 {
-    memset(info, 0, sizeof *info);
-    model_name(info->model);
-#ifdef _SC_LEVEL1_DCACHE_SIZE
-    long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    info->l1 = l1 > 0 ? l1 : 0, info->l2 = l2 > 0 ? l2 : 0, info->l3 = l3 > 0 ? l3 : 0;
-#endif
-    info->processors = attn_threads_available();
+    pthread_once(&once, detect);
+    *info =
+        (attn_cpu_info){ .l1 = machine.l1, .l2 = machine.l2, .l3 = machine.l3, .processors = attn_threads_available() };
+    memcpy(info->model, machine.model, sizeof info->model);
 }
