@@ -6,11 +6,6 @@
 
 #include "api/desc.h"
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* First place of the list whose block is at or after `block`; its length if there is none. */
 static int64_t list_find(const int32_t *list, int64_t length, int64_t block)
 {

@@ -6,11 +6,6 @@
 
 #include "api/desc.h"
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 int64_t attn_interval_node_count(const attn_desc *desc)
 {
     if (!(desc->flags & ATTN_INTERVALS)) return 0;

@@ -9,11 +9,6 @@
 
 #define UNBOUNDED (INT64_MAX / 4)
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int64_t max64(int64_t a, int64_t b)
 {
     return a > b ? a : b;

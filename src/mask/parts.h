@@ -4,6 +4,11 @@
 
 #include "mask/mask.h"
 
+static inline int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* The first run in [from, end) that some row of [row0, row1) sees, at most `most` keys. False: none in [from, end). */
 bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
                     attn_mask_tile *tile);

@@ -42,7 +42,6 @@ void attn_machine_detect(attn_machine *machine)
         .memory_all = info.processors > 4 ? 100e9 : 28e9,
         .l2_bytes = info.l2 > 0 ? (double)info.l2 : 512e3,
         .l1_l2 = 32,
-        .cores = info.processors,
     };
 }
 

@@ -11,7 +11,6 @@ typedef struct attn_machine {
     double memory_1, memory_all; /* bytes a second read from memory by one core, by all */
     double l2_bytes;             /* L2 a core */
     double l1_l2;                /* bytes a clock from L2 to L1 */
-    int cores;
 } attn_machine;
 
 typedef struct attn_choice {
