@@ -1,0 +1,121 @@
+/* What the host passes to the Hopper kernels, in types that C11 and device code lay out alike. No include.
+ *
+ * Rows and keys count from the start of their sequence and fit 31 bits; strides and offsets are in elements, 64-bit.
+ * Feature bits are those of attn_desc.flags (attn.h).
+ *
+ * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
+ *   attn_sm90_<name>            forward, one a line of variants.def; attn_sm90_params.
+ *                               grid (schedule.grid), block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...)
+ *   attn_sm90_combine_<dtype>   merges splits; attn_sm90_params (the forward's own). One warp a row of a head: grid
+ *                               (ceil(len_q * heads_q / 4), batch), block 128; VARLEN: total_q in place of len_q, batch
+ * 1 attn_sm90_nodes             summary of ATTN_INTERVALS, before the forward; attn_sm90_params. Grid (nodes,
+ *                               interval_heads, batch), block 128 with nodes = ceil(len_kv / keys of the variant)
+ *   attn_sm90_repack            copies a tensor to one that TMA takes; attn_sm90_repack_params. Grid (rows, batch),
+ *                               block 256
+ *   attn_sm90_simple_<dtype>    every feature, dtype, stride and dim to 512, not fast; attn_sm90_params with the
+ *                               `simple` part. Grid (ceil(len_q / 8), heads_q, batch), block 256
+ */
+#ifndef ATTN_CUDA_SM90_PARAMS_H
+#define ATTN_CUDA_SM90_PARAMS_H
+
+/* A CUtensorMap. Element type of dtype, rank 4, 128-byte swizzle, no interleave, out-of-bounds zeros, 256-byte L2
+ * promotion; strides of extents that are 1 may be any multiple of 16 bytes.
+ *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
+ *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1);  v: likewise with dim_v
+ * VARLEN: total_q and total_kv in place of the lengths, batch 1.
+ * rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the variant's.
+ * Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
+typedef struct __attribute__((aligned(64))) attn_sm90_map {
+    unsigned long long opaque[16];
+} attn_sm90_map;
+
+/* Order of work. A row tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
+ *   heads      heads_q / pack: what a sequence's row tiles are repeated over
+ *   row_tiles  ceil(len_q * pack / rows); VARLEN: not used
+ *   total      row_tiles * heads * batch * splits; VARLEN: (ceil(total_q * pack / rows) + batch) * heads * splits, of
+ *              which the surplus is found empty
+ *   head_group heads (over all sequences) whose row tiles are worked off together, longest first: as many as have
+ *              their keys and values in L2 at once, 1 at least. Masks other than causal: 1
+ *   grid       min(total, multiprocessors); 0 is not launched
+ *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more.
+ *              NULL: block b takes tiles b, b + grid, ... in turn */
+typedef struct attn_sm90_schedule {
+    int heads, row_tiles, total, head_group, grid, splits;
+    int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
+    unsigned *counter;
+} attn_sm90_schedule;
+
+typedef struct attn_sm90_mask {
+    int left, right; /* t - left <= j <= t + right; 1 << 30 where unbounded. ATTN_CAUSAL: right = 0 */
+    int chunk;       /* 0: none */
+    int interval_vectors, interval_heads;
+    int block_rows, block_keys, block_batch, block_heads;
+    int bits_batch, bits_heads;
+    const int *prefix;    /* NULL: none */
+    const int *intervals; /* as attn_args has it */
+    int *nodes;           /* workspace: 8 ints a node: least of LTS, LTE, UTS, UTE, then greatest */
+    const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
+    const unsigned char *bits;
+} attn_sm90_mask;
+
+typedef struct attn_sm90_score {
+    float softcap; /* > 0 with ATTN_SOFTCAP */
+    int alibi_batch;
+    const float *alibi;
+    const void *bias;
+    int bias_dtype; /* attn_dtype */
+    int bias_extent[4];
+    long long bias_stride[4];
+    unsigned long long seed;
+    unsigned seed_offset;
+    unsigned dropout_threshold; /* attn_dropout_threshold(p) */
+} attn_sm90_score;
+
+/* What attn_sm90_simple_* reads in place of the maps: as in attn_desc. */
+typedef struct attn_sm90_simple {
+    const void *q, *k, *v;
+    long long q_stride[4], k_stride[4], v_stride[4]; /* batch, row, head, dim (1); VARLEN: the batch's is not used */
+} attn_sm90_simple;
+
+typedef struct attn_sm90_params {
+    attn_sm90_map q_map, k_map, v_map;
+
+    unsigned flags; /* attn_desc.flags */
+    int batch, heads_q, heads_kv;
+    int len_q, len_kv; /* of a sequence; VARLEN: of the longest */
+    int total_q;       /* VARLEN: rows of lse */
+    int dim_qk, dim_v;
+    float scale;
+
+    void *o;               /* of dtype, or f32 with ATTN_OUT_F32. Any strides and alignment of an element */
+    long long o_stride[3]; /* batch, row, head; VARLEN: the batch's is not used */
+    float *lse;            /* (batch, heads_q, len_q), VARLEN (heads_q, total_q); or NULL */
+    const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
+    const float *sink;                                    /* NULL: none */
+
+    /* splits > 1, workspace: split s of a row of a head, at ((s * batch + b) * heads_q + h) * len_q + row, VARLEN
+     * (s * heads_q + h) * total_q + row, has dim_v floats of partial_o and one of partial_lse. */
+    float *partial_o, *partial_lse;
+
+    attn_sm90_schedule schedule;
+    attn_sm90_mask mask;
+    attn_sm90_score score;
+    attn_sm90_simple simple;
+} attn_sm90_params;
+
+/* out: (batch, rows, heads, pitch) packed, 16-bit elements; pitch is a multiple of 8, at least dim. */
+typedef struct attn_sm90_repack_params {
+    const void *in;
+    void *out;
+    long long stride[3]; /* of in: batch, row, head */
+    int rows, heads, dim, pitch;
+} attn_sm90_repack_params;
+
+/* Shared memory of a forward variant, bytes: queries, the rings of keys and values, barriers and tile notes. */
+#define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
+#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots)                      \
+    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) +                               \
+            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) + \
+     1024 + 1024)
+
+#endif
