@@ -1,118 +1,15 @@
-/* Plan and run: choosing a kernel, sizing the workspace, computing. */
-#include <stdio.h>
+/* Plan and run, whatever the backend. */
+#include "api/plan.h"
+
 #include <stdlib.h>
-#include <string.h>
 
 #include "api/desc.h"
 #include "api/error.h"
-#include "cpu/cpu.h"
-#include "cpu/layout.h"
-#include "cpu/threads.h"
 
-/* The instruction set that the descriptor or the environment asks for. */
-static attn_status wanted_isa(const attn_desc *desc, attn_isa *isa)
+static const attn_backend *backend_of(const attn_desc *desc)
 {
-    *isa = desc->isa;
-    const char *name = getenv("ATTN_ISA");
-    if (*isa != ATTN_ISA_AUTO || !name || !*name) return ATTN_OK;
-    for (int i = 0; attn_isa_name((attn_isa)i); i++)
-        if (strcmp(name, attn_isa_name((attn_isa)i)) == 0) *isa = (attn_isa)i;
-    if (*isa == ATTN_ISA_AUTO && strcmp(name, "auto") != 0)
-        return attn_fail(ATTN_INVALID, "ATTN_ISA = %.32s in the environment: it takes auto, portable, avx2 or avx512",
-                         name);
-    if (!attn_isa_available(*isa))
-        return attn_fail(ATTN_UNSUPPORTED, "ATTN_ISA = %s in the environment: this machine does not run it", name);
-    return ATTN_OK;
-}
-
-/* Why a kernel cannot compute the problem; NULL if it can. */
-static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_isa isa)
-{
-    if (!k->ops || !attn_isa_available(k->isa)) return "this machine does not run its instruction set";
-    if (isa != ATTN_ISA_AUTO && k->isa != isa) return "it belongs to another instruction set than isa asks for";
-    if (!(k->dtypes >> d->dtype & 1)) return "it does not take dtype";
-    if (d->dim_qk > k->dim_max || d->dim_v > k->dim_max) return "the head dimension is too large for it";
-    if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
-    if (k->form == ATTN_DECODE && d->len_q > ATTN_DECODE_ROWS) return "len_q is above the 16 query rows it takes";
-    return NULL;
-}
-
-static attn_status named_kernel(attn_plan *plan, attn_isa isa)
-{
-    int count;
-    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
-    for (int i = 0; i < count; i++) {
-        if (strcmp(kernels[i].name, plan->desc.kernel) != 0) continue;
-        const char *why_not = obstacle(&kernels[i], &plan->desc, isa);
-        if (why_not) return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: %s", kernels[i].name, why_not);
-        plan->kernel = &kernels[i];
-        return ATTN_OK;
-    }
-    return attn_fail(ATTN_INVALID, "kernel = %.64s is no kernel of this library (`attn kernels` lists them)",
-                     plan->desc.kernel);
-}
-
-/* The first kernel of each form that can, and of the two the one predicted faster. */
-static attn_status choose(attn_plan *plan, const attn_machine *machine)
-{
-    attn_isa isa;
-    attn_status status = wanted_isa(&plan->desc, &isa);
-    if (status) return status;
-    if (plan->desc.kernel) {
-        if ((status = named_kernel(plan, isa))) return status;
-        attn_cost(&plan->desc, machine, plan->kernel, &plan->choice);
-        snprintf(plan->why, sizeof plan->why, "asked for by name");
-        return ATTN_OK;
-    }
-    const attn_cpu_kernel *first[2] = { NULL, NULL };
-    attn_choice choice[2];
-    int count;
-    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
-    for (int i = 0; i < count; i++)
-        if (!first[kernels[i].form] && !obstacle(&kernels[i], &plan->desc, isa)) first[kernels[i].form] = &kernels[i];
-    for (int form = 0; form < 2; form++)
-        if (first[form]) attn_cost(&plan->desc, machine, first[form], &choice[form]);
-    if (!first[ATTN_PREFILL] && !first[ATTN_DECODE])
-        return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
-    attn_form best =
-        !first[ATTN_DECODE] || (first[ATTN_PREFILL] && choice[ATTN_PREFILL].seconds < choice[ATTN_DECODE].seconds)
-            ? ATTN_PREFILL
-            : ATTN_DECODE;
-    plan->kernel = first[best], plan->choice = choice[best];
-    if (first[ATTN_PREFILL] && first[ATTN_DECODE])
-        snprintf(plan->why, sizeof plan->why, "the best instruction set %s; predicted %.0f us against %.0f us of %s",
-                 isa == ATTN_ISA_AUTO ? "here" : "asked for", choice[best].seconds * 1e6, choice[!best].seconds * 1e6,
-                 first[!best]->name);
-    else
-        snprintf(plan->why, sizeof plan->why, "the best instruction set %s; more query rows than decode takes",
-                 isa == ATTN_ISA_AUTO ? "here" : "asked for");
-    return ATTN_OK;
-}
-
-/* Without a query row nothing is computed. */
-static bool is_empty(const attn_desc *desc)
-{
-    return desc->batch == 0 || desc->len_q == 0;
-}
-
-static attn_status size_workspace(attn_plan *plan)
-{
-    attn_prefill_layout prefill;
-    attn_decode_layout decode;
-    bool fits;
-    if (is_empty(&plan->desc)) return ATTN_OK;
-    if (plan->kernel->form == ATTN_PREFILL) {
-        fits = attn_prefill_lay_out(plan, &prefill);
-        plan->workspace = prefill.total, plan->packed = prefill.packed;
-    } else {
-        fits = attn_decode_lay_out(plan, &decode);
-        plan->workspace = decode.total;
-    }
-    if (!fits)
-        return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
-                         (long long)plan->desc.len_kv);
-    plan->workspace += ATTN_WORKSPACE_ALIGN - 1;
-    return ATTN_OK;
+    (void)desc;
+    return &attn_cpu_backend;
 }
 
 attn_status attn_plan_create_sized(attn_plan **out, const attn_desc *desc, size_t desc_size)
@@ -123,22 +20,20 @@ attn_status attn_plan_create_sized(attn_plan **out, const attn_desc *desc, size_
     if (status) return status;
     attn_plan *plan = calloc(1, sizeof *plan);
     if (!plan) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
-    attn_machine machine;
-    attn_machine_detect(&machine);
     plan->desc = resolved;
-    if (!(status = choose(plan, &machine)) && !(status = size_workspace(plan)))
-        status = attn_threads_reserve(&plan->desc, plan->choice.threads);
-    if (status) {
+    plan->backend = backend_of(&resolved);
+    if ((status = plan->backend->create(plan))) {
         free(plan);
         return status;
     }
-    plan->desc.kernel = plan->kernel->name; /* the caller's string may go */
+    plan->desc.kernel = plan->kernel_name; /* the caller's string may go */
     *out = plan;
     return ATTN_OK;
 }
 
 void attn_plan_destroy(attn_plan *plan)
 {
+    if (plan) plan->backend->destroy(plan);
     free(plan);
 }
 
@@ -154,14 +49,8 @@ attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t 
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
     if (status) return status;
-    if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
     if (!workspace && plan->workspace)
         return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes",
                          (unsigned long long)plan->workspace);
-    if ((status = attn_args_check(&plan->desc, &full)) || is_empty(&plan->desc)) return status;
-    if (plan->kernel->form == ATTN_PREFILL)
-        attn_prefill_run(plan, &full, workspace);
-    else
-        attn_decode_run(plan, &full, workspace);
-    return ATTN_OK;
+    return plan->backend->run(plan, &full, workspace, stream);
 }

@@ -1,17 +1,9 @@
-/* The CPU backend as plan and run see it. */
+/* What the parts of the CPU backend share. */
 #ifndef ATTN_CPU_CPU_H
 #define ATTN_CPU_CPU_H
 
+#include "api/plan.h"
 #include "cpu/kernel.h"
-#include "napkin/cost.h"
-
-struct attn_plan {
-    attn_desc desc; /* resolved */
-    const attn_cpu_kernel *kernel;
-    attn_choice choice;
-    uint64_t workspace, packed; /* bytes */
-    char why[160];
-};
 
 /* Where everything lies in the workspace: byte offsets from its first 64-byte boundary. False: the sizes overflow. */
 typedef struct attn_prefill_layout {

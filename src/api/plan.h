@@ -1,0 +1,31 @@
+/* A plan as all backends see it, and what a backend is. */
+#ifndef ATTN_API_PLAN_H
+#define ATTN_API_PLAN_H
+
+#include "api/words.h"
+#include "napkin/cost.h"
+
+typedef struct attn_backend {
+    /* For plan->desc, which is resolved: sets all the rest but `backend`, or fails and leaves nothing to free. */
+    attn_status (*create)(attn_plan *plan);
+    /* Frees what create made, but for the plan itself. */
+    void (*destroy)(attn_plan *plan);
+    /* workspace: not NULL where the plan needs one. Nothing of *args has been checked. */
+    attn_status (*run)(const attn_plan *plan, const attn_args *args, void *workspace, void *stream);
+    /* Says the plan's lines between "kernel" and "workspace". */
+    void (*describe)(const attn_plan *plan, attn_words *words);
+} attn_backend;
+
+extern const attn_backend attn_cpu_backend;
+
+struct attn_plan {
+    const attn_backend *backend;
+    attn_desc desc; /* resolved */
+    attn_choice choice;
+    uint64_t workspace, packed; /* bytes */
+    const char *kernel_name, *isa_name;
+    char why[160];
+    const attn_cpu_kernel *kernel; /* ATTN_CPU */
+};
+
+#endif

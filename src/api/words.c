@@ -1,0 +1,35 @@
+/* Contract: words.h. */
+#include "api/words.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "api/error.h"
+
+void attn_say(attn_words *w, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    size_t left = w->length < w->size ? w->size - w->length : 0;
+    int n = vsnprintf(left ? w->text + w->length : NULL, left, format, args);
+    va_end(args);
+    if (n > 0) w->length += (size_t)n;
+}
+
+void attn_say_number(attn_words *w, double x)
+{
+    char text[ATTN_DECIMAL_SIZE];
+    double unit = x != 0 ? pow(10, floor(log10(fabs(x))) - 3) : 1;
+    attn_say(w, "%s", attn_decimal(text, round(x / unit) * unit));
+}
+
+void attn_say_bytes(attn_words *w, double bytes)
+{
+    static const char *const unit[] = { " B", " KiB", " MiB", " GiB", " TiB" };
+    int i = 0;
+    for (; bytes >= 1024 && i < 4; i++)
+        bytes /= 1024;
+    attn_say_number(w, bytes);
+    attn_say(w, "%s", unit[i]);
+}

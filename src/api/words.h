@@ -1,0 +1,20 @@
+/* Text of any length into a buffer of fixed size. */
+#ifndef ATTN_API_WORDS_H
+#define ATTN_API_WORDS_H
+
+#include <stddef.h>
+
+typedef struct attn_words {
+    char *text;
+    size_t size, length; /* length: of the whole text, which may be beyond size */
+} attn_words;
+
+void attn_say(attn_words *words, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Four significant digits, in any locale. */
+void attn_say_number(attn_words *words, double x);
+
+/* The same, in B to TiB. */
+void attn_say_bytes(attn_words *words, double bytes);
+
+#endif

@@ -1,0 +1,158 @@
+/* The CPU backend: choosing a kernel, sizing the workspace, computing. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/desc.h"
+#include "api/error.h"
+#include "cpu/cpu.h"
+#include "cpu/layout.h"
+#include "cpu/threads.h"
+
+/* The instruction set that the descriptor or the environment asks for. */
+static attn_status wanted_isa(const attn_desc *desc, attn_isa *isa)
+{
+    *isa = desc->isa;
+    const char *name = getenv("ATTN_ISA");
+    if (*isa != ATTN_ISA_AUTO || !name || !*name) return ATTN_OK;
+    for (int i = 0; attn_isa_name((attn_isa)i); i++)
+        if (strcmp(name, attn_isa_name((attn_isa)i)) == 0) *isa = (attn_isa)i;
+    if (*isa == ATTN_ISA_AUTO && strcmp(name, "auto") != 0)
+        return attn_fail(ATTN_INVALID, "ATTN_ISA = %.32s in the environment: it takes auto, portable, avx2 or avx512",
+                         name);
+    if (!attn_isa_available(*isa))
+        return attn_fail(ATTN_UNSUPPORTED, "ATTN_ISA = %s in the environment: this machine does not run it", name);
+    return ATTN_OK;
+}
+
+/* Why a kernel cannot compute the problem; NULL if it can. */
+static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_isa isa)
+{
+    if (!k->ops || !attn_isa_available(k->isa)) return "this machine does not run its instruction set";
+    if (isa != ATTN_ISA_AUTO && k->isa != isa) return "it belongs to another instruction set than isa asks for";
+    if (!(k->dtypes >> d->dtype & 1)) return "it does not take dtype";
+    if (d->dim_qk > k->dim_max || d->dim_v > k->dim_max) return "the head dimension is too large for it";
+    if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
+    if (k->form == ATTN_DECODE && d->len_q > ATTN_DECODE_ROWS) return "len_q is above the 16 query rows it takes";
+    return NULL;
+}
+
+static attn_status named_kernel(attn_plan *plan, attn_isa isa)
+{
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(kernels[i].name, plan->desc.kernel) != 0) continue;
+        const char *why_not = obstacle(&kernels[i], &plan->desc, isa);
+        if (why_not) return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: %s", kernels[i].name, why_not);
+        plan->kernel = &kernels[i];
+        return ATTN_OK;
+    }
+    return attn_fail(ATTN_INVALID, "kernel = %.64s is no kernel of this library (`attn kernels` lists them)",
+                     plan->desc.kernel);
+}
+
+/* The first kernel of each form that can, and of the two the one predicted faster. */
+static attn_status choose(attn_plan *plan, const attn_machine *machine)
+{
+    attn_isa isa;
+    attn_status status = wanted_isa(&plan->desc, &isa);
+    if (status) return status;
+    if (plan->desc.kernel) {
+        if ((status = named_kernel(plan, isa))) return status;
+        attn_cost(&plan->desc, machine, plan->kernel, &plan->choice);
+        snprintf(plan->why, sizeof plan->why, "asked for by name");
+        return ATTN_OK;
+    }
+    const attn_cpu_kernel *first[2] = { NULL, NULL };
+    attn_choice choice[2];
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (!first[kernels[i].form] && !obstacle(&kernels[i], &plan->desc, isa)) first[kernels[i].form] = &kernels[i];
+    for (int form = 0; form < 2; form++)
+        if (first[form]) attn_cost(&plan->desc, machine, first[form], &choice[form]);
+    if (!first[ATTN_PREFILL] && !first[ATTN_DECODE])
+        return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
+    attn_form best =
+        !first[ATTN_DECODE] || (first[ATTN_PREFILL] && choice[ATTN_PREFILL].seconds < choice[ATTN_DECODE].seconds)
+            ? ATTN_PREFILL
+            : ATTN_DECODE;
+    plan->kernel = first[best], plan->choice = choice[best];
+    if (first[ATTN_PREFILL] && first[ATTN_DECODE])
+        snprintf(plan->why, sizeof plan->why, "the best instruction set %s; predicted %.0f us against %.0f us of %s",
+                 isa == ATTN_ISA_AUTO ? "here" : "asked for", choice[best].seconds * 1e6, choice[!best].seconds * 1e6,
+                 first[!best]->name);
+    else
+        snprintf(plan->why, sizeof plan->why, "the best instruction set %s; more query rows than decode takes",
+                 isa == ATTN_ISA_AUTO ? "here" : "asked for");
+    return ATTN_OK;
+}
+
+/* Without a query row nothing is computed. */
+static bool is_empty(const attn_desc *desc)
+{
+    return desc->batch == 0 || desc->len_q == 0;
+}
+
+static attn_status size_workspace(attn_plan *plan)
+{
+    attn_prefill_layout prefill;
+    attn_decode_layout decode;
+    bool fits;
+    if (is_empty(&plan->desc)) return ATTN_OK;
+    if (plan->kernel->form == ATTN_PREFILL) {
+        fits = attn_prefill_lay_out(plan, &prefill);
+        plan->workspace = prefill.total, plan->packed = prefill.packed;
+    } else {
+        fits = attn_decode_lay_out(plan, &decode);
+        plan->workspace = decode.total;
+    }
+    if (!fits)
+        return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
+                         (long long)plan->desc.len_kv);
+    plan->workspace += ATTN_WORKSPACE_ALIGN - 1;
+    return ATTN_OK;
+}
+
+static attn_status create(attn_plan *plan)
+{
+    attn_machine machine;
+    attn_machine_detect(&machine);
+    attn_status status = choose(plan, &machine);
+    if (!status) status = size_workspace(plan);
+    if (!status) status = attn_threads_reserve(&plan->desc, plan->choice.threads);
+    if (status) return status;
+    plan->kernel_name = plan->kernel->name;
+    plan->isa_name = attn_isa_name(plan->kernel->isa);
+    return ATTN_OK;
+}
+
+static void destroy(attn_plan *plan)
+{
+    (void)plan;
+}
+
+static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
+{
+    if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
+    attn_status status = attn_args_check(&plan->desc, args);
+    if (status || is_empty(&plan->desc)) return status;
+    if (plan->kernel->form == ATTN_PREFILL)
+        attn_prefill_run(plan, args, workspace);
+    else
+        attn_decode_run(plan, args, workspace);
+    return ATTN_OK;
+}
+
+static void describe(const attn_plan *plan, attn_words *words)
+{
+    const attn_choice *c = &plan->choice;
+    attn_say(words, "tiles      %lld query rows x %lld keys, registers %lld x %lld\n", (long long)c->rows_tile,
+             (long long)c->keys_tile, (long long)plan->kernel->rows, (long long)plan->kernel->cols);
+    attn_say(words, "threads    %d", c->threads);
+    if (c->splits > 1) attn_say(words, ", keys split into %d parts merged by LSE", c->splits);
+    attn_say(words, "\n");
+}
+
+const attn_backend attn_cpu_backend = { create, destroy, run, describe };
