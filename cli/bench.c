@@ -144,7 +144,7 @@ static const attn_option options[] = {
     { "dim", 0, "LIST", parse_counts, AT(dims), "head dims (64,128; as the suite says)" },
     { "len", 0, "LIST", parse_counts, AT(lens), "rows and keys; decode: keys (as the suite says)" },
     { "heads", 0, "Q[/KV]", parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
-    { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512 (auto)" },
+    { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "peer", 0, "NAME", parse_peer, AT(peer), "openblas (f32 only), torch, none (openblas)" },
     { "python", 0, "FILE", attn_parse_text, AT(python), "the Python that has PyTorch, for --peer torch (python3)" },
     { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },

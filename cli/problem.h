@@ -45,7 +45,8 @@ typedef struct attn_problem {
         ATTN_OPTION(type, p.deterministic, "deterministic", NULL, attn_parse_switch,                            \
                     "the same bits for any number of threads"),                                                 \
         ATTN_OPTION(type, p.dtype, "dtype", "TYPE", attn_parse_dtype, "compute in f32, f16 or bf16"),           \
-        ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa, "auto, portable, avx2 or avx512"),              \
+        ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa,                                                 \
+                    "auto, portable, avx2, avx512, avx512bf16, amx or neon"),                                   \
         ATTN_OPTION(type, p.threads, "threads", "N", attn_parse_threads, "default: one a processor")
 
 /* Writes all of it but the dtype into the descriptor. */

@@ -113,8 +113,8 @@ attn_status attn_parse_isa(const char *text, void *value)
         names[count] = name;
     }
     const char *nearest = attn_nearest(text, names, count);
-    return attn_fail(ATTN_INVALID, "takes auto, portable, avx2 or avx512%s%s%s", nearest ? "; did you mean " : "",
-                     nearest ? nearest : "", nearest ? "?" : "");
+    return attn_fail(ATTN_INVALID, "takes auto, portable, avx2, avx512, avx512bf16, amx or neon%s%s%s",
+                     nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
 }
 
 attn_status attn_parse_dtype(const char *text, void *value)

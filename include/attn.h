@@ -23,6 +23,9 @@
  *   LSE is the natural logarithm of a row's sum of exponentials, f32, (batch, head, row), packed,
  *   before dropout, sink included. A row without a visible key has O = 0 and LSE = -inf (or its sink).
  *   Keys and values outside a sequence's length are never read into a result.
+ *   ATTN_BACKWARD recomputes the probabilities from q, k and the forward's lse and turns the gradient of o (and of lse)
+ *   into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory. A row or a
+ *   key that takes part in no visible pair has gradients of 0.
  *
  * A call that fails returns a status other than ATTN_OK, writes nothing, and leaves a message that
  * names the field, its value and what it takes in attn_error(), which each thread has for itself.
@@ -80,8 +83,17 @@ typedef enum attn_direction { ATTN_FORWARD = 0, ATTN_BACKWARD = 1 } attn_directi
 typedef enum attn_device { ATTN_CPU = 0, ATTN_CUDA = 1 } attn_device;
 
 /* Instruction sets of the CPU kernels. ATTN_ISA_AUTO takes the best this machine runs, or what the
- * environment variable ATTN_ISA names (portable, avx2, avx512). */
-typedef enum attn_isa { ATTN_ISA_AUTO = 0, ATTN_ISA_PORTABLE = 1, ATTN_ISA_AVX2 = 2, ATTN_ISA_AVX512 = 3 } attn_isa;
+ * environment variable ATTN_ISA names. An instruction set brings those below it in the same architecture along: what
+ * ATTN_ISA_AMX has no kernel for, the kernels of ATTN_ISA_AVX512 compute. */
+typedef enum attn_isa {
+    ATTN_ISA_AUTO = 0,
+    ATTN_ISA_PORTABLE = 1,
+    ATTN_ISA_AVX2 = 2,       /* and FMA, F16C */
+    ATTN_ISA_AVX512 = 3,     /* F, BW, VL, DQ */
+    ATTN_ISA_AVX512BF16 = 4, /* and its dot products of bf16 pairs */
+    ATTN_ISA_AMX = 5,        /* tiles of bf16 */
+    ATTN_ISA_NEON = 6
+} attn_isa;
 
 /* attn_desc.flags. Masks intersect, but for ATTN_PREFIX; t is the row's place among the keys. */
 enum {
@@ -100,7 +112,7 @@ enum {
     ATTN_BIAS = 1 << 12,         /* s += bias */
     ATTN_SINK = 1 << 13,         /* one more logit a head, in the denominator only */
     ATTN_DROPOUT = 1 << 14,      /* probabilities dropped at dropout_p, the others scaled up */
-    ATTN_OUT_F32 = 1 << 15,      /* o is f32 whatever dtype is; without it o has dtype */
+    ATTN_OUT_F32 = 1 << 15,      /* o and all gradients are f32 whatever dtype is; without it they have dtype */
     ATTN_DETERMINISTIC = 1 << 16 /* the same bits from run to run and for any number of threads */
 };
 
@@ -112,7 +124,7 @@ typedef void (*attn_parallel_for)(void *context, int tasks, void (*task)(void *a
  * Where 0 is a default it says so; every other 0 is a 0. */
 typedef struct attn_desc {
     attn_dtype dtype;         /* of q, k and v */
-    attn_direction direction; /* ATTN_FORWARD */
+    attn_direction direction; /* ATTN_FORWARD, or ATTN_BACKWARD for a plan that computes gradients */
     attn_device device;       /* ATTN_CPU */
     uint32_t flags;           /* ATTN_CAUSAL | ... */
 
@@ -147,6 +159,9 @@ typedef struct attn_desc {
     const char *kernel;             /* NULL: the planner's choice; else a name that `attn kernels` lists */
     attn_parallel_for parallel_for; /* NULL: the library's own threads */
     void *parallel_context;         /* its first argument */
+
+    /* ATTN_BACKWARD; likewise: all 0: packed; else dim's is 1 */
+    int64_t grad_o_stride[4], grad_q_stride[4], grad_k_stride[4], grad_v_stride[4];
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -174,17 +189,17 @@ ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t siz
 /* The plan in numbers. Strings live as long as the plan. */
 typedef struct attn_plan_info {
     const char *kernel; /* as `attn kernels` lists it */
-    const char *isa;    /* "portable", "avx2", "avx512" */
+    const char *isa;    /* as attn_isa_name */
     const char *why;    /* the reason for the kernel, one sentence */
     int32_t threads;
-    int32_t splits;           /* parts the keys are split into, merged by LSE; 1: none */
-    int64_t rows_tile;        /* query rows of a tile */
-    int64_t keys_tile;        /* keys of a tile */
-    int64_t packed_heads;     /* KV heads held packed at once */
+    int32_t splits;       /* parts the keys are split into, merged by LSE (backward: gradients of q added); 1: none */
+    int64_t rows_tile;    /* query rows of a tile */
+    int64_t keys_tile;    /* keys of a tile */
+    int64_t packed_heads; /* KV heads held packed at once */
     uint64_t workspace_bytes; /* all of the workspace */
     uint64_t packed_bytes;    /* its part that holds packed keys and values */
     double pairs;             /* visible pairs predicted, over batch and heads */
-    double flops;             /* 2 pairs (dim_qk + dim_v) */
+    double flops;             /* 2 pairs (dim_qk + dim_v); ATTN_BACKWARD: 2.5 times as many */
     double memory_bytes;      /* predicted traffic to and from memory */
     double cache_bytes;       /* predicted traffic between L2 and L1 */
     double seconds;           /* predicted time */
@@ -199,13 +214,14 @@ static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_in
 /* ---- run ----------------------------------------------------------------------------------- */
 
 /* Tensors and, where a flag asks for them, lengths and masks; the rest is ignored. The bytes from the first to the last
- * element of o and of lse may not overlap those of any input or of each other. */
+ * element of an output may not overlap those of any input or of another output. Outputs are o and lse; in the backward,
+ * where these two are inputs, the gradients. */
 typedef struct attn_args {
     const void *q; /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
     const void *k; /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
     const void *v; /* (batch, len_kv, heads_kv, dim_v); likewise */
     void *o;       /* (batch, len_q, heads_q, dim_v); rows outside every sequence are not written */
-    float *lse;    /* (batch, heads_q, len_q), ATTN_VARLEN: (heads_q, total_q); or NULL */
+    float *lse;    /* (batch, heads_q, len_q), ATTN_VARLEN: (heads_q, total_q); or NULL (not in the backward) */
 
     const int32_t *cu_lens_q, *cu_lens_kv; /* ATTN_VARLEN: (batch + 1): starts, then the end; from 0, never falling */
     const int32_t *lens_q;  /* ATTN_LENS_Q: (batch): 0 to len_q, or to the sequence's share of cu_lens_q */
@@ -233,6 +249,16 @@ typedef struct attn_args {
     const float *sink;    /* ATTN_SINK: (heads_q) logits, in units of the scaled score */
     uint64_t seed;        /* ATTN_DROPOUT: Philox4x32-10's key */
     uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: a fresh one a step */
+
+    /* ATTN_BACKWARD. Gradients are written, not added to; rows outside every sequence are not written. */
+    const void *grad_o;    /* as o */
+    const float *grad_lse; /* as lse; NULL: 0 */
+    void *grad_q;          /* as q */
+    void *grad_k;          /* as k; query heads that share a KV head are summed */
+    void *grad_v;          /* as v */
+    float *grad_bias;      /* ATTN_BIAS: bias_extent, packed, summed over what repeats; or NULL */
+    float *grad_alibi;     /* ATTN_ALIBI: (alibi_batch, heads_q), summed over what repeats; or NULL */
+    float *grad_sink;      /* ATTN_SINK: (heads_q), summed over the batch; or NULL */
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes, no other run's; NULL
@@ -249,7 +275,7 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
 /* Nonzero if this machine and this build run the instruction set. */
 ATTN_API int attn_isa_available(attn_isa isa);
 
-/* "auto", "portable", "avx2", "avx512"; NULL for any other number. */
+/* "auto", "portable", "avx2", "avx512", "avx512bf16", "amx", "neon"; NULL for any other number. */
 ATTN_API const char *attn_isa_name(attn_isa isa);
 
 #ifdef __cplusplus

@@ -86,7 +86,15 @@ static world *create(uint32_t without)
                           a->bias,
                           a->sink,
                           1,
-                          1 };
+                          1,
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL };
     return &w;
 }
 

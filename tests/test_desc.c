@@ -149,7 +149,7 @@ static void kinds_are_checked(void **state)
     REFUSED(plain, INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
     REFUSED(plain, INVALID, "threads = 1025 is not in 0 to 1024", d.threads = 1025);
     REFUSED(plain, INVALID, "parallel_context needs parallel_for", d.parallel_context = &d);
-    for (attn_isa isa = ATTN_ISA_PORTABLE; isa <= ATTN_ISA_AVX512; isa++) {
+    for (attn_isa isa = ATTN_ISA_PORTABLE; isa <= ATTN_ISA_NEON; isa++) {
         if (attn_isa_available(isa))
             ACCEPTED(plain, d.isa = isa);
         else

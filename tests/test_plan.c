@@ -75,13 +75,13 @@ static attn_desc with(const struct feature *f, int64_t len_q, int64_t len_kv)
     return desc;
 }
 
-/* The first of this form in the table, which is best first, that the machine runs. */
+/* The first of this form in the table, which is best first, that the machine runs and isa allows. */
 static const char *best_kernel(attn_form form, attn_isa isa)
 {
     int count;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)
-        if (kernels[i].form == form && runs(&kernels[i]) && (isa == ATTN_ISA_AUTO || isa == kernels[i].isa))
+        if (kernels[i].form == form && runs(&kernels[i]) && (isa == ATTN_ISA_AUTO || kernels[i].isa <= isa))
             return kernels[i].name;
     return NULL;
 }

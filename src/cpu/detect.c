@@ -57,7 +57,7 @@ static void model_name(char name[64])
 
 /* What does not change while the process lives: asked once, for a virtual machine answers CPUID slowly. */
 static struct {
-    int runs[4]; /* by attn_isa */
+    int runs[ATTN_ISAS]; /* by attn_isa */
     char model[64];
     int64_t l1, l2, l3;
 } machine;
@@ -79,13 +79,13 @@ static void detect(void)
 int attn_isa_available(attn_isa isa)
 {
     pthread_once(&once, detect);
-    return (unsigned)isa < sizeof machine.runs / sizeof machine.runs[0] ? machine.runs[isa] : 0;
+    return (unsigned)isa < ATTN_ISAS ? machine.runs[isa] : 0;
 }
 
 const char *attn_isa_name(attn_isa isa)
 {
-    static const char *const names[] = { "auto", "portable", "avx2", "avx512" };
-    return (unsigned)isa < sizeof names / sizeof names[0] ? names[isa] : NULL;
+    static const char *const names[ATTN_ISAS] = { "auto", "portable", "avx2", "avx512", "avx512bf16", "amx", "neon" };
+    return (unsigned)isa < ATTN_ISAS ? names[isa] : NULL;
 }
 
 void attn_cpu_detect(attn_cpu_info *info)

@@ -4,6 +4,8 @@
 
 #include "attn.h"
 
+enum { ATTN_ISAS = ATTN_ISA_NEON + 1 }; /* arrays by attn_isa have as many places */
+
 typedef struct attn_cpu_info {
     char model[64];
     int64_t l1, l2, l3; /* data caches a core sees, bytes; 0 unknown */

@@ -18,8 +18,8 @@ static attn_status wanted_isa(const attn_desc *desc, attn_isa *isa)
     for (int i = 0; attn_isa_name((attn_isa)i); i++)
         if (strcmp(name, attn_isa_name((attn_isa)i)) == 0) *isa = (attn_isa)i;
     if (*isa == ATTN_ISA_AUTO && strcmp(name, "auto") != 0)
-        return attn_fail(ATTN_INVALID, "ATTN_ISA = %.32s in the environment: it takes auto, portable, avx2 or avx512",
-                         name);
+        return attn_fail(ATTN_INVALID,
+                         "ATTN_ISA = %.32s in the environment is no instruction set (`attn info` lists them)", name);
     if (!attn_isa_available(*isa))
         return attn_fail(ATTN_UNSUPPORTED, "ATTN_ISA = %s in the environment: this machine does not run it", name);
     return ATTN_OK;
@@ -29,7 +29,7 @@ static attn_status wanted_isa(const attn_desc *desc, attn_isa *isa)
 static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_isa isa)
 {
     if (!k->ops || !attn_isa_available(k->isa)) return "this machine does not run its instruction set";
-    if (isa != ATTN_ISA_AUTO && k->isa != isa) return "it belongs to another instruction set than isa asks for";
+    if (isa != ATTN_ISA_AUTO && k->isa > isa) return "it needs a greater instruction set than isa allows";
     if (!(k->dtypes >> d->dtype & 1)) return "it does not take dtype";
     if (d->dim_qk > k->dim_max || d->dim_v > k->dim_max) return "the head dimension is too large for it";
     if (d->flags & ~k->features) return "it lacks a feature that flags ask for";

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 
 #include "api/desc.h"
-#include "cpu/detect.h"
 #include "num/half.h"
 
 enum {
@@ -23,10 +22,10 @@ enum {
 };
 
 /* By attn_isa. */
-static const double vector_lanes[4] = { 0, 4, 8, 16 };
-static const double loop_overhead[4] = { 0, 1.1, 1.02, 1.02 }; /* [m] of register tiles, over their multiply-adds */
-static const double softmax_clocks[4] = { 0, 16, 6.5, 9 };     /* [m] a vector of scores */
-static const double pack_clocks[4] = { 0, 3, 1.2, 0.8 };       /* [m] an element of K or V */
+static const double vector_lanes[ATTN_ISAS] = { 0, 4, 8, 16 };
+static const double loop_overhead[ATTN_ISAS] = { 0, 1.1, 1.02, 1.02 }; /* [m] of register tiles, over multiply-adds */
+static const double softmax_clocks[ATTN_ISAS] = { 0, 16, 6.5, 9 };     /* [m] a vector of scores */
+static const double pack_clocks[ATTN_ISAS] = { 0, 3, 1.2, 0.8 };       /* [m] an element of K or V */
 
 static const double cache_exposed = 0.6;   /* [m] share of the traffic from L2 that is not hidden */
 static const double start_seconds = 15e-6; /* [m] waking the workers */

@@ -3,11 +3,12 @@
 #ifndef ATTN_NAPKIN_COST_H
 #define ATTN_NAPKIN_COST_H
 
+#include "cpu/detect.h"
 #include "cpu/kernel.h"
 
 typedef struct attn_machine {
     double hertz;                /* of a core under vector load */
-    double fma_lanes[4];         /* f32 FMAs a clock and core, by attn_isa */
+    double fma_lanes[ATTN_ISAS]; /* f32 FMAs a clock and core, by attn_isa */
     double memory_1, memory_all; /* bytes a second read from memory by one core, by all */
     double l2_bytes;             /* L2 a core */
     double l1_l2;                /* bytes a clock from L2 to L1 */

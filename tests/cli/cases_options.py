@@ -78,7 +78,7 @@ def wrong_values(place):
         "dropout": "less than, 1",
         "seed": "64 bits",
         "dtype": "f32, f16 or bf16",
-        "isa": "auto, portable, avx2 or avx512",
+        "isa": "auto, portable, avx2, avx512, avx512bf16, amx or neon",
         "threads": "1 to 1024",
         "bias": "is empty",
     }
