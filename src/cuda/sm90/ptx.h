@@ -1,0 +1,231 @@
+/* One wrapper an instruction. Shared memory is addressed by 32-bit addresses (u32), matrix operands there by wgmma
+ * descriptors (u64, tile.h). */
+#ifndef ATTN_CUDA_SM90_PTX_H
+#define ATTN_CUDA_SM90_PTX_H
+
+typedef unsigned u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+
+#define INFINITE __int_as_float(0x7f800000)
+
+/* ---- addresses and barriers ---------------------------------------------------------------- */
+
+DEVICE u32 shared_address(const void *pointer)
+{
+    return (u32)__cvta_generic_to_shared(pointer);
+}
+
+DEVICE void barrier_init(u32 barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+DEVICE void barrier_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+DEVICE void barrier_arrive(u32 barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+DEVICE void barrier_expect(u32 barrier, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/* Until the phase of that parity is complete. */
+DEVICE void barrier_wait(u32 barrier, u32 parity)
+{
+    asm volatile("{\n.reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Named barriers: `threads` of a block meet; one that arrives does not wait. 0 is __syncthreads. */
+DEVICE void named_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+DEVICE void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Ordinary writes to shared memory before it, reads by wgmma and TMA after it. */
+DEVICE void fence_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#define REGISTERS_DROP(count) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count))
+#define REGISTERS_TAKE(count) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count))
+
+/* ---- copies -------------------------------------------------------------------------------- */
+
+DEVICE void tma_prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* The box at (x, y, z, w) to shared memory; its bytes count towards the barrier's. */
+DEVICE void tma_load(u32 to, const void *map, u32 barrier, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+DEVICE void ldmatrix_x4(u32 out[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+DEVICE void store_zeros(u32 address)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+/* ---- arithmetic ---------------------------------------------------------------------------- */
+
+DEVICE float exp2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float log2_approx(float x)
+{
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#define BF16 3
+#define F16 2
+
+/* Two floats as two 16-bit elements, the first in the low half. */
+DEVICE u32 pack16(float low, float high)
+{
+    u32 packed;
+#if ATTN_DTYPE == BF16
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+#endif
+    return packed;
+}
+
+/* ---- wgmma --------------------------------------------------------------------------------- */
+
+/* Before the first of a batch: registers that it reads or adds to are written. */
+DEVICE void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+DEVICE void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most `pending` batches are under way. Accumulators are read after a pin (tile.h). */
+#define wgmma_wait(pending) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
+
+#define REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define REGS_32 REGS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define REGS_48 REGS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define REGS_64 REGS_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGS_80 REGS_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define REGS_96 REGS_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define REGS_112 REGS_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define REGS_128 REGS_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGS_144 REGS_128 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define REGS_160 REGS_144 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define REGS_176 REGS_160 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define REGS_192 REGS_176 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define REGS_208 REGS_192 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define REGS_224 REGS_208 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define REGS_240 REGS_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define REGS_256 REGS_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
+
+#define ACC_8(a, i)                                                                                                \
+    "+f"((a)[i]), "+f"((a)[(i) + 1]), "+f"((a)[(i) + 2]), "+f"((a)[(i) + 3]), "+f"((a)[(i) + 4]), "+f"((a)[(i) + 5]), \
+        "+f"((a)[(i) + 6]), "+f"((a)[(i) + 7])
+#define ACC_16(a) ACC_8(a, 0)
+#define ACC_32(a) ACC_16(a), ACC_8(a, 8)
+#define ACC_48(a) ACC_32(a), ACC_8(a, 16)
+#define ACC_64(a) ACC_48(a), ACC_8(a, 24)
+#define ACC_80(a) ACC_64(a), ACC_8(a, 32)
+#define ACC_96(a) ACC_80(a), ACC_8(a, 40)
+#define ACC_112(a) ACC_96(a), ACC_8(a, 48)
+#define ACC_128(a) ACC_112(a), ACC_8(a, 56)
+#define ACC_144(a) ACC_128(a), ACC_8(a, 64)
+#define ACC_160(a) ACC_144(a), ACC_8(a, 72)
+#define ACC_176(a) ACC_160(a), ACC_8(a, 80)
+#define ACC_192(a) ACC_176(a), ACC_8(a, 88)
+#define ACC_208(a) ACC_192(a), ACC_8(a, 96)
+#define ACC_224(a) ACC_208(a), ACC_8(a, 104)
+#define ACC_240(a) ACC_224(a), ACC_8(a, 112)
+#define ACC_256(a) ACC_240(a), ACC_8(a, 120)
+
+#if ATTN_DTYPE == BF16
+#define WGMMA_TYPES ".f32.bf16.bf16 "
+#else
+#define WGMMA_TYPES ".f32.f16.f16 "
+#endif
+
+/* 64 x n x 16: acc (n / 2 floats a thread) = a b, plus acc if `keep`.
+ *   wgmma_ss_n  a: 64 x 16, b: n x 16, both in shared memory, 16 along the row
+ *   wgmma_rs_n  a: 64 x 16 in registers, b: as above
+ *   wgmma_rt_n  a: 64 x 16 in registers, b: 16 x n in shared memory, n along the row
+ * i0 to i5: n / 2 and the five numbers after it. */
+#define WGMMA_DEFINE(n, i0, i1, i2, i3, i4, i5)                                                                     \
+    DEVICE void wgmma_ss_##n(float *acc, u64 a, u64 b, int keep)                                                    \
+    {                                                                                                               \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                         \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, %" i0 ", %" i1       \
+                     ", keep, 1, 1, 0, 0;\n}"                                                                       \
+                     : ACC_##n(acc)                                                                                 \
+                     : "l"(a), "l"(b), "r"(keep));                                                                  \
+    }                                                                                                               \
+    DEVICE void wgmma_rs_##n(float *acc, const u32 *a, u64 b, int keep)                                             \
+    {                                                                                                               \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                         \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, {%" i0 ", %" i1      \
+                     ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 0;\n}"                                              \
+                     : ACC_##n(acc)                                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                              \
+    }                                                                                                               \
+    DEVICE void wgmma_rt_##n(float *acc, const u32 *a, u64 b, int keep)                                             \
+    {                                                                                                               \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                         \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, {%" i0 ", %" i1      \
+                     ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 1;\n}"                                              \
+                     : ACC_##n(acc)                                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                              \
+    }
+
+WGMMA_DEFINE(64, "32", "33", "34", "35", "36", "37")
+WGMMA_DEFINE(80, "40", "41", "42", "43", "44", "45")
+WGMMA_DEFINE(96, "48", "49", "50", "51", "52", "53")
+WGMMA_DEFINE(112, "56", "57", "58", "59", "60", "61")
+WGMMA_DEFINE(128, "64", "65", "66", "67", "68", "69")
+WGMMA_DEFINE(144, "72", "73", "74", "75", "76", "77")
+WGMMA_DEFINE(160, "80", "81", "82", "83", "84", "85")
+WGMMA_DEFINE(176, "88", "89", "90", "91", "92", "93")
+WGMMA_DEFINE(192, "96", "97", "98", "99", "100", "101")
+WGMMA_DEFINE(256, "128", "129", "130", "131", "132", "133")
+
+#endif

@@ -1,0 +1,95 @@
+/* Which row tile is worked on when, and what of the sequence it is. Run by the producer warp as a whole.
+ *
+ * Tiles are numbered so that the longest come first within a group of heads whose keys and values fit L2 together (params.h).
+ * Blocks take the numbers as they get free, or at a fixed stride. */
+#ifndef ATTN_CUDA_SM90_SCHEDULE_H
+#define ATTN_CUDA_SM90_SCHEDULE_H
+
+/* Feature bits of attn_desc.flags that device code asks for. */
+enum {
+    FLAG_CAUSAL = 1 << 0,
+    FLAG_INTERVALS = 1 << 4,
+    FLAG_BLOCKS = 1 << 5,
+    FLAG_BITS = 1 << 6,
+    FLAG_VARLEN = 1 << 7,
+    FLAG_LENS_KV = 1 << 9,
+    FLAG_SOFTCAP = 1 << 10,
+    FLAG_ALIBI = 1 << 11,
+    FLAG_BIAS = 1 << 12,
+    FLAG_DROPOUT = 1 << 14,
+    FLAG_OUT_F32 = 1 << 15
+};
+
+DEVICE int clamp(int x, int lo, int hi)
+{
+    return max(lo, min(x, hi));
+}
+
+/* Start and length of sequence b along one axis: the whole axis, its share of cu_lens, or what of it is used. */
+DEVICE int2 sequence_of(const int *cu_lens, const int *lens, int b, int whole)
+{
+    int start = cu_lens ? cu_lens[b] : 0, length = cu_lens ? cu_lens[b + 1] - start : whole;
+    return make_int2(start, lens ? clamp(lens[b], 0, length) : length);
+}
+
+/* The number of the tile that a block takes after `index`. */
+DEVICE int schedule_next(const attn_sm90_params *p, int index)
+{
+    const attn_sm90_schedule *s = &p->schedule;
+    if (!s->counter) return index + (int)gridDim.x;
+    u32 taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicInc(s->counter, (u32)s->total - 1);
+    return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
+}
+
+/* VARLEN: finds row tile `tile` of all sequences' row tiles, one sequence after another, 32 at a time. */
+DEVICE bool find_sequence(const attn_sm90_params *p, int tile, int rows, work *w)
+{
+    int lane = threadIdx.x % 32;
+    for (int b = 0; b < p->batch; b += 32) {
+        int mine = 0;
+        if (b + lane < p->batch) mine = (sequence_of(p->cu_lens_q, p->lens_q, b + lane, 0).y + rows - 1) / rows;
+        int end = mine;
+        for (int step = 1; step < 32; step *= 2) {
+            int below = __shfl_up_sync(~0u, end, step);
+            if (lane >= step) end += below;
+        }
+        u32 above = __ballot_sync(~0u, end > tile);
+        if (above) {
+            int found = __ffs(above) - 1;
+            w->batch = b + found;
+            w->row0 = (tile - __shfl_sync(~0u, end - mine, found)) * rows;
+            return true;
+        }
+        tile -= __shfl_sync(~0u, end, 31);
+    }
+    return false;
+}
+
+/* Fills *w but for its key tiles. False: there is no such tile. */
+DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
+{
+    const attn_sm90_schedule *s = &p->schedule;
+    int rows = ROWS / s->pack, head;
+    if (p->flags & FLAG_VARLEN) {
+        int line = s->heads * s->splits, rest = index % line;
+        if (!find_sequence(p, index / line, rows, w)) return false;
+        w->split = rest / s->heads, head = rest % s->heads;
+    } else {
+        int all = s->heads * p->batch, group = s->head_group * s->row_tiles * s->splits;
+        int first = index / group * s->head_group, rest = index % group;
+        int heads = min(s->head_group, all - first), line = heads * s->splits;
+        w->row0 = (s->row_tiles - 1 - rest / line) * rows;
+        rest %= line;
+        w->split = rest / heads;
+        head = first + rest % heads;
+        w->batch = head / s->heads, head %= s->heads;
+    }
+    w->head = head * s->pack;
+    int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
+    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
+    w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
+    return w->row0 < w->len_q;
+}
+
+#endif

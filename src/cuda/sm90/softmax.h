@@ -1,0 +1,64 @@
+/* The running softmax of a fragment's two rows.
+ *
+ * Scores become 2^(score * unit - max); maxima are kept in log2 units, -inf before the first visible key. The reference
+ * maximum moves only when a tile's exceeds it by more than 8: what is summed stays below 2^8 a key, and the output is rarely
+ * rescaled. `sum` is of the thread's own columns until softmax_end. */
+#ifndef ATTN_CUDA_SM90_SOFTMAX_H
+#define ATTN_CUDA_SM90_SOFTMAX_H
+
+typedef struct softmax {
+    float max[2], sum[2];
+} softmax;
+
+DEVICE float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+DEVICE float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* Scores become probabilities. Returns, alike in a warp, whether what was summed before must be multiplied by alpha. */
+DEVICE bool softmax_update(softmax *s, float *score, float unit, float alpha[2])
+{
+    float top[4] = { score[0], score[1], score[2], score[3] };
+#pragma unroll
+    for (int i = 4; i < KEYS / 2; i++)
+        top[i % 4] = fmaxf(top[i % 4], score[i]);
+
+    bool moves = false;
+    float reference[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float max = quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * unit;
+        bool grows = max > s->max[r] + 8;
+        alpha[r] = grows ? exp2_approx(s->max[r] - max) : 1;
+        s->max[r] = grows ? max : s->max[r];
+        reference[r] = s->max[r] == -INFINITE ? 0 : s->max[r];
+        moves = moves || grows;
+    }
+    moves = __any_sync(~0u, moves);
+    if (moves) s->sum[0] *= alpha[0], s->sum[1] *= alpha[1];
+
+    float part[4] = { s->sum[0], 0, s->sum[1], 0 };
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        score[i] = exp2_approx(fmaf(score[i], unit, -reference[i / 2 % 2]));
+        part[i % 4] += score[i];
+    }
+    s->sum[0] = part[0] + part[1], s->sum[1] = part[2] + part[3];
+    return moves;
+}
+
+DEVICE void rescale(float *out, const float alpha[2])
+{
+#pragma unroll
+    for (int i = 0; i < DIM_V / 2; i++)
+        out[i] *= alpha[i / 2 % 2];
+}
+
+#endif

@@ -1,0 +1,104 @@
+/* Tiles in shared memory and fragments in registers.
+ *
+ * A tile is panels of 64 columns, one behind another; a panel is rows of 128 bytes, the 16-byte pieces of a row permuted by
+ * the row's low three bits (128-byte swizzle), as TMA writes and wgmma reads it. Tiles start at multiples of 1024 bytes.
+ *
+ * A fragment is one thread's share of a warpgroup's 64 x n accumulator: n / 2 floats. Element i stands at row row_of(i)
+ * and column col_of(i) of the tile; rows come two a thread, 8 apart, so arrays over them have 2 elements,
+ * indexed by (i / 2) % 2. Four neighbouring threads (a quad) share their rows. */
+#ifndef ATTN_CUDA_SM90_TILE_H
+#define ATTN_CUDA_SM90_TILE_H
+
+#define ROWS ATTN_ROWS
+#define KEYS ATTN_KEYS
+#define DIM ATTN_DIM
+#define DIM_V ATTN_DIM_V
+#define STAGES ATTN_STAGES
+#define Q_SLOTS ATTN_Q_SLOTS
+
+#define CONSUMERS (ROWS / 64)
+#define PANELS ((DIM + 63) / 64)
+#define PANELS_V ((DIM_V + 63) / 64)
+#define PANEL_Q (ROWS * 128)    /* bytes of a panel of queries */
+#define PANEL_KEYS (KEYS * 128) /* of keys or values */
+#define TILE_Q (PANELS * PANEL_Q)
+#define TILE_K (PANELS * PANEL_KEYS)
+#define TILE_V (PANELS_V * PANEL_KEYS)
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+
+/* Row and column of fragment element i in the thread's warpgroup. */
+#define fragment_row(i) ((int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4 + (i) / 2 % 2 * 8)
+#define fragment_col(i) ((i) / 4 * 8 + (int)threadIdx.x % 4 * 2 + (i) % 2)
+
+/* The compiler moves no read of these registers above it, and no write below it. */
+DEVICE void pin_floats(float *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("" : "+f"(x[i])::"memory");
+}
+
+DEVICE void pin_words(u32 *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("" : "+r"(x[i])::"memory");
+}
+
+/* Descriptor of an operand in a swizzled panel: 8-row groups are 1024 bytes apart; where the operand runs over several
+ * panels along its row, these are `panel` bytes apart. */
+DEVICE u64 descriptor(u32 address, u32 panel)
+{
+    return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+/* scores = queries keys^T, asynchronously. */
+DEVICE void issue_qk_shared(float *score, u32 queries, u32 keys)
+{
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        u64 a = descriptor(queries, 0) + (k / 4 * PANEL_Q + k % 4 * 32 >> 4);
+        u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
+        PASTE(wgmma_ss_, KEYS)(score, a, b, k > 0);
+    }
+}
+
+DEVICE void issue_qk_registers(float *score, const u32 *queries, u32 keys)
+{
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
+        PASTE(wgmma_rs_, KEYS)(score, queries + 4 * k, b, k > 0);
+    }
+}
+
+/* out = p values, plus out if `keep`; asynchronously. */
+DEVICE void issue_pv(float *out, const u32 *p, u32 values, int keep)
+{
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        PASTE(wgmma_rt_, DIM_V)(out, p + 4 * k, descriptor(values, PANEL_KEYS) + (k * 2048 >> 4), k > 0 || keep);
+}
+
+/* A warpgroup's 64 query rows as wgmma's A operand: 4 registers for 16 columns. */
+DEVICE void load_queries(u32 *fragment, u32 queries)
+{
+    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        u32 piece = k % 4 * 2 + lane / 16;
+        ldmatrix_x4(fragment + 4 * k, queries + k / 4 * PANEL_Q + row * 128 + ((piece ^ row % 8) << 4));
+    }
+}
+
+/* Probabilities as wgmma's A operand. */
+DEVICE void pack_p(u32 *p, const float *score)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++)
+        p[i] = pack16(score[2 * i], score[2 * i + 1]);
+}
+
+#endif
