@@ -57,7 +57,8 @@ extern "C" {
     X(ATTN_OK, 0, "success")                                                                    \
     X(ATTN_INVALID, 1, "a field or an argument is out of range or contradicts another")         \
     X(ATTN_UNSUPPORTED, 2, "valid, but not built into this library or not run by this machine") \
-    X(ATTN_NO_MEMORY, 3, "memory or a thread could not be had from the system")
+    X(ATTN_NO_MEMORY, 3, "memory or a thread could not be had from the system")                 \
+    X(ATTN_DEVICE_FAILED, 4, "the driver or the compiler of the device reported an error")
 
 typedef enum attn_status {
 #define ATTN_STATUS_ENUM(name, value, meaning) name = value,

@@ -1,0 +1,29 @@
+# cmake -DNVCC= -DSOURCE= -DCUBIN= -DSPILLS= -DSTRICT= -DDEFINES=A=1,B=2 -P cubin.cmake: compiles one unit of the CUDA
+# kernels and warns of what would be slow without a word: registers spilled beyond SPILLS bytes, setmaxnreg ignored
+# (C7508), wgmma serialised (C7510). STRICT (ATTN_WERROR): these are errors.
+set(kind WARNING)
+if(STRICT)
+  set(kind FATAL_ERROR)
+endif()
+string(REPLACE "," ";" defines "${DEFINES}")
+list(TRANSFORM defines PREPEND -D)
+cmake_path(GET CUBIN PARENT_PATH folder)
+file(MAKE_DIRECTORY ${folder})
+execute_process(
+  COMMAND ${NVCC} -cubin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -Xptxas=-v ${defines} ${SOURCE} -o ${CUBIN}.new
+  RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)
+if(failed)
+  message(FATAL_ERROR "${text}")
+endif()
+string(REGEX MATCH "[^\n]*C75(08|10)[^\n]*" warning "${text}")
+if(warning)
+  message(${kind} "${CUBIN}: ${warning}")
+endif()
+string(REGEX MATCHALL "[0-9]+ bytes spill (stores|loads)" spills "${text}")
+foreach(spill IN LISTS spills)
+  string(REGEX MATCH "^[0-9]+" bytes "${spill}")
+  if(bytes GREATER SPILLS)
+    message(${kind} "${CUBIN}: ${spill}, above the ${SPILLS} that are allowed\n${text}")
+  endif()
+endforeach()
+file(RENAME ${CUBIN}.new ${CUBIN})

@@ -1,0 +1,68 @@
+# The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of every file below src/cuda/sm90 and,
+# where nvcc is found, the cubins that it makes of them, one unit a line of variants.def and one every other *.cu.
+# Without nvcc the texts are compiled when running.
+#
+# ATTN_NVCC is the compiler; empty: none.
+set(ATTN_NVCC "" CACHE FILEPATH "nvcc, which compiles the CUDA kernels into the library; empty: none does")
+
+# A unit's cubin, made by cubin.cmake: nvcc, and a look at what it says.
+function(attn_cuda_unit unit source spills)
+  set(cubin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${unit}.cubin)
+  list(JOIN ARGN "," defines)
+  add_custom_command(OUTPUT ${cubin}
+    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DCUBIN=${cubin} -DSPILLS=${spills}
+      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
+    DEPENDS ${cuda_texts} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake VERBATIM COMMENT "CUDA ${unit}")
+  list(LENGTH cuda_cubins number)
+  string(APPEND cuda_images "IMAGE(attn_cuda_image_${number}, \"${unit}\", \"${cubin}\")\n")
+  set(cuda_images "${cuda_images}" PARENT_SCOPE)
+  set(cuda_cubins ${cuda_cubins} ${cubin} PARENT_SCOPE)
+endfunction()
+
+# Each line of the table as a unit, its columns as definitions.
+macro(attn_cuda_variants)
+  set(columns NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS MASK SCORE)
+  file(STRINGS ${cuda_folder}/variants.def lines REGEX "^ATTN_SM90\\(")
+  foreach(line IN LISTS lines)
+    if(NOT line MATCHES "^ATTN_SM90\\((.*)\\)")
+      message(FATAL_ERROR "variants.def: cannot read: ${line}")
+    endif()
+    string(REGEX REPLACE ", *" ";" values "${CMAKE_MATCH_1}")
+    list(GET values 0 name)
+    list(POP_BACK values spills)
+    set(defines)
+    foreach(column value IN ZIP_LISTS columns values)
+      list(APPEND defines ATTN_${column}=${value})
+    endforeach()
+    attn_cuda_unit(attn_sm90_${name} ${cuda_folder}/forward.cu ${spills} ${defines})
+  endforeach()
+endmacro()
+
+# Sets *result to the sources of the backend.
+function(attn_cuda_sources result)
+  set(cuda_folder ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/sm90)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${cuda_folder}/variants.def)
+  file(GLOB cuda_texts CONFIGURE_DEPENDS ${cuda_folder}/*.h ${cuda_folder}/*.cu)
+  foreach(text IN LISTS cuda_texts)
+    cmake_path(GET text FILENAME name)
+    string(MAKE_C_IDENTIFIER ${name} label)
+    string(APPEND cuda_files "TEXT(attn_cuda_text_${label}, \"${name}\", \"${text}\")\n")
+  endforeach()
+  if(ATTN_NVCC)
+    attn_cuda_variants()
+    file(GLOB units CONFIGURE_DEPENDS ${cuda_folder}/*.cu)
+    list(REMOVE_ITEM units ${cuda_folder}/forward.cu)
+    foreach(unit IN LISTS units)
+      cmake_path(GET unit FILENAME name)
+      attn_cuda_unit(${name} ${unit} 0)
+    endforeach()
+    add_custom_target(attn_cubins DEPENDS ${cuda_cubins})
+  endif()
+  set(list ${CMAKE_CURRENT_BINARY_DIR}/cuda/embedded.def)
+  file(CONFIGURE OUTPUT ${list} CONTENT "${cuda_files}${cuda_images}" @ONLY)
+  file(GLOB sources CONFIGURE_DEPENDS src/cuda/*.c)
+  set(embedded ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/embedded.c)
+  set_property(SOURCE ${embedded} APPEND PROPERTY OBJECT_DEPENDS "${list};${cuda_texts};${cuda_cubins}")
+  set_property(SOURCE ${embedded} APPEND PROPERTY INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/cuda)
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,136 @@
+/* The CUDA driver, found when running: libcuda.so.1 by dlopen, so that one binary serves machines with and without a
+ * GPU. The declarations are our own, in the driver's words and layout; no CUDA header is needed to build.
+ *
+ * The driver is looked for once a process. Whatever was found then, or why nothing was, is the answer from then on. */
+#ifndef ATTN_CUDA_DRIVER_H
+#define ATTN_CUDA_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "attn.h"
+
+typedef int CUresult; /* 0: success */
+typedef int CUdevice;
+typedef uint64_t CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+
+enum {
+    CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13, /* kHz */
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE = 36, /* kHz */
+    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH = 37,
+    CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
+};
+enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
+enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+enum { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
+enum { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
+enum { CU_TENSOR_MAP_SWIZZLE_NONE = 0, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
+enum { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
+enum { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
+
+typedef struct CUtensorMap {
+    _Alignas(128) uint64_t opaque[16];
+} CUtensorMap;
+
+typedef struct CUlaunchAttribute {
+    int id;
+    union {
+        char pad[64];
+        struct {
+            unsigned x, y, z;
+        } clusterDim;
+        int programmaticStreamSerializationAllowed;
+        uint64_t aligned;
+    } value;
+} CUlaunchAttribute;
+
+typedef struct CUlaunchConfig {
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    CUlaunchAttribute *attrs;
+    unsigned numAttrs;
+} CUlaunchConfig;
+
+/* X(member, symbol, arguments): what the library itself needs, then what the command and the tests use besides. */
+#define ATTN_CUDA_FUNCTIONS(X)                                                                                   \
+    X(cuInit, cuInit, (unsigned flags))                                                                          \
+    X(cuDriverGetVersion, cuDriverGetVersion, (int *version))                                                    \
+    X(cuGetErrorName, cuGetErrorName, (CUresult, const char **name))                                             \
+    X(cuGetErrorString, cuGetErrorString, (CUresult, const char **text))                                         \
+    X(cuDeviceGetCount, cuDeviceGetCount, (int *count))                                                          \
+    X(cuDeviceGet, cuDeviceGet, (CUdevice *, int ordinal))                                                       \
+    X(cuDeviceGetName, cuDeviceGetName, (char *name, int size, CUdevice))                                        \
+    X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *value, int attribute, CUdevice))                         \
+    X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t * bytes, CUdevice))                                         \
+    X(cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext *))                                                           \
+    X(cuCtxGetDevice, cuCtxGetDevice, (CUdevice *))                                                              \
+    X(cuCtxGetId, cuCtxGetId, (CUcontext, unsigned long long *id))                                               \
+    X(cuModuleLoadDataEx, cuModuleLoadDataEx,                                                                    \
+      (CUmodule *, const void *image, unsigned options, int *option, void **value))                              \
+    X(cuModuleUnload, cuModuleUnload, (CUmodule))                                                                \
+    X(cuModuleGetFunction, cuModuleGetFunction, (CUfunction *, CUmodule, const char *name))                      \
+    X(cuFuncSetAttribute, cuFuncSetAttribute, (CUfunction, int attribute, int value))                            \
+    X(cuFuncLoad, cuFuncLoad, (CUfunction))                                                                      \
+    X(cuLaunchKernelEx, cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **parameters, void **extra)) \
+    X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled,                                                            \
+      (CUtensorMap *, int type, uint32_t rank, void *address, const uint64_t *extent, const uint64_t *stride,    \
+       const uint32_t *box, const uint32_t *step, int interleave, int swizzle, int promotion, int fill))         \
+    X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                               \
+    X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                                       \
+    X(cuCtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                             \
+    X(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr *, size_t bytes))                                                  \
+    X(cuMemFree, cuMemFree_v2, (CUdeviceptr))                                                                    \
+    X(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *from, size_t bytes))                              \
+    X(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *to, CUdeviceptr, size_t bytes))                                      \
+    X(cuMemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char value, size_t count, CUstream))              \
+    X(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned flags))                                              \
+    X(cuStreamSynchronize, cuStreamSynchronize, (CUstream))                                                      \
+    X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                           \
+    X(cuEventCreate, cuEventCreate, (CUevent *, unsigned flags))                                                 \
+    X(cuEventRecord, cuEventRecord, (CUevent, CUstream))                                                         \
+    X(cuEventSynchronize, cuEventSynchronize, (CUevent))                                                         \
+    X(cuEventElapsedTime, cuEventElapsedTime, (float *milliseconds, CUevent begin, CUevent end))                 \
+    X(cuEventDestroy, cuEventDestroy_v2, (CUevent))                                                              \
+    X(cuCtxSynchronize, cuCtxSynchronize, (void))
+
+typedef struct attn_cuda_driver {
+#define ATTN_CUDA_MEMBER(member, symbol, arguments) CUresult(*member) arguments;
+    ATTN_CUDA_FUNCTIONS(ATTN_CUDA_MEMBER)
+#undef ATTN_CUDA_MEMBER
+} attn_cuda_driver;
+
+enum { ATTN_CUDA_DEVICES_MOST = 64 };
+
+typedef struct attn_cuda_device {
+    char name[96];
+    int major, minor; /* compute capability */
+    int multiprocessors, shared_bytes, l2_bytes;
+    int clock_khz, memory_khz, memory_bits; /* 0: unknown */
+    uint64_t memory_bytes;
+} attn_cuda_device;
+
+typedef struct attn_cuda_machine {
+    attn_cuda_driver driver;
+    int version; /* 1000 major + 10 minor of the CUDA that the driver speaks */
+    int devices;
+    attn_cuda_device device[ATTN_CUDA_DEVICES_MOST];
+} attn_cuda_machine;
+
+/* The driver, initialised, and its devices, one at least. NULL where there are none: why not is in attn_error(), for
+ * ATTN_UNSUPPORTED. */
+const attn_cuda_machine *attn_cuda_machine_get(void);
+
+/* Fails with what the driver says of `result`: "DOING: CUDA_ERROR_NAME: text". */
+attn_status attn_cuda_fail(CUresult result, const char *doing);
+
+#endif

@@ -1,0 +1,48 @@
+/* The CUDA backend's kernels as the planner sees them, and what they are made from. */
+#ifndef ATTN_CUDA_KERNEL_H
+#define ATTN_CUDA_KERNEL_H
+
+#include <stdbool.h>
+
+#include "attn.h"
+#include "cuda/nvrtc.h"
+
+/* FORWARD: a line of sm90/variants.def. SIMPLE: every feature, stride and dim, not fast. */
+typedef enum attn_cuda_form { ATTN_CUDA_FORWARD, ATTN_CUDA_SIMPLE } attn_cuda_form;
+
+enum {
+    ATTN_CUDA_WARPGROUP_ROWS = 64, /* of a tile, a consumer warpgroup */
+    ATTN_CUDA_SIMPLE_ROWS = 8,     /* query rows of a block of SIMPLE */
+    ATTN_CUDA_OPTIONS = 16
+};
+
+typedef struct attn_cuda_kernel {
+    const char *name;   /* as `attn kernels` lists it */
+    const char *symbol; /* in its code */
+    attn_cuda_form form;
+    attn_dtype dtype;
+    int dim, dim_v; /* the greatest it takes */
+    int rows, keys; /* of a tile */
+    int stages, q_slots;
+    uint32_t features;                      /* flags of attn_desc it computes */
+    unsigned threads;                       /* of a block */
+    unsigned shared;                        /* bytes of dynamic shared memory */
+    const char *options[ATTN_CUDA_OPTIONS]; /* FORWARD: what its line defines, for the compiler; NULL at the end */
+} attn_cuda_kernel;
+
+/* The table, best first among equals, and its length. */
+const attn_cuda_kernel *attn_cuda_kernels(int *count);
+
+/* What the build embedded: every text below sm90/, and the cubins that nvcc made, if it was there. A unit is one
+ * compilation: of forward.cu for a line of variants.def, whose cubin is named by the kernel's symbol; and of every
+ * other *.cu, whose cubin has the file's name. */
+typedef struct attn_cuda_image {
+    const char *unit;
+    const unsigned char *data, *end;
+} attn_cuda_image;
+
+extern const attn_cuda_image attn_cuda_images[];
+extern const attn_cuda_text attn_cuda_texts[];
+extern const int attn_cuda_image_count, attn_cuda_text_count;
+
+#endif

@@ -1,0 +1,52 @@
+/* The kernel table in memory. */
+#include "cuda/kernel.h"
+#include "cuda/sm90/params.h"
+
+enum {
+    /* Masks that ranges of lengths and the diagonal make, and what the end of a row takes. */
+    CAUSAL_FEATURES =
+        ATTN_CAUSAL | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
+    GENERAL_FEATURES =
+        CAUSAL_FEATURES | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS,
+    PLAIN_FEATURES = 0,
+    RICH_FEATURES = ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS | ATTN_DROPOUT,
+    ALL_FEATURES = GENERAL_FEATURES | RICH_FEATURES
+};
+
+#define SIMPLE(type, TYPE)                                                                           \
+    {                                                                                                \
+        .name = "sm90_simple_" #type, .symbol = "attn_sm90_simple_" #type, .form = ATTN_CUDA_SIMPLE, \
+        .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512, .rows = ATTN_CUDA_SIMPLE_ROWS, .keys = 1,    \
+        .features = ALL_FEATURES, .threads = 256                                                     \
+    }
+
+static const attn_cuda_kernel kernels[] = {
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, rows_, keys_, stages_, q_slots_, mask_, score_, spills_)          \
+    { .name = "sm90_" #name_,                                                                                    \
+      .symbol = "attn_sm90_" #name_,                                                                             \
+      .form = ATTN_CUDA_FORWARD,                                                                                 \
+      .dtype = ATTN_##dtype_,                                                                                    \
+      .dim = dim_,                                                                                               \
+      .dim_v = dim_v_,                                                                                           \
+      .rows = rows_,                                                                                             \
+      .keys = keys_,                                                                                             \
+      .stages = stages_,                                                                                         \
+      .q_slots = q_slots_,                                                                                       \
+      .features = mask_##_FEATURES | score_##_FEATURES,                                                          \
+      .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                   \
+      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                   \
+      .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
+                   "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                      \
+                   "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_MASK=" #mask_, "-DATTN_SCORE=" #score_ } },
+#include "cuda/sm90/variants.def"
+#undef ATTN_SM90
+    SIMPLE(f32, F32),
+    SIMPLE(f16, F16),
+    SIMPLE(bf16, BF16),
+};
+
+const attn_cuda_kernel *attn_cuda_kernels(int *count)
+{
+    *count = (int)(sizeof kernels / sizeof kernels[0]);
+    return kernels;
+}

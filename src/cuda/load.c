@@ -1,0 +1,174 @@
+/* Contract: load.h. What is loaded stays until its context goes: two lists that only grow, under one lock. Ids and
+ * strings are compared, a few dozen at most, in less than a microsecond. */
+#include "cuda/load.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/error.h"
+
+typedef struct loaded_module {
+    struct loaded_module *next;
+    unsigned long long context;
+    const char *unit;
+    CUmodule module;
+} loaded_module;
+
+typedef struct loaded_function {
+    struct loaded_function *next;
+    unsigned long long context;
+    char symbol[64];
+    unsigned shared;
+    CUfunction function;
+} loaded_function;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static loaded_module *modules;
+static loaded_function *functions;
+
+attn_status attn_cuda_place_get(attn_cuda_place *place)
+{
+    CUcontext context = NULL;
+    CUdevice device = 0;
+    place->machine = attn_cuda_machine_get();
+    if (!place->machine) return ATTN_UNSUPPORTED;
+    const attn_cuda_driver *driver = &place->machine->driver;
+    CUresult result = driver->cuCtxGetCurrent(&context);
+    if (!result && !context)
+        return attn_fail(ATTN_INVALID, "no CUDA context is current on this thread: cuCtxSetCurrent sets one, and any "
+                                       "call of the CUDA runtime, such as cudaFree(0), makes one");
+    if (!result) result = driver->cuCtxGetId(context, &place->context);
+    if (!result) result = driver->cuCtxGetDevice(&device);
+    if (result) return attn_cuda_fail(result, "the current CUDA context");
+    if (device < 0 || device >= place->machine->devices)
+        return attn_fail(ATTN_UNSUPPORTED, "CUDA device %d is not one of the first %d", device,
+                         place->machine->devices);
+    place->device = &place->machine->device[device];
+    return ATTN_OK;
+}
+
+/* ---- images -------------------------------------------------------------------------------- */
+
+static const char *text_of(const char *name)
+{
+    for (int i = 0; i < attn_cuda_text_count; i++)
+        if (strcmp(attn_cuda_texts[i].name, name) == 0) return attn_cuda_texts[i].text;
+    return NULL;
+}
+
+/* Compiles forward.cu as the kernel's line says, or the file that the unit is named by. */
+static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, void **image)
+{
+    const char *options[ATTN_CUDA_OPTIONS + 2] = { "--gpu-architecture=sm_90a", "--std=c++17" };
+    attn_cuda_program program = { .source.name = kernel ? "forward.cu" : unit,
+                                  .headers = attn_cuda_texts,
+                                  .header_count = attn_cuda_text_count,
+                                  .options = options,
+                                  .option_count = 2 };
+    size_t size;
+    program.source.text = text_of(program.source.name);
+    if (!program.source.text)
+        return attn_fail(ATTN_UNSUPPORTED, "%s is not built into this library", program.source.name);
+    for (int i = 0; kernel && i < ATTN_CUDA_OPTIONS && kernel->options[i]; i++)
+        options[program.option_count++] = kernel->options[i];
+    return attn_cuda_compile(&program, image, &size);
+}
+
+static attn_status load_module(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *unit,
+                               CUmodule *loaded)
+{
+    const void *image = NULL;
+    void *compiled = NULL;
+    for (int i = 0; i < attn_cuda_image_count && !image; i++)
+        if (strcmp(attn_cuda_images[i].unit, unit) == 0) image = attn_cuda_images[i].data;
+    attn_status status = image ? ATTN_OK : compile(kernel, unit, &compiled);
+    if (status) return status;
+    CUresult result = place->machine->driver.cuModuleLoadDataEx(loaded, image ? image : compiled, 0, NULL, NULL);
+    free(compiled);
+    return result ? attn_cuda_fail(result, unit) : ATTN_OK;
+}
+
+/* Under the lock. */
+static attn_status module_of(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *unit,
+                             CUmodule *loaded)
+{
+    for (const loaded_module *m = modules; m; m = m->next)
+        if (m->context == place->context && strcmp(m->unit, unit) == 0) return *loaded = m->module, ATTN_OK;
+    loaded_module *added = malloc(sizeof *added);
+    if (!added) return attn_fail(ATTN_NO_MEMORY, "no memory for a module");
+    attn_status status = load_module(place, kernel, unit, loaded);
+    if (status) {
+        free(added);
+        return status;
+    }
+    *added = (loaded_module){ modules, place->context, unit, *loaded };
+    modules = added;
+    return ATTN_OK;
+}
+
+/* ---- functions ----------------------------------------------------------------------------- */
+
+enum { NOT_FOUND = 500 };
+
+static bool is_unit(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot && strcmp(dot, ".cu") == 0 && strcmp(name, "forward.cu") != 0;
+}
+
+static attn_status find(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+                        CUfunction *found)
+{
+    const attn_cuda_driver *driver = &place->machine->driver;
+    CUmodule in;
+    CUresult result = NOT_FOUND;
+    if (kernel) {
+        attn_status status = module_of(place, kernel, kernel->symbol, &in);
+        if (status) return status;
+        result = driver->cuModuleGetFunction(found, in, symbol);
+    }
+    for (int i = 0; i < attn_cuda_text_count && !kernel && result == NOT_FOUND; i++) {
+        if (!is_unit(attn_cuda_texts[i].name)) continue;
+        attn_status status = module_of(place, NULL, attn_cuda_texts[i].name, &in);
+        if (status) return status;
+        result = driver->cuModuleGetFunction(found, in, symbol);
+    }
+    return result ? attn_cuda_fail(result, symbol) : ATTN_OK;
+}
+
+static attn_status prepare(const attn_cuda_driver *driver, CUfunction function, const char *symbol, unsigned shared)
+{
+    CUresult result = driver->cuFuncLoad(function);
+    if (!result && shared > 0)
+        result = driver->cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+    return result ? attn_cuda_fail(result, symbol) : ATTN_OK;
+}
+
+/* Under the lock. */
+static attn_status load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+                        unsigned shared, CUfunction *loaded)
+{
+    for (const loaded_function *f = functions; f; f = f->next)
+        if (f->context == place->context && f->shared == shared && strcmp(f->symbol, symbol) == 0)
+            return *loaded = f->function, ATTN_OK;
+    attn_status status = find(place, kernel, symbol, loaded);
+    if (!status) status = prepare(&place->machine->driver, *loaded, symbol, shared);
+    if (status) return status;
+    loaded_function *added = malloc(sizeof *added);
+    if (!added) return attn_fail(ATTN_NO_MEMORY, "no memory for a kernel");
+    *added = (loaded_function){ .next = functions, .context = place->context, .shared = shared, .function = *loaded };
+    snprintf(added->symbol, sizeof added->symbol, "%s", symbol);
+    functions = added;
+    return ATTN_OK;
+}
+
+attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+                           unsigned shared, CUfunction *function)
+{
+    pthread_mutex_lock(&lock);
+    attn_status status = load(place, kernel, symbol, shared, function);
+    pthread_mutex_unlock(&lock);
+    return status;
+}

@@ -1,0 +1,24 @@
+/* Kernels in contexts. A kernel is loaded once a context, whole: lazy loading inside a graph capture would break it. */
+#ifndef ATTN_CUDA_LOAD_H
+#define ATTN_CUDA_LOAD_H
+
+#include "cuda/driver.h"
+#include "cuda/kernel.h"
+
+/* Where a call stands: the calling thread's current context and its device. A context's id is never used again, unlike
+ * its address. */
+typedef struct attn_cuda_place {
+    const attn_cuda_machine *machine;
+    const attn_cuda_device *device;
+    unsigned long long context;
+} attn_cuda_place;
+
+/* ATTN_UNSUPPORTED without a driver, ATTN_INVALID without a current context. */
+attn_status attn_cuda_place_get(attn_cuda_place *place);
+
+/* The function `symbol` in the current context, ready to be launched with `shared` bytes of dynamic shared memory.
+ * kernel: whose unit holds it; NULL: one of the units that are no line of the table. */
+attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+                           unsigned shared, CUfunction *function);
+
+#endif
