@@ -1,4 +1,4 @@
-/* What the planner, the drivers (prefill.c, decode.c) and the kernel bodies agree on. */
+/* What the planner, the drivers (prefill.c, decode.c, backward.c) and the kernel bodies agree on. */
 #ifndef ATTN_CPU_KERNEL_H
 #define ATTN_CPU_KERNEL_H
 
@@ -6,15 +6,17 @@
 #include "cpu/score.h"
 #include "mask/mask.h"
 
-typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE } attn_form;
+/* Prefill and decode compute the forward, gradient the backward. */
+typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE, ATTN_GRADIENT, ATTN_FORMS } attn_form;
 
 enum {
-    ATTN_KEYS_TILE = 256,   /* keys of a prefill tile */
-    ATTN_SCORE_PITCH = 272, /* between its rows of scores: no power of two, so that rows do not share cache sets */
-    ATTN_KEY_ALIGN = 32,    /* tiles begin at its multiples: a multiple of every kernel's cols */
-    ATTN_ROWS_MOST = 192,   /* query rows of a prefill tile */
-    ATTN_DECODE_ROWS = 16,  /* query rows a head that DECODE takes */
-    ATTN_DECODE_TILE = 128, /* keys of a decode tile */
+    ATTN_KEYS_TILE = 256,     /* keys of a prefill tile */
+    ATTN_SCORE_PITCH = 272,   /* between its rows of scores: no power of two, so that rows do not share cache sets */
+    ATTN_KEY_ALIGN = 32,      /* tiles begin at its multiples: a multiple of every kernel's cols */
+    ATTN_ROWS_MOST = 192,     /* query rows of a prefill tile */
+    ATTN_DECODE_ROWS = 16,    /* query rows a head that DECODE takes */
+    ATTN_DECODE_TILE = 128,   /* keys of a decode tile */
+    ATTN_GRADIENT_TILE = 192, /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
     ATTN_DIM_MOST = 512
 };
 
@@ -70,6 +72,61 @@ typedef struct attn_decode_task {
     float *scratch; /* attn_decode_scratch floats, 64-byte aligned */
 } attn_decode_task;
 
+/* delta[i] = grad_o[i] . o[i] - grad_lse[i] of rows [row0, row0 + rows) of one head; 0 where lse is -inf. */
+typedef struct attn_delta_task {
+    attn_dtype dtype; /* of o and grad_o */
+    int64_t row0, rows;
+    const void *o, *grad_o; /* row 0 of the head */
+    int64_t o_row, grad_o_row;
+    const float *lse, *grad_lse; /* row 0 of the head; grad_lse may be NULL */
+    int64_t dim_v;
+    float *delta; /* row 0 of the head */
+} attn_delta_task;
+
+/* One tile of keys [key0, key1) of one KV head against all rows of its `group` query heads that see some of it:
+ *     P = exp(S - LSE)   dS = P (grad_o V^T - delta)   grad_v = P^T grad_o   grad_k = dS^T q   grad_q += dS k
+ * (with dropout grad_o V^T and, in grad_v, P are dropped and scaled; softcap takes its derivative between dS and the
+ * gradients of q and k). Writes rows [key0, key1) of grad_k and grad_v; adds to grad_q, which is in f32 and lacks the
+ * factor `scale`, to grad_bias and to grad_alibi. Where grad_k is NULL, only the latter two are computed. Tasks of a
+ * KV head that share grad_q, grad_bias and grad_alibi run one after the other, in an order that does not depend on who
+ * runs them. */
+typedef struct attn_backward_task {
+    attn_dtype dtype, out_dtype; /* of q, k, v; of grad_o and the gradients */
+    const attn_mask_view *mask;  /* of the query heads, `group` of them */
+    const attn_score *score;
+    int64_t group, len_q, rows_tile; /* rows_tile: at most ATTN_GRADIENT_TILE */
+    const void *q, *grad_o;          /* row 0 of the first query head */
+    int64_t q_row, q_head, grad_o_row, grad_o_head;
+    const float *lse, *delta; /* row 0 of the first query head */
+    int64_t lse_head, delta_head;
+    const void *k, *v; /* row 0 of the KV head */
+    int64_t k_row, v_row;
+    int64_t dim_qk, dim_v;
+    int64_t key0, key1;    /* at most ATTN_GRADIENT_TILE; key0 is a multiple of the kernel's cols */
+    void *grad_k, *grad_v; /* row 0 of the KV head, or NULL */
+    int64_t grad_k_row, grad_v_row;
+    float *grad_q; /* row 0 of the first query head; rows attn_gradient_pitch(dim_qk) apart, heads grad_q_head apart; */
+    int64_t grad_q_head; /* behind the last head ATTN_GRADIENT_SLACK rows to spare, to which zeros may be added */
+    float *grad_bias;    /* element (0, 0) of the first query head, or NULL */
+    int64_t grad_bias_head, grad_bias_row, grad_bias_key; /* its strides, 0 where it repeats */
+    double *grad_alibi;                                   /* one a query head, or NULL */
+    float *scratch;                                       /* attn_backward_scratch floats, 64-byte aligned */
+} attn_backward_task;
+
+/* Rows [row0, row0 + rows) of grad_q of one head: the sum of `parts` of them, part_step apart, in their order, times
+ * scale. */
+typedef struct attn_sum_task {
+    attn_dtype out_dtype;
+    int64_t row0, rows, dim;
+    const float *part; /* row 0 of the head; rows attn_gradient_pitch(dim) apart */
+    int64_t parts, part_step;
+    float scale;
+    void *out; /* row 0 of the head */
+    int64_t out_row;
+} attn_sum_task;
+
+enum { ATTN_GRADIENT_SLACK = 16 };
+
 /* Floats of scratch, enough for every register tile. */
 static inline int64_t attn_round_up(int64_t n, int64_t step)
 {
@@ -87,6 +144,20 @@ static inline int64_t attn_decode_scratch(int64_t heads, int64_t rows, int64_t d
 {
     int64_t padded = attn_round_up(rows, 4), row = attn_round_up(dim_v, 16) + attn_round_up(dim_qk, 16) + 17;
     return attn_round_up((heads * row + ATTN_DECODE_TILE) * padded + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32 + 16, 16);
+}
+
+static inline int64_t attn_gradient_pitch(int64_t dim)
+{
+    return attn_round_up(dim, 32);
+}
+
+/* A row: query and grad_o, two rows of scores, LSE and delta, dropout's bits. A key: K twice, V, both gradients. */
+static inline int64_t attn_backward_scratch(int64_t rows, int64_t keys, int64_t dim_qk, int64_t dim_v)
+{
+    int64_t dims = attn_gradient_pitch(dim_qk) + attn_gradient_pitch(dim_v);
+    int64_t row = dims + 2 * ATTN_SCORE_PITCH + 2 + ATTN_KEYS_TILE / 32;
+    int64_t key = 2 * dims + attn_gradient_pitch(dim_qk);
+    return attn_round_up((rows + 16) * row + (attn_round_up(keys, 32) + 16) * key + 2 * ATTN_SCORE_PITCH, 16);
 }
 
 typedef struct attn_cpu_ops {
