@@ -1,42 +1,39 @@
 /* attn bench: what the parts of the measurement share.
  *
- * A case is one problem. Its runners take turns (subject, peer, limits, subject, ...), round after round, so that what
- * the machine does besides falls on all of them alike; medians over the rounds are compared:
- *   subject  attn_run of the case's plan
+ * A case is one problem and the pass that is timed. Its runners take turns (subject, peer, limits, subject, ...), round
+ * after round, so that what the machine does besides falls on all of them alike; medians over the rounds are compared:
+ *   subject  attn_run of the case's plan, or of its two plans
  *   peer     other software (OpenBLAS, PyTorch), or the library itself on a baseline problem
  *   limits   FMA peak of the plan's instruction set, and read bandwidth, each on as many threads as the subject
  * The limit of a case is the greater of FLOPs / FMA peak and, for decode, KV bytes / read bandwidth.
  *
- * Times are seconds, sizes bytes, FLOPs 2 pairs (dim_qk + dim_v) over exactly the visible pairs. */
+ * Times are seconds, sizes bytes, FLOPs 2 pairs (dim_qk + dim_v) over exactly the visible pairs, for the backward 2.5
+ * times as many. */
 #ifndef ATTN_CLI_BENCH_H
 #define ATTN_CLI_BENCH_H
 
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
 #include "attn.h"
 
-enum { ATTN_BENCH_LIST_MOST = 16, ATTN_BENCH_ROUNDS_LEAST = 5, ATTN_BENCH_ROUNDS_MOST = 101 };
+enum {
+    ATTN_BENCH_LIST_MOST = 16,
+    ATTN_BENCH_ROUNDS_LEAST = 5,
+    ATTN_BENCH_ROUNDS_MOST = 101,
+    ATTN_BENCH_RUNNERS_MOST = 8
+};
 
 typedef struct attn_bench_list {
     int count;
     int64_t values[ATTN_BENCH_LIST_MOST];
 } attn_bench_list;
 
-enum {
-    ATTN_BENCH_PREFILL = 1 << 0,
-    ATTN_BENCH_THREADS = 1 << 1,
-    ATTN_BENCH_DECODE = 1 << 2,
-    ATTN_BENCH_MEMORY = 1 << 3,
-    ATTN_BENCH_WINDOW = 1 << 4
-};
-
 typedef enum attn_bench_peer { ATTN_PEER_OPENBLAS, ATTN_PEER_TORCH, ATTN_PEER_NONE } attn_bench_peer;
 
 typedef struct attn_bench_options {
-    int suites;                                  /* ATTN_BENCH_PREFILL | ... */
+    int suites;                                  /* a bit each, as attn_bench_suite_find says */
     attn_bench_list threads, dtypes, dims, lens; /* an empty list: each suite's own */
     int64_t heads[2];                            /* query and KV heads; 0: each suite's own */
     attn_isa isa;
@@ -45,16 +42,38 @@ typedef struct attn_bench_options {
     float min_time; /* of a runner's turn */
     bool full, json, smoke;
     const char *csv, *machine, *python; /* or NULL */
+    char device[128];                   /* the machine's name: given, or that of the CSV file */
 } attn_bench_options;
 
+/* What is timed. The backward takes o and lse of a forward before. */
+typedef enum attn_bench_pass {
+    ATTN_BENCH_FORWARD,
+    ATTN_BENCH_DECODE, /* a forward whose limit is also what it reads */
+    ATTN_BENCH_BACKWARD,
+    ATTN_BENCH_BOTH /* forward, then backward */
+} attn_bench_pass;
+
+/* "fwd", "decode", "bwd", "fwdbwd". */
+const char *attn_bench_pass_name(attn_bench_pass pass);
+
 typedef struct attn_bench_case {
-    const char *suite, *pass; /* pass: "fwd", "decode" */
-    char mask[24];            /* "full", "causal", "window:256" */
-    attn_desc desc;
+    const char *suite;
+    attn_bench_pass pass;
+    char mask[24];             /* "full", "causal", "window:256" */
+    attn_desc desc;            /* of the forward */
     const char *baseline_name; /* NULL: the peer is other software */
     attn_desc baseline;        /* of the same tensors */
     bool plan_only;            /* nothing is run: memory */
 } attn_bench_case;
+
+/* What --suite takes, in a sentence. */
+#define ATTN_BENCH_SUITES "prefill, threads, decode, bwd, fwdbwd, memory, window, all"
+
+/* The suite's bit, all of them for "all", 0 for any other name. */
+int attn_bench_suite_find(const char *name);
+
+/* Reads the options and settles what they leave open; returns as attn_options_start does. */
+int attn_bench_options_start(int argc, char **argv, attn_bench_options *options);
 
 /* The cases of the chosen suites, to be freed. NULL and a message without memory. */
 attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count);
@@ -87,19 +106,39 @@ typedef struct attn_bench_runner {
 /* Prints "attn bench: ..." to stderr and returns false. */
 bool attn_bench_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- tensors ------------------------------------------------------------------------------- */
+/* ---- tensors (bench_tensors.c) ------------------------------------------------------------- */
 
-/* q, k, v are random normal; all are packed, aligned and touched. */
+/* q, k, v and grad_o are random normal; all are packed, aligned and touched. Those that the pass lacks are NULL. */
 typedef struct attn_bench_tensors {
-    void *q, *k, *v, *o;
+    void *q, *k, *v, *o, *grad_o, *grad_q, *grad_k, *grad_v;
+    float *lse;
     int64_t q_bytes, k_bytes, v_bytes, o_bytes;
 } attn_bench_tensors;
 
-bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc);
+bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc, attn_bench_pass pass);
 void attn_bench_tensors_free(attn_bench_tensors *tensors);
 
 /* Touched memory, 2 MiB-aligned where it is large; NULL and a message without it. */
 void *attn_bench_alloc(int64_t bytes);
+
+/* ---- the library as a runner (bench_subject.c) --------------------------------------------- */
+
+typedef struct attn_bench_subject {
+    attn_plan *forward, *backward; /* NULL: the pass is without it */
+    attn_plan_info
+        info; /* kernel and the like of the last plan; FLOPs, traffic and time summed, workspace the larger */
+    attn_args args;
+    void *workspace;
+} attn_bench_subject;
+
+/* desc: of the forward. */
+bool attn_bench_subject_plan(attn_bench_subject *subject, const attn_desc *desc, attn_bench_pass pass);
+
+/* Plans, and sees to what a run takes: o and lse for the backward are computed here. */
+bool attn_bench_subject_init(attn_bench_subject *subject, const attn_desc *desc, attn_bench_pass pass,
+                             const attn_bench_tensors *tensors);
+void attn_bench_subject_free(attn_bench_subject *subject);
+double attn_bench_subject_run(void *subject, int calls);
 
 /* ---- vector loops (bench_simd.c) ----------------------------------------------------------- */
 
@@ -154,8 +193,17 @@ typedef struct attn_bench_torch attn_bench_torch;
 /* Starts the child process. NULL without PyTorch; in *text its version, or why there is none. */
 attn_bench_torch *attn_bench_torch_start(const char *python, char *text, size_t size);
 void attn_bench_torch_stop(attn_bench_torch *torch);
-bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc);
+
+/* In *form what computes it, where PyTorch tells: "flash" or "math". */
+bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn_bench_pass pass, char *form,
+                            size_t size);
 double attn_bench_torch_run(void *torch, int calls);
+
+/* ---- turns (bench_turns.c) ----------------------------------------------------------------- */
+
+/* Warms the runners up, has them take turns, and fills each one's times. A runner without `run` is left out. */
+bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_runner *runners, attn_bench_times *times,
+                           int count);
 
 /* ---- one case (bench_measure.c) ------------------------------------------------------------ */
 

@@ -76,7 +76,7 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
 {
     const attn_desc *d = &item->desc;
     fprintf(file, "{\"commit\": \"%s\", \"suite\": \"%s\", \"pass\": \"%s\", \"dtype\": \"%s\", \"mask\": \"%s\", ",
-            ATTN_COMMIT, item->suite, item->pass, attn_dtype_name(d->dtype), item->mask);
+            ATTN_COMMIT, item->suite, attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), item->mask);
     fprintf(file, "\"isa\": \"%s\", \"kernel\": \"%s\", \"splits\": %d, \"threads\": %d, ", r->isa, r->kernel,
             r->splits, d->threads);
     fprintf(file, "\"batch\": %lld, \"heads_q\": %lld, \"heads_kv\": %lld, \"len_q\": %lld, \"len_kv\": %lld, ",
@@ -125,8 +125,9 @@ static void csv_row(FILE *file, const char *machine, const attn_bench_case *item
     const attn_desc *d = &item->desc;
     double seconds = r->subject.median;
     fprintf(file, "%s,%s,%s,%s,%s,%s,%lld,%s,%lld,%lld,%lld,%lld,%lld,%d,", ATTN_COMMIT, item->suite, machine,
-            r->kernel, item->pass, attn_dtype_name(d->dtype), (long long)d->dim_qk, item->mask, (long long)d->batch,
-            (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv, d->threads);
+            r->kernel, attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), (long long)d->dim_qk, item->mask,
+            (long long)d->batch, (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q,
+            (long long)d->len_kv, d->threads);
     double values[] = { seconds, spread(r->subject), r->flops / seconds, r->read > 0 ? r->kv_bytes / seconds : 0.0,
                         r->limit / seconds };
     double scales[] = { 1e3, 1.0, 1e-12, 1e-9, 1.0 };

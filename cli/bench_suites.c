@@ -11,171 +11,184 @@ typedef struct grid {
     int count;
 } grid;
 
-/* The given list, or the suite's own. */
-static attn_bench_list list_or(const attn_bench_list *given, int count, const int64_t *values)
-{
-    if (given->count) return *given;
-    attn_bench_list list = { .count = count };
-    memcpy(list.values, values, (size_t)count * sizeof *values);
-    return list;
-}
+typedef struct point {
+    int64_t dtype, dim, len, threads;
+} point;
 
-#define LIST_OR(given, ...) \
-    list_or(given, sizeof(int64_t[]){ __VA_ARGS__ } / sizeof(int64_t), (int64_t[]){ __VA_ARGS__ })
+/* Lists end with a 0. --smoke takes smoke_lens and the first head dim. */
+typedef struct suite {
+    const char *name;
+    void (*add)(grid *, const char *name, const point *);
+    int64_t dtypes[4], dims[3], lens[8], smoke_lens[3];
+    int64_t full_len; /* one more with --full; 0: none */
+} suite;
 
-/* One thread, and all of them. */
-static attn_bench_list thread_list(const grid *g)
-{
-    int all = attn_threads_available();
-    return all > 1 ? LIST_OR(&g->options->threads, 1, all) : LIST_OR(&g->options->threads, 1);
-}
+/* ---- problems ------------------------------------------------------------------------------------ */
 
-static attn_desc describe(const grid *g, int64_t dtype, int64_t heads_q, int64_t heads_kv, int64_t len_q,
-                          int64_t len_kv, int64_t dim, int64_t threads)
+static attn_desc describe(const grid *g, const point *p, int64_t heads_q, int64_t heads_kv, int64_t len_q)
 {
     const int64_t *heads = g->options->heads;
-    return (attn_desc){ .dtype = (attn_dtype)dtype,
+    return (attn_desc){ .dtype = (attn_dtype)p->dtype,
                         .batch = 1,
                         .heads_q = heads[0] ? heads[0] : heads_q,
                         .heads_kv = heads[0] ? heads[1] : heads_kv,
                         .len_q = len_q,
-                        .len_kv = len_kv,
-                        .dim_qk = dim,
-                        .dim_v = dim,
-                        .threads = (int32_t)threads,
+                        .len_kv = p->len,
+                        .dim_qk = p->dim,
+                        .dim_v = p->dim,
+                        .threads = (int32_t)p->threads,
                         .isa = g->options->isa };
 }
 
-static attn_bench_case *add(grid *g, const char *suite, const char *pass, const char *mask, attn_desc desc)
+/* As many rows as keys. */
+static attn_desc describe_square(const grid *g, const point *p, int64_t heads)
+{
+    return describe(g, p, heads, heads, p->len);
+}
+
+static int64_t usual_heads(const point *p)
+{
+    return p->dim <= 64 ? 12 : 8;
+}
+
+static attn_bench_case *add(grid *g, const char *name, attn_bench_pass pass, const char *mask, attn_desc desc)
 {
     static attn_bench_case counted;
     attn_bench_case *item = g->cases ? &g->cases[g->count] : &counted;
     g->count++;
-    *item = (attn_bench_case){ .suite = suite, .pass = pass, .desc = desc };
+    *item = (attn_bench_case){ .suite = name, .pass = pass, .desc = desc };
     strcpy(item->mask, mask);
     return item;
 }
 
-static void add_full_and_causal(grid *g, const char *suite, attn_desc desc, attn_bench_case *items[2])
+static void add_full_and_causal(grid *g, const char *name, attn_bench_pass pass, attn_desc desc,
+                                attn_bench_case *items[2])
 {
-    items[0] = add(g, suite, "fwd", "full", desc);
+    items[0] = add(g, name, pass, "full", desc);
     desc.flags = ATTN_CAUSAL;
-    items[1] = add(g, suite, "fwd", "causal", desc);
+    items[1] = add(g, name, pass, "causal", desc);
 }
 
-static int64_t prefill_heads(int64_t dim)
-{
-    return dim <= 64 ? 12 : 8;
-}
+/* ---- suites -------------------------------------------------------------------------------------- */
 
-static void prefill(grid *g)
+static void prefill(grid *g, const char *name, const point *p)
 {
-    const attn_bench_options *o = g->options;
-    attn_bench_list threads = thread_list(g), dtypes = LIST_OR(&o->dtypes, ATTN_F32), dims = LIST_OR(&o->dims, 64, 128);
-    attn_bench_list lens = LIST_OR(&o->lens, 512, 1024, 2048, 4096);
-    if (!o->lens.count && o->full) lens.values[lens.count++] = 8192;
-    if (o->smoke) lens = LIST_OR(&o->lens, 96, 160), dims = LIST_OR(&o->dims, 64);
     attn_bench_case *items[2];
-    for (int t = 0; t < threads.count; t++)
-        for (int y = 0; y < dtypes.count; y++)
-            for (int d = 0; d < dims.count; d++)
-                for (int n = 0; n < lens.count; n++) {
-                    int64_t heads = prefill_heads(dims.values[d]), len = lens.values[n];
-                    add_full_and_causal(
-                        g, "prefill",
-                        describe(g, dtypes.values[y], heads, heads, len, len, dims.values[d], threads.values[t]),
-                        items);
-                }
+    add_full_and_causal(g, name, ATTN_BENCH_FORWARD, describe_square(g, p, usual_heads(p)), items);
 }
 
-/* Many threads against one. */
-static void threads_over_one(grid *g)
+static void backward(grid *g, const char *name, const point *p)
 {
-    const attn_bench_options *o = g->options;
-    attn_bench_list threads = thread_list(g), dtypes = LIST_OR(&o->dtypes, ATTN_F32), dims = LIST_OR(&o->dims, 64, 128);
-    attn_bench_list lens = LIST_OR(&o->lens, 2048, 4096);
     attn_bench_case *items[2];
-    for (int t = 0; t < threads.count; t++)
-        for (int y = 0; y < dtypes.count && threads.values[t] > 1; y++)
-            for (int d = 0; d < dims.count; d++)
-                for (int n = 0; n < lens.count; n++) {
-                    int64_t heads = prefill_heads(dims.values[d]), len = lens.values[n];
-                    add_full_and_causal(
-                        g, "threads",
-                        describe(g, dtypes.values[y], heads, heads, len, len, dims.values[d], threads.values[t]),
-                        items);
-                    for (int i = 0; i < 2; i++) {
-                        items[i]->baseline_name = "one-thread";
-                        items[i]->baseline = items[i]->desc;
-                        items[i]->baseline.threads = 1;
-                    }
-                }
+    add_full_and_causal(g, name, ATTN_BENCH_BACKWARD, describe_square(g, p, usual_heads(p)), items);
 }
 
-static void decode(grid *g)
+static void both(grid *g, const char *name, const point *p)
+{
+    attn_bench_case *items[2];
+    add_full_and_causal(g, name, ATTN_BENCH_BOTH, describe_square(g, p, usual_heads(p)), items);
+}
+
+static void against_one_thread(grid *g, const char *name, attn_bench_pass pass, attn_desc desc)
+{
+    attn_bench_case *items[2];
+    add_full_and_causal(g, name, pass, desc, items);
+    for (int i = 0; i < 2; i++) {
+        items[i]->baseline_name = "one-thread";
+        items[i]->baseline = items[i]->desc;
+        items[i]->baseline.threads = 1;
+    }
+}
+
+/* Many threads against one; in the backward, where heads share keys' gradients, also within one head. */
+static void threads_over_one(grid *g, const char *name, const point *p)
+{
+    if (p->threads == 1) return;
+    against_one_thread(g, name, ATTN_BENCH_FORWARD, describe_square(g, p, usual_heads(p)));
+    against_one_thread(g, name, ATTN_BENCH_BACKWARD, describe_square(g, p, usual_heads(p)));
+    if (!g->options->heads[0]) against_one_thread(g, name, ATTN_BENCH_BACKWARD, describe_square(g, p, 1));
+}
+
+static void decode(grid *g, const char *name, const point *p)
+{
+    add(g, name, ATTN_BENCH_DECODE, "full", describe(g, p, 32, 8, 1));
+}
+
+static void memory(grid *g, const char *name, const point *p)
+{
+    attn_bench_case *items[2];
+    add_full_and_causal(g, name, ATTN_BENCH_FORWARD, describe_square(g, p, 1), items);
+    items[0]->plan_only = items[1]->plan_only = true;
+}
+
+/* A causal window against no mask. */
+static void window(grid *g, const char *name, const point *p)
+{
+    attn_desc desc = describe_square(g, p, 1);
+    attn_bench_case *item = add(g, name, ATTN_BENCH_FORWARD, "window:256", desc);
+    item->desc.flags = ATTN_WINDOW;
+    item->desc.window_left = 256;
+    item->baseline_name = "full";
+    item->baseline = desc;
+}
+
+static const suite suites[] = {
+    { "prefill", prefill, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96, 160 }, 8192 },
+    { "threads", threads_over_one, { ATTN_F32 }, { 64, 128 }, { 2048, 4096 }, { 160 }, 0 },
+    { "decode", decode, { ATTN_F32, ATTN_F16, ATTN_BF16 }, { 128 }, { 32768 }, { 512 }, 0 },
+    { "bwd", backward, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96, 160 }, 8192 },
+    { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
+    { "memory", memory, { ATTN_F32 }, { 64 }, { 65536 }, { 512 }, 0 },
+    { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
+};
+
+enum { SUITES = sizeof suites / sizeof *suites };
+
+int attn_bench_suite_find(const char *name)
+{
+    int all = strcmp(name, "all") == 0, found = 0;
+    for (int i = 0; i < SUITES; i++)
+        if (all || strcmp(name, suites[i].name) == 0) found |= 1 << i;
+    return found;
+}
+
+const char *attn_bench_pass_name(attn_bench_pass pass)
+{
+    static const char *const names[] = { "fwd", "decode", "bwd", "fwdbwd" };
+    return names[pass];
+}
+
+/* ---- the walk over a suite's points -------------------------------------------------------------- */
+
+/* The given list, or the suite's own. */
+static attn_bench_list list_or(const attn_bench_list *given, const int64_t *values)
+{
+    attn_bench_list list = *given;
+    for (; !given->count && values[list.count]; list.count++)
+        list.values[list.count] = values[list.count];
+    return list;
+}
+
+static void add_points(grid *g, const suite *s)
 {
     const attn_bench_options *o = g->options;
-    attn_bench_list threads = thread_list(g), dtypes = LIST_OR(&o->dtypes, ATTN_F32, ATTN_F16, ATTN_BF16);
-    attn_bench_list dims = LIST_OR(&o->dims, 128), lens = LIST_OR(&o->lens, 32768);
-    if (o->smoke) lens = LIST_OR(&o->lens, 512);
+    int all = attn_threads_available();
+    attn_bench_list threads = list_or(&o->threads, (int64_t[]){ 1, all > 1 ? all : 0, 0 });
+    attn_bench_list dtypes = list_or(&o->dtypes, s->dtypes), dims = list_or(&o->dims, s->dims);
+    attn_bench_list lens = list_or(&o->lens, o->smoke ? s->smoke_lens : s->lens);
+    if (!o->lens.count && o->full && s->full_len) lens.values[lens.count++] = s->full_len;
+    if (!o->dims.count && o->smoke) dims.count = 1;
     for (int t = 0; t < threads.count; t++)
         for (int y = 0; y < dtypes.count; y++)
             for (int d = 0; d < dims.count; d++)
                 for (int n = 0; n < lens.count; n++)
-                    add(g, "decode", "decode", "full",
-                        describe(g, dtypes.values[y], 32, 8, 1, lens.values[n], dims.values[d], threads.values[t]));
-}
-
-static void memory(grid *g)
-{
-    const attn_bench_options *o = g->options;
-    attn_bench_list threads = thread_list(g), dtypes = LIST_OR(&o->dtypes, ATTN_F32), dims = LIST_OR(&o->dims, 64);
-    attn_bench_list lens = LIST_OR(&o->lens, 65536);
-    attn_bench_case *items[2];
-    for (int t = 0; t < threads.count; t++)
-        for (int y = 0; y < dtypes.count; y++)
-            for (int d = 0; d < dims.count; d++)
-                for (int n = 0; n < lens.count; n++) {
-                    int64_t len = lens.values[n];
-                    add_full_and_causal(
-                        g, "memory", describe(g, dtypes.values[y], 1, 1, len, len, dims.values[d], threads.values[t]),
-                        items);
-                    items[0]->plan_only = items[1]->plan_only = true;
-                }
-}
-
-/* A causal window against no mask. */
-static void window(grid *g)
-{
-    const attn_bench_options *o = g->options;
-    attn_bench_list threads = thread_list(g), dtypes = LIST_OR(&o->dtypes, ATTN_F32), dims = LIST_OR(&o->dims, 64);
-    attn_bench_list lens = LIST_OR(&o->lens, 32768);
-    for (int t = 0; t < threads.count; t++)
-        for (int y = 0; y < dtypes.count; y++)
-            for (int d = 0; d < dims.count; d++)
-                for (int n = 0; n < lens.count; n++) {
-                    int64_t len = lens.values[n];
-                    attn_desc desc = describe(g, dtypes.values[y], 1, 1, len, len, dims.values[d], threads.values[t]);
-                    attn_bench_case *item = add(g, "window", "fwd", "window:256", desc);
-                    item->desc.flags = ATTN_WINDOW;
-                    item->desc.window_left = 256;
-                    item->baseline_name = "full";
-                    item->baseline = desc;
-                }
+                    s->add(g, s->name, &(point){ dtypes.values[y], dims.values[d], lens.values[n], threads.values[t] });
 }
 
 static void fill(grid *g)
 {
-    static const struct {
-        int suite;
-        void (*add)(grid *);
-    } suites[] = { { ATTN_BENCH_PREFILL, prefill },
-                   { ATTN_BENCH_THREADS, threads_over_one },
-                   { ATTN_BENCH_DECODE, decode },
-                   { ATTN_BENCH_MEMORY, memory },
-                   { ATTN_BENCH_WINDOW, window } };
-    for (size_t i = 0; i < sizeof suites / sizeof *suites; i++)
-        if (g->options->suites & suites[i].suite) suites[i].add(g);
+    for (int i = 0; i < SUITES; i++)
+        if (g->options->suites & 1 << i) add_points(g, &suites[i]);
 }
 
 attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count)

@@ -109,15 +109,18 @@ static bool failed(attn_bench_torch *torch)
     return attn_bench_fail("PyTorch: %s", torch->line[0] ? torch->line : "the process has ended");
 }
 
-bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc)
+bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn_bench_pass pass, char *form,
+                            size_t size)
 {
-    fprintf(torch->requests, "setup %s %lld %lld %lld %lld %lld %lld %lld %d %d\n", attn_dtype_name(desc->dtype),
-            (long long)desc->batch, (long long)desc->heads_q, (long long)desc->heads_kv, (long long)desc->len_q,
-            (long long)desc->len_kv, (long long)desc->dim_qk, (long long)desc->dim_v, (desc->flags & ATTN_CAUSAL) != 0,
-            desc->threads);
+    fprintf(torch->requests, "setup %s %s %lld %lld %lld %lld %lld %lld %lld %d %d\n", attn_bench_pass_name(pass),
+            attn_dtype_name(desc->dtype), (long long)desc->batch, (long long)desc->heads_q, (long long)desc->heads_kv,
+            (long long)desc->len_q, (long long)desc->len_kv, (long long)desc->dim_qk, (long long)desc->dim_v,
+            (desc->flags & ATTN_CAUSAL) != 0, desc->threads);
     fflush(torch->requests);
     torch->line[0] = 0;
-    return (answer(torch) && strcmp(torch->line, "ok") == 0) || failed(torch);
+    if (!answer(torch) || strncmp(torch->line, "ok ", 3) != 0) return failed(torch);
+    snprintf(form, size, "%s", torch->line + 3);
+    return true;
 }
 
 double attn_bench_torch_run(void *self, int calls)

@@ -1,10 +1,12 @@
 """PyTorch's scaled_dot_product_attention on the CPU as a peer of `attn bench`, which starts this as a child process.
 
 Requests on stdin, one a line, each answered by one line on stdout:
-    setup DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V CAUSAL THREADS   -> ok | error WHY
-    run CALLS                                                                     -> seconds a call
+    setup PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V CAUSAL THREADS   -> ok FORM | error WHY
+    run CALLS                                                                          -> seconds a call
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
-Tensors are contiguous (batch, head, row, dim), random normal; forward only, without autograd.
+PASS is fwd, decode (a forward), bwd (torch.autograd.grad of a forward that ran before) or fwdbwd (both); forwards alone
+run without autograd. FORM is what PyTorch chose: flash, math, ...
+Tensors are contiguous (batch, head, row, dim), random normal.
 """
 
 import sys
@@ -12,16 +14,20 @@ import time
 
 try:
     import torch
+    from torch.nn.attention import SDPBackend
 except ImportError as error:
     print("error", error, flush=True)
     sys.exit(1)
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+FORMS = {SDPBackend.MATH: "math", SDPBackend.FLASH_ATTENTION: "flash"}
 
 
-def setup(dtype, *numbers):
+def setup(what, dtype, *numbers):
+    """The function to time, and its form."""
     batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v, causal, threads = map(int, numbers)
     torch.set_num_threads(threads)
+    training = what in ("bwd", "fwdbwd")
 
     def tensor(heads, rows, dim):
         return torch.randn(batch, heads, rows, dim).to(DTYPES[dtype])
@@ -30,10 +36,25 @@ def setup(dtype, *numbers):
     options = {"is_causal": bool(causal)}
     if heads_q != heads_kv:
         options["enable_gqa"] = True
-    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    def forward():
+        with torch.set_grad_enabled(training):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    if training:
+        for t in (q, k, v):
+            t.requires_grad_()
+        grad_o = tensor(heads_q, len_q, dim_v)
+    backend = SDPBackend(torch._fused_sdp_choice(q, k, v, **options))
+    form = FORMS.get(backend, backend.name.lower())
+    if what == "bwd":
+        o = forward()
+        return lambda: torch.autograd.grad(o, (q, k, v), grad_o, retain_graph=True), form
+    if what == "fwdbwd":
+        return lambda: torch.autograd.grad(forward(), (q, k, v), grad_o), form
+    return forward, form
 
 
-@torch.no_grad()
 def serve():
     attend = None
     for line in sys.stdin:
@@ -41,9 +62,9 @@ def serve():
         try:
             if request == "setup":
                 attend = None  # the old tensors go before the new ones come
-                attend = setup(*words)
+                attend, form = setup(*words)
                 attend()
-                answer = "ok"
+                answer = "ok " + form
             else:
                 calls = int(words[0])
                 start = time.perf_counter()

@@ -1,0 +1,202 @@
+/* attn bench: its options, read and settled. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/error.h"
+#include "bench.h"
+#include "command.h"
+#include "options.h"
+
+/* Each word between commas to `parse`, which fills `word_value`; `take` keeps it. */
+static attn_status parse_list(const char *text, attn_option_parse *parse, void *word_value,
+                              attn_status (*take)(void *list, const void *word_value), void *list)
+{
+    for (const char *at = text;;) {
+        char word[64];
+        size_t length = strcspn(at, ",");
+        if (length >= sizeof word) return attn_fail(ATTN_INVALID, "has a word of %zu characters", length);
+        memcpy(word, at, length);
+        word[length] = 0;
+        attn_status status = parse(word, word_value);
+        if (!status) status = take(list, word_value);
+        if (status || !at[length]) return status;
+        at += length + 1;
+    }
+}
+
+static attn_status take_number(attn_bench_list *list, int64_t value)
+{
+    if (list->count == ATTN_BENCH_LIST_MOST)
+        return attn_fail(ATTN_INVALID, "takes at most %d values", ATTN_BENCH_LIST_MOST);
+    list->values[list->count++] = value;
+    return ATTN_OK;
+}
+
+static attn_status take_count(void *list, const void *value)
+{
+    return take_number(list, *(const int64_t *)value);
+}
+
+static attn_status take_threads(void *list, const void *value)
+{
+    return take_number(list, *(const int32_t *)value);
+}
+
+static attn_status take_dtype(void *list, const void *value)
+{
+    const attn_dtype *dtype = value;
+    return take_number(list, *dtype);
+}
+
+static attn_status take_suite(void *suites, const void *value)
+{
+    *(int *)suites |= *(const int *)value;
+    return ATTN_OK;
+}
+
+static attn_status parse_suite(const char *text, void *value)
+{
+    *(int *)value = attn_bench_suite_find(text);
+    return *(int *)value ? ATTN_OK : attn_fail(ATTN_INVALID, "'%s' is not one of " ATTN_BENCH_SUITES, text);
+}
+
+static attn_status parse_suites(const char *text, void *value)
+{
+    int suite = 0;
+    *(int *)value = 0;
+    return parse_list(text, parse_suite, &suite, take_suite, value);
+}
+
+static attn_status parse_counts(const char *text, void *value)
+{
+    int64_t count;
+    return parse_list(text, attn_parse_count, &count, take_count, value);
+}
+
+static attn_status parse_threads(const char *text, void *value)
+{
+    int32_t threads;
+    return parse_list(text, attn_parse_threads, &threads, take_threads, value);
+}
+
+static attn_status parse_dtypes(const char *text, void *value)
+{
+    attn_dtype dtype;
+    return parse_list(text, attn_parse_dtype, &dtype, take_dtype, value);
+}
+
+static attn_status parse_heads(const char *text, void *value)
+{
+    int64_t *heads = value;
+    char first[32];
+    size_t length = strcspn(text, "/");
+    if (length >= sizeof first) return attn_fail(ATTN_INVALID, "takes HEADS or QUERY_HEADS/KV_HEADS");
+    memcpy(first, text, length);
+    first[length] = 0;
+    attn_status status = attn_parse_count(first, &heads[0]);
+    heads[1] = heads[0];
+    return status || !text[length] ? status : attn_parse_count(text + length + 1, &heads[1]);
+}
+
+static attn_status parse_peer(const char *text, void *value)
+{
+    static const char *const names[] = { "openblas", "torch", "none" };
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) return *(attn_bench_peer *)value = (attn_bench_peer)i, ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes openblas, torch or none");
+}
+
+static attn_status parse_repeat(const char *text, void *value)
+{
+    attn_status status = attn_parse_count(text, value);
+    if (status || *(int64_t *)value <= ATTN_BENCH_ROUNDS_MOST) return status;
+    return attn_fail(ATTN_INVALID, "takes 1 to %d", ATTN_BENCH_ROUNDS_MOST);
+}
+
+#define AT(field) offsetof(attn_bench_options, field)
+
+static const attn_option options[] = {
+    { "suite", 0, "LIST", parse_suites, AT(suites), ATTN_BENCH_SUITES " (prefill)" },
+    { "threads", 't', "LIST", parse_threads, AT(threads), "threads to measure with (1 and all processors)" },
+    { "dtype", 0, "LIST", parse_dtypes, AT(dtypes), "f32, f16, bf16 (f32; decode: all of them)" },
+    { "dim", 0, "LIST", parse_counts, AT(dims), "head dims (64,128; as the suite says)" },
+    { "len", 0, "LIST", parse_counts, AT(lens), "rows and keys; decode: keys (as the suite says)" },
+    { "heads", 0, "Q[/KV]", parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
+    { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
+    { "peer", 0, "NAME", parse_peer, AT(peer), "openblas (f32 only), torch, none (openblas)" },
+    { "python", 0, "FILE", attn_parse_text, AT(python), "the Python that has PyTorch, for --peer torch (python3)" },
+    { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },
+    { "min-time", 0, "SECONDS", attn_parse_positive, AT(min_time), "least length of a turn (0.1)" },
+    { "full", 0, NULL, attn_parse_switch, AT(full), "prefill, bwd, fwdbwd: 8192 rows too" },
+    { "csv", 0, "FILE", attn_parse_text, AT(csv),
+      "put the results into a CSV file, in place of older ones of the same" },
+    { "machine", 0, "NAME", attn_parse_text, AT(machine), "the machine's name there (the file's name without .csv)" },
+    { "json", 0, NULL, attn_parse_switch, AT(json), "print JSON" },
+    { "smoke", 0, NULL, attn_parse_switch, AT(smoke), "a second on tiny problems: does it measure at all?" },
+};
+
+static const attn_command command = {
+    "bench",
+    "measure against limits and peers",
+    "[options]",
+    options,
+    sizeof options / sizeof *options,
+    "Subject, peer and limits take turns, round after round; medians are shown. "
+    "GFLOP/s count 2 pairs (dim_qk + dim_v)\n"
+    "over exactly the visible pairs (backward: 2.5 times as many), GB/s the keys and values once a KV head. "
+    "\"limit\" is the share of what the machine\n"
+    "can do, measured in the same rounds on as many threads: FMA peak, and for "
+    "decode read bandwidth, if that is less.\n"
+    "\"ratio\" is the peer's time over ours.\n"
+    "\n"
+    "  attn bench                                          prefill against OpenBLAS\n"
+    "  attn bench --suite all --csv bench/results/zen3.csv everything, kept\n"
+    "  attn bench --suite decode --threads 2 --dtype bf16\n"
+};
+
+/* ---- settled ------------------------------------------------------------------------------------- */
+
+static bool only_commas_lack(const char *text)
+{
+    return !strpbrk(text, ",\"\\\n");
+}
+
+static void name_machine(attn_bench_options *o)
+{
+    const char *slash = o->csv ? strrchr(o->csv, '/') : NULL;
+    snprintf(o->device, sizeof o->device, "%s",
+             o->machine ? o->machine
+             : slash    ? slash + 1
+             : o->csv   ? o->csv
+                        : "unnamed");
+    size_t length = strlen(o->device);
+    if (!o->machine && length > 4 && strcmp(o->device + length - 4, ".csv") == 0) o->device[length - 4] = 0;
+}
+
+static bool check(const attn_bench_options *o)
+{
+    if (!only_commas_lack(o->device))
+        return attn_bench_fail("machine = %s: takes a name without commas and quotes", o->device);
+    if (o->csv && o->smoke) return attn_bench_fail("--smoke keeps no results: leave out --csv");
+    if (o->csv && o->repeat < ATTN_BENCH_ROUNDS_LEAST)
+        return attn_bench_fail("--repeat %d: results for --csv take at least %d rounds", (int)o->repeat,
+                               ATTN_BENCH_ROUNDS_LEAST);
+    if (o->isa != ATTN_ISA_AUTO && !attn_isa_available(o->isa))
+        return attn_bench_fail("--isa %s: this machine or build does not run it", attn_isa_name(o->isa));
+    return true;
+}
+
+int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
+{
+    *o = (attn_bench_options){ .repeat = 7, .min_time = 0.1f };
+    int code = attn_options_start(&command, argc, argv, o);
+    if (code != ATTN_OPTIONS_READY) return code;
+    if (!o->suites) o->suites = attn_bench_suite_find(o->smoke ? "all" : "prefill");
+    if (o->smoke) {
+        o->repeat = 3;
+        o->min_time = 1e-4f;
+        if (!o->threads.count) take_number(&o->threads, 1);
+    }
+    name_machine(o);
+    return check(o) ? code : ATTN_EXIT_USAGE;
+}

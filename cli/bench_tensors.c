@@ -1,0 +1,71 @@
+/* The tensors of a case: aligned, touched, random normal. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "num/half.h"
+
+void *attn_bench_alloc(int64_t bytes)
+{
+    void *memory = NULL;
+    int64_t physical = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    if (bytes > physical / 10 * 8 ||
+        posix_memalign(&memory, bytes >= 4 << 20 ? 2 << 20 : 64, bytes ? (size_t)bytes : 64)) {
+        attn_bench_fail("a buffer of %.1f MiB does not fit into memory", (double)bytes / (1 << 20));
+        return NULL;
+    }
+    memset(memory, 0, (size_t)bytes);
+    return memory;
+}
+
+/* Sums of four uniform numbers: normal enough, and quick. */
+static void fill_normal(attn_dtype dtype, void *to, int64_t count, uint64_t state)
+{
+    for (int64_t i = 0; i < count; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        int sum =
+            (int)(state >> 48) + (int)(state >> 32 & 0xffff) + (int)(state >> 16 & 0xffff) + (int)(state & 0xffff);
+        attn_store_scalar(dtype, to, i, (float)(sum - 2 * 0xffff) * (1.7320508f / 65536.0f));
+    }
+}
+
+static void *normal(attn_dtype dtype, int64_t bytes, uint64_t seed)
+{
+    void *to = attn_bench_alloc(bytes);
+    if (to) fill_normal(dtype, to, bytes / attn_dtype_size(dtype), seed);
+    return to;
+}
+
+static bool init_backward(attn_bench_tensors *t, const attn_desc *desc)
+{
+    t->lse = attn_bench_alloc(desc->batch * desc->heads_q * desc->len_q * (int64_t)sizeof *t->lse);
+    t->grad_o = normal(desc->dtype, t->o_bytes, 4);
+    t->grad_q = attn_bench_alloc(t->q_bytes);
+    t->grad_k = attn_bench_alloc(t->k_bytes);
+    t->grad_v = attn_bench_alloc(t->v_bytes);
+    return t->lse && t->grad_o && t->grad_q && t->grad_k && t->grad_v;
+}
+
+bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_bench_pass pass)
+{
+    int64_t size = attn_dtype_size(desc->dtype), queries = desc->batch * desc->len_q * desc->heads_q;
+    int64_t keys = desc->batch * desc->len_kv * desc->heads_kv;
+    t->q = normal(desc->dtype, t->q_bytes = queries * desc->dim_qk * size, 1);
+    t->k = normal(desc->dtype, t->k_bytes = keys * desc->dim_qk * size, 2);
+    t->v = normal(desc->dtype, t->v_bytes = keys * desc->dim_v * size, 3);
+    t->o = attn_bench_alloc(t->o_bytes = queries * desc->dim_v * size);
+    bool good = t->q && t->k && t->v && t->o;
+    if (good && pass >= ATTN_BENCH_BACKWARD) good = init_backward(t, desc);
+    if (!good) attn_bench_tensors_free(t);
+    return good;
+}
+
+void attn_bench_tensors_free(attn_bench_tensors *t)
+{
+    void *const all[] = { t->q, t->k, t->v, t->o, t->lse, t->grad_o, t->grad_q, t->grad_k, t->grad_v };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    *t = (attn_bench_tensors){ 0 };
+}
