@@ -126,7 +126,7 @@ typedef void (*attn_parallel_for)(void *context, int tasks, void (*task)(void *a
 typedef struct attn_desc {
     attn_dtype dtype;         /* of q, k and v */
     attn_direction direction; /* ATTN_FORWARD, or ATTN_BACKWARD for a plan that computes gradients */
-    attn_device device;       /* ATTN_CPU */
+    attn_device device;       /* ATTN_CPU, or ATTN_CUDA, which takes no threads, isa and parallel_for */
     uint32_t flags;           /* ATTN_CAUSAL | ... */
 
     int64_t batch;             /* sequences */
@@ -170,7 +170,10 @@ typedef struct attn_desc {
 typedef struct attn_plan attn_plan;
 
 /* Checks *desc and makes *plan, to be freed with attn_plan_destroy. Writes *plan only on success.
- * ATTN_INVALID, ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. desc_size is sizeof(attn_desc). */
+ * ATTN_INVALID, ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. desc_size is sizeof(attn_desc).
+ * ATTN_CUDA: for the calling thread's current CUDA context, whose device has compute capability 9.0. The first plan in
+ * a context that uses a kernel loads it (and compiles it, in a library built without nvcc: NVRTC, kept on disk in
+ * ATTN_CACHE_DIR, else XDG_CACHE_HOME/libattn, else ~/.cache/libattn). ATTN_DEVICE_FAILED, too. */
 ATTN_API attn_status attn_plan_create_sized(attn_plan **plan, const attn_desc *desc, size_t desc_size);
 static inline attn_status attn_plan_create(attn_plan **plan, const attn_desc *desc)
 {
@@ -190,9 +193,9 @@ ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t siz
 /* The plan in numbers. Strings live as long as the plan. */
 typedef struct attn_plan_info {
     const char *kernel; /* as `attn kernels` lists it */
-    const char *isa;    /* as attn_isa_name */
+    const char *isa;    /* as attn_isa_name; of a GPU "sm_90a" */
     const char *why;    /* the reason for the kernel, one sentence */
-    int32_t threads;
+    int32_t threads;      /* 0 on a GPU */
     int32_t splits;       /* parts the keys are split into, merged by LSE (backward: gradients of q added); 1: none */
     int64_t rows_tile;    /* query rows of a tile */
     int64_t keys_tile;    /* keys of a tile */
@@ -263,7 +266,10 @@ typedef struct attn_args {
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes, no other run's; NULL
- * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers. */
+ * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers.
+ * ATTN_CUDA: pointers are of device memory, the plan's context is current, and stream is a CUstream of it (a
+ * cudaStream_t, which may be capturing a graph; NULL: the default stream): the run is only put into it. Lengths and
+ * tables are read by the kernels, which take what is out of range as the nearest value in range. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)

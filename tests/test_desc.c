@@ -120,6 +120,7 @@ static void edges_are_accepted(void **state)
     ACCEPTED(plain, d.flags = ATTN_DROPOUT, d.dropout_p = 255.4f / 256);
     ACCEPTED(plain, d.scale = 1e-30f);
     ACCEPTED(plain, d.threads = 1024);
+    ACCEPTED(plain, d.device = ATTN_CUDA);
     ACCEPTED(plain, set4(d.q_stride, -1000, 0, 16, 1)); /* inputs may run backwards and repeat */
     ACCEPTED(plain, set4(d.k_stride, 0, 0, 0, 1));
     ACCEPTED(plain, set4(d.o_stride, -960, 192, -16, 1));
@@ -141,8 +142,9 @@ static void kinds_are_checked(void **state)
     REFUSED(plain, UNSUPPORTED, "direction = ATTN_BACKWARD: the backward pass is not built",
             d.direction = ATTN_BACKWARD);
     REFUSED(plain, INVALID, "direction = 2 is not ATTN_FORWARD", d.direction = (attn_direction)2);
-    REFUSED(plain, UNSUPPORTED, "device = ATTN_CUDA: CUDA is not built", d.device = ATTN_CUDA);
     REFUSED(plain, INVALID, "device = 7 is not ATTN_CPU", d.device = (attn_device)7);
+    REFUSED(plain, INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.threads = 1);
+    REFUSED(plain, INVALID, "isa is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.isa = ATTN_ISA_PORTABLE);
     REFUSED(plain, INVALID, "flags = 0x20001 has unknown bits 0x20000", d.flags = 0x20001);
     REFUSED(plain, INVALID, "flags = 0x80000000 has unknown bits 0x80000000", d.flags = 0x80000000);
     REFUSED(plain, INVALID, "isa = 9 is not an attn_isa", d.isa = (attn_isa)9);

@@ -1,5 +1,6 @@
 /* What the arguments of a run must be. First every array by its bytes: there, aligned, and apart from the outputs; then
- * the contents of every table. Every CPU run comes through here: the cost is that of reading the tables once. */
+ * the contents of every table. Every CPU run comes through here: the cost is that of reading the tables once. On a GPU
+ * tables cannot be read: the first half has to do, and kernels clamp what they find. */
 #include "api/desc.h"
 
 #include <inttypes.h>
@@ -218,16 +219,21 @@ static attn_status check_pair(const char *kind, const int32_t *counts, const int
     return ATTN_OK;
 }
 
+static attn_status check_pairs(const attn_desc *d, const attn_args *a)
+{
+    int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
+    attn_status status = check_pair("full", a->block_full_count, a->block_full, columns);
+    if (!status) status = check_pair("partial", a->block_partial_count, a->block_partial, columns);
+    if (!status && d->block_batch > 0 && d->len_q > 0 && !a->block_full_count && !a->block_partial_count)
+        return attn_fail(ATTN_INVALID, "block_full_count and block_partial_count are both NULL: ATTN_BLOCKS needs one");
+    return status;
+}
+
 static attn_status check_blocks(const attn_desc *d, const attn_args *a)
 {
     int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
     int64_t lines = d->block_batch * d->block_heads * attn_ceil_div(d->len_q, d->block_rows);
-    attn_status status = check_pair("full", a->block_full_count, a->block_full, columns);
-    if (!status) status = check_pair("partial", a->block_partial_count, a->block_partial, columns);
-    if (status) return status;
-    if (lines > 0 && !a->block_full_count && !a->block_partial_count)
-        return attn_fail(ATTN_INVALID, "block_full_count and block_partial_count are both NULL: ATTN_BLOCKS needs one");
-
+    attn_status status = ATTN_OK;
     for (int64_t line = 0; line < lines; line++) {
         int32_t fulls = a->block_full_count ? a->block_full_count[line] : 0;
         int32_t partials = a->block_partial_count ? a->block_partial_count[line] : 0;
@@ -269,9 +275,15 @@ static attn_status check_logits(const attn_desc *d, const attn_args *a)
     return ATTN_OK;
 }
 
-attn_status attn_args_check(const attn_desc *desc, const attn_args *args)
+attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args)
 {
     attn_status status = check_arrays(desc, args);
+    return status || !(desc->flags & ATTN_BLOCKS) ? status : check_pairs(desc, args);
+}
+
+attn_status attn_args_check(const attn_desc *desc, const attn_args *args)
+{
+    attn_status status = attn_args_check_arrays(desc, args);
     if (!status) status = check_lengths(desc, args);
     if (!status && desc->flags & ATTN_INTERVALS) status = check_intervals(desc, args);
     if (!status && desc->flags & ATTN_BLOCKS) status = check_blocks(desc, args);

@@ -154,8 +154,8 @@ static attn_status check_kinds(const attn_desc *desc)
         return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: the backward pass is not built yet");
     if (desc->direction != ATTN_FORWARD)
         return attn_fail(ATTN_INVALID, "direction = %d is not ATTN_FORWARD", (int)desc->direction);
-    if (desc->device == ATTN_CUDA) return attn_fail(ATTN_UNSUPPORTED, "device = ATTN_CUDA: CUDA is not built yet");
-    if (desc->device != ATTN_CPU) return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU", (int)desc->device);
+    if (desc->device != ATTN_CPU && desc->device != ATTN_CUDA)
+        return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU or ATTN_CUDA", (int)desc->device);
     if (desc->flags & ~(uint32_t)FLAGS)
         return attn_fail(ATTN_INVALID, "flags = 0x%" PRIx32 " has unknown bits 0x%" PRIx32, desc->flags,
                          desc->flags & ~(uint32_t)FLAGS);
@@ -222,6 +222,9 @@ static attn_status check_machine(const attn_desc *desc)
                          attn_isa_name(desc->isa));
     if (desc->parallel_context && !desc->parallel_for)
         return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
+    if (desc->device != ATTN_CPU && (desc->threads || desc->isa || desc->parallel_for))
+        return attn_fail(ATTN_INVALID, "%s is set: ATTN_CUDA takes none",
+                         desc->threads ? "threads" : desc->isa ? "isa" : "parallel_for");
     return ATTN_OK;
 }
 
@@ -327,7 +330,7 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     if (!status) status = resolve_layout(&d);
     if (!status) status = check_tables(&d);
     if (status) return status;
-    if (d.threads == 0) {
+    if (d.threads == 0 && d.device == ATTN_CPU) {
         int available = attn_threads_available();
         d.threads = available < THREADS_MOST ? available : THREADS_MOST;
     }

@@ -11,6 +11,9 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
 /* Checks run arguments against a resolved descriptor: pointers, alignment, overlap, lengths, tables. */
 attn_status attn_args_check(const attn_desc *desc, const attn_args *args);
 
+/* The part of it that reads no array: pointers, alignment, overlap. */
+attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args);
+
 /* Copies the caller's struct, whose header may be older (what it lacks is 0) or newer (what we lack must be 0) than
  * ours. `name` is the argument's, for messages. */
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name);

@@ -6,12 +6,6 @@
 #include "api/desc.h"
 #include "api/error.h"
 
-static const attn_backend *backend_of(const attn_desc *desc)
-{
-    (void)desc;
-    return &attn_cpu_backend;
-}
-
 attn_status attn_plan_create_sized(attn_plan **out, const attn_desc *desc, size_t desc_size)
 {
     if (!out) return attn_fail(ATTN_INVALID, "plan = NULL: it takes the address of a pointer");
@@ -21,7 +15,7 @@ attn_status attn_plan_create_sized(attn_plan **out, const attn_desc *desc, size_
     attn_plan *plan = calloc(1, sizeof *plan);
     if (!plan) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
     plan->desc = resolved;
-    plan->backend = backend_of(&resolved);
+    plan->backend = resolved.device == ATTN_CUDA ? &attn_cuda_backend : &attn_cpu_backend;
     if ((status = plan->backend->create(plan))) {
         free(plan);
         return status;

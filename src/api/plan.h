@@ -16,7 +16,7 @@ typedef struct attn_backend {
     void (*describe)(const attn_plan *plan, attn_words *words);
 } attn_backend;
 
-extern const attn_backend attn_cpu_backend;
+extern const attn_backend attn_cpu_backend, attn_cuda_backend;
 
 struct attn_plan {
     const attn_backend *backend;
@@ -26,6 +26,7 @@ struct attn_plan {
     const char *kernel_name, *isa_name;
     char why[160];
     const attn_cpu_kernel *kernel; /* ATTN_CPU */
+    struct attn_cuda_plan *cuda;   /* ATTN_CUDA */
 };
 
 #endif

@@ -85,6 +85,7 @@ typedef struct CUlaunchConfig {
     X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled,                                                            \
       (CUtensorMap *, int type, uint32_t rank, void *address, const uint64_t *extent, const uint64_t *stride,    \
        const uint32_t *box, const uint32_t *step, int interleave, int swizzle, int promotion, int fill))         \
+    X(cuTensorMapReplaceAddress, cuTensorMapReplaceAddress, (CUtensorMap *, void *address))                      \
     X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                               \
     X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                                       \
     X(cuCtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                             \

@@ -11,6 +11,12 @@
 typedef enum attn_cuda_form { ATTN_CUDA_FORWARD, ATTN_CUDA_SIMPLE } attn_cuda_form;
 
 enum {
+    ATTN_CUDA_MASKS = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS,
+    ATTN_CUDA_SCORES = ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS | ATTN_DROPOUT,
+    ATTN_CUDA_LENGTHS = ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV
+};
+
+enum {
     ATTN_CUDA_WARPGROUP_ROWS = 64, /* of a tile, a consumer warpgroup */
     ATTN_CUDA_SIMPLE_ROWS = 8,     /* query rows of a block of SIMPLE */
     ATTN_CUDA_OPTIONS = 16

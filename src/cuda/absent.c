@@ -1,0 +1,34 @@
+/* Stands for the CUDA backend in a build without it. */
+#include "api/error.h"
+#include "cuda/cuda.h"
+
+const attn_cuda_machine *attn_cuda_machine_get(void)
+{
+    attn_fail(ATTN_UNSUPPORTED, "this library was built without CUDA (ATTN_CUDA=OFF)");
+    return NULL;
+}
+
+attn_status attn_cuda_fail(CUresult result, const char *doing)
+{
+    return attn_fail(ATTN_DEVICE_FAILED, "%s: CUDA error %d", doing, result);
+}
+
+int attn_cuda_nvrtc_version(void)
+{
+    return 0;
+}
+
+const attn_cuda_kernel *attn_cuda_kernels(int *count)
+{
+    *count = 0;
+    return NULL;
+}
+
+static attn_status create(attn_plan *plan)
+{
+    (void)plan;
+    attn_cuda_machine_get();
+    return ATTN_UNSUPPORTED;
+}
+
+const attn_backend attn_cuda_backend = { .create = create };
