@@ -1,12 +1,6 @@
 /* The two products of prefill on one register tile, accumulators in registers throughout. A tile step is one load of a
  * panel's row and one broadcast a query row, for STRIP x PANEL multiply-adds. */
 
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 64")
-#endif
-
 enum {
     PANEL_VECTORS = PANEL / VL,
     STEPS = 8

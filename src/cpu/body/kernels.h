@@ -8,8 +8,10 @@
 #include "mask/parts.h"
 #include "num/half.h"
 
+#include "cpu/body/loads.h"
 #include "cpu/body/pack.h"
 #include "cpu/body/gemm.h"
 #include "cpu/body/softmax.h"
+#include "cpu/body/rows.h"
 #include "cpu/body/prefill.h"
 #include "cpu/body/decode.h"

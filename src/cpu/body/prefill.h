@@ -58,27 +58,6 @@ static void prefill_scores(const prefill *p, int64_t key0, int64_t end)
     }
 }
 
-/* Hides keys [lo, hi) of the tile from row r but those in the span that the row sees. */
-static void prefill_hide(const prefill *p, int64_t r, const attn_mask_tile *span, int64_t key0, int64_t lo, int64_t hi)
-{
-    float *s = p->s + r * ATTN_SCORE_PITCH;
-    int64_t row = p->task->row0 + r, first = span->lo, end = span->hi;
-    if (span->full || attn_mask_run(p->task->mask, row, &first, &end)) {
-        first = first > span->lo ? first - key0 : span->lo - key0;
-        end = end < span->hi ? end - key0 : span->hi - key0;
-        if (first > end) first = end = lo; /* the row sees nothing here */
-        hide_range(s, lo, first);
-        hide_range(s, end, hi);
-        return;
-    }
-    uint64_t words[ATTN_KEYS_TILE / 64], inside[ATTN_KEYS_TILE / 64] = { 0 };
-    attn_words_set(inside, span->lo - key0, span->hi - key0);
-    attn_mask_row(p->task->mask, row, key0, hi, words);
-    for (int64_t w = 0; w * 64 < hi; w++)
-        words[w] &= inside[w];
-    hide_keys(s, lo, hi, words, -INFINITY);
-}
-
 /* One strip's scores to probabilities. All maxima come first: they wait for nothing, and the exponentials for little.
  */
 static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
@@ -92,7 +71,7 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
         float *s = p->s + r * ATTN_SCORE_PITCH;
         if (score->flags & ATTN_RICH)
             change_scores(score, p->task->row0 + r, key0, lo, hi, p->task->mask->len_kv, s, p->bias);
-        prefill_hide(p, r, span, key0, lo, hi);
+        hide_unseen(p->task->mask, p->task->row0 + r, span, key0, s, lo, hi);
         top[r - first] = row_max(s, lo, hi);
     }
     for (int64_t r = first; r < last; r++) {
@@ -127,33 +106,10 @@ static void prefill_output(prefill *p, int64_t key0)
         p->fresh[i] = p->fresh[i] && p->span[i].lo >= p->span[i].hi;
 }
 
-ALWAYS_INLINE void store_row(attn_dtype dtype, void *out, const float *o, int64_t dim, float factor)
-{
-    int64_t d = 0;
-    for (; d + VL <= dim; d += VL) {
-        vf x = v_mul(v_load(o + d), v_set1(factor));
-        if (dtype == ATTN_F32)
-            v_store((float *)out + d, x);
-        else if (dtype == ATTN_F16)
-            v_store_f16((uint16_t *)out + d, x);
-        else
-            v_store_bf16((uint16_t *)out + d, x);
-    }
-    for (; d < dim; d++)
-        attn_store_scalar(dtype, out, d, o[d] * factor);
-}
-
 static void prefill_finish(const prefill *p)
 {
-    const attn_attend_task *task = p->task;
-    for (int64_t r = 0; r < task->rows; r++) {
-        int64_t row = task->row0 + r;
-        float *o = p->o + r * p->o_pitch, sum = v_hsum(v_load(p->sum + r * VL));
-        float factor = attn_score_finish(task->score, p->max[r], sum, task->lse ? task->lse + row : NULL);
-        if (p->fresh[r / STRIP]) memset(o, 0, (size_t)p->o_pitch * sizeof *o);
-        store_row(task->out_dtype, (char *)task->o + row * task->o_row * attn_dtype_size(task->out_dtype), o,
-                  task->dim_v, factor);
-    }
+    for (int64_t r = 0; r < p->task->rows; r++)
+        finish_row(p->task, r, p->o + r * p->o_pitch, p->max[r], p->sum + r * VL, p->fresh[r / STRIP]);
 }
 
 static void attend(const attn_attend_task *task)

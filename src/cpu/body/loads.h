@@ -1,0 +1,63 @@
+/* Loads of any dtype as floats, and fetching ahead. */
+
+enum { LINE = 64 }; /* bytes of a cache line */
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 64")
+#endif
+
+/* Elements [i, i + VL) of a row of `dtype`, a constant where this is inlined. */
+ALWAYS_INLINE vf load_as(attn_dtype dtype, const void *row, int64_t i)
+{
+    if (dtype == ATTN_F32) return v_load((const float *)row + i);
+    const uint16_t *half = (const uint16_t *)row + i;
+    return dtype == ATTN_F16 ? v_load_f16(half) : v_load_bf16(half);
+}
+
+/* The first `count` < VL of them, zeros behind; nothing past them is read. */
+static vf load_part(attn_dtype dtype, const void *row, int64_t i, int64_t count)
+{
+    float part[VL] = { 0 };
+    for (int64_t j = 0; j < count; j++)
+        part[j] = attn_load_scalar(dtype, row, i + j);
+    return v_load(part);
+}
+
+ALWAYS_INLINE vf load_up_to(attn_dtype dtype, const void *row, int64_t i, int64_t end)
+{
+    return i + VL <= end ? load_as(dtype, row, i) : load_part(dtype, row, i, end - i);
+}
+
+static inline const void *row_at(attn_dtype dtype, const void *base, int64_t elements)
+{
+    return (const char *)base + elements * attn_dtype_size(dtype);
+}
+
+/* Fetches a row into L1. */
+ALWAYS_INLINE void prefetch_row(attn_dtype dtype, const void *base, int64_t at, int64_t dim)
+{
+    const char *row = row_at(dtype, base, at);
+    for (int64_t i = 0; i < dim * attn_dtype_size(dtype); i += LINE)
+        __builtin_prefetch(row + i);
+}
+
+/* Fetches rows [row, row + count) that lie before `end`: they lie far apart, where no hardware looks ahead. */
+ALWAYS_INLINE void prefetch_rows(attn_dtype dtype, const void *base, int64_t pitch, int64_t row, int64_t count,
+                                 int64_t end, int64_t dim)
+{
+    for (int64_t i = row; i < row + count && i < end; i++)
+        prefetch_row(dtype, base, i * pitch, dim);
+}
+
+/* VL rows by VL columns from column d, transposed; rows at or past `rows` are zero. */
+ALWAYS_INLINE void load_square(attn_dtype dtype, const void *base, int64_t pitch, int64_t rows, int64_t d, int64_t dim,
+                               vf r[VL])
+{
+    for (int i = 0; i < VL; i++)
+        r[i] = i < rows ? load_up_to(dtype, row_at(dtype, base, i * pitch), d, dim) : v_zero();
+    v_transpose(r);
+}
