@@ -151,6 +151,9 @@ typedef struct attn_bench_simd {
     float (*fma)(int64_t steps); /* a step: one FMA on each chain */
     uint64_t (*read)(const void *base, int64_t bytes, int streams);
     float (*softmax)(float *row, int64_t n, float scale); /* in place: exp(scale (s - max)); returns their sum */
+    /* In place of a row's scores and its gradients of P: P and dS. */
+    void (*gradient)(float *s, float *dp, int64_t n, float scale, float lse, float delta);
+    float (*dot)(const float *a, const float *b, int64_t n);
 } attn_bench_simd;
 
 /* isa: available and not ATTN_ISA_AUTO. */
@@ -180,10 +183,11 @@ const char *attn_bench_openblas_name(void); /* "openblas", a colon and its kerne
 
 typedef struct attn_bench_openblas attn_bench_openblas;
 
-/* desc: f32, full or causal. Copies the tensors to the layout that suits it, takes the fastest of its forms and holds
- * its output against tensors->o. NULL after a failure, which it has reported. */
-attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, const attn_bench_tensors *tensors,
-                                                const attn_bench_simd *simd);
+/* desc: f32, full or causal. tensors: as a run of the subject left them. Copies them to the layout that suits it, takes
+ * the fastest of its forms and holds its output, and its gradients, against theirs. NULL after a failure, which it has
+ * reported. */
+attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, attn_bench_pass pass,
+                                                const attn_bench_tensors *tensors, const attn_bench_simd *simd);
 void attn_bench_openblas_free(attn_bench_openblas *peer);
 double attn_bench_openblas_run(void *peer, int calls);
 void attn_bench_openblas_form(const attn_bench_openblas *peer, char *text, size_t size);

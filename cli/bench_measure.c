@@ -84,9 +84,9 @@ static bool add_peer(bench *b, const attn_bench_case *item, const attn_bench_pee
             return false;
         *runner = (attn_bench_runner){ attn_bench_torch_run, peers->torch };
         result->peer_name = "torch";
-    } else if (peers->openblas && desc->dtype == ATTN_F32 && item->pass < ATTN_BENCH_BACKWARD) {
+    } else if (peers->openblas && desc->dtype == ATTN_F32) {
         if (attn_bench_subject_run(&b->subject, 1) < 0.0) return false;
-        b->openblas = attn_bench_openblas_create(desc, &b->tensors, simd_of(b));
+        b->openblas = attn_bench_openblas_create(desc, item->pass, &b->tensors, simd_of(b));
         if (!b->openblas) return false;
         *runner = (attn_bench_runner){ attn_bench_openblas_run, b->openblas };
         result->peer_name = attn_bench_openblas_name();

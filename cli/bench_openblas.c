@@ -1,11 +1,5 @@
-/* Unfused attention on OpenBLAS, in the best forms known: for blocks of query rows of one head S = Q K^T by sgemm, a
- * vectorised softmax over the rows of S (bench_simd_body.h: maximum, then exp2 by a degree-5 polynomial; the division
- * is left to the dim_v columns of O), O = P V by sgemm. Causal blocks stop at the last key that their last row sees.
- *
- * Block sizes 64, 128, 256, 512 and, where it fits in 1 GiB, all of the rows (full S) are tried; the fastest stays.
- * Blocks of all heads are shared out to the threads, and each calls sgemm on its own thread: faster than sgemm's own
- * threads whenever there are as many blocks as threads, and S stays in the cache that wrote it. With one query row the
- * heads of a KV group make one block. Tensors are copied to (batch, head, row, dim), which suits sgemm best. */
+/* OpenBLAS as a peer: found when running, its tensors, the choice of its forms, and its answer held against ours.
+ * Contract: bench_openblas.h. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <math.h>
@@ -13,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench.h"
+#include "bench_openblas.h"
 #include "command.h"
 #include "cpu/threads.h"
 
@@ -51,85 +45,83 @@ bool attn_bench_openblas_load(attn_isa isa, const char **reason)
     return true;
 }
 
-struct attn_bench_openblas {
-    const attn_bench_simd *simd;
-    attn_desc desc;
-    float *q, *k, *v, *o;  /* (batch, head, row, dim) */
-    int64_t heads, rows;   /* what a block is cut from: query heads and rows, or KV heads and their group */
-    int64_t block, blocks; /* rows of a block, blocks of a head */
-    int64_t pitch;         /* floats of a row of S */
-    float *scratch;        /* a thread: block x pitch scores, block sums */
-};
-
-static void attend_block(attn_bench_openblas *peer, int64_t head, int64_t row0, float *scores)
+void openblas_gemm(openblas_form form, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
+                   int64_t ldb, float *c, int64_t ldc)
 {
-    const attn_desc *d = &peer->desc;
-    int64_t rows = peer->rows - row0 < peer->block ? peer->rows - row0 : peer->block, first = head * peer->rows + row0;
-    int64_t kv = head / (peer->heads / (d->batch * d->heads_kv)) * d->len_kv, shift = d->len_kv - d->len_q;
-    bool causal = d->flags & ATTN_CAUSAL;
-    int64_t last = row0 + rows + shift, keys = causal && last < d->len_kv ? last : d->len_kv;
-    float *sums = scores + peer->block * peer->pitch, *o = peer->o + first * d->dim_v;
-    if (keys <= 0) {
-        memset(o, 0, (size_t)(rows * d->dim_v) * sizeof *o);
-        return;
-    }
-    sgemm(ROW_MAJOR, NO_TRANS, TRANS, (int)rows, (int)keys, (int)d->dim_qk, 1.0f, peer->q + first * d->dim_qk,
-          (int)d->dim_qk, peer->k + kv * d->dim_qk, (int)d->dim_qk, 0.0f, scores, (int)peer->pitch);
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t seen = causal && row0 + r + shift + 1 < keys ? row0 + r + shift + 1 : keys;
-        float *row = scores + r * peer->pitch;
-        sums[r] = seen > 0 ? peer->simd->softmax(row, seen, 1.0f / sqrtf((float)d->dim_qk)) : 1.0f;
-        if (seen < keys) memset(row + (seen > 0 ? seen : 0), 0, (size_t)(keys - (seen > 0 ? seen : 0)) * sizeof *row);
-    }
-    sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, (int)rows, (int)d->dim_v, (int)keys, 1.0f, scores, (int)peer->pitch,
-          peer->v + kv * d->dim_v, (int)d->dim_v, 0.0f, o, (int)d->dim_v);
-    for (int64_t r = 0; r < rows; r++) {
-        float factor = 1.0f / sums[r];
-        for (int64_t c = 0; c < d->dim_v; c++)
-            o[r * d->dim_v + c] *= factor;
-    }
+    bool trans_a = form == OPENBLAS_TN || form == OPENBLAS_TN_ADD;
+    sgemm(ROW_MAJOR, trans_a ? TRANS : NO_TRANS, form == OPENBLAS_NT ? TRANS : NO_TRANS, (int)m, (int)n, (int)k, 1.0f,
+          a, (int)lda, b, (int)ldb, form == OPENBLAS_TN_ADD ? 1.0f : 0.0f, c, (int)ldc);
 }
 
-static void attend_item(void *arg, int64_t i, int worker)
+int64_t openblas_keys(const attn_desc *desc, int64_t row)
 {
-    attn_bench_openblas *peer = arg;
-    int64_t block = peer->blocks - 1 - i / peer->heads; /* the heaviest of a causal mask first */
-    attend_block(peer, i % peer->heads, block * peer->block, peer->scratch + worker * peer->block * (peer->pitch + 1));
+    int64_t end = row + 1 + desc->len_kv - desc->len_q;
+    if (!(desc->flags & ATTN_CAUSAL) || end > desc->len_kv) return desc->len_kv;
+    return end > 0 ? end : 0;
 }
+
+/* ---- running and choosing ------------------------------------------------------------------------ */
+
+typedef struct stage {
+    int64_t (*scratch)(const attn_bench_openblas *peer, int64_t block);
+    void (*run)(attn_bench_openblas *peer);
+} stage;
+
+static const stage forward = { openblas_forward_scratch, openblas_forward };
+static const stage backward = { openblas_backward_scratch, openblas_backward };
 
 double attn_bench_openblas_run(void *self, int calls)
 {
     attn_bench_openblas *peer = self;
     double start = attn_seconds();
-    for (int i = 0; i < calls; i++)
-        attn_threads_each(&peer->desc, peer->desc.threads, peer->heads * peer->blocks, attend_item, peer);
+    for (int i = 0; i < calls; i++) {
+        if (peer->pass != ATTN_BENCH_BACKWARD) openblas_forward(peer);
+        if (peer->pass >= ATTN_BENCH_BACKWARD) openblas_backward(peer);
+    }
     return (attn_seconds() - start) / calls;
 }
 
-static bool set_block(attn_bench_openblas *peer, int64_t block)
+static double time_once(attn_bench_openblas *peer, const stage *s)
 {
-    free(peer->scratch);
-    peer->block = block;
-    peer->blocks = (peer->rows + block - 1) / block;
-    peer->scratch = attn_bench_alloc(peer->desc.threads * block * (peer->pitch + 1) * (int64_t)sizeof(float));
-    return peer->scratch;
+    double start = attn_seconds();
+    s->run(peer);
+    return attn_seconds() - start;
 }
 
-static bool choose_block(attn_bench_openblas *peer)
+static bool set_block(attn_bench_openblas *peer, openblas_cut *cut, const stage *s, int64_t block)
+{
+    free(cut->scratch);
+    cut->block = block;
+    cut->blocks = (peer->rows + block - 1) / block;
+    cut->scratch_floats = s->scratch(peer, block);
+    cut->scratch = attn_bench_alloc(peer->desc.threads * cut->scratch_floats * (int64_t)sizeof(float));
+    return cut->scratch;
+}
+
+static bool choose_block(attn_bench_openblas *peer, openblas_cut *cut, const stage *s)
 {
     double best = 0.0;
-    int64_t best_block = 0, full_bytes = peer->desc.threads * peer->rows * peer->pitch * (int64_t)sizeof(float);
+    int64_t best_block = 0, full_bytes = peer->desc.threads * s->scratch(peer, peer->rows) * (int64_t)sizeof(float);
     for (int64_t block = 64; best_block == 0 || block <= 1024; block *= 2) {
         bool full = block >= peer->rows || block == 1024;
         if (full && best_block && full_bytes > (int64_t)1 << 30) break;
-        if (!set_block(peer, full ? peer->rows : block)) return false;
-        double seconds = attn_bench_openblas_run(peer, 1);
-        if (seconds < 0.2) seconds = fmin(seconds, attn_bench_openblas_run(peer, 1));
-        if (best == 0.0 || seconds < best) best = seconds, best_block = peer->block;
+        if (!set_block(peer, cut, s, full ? peer->rows : block)) return false;
+        double seconds = time_once(peer, s);
+        if (seconds < 0.2) seconds = fmin(seconds, time_once(peer, s));
+        if (best == 0.0 || seconds < best) best = seconds, best_block = cut->block;
         if (full) break;
     }
-    return peer->block == best_block || set_block(peer, best_block);
+    return cut->block == best_block || set_block(peer, cut, s, best_block);
 }
+
+static bool choose_blocks(attn_bench_openblas *peer)
+{
+    if (peer->pass != ATTN_BENCH_BACKWARD && !choose_block(peer, &peer->forward, &forward)) return false;
+    return peer->pass < ATTN_BENCH_BACKWARD ||
+           (openblas_backward_init(peer) && choose_block(peer, &peer->backward, &backward));
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------- */
 
 /* (batch, row, head, dim) to (batch, head, row, dim). */
 static float *head_major(const float *from, int64_t batch, int64_t rows, int64_t heads, int64_t dim)
@@ -142,23 +134,55 @@ static float *head_major(const float *from, int64_t batch, int64_t rows, int64_t
     return to;
 }
 
-static bool same_answer(const attn_bench_openblas *peer, const float *o)
+static bool copy_tensors(attn_bench_openblas *p, const attn_desc *d, const attn_bench_tensors *t)
 {
-    const attn_desc *d = &peer->desc;
-    const float *at = peer->o;
-    double worst = 0.0;
-    for (int64_t b = 0; b < d->batch; b++)
-        for (int64_t h = 0; h < d->heads_q; h++)
-            for (int64_t r = 0; r < d->len_q; r++)
-                for (int64_t c = 0; c < d->dim_v; c++) {
-                    double gap = fabs((double)*at++ - (double)o[((b * d->len_q + r) * d->heads_q + h) * d->dim_v + c]);
-                    if (!(gap <= worst)) worst = gap;
-                }
-    return worst <= 1e-4 || attn_bench_fail("OpenBLAS and the library differ by %g: one of them is wrong", worst);
+    p->q = head_major(t->q, d->batch, d->len_q, d->heads_q, d->dim_qk);
+    p->k = head_major(t->k, d->batch, d->len_kv, d->heads_kv, d->dim_qk);
+    p->v = head_major(t->v, d->batch, d->len_kv, d->heads_kv, d->dim_v);
+    p->o = head_major(t->o, d->batch, d->len_q, d->heads_q, d->dim_v); /* the backward's input */
+    if (!p->q || !p->k || !p->v || !p->o) return false;
+    if (p->pass < ATTN_BENCH_BACKWARD) return true;
+    p->lse = head_major(t->lse, d->batch, d->heads_q, 1, d->len_q);
+    p->grad_o = head_major(t->grad_o, d->batch, d->len_q, d->heads_q, d->dim_v);
+    p->grad_q = attn_bench_alloc(t->q_bytes);
+    p->grad_k = attn_bench_alloc(t->k_bytes);
+    p->grad_v = attn_bench_alloc(t->v_bytes);
+    return p->lse && p->grad_o && p->grad_q && p->grad_k && p->grad_v;
 }
 
-attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, const attn_bench_tensors *tensors,
-                                                const attn_bench_simd *simd)
+/* Whether `theirs` (batch, head, row, dim) is `ours` (batch, row, head, dim), to 1e-4 of the greatest, or of 1. */
+static bool same(const char *name, const float *theirs, const float *ours, const int64_t extent[4])
+{
+    double worst = 0.0, greatest = 1.0;
+    for (int64_t b = 0; b < extent[0]; b++)
+        for (int64_t h = 0; h < extent[2]; h++)
+            for (int64_t r = 0; r < extent[1]; r++)
+                for (int64_t c = 0; c < extent[3]; c++) {
+                    double our = (double)ours[((b * extent[1] + r) * extent[2] + h) * extent[3] + c];
+                    double gap = fabs((double)*theirs++ - our);
+                    if (!(gap <= worst)) worst = gap;
+                    greatest = fmax(greatest, fabs(our));
+                }
+    return worst <= 1e-4 * greatest ||
+           attn_bench_fail("OpenBLAS and the library differ by %g in %s: one of them is wrong", worst, name);
+}
+
+static bool same_answer(const attn_bench_openblas *p, const attn_desc *d, const attn_bench_tensors *t)
+{
+    const int64_t q[] = { d->batch, d->len_q, d->heads_q, d->dim_qk };
+    const int64_t k[] = { d->batch, d->len_kv, d->heads_kv, d->dim_qk };
+    const int64_t v[] = { d->batch, d->len_kv, d->heads_kv, d->dim_v };
+    const int64_t o[] = { d->batch, d->len_q, d->heads_q, d->dim_v };
+    if (p->pass != ATTN_BENCH_BACKWARD && !same("o", p->o, t->o, o)) return false;
+    return p->pass < ATTN_BENCH_BACKWARD ||
+           (same("grad_q", p->grad_q, t->grad_q, q) && same("grad_k", p->grad_k, t->grad_k, k) &&
+            same("grad_v", p->grad_v, t->grad_v, v));
+}
+
+/* ---- the peer ------------------------------------------------------------------------------------ */
+
+attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, attn_bench_pass pass,
+                                                const attn_bench_tensors *tensors, const attn_bench_simd *simd)
 {
     attn_bench_openblas *peer = calloc(1, sizeof *peer);
     if (!peer || attn_threads_reserve(desc, desc->threads)) {
@@ -167,17 +191,14 @@ attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, const att
         return NULL;
     }
     peer->desc = *desc;
+    peer->pass = pass;
     peer->simd = simd;
-    bool grouped = desc->len_q == 1 && desc->heads_q > desc->heads_kv;
+    bool grouped = pass < ATTN_BENCH_BACKWARD && desc->len_q == 1 && desc->heads_q > desc->heads_kv;
     peer->heads = desc->batch * (grouped ? desc->heads_kv : desc->heads_q);
     peer->rows = grouped ? desc->heads_q / desc->heads_kv : desc->len_q;
     peer->pitch = (desc->len_kv + 31) / 16 * 16; /* not a power of two: rows spread over the cache sets */
-    peer->q = head_major(tensors->q, desc->batch, desc->len_q, desc->heads_q, desc->dim_qk);
-    peer->k = head_major(tensors->k, desc->batch, desc->len_kv, desc->heads_kv, desc->dim_qk);
-    peer->v = head_major(tensors->v, desc->batch, desc->len_kv, desc->heads_kv, desc->dim_v);
-    peer->o = attn_bench_alloc(tensors->o_bytes);
-    if (!peer->q || !peer->k || !peer->v || !peer->o || !choose_block(peer) || attn_bench_openblas_run(peer, 1) < 0 ||
-        !same_answer(peer, tensors->o)) {
+    if (!copy_tensors(peer, desc, tensors) || !choose_blocks(peer) || attn_bench_openblas_run(peer, 1) < 0 ||
+        !same_answer(peer, desc, tensors)) {
         attn_bench_openblas_free(peer);
         return NULL;
     }
@@ -186,19 +207,19 @@ attn_bench_openblas *attn_bench_openblas_create(const attn_desc *desc, const att
 
 void attn_bench_openblas_form(const attn_bench_openblas *peer, char *text, size_t size)
 {
-    if (peer->block >= peer->rows)
+    const openblas_cut *cut = peer->pass < ATTN_BENCH_BACKWARD ? &peer->forward : &peer->backward;
+    if (cut->block >= peer->rows)
         snprintf(text, size, "full S");
     else
-        snprintf(text, size, "blocks of %d", (int)peer->block);
+        snprintf(text, size, "blocks of %d", (int)cut->block);
 }
 
-void attn_bench_openblas_free(attn_bench_openblas *peer)
+void attn_bench_openblas_free(attn_bench_openblas *p)
 {
-    if (!peer) return;
-    free(peer->q);
-    free(peer->k);
-    free(peer->v);
-    free(peer->o);
-    free(peer->scratch);
-    free(peer);
+    if (!p) return;
+    float *const all[] = { p->q,      p->k,      p->v,   p->o,        p->grad_o,          p->grad_q,
+                           p->grad_k, p->grad_v, p->lse, p->partials, p->forward.scratch, p->backward.scratch };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    free(p);
 }

@@ -1,5 +1,5 @@
-/* Vector loops for the limits and for the OpenBLAS peer's softmax, one body for each instruction set. Intrinsics where
- * vector arithmetic does not say it: fused multiply-add and maximum. */
+/* Vector loops for the limits and for the rows of the OpenBLAS peer, one body for each instruction set. Intrinsics
+ * where vector arithmetic does not say it: fused multiply-add and maximum. */
 #include <float.h>
 
 #include "bench.h"
@@ -47,10 +47,12 @@
 
 const attn_bench_simd *attn_bench_simd_of(attn_isa isa)
 {
-    static const attn_bench_simd portable = { 4, fma_portable, read_portable, softmax_portable };
+    static const attn_bench_simd portable = {
+        4, fma_portable, read_portable, softmax_portable, gradient_portable, dot_portable
+    };
 #if defined(__x86_64__)
-    static const attn_bench_simd avx2 = { 8, fma_avx2, read_avx2, softmax_avx2 };
-    static const attn_bench_simd avx512 = { 16, fma_avx512, read_avx512, softmax_avx512 };
+    static const attn_bench_simd avx2 = { 8, fma_avx2, read_avx2, softmax_avx2, gradient_avx2, dot_avx2 };
+    static const attn_bench_simd avx512 = { 16, fma_avx512, read_avx512, softmax_avx512, gradient_avx512, dot_avx512 };
     if (isa == ATTN_ISA_AVX2) return &avx2;
     if (isa == ATTN_ISA_AVX512) return &avx512;
 #endif

@@ -43,8 +43,28 @@ TARGET static uint64_t NAME(read)(const void *base, int64_t bytes, int streams)
     return (uint64_t)(uint32_t)a[0];
 }
 
-/* exp(scale (s - max)) = 2^(scale log2e (s - max)): rounding by a magic number, then a polynomial of degree 5 (1e-7).
- * The last vector is filled up with -FLT_MAX: the row must have room for it. */
+/* 2^x: rounding by a magic number, then a polynomial of degree 5 (1e-7). x below -126 counts as -126. */
+TARGET static inline FLOATS NAME(exp2)(FLOATS x)
+{
+    FLOATS zero = { 0 }, magic = zero + 0x1.8p23f;
+    FLOATS c5 = zero + 1.32764719e-3f, c4 = zero + 9.67554133e-3f, c3 = zero + 5.55071327e-2f;
+    FLOATS c2 = zero + 2.40221197e-1f, c1 = zero + 6.93146967e-1f, c0 = zero + 1.0f;
+    x = MAX(x, zero - 126.0f);
+    FLOATS shifted = x + magic, f = x - (shifted - magic);
+    FLOATS p = FMA(FMA(FMA(FMA(FMA(c5, f, c4), f, c3), f, c2), f, c1), f, c0);
+    return (FLOATS)((INTS)p + ((INTS)shifted << 23));
+}
+
+TARGET static inline float NAME(sum)(FLOATS x)
+{
+    float total = 0.0f;
+    for (int lane = 0; lane < LANES; lane++)
+        total += x[lane];
+    return total;
+}
+
+/* exp(scale (s - max)) = 2^(scale log2e (s - max)). The last vector is filled up with -FLT_MAX: the row must have room
+ * for it. */
 TARGET static float NAME(softmax)(float *row, int64_t n, float scale)
 {
     int64_t vectors = (n + LANES - 1) / LANES;
@@ -62,21 +82,35 @@ TARGET static float NAME(softmax)(float *row, int64_t n, float scale)
     for (int lane = 1; lane < LANES; lane++)
         greatest = m0[lane] > greatest ? m0[lane] : greatest;
 
-    FLOATS factor = zero + scale * 1.44269504f, offset = zero - greatest * scale * 1.44269504f;
-    FLOATS magic = zero + 0x1.8p23f, least = zero - 126.0f, sum = zero;
-    FLOATS c5 = zero + 1.32764719e-3f, c4 = zero + 9.67554133e-3f, c3 = zero + 5.55071327e-2f;
-    FLOATS c2 = zero + 2.40221197e-1f, c1 = zero + 6.93146967e-1f, c0 = zero + 1.0f;
-    for (i = 0; i < vectors; i++) {
-        FLOATS x = MAX(FMA(s[i], factor, offset), least), shifted = x + magic;
-        FLOATS f = x - (shifted - magic);
-        FLOATS p = FMA(FMA(FMA(FMA(FMA(c5, f, c4), f, c3), f, c2), f, c1), f, c0);
-        p = (FLOATS)((INTS)p + ((INTS)shifted << 23));
-        sum += p;
-        s[i] = p;
+    FLOATS factor = zero + scale * 1.44269504f, offset = zero - greatest * scale * 1.44269504f, sum = zero;
+    for (i = 0; i < vectors; i++)
+        sum += s[i] = NAME(exp2)(FMA(s[i], factor, offset));
+    return NAME(sum)(sum);
+}
+
+/* p = exp(scale s - lse) in place of s, then ds = scale p (dp - delta) in place of dp. Whole vectors: both rows must
+ * have room for them. */
+TARGET static void NAME(gradient)(float *p_row, float *dp_row, int64_t n, float scale, float lse, float delta)
+{
+    FLOATS zero = { 0 }, *p = (FLOATS *)p_row, *dp = (FLOATS *)dp_row;
+    FLOATS factor = zero + scale * 1.44269504f, offset = zero - lse * 1.44269504f;
+    FLOATS scales = zero + scale, deltas = zero + scale * delta;
+    for (int64_t i = 0; i < (n + LANES - 1) / LANES; i++) {
+        p[i] = NAME(exp2)(FMA(p[i], factor, offset));
+        dp[i] = p[i] * (scales * dp[i] - deltas);
     }
-    float total = 0.0f;
-    for (int lane = 0; lane < LANES; lane++)
-        total += sum[lane];
+}
+
+/* n: any. */
+TARGET static float NAME(dot)(const float *a, const float *b, int64_t n)
+{
+    FLOATS sum = { 0 };
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = FMA(*(const FLOATS *)(a + i), *(const FLOATS *)(b + i), sum);
+    float total = NAME(sum)(sum);
+    for (; i < n; i++)
+        total += a[i] * b[i];
     return total;
 }
 
