@@ -43,6 +43,17 @@
 #define FMA(a, b, c) ((a) * (b) + (c))
 #define MAX(a, b) ((FLOATS)(((INTS)(a) & ((a) > (b))) | ((INTS)(b) & ~((a) > (b)))))
 #include "bench_simd_body.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+#define SUFFIX neon
+#define TARGET
+#define BYTES 16
+#define FMA(a, b, c) vfmaq_f32(c, a, b)
+#define MAX(a, b) vmaxq_f32(a, b)
+#include "bench_simd_body.h"
+#endif
 #endif
 
 const attn_bench_simd *attn_bench_simd_of(attn_isa isa)
@@ -55,6 +66,9 @@ const attn_bench_simd *attn_bench_simd_of(attn_isa isa)
     static const attn_bench_simd avx512 = { 16, fma_avx512, read_avx512, softmax_avx512, gradient_avx512, dot_avx512 };
     if (isa == ATTN_ISA_AVX2) return &avx2;
     if (isa == ATTN_ISA_AVX512) return &avx512;
+#elif defined(__aarch64__)
+    static const attn_bench_simd neon = { 4, fma_neon, read_neon, softmax_neon };
+    if (isa == ATTN_ISA_NEON) return &neon;
 #endif
     (void)isa;
     return &portable;

@@ -49,10 +49,24 @@ static int x86_runs(attn_isa isa)
     return 0;
 }
 
+#if defined(__aarch64__)
+#include <stdio.h>
+#include <sys/auxv.h>
+
+static void model_name(char name[64])
+{
+    uint64_t id;
+    strcpy(name, "64-bit Arm");
+    if (!(getauxval(AT_HWCAP) & HWCAP_CPUID)) return;
+    __asm__("mrs %0, midr_el1" : "=r"(id));
+    snprintf(name, 64, "64-bit Arm, implementer 0x%02x, part 0x%03x", (int)(id >> 24 & 0xff), (int)(id >> 4 & 0xfff));
+}
+#else
 static void model_name(char name[64])
 {
     strcpy(name, "unknown");
 }
+#endif
 #endif
 
 /* What does not change while the process lives: asked once, for a virtual machine answers CPUID slowly. */
@@ -69,6 +83,9 @@ static void detect(void)
     machine.runs[ATTN_ISA_AUTO] = machine.runs[ATTN_ISA_PORTABLE] = 1;
     machine.runs[ATTN_ISA_AVX2] = x86_runs(ATTN_ISA_AVX2);
     machine.runs[ATTN_ISA_AVX512] = x86_runs(ATTN_ISA_AVX512);
+#if defined(__aarch64__)
+    machine.runs[ATTN_ISA_NEON] = 1;
+#endif
     model_name(machine.model);
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);

@@ -1,4 +1,4 @@
-/* What this processor and its operating system run: CPUID and XGETBV. */
+/* What this processor and its operating system run: CPUID and XGETBV. NEON belongs to every aarch64. */
 #ifndef ATTN_CPU_DETECT_H
 #define ATTN_CPU_DETECT_H
 

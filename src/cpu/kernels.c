@@ -13,6 +13,11 @@
 #define OPS_AVX2 NULL
 #define OPS_AVX512 NULL
 #endif
+#if defined(__aarch64__)
+#define OPS_NEON &attn_cpu_ops_neon
+#else
+#define OPS_NEON NULL
+#endif
 
 static const attn_cpu_kernel kernels[] = {
 #define ATTN_KERNEL(name, ISA, form, dtypes, dim_max, rows, cols, features) \

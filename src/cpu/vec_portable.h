@@ -10,6 +10,7 @@
 
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t v_int __attribute__((vector_size(16)));
+typedef const float *v_four;
 
 enum { VL = 4, STRIP = 6, PANEL = 8, SUMS = 12 };
 
@@ -63,6 +64,16 @@ static inline vf v_div(vf a, vf b)
 static inline vf v_fma(vf a, vf b, vf c)
 {
     return a * b + c;
+}
+
+static inline v_four v_four_load(const float *p)
+{
+    return p;
+}
+
+static inline vf v_fma_each(v_four a, int i, vf b, vf c)
+{
+    return v_fma(v_set1(a[i]), b, c);
 }
 
 static inline vf v_select(v_int mask, vf x, vf y)

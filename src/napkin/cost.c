@@ -1,5 +1,5 @@
 /* Contract: cost.h. Clocks are of one core; constants marked [m] were measured with `attn bench` (docs/KERNELS.md says
- * how).
+ * how), but for NEON's, which are instructions counted over two vector units.
  *
  * Prefill, a pair of query and key: (dim_qk + dim_v) multiply-adds over the lanes, one exponential; and from L2, with a
  * tile of R rows, its share of a key and a value read once a tile, of a query strip read once a panel, and of its score
@@ -22,10 +22,11 @@ enum {
 };
 
 /* By attn_isa. */
-static const double vector_lanes[ATTN_ISAS] = { 0, 4, 8, 16 };
-static const double loop_overhead[ATTN_ISAS] = { 0, 1.1, 1.02, 1.02 }; /* [m] of register tiles, over multiply-adds */
-static const double softmax_clocks[ATTN_ISAS] = { 0, 16, 6.5, 9 };     /* [m] a vector of scores */
-static const double pack_clocks[ATTN_ISAS] = { 0, 3, 1.2, 0.8 };       /* [m] an element of K or V */
+static const double vector_lanes[ATTN_ISAS] = { 0, 4, 8, 16, [ATTN_ISA_NEON] = 4 };
+/* [m] of register tiles, over multiply-adds */
+static const double loop_overhead[ATTN_ISAS] = { 0, 1.1, 1.02, 1.02, [ATTN_ISA_NEON] = 1.03 };
+static const double softmax_clocks[ATTN_ISAS] = { 0, 16, 6.5, 9, [ATTN_ISA_NEON] = 9 }; /* [m] a vector of scores */
+static const double pack_clocks[ATTN_ISAS] = { 0, 3, 1.2, 0.8, [ATTN_ISA_NEON] = 1.5 }; /* [m] an element of K or V */
 
 static const double cache_exposed = 0.6;   /* [m] share of the traffic from L2 that is not hidden */
 static const double start_seconds = 15e-6; /* [m] waking the workers */
@@ -36,7 +37,7 @@ void attn_machine_detect(attn_machine *machine)
     attn_cpu_detect(&info);
     *machine = (attn_machine){
         .hertz = 3.0e9,
-        .fma_lanes = { 0, 4, 16, 32 },
+        .fma_lanes = { 0, 4, 16, 32, [ATTN_ISA_NEON] = 8 },
         .memory_1 = 14e9,
         .memory_all = info.processors > 4 ? 100e9 : 28e9,
         .l2_bytes = info.l2 > 0 ? (double)info.l2 : 512e3,

@@ -22,13 +22,32 @@ ALWAYS_INLINE void tile_step(register_tile *acc, const float *a, const int64_t p
     }
 }
 
+/* Four steps. a's rows lie apart and its steps together (stride 1), or its rows together and its steps STRIP apart. */
+ALWAYS_INLINE void tile_four_steps(register_tile *acc, const float *a, const int64_t pitch, const int64_t stride,
+                                   const float *b)
+{
+    v_four y[STRIP];
+    UNROLL for (int i = 0; i < STRIP; i++) y[i] = v_four_load(stride == 1 ? a + i * pitch : a + i * 4);
+    UNROLL for (int u = 0; u < 4; u++) UNROLL for (int c = 0; c < PANEL_VECTORS; c += 2)
+    {
+        vf x0 = v_load(b + u * PANEL + c * VL), x1 = v_load(b + u * PANEL + c * VL + VL);
+        UNROLL for (int r = 0; r < STRIP; r++)
+        {
+            const int at = stride == 1 ? r * 4 + u : u * STRIP + r;
+            acc->row[r][c] = v_fma_each(y[at / 4], at % 4, x0, acc->row[r][c]);
+            acc->row[r][c + 1] = v_fma_each(y[at / 4], at % 4, x1, acc->row[r][c + 1]);
+        }
+    }
+}
+
 /* `steps` of them: a moves by `stride`, b by a panel's row. */
 ALWAYS_INLINE void tile_steps(register_tile *acc, const float *a, const int64_t pitch, const int64_t stride,
                               const float *b, int64_t steps)
 {
     int64_t i = 0;
     for (; i + STEPS <= steps; i += STEPS, a += STEPS * stride, b += STEPS * PANEL)
-        UNROLL for (int u = 0; u < STEPS; u++) tile_step(acc, a + u * stride, pitch, b + u * PANEL);
+        UNROLL for (int u = 0; u < STEPS; u += 4)
+            tile_four_steps(acc, a + u * stride, pitch, stride, b + u * PANEL);
     for (; i < steps; i++, a += stride, b += PANEL)
         tile_step(acc, a, pitch, b);
 }

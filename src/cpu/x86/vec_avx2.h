@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 typedef __m256 vf;
+typedef const float *v_four;
 
 enum { VL = 8, STRIP = 6, PANEL = 16, SUMS = 12 };
 
@@ -57,6 +58,16 @@ static inline vf v_div(vf a, vf b)
 static inline vf v_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
+}
+
+static inline v_four v_four_load(const float *p)
+{
+    return p;
+}
+
+static inline vf v_fma_each(v_four a, int i, vf b, vf c)
+{
+    return v_fma(v_set1(a[i]), b, c);
 }
 
 static inline vf v_max(vf a, vf b)

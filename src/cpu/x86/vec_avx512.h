@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 typedef __m512 vf;
+typedef const float *v_four;
 
 enum { VL = 16, STRIP = 12, PANEL = 32, SUMS = 16 };
 
@@ -57,6 +58,16 @@ static inline vf v_div(vf a, vf b)
 static inline vf v_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline v_four v_four_load(const float *p)
+{
+    return p;
+}
+
+static inline vf v_fma_each(v_four a, int i, vf b, vf c)
+{
+    return v_fma(v_set1(a[i]), b, c);
 }
 
 static inline vf v_max(vf a, vf b)

@@ -1,0 +1,11 @@
+/* Kernels in NEON. */
+#include "cpu/arm/vec_neon.h"
+
+/* gcc would move loads ahead of a register tile's step until none of 32 registers is left for them. */
+#if !defined(__clang__)
+#pragma GCC optimize("no-schedule-insns")
+#endif
+
+#include "cpu/body/kernels.h"
+
+const attn_cpu_ops attn_cpu_ops_neon = { pack, attend, decode_keys };

@@ -1,0 +1,149 @@
+/* The vector vocabulary (src/cpu/body/vocabulary.md says what each word means) in NEON, which every aarch64 has.
+ *
+ * Of 32 registers a tile of 6 x 16 holds 24; what is left takes a panel's row and factors, four to a register, by lane:
+ * broadcasting loads would cost a vector pipe each. */
+#ifndef ATTN_CPU_VEC_NEON_H
+#define ATTN_CPU_VEC_NEON_H
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+typedef float32x4_t vf;
+typedef float32x4_t v_four;
+
+enum { VL = 4, STRIP = 6, PANEL = 16, SUMS = 12 };
+
+static inline vf v_zero(void)
+{
+    return vdupq_n_f32(0);
+}
+
+static inline vf v_set1(float x)
+{
+    return vdupq_n_f32(x);
+}
+
+static inline vf v_iota(void)
+{
+    return (vf){ 0, 1, 2, 3 };
+}
+
+static inline vf v_load(const float *p)
+{
+    return vld1q_f32(p);
+}
+
+static inline void v_store(float *p, vf x)
+{
+    vst1q_f32(p, x);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+    return vaddq_f32(a, b);
+}
+
+static inline vf v_sub(vf a, vf b)
+{
+    return vsubq_f32(a, b);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+    return vmulq_f32(a, b);
+}
+
+static inline vf v_div(vf a, vf b)
+{
+    return vdivq_f32(a, b);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+    return vfmaq_f32(c, a, b);
+}
+
+static inline v_four v_four_load(const float *p)
+{
+    return vld1q_f32(p);
+}
+
+static inline vf v_fma_each(v_four a, int i, vf b, vf c)
+{
+    return vfmaq_n_f32(c, b, a[i]);
+}
+
+static inline vf v_max(vf a, vf b)
+{
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+
+static inline vf v_abs(vf a)
+{
+    return vabsq_f32(a);
+}
+
+static inline vf v_select_less(vf a, vf b, vf x, vf y)
+{
+    return vbslq_f32(vcltq_f32(a, b), x, y);
+}
+
+static inline vf v_scale2(vf x, vf t)
+{
+    return vmulq_f32(x, vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
+}
+
+static inline vf v_keep(const uint64_t *words, int64_t at, vf x, vf other)
+{
+    const uint32x4_t bit = { 1, 2, 4, 8 };
+    return vbslq_f32(vtstq_u32(vdupq_n_u32((uint32_t)(words[at / 64] >> at % 64)), bit), x, other);
+}
+
+static inline float v_hmax(vf a)
+{
+    return vmaxvq_f32(a);
+}
+
+static inline float v_hsum(vf a)
+{
+    return vaddvq_f32(a);
+}
+
+static inline vf v_load_f16(const uint16_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
+static inline vf v_load_bf16(const uint16_t *p)
+{
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+
+static inline void v_store_f16(uint16_t *p, vf x)
+{
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
+
+static inline void v_store_bf16(uint16_t *p, vf x)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(x), lsb = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), lsb);
+    uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
+}
+
+static inline void v_sums4(const vf r[4], float sums[4])
+{
+    vst1q_f32(sums, vpaddq_f32(vpaddq_f32(r[0], r[1]), vpaddq_f32(r[2], r[3])));
+}
+
+static inline void v_transpose(vf r[VL])
+{
+    float32x4x2_t low = vtrnq_f32(r[0], r[1]), high = vtrnq_f32(r[2], r[3]);
+    for (int i = 0; i < 2; i++) {
+        r[i] = vcombine_f32(vget_low_f32(low.val[i]), vget_low_f32(high.val[i]));
+        r[i + 2] = vcombine_f32(vget_high_f32(low.val[i]), vget_high_f32(high.val[i]));
+    }
+}
+
+#endif
