@@ -46,8 +46,7 @@ ALWAYS_INLINE void tile_steps(register_tile *acc, const float *a, const int64_t 
 {
     int64_t i = 0;
     for (; i + STEPS <= steps; i += STEPS, a += STEPS * stride, b += STEPS * PANEL)
-        UNROLL for (int u = 0; u < STEPS; u += 4)
-            tile_four_steps(acc, a + u * stride, pitch, stride, b + u * PANEL);
+        UNROLL for (int u = 0; u < STEPS; u += 4) tile_four_steps(acc, a + u * stride, pitch, stride, b + u * PANEL);
     for (; i < steps; i++, a += stride, b += PANEL)
         tile_step(acc, a, pitch, b);
 }
