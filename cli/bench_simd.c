@@ -67,7 +67,7 @@ const attn_bench_simd *attn_bench_simd_of(attn_isa isa)
     if (isa == ATTN_ISA_AVX2) return &avx2;
     if (isa == ATTN_ISA_AVX512) return &avx512;
 #elif defined(__aarch64__)
-    static const attn_bench_simd neon = { 4, fma_neon, read_neon, softmax_neon };
+    static const attn_bench_simd neon = { 4, fma_neon, read_neon, softmax_neon, gradient_neon, dot_neon };
     if (isa == ATTN_ISA_NEON) return &neon;
 #endif
     (void)isa;
