@@ -5,8 +5,11 @@
 #define PLAIN 0
 #define RICH 1
 
-#define REGISTERS_PRODUCER (ATTN_ROWS == 192 ? 32 : 40)
-#define REGISTERS_CONSUMER (ATTN_ROWS == 192 ? 160 : 232)
+#ifndef ATTN_TURNS
+#define ATTN_TURNS 1
+#endif
+#define REGISTERS_PRODUCER (ATTN_ROWS == 256 ? 24 : ATTN_ROWS == 192 ? 32 : 40)
+#define REGISTERS_CONSUMER (ATTN_ROWS == 256 ? 120 : ATTN_ROWS == 192 ? 160 : 232)
 
 #include "params.h"
 #include "ptx.h"

@@ -73,7 +73,7 @@ DEVICE void produce(const attn_sm90_params *p, const shared *s)
     }
 }
 
-#define Q_REGISTERS (DIM == 64) /* queries live in registers; else in shared memory */
+#define Q_REGISTERS (DIM == 64 && CONSUMERS < 3) /* queries live in registers; else in shared memory */
 
 typedef struct consumer {
     int group;
@@ -109,8 +109,8 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, const work *w, co
     release(BARRIER(s, k_empty, c->k.index));
     stage_next(&c->k, STAGES);
     hide(score, &limits, w->last * KEYS);
-    softmax_update(soft, score, unit, alpha);
-    pack_p(probability, score);
+    softmax_raise(soft, score, unit, alpha);
+    softmax_exp(soft, score, probability, unit);
 
     for (int i = 1; i < w->tiles; i++) {
         barrier_wait(BARRIER(s, k_full, c->k.index), c->k.phase);
@@ -128,15 +128,15 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, const work *w, co
         release(BARRIER(s, k_empty, c->k.index));
         stage_next(&c->k, STAGES);
         hide(score, &limits, (w->last - i) * KEYS);
-        bool moves = softmax_update(soft, score, unit, alpha);
-        pin_floats(score, KEYS / 2);
+        bool moves = softmax_raise(soft, score, unit, alpha);
+        hold(alpha[0] + alpha[1]);
 
         wgmma_wait(0);
         pin_floats(out, DIM_V / 2);
         release(BARRIER(s, v_empty, c->v.index));
         stage_next(&c->v, STAGES);
-        if (moves) rescale(out, alpha);
-        pack_p(probability, score);
+        if (moves) rescale(soft, out, alpha);
+        softmax_exp(soft, score, probability, unit);
     }
 
     barrier_wait(BARRIER(s, v_full, c->v.index), c->v.phase);

@@ -78,12 +78,12 @@ DEVICE void release(u32 empty)
 /* Warpgroups take turns at issuing, so that the softmax of one runs beside the products of another. */
 DEVICE void turn_wait(int group)
 {
-    if (CONSUMERS > 1) named_sync(TURN + group, 256);
+    if (CONSUMERS > 1 && ATTN_TURNS) named_sync(TURN + group, 256);
 }
 
 DEVICE void turn_pass(int group)
 {
-    if (CONSUMERS > 1) named_arrive(TURN + (group + 1) % CONSUMERS, 256);
+    if (CONSUMERS > 1 && ATTN_TURNS) named_arrive(TURN + (group + 1) % CONSUMERS, 256);
 }
 
 #endif

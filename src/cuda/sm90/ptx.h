@@ -143,6 +143,13 @@ DEVICE void wgmma_commit(void)
 /* Until at most `pending` batches are under way. Accumulators are read after a pin (tile.h). */
 #define wgmma_wait(pending) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
 
+/* What x is computed from comes before, whatever the assembler's scheduler likes: it would wait for products first. x >= 0 or
+ * NaN. */
+DEVICE void hold(float x)
+{
+    asm volatile("{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0f00000000;\n@never nanosleep.u32 20;\n}" ::"f"(x) : "memory");
+}
+
 #define REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define REGS_32 REGS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define REGS_48 REGS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"

@@ -22,8 +22,8 @@ DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Scores become probabilities. Returns, alike in a warp, whether what was summed before must be multiplied by alpha. */
-DEVICE bool softmax_update(softmax *s, float *score, float unit, float alpha[2])
+/* Takes the scores' maxima into account. Returns, alike in a warp, whether what was summed before must be multiplied by alpha. */
+DEVICE bool softmax_raise(softmax *s, const float *score, float unit, float alpha[2])
 {
     float top[4] = { score[0], score[1], score[2], score[3] };
 #pragma unroll
@@ -31,31 +31,36 @@ DEVICE bool softmax_update(softmax *s, float *score, float unit, float alpha[2])
         top[i % 4] = fmaxf(top[i % 4], score[i]);
 
     bool moves = false;
-    float reference[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float max = quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * unit;
         bool grows = max > s->max[r] + 8;
         alpha[r] = grows ? exp2_approx(s->max[r] - max) : 1;
         s->max[r] = grows ? max : s->max[r];
-        reference[r] = s->max[r] == -INFINITE ? 0 : s->max[r];
         moves = moves || grows;
     }
-    moves = __any_sync(~0u, moves);
-    if (moves) s->sum[0] *= alpha[0], s->sum[1] *= alpha[1];
+    return __any_sync(~0u, moves);
+}
 
-    float part[4] = { s->sum[0], 0, s->sum[1], 0 };
+/* Scores become probabilities, wgmma's A operand. */
+DEVICE void softmax_exp(softmax *s, float *score, u32 *p, float unit)
+{
+    float reference[2], part[4] = { s->sum[0], 0, s->sum[1], 0 };
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        reference[r] = s->max[r] == -INFINITE ? 0 : s->max[r];
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
         score[i] = exp2_approx(fmaf(score[i], unit, -reference[i / 2 % 2]));
         part[i % 4] += score[i];
+        if (i % 2) p[i / 2] = pack16(score[i - 1], score[i]);
     }
     s->sum[0] = part[0] + part[1], s->sum[1] = part[2] + part[3];
-    return moves;
 }
 
-DEVICE void rescale(float *out, const float alpha[2])
+DEVICE void rescale(softmax *s, float *out, const float alpha[2])
 {
+    s->sum[0] *= alpha[0], s->sum[1] *= alpha[1];
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++)
         out[i] *= alpha[i / 2 % 2];

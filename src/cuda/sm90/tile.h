@@ -93,12 +93,4 @@ DEVICE void load_queries(u32 *fragment, u32 queries)
     }
 }
 
-/* Probabilities as wgmma's A operand. */
-DEVICE void pack_p(u32 *p, const float *score)
-{
-#pragma unroll
-    for (int i = 0; i < KEYS / 4; i++)
-        p[i] = pack16(score[2 * i], score[2 * i + 1]);
-}
-
 #endif
