@@ -12,69 +12,73 @@
 
 /* ---- arrays -------------------------------------------------------------------------------- */
 
-/* An array: its elements lie in bytes [lo, hi) from base. */
-typedef struct array {
-    const char *name;
-    const void *base;
-    int64_t size, lo, hi;
-    bool optional;
-} array;
-
-static array strided(const char *name, const void *base, int64_t size, const int64_t extent[4], const int64_t stride[4])
+static attn_args_array strided(const char *name, size_t field, const void *base, int64_t size, const int64_t extent[4],
+                               const int64_t stride[4])
 {
     int64_t lo, hi;
     attn_reach(extent, stride, &lo, &hi);
-    return (array){ name, base, size, lo * size, hi * size, false };
+    return (attn_args_array){ name, field, base, size, lo * size, hi * size, false };
 }
 
-static array table(const char *name, const void *base, int64_t size, int64_t count)
+static attn_args_array table(const char *name, size_t field, const void *base, int64_t size, int64_t count)
 {
-    return (array){ name, base, size, 0, count * size, false };
+    return (attn_args_array){ name, field, base, size, 0, count * size, false };
 }
 
 /* Either pair of block tables may be missing. */
-static array block_table(const char *name, const void *base, int64_t count)
+static attn_args_array block_table(const char *name, size_t field, const void *base, int64_t count)
 {
-    return (array){ name, base, 4, 0, count * 4, true };
+    return (attn_args_array){ name, field, base, 4, 0, count * 4, true };
 }
 
-enum { INPUTS_MOST = 17 }; /* with every flag */
+#define FIELD(name) #name, offsetof(attn_args, name), a->name
 
-static int list_inputs(array list[INPUTS_MOST], const attn_desc *d, const attn_args *a)
+int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d, const attn_args *a)
 {
     attn_shape shape = attn_shape_of(d);
     int64_t size = attn_dtype_size(d->dtype);
     int n = 0;
-    list[n++] = strided("q", a->q, size, shape.q, d->q_stride);
-    list[n++] = strided("k", a->k, size, shape.k, d->k_stride);
-    list[n++] = strided("v", a->v, size, shape.v, d->v_stride);
+    list[n++] = strided(FIELD(q), size, shape.q, d->q_stride);
+    list[n++] = strided(FIELD(k), size, shape.k, d->k_stride);
+    list[n++] = strided(FIELD(v), size, shape.v, d->v_stride);
     if (d->flags & ATTN_VARLEN) {
-        list[n++] = table("cu_lens_q", a->cu_lens_q, 4, d->batch + 1);
-        list[n++] = table("cu_lens_kv", a->cu_lens_kv, 4, d->batch + 1);
+        list[n++] = table(FIELD(cu_lens_q), 4, d->batch + 1);
+        list[n++] = table(FIELD(cu_lens_kv), 4, d->batch + 1);
     }
-    if (d->flags & ATTN_LENS_Q) list[n++] = table("lens_q", a->lens_q, 4, d->batch);
-    if (d->flags & ATTN_LENS_KV) list[n++] = table("lens_kv", a->lens_kv, 4, d->batch);
-    if (d->flags & ATTN_PREFIX) list[n++] = table("prefix", a->prefix, 4, d->batch);
+    if (d->flags & ATTN_LENS_Q) list[n++] = table(FIELD(lens_q), 4, d->batch);
+    if (d->flags & ATTN_LENS_KV) list[n++] = table(FIELD(lens_kv), 4, d->batch);
+    if (d->flags & ATTN_PREFIX) list[n++] = table(FIELD(prefix), 4, d->batch);
     if (d->flags & ATTN_INTERVALS)
-        list[n++] = table("intervals", a->intervals, 4, d->batch * d->interval_heads * d->len_kv * d->interval_vectors);
+        list[n++] = table(FIELD(intervals), 4, d->batch * d->interval_heads * d->len_kv * d->interval_vectors);
     if (d->flags & ATTN_BLOCKS) {
         int64_t lines = d->block_batch * d->block_heads * attn_ceil_div(d->len_q, d->block_rows);
         int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
-        list[n++] = block_table("block_full_count", a->block_full_count, lines);
-        list[n++] = block_table("block_full", a->block_full, lines * columns);
-        list[n++] = block_table("block_partial_count", a->block_partial_count, lines);
-        list[n++] = block_table("block_partial", a->block_partial, lines * columns);
+        list[n++] = block_table(FIELD(block_full_count), lines);
+        list[n++] = block_table(FIELD(block_full), lines * columns);
+        list[n++] = block_table(FIELD(block_partial_count), lines);
+        list[n++] = block_table(FIELD(block_partial), lines * columns);
     }
     if (d->flags & ATTN_BITS)
-        list[n++] = table("bits", a->bits, 1, d->bits_batch * d->bits_heads * d->len_q * attn_ceil_div(d->len_kv, 8));
-    if (d->flags & ATTN_ALIBI) list[n++] = table("alibi", a->alibi, 4, d->alibi_batch * d->heads_q);
+        list[n++] = table(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_ceil_div(d->len_kv, 8));
+    if (d->flags & ATTN_ALIBI) list[n++] = table(FIELD(alibi), 4, d->alibi_batch * d->heads_q);
     if (d->flags & ATTN_BIAS)
-        list[n++] = strided("bias", a->bias, attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
-    if (d->flags & ATTN_SINK) list[n++] = table("sink", a->sink, 4, d->heads_q);
+        list[n++] = strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
+    if (d->flags & ATTN_SINK) list[n++] = table(FIELD(sink), 4, d->heads_q);
     return n;
 }
 
-static attn_status check_array(const array *a)
+int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *d, const attn_args *a)
+{
+    attn_shape shape = attn_shape_of(d);
+    int64_t o_size = d->flags & ATTN_OUT_F32 ? 4 : attn_dtype_size(d->dtype);
+    int64_t rows = d->heads_q * (d->flags & ATTN_VARLEN ? d->total_q : d->batch * d->len_q);
+    list[0] = strided(FIELD(o), o_size, shape.o, d->o_stride);
+    list[1] = table(FIELD(lse), 4, rows);
+    list[1].optional = true;
+    return 2;
+}
+
+static attn_status check_array(const attn_args_array *a)
 {
     if (!a->base && a->hi > a->lo && !a->optional)
         return attn_fail(ATTN_INVALID, "%s is NULL, but has elements", a->name);
@@ -84,7 +88,7 @@ static attn_status check_array(const array *a)
     return ATTN_OK;
 }
 
-static attn_status check_apart(const array *out, const array *other)
+static attn_status check_apart(const attn_args_array *out, const attn_args_array *other)
 {
     uintptr_t out_base = (uintptr_t)out->base, base = (uintptr_t)other->base;
     if (!out->base || !other->base || out->lo == out->hi || other->lo == other->hi) return ATTN_OK;
@@ -96,24 +100,20 @@ static attn_status check_apart(const array *out, const array *other)
 
 static attn_status check_arrays(const attn_desc *d, const attn_args *a)
 {
-    attn_shape shape = attn_shape_of(d);
-    int64_t o_size = d->flags & ATTN_OUT_F32 ? 4 : attn_dtype_size(d->dtype);
-    int64_t rows = d->heads_q * (d->flags & ATTN_VARLEN ? d->total_q : d->batch * d->len_q);
-    array o = strided("o", a->o, o_size, shape.o, d->o_stride), lse = table("lse", a->lse, 4, rows);
-    lse.optional = true;
-
-    array inputs[INPUTS_MOST];
-    int count = list_inputs(inputs, d, a);
+    attn_args_array inputs[ATTN_ARGS_INPUTS], outputs[ATTN_ARGS_OUTPUTS];
+    int input_count = attn_args_inputs(inputs, d, a), output_count = attn_args_outputs(outputs, d, a);
     attn_status status = ATTN_OK;
-    for (int i = 0; i < count && !status; i++)
+    for (int i = 0; i < input_count && !status; i++)
         status = check_array(&inputs[i]);
-    if (!status) status = check_array(&o);
-    if (!status) status = check_array(&lse);
-    for (int i = 0; i < count && !status; i++)
-        status = check_apart(&o, &inputs[i]);
-    for (int i = 0; i < count && !status; i++)
-        status = check_apart(&lse, &inputs[i]);
-    return status ? status : check_apart(&o, &lse);
+    for (int i = 0; i < output_count && !status; i++)
+        status = check_array(&outputs[i]);
+    for (int o = 0; o < output_count && !status; o++) {
+        for (int i = 0; i < input_count && !status; i++)
+            status = check_apart(&outputs[o], &inputs[i]);
+        for (int i = o + 1; i < output_count && !status; i++)
+            status = check_apart(&outputs[o], &outputs[i]);
+    }
+    return status;
 }
 
 /* ---- lengths ------------------------------------------------------------------------------- */

@@ -25,6 +25,21 @@ typedef struct attn_shape {
 
 attn_shape attn_shape_of(const attn_desc *desc);
 
+/* An array of a run: its elements lie in bytes [lo, hi) from base, which stands in attn_args at byte `field`. */
+typedef struct attn_args_array {
+    const char *name;
+    size_t field;
+    const void *base;
+    int64_t size, lo, hi; /* size: of an element */
+    int optional;         /* base may be NULL */
+} attn_args_array;
+
+enum { ATTN_ARGS_INPUTS = 17, ATTN_ARGS_OUTPUTS = 2 }; /* with every flag */
+
+/* All arrays that a run of a resolved descriptor reads and writes; returns how many. */
+int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *desc, const attn_args *args);
+int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *desc, const attn_args *args);
+
 /* Offsets [lo, hi) that an array's elements lie in, 0 to 0 for an empty one. Zero if one of them, times the largest
  * element, overflows. */
 int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi);
