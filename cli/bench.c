@@ -56,7 +56,7 @@ static bool sound(const attn_bench_case *item, const attn_bench_result *r)
 {
     if (item->plan_only) return r->workspace > 0;
     double share = r->limit / r->subject.median;
-    return isfinite(share) && share > 0.0 && isfinite(r->fma) && r->fma > 0.0 && r->subject.min > 0.0 &&
+    return isfinite(share) && share > 0.0 && isfinite(r->peak) && r->peak > 0.0 && r->subject.min > 0.0 &&
            (!r->peer_name || r->peer.min > 0.0);
 }
 

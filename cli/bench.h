@@ -4,8 +4,8 @@
  * after round, so that what the machine does besides falls on all of them alike; medians over the rounds are compared:
  *   subject  attn_run of the case's plan, or of its two plans
  *   peer     other software (OpenBLAS, PyTorch), or the library itself on a baseline problem
- *   limits   FMA peak of the plan's instruction set, and read bandwidth, each on as many threads as the subject
- * The limit of a case is the greater of FLOPs / FMA peak and, for decode, KV bytes / read bandwidth.
+ *   limits   peak FLOP/s of the plan's instruction set, and read bandwidth, each on as many threads as the subject
+ * The limit of a case is the greater of FLOPs / peak and, for decode, KV bytes / read bandwidth.
  *
  * Times are seconds, sizes bytes, FLOPs 2 pairs (dim_qk + dim_v) over exactly the visible pairs, for the backward 2.5
  * times as many. */
@@ -92,7 +92,7 @@ typedef struct attn_bench_result {
     attn_bench_times subject, peer; /* a median of 0: not measured */
     const char *peer_name;          /* NULL: none */
     char peer_form[24];             /* which of its forms was fastest, or "" */
-    double fma, read, read_far;     /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
+    double peak, read, read_far;    /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
     int64_t far_bytes;              /* the footprint of read_far */
     double limit;                   /* seconds */
 } attn_bench_result;
@@ -142,13 +142,9 @@ double attn_bench_subject_run(void *subject, int calls);
 
 /* ---- vector loops (bench_simd.c) ----------------------------------------------------------- */
 
-enum {
-    ATTN_BENCH_CHAINS = 12
-}; /* independent FMA chains: latency x units of every machine known, and registers for it */
-
 typedef struct attn_bench_simd {
-    int lanes;                   /* f32 */
-    float (*fma)(int64_t steps); /* a step: one FMA on each chain */
+    float (*peak)(void); /* a fraction of a millisecond of the widest multiply-adds, on independent registers */
+    double peak_flops;   /* of a call */
     uint64_t (*read)(const void *base, int64_t bytes, int streams);
     float (*softmax)(float *row, int64_t n, float scale); /* in place: exp(scale (s - max)); returns their sum */
     /* In place of a row's scores and its gradients of P: P and dS. */
@@ -163,8 +159,8 @@ const attn_bench_simd *attn_bench_simd_of(attn_isa isa);
 
 typedef struct attn_bench_limit attn_bench_limit;
 
-/* FLOP/s of dependent chains in registers. */
-attn_bench_limit *attn_bench_fma(const attn_bench_simd *simd, int threads);
+/* FLOP/s of simd->peak. */
+attn_bench_limit *attn_bench_peak(const attn_bench_simd *simd, int threads);
 
 /* Bytes/s of reading two buffers once, in the best of a few numbers of streams. */
 attn_bench_limit *attn_bench_read(const attn_bench_simd *simd, int threads, const void *const base[2],

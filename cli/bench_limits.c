@@ -1,4 +1,4 @@
-/* What the machine can do: FMA peak and read bandwidth, on the library's own threads, so that subject and limit wake
+/* What the machine can do: peak FLOP/s and read bandwidth, on the library's own threads, so that subject and limit wake
  * the same workers, in many pieces, so that a late worker costs its share and not the whole. */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -7,23 +7,23 @@
 #include "command.h"
 #include "cpu/threads.h"
 
-enum { FMA_STEPS = 1 << 16, FMA_PIECES = 64, READ_PIECE = 1 << 20 };
+enum { PEAK_PIECES = 64, READ_PIECE = 1 << 20 };
 
 struct attn_bench_limit {
     const attn_bench_simd *simd;
     attn_desc desc;      /* its threads */
-    const char *base[2]; /* NULL: FMA */
+    const char *base[2]; /* NULL: FLOPs */
     int64_t bytes[2];
     int streams;
     int64_t pieces[2];
     _Atomic uint64_t sink; /* results go somewhere, so that they are computed */
 };
 
-static void fma_piece(void *arg, int64_t i, int worker)
+static void peak_piece(void *arg, int64_t i, int worker)
 {
     (void)i, (void)worker;
     attn_bench_limit *limit = arg;
-    atomic_fetch_add(&limit->sink, (uint64_t)limit->simd->fma(FMA_STEPS));
+    atomic_fetch_add(&limit->sink, (uint64_t)limit->simd->peak());
 }
 
 static void read_piece(void *arg, int64_t i, int worker)
@@ -42,14 +42,14 @@ double attn_bench_limit_run(void *self, int calls)
     double start = attn_seconds();
     for (int i = 0; i < calls; i++)
         attn_threads_each(&limit->desc, limit->desc.threads, limit->pieces[0] + limit->pieces[1],
-                          limit->base[0] ? read_piece : fma_piece, limit);
+                          limit->base[0] ? read_piece : peak_piece, limit);
     return (attn_seconds() - start) / calls;
 }
 
 double attn_bench_limit_work(const attn_bench_limit *limit)
 {
     if (limit->base[0]) return (double)(limit->bytes[0] + limit->bytes[1]);
-    return 2.0 * ATTN_BENCH_CHAINS * limit->simd->lanes * FMA_STEPS * (double)limit->pieces[0];
+    return limit->simd->peak_flops * (double)limit->pieces[0];
 }
 
 static attn_bench_limit *create(const attn_bench_simd *simd, int threads)
@@ -67,10 +67,10 @@ static attn_bench_limit *create(const attn_bench_simd *simd, int threads)
     return NULL;
 }
 
-attn_bench_limit *attn_bench_fma(const attn_bench_simd *simd, int threads)
+attn_bench_limit *attn_bench_peak(const attn_bench_simd *simd, int threads)
 {
     attn_bench_limit *limit = create(simd, threads);
-    if (limit) limit->pieces[0] = (int64_t)FMA_PIECES * threads;
+    if (limit) limit->pieces[0] = (int64_t)PEAK_PIECES * threads;
     return limit;
 }
 

@@ -7,12 +7,12 @@
 #include "bench.h"
 #include "cpu/detect.h"
 
-enum { SUBJECT, FMA, READ, READ_FAR, PEER, RUNNERS };
+enum { SUBJECT, PEAK, READ, READ_FAR, PEER, RUNNERS };
 
 typedef struct bench {
     attn_bench_tensors tensors;
     attn_bench_subject subject, baseline;
-    attn_bench_limit *fma, *read, *read_far;
+    attn_bench_limit *peak, *read, *read_far;
     attn_bench_openblas *openblas;
     attn_bench_runner runners[RUNNERS];
 } bench;
@@ -56,7 +56,7 @@ static bool add_limits(bench *b, const attn_bench_options *options, const attn_b
 {
     const attn_bench_simd *simd = simd_of(b);
     int threads = item->desc.threads;
-    if (!add_limit(b, FMA, &b->fma, attn_bench_fma(simd, threads))) return false;
+    if (!add_limit(b, PEAK, &b->peak, attn_bench_peak(simd, threads))) return false;
     if (item->pass != ATTN_BENCH_DECODE) return true;
     const void *near[2] = { b->tensors.k, b->tensors.v }, *far[2] = { NULL, NULL };
     int64_t near_bytes[2] = { b->tensors.k_bytes, b->tensors.v_bytes }, far_bytes[2] = { 0, 0 };
@@ -114,17 +114,17 @@ static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], a
     result->packed = info->packed_bytes;
     result->subject = times[SUBJECT];
     result->peer = times[PEER];
-    result->fma = rate(b->fma, times[FMA]);
+    result->peak = rate(b->peak, times[PEAK]);
     result->read = rate(b->read, times[READ]);
     result->read_far = rate(b->read_far, times[READ_FAR]);
-    if (b->fma) result->limit = result->flops / result->fma;
+    if (b->peak) result->limit = result->flops / result->peak;
     if (b->read) result->limit = fmax(result->limit, result->kv_bytes / result->read);
 }
 
 static void bench_free(bench *b)
 {
     attn_bench_openblas_free(b->openblas);
-    attn_bench_limit_free(b->fma);
+    attn_bench_limit_free(b->peak);
     attn_bench_limit_free(b->read);
     attn_bench_limit_free(b->read_far);
     attn_bench_subject_free(&b->subject);

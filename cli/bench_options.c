@@ -141,17 +141,19 @@ static const attn_command command = {
     "[options]",
     options,
     sizeof options / sizeof *options,
-    "Subject, peer and limits take turns, round after round; medians are shown. "
-    "GFLOP/s count 2 pairs (dim_qk + dim_v)\n"
-    "over exactly the visible pairs (backward: 2.5 times as many), GB/s the keys and values once a KV head. "
-    "\"limit\" is the share of what the machine\n"
-    "can do, measured in the same rounds on as many threads: FMA peak, and for "
-    "decode read bandwidth, if that is less.\n"
-    "\"ratio\" is the peer's time over ours.\n"
+    "Subject, peer and limits take turns, round after round; medians are shown. GFLOP/s count 2 pairs (dim_qk + "
+    "dim_v)\n"
+    "over exactly the visible pairs (backward: 2.5 times as many), GB/s the keys and values once a KV head. \"limit\" "
+    "is\n"
+    "the share of what the machine can do, measured in the same rounds on as many threads: the peak of multiply-adds "
+    "in\n"
+    "the kernel's instruction set, and for decode read bandwidth, if that is less. \"ratio\" is the peer's time over "
+    "ours.\n"
     "\n"
     "  attn bench                                          prefill against OpenBLAS\n"
     "  attn bench --suite all --csv bench/results/zen3.csv everything, kept\n"
-    "  attn bench --suite decode --threads 2 --dtype bf16\n"
+    "  attn bench --suite bwd,fwdbwd --dtype bf16 --heads 16 --len 512,2048,8192 --peer torch\n"
+    "  attn bench --suite decode --threads 2 --dtype bf16\n",
 };
 
 /* ---- settled ------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* The vector loops of attn bench for one instruction set. No include guard: bench_simd.c includes it once for each,
- * with SUFFIX, TARGET (attributes), BYTES (of a vector), FMA(a, b, c) and MAX(a, b) defined. */
+ * with SUFFIX, TARGET (attributes), BYTES (of a vector), FMA(a, b, c), MAX(a, b) and STEP(a, x) defined, the widest
+ * multiply-add there is, of x by x to a. */
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #define NAME(name) JOIN(name, SUFFIX)
@@ -10,14 +11,15 @@
 typedef float FLOATS __attribute__((vector_size(BYTES), aligned(4), may_alias));
 typedef int32_t INTS __attribute__((vector_size(BYTES), aligned(4), may_alias));
 
-TARGET static float NAME(fma)(int64_t steps)
+/* CHAINS of dependent steps, on x = 0.5. */
+TARGET static float NAME(peak)(void)
 {
-    FLOATS zero = { 0 }, x = zero + 0.999f, y = zero + 0.001f;
+    FLOATS zero = { 0 }, x = zero + 0.5f;
     FLOATS a0 = x, a1 = x, a2 = x, a3 = x, a4 = x, a5 = x, a6 = x, a7 = x, a8 = x, a9 = x, a10 = x, a11 = x;
-    for (int64_t i = 0; i < steps; i++) {
-        a0 = FMA(a0, x, y), a1 = FMA(a1, x, y), a2 = FMA(a2, x, y), a3 = FMA(a3, x, y);
-        a4 = FMA(a4, x, y), a5 = FMA(a5, x, y), a6 = FMA(a6, x, y), a7 = FMA(a7, x, y);
-        a8 = FMA(a8, x, y), a9 = FMA(a9, x, y), a10 = FMA(a10, x, y), a11 = FMA(a11, x, y);
+    for (int i = 0; i < PEAK_STEPS; i++) {
+        a0 = STEP(a0, x), a1 = STEP(a1, x), a2 = STEP(a2, x), a3 = STEP(a3, x);
+        a4 = STEP(a4, x), a5 = STEP(a5, x), a6 = STEP(a6, x), a7 = STEP(a7, x);
+        a8 = STEP(a8, x), a9 = STEP(a9, x), a10 = STEP(a10, x), a11 = STEP(a11, x);
         /* The chains start alike: without this the compiler may see that they stay so. */
         __asm__ volatile(""
                          : "+" VECTOR(a0), "+" VECTOR(a1), "+" VECTOR(a2), "+" VECTOR(a3), "+" VECTOR(a4),
@@ -125,3 +127,4 @@ TARGET static float NAME(dot)(const float *a, const float *b, int64_t n)
 #undef BYTES
 #undef FMA
 #undef MAX
+#undef STEP
