@@ -107,12 +107,12 @@ static attn_status check_arrays(const attn_desc *d, const attn_args *a)
         status = check_array(&inputs[i]);
     for (int i = 0; i < output_count && !status; i++)
         status = check_array(&outputs[i]);
-    for (int o = 0; o < output_count && !status; o++) {
+    for (int o = 0; o < output_count; o++)
         for (int i = 0; i < input_count && !status; i++)
             status = check_apart(&outputs[o], &inputs[i]);
+    for (int o = 0; o < output_count; o++)
         for (int i = o + 1; i < output_count && !status; i++)
             status = check_apart(&outputs[o], &outputs[i]);
-    }
     return status;
 }
 
