@@ -56,6 +56,12 @@ typedef enum attn_bench_pass {
 /* "fwd", "decode", "bwd", "fwdbwd". */
 const char *attn_bench_pass_name(attn_bench_pass pass);
 
+typedef enum attn_bench_kind {
+    ATTN_BENCH_TIMED,
+    ATTN_BENCH_PLANNED, /* nothing is run: the workspace */
+    ATTN_BENCH_MEMORY   /* run once for the memory that it takes */
+} attn_bench_kind;
+
 typedef struct attn_bench_case {
     const char *suite;
     attn_bench_pass pass;
@@ -63,7 +69,7 @@ typedef struct attn_bench_case {
     attn_desc desc;            /* of the forward */
     const char *baseline_name; /* NULL: the peer is other software */
     attn_desc baseline;        /* of the same tensors */
-    bool plan_only;            /* nothing is run: memory */
+    attn_bench_kind kind;
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
@@ -83,6 +89,11 @@ typedef struct attn_bench_times {
     double median, min, max;
 } attn_bench_times;
 
+/* Bytes; 0: not so known. */
+typedef struct attn_bench_footprint {
+    double counted, peak; /* peak: measured */
+} attn_bench_footprint;
+
 typedef struct attn_bench_result {
     char kernel[48], isa[16];
     int splits;
@@ -95,6 +106,7 @@ typedef struct attn_bench_result {
     double peak, read, read_far;    /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
     int64_t far_bytes;              /* the footprint of read_far */
     double limit;                   /* seconds */
+    attn_bench_footprint memory, peer_memory;
 } attn_bench_result;
 
 /* Runs `calls` calls and returns seconds a call; negative after a failure, which it has reported. */
@@ -116,10 +128,16 @@ typedef struct attn_bench_tensors {
 } attn_bench_tensors;
 
 bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc, attn_bench_pass pass);
+
+/* Bytes of them all. */
+int64_t attn_bench_tensors_bytes(const attn_desc *desc, attn_bench_pass pass);
 void attn_bench_tensors_free(attn_bench_tensors *tensors);
 
 /* Touched memory, 2 MiB-aligned where it is large; NULL and a message without it. */
 void *attn_bench_alloc(int64_t bytes);
+
+/* Whether as much leaves the machine some of its memory. */
+bool attn_bench_fits(int64_t bytes);
 
 /* ---- the library as a runner (bench_subject.c) --------------------------------------------- */
 
@@ -216,11 +234,35 @@ typedef struct attn_bench_peers {
 bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
                         attn_bench_result *result);
 
+/* ---- memory (bench_memory.c) --------------------------------------------------------------- */
+
+/* Memory of forward and backward, beside standard attention's. workspace: ours. */
+bool attn_bench_memory(const attn_bench_case *item, const attn_bench_peers *peers, uint64_t workspace,
+                       attn_bench_result *result);
+
+/* P and dS of all heads: what standard attention holds besides its tensors (bench_standard.c). */
+int64_t attn_bench_standard_bytes(const attn_desc *desc);
+
+/* Computes it once on OpenBLAS, in f32. */
+bool attn_bench_standard_run(const attn_desc *desc);
+
+/* Has OpenBLAS make its own buffers. */
+void attn_bench_standard_warm_up(void);
+
 /* ---- output (bench_output.c) --------------------------------------------------------------- */
 
 void attn_bench_table_header(FILE *file);
 void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *result);
+
+/* (greatest - least) / median. */
+double attn_bench_spread(attn_bench_times times);
+
+/* The peer's time over ours; of memory: its peak over ours, or where not both were measured its count over ours. 0
+ * without a peer. */
+double attn_bench_ratio(const attn_bench_case *item, const attn_bench_result *result);
 void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_bench_result *result);
+
+/* ---- CSV (bench_csv.c) --------------------------------------------------------------------- */
 
 /* Adds the rows to a CSV file; a row that measures the same thing as an old one takes its place. Written whole or not
  * at all. */

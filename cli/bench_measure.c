@@ -139,8 +139,10 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
     attn_bench_times times[RUNNERS] = { 0 };
     *result = (attn_bench_result){ 0 };
     bool done = false;
-    if (item->plan_only) {
-        done = attn_bench_subject_plan(&b.subject, &item->desc, item->pass);
+    if (item->kind != ATTN_BENCH_TIMED) {
+        done = attn_bench_subject_plan(&b.subject, &item->desc, item->pass) &&
+               (item->kind == ATTN_BENCH_PLANNED ||
+                attn_bench_memory(item, peers, b.subject.info.workspace_bytes, result));
     } else if (attn_bench_tensors_init(&b.tensors, &item->desc, item->pass) &&
                attn_bench_subject_init(&b.subject, &item->desc, item->pass, &b.tensors)) {
         b.runners[SUBJECT] = (attn_bench_runner){ attn_bench_subject_run, &b.subject };

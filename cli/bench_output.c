@@ -1,10 +1,6 @@
-/* Results as a table, as JSON, and as rows of a CSV file. */
-#define _POSIX_C_SOURCE 200809L
-#include <errno.h>
+/* Results as a table and as JSON. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "attn_commit.h"
 #include "bench.h"
@@ -19,9 +15,34 @@ void attn_bench_table_header(FILE *file)
             "peer ms", "ratio", "predicted");
 }
 
-static double spread(attn_bench_times times)
+double attn_bench_spread(attn_bench_times times)
 {
     return (times.max - times.min) / times.median;
+}
+
+/* The peer's memory over ours: of the peaks where both were measured, of the counts otherwise. */
+static double memory_ratio(const attn_bench_result *r)
+{
+    if (r->peer_memory.peak > 0.0) return r->peer_memory.peak / r->memory.peak;
+    return r->peer_memory.counted / r->memory.counted;
+}
+
+double attn_bench_ratio(const attn_bench_case *item, const attn_bench_result *r)
+{
+    if (item->kind == ATTN_BENCH_MEMORY) return memory_ratio(r);
+    return r->peer_name ? r->peer.median / r->subject.median : 0.0;
+}
+
+static void memory_row(FILE *file, const attn_bench_result *r)
+{
+    const double mib = 1 << 20;
+    fprintf(file, "peak %.4g MiB (counted %.4g, workspace %.3g in it); standard ", r->memory.peak / mib,
+            r->memory.counted / mib, (double)r->workspace / mib);
+    if (r->peer_memory.peak > 0.0)
+        fprintf(file, "%.4g MiB (counted %.4g)", r->peer_memory.peak / mib, r->peer_memory.counted / mib);
+    else
+        fprintf(file, "counted %.4g MiB", r->peer_memory.counted / mib);
+    fprintf(file, ": %.4gx\n", memory_ratio(r));
 }
 
 void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *r)
@@ -32,12 +53,16 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
              (long long)d->heads_kv);
     fprintf(file, "%-7s %-4s %4lld %-10s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
             (long long)d->dim_qk, item->mask, heads, (long long)d->len_kv, d->threads, r->kernel);
-    if (item->plan_only) {
+    if (item->kind == ATTN_BENCH_MEMORY) {
+        memory_row(file, r);
+        return;
+    }
+    if (item->kind == ATTN_BENCH_PLANNED) {
         fprintf(file, "workspace %.0f KiB: packed keys and values %.0f KiB, the rest %.0f KiB\n",
                 (double)r->workspace / 1024, (double)r->packed / 1024, (double)(r->workspace - r->packed) / 1024);
         return;
     }
-    fprintf(file, "%10.4g %5.1f%% %9.4g ", 1e3 * r->subject.median, 100 * spread(r->subject),
+    fprintf(file, "%10.4g %5.1f%% %9.4g ", 1e3 * r->subject.median, 100 * attn_bench_spread(r->subject),
             1e-9 * r->flops / r->subject.median);
     if (r->read > 0.0)
         fprintf(file, "%7.4g ", 1e-9 * r->kv_bytes / r->subject.median);
@@ -101,127 +126,12 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
     json_number(file, "peer_seconds", r->peer.median);
     json_number(file, "peer_seconds_min", r->peer.min);
     json_number(file, "peer_seconds_max", r->peer.max);
-    json_number(file, "ratio", item->plan_only ? 0.0 : r->peer.median / r->subject.median);
+    json_number(file, "ratio", attn_bench_ratio(item, r));
+    json_number(file, "peak_bytes", r->memory.peak);
+    json_number(file, "counted_bytes", r->memory.counted);
+    json_number(file, "peer_peak_bytes", r->peer_memory.peak);
+    json_number(file, "peer_counted_bytes", r->peer_memory.counted);
     json_number(file, "predicted_seconds", r->predicted_seconds);
     json_number(file, "predicted_bytes", r->predicted_bytes);
     fputc('}', file);
-}
-
-/* ---- CSV ----------------------------------------------------------------------------------------- */
-
-static const char columns[] = "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,"
-                              "threads,ms,spread,tflops,gbps,limit_fraction,peer,peer_ms,ratio,predicted_ms,"
-                              "predicted_bytes";
-
-enum { CSV_COLUMNS = 24, CSV_KEY_FIRST = 1, CSV_KEY_LAST = 13, CSV_PEER = 19, CSV_ROW = 1024 };
-
-static void csv_number(FILE *file, double value, double scale)
-{
-    if (value > 0.0 && isfinite(value)) fprintf(file, "%.6g", value * scale);
-}
-
-static void csv_row(FILE *file, const char *machine, const attn_bench_case *item, const attn_bench_result *r)
-{
-    const attn_desc *d = &item->desc;
-    double seconds = r->subject.median;
-    fprintf(file, "%s,%s,%s,%s,%s,%s,%lld,%s,%lld,%lld,%lld,%lld,%lld,%d,", ATTN_COMMIT, item->suite, machine,
-            r->kernel, attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), (long long)d->dim_qk, item->mask,
-            (long long)d->batch, (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q,
-            (long long)d->len_kv, d->threads);
-    double values[] = { seconds, spread(r->subject), r->flops / seconds, r->read > 0 ? r->kv_bytes / seconds : 0.0,
-                        r->limit / seconds };
-    double scales[] = { 1e3, 1.0, 1e-12, 1e-9, 1.0 };
-    for (int i = 0; i < 5; i++) {
-        csv_number(file, item->plan_only ? 0.0 : values[i], scales[i]);
-        fputc(',', file);
-    }
-    fprintf(file, "%s,", r->peer_name ? r->peer_name : "");
-    csv_number(file, r->peer.median, 1e3);
-    fputc(',', file);
-    csv_number(file, r->peer_name ? r->peer.median / seconds : 0.0, 1.0);
-    fputc(',', file);
-    if (item->plan_only) { /* what it is about: the bytes of the workspace */
-        fprintf(file, ",%llu", (unsigned long long)r->workspace);
-    } else {
-        csv_number(file, r->predicted_seconds, 1e3);
-        fputc(',', file);
-        csv_number(file, r->predicted_bytes, 1.0);
-    }
-    fputc('\n', file);
-}
-
-/* Where column `index` of a row starts, and its length. */
-static const char *csv_column(const char *row, int index, size_t *length)
-{
-    for (; index > 0 && row; index--) {
-        row = strchr(row, ',');
-        if (row) row++;
-    }
-    *length = row ? strcspn(row, ",\n") : 0;
-    return row;
-}
-
-static bool same_column(const char *a, const char *b, int index)
-{
-    size_t a_length, b_length;
-    const char *x = csv_column(a, index, &a_length), *y = csv_column(b, index, &b_length);
-    return x && y && a_length == b_length && memcmp(x, y, a_length) == 0;
-}
-
-/* Whether two rows measure the same: all but the commit and the figures. */
-static bool same_measurement(const char *a, const char *b)
-{
-    for (int i = CSV_KEY_FIRST; i <= CSV_KEY_LAST; i++)
-        if (!same_column(a, b, i)) return false;
-    return same_column(a, b, CSV_PEER);
-}
-
-static bool copy_old_rows(FILE *old, FILE *to, const char *path, char (*rows)[CSV_ROW], int count)
-{
-    char line[CSV_ROW];
-    if (!fgets(line, sizeof line, old)) return true;
-    line[strcspn(line, "\r\n")] = 0;
-    if (strcmp(line, columns) != 0) return attn_bench_fail("%s: the first line is not that of a results file", path);
-    while (fgets(line, sizeof line, old)) {
-        bool replaced = false;
-        for (int i = 0; i < count && !replaced; i++)
-            replaced = same_measurement(line, rows[i]);
-        if (!replaced) fputs(line, to);
-    }
-    return !ferror(old);
-}
-
-static bool write_rows(FILE *to, const char *path, char (*rows)[CSV_ROW], int count)
-{
-    fprintf(to, "%s\n", columns);
-    errno = 0;
-    FILE *old = fopen(path, "r");
-    if (!old && errno != ENOENT) return attn_bench_fail("%s: %s", path, strerror(errno));
-    bool good = !old || copy_old_rows(old, to, path, rows, count);
-    if (old) fclose(old);
-    for (int i = 0; i < count; i++)
-        fputs(rows[i], to);
-    return good;
-}
-
-bool attn_bench_csv_write(const char *path, const char *machine, const attn_bench_case *items,
-                          const attn_bench_result *results, int count)
-{
-    char temporary[4096];
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid()) >= sizeof temporary)
-        return attn_bench_fail("%s: the name is too long", path);
-    char(*rows)[CSV_ROW] = calloc((size_t)count + 1, sizeof *rows);
-    if (!rows) return attn_bench_fail("out of memory");
-    for (int i = 0; i < count; i++) {
-        FILE *row = fmemopen(rows[i], sizeof rows[i], "w");
-        if (row) csv_row(row, machine, &items[i], &results[i]), fclose(row);
-    }
-    FILE *to = fopen(temporary, "w");
-    bool good = to ? write_rows(to, path, rows, count) : attn_bench_fail("%s: %s", temporary, strerror(errno));
-    free(rows);
-    if (!to) return false;
-    if ((fclose(to) || (good && rename(temporary, path))) && good)
-        good = attn_bench_fail("%s: %s", path, strerror(errno));
-    if (!good) remove(temporary);
-    return good;
 }

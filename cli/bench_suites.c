@@ -114,11 +114,14 @@ static void decode(grid *g, const char *name, const point *p)
     add(g, name, ATTN_BENCH_DECODE, "full", describe(g, p, 32, 8, 1));
 }
 
+/* The forward's workspace, and all memory of forward and backward. */
 static void memory(grid *g, const char *name, const point *p)
 {
-    attn_bench_case *items[2];
+    attn_bench_case *items[4];
     add_full_and_causal(g, name, ATTN_BENCH_FORWARD, describe_square(g, p, 1), items);
-    items[0]->plan_only = items[1]->plan_only = true;
+    add_full_and_causal(g, name, ATTN_BENCH_BOTH, describe_square(g, p, 1), items + 2);
+    items[0]->kind = items[1]->kind = ATTN_BENCH_PLANNED;
+    items[2]->kind = items[3]->kind = ATTN_BENCH_MEMORY;
 }
 
 /* A causal window against no mask. */
@@ -138,7 +141,7 @@ static const suite suites[] = {
     { "decode", decode, { ATTN_F32, ATTN_F16, ATTN_BF16 }, { 128 }, { 32768 }, { 512 }, 0 },
     { "bwd", backward, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96, 160 }, 8192 },
     { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
-    { "memory", memory, { ATTN_F32 }, { 64 }, { 65536 }, { 512 }, 0 },
+    { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
 };
 

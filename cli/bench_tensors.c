@@ -7,11 +7,15 @@
 #include "bench.h"
 #include "num/half.h"
 
+bool attn_bench_fits(int64_t bytes)
+{
+    return bytes <= (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 10 * 8;
+}
+
 void *attn_bench_alloc(int64_t bytes)
 {
     void *memory = NULL;
-    int64_t physical = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    if (bytes > physical / 10 * 8 ||
+    if (!attn_bench_fits(bytes) ||
         posix_memalign(&memory, bytes >= 4 << 20 ? 2 << 20 : 64, bytes ? (size_t)bytes : 64)) {
         attn_bench_fail("a buffer of %.1f MiB does not fit into memory", (double)bytes / (1 << 20));
         return NULL;
@@ -38,9 +42,31 @@ static void *normal(attn_dtype dtype, int64_t bytes, uint64_t seed)
     return to;
 }
 
+static int64_t lse_bytes(const attn_desc *desc)
+{
+    return desc->batch * desc->heads_q * desc->len_q * (int64_t)sizeof(float);
+}
+
+static attn_bench_tensors sizes(const attn_desc *desc)
+{
+    int64_t queries = desc->batch * desc->len_q * desc->heads_q * attn_dtype_size(desc->dtype);
+    int64_t keys = desc->batch * desc->len_kv * desc->heads_kv * attn_dtype_size(desc->dtype);
+    return (attn_bench_tensors){ .q_bytes = queries * desc->dim_qk,
+                                 .k_bytes = keys * desc->dim_qk,
+                                 .v_bytes = keys * desc->dim_v,
+                                 .o_bytes = queries * desc->dim_v };
+}
+
+int64_t attn_bench_tensors_bytes(const attn_desc *desc, attn_bench_pass pass)
+{
+    attn_bench_tensors t = sizes(desc);
+    int64_t bytes = t.q_bytes + t.k_bytes + t.v_bytes + t.o_bytes;
+    return pass < ATTN_BENCH_BACKWARD ? bytes : 2 * bytes + lse_bytes(desc);
+}
+
 static bool init_backward(attn_bench_tensors *t, const attn_desc *desc)
 {
-    t->lse = attn_bench_alloc(desc->batch * desc->heads_q * desc->len_q * (int64_t)sizeof *t->lse);
+    t->lse = attn_bench_alloc(lse_bytes(desc));
     t->grad_o = normal(desc->dtype, t->o_bytes, 4);
     t->grad_q = attn_bench_alloc(t->q_bytes);
     t->grad_k = attn_bench_alloc(t->k_bytes);
@@ -50,12 +76,11 @@ static bool init_backward(attn_bench_tensors *t, const attn_desc *desc)
 
 bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_bench_pass pass)
 {
-    int64_t size = attn_dtype_size(desc->dtype), queries = desc->batch * desc->len_q * desc->heads_q;
-    int64_t keys = desc->batch * desc->len_kv * desc->heads_kv;
-    t->q = normal(desc->dtype, t->q_bytes = queries * desc->dim_qk * size, 1);
-    t->k = normal(desc->dtype, t->k_bytes = keys * desc->dim_qk * size, 2);
-    t->v = normal(desc->dtype, t->v_bytes = keys * desc->dim_v * size, 3);
-    t->o = attn_bench_alloc(t->o_bytes = queries * desc->dim_v * size);
+    *t = sizes(desc);
+    t->q = normal(desc->dtype, t->q_bytes, 1);
+    t->k = normal(desc->dtype, t->k_bytes, 2);
+    t->v = normal(desc->dtype, t->v_bytes, 3);
+    t->o = attn_bench_alloc(t->o_bytes);
     bool good = t->q && t->k && t->v && t->o;
     if (good && pass >= ATTN_BENCH_BACKWARD) good = init_backward(t, desc);
     if (!good) attn_bench_tensors_free(t);
