@@ -6,7 +6,8 @@
 
 #include "api/desc.h"
 
-/* A problem with every table, its arrays one right behind the other: q first, then as in attn_args, then o and lse. */
+/* A problem with every table, its arrays one right behind the other: q first, then as in attn_args, then o, lse and the
+ * gradients. */
 enum {
     BATCH = 3,
     HEADS = 2,
@@ -27,6 +28,9 @@ typedef struct arrays {
     uint8_t bits[BATCH * HEADS * LEN_Q * 2];
     float alibi[BATCH * HEADS], bias[LEN_Q * LEN_KV], sink[HEADS];
     float o[TOTAL_Q * HEADS * DIM], lse[HEADS * TOTAL_Q];
+    float grad_o[TOTAL_Q * HEADS * DIM], grad_lse[HEADS * TOTAL_Q];
+    float grad_q[TOTAL_Q * HEADS * DIM], grad_k[TOTAL_KV * HEADS * DIM], grad_v[TOTAL_KV * HEADS * DIM];
+    float grad_bias[LEN_Q * LEN_KV], grad_alibi[BATCH * HEADS], grad_sink[HEADS];
 } arrays;
 
 typedef struct world {
@@ -35,12 +39,13 @@ typedef struct world {
     arrays at;
 } world;
 
-static world *create(uint32_t without)
+static world *create(attn_direction direction, uint32_t without)
 {
     static world w;
     attn_desc d = {
         .dtype = ATTN_F32, .batch = BATCH, .heads_q = HEADS, .len_q = LEN_Q, .len_kv = LEN_KV, .dim_qk = DIM
     };
+    d.direction = direction;
     d.flags = ((ATTN_DETERMINISTIC << 1) - 1) & ~without;
     if (d.flags & ATTN_VARLEN) d.total_q = TOTAL_Q, d.total_kv = TOTAL_KV;
     if (d.flags & ATTN_CHUNK) d.chunk = 4;
@@ -87,14 +92,14 @@ static world *create(uint32_t without)
                           a->sink,
                           1,
                           1,
-                          NULL,
-                          NULL,
-                          NULL,
-                          NULL,
-                          NULL,
-                          NULL,
-                          NULL,
-                          NULL };
+                          a->grad_o,
+                          a->grad_lse,
+                          a->grad_q,
+                          a->grad_k,
+                          a->grad_v,
+                          a->grad_bias,
+                          a->grad_alibi,
+                          a->grad_sink };
     return &w;
 }
 
@@ -106,25 +111,28 @@ static void expect(int line, const world *w, const char *text)
 }
 
 /* The problem without some flags, its arguments (g) or arrays (a) changed, is refused with this message. */
-#define REFUSED(without, text, ...) \
-    do {                            \
-        world *w = create(without); \
-        attn_args *g = &w->args;    \
-        arrays *a = &w->at;         \
-        (void)g, (void)a;           \
-        __VA_ARGS__;                \
-        expect(__LINE__, w, text);  \
+#define REFUSED_IN(direction, without, text, ...) \
+    do {                                          \
+        world *w = create(direction, without);    \
+        attn_args *g = &w->args;                  \
+        arrays *a = &w->at;                       \
+        (void)g, (void)a;                         \
+        __VA_ARGS__;                              \
+        expect(__LINE__, w, text);                \
     } while (0)
 
-#define ACCEPTED(without, ...)                          \
+#define ACCEPTED_IN(direction, without, ...)            \
     do {                                                \
-        world *w = create(without);                     \
+        world *w = create(direction, without);          \
         attn_args *g = &w->args;                        \
         arrays *a = &w->at;                             \
         (void)g, (void)a;                               \
         __VA_ARGS__;                                    \
         assert_ok(attn_args_check(&w->desc, &w->args)); \
     } while (0)
+
+#define REFUSED(without, text, ...) REFUSED_IN(ATTN_FORWARD, without, text, __VA_ARGS__)
+#define ACCEPTED(without, ...) ACCEPTED_IN(ATTN_FORWARD, without, __VA_ARGS__)
 
 static void whole_problems_pass(void **state)
 {
@@ -136,7 +144,12 @@ static void whole_problems_pass(void **state)
     ACCEPTED(ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS, g->intervals = g->block_full = NULL, g->bits = NULL);
     ACCEPTED(ATTN_LENS_Q | ATTN_LENS_KV | ATTN_PREFIX, g->lens_q = g->lens_kv = g->prefix = NULL);
     ACCEPTED(0, a->sink[0] = -INFINITY);
-    ACCEPTED(0, a->bias[0] = NAN, a->q[0] = INFINITY); /* data, not arguments */
+    ACCEPTED(0, a->bias[0] = NAN, a->q[0] = INFINITY);                         /* data, not arguments */
+    ACCEPTED(0, g->grad_q = a->q, g->grad_o = NULL, g->grad_lse = (float *)1); /* the forward has no gradients */
+    ACCEPTED_IN(ATTN_BACKWARD, 0, (void)0);
+    ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_lse = g->grad_bias = g->grad_alibi = g->grad_sink = NULL);
+    ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_o = g->o, g->grad_lse = g->lse); /* inputs may share */
+    ACCEPTED_IN(ATTN_BACKWARD, ATTN_BIAS | ATTN_ALIBI | ATTN_SINK, g->grad_bias = g->grad_alibi = g->grad_sink = a->q);
 }
 
 static void empty_arrays_may_be_missing(void **state)
@@ -171,6 +184,12 @@ static void missing_arrays_are_named(void **state)
     REFUSED(0, "alibi is NULL, but has elements", g->alibi = NULL);
     REFUSED(0, "bias is NULL, but has elements", g->bias = NULL);
     REFUSED(0, "sink is NULL, but has elements", g->sink = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "o is NULL, but has elements", g->o = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "lse is NULL, but has elements", g->lse = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "grad_o is NULL, but has elements", g->grad_o = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "grad_q is NULL, but has elements", g->grad_q = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "grad_k is NULL, but has elements", g->grad_k = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "grad_v is NULL, but has elements", g->grad_v = NULL);
     REFUSED(0, "block_full is NULL, but block_full_count is not", g->block_full = NULL);
     REFUSED(0, "block_full_count is NULL, but block_full is not", g->block_full_count = NULL);
     REFUSED(0, "block_partial is NULL, but block_partial_count is not", g->block_partial = NULL);
@@ -211,7 +230,18 @@ static const part parts[] = {
     PART(sink, sink),
     PART(o, o),
     PART(lse, lse),
+    PART(grad_o, grad_o),
+    PART(grad_lse, grad_lse),
+    PART(grad_q, grad_q),
+    PART(grad_k, grad_k),
+    PART(grad_v, grad_v),
+    PART(grad_bias, grad_bias),
+    PART(grad_alibi, grad_alibi),
+    PART(grad_sink, grad_sink),
 };
+
+/* Outputs of the forward are o and lse, of the backward the gradients from grad_q on. */
+enum { PARTS = COUNT(parts), PARTS_FORWARD = PARTS - 8, OUTPUTS_FORWARD = 2, OUTPUTS_BACKWARD = 6 };
 
 static void set_pointer(attn_args *args, const part *p, const void *to)
 {
@@ -221,10 +251,10 @@ static void set_pointer(attn_args *args, const part *p, const void *to)
 static void misaligned_arrays_are_named(void **state)
 {
     (void)state;
-    for (int i = 0; i < COUNT(parts); i++) {
+    for (int i = 0; i < PARTS; i++) {
         if (!strcmp(parts[i].name, "bits")) continue;
         for (size_t off = 1; off < 4; off++) {
-            world *w = create(0);
+            world *w = create(i < PARTS_FORWARD ? ATTN_FORWARD : ATTN_BACKWARD, 0);
             char text[64];
             set_pointer(&w->args, &parts[i], (char *)&w->at + parts[i].begin + off);
             snprintf(text, sizeof text, "%s = 0x", parts[i].name);
@@ -248,18 +278,19 @@ static void misaligned_arrays_are_named(void **state)
 static void outputs_overlap_nothing(void **state)
 {
     (void)state;
-    const part *o = &parts[COUNT(parts) - 2], *lse = &parts[COUNT(parts) - 1];
-    for (int i = 0; i < COUNT(parts) - 1; i++)
-        for (int side = 0; side < 2; side++) {
-            const part *out = side ? lse : o;
-            if (&parts[i] == out) continue;
-            world *w = create(0);
-            char text[64];
-            snprintf(text, sizeof text, "%s overlaps %s", i == COUNT(parts) - 2 ? "o" : out->name,
-                     i == COUNT(parts) - 2 ? "lse" : parts[i].name);
-            set_pointer(&w->args, out, (char *)&w->at + (parts[i].end - 1) / 4 * 4); /* its last bytes */
-            expect(__LINE__, w, text);
-        }
+    for (int direction = ATTN_FORWARD; direction <= ATTN_BACKWARD; direction++) {
+        int end = direction == ATTN_FORWARD ? PARTS_FORWARD : PARTS;
+        int first = end - (direction == ATTN_FORWARD ? OUTPUTS_FORWARD : OUTPUTS_BACKWARD);
+        for (int out = first; out < end; out++)
+            for (int i = 0; i < out; i++) {
+                world *w = create((attn_direction)direction, 0);
+                char text[64];
+                snprintf(text, sizeof text, "%s overlaps %s", parts[i < first ? out : i].name,
+                         parts[i < first ? i : out].name);
+                set_pointer(&w->args, &parts[out], (char *)&w->at + (parts[i].end - 1) / 4 * 4); /* its last bytes */
+                expect(__LINE__, w, text);
+            }
+    }
     REFUSED(0, "o overlaps q", g->o = a->q);
     REFUSED(0, "o overlaps sink", g->o = a->sink + HEADS - 1);
     REFUSED(0, "lse overlaps bias", g->lse = a->bias + LEN_Q * LEN_KV - 1, g->o = a->lse);

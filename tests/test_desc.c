@@ -28,6 +28,13 @@ static attn_desc loaded(void)
     return d;
 }
 
+static attn_desc backward(void)
+{
+    attn_desc d = plain();
+    d.direction = ATTN_BACKWARD;
+    return d;
+}
+
 static void expect(int line, const attn_desc *desc, size_t size, attn_status status, const char *text)
 {
     attn_desc out, untouched;
@@ -80,17 +87,35 @@ static void defaults_are_filled_in(void **state)
 
     d = loaded();
     assert_ok(attn_desc_resolve(&out, &d, sizeof d));
-    static const int64_t v[4] = { 11 * 4 * 8, 4 * 8, 8, 1 }, bias[4] = { 12 * 5 * 7, 5 * 7, 7, 1 };
+    static const int64_t v[4] = { 11 * 4 * 8, 4 * 8, 8, 1 }, bias[4] = { 12 * 5 * 7, 5 * 7, 7, 1 }, none[4];
     assert_memory_equal(out.v_stride, v, sizeof v);
     assert_memory_equal(out.bias_stride, bias, sizeof bias);
+    assert_memory_equal(out.grad_q_stride, none, sizeof none);
+    assert_memory_equal(out.grad_v_stride, none, sizeof none);
     assert_int_equal(out.threads, 3);
     assert_true(out.scale == 0.5f);
+}
+
+/* Gradients are packed by themselves, however their tensors are laid out. */
+static void gradients_are_laid_out(void **state)
+{
+    (void)state;
+    attn_desc d = backward(), out;
+    set4(d.q_stride, -1000, 0, 16, 1), set4(d.k_stride, 0, 0, 0, 1), set4(d.o_stride, 0, 0, 0, 1);
+    d.dim_v = 8;
+    assert_ok(attn_desc_resolve(&out, &d, sizeof d));
+    static const int64_t q[4] = { 5 * 12 * 16, 12 * 16, 16, 1 }, o[4] = { 5 * 12 * 8, 12 * 8, 8, 1 },
+                         k[4] = { 7 * 4 * 16, 4 * 16, 16, 1 }, v[4] = { 7 * 4 * 8, 4 * 8, 8, 1 };
+    assert_memory_equal(out.grad_o_stride, o, sizeof o);
+    assert_memory_equal(out.grad_q_stride, q, sizeof q);
+    assert_memory_equal(out.grad_k_stride, k, sizeof k);
+    assert_memory_equal(out.grad_v_stride, v, sizeof v);
 }
 
 static void resolving_twice_changes_nothing(void **state)
 {
     (void)state;
-    attn_desc empty = plain(), same = loaded(), given[4] = { plain(), loaded(), empty, same };
+    attn_desc empty = plain(), same = loaded(), given[5] = { plain(), loaded(), empty, same, backward() };
     given[2].batch = given[2].len_q = 0;
     given[3].bias_extent[1] = given[3].bias_extent[2] = given[3].bias_extent[3] = 1;
     for (int i = 0; i < COUNT(given); i++) {
@@ -139,9 +164,7 @@ static void kinds_are_checked(void **state)
     (void)state;
     REFUSED(plain, INVALID, "dtype = 0 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.dtype = (attn_dtype)0);
     REFUSED(plain, INVALID, "dtype = 4 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.dtype = (attn_dtype)4);
-    REFUSED(plain, UNSUPPORTED, "direction = ATTN_BACKWARD: the backward pass is not built",
-            d.direction = ATTN_BACKWARD);
-    REFUSED(plain, INVALID, "direction = 2 is not ATTN_FORWARD", d.direction = (attn_direction)2);
+    REFUSED(plain, INVALID, "direction = 2 is not ATTN_FORWARD or ATTN_BACKWARD", d.direction = (attn_direction)2);
     REFUSED(plain, INVALID, "device = 7 is not ATTN_CPU", d.device = (attn_device)7);
     REFUSED(plain, INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.threads = 1);
     REFUSED(plain, INVALID, "isa is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.isa = ATTN_ISA_PORTABLE);
@@ -286,6 +309,37 @@ static void strides_are_checked(void **state)
             d.block_rows = d.block_keys = 1, d.batch = 0, d.len_q = d.len_kv = INT32_MAX - 64);
 }
 
+static void gradients_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "grad_o_stride[3] = 1 needs direction = ATTN_BACKWARD", set4(d.grad_o_stride, 0, 0, 0, 1));
+    REFUSED(plain, INVALID, "grad_q_stride[0] = -7 needs direction = ATTN_BACKWARD",
+            set4(d.grad_q_stride, -7, 0, 0, 0));
+    REFUSED(plain, INVALID, "grad_k_stride[1] = 64 needs direction = ATTN_BACKWARD",
+            set4(d.grad_k_stride, 0, 64, 16, 1));
+    REFUSED(plain, INVALID, "grad_v_stride[2] = 16 needs direction = ATTN_BACKWARD",
+            set4(d.grad_v_stride, 0, 0, 16, 1));
+    ACCEPTED(backward, set4(d.grad_o_stride, -960, 0, 16, 1)); /* inputs here: they may repeat */
+    ACCEPTED(backward, set4(d.o_stride, 0, 0, 0, 1));
+    ACCEPTED(backward, set4(d.grad_q_stride, -960, 192, -16, 1));
+    ACCEPTED(backward, set4(d.grad_k_stride, 448, 16, 112, 1), set4(d.grad_v_stride, 448, -64, 16, 1));
+    REFUSED(backward, INVALID, "grad_o_stride[3] = 2 is not 1", set4(d.grad_o_stride, 1920, 384, 32, 2));
+    REFUSED(backward, INVALID, "grad_q_stride[3] = 0 is not 1", set4(d.grad_q_stride, 960, 192, 16, 0));
+    REFUSED(backward, INVALID, "grad_o: the offsets of its 2 x 5 x 12 x 16 elements",
+            set4(d.grad_o_stride, INT64_MAX / 4, 192, 16, 1));
+    REFUSED(backward, INVALID, "grad_k: the offsets of its 2 x 7 x 4 x 16 elements",
+            set4(d.grad_k_stride, 448, INT64_MIN, 16, 1));
+    REFUSED(backward, INVALID, "grad_q_stride[1] = 0 makes elements of grad_q overlap",
+            set4(d.grad_q_stride, 960, 0, 16, 1));
+    REFUSED(backward, INVALID, "grad_k_stride[2] = 15 makes elements of grad_k overlap: it must step over 16 elements",
+            set4(d.grad_k_stride, 448, 64, 15, 1));
+    REFUSED(backward, INVALID, "grad_v_stride[0] = 0 makes elements of grad_v overlap",
+            set4(d.grad_v_stride, 0, 64, 16, 1));
+    REFUSED(backward, INVALID, "grad_bias: the offsets", d.flags = ATTN_BIAS, d.bias_dtype = ATTN_F32,
+            d.batch = 1 << 20, d.heads_q = d.heads_kv = 1, d.len_q = d.len_kv = 1 << 21,
+            set4(d.bias_extent, 1 << 20, 1, 1 << 21, 1 << 21), set4(d.bias_stride, 0, 0, 0, 1));
+}
+
 /* Whatever strides o has: if they are accepted, no two of its elements are one. */
 static void accepted_outputs_never_overlap(void **state)
 {
@@ -379,6 +433,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_filled_in),
+        cmocka_unit_test(gradients_are_laid_out),
         cmocka_unit_test(resolving_twice_changes_nothing),
         cmocka_unit_test(edges_are_accepted),
         cmocka_unit_test(kinds_are_checked),
@@ -387,6 +442,7 @@ int main(void)
         cmocka_unit_test(masks_are_checked),
         cmocka_unit_test(biases_are_checked),
         cmocka_unit_test(strides_are_checked),
+        cmocka_unit_test(gradients_are_checked),
         cmocka_unit_test(accepted_outputs_never_overlap),
         cmocka_unit_test(older_and_newer_headers_work),
         cmocka_unit_test(messages_belong_to_their_thread),

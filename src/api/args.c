@@ -25,10 +25,21 @@ static attn_args_array table(const char *name, size_t field, const void *base, i
     return (attn_args_array){ name, field, base, size, 0, count * size, false };
 }
 
-/* Either pair of block tables may be missing. */
-static attn_args_array block_table(const char *name, size_t field, const void *base, int64_t count)
+/* A table of 4-byte numbers that may be missing. */
+static attn_args_array optional(const char *name, size_t field, const void *base, int64_t count)
 {
     return (attn_args_array){ name, field, base, 4, 0, count * 4, true };
+}
+
+/* Bytes of an element of o and of the gradients. */
+static int64_t output_size(const attn_desc *d)
+{
+    return d->flags & ATTN_OUT_F32 ? 4 : attn_dtype_size(d->dtype);
+}
+
+static int64_t lse_count(const attn_desc *d)
+{
+    return d->heads_q * (d->flags & ATTN_VARLEN ? d->total_q : d->batch * d->len_q);
 }
 
 #define FIELD(name) #name, offsetof(attn_args, name), a->name
@@ -53,10 +64,10 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
     if (d->flags & ATTN_BLOCKS) {
         int64_t lines = d->block_batch * d->block_heads * attn_ceil_div(d->len_q, d->block_rows);
         int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
-        list[n++] = block_table(FIELD(block_full_count), lines);
-        list[n++] = block_table(FIELD(block_full), lines * columns);
-        list[n++] = block_table(FIELD(block_partial_count), lines);
-        list[n++] = block_table(FIELD(block_partial), lines * columns);
+        list[n++] = optional(FIELD(block_full_count), lines);
+        list[n++] = optional(FIELD(block_full), lines * columns);
+        list[n++] = optional(FIELD(block_partial_count), lines);
+        list[n++] = optional(FIELD(block_partial), lines * columns);
     }
     if (d->flags & ATTN_BITS)
         list[n++] = table(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_ceil_div(d->len_kv, 8));
@@ -64,18 +75,33 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
     if (d->flags & ATTN_BIAS)
         list[n++] = strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
     if (d->flags & ATTN_SINK) list[n++] = table(FIELD(sink), 4, d->heads_q);
+    if (d->direction == ATTN_BACKWARD) {
+        list[n++] = strided(FIELD(o), output_size(d), shape.o, d->o_stride);
+        list[n++] = table(FIELD(lse), 4, lse_count(d));
+        list[n++] = strided(FIELD(grad_o), output_size(d), shape.o, d->grad_o_stride);
+        list[n++] = optional(FIELD(grad_lse), lse_count(d));
+    }
     return n;
 }
 
 int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *d, const attn_args *a)
 {
     attn_shape shape = attn_shape_of(d);
-    int64_t o_size = d->flags & ATTN_OUT_F32 ? 4 : attn_dtype_size(d->dtype);
-    int64_t rows = d->heads_q * (d->flags & ATTN_VARLEN ? d->total_q : d->batch * d->len_q);
-    list[0] = strided(FIELD(o), o_size, shape.o, d->o_stride);
-    list[1] = table(FIELD(lse), 4, rows);
-    list[1].optional = true;
-    return 2;
+    int64_t size = output_size(d);
+    const int64_t *bias = d->bias_extent;
+    int n = 0;
+    if (d->direction == ATTN_FORWARD) {
+        list[n++] = strided(FIELD(o), size, shape.o, d->o_stride);
+        list[n++] = optional(FIELD(lse), lse_count(d));
+        return n;
+    }
+    list[n++] = strided(FIELD(grad_q), size, shape.q, d->grad_q_stride);
+    list[n++] = strided(FIELD(grad_k), size, shape.k, d->grad_k_stride);
+    list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);
+    if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), bias[0] * bias[1] * bias[2] * bias[3]);
+    if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), d->alibi_batch * d->heads_q);
+    if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), d->heads_q);
+    return n;
 }
 
 static attn_status check_array(const attn_args_array *a)

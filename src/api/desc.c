@@ -150,10 +150,8 @@ static attn_status check_kinds(const attn_desc *desc)
 {
     if (!is_dtype(desc->dtype))
         return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)desc->dtype);
-    if (desc->direction == ATTN_BACKWARD)
-        return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: the backward pass is not built yet");
-    if (desc->direction != ATTN_FORWARD)
-        return attn_fail(ATTN_INVALID, "direction = %d is not ATTN_FORWARD", (int)desc->direction);
+    if (desc->direction != ATTN_FORWARD && desc->direction != ATTN_BACKWARD)
+        return attn_fail(ATTN_INVALID, "direction = %d is not ATTN_FORWARD or ATTN_BACKWARD", (int)desc->direction);
     if (desc->device != ATTN_CPU && desc->device != ATTN_CUDA)
         return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU or ATTN_CUDA", (int)desc->device);
     if (desc->flags & ~(uint32_t)FLAGS)
@@ -212,6 +210,23 @@ static attn_status check_relations(const attn_desc *desc)
     return ATTN_OK;
 }
 
+/* The forward has no gradients to lay out. */
+static attn_status check_direction(const attn_desc *desc)
+{
+    const struct {
+        const char *name;
+        const int64_t *stride;
+    } gradients[] = { { "grad_o", desc->grad_o_stride },
+                      { "grad_q", desc->grad_q_stride },
+                      { "grad_k", desc->grad_k_stride },
+                      { "grad_v", desc->grad_v_stride } };
+    for (int i = 0; i < 16 && desc->direction != ATTN_BACKWARD; i++)
+        if (gradients[i / 4].stride[i % 4] != 0)
+            return attn_fail(ATTN_INVALID, "%s_stride[%d] = %" PRId64 " needs direction = ATTN_BACKWARD",
+                             gradients[i / 4].name, i % 4, gradients[i / 4].stride[i % 4]);
+    return ATTN_OK;
+}
+
 static attn_status check_machine(const attn_desc *desc)
 {
     if (desc->threads < 0 || desc->threads > THREADS_MOST)
@@ -257,9 +272,9 @@ static attn_status resolve_tensor(const char *name, const int64_t extent[4], int
     return resolve_strides(name, extent, stride);
 }
 
-/* No two elements of o may be one: from the shortest stride to the longest, each must step over all that the shorter
- * ones reach. */
-static attn_status check_output_strides(const int64_t extent[4], const int64_t stride[4])
+/* No two elements of an output may be one: from the shortest stride to the longest, each must step over all that the
+ * shorter ones reach. */
+static attn_status check_output_strides(const char *name, const int64_t extent[4], const int64_t stride[4])
 {
     int order[4] = { 0, 1, 2, 3 };
     int64_t step[4], reach = 1;
@@ -277,12 +292,30 @@ static attn_status check_output_strides(const int64_t extent[4], const int64_t s
         if (extent[axis] == 1) continue;
         if (step[axis] < reach)
             return attn_fail(ATTN_INVALID,
-                             "o_stride[%d] = %" PRId64 " makes elements of o overlap: it must step over %" PRId64
+                             "%s_stride[%d] = %" PRId64 " makes elements of %s overlap: it must step over %" PRId64
                              " elements",
-                             axis, stride[axis], reach);
+                             name, axis, stride[axis], name, reach);
         reach += (extent[axis] - 1) * step[axis];
     }
     return ATTN_OK;
+}
+
+static attn_status resolve_output(const char *name, const int64_t extent[4], int64_t stride[4])
+{
+    attn_status status = resolve_tensor(name, extent, stride);
+    return status ? status : check_output_strides(name, extent, stride);
+}
+
+static attn_status resolve_gradients(attn_desc *desc)
+{
+    attn_shape shape = attn_shape_of(desc);
+    attn_status status = resolve_tensor("o", shape.o, desc->o_stride);
+    if (!status) status = resolve_tensor("grad_o", shape.o, desc->grad_o_stride);
+    if (!status) status = resolve_output("grad_q", shape.q, desc->grad_q_stride);
+    if (!status) status = resolve_output("grad_k", shape.k, desc->grad_k_stride);
+    if (!status) status = resolve_output("grad_v", shape.v, desc->grad_v_stride);
+    if (!status && desc->flags & ATTN_BIAS) status = resolve_strides("grad_bias", desc->bias_extent, (int64_t[4]){ 0 });
+    return status;
 }
 
 static attn_status resolve_layout(attn_desc *desc)
@@ -291,10 +324,9 @@ static attn_status resolve_layout(attn_desc *desc)
     attn_status status = resolve_tensor("q", shape.q, desc->q_stride);
     if (!status) status = resolve_tensor("k", shape.k, desc->k_stride);
     if (!status) status = resolve_tensor("v", shape.v, desc->v_stride);
-    if (!status) status = resolve_tensor("o", shape.o, desc->o_stride);
-    if (!status) status = check_output_strides(shape.o, desc->o_stride);
     if (!status && desc->flags & ATTN_BIAS) status = resolve_strides("bias", desc->bias_extent, desc->bias_stride);
-    return status;
+    if (status) return status;
+    return desc->direction == ATTN_BACKWARD ? resolve_gradients(desc) : resolve_output("o", shape.o, desc->o_stride);
 }
 
 static attn_status check_tables(const attn_desc *desc)
@@ -326,6 +358,7 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
 
     status = check_numbers(&d);
     if (!status) status = check_relations(&d);
+    if (!status) status = check_direction(&d);
     if (!status) status = check_machine(&d);
     if (!status) status = resolve_layout(&d);
     if (!status) status = check_tables(&d);

@@ -34,7 +34,7 @@ typedef struct attn_args_array {
     int optional;         /* base may be NULL */
 } attn_args_array;
 
-enum { ATTN_ARGS_INPUTS = 17, ATTN_ARGS_OUTPUTS = 2 }; /* with every flag */
+enum { ATTN_ARGS_INPUTS = 21, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
 
 /* All arrays that a run of a resolved descriptor reads and writes; returns how many. */
 int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *desc, const attn_args *args);

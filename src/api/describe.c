@@ -47,9 +47,10 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
     const attn_choice *c = &plan->choice;
     attn_words w = { text, size, 0 };
     if (size) text[0] = 0;
-    attn_say(&w, "problem    forward, %s, batch %lld, heads %lld over %lld, %lld rows x %lld keys, dim %lld/%lld",
-             dtypes[d->dtype], (long long)d->batch, (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q,
-             (long long)d->len_kv, (long long)d->dim_qk, (long long)d->dim_v);
+    attn_say(&w, "problem    %s, %s, batch %lld, heads %lld over %lld, %lld rows x %lld keys, dim %lld/%lld",
+             d->direction == ATTN_BACKWARD ? "backward" : "forward", dtypes[d->dtype], (long long)d->batch,
+             (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,
+             (long long)d->dim_qk, (long long)d->dim_v);
     say_flags(&w, d->flags);
     attn_say(&w, "\nkernel     %s: %s\n", plan->kernel_name, plan->why);
     plan->backend->describe(plan, &w);
