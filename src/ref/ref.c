@@ -1,4 +1,5 @@
-/* Visibility of a pair, and the row of attention in double precision and as unfused attention would compute it. */
+/* Visibility of a pair; the row of attention and of its gradient, in double precision and as unfused attention would
+ * compute them. */
 #include "ref/ref.h"
 
 #include <math.h>
@@ -18,6 +19,31 @@ attn_sequence attn_sequence_of(const attn_desc *desc, const attn_args *args, int
     if (desc->flags & ATTN_LENS_Q) s.len_q = args->lens_q[batch];
     if (desc->flags & ATTN_LENS_KV) s.len_kv = args->lens_kv[batch];
     return s;
+}
+
+int64_t attn_row_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                    const int64_t stride[4])
+{
+    int64_t plane = desc->flags & ATTN_VARLEN ? 0 : batch, start = attn_sequence_of(desc, args, batch).start_q;
+    return plane * stride[0] + (start + row) * stride[1] + head * stride[2];
+}
+
+int64_t attn_key_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t key,
+                    const int64_t stride[4])
+{
+    int64_t plane = desc->flags & ATTN_VARLEN ? 0 : batch, start = attn_sequence_of(desc, args, batch).start_kv;
+    return plane * stride[0] + (start + key) * stride[1] + head / (desc->heads_q / desc->heads_kv) * stride[2];
+}
+
+int64_t attn_lse_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row)
+{
+    if (desc->flags & ATTN_VARLEN) return head * desc->total_q + attn_sequence_of(desc, args, batch).start_q + row;
+    return (batch * desc->heads_q + head) * desc->len_q + row;
+}
+
+attn_dtype attn_output_dtype(const attn_desc *desc)
+{
+    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
 }
 
 /* ---- visibility ---------------------------------------------------------------------------- */
@@ -90,6 +116,8 @@ int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch
 
 /* ---- the row, twice ------------------------------------------------------------------------ */
 
+enum { DIM_MOST = 512 };
+
 static int64_t bias_at(const attn_desc *d, int64_t batch, int64_t head, int64_t row, int64_t key)
 {
     const int64_t *extent = d->bias_extent, *stride = d->bias_stride;
@@ -97,15 +125,40 @@ static int64_t bias_at(const attn_desc *d, int64_t batch, int64_t head, int64_t 
            repeat(extent[2], row) * stride[2] + repeat(extent[3], key) * stride[3];
 }
 
+/* The gradient of the bias is packed. */
+static int64_t grad_bias_at(const attn_desc *d, int64_t batch, int64_t head, int64_t row, int64_t key)
+{
+    const int64_t *extent = d->bias_extent;
+    int64_t line = (repeat(extent[0], batch) * extent[1] + repeat(extent[1], head)) * extent[2];
+    return (line + repeat(extent[2], row)) * extent[3] + repeat(extent[3], key);
+}
+
+static int64_t alibi_at(const attn_desc *d, int64_t batch, int64_t head)
+{
+    return repeat(d->alibi_batch, batch) * d->heads_q + head;
+}
+
+/* |t - key| */
+static int64_t distance(const attn_desc *d, const attn_args *args, int64_t batch, int64_t row, int64_t key)
+{
+    attn_sequence seq = attn_sequence_of(d, args, batch);
+    int64_t t = row + seq.len_kv - seq.len_q;
+    return t < key ? key - t : t - key;
+}
+
 #define real double
 #define fn(name) name
 #define rounded(dtype, x) (x)
 #define attend_row attn_ref_row
+#define gradient_row attn_ref_gradient_row
+#define gradients attn_ref_gradients
 #include "ref/ref_body.h"
 #undef real
 #undef fn
 #undef rounded
 #undef attend_row
+#undef gradient_row
+#undef gradients
 
 static float rounded_to(attn_dtype dtype, float x)
 {
@@ -121,4 +174,6 @@ static float rounded_to(attn_dtype dtype, float x)
 #define fn(name) name##f
 #define rounded(dtype, x) rounded_to(dtype, x)
 #define attend_row attn_naive_row
+#define gradient_row attn_naive_gradient_row
+#define gradients attn_naive_gradients
 #include "ref/ref_body.h"

@@ -1,4 +1,4 @@
-/* The meaning of attention: one row at a time, pair by pair, straight from the definition. */
+/* The meaning of attention and of its gradient: one row at a time, pair by pair, straight from the definition. */
 #ifndef ATTN_REF_REF_H
 #define ATTN_REF_REF_H
 
@@ -25,6 +25,37 @@ void attn_ref_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
  * scratch: len_kv floats. */
 void attn_naive_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, float *o,
                     float *lse, float *scratch);
+
+/* Gradients, laid out as the arguments of the same names (attn_args.grad_q ...), in the precision they are computed in.
+ * bias, alibi and sink: NULL where they are not wanted. */
+typedef struct attn_ref_gradients {
+    double *q, *k, *v, *bias, *alibi, *sink;
+} attn_ref_gradients;
+
+typedef struct attn_naive_gradients {
+    float *q, *k, *v, *bias, *alibi, *sink;
+} attn_naive_gradients;
+
+/* Adds what one row gives to the gradients. o, lse: of attn_ref_row; those of the arguments are not read. */
+void attn_ref_gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                           const double *o, double lse, const attn_ref_gradients *gradients);
+
+/* The same by unfused attention in the inputs' own precision from the row of o and lse as they are stored: sums in f32,
+ * and with 16-bit inputs probabilities and their gradients, grad_o and the gradients of scores rounded to their type.
+ * The sums that stand in *gradients are not. */
+void attn_naive_gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                             const float *o, float lse, const attn_naive_gradients *gradients);
+
+/* Where row `row` of a head is in q, o or their gradients (key `key` in k, v or theirs), laid out with `stride`; where
+ * its LSE is. head: a query head. */
+int64_t attn_row_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                    const int64_t stride[4]);
+int64_t attn_key_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t key,
+                    const int64_t stride[4]);
+int64_t attn_lse_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row);
+
+/* Of o and of the gradients. */
+attn_dtype attn_output_dtype(const attn_desc *desc);
 
 /* desc: resolved by attn_desc_resolve. args: valid for it. */
 

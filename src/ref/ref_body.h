@@ -1,43 +1,64 @@
-/* One row of attention, from the definition; included once a precision.
- *   real               the type it computes in
- *   fn(name)           the function of <math.h> for real
- *   rounded(dtype, x)  x as a value of dtype, where unfused attention stores it
- *   attend_row         the function's name
+/* One row of attention and of its gradient, from the definition; included once a precision.
+ *   real                the type it computes in
+ *   fn(name)            the function of <math.h> for real
+ *   rounded(dtype, x)   x as a value of dtype, where unfused attention stores it
+ *   attend_row          the function's name
+ *   gradient_row        likewise
+ *   gradients           the type of what gradient_row adds to
  * The scores' greatest (or the sink) is taken out before the exponential. NaN stays NaN;
  * a hidden key is not read, while a visible one counts even at probability 0 (0 times infinity is NaN). */
 
-/* scale q.k of a visible pair, with all that the flags add to it. */
-static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row, int64_t key)
+/* `n` neighbouring elements from `at` on. */
+static void fn(load)(attn_dtype dtype, const void *base, int64_t at, int64_t n, real *to)
 {
-    attn_sequence seq = attn_sequence_of(d, args, batch);
-    int64_t plane = d->flags & ATTN_VARLEN ? 0 : batch, kv_head = head / (d->heads_q / d->heads_kv);
-    int64_t q = plane * d->q_stride[0] + (seq.start_q + row) * d->q_stride[1] + head * d->q_stride[2];
-    int64_t k = plane * d->k_stride[0] + (seq.start_kv + key) * d->k_stride[1] + kv_head * d->k_stride[2];
-    int64_t t = row + seq.len_kv - seq.len_q;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (real)attn_load_scalar(dtype, base, at + i);
+}
 
+/* scale q.k of a visible pair, with all that the flags add to it. slope: what its change is of that of scale q.k. */
+static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row, int64_t key,
+                      const real *q, const real *k, real *slope)
+{
     real s = 0;
     for (int64_t i = 0; i < d->dim_qk; i++)
-        s += (real)attn_load_scalar(d->dtype, args->q, q + i) * (real)attn_load_scalar(d->dtype, args->k, k + i);
+        s += q[i] * k[i];
     s *= (real)d->scale;
-    if (d->flags & ATTN_SOFTCAP) s = (real)d->softcap * fn(tanh)(s / (real)d->softcap);
+    *slope = 1;
+    if (d->flags & ATTN_SOFTCAP) {
+        real share = fn(tanh)(s / (real)d->softcap);
+        s = (real)d->softcap * share;
+        *slope = 1 - share * share;
+    }
     if (d->flags & ATTN_ALIBI)
-        s -= (real)args->alibi[repeat(d->alibi_batch, batch) * d->heads_q + head] * (real)(t < key ? key - t : t - key);
+        s -= (real)args->alibi[alibi_at(d, batch, head)] * (real)distance(d, args, batch, row, key);
     if (d->flags & ATTN_BIAS) s += (real)attn_load_scalar(d->bias_dtype, args->bias, bias_at(d, batch, head, row, key));
     return rounded(d->dtype, s);
+}
+
+/* What dropout multiplies a probability with. */
+static real fn(dropped)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                        int64_t key)
+{
+    uint32_t threshold = attn_dropout_threshold(d->dropout_p), batch_head = (uint32_t)(batch * d->heads_q + head);
+    if (!(d->flags & ATTN_DROPOUT)) return 1;
+    if (attn_dropout_byte(args->seed, args->seed_offset, batch_head, row, key) < threshold) return 0;
+    return (real)256 / (real)(256 - threshold);
 }
 
 void attend_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, real *o,
                 real *lse, real *scratch)
 {
     const attn_desc *d = desc;
-    attn_sequence seq = attn_sequence_of(d, args, batch);
-    int64_t plane = d->flags & ATTN_VARLEN ? 0 : batch, kv_head = head / (d->heads_q / d->heads_kv);
-    uint32_t batch_head = (uint32_t)(batch * d->heads_q + head), threshold = attn_dropout_threshold(d->dropout_p);
+    int64_t keys = attn_sequence_of(d, args, batch).len_kv;
+    real q[DIM_MOST], k[DIM_MOST], v[DIM_MOST], slope;
 
     real sink = d->flags & ATTN_SINK ? (real)args->sink[head] : -INFINITY, max = sink, sum = 0;
-    for (int64_t key = 0; key < seq.len_kv; key++) {
-        bool seen = attn_ref_visible(d, args, batch, head, row, key);
-        scratch[key] = seen ? fn(score)(d, args, batch, head, row, key) : -INFINITY;
+    fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
+    for (int64_t key = 0; key < keys; key++) {
+        scratch[key] = -INFINITY;
+        if (!attn_ref_visible(d, args, batch, head, row, key)) continue;
+        fn(load)(d->dtype, args->k, attn_key_at(d, args, batch, head, key, d->k_stride), d->dim_qk, k);
+        scratch[key] = fn(score)(d, args, batch, head, row, key, q, k, &slope);
         if (scratch[key] > max || isnan(scratch[key])) max = scratch[key];
     }
 
@@ -46,24 +67,60 @@ void attend_row(const attn_desc *desc, const attn_args *args, int64_t batch, int
     *lse = max;
     if (max == -INFINITY) return;
 
-    for (int64_t key = 0; key < seq.len_kv; key++)
+    for (int64_t key = 0; key < keys; key++)
         sum += fn(exp)(scratch[key] - max);
     sum += fn(exp)(sink - max);
     *lse = max + fn(log)(sum);
 
-    for (int64_t key = 0; key < seq.len_kv; key++) {
+    for (int64_t key = 0; key < keys; key++) {
         if (!attn_ref_visible(d, args, batch, head, row, key)) continue;
-        real p = fn(exp)(scratch[key] - max) / sum;
-        if (d->flags & ATTN_DROPOUT)
-            p *= attn_dropout_byte(args->seed, args->seed_offset, batch_head, row, key) < threshold
-                     ? 0
-                     : (real)256 / (real)(256 - threshold);
-        p = rounded(d->dtype, p);
-        int64_t v = plane * d->v_stride[0] + (seq.start_kv + key) * d->v_stride[1] + kv_head * d->v_stride[2];
+        real p = rounded(d->dtype, fn(exp)(scratch[key] - max) / sum * fn(dropped)(d, args, batch, head, row, key));
+        fn(load)(d->dtype, args->v, attn_key_at(d, args, batch, head, key, d->v_stride), d->dim_v, v);
         for (int64_t i = 0; i < d->dim_v; i++)
-            o[i] += p * (real)attn_load_scalar(d->dtype, args->v, v + i);
+            o[i] += p * v[i];
     }
     if (!(d->flags & ATTN_OUT_F32))
         for (int64_t i = 0; i < d->dim_v; i++)
             o[i] = rounded(d->dtype, o[i]);
+}
+
+void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, const real *o,
+                  real lse, const gradients *g)
+{
+    const attn_desc *d = desc;
+    int64_t keys = attn_sequence_of(d, args, batch).len_kv;
+    real q[DIM_MOST], grad_o[DIM_MOST], k[DIM_MOST], v[DIM_MOST], slope, delta = 0;
+    if (lse == -INFINITY) return;
+
+    fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
+    fn(load)(attn_output_dtype(d), args->grad_o, attn_row_at(d, args, batch, head, row, d->grad_o_stride), d->dim_v,
+             grad_o);
+    for (int64_t i = d->dim_v - 1; i >= 0; i--) /* in another order than dp below, or one key's would cancel exactly */
+        delta += grad_o[i] * o[i];
+    if (args->grad_lse) delta -= (real)args->grad_lse[attn_lse_at(d, args, batch, head, row)];
+    for (int64_t i = 0; i < d->dim_v; i++)
+        grad_o[i] = rounded(d->dtype, grad_o[i]);
+    if (g->sink) g->sink[head] -= fn(exp)((real)args->sink[head] - lse) * delta;
+
+    for (int64_t key = 0; key < keys; key++) {
+        if (!attn_ref_visible(d, args, batch, head, row, key)) continue;
+        fn(load)(d->dtype, args->k, attn_key_at(d, args, batch, head, key, d->k_stride), d->dim_qk, k);
+        fn(load)(d->dtype, args->v, attn_key_at(d, args, batch, head, key, d->v_stride), d->dim_v, v);
+        real p = fn(exp)(fn(score)(d, args, batch, head, row, key, q, k, &slope) - lse), dp = 0;
+        real kept = fn(dropped)(d, args, batch, head, row, key), p_kept = rounded(d->dtype, p * kept);
+        for (int64_t i = 0; i < d->dim_v; i++)
+            dp += grad_o[i] * v[i];
+        real ds = rounded(d->dtype, rounded(d->dtype, p) * (rounded(d->dtype, dp * kept) - delta));
+        real dqk = rounded(d->dtype, ds * slope) * (real)d->scale;
+
+        real *dq = g->q + attn_row_at(d, args, batch, head, row, d->grad_q_stride);
+        real *dk = g->k + attn_key_at(d, args, batch, head, key, d->grad_k_stride);
+        real *dv = g->v + attn_key_at(d, args, batch, head, key, d->grad_v_stride);
+        for (int64_t i = 0; i < d->dim_qk; i++)
+            dq[i] += dqk * k[i], dk[i] += dqk * q[i];
+        for (int64_t i = 0; i < d->dim_v; i++)
+            dv[i] += p_kept * grad_o[i];
+        if (g->alibi) g->alibi[alibi_at(d, batch, head)] -= ds * (real)distance(d, args, batch, row, key);
+        if (g->bias) g->bias[grad_bias_at(d, batch, head, row, key)] += ds;
+    }
 }
