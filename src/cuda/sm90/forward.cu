@@ -8,6 +8,9 @@
 #ifndef ATTN_TURNS
 #define ATTN_TURNS 1
 #endif
+#ifndef ATTN_POLY
+#define ATTN_POLY 0
+#endif
 #define REGISTERS_PRODUCER (ATTN_ROWS == 256 ? 24 : ATTN_ROWS == 192 ? 32 : 40)
 #define REGISTERS_CONSUMER (ATTN_ROWS == 256 ? 120 : ATTN_ROWS == 192 ? 160 : 232)
 

@@ -2,8 +2,8 @@
  * rows each. The producer's first warp follows the schedule and loads; a consumer keeps its scores, probabilities and
  * output in registers:
  *
- *     issue QK of tile t beside PV of tile t-1 -> wait for the scores -> release K -> mask if the tile needs it ->
- *     softmax update -> wait for PV -> release V -> rescale -> pack P */
+ *     issue QK of tile t beside PV of tile t-1 -> wait for both -> release K and V ->
+ *     mask if the tile needs it -> softmax update, which packs P */
 #ifndef ATTN_CUDA_SM90_FORWARD_H
 #define ATTN_CUDA_SM90_FORWARD_H
 
@@ -95,7 +95,7 @@ DEVICE void issue_qk(const shared *s, const consumer *c, float *score)
 /* All key tiles of *w. */
 DEVICE void attend(const attn_sm90_params *p, const shared *s, const work *w, consumer *c, softmax *soft, float *out)
 {
-    float score[KEYS / 2], alpha[2], unit = p->scale * 1.44269504f;
+    float score[KEYS / 2], unit = p->scale * 1.44269504f;
     u32 probability[KEYS / 4];
     row_limits limits = limits_of(p, w, c->group);
 
@@ -109,8 +109,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, const work *w, co
     release(BARRIER(s, k_empty, c->k.index));
     stage_next(&c->k, STAGES);
     hide(score, &limits, w->last * KEYS);
-    softmax_raise(soft, score, unit, alpha);
-    softmax_exp(soft, score, probability, unit);
+    softmax_update(soft, score, probability, unit, out, true);
 
     for (int i = 1; i < w->tiles; i++) {
         barrier_wait(BARRIER(s, k_full, c->k.index), c->k.phase);
@@ -124,19 +123,15 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, const work *w, co
         turn_pass(c->group);
 
         wgmma_wait(1);
-        pin_floats(score, KEYS / 2);
         release(BARRIER(s, k_empty, c->k.index));
         stage_next(&c->k, STAGES);
-        hide(score, &limits, (w->last - i) * KEYS);
-        bool moves = softmax_raise(soft, score, unit, alpha);
-        hold(alpha[0] + alpha[1]);
-
         wgmma_wait(0);
+        pin_floats(score, KEYS / 2);
         pin_floats(out, DIM_V / 2);
         release(BARRIER(s, v_empty, c->v.index));
         stage_next(&c->v, STAGES);
-        if (moves) rescale(soft, out, alpha);
-        softmax_exp(soft, score, probability, unit);
+        hide(score, &limits, (w->last - i) * KEYS);
+        softmax_update(soft, score, probability, unit, out, false);
     }
 
     barrier_wait(BARRIER(s, v_full, c->v.index), c->v.phase);

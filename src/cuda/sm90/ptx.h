@@ -105,6 +105,18 @@ DEVICE float exp2_approx(float x)
     return y;
 }
 
+/* 2^x on the multiply-add units, relative error 4e-6; 0 for x <= -127, 2^127 for x >= 127. */
+DEVICE float exp2_polynomial(float x)
+{
+    x = fminf(fmaxf(x, -127), 127);
+    float whole = x + 12582912.0f, part = x - (whole - 12582912.0f);
+    float y = fmaf(part, 0.00958276046f, 0.0559064151f);
+    y = fmaf(y, part, 0.240241001f);
+    y = fmaf(y, part, 0.693124196f);
+    y = fmaf(y, part, 1);
+    return __int_as_float(__float_as_int(y) + (__float_as_int(whole) << 23));
+}
+
 DEVICE float log2_approx(float x)
 {
     float y;
@@ -142,13 +154,6 @@ DEVICE void wgmma_commit(void)
 
 /* Until at most `pending` batches are under way. Accumulators are read after a pin (tile.h). */
 #define wgmma_wait(pending) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
-
-/* What x is computed from comes before, whatever the assembler's scheduler likes: it would wait for products first. x >= 0 or
- * NaN. */
-DEVICE void hold(float x)
-{
-    asm volatile("{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0f00000000;\n@never nanosleep.u32 20;\n}" ::"f"(x) : "memory");
-}
 
 #define REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define REGS_32 REGS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"

@@ -1,8 +1,10 @@
 /* The running softmax of a fragment's two rows.
  *
- * Scores become 2^(score * unit - max); maxima are kept in log2 units, -inf before the first visible key. The reference
- * maximum moves only when a tile's exceeds it by more than 8: what is summed stays below 2^8 a key, and the output is rarely
- * rescaled. `sum` is of the thread's own columns until softmax_end. */
+ * Scores become 2^(score * unit - reference). The reference is a row's maximum (log2 units, -inf before its first visible key)
+ * when last looked for, and that is seldom: for the first tile, and when a thread's sum over a tile passes LIMIT, which tells
+ * that some score is far above the reference. The tile is then done again. So the common tile has no maximum, no shuffle and
+ * no rescaling, and every result is as exact as with the true maximum: only the power of two that all of a row is
+ * scaled by differs. `sum` is of the thread's own columns. */
 #ifndef ATTN_CUDA_SM90_SOFTMAX_H
 #define ATTN_CUDA_SM90_SOFTMAX_H
 
@@ -22,48 +24,69 @@ DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Takes the scores' maxima into account. Returns, alike in a warp, whether what was summed before must be multiplied by alpha. */
-DEVICE bool softmax_raise(softmax *s, const float *score, float unit, float alpha[2])
+DEVICE void rescale(float *out, const float alpha[2])
+{
+#pragma unroll
+    for (int i = 0; i < DIM_V / 2; i++)
+        out[i] *= alpha[i / 2 % 2];
+}
+
+/* Below what P's type holds: a probability is at most the sum. */
+#if ATTN_DTYPE == BF16
+#define LIMIT 0x1p40f
+#else
+#define LIMIT 0x1p14f
+#endif
+
+/* Moves the references to the scores' maxima where these are greater; returns in alpha what sums so far are to be multiplied by. */
+DEVICE void softmax_raise(softmax *s, const float *score, float unit, float alpha[2])
 {
     float top[4] = { score[0], score[1], score[2], score[3] };
 #pragma unroll
     for (int i = 4; i < KEYS / 2; i++)
         top[i % 4] = fmaxf(top[i % 4], score[i]);
-
-    bool moves = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float max = quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * unit;
-        bool grows = max > s->max[r] + 8;
-        alpha[r] = grows ? exp2_approx(s->max[r] - max) : 1;
-        s->max[r] = grows ? max : s->max[r];
-        moves = moves || grows;
+        float max = fmaxf(s->max[r], quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * unit);
+        alpha[r] = max == s->max[r] ? 1 : exp2_approx(s->max[r] - max);
+        s->max[r] = max;
+        s->sum[r] *= alpha[r];
     }
-    return __any_sync(~0u, moves);
 }
 
-/* Scores become probabilities, wgmma's A operand. */
-DEVICE void softmax_exp(softmax *s, float *score, u32 *p, float unit)
+/* Probabilities, wgmma's A operand, and their sums. */
+DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit, float sum[2])
 {
-    float reference[2], part[4] = { s->sum[0], 0, s->sum[1], 0 };
+    float reference[2], part[4] = { 0, 0, 0, 0 };
 #pragma unroll
     for (int r = 0; r < 2; r++)
         reference[r] = s->max[r] == -INFINITE ? 0 : s->max[r];
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) {
-        score[i] = exp2_approx(fmaf(score[i], unit, -reference[i / 2 % 2]));
-        part[i % 4] += score[i];
-        if (i % 2) p[i / 2] = pack16(score[i - 1], score[i]);
+    for (int i = 0; i < KEYS / 2; i += 2) {
+        float even = fmaf(score[i], unit, -reference[i / 2 % 2]), odd = fmaf(score[i + 1], unit, -reference[i / 2 % 2]);
+        even = exp2_approx(even);
+        odd = i / 2 % 8 < ATTN_POLY ? exp2_polynomial(odd) : exp2_approx(odd);
+        part[i % 4] += even, part[i % 4 + 1] += odd;
+        p[i / 2] = pack16(even, odd);
     }
-    s->sum[0] = part[0] + part[1], s->sum[1] = part[2] + part[3];
+    sum[0] = part[0] + part[1], sum[1] = part[2] + part[3];
 }
 
-DEVICE void rescale(softmax *s, float *out, const float alpha[2])
+/* Takes in a tile: scores to probabilities; `out`, summed so far, is rescaled if the reference moves. */
+DEVICE void softmax_update(softmax *s, const float *score, u32 *p, float unit, float *out, bool first)
 {
-    s->sum[0] *= alpha[0], s->sum[1] *= alpha[1];
-#pragma unroll
-    for (int i = 0; i < DIM_V / 2; i++)
-        out[i] *= alpha[i / 2 % 2];
+    float sum[2], alpha[2];
+    bool raise = first || __any_sync(~0u, s->max[0] == -INFINITE || s->max[1] == -INFINITE), raised;
+    do {
+        if (raise) {
+            softmax_raise(s, score, unit, alpha);
+            if (!first) rescale(out, alpha);
+        }
+        softmax_exp(s, score, p, unit, sum);
+        raised = raise;
+        raise = __any_sync(~0u, sum[0] > LIMIT || sum[1] > LIMIT);
+    } while (raise && !raised);
+    s->sum[0] += sum[0], s->sum[1] += sum[1];
 }
 
 #endif
