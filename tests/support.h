@@ -38,4 +38,10 @@ static inline bool runs(const attn_cpu_kernel *kernel)
     return kernel->ops != NULL && attn_isa_available(kernel->isa);
 }
 
+/* f32 where the kernel takes it. */
+static inline attn_dtype dtype_of(const attn_cpu_kernel *kernel)
+{
+    return kernel->dtypes >> ATTN_F32 & 1 ? ATTN_F32 : ATTN_BF16;
+}
+
 #endif

@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "num/half.h"
+
 enum { ROWS = 40, KEYS = 70, DIM = 24, HEADS = 2, TENSORS = 3 };
 
 typedef struct poison {
@@ -24,8 +26,8 @@ static bool row_is_clean(const float *o, int64_t row, int64_t head)
 static void check_poison(const poison *what, const attn_cpu_kernel *kernel)
 {
     int64_t rows = kernel->form == ATTN_DECODE ? 9 : ROWS;
-    attn_desc desc = { .dtype = ATTN_F32,
-                       .flags = ATTN_CAUSAL,
+    attn_desc desc = { .dtype = dtype_of(kernel),
+                       .flags = ATTN_CAUSAL | ATTN_OUT_F32,
                        .batch = 1,
                        .heads_q = HEADS,
                        .len_q = rows,
@@ -37,7 +39,7 @@ static void check_poison(const poison *what, const attn_cpu_kernel *kernel)
     assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = 9 }));
     const void *tensors[TENSORS] = { problem.args.q, problem.args.k, problem.args.v };
     int64_t row = what->tensor == 0 ? what->row % rows : what->row;
-    ((float *)(uintptr_t)tensors[what->tensor])[row * HEADS * DIM + DIM - 1] = what->value;
+    attn_store_scalar(desc.dtype, (void *)(uintptr_t)tensors[what->tensor], row * HEADS * DIM + DIM - 1, what->value);
     assert_ok(check_problem_run(&problem, &desc, NULL));
     for (int64_t i = 0; i < rows; i++) {
         bool sees = what->tensor == 0 ? i == row : row <= i + KEYS - rows;
@@ -75,8 +77,8 @@ static void rows_without_weight_are_zero(void **state)
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int k = 0; k < count; k++) {
         if (!runs(&kernels[k])) continue;
-        attn_desc desc = { .dtype = ATTN_F32,
-                           .flags = ATTN_BIAS,
+        attn_desc desc = { .dtype = dtype_of(&kernels[k]),
+                           .flags = ATTN_BIAS | ATTN_OUT_F32,
                            .bias_dtype = ATTN_F32,
                            .bias_extent = { 1, 1, 1, 1 },
                            .batch = 1,

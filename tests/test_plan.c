@@ -75,13 +75,14 @@ static attn_desc with(const struct feature *f, int64_t len_q, int64_t len_kv)
     return desc;
 }
 
-/* The first of this form in the table, which is best first, that the machine runs and isa allows. */
-static const char *best_kernel(attn_form form, attn_isa isa)
+/* The first of this form in the table, which is best first, that the machine runs and isa allows, for dtype. */
+static const char *best_kernel(attn_form form, attn_isa isa, attn_dtype dtype)
 {
     int count;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)
-        if (kernels[i].form == form && runs(&kernels[i]) && (isa == ATTN_ISA_AUTO || kernels[i].isa <= isa))
+        if (kernels[i].form == form && runs(&kernels[i]) && kernels[i].dtypes >> dtype & 1 &&
+            (isa == ATTN_ISA_AUTO || kernels[i].isa <= isa))
             return kernels[i].name;
     return NULL;
 }
@@ -98,7 +99,7 @@ static void kernel_is_the_best_one(void **state)
                 attn_desc desc = with(&features[f], form == ATTN_DECODE ? 1 : 1000, 4096);
                 desc.isa = (attn_isa)isa;
                 attn_plan_info info = info_of(&desc);
-                if (strcmp(info.kernel, best_kernel((attn_form)form, desc.isa)) != 0)
+                if (strcmp(info.kernel, best_kernel((attn_form)form, desc.isa, desc.dtype)) != 0)
                     fail_msg("%s, %d rows, isa %s: %s", features[f].name, (int)desc.len_q, attn_isa_name(desc.isa),
                              info.kernel);
             }
@@ -113,7 +114,7 @@ static void kernel_can_be_asked_for(void **state)
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++) {
         attn_plan *plan = NULL;
-        desc.kernel = kernels[i].name;
+        desc.kernel = kernels[i].name, desc.dtype = dtype_of(&kernels[i]);
         if (runs(&kernels[i]))
             assert_string_equal(info_of(&desc).kernel, desc.kernel);
         else
@@ -226,6 +227,7 @@ static void workspace_is_exact_at_any_address(void **state)
         if (!runs(kernel)) continue;
         attn_desc desc = with(&features[n % COUNT(features)], 15, 416); /* whole panels: the last byte is used */
         desc.kernel = kernel->name;
+        if (!(kernel->dtypes >> desc.dtype & 1)) desc.dtype = dtype_of(kernel);
         check_problem problem;
         assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = (uint64_t)n }));
         attn_plan *plan = plan_of(&desc);

@@ -1,4 +1,7 @@
 /* Contract: detect.h; and attn_isa_available of attn.h. */
+#if defined(__linux__)
+#define _DEFAULT_SOURCE /* syscall */
+#endif
 #include "cpu/detect.h"
 
 #include <pthread.h>
@@ -9,6 +12,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
 /* The register states that the operating system saves: XCR0. */
 static uint64_t saved_states(void)
@@ -19,6 +25,17 @@ static uint64_t saved_states(void)
     return (uint64_t)d << 32 | a;
 }
 
+/* Asks Linux for the tiles' state, 8 KiB a thread that uses them: for all of the process, and for good. */
+static int tiles_permitted(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+#if defined(__linux__)
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return 0;
+#endif
+}
+
 static int x86_runs(attn_isa isa)
 {
     unsigned a, b, c, d, c1;
@@ -27,7 +44,13 @@ static int x86_runs(attn_isa isa)
     int avx2 = (states & 6) == 6 && (c1 & bit_FMA) && (c1 & bit_F16C) && (b & bit_AVX2);
     if (isa == ATTN_ISA_AVX2) return avx2;
     unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
-    return avx2 && (states & 0xe6) == 0xe6 && (b & avx512) == avx512;
+    int runs = avx2 && (states & 0xe6) == 0xe6 && (b & avx512) == avx512;
+    if (isa == ATTN_ISA_AVX512) return runs;
+    unsigned a1, b1, d1;
+    runs = runs && __get_cpuid_count(7, 1, &a1, &b1, &c, &d1) && (a1 & 1u << 5);
+    if (isa == ATTN_ISA_AVX512BF16) return runs;
+    unsigned amx = 1u << 24 | 1u << 22; /* AMX-TILE, AMX-BF16 */
+    return runs && (d & amx) == amx && (states >> 17 & 3) == 3 && tiles_permitted();
 }
 
 static void model_name(char name[64])
@@ -83,6 +106,8 @@ static void detect(void)
     machine.runs[ATTN_ISA_AUTO] = machine.runs[ATTN_ISA_PORTABLE] = 1;
     machine.runs[ATTN_ISA_AVX2] = x86_runs(ATTN_ISA_AVX2);
     machine.runs[ATTN_ISA_AVX512] = x86_runs(ATTN_ISA_AVX512);
+    machine.runs[ATTN_ISA_AVX512BF16] = x86_runs(ATTN_ISA_AVX512BF16);
+    machine.runs[ATTN_ISA_AMX] = x86_runs(ATTN_ISA_AMX);
 #if defined(__aarch64__)
     machine.runs[ATTN_ISA_NEON] = 1;
 #endif

@@ -14,16 +14,18 @@ enum {
     ATTN_SCORE_PITCH = 272,   /* between its rows of scores: no power of two, so that rows do not share cache sets */
     ATTN_KEY_ALIGN = 32,      /* tiles begin at its multiples: a multiple of every kernel's cols */
     ATTN_ROWS_MOST = 192,     /* query rows of a prefill tile */
+    ATTN_UNIT_ROWS = 32,      /* most query rows and */
+    ATTN_UNIT_KEYS = 128,     /* keys that bf16 pairs take at once */
     ATTN_DECODE_ROWS = 16,    /* query rows a head that DECODE takes */
     ATTN_DECODE_TILE = 128,   /* keys of a decode tile */
     ATTN_GRADIENT_TILE = 192, /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
     ATTN_DIM_MOST = 512
 };
 
-/* Packs keys [key0, key0 + keys) of one KV head. key0 is a multiple of the kernel's cols, and so is key0 + keys unless
- * it is the end; the last panel is filled up with zeros. k_pack: panels of `cols` keys; in a panel dim after dim, the
- * cols keys of each together. v_pack: panels of `cols` columns, `pitch` rows (keys) each; dim_v filled up with zero
- * columns. */
+/* Packs keys [key0, key0 + keys) of one KV head (kernels of bf16 pairs: as body/pairs.h says). key0 is a multiple of
+ * the kernel's cols, and so is key0 + keys unless it is the end; the last panel is filled up with zeros. k_pack: panels
+ * of `cols` keys; in a panel dim after dim, the cols keys of each together. v_pack: panels of `cols` columns, `pitch`
+ * rows (keys) each; dim_v filled up with zero columns. */
 typedef struct attn_pack_task {
     attn_dtype dtype;
     const void *k, *v;    /* row 0 of the head */
@@ -140,6 +142,15 @@ static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t 
     return attn_round_up(attn_round_up(rows, 16) * row + ATTN_KEYS_TILE + 48, 16);
 }
 
+/* With bf16 pairs. A row: output, query, maximum and lane sums; scores and probabilities of two units, dropout's bits
+ * of one; a row of bias and room for alignment. */
+static inline int64_t attn_pairs_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
+{
+    int64_t row = attn_round_up(dim_v, 32) + attn_round_up(dim_qk, 32) / 2 + 17;
+    int64_t unit_row = 3 * (ATTN_UNIT_KEYS + 32) + ATTN_UNIT_KEYS / 32;
+    return attn_round_up((rows + ATTN_UNIT_ROWS) * row + ATTN_UNIT_ROWS * unit_row + ATTN_UNIT_KEYS + 48, 16);
+}
+
 static inline int64_t attn_decode_scratch(int64_t heads, int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     int64_t padded = attn_round_up(rows, 4), row = attn_round_up(dim_v, 16) + attn_round_up(dim_qk, 16) + 17;
@@ -176,6 +187,12 @@ typedef struct attn_cpu_kernel {
     int64_t rows, cols;
     const attn_cpu_ops *ops; /* NULL where this build lacks the instruction set */
 } attn_cpu_kernel;
+
+/* Its products are of bf16 pairs: what it packs takes the place of half as many floats, dims filled up to 32. */
+static inline bool attn_multiplies_pairs(const attn_cpu_kernel *k)
+{
+    return k->dtypes == 1u << ATTN_BF16;
+}
 
 /* The table, best first, and its length. */
 const attn_cpu_kernel *attn_cpu_kernels(int *count);

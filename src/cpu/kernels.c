@@ -3,15 +3,20 @@
 #include "cpu/ops.h"
 
 #define ALL_DTYPES (1u << ATTN_F32 | 1u << ATTN_F16 | 1u << ATTN_BF16)
+#define BF16 (1u << ATTN_BF16)
 #define ALL_FEATURES UINT32_MAX
 
 #define OPS_PORTABLE &attn_cpu_ops_portable
 #if defined(__x86_64__)
 #define OPS_AVX2 &attn_cpu_ops_avx2
 #define OPS_AVX512 &attn_cpu_ops_avx512
+#define OPS_AVX512BF16 &attn_cpu_ops_avx512bf16
+#define OPS_AMX &attn_cpu_ops_amx
 #else
 #define OPS_AVX2 NULL
 #define OPS_AVX512 NULL
+#define OPS_AVX512BF16 NULL
+#define OPS_AMX NULL
 #endif
 #if defined(__aarch64__)
 #define OPS_NEON &attn_cpu_ops_neon

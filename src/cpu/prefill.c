@@ -40,6 +40,11 @@ bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *l)
     l->k_floats = l->pitch * d->dim_qk;
     l->slot_floats = l->k_floats + l->pitch * attn_round_up(d->dim_v, plan->kernel->cols);
     l->scratch_floats = attn_attend_scratch(c->rows_tile, d->dim_qk, d->dim_v);
+    if (attn_multiplies_pairs(plan->kernel)) {
+        l->k_floats = l->pitch * attn_round_up(d->dim_qk, 32) / 2;
+        l->slot_floats = l->k_floats + l->pitch * attn_round_up(d->dim_v, 32) / 2;
+        l->scratch_floats = attn_pairs_scratch(c->rows_tile, d->dim_qk, d->dim_v);
+    }
     l->packed = slots * (uint64_t)l->slot_floats * sizeof(float);
     uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
     return attn_append(&l->total, node_count, node_bytes, &l->nodes) &&

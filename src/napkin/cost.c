@@ -22,11 +22,15 @@ enum {
 };
 
 /* By attn_isa. */
-static const double vector_lanes[ATTN_ISAS] = { 0, 4, 8, 16, [ATTN_ISA_NEON] = 4 };
+static const double vector_lanes[ATTN_ISAS] = { 0, 4, 8, 16, 16, 16, [ATTN_ISA_NEON] = 4 };
 /* [m] of register tiles, over multiply-adds */
-static const double loop_overhead[ATTN_ISAS] = { 0, 1.1, 1.02, 1.02, [ATTN_ISA_NEON] = 1.03 };
-static const double softmax_clocks[ATTN_ISAS] = { 0, 16, 6.5, 9, [ATTN_ISA_NEON] = 9 }; /* [m] a vector of scores */
-static const double pack_clocks[ATTN_ISAS] = { 0, 3, 1.2, 0.8, [ATTN_ISA_NEON] = 1.5 }; /* [m] an element of K or V */
+static const double loop_overhead[ATTN_ISAS] = { 0, 1.1, 1.02, 1.02, 1.1, 1.3, [ATTN_ISA_NEON] = 1.03 };
+static const double softmax_clocks[ATTN_ISAS] = {
+    0, 16, 6.5, 9, 9, 7, [ATTN_ISA_NEON] = 9
+}; /* [m] a vector of scores */
+static const double pack_clocks[ATTN_ISAS] = {
+    0, 3, 1.2, 0.8, 0.3, 0.3, [ATTN_ISA_NEON] = 1.5
+}; /* [m] an element of K or V */
 
 static const double cache_exposed = 0.6;   /* [m] share of the traffic from L2 that is not hidden */
 static const double start_seconds = 15e-6; /* [m] waking the workers */
@@ -37,7 +41,7 @@ void attn_machine_detect(attn_machine *machine)
     attn_cpu_detect(&info);
     *machine = (attn_machine){
         .hertz = 3.0e9,
-        .fma_lanes = { 0, 4, 16, 32, [ATTN_ISA_NEON] = 8 },
+        .fma_lanes = { 0, 4, 16, 32, 32, 512, [ATTN_ISA_NEON] = 8 },
         .memory_1 = 14e9,
         .memory_all = info.processors > 4 ? 100e9 : 28e9,
         .l2_bytes = info.l2 > 0 ? (double)info.l2 : 512e3,
@@ -79,11 +83,19 @@ static int64_t band_keys(const attn_desc *d)
     return band;
 }
 
+/* Bytes of an element that products read. */
+static double packed_size(const attn_cpu_kernel *k)
+{
+    return attn_multiplies_pairs(k) ? 2 : 4;
+}
+
 /* Rows of a unit: all, or, under a band, as many as see no more keys than half of L2 holds packed. A segment's rows and
  * those at its ends see 2 bands more keys than it has rows at most. */
-static void choose_segments(const attn_desc *d, const attn_machine *m, int64_t rows, attn_choice *c)
+static void choose_segments(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, int64_t rows,
+                            attn_choice *c)
 {
-    int64_t band = band_keys(d), held = (int64_t)(m->l2_bytes / 2 / (4 * (double)(d->dim_qk + d->dim_v)));
+    int64_t band = band_keys(d);
+    int64_t held = (int64_t)(m->l2_bytes / 2 / (packed_size(k) * (double)(d->dim_qk + d->dim_v)));
     c->segment_rows = d->len_q > 0 ? d->len_q : 1;
     c->segment_keys = attn_round_up(d->len_kv, ATTN_KEY_ALIGN);
     if (band > 0 && band < d->len_kv / 4) {
@@ -106,11 +118,12 @@ static void prefill_cost(const attn_desc *d, const attn_machine *m, const attn_c
                       min_of(row_pairs + masked, (double)attn_round_up(d->len_kv, k->cols));
     double gemm = computed * dims / m->fma_lanes[k->isa] * loop_overhead[k->isa];
     double softmax = computed / vector_lanes[k->isa] * softmax_clocks[k->isa];
-    choose_segments(d, m, rows, c);
+    choose_segments(d, m, k, rows, c);
     double packed = (double)c->units * (double)c->segment_keys;
     double pack = packed * (double)(d->dim_qk + d->dim_v) * pack_clocks[k->isa];
-    double per_pair = 4 * (dims / (double)rows + (double)d->dim_qk / (double)k->cols + dim_v / (double)k->cols + 4);
-    double held = 4 * (double)rows * (dims + ATTN_KEYS_TILE);
+    double per_pair =
+        packed_size(k) * (dims / (double)rows + (double)d->dim_qk / (double)k->cols + dim_v / (double)k->cols + 4);
+    double held = packed_size(k) * (double)rows * (dims + ATTN_KEYS_TILE);
     c->cache_bytes = computed * per_pair * (held > 0.7 * m->l2_bytes ? 2 : 1);
     double items = units * group * ceil(len_q / (double)rows),
            clocks = gemm + softmax + cache_exposed * c->cache_bytes / m->l1_l2 + pack;

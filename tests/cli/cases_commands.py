@@ -85,7 +85,7 @@ def kernels(place):
     text, markdown = place.run("kernels").out, place.run("kernels", "--markdown").out
     lines = markdown.splitlines()
     for kernel in table:
-        check(kernel["name"] in text and kernel["name"] in lines[0] and "f32" in kernel["dtypes"], kernel)
+        check(kernel["name"] in text and kernel["name"] in lines[0] and "bf16" in kernel["dtypes"], kernel)
         check("causal" in kernel["features"] or "causal" in text, kernel)
     check(all(line.count("|") == len(table) + 2 for line in lines), markdown)
     check(any(line.startswith("| causal |") for line in lines), markdown)

@@ -1,0 +1,98 @@
+/* Products of bf16 pairs, in f32: C (+)= A B.
+ *
+ * A lies row by row, `a_pitch` elements apart. B lies in panels of PAIR_COLS columns, `b_panel` elements apart; a panel
+ * holds pair after pair along the depth, 2 x PAIR_COLS elements each: both elements of a pair for a column together.
+ * One product is a block of BLOCK_ROWS x BLOCK_COLS of C; the depth is a multiple of BLOCK_DEPTH. An instruction set
+ * takes it in steps, between which other work may be done, but no other product. */
+
+enum { PAIR_COLS = 16, BLOCK_COLS = 2 * PAIR_COLS, BLOCK_DEPTH = 32 };
+
+typedef struct product {
+    const uint16_t *a, *b;
+    int64_t a_pitch, b_panel;
+    int64_t depth;
+    float *c;
+    int64_t c_pitch;
+    bool add; /* to what C holds */
+} product;
+
+static inline int64_t pairs_round(int64_t dim)
+{
+    return attn_round_up(dim, BLOCK_DEPTH);
+}
+
+/* A row of `dim` elements, zeros behind it up to a multiple of BLOCK_DEPTH. */
+ALWAYS_INLINE void copy_row(const uint16_t *row, int64_t dim, uint16_t *out)
+{
+    memcpy(out, row, (size_t)dim * sizeof *out);
+    memset(out + dim, 0, (size_t)(pairs_round(dim) - dim) * sizeof *out);
+}
+
+/* VL pairs of a row from element d on, as vectors see them; zeros from `dim` on. */
+ALWAYS_INLINE vf load_pairs(const uint16_t *row, int64_t d, int64_t dim)
+{
+    uint16_t part[2 * VL] = { 0 };
+    if (d + 2 * VL <= dim) {
+        row += d;
+    } else {
+        if (d < dim) memcpy(part, row + d, (size_t)(dim - d) * sizeof *part);
+        row = part;
+    }
+    return v_load((const float *)(const void *)row);
+}
+
+/* Rows as columns of B: a panel of PAIR_COLS rows, their dims along the depth. rows: how many there are, zeros in place
+ * of others. */
+ALWAYS_INLINE void pack_across(const uint16_t *base, int64_t pitch, int64_t rows, int64_t dim, uint16_t *panel)
+{
+    for (int64_t part = 0; part < PAIR_COLS; part += VL)
+        for (int64_t d = 0; d < pairs_round(dim); d += 2 * VL) {
+            vf r[VL];
+            for (int64_t i = 0; i < VL; i++)
+                r[i] = part + i < rows ? load_pairs(base + (part + i) * pitch, d, dim) : v_zero();
+            v_transpose(r);
+            for (int64_t i = 0; i < VL; i++)
+                v_store((float *)(void *)(panel + (d + 2 * i) * PAIR_COLS) + part, r[i]);
+        }
+}
+
+/* Two rows as a pair of the depth, their dims as columns of B in panels `b_panel` elements apart; zeros up to a
+ * multiple of BLOCK_COLS columns. odd: NULL for zeros. */
+ALWAYS_INLINE void pack_along(const uint16_t *even, const uint16_t *odd, int64_t dim, uint16_t *out, int64_t b_panel)
+{
+    uint16_t part[2][BLOCK_COLS];
+    for (int64_t d = 0; d < dim; d += BLOCK_COLS) {
+        const uint16_t *a = even + d, *b = odd ? odd + d : NULL;
+        if (!odd || d + BLOCK_COLS > dim) {
+            size_t bytes = (size_t)(dim - d < BLOCK_COLS ? dim - d : BLOCK_COLS) * sizeof *a;
+            memset(part, 0, sizeof part);
+            memcpy(part[0], a, bytes);
+            if (odd) memcpy(part[1], b, bytes);
+            a = part[0], b = part[1];
+        }
+        UNROLL for (int64_t i = 0; i < BLOCK_COLS; i += VL)
+            v_store_zip(out + d / PAIR_COLS * b_panel + i / PAIR_COLS * b_panel + i % PAIR_COLS * 2, a + i, b + i);
+    }
+}
+
+static void pack_pairs(const attn_pack_task *t)
+{
+    const uint16_t *k = t->k, *v = t->v;
+    uint16_t *k_pack = (uint16_t *)t->k_pack, *v_pack = (uint16_t *)t->v_pack;
+    int64_t end = t->key0 + t->keys;
+    for (int64_t key = t->key0; key < end; key += PAIR_COLS) {
+        prefetch_rows(ATTN_BF16, k, t->k_row, key + PAIR_COLS, PAIR_COLS, end, t->dim_qk);
+        pack_across(k + key * t->k_row, t->k_row, end - key, t->dim_qk,
+                    k_pack + (key - t->base) * pairs_round(t->dim_qk));
+    }
+    for (int64_t key = t->key0; key < attn_round_up(end, BLOCK_DEPTH); key += 2) {
+        uint16_t *out = v_pack + (key - t->base) * PAIR_COLS;
+        prefetch_rows(ATTN_BF16, v, t->v_row, key + 2 * PAIR_COLS, 2, end, t->dim_v);
+        if (key < end)
+            pack_along(v + key * t->v_row, key + 1 < end ? v + (key + 1) * t->v_row : NULL, t->dim_v, out,
+                       t->pitch * PAIR_COLS);
+        else
+            for (int64_t d = 0; d < attn_round_up(t->dim_v, BLOCK_COLS); d += PAIR_COLS)
+                memset(out + d * t->pitch, 0, 2 * PAIR_COLS * sizeof *out);
+    }
+}

@@ -1,0 +1,260 @@
+/* Prefill in products of bf16 pairs: a block of query rows of one head against its packed keys.
+ *
+ * A unit is a strip of BLOCK_ROWS rows and up to ATTN_UNIT_KEYS keys; its scores and probabilities stay in L1. Units
+ * run as a pipeline of three stages, each a unit behind the other: scores (products), softmax (vectors), output
+ * (products). While one unit's rows go through the softmax, the products of its neighbours are taken step by step
+ * between them, so that matrix and vector units work at once.
+ *
+ * Queries stay as they are given, bf16; scale meets the scores on their way into the exponential. Probabilities are
+ * rounded to bf16 for the second product, but summed before. */
+
+typedef struct unit {
+    int64_t strip;  /* -1: none */
+    int64_t key0;   /* a multiple of ATTN_KEY_ALIGN */
+    int64_t lo, hi; /* keys to compute, from key0 on: multiples of BLOCK_DEPTH around the span */
+    attn_mask_tile span;
+    float *s;
+    uint16_t *p;
+} unit;
+
+typedef struct pairs {
+    const attn_attend_task *task;
+    int64_t strips, q_pitch, o_pitch;
+    uint16_t *q;
+    float *o, *max, *sum, *bias; /* o: not yet divided; sum: VL a row */
+    float *s[2];
+    uint16_t *p[2];
+    uint64_t *keep;                              /* dropout: BLOCK_ROWS x ATTN_UNIT_KEYS bits */
+    float factor[BLOCK_ROWS];                    /* by which the output of the unit under way must be rescaled, */
+    bool rescaled;                               /* if it must */
+    bool fresh[ATTN_ROWS_MOST / BLOCK_ROWS + 1]; /* strips whose outputs nothing has been written to */
+    attn_mask_tile tile;                         /* where the next unit is looked for */
+    int64_t key0, next_strip, units;
+} pairs;
+
+enum { S_PITCH = ATTN_UNIT_KEYS + 16, P_PITCH = ATTN_UNIT_KEYS + 32 };
+
+static pairs pairs_start(const attn_attend_task *task)
+{
+    pairs p = { .task = task, .q_pitch = pairs_round(task->dim_qk), .o_pitch = attn_round_up(task->dim_v, BLOCK_COLS) };
+    int64_t rows = attn_round_up(task->rows, BLOCK_ROWS);
+    p.strips = p.next_strip = rows / BLOCK_ROWS;
+    p.s[0] = task->scratch;
+    p.s[1] = p.s[0] + BLOCK_ROWS * S_PITCH;
+    p.p[0] = (uint16_t *)(void *)(p.s[1] + BLOCK_ROWS * S_PITCH);
+    p.p[1] = p.p[0] + BLOCK_ROWS * P_PITCH;
+    p.q = p.p[1] + BLOCK_ROWS * P_PITCH;
+    p.o = (float *)(void *)(p.q + rows * p.q_pitch);
+    p.sum = p.o + rows * p.o_pitch;
+    p.max = p.sum + rows * VL;
+    p.bias = p.max + rows;
+    p.keep = (uint64_t *)(void *)(p.bias + ATTN_UNIT_KEYS);
+    memset(p.fresh, true, sizeof p.fresh);
+    const uint16_t *q = task->q;
+    for (int64_t r = 0; r < rows; r++) {
+        p.max[r] = -INFINITY;
+        v_store(p.sum + r * VL, v_zero());
+        copy_row(q + (task->row0 + r) * task->q_row, r < task->rows ? task->dim_qk : 0, p.q + r * p.q_pitch);
+        if (r >= task->rows) memset(p.q + r * p.q_pitch, 0, (size_t)p.q_pitch * sizeof *p.q);
+    }
+    return p;
+}
+
+/* The next unit that has a visible key: strip after strip of a run of keys, then the next run. */
+static unit pairs_next(pairs *p)
+{
+    const attn_attend_task *task = p->task;
+    int64_t last = task->row0 + task->rows;
+    for (;;) {
+        if (p->next_strip == p->strips) {
+            if (!attn_mask_next(task->mask, task->row0, last, p->tile.hi, ATTN_UNIT_KEYS, &p->tile))
+                return (unit){ .strip = -1 };
+            p->key0 = p->tile.lo / ATTN_KEY_ALIGN * ATTN_KEY_ALIGN;
+            if (p->tile.hi > p->key0 + ATTN_UNIT_KEYS) p->tile.hi = p->key0 + ATTN_UNIT_KEYS;
+            p->next_strip = 0;
+        }
+        unit u = { .strip = p->next_strip++, .key0 = p->key0, .span = p->tile };
+        int64_t first = task->row0 + u.strip * BLOCK_ROWS, end = first + BLOCK_ROWS;
+        if (!u.span.full) attn_mask_span(task->mask, first, end < last ? end : last, &u.span);
+        if (u.span.lo >= u.span.hi) continue;
+        u.lo = (u.span.lo - u.key0) / BLOCK_DEPTH * BLOCK_DEPTH;
+        u.hi = attn_round_up(u.span.hi - u.key0, BLOCK_DEPTH);
+        u.s = p->s[p->units % 2];
+        u.p = p->p[p->units++ % 2];
+        return u;
+    }
+}
+
+/* ---- products, to be taken step by step ------------------------------------------------------ */
+
+typedef struct work {
+    const pairs *p;
+    const unit *scores, *output; /* whose first and whose second product */
+    int64_t blocks[2], at;       /* of BLOCK_COLS columns; at: the one under way */
+    int64_t steps, done, step;   /* in all; done of them; within the block under way */
+    product under_way;
+} work;
+
+static work work_start(const pairs *p, const unit *scores, const unit *output)
+{
+    work w = { .p = p, .scores = scores, .output = output };
+    if (scores->strip >= 0) w.blocks[0] = (scores->hi - scores->lo) / BLOCK_COLS;
+    if (output->strip >= 0) w.blocks[1] = p->o_pitch / BLOCK_COLS;
+    w.steps = w.blocks[0] * product_steps(p->q_pitch);
+    if (output->strip >= 0) w.steps += w.blocks[1] * product_steps(output->hi - output->lo);
+    return w;
+}
+
+/* Block `at` of a unit's scores: keys key0 + lo + at BLOCK_COLS and so on. */
+ALWAYS_INLINE product score_block(const pairs *p, const unit *u, int64_t at)
+{
+    int64_t key = u->lo + at * BLOCK_COLS, panel = p->q_pitch * PAIR_COLS;
+    return (product){ .a = p->q + u->strip * BLOCK_ROWS * p->q_pitch,
+                      .a_pitch = p->q_pitch,
+                      .b = (const uint16_t *)p->task->k_pack + (u->key0 + key - p->task->base) / PAIR_COLS * panel,
+                      .b_panel = panel,
+                      .depth = p->q_pitch,
+                      .c = u->s + key,
+                      .c_pitch = S_PITCH };
+}
+
+/* Block `at` of a unit's output: columns at BLOCK_COLS and so on. */
+ALWAYS_INLINE product output_block(const pairs *p, const unit *u, int64_t at)
+{
+    int64_t panel = p->task->pitch * PAIR_COLS;
+    return (product){ .a = u->p + u->lo,
+                      .a_pitch = P_PITCH,
+                      .b = (const uint16_t *)p->task->v_pack + 2 * at * panel +
+                           (u->key0 + u->lo - p->task->base) * PAIR_COLS,
+                      .b_panel = panel,
+                      .depth = u->hi - u->lo,
+                      .c = p->o + u->strip * BLOCK_ROWS * p->o_pitch + at * BLOCK_COLS,
+                      .c_pitch = p->o_pitch,
+                      .add = !p->fresh[u->strip] };
+}
+
+ALWAYS_INLINE void work_until(work *w, int64_t done)
+{
+    for (; w->done < done; w->done++) {
+        if (w->step == 0)
+            w->under_way = w->at < w->blocks[0] ? score_block(w->p, w->scores, w->at)
+                                                : output_block(w->p, w->output, w->at - w->blocks[0]);
+        product_step(&w->under_way, w->step);
+        if (++w->step == product_steps(w->under_way.depth)) w->step = 0, w->at++;
+    }
+}
+
+/* ---- softmax --------------------------------------------------------------------------------- */
+
+/* Raises row r's maximum to `top`, in units of log2. The output may still be growing: it is rescaled afterwards. */
+static void pairs_raise(pairs *p, int64_t r, float top)
+{
+    float *max = p->max + r, *sum = p->sum + r * VL;
+    if (*max != -INFINITY) {
+        if (!p->rescaled)
+            for (int i = 0; i < BLOCK_ROWS; i++)
+                p->factor[i] = 1;
+        p->rescaled = true;
+        p->factor[r % BLOCK_ROWS] = exp2f(*max - top);
+        v_store(sum, v_mul(v_load(sum), v_set1(p->factor[r % BLOCK_ROWS])));
+    }
+    *max = top;
+}
+
+static void pairs_rescale(pairs *p, const unit *u)
+{
+    for (int64_t r = 0; r < BLOCK_ROWS; r++) {
+        float *o = p->o + (u->strip * BLOCK_ROWS + r) * p->o_pitch;
+        for (int64_t d = 0; d < p->o_pitch && p->factor[r] != 1; d += VL)
+            v_store(o + d, v_mul(v_load(o + d), v_set1(p->factor[r])));
+    }
+    p->rescaled = false;
+}
+
+ALWAYS_INLINE vf lanes_max(const float *s, int64_t lo, int64_t hi)
+{
+    vf a = v_set1(-INFINITY), b = a;
+    for (int64_t i = lo; i < hi; i += 2 * VL) {
+        a = v_max(v_load(s + i), a);
+        b = v_max(v_load(s + i + VL), b);
+    }
+    return v_max(a, b);
+}
+
+/* out = 2^(scale s - max) as bf16, but 0 where `keep` (NULL: none) has a clear bit; summed up with those. */
+ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, float scale, float max, float *sum,
+                                      const uint64_t *keep, uint16_t *out)
+{
+    vf factor = v_set1(scale), from = v_set1(max == -INFINITY ? 0 : -max), total[2] = { v_load(sum), v_zero() };
+    for (int64_t i = lo; i < hi; i += 2 * VL) {
+        vf x[2];
+        UNROLL for (int u = 0; u < 2; u++)
+        {
+            x[u] = v_exp2(v_fma(v_load(s + i + u * VL), factor, from));
+            total[u] = v_add(total[u], x[u]);
+            if (keep) x[u] = v_keep(keep, i + u * VL, x[u], v_zero());
+        }
+        v_store_pairs(out + i, x[0], x[1]);
+    }
+    v_store(sum, v_add(total[0], total[1]));
+}
+
+/* Scores of row r of a unit to probabilities. */
+ALWAYS_INLINE void pairs_row(pairs *p, const unit *u, int64_t r)
+{
+    const attn_attend_task *task = p->task;
+    const attn_score *score = task->score;
+    int64_t at = u->strip * BLOCK_ROWS + r, row = task->row0 + at;
+    float *s = u->s + r * S_PITCH, scale = score->scale, *sum = p->sum + at * VL;
+    if (score->flags & ATTN_RICH) {
+        for (int64_t i = u->lo; i < u->hi; i += VL)
+            v_store(s + i, v_mul(v_load(s + i), v_set1(scale)));
+        change_scores(score, row, u->key0, u->lo, u->hi, task->mask->len_kv, s, p->bias);
+        scale = 1;
+    }
+    if (!u->span.full || u->span.lo - u->key0 != u->lo || u->span.hi - u->key0 != u->hi)
+        hide_unseen(task->mask, row, &u->span, u->key0, s, u->lo, u->hi);
+    vf best = v_mul(lanes_max(s, u->lo, u->hi), v_set1(scale));
+    if (v_any_less(v_set1(p->max[at] + LAZY), best)) pairs_raise(p, at, v_hmax(best));
+    if (score->flags & ATTN_DROPOUT)
+        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, p->keep + r * (ATTN_UNIT_KEYS / 64),
+                           u->p + r * P_PITCH);
+    else
+        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, NULL, u->p + r * P_PITCH);
+}
+
+/* The softmax of one unit, and between its rows all of the work. */
+static void pairs_softmax(pairs *p, const unit *u, work *w)
+{
+    const attn_attend_task *task = p->task;
+    int64_t rows = 0;
+    if (u->strip >= 0) {
+        rows = task->rows - u->strip * BLOCK_ROWS < BLOCK_ROWS ? task->rows - u->strip * BLOCK_ROWS : BLOCK_ROWS;
+        if (task->score->flags & ATTN_DROPOUT)
+            attn_dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0, u->hi,
+                              ATTN_UNIT_KEYS / 64, p->keep);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        pairs_row(p, u, r);
+        work_until(w, w->steps * (r + 1) / rows);
+    }
+    work_until(w, w->steps);
+}
+
+static void attend_pairs(const attn_attend_task *task)
+{
+    pairs p = pairs_start(task);
+    unit before = { .strip = -1 }, now = before, next = pairs_next(&p);
+    products_begin();
+    while (next.strip >= 0 || now.strip >= 0 || before.strip >= 0) {
+        work w = work_start(&p, &next, &before);
+        pairs_softmax(&p, &now, &w);
+        if (before.strip >= 0) p.fresh[before.strip] = false;
+        if (p.rescaled) pairs_rescale(&p, &now);
+        before = now, now = next;
+        next = now.strip >= 0 ? pairs_next(&p) : now;
+    }
+    products_end();
+    for (int64_t r = 0; r < task->rows; r++)
+        finish_row(task, r, p.o + r * p.o_pitch, p.max[r], p.sum + r * VL, p.fresh[r / BLOCK_ROWS]);
+}

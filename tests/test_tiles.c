@@ -1,0 +1,109 @@
+/* The bodies of the AMX kernels, with tiles emulated and portable vectors, on the grid: what they compute is checked on
+ * machines that lack AMX. */
+#include "support.h"
+
+#include "api/plan.h"
+#include "check/sweep.h"
+#include "cpu/cpu.h"
+#include "cpu/vec_portable.h"
+#include "tile_emulated.h"
+
+static inline void v_store_pairs(uint16_t *p, vf a, vf b)
+{
+    v_store_bf16(p, a);
+    v_store_bf16(p + VL, b);
+}
+
+static inline void v_store_zip(uint16_t *p, const uint16_t *even, const uint16_t *odd)
+{
+    for (int i = 0; i < VL; i++)
+        p[2 * i] = even[i], p[2 * i + 1] = odd[i];
+}
+
+static inline bool v_any_less(vf a, vf b)
+{
+    bool any = false;
+    for (int i = 0; i < VL; i++)
+        any = any || a[i] < b[i];
+    return any;
+}
+
+static inline vf v_exp2(vf x)
+{
+    vf y;
+    for (int i = 0; i < VL; i++)
+        y[i] = exp2f(x[i]);
+    return y;
+}
+
+enum { BLOCK_ROWS = 32 };
+
+#include "cpu/body/pairs_kernels.h"
+#include "cpu/body/product_tiles.h"
+#include "cpu/body/pairs_prefill.h"
+
+/* Multiply-adds of a case: emulation takes 20 ns each. */
+static const double work_most = 1e8;
+
+static const attn_cpu_ops emulated_ops = { .pack = pack_pairs, .attend = attend_pairs };
+
+/* The table's kernel of this form in AMX, its operations replaced. */
+static attn_cpu_kernel emulated(attn_form form)
+{
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (kernels[i].isa == ATTN_ISA_AMX && kernels[i].form == form) {
+            attn_cpu_kernel kernel = kernels[i];
+            kernel.ops = &emulated_ops;
+            return kernel;
+        }
+    fail_msg("no kernel in AMX of form %d", (int)form);
+    return (attn_cpu_kernel){ 0 };
+}
+
+static void run_prefill(const attn_cpu_kernel *kernel, const check_problem *problem)
+{
+    attn_plan plan = { .desc = problem->resolved, .kernel = kernel };
+    attn_machine machine;
+    attn_prefill_layout layout;
+    attn_machine_detect(&machine);
+    attn_cost(&plan.desc, &machine, kernel, &plan.choice);
+    assert_true(attn_prefill_lay_out(&plan, &layout));
+    check_buffer workspace = check_buffer_create(layout.total + 64, false);
+    attn_prefill_run(&plan, &problem->args, workspace.data);
+    check_buffer_destroy(&workspace);
+}
+
+static void prefill_agrees_with_reference(void **state)
+{
+    (void)state;
+    attn_cpu_kernel kernel = emulated(ATTN_PREFILL);
+    check_grid *grid = check_grid_create(CHECK_SEED);
+    int cases = 0;
+    for (int n = 0; n < grid->count; n += test_scale()) {
+        attn_desc desc;
+        check_options options;
+        check_problem problem;
+        check_grid_case(grid, n, INT64_MAX, &desc, &options);
+        if (desc.dtype != ATTN_BF16 || check_case_work(grid, n) > work_most) continue;
+        assert_ok(check_problem_create(&problem, &desc, &options));
+        check_reference reference = check_reference_create(&problem);
+        if (problem.resolved.batch > 0 && problem.resolved.len_q > 0) run_prefill(&kernel, &problem);
+        check_error error = check_compare(&problem, &reference);
+        if (error.message[0]) fail_msg("case %d: %s", n, error.message);
+        check_reference_destroy(&reference);
+        check_problem_destroy(&problem);
+        cases++;
+    }
+    free(grid);
+    assert_true(cases > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prefill_agrees_with_reference),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
