@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "check/compare.h"
+#include "check/device.h"
 #include "cpu/kernel.h"
+#include "cuda/kernel.h"
 
 static const attn_cpu_kernel *kernel_named(const char *name)
 {
@@ -15,10 +17,35 @@ static const attn_cpu_kernel *kernel_named(const char *name)
     return NULL;
 }
 
-check_sweep check_sweep_create(const check_grid *grid, const char *kernel, attn_isa isa)
+static const attn_cuda_kernel *cuda_kernel_named(const char *name)
+{
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    return NULL;
+}
+
+static check_sweep create_for_cuda(const check_grid *grid, const char *kernel)
 {
     check_sweep sweep = { .grid = grid };
     int count;
+    bool skipped = check_device_open() != ATTN_OK;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int i = 0; i < count && sweep.count < CHECK_REPORTS - 1; i++)
+        if (kernel == NULL || strcmp(kernel, kernels[i].name) == 0)
+            sweep.reports[sweep.count++] =
+                (check_report){ .device = ATTN_CUDA, .kernel = kernels[i].name, .skipped = skipped };
+    if (kernel == NULL || strcmp(kernel, "planner") == 0)
+        sweep.reports[sweep.count++] = (check_report){ .device = ATTN_CUDA, .skipped = skipped };
+    return sweep;
+}
+
+check_sweep check_sweep_create(const check_grid *grid, attn_device device, const char *kernel, attn_isa isa)
+{
+    check_sweep sweep = { .grid = grid };
+    int count;
+    if (device == ATTN_CUDA) return create_for_cuda(grid, kernel);
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count && sweep.count < CHECK_REPORTS - 1; i++) {
         if (kernel != NULL && strcmp(kernel, kernels[i].name) != 0) continue;
@@ -37,6 +64,12 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
 {
     if (report->skipped) return false;
     if (report->kernel == NULL) return true;
+    if (report->device == ATTN_CUDA) {
+        const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
+        bool loads = cuda->form == ATTN_CUDA_SIMPLE || desc->len_kv > 0 || desc->flags & ATTN_VARLEN;
+        return loads && cuda->dtype == desc->dtype && (desc->flags & ~cuda->features) == 0 &&
+               desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
+    }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
            desc->dim_qk <= kernel->dim_max && desc->dim_v <= kernel->dim_max;
@@ -59,6 +92,7 @@ static void run_kernel(check_report *report, int number, const check_problem *pr
     attn_desc desc = problem->desc;
     desc.kernel = report->kernel;
     desc.isa = report->isa;
+    desc.device = report->device;
     char kernel[CHECK_NAME] = "";
     check_error error = { 0 };
     if (check_problem_run(problem, &desc, kernel) != ATTN_OK)

@@ -4,10 +4,11 @@
 
 #include "check/grid.h"
 
-enum { CHECK_REPORTS = 32 };
+enum { CHECK_REPORTS = 128 };
 
 /* One kernel's record; kernel NULL: the planner's own choices. */
 typedef struct check_report {
+    attn_device device;
     const char *kernel;
     attn_isa isa;
     bool skipped; /* this machine or this build cannot run it */
@@ -24,11 +25,12 @@ typedef struct check_sweep {
     check_report reports[CHECK_REPORTS];
 } check_sweep;
 
-/* Records for the kernels of this name ("planner": the planner's choices) and instruction set; NULL and ATTN_ISA_AUTO:
- * all. */
-check_sweep check_sweep_create(const check_grid *grid, const char *kernel, attn_isa isa);
+/* Records for the device's kernels of this name ("planner": the planner's choices) and instruction set; NULL and
+ * ATTN_ISA_AUTO: all. */
+check_sweep check_sweep_create(const check_grid *grid, attn_device device, const char *kernel, attn_isa isa);
 
-/* One case, as it stands for kernels that prefill and with few query rows for those that decode. */
+/* One case, as it stands for kernels that prefill and with few query rows for those that decode; kernels of a GPU get
+ * both. */
 void check_sweep_case(check_sweep *sweep, int number);
 
 /* Multiply-adds of the case by a kernel that skips nothing. */

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "api/error.h"
+#include "check/device.h"
 #include "check/sweep.h"
 #include "json.h"
 #include "options.h"
@@ -17,6 +18,7 @@ static const double quick_most = 5e7;
 
 typedef struct values {
     bool quick, json;
+    attn_device device;
     attn_isa isa;
     const char *kernel;
     attn_seed number, seed;
@@ -24,6 +26,7 @@ typedef struct values {
 
 static const attn_option options[] = {
     { "quick", 0, NULL, attn_parse_switch, offsetof(values, quick), "small problems only: a second or two" },
+    { "device", 0, "NAME", attn_parse_device, offsetof(values, device), "cpu, or cuda: on the first GPU (cpu)" },
     { "isa", 0, "NAME", attn_parse_isa, offsetof(values, isa), "kernels of this instruction set only" },
     { "kernel", 0, "NAME", attn_parse_text, offsetof(values, kernel), "this kernel only, or planner: its own choices" },
     { "case", 0, "N", attn_parse_seed, offsetof(values, number), "this case only; prints what it is" },
@@ -142,6 +145,8 @@ static void print_json(const check_sweep *sweep, int cases, int failed, int skip
 
 static attn_status check_values(const values *v, const check_grid *grid, const check_sweep *sweep)
 {
+    if (v->device == ATTN_CUDA && v->isa != ATTN_ISA_AUTO)
+        return attn_fail(ATTN_INVALID, "--isa %s: a GPU has none", attn_isa_name(v->isa));
     if (sweep->count == 0 && v->isa != ATTN_ISA_AUTO)
         return attn_fail(ATTN_INVALID, "--kernel %s with --isa %s: attn kernels lists no such kernel", v->kernel,
                          attn_isa_name(v->isa));
@@ -159,11 +164,12 @@ int attn_cmd_check(int argc, char **argv)
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
     check_grid *grid = check_grid_create(v.seed.value);
-    check_sweep sweep = check_sweep_create(grid, v.kernel, v.isa);
+    check_sweep sweep = check_sweep_create(grid, v.device, v.kernel, v.isa);
     if (check_values(&v, grid, &sweep) != ATTN_OK) {
         free(grid);
         return attn_report_usage("check");
     }
+    if (v.device == ATTN_CUDA && check_device_open() != ATTN_OK) fprintf(stderr, "SKIPPED: %s\n", attn_error());
     int cases = run_cases(&sweep, &v), failed = 0, skipped = 0;
     for (int i = 0; i < sweep.count; i++) {
         failed += sweep.reports[i].failures > 0;

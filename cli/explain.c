@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "api/error.h"
+#include "check/device.h"
 #include "command.h"
 #include "measure.h"
 #include "problem.h"
@@ -95,7 +96,8 @@ static attn_status explain(const values *v, const attn_desc *desc)
     attn_plan *plan;
     attn_plan_info info;
     double seconds = 0;
-    attn_status status = attn_plan_create(&plan, desc);
+    attn_status status = desc->device == ATTN_CUDA ? check_device_open() : ATTN_OK;
+    if (!status) status = attn_plan_create(&plan, desc);
     if (status) return status;
     status = attn_plan_get_info(plan, &info);
     if (!status && v->measure) status = attn_measure(plan, desc, v->problem.prefix, info.seconds, &seconds);

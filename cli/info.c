@@ -5,6 +5,8 @@
 #include "command.h"
 #include "cpu/detect.h"
 #include "cpu/kernel.h"
+#include "cuda/driver.h"
+#include "cuda/kernel.h"
 #include "json.h"
 #include "options.h"
 
@@ -28,7 +30,8 @@ static const attn_command command = {
 
 typedef struct machine {
     attn_cpu_info cpu;
-    attn_plan *plan; /* of a small problem: the library's own choice; NULL: why not is in attn_error() */
+    attn_plan *plan; /* of a small problem: the library's own choice; NULL: why not is in `error` */
+    char error[512];
     attn_plan_info info;
 } machine;
 
@@ -40,6 +43,48 @@ static bool built(attn_isa isa)
         if (kernels[i].isa == isa && kernels[i].ops) return true;
     }
     return false;
+}
+
+static void print_cuda_json(attn_json *json)
+{
+    const attn_cuda_machine *cuda = attn_cuda_machine_get();
+    attn_json_open(json, "cuda", '{');
+    if (!cuda) attn_json_string(json, "error", attn_error());
+    if (cuda) attn_json_integer(json, "driver_cuda", cuda->version);
+    attn_json_integer(json, "nvrtc", attn_cuda_nvrtc_version());
+    attn_json_open(json, "devices", '[');
+    for (int i = 0; cuda && i < cuda->devices; i++) {
+        const attn_cuda_device *d = &cuda->device[i];
+        attn_json_open(json, NULL, '{');
+        attn_json_string(json, "name", d->name);
+        attn_json_integer(json, "compute_capability", 10 * d->major + d->minor);
+        attn_json_integer(json, "multiprocessors", d->multiprocessors);
+        attn_json_integer(json, "memory_bytes", (int64_t)d->memory_bytes);
+        attn_json_integer(json, "l2_bytes", d->l2_bytes);
+        attn_json_close(json, '}');
+    }
+    attn_json_close(json, ']');
+    attn_json_close(json, '}');
+}
+
+static void print_cuda_text(void)
+{
+    const attn_cuda_machine *cuda = attn_cuda_machine_get();
+    int kernels;
+    attn_cuda_kernels(&kernels);
+    if (!cuda) printf("GPU         %s\n", attn_error());
+    for (int i = 0; cuda && i < cuda->devices; i++) {
+        const attn_cuda_device *d = &cuda->device[i];
+        printf("GPU         %s, compute capability %d.%d, %d SMs, %lld MiB, L2 %d MiB, CUDA %d.%d\n", d->name, d->major,
+               d->minor, d->multiprocessors, (long long)(d->memory_bytes >> 20), d->l2_bytes >> 20,
+               cuda->version / 1000, cuda->version % 1000 / 10);
+    }
+    int nvrtc = attn_cuda_nvrtc_version();
+    printf("GPU kernels %d, of which %d units compiled in; NVRTC ", kernels, attn_cuda_image_count);
+    if (nvrtc)
+        printf("%d.%d compiles the others\n", nvrtc / 1000, nvrtc % 1000 / 10);
+    else
+        printf("not found\n");
 }
 
 static int print_json(const machine *m)
@@ -54,6 +99,7 @@ static int print_json(const machine *m)
     attn_json_integer(&json, "l2_bytes", m->cpu.l2);
     attn_json_integer(&json, "l3_bytes", m->cpu.l3);
     attn_json_close(&json, '}');
+    print_cuda_json(&json);
     attn_json_open(&json, "isas", '[');
     for (int i = ATTN_ISA_PORTABLE; attn_isa_name((attn_isa)i); i++) {
         if (attn_isa_available((attn_isa)i)) attn_json_string(&json, NULL, attn_isa_name((attn_isa)i));
@@ -62,7 +108,7 @@ static int print_json(const machine *m)
     if (m->plan)
         attn_json_string(&json, "chosen", m->info.isa);
     else
-        attn_json_string(&json, "error", attn_error());
+        attn_json_string(&json, "error", m->error);
     attn_json_open(&json, "built_in", '{');
     attn_json_open(&json, "isas", '[');
     for (int i = ATTN_ISA_PORTABLE; attn_isa_name((attn_isa)i); i++) {
@@ -90,6 +136,7 @@ static int print_text(const machine *m)
     printf("processors  %d\n", m->cpu.processors);
     printf("caches      L1 %lld KiB, L2 %lld KiB, L3 %lld KiB (0: unknown)\n", (long long)m->cpu.l1 / 1024,
            (long long)m->cpu.l2 / 1024, (long long)m->cpu.l3 / 1024);
+    print_cuda_text();
     printf("isas       ");
     for (int i = ATTN_ISA_PORTABLE; attn_isa_name((attn_isa)i); i++) {
         const char *state = attn_isa_available((attn_isa)i) ? ""
@@ -97,7 +144,7 @@ static int print_text(const machine *m)
                                                             : " (not built in)";
         printf(" %s%s", attn_isa_name((attn_isa)i), state);
     }
-    printf("\nchosen      %s\n", m->plan ? m->info.isa : attn_error());
+    printf("\nchosen      %s\n", m->plan ? m->info.isa : m->error);
     printf("built in    forward on the CPU:");
     for (int i = 0; i < count; i++) {
         if (kernels[i].ops) printf(" %s", kernels[i].name);
@@ -114,7 +161,10 @@ int attn_cmd_info(int argc, char **argv)
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
     attn_cpu_detect(&m.cpu);
-    if (!attn_plan_create(&m.plan, &desc)) attn_plan_get_info(m.plan, &m.info);
+    if (!attn_plan_create(&m.plan, &desc))
+        attn_plan_get_info(m.plan, &m.info);
+    else
+        snprintf(m.error, sizeof m.error, "%s", attn_error());
     code = v.json ? print_json(&m) : print_text(&m);
     attn_plan_destroy(m.plan);
     return code;

@@ -4,11 +4,12 @@
 #include <stdlib.h>
 
 #include "api/error.h"
+#include "check/device.h"
 #include "command.h"
 #include "num/half.h"
 #include "progress.h"
 
-enum { RUNS = 5, BUFFERS = 16 };
+enum { RUNS = 5, GPU_RUNS = 31, BUFFERS = 16 };
 
 typedef struct memory {
     void *buffers[BUFFERS];
@@ -66,10 +67,34 @@ static void fill_args(memory *m, const attn_desc *desc, int64_t prefix, attn_arg
     }
 }
 
+static void release(memory *m)
+{
+    for (int i = 0; i < m->count; i++)
+        free(m->buffers[i]);
+}
+
 static int by_size(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+
+static double median(double *times, int count)
+{
+    qsort(times, (size_t)count, sizeof *times, by_size);
+    return times[count / 2];
+}
+
+static attn_status measure_on_gpu(const attn_desc *desc, const attn_args *args, double *seconds)
+{
+    check_device_run run;
+    double times[GPU_RUNS];
+    attn_status status = check_device_begin(&run, desc, args, 0);
+    if (status) return status;
+    status = check_device_measure(&run, GPU_RUNS, times);
+    attn_status ended = check_device_end(&run, false);
+    *seconds = median(times, GPU_RUNS);
+    return status ? status : ended;
 }
 
 attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t prefix, double predicted,
@@ -78,6 +103,11 @@ attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t p
     memory m = { .state = 1 };
     attn_args args = { .seed = 1 };
     fill_args(&m, desc, prefix, &args);
+    if (desc->device == ATTN_CUDA) {
+        if (!m.status) m.status = measure_on_gpu(desc, &args, seconds);
+        release(&m);
+        return m.status;
+    }
     void *workspace = take(&m, (int64_t[]){ 1, 1, 1, (int64_t)attn_plan_workspace(plan) }, 1);
     double times[RUNS], total = 0;
     int runs = 0;
@@ -89,11 +119,7 @@ attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t p
         total += times[runs++] = attn_seconds() - start;
     }
     attn_progress_stop(&progress);
-    if (!m.status) {
-        qsort(times, (size_t)runs, sizeof *times, by_size);
-        *seconds = times[runs / 2];
-    }
-    for (int i = 0; i < m.count; i++)
-        free(m.buffers[i]);
+    if (!m.status) *seconds = median(times, runs);
+    release(&m);
     return m.status;
 }

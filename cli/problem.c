@@ -20,6 +20,7 @@ void attn_problem_apply(const attn_problem *problem, attn_desc *desc)
     desc->chunk = problem->chunk;
     desc->scale = problem->scale;
     desc->softcap = problem->softcap;
+    desc->device = problem->device;
     desc->isa = problem->isa;
     desc->threads = problem->threads;
 }

@@ -14,6 +14,7 @@ typedef struct attn_problem {
     float softcap;     /* 0: none */
     float dropout;     /* -1: none */
     attn_dtype dtype;  /* 0: not said */
+    attn_device device;
     attn_isa isa;
     int32_t threads; /* 0: the default */
 } attn_problem;
@@ -30,23 +31,24 @@ typedef struct attn_problem {
     }
 
 /* The rows for a struct `type` that holds the problem at `p`. */
-#define ATTN_PROBLEM_OPTIONS(type, p)                                                                           \
-    ATTN_OPTION(type, p.causal, "causal", NULL, attn_parse_switch,                                              \
-                "a row sees keys up to its own place; the last row sees the last key"),                         \
-        ATTN_OPTION(type, p.window, "window", "L,R", attn_parse_window,                                         \
-                    "a row sees L keys before and R keys behind its place; -1: no bound"),                      \
-        ATTN_OPTION(type, p.chunk, "chunk", "C", attn_parse_count, "a row sees keys of its own chunk of C"),    \
-        ATTN_OPTION(type, p.prefix, "prefix", "P", attn_parse_length,                                           \
-                    "every row sees the first P keys too, whatever causal and window say"),                     \
-        ATTN_OPTION(type, p.scale, "scale", "S", attn_parse_positive, "scores are S q.k; default 1/sqrt(dim)"), \
-        ATTN_OPTION(type, p.softcap, "softcap", "X", attn_parse_positive, "scores become X tanh(s / X)"),       \
-        ATTN_OPTION(type, p.dropout, "dropout", "P", attn_parse_fraction,                                       \
-                    "drop probabilities at rate P (in steps of 1/256), scale up the others"),                   \
-        ATTN_OPTION(type, p.deterministic, "deterministic", NULL, attn_parse_switch,                            \
-                    "the same bits for any number of threads"),                                                 \
-        ATTN_OPTION(type, p.dtype, "dtype", "TYPE", attn_parse_dtype, "compute in f32, f16 or bf16"),           \
-        ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa,                                                 \
-                    "auto, portable, avx2, avx512, avx512bf16, amx or neon"),                                   \
+#define ATTN_PROBLEM_OPTIONS(type, p)                                                                                 \
+    ATTN_OPTION(type, p.causal, "causal", NULL, attn_parse_switch,                                                    \
+                "a row sees keys up to its own place; the last row sees the last key"),                               \
+        ATTN_OPTION(type, p.window, "window", "L,R", attn_parse_window,                                               \
+                    "a row sees L keys before and R keys behind its place; -1: no bound"),                            \
+        ATTN_OPTION(type, p.chunk, "chunk", "C", attn_parse_count, "a row sees keys of its own chunk of C"),          \
+        ATTN_OPTION(type, p.prefix, "prefix", "P", attn_parse_length,                                                 \
+                    "every row sees the first P keys too, whatever causal and window say"),                           \
+        ATTN_OPTION(type, p.scale, "scale", "S", attn_parse_positive, "scores are S q.k; default 1/sqrt(dim)"),       \
+        ATTN_OPTION(type, p.softcap, "softcap", "X", attn_parse_positive, "scores become X tanh(s / X)"),             \
+        ATTN_OPTION(type, p.dropout, "dropout", "P", attn_parse_fraction,                                             \
+                    "drop probabilities at rate P (in steps of 1/256), scale up the others"),                         \
+        ATTN_OPTION(type, p.deterministic, "deterministic", NULL, attn_parse_switch,                                  \
+                    "the same bits for any number of threads"),                                                       \
+        ATTN_OPTION(type, p.dtype, "dtype", "TYPE", attn_parse_dtype, "compute in f32, f16 or bf16"),                 \
+        ATTN_OPTION(type, p.device, "device", "NAME", attn_parse_device, "cpu, or cuda: the first GPU; default cpu"), \
+        ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa,                                                       \
+                    "auto, portable, avx2, avx512, avx512bf16, amx or neon"),                                         \
         ATTN_OPTION(type, p.threads, "threads", "N", attn_parse_threads, "default: one a processor")
 
 /* Writes all of it but the dtype into the descriptor. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "api/error.h"
+#include "check/device.h"
 #include "command.h"
 #include "outputs.h"
 #include "progress.h"
@@ -45,6 +46,18 @@ static void report_text(const attn_run_options *options, const attn_inputs *inpu
             info->threads == 1 ? "" : "s", (double)info->workspace_bytes / 1048576);
 }
 
+static attn_status report(const attn_run_options *options, const attn_inputs *inputs, attn_outputs *outputs,
+                          const attn_plan_info *info, double seconds)
+{
+    attn_status status = attn_outputs_commit(outputs);
+    if (status) return status;
+    if (options->json)
+        report_json(options, inputs, outputs, info, seconds);
+    else if (!options->quiet)
+        report_text(options, inputs, outputs, info, seconds);
+    return ATTN_OK;
+}
+
 static attn_status compute(const attn_run_options *options, attn_inputs *inputs, attn_outputs *outputs,
                            const attn_plan *plan, const attn_plan_info *info)
 {
@@ -60,13 +73,25 @@ static attn_status compute(const attn_run_options *options, attn_inputs *inputs,
     double seconds = attn_seconds() - start;
     attn_progress_stop(&progress);
     free(workspace);
-    if (!status) status = attn_outputs_commit(outputs);
+    return status ? status : report(options, inputs, outputs, info, seconds);
+}
+
+static attn_status compute_on_gpu(const attn_run_options *options, attn_inputs *inputs, attn_outputs *outputs)
+{
+    check_device_run run;
+    attn_plan_info info;
+    inputs->args.o = outputs->o_data;
+    inputs->args.lse = outputs->lse;
+    attn_status status = check_device_begin(&run, &inputs->desc, &inputs->args, 0);
     if (status) return status;
-    if (options->json)
-        report_json(options, inputs, outputs, info, seconds);
-    else if (!options->quiet)
-        report_text(options, inputs, outputs, info, seconds);
-    return ATTN_OK;
+    status = attn_plan_get_info(run.plan, &info);
+    double start = attn_seconds();
+    if (!status) status = check_device_start(&run);
+    if (!status) status = check_device_wait();
+    double seconds = attn_seconds() - start;
+    attn_status ended = check_device_end(&run, false);
+    if (!status) status = ended;
+    return status ? status : report(options, inputs, outputs, &info, seconds);
 }
 
 static attn_status plan_and_compute(const attn_run_options *options, attn_inputs *inputs)
@@ -76,6 +101,13 @@ static attn_status plan_and_compute(const attn_run_options *options, attn_inputs
     attn_outputs outputs;
     if (attn_outputs_element(inputs, options) != attn_element_of(inputs->desc.dtype))
         inputs->desc.flags |= ATTN_OUT_F32;
+    if (inputs->desc.device == ATTN_CUDA) {
+        attn_status made = attn_outputs_create(&outputs, inputs, options);
+        if (made) return made;
+        made = compute_on_gpu(options, inputs, &outputs);
+        attn_outputs_discard(&outputs);
+        return made;
+    }
     attn_status status = attn_plan_create(&plan, &inputs->desc);
     if (status) return status;
     status = attn_plan_get_info(plan, &info);

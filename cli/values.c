@@ -127,3 +127,10 @@ attn_status attn_parse_dtype(const char *text, void *value)
     }
     return attn_fail(ATTN_INVALID, "takes f32, f16 or bf16");
 }
+
+attn_status attn_parse_device(const char *text, void *value)
+{
+    if (strcmp(text, "cpu") != 0 && strcmp(text, "cuda") != 0) return attn_fail(ATTN_INVALID, "takes cpu or cuda");
+    *(attn_device *)value = strcmp(text, "cuda") == 0 ? ATTN_CUDA : ATTN_CPU;
+    return ATTN_OK;
+}

@@ -2,6 +2,8 @@
 #include "api/error.h"
 #include "cuda/cuda.h"
 
+const int attn_cuda_image_count = 0;
+
 const attn_cuda_machine *attn_cuda_machine_get(void)
 {
     attn_fail(ATTN_UNSUPPORTED, "this library was built without CUDA (ATTN_CUDA=OFF)");

@@ -12,7 +12,8 @@ enum { SPLITS_MOST = 64 };
 static const double tensor_flops = 4096;  /* a clock and SM, 16-bit, dense */
 static const double exps = 16;            /* a clock and SM */
 static const double shared_bytes = 128;   /* a clock and SM */
-static const double step_overhead = 1.12; /* waiting for barriers, maxima, packing P */
+static const double step_overhead = 1.05; /* maxima, packing P */
+static const double wait_clocks = 100;    /* a step: barriers, the first and the last product */
 static const double tile_clocks = 1800;   /* filling the pipeline, storing */
 static const double clock_share = 0.88;   /* of the nominal clock, under load */
 static const double memory_share = 0.9;   /* of the nominal bandwidth */
@@ -58,7 +59,7 @@ static double step_clocks(const attn_cuda_kernel *k)
     double rows = k->rows, keys = k->keys, dims = k->dim + k->dim_v;
     double tensor = 2 * rows * keys * dims / tensor_flops, exp = rows * keys / exps;
     double shared = (rows * k->dim + rows / ATTN_CUDA_WARPGROUP_ROWS * keys * dims) * 2 / shared_bytes;
-    return step_overhead * max_of(tensor, max_of(exp, shared));
+    return wait_clocks + step_overhead * max_of(tensor, max_of(exp, shared));
 }
 
 /* Query rows that share a tile of one KV head; 0: `pack` heads do not fit it. */
@@ -127,7 +128,8 @@ static void cost_simple(const attn_desc *d, const attn_cuda_device *device, cons
     c->schedule.splits = 1;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
     c->choice.memory_bytes = c->choice.cache_bytes = tensor_bytes(d);
-    double clocks = c->choice.flops / simple_flops / device->multiprocessors;
+    double blocks = (double)attn_ceil_div(d->len_q, k->rows) * (double)d->heads_q * (double)d->batch;
+    double clocks = c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors));
     c->choice.seconds = launch_seconds + max_of(clocks / hertz(device), c->choice.memory_bytes / bandwidth(device));
 }
 

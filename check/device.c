@@ -1,0 +1,199 @@
+#include "check/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/error.h"
+#include "check/buffer.h"
+#include "cuda/driver.h"
+
+enum { GAP = 512, ALIGN = 256 };
+
+/* One piece of memory that serves all runs, one after another, and grows. */
+static const attn_cuda_driver *driver;
+static CUdeviceptr memory;
+static uint64_t memory_size;
+
+attn_status check_device_open(void)
+{
+    static CUcontext context;
+    const attn_cuda_machine *machine = attn_cuda_machine_get();
+    if (!machine) return ATTN_UNSUPPORTED;
+    driver = &machine->driver;
+    CUresult result = context ? 0 : driver->cuDevicePrimaryCtxRetain(&context, 0);
+    if (!result) result = driver->cuCtxSetCurrent(context);
+    return result ? attn_cuda_fail(result, "the first GPU") : ATTN_OK;
+}
+
+static attn_status reserve(uint64_t size)
+{
+    if (size > memory_size) {
+        if (memory) driver->cuMemFree(memory);
+        memory = 0, memory_size = 0;
+        CUresult result = driver->cuMemAlloc(&memory, size);
+        if (result) return attn_cuda_fail(result, "memory of the GPU");
+        memory_size = size;
+    }
+    CUresult result = driver->cuMemsetD8Async(memory, CHECK_FRESH, size, NULL);
+    return result ? attn_cuda_fail(result, "memory of the GPU") : ATTN_OK;
+}
+
+static void *pointer(uint64_t at)
+{
+    return (void *)(uintptr_t)(memory + at);
+}
+
+static uint64_t place(uint64_t *total, int64_t bytes, int shift)
+{
+    uint64_t at = *total + GAP + (uint64_t)shift;
+    *total = (at + (uint64_t)bytes + GAP + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
+/* Where the arrays go, and their addresses there. */
+static void lay_out(check_device_run *r, int shift)
+{
+    r->inputs = attn_args_inputs(r->arrays, &r->desc, &r->host);
+    r->count = r->inputs + attn_args_outputs(r->arrays + r->inputs, &r->desc, &r->host);
+    for (int i = 0; i < r->count; i++) {
+        const attn_args_array *a = &r->arrays[i];
+        r->at[i] = place(&r->total, a->hi - a->lo, a->size == 2 ? shift : 0);
+    }
+    r->workspace_at = place(&r->total, (int64_t)attn_plan_workspace(r->plan), shift);
+}
+
+static attn_status copy_in(check_device_run *r)
+{
+    r->device = r->host;
+    r->workspace = attn_plan_workspace(r->plan) ? pointer(r->workspace_at) : NULL;
+    for (int i = 0; i < r->count; i++) {
+        const attn_args_array *a = &r->arrays[i];
+        void *there = a->base ? pointer(r->at[i] - (uint64_t)a->lo) : NULL;
+        memcpy((char *)&r->device + a->field, &there, sizeof there);
+        if (!a->base || a->hi == a->lo) continue;
+        CUresult result =
+            driver->cuMemcpyHtoD(memory + r->at[i], (const char *)a->base + a->lo, (size_t)(a->hi - a->lo));
+        if (result) return attn_cuda_fail(result, a->name);
+    }
+    return ATTN_OK;
+}
+
+attn_status check_device_begin(check_device_run *r, const attn_desc *desc, const attn_args *args, int shift)
+{
+    attn_desc d = *desc;
+    d.device = ATTN_CUDA;
+    *r = (check_device_run){ .host = *args };
+    attn_status status = check_device_open();
+    if (!status) status = attn_desc_resolve(&r->desc, &d, sizeof d);
+    if (!status) status = attn_plan_create(&r->plan, &d);
+    if (status) return status;
+    lay_out(r, shift);
+    status = reserve(r->total);
+    if (!status) status = copy_in(r);
+    if (status) attn_plan_destroy(r->plan);
+    return status;
+}
+
+attn_status check_device_start(const check_device_run *r)
+{
+    return attn_run(r->plan, &r->device, r->workspace, NULL);
+}
+
+attn_status check_device_wait(void)
+{
+    CUresult result = driver->cuCtxSynchronize();
+    return result ? attn_cuda_fail(result, "the run on the GPU") : ATTN_OK;
+}
+
+/* Bytes [from, from + size) are as they were. */
+static attn_status look(uint64_t from, uint64_t size, const char *beside)
+{
+    unsigned char bytes[GAP];
+    CUresult result = driver->cuMemcpyDtoH(bytes, memory + from, (size_t)size);
+    if (result) return attn_cuda_fail(result, "memory of the GPU");
+    for (uint64_t i = 0; i < size; i++)
+        if (bytes[i] != CHECK_FRESH) return attn_fail(ATTN_DEVICE_FAILED, "the kernel wrote beside %s", beside);
+    return ATTN_OK;
+}
+
+static attn_status look_beside(uint64_t at, uint64_t size, const char *name)
+{
+    attn_status status = look(at - GAP, GAP, name);
+    return status ? status : look(at + size, GAP, name);
+}
+
+static attn_status copy_out(const check_device_run *r, bool look_around)
+{
+    attn_status status = check_device_wait();
+    for (int i = r->inputs; i < r->count && !status; i++) {
+        const attn_args_array *a = &r->arrays[i];
+        uint64_t size = (uint64_t)(a->hi - a->lo);
+        void *here = (void *)((uintptr_t)a->base + (uintptr_t)a->lo);
+        if (!a->base || size == 0) continue;
+        CUresult result = driver->cuMemcpyDtoH(here, memory + r->at[i], size);
+        if (result) status = attn_cuda_fail(result, a->name);
+        if (!status && look_around) status = look_beside(r->at[i], size, a->name);
+    }
+    if (!status && look_around && r->workspace)
+        status = look_beside(r->workspace_at, attn_plan_workspace(r->plan), "the workspace");
+    return status;
+}
+
+attn_status check_device_end(check_device_run *r, bool look_around)
+{
+    attn_status status = copy_out(r, look_around);
+    attn_plan_destroy(r->plan);
+    return status;
+}
+
+/* ---- measuring ----------------------------------------------------------------------------- */
+
+enum { FLUSH_LEAST = 256 << 20 };
+
+typedef struct timing {
+    CUevent begin, end;
+    CUdeviceptr flush;
+    uint64_t flush_size;
+} timing;
+
+static CUresult timing_create(timing *t)
+{
+    const attn_cuda_machine *machine = attn_cuda_machine_get();
+    t->flush_size = 3 * (uint64_t)machine->device[0].l2_bytes;
+    if (t->flush_size < FLUSH_LEAST) t->flush_size = FLUSH_LEAST;
+    CUresult result = driver->cuEventCreate(&t->begin, 0);
+    if (!result) result = driver->cuEventCreate(&t->end, 0);
+    return result ? result : driver->cuMemAlloc(&t->flush, t->flush_size);
+}
+
+static void timing_destroy(timing *t)
+{
+    if (t->begin) driver->cuEventDestroy(t->begin);
+    if (t->end) driver->cuEventDestroy(t->end);
+    if (t->flush) driver->cuMemFree(t->flush);
+}
+
+static attn_status measure_once(const check_device_run *r, const timing *t, double *seconds)
+{
+    float milliseconds = 0;
+    CUresult result = driver->cuMemsetD8Async(t->flush, 0, t->flush_size, NULL);
+    if (!result) result = driver->cuEventRecord(t->begin, NULL);
+    attn_status status = result ? attn_cuda_fail(result, "measuring") : check_device_start(r);
+    if (status) return status;
+    result = driver->cuEventRecord(t->end, NULL);
+    if (!result) result = driver->cuEventSynchronize(t->end);
+    if (!result) result = driver->cuEventElapsedTime(&milliseconds, t->begin, t->end);
+    *seconds = 1e-3 * (double)milliseconds;
+    return result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
+}
+
+attn_status check_device_measure(const check_device_run *run, int runs, double *seconds)
+{
+    timing t = { .begin = NULL };
+    CUresult result = timing_create(&t);
+    attn_status status = result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
+    for (int i = 0; i < runs && !status; i++)
+        status = measure_once(run, &t, &seconds[i]);
+    timing_destroy(&t);
+    return status;
+}

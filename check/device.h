@@ -1,0 +1,45 @@
+/* Runs on the GPU of problems that lie in the host's memory: for `attn run`, `attn check` and measuring.
+ *
+ * All arrays, outputs as they are before the run among them, are copied into one piece of device memory, each between
+ * stretches of CHECK_FRESH, the workspace behind them and full of it. */
+#ifndef CHECK_DEVICE_H
+#define CHECK_DEVICE_H
+
+#include <stdbool.h>
+
+#include "api/desc.h"
+
+/* The first GPU, made current on this thread. ATTN_UNSUPPORTED, and why in attn_error(), without one. */
+attn_status check_device_open(void);
+
+enum { CHECK_DEVICE_ARRAYS = ATTN_ARGS_INPUTS + ATTN_ARGS_OUTPUTS };
+
+typedef struct check_device_run {
+    attn_desc desc; /* resolved */
+    attn_plan *plan;
+    attn_args host, device;
+    void *workspace;
+    uint64_t workspace_at;
+    int count, inputs; /* arrays; the first `inputs` of them are only read */
+    attn_args_array arrays[CHECK_DEVICE_ARRAYS];
+    uint64_t at[CHECK_DEVICE_ARRAYS]; /* of their byte `lo`, from the start of the memory */
+    uint64_t total;
+} check_device_run;
+
+/* Plans desc for the GPU and copies args there. shift: bytes by which arrays of 16-bit elements miss a boundary of 16.
+ */
+attn_status check_device_begin(check_device_run *run, const attn_desc *desc, const attn_args *args, int shift);
+
+/* Puts a run into the default stream. */
+attn_status check_device_start(const check_device_run *run);
+
+attn_status check_device_wait(void);
+
+/* Times of `runs` runs between two events each, L2 overwritten before. */
+attn_status check_device_measure(const check_device_run *run, int runs, double *seconds);
+
+/* Waits, copies the outputs back and, asked to, looks around them: ATTN_DEVICE_FAILED if something was written there.
+ * Frees the plan; also to be called after a failure of the others, but not of check_device_begin. */
+attn_status check_device_end(check_device_run *run, bool look_around);
+
+#endif

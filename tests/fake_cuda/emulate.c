@@ -1,0 +1,275 @@
+/* The kernels of sm90/params.h on the CPU: what they are launched with is held against the kernel table and the
+ * contract, then the CPU backend computes the same problem from the parameters alone. */
+#include "fake.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/cuda.h"
+#include "num/half.h"
+
+static const attn_cuda_kernel *kernel_of(const char *symbol)
+{
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (strcmp(kernels[i].symbol, symbol) == 0) return &kernels[i];
+    return NULL;
+}
+
+static void expect(bool right, const char *symbol, const char *what)
+{
+    if (!right) fake_die("%s: %s", symbol, what);
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static bool is_varlen(const attn_sm90_params *p)
+{
+    return p->flags & ATTN_VARLEN;
+}
+
+/* Query rows over all sequences and heads, as lse and partials hold them. */
+static int64_t all_rows(const attn_sm90_params *p)
+{
+    return (is_varlen(p) ? p->total_q : (int64_t)p->batch * p->len_q) * p->heads_q;
+}
+
+/* ---- attention from parameters ------------------------------------------------------------- */
+
+static void take_masks(const attn_sm90_params *p, attn_desc *d, attn_args *a)
+{
+    const attn_sm90_mask *m = &p->mask;
+    const int unbounded = 1 << 30;
+    if (d->flags & ATTN_WINDOW) d->window_left = m->left == unbounded ? -1 : m->left;
+    if (d->flags & ATTN_WINDOW) d->window_right = m->right == unbounded || d->flags & ATTN_CAUSAL ? -1 : m->right;
+    d->chunk = m->chunk;
+    d->interval_vectors = m->interval_vectors, d->interval_heads = m->interval_heads;
+    d->block_rows = m->block_rows, d->block_keys = m->block_keys;
+    d->block_batch = m->block_batch, d->block_heads = m->block_heads;
+    d->bits_batch = m->bits_batch, d->bits_heads = m->bits_heads;
+    a->prefix = m->prefix, a->intervals = m->intervals, a->bits = m->bits;
+    a->block_full_count = m->block_full_count, a->block_full = m->block_full;
+    a->block_partial_count = m->block_partial_count, a->block_partial = m->block_partial;
+}
+
+static void take_scores(const attn_sm90_params *p, attn_desc *d, attn_args *a)
+{
+    const attn_sm90_score *s = &p->score;
+    d->softcap = s->softcap;
+    d->alibi_batch = s->alibi_batch;
+    d->bias_dtype = (attn_dtype)s->bias_dtype;
+    for (int i = 0; i < 4; i++)
+        d->bias_extent[i] = s->bias_extent[i], d->bias_stride[i] = s->bias_stride[i];
+    d->dropout_p = (float)s->dropout_threshold / 256;
+    a->alibi = s->alibi, a->bias = s->bias, a->sink = p->sink;
+    a->seed = s->seed, a->seed_offset = s->seed_offset;
+}
+
+/* Everything but q, k, v and their strides. */
+static void take(const attn_sm90_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
+{
+    *d = (attn_desc){ .dtype = dtype,
+                      .flags = p->flags,
+                      .batch = p->batch,
+                      .heads_q = p->heads_q,
+                      .heads_kv = p->heads_kv,
+                      .len_q = p->len_q,
+                      .len_kv = p->len_kv,
+                      .dim_qk = p->dim_qk,
+                      .dim_v = p->dim_v,
+                      .scale = p->scale,
+                      .threads = 1 };
+    *a = (attn_args){ .o = p->o,
+                      .lse = p->lse,
+                      .cu_lens_q = p->cu_lens_q,
+                      .cu_lens_kv = p->cu_lens_kv,
+                      .lens_q = p->lens_q,
+                      .lens_kv = p->lens_kv };
+    if (is_varlen(p)) {
+        d->total_q = p->total_q, d->total_kv = p->cu_lens_kv[p->batch];
+        if (d->total_kv < d->len_kv) d->total_kv = d->len_kv;
+    }
+    for (int i = 0; i < 3; i++)
+        d->o_stride[i] = p->o_stride[i];
+    d->o_stride[3] = 1;
+    take_masks(p, d, a);
+    take_scores(p, d, a);
+}
+
+static void attend(const char *symbol, const attn_desc *d, const attn_args *a)
+{
+    attn_plan *plan;
+    if (attn_plan_create(&plan, d)) fake_die("%s: %s", symbol, attn_error());
+    void *workspace = malloc(attn_plan_workspace(plan) + 1);
+    if (attn_run(plan, a, workspace, NULL)) fake_die("%s: %s", symbol, attn_error());
+    free(workspace);
+    attn_plan_destroy(plan);
+}
+
+/* ---- forward ------------------------------------------------------------------------------- */
+
+/* Reads a map, which must be what params.h says. */
+static const void *take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *d, const int64_t extent[4],
+                            const uint32_t box[4], int64_t stride[4])
+{
+    fake_map m;
+    memcpy(&m, map, sizeof m);
+    expect(m.magic == FAKE_MAP_MAGIC, symbol, "a map was not encoded");
+    expect(m.type == (d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+           symbol, "a map of another type");
+    expect(m.swizzle == CU_TENSOR_MAP_SWIZZLE_128B, symbol, "a map without swizzle");
+    for (int i = 0; i < 4; i++) {
+        expect(m.extent[i] == (uint64_t)extent[i], symbol, "a map of other extents");
+        expect(m.box[i] == box[i], symbol, "a map of another box");
+    }
+    stride[3] = 1;
+    for (int i = 0; i < 3; i++)
+        stride[2 - i] = (int64_t)(m.stride[i] / 2);
+    return (const void *)(uintptr_t)m.address;
+}
+
+static void take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, attn_desc *d,
+                      attn_args *a)
+{
+    fake_map keys;
+    uint32_t pack = (uint32_t)p->schedule.pack;
+    memcpy(&keys, &p->k_map, sizeof keys);
+    int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q;
+    int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv;
+    uint32_t q_box[] = { 64, pack, (uint32_t)k->rows / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->keys, 1 };
+    if (is_varlen(p)) d->total_kv = total;
+    a->q = take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
+    a->k = take_map(symbol, &p->k_map, d, (int64_t[]){ p->dim_qk, p->heads_kv, total, batch }, kv_box, d->k_stride);
+    a->v = take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch }, kv_box, d->v_stride);
+}
+
+static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
+{
+    const attn_sm90_schedule *s = &p->schedule;
+    int group = p->heads_q / p->heads_kv;
+    expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
+    expect(k->rows % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->rows, symbol, "packs heads that do not fit");
+    expect(s->heads * s->pack == p->heads_q, symbol, "heads");
+    expect(s->row_tiles == ceil_div((int64_t)p->len_q * s->pack, k->rows), symbol, "row_tiles");
+    int64_t tiles =
+        is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->rows) + p->batch : (int64_t)s->row_tiles * p->batch;
+    expect(s->total == tiles * s->heads * s->splits, symbol, "total");
+    expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
+    expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
+}
+
+/* Splits: everything is computed when they are merged; here their memory is only written. */
+static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                    const attn_sm90_params *p)
+{
+    attn_desc d;
+    attn_args a;
+    expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
+    expect(config->gridDimX == (unsigned)p->schedule.grid, symbol, "grid");
+    expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
+    check_schedule(symbol, k, p);
+    if (p->flags & ATTN_INTERVALS)
+        expect(p->mask.nodes && p->mask.nodes[0] == k->keys, symbol, "intervals were not summarised");
+    take(p, k->dtype, &d, &a);
+    take_maps(symbol, k, p, &d, &a);
+    if (p->schedule.splits == 1) {
+        attend(symbol, &d, &a);
+        return;
+    }
+    size_t parts = (size_t)(p->schedule.splits * all_rows(p));
+    memset(p->partial_o, 0x11, parts * (size_t)p->dim_v * sizeof(float));
+    memset(p->partial_lse, 0x22, parts * sizeof(float));
+}
+
+static void combine(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+{
+    int64_t rows = is_varlen(p) ? p->total_q : p->len_q;
+    attn_desc d;
+    attn_args a;
+    expect(config->gridDimX == ceil_div(rows * p->heads_q, 4) && config->blockDimX == 128, symbol, "grid");
+    expect(config->gridDimY == (is_varlen(p) ? 1 : (unsigned)p->batch), symbol, "grid");
+    expect(p->schedule.splits > 1, symbol, "nothing to merge");
+    attn_dtype dtype = strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
+    take(p, dtype, &d, &a);
+    fake_map q, keys;
+    memcpy(&q, &p->q_map, sizeof q);
+    memcpy(&keys, &p->k_map, sizeof keys);
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
+    for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
+        if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].rows / p->schedule.pack == q.box[2] &&
+            kernels[i].keys == keys.box[2])
+            k = &kernels[i];
+    expect(k, symbol, "maps of no kernel");
+    take_maps(symbol, k, p, &d, &a);
+    attend(symbol, &d, &a);
+}
+
+/* ---- the others ---------------------------------------------------------------------------- */
+
+static void simple(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                   const attn_sm90_params *p)
+{
+    attn_desc d;
+    attn_args a;
+    expect(config->gridDimX == ceil_div(p->len_q, ATTN_CUDA_SIMPLE_ROWS) && config->blockDimX == 256, symbol, "grid");
+    expect(config->gridDimY == (unsigned)p->heads_q && config->gridDimZ == (unsigned)p->batch, symbol, "grid");
+    take(p, k->dtype, &d, &a);
+    a.q = p->simple.q, a.k = p->simple.k, a.v = p->simple.v;
+    for (int i = 0; i < 4; i++) {
+        d.q_stride[i] = p->simple.q_stride[i];
+        d.k_stride[i] = p->simple.k_stride[i];
+        d.v_stride[i] = p->simple.v_stride[i];
+    }
+    attend(symbol, &d, &a);
+}
+
+/* Only marks its memory, from end to end. */
+static void nodes(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+{
+    expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->batch, symbol,
+           "grid");
+    fake_map map;
+    memcpy(&map, &p->k_map, sizeof map);
+    int keys = map.box[2];
+    expect(config->gridDimX == ceil_div(p->len_kv, keys), symbol, "grid");
+    size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
+    for (size_t i = 0; i < ints; i++)
+        p->mask.nodes[i] = keys;
+}
+
+static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)
+{
+    const uint16_t *in = p->in;
+    uint16_t *out = p->out;
+    expect(config->gridDimX == (unsigned)p->rows && config->blockDimX == 256, symbol, "grid");
+    expect(p->pitch % 8 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
+    for (int64_t b = 0; b < config->gridDimY; b++)
+        for (int64_t r = 0; r < p->rows; r++)
+            for (int64_t h = 0; h < p->heads; h++)
+                for (int64_t i = 0; i < p->pitch; i++)
+                    out[((b * p->rows + r) * p->heads + h) * p->pitch + i] =
+                        i < p->dim ? in[b * p->stride[0] + r * p->stride[1] + h * p->stride[2] + i] : 0;
+}
+
+void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)
+{
+    const attn_cuda_kernel *k = kernel_of(symbol);
+    if (k && k->form == ATTN_CUDA_FORWARD)
+        forward(symbol, k, config, params);
+    else if (k)
+        simple(symbol, k, config, params);
+    else if (strncmp(symbol, "attn_sm90_combine_", 18) == 0)
+        combine(symbol, config, params);
+    else if (strcmp(symbol, "attn_sm90_nodes") == 0)
+        nodes(symbol, config, params);
+    else if (strcmp(symbol, "attn_sm90_repack") == 0)
+        repack(symbol, config, params);
+    else
+        fake_die("%s is no kernel", symbol);
+}

@@ -1,0 +1,507 @@
+/* The CUDA backend's host side, on the driver of fake_cuda/: what it loads, what it launches with what, what it does
+ * not do, and how it fails. Arguments (one a process, since a driver is found once): none, "absent", "old". */
+#define _GNU_SOURCE
+#include "support.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check/device.h"
+#include "cuda/cache.h"
+#include "cuda/cuda.h"
+#include "fake_cuda/fake.h"
+
+static fake_cuda_fail_next *fail_next;
+static fake_cuda_calls *calls;
+static fake_cuda_context_create *context_create;
+static fake_cuda_context_destroy *context_destroy;
+static char cache[] = "/tmp/attn-cache-XXXXXX";
+
+static void find_fake(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW), *symbol;
+    assert_non_null(library);
+#define TAKE(name, to)             \
+    symbol = dlsym(library, name); \
+    assert_non_null(symbol);       \
+    memcpy(&to, &symbol, sizeof to)
+    TAKE("fake_cuda_fail", fail_next);
+    TAKE("fake_cuda_count", calls);
+    TAKE("fake_cuda_create", context_create);
+    TAKE("fake_cuda_destroy", context_destroy);
+}
+
+static const attn_cuda_driver *driver(void)
+{
+    const attn_cuda_machine *machine = attn_cuda_machine_get();
+    assert_non_null(machine);
+    return &machine->driver;
+}
+
+/* bf16, 2 sequences, 4 heads over 2, 200 rows and keys, dim 64. */
+static attn_desc small(void)
+{
+    return (attn_desc){ .dtype = ATTN_BF16,
+                        .device = ATTN_CUDA,
+                        .batch = 2,
+                        .heads_q = 4,
+                        .heads_kv = 2,
+                        .len_q = 200,
+                        .len_kv = 200,
+                        .dim_qk = 64 };
+}
+
+enum { ELEMENTS = 2 * 200 * 4 * 64 };
+
+/* Any bytes do as bf16 tensors but for NaN and infinity: zeros. */
+typedef struct tensors {
+    _Alignas(64) uint16_t q[ELEMENTS + 8], k[ELEMENTS + 8], v[ELEMENTS + 8], o[ELEMENTS + 8];
+} tensors;
+
+static attn_args args_of(tensors *t)
+{
+    return (attn_args){ .q = t->q, .k = t->k, .v = t->v, .o = t->o };
+}
+
+static void refused(attn_status status, attn_status wanted, const char *text)
+{
+    if (status != wanted || strstr(attn_error(), text) == NULL)
+        fail_msg("%s \"%s\", not %s \"%s\"", attn_status_name(status), attn_error(), attn_status_name(wanted), text);
+}
+
+static CUcontext fresh_context(CUdevice device)
+{
+    CUcontext context;
+    assert_int_equal(context_create(&context, device), 0);
+    assert_int_equal(driver()->cuCtxSetCurrent(context), 0);
+    return context;
+}
+
+static void end_context(CUcontext context)
+{
+    assert_int_equal(driver()->cuCtxSetCurrent(NULL), 0);
+    context_destroy(context);
+}
+
+static int loads(void)
+{
+    return calls("cuModuleLoadDataEx") + calls("cuModuleGetFunction") + calls("cuFuncLoad");
+}
+
+/* ---- contexts ------------------------------------------------------------------------------ */
+
+static void plans_need_a_context(void **state)
+{
+    (void)state;
+    attn_plan *plan;
+    attn_desc desc = small();
+    assert_int_equal(driver()->cuCtxSetCurrent(NULL), 0);
+    refused(attn_plan_create(&plan, &desc), ATTN_INVALID, "no CUDA context is current on this thread");
+}
+
+static void kernels_are_loaded_once_a_context(void **state)
+{
+    (void)state;
+    attn_plan *plans[3];
+    attn_desc desc = small();
+    CUcontext one = fresh_context(0);
+    int before = loads();
+    assert_ok(attn_plan_create(&plans[0], &desc));
+    int first = loads() - before;
+    assert_true(first > 0);
+    assert_ok(attn_plan_create(&plans[1], &desc));
+    assert_int_equal(loads() - before, first);
+    CUcontext two = fresh_context(1);
+    assert_ok(attn_plan_create(&plans[2], &desc));
+    assert_int_equal(loads() - before, 2 * first);
+    for (int i = 0; i < 3; i++)
+        attn_plan_destroy(plans[i]);
+    end_context(two);
+    end_context(one);
+}
+
+static void plans_run_in_their_context(void **state)
+{
+    (void)state;
+    static tensors t;
+    attn_plan *plan;
+    attn_desc desc = small();
+    attn_args args = args_of(&t);
+    CUcontext one = fresh_context(0);
+    assert_ok(attn_plan_create(&plan, &desc));
+    void *workspace = malloc(attn_plan_workspace(plan) + 1);
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    CUcontext two = fresh_context(0);
+    refused(attn_run(plan, &args, workspace, NULL), ATTN_INVALID, "another CUDA context is current on this thread");
+    driver()->cuCtxSetCurrent(NULL);
+    refused(attn_run(plan, &args, workspace, NULL), ATTN_INVALID, "no CUDA context is current on this thread");
+    attn_plan_destroy(plan);
+    free(workspace);
+    context_destroy(two);
+    end_context(one);
+}
+
+/* ---- runs ---------------------------------------------------------------------------------- */
+
+static void runs_only_launch(void **state)
+{
+    (void)state;
+    static const char *const never[] = { "cuMemAlloc_v2",       "cuMemFree_v2",       "cuCtxSynchronize",
+                                         "cuStreamSynchronize", "cuModuleLoadDataEx", "cuFuncLoad",
+                                         "cuMemcpyHtoD_v2",     "cuMemcpyDtoH_v2",    "cuTensorMapEncodeTiled" };
+    static tensors t;
+    attn_plan *plan;
+    attn_desc desc = small();
+    attn_args args = args_of(&t);
+    CUstream stream;
+    int before[COUNT(never)];
+    CUcontext context = fresh_context(0);
+    desc.flags = ATTN_CAUSAL;
+    assert_ok(attn_plan_create(&plan, &desc));
+    void *workspace = malloc(attn_plan_workspace(plan) + 1);
+    driver()->cuStreamCreate(&stream, 0);
+    for (int i = 0; i < COUNT(never); i++)
+        before[i] = calls(never[i]);
+    int launches = calls("cuLaunchKernelEx");
+    for (int i = 0; i < 3; i++)
+        assert_ok(attn_run(plan, &args, workspace, stream));
+    for (int i = 0; i < COUNT(never); i++)
+        assert_int_equal(calls(never[i]), before[i]);
+    assert_true(calls("cuLaunchKernelEx") >= launches + 3);
+    driver()->cuStreamDestroy(stream);
+    attn_plan_destroy(plan);
+    free(workspace);
+    end_context(context);
+}
+
+static void empty_problems_launch_nothing(void **state)
+{
+    (void)state;
+    attn_plan *plan;
+    attn_desc desc = small();
+    CUcontext context = fresh_context(0);
+    desc.len_q = 0;
+    assert_ok(attn_plan_create(&plan, &desc));
+    assert_int_equal(attn_plan_workspace(plan), 0);
+    static tensors t;
+    attn_args args = args_of(&t);
+    int launches = calls("cuLaunchKernelEx");
+    assert_ok(attn_run(plan, &args, NULL, NULL));
+    assert_int_equal(calls("cuLaunchKernelEx"), launches);
+    attn_plan_destroy(plan);
+    end_context(context);
+}
+
+/* Strides that TMA does not take are repacked; addresses that it does not take go to the slow kernel. */
+static void every_layout_is_taken(void **state)
+{
+    (void)state;
+    static tensors t;
+    attn_plan *plan;
+    attn_desc desc = small();
+    CUcontext context = fresh_context(0);
+    assert_ok(attn_plan_create(&plan, &desc));
+    void *workspace = malloc(attn_plan_workspace(plan) + 1);
+    attn_args args = args_of(&t);
+    args.k = t.k + 1;
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    args.k = (const char *)t.k + 1;
+    refused(attn_run(plan, &args, workspace, NULL), ATTN_INVALID, "is not aligned");
+    attn_plan_destroy(plan);
+    free(workspace);
+
+    desc.dim_qk = 60, desc.dim_v = 64;
+    assert_ok(attn_plan_create(&plan, &desc));
+    char text[2000];
+    attn_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "copied     q k first"));
+    workspace = malloc(attn_plan_workspace(plan));
+    args = args_of(&t);
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    attn_plan_destroy(plan);
+    free(workspace);
+    end_context(context);
+}
+
+typedef struct shared {
+    const attn_plan *plan;
+    CUcontext context;
+} shared;
+
+static void *run_and_plan(void *argument)
+{
+    const shared *s = argument;
+    attn_desc desc = small();
+    attn_plan *own;
+    tensors *t = aligned_alloc(64, sizeof *t);
+    memset(t, 0, sizeof *t);
+    attn_args args = args_of(t);
+    driver()->cuCtxSetCurrent(s->context);
+    for (int i = 0; i < 20; i++) {
+        desc.flags = i % 2 ? ATTN_CAUSAL : 0;
+        void *workspace = malloc(attn_plan_workspace(s->plan) + 1);
+        if (attn_run(s->plan, &args, workspace, NULL) || attn_plan_create(&own, &desc)) return argument;
+        free(workspace);
+        attn_plan_destroy(own);
+    }
+    free(t);
+    return NULL;
+}
+
+static void threads_share_plans_and_kernels(void **state)
+{
+    (void)state;
+    enum { THREADS = 8 };
+    pthread_t threads[THREADS];
+    attn_plan *plan;
+    attn_desc desc = small();
+    CUcontext context = fresh_context(0);
+    assert_ok(attn_plan_create(&plan, &desc));
+    shared s = { plan, context };
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_and_plan, &s), 0);
+    for (int i = 0; i < THREADS; i++) {
+        void *failed;
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+    attn_plan_destroy(plan);
+    end_context(context);
+}
+
+/* ---- choices ------------------------------------------------------------------------------- */
+
+static attn_plan_info info_of(const attn_desc *desc)
+{
+    attn_plan *plan;
+    attn_plan_info info;
+    assert_ok(attn_plan_create(&plan, desc));
+    assert_ok(attn_plan_get_info(plan, &info));
+    attn_plan_destroy(plan);
+    return info;
+}
+
+static void features_find_their_kernels(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small();
+    assert_null(strstr(info_of(&desc).kernel, "simple"));
+    assert_string_equal(info_of(&desc).isa, "sm_90a");
+    desc.dtype = ATTN_F32;
+    assert_string_equal(info_of(&desc).kernel, "sm90_simple_f32");
+    desc = small();
+    desc.dim_qk = 264;
+    assert_string_equal(info_of(&desc).kernel, "sm90_simple_bf16");
+    desc = small();
+    desc.kernel = "sm90_simple_bf16";
+    assert_string_equal(info_of(&desc).kernel, "sm90_simple_bf16");
+    desc = small();
+    desc.batch = 1, desc.heads_q = desc.heads_kv = 1, desc.len_q = 1, desc.len_kv = 1 << 16;
+    assert_true(info_of(&desc).splits > 8);
+    end_context(context);
+}
+
+static void wrong_wishes_are_refused(void **state)
+{
+    (void)state;
+    attn_plan *plan;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small();
+    desc.kernel = "avx2_prefill";
+    refused(attn_plan_create(&plan, &desc), ATTN_INVALID, "kernel = avx2_prefill is no CUDA kernel");
+    desc.kernel = "sm90_simple_f16";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_simple_f16: it does not take dtype");
+    desc = small();
+    desc.batch = 70000;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "batch or heads_q is above the 65535 it takes");
+    desc = small();
+    desc.direction = ATTN_BACKWARD;
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+    end_context(context);
+}
+
+/* ---- failures ------------------------------------------------------------------------------ */
+
+static void the_drivers_words_are_passed_on(void **state)
+{
+    (void)state;
+    static const char *const planning[] = { "cuCtxGetCurrent",     "cuCtxGetId",
+                                            "cuCtxGetDevice",      "cuModuleLoadDataEx",
+                                            "cuModuleGetFunction", "cuFuncLoad",
+                                            "cuFuncSetAttribute",  "cuTensorMapEncodeTiled" };
+    static const char *const running[] = { "cuCtxGetCurrent", "cuCtxGetId", "cuTensorMapReplaceAddress",
+                                           "cuLaunchKernelEx" };
+    static tensors t;
+    attn_plan *plan;
+    attn_desc desc = small();
+    attn_args args = args_of(&t);
+    CUcontext context = NULL;
+    for (int i = 0; i < COUNT(planning); i++) {
+        context = fresh_context(0);
+        fail_next(planning[i], 700);
+        refused(attn_plan_create(&plan, &desc), ATTN_DEVICE_FAILED, ": CUDA_ERROR_FAKE: made to fail");
+        assert_ok(attn_plan_create(&plan, &desc)); /* nothing of it stays */
+        attn_plan_destroy(plan);
+        end_context(context);
+    }
+    context = fresh_context(0);
+    assert_ok(attn_plan_create(&plan, &desc));
+    void *workspace = malloc(attn_plan_workspace(plan) + 1);
+    for (int i = 0; i < COUNT(running); i++) {
+        fail_next(running[i], 719);
+        refused(attn_run(plan, &args, workspace, NULL), ATTN_DEVICE_FAILED, ": CUDA_ERROR_FAKE: made to fail");
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+    }
+    free(workspace);
+    attn_plan_destroy(plan);
+    end_context(context);
+}
+
+/* ---- compiling and its cache --------------------------------------------------------------- */
+
+static int files_in_cache(char *last, size_t size)
+{
+    char line[300] = "", command[300];
+    int count = 0;
+    snprintf(command, sizeof command, "ls %s/deep", cache);
+    FILE *list = popen(command, "r");
+    while (fgets(line, sizeof line, list)) {
+        line[strcspn(line, "\n")] = 0;
+        if (last) snprintf(last, size, "%s/deep/%s", cache, line);
+        count++;
+    }
+    pclose(list);
+    return count;
+}
+
+static void compile(const char *text, const char *option, char *cubin)
+{
+    static const attn_cuda_text header = { "there.h", "" };
+    const char *options[] = { option };
+    attn_cuda_program program = { { "try.cu", text }, &header, 1, options, 1 };
+    void *data;
+    size_t size;
+    assert_ok(attn_cuda_compile(&program, &data, &size));
+    strcpy(cubin, data);
+    free(data);
+}
+
+static void compiled_kernels_are_kept(void **state)
+{
+    (void)state;
+    char path[400], cubin[200];
+    setenv("ATTN_CACHE_DIR", strcat(strcpy(path, cache), "/deep"), 1);
+    compile("#include \"there.h\"", "-DA", cubin);
+    assert_string_equal(cubin, "fake cubin -DA");
+    assert_int_equal(files_in_cache(path, sizeof path), 1);
+    compile("#include \"there.h\"", "-DA", cubin);
+    assert_int_equal(files_in_cache(NULL, 0), 1);
+
+    /* What is kept is what comes back: here, something else. */
+    FILE *file = fopen(path, "r+");
+    fseek(file, -4, SEEK_END);
+    fputc('X', file);
+    fclose(file);
+    compile("#include \"there.h\"", "-DA", cubin); /* damaged: compiled anew */
+    assert_string_equal(cubin, "fake cubin -DA");
+    assert_int_equal(truncate(path, 40), 0);
+    compile("#include \"there.h\"", "-DA", cubin);
+    assert_string_equal(cubin, "fake cubin -DA");
+
+    compile("#include \"there.h\"", "-DB", cubin);
+    compile("#include \"there.h\" ", "-DA", cubin);
+    assert_int_equal(files_in_cache(NULL, 0), 3);
+    setenv("ATTN_CACHE_DIR", "/proc/nowhere", 1);
+    compile("#include \"there.h\"", "-DC", cubin);
+    setenv("ATTN_CACHE_DIR", strcat(strcpy(path, cache), "/deep"), 1);
+}
+
+static void caches_are_read_back(void **state)
+{
+    (void)state;
+    size_t size;
+    attn_hash key = attn_hash_more(attn_hash_start(), "key", 3);
+    attn_cache_write(key, "something", 10);
+    char *data = attn_cache_read(key, &size);
+    assert_non_null(data);
+    assert_int_equal(size, 10);
+    assert_string_equal(data, "something");
+    free(data);
+    assert_null(attn_cache_read(attn_hash_more(key, "", 1), &size));
+}
+
+/* FNV-1a's published values. */
+static void the_hash_is_fnv(void **state)
+{
+    (void)state;
+    attn_hash hash = attn_hash_more(attn_hash_start(), "foobar", 6);
+    assert_true(hash.high == 0x343e1662793c64bfu && hash.low == 0x6f0d3597ba446f18u);
+}
+
+static void refused_sources_are_quoted(void **state)
+{
+    (void)state;
+    attn_cuda_program program = { { "try.cu", "#include \"missing.h\"" }, NULL, 0, NULL, 0 };
+    void *data;
+    size_t size;
+    refused(attn_cuda_compile(&program, &data, &size), ATTN_DEVICE_FAILED,
+            "NVRTC 13.0 refuses try.cu: the fake compiler refuses");
+}
+
+/* ---- without ------------------------------------------------------------------------------- */
+
+static void no_device_is_no_device(void **state)
+{
+    (void)state;
+    attn_plan *plan;
+    attn_desc desc = small();
+    assert_null(attn_cuda_machine_get());
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+            "no CUDA device: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected");
+}
+
+static void other_devices_are_refused(void **state)
+{
+    (void)state;
+    attn_plan *plan;
+    attn_desc desc = small();
+    CUcontext context = fresh_context(1);
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+            "Fake GPU 1 has compute capability 8.0: the CUDA kernels take 9.0");
+    end_context(context);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
+    const struct CMUnitTest old[] = { cmocka_unit_test(other_devices_are_refused) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plans_need_a_context),
+        cmocka_unit_test(kernels_are_loaded_once_a_context),
+        cmocka_unit_test(plans_run_in_their_context),
+        cmocka_unit_test(runs_only_launch),
+        cmocka_unit_test(empty_problems_launch_nothing),
+        cmocka_unit_test(every_layout_is_taken),
+        cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(features_find_their_kernels),
+        cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(the_drivers_words_are_passed_on),
+        cmocka_unit_test(compiled_kernels_are_kept),
+        cmocka_unit_test(caches_are_read_back),
+        cmocka_unit_test(the_hash_is_fnv),
+        cmocka_unit_test(refused_sources_are_quoted),
+    };
+    if (!mkdtemp(cache)) return 1;
+    setenv("ATTN_CACHE_DIR", cache, 1);
+    find_fake();
+    int failed = argc > 1 && strcmp(argv[1], "absent") == 0 ? cmocka_run_group_tests(absent, NULL, NULL)
+                 : argc > 1                                 ? cmocka_run_group_tests(old, NULL, NULL)
+                                                            : cmocka_run_group_tests(tests, NULL, NULL);
+    char command[100];
+    snprintf(command, sizeof command, "rm -rf %s", cache);
+    return system(command) != 0 ? 1 : failed;
+}
