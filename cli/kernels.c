@@ -38,7 +38,8 @@ static bool runs_here(const attn_cpu_kernel *kernel)
 
 static const char *form_name(const attn_cpu_kernel *kernel)
 {
-    return kernel->form == ATTN_PREFILL ? "prefill" : "decode";
+    static const char *const names[ATTN_FORMS] = { "prefill", "decode", "backward" };
+    return names[kernel->form];
 }
 
 static const char *dtypes_text(const attn_cpu_kernel *kernel, char text[32])

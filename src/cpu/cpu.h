@@ -17,11 +17,18 @@ typedef struct attn_decode_layout {
     uint64_t nodes, views, scores, partials, scratch, total;
 } attn_decode_layout;
 
+typedef struct attn_backward_layout {
+    int64_t grad_q_floats, scratch_floats; /* of a slot, of a thread */
+    uint64_t nodes, views, scores, delta, sinks, slopes, grad_q, scratch, total;
+} attn_backward_layout;
+
 bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *layout);
 bool attn_decode_lay_out(const attn_plan *plan, attn_decode_layout *layout);
+bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *layout);
 
 /* args: checked. workspace: of the plan's size. */
 void attn_prefill_run(const attn_plan *plan, const attn_args *args, void *workspace);
 void attn_decode_run(const attn_plan *plan, const attn_args *args, void *workspace);
+void attn_backward_run(const attn_plan *plan, const attn_args *args, void *workspace);
 
 #endif

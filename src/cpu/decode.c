@@ -116,7 +116,7 @@ static void merge_item(void *arg, int64_t unit, int worker)
         int64_t head = unit % d->heads_kv * group + row / seq.len_q, i = row % seq.len_q;
         const void *o =
             attn_bind(attn_out_dtype(d), r->args->o, d->o_stride, attn_tensor_batch(d, batch), seq.start_q + i, head);
-        float *lse = attn_bind_lse(d, r->args, batch, head, &seq);
+        float *lse = attn_bind_lse(d, r->args->lse, batch, head, &seq);
         merge_row(r, parts, group * seq.len_q, row, &r->scores[batch * d->heads_q + head], (void *)(uintptr_t)o,
                   lse ? lse + i : NULL);
     }

@@ -175,6 +175,9 @@ typedef struct attn_cpu_ops {
     void (*pack)(const attn_pack_task *);
     void (*attend)(const attn_attend_task *);
     void (*decode)(const attn_decode_task *);
+    void (*delta)(const attn_delta_task *);
+    void (*backward)(const attn_backward_task *);
+    void (*sum)(const attn_sum_task *);
 } attn_cpu_ops;
 
 typedef struct attn_cpu_kernel {

@@ -40,13 +40,14 @@ static inline attn_dtype attn_out_dtype(const attn_desc *desc)
     return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
 }
 
-/* Where the LSE of row 0 of one head of one sequence lies; NULL where none is wanted. */
-static inline float *attn_bind_lse(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head,
+/* Where row 0 of one head of one sequence lies in an array of LSEs; NULL in none. */
+static inline float *attn_bind_lse(const attn_desc *desc, const float *lse, int64_t batch, int64_t head,
                                    const attn_sequence *seq)
 {
-    if (!args->lse) return NULL;
-    if (desc->flags & ATTN_VARLEN) return args->lse + head * desc->total_q + seq->start_q;
-    return args->lse + (batch * desc->heads_q + head) * desc->len_q;
+    float *all = (float *)(uintptr_t)lse;
+    if (!all) return NULL;
+    if (desc->flags & ATTN_VARLEN) return all + head * desc->total_q + seq->start_q;
+    return all + (batch * desc->heads_q + head) * desc->len_q;
 }
 
 /* The tensors' batch: with ATTN_VARLEN there is one, and sequences differ by their start. */

@@ -34,6 +34,7 @@ static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_i
     if (!(k->dtypes >> d->dtype & 1)) return "it does not take dtype";
     if (d->dim_qk > k->dim_max || d->dim_v > k->dim_max) return "the head dimension is too large for it";
     if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
+    if ((k->form == ATTN_GRADIENT) != (d->direction == ATTN_BACKWARD)) return "it computes the other direction";
     if (k->form == ATTN_DECODE && d->len_q > ATTN_DECODE_ROWS) return "len_q is above the 16 query rows it takes";
     return NULL;
 }
@@ -65,49 +66,53 @@ static attn_status choose(attn_plan *plan, const attn_machine *machine)
         snprintf(plan->why, sizeof plan->why, "asked for by name");
         return ATTN_OK;
     }
-    const attn_cpu_kernel *first[2] = { NULL, NULL };
-    attn_choice choice[2];
+    const attn_cpu_kernel *first[ATTN_FORMS] = { NULL };
+    attn_choice choice[ATTN_FORMS];
     int count;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)
         if (!first[kernels[i].form] && !obstacle(&kernels[i], &plan->desc, isa)) first[kernels[i].form] = &kernels[i];
-    for (int form = 0; form < 2; form++)
-        if (first[form]) attn_cost(&plan->desc, machine, first[form], &choice[form]);
-    if (!first[ATTN_PREFILL] && !first[ATTN_DECODE])
-        return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
-    attn_form best =
-        !first[ATTN_DECODE] || (first[ATTN_PREFILL] && choice[ATTN_PREFILL].seconds < choice[ATTN_DECODE].seconds)
-            ? ATTN_PREFILL
-            : ATTN_DECODE;
+    attn_form best = ATTN_FORMS;
+    for (int form = 0; form < ATTN_FORMS; form++) {
+        if (!first[form]) continue;
+        attn_cost(&plan->desc, machine, first[form], &choice[form]);
+        if (best == ATTN_FORMS || choice[form].seconds <= choice[best].seconds) best = (attn_form)form;
+    }
+    if (best == ATTN_FORMS) return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
     plan->kernel = first[best], plan->choice = choice[best];
     if (first[ATTN_PREFILL] && first[ATTN_DECODE])
         snprintf(plan->why, sizeof plan->why, "the best instruction set %s; predicted %.0f us against %.0f us of %s",
                  isa == ATTN_ISA_AUTO ? "here" : "asked for", choice[best].seconds * 1e6, choice[!best].seconds * 1e6,
                  first[!best]->name);
     else
-        snprintf(plan->why, sizeof plan->why, "the best instruction set %s; more query rows than decode takes",
-                 isa == ATTN_ISA_AUTO ? "here" : "asked for");
+        snprintf(plan->why, sizeof plan->why, "the best instruction set %s%s",
+                 isa == ATTN_ISA_AUTO ? "here" : "asked for",
+                 best == ATTN_PREFILL ? "; more query rows than decode takes" : "");
     return ATTN_OK;
 }
 
-/* Without a query row nothing is computed. */
+/* Without a query row the forward computes nothing. */
 static bool is_empty(const attn_desc *desc)
 {
-    return desc->batch == 0 || desc->len_q == 0;
+    return desc->direction == ATTN_FORWARD && (desc->batch == 0 || desc->len_q == 0);
 }
 
 static attn_status size_workspace(attn_plan *plan)
 {
     attn_prefill_layout prefill;
     attn_decode_layout decode;
+    attn_backward_layout backward;
     bool fits;
     if (is_empty(&plan->desc)) return ATTN_OK;
     if (plan->kernel->form == ATTN_PREFILL) {
         fits = attn_prefill_lay_out(plan, &prefill);
         plan->workspace = prefill.total, plan->packed = prefill.packed;
-    } else {
+    } else if (plan->kernel->form == ATTN_DECODE) {
         fits = attn_decode_lay_out(plan, &decode);
         plan->workspace = decode.total;
+    } else {
+        fits = attn_backward_lay_out(plan, &backward);
+        plan->workspace = backward.total;
     }
     if (!fits)
         return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
@@ -139,10 +144,9 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
     attn_status status = attn_args_check(&plan->desc, args);
     if (status || is_empty(&plan->desc)) return status;
-    if (plan->kernel->form == ATTN_PREFILL)
-        attn_prefill_run(plan, args, workspace);
-    else
-        attn_decode_run(plan, args, workspace);
+    static void (*const drivers[ATTN_FORMS])(const attn_plan *, const attn_args *,
+                                             void *) = { attn_prefill_run, attn_decode_run, attn_backward_run };
+    drivers[plan->kernel->form](plan, args, workspace);
     return ATTN_OK;
 }
 
@@ -152,7 +156,9 @@ static void describe(const attn_plan *plan, attn_words *words)
     attn_say(words, "tiles      %lld query rows x %lld keys, registers %lld x %lld\n", (long long)c->rows_tile,
              (long long)c->keys_tile, (long long)plan->kernel->rows, (long long)plan->kernel->cols);
     attn_say(words, "threads    %d", c->threads);
-    if (c->splits > 1) attn_say(words, ", keys split into %d parts merged by LSE", c->splits);
+    if (c->splits > 1)
+        attn_say(words, ", keys split into %d parts %s", c->splits,
+                 plan->kernel->form == ATTN_GRADIENT ? "whose gradients of q are added" : "merged by LSE");
     attn_say(words, "\n");
 }
 

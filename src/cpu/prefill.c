@@ -136,7 +136,7 @@ static void attend_item(const run *r, const unit *u, const progress *p, int64_t 
         .q_row = d->q_stride[1],
         .o = (void *)(uintptr_t)attn_bind(out_dtype, r->args->o, d->o_stride, batch, u->seq.start_q, head),
         .o_row = d->o_stride[1],
-        .lse = attn_bind_lse(d, r->args, u->batch, head, &u->seq),
+        .lse = attn_bind_lse(d, r->args->lse, u->batch, head, &u->seq),
         .dim_qk = d->dim_qk,
         .dim_v = d->dim_v,
         .base = u->key0,

@@ -59,6 +59,37 @@ bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int6
     return true;
 }
 
+/* Blocks of [first, last] that a row block lists; whole: those without need of bits. */
+static int64_t listed(const attn_mask_view *view, int64_t row_block, int64_t first, int64_t last, bool whole)
+{
+    int64_t count = 0;
+    for (int which = 0; which < (whole && view->bits ? 1 : 2); which++) {
+        if (!view->lists[which]) continue;
+        const int32_t *list = view->lists[which] + row_block * view->block_columns;
+        int64_t length = view->counts[which][row_block];
+        count += list_find(list, length, last + 1) - list_find(list, length, first);
+    }
+    return count;
+}
+
+bool attn_list_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
+                         int64_t most, attn_mask_tile *rows)
+{
+    int64_t first = key0 / view->block_keys, last = (key1 - 1) / view->block_keys, size = view->block_rows;
+    int64_t block = from / size;
+    while (block * size < end && listed(view, block, first, last, false) == 0)
+        block++;
+    int64_t lo = block * size > from ? block * size : from, hi = lo;
+    if (lo >= end) return false;
+    bool full = true;
+    for (; hi < min64(end, lo + most) && listed(view, block, first, last, false) > 0; block++) {
+        full = full && listed(view, block, first, last, true) == last - first + 1;
+        hi = (block + 1) * size;
+    }
+    *rows = (attn_mask_tile){ lo, min64(hi, min64(end, lo + most)), full };
+    return true;
+}
+
 /* Sets in `words` the bits of the row's blocks in one list that overlap [key0, key0 + keys). */
 static void list_words(const attn_mask_view *view, int which, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {

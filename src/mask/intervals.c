@@ -102,6 +102,48 @@ bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, 
     return true;
 }
 
+/* The first row at or after `row` that the node does not hide whole. */
+static int64_t next_seen(const attn_interval_node *node, int64_t row)
+{
+    for (int64_t before = -1; before != row;) {
+        before = row;
+        if (row >= node->max[0] && row < node->min[1]) row = node->min[1];
+        if (row >= node->max[2] && row < node->min[3]) row = node->min[3];
+    }
+    return row;
+}
+
+/* The first row at or after `row`, which it does not hide, that it hides whole; `end` if there is none before. */
+static int64_t next_hidden(const attn_interval_node *node, int64_t row, int64_t end)
+{
+    for (int i = 0; i < 4; i += 2)
+        if (node->max[i] > row && node->max[i] < node->min[i + 1]) end = min64(end, node->max[i]);
+    return end;
+}
+
+bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
+                             int64_t most, attn_mask_tile *rows)
+{
+    const attn_interval_node *first = view->nodes + key0 / ATTN_INTERVAL_NODE;
+    const attn_interval_node *last = view->nodes + (key1 - 1) / ATTN_INTERVAL_NODE;
+    int64_t lo = end;
+    for (const attn_interval_node *node = first; node <= last; node++)
+        lo = min64(lo, next_seen(node, from));
+    if (lo >= end) return false;
+    end = min64(end, lo + most);
+    int64_t hi = lo;
+    for (int64_t before = -1; before != hi && hi < end;) {
+        before = hi;
+        for (const attn_interval_node *node = first; node <= last; node++)
+            if (next_seen(node, hi) == hi) hi = next_hidden(node, hi, end);
+    }
+    bool full = true;
+    for (const attn_interval_node *node = first; node <= last && full; node++)
+        full = untouched(node, lo, hi);
+    *rows = (attn_mask_tile){ lo, hi, full };
+    return true;
+}
+
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
     const int32_t *key = view->intervals + key0 * view->interval_vectors;

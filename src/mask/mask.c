@@ -148,6 +148,54 @@ bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int6
     return false;
 }
 
+/* The first row whose run `which` ends behind key0, or, with `starts`, whose run begins at or behind key1. Ends and
+ * starts never fall from row to row. */
+static int64_t first_row(const attn_mask_view *view, int which, bool starts, int64_t key)
+{
+    int64_t lo = 0, hi = view->len_q;
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        row_runs runs = runs_of(view, mid);
+        if (starts ? runs.lo[which] >= key : runs.hi[which] > key)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return lo;
+}
+
+bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t most,
+                         attn_mask_tile *rows)
+{
+    row_runs seen; /* of rows: those whose first and second run of keys reach into [key0, key1) */
+    int64_t lo, hi;
+    if (key0 >= key1) return false;
+    for (int i = 0; i < 2; i++)
+        seen.lo[i] = first_row(view, i, false, key0), seen.hi[i] = first_row(view, i, true, key1);
+    while (range_next(&seen, from, &lo, &hi)) {
+        bool full = !(view->bits && !view->lists[0] && !view->lists[1]);
+        hi = min64(hi, lo + most);
+        if (view->lists[0] || view->lists[1]) {
+            if (!attn_list_rows_next(view, key0, key1, lo, hi, most, rows)) {
+                from = hi;
+                continue;
+            }
+            lo = rows->lo, hi = rows->hi, full = rows->full;
+        }
+        if (view->intervals) {
+            if (!attn_interval_rows_next(view, key0, key1, lo, hi, most, rows)) {
+                from = hi;
+                continue;
+            }
+            lo = rows->lo, hi = rows->hi, full = full && rows->full;
+        }
+        row_runs core = core_of(view, lo, hi);
+        *rows = (attn_mask_tile){ lo, hi, full && inside(&core, key0, key1) };
+        return true;
+    }
+    return false;
+}
+
 void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile)
 {
     row_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);

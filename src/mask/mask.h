@@ -4,8 +4,10 @@
  *   attn_mask_next  which keys does some row see, run after run, from ranges, lists and summaries, never key by key;
  *   attn_mask_span  of a given run, which part do these rows see, and all of it or only some;
  *   attn_mask_run   which keys does one row see, if they are one run, as a range;
- *   attn_mask_row   which of up to ATTN_MASK_MOST keys does one row see, as bits.
- * The first two may say more than is visible, never less; "full" and the bits are exact.
+ *   attn_mask_row   which of up to ATTN_MASK_MOST keys does one row see, as bits;
+ * and for keys [key0, key1)
+ *   attn_mask_rows_next  which rows see some of them, run after run.
+ * Next, span and rows_next may say more than is visible, never less; "full" and the bits are exact.
  *
  * Rows and keys count from the start of their sequence. Ranges (lengths, causal, window, chunk, prefix) give a row at
  * most two runs of keys, whose ends never fall from one row to the next: the hull and the core of a tile of rows come
@@ -43,7 +45,7 @@ typedef struct attn_mask_view {
 } attn_mask_view;
 
 typedef struct attn_mask_tile {
-    int64_t lo, hi; /* keys [lo, hi) */
+    int64_t lo, hi; /* keys [lo, hi); of attn_mask_rows_next: rows */
     bool full;      /* every row sees every key of it */
 } attn_mask_tile;
 
@@ -55,6 +57,11 @@ void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn
  */
 bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t most,
                     attn_mask_tile *tile);
+
+/* Along queries: the first run [lo, hi) of rows at or after `from` that see some key of [key0, key1), at most `most`
+ * rows of it; full: each of them sees all of the keys. False: none. */
+bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t most,
+                         attn_mask_tile *rows);
 
 /* Narrows *tile to what rows [row0, row1) see of it by ranges, and says whether that is full. Empty: lo >= hi. */
 void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);

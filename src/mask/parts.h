@@ -15,6 +15,13 @@ bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int6
 bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
                         attn_mask_tile *tile);
 
+/* The first run of rows in [from, end) that see some key of [key0, key1), at most `most`. False: none in [from, end).
+ */
+bool attn_list_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
+                         int64_t most, attn_mask_tile *rows);
+bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
+                             int64_t most, attn_mask_tile *rows);
+
 /* Clears the bits of the keys that the row does not see. */
 void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);

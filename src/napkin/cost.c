@@ -4,7 +4,11 @@
  * Prefill, a pair of query and key: (dim_qk + dim_v) multiply-adds over the lanes, one exponential; and from L2, with a
  * tile of R rows, its share of a key and a value read once a tile, of a query strip read once a panel, and of its score
  * written and read. Decode, a key: read once from memory for the whole group; one dot product and one addition a row,
- * and as much again for the reduction of the dot products. */
+ * and as much again for the reduction of the dot products.
+ *
+ * Gradient, a pair: three products over dim_qk and two over dim_v, one exponential; rows packed once a tile of keys.
+ * Parts of a KV head's keys, so that threads have the same number of them, cost the sums of grad_q they are added to.
+ */
 #include "napkin/cost.h"
 
 #include <math.h>
@@ -18,6 +22,8 @@ enum {
     DETERMINISTIC_PARTS = 32,
     ROWS_STEP = 48,
     DECODE_TILE_STEP = 16,
+    GRADIENT_STEP = 48,
+    GRADIENT_PARTS = 16,
     DECODE_TILE_BYTES = 16384
 };
 
@@ -31,6 +37,9 @@ static const double softmax_clocks[ATTN_ISAS] = {
 static const double pack_clocks[ATTN_ISAS] = {
     0, 3, 1.2, 0.8, 0.3, 0.3, [ATTN_ISA_NEON] = 1.5
 }; /* [m] an element of K or V */
+
+static const double gradient_clocks[ATTN_ISAS] = { 0, 22, 11,
+                                                   14, [ATTN_ISA_NEON] = 14 }; /* [m] a vector of scores, backward */
 
 static const double cache_exposed = 0.6;   /* [m] share of the traffic from L2 that is not hidden */
 static const double start_seconds = 15e-6; /* [m] waking the workers */
@@ -202,6 +211,70 @@ static void decode_choose(const attn_desc *d, const attn_machine *m, const attn_
     c->seconds = max_of(compute / m->hertz / c->threads, c->memory_bytes / bandwidth(m, c->threads));
 }
 
+/* Seconds of the backward with c's tiles and splits. */
+static void gradient_cost(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)
+{
+    double dim_qk = (double)attn_round_up(d->dim_qk, k->cols), dim_v = (double)attn_round_up(d->dim_v, k->cols);
+    double units = (double)(d->batch * d->heads_kv), heads = (double)(d->batch * d->heads_q);
+    double rows = heads * (double)d->len_q, keys = (double)d->len_kv, row_pairs = c->pairs / max_of(1, rows);
+    double masked = row_pairs < keys ? (double)(k->cols + k->rows) / 2 : 0;
+    double computed = rows * min_of(row_pairs + masked, (double)attn_round_up(d->len_kv, k->cols));
+    double gemm = computed * (3 * dim_qk + 2 * dim_v) / m->fma_lanes[k->isa] * loop_overhead[k->isa];
+    double scores = computed / vector_lanes[k->isa] * gradient_clocks[k->isa];
+    double tiles = computed / (double)(c->rows_tile * c->keys_tile), dims = dim_qk + dim_v;
+    double pack = (tiles * (double)c->rows_tile * dims + units * keys * (dims + dim_qk)) * pack_clocks[k->isa];
+    /* from L2, a pair of tiles: the rows of each product's first operand once a panel or block, its second once, sums
+     * twice, scores six times */
+    double pair =
+        4 * ((double)c->rows_tile * (dims + 2 * dim_qk) + (double)c->keys_tile * (2 * dims + 2 * dims + dim_qk) +
+             6 * (double)(c->rows_tile * c->keys_tile));
+    double held =
+        4 * ((double)c->rows_tile * (dims + 2 * (double)c->keys_tile) + (double)c->keys_tile * (2 * dims + dim_qk));
+    c->cache_bytes = tiles * pair * (held > 0.7 * m->l2_bytes ? 2 : 1);
+    double sums = c->splits > 1 ? rows * dim_qk * 4 * (2 * c->splits + 1) : 0;
+    double clocks = gemm + scores + cache_exposed * c->cache_bytes / m->l1_l2 + pack;
+    double items = units * c->splits, rounds = ceil(items / c->threads) * c->threads / max_of(1, items);
+    c->memory_bytes = 2 * tensor_bytes(d, keys) + sums;
+    c->seconds = max_of(clocks / c->threads * rounds / m->hertz, c->memory_bytes / bandwidth(m, c->threads)) +
+                 sums / bandwidth(m, c->threads);
+}
+
+static void gradient_splits(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)
+{
+    attn_choice best = { .seconds = INFINITY };
+    int64_t units = d->batch * d->heads_kv, tiles = attn_ceil_div(d->len_kv, GRADIENT_STEP);
+    int64_t most = c->threads == 1 || units >= 8 * (int64_t)c->threads ? 1 : 2 * (int64_t)c->threads;
+    if (d->flags & ATTN_DETERMINISTIC) { /* whatever the threads */
+        c->splits = (int)(units >= GRADIENT_PARTS || tiles < 2 ? 1 : GRADIENT_PARTS / (units > 0 ? units : 1));
+        if (c->splits > tiles) c->splits = (int)tiles;
+        gradient_cost(d, m, k, c);
+        return;
+    }
+    for (int64_t splits = 1; splits == 1 || (splits <= most && splits <= tiles); splits++) {
+        attn_choice t = *c;
+        t.splits = (int)splits;
+        gradient_cost(d, m, k, &t);
+        if (t.seconds < 0.99 * best.seconds) best = t;
+    }
+    *c = best;
+}
+
+static void gradient_choose(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)
+{
+    attn_choice best = { .seconds = INFINITY };
+    c->splits = 1, c->flops *= 2.5;
+    for (int64_t rows = GRADIENT_STEP; rows <= ATTN_GRADIENT_TILE; rows += GRADIENT_STEP)
+        for (int64_t keys = 2 * GRADIENT_STEP; keys <= ATTN_GRADIENT_TILE; keys += 2 * GRADIENT_STEP) {
+            attn_choice t = *c;
+            t.threads = 1, t.rows_tile = rows, t.keys_tile = keys;
+            gradient_cost(d, m, k, &t);
+            if (t.seconds <= best.seconds) best = t;
+        }
+    best.threads = c->threads;
+    *c = best;
+    gradient_splits(d, m, k, c);
+}
+
 void attn_cost(const attn_desc *desc, const attn_machine *machine, const attn_cpu_kernel *kernel, attn_choice *choice)
 {
     for (int threads = desc->threads;; threads = 1) {
@@ -210,6 +283,8 @@ void attn_cost(const attn_desc *desc, const attn_machine *machine, const attn_cp
         choice->flops = 2 * choice->pairs * (double)(desc->dim_qk + desc->dim_v);
         if (kernel->form == ATTN_PREFILL)
             prefill_choose(desc, machine, kernel, choice);
+        else if (kernel->form == ATTN_GRADIENT)
+            gradient_choose(desc, machine, kernel, choice);
         else
             decode_choose(desc, machine, kernel, choice);
         if (threads == 1 || choice->seconds * (threads - 1) > start_seconds) break; /* else one thread is sooner done */

@@ -75,7 +75,7 @@ MUTANTS = [
     (SOFTMAX, "v_set1(0.009671511128544807f)", "v_set1(0.0096f)", "exp2 is off by 1e-6", "grid"),
     (SOFTMAX, "x = v_max(v_set1(-127.0f), x);", "x = v_max(x, v_set1(-127.0f));", "NaN becomes a number", "nan"),
     # tiles
-    (PREFILL, "words[w] &= inside[w];", "", "keys beside a span count twice", "grid"),
+    ("src/cpu/body/rows.h", "words[w] &= inside[w];", "", "keys beside a span count twice", "grid"),
     (PREFILL, "for (; d < dim; d++) attn_store_scalar", "for (; d + 1 < dim; d++) attn_store_scalar",
      "the last column is not stored", "grid"),
     (GEMM, "for (; i < steps; i++, a += stride", "for (; i + 1 < steps; i++, a += stride", "the last step of a product is dropped",
@@ -96,7 +96,7 @@ MUTANTS = [
     (DECODE_RUN, "float weight = max == top ? 1 : exp2f(max - top);", "float weight = 1; (void)top;",
      "splits are merged without their maxima", "grid"),
     (DECODE_RUN, "if (max > top) top = max;", "if (s == 0) top = max;", "splits are merged by the first one's maximum", "grid"),
-    ("src/cpu/layout.h", "return args->lse + head * desc->total_q + seq->start_q;", "return args->lse + head * desc->total_q;",
+    ("src/cpu/layout.h", "return all + head * desc->total_q + seq->start_q;", "return all + head * desc->total_q;",
      "packed sequences share one place for the LSE", "grid"),
     ("src/cpu/threads.c", "atomic_fetch_add_explicit(&l->next, 1, memory_order_relaxed)",
      "atomic_fetch_add_explicit(&l->next, 2, memory_order_relaxed)", "every other item is left out", "grid"),

@@ -200,7 +200,7 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     const attn_mask_view *mask = &task->mask[r / task->len_q];
     int64_t row = r % task->len_q, keys = tile->hi - tile->lo, hi = attn_round_up(keys, VL);
     float *s = p->s + r * ATTN_DECODE_TILE;
-    if (score->flags & ATTN_RICH) change_scores(score, row, tile->lo, 0, hi, mask->len_kv, s, p->bias);
+    if (score->flags & ATTN_RICH) change_scores(score, row, tile->lo, 0, hi, mask->len_kv, s, p->bias, NULL);
     uint64_t words[ATTN_DECODE_TILE / 64] = { 0 };
     if (tile->full)
         attn_words_set(words, 0, keys);

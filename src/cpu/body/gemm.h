@@ -1,5 +1,5 @@
-/* The two products of prefill on one register tile, accumulators in registers throughout. A tile step is one load of a
- * panel's row and one broadcast a query row, for STRIP x PANEL multiply-adds. */
+/* The products of prefill and backward on one register tile, accumulators in registers throughout. A tile step is one
+ * load of a panel's row and one broadcast a query row, for STRIP x PANEL multiply-adds. */
 
 enum {
     PANEL_VECTORS = PANEL / VL,
@@ -40,13 +40,33 @@ ALWAYS_INLINE void tile_four_steps(register_tile *acc, const float *a, const int
     }
 }
 
+/* One step whose STRIP floats of a lie together, where the next step's do not follow them. */
+ALWAYS_INLINE void tile_column_step(register_tile *acc, const float *a, const float *b)
+{
+    v_four y[(STRIP + 3) / 4];
+    UNROLL for (int i = 0; i < (STRIP + 3) / 4; i++) y[i] = v_four_load(a + i * 4);
+    UNROLL for (int c = 0; c < PANEL_VECTORS; c += 2)
+    {
+        vf x0 = v_load(b + c * VL), x1 = v_load(b + c * VL + VL);
+        UNROLL for (int r = 0; r < STRIP; r++)
+        {
+            acc->row[r][c] = v_fma_each(y[r / 4], r % 4, x0, acc->row[r][c]);
+            acc->row[r][c + 1] = v_fma_each(y[r / 4], r % 4, x1, acc->row[r][c + 1]);
+        }
+    }
+}
+
 /* `steps` of them: a moves by `stride`, b by a panel's row. */
 ALWAYS_INLINE void tile_steps(register_tile *acc, const float *a, const int64_t pitch, const int64_t stride,
                               const float *b, int64_t steps)
 {
     int64_t i = 0;
     for (; i + STEPS <= steps; i += STEPS, a += STEPS * stride, b += STEPS * PANEL)
-        UNROLL for (int u = 0; u < STEPS; u += 4) tile_four_steps(acc, a + u * stride, pitch, stride, b + u * PANEL);
+        if (stride == 1 || stride == STRIP)
+            UNROLL for (int u = 0; u < STEPS; u += 4)
+                tile_four_steps(acc, a + u * stride, pitch, stride, b + u * PANEL);
+        else
+            UNROLL for (int u = 0; u < STEPS; u++) tile_column_step(acc, a + u * stride, b + u * PANEL);
     for (; i < steps; i++, a += stride, b += PANEL)
         tile_step(acc, a, pitch, b);
 }
@@ -66,13 +86,14 @@ ALWAYS_INLINE void score_tile(const float *q, const float *k, int64_t dim, float
     tile_store(&acc, s, ATTN_SCORE_PITCH);
 }
 
-/* o[STRIP][PANEL] += p v over `keys` keys, or, where o is fresh, = p v. p: rows ATTN_SCORE_PITCH apart; v: rows of a
- * panel; o: rows `pitch` apart. A tile is summed by itself first: over many keys that rounds less. */
-ALWAYS_INLINE void output_tile(const float *p, const float *v, int64_t keys, float *o, int64_t pitch, bool fresh)
+/* o[STRIP][PANEL] += a b over `steps`, or, where o is fresh, = a b. a: rows `a_pitch` and steps `a_step` apart; b: rows
+ * of a panel; o: rows `pitch` apart. A tile is summed by itself first: over many keys that rounds less. */
+ALWAYS_INLINE void output_tile(const float *a, const int64_t a_pitch, const int64_t a_step, const float *b,
+                               int64_t steps, float *o, int64_t pitch, bool fresh)
 {
     register_tile acc;
     UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] = v_zero();
-    tile_steps(&acc, p, ATTN_SCORE_PITCH, 1, v, keys);
+    tile_steps(&acc, a, a_pitch, a_step, b, steps);
     if (!fresh)
         UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] =
             v_add(acc.row[r][c], v_load(o + r * pitch + c * VL));

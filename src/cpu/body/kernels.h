@@ -15,3 +15,4 @@
 #include "cpu/body/rows.h"
 #include "cpu/body/prefill.h"
 #include "cpu/body/decode.h"
+#include "cpu/body/backward.h"

@@ -19,17 +19,25 @@ ALWAYS_INLINE void pack_keys(const attn_pack_task *t, attn_dtype dtype)
     }
 }
 
+/* Rows [row, row + rows) times `factor` into panels of columns, each with room for `pitch` rows; the dims are filled up
+ * with zeros. out: of the first row. */
+ALWAYS_INLINE void pack_columns(attn_dtype dtype, const void *base, int64_t stride, int64_t row, int64_t rows,
+                                int64_t dim, float factor, float *out, int64_t pitch)
+{
+    vf by = v_set1(factor);
+    for (int64_t i = row; i < row + rows; i++, out += PANEL) {
+        const void *in = row_at(dtype, base, i * stride);
+        prefetch_rows(dtype, base, stride, i + STRIP, 1, row + rows, dim);
+        for (int64_t d = 0; d < dim; d += PANEL)
+            for (int64_t j = 0; j < PANEL; j += VL)
+                v_store(out + d * pitch + j, d + j < dim ? v_mul(by, load_up_to(dtype, in, d + j, dim)) : v_zero());
+    }
+}
+
 ALWAYS_INLINE void pack_values(const attn_pack_task *t, attn_dtype dtype)
 {
-    for (int64_t key = t->key0; key < t->key0 + t->keys; key++) {
-        const void *row = row_at(dtype, t->v, key * t->v_row);
-        prefetch_rows(dtype, t->v, t->v_row, key + STRIP, 1, t->key0 + t->keys, t->dim_v);
-        for (int64_t d = 0; d < t->dim_v; d += PANEL) {
-            float *out = t->v_pack + (d / PANEL * t->pitch + key - t->base) * PANEL;
-            for (int64_t i = 0; i < PANEL; i += VL)
-                v_store(out + i, d + i < t->dim_v ? load_up_to(dtype, row, d + i, t->dim_v) : v_zero());
-        }
-    }
+    pack_columns(dtype, t->v, t->v_row, t->key0, t->keys, t->dim_v, 1, t->v_pack + (t->key0 - t->base) * PANEL,
+                 t->pitch);
 }
 
 static void pack(const attn_pack_task *task)

@@ -70,7 +70,7 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
     for (int64_t r = first; r < last; r++) {
         float *s = p->s + r * ATTN_SCORE_PITCH;
         if (score->flags & ATTN_RICH)
-            change_scores(score, p->task->row0 + r, key0, lo, hi, p->task->mask->len_kv, s, p->bias);
+            change_scores(score, p->task->row0 + r, key0, lo, hi, p->task->mask->len_kv, s, p->bias, NULL);
         hide_unseen(p->task->mask, p->task->row0 + r, span, key0, s, lo, hi);
         top[r - first] = row_max(s, lo, hi);
     }
@@ -98,8 +98,9 @@ static void prefill_output(prefill *p, int64_t key0)
         for (int64_t i = 0; i < p->strips; i++) {
             int64_t lo = p->span[i].lo, keys = p->span[i].hi - lo;
             if (keys > 0)
-                output_tile(p->s + i * STRIP * ATTN_SCORE_PITCH + lo - key0, v + (lo - task->base) * PANEL, keys,
-                            p->o + i * STRIP * p->o_pitch + d, p->o_pitch, p->fresh[i]);
+                output_tile(p->s + i * STRIP * ATTN_SCORE_PITCH + lo - key0, ATTN_SCORE_PITCH, 1,
+                            v + (lo - task->base) * PANEL, keys, p->o + i * STRIP * p->o_pitch + d, p->o_pitch,
+                            p->fresh[i]);
         }
     }
     for (int64_t i = 0; i < p->strips; i++)

@@ -41,9 +41,10 @@ ALWAYS_INLINE vf tanh_of(vf x)
     return v_select_less(size, v_set1(0.625f), near, far);
 }
 
-/* Rich rows: scores of keys key0 + [lo, hi), from natural units to log2 units. bias: hi floats of room. */
+/* Rich rows: scores of keys key0 + [lo, hi), from natural units to log2 units. bias: hi floats of room. derivative:
+ * NULL, or where that of the softcap goes. */
 static void change_scores(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
-                          float *s, float *bias)
+                          float *s, float *bias, float *derivative)
 {
     bool cap = score->flags & ATTN_SOFTCAP, alibi = score->flags & ATTN_ALIBI, add = score->flags & ATTN_BIAS;
     if (add) attn_bias_row(score, row, key0, lo, hi, keys, bias);
@@ -51,7 +52,11 @@ static void change_scores(const attn_score *score, int64_t row, int64_t key0, in
     vf distance = v_sub(v_set1((float)(row + score->shift - key0)), v_iota());
     for (int64_t i = lo; i < hi; i += VL) {
         vf x = v_load(s + i);
-        if (cap) x = v_mul(softcap, tanh_of(v_mul(x, inverse)));
+        if (cap) {
+            vf t = tanh_of(v_mul(x, inverse));
+            if (derivative) v_store(derivative + i, v_sub(v_set1(1.0f), v_mul(t, t)));
+            x = v_mul(softcap, t);
+        }
         if (alibi) x = v_fma(slope, v_abs(v_sub(distance, v_set1((float)i))), x);
         if (add) x = v_add(x, v_load(bias + i));
         v_store(s + i, v_mul(x, v_set1(LOG2E)));

@@ -3,4 +3,6 @@
 
 #include "cpu/body/kernels.h"
 
-const attn_cpu_ops attn_cpu_ops_avx2 = { pack, attend, decode_keys };
+const attn_cpu_ops attn_cpu_ops_avx2 = {
+    pack, attend, decode_keys, backward_delta, backward_tile, backward_sum,
+};

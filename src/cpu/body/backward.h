@@ -1,0 +1,378 @@
+/* Backward: a tile of keys of one KV head against the rows of its query heads, tile by tile of rows:
+ *     query and grad_o into panels -> scores and grad_o V^T, strip by panel -> P and dS, row by row
+ *     -> grad_v += P^T grad_o, grad_k += dS^T q, by strips of keys -> grad_q += dS k, by strips of rows.
+ * Keys are packed once, and their gradients stay in cache throughout. One packed form of rows serves as either operand:
+ * as the broadcast one a panel row is STRIP floats of a row apart, as the other it is a panel's row. Row and key strips
+ * compute, in all five products, only what their span sees; what lies beside it in a computed tile is 0. */
+
+enum { KEY_STRIPS = ATTN_GRADIENT_TILE / STRIP, KEY_BLOCK = 48 / STRIP }; /* strips whose columns stay in L1 */
+
+typedef struct backward {
+    const attn_backward_task *task;
+    int64_t keys, k_pitch, v_pitch;      /* keys: room for those of the tile; pitches of the gradients' sums */
+    float *kt, *vt, *kc;                 /* K and V transposed in panels of keys, K in panels of columns */
+    float *dk, *dv;                      /* sums */
+    float *q, *g, *s, *dp, *lse, *delta; /* of a tile of rows; g: grad_o; s, dp: scores and grad_o V^T, then P, dS */
+    float *bias, *derivative;            /* of one row of scores */
+    uint64_t *keep;                      /* dropout: rows x ATTN_KEYS_TILE bits */
+    const attn_mask_view *mask;          /* of the head under way, and its score, row 0 and rows */
+    const attn_score *score;
+    int64_t head, row0, rows, strips;
+    attn_mask_tile span[KEY_STRIPS + 1]; /* keys that each strip of rows sees */
+    struct {
+        int64_t lo, hi;
+    } seen[KEY_STRIPS + 1]; /* rows whose strips see each strip of keys */
+} backward;
+
+static backward backward_start(const attn_backward_task *task)
+{
+    backward b = { .task = task };
+    int64_t room = attn_round_up(task->rows_tile, STRIP), count = task->key1 - task->key0;
+    b.keys = attn_round_up(count, PANEL);
+    b.k_pitch = attn_round_up(task->dim_qk, PANEL), b.v_pitch = attn_round_up(task->dim_v, PANEL);
+    b.s = task->scratch;
+    b.dp = b.s + room * ATTN_SCORE_PITCH;
+    b.bias = b.dp + room * ATTN_SCORE_PITCH;
+    b.derivative = b.bias + ATTN_KEYS_TILE;
+    b.q = b.derivative + ATTN_KEYS_TILE;
+    b.g = b.q + room * b.k_pitch;
+    b.dk = b.g + room * b.v_pitch;
+    b.dv = b.dk + (b.keys + STRIP) * b.k_pitch;
+    b.kt = b.dv + (b.keys + STRIP) * b.v_pitch;
+    b.kc = b.kt + b.keys * task->dim_qk;
+    b.vt = b.kc + b.keys * b.k_pitch;
+    b.lse = b.vt + b.keys * task->dim_v;
+    b.delta = b.lse + room;
+    if (task->score->flags & ATTN_DROPOUT) b.keep = (uint64_t *)(void *)(b.delta + room);
+    memset(b.dk, 0, (size_t)((b.keys + STRIP) * (b.k_pitch + b.v_pitch)) * sizeof *b.dk);
+    attn_pack_task keys = { .dtype = task->dtype,
+                            .k = task->k,
+                            .k_row = task->k_row,
+                            .dim_qk = task->dim_qk,
+                            .key0 = task->key0,
+                            .keys = count,
+                            .base = task->key0,
+                            .pitch = b.keys,
+                            .k_pack = b.kt,
+                            .v_pack = b.kc };
+    if (task->grad_k) keys.v = task->k, keys.v_row = task->k_row, keys.dim_v = task->dim_qk;
+    pack(&keys);
+    pack(&(attn_pack_task){ .dtype = task->dtype,
+                            .k = task->v,
+                            .k_row = task->v_row,
+                            .dim_qk = task->dim_v,
+                            .key0 = task->key0,
+                            .keys = count,
+                            .base = task->key0,
+                            .k_pack = b.vt });
+    return b;
+}
+
+/* `rows` rows from row0 on, times `factor`, in panels of columns, filled up to whole strips with zeros. */
+static void pack_tile(attn_dtype dtype, const void *base, int64_t stride, int64_t row0, int64_t rows, int64_t dim,
+                      float factor, float *out)
+{
+    int64_t padded = attn_round_up(rows, STRIP);
+    switch (dtype) {
+    case ATTN_F32:
+        pack_columns(ATTN_F32, base, stride, row0, rows, dim, factor, out, padded);
+        break;
+    case ATTN_F16:
+        pack_columns(ATTN_F16, base, stride, row0, rows, dim, factor, out, padded);
+        break;
+    case ATTN_BF16:
+        pack_columns(ATTN_BF16, base, stride, row0, rows, dim, factor, out, padded);
+        break;
+    }
+    for (int64_t d = 0; d < dim; d += PANEL)
+        memset(out + d * padded + rows * PANEL, 0, (size_t)((padded - rows) * PANEL) * sizeof *out);
+}
+
+static void backward_load(backward *b, const attn_mask_tile *rows)
+{
+    const attn_backward_task *t = b->task;
+    const attn_score *score = b->score;
+    b->row0 = rows->lo, b->rows = rows->hi - rows->lo;
+    b->strips = (b->rows + STRIP - 1) / STRIP;
+    float kept = score->flags & ATTN_DROPOUT ? 256.0f / (256.0f - (float)score->threshold) : 1;
+    pack_tile(t->dtype, row_at(t->dtype, t->q, b->head * t->q_head), t->q_row, b->row0, b->rows, t->dim_qk,
+              score->scale, b->q);
+    pack_tile(t->out_dtype, row_at(t->out_dtype, t->grad_o, b->head * t->grad_o_head), t->grad_o_row, b->row0, b->rows,
+              t->dim_v, kept, b->g);
+    const float *lse = t->lse + b->head * t->lse_head + b->row0;
+    for (int64_t r = 0; r < b->rows; r++) /* a row that sees nothing: scores below any LSE */
+        b->lse[r] = lse[r] == -INFINITY ? INFINITY : (float)((double)lse[r] * 1.4426950408889634);
+    memcpy(b->delta, t->delta + b->head * t->delta_head + b->row0, (size_t)b->rows * sizeof *b->delta);
+    if (b->keep) attn_dropout_keep(score, b->row0, b->rows, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64, b->keep);
+}
+
+/* ---- what sees what ------------------------------------------------------------------------ */
+
+static bool sees(const attn_mask_tile *span, int64_t lo, int64_t hi)
+{
+    return span->lo < hi && span->hi > lo && span->lo < span->hi;
+}
+
+/* From key0 on, what of a run each strip of rows sees. */
+static void backward_spans(backward *b, const attn_mask_tile *run)
+{
+    int64_t key0 = b->task->key0;
+    for (int64_t i = 0; i < b->strips; i++) {
+        int64_t first = b->row0 + i * STRIP, end = first + STRIP, last = b->row0 + b->rows;
+        b->span[i] = *run;
+        if (!run->full) attn_mask_span(b->mask, first, end < last ? end : last, &b->span[i]);
+    }
+    for (int64_t j = (run->lo - key0) / STRIP; j * STRIP < run->hi - key0; j++) {
+        int64_t lo = key0 + j * STRIP, hi = lo + STRIP, first = b->strips, last = -1;
+        for (int64_t i = 0; i < b->strips; i++)
+            if (sees(&b->span[i], lo, hi)) first = i < first ? i : first, last = i;
+        b->seen[j].lo = first * STRIP;
+        b->seen[j].hi = (last + 1) * STRIP < b->rows ? (last + 1) * STRIP : b->rows;
+    }
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+/* s[STRIP][PANEL] = a b. a: a strip in panels of columns, `rows` to a panel; b: a panel of keys. */
+ALWAYS_INLINE void pair_tile(const float *a, int64_t rows, const float *b, int64_t dim, float *s)
+{
+    register_tile acc;
+    UNROLL for (int r = 0; r < STRIP; r++) UNROLL for (int c = 0; c < PANEL_VECTORS; c++) acc.row[r][c] = v_zero();
+    for (int64_t d = 0; d < dim; d += PANEL)
+        tile_steps(&acc, a + d * rows, PANEL, 1, b + d * PANEL, dim - d < PANEL ? dim - d : PANEL);
+    tile_store(&acc, s, ATTN_SCORE_PITCH);
+}
+
+/* s = a b over the panels of keys in a run and the strips of rows that see some of each. */
+static void backward_pairs(const backward *b, const attn_mask_tile *run, const float *a, const float *panels,
+                           int64_t dim, float *s)
+{
+    int64_t key0 = b->task->key0;
+    for (int64_t key = (run->lo - key0) / PANEL * PANEL; key < run->hi - key0; key += PANEL)
+        for (int64_t i = 0; i < b->strips; i++)
+            if (sees(&b->span[i], key0 + key, key0 + key + PANEL))
+                pair_tile(a + i * STRIP * PANEL, b->strips * STRIP, panels + key * dim, dim,
+                          s + i * STRIP * ATTN_SCORE_PITCH + key);
+}
+
+/* sums += p^T x over the strips of keys in a run. p: rows of scores; x: rows in panels of columns. */
+static void backward_keys(const backward *b, const attn_mask_tile *run, const float *p, const float *x, int64_t dim,
+                          float *sums, int64_t pitch)
+{
+    int64_t first = (run->lo - b->task->key0) / STRIP, end = (run->hi - b->task->key0 + STRIP - 1) / STRIP;
+    for (int64_t block = first; block < end; block += KEY_BLOCK)
+        for (int64_t d = 0; d < dim; d += PANEL)
+            for (int64_t j = block; j < block + KEY_BLOCK && j < end; j++) {
+                int64_t lo = b->seen[j].lo, rows = b->seen[j].hi - lo;
+                if (rows > 0)
+                    output_tile(p + lo * ATTN_SCORE_PITCH + j * STRIP, 1, ATTN_SCORE_PITCH,
+                                x + d * b->strips * STRIP + lo * PANEL, rows, sums + j * STRIP * pitch + d, pitch,
+                                false);
+            }
+}
+
+/* grad_q += dS k over the strips of rows. */
+static void backward_queries(const backward *b)
+{
+    const attn_backward_task *t = b->task;
+    int64_t pitch = attn_gradient_pitch(t->dim_qk);
+    float *out = t->grad_q + b->head * t->grad_q_head + b->row0 * pitch;
+    for (int64_t d = 0; d < t->dim_qk; d += PANEL)
+        for (int64_t i = 0; i < b->strips; i++) {
+            int64_t lo = b->span[i].lo - t->key0, keys = b->span[i].hi - b->span[i].lo;
+            if (keys > 0)
+                output_tile(b->dp + i * STRIP * ATTN_SCORE_PITCH + lo, ATTN_SCORE_PITCH, 1,
+                            b->kc + d * b->keys + lo * PANEL, keys, out + i * STRIP * pitch + d, pitch, false);
+        }
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+/* s = P = 2^(s - lse), dp = dS = P (dp - delta). */
+ALWAYS_INLINE void score_gradients(float *s, float *dp, int64_t lo, int64_t hi, float lse, float delta)
+{
+    vf from = v_set1(lse), mean = v_set1(delta);
+    for (int64_t i = lo; i < hi; i += VL) {
+        vf p = exp2_of(v_sub(v_load(s + i), from));
+        v_store(s + i, p);
+        v_store(dp + i, v_mul(p, v_sub(v_load(dp + i), mean)));
+    }
+}
+
+/* Adds a row's dS to the gradient of the bias; no key from `end` on is touched. */
+static void add_bias_gradient(const backward *b, int64_t row, const float *ds, int64_t lo, int64_t hi)
+{
+    const attn_backward_task *t = b->task;
+    int64_t end = t->key1 - t->key0 < hi ? t->key1 - t->key0 : hi, i = lo;
+    float *out = t->grad_bias + b->head * t->grad_bias_head + row * t->grad_bias_row;
+    if (t->grad_bias_key == 0) {
+        vf sum = v_zero();
+        for (; i + VL <= end; i += VL)
+            sum = v_add(sum, v_load(ds + i));
+        float rest = 0;
+        for (; i < end; i++)
+            rest += ds[i];
+        *out += v_hsum(sum) + rest;
+        return;
+    }
+    out += t->key0;
+    for (; i + VL <= end; i += VL)
+        v_store(out + i, v_add(v_load(out + i), v_load(ds + i)));
+    for (; i < end; i++)
+        out[i] += ds[i];
+}
+
+/* What score changes make of a row's dS: gradients of their own, and the softcap's derivative. */
+static void change_gradients(const backward *b, int64_t row, float *ds, int64_t lo, int64_t hi)
+{
+    const attn_backward_task *t = b->task;
+    if (t->grad_bias) add_bias_gradient(b, row, ds, lo, hi);
+    if (t->grad_alibi) {
+        vf distance = v_sub(v_set1((float)(row + b->score->shift - t->key0)), v_iota()), sum = v_zero();
+        for (int64_t i = lo; i < hi; i += VL)
+            sum = v_fma(v_load(ds + i), v_abs(v_sub(distance, v_set1((float)i))), sum);
+        t->grad_alibi[b->head] -= v_hsum(sum);
+    }
+    if (b->score->flags & ATTN_SOFTCAP)
+        for (int64_t i = lo; i < hi; i += VL)
+            v_store(ds + i, v_mul(v_load(ds + i), v_load(b->derivative + i)));
+}
+
+static void backward_row(const backward *b, int64_t r, const attn_mask_tile *span, int64_t lo, int64_t hi)
+{
+    float *s = b->s + r * ATTN_SCORE_PITCH, *dp = b->dp + r * ATTN_SCORE_PITCH;
+    int64_t row = b->row0 + r, key0 = b->task->key0;
+    const uint64_t *keep = b->keep + r * (ATTN_KEYS_TILE / 64);
+    uint32_t flags = b->score->flags;
+    if (flags & ATTN_RICH) change_scores(b->score, row, key0, lo, hi, b->mask->len_kv, s, b->bias, b->derivative);
+    hide_unseen(b->mask, row, span, key0, s, lo, hi);
+    if (flags & ATTN_DROPOUT) hide_keys(dp, lo, hi, keep, 0);
+    score_gradients(s, dp, lo, hi, b->lse[r], b->delta[r]);
+    if (flags & ATTN_DROPOUT) hide_keys(s, lo, hi, keep, 0);
+    if (flags & ATTN_RICH) change_gradients(b, row, dp, lo, hi);
+}
+
+/* P and dS of one strip, zeros in what strips of keys hold beside its span, and in dS where the strip has no row. */
+static void backward_strip(const backward *b, int64_t strip)
+{
+    const attn_mask_tile *span = &b->span[strip];
+    int64_t first = span->lo - b->task->key0, end = span->hi - b->task->key0;
+    int64_t lo = first / VL * VL, hi = attn_round_up(end, VL);
+    for (int64_t r = strip * STRIP; r < strip * STRIP + STRIP; r++) {
+        float *s = b->s + r * ATTN_SCORE_PITCH, *dp = b->dp + r * ATTN_SCORE_PITCH;
+        if (r < b->rows)
+            backward_row(b, r, span, lo, hi);
+        else
+            memset(dp + lo, 0, (size_t)(hi - lo) * sizeof *dp);
+        for (int64_t i = first / STRIP * STRIP; i < lo; i++)
+            s[i] = dp[i] = 0;
+        for (int64_t i = hi; i < attn_round_up(end, STRIP); i++)
+            s[i] = dp[i] = 0;
+    }
+}
+
+/* Zeros where a strip of keys is seen by strips of rows before and behind one that does not see it. */
+static void backward_gaps(const backward *b, const attn_mask_tile *run)
+{
+    for (int64_t j = (run->lo - b->task->key0) / STRIP; j * STRIP < run->hi - b->task->key0; j++)
+        for (int64_t r = b->seen[j].lo; r < b->seen[j].hi; r++) {
+            int64_t lo = b->task->key0 + j * STRIP, at = r * ATTN_SCORE_PITCH + j * STRIP;
+            if (sees(&b->span[r / STRIP], lo, lo + STRIP)) continue;
+            memset(b->s + at, 0, STRIP * sizeof *b->s);
+            memset(b->dp + at, 0, STRIP * sizeof *b->dp);
+        }
+}
+
+/* ---- the task ------------------------------------------------------------------------------ */
+
+/* One tile of rows against one run of the keys. */
+static void backward_run(backward *b, const attn_mask_tile *run)
+{
+    const attn_backward_task *t = b->task;
+    backward_spans(b, run);
+    backward_pairs(b, run, b->q, b->kt, t->dim_qk, b->s);
+    backward_pairs(b, run, b->g, b->vt, t->dim_v, b->dp);
+    for (int64_t i = 0; i < b->strips; i++)
+        if (b->span[i].lo < b->span[i].hi) backward_strip(b, i);
+    if (!t->grad_k) return;
+    if (!run->full) backward_gaps(b, run);
+    backward_keys(b, run, b->s, b->g, t->dim_v, b->dv, b->v_pitch);
+    backward_keys(b, run, b->dp, b->q, t->dim_qk, b->dk, b->k_pitch);
+    backward_queries(b);
+}
+
+static void backward_finish(const backward *b)
+{
+    const attn_backward_task *t = b->task;
+    int64_t size = attn_dtype_size(t->out_dtype);
+    float unscaled = t->score->flags & ATTN_RICH ? 1 : LN2; /* what `scale` of the queries has too much */
+    for (int64_t i = 0; i < t->key1 - t->key0; i++) {
+        int64_t key = t->key0 + i;
+        store_row(t->out_dtype, (char *)t->grad_k + key * t->grad_k_row * size, b->dk + i * b->k_pitch, t->dim_qk,
+                  unscaled);
+        store_row(t->out_dtype, (char *)t->grad_v + key * t->grad_v_row * size, b->dv + i * b->v_pitch, t->dim_v, 1);
+    }
+}
+
+static void backward_tile(const attn_backward_task *task)
+{
+    backward b = backward_start(task);
+    for (b.head = 0; b.head < task->group; b.head++) {
+        attn_mask_tile rows = { 0 };
+        b.mask = task->mask + b.head, b.score = task->score + b.head;
+        while (attn_mask_rows_next(b.mask, task->key0, task->key1, rows.hi, task->rows_tile, &rows)) {
+            attn_mask_tile run = { .hi = task->key0 };
+            backward_load(&b, &rows);
+            while (run.hi < task->key1 && attn_mask_next(b.mask, rows.lo, rows.hi, run.hi, task->key1 - run.hi, &run) &&
+                   run.lo < task->key1) {
+                if (run.hi > task->key1) run.hi = task->key1;
+                backward_run(&b, &run);
+            }
+        }
+    }
+    if (task->grad_k) backward_finish(&b);
+}
+
+/* ---- before and after ---------------------------------------------------------------------- */
+
+ALWAYS_INLINE void delta_as(const attn_delta_task *t, attn_dtype dtype)
+{
+    for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {
+        const void *o = row_at(dtype, t->o, row * t->o_row), *g = row_at(dtype, t->grad_o, row * t->grad_o_row);
+        vf sum = v_zero();
+        for (int64_t d = 0; d < t->dim_v; d += VL)
+            sum = v_fma(load_up_to(dtype, o, d, t->dim_v), load_up_to(dtype, g, d, t->dim_v), sum);
+        float delta = v_hsum(sum) - (t->grad_lse ? t->grad_lse[row] : 0);
+        t->delta[row] = t->lse[row] == -INFINITY ? 0 : delta;
+    }
+}
+
+static void backward_delta(const attn_delta_task *task)
+{
+    switch (task->dtype) {
+    case ATTN_F32:
+        delta_as(task, ATTN_F32);
+        break;
+    case ATTN_F16:
+        delta_as(task, ATTN_F16);
+        break;
+    case ATTN_BF16:
+        delta_as(task, ATTN_BF16);
+        break;
+    }
+}
+
+static void backward_sum(const attn_sum_task *t)
+{
+    int64_t pitch = attn_gradient_pitch(t->dim), size = attn_dtype_size(t->out_dtype);
+    for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {
+        float sum[ATTN_DIM_MOST];
+        for (int64_t d = 0; d < t->dim; d += VL) {
+            vf x = v_load(t->part + row * pitch + d);
+            for (int64_t part = 1; part < t->parts; part++)
+                x = v_add(x, v_load(t->part + part * t->part_step + row * pitch + d));
+            v_store(sum + d, x);
+        }
+        store_row(t->out_dtype, (char *)t->out + row * t->out_row * size, sum, t->dim, t->scale);
+    }
+}
