@@ -32,10 +32,10 @@ static inline int test_scale(void)
     return scale < 1 ? 1 : scale;
 }
 
-/* Whether this machine runs the kernel. */
+/* Whether the kernel is one of the forward that this machine runs. */
 static inline bool runs(const attn_cpu_kernel *kernel)
 {
-    return kernel->ops != NULL && attn_isa_available(kernel->isa);
+    return kernel->form != ATTN_GRADIENT && kernel->ops != NULL && attn_isa_available(kernel->isa);
 }
 
 /* f32 where the kernel takes it. */

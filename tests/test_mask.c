@@ -1,4 +1,4 @@
-/* Masks against the definition, key by key: an iterator may skip no visible key, "full" and bits are exact. */
+/* Masks against the definition, key by key: an iterator may skip no visible key or row, "full" and bits are exact. */
 #include "support.h"
 
 #include "mask/mask.h"
@@ -56,6 +56,23 @@ static void check_rows(const sight *s, int64_t row0, int64_t row1, int64_t most)
         assert_int_equal(seen_by(s, row0, row1, j), 0);
 }
 
+/* Along queries: no row that sees one of the keys is left out, and full is full. */
+static void check_columns(const sight *s, int64_t key0, int64_t key1, int64_t most)
+{
+    int64_t from = 0;
+    attn_mask_tile run;
+    while (from < s->len_q && attn_mask_rows_next(&s->view, key0, key1, from, most, &run)) {
+        assert_true(from <= run.lo && run.lo < run.hi && run.hi <= s->len_q && run.hi - run.lo <= most);
+        for (int64_t j = key0; j < key1; j++) {
+            assert_int_equal(seen_by(s, from, run.lo, j), 0);
+            if (run.full) assert_int_equal(seen_by(s, run.lo, run.hi, j), run.hi - run.lo);
+        }
+        from = run.hi;
+    }
+    for (int64_t j = key0; j < key1; j++)
+        assert_int_equal(seen_by(s, from, s->len_q, j), 0);
+}
+
 static void check_bits_of(const sight *s, int64_t row, int64_t key0, int64_t keys)
 {
     uint64_t words[ATTN_MASK_MOST / 64];
@@ -78,6 +95,11 @@ static void check_head(const sight *s, uint64_t *state)
         check_rows(s, row0, row1, i % 2 ? ATTN_KEYS_TILE : 1 + check_below(state, 100));
     }
     check_rows(s, 0, s->len_q, ATTN_KEYS_TILE);
+    for (int i = 0; i < 4 && s->len_kv > 0; i++) {
+        int64_t key0 = check_below(state, s->len_kv), keys = 1 + check_below(state, i % 2 ? 200 : 40);
+        check_columns(s, key0, key0 + keys < s->len_kv ? key0 + keys : s->len_kv,
+                      i < 2 ? ATTN_GRADIENT_TILE : 1 + check_below(state, 100));
+    }
     for (int i = 0; i < 8 && s->len_kv > 0; i++) {
         int64_t key0 = check_below(state, s->len_kv), keys = 1 + check_below(state, ATTN_MASK_MOST);
         check_bits_of(s, check_below(state, s->len_q), key0, keys < s->len_kv - key0 ? keys : s->len_kv - key0);
