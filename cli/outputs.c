@@ -48,7 +48,7 @@ static attn_status create_tensors(attn_outputs *outputs, const char *path, const
     char header[ATTN_SAFETENSORS_HEADER_MOST];
     attn_array arrays[2] = { *lse, outputs->o };
     int skip = lse->element == ATTN_ELEMENT_NONE;
-    size_t length = attn_safetensors_header(names + skip, arrays + skip, 2 - skip, header);
+    size_t length = attn_safetensors_header(names + skip, arrays + skip, 2 - skip, header, sizeof header);
     attn_status status = create(&outputs->files[0], "output", path, length, &outputs->o, skip ? NULL : lse);
     if (status) return status;
     memcpy(outputs->files[0].bytes, header, length);

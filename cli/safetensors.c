@@ -283,32 +283,40 @@ attn_status attn_safetensors_parse(const void *bytes, size_t size, const char *c
     return status;
 }
 
-size_t attn_safetensors_header(const char *const *names, const attn_array *arrays, int count,
-                               char header_bytes[ATTN_SAFETENSORS_HEADER_MOST])
+/* One tensor's entry into text[0 .. room), as snprintf; *at moves on behind its data. */
+static size_t write_entry(char *text, size_t room, const char *name, const attn_array *a, int64_t *at)
 {
-    char *json = header_bytes + 8;
-    size_t room = ATTN_SAFETENSORS_HEADER_MOST - 8, length = 0;
-    int64_t at = 0;
-    for (int i = 0; i < count; i++) {
-        const attn_array *a = &arrays[i];
-        const char *dtype = "";
-        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
-            if (dtypes[d].element == a->element) dtype = dtypes[d].name;
-        }
-        length += (size_t)snprintf(json + length, room - length, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[",
-                                   i ? ',' : '{', names[i], dtype);
-        for (int axis = 0; axis < a->rank; axis++)
-            length +=
-                (size_t)snprintf(json + length, room - length, axis ? ",%lld" : "%lld", (long long)a->extent[axis]);
-        int64_t end = at + a->count * attn_element_size(a->element);
-        length += (size_t)snprintf(json + length, room - length, "],\"data_offsets\":[%lld,%lld]}", (long long)at,
-                                   (long long)end);
-        at = end;
+    const char *dtype = "";
+    char shape[ATTN_RANK_MOST * 21 + 1] = "";
+    int length = 0;
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+        if (dtypes[d].element == a->element) dtype = dtypes[d].name;
     }
-    json[length++] = '}';
-    while (length % 8)
-        json[length++] = ' ';
+    for (int axis = 0; axis < a->rank; axis++)
+        length += snprintf(shape + length, sizeof shape - (size_t)length, axis ? ",%lld" : "%lld",
+                           (long long)a->extent[axis]);
+    int64_t begin = *at;
+    *at += a->count * attn_element_size(a->element);
+    return (size_t)snprintf(text, room, "\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%lld,%lld]}", name,
+                            dtype, shape, (long long)begin, (long long)*at);
+}
+
+size_t attn_safetensors_header(const char *const *names, const attn_array *arrays, int count, char *bytes, size_t room)
+{
+    size_t length = 8 + 1; /* behind the length, '{' or ',' before each entry, and '}' */
+    int64_t at = 0;
+    for (int i = 0; i < count; i++)
+        length += write_entry(NULL, 0, names[i], &arrays[i], &at) + 1;
+    size_t padded = (length + 7) / 8 * 8, end = 8;
+    if (padded > room) return padded;
+    at = 0;
+    for (int i = 0; i < count; i++) {
+        bytes[end] = i ? ',' : '{';
+        end += 1 + write_entry(bytes + end + 1, room - end - 1, names[i], &arrays[i], &at);
+    }
+    bytes[end++] = '}';
+    memset(bytes + end, ' ', padded - end);
     for (int i = 0; i < 8; i++)
-        header_bytes[i] = (char)((uint64_t)length >> 8 * i & 255);
-    return 8 + length;
+        bytes[i] = (char)((uint64_t)(padded - 8) >> 8 * i & 255);
+    return padded;
 }

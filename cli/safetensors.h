@@ -16,9 +16,8 @@ attn_status attn_safetensors_parse(const void *bytes, size_t size, const char *c
                                    attn_array *arrays);
 
 /* Writes the header, its length included, of tensors that follow one another, and returns its length: a multiple of 8.
- * Names need no escapes; `count` is at most 4. */
-enum { ATTN_SAFETENSORS_HEADER_MOST = 2048 };
-size_t attn_safetensors_header(const char *const *names, const attn_array *arrays, int count,
-                               char header[ATTN_SAFETENSORS_HEADER_MOST]);
+ * Names need no escapes. With less than that of room nothing is written. */
+enum { ATTN_SAFETENSORS_HEADER_MOST = 2048 }; /* of 4 tensors with short names */
+size_t attn_safetensors_header(const char *const *names, const attn_array *arrays, int count, char *bytes, size_t room);
 
 #endif

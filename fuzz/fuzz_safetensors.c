@@ -20,7 +20,7 @@ static void write_and_read(const attn_array *arrays)
 {
     char header[ATTN_SAFETENSORS_HEADER_MOST];
     attn_array again[WANTED];
-    size_t length = attn_safetensors_header(names, arrays, WANTED, header), total = length;
+    size_t length = attn_safetensors_header(names, arrays, WANTED, header, sizeof header), total = length;
     for (int i = 0; i < WANTED; i++)
         total += data_size(&arrays[i]);
     uint8_t *copy = calloc(total, 1);
