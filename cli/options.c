@@ -123,10 +123,8 @@ static void print_option(const attn_option *option)
     putchar('\n');
 }
 
-static void print_help(const attn_command *command)
+void attn_options_print(const attn_command *command)
 {
-    printf("attn %s: %s\n\nUsage: attn %s %s\n\nOptions\n", command->name, command->summary, command->name,
-           command->usage);
     for (int i = 0; i < command->count; i++)
         print_option(&command->options[i]);
     printf("%-*s%s\n", HELP_COLUMN, "  -h, --help", "print this");
@@ -138,6 +136,8 @@ int attn_options_start(const attn_command *command, int argc, char **argv, void 
     bool help;
     if (attn_options_parse(command, argc, argv, values, &help)) return attn_report_usage(command->name);
     if (!help) return ATTN_OPTIONS_READY;
-    print_help(command);
+    printf("attn %s: %s\n\nUsage: attn %s %s\n\nOptions\n", command->name, command->summary, command->name,
+           command->usage);
+    attn_options_print(command);
     return ATTN_EXIT_OK;
 }

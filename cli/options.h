@@ -68,6 +68,9 @@ attn_status attn_options_parse(const attn_command *command, int argc, char **arg
 enum { ATTN_OPTIONS_READY = -1 };
 int attn_options_start(const attn_command *command, int argc, char **argv, void *values);
 
+/* Help from its list of options on. */
+void attn_options_print(const attn_command *command);
+
 /* The nearest of `names` to `text`, or NULL if none is near. */
 const char *attn_nearest(const char *text, const char *const *names, int count);
 

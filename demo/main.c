@@ -71,12 +71,6 @@ static double run(const attn_plan *plan, const attn_args *args, void *workspace)
     return attn_seconds() - start;
 }
 
-static void add(plot_line *line, double x, double y)
-{
-    line->x[line->count] = x;
-    line->y[line->count++] = y;
-}
-
 /* Bytes with a unit, for people. */
 static const char *size_text(int64_t bytes, char text[32])
 {
@@ -116,7 +110,7 @@ static void show_bits(demo *d)
             bits += model_bits(d->o + i * MODEL_BYTES, d->text[CONTEXT + i]) / SCORED;
         printf("   %7lld   %11.3f   %7.2f s\n", (long long)context, bits, seconds);
         fflush(stdout);
-        add(&d->bits, (double)context, bits);
+        plot_add(&d->bits, (double)context, bits);
         free(workspace);
         attn_plan_destroy(plan);
     }
@@ -159,12 +153,12 @@ static void compare_at(demo *d, int64_t rows, verdict *last)
 
     char ours[32], theirs[32];
     printf("   %6lld   %7.2f s  %9s", (long long)rows, seconds, size_text(bytes, ours));
-    add(&d->ours, (double)rows, seconds);
+    plot_add(&d->ours, (double)rows, seconds);
     if (both) {
         *last = (verdict){ difference(d->o, other, rows * MODEL_BYTES), other_seconds / seconds,
                            (double)other_bytes / (double)bytes };
         printf("   %7.2f s  %9s   %.1e", other_seconds, size_text(other_bytes, theirs), last->gap);
-        add(&d->theirs, (double)rows, other_seconds);
+        plot_add(&d->theirs, (double)rows, other_seconds);
     } else if (d->standard) {
         printf("         -  %9s   over its budget of %s", size_text(other_bytes, theirs), size_text(BUDGET, ours));
     }
@@ -223,8 +217,8 @@ static void plot(const demo *d, const char *path)
 {
     plot_line times[2] = { d->ours, d->theirs };
     plot_panel panels[2] = {
-        { "An untrained model learns from its context", "context, bytes", "bits a byte", false, 1, &d->bits },
-        { "One attention call over the text", "length, bytes", "seconds", true, d->standard ? 2 : 1, times }
+        { "An untrained model learns from its context", "context, bytes", "bits a byte", PLOT_LOG_X, 1, &d->bits },
+        { "One attention call over the text", "length, bytes", "seconds", PLOT_LOG_BOTH, d->standard ? 2 : 1, times }
     };
     if (!plot_write(path, panels, 2)) die("%s: cannot be written", path);
     printf("   plot: %s\n\n", path);
@@ -235,9 +229,9 @@ int main(int argc, char **argv)
     if (argc != 3) die("usage: attn_demo TEXT PLOT.svg");
     demo *d = allocate(sizeof *d);
     memset(d, 0, sizeof *d);
-    d->bits = (plot_line){ .name = "libattn", .color = "#1d4ed8" };
+    d->bits = (plot_line){ .name = "libattn", .color = "#1d4ed8", .marked = true };
     d->ours = d->bits;
-    d->theirs = (plot_line){ .name = "standard attention (OpenBLAS)", .color = "#c2410c" };
+    d->theirs = (plot_line){ .name = "standard attention (OpenBLAS)", .color = "#c2410c", .marked = true };
     d->threads = attn_threads_available();
     d->standard = standard_load(d->threads);
     d->feature = allocate((size_t)(LENGTH + WRITTEN) * MODEL_DIM * sizeof *d->feature);

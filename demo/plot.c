@@ -23,9 +23,28 @@ static double place(const axis *a, double value)
     return (value - a->least) / (a->most - a->least);
 }
 
+static double x_of(const plot_panel *panel, double x)
+{
+    return panel->axes == PLOT_LINEAR ? x : log2(x);
+}
+
 static double y_of(const plot_panel *panel, double y)
 {
-    return panel->log_y ? log10(y) : y;
+    return panel->axes == PLOT_LOG_BOTH ? log10(y) : y;
+}
+
+void plot_add(plot_line *line, double x, double y)
+{
+    if (line->count == PLOT_MOST) return;
+    line->x[line->count] = x;
+    line->y[line->count++] = y;
+}
+
+/* 1, 2 or 5 times a power of ten, so that 4 to 10 steps span the axis. */
+static double round_step(double span)
+{
+    double power = pow(10.0, floor(log10(span / 4.0))), times = span / 4.0 / power;
+    return power * (times < 2.0 ? 1.0 : times < 5.0 ? 2.0 : 5.0);
 }
 
 static void fit(const plot_panel *panel, axis *x, axis *y)
@@ -33,19 +52,24 @@ static void fit(const plot_panel *panel, axis *x, axis *y)
     *x = *y = (axis){ INFINITY, -INFINITY, 1.0 };
     for (int l = 0; l < panel->lines; l++)
         for (int i = 0; i < panel->line[l].count; i++) {
-            double at = log2(panel->line[l].x[i]), value = y_of(panel, panel->line[l].y[i]);
+            double at = x_of(panel, panel->line[l].x[i]), value = y_of(panel, panel->line[l].y[i]);
             x->least = fmin(x->least, at), x->most = fmax(x->most, at);
             y->least = fmin(y->least, value), y->most = fmax(y->most, value);
         }
-    if (!panel->log_y) y->step = y->most - y->least > 2.0 ? 0.5 : 0.25;
+    if (panel->axes != PLOT_LOG_BOTH) y->step = y->most - y->least > 2.0 ? 0.5 : 0.25;
+    if (panel->axes == PLOT_LINEAR) {
+        x->least = 0.0;
+        x->step = round_step(fmax(x->most, 1.0));
+    }
     y->least = floor(y->least / y->step) * y->step;
     y->most = fmax(ceil(y->most / y->step) * y->step, y->least + y->step);
     x->most = fmax(x->most, x->least + 1.0);
 }
 
-static void label_x(double value, char text[32])
+static void label_x(const plot_panel *panel, double at, char text[32])
 {
-    if (value >= 1024.0)
+    double value = panel->axes == PLOT_LINEAR ? at : exp2(at);
+    if (panel->axes != PLOT_LINEAR && value >= 1024.0)
         snprintf(text, 32, "%.0fK", value / 1024.0);
     else
         snprintf(text, 32, "%.0f", value);
@@ -59,10 +83,10 @@ static void draw_axes(FILE *file, const plot_panel *panel, const axis *x, const 
         double height = TOP + HEIGHT * (1.0 - place(y, at));
         fprintf(file, "<path d=\"M%d %.1fh%d\" stroke=\"#ddd\"/>\n", LEFT, height, WIDTH);
         fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", LEFT - 8, height + 4,
-                panel->log_y ? pow(10.0, at) : at);
+                panel->axes == PLOT_LOG_BOTH ? pow(10.0, at) : at);
     }
-    for (double at = x->least; at <= x->most + 1e-9; at += 1.0) {
-        label_x(exp2(at), text);
+    for (double at = x->least; at <= x->most + 1e-9; at += x->step) {
+        label_x(panel, at, text);
         fprintf(file, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", LEFT + WIDTH * place(x, at),
                 TOP + HEIGHT + 18, text);
     }
@@ -77,12 +101,13 @@ static void draw_line(FILE *file, const plot_panel *panel, int l, const axis *x,
     const plot_line *line = &panel->line[l];
     fprintf(file, "<path fill=\"none\" stroke-width=\"2\" stroke=\"%s\" d=\"", line->color);
     for (int i = 0; i < line->count; i++)
-        fprintf(file, "%c%.1f %.1f", i ? 'L' : 'M', LEFT + WIDTH * place(x, log2(line->x[i])),
+        fprintf(file, "%c%.1f %.1f", i ? 'L' : 'M', LEFT + WIDTH * place(x, x_of(panel, line->x[i])),
                 TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
     fprintf(file, "\"/>\n");
-    for (int i = 0; i < line->count; i++)
+    for (int i = 0; line->marked && i < line->count; i++)
         fprintf(file, "<circle r=\"3\" fill=\"%s\" cx=\"%.1f\" cy=\"%.1f\"/>\n", line->color,
-                LEFT + WIDTH * place(x, log2(line->x[i])), TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
+                LEFT + WIDTH * place(x, x_of(panel, line->x[i])),
+                TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
     if (panel->lines > 1)
         fprintf(file, "<text x=\"%d\" y=\"%d\" fill=\"%s\">%s</text>\n", LEFT + 12, TOP + 18 + 18 * l, line->color,
                 line->name);
