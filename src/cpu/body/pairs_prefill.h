@@ -209,7 +209,7 @@ ALWAYS_INLINE void pairs_row(pairs *p, const unit *u, int64_t r)
     if (score->flags & ATTN_RICH) {
         for (int64_t i = u->lo; i < u->hi; i += VL)
             v_store(s + i, v_mul(v_load(s + i), v_set1(scale)));
-        change_scores(score, row, u->key0, u->lo, u->hi, task->mask->len_kv, s, p->bias);
+        change_scores(score, row, u->key0, u->lo, u->hi, task->mask->len_kv, s, p->bias, NULL);
         scale = 1;
     }
     if (!u->span.full || u->span.lo - u->key0 != u->lo || u->span.hi - u->key0 != u->hi)
