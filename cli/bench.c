@@ -112,7 +112,7 @@ static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int 
     attn_bench_torch_stop(peers.torch);
     bool written = !o->csv || attn_bench_csv_write(o->csv, o->device, cases, results, done);
     free(results);
-    return done == count && count > 0 && written ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
+    return done == count && written ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
 }
 
 int attn_cmd_bench(int argc, char **argv)
@@ -125,8 +125,11 @@ int attn_cmd_bench(int argc, char **argv)
     int count;
     attn_bench_case *cases = attn_bench_cases(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;
-    if (!count) attn_bench_fail("nothing to measure: the threads suite takes more than one thread");
-    code = measure_all(&o, cases, count);
+    code = ATTN_EXIT_FAILURE;
+    if (count > 0)
+        code = measure_all(&o, cases, count);
+    else
+        attn_bench_fail("nothing to measure: the threads suite takes more than one thread");
     free(cases);
     return code;
 }

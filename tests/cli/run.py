@@ -2,6 +2,7 @@
 """Tests of the command `attn`: run.py ATTN [CASE ...]. Needs the standard library only."""
 
 import cases_answers  # noqa: F401
+import cases_bench  # noqa: F401
 import cases_commands  # noqa: F401
 import cases_files  # noqa: F401
 import cases_options  # noqa: F401

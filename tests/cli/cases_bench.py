@@ -1,0 +1,108 @@
+"""`attn bench`: that it measures everything, what it keeps, and how it talks to PyTorch. No figure is held against another."""
+
+import json
+import os
+import sys
+
+from harness import case, check
+
+QUICK = "bench --len 40 --dim 16 --heads 2/1 --threads 1 --min-time 0.0001 --repeat 5".split()
+
+COLUMNS = (
+    "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,threads,ms,spread,tflops,gbps,"
+    "limit_fraction,peer,peer_ms,ratio,predicted_ms,predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,"
+    "peer_counted_bytes"
+).split(",")
+
+# Stands where the peer's script is looked for first; logs what it is asked.
+TORCH = b"""
+import sys
+print("ready 0.0-fake", flush=True)
+log = open("log", "w")
+for line in sys.stdin:
+    print(line.strip(), file=log, flush=True)
+    print("ok flash" if line.startswith("setup") else "0.25", flush=True)
+"""
+
+
+def results(place, *words):
+    return json.loads(place.run("bench", "--json", *words).out)["results"]
+
+
+@case
+def bench_smoke(place):
+    """Every suite, with the peer where it is found; --smoke itself looks at each figure."""
+    rows = results(place, "--smoke", "--threads", "2")
+    suites = {row["suite"] for row in rows}
+    check(suites == {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window"}, "suites:", suites)
+    check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd"}, "passes")
+    check({row["heads_q"] for row in rows if row["suite"] == "threads" and row["pass"] == "bwd"} == {1, 12}, "1 head")
+    flops = {(row["suite"], row["len_q"], row["mask"]): row["flops"] for row in rows}
+    for mask, pairs in (("full", 96 * 96), ("causal", 96 * 97 / 2)):
+        forward = 12 * pairs * 2 * (64 + 64)
+        check(flops["prefill", 96, mask] == forward, mask, "prefill:", flops["prefill", 96, mask])
+        check(flops["bwd", 96, mask] == 2.5 * forward, mask, "bwd:", flops["bwd", 96, mask])
+        check(flops["fwdbwd", 96, mask] == 3.5 * forward, mask, "fwdbwd:", flops["fwdbwd", 96, mask])
+
+
+@case
+def bench_memory(place):
+    rows = results(place, "--suite", "memory", "--len", "512", "--heads", "2/1", "--dtype", "f32,bf16", "--peer", "none")
+    check(len([row for row in rows if row["pass"] == "fwd"]) == len(rows) / 2, "passes")
+    for row in rows:
+        size, lse = {"f32": 4, "bf16": 2}[row["dtype"]], 2 * 512 * 4
+        tensors = 2 * (2 * 512 * 2 + 512 * 2) * 64 * size + lse
+        if row["pass"] == "fwd":
+            check(row["workspace_bytes"] > 0 and row["peak_bytes"] is None, row)
+            continue
+        check(row["counted_bytes"] == tensors + row["workspace_bytes"], "ours:", row)
+        check(row["peer_counted_bytes"] == tensors + 2 * 2 * 512 * 512 * size, "standard:", row)
+        check(row["peak_bytes"] > tensors / 2 and row["peer_peak_bytes"] is None, "measured:", row)
+
+
+@case
+def bench_keeps(place):
+    """--csv replaces rows of the same measurement, keeps others, and fills up those of older files."""
+
+    def lines():
+        with open(place.path("kept.csv")) as file:
+            return [line.split(",") for line in file.read().splitlines()]
+
+    place.run(*QUICK, "--peer", "none", "--csv", "kept.csv")
+    first = lines()
+    check(first[0] == COLUMNS and len(first) == 3 and all(len(line) == len(COLUMNS) for line in first), first)
+    place.run(*QUICK, "--peer", "none", "--suite", "prefill,bwd", "--csv", "kept.csv")
+    check([line[4] for line in lines()] == ["pass", "fwd", "fwd", "bwd", "bwd"], lines())
+    place.write("kept.csv", "".join(",".join(line[:24]) + "\n" for line in lines()).encode())
+    place.run(*QUICK, "--peer", "none", "--csv", "kept.csv")
+    check([line[4] for line in lines()] == ["pass", "bwd", "bwd", "fwd", "fwd"], lines())
+    check(all(len(line) == len(COLUMNS) for line in lines()), lines())
+
+
+@case
+def bench_refuses(place):
+    place.refuses(["bench", "--suite", "prefil"], 2, "--suite prefil", "bwd, fwdbwd, memory")
+    place.refuses(["bench", "--repeat", "3", "--csv", "kept.csv"], 2, "--repeat 3", "at least 5")
+    place.refuses(["bench", "--smoke", "--csv", "kept.csv"], 2, "--smoke")
+    place.refuses(["bench", "--suite", "threads", "--threads", "1"], 1, "nothing to measure")
+    place.refuses([*QUICK, "--csv", "missing/kept.csv"], 1, "missing/kept.csv", "No such file")
+    place.write("notes.csv", b"something else\n")
+    place.refuses([*QUICK, "--csv", "notes.csv"], 1, "notes.csv", "not that of a results file")
+
+
+@case
+def bench_torch(place):
+    """The peer's process is asked for the pass and the problem, and its seconds are taken."""
+    os.makedirs(place.path("bench/peers"))
+    place.write("bench/peers/torch_sdpa.py", TORCH)
+    words = [*QUICK[1:], "--peer", "torch", "--python", sys.executable, "--dtype", "bf16", "--suite"]
+    for suite, asked in (("prefill", "fwd"), ("bwd", "bwd"), ("fwdbwd", "fwdbwd")):
+        for row, causal in zip(results(place, *words, suite), "01"):
+            check(row["peer"] == "torch" and row["peer_form"] == "flash" and row["peer_seconds"] == 0.25, row)
+            with open(place.path("log")) as file:
+                log = file.read().split("\n")
+            check("setup %s bf16 1 2 1 40 40 16 16 %s 1" % (asked, causal) in log, log)
+            check("run 1" in log, log)
+    place.write("bench/peers/torch_sdpa.py", b'print("error no module named torch", flush=True)')
+    done = place.run("bench", *words, "prefill")
+    check("no peer: " in done.out and "no module named torch" in done.out, done.out)
