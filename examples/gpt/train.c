@@ -165,6 +165,8 @@ static attn_status loop(gpt_trainer *t, const gpt_text *text, const char *out)
     gpt_run *run = t->run;
     double now = attn_seconds();
     progress p = { isatty(STDOUT_FILENO), now, now, now, run->step, run->step };
+    attn_status status = out ? gpt_save(run, out) : ATTN_OK; /* what cannot be saved shows before the work */
+    if (status) return status;
     printf("     step     loss   held out   tokens/s     left\n");
     while (run->step < run->steps) {
         double loss = gpt_step(t, text);
@@ -174,7 +176,7 @@ static attn_status loop(gpt_trainer *t, const gpt_text *text, const char *out)
         after_step(&p, t, text);
         bool last = run->step == run->steps;
         if (!out || (!last && attn_seconds() < p.saved + SAVE_SECONDS)) continue;
-        attn_status status = gpt_save(run, out);
+        status = gpt_save(run, out);
         if (status) return status;
         p.saved = attn_seconds();
     }
