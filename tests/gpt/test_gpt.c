@@ -158,7 +158,7 @@ static void train(gpt_run *run, int64_t steps)
 {
     gpt_trainer t;
     gpt_text text = text_new();
-    assert_ok(gpt_trainer_new(&t, run, gpt_standard_new));
+    assert_ok(gpt_trainer_new(&t, run, gpt_attention_new));
     for (int64_t i = 0; i < steps; i++)
         gpt_step(&t, &text);
     gpt_trainer_free(&t);
@@ -217,7 +217,7 @@ static void cache_is_the_whole(void **state)
     gpt_run run = run_new(STEPS);
     (void)state;
     train(&run, 20);
-    gpt_trainer t = trainer_new(&run, gpt_standard_new);
+    gpt_trainer t = trainer_new(&run, gpt_attention_new);
     gpt_forward(t.pass, &run.weights, t.attention, t.bytes);
     gpt_reader *reader = gpt_reader_new(&run.shape, CONTEXT, CONTEXT);
     for (int64_t at = 0, count = 5; at < CONTEXT; at += count, count = 1)
