@@ -38,6 +38,9 @@ attn_status check_device_wait(void);
 /* Times of `runs` runs between two events each, L2 overwritten before. */
 attn_status check_device_measure(const check_device_run *run, int runs, double *seconds);
 
+/* What the first GPU runs at and draws now; 0 where nobody says (nvml.c). */
+void check_device_state(double *megahertz, double *watts);
+
 /* Waits, copies the outputs back and, asked to, looks around them: ATTN_DEVICE_FAILED if something was written there.
  * Frees the plan; also to be called after a failure of the others, but not of check_device_begin. */
 attn_status check_device_end(check_device_run *run, bool look_around);

@@ -11,6 +11,7 @@
 #include "attn_commit.h"
 #include "command.h"
 #include "cpu/detect.h"
+#include "cuda/driver.h"
 #include "options.h"
 
 bool attn_bench_fail(const char *format, ...)
@@ -30,11 +31,15 @@ static void start_peers(const attn_bench_options *o, attn_bench_peers *peers, FI
 {
     char text[512];
     const char *reason;
-    if (o->peer == ATTN_PEER_OPENBLAS) {
+    if (o->on == ATTN_CUDA && o->peer != ATTN_PEER_NONE) {
+        peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", o->on, text, sizeof text);
+        fprintf(notes, peers->torch ? "peer: %s of PyTorch %s\n" : "no peer: %s: %s\n", attn_bench_peer_name(o->peer),
+                text);
+    } else if (o->peer == ATTN_PEER_OPENBLAS) {
         peers->openblas = attn_bench_openblas_load(o->isa, &reason);
         if (!peers->openblas) fprintf(notes, "no peer: %s\n", reason);
     } else if (o->peer == ATTN_PEER_TORCH) {
-        peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", text, sizeof text);
+        peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", o->on, text, sizeof text);
         fprintf(notes, peers->torch ? "peer: PyTorch %s\n" : "no peer: %s\n", text);
     }
 }
@@ -69,7 +74,8 @@ static int walk(const attn_bench_options *o, const attn_bench_peers *peers, attn
     for (int i = 0; i < count; i++) {
         progress(cases[i].suite, i, count);
         cases[done] = cases[i];
-        bool good = attn_bench_measure(o, &cases[done], peers, &results[done]);
+        bool good =
+            (o->on == ATTN_CUDA ? attn_bench_gpu_measure : attn_bench_measure)(o, &cases[done], peers, &results[done]);
         progress(NULL, i, count);
         if (good && o->smoke && !sound(&cases[done], &results[done]))
             good = attn_bench_fail("%s: a figure is missing or not a number", cases[done].suite);
@@ -100,7 +106,8 @@ static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int 
     attn_bench_result *results = calloc((size_t)count + 1, sizeof *results);
     if (!results) return attn_bench_fail("out of memory"), ATTN_EXIT_FAILURE;
     attn_cpu_detect(&cpu);
-    fprintf(notes, "%s, commit %s\n", cpu.model, ATTN_COMMIT);
+    fprintf(notes, "%s, commit %s\n", o->on == ATTN_CUDA ? attn_cuda_machine_get()->device[0].name : cpu.model,
+            ATTN_COMMIT);
     start_peers(o, &peers, notes);
     if (o->json)
         printf("{\"commit\": \"%s\", \"device\": \"%s\", \"results\": [\n  ", ATTN_COMMIT, o->device);
@@ -123,13 +130,14 @@ int attn_cmd_bench(int argc, char **argv)
     /* Written once without rows: that it cannot be written is better known before than after. */
     if (o.csv && !attn_bench_csv_write(o.csv, o.device, NULL, NULL, 0)) return ATTN_EXIT_FAILURE;
     int count;
-    attn_bench_case *cases = attn_bench_cases(&o, &count);
+    attn_bench_case *cases = (o.on == ATTN_CUDA ? attn_bench_gpu_cases : attn_bench_cases)(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;
     code = ATTN_EXIT_FAILURE;
     if (count > 0)
         code = measure_all(&o, cases, count);
     else
-        attn_bench_fail("nothing to measure: the threads suite takes more than one thread");
+        attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: --device cuda has prefill, decode and window"
+                                          : "nothing to measure: the threads suite takes more than one thread");
     free(cases);
     return code;
 }

@@ -30,13 +30,26 @@ typedef struct attn_bench_list {
     int64_t values[ATTN_BENCH_LIST_MOST];
 } attn_bench_list;
 
-typedef enum attn_bench_peer { ATTN_PEER_OPENBLAS, ATTN_PEER_TORCH, ATTN_PEER_NONE } attn_bench_peer;
+/* On a GPU: PyTorch's, and none. */
+typedef enum attn_bench_peer {
+    ATTN_PEER_OPENBLAS,
+    ATTN_PEER_TORCH,
+    ATTN_PEER_NONE,
+    ATTN_PEER_CUDNN,
+    ATTN_PEER_FLASH,
+    ATTN_PEER_MATH,
+    ATTN_PEER_FLEX
+} attn_bench_peer;
+
+/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex"; NULL for any other number. */
+const char *attn_bench_peer_name(attn_bench_peer peer);
 
 typedef struct attn_bench_options {
     int suites;                                  /* a bit each, as attn_bench_suite_find says */
     attn_bench_list threads, dtypes, dims, lens; /* an empty list: each suite's own */
     int64_t heads[2];                            /* query and KV heads; 0: each suite's own */
     attn_isa isa;
+    attn_device on;
     attn_bench_peer peer;
     int64_t repeat; /* rounds */
     float min_time; /* of a runner's turn */
@@ -106,6 +119,7 @@ typedef struct attn_bench_result {
     double peak, read, read_far;    /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
     int64_t far_bytes;              /* the footprint of read_far */
     double limit;                   /* seconds */
+    double megahertz, watts;        /* of a GPU, just after; 0: not known */
     attn_bench_footprint memory, peer_memory;
 } attn_bench_result;
 
@@ -208,14 +222,18 @@ void attn_bench_openblas_form(const attn_bench_openblas *peer, char *text, size_
 
 typedef struct attn_bench_torch attn_bench_torch;
 
-/* Starts the child process. NULL without PyTorch; in *text its version, or why there is none. */
-attn_bench_torch *attn_bench_torch_start(const char *python, char *text, size_t size);
+/* Starts the child process, of torch_sdpa.py or, on a GPU, torch_gpu.py. NULL without PyTorch; in *text its version, or
+ * why there is none. */
+attn_bench_torch *attn_bench_torch_start(const char *python, attn_device on, char *text, size_t size);
 void attn_bench_torch_stop(attn_bench_torch *torch);
 
 /* In *form what computes it, where PyTorch tells: "flash" or "math". */
 bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn_bench_pass pass, char *form,
                             size_t size);
 double attn_bench_torch_run(void *torch, int calls);
+
+/* backend: "cudnn", ... False, and said so, if it does not compute this. */
+bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, const attn_desc *desc);
 
 /* ---- turns (bench_turns.c) ----------------------------------------------------------------- */
 
@@ -233,6 +251,12 @@ typedef struct attn_bench_peers {
 /* desc: dim_v, heads_kv and threads given. */
 bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
                         attn_bench_result *result);
+
+/* ---- on a GPU (bench_gpu.c) ---------------------------------------------------------------- */
+
+attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *count);
+bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
+                            const attn_bench_peers *peers, attn_bench_result *result);
 
 /* ---- memory (bench_memory.c) --------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 
 #include "api/error.h"
 #include "bench.h"
+#include "check/device.h"
 #include "command.h"
 #include "options.h"
 
@@ -98,12 +99,18 @@ static attn_status parse_heads(const char *text, void *value)
     return status || !text[length] ? status : attn_parse_count(text + length + 1, &heads[1]);
 }
 
+const char *attn_bench_peer_name(attn_bench_peer peer)
+{
+    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2", "math", "flex" };
+    return (unsigned)peer < sizeof names / sizeof *names ? names[peer] : NULL;
+}
+
 static attn_status parse_peer(const char *text, void *value)
 {
-    static const char *const names[] = { "openblas", "torch", "none" };
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, names[i]) == 0) return *(attn_bench_peer *)value = (attn_bench_peer)i, ATTN_OK;
-    return attn_fail(ATTN_INVALID, "takes openblas, torch or none");
+    for (int i = 0; attn_bench_peer_name((attn_bench_peer)i); i++)
+        if (strcmp(text, attn_bench_peer_name((attn_bench_peer)i)) == 0)
+            return *(attn_bench_peer *)value = (attn_bench_peer)i, ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex or none");
 }
 
 static attn_status parse_repeat(const char *text, void *value)
@@ -123,7 +130,10 @@ static const attn_option options[] = {
     { "len", 0, "LIST", parse_counts, AT(lens), "rows and keys; decode: keys (as the suite says)" },
     { "heads", 0, "Q[/KV]", parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
-    { "peer", 0, "NAME", parse_peer, AT(peer), "openblas (f32 only), torch, none (openblas)" },
+    { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
+    { "peer", 0, "NAME", parse_peer, AT(peer),
+      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, all through PyTorch, none "
+      "(cudnn)" },
     { "python", 0, "FILE", attn_parse_text, AT(python), "the Python that has PyTorch, for --peer torch (python3)" },
     { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },
     { "min-time", 0, "SECONDS", attn_parse_positive, AT(min_time), "least length of a turn (0.1)" },
@@ -153,7 +163,8 @@ static const attn_command command = {
     "  attn bench                                          prefill against OpenBLAS\n"
     "  attn bench --suite all --csv bench/results/zen3.csv everything, kept\n"
     "  attn bench --suite bwd,fwdbwd --dtype bf16 --heads 16 --len 512,2048,8192 --peer torch\n"
-    "  attn bench --suite decode --threads 2 --dtype bf16\n",
+    "  attn bench --suite decode --threads 2 --dtype bf16\n"
+    "  attn bench --device cuda --csv bench/results/h200.csv  forward on a GPU against cuDNN\n",
 };
 
 /* ---- settled ------------------------------------------------------------------------------------- */
@@ -183,6 +194,13 @@ static bool check(const attn_bench_options *o)
     if (o->csv && o->repeat < ATTN_BENCH_ROUNDS_LEAST)
         return attn_bench_fail("--repeat %d: results for --csv take at least %d rounds", (int)o->repeat,
                                ATTN_BENCH_ROUNDS_LEAST);
+    if (o->on == ATTN_CPU && o->peer > ATTN_PEER_NONE)
+        return attn_bench_fail("--peer %s needs --device cuda", attn_bench_peer_name(o->peer));
+    if (o->on == ATTN_CUDA && o->peer < ATTN_PEER_NONE)
+        return attn_bench_fail("--peer %s: it does not compute on a GPU", attn_bench_peer_name(o->peer));
+    if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
+        return attn_bench_fail("--device cuda takes no --isa and no --threads");
+    if (o->on == ATTN_CUDA && check_device_open() != ATTN_OK) return attn_bench_fail("%s", attn_error());
     if (o->isa != ATTN_ISA_AUTO && !attn_isa_available(o->isa))
         return attn_bench_fail("--isa %s: this machine or build does not run it", attn_isa_name(o->isa));
     return true;
@@ -197,8 +215,9 @@ int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
     if (o->smoke) {
         o->repeat = 3;
         o->min_time = 1e-4f;
-        if (!o->threads.count) take_number(&o->threads, 1);
+        if (!o->threads.count && o->on == ATTN_CPU) take_number(&o->threads, 1);
     }
+    if (o->on == ATTN_CUDA && o->peer == ATTN_PEER_OPENBLAS) o->peer = ATTN_PEER_CUDNN;
     name_machine(o);
     return check(o) ? code : ATTN_EXIT_USAGE;
 }

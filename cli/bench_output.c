@@ -76,6 +76,7 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
         fprintf(file, "%-22s %10s %6s ", "", "", "");
     }
     fprintf(file, "%10.4g\n", 1e3 * r->predicted_seconds);
+    if (r->watts > 0.0) fprintf(file, "        just after: %.0f MHz, %.0f W\n", r->megahertz, r->watts);
     if (r->read_far > 0.0)
         fprintf(file,
                 "        reads %.4g GB/s of these keys and values, %.4g GB/s of a buffer of %lld MiB; peak %.4g "
@@ -133,5 +134,7 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
     json_number(file, "peer_counted_bytes", r->peer_memory.counted);
     json_number(file, "predicted_seconds", r->predicted_seconds);
     json_number(file, "predicted_bytes", r->predicted_bytes);
+    json_number(file, "megahertz", r->megahertz);
+    json_number(file, "watts", r->watts);
     fputc('}', file);
 }

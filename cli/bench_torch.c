@@ -20,10 +20,11 @@ struct attn_bench_torch {
     char line[512];
 };
 
+static const char *const scripts[] = { "bench/peers/torch_sdpa.py", "bench/peers/torch_gpu.py" };
+
 /* The script, from the source tree's root or from beside the command's build folder. */
-static bool find_script(char *path, size_t size)
+static bool find_script(const char *name, char *path, size_t size)
 {
-    static const char *const name = "bench/peers/torch_sdpa.py";
     snprintf(path, size, "%s", name);
     if (access(path, R_OK) == 0) return true;
     ssize_t length = readlink("/proc/self/exe", path, size - 1);
@@ -72,11 +73,11 @@ static bool spawn(attn_bench_torch *torch, const char *python, const char *scrip
     return !failed && torch->requests && torch->answers;
 }
 
-attn_bench_torch *attn_bench_torch_start(const char *python, char *text, size_t size)
+attn_bench_torch *attn_bench_torch_start(const char *python, attn_device on, char *text, size_t size)
 {
     char script[4096];
-    if (!find_script(script, sizeof script)) {
-        snprintf(text, size, "bench/peers/torch_sdpa.py was not found: run in the source tree");
+    if (!find_script(scripts[on == ATTN_CUDA], script, sizeof script)) {
+        snprintf(text, size, "%s was not found: run in the source tree", scripts[on == ATTN_CUDA]);
         return NULL;
     }
     attn_bench_torch *torch = calloc(1, sizeof *torch);
@@ -121,6 +122,19 @@ bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn
     if (!answer(torch) || strncmp(torch->line, "ok ", 3) != 0) return failed(torch);
     snprintf(form, size, "%s", torch->line + 3);
     return true;
+}
+
+bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, const attn_desc *desc)
+{
+    char mask[48] = "full";
+    if (desc->flags & ATTN_CAUSAL) snprintf(mask, sizeof mask, "causal");
+    if (desc->flags & ATTN_WINDOW) snprintf(mask, sizeof mask, "window:%lld", (long long)desc->window_left);
+    fprintf(torch->requests, "setup %s %s %lld %lld %lld %lld %lld %lld %lld %s\n", backend,
+            attn_dtype_name(desc->dtype), (long long)desc->batch, (long long)desc->heads_q, (long long)desc->heads_kv,
+            (long long)desc->len_q, (long long)desc->len_kv, (long long)desc->dim_qk, (long long)desc->dim_v, mask);
+    fflush(torch->requests);
+    torch->line[0] = 0;
+    return (answer(torch) && strcmp(torch->line, "ok") == 0) || failed(torch);
 }
 
 double attn_bench_torch_run(void *self, int calls)
