@@ -60,7 +60,7 @@ static void progress(const char *what, int done, int count)
 static bool sound(const attn_bench_case *item, const attn_bench_result *r)
 {
     if (item->kind == ATTN_BENCH_PLANNED) return r->workspace > 0;
-    if (item->kind == ATTN_BENCH_MEMORY) return r->memory.peak > 0.0 && r->peer_memory.counted > r->memory.counted;
+    if (item->kind == ATTN_BENCH_MEMORY) return r->memory.peak > 0.0 && r->peer_memory.counted > 0.0;
     double share = r->limit / r->subject.median;
     return isfinite(share) && share > 0.0 && isfinite(r->peak) && r->peak > 0.0 && r->subject.min > 0.0 &&
            (!r->peer_name || r->peer.min > 0.0);

@@ -205,7 +205,8 @@ double attn_bench_limit_work(const attn_bench_limit *limit); /* FLOPs or bytes o
 /* ---- peers --------------------------------------------------------------------------------- */
 
 /* Finds OpenBLAS; false and why in *reason without it. With ATTN_ISA_AVX2 it is held to its kernels for that
- * (Haswell's), unless OPENBLAS_CORETYPE says otherwise: like against like. */
+ * (Haswell's): like against like. On a processor that it does not know it would take SSE3 (Prescott's) and is told
+ * better. OPENBLAS_CORETYPE overrides both. */
 bool attn_bench_openblas_load(attn_isa isa, const char **reason);
 const char *attn_bench_openblas_name(void); /* "openblas", a colon and its kernels' name */
 

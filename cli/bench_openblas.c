@@ -24,13 +24,28 @@ const char *attn_bench_openblas_name(void)
     return peer_name;
 }
 
+static void *open_library(void)
+{
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+    return library ? library : dlopen("libopenblas.so", RTLD_NOW | RTLD_LOCAL);
+}
+
+static const char *core_of(void *library)
+{
+    char *(*core)(void) = NULL;
+    *(void **)&core = dlsym(library, "openblas_get_corename");
+    return core ? core() : "";
+}
+
 bool attn_bench_openblas_load(attn_isa isa, const char **reason)
 {
     if (isa == ATTN_ISA_AVX2) setenv("OPENBLAS_CORETYPE", "Haswell", 0);
-    static const char *const names[] = { "libopenblas.so.0", "libopenblas.so" };
-    void *library = NULL;
-    for (int i = 0; i < 2 && !library; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    void *library = open_library();
+    if (library && attn_isa_available(ATTN_ISA_AVX2) && strcmp(core_of(library), "Prescott") == 0) {
+        dlclose(library);
+        setenv("OPENBLAS_CORETYPE", attn_isa_available(ATTN_ISA_AVX512) ? "SkylakeX" : "Haswell", 0);
+        library = open_library();
+    }
     void (*set_threads)(int) = NULL;
     *reason = "libopenblas.so.0 was not found";
     if (!library) return false;
@@ -39,9 +54,8 @@ bool attn_bench_openblas_load(attn_isa isa, const char **reason)
     *reason = "libopenblas.so.0 lacks cblas_sgemm or openblas_set_num_threads";
     if (!sgemm || !set_threads) return false;
     set_threads(1);
-    char *(*core)(void) = NULL;
-    *(void **)&core = dlsym(library, "openblas_get_corename");
-    if (core) snprintf(peer_name, sizeof peer_name, "openblas:%s", core());
+    const char *core = core_of(library);
+    snprintf(peer_name, sizeof peer_name, core[0] ? "openblas:%s" : "openblas%s", core);
     return true;
 }
 

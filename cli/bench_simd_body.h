@@ -59,9 +59,10 @@ TARGET static inline FLOATS NAME(exp2)(FLOATS x)
 
 TARGET static inline float NAME(sum)(FLOATS x)
 {
-    float total = 0.0f;
+    float total = 0.0f, lanes[LANES];
+    *(FLOATS *)lanes = x;
     for (int lane = 0; lane < LANES; lane++)
-        total += x[lane];
+        total += lanes[lane];
     return total;
 }
 
@@ -79,10 +80,10 @@ TARGET static float NAME(softmax)(float *row, int64_t n, float scale)
         m0 = MAX(m0, s[i]), m1 = MAX(m1, s[i + 1]), m2 = MAX(m2, s[i + 2]), m3 = MAX(m3, s[i + 3]);
     for (; i < vectors; i++)
         m0 = MAX(m0, s[i]);
-    m0 = MAX(MAX(m0, m1), MAX(m2, m3));
-    float greatest = m0[0];
-    for (int lane = 1; lane < LANES; lane++)
-        greatest = m0[lane] > greatest ? m0[lane] : greatest;
+    float maxima[LANES], greatest = -FLT_MAX;
+    *(FLOATS *)maxima = MAX(MAX(m0, m1), MAX(m2, m3));
+    for (int lane = 0; lane < LANES; lane++)
+        greatest = maxima[lane] > greatest ? maxima[lane] : greatest;
 
     FLOATS factor = zero + scale * 1.44269504f, offset = zero - greatest * scale * 1.44269504f, sum = zero;
     for (i = 0; i < vectors; i++)
