@@ -9,6 +9,7 @@
 enum { ATTN_EXIT_OK = 0, ATTN_EXIT_FAILURE = 1, ATTN_EXIT_USAGE = 2 };
 
 int attn_cmd_run(int argc, char **argv);
+int attn_cmd_grad(int argc, char **argv);
 int attn_cmd_check(int argc, char **argv);
 int attn_cmd_bench(int argc, char **argv);
 int attn_cmd_explain(int argc, char **argv);

@@ -15,7 +15,7 @@
 
 #include "api/error.h"
 
-enum { SLOTS = 2 };
+enum { SLOTS = ATTN_OUTPUTS_MOST };
 
 static char slot_path[SLOTS][PATH_MAX];
 static volatile sig_atomic_t slot_used[SLOTS];
@@ -115,7 +115,9 @@ static attn_status resolve(attn_output *output, const char *path)
 
 static attn_status create_temporary(attn_output *output)
 {
-    int slot = slot_used[0] ? 1 : 0;
+    int slot = 0;
+    while (slot_used[slot])
+        slot++;
     int length = snprintf(slot_path[slot], PATH_MAX, "%s.%ld.tmp", output->target, (long)getpid());
     if (length >= PATH_MAX) return attn_fail(ATTN_INVALID, "the path is too long");
     catch_signals();

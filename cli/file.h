@@ -30,7 +30,8 @@ typedef struct attn_output {
     int descriptor;
 } attn_output;
 
-/* size > 0; at most two outputs at a time. On failure nothing is left of it. */
+/* size > 0; at most ATTN_OUTPUTS_MOST outputs at a time. On failure nothing is left of it. */
+enum { ATTN_OUTPUTS_MOST = 8 };
 attn_status attn_output_create(attn_output *output, const char *path, size_t size);
 
 /* Ends the output, in place or without a trace. Both allow a zeroed struct. */

@@ -53,27 +53,47 @@ attn_status attn_inputs_load(attn_inputs *inputs, const char *option, const char
     return status ? fail_at(status, option, path) : ATTN_OK;
 }
 
+enum { TENSORS = 7, FORWARD_TENSORS = 3, REQUIRED_GRADIENTS = 4 };
+
+/* What a file of tensors holds, the forward's first, what may be missing last. */
+static attn_array *tensor_at(attn_inputs *inputs, int i)
+{
+    attn_array *const places[TENSORS] = { &inputs->q, &inputs->k,   &inputs->v,       &inputs->grad_o,
+                                          &inputs->o, &inputs->lse, &inputs->grad_lse };
+    return places[i];
+}
+
 static attn_status load_tensors(attn_inputs *inputs, const char *path)
 {
-    static const char *const names[] = { "q", "k", "v" };
-    attn_array arrays[3];
+    static const char *const names[TENSORS] = { "q", "k", "v", "do", "o", "lse", "dlse" };
+    bool backward = inputs->desc.direction == ATTN_BACKWARD;
+    int count = backward ? TENSORS : FORWARD_TENSORS, required = backward ? REQUIRED_GRADIENTS : FORWARD_TENSORS;
+    attn_array arrays[TENSORS];
     attn_file *file = &inputs->files[inputs->file_count];
     attn_status status = attn_file_open(file, path);
     if (!status) {
         inputs->file_count++;
-        status = attn_safetensors_parse(file->bytes, file->size, names, 3, arrays);
+        status = attn_safetensors_parse(file->bytes, file->size, names, count, arrays);
     }
-    for (int i = 0; !status && i < 3; i++) {
-        if (!arrays[i].element)
-            status = attn_fail(ATTN_INVALID, "holds no tensor %s", names[i]);
-        else
+    for (int i = 0; !status && i < count; i++) {
+        if (arrays[i].element)
             status = align(inputs, &arrays[i]);
+        else if (i < required)
+            status = attn_fail(ATTN_INVALID, "holds no tensor %s", names[i]);
+        *tensor_at(inputs, i) = arrays[i];
     }
-    if (status) return fail_at(status, "tensors", path);
-    inputs->q = arrays[0];
-    inputs->k = arrays[1];
-    inputs->v = arrays[2];
-    return ATTN_OK;
+    return status ? fail_at(status, "tensors", path) : ATTN_OK;
+}
+
+static attn_status load_files(attn_inputs *inputs, const attn_input_options *options)
+{
+    static const char *const names[TENSORS] = { "q", "k", "v", "do", "o-in", "lse-in", "dlse" };
+    const char *const paths[TENSORS] = { options->q, options->k,   options->v,       options->grad_o,
+                                         options->o, options->lse, options->grad_lse };
+    attn_status status = ATTN_OK;
+    for (int i = 0; !status && i < TENSORS; i++)
+        if (paths[i]) status = attn_inputs_load(inputs, names[i], paths[i], tensor_at(inputs, i));
+    return status;
 }
 
 attn_status attn_inputs_expect(const char *option, const attn_array *array, attn_element element, int rank,
@@ -108,7 +128,7 @@ static attn_status check_rank(const char *name, attn_array *array, int rank)
         return attn_fail(ATTN_INVALID, "%s has shape %s: takes (batch, row, head, dim) or (row, head, dim)", name,
                          shape);
     if (array->rank != rank)
-        return attn_fail(ATTN_INVALID, "%s has shape %s, but q has rank %d: q, k and v take the same rank", name, shape,
+        return attn_fail(ATTN_INVALID, "%s has shape %s, but q has rank %d: they take the same rank", name, shape,
                          rank);
     if (rank == 3) {
         memmove(array->extent + 1, array->extent, 3 * sizeof *array->extent);
@@ -128,20 +148,35 @@ static attn_status same(const char *what, const char *a_name, int64_t a, const c
     return attn_fail(ATTN_INVALID, "%s has %lld %s, but %s has %lld", b_name, (long long)b, what, a_name, (long long)a);
 }
 
+/* o, or its gradient. */
+static attn_status describe_output(const char *name, attn_inputs *inputs, attn_array *array)
+{
+    const int64_t *q = inputs->q.extent, *o = array->extent;
+    attn_status status = check_rank(name, array, inputs->rank);
+    if (!status) status = same("sequences", "q", q[0], name, o[0]);
+    if (!status) status = same("rows", "q", q[1], name, o[1]);
+    if (!status) status = same("heads", "q", q[2], name, o[2]);
+    if (!status) status = same("dims", "v", inputs->v.extent[3], name, o[3]);
+    return status;
+}
+
 static attn_status describe_shapes(attn_inputs *inputs)
 {
     attn_desc *desc = &inputs->desc;
-    int rank = inputs->q.rank;
-    attn_status status = check_rank("q", &inputs->q, rank);
-    if (!status) status = check_rank("k", &inputs->k, rank);
-    if (!status) status = check_rank("v", &inputs->v, rank);
+    inputs->rank = inputs->q.rank;
+    attn_status status = check_rank("q", &inputs->q, inputs->rank);
+    if (!status) status = check_rank("k", &inputs->k, inputs->rank);
+    if (!status) status = check_rank("v", &inputs->v, inputs->rank);
     const int64_t *q = inputs->q.extent, *k = inputs->k.extent, *v = inputs->v.extent;
     if (!status) status = same("sequences", "q", q[0], "k", k[0]);
     if (!status) status = same("sequences", "q", q[0], "v", v[0]);
     if (!status) status = same("rows", "k", k[1], "v", v[1]);
     if (!status) status = same("heads", "k", k[2], "v", v[2]);
     if (!status) status = same("dims", "q", q[3], "k", k[3]);
-    inputs->rank = rank;
+    if (!status && desc->direction == ATTN_BACKWARD) {
+        status = describe_output("do", inputs, &inputs->grad_o);
+        if (!status && inputs->o.element) status = describe_output("o", inputs, &inputs->o);
+    }
     desc->batch = q[0];
     desc->len_q = q[1];
     desc->len_kv = k[1];
@@ -165,39 +200,105 @@ static attn_status convert(attn_inputs *inputs, attn_array *array, attn_dtype dt
     return ATTN_OK;
 }
 
-static attn_status choose_dtype(attn_inputs *inputs, attn_dtype asked)
+/* q, k and v come in one dtype, o and do in the outputs'. */
+static attn_status choose_dtype(attn_inputs *inputs, const attn_input_options *options)
 {
-    attn_element q = inputs->q.element, k = inputs->k.element, v = inputs->v.element;
-    if (!asked && (q != k || q != v))
-        return attn_fail(ATTN_INVALID, "q is %s, k is %s, v is %s: say --dtype to convert them", attn_element_name(q),
-                         attn_element_name(k), attn_element_name(v));
-    inputs->desc.dtype = asked ? asked : attn_element_dtype(q);
-    attn_status status = convert(inputs, &inputs->q, inputs->desc.dtype);
-    if (!status) status = convert(inputs, &inputs->k, inputs->desc.dtype);
-    if (!status) status = convert(inputs, &inputs->v, inputs->desc.dtype);
+    static const char *const names[] = { "q", "k", "v", "do", "o" };
+    enum { OPERANDS = sizeof names / sizeof *names };
+    attn_dtype asked = options->problem.dtype;
+    char list[160];
+    size_t length = 0;
+    bool alike = true;
+    for (int i = 0; i < OPERANDS; i++) {
+        attn_element element = tensor_at(inputs, i)->element;
+        if (!element) continue;
+        alike = alike && element == inputs->q.element;
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%s is %s", i ? ", " : "", names[i],
+                                   attn_element_name(element));
+    }
+    if (!asked && !alike) return attn_fail(ATTN_INVALID, "%s: say --dtype to convert them", list);
+    attn_desc *desc = &inputs->desc;
+    desc->dtype = asked ? asked : attn_element_dtype(inputs->q.element);
+    if (!options->tensors && desc->dtype == ATTN_BF16) desc->flags |= ATTN_OUT_F32;
+    attn_dtype out = desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
+    inputs->out = attn_element_of(out);
+    attn_status status = ATTN_OK;
+    for (int i = 0; !status && i < OPERANDS; i++)
+        if (tensor_at(inputs, i)->element) status = convert(inputs, tensor_at(inputs, i), i < 3 ? desc->dtype : out);
     return status;
 }
 
-attn_status attn_inputs_open(attn_inputs *inputs, const attn_run_options *options)
+attn_array attn_inputs_like(const attn_inputs *inputs, const attn_array *tensor, int64_t dim)
 {
-    *inputs = (attn_inputs){ .file_count = 0 };
-    attn_status status;
-    if (options->tensors) {
-        status = load_tensors(inputs, options->tensors);
-    } else {
-        status = attn_inputs_load(inputs, "q", options->q, &inputs->q);
-        if (!status) status = attn_inputs_load(inputs, "k", options->k, &inputs->k);
-        if (!status) status = attn_inputs_load(inputs, "v", options->v, &inputs->v);
-    }
+    const int64_t *extent = tensor->extent;
+    attn_array array = { .element = inputs->out, .rank = inputs->rank };
+    for (int i = 0; i < array.rank; i++)
+        array.extent[i] = i + 1 < array.rank ? extent[4 - array.rank + i] : dim;
+    return array;
+}
+
+attn_array attn_inputs_lse(const attn_inputs *inputs)
+{
+    const int64_t *q = inputs->q.extent;
+    return (attn_array){ .element = ATTN_ELEMENT_F32, .rank = 3, .extent = { q[0], q[2], q[1] } };
+}
+
+static attn_status check_rows(const attn_inputs *inputs, const char *option, const attn_array *array)
+{
+    attn_array lse = attn_inputs_lse(inputs);
+    return array->element ? attn_inputs_expect(option, array, ATTN_ELEMENT_F32, 3, lse.extent, 0) : ATTN_OK;
+}
+
+static attn_status check_gradients(const attn_inputs *inputs, const attn_input_options *options)
+{
+    attn_status status = check_rows(inputs, options->tensors ? "tensors: lse" : "lse-in", &inputs->lse);
+    if (!status) status = check_rows(inputs, options->tensors ? "tensors: dlse" : "dlse", &inputs->grad_lse);
+    if (!status && !inputs->o.element != !inputs->lse.element)
+        return attn_fail(ATTN_INVALID, "--tensors %.200s: holds one of the tensors o and lse: takes both or neither",
+                         options->tensors);
+    return status;
+}
+
+attn_status attn_inputs_open(attn_inputs *inputs, const attn_input_options *options, attn_direction direction)
+{
+    *inputs = (attn_inputs){ .desc.direction = direction };
+    attn_status status = options->tensors ? load_tensors(inputs, options->tensors) : load_files(inputs, options);
     if (!status) status = describe_shapes(inputs);
-    if (!status) status = choose_dtype(inputs, options->problem.dtype);
+    if (!status) status = check_gradients(inputs, options);
+    if (!status) status = choose_dtype(inputs, options);
     if (status) return status;
     attn_problem_apply(&options->problem, &inputs->desc);
-    inputs->args.q = inputs->q.data;
-    inputs->args.k = inputs->k.data;
-    inputs->args.v = inputs->v.data;
-    inputs->args.seed = options->seed.value;
+    attn_args *args = &inputs->args;
+    args->q = inputs->q.data, args->k = inputs->k.data, args->v = inputs->v.data;
+    args->grad_o = inputs->grad_o.data, args->grad_lse = inputs->grad_lse.data;
+    args->o = (void *)(uintptr_t)inputs->o.data;
+    args->lse = (float *)(uintptr_t)inputs->lse.data;
+    args->seed = options->seed.value;
     return attn_inputs_open_masks(inputs, options);
+}
+
+attn_status attn_inputs_check_options(const attn_input_options *options, attn_direction direction)
+{
+    static const char *const names[] = { "--q", "--k", "--v", "--do" };
+    const char *const paths[] = { options->q, options->k, options->v, options->grad_o };
+    bool backward = direction == ATTN_BACKWARD;
+    const char *all = backward ? "--q, --k, --v and --do" : "--q, --k and --v";
+    for (int i = 0; i < 3 + backward; i++) {
+        if (options->tensors && paths[i])
+            return attn_fail(ATTN_INVALID, "--tensors takes the place of %s: leave out %s", all, names[i]);
+        if (!options->tensors && !paths[i])
+            return attn_fail(ATTN_INVALID, "%s is missing: takes %s, or --tensors", names[i], all);
+    }
+    if (options->tensors && (options->o || options->lse || options->grad_lse))
+        return attn_fail(ATTN_INVALID, "--tensors takes o, lse and dlse from its file: leave out %s",
+                         options->o     ? "--o-in"
+                         : options->lse ? "--lse-in"
+                                        : "--dlse");
+    if (!options->o != !options->lse) return attn_fail(ATTN_INVALID, "--o-in and --lse-in need each other");
+    if (!options->cu_lens_q != !options->cu_lens_kv)
+        return attn_fail(ATTN_INVALID, "--cu-lens-q and --cu-lens-kv need each other");
+    if (options->seed.given && options->problem.dropout < 0) return attn_fail(ATTN_INVALID, "--seed needs --dropout");
+    return ATTN_OK;
 }
 
 void attn_inputs_close(attn_inputs *inputs)

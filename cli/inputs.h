@@ -1,4 +1,4 @@
-/* The input files of `attn run`, checked against each other, as a descriptor and run arguments. */
+/* The input files of `attn run` and `attn grad`, checked against each other, as a descriptor and run arguments. */
 #ifndef ATTN_CLI_INPUTS_H
 #define ATTN_CLI_INPUTS_H
 
@@ -6,29 +6,71 @@
 #include "file.h"
 #include "problem.h"
 
-/* What the command line of `attn run` says; NULL: not given. */
-typedef struct attn_run_options {
-    const char *q, *k, *v, *tensors, *output, *lse;
+/* What the command line says of inputs; NULL: not given. */
+typedef struct attn_input_options {
+    const char *q, *k, *v, *tensors;
+    const char *grad_o, *o, *lse, *grad_lse; /* of `attn grad` */
     const char *alibi, *bias, *sink, *intervals, *block_mask, *cu_lens_q, *cu_lens_kv, *lens_kv;
     attn_problem problem;
     attn_seed seed;
-    bool json, quiet;
-} attn_run_options;
+} attn_input_options;
 
-enum { ATTN_INPUTS_MOST = 24 };
+#define ATTN_FILE_OPTION(type, member, name, help) ATTN_OPTION(type, member, name, "FILE", attn_parse_text, help)
+
+/* Rows of an option table for a struct `type` that holds attn_input_options at `in`. */
+#define ATTN_QKV_OPTIONS(type, in)                                                                  \
+    ATTN_FILE_OPTION(type, in.q, "q", "queries (batch, row, head, dim) or (row, head, dim), .npy"), \
+        ATTN_FILE_OPTION(type, in.k, "k", "keys, of a number of heads that divides that of q"),     \
+        ATTN_FILE_OPTION(type, in.v, "v", "values, of k's rows and heads; their dim may differ")
+
+#define ATTN_SCORE_OPTIONS(type, in)                                                                               \
+    ATTN_PROBLEM_OPTIONS(type, in.problem),                                                                        \
+        ATTN_FILE_OPTION(type, in.alibi, "alibi",                                                                  \
+                         "slopes (head) or (batch, head), float32: scores -= slope |place - key|"),                \
+        ATTN_FILE_OPTION(type, in.bias, "bias",                                                                    \
+                         "added to scores: (batch|1, head|1, row|1, key|1), float32 or float16"),                  \
+        ATTN_FILE_OPTION(type, in.sink, "sink", "one more logit a head (head), float32, in the denominator only"), \
+        ATTN_FILE_OPTION(type, in.intervals, "intervals",                                                          \
+                         "rows that do not see a key (FlashMask): int32 (batch, KV head|1, key, 1|2|4);\n"         \
+                         "1: from a row on, 2: a range (both with --causal);\n"                                    \
+                         "2: from a row on, up to a row, 4: two ranges (both without)"),                           \
+        ATTN_FILE_OPTION(type, in.block_mask, "block-mask",                                                        \
+                         "visible blocks: uint8 (batch|1, head|1, row blocks, key blocks), not 0: visible;\n"      \
+                         "a block holds ceil(rows / row blocks) rows, and keys likewise"),                         \
+        ATTN_FILE_OPTION(type, in.cu_lens_q, "cu-lens-q",                                                          \
+                         "packed sequences: int32 (sequences + 1), each one's first row in q, then the end;\n"     \
+                         "q, k and v are (row, head, dim) or (1, row, head, dim)"),                                \
+        ATTN_FILE_OPTION(type, in.cu_lens_kv, "cu-lens-kv", "the same for k and v"),                               \
+        ATTN_FILE_OPTION(type, in.lens_kv, "lens-kv", "keys in use, int32 (batch): the others are not read"),      \
+        ATTN_OPTION(type, in.seed, "seed", "N", attn_parse_seed, "of --dropout, 64 bits")
+
+/* Whether options that need each other, or exclude each other, stand so. */
+attn_status attn_inputs_check_options(const attn_input_options *options, attn_direction direction);
+
+enum { ATTN_INPUTS_MOST = 32 };
 
 typedef struct attn_inputs {
-    attn_array q, k, v; /* (batch, row, head, dim) */
-    int rank;           /* of their files */
+    attn_array q, k, v;                  /* (batch, row, head, dim) */
+    attn_array grad_o, o, lse, grad_lse; /* ATTN_BACKWARD; all but grad_o: no element where not given */
+    attn_array alibi, bias;              /* likewise */
+    int rank;                            /* of the files of q, k, v */
+    attn_element out;                    /* of o, and of the gradients of q, k, v: .npy has no bfloat16 */
     attn_desc desc;
-    attn_args args; /* all but o and lse */
+    attn_args args; /* all inputs; o and lse are NULL where not given */
     attn_file files[ATTN_INPUTS_MOST];
     void *buffers[ATTN_INPUTS_MOST]; /* made from files: converted, aligned, lists */
     int file_count, buffer_count;
 } attn_inputs;
 
 /* Opens, checks and converts. Messages start with the option and its file. To be closed also after a failure. */
-attn_status attn_inputs_open(attn_inputs *inputs, const attn_run_options *options);
+attn_status attn_inputs_open(attn_inputs *inputs, const attn_input_options *options, attn_direction direction);
 void attn_inputs_close(attn_inputs *inputs);
+
+/* Shapes of what is computed from them: like q, k or v but for its dim, in the rank of their files; and the LSE's. */
+attn_array attn_inputs_like(const attn_inputs *inputs, const attn_array *tensor, int64_t dim);
+attn_array attn_inputs_lse(const attn_inputs *inputs);
+
+/* Uninitialised memory that lives as long as the inputs; NULL, with a message, if there is none. */
+void *attn_inputs_buffer(attn_inputs *inputs, int64_t count, int64_t size);
 
 #endif

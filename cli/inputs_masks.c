@@ -24,7 +24,7 @@ static int64_t longest(const attn_array *starts, int64_t total)
     return most < total ? most : total;
 }
 
-static attn_status open_packed(attn_inputs *inputs, const attn_run_options *options)
+static attn_status open_packed(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_desc *desc = &inputs->desc;
     attn_array q, kv;
@@ -51,7 +51,7 @@ static attn_status open_packed(attn_inputs *inputs, const attn_run_options *opti
     return ATTN_OK;
 }
 
-static attn_status open_lens_kv(attn_inputs *inputs, const attn_run_options *options)
+static attn_status open_lens_kv(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_array lens;
     if (!options->lens_kv) return ATTN_OK;
@@ -61,7 +61,7 @@ static attn_status open_lens_kv(attn_inputs *inputs, const attn_run_options *opt
     return status;
 }
 
-static attn_status fill_prefix(attn_inputs *inputs, const attn_run_options *options)
+static attn_status fill_prefix(attn_inputs *inputs, const attn_input_options *options)
 {
     const attn_desc *desc = &inputs->desc;
     int64_t prefix = options->problem.prefix;
@@ -77,7 +77,7 @@ static attn_status fill_prefix(attn_inputs *inputs, const attn_run_options *opti
     return ATTN_OK;
 }
 
-static attn_status open_alibi(attn_inputs *inputs, const attn_run_options *options)
+static attn_status open_alibi(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_desc *desc = &inputs->desc;
     attn_array slopes;
@@ -89,11 +89,12 @@ static attn_status open_alibi(attn_inputs *inputs, const attn_run_options *optio
     status = attn_inputs_expect("alibi", &slopes, ATTN_ELEMENT_F32, shared ? 1 : 2, extent + shared, shared ? 0 : 1);
     desc->flags |= ATTN_ALIBI;
     desc->alibi_batch = shared ? 1 : slopes.extent[0];
+    inputs->alibi = slopes;
     inputs->args.alibi = slopes.data;
     return status;
 }
 
-static attn_status open_bias(attn_inputs *inputs, const attn_run_options *options)
+static attn_status open_bias(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_desc *desc = &inputs->desc;
     attn_array bias;
@@ -107,11 +108,12 @@ static attn_status open_bias(attn_inputs *inputs, const attn_run_options *option
     desc->bias_dtype = attn_element_dtype(element);
     for (int i = 0; i < 4; i++)
         desc->bias_extent[i] = bias.extent[i];
+    inputs->bias = bias;
     inputs->args.bias = bias.data;
     return status;
 }
 
-static attn_status open_sink(attn_inputs *inputs, const attn_run_options *options)
+static attn_status open_sink(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_array sink;
     if (!options->sink) return ATTN_OK;
@@ -122,7 +124,7 @@ static attn_status open_sink(attn_inputs *inputs, const attn_run_options *option
     return status;
 }
 
-static attn_status open_intervals(attn_inputs *inputs, const attn_run_options *options)
+static attn_status open_intervals(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_desc *desc = &inputs->desc;
     attn_array table;
@@ -171,7 +173,7 @@ static attn_status fill_blocks(attn_inputs *inputs, const attn_array *mask)
     return ATTN_OK;
 }
 
-static attn_status open_blocks(attn_inputs *inputs, const attn_run_options *options)
+static attn_status open_blocks(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_desc *desc = &inputs->desc;
     attn_array mask;
@@ -189,7 +191,7 @@ static attn_status open_blocks(attn_inputs *inputs, const attn_run_options *opti
     return status ? status : fill_blocks(inputs, &mask);
 }
 
-attn_status attn_inputs_open_masks(attn_inputs *inputs, const attn_run_options *options)
+attn_status attn_inputs_open_masks(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_status status = open_packed(inputs, options);
     if (!status) status = open_lens_kv(inputs, options);

@@ -1,16 +1,13 @@
-/* The files of `attn run` beside q, k and v: lengths, masks and score changes. */
+/* The files beside q, k and v: lengths, masks and score changes. */
 #ifndef ATTN_CLI_INPUTS_MASKS_H
 #define ATTN_CLI_INPUTS_MASKS_H
 
 #include "inputs.h"
 
 /* inputs->desc has its shapes and flags already. */
-attn_status attn_inputs_open_masks(attn_inputs *inputs, const attn_run_options *options);
+attn_status attn_inputs_open_masks(attn_inputs *inputs, const attn_input_options *options);
 
 /* What inputs.c lends it. */
-
-/* Uninitialised memory that lives as long as the inputs; NULL, with a message, if there is none. */
-void *attn_inputs_buffer(attn_inputs *inputs, int64_t count, int64_t size);
 
 /* Loads an aligned .npy array. */
 attn_status attn_inputs_load(attn_inputs *inputs, const char *option, const char *path, attn_array *array);

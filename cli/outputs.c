@@ -9,77 +9,100 @@
 #include "npy.h"
 #include "safetensors.h"
 
-attn_element attn_outputs_element(const attn_inputs *inputs, const attn_run_options *options)
+static const char npy[] = ".npy", safetensors[] = ".safetensors";
+
+static bool ends_with(const char *text, const char *end)
 {
-    attn_dtype dtype = inputs->desc.dtype;
-    return attn_element_of(!options->tensors && dtype == ATTN_BF16 ? ATTN_F32 : dtype);
+    size_t length = strlen(text), tail = strlen(end);
+    return length > tail && !strcmp(text + length - tail, end);
 }
 
-static attn_status create(attn_output *output, const char *option, const char *path, size_t header, const attn_array *a,
-                          const attn_array *b)
+attn_status attn_outputs_check(const attn_result *results, int count, bool tensors)
 {
-    uint64_t size = header + (uint64_t)(a->count * attn_element_size(a->element));
-    if (b) size += (uint64_t)(b->count * attn_element_size(b->element));
-    attn_status status = size > INT64_MAX || size > SIZE_MAX
+    for (int i = 0; i < count; i++) {
+        const attn_result *r = &results[i];
+        if (!r->path) continue;
+        bool array = ends_with(r->path, npy) && (!tensors || r->f32);
+        if (!array && !(tensors && ends_with(r->path, safetensors)))
+            return attn_fail(ATTN_INVALID, "%s %.200s: takes a name that ends in %s%s", r->option, r->path,
+                             tensors ? safetensors : npy, tensors && r->f32 ? " or .npy" : "");
+        for (int j = 0; array && j < i; j++)
+            if (results[j].path && !strcmp(r->path, results[j].path))
+                return attn_fail(ATTN_INVALID, "%s and %s name the same file, %.200s", results[j].option, r->option,
+                                 r->path);
+    }
+    return ATTN_OK;
+}
+
+static attn_status create_file(attn_outputs *outputs, const attn_result *first, const char *header, size_t length,
+                               uint64_t data, unsigned char **at)
+{
+    attn_output *output = &outputs->files[outputs->count];
+    attn_status status = data > SIZE_MAX - length || data > INT64_MAX - length
                              ? attn_fail(ATTN_INVALID, "cannot write: the file is too large")
-                             : attn_output_create(output, path, (size_t)size);
-    if (!status) return ATTN_OK;
-    char where[300];
-    snprintf(where, sizeof where, "--%s %.200s", option, path);
-    return attn_fail_in(status, where);
+                             : attn_output_create(output, first->path, length + (size_t)data);
+    if (status) {
+        char where[300];
+        snprintf(where, sizeof where, "%s %.200s", first->option, first->path);
+        return attn_fail_in(status, where);
+    }
+    outputs->count++;
+    memcpy(output->bytes, header, length);
+    *at = output->bytes + length;
+    return ATTN_OK;
 }
 
-static attn_status create_npy(attn_output *output, const char *option, const char *path, const attn_array *array,
-                              void **data)
+static attn_status create_npy(attn_outputs *outputs, attn_result *r)
 {
     char header[ATTN_NPY_HEADER_MOST];
-    size_t length = attn_npy_header(array, header);
-    attn_status status = create(output, option, path, length, array, NULL);
-    if (status) return status;
-    memcpy(output->bytes, header, length);
-    *data = output->bytes + length;
-    return ATTN_OK;
+    unsigned char *at;
+    size_t length = attn_npy_header(&r->array, header);
+    uint64_t bytes = (uint64_t)(r->array.count * attn_element_size(r->array.element));
+    attn_status status = create_file(outputs, r, header, length, bytes, &at);
+    if (!status) r->data = at;
+    return status;
 }
 
-/* LSE stands first: what stands behind o, in 16 bits and of odd size, would not be aligned. */
-static attn_status create_tensors(attn_outputs *outputs, const char *path, const attn_array *lse)
+/* All results of the first one's path. float32 stands first: behind 16-bit elements it might not be aligned. */
+static attn_status create_tensors(attn_outputs *outputs, attn_result *first, attn_result *end)
 {
-    static const char *const names[] = { "lse", "o" };
+    const char *names[ATTN_OUTPUTS_MOST];
+    attn_array arrays[ATTN_OUTPUTS_MOST];
+    attn_result *order[ATTN_OUTPUTS_MOST];
     char header[ATTN_SAFETENSORS_HEADER_MOST];
-    attn_array arrays[2] = { *lse, outputs->o };
-    int skip = lse->element == ATTN_ELEMENT_NONE;
-    size_t length = attn_safetensors_header(names + skip, arrays + skip, 2 - skip, header, sizeof header);
-    attn_status status = create(&outputs->files[0], "output", path, length, &outputs->o, skip ? NULL : lse);
-    if (status) return status;
-    memcpy(outputs->files[0].bytes, header, length);
-    unsigned char *at = outputs->files[0].bytes + length;
-    if (!skip) outputs->lse = (float *)(void *)at;
-    outputs->o_data = skip ? at : at + 4 * lse->count;
-    return ATTN_OK;
+    unsigned char *at;
+    uint64_t bytes = 0;
+    int count = 0;
+    for (int size = 4; size >= 2; size -= 2)
+        for (attn_result *r = first; r < end; r++) {
+            if (!r->path || strcmp(r->path, first->path) || attn_element_size(r->array.element) != size) continue;
+            names[count] = r->tensor;
+            arrays[count] = r->array;
+            order[count++] = r;
+            if (__builtin_add_overflow(bytes, (uint64_t)(r->array.count * size), &bytes))
+                return attn_fail(ATTN_INVALID, "%s %.200s: the file is too large", r->option, r->path);
+        }
+    size_t length = attn_safetensors_header(names, arrays, count, header, sizeof header);
+    attn_status status = create_file(outputs, first, header, length, bytes, &at);
+    for (int i = 0; !status && i < count; i++) {
+        order[i]->data = at;
+        at += arrays[i].count * attn_element_size(arrays[i].element);
+    }
+    return status;
 }
 
-attn_status attn_outputs_create(attn_outputs *outputs, const attn_inputs *inputs, const attn_run_options *options)
+attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count)
 {
-    const int64_t *q = inputs->q.extent;
-    attn_array lse = { .element = ATTN_ELEMENT_F32, .rank = 3, .extent = { q[0], q[2], q[1] } };
-    attn_array *o = &outputs->o;
-    *outputs = (attn_outputs){ .o = { .element = attn_outputs_element(inputs, options),
-                                      .rank = inputs->rank,
-                                      .extent = { q[0], q[1], q[2], inputs->v.extent[3] } } };
-    if (inputs->rank == 3) memmove(o->extent, o->extent + 1, 3 * sizeof *o->extent);
-    if (!attn_array_count(o) || !attn_array_count(&lse)) return attn_fail(ATTN_INVALID, "the output's size overflows");
-
-    if (options->tensors && options->lse && !strcmp(options->lse, options->output))
-        return create_tensors(outputs, options->output, &lse);
-    attn_status status;
-    if (options->tensors)
-        status = create_tensors(outputs, options->output, &(attn_array){ .element = ATTN_ELEMENT_NONE });
-    else
-        status = create_npy(&outputs->files[0], "output", options->output, o, &outputs->o_data);
-    if (!status && options->lse) {
-        void *data = NULL;
-        status = create_npy(&outputs->files[1], "lse", options->lse, &lse, &data);
-        outputs->lse = data;
+    attn_status status = ATTN_OK;
+    *outputs = (attn_outputs){ .count = 0 };
+    for (int i = 0; !status && i < count; i++)
+        if (results[i].path && !attn_array_count(&results[i].array))
+            status = attn_fail(ATTN_INVALID, "%s %.200s: the output's size overflows", results[i].option,
+                               results[i].path);
+    for (int i = 0; !status && i < count; i++) {
+        attn_result *r = &results[i];
+        if (!r->path || r->data) continue;
+        status = ends_with(r->path, npy) ? create_npy(outputs, r) : create_tensors(outputs, r, results + count);
     }
     if (status) attn_outputs_discard(outputs);
     return status;
@@ -87,14 +110,15 @@ attn_status attn_outputs_create(attn_outputs *outputs, const attn_inputs *inputs
 
 attn_status attn_outputs_commit(attn_outputs *outputs)
 {
-    attn_status status = attn_output_commit(&outputs->files[0]);
-    if (!status) status = attn_output_commit(&outputs->files[1]);
+    attn_status status = ATTN_OK;
+    for (int i = 0; !status && i < outputs->count; i++)
+        status = attn_output_commit(&outputs->files[i]);
     if (status) attn_outputs_discard(outputs);
     return status;
 }
 
 void attn_outputs_discard(attn_outputs *outputs)
 {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < outputs->count; i++)
         attn_output_discard(&outputs->files[i]);
 }

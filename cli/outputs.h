@@ -1,21 +1,31 @@
-/* The output files of `attn run`: mapped, so that the library computes into them. */
+/* Output files: mapped, so that the library computes into them. */
 #ifndef ATTN_CLI_OUTPUTS_H
 #define ATTN_CLI_OUTPUTS_H
 
-#include "inputs.h"
+#include "array.h"
+#include "file.h"
+
+/* An array to be written. */
+typedef struct attn_result {
+    const char *option; /* as messages name it */
+    const char *tensor; /* its name in .safetensors */
+    const char *path;   /* NULL: not asked for */
+    bool f32;           /* float32 whatever the problem's dtype: it may go to .npy beside tensors */
+    attn_array array;   /* element, rank, extents */
+    void *data;         /* zeros, to compute into; NULL where path is */
+} attn_result;
 
 typedef struct attn_outputs {
-    attn_array o; /* in the rank and element of its file */
-    void *o_data;
-    float *lse; /* NULL: not asked for */
-    attn_output files[2];
+    attn_output files[ATTN_OUTPUTS_MOST];
+    int count;
 } attn_outputs;
 
-/* How o comes out: .npy has no bfloat16. */
-attn_element attn_outputs_element(const attn_inputs *inputs, const attn_run_options *options);
+/* Whether names end as they must, and only .safetensors are shared. tensors: inputs came from one. */
+attn_status attn_outputs_check(const attn_result *results, int count, bool tensors);
 
-/* Makes the temporaries, headers written. On failure nothing is left. */
-attn_status attn_outputs_create(attn_outputs *outputs, const attn_inputs *inputs, const attn_run_options *options);
+/* Makes the temporaries, headers written, and sets data; count is at most ATTN_OUTPUTS_MOST. On failure nothing is
+ * left. */
+attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count);
 
 attn_status attn_outputs_commit(attn_outputs *outputs);
 void attn_outputs_discard(attn_outputs *outputs);

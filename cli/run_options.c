@@ -1,45 +1,20 @@
 /* See run.h. */
 #include "run.h"
 
-#include <string.h>
-
 #include "api/error.h"
 
-#define AT(member) offsetof(attn_run_options, member)
-#define FILE_OPTION(option, member, help)                    \
-    {                                                        \
-        option, 0, "FILE", attn_parse_text, AT(member), help \
-    }
-
 static const attn_option options_table[] = {
-    FILE_OPTION("q", q, "queries (batch, row, head, dim) or (row, head, dim), .npy"),
-    FILE_OPTION("k", k, "keys, of a number of heads that divides that of q"),
-    FILE_OPTION("v", v, "values, of k's rows and heads; their dim may differ"),
-    FILE_OPTION("tensors", tensors, "q, k and v from one .safetensors file instead (F32, F16, BF16)"),
-    { "output", 'o', "FILE", attn_parse_text, AT(output),
+    ATTN_QKV_OPTIONS(attn_run_options, in),
+    ATTN_FILE_OPTION(attn_run_options, in.tensors, "tensors",
+                     "q, k and v from one .safetensors file instead (F32, F16, BF16)"),
+    { "output", 'o', "FILE", attn_parse_text, offsetof(attn_run_options, output),
       "the result, in the inputs' rank: .npy, and .safetensors (tensor o) with --tensors" },
-    FILE_OPTION("lse", lse,
-                "each row's log-sum-exp (batch, head, row), float32, .npy;\n"
-                "with --tensors the output's own name puts it there, as tensor lse"),
-    ATTN_PROBLEM_OPTIONS(attn_run_options, problem),
-    FILE_OPTION("alibi", alibi, "slopes (head) or (batch, head), float32: scores -= slope |place - key|"),
-    FILE_OPTION("bias", bias, "added to scores: (batch|1, head|1, row|1, key|1), float32 or float16"),
-    FILE_OPTION("sink", sink, "one more logit a head (head), float32, in the denominator only"),
-    FILE_OPTION("intervals", intervals,
-                "rows that do not see a key (FlashMask): int32 (batch, KV head|1, key, 1|2|4);\n"
-                "1: from a row on, 2: a range (both with --causal);\n"
-                "2: from a row on, up to a row, 4: two ranges (both without)"),
-    FILE_OPTION("block-mask", block_mask,
-                "visible blocks: uint8 (batch|1, head|1, row blocks, key blocks), not 0: visible;\n"
-                "a block holds ceil(rows / row blocks) rows, and keys likewise"),
-    FILE_OPTION("cu-lens-q", cu_lens_q,
-                "packed sequences: int32 (sequences + 1), each one's first row in q, then the end;\n"
-                "q, k and v are (row, head, dim) or (1, row, head, dim)"),
-    FILE_OPTION("cu-lens-kv", cu_lens_kv, "the same for k and v"),
-    FILE_OPTION("lens-kv", lens_kv, "keys in use, int32 (batch): the others are not read"),
-    { "seed", 0, "N", attn_parse_seed, AT(seed), "of --dropout, 64 bits" },
-    { "json", 0, NULL, attn_parse_switch, AT(json), "print what was done, as JSON, to stdout" },
-    { "quiet", 'q', NULL, attn_parse_switch, AT(quiet), "print nothing but errors" },
+    ATTN_FILE_OPTION(attn_run_options, lse, "lse",
+                     "each row's log-sum-exp (batch, head, row), float32, .npy;\n"
+                     "with --tensors also .safetensors (tensor lse), the output's own name included"),
+    ATTN_SCORE_OPTIONS(attn_run_options, in),
+    ATTN_OPTION(attn_run_options, json, "json", NULL, attn_parse_switch, "print what was done, as JSON, to stdout"),
+    { "quiet", 'q', NULL, attn_parse_switch, offsetof(attn_run_options, quiet), "print nothing but errors" },
 };
 
 const attn_command attn_run_command = {
@@ -64,36 +39,21 @@ const attn_command attn_run_command = {
 
 void attn_run_defaults(attn_run_options *options)
 {
-    *options = (attn_run_options){ .problem = ATTN_PROBLEM_INIT };
+    *options = (attn_run_options){ .in.problem = ATTN_PROBLEM_INIT };
 }
 
-static int ends_with(const char *text, const char *end)
+void attn_run_results(const attn_run_options *options, attn_result results[ATTN_RUN_RESULTS])
 {
-    size_t length = strlen(text), tail = strlen(end);
-    return length > tail && !strcmp(text + length - tail, end);
+    results[0] = (attn_result){ "-o", "o", options->output, false, { ATTN_ELEMENT_NONE }, NULL };
+    results[1] = (attn_result){ "--lse", "lse", options->lse, true, { ATTN_ELEMENT_NONE }, NULL };
 }
 
 attn_status attn_run_check_options(const attn_run_options *options)
 {
-    const char *suffix = options->tensors ? ".safetensors" : ".npy";
-    if (options->tensors && (options->q || options->k || options->v))
-        return attn_fail(ATTN_INVALID, "--tensors holds q, k and v: leave out --q, --k and --v");
-    if (!options->tensors && (!options->q || !options->k || !options->v))
-        return attn_fail(ATTN_INVALID, "%s is missing: takes --q, --k and --v, or --tensors",
-                         !options->q   ? "--q"
-                         : !options->k ? "--k"
-                                       : "--v");
+    attn_result results[ATTN_RUN_RESULTS];
+    attn_status status = attn_inputs_check_options(&options->in, ATTN_FORWARD);
+    if (status) return status;
     if (!options->output) return attn_fail(ATTN_INVALID, "-o is missing: the file to write");
-    if (!ends_with(options->output, suffix))
-        return attn_fail(ATTN_INVALID, "-o %.200s: takes a name that ends in %s", options->output, suffix);
-    bool inside = options->tensors && options->lse && !strcmp(options->lse, options->output);
-    if (options->lse && !inside && !ends_with(options->lse, ".npy"))
-        return attn_fail(ATTN_INVALID, "--lse %.200s: takes a name that ends in .npy%s", options->lse,
-                         options->tensors ? ", or the output's own" : "");
-    if (options->lse && !inside && !strcmp(options->lse, options->output))
-        return attn_fail(ATTN_INVALID, "--lse and -o name the same file, %.200s", options->lse);
-    if (!options->cu_lens_q != !options->cu_lens_kv)
-        return attn_fail(ATTN_INVALID, "--cu-lens-q and --cu-lens-kv need each other");
-    if (options->seed.given && options->problem.dropout < 0) return attn_fail(ATTN_INVALID, "--seed needs --dropout");
-    return ATTN_OK;
+    attn_run_results(options, results);
+    return attn_outputs_check(results, ATTN_RUN_RESULTS, options->in.tensors);
 }

@@ -17,7 +17,7 @@ attn_status attn_safetensors_parse(const void *bytes, size_t size, const char *c
 
 /* Writes the header, its length included, of tensors that follow one another, and returns its length: a multiple of 8.
  * Names need no escapes. With less than that of room nothing is written. */
-enum { ATTN_SAFETENSORS_HEADER_MOST = 2048 }; /* of 4 tensors with short names */
+enum { ATTN_SAFETENSORS_HEADER_MOST = 2048 }; /* of 4 tensors with short names, 8 of up to 4 axes */
 size_t attn_safetensors_header(const char *const *names, const attn_array *arrays, int count, char *bytes, size_t room);
 
 #endif

@@ -1,0 +1,67 @@
+/* See compute.h. */
+#include "compute.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "api/error.h"
+#include "check/device.h"
+#include "command.h"
+#include "progress.h"
+
+attn_status attn_compute_plan(attn_computation *c, const attn_desc *desc)
+{
+    *c = (attn_computation){ .desc = *desc };
+    attn_status status = desc->device == ATTN_CUDA ? check_device_open() : ATTN_OK;
+    if (!status) status = attn_plan_create(&c->plan, desc);
+    return status ? status : attn_plan_get_info(c->plan, &c->info);
+}
+
+static attn_status run_on_gpu(attn_computation *c, const attn_args *args)
+{
+    check_device_run run;
+    attn_status status = check_device_begin(&run, &c->desc, args, 0);
+    if (status) return status;
+    double start = attn_seconds();
+    status = check_device_start(&run);
+    if (!status) status = check_device_wait();
+    c->seconds = attn_seconds() - start;
+    attn_status ended = check_device_end(&run, false);
+    return status ? status : ended;
+}
+
+attn_status attn_compute_run(attn_computation *c, const attn_args *args, bool quiet)
+{
+    if (c->desc.device == ATTN_CUDA) return run_on_gpu(c, args);
+    size_t size = attn_plan_workspace(c->plan);
+    void *workspace = size ? malloc(size) : NULL;
+    if (size && !workspace) return attn_fail(ATTN_NO_MEMORY, "no memory for a workspace of %zu bytes", size);
+    attn_progress progress;
+    attn_progress_start(&progress, c->info.seconds, quiet);
+    double start = attn_seconds();
+    attn_status status = attn_run(c->plan, args, workspace, NULL);
+    c->seconds = attn_seconds() - start;
+    attn_progress_stop(&progress);
+    free(workspace);
+    return status;
+}
+
+void attn_compute_end(attn_computation *c)
+{
+    attn_plan_destroy(c->plan);
+    c->plan = NULL;
+}
+
+bool attn_compute_rated(const attn_computation *c)
+{
+    return !(c->desc.flags & (ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_VARLEN | ATTN_LENS_KV));
+}
+
+void attn_compute_print(const attn_computation *c)
+{
+    const attn_plan_info *info = &c->info;
+    fprintf(stderr, " in %.4g ms", 1e3 * c->seconds);
+    if (attn_compute_rated(c)) fprintf(stderr, ", %.4g GFLOP/s", info->flops / c->seconds * 1e-9);
+    fprintf(stderr, " (%s, %d thread%s, %.4g MiB of workspace)\n", info->kernel, (int)info->threads,
+            info->threads == 1 ? "" : "s", (double)info->workspace_bytes / 1048576);
+}
