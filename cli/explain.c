@@ -11,7 +11,7 @@
 typedef struct values {
     int64_t len, len_q, len_kv; /* -1: not given */
     int64_t batch, heads, heads_kv, dim, dim_v;
-    bool alibi, bias, sink, measure, json;
+    bool backward, alibi, bias, sink, measure, json;
     attn_problem problem;
 } values;
 
@@ -26,6 +26,7 @@ static const attn_option options[] = {
     { "dim", 0, "N", attn_parse_count, AT(dim), "of queries and keys" },
     { "dim-v", 0, "N", attn_parse_count, AT(dim_v), "of values; default --dim" },
     { "batch", 0, "N", attn_parse_count, AT(batch), "sequences; default 1" },
+    { "backward", 0, NULL, attn_parse_switch, AT(backward), "its gradients, as attn grad computes them" },
     ATTN_PROBLEM_OPTIONS(values, problem),
     { "alibi", 0, NULL, attn_parse_switch, AT(alibi), "with ALiBi slopes" },
     { "bias", 0, NULL, attn_parse_switch, AT(bias), "with a float32 bias (1, head, row, key)" },
@@ -41,11 +42,12 @@ static const attn_command command = {
     options,
     sizeof options / sizeof *options,
     "Nothing is computed or read unless --measure asks for it; lengths, heads and dims are those of the arrays that\n"
-    "attn run would take.\n"
+    "attn run and attn grad would take.\n"
     "\n"
     "Examples\n"
     "  attn explain --len 4096 --heads 32 --heads-kv 8 --dim 128 --causal\n"
-    "  attn explain --len-q 1 --len-kv 32768 --heads 32 --heads-kv 8 --dim 128 --dtype bf16 --measure\n",
+    "  attn explain --len-q 1 --len-kv 32768 --heads 32 --heads-kv 8 --dim 128 --dtype bf16 --measure\n"
+    "  attn explain --len 2048 --heads 8 --dim 64 --causal --backward\n",
 };
 
 static attn_status describe(const values *v, attn_desc *desc)
@@ -54,6 +56,7 @@ static attn_status describe(const values *v, attn_desc *desc)
     if (len_q < 0 || len_kv < 0) return attn_fail(ATTN_INVALID, "--len, or --len-q and --len-kv, is missing");
     if (!v->dim) return attn_fail(ATTN_INVALID, "--dim is missing");
     *desc = (attn_desc){ .dtype = v->problem.dtype ? v->problem.dtype : ATTN_F32,
+                         .direction = v->backward ? ATTN_BACKWARD : ATTN_FORWARD,
                          .batch = v->batch,
                          .heads_q = v->heads,
                          .heads_kv = v->heads_kv,

@@ -6,10 +6,11 @@
 #include "api/error.h"
 #include "check/device.h"
 #include "command.h"
+#include "compute.h"
 #include "num/half.h"
 #include "progress.h"
 
-enum { RUNS = 5, GPU_RUNS = 31, BUFFERS = 16 };
+enum { RUNS = 5, GPU_RUNS = 31, BUFFERS = 20 };
 
 typedef struct memory {
     void *buffers[BUFFERS];
@@ -56,6 +57,13 @@ static void fill_args(memory *m, const attn_desc *desc, int64_t prefix, attn_arg
     args->k = take_random(m, k, desc->dtype);
     args->v = take_random(m, v, desc->dtype);
     args->o = take(m, o, attn_dtype_size(desc->dtype));
+    if (desc->direction == ATTN_BACKWARD) {
+        args->lse = take(m, (int64_t[]){ 1, desc->batch, desc->heads_q, desc->len_q }, sizeof *args->lse);
+        args->grad_o = take_random(m, o, desc->dtype);
+        args->grad_q = take(m, q, attn_dtype_size(desc->dtype));
+        args->grad_k = take(m, k, attn_dtype_size(desc->dtype));
+        args->grad_v = take(m, v, attn_dtype_size(desc->dtype));
+    }
     if (desc->flags & ATTN_ALIBI) args->alibi = take_random(m, heads, ATTN_F32);
     if (desc->flags & ATTN_SINK) args->sink = take_random(m, heads, ATTN_F32);
     if (desc->flags & ATTN_BIAS) args->bias = take_random(m, desc->bias_extent, ATTN_F32);
@@ -71,6 +79,18 @@ static void release(memory *m)
 {
     for (int i = 0; i < m->count; i++)
         free(m->buffers[i]);
+}
+
+/* A backward takes its forward's output and LSE. */
+static attn_status run_forward(const attn_desc *desc, const attn_args *args)
+{
+    attn_computation forward;
+    attn_desc d = *desc;
+    d.direction = ATTN_FORWARD;
+    attn_status status = attn_compute_plan(&forward, &d);
+    if (!status) status = attn_compute_run(&forward, args, true);
+    attn_compute_end(&forward);
+    return status;
 }
 
 static int by_size(const void *a, const void *b)
@@ -103,6 +123,7 @@ attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t p
     memory m = { .state = 1 };
     attn_args args = { .seed = 1 };
     fill_args(&m, desc, prefix, &args);
+    if (!m.status && desc->direction == ATTN_BACKWARD) m.status = run_forward(desc, &args);
     if (desc->device == ATTN_CUDA) {
         if (!m.status) m.status = measure_on_gpu(desc, &args, seconds);
         release(&m);

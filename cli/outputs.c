@@ -97,8 +97,8 @@ attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int
     *outputs = (attn_outputs){ .count = 0 };
     for (int i = 0; !status && i < count; i++)
         if (results[i].path && !attn_array_count(&results[i].array))
-            status = attn_fail(ATTN_INVALID, "%s %.200s: the output's size overflows", results[i].option,
-                               results[i].path);
+            status =
+                attn_fail(ATTN_INVALID, "%s %.200s: the output's size overflows", results[i].option, results[i].path);
     for (int i = 0; !status && i < count; i++) {
         attn_result *r = &results[i];
         if (!r->path || r->data) continue;

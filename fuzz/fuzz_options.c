@@ -1,18 +1,18 @@
-/* Fuzzes the command line of `attn run`: words end at a NUL or a newline. What is taken is in range. No file is
- * touched. */
+/* Fuzzes the command lines of `attn run` and, where the first word is "grad", `attn grad`: words end at a NUL or a
+ * newline. What is taken is in range. No file is touched. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "grad.h"
 #include "run.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
 enum { WORDS = 64 };
 
-static void check_ranges(const attn_run_options *options)
+static void check_ranges(const attn_problem *p)
 {
-    const attn_problem *p = &options->problem;
     if (!isfinite(p->scale) || p->scale < 0 || !isfinite(p->softcap) || p->softcap < 0) abort();
     if (!(p->dropout == -1 || (p->dropout >= 0 && p->dropout < 1))) abort();
     if ((p->window[0] == -2) != (p->window[1] == -2) || p->window[0] < -2 || p->window[1] < -2) abort();
@@ -22,24 +22,46 @@ static void check_ranges(const attn_run_options *options)
     if (!(desc.flags & ATTN_CAUSAL) != !p->causal) abort();
 }
 
+static attn_status read_run(int count, char **words)
+{
+    bool help;
+    attn_run_options options;
+    attn_run_defaults(&options);
+    attn_status status = attn_options_parse(&attn_run_command, count, words, &options, &help);
+    if (status || help) return status;
+    check_ranges(&options.in.problem);
+    return attn_run_check_options(&options);
+}
+
+static attn_status read_grad(int count, char **words)
+{
+    bool help;
+    attn_grad_options options;
+    attn_result results[ATTN_GRAD_RESULTS];
+    attn_grad_defaults(&options);
+    attn_status status = attn_options_parse(&attn_grad_command, count, words, &options, &help);
+    if (status || help) return status;
+    check_ranges(&options.in.problem);
+    status = attn_grad_check_options(&options);
+    if (status) return status;
+    attn_grad_results(&options, results);
+    for (int i = ATTN_GRAD_Q; i <= ATTN_GRAD_V; i++)
+        if (!results[i].path) abort();
+    return ATTN_OK;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     char *text = malloc(size + 1), *words[WORDS + 2] = { "run" };
     int count = 1;
-    bool help;
-    attn_run_options options;
     if (!text) return 0;
     for (size_t i = 0; i < size; i++)
         text[i] = bytes[i] == '\n' ? '\0' : (char)bytes[i];
     text[size] = 0;
     for (size_t at = 0; at < size && count <= WORDS; at += strlen(text + at) + 1)
         words[count++] = text + at;
-    attn_run_defaults(&options);
-    attn_status status = attn_options_parse(&attn_run_command, count, words, &options, &help);
-    if (!status && !help) {
-        check_ranges(&options);
-        status = attn_run_check_options(&options);
-    }
+    bool grad = count > 1 && !strcmp(words[1], "grad");
+    attn_status status = grad ? read_grad(count - 1, words + 1) : read_run(count, words);
     if (status && !*attn_error()) abort();
     free(text);
     return 0;

@@ -37,7 +37,7 @@ def run_reports(place):
 @case
 def helps(place):
     check("Commands" in place.run("help").out and place.run("--help").out == place.run("help").out, "help")
-    for command in ("run", "explain", "check", "bench", "info", "kernels"):
+    for command in ("run", "grad", "explain", "check", "bench", "info", "kernels"):
         text = place.run(command, "--help").out
         check(text == place.run("help", command).out and text.startswith("attn " + command), command, "help:", text)
         check(command in place.run("help").out, command, "is not listed")
@@ -121,6 +121,9 @@ def explains(place):
         ).out,
         "not measured",
     )
+    told = json.loads(place.run(*words, "--json", "--backward", "--measure").out)
+    check(told["flops"] == 2.5 * told["pairs"] * 256 and told["measured_seconds"] > 0, told)
+    check("backward" in place.run(*words, "--backward").out, "the words do not say backward")
     place.run("explain", "--len-q", "1", "--len-kv", "0", "--dim", "8", "--measure")
     told = json.loads(place.run(*words, "--json", "--isa", "portable").out)
     check(told["isa"] == "portable" and told["kernel"].startswith("portable"), told)
@@ -162,8 +165,8 @@ def outputs_that_cannot_be(place):
     problem(place)
     os.mkdir(place.path("folder.npy"))
     words = ["run", *QKV, "-o"]
-    place.refuses([*words, "folder.npy"], 1, "--output folder.npy", "not a regular file")
-    place.refuses([*words, "missing/o.npy"], 1, "--output missing/o.npy", "No such file")
+    place.refuses([*words, "folder.npy"], 1, "-o folder.npy", "not a regular file")
+    place.refuses([*words, "missing/o.npy"], 1, "-o missing/o.npy", "No such file")
     place.refuses([*words, "o.npy", "--lse", "missing/lse.npy"], 1, "--lse missing/lse.npy", "No such file")
     place.refuses([*words, "x" * 300 + ".npy"], 1, "too long")
 
@@ -175,7 +178,7 @@ def limit_of_file_size(place):
     done = place.run(
         "run", *QKV, "-o", "o.npy", code=1, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
     )
-    check("--output o.npy" in done.err and "large" in done.err and place.files() == before, done.err, place.files())
+    check("-o o.npy" in done.err and "large" in done.err and place.files() == before, done.err, place.files())
 
 
 @case

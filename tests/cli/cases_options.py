@@ -31,7 +31,10 @@ def wrong_names(place):
     place.refuses([*RUN, "--lse", "lse.txt"], 2, "--lse lse.txt", "ends in .npy")
     place.refuses([*RUN, "--lse", "o.npy"], 2, "same file")
     place.refuses(
-        ["run", "--tensors", "t.safetensors", "-o", "o.safetensors", "--lse", "l.safetensors"], 2, "output's own"
+        ["run", "--tensors", "t.safetensors", "-o", "o.safetensors", "--lse", "lse.txt"],
+        2,
+        "--lse lse.txt",
+        "ends in .safetensors or .npy",
     )
 
 
