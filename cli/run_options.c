@@ -44,8 +44,8 @@ void attn_run_defaults(attn_run_options *options)
 
 void attn_run_results(const attn_run_options *options, attn_result results[ATTN_RUN_RESULTS])
 {
-    results[0] = (attn_result){ "-o", "o", options->output, false, { ATTN_ELEMENT_NONE }, NULL };
-    results[1] = (attn_result){ "--lse", "lse", options->lse, true, { ATTN_ELEMENT_NONE }, NULL };
+    results[0] = (attn_result){ .option = "-o", .tensor = "o", .path = options->output };
+    results[1] = (attn_result){ "--lse", "lse", options->lse, .f32 = true };
 }
 
 attn_status attn_run_check_options(const attn_run_options *options)
