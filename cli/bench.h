@@ -4,7 +4,7 @@
  * after round, so that what the machine does besides falls on all of them alike; medians over the rounds are compared:
  *   subject  attn_run of the case's plan, or of its two plans
  *   peer     other software (OpenBLAS, PyTorch), or the library itself on a baseline problem
- *   limits   peak FLOP/s of the plan's instruction set, and read bandwidth, each on as many threads as the subject
+ *   limits   peak FLOP/s of the plans' instruction set, and read bandwidth, each on as many threads as the subject
  * The limit of a case is the greater of FLOPs / peak and, for decode, KV bytes / read bandwidth.
  *
  * Times are seconds, sizes bytes, FLOPs 2 pairs (dim_qk + dim_v) over exactly the visible pairs, for the backward 2.5
@@ -158,7 +158,8 @@ bool attn_bench_fits(int64_t bytes);
 typedef struct attn_bench_subject {
     attn_plan *forward, *backward; /* NULL: the pass is without it */
     attn_plan_info
-        info; /* kernel and the like of the last plan; FLOPs, traffic and time summed, workspace the larger */
+        info;     /* kernel and the like of the last plan; FLOPs, traffic and time summed, workspace the larger */
+    attn_isa isa; /* the greater of both plans */
     attn_args args;
     void *workspace;
 } attn_bench_subject;
@@ -191,8 +192,8 @@ const attn_bench_simd *attn_bench_simd_of(attn_isa isa);
 
 typedef struct attn_bench_limit attn_bench_limit;
 
-/* FLOP/s of simd->peak. */
-attn_bench_limit *attn_bench_peak(const attn_bench_simd *simd, int threads);
+/* FLOP/s of the instruction set's widest multiply-adds, or of those below it where these are faster. */
+attn_bench_limit *attn_bench_peak(attn_isa isa, int threads);
 
 /* Bytes/s of reading two buffers once, in the best of a few numbers of streams. */
 attn_bench_limit *attn_bench_read(const attn_bench_simd *simd, int threads, const void *const base[2],

@@ -67,10 +67,27 @@ static attn_bench_limit *create(const attn_bench_simd *simd, int threads)
     return NULL;
 }
 
-attn_bench_limit *attn_bench_peak(const attn_bench_simd *simd, int threads)
+/* Seconds, the least of a few. */
+static double least(attn_bench_limit *limit)
 {
-    attn_bench_limit *limit = create(simd, threads);
-    if (limit) limit->pieces[0] = (int64_t)PEAK_PIECES * threads;
+    double best = 0.0;
+    for (int attempt = 0; attempt < 3; attempt++) {
+        double seconds = attn_bench_limit_run(limit, 1);
+        if (best == 0.0 || seconds < best) best = seconds;
+    }
+    return best;
+}
+
+attn_bench_limit *attn_bench_peak(attn_isa isa, int threads)
+{
+    attn_bench_limit *limit = create(attn_bench_simd_of(isa), threads);
+    if (!limit) return NULL;
+    limit->pieces[0] = (int64_t)PEAK_PIECES * threads;
+    if (isa != ATTN_ISA_AVX512BF16) return limit;
+    /* There are processors whose dot products of bf16 are slower than f32. */
+    double rate = attn_bench_limit_work(limit) / least(limit);
+    limit->simd = attn_bench_simd_of(ATTN_ISA_AVX512);
+    if (attn_bench_limit_work(limit) / least(limit) < rate) limit->simd = attn_bench_simd_of(isa);
     return limit;
 }
 
@@ -88,10 +105,8 @@ attn_bench_limit *attn_bench_read(const attn_bench_simd *simd, int threads, cons
     int best_streams = 1;
     for (int streams = 1; streams <= 8; streams *= 2) {
         limit->streams = streams;
-        for (int attempt = 0; attempt < 3; attempt++) {
-            double seconds = attn_bench_limit_run(limit, 1);
-            if (best == 0.0 || seconds < best) best = seconds, best_streams = streams;
-        }
+        double seconds = least(limit);
+        if (best == 0.0 || seconds < best) best = seconds, best_streams = streams;
     }
     limit->streams = best_streams;
     return limit;

@@ -42,21 +42,12 @@ static bool far_buffer(void **buffer, int64_t *bytes)
     return memory;
 }
 
-/* Of the instruction set that the plan chose. */
-static const attn_bench_simd *simd_of(const bench *b)
-{
-    attn_isa isa = ATTN_ISA_PORTABLE;
-    while (attn_isa_name(isa) && strcmp(attn_isa_name(isa), b->subject.info.isa) != 0)
-        isa = (attn_isa)(isa + 1);
-    return attn_bench_simd_of(isa);
-}
-
 static bool add_limits(bench *b, const attn_bench_options *options, const attn_bench_case *item,
                        attn_bench_result *result)
 {
-    const attn_bench_simd *simd = simd_of(b);
+    const attn_bench_simd *simd = attn_bench_simd_of(b->subject.isa);
     int threads = item->desc.threads;
-    if (!add_limit(b, PEAK, &b->peak, attn_bench_peak(simd, threads))) return false;
+    if (!add_limit(b, PEAK, &b->peak, attn_bench_peak(b->subject.isa, threads))) return false;
     if (item->pass != ATTN_BENCH_DECODE) return true;
     const void *near[2] = { b->tensors.k, b->tensors.v }, *far[2] = { NULL, NULL };
     int64_t near_bytes[2] = { b->tensors.k_bytes, b->tensors.v_bytes }, far_bytes[2] = { 0, 0 };
@@ -86,7 +77,7 @@ static bool add_peer(bench *b, const attn_bench_case *item, const attn_bench_pee
         result->peer_name = "torch";
     } else if (peers->openblas && desc->dtype == ATTN_F32) {
         if (attn_bench_subject_run(&b->subject, 1) < 0.0) return false;
-        b->openblas = attn_bench_openblas_create(desc, item->pass, &b->tensors, simd_of(b));
+        b->openblas = attn_bench_openblas_create(desc, item->pass, &b->tensors, attn_bench_simd_of(b->subject.isa));
         if (!b->openblas) return false;
         *runner = (attn_bench_runner){ attn_bench_openblas_run, b->openblas };
         result->peer_name = attn_bench_openblas_name();
