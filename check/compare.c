@@ -3,9 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "num/half.h"
 #include "ref/ref.h"
 
 /* Multiply-adds that the reference may spend on a problem, but for so many rows. */
@@ -43,61 +41,33 @@ static int choose_rows(const check_problem *problem, double share, check_row *ro
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-static attn_dtype output_dtype(const attn_desc *desc)
-{
-    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
-}
-
-static double rounded(attn_dtype dtype, double x)
-{
-    float stored[1] = { 0 };
-    attn_store_scalar(dtype, stored, 0, (float)x);
-    return (double)attn_load_scalar(dtype, stored, 0);
-}
-
 /* What rounding an output, and the scores behind it once, may do: those that count are about as large as the LSE. */
 static double slack_of(attn_dtype dtype, double x, double lse)
 {
     double score = isfinite(lse) ? 0x1p-24 * fabs(lse) * fabs(x) : 0;
-    return fabs(rounded(dtype, rounded(dtype, x + 0.3) - 0.3) - x) + score;
-}
-
-typedef struct deviation {
-    double max, squares;
-} deviation;
-
-static void deviate(deviation *d, double error)
-{
-    if (error > d->max) d->max = error;
-    d->squares += error * error;
+    return check_slack(dtype, x) + score;
 }
 
 /* What rounding does to unfused attention and to the output: the greatest over some draws of a problem. */
 typedef struct yardstick {
-    deviation naive, slack; /* squares: mean */
-    int rows;               /* with an error at all: the others say nothing */
+    check_deviation naive, slack; /* squares: mean */
+    int rows;                     /* with an error at all: the others say nothing */
     double work;
 } yardstick;
 
 /* One row by unfused attention, and its error. */
-static void measure_row(const check_problem *problem, const check_row *row, const double *o, deviation *naive,
-                        deviation *slack)
+static void measure_row(const check_problem *problem, const check_row *row, const double *o, check_deviation *naive,
+                        check_deviation *slack)
 {
     const attn_desc *desc = &problem->resolved;
     float *scratch = check_allocate((size_t)(desc->len_kv + desc->dim_v) * sizeof *scratch), lse;
     float *out = scratch + desc->len_kv;
     attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, out, &lse, scratch);
     for (int64_t d = 0; d < desc->dim_v; d++) {
-        deviate(naive, fabs((double)out[d] - o[d]));
-        deviate(slack, slack_of(output_dtype(desc), o[d], row->lse));
+        check_deviate(naive, fabs((double)out[d] - o[d]));
+        check_deviate(slack, slack_of(attn_output_dtype(desc), o[d], row->lse));
     }
     free(scratch);
-}
-
-static void raise(deviation *greatest, const deviation *d, double count)
-{
-    greatest->max = fmax(greatest->max, d->max);
-    greatest->squares = fmax(greatest->squares, d->squares / count);
 }
 
 static double row_work(const attn_desc *desc)
@@ -115,7 +85,7 @@ static check_reference compute_rows(const check_problem *problem, yardstick *y)
     reference.rows = check_allocate((size_t)reference.count * sizeof *reference.rows);
     reference.o = check_allocate((size_t)(reference.count * desc->dim_v) * sizeof(double));
     choose_rows(problem, share, reference.rows);
-    deviation naive = { 0 }, slack = { 0 };
+    check_deviation naive = { 0 }, slack = { 0 };
     double *scratch = check_allocate((size_t)desc->len_kv * sizeof *scratch);
     for (int r = 0; r < reference.count; r++) {
         check_row *row = &reference.rows[r];
@@ -126,14 +96,15 @@ static check_reference compute_rows(const check_problem *problem, yardstick *y)
     }
     free(scratch);
     double count = fmax(1, (double)(reference.count * desc->dim_v));
-    raise(&y->naive, &naive, count);
-    raise(&y->slack, &slack, count);
+    check_raise(&y->naive, &naive, count);
+    check_raise(&y->slack, &slack, count);
     y->work += row_work(desc) * reference.count + 1e4;
     return reference;
 }
 
 check_reference check_reference_create(const check_problem *problem)
 {
+    if (problem->resolved.direction == ATTN_BACKWARD) return check_gradients_create(problem);
     yardstick y = { 0 };
     check_reference reference = compute_rows(problem, &y);
     check_options options = problem->options;
@@ -145,8 +116,7 @@ check_reference check_reference_create(const check_problem *problem)
         check_reference_destroy(&other);
         check_problem_destroy(&sibling);
     }
-    reference.max_allowed = 2 * y.naive.max + 2 * y.slack.max;
-    reference.rms_allowed = 2 * sqrt(y.naive.squares) + 2 * sqrt(y.slack.squares);
+    reference.allowed = check_allowed(&y.naive, &y.slack);
     return reference;
 }
 
@@ -154,63 +124,36 @@ void check_reference_destroy(check_reference *reference)
 {
     free(reference->rows);
     free(reference->o);
+    for (int i = 0; i < CHECK_GRADIENTS; i++)
+        free(reference->gradients[i].values);
     *reference = (check_reference){ 0 };
 }
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-static bool fresh(attn_dtype dtype, const void *base, int64_t i)
-{
-    static const unsigned char pattern[4] = { CHECK_FRESH, CHECK_FRESH, CHECK_FRESH, CHECK_FRESH };
-    int64_t size = attn_dtype_size(dtype);
-    return memcmp((const unsigned char *)base + i * size, pattern, (size_t)size) == 0;
-}
-
-static int64_t count_written(attn_dtype dtype, const check_buffer *buffer)
-{
-    int64_t count = 0, n = (int64_t)buffer->size / attn_dtype_size(dtype);
-    for (int64_t i = 0; i < n; i++)
-        count += !fresh(dtype, buffer->data, i);
-    return count;
-}
-
-static int64_t o_place(const check_problem *problem, int64_t b, int64_t h, int64_t i)
-{
-    const attn_desc *desc = &problem->resolved;
-    int64_t start = attn_sequence_of(desc, &problem->args, b).start_q;
-    int64_t batch = desc->flags & ATTN_VARLEN ? 0 : b * desc->o_stride[0];
-    return batch + (start + i) * desc->o_stride[1] + h * desc->o_stride[2];
-}
-
-static int64_t lse_place(const check_problem *problem, int64_t b, int64_t h, int64_t i)
-{
-    const attn_desc *desc = &problem->resolved;
-    if (desc->flags & ATTN_VARLEN) return h * desc->total_q + attn_sequence_of(desc, &problem->args, b).start_q + i;
-    return (b * desc->heads_q + h) * desc->len_q + i;
-}
-
 /* Every row of a sequence must be written, whole and free of NaN, and nothing beside. */
 static void compare_extent(const check_problem *problem, check_error *error)
 {
     const attn_desc *desc = &problem->resolved;
-    attn_dtype dtype = output_dtype(desc);
+    attn_dtype dtype = attn_output_dtype(desc);
     int64_t rows = 0;
     for (int64_t b = 0; b < desc->batch; b++) {
         int64_t len = attn_sequence_of(desc, &problem->args, b).len_q;
         rows += len * desc->heads_q;
         for (int64_t h = 0; h < desc->heads_q; h++)
             for (int64_t i = 0; i < len; i++) {
-                int64_t at = o_place(problem, b, h, i), bad = 0;
+                int64_t at = attn_row_at(desc, &problem->args, b, h, i, desc->o_stride), bad = 0;
                 for (int64_t d = 0; d < desc->dim_v; d++)
                     bad += isnan(attn_load_scalar(dtype, problem->args.o, at + d));
-                if (problem->args.lse != NULL) bad += isnan(problem->args.lse[lse_place(problem, b, h, i)]);
+                if (problem->args.lse != NULL)
+                    bad += isnan(problem->args.lse[attn_lse_at(desc, &problem->args, b, h, i)]);
                 if (bad == 0) continue;
                 snprintf(error->message, sizeof error->message, "NaN at batch %lld, head %lld, row %lld", (long long)b,
                          (long long)h, (long long)i);
                 return;
             }
     }
-    int64_t written = count_written(dtype, &problem->o), lse = count_written(ATTN_F32, &problem->lse);
+    int64_t written = check_count_written(dtype, &problem->o), lse = check_count_written(ATTN_F32, &problem->lse);
     if (written != rows * desc->dim_v || (problem->args.lse != NULL && lse != rows))
         snprintf(error->message, sizeof error->message,
                  "written beside its rows: %lld elements of %lld, LSE %lld of %lld", (long long)written,
@@ -224,43 +167,39 @@ static double lse_error(double lse, double reference)
     return fabs(lse - reference) / (2e-5 * size);
 }
 
-static double share_of(double error, double allowed)
-{
-    return error == 0 ? 0 : error / allowed;
-}
-
 check_error check_compare(const check_problem *problem, const check_reference *reference)
 {
+    if (problem->resolved.direction == ATTN_BACKWARD) return check_gradients_compare(problem, reference);
     const attn_desc *desc = &problem->resolved;
-    attn_dtype dtype = output_dtype(desc);
+    attn_dtype dtype = attn_output_dtype(desc);
     check_error result = { 0 };
-    deviation error = { 0 };
+    check_deviation error = { 0 };
+    const check_deviation *allowed = &reference->allowed;
     const check_row *worst = NULL, *shown = NULL;
     compare_extent(problem, &result);
     for (int r = 0; r < reference->count; r++) {
         const check_row *row = &reference->rows[r];
         const double *o = reference->o + r * desc->dim_v;
-        int64_t at = o_place(problem, row->batch, row->head, row->row);
+        int64_t at = attn_row_at(desc, &problem->args, row->batch, row->head, row->row, desc->o_stride);
         for (int64_t d = 0; d < desc->dim_v; d++) {
             double x = (double)attn_load_scalar(dtype, problem->args.o, at + d), before = error.max;
-            deviate(&error, fabs(x - o[d]));
+            check_deviate(&error, fabs(x - o[d]));
             if (error.max > before) worst = row;
             if (problem->options.data == CHECK_ONE_HOT && o[d] == 0 && x != 0) shown = row;
         }
         if (problem->args.lse == NULL) continue;
-        double e = lse_error((double)problem->args.lse[lse_place(problem, row->batch, row->head, row->row)], row->lse);
+        double e = lse_error(
+            (double)problem->args.lse[attn_lse_at(desc, &problem->args, row->batch, row->head, row->row)], row->lse);
         if (e > result.lse) result.lse = e;
     }
     double n = reference->count ? (double)(reference->count * desc->dim_v) : 1;
-    result.out =
-        fmax(share_of(error.max, reference->max_allowed), share_of(sqrt(error.squares / n), reference->rms_allowed));
+    result.out = fmax(check_share(error.max, allowed->max), check_share(sqrt(error.squares / n), allowed->squares));
     if (result.message[0] == '\0' && (shown != NULL || !(result.out <= 1) || !(result.lse <= 1))) {
         const char *what = shown ? "a hidden key has weight" : !(result.out <= 1) ? "output error" : "LSE error";
         const check_row *row = shown ? shown : worst ? worst : reference->rows;
         snprintf(result.message, sizeof result.message,
                  "%s: max %.3g of %.3g allowed, LSE %.3g of its bound; worst at batch %lld, head %lld, row %lld", what,
-                 error.max, reference->max_allowed, result.lse, (long long)row->batch, (long long)row->head,
-                 (long long)row->row);
+                 error.max, allowed->max, result.lse, (long long)row->batch, (long long)row->head, (long long)row->row);
     }
     return result;
 }

@@ -5,10 +5,15 @@
  * rounding the scores once does to it, 2^-24 |LSE ref|; the root mean squares likewise. Where a problem has few rows,
  * naive is measured on further draws of it as well: with one or two rows it would be a matter of luck.
  * LSE within 2e-5 max(1, |LSE|), -inf exact. With one-hot values what is hidden must be exactly 0. No row of a sequence
- * may hold a NaN, and nothing else may have been written. */
+ * may hold a NaN, and nothing else may have been written.
+ *
+ * Each gradient obeys the same rule, all of it: naive is unfused attention's backward from the same inputs, slack the
+ * rounding of the output. Of a gradient of few elements, each a sum over rows, the errors of the rows' shares count
+ * too, as independent ones add up. Rows that see no key and keys that no row sees must be exactly 0. */
 #ifndef CHECK_COMPARE_H
 #define CHECK_COMPARE_H
 
+#include "check/deviation.h"
 #include "check/problem.h"
 
 typedef struct check_row {
@@ -16,12 +21,21 @@ typedef struct check_row {
     double lse;
 } check_row;
 
-/* The rows to compare: all of a small problem, else the first, the last, those beside the edges of tiles, and some. */
+/* A gradient as it should be, laid out as it is; NULL if it is not wanted. */
+typedef struct check_expected {
+    double *values;     /* to be freed */
+    const double *base; /* element (0, 0, 0, 0) */
+    check_deviation allowed;
+} check_expected;
+
+/* The rows to compare: all of a small problem, else the first, the last, those beside the edges of tiles, and some.
+ * ATTN_BACKWARD: the gradients, and the rows that see no key. */
 typedef struct check_reference {
     int count;
     check_row *rows;
-    double *o; /* count x dim_v */
-    double max_allowed, rms_allowed;
+    double *o;               /* count x dim_v */
+    check_deviation allowed; /* squares: the root of their mean */
+    check_expected gradients[CHECK_GRADIENTS];
 } check_reference;
 
 typedef struct check_error {
@@ -33,5 +47,9 @@ check_reference check_reference_create(const check_problem *problem);
 void check_reference_destroy(check_reference *reference);
 
 check_error check_compare(const check_problem *problem, const check_reference *reference);
+
+/* The same for ATTN_BACKWARD, where those above lead to. */
+check_reference check_gradients_create(const check_problem *problem);
+check_error check_gradients_compare(const check_problem *problem, const check_reference *reference);
 
 #endif

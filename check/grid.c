@@ -206,12 +206,25 @@ static void set_scores(const uint8_t *level, attn_desc *desc)
     set_bias(level, desc);
 }
 
-void check_grid_case(const check_grid *grid, int number, int64_t rows_most, attn_desc *desc, check_options *options)
+/* Takes thirds off the longer side until the backward's reference costs no more than this many multiply-adds. */
+static void shorten(attn_desc *desc)
+{
+    const double most = 12e6;
+    double lines = (double)(desc->batch * desc->heads_q * (desc->dim_qk + (desc->dim_v ? desc->dim_v : desc->dim_qk)));
+    while (lines * (double)desc->len_q * (double)desc->len_kv > most) {
+        int64_t *longer = desc->len_q > desc->len_kv ? &desc->len_q : &desc->len_kv;
+        *longer -= *longer / 3;
+    }
+}
+
+void check_grid_case(const check_grid *grid, int number, attn_direction direction, int64_t rows_most, attn_desc *desc,
+                     check_options *options)
 {
     const uint8_t *level = grid->rows[number].level;
-    *desc = (attn_desc){ 0 };
+    *desc = (attn_desc){ .direction = direction };
     set_sizes(level, desc);
     if (desc->len_q > rows_most) desc->len_q = 1 + number % rows_most;
+    if (direction == ATTN_BACKWARD) shorten(desc);
     if (desc->flags & ATTN_VARLEN)
         desc->total_q = desc->batch * desc->len_q, desc->total_kv = desc->batch * desc->len_kv + 1;
     set_masks(level, desc);
@@ -223,6 +236,7 @@ void check_grid_case(const check_grid *grid, int number, int64_t rows_most, attn
         .blocks = level[BLOCK_LISTS],
         .bias_infinite = level[BIAS] == BIAS_INFINITE,
         .no_lse = level[NO_LSE],
+        .few = number % 4 == 1,
         .front = level[FRONT],
         .seed = grid->seed * 1000003 + (uint64_t)number,
     };

@@ -69,7 +69,8 @@ void check_problem_print(const attn_desc *d, const check_options *o, char *out, 
 {
     text t = { out, size };
     int64_t heads_kv = d->heads_kv ? d->heads_kv : d->heads_q;
-    add(&t, "%s%s batch %lld, heads %lld/%lld, lengths %lldx%lld, dims %lld/%lld", dtype_names[d->dtype],
+    add(&t, "%s%s%s batch %lld, heads %lld/%lld, lengths %lldx%lld, dims %lld/%lld",
+        d->direction == ATTN_BACKWARD ? "backward, " : "", dtype_names[d->dtype],
         d->flags & ATTN_OUT_F32 ? " to f32" : "", (long long)d->batch, (long long)d->heads_q, (long long)heads_kv,
         (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk, (long long)(d->dim_v ? d->dim_v : d->dim_qk));
     add_masks(&t, d, o);

@@ -25,8 +25,8 @@ void *check_problem_allocate(check_problem *problem, int64_t size)
     return keep(problem, size)->data;
 }
 
-/* Room for strided elements; points to element (0, 0, 0, 0). */
-static void *allocate_tensor(check_problem *problem, attn_dtype dtype, const int64_t extent[4], const int64_t stride[4])
+void *check_problem_allocate_tensor(check_problem *problem, attn_dtype dtype, const int64_t extent[4],
+                                    const int64_t stride[4])
 {
     int64_t lo, hi;
     attn_reach(extent, stride, &lo, &hi);
@@ -59,7 +59,13 @@ static void lay_out_all(attn_desc *desc, check_layout layout)
     lay_out(desc->q_stride, layout, rows, desc->heads_q, desc->dim_qk);
     lay_out(desc->k_stride, layout, keys, heads_kv, desc->dim_qk);
     lay_out(desc->v_stride, layout, keys, heads_kv, dim_v);
-    lay_out(desc->o_stride, layout == CHECK_REPEATED ? CHECK_PACKED : layout, rows, desc->heads_q, dim_v);
+    check_layout out = layout == CHECK_REPEATED ? CHECK_PACKED : layout;
+    lay_out(desc->o_stride, out, rows, desc->heads_q, dim_v);
+    if (desc->direction != ATTN_BACKWARD) return;
+    lay_out(desc->grad_o_stride, layout, rows, desc->heads_q, dim_v);
+    lay_out(desc->grad_q_stride, out, rows, desc->heads_q, desc->dim_qk);
+    lay_out(desc->grad_k_stride, out, keys, heads_kv, desc->dim_qk);
+    lay_out(desc->grad_v_stride, out, keys, heads_kv, dim_v);
 }
 
 /* ---- lengths ------------------------------------------------------------------------------- */
@@ -156,7 +162,7 @@ static void *fill_tensor(check_problem *problem, int tensor, uint64_t *state)
     const int64_t *extent = tensor == TENSOR_Q ? shape.q : tensor == TENSOR_K ? shape.k : shape.v;
     const int64_t *stride = tensor == TENSOR_Q ? desc->q_stride : tensor == TENSOR_K ? desc->k_stride : desc->v_stride;
     int64_t batch_stride = desc->flags & ATTN_VARLEN ? 0 : stride[0];
-    void *base = allocate_tensor(problem, desc->dtype, extent, stride);
+    void *base = check_problem_allocate_tensor(problem, desc->dtype, extent, stride);
     for (int64_t b = 0; b < desc->batch; b++) {
         attn_sequence seq = attn_sequence_of(desc, &problem->args, b);
         int64_t len = tensor == TENSOR_Q ? seq.len_q : seq.len_kv;
@@ -181,7 +187,7 @@ static void fill_bias(check_problem *problem, uint64_t *state)
     const attn_desc *desc = &problem->resolved;
     const int64_t *extent = desc->bias_extent;
     const int64_t *stride = desc->bias_stride;
-    void *base = allocate_tensor(problem, desc->bias_dtype, extent, stride);
+    void *base = check_problem_allocate_tensor(problem, desc->bias_dtype, extent, stride);
     for (int64_t b = 0; b < desc->batch; b++) {
         attn_sequence seq = attn_sequence_of(desc, &problem->args, b);
         int64_t rows = extent[2] == 1 ? (seq.len_q > 0) : seq.len_q,
@@ -226,7 +232,7 @@ static void create_outputs(check_problem *problem)
     attn_reach(shape.o, desc->o_stride, &lo, &hi);
     problem->o = check_buffer_create((size_t)((hi - lo) * size), problem->options.front);
     problem->args.o = problem->o.data - lo * size;
-    if (problem->options.no_lse) return;
+    if (problem->options.no_lse && desc->direction == ATTN_FORWARD) return;
     size_t rows = (size_t)(shape.o[0] * shape.o[1] * shape.o[2]);
     problem->lse = check_buffer_create(rows * sizeof(float), problem->options.front);
     problem->args.lse = (float *)problem->lse.data;
@@ -250,6 +256,7 @@ attn_status check_problem_create(check_problem *problem, const attn_desc *desc, 
     if (desc->flags & ATTN_INTERVALS) check_fill_intervals(problem, &state);
     if (desc->flags & ATTN_BLOCKS) check_fill_blocks(problem, &state);
     if (desc->flags & ATTN_BITS) check_fill_bits(problem, &state);
+    if (desc->direction == ATTN_BACKWARD) check_fill_backward(problem, &state);
     return ATTN_OK;
 }
 
@@ -259,6 +266,8 @@ void check_problem_destroy(check_problem *problem)
         check_buffer_destroy(&problem->inputs[i]);
     check_buffer_destroy(&problem->o);
     check_buffer_destroy(&problem->lse);
+    for (int i = 0; i < CHECK_GRADIENTS; i++)
+        check_buffer_destroy(&problem->gradients[i]);
     problem->input_count = 0;
 }
 
@@ -287,8 +296,12 @@ attn_status check_problem_run(const check_problem *problem, const attn_desc *des
     attn_plan_info info;
     attn_status status = attn_plan_create(&plan, desc);
     if (status != ATTN_OK) return status;
-    check_buffer_refresh(&problem->o);
-    check_buffer_refresh(&problem->lse);
+    if (desc->direction == ATTN_FORWARD) {
+        check_buffer_refresh(&problem->o);
+        check_buffer_refresh(&problem->lse);
+    }
+    for (int i = 0; i < CHECK_GRADIENTS; i++)
+        check_buffer_refresh(&problem->gradients[i]);
     check_buffer workspace = check_buffer_create(attn_plan_workspace(plan), problem->options.front);
     status = attn_run(plan, &problem->args, workspace.data, NULL);
     if (kernel != NULL && attn_plan_get_info(plan, &info) == ATTN_OK) snprintf(kernel, CHECK_NAME, "%s", info.kernel);

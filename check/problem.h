@@ -2,7 +2,7 @@
  *
  * Whatever a kernel must not read into a result is NaN: rows past the used lengths, gaps between strided rows, the bias
  * there. What it must not write is left CHECK_FRESH. Places of tables that mean nothing hold numbers far out of range.
- */
+ * A problem of the backward has the reference's o and LSE as inputs, rounded to their types. */
 #ifndef CHECK_PROBLEM_H
 #define CHECK_PROBLEM_H
 
@@ -64,19 +64,37 @@ typedef struct check_options {
     check_interval interval;
     check_blocks blocks;
     bool bias_infinite; /* the bias holds -inf, over whole rows too */
-    bool no_lse;
-    bool front; /* guard pages before the tensors rather than behind */
+    bool no_lse;        /* ATTN_BACKWARD: no grad_lse */
+    bool few;           /* ATTN_BACKWARD: neither grad_bias nor grad_alibi nor grad_sink */
+    bool front;         /* guard pages before the tensors rather than behind */
     uint64_t seed;
 } check_options;
 
-enum { CHECK_BUFFERS = 24, CHECK_NAME = 64 };
+enum { CHECK_BUFFERS = 28, CHECK_NAME = 64 };
+
+/* What the backward writes; X(enumerator, argument). */
+#define CHECK_GRADIENT_LIST(X)      \
+    X(CHECK_GRAD_Q, grad_q)         \
+    X(CHECK_GRAD_K, grad_k)         \
+    X(CHECK_GRAD_V, grad_v)         \
+    X(CHECK_GRAD_BIAS, grad_bias)   \
+    X(CHECK_GRAD_ALIBI, grad_alibi) \
+    X(CHECK_GRAD_SINK, grad_sink)
+
+typedef enum check_gradient { CHECK_GRADIENT_LIST(CHECK_ENUM) CHECK_GRADIENTS } check_gradient;
+
+/* A gradient's elements: a tensor as (batch, row, head, dim), a table as one row. */
+typedef struct check_elements {
+    attn_dtype dtype;
+    int64_t extent[4], stride[4];
+} check_elements;
 
 typedef struct check_problem {
     attn_desc desc;     /* as a caller writes it */
     attn_desc resolved; /* with every default filled in */
     attn_args args;
     check_options options;
-    check_buffer o, lse;
+    check_buffer o, lse, gradients[CHECK_GRADIENTS];
     check_buffer inputs[CHECK_BUFFERS];
     int input_count;
 } check_problem;
@@ -85,7 +103,7 @@ typedef struct check_problem {
 attn_status check_problem_create(check_problem *problem, const attn_desc *desc, const check_options *options);
 void check_problem_destroy(check_problem *problem);
 
-/* Fills o and lse with CHECK_FRESH, plans `desc`, runs in a workspace of the exact size beside a guard page. kernel:
+/* Fills the outputs with CHECK_FRESH, plans `desc`, runs in a workspace of the exact size beside a guard page. kernel:
  * room for CHECK_NAME characters, gets the name of the kernel; or NULL. */
 attn_status check_problem_run(const check_problem *problem, const attn_desc *desc, char *kernel);
 
@@ -95,8 +113,15 @@ void check_problem_print(const attn_desc *desc, const check_options *options, ch
 /* A caller's pool: a few real threads that take the tasks from the last to the first. */
 void check_parallel_for(void *context, int tasks, void (*task)(void *arg, int index), void *arg);
 
-/* Room for `size` bytes that lives as long as the problem (masks.c). */
+/* Where the elements of a gradient are; the problem's argument for it, NULL if it is not wanted. */
+check_elements check_gradient_elements(const check_problem *problem, check_gradient gradient);
+void *check_gradient_base(const check_problem *problem, check_gradient gradient);
+
+/* Room that lives as long as the problem: for `size` bytes; for strided elements, of which it is the first. */
 void *check_problem_allocate(check_problem *problem, int64_t size);
+void *check_problem_allocate_tensor(check_problem *problem, attn_dtype dtype, const int64_t extent[4],
+                                    const int64_t stride[4]);
+void check_fill_backward(check_problem *problem, uint64_t *state);
 void check_fill_intervals(check_problem *problem, uint64_t *state);
 void check_fill_blocks(check_problem *problem, uint64_t *state);
 void check_fill_bits(check_problem *problem, uint64_t *state);

@@ -62,7 +62,7 @@ check_sweep check_sweep_create(const check_grid *grid, attn_device device, const
 
 static bool takes(const check_report *report, attn_form form, const attn_desc *desc)
 {
-    if (report->skipped) return false;
+    if (report->skipped || (report->device == ATTN_CUDA && form == ATTN_GRADIENT)) return false;
     if (report->kernel == NULL) return true;
     if (report->device == ATTN_CUDA) {
         const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
@@ -109,7 +109,8 @@ static void run_form(check_sweep *sweep, int number, attn_form form)
     attn_desc desc;
     check_options options;
     check_problem problem;
-    check_grid_case(sweep->grid, number, form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
+    check_grid_case(sweep->grid, number, form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
+                    form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
     bool wanted = false;
     for (int i = 0; i < sweep->count; i++)
         wanted |= takes(&sweep->reports[i], form, &desc);
@@ -131,15 +132,15 @@ static void run_form(check_sweep *sweep, int number, attn_form form)
 
 void check_sweep_case(check_sweep *sweep, int number)
 {
-    run_form(sweep, number, ATTN_PREFILL);
-    run_form(sweep, number, ATTN_DECODE);
+    for (int form = 0; form < ATTN_FORMS; form++)
+        run_form(sweep, number, (attn_form)form);
 }
 
 double check_case_work(const check_grid *grid, int number)
 {
     attn_desc desc;
     check_options options;
-    check_grid_case(grid, number, INT64_MAX, &desc, &options);
+    check_grid_case(grid, number, ATTN_FORWARD, INT64_MAX, &desc, &options);
     int64_t dims = desc.dim_qk + (desc.dim_v ? desc.dim_v : desc.dim_qk);
     return (double)(desc.batch * desc.heads_q * desc.len_q) * (double)(desc.len_kv * dims);
 }

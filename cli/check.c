@@ -64,7 +64,7 @@ static void print_case(const check_grid *grid, int number)
     attn_desc desc;
     check_options how;
     char text[400];
-    check_grid_case(grid, number, INT64_MAX, &desc, &how);
+    check_grid_case(grid, number, ATTN_FORWARD, INT64_MAX, &desc, &how);
     check_problem_print(&desc, &how, text, sizeof text);
     fprintf(stderr, "case %d: %s\n", number, text);
 }

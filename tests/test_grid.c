@@ -29,7 +29,7 @@ static void grid_sees(void **state)
         attn_desc desc;
         check_options options;
         check_problem problem;
-        check_grid_case(grid, n, ATTN_DECODE_ROWS, &desc, &options);
+        check_grid_case(grid, n, ATTN_FORWARD, ATTN_DECODE_ROWS, &desc, &options);
         assert_ok(check_problem_create(&problem, &desc, &options));
         check_reference reference = check_reference_create(&problem);
         for (int r = 0; r < reference.count; r++)

@@ -141,7 +141,7 @@ static void masks_are_what_they_mean(void **state)
             attn_desc desc;
             check_options options;
             check_problem problem;
-            check_grid_case(grid, n, INT64_MAX, &desc, &options);
+            check_grid_case(grid, n, ATTN_FORWARD, INT64_MAX, &desc, &options);
             if (desc.len_q * desc.len_kv > 300 * 300) continue;
             desc.dim_qk = desc.dim_v = 1;
             assert_ok(check_problem_create(&problem, &desc, &options));

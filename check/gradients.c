@@ -1,0 +1,248 @@
+/* The gradients of a problem, held against the reference (compare.h has the rule). */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "api/desc.h"
+#include "check/compare.h"
+#include "ref/ref.h"
+
+/* Draws of a problem whose unfused gradients are computed, at most: as long as so many rows have not had an error and
+ * so many multiply-adds are not spent. */
+static const double work_most = 8e6, rows_least = 64;
+
+/* Gradients of no more elements are sums of many rows, or luck. */
+enum { FEW = 64 };
+
+static const char *const names[] = {
+#define GRADIENT_NAME(enumerator, argument) #argument,
+    CHECK_GRADIENT_LIST(GRADIENT_NAME)
+};
+
+/* ---- the elements that must be written, line by line ------------------------------------------ */
+
+typedef struct lines {
+    const check_problem *problem;
+    check_gradient gradient;
+    check_elements elements;
+    int64_t batch, head, row; /* of the line */
+    int64_t at, count;        /* its first element, and how many */
+} lines;
+
+static lines lines_begin(const check_problem *problem, check_gradient gradient)
+{
+    lines l = { .problem = problem, .gradient = gradient, .row = -1 };
+    l.elements = check_gradient_elements(problem, gradient);
+    l.count = l.elements.extent[3];
+    return l;
+}
+
+static bool lines_next(lines *l)
+{
+    const attn_desc *desc = &l->problem->resolved;
+    const attn_args *args = &l->problem->args;
+    bool by_row = l->gradient == CHECK_GRAD_Q;
+    if (l->gradient > CHECK_GRAD_V) return ++l->row == 0;
+    l->row++;
+    for (; l->batch < desc->batch; l->batch++, l->head = l->row = 0) {
+        attn_sequence seq = attn_sequence_of(desc, args, l->batch);
+        if (l->row >= (by_row ? seq.len_q : seq.len_kv)) l->head++, l->row = 0;
+        if (l->head >= l->elements.extent[2] || (by_row ? seq.len_q : seq.len_kv) == 0) continue;
+        int64_t group = desc->heads_q / desc->heads_kv;
+        l->at = by_row ? attn_row_at(desc, args, l->batch, l->head, l->row, l->elements.stride)
+                       : attn_key_at(desc, args, l->batch, l->head * group, l->row, l->elements.stride);
+        return true;
+    }
+    return false;
+}
+
+/* ---- the reference --------------------------------------------------------------------------- */
+
+/* What is known of one gradient while it is summed up. */
+typedef struct sum {
+    double *ref;
+    float *naive;
+    int64_t count, before; /* elements; of them, before element (0, 0, 0, 0) */
+    double ref_was[FEW], noise[FEW];
+    float naive_was[FEW];
+} sum;
+
+static sum sum_create(const check_problem *problem, check_gradient gradient)
+{
+    sum s = { 0 };
+    check_elements e = check_gradient_elements(problem, gradient);
+    int64_t lo, hi;
+    if (!check_gradient_base(problem, gradient)) return s;
+    attn_reach(e.extent, e.stride, &lo, &hi);
+    s.count = hi - lo, s.before = -lo;
+    s.ref = check_allocate((size_t)s.count * sizeof *s.ref);
+    s.naive = check_allocate((size_t)s.count * sizeof *s.naive);
+    for (int64_t i = 0; i < s.count; i++)
+        s.ref[i] = 0, s.naive[i] = 0;
+    return s;
+}
+
+/* Before and after a row's share: what it got wrong. */
+static void sum_watch(sum *s, bool after)
+{
+    if (s->count > FEW) return;
+    for (int64_t i = 0; i < s->count; i++) {
+        double error = ((double)s->naive[i] - (double)s->naive_was[i]) - (s->ref[i] - s->ref_was[i]);
+        if (after) s->noise[i] += error * error;
+        s->ref_was[i] = s->ref[i], s->naive_was[i] = s->naive[i];
+    }
+}
+
+static void add_row(const check_problem *problem, sum sums[CHECK_GRADIENTS], int64_t b, int64_t h, int64_t i,
+                    double *room)
+{
+    const attn_desc *desc = &problem->resolved;
+    const attn_args *args = &problem->args;
+    double lse, *o = room;
+    float stored[512];
+    int64_t at = attn_row_at(desc, args, b, h, i, desc->o_stride);
+    for (int64_t d = 0; d < desc->dim_v; d++)
+        stored[d] = attn_load_scalar(attn_output_dtype(desc), args->o, at + d);
+    attn_ref_row(desc, args, b, h, i, o, &lse, room + desc->dim_v);
+
+    attn_ref_gradients ref;
+    attn_naive_gradients naive;
+    double **const refs[] = { &ref.q, &ref.k, &ref.v, &ref.bias, &ref.alibi, &ref.sink };
+    float **const naives[] = { &naive.q, &naive.k, &naive.v, &naive.bias, &naive.alibi, &naive.sink };
+    for (int g = 0; g < CHECK_GRADIENTS; g++) {
+        *refs[g] = sums[g].ref ? sums[g].ref + sums[g].before : NULL;
+        *naives[g] = sums[g].ref ? sums[g].naive + sums[g].before : NULL;
+        sum_watch(&sums[g], false);
+    }
+    attn_ref_gradient_row(desc, args, b, h, i, o, lse, &ref);
+    attn_naive_gradient_row(desc, args, b, h, i, stored, args->lse[attn_lse_at(desc, args, b, h, i)], &naive);
+    for (int g = 0; g < CHECK_GRADIENTS; g++)
+        sum_watch(&sums[g], true);
+}
+
+/* What rounding does to unfused attention's gradients and to the outputs: the greatest over some draws of a problem. */
+typedef struct yardstick {
+    check_deviation naive[CHECK_GRADIENTS], slack[CHECK_GRADIENTS];
+    int rows; /* with an error at all */
+    double work;
+} yardstick;
+
+static void measure(const check_problem *problem, const sum *s, check_gradient gradient, yardstick *y)
+{
+    check_deviation naive = { 0 }, slack = { 0 }, noise = { 0 };
+    int64_t count = 0;
+    for (lines l = lines_begin(problem, gradient); s->ref && lines_next(&l); count += l.count) {
+        double before = naive.squares;
+        for (int64_t d = 0, at = s->before + l.at; d < l.count; d++, at++) {
+            check_deviate(&naive, fabs(check_rounded(l.elements.dtype, (double)s->naive[at]) - s->ref[at]));
+            check_deviate(&slack, check_slack(l.elements.dtype, s->ref[at]));
+            if (s->count <= FEW) check_deviate(&noise, sqrt(s->noise[at]));
+        }
+        y->rows += gradient == CHECK_GRAD_Q && naive.squares > before;
+    }
+    check_raise(&y->naive[gradient], &naive, fmax(1, (double)count));
+    check_raise(&y->naive[gradient], &noise, fmax(1, (double)count));
+    check_raise(&y->slack[gradient], &slack, fmax(1, (double)count));
+}
+
+/* Computes all gradients of a problem and brings the yardstick up to date. */
+static check_reference compute(const check_problem *problem, yardstick *y)
+{
+    const attn_desc *desc = &problem->resolved;
+    check_reference reference = { 0 };
+    sum *sums = check_allocate(CHECK_GRADIENTS * sizeof *sums);
+    double *room = check_allocate((size_t)(desc->dim_v + desc->len_kv) * sizeof *room);
+    for (int g = 0; g < CHECK_GRADIENTS; g++)
+        sums[g] = sum_create(problem, (check_gradient)g);
+    for (int64_t b = 0; b < desc->batch; b++)
+        for (int64_t h = 0; h < desc->heads_q; h++)
+            for (int64_t i = 0; i < attn_sequence_of(desc, &problem->args, b).len_q; i++)
+                add_row(problem, sums, b, h, i, room);
+    for (int g = 0; g < CHECK_GRADIENTS; g++) {
+        measure(problem, &sums[g], (check_gradient)g, y);
+        reference.gradients[g].values = sums[g].ref;
+        if (sums[g].ref) reference.gradients[g].base = sums[g].ref + sums[g].before;
+        free(sums[g].naive);
+    }
+    free(room);
+    free(sums);
+    double pairs = (double)(desc->batch * desc->heads_q * desc->len_q) * (double)desc->len_kv;
+    y->work += pairs * (double)(desc->dim_qk + desc->dim_v) + 1e4;
+    return reference;
+}
+
+check_reference check_gradients_create(const check_problem *problem)
+{
+    yardstick y = { 0 };
+    check_reference reference = compute(problem, &y);
+    check_options options = problem->options;
+    while (y.rows < rows_least && y.work < work_most) {
+        check_problem sibling;
+        options.seed += (uint64_t)1 << 32;
+        if (check_problem_create(&sibling, &problem->desc, &options) != ATTN_OK) break;
+        check_reference other = compute(&sibling, &y);
+        check_reference_destroy(&other);
+        check_problem_destroy(&sibling);
+    }
+    for (int g = 0; g < CHECK_GRADIENTS; g++)
+        reference.gradients[g].allowed = check_allowed(&y.naive[g], &y.slack[g]);
+    return reference;
+}
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+/* Whether a line must be 0 to the bit: a row that sees no key, a key that no row sees. */
+static bool must_be_zero(const check_problem *problem, const check_reference *reference, const lines *l)
+{
+    const attn_desc *desc = &problem->resolved;
+    const attn_args *args = &problem->args;
+    if (l->gradient > CHECK_GRAD_V) return false;
+    if (l->gradient == CHECK_GRAD_Q) return args->lse[attn_lse_at(desc, args, l->batch, l->head, l->row)] == -INFINITY;
+    int64_t head = l->head * (desc->heads_q / desc->heads_kv);
+    const double *v =
+        reference->gradients[CHECK_GRAD_V].base + attn_key_at(desc, args, l->batch, head, l->row, desc->grad_v_stride);
+    bool weightless = true;
+    for (int64_t d = 0; d < desc->dim_v; d++)
+        weightless = weightless && v[d] == 0;
+    return weightless && (l->gradient == CHECK_GRAD_V || !(desc->flags & ATTN_DROPOUT));
+}
+
+static void compare_gradient(const check_problem *problem, const check_reference *reference, check_gradient gradient,
+                             check_error *result)
+{
+    const check_expected *expected = &reference->gradients[gradient];
+    const void *base = check_gradient_base(problem, gradient);
+    const char *what = NULL;
+    check_deviation error = { 0 };
+    int64_t count = 0;
+    lines l = lines_begin(problem, gradient), worst = l;
+    for (; lines_next(&l); count += l.count) {
+        bool zero = must_be_zero(problem, reference, &l);
+        for (int64_t d = 0; d < l.count; d++) {
+            double x = (double)attn_load_scalar(l.elements.dtype, base, l.at + d), before = error.max;
+            check_deviate(&error, fabs(x - expected->base[l.at + d]));
+            if (isnan(x) || (zero && x != 0))
+                what = isnan(x) ? "holds NaN" : "is not 0 where nothing is seen", worst = l;
+            if (error.max > before && !what) worst = l;
+        }
+    }
+    double rms = sqrt(error.squares / fmax(1, (double)count));
+    double share = fmax(check_share(error.max, expected->allowed.max), check_share(rms, expected->allowed.squares));
+    if (check_count_written(l.elements.dtype, &problem->gradients[gradient]) != count)
+        what = "is not written where it should be";
+    if (share > result->out) result->out = share;
+    if (result->message[0] != '\0' || (!what && share <= 1)) return;
+    snprintf(result->message, sizeof result->message,
+             "%s %s: max %.3g of %.3g allowed, rms %.3g of %.3g; worst at batch %lld, head %lld, row %lld",
+             names[gradient], what ? what : "error", error.max, expected->allowed.max, rms, expected->allowed.squares,
+             (long long)worst.batch, (long long)worst.head, (long long)worst.row);
+}
+
+check_error check_gradients_compare(const check_problem *problem, const check_reference *reference)
+{
+    check_error result = { 0 };
+    for (int g = 0; g < CHECK_GRADIENTS; g++)
+        if (check_gradient_base(problem, (check_gradient)g))
+            compare_gradient(problem, reference, (check_gradient)g, &result);
+    return result;
+}
