@@ -93,7 +93,8 @@ static void sum_watch(sum *s, bool after)
     }
 }
 
-static void add_row(const check_problem *problem, sum sums[CHECK_GRADIENTS], int64_t b, int64_t h, int64_t i,
+/* Returns whether the row has a weight at all. */
+static bool add_row(const check_problem *problem, sum sums[CHECK_GRADIENTS], int64_t b, int64_t h, int64_t i,
                     double *room)
 {
     const attn_desc *desc = &problem->resolved;
@@ -118,6 +119,7 @@ static void add_row(const check_problem *problem, sum sums[CHECK_GRADIENTS], int
     attn_naive_gradient_row(desc, args, b, h, i, stored, args->lse[attn_lse_at(desc, args, b, h, i)], &naive);
     for (int g = 0; g < CHECK_GRADIENTS; g++)
         sum_watch(&sums[g], true);
+    return lse > -INFINITY;
 }
 
 /* What rounding does to unfused attention's gradients and to the outputs: the greatest over some draws of a problem. */
@@ -127,15 +129,26 @@ typedef struct yardstick {
     double work;
 } yardstick;
 
+/* What rounding the scores once does to a gradient, relative to it: those that count are about as large as the LSE. */
+static double score_rounding(const check_problem *problem)
+{
+    const float *lse = (const float *)(const void *)problem->lse.data;
+    double most = 0;
+    for (size_t i = 0; i < problem->lse.size / sizeof *lse; i++)
+        if (isfinite(lse[i])) most = fmax(most, fabs((double)lse[i]));
+    return 0x1p-24 * most;
+}
+
 static void measure(const check_problem *problem, const sum *s, check_gradient gradient, yardstick *y)
 {
+    double score = score_rounding(problem);
     check_deviation naive = { 0 }, slack = { 0 }, noise = { 0 };
     int64_t count = 0;
     for (lines l = lines_begin(problem, gradient); s->ref && lines_next(&l); count += l.count) {
         double before = naive.squares;
         for (int64_t d = 0, at = s->before + l.at; d < l.count; d++, at++) {
             check_deviate(&naive, fabs(check_rounded(l.elements.dtype, (double)s->naive[at]) - s->ref[at]));
-            check_deviate(&slack, check_slack(l.elements.dtype, s->ref[at]));
+            check_deviate(&slack, check_slack(l.elements.dtype, s->ref[at]) + score * fabs(s->ref[at]));
             if (s->count <= FEW) check_deviate(&noise, sqrt(s->noise[at]));
         }
         y->rows += gradient == CHECK_GRAD_Q && naive.squares > before;
@@ -152,12 +165,13 @@ static check_reference compute(const check_problem *problem, yardstick *y)
     check_reference reference = { 0 };
     sum *sums = check_allocate(CHECK_GRADIENTS * sizeof *sums);
     double *room = check_allocate((size_t)(desc->dim_v + desc->len_kv) * sizeof *room);
+    int64_t seen = 0;
     for (int g = 0; g < CHECK_GRADIENTS; g++)
         sums[g] = sum_create(problem, (check_gradient)g);
     for (int64_t b = 0; b < desc->batch; b++)
         for (int64_t h = 0; h < desc->heads_q; h++)
             for (int64_t i = 0; i < attn_sequence_of(desc, &problem->args, b).len_q; i++)
-                add_row(problem, sums, b, h, i, room);
+                seen += add_row(problem, sums, b, h, i, room);
     for (int g = 0; g < CHECK_GRADIENTS; g++) {
         measure(problem, &sums[g], (check_gradient)g, y);
         reference.gradients[g].values = sums[g].ref;
@@ -166,8 +180,7 @@ static check_reference compute(const check_problem *problem, yardstick *y)
     }
     free(room);
     free(sums);
-    double pairs = (double)(desc->batch * desc->heads_q * desc->len_q) * (double)desc->len_kv;
-    y->work += pairs * (double)(desc->dim_qk + desc->dim_v) + 1e4;
+    y->work += (double)seen * (double)(desc->len_kv * (desc->dim_qk + desc->dim_v)) + 1e5;
     return reference;
 }
 

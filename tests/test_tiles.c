@@ -85,7 +85,7 @@ static void prefill_agrees_with_reference(void **state)
         attn_desc desc;
         check_options options;
         check_problem problem;
-        check_grid_case(grid, n, INT64_MAX, &desc, &options);
+        check_grid_case(grid, n, ATTN_FORWARD, INT64_MAX, &desc, &options);
         if (desc.dtype != ATTN_BF16 || check_case_work(grid, n) > work_most) continue;
         assert_ok(check_problem_create(&problem, &desc, &options));
         check_reference reference = check_reference_create(&problem);

@@ -246,7 +246,7 @@ static void gradient_splits(const attn_desc *d, const attn_machine *m, const att
     int64_t most = c->threads == 1 || units >= 8 * (int64_t)c->threads ? 1 : 2 * (int64_t)c->threads;
     if (d->flags & ATTN_DETERMINISTIC) { /* whatever the threads */
         c->splits = (int)(units >= GRADIENT_PARTS || tiles < 2 ? 1 : GRADIENT_PARTS / (units > 0 ? units : 1));
-        if (c->splits > tiles) c->splits = (int)tiles;
+        if (tiles > 0 && c->splits > tiles) c->splits = (int)tiles;
         gradient_cost(d, m, k, c);
         return;
     }
