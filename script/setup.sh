@@ -4,8 +4,8 @@
 #   script/setup.sh NEED ...     or, from another script:  . script/setup.sh; setup NEED ...
 #
 # Needs: build (cc, cmake, make), tests (build, cmocka, pkg-config, python3), fuzz (clang and its fuzzer runtime),
-# blas (OpenBLAS, the peer that is measured), ci (tests, fuzz, gcc and git), format (clang-format-14), aarch64 (its
-# cross compiler and qemu).
+# blas (OpenBLAS: examples/gpt, and the peer that is measured), ci (tests, fuzz, blas, gcc and git), format
+# (clang-format-14), aarch64 (its cross compiler and qemu).
 # Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
 # exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
 
@@ -93,8 +93,10 @@ try_aarch64()
 
 try_blas()
 {
-    try_program "${CC:-cc}" "-ldl" '#include <dlfcn.h>
-int main(void) { return !dlopen("libopenblas.so.0", RTLD_NOW); }'
+    setup_blas=$(pkg-config --cflags --libs openblas 2>/dev/null || echo -lopenblas)
+    try_program "${CC:-cc}" "$setup_blas -ldl" '#include <cblas.h>
+#include <dlfcn.h>
+int main(void) { openblas_set_num_threads(1); return !dlopen("libopenblas.so.0", RTLD_NOW); }'
 }
 
 # The Debian packages of each.
@@ -112,7 +114,7 @@ packages_of()
     clang) setup_clang_packages ;;
     clang_format) echo clang-format-14 ;;
     aarch64) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user ;;
-    blas) echo libopenblas0-pthread ;;
+    blas) echo libopenblas-pthread-dev ;;
     esac
 }
 
@@ -137,7 +139,7 @@ setup_parts()
         tests) echo cc cmake make cmocka pkg_config python3 ;;
         fuzz) echo cc cmake make clang ;;
         blas) echo cc blas ;;
-        ci) echo git cc gcc cmake make cmocka pkg_config python3 clang ;;
+        ci) echo git cc gcc cmake make cmocka pkg_config python3 clang blas ;;
         format) echo clang_format ;;
         aarch64) echo aarch64 ;;
         *) echo "setup.sh: unknown need: $need" >&2 && return 1 ;;

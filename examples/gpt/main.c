@@ -32,13 +32,13 @@ static attn_status parse_attention(const char *text, void *value)
 
 static const attn_option options[] = {
     { "layers", 0, "N", attn_parse_count, AT(layers), "layers (4)" },
-    { "dim", 0, "N", attn_parse_count, AT(dim), "channels of the residual stream (192)" },
-    { "heads", 0, "N", attn_parse_count, AT(heads), "attention heads, which share the channels (3)" },
-    { "context", 0, "N", attn_parse_count, AT(context), "bytes a sequence (256)" },
-    { "batch", 0, "N", attn_parse_count, AT(batch), "sequences a step (8)" },
+    { "dim", 0, "N", attn_parse_count, AT(dim), "channels of the residual stream (128)" },
+    { "heads", 0, "N", attn_parse_count, AT(heads), "attention heads, which share the channels (2)" },
+    { "context", 0, "N", attn_parse_count, AT(context), "bytes a sequence (512)" },
+    { "batch", 0, "N", attn_parse_count, AT(batch), "sequences a step (1)" },
     { "steps", 0, "N", attn_parse_count, AT(steps), "training steps (1000); with --resume the number in all" },
     { "seconds", 0, "S", attn_parse_positive, AT(seconds), "as many steps as fit into this time instead" },
-    { "lr", 0, "X", attn_parse_positive, AT(rate), "greatest learning rate (0.002)" },
+    { "lr", 0, "X", attn_parse_positive, AT(rate), "greatest learning rate (0.004)" },
     { "seed", 0, "N", attn_parse_seed, AT(seed), "of weights, batches and the sample" },
     { "threads", 0, "N", attn_parse_threads, AT(threads), "of everything (all processors)" },
     { "attention", 0, "NAME", parse_attention, AT(maker), "libattn, or standard: all scores stored" },
@@ -94,7 +94,7 @@ static int64_t either(int64_t given, int64_t usual)
 
 static gpt_shape shape_of(const values *v)
 {
-    return (gpt_shape){ either(v->layers, 4), either(v->dim, 192), either(v->heads, 3) };
+    return (gpt_shape){ either(v->layers, 4), either(v->dim, 128), either(v->heads, 2) };
 }
 
 /* A fresh run, or the one of the checkpoint. */
@@ -110,9 +110,9 @@ static attn_status begin(gpt_run *run, const values *v)
         return ATTN_OK;
     }
     *run = (gpt_run){ .shape = shape_of(v),
-                      .context = either(v->context, 256),
-                      .batch = either(v->batch, 8),
-                      .rate = v->rate > 0 ? v->rate : 2e-3f,
+                      .context = either(v->context, 512),
+                      .batch = either(v->batch, 1),
+                      .rate = v->rate > 0 ? v->rate : 4e-3f,
                       .random = v->seed.value };
     attn_status status = gpt_shape_check(&run->shape);
     if (!status) status = gpt_sizes_check(run->context, run->batch);
@@ -127,7 +127,7 @@ static attn_status train(gpt_run *run, const values *v)
 {
     gpt_text text;
     attn_status status = gpt_text_read(&text, v->text ? v->text : TEXT);
-    if (status) return status;
+    if (status) return v->text ? status : attn_fail_in(status, "no --text, and not at the root of the repository");
     printf("%lld layers, dim %lld, %lld heads: %.2f million weights; %lld files, %.0f KB, 1/16 held out; %s attention, "
            "%d threads\n\n",
            (long long)run->shape.layers, (long long)run->shape.dim, (long long)run->shape.heads,

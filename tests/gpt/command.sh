@@ -38,6 +38,7 @@ refuses 1 'heads 3: takes a divisor of dim 32' --dim 32 --heads 3
 refuses 1 'layers 65: takes 1 to 64' --layers 65
 refuses 1 'batch * context 16777216' --context 4096 --batch 4096
 refuses 1 'no file of this name: nothing*.txt' --text 'text.txt,nothing*.txt' --steps 1
+refuses 1 'not at the root of the repository: no file of this name: README.md' --steps 1
 refuses 1 'takes more' --text text.txt --context 100000 --steps 1
 refuses 1 'model.safetensors: cannot open' --resume model.safetensors
 refuses 1 'text.txt: not a safetensors file' --resume text.txt --sample a
@@ -49,6 +50,8 @@ small='--threads 2 --text text.txt'
     "$gpt" $small --layers 2 --dim 32 --heads 2 --context 64 --batch 2 --steps 20 --out whole.safetensors >log
     grep -q '^ *20 ' log || fail "no line of the last step: $(cat log)"
     grep -q '<svg' whole.svg || fail 'no curve'
+    "$gpt" $small --layers 1 --dim 32 --heads 1 --context 32 --seconds 0.1 >log
+    [ "$(wc -l <log)" -gt 20 ] || fail "few lines of a run of 0.1 s: $(cat log)"
     "$gpt" $small --resume whole.safetensors --steps 30 --out more.safetensors >/dev/null
     refuses 1 'has done 30' $small --resume more.safetensors --steps 20
     "$gpt" --resume more.safetensors --sample 'The quick' --tokens 50 --seed 1 >one

@@ -8,6 +8,7 @@ SCORE, SOFTMAX = "src/cpu/score.c", "src/cpu/body/softmax.h"
 PACK, GEMM = "src/cpu/body/pack.h", "src/cpu/body/gemm.h"
 PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
 PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
+GPT = "examples/gpt/"
 
 MUTANTS = [
     # ranges
@@ -106,4 +107,17 @@ MUTANTS = [
     ("src/api/error.c", "static _Thread_local char message", "static char message", "threads share one message", "threads"),
     ("src/ref/ref.c", "if (d->flags & ATTN_CAUSAL) seen = key <= t;", "if (d->flags & ATTN_CAUSAL) seen = key < t;",
      "the reference itself is wrong", "grid"),
+    # the GPT
+    (GPT + "layers.c", "j->back ? -1.0f : 1.0f", "1.0f", "rotary places: the backward turns on instead of back", "gpt"),
+    (GPT + "layers.c", "scale * scale * scale / (float)j->dim", "scale * scale / (float)j->dim",
+     "norm: a power of the scale is lost in the backward", "gpt"),
+    (GPT + "layers.c", "memset(dembed, 0, (size_t)(GPT_BYTES * dim) * sizeof *dembed);", "",
+     "embedding: gradients of the step before stay", "gpt"),
+    (GPT + "model.c", "w->value, t, d, d, true)", "w->value, t, d, d, false)", "the gradient by way of q and k is lost", "gpt"),
+    (GPT + "attention.c", ".lse = f->lse + layer * f->lse_layer", ".lse = f->lse", "another layer's log-sum-exp", "gpt"),
+    (GPT + "sample.c", "r->now->pass->first = r->used;", "", "the cache: every byte read stands at place 0", "gpt"),
+    (GPT + "sample.c", ".window_left = r->context - 1", ".window_left = r->context", "the cache: one key too far back", "gpt"),
+    (GPT + "checkpoint.c", "run->random = (uint64_t)state[2] << 32 | state[1];", "run->random = state[1];",
+     "half of the generator is not resumed", "gpt"),
+    (GPT + "adamw.c", "norm > 1.0 ? (float)(1.0 / norm) : 1.0f", "1.0f", "gradients are not clipped", "gpt"),
 ]
