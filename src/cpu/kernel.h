@@ -153,7 +153,7 @@ static inline int64_t attn_pairs_scratch(int64_t rows, int64_t dim_qk, int64_t d
 
 static inline int64_t attn_decode_scratch(int64_t heads, int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
-    int64_t padded = attn_round_up(rows, 4), row = attn_round_up(dim_v, 16) + attn_round_up(dim_qk, 16) + 17;
+    int64_t padded = attn_round_up(rows, 4), row = attn_round_up(dim_v, 32) + attn_round_up(dim_qk, 16) + 17;
     return attn_round_up((heads * row + ATTN_DECODE_TILE) * padded + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32 + 16, 16);
 }
 

@@ -1,24 +1,9 @@
-/* Decode: the few query rows of some KV heads against keys streamed once from where they lie.
- *
- * A head's rows are ordered query head by query head, padded to the row step. For each tile of keys and each head:
- * scores by dot products (SUMS accumulators: 4 rows x SUMS/4 keys, or 1 x SUMS for a single row), softmax row by row,
- * then values added into the outputs (again SUMS accumulators). While one head's tile is computed the next one's is
- * fetched into L1, evenly, so that memory is never idle. */
-
-typedef struct decode {
-    const attn_decode_task *task;
-    int64_t rows, padded, q_pitch, o_pitch; /* of one head */
-    float *q, *o, *max, *sum;               /* of all heads; sum: VL a row */
-    float *s, *bias;                        /* of the head under way */
-    uint64_t *keep;
-} decode;
-
 static decode decode_start(const attn_decode_task *task)
 {
     decode p = { .task = task, .rows = task->group * task->len_q };
     p.padded = p.rows == 1 ? 1 : attn_round_up(p.rows, 4);
     p.q_pitch = attn_round_up(task->dim_qk, VL);
-    p.o_pitch = attn_round_up(task->dim_v, VL);
+    p.o_pitch = attn_round_up(task->dim_v, 2 * VL);
     int64_t rows = task->heads * p.padded;
     p.q = task->scratch;
     p.o = p.q + rows * p.q_pitch;
@@ -34,10 +19,7 @@ static decode decode_start(const attn_decode_task *task)
     for (int64_t h = 0; h < task->heads; h++)
         for (int64_t r = 0; r < p.rows; r++) {
             int64_t at = (h * task->group + r / task->len_q) * task->q_head + r % task->len_q * task->q_row;
-            const void *q = row_at(task->dtype, task->q, at);
-            float *out = p.q + (h * p.padded + r) * p.q_pitch;
-            for (int64_t d = 0; d < task->dim_qk; d++)
-                out[d] = attn_load_scalar(task->dtype, q, d) * task->score->scale;
+            store_query(task, row_at(task->dtype, task->q, at), p.q + (h * p.padded + r) * p.q_pitch);
         }
     return p;
 }
@@ -77,57 +59,6 @@ static bool decode_next(const attn_decode_task *task, int64_t from, attn_mask_ti
     return true;
 }
 
-/* acc[key][row] += vector d of each query row times that of each key. */
-ALWAYS_INLINE void dot_step(vf acc[SUMS], const int rows, const float *q, int64_t q_pitch, const vf key[SUMS])
-{
-    UNROLL for (int i = 0; i < rows; i++)
-    {
-        vf query = v_load(q + i * q_pitch);
-        UNROLL for (int j = 0; j < SUMS / rows; j++) acc[j * rows + i] = v_fma(query, key[j], acc[j * rows + i]);
-    }
-}
-
-/* Scores of `rows` (1 or 4) query rows from row r with keys [key, key + SUMS / rows); of those at or past `end` the
- * last is read instead and nothing is written. */
-ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t key, int64_t end,
-                            float *s)
-{
-    const attn_decode_task *task = p->task;
-    const int keys = SUMS / rows;
-    const void *k[SUMS];
-    const float *q = p->q + r * p->q_pitch;
-    int64_t d = 0, dim = task->dim_qk;
-    vf acc[SUMS], x[SUMS];
-    UNROLL for (int j = 0; j < keys; j++) k[j] =
-        row_at(dtype, task->k, (key + j < end ? key + j : end - 1) * task->k_row);
-    UNROLL for (int i = 0; i < SUMS; i++) acc[i] = v_zero();
-    for (; d + VL <= dim; d += VL) {
-        UNROLL for (int j = 0; j < keys; j++) x[j] = load_as(dtype, k[j], d);
-        dot_step(acc, rows, q + d, p->q_pitch, x);
-    }
-    if (d < dim) {
-        for (int j = 0; j < keys; j++)
-            x[j] = load_part(dtype, k[j], d, dim - d);
-        dot_step(acc, rows, q + d, p->q_pitch, x);
-    }
-    float scores[SUMS];
-    UNROLL for (int i = 0; i < SUMS; i += 4) v_sums4(acc + i, scores + i);
-    for (int j = 0; j < keys && key + j < end; j++)
-        UNROLL for (int i = 0; i < rows; i++) s[i * ATTN_DECODE_TILE + j] = scores[j * rows + i];
-}
-
-/* Rows of keys or of values that are wanted next: those of the next head, or of the next tile. */
-typedef struct fetch {
-    const void *base;
-    int64_t row, dim;
-    int64_t key, end;
-} fetch;
-
-ALWAYS_INLINE void fetch_next(fetch *f, attn_dtype dtype)
-{
-    if (f->key < f->end) prefetch_row(dtype, f->base, f->key++ * f->row, f->dim);
-}
-
 ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
 {
     int64_t step = p->padded == 1 ? SUMS : SUMS / 4;
@@ -140,46 +71,6 @@ ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, fetch *next,
             for (int64_t r = 0; r < p->padded; r += 4)
                 dot_tile(p, dtype, r, 4, key, hi, p->s + r * ATTN_DECODE_TILE + key - lo);
     }
-}
-
-/* o[rows][columns vectors] += p v over keys [0, keys), one row fetched every so many. A single vector may be part of
- * one. */
-ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t d,
-                              const int columns, const void *v, int64_t keys, fetch *next, int64_t every)
-{
-    const attn_decode_task *task = p->task;
-    float *o = p->o + r * p->o_pitch + d;
-    const float *s = p->s + r * ATTN_DECODE_TILE;
-    vf acc[SUMS];
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int c = 0; c < columns; c++) acc[i * columns + c] =
-        v_load(o + i * p->o_pitch + c * VL);
-    for (int64_t j = 0; j < keys;) {
-        fetch_next(next, dtype);
-        for (int64_t end = j + every < keys ? j + every : keys; j < end; j++) {
-            const void *row = row_at(dtype, v, j * task->v_row);
-            UNROLL for (int c = 0; c < columns; c++)
-            {
-                vf x = columns == 1 ? load_up_to(dtype, row, d, task->dim_v) : load_as(dtype, row, d + c * VL);
-                UNROLL for (int i = 0; i < rows; i++) acc[i * columns + c] =
-                    v_fma(v_set1(s[i * ATTN_DECODE_TILE + j]), x, acc[i * columns + c]);
-            }
-        }
-    }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int c = 0; c < columns; c++)
-        v_store(o + i * p->o_pitch + c * VL, acc[i * columns + c]);
-}
-
-ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v, int64_t keys,
-                              fetch *next)
-{
-    int64_t d = 0, dim = p->task->dim_v, wide = SUMS / rows * VL, narrow = 4 / rows * VL;
-    int64_t passes = (dim / wide + dim % wide / narrow + (dim % wide % narrow + VL - 1) / VL) * (p->padded / rows);
-    for (; d + wide <= dim; d += wide)
-        value_tile(p, dtype, r, rows, d, SUMS / rows, v, keys, next, passes);
-    for (; d + narrow <= dim; d += narrow)
-        value_tile(p, dtype, r, rows, d, 4 / rows, v, keys, next, passes);
-    for (; d < dim; d += VL)
-        value_tile(p, dtype, r, rows, d, 1, v, keys, next, passes);
 }
 
 ALWAYS_INLINE void decode_output(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
@@ -198,24 +89,25 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     const attn_decode_task *task = p->task;
     const attn_score *score = &task->score[r / task->len_q];
     const attn_mask_view *mask = &task->mask[r / task->len_q];
-    int64_t row = r % task->len_q, keys = tile->hi - tile->lo, hi = attn_round_up(keys, VL);
-    float *s = p->s + r * ATTN_DECODE_TILE;
-    if (score->flags & ATTN_RICH) change_scores(score, row, tile->lo, 0, hi, mask->len_kv, s, p->bias, NULL);
+    int64_t row = r % task->len_q, keys = tile->hi - tile->lo, hi = attn_round_up(keys, 2 * VL);
+    float *s = p->s + r * ATTN_DECODE_TILE, *sum = p->sum + r * VL, scale = scale_left(score);
+    if (score->flags & ATTN_RICH) {
+        scale_row(s, 0, hi, scale);
+        change_scores(score, row, tile->lo, 0, hi, mask->len_kv, s, p->bias, NULL);
+        scale = 1;
+    }
     uint64_t words[ATTN_DECODE_TILE / 64] = { 0 };
     if (tile->full)
         attn_words_set(words, 0, keys);
     else
         attn_mask_row(mask, row, tile->lo, keys, words);
     hide_keys(s, 0, hi, words, -INFINITY);
-    raise_max(row_max(s, 0, hi), p->max + r, p->sum + r * VL, p->o + r * p->o_pitch, p->o_pitch);
-    exponentials(s, 0, hi, p->max[r], p->sum + r * VL);
-    if (score->flags & ATTN_DROPOUT) {
-        attn_dropout_keep(score, row, 1, tile->lo, keys, ATTN_DECODE_TILE / 64, p->keep);
-        hide_keys(s, 0, hi, p->keep, 0);
-    }
+    raise_max(row_max(s, 0, hi) * scale, p->max + r, sum, p->o + r * p->o_pitch, p->o_pitch);
+    if (score->flags & ATTN_DROPOUT) attn_dropout_keep(score, row, 1, tile->lo, keys, ATTN_DECODE_TILE / 64, p->keep);
+    probabilities(s, hi, scale, p->max[r], sum, score->flags & ATTN_DROPOUT ? p->keep : NULL);
 }
 
-ALWAYS_INLINE void decode_as(const decode *all, attn_dtype dtype)
+ALWAYS_INLINE void decode_tiles(const decode *all, attn_dtype dtype)
 {
     const attn_decode_task *t = all->task;
     attn_mask_tile tile = { .hi = t->key0 };
@@ -249,19 +141,9 @@ static void decode_finish(const decode *p)
     }
 }
 
-static void decode_keys(const attn_decode_task *task)
+ALWAYS_INLINE void decode_as(const attn_decode_task *task, attn_dtype dtype)
 {
     decode p = decode_start(task);
-    switch (task->dtype) {
-    case ATTN_F32:
-        decode_as(&p, ATTN_F32);
-        break;
-    case ATTN_F16:
-        decode_as(&p, ATTN_F16);
-        break;
-    case ATTN_BF16:
-        decode_as(&p, ATTN_BF16);
-        break;
-    }
+    decode_tiles(&p, dtype);
     decode_finish(&p);
 }

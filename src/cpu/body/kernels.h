@@ -14,5 +14,22 @@
 #include "cpu/body/softmax.h"
 #include "cpu/body/rows.h"
 #include "cpu/body/prefill.h"
+#include "cpu/body/decode_state.h"
+#include "cpu/body/decode_floats.h"
 #include "cpu/body/decode.h"
 #include "cpu/body/backward.h"
+
+static void decode_keys(const attn_decode_task *task)
+{
+    switch (task->dtype) {
+    case ATTN_F32:
+        decode_as(task, ATTN_F32);
+        break;
+    case ATTN_F16:
+        decode_as(task, ATTN_F16);
+        break;
+    case ATTN_BF16:
+        decode_as(task, ATTN_BF16);
+        break;
+    }
+}

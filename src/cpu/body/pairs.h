@@ -75,6 +75,25 @@ ALWAYS_INLINE void pack_along(const uint16_t *even, const uint16_t *odd, int64_t
     }
 }
 
+/* out = 2^(scale s - max) as bf16, but 0 where `keep` (NULL: none) has a clear bit; summed up with those. out may be s.
+ */
+ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, float scale, float max, float *sum,
+                                      const uint64_t *keep, uint16_t *out)
+{
+    vf factor = v_set1(scale), from = v_set1(max == -INFINITY ? 0 : -max), total[2] = { v_load(sum), v_zero() };
+    for (int64_t i = lo; i < hi; i += 2 * VL) {
+        vf x[2];
+        UNROLL for (int u = 0; u < 2; u++)
+        {
+            x[u] = v_exp2(v_fma(v_load(s + i + u * VL), factor, from));
+            total[u] = v_add(total[u], x[u]);
+            if (keep) x[u] = v_keep(keep, i + u * VL, x[u], v_zero());
+        }
+        v_store_pairs(out + i, x[0], x[1]);
+    }
+    v_store(sum, v_add(total[0], total[1]));
+}
+
 static void pack_pairs(const attn_pack_task *t)
 {
     const uint16_t *k = t->k, *v = t->v;

@@ -181,24 +181,6 @@ ALWAYS_INLINE vf lanes_max(const float *s, int64_t lo, int64_t hi)
     return v_max(a, b);
 }
 
-/* out = 2^(scale s - max) as bf16, but 0 where `keep` (NULL: none) has a clear bit; summed up with those. */
-ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, float scale, float max, float *sum,
-                                      const uint64_t *keep, uint16_t *out)
-{
-    vf factor = v_set1(scale), from = v_set1(max == -INFINITY ? 0 : -max), total[2] = { v_load(sum), v_zero() };
-    for (int64_t i = lo; i < hi; i += 2 * VL) {
-        vf x[2];
-        UNROLL for (int u = 0; u < 2; u++)
-        {
-            x[u] = v_exp2(v_fma(v_load(s + i + u * VL), factor, from));
-            total[u] = v_add(total[u], x[u]);
-            if (keep) x[u] = v_keep(keep, i + u * VL, x[u], v_zero());
-        }
-        v_store_pairs(out + i, x[0], x[1]);
-    }
-    v_store(sum, v_add(total[0], total[1]));
-}
-
 /* Scores of row r of a unit to probabilities. */
 ALWAYS_INLINE void pairs_row(pairs *p, const unit *u, int64_t r)
 {
@@ -207,8 +189,7 @@ ALWAYS_INLINE void pairs_row(pairs *p, const unit *u, int64_t r)
     int64_t at = u->strip * BLOCK_ROWS + r, row = task->row0 + at;
     float *s = u->s + r * S_PITCH, scale = score->scale, *sum = p->sum + at * VL;
     if (score->flags & ATTN_RICH) {
-        for (int64_t i = u->lo; i < u->hi; i += VL)
-            v_store(s + i, v_mul(v_load(s + i), v_set1(scale)));
+        scale_row(s, u->lo, u->hi, scale);
         change_scores(score, row, u->key0, u->lo, u->hi, task->mask->len_kv, s, p->bias, NULL);
         scale = 1;
     }

@@ -85,6 +85,12 @@ ALWAYS_INLINE void hide_range(float *s, int64_t lo, int64_t hi)
         s[lo] = -INFINITY;
 }
 
+ALWAYS_INLINE void scale_row(float *s, int64_t lo, int64_t hi, float scale)
+{
+    for (int64_t i = lo; i < hi; i += VL)
+        v_store(s + i, v_mul(v_load(s + i), v_set1(scale)));
+}
+
 ALWAYS_INLINE float row_max(const float *s, int64_t lo, int64_t hi)
 {
     vf best[4];

@@ -8,4 +8,13 @@ enum { BLOCK_ROWS = 24 };
 #include "cpu/x86/product_avx512bf16.h"
 #include "cpu/body/pairs_prefill.h"
 
-const attn_cpu_ops attn_cpu_ops_avx512bf16 = { .pack = pack_pairs, .attend = attend_pairs };
+#include "cpu/body/decode_state.h"
+#include "cpu/x86/decode_avx512bf16.h"
+#include "cpu/body/decode.h"
+
+static void decode_pairs(const attn_decode_task *task)
+{
+    decode_as(task, ATTN_BF16);
+}
+
+const attn_cpu_ops attn_cpu_ops_avx512bf16 = { .pack = pack_pairs, .attend = attend_pairs, .decode = decode_pairs };
