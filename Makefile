@@ -16,6 +16,9 @@ demo:
 test:
 	@script/test
 
+test-gpu:
+	@script/test-gpu
+
 bench: all
 	@$(BUILD)/attn bench
 
@@ -36,6 +39,7 @@ help:
 	@echo 'make            build/attn, build/libattn.a, build/libattn.so (needs cc and cmake)'
 	@echo 'make demo       what it is good for, on real input'
 	@echo 'make test       build and run the tests (installs what they need, see script/setup.sh)'
+	@echo 'make test-gpu   the CUDA kernels on this machine'"'"'s first GPU'
 	@echo 'make bench      measure this machine, beside its peers and its limits'
 	@echo 'make install    to PREFIX ($(PREFIX)), below DESTDIR if that is set'
 	@echo 'make sanitize   the tests under ASan and UBSan, then under TSan'
@@ -43,4 +47,4 @@ help:
 	@echo 'make clean      remove build and build-*'
 	@echo 'Variables: BUILD, PREFIX, DESTDIR, JOBS, CMAKE, CC, CFLAGS'
 
-.PHONY: all configure demo test bench install sanitize fuzz clean help
+.PHONY: all configure demo test test-gpu bench install sanitize fuzz clean help
