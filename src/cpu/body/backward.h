@@ -199,45 +199,6 @@ ALWAYS_INLINE void score_gradients(float *s, float *dp, int64_t lo, int64_t hi, 
     }
 }
 
-/* Adds a row's dS to the gradient of the bias; no key from `end` on is touched. */
-static void add_bias_gradient(const backward *b, int64_t row, const float *ds, int64_t lo, int64_t hi)
-{
-    const attn_backward_task *t = b->task;
-    int64_t end = t->key1 - t->key0 < hi ? t->key1 - t->key0 : hi, i = lo;
-    float *out = t->grad_bias + b->head * t->grad_bias_head + row * t->grad_bias_row;
-    if (t->grad_bias_key == 0) {
-        vf sum = v_zero();
-        for (; i + VL <= end; i += VL)
-            sum = v_add(sum, v_load(ds + i));
-        float rest = 0;
-        for (; i < end; i++)
-            rest += ds[i];
-        *out += v_hsum(sum) + rest;
-        return;
-    }
-    out += t->key0;
-    for (; i + VL <= end; i += VL)
-        v_store(out + i, v_add(v_load(out + i), v_load(ds + i)));
-    for (; i < end; i++)
-        out[i] += ds[i];
-}
-
-/* What score changes make of a row's dS: gradients of their own, and the softcap's derivative. */
-static void change_gradients(const backward *b, int64_t row, float *ds, int64_t lo, int64_t hi)
-{
-    const attn_backward_task *t = b->task;
-    if (t->grad_bias) add_bias_gradient(b, row, ds, lo, hi);
-    if (t->grad_alibi) {
-        vf distance = v_sub(v_set1((float)(row + b->score->shift - t->key0)), v_iota()), sum = v_zero();
-        for (int64_t i = lo; i < hi; i += VL)
-            sum = v_fma(v_load(ds + i), v_abs(v_sub(distance, v_set1((float)i))), sum);
-        t->grad_alibi[b->head] -= v_hsum(sum);
-    }
-    if (b->score->flags & ATTN_SOFTCAP)
-        for (int64_t i = lo; i < hi; i += VL)
-            v_store(ds + i, v_mul(v_load(ds + i), v_load(b->derivative + i)));
-}
-
 static void backward_row(const backward *b, int64_t r, const attn_mask_tile *span, int64_t lo, int64_t hi)
 {
     float *s = b->s + r * ATTN_SCORE_PITCH, *dp = b->dp + r * ATTN_SCORE_PITCH;
@@ -249,7 +210,7 @@ static void backward_row(const backward *b, int64_t r, const attn_mask_tile *spa
     if (flags & ATTN_DROPOUT) hide_keys(dp, lo, hi, keep, 0);
     score_gradients(s, dp, lo, hi, b->lse[r], b->delta[r]);
     if (flags & ATTN_DROPOUT) hide_keys(s, lo, hi, keep, 0);
-    if (flags & ATTN_RICH) change_gradients(b, row, dp, lo, hi);
+    if (flags & ATTN_RICH) change_gradients(b->task, b->head, row, b->derivative, dp, lo, hi);
 }
 
 /* P and dS of one strip, zeros in what strips of keys hold beside its span, and in dS where the strip has no row. */
@@ -331,48 +292,4 @@ static void backward_tile(const attn_backward_task *task)
         }
     }
     if (task->grad_k) backward_finish(&b);
-}
-
-/* ---- before and after ---------------------------------------------------------------------- */
-
-ALWAYS_INLINE void delta_as(const attn_delta_task *t, attn_dtype dtype)
-{
-    for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {
-        const void *o = row_at(dtype, t->o, row * t->o_row), *g = row_at(dtype, t->grad_o, row * t->grad_o_row);
-        vf sum = v_zero();
-        for (int64_t d = 0; d < t->dim_v; d += VL)
-            sum = v_fma(load_up_to(dtype, o, d, t->dim_v), load_up_to(dtype, g, d, t->dim_v), sum);
-        float delta = v_hsum(sum) - (t->grad_lse ? t->grad_lse[row] : 0);
-        t->delta[row] = t->lse[row] == -INFINITY ? 0 : delta;
-    }
-}
-
-static void backward_delta(const attn_delta_task *task)
-{
-    switch (task->dtype) {
-    case ATTN_F32:
-        delta_as(task, ATTN_F32);
-        break;
-    case ATTN_F16:
-        delta_as(task, ATTN_F16);
-        break;
-    case ATTN_BF16:
-        delta_as(task, ATTN_BF16);
-        break;
-    }
-}
-
-static void backward_sum(const attn_sum_task *t)
-{
-    int64_t pitch = attn_gradient_pitch(t->dim), size = attn_dtype_size(t->out_dtype);
-    for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {
-        float sum[ATTN_DIM_MOST];
-        for (int64_t d = 0; d < t->dim; d += VL) {
-            vf x = v_load(t->part + row * pitch + d);
-            for (int64_t part = 1; part < t->parts; part++)
-                x = v_add(x, v_load(t->part + part * t->part_step + row * pitch + d));
-            v_store(sum + d, x);
-        }
-        store_row(t->out_dtype, (char *)t->out + row * t->out_row * size, sum, t->dim, t->scale);
-    }
 }

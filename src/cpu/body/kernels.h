@@ -17,6 +17,7 @@
 #include "cpu/body/decode_state.h"
 #include "cpu/body/decode_floats.h"
 #include "cpu/body/decode.h"
+#include "cpu/body/gradients.h"
 #include "cpu/body/backward.h"
 
 static void decode_keys(const attn_decode_task *task)

@@ -1,0 +1,84 @@
+/* What of the backward is the same whatever multiplies: rows of dS, and what comes before and after the tiles. ds holds
+ * keys key0 + [lo, hi) of a row of one head. */
+
+/* Adds a row's dS to the gradient of the bias; no key from `end` on is touched. */
+static void add_bias_gradient(const attn_backward_task *t, int64_t head, int64_t row, const float *ds, int64_t lo,
+                              int64_t hi)
+{
+    int64_t end = t->key1 - t->key0 < hi ? t->key1 - t->key0 : hi, i = lo;
+    float *out = t->grad_bias + head * t->grad_bias_head + row * t->grad_bias_row;
+    if (t->grad_bias_key == 0) {
+        vf sum = v_zero();
+        for (; i + VL <= end; i += VL)
+            sum = v_add(sum, v_load(ds + i));
+        float rest = 0;
+        for (; i < end; i++)
+            rest += ds[i];
+        *out += v_hsum(sum) + rest;
+        return;
+    }
+    out += t->key0;
+    for (; i + VL <= end; i += VL)
+        v_store(out + i, v_add(v_load(out + i), v_load(ds + i)));
+    for (; i < end; i++)
+        out[i] += ds[i];
+}
+
+/* What score changes make of a row's dS: gradients of their own, and the softcap's derivative. */
+static void change_gradients(const attn_backward_task *t, int64_t head, int64_t row, const float *derivative, float *ds,
+                             int64_t lo, int64_t hi)
+{
+    const attn_score *score = t->score + head;
+    if (t->grad_bias) add_bias_gradient(t, head, row, ds, lo, hi);
+    if (t->grad_alibi) {
+        vf distance = v_sub(v_set1((float)(row + score->shift - t->key0)), v_iota()), sum = v_zero();
+        for (int64_t i = lo; i < hi; i += VL)
+            sum = v_fma(v_load(ds + i), v_abs(v_sub(distance, v_set1((float)i))), sum);
+        t->grad_alibi[head] -= v_hsum(sum);
+    }
+    if (score->flags & ATTN_SOFTCAP)
+        for (int64_t i = lo; i < hi; i += VL)
+            v_store(ds + i, v_mul(v_load(ds + i), v_load(derivative + i)));
+}
+
+ALWAYS_INLINE void delta_as(const attn_delta_task *t, attn_dtype dtype)
+{
+    for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {
+        const void *o = row_at(dtype, t->o, row * t->o_row), *g = row_at(dtype, t->grad_o, row * t->grad_o_row);
+        vf sum = v_zero();
+        for (int64_t d = 0; d < t->dim_v; d += VL)
+            sum = v_fma(load_up_to(dtype, o, d, t->dim_v), load_up_to(dtype, g, d, t->dim_v), sum);
+        float delta = v_hsum(sum) - (t->grad_lse ? t->grad_lse[row] : 0);
+        t->delta[row] = t->lse[row] == -INFINITY ? 0 : delta;
+    }
+}
+
+static void backward_delta(const attn_delta_task *task)
+{
+    switch (task->dtype) {
+    case ATTN_F32:
+        delta_as(task, ATTN_F32);
+        break;
+    case ATTN_F16:
+        delta_as(task, ATTN_F16);
+        break;
+    case ATTN_BF16:
+        delta_as(task, ATTN_BF16);
+        break;
+    }
+}
+
+static void backward_sum(const attn_sum_task *t)
+{
+    int64_t pitch = attn_gradient_pitch(t->dim), size = attn_dtype_size(t->out_dtype);
+    for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {
+        float sum[ATTN_DIM_MOST];
+        for (int64_t d = 0; d < t->dim; d += VL) {
+            vf x = v_load(t->part + row * pitch + d);
+            for (int64_t part = 1; part < t->parts; part++)
+                x = v_add(x, v_load(t->part + part * t->part_step + row * pitch + d));
+            v_store(sum + d, x);
+        }
+        store_row(t->out_dtype, (char *)t->out + row * t->out_row * size, sum, t->dim, t->scale);
+    }
+}
