@@ -23,6 +23,7 @@ enum {
     ROWS_STEP = 48,
     DECODE_TILE_STEP = 16,
     GRADIENT_STEP = 48,
+    GRADIENT_ROWS = 96, /* more gain nothing [m] */
     GRADIENT_PARTS = 16,
     DECODE_TILE_BYTES = 16384
 };
@@ -263,7 +264,7 @@ static void gradient_choose(const attn_desc *d, const attn_machine *m, const att
 {
     attn_choice best = { .seconds = INFINITY };
     c->splits = 1, c->flops *= 2.5;
-    for (int64_t rows = GRADIENT_STEP; rows <= ATTN_GRADIENT_TILE; rows += GRADIENT_STEP)
+    for (int64_t rows = GRADIENT_STEP; rows <= GRADIENT_ROWS; rows += GRADIENT_STEP)
         for (int64_t keys = 2 * GRADIENT_STEP; keys <= ATTN_GRADIENT_TILE; keys += 2 * GRADIENT_STEP) {
             attn_choice t = *c;
             t.threads = 1, t.rows_tile = rows, t.keys_tile = keys;
