@@ -22,7 +22,19 @@ typedef struct values {
     attn_isa isa;
     const char *kernel;
     attn_seed number, seed;
+    int64_t part[2]; /* of how many */
 } values;
+
+static attn_status parse_part(const char *text, void *value)
+{
+    int64_t *part = value;
+    char first[24] = "";
+    size_t length = strcspn(text, "/");
+    if (text[length] && length < sizeof first && !attn_parse_count(memcpy(first, text, length), &part[0]) &&
+        !attn_parse_count(text + length + 1, &part[1]) && part[0] <= part[1] && part[1] <= 1000)
+        return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes K/N, of N = 1 to 1000 parts");
+}
 
 static const attn_option options[] = {
     { "quick", 0, NULL, attn_parse_switch, offsetof(values, quick), "small problems only: a second or two" },
@@ -30,6 +42,7 @@ static const attn_option options[] = {
     { "isa", 0, "NAME", attn_parse_isa, offsetof(values, isa), "kernels of this instruction set only" },
     { "kernel", 0, "NAME", attn_parse_text, offsetof(values, kernel), "this kernel only, or planner: its own choices" },
     { "case", 0, "N", attn_parse_seed, offsetof(values, number), "this case only; prints what it is" },
+    { "part", 0, "K/N", parse_part, offsetof(values, part), "each N-th case from the K-th on: for N processes" },
     { "seed", 0, "S", attn_parse_seed, offsetof(values, seed), "another grid and other data (default 1)" },
     { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
 };
@@ -72,9 +85,10 @@ static void print_case(const check_grid *grid, int number)
 static int run_cases(check_sweep *sweep, const values *v)
 {
     const check_grid *grid = sweep->grid;
-    int first = v->number.given ? (int)v->number.value : 0, end = v->number.given ? first + 1 : grid->count, cases = 0;
+    int first = v->number.given ? (int)v->number.value : (int)v->part[0] - 1;
+    int end = v->number.given ? first + 1 : grid->count, cases = 0;
     if (v->number.given) print_case(grid, first);
-    for (int n = first; n < end; n++) {
+    for (int n = first; n < end; n += (int)v->part[1]) {
         show_progress(n, grid->count);
         if (v->quick && check_case_work(grid, n) > quick_most) continue;
         check_sweep_case(sweep, n);
@@ -160,7 +174,7 @@ static attn_status check_values(const values *v, const check_grid *grid, const c
 
 int attn_cmd_check(int argc, char **argv)
 {
-    values v = { .seed.value = CHECK_SEED };
+    values v = { .seed.value = CHECK_SEED, .part = { 1, 1 } };
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
     check_grid *grid = check_grid_create(v.seed.value);
