@@ -1,9 +1,31 @@
 /* A mask is an iterator and a row predicate.
  *
- * The producer walks a row tile's visible key tiles, the last first; consumers hide the hidden pairs of those that
- * are partial for their rows. t = row + len_kv - len_q is a row's place among the keys. */
+ * The producer walks the key tiles that a row tile sees; consumers hide the hidden pairs of those that are partial.
+ * CAUSAL: the tiles are an interval of numbers, walked downwards. GENERAL: kinds intersect; ranges (lengths, causal,
+ * window, chunk, prefix), block lists and interval summaries say, 32 key tiles at a time, which are seen, and seen
+ * whole; a row's visible keys in a partial tile are a word of bits. t = row + len_kv - len_q is a row's place among the
+ * keys. */
 #ifndef ATTN_CUDA_SM90_MASK_H
 #define ATTN_CUDA_SM90_MASK_H
+
+#ifdef ATTN_KEYS
+
+/* The place of a row of the tile in its sequence, and its head. What lies behind the last row is given the last. */
+typedef struct tile_row {
+    int row, head;
+} tile_row;
+
+DEVICE tile_row row_at(const attn_sm90_params *p, const work *w, int place)
+{
+    int pack = p->schedule.pack, row = place, head = 0;
+    if (pack > 1) row = place / pack, head = place % pack;
+    tile_row at = { min(w->row0 + row, w->len_q - 1), w->head + head };
+    return at;
+}
+
+#endif
+
+#if defined ATTN_KEYS && ATTN_MASK == CAUSAL
 
 /* The key tiles of *w: `tiles` of them, from `last` downwards. */
 DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
@@ -17,7 +39,7 @@ DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
     w->last = first + w->tiles - 1;
 }
 
-/* What the masks leave a warpgroup's rows. */
+/* What the mask leaves a warpgroup's rows. */
 typedef struct row_limits {
     int end[2]; /* keys of this thread's rows: those before it */
     int whole;  /* all rows of the warpgroup see every key before it */
@@ -25,13 +47,13 @@ typedef struct row_limits {
 
 DEVICE row_limits limits_of(const attn_sm90_params *p, const work *w, int group)
 {
-    int pack = p->schedule.pack, shift = w->len_kv - w->len_q;
+    int shift = w->len_kv - w->len_q;
     row_limits limits = { { w->len_kv, w->len_kv }, w->len_kv };
     if (p->flags & FLAG_CAUSAL) {
-        limits.whole = min(limits.whole, w->row0 + group * 64 / pack + shift + 1);
+        limits.whole = min(limits.whole, row_at(p, w, group * 64).row + shift + 1);
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            limits.end[r] = min(w->len_kv, w->row0 + (group * 64 + fragment_row(2 * r)) / pack + shift + 1);
+            limits.end[r] = min(w->len_kv, row_at(p, w, group * 64 + fragment_row(2 * r)).row + shift + 1);
     }
     return limits;
 }
@@ -39,11 +61,242 @@ DEVICE row_limits limits_of(const attn_sm90_params *p, const work *w, int group)
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
 DEVICE void hide(float *score, const row_limits *limits, int key0)
 {
-    if (key0 + KEYS <= limits->whole) return;
+    if (!rarely(key0 + KEYS > limits->whole)) return;
     int end[2] = { limits->end[0] - key0 - fragment_col(0), limits->end[1] - key0 - fragment_col(0) };
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++)
         score[i] = i / 4 * 8 + i % 2 < end[i / 2 % 2] ? score[i] : -INFINITE;
 }
+
+#else
+
+/* ---- ranges -------------------------------------------------------------------------------- */
+
+/* The two runs of keys that ranges give a row at t: those before the prefix and those around t, cut to its chunk. */
+typedef struct row_runs {
+    int lo[2], hi[2];
+} row_runs;
+
+DEVICE row_runs runs_of(const attn_sm90_params *p, const work *w, int t)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int first = 0, last = w->len_kv;
+    if (m->chunk) {
+        int start = t / m->chunk * m->chunk;
+        if (start > t) start -= m->chunk;
+        first = max(0, start), last = min(last, start + m->chunk);
+    }
+    int prefix = m->prefix ? m->prefix[w->batch] : 0;
+    row_runs runs = { { first, max(first, t - m->left) }, { min(last, prefix), min(last, t + m->right + 1) } };
+    return runs;
+}
+
+/* ---- lists and intervals ------------------------------------------------------------------- */
+
+/* Line of a row block in the lists of a head. */
+DEVICE long long list_line(const attn_sm90_params *p, const work *w, int head, int row)
+{
+    const attn_sm90_mask *m = &p->mask;
+    long long plane =
+        (long long)(m->block_batch == 1 ? 0 : w->batch) * m->block_heads + (m->block_heads == 1 ? 0 : head);
+    return plane * ((p->len_q + m->block_rows - 1) / m->block_rows) + row / m->block_rows;
+}
+
+/* Blocks [first, last] that a list holds: 0 none, 1 some, 2 all. */
+DEVICE int listed(const attn_sm90_params *p, const int *counts, const int *lists, long long line, int first, int last)
+{
+    if (!counts) return 0;
+    int columns = (p->len_kv + p->mask.block_keys - 1) / p->mask.block_keys, count = min(counts[line], columns);
+    const int *list = lists + line * columns;
+    int lo = 0, hi = count;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (list[mid] < first)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo >= count || list[lo] > last) return 0;
+    int end = lo + last - first;
+    return list[lo] == first && end < count && list[end] == last ? 2 : 1;
+}
+
+/* What a key hides, as LTS, LTE, UTS, UTE. */
+DEVICE int4 interval_of(const attn_sm90_params *p, const work *w, int head, int key)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int plane = m->interval_heads == 1 ? 0 : head / (p->heads_q / p->heads_kv), n = m->interval_vectors;
+    const int *v = m->intervals + (((long long)w->batch * m->interval_heads + plane) * p->len_kv + key) * n;
+    bool causal = p->flags & FLAG_CAUSAL;
+    return make_int4(v[0], n == 4 || (n == 2 && causal) ? v[1] : 0x7fffffff, n == 4 ? v[2] : 0,
+                     n == 4              ? v[3]
+                     : n == 2 && !causal ? v[1]
+                                         : 0);
+}
+
+DEVICE bool interval_hides(int4 v, int row)
+{
+    return (row >= v.x && row < v.y) || (row >= v.z && row < v.w);
+}
+
+#ifdef ATTN_KEYS
+
+/* ---- the iterator -------------------------------------------------------------------------- */
+
+/* Rows [row0, row1) of one or, packed, of several heads against a key tile: is some pair visible, are all. Says rather
+ * more than is visible, and less than all. */
+DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int row1, int tile, bool *seen, bool *full)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int shift = w->len_kv - w->len_q, key0 = tile * KEYS, key1 = min(key0 + KEYS, w->len_kv);
+    row_runs first = runs_of(p, w, row0 + shift), last = runs_of(p, w, row1 - 1 + shift);
+    *seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
+    int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
+    *full = key1 == key0 + KEYS && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    bool bits = p->flags & FLAG_BITS;
+    for (int head = w->head; head < w->head + p->schedule.pack && *seen; head++) {
+        if (p->flags & FLAG_BLOCKS) {
+            bool some = false;
+            int left = key0 / m->block_keys, right = (key1 - 1) / m->block_keys;
+            for (int block = row0 / m->block_rows; block <= (row1 - 1) / m->block_rows; block++) {
+                long long line = list_line(p, w, head, block * m->block_rows);
+                int whole = listed(p, m->block_full_count, m->block_full, line, left, right);
+                int part = listed(p, m->block_partial_count, m->block_partial, line, left, right);
+                some = some || whole || part;
+                *full = *full && (whole == 2 || (part == 2 && !bits));
+            }
+            if (p->schedule.pack == 1) *seen = some;
+        } else if (bits) {
+            *full = false;
+        }
+    }
+    if (*seen && p->flags & FLAG_INTERVALS) {
+        int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
+        int nodes = (p->len_kv + KEYS - 1) / KEYS;
+        const int *v = m->nodes + (((long long)w->batch * m->interval_heads + plane) * nodes + tile) * 8;
+        *seen = !((row0 >= v[4] && row1 <= v[1]) || (row0 >= v[6] && row1 <= v[3]));
+        *full = *full && (row1 <= v[0] || row0 >= v[5]) && (row1 <= v[2] || row0 >= v[7]);
+    }
+}
+
+/* Where the walk over a row tile's key tiles is: tiles [from, from + 32) are looked at, `seen` and not yet taken; those
+ * from `ahead` to `end` are to come. Alike in the warp. */
+typedef struct walk {
+    int row0, row1, from, ahead, end;
+    u32 seen, full;
+} walk;
+
+DEVICE walk walk_start(const attn_sm90_params *p, const work *w)
+{
+    int all = (w->len_kv + KEYS - 1) / KEYS, share = (all + p->schedule.splits - 1) / p->schedule.splits;
+    int row1 = min(w->row0 + ROWS / p->schedule.pack, w->len_q);
+    walk at = { w->row0, row1, 0, w->split * share, min(all, (w->split + 1) * share), 0, 0 };
+    return at;
+}
+
+/* The next visible key tile; false: there is none. */
+DEVICE bool walk_next(const attn_sm90_params *p, const work *w, walk *at, key_note *note)
+{
+    int shift = w->len_kv - w->len_q;
+    row_runs first = runs_of(p, w, at->row0 + shift), last = runs_of(p, w, at->row1 - 1 + shift);
+    while (!at->seen) {
+        int start = at->end; /* where ranges see something again */
+        for (int i = 0; i < 2; i++)
+            if (max(first.lo[i], at->ahead * KEYS) < last.hi[i]) start = min(start, max(at->ahead, first.lo[i] / KEYS));
+        if (start >= at->end) return false;
+        bool seen = false, full = false;
+        int tile = start + threadIdx.x % 32;
+        if (tile < at->end) judge_tile(p, w, at->row0, at->row1, tile, &seen, &full);
+        at->from = start, at->ahead = start + 32;
+        at->seen = __ballot_sync(~0u, seen), at->full = __ballot_sync(~0u, full);
+    }
+    int bit = __ffs(at->seen) - 1;
+    note->key0 = (at->from + bit) * KEYS;
+    note->partial = !(at->full >> bit & 1);
+    at->seen &= at->seen - 1;
+    return true;
+}
+
+/* ---- the row predicate --------------------------------------------------------------------- */
+
+/* How many of a thread's columns (two of every eight) are of keys before `key`, counted from the tile's first. */
+DEVICE int columns_before(int key)
+{
+    key -= fragment_col(0);
+    return clamp((key >> 3) * 2 + min(key & 7, 2), 0, KEYS / 4);
+}
+
+/* Bits of the thread's columns of keys [lo, hi). Bit i stands for column fragment_col(i / 2 * 4 + i % 2). */
+DEVICE u64 columns_of(int lo, int hi)
+{
+    int first = columns_before(lo), count = columns_before(hi) - first;
+    return count > 0 ? ~0ull >> (64 - count) << first : 0;
+}
+
+DEVICE u64 bit_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int pitch = (p->len_kv + 7) / 8;
+    long long plane =
+        (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : at.head);
+    const unsigned char *bytes = m->bits + (plane * p->len_q + at.row) * pitch + key0 / 8;
+    u64 seen = 0;
+#pragma unroll 1
+    for (int j = 0; j < min(KEYS / 8, pitch - key0 / 8); j++)
+        seen |= (u64)(bytes[j] >> fragment_col(0) & 3) << 2 * j;
+    return seen;
+}
+
+DEVICE u64 block_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
+{
+    const attn_sm90_mask *m = &p->mask;
+    long long line = list_line(p, w, at.head, at.row);
+    u64 bits = p->flags & FLAG_BITS ? bit_columns(p, w, at, key0) : ~0ull, seen = 0;
+#pragma unroll 1
+    for (int block = key0 / m->block_keys; block * (long long)m->block_keys < min(key0 + KEYS, w->len_kv); block++) {
+        int lo = block * m->block_keys - key0;
+        u64 columns = columns_of(lo, lo + m->block_keys);
+        if (listed(p, m->block_full_count, m->block_full, line, block, block))
+            seen |= columns;
+        else if (listed(p, m->block_partial_count, m->block_partial, line, block, block))
+            seen |= columns & bits;
+    }
+    return seen;
+}
+
+/* The thread's columns of the key tile at key0 that a row sees. */
+DEVICE u64 visible_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
+{
+    row_runs runs = runs_of(p, w, at.row + w->len_kv - w->len_q);
+    u64 seen = columns_of(runs.lo[0] - key0, runs.hi[0] - key0) | columns_of(runs.lo[1] - key0, runs.hi[1] - key0);
+    if (p->flags & FLAG_BLOCKS)
+        seen &= block_columns(p, w, at, key0);
+    else if (p->flags & FLAG_BITS)
+        seen &= bit_columns(p, w, at, key0);
+    if (p->flags & FLAG_INTERVALS) {
+#pragma unroll 1
+        for (int i = 0; i < KEYS / 4; i++) {
+            int key = key0 + i / 2 * 8 + i % 2 + fragment_col(0);
+            if (key < w->len_kv && interval_hides(interval_of(p, w, at.head, key), at.row)) seen &= ~(1ull << i);
+        }
+    }
+    return seen;
+}
+
+/* Scores of hidden pairs of the key tile at key0 become -inf. */
+DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
+{
+    u64 seen[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        seen[r] = visible_columns(p, w, row_at(p, w, group * 64 + fragment_row(2 * r)), key0);
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++)
+        score[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? score[i] : -INFINITE;
+}
+
+#endif
+
+#endif
 
 #endif

@@ -4,16 +4,20 @@
  * Feature bits are those of attn_desc.flags (attn.h).
  *
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
- *   attn_sm90_<name>            forward, one a line of variants.def; attn_sm90_params.
- *                               grid (schedule.grid), block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...)
- *   attn_sm90_combine_<dtype>   merges splits; attn_sm90_params (the forward's own). One warp a row of a head: grid
- *                               (ceil(len_q * heads_q / 4), batch), block 128; VARLEN: total_q in place of len_q, batch
- * 1 attn_sm90_nodes             summary of ATTN_INTERVALS, before the forward; attn_sm90_params. Grid (nodes,
- *                               interval_heads, batch), block 128 with nodes = ceil(len_kv / keys of the variant)
- *   attn_sm90_repack            copies a tensor to one that TMA takes; attn_sm90_repack_params. Grid (rows, batch),
- *                               block 256
- *   attn_sm90_simple_<dtype>    every feature, dtype, stride and dim to 512, not fast; attn_sm90_params with the
- *                               `simple` part. Grid (ceil(len_q / 8), heads_q, batch), block 256
+ *
+ *   attn_sm90_<name>: the forward, one a line of variants.def. attn_sm90_params; grid schedule.grid, block
+ *   128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
+ *
+ *   attn_sm90_combine_<dtype>: merges splits. attn_sm90_params, the forward's own; a warp a row of a head: grid
+ *   (ceil(len_q * heads_q / 4), batch), block 128. VARLEN: total_q in place of len_q, batch 1.
+ *
+ *   attn_sm90_nodes: summary of ATTN_INTERVALS, before the forward. attn_sm90_params; grid (ceil(len_kv / node_keys),
+ *   interval_heads, batch), block 128.
+ *
+ *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
+ *
+ *   attn_sm90_simple_<dtype>: every feature, dtype, stride and dim to 512, not fast. attn_sm90_params with `simple` in
+ *   place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256.
  */
 #ifndef ATTN_CUDA_SM90_PARAMS_H
 #define ATTN_CUDA_SM90_PARAMS_H
@@ -53,6 +57,7 @@ typedef struct attn_sm90_mask {
     int bits_batch, bits_heads;
     const int *prefix;    /* NULL: none */
     const int *intervals; /* as attn_args has it */
+    int node_keys;        /* keys of the variant: a node summarises as many */
     int *nodes;           /* workspace: 8 ints a node: least of LTS, LTE, UTS, UTE, then greatest */
     const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
     const unsigned char *bits;
@@ -87,14 +92,16 @@ typedef struct attn_sm90_params {
     int dim_qk, dim_v;
     float scale;
 
-    void *o;               /* of dtype, or f32 with ATTN_OUT_F32. Any strides and alignment of an element */
+    void *o;               /* of dtype, or f32 with ATTN_OUT_F32 */
     long long o_stride[3]; /* batch, row, head; VARLEN: the batch's is not used */
     float *lse;            /* (batch, heads_q, len_q), VARLEN (heads_q, total_q); or NULL */
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
     const float *sink;                                    /* NULL: none */
 
-    /* splits > 1, workspace: split s of a row of a head, at ((s * batch + b) * heads_q + h) * len_q + row, VARLEN
-     * (s * heads_q + h) * total_q + row, has dim_v floats of partial_o and one of partial_lse. */
+    /* Workspace, else NULL: where splits > 1, and where o is 16-bit but its address or strides are no multiples of 16
+     * bytes or dim_v is none of 8. The forward then stores here, and combine stores o and lse. Split s of a row of a
+     * head, at ((s * batch + b) * heads_q + h) * len_q + row, VARLEN (s * heads_q + h) * total_q + row, has dim_v
+     * floats of partial_o and one of partial_lse. */
     float *partial_o, *partial_lse;
 
     attn_sm90_schedule schedule;

@@ -1,8 +1,8 @@
 /* Shared memory, its rings, and who waits for whom.
  *
- * A stage is a slot of a ring: index and phase. Its barrier pair: `full` completes when the producer's bytes have landed,
- * `empty` when every consumer warp has let go of them. Keys, values and queries have a ring each. With a query tile goes
- * a note that says what to compute; with a key tile of a GENERAL mask, a note of its place.
+ * A stage is a slot of a ring: index and phase. Its barrier pair: `full` completes when the producer's bytes have
+ * landed, `empty` when every consumer warp has let go of them. Keys, values and queries have a ring each. With a query
+ * tile goes a note that says what to compute; with a key tile of a GENERAL mask, a note of its place.
  *
  * Named barriers: TURN + w, warpgroup w may issue (its predecessor arrives); GROUP + w, the threads of warpgroup w. */
 #ifndef ATTN_CUDA_SM90_PIPELINE_H
@@ -10,13 +10,8 @@
 
 enum { TURN = 1, GROUP = 4 };
 
-/* A row tile: `pack` heads from head on, of rows [row0, ...) of a sequence. */
-typedef struct work {
-    int tiles; /* key tiles, -1: no more work. GENERAL: 0 or not */
-    int last;  /* the first key tile taken (then downwards): its number */
-    int batch, head, row0, split;
-    int start_q, start_kv, len_q, len_kv;
-} work;
+/* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */
+enum { NOTES = 4 };
 
 typedef struct key_note {
     int key0;
@@ -24,8 +19,8 @@ typedef struct key_note {
 } key_note;
 
 typedef struct barriers {
-    u64 q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    work works[2];
+    u64 q_full[Q_SLOTS], q_empty[Q_SLOTS], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    work works[NOTES];
     key_note keys[STAGES];
 } barriers;
 
@@ -75,15 +70,18 @@ DEVICE void release(u32 empty)
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
-/* Warpgroups take turns at issuing, so that the softmax of one runs beside the products of another. */
-DEVICE void turn_wait(int group)
+/* Warpgroups take turns at what they would hinder each other at: PRODUCTS, issuing, so that the softmax of one runs
+ * beside the products of another; or, EXPONENTIALS. */
+enum { PRODUCTS = 1, EXPONENTIALS = 2 };
+
+DEVICE void turn_wait(int at, int group)
 {
-    if (CONSUMERS > 1 && ATTN_TURNS) named_sync(TURN + group, 256);
+    if (CONSUMERS > 1 && at == ATTN_TURNS) named_sync(TURN + group, 256);
 }
 
-DEVICE void turn_pass(int group)
+DEVICE void turn_pass(int at, int group)
 {
-    if (CONSUMERS > 1 && ATTN_TURNS) named_arrive(TURN + (group + 1) % CONSUMERS, 256);
+    if (CONSUMERS > 1 && at == ATTN_TURNS) named_arrive(TURN + (group + 1) % CONSUMERS, 256);
 }
 
 #endif

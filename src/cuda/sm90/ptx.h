@@ -8,6 +8,8 @@ typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
 
+#define rarely(condition) __builtin_expect(condition, 0)
+
 #define INFINITE __int_as_float(0x7f800000)
 
 /* ---- addresses and barriers ---------------------------------------------------------------- */
@@ -96,6 +98,12 @@ DEVICE void store_zeros(u32 address)
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
 
+DEVICE void store_16bytes(void *to, uint4 x)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
 /* ---- arithmetic ---------------------------------------------------------------------------- */
 
 DEVICE float exp2_approx(float x)
@@ -103,18 +111,6 @@ DEVICE float exp2_approx(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-/* 2^x on the multiply-add units, relative error 4e-6; 0 for x <= -127, 2^127 for x >= 127. */
-DEVICE float exp2_polynomial(float x)
-{
-    x = fminf(fmaxf(x, -127), 127);
-    float whole = x + 12582912.0f, part = x - (whole - 12582912.0f);
-    float y = fmaf(part, 0.00958276046f, 0.0559064151f);
-    y = fmaf(y, part, 0.240241001f);
-    y = fmaf(y, part, 0.693124196f);
-    y = fmaf(y, part, 1);
-    return __int_as_float(__float_as_int(y) + (__float_as_int(whole) << 23));
 }
 
 DEVICE float log2_approx(float x)
@@ -137,6 +133,13 @@ DEVICE u32 pack16(float low, float high)
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
 #endif
     return packed;
+}
+
+DEVICE float half_to_float(unsigned short x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
 }
 
 /* ---- wgmma --------------------------------------------------------------------------------- */
@@ -172,7 +175,7 @@ DEVICE void wgmma_commit(void)
 #define REGS_240 REGS_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define REGS_256 REGS_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define ACC_8(a, i)                                                                                                \
+#define ACC_8(a, i)                                                                                                   \
     "+f"((a)[i]), "+f"((a)[(i) + 1]), "+f"((a)[(i) + 2]), "+f"((a)[(i) + 3]), "+f"((a)[(i) + 4]), "+f"((a)[(i) + 5]), \
         "+f"((a)[(i) + 6]), "+f"((a)[(i) + 7])
 #define ACC_16(a) ACC_8(a, 0)
@@ -208,23 +211,23 @@ DEVICE void wgmma_commit(void)
     {                                                                                                               \
         asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                         \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, %" i0 ", %" i1       \
-                     ", keep, 1, 1, 0, 0;\n}"                                                                       \
+                                                                                           ", keep, 1, 1, 0, 0;\n}" \
                      : ACC_##n(acc)                                                                                 \
                      : "l"(a), "l"(b), "r"(keep));                                                                  \
     }                                                                                                               \
     DEVICE void wgmma_rs_##n(float *acc, const u32 *a, u64 b, int keep)                                             \
     {                                                                                                               \
         asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, {%" i0 ", %" i1      \
-                     ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 0;\n}"                                              \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n                          \
+                     "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 0;\n}"                          \
                      : ACC_##n(acc)                                                                                 \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                              \
     }                                                                                                               \
     DEVICE void wgmma_rt_##n(float *acc, const u32 *a, u64 b, int keep)                                             \
     {                                                                                                               \
         asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, {%" i0 ", %" i1      \
-                     ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 1;\n}"                                              \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n                          \
+                     "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 1;\n}"                          \
                      : ACC_##n(acc)                                                                                 \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                              \
     }

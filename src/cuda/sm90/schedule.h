@@ -1,7 +1,7 @@
 /* Which row tile is worked on when, and what of the sequence it is. Run by the producer warp as a whole.
  *
- * Tiles are numbered so that the longest come first within a group of heads whose keys and values fit L2 together (params.h).
- * Blocks take the numbers as they get free, or at a fixed stride. */
+ * Tiles are numbered so that the longest come first within a group of heads whose keys and values fit L2 together
+ * (params.h). Blocks take the numbers as they get free, or at a fixed stride. */
 #ifndef ATTN_CUDA_SM90_SCHEDULE_H
 #define ATTN_CUDA_SM90_SCHEDULE_H
 
@@ -20,6 +20,18 @@ enum {
     FLAG_OUT_F32 = 1 << 15
 };
 
+#define LOG2_E 1.44269504f
+
+enum { NO_WORK = -1, NO_KEYS = 0 }; /* in place of a count of key tiles */
+
+/* A row tile: `pack` heads from head on, of rows [row0, ...) of a sequence. */
+typedef struct work {
+    int tiles; /* key tiles, -1: no more work. GENERAL: 0 or 1, some */
+    int last;  /* CAUSAL: the number of the first key tile taken, from which it goes downwards */
+    int batch, head, row0, split;
+    int start_q, start_kv, len_q, len_kv;
+} work;
+
 DEVICE int clamp(int x, int lo, int hi)
 {
     return max(lo, min(x, hi));
@@ -31,6 +43,8 @@ DEVICE int2 sequence_of(const int *cu_lens, const int *lens, int b, int whole)
     int start = cu_lens ? cu_lens[b] : 0, length = cu_lens ? cu_lens[b + 1] - start : whole;
     return make_int2(start, lens ? clamp(lens[b], 0, length) : length);
 }
+
+#ifdef ATTN_KEYS
 
 /* The number of the tile that a block takes after `index`. */
 DEVICE int schedule_next(const attn_sm90_params *p, int index)
@@ -91,5 +105,7 @@ DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
     return w->row0 < w->len_q;
 }
+
+#endif
 
 #endif

@@ -1,10 +1,10 @@
 /* The running softmax of a fragment's two rows.
  *
- * Scores become 2^(score * unit - reference). The reference is a row's maximum (log2 units, -inf before its first visible key)
- * when last looked for, and that is seldom: for the first tile, and when a thread's sum over a tile passes LIMIT, which tells
- * that some score is far above the reference. The tile is then done again. So the common tile has no maximum, no shuffle and
- * no rescaling, and every result is as exact as with the true maximum: only the power of two that all of a row is
- * scaled by differs. `sum` is of the thread's own columns. */
+ * Scores become 2^(score * unit - reference). The reference is a row's maximum (log2 units, -inf before its first
+ * visible key) when last looked for, and that is seldom: for the first tile, and when a thread's sum over a tile passes
+ * LIMIT, which tells that some score is far above the reference. The tile is then done again. So the common tile has no
+ * maximum, no shuffle and no rescaling, and every result is as exact as with the true maximum: only the power of two
+ * that all of a row is scaled by differs. `sum` is of the thread's own columns. */
 #ifndef ATTN_CUDA_SM90_SOFTMAX_H
 #define ATTN_CUDA_SM90_SOFTMAX_H
 
@@ -38,7 +38,8 @@ DEVICE void rescale(float *out, const float alpha[2])
 #define LIMIT 0x1p14f
 #endif
 
-/* Moves the references to the scores' maxima where these are greater; returns in alpha what sums so far are to be multiplied by. */
+/* Moves the references to the scores' maxima where these are greater; returns in alpha what sums so far are to be
+ * multiplied by. */
 DEVICE void softmax_raise(softmax *s, const float *score, float unit, float alpha[2])
 {
     float top[4] = { score[0], score[1], score[2], score[3] };
@@ -63,9 +64,8 @@ DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit
         reference[r] = s->max[r] == -INFINITE ? 0 : s->max[r];
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i += 2) {
-        float even = fmaf(score[i], unit, -reference[i / 2 % 2]), odd = fmaf(score[i + 1], unit, -reference[i / 2 % 2]);
-        even = exp2_approx(even);
-        odd = i / 2 % 8 < ATTN_POLY ? exp2_polynomial(odd) : exp2_approx(odd);
+        float even = exp2_approx(fmaf(score[i], unit, -reference[i / 2 % 2]));
+        float odd = exp2_approx(fmaf(score[i + 1], unit, -reference[i / 2 % 2]));
         part[i % 4] += even, part[i % 4 + 1] += odd;
         p[i / 2] = pack16(even, odd);
     }
@@ -78,7 +78,7 @@ DEVICE void softmax_update(softmax *s, const float *score, u32 *p, float unit, f
     float sum[2], alpha[2];
     bool raise = first || __any_sync(~0u, s->max[0] == -INFINITE || s->max[1] == -INFINITE), raised;
     do {
-        if (raise) {
+        if (rarely(raise)) {
             softmax_raise(s, score, unit, alpha);
             if (!first) rescale(out, alpha);
         }

@@ -1,8 +1,8 @@
 /* The end of a row tile: the sums' inverses, LSE, and the output from fragments to memory.
  *
- * A quad holds 8 neighbouring columns as 2 a thread; it exchanges four such groups so that each thread has 8 columns of one: 16
- * bytes of 16-bit output, 64 bytes a quad side by side. So no shared memory is needed, any row may be missing, and
- * any strides do. */
+ * A quad holds 8 neighbouring columns as 2 a thread; it exchanges four such groups so that each thread has 8 columns of
+ * one: 16 bytes of 16-bit output, 64 bytes a quad side by side. So no shared memory is needed and any row may be
+ * missing. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
@@ -20,10 +20,10 @@ DEVICE uint4 quad_transpose(const u32 words[4])
     return high ? make_uint4(far0, far1, near0, near1) : make_uint4(near0, near1, far0, far1);
 }
 
-/* One row of the fragment (r: which of the thread's two) as 16-bit elements. */
+/* One row of the fragment (r: which of the thread's two) as 16-bit elements, 16 bytes at a time. */
 DEVICE void store_row16(unsigned short *to, const float *out, int r, int dim_v, bool valid)
 {
-    bool whole = ((u64)to & 15) == 0;
+    int col = 8 * (threadIdx.x % 4);
 #pragma unroll
     for (int c = 0; c < DIM_V / 8; c += 4) {
         u32 words[4];
@@ -31,16 +31,7 @@ DEVICE void store_row16(unsigned short *to, const float *out, int r, int dim_v, 
         for (int j = 0; j < 4; j++)
             words[j] = c + j < DIM_V / 8 ? pack16(out[4 * (c + j) + 2 * r], out[4 * (c + j) + 2 * r + 1]) : 0;
         uint4 row = quad_transpose(words);
-        int col = 8 * (c + threadIdx.x % 4);
-        if (!valid || col >= dim_v) continue;
-        if (whole && col + 8 <= dim_v) {
-            *(uint4 *)(to + col) = row;
-            continue;
-        }
-        u32 parts[4] = { row.x, row.y, row.z, row.w };
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (col + j < dim_v) to[col + j] = (unsigned short)(parts[j / 2] >> j % 2 * 16);
+        if (valid && 8 * c + col < dim_v) store_16bytes(to + 8 * c + col, row);
     }
 }
 
@@ -54,52 +45,104 @@ DEVICE void store_row32(float *to, const float *out, int r, int dim_v, bool vali
     }
 }
 
-DEVICE void rescale_row(float *out, int r, float scale)
+/* Where a row of the tile goes: -1 where it is none of the sequence's. */
+typedef struct place {
+    int row, head;
+    long long line; /* of LSE */
+} place;
+
+DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
 {
-#pragma unroll
-    for (int i = 0; i < DIM_V / 4; i++)
-        out[i / 2 * 4 + 2 * r + i % 2] *= scale;
+    int pack = p->schedule.pack, row = at, head = 0;
+    if (pack > 1) row = at / pack, head = at % pack;
+    place to = { w->row0 + row, w->head + head, 0 };
+    if (to.row >= w->len_q || row >= ROWS / pack) to.row = -1;
+    to.line = p->flags & FLAG_VARLEN ? (long long)to.head * p->total_q + w->start_q
+                                     : ((long long)w->batch * p->heads_q + to.head) * p->len_q;
+    to.line += to.row;
+    return to;
 }
 
-/* Divides, and stores output and LSE of a warpgroup's rows. */
-DEVICE void finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group)
+/* Sum and maximum of row r of the thread, the sink taken in; returns the LSE and what the output is to be multiplied
+ * by. */
+DEVICE float row_end(const attn_sm90_params *p, const softmax *soft, int r, int head, float *factor)
 {
-    int pack = p->schedule.pack, splits = p->schedule.splits;
-    bool varlen = p->flags & FLAG_VARLEN;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int place = group * 64 + fragment_row(2 * r), row = w->row0 + place / pack, head = w->head + place % pack;
-        bool valid = row < w->len_q && place / pack < ROWS / pack;
-        float sum = quad_sum(soft->sum[r]), max = soft->max[r];
-        if (p->sink && splits == 1 && valid) {
-            float sink = p->sink[head] * 1.44269504f, top = fmaxf(max, sink), scale = exp2_approx(max - top);
-            if (top == -INFINITE) top = 0, scale = 1;
-            sum = sum * scale + exp2_approx(sink - top);
-            rescale_row(out, r, scale);
+    float sum = quad_sum(soft->sum[r]), max = soft->max[r];
+    *factor = 1;
+    if (p->sink && !p->partial_o) {
+        float sink = p->sink[head] * LOG2_E, top = fmaxf(max, sink);
+        if (top > -INFINITE) {
+            *factor = exp2_approx(max - top);
+            sum = sum * *factor + exp2_approx(sink - top);
             max = top;
         }
-        float lse = sum == 0 ? -INFINITE : (max + log2_approx(sum)) * 0.693147181f, inverse = 1 / sum;
+    }
+    *factor = sum == 0 ? 0 : __fdividef(*factor, sum);
+    if (p->flags & FLAG_DROPOUT) *factor *= 256.0f / (256 - p->score.dropout_threshold);
+    return sum == 0 ? -INFINITE : (max + log2_approx(sum)) * 0.693147181f;
+}
+
+/* Where the results of a row go: f32 (one's own or a split's) or 16-bit, the other NULL; lse may be NULL. */
+typedef struct row_results {
+    float *single, *lse;
+    unsigned short *half;
+} row_results;
+
+DEVICE row_results results_of(const attn_sm90_params *p, const work *w, place to)
+{
+    bool varlen = p->flags & FLAG_VARLEN;
+    row_results at = { 0, 0, 0 };
+    if (p->partial_o) {
+        to.line += w->split * (long long)p->heads_q * (varlen ? p->total_q : (long long)p->batch * p->len_q);
+        at.single = p->partial_o + to.line * p->dim_v;
+        at.lse = p->partial_lse + to.line;
+        return at;
+    }
+    long long offset =
+        (varlen ? 0 : w->batch * p->o_stride[0]) + (w->start_q + to.row) * p->o_stride[1] + to.head * p->o_stride[2];
+    if (p->flags & FLAG_OUT_F32)
+        at.single = (float *)p->o + offset;
+    else
+        at.half = (unsigned short *)p->o + offset;
+    if (p->lse) at.lse = p->lse + to.line;
+    return at;
+}
+
+/* Stores output and LSE of a warpgroup's rows. */
+DEVICE void finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group)
+{
 #pragma unroll
-        for (int i = 0; i < DIM_V / 4; i++) {
-            float *x = &out[i / 2 * 4 + 2 * r + i % 2];
-            *x = sum == 0 ? 0 : *x * inverse;
-        }
-        long long line = (long long)w->batch * p->heads_q + head, lse_at = line * p->len_q + row;
-        if (varlen) lse_at = (long long)head * p->total_q + w->start_q + row;
-        if (splits > 1) {
-            long long lines = (long long)p->heads_q * (varlen ? p->total_q : (long long)p->batch * p->len_q);
-            lse_at += w->split * lines;
-            store_row32(p->partial_o + lse_at * p->dim_v, out, r, p->dim_v, valid);
-            if (valid && threadIdx.x % 4 == 0) p->partial_lse[lse_at] = lse;
-            continue;
-        }
-        long long at = (varlen ? 0 : w->batch * p->o_stride[0]) + (w->start_q + row) * p->o_stride[1] +
-                       head * p->o_stride[2];
-        if (p->flags & FLAG_OUT_F32)
-            store_row32((float *)p->o + at, out, r, p->dim_v, valid);
+    for (int r = 0; r < 2; r++) {
+        place to = place_of(p, w, group * 64 + fragment_row(2 * r));
+        bool valid = to.row >= 0;
+        float factor, lse = row_end(p, soft, r, valid ? to.head : 0, &factor);
+        row_results at = results_of(p, w, to);
+#pragma unroll
+        for (int i = 0; i < DIM_V / 4; i++)
+            out[i / 2 * 4 + 2 * r + i % 2] *= factor;
+        if (rarely(at.single != 0))
+            store_row32(at.single, out, r, p->dim_v, valid);
         else
-            store_row16((unsigned short *)p->o + at, out, r, p->dim_v, valid);
-        if (p->lse && valid && threadIdx.x % 4 == 0) p->lse[lse_at] = lse;
+            store_row16(at.half, out, r, p->dim_v, valid);
+        if (at.lse && valid && threadIdx.x % 4 == 0) *at.lse = lse;
+    }
+}
+
+/* The same where no row has a key. */
+DEVICE void finish_empty(const attn_sm90_params *p, const work *w, int group)
+{
+#pragma unroll 1
+    for (int i = threadIdx.x % 128 / 8; i < 64; i += 16) {
+        place to = place_of(p, w, group * 64 + i);
+        if (to.row < 0) continue;
+        row_results at = results_of(p, w, to);
+#pragma unroll 1
+        for (int col = threadIdx.x % 8; col < p->dim_v; col += 8)
+            if (at.single)
+                at.single[col] = 0;
+            else
+                at.half[col] = 0;
+        if (at.lse && threadIdx.x % 8 == 0) *at.lse = p->sink && !p->partial_o ? p->sink[to.head] : -INFINITE;
     }
 }
 

@@ -1,7 +1,8 @@
 /* Tiles in shared memory and fragments in registers.
  *
- * A tile is panels of 64 columns, one behind another; a panel is rows of 128 bytes, the 16-byte pieces of a row permuted by
- * the row's low three bits (128-byte swizzle), as TMA writes and wgmma reads it. Tiles start at multiples of 1024 bytes.
+ * A tile is panels of 64 columns, one behind another; a panel is rows of 128 bytes, the 16-byte pieces of a row
+ * permuted by the row's low three bits (128-byte swizzle), as TMA writes and wgmma reads it. Tiles start at multiples
+ * of 1024 bytes.
  *
  * A fragment is one thread's share of a warpgroup's 64 x n accumulator: n / 2 floats. Element i stands at row row_of(i)
  * and column col_of(i) of the tile; rows come two a thread, 8 apart, so arrays over them have 2 elements,
@@ -47,6 +48,14 @@ DEVICE void pin_words(u32 *x, int count)
         asm volatile("" : "+r"(x[i])::"memory");
 }
 
+/* The compiler forgets where x comes from. Descriptors that it knows to be the same at every key tile would be kept,
+ * all of them, in registers that are needed. */
+DEVICE u32 fresh(u32 x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* Descriptor of an operand in a swizzled panel: 8-row groups are 1024 bytes apart; where the operand runs over several
  * panels along its row, these are `panel` bytes apart. */
 DEVICE u64 descriptor(u32 address, u32 panel)
@@ -57,6 +66,7 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 /* scores = queries keys^T, asynchronously. */
 DEVICE void issue_qk_shared(float *score, u32 queries, u32 keys)
 {
+    queries = fresh(queries), keys = fresh(keys);
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
         u64 a = descriptor(queries, 0) + (k / 4 * PANEL_Q + k % 4 * 32 >> 4);
@@ -67,6 +77,7 @@ DEVICE void issue_qk_shared(float *score, u32 queries, u32 keys)
 
 DEVICE void issue_qk_registers(float *score, const u32 *queries, u32 keys)
 {
+    keys = fresh(keys);
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
         u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
@@ -77,6 +88,7 @@ DEVICE void issue_qk_registers(float *score, const u32 *queries, u32 keys)
 /* out = p values, plus out if `keep`; asynchronously. */
 DEVICE void issue_pv(float *out, const u32 *p, u32 values, int keep)
 {
+    values = fresh(values);
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
         PASTE(wgmma_rt_, DIM_V)(out, p + 4 * k, descriptor(values, PANEL_KEYS) + (k * 2048 >> 4), k > 0 || keep);

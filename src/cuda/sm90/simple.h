@@ -1,0 +1,119 @@
+/* Kernels for one dtype that need no tensor core: SIMPLE_DTYPE its number, SIMPLE_NAME(stem) its names; included once a
+ * dtype.
+ *
+ * simple: a warp a query row, 32 keys at a time: each lane scores one key, then every lane sums its columns. Sums in
+ * f32. combine: a warp a row: merges splits by their LSE. */
+
+DEVICE void SIMPLE_NAME(store)(const attn_sm90_params *p, long long at, float x)
+{
+    if (SIMPLE_DTYPE == F32 || p->flags & FLAG_OUT_F32)
+        ((float *)p->o)[at] = x;
+    else
+        ((unsigned short *)p->o)[at] = SIMPLE_DTYPE == BF16 ? float_to_bf16(x) : float_to_half(x);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    SIMPLE_NAME(attn_sm90_simple)(const __grid_constant__ attn_sm90_params params)
+{
+    const attn_sm90_params *p = &params;
+    const attn_sm90_simple *in = &p->simple;
+    int lane = threadIdx.x % 32, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p->heads_q / p->heads_kv);
+    int row = blockIdx.x * 8 + threadIdx.x / 32, plane = p->flags & FLAG_VARLEN ? 0 : batch;
+    int2 q_span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
+    int2 kv_span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
+    work w = { 0, 0, batch, head, row, 0, q_span.x, kv_span.x, q_span.y, kv_span.y };
+    if (row >= w.len_q) return;
+
+    int t = row + w.len_kv - w.len_q;
+    row_runs runs = runs_of(p, &w, t);
+    float slope = alibi_slope(p, batch, head), max = -INFINITE, sum = 0, out[16] = { 0 };
+    long long bias = p->flags & FLAG_BIAS ? bias_row(p, batch, head, row) : 0;
+    long long q = plane * in->q_stride[0] + (w.start_q + row) * in->q_stride[1] + head * in->q_stride[2];
+    int end = max_of(runs.hi[0], runs.hi[1]), start = runs.lo[1];
+    if (runs.lo[0] < runs.hi[0]) start = min(start, runs.lo[0]);
+    for (int key0 = start / 32 * 32; key0 < end; key0 += 32) {
+        int key = key0 + lane;
+        bool seen = key < end && visible(p, &w, &runs, head, row, key);
+        float score = -INFINITE, weight = 0;
+        if (seen) {
+            long long k = plane * in->k_stride[0] + (w.start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
+            score = 0;
+            for (int i = 0; i < p->dim_qk; i++)
+                score = fmaf(load_any(SIMPLE_DTYPE, in->q, q + i), load_any(SIMPLE_DTYPE, in->k, k + i), score);
+            score = change_score(p, score, slope, bias, t, key) * LOG2_E;
+        }
+        u32 some = __ballot_sync(~0u, seen);
+        if (!some) continue;
+        float top = fmaxf(max, warp_max(score)), alpha = top == max ? 1 : exp2_approx(max - top);
+        max = top;
+        if (seen) weight = exp2_approx(score - (max == -INFINITE ? 0 : max));
+        sum = sum * alpha + weight;
+        if (p->flags & FLAG_DROPOUT) {
+            u32 bytes = dropout_bytes(p, batch * p->heads_q + head, row, key, (key & 7) / 2);
+            if ((bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold) weight = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            out[i] *= alpha;
+        for (; some; some &= some - 1) {
+            int from = __ffs(some) - 1;
+            float share = __shfl_sync(~0u, weight, from);
+            long long v =
+                plane * in->v_stride[0] + (w.start_kv + key0 + from) * in->v_stride[1] + kv_head * in->v_stride[2];
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                if (lane + 32 * i < p->dim_v)
+                    out[i] = fmaf(share, load_any(SIMPLE_DTYPE, in->v, v + lane + 32 * i), out[i]);
+        }
+    }
+
+    sum = warp_sum(sum);
+    float sink = p->sink ? p->sink[head] * LOG2_E : -INFINITE, top = fmaxf(max, sink), alpha = 1;
+    if (top > -INFINITE) alpha = exp2_approx(max - top), sum = sum * alpha + exp2_approx(sink - top);
+    float factor = sum == 0 ? 0 : alpha / sum;
+    if (p->flags & FLAG_DROPOUT) factor *= 256.0f / (256 - p->score.dropout_threshold);
+    long long o = plane * p->o_stride[0] + (w.start_q + row) * p->o_stride[1] + head * p->o_stride[2];
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        if (lane + 32 * i < p->dim_v) SIMPLE_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
+    if (p->lse && lane == 0) {
+        long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + w.start_q + row
+                                                : ((long long)batch * p->heads_q + head) * p->len_q + row;
+        p->lse[line] = sum == 0 ? -INFINITE : (top + log2f(sum)) * LN_2;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    SIMPLE_NAME(attn_sm90_combine)(const __grid_constant__ attn_sm90_params params)
+{
+    const attn_sm90_params *p = &params;
+    bool varlen = p->flags & FLAG_VARLEN;
+    int lane = threadIdx.x % 32, batch = blockIdx.y, rows = varlen ? p->total_q : p->len_q;
+    long long at = (long long)blockIdx.x * 4 + threadIdx.x / 32;
+    if (at >= (long long)rows * p->heads_q) return;
+    int row = (int)(at / p->heads_q), head = (int)(at % p->heads_q);
+    if (!combined_row(p, batch, row)) return;
+    long long line = ((long long)batch * p->heads_q + head) * rows + row;
+    long long lines = (varlen ? 1 : p->batch) * (long long)p->heads_q * rows;
+
+    float sink = p->sink ? p->sink[head] : -INFINITE, max = sink, sum = 0, out[16] = { 0 };
+    for (int s = 0; s < p->schedule.splits; s++)
+        max = fmaxf(max, p->partial_lse[s * lines + line]);
+    float reference = max == -INFINITE ? 0 : max;
+    for (int s = 0; s < p->schedule.splits; s++) {
+        float lse = p->partial_lse[s * lines + line], weight = exp2_approx((lse - reference) * LOG2_E);
+        if (lse == -INFINITE) continue;
+        sum += weight;
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (lane + 32 * i < p->dim_v)
+                out[i] = fmaf(weight, p->partial_o[(s * lines + line) * p->dim_v + lane + 32 * i], out[i]);
+    }
+    sum += exp2_approx((sink - reference) * LOG2_E);
+    float factor = sum == 0 ? 0 : 1 / sum;
+    long long o = (varlen ? 0 : batch * p->o_stride[0]) + row * p->o_stride[1] + head * p->o_stride[2];
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        if (lane + 32 * i < p->dim_v) SIMPLE_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
+    if (p->lse && lane == 0) p->lse[line] = sum == 0 ? -INFINITE : reference + log2f(sum) * LN_2;
+}

@@ -1,0 +1,134 @@
+/* The kernels around the forward: slow ones that compute everything, the merge of splits, the summary of intervals, and
+ * copies of tensors that TMA does not take. */
+#include "params.h"
+#define ATTN_DTYPE BF16
+#include "ptx.h"
+#include "schedule.h"
+#include "mask.h"
+#include "score.h"
+
+#define F32 1
+#define LN_2 0.693147181f
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+
+DEVICE int max_of(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+DEVICE float warp_max(float x)
+{
+    for (int step = 16; step; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+DEVICE float warp_sum(float x)
+{
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+DEVICE unsigned short float_to_bf16(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+DEVICE unsigned short float_to_half(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+/* Whether a row of the tensor is some sequence's: a split stored it. VARLEN: `row` counts over all sequences. */
+DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
+{
+    if (!(p->flags & FLAG_VARLEN)) return row < sequence_of(0, p->lens_q, batch, p->len_q).y;
+    int lo = 0,
+        hi = p->batch; /* the last sequence that starts at or before the row; empty ones before it do not count */
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (p->cu_lens_q[mid + 1] <= row)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo >= p->batch) return false;
+    int2 q = sequence_of(p->cu_lens_q, p->lens_q, lo, 0);
+    return row >= q.x && row < q.x + q.y;
+}
+
+/* Whether `row`, whose ranges are `runs`, sees `key`. */
+DEVICE bool visible(const attn_sm90_params *p, const work *w, const row_runs *runs, int head, int row, int key)
+{
+    const attn_sm90_mask *m = &p->mask;
+    if (!((key >= runs->lo[0] && key < runs->hi[0]) || (key >= runs->lo[1] && key < runs->hi[1]))) return false;
+    if (p->flags & FLAG_INTERVALS && interval_hides(interval_of(p, w, head, key), row)) return false;
+    if (p->flags & FLAG_BLOCKS) {
+        long long line = list_line(p, w, head, row);
+        int block = key / m->block_keys;
+        if (listed(p, m->block_full_count, m->block_full, line, block, block)) return true;
+        if (!listed(p, m->block_partial_count, m->block_partial, line, block, block)) return false;
+    }
+    if (!(p->flags & FLAG_BITS)) return true;
+    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
+    return m->bits[(plane * p->len_q + row) * ((p->len_kv + 7) / 8) + key / 8] >> key % 8 & 1;
+}
+
+#define SIMPLE_DTYPE F32
+#define SIMPLE_NAME(stem) stem##_f32
+#include "simple.h"
+#undef SIMPLE_DTYPE
+#undef SIMPLE_NAME
+#define SIMPLE_DTYPE F16
+#define SIMPLE_NAME(stem) stem##_f16
+#include "simple.h"
+#undef SIMPLE_DTYPE
+#undef SIMPLE_NAME
+#define SIMPLE_DTYPE BF16
+#define SIMPLE_NAME(stem) stem##_bf16
+#include "simple.h"
+
+/* Least and greatest of each bound over a node's keys. */
+extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_constant__ attn_sm90_params params)
+{
+    const attn_sm90_params *p = &params;
+    __shared__ int part[4][8];
+    int node = blockIdx.x, heads = gridDim.y, group = p->heads_q / p->heads_kv;
+    work w = { 0 };
+    w.batch = blockIdx.z;
+    int least[4] = { 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff }, most[4] = { -1, -1, -1, -1 };
+    int end = min(p->len_kv, (node + 1) * p->mask.node_keys);
+    for (int key = node * p->mask.node_keys + threadIdx.x; key < end; key += 128) {
+        int4 v = interval_of(p, &w, blockIdx.y * group, key);
+        int bounds[4] = { v.x, v.y, v.z, v.w };
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            least[i] = min(least[i], bounds[i]), most[i] = max_of(most[i], bounds[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        least[i] = __reduce_min_sync(~0u, least[i]), most[i] = __reduce_max_sync(~0u, most[i]);
+        if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][i] = least[i], part[threadIdx.x / 32][i + 4] = most[i];
+    }
+    __syncthreads();
+    if (threadIdx.x >= 8) return;
+    int x = part[0][threadIdx.x];
+    for (int i = 1; i < 4; i++)
+        x = threadIdx.x < 4 ? min(x, part[i][threadIdx.x]) : max_of(x, part[i][threadIdx.x]);
+    p->mask.nodes[(((long long)blockIdx.z * heads + blockIdx.y) * gridDim.x + node) * 8 + threadIdx.x] = x;
+}
+
+extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)
+{
+    long long row = blockIdx.x, batch = blockIdx.y;
+    const unsigned short *in = (const unsigned short *)p.in + batch * p.stride[0] + row * p.stride[1];
+    unsigned short *out = (unsigned short *)p.out + (batch * p.rows + row) * p.heads * p.pitch;
+    for (int i = threadIdx.x; i < p.heads * p.dim; i += 256)
+        out[(long long)(i / p.dim) * p.pitch + i % p.dim] = in[i / p.dim * p.stride[2] + i % p.dim];
+}
