@@ -11,7 +11,7 @@
 #include "gpt.h"
 #include "plot.h"
 
-enum { LINES = 20, HELD_BATCHES = 2, SAVE_SECONDS = 60 };
+enum { LINES = 20, HELD_TOKENS = 8192, SAVE_SECONDS = 60 };
 
 attn_status gpt_trainer_new(gpt_trainer *t, gpt_run *run, gpt_attention_maker *maker)
 {
@@ -58,15 +58,22 @@ double gpt_step(gpt_trainer *t, const gpt_text *text)
     return loss;
 }
 
+static int64_t held_batches(const gpt_run *run)
+{
+    int64_t tokens = run->batch * run->context;
+    return (HELD_TOKENS + tokens - 1) / tokens;
+}
+
 /* The same windows of the held-out text each time. */
 static double held_loss(gpt_trainer *t, const gpt_text *text)
 {
     const gpt_run *run = t->run;
+    int64_t batches = held_batches(run);
     uint64_t random = 1;
     double loss = 0.0;
-    for (int i = 0; i < HELD_BATCHES; i++) {
+    for (int64_t i = 0; i < batches; i++) {
         gpt_text_batch(text->held, text->held_count, run->batch, run->context, &random, t->bytes, t->targets);
-        loss += loss_of(t) / HELD_BATCHES;
+        loss += loss_of(t) / (double)batches;
     }
     return loss;
 }
@@ -82,7 +89,7 @@ static int64_t steps_in(gpt_trainer *t, const gpt_text *text, double seconds)
         if (i == 1) start = attn_seconds(); /* the first one touches the memory */
         gpt_gradient(t);
     }
-    double steps = seconds / ((attn_seconds() - start) / TIMED) - LINES * HELD_BATCHES / 3.0;
+    double steps = seconds / ((attn_seconds() - start) / TIMED) - LINES * (double)held_batches(t->run) / 3.0;
     return steps < LINES ? LINES : steps > GPT_STEPS_MOST ? GPT_STEPS_MOST : (int64_t)steps;
 }
 
