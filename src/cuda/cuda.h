@@ -36,6 +36,7 @@ typedef struct attn_cuda_plan {
     attn_cuda_choice chosen;
     attn_cuda_layout layout;
     bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take their strides: repacked into the workspace first */
+    bool merged;                    /* o comes from f32 parts in the workspace: splits, or strides of o that are odd */
     CUfunction forward, combine, nodes, repack, simple; /* NULL: not needed; simple: not possible */
     attn_sm90_params params;                            /* complete but for addresses and seeds */
 } attn_cuda_plan;

@@ -37,6 +37,16 @@ static bool tma_takes(const attn_desc *d, int which)
     return true;
 }
 
+/* The forward stores o by 16 bytes; where that cannot be, it stores f32 parts, and merging them stores o. */
+static bool is_staged(const attn_desc *d)
+{
+    attn_shape shape = attn_shape_of(d);
+    bool even = d->dim_v % 8 == 0;
+    for (int i = 0; i < 3; i++)
+        even &= shape.o[i] == 1 || d->o_stride[i] % 8 == 0;
+    return !(d->flags & ATTN_OUT_F32) && !even;
+}
+
 static attn_cuda_tensor repacked(attn_cuda_tensor t)
 {
     t.stride[2] = attn_cuda_pitch(t.extent[3]);
@@ -55,8 +65,9 @@ static const char *obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
     if (d->len_q > UNBOUNDED || d->len_kv > UNBOUNDED) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";
-    if (k->form == ATTN_CUDA_FORWARD && attn_shape_of(d).k[1] == 0) return "there are no keys to load";
-    return NULL;
+    attn_shape shape = attn_shape_of(d);
+    bool empty = shape.q[0] == 0 || shape.q[1] == 0 || shape.k[1] == 0;
+    return k->form == ATTN_CUDA_FORWARD && empty ? "there are no rows or no keys" : NULL;
 }
 
 /* Of those that can, the one predicted fastest; of equals the first. */
@@ -109,7 +120,7 @@ static bool lay_out(const attn_desc *d, attn_cuda_plan *cuda)
     attn_cuda_layout *l = &cuda->layout;
     attn_shape shape = attn_shape_of(d);
     double rows = (double)shape.q[0] * (double)shape.q[1] * (double)d->heads_q;
-    double parts = c->schedule.splits > 1 ? c->schedule.splits * rows : 0;
+    double parts = cuda->merged ? c->schedule.splits * rows : 0;
     double nodes = (double)node_count(d, c->kernel) * (double)d->interval_heads * (double)d->batch;
     bool fits = append(&l->total, c->dynamic, sizeof(unsigned), &l->counter) &&
                 append(&l->total, parts, 4.0 * (double)d->dim_v, &l->partial_o) &&
@@ -168,6 +179,7 @@ static void fill_params(const attn_desc *d, attn_cuda_plan *cuda)
         p->simple.v_stride[i] = d->v_stride[i];
     }
     p->schedule = cuda->chosen.schedule;
+    p->mask.node_keys = cuda->chosen.kernel->keys;
     fill_mask(d, &p->mask);
     fill_score(d, &p->score);
 }
@@ -213,7 +225,7 @@ static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_c
     attn_status status = load_dtype(place, d, "simple", &cuda->simple);
     if (status || k->form == ATTN_CUDA_SIMPLE) return status;
     status = attn_cuda_load(place, k, k->symbol, k->shared, &cuda->forward);
-    if (!status && cuda->chosen.schedule.splits > 1) status = load_dtype(place, d, "combine", &cuda->combine);
+    if (!status && cuda->merged) status = load_dtype(place, d, "combine", &cuda->combine);
     if (!status && node_count(d, k)) status = attn_cuda_load(place, NULL, "attn_sm90_nodes", 0, &cuda->nodes);
     if (!status && copies) status = attn_cuda_load(place, NULL, "attn_sm90_repack", 0, &cuda->repack);
     return status;
@@ -230,6 +242,7 @@ static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_c
     bool forward = cuda->chosen.kernel->form == ATTN_CUDA_FORWARD;
     for (int i = 0; i < ATTN_CUDA_TENSORS; i++)
         cuda->copied[i] = forward && !tma_takes(d, i);
+    cuda->merged = forward && (cuda->chosen.schedule.splits > 1 || is_staged(d));
     if (!lay_out(d, cuda))
         return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
                          (long long)d->len_kv);

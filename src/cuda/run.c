@@ -132,12 +132,12 @@ static attn_status run_forward(const run *r, attn_sm90_params *p)
     return status;
 }
 
-/* Whether TMA takes the addresses of all tensors that are read where they lie. */
+/* Whether the forward takes the addresses of all tensors that it reads and writes where they lie. */
 static bool aligned(const run *r)
 {
     for (int i = 0; i < ATTN_CUDA_TENSORS; i++)
         if (!r->cuda->copied[i] && (uintptr_t)tensor_at(r->args, i) % 16 != 0) return false;
-    return true;
+    return r->cuda->merged || r->plan->desc.flags & ATTN_OUT_F32 || (uintptr_t)r->args->o % 16 == 0;
 }
 
 static attn_status check_context(const attn_cuda_plan *cuda)

@@ -18,10 +18,12 @@ struct CUctx_st {
 
 struct CUmod_st {
     CUcontext context;
-    char only[64]; /* the one symbol it holds; "": any */
+    CUfunction functions; /* those looked up, the last one first */
+    char only[64];        /* the one symbol it holds; "": any */
 };
 
 struct CUfunc_st {
+    CUfunction next;
     CUcontext context;
     char symbol[64];
     int shared;
@@ -290,6 +292,8 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
     if (module->only[0] && strcmp(module->only, name) != 0) return NOT_FOUND;
     *function = calloc(1, sizeof **function);
     (*function)->context = module->context;
+    (*function)->next = module->functions;
+    module->functions = *function;
     snprintf((*function)->symbol, sizeof(*function)->symbol, "%s", name);
     return 0;
 }

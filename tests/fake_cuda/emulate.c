@@ -163,7 +163,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
 }
 
-/* Splits: everything is computed when they are merged; here their memory is only written. */
+/* What is merged later is computed then; here its memory is only written. */
 static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
                     const attn_sm90_params *p)
 {
@@ -174,10 +174,16 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
     check_schedule(symbol, k, p);
     if (p->flags & ATTN_INTERVALS)
-        expect(p->mask.nodes && p->mask.nodes[0] == k->keys, symbol, "intervals were not summarised");
+        expect(p->mask.nodes && p->mask.nodes[0] == k->keys && p->mask.node_keys == k->keys, symbol,
+               "intervals were not summarised");
     take(p, k->dtype, &d, &a);
     take_maps(symbol, k, p, &d, &a);
-    if (p->schedule.splits == 1) {
+    if (!p->partial_o) {
+        uint64_t stride = (uint64_t)(p->o_stride[1] | p->o_stride[2]);
+        bool wide = (p->flags & ATTN_OUT_F32) || ((uintptr_t)p->o % 16 == 0 && p->dim_v % 8 == 0);
+        expect(wide && ((p->flags & ATTN_OUT_F32) || p->len_q == 1 || p->heads_q == 1 || stride % 8 == 0), symbol,
+               "o cannot be stored by 16 bytes");
+        expect(p->schedule.splits == 1, symbol, "nowhere to put the splits");
         attend(symbol, &d, &a);
         return;
     }
@@ -193,7 +199,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     attn_args a;
     expect(config->gridDimX == ceil_div(rows * p->heads_q, 4) && config->blockDimX == 128, symbol, "grid");
     expect(config->gridDimY == (is_varlen(p) ? 1 : (unsigned)p->batch), symbol, "grid");
-    expect(p->schedule.splits > 1, symbol, "nothing to merge");
+    expect(p->partial_o && p->partial_lse, symbol, "nothing to merge");
     attn_dtype dtype = strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
     take(p, dtype, &d, &a);
     fake_map q, keys;
