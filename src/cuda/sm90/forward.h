@@ -156,13 +156,34 @@ DEVICE bool skip_empty(const attn_sm90_params *p, const shared *s, consumer *c)
     return tiles != NO_WORK;
 }
 
-DEVICE void issue_qk(const shared *s, const consumer *c, float *score)
+/* Addresses of the operands in hand, known to be alike in the warp. */
+DEVICE u32 queries_at(const shared *s, const consumer *c)
 {
-    u32 keys = s->k + c->k.index * TILE_K;
+    return uniform(s->q + c->q.index * TILE_Q + c->group * 64 * 128);
+}
+
+DEVICE u32 keys_at(const shared *s, const consumer *c)
+{
+    return uniform(s->k + c->k.index * TILE_K);
+}
+
+DEVICE u32 values_at(const shared *s, const consumer *c)
+{
+    return uniform(s->v + c->v.index * TILE_V);
+}
+
+DEVICE void issue_qk(const consumer *c, float *score, u32 queries, u32 keys)
+{
     if (Q_REGISTERS)
         issue_qk_registers(score, c->queries, keys);
     else
-        issue_qk_shared(score, s->q + c->q.index * TILE_Q + c->group * 64 * 128, keys);
+        issue_qk_shared(score, queries, keys);
+    wgmma_commit();
+}
+
+DEVICE void issue_out(const u32 *probability, float *out, u32 values, int keep)
+{
+    issue_pv(out, probability, values, keep);
     wgmma_commit();
 }
 
@@ -231,9 +252,10 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 
     take_work(p, s, c);
     wait_keys(s, c);
+    u32 queries = queries_at(s, c), keys = keys_at(s, c);
     turn_wait(PRODUCTS, c->group);
     wgmma_fence();
-    issue_qk(s, c, score);
+    issue_qk(c, score, queries, keys);
     turn_pass(PRODUCTS, c->group);
     wgmma_wait(0);
     pin_floats(score, KEYS / 2);
@@ -249,12 +271,12 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
         }
         wait_keys(s, c);
         wait_values(s, c);
+        u32 queries = queries_at(s, c), keys = keys_at(s, c), values = values_at(s, c);
         turn_wait(PRODUCTS, c->group);
         pin_words(probability, KEYS / 4);
         wgmma_fence();
-        issue_qk(s, c, score);
-        issue_pv(out, probability, s->v + c->v.index * TILE_V, !first);
-        wgmma_commit();
+        issue_qk(c, score, queries, keys);
+        issue_out(probability, out, values, !first);
         turn_pass(PRODUCTS, c->group);
 
         wgmma_wait(1);
@@ -273,10 +295,10 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     }
 
     wait_values(s, c);
+    u32 values = values_at(s, c);
     pin_words(probability, KEYS / 4);
     wgmma_fence();
-    issue_pv(out, probability, s->v + c->v.index * TILE_V, !first);
-    wgmma_commit();
+    issue_out(probability, out, values, !first);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
     release_stage(BARRIER(s, v_empty, c->v.index), &c->v, STAGES);

@@ -18,7 +18,7 @@ typedef struct tile_row {
 DEVICE tile_row row_at(const attn_sm90_params *p, const work *w, int place)
 {
     int pack = p->schedule.pack, row = place, head = 0;
-    if (pack > 1) row = place / pack, head = place % pack;
+    if (pack > 1) row = quotient(place, pack), head = place - row * pack;
     tile_row at = { min(w->row0 + row, w->len_q - 1), w->head + head };
     return at;
 }

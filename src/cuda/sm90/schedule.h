@@ -37,6 +37,12 @@ DEVICE int clamp(int x, int lo, int hi)
     return max(lo, min(x, hi));
 }
 
+/* a / b for 0 <= a < 2^16, 0 < b. */
+DEVICE int quotient(int a, int b)
+{
+    return (int)__fdividef(a + 0.5f, (float)b);
+}
+
 /* Start and length of sequence b along one axis: the whole axis, its share of cu_lens, or what of it is used. */
 DEVICE int2 sequence_of(const int *cu_lens, const int *lens, int b, int whole)
 {

@@ -38,9 +38,9 @@ DEVICE void rescale(float *out, const float alpha[2])
 #define LIMIT 0x1p14f
 #endif
 
-/* Moves the references to the scores' maxima where these are greater; returns in alpha what sums so far are to be
- * multiplied by. */
-DEVICE void softmax_raise(softmax *s, const float *score, float unit, float alpha[2])
+/* Moves the references of rows that ask for it to the scores' maxima, where these are greater; alpha: what sums so far
+ * are to be multiplied by. A row alone decides for itself: what other rows of its warp hold changes no bit of it. */
+DEVICE void softmax_raise(softmax *s, const float *score, float unit, const bool asks[2], float alpha[2])
 {
     float top[4] = { score[0], score[1], score[2], score[3] };
 #pragma unroll
@@ -49,8 +49,9 @@ DEVICE void softmax_raise(softmax *s, const float *score, float unit, float alph
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float max = fmaxf(s->max[r], quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * unit);
-        alpha[r] = max == s->max[r] ? 1 : exp2_approx(s->max[r] - max);
-        s->max[r] = max;
+        bool moves = asks[r] && max > s->max[r];
+        alpha[r] = moves ? exp2_approx(s->max[r] - max) : 1;
+        s->max[r] = moves ? max : s->max[r];
         s->sum[r] *= alpha[r];
     }
 }
@@ -72,20 +73,23 @@ DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit
     sum[0] = part[0] + part[1], sum[1] = part[2] + part[3];
 }
 
-/* Takes in a tile: scores to probabilities; `out`, summed so far, is rescaled if the reference moves. */
+/* Takes in a tile: scores to probabilities; `out`, summed so far, is rescaled if a reference moves. */
 DEVICE void softmax_update(softmax *s, const float *score, u32 *p, float unit, float *out, bool first)
 {
     float sum[2], alpha[2];
-    bool raise = first || __any_sync(~0u, s->max[0] == -INFINITE || s->max[1] == -INFINITE), raised;
-    do {
+    bool asks[2] = { s->max[0] == -INFINITE, s->max[1] == -INFINITE }, again = false;
+    bool raise = first || __any_sync(~0u, asks[0] || asks[1]);
+    for (;;) {
         if (rarely(raise)) {
-            softmax_raise(s, score, unit, alpha);
+            softmax_raise(s, score, unit, asks, alpha);
             if (!first) rescale(out, alpha);
         }
         softmax_exp(s, score, p, unit, sum);
-        raised = raise;
+        if (again) break;
         raise = __any_sync(~0u, sum[0] > LIMIT || sum[1] > LIMIT);
-    } while (raise && !raised);
+        if (!rarely(raise)) break;
+        asks[0] = quad_max(sum[0]) > LIMIT, asks[1] = quad_max(sum[1]) > LIMIT, again = true;
+    }
     s->sum[0] += sum[0], s->sum[1] += sum[1];
 }
 

@@ -54,7 +54,7 @@ typedef struct place {
 DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
 {
     int pack = p->schedule.pack, row = at, head = 0;
-    if (pack > 1) row = at / pack, head = at % pack;
+    if (pack > 1) row = quotient(at, pack), head = at - row * pack;
     place to = { w->row0 + row, w->head + head, 0 };
     if (to.row >= w->len_q || row >= ROWS / pack) to.row = -1;
     to.line = p->flags & FLAG_VARLEN ? (long long)to.head * p->total_q + w->start_q

@@ -48,12 +48,10 @@ DEVICE void pin_words(u32 *x, int count)
         asm volatile("" : "+r"(x[i])::"memory");
 }
 
-/* The compiler forgets where x comes from. Descriptors that it knows to be the same at every key tile would be kept,
- * all of them, in registers that are needed. */
-DEVICE u32 fresh(u32 x)
+/* x, alike in the warp, known to be: descriptors are then reckoned in uniform registers, each when it is needed. */
+DEVICE u32 uniform(u32 x)
 {
-    asm volatile("" : "+r"(x));
-    return x;
+    return __shfl_sync(~0u, x, 0);
 }
 
 /* Descriptor of an operand in a swizzled panel: 8-row groups are 1024 bytes apart; where the operand runs over several
@@ -66,7 +64,6 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 /* scores = queries keys^T, asynchronously. */
 DEVICE void issue_qk_shared(float *score, u32 queries, u32 keys)
 {
-    queries = fresh(queries), keys = fresh(keys);
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
         u64 a = descriptor(queries, 0) + (k / 4 * PANEL_Q + k % 4 * 32 >> 4);
@@ -77,7 +74,6 @@ DEVICE void issue_qk_shared(float *score, u32 queries, u32 keys)
 
 DEVICE void issue_qk_registers(float *score, const u32 *queries, u32 keys)
 {
-    keys = fresh(keys);
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
         u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
@@ -88,7 +84,6 @@ DEVICE void issue_qk_registers(float *score, const u32 *queries, u32 keys)
 /* out = p values, plus out if `keep`; asynchronously. */
 DEVICE void issue_pv(float *out, const u32 *p, u32 values, int keep)
 {
-    values = fresh(values);
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
         PASTE(wgmma_rt_, DIM_V)(out, p + 4 * k, descriptor(values, PANEL_KEYS) + (k * 2048 >> 4), k > 0 || keep);
