@@ -152,6 +152,39 @@ static void masks_are_what_they_mean(void **state)
     }
 }
 
+/* Where ranges, or intervals alike over whole nodes of the summary, decide, rows that see nothing are left out. */
+static void rows_that_see_nothing_are_skipped(void **state)
+{
+    (void)state;
+    enum { LENGTH = 1024, DOCUMENT = 256 };
+    attn_desc desc = { .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = LENGTH, .len_kv = LENGTH, .dim_qk = 1 };
+    desc.flags = ATTN_CAUSAL | ATTN_WINDOW, desc.window_left = 50;
+    check_problem problem;
+    assert_ok(check_problem_create(&problem, &desc, &(check_options){ 0 }));
+    attn_mask_view view;
+    attn_mask_tile rows;
+    attn_mask_view_init(&view, &problem.resolved, &problem.args, NULL, 0, 0);
+    assert_true(attn_mask_rows_next(&view, 400, 500, 0, LENGTH, &rows));
+    assert_true(rows.lo == 400 && rows.hi == 550 && !rows.full);
+    assert_false(attn_mask_rows_next(&view, 400, 500, rows.hi, LENGTH, &rows));
+    check_problem_destroy(&problem);
+
+    static int32_t intervals[LENGTH][4]; /* a document sees itself alone */
+    for (int j = 0; j < LENGTH; j++)
+        intervals[j][0] = j / DOCUMENT * DOCUMENT + DOCUMENT, intervals[j][1] = LENGTH, intervals[j][2] = 0,
+        intervals[j][3] = j / DOCUMENT * DOCUMENT;
+    desc.flags = ATTN_INTERVALS, desc.window_left = 0, desc.interval_vectors = 4, desc.interval_heads = 1;
+    assert_ok(check_problem_create(&problem, &desc, &(check_options){ 0 }));
+    problem.args.intervals = intervals[0];
+    attn_interval_node *nodes = summarize(&problem);
+    attn_mask_view_init(&view, &problem.resolved, &problem.args, nodes, 0, 0);
+    assert_true(attn_mask_rows_next(&view, DOCUMENT, 2 * DOCUMENT, 0, LENGTH, &rows));
+    assert_true(rows.lo == DOCUMENT && rows.hi == 2 * DOCUMENT && rows.full);
+    assert_false(attn_mask_rows_next(&view, DOCUMENT, 2 * DOCUMENT, rows.hi, LENGTH, &rows));
+    free(nodes);
+    check_problem_destroy(&problem);
+}
+
 /* attn_mask_pairs counts what ranges leave visible exactly. */
 static void pairs_are_counted(void **state)
 {
@@ -183,6 +216,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(masks_are_what_they_mean),
+        cmocka_unit_test(rows_that_see_nothing_are_skipped),
         cmocka_unit_test(pairs_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

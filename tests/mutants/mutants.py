@@ -5,7 +5,7 @@ it must stand in the file exactly once: when code changes, so does this list."""
 
 MASK, BLOCKS, INTERVALS = "src/mask/mask.c", "src/mask/blocks.c", "src/mask/intervals.c"
 SCORE, SOFTMAX = "src/cpu/score.c", "src/cpu/body/softmax.h"
-PACK, GEMM = "src/cpu/body/pack.h", "src/cpu/body/gemm.h"
+GEMM, LOADS, ROWS = "src/cpu/body/gemm.h", "src/cpu/body/loads.h", "src/cpu/body/rows.h"
 PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
 PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
 GPT = "examples/gpt/"
@@ -44,11 +44,26 @@ MUTANTS = [
     (INTERVALS, "(row1 <= node->min[0] || row0 >= node->max[1])", "(row1 - 1 <= node->min[0] || row0 >= node->max[1])",
      "intervals: a tile with a hidden key is taken for full", "mask grid"),
     (INTERVALS, "if (!hidden(&level[leaf], row0, row1)) break;", "", "intervals: steps over nodes without looking", "grid"),
+    # along queries
+    (MASK, "runs.lo[which] >= key : runs.hi[which] > key", "runs.lo[which] >= key : runs.hi[which] > key + 1",
+     "along queries: the first row that sees a key is left out", "mask grid"),
+    (MASK, "*rows = (attn_mask_tile){ lo, hi, full && inside(&core, key0, key1) };",
+     "*rows = (attn_mask_tile){ lo, hi, full };", "along queries: ranges hide nothing of a run", "mask"),
+    (BLOCKS, "listed(view, block, first, last, true) == last - first + 1", "listed(view, block, first, last, true) > 0",
+     "along queries: a row block that lists some key blocks is taken for full", "mask"),
+    (INTERVALS, "if (row >= node->max[0] && row < node->min[1]) row =", "if (row >= node->min[0] && row < node->min[1]) row =",
+     "along queries: rows that see some key of a node are skipped", "mask"),
+    (INTERVALS, "full = untouched(node, lo, hi);", "full = true;", "along queries: a run with a hidden key is taken for full",
+     "mask"),
+    (INTERVALS, "if (row >= node->max[2] && row < node->min[3]) row = node->min[3];", "",
+     "along queries: the second interval of a key hides nothing", "mask"),
+    (INTERVALS, "if (next_seen(node, hi) == hi) hi = next_hidden(node, hi, end);", "hi = end;",
+     "along queries: a run goes on through rows that see nothing", "mask"),
     # scores
     (SOFTMAX, "slope = v_set1(-score->slope)", "slope = v_set1(score->slope)", "ALiBi favours what is far", "grid"),
     (SCORE, "(desc->alibi_batch == 1 ? 0 : batch) * desc->heads_q + head", "head", "ALiBi: the first sequence's slopes for all",
      "grid"),
-    (SOFTMAX, "if (cap) x = v_mul(softcap, tanh_of(v_mul(x, inverse)));", "if (cap) x = v_mul(softcap, tanh_of(x));",
+    (SOFTMAX, "tanh_of(v_mul(x, inverse))", "tanh_of(x)",
      "softcap: the score is not divided by the cap", "grid"),
     (SCORE, "stride[i] = desc->bias_extent[i] == 1 ? 0 : desc->bias_stride[i];", "stride[i] = desc->bias_stride[i];",
      "bias: an extent of 1 does not repeat", "grid"),
@@ -76,13 +91,13 @@ MUTANTS = [
     (SOFTMAX, "v_set1(0.009671511128544807f)", "v_set1(0.0096f)", "exp2 is off by 1e-6", "grid"),
     (SOFTMAX, "x = v_max(v_set1(-127.0f), x);", "x = v_max(x, v_set1(-127.0f));", "NaN becomes a number", "nan"),
     # tiles
-    ("src/cpu/body/rows.h", "words[w] &= inside[w];", "", "keys beside a span count twice", "grid"),
-    (PREFILL, "for (; d < dim; d++) attn_store_scalar", "for (; d + 1 < dim; d++) attn_store_scalar",
+    (ROWS, "words[w] &= inside[w];", "", "keys beside a span count twice", "grid"),
+    (ROWS, "for (; d < dim; d++) attn_store_scalar", "for (; d + 1 < dim; d++) attn_store_scalar",
      "the last column is not stored", "grid"),
     (GEMM, "for (; i < steps; i++, a += stride", "for (; i + 1 < steps; i++, a += stride", "the last step of a product is dropped",
      "grid"),
-    (PACK, "r[i] = i < rows ? load_up_to", "r[i] = i <= rows ? load_up_to", "a row past the end is read", "grid"),
-    (PACK, "return i + VL <= end ? load_as", "return i + VL <= end + 1 ? load_as", "an element past the row is read", "grid"),
+    (LOADS, "r[i] = i < rows ? load_up_to", "r[i] = i <= rows ? load_up_to", "a row past the end is read", "grid"),
+    (LOADS, "return i + VL <= end ? load_as", "return i + VL <= end + 1 ? load_as", "an element past the row is read", "grid"),
     (DECODE, "(h * task->group + r / task->len_q) * task->q_head", "(h * task->group + r % task->group) * task->q_head",
      "decode: rows of the wrong query head", "grid"),
     (DECODE, "const attn_score *score = &task->score[r / task->len_q];", "const attn_score *score = &task->score[0];",
@@ -103,7 +118,7 @@ MUTANTS = [
      "atomic_fetch_add_explicit(&l->next, 2, memory_order_relaxed)", "every other item is left out", "grid"),
     ("src/napkin/cost.c", "if (!(d->flags & ATTN_DETERMINISTIC)) wanted =", "wanted =",
      "deterministic: parts depend on the number of threads", "threads"),
-    ("src/api/plan.c", "plan->workspace += ATTN_WORKSPACE_ALIGN - 1;", "", "workspace: no room to align it", "plan"),
+    ("src/cpu/plan.c", "plan->workspace += ATTN_WORKSPACE_ALIGN - 1;", "", "workspace: no room to align it", "plan"),
     ("src/api/error.c", "static _Thread_local char message", "static char message", "threads share one message", "threads"),
     ("src/ref/ref.c", "if (d->flags & ATTN_CAUSAL) seen = key <= t;", "if (d->flags & ATTN_CAUSAL) seen = key < t;",
      "the reference itself is wrong", "grid"),
