@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check/compare.h"
@@ -281,6 +282,35 @@ static void threads(uint32_t flags, int64_t dim)
     many_end(&m);
 }
 
+/* ---- the host's share ---------------------------------------------------------------------- */
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+/* Shown, not judged: a plan once its kernels are loaded, and a run, in microseconds. */
+static void host_times(void)
+{
+    enum { PLANS = 200, RUNS = 500 };
+    many m;
+    attn_desc desc = medium(ATTN_CAUSAL, 128);
+    attn_plan *plan;
+    if (!many_begin(&m, &desc)) return;
+    many_first(&m);
+    double start = now();
+    for (int i = 0; i < PLANS; i++)
+        if (attn_plan_create(&plan, &desc) == ATTN_OK) attn_plan_destroy(plan);
+    double planned = now();
+    for (int i = 0; i < RUNS; i++)
+        attn_run(m.run.plan, &m.run.device, m.run.workspace, NULL);
+    double ran = now();
+    printf("on the host: a plan %.1f us, a run %.1f us\n", (planned - start) / PLANS, (ran - planned) / RUNS);
+    many_end(&m);
+}
+
 int main(int argc, char **argv)
 {
     int count, repeat = argc > 1 ? atoi(argv[1]) : 10000;
@@ -304,6 +334,8 @@ int main(int argc, char **argv)
         threads(flags, dims[i / 2]);
         repetitions(flags, dims[i / 2], repeat / 6);
     }
+    alarm(WATCHDOG_SECONDS);
+    host_times();
     printf("%d checks on the GPU, %d failed\n", checks, failures);
     return failures > 0;
 }
