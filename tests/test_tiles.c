@@ -41,11 +41,13 @@ enum { BLOCK_ROWS = 32 };
 #include "cpu/body/pairs_kernels.h"
 #include "cpu/body/product_tiles.h"
 #include "cpu/body/pairs_prefill.h"
+#include "cpu/body/pairs_backward.h"
 
-/* Multiply-adds of a case: emulation takes 20 ns each. */
-static const double work_most = 1e8;
-
-static const attn_cpu_ops emulated_ops = { .pack = pack_pairs, .attend = attend_pairs };
+static const attn_cpu_ops emulated_ops = { .pack = pack_pairs,
+                                           .attend = attend_pairs,
+                                           .delta = backward_delta,
+                                           .backward = backward_pairs_tile,
+                                           .sum = backward_sum };
 
 /* The table's kernel of this form in AMX, its operations replaced. */
 static attn_cpu_kernel emulated(attn_form form)
@@ -62,34 +64,39 @@ static attn_cpu_kernel emulated(attn_form form)
     return (attn_cpu_kernel){ 0 };
 }
 
-static void run_prefill(const attn_cpu_kernel *kernel, const check_problem *problem)
+static void run_emulated(const attn_cpu_kernel *kernel, const check_problem *problem)
 {
     attn_plan plan = { .desc = problem->resolved, .kernel = kernel };
     attn_machine machine;
-    attn_prefill_layout layout;
+    attn_prefill_layout prefill;
+    attn_backward_layout backward;
+    bool gradient = kernel->form == ATTN_GRADIENT;
     attn_machine_detect(&machine);
     attn_cost(&plan.desc, &machine, kernel, &plan.choice);
-    assert_true(attn_prefill_lay_out(&plan, &layout));
-    check_buffer workspace = check_buffer_create(layout.total + 64, false);
-    attn_prefill_run(&plan, &problem->args, workspace.data);
+    assert_true(gradient ? attn_backward_lay_out(&plan, &backward) : attn_prefill_lay_out(&plan, &prefill));
+    check_buffer workspace = check_buffer_create((gradient ? backward.total : prefill.total) + 64, false);
+    if (gradient)
+        attn_backward_run(&plan, &problem->args, workspace.data);
+    else
+        attn_prefill_run(&plan, &problem->args, workspace.data);
     check_buffer_destroy(&workspace);
 }
 
-static void prefill_agrees_with_reference(void **state)
+static void agrees_with_reference(attn_form form, double work_most)
 {
-    (void)state;
-    attn_cpu_kernel kernel = emulated(ATTN_PREFILL);
+    attn_cpu_kernel kernel = emulated(form);
     check_grid *grid = check_grid_create(CHECK_SEED);
     int cases = 0;
     for (int n = 0; n < grid->count; n += test_scale()) {
         attn_desc desc;
         check_options options;
         check_problem problem;
-        check_grid_case(grid, n, ATTN_FORWARD, INT64_MAX, &desc, &options);
-        if (desc.dtype != ATTN_BF16 || check_case_work(grid, n) > work_most) continue;
+        check_grid_case(grid, n, form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD, INT64_MAX, &desc, &options);
+        if (desc.dtype != ATTN_BF16 || desc.flags & ~kernel.features || check_case_work(grid, n) > work_most) continue;
+        if (desc.batch == 0 || desc.len_q == 0) continue; /* nothing to run */
         assert_ok(check_problem_create(&problem, &desc, &options));
         check_reference reference = check_reference_create(&problem);
-        if (problem.resolved.batch > 0 && problem.resolved.len_q > 0) run_prefill(&kernel, &problem);
+        run_emulated(&kernel, &problem);
         check_error error = check_compare(&problem, &reference);
         if (error.message[0]) fail_msg("case %d: %s", n, error.message);
         check_reference_destroy(&reference);
@@ -100,10 +107,24 @@ static void prefill_agrees_with_reference(void **state)
     assert_true(cases > 0);
 }
 
+/* Multiply-adds of a case are limited: emulation takes 20 ns each. */
+static void prefill_agrees(void **state)
+{
+    (void)state;
+    agrees_with_reference(ATTN_PREFILL, 1e8);
+}
+
+static void backward_agrees(void **state)
+{
+    (void)state;
+    agrees_with_reference(ATTN_GRADIENT, 4e7);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prefill_agrees_with_reference),
+        cmocka_unit_test(prefill_agrees),
+        cmocka_unit_test(backward_agrees),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

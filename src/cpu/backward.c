@@ -51,6 +51,8 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
     uint64_t items, rows, slot;
     *l = (attn_backward_layout){ .scratch_floats =
                                      attn_backward_scratch(c->rows_tile, c->keys_tile, d->dim_qk, d->dim_v) };
+    if (attn_multiplies_pairs(plan->kernel))
+        l->scratch_floats = attn_pairs_backward_scratch(c->rows_tile, c->keys_tile, d->dim_qk, d->dim_v);
     if (__builtin_mul_overflow((uint64_t)(d->batch * d->heads_kv), (uint64_t)c->splits, &items) ||
         __builtin_mul_overflow(group, (uint64_t)d->len_q, &rows) ||
         __builtin_mul_overflow(rows + ATTN_GRADIENT_SLACK, (uint64_t)attn_gradient_pitch(d->dim_qk), &slot) ||

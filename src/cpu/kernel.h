@@ -16,6 +16,7 @@ enum {
     ATTN_ROWS_MOST = 192,     /* query rows of a prefill tile */
     ATTN_UNIT_ROWS = 32,      /* most query rows and */
     ATTN_UNIT_KEYS = 128,     /* keys that bf16 pairs take at once */
+    ATTN_PAIRS_ROWS = 96,     /* a multiple of every strip and depth of bf16 pairs */
     ATTN_DECODE_ROWS = 16,    /* query rows a head that DECODE takes */
     ATTN_DECODE_TILE = 128,   /* keys of a decode tile */
     ATTN_GRADIENT_TILE = 192, /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
@@ -127,7 +128,7 @@ typedef struct attn_sum_task {
     int64_t out_row;
 } attn_sum_task;
 
-enum { ATTN_GRADIENT_SLACK = 16 };
+enum { ATTN_GRADIENT_SLACK = 32 };
 
 /* Floats of scratch, enough for every register tile. */
 static inline int64_t attn_round_up(int64_t n, int64_t step)
@@ -169,6 +170,17 @@ static inline int64_t attn_backward_scratch(int64_t rows, int64_t keys, int64_t 
     int64_t row = dims + 2 * ATTN_SCORE_PITCH + 2 + ATTN_KEYS_TILE / 32;
     int64_t key = 2 * dims + attn_gradient_pitch(dim_qk);
     return attn_round_up((rows + 16) * row + (attn_round_up(keys, 32) + 16) * key + 2 * ATTN_SCORE_PITCH, 16);
+}
+
+/* With bf16 pairs. A row: query and grad_o twice, P and dS; LSE, delta, dropout's bits. A key: K twice, V, both
+ * gradients. A row of a strip: two of scores, P and dS. */
+static inline int64_t attn_pairs_backward_scratch(int64_t rows, int64_t keys, int64_t dim_qk, int64_t dim_v)
+{
+    int64_t room = attn_round_up(rows, ATTN_PAIRS_ROWS), padded = attn_round_up(keys, 32);
+    int64_t q = attn_round_up(dim_qk, 32), v = attn_round_up(dim_v, 32), most = ATTN_UNIT_ROWS;
+    int64_t row = q + v + most + padded + 2 + ATTN_KEYS_TILE / 32, key = 2 * q + 2 * v + 2 * most;
+    int64_t strip_row = 2 * ATTN_SCORE_PITCH + ATTN_GRADIENT_TILE + 32;
+    return room * row + padded * key + most * strip_row + 2 * ATTN_KEYS_TILE + 24 * 16;
 }
 
 typedef struct attn_cpu_ops {

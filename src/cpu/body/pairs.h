@@ -94,24 +94,36 @@ ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, fl
     v_store(sum, v_add(total[0], total[1]));
 }
 
+/* `rows` rows as the depth, zeros behind them up to a multiple of BLOCK_DEPTH. */
+ALWAYS_INLINE void pack_depth(const uint16_t *base, int64_t pitch, int64_t rows, int64_t dim, uint16_t *out,
+                              int64_t b_panel)
+{
+    for (int64_t r = 0; r < pairs_round(rows); r += 2) {
+        const uint16_t *even = base + r * pitch;
+        prefetch_rows(ATTN_BF16, base, pitch, r + 2 * PAIR_COLS, 2, rows, dim);
+        if (r < rows)
+            pack_along(even, r + 1 < rows ? even + pitch : NULL, dim, out + r * PAIR_COLS, b_panel);
+        else
+            for (int64_t d = 0; d < attn_round_up(dim, BLOCK_COLS); d += PAIR_COLS)
+                memset(out + r * PAIR_COLS + d / PAIR_COLS * b_panel, 0, 2 * PAIR_COLS * sizeof *out);
+    }
+}
+
+/* `rows` rows as columns, zeros behind them up to a multiple of `step`, itself one of PAIR_COLS. */
+ALWAYS_INLINE void pack_columns_across(const uint16_t *base, int64_t pitch, int64_t rows, int64_t step, int64_t dim,
+                                       uint16_t *out)
+{
+    for (int64_t r = 0; r < attn_round_up(rows, step); r += PAIR_COLS) {
+        prefetch_rows(ATTN_BF16, base, pitch, r + PAIR_COLS, PAIR_COLS, rows, dim);
+        pack_across(base + r * pitch, pitch, rows - r, dim, out + r * pairs_round(dim));
+    }
+}
+
 static void pack_pairs(const attn_pack_task *t)
 {
-    const uint16_t *k = t->k, *v = t->v;
-    uint16_t *k_pack = (uint16_t *)t->k_pack, *v_pack = (uint16_t *)t->v_pack;
-    int64_t end = t->key0 + t->keys;
-    for (int64_t key = t->key0; key < end; key += PAIR_COLS) {
-        prefetch_rows(ATTN_BF16, k, t->k_row, key + PAIR_COLS, PAIR_COLS, end, t->dim_qk);
-        pack_across(k + key * t->k_row, t->k_row, end - key, t->dim_qk,
-                    k_pack + (key - t->base) * pairs_round(t->dim_qk));
-    }
-    for (int64_t key = t->key0; key < attn_round_up(end, BLOCK_DEPTH); key += 2) {
-        uint16_t *out = v_pack + (key - t->base) * PAIR_COLS;
-        prefetch_rows(ATTN_BF16, v, t->v_row, key + 2 * PAIR_COLS, 2, end, t->dim_v);
-        if (key < end)
-            pack_along(v + key * t->v_row, key + 1 < end ? v + (key + 1) * t->v_row : NULL, t->dim_v, out,
-                       t->pitch * PAIR_COLS);
-        else
-            for (int64_t d = 0; d < attn_round_up(t->dim_v, BLOCK_COLS); d += PAIR_COLS)
-                memset(out + d * t->pitch, 0, 2 * PAIR_COLS * sizeof *out);
-    }
+    int64_t first = t->key0 - t->base;
+    pack_columns_across((const uint16_t *)t->k + t->key0 * t->k_row, t->k_row, t->keys, PAIR_COLS, t->dim_qk,
+                        (uint16_t *)t->k_pack + first * pairs_round(t->dim_qk));
+    pack_depth((const uint16_t *)t->v + t->key0 * t->v_row, t->v_row, t->keys, t->dim_v,
+               (uint16_t *)t->v_pack + first * PAIR_COLS, t->pitch * PAIR_COLS);
 }

@@ -12,4 +12,5 @@
 #include "cpu/body/loads.h"
 #include "cpu/body/softmax.h"
 #include "cpu/body/rows.h"
+#include "cpu/body/gradients.h"
 #include "cpu/body/pairs.h"

@@ -8,5 +8,10 @@ enum { BLOCK_ROWS = 32 };
 #include "cpu/body/pairs_kernels.h"
 #include "cpu/body/product_tiles.h"
 #include "cpu/body/pairs_prefill.h"
+#include "cpu/body/pairs_backward.h"
 
-const attn_cpu_ops attn_cpu_ops_amx = { .pack = pack_pairs, .attend = attend_pairs };
+const attn_cpu_ops attn_cpu_ops_amx = { .pack = pack_pairs,
+                                        .attend = attend_pairs,
+                                        .delta = backward_delta,
+                                        .backward = backward_pairs_tile,
+                                        .sum = backward_sum };

@@ -7,6 +7,7 @@ enum { BLOCK_ROWS = 24 };
 #include "cpu/body/pairs_kernels.h"
 #include "cpu/x86/product_avx512bf16.h"
 #include "cpu/body/pairs_prefill.h"
+#include "cpu/body/pairs_backward.h"
 
 #include "cpu/body/decode_state.h"
 #include "cpu/x86/decode_avx512bf16.h"
@@ -17,4 +18,9 @@ static void decode_pairs(const attn_decode_task *task)
     decode_as(task, ATTN_BF16);
 }
 
-const attn_cpu_ops attn_cpu_ops_avx512bf16 = { .pack = pack_pairs, .attend = attend_pairs, .decode = decode_pairs };
+const attn_cpu_ops attn_cpu_ops_avx512bf16 = { .pack = pack_pairs,
+                                               .attend = attend_pairs,
+                                               .decode = decode_pairs,
+                                               .delta = backward_delta,
+                                               .backward = backward_pairs_tile,
+                                               .sum = backward_sum };
