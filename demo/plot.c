@@ -109,8 +109,8 @@ static void draw_line(FILE *file, const plot_panel *panel, int l, const axis *x,
                 LEFT + WIDTH * place(x, x_of(panel, line->x[i])),
                 TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
     if (panel->lines > 1)
-        fprintf(file, "<text x=\"%d\" y=\"%d\" fill=\"%s\">%s</text>\n", LEFT + 12, TOP + 18 + 18 * l, line->color,
-                line->name);
+        fprintf(file, "<text x=\"%d\" y=\"%d\" fill=\"%s\">%s</text>\n",
+                LEFT + (panel->axes == PLOT_LINEAR ? WIDTH - 110 : 12), TOP + 18 + 18 * l, line->color, line->name);
 }
 
 bool plot_write(const char *path, const plot_panel *panels, int count)

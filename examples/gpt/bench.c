@@ -4,7 +4,7 @@
  * that what the machine does besides falls on both. A child makes a step for each byte that it reads, and answers with
  * the seconds. */
 #define _DEFAULT_SOURCE
-#include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -124,6 +124,7 @@ attn_status gpt_bench(const gpt_shape *shape, int64_t context, int64_t batch, in
 {
     static const int64_t contexts[2] = { 1024, 4096 };
     attn_status status = ATTN_OK;
+    signal(SIGPIPE, SIG_IGN); /* a child that is gone shows when it is asked */
     printf("One training step: %lld layers, dim %lld, %lld heads; medians of %d, peak memory of the process\n\n",
            (long long)shape->layers, (long long)shape->dim, (long long)shape->heads, ROUNDS);
     printf("                            libattn                 standard\n");

@@ -146,7 +146,7 @@ static attn_status draw(const gpt_run *run, const char *checkpoint)
     enum { POINTS = 200 };
     plot_line lines[2] = { { .name = "training text", .color = "#9db8ee" },
                            { .name = "held out", .color = "#1d4ed8", .marked = true } };
-    plot_panel panel = { "A GPT learns to write this repository", "step", "loss, nats a byte", PLOT_LINEAR, 2, lines };
+    plot_panel panel = { "A GPT learns to write", "step", "loss, nats a byte", PLOT_LINEAR, 2, lines };
     char path[4096];
     int stem = (int)(strlen(checkpoint) - strlen(".safetensors"));
     int64_t group = (run->step + POINTS - 1) / POINTS;
