@@ -66,9 +66,9 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
     if (report->kernel == NULL) return true;
     if (report->device == ATTN_CUDA) {
         const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
-        bool loads = cuda->form == ATTN_CUDA_SIMPLE || desc->len_kv > 0 || desc->flags & ATTN_VARLEN;
-        return loads && cuda->dtype == desc->dtype && (desc->flags & ~cuda->features) == 0 &&
-               desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
+        bool some = desc->len_q > 0 && (desc->len_kv > 0 || desc->flags & ATTN_VARLEN); /* rows and keys */
+        return (some || cuda->form == ATTN_CUDA_SIMPLE) && cuda->dtype == desc->dtype &&
+               (desc->flags & ~cuda->features) == 0 && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&

@@ -149,7 +149,7 @@ bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const
         int64_t rows = rows_of(desc, kernel, packs[i]);
         if (!rows || (i > 0 && packs[i] == 1)) continue;
         double tiles = (double)(attn_ceil_div(desc->len_q, rows) * (desc->heads_q / packs[i])) * (double)desc->batch;
-        for (int splits = 1; splits <= SPLITS_MOST && splits <= steps; splits += 1 + splits / 8) {
+        for (int splits = 1; splits <= SPLITS_MOST && (splits == 1 || splits <= steps); splits += 1 + splits / 8) {
             attn_cuda_choice c = start;
             predict(desc, device, kernel, packs[i], splits, &c);
             if (c.choice.seconds < worth_it * best.choice.seconds) best = c, pack = packs[i];
