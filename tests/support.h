@@ -38,6 +38,12 @@ static inline bool runs(const attn_cpu_kernel *kernel)
     return kernel->form != ATTN_GRADIENT && kernel->ops != NULL && attn_isa_available(kernel->isa);
 }
 
+/* Whether it is one of the backward that this machine runs. */
+static inline bool runs_backward(const attn_cpu_kernel *kernel)
+{
+    return kernel->form == ATTN_GRADIENT && kernel->ops != NULL && attn_isa_available(kernel->isa);
+}
+
 /* f32 where the kernel takes it. */
 static inline attn_dtype dtype_of(const attn_cpu_kernel *kernel)
 {
