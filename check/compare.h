@@ -7,9 +7,11 @@
  * LSE within 2e-5 max(1, |LSE|), -inf exact. With one-hot values what is hidden must be exactly 0. No row of a sequence
  * may hold a NaN, and nothing else may have been written.
  *
- * Each gradient obeys the same rule, all of it: naive is unfused attention's backward from the same inputs, and the LSE
- * in slack the greatest of the problem. Of a gradient of few elements, each a sum over rows, the errors of the rows'
- * shares count too, as independent ones add up. Rows that see no key and keys that no row sees must be exactly 0. */
+ * Each gradient obeys the same rule, all of it: naive is unfused attention's backward from the same inputs, slack the
+ * rounding of the output plus what summing scores and their gradients in f32 does, 2^-25 (sqrt(dim_qk) L + sqrt(dim_v))
+ * |ref| with L the greatest |LSE|: the greatest error is often that of one pair, and naive's a matter of luck. Of a
+ * gradient of few elements, each a sum over rows, the errors of the rows' shares count too, as independent ones add up.
+ * Rows that see no key and keys that no row sees must be exactly 0. */
 #ifndef CHECK_COMPARE_H
 #define CHECK_COMPARE_H
 

@@ -7,8 +7,8 @@
 #include "check/compare.h"
 #include "ref/ref.h"
 
-/* Draws of a problem whose unfused gradients are computed, at most: as long as so many rows have not had an error and
- * so many multiply-adds are not spent. */
+/* Unfused gradients are measured on further draws of a problem as long as so many rows have not had an error and so
+ * many multiply-adds are not spent. */
 static const double work_most = 8e6, rows_least = 64;
 
 /* Gradients of no more elements are sums of many rows, or luck. */
@@ -129,14 +129,16 @@ typedef struct yardstick {
     double work;
 } yardstick;
 
-/* What rounding the scores once does to a gradient, relative to it: those that count are about as large as the LSE. */
+/* What summing scores and their gradients in f32 does to a gradient, relative to it: scores that count are about as
+ * large as the LSE. */
 static double score_rounding(const check_problem *problem)
 {
+    const attn_desc *desc = &problem->resolved;
     const float *lse = (const float *)(const void *)problem->lse.data;
     double most = 0;
     for (size_t i = 0; i < problem->lse.size / sizeof *lse; i++)
         if (isfinite(lse[i])) most = fmax(most, fabs((double)lse[i]));
-    return 0x1p-24 * most;
+    return 0x1p-25 * (most * sqrt((double)desc->dim_qk) + sqrt((double)desc->dim_v));
 }
 
 static void measure(const check_problem *problem, const sum *s, check_gradient gradient, yardstick *y)

@@ -163,7 +163,7 @@ static void gradients_are_linear(void **state)
 
 /* ---- the keys in two parts ----------------------------------------------------------------------- */
 
-/* Keys [key0, key0 + keys) of a problem. o, lse: of the forward over them; given to the backward if `again`. */
+/* Keys [key0, key0 + keys) of a problem: without g the forward, to o and lse; with g the backward, from them. */
 static void run_part(const check_problem *problem, int64_t key0, int64_t keys, const char *kernel, float *o, float *lse,
                      gradients *g)
 {

@@ -67,9 +67,12 @@ void free(void *memory)
 
 /* ---------------------------------------------------------------------------------------------- */
 
+enum { PLANS = 12 };
+
 static attn_desc desc_of(int n)
 {
-    attn_desc desc = { .dtype = n & 1 ? ATTN_BF16 : ATTN_F32,
+    attn_desc desc = { .direction = n & 8 ? ATTN_BACKWARD : ATTN_FORWARD,
+                       .dtype = n & 1 ? ATTN_BF16 : ATTN_F32,
                        .flags = ATTN_CAUSAL | ATTN_INTERVALS | ATTN_DROPOUT,
                        .batch = 2,
                        .heads_q = 4,
@@ -81,13 +84,14 @@ static attn_desc desc_of(int n)
                        .dropout_p = 0.1f,
                        .threads = n & 4 ? 3 : 1 };
     desc.len_q = n & 2 ? 2 : 700;
+    if (n & 8) desc.len_q = 150, desc.len_kv = 300;
     return desc;
 }
 
 static void running_allocates_nothing(void **state)
 {
     (void)state;
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < PLANS; n++) {
         attn_desc desc = desc_of(n);
         check_problem problem;
         attn_plan *plan;
@@ -108,8 +112,9 @@ static void running_allocates_nothing(void **state)
 static void planning_survives_every_failure(void **state)
 {
     (void)state;
-    attn_desc desc = desc_of(4);
-    for (int started = 0; started < 2; started++) { /* with threads to start, and with threads there */
+    for (int round = 0; round < 3; round++) { /* with threads to start, with threads there; the backward */
+        attn_desc desc = desc_of(round < 2 ? 4 : 12);
+        bool started = round > 0;
         long first = atomic_load(&allocations), failures = 0;
         if (!started) desc.threads = 6;
         for (long n = 0;; n++) {

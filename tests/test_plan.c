@@ -81,13 +81,13 @@ static const char *best_kernel(attn_form form, attn_isa isa, attn_dtype dtype)
     int count;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)
-        if (kernels[i].form == form && runs(&kernels[i]) && kernels[i].dtypes >> dtype & 1 &&
-            (isa == ATTN_ISA_AUTO || kernels[i].isa <= isa))
+        if (kernels[i].form == form && (runs(&kernels[i]) || runs_backward(&kernels[i])) &&
+            kernels[i].dtypes >> dtype & 1 && (isa == ATTN_ISA_AUTO || kernels[i].isa <= isa))
             return kernels[i].name;
     return NULL;
 }
 
-/* Many query rows prefill, one decodes: with every feature, on every instruction set. */
+/* Many query rows prefill, one decodes, the backward is one: with every feature, on every instruction set. */
 static void kernel_is_the_best_one(void **state)
 {
     (void)state;
@@ -95,13 +95,14 @@ static void kernel_is_the_best_one(void **state)
     for (int isa = ATTN_ISA_AUTO; attn_isa_name((attn_isa)isa) != NULL; isa++) {
         if (!attn_isa_available((attn_isa)isa)) continue;
         for (int f = 0; f < COUNT(features); f++)
-            for (int form = ATTN_PREFILL; form <= ATTN_DECODE; form++) {
+            for (int form = 0; form < ATTN_FORMS; form++) {
                 attn_desc desc = with(&features[f], form == ATTN_DECODE ? 1 : 1000, 4096);
                 desc.isa = (attn_isa)isa;
+                if (form == ATTN_GRADIENT) desc.direction = ATTN_BACKWARD;
                 attn_plan_info info = info_of(&desc);
                 if (strcmp(info.kernel, best_kernel((attn_form)form, desc.isa, desc.dtype)) != 0)
-                    fail_msg("%s, %d rows, isa %s: %s", features[f].name, (int)desc.len_q, attn_isa_name(desc.isa),
-                             info.kernel);
+                    fail_msg("%s, %d rows, form %d, isa %s: %s", features[f].name, (int)desc.len_q, form,
+                             attn_isa_name(desc.isa), info.kernel);
             }
     }
 }
@@ -115,12 +116,18 @@ static void kernel_can_be_asked_for(void **state)
     for (int i = 0; i < count; i++) {
         attn_plan *plan = NULL;
         desc.kernel = kernels[i].name, desc.dtype = dtype_of(&kernels[i]);
-        if (runs(&kernels[i]))
+        desc.direction = kernels[i].form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD;
+        if (runs(&kernels[i]) || runs_backward(&kernels[i]))
             assert_string_equal(info_of(&desc).kernel, desc.kernel);
         else
             assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+        desc.direction = desc.direction == ATTN_FORWARD ? ATTN_BACKWARD : ATTN_FORWARD;
+        assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
     }
     attn_plan *plan = (attn_plan *)&desc;
+    desc.direction = ATTN_FORWARD, desc.kernel = "portable_backward", desc.dtype = ATTN_F32;
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+    assert_non_null(strstr(attn_error(), "the other direction"));
     desc.kernel = "portable_decode", desc.len_q = ATTN_DECODE_ROWS + 1;
     assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
     assert_non_null(strstr(attn_error(), "len_q"));
@@ -179,10 +186,15 @@ static void numbers_add_up(void **state)
     (void)state;
     attn_desc desc = base_desc(100, 300);
     desc.flags = ATTN_CAUSAL, desc.dim_v = 32;
+    desc.direction = ATTN_BACKWARD;
+    attn_plan_info backward = info_of(&desc);
+    desc.direction = ATTN_FORWARD;
     attn_plan_info info = info_of(&desc);
     double pairs = 2 * 4 * (100.0 * 200 + 100.0 * 101 / 2);
     assert_true(info.pairs == pairs);
     assert_true(info.flops == 2 * pairs * (64 + 32));
+    assert_true(backward.pairs == pairs && backward.flops == 2.5 * info.flops);
+    assert_true(backward.seconds > info.seconds && backward.memory_bytes > info.memory_bytes);
     assert_true(info.seconds > 0 && info.memory_bytes >= 2 * 100 * 4 * (64 + 32) * 4 && info.cache_bytes > 0);
     assert_true(info.packed_bytes <= info.workspace_bytes);
     assert_true(info.threads >= 1 && info.threads <= 2 && info.splits >= 1);
@@ -214,6 +226,26 @@ static void workspace_does_not_grow_with_length(void **state)
     assert_true(info.workspace_bytes - info.packed_bytes <= 1 << 20);
 }
 
+/* The backward holds the gradient of the queries, a copy a split, and two numbers a row. */
+static void workspace_of_the_backward_is_linear(void **state)
+{
+    (void)state;
+    for (int64_t len = 4096; len <= 1 << 20; len *= 4) {
+        attn_desc desc = { .dtype = ATTN_F32,
+                           .direction = ATTN_BACKWARD,
+                           .batch = 1,
+                           .heads_q = 1,
+                           .len_q = len,
+                           .len_kv = len,
+                           .dim_qk = 64,
+                           .threads = 2 };
+        attn_plan_info info = info_of(&desc);
+        uint64_t copies = (uint64_t)(info.splits > info.threads ? info.splits : info.threads);
+        assert_true(copies <= 8);
+        assert_true(info.workspace_bytes <= (uint64_t)len * (copies * 64 * 4 + 8) + (2 << 20));
+    }
+}
+
 /* ---- workspace ------------------------------------------------------------------------------- */
 
 /* At each address modulo 64; the bytes before and behind are not touched. */
@@ -224,9 +256,12 @@ static void workspace_is_exact_at_any_address(void **state)
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int n = 0; n < count * 64; n += test_scale()) {
         const attn_cpu_kernel *kernel = &kernels[n / 64];
-        if (!runs(kernel)) continue;
-        attn_desc desc = with(&features[n % COUNT(features)], 15, 416); /* whole panels: the last byte is used */
+        bool backward = runs_backward(kernel);
+        if (!runs(kernel) && !backward) continue;
+        /* Whole panels: the last byte is used. */
+        attn_desc desc = with(&features[n % COUNT(features)], 15, backward ? 192 : 416);
         desc.kernel = kernel->name;
+        desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
         if (!(kernel->dtypes >> desc.dtype & 1)) desc.dtype = dtype_of(kernel);
         check_problem problem;
         assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = (uint64_t)n }));
@@ -282,6 +317,7 @@ int main(void)
         cmocka_unit_test(text_is_cut_like_snprintf),
         cmocka_unit_test(numbers_add_up),
         cmocka_unit_test(workspace_does_not_grow_with_length),
+        cmocka_unit_test(workspace_of_the_backward_is_linear),
         cmocka_unit_test(workspace_is_exact_at_any_address),
         cmocka_unit_test(planning_takes_microseconds),
     };

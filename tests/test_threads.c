@@ -14,6 +14,7 @@ static attn_desc large_desc(attn_form form)
         .dtype = ATTN_F32, .flags = ATTN_CAUSAL, .batch = 1, .heads_q = 4, .heads_kv = 2, .dim_qk = 64, .threads = 4
     };
     desc.len_q = form == ATTN_DECODE ? 4 : 600, desc.len_kv = form == ATTN_DECODE ? 20000 : 600;
+    if (form == ATTN_GRADIENT) desc.direction = ATTN_BACKWARD, desc.len_q = desc.len_kv = 250;
     return desc;
 }
 
@@ -29,31 +30,42 @@ enum { CALLERS = 4, RUNS = 12 };
 
 typedef struct caller {
     const attn_plan *plan;
-    attn_args args;
-    size_t o_size;
-    const void *expected;
+    const check_problem *problem; /* run once: with the results to be expected */
     int failures;
 } caller;
 
 static void *call(void *argument)
 {
     caller *c = argument;
-    void *workspace = malloc(attn_plan_workspace(c->plan)), *o = malloc(c->o_size);
-    c->args.o = o, c->args.lse = NULL;
+    const check_problem *problem = c->problem;
+    bool backward = problem->desc.direction == ATTN_BACKWARD;
+    attn_args args = problem->args;
+    void **const outputs[] = { backward ? &args.grad_q : &args.o, &args.grad_k, &args.grad_v };
+    const check_buffer *const expected[] = { backward ? &problem->gradients[CHECK_GRAD_Q] : &problem->o,
+                                             &problem->gradients[CHECK_GRAD_K], &problem->gradients[CHECK_GRAD_V] };
+    int count = backward ? 3 : 1;
+    void *workspace = malloc(attn_plan_workspace(c->plan));
+    if (!backward) args.lse = NULL;
+    for (int n = 0; n < count; n++)
+        *outputs[n] = malloc(expected[n]->size);
     for (int i = 0; i < RUNS; i++) {
-        memset(o, CHECK_FRESH, c->o_size);
-        if (attn_run(c->plan, &c->args, workspace, NULL) != ATTN_OK || memcmp(o, c->expected, c->o_size) != 0)
-            c->failures++;
+        for (int n = 0; n < count; n++)
+            memset(*outputs[n], CHECK_FRESH, expected[n]->size);
+        bool good = attn_run(c->plan, &args, workspace, NULL) == ATTN_OK;
+        for (int n = 0; n < count; n++)
+            good = good && memcmp(*outputs[n], expected[n]->data, expected[n]->size) == 0;
+        c->failures += !good;
     }
+    for (int n = 0; n < count; n++)
+        free(*outputs[n]);
     free(workspace);
-    free(o);
     return NULL;
 }
 
 static void one_plan_runs_many_times_at_once(void **state)
 {
     (void)state;
-    for (int form = ATTN_PREFILL; form <= ATTN_DECODE; form++) {
+    for (int form = 0; form < ATTN_FORMS; form++) {
         attn_desc desc = large_desc((attn_form)form);
         check_problem problem;
         assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = 4 }));
@@ -66,7 +78,7 @@ static void one_plan_runs_many_times_at_once(void **state)
         pthread_t threads[CALLERS];
         caller callers[CALLERS];
         for (int i = 0; i < CALLERS; i++) {
-            callers[i] = (caller){ plan, problem.args, problem.o.size, problem.o.data, 0 };
+            callers[i] = (caller){ plan, &problem, 0 };
             assert_int_equal(pthread_create(&threads[i], NULL, call, &callers[i]), 0);
         }
         for (int i = 0; i < CALLERS; i++) {
@@ -104,10 +116,10 @@ static void callers_pool_is_used(void **state)
 {
     (void)state;
     static const attn_parallel_for pools[] = { in_order, in_reverse, at_once };
-    for (int n = 0; n < 2 * COUNT(pools); n++) {
-        attn_desc desc = large_desc(n % 2 ? ATTN_DECODE : ATTN_PREFILL);
+    for (int n = 0; n < ATTN_FORMS * COUNT(pools); n++) {
+        attn_desc desc = large_desc((attn_form)(n % ATTN_FORMS));
         int calls = 0;
-        desc.parallel_for = pools[n / 2], desc.parallel_context = &calls;
+        desc.parallel_for = pools[n / ATTN_FORMS], desc.parallel_context = &calls;
         check_problem problem;
         assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = 5 }));
         assert_ok(check_problem_run(&problem, &desc, NULL));
@@ -189,11 +201,17 @@ static int wait_for_child(pid_t child)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
 }
 
-/* A child runs the parent's plan, without its workers, and plans of its own, with new ones. */
-static void child_runs_after_fork(void **state)
+static void refresh(const check_problem *problem)
 {
-    (void)state;
-    attn_desc desc = large_desc(ATTN_PREFILL);
+    if (problem->desc.direction == ATTN_FORWARD) check_buffer_refresh(&problem->o), check_buffer_refresh(&problem->lse);
+    for (int g = 0; g < CHECK_GRADIENTS; g++)
+        check_buffer_refresh(&problem->gradients[g]);
+}
+
+/* A child runs the parent's plan, without its workers, and plans of its own, with new ones. */
+static void run_after_fork(attn_form form)
+{
+    attn_desc desc = large_desc(form);
     check_problem problem;
     assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = 7 }));
     check_reference reference = check_reference_create(&problem);
@@ -205,7 +223,7 @@ static void child_runs_after_fork(void **state)
     assert_true(child >= 0);
     if (child == 0) {
         alarm(60); /* a hang is a failure */
-        check_buffer_refresh(&problem.o), check_buffer_refresh(&problem.lse);
+        refresh(&problem);
         int failed = attn_run(plan, &problem.args, workspace, NULL) != ATTN_OK;
         failed |= 2 * (check_compare(&problem, &reference).message[0] != '\0');
         failed |= 4 * (check_problem_run(&problem, &desc, NULL) != ATTN_OK);
@@ -219,6 +237,13 @@ static void child_runs_after_fork(void **state)
     attn_plan_destroy(plan);
     check_reference_destroy(&reference);
     check_problem_destroy(&problem);
+}
+
+static void child_runs_after_fork(void **state)
+{
+    (void)state;
+    run_after_fork(ATTN_PREFILL);
+    run_after_fork(ATTN_GRADIENT);
 }
 
 /* ---- messages ---------------------------------------------------------------------------------- */
