@@ -45,6 +45,9 @@ static void take_masks(const attn_sm90_params *p, attn_desc *d, attn_args *a)
 {
     const attn_sm90_mask *m = &p->mask;
     const int unbounded = 1 << 30;
+    if (d->flags & ATTN_CAUSAL && m->right != 0) fake_die("causal, and %d keys after the diagonal", m->right);
+    if (!(d->flags & ATTN_WINDOW) && (m->left != unbounded || (m->right != unbounded && !(d->flags & ATTN_CAUSAL))))
+        fake_die("a window of %d and %d keys that nobody asked for", m->left, m->right);
     if (d->flags & ATTN_WINDOW) d->window_left = m->left == unbounded ? -1 : m->left;
     if (d->flags & ATTN_WINDOW) d->window_right = m->right == unbounded || d->flags & ATTN_CAUSAL ? -1 : m->right;
     d->chunk = m->chunk;

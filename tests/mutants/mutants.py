@@ -9,6 +9,7 @@ GEMM, LOADS, ROWS = "src/cpu/body/gemm.h", "src/cpu/body/loads.h", "src/cpu/body
 PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
 PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
 GPT = "examples/gpt/"
+CUDA = "src/cuda/"
 
 MUTANTS = [
     # ranges
@@ -135,4 +136,25 @@ MUTANTS = [
     (GPT + "checkpoint.c", "run->random = (uint64_t)state[2] << 32 | state[1];", "run->random = state[1];",
      "half of the generator is not resumed", "gpt"),
     (GPT + "adamw.c", "norm > 1.0 ? (float)(1.0 / norm) : 1.0f", "1.0f", "gradients are not clipped", "gpt"),
+    # the host's half of CUDA
+    (CUDA + "load.c", "CUresult result = driver->cuFuncLoad(function);", "CUresult result = 0;",
+     "kernels are loaded when first launched", "cuda"),
+    (CUDA + "load.c", "if (f->context == place->context && f->shared == shared", "if (f->shared == shared",
+     "another context's kernel", "cuda"),
+    (CUDA + "load.c", "if (m->context == place->context && strcmp", "if (strcmp", "another context's module", "cuda"),
+    (CUDA + "run.c", "if (id == cuda->context) return ATTN_OK;", "if (id) return ATTN_OK;", "runs in any context", "cuda"),
+    (CUDA + "run.c", "if (!status && p->schedule.counter) {", "if (!status && !p->schedule.counter) {",
+     "the counter starts as the workspace was", "cuda"),
+    (CUDA + "run.c", "|| (uintptr_t)r->args->o % 16 == 0;", "|| true;", "an output at any address", "cuda"),
+    (CUDA + "run.c", "if (!r->cuda->copied[i] && (uintptr_t)tensor_at(r->args, i) % 16 != 0) return false;", "",
+     "inputs at any address", "cuda"),
+    (CUDA + "plan.c", "bytes % 16 != 0 ||", "", "strides that TMA does not take", "cuda"),
+    (CUDA + "plan.c", "|| is_staged(d));", ");", "outputs are always stored by 16 bytes", "cuda"),
+    (CUDA + "plan.c", "if (d->flags & ATTN_CAUSAL) m->right = 0;", "", "causal sees what comes after", "cuda"),
+    (CUDA + "plan.c", "cuda->merged ? c->schedule.splits * rows : 0;", "cuda->merged ? rows : 0;",
+     "room for one split", "cuda"),
+    (CUDA + "cost.c", "+ d->batch;", ";", "packed sequences: tiles that begin with a sequence are not counted", "cuda"),
+    (CUDA + "cache.c", "same(h.hash, attn_hash_more(attn_hash_start(), data, (size_t)h.size))", "h.size > 0",
+     "a damaged kernel is taken from the cache", "cuda"),
+    (CUDA + "nvrtc.c", "hash = hash_text(hash, p->options[i]);", "continue;", "the cache ignores options", "cuda"),
 ]
