@@ -3,7 +3,8 @@
  * the unit's query heads. The gradients of an item's own keys are finished by it; that of the queries is a sum over all
  * keys and collects in a slot: of a thread, which writes it out at the end of its unit, or, where units are split, one
  * of each item, and the parts are added in their order when all items are done. Every order of summation follows from
- * the problem and the number of splits.
+ * the problem and the number of splits. An item begins with packing the rows, so that from then on they are read in
+ * order.
  *
  * Before come delta and what the sinks receive, in blocks of rows; after, gradients of a bias that several items share:
  * an item owns a run of its elements and recomputes the scores of all the heads that it is added to. */
@@ -26,7 +27,7 @@ typedef struct run {
     float *delta;   /* (batch, heads_q, len_q) */
     double *sinks;  /* (batch, heads_q, blocks of rows) */
     double *slopes; /* (item, query heads of a group) */
-    float *grad_q, *scratch;
+    float *grad_q, *rows, *scratch;
     bool bias_owned; /* no two items add to one element of grad_bias */
 } run;
 
@@ -59,6 +60,8 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
         slot > INT64_MAX / 8)
         return false;
     l->grad_q_floats = (int64_t)slot;
+    if (plan->kernel->ops->rows)
+        l->rows_floats = attn_backward_rows((int64_t)group, d->len_q, c->rows_tile, d->dim_qk, d->dim_v);
     uint64_t blocks = d->flags & ATTN_SINK ? (uint64_t)attn_ceil_div(d->len_q, ROWS_BLOCK) : 0;
     uint64_t slopes = d->flags & ATTN_ALIBI ? group : 0;
     uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
@@ -69,6 +72,7 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
            attn_append(&l->total, heads, blocks * sizeof(double), &l->sinks) &&
            attn_append(&l->total, items, slopes * sizeof(double), &l->slopes) &&
            attn_append(&l->total, (uint64_t)slots_of(plan), slot * sizeof(float), &l->grad_q) &&
+           attn_append(&l->total, (uint64_t)c->threads, (uint64_t)l->rows_floats * sizeof(float), &l->rows) &&
            attn_append(&l->total, (uint64_t)c->threads, (uint64_t)l->scratch_floats * sizeof(float), &l->scratch);
 }
 
@@ -182,6 +186,7 @@ static attn_backward_task task_of(const run *r, int64_t unit, const attn_sequenc
         .v_row = d->v_stride[1],
         .dim_qk = d->dim_qk,
         .dim_v = d->dim_v,
+        .rows = r->rows + worker * r->layout.rows_floats,
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
 }
@@ -250,6 +255,7 @@ static void key_item(void *arg, int64_t item, int worker)
         task.grad_alibi = r->slopes + item * task.group;
         memset(task.grad_alibi, 0, (size_t)task.group * sizeof *task.grad_alibi);
     }
+    if (r->plan->kernel->ops->rows) r->plan->kernel->ops->rows(&task);
     int64_t tiles = tile_count(r, seq.len_kv), pitch = attn_gradient_pitch(d->dim_qk);
     for (int64_t g = 0; g < task.group; g++)
         memset(task.grad_q + g * task.grad_q_head, 0, (size_t)(seq.len_q * pitch) * sizeof *task.grad_q);
@@ -313,6 +319,7 @@ static void bias_item(void *arg, int64_t item, int worker)
         task.grad_o = (const char *)task.grad_o + g * task.grad_o_head * attn_dtype_size(task.out_dtype);
         task.lse += g * task.lse_head, task.delta += g * task.delta_head;
         task.grad_bias += g * task.grad_bias_head;
+        if (r->plan->kernel->ops->rows) r->plan->kernel->ops->rows(&task);
         for (task.key0 = tile * keys; task.key0 < end && task.key0 < seq.len_kv; task.key0 += keys) {
             task.key1 = task.key0 + keys < seq.len_kv ? task.key0 + keys : seq.len_kv;
             r->plan->kernel->ops->backward(&task);
@@ -364,6 +371,7 @@ static run run_start(const attn_plan *plan, const attn_args *args, void *workspa
     r.sinks = (double *)(void *)(base + r.layout.sinks);
     r.slopes = (double *)(void *)(base + r.layout.slopes);
     r.grad_q = (float *)(void *)(base + r.layout.grad_q);
+    r.rows = (float *)(void *)(base + r.layout.rows);
     r.scratch = (float *)(void *)(base + r.layout.scratch);
     attn_summarize_all(plan, args, nodes);
     for (int64_t batch = 0; batch < d->batch; batch++)

@@ -18,8 +18,8 @@ typedef struct attn_decode_layout {
 } attn_decode_layout;
 
 typedef struct attn_backward_layout {
-    int64_t grad_q_floats, scratch_floats; /* of a slot, of a thread */
-    uint64_t nodes, views, scores, delta, sinks, slopes, grad_q, scratch, total;
+    int64_t grad_q_floats, rows_floats, scratch_floats; /* of a slot, of a thread */
+    uint64_t nodes, views, scores, delta, sinks, slopes, grad_q, rows, scratch, total;
 } attn_backward_layout;
 
 bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *layout);

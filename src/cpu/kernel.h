@@ -113,7 +113,8 @@ typedef struct attn_backward_task {
     float *grad_bias;    /* element (0, 0) of the first query head, or NULL */
     int64_t grad_bias_head, grad_bias_row, grad_bias_key; /* its strides, 0 where it repeats */
     double *grad_alibi;                                   /* one a query head, or NULL */
-    float *scratch;                                       /* attn_backward_scratch floats, 64-byte aligned */
+    float *rows;    /* attn_backward_rows floats, 64-byte aligned: as the kernel's `rows` packed them; or NULL */
+    float *scratch; /* attn_backward_scratch floats, 64-byte aligned */
 } attn_backward_task;
 
 /* Rows [row0, row0 + rows) of grad_q of one head: the sum of `parts` of them, part_step apart, in their order, times
@@ -163,11 +164,17 @@ static inline int64_t attn_gradient_pitch(int64_t dim)
     return attn_round_up(dim, 32);
 }
 
-/* A row: query and grad_o, two rows of scores, LSE and delta, dropout's bits. A key: K twice, V, both gradients. */
+/* Queries and grad_o of a group, packed. */
+static inline int64_t attn_backward_rows(int64_t group, int64_t len_q, int64_t rows, int64_t dim_qk, int64_t dim_v)
+{
+    return group * attn_round_up(len_q, rows) * (attn_gradient_pitch(dim_qk) + attn_gradient_pitch(dim_v));
+}
+
+/* A row: two rows of scores, LSE and delta, dropout's bits. A key: K twice, V, both gradients. */
 static inline int64_t attn_backward_scratch(int64_t rows, int64_t keys, int64_t dim_qk, int64_t dim_v)
 {
     int64_t dims = attn_gradient_pitch(dim_qk) + attn_gradient_pitch(dim_v);
-    int64_t row = dims + 2 * ATTN_SCORE_PITCH + 2 + ATTN_KEYS_TILE / 32;
+    int64_t row = 2 * ATTN_SCORE_PITCH + 2 + ATTN_KEYS_TILE / 32;
     int64_t key = 2 * dims + attn_gradient_pitch(dim_qk);
     return attn_round_up((rows + 16) * row + (attn_round_up(keys, 32) + 16) * key + 2 * ATTN_SCORE_PITCH, 16);
 }
@@ -188,6 +195,7 @@ typedef struct attn_cpu_ops {
     void (*attend)(const attn_attend_task *);
     void (*decode)(const attn_decode_task *);
     void (*delta)(const attn_delta_task *);
+    void (*rows)(const attn_backward_task *); /* packs task->rows for tasks that differ in their keys; or NULL */
     void (*backward)(const attn_backward_task *);
     void (*sum)(const attn_sum_task *);
 } attn_cpu_ops;

@@ -6,9 +6,9 @@
  * written and read. Decode, a key: read once from memory for the whole group; one dot product and one addition a row,
  * and as much again for the reduction of the dot products.
  *
- * Gradient, a pair: three products over dim_qk and two over dim_v, one exponential; rows packed once a tile of keys.
- * Parts of a KV head's keys, so that threads have the same number of them, cost the sums of grad_q they are added to.
- */
+ * Gradient, a pair: three products over dim_qk and two over dim_v, one exponential; rows packed once a part of the
+ * keys, or once a tile. Parts of a KV head's keys, so that threads have the same number of them, cost the sums of
+ * grad_q they are added to. */
 #include "napkin/cost.h"
 
 #include <math.h>
@@ -224,7 +224,8 @@ static void gradient_cost(const attn_desc *d, const attn_machine *m, const attn_
     double gemm = computed * (3 * dim_qk + 2 * dim_v) / m->fma_lanes[k->isa] * loop_overhead[k->isa];
     double scores = computed / vector_lanes[k->isa] * gradient_clocks[k->isa];
     double tiles = computed / (double)(c->rows_tile * c->keys_tile), dims = dim_qk + dim_v;
-    double pack = (tiles * (double)c->rows_tile * dims + units * keys * (dims + dim_qk)) * pack_clocks[k->isa];
+    double rows_packed = k->ops && k->ops->rows ? rows * c->splits : tiles * (double)c->rows_tile;
+    double pack = (rows_packed * dims + units * keys * (dims + dim_qk)) * pack_clocks[k->isa];
     /* from L2, a pair of tiles: the rows of each product's first operand once a panel or block, its second once, sums
      * twice, scores six times */
     double pair =

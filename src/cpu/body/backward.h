@@ -1,5 +1,5 @@
-/* Backward: a tile of keys of one KV head against the rows of its query heads, tile by tile of rows:
- *     query and grad_o into panels -> scores and grad_o V^T, strip by panel -> P and dS, row by row
+/* Backward: a tile of keys of one KV head against the rows of its query heads, which were packed before, tile by tile
+ * of rows: scores and grad_o V^T, strip by panel -> P and dS, row by row
  *     -> grad_v += P^T grad_o, grad_k += dS^T q, by strips of keys -> grad_q += dS k, by strips of rows.
  * Keys are packed once, and their gradients stay in cache throughout. One packed form of rows serves as either operand:
  * as the broadcast one a panel row is STRIP floats of a row apart, as the other it is a panel's row. Row and key strips
@@ -9,16 +9,17 @@ enum { KEY_STRIPS = ATTN_GRADIENT_TILE / STRIP, KEY_BLOCK = 48 / STRIP }; /* str
 
 typedef struct backward {
     const attn_backward_task *task;
-    int64_t keys, k_pitch, v_pitch;      /* keys: room for those of the tile; pitches of the gradients' sums */
-    float *kt, *vt, *kc;                 /* K and V transposed in panels of keys, K in panels of columns */
-    float *dk, *dv;                      /* sums */
-    float *q, *g, *s, *dp, *lse, *delta; /* of a tile of rows; g: grad_o; s, dp: scores and grad_o V^T, then P, dS */
-    float *bias, *derivative;            /* of one row of scores */
-    uint64_t *keep;                      /* dropout: rows x ATTN_KEYS_TILE bits */
-    const attn_mask_view *mask;          /* of the head under way, and its score, row 0 and rows */
+    int64_t keys, k_pitch, v_pitch; /* keys: room for those of the tile; pitches of the gradients' sums */
+    float *kt, *vt, *kc;            /* K and V transposed in panels of keys, K in panels of columns */
+    float *dk, *dv;                 /* sums */
+    float *s, *dp, *lse, *delta;    /* of a tile of rows: scores and grad_o V^T, then P and dS */
+    const float *q, *g;             /* of it: queries and grad_o in panels of columns, rows_tile rows each */
+    float *bias, *derivative;       /* of one row of scores */
+    uint64_t *keep;                 /* dropout: rows x ATTN_KEYS_TILE bits */
+    const attn_mask_view *mask;     /* of the head under way, and its score, row 0 and rows */
     const attn_score *score;
-    int64_t head, row0, rows, strips;
-    attn_mask_tile span[KEY_STRIPS + 1]; /* keys that each strip of rows sees */
+    int64_t head, row0, first, strips, rows; /* strips [first, strips) are under way, up to row `rows` of the tile */
+    attn_mask_tile span[KEY_STRIPS + 1];     /* keys that each strip of rows sees */
     struct {
         int64_t lo, hi;
     } seen[KEY_STRIPS + 1]; /* rows whose strips see each strip of keys */
@@ -34,9 +35,7 @@ static backward backward_start(const attn_backward_task *task)
     b.dp = b.s + room * ATTN_SCORE_PITCH;
     b.bias = b.dp + room * ATTN_SCORE_PITCH;
     b.derivative = b.bias + ATTN_KEYS_TILE;
-    b.q = b.derivative + ATTN_KEYS_TILE;
-    b.g = b.q + room * b.k_pitch;
-    b.dk = b.g + room * b.v_pitch;
+    b.dk = b.derivative + ATTN_KEYS_TILE;
     b.dv = b.dk + (b.keys + STRIP) * b.k_pitch;
     b.kt = b.dv + (b.keys + STRIP) * b.v_pitch;
     b.kc = b.kt + b.keys * task->dim_qk;
@@ -68,42 +67,74 @@ static backward backward_start(const attn_backward_task *task)
     return b;
 }
 
-/* `rows` rows from row0 on, times `factor`, in panels of columns, filled up to whole strips with zeros. */
+/* `rows` rows from row0 on, times `factor`, in panels of columns of `pitch` rows; strips are filled up with zeros. */
 static void pack_tile(attn_dtype dtype, const void *base, int64_t stride, int64_t row0, int64_t rows, int64_t dim,
-                      float factor, float *out)
+                      float factor, float *out, int64_t pitch)
 {
-    int64_t padded = attn_round_up(rows, STRIP);
     switch (dtype) {
     case ATTN_F32:
-        pack_columns(ATTN_F32, base, stride, row0, rows, dim, factor, out, padded);
+        pack_columns(ATTN_F32, base, stride, row0, rows, dim, factor, out, pitch);
         break;
     case ATTN_F16:
-        pack_columns(ATTN_F16, base, stride, row0, rows, dim, factor, out, padded);
+        pack_columns(ATTN_F16, base, stride, row0, rows, dim, factor, out, pitch);
         break;
     case ATTN_BF16:
-        pack_columns(ATTN_BF16, base, stride, row0, rows, dim, factor, out, padded);
+        pack_columns(ATTN_BF16, base, stride, row0, rows, dim, factor, out, pitch);
         break;
     }
+    int64_t end = attn_round_up(rows, STRIP);
     for (int64_t d = 0; d < dim; d += PANEL)
-        memset(out + d * padded + rows * PANEL, 0, (size_t)((padded - rows) * PANEL) * sizeof *out);
+        memset(out + d * pitch + rows * PANEL, 0, (size_t)((end - rows) * PANEL) * sizeof *out);
 }
 
-static void backward_load(backward *b, const attn_mask_tile *rows)
+/* Where the packed queries of a tile of rows are; its grad_o follows them. */
+static float *tile_rows(const attn_backward_task *t, int64_t head, int64_t tile)
+{
+    int64_t tiles = (t->len_q + t->rows_tile - 1) / t->rows_tile;
+    int64_t pitch = attn_round_up(t->dim_qk, PANEL) + attn_round_up(t->dim_v, PANEL);
+    return t->rows + (head * tiles + tile) * t->rows_tile * pitch;
+}
+
+static void backward_rows(const attn_backward_task *t)
+{
+    for (int64_t head = 0; head < t->group; head++) {
+        const attn_score *score = t->score + head;
+        float kept = score->flags & ATTN_DROPOUT ? 256.0f / (256.0f - (float)score->threshold) : 1;
+        const void *q = row_at(t->dtype, t->q, head * t->q_head);
+        const void *g = row_at(t->out_dtype, t->grad_o, head * t->grad_o_head);
+        for (int64_t row = 0; row < t->len_q; row += t->rows_tile) {
+            int64_t rows = t->len_q - row < t->rows_tile ? t->len_q - row : t->rows_tile;
+            float *out = tile_rows(t, head, row / t->rows_tile);
+            pack_tile(t->dtype, q, t->q_row, row, rows, t->dim_qk, score->scale, out, t->rows_tile);
+            out += t->rows_tile * attn_round_up(t->dim_qk, PANEL);
+            pack_tile(t->out_dtype, g, t->grad_o_row, row, rows, t->dim_v, kept, out, t->rows_tile);
+        }
+    }
+}
+
+/* Turns to the strips of one packed tile that hold rows [lo, hi), and returns the row behind them. */
+static int64_t backward_load(backward *b, int64_t lo, int64_t hi)
 {
     const attn_backward_task *t = b->task;
-    const attn_score *score = b->score;
-    b->row0 = rows->lo, b->rows = rows->hi - rows->lo;
+    int64_t tile = lo / t->rows_tile;
+    b->row0 = tile * t->rows_tile;
+    b->first = (lo - b->row0) / STRIP;
+    b->rows = attn_round_up(hi - b->row0, STRIP);
+    if (b->rows > t->rows_tile) b->rows = t->rows_tile;
+    if (b->rows > t->len_q - b->row0) b->rows = t->len_q - b->row0;
     b->strips = (b->rows + STRIP - 1) / STRIP;
-    float kept = score->flags & ATTN_DROPOUT ? 256.0f / (256.0f - (float)score->threshold) : 1;
-    pack_tile(t->dtype, row_at(t->dtype, t->q, b->head * t->q_head), t->q_row, b->row0, b->rows, t->dim_qk,
-              score->scale, b->q);
-    pack_tile(t->out_dtype, row_at(t->out_dtype, t->grad_o, b->head * t->grad_o_head), t->grad_o_row, b->row0, b->rows,
-              t->dim_v, kept, b->g);
-    const float *lse = t->lse + b->head * t->lse_head + b->row0;
-    for (int64_t r = 0; r < b->rows; r++) /* a row that sees nothing: scores below any LSE */
+    b->q = tile_rows(t, b->head, tile);
+    b->g = b->q + t->rows_tile * b->k_pitch;
+    const float *lse = t->lse + b->head * t->lse_head + b->row0, *delta = t->delta + b->head * t->delta_head + b->row0;
+    int64_t r0 = b->first * STRIP;
+    for (int64_t r = r0; r < b->rows; r++) { /* a row that sees nothing: scores below any LSE */
         b->lse[r] = lse[r] == -INFINITY ? INFINITY : (float)((double)lse[r] * 1.4426950408889634);
-    memcpy(b->delta, t->delta + b->head * t->delta_head + b->row0, (size_t)b->rows * sizeof *b->delta);
-    if (b->keep) attn_dropout_keep(score, b->row0, b->rows, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64, b->keep);
+        b->delta[r] = delta[r];
+    }
+    if (b->keep)
+        attn_dropout_keep(b->score, b->row0 + r0, b->rows - r0, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64,
+                          b->keep + r0 * (ATTN_KEYS_TILE / 64));
+    return b->row0 + b->rows;
 }
 
 /* ---- what sees what ------------------------------------------------------------------------ */
@@ -117,14 +148,14 @@ static bool sees(const attn_mask_tile *span, int64_t lo, int64_t hi)
 static void backward_spans(backward *b, const attn_mask_tile *run)
 {
     int64_t key0 = b->task->key0;
-    for (int64_t i = 0; i < b->strips; i++) {
+    for (int64_t i = b->first; i < b->strips; i++) {
         int64_t first = b->row0 + i * STRIP, end = first + STRIP, last = b->row0 + b->rows;
         b->span[i] = *run;
         if (!run->full) attn_mask_span(b->mask, first, end < last ? end : last, &b->span[i]);
     }
     for (int64_t j = (run->lo - key0) / STRIP; j * STRIP < run->hi - key0; j++) {
         int64_t lo = key0 + j * STRIP, hi = lo + STRIP, first = b->strips, last = -1;
-        for (int64_t i = 0; i < b->strips; i++)
+        for (int64_t i = b->first; i < b->strips; i++)
             if (sees(&b->span[i], lo, hi)) first = i < first ? i : first, last = i;
         b->seen[j].lo = first * STRIP;
         b->seen[j].hi = (last + 1) * STRIP < b->rows ? (last + 1) * STRIP : b->rows;
@@ -149,9 +180,9 @@ static void backward_pairs(const backward *b, const attn_mask_tile *run, const f
 {
     int64_t key0 = b->task->key0;
     for (int64_t key = (run->lo - key0) / PANEL * PANEL; key < run->hi - key0; key += PANEL)
-        for (int64_t i = 0; i < b->strips; i++)
+        for (int64_t i = b->first; i < b->strips; i++)
             if (sees(&b->span[i], key0 + key, key0 + key + PANEL))
-                pair_tile(a + i * STRIP * PANEL, b->strips * STRIP, panels + key * dim, dim,
+                pair_tile(a + i * STRIP * PANEL, b->task->rows_tile, panels + key * dim, dim,
                           s + i * STRIP * ATTN_SCORE_PITCH + key);
 }
 
@@ -166,7 +197,7 @@ static void backward_keys(const backward *b, const attn_mask_tile *run, const fl
                 int64_t lo = b->seen[j].lo, rows = b->seen[j].hi - lo;
                 if (rows > 0)
                     output_tile(p + lo * ATTN_SCORE_PITCH + j * STRIP, 1, ATTN_SCORE_PITCH,
-                                x + d * b->strips * STRIP + lo * PANEL, rows, sums + j * STRIP * pitch + d, pitch,
+                                x + d * b->task->rows_tile + lo * PANEL, rows, sums + j * STRIP * pitch + d, pitch,
                                 false);
             }
 }
@@ -178,7 +209,7 @@ static void backward_queries(const backward *b)
     int64_t pitch = attn_gradient_pitch(t->dim_qk);
     float *out = t->grad_q + b->head * t->grad_q_head + b->row0 * pitch;
     for (int64_t d = 0; d < t->dim_qk; d += PANEL)
-        for (int64_t i = 0; i < b->strips; i++) {
+        for (int64_t i = b->first; i < b->strips; i++) {
             int64_t lo = b->span[i].lo - t->key0, keys = b->span[i].hi - b->span[i].lo;
             if (keys > 0)
                 output_tile(b->dp + i * STRIP * ATTN_SCORE_PITCH + lo, ATTN_SCORE_PITCH, 1,
@@ -253,7 +284,7 @@ static void backward_run(backward *b, const attn_mask_tile *run)
     backward_spans(b, run);
     backward_pairs(b, run, b->q, b->kt, t->dim_qk, b->s);
     backward_pairs(b, run, b->g, b->vt, t->dim_v, b->dp);
-    for (int64_t i = 0; i < b->strips; i++)
+    for (int64_t i = b->first; i < b->strips; i++)
         if (b->span[i].lo < b->span[i].hi) backward_strip(b, i);
     if (!t->grad_k) return;
     if (!run->full) backward_gaps(b, run);
@@ -275,20 +306,29 @@ static void backward_finish(const backward *b)
     }
 }
 
+/* One tile of rows, or some of its strips, against what they see of the keys. */
+static void backward_against(backward *b)
+{
+    const attn_backward_task *t = b->task;
+    int64_t row0 = b->row0 + b->first * STRIP, row1 = b->row0 + b->rows;
+    attn_mask_tile run = { .hi = t->key0 };
+    while (run.hi < t->key1 && attn_mask_next(b->mask, row0, row1, run.hi, t->key1 - run.hi, &run) &&
+           run.lo < t->key1) {
+        if (run.hi > t->key1) run.hi = t->key1;
+        backward_run(b, &run);
+    }
+}
+
 static void backward_tile(const attn_backward_task *task)
 {
     backward b = backward_start(task);
     for (b.head = 0; b.head < task->group; b.head++) {
-        attn_mask_tile rows = { 0 };
+        attn_mask_tile rows;
+        int64_t from = 0;
         b.mask = task->mask + b.head, b.score = task->score + b.head;
-        while (attn_mask_rows_next(b.mask, task->key0, task->key1, rows.hi, task->rows_tile, &rows)) {
-            attn_mask_tile run = { .hi = task->key0 };
-            backward_load(&b, &rows);
-            while (run.hi < task->key1 && attn_mask_next(b.mask, rows.lo, rows.hi, run.hi, task->key1 - run.hi, &run) &&
-                   run.lo < task->key1) {
-                if (run.hi > task->key1) run.hi = task->key1;
-                backward_run(&b, &run);
-            }
+        while (attn_mask_rows_next(b.mask, task->key0, task->key1, from, task->rows_tile, &rows)) {
+            from = backward_load(&b, rows.lo, rows.hi);
+            backward_against(&b);
         }
     }
     if (task->grad_k) backward_finish(&b);
