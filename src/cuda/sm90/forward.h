@@ -247,7 +247,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
     float score[KEYS / 2], out[DIM_V / 2];
     u32 probability[KEYS / 4];
-    softmax soft = { { -INFINITE, -INFINITE }, { 0, 0 } };
+    softmax soft = softmax_start();
     const work *w = &s->notes->works[c->item % NOTES];
 
     take_work(p, s, c);
@@ -287,7 +287,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
         release_stage(BARRIER(s, v_empty, c->v.index), &c->v, STAGES);
         if (rarely(next)) {
             finish(p, w, out, &soft, c->group);
-            soft.max[0] = soft.max[1] = -INFINITE, soft.sum[0] = soft.sum[1] = 0;
+            soft = softmax_start();
             w = &s->notes->works[(c->item - (c->left == 0)) % NOTES];
         }
         take_scores(p, s, c, w, &soft, score, probability, out, false);

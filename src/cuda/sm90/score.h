@@ -94,17 +94,18 @@ DEVICE void change_scores(const attn_sm90_params *p, const work *w, float *score
     }
 }
 
-/* Zeroes dropped probabilities. Not with packed heads. */
+/* Zeroes dropped probabilities. */
 DEVICE void drop(const attn_sm90_params *p, const work *w, u32 *probability, int group, int key0)
 {
-    u32 batch_head = w->batch * p->heads_q + w->head, threshold = p->score.dropout_threshold;
+    u32 threshold = p->score.dropout_threshold;
     if (!(p->flags & FLAG_DROPOUT)) return;
 #pragma unroll
-    for (int j = 0; j < KEYS / 16; j++)
+    for (int r = 0; r < 2; r++) {
+        tile_row at = row_at(p, w, group * 64 + fragment_row(2 * r));
+        u32 batch_head = w->batch * p->heads_q + at.head;
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int row = w->row0 + group * 64 + fragment_row(2 * r);
-            u32 bytes = dropout_bytes(p, batch_head, row, key0 + 16 * j, threadIdx.x % 4);
+        for (int j = 0; j < KEYS / 16; j++) {
+            u32 bytes = dropout_bytes(p, batch_head, at.row, key0 + 16 * j, threadIdx.x % 4);
 #pragma unroll
             for (int half = 0; half < 2; half++, bytes >>= 16) {
                 u32 keep = (bytes & 255) < threshold ? 0 : 0xffff;
@@ -112,6 +113,7 @@ DEVICE void drop(const attn_sm90_params *p, const work *w, u32 *probability, int
                 probability[4 * j + 2 * half + r] &= keep;
             }
         }
+    }
 }
 
 #endif

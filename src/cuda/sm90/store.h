@@ -67,7 +67,7 @@ DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
  * by. */
 DEVICE float row_end(const attn_sm90_params *p, const softmax *soft, int r, int head, float *factor)
 {
-    float sum = quad_sum(soft->sum[r]), max = soft->max[r];
+    float sum = quad_sum(soft->sum[r]), max = soft->reference[r];
     *factor = 1;
     if (p->sink && !p->partial_o) {
         float sink = p->sink[head] * LOG2_E, top = fmaxf(max, sink);
