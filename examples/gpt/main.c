@@ -34,7 +34,7 @@ static const attn_option options[] = {
     { "layers", 0, "N", attn_parse_count, AT(layers), "layers (4)" },
     { "dim", 0, "N", attn_parse_count, AT(dim), "channels of the residual stream (128)" },
     { "heads", 0, "N", attn_parse_count, AT(heads), "attention heads, which share the channels (2)" },
-    { "context", 0, "N", attn_parse_count, AT(context), "bytes a sequence (512)" },
+    { "context", 0, "N", attn_parse_count, AT(context), "bytes a sequence (256)" },
     { "batch", 0, "N", attn_parse_count, AT(batch), "sequences a step (1)" },
     { "steps", 0, "N", attn_parse_count, AT(steps), "training steps (1000); with --resume the number in all" },
     { "seconds", 0, "S", attn_parse_positive, AT(seconds), "as many steps as fit into this time instead" },
@@ -110,7 +110,7 @@ static attn_status begin(gpt_run *run, const values *v)
         return ATTN_OK;
     }
     *run = (gpt_run){ .shape = shape_of(v),
-                      .context = either(v->context, 512),
+                      .context = either(v->context, 256),
                       .batch = either(v->batch, 1),
                       .rate = v->rate > 0 ? v->rate : 4e-3f,
                       .random = v->seed.value };
