@@ -1,5 +1,5 @@
-/* The napkin for Hopper: clocks of a step of the key loop from tensor cores, exponentials and shared memory, whichever
- * takes longest; steps a tile; tiles an SM; and beside them what must cross memory. [m] was measured. */
+/* The napkin for Hopper: clocks of a step of the key loop from tensor cores, exponentials and shared memory; steps a
+ * tile; tiles an SM; and beside them what must cross memory. [m] was measured. */
 #include "cuda/cuda.h"
 
 #include <math.h>
@@ -9,14 +9,14 @@
 
 enum { SPLITS_MOST = 64 };
 
-static const double tensor_flops = 4096;  /* a clock and SM, 16-bit, dense */
-static const double exps = 16;            /* a clock and SM */
-static const double shared_bytes = 128;   /* a clock and SM */
-static const double step_overhead = 1.05; /* maxima, packing P */
-static const double wait_clocks = 100;    /* a step: barriers, the first and the last product */
-static const double tile_clocks = 1800;   /* filling the pipeline, storing */
-static const double clock_share = 0.88;   /* of the nominal clock, under load */
-static const double memory_share = 0.9;   /* of the nominal bandwidth */
+static const double tensor_flops = 4096; /* a clock and SM, 16-bit, dense */
+static const double exps = 16;           /* a clock and SM */
+static const double shared_bytes = 128;  /* a clock and SM */
+static const double exposed = 0.9;       /* [m] of exponentials, that run beside no product, or of products */
+static const double wait_clocks = 100;   /* a step: barriers, the first and the last product */
+static const double tile_clocks = 1800;  /* filling the pipeline, storing */
+static const double clock_share = 0.88;  /* of the nominal clock, under load */
+static const double memory_share = 0.9;  /* of the nominal bandwidth */
 static const double launch_seconds = 3e-6, combine_seconds = 3e-6;
 static const double simple_flops = 24; /* a clock and SM */
 static const double worth_it = 0.98;   /* packing heads or splitting keys must save so much */
@@ -59,12 +59,14 @@ static double step_clocks(const attn_cuda_kernel *k)
     double rows = k->rows, keys = k->keys, dims = k->dim + k->dim_v;
     double tensor = 2 * rows * keys * dims / tensor_flops, exp = rows * keys / exps;
     double shared = (rows * k->dim + rows / ATTN_CUDA_WARPGROUP_ROWS * keys * dims) * 2 / shared_bytes;
-    return wait_clocks + step_overhead * max_of(tensor, max_of(exp, shared));
+    return wait_clocks + max_of(max_of(tensor, exp) + exposed * min_of(tensor, exp), shared);
 }
 
-/* Query rows that share a tile of one KV head; 0: `pack` heads do not fit it. */
+/* Query rows that share a tile of one KV head; 0: `pack` heads do not fit it. Dropout's blocks of rows are of one head.
+ */
 static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
+    if (pack > 1 && d->flags & ATTN_DROPOUT) return 0;
     if (pack > k->rows || (k->rows % pack && d->len_q * pack > k->rows)) return 0;
     return k->rows / pack;
 }

@@ -157,6 +157,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     int group = p->heads_q / p->heads_kv;
     expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
     expect(k->rows % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->rows, symbol, "packs heads that do not fit");
+    expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
     expect(s->heads * s->pack == p->heads_q, symbol, "heads");
     expect(s->row_tiles == ceil_div((int64_t)p->len_q * s->pack, k->rows), symbol, "row_tiles");
     int64_t tiles =
