@@ -1,18 +1,22 @@
 /* `attn kernels`: the kernel table. */
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "api/error.h"
 #include "command.h"
 #include "cpu/kernel.h"
+#include "cuda/kernel.h"
 #include "json.h"
 #include "options.h"
 
 typedef struct values {
+    attn_device device;
     bool json, markdown;
 } values;
 
 static const attn_option options[] = {
+    { "device", 0, "NAME", attn_parse_device, offsetof(values, device), "cpu, or cuda: kernels of GPUs (cpu)" },
     { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
     { "markdown", 0, NULL, attn_parse_switch, offsetof(values, markdown),
       "print a table of feature x kernel, whose cells are dtypes; the same on every machine" },
@@ -21,9 +25,9 @@ static const attn_option options[] = {
 static const attn_command command = {
     "kernels",
     "the kernel table",
-    "[--json | --markdown]",
+    "[--device NAME] [--json | --markdown]",
     options,
-    2,
+    sizeof options / sizeof *options,
     "Kernels are listed best first within a form. prefill packs keys and values once a KV head; decode streams them, "
     "for\n"
     "few query rows. A problem goes to the first kernel that this machine runs and that has all it asks for.\n",
@@ -142,6 +146,69 @@ static void print_text(const attn_cpu_kernel *kernels, int count)
     }
 }
 
+/* ---- of GPUs ------------------------------------------------------------------------------------- */
+
+static bool compiled_in(const attn_cuda_kernel *kernel)
+{
+    const char *unit = kernel->form == ATTN_CUDA_FORWARD ? kernel->symbol : "support.cu";
+    for (int i = 0; i < attn_cuda_image_count; i++)
+        if (!strcmp(attn_cuda_images[i].unit, unit)) return true;
+    return false;
+}
+
+static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
+{
+    const attn_feature *features;
+    int feature_count = attn_features(&features);
+    attn_json json = { .out = stdout };
+    attn_json_open(&json, NULL, '[');
+    for (int i = 0; i < count; i++) {
+        const attn_cuda_kernel *kernel = &kernels[i];
+        attn_json_open(&json, NULL, '{');
+        attn_json_string(&json, "name", kernel->name);
+        attn_json_string(&json, "isa", "sm_90a");
+        attn_json_string(&json, "dtype", attn_dtype_name(kernel->dtype));
+        attn_json_integer(&json, "dim_max", kernel->dim);
+        attn_json_integer(&json, "dim_v_max", kernel->dim_v);
+        attn_json_integer(&json, "rows", kernel->rows);
+        attn_json_integer(&json, "keys", kernel->keys);
+        attn_json_integer(&json, "threads", kernel->threads);
+        attn_json_integer(&json, "shared_bytes", kernel->shared);
+        attn_json_open(&json, "features", '[');
+        for (int f = 0; f < feature_count; f++) {
+            if (kernel->features & features[f].flag) attn_json_string(&json, NULL, features[f].name);
+        }
+        attn_json_close(&json, ']');
+        attn_json_bool(&json, "compiled_in", compiled_in(kernel));
+        attn_json_close(&json, '}');
+    }
+    attn_json_close(&json, ']');
+}
+
+static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
+{
+    printf("%-36s %-5s %-8s %-8s %8s %7s  %-11s %s\n", "kernel", "dtype", "dims to", "tile", "threads", "KiB",
+           "compiled in", "masks, scores");
+    for (int i = 0; i < count; i++) {
+        const attn_cuda_kernel *k = &kernels[i];
+        printf("%-36s %-5s %3d/%-4d %3dx%-4d %8u %7u  %-11s %s, %s\n", k->name, attn_dtype_name(k->dtype), k->dim,
+               k->dim_v, k->rows, k->keys, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
+               k->features & ATTN_WINDOW ? "all" : "causal", k->features & ATTN_BIAS ? "all" : "scale and sink");
+    }
+}
+
+static int print_cuda(const values *v)
+{
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    if (v->markdown) {
+        attn_fail(ATTN_INVALID, "--markdown prints the CPU's table");
+        return attn_report_usage("kernels");
+    }
+    (v->json ? print_cuda_json : print_cuda_text)(kernels, count);
+    return ATTN_EXIT_OK;
+}
+
 int attn_cmd_kernels(int argc, char **argv)
 {
     int count;
@@ -152,6 +219,7 @@ int attn_cmd_kernels(int argc, char **argv)
         attn_fail(ATTN_INVALID, "--json and --markdown exclude each other");
         return attn_report_usage("kernels");
     }
+    if (v.device == ATTN_CUDA) return print_cuda(&v);
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     (v.json ? print_json : v.markdown ? print_markdown : print_text)(kernels, count);
     return ATTN_EXIT_OK;

@@ -2,6 +2,7 @@
 #include "api/error.h"
 #include "cuda/cuda.h"
 
+const attn_cuda_image attn_cuda_images[] = { { NULL, NULL, NULL } };
 const int attn_cuda_image_count = 0;
 
 const attn_cuda_machine *attn_cuda_machine_get(void)
