@@ -10,16 +10,17 @@
 typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE, ATTN_GRADIENT, ATTN_FORMS } attn_form;
 
 enum {
-    ATTN_KEYS_TILE = 256,     /* keys of a prefill tile */
-    ATTN_SCORE_PITCH = 272,   /* between its rows of scores: no power of two, so that rows do not share cache sets */
-    ATTN_KEY_ALIGN = 32,      /* tiles begin at its multiples: a multiple of every kernel's cols */
-    ATTN_ROWS_MOST = 192,     /* query rows of a prefill tile */
-    ATTN_UNIT_ROWS = 32,      /* most query rows and */
-    ATTN_UNIT_KEYS = 128,     /* keys that bf16 pairs take at once */
-    ATTN_PAIRS_ROWS = 96,     /* a multiple of every strip and depth of bf16 pairs */
-    ATTN_DECODE_ROWS = 16,    /* query rows a head that DECODE takes */
-    ATTN_DECODE_TILE = 128,   /* keys of a decode tile */
-    ATTN_GRADIENT_TILE = 192, /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
+    ATTN_KEYS_TILE = 256,       /* keys of a prefill tile */
+    ATTN_SCORE_PITCH = 272,     /* between its rows of scores: no power of two, so that rows do not share cache sets */
+    ATTN_KEY_ALIGN = 32,        /* tiles begin at its multiples: a multiple of every kernel's cols */
+    ATTN_ROWS_MOST = 192,       /* query rows of a prefill tile */
+    ATTN_UNIT_ROWS = 32,        /* most query rows and */
+    ATTN_UNIT_KEYS = 128,       /* keys that bf16 pairs take at once */
+    ATTN_PAIRS_ROWS_MOST = 384, /* query rows of a prefill tile of bf16 pairs */
+    ATTN_PAIRS_ROWS = 96,       /* a multiple of every strip and depth of bf16 pairs */
+    ATTN_DECODE_ROWS = 16,      /* query rows a head that DECODE takes */
+    ATTN_DECODE_TILE = 128,     /* keys of a decode tile */
+    ATTN_GRADIENT_TILE = 192,   /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
     ATTN_DIM_MOST = 512
 };
 

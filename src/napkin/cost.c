@@ -157,7 +157,8 @@ static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn
 {
     int64_t most = attn_round_up(d->len_q > 0 ? d->len_q : 1, ROWS_STEP);
     attn_choice best = { .seconds = INFINITY };
-    for (int64_t rows = ROWS_STEP; rows <= ATTN_ROWS_MOST && rows <= most; rows += ROWS_STEP) {
+    int64_t bound = attn_multiplies_pairs(k) ? ATTN_PAIRS_ROWS_MOST : ATTN_ROWS_MOST;
+    for (int64_t rows = ROWS_STEP; rows <= bound && rows <= most; rows += ROWS_STEP) {
         attn_choice t = *c;
         if (d->flags & ATTN_DETERMINISTIC) t.threads = 1;
         prefill_cost(d, m, k, even_rows(d, k, rows), &t);
