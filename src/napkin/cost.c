@@ -172,24 +172,25 @@ static void prefill_choose(const attn_desc *d, const attn_machine *m, const attn
     c->packed_heads = c->units < threads ? (c->units > 0 ? c->units : 1) : threads;
 }
 
-/* KV heads streamed side by side: all where a key's heads lie together in memory, as long as their state stays in
- * cache. */
-static int64_t decode_heads(const attn_desc *d, const attn_machine *m)
-{
-    if (llabs(d->k_stride[2]) >= llabs(d->k_stride[1])) return 1;
-    int64_t heads = d->heads_kv, rows = d->heads_q / d->heads_kv * d->len_q;
-    while (heads > 1 &&
-           (d->heads_kv % heads || 4.0 * (double)(heads * rows * (d->dim_qk + d->dim_v)) > m->l2_bytes / 8))
-        heads--;
-    return heads;
-}
-
-/* Keys of a tile: one head's keys and values and those fetched for the next share L1. */
+/* Keys of a tile: one head's keys and values stay in L1. */
 static int64_t decode_tile(const attn_desc *d)
 {
     int64_t key_bytes = (d->dim_qk + d->dim_v) * attn_dtype_size(d->dtype);
     int64_t keys = DECODE_TILE_BYTES / key_bytes / DECODE_TILE_STEP * DECODE_TILE_STEP;
     return keys < DECODE_TILE_STEP ? DECODE_TILE_STEP : keys > ATTN_DECODE_TILE ? ATTN_DECODE_TILE : keys;
+}
+
+/* KV heads streamed side by side: all where a key's heads lie together in memory, as long as their state and two tiles,
+ * this one and that fetched meanwhile, stay in L2. */
+static int64_t decode_heads(const attn_desc *d, const attn_machine *m)
+{
+    if (llabs(d->k_stride[2]) >= llabs(d->k_stride[1])) return 1;
+    int64_t heads = d->heads_kv, rows = d->heads_q / d->heads_kv * d->len_q, dims = d->dim_qk + d->dim_v;
+    double state = 4.0 * (double)(rows * dims), tile = (double)(decode_tile(d) * dims * attn_dtype_size(d->dtype));
+    while (heads > 1 &&
+           (d->heads_kv % heads || (double)heads * state > m->l2_bytes / 8 || (double)heads * tile > m->l2_bytes / 4))
+        heads--;
+    return heads;
 }
 
 static void decode_choose(const attn_desc *d, const attn_machine *m, const attn_cpu_kernel *k, attn_choice *c)

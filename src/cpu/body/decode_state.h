@@ -2,8 +2,8 @@
  *
  * A head's rows are ordered query head by query head, padded to the row step. For each tile of keys and each head:
  * scores by dot products (SUMS accumulators: 4 rows x SUMS/4 keys, or 1 x SUMS for a single row), softmax row by row,
- * then values added into the outputs (again SUMS accumulators). While one head's tile is computed the next one's is
- * fetched into L1, evenly, so that memory is never idle. */
+ * then values added into the outputs (again SUMS accumulators). While a tile is computed the next one is fetched into
+ * L2, evenly and in the order of memory, so that memory is never idle and hardware looks ahead too. */
 
 typedef struct decode {
     const attn_decode_task *task;
@@ -13,14 +13,18 @@ typedef struct decode {
     uint64_t *keep;
 } decode;
 
-/* Rows of keys or of values that are wanted next: those of the next head, or of the next tile. */
+/* One head's share of the next tile's keys, or values: items [at, end), key after key and in a key head after head. */
 typedef struct fetch {
-    const void *base;
-    int64_t row, dim;
-    int64_t key, end;
+    const void *base; /* key 0 of head 0 */
+    int64_t row, head, heads, dim;
+    int64_t at, end;
 } fetch;
 
 ALWAYS_INLINE void fetch_next(fetch *f, attn_dtype dtype)
 {
-    if (f->key < f->end) prefetch_row(dtype, f->base, f->key++ * f->row, f->dim);
+    if (f->at >= f->end) return;
+    const char *row = row_at(dtype, f->base, f->at / f->heads * f->row + f->at % f->heads * f->head);
+    f->at++;
+    for (int64_t i = 0; i < f->dim * attn_dtype_size(dtype); i += LINE)
+        __builtin_prefetch(row + i, 0, 2);
 }
