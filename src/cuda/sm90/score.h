@@ -11,11 +11,16 @@ DEVICE float tanh_of(float x)
     return fabsf(x) < 0.25f ? x * near : copysignf(far, x);
 }
 
+DEVICE float load_half(int dtype, const void *x, long long i)
+{
+    unsigned short half = ((const unsigned short *)x)[i];
+    float single = half_to_float(half);
+    return dtype == BF16 ? __int_as_float(half << 16) : single;
+}
+
 DEVICE float load_any(int dtype, const void *x, long long i)
 {
-    if (dtype == 1) return ((const float *)x)[i];
-    unsigned short half = ((const unsigned short *)x)[i];
-    return dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half);
+    return dtype == 1 ? ((const float *)x)[i] : load_half(dtype, x, i);
 }
 
 /* Bias of a row's key 0; strides of axes whose extent is 1 do not count. */
@@ -30,16 +35,15 @@ DEVICE long long bias_row(const attn_sm90_params *p, int batch, int head, int ro
     return offset;
 }
 
-/* One raw score to one in natural units. t: the row's place among the keys; bias: bias_row. */
-DEVICE float change_score(const attn_sm90_params *p, float score, float slope, long long bias, int t, int key)
+/* Offset of a key from its row's key 0. */
+DEVICE long long bias_key(const attn_sm90_params *p, int key)
 {
-    const attn_sm90_score *s = &p->score;
-    score *= p->scale;
-    if (p->flags & FLAG_SOFTCAP) score = s->softcap * tanh_of(score / s->softcap);
-    if (p->flags & FLAG_ALIBI) score -= slope * (float)abs(t - key);
-    if (p->flags & FLAG_BIAS)
-        score += load_any(s->bias_dtype, s->bias, bias + (s->bias_extent[3] == 1 ? 0 : key * s->bias_stride[3]));
-    return score;
+    return p->score.bias_extent[3] == 1 ? 0 : key * p->score.bias_stride[3];
+}
+
+DEVICE float softcap_score(const attn_sm90_params *p, float score)
+{
+    return p->score.softcap * tanh_of(score / p->score.softcap);
 }
 
 DEVICE float alibi_slope(const attn_sm90_params *p, int batch, int head)
@@ -75,6 +79,23 @@ DEVICE u32 dropout_bytes(const attn_sm90_params *p, u32 batch_head, int row, int
 
 #ifdef ATTN_KEYS
 
+/* bias: bias_row of the thread's rows. Keys behind the last are given its bias. */
+DEVICE void add_bias(const attn_sm90_params *p, float *score, const long long bias[2], int key0, int last)
+{
+    const attn_sm90_score *s = &p->score;
+    if (s->bias_dtype == 1) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            score[i] += ((const float *)s->bias)[bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))];
+    } else {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            score[i] +=
+                load_half(s->bias_dtype, s->bias, bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last)));
+    }
+}
+
+/* Raw scores to scores in natural units. */
 DEVICE void change_scores(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
 {
     float slope[2];
@@ -88,10 +109,19 @@ DEVICE void change_scores(const attn_sm90_params *p, const work *w, float *score
         t[r] = at.row + w->len_kv - w->len_q;
     }
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) {
-        int key = min(key0 + fragment_col(i), w->len_kv - 1), r = i / 2 % 2;
-        score[i] = change_score(p, score[i], slope[r], bias[r], t[r], key);
+    for (int i = 0; i < KEYS / 2; i++)
+        score[i] *= p->scale;
+    if (p->flags & FLAG_SOFTCAP) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            score[i] = softcap_score(p, score[i]);
     }
+    if (p->flags & FLAG_ALIBI) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            score[i] -= slope[i / 2 % 2] * (float)abs(t[i / 2 % 2] - key0 - fragment_col(i));
+    }
+    if (p->flags & FLAG_BIAS) add_bias(p, score, bias, key0, w->len_kv - 1);
 }
 
 /* Zeroes dropped probabilities. */

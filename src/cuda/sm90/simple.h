@@ -40,7 +40,11 @@ extern "C" __global__ void __launch_bounds__(256)
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
                 score = fmaf(load_any(SIMPLE_DTYPE, in->q, q + i), load_any(SIMPLE_DTYPE, in->k, k + i), score);
-            score = change_score(p, score, slope, bias, t, key) * LOG2_E;
+            score *= p->scale;
+            if (p->flags & FLAG_SOFTCAP) score = softcap_score(p, score);
+            if (p->flags & FLAG_ALIBI) score -= slope * (float)abs(t - key);
+            if (p->flags & FLAG_BIAS) score += load_any(p->score.bias_dtype, p->score.bias, bias + bias_key(p, key));
+            score *= LOG2_E;
         }
         u32 some = __ballot_sync(~0u, seen);
         if (!some) continue;
