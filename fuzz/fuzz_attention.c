@@ -1,5 +1,5 @@
-/* Bytes -> descriptor and options of a tiny problem -> plan -> run -> reference. Any status will do; a crash, a touched
- * guard page or a wrong result will not. Bytes that run out are 0. */
+/* Bytes -> descriptor and options of a tiny problem, forward or backward -> plan -> run -> reference. Any status will
+ * do; a crash, a touched guard page or a wrong result will not. Bytes that run out are 0. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -120,6 +120,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .front = below(&in, 2),
         .seed = (uint64_t)take(&in),
     };
+    desc.direction = (attn_direction)wild(&in, below(&in, 2));
+    options.few = below(&in, 2);
     attn_plan *plan;
     if (attn_plan_create(&plan, &desc) == ATTN_OK) attn_plan_destroy(plan);
     if (!is_tiny(&desc)) return 0;

@@ -42,6 +42,17 @@ static tensor spread(attn_dtype dtype, const void *packed, const int64_t extent[
 enum { ROWS = 40, KEYS = 60, DIM = 16, HEADS = 2, BATCH = 2 };
 static const int64_t GIANT = (int64_t)1 << 31;
 
+/* Whether a spread tensor holds what the packed one does. */
+static bool same_rows(const tensor *t, const void *packed, int64_t rows, const int64_t stride[4])
+{
+    for (int64_t i = 0; i < BATCH * rows * HEADS; i++) {
+        int64_t at = i / HEADS / rows * stride[0] + i / HEADS % rows * stride[1] + i % HEADS * stride[2];
+        if (memcmp((const uint16_t *)t->data + at, (const uint16_t *)packed + i * DIM, DIM * sizeof(uint16_t)) != 0)
+            return false;
+    }
+    return true;
+}
+
 /* Each axis in turn strides over 2^31 elements. The result must be that of the packed tensors, bit by bit. */
 static void offsets_are_64_bit(void **state)
 {
@@ -85,15 +96,65 @@ static void offsets_are_64_bit(void **state)
         assert_ok(attn_plan_create(&plan, &desc));
         void *workspace = check_allocate(attn_plan_workspace(plan));
         assert_ok(attn_run(plan, &args, workspace, NULL));
-        for (int64_t i = 0; i < BATCH * rows * HEADS; i++) {
-            int64_t at = i / HEADS / rows * stride[0] + i / HEADS % rows * stride[1] + i % HEADS * stride[2];
-            const uint16_t *spread_row = (const uint16_t *)o.data + at,
-                           *row = (const uint16_t *)problem.args.o + i * DIM;
-            assert_memory_equal(spread_row, row, DIM * sizeof *row);
-        }
+        assert_true(same_rows(&o, problem.args.o, rows, stride));
         free(workspace);
         attn_plan_destroy(plan);
         munmap(q.data, q.size), munmap(k.data, k.size), munmap(v.data, v.size), munmap(o.data, o.size);
+        check_problem_destroy(&problem);
+    }
+}
+
+/* The same for the backward: its inputs, and what it writes. */
+static void gradients_have_64_bit_offsets(void **state)
+{
+    (void)state;
+    const int64_t strides[][4] = { { GIANT + 5000, HEADS * DIM, DIM, 1 }, { 7 * DIM, GIANT / 16 + 1000, 3 * DIM, 1 } };
+    const int64_t extent_q[4] = { BATCH, ROWS, HEADS, DIM }, extent_k[4] = { BATCH, KEYS, HEADS, DIM };
+    enum { INPUTS = 5, TENSORS = 8 };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int n = 0; n < count * COUNT(strides); n++) {
+        const attn_cpu_kernel *kernel = &kernels[n % count];
+        const int64_t *stride = strides[n / count];
+        if (!runs_backward(kernel)) continue;
+        attn_desc desc = { .dtype = ATTN_BF16,
+                           .direction = ATTN_BACKWARD,
+                           .batch = BATCH,
+                           .heads_q = HEADS,
+                           .len_q = ROWS,
+                           .len_kv = KEYS,
+                           .dim_qk = DIM,
+                           .threads = 2,
+                           .kernel = kernel->name };
+        check_problem problem;
+        assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = 22 }));
+        assert_ok(check_problem_run(&problem, &desc, NULL));
+        const attn_args *a = &problem.args;
+        const void *packed[TENSORS] = { a->q, a->o, a->grad_o, a->k, a->v, a->grad_q, a->grad_k, a->grad_v };
+        int64_t *to[TENSORS] = { desc.q_stride, desc.o_stride,      desc.grad_o_stride, desc.k_stride,
+                                 desc.v_stride, desc.grad_q_stride, desc.grad_k_stride, desc.grad_v_stride };
+        tensor t[TENSORS];
+        for (int i = 0; i < TENSORS; i++) {
+            bool of_keys = i == 3 || i == 4 || i > INPUTS;
+            const void *from = i < INPUTS ? packed[i] : of_keys ? a->k : a->q;
+            t[i] = spread(desc.dtype, from, of_keys ? extent_k : extent_q, stride);
+            if (t[i].data == NULL) skip(); /* this system has no such address space */
+            memcpy(to[i], stride, 4 * sizeof *stride);
+        }
+        attn_args args = *a;
+        args.q = t[0].data, args.o = t[1].data, args.grad_o = t[2].data, args.k = t[3].data, args.v = t[4].data;
+        args.grad_q = t[5].data, args.grad_k = t[6].data, args.grad_v = t[7].data;
+        attn_plan *plan;
+        assert_ok(attn_plan_create(&plan, &desc));
+        void *workspace = check_allocate(attn_plan_workspace(plan));
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+        for (int i = INPUTS; i < TENSORS; i++)
+            if (!same_rows(&t[i], packed[i], i == INPUTS ? ROWS : KEYS, stride))
+                fail_msg("%s: gradient %d with strides %d", kernel->name, i - INPUTS, n / count);
+        for (int i = 0; i < TENSORS; i++)
+            munmap(t[i].data, t[i].size);
+        free(workspace);
+        attn_plan_destroy(plan);
         check_problem_destroy(&problem);
     }
 }
@@ -143,6 +204,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(offsets_are_64_bit),
+        cmocka_unit_test(gradients_have_64_bit_offsets),
         cmocka_unit_test(score_matrix_is_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
