@@ -16,7 +16,8 @@
  * attention.c attention by libattn                        standard.c   attention that stores its scores, to compare
  * data.c      text to batches                             checkpoint.c to a file and back
  * train.c     the loop                                    sample.c     writing, from a KV cache
- * bench.c     one step with either attention              main.c       options */
+ * bench.c     one step with either attention              main.c       options
+ * common.c    threads, memory, errors */
 #ifndef GPT_H
 #define GPT_H
 
@@ -70,7 +71,7 @@ struct gpt_attention {
     void (*backward)(gpt_attention *self, int64_t layer, const float *q, const float *k, const float *v, const float *o,
                      const float *grad_o, float *grad_q, float *grad_k, float *grad_v);
     void (*free)(gpt_attention *self);
-    int64_t bytes; /* that it holds, beside its inputs and outputs */
+    int64_t bytes; /* that it holds, inputs and outputs apart */
 };
 
 /* Keeps one number a row for the backward: its log-sum-exp. NULL and attn_error() if libattn refuses. */

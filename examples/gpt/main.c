@@ -129,7 +129,7 @@ static attn_status train(gpt_run *run, const values *v)
     attn_status status = gpt_text_read(&text, v->text ? v->text : TEXT);
     if (status) return v->text ? status : attn_fail_in(status, "no --text, and not at the root of the repository");
     printf("%lld layers, dim %lld, %lld heads: %.2f million weights; %lld files, %.0f KB, 1/16 held out; %s attention, "
-           "%d threads\n\n",
+           "%d threads\n",
            (long long)run->shape.layers, (long long)run->shape.dim, (long long)run->shape.heads,
            (double)run->weights.count * 1e-6, (long long)text.files,
            (double)(text.train_count + text.held_count) * 1e-3, v->maker == gpt_standard_new ? "standard" : "libattn",

@@ -198,6 +198,8 @@ attn_status gpt_train(gpt_run *run, const gpt_text *text, gpt_attention_maker *m
                          (long long)text->train_count, (long long)run->context);
     attn_status status = gpt_trainer_new(&t, run, maker);
     if (!status) {
+        printf("memory of a step: activations %.1f MiB, attention %.1f MiB\n\n", (double)t.pass->bytes / (1 << 20),
+               (double)t.attention->bytes / (1 << 20));
         if (seconds > 0.0) gpt_run_set_steps(run, steps_in(&t, text, seconds));
         status = loop(&t, text, out);
     }

@@ -133,6 +133,25 @@ static void attentions_agree(void **state)
     gpt_run_free(&run);
 }
 
+/* Twice the rows: libattn holds twice as much, standard attention four times. */
+static void memory_grows_with_rows(void **state)
+{
+    gpt_shape shape = { 2, 64, 2 };
+    (void)state;
+    for (int64_t rows = 512; rows <= 1024; rows *= 2) {
+        gpt_attention *ours[2], *theirs[2];
+        for (int i = 0; i < 2; i++) {
+            ours[i] = gpt_attention_new(&shape, 1, rows << i, true);
+            theirs[i] = gpt_standard_new(&shape, 1, rows << i, true);
+            assert_non_null(ours[i]);
+        }
+        assert_true(ours[1]->bytes < 2.1 * (double)ours[0]->bytes && theirs[1]->bytes == 4 * theirs[0]->bytes);
+        assert_true(theirs[1]->bytes == (2 * 2 + 1) * 4 * (2 * rows) * (2 * rows));
+        for (int i = 0; i < 2; i++)
+            ours[i]->free(ours[i]), theirs[i]->free(theirs[i]);
+    }
+}
+
 static void adamw_steps(void **state)
 {
     gpt_shape shape = { 1, 4, 1 };
@@ -384,6 +403,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_slopes),
         cmocka_unit_test(attentions_agree),
+        cmocka_unit_test(memory_grows_with_rows),
         cmocka_unit_test(adamw_steps),
         cmocka_unit_test(it_learns),
         cmocka_unit_test(resumed_goes_on_to_the_bit),
