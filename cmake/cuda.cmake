@@ -2,8 +2,11 @@
 # where nvcc is found, the cubins that it makes of them, one unit a line of variants.def and one every other *.cu.
 # Without nvcc the texts are compiled when running.
 #
-# ATTN_NVCC is the compiler; empty: none.
-set(ATTN_NVCC "" CACHE FILEPATH "nvcc, which compiles the CUDA kernels into the library; empty: none does")
+# ATTN_NVCC is the compiler; empty: none. It is looked for in releases only: debug builds, sanitizers and fuzzers do without.
+if(ATTN_CUDA AND PROJECT_IS_TOP_LEVEL AND CMAKE_BUILD_TYPE STREQUAL Release AND NOT instruments AND NOT CMAKE_CROSSCOMPILING)
+  find_program(ATTN_NVCC nvcc HINTS /usr/local/cuda/bin
+    DOC "nvcc, which compiles the CUDA kernels into the library; empty: none does")
+endif()
 
 # A unit's cubin, made by cubin.cmake: nvcc, and a look at what it says.
 function(attn_cuda_unit unit source spills)
