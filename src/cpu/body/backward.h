@@ -234,7 +234,7 @@ static void backward_row(const backward *b, int64_t r, const attn_mask_tile *spa
 {
     float *s = b->s + r * ATTN_SCORE_PITCH, *dp = b->dp + r * ATTN_SCORE_PITCH;
     int64_t row = b->row0 + r, key0 = b->task->key0;
-    const uint64_t *keep = b->keep + r * (ATTN_KEYS_TILE / 64);
+    const uint64_t *keep = b->keep ? b->keep + r * (ATTN_KEYS_TILE / 64) : NULL;
     uint32_t flags = b->score->flags;
     if (flags & ATTN_RICH) change_scores(b->score, row, key0, lo, hi, b->mask->len_kv, s, b->bias, b->derivative);
     hide_unseen(b->mask, row, span, key0, s, lo, hi);
