@@ -155,6 +155,6 @@ MUTANTS = [
      "room for one split", "cuda"),
     (CUDA + "cost.c", "+ d->batch;", ";", "packed sequences: tiles that begin with a sequence are not counted", "cuda"),
     (CUDA + "cache.c", "same(h.hash, attn_hash_more(attn_hash_start(), data, (size_t)h.size))", "h.size > 0",
-     "a damaged kernel is taken from the cache", "cuda"),
-    (CUDA + "nvrtc.c", "hash = hash_text(hash, p->options[i]);", "continue;", "the cache ignores options", "cuda"),
+     "a damaged kernel is taken from the cache", "nvrtc"),
+    (CUDA + "nvrtc.c", "hash = hash_text(hash, p->options[i]);", "continue;", "the cache ignores options", "nvrtc"),
 ]
