@@ -3,6 +3,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
 
+#include "cpu/detect.h"
+
 #include <time.h>
 
 static attn_desc base_desc(int64_t len_q, int64_t len_kv)
@@ -80,11 +82,16 @@ static const char *best_kernel(attn_form form, const attn_desc *desc)
 {
     int count;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
-    for (int i = 0; i < count; i++)
+    attn_cpu_info info;
+    attn_cpu_detect(&info);
+    for (int i = 0; i < count; i++) {
+        bool slower = kernels[i].isa == ATTN_ISA_AVX512BF16 && form != ATTN_DECODE && !info.fast_pairs;
+        if (desc->isa == ATTN_ISA_AUTO && slower) continue;
         if (kernels[i].form == form && (runs(&kernels[i]) || runs_backward(&kernels[i])) &&
             kernels[i].dtypes >> desc->dtype & 1 && (desc->flags & ~kernels[i].features) == 0 &&
             (desc->isa == ATTN_ISA_AUTO || kernels[i].isa <= desc->isa))
             return kernels[i].name;
+    }
     return NULL;
 }
 

@@ -53,6 +53,12 @@ static int x86_runs(attn_isa isa)
     return runs && (d & amx) == amx && (states >> 17 & 3) == 3 && tiles_permitted();
 }
 
+static bool is_amd(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+}
+
 static void model_name(char name[64])
 {
     unsigned a, b, c, d;
@@ -70,6 +76,11 @@ static int x86_runs(attn_isa isa)
 {
     (void)isa;
     return 0;
+}
+
+static bool is_amd(void)
+{
+    return false;
 }
 
 #if defined(__aarch64__)
@@ -97,6 +108,7 @@ static struct {
     int runs[ATTN_ISAS]; /* by attn_isa */
     char model[64];
     int64_t l1, l2, l3;
+    bool amd;
 } machine;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -112,6 +124,7 @@ static void detect(void)
     machine.runs[ATTN_ISA_NEON] = 1;
 #endif
     model_name(machine.model);
+    machine.amd = is_amd();
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
     machine.l1 = l1 > 0 ? l1 : 0, machine.l2 = l2 > 0 ? l2 : 0, machine.l3 = l3 > 0 ? l3 : 0;
@@ -133,7 +146,11 @@ const char *attn_isa_name(attn_isa isa)
 void attn_cpu_detect(attn_cpu_info *info)
 {
     pthread_once(&once, detect);
-    *info =
-        (attn_cpu_info){ .l1 = machine.l1, .l2 = machine.l2, .l3 = machine.l3, .processors = attn_threads_available() };
+    *info = (attn_cpu_info){ .l1 = machine.l1,
+                             .l2 = machine.l2,
+                             .l3 = machine.l3,
+                             .processors = attn_threads_available(),
+                             .fetches_l2 = machine.amd,
+                             .fast_pairs = machine.amd };
     memcpy(info->model, machine.model, sizeof info->model);
 }

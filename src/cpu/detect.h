@@ -2,6 +2,8 @@
 #ifndef ATTN_CPU_DETECT_H
 #define ATTN_CPU_DETECT_H
 
+#include <stdbool.h>
+
 #include "attn.h"
 
 enum { ATTN_ISAS = ATTN_ISA_NEON + 1 }; /* arrays by attn_isa have as many places */
@@ -10,6 +12,9 @@ typedef struct attn_cpu_info {
     char model[64];
     int64_t l1, l2, l3; /* data caches a core sees, bytes; 0 unknown */
     int processors;     /* that the caller may use */
+    /* Measured on AMD's Zen 4 and Intel's Sapphire Rapids; others are taken for the latter. */
+    bool fetches_l2; /* fetching far ahead into L2 leaves the loads from L2 alone */
+    bool fast_pairs; /* dot products of bf16 pairs take no longer than multiply-adds of floats */
 } attn_cpu_info;
 
 void attn_cpu_detect(attn_cpu_info *info);

@@ -71,6 +71,7 @@ typedef struct attn_decode_task {
     int64_t k_row, v_row, k_head, v_head;
     int64_t dim_qk, dim_v;
     int64_t key0, key1, keys_tile; /* keys_tile: at most ATTN_DECODE_TILE */
+    bool fetch_l2;                 /* fetch the next tile into L2; else the next head into L1 */
     float *partial;
     int64_t partial_step;
     float *scratch; /* attn_decode_scratch floats, 64-byte aligned */

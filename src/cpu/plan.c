@@ -38,6 +38,12 @@ static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_i
     return NULL;
 }
 
+/* A lesser instruction set is faster on this machine. */
+static bool is_slower(const attn_cpu_kernel *k, const attn_machine *machine, attn_isa isa)
+{
+    return isa == ATTN_ISA_AUTO && k->isa == ATTN_ISA_AVX512BF16 && k->form != ATTN_DECODE && !machine->fast_pairs;
+}
+
 static attn_status named_kernel(attn_plan *plan, attn_isa isa)
 {
     int count;
@@ -70,7 +76,9 @@ static attn_status choose(attn_plan *plan, const attn_machine *machine)
     int count;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)
-        if (!first[kernels[i].form] && !obstacle(&kernels[i], &plan->desc, isa)) first[kernels[i].form] = &kernels[i];
+        if (!first[kernels[i].form] && !obstacle(&kernels[i], &plan->desc, isa) &&
+            !is_slower(&kernels[i], machine, isa))
+            first[kernels[i].form] = &kernels[i];
     attn_form best = ATTN_FORMS;
     for (int form = 0; form < ATTN_FORMS; form++) {
         if (!first[form]) continue;

@@ -57,6 +57,8 @@ void attn_machine_detect(attn_machine *machine)
         .memory_all = info.processors > 4 ? 100e9 : 28e9,
         .l2_bytes = info.l2 > 0 ? (double)info.l2 : 512e3,
         .l1_l2 = 32,
+        .fetches_l2 = info.fetches_l2,
+        .fast_pairs = info.fast_pairs,
     };
 }
 
@@ -200,6 +202,7 @@ static void decode_choose(const attn_desc *d, const attn_machine *m, const attn_
     double keys = min_of((double)d->len_kv, c->pairs / max_of(1, units * rows) + (double)d->len_q);
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
+    c->fetch_l2 = m->fetches_l2;
     c->heads_tile = decode_heads(d, m);
     c->keys_tile = decode_tile(d);
     c->rows_tile = (int64_t)rows;

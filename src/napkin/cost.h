@@ -12,6 +12,7 @@ typedef struct attn_machine {
     double memory_1, memory_all; /* bytes a second read from memory by one core, by all */
     double l2_bytes;             /* L2 a core */
     double l1_l2;                /* bytes a clock from L2 to L1 */
+    bool fetches_l2, fast_pairs; /* as attn_cpu_info says */
 } attn_machine;
 
 typedef struct attn_choice {
@@ -22,6 +23,7 @@ typedef struct attn_choice {
     int64_t segment_rows; /* prefill: rows of a unit; less than len_q where the mask is a band */
     int64_t segment_keys; /* prefill: room for the keys they may see */
     int64_t packed_heads; /* prefill: units held packed at once */
+    bool fetch_l2;        /* decode: fetches the next tile into L2, not the next head into L1 */
     int64_t heads_tile;   /* decode: KV heads streamed side by side */
     double pairs, flops, memory_bytes, cache_bytes, seconds;
 } attn_choice;

@@ -113,12 +113,8 @@ ALWAYS_INLINE void decode_tiles(const decode *all, attn_dtype dtype)
     attn_mask_tile tile = { .hi = t->key0 };
     while (decode_next(t, tile.hi, &tile))
         for (int64_t h = 0; h < t->heads; h++) {
-            int64_t keys = tile.hi - tile.lo, after = t->key1 - tile.hi < keys ? t->key1 - tile.hi : keys;
-            int64_t at = h * keys, end = at + keys < after * t->heads ? at + keys : after * t->heads;
-            const void *next_k = row_at(dtype, t->k, tile.hi * t->k_row),
-                       *next_v = row_at(dtype, t->v, tile.hi * t->v_row);
-            fetch k = { next_k, t->k_row, t->k_head, t->heads, t->dim_qk, at, end };
-            fetch v = { next_v, t->v_row, t->v_head, t->heads, t->dim_v, at, end };
+            fetch k = fetch_start(t, t->k, t->k_row, t->k_head, t->dim_qk, h, tile.lo, tile.hi);
+            fetch v = fetch_start(t, t->v, t->v_row, t->v_head, t->dim_v, h, tile.lo, tile.hi);
             attn_decode_task task;
             decode p = decode_head(all, h, &task);
             decode_scores(&p, dtype, &k, tile.lo, tile.hi);
