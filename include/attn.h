@@ -192,9 +192,9 @@ ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t siz
 
 /* The plan in numbers. Strings live as long as the plan. */
 typedef struct attn_plan_info {
-    const char *kernel; /* as `attn kernels` lists it */
-    const char *isa;    /* as attn_isa_name; of a GPU "sm_90a" */
-    const char *why;    /* the reason for the kernel, one sentence */
+    const char *kernel;   /* as `attn kernels` lists it */
+    const char *isa;      /* as attn_isa_name; of a GPU "sm_90a" */
+    const char *why;      /* the reason for the kernel, one sentence */
     int32_t threads;      /* 0 on a GPU */
     int32_t splits;       /* parts the keys are split into, merged by LSE (backward: gradients of q added); 1: none */
     int64_t rows_tile;    /* query rows of a tile */

@@ -239,7 +239,9 @@ static attn_status check_machine(const attn_desc *desc)
         return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
     if (desc->device != ATTN_CPU && (desc->threads || desc->isa || desc->parallel_for))
         return attn_fail(ATTN_INVALID, "%s is set: ATTN_CUDA takes none",
-                         desc->threads ? "threads" : desc->isa ? "isa" : "parallel_for");
+                         desc->threads ? "threads"
+                         : desc->isa   ? "isa"
+                                       : "parallel_for");
     return ATTN_OK;
 }
 

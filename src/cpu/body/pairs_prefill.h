@@ -24,11 +24,11 @@ typedef struct pairs {
     float *o, *max, *sum, *bias; /* o: not yet divided; sum: VL a row */
     float *s[2];
     uint16_t *p[2];
-    uint64_t *keep;                              /* dropout: BLOCK_ROWS x ATTN_UNIT_KEYS bits */
-    float factor[BLOCK_ROWS];                    /* by which the output of the unit under way must be rescaled, */
-    bool rescaled;                               /* if it must */
+    uint64_t *keep;                                    /* dropout: BLOCK_ROWS x ATTN_UNIT_KEYS bits */
+    float factor[BLOCK_ROWS];                          /* by which the output of the unit under way must be rescaled, */
+    bool rescaled;                                     /* if it must */
     bool fresh[ATTN_PAIRS_ROWS_MOST / BLOCK_ROWS + 1]; /* strips whose outputs nothing has been written to */
-    attn_mask_tile tile;                         /* where the next unit is looked for */
+    attn_mask_tile tile;                               /* where the next unit is looked for */
     int64_t key0, next_strip, units;
 } pairs;
 
