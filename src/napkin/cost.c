@@ -44,6 +44,7 @@ static const double gradient_clocks[ATTN_ISAS] = {
 }; /* [m] a vector of scores, backward */
 
 static const double cache_exposed = 0.6;   /* [m] share of the traffic from L2 that is not hidden */
+static const double beyond_l2 = 8;         /* [m] bytes from L2 that cost as much as one from farther */
 static const double start_seconds = 15e-6; /* [m] waking the workers */
 
 void attn_machine_detect(attn_machine *machine)
@@ -236,11 +237,10 @@ static void gradient_cost(const attn_desc *d, const attn_machine *m, const attn_
     double pair =
         4 * ((double)c->rows_tile * (dims + 2 * dim_qk) + (double)c->keys_tile * (2 * dims + 2 * dims + dim_qk) +
              6 * (double)(c->rows_tile * c->keys_tile));
-    double held =
-        4 * ((double)c->rows_tile * (dims + 2 * (double)c->keys_tile) + (double)c->keys_tile * (2 * dims + dim_qk));
-    c->cache_bytes = tiles * pair * (held > 0.7 * m->l2_bytes ? 2 : 1);
+    c->cache_bytes = tiles * pair;
+    double far = tiles * 4 * (double)c->rows_tile * (dims + 2 * dim_qk); /* rows and their sums come from beyond L2 */
     double sums = c->splits > 1 ? rows * dim_qk * 4 * (2 * c->splits + 1) : 0;
-    double clocks = gemm + scores + cache_exposed * c->cache_bytes / m->l1_l2 + pack;
+    double clocks = gemm + scores + (cache_exposed * c->cache_bytes + beyond_l2 * far) / m->l1_l2 + pack;
     double items = units * c->splits, rounds = ceil(items / c->threads) * c->threads / max_of(1, items);
     c->memory_bytes = 2 * tensor_bytes(d, keys) + sums;
     c->seconds = max_of(clocks / c->threads * rounds / m->hertz, c->memory_bytes / bandwidth(m, c->threads)) +
