@@ -128,7 +128,7 @@ MUTANTS = [
     # the backward
     (GRADIENTS, "- (t->grad_lse ? t->grad_lse[row] : 0)", "+ (t->grad_lse ? t->grad_lse[row] : 0)",
      "the gradient of the LSE with the wrong sign", "backward"),
-    (GRADIENTS, "t->delta[row] = t->lse[row] == -INFINITY ? 0 : delta;", "t->delta[row] = 0;", "delta is left out", "backward"),
+    (GRADIENTS, "t->delta[row] = t->lse[row] == -INFINITY ? 0 : delta;", "t->delta[row] = 0;", "delta is left out", "backward grid"),
     (GRADIENTS, "*out += v_hsum(sum) + rest;", "*out += v_hsum(sum);", "bias of one key: the tail of a row is lost", "backward"),
     (GRADIENTS, "out[i] += ds[i];", "out[i] = ds[i];", "bias: what repeats is not summed", "backward"),
     (GRADIENTS, "t->grad_alibi[head] -= v_hsum(sum);", "t->grad_alibi[head] += v_hsum(sum);", "slopes: the wrong sign",
