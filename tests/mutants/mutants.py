@@ -9,6 +9,7 @@ GEMM, LOADS, ROWS = "src/cpu/body/gemm.h", "src/cpu/body/loads.h", "src/cpu/body
 PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
 PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
 BACKWARD, GRADIENTS, BACKWARD_RUN = "src/cpu/body/backward.h", "src/cpu/body/gradients.h", "src/cpu/backward.c"
+PAIRS_BACKWARD = "src/cpu/body/pairs_backward.h"
 REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
 CUDA = "src/cuda/"
@@ -152,6 +153,10 @@ MUTANTS = [
     (BACKWARD, "memset(dp + lo, 0, (size_t)(hi - lo) * sizeof *dp);", ";", "rows behind the last one add to grad_q", "nan grid"),
     (BACKWARD, "const void *g = row_at(t->out_dtype, t->grad_o, head * t->grad_o_head);",
      "const void *g = row_at(t->out_dtype, t->grad_o, 0);", "grad_o of the first head of a group for all", "backward"),
+    (PAIRS_BACKWARD, "float natural = task->score->flags & ATTN_RICH ? 1 : LN2;", "float natural = 1;",
+     "bf16: grad_k in units of log2", "tiles"),
+    (PAIRS_BACKWARD, "if (!span->full || span->lo - key0 != lo || span->hi - key0 != hi) hide_unseen("
+     "b->mask, row, span, key0, s, lo, hi);", "", "bf16: hidden pairs have gradients", "tiles"),
     (BACKWARD_RUN, "sum -= exp((double)sink - (double)lse[row]) * (double)delta[row];",
      "sum += exp((double)sink - (double)lse[row]) * (double)delta[row];", "sinks: the wrong sign", "grid"),
     (BACKWARD_RUN, "for (int64_t batch = 0; batch < d->batch; batch++) for (int64_t block = 0;",
