@@ -10,6 +10,7 @@ PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
 PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
 BACKWARD, GRADIENTS, BACKWARD_RUN = "src/cpu/body/backward.h", "src/cpu/body/gradients.h", "src/cpu/backward.c"
 PAIRS_BACKWARD = "src/cpu/body/pairs_backward.h"
+PAIRS_PREFILL, PAIRS_BACKWARD = "src/cpu/body/pairs_prefill.h", "src/cpu/body/pairs_backward.h"
 REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
 CUDA = "src/cuda/"
@@ -192,6 +193,14 @@ MUTANTS = [
     (GPT + "checkpoint.c", "run->random = (uint64_t)state[2] << 32 | state[1];", "run->random = state[1];",
      "half of the generator is not resumed", "gpt"),
     (GPT + "adamw.c", "norm > 1.0 ? (float)(1.0 / norm) : 1.0f", "1.0f", "gradients are not clipped", "gpt"),
+    # bf16 pairs
+    (PAIRS_PREFILL, "if (p.rescaled) pairs_rescale(&p, &now);", "p.rescaled = false;",
+     "pairs: the output is not rescaled", "tiles"),
+    (PAIRS_PREFILL, "p.s[1] = p.s[0] + BLOCK_ROWS * S_PITCH;", "p.s[1] = p.s[0];",
+     "pairs: a unit's scores overwrite those of the one before", "tiles"),
+    (PAIRS_PREFILL, ".add = !p->fresh[u->strip]", ".add = true", "pairs: sums begin as the workspace was", "tiles"),
+    (PAIRS_BACKWARD, "if (score->flags & ATTN_DROPOUT) b.kept =", "if (false) b.kept =",
+     "pairs: the backward lacks dropout's factor", "tiles"),
     # the host's half of CUDA
     (CUDA + "load.c", "CUresult result = driver->cuFuncLoad(function);", "CUresult result = 0;",
      "kernels are loaded when first launched", "cuda"),
