@@ -9,7 +9,6 @@ GEMM, LOADS, ROWS = "src/cpu/body/gemm.h", "src/cpu/body/loads.h", "src/cpu/body
 PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
 PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
 BACKWARD, GRADIENTS, BACKWARD_RUN = "src/cpu/body/backward.h", "src/cpu/body/gradients.h", "src/cpu/backward.c"
-PAIRS_BACKWARD = "src/cpu/body/pairs_backward.h"
 PAIRS_PREFILL, PAIRS_BACKWARD = "src/cpu/body/pairs_prefill.h", "src/cpu/body/pairs_backward.h"
 REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
