@@ -12,11 +12,11 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
 endif()
 
 set(commit unknown)
-if(DEFINED ENV{ATTN_COMMIT}) # a copy without its history is told
+if(DEFINED ENV{ATTN_COMMIT}) # a copy without its history, or with an older one, is told
   set(commit $ENV{ATTN_COMMIT})
 endif()
 find_program(git git)
-if(git AND EXISTS ${SOURCE}/.git)
+if(NOT DEFINED ENV{ATTN_COMMIT} AND git AND EXISTS ${SOURCE}/.git)
   execute_process(COMMAND ${git} describe --always --abbrev=12 WORKING_DIRECTORY ${SOURCE}
     OUTPUT_VARIABLE name RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   if(NOT failed)

@@ -13,6 +13,7 @@ static const double tensor_flops = 4096; /* a clock and SM, 16-bit, dense */
 static const double exps = 16;           /* a clock and SM */
 static const double shared_bytes = 128;  /* a clock and SM */
 static const double exposed = 0.9;       /* [m] of exponentials, that run beside no product, or of products */
+static const double rich_clocks = 0.15;  /* [m] a score, in kernels that can change scores, asked for or not */
 static const double wait_clocks = 100;   /* a step: barriers, the first and the last product */
 static const double tile_clocks = 1800;  /* filling the pipeline, storing */
 static const double clock_share = 0.88;  /* of the nominal clock, under load */
@@ -59,7 +60,8 @@ static double step_clocks(const attn_cuda_kernel *k)
     double rows = k->rows, keys = k->keys, dims = k->dim + k->dim_v;
     double tensor = 2 * rows * keys * dims / tensor_flops, exp = rows * keys / exps;
     double shared = (rows * k->dim + rows / ATTN_CUDA_WARPGROUP_ROWS * keys * dims) * 2 / shared_bytes;
-    return wait_clocks + max_of(max_of(tensor, exp) + exposed * min_of(tensor, exp), shared);
+    double change = k->features & ATTN_CUDA_SCORES ? rich_clocks * rows * keys : 0;
+    return wait_clocks + change + max_of(max_of(tensor, exp) + exposed * min_of(tensor, exp), shared);
 }
 
 /* Query rows that share a tile of one KV head; 0: `pack` heads do not fit it. Dropout's blocks of rows are of one head.
