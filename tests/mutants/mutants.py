@@ -150,7 +150,6 @@ MUTANTS = [
     (BACKWARD, "float kept = score->flags & ATTN_DROPOUT ? 256.0f / (256.0f - (float)score->threshold) : 1;",
      "float kept = 1; (void)score;", "dropout: what is kept is not scaled up", "grid"),
     (BACKWARD, "hide_unseen(b->mask, row, span, key0, s, lo, hi);", "", "hidden pairs have gradients", "backward grid"),
-    (BACKWARD, "memset(dp + lo, 0, (size_t)(hi - lo) * sizeof *dp);", ";", "rows behind the last one add to grad_q", "nan grid"),
     (BACKWARD, "const void *g = row_at(t->out_dtype, t->grad_o, head * t->grad_o_head);",
      "const void *g = row_at(t->out_dtype, t->grad_o, 0);", "grad_o of the first head of a group for all", "backward"),
     (PAIRS_BACKWARD, "float natural = task->score->flags & ATTN_RICH ? 1 : LN2;", "float natural = 1;",
