@@ -57,10 +57,17 @@ TARGET static inline FLOATS NAME(exp2)(FLOATS x)
     return (FLOATS)((INTS)p + ((INTS)shifted << 23));
 }
 
+/* To an array on the stack. Its address is hidden: gcc would count on an alignment that ASan's stacks do not have. */
+TARGET static inline void NAME(spread)(float *lanes, FLOATS x)
+{
+    __asm__("" : "+r"(lanes));
+    *(FLOATS *)lanes = x;
+}
+
 TARGET static inline float NAME(sum)(FLOATS x)
 {
     float total = 0.0f, lanes[LANES];
-    *(FLOATS *)lanes = x;
+    NAME(spread)(lanes, x);
     for (int lane = 0; lane < LANES; lane++)
         total += lanes[lane];
     return total;
@@ -81,7 +88,7 @@ TARGET static float NAME(softmax)(float *row, int64_t n, float scale)
     for (; i < vectors; i++)
         m0 = MAX(m0, s[i]);
     float maxima[LANES], greatest = -FLT_MAX;
-    *(FLOATS *)maxima = MAX(MAX(m0, m1), MAX(m2, m3));
+    NAME(spread)(maxima, MAX(MAX(m0, m1), MAX(m2, m3)));
     for (int lane = 0; lane < LANES; lane++)
         greatest = maxima[lane] > greatest ? maxima[lane] : greatest;
 
