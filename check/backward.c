@@ -13,12 +13,11 @@ check_elements check_gradient_elements(const check_problem *problem, check_gradi
     attn_shape shape = attn_shape_of(desc);
     const int64_t *extent[] = { shape.q, shape.k, shape.v },
                   *stride[] = { desc->grad_q_stride, desc->grad_k_stride, desc->grad_v_stride };
-    const int64_t *bias = desc->bias_extent;
-    const int64_t count[] = { [CHECK_GRAD_BIAS] = bias[0] * bias[1] * bias[2] * bias[3],
+    const int64_t count[] = { [CHECK_GRAD_BIAS] = attn_bias_count(desc),
                               [CHECK_GRAD_ALIBI] = desc->alibi_batch * desc->heads_q,
                               [CHECK_GRAD_SINK] = desc->heads_q };
     if (gradient > CHECK_GRAD_V) return (check_elements){ ATTN_F32, { 1, 1, 1, count[gradient] }, { 0, 0, 0, 1 } };
-    check_elements elements = { .dtype = attn_output_dtype(desc) };
+    check_elements elements = { .dtype = attn_out_dtype(desc) };
     for (int i = 0; i < 4; i++)
         elements.extent[i] = extent[gradient][i], elements.stride[i] = stride[gradient][i];
     return elements;
@@ -43,7 +42,7 @@ static void fill_forward(check_problem *problem)
                 attn_ref_row(desc, args, b, h, i, o, &lse, o + desc->dim_v);
                 int64_t at = attn_row_at(desc, args, b, h, i, desc->o_stride);
                 for (int64_t d = 0; d < desc->dim_v; d++)
-                    attn_store_scalar(attn_output_dtype(desc), args->o, at + d, (float)o[d]);
+                    attn_store_scalar(attn_out_dtype(desc), args->o, at + d, (float)o[d]);
                 args->lse[attn_lse_at(desc, args, b, h, i)] = (float)lse;
             }
     free(o);
@@ -53,7 +52,7 @@ static void fill_gradients(check_problem *problem, uint64_t *state)
 {
     const attn_desc *desc = &problem->resolved;
     attn_args *args = &problem->args;
-    attn_dtype dtype = attn_output_dtype(desc);
+    attn_dtype dtype = attn_out_dtype(desc);
     void *grad_o = check_problem_allocate_tensor(problem, dtype, attn_shape_of(desc).o, desc->grad_o_stride);
     float *grad_lse = check_problem_allocate(problem, (int64_t)problem->lse.size);
     args->grad_o = grad_o;

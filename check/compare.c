@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "api/desc.h"
 #include "ref/ref.h"
 
 /* Multiply-adds that the reference may spend on a problem, but for so many rows. */
@@ -65,7 +66,7 @@ static void measure_row(const check_problem *problem, const check_row *row, cons
     attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, out, &lse, scratch);
     for (int64_t d = 0; d < desc->dim_v; d++) {
         check_deviate(naive, fabs((double)out[d] - o[d]));
-        check_deviate(slack, slack_of(attn_output_dtype(desc), o[d], row->lse));
+        check_deviate(slack, slack_of(attn_out_dtype(desc), o[d], row->lse));
     }
     free(scratch);
 }
@@ -135,7 +136,7 @@ void check_reference_destroy(check_reference *reference)
 static void compare_extent(const check_problem *problem, check_error *error)
 {
     const attn_desc *desc = &problem->resolved;
-    attn_dtype dtype = attn_output_dtype(desc);
+    attn_dtype dtype = attn_out_dtype(desc);
     int64_t rows = 0;
     for (int64_t b = 0; b < desc->batch; b++) {
         int64_t len = attn_sequence_of(desc, &problem->args, b).len_q;
@@ -171,7 +172,7 @@ check_error check_compare(const check_problem *problem, const check_reference *r
 {
     if (problem->resolved.direction == ATTN_BACKWARD) return check_gradients_compare(problem, reference);
     const attn_desc *desc = &problem->resolved;
-    attn_dtype dtype = attn_output_dtype(desc);
+    attn_dtype dtype = attn_out_dtype(desc);
     check_error result = { 0 };
     check_deviation error = { 0 };
     const check_deviation *allowed = &reference->allowed;

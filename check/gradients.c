@@ -103,7 +103,7 @@ static bool add_row(const check_problem *problem, sum sums[CHECK_GRADIENTS], int
     float stored[512];
     int64_t at = attn_row_at(desc, args, b, h, i, desc->o_stride);
     for (int64_t d = 0; d < desc->dim_v; d++)
-        stored[d] = attn_load_scalar(attn_output_dtype(desc), args->o, at + d);
+        stored[d] = attn_load_scalar(attn_out_dtype(desc), args->o, at + d);
     attn_ref_row(desc, args, b, h, i, o, &lse, room + desc->dim_v);
 
     attn_ref_gradients ref;

@@ -228,7 +228,7 @@ static void create_outputs(check_problem *problem)
 {
     const attn_desc *desc = &problem->resolved;
     attn_shape shape = attn_shape_of(desc);
-    int64_t lo, hi, size = attn_dtype_size(desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype);
+    int64_t lo, hi, size = attn_dtype_size(attn_out_dtype(desc));
     attn_reach(shape.o, desc->o_stride, &lo, &hi);
     problem->o = check_buffer_create((size_t)((hi - lo) * size), problem->options.front);
     problem->args.o = problem->o.data - lo * size;

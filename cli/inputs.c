@@ -220,7 +220,7 @@ static attn_status choose_dtype(attn_inputs *inputs, const attn_input_options *o
     attn_desc *desc = &inputs->desc;
     desc->dtype = asked ? asked : attn_element_dtype(inputs->q.element);
     if (!options->tensors && desc->dtype == ATTN_BF16) desc->flags |= ATTN_OUT_F32;
-    attn_dtype out = desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
+    attn_dtype out = attn_out_dtype(desc);
     inputs->out = attn_element_of(out);
     attn_status status = ATTN_OK;
     for (int i = 0; !status && i < OPERANDS; i++)

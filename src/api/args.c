@@ -31,12 +31,6 @@ static attn_args_array optional(const char *name, size_t field, const void *base
     return (attn_args_array){ name, field, base, 4, 0, count * 4, true };
 }
 
-/* Bytes of an element of o and of the gradients. */
-static int64_t output_size(const attn_desc *d)
-{
-    return d->flags & ATTN_OUT_F32 ? 4 : attn_dtype_size(d->dtype);
-}
-
 static int64_t lse_count(const attn_desc *d)
 {
     return d->heads_q * (d->flags & ATTN_VARLEN ? d->total_q : d->batch * d->len_q);
@@ -47,7 +41,7 @@ static int64_t lse_count(const attn_desc *d)
 int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d, const attn_args *a)
 {
     attn_shape shape = attn_shape_of(d);
-    int64_t size = attn_dtype_size(d->dtype);
+    int64_t size = attn_dtype_size(d->dtype), out_size = attn_dtype_size(attn_out_dtype(d));
     int n = 0;
     list[n++] = strided(FIELD(q), size, shape.q, d->q_stride);
     list[n++] = strided(FIELD(k), size, shape.k, d->k_stride);
@@ -76,9 +70,9 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
         list[n++] = strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
     if (d->flags & ATTN_SINK) list[n++] = table(FIELD(sink), 4, d->heads_q);
     if (d->direction == ATTN_BACKWARD) {
-        list[n++] = strided(FIELD(o), output_size(d), shape.o, d->o_stride);
+        list[n++] = strided(FIELD(o), out_size, shape.o, d->o_stride);
         list[n++] = table(FIELD(lse), 4, lse_count(d));
-        list[n++] = strided(FIELD(grad_o), output_size(d), shape.o, d->grad_o_stride);
+        list[n++] = strided(FIELD(grad_o), out_size, shape.o, d->grad_o_stride);
         list[n++] = optional(FIELD(grad_lse), lse_count(d));
     }
     return n;
@@ -87,8 +81,7 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
 int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *d, const attn_args *a)
 {
     attn_shape shape = attn_shape_of(d);
-    int64_t size = output_size(d);
-    const int64_t *bias = d->bias_extent;
+    int64_t size = attn_dtype_size(attn_out_dtype(d));
     int n = 0;
     if (d->direction == ATTN_FORWARD) {
         list[n++] = strided(FIELD(o), size, shape.o, d->o_stride);
@@ -98,7 +91,7 @@ int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *
     list[n++] = strided(FIELD(grad_q), size, shape.q, d->grad_q_stride);
     list[n++] = strided(FIELD(grad_k), size, shape.k, d->grad_k_stride);
     list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);
-    if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), bias[0] * bias[1] * bias[2] * bias[3]);
+    if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), attn_bias_count(d));
     if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), d->alibi_batch * d->heads_q);
     if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), d->heads_q);
     return n;

@@ -25,6 +25,19 @@ typedef struct attn_shape {
 
 attn_shape attn_shape_of(const attn_desc *desc);
 
+/* The type of o and of the gradients of q, k and v. */
+static inline attn_dtype attn_out_dtype(const attn_desc *desc)
+{
+    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
+}
+
+/* Elements of the bias, and so of its gradient. */
+static inline int64_t attn_bias_count(const attn_desc *desc)
+{
+    const int64_t *extent = desc->bias_extent;
+    return extent[0] * extent[1] * extent[2] * extent[3];
+}
+
 /* An array of a run: its elements lie in bytes [lo, hi) from base, which stands in attn_args at byte `field`. */
 typedef struct attn_args_array {
     const char *name;

@@ -21,7 +21,6 @@ typedef struct run {
     const attn_plan *plan;
     const attn_args *args;
     attn_backward_layout layout;
-    const attn_interval_node *nodes;
     attn_mask_view *views; /* a query head: (batch, heads_q) */
     attn_score *scores;
     float *delta;   /* (batch, heads_q, len_q) */
@@ -117,16 +116,10 @@ static void delta_item(void *arg, int64_t item, int worker)
     if (d->flags & ATTN_SINK) r->sinks[item] = sink_gradient(task.lse, task.delta, row0, row1, r->args->sink[head]);
 }
 
-static int64_t bias_floats(const attn_desc *d)
-{
-    const int64_t *extent = d->bias_extent;
-    return extent[0] * extent[1] * extent[2] * extent[3];
-}
-
 static void zero_item(void *arg, int64_t item, int worker)
 {
     run *r = arg;
-    int64_t first = item * FLOATS_BLOCK, left = bias_floats(&r->plan->desc) - first;
+    int64_t first = item * FLOATS_BLOCK, left = attn_bias_count(&r->plan->desc) - first;
     (void)worker;
     memset(r->args->grad_bias + first, 0,
            (size_t)(left < FLOATS_BLOCK ? left : FLOATS_BLOCK) * sizeof *r->args->grad_bias);
@@ -359,12 +352,9 @@ static void reduce_slopes(const run *r)
 
 static run run_start(const attn_plan *plan, const attn_args *args, void *workspace)
 {
-    const attn_desc *d = &plan->desc;
     run r = { .plan = plan, .args = args, .bias_owned = owns_bias(plan) };
     attn_backward_lay_out(plan, &r.layout);
     char *base = attn_workspace_start(workspace);
-    attn_interval_node *nodes = (attn_interval_node *)(void *)(base + r.layout.nodes);
-    r.nodes = nodes;
     r.views = (attn_mask_view *)(void *)(base + r.layout.views);
     r.scores = (attn_score *)(void *)(base + r.layout.scores);
     r.delta = (float *)(void *)(base + r.layout.delta);
@@ -373,13 +363,7 @@ static run run_start(const attn_plan *plan, const attn_args *args, void *workspa
     r.grad_q = (float *)(void *)(base + r.layout.grad_q);
     r.rows = (float *)(void *)(base + r.layout.rows);
     r.scratch = (float *)(void *)(base + r.layout.scratch);
-    attn_summarize_all(plan, args, nodes);
-    for (int64_t batch = 0; batch < d->batch; batch++)
-        for (int64_t head = 0; head < d->heads_q; head++) {
-            int64_t at = batch * d->heads_q + head;
-            attn_mask_view_init(&r.views[at], d, args, nodes, batch, head);
-            attn_score_init(&r.scores[at], d, args, batch, head, r.views[at].shift);
-        }
+    attn_view_all(plan, args, (attn_interval_node *)(void *)(base + r.layout.nodes), r.views, r.scores);
     return r;
 }
 
@@ -391,7 +375,7 @@ void attn_backward_run(const attn_plan *plan, const attn_args *args, void *works
     int64_t blocks = d->batch * d->heads_q * attn_ceil_div(d->len_q, ROWS_BLOCK);
     bool bias = d->flags & ATTN_BIAS && args->grad_bias;
     attn_threads_each(d, threads, blocks, delta_item, &r);
-    if (bias) attn_threads_each(d, threads, attn_ceil_div(bias_floats(d), FLOATS_BLOCK), zero_item, &r);
+    if (bias) attn_threads_each(d, threads, attn_ceil_div(attn_bias_count(d), FLOATS_BLOCK), zero_item, &r);
     attn_threads_each(d, threads, items_of(plan), key_item, &r);
     if (plan->choice.splits > 1) attn_threads_each(d, threads, blocks, sum_item, &r);
     if (bias && !r.bias_owned)

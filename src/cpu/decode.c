@@ -11,7 +11,6 @@ typedef struct run {
     const attn_plan *plan;
     const attn_args *args;
     attn_decode_layout layout;
-    const attn_interval_node *nodes;
     attn_mask_view *views; /* a query head: (batch, heads_q) */
     attn_score *scores;
     float *partials, *scratch;
@@ -129,19 +128,11 @@ void attn_decode_run(const attn_plan *plan, const attn_args *args, void *workspa
     run r = { .plan = plan, .args = args };
     attn_decode_lay_out(plan, &r.layout);
     char *base = attn_workspace_start(workspace);
-    attn_interval_node *nodes = (attn_interval_node *)(void *)(base + r.layout.nodes);
-    r.nodes = nodes;
     r.views = (attn_mask_view *)(void *)(base + r.layout.views);
     r.scores = (attn_score *)(void *)(base + r.layout.scores);
     r.partials = (float *)(void *)(base + r.layout.partials);
     r.scratch = (float *)(void *)(base + r.layout.scratch);
-    attn_summarize_all(plan, args, nodes);
-    for (int64_t batch = 0; batch < d->batch; batch++)
-        for (int64_t head = 0; head < d->heads_q; head++) {
-            int64_t at = batch * d->heads_q + head;
-            attn_mask_view_init(&r.views[at], d, args, nodes, batch, head);
-            attn_score_init(&r.scores[at], d, args, batch, head, r.views[at].shift);
-        }
+    attn_view_all(plan, args, (attn_interval_node *)(void *)(base + r.layout.nodes), r.views, r.scores);
     int64_t units = d->batch * d->heads_kv;
     attn_threads_each(d, plan->choice.threads, units / plan->choice.heads_tile * plan->choice.splits, part_item, &r);
     attn_threads_each(d, plan->choice.threads, units, merge_item, &r);

@@ -25,3 +25,15 @@ void attn_summarize_all(const attn_plan *plan, const attn_args *args, attn_inter
     summaries s = { plan, args, nodes };
     attn_threads_each(d, plan->choice.threads, d->batch * d->interval_heads, summarize_item, &s);
 }
+
+void attn_view_all(const attn_plan *plan, const attn_args *args, attn_interval_node *nodes, attn_mask_view *views,
+                   attn_score *scores)
+{
+    const attn_desc *d = &plan->desc;
+    attn_summarize_all(plan, args, nodes);
+    for (int64_t i = 0; i < d->batch * d->heads_q; i++) {
+        int64_t batch = i / d->heads_q, head = i % d->heads_q;
+        attn_mask_view_init(&views[i], d, args, nodes, batch, head);
+        attn_score_init(&scores[i], d, args, batch, head, views[i].shift);
+    }
+}

@@ -35,11 +35,6 @@ static inline const void *attn_bind(attn_dtype dtype, const void *base, const in
     return (const char *)base + (batch * stride[0] + start * stride[1] + head * stride[2]) * attn_dtype_size(dtype);
 }
 
-static inline attn_dtype attn_out_dtype(const attn_desc *desc)
-{
-    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
-}
-
 /* Where row 0 of one head of one sequence lies in an array of LSEs; NULL in none. */
 static inline float *attn_bind_lse(const attn_desc *desc, const float *lse, int64_t batch, int64_t head,
                                    const attn_sequence *seq)
@@ -58,5 +53,9 @@ static inline int64_t attn_tensor_batch(const attn_desc *desc, int64_t batch)
 
 /* Summaries of ATTN_INTERVALS for all heads, in parallel. */
 void attn_summarize_all(const attn_plan *plan, const attn_args *args, attn_interval_node *nodes);
+
+/* The same, and then masks and scores of all query heads: (batch, heads_q). */
+void attn_view_all(const attn_plan *plan, const attn_args *args, attn_interval_node *nodes, attn_mask_view *views,
+                   attn_score *scores);
 
 #endif

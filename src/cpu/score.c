@@ -91,6 +91,5 @@ float attn_score_finish(const attn_score *score, float max, float sum, float *ls
         total = sum * scale + exp2(sink - top);
     }
     if (lse) *lse = total != 0 ? (float)((top + log2(total)) * ln2) : -INFINITY;
-    double kept = score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1;
-    return total != 0 ? (float)(kept * scale / total) : 0;
+    return total != 0 ? (float)(attn_dropout_kept(score) * scale / total) : 0;
 }

@@ -25,6 +25,12 @@ typedef struct attn_score {
 void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head,
                      int64_t shift);
 
+/* What dropout multiplies the kept by; 1 without it. */
+static inline double attn_dropout_kept(const attn_score *score)
+{
+    return score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1;
+}
+
 /* bias[i] of key key0 + i for lo <= i < hi; 0 for keys at or past `keys`, which are not read. */
 void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
                    float *bias);

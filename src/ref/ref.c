@@ -41,11 +41,6 @@ int64_t attn_lse_at(const attn_desc *desc, const attn_args *args, int64_t batch,
     return (batch * desc->heads_q + head) * desc->len_q + row;
 }
 
-attn_dtype attn_output_dtype(const attn_desc *desc)
-{
-    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
-}
-
 /* ---- visibility ---------------------------------------------------------------------------- */
 
 static int64_t floor_div(int64_t a, int64_t b)

@@ -54,9 +54,6 @@ int64_t attn_key_at(const attn_desc *desc, const attn_args *args, int64_t batch,
                     const int64_t stride[4]);
 int64_t attn_lse_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row);
 
-/* Of o and of the gradients. */
-attn_dtype attn_output_dtype(const attn_desc *desc);
-
 /* desc: resolved by attn_desc_resolve. args: valid for it. */
 
 #endif

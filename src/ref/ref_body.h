@@ -93,7 +93,7 @@ void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
     if (lse == -INFINITY) return;
 
     fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
-    fn(load)(attn_output_dtype(d), args->grad_o, attn_row_at(d, args, batch, head, row, d->grad_o_stride), d->dim_v,
+    fn(load)(attn_out_dtype(d), args->grad_o, attn_row_at(d, args, batch, head, row, d->grad_o_stride), d->dim_v,
              grad_o);
     for (int64_t i = d->dim_v - 1; i >= 0; i--) /* in another order than dp below, or one key's would cancel exactly */
         delta += grad_o[i] * o[i];

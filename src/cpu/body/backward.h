@@ -99,7 +99,7 @@ static void backward_rows(const attn_backward_task *t)
 {
     for (int64_t head = 0; head < t->group; head++) {
         const attn_score *score = t->score + head;
-        float kept = score->flags & ATTN_DROPOUT ? 256.0f / (256.0f - (float)score->threshold) : 1;
+        float kept = (float)attn_dropout_kept(score);
         const void *q = row_at(t->dtype, t->q, head * t->q_head);
         const void *g = row_at(t->out_dtype, t->grad_o, head * t->grad_o_head);
         for (int64_t row = 0; row < t->len_q; row += t->rows_tile) {
@@ -125,12 +125,8 @@ static int64_t backward_load(backward *b, int64_t lo, int64_t hi)
     b->strips = (b->rows + STRIP - 1) / STRIP;
     b->q = tile_rows(t, b->head, tile);
     b->g = b->q + t->rows_tile * b->k_pitch;
-    const float *lse = t->lse + b->head * t->lse_head + b->row0, *delta = t->delta + b->head * t->delta_head + b->row0;
     int64_t r0 = b->first * STRIP;
-    for (int64_t r = r0; r < b->rows; r++) { /* a row that sees nothing: scores below any LSE */
-        b->lse[r] = lse[r] == -INFINITY ? INFINITY : (float)((double)lse[r] * 1.4426950408889634);
-        b->delta[r] = delta[r];
-    }
+    load_references(t, b->head, b->row0 + r0, b->rows - r0, b->lse + r0, b->delta + r0);
     if (b->keep)
         attn_dropout_keep(b->score, b->row0 + r0, b->rows - r0, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64,
                           b->keep + r0 * (ATTN_KEYS_TILE / 64));
@@ -144,7 +140,9 @@ static bool sees(const attn_mask_tile *span, int64_t lo, int64_t hi)
     return span->lo < hi && span->hi > lo && span->lo < span->hi;
 }
 
-/* From key0 on, what of a run each strip of rows sees. */
+/* From key0 on, what of a run each strip of rows sees. The rows that see a strip of keys lie together: both ends of
+ * what ranges show a row never fall from row to row, and a prefix is seen from its chunk's first row to the last, so a
+ * strip that does not see the keys comes before or behind all that do. */
 static void backward_spans(backward *b, const attn_mask_tile *run)
 {
     int64_t key0 = b->task->key0;
@@ -263,18 +261,6 @@ static void backward_strip(const backward *b, int64_t strip)
     }
 }
 
-/* Zeros where a strip of keys is seen by strips of rows before and behind one that does not see it. */
-static void backward_gaps(const backward *b, const attn_mask_tile *run)
-{
-    for (int64_t j = (run->lo - b->task->key0) / STRIP; j * STRIP < run->hi - b->task->key0; j++)
-        for (int64_t r = b->seen[j].lo; r < b->seen[j].hi; r++) {
-            int64_t lo = b->task->key0 + j * STRIP, at = r * ATTN_SCORE_PITCH + j * STRIP;
-            if (sees(&b->span[r / STRIP], lo, lo + STRIP)) continue;
-            memset(b->s + at, 0, STRIP * sizeof *b->s);
-            memset(b->dp + at, 0, STRIP * sizeof *b->dp);
-        }
-}
-
 /* ---- the task ------------------------------------------------------------------------------ */
 
 /* One tile of rows against one run of the keys. */
@@ -287,7 +273,6 @@ static void backward_run(backward *b, const attn_mask_tile *run)
     for (int64_t i = b->first; i < b->strips; i++)
         if (b->span[i].lo < b->span[i].hi) backward_strip(b, i);
     if (!t->grad_k) return;
-    if (!run->full) backward_gaps(b, run);
     backward_keys(b, run, b->s, b->g, t->dim_v, b->dv, b->v_pitch);
     backward_keys(b, run, b->dp, b->q, t->dim_qk, b->dk, b->k_pitch);
     backward_queries(b);
@@ -312,11 +297,8 @@ static void backward_against(backward *b)
     const attn_backward_task *t = b->task;
     int64_t row0 = b->row0 + b->first * STRIP, row1 = b->row0 + b->rows;
     attn_mask_tile run = { .hi = t->key0 };
-    while (run.hi < t->key1 && attn_mask_next(b->mask, row0, row1, run.hi, t->key1 - run.hi, &run) &&
-           run.lo < t->key1) {
-        if (run.hi > t->key1) run.hi = t->key1;
+    while (next_run(t, b->mask, row0, row1, &run))
         backward_run(b, &run);
-    }
 }
 
 static void backward_tile(const attn_backward_task *task)

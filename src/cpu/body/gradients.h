@@ -41,6 +41,26 @@ static void change_gradients(const attn_backward_task *t, int64_t head, int64_t 
             v_store(ds + i, v_mul(v_load(ds + i), v_load(derivative + i)));
 }
 
+/* The LSE, in units of log2, and delta of rows [row0, row0 + rows) of a head. A row that sees nothing: its scores lie
+ * below any LSE. */
+static void load_references(const attn_backward_task *t, int64_t head, int64_t row0, int64_t rows, float *lse,
+                            float *delta)
+{
+    const float *natural = t->lse + head * t->lse_head + row0;
+    for (int64_t r = 0; r < rows; r++)
+        lse[r] = natural[r] == -INFINITY ? INFINITY : (float)((double)natural[r] * 1.4426950408889634);
+    memcpy(delta, t->delta + head * t->delta_head + row0, (size_t)rows * sizeof *delta);
+}
+
+/* The first run of the task's keys at or after run->hi that some row of [row0, row1) sees. False: none. */
+static bool next_run(const attn_backward_task *t, const attn_mask_view *mask, int64_t row0, int64_t row1,
+                     attn_mask_tile *run)
+{
+    if (run->hi >= t->key1 || !attn_mask_next(mask, row0, row1, run->hi, t->key1 - run->hi, run)) return false;
+    if (run->hi > t->key1) run->hi = t->key1;
+    return run->lo < t->key1;
+}
+
 ALWAYS_INLINE void delta_as(const attn_delta_task *t, attn_dtype dtype)
 {
     for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {

@@ -40,13 +40,13 @@ static float *take_floats(float **scratch, int64_t count)
 
 static pairs_tile pairs_tile_start(const attn_backward_task *task)
 {
-    pairs_tile b = { .task = task, .keys = attn_round_up(task->key1 - task->key0, BLOCK_COLS), .kept = 1 };
-    const attn_score *score = task->score;
+    pairs_tile b = { .task = task,
+                     .keys = attn_round_up(task->key1 - task->key0, BLOCK_COLS),
+                     .kept = (float)attn_dropout_kept(task->score) };
     float *scratch = task->scratch;
     int64_t count = task->key1 - task->key0;
     const uint16_t *k = (const uint16_t *)task->k + task->key0 * task->k_row;
     const uint16_t *v = (const uint16_t *)task->v + task->key0 * task->v_row;
-    if (score->flags & ATTN_DROPOUT) b.kept = 256.0f / (256.0f - (float)score->threshold);
     b.room = attn_round_up(task->rows_tile, ATTN_PAIRS_ROWS);
     b.q_dim = pairs_round(task->dim_qk), b.g_dim = pairs_round(task->dim_v);
     b.q_blocks = attn_round_up(b.q_dim, BLOCK_ROWS), b.g_blocks = attn_round_up(b.g_dim, BLOCK_ROWS);
@@ -109,10 +109,7 @@ static void pairs_tile_load(pairs_tile *b, const attn_mask_tile *rows)
     b->strips = (b->rows + BLOCK_ROWS - 1) / BLOCK_ROWS, b->depth = pairs_round(b->rows);
     load_rows(b, row_at(t->dtype, t->q, b->head * t->q_head), t->q_row, t->dim_qk, b->q, b->qt);
     load_rows(b, row_at(t->dtype, t->grad_o, b->head * t->grad_o_head), t->grad_o_row, t->dim_v, b->g, b->gt);
-    const float *lse = t->lse + b->head * t->lse_head + b->row0;
-    for (int64_t r = 0; r < b->rows; r++) /* a row that sees nothing: scores below any LSE */
-        b->lse[r] = lse[r] == -INFINITY ? INFINITY : (float)((double)lse[r] * 1.4426950408889634);
-    memcpy(b->delta, t->delta + b->head * t->delta_head + b->row0, (size_t)b->rows * sizeof *b->delta);
+    load_references(t, b->head, b->row0, b->rows, b->lse, b->delta);
     if (b->score->flags & ATTN_DROPOUT)
         attn_dropout_keep(b->score, b->row0, b->rows, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64, b->keep);
 }
@@ -184,8 +181,8 @@ static void zip_rows(const pairs_tile *b, int64_t strip, const uint16_t *p, int6
 /* ---- products ------------------------------------------------------------------------------ */
 
 /* A strip against the blocks of keys [lo, hi): a b. */
-static void strip_pairs(const pairs_tile *b, int64_t strip, const uint16_t *a, const uint16_t *across, int64_t dim,
-                        int64_t lo, int64_t hi, float *c)
+static void strip_pairs(int64_t strip, const uint16_t *a, const uint16_t *across, int64_t dim, int64_t lo, int64_t hi,
+                        float *c)
 {
     for (int64_t key = lo; key < hi; key += BLOCK_COLS)
         multiply(&(product){ .a = a + strip * BLOCK_ROWS * dim,
@@ -195,7 +192,6 @@ static void strip_pairs(const pairs_tile *b, int64_t strip, const uint16_t *a, c
                              .depth = dim,
                              .c = c + key,
                              .c_pitch = ATTN_SCORE_PITCH });
-    (void)b;
 }
 
 /* grad_q += dS k. */
@@ -220,8 +216,8 @@ static void pairs_tile_strip(const pairs_tile *b, int64_t strip)
     const attn_mask_tile *span = &b->span[strip];
     int64_t key0 = b->task->key0, lo = (span->lo - key0) / BLOCK_COLS * BLOCK_COLS;
     int64_t hi = attn_round_up(span->hi - key0, BLOCK_COLS), left = b->rows - strip * BLOCK_ROWS;
-    strip_pairs(b, strip, b->q, b->k_across, b->q_dim, lo, hi, b->s);
-    strip_pairs(b, strip, b->g, b->v_across, b->g_dim, lo, hi, b->dp);
+    strip_pairs(strip, b->q, b->k_across, b->q_dim, lo, hi, b->s);
+    strip_pairs(strip, b->g, b->v_across, b->g_dim, lo, hi, b->dp);
     for (int64_t r = 0; r < BLOCK_ROWS; r++) {
         if (r < left) {
             pairs_tile_row(b, strip, r, lo, hi);
@@ -322,11 +318,8 @@ static void backward_pairs_tile(const attn_backward_task *task)
         while (attn_mask_rows_next(b.mask, task->key0, task->key1, rows.hi, task->rows_tile, &rows)) {
             attn_mask_tile run = { .hi = task->key0 };
             pairs_tile_load(&b, &rows);
-            while (run.hi < task->key1 && attn_mask_next(b.mask, rows.lo, rows.hi, run.hi, task->key1 - run.hi, &run) &&
-                   run.lo < task->key1) {
-                if (run.hi > task->key1) run.hi = task->key1;
+            while (next_run(task, b.mask, rows.lo, rows.hi, &run))
                 pairs_tile_run(&b, &run);
-            }
         }
     }
     products_end();
