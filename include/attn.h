@@ -254,7 +254,8 @@ typedef struct attn_args {
     uint64_t seed;        /* ATTN_DROPOUT: Philox4x32-10's key */
     uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: a fresh one a step */
 
-    /* ATTN_BACKWARD. Gradients are written, not added to; rows outside every sequence are not written. */
+    /* ATTN_BACKWARD. Gradients are written, not added to: grad_bias, grad_alibi and grad_sink whole, 0 where no pair
+     * contributes; of the others, rows outside every sequence are not written. */
     const void *grad_o;    /* as o */
     const float *grad_lse; /* as lse; NULL: 0 */
     void *grad_q;          /* as q */

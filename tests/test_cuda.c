@@ -208,6 +208,8 @@ static void every_layout_is_taken(void **state)
     attn_args args = args_of(&t);
     args.k = t.k + 1;
     assert_ok(attn_run(plan, &args, workspace, NULL));
+    args.k = t.k, args.o = t.o + 1;
+    assert_ok(attn_run(plan, &args, workspace, NULL));
     args.k = (const char *)t.k + 1;
     refused(attn_run(plan, &args, workspace, NULL), ATTN_INVALID, "is not aligned");
     attn_plan_destroy(plan);

@@ -211,6 +211,7 @@ MUTANTS = [
      "the counter starts as the workspace was", "cuda"),
     (CUDA + "run.c", "if (!r->cuda->copied[i] && (uintptr_t)tensor_at(r->args, i) % 16 != 0) return false;", "",
      "inputs at any address", "cuda"),
+    (CUDA + "run.c", "|| (uintptr_t)r->args->o % 16 == 0;", "|| true;", "outputs at any address", "cuda"),
     (CUDA + "plan.c", "bytes % 16 != 0 ||", "", "strides that TMA does not take", "cuda"),
     (CUDA + "plan.c", "|| is_staged(d));", ");", "outputs are always stored by 16 bytes", "cuda"),
     (CUDA + "plan.c", "if (d->flags & ATTN_CAUSAL) m->right = 0;", "", "causal sees what comes after", "cuda"),
