@@ -1,0 +1,107 @@
+/* What the host passes to the Hopper backward kernels. Behind params.h.
+ *
+ * Kernels, each launched with its parameter struct as the only argument (__grid_constant__); R = 64 query rows:
+ *
+ *   1. attn_sm90_backward_rows_<dtype>: LSE and delta of each row (and what 2 to 4 need zeroed).
+ * attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
+ *   2. attn_sm90_backward_<name>, one a line of backward_variants.def: gradients of q (f32 sums), k and v (and of the
+ *      bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block 384, shared memory
+ *      ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes before it with ATTN_INTERVALS (on .common).
+ *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
+ * grid (ceil(rows / R), heads, batch), rows of the longest sequence. Always for grad_q; for grad_k and grad_v where
+ *      splits > 1.
+ *   4. attn_sm90_backward_total: adds up parts of grad_alibi, of grad_sink. attn_sm90_total_params; grid count, block
+ *      256.
+ *
+ *   In place of 2 and 3, every feature, dtype, stride and dim to 512, not fast; attn_sm90_backward_params
+ * (.common.simple in place of the maps): attn_sm90_backward_simple_q_<dtype>: grad_q, parts of grad_alibi. Grid
+ * (ceil(len_q / 8), heads_q, batch), block 256. attn_sm90_backward_simple_kv_<dtype>: grad_k, grad_v. Grid (ceil(len_kv
+ * / 8), heads_kv, batch), block 256. attn_sm90_backward_simple_bias_<dtype>: grad_bias, each element from its pairs in
+ * a fixed order: also behind 2, where ATTN_DETERMINISTIC is asked for and some axis of the bias repeats. Grid
+ * (extent[3], extent[2], extent[0] * extent[1]), block 128.
+ */
+#ifndef ATTN_CUDA_SM90_BACKWARD_PARAMS_H
+#define ATTN_CUDA_SM90_BACKWARD_PARAMS_H
+
+enum { ATTN_SM90_BACKWARD_ROWS = 64 };
+
+/* Order of work. A unit is a tile of keys of one KV head against the rows of `heads_q / heads_kv / splits` query heads.
+ *   key_tiles  ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
+ *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch
+ *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
+ *              and f32 grad_q in L2 at once, 1 at least. ATTN_DETERMINISTIC: too
+ *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
+ *   grid       min(total, multiprocessors); 0 is not launched
+ *   counter    one word that is 0 before the run and again after it; NULL: block b takes units b, b + grid, ... */
+typedef struct attn_sm90_backward_schedule {
+    int key_tiles, total, head_group, grid, splits;
+    unsigned *counter;
+} attn_sm90_backward_schedule;
+
+/* common: as the forward has it, but
+ *   q_map      box (64, 1, R, 1); k_map, v_map: box (64, 1, keys, 1), keys of the variant
+ *   o          the forward's, read; lse likewise, not NULL
+ *   schedule   pack = splits = 1, the rest is not read
+ *   mask.node_keys  keys of the variant
+ *
+ * Lines. Workspace over rows has for each head whole tiles of R rows: row `row` of head h is line
+ *   (b * heads_q + h) * pitch + row                         pitch = ceil(len_q / R) * R
+ *   VARLEN: h * pitch + (cu_lens_q[b] / R + b) * R + row    pitch = (total_q / R + batch) * R
+ * and there are batch (VARLEN: 1) * heads_q * pitch lines. Over keys of KV heads alike, with len_kv, total_kv,
+ * heads_kv. Sums in fragment order have lines of the variant's dim (dim_v for v) floats. */
+typedef struct attn_sm90_backward_params {
+    attn_sm90_params common;
+    attn_sm90_map grad_o_map; /* of 16-bit grad_o (or grad_o_copy): extents as o's, box (64, 1, R, 1) */
+    attn_sm90_backward_schedule schedule;
+
+    const void *grad_o; /* of dtype, or f32 with ATTN_OUT_F32; so are grad_q, grad_k, grad_v */
+    void *grad_q, *grad_k, *grad_v;
+    long long grad_o_stride[3], grad_q_stride[3], grad_k_stride[3], grad_v_stride[3]; /* batch, row, head */
+    const float *grad_lse;                                                            /* NULL: 0 */
+    float *grad_bias;      /* packed as bias_extent; zeroed before 2. NULL: not asked for (and, for 2, if
+                            * attn_sm90_backward_simple_bias is to compute it) */
+    int q_pitch, kv_pitch; /* of lines */
+
+    /* Workspace. */
+    float *stats;      /* 2 floats a line */
+    void *grad_o_copy; /* NULL, or (batch, len_q, heads_q, ceil(dim_v / 8) * 8), VARLEN (total_q, ...), of dtype: where
+                        * TMA does not take grad_o (f32, strides, address); written by 1 */
+    float *grad_q_sum; /* dim floats a line of rows; zeroed by 1 (the simple kernels: NULL) */
+    float *grad_k_sum,
+        *grad_v_sum;    /* splits > 1, else NULL: dim, dim_v floats a line of keys, one split behind another */
+    unsigned *turns;    /* ATTN_DETERMINISTIC, else NULL: one a tile of lines of rows; zeroed by 1 */
+    float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; written by 2: alibi_count = ceil(len_kv /
+                         * keys); simple: ceil(len_q / 8) */
+    int alibi_count;
+    float *sink_parts; /* NULL, or (heads_q, batch, ceil(len_q / R)) floats; written by 1 */
+} attn_sm90_backward_params;
+
+/* Rows [0, length) of sequences: out = scale * the sum of `parts` sums. */
+typedef struct attn_sm90_convert_params {
+    const float *in;
+    void *out;
+    long long stride[3]; /* of out: batch, row, head; VARLEN: the batch's is not used */
+    int parts;
+    long long part_step;       /* floats */
+    int pitch, heads, length;  /* of lines; length: of a sequence */
+    int dim_pitch, dim;        /* floats of a line; columns stored */
+    float scale;               /* grad_q, grad_k: the scores'; grad_v: attn_sm90_kept */
+    unsigned flags;            /* attn_desc.flags */
+    const int *cu_lens, *lens; /* NULL: none */
+} attn_sm90_convert_params;
+
+/* out[i] = the sum of in's `parts` from i * parts on, of `repeats` such rows `repeat_step` apart (ALiBi's batch). */
+typedef struct attn_sm90_total_params {
+    const float *in;
+    float *out;
+    int parts, repeats;
+    long long repeat_step; /* floats */
+} attn_sm90_total_params;
+
+/* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
+ * barriers, statistics and notes. */
+#define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots)                                                 \
+    (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
+     (stages)*512 + 1024 + 1024)
+
+#endif
