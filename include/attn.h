@@ -280,6 +280,12 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
 
 /* ---- this machine -------------------------------------------------------------------------- */
 
+/* Plans are made by what is known of the machine: bandwidths, rates, what each kernel costs. The library knows some
+ * processors and GPUs; `attn machine --measure` measures this one and writes it into a file. Plans made after this call
+ * go by the file (or by the built-in machine of that name) on the device that it is of; NULL: by the library's own
+ * choice again. ATTN_INVALID: the file cannot be read, or FILE:LINE:COLUMN says what is wrong in it. */
+ATTN_API attn_status attn_machine_use(const char *path);
+
 /* Nonzero if this machine and this build run the instruction set. */
 ATTN_API int attn_isa_available(attn_isa isa);
 

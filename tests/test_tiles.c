@@ -67,12 +67,12 @@ static attn_cpu_kernel emulated(attn_form form)
 static void run_emulated(const attn_cpu_kernel *kernel, const check_problem *problem)
 {
     attn_plan plan = { .desc = problem->resolved, .kernel = kernel };
-    attn_machine machine;
+    attn_host host;
     attn_prefill_layout prefill;
     attn_backward_layout backward;
     bool gradient = kernel->form == ATTN_GRADIENT;
-    attn_machine_detect(&machine);
-    attn_cost(&plan.desc, &machine, kernel, &plan.choice);
+    attn_host_detect(&host);
+    attn_cost(&plan.desc, &host, kernel, NULL, &plan.choice);
     assert_true(gradient ? attn_backward_lay_out(&plan, &backward) : attn_prefill_lay_out(&plan, &prefill));
     check_buffer workspace = check_buffer_create((gradient ? backward.total : prefill.total) + 64, false);
     if (gradient)

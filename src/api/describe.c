@@ -21,8 +21,8 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
         .packed_bytes = plan->packed,
         .pairs = c->pairs,
         .flops = c->flops,
-        .memory_bytes = c->memory_bytes,
-        .cache_bytes = c->cache_bytes,
+        .memory_bytes = attn_choice_memory(c),
+        .cache_bytes = attn_choice_cache(c),
         .seconds = c->seconds,
     };
     if (info_size > sizeof full) memset((char *)info + sizeof full, 0, info_size - sizeof full);
@@ -65,19 +65,20 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
     attn_say_number(&w, c->pairs);
     attn_say(&w, " visible pairs, ");
     attn_say_number(&w, c->flops * 1e-9);
-    attn_say(&w, " GFLOP\nmemory     ");
-    attn_say_bytes(&w, c->memory_bytes);
-    attn_say(&w, " to and from memory, ");
-    attn_say_bytes(&w, c->cache_bytes);
-    attn_say(&w, " between L2 and L1\npredicted  ");
+    attn_say(&w, " GFLOP\nbytes      ");
+    for (int i = 0; i < c->levels; i++) {
+        attn_say(&w, i ? ", %s " : "%s ", c->level[i].name);
+        attn_say_bytes(&w, c->level[i].bytes);
+    }
+    attn_say(&w, "\npredicted  ");
     attn_say_number(&w, c->seconds * 1e3);
     attn_say(&w, " ms");
     if (c->seconds > 0) {
         attn_say(&w, ", ");
         attn_say_number(&w, c->flops / c->seconds * 1e-9);
         attn_say(&w, " GFLOP/s, ");
-        attn_say_number(&w, c->memory_bytes / c->seconds * 1e-9);
-        attn_say(&w, " GB/s");
+        attn_say_number(&w, attn_choice_memory(c) / c->seconds * 1e-9);
+        attn_say(&w, " GB/s; %s decides", c->bound);
     }
     attn_say(&w, "\n");
     return w.length;

@@ -6,7 +6,7 @@
 #include "api/desc.h"
 #include "api/error.h"
 
-attn_status attn_plan_create_sized(attn_plan **out, const attn_desc *desc, size_t desc_size)
+static attn_status create(attn_plan **out, const attn_desc *desc, size_t desc_size, const attn_tiles *tiles)
 {
     if (!out) return attn_fail(ATTN_INVALID, "plan = NULL: it takes the address of a pointer");
     attn_desc resolved;
@@ -15,14 +15,26 @@ attn_status attn_plan_create_sized(attn_plan **out, const attn_desc *desc, size_
     attn_plan *plan = calloc(1, sizeof *plan);
     if (!plan) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
     plan->desc = resolved;
+    plan->tiles = tiles;
     plan->backend = resolved.device == ATTN_CUDA ? &attn_cuda_backend : &attn_cpu_backend;
     if ((status = plan->backend->create(plan))) {
         free(plan);
         return status;
     }
     plan->desc.kernel = plan->kernel_name; /* the caller's string may go */
+    plan->tiles = NULL;
     *out = plan;
     return ATTN_OK;
+}
+
+attn_status attn_plan_create_sized(attn_plan **plan, const attn_desc *desc, size_t desc_size)
+{
+    return create(plan, desc, desc_size, NULL);
+}
+
+attn_status attn_plan_create_tiled(attn_plan **plan, const attn_desc *desc, const attn_tiles *tiles)
+{
+    return create(plan, desc, sizeof *desc, tiles);
 }
 
 void attn_plan_destroy(attn_plan *plan)

@@ -22,11 +22,16 @@ struct attn_plan {
     const attn_backend *backend;
     attn_desc desc; /* resolved */
     attn_choice choice;
+    const attn_tiles *tiles;    /* while it is made: what somebody else has decided, or NULL */
     uint64_t workspace, packed; /* bytes */
     const char *kernel_name, *isa_name;
     char why[160];
     const attn_cpu_kernel *kernel; /* ATTN_CPU */
     struct attn_cuda_plan *cuda;   /* ATTN_CUDA */
 };
+
+/* attn_plan_create with some of its choices made. For sweeps over them: tiles that a kernel cannot take are taken as
+ * the nearest that it can. */
+attn_status attn_plan_create_tiled(attn_plan **plan, const attn_desc *desc, const attn_tiles *tiles);
 
 #endif

@@ -53,10 +53,18 @@ static int x86_runs(attn_isa isa)
     return runs && (d & amx) == amx && (states >> 17 & 3) == 3 && tiles_permitted();
 }
 
-static bool is_amd(void)
+/* Vendor, family and model as the vendor counts them: extended ones added in. */
+static void identify(attn_cpu_info *info)
 {
     unsigned a, b, c, d;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+    if (__get_cpuid(0, &a, &b, &c, &d)) {
+        const unsigned vendor[] = { b, d, c };
+        memcpy(info->vendor, vendor, sizeof vendor);
+    }
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    info->family = (int)(a >> 8 & 15), info->number = (int)(a >> 4 & 15);
+    if (info->family >= 6) info->number += (int)(a >> 12 & 0xf0);
+    if (info->family == 15) info->family += (int)(a >> 20 & 0xff);
 }
 
 static void model_name(char name[64])
@@ -78,9 +86,9 @@ static int x86_runs(attn_isa isa)
     return 0;
 }
 
-static bool is_amd(void)
+static void identify(attn_cpu_info *info)
 {
-    return false;
+    (void)info;
 }
 
 #if defined(__aarch64__)
@@ -106,9 +114,7 @@ static void model_name(char name[64])
 /* What does not change while the process lives: asked once, for a virtual machine answers CPUID slowly. */
 static struct {
     int runs[ATTN_ISAS]; /* by attn_isa */
-    char model[64];
-    int64_t l1, l2, l3;
-    bool amd;
+    attn_cpu_info info;
 } machine;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -123,11 +129,12 @@ static void detect(void)
 #if defined(__aarch64__)
     machine.runs[ATTN_ISA_NEON] = 1;
 #endif
-    model_name(machine.model);
-    machine.amd = is_amd();
+    model_name(machine.info.model);
+    identify(&machine.info);
+    machine.info.fetches_l2 = strcmp(machine.info.vendor, "AuthenticAMD") == 0;
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    machine.l1 = l1 > 0 ? l1 : 0, machine.l2 = l2 > 0 ? l2 : 0, machine.l3 = l3 > 0 ? l3 : 0;
+    machine.info.l1 = l1 > 0 ? l1 : 0, machine.info.l2 = l2 > 0 ? l2 : 0, machine.info.l3 = l3 > 0 ? l3 : 0;
 #endif
 }
 
@@ -146,11 +153,6 @@ const char *attn_isa_name(attn_isa isa)
 void attn_cpu_detect(attn_cpu_info *info)
 {
     pthread_once(&once, detect);
-    *info = (attn_cpu_info){ .l1 = machine.l1,
-                             .l2 = machine.l2,
-                             .l3 = machine.l3,
-                             .processors = attn_threads_available(),
-                             .fetches_l2 = machine.amd,
-                             .fast_pairs = machine.amd };
-    memcpy(info->model, machine.model, sizeof info->model);
+    *info = machine.info;
+    info->processors = attn_threads_available();
 }

@@ -10,11 +10,12 @@ enum { ATTN_ISAS = ATTN_ISA_NEON + 1 }; /* arrays by attn_isa have as many place
 
 typedef struct attn_cpu_info {
     char model[64];
+    char vendor[16];    /* "AuthenticAMD"; "" unknown */
+    int family, number; /* of the model; 0 unknown */
     int64_t l1, l2, l3; /* data caches a core sees, bytes; 0 unknown */
     int processors;     /* that the caller may use */
     /* Measured on AMD's Zen 4 and Intel's Sapphire Rapids; others are taken for the latter. */
     bool fetches_l2; /* fetching far ahead into L2 leaves the loads from L2 alone */
-    bool fast_pairs; /* dot products of bf16 pairs take no longer than multiply-adds of floats */
 } attn_cpu_info;
 
 void attn_cpu_detect(attn_cpu_info *info);

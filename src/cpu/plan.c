@@ -38,12 +38,6 @@ static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_i
     return NULL;
 }
 
-/* A lesser instruction set is faster on this machine. */
-static bool is_slower(const attn_cpu_kernel *k, const attn_machine *machine, attn_isa isa)
-{
-    return isa == ATTN_ISA_AUTO && k->isa == ATTN_ISA_AVX512BF16 && k->form != ATTN_DECODE && !machine->fast_pairs;
-}
-
 static attn_status named_kernel(attn_plan *plan, attn_isa isa)
 {
     int count;
@@ -59,30 +53,42 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
                      plan->desc.kernel);
 }
 
-/* The first kernel of each form that can, and of the two the one predicted faster. */
-static attn_status choose(attn_plan *plan, const attn_machine *machine)
+/* Of each form the fastest: of the first that can in the table, which is best first, and, unless isa asks for it, of
+ * those behind it whose products are of other elements. */
+static void fastest_of_form(const attn_plan *plan, const attn_host *host, attn_isa isa, attn_form form,
+                            const attn_cpu_kernel **best, attn_choice *choice)
+{
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count), *last = NULL;
+    *best = NULL;
+    for (int i = 0; i < count; i++) {
+        attn_choice c;
+        if (kernels[i].form != form || obstacle(&kernels[i], &plan->desc, isa)) continue;
+        if (last && (isa != ATTN_ISA_AUTO || !attn_multiplies_pairs(last))) return;
+        last = &kernels[i];
+        attn_cost(&plan->desc, host, last, plan->tiles, &c);
+        if (!*best || c.seconds < choice->seconds) *best = last, *choice = c;
+    }
+}
+
+/* The fastest of each form, and of the two the one predicted faster. */
+static attn_status choose(attn_plan *plan, const attn_host *host)
 {
     attn_isa isa;
     attn_status status = wanted_isa(&plan->desc, &isa);
     if (status) return status;
     if (plan->desc.kernel) {
         if ((status = named_kernel(plan, isa))) return status;
-        attn_cost(&plan->desc, machine, plan->kernel, &plan->choice);
+        attn_cost(&plan->desc, host, plan->kernel, plan->tiles, &plan->choice);
         snprintf(plan->why, sizeof plan->why, "asked for by name");
         return ATTN_OK;
     }
-    const attn_cpu_kernel *first[ATTN_FORMS] = { NULL };
+    const attn_cpu_kernel *first[ATTN_FORMS];
     attn_choice choice[ATTN_FORMS];
-    int count;
-    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
-    for (int i = 0; i < count; i++)
-        if (!first[kernels[i].form] && !obstacle(&kernels[i], &plan->desc, isa) &&
-            !is_slower(&kernels[i], machine, isa))
-            first[kernels[i].form] = &kernels[i];
     attn_form best = ATTN_FORMS;
     for (int form = 0; form < ATTN_FORMS; form++) {
+        fastest_of_form(plan, host, isa, (attn_form)form, &first[form], &choice[form]);
         if (!first[form]) continue;
-        attn_cost(&plan->desc, machine, first[form], &choice[form]);
         if (best == ATTN_FORMS || choice[form].seconds <= choice[best].seconds) best = (attn_form)form;
     }
     if (best == ATTN_FORMS) return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
@@ -130,9 +136,9 @@ static attn_status size_workspace(attn_plan *plan)
 
 static attn_status create(attn_plan *plan)
 {
-    attn_machine machine;
-    attn_machine_detect(&machine);
-    attn_status status = choose(plan, &machine);
+    attn_host host;
+    attn_host_detect(&host);
+    attn_status status = choose(plan, &host);
     if (!status) status = size_workspace(plan);
     if (!status) status = attn_threads_reserve(&plan->desc, plan->choice.threads);
     if (status) return status;

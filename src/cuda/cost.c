@@ -1,26 +1,29 @@
-/* The napkin for Hopper: clocks of a step of the key loop from tensor cores, exponentials and shared memory; steps a
- * tile; tiles an SM; and beside them what must cross memory. [m] was measured. */
+/* The napkin for Hopper: clocks of a step of the key loop, measured for each kernel or else from tensor cores,
+ * exponentials and shared memory; steps a tile; tiles an SM; and beside them what must cross memory and L2. The algebra
+ * is the model's, the constants are the machine's. */
 #include "cuda/cuda.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "api/desc.h"
+#include "napkin/attention.h"
 #include "num/half.h"
 
 enum { SPLITS_MOST = 64 };
 
-static const double tensor_flops = 4096; /* a clock and SM, 16-bit, dense */
-static const double exps = 16;           /* a clock and SM */
-static const double shared_bytes = 128;  /* a clock and SM */
-static const double exposed = 0.9;       /* [m] of exponentials, that run beside no product, or of products */
-static const double rich_clocks = 0.15;  /* [m] a score, in kernels that can change scores, asked for or not */
-static const double wait_clocks = 100;   /* a step: barriers, the first and the last product */
-static const double tile_clocks = 1800;  /* filling the pipeline, storing */
-static const double clock_share = 0.88;  /* of the nominal clock, under load */
-static const double memory_share = 0.9;  /* of the nominal bandwidth */
-static const double launch_seconds = 3e-6, combine_seconds = 3e-6;
-static const double simple_flops = 24; /* a clock and SM */
-static const double worth_it = 0.98;   /* packing heads or splitting keys must save so much */
+/* Where the machine says nothing of a kernel, clocks: */
+static const double exposed = 0.9;      /* of exponentials that run beside no product, or of products */
+static const double rich_clocks = 0.15; /* a score, in kernels that can change scores, asked for or not */
+static const double wait_clocks = 100;  /* a step: barriers, the first and the last product */
+static const double tile_clocks = 1800; /* a tile: filling the pipeline, storing */
+static const double simple_flops = 24;  /* a clock and SM */
+
+static const double combine_seconds = 3e-6;
+static const double worth_it = 0.98; /* packing heads or splitting keys must save so much */
+
+/* ---- the machine --------------------------------------------------------------------------- */
 
 static double max_of(double a, double b)
 {
@@ -32,37 +35,65 @@ static double min_of(double a, double b)
     return a < b ? a : b;
 }
 
-static double hertz(const attn_cuda_device *device)
+static const attn_machine *machine_of(const attn_cuda_device *device)
 {
-    return clock_share * 1e3 * (device->clock_khz ? device->clock_khz : 1700e3);
+    return attn_machine_for(ATTN_CUDA, device->name);
 }
 
-static double bandwidth(const attn_cuda_device *device)
+/* Bytes a second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
+static double bandwidth(const attn_cuda_device *device, const char *name)
 {
-    double nominal = 2e3 * (double)device->memory_khz * device->memory_bits / 8;
-    return memory_share * (nominal > 0 ? nominal : 3.35e12);
+    const attn_machine_level *level = attn_machine_level_named(machine_of(device), name);
+    double all = level && level->all > 0 ? level->all : INFINITY;
+    return level && level->count > 1 ? all * device->multiprocessors / level->count : all;
 }
 
-/* Bytes that cross memory at least: every input read and every output written once. */
-static double tensor_bytes(const attn_desc *d)
+/* f16 takes what was measured of bf16. */
+static const attn_machine_kernel *constants_of(const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
-    attn_shape s = attn_shape_of(d);
-    double size = (double)attn_dtype_size(d->dtype), out = d->flags & ATTN_OUT_F32 ? 4 : size;
-    double rows = (double)s.q[0] * (double)s.q[1] * (double)d->heads_q,
-           keys = (double)s.k[0] * (double)s.k[1] * (double)d->heads_kv;
-    return rows * ((double)d->dim_qk * size + (double)d->dim_v * out) + keys * (double)(d->dim_qk + d->dim_v) * size;
+    const attn_machine *m = machine_of(device);
+    const attn_machine_kernel *own = attn_machine_kernel_named(m, k->name);
+    const char *f16 = strstr(k->name, "_f16_");
+    char name[ATTN_MACHINE_NAME];
+    if (own || !f16) return own;
+    snprintf(name, sizeof name, "%.*s_bf16_%s", (int)(f16 - k->name), k->name, f16 + strlen("_f16_"));
+    return attn_machine_kernel_named(m, name);
 }
 
-/* Clocks of one step: a tile of rows against a tile of keys. Every warpgroup reads its queries and all of the keys and
- * values from shared memory; P stays in registers. */
-static double step_clocks(const attn_cuda_kernel *k)
+/* ---- a step -------------------------------------------------------------------------------- */
+
+/* A tile of rows against a tile of keys: shared memory to registers, of which each warpgroup reads all of the keys and
+ * values; P stays in registers. */
+static double derived_step(const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
-    double rows = k->rows, keys = k->keys, dims = k->dim + k->dim_v;
-    double tensor = 2 * rows * keys * dims / tensor_flops, exp = rows * keys / exps;
-    double shared = (rows * k->dim + rows / ATTN_CUDA_WARPGROUP_ROWS * keys * dims) * 2 / shared_bytes;
+    const attn_machine *machine = machine_of(device);
+    attn_desc tile = { .dtype = ATTN_BF16, .batch = 1, .heads_q = 1, .heads_kv = 1 };
+    tile.len_q = k->rows, tile.len_kv = k->keys, tile.dim_qk = k->dim, tile.dim_v = k->dim_v;
+    attn_model m = attn_model_attention(&tile, 1, 2, 2, 1);
+    attn_partition p = attn_model_attention_tiles(&m, ATTN_CUDA_WARPGROUP_ROWS, k->keys);
+    m.array[ATTN_ARRAY_O].direction = 0;
+    double rows = k->rows, keys = k->keys, clock = machine->hertz * machine->cores;
+    const attn_machine_level *registers = attn_machine_level_named(machine, "registers");
+    double shared = attn_model_transfer(&m, &p, 1) / (registers ? registers->all / clock : 128);
+    double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) / machine->unit[ATTN_UNIT_TENSOR16],
+                        rows * keys / machine->unit[ATTN_UNIT_EXP] };
     double change = k->features & ATTN_CUDA_SCORES ? rich_clocks * rows * keys : 0;
-    return wait_clocks + change + max_of(max_of(tensor, exp) + exposed * min_of(tensor, exp), shared);
+    return wait_clocks + change + max_of(attn_model_overlap(units, 2, exposed), shared);
 }
+
+static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k, double clocks[ATTN_CONSTANTS])
+{
+    const attn_machine_kernel *measured = constants_of(device, k);
+    memset(clocks, 0, ATTN_CONSTANTS * sizeof *clocks);
+    if (measured && measured->clocks[ATTN_PER_STEP] > 0) {
+        memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
+        return;
+    }
+    clocks[ATTN_PER_STEP] = derived_step(device, k);
+    clocks[ATTN_PER_TILE] = tile_clocks;
+}
+
+/* ---- a choice ------------------------------------------------------------------------------ */
 
 /* Query rows that share a tile of one KV head; 0: `pack` heads do not fit it. Dropout's blocks of rows are of one head.
  */
@@ -81,27 +112,52 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, in
     return (int64_t)max_of(1, min_of(fit, (double)heads * (double)d->batch));
 }
 
+/* Bytes into shared memory of all tiles, and from memory: what the tiles that run at once read passes L2 once if a
+ * head's keys and values stay there, else once a wave of tiles. */
+static void set_levels(const attn_desc *d, const attn_cuda_device *device, int64_t pack, double seen, double partial,
+                       attn_choice *c)
+{
+    double size = (double)attn_dtype_size(d->dtype), least = attn_tensor_bytes(d, (double)d->len_kv);
+    attn_model m = attn_model_attention(d, pack, size, size, seen);
+    attn_partition tile = attn_model_attention_tiles(&m, c->rows_tile * pack, c->keys_tile);
+    attn_partition wave = attn_model_attention_tiles(&m, c->rows_tile * pack * device->multiprocessors, c->keys_tile);
+    double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * size;
+    double again = head <= device->l2_bytes ? 0 : attn_model_transfer(&m, &wave, 1) - attn_model_least(&m);
+    c->levels = 2;
+    c->level[0].name = "memory", c->level[0].bytes = least + max_of(0, again) + partial;
+    c->level[1].name = "L2 to shared", c->level[1].bytes = attn_model_transfer(&m, &tile, 1) + partial;
+}
+
+static void set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *c)
+{
+    double computing = clocks / machine_of(device)->hertz;
+    double memory = c->level[0].bytes / bandwidth(device, "l2"), l2 = c->level[1].bytes / bandwidth(device, "shared");
+    c->seconds = start + max_of(computing, max_of(memory, l2));
+    c->bound = computing >= max_of(memory, l2) ? "arithmetic" : memory >= l2 ? "memory" : "L2";
+}
+
 /* Without splits, one tile after another on as many SMs; with them, their parts, and then they are merged. */
-static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t pack,
-                    int splits, attn_cuda_choice *c)
+static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                    const double clocks[ATTN_CONSTANTS], int64_t pack, int splits, attn_cuda_choice *c)
 {
     int64_t rows = rows_of(d, k, pack), heads = d->heads_q / pack;
     double tiles = (double)attn_ceil_div(d->len_q, rows) * (double)heads * (double)d->batch;
     double row_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
     double edge = row_pairs < (double)d->len_kv ? (double)(k->keys + rows) / 2 : 0;
-    double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, ceil((row_pairs + edge) / k->keys));
-    double part = ceil(steps / splits), parts = tiles * splits, grid = min_of(parts, device->multiprocessors);
-    double tile = part * step_clocks(k) + tile_clocks, rounds = parts / max_of(1, grid);
-    bool uneven = steps < whole; /* tiles differ: handed out longest first, they end within half of one */
-    double clocks = tile * (uneven ? rounds + 0.5 : ceil(rounds));
+    double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, (row_pairs + edge) / k->keys);
+    bool uneven = edge > 0; /* tiles differ: handed out longest first, they end within half of one */
+    if (!uneven) steps = whole;
+    double parts = tiles * splits, grid = min_of(parts, device->multiprocessors), rounds = parts / max_of(1, grid);
+    double part = uneven && splits == 1 ? steps : ceil(steps / splits);
+    double tile = part * clocks[ATTN_PER_STEP] + clocks[ATTN_PER_TILE] + (uneven ? clocks[ATTN_PER_EDGE] : 0);
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
-    double partial = splits > 1 ? 8.0 * splits * out : 0;
     c->kernel = k;
-    c->choice.memory_bytes = tensor_bytes(d) + partial;
-    c->choice.cache_bytes = tiles * steps * k->keys * (double)(k->dim + k->dim_v) * (double)attn_dtype_size(d->dtype);
-    c->choice.seconds = launch_seconds + (splits > 1 ? combine_seconds : 0) +
-                        max_of(clocks / hertz(device), c->choice.memory_bytes / bandwidth(device));
     c->choice.rows_tile = rows, c->choice.keys_tile = k->keys, c->choice.splits = splits;
+    set_levels(d, device, pack, min_of(1, steps / whole), splits > 1 ? 8.0 * splits * out : 0, &c->choice);
+    set_time(device, tile * (uneven ? rounds + 0.5 : ceil(rounds)),
+             machine_of(device)->start + (splits > 1 ? combine_seconds : 0), &c->choice);
+    c->choice.count[ATTN_PER_STEP] = tiles * steps, c->choice.count[ATTN_PER_TILE] = parts;
+    c->choice.count[ATTN_PER_EDGE] = uneven ? parts : 0;
     c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && parts > grid;
 }
 
@@ -131,17 +187,19 @@ static void cost_simple(const attn_desc *d, const attn_cuda_device *device, cons
     c->kernel = k;
     c->schedule.splits = 1;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
-    c->choice.memory_bytes = c->choice.cache_bytes = tensor_bytes(d);
     double blocks = (double)attn_ceil_div(d->len_q, k->rows) * (double)d->heads_q * (double)d->batch;
-    double clocks = c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors));
-    c->choice.seconds = launch_seconds + max_of(clocks / hertz(device), c->choice.memory_bytes / bandwidth(device));
+    set_levels(d, device, 1, 1, 0, &c->choice);
+    set_time(device, c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors)),
+             machine_of(device)->start, &c->choice);
 }
 
 bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel, double pairs,
-                    attn_cuda_choice *choice)
+                    const attn_tiles *tiles, attn_cuda_choice *choice)
 {
+    static const attn_tiles none = { .splits = 0 };
     attn_cuda_choice start = { .choice.pairs = pairs }, best = { .choice.seconds = INFINITY };
     start.choice.flops = 2 * pairs * (double)(desc->dim_qk + desc->dim_v);
+    if (!tiles) tiles = &none;
     if (kernel->form == ATTN_CUDA_SIMPLE) {
         cost_simple(desc, device, kernel, &start);
         *choice = start;
@@ -149,15 +207,18 @@ bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const
     }
     int64_t packs[2] = { 1, desc->heads_q / desc->heads_kv }, steps = attn_ceil_div(desc->len_kv, kernel->keys),
             pack = 0;
+    double clocks[ATTN_CONSTANTS];
+    clocks_of(device, kernel, clocks);
     for (int i = 0; i < 2; i++) {
         int64_t rows = rows_of(desc, kernel, packs[i]);
-        if (!rows || (i > 0 && packs[i] == 1)) continue;
-        double tiles = (double)(attn_ceil_div(desc->len_q, rows) * (desc->heads_q / packs[i])) * (double)desc->batch;
+        if (!rows || (i > 0 && packs[i] == 1) || (tiles->pack && tiles->pack != packs[i])) continue;
+        double count = (double)(attn_ceil_div(desc->len_q, rows) * (desc->heads_q / packs[i])) * (double)desc->batch;
         for (int splits = 1; splits <= SPLITS_MOST && (splits == 1 || splits <= steps); splits += 1 + splits / 8) {
             attn_cuda_choice c = start;
-            predict(desc, device, kernel, packs[i], splits, &c);
+            if (tiles->splits) splits = (int)min_of(tiles->splits, max_of(1, (double)steps));
+            predict(desc, device, kernel, clocks, packs[i], splits, &c);
             if (c.choice.seconds < worth_it * best.choice.seconds) best = c, pack = packs[i];
-            if (tiles * splits > 2 * device->multiprocessors) break;
+            if (tiles->splits || count * splits > 2 * device->multiprocessors) break;
         }
     }
     *choice = best;

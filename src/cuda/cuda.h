@@ -16,10 +16,10 @@ typedef struct attn_cuda_choice {
     attn_choice choice;
 } attn_cuda_choice;
 
-/* desc: resolved, with rows and keys, and within the kernel's features. pairs: visible ones, over batch and heads.
- * False: more tiles than a schedule counts. */
+/* tiles: NULL, or what is decided already (splits, pack). desc: resolved, with rows and keys, and within the kernel's
+ * features. pairs: visible ones, over batch and heads. False: more tiles than a schedule counts. */
 bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel, double pairs,
-                    attn_cuda_choice *choice);
+                    const attn_tiles *tiles, attn_cuda_choice *choice);
 
 enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_TENSORS };
 

@@ -82,7 +82,8 @@ static attn_status choose(attn_plan *plan, const attn_cuda_device *device, doubl
         if (plan->desc.kernel && strcmp(kernels[i].name, plan->desc.kernel) != 0) continue;
         named = &kernels[i];
         why_not = obstacle(named, &plan->desc);
-        if (!why_not && !attn_cuda_cost(&plan->desc, device, named, pairs, &c)) why_not = "its tiles are too many";
+        if (!why_not && !attn_cuda_cost(&plan->desc, device, named, pairs, plan->tiles, &c))
+            why_not = "its tiles are too many";
         if (!why_not && (!best->kernel || c.choice.seconds < best->choice.seconds)) *best = c;
     }
     if (best->kernel) {

@@ -1,19 +1,25 @@
-/* The napkin: how a kernel would run a problem on a machine: tiles, splits, bytes at each level, time.
- * One model plans, predicts and explains. */
+/* The napkin as planner: how a kernel would run a problem on a machine: tiles, splits, bytes at each level, time.
+ * One model plans, predicts and explains. The algebra is model.h's, the constants are machine.h's. */
 #ifndef ATTN_NAPKIN_COST_H
 #define ATTN_NAPKIN_COST_H
 
 #include "cpu/detect.h"
 #include "cpu/kernel.h"
+#include "napkin/machine.h"
 
-typedef struct attn_machine {
-    double hertz;                /* of a core under vector load */
-    double fma_lanes[ATTN_ISAS]; /* f32 FMAs a clock and core, by attn_isa */
-    double memory_1, memory_all; /* bytes a second read from memory by one core, by all */
-    double l2_bytes;             /* L2 a core */
-    double l1_l2;                /* bytes a clock from L2 to L1 */
-    bool fetches_l2, fast_pairs; /* as attn_cpu_info says */
-} attn_machine;
+/* A processor: its machine, and what was asked of the processor itself. */
+typedef struct attn_host {
+    const attn_machine *machine;
+    attn_cpu_info info;
+} attn_host;
+
+/* What somebody else has decided: 0 is left to the planner. */
+typedef struct attn_tiles {
+    int64_t rows, keys, segment_rows, heads;
+    int splits, pack; /* pack: CUDA: query heads that share a tile of rows */
+} attn_tiles;
+
+enum { ATTN_CHOICE_LEVELS = 4 };
 
 typedef struct attn_choice {
     int threads;
@@ -25,13 +31,32 @@ typedef struct attn_choice {
     int64_t packed_heads; /* prefill: units held packed at once */
     bool fetch_l2;        /* decode: fetches the next tile into L2, not the next head into L1 */
     int64_t heads_tile;   /* decode: KV heads streamed side by side */
-    double pairs, flops, memory_bytes, cache_bytes, seconds;
+    double pairs, flops, seconds;
+    int levels;
+    struct {
+        const char *name;         /* "L3 to L2" */
+        double bytes;             /* predicted, into it and out of it */
+    } level[ATTN_CHOICE_LEVELS];  /* from memory inward */
+    const char *bound;            /* what takes the time: "memory", ... */
+    double count[ATTN_CONSTANTS]; /* of what a kernel's constants are of */
 } attn_choice;
 
-/* This machine, from what can be known without measuring. */
-void attn_machine_detect(attn_machine *machine);
+/* Bytes predicted to cross memory, and into the innermost level. */
+static inline double attn_choice_memory(const attn_choice *c)
+{
+    return c->levels > 0 ? c->level[0].bytes : 0;
+}
 
-/* desc: resolved. */
-void attn_cost(const attn_desc *desc, const attn_machine *machine, const attn_cpu_kernel *kernel, attn_choice *choice);
+static inline double attn_choice_cache(const attn_choice *c)
+{
+    return c->levels > 0 ? c->level[c->levels - 1].bytes : 0;
+}
+
+/* This processor. Nothing is measured. */
+void attn_host_detect(attn_host *host);
+
+/* desc: resolved. tiles: NULL or what is decided already. */
+void attn_cost(const attn_desc *desc, const attn_host *host, const attn_cpu_kernel *kernel, const attn_tiles *tiles,
+               attn_choice *choice);
 
 #endif

@@ -1,0 +1,22 @@
+/* Attention as the napkin has it: the model that the planners of all devices count by. */
+#ifndef ATTN_NAPKIN_ATTENTION_H
+#define ATTN_NAPKIN_ATTENTION_H
+
+#include "attn.h"
+#include "napkin/model.h"
+
+enum { ATTN_AXIS_HEAD, ATTN_AXIS_ROW, ATTN_AXIS_KEY, ATTN_AXIS_DIM, ATTN_AXIS_DIM_V, ATTN_AXES };
+enum { ATTN_ARRAY_Q, ATTN_ARRAY_K, ATTN_ARRAY_V, ATTN_ARRAY_O, ATTN_ARRAY_S, ATTN_ARRAYS };
+
+/* One axis holds all heads, one the rows of `pack` heads that share a KV head. Keys and values of the others stand
+ * there once a head that passes over them. wire: bytes of an element of K and V on their way inward, inside: of Q, K
+ * and V in level 1 and within. seen: share of the pairs that is computed. */
+attn_model attn_model_attention(const attn_desc *desc, int64_t pack, double wire, double inside, double seen);
+
+/* Two levels: tiles of rows in groups, keys streamed past them. */
+attn_partition attn_model_attention_tiles(const attn_model *model, int64_t rows, int64_t keys);
+
+/* Bytes that cross memory at least: every input read and every output written once. keys: that are read, a head. */
+double attn_tensor_bytes(const attn_desc *desc, double keys);
+
+#endif
