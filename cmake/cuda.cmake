@@ -1,5 +1,6 @@
 # The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of every file below src/cuda/sm90 and,
-# where nvcc is found, the cubins that it makes of them, one unit a line of variants.def and one every other *.cu.
+# where nvcc is found, the cubins that it makes of them, one unit a line of variants.def and of
+# backward_variants.def, and one every other *.cu.
 # Without nvcc the texts are compiled when running.
 #
 # ATTN_NVCC is the compiler; empty: none. It is looked for in releases only: debug builds, sanitizers and fuzzers do without.
@@ -22,13 +23,13 @@ function(attn_cuda_unit unit source spills)
   set(cuda_cubins ${cuda_cubins} ${cubin} PARENT_SCOPE)
 endfunction()
 
-# Each line of the table as a unit, its columns as definitions.
-macro(attn_cuda_variants)
-  set(columns NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS MASK SCORE)
-  file(STRINGS ${cuda_folder}/variants.def lines REGEX "^ATTN_SM90\\(")
+# Each line of a table as a unit of `source`, its columns as definitions.
+macro(attn_cuda_variants table source stem)
+  set(columns ${ARGN})
+  file(STRINGS ${cuda_folder}/${table} lines REGEX "^ATTN_SM90[A-Z_]*\\(")
   foreach(line IN LISTS lines)
-    if(NOT line MATCHES "^ATTN_SM90\\((.*)\\)")
-      message(FATAL_ERROR "variants.def: cannot read: ${line}")
+    if(NOT line MATCHES "^ATTN_SM90[A-Z_]*\\((.*)\\)")
+      message(FATAL_ERROR "${table}: cannot read: ${line}")
     endif()
     string(REGEX REPLACE ", *" ";" values "${CMAKE_MATCH_1}")
     list(GET values 0 name)
@@ -37,7 +38,7 @@ macro(attn_cuda_variants)
     foreach(column value IN ZIP_LISTS columns values)
       list(APPEND defines ATTN_${column}=${value})
     endforeach()
-    attn_cuda_unit(attn_sm90_${name} ${cuda_folder}/forward.cu ${spills} ${defines})
+    attn_cuda_unit(${stem}${name} ${cuda_folder}/${source} ${spills} ${defines})
   endforeach()
 endmacro()
 
@@ -49,7 +50,8 @@ function(attn_cuda_sources result)
     return()
   endif()
   set(cuda_folder ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/sm90)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${cuda_folder}/variants.def)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${cuda_folder}/variants.def
+    ${cuda_folder}/backward_variants.def)
   file(GLOB cuda_texts CONFIGURE_DEPENDS ${cuda_folder}/*.h ${cuda_folder}/*.cu)
   foreach(text IN LISTS cuda_texts)
     cmake_path(GET text FILENAME name)
@@ -57,9 +59,12 @@ function(attn_cuda_sources result)
     string(APPEND cuda_files "TEXT(attn_cuda_text_${label}, \"${name}\", \"${text}\")\n")
   endforeach()
   if(ATTN_NVCC)
-    attn_cuda_variants()
+    attn_cuda_variants(variants.def forward.cu attn_sm90_
+      NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS MASK SCORE)
+    attn_cuda_variants(backward_variants.def backward.cu attn_sm90_backward_
+      NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES SLOTS MASK SCORE)
     file(GLOB units CONFIGURE_DEPENDS ${cuda_folder}/*.cu)
-    list(REMOVE_ITEM units ${cuda_folder}/forward.cu)
+    list(REMOVE_ITEM units ${cuda_folder}/forward.cu ${cuda_folder}/backward.cu)
     foreach(unit IN LISTS units)
       cmake_path(GET unit FILENAME name)
       attn_cuda_unit(${name} ${unit} 0)

@@ -61,6 +61,7 @@ typedef struct attn_sm90_backward_params {
     float *grad_bias;      /* packed as bias_extent; zeroed before 2. NULL: not asked for (and, for 2, if
                             * attn_sm90_backward_simple_bias is to compute it) */
     int q_pitch, kv_pitch; /* of lines */
+    int dim;               /* of the variant */
 
     /* Workspace. */
     float *stats;      /* 2 floats a line */

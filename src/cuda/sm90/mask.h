@@ -121,6 +121,21 @@ DEVICE int listed(const attn_sm90_params *p, const int *counts, const int *lists
     return list[lo] == first && end < count && list[end] == last ? 2 : 1;
 }
 
+/* Whether lists and bits show a pair. */
+DEVICE bool listed_pair(const attn_sm90_params *p, const work *w, int head, int row, int key)
+{
+    const attn_sm90_mask *m = &p->mask;
+    if (p->flags & FLAG_BLOCKS) {
+        long long line = list_line(p, w, head, row);
+        int block = key / m->block_keys;
+        if (listed(p, m->block_full_count, m->block_full, line, block, block)) return true;
+        if (!listed(p, m->block_partial_count, m->block_partial, line, block, block)) return false;
+    }
+    if (!(p->flags & FLAG_BITS)) return true;
+    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
+    return m->bits[(plane * p->len_q + row) * ((p->len_kv + 7) / 8) + key / 8] >> key % 8 & 1;
+}
+
 /* What a key hides, as LTS, LTE, UTS, UTE. */
 DEVICE int4 interval_of(const attn_sm90_params *p, const work *w, int head, int key)
 {
@@ -139,20 +154,19 @@ DEVICE bool interval_hides(int4 v, int row)
     return (row >= v.x && row < v.y) || (row >= v.z && row < v.w);
 }
 
-#ifdef ATTN_KEYS
-
 /* ---- the iterator -------------------------------------------------------------------------- */
 
-/* Rows [row0, row1) of one or, packed, of several heads against a key tile: is some pair visible, are all. Says rather
- * more than is visible, and less than all. */
-DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int row1, int tile, bool *seen, bool *full)
+/* Rows [row0, row1) of one or, packed, of several heads against a key tile of `keys` keys: is some pair visible, are
+ * all. Says rather more than is visible, and less than all. */
+DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int row1, int tile, int keys, bool *seen,
+                       bool *full)
 {
     const attn_sm90_mask *m = &p->mask;
-    int shift = w->len_kv - w->len_q, key0 = tile * KEYS, key1 = min(key0 + KEYS, w->len_kv);
+    int shift = w->len_kv - w->len_q, key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
     row_runs first = runs_of(p, w, row0 + shift), last = runs_of(p, w, row1 - 1 + shift);
     *seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
     int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
-    *full = key1 == key0 + KEYS && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    *full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
     bool bits = p->flags & FLAG_BITS;
     for (int head = w->head; head < w->head + p->schedule.pack && *seen; head++) {
         if (p->flags & FLAG_BLOCKS) {
@@ -172,12 +186,14 @@ DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int r
     }
     if (*seen && p->flags & FLAG_INTERVALS) {
         int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
-        int nodes = (p->len_kv + KEYS - 1) / KEYS;
+        int nodes = (p->len_kv + keys - 1) / keys;
         const int *v = m->nodes + (((long long)w->batch * m->interval_heads + plane) * nodes + tile) * 8;
         *seen = !((row0 >= v[4] && row1 <= v[1]) || (row0 >= v[6] && row1 <= v[3]));
         *full = *full && (row1 <= v[0] || row0 >= v[5]) && (row1 <= v[2] || row0 >= v[7]);
     }
 }
+
+#ifdef ATTN_KEYS
 
 /* Where the walk over a row tile's key tiles is: tiles [from, from + 32) are looked at, `seen` and not yet taken; those
  * from `ahead` to `end` are to come. Alike in the warp. */
@@ -206,7 +222,7 @@ DEVICE bool walk_next(const attn_sm90_params *p, const work *w, walk *at, key_no
         if (start >= at->end) return false;
         bool seen = false, full = false;
         int tile = start + threadIdx.x % 32;
-        if (tile < at->end) judge_tile(p, w, at->row0, at->row1, tile, &seen, &full);
+        if (tile < at->end) judge_tile(p, w, at->row0, at->row1, tile, KEYS, &seen, &full);
         at->from = start, at->ahead = start + 32;
         at->seen = __ballot_sync(~0u, seen), at->full = __ballot_sync(~0u, full);
     }

@@ -10,6 +10,24 @@
 
 enum { TURN = 1, GROUP = 4 };
 
+typedef struct stage {
+    int index, phase;
+} stage;
+
+DEVICE void stage_next(stage *s, int stages)
+{
+    if (++s->index == stages) s->index = 0, s->phase ^= 1;
+}
+
+/* A warp lets go of a stage. */
+DEVICE void release(u32 empty)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+#ifdef ATTN_KEYS
+
 /* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */
 enum { NOTES = 4 };
 
@@ -54,22 +72,6 @@ DEVICE void pipeline_init(const shared *s)
     __syncthreads();
 }
 
-typedef struct stage {
-    int index, phase;
-} stage;
-
-DEVICE void stage_next(stage *s, int stages)
-{
-    if (++s->index == stages) s->index = 0, s->phase ^= 1;
-}
-
-/* A warp lets go of a stage. */
-DEVICE void release(u32 empty)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
-}
-
 /* Warpgroups take turns at what they would hinder each other at: PRODUCTS, issuing, so that the softmax of one runs
  * beside the products of another; or, EXPONENTIALS. */
 enum { PRODUCTS = 1, EXPONENTIALS = 2 };
@@ -83,5 +85,7 @@ DEVICE void turn_pass(int at, int group)
 {
     if (CONSUMERS > 1 && at == ATTN_TURNS) named_arrive(TURN + (group + 1) % CONSUMERS, 256);
 }
+
+#endif
 
 #endif

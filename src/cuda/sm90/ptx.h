@@ -85,6 +85,21 @@ DEVICE void tma_load(u32 to, const void *map, u32 barrier, int x, int y, int z, 
                  : "memory");
 }
 
+/* Bytes from memory to shared memory: 16 at a time, at multiples of 16. */
+DEVICE void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+DEVICE void stmatrix_x4(u32 address, const u32 *in)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(in[0]),
+                 "r"(in[1]), "r"(in[2]), "r"(in[3])
+                 : "memory");
+}
+
 DEVICE void ldmatrix_x4(u32 out[4], u32 address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -101,6 +116,24 @@ DEVICE void store_zeros(u32 address)
 DEVICE void store_16bytes(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+DEVICE float4 load_shared_floats(u32 address)
+{
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
+/* Adds to memory, each float by itself. */
+DEVICE void add_floats(float *to, const float *x)
+{
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
                  : "memory");
 }
 
@@ -123,16 +156,20 @@ DEVICE float log2_approx(float x)
 #define BF16 3
 #define F16 2
 
-/* Two floats as two 16-bit elements, the first in the low half. */
-DEVICE u32 pack16(float low, float high)
+/* Two floats as two elements of a 16-bit dtype, the first in the low half. */
+DEVICE u32 pack_as(int dtype, float low, float high)
 {
     u32 packed;
-#if ATTN_DTYPE == BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#endif
+    if (dtype == BF16)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+}
+
+DEVICE u32 pack16(float low, float high)
+{
+    return pack_as(ATTN_DTYPE, low, high);
 }
 
 DEVICE float half_to_float(unsigned short x)
@@ -203,6 +240,7 @@ DEVICE void wgmma_commit(void)
 
 /* 64 x n x 16: acc (n / 2 floats a thread) = a b, plus acc if `keep`.
  *   wgmma_ss_n  a: 64 x 16, b: n x 16, both in shared memory, 16 along the row
+ *   wgmma_tt_n  a: 16 x 64, b: 16 x n, both in shared memory, 64 and n along the row
  *   wgmma_rs_n  a: 64 x 16 in registers, b: as above
  *   wgmma_rt_n  a: 64 x 16 in registers, b: 16 x n in shared memory, n along the row
  * i0 to i5: n / 2 and the five numbers after it. */
@@ -212,6 +250,14 @@ DEVICE void wgmma_commit(void)
         asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                         \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, %" i0 ", %" i1       \
                                                                                            ", keep, 1, 1, 0, 0;\n}" \
+                     : ACC_##n(acc)                                                                                 \
+                     : "l"(a), "l"(b), "r"(keep));                                                                  \
+    }                                                                                                               \
+    DEVICE void wgmma_tt_##n(float *acc, u64 a, u64 b, int keep)                                                    \
+    {                                                                                                               \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                         \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, %" i0 ", %" i1       \
+                                                                                           ", keep, 1, 1, 1, 1;\n}" \
                      : ACC_##n(acc)                                                                                 \
                      : "l"(a), "l"(b), "r"(keep));                                                                  \
     }                                                                                                               \

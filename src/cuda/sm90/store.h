@@ -21,29 +21,49 @@ DEVICE uint4 quad_transpose(const u32 words[4])
 }
 
 /* One row of the fragment (r: which of the thread's two) as 16-bit elements, 16 bytes at a time. */
-DEVICE void store_row16(unsigned short *to, const float *out, int r, int dim_v, bool valid)
+DEVICE void store_row16(int dtype, unsigned short *to, const float *out, int columns, int r, int dim, bool valid)
 {
     int col = 8 * (threadIdx.x % 4);
 #pragma unroll
-    for (int c = 0; c < DIM_V / 8; c += 4) {
+    for (int c = 0; c < columns / 8; c += 4) {
         u32 words[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            words[j] = c + j < DIM_V / 8 ? pack16(out[4 * (c + j) + 2 * r], out[4 * (c + j) + 2 * r + 1]) : 0;
+            words[j] = c + j < columns / 8 ? pack_as(dtype, out[4 * (c + j) + 2 * r], out[4 * (c + j) + 2 * r + 1]) : 0;
         uint4 row = quad_transpose(words);
-        if (valid && 8 * c + col < dim_v) store_16bytes(to + 8 * c + col, row);
+        if (valid && 8 * c + col < dim) store_16bytes(to + 8 * c + col, row);
     }
 }
 
-DEVICE void store_row32(float *to, const float *out, int r, int dim_v, bool valid)
+DEVICE void store_row32(float *to, const float *out, int columns, int r, int dim, bool valid)
 {
     if (!valid) return;
 #pragma unroll
-    for (int i = 0; i < DIM_V / 4; i++) {
+    for (int i = 0; i < columns / 4; i++) {
         int col = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-        if (col < dim_v) to[col] = out[i / 2 * 4 + 2 * r + i % 2];
+        if (col < dim) to[col] = out[i / 2 * 4 + 2 * r + i % 2];
     }
 }
+
+/* One row of the fragment, `at` elements behind out, as dtype; `even`: at multiples of 16 bytes, and so is dim. */
+DEVICE void store_row(int dtype, void *out, long long at, const float *x, int columns, int r, int dim, bool valid,
+                      bool even)
+{
+    if (dtype == 1) {
+        store_row32((float *)out + at, x, columns, r, dim, valid);
+    } else if (__all_sync(~0u, even)) {
+        store_row16(dtype, (unsigned short *)out + at, x, columns, r, dim, valid);
+    } else if (valid) {
+#pragma unroll
+        for (int i = 0; i < columns / 4; i++) {
+            int col = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+            if (col < dim)
+                ((unsigned short *)out)[at + col] = (unsigned short)pack_as(dtype, x[i / 2 * 4 + 2 * r + i % 2], 0);
+        }
+    }
+}
+
+#ifdef ATTN_KEYS
 
 /* Where a row of the tile goes: -1 where it is none of the sequence's. */
 typedef struct place {
@@ -121,9 +141,9 @@ DEVICE void finish(const attn_sm90_params *p, const work *w, float *out, const s
         for (int i = 0; i < DIM_V / 4; i++)
             out[i / 2 * 4 + 2 * r + i % 2] *= factor;
         if (rarely(at.single != 0))
-            store_row32(at.single, out, r, p->dim_v, valid);
+            store_row32(at.single, out, DIM_V, r, p->dim_v, valid);
         else
-            store_row16(at.half, out, r, p->dim_v, valid);
+            store_row16(ATTN_DTYPE, at.half, out, DIM_V, r, p->dim_v, valid);
         if (at.lse && valid && threadIdx.x % 4 == 0) *at.lse = lse;
     }
 }
@@ -145,5 +165,7 @@ DEVICE void finish_empty(const attn_sm90_params *p, const work *w, int group)
         if (at.lse && threadIdx.x % 8 == 0) *at.lse = p->sink && !p->partial_o ? p->sink[to.head] : -INFINITE;
     }
 }
+
+#endif
 
 #endif

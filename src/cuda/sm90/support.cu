@@ -6,44 +6,10 @@
 #include "schedule.h"
 #include "mask.h"
 #include "score.h"
+#include "support.h"
 
-#define F32 1
-#define LN_2 0.693147181f
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
-
-DEVICE int max_of(int a, int b)
-{
-    return a > b ? a : b;
-}
-
-DEVICE float warp_max(float x)
-{
-    for (int step = 16; step; step /= 2)
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
-}
-
-DEVICE float warp_sum(float x)
-{
-    for (int step = 16; step; step /= 2)
-        x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
-DEVICE unsigned short float_to_bf16(float x)
-{
-    unsigned short y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-
-DEVICE unsigned short float_to_half(float x)
-{
-    unsigned short y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
 
 /* Whether a row of the tensor is some sequence's: a split stored it. VARLEN: `row` counts over all sequences. */
 DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
@@ -61,23 +27,6 @@ DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
     if (lo >= p->batch) return false;
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, lo, 0);
     return row >= q.x && row < q.x + q.y;
-}
-
-/* Whether `row`, whose ranges are `runs`, sees `key`. */
-DEVICE bool visible(const attn_sm90_params *p, const work *w, const row_runs *runs, int head, int row, int key)
-{
-    const attn_sm90_mask *m = &p->mask;
-    if (!((key >= runs->lo[0] && key < runs->hi[0]) || (key >= runs->lo[1] && key < runs->hi[1]))) return false;
-    if (p->flags & FLAG_INTERVALS && interval_hides(interval_of(p, w, head, key), row)) return false;
-    if (p->flags & FLAG_BLOCKS) {
-        long long line = list_line(p, w, head, row);
-        int block = key / m->block_keys;
-        if (listed(p, m->block_full_count, m->block_full, line, block, block)) return true;
-        if (!listed(p, m->block_partial_count, m->block_partial, line, block, block)) return false;
-    }
-    if (!(p->flags & FLAG_BITS)) return true;
-    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
-    return m->bits[(plane * p->len_q + row) * ((p->len_kv + 7) / 8) + key / 8] >> key % 8 & 1;
 }
 
 #define SIMPLE_DTYPE F32

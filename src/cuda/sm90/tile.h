@@ -10,22 +10,6 @@
 #ifndef ATTN_CUDA_SM90_TILE_H
 #define ATTN_CUDA_SM90_TILE_H
 
-#define ROWS ATTN_ROWS
-#define KEYS ATTN_KEYS
-#define DIM ATTN_DIM
-#define DIM_V ATTN_DIM_V
-#define STAGES ATTN_STAGES
-#define Q_SLOTS ATTN_Q_SLOTS
-
-#define CONSUMERS (ROWS / 64)
-#define PANELS ((DIM + 63) / 64)
-#define PANELS_V ((DIM_V + 63) / 64)
-#define PANEL_Q (ROWS * 128)    /* bytes of a panel of queries */
-#define PANEL_KEYS (KEYS * 128) /* of keys or values */
-#define TILE_Q (PANELS * PANEL_Q)
-#define TILE_K (PANELS * PANEL_KEYS)
-#define TILE_V (PANELS_V * PANEL_KEYS)
-
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 
@@ -60,6 +44,24 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
+
+#ifdef ATTN_KEYS
+
+#define ROWS ATTN_ROWS
+#define KEYS ATTN_KEYS
+#define DIM ATTN_DIM
+#define DIM_V ATTN_DIM_V
+#define STAGES ATTN_STAGES
+#define Q_SLOTS ATTN_Q_SLOTS
+
+#define CONSUMERS (ROWS / 64)
+#define PANELS ((DIM + 63) / 64)
+#define PANELS_V ((DIM_V + 63) / 64)
+#define PANEL_Q (ROWS * 128)    /* bytes of a panel of queries */
+#define PANEL_KEYS (KEYS * 128) /* of keys or values */
+#define TILE_Q (PANELS * PANEL_Q)
+#define TILE_K (PANELS * PANEL_KEYS)
+#define TILE_V (PANELS_V * PANEL_KEYS)
 
 /* scores = queries keys^T, asynchronously. */
 DEVICE void issue_qk_shared(float *score, u32 queries, u32 keys)
@@ -99,5 +101,7 @@ DEVICE void load_queries(u32 *fragment, u32 queries)
         ldmatrix_x4(fragment + 4 * k, queries + k / 4 * PANEL_Q + row * 128 + ((piece ^ row % 8) << 4));
     }
 }
+
+#endif
 
 #endif

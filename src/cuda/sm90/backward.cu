@@ -1,0 +1,29 @@
+/* One backward variant: the build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM, ATTN_DIM_V, ATTN_BLOCK_KEYS, ATTN_STAGES,
+ * ATTN_SLOTS, ATTN_MASK and ATTN_SCORE from its line of backward_variants.def. */
+#define CAUSAL 0
+#define GENERAL 1
+#define PLAIN 0
+#define RICH 1
+
+/* Of a thread; together what the block is started with: 384 threads of 168. A GENERAL producer walks masks. */
+#if ATTN_MASK == GENERAL
+#define REGISTERS_PRODUCER 56
+#define REGISTERS_CONSUMER 224
+#else
+#define REGISTERS_PRODUCER 24
+#define REGISTERS_CONSUMER 240
+#endif
+
+#include "params.h"
+#include "backward_params.h"
+#include "ptx.h"
+#include "tile.h"
+#include "schedule.h"
+#include "pipeline.h"
+#include "mask.h"
+#include "score.h"
+#include "store.h"
+#include "backward_lines.h"
+#include "backward_tile.h"
+#include "backward_mask.h"
+#include "backward.h"

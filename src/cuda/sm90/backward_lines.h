@@ -1,0 +1,27 @@
+/* Workspace by lines, whole tiles of 64 rows (or keys) a head (backward_params.h).
+ *
+ * Statistics of a tile of rows: 64 LSE in log2 units, inf where a row takes no part, then 64 delta, each in the order
+ * in which a thread's columns of 16 rows lie side by side. Sums are in fragment order: four floats a thread (two
+ * columns of two rows), 128 threads, then the next 8 columns. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_LINES_H
+#define ATTN_CUDA_SM90_BACKWARD_LINES_H
+
+#define BLOCK_ROWS ATTN_SM90_BACKWARD_ROWS
+#define STATISTICS (2 * 4 * BLOCK_ROWS) /* bytes of a tile's */
+
+enum { FLAG_LENS_Q = 1 << 8, FLAG_DETERMINISTIC = 1 << 16 };
+
+/* Line of row 0 of a head's rows or keys in workspaces (backward_params.h). */
+DEVICE long long line_of(const attn_sm90_params *p, const int *cu_lens, int heads, int pitch, int batch, int head)
+{
+    if (!(p->flags & FLAG_VARLEN)) return ((long long)batch * heads + head) * pitch;
+    return (long long)head * pitch + (long long)(cu_lens[batch] / BLOCK_ROWS + batch) * BLOCK_ROWS;
+}
+
+/* Place of a row's statistic in its tile: columns 2c, 2c + 1, 2c + 8, 2c + 9 of 16 are neighbours. */
+DEVICE int stat_place(int row)
+{
+    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
+
+#endif

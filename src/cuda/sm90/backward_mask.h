@@ -1,0 +1,179 @@
+/* Which unit is worked on when, which tiles of rows its keys are seen by, and which pairs of these are hidden. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_MASK_H
+#define ATTN_CUDA_SM90_BACKWARD_MASK_H
+
+/* ---- units: the producer warp as a whole ----------------------------------------------------- */
+
+DEVICE int unit_next(const attn_sm90_backward_params *p, int index)
+{
+    if (!p->schedule.counter) return index + (int)gridDim.x;
+    u32 taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicInc(p->schedule.counter, (u32)p->schedule.total - 1);
+    return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
+}
+
+/* VARLEN: finds key tile `tile` of all sequences' key tiles, one sequence after another, 32 at a time. */
+DEVICE bool find_keys(const attn_sm90_params *p, int tile, unit *u)
+{
+    int lane = threadIdx.x % 32;
+    for (int b = 0; b < p->batch; b += 32) {
+        int mine = 0;
+        if (b + lane < p->batch)
+            mine = (sequence_of(p->cu_lens_kv, p->lens_kv, b + lane, 0).y + BLOCK_KEYS - 1) / BLOCK_KEYS;
+        int end = mine;
+        for (int step = 1; step < 32; step *= 2) {
+            int below = __shfl_up_sync(~0u, end, step);
+            if (lane >= step) end += below;
+        }
+        u32 above = __ballot_sync(~0u, end > tile);
+        if (above) {
+            int found = __ffs(above) - 1;
+            u->place.batch = b + found;
+            u->key0 = (tile - __shfl_sync(~0u, end - mine, found)) * BLOCK_KEYS;
+            return true;
+        }
+        tile -= __shfl_sync(~0u, end, 31);
+    }
+    return false;
+}
+
+/* False: there is no such unit. */
+DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
+{
+    const attn_sm90_backward_schedule *s = &params->schedule;
+    const attn_sm90_params *p = &params->common;
+    work *w = &u->place;
+    if (p->flags & FLAG_VARLEN) {
+        int line = p->heads_kv * s->splits, rest = index % line;
+        if (!find_keys(p, index / line, u)) return false;
+        u->split = rest / p->heads_kv, u->kv_head = rest % p->heads_kv;
+    } else {
+        int all = p->heads_kv * p->batch, group = s->head_group * s->key_tiles * s->splits;
+        int first = index / group * s->head_group, rest = index % group;
+        int heads = min(s->head_group, all - first), line = heads * s->splits;
+        u->key0 = rest / line * BLOCK_KEYS;
+        rest %= line;
+        u->split = rest / heads;
+        int head = first + rest % heads;
+        w->batch = head / p->heads_kv, u->kv_head = head % p->heads_kv;
+    }
+    int share = p->heads_q / p->heads_kv / s->splits;
+    u->first_head = u->kv_head * (p->heads_q / p->heads_kv) + u->split * share, u->end_head = u->first_head + share;
+    int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
+    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
+    w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
+    return u->key0 < w->len_kv;
+}
+
+/* ---- tiles of rows: the producer warp as a whole --------------------------------------------- */
+
+/* Where the walk over a unit's row tiles is: head by head, tiles [first, end). GENERAL: tiles [from, from + 32) are
+ * looked at, `seen` and not yet taken; those from `ahead` on are to come. */
+typedef struct row_walk {
+    int head, first, end, ahead, from;
+    u32 seen, full;
+} row_walk;
+
+DEVICE row_walk rows_start(const attn_sm90_params *p, const unit *u)
+{
+    const work *w = &u->place;
+    int end = u->key0 < w->len_kv ? (w->len_q + BLOCK_ROWS - 1) / BLOCK_ROWS : 0, first = 0;
+    if (ATTN_MASK == CAUSAL && p->flags & FLAG_CAUSAL) first = max(0, u->key0 - w->len_kv + w->len_q) / BLOCK_ROWS;
+    row_walk at = { u->first_head, first, end, first, 0, 0, 0 };
+    return at;
+}
+
+#if ATTN_MASK == CAUSAL
+
+/* The next row tile that sees keys of the unit; false: there is none. */
+DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note *note)
+{
+    const work *w = &u->place;
+    if (at->ahead >= at->end) at->head++, at->ahead = at->first;
+    if (at->head >= u->end_head || at->ahead >= at->end) return false;
+    note->head = at->head, note->row0 = at->ahead++ * BLOCK_ROWS;
+    int whole = p->flags & FLAG_CAUSAL ? note->row0 + w->len_kv - w->len_q + 1 : w->len_kv;
+    note->partial = u->key0 + BLOCK_KEYS > min(whole, w->len_kv);
+    return true;
+}
+
+/* Scores of hidden pairs become -inf. */
+DEVICE void hide(const attn_sm90_params *p, const unit *u, const row_note *note, float *score, int key_in_unit)
+{
+    const work *w = &u->place;
+    int first[2]; /* columns that see the thread's keys: from there on */
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int key = u->key0 + key_in_unit + fragment_row(2 * r);
+        first[r] = p->flags & FLAG_CAUSAL ? key - w->len_kv + w->len_q - note->row0 : 0;
+        if (key >= w->len_kv) first[r] = BLOCK_ROWS;
+        first[r] -= fragment_col(0);
+    }
+#pragma unroll
+    for (int i = 0; i < BLOCK_ROWS / 2; i++)
+        score[i] = i / 4 * 8 + i % 2 >= first[i / 2 % 2] ? score[i] : -INFINITE;
+}
+
+#else
+
+DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note *note)
+{
+    work *w = &u->place;
+    while (!at->seen) {
+        if (at->ahead >= at->end) at->head++, at->ahead = at->first;
+        if (at->head >= u->end_head || at->ahead >= at->end) return false;
+        bool seen = false, full = false;
+        int tile = at->ahead + threadIdx.x % 32;
+        w->head = at->head;
+        if (tile < at->end)
+            judge_tile(p, w, tile * BLOCK_ROWS, min((tile + 1) * BLOCK_ROWS, w->len_q), u->key0 / BLOCK_KEYS,
+                       BLOCK_KEYS, &seen, &full);
+        at->from = at->ahead, at->ahead += 32;
+        at->seen = __ballot_sync(~0u, seen), at->full = __ballot_sync(~0u, full);
+    }
+    int bit = __ffs(at->seen) - 1;
+    note->head = at->head, note->row0 = (at->from + bit) * BLOCK_ROWS;
+    note->partial = !(at->full >> bit & 1);
+    at->seen &= at->seen - 1;
+    return true;
+}
+
+/* Bit 2c + r: the thread's column c (of 16, fragment_col(c / 2 * 4 + c % 2)) sees its key r. */
+DEVICE u32 visible_pairs(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
+{
+    const work *w = &u->place;
+    int key[2] = { u->key0 + key_in_unit + fragment_row(0), u->key0 + key_in_unit + fragment_row(2) };
+    int4 interval[2] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
+    if (p->flags & FLAG_INTERVALS) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (key[r] < w->len_kv) interval[r] = interval_of(p, w, note->head, key[r]);
+    }
+    u32 seen = 0;
+#pragma unroll 1
+    for (int c = 0; c < BLOCK_ROWS / 4; c++) {
+        int row = min(note->row0 + fragment_col(0) + c / 2 * 8 + c % 2, w->len_q - 1);
+        row_runs runs = runs_of(p, w, row + w->len_kv - w->len_q);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            bool sees = (key[r] >= runs.lo[0] && key[r] < runs.hi[0]) || (key[r] >= runs.lo[1] && key[r] < runs.hi[1]);
+            if (sees && p->flags & FLAG_INTERVALS) sees = !interval_hides(interval[r], row);
+            if (sees && p->flags & (FLAG_BLOCKS | FLAG_BITS)) sees = listed_pair(p, w, note->head, row, key[r]);
+            seen |= (u32)sees << (2 * c + r);
+        }
+    }
+    return seen;
+}
+
+/* Scores of hidden pairs become -inf. */
+DEVICE void hide(const attn_sm90_params *p, const unit *u, const row_note *note, float *score, int key_in_unit)
+{
+    u32 seen = visible_pairs(p, u, note, key_in_unit);
+#pragma unroll
+    for (int i = 0; i < BLOCK_ROWS / 2; i++)
+        score[i] = seen >> (i / 4 * 4 + i % 2 * 2 + i / 2 % 2) & 1 ? score[i] : -INFINITE;
+}
+
+#endif
+
+#endif

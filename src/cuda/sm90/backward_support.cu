@@ -1,0 +1,69 @@
+/* The kernels around the backward: what comes before it and behind it, and slow ones that compute everything. */
+#include "params.h"
+#include "backward_params.h"
+#define ATTN_DTYPE BF16
+#include "ptx.h"
+#include "tile.h"
+#include "schedule.h"
+#include "mask.h"
+#include "score.h"
+#include "store.h"
+#include "support.h"
+#include "backward_lines.h"
+
+/* A sum over `threads` neighbouring threads. */
+DEVICE float sum_of(float x, int threads)
+{
+    for (int step = threads / 2; step; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+/* Eight neighbouring elements of a row from `at` on, those from `count` on zeros; `even`: 16 bytes a time will do. */
+DEVICE void load_eight(int dtype, const void *x, long long at, int count, bool even, float *out)
+{
+    if (dtype != F32 && even && count >= 8) {
+        uint4 words = *(const uint4 *)((const unsigned short *)x + at);
+        u32 word[4] = { words.x, words.y, words.z, words.w };
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            unsigned short half = (unsigned short)(word[i / 2] >> i % 2 * 16);
+            out[i] = dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        out[i] = i < count ? load_any(dtype, x, at + i) : 0;
+}
+
+#define SIMPLE_DTYPE F32
+#define SIMPLE_NAME(stem) stem##_f32
+#include "backward_simple.h"
+#undef SIMPLE_DTYPE
+#undef SIMPLE_NAME
+#define SIMPLE_DTYPE F16
+#define SIMPLE_NAME(stem) stem##_f16
+#include "backward_simple.h"
+#undef SIMPLE_DTYPE
+#undef SIMPLE_NAME
+#define SIMPLE_DTYPE BF16
+#define SIMPLE_NAME(stem) stem##_bf16
+#include "backward_simple.h"
+
+extern "C" __global__ void __launch_bounds__(256)
+    attn_sm90_backward_total(const __grid_constant__ attn_sm90_total_params p)
+{
+    __shared__ float part[8];
+    float sum = 0;
+    for (int repeat = 0; repeat < p.repeats; repeat++)
+        for (int i = threadIdx.x; i < p.parts; i += 256)
+            sum += p.in[repeat * p.repeat_step + (long long)blockIdx.x * p.parts + i];
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < 8; i++)
+        sum += part[i];
+    p.out[blockIdx.x] = sum;
+}

@@ -1,0 +1,178 @@
+/* Tiles, rings and products of the backward.
+ *
+ * A block holds BLOCK_KEYS keys and values of one head (a slot) and takes tiles of 64 query rows, each with its rows of
+ * grad_o and their statistics (a stage). Scores and their gradients are computed transposed, keys by rows, so that
+ * P^T and dS^T are fragments and go into grad_v += P^T grad_o and grad_k += dS^T q from registers. For grad_q = dS k
+ * they pass through shared memory: tiles of BLOCK_KEYS x 64, two of them, as both warpgroups need both's.
+ *
+ * grad_q is summed in memory in fragment order (backward_lines.h). */
+#ifndef ATTN_CUDA_SM90_BACKWARD_TILE_H
+#define ATTN_CUDA_SM90_BACKWARD_TILE_H
+
+#define DIM ATTN_DIM
+#define DIM_V ATTN_DIM_V
+#define BLOCK_KEYS ATTN_BLOCK_KEYS
+#define STAGES ATTN_STAGES
+#define SLOTS ATTN_SLOTS
+
+#define PANELS ((DIM + 63) / 64)
+#define PANELS_V ((DIM_V + 63) / 64)
+#define PANEL_ROWS (BLOCK_ROWS * 128) /* bytes of a panel of rows */
+#define PANEL_KEYS (BLOCK_KEYS * 128) /* of keys or values */
+#define TILE_Q (PANELS * PANEL_ROWS)
+#define TILE_G (PANELS_V * PANEL_ROWS)
+#define TILE_K (PANELS * PANEL_KEYS)
+#define TILE_V (PANELS_V * PANEL_KEYS)
+#define TILE_DS (BLOCK_KEYS * 128)
+
+#define K_REGISTERS (DIM <= 64)   /* keys are fragments; else scores read them from shared memory */
+#define V_REGISTERS (DIM_V <= 64) /* likewise values */
+
+#define DQ_SHARES (DIM % 128 == 0)             /* each warpgroup computes half of grad_q's columns of every tile; */
+#define DQ_COLUMNS (DQ_SHARES ? DIM / 2 : DIM) /* else all of every other tile */
+#define DQ_WARPS (DQ_SHARES ? 8 : 4)
+
+typedef struct barriers {
+    u64 kv_full[SLOTS], kv_empty[SLOTS], q_full[STAGES], q_empty[STAGES], ds_full[2], ds_empty[2];
+} barriers;
+
+/* A tile of keys against rows of query heads [first_head, end_head). */
+typedef struct unit {
+    work place;
+    int key0, kv_head, split, first_head, end_head;
+    int some; /* row tiles follow; NO_WORK: no more units */
+} unit;
+
+typedef struct row_note {
+    int row0, head, block; /* block: the tile's place in workspaces of rows */
+    int partial, last;     /* some pair is hidden; no tile of the unit follows */
+} row_note;
+
+/* A unit's note outlives its slot: its results are stored beside the next unit's first loads. */
+typedef struct notes {
+    unit units[SLOTS + 1];
+    row_note rows[STAGES];
+} notes;
+
+/* Shared addresses of rings' first tiles. */
+typedef struct shared {
+    u32 k, v, q, g, ds, statistics, at;
+    notes *notes;
+} shared;
+
+#define BARRIER(shared, ring, index) ((shared)->at + (u32)(u64) & ((barriers *)0)->ring[index])
+
+DEVICE shared shared_layout(unsigned char *memory)
+{
+    u32 k = (shared_address(memory) + 1023) & ~1023u, v = k + SLOTS * TILE_K, q = v + SLOTS * TILE_V;
+    u32 g = q + STAGES * TILE_Q, ds = g + STAGES * TILE_G, statistics = ds + 2 * TILE_DS;
+    u32 at = statistics + STAGES * STATISTICS;
+    shared s = { k, v, q, g, ds, statistics, at, (notes *)(memory + (at + sizeof(barriers) - shared_address(memory))) };
+    return s;
+}
+
+DEVICE void pipeline_init(const shared *s)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SLOTS; i++)
+            barrier_init(BARRIER(s, kv_full, i), 1), barrier_init(BARRIER(s, kv_empty, i), 8);
+        for (int i = 0; i < STAGES; i++)
+            barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), 8);
+        for (int i = 0; i < 2; i++)
+            barrier_init(BARRIER(s, ds_full, i), 8), barrier_init(BARRIER(s, ds_empty, i), DQ_WARPS);
+        barrier_init_fence();
+    }
+    __syncthreads();
+}
+
+/* ---- products, asynchronously ---------------------------------------------------------------- */
+
+/* score = keys rows^T over `dim` columns: keys from a fragment, or from panels in shared memory. */
+DEVICE void issue_from_registers(float *score, const u32 *keys, u32 rows, int dim)
+{
+#pragma unroll
+    for (int k = 0; k < dim / 16; k++)
+        wgmma_rs_64(score, keys + 4 * k, descriptor(rows, 0) + (k / 4 * PANEL_ROWS + k % 4 * 32 >> 4), k > 0);
+}
+
+DEVICE void issue_from_shared(float *score, u32 keys, u32 rows, int dim)
+{
+#pragma unroll
+    for (int k = 0; k < dim / 16; k++)
+        wgmma_ss_64(score, descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4),
+                    descriptor(rows, 0) + (k / 4 * PANEL_ROWS + k % 4 * 32 >> 4), k > 0);
+}
+
+DEVICE void issue_grad_v(float *grad_v, const u32 *p, u32 grad_o)
+{
+#pragma unroll
+    for (int k = 0; k < BLOCK_ROWS / 16; k++)
+        PASTE(wgmma_rt_, DIM_V)(grad_v, p + 4 * k, descriptor(grad_o, PANEL_ROWS) + (k * 2048 >> 4), 1);
+}
+
+DEVICE void issue_grad_k(float *grad_k, const u32 *ds, u32 q)
+{
+#pragma unroll
+    for (int k = 0; k < BLOCK_ROWS / 16; k++)
+        PASTE(wgmma_rt_, DIM)(grad_k, ds + 4 * k, descriptor(q, PANEL_ROWS) + (k * 2048 >> 4), 1);
+}
+
+#if DQ_SHARES
+#define WGMMA_DQ PASTE(wgmma_tt_, DQ_HALF)
+#if ATTN_DIM == 128
+#define DQ_HALF 64
+#else
+#define DQ_HALF 128
+#endif
+#else
+#define WGMMA_DQ PASTE(wgmma_tt_, DIM)
+#endif
+
+DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys)
+{
+#pragma unroll
+    for (int k = 0; k < BLOCK_KEYS / 16; k++)
+        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4), k > 0);
+}
+
+/* ---- fragments ------------------------------------------------------------------------------- */
+
+/* A warpgroup's 64 rows of a tile with `panel` bytes a panel as wgmma's A operand. */
+DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
+{
+    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < dim / 16; k++) {
+        u32 piece = k % 4 * 2 + lane / 16;
+        ldmatrix_x4(fragment + 4 * k, tile + k / 4 * panel + row * 128 + ((piece ^ row % 8) << 4));
+    }
+}
+
+/* A warpgroup's gradients of scores to its 64 rows of their tile. */
+DEVICE void store_score_gradients(u32 tile, const u32 *ds)
+{
+    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < BLOCK_ROWS / 16; k++)
+        stmatrix_x4(tile + row * 128 + ((2 * k + lane / 16 ^ row % 8) << 4), ds + 4 * k);
+}
+
+/* Statistics of the thread's columns of 16 rows: columns 0, 1, 8, 9 of fragment_col. */
+DEVICE float4 load_statistics(u32 statistics, int group)
+{
+    return load_shared_floats(statistics + 4 * (16 * group + threadIdx.x % 4 * 4));
+}
+
+/* The statistic of fragment element i, from those of its 16 rows. */
+#define statistic(four, i) ((i) / 4 % 2 ? (i) % 2 ? (four).w : (four).z : (i) % 2 ? (four).y : (four).x)
+
+/* Adds a fragment of grad_q, columns from first_column on, to its sums. */
+DEVICE void add_grad_q(float *sums, const float *grad_q, int first_column)
+{
+    float *to = sums + (first_column / 8 * 128 + (int)threadIdx.x % 128) * 4;
+#pragma unroll
+    for (int c = 0; c < DQ_COLUMNS / 8; c++)
+        add_floats(to + c * 512, grad_q + 4 * c);
+}
+
+#endif

@@ -1,0 +1,49 @@
+/* What kernels that need no tensor core share. */
+#ifndef ATTN_CUDA_SM90_SUPPORT_H
+#define ATTN_CUDA_SM90_SUPPORT_H
+
+#define F32 1
+#define LN_2 0.693147181f
+
+DEVICE int max_of(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+DEVICE float warp_max(float x)
+{
+    for (int step = 16; step; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+DEVICE float warp_sum(float x)
+{
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+DEVICE unsigned short float_to_bf16(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+DEVICE unsigned short float_to_half(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+/* Whether `row`, whose ranges are `runs`, sees `key`. */
+DEVICE bool visible(const attn_sm90_params *p, const work *w, const row_runs *runs, int head, int row, int key)
+{
+    if (!((key >= runs->lo[0] && key < runs->hi[0]) || (key >= runs->lo[1] && key < runs->hi[1]))) return false;
+    if (p->flags & FLAG_INTERVALS && interval_hides(interval_of(p, w, head, key), row)) return false;
+    return listed_pair(p, w, head, row, key);
+}
+
+#endif
