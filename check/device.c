@@ -80,12 +80,18 @@ static attn_status copy_in(check_device_run *r)
 
 attn_status check_device_begin(check_device_run *r, const attn_desc *desc, const attn_args *args, int shift)
 {
+    return check_device_begin_tiled(r, desc, NULL, args, shift);
+}
+
+attn_status check_device_begin_tiled(check_device_run *r, const attn_desc *desc, const attn_tiles *tiles,
+                                     const attn_args *args, int shift)
+{
     attn_desc d = *desc;
     d.device = ATTN_CUDA;
     *r = (check_device_run){ .host = *args };
     attn_status status = check_device_open();
     if (!status) status = attn_desc_resolve(&r->desc, &d, sizeof d);
-    if (!status) status = attn_plan_create(&r->plan, &d);
+    if (!status) status = attn_plan_create_tiled(&r->plan, &d, tiles);
     if (status) return status;
     lay_out(r, shift);
     status = reserve(r->total);

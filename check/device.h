@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "api/desc.h"
+#include "api/plan.h"
 
 /* The first GPU, made current on this thread. ATTN_UNSUPPORTED, and why in attn_error(), without one. */
 attn_status check_device_open(void);
@@ -29,6 +30,10 @@ typedef struct check_device_run {
 /* Plans desc for the GPU and copies args there. shift: bytes by which arrays of 16-bit elements miss a boundary of 16.
  */
 attn_status check_device_begin(check_device_run *run, const attn_desc *desc, const attn_args *args, int shift);
+
+/* The same with some of the planner's choices made. */
+attn_status check_device_begin_tiled(check_device_run *run, const attn_desc *desc, const attn_tiles *tiles,
+                                     const attn_args *args, int shift);
 
 /* Puts a run into the default stream. */
 attn_status check_device_start(const check_device_run *run);

@@ -35,10 +35,16 @@ static void fill_normal(attn_dtype dtype, void *to, int64_t count, uint64_t stat
     }
 }
 
+/* Large tensors repeat what would take long to draw. */
 static void *normal(attn_dtype dtype, int64_t bytes, uint64_t seed)
 {
-    void *to = attn_bench_alloc(bytes);
-    if (to) fill_normal(dtype, to, bytes / attn_dtype_size(dtype), seed);
+    enum { DRAWN = (1 << 20) - 3 };
+    char *to = attn_bench_alloc(bytes);
+    int64_t drawn = bytes / attn_dtype_size(dtype) < DRAWN ? bytes : DRAWN * attn_dtype_size(dtype);
+    if (!to) return NULL;
+    fill_normal(dtype, to, drawn / attn_dtype_size(dtype), seed);
+    for (int64_t at = drawn; at < bytes; at += drawn)
+        memcpy(to + at, to, (size_t)(bytes - at < drawn ? bytes - at : drawn));
     return to;
 }
 

@@ -12,6 +12,7 @@ typedef struct values {
     int64_t len, len_q, len_kv; /* -1: not given */
     int64_t batch, heads, heads_kv, dim, dim_v;
     bool backward, alibi, bias, sink, measure, json;
+    const char *machine;
     attn_problem problem;
 } values;
 
@@ -31,6 +32,8 @@ static const attn_option options[] = {
     { "alibi", 0, NULL, attn_parse_switch, AT(alibi), "with ALiBi slopes" },
     { "bias", 0, NULL, attn_parse_switch, AT(bias), "with a float32 bias (1, head, row, key)" },
     { "sink", 0, NULL, attn_parse_switch, AT(sink), "with a sink" },
+    { "machine", 0, "NAME", attn_parse_text, AT(machine),
+      "plan by a built-in machine or a file of attn machine; default: what the library knows of this one" },
     { "measure", 0, NULL, attn_parse_switch, AT(measure), "compute it on random data and print the time it took" },
     { "json", 0, NULL, attn_parse_switch, AT(json), "print JSON" },
 };
@@ -126,6 +129,6 @@ int attn_cmd_explain(int argc, char **argv)
     attn_desc desc;
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
-    if (describe(&v, &desc)) return attn_report_usage("explain");
+    if (describe(&v, &desc) || (v.machine && attn_machine_use(v.machine))) return attn_report_usage("explain");
     return explain(&v, &desc) ? attn_report_failure("explain") : ATTN_EXIT_OK;
 }

@@ -17,6 +17,7 @@ static const command commands[] = {
     { "check", "compare every kernel with the reference", attn_cmd_check },
     { "bench", "measure speed against this machine's limits and other libraries", attn_cmd_bench },
     { "info", "print this machine and what is built in", attn_cmd_info },
+    { "machine", "print what is known of a machine, or measure this one", attn_cmd_machine },
     { "kernels", "print the kernel table", attn_cmd_kernels },
 };
 

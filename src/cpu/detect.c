@@ -67,6 +67,19 @@ static void identify(attn_cpu_info *info)
     if (info->family == 15) info->family += (int)(a >> 20 & 0xff);
 }
 
+/* Of a core, as the processor lists them: AMD's leaf has Intel's layout. */
+static void find_caches(attn_cpu_info *info)
+{
+    unsigned leaf = strcmp(info->vendor, "AuthenticAMD") == 0 ? 0x8000001d : 4, a, b, c, d;
+    for (unsigned i = 0; i < 8 && __get_cpuid_count(leaf, i, &a, &b, &c, &d) && a & 31; i++) {
+        int64_t bytes = (int64_t)((b >> 22) + 1) * ((b >> 12 & 0x3ff) + 1) * ((b & 0xfff) + 1) * ((int64_t)c + 1);
+        if ((a & 31) == 2) continue; /* of instructions */
+        if ((a >> 5 & 7) == 1) info->l1 = bytes;
+        if ((a >> 5 & 7) == 2) info->l2 = bytes;
+        if ((a >> 5 & 7) == 3) info->l3 = bytes;
+    }
+}
+
 static void model_name(char name[64])
 {
     unsigned a, b, c, d;
@@ -87,6 +100,11 @@ static int x86_runs(attn_isa isa)
 }
 
 static void identify(attn_cpu_info *info)
+{
+    (void)info;
+}
+
+static void find_caches(attn_cpu_info *info)
 {
     (void)info;
 }
@@ -132,7 +150,9 @@ static void detect(void)
     model_name(machine.info.model);
     identify(&machine.info);
     machine.info.fetches_l2 = strcmp(machine.info.vendor, "AuthenticAMD") == 0;
+    find_caches(&machine.info);
 #ifdef _SC_LEVEL1_DCACHE_SIZE
+    if (machine.info.l1) return;
     long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
     machine.info.l1 = l1 > 0 ? l1 : 0, machine.info.l2 = l2 > 0 ? l2 : 0, machine.info.l3 = l3 > 0 ? l3 : 0;
 #endif

@@ -148,16 +148,18 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end within half of one */
     if (!uneven) steps = whole;
     double parts = tiles * splits, grid = min_of(parts, device->multiprocessors), rounds = parts / max_of(1, grid);
+    double *count = c->choice.count; /* of the busiest SM */
     double part = uneven && splits == 1 ? steps : ceil(steps / splits);
-    double tile = part * clocks[ATTN_PER_STEP] + clocks[ATTN_PER_TILE] + (uneven ? clocks[ATTN_PER_EDGE] : 0);
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
     c->kernel = k;
     c->choice.rows_tile = rows, c->choice.keys_tile = k->keys, c->choice.splits = splits;
     set_levels(d, device, pack, min_of(1, steps / whole), splits > 1 ? 8.0 * splits * out : 0, &c->choice);
-    set_time(device, tile * (uneven ? rounds + 0.5 : ceil(rounds)),
-             machine_of(device)->start + (splits > 1 ? combine_seconds : 0), &c->choice);
-    c->choice.count[ATTN_PER_STEP] = tiles * steps, c->choice.count[ATTN_PER_TILE] = parts;
-    c->choice.count[ATTN_PER_EDGE] = uneven ? parts : 0;
+    count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : ceil(rounds);
+    count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * part;
+    count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
+    double all = count[ATTN_PER_TILE] * clocks[ATTN_PER_TILE] + count[ATTN_PER_STEP] * clocks[ATTN_PER_STEP] +
+                 count[ATTN_PER_EDGE] * clocks[ATTN_PER_EDGE];
+    set_time(device, all, machine_of(device)->start + (splits > 1 ? combine_seconds : 0), &c->choice);
     c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && parts > grid;
 }
 

@@ -121,6 +121,20 @@ static char *read_file(const char *path, size_t *length)
     return NULL;
 }
 
+attn_status attn_machine_load(const char *name, attn_machine *machine)
+{
+    const attn_machine *known = attn_machine_named(name);
+    if (known) {
+        *machine = *known;
+        return ATTN_OK;
+    }
+    size_t length;
+    char *text = read_file(name, &length);
+    attn_status status = text ? attn_machine_parse(name, text, length, machine) : ATTN_INVALID;
+    free(text);
+    return status;
+}
+
 attn_status attn_machine_use(const char *path)
 {
     if (!path) {
@@ -128,18 +142,9 @@ attn_status attn_machine_use(const char *path)
             atomic_store(&current[device], NULL);
         return ATTN_OK;
     }
-    const attn_machine *known = attn_machine_named(path);
     named *given = calloc(1, sizeof *given);
     if (!given) return attn_fail(ATTN_NO_MEMORY, "no memory for a machine (%zu bytes)", sizeof *given);
-    attn_status status = ATTN_OK;
-    if (known) {
-        given->machine = *known;
-    } else {
-        size_t length;
-        char *text = read_file(path, &length);
-        status = text ? attn_machine_parse(path, text, length, &given->machine) : ATTN_INVALID;
-        free(text);
-    }
+    attn_status status = attn_machine_load(path, &given->machine);
     if (status) {
         free(given);
         return status;

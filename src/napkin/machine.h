@@ -76,6 +76,9 @@ attn_status attn_machine_parse(const char *where, const char *text, size_t lengt
 const attn_machine *attn_machine_named(const char *name);
 const attn_machine *attn_machine_builtin(int index);
 
+/* The built-in machine of that name, else what the file of that name says. */
+attn_status attn_machine_load(const char *name, attn_machine *machine);
+
 /* What plans for the device are made by: a machine that was named to the library, else the built-in one that the
  * identity matches, else the built-in "cpu" or "h200". Lives as long as the library. */
 const attn_machine *attn_machine_for(attn_device device, const char *identity);

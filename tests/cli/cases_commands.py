@@ -37,7 +37,7 @@ def run_reports(place):
 @case
 def helps(place):
     check("Commands" in place.run("help").out and place.run("--help").out == place.run("help").out, "help")
-    for command in ("run", "grad", "explain", "check", "bench", "info", "kernels"):
+    for command in ("run", "grad", "explain", "check", "bench", "info", "machine", "kernels"):
         text = place.run(command, "--help").out
         check(text == place.run("help", command).out and text.startswith("attn " + command), command, "help:", text)
         check(command in place.run("help").out, command, "is not listed")
@@ -74,6 +74,33 @@ def info(place):
     check(told["cpu"]["model"] in text and "chosen" in text, text)
     forced = json.loads(place.run("info", "--json", env={**os.environ, "ATTN_ISA": "portable"}).out)
     check(forced["chosen"] == "portable", forced)
+
+
+@case
+def machine(place):
+    text = place.run("machine").out
+    told = json.loads(place.run("machine", "--json").out)
+    check(text.startswith("machine %s\n" % told["machine"]) and told["kernels"]["avx2_prefill"]["product"] > 0, text)
+    check([level["name"] for level in told["levels"]][0] == "memory" and told["clock"] > 1e8, told)
+    place.run("machine", "-o", "same.machine")
+    again = json.loads(place.run("machine", "--machine", "same.machine", "--json").out)
+    check(again == told, again)
+    check(json.loads(place.run("machine", "--machine", "h200", "--json").out)["device"] == "cuda", "h200")
+    shape = ["explain", "--len", "512", "--dim", "64", "--json"]
+    usual = json.loads(place.run(*shape).out)["predicted_seconds"]
+    place.write("slow.machine", b"machine slow\nbase cpu\nclock 1e6\n")
+    slow = json.loads(place.run(*shape, "--machine", "slow.machine").out)["predicted_seconds"]
+    check(slow > 100 * usual, (slow, usual))
+    place.write("bad.machine", b"machine bad\nclock fast\n")
+    for command in (["machine"], shape):
+        place.refuses([*command, "--machine", "bad.machine"], 2, "bad.machine:2:7: takes a number, 0 or more, not 'fast'")
+        place.refuses([*command, "--machine", "none.machine"], 2, "none.machine: No such file")
+    place.refuses(["machine", "--measure", "--machine", "cpu"], 2, "takes no --machine")
+    place.refuses(["machine", "--only", "avx2"], 2, "--only needs --measure")
+    place.refuses(["machine", "-o", "no/such/place"], 1, "No such file")
+    place.run("machine", "--measure", "--only", "no kernel", "-o", "here.machine")
+    here = json.loads(place.run("machine", "--machine", "here.machine", "--json").out)
+    check(here["machine"] == "measured" and here["units"]["fma"] > 0, here)
 
 
 @case

@@ -1,0 +1,118 @@
+/* Contract: point.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "point.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/error.h"
+#include "bench.h"
+#include "check/device.h"
+#include "command.h"
+
+enum { RUNS_LEAST = 3, RUNS_MOST = 31 };
+
+/* Of this thread's processor where it does all the work. */
+static double now(int threads)
+{
+    struct timespec t;
+    clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static attn_args args_of(const attn_bench_tensors *t)
+{
+    return (attn_args){ .q = t->q,
+                        .k = t->k,
+                        .v = t->v,
+                        .o = t->o,
+                        .lse = t->lse,
+                        .grad_o = t->grad_o,
+                        .grad_q = t->grad_q,
+                        .grad_k = t->grad_k,
+                        .grad_v = t->grad_v };
+}
+
+static attn_status run(const attn_plan *plan, const attn_args *args, double budget, double *seconds)
+{
+    void *workspace = attn_bench_alloc((int64_t)attn_plan_workspace(plan));
+    attn_status status = workspace ? ATTN_OK : attn_fail(ATTN_NO_MEMORY, "no memory for a workspace");
+    double spent = 0, least = INFINITY;
+    for (int runs = 0; !status && runs < RUNS_MOST && (runs < RUNS_LEAST || spent < budget); runs++) {
+        double start = now(plan->choice.threads);
+        status = attn_run(plan, args, workspace, NULL);
+        double took = now(plan->choice.threads) - start;
+        spent += took, least = fmin(least, took);
+    }
+    free(workspace);
+    *seconds = least;
+    return status;
+}
+
+static attn_status run_forward(const attn_desc *desc, const attn_args *args)
+{
+    attn_plan *plan;
+    attn_desc d = *desc;
+    double seconds;
+    d.direction = ATTN_FORWARD, d.kernel = NULL;
+    attn_status status = attn_plan_create(&plan, &d);
+    if (status) return status;
+    status = run(plan, args, 0, &seconds);
+    attn_plan_destroy(plan);
+    return status;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, const attn_args *args, double budget,
+                               attn_point *point)
+{
+    check_device_run r;
+    double times[RUNS_MOST];
+    attn_status status = check_device_begin_tiled(&r, desc, tiles, args, 0);
+    if (status) return status;
+    point->choice = r.plan->choice;
+    snprintf(point->kernel, sizeof point->kernel, "%s", r.plan->kernel_name);
+    status = check_device_measure(&r, RUNS_LEAST, times);
+    int runs = (int)fmin(RUNS_MOST, fmax(RUNS_LEAST, budget / fmax(times[0], 1e-4)));
+    if (!status) status = check_device_measure(&r, runs, times);
+    qsort(times, (size_t)runs, sizeof *times, by_size);
+    point->seconds = times[runs / 2];
+    attn_status ended = check_device_end(&r, false);
+    return status ? status : ended;
+}
+
+static attn_status measure_cpu(const attn_desc *desc, const attn_tiles *tiles, const attn_args *args, double budget,
+                               attn_point *point)
+{
+    attn_plan *plan;
+    attn_status status = desc->direction == ATTN_BACKWARD ? run_forward(desc, args) : ATTN_OK;
+    if (!status) status = attn_plan_create_tiled(&plan, desc, tiles);
+    if (status) return status;
+    point->choice = plan->choice;
+    snprintf(point->kernel, sizeof point->kernel, "%s", plan->kernel_name);
+    status = run(plan, args, budget, &point->seconds);
+    attn_plan_destroy(plan);
+    return status;
+}
+
+attn_status attn_point_measure(const attn_desc *desc, const attn_tiles *tiles, double budget, attn_point *point)
+{
+    attn_bench_tensors tensors;
+    attn_bench_pass pass = desc->direction == ATTN_BACKWARD ? ATTN_BENCH_BACKWARD : ATTN_BENCH_FORWARD;
+    *point = (attn_point){ .seconds = 0 };
+    if (!attn_bench_tensors_init(&tensors, desc, pass)) {
+        attn_bench_tensors_free(&tensors);
+        return attn_fail(ATTN_NO_MEMORY, "no memory for the tensors of a point");
+    }
+    attn_args args = args_of(&tensors);
+    attn_status status = (desc->device == ATTN_CUDA ? measure_gpu : measure_cpu)(desc, tiles, &args, budget, point);
+    attn_bench_tensors_free(&tensors);
+    return status;
+}
