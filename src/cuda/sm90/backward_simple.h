@@ -1,7 +1,9 @@
 /* Backward kernels for one dtype that need no tensor core: SIMPLE_DTYPE its number, SIMPLE_NAME(stem) its names;
  * included once a dtype.
  *
- * rows: LSE and delta, eight threads a row. convert: sums in fragment order to a gradient, a warp 16 rows. */
+ * rows: LSE and delta, eight threads a row. convert: sums in fragment order to a gradient, a warp 16 rows. simple_q: a
+ * warp a query row, 32 keys at a time: each lane makes one pair's gradient, then every lane sums its columns;
+ * simple_kv: a warp a key likewise; simple_bias: a block an element. */
 
 extern "C" __global__ void __launch_bounds__(256)
     SIMPLE_NAME(attn_sm90_backward_rows)(const __grid_constant__ attn_sm90_backward_params params)
@@ -97,4 +99,182 @@ extern "C" __global__ void __launch_bounds__(128)
             store_row(dtype, p.out, at + 8 * group, x, 32, r, p.dim - 8 * group, row < rows.y, even);
         }
     }
+}
+
+/* ---- everything, slowly ---------------------------------------------------------------------- */
+
+/* Adds up what the visible pair of a row of *w's head and a key makes: P as grad_v sees it, and dS before (the gradient
+ * of the score) and behind (that of scale q k) the softcap. */
+DEVICE pair_gradient SIMPLE_NAME(pair)(const attn_sm90_backward_params *params, const work *w, int row, int key)
+{
+    const attn_sm90_params *p = &params->common;
+    const attn_sm90_simple *in = &p->simple;
+    int head = w->head, kv_head = head / (p->heads_q / p->heads_kv), plane = p->flags & FLAG_VARLEN ? 0 : w->batch;
+    long long q = plane * in->q_stride[0] + (w->start_q + row) * in->q_stride[1] + head * in->q_stride[2];
+    long long k = plane * in->k_stride[0] + (w->start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
+    long long v = plane * in->v_stride[0] + (w->start_kv + key) * in->v_stride[1] + kv_head * in->v_stride[2];
+    long long g = plane * params->grad_o_stride[0] + (w->start_q + row) * params->grad_o_stride[1] +
+                  head * params->grad_o_stride[2];
+    int g_dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE;
+    const float *statistics = params->stats + stats_of(params, w, row);
+    float score = 0, dp = 0, slope = 1, kept = 1;
+#pragma unroll 2
+    for (int i = 0; i < p->dim_qk; i++)
+        score = fmaf(load_any(SIMPLE_DTYPE, in->q, q + i), load_any(SIMPLE_DTYPE, in->k, k + i), score);
+#pragma unroll 2
+    for (int i = 0; i < p->dim_v; i++)
+        dp = fmaf(load_any(g_dtype, params->grad_o, g + i), load_any(SIMPLE_DTYPE, in->v, v + i), dp);
+    score *= p->scale;
+    if (p->flags & FLAG_SOFTCAP) {
+        float share = tanh_of(score / p->score.softcap);
+        score = p->score.softcap * share;
+        slope = 1 - share * share;
+    }
+    if (p->flags & FLAG_ALIBI) score -= alibi_slope(p, w->batch, head) * (float)abs(row + w->len_kv - w->len_q - key);
+    if (p->flags & FLAG_BIAS)
+        score += load_any(p->score.bias_dtype, p->score.bias, bias_row(p, w->batch, head, row) + bias_key(p, key));
+    if (p->flags & FLAG_DROPOUT) {
+        u32 bytes = dropout_bytes(p, w->batch * p->heads_q + head, row, key, (key & 7) / 2);
+        bool drops = (bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold;
+        kept = drops ? 0 : 256.0f / (256 - p->score.dropout_threshold);
+    }
+    float weight = exp2_approx(fmaf(score, LOG2_E, -statistics[0])), ds = weight * (dp * kept - statistics[BLOCK_ROWS]);
+    pair_gradient pair = { weight * kept, ds, ds * slope };
+    return pair;
+}
+
+DEVICE void SIMPLE_NAME(store_line)(const attn_sm90_params *p, void *out, long long at, const float *x, int dim)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int col = threadIdx.x % 32 + 32 * i;
+        if (col >= dim) continue;
+        if (SIMPLE_DTYPE == F32 || p->flags & FLAG_OUT_F32)
+            ((float *)out)[at + col] = x[i];
+        else
+            ((unsigned short *)out)[at + col] = (unsigned short)pack_as(SIMPLE_DTYPE, x[i], 0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    SIMPLE_NAME(attn_sm90_backward_simple_q)(const __grid_constant__ attn_sm90_backward_params params)
+{
+    const attn_sm90_params *p = &params.common;
+    __shared__ float alibi_part[8];
+    int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
+    work w = place_at(p, blockIdx.z, blockIdx.y);
+    int plane = p->flags & FLAG_VARLEN ? 0 : w.batch, kv_head = w.head / (p->heads_q / p->heads_kv);
+    int t = row + w.len_kv - w.len_q;
+    row_runs runs = runs_of(p, &w, t);
+    float out[16] = { 0 }, alibi = 0;
+    for (int key0 = 0; key0 < w.len_kv && row < w.len_q; key0 += 32) {
+        int key = key0 + lane;
+        pair_gradient pair = { 0, 0, 0 };
+        bool seen = key < w.len_kv && visible(p, &w, &runs, w.head, row, key);
+        if (seen) pair = SIMPLE_NAME(pair)(&params, &w, row, key);
+        alibi -= pair.ds * (float)abs(t - key);
+        for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
+            int from = __ffs(some) - 1;
+            float share = __shfl_sync(~0u, pair.dqk, from);
+            long long k = plane * p->simple.k_stride[0] + (w.start_kv + key0 + from) * p->simple.k_stride[1] +
+                          kv_head * p->simple.k_stride[2];
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                if (lane + 32 * i < p->dim_qk)
+                    out[i] = fmaf(share, load_any(SIMPLE_DTYPE, p->simple.k, k + lane + 32 * i), out[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        out[i] *= p->scale;
+    long long at = plane * params.grad_q_stride[0] + (w.start_q + row) * params.grad_q_stride[1] +
+                   w.head * params.grad_q_stride[2];
+    if (row < w.len_q) SIMPLE_NAME(store_line)(p, params.grad_q, at, out, p->dim_qk);
+    if (!params.alibi_parts) return;
+    alibi = warp_sum(alibi);
+    if (lane == 0) alibi_part[threadIdx.x / 32] = alibi;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < 8; i++)
+        alibi += alibi_part[i];
+    params.alibi_parts[((long long)w.batch * p->heads_q + w.head) * params.alibi_count + blockIdx.x] = alibi;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    SIMPLE_NAME(attn_sm90_backward_simple_kv)(const __grid_constant__ attn_sm90_backward_params params)
+{
+    const attn_sm90_params *p = &params.common;
+    int lane = threadIdx.x % 32, key = blockIdx.x * 8 + threadIdx.x / 32, group = p->heads_q / p->heads_kv;
+    int kv_head = blockIdx.y, g_dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE;
+    work w = place_at(p, blockIdx.z, kv_head * group);
+    int plane = p->flags & FLAG_VARLEN ? 0 : w.batch;
+    if (key >= w.len_kv) return;
+    float grad_k[16] = { 0 }, grad_v[16] = { 0 };
+    for (; w.head < (kv_head + 1) * group; w.head++)
+        for (int row0 = 0; row0 < w.len_q; row0 += 32) {
+            int row = row0 + lane;
+            pair_gradient pair = { 0, 0, 0 };
+            bool seen = false;
+            if (row < w.len_q) {
+                row_runs runs = runs_of(p, &w, row + w.len_kv - w.len_q);
+                seen = visible(p, &w, &runs, w.head, row, key);
+            }
+            if (seen) pair = SIMPLE_NAME(pair)(&params, &w, row, key);
+            for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
+                int from = __ffs(some) - 1, place = w.start_q + row0 + from;
+                float dqk = __shfl_sync(~0u, pair.dqk, from), weight = __shfl_sync(~0u, pair.p, from);
+                long long q =
+                    plane * p->simple.q_stride[0] + place * p->simple.q_stride[1] + w.head * p->simple.q_stride[2];
+                long long g = plane * params.grad_o_stride[0] + place * params.grad_o_stride[1] +
+                              w.head * params.grad_o_stride[2];
+#pragma unroll
+                for (int i = 0; i < 16; i++) {
+                    int col = lane + 32 * i;
+                    if (col < p->dim_qk) grad_k[i] = fmaf(dqk, load_any(SIMPLE_DTYPE, p->simple.q, q + col), grad_k[i]);
+                    if (col < p->dim_v) grad_v[i] = fmaf(weight, load_any(g_dtype, params.grad_o, g + col), grad_v[i]);
+                }
+            }
+        }
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        grad_k[i] *= p->scale;
+    long long place = w.start_kv + key;
+    SIMPLE_NAME(store_line)
+    (p, params.grad_k,
+     plane * params.grad_k_stride[0] + place * params.grad_k_stride[1] + kv_head * params.grad_k_stride[2], grad_k,
+     p->dim_qk);
+    SIMPLE_NAME(store_line)
+    (p, params.grad_v,
+     plane * params.grad_v_stride[0] + place * params.grad_v_stride[1] + kv_head * params.grad_v_stride[2], grad_v,
+     p->dim_v);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    SIMPLE_NAME(attn_sm90_backward_simple_bias)(const __grid_constant__ attn_sm90_backward_params params)
+{
+    const attn_sm90_params *p = &params.common;
+    const int *extent = p->score.bias_extent;
+    __shared__ float part[4];
+    int plane = blockIdx.z, first[4] = { plane / extent[1], plane % extent[1], (int)blockIdx.y, (int)blockIdx.x };
+    int whole[4] = { p->batch, p->heads_q, 0, 0 }, count[4];
+    for (int i = 0; i < 2; i++) /* the pairs of axes that repeat */
+        count[i] = extent[i] == 1 ? whole[i] : 1, first[i] = extent[i] == 1 ? 0 : first[i];
+    float sum = 0;
+    for (int at = 0; at < count[0] * count[1]; at++) {
+        work w = place_at(p, first[0] + at / count[1], first[1] + at % count[1]);
+        count[2] = extent[2] == 1 ? w.len_q : 1, count[3] = extent[3] == 1 ? w.len_kv : 1;
+        int row0 = extent[2] == 1 ? 0 : first[2], key0 = extent[3] == 1 ? 0 : first[3];
+        for (long long i = threadIdx.x; i < (long long)count[2] * count[3]; i += 128) {
+            int row = row0 + (int)(i / count[3]), key = key0 + (int)(i % count[3]);
+            if (row >= w.len_q || key >= w.len_kv) continue;
+            row_runs runs = runs_of(p, &w, row + w.len_kv - w.len_q);
+            if (visible(p, &w, &runs, w.head, row, key)) sum += SIMPLE_NAME(pair)(&params, &w, row, key).ds;
+        }
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        params.grad_bias[((long long)plane * extent[2] + blockIdx.y) * extent[3] + blockIdx.x] =
+            sum + part[1] + part[2] + part[3];
 }

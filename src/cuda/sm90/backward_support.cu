@@ -37,6 +37,27 @@ DEVICE void load_eight(int dtype, const void *x, long long at, int count, bool e
         out[i] = i < count ? load_any(dtype, x, at + i) : 0;
 }
 
+typedef struct pair_gradient {
+    float p, ds, dqk;
+} pair_gradient;
+
+/* A head of a sequence. */
+DEVICE work place_at(const attn_sm90_params *p, int batch, int head)
+{
+    int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
+    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
+    work w = { 0, 0, batch, head, 0, 0, q.x, kv.x, q.y, kv.y };
+    return w;
+}
+
+/* Where the LSE of a row of *w is in the statistics. */
+DEVICE long long stats_of(const attn_sm90_backward_params *params, const work *w, int row)
+{
+    long long line =
+        line_of(&params->common, params->common.cu_lens_q, params->common.heads_q, params->q_pitch, w->batch, w->head);
+    return 2 * (line + row / BLOCK_ROWS * BLOCK_ROWS) + stat_place(row % BLOCK_ROWS);
+}
+
 #define SIMPLE_DTYPE F32
 #define SIMPLE_NAME(stem) stem##_f32
 #include "backward_simple.h"
