@@ -20,11 +20,11 @@ typedef struct points {
 /* ---- least squares ------------------------------------------------------------------------- */
 
 /* Coordinate descent on the squares of (predicted - measured) / measured; columns are scaled to length 1. */
-static void fit(const points *p, double hertz, double start, double clocks[ATTN_CONSTANTS])
+static void fit(const points *p, double hertz, double clocks[ATTN_CONSTANTS])
 {
     double a[POINTS_MOST][ATTN_CONSTANTS] = { { 0 } }, rest[POINTS_MOST], length[ATTN_CONSTANTS] = { 0 };
     for (int i = 0; i < p->count; i++) {
-        double took = fmax(p->point[i].seconds - start, 1e-9) * hertz;
+        double took = fmax(p->point[i].seconds, 1e-9) * hertz;
         rest[i] = 1;
         for (int j = 0; j < ATTN_CONSTANTS; j++)
             a[i][j] = p->point[i].choice.count[j] / took, length[j] += a[i][j] * a[i][j];
@@ -43,11 +43,11 @@ static void fit(const points *p, double hertz, double start, double clocks[ATTN_
         }
 }
 
-static void say(const points *p, const char *name, double hertz, double start, const double clocks[ATTN_CONSTANTS])
+static void say(const points *p, const char *name, double hertz, const double clocks[ATTN_CONSTANTS])
 {
     double worst = 0, sum = 0;
     for (int i = 0; i < p->count; i++) {
-        double predicted = start * hertz;
+        double predicted = 0;
         for (int j = 0; j < ATTN_CONSTANTS; j++)
             predicted += p->point[i].choice.count[j] * clocks[j];
         double off = fabs(predicted / hertz / p->point[i].seconds - 1);
@@ -142,7 +142,7 @@ static attn_status measure_cuda_kernel(const attn_cuda_device *device, const att
 
 /* ---- every kernel -------------------------------------------------------------------------- */
 
-static attn_status keep(attn_machine *m, const char *name, const points *p, double start, bool says)
+static attn_status keep(attn_machine *m, const char *name, const points *p, bool says)
 {
     int i = 0;
     while (i < m->kernels && strcmp(m->kernel[i].name, name) != 0)
@@ -150,8 +150,8 @@ static attn_status keep(attn_machine *m, const char *name, const points *p, doub
     if (i == ATTN_MACHINE_KERNELS) return attn_fail(ATTN_UNSUPPORTED, "a machine holds at most %d kernels", i);
     if (i == m->kernels) m->kernels++;
     snprintf(m->kernel[i].name, sizeof m->kernel[i].name, "%s", name);
-    fit(p, m->hertz, start, m->kernel[i].clocks);
-    if (says) say(p, name, m->hertz, start, m->kernel[i].clocks);
+    fit(p, m->hertz, m->kernel[i].clocks);
+    if (says) say(p, name, m->hertz, m->kernel[i].clocks);
     return ATTN_OK;
 }
 
@@ -165,7 +165,7 @@ static attn_status measure_cpu_kernels(attn_machine *m, const char *only, bool s
         if (!kernels[i].ops || !attn_isa_available(kernels[i].isa) || (only && !strstr(kernels[i].name, only)))
             continue;
         status = measure_cpu_kernel(&kernels[i], &p);
-        if (!status) status = keep(m, kernels[i].name, &p, 0, says);
+        if (!status) status = keep(m, kernels[i].name, &p, says);
     }
     return status;
 }
@@ -182,7 +182,7 @@ static attn_status measure_cuda_kernels(attn_machine *m, const char *only, bool 
         if (kernels[i].form != ATTN_CUDA_FORWARD || kernels[i].dtype != ATTN_BF16) continue;
         if (only && !strstr(kernels[i].name, only)) continue;
         status = measure_cuda_kernel(&cuda->device[0], &kernels[i], &p);
-        if (!status) status = keep(m, kernels[i].name, &p, m->start, says);
+        if (!status) status = keep(m, kernels[i].name, &p, says);
     }
     return status;
 }

@@ -83,7 +83,7 @@ static void mistakes_are_placed(void **state)
         { "machine a\nlevel l2 size 3\n", "t:2:10: takes bytes, count, one or all, not 'size'" },
         { "machine a\nkernel k product\n", "t:2:17: takes a number, 0 or more" },
         { "machine a\nkernel k products 1\n",
-          "t:2:10: takes product, score, pack, byte, far, step, tile or edge, not 'products'" },
+          "t:2:10: takes product, score, pack, byte, far, step, tile, edge or run, not 'products'" },
         { "machine a\ncores 1\n", "t:3:1: cores or clock is missing" },
         { "machine a\ncores 1\nclock 1e9\nlevel x\n", "t:5:1: takes two levels at least" },
     };

@@ -20,6 +20,7 @@ static const double wait_clocks = 100;  /* a step: barriers, the first and the l
 static const double tile_clocks = 1800; /* a tile: filling the pipeline, storing */
 static const double simple_flops = 24;  /* a clock and SM */
 
+static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
 static const double worth_it = 0.98; /* packing heads or splitting keys must save so much */
 
@@ -91,6 +92,7 @@ static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k,
     }
     clocks[ATTN_PER_STEP] = derived_step(device, k);
     clocks[ATTN_PER_TILE] = tile_clocks;
+    clocks[ATTN_PER_RUN] = machine_of(device)->start * machine_of(device)->hertz;
 }
 
 /* ---- a choice ------------------------------------------------------------------------------ */
@@ -112,20 +114,39 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, in
     return (int64_t)max_of(1, min_of(fit, (double)heads * (double)d->batch));
 }
 
-/* Bytes into shared memory of all tiles, and from memory: what the tiles that run at once read passes L2 once if a
- * head's keys and values stay there, else once a wave of tiles. */
-static void set_levels(const attn_desc *d, const attn_cuda_device *device, int64_t pack, double seen, double partial,
-                       attn_choice *c)
+/* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,
+ * else once a wave of tiles. Shared memory takes a tile of rows, and registers what a warpgroup reads there: its
+ * queries once a step unless they stay, all of the keys and values, tiles that the mask or the end cuts as a whole. */
+static void set_levels(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t pack,
+                       double seen, double partial, attn_choice *c)
 {
+    enum { L2 = 1, SHARED, REGISTERS, LEVELS };
     double size = (double)attn_dtype_size(d->dtype), least = attn_tensor_bytes(d, (double)d->len_kv);
+    int64_t rows = c->rows_tile * pack;
     attn_model m = attn_model_attention(d, pack, size, size, seen);
-    attn_partition tile = attn_model_attention_tiles(&m, c->rows_tile * pack, c->keys_tile);
-    attn_partition wave = attn_model_attention_tiles(&m, c->rows_tile * pack * device->multiprocessors, c->keys_tile);
-    double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * size;
-    double again = head <= device->l2_bytes ? 0 : attn_model_transfer(&m, &wave, 1) - attn_model_least(&m);
-    c->levels = 2;
-    c->level[0].name = "memory", c->level[0].bytes = least + max_of(0, again) + partial;
-    c->level[1].name = "L2 to shared", c->level[1].bytes = attn_model_transfer(&m, &tile, 1) + partial;
+    attn_partition p;
+    attn_partition_whole(&m, LEVELS, &p);
+    for (int level = L2; level < LEVELS; level++) {
+        p.tile[level][ATTN_AXIS_HEAD] = 1, p.tile[level][ATTN_AXIS_KEY] = c->keys_tile;
+        p.tile[level][ATTN_AXIS_ROW] = level == L2       ? rows * device->multiprocessors
+                                       : level == SHARED ? rows
+                                                         : ATTN_CUDA_WARPGROUP_ROWS;
+        p.streamed[level] = 1u << ATTN_AXIS_KEY;
+    }
+    p.side_by_side[SHARED] = device->multiprocessors;
+    p.side_by_side[REGISTERS] = k->dim == ATTN_CUDA_WARPGROUP_ROWS && k->rows == 2 * ATTN_CUDA_WARPGROUP_ROWS ? 2 : 1;
+    double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * size,
+           written = attn_model_crossing(&m, &p, L2, ATTN_ARRAY_O);
+    double again = head <= device->l2_bytes ? 0 : attn_model_transfer(&m, &p, L2) - attn_model_least(&m);
+    c->levels = 3;
+    c->level[0].name = "memory";
+    c->level[0].bytes = least + max_of(0, again) + partial - min_of(written, kept_writes * device->l2_bytes);
+    c->level[1].name = "L2 to shared", c->level[1].bytes = attn_model_transfer(&m, &p, SHARED) + partial;
+    m.axis[ATTN_AXIS_KEY].size = attn_round_up(d->len_kv, c->keys_tile);
+    m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, rows);
+    m.axis[ATTN_AXIS_DIM].size = k->dim, m.axis[ATTN_AXIS_DIM_V].size = k->dim_v;
+    m.array[ATTN_ARRAY_O].direction = 0;
+    c->level[2].name = "shared to registers", c->level[2].bytes = attn_model_transfer(&m, &p, REGISTERS);
 }
 
 static void set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *c)
@@ -153,13 +174,15 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
     c->kernel = k;
     c->choice.rows_tile = rows, c->choice.keys_tile = k->keys, c->choice.splits = splits;
-    set_levels(d, device, pack, min_of(1, steps / whole), splits > 1 ? 8.0 * splits * out : 0, &c->choice);
+    set_levels(d, device, k, pack, min_of(1, steps / whole), splits > 1 ? 8.0 * splits * out : 0, &c->choice);
     count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : ceil(rounds);
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * part;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
-    double all = count[ATTN_PER_TILE] * clocks[ATTN_PER_TILE] + count[ATTN_PER_STEP] * clocks[ATTN_PER_STEP] +
-                 count[ATTN_PER_EDGE] * clocks[ATTN_PER_EDGE];
-    set_time(device, all, machine_of(device)->start + (splits > 1 ? combine_seconds : 0), &c->choice);
+    count[ATTN_PER_RUN] = 1;
+    double all = 0;
+    for (int i = 0; i < ATTN_CONSTANTS; i++)
+        all += count[i] * clocks[i];
+    set_time(device, all, splits > 1 ? combine_seconds : 0, &c->choice);
     c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && parts > grid;
 }
 
@@ -190,7 +213,7 @@ static void cost_simple(const attn_desc *d, const attn_cuda_device *device, cons
     c->schedule.splits = 1;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
     double blocks = (double)attn_ceil_div(d->len_q, k->rows) * (double)d->heads_q * (double)d->batch;
-    set_levels(d, device, 1, 1, 0, &c->choice);
+    set_levels(d, device, k, 1, 1, 0, &c->choice);
     set_time(device, c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors)),
              machine_of(device)->start, &c->choice);
 }

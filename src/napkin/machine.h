@@ -11,9 +11,9 @@
  *     level NAME bytes N count N one N all N
  *                                     from the outermost inward: bytes of one, how many there are, bytes a second into
  *                                     one by itself and into all at once from the level outside; 0 or left out: unknown
- *     unit NAME N                     operations a clock and core: tensor16, tensor8, fma, exp
+ *     unit NAME N                     operations (a multiply-add is two) a clock and core: tensor16, tensor8, fma, exp
  *     start SECONDS                   of a parallel loop, or a launch
- *     kernel NAME product N score N pack N byte N far N step N tile N edge N
+ *     kernel NAME product N score N pack N byte N far N step N tile N edge N run N
  *                                     clocks, as attn_constant says; left out: 0, or the base's
  *
  * The library reads no file by itself: built-in machines are in it, others are named to it (attn_machine_use). */
@@ -41,6 +41,7 @@ typedef enum attn_constant {
     ATTN_PER_STEP,    /* tile of rows against a tile of keys */
     ATTN_PER_TILE,    /* tile of rows */
     ATTN_PER_EDGE,    /* tile of rows whose mask cuts through tiles of keys */
+    ATTN_PER_RUN,     /* run, launch and all */
     ATTN_CONSTANTS
 } attn_constant;
 

@@ -7,7 +7,7 @@
 #include "num/decimal.h"
 
 static const char *const unit_names[] = { "tensor16", "tensor8", "fma", "exp" };
-static const char *const constant_names[] = { "product", "score", "pack", "byte", "far", "step", "tile", "edge" };
+static const char *const constant_names[] = { "product", "score", "pack", "byte", "far", "step", "tile", "edge", "run" };
 
 const char *attn_unit_name(int unit)
 {
@@ -170,7 +170,7 @@ static attn_status take_kernel(reader *r)
         values[i] = &kernel.clocks[i];
     if (!status)
         status = take_pairs(r, constant_names, ATTN_CONSTANTS, values,
-                            "takes product, score, pack, byte, far, step, tile or edge");
+                            "takes product, score, pack, byte, far, step, tile, edge or run");
     if (status) return status;
     int i = 0;
     while (i < m->kernels && strcmp(m->kernel[i].name, kernel.name) != 0)
