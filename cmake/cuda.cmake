@@ -9,10 +9,16 @@ if(ATTN_CUDA AND PROJECT_IS_TOP_LEVEL AND CMAKE_BUILD_TYPE STREQUAL Release AND 
     DOC "nvcc, which compiles the CUDA kernels into the library; empty: none does")
 endif()
 
+option(ATTN_CUDA_DELAYS "CUDA kernels whose warpgroups dawdle: for tests" OFF)
+
 # A unit's cubin, made by cubin.cmake: nvcc, and a look at what it says.
 function(attn_cuda_unit unit source spills)
   set(cubin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${unit}.cubin)
-  list(JOIN ARGN "," defines)
+  set(defines ${ARGN})
+  if(ATTN_CUDA_DELAYS)
+    list(APPEND defines ATTN_DELAYS)
+  endif()
+  list(JOIN defines "," defines)
   add_custom_command(OUTPUT ${cubin}
     COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DCUBIN=${cubin} -DSPILLS=${spills}
       -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
@@ -75,6 +81,10 @@ function(attn_cuda_sources result)
   file(CONFIGURE OUTPUT ${list} CONTENT "${cuda_files}${cuda_images}" @ONLY)
   file(GLOB sources CONFIGURE_DEPENDS src/cuda/*.c)
   list(REMOVE_ITEM sources ${absent})
+  if(ATTN_CUDA_DELAYS)
+    set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/load.c APPEND PROPERTY COMPILE_DEFINITIONS
+      ATTN_CUDA_DELAYS)
+  endif()
   set(embedded ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/embedded.c)
   set_property(SOURCE ${embedded} APPEND PROPERTY OBJECT_DEPENDS "${list};${cuda_texts};${cuda_cubins}")
   set_property(SOURCE ${embedded} APPEND PROPERTY INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/cuda)

@@ -61,7 +61,7 @@ static const char *text_of(const char *name)
 /* Compiles forward.cu as the kernel's line says, or the file that the unit is named by. */
 static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, void **image)
 {
-    const char *options[ATTN_CUDA_OPTIONS + 2] = { "--gpu-architecture=sm_90a", "--std=c++17" };
+    const char *options[ATTN_CUDA_OPTIONS + 3] = { "--gpu-architecture=sm_90a", "--std=c++17" };
     attn_cuda_program program = { .source.name = kernel ? "forward.cu" : unit,
                                   .headers = attn_cuda_texts,
                                   .header_count = attn_cuda_text_count,
@@ -71,6 +71,9 @@ static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, voi
     program.source.text = text_of(program.source.name);
     if (!program.source.text)
         return attn_fail(ATTN_UNSUPPORTED, "%s is not built into this library", program.source.name);
+#ifdef ATTN_CUDA_DELAYS
+    options[program.option_count++] = "-DATTN_DELAYS";
+#endif
     for (int i = 0; kernel && i < ATTN_CUDA_OPTIONS && kernel->options[i]; i++)
         options[program.option_count++] = kernel->options[i];
     return attn_cuda_compile(&program, image, &size);

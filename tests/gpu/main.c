@@ -2,7 +2,10 @@
  * the same bits thousands of times over, graphs, streams, threads. Needs nothing but the library; `make test-gpu`
  * builds and runs both. A kernel that hangs is ended by a watchdog.
  *
- *     attn_test_gpu [REPETITIONS]   (10000) */
+ *     attn_test_gpu [REPETITIONS [PART PARTS]]   (10000 1 1)
+ *
+ * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -101,79 +104,120 @@ static void lengths(const attn_cuda_kernel *k)
 
 /* ---- one problem, many runs ---------------------------------------------------------------- */
 
+/* A problem on the GPU, and its outputs as its first run left them. */
 typedef struct many {
     check_problem problem;
     check_device_run run;
-    uint64_t size; /* of o */
-    unsigned char *first;
+    int outputs;
+    unsigned char *first[ATTN_ARGS_OUTPUTS];
+    char name[80];
 } many;
+
+static const attn_args_array *output_of(const many *m, int i)
+{
+    return &m->run.arrays[m->run.inputs + i];
+}
+
+static size_t size_of(const attn_args_array *a)
+{
+    return a->base ? (size_t)(a->hi - a->lo) : 0;
+}
+
+/* Where an output begins in the memory that arguments name. */
+static CUdeviceptr begin_of(const attn_args_array *a, const attn_args *args)
+{
+    void *base;
+    memcpy(&base, (const char *)args + a->field, sizeof base);
+    return (CUdeviceptr)(uintptr_t)base + (CUdeviceptr)a->lo;
+}
 
 static bool many_begin(many *m, const attn_desc *desc)
 {
     attn_desc cpu = *desc;
     cpu.device = ATTN_CPU;
     check_options options = { .seed = 4 };
+    snprintf(m->name, sizeof m->name, "%s, dim %lld, flags 0x%x", desc->direction ? "backward" : "forward",
+             (long long)desc->dim_qk, desc->flags);
     if (check_problem_create(&m->problem, &cpu, &options) || check_device_begin(&m->run, desc, &m->problem.args, 0)) {
-        result(false, "%s", attn_error());
+        result(false, "%s: %s", m->name, attn_error());
         return false;
     }
-    m->size = m->problem.o.size;
-    m->first = check_allocate(m->size);
+    m->outputs = m->run.count - m->run.inputs;
+    for (int i = 0; i < m->outputs; i++)
+        m->first[i] = check_allocate(size_of(output_of(m, i)) + 1);
     return true;
 }
 
 /* A run in the default stream, which all others must equal. */
 static void many_first(many *m)
 {
-    result(!check_device_start(&m->run) && !check_device_wait(), "%s", attn_error());
-    driver->cuMemcpyDtoH(m->first, (CUdeviceptr)(uintptr_t)m->run.device.o, m->size);
+    result(!check_device_start(&m->run) && !check_device_wait(), "%s: %s", m->name, attn_error());
+    for (int i = 0; i < m->outputs; i++) {
+        const attn_args_array *a = output_of(m, i);
+        if (size_of(a)) driver->cuMemcpyDtoH(m->first[i], begin_of(a, &m->run.device), size_of(a));
+    }
 }
 
 static void many_end(many *m)
 {
-    free(m->first);
-    result(!check_device_end(&m->run, true), "%s", attn_error());
+    for (int i = 0; i < m->outputs; i++)
+        free(m->first[i]);
+    result(!check_device_end(&m->run, true), "%s: %s", m->name, attn_error());
     check_problem_destroy(&m->problem);
 }
 
-static attn_desc medium(uint32_t flags, int64_t dim)
+/* Rows and keys that fill no tile, heads that share keys. */
+static attn_desc medium(attn_direction direction, uint32_t flags, int64_t dim)
 {
     return (attn_desc){ .dtype = ATTN_BF16,
                         .device = ATTN_CUDA,
+                        .direction = direction,
                         .flags = flags,
                         .batch = 3,
                         .heads_q = 8,
                         .heads_kv = 4,
-                        .len_q = 517,
-                        .len_kv = 1030,
+                        .len_q = direction ? 197 : 517,
+                        .len_kv = direction ? 390 : 1030,
                         .dim_qk = dim };
 }
 
-static bool same(const many *m, const void *o)
+static void poison(const many *m, const attn_args *args, void *workspace, int value, CUstream stream)
 {
-    unsigned char *now = check_allocate(m->size);
-    bool equal =
-        driver->cuMemcpyDtoH(now, (CUdeviceptr)(uintptr_t)o, m->size) == 0 && memcmp(now, m->first, m->size) == 0;
-    free(now);
+    size_t size = attn_plan_workspace(m->run.plan);
+    for (int i = 0; i < m->outputs; i++) {
+        const attn_args_array *a = output_of(m, i);
+        if (size_of(a)) driver->cuMemsetD8Async(begin_of(a, args), CHECK_FRESH, size_of(a), stream);
+    }
+    if (size) driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)workspace, (unsigned char)value, size, stream);
+}
+
+/* Whether the outputs that args name are those of the first run. */
+static bool same(const many *m, const attn_args *args)
+{
+    bool equal = true;
+    for (int i = 0; i < m->outputs; i++) {
+        const attn_args_array *a = output_of(m, i);
+        size_t size = size_of(a);
+        unsigned char *now = check_allocate(size + 1);
+        if (size)
+            equal = equal && driver->cuMemcpyDtoH(now, begin_of(a, args), size) == 0 && !memcmp(now, m->first[i], size);
+        free(now);
+    }
     return equal;
 }
 
-static void repetitions(uint32_t flags, int64_t dim, int count)
+static void repetitions(const attn_desc *desc, int count)
 {
     many m;
-    attn_desc desc = medium(flags, dim);
-    if (!many_begin(&m, &desc)) return;
+    if (!many_begin(&m, desc)) return;
     many_first(&m);
     int different = 0;
     for (int i = 0; i < count && different == 0; i++) {
-        driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)m.run.device.o, CHECK_FRESH, m.size, NULL);
-        if (m.run.workspace)
-            driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)m.run.workspace, (unsigned char)i,
-                                    attn_plan_workspace(m.run.plan), NULL);
+        poison(&m, &m.run.device, m.run.workspace, i, NULL);
         if (check_device_start(&m.run)) different++;
-        if (i % 16 == 0 || i == count - 1) different += !same(&m, m.run.device.o);
+        if (i % 16 == 0 || i == count - 1) different += !same(&m, &m.run.device);
     }
-    result(different == 0, "dim %lld, flags 0x%x: other bits from run to run", (long long)dim, flags);
+    result(different == 0, "%s: other bits from run to run", m.name);
     many_end(&m);
 }
 
@@ -202,34 +246,97 @@ static bool find_graphs(void)
 }
 
 /* The plan's first run is a captured one: what it needs was loaded before. */
-static void graphs(uint32_t flags, int64_t dim)
+static void graphs(const attn_desc *desc)
 {
     many m;
-    attn_desc desc = medium(flags, dim);
     CUstream stream;
     void *captured, *executable;
     if (!find_graphs()) {
         printf("SKIPPED: graphs, of which this driver knows nothing\n");
         return;
     }
-    if (!many_begin(&m, &desc)) return;
+    if (!many_begin(&m, desc)) return;
     driver->cuStreamCreate(&stream, 1);
     bool good = graph.begin(stream, 0) == 0;
     good &= attn_run(m.run.plan, &m.run.device, m.run.workspace, stream) == ATTN_OK;
     good &= graph.end(stream, &captured) == 0 && graph.instantiate(&executable, captured, 0) == 0;
-    result(good, "a run cannot be captured: %s", attn_error());
+    result(good, "%s: a run cannot be captured: %s", m.name, attn_error());
     many_first(&m);
     for (int i = 0; i < 50 && good; i++) {
-        driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)m.run.device.o, CHECK_FRESH, m.size, stream);
+        poison(&m, &m.run.device, m.run.workspace, i, stream);
         good &= graph.launch(executable, stream) == 0 && driver->cuStreamSynchronize(stream) == 0;
-        good &= same(&m, m.run.device.o);
+        good &= same(&m, &m.run.device);
     }
-    result(good, "dim %lld, flags 0x%x: a replayed graph differs", (long long)dim, flags);
+    result(good, "%s: a replayed graph differs", m.name);
     driver->cuStreamDestroy(stream);
     many_end(&m);
 }
 
 /* ---- streams and threads ------------------------------------------------------------------- */
+
+/* A stream, outputs and a workspace of one's own. */
+typedef struct lane {
+    CUstream stream;
+    CUdeviceptr out[ATTN_ARGS_OUTPUTS], workspace;
+    attn_args args;
+    bool good;
+} lane;
+
+static void lane_begin(lane *l, const many *m)
+{
+    *l = (lane){ .args = m->run.device };
+    l->good = driver->cuStreamCreate(&l->stream, 1) == 0 &&
+              driver->cuMemAlloc(&l->workspace, attn_plan_workspace(m->run.plan) + 1) == 0;
+    for (int i = 0; i < m->outputs; i++) {
+        const attn_args_array *a = output_of(m, i);
+        if (!size_of(a)) continue;
+        l->good = l->good && driver->cuMemAlloc(&l->out[i], size_of(a)) == 0;
+        void *base = (void *)(uintptr_t)(l->out[i] - (CUdeviceptr)a->lo);
+        memcpy((char *)&l->args + a->field, &base, sizeof base);
+    }
+}
+
+static void lane_run(lane *l, const many *m, int value)
+{
+    void *workspace = (void *)(uintptr_t)l->workspace;
+    if (!l->good) return;
+    poison(m, &l->args, workspace, value, l->stream);
+    l->good = attn_run(m->run.plan, &l->args, workspace, l->stream) == ATTN_OK;
+}
+
+static void lane_look(lane *l, const many *m)
+{
+    l->good = l->good && driver->cuStreamSynchronize(l->stream) == 0 && same(m, &l->args);
+}
+
+static void lane_end(lane *l, const many *m)
+{
+    driver->cuStreamSynchronize(l->stream);
+    for (int i = 0; i < m->outputs; i++)
+        if (l->out[i]) driver->cuMemFree(l->out[i]);
+    if (l->workspace) driver->cuMemFree(l->workspace);
+    driver->cuStreamDestroy(l->stream);
+}
+
+enum { LANES = 4, LANE_RUNS = 100 };
+
+/* One thread, runs of one plan in several streams at once. */
+static void streams(const many *m)
+{
+    lane lanes[LANES];
+    for (int i = 0; i < LANES; i++)
+        lane_begin(&lanes[i], m);
+    for (int n = 0; n < LANE_RUNS; n++) {
+        for (int i = 0; i < LANES; i++)
+            lane_run(&lanes[i], m, n + i);
+        for (int i = 0; i < LANES && n % 10 == 9; i++)
+            lane_look(&lanes[i], m);
+    }
+    for (int i = 0; i < LANES; i++) {
+        result(lanes[i].good, "%s: streams side by side give another result", m->name);
+        lane_end(&lanes[i], m);
+    }
+}
 
 typedef struct worker {
     const many *m;
@@ -240,44 +347,40 @@ typedef struct worker {
 static void *work(void *argument)
 {
     worker *w = argument;
-    const many *m = w->m;
-    CUstream stream;
-    CUdeviceptr o = 0, workspace = 0;
-    attn_args args = m->run.device;
+    lane own;
     driver->cuCtxSetCurrent(w->context);
-    w->good = driver->cuStreamCreate(&stream, 1) == 0 && driver->cuMemAlloc(&o, m->size) == 0 &&
-              driver->cuMemAlloc(&workspace, attn_plan_workspace(m->run.plan) + 1) == 0;
-    args.o = (void *)(uintptr_t)o, args.lse = NULL;
-    for (int i = 0; i < 100 && w->good; i++) {
-        driver->cuMemsetD8Async(o, CHECK_FRESH, m->size, stream);
-        w->good = attn_run(m->run.plan, &args, (void *)(uintptr_t)workspace, stream) == ATTN_OK;
-        if (i % 10 == 9) w->good = w->good && driver->cuStreamSynchronize(stream) == 0 && same(m, (void *)(uintptr_t)o);
+    lane_begin(&own, w->m);
+    for (int n = 0; n < LANE_RUNS; n++) {
+        lane_run(&own, w->m, n);
+        if (n % 10 == 9) lane_look(&own, w->m);
     }
-    driver->cuStreamSynchronize(stream);
-    driver->cuMemFree(o);
-    driver->cuMemFree(workspace);
-    driver->cuStreamDestroy(stream);
+    w->good = own.good;
+    lane_end(&own, w->m);
     return NULL;
 }
 
-static void threads(uint32_t flags, int64_t dim)
+static void threads(const many *m)
 {
-    enum { THREADS = 4 };
-    pthread_t thread[THREADS];
-    worker workers[THREADS];
-    many m;
-    attn_desc desc = medium(flags, dim);
-    if (!many_begin(&m, &desc)) return;
-    many_first(&m);
-    for (int i = 0; i < THREADS; i++) {
-        workers[i] = (worker){ .m = &m };
+    pthread_t thread[LANES];
+    worker workers[LANES];
+    for (int i = 0; i < LANES; i++) {
+        workers[i] = (worker){ .m = m };
         driver->cuCtxGetCurrent(&workers[i].context);
         pthread_create(&thread[i], NULL, work, &workers[i]);
     }
-    for (int i = 0; i < THREADS; i++) {
+    for (int i = 0; i < LANES; i++) {
         pthread_join(thread[i], NULL);
-        result(workers[i].good, "dim %lld, flags 0x%x: a thread's stream gives another result", (long long)dim, flags);
+        result(workers[i].good, "%s: a thread's stream gives another result", m->name);
     }
+}
+
+static void side_by_side(const attn_desc *desc)
+{
+    many m;
+    if (!many_begin(&m, desc)) return;
+    many_first(&m);
+    streams(&m);
+    threads(&m);
     many_end(&m);
 }
 
@@ -295,7 +398,7 @@ static void host_times(void)
 {
     enum { PLANS = 200, RUNS = 500 };
     many m;
-    attn_desc desc = medium(ATTN_CAUSAL, 128);
+    attn_desc desc = medium(ATTN_FORWARD, ATTN_CAUSAL, 128);
     attn_plan *plan;
     if (!many_begin(&m, &desc)) return;
     many_first(&m);
@@ -310,9 +413,25 @@ static void host_times(void)
     many_end(&m);
 }
 
+/* In each mask and head dim the same bits, however often and wherever it is run. */
+static void alike(int repeat)
+{
+    static const int64_t dims[] = { 64, 128, 256 };
+    static const uint32_t flags[] = { 0, ATTN_CAUSAL };
+    for (int i = 0; i < 6; i++) {
+        attn_desc desc = medium(ATTN_FORWARD, flags[i % 2], dims[i / 2]);
+        alarm(WATCHDOG_SECONDS);
+        graphs(&desc);
+        side_by_side(&desc);
+        repetitions(&desc, repeat / 6);
+    }
+    printf("graphs, streams, threads, repetitions: %d checks, %d failed\n", checks, failures);
+}
+
 int main(int argc, char **argv)
 {
-    int count, repeat = argc > 1 ? atoi(argv[1]) : 10000;
+    int count, repeat = argc > 1 ? atoi(argv[1]) : 10000, part = argc > 2 ? atoi(argv[2]) : 1,
+               parts = argc > 3 ? atoi(argv[3]) : 1;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (check_device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -321,18 +440,10 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     driver = &attn_cuda_machine_get()->driver;
     signal(SIGALRM, bark);
-    static const int64_t dims[] = { 64, 128, 256 };
-    for (int i = 0; i < 6; i++) {
-        uint32_t flags = i % 2 ? ATTN_CAUSAL : 0;
-        alarm(WATCHDOG_SECONDS);
-        graphs(flags, dims[i / 2]);
-        threads(flags, dims[i / 2]);
-        repetitions(flags, dims[i / 2], repeat / 6);
-    }
-    printf("graphs, threads, repetitions: %d checks, %d failed\n", checks, failures);
+    if (part == 1 && repeat > 0) alike(repeat);
     alarm(WATCHDOG_SECONDS);
-    host_times();
-    for (int i = 0; i < count; i++) {
+    if (part == 1) host_times();
+    for (int i = part - 1; i < count; i += parts) {
         alarm(WATCHDOG_SECONDS);
         if (kernels[i].form == ATTN_CUDA_FORWARD) lengths(&kernels[i]);
     }

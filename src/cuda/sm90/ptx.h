@@ -29,19 +29,34 @@ DEVICE void barrier_init_fence(void)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/* ATTN_DELAYS, for tests: one warpgroup of a block sleeps up to 2 us before it waits or arrives, one time in four; which
+ * one changes from block to block and every few thousand clocks. */
+DEVICE void dawdle(void)
+{
+#ifdef ATTN_DELAYS
+    u32 now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    u32 turn = (blockIdx.x * 0x9e3779b1u ^ now >> 13) * 0x85ebca6bu, chance = (now >> 5) * 0xc2b2ae35u;
+    if ((turn >> 16) % (blockDim.x / 128) == threadIdx.x / 128 && chance >> 30 == 0) __nanosleep(chance >> 16 & 2047);
+#endif
+}
+
 DEVICE void barrier_arrive(u32 barrier)
 {
+    dawdle();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 DEVICE void barrier_expect(u32 barrier, u32 bytes)
 {
+    dawdle();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 /* Until the phase of that parity is complete. */
 DEVICE void barrier_wait(u32 barrier, u32 parity)
 {
+    dawdle();
     asm volatile("{\n.reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n}" ::"r"(barrier),
@@ -52,11 +67,13 @@ DEVICE void barrier_wait(u32 barrier, u32 parity)
 /* Named barriers: `threads` of a block meet; one that arrives does not wait. 0 is __syncthreads. */
 DEVICE void named_sync(int id, int threads)
 {
+    dawdle();
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 DEVICE void named_arrive(int id, int threads)
 {
+    dawdle();
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
