@@ -271,6 +271,16 @@ void check_problem_destroy(check_problem *problem)
     problem->input_count = 0;
 }
 
+static void refresh_outputs(const check_problem *problem)
+{
+    if (problem->desc.direction == ATTN_FORWARD) {
+        check_buffer_refresh(&problem->o);
+        check_buffer_refresh(&problem->lse);
+    }
+    for (int i = 0; i < CHECK_GRADIENTS; i++)
+        check_buffer_refresh(&problem->gradients[i]);
+}
+
 /* Every fourth problem lies at addresses that kernels find inconvenient. */
 static attn_status run_on_device(const check_problem *problem, const attn_desc *desc, char *kernel)
 {
@@ -278,8 +288,7 @@ static attn_status run_on_device(const check_problem *problem, const attn_desc *
     attn_plan_info info;
     attn_desc gpu = *desc;
     gpu.threads = 0, gpu.isa = ATTN_ISA_AUTO, gpu.parallel_for = NULL;
-    check_buffer_refresh(&problem->o);
-    check_buffer_refresh(&problem->lse);
+    refresh_outputs(problem);
     attn_status status = check_device_begin(&run, &gpu, &problem->args, problem->options.seed % 4 == 1 ? 2 : 0);
     if (status != ATTN_OK) return status;
     if (kernel != NULL && attn_plan_get_info(run.plan, &info) == ATTN_OK)
@@ -296,12 +305,7 @@ attn_status check_problem_run(const check_problem *problem, const attn_desc *des
     attn_plan_info info;
     attn_status status = attn_plan_create(&plan, desc);
     if (status != ATTN_OK) return status;
-    if (desc->direction == ATTN_FORWARD) {
-        check_buffer_refresh(&problem->o);
-        check_buffer_refresh(&problem->lse);
-    }
-    for (int i = 0; i < CHECK_GRADIENTS; i++)
-        check_buffer_refresh(&problem->gradients[i]);
+    refresh_outputs(problem);
     check_buffer workspace = check_buffer_create(attn_plan_workspace(plan), problem->options.front);
     status = attn_run(plan, &problem->args, workspace.data, NULL);
     if (kernel != NULL && attn_plan_get_info(plan, &info) == ATTN_OK) snprintf(kernel, CHECK_NAME, "%s", info.kernel);

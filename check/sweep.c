@@ -8,6 +8,9 @@
 #include "cpu/kernel.h"
 #include "cuda/kernel.h"
 
+/* Multiply-adds of the cases that run_fitted takes. */
+static const double fitted_most = 5e7;
+
 static const attn_cpu_kernel *kernel_named(const char *name)
 {
     int count;
@@ -62,13 +65,14 @@ check_sweep check_sweep_create(const check_grid *grid, attn_device device, const
 
 static bool takes(const check_report *report, attn_form form, const attn_desc *desc)
 {
-    if (report->skipped || (report->device == ATTN_CUDA && form == ATTN_GRADIENT)) return false;
+    if (report->skipped) return false;
     if (report->kernel == NULL) return true;
     if (report->device == ATTN_CUDA) {
         const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || desc->flags & ATTN_VARLEN); /* rows and keys */
-        return (some || cuda->form == ATTN_CUDA_SIMPLE) && cuda->dtype == desc->dtype &&
-               (desc->flags & ~cuda->features) == 0 && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
+        return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_line(cuda)) &&
+               cuda->dtype == desc->dtype && (desc->flags & ~cuda->features) == 0 && desc->dim_qk <= cuda->dim &&
+               desc->dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
@@ -110,26 +114,22 @@ static void run_kernel(check_report *report, int number, const check_problem *pr
     record(report, number, &error, problem);
 }
 
-/* narrow: each third case of f32 once more in bf16, for the kernels that take no f32 and would else see few cases. */
-static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow)
+/* Runs all kernels that take the problem, or only the one of report `only`, if that is not negative. */
+static void run_problem(check_sweep *sweep, int number, const attn_desc *desc, const check_options *options,
+                        attn_form form, int only, bool narrow)
 {
-    attn_desc desc;
-    check_options options;
     check_problem problem;
-    check_grid_case(sweep->grid, number, form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
-                    form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
-    if (narrow && (desc.dtype != ATTN_F32 || number % 3 != 2)) return;
-    if (narrow) desc.dtype = ATTN_BF16;
     bool takers[CHECK_REPORTS], wanted = false;
     for (int i = 0; i < sweep->count; i++) {
-        takers[i] = takes(&sweep->reports[i], form, &desc) && (!narrow || is_narrow(&sweep->reports[i]));
+        takers[i] = takes(&sweep->reports[i], form, desc) && (!narrow || is_narrow(&sweep->reports[i])) &&
+                    (only < 0 || only == i);
         wanted |= takers[i];
     }
     if (!wanted) return;
-    if (check_problem_create(&problem, &desc, &options) != ATTN_OK) {
+    if (check_problem_create(&problem, desc, options) != ATTN_OK) {
         check_error error = { 0 };
         snprintf(error.message, sizeof error.message, "refused: %s", attn_error());
-        problem.desc = desc, problem.options = options;
+        problem.desc = *desc, problem.options = *options;
         for (int i = 0; i < sweep->count; i++)
             if (takers[i]) record(&sweep->reports[i], number, &error, &problem);
         return;
@@ -141,11 +141,71 @@ static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow
     check_problem_destroy(&problem);
 }
 
+/* narrow: each third case of f32 once more in bf16, for the kernels that take no f32 and would else see few cases. */
+static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow)
+{
+    attn_desc desc;
+    check_options options;
+    check_grid_case(sweep->grid, number, form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
+                    form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
+    if (narrow && (desc.dtype != ATTN_F32 || number % 3 != 2)) return;
+    if (narrow) desc.dtype = ATTN_BF16;
+    run_problem(sweep, number, &desc, &options, form, -1, narrow);
+}
+
+/* ---- a GPU's kernels that have few features ---------------------------------------------------- */
+
+/* What the kernel's dtype, features and dims leave of a problem. */
+static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
+{
+    uint32_t gone = d->flags & ~kernel->features;
+    d->dtype = kernel->dtype;
+    d->flags &= kernel->features;
+    if (d->dim_qk > kernel->dim) d->dim_qk = 1 + d->dim_qk % kernel->dim;
+    if (d->dim_v > kernel->dim_v) d->dim_v = 1 + d->dim_v % kernel->dim_v;
+    if (d->dim_v == 0 && d->dim_qk > kernel->dim_v) d->dim_v = kernel->dim_v;
+    if (gone & ATTN_WINDOW) d->window_left = d->window_right = 0;
+    if (gone & ATTN_CHUNK) d->chunk = 0;
+    if (gone & ATTN_INTERVALS) d->interval_vectors = d->interval_heads = 0;
+    if (gone & ATTN_BLOCKS) d->block_rows = d->block_keys = d->block_batch = d->block_heads = 0;
+    if (gone & ATTN_BITS) d->bits_batch = d->bits_heads = 0;
+    if (gone & ATTN_SOFTCAP) d->softcap = 0;
+    if (gone & ATTN_ALIBI) d->alibi_batch = 0;
+    if (gone & ATTN_DROPOUT) d->dropout_p = 0;
+    if (!(gone & ATTN_BIAS)) return;
+    d->bias_dtype = (attn_dtype)0;
+    for (int i = 0; i < 4; i++)
+        d->bias_extent[i] = d->bias_stride[i] = 0;
+}
+
+/* Cases with all that a kernel takes are few where it takes little: a quarter of the small ones once more, fitted to
+ * it.
+ */
+static void run_fitted(check_sweep *sweep, int number, int which)
+{
+    check_report *report = &sweep->reports[which];
+    const attn_cuda_kernel *kernel =
+        report->device == ATTN_CUDA && report->kernel ? cuda_kernel_named(report->kernel) : NULL;
+    attn_desc desc;
+    check_options options;
+    int count;
+    if (!kernel || !attn_cuda_is_line(kernel) || report->skipped) return;
+    if ((number + (int)(kernel - attn_cuda_kernels(&count))) % 4 != 0) return;
+    if (check_case_work(sweep->grid, number) > fitted_most) return;
+    attn_direction direction = attn_cuda_direction(kernel);
+    check_grid_case(sweep->grid, number, direction, INT64_MAX, &desc, &options);
+    fit(kernel, &desc);
+    run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
+                false);
+}
+
 void check_sweep_case(check_sweep *sweep, int number)
 {
     for (int form = 0; form < ATTN_FORMS; form++)
         for (int narrow = 0; narrow < 2; narrow++)
             run_form(sweep, number, (attn_form)form, narrow);
+    for (int i = 0; i < sweep->count; i++)
+        run_fitted(sweep, number, i);
 }
 
 double check_case_work(const check_grid *grid, int number)

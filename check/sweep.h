@@ -30,7 +30,7 @@ typedef struct check_sweep {
 check_sweep check_sweep_create(const check_grid *grid, attn_device device, const char *kernel, attn_isa isa);
 
 /* One case: as it stands for kernels that prefill, with few query rows for those that decode, backward for those that
- * compute gradients; kernels of a GPU get the first two. */
+ * compute gradients; a GPU's that compute the forward get the first two. */
 void check_sweep_case(check_sweep *sweep, int number);
 
 /* Multiply-adds of the case by a kernel that skips nothing. */

@@ -41,16 +41,14 @@ static const attn_machine *machine_of(const attn_cuda_device *device)
     return attn_machine_for(ATTN_CUDA, device->name);
 }
 
-/* Bytes a second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
-static double bandwidth(const attn_cuda_device *device, const char *name)
+double attn_cuda_bandwidth(const attn_cuda_device *device, const char *name)
 {
     const attn_machine_level *level = attn_machine_level_named(machine_of(device), name);
     double all = level && level->all > 0 ? level->all : INFINITY;
     return level && level->count > 1 ? all * device->multiprocessors / level->count : all;
 }
 
-/* f16 takes what was measured of bf16. */
-static const attn_machine_kernel *constants_of(const attn_cuda_device *device, const attn_cuda_kernel *k)
+const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
     const attn_machine *m = machine_of(device);
     const attn_machine_kernel *own = attn_machine_kernel_named(m, k->name);
@@ -84,7 +82,7 @@ static double derived_step(const attn_cuda_device *device, const attn_cuda_kerne
 
 static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k, double clocks[ATTN_CONSTANTS])
 {
-    const attn_machine_kernel *measured = constants_of(device, k);
+    const attn_machine_kernel *measured = attn_cuda_constants(device, k);
     memset(clocks, 0, ATTN_CONSTANTS * sizeof *clocks);
     if (measured && measured->clocks[ATTN_PER_STEP] > 0) {
         memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
@@ -149,10 +147,11 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
     c->level[2].name = "shared to registers", c->level[2].bytes = attn_model_transfer(&m, &p, REGISTERS);
 }
 
-static void set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *c)
+void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *c)
 {
     double computing = clocks / machine_of(device)->hertz;
-    double memory = c->level[0].bytes / bandwidth(device, "l2"), l2 = c->level[1].bytes / bandwidth(device, "shared");
+    double memory = c->level[0].bytes / attn_cuda_bandwidth(device, "l2"),
+           l2 = c->level[1].bytes / attn_cuda_bandwidth(device, "shared");
     c->seconds = start + max_of(computing, max_of(memory, l2));
     c->bound = computing >= max_of(memory, l2) ? "arithmetic" : memory >= l2 ? "memory" : "L2";
 }
@@ -182,7 +181,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
-    set_time(device, all, splits > 1 ? combine_seconds : 0, &c->choice);
+    attn_cuda_set_time(device, all, splits > 1 ? combine_seconds : 0, &c->choice);
     c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && parts > grid;
 }
 
@@ -214,8 +213,8 @@ static void cost_simple(const attn_desc *d, const attn_cuda_device *device, cons
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
     double blocks = (double)attn_ceil_div(d->len_q, k->rows) * (double)d->heads_q * (double)d->batch;
     set_levels(d, device, k, 1, 1, 0, &c->choice);
-    set_time(device, c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors)),
-             machine_of(device)->start, &c->choice);
+    attn_cuda_set_time(device, c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors)),
+                       machine_of(device)->start, &c->choice);
 }
 
 bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel, double pairs,

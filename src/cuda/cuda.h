@@ -7,41 +7,70 @@
 #include "cuda/load.h"
 #include "cuda/sm90/params.h"
 
-/* How a kernel would run a problem: the schedule but for its counter, whether it takes one (dynamic), and what is
- * predicted. */
+#include "cuda/sm90/backward_params.h"
+
+/* How a kernel would run a problem: the schedule of its direction but for its counter, whether it takes one (dynamic),
+ * and what is predicted. */
 typedef struct attn_cuda_choice {
     const attn_cuda_kernel *kernel;
     attn_sm90_schedule schedule;
+    attn_sm90_backward_schedule backward;
     bool dynamic;
     attn_choice choice;
 } attn_cuda_choice;
 
-/* tiles: NULL, or what is decided already (splits, pack). desc: resolved, with rows and keys, and within the kernel's
- * features. pairs: visible ones, over batch and heads. False: more tiles than a schedule counts. */
-bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel, double pairs,
-                    const attn_tiles *tiles, attn_cuda_choice *choice);
+/* tiles: NULL, or what is decided already (splits, pack). desc: resolved, with rows and keys (but for the simple
+ * kernels), and within the kernel's features. pairs: visible ones, over batch and heads. False: more tiles than a
+ * schedule counts. */
+typedef bool attn_cuda_cost_function(const attn_desc *desc, const attn_cuda_device *device,
+                                     const attn_cuda_kernel *kernel, double pairs, const attn_tiles *tiles,
+                                     attn_cuda_choice *choice);
+attn_cuda_cost_function attn_cuda_cost, attn_cuda_cost_backward;
 
-enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_TENSORS };
+/* Bytes a second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
+double attn_cuda_bandwidth(const attn_cuda_device *device, const char *level);
+
+/* What the machine says of a kernel, or NULL. f16 takes what was measured of bf16. */
+const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *kernel);
+
+/* Sets time and what bounds it from the SM that computes longest and from the bytes of each level. */
+void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *choice);
+
+/* The tensors that kernels read by TMA; the last one in the backward only. */
+enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_GRAD_O, ATTN_CUDA_TENSORS };
+
+static inline int attn_cuda_tensors(const attn_desc *desc)
+{
+    return desc->direction == ATTN_BACKWARD ? ATTN_CUDA_TENSORS : ATTN_CUDA_GRAD_O;
+}
 
 enum { ATTN_CUDA_ALIGN = 256 }; /* of everything in the workspace */
 
 /* Byte offsets from the workspace's first aligned one. */
 typedef struct attn_cuda_layout {
-    uint64_t counter, partial_o, partial_lse, nodes, copies[ATTN_CUDA_TENSORS], total;
+    uint64_t counter, nodes, copies[ATTN_CUDA_TENSORS];
+    uint64_t partial_o, partial_lse;                                                    /* forward */
+    uint64_t stats, grad_q_sum, grad_k_sum, grad_v_sum, turns, alibi_parts, sink_parts; /* backward */
+    uint64_t total;
 } attn_cuda_layout;
+
+/* Appends count * size bytes, aligned, to *total; their place goes to *at. False: more than can be addressed. */
+bool attn_cuda_append(uint64_t *total, double count, double size, uint64_t *at);
 
 typedef struct attn_cuda_plan {
     unsigned long long context; /* that the functions live in */
     const attn_cuda_driver *driver;
     attn_cuda_choice chosen;
     attn_cuda_layout layout;
-    bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take their strides: repacked into the workspace first */
+    bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first */
     bool merged;                    /* o comes from f32 parts in the workspace: splits, or strides of o that are odd */
-    CUfunction forward, combine, nodes, repack, simple; /* NULL: not needed; simple: not possible */
-    attn_sm90_params params;                            /* complete but for addresses and seeds */
+    CUfunction line, nodes, repack, combine; /* NULL: not needed; line: the kernel is a simple one */
+    CUfunction rows, convert, totals;        /* backward */
+    CUfunction simple, simple_kv, simple_bias;
+    attn_sm90_backward_params params; /* complete but for addresses and seeds; of a forward .common alone */
 } attn_cuda_plan;
 
-/* Extents, strides and element size of one of q, k, v as the plan's shapes have it. */
+/* Extents and strides of one of q, k, v, grad_o. */
 typedef struct attn_cuda_tensor {
     int64_t extent[4], stride[4];
 } attn_cuda_tensor;
@@ -53,6 +82,26 @@ static inline int64_t attn_cuda_pitch(int64_t dim)
 {
     return (dim + 7) / 8 * 8;
 }
+
+/* The parts of a plan that are its direction's: workspace behind what both have, parameters, functions, words. */
+bool attn_cuda_lay_out_backward(const attn_desc *desc, attn_cuda_plan *cuda);
+void attn_cuda_fill_backward(const attn_desc *desc, attn_cuda_plan *cuda);
+int64_t attn_cuda_sum_lines(const attn_desc *desc, bool of_keys); /* lines of sums over rows, or over keys */
+attn_status attn_cuda_load_backward(const attn_desc *desc, const attn_cuda_place *place, attn_cuda_plan *cuda);
+void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words);
+
+/* All parameters that both directions have, and the maps of all tensors at no address yet (params.c). */
+attn_status attn_cuda_fill(const attn_desc *desc, attn_cuda_plan *cuda);
+
+/* The map that a tensor is read by. */
+attn_sm90_map *attn_cuda_map_of(attn_sm90_backward_params *params, int which);
+
+/* A tensor as it is copied: packed, in rows of heads of attn_cuda_pitch elements. */
+attn_cuda_tensor attn_cuda_repacked(attn_cuda_tensor tensor);
+
+/* attn_sm90_<stem>_<dtype> of the units that belong to no line. */
+attn_status attn_cuda_load_dtype(const attn_cuda_place *place, attn_dtype dtype, const char *stem,
+                                 CUfunction *function);
 
 attn_status attn_cuda_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream);
 

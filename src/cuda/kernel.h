@@ -7,8 +7,14 @@
 #include "attn.h"
 #include "cuda/nvrtc.h"
 
-/* FORWARD: a line of sm90/variants.def. SIMPLE: every feature, stride and dim, not fast. */
-typedef enum attn_cuda_form { ATTN_CUDA_FORWARD, ATTN_CUDA_SIMPLE } attn_cuda_form;
+/* FORWARD: a line of sm90/variants.def; BACKWARD: of sm90/backward_variants.def. SIMPLE, SIMPLE_BACKWARD: every
+ * feature, stride and dim, not fast. */
+typedef enum attn_cuda_form {
+    ATTN_CUDA_FORWARD,
+    ATTN_CUDA_SIMPLE,
+    ATTN_CUDA_BACKWARD,
+    ATTN_CUDA_SIMPLE_BACKWARD
+} attn_cuda_form;
 
 enum {
     ATTN_CUDA_MASKS = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS,
@@ -18,7 +24,7 @@ enum {
 
 enum {
     ATTN_CUDA_WARPGROUP_ROWS = 64, /* of a tile, a consumer warpgroup */
-    ATTN_CUDA_SIMPLE_ROWS = 8,     /* query rows of a block of SIMPLE */
+    ATTN_CUDA_SIMPLE_ROWS = 8,     /* query rows of a block of SIMPLE, rows or keys of SIMPLE_BACKWARD's */
     ATTN_CUDA_OPTIONS = 16
 };
 
@@ -29,19 +35,31 @@ typedef struct attn_cuda_kernel {
     attn_dtype dtype;
     int dim, dim_v; /* the greatest it takes */
     int rows, keys; /* of a tile */
-    int stages, q_slots;
+    int stages, slots;
     uint32_t features;                      /* flags of attn_desc it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
-    const char *options[ATTN_CUDA_OPTIONS]; /* FORWARD: what its line defines, for the compiler; NULL at the end */
+    const char *source;                     /* a line's: what is compiled for it alone; else NULL */
+    const char *options[ATTN_CUDA_OPTIONS]; /* what its line defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
+
+static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)
+{
+    return kernel->form >= ATTN_CUDA_BACKWARD ? ATTN_BACKWARD : ATTN_FORWARD;
+}
+
+/* Reads its tensors by TMA, and takes no problem without rows or keys. */
+static inline bool attn_cuda_is_line(const attn_cuda_kernel *kernel)
+{
+    return kernel->source != NULL;
+}
 
 /* The table, best first among equals, and its length. */
 const attn_cuda_kernel *attn_cuda_kernels(int *count);
 
 /* What the build embedded: every text below sm90/, and the cubins that nvcc made, if it was there. A unit is one
- * compilation: of forward.cu for a line of variants.def, whose cubin is named by the kernel's symbol; and of every
- * other *.cu, whose cubin has the file's name. */
+ * compilation: of a line's source, whose cubin is named by the kernel's symbol; and of every other *.cu, whose cubin
+ * has the file's name. */
 typedef struct attn_cuda_image {
     const char *unit;
     const unsigned char *data, *end;

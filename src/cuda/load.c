@@ -58,11 +58,11 @@ static const char *text_of(const char *name)
     return NULL;
 }
 
-/* Compiles forward.cu as the kernel's line says, or the file that the unit is named by. */
+/* Compiles the kernel's source as its line says, or the file that the unit is named by. */
 static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, void **image)
 {
     const char *options[ATTN_CUDA_OPTIONS + 3] = { "--gpu-architecture=sm_90a", "--std=c++17" };
-    attn_cuda_program program = { .source.name = kernel ? "forward.cu" : unit,
+    attn_cuda_program program = { .source.name = kernel ? kernel->source : unit,
                                   .headers = attn_cuda_texts,
                                   .header_count = attn_cuda_text_count,
                                   .options = options,
@@ -118,7 +118,11 @@ enum { NOT_FOUND = 500 };
 static bool is_unit(const char *name)
 {
     const char *dot = strrchr(name, '.');
-    return dot && strcmp(dot, ".cu") == 0 && strcmp(name, "forward.cu") != 0;
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (attn_cuda_is_line(&kernels[i]) && strcmp(name, kernels[i].source) == 0) return false;
+    return dot && strcmp(dot, ".cu") == 0;
 }
 
 static attn_status find(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,

@@ -1,5 +1,5 @@
-/* The CUDA backend: choosing a kernel, loading what it needs, laying out the workspace, and all of its parameters that
- * are known before a run. A plan belongs to the context it is made in. */
+/* The CUDA backend: choosing a kernel, loading what it needs, laying out the workspace. A plan belongs to the context
+ * it is made in. What is the backward's alone is in plan_backward.c, parameters are in params.c. */
 #include "cuda/cuda.h"
 
 #include <stdio.h>
@@ -9,27 +9,16 @@
 #include "api/desc.h"
 #include "api/error.h"
 #include "num/half.h"
-#include "num/philox.h"
 
-enum { GRID_MOST = 65535, UNBOUNDED = 1 << 30, SOME_ADDRESS = 4096 };
+enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 
-attn_cuda_tensor attn_cuda_tensor_of(const attn_desc *desc, int which)
-{
-    attn_shape shape = attn_shape_of(desc);
-    const int64_t *extents[] = { shape.q, shape.k, shape.v };
-    const int64_t *strides[] = { desc->q_stride, desc->k_stride, desc->v_stride };
-    attn_cuda_tensor tensor;
-    memcpy(tensor.extent, extents[which], sizeof tensor.extent);
-    memcpy(tensor.stride, strides[which], sizeof tensor.stride);
-    return tensor;
-}
-
-/* TMA takes strides of a multiple of 16 bytes, above 0 and below 2^40. */
+/* TMA takes strides of a multiple of 16 bytes, above 0 and below 2^40; the kernels take 16-bit elements. */
 static bool tma_takes(const attn_desc *d, int which)
 {
     attn_cuda_tensor t = attn_cuda_tensor_of(d, which);
+    if (which == ATTN_CUDA_GRAD_O && attn_out_dtype(d) != d->dtype) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = t.stride[i] * attn_dtype_size(d->dtype);
         if (t.extent[i] > 1 && (bytes % 16 != 0 || bytes <= 0 || bytes >= (int64_t)1 << 40)) return false;
@@ -47,27 +36,23 @@ static bool is_staged(const attn_desc *d)
     return !(d->flags & ATTN_OUT_F32) && !even;
 }
 
-static attn_cuda_tensor repacked(attn_cuda_tensor t)
-{
-    t.stride[2] = attn_cuda_pitch(t.extent[3]);
-    t.stride[1] = t.stride[2] * t.extent[2];
-    t.stride[0] = t.stride[1] * t.extent[1];
-    return t;
-}
-
 /* ---- choice -------------------------------------------------------------------------------- */
 
 /* Why a kernel cannot compute the problem; NULL if it can. */
 static const char *obstacle(const attn_cuda_kernel *k, const attn_desc *d)
 {
+    if (attn_cuda_direction(k) != d->direction) return "it computes the other direction";
     if (k->dtype != d->dtype) return "it does not take dtype";
     if (d->dim_qk > k->dim || d->dim_v > k->dim_v) return "the head dimension is too large for it";
     if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
-    if (d->len_q > UNBOUNDED || d->len_kv > UNBOUNDED) return "a length is above the 2^30 it takes";
+    if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";
+    if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&
+        (d->bias_extent[2] > GRID_MOST || d->bias_extent[0] * d->bias_extent[1] > GRID_MOST))
+        return "rows of the bias, or its heads over the batch, are above the 65535 whose gradient it takes";
     attn_shape shape = attn_shape_of(d);
     bool empty = shape.q[0] == 0 || shape.q[1] == 0 || shape.k[1] == 0;
-    return k->form == ATTN_CUDA_FORWARD && empty ? "there are no rows or no keys" : NULL;
+    return attn_cuda_is_line(k) && empty ? "there are no rows or no keys" : NULL;
 }
 
 /* Of those that can, the one predicted fastest; of equals the first. */
@@ -75,22 +60,24 @@ static attn_status choose(attn_plan *plan, const attn_cuda_device *device, doubl
 {
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *named = NULL;
+    attn_cuda_cost_function *cost = plan->desc.direction == ATTN_BACKWARD ? attn_cuda_cost_backward : attn_cuda_cost;
     const char *why_not = NULL;
     best->kernel = NULL;
     for (int i = 0; i < count; i++) {
         attn_cuda_choice c;
-        if (plan->desc.kernel && strcmp(kernels[i].name, plan->desc.kernel) != 0) continue;
+        if (plan->desc.kernel ? strcmp(kernels[i].name, plan->desc.kernel) != 0
+                              : attn_cuda_direction(&kernels[i]) != plan->desc.direction)
+            continue;
         named = &kernels[i];
         why_not = obstacle(named, &plan->desc);
-        if (!why_not && !attn_cuda_cost(&plan->desc, device, named, pairs, plan->tiles, &c))
-            why_not = "its tiles are too many";
+        if (!why_not && !cost(&plan->desc, device, named, pairs, plan->tiles, &c)) why_not = "its tiles are too many";
         if (!why_not && (!best->kernel || c.choice.seconds < best->choice.seconds)) *best = c;
     }
     if (best->kernel) {
         snprintf(plan->why, sizeof plan->why,
-                 plan->desc.kernel                         ? "asked for by name"
-                 : best->kernel->form == ATTN_CUDA_FORWARD ? "predicted the fastest of those that compute this"
-                                                           : "the only one that computes this");
+                 plan->desc.kernel                 ? "asked for by name"
+                 : attn_cuda_is_line(best->kernel) ? "predicted the fastest of those that compute this"
+                                                   : "the only one that computes this");
         return ATTN_OK;
     }
     if (!plan->desc.kernel) return attn_fail(ATTN_UNSUPPORTED, "no CUDA kernel computes this problem: %s", why_not);
@@ -101,7 +88,7 @@ static attn_status choose(attn_plan *plan, const attn_cuda_device *device, doubl
 
 /* ---- workspace ----------------------------------------------------------------------------- */
 
-static bool append(uint64_t *total, double count, double size, uint64_t *at)
+bool attn_cuda_append(uint64_t *total, double count, double size, uint64_t *at)
 {
     double bytes = count * size;
     *at = *total;
@@ -112,121 +99,61 @@ static bool append(uint64_t *total, double count, double size, uint64_t *at)
 
 static int64_t node_count(const attn_desc *d, const attn_cuda_kernel *k)
 {
-    return d->flags & ATTN_INTERVALS ? attn_ceil_div(d->len_kv, k->keys) : 0;
+    return d->flags & ATTN_INTERVALS && attn_cuda_is_line(k) ? attn_ceil_div(d->len_kv, k->keys) : 0;
+}
+
+static bool lay_out_forward(const attn_desc *d, attn_cuda_plan *cuda)
+{
+    attn_cuda_layout *l = &cuda->layout;
+    attn_shape shape = attn_shape_of(d);
+    double rows = (double)shape.q[0] * (double)shape.q[1] * (double)d->heads_q;
+    double parts = cuda->merged ? cuda->chosen.schedule.splits * rows : 0;
+    return attn_cuda_append(&l->total, parts, 4.0 * (double)d->dim_v, &l->partial_o) &&
+           attn_cuda_append(&l->total, parts, 4, &l->partial_lse);
 }
 
 static bool lay_out(const attn_desc *d, attn_cuda_plan *cuda)
 {
     const attn_cuda_choice *c = &cuda->chosen;
     attn_cuda_layout *l = &cuda->layout;
-    attn_shape shape = attn_shape_of(d);
-    double rows = (double)shape.q[0] * (double)shape.q[1] * (double)d->heads_q;
-    double parts = cuda->merged ? c->schedule.splits * rows : 0;
     double nodes = (double)node_count(d, c->kernel) * (double)d->interval_heads * (double)d->batch;
-    bool fits = append(&l->total, c->dynamic, sizeof(unsigned), &l->counter) &&
-                append(&l->total, parts, 4.0 * (double)d->dim_v, &l->partial_o) &&
-                append(&l->total, parts, 4, &l->partial_lse) && append(&l->total, nodes, 32, &l->nodes);
-    for (int i = 0; i < ATTN_CUDA_TENSORS && fits; i++) {
-        attn_cuda_tensor t = repacked(attn_cuda_tensor_of(d, i));
+    bool fits = attn_cuda_append(&l->total, c->dynamic, sizeof(unsigned), &l->counter) &&
+                (d->direction == ATTN_BACKWARD ? attn_cuda_lay_out_backward : lay_out_forward)(d, cuda) &&
+                attn_cuda_append(&l->total, nodes, 32, &l->nodes);
+    for (int i = 0; i < attn_cuda_tensors(d) && fits; i++) {
+        attn_cuda_tensor t = attn_cuda_repacked(attn_cuda_tensor_of(d, i));
         double elements = (double)t.extent[0] * (double)t.extent[1] * (double)t.stride[1];
-        fits = append(&l->total, cuda->copied[i] ? elements : 0, (double)attn_dtype_size(d->dtype), &l->copies[i]);
+        fits = attn_cuda_append(&l->total, cuda->copied[i] ? elements : 0, (double)attn_dtype_size(d->dtype),
+                                &l->copies[i]);
     }
     return fits;
 }
 
-/* ---- parameters ---------------------------------------------------------------------------- */
-
-static int bounded(int64_t x)
-{
-    return x < 0 || x > UNBOUNDED ? UNBOUNDED : (int)x;
-}
-
-static void fill_mask(const attn_desc *d, attn_sm90_mask *m)
-{
-    bool window = d->flags & ATTN_WINDOW;
-    m->left = window ? bounded(d->window_left) : UNBOUNDED;
-    m->right = window ? bounded(d->window_right) : UNBOUNDED;
-    if (d->flags & ATTN_CAUSAL) m->right = 0;
-    m->chunk = bounded(d->chunk);
-    m->interval_vectors = (int)d->interval_vectors, m->interval_heads = (int)d->interval_heads;
-    m->block_rows = bounded(d->block_rows), m->block_keys = bounded(d->block_keys);
-    m->block_batch = (int)d->block_batch, m->block_heads = (int)d->block_heads;
-    m->bits_batch = (int)d->bits_batch, m->bits_heads = (int)d->bits_heads;
-}
-
-static void fill_score(const attn_desc *d, attn_sm90_score *s)
-{
-    s->softcap = d->softcap;
-    s->alibi_batch = (int)d->alibi_batch;
-    s->bias_dtype = d->bias_dtype;
-    for (int i = 0; i < 4; i++)
-        s->bias_extent[i] = (int)d->bias_extent[i], s->bias_stride[i] = d->bias_stride[i];
-    s->dropout_threshold = attn_dropout_threshold(d->dropout_p);
-}
-
-static void fill_params(const attn_desc *d, attn_cuda_plan *cuda)
-{
-    attn_sm90_params *p = &cuda->params;
-    p->flags = d->flags;
-    p->batch = (int)d->batch, p->heads_q = (int)d->heads_q, p->heads_kv = (int)d->heads_kv;
-    p->len_q = (int)d->len_q, p->len_kv = (int)d->len_kv, p->total_q = (int)d->total_q;
-    p->dim_qk = (int)d->dim_qk, p->dim_v = (int)d->dim_v;
-    p->scale = d->scale;
-    for (int i = 0; i < 3; i++)
-        p->o_stride[i] = d->o_stride[i];
-    for (int i = 0; i < 4; i++) {
-        p->simple.q_stride[i] = d->q_stride[i];
-        p->simple.k_stride[i] = d->k_stride[i];
-        p->simple.v_stride[i] = d->v_stride[i];
-    }
-    p->schedule = cuda->chosen.schedule;
-    p->mask.node_keys = cuda->chosen.kernel->keys;
-    fill_mask(d, &p->mask);
-    fill_score(d, &p->score);
-}
-
-/* The map of a tensor at no address yet. */
-static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which, attn_sm90_map *map)
-{
-    const attn_sm90_schedule *s = &cuda->chosen.schedule;
-    const attn_cuda_kernel *k = cuda->chosen.kernel;
-    attn_cuda_tensor t = attn_cuda_tensor_of(d, which);
-    if (cuda->copied[which]) t = repacked(t);
-    uint64_t size = (uint64_t)attn_dtype_size(d->dtype), extent[4], stride[3];
-    uint32_t rows = which == ATTN_CUDA_Q ? (uint32_t)(k->rows / s->pack) : (uint32_t)k->keys, step[4] = { 1, 1, 1, 1 };
-    uint32_t box[4] = { 64, which == ATTN_CUDA_Q ? (uint32_t)s->pack : 1, rows, 1 };
-    for (int i = 0; i < 4; i++)
-        extent[i] = (uint64_t)t.extent[i < 1 ? 3 : 3 - i];
-    for (int i = 0; i < 3; i++)
-        stride[i] = t.extent[2 - i] > 1 ? (uint64_t)t.stride[2 - i] * size : 16;
-    CUtensorMap encoded;
-    int type = d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    CUresult result = cuda->driver->cuTensorMapEncodeTiled(
-        &encoded, type, 4, (void *)(uintptr_t)SOME_ADDRESS, extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    memcpy(map, &encoded, sizeof encoded);
-    return result ? attn_cuda_fail(result, "cuTensorMapEncodeTiled") : ATTN_OK;
-}
-
 /* ---- functions ----------------------------------------------------------------------------- */
 
-static attn_status load_dtype(const attn_cuda_place *place, const attn_desc *d, const char *stem, CUfunction *function)
+attn_status attn_cuda_load_dtype(const attn_cuda_place *place, attn_dtype dtype, const char *stem, CUfunction *function)
 {
     static const char *const names[] = { "", "f32", "f16", "bf16" };
     char symbol[48];
-    snprintf(symbol, sizeof symbol, "attn_sm90_%s_%s", stem, names[d->dtype]);
+    snprintf(symbol, sizeof symbol, "attn_sm90_%s_%s", stem, names[dtype]);
     return attn_cuda_load(place, NULL, symbol, 0, function);
 }
 
-/* SIMPLE is loaded always: it computes what FORWARD cannot at addresses that TMA does not take. */
+static attn_status load_forward(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
+{
+    attn_status status = attn_cuda_load_dtype(place, d->dtype, "simple", &cuda->simple);
+    if (!status && cuda->merged) status = attn_cuda_load_dtype(place, d->dtype, "combine", &cuda->combine);
+    return status;
+}
+
+/* The simple kernels are loaded always: they compute what a line's cannot at addresses that TMA does not take. */
 static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     const attn_cuda_kernel *k = cuda->chosen.kernel;
-    bool copies = cuda->copied[0] || cuda->copied[1] || cuda->copied[2];
-    attn_status status = load_dtype(place, d, "simple", &cuda->simple);
-    if (status || k->form == ATTN_CUDA_SIMPLE) return status;
-    status = attn_cuda_load(place, k, k->symbol, k->shared, &cuda->forward);
-    if (!status && cuda->merged) status = load_dtype(place, d, "combine", &cuda->combine);
+    bool copies = cuda->copied[ATTN_CUDA_Q] || cuda->copied[ATTN_CUDA_K] || cuda->copied[ATTN_CUDA_V];
+    attn_status status = (d->direction == ATTN_BACKWARD ? attn_cuda_load_backward : load_forward)(d, place, cuda);
+    if (status || !attn_cuda_is_line(k)) return status;
+    status = attn_cuda_load(place, k, k->symbol, k->shared, &cuda->line);
     if (!status && node_count(d, k)) status = attn_cuda_load(place, NULL, "attn_sm90_nodes", 0, &cuda->nodes);
     if (!status && copies) status = attn_cuda_load(place, NULL, "attn_sm90_repack", 0, &cuda->repack);
     return status;
@@ -240,18 +167,16 @@ static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_c
     double pairs = attn_mask_pairs(d) * (double)d->batch * (double)d->heads_q;
     attn_status status = choose(plan, place->device, pairs, &cuda->chosen);
     if (status) return status;
-    bool forward = cuda->chosen.kernel->form == ATTN_CUDA_FORWARD;
-    for (int i = 0; i < ATTN_CUDA_TENSORS; i++)
-        cuda->copied[i] = forward && !tma_takes(d, i);
-    cuda->merged = forward && (cuda->chosen.schedule.splits > 1 || is_staged(d));
+    bool line = attn_cuda_is_line(cuda->chosen.kernel);
+    for (int i = 0; i < attn_cuda_tensors(d); i++)
+        cuda->copied[i] = line && !tma_takes(d, i);
+    cuda->merged = line && d->direction == ATTN_FORWARD && (cuda->chosen.schedule.splits > 1 || is_staged(d));
     if (!lay_out(d, cuda))
         return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
                          (long long)d->len_kv);
-    fill_params(d, cuda);
-    attn_sm90_map *maps[] = { &cuda->params.q_map, &cuda->params.k_map, &cuda->params.v_map };
-    for (int i = 0; i < ATTN_CUDA_TENSORS && forward && !status; i++)
-        status = fill_map(d, cuda, i, maps[i]);
-    return status ? status : load(d, place, cuda);
+    if ((status = attn_cuda_fill(d, cuda))) return status;
+    if (d->direction == ATTN_BACKWARD) attn_cuda_fill_backward(d, cuda);
+    return load(d, place, cuda);
 }
 
 static attn_status check_place(const attn_cuda_place *place)
@@ -265,8 +190,6 @@ static attn_status check_place(const attn_cuda_place *place)
 static attn_status create(attn_plan *plan)
 {
     attn_cuda_place place;
-    if (plan->desc.direction == ATTN_BACKWARD)
-        return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: the backward pass is not built for ATTN_CUDA");
     attn_status status = attn_cuda_place_get(&place);
     if (!status) status = check_place(&place);
     if (status) return status;
@@ -291,7 +214,7 @@ static void destroy(attn_plan *plan)
     free(plan->cuda);
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe_forward(const attn_plan *plan, attn_words *words)
 {
     const attn_cuda_choice *c = &plan->cuda->chosen;
     const attn_sm90_schedule *s = &c->schedule;
@@ -300,16 +223,26 @@ static void describe(const attn_plan *plan, attn_words *words)
     attn_say(words, " x %d keys", c->kernel->keys);
     if (s->splits > 1) attn_say(words, ", keys split into %d parts merged by LSE", s->splits);
     attn_say(words, "\ngrid       ");
-    if (c->kernel->form == ATTN_CUDA_FORWARD)
+    if (attn_cuda_is_line(c->kernel))
         attn_say(words, "%d blocks of %u threads and %u KiB, %d tiles %s, %d head%s at a time\n", s->grid,
                  c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "on demand" : "in turn",
                  s->head_group, s->head_group == 1 ? "" : "s");
     else
         attn_say(words, "a block of %u threads a tile\n", c->kernel->threads);
+}
+
+static void describe(const attn_plan *plan, attn_words *words)
+{
+    static const char *const names[] = { " q", " k", " v", " grad_o" };
     const bool *copied = plan->cuda->copied;
-    if (copied[ATTN_CUDA_Q] || copied[ATTN_CUDA_K] || copied[ATTN_CUDA_V])
-        attn_say(words, "copied    %s%s%s first, whose strides TMA does not take\n", copied[ATTN_CUDA_Q] ? " q" : "",
-                 copied[ATTN_CUDA_K] ? " k" : "", copied[ATTN_CUDA_V] ? " v" : "");
+    bool any = false;
+    (plan->desc.direction == ATTN_BACKWARD ? attn_cuda_describe_backward : describe_forward)(plan, words);
+    for (int i = 0; i < ATTN_CUDA_TENSORS; i++) {
+        if (!copied[i]) continue;
+        attn_say(words, any ? "%s" : "copied    %s", names[i]);
+        any = true;
+    }
+    if (any) attn_say(words, " first, which TMA does not take as they lie\n");
 }
 
 const attn_backend attn_cuda_backend = { create, destroy, attn_cuda_run, describe };

@@ -1,5 +1,5 @@
-/* A run: the plan's parameters on the stack, with this run's addresses, and up to seven launches in the stream. */
-#include "cuda/cuda.h"
+/* A run: the plan's parameters on the stack, with this run's addresses, and a few launches in the stream. */
+#include "cuda/run.h"
 
 #include <string.h>
 
@@ -7,16 +7,8 @@
 #include "api/error.h"
 #include "num/half.h"
 
-typedef struct run {
-    const attn_plan *plan;
-    const attn_cuda_plan *cuda;
-    const attn_args *args;
-    char *workspace; /* aligned */
-    CUstream stream;
-} run;
-
-static attn_status launch(const run *r, const char *what, CUfunction function, int64_t x, int64_t y, int64_t z,
-                          unsigned threads, unsigned shared, void *params)
+attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfunction function, int64_t x, int64_t y,
+                             int64_t z, unsigned threads, unsigned shared, void *params)
 {
     CUlaunchConfig config = { .gridDimX = (unsigned)x,
                               .gridDimY = (unsigned)y,
@@ -25,17 +17,25 @@ static attn_status launch(const run *r, const char *what, CUfunction function, i
                               .blockDimY = 1,
                               .blockDimZ = 1,
                               .sharedMemBytes = shared,
-                              .hStream = r->stream };
+                              .hStream = c->stream };
     if (x == 0 || y == 0 || z == 0) return ATTN_OK;
-    CUresult result = r->cuda->driver->cuLaunchKernelEx(&config, function, (void *[]){ params }, NULL);
+    CUresult result = c->cuda->driver->cuLaunchKernelEx(&config, function, (void *[]){ params }, NULL);
     return result ? attn_cuda_fail(result, what) : ATTN_OK;
+}
+
+attn_status attn_cuda_clear(const attn_cuda_call *c, void *at, size_t size)
+{
+    if (size == 0) return ATTN_OK;
+    CUresult result = c->cuda->driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)at, 0, size, c->stream);
+    return result ? attn_cuda_fail(result, "cuMemsetD8Async") : ATTN_OK;
 }
 
 /* ---- parameters ---------------------------------------------------------------------------- */
 
 static const void *tensor_at(const attn_args *a, int which)
 {
-    return which == ATTN_CUDA_Q ? a->q : which == ATTN_CUDA_K ? a->k : a->v;
+    const void *const at[] = { a->q, a->k, a->v, a->grad_o };
+    return at[which];
 }
 
 static void bind_tables(const attn_desc *d, const attn_args *a, attn_sm90_params *p)
@@ -56,88 +56,93 @@ static void bind_tables(const attn_desc *d, const attn_args *a, attn_sm90_params
     p->score.seed = a->seed, p->score.seed_offset = a->seed_offset;
 }
 
-static void bind_workspace(const run *r, attn_sm90_params *p)
+static attn_status bind_map(const attn_cuda_call *c, int which, attn_sm90_map *map)
 {
-    const attn_cuda_layout *l = &r->cuda->layout;
-    if (r->cuda->chosen.dynamic) p->schedule.counter = (unsigned *)(void *)(r->workspace + l->counter);
-    if (r->cuda->combine) {
-        p->partial_o = (float *)(void *)(r->workspace + l->partial_o);
-        p->partial_lse = (float *)(void *)(r->workspace + l->partial_lse);
-    }
-    if (r->cuda->nodes) p->mask.nodes = (int *)(void *)(r->workspace + l->nodes);
-}
-
-static attn_status bind_map(const run *r, int which, attn_sm90_map *map)
-{
-    const attn_cuda_plan *c = r->cuda;
-    const void *at = c->copied[which] ? r->workspace + c->layout.copies[which] : tensor_at(r->args, which);
+    const attn_cuda_plan *cuda = c->cuda;
+    const void *at = cuda->copied[which] ? attn_cuda_at(c, cuda->layout.copies[which]) : tensor_at(c->args, which);
     CUtensorMap encoded;
     memcpy(&encoded, map, sizeof encoded);
-    CUresult result = c->driver->cuTensorMapReplaceAddress(&encoded, (void *)(uintptr_t)at);
+    CUresult result = cuda->driver->cuTensorMapReplaceAddress(&encoded, (void *)(uintptr_t)at);
     memcpy(map, &encoded, sizeof encoded);
     return result ? attn_cuda_fail(result, "cuTensorMapReplaceAddress") : ATTN_OK;
 }
 
-/* ---- launches ------------------------------------------------------------------------------ */
+/* ---- before a line's kernel ---------------------------------------------------------------- */
 
-static attn_status repack(const run *r, int which)
+bool attn_cuda_aligned(const attn_cuda_call *c)
 {
-    attn_cuda_tensor t = attn_cuda_tensor_of(&r->plan->desc, which);
-    if (!r->cuda->copied[which]) return ATTN_OK;
-    attn_sm90_repack_params p = { .in = tensor_at(r->args, which),
-                                  .out = r->workspace + r->cuda->layout.copies[which],
+    for (int i = 0; i < attn_cuda_tensors(&c->plan->desc); i++)
+        if (!c->cuda->copied[i] && (uintptr_t)tensor_at(c->args, i) % 16 != 0) return false;
+    return true;
+}
+
+static attn_status repack(const attn_cuda_call *c, int which)
+{
+    attn_cuda_tensor t = attn_cuda_tensor_of(&c->plan->desc, which);
+    if (!c->cuda->copied[which]) return ATTN_OK;
+    attn_sm90_repack_params p = { .in = tensor_at(c->args, which),
+                                  .out = attn_cuda_at(c, c->cuda->layout.copies[which]),
                                   .stride = { t.stride[0], t.stride[1], t.stride[2] },
                                   .rows = (int)t.extent[1],
                                   .heads = (int)t.extent[2],
                                   .dim = (int)t.extent[3],
                                   .pitch = (int)attn_cuda_pitch(t.extent[3]) };
-    return launch(r, "attn_sm90_repack", r->cuda->repack, t.extent[1], t.extent[0], 1, 256, 0, &p);
+    return attn_cuda_launch(c, "attn_sm90_repack", c->cuda->repack, t.extent[1], t.extent[0], 1, 256, 0, &p);
 }
 
-static attn_status run_simple(const run *r, attn_sm90_params *p)
+attn_status attn_cuda_prepare(const attn_cuda_call *c, attn_sm90_backward_params *p, unsigned *counter)
 {
-    const attn_desc *d = &r->plan->desc;
-    p->simple.q = r->args->q, p->simple.k = r->args->k, p->simple.v = r->args->v;
-    p->schedule.splits = 1;
-    return launch(r, "attn_sm90_simple", r->cuda->simple, attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS), d->heads_q,
-                  d->batch, 256, 0, p);
-}
-
-static attn_status run_forward(const run *r, attn_sm90_params *p)
-{
-    const attn_desc *d = &r->plan->desc;
-    const attn_cuda_plan *c = r->cuda;
-    const attn_cuda_kernel *k = c->chosen.kernel;
-    attn_sm90_map *maps[] = { &p->q_map, &p->k_map, &p->v_map };
+    const attn_desc *d = &c->plan->desc;
     attn_status status = ATTN_OK;
-    bind_workspace(r, p);
-    for (int i = 0; i < ATTN_CUDA_TENSORS && !status; i++)
-        status = bind_map(r, i, maps[i]);
-    for (int i = 0; i < ATTN_CUDA_TENSORS && !status; i++)
-        status = repack(r, i);
-    if (!status && p->schedule.counter) {
-        CUresult result = c->driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)p->schedule.counter, 0,
-                                                     sizeof *p->schedule.counter, r->stream);
-        if (result) status = attn_cuda_fail(result, "cuMemsetD8Async");
+    for (int i = 0; i < attn_cuda_tensors(d) && !status; i++)
+        status = bind_map(c, i, attn_cuda_map_of(p, i));
+    for (int i = 0; i <= ATTN_CUDA_V && !status; i++)
+        status = repack(c, i);
+    if (!status && counter) status = attn_cuda_clear(c, counter, sizeof *counter);
+    if (status || !c->cuda->nodes) return status;
+    p->common.mask.nodes = attn_cuda_at(c, c->cuda->layout.nodes);
+    return attn_cuda_launch(c, "attn_sm90_nodes", c->cuda->nodes,
+                            attn_ceil_div(d->len_kv, c->cuda->chosen.kernel->keys), d->interval_heads, d->batch, 128, 0,
+                            &p->common);
+}
+
+/* ---- the forward --------------------------------------------------------------------------- */
+
+static attn_status run_simple(const attn_cuda_call *c, attn_sm90_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    p->simple.q = c->args->q, p->simple.k = c->args->k, p->simple.v = c->args->v;
+    p->schedule.splits = 1;
+    return attn_cuda_launch(c, "attn_sm90_simple", c->cuda->simple, attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS),
+                            d->heads_q, d->batch, 256, 0, p);
+}
+
+static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *all)
+{
+    const attn_desc *d = &c->plan->desc;
+    const attn_cuda_plan *cuda = c->cuda;
+    const attn_cuda_kernel *k = cuda->chosen.kernel;
+    attn_sm90_params *p = &all->common;
+    if (cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, cuda->layout.counter);
+    if (cuda->combine) {
+        p->partial_o = attn_cuda_at(c, cuda->layout.partial_o);
+        p->partial_lse = attn_cuda_at(c, cuda->layout.partial_lse);
     }
-    if (!status && c->nodes)
-        status = launch(r, "attn_sm90_nodes", c->nodes, attn_ceil_div(d->len_kv, k->keys), d->interval_heads, d->batch,
-                        128, 0, p);
-    if (!status) status = launch(r, k->name, c->forward, p->schedule.grid, 1, 1, k->threads, k->shared, p);
-    if (!status && c->combine) {
+    attn_status status = attn_cuda_prepare(c, all, p->schedule.counter);
+    if (!status) status = attn_cuda_launch(c, k->name, cuda->line, p->schedule.grid, 1, 1, k->threads, k->shared, p);
+    if (!status && cuda->combine) {
         attn_shape shape = attn_shape_of(d);
-        status = launch(r, "attn_sm90_combine", c->combine, attn_ceil_div(shape.q[1] * d->heads_q, 4), shape.q[0], 1,
-                        128, 0, p);
+        status = attn_cuda_launch(c, "attn_sm90_combine", cuda->combine, attn_ceil_div(shape.q[1] * d->heads_q, 4),
+                                  shape.q[0], 1, 128, 0, p);
     }
     return status;
 }
 
-/* Whether the forward takes the addresses of all tensors that it reads and writes where they lie. */
-static bool aligned(const run *r)
+static attn_status run_forward(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
-    for (int i = 0; i < ATTN_CUDA_TENSORS; i++)
-        if (!r->cuda->copied[i] && (uintptr_t)tensor_at(r->args, i) % 16 != 0) return false;
-    return r->cuda->merged || r->plan->desc.flags & ATTN_OUT_F32 || (uintptr_t)r->args->o % 16 == 0;
+    bool wide = c->cuda->merged || c->plan->desc.flags & ATTN_OUT_F32 || (uintptr_t)c->args->o % 16 == 0;
+    if (c->plan->desc.batch == 0 || c->plan->desc.len_q == 0) return ATTN_OK;
+    return c->cuda->line && wide && attn_cuda_aligned(c) ? run_line(c, p) : run_simple(c, &p->common);
 }
 
 static attn_status check_context(const attn_cuda_plan *cuda)
@@ -158,11 +163,11 @@ attn_status attn_cuda_run(const attn_plan *plan, const attn_args *args, void *wo
     const attn_desc *d = &plan->desc;
     attn_status status = attn_args_check_arrays(d, args);
     if (!status) status = check_context(plan->cuda);
-    if (status || d->batch == 0 || d->len_q == 0) return status;
+    if (status) return status;
     uintptr_t start = ((uintptr_t)workspace + ATTN_CUDA_ALIGN - 1) / ATTN_CUDA_ALIGN * ATTN_CUDA_ALIGN;
-    run r = { plan, plan->cuda, args, (char *)start, stream };
-    attn_sm90_params p = plan->cuda->params;
-    p.o = args->o, p.lse = args->lse;
-    bind_tables(d, args, &p);
-    return r.cuda->forward && aligned(&r) ? run_forward(&r, &p) : run_simple(&r, &p);
+    attn_cuda_call call = { plan, plan->cuda, args, (char *)start, stream };
+    attn_sm90_backward_params p = plan->cuda->params;
+    p.common.o = args->o, p.common.lse = args->lse;
+    bind_tables(d, args, &p.common);
+    return d->direction == ATTN_BACKWARD ? attn_cuda_run_backward(&call, &p) : run_forward(&call, &p);
 }

@@ -272,8 +272,9 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned option
     (*module)->context = current;
     if (memcmp(image, "fake cubin", 10) == 0) {
         const char *name = strstr(image, "-DATTN_NAME=");
-        strcpy((*module)->only, name ? "attn_sm90_" : "");
-        if (name) sscanf(name, "-DATTN_NAME=%50s", (*module)->only + strlen("attn_sm90_"));
+        bool backward = strstr(image, "-DATTN_BLOCK_KEYS=");
+        strcpy((*module)->only, !name ? "" : backward ? "attn_sm90_backward_" : "attn_sm90_");
+        if (name) sscanf(name, "-DATTN_NAME=%40s", (*module)->only + strlen((*module)->only));
     } else if (memcmp(image, "\177ELF", 4) != 0) {
         return INVALID_VALUE;
     }

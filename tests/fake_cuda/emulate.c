@@ -1,12 +1,11 @@
 /* The kernels of sm90/params.h on the CPU: what they are launched with is held against the kernel table and the
  * contract, then the CPU backend computes the same problem from the parameters alone. */
-#include "fake.h"
+#include "emulate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/cuda.h"
 #include "num/half.h"
 
 static const attn_cuda_kernel *kernel_of(const char *symbol)
@@ -18,7 +17,7 @@ static const attn_cuda_kernel *kernel_of(const char *symbol)
     return NULL;
 }
 
-static void expect(bool right, const char *symbol, const char *what)
+void fake_expect(bool right, const char *symbol, const char *what)
 {
     if (!right) fake_die("%s: %s", symbol, what);
 }
@@ -73,8 +72,7 @@ static void take_scores(const attn_sm90_params *p, attn_desc *d, attn_args *a)
     a->seed = s->seed, a->seed_offset = s->seed_offset;
 }
 
-/* Everything but q, k, v and their strides. */
-static void take(const attn_sm90_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
+void fake_take(const attn_sm90_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
 {
     *d = (attn_desc){ .dtype = dtype,
                       .flags = p->flags,
@@ -104,7 +102,7 @@ static void take(const attn_sm90_params *p, attn_dtype dtype, attn_desc *d, attn
     take_scores(p, d, a);
 }
 
-static void attend(const char *symbol, const attn_desc *d, const attn_args *a)
+void fake_compute(const char *symbol, const attn_desc *d, const attn_args *a)
 {
     attn_plan *plan;
     if (attn_plan_create(&plan, d)) fake_die("%s: %s", symbol, attn_error());
@@ -116,19 +114,18 @@ static void attend(const char *symbol, const attn_desc *d, const attn_args *a)
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-/* Reads a map, which must be what params.h says. */
-static const void *take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *d, const int64_t extent[4],
-                            const uint32_t box[4], int64_t stride[4])
+const void *fake_take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *d, const int64_t extent[4],
+                          const uint32_t box[4], int64_t stride[4])
 {
     fake_map m;
     memcpy(&m, map, sizeof m);
-    expect(m.magic == FAKE_MAP_MAGIC, symbol, "a map was not encoded");
-    expect(m.type == (d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
-           symbol, "a map of another type");
-    expect(m.swizzle == CU_TENSOR_MAP_SWIZZLE_128B, symbol, "a map without swizzle");
+    fake_expect(m.magic == FAKE_MAP_MAGIC, symbol, "a map was not encoded");
+    fake_expect(m.type == (d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+                symbol, "a map of another type");
+    fake_expect(m.swizzle == CU_TENSOR_MAP_SWIZZLE_128B, symbol, "a map without swizzle");
     for (int i = 0; i < 4; i++) {
-        expect(m.extent[i] == (uint64_t)extent[i], symbol, "a map of other extents");
-        expect(m.box[i] == box[i], symbol, "a map of another box");
+        fake_expect(m.extent[i] == (uint64_t)extent[i], symbol, "a map of other extents");
+        fake_expect(m.box[i] == box[i], symbol, "a map of another box");
     }
     stride[3] = 1;
     for (int i = 0; i < 3; i++)
@@ -136,8 +133,8 @@ static const void *take_map(const char *symbol, const attn_sm90_map *map, const 
     return (const void *)(uintptr_t)m.address;
 }
 
-static void take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, attn_desc *d,
-                      attn_args *a)
+void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, attn_desc *d,
+                    attn_args *a)
 {
     fake_map keys;
     uint32_t pack = (uint32_t)p->schedule.pack;
@@ -146,25 +143,27 @@ static void take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv;
     uint32_t q_box[] = { 64, pack, (uint32_t)k->rows / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->keys, 1 };
     if (is_varlen(p)) d->total_kv = total;
-    a->q = take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
-    a->k = take_map(symbol, &p->k_map, d, (int64_t[]){ p->dim_qk, p->heads_kv, total, batch }, kv_box, d->k_stride);
-    a->v = take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch }, kv_box, d->v_stride);
+    a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
+    a->k =
+        fake_take_map(symbol, &p->k_map, d, (int64_t[]){ p->dim_qk, p->heads_kv, total, batch }, kv_box, d->k_stride);
+    a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch }, kv_box, d->v_stride);
 }
 
 static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
 {
     const attn_sm90_schedule *s = &p->schedule;
     int group = p->heads_q / p->heads_kv;
-    expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
-    expect(k->rows % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->rows, symbol, "packs heads that do not fit");
-    expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
-    expect(s->heads * s->pack == p->heads_q, symbol, "heads");
-    expect(s->row_tiles == ceil_div((int64_t)p->len_q * s->pack, k->rows), symbol, "row_tiles");
+    fake_expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
+    fake_expect(k->rows % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->rows, symbol,
+                "packs heads that do not fit");
+    fake_expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
+    fake_expect(s->heads * s->pack == p->heads_q, symbol, "heads");
+    fake_expect(s->row_tiles == ceil_div((int64_t)p->len_q * s->pack, k->rows), symbol, "row_tiles");
     int64_t tiles =
         is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->rows) + p->batch : (int64_t)s->row_tiles * p->batch;
-    expect(s->total == tiles * s->heads * s->splits, symbol, "total");
-    expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
-    expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
+    fake_expect(s->total == tiles * s->heads * s->splits, symbol, "total");
+    fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
+    fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
 }
 
 /* What is merged later is computed then; here its memory is only written. */
@@ -173,22 +172,22 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
 {
     attn_desc d;
     attn_args a;
-    expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
-    expect(config->gridDimX == (unsigned)p->schedule.grid, symbol, "grid");
-    expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
+    fake_expect(config->gridDimX == (unsigned)p->schedule.grid, symbol, "grid");
+    fake_expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
     check_schedule(symbol, k, p);
     if (p->flags & ATTN_INTERVALS)
-        expect(p->mask.nodes && p->mask.nodes[0] == k->keys && p->mask.node_keys == k->keys, symbol,
-               "intervals were not summarised");
-    take(p, k->dtype, &d, &a);
-    take_maps(symbol, k, p, &d, &a);
+        fake_expect(p->mask.nodes && p->mask.nodes[0] == k->keys && p->mask.node_keys == k->keys, symbol,
+                    "intervals were not summarised");
+    fake_take(p, k->dtype, &d, &a);
+    fake_take_maps(symbol, k, p, &d, &a);
     if (!p->partial_o) {
         uint64_t stride = (uint64_t)(p->o_stride[1] | p->o_stride[2]);
         bool wide = (p->flags & ATTN_OUT_F32) || ((uintptr_t)p->o % 16 == 0 && p->dim_v % 8 == 0);
-        expect(wide && ((p->flags & ATTN_OUT_F32) || p->len_q == 1 || p->heads_q == 1 || stride % 8 == 0), symbol,
-               "o cannot be stored by 16 bytes");
-        expect(p->schedule.splits == 1, symbol, "nowhere to put the splits");
-        attend(symbol, &d, &a);
+        fake_expect(wide && ((p->flags & ATTN_OUT_F32) || p->len_q == 1 || p->heads_q == 1 || stride % 8 == 0), symbol,
+                    "o cannot be stored by 16 bytes");
+        fake_expect(p->schedule.splits == 1, symbol, "nowhere to put the splits");
+        fake_compute(symbol, &d, &a);
         return;
     }
     size_t parts = (size_t)(p->schedule.splits * all_rows(p));
@@ -196,16 +195,20 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     memset(p->partial_lse, 0x22, parts * sizeof(float));
 }
 
+attn_dtype fake_dtype_of(const char *symbol)
+{
+    return strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
+}
+
 static void combine(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
 {
     int64_t rows = is_varlen(p) ? p->total_q : p->len_q;
     attn_desc d;
     attn_args a;
-    expect(config->gridDimX == ceil_div(rows * p->heads_q, 4) && config->blockDimX == 128, symbol, "grid");
-    expect(config->gridDimY == (is_varlen(p) ? 1 : (unsigned)p->batch), symbol, "grid");
-    expect(p->partial_o && p->partial_lse, symbol, "nothing to merge");
-    attn_dtype dtype = strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
-    take(p, dtype, &d, &a);
+    fake_expect(config->gridDimX == ceil_div(rows * p->heads_q, 4) && config->blockDimX == 128, symbol, "grid");
+    fake_expect(config->gridDimY == (is_varlen(p) ? 1 : (unsigned)p->batch), symbol, "grid");
+    fake_expect(p->partial_o && p->partial_lse, symbol, "nothing to merge");
+    fake_take(p, fake_dtype_of(symbol), &d, &a);
     fake_map q, keys;
     memcpy(&q, &p->q_map, sizeof q);
     memcpy(&keys, &p->k_map, sizeof keys);
@@ -215,39 +218,45 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
         if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].rows / p->schedule.pack == q.box[2] &&
             kernels[i].keys == keys.box[2])
             k = &kernels[i];
-    expect(k, symbol, "maps of no kernel");
-    take_maps(symbol, k, p, &d, &a);
-    attend(symbol, &d, &a);
+    fake_expect(k, symbol, "maps of no kernel");
+    fake_take_maps(symbol, k, p, &d, &a);
+    fake_compute(symbol, &d, &a);
 }
 
 /* ---- the others ---------------------------------------------------------------------------- */
+
+void fake_take_simple(const attn_sm90_params *p, attn_desc *d, attn_args *a)
+{
+    a->q = p->simple.q, a->k = p->simple.k, a->v = p->simple.v;
+    for (int i = 0; i < 4; i++) {
+        d->q_stride[i] = p->simple.q_stride[i];
+        d->k_stride[i] = p->simple.k_stride[i];
+        d->v_stride[i] = p->simple.v_stride[i];
+    }
+}
 
 static void simple(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
                    const attn_sm90_params *p)
 {
     attn_desc d;
     attn_args a;
-    expect(config->gridDimX == ceil_div(p->len_q, ATTN_CUDA_SIMPLE_ROWS) && config->blockDimX == 256, symbol, "grid");
-    expect(config->gridDimY == (unsigned)p->heads_q && config->gridDimZ == (unsigned)p->batch, symbol, "grid");
-    take(p, k->dtype, &d, &a);
-    a.q = p->simple.q, a.k = p->simple.k, a.v = p->simple.v;
-    for (int i = 0; i < 4; i++) {
-        d.q_stride[i] = p->simple.q_stride[i];
-        d.k_stride[i] = p->simple.k_stride[i];
-        d.v_stride[i] = p->simple.v_stride[i];
-    }
-    attend(symbol, &d, &a);
+    fake_expect(config->gridDimX == ceil_div(p->len_q, ATTN_CUDA_SIMPLE_ROWS) && config->blockDimX == 256, symbol,
+                "grid");
+    fake_expect(config->gridDimY == (unsigned)p->heads_q && config->gridDimZ == (unsigned)p->batch, symbol, "grid");
+    fake_take(p, k->dtype, &d, &a);
+    fake_take_simple(p, &d, &a);
+    fake_compute(symbol, &d, &a);
 }
 
 /* Only marks its memory, from end to end. */
 static void nodes(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
 {
-    expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->batch, symbol,
-           "grid");
+    fake_expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->batch, symbol,
+                "grid");
     fake_map map;
     memcpy(&map, &p->k_map, sizeof map);
     int keys = map.box[2];
-    expect(config->gridDimX == ceil_div(p->len_kv, keys), symbol, "grid");
+    fake_expect(config->gridDimX == ceil_div(p->len_kv, keys), symbol, "grid");
     size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
     for (size_t i = 0; i < ints; i++)
         p->mask.nodes[i] = keys;
@@ -257,8 +266,8 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
 {
     const uint16_t *in = p->in;
     uint16_t *out = p->out;
-    expect(config->gridDimX == (unsigned)p->rows && config->blockDimX == 256, symbol, "grid");
-    expect(p->pitch % 8 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
+    fake_expect(config->gridDimX == (unsigned)p->rows && config->blockDimX == 256, symbol, "grid");
+    fake_expect(p->pitch % 8 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
     for (int64_t b = 0; b < config->gridDimY; b++)
         for (int64_t r = 0; r < p->rows; r++)
             for (int64_t h = 0; h < p->heads; h++)
@@ -270,6 +279,7 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
 void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)
 {
     const attn_cuda_kernel *k = kernel_of(symbol);
+    if (fake_launch_backward(symbol, k, config, params)) return;
     if (k && k->form == ATTN_CUDA_FORWARD)
         forward(symbol, k, config, params);
     else if (k)

@@ -1,0 +1,155 @@
+/* The napkin of the backward: a tile of keys against tiles of rows, five products a step, and beside them what rows'
+ * statistics and the conversion of sums move through memory. [m] was measured, [e] is an estimate. */
+#include "cuda/cuda.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "api/desc.h"
+#include "num/half.h"
+
+static const double tensor_flops = 4096;  /* a clock and SM, 16-bit, dense */
+static const double shared_bytes = 128;   /* a clock and SM */
+static const double score_clocks = 0.145; /* [e] a score: 2^x, and ten other instructions, beside no product */
+static const double rich_clocks = 0.15;   /* as in the forward */
+static const double wait_clocks = 300;    /* [e] a step */
+static const double unit_clocks = 4000;   /* [e] filling the pipeline, storing */
+static const double simple_flops = 12;    /* a clock and SM: all is computed twice */
+static const double worth_it = 0.98;      /* splitting heads must save so much */
+
+static double max_of(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static double min_of(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+/* Two consumer warpgroups: each reads its half of keys and values and all of the rows for the scores and dP, all of the
+ * rows again for its gradients, all of dS and half of the keys' dims for grad_q; dS is written once. */
+static double step_clocks(const attn_cuda_kernel *k)
+{
+    double rows = k->rows, keys = k->keys, dim = k->dim, dims = dim + k->dim_v;
+    double tensor = 2 * rows * keys * (2 * dims + dim) / tensor_flops;
+    double shared = 2 * ((keys + 2 * rows) * dims + 2 * rows * dims + 3 * rows * keys + keys * dim) / shared_bytes;
+    double score = score_clocks + (k->features & ATTN_CUDA_SCORES ? rich_clocks : 0);
+    return wait_clocks + max_of(tensor, shared) + score * rows * keys;
+}
+
+/* Bytes through memory: beside the line's kernel, and those that it needs at least. */
+typedef struct traffic {
+    double around, within;
+} traffic;
+
+static traffic traffic_of(const attn_desc *d, int dim)
+{
+    attn_shape s = attn_shape_of(d);
+    double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
+    double rows = (double)s.q[0] * (double)s.q[1] * (double)d->heads_q,
+           keys = (double)s.k[0] * (double)s.k[1] * (double)d->heads_kv, sums = 4.0 * dim;
+    return (traffic){
+        .around = rows * (2 * (double)d->dim_v * out + 2 * sums + (double)d->dim_qk * out),
+        .within = rows * ((double)(d->dim_qk + d->dim_v) * size + 2 * sums) +
+                  keys * (double)(d->dim_qk + d->dim_v) * (size + out),
+    };
+}
+
+/* clocks: of a step, of a unit. */
+static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                    const double clocks[ATTN_CONSTANTS], int splits, attn_cuda_choice *c)
+{
+    traffic bytes = traffic_of(d, k->dim);
+    double units = (double)attn_ceil_div(d->len_kv, k->keys) * (double)(d->heads_kv * splits) * (double)d->batch;
+    double key_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
+    double edge = key_pairs < (double)d->len_q ? (double)(k->keys + k->rows) / 2 : 0;
+    double whole = ceil((double)d->len_q / k->rows), seen = min_of(whole, (key_pairs + edge) / k->rows);
+    bool uneven = edge > 0; /* units differ: handed out longest first, they end within half of one */
+    double steps = (uneven ? seen : whole) * (double)(d->heads_q / d->heads_kv / splits);
+    double grid = min_of(units, device->multiprocessors), rounds = units / max_of(1, grid);
+    double sums = splits > 1 ? 8.0 * splits * (double)attn_cuda_sum_lines(d, true) * (k->dim + k->dim_v) : 0;
+    double *count = c->choice.count; /* of the busiest SM */
+    count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : ceil(rounds);
+    count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
+    count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
+    c->kernel = k;
+    c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = splits;
+    c->choice.levels = 2;
+    c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.within;
+    c->choice.level[1].name = "L2 to shared";
+    c->choice.level[1].bytes = units * steps * k->rows * ((double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
+    double all = 0, beside = (bytes.around + sums) / attn_cuda_bandwidth(device, "l2");
+    for (int i = 0; i < ATTN_CONSTANTS; i++)
+        all += count[i] * clocks[i];
+    double start = attn_machine_for(ATTN_CUDA, device->name)->start;
+    attn_cuda_set_time(device, all, (splits > 1 ? 5 : 3) * start + beside, &c->choice);
+    c->choice.level[0].bytes += bytes.around + sums;
+    c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && units > grid;
+}
+
+/* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. */
+static int head_group(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
+{
+    double row = (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype) + 4.0 * k->dim;
+    double head = (double)(d->heads_q / d->heads_kv) * (double)d->len_q * row;
+    return (int)max_of(1, min_of(floor(0.5 * device->l2_bytes / max_of(1, head)), (double)(d->heads_kv * d->batch)));
+}
+
+static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
+{
+    const attn_cuda_kernel *k = c->kernel;
+    int64_t tiles = attn_ceil_div(d->len_kv, k->keys), sequences = d->batch, total;
+    if (d->flags & ATTN_VARLEN) tiles = d->total_kv / k->keys + d->batch, sequences = 1;
+    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &total) || total > INT32_MAX)
+        return false;
+    c->backward = (attn_sm90_backward_schedule){
+        .key_tiles = (int)tiles,
+        .total = (int)total,
+        .head_group = head_group(d, device, k),
+        .grid = (int)min_of((double)total, device->multiprocessors),
+        .splits = c->choice.splits,
+    };
+    return true;
+}
+
+static void cost_simple(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                        attn_cuda_choice *c)
+{
+    traffic bytes = traffic_of(d, 0);
+    c->kernel = k;
+    c->backward.splits = 1;
+    c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
+    c->choice.levels = 1;
+    c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.around + bytes.within;
+    double blocks = (double)attn_ceil_div(d->len_q, k->rows) * (double)d->heads_q * (double)d->batch;
+    double clocks = c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors));
+    attn_cuda_set_time(device, clocks, 3 * attn_machine_for(ATTN_CUDA, device->name)->start, &c->choice);
+}
+
+bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel,
+                             double pairs, const attn_tiles *tiles, attn_cuda_choice *choice)
+{
+    attn_cuda_choice start = { .choice.pairs = pairs, .schedule = { .pack = 1, .splits = 1 } };
+    const attn_machine_kernel *measured = attn_cuda_constants(device, kernel);
+    double clocks[ATTN_CONSTANTS] = { [ATTN_PER_TILE] = unit_clocks };
+    start.choice.flops = 5 * pairs * (double)(desc->dim_qk + desc->dim_v);
+    *choice = start;
+    if (!attn_cuda_is_line(kernel)) {
+        cost_simple(desc, device, kernel, choice);
+        return true;
+    }
+    if (measured && measured->clocks[ATTN_PER_STEP] > 0)
+        memcpy(clocks, measured->clocks, sizeof clocks);
+    else
+        clocks[ATTN_PER_STEP] = step_clocks(kernel);
+    choice->choice.seconds = INFINITY;
+    int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
+    for (int splits = 1; splits <= group; splits++) {
+        attn_cuda_choice c = start;
+        if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
+        predict(desc, device, kernel, clocks, splits, &c);
+        if (c.choice.seconds < worth_it * choice->choice.seconds) *choice = c;
+    }
+    return lay_out(desc, device, choice);
+}

@@ -1,0 +1,118 @@
+/* What of a plan is the backward's alone. Its workspace: two numbers a row (LSE and delta), the f32 sums of grad_q that
+ * all tiles of keys add to, and where heads that share keys are split, sums of grad_k and grad_v; beside these only
+ * small tables, and copies of what TMA does not take. */
+#include "cuda/cuda.h"
+
+#include "api/desc.h"
+#include "num/half.h"
+#include "num/philox.h"
+
+enum { TILE = ATTN_SM90_BACKWARD_ROWS };
+
+/* ---- workspace ----------------------------------------------------------------------------- */
+
+/* Lines of a head, and of all: of rows, or of keys. */
+static int64_t pitch_of(const attn_desc *d, int64_t length, int64_t total)
+{
+    return d->flags & ATTN_VARLEN ? (total / TILE + d->batch) * TILE : attn_ceil_div(length, TILE) * TILE;
+}
+
+static double lines_of(const attn_desc *d, int64_t pitch, int64_t heads)
+{
+    return (d->flags & ATTN_VARLEN ? 1 : (double)d->batch) * (double)heads * (double)pitch;
+}
+
+int64_t attn_cuda_sum_lines(const attn_desc *d, bool of_keys)
+{
+    int64_t pitch = of_keys ? pitch_of(d, d->len_kv, d->total_kv) : pitch_of(d, d->len_q, d->total_q);
+    return (int64_t)lines_of(d, pitch, of_keys ? d->heads_kv : d->heads_q);
+}
+
+/* Parts of a slope's gradient in each sequence: by tiles of keys or, in the simple kernel, to which a run may have to
+ * turn, of rows. */
+static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    int64_t simple = attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS),
+            line = attn_cuda_is_line(k) ? attn_ceil_div(d->len_kv, k->keys) : 0;
+    return simple > line ? simple : line;
+}
+
+bool attn_cuda_lay_out_backward(const attn_desc *d, attn_cuda_plan *cuda)
+{
+    const attn_cuda_kernel *k = cuda->chosen.kernel;
+    attn_cuda_layout *l = &cuda->layout;
+    int splits = cuda->chosen.backward.splits;
+    bool line = attn_cuda_is_line(k);
+    double rows = (double)attn_cuda_sum_lines(d, false),
+           keys = splits > 1 ? splits * (double)attn_cuda_sum_lines(d, true) : 0;
+    double heads = (double)d->batch * (double)d->heads_q;
+    double slopes = d->flags & ATTN_ALIBI ? heads * (double)alibi_parts(d, k) : 0;
+    double sinks = d->flags & ATTN_SINK ? heads * (double)attn_ceil_div(d->len_q, TILE) : 0;
+    return attn_cuda_append(&l->total, rows, 2 * sizeof(float), &l->stats) &&
+           attn_cuda_append(&l->total, line ? rows : 0, sizeof(float) * (double)k->dim, &l->grad_q_sum) &&
+           attn_cuda_append(&l->total, keys, sizeof(float) * (double)k->dim, &l->grad_k_sum) &&
+           attn_cuda_append(&l->total, keys, sizeof(float) * (double)k->dim_v, &l->grad_v_sum) &&
+           attn_cuda_append(&l->total, line && d->flags & ATTN_DETERMINISTIC ? rows / TILE : 0, sizeof(unsigned),
+                            &l->turns) &&
+           attn_cuda_append(&l->total, slopes, sizeof(float), &l->alibi_parts) &&
+           attn_cuda_append(&l->total, sinks, sizeof(float), &l->sink_parts);
+}
+
+/* ---- parameters and functions -------------------------------------------------------------- */
+
+void attn_cuda_fill_backward(const attn_desc *d, attn_cuda_plan *cuda)
+{
+    attn_sm90_backward_params *p = &cuda->params;
+    p->schedule = cuda->chosen.backward;
+    for (int i = 0; i < 3; i++) {
+        p->grad_o_stride[i] = d->grad_o_stride[i], p->grad_q_stride[i] = d->grad_q_stride[i];
+        p->grad_k_stride[i] = d->grad_k_stride[i], p->grad_v_stride[i] = d->grad_v_stride[i];
+    }
+    p->q_pitch = (int)pitch_of(d, d->len_q, d->total_q), p->kv_pitch = (int)pitch_of(d, d->len_kv, d->total_kv);
+}
+
+attn_status attn_cuda_load_backward(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
+{
+    const struct {
+        bool wanted;
+        const char *stem;
+        CUfunction *function;
+    } functions[] = {
+        { true, "backward_rows", &cuda->rows },
+        { true, "backward_simple_q", &cuda->simple },
+        { true, "backward_simple_kv", &cuda->simple_kv },
+        { d->flags & ATTN_BIAS, "backward_simple_bias", &cuda->simple_bias },
+        { attn_cuda_is_line(cuda->chosen.kernel), "backward_convert", &cuda->convert },
+    };
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
+        if (functions[i].wanted)
+            status = attn_cuda_load_dtype(place, d->dtype, functions[i].stem, functions[i].function);
+    if (!status && d->flags & (ATTN_ALIBI | ATTN_SINK))
+        status = attn_cuda_load(place, NULL, "attn_sm90_backward_total", 0, &cuda->totals);
+    return status;
+}
+
+/* ---- words --------------------------------------------------------------------------------- */
+
+void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words)
+{
+    const attn_cuda_choice *c = &plan->cuda->chosen;
+    const attn_sm90_backward_schedule *s = &c->backward;
+    const attn_desc *d = &plan->desc;
+    const double mib = 1 << 20, rows = (double)attn_cuda_sum_lines(d, false);
+    attn_say(words, "tiles      %d keys x %d query rows\n", c->kernel->keys, c->kernel->rows);
+    if (!attn_cuda_is_line(c->kernel)) {
+        attn_say(words, "grid       a block of %u threads a tile\n", c->kernel->threads);
+        return;
+    }
+    attn_say(words, "grid       %d blocks of %u threads and %u KiB, %d tiles %s, %d KV head%s at a time\n", s->grid,
+             c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "on demand" : "in turn",
+             s->head_group, s->head_group == 1 ? "" : "s");
+    attn_say(words, "sums       grad_q in f32, %.4g MiB, %s", rows * c->kernel->dim * 4 / mib,
+             d->flags & ATTN_DETERMINISTIC ? "added to in a fixed order" : "added to as tiles end");
+    if (s->splits > 1)
+        attn_say(words, "; grad_k and grad_v of %d parts of the heads that share keys, %.4g MiB", s->splits,
+                 s->splits * (double)attn_cuda_sum_lines(d, true) * (c->kernel->dim + c->kernel->dim_v) * 4 / mib);
+    attn_say(words, "; LSE and delta of rows, %.4g MiB\n", rows * 8 / mib);
+}

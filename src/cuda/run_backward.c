@@ -1,0 +1,179 @@
+/* A run of the backward: statistics of rows, then a line's kernel and what turns its sums into gradients, or the simple
+ * kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by itself. */
+#include "cuda/run.h"
+
+#include "api/desc.h"
+#include "num/half.h"
+
+enum { TILE = ATTN_SM90_BACKWARD_ROWS };
+
+/* Some element of the bias is added to several scores. */
+static bool repeats(const attn_desc *d)
+{
+    const int64_t whole[4] = { d->batch, d->heads_q, d->len_q, d->len_kv };
+    for (int i = 0; i < 4; i++)
+        if (d->bias_extent[i] < whole[i]) return true;
+    return false;
+}
+
+static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
+{
+    const attn_cuda_layout *l = &c->cuda->layout;
+    const attn_desc *d = &c->plan->desc;
+    const attn_args *a = c->args;
+    p->grad_o = a->grad_o, p->grad_lse = a->grad_lse;
+    p->grad_q = a->grad_q, p->grad_k = a->grad_k, p->grad_v = a->grad_v;
+    p->common.simple.q = a->q, p->common.simple.k = a->k, p->common.simple.v = a->v;
+    if (d->flags & ATTN_BIAS) p->grad_bias = a->grad_bias;
+    p->stats = attn_cuda_at(c, l->stats);
+    if (d->flags & ATTN_ALIBI && a->grad_alibi) p->alibi_parts = attn_cuda_at(c, l->alibi_parts);
+    if (d->flags & ATTN_SINK && a->grad_sink) p->sink_parts = attn_cuda_at(c, l->sink_parts);
+}
+
+/* Of what only a line's kernel has. */
+static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
+{
+    const attn_cuda_layout *l = &c->cuda->layout;
+    const attn_desc *d = &c->plan->desc;
+    if (c->cuda->copied[ATTN_CUDA_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->copies[ATTN_CUDA_GRAD_O]);
+    p->grad_q_sum = attn_cuda_at(c, l->grad_q_sum);
+    if (p->schedule.splits > 1) {
+        p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);
+        p->grad_v_sum = attn_cuda_at(c, l->grad_v_sum);
+    }
+    if (d->flags & ATTN_DETERMINISTIC) p->turns = attn_cuda_at(c, l->turns);
+    if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->counter);
+    p->alibi_count = (int)attn_ceil_div(d->len_kv, c->cuda->chosen.kernel->keys);
+}
+
+/* ---- launches ------------------------------------------------------------------------------ */
+
+static attn_status run_rows(const attn_cuda_call *c, attn_sm90_backward_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    return attn_cuda_launch(c, "attn_sm90_backward_rows", c->cuda->rows, attn_ceil_div(d->len_q, TILE), d->heads_q,
+                            d->batch, 256, 0, p);
+}
+
+static attn_status convert(const attn_cuda_call *c, attn_sm90_convert_params *p)
+{
+    p->flags = c->plan->desc.flags;
+    return attn_cuda_launch(c, "attn_sm90_backward_convert", c->cuda->convert, attn_ceil_div(p->length, TILE), p->heads,
+                            c->plan->desc.batch, 128, 0, p);
+}
+
+static attn_status convert_queries(const attn_cuda_call *c, const attn_sm90_backward_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    attn_sm90_convert_params q = { .in = p->grad_q_sum,
+                                   .out = p->grad_q,
+                                   .parts = 1,
+                                   .pitch = p->q_pitch,
+                                   .heads = p->common.heads_q,
+                                   .length = p->common.len_q,
+                                   .dim_pitch = c->cuda->chosen.kernel->dim,
+                                   .dim = p->common.dim_qk,
+                                   .scale = d->scale,
+                                   .cu_lens = p->common.cu_lens_q,
+                                   .lens = p->common.lens_q };
+    for (int i = 0; i < 3; i++)
+        q.stride[i] = p->grad_q_stride[i];
+    return convert(c, &q);
+}
+
+/* grad_k, or grad_v. */
+static attn_status convert_keys(const attn_cuda_call *c, const attn_sm90_backward_params *p, bool values)
+{
+    const attn_desc *d = &c->plan->desc;
+    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
+    double kept = d->flags & ATTN_DROPOUT ? 256.0 / (256.0 - p->common.score.dropout_threshold) : 1;
+    int pitch = values ? k->dim_v : k->dim;
+    attn_sm90_convert_params keys = { .in = values ? p->grad_v_sum : p->grad_k_sum,
+                                      .out = values ? p->grad_v : p->grad_k,
+                                      .parts = p->schedule.splits,
+                                      .part_step = attn_cuda_sum_lines(d, true) * pitch,
+                                      .pitch = p->kv_pitch,
+                                      .heads = p->common.heads_kv,
+                                      .length = p->common.len_kv,
+                                      .dim_pitch = pitch,
+                                      .dim = values ? p->common.dim_v : p->common.dim_qk,
+                                      .scale = values ? (float)kept : d->scale,
+                                      .cu_lens = p->common.cu_lens_kv,
+                                      .lens = p->common.lens_kv };
+    for (int i = 0; i < 3; i++)
+        keys.stride[i] = values ? p->grad_v_stride[i] : p->grad_k_stride[i];
+    return convert(c, &keys);
+}
+
+static attn_status run_bias(const attn_cuda_call *c, attn_sm90_backward_params *p)
+{
+    const int64_t *extent = c->plan->desc.bias_extent;
+    p->grad_bias = c->args->grad_bias;
+    return attn_cuda_launch(c, "attn_sm90_backward_simple_bias", c->cuda->simple_bias, extent[3], extent[2],
+                            extent[0] * extent[1], 128, 0, p);
+}
+
+static attn_status run_totals(const attn_cuda_call *c, const attn_sm90_backward_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    bool alike = d->alibi_batch == 1; /* one slope for all sequences */
+    attn_sm90_total_params slopes = { .in = p->alibi_parts,
+                                      .out = c->args->grad_alibi,
+                                      .parts = p->alibi_count,
+                                      .repeats = alike ? (int)d->batch : 1,
+                                      .repeat_step = d->heads_q * p->alibi_count };
+    attn_sm90_total_params sinks = { .in = p->sink_parts,
+                                     .out = c->args->grad_sink,
+                                     .parts = (int)(d->batch * attn_ceil_div(d->len_q, TILE)),
+                                     .repeats = 1 };
+    attn_status status = ATTN_OK;
+    if (p->alibi_parts)
+        status = attn_cuda_launch(c, "attn_sm90_backward_total", c->cuda->totals, d->alibi_batch * d->heads_q, 1, 1,
+                                  256, 0, &slopes);
+    if (!status && p->sink_parts)
+        status = attn_cuda_launch(c, "attn_sm90_backward_total", c->cuda->totals, d->heads_q, 1, 1, 256, 0, &sinks);
+    return status;
+}
+
+/* ---- the run ------------------------------------------------------------------------------- */
+
+static attn_status run_simple(const attn_cuda_call *c, attn_sm90_backward_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS);
+    attn_status status = run_rows(c, p);
+    if (!status)
+        status = attn_cuda_launch(c, "attn_sm90_backward_simple_q", c->cuda->simple,
+                                  attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS), d->heads_q, d->batch, 256, 0, p);
+    if (!status)
+        status = attn_cuda_launch(c, "attn_sm90_backward_simple_kv", c->cuda->simple_kv,
+                                  attn_ceil_div(d->len_kv, ATTN_CUDA_SIMPLE_ROWS), d->heads_kv, d->batch, 256, 0, p);
+    if (!status && p->grad_bias) status = run_bias(c, p);
+    return status;
+}
+
+static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
+    bool bias_after = p->grad_bias && d->flags & ATTN_DETERMINISTIC && repeats(d);
+    bind_line(c, p);
+    attn_status status = attn_cuda_prepare(c, p, p->schedule.counter);
+    if (bias_after) p->grad_bias = NULL;
+    if (!status && p->grad_bias)
+        status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
+    if (!status) status = run_rows(c, p);
+    if (!status) status = attn_cuda_launch(c, k->name, c->cuda->line, p->schedule.grid, 1, 1, k->threads, k->shared, p);
+    if (!status) status = convert_queries(c, p);
+    for (int values = 0; values < 2 && p->schedule.splits > 1 && !status; values++)
+        status = convert_keys(c, p, values);
+    if (!status && bias_after) status = run_bias(c, p);
+    return status;
+}
+
+attn_status attn_cuda_run_backward(const attn_cuda_call *c, attn_sm90_backward_params *p)
+{
+    bind(c, p);
+    attn_status status = c->cuda->line && attn_cuda_aligned(c) ? run_line(c, p) : run_simple(c, p);
+    return status ? status : run_totals(c, p);
+}

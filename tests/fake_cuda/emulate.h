@@ -1,0 +1,33 @@
+/* What the kernels of emulate.c and emulate_backward.c share. */
+#ifndef TESTS_FAKE_CUDA_EMULATE_H
+#define TESTS_FAKE_CUDA_EMULATE_H
+
+#include "cuda/cuda.h"
+#include "fake.h"
+
+void fake_expect(bool right, const char *symbol, const char *what);
+
+/* The problem that parameters describe: everything but q, k, v and their strides; and these from the maps of `kernel`.
+ */
+void fake_take(const attn_sm90_params *params, attn_dtype dtype, attn_desc *desc, attn_args *args);
+void fake_take_maps(const char *symbol, const attn_cuda_kernel *kernel, const attn_sm90_params *params, attn_desc *desc,
+                    attn_args *args);
+
+/* Reads a map, which must be what params.h says; returns its address. */
+const void *fake_take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *desc, const int64_t extent[4],
+                          const uint32_t box[4], int64_t stride[4]);
+
+/* q, k and v as the simple kernels have them. */
+void fake_take_simple(const attn_sm90_params *params, attn_desc *desc, attn_args *args);
+
+/* Computes it on the CPU. */
+void fake_compute(const char *symbol, const attn_desc *desc, const attn_args *args);
+
+/* The dtype that a symbol ends with. */
+attn_dtype fake_dtype_of(const char *symbol);
+
+/* Whether the kernel is one of the backward's, and then done. kernel: the line that it is, or NULL. */
+bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *kernel, const CUlaunchConfig *config,
+                          const void *params);
+
+#endif

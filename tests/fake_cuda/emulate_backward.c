@@ -1,0 +1,361 @@
+/* The kernels of sm90/backward_params.h on the CPU. Each that computes has the CPU backend compute all gradients into
+ * memory of its own and hands on only what is its to write; sums have an order of this file's. What `rows` leaves is
+ * only marked, so that a kernel that is launched without it notices. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/desc.h"
+#include "emulate.h"
+#include "num/half.h"
+#include "ref/ref.h"
+
+enum { TILE = ATTN_SM90_BACKWARD_ROWS };
+
+static const float mark = 12345;
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- lines --------------------------------------------------------------------------------- */
+
+static bool is_varlen(const attn_sm90_params *p)
+{
+    return p->flags & ATTN_VARLEN;
+}
+
+static int64_t lines_of(const attn_sm90_params *p, int64_t pitch, int64_t heads)
+{
+    return (is_varlen(p) ? 1 : p->batch) * heads * pitch;
+}
+
+static int64_t line_of(bool varlen, int64_t pitch, int64_t heads, int64_t b, int64_t h, int64_t start, int64_t row)
+{
+    return varlen ? h * pitch + (start / TILE + b) * TILE + row : (b * heads + h) * pitch + row;
+}
+
+static void check_pitches(const char *symbol, const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    int64_t rows = ceil_div(c->len_q, TILE) * TILE, keys = ceil_div(c->len_kv, TILE) * TILE;
+    if (is_varlen(c)) rows = (c->total_q / TILE + c->batch) * TILE;
+    fake_expect(p->q_pitch == rows && (is_varlen(c) || p->kv_pitch == keys), symbol, "pitch of lines");
+}
+
+/* ---- gradients ----------------------------------------------------------------------------- */
+
+typedef struct gradients {
+    attn_desc desc; /* resolved */
+    attn_args args;
+} gradients;
+
+static void *make(const int64_t extent[4], int64_t size)
+{
+    return calloc((size_t)(extent[0] * extent[1] * extent[2] * extent[3] + 1), (size_t)size);
+}
+
+/* desc and args: with q, k and v. Packed gradients, all of them. */
+static gradients gradients_of(const char *symbol, const attn_sm90_backward_params *p, attn_desc d, attn_args a)
+{
+    gradients g;
+    d.direction = ATTN_BACKWARD;
+    for (int i = 0; i < 3; i++)
+        d.grad_o_stride[i] = p->grad_o_stride[i];
+    d.grad_o_stride[3] = 1;
+    a.grad_o = p->grad_o, a.grad_lse = p->grad_lse;
+    if (attn_desc_resolve(&g.desc, &d, sizeof d)) fake_die("%s: %s", symbol, attn_error());
+    attn_shape shape = attn_shape_of(&g.desc);
+    int64_t size = attn_dtype_size(attn_out_dtype(&d)), slopes[] = { 1, 1, d.alibi_batch, d.heads_q };
+    a.grad_q = make(shape.q, size), a.grad_k = make(shape.k, size), a.grad_v = make(shape.v, size);
+    if (d.flags & ATTN_BIAS) a.grad_bias = make(d.bias_extent, 4);
+    if (d.flags & ATTN_ALIBI) a.grad_alibi = make(slopes, 4);
+    if (d.flags & ATTN_SINK) a.grad_sink = make((int64_t[]){ 1, 1, 1, d.heads_q }, 4);
+    fake_compute(symbol, &g.desc, &a);
+    g.args = a;
+    return g;
+}
+
+static void gradients_free(gradients *g)
+{
+    void *all[] = { g->args.grad_q,    g->args.grad_k,     g->args.grad_v,
+                    g->args.grad_bias, g->args.grad_alibi, g->args.grad_sink };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+enum { QUERIES, KEYS, VALUES };
+
+/* Hands on a gradient's rows within sequences: to where it belongs or, if `sums`, to lines of f32, divided by factor.
+ */
+static void hand_on(const gradients *g, int which, void *out, const long long stride[3], float *sums, int64_t pitch,
+                    int dim_pitch, float factor)
+{
+    const attn_desc *d = &g->desc;
+    attn_shape shape = attn_shape_of(d);
+    const int64_t *extent = which == QUERIES ? shape.q : which == KEYS ? shape.k : shape.v;
+    const void *from = which == QUERIES ? g->args.grad_q : which == KEYS ? g->args.grad_k : g->args.grad_v;
+    attn_dtype dtype = attn_out_dtype(d);
+    bool varlen = d->flags & ATTN_VARLEN;
+    for (int64_t b = 0; b < d->batch; b++) {
+        attn_sequence seq = attn_sequence_of(d, &g->args, b);
+        int64_t start = which == QUERIES ? seq.start_q : seq.start_kv, rows = which == QUERIES ? seq.len_q : seq.len_kv;
+        for (int64_t i = 0; i < rows * extent[2]; i++) {
+            int64_t row = i / extent[2], h = i % extent[2], in_batch = varlen ? 0 : b;
+            int64_t at = ((in_batch * extent[1] + start + row) * extent[2] + h) * extent[3];
+            int64_t to = in_batch * stride[0] + (start + row) * stride[1] + h * stride[2];
+            for (int64_t x = 0; x < extent[3]; x++) {
+                float value = attn_load_scalar(dtype, from, at + x);
+                if (sums)
+                    sums[line_of(varlen, pitch, extent[2], b, h, start, row) * dim_pitch + x] = value / factor;
+                else
+                    attn_store_scalar(dtype, out, to + x, value);
+            }
+        }
+    }
+}
+
+static void hand_on_alibi(const gradients *g, const attn_sm90_backward_params *p)
+{
+    const attn_desc *d = &g->desc;
+    if (!p->alibi_parts) return;
+    memset(p->alibi_parts, 0, (size_t)(d->batch * d->heads_q * p->alibi_count) * 4);
+    for (int64_t i = 0; i < d->alibi_batch * d->heads_q; i++)
+        p->alibi_parts[i * p->alibi_count + p->alibi_count - 1] = g->args.grad_alibi[i];
+}
+
+/* Sinks: what of their gradient `rows` would have left is marked; here, where q, k and v are known, it is computed. */
+static void fill_sinks(const gradients *g, const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    int64_t tiles = ceil_div(c->len_q, TILE);
+    for (int64_t h = 0; h < c->heads_q && p->sink_parts; h++) {
+        for (int64_t b = 0; b < c->batch; b++)
+            p->sink_parts[(h * c->batch + b) * tiles] = 0;
+        p->sink_parts[h * c->batch * tiles] = g->args.grad_sink[h];
+    }
+}
+
+/* ---- a line's kernel ----------------------------------------------------------------------- */
+
+static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
+                           const attn_desc *d)
+{
+    const attn_sm90_backward_schedule *s = &p->schedule;
+    const attn_sm90_params *c = &p->common;
+    int group = c->heads_q / c->heads_kv;
+    int64_t tiles = is_varlen(c) ? d->total_kv / k->keys + c->batch : ceil_div(c->len_kv, k->keys);
+    fake_expect(s->key_tiles == tiles, symbol, "key_tiles");
+    fake_expect(s->total == tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch), symbol, "total");
+    fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
+    fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= s->total && s->grid <= 132, symbol, "grid");
+    fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
+    fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");
+    fake_expect(!(c->flags & ATTN_DETERMINISTIC) == !p->turns, symbol, "an order, or none, that nobody asked for");
+}
+
+static void check_before(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    int64_t rows = lines_of(c, p->q_pitch, c->heads_q);
+    for (int64_t i = 0; i < 2 * rows; i++)
+        fake_expect(p->stats[i] == mark, symbol, "rows have no statistics");
+    if (c->flags & ATTN_INTERVALS)
+        fake_expect(c->mask.nodes && c->mask.nodes[0] == k->keys && c->mask.node_keys == k->keys, symbol,
+                    "intervals were not summarised");
+    int64_t bias = 1;
+    for (int i = 0; i < 4; i++)
+        bias *= c->score.bias_extent[i];
+    for (int64_t i = 0; i < bias && p->grad_bias; i++)
+        fake_expect(p->grad_bias[i] == 0, symbol, "grad_bias is not zeroed");
+}
+
+static void take_grad_o(const char *symbol, const attn_sm90_backward_params *p, const attn_desc *d)
+{
+    const attn_sm90_params *c = &p->common;
+    int64_t rows = is_varlen(c) ? c->total_q : c->len_q, batch = is_varlen(c) ? 1 : c->batch, stride[4];
+    const int64_t extent[] = { c->dim_v, c->heads_q, rows, batch };
+    const void *at = fake_take_map(symbol, &p->grad_o_map, d, extent, (uint32_t[]){ 64, 1, TILE, 1 }, stride);
+    fake_expect(at == (p->grad_o_copy ? p->grad_o_copy : p->grad_o), symbol, "a map of another grad_o");
+    fake_expect(p->grad_o_copy || attn_out_dtype(d) == d->dtype, symbol, "grad_o is f32");
+    for (int i = 0; i < 3 && !p->grad_o_copy; i++)
+        fake_expect(extent[3 - i] == 1 || stride[i] == p->grad_o_stride[i], symbol, "strides of grad_o");
+}
+
+static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                 const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    const attn_sm90_backward_schedule *s = &p->schedule;
+    attn_desc d;
+    attn_args a;
+    fake_expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
+    fake_expect(config->gridDimX == (unsigned)s->grid, symbol, "grid");
+    fake_expect((c->flags & ~k->features) == 0, symbol, "lacks a feature");
+    check_pitches(symbol, p);
+    check_before(symbol, k, p);
+    fake_take(c, k->dtype, &d, &a);
+    fake_take_maps(symbol, k, c, &d, &a);
+    take_grad_o(symbol, p, &d);
+    check_schedule(symbol, k, p, &d);
+    gradients g = gradients_of(symbol, p, d, a);
+    fake_expect(p->grad_q_sum, symbol, "nowhere to add up grad_q");
+    hand_on(&g, QUERIES, NULL, p->grad_q_stride, p->grad_q_sum, p->q_pitch, k->dim, c->scale);
+    fake_expect((s->splits > 1) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of splits");
+    int64_t keys = lines_of(c, p->kv_pitch, c->heads_kv);
+    float kept = 256 / (256 - (float)c->score.dropout_threshold);
+    if (p->grad_k_sum) {
+        memset(p->grad_k_sum, 0, (size_t)(s->splits * keys * k->dim) * 4);
+        memset(p->grad_v_sum, 0, (size_t)(s->splits * keys * k->dim_v) * 4);
+    }
+    float *last_k = p->grad_k_sum ? p->grad_k_sum + (s->splits - 1) * keys * k->dim : NULL;
+    float *last_v = p->grad_v_sum ? p->grad_v_sum + (s->splits - 1) * keys * k->dim_v : NULL;
+    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, last_k, p->kv_pitch, k->dim, c->scale);
+    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, last_v, p->kv_pitch, k->dim_v, kept);
+    if (p->grad_bias) memcpy(p->grad_bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
+    hand_on_alibi(&g, p);
+    fill_sinks(&g, p);
+    gradients_free(&g);
+}
+
+/* ---- the others ---------------------------------------------------------------------------- */
+
+static void copy_grad_o(const attn_sm90_backward_params *p, attn_dtype dtype)
+{
+    const attn_sm90_params *c = &p->common;
+    int64_t rows = is_varlen(c) ? c->total_q : c->len_q, pitch = ceil_div(c->dim_v, 8) * 8;
+    attn_dtype from = c->flags & ATTN_OUT_F32 ? ATTN_F32 : dtype;
+    for (int64_t b = 0; b < (is_varlen(c) ? 1 : c->batch); b++)
+        for (int64_t i = 0; i < rows * c->heads_q; i++)
+            for (int64_t x = 0; x < c->dim_v; x++) {
+                int64_t row = i / c->heads_q, h = i % c->heads_q;
+                int64_t at = b * p->grad_o_stride[0] + row * p->grad_o_stride[1] + h * p->grad_o_stride[2];
+                attn_store_scalar(dtype, p->grad_o_copy, (b * rows * c->heads_q + i) * pitch + x,
+                                  attn_load_scalar(from, p->grad_o, at + x));
+            }
+}
+
+static void rows(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    int64_t count = lines_of(c, p->q_pitch, c->heads_q), tiles = ceil_div(c->len_q, TILE);
+    fake_expect(config->gridDimX == tiles && config->blockDimX == 256, symbol, "grid");
+    fake_expect(config->gridDimY == (unsigned)c->heads_q && config->gridDimZ == (unsigned)c->batch, symbol, "grid");
+    fake_expect(c->lse != NULL, symbol, "no LSE");
+    check_pitches(symbol, p);
+    for (int64_t i = 0; i < 2 * count; i++)
+        p->stats[i] = mark;
+    if (p->grad_o_copy) copy_grad_o(p, fake_dtype_of(symbol));
+    if (p->turns) memset(p->turns, 0, (size_t)(count / TILE) * sizeof *p->turns);
+    if (!p->sink_parts) return;
+    memset(p->sink_parts, 0, (size_t)(c->heads_q * c->batch * tiles) * sizeof *p->sink_parts);
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t h = 0; h < c->heads_q; h++)
+            p->sink_parts[(h * c->batch + b) * tiles] = mark;
+}
+
+static gradients simple_gradients(const char *symbol, const attn_sm90_backward_params *p)
+{
+    attn_desc d;
+    attn_args a;
+    fake_take(&p->common, fake_dtype_of(symbol), &d, &a);
+    fake_take_simple(&p->common, &d, &a);
+    return gradients_of(symbol, p, d, a);
+}
+
+static void simple_q(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    int64_t blocks = ceil_div(c->len_q, ATTN_CUDA_SIMPLE_ROWS);
+    fake_expect(config->gridDimX == blocks && config->gridDimY == (unsigned)c->heads_q && config->blockDimX == 256,
+                symbol, "grid");
+    fake_expect(p->stats[0] == mark && !p->grad_q_sum, symbol, "statistics, or sums");
+    fake_expect(!p->alibi_parts || p->alibi_count == blocks, symbol, "alibi_count");
+    gradients g = simple_gradients(symbol, p);
+    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, NULL, 0, 0, 1);
+    hand_on_alibi(&g, p);
+    fill_sinks(&g, p);
+    gradients_free(&g);
+}
+
+static void simple_kv(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    fake_expect(config->gridDimX == ceil_div(c->len_kv, ATTN_CUDA_SIMPLE_ROWS) && config->blockDimX == 256 &&
+                    config->gridDimY == (unsigned)c->heads_kv && config->gridDimZ == (unsigned)c->batch,
+                symbol, "grid");
+    gradients g = simple_gradients(symbol, p);
+    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, NULL, 0, 0, 1);
+    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, NULL, 0, 0, 1);
+    gradients_free(&g);
+}
+
+/* Behind a line's kernel q, k and v are in maps. */
+static void simple_bias(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+{
+    const int *extent = p->common.score.bias_extent;
+    fake_expect(config->gridDimX == (unsigned)extent[3] && config->gridDimY == (unsigned)extent[2] &&
+                    config->gridDimZ == (unsigned)(extent[0] * extent[1]) && config->blockDimX == 128,
+                symbol, "grid");
+    fake_expect(p->common.simple.q && p->common.simple.k && p->common.simple.v, symbol, "no q, k and v");
+    gradients g = simple_gradients(symbol, p);
+    memcpy(p->grad_bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
+    gradients_free(&g);
+}
+
+static void convert(const char *symbol, const CUlaunchConfig *config, const attn_sm90_convert_params *p)
+{
+    attn_dtype dtype = p->flags & ATTN_OUT_F32 ? ATTN_F32 : fake_dtype_of(symbol);
+    bool varlen = p->flags & ATTN_VARLEN;
+    fake_expect(config->gridDimX == ceil_div(p->length, TILE) && config->gridDimY == (unsigned)p->heads &&
+                    config->blockDimX == 128,
+                symbol, "grid");
+    for (int64_t b = 0; b < config->gridDimZ; b++) {
+        int64_t start = varlen ? p->cu_lens[b] : 0, length = varlen ? p->cu_lens[b + 1] - start : p->length;
+        if (p->lens) length = p->lens[b];
+        for (int64_t i = 0; i < length * p->heads; i++) {
+            int64_t row = i / p->heads, h = i % p->heads;
+            const float *in = p->in + line_of(varlen, p->pitch, p->heads, b, h, start, row) * p->dim_pitch;
+            int64_t to = (varlen ? 0 : b * p->stride[0]) + (start + row) * p->stride[1] + h * p->stride[2];
+            for (int64_t x = 0; x < p->dim; x++) {
+                float sum = 0;
+                for (int64_t part = 0; part < p->parts; part++)
+                    sum += in[part * p->part_step + x];
+                attn_store_scalar(dtype, p->out, to + x, p->scale * sum);
+            }
+        }
+    }
+}
+
+static void total(const CUlaunchConfig *config, const attn_sm90_total_params *p)
+{
+    for (int64_t i = 0; i < config->gridDimX; i++) {
+        p->out[i] = 0;
+        for (int64_t j = 0; j < (int64_t)p->parts * p->repeats; j++)
+            p->out[i] += p->in[i * p->parts + j % p->parts + j / p->parts * p->repeat_step];
+    }
+}
+
+bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                          const void *params)
+{
+    if (strncmp(symbol, "attn_sm90_backward_", 19) != 0) return false;
+    const char *name = symbol + 19;
+    if (k && k->form == ATTN_CUDA_BACKWARD)
+        line(symbol, k, config, params);
+    else if (strncmp(name, "rows_", 5) == 0)
+        rows(symbol, config, params);
+    else if (strncmp(name, "simple_q_", 9) == 0)
+        simple_q(symbol, config, params);
+    else if (strncmp(name, "simple_kv_", 10) == 0)
+        simple_kv(symbol, config, params);
+    else if (strncmp(name, "simple_bias_", 12) == 0)
+        simple_bias(symbol, config, params);
+    else if (strncmp(name, "convert_", 8) == 0)
+        convert(symbol, config, params);
+    else if (strcmp(name, "total") == 0)
+        total(config, params);
+    else
+        fake_die("%s is no kernel", symbol);
+    return true;
+}
