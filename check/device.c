@@ -59,13 +59,13 @@ static void lay_out(check_device_run *r, int shift)
         const attn_args_array *a = &r->arrays[i];
         r->at[i] = place(&r->total, a->hi - a->lo, a->size == 2 ? shift : 0);
     }
-    r->workspace_at = place(&r->total, (int64_t)attn_plan_workspace(r->plan), shift);
+    r->workspace_at = place(&r->total, (int64_t)r->workspace_size, shift);
 }
 
 static attn_status copy_in(check_device_run *r)
 {
     r->device = r->host;
-    r->workspace = attn_plan_workspace(r->plan) ? pointer(r->workspace_at) : NULL;
+    r->workspace = r->workspace_size ? pointer(r->workspace_at) : NULL;
     for (int i = 0; i < r->count; i++) {
         const attn_args_array *a = &r->arrays[i];
         void *there = a->base ? pointer(r->at[i] - (uint64_t)a->lo) : NULL;
@@ -78,31 +78,53 @@ static attn_status copy_in(check_device_run *r)
     return ATTN_OK;
 }
 
-attn_status check_device_begin(check_device_run *r, const attn_desc *desc, const attn_args *args, int shift)
+static void destroy_plans(check_device_run *r)
 {
-    return check_device_begin_tiled(r, desc, NULL, args, shift);
+    for (int i = 0; i < r->plan_count; i++)
+        attn_plan_destroy(r->plans[i]);
 }
 
-attn_status check_device_begin_tiled(check_device_run *r, const attn_desc *desc, const attn_tiles *tiles,
-                                     const attn_args *args, int shift)
+static attn_status create_plans(check_device_run *r, const attn_desc *descs, int count, const attn_tiles *tiles)
 {
-    attn_desc d = *desc;
-    d.device = ATTN_CUDA;
+    attn_status status = ATTN_OK;
+    for (; r->plan_count < count && !status; r->plan_count += !status) {
+        attn_desc d = descs[r->plan_count];
+        d.device = ATTN_CUDA;
+        if (r->plan_count == 0) status = attn_desc_resolve(&r->desc, &d, sizeof d);
+        if (!status) status = attn_plan_create_tiled(&r->plans[r->plan_count], &d, tiles);
+        uint64_t size = status ? 0 : attn_plan_workspace(r->plans[r->plan_count]);
+        if (size > r->workspace_size) r->workspace_size = size;
+    }
+    r->plan = r->plans[0];
+    return status;
+}
+
+attn_status check_device_begin_all(check_device_run *r, const attn_desc *descs, int count, const attn_tiles *tiles,
+                                   const attn_args *args, int shift)
+{
     *r = (check_device_run){ .host = *args };
     attn_status status = check_device_open();
-    if (!status) status = attn_desc_resolve(&r->desc, &d, sizeof d);
-    if (!status) status = attn_plan_create_tiled(&r->plan, &d, tiles);
-    if (status) return status;
-    lay_out(r, shift);
-    status = reserve(r->total);
+    if (!status) status = create_plans(r, descs, count, tiles);
+    if (!status) lay_out(r, shift);
+    if (!status) status = reserve(r->total);
     if (!status) status = copy_in(r);
-    if (status) attn_plan_destroy(r->plan);
+    if (status) destroy_plans(r);
     return status;
+}
+
+attn_status check_device_begin(check_device_run *r, const attn_desc *desc, const attn_args *args, int shift)
+{
+    return check_device_begin_all(r, desc, 1, NULL, args, shift);
+}
+
+attn_status check_device_start_plan(const check_device_run *r, int plan)
+{
+    return attn_run(r->plans[plan], &r->device, r->workspace, NULL);
 }
 
 attn_status check_device_start(const check_device_run *r)
 {
-    return attn_run(r->plan, &r->device, r->workspace, NULL);
+    return check_device_start_plan(r, 0);
 }
 
 attn_status check_device_wait(void)
@@ -141,14 +163,14 @@ static attn_status copy_out(const check_device_run *r, bool look_around)
         if (!status && look_around) status = look_beside(r->at[i], size, a->name);
     }
     if (!status && look_around && r->workspace)
-        status = look_beside(r->workspace_at, attn_plan_workspace(r->plan), "the workspace");
+        status = look_beside(r->workspace_at, r->workspace_size, "the workspace");
     return status;
 }
 
 attn_status check_device_end(check_device_run *r, bool look_around)
 {
     attn_status status = copy_out(r, look_around);
-    attn_plan_destroy(r->plan);
+    destroy_plans(r);
     return status;
 }
 
@@ -179,12 +201,15 @@ static void timing_destroy(timing *t)
     if (t->flush) driver->cuMemFree(t->flush);
 }
 
-static attn_status measure_once(const check_device_run *r, const timing *t, double *seconds)
+static attn_status measure_once(const check_device_run *r, const int *plans, int count, const timing *t,
+                                double *seconds)
 {
     float milliseconds = 0;
     CUresult result = driver->cuMemsetD8Async(t->flush, 0, t->flush_size, NULL);
     if (!result) result = driver->cuEventRecord(t->begin, NULL);
-    attn_status status = result ? attn_cuda_fail(result, "measuring") : check_device_start(r);
+    attn_status status = result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
+    for (int i = 0; i < count && !status; i++)
+        status = check_device_start_plan(r, plans[i]);
     if (status) return status;
     result = driver->cuEventRecord(t->end, NULL);
     if (!result) result = driver->cuEventSynchronize(t->end);
@@ -193,13 +218,13 @@ static attn_status measure_once(const check_device_run *r, const timing *t, doub
     return result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
 }
 
-attn_status check_device_measure(const check_device_run *run, int runs, double *seconds)
+attn_status check_device_measure(const check_device_run *run, const int *plans, int count, int runs, double *seconds)
 {
     timing t = { .begin = NULL };
     CUresult result = timing_create(&t);
     attn_status status = result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
     for (int i = 0; i < runs && !status; i++)
-        status = measure_once(run, &t, &seconds[i]);
+        status = measure_once(run, plans, count, &t, &seconds[i]);
     timing_destroy(&t);
     return status;
 }

@@ -136,7 +136,7 @@ int attn_cmd_bench(int argc, char **argv)
     if (count > 0)
         code = measure_all(&o, cases, count);
     else
-        attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: --device cuda has prefill, decode and window"
+        attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: the threads suite needs the CPU"
                                           : "nothing to measure: the threads suite takes more than one thread");
     free(cases);
     return code;

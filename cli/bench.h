@@ -22,7 +22,8 @@ enum {
     ATTN_BENCH_LIST_MOST = 16,
     ATTN_BENCH_ROUNDS_LEAST = 5,
     ATTN_BENCH_ROUNDS_MOST = 101,
-    ATTN_BENCH_RUNNERS_MOST = 8
+    ATTN_BENCH_RUNNERS_MOST = 8,
+    ATTN_BENCH_SEQUENCES = 128
 };
 
 typedef struct attn_bench_list {
@@ -38,10 +39,11 @@ typedef enum attn_bench_peer {
     ATTN_PEER_CUDNN,
     ATTN_PEER_FLASH,
     ATTN_PEER_MATH,
-    ATTN_PEER_FLEX
+    ATTN_PEER_FLEX,
+    ATTN_PEER_FA3
 } attn_bench_peer;
 
-/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex"; NULL for any other number. */
+/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3"; NULL for any other number. */
 const char *attn_bench_peer_name(attn_bench_peer peer);
 
 typedef struct attn_bench_options {
@@ -54,8 +56,8 @@ typedef struct attn_bench_options {
     int64_t repeat; /* rounds */
     float min_time; /* of a runner's turn */
     bool full, json, smoke;
-    const char *csv, *machine, *python; /* or NULL */
-    char device[128];                   /* the machine's name: given, or that of the CSV file */
+    const char *csv, *machine, *python, *fa3; /* or NULL */
+    char device[128];                         /* the machine's name: given, or that of the CSV file */
 } attn_bench_options;
 
 /* What is timed. The backward takes o and lse of a forward before. */
@@ -83,10 +85,12 @@ typedef struct attn_bench_case {
     const char *baseline_name; /* NULL: the peer is other software */
     attn_desc baseline;        /* of the same tensors */
     attn_bench_kind kind;
+    int sequences; /* on a GPU: packed ones, or documents one behind the other; 0: as desc says */
+    int32_t lens[ATTN_BENCH_SEQUENCES];
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
-#define ATTN_BENCH_SUITES "prefill, threads, decode, bwd, fwdbwd, memory, window, all"
+#define ATTN_BENCH_SUITES "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, all"
 
 /* The suite's bit, all of them for "all", 0 for any other name. */
 int attn_bench_suite_find(const char *name);
@@ -234,8 +238,13 @@ bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn
                             size_t size);
 double attn_bench_torch_run(void *torch, int calls);
 
-/* backend: "cudnn", ... False, and said so, if it does not compute this. */
-bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, const attn_desc *desc);
+/* backend: "cudnn", ...; fa3: where FlashAttention-3 was built, or NULL. False, and said so, if it does not compute
+ * this. */
+bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, const char *fa3,
+                                const attn_bench_case *item);
+
+/* The most bytes that a forward and a backward allocate; 0 after a failure, which has been reported. */
+double attn_bench_torch_memory(attn_bench_torch *torch);
 
 /* ---- turns (bench_turns.c) ----------------------------------------------------------------- */
 
@@ -254,7 +263,7 @@ typedef struct attn_bench_peers {
 bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
                         attn_bench_result *result);
 
-/* ---- on a GPU (bench_gpu.c) ---------------------------------------------------------------- */
+/* ---- on a GPU (bench_gpu_suites.c, bench_gpu.c) -------------------------------------------- */
 
 attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *count);
 bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,

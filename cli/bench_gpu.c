@@ -1,6 +1,6 @@
-/* attn bench --device cuda: the grid of problems that FlashAttention's papers measure, the subject on the first GPU,
- * peers through PyTorch in a child process. Both time a call between two events after overwriting L2, and a turn's time
- * is the median of its calls. The limit is what the tensor cores do at their nominal clock. */
+/* attn bench --device cuda: a case on the first GPU, peers through PyTorch in a child process, or the library itself on
+ * a baseline. Both time a call between two events after overwriting L2, and a turn's time is the median of its calls.
+ * The limit is what the tensor cores do at their nominal clock. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,97 +9,80 @@
 #include "check/device.h"
 #include "cuda/driver.h"
 
-enum { TOKENS = 16384, WIDTH = 2048, TENSOR_FLOPS = 4096 };
+enum { SUBJECT, PEER, RUNNERS, TENSOR_FLOPS = 4096 };
 
-/* ---- cases --------------------------------------------------------------------------------- */
+/* Plans of a run: the subject's first, as check_device_begin_all has it, then the forward and the baseline. */
+enum { MAIN, BEFORE, BASELINE };
 
-typedef struct grid {
-    const attn_bench_options *options;
-    attn_bench_case *cases; /* NULL: only counted */
-    int count;
-} grid;
+typedef struct bench {
+    const attn_bench_case *item;
+    attn_bench_tensors tensors;
+    int32_t starts[ATTN_BENCH_SEQUENCES + 1], *intervals; /* of packed sequences; of documents */
+    check_device_run run;
+    struct timed {
+        const check_device_run *run;
+        int plans[2], count;
+    } subject, baseline;
+} bench;
 
-static attn_bench_case *add(grid *g, const char *suite, const char *mask, attn_desc desc)
+/* ---- the problem --------------------------------------------------------------------------- */
+
+/* Rows and keys as the tensors hold them: packed sequences are one. */
+static attn_desc tensors_of(const attn_desc *desc)
 {
-    static attn_bench_case counted;
-    attn_bench_case *item = g->cases ? &g->cases[g->count] : &counted;
-    g->count++;
-    *item = (attn_bench_case){ .suite = suite, .pass = ATTN_BENCH_FORWARD, .desc = desc };
-    snprintf(item->mask, sizeof item->mask, "%s", mask);
-    return item;
+    attn_desc d = *desc;
+    if (d.flags & ATTN_VARLEN) d.batch = 1, d.len_q = d.total_q, d.len_kv = d.total_kv;
+    return d;
 }
 
-static attn_desc describe(const grid *g, attn_dtype dtype, int64_t len, int64_t dim)
+/* Key j of a document is hidden from all rows behind its last. */
+static bool fill_intervals(bench *b)
 {
-    const int64_t *heads = g->options->heads;
-    return (attn_desc){ .dtype = dtype,
-                        .device = ATTN_CUDA,
-                        .batch = len < TOKENS ? TOKENS / len : 1,
-                        .heads_q = heads[0]          ? heads[0]
-                                   : WIDTH / dim > 0 ? WIDTH / dim
-                                                     : 1,
-                        .heads_kv = heads[0]          ? heads[1]
-                                    : WIDTH / dim > 0 ? WIDTH / dim
-                                                      : 1,
-                        .len_q = len,
-                        .len_kv = len,
-                        .dim_qk = dim,
-                        .dim_v = dim };
+    const attn_bench_case *item = b->item;
+    b->intervals = calloc((size_t)item->desc.len_kv, sizeof *b->intervals);
+    if (!b->intervals) return attn_bench_fail("out of memory");
+    for (int64_t i = 0, key = 0, end = 0; i < item->sequences; i++)
+        for (end += item->lens[i]; key < end; key++)
+            b->intervals[key] = (int32_t)end;
+    return true;
 }
 
-static void prefill(grid *g, attn_dtype dtype)
+static bool fill_args(bench *b, attn_args *args)
 {
-    static const int64_t dims[] = { 64, 128, 256 }, lens[] = { 512, 1024, 2048, 4096, 8192, 16384 };
-    const attn_bench_list *given_dims = &g->options->dims, *given_lens = &g->options->lens;
-    for (int d = 0; d < (given_dims->count ? given_dims->count : 3); d++)
-        for (int n = 0; n < (given_lens->count ? given_lens->count : g->options->smoke ? 1 : 6); n++) {
-            attn_desc desc = describe(g, dtype, given_lens->count ? given_lens->values[n] : lens[n],
-                                      given_dims->count ? given_dims->values[d] : dims[d]);
-            add(g, "prefill", "full", desc);
-            desc.flags = ATTN_CAUSAL;
-            add(g, "prefill", "causal", desc);
-        }
+    const attn_bench_case *item = b->item;
+    const attn_bench_tensors *t = &b->tensors;
+    *args = (attn_args){ .q = t->q,
+                         .k = t->k,
+                         .v = t->v,
+                         .o = t->o,
+                         .lse = t->lse,
+                         .grad_o = t->grad_o,
+                         .grad_q = t->grad_q,
+                         .grad_k = t->grad_k,
+                         .grad_v = t->grad_v };
+    for (int i = 0; i < item->sequences; i++)
+        b->starts[i + 1] = b->starts[i] + item->lens[i];
+    if (item->desc.flags & ATTN_VARLEN) args->cu_lens_q = args->cu_lens_kv = b->starts;
+    if (!(item->desc.flags & ATTN_INTERVALS)) return true;
+    if (!fill_intervals(b)) return false;
+    args->intervals = b->intervals;
+    return true;
 }
 
-/* A causal window over many keys, and a query against many keys. */
-static void window_and_decode(grid *g, attn_dtype dtype)
+/* Over exactly the visible pairs, which a plan does not know where lengths and tables are a run's. */
+static double flops_of(const attn_bench_case *item, double planned)
 {
-    attn_desc window = describe(g, dtype, 32768, 128), decode = describe(g, dtype, 32768, 128);
-    window.flags = ATTN_WINDOW, window.window_left = 1024;
-    if (g->options->suites & attn_bench_suite_find("window")) add(g, "window", "window:1024", window);
-    decode.len_q = 1;
-    if (!g->options->heads[0]) decode.heads_q = 32, decode.heads_kv = 8;
-    if (g->options->suites & attn_bench_suite_find("decode")) add(g, "decode", "full", decode);
-}
-
-static void walk(grid *g)
-{
-    static const int64_t usual[] = { ATTN_BF16 };
-    const attn_bench_list *dtypes = &g->options->dtypes;
-    g->count = 0;
-    for (int i = 0; i < (dtypes->count ? dtypes->count : 1); i++) {
-        attn_dtype dtype = (attn_dtype)(dtypes->count ? dtypes->values[i] : usual[i]);
-        if (g->options->suites & attn_bench_suite_find("prefill")) prefill(g, dtype);
-        window_and_decode(g, dtype);
+    const attn_desc *d = &item->desc;
+    double pairs = 0, passes = item->pass == ATTN_BENCH_BOTH ? 3.5 : item->pass == ATTN_BENCH_BACKWARD ? 2.5 : 1;
+    if (item->sequences == 0) return planned;
+    for (int i = 0; i < item->sequences; i++) {
+        double len = item->lens[i];
+        pairs += d->flags & ATTN_CAUSAL ? len * (len + 1) / 2 : len * len;
     }
+    return passes * 2 * pairs * (double)d->heads_q * (double)(d->dim_qk + d->dim_v);
 }
 
-attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *count)
-{
-    grid g = { .options = options };
-    walk(&g);
-    g.cases = calloc((size_t)g.count + 1, sizeof *g.cases);
-    if (g.cases)
-        walk(&g);
-    else
-        attn_bench_fail("out of memory");
-    *count = g.count;
-    return g.cases;
-}
-
-/* ---- one case ------------------------------------------------------------------------------ */
-
-enum { SUBJECT, PEER, RUNNERS };
+/* ---- runners ------------------------------------------------------------------------------- */
 
 static int by_size(const void *a, const void *b)
 {
@@ -107,10 +90,11 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double run_subject(void *self, int calls)
+static double run_timed(void *self, int calls)
 {
+    const struct timed *t = self;
     double *times = malloc((size_t)calls * sizeof *times), median = -1;
-    if (!times || check_device_measure(self, calls, times))
+    if (!times || check_device_measure(t->run, t->plans, t->count, calls, times))
         attn_bench_fail("%s", times ? attn_error() : "out of memory");
     else
         qsort(times, (size_t)calls, sizeof *times, by_size), median = times[calls / 2];
@@ -119,54 +103,97 @@ static double run_subject(void *self, int calls)
 }
 
 /* A peer that cannot compute this leaves the row without one. */
-static void add_peer(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
+static void add_peer(const attn_bench_options *options, bench *b, const attn_bench_peers *peers,
                      attn_bench_runner *runner, attn_bench_result *result)
 {
-    if (!peers->torch || !attn_bench_torch_setup_gpu(peers->torch, attn_bench_peer_name(options->peer), &item->desc))
-        return;
-    *runner = (attn_bench_runner){ attn_bench_torch_run, peers->torch };
-    result->peer_name = attn_bench_peer_name(options->peer);
+    const char *peer = attn_bench_peer_name(options->peer);
+    if (b->item->baseline_name) {
+        *runner = (attn_bench_runner){ run_timed, &b->baseline };
+        result->peer_name = b->item->baseline_name;
+    } else if (peers->torch && attn_bench_torch_setup_gpu(peers->torch, peer, options->fa3, b->item)) {
+        *runner = (attn_bench_runner){ attn_bench_torch_run, peers->torch };
+        result->peer_name = peer;
+    }
 }
 
-static void fill_result(const check_device_run *run, const attn_bench_times times[RUNNERS], attn_bench_result *result)
+static bool begin(bench *b, const attn_bench_case *item)
 {
-    attn_plan_info info;
+    attn_desc plans[CHECK_DEVICE_PLANS] = { item->desc, item->desc, item->baseline }, shape = tensors_of(&item->desc);
+    attn_args args;
+    bool backward = item->pass >= ATTN_BENCH_BACKWARD;
+    int count = item->baseline_name ? 3 : backward ? 2 : 1;
+    b->item = item;
+    plans[MAIN].direction = plans[BASELINE].direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
+    if (!attn_bench_tensors_init(&b->tensors, &shape, item->pass) || !fill_args(b, &args)) return false;
+    if (check_device_begin_all(&b->run, plans, count, NULL, &args, 0)) return attn_bench_fail("%s", attn_error());
+    b->subject = (struct timed){ &b->run, { MAIN }, 1 };
+    b->baseline = (struct timed){ &b->run, { BASELINE }, 1 };
+    if (item->pass == ATTN_BENCH_BOTH) b->subject = (struct timed){ &b->run, { BEFORE, MAIN }, 2 };
+    if (!backward || !check_device_start_plan(&b->run, BEFORE)) return true;
+    attn_bench_fail("%s", attn_error());
+    check_device_end(&b->run, false);
+    return false;
+}
+
+/* ---- one case ------------------------------------------------------------------------------ */
+
+static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], attn_bench_result *result)
+{
+    attn_plan_info info, before = { 0 };
     const attn_cuda_device *device = &attn_cuda_machine_get()->device[0];
-    attn_plan_get_info(run->plan, &info);
+    attn_plan_get_info(b->run.plan, &info);
+    if (b->item->pass == ATTN_BENCH_BOTH) attn_plan_get_info(b->run.plans[BEFORE], &before);
     snprintf(result->kernel, sizeof result->kernel, "%s", info.kernel);
     snprintf(result->isa, sizeof result->isa, "%s", info.isa);
     result->splits = info.splits;
-    result->flops = info.flops;
-    result->predicted_seconds = info.seconds;
-    result->predicted_bytes = info.memory_bytes;
-    result->workspace = info.workspace_bytes;
+    result->flops = flops_of(b->item, info.flops + before.flops);
+    result->predicted_seconds = info.seconds + before.seconds;
+    result->predicted_bytes = info.memory_bytes + before.memory_bytes;
+    result->workspace = b->run.workspace_size;
     result->subject = times[SUBJECT];
     result->peer = times[PEER];
     result->peak = (double)TENSOR_FLOPS * device->multiprocessors * 1e3 * device->clock_khz;
     result->limit = result->flops / result->peak;
 }
 
+/* What lies on the GPU beside what PyTorch at its highest allocates there. */
+static bool measure_memory(const attn_bench_options *options, const bench *b, const attn_bench_peers *peers,
+                           attn_bench_result *result)
+{
+    double tensors = (double)attn_bench_tensors_bytes(&b->item->desc, ATTN_BENCH_BOTH);
+    result->memory.counted = tensors + (double)b->run.workspace_size;
+    result->memory.peak = (double)b->run.total;
+    result->peer_memory.counted = tensors + (double)attn_bench_standard_bytes(&b->item->desc);
+    result->peer_name = "standard";
+    if (check_device_start_plan(&b->run, MAIN) || check_device_wait()) return attn_bench_fail("%s", attn_error());
+    if (peers->torch &&
+        attn_bench_torch_setup_gpu(peers->torch, attn_bench_peer_name(ATTN_PEER_MATH), options->fa3, b->item))
+        result->peer_memory.peak = attn_bench_torch_memory(peers->torch);
+    return true;
+}
+
 bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
                             const attn_bench_peers *peers, attn_bench_result *result)
 {
-    check_device_run run;
-    attn_bench_tensors tensors;
+    static bench b;
     attn_bench_runner runners[RUNNERS] = { { NULL, NULL } };
     attn_bench_times times[RUNNERS] = { { 0, 0, 0 } };
+    b = (bench){ .item = item };
     *result = (attn_bench_result){ 0 };
-    if (!attn_bench_tensors_init(&tensors, &item->desc, item->pass)) return false;
-    attn_args args = { .q = tensors.q, .k = tensors.k, .v = tensors.v, .o = tensors.o };
-    bool begun = check_device_begin(&run, &item->desc, &args, 0) == ATTN_OK, done = begun;
-    if (begun) {
-        runners[SUBJECT] = (attn_bench_runner){ run_subject, &run };
-        add_peer(options, item, peers, &runners[PEER], result);
+    bool begun = begin(&b, item), done = begun;
+    if (begun && item->kind == ATTN_BENCH_MEMORY) {
+        done = measure_memory(options, &b, peers, result);
+    } else if (begun) {
+        runners[SUBJECT] = (attn_bench_runner){ run_timed, &b.subject };
+        add_peer(options, &b, peers, &runners[PEER], result);
         done = attn_bench_take_turns(options, runners, times, RUNNERS);
         check_device_state(&result->megahertz, &result->watts);
-        fill_result(&run, times, result);
-        if (check_device_end(&run, false)) done = attn_bench_fail("%s", attn_error());
-    } else {
-        attn_bench_fail("%s", attn_error());
     }
-    attn_bench_tensors_free(&tensors);
+    if (begun) {
+        fill_result(&b, times, result);
+        if (check_device_end(&b.run, false)) done = attn_bench_fail("%s", attn_error());
+    }
+    free(b.intervals);
+    attn_bench_tensors_free(&b.tensors);
     return done;
 }

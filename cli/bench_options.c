@@ -101,7 +101,7 @@ static attn_status parse_heads(const char *text, void *value)
 
 const char *attn_bench_peer_name(attn_bench_peer peer)
 {
-    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2", "math", "flex" };
+    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3" };
     return (unsigned)peer < sizeof names / sizeof *names ? names[peer] : NULL;
 }
 
@@ -110,7 +110,7 @@ static attn_status parse_peer(const char *text, void *value)
     for (int i = 0; attn_bench_peer_name((attn_bench_peer)i); i++)
         if (strcmp(text, attn_bench_peer_name((attn_bench_peer)i)) == 0)
             return *(attn_bench_peer *)value = (attn_bench_peer)i, ATTN_OK;
-    return attn_fail(ATTN_INVALID, "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex or none");
+    return attn_fail(ATTN_INVALID, "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex, fa3 or none");
 }
 
 static attn_status parse_repeat(const char *text, void *value)
@@ -132,8 +132,9 @@ static const attn_option options[] = {
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
     { "peer", 0, "NAME", parse_peer, AT(peer),
-      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, all through PyTorch, none "
+      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, all through PyTorch, none "
       "(cudnn)" },
+    { "fa3", 0, "PATH", attn_parse_text, AT(fa3), "for --peer fa3: the folder of a built flash_attn_interface" },
     { "python", 0, "FILE", attn_parse_text, AT(python), "the Python that has PyTorch, for --peer torch (python3)" },
     { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },
     { "min-time", 0, "SECONDS", attn_parse_positive, AT(min_time), "least length of a turn (0.1)" },
@@ -164,7 +165,8 @@ static const attn_command command = {
     "  attn bench --suite all --csv bench/results/zen3.csv everything, kept\n"
     "  attn bench --suite bwd,fwdbwd --dtype bf16 --heads 16 --len 512,2048,8192 --peer torch\n"
     "  attn bench --suite decode --threads 2 --dtype bf16\n"
-    "  attn bench --device cuda --csv bench/results/h200.csv  forward on a GPU against cuDNN\n",
+    "  attn bench --device cuda --csv bench/results/h200.csv  forward on a GPU against cuDNN\n"
+    "  attn bench --device cuda --suite bwd,fwdbwd,shapes,window --peer flex\n",
 };
 
 /* ---- settled ------------------------------------------------------------------------------------- */
@@ -198,6 +200,8 @@ static bool check(const attn_bench_options *o)
         return attn_bench_fail("--peer %s needs --device cuda", attn_bench_peer_name(o->peer));
     if (o->on == ATTN_CUDA && o->peer < ATTN_PEER_NONE)
         return attn_bench_fail("--peer %s: it does not compute on a GPU", attn_bench_peer_name(o->peer));
+    if ((o->peer == ATTN_PEER_FA3) != (o->fa3 != NULL)) return attn_bench_fail("--peer fa3 and --fa3 PATH go together");
+    if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
     if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
         return attn_bench_fail("--device cuda takes no --isa and no --threads");
     if (o->on == ATTN_CUDA && check_device_open() != ATTN_OK) return attn_bench_fail("%s", attn_error());

@@ -143,6 +143,8 @@ static const suite suites[] = {
     { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
     { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
+    { .name = "shapes" }, /* on a GPU only, as the next */
+    { .name = "order" },
 };
 
 enum { SUITES = sizeof suites / sizeof *suites };
@@ -191,7 +193,7 @@ static void add_points(grid *g, const suite *s)
 static void fill(grid *g)
 {
     for (int i = 0; i < SUITES; i++)
-        if (g->options->suites & 1 << i) add_points(g, &suites[i]);
+        if (suites[i].add && g->options->suites & 1 << i) add_points(g, &suites[i]);
 }
 
 attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count)

@@ -124,30 +124,49 @@ bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn
     return true;
 }
 
-bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, const attn_desc *desc)
+bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, const char *fa3,
+                                const attn_bench_case *item)
 {
-    char mask[48] = "full";
-    if (desc->flags & ATTN_CAUSAL) snprintf(mask, sizeof mask, "causal");
-    if (desc->flags & ATTN_WINDOW) snprintf(mask, sizeof mask, "window:%lld", (long long)desc->window_left);
-    fprintf(torch->requests, "setup %s %s %lld %lld %lld %lld %lld %lld %lld %s\n", backend,
-            attn_dtype_name(desc->dtype), (long long)desc->batch, (long long)desc->heads_q, (long long)desc->heads_kv,
-            (long long)desc->len_q, (long long)desc->len_kv, (long long)desc->dim_qk, (long long)desc->dim_v, mask);
+    const attn_desc *d = &item->desc;
+    const char *mask = d->flags & ATTN_INTERVALS ? "documents"
+                       : d->flags & ATTN_WINDOW  ? "window"
+                       : d->flags & ATTN_CAUSAL  ? "causal"
+                                                 : "full";
+    fprintf(torch->requests, "setup %s %s %s %lld %lld %lld %lld %lld %lld %lld %s %lld %s ", backend,
+            attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), (long long)d->batch, (long long)d->heads_q,
+            (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk,
+            (long long)d->dim_v, mask, (long long)d->window_left, fa3 ? fa3 : "-");
+    fprintf(torch->requests, d->flags & ATTN_VARLEN ? "packed" : "apart");
+    for (int i = 0; i < item->sequences; i++)
+        fprintf(torch->requests, " %d", (int)item->lens[i]);
+    fputc('\n', torch->requests);
     fflush(torch->requests);
     torch->line[0] = 0;
     return (answer(torch) && strcmp(torch->line, "ok") == 0) || failed(torch);
 }
 
-double attn_bench_torch_run(void *self, int calls)
+/* The number above 0 that a request is answered by; -1 after a failure. */
+static double ask(attn_bench_torch *torch, const char *request, int value)
 {
-    attn_bench_torch *torch = self;
-    fprintf(torch->requests, "run %d\n", calls);
+    fprintf(torch->requests, "%s %d\n", request, value);
     fflush(torch->requests);
     torch->line[0] = 0;
     char *end = torch->line;
-    double seconds = answer(torch) ? strtod(torch->line, &end) : -1.0;
-    if (end == torch->line || seconds <= 0.0) {
+    double number = answer(torch) ? strtod(torch->line, &end) : -1.0;
+    if (end == torch->line || number <= 0.0) {
         failed(torch);
         return -1.0;
     }
-    return seconds;
+    return number;
+}
+
+double attn_bench_torch_run(void *torch, int calls)
+{
+    return ask(torch, "run", calls);
+}
+
+double attn_bench_torch_memory(attn_bench_torch *torch)
+{
+    double bytes = ask(torch, "memory", 1);
+    return bytes > 0.0 ? bytes : 0.0;
 }

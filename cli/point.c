@@ -75,13 +75,13 @@ static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, c
 {
     check_device_run r;
     double times[RUNS_MOST];
-    attn_status status = check_device_begin_tiled(&r, desc, tiles, args, 0);
+    attn_status status = check_device_begin_all(&r, desc, 1, tiles, args, 0);
     if (status) return status;
     point->choice = r.plan->choice;
     snprintf(point->kernel, sizeof point->kernel, "%s", r.plan->kernel_name);
-    status = check_device_measure(&r, RUNS_LEAST, times);
+    status = check_device_measure(&r, (int[]){ 0 }, 1, RUNS_LEAST, times);
     int runs = (int)fmin(RUNS_MOST, fmax(RUNS_LEAST, budget / fmax(times[0], 1e-4)));
-    if (!status) status = check_device_measure(&r, runs, times);
+    if (!status) status = check_device_measure(&r, (int[]){ 0 }, 1, runs, times);
     qsort(times, (size_t)runs, sizeof *times, by_size);
     point->seconds = times[runs / 2];
     attn_status ended = check_device_end(&r, false);

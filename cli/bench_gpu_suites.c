@@ -1,0 +1,203 @@
+/* attn bench --device cuda: its grids. Those of FlashAttention's papers: 16384 rows over the batch, heads = 2048 / dim;
+ * other shapes of as many FLOPs; long sparse masks; and what a fixed order of sums costs. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+
+enum { TOKENS = 16384, WIDTH = 2048 };
+
+typedef struct grid {
+    const attn_bench_options *options;
+    attn_bench_case *cases; /* NULL: only counted */
+    int count;
+} grid;
+
+static bool wants(const grid *g, const char *suite)
+{
+    return g->options->suites & attn_bench_suite_find(suite);
+}
+
+static attn_bench_case *add(grid *g, const char *suite, attn_bench_pass pass, const char *mask, attn_desc desc)
+{
+    static attn_bench_case counted;
+    attn_bench_case *item = g->cases ? &g->cases[g->count] : &counted;
+    g->count++;
+    *item = (attn_bench_case){ .suite = suite, .pass = pass, .desc = desc };
+    snprintf(item->mask, sizeof item->mask, "%s", mask);
+    return item;
+}
+
+static attn_desc describe(const grid *g, attn_dtype dtype, int64_t len, int64_t dim)
+{
+    const int64_t *heads = g->options->heads;
+    int64_t usual = WIDTH / dim > 0 ? WIDTH / dim : 1;
+    return (attn_desc){ .dtype = dtype,
+                        .device = ATTN_CUDA,
+                        .batch = len < TOKENS ? TOKENS / len : 1,
+                        .heads_q = heads[0] ? heads[0] : usual,
+                        .heads_kv = heads[0] ? heads[1] : usual,
+                        .len_q = len,
+                        .len_kv = len,
+                        .dim_qk = dim,
+                        .dim_v = dim };
+}
+
+static void add_full_and_causal(grid *g, const char *suite, attn_bench_pass pass, attn_desc desc,
+                                attn_bench_case *items[2])
+{
+    items[0] = add(g, suite, pass, "full", desc);
+    desc.flags = ATTN_CAUSAL;
+    items[1] = add(g, suite, pass, "causal", desc);
+}
+
+/* ---- squares ------------------------------------------------------------------------------- */
+
+static void squares(grid *g, const char *suite, attn_bench_pass pass, attn_dtype dtype)
+{
+    static const int64_t dims[] = { 64, 128, 256 }, lens[] = { 512, 1024, 2048, 4096, 8192, 16384 };
+    const attn_bench_list *given_dims = &g->options->dims, *given_lens = &g->options->lens;
+    attn_bench_case *items[2];
+    if (!wants(g, suite)) return;
+    for (int d = 0; d < (given_dims->count ? given_dims->count : 3); d++)
+        for (int n = 0; n < (given_lens->count ? given_lens->count : g->options->smoke ? 1 : 6); n++)
+            add_full_and_causal(g, suite, pass,
+                                describe(g, dtype, given_lens->count ? given_lens->values[n] : lens[n],
+                                         given_dims->count ? given_dims->values[d] : dims[d]),
+                                items);
+}
+
+/* The backward whose sums have a fixed order against the one whose have not. */
+static void order(grid *g, attn_dtype dtype)
+{
+    static const int64_t dims[] = { 64, 128, 256 }, lens[] = { 1024, 2048, 4096, 8192, 16384 };
+    for (int d = 0; d < 3; d++)
+        for (int n = 0; n < (g->options->smoke ? 1 : 5); n++) {
+            attn_bench_case *items[2];
+            add_full_and_causal(g, "order", ATTN_BENCH_BACKWARD, describe(g, dtype, lens[n], dims[d]), items);
+            for (int i = 0; i < 2; i++) {
+                items[i]->baseline_name = "any-order";
+                items[i]->baseline = items[i]->desc;
+                items[i]->desc.flags |= ATTN_DETERMINISTIC;
+            }
+        }
+}
+
+/* ---- other shapes -------------------------------------------------------------------------- */
+
+/* Lengths from `least` to `most` whose logarithms are evenly spread, in an order that is none, until `cost` of them is
+ * spent: the sum of their squares, or, linear, of them; the last one is cut to what is left. */
+static int log_uniform(double least, double most, double cost, bool linear, int32_t lens[ATTN_BENCH_SEQUENCES])
+{
+    int count = 0;
+    for (double left = cost; count < ATTN_BENCH_SEQUENCES && left >= 1; count++) {
+        double place = fmod(0.5 + 0.6180339887 * count, 1); /* golden section: low discrepancy */
+        double rest = linear ? left : sqrt(left), len = fmin(rest, least * pow(most / least, place));
+        lens[count] = (int32_t)len;
+        left -= linear ? lens[count] : (double)lens[count] * lens[count];
+        if (len == rest) left = 0;
+    }
+    return count;
+}
+
+static void pack(attn_bench_case *item, double cost)
+{
+    attn_desc *d = &item->desc;
+    item->sequences = log_uniform(256, 8192, cost, false, item->lens);
+    d->flags |= ATTN_VARLEN, d->batch = item->sequences, d->len_q = 0;
+    for (int i = 0; i < item->sequences; i++) {
+        d->total_q += item->lens[i];
+        if (item->lens[i] > d->len_q) d->len_q = item->lens[i];
+    }
+    d->len_kv = d->len_q, d->total_kv = d->total_q;
+}
+
+/* Grouped heads, dims that differ and fill no kernel, packed sequences: each as many FLOPs as a square of 128 dims. */
+static void shapes(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };
+    const int64_t len = g->options->smoke ? 512 : 8192;
+    attn_bench_case *items[2];
+    for (int i = 0; i < 2; i++) {
+        attn_desc dense = describe(g, dtype, len, 128), grouped = dense, wide = dense, odd = dense;
+        add_full_and_causal(g, "shapes", passes[i], dense, items);
+        grouped.heads_q = 32, grouped.heads_kv = 8, grouped.batch = 1;
+        add_full_and_causal(g, "shapes", passes[i], grouped, items);
+        wide.dim_qk = 192, odd.dim_qk = odd.dim_v = 96;
+        add_full_and_causal(g, "shapes", passes[i], wide, items);
+        add_full_and_causal(g, "shapes", passes[i], odd, items);
+        add_full_and_causal(g, "shapes", passes[i], dense, items);
+        for (int n = 0; n < 2; n++) {
+            snprintf(items[n]->mask, sizeof items[n]->mask, n ? "packed causal" : "packed");
+            pack(items[n], (double)dense.batch * (double)len * (double)len);
+        }
+    }
+}
+
+/* Causal masks over many keys that hide most of them: a window, and documents one behind the other. */
+static void sparse(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };
+    const int64_t len = g->options->smoke ? 2048 : 32768;
+    for (int i = 0; i < 2; i++) {
+        attn_desc window = describe(g, dtype, len, 128), documents = window;
+        window.flags = ATTN_CAUSAL | ATTN_WINDOW, window.window_left = 1024, window.window_right = -1;
+        add(g, "window", passes[i], "window:1024", window);
+        documents.flags = ATTN_CAUSAL | ATTN_INTERVALS;
+        documents.interval_vectors = documents.interval_heads = 1;
+        attn_bench_case *item = add(g, "window", passes[i], "documents", documents);
+        item->sequences = log_uniform(512, 8192, (double)len, true, item->lens);
+    }
+}
+
+static void decode(grid *g, attn_dtype dtype)
+{
+    attn_desc desc = describe(g, dtype, 32768, 128);
+    desc.len_q = 1;
+    if (!g->options->heads[0]) desc.heads_q = 32, desc.heads_kv = 8;
+    add(g, "decode", ATTN_BENCH_FORWARD, "full", desc);
+}
+
+/* All memory of forward and backward. */
+static void memory(grid *g, attn_dtype dtype)
+{
+    static const int64_t lens[] = { 512, 4096, 16384 };
+    for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
+        attn_desc desc = describe(g, dtype, lens[n], 128);
+        desc.batch = 1;
+        add(g, "memory", ATTN_BENCH_BOTH, "causal", desc)->kind = ATTN_BENCH_MEMORY;
+        if (g->cases) g->cases[g->count - 1].desc.flags = ATTN_CAUSAL;
+    }
+}
+
+static void walk(grid *g)
+{
+    static const int64_t usual[] = { ATTN_BF16 };
+    const attn_bench_list *dtypes = &g->options->dtypes;
+    g->count = 0;
+    for (int i = 0; i < (dtypes->count ? dtypes->count : 1); i++) {
+        attn_dtype dtype = (attn_dtype)(dtypes->count ? dtypes->values[i] : usual[i]);
+        squares(g, "prefill", ATTN_BENCH_FORWARD, dtype);
+        squares(g, "bwd", ATTN_BENCH_BACKWARD, dtype);
+        squares(g, "fwdbwd", ATTN_BENCH_BOTH, dtype);
+        if (wants(g, "order")) order(g, dtype);
+        if (wants(g, "shapes")) shapes(g, dtype);
+        if (wants(g, "window")) sparse(g, dtype);
+        if (wants(g, "decode")) decode(g, dtype);
+        if (wants(g, "memory")) memory(g, dtype);
+    }
+}
+
+attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *count)
+{
+    grid g = { .options = options };
+    walk(&g);
+    g.cases = calloc((size_t)g.count + 1, sizeof *g.cases);
+    if (g.cases)
+        walk(&g);
+    else
+        attn_bench_fail("out of memory");
+    *count = g.count;
+    return g.cases;
+}
