@@ -68,6 +68,7 @@ void attn_cuda_fill_backward(const attn_desc *d, attn_cuda_plan *cuda)
         p->grad_o_stride[i] = d->grad_o_stride[i], p->grad_q_stride[i] = d->grad_q_stride[i];
         p->grad_k_stride[i] = d->grad_k_stride[i], p->grad_v_stride[i] = d->grad_v_stride[i];
     }
+    p->dim = cuda->chosen.kernel->dim;
     p->q_pitch = (int)pitch_of(d, d->len_q, d->total_q), p->kv_pitch = (int)pitch_of(d, d->len_kv, d->total_kv);
 }
 
