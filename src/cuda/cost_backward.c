@@ -72,6 +72,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double *count = c->choice.count; /* of the busiest SM */
     count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : ceil(rounds);
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
+    count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
     c->kernel = k;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = splits;
@@ -83,7 +84,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
     double start = attn_machine_for(ATTN_CUDA, device->name)->start;
-    attn_cuda_set_time(device, all, (splits > 1 ? 5 : 3) * start + beside, &c->choice);
+    attn_cuda_set_time(device, all, (splits > 1 ? 4 : 2) * start + beside, &c->choice);
     c->choice.level[0].bytes += bytes.around + sums;
     c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && units > grid;
 }
@@ -132,7 +133,8 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
 {
     attn_cuda_choice start = { .choice.pairs = pairs, .schedule = { .pack = 1, .splits = 1 } };
     const attn_machine_kernel *measured = attn_cuda_constants(device, kernel);
-    double clocks[ATTN_CONSTANTS] = { [ATTN_PER_TILE] = unit_clocks };
+    const attn_machine *machine = attn_machine_for(ATTN_CUDA, device->name);
+    double clocks[ATTN_CONSTANTS] = { [ATTN_PER_TILE] = unit_clocks, [ATTN_PER_RUN] = machine->start * machine->hertz };
     start.choice.flops = 5 * pairs * (double)(desc->dim_qk + desc->dim_v);
     *choice = start;
     if (!attn_cuda_is_line(kernel)) {
