@@ -74,7 +74,8 @@ const char *attn_bench_pass_name(attn_bench_pass pass);
 typedef enum attn_bench_kind {
     ATTN_BENCH_TIMED,
     ATTN_BENCH_PLANNED, /* nothing is run: the workspace */
-    ATTN_BENCH_MEMORY   /* run once for the memory that it takes */
+    ATTN_BENCH_MEMORY,  /* run once for the memory that it takes */
+    ATTN_BENCH_TILES    /* with every tile that may be asked for */
 } attn_bench_kind;
 
 typedef struct attn_bench_case {
@@ -90,9 +91,9 @@ typedef struct attn_bench_case {
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
-#define ATTN_BENCH_SUITES "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, all"
+#define ATTN_BENCH_SUITES "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, tiles, all (but tiles)"
 
-/* The suite's bit, all of them for "all", 0 for any other name. */
+/* The suite's bit, all of them but "tiles" for "all", 0 for any other name. */
 int attn_bench_suite_find(const char *name);
 
 /* Reads the options and settles what they leave open; returns as attn_options_start does. */
@@ -268,6 +269,11 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
 attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *count);
 bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
                             const attn_bench_peers *peers, attn_bench_result *result);
+
+/* ---- tiles (bench_tiles.c) ----------------------------------------------------------------- */
+
+/* The planner's choice against the best of all. */
+bool attn_bench_tiles(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
 
 /* ---- memory (bench_memory.c) --------------------------------------------------------------- */
 

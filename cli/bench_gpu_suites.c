@@ -159,6 +159,22 @@ static void decode(grid *g, attn_dtype dtype)
     add(g, "decode", ATTN_BENCH_FORWARD, "full", desc);
 }
 
+/* The squares, and few queries over few KV heads, with everything that a plan may choose. */
+static void tiles(grid *g, attn_dtype dtype)
+{
+    static const int64_t rows[] = { 1, 4, 64 }, keys[] = { 2048, 8192, 32768 };
+    int first = g->count;
+    squares(g, "tiles", ATTN_BENCH_FORWARD, dtype);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 3; j++) {
+            attn_desc few = describe(g, dtype, keys[j], 128);
+            few.len_q = rows[i], few.batch = keys[j] < 32768 ? 4 : 1, few.heads_q = 32, few.heads_kv = 8;
+            add(g, "tiles", ATTN_BENCH_FORWARD, "full", few);
+        }
+    for (int i = first; g->cases && i < g->count; i++)
+        g->cases[i].kind = ATTN_BENCH_TILES;
+}
+
 /* All memory of forward and backward. */
 static void memory(grid *g, attn_dtype dtype)
 {
@@ -186,6 +202,7 @@ static void walk(grid *g)
         if (wants(g, "window")) sparse(g, dtype);
         if (wants(g, "decode")) decode(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);
+        if (wants(g, "tiles")) tiles(g, dtype);
     }
 }
 

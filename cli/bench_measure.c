@@ -130,6 +130,7 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
     attn_bench_times times[RUNNERS] = { 0 };
     *result = (attn_bench_result){ 0 };
     bool done = false;
+    if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
     if (item->kind != ATTN_BENCH_TIMED) {
         done = attn_bench_subject_plan(&b.subject, &item->desc, item->pass) &&
                (item->kind == ATTN_BENCH_PLANNED ||

@@ -135,6 +135,20 @@ static void window(grid *g, const char *name, const point *p)
     item->baseline = desc;
 }
 
+/* Few heads: more of them only repeat the choice. */
+static void tiles(grid *g, const char *name, const point *p)
+{
+    attn_bench_case *items[6];
+    attn_desc square = describe_square(g, p, 2), one = describe(g, p, 32, 8, 1);
+    add_full_and_causal(g, name, ATTN_BENCH_FORWARD, square, items);
+    add_full_and_causal(g, name, ATTN_BENCH_BACKWARD, square, items + 2);
+    items[4] = add(g, name, ATTN_BENCH_DECODE, "full", one);
+    items[5] = add(g, name, ATTN_BENCH_FORWARD, "window:128", square);
+    items[5]->desc.flags = ATTN_WINDOW, items[5]->desc.window_left = 128;
+    for (int i = 0; i < 6; i++)
+        items[i]->kind = ATTN_BENCH_TILES;
+}
+
 static const suite suites[] = {
     { "prefill", prefill, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96, 160 }, 8192 },
     { "threads", threads_over_one, { ATTN_F32 }, { 64, 128 }, { 2048, 4096 }, { 160 }, 0 },
@@ -143,6 +157,7 @@ static const suite suites[] = {
     { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
     { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
+    { "tiles", tiles, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },
 };
@@ -153,7 +168,7 @@ int attn_bench_suite_find(const char *name)
 {
     int all = strcmp(name, "all") == 0, found = 0;
     for (int i = 0; i < SUITES; i++)
-        if (all || strcmp(name, suites[i].name) == 0) found |= 1 << i;
+        if (all ? strcmp(suites[i].name, "tiles") != 0 : strcmp(name, suites[i].name) == 0) found |= 1 << i;
     return found;
 }
 

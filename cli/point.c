@@ -8,7 +8,6 @@
 #include <time.h>
 
 #include "api/error.h"
-#include "bench.h"
 #include "check/device.h"
 #include "command.h"
 
@@ -59,7 +58,7 @@ static attn_status run_forward(const attn_desc *desc, const attn_args *args)
     d.direction = ATTN_FORWARD, d.kernel = NULL;
     attn_status status = attn_plan_create(&plan, &d);
     if (status) return status;
-    status = run(plan, args, 0, &seconds);
+    status = run(plan, args, 1e-9, &seconds);
     attn_plan_destroy(plan);
     return status;
 }
@@ -79,6 +78,7 @@ static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, c
     if (status) return status;
     point->choice = r.plan->choice;
     snprintf(point->kernel, sizeof point->kernel, "%s", r.plan->kernel_name);
+    if (budget <= 0) return check_device_end(&r, false);
     status = check_device_measure(&r, (int[]){ 0 }, 1, RUNS_LEAST, times);
     int runs = (int)fmin(RUNS_MOST, fmax(RUNS_LEAST, budget / fmax(times[0], 1e-4)));
     if (!status) status = check_device_measure(&r, (int[]){ 0 }, 1, runs, times);
@@ -92,27 +92,40 @@ static attn_status measure_cpu(const attn_desc *desc, const attn_tiles *tiles, c
                                attn_point *point)
 {
     attn_plan *plan;
-    attn_status status = desc->direction == ATTN_BACKWARD ? run_forward(desc, args) : ATTN_OK;
-    if (!status) status = attn_plan_create_tiled(&plan, desc, tiles);
+    attn_status status = attn_plan_create_tiled(&plan, desc, tiles);
     if (status) return status;
     point->choice = plan->choice;
     snprintf(point->kernel, sizeof point->kernel, "%s", plan->kernel_name);
-    status = run(plan, args, budget, &point->seconds);
+    if (budget > 0) status = run(plan, args, budget, &point->seconds);
     attn_plan_destroy(plan);
     return status;
+}
+
+attn_status attn_point_data(const attn_desc *desc, attn_bench_tensors *tensors, attn_args *args)
+{
+    bool backward = desc->direction == ATTN_BACKWARD;
+    if (!attn_bench_tensors_init(tensors, desc, backward ? ATTN_BENCH_BACKWARD : ATTN_BENCH_FORWARD))
+        return attn_fail(ATTN_NO_MEMORY, "no memory for the tensors of a problem");
+    *args = args_of(tensors);
+    attn_status status = backward ? run_forward(desc, args) : ATTN_OK;
+    if (status) attn_bench_tensors_free(tensors);
+    return status;
+}
+
+attn_status attn_point_run(const attn_desc *desc, const attn_tiles *tiles, const attn_args *args, double budget,
+                           attn_point *point)
+{
+    *point = (attn_point){ .seconds = 0 };
+    return (desc->device == ATTN_CUDA ? measure_gpu : measure_cpu)(desc, tiles, args, budget, point);
 }
 
 attn_status attn_point_measure(const attn_desc *desc, const attn_tiles *tiles, double budget, attn_point *point)
 {
     attn_bench_tensors tensors;
-    attn_bench_pass pass = desc->direction == ATTN_BACKWARD ? ATTN_BENCH_BACKWARD : ATTN_BENCH_FORWARD;
-    *point = (attn_point){ .seconds = 0 };
-    if (!attn_bench_tensors_init(&tensors, desc, pass)) {
-        attn_bench_tensors_free(&tensors);
-        return attn_fail(ATTN_NO_MEMORY, "no memory for the tensors of a point");
-    }
-    attn_args args = args_of(&tensors);
-    attn_status status = (desc->device == ATTN_CUDA ? measure_gpu : measure_cpu)(desc, tiles, &args, budget, point);
+    attn_args args;
+    attn_status status = attn_point_data(desc, &tensors, &args);
+    if (status) return status;
+    status = attn_point_run(desc, tiles, &args, budget, point);
     attn_bench_tensors_free(&tensors);
     return status;
 }

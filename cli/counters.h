@@ -1,0 +1,21 @@
+/* Bytes that hardware counted at each level: beside the planner's attn_choice.level. */
+#ifndef ATTN_CLI_COUNTERS_H
+#define ATTN_CLI_COUNTERS_H
+
+#include "napkin/cost.h"
+
+/* On a GPU: Nsight Compute (ncu) runs this command once more with these words, the command's name first, and --once.
+ * From memory, into shared memory, into registers. ATTN_UNSUPPORTED, and why: there is no ncu, or it may not count. */
+attn_status attn_count_gpu(int count, char **words, double bytes[ATTN_CHOICE_LEVELS]);
+
+/* On the CPU: perf's counters of this process and of the threads that it starts from now on. Misses of the last cache
+ * and of L1, 64 bytes each; 0 where there is no counter (L2's misses have no portable one). NULL: it is not permitted
+ * here. */
+typedef struct attn_counters attn_counters;
+
+attn_counters *attn_counters_open(void);
+void attn_counters_start(attn_counters *counters);
+void attn_counters_stop(attn_counters *counters, double bytes[ATTN_CHOICE_LEVELS]);
+void attn_counters_close(attn_counters *counters);
+
+#endif
