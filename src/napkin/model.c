@@ -106,7 +106,7 @@ double attn_model_live(const attn_model *m, const attn_partition *p, int level)
     for (int c = 0; c < m->columns; c++) {
         double bytes = 0;
         for (int i = 0; i < m->arrays; i++)
-            if (m->column[c] >> i & 1) bytes += tile_bytes(m, p, level, &m->array[i]);
+            if (m->column[c] >> i & 1 && m->array[i].home <= level) bytes += tile_bytes(m, p, level, &m->array[i]);
         most = fmax(most, bytes);
     }
     return most * or_one(p->side_by_side[level]);
