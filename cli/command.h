@@ -13,6 +13,7 @@ int attn_cmd_grad(int argc, char **argv);
 int attn_cmd_check(int argc, char **argv);
 int attn_cmd_bench(int argc, char **argv);
 int attn_cmd_explain(int argc, char **argv);
+int attn_cmd_napkin(int argc, char **argv);
 int attn_cmd_info(int argc, char **argv);
 int attn_cmd_machine(int argc, char **argv);
 int attn_cmd_kernels(int argc, char **argv);

@@ -14,6 +14,7 @@ static const command commands[] = {
     { "run", "compute attention over .npy or .safetensors files", attn_cmd_run },
     { "grad", "compute its gradients over .npy or .safetensors files", attn_cmd_grad },
     { "explain", "print how a problem would be computed, and how fast", attn_cmd_explain },
+    { "napkin", "derive an algorithm from a diagram, and its costs", attn_cmd_napkin },
     { "check", "compare every kernel with the reference", attn_cmd_check },
     { "bench", "measure speed against this machine's limits and other libraries", attn_cmd_bench },
     { "info", "print this machine and what is built in", attn_cmd_info },

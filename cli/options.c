@@ -61,10 +61,11 @@ static attn_status unknown_option(const attn_command *command, const char *word)
 /* The option that `word` names, and behind '=' its value; -1: none. */
 static int find_option(const attn_command *command, const char *word, const char **value)
 {
-    *value = NULL;
     for (int i = 0; i < command->count; i++) {
         const attn_option *option = &command->options[i];
         size_t length = strlen(option->name);
+        *value = option->letter == ATTN_OPERAND && word[0] != '-' ? word : NULL;
+        if (*value) return i;
         if (word[0] == '-' && option->letter && word[1] == option->letter && !word[2]) return i;
         if (strncmp(word, "--", 2) || strncmp(word + 2, option->name, length)) continue;
         const char *end = word + 2 + length;
@@ -111,6 +112,10 @@ attn_status attn_options_parse(const attn_command *command, int argc, char **arg
 static void print_option(const attn_option *option)
 {
     char left[64];
+    if (option->letter == ATTN_OPERAND) {
+        printf("  %-*s%s\n", HELP_COLUMN - 2, option->argument, option->help);
+        return;
+    }
     int length = option->letter ? snprintf(left, sizeof left, "  -%c, --%s", option->letter, option->name)
                                 : snprintf(left, sizeof left, "  --%s", option->name);
     if (option->argument) snprintf(left + length, sizeof left - (size_t)length, " %s", option->argument);

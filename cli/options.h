@@ -10,7 +10,8 @@
  * code;
  *
  * An option is written --name VALUE, --name=VALUE, or with its letter -n VALUE; at most once each. Nothing else may
- * stand on the command line. Numbers are whole texts: "12x", "", " 1", "nan" and "1e999" are refused. */
+ * stand on the command line, but for the value of the option whose letter is ATTN_OPERAND. Numbers are whole texts:
+ * "12x", "", " 1", "nan" and "1e999" are refused. */
 #ifndef ATTN_CLI_OPTIONS_H
 #define ATTN_CLI_OPTIONS_H
 
@@ -21,6 +22,8 @@
 
 /* Reads `text` (NULL for a switch) into *value. A failure's message says what is taken, without the option's name. */
 typedef attn_status attn_option_parse(const char *text, void *value);
+
+enum { ATTN_OPERAND = 1 };
 
 typedef struct attn_option {
     const char *name;

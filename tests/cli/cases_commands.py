@@ -37,7 +37,7 @@ def run_reports(place):
 @case
 def helps(place):
     check("Commands" in place.run("help").out and place.run("--help").out == place.run("help").out, "help")
-    for command in ("run", "grad", "explain", "check", "bench", "info", "machine", "kernels"):
+    for command in ("run", "grad", "explain", "check", "bench", "info", "machine", "kernels", "napkin"):
         text = place.run(command, "--help").out
         check(text == place.run("help", command).out and text.startswith("attn " + command), command, "help:", text)
         check(command in place.run("help").out, command, "is not listed")

@@ -1,0 +1,231 @@
+/* `attn napkin`: from a diagram to an algorithm, its costs, a drawing, C. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/error.h"
+#include "command.h"
+#include "file.h"
+#include "json.h"
+#include "napkin/derive.h"
+#include "options.h"
+
+typedef enum emission { EMIT_NOTHING, EMIT_C, EMIT_PSEUDOCODE } emission;
+
+typedef struct values {
+    const char *file, *machine, *draw;
+    emission emit;
+    bool json;
+} values;
+
+static attn_status parse_emission(const char *text, void *value)
+{
+    emission *emit = value;
+    *emit = !strcmp(text, "c") ? EMIT_C : !strcmp(text, "pseudocode") ? EMIT_PSEUDOCODE : EMIT_NOTHING;
+    return *emit ? ATTN_OK : attn_fail(ATTN_INVALID, "takes c or pseudocode");
+}
+
+#define AT(member) offsetof(values, member)
+
+static const attn_option options[] = {
+    { "file", ATTN_OPERAND, "FILE", attn_parse_text, AT(file), "the diagram" },
+    { "machine", 'm', "NAME", attn_parse_text, AT(machine), "a built-in machine or a file; default: this one" },
+    { "draw", 0, "FILE", attn_parse_text, AT(draw), "write a drawing of the three stages there, SVG" },
+    { "emit", 0, "WHAT", parse_emission, AT(emit), "print c or pseudocode alone" },
+    { "json", 0, NULL, attn_parse_switch, AT(json), "print JSON" },
+};
+
+static const attn_command command = {
+    "napkin",
+    "derive an algorithm from a diagram: streams, kernels, tiles, bytes, time",
+    "FILE [options]",
+    options,
+    sizeof options / sizeof *options,
+    "FILE says what is to be computed, and not how: docs/NAPKIN.md has the language, examples/napkin diagrams.\n"
+    "\n"
+    "  attn napkin examples/napkin/attention.nap --machine h200\n"
+    "  attn napkin examples/napkin/attention_backward.nap --draw backward.svg\n"
+    "  attn napkin examples/napkin/layer_norm.nap --emit c > layer_norm.c\n",
+};
+
+/* ---- texts -------------------------------------------------------------------------------------- */
+
+/* The file's name, without folders and ending, as far as it is a name in C. */
+static void name_of(const char *path, char *name, size_t size)
+{
+    const char *slash = strrchr(path, '/'), *start = slash ? slash + 1 : path;
+    size_t length = strcspn(start, "."), at = (size_t)snprintf(name, size, "napkin_");
+    for (size_t i = 0; i < length && at + 1 < size; i++) {
+        bool good = strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", start[i]) != NULL;
+        name[at++] = good ? start[i] : '_';
+    }
+    name[at] = 0;
+}
+
+typedef enum text { REPORT, PSEUDOCODE, CODE, DRAWING } text;
+
+static void say(attn_words *words, text what, const attn_derivation *v, const char *name)
+{
+    if (what == REPORT) attn_nap_report(words, v);
+    if (what == PSEUDOCODE) attn_nap_pseudocode(words, v);
+    if (what == CODE) attn_nap_emit(words, v, name);
+    if (what == DRAWING) attn_nap_draw(words, v, name);
+}
+
+/* The caller frees it. */
+static attn_status make_text(text what, const attn_derivation *v, const char *name, attn_words *words)
+{
+    *words = (attn_words){ 0 };
+    say(words, what, v, name);
+    size_t size = words->length + 1;
+    *words = (attn_words){ malloc(size), size, 0 };
+    if (!words->text) return attn_fail(ATTN_NO_MEMORY, "no memory for a text");
+    say(words, what, v, name);
+    return ATTN_OK;
+}
+
+static attn_status print_text(text what, const attn_derivation *v, const char *name)
+{
+    attn_words words;
+    attn_status status = make_text(what, v, name, &words);
+    if (!status) fwrite(words.text, 1, words.length, stdout);
+    free(words.text);
+    return status;
+}
+
+static attn_status draw(const attn_derivation *v, const char *path, const char *name)
+{
+    attn_words words;
+    attn_output output = { 0 };
+    attn_status status = make_text(DRAWING, v, name + strlen("napkin_"), &words);
+    if (!status) status = attn_output_create(&output, path, words.length);
+    if (!status) {
+        memcpy(output.bytes, words.text, words.length);
+        status = attn_output_commit(&output);
+    } else
+        attn_output_discard(&output);
+    free(words.text);
+    return status;
+}
+
+/* ---- JSON --------------------------------------------------------------------------------------- */
+
+static void print_levels(attn_json *json, const attn_derivation *v, const attn_nap_kernel *k)
+{
+    attn_json_open(json, "levels", '[');
+    for (int level = 1; level < v->levels; level++) {
+        attn_json_open(json, NULL, '{');
+        attn_json_string(json, "name", v->machine->level[v->level[level]].name);
+        attn_json_number(json, "bytes_moved", attn_model_transfer(&k->model, &k->partition, level));
+        attn_json_number(json, "bytes_held", attn_model_live(&k->model, &k->partition, level));
+        attn_json_open(json, "tiles", '{');
+        for (int a = 0; a < k->model.axes; a++)
+            attn_json_integer(json, k->model.axis[a].name, k->partition.tile[level][a]);
+        attn_json_close(json, '}');
+        attn_json_close(json, '}');
+    }
+    attn_json_close(json, ']');
+}
+
+static void print_kernel(attn_json *json, const attn_derivation *v, const attn_nap_kernel *k)
+{
+    const attn_diagram *d = v->diagram;
+    attn_json_open(json, NULL, '{');
+    attn_json_open(json, "stores", '[');
+    for (int i = 0; i < k->targets; i++) {
+        int tile = attn_nap_tile_of(k, k->target[i]), output = attn_nap_output_of(v, k->target[i]);
+        attn_json_string(json, NULL, output >= 0 ? d->definition[output].array.name : k->tile[tile].name);
+    }
+    attn_json_close(json, ']');
+    attn_json_open(json, "groups", '[');
+    for (int a = 0; a < d->axes; a++)
+        if (k->groups >> a & 1) attn_json_string(json, NULL, d->axis[a].name);
+    attn_json_close(json, ']');
+    if (k->stream >= 0) attn_json_string(json, "stream", d->axis[k->stream].name);
+    attn_json_integer(json, "passes", k->passes);
+    attn_json_number(json, "deviation", k->deviation);
+    print_levels(json, v, k);
+    attn_json_number(json, "seconds", k->time.seconds);
+    attn_json_close(json, '}');
+}
+
+static void print_json(const attn_derivation *v)
+{
+    attn_json json = { .out = stdout };
+    attn_json_open(&json, NULL, '{');
+    attn_json_string(&json, "machine", v->machine->name);
+    attn_json_number(&json, "seconds", v->seconds);
+    attn_json_number(&json, "bytes_unfused", v->unfused_bytes);
+    attn_json_open(&json, "kernels", '[');
+    for (int i = 0; i < v->kernels; i++)
+        print_kernel(&json, v, &v->kernel[i]);
+    attn_json_close(&json, ']');
+    attn_json_open(&json, "breaks", '[');
+    for (int i = 0; i < v->breaks; i++) {
+        attn_json_open(&json, NULL, '{');
+        attn_json_string(&json, "axis", v->diagram->axis[v->broken[i].axis].name);
+        attn_json_string(&json, "why", v->broken[i].why);
+        attn_json_close(&json, '}');
+    }
+    attn_json_close(&json, ']');
+    attn_json_close(&json, '}');
+}
+
+/* ---- the command -------------------------------------------------------------------------------- */
+
+static attn_status read_diagram(const char *path, attn_diagram **diagram)
+{
+    attn_file file = { 0 };
+    attn_status status = attn_file_open(&file, path);
+    if (status) return attn_fail_in(status, path);
+    status = attn_diagram_parse(path, file.bytes, file.size, diagram);
+    attn_file_close(&file);
+    return status;
+}
+
+static attn_status find_machine(const char *name, attn_machine *machine)
+{
+    char identity[256];
+    if (name) return attn_machine_load(name, machine);
+    attn_machine_identity(identity, sizeof identity);
+    *machine = *attn_machine_for(ATTN_CPU, identity);
+    return ATTN_OK;
+}
+
+static attn_status answer(const values *asked, const attn_derivation *v)
+{
+    char name[64];
+    name_of(asked->file, name, sizeof name);
+    attn_status status = asked->draw ? draw(v, asked->draw, name) : ATTN_OK;
+    if (status) return attn_fail_in(status, asked->draw);
+    if (asked->json)
+        print_json(v);
+    else
+        status = print_text(asked->emit == EMIT_C            ? CODE
+                            : asked->emit == EMIT_PSEUDOCODE ? PSEUDOCODE
+                                                             : REPORT,
+                            v, name);
+    return status;
+}
+
+int attn_cmd_napkin(int argc, char **argv)
+{
+    values v = { 0 };
+    int code = attn_options_start(&command, argc, argv, &v);
+    if (code != ATTN_OPTIONS_READY) return code;
+    if (!v.file) attn_fail(ATTN_INVALID, "FILE is missing");
+    if (v.json && v.emit) attn_fail(ATTN_INVALID, "--json and --emit exclude each other");
+    if (!v.file || (v.json && v.emit)) return attn_report_usage("napkin");
+    attn_diagram *diagram = NULL;
+    attn_machine *machine = malloc(sizeof *machine);
+    attn_derivation *derivation = malloc(sizeof *derivation);
+    attn_status status = machine && derivation ? ATTN_OK : attn_fail(ATTN_NO_MEMORY, "no memory for a derivation");
+    if (!status) status = read_diagram(v.file, &diagram);
+    if (!status) status = find_machine(v.machine, machine);
+    if (!status) status = attn_derive(derivation, diagram, machine);
+    if (!status) status = answer(&v, derivation);
+    free(derivation);
+    free(machine);
+    free(diagram);
+    return status ? attn_report_failure("napkin") : ATTN_EXIT_OK;
+}
