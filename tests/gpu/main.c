@@ -51,7 +51,7 @@ static void bark(int signal_number)
 static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_q, int64_t len_kv, int number)
 {
     attn_desc desc = { .dtype = k->dtype,
-                       .device = ATTN_CUDA,
+                       .direction = attn_cuda_direction(k),
                        .flags = flags & k->features,
                        .batch = 2,
                        .heads_q = 2,
@@ -59,13 +59,11 @@ static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_
                        .len_q = len_q,
                        .len_kv = len_kv,
                        .dim_qk = k->dim,
-                       .dim_v = k->dim_v,
-                       .kernel = k->name };
+                       .dim_v = k->dim_v };
     check_options options = { .data = number % 3 ? CHECK_PLAIN : CHECK_ONE_HOT, .seed = (uint64_t)(4 * number) };
     check_problem problem;
     char name[CHECK_NAME];
     if (desc.flags & ATTN_VARLEN) desc.total_q = 2 * len_q, desc.total_kv = 2 * len_kv + 1;
-    desc.device = ATTN_CPU, desc.kernel = NULL; /* as the reference has it */
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());
         return;
@@ -84,20 +82,24 @@ static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_
     check_problem_destroy(&problem);
 }
 
-/* Keys: 1, 2, and one less, none and one more than 1, 2, and stages - 1, stages, stages + 1 tiles; rows likewise, and
- * in turn without a mask, causal, with used lengths and packed. */
+/* Of what goes round in the ring (keys; in the backward rows): one less, none and one more than 0, 1, 2, stages - 1,
+ * stages and stages + 1 tiles; of the others around one tile and two; in turn without a mask, causal, with used lengths
+ * and packed. */
 static void lengths(const attn_cuda_kernel *k)
 {
     static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_LENS_Q | ATTN_LENS_KV | ATTN_CAUSAL, ATTN_VARLEN };
     int64_t tiles[] = { 0, 1, 2, k->stages - 1, k->stages, k->stages + 1 };
-    int64_t rows[] = { 1, k->rows - 1, k->rows, k->rows + 1, 2 * k->rows + 1 };
+    bool backward = attn_cuda_direction(k) == ATTN_BACKWARD;
+    int64_t ring = backward ? k->rows : k->keys, beside_ring = backward ? k->keys : k->rows;
+    int64_t others[] = { 1, beside_ring - 1, beside_ring, beside_ring + 1, 2 * beside_ring + 1 };
     int number = 0;
     for (int t = 0; t < 6; t++)
         for (int64_t beside = -1; beside <= 1; beside++)
             for (int r = 0; r < 5; r++) {
-                int64_t keys = tiles[t] * k->keys + beside;
-                if (keys < 1) continue;
-                check_length(k, flags[number % 4], rows[r], keys, number);
+                int64_t length = tiles[t] * ring + beside;
+                if (length < 1) continue;
+                check_length(k, flags[number % 4], backward ? length : others[r], backward ? others[r] : length,
+                             number);
                 number++;
             }
 }
@@ -418,8 +420,9 @@ static void alike(int repeat)
 {
     static const int64_t dims[] = { 64, 128, 256 };
     static const uint32_t flags[] = { 0, ATTN_CAUSAL };
-    for (int i = 0; i < 6; i++) {
-        attn_desc desc = medium(ATTN_FORWARD, flags[i % 2], dims[i / 2]);
+    for (int i = 0; i < 12; i++) {
+        attn_desc desc = i < 6 ? medium(ATTN_FORWARD, flags[i % 2], dims[i / 2])
+                               : medium(ATTN_BACKWARD, flags[i % 2] | ATTN_DETERMINISTIC, dims[i / 2 - 3]);
         alarm(WATCHDOG_SECONDS);
         graphs(&desc);
         side_by_side(&desc);
@@ -445,7 +448,7 @@ int main(int argc, char **argv)
     if (part == 1) host_times();
     for (int i = part - 1; i < count; i += parts) {
         alarm(WATCHDOG_SECONDS);
-        if (kernels[i].form == ATTN_CUDA_FORWARD) lengths(&kernels[i]);
+        if (attn_cuda_is_line(&kernels[i])) lengths(&kernels[i]);
     }
     printf("%d checks on the GPU, %d failed\n", checks, failures);
     return failures > 0;
