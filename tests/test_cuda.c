@@ -7,84 +7,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "check/device.h"
 #include "check/sweep.h"
-#include "cuda/cuda.h"
-#include "fake_cuda/fake.h"
-
-static fake_cuda_fail_next *fail_next;
-static fake_cuda_calls *calls;
-static fake_cuda_context_create *context_create;
-static fake_cuda_context_destroy *context_destroy;
-static char cache[] = "/tmp/attn-cache-XXXXXX";
-
-/* Loaded by their paths, they are what "libcuda.so.1" and "libnvrtc.so.13" name from then on. */
-static void find_fake(void)
-{
-    void *library = dlopen(FAKE_CUDA, RTLD_NOW), *symbol;
-    assert_non_null(library);
-    assert_non_null(dlopen(FAKE_NVRTC, RTLD_NOW));
-#define TAKE(name, to)             \
-    symbol = dlsym(library, name); \
-    assert_non_null(symbol);       \
-    memcpy(&to, &symbol, sizeof to)
-    TAKE("fake_cuda_fail", fail_next);
-    TAKE("fake_cuda_count", calls);
-    TAKE("fake_cuda_create", context_create);
-    TAKE("fake_cuda_destroy", context_destroy);
-}
-
-static const attn_cuda_driver *driver(void)
-{
-    const attn_cuda_machine *machine = attn_cuda_machine_get();
-    assert_non_null(machine);
-    return &machine->driver;
-}
-
-/* bf16, 2 sequences, 4 heads over 2, 200 rows and keys, dim 64. */
-static attn_desc small(void)
-{
-    return (attn_desc){ .dtype = ATTN_BF16,
-                        .device = ATTN_CUDA,
-                        .batch = 2,
-                        .heads_q = 4,
-                        .heads_kv = 2,
-                        .len_q = 200,
-                        .len_kv = 200,
-                        .dim_qk = 64 };
-}
-
-enum { ELEMENTS = 2 * 200 * 4 * 64 };
-
-/* Any bytes do as bf16 tensors but for NaN and infinity: zeros. */
-typedef struct tensors {
-    _Alignas(64) uint16_t q[ELEMENTS + 8], k[ELEMENTS + 8], v[ELEMENTS + 8], o[ELEMENTS + 8];
-} tensors;
-
-static attn_args args_of(tensors *t)
-{
-    return (attn_args){ .q = t->q, .k = t->k, .v = t->v, .o = t->o };
-}
-
-static void refused(attn_status status, attn_status wanted, const char *text)
-{
-    if (status != wanted || strstr(attn_error(), text) == NULL)
-        fail_msg("%s \"%s\", not %s \"%s\"", attn_status_name(status), attn_error(), attn_status_name(wanted), text);
-}
-
-static CUcontext fresh_context(CUdevice device)
-{
-    CUcontext context;
-    assert_int_equal(context_create(&context, device), 0);
-    assert_int_equal(driver()->cuCtxSetCurrent(context), 0);
-    return context;
-}
-
-static void end_context(CUcontext context)
-{
-    assert_int_equal(driver()->cuCtxSetCurrent(NULL), 0);
-    context_destroy(context);
-}
+#include "cuda_support.h"
 
 static int loads(void)
 {
@@ -146,9 +70,8 @@ static void plans_run_in_their_context(void **state)
 
 /* ---- runs ---------------------------------------------------------------------------------- */
 
-static void runs_only_launch(void **state)
+static void runs_only_launch(attn_direction direction)
 {
-    (void)state;
     static const char *const never[] = { "cuMemAlloc_v2",       "cuMemFree_v2",       "cuCtxSynchronize",
                                          "cuStreamSynchronize", "cuModuleLoadDataEx", "cuFuncLoad",
                                          "cuMemcpyHtoD_v2",     "cuMemcpyDtoH_v2",    "cuTensorMapEncodeTiled" };
@@ -159,7 +82,7 @@ static void runs_only_launch(void **state)
     CUstream stream;
     int before[COUNT(never)];
     CUcontext context = fresh_context(0);
-    desc.flags = ATTN_CAUSAL;
+    desc.direction = direction, desc.flags = ATTN_CAUSAL;
     assert_ok(attn_plan_create(&plan, &desc));
     void *workspace = malloc(attn_plan_workspace(plan) + 1);
     driver()->cuStreamCreate(&stream, 0);
@@ -175,6 +98,18 @@ static void runs_only_launch(void **state)
     attn_plan_destroy(plan);
     free(workspace);
     end_context(context);
+}
+
+static void forward_runs_only_launch(void **state)
+{
+    (void)state;
+    runs_only_launch(ATTN_FORWARD);
+}
+
+static void backward_runs_only_launch(void **state)
+{
+    (void)state;
+    runs_only_launch(ATTN_BACKWARD);
 }
 
 static void empty_problems_launch_nothing(void **state)
@@ -276,16 +211,6 @@ static void threads_share_plans_and_kernels(void **state)
 
 /* ---- choices ------------------------------------------------------------------------------- */
 
-static attn_plan_info info_of(const attn_desc *desc)
-{
-    attn_plan *plan;
-    attn_plan_info info;
-    assert_ok(attn_plan_create(&plan, desc));
-    assert_ok(attn_plan_get_info(plan, &info));
-    attn_plan_destroy(plan);
-    return info;
-}
-
 static void features_find_their_kernels(void **state)
 {
     (void)state;
@@ -344,9 +269,8 @@ static void parameters_say_it_all(void **state)
 
 /* ---- failures ------------------------------------------------------------------------------ */
 
-static void the_drivers_words_are_passed_on(void **state)
+static void the_drivers_words_are_passed_on(attn_direction direction)
 {
-    (void)state;
     static const char *const planning[] = { "cuCtxGetCurrent",     "cuCtxGetId",
                                             "cuCtxGetDevice",      "cuModuleLoadDataEx",
                                             "cuModuleGetFunction", "cuFuncLoad",
@@ -358,6 +282,7 @@ static void the_drivers_words_are_passed_on(void **state)
     attn_desc desc = small();
     attn_args args = args_of(&t);
     CUcontext context = NULL;
+    desc.direction = direction;
     for (int i = 0; i < COUNT(planning); i++) {
         context = fresh_context(0);
         fail_next(planning[i], 700);
@@ -377,6 +302,18 @@ static void the_drivers_words_are_passed_on(void **state)
     free(workspace);
     attn_plan_destroy(plan);
     end_context(context);
+}
+
+static void forward_passes_words_on(void **state)
+{
+    (void)state;
+    the_drivers_words_are_passed_on(ATTN_FORWARD);
+}
+
+static void backward_passes_words_on(void **state)
+{
+    (void)state;
+    the_drivers_words_are_passed_on(ATTN_BACKWARD);
 }
 
 /* ---- without ------------------------------------------------------------------------------- */
@@ -407,25 +344,17 @@ int main(int argc, char **argv)
     const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
     const struct CMUnitTest old[] = { cmocka_unit_test(other_devices_are_refused) };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_need_a_context),
-        cmocka_unit_test(kernels_are_loaded_once_a_context),
-        cmocka_unit_test(plans_run_in_their_context),
-        cmocka_unit_test(runs_only_launch),
-        cmocka_unit_test(empty_problems_launch_nothing),
-        cmocka_unit_test(every_layout_is_taken),
-        cmocka_unit_test(threads_share_plans_and_kernels),
-        cmocka_unit_test(features_find_their_kernels),
-        cmocka_unit_test(wrong_wishes_are_refused),
-        cmocka_unit_test(parameters_say_it_all),
-        cmocka_unit_test(the_drivers_words_are_passed_on),
+        cmocka_unit_test(plans_need_a_context),        cmocka_unit_test(kernels_are_loaded_once_a_context),
+        cmocka_unit_test(plans_run_in_their_context),  cmocka_unit_test(forward_runs_only_launch),
+        cmocka_unit_test(backward_runs_only_launch),   cmocka_unit_test(empty_problems_launch_nothing),
+        cmocka_unit_test(every_layout_is_taken),       cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(features_find_their_kernels), cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(parameters_say_it_all),       cmocka_unit_test(forward_passes_words_on),
+        cmocka_unit_test(backward_passes_words_on),
     };
-    if (!mkdtemp(cache)) return 1;
-    setenv("ATTN_CACHE_DIR", cache, 1);
-    find_fake();
+    cuda_begin();
     int failed = argc > 1 && strcmp(argv[1], "absent") == 0 ? cmocka_run_group_tests(absent, NULL, NULL)
                  : argc > 1                                 ? cmocka_run_group_tests(old, NULL, NULL)
                                                             : cmocka_run_group_tests(tests, NULL, NULL);
-    char command[100];
-    snprintf(command, sizeof command, "rm -rf %s", cache);
-    return system(command) != 0 ? 1 : failed;
+    return cuda_end(failed);
 }

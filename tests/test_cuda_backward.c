@@ -1,0 +1,158 @@
+/* The host's side of the CUDA backward, on the driver of fake_cuda/. What it has in common with the forward is tested
+ * with that (test_cuda). */
+#define _GNU_SOURCE
+#include "cuda_support.h"
+
+static attn_desc small_backward(void)
+{
+    attn_desc desc = small();
+    desc.direction = ATTN_BACKWARD;
+    return desc;
+}
+
+/* A copy of grad_o where TMA does not take it, the slow kernels where its address alone is odd; gradients go anywhere.
+ */
+static void every_layout_is_taken(void **state)
+{
+    (void)state;
+    static tensors t;
+    attn_plan *plan;
+    attn_desc desc = small_backward();
+    attn_args args = args_of(&t);
+    char text[2000];
+    CUcontext context = fresh_context(0);
+    assert_ok(attn_plan_create(&plan, &desc));
+    void *workspace = malloc(attn_plan_workspace(plan));
+    args.grad_q = t.grad_q + 1, args.grad_v = t.grad_v + 3;
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    args.grad_o = t.grad_o + 1;
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    attn_plan_destroy(plan);
+    free(workspace);
+
+    desc.dim_v = 60;
+    assert_ok(attn_plan_create(&plan, &desc));
+    attn_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "copied     v grad_o first"));
+    assert_non_null(strstr(text, "sums       grad_q in f32"));
+    workspace = malloc(attn_plan_workspace(plan));
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    attn_plan_destroy(plan);
+    free(workspace);
+    end_context(context);
+}
+
+/* What of a plan lies in the workspace: with sequences packed their tails fill whole tiles. */
+static void the_workspace_is_exact(void **state)
+{
+    (void)state;
+    enum { ROUND = 255, ALIGN = 256 };
+    attn_plan *plan;
+    attn_desc desc = small_backward();
+    CUcontext context = fresh_context(0);
+    desc.flags = ATTN_CAUSAL;
+    size_t lines = 2 * 4 * 256, counter = 0; /* 200 rows are four tiles of 64 */
+    assert_ok(attn_plan_create(&plan, &desc));
+    assert_int_equal(attn_plan_workspace(plan), counter + lines * (8 + 64 * 4) + ROUND);
+    attn_plan_destroy(plan);
+    desc.flags = ATTN_VARLEN, desc.total_q = 300, desc.total_kv = 400, desc.heads_q = 2;
+    lines = 2 * (300 / 64 + 2) * 64;
+    assert_ok(attn_plan_create(&plan, &desc));
+    assert_int_equal(attn_plan_workspace(plan), lines * (8 + 64 * 4) + ROUND);
+    attn_plan_destroy(plan);
+    end_context(context);
+}
+
+static void kernels_are_chosen(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small_backward();
+    assert_string_equal(info_of(&desc).kernel, "sm90_backward_bf16_d64");
+    desc.batch = 1, desc.heads_q = 8, desc.heads_kv = 1;
+    assert_int_equal(info_of(&desc).splits, 8); /* two tiles of keys leave most SMs idle */
+    desc.dtype = ATTN_F32;
+    assert_string_equal(info_of(&desc).kernel, "sm90_backward_simple_f32");
+    end_context(context);
+}
+
+static void wrong_wishes_are_refused(void **state)
+{
+    (void)state;
+    attn_plan *plan;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small_backward();
+    desc.kernel = "sm90_bf16_d64_128x128";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+            "kernel = sm90_bf16_d64_128x128: it computes the other direction");
+    desc = small_backward();
+    desc.len_q = 70000, desc.flags = ATTN_BIAS, desc.bias_dtype = ATTN_F32;
+    for (int i = 0; i < 4; i++)
+        desc.bias_extent[i] = i == 2 ? 70000 : 1;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "are above the 65535 whose gradient it takes");
+    end_context(context);
+}
+
+/* Without rows or keys there are still gradients: zeros, which the slow kernels write. */
+static void what_is_empty_has_gradients_of_0(void **state)
+{
+    (void)state;
+    static tensors t;
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < 2; i++) {
+        attn_plan *plan;
+        attn_desc desc = small_backward();
+        attn_args args = args_of(&t);
+        *(i ? &desc.len_kv : &desc.len_q) = 0;
+        memset(t.grad_q, 0x55, sizeof t.grad_q), memset(t.grad_k, 0x55, sizeof t.grad_k);
+        assert_ok(attn_plan_create(&plan, &desc));
+        void *workspace = malloc(attn_plan_workspace(plan) + 1);
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+        for (int n = 0; n < ELEMENTS / (i ? 1 : 2); n++)
+            assert_int_equal(i ? t.grad_q[n] : t.grad_k[n], 0);
+        free(workspace);
+        attn_plan_destroy(plan);
+    }
+    end_context(context);
+}
+
+/* With a fixed order the gradient of a bias that repeats is computed by itself, and not twice. */
+static void a_bias_has_one_gradient(void **state)
+{
+    (void)state;
+    static tensors t;
+    static float bias[200], gradient[200];
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < 2; i++) {
+        attn_plan *plan;
+        attn_desc desc = small_backward();
+        attn_args args = args_of(&t);
+        args.bias = bias, args.grad_bias = gradient;
+        desc.flags = ATTN_BIAS | (i ? ATTN_DETERMINISTIC : 0), desc.bias_dtype = ATTN_F32;
+        for (int n = 0; n < 4; n++)
+            desc.bias_extent[n] = n == 3 ? 200 : 1;
+        assert_ok(attn_plan_create(&plan, &desc));
+        void *workspace = malloc(attn_plan_workspace(plan) + 1);
+        memset(gradient, 0x55, sizeof gradient);
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+        for (int n = 0; n < 200; n++)
+            assert_true(gradient[n] == 0);
+        free(workspace);
+        attn_plan_destroy(plan);
+    }
+    end_context(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernels_are_chosen),
+        cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(every_layout_is_taken),
+        cmocka_unit_test(the_workspace_is_exact),
+        cmocka_unit_test(what_is_empty_has_gradients_of_0),
+        cmocka_unit_test(a_bias_has_one_gradient),
+    };
+    cuda_begin();
+    return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));
+}
