@@ -163,9 +163,13 @@ static void check_before(const char *symbol, const attn_cuda_kernel *k, const at
     if (c->flags & ATTN_INTERVALS)
         fake_expect(c->mask.nodes && c->mask.nodes[0] == k->keys && c->mask.node_keys == k->keys, symbol,
                     "intervals were not summarised");
+    const int64_t whole[] = { c->batch, c->heads_q, c->len_q, c->len_kv };
     int64_t bias = 1;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         bias *= c->score.bias_extent[i];
+        fake_expect(!p->grad_bias || !p->turns || c->score.bias_extent[i] == whole[i], symbol,
+                    "sums of a bias in no order");
+    }
     for (int64_t i = 0; i < bias && p->grad_bias; i++)
         fake_expect(p->grad_bias[i] == 0, symbol, "grad_bias is not zeroed");
 }
