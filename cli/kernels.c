@@ -169,6 +169,7 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
         attn_json_open(&json, NULL, '{');
         attn_json_string(&json, "name", kernel->name);
         attn_json_string(&json, "isa", "sm_90a");
+        attn_json_string(&json, "pass", attn_cuda_direction(kernel) == ATTN_BACKWARD ? "backward" : "forward");
         attn_json_string(&json, "dtype", attn_dtype_name(kernel->dtype));
         attn_json_integer(&json, "dim_max", kernel->dim);
         attn_json_integer(&json, "dim_v_max", kernel->dim_v);
