@@ -63,6 +63,20 @@ check_sweep check_sweep_create(const check_grid *grid, attn_device device, const
     return sweep;
 }
 
+void check_sweep_only(check_sweep *sweep, attn_direction direction)
+{
+    int kept = 0;
+    for (int i = 0; i < sweep->count; i++) {
+        const check_report *r = &sweep->reports[i];
+        bool backward =
+            r->kernel && (r->device == ATTN_CUDA ? attn_cuda_direction(cuda_kernel_named(r->kernel)) == ATTN_BACKWARD
+                                                 : kernel_named(r->kernel)->form == ATTN_GRADIENT);
+        if (!r->kernel || backward == (direction == ATTN_BACKWARD)) sweep->reports[kept++] = *r;
+    }
+    sweep->count = kept;
+    sweep->left_out[!direction] = true;
+}
+
 static bool takes(const check_report *report, attn_form form, const attn_desc *desc)
 {
     if (report->skipped) return false;
@@ -202,7 +216,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
 void check_sweep_case(check_sweep *sweep, int number)
 {
     for (int form = 0; form < ATTN_FORMS; form++)
-        for (int narrow = 0; narrow < 2; narrow++)
+        for (int narrow = 0; narrow < 2 && !sweep->left_out[form == ATTN_GRADIENT]; narrow++)
             run_form(sweep, number, (attn_form)form, narrow);
     for (int i = 0; i < sweep->count; i++)
         run_fitted(sweep, number, i);

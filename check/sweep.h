@@ -21,6 +21,7 @@ typedef struct check_report {
 
 typedef struct check_sweep {
     const check_grid *grid;
+    bool left_out[2]; /* by attn_direction: nothing of it is run */
     int count;
     check_report reports[CHECK_REPORTS];
 } check_sweep;
@@ -28,6 +29,9 @@ typedef struct check_sweep {
 /* Records for the device's kernels of this name ("planner": the planner's choices) and instruction set; NULL and
  * ATTN_ISA_AUTO: all. */
 check_sweep check_sweep_create(const check_grid *grid, attn_device device, const char *kernel, attn_isa isa);
+
+/* Leaves out the other direction: its kernels, and the planner's choices for it. */
+void check_sweep_only(check_sweep *sweep, attn_direction direction);
 
 /* One case: as it stands for kernels that prefill, with few query rows for those that decode, backward for those that
  * compute gradients; a GPU's that compute the forward get the first two. */

@@ -20,7 +20,7 @@ typedef struct values {
     bool quick, json;
     attn_device device;
     attn_isa isa;
-    const char *kernel;
+    const char *kernel, *pass;
     attn_seed number, seed;
     int64_t part[2]; /* of how many */
 } values;
@@ -41,6 +41,7 @@ static const attn_option options[] = {
     { "device", 0, "NAME", attn_parse_device, offsetof(values, device), "cpu, or cuda: on the first GPU (cpu)" },
     { "isa", 0, "NAME", attn_parse_isa, offsetof(values, isa), "kernels of this instruction set only" },
     { "kernel", 0, "NAME", attn_parse_text, offsetof(values, kernel), "this kernel only, or planner: its own choices" },
+    { "pass", 0, "NAME", attn_parse_text, offsetof(values, pass), "forward or backward only" },
     { "case", 0, "N", attn_parse_seed, offsetof(values, number), "this case only; prints what it is" },
     { "part", 0, "K/N", parse_part, offsetof(values, part), "each N-th case from the K-th on: for N processes" },
     { "seed", 0, "S", attn_parse_seed, offsetof(values, seed), "another grid and other data (default 1)" },
@@ -161,6 +162,10 @@ static attn_status check_values(const values *v, const check_grid *grid, const c
 {
     if (v->device == ATTN_CUDA && v->isa != ATTN_ISA_AUTO)
         return attn_fail(ATTN_INVALID, "--isa %s: a GPU has none", attn_isa_name(v->isa));
+    if (v->pass && strcmp(v->pass, "forward") != 0 && strcmp(v->pass, "backward") != 0)
+        return attn_fail(ATTN_INVALID, "--pass %s: takes forward or backward", v->pass);
+    if (sweep->count == 0 && v->pass)
+        return attn_fail(ATTN_INVALID, "--pass %s: attn kernels lists no such kernel with the other options", v->pass);
     if (sweep->count == 0 && v->isa != ATTN_ISA_AUTO)
         return attn_fail(ATTN_INVALID, "--kernel %s with --isa %s: attn kernels lists no such kernel", v->kernel,
                          attn_isa_name(v->isa));
@@ -179,6 +184,7 @@ int attn_cmd_check(int argc, char **argv)
     if (code != ATTN_OPTIONS_READY) return code;
     check_grid *grid = check_grid_create(v.seed.value);
     check_sweep sweep = check_sweep_create(grid, v.device, v.kernel, v.isa);
+    if (v.pass) check_sweep_only(&sweep, strcmp(v.pass, "backward") == 0 ? ATTN_BACKWARD : ATTN_FORWARD);
     if (check_values(&v, grid, &sweep) != ATTN_OK) {
         free(grid);
         return attn_report_usage("check");

@@ -14,7 +14,7 @@ enum {
 
 attn_model attn_model_attention(const attn_desc *d, int64_t pack, double wire, double inside, double seen)
 {
-    double size = (double)attn_dtype_size(d->dtype), out = d->flags & ATTN_OUT_F32 ? 4 : size;
+    double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
     return (attn_model){
         .axes = ATTN_AXES,
         .axis = { { "head", d->batch * d->heads_q / pack, 1 },
@@ -45,7 +45,7 @@ attn_partition attn_model_attention_tiles(const attn_model *m, int64_t rows, int
 double attn_tensor_bytes(const attn_desc *d, double keys)
 {
     attn_shape s = attn_shape_of(d);
-    double size = (double)attn_dtype_size(d->dtype), out = d->flags & ATTN_OUT_F32 ? 4 : size;
+    double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
     double rows = (double)s.q[0] * (double)s.q[1] * (double)d->heads_q;
     double read = d->flags & ATTN_VARLEN ? (double)s.k[1] : (double)d->batch * keys;
     return rows * ((double)d->dim_qk * size + (double)d->dim_v * out) +

@@ -120,6 +120,18 @@ def kernels(place):
 
 
 @case
+def checks(place):
+    for word in ("forward", "backward"):
+        told = json.loads(place.run("check", "--pass", word, "--case", "0", "--json").out)
+        names = [k["kernel"] for k in told["kernels"]]
+        check("planner" in names and len(names) > 1, names)
+        check(all(("backward" in name) == (word == "backward") for name in names if name != "planner"), names)
+        check(told["failed"] == 0 and all(k["cases"] <= 2 for k in told["kernels"]), told)
+    place.refuses(["check", "--pass", "both"], 2, "--pass both: takes forward or backward")
+    place.refuses(["check", "--pass", "backward", "--kernel", "avx2_decode"], 2, "--pass backward: attn kernels lists no")
+
+
+@case
 def explains(place):
     words = ["explain", "--len", "300", "--heads", "8", "--heads-kv", "2", "--dim", "64", "--causal", "--threads", "1"]
     told = json.loads(place.run(*words, "--json").out)
