@@ -253,11 +253,187 @@ static void test_examples(void **unused)
     }
 }
 
+/* ---- diagrams of all kinds ---------------------------------------------------------------------- */
+
+#define ATTENTION_INPUT                                                    \
+    "axis q = 13, k = 11, d = 5, v = 4\ninput Q[q, d], K[k, d], V[k, v]\n" \
+    "S[q, k] = sum[d] Q[q, d] * K[k, d]\n"
+
+static const char *const diagrams[] = {
+    /* a window: the first chunks are hidden from the last rows */
+    "axis q = 13, k = q, d = 5\ninput Q[q, d], K[k, d]\n"
+    "S[q, k] = where(k <= q, where(q < k + 3, sum[d] Q[q, d] * K[k, d], -inf), -inf)\n"
+    "O[q, d] = sum[k] softmax[k] S[q, k] * K[k, d]\noutput O",
+    /* weights that stream in one pass without a maximum */
+    ATTENTION_INPUT "N[q, k] = S[q, k] / sqrt(sum[k] S[q, k] * S[q, k])\n"
+                    "O[q, v] = sum[k] N[q, k] * V[k, v]\noutput O",
+    /* and some that do not */
+    ATTENTION_INPUT "N[q, k] = tanh(S[q, k] / max[k] abs(S[q, k]))\n"
+                    "O[q, v] = sum[k] N[q, k] * V[k, v]\noutput O",
+    /* a minimum shifts, and a temperature multiplies */
+    ATTENTION_INPUT "input T[q]\nE[q, k] = exp((min[k] S[q, k] - S[q, k]) / (T[q] * T[q] + 1))\n"
+                    "O[q, v] = sum[k] E[q, k] * V[k, v] / sum[k] E[q, k]\noutput O",
+    /* outputs along the stream, and the sums that they take */
+    ATTENTION_INPUT "P[q, k] = softmax[k] S[q, k]\nL[q] = logsumexp[k] S[q, k]\nO[q, v] = sum[k] P[q, k] * V[k, v]\n"
+                    "output P, L, O",
+    /* one after the other */
+    ATTENTION_INPUT "O[q, v] = sum[k] softmax[k] S[q, k] * V[k, v]\nZ[q, v] = softmax[v] O[q, v]\noutput Z",
+    /* an array along two axes of one size */
+    "axis i = 9, j = i, k = 14\ninput A[i, k]\nG[i, j] = sum[k] A[i, k] * A[j, k]\noutput G",
+    "axis i = 9, j = i, l = i\ninput A[i, j]\nB[i, j] = sum[l] A[i, l] * A[l, j]\n"
+    "C[i, l] = sum[j] B[i, j] * A[j, l]\noutput C",
+    /* several axes at once, none left */
+    "axis a = 7, b = 6, c = 5\ninput X[a, b], Y[b, c]\nS = sum[a, b] X[a, b] * sum[c] Y[b, c]\n"
+    "M = max[a, b] X[a, b]\nZ[c] = sum[b] Y[b, c] / (S * S + M * M + 1)\noutput S, M, Z",
+    /* a variance along a stream, by its accumulator */
+    "axis n = 6, d = 29\naccumulator variance[i](x)\n start count = 0, mid = 0, squares = 0\n"
+    " step count = count + 1, mid = mid + (x - mid) / (count + 1),\n"
+    "  squares = squares + (x - mid) * (x - mid) * count / (count + 1)\n"
+    " result squares / count\n"
+    " means sum[i] (x - sum[i] x / size(i)) * (x - sum[i] x / size(i)) / size(i)\n"
+    "input X[n, d]\nV[n] = variance[d](X[n, d])\nW[n] = variance[d](X[n, d] * X[n, d]) + V[n]\noutput V, W",
+    /* copies, and indices as values */
+    "axis a = 7, b = 6\ninput X[a, b], Y[a]\nC[b, a] = X[a, b]\nI[a, b] = (a == b) * X[a, b] + a / (b + 1)\n"
+    "D[a] = smaller(Y[a], larger(-1, 0.5)) - log(1.5e0)\noutput C, I, D",
+};
+
+static void test_diagrams(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < COUNT(diagrams); i++)
+        for (int bytes = 300; bytes <= 3000; bytes += 900) {
+            attn_diagram *d = parse(diagrams[i], strlen(diagrams[i]));
+            attn_machine machine = machine_of(bytes);
+            check_derivation(d, &machine, 19);
+            free(d);
+        }
+}
+
+/* ---- what is derived ---------------------------------------------------------------------------- */
+
+static int count_accruals(const attn_nap_kernel *k, attn_nap_op op, bool rescaled, const attn_diagram *d)
+{
+    int count = 0;
+    for (int i = 0; i < k->accruals; i++)
+        count += d->node[k->accrual[i].node].op == op && (k->accrual[i].shift >= 0) == rescaled;
+    return count;
+}
+
+/* No tile that is loaded or stored spans queries and keys. */
+static void check_inside(const attn_derivation *v, int q, int k)
+{
+    for (int i = 0; i < v->kernels; i++) {
+        const attn_nap_kernel *kernel = &v->kernel[i];
+        for (int a = 0; a < kernel->model.arrays; a++)
+            if (kernel->model.array[a].home == 0)
+                assert_false(kernel->model.array[a].axes >> q & kernel->model.array[a].axes >> k & 1);
+    }
+}
+
+enum { H, ROWS, KEYS };
+
+static void test_attention(void **unused)
+{
+    (void)unused;
+    attn_diagram *d = parse_example("attention");
+    attn_derivation *v = derive(d, attn_machine_named("h200"));
+    const attn_nap_kernel *k = &v->kernel[0];
+    assert_int_equal(v->kernels, 1);
+    assert_int_equal(v->breaks, 0);
+    assert_int_equal(k->stream, KEYS);
+    assert_int_equal(k->passes, 1);
+    assert_int_equal(k->groups, 1u << H | 1u << ROWS);
+    assert_int_equal(k->accruals, 3);
+    assert_int_equal(count_accruals(k, ATTN_NAP_MAX, false, d), 1);
+    assert_int_equal(count_accruals(k, ATTN_NAP_SUM, true, d), 2);
+    check_inside(v, ROWS, KEYS);
+    int level = v->levels - 1;
+    double rows = (double)d->axis[ROWS].size, tile = (double)k->partition.tile[level][ROWS];
+    double array = 32 * rows * 128 * 2;
+    assert_true(fabs(k->bytes / (2 * array + 2 * array * ceil(rows / tile)) - 1) < 1e-12);
+    assert_true(attn_model_live(&k->model, &k->partition, level) <= v->machine->level[v->level[level]].bytes);
+    free(v);
+    free(d);
+}
+
+static void test_backward(void **unused)
+{
+    (void)unused;
+    attn_diagram *d = parse_example("attention_backward");
+    attn_derivation *v = derive(d, attn_machine_named("h200"));
+    assert_int_equal(v->kernels, 2);
+    const attn_nap_kernel *rows = &v->kernel[0], *keys = &v->kernel[1];
+    assert_int_equal(rows->stream, KEYS);
+    assert_int_equal(rows->passes, 2); /* D is a sum over the keys, inside of one */
+    assert_int_equal(rows->targets, 4);
+    assert_int_equal(keys->stream, ROWS);
+    assert_int_equal(keys->passes, 1);
+    assert_int_equal(keys->targets, 2);
+    check_inside(v, ROWS, KEYS);
+    assert_int_equal(v->breaks, 1);
+    assert_non_null(strstr(v->broken[0].why, "dP - D depends on D"));
+    free(v);
+    free(d);
+}
+
+static void test_breaks(void **unused)
+{
+    (void)unused;
+    static const char text[] = ATTENTION_INPUT "N[q, k] = tanh(S[q, k] / max[k] abs(S[q, k]))\n"
+                                               "O[q, v] = sum[k] N[q, k] * V[k, v]\noutput O";
+    attn_diagram *d = parse(text, sizeof text - 1);
+    attn_machine machine = machine_of(300);
+    attn_derivation *v = derive(d, &machine);
+    assert_int_equal(v->kernel[0].passes, 2);
+    assert_int_equal(v->breaks, 1);
+    assert_non_null(strstr(v->broken[0].why, "which changes until the stream ends"));
+    free(v);
+    free(d);
+}
+
+/* ---- the property test itself ------------------------------------------------------------------- */
+
+static void test_property(void **unused)
+{
+    (void)unused;
+    attn_diagram *d = parse_example("attention");
+    attn_derivation *v = derive(d, attn_machine_named("h200"));
+    attn_nap_kernel *k = &v->kernel[0];
+    double worst;
+    assert_ok(attn_nap_prove(d, k->stream, k->accrual, k->accruals, &worst));
+    assert_true(worst < 1e-12);
+    for (int i = 0; i < k->accruals; i++) {
+        attn_nap_accrual right = k->accrual[i];
+        if (right.shift < 0) continue;
+        k->accrual[i].shift = -1; /* not rescaled */
+        assert_ok(attn_nap_prove(d, k->stream, k->accrual, k->accruals, &worst));
+        assert_true(worst > 1e-3);
+        k->accrual[i] = right;
+    }
+    free(v);
+    free(d);
+}
+
+static void test_wrong_accumulator(void **unused)
+{
+    (void)unused;
+    static const char text[] = "axis n = 9\ninput X[n]\naccumulator mid[i](x)\n start s = 0, c = 0\n"
+                               " step s = s + x, c = c + 1\n result s / (c + 1)\n means sum[i] x / size(i)\n"
+                               "M = mid[n](X[n])\noutput M";
+    attn_diagram *d = parse(text, sizeof text - 1);
+    attn_derivation *v = malloc(sizeof *v);
+    assert_int_equal(attn_derive(v, d, attn_machine_named("h200")), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "accumulator mid is not the reduction that it means"));
+    free(v);
+    free(d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_tiles),
-        cmocka_unit_test(test_examples),
+        cmocka_unit_test(test_small_tiles), cmocka_unit_test(test_examples),          cmocka_unit_test(test_diagrams),
+        cmocka_unit_test(test_attention),   cmocka_unit_test(test_backward),          cmocka_unit_test(test_breaks),
+        cmocka_unit_test(test_property),    cmocka_unit_test(test_wrong_accumulator),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

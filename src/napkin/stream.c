@@ -201,13 +201,22 @@ static attn_status accrue(attn_nap_values *v, int axis, const attn_nap_accrual *
     return status;
 }
 
+/* Undefined: f(x) is, before any y; nothing can come of it. */
+static bool undefined(const double *value, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (isnan(value[i])) return true;
+    return false;
+}
+
 static attn_status try_split(const attn_diagram *d, int axis, const attn_nap_accrual *accrual, int count, int from,
-                             int trial, double *worst)
+                             int trial, double *worst, int *tried)
 {
     double value[ATTN_NAP_NODES], wanted[ATTN_NAP_NODES];
     attn_nap_values v;
     uint64_t seed = (uint64_t)trial * 7919 + (uint64_t)from;
     attn_status status = come_to(d, axis, accrual, count, from, seed, trial, value);
+    if (!status && undefined(value, count)) return ATTN_OK;
     if (!status) status = come_to(d, axis, accrual, count, LENGTH, seed, trial, wanted);
     if (!begin(&v, d, axis, LENGTH, seed, trial)) status = no_memory();
     for (int i = 0; i < count && !status; i++) {
@@ -222,15 +231,18 @@ static attn_status try_split(const attn_diagram *d, int axis, const attn_nap_acc
     for (int i = 0; i < count && !status; i++)
         if (d->node[accrual[i].node].op != ATTN_NAP_USER) *worst = fmax(*worst, deviation(value[i], wanted[i]));
     attn_nap_forget(&v);
+    ++*tried;
     return status;
 }
 
 attn_status attn_nap_prove(const attn_diagram *d, int axis, const attn_nap_accrual *accrual, int count, double *worst)
 {
     attn_status status = ATTN_OK;
+    int tried = 0;
     *worst = 0;
     for (int trial = 0; trial < TRIALS && !status; trial++)
-        status = try_split(d, axis, accrual, count, 1 + trial * 5 % (LENGTH - 1), trial, worst);
+        status = try_split(d, axis, accrual, count, 1 + trial * 5 % (LENGTH - 1), trial, worst, &tried);
+    if (!tried) *worst = INFINITY;
     return status;
 }
 

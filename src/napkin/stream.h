@@ -25,7 +25,8 @@ enum { ATTN_NAP_WHY = 320 };
 bool attn_nap_accrues(attn_diagram *d, int node, const bool *running, attn_nap_accrual *accrual,
                       char why[ATTN_NAP_WHY]);
 
-/* Tests accruals, in the order of their nodes; `worst`: the greatest deviation, relative to the values (or to 1). */
+/* Tests accruals, in the order of their nodes; `worst`: the greatest deviation, relative to the values (or to 1);
+ * infinite where f was undefined on all that was tried. */
 attn_status attn_nap_prove(const attn_diagram *d, int axis, const attn_nap_accrual *accrual, int count, double *worst);
 
 /* Tests an accumulator of the diagram against its meaning. ATTN_INVALID where it is another reduction. */
