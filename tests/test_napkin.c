@@ -263,7 +263,7 @@ static const char *const diagrams[] = {
     /* a window: the first chunks are hidden from the last rows */
     "axis q = 13, k = q, d = 5\ninput Q[q, d], K[k, d]\n"
     "S[q, k] = where(k <= q, where(q < k + 3, sum[d] Q[q, d] * K[k, d], -inf), -inf)\n"
-    "O[q, d] = sum[k] softmax[k] S[q, k] * K[k, d]\noutput O",
+    "P[q, k] = softmax[k] S[q, k]\nO[q, d] = sum[k] P[q, k] * K[k, d]\noutput O",
     /* weights that stream in one pass without a maximum */
     ATTENTION_INPUT "N[q, k] = S[q, k] / sqrt(sum[k] S[q, k] * S[q, k])\n"
                     "O[q, v] = sum[k] N[q, k] * V[k, v]\noutput O",
@@ -277,7 +277,7 @@ static const char *const diagrams[] = {
     ATTENTION_INPUT "P[q, k] = softmax[k] S[q, k]\nL[q] = logsumexp[k] S[q, k]\nO[q, v] = sum[k] P[q, k] * V[k, v]\n"
                     "output P, L, O",
     /* one after the other */
-    ATTENTION_INPUT "O[q, v] = sum[k] softmax[k] S[q, k] * V[k, v]\nZ[q, v] = softmax[v] O[q, v]\noutput Z",
+    ATTENTION_INPUT "O[q, v] = sum[k] (softmax[k] S[q, k]) * V[k, v]\nZ[q, v] = softmax[v] O[q, v]\noutput Z",
     /* an array along two axes of one size */
     "axis i = 9, j = i, k = 14\ninput A[i, k]\nG[i, j] = sum[k] A[i, k] * A[j, k]\noutput G",
     "axis i = 9, j = i, l = i\ninput A[i, j]\nB[i, j] = sum[l] A[i, l] * A[l, j]\n"

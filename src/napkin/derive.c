@@ -153,18 +153,59 @@ static bool comes_by(const search *s, const attn_nap_kernel *k, int node)
     return tile >= 0 && !k->loads[node] && !(k->groups & ~d->node[node].axes);
 }
 
+/* The first reduction that some kernel loads and none stores, and that kernel; -1: there is none. */
+static int find_missing(const attn_derivation *v, int *kernel)
+{
+    for (*kernel = 0; *kernel < v->kernels; ++*kernel)
+        for (int node = 0; node < v->diagram->nodes; node++)
+            if (v->kernel[*kernel].loads[node] && stores(v, node) < 0) return node;
+    return -1;
+}
+
 /* Finds a kernel to store each reduction that some kernel loads. */
 static bool provide(search *s)
 {
     attn_derivation *v = s->now;
-    for (int i = 0; i < v->kernels; i++)
-        for (int node = 0; node < v->diagram->nodes; node++) {
-            bool done = !v->kernel[i].loads[node] || stores(v, node) >= 0;
-            for (int j = 0; j < v->kernels && !done; j++)
-                done = j != i && comes_by(s, &v->kernel[j], node) && extend(s, &v->kernel[j], &node, 1, INFINITY);
-            if (!done && !add_kernel(s, node)) return false;
-        }
+    int kernel, node;
+    while ((node = find_missing(v, &kernel)) >= 0) {
+        bool done = false;
+        for (int j = 0; j < v->kernels && !done; j++)
+            done = j != kernel && comes_by(s, &v->kernel[j], node) && extend(s, &v->kernel[j], &node, 1, INFINITY);
+        if (!done && !add_kernel(s, node)) return false;
+    }
     return true;
+}
+
+static bool is_wanted(const attn_derivation *v, int node)
+{
+    bool wanted = attn_nap_output_of(v, node) >= 0;
+    for (int i = 0; i < v->kernels; i++)
+        wanted |= v->kernel[i].loads[node];
+    return wanted;
+}
+
+/* Drops what a kernel stored for one that has become part of it: it is still computed, and no longer stored. */
+static bool prune(search *s)
+{
+    attn_derivation *v = s->now;
+    const bool *cut = s->cut;
+    bool good = true;
+    for (int i = 0; i < v->kernels && good; i++) {
+        attn_nap_kernel *k = &v->kernel[i];
+        bool less[ATTN_NAP_NODES];
+        int kept = 0;
+        memcpy(less, cut, sizeof less);
+        for (int t = 0; t < k->targets; t++) {
+            less[k->target[t]] = false;
+            if (is_wanted(v, k->target[t])) k->target[kept++] = k->target[t];
+        }
+        if (kept == k->targets) continue;
+        k->targets = kept;
+        s->cut = less;
+        good = kept > 0 && make(s, k);
+    }
+    s->cut = cut;
+    return good;
 }
 
 /* Puts kernels behind those whose results they load. False: they wait for each other. */
@@ -199,7 +240,7 @@ static void try_cut(search *s, const bool *cut)
     v->seconds = v->bytes = 0;
     for (int i = 0; i < v->outputs; i++)
         if (stores(v, v->output[i]) < 0 && !add_kernel(s, v->output[i])) return;
-    if (!provide(s) || !order(v)) return;
+    if (!provide(s) || !prune(s) || !order(v)) return;
     for (int i = 0; i < v->kernels; i++) {
         v->seconds += v->kernel[i].time.seconds;
         v->bytes += v->kernel[i].bytes;
@@ -235,12 +276,54 @@ static int find_cuts(const attn_derivation *v, int cuts[CUTS_MOST])
     return count;
 }
 
-/* The machine's levels but the innermost, registers or first cache, which kernels see to by themselves. */
-static void find_levels(attn_derivation *v)
+/* The machine's level in which an array lies; -1: it has none of that name. */
+static int level_of(const attn_machine *m, const char *name)
 {
+    const attn_machine_level *memory = attn_machine_level_named(m, "hbm");
+    if (*name) memory = attn_machine_level_named(m, name);
+    return memory ? (int)(memory - m->level) : *name ? -1 : 0;
+}
+
+static attn_status find_home(attn_derivation *v, const attn_nap_array *array, int *level)
+{
+    *level = level_of(v->machine, array->level);
+    if (*level < 0)
+        return attn_fail(ATTN_INVALID, "%s is at %s, and machine %s has no such level", array->name, array->level,
+                         v->machine->name);
+    if (*level < v->level[0]) v->level[0] = *level;
+    return ATTN_OK;
+}
+
+/* From where the outermost array lies to the innermost level but one: registers, or the first cache, kernels see to by
+ * themselves. */
+static attn_status find_levels(attn_derivation *v)
+{
+    const attn_diagram *d = v->diagram;
+    attn_status status = ATTN_OK;
+    int level = 0;
     v->levels = 1;
-    for (int level = 1; level + 1 < v->machine->levels; level++)
+    v->level[0] = level_of(v->machine, "");
+    for (int i = 0; i < d->arrays && !status; i++)
+        status = find_home(v, &d->array[i], &level);
+    for (int i = 0; i < v->outputs && !status; i++)
+        status = find_home(v, &d->definition[v->defined[i]].array, &level);
+    for (level = v->level[0] + 1; level + 1 < v->machine->levels && !status; level++)
         if (v->machine->level[level].bytes > 0) v->level[v->levels++] = level;
+    if (!status && v->levels < 2)
+        return attn_fail(ATTN_UNSUPPORTED, "machine %s has no level between memory and its innermost",
+                         v->machine->name);
+    return status;
+}
+
+int attn_nap_home(const attn_derivation *v, int node)
+{
+    const attn_nap_node *n = &v->diagram->node[node];
+    int output = attn_nap_output_of(v, node), home = level_of(v->machine, "");
+    if (n->op == ATTN_NAP_ELEMENT) home = level_of(v->machine, v->diagram->array[n->which].level);
+    if (output >= 0) home = level_of(v->machine, v->diagram->definition[output].array.level);
+    for (int level = v->levels - 1; level > 0; level--)
+        if (v->level[level] <= home) return level;
+    return 0;
 }
 
 static attn_status prepare(attn_derivation *v)

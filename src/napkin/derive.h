@@ -102,6 +102,9 @@ typedef struct attn_derivation {
  * fits the machine. The diagram gains terms, and stays the caller's. */
 attn_status attn_derive(attn_derivation *derivation, attn_diagram *diagram, const attn_machine *machine);
 
+/* The partitions' level in which an array, or what a kernel stores, lies. */
+int attn_nap_home(const attn_derivation *derivation, int node);
+
 /* ---- plan.c: one kernel ---- */
 
 /* Fills all of a kernel whose groups, stream and targets are chosen, but for tiles and time: what it loads of `cut`

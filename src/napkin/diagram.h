@@ -102,6 +102,7 @@ typedef struct attn_nap_array {
     int rank;
     int8_t index[ATTN_NAP_RANK];
     attn_nap_type type;
+    char level[ATTN_NAP_NAME]; /* where it lies; "": in memory */
 } attn_nap_array;
 
 typedef struct attn_nap_definition {

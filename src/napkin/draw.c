@@ -142,7 +142,7 @@ static double draw_all(attn_words *w, const attn_derivation *v, const char *titl
 {
     char text[2 * ATTN_NAP_LABEL];
     double one, y;
-    snprintf(text, sizeof text, "%.60s: the diagram, everything in %s", title, v->machine->level[0].name);
+    snprintf(text, sizeof text, "%.60s: the diagram, everything in %s", title, v->machine->level[v->level[0]].name);
     y = draw_diagram(w, v, g, draw_title(w, 0, text), width);
     for (int i = 0; i < v->kernels; i++) {
         const attn_nap_kernel *k = &v->kernel[i];

@@ -64,7 +64,7 @@ void attn_nap_want(attn_nap_parser *p, const char *text)
 static const char *const words[] = { "axis",   "input", "output",  "map",       "accumulator", "start", "step",
                                      "result", "means", "softmax", "logsumexp", "mean",        "sum",   "max",
                                      "min",    "size",  "inf",     "exp",       "log",         "sqrt",  "tanh",
-                                     "erf",    "abs",   "larger",  "where",     "smaller",     "by" };
+                                     "erf",    "abs",   "larger",  "where",     "smaller",     "at",    "by" };
 
 bool attn_nap_is_reserved(const attn_nap_parser *p)
 {
@@ -183,6 +183,23 @@ static attn_nap_type parse_type(attn_nap_parser *p)
     return ATTN_NAP_F32;
 }
 
+/* [":" type] ["at" level], of arrays that are not f32 or do not lie in memory */
+static attn_nap_array parse_place(attn_nap_parser *p)
+{
+    attn_nap_array array = { .type = parse_type(p) };
+    if (!attn_nap_take(p, "at")) return array;
+    if (p->token.kind != ATTN_NAP_WORD || p->token.length >= ATTN_NAP_NAME) attn_nap_expected(p, "a machine's level");
+    memcpy(array.level, p->token.at, (size_t)p->token.length);
+    attn_nap_next(p);
+    return array;
+}
+
+static void set_place(attn_nap_array *array, const attn_nap_array *place)
+{
+    array->type = place->type;
+    memcpy(array->level, place->level, sizeof array->level);
+}
+
 static void parse_input(attn_nap_parser *p)
 {
     attn_diagram *d = p->diagram;
@@ -195,9 +212,9 @@ static void parse_input(attn_nap_parser *p)
         parse_indices(p, array);
         d->arrays++;
     } while (attn_nap_take(p, ","));
-    attn_nap_type type = parse_type(p);
+    attn_nap_array place = parse_place(p);
     for (int i = first; i < d->arrays; i++)
-        d->array[i].type = type;
+        set_place(&d->array[i], &place);
 }
 
 static void parse_output(attn_nap_parser *p)
@@ -214,9 +231,9 @@ static void parse_output(attn_nap_parser *p)
         d->definition[i].output = now[i] = true;
         attn_nap_next(p);
     } while (attn_nap_take(p, ","));
-    attn_nap_type type = parse_type(p);
+    attn_nap_array place = parse_place(p);
     for (int i = 0; i < d->definitions; i++)
-        if (now[i]) d->definition[i].array.type = type;
+        if (now[i]) set_place(&d->definition[i].array, &place);
 }
 
 static void name_axis(const attn_diagram *d, uint32_t axes, const char *format, char *text, size_t size)

@@ -25,7 +25,7 @@ static void say_diagram(attn_words *w, const attn_derivation *v)
     }
     attn_say(w, "\n   Each definition a kernel of its own: ");
     attn_say_bytes(w, v->unfused_bytes);
-    attn_say(w, " through %s.\n\n", v->machine->level[0].name);
+    attn_say(w, " through %s.\n\n", v->machine->level[v->level[0]].name);
 }
 
 static void say_normal_form(attn_words *w, const attn_derivation *v)
@@ -138,7 +138,8 @@ static void say_targets(attn_words *w, const attn_derivation *v, const attn_nap_
 
 static void say_colours(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
-    const char *outside = v->machine->level[0].name, *inside = v->machine->level[v->level[v->levels - 1]].name;
+    const char *outside = v->machine->level[v->level[0]].name,
+               *inside = v->machine->level[v->level[v->levels - 1]].name;
     attn_say(w, "     recolour   from %s to %s ", outside, inside);
     say_sorts(w, k, ATTN_NAP_INPUT, ATTN_NAP_STORED);
     attn_say(w, "; back ");

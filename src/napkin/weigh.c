@@ -1,7 +1,8 @@
 /* A plan to the cost model; see derive.h. What stays inside and what accrues is f32; arrays are of their types.
  *
  * An axis that everything crossing spans gains nothing from greater tiles, and is cut as small as its multiple allows.
- * Groups along an axis that a step does not span compute that step again, each of them. */
+ * Groups along an axis that a step does not span compute that step again, each of them. An instruction counts two
+ * operations, as a multiply-add does. */
 #include <math.h>
 #include <string.h>
 
@@ -44,14 +45,16 @@ static bool add_arrays(const attn_derivation *v, attn_nap_kernel *k)
         int loads = 0;
         for (int s = 0; s < k->steps; s++)
             loads += k->step[s].act == ATTN_NAP_LOAD && k->step[s].tile == t;
-        attn_model_array *a = add_array(m, v->diagram->node[tile->node].axes, outside ? bytes_of(v, tile->node) : 4,
-                                        outside ? ATTN_MODEL_READ : 0, outside ? 0 : v->levels - 1);
+        attn_model_array *a =
+            add_array(m, v->diagram->node[tile->node].axes, outside ? bytes_of(v, tile->node) : 4,
+                      outside ? ATTN_MODEL_READ : 0, outside ? attn_nap_home(v, tile->node) : v->levels - 1);
         a->name = tile->name;
         a->bytes[0] *= tile->states;
         a->density = loads;
     }
     for (int i = 0; i < k->targets; i++)
-        add_array(m, v->diagram->node[k->target[i]].axes, bytes_of(v, k->target[i]), ATTN_MODEL_WRITTEN, 0);
+        add_array(m, v->diagram->node[k->target[i]].axes, bytes_of(v, k->target[i]), ATTN_MODEL_WRITTEN,
+                  attn_nap_home(v, k->target[i]));
     for (int s = 0; s < k->steps; s++) {
         uint32_t live = 0;
         bool held = false;
@@ -109,7 +112,7 @@ static void add_map(const attn_derivation *v, attn_nap_kernel *k, int node, uint
     for (int i = node; i >= 0; i--) {
         const attn_nap_node *n = &d->node[i];
         if (!inside[i] || n->op >= ATTN_NAP_NUMBER || (i != node && attn_nap_tile_of(k, i) >= 0)) continue;
-        if (n->axes) operations += costs[n->op].operations;
+        if (n->axes) operations += 2 * costs[n->op].operations;
         if (n->axes) exponentials += costs[n->op].exponentials;
         for (int j = 0; j < ATTN_NAP_PARAMS && n->arg[j] >= 0; j++)
             inside[n->arg[j]] = true;
@@ -127,10 +130,10 @@ static void add_reduction(const attn_derivation *v, attn_nap_kernel *k, int node
         double bytes = operand_bytes(v, node);
         int unit = bytes == 1 ? ATTN_UNIT_TENSOR8 : bytes == 2 ? ATTN_UNIT_TENSOR16 : ATTN_UNIT_FMA;
         if (v->machine->unit[unit] <= 0) unit = ATTN_UNIT_FMA;
-        add_work(&k->model, loops, unit, unit == ATTN_UNIT_FMA ? 1 : 2);
+        add_work(&k->model, loops, unit, 2);
         return;
     }
-    add_work(&k->model, loops, ATTN_UNIT_FMA, n->op == ATTN_NAP_USER ? 4 * d->accumulator[n->which].states : 1);
+    add_work(&k->model, loops, ATTN_UNIT_FMA, n->op == ATTN_NAP_USER ? 8 * d->accumulator[n->which].states : 2);
     for (int i = 0; i < ATTN_NAP_PARAMS && n->arg[i] >= 0; i++)
         if (attn_nap_tile_of(k, n->arg[i]) < 0) add_map(v, k, n->arg[i], loops);
 }
@@ -144,7 +147,7 @@ static void add_works(const attn_derivation *v, attn_nap_kernel *k)
         if (step->act == ATTN_NAP_MAP || (step->act == ATTN_NAP_STORE && step->tile < 0))
             add_map(v, k, step->node, axes);
         if (step->act == ATTN_NAP_ACCRUE && step->by >= 0) /* rescaled once a chunk, an exponential for each shift */
-            add_work(&k->model, axes, ATTN_UNIT_FMA, 1);
+            add_work(&k->model, axes, ATTN_UNIT_FMA, 2);
     }
 }
 
@@ -155,7 +158,7 @@ static uint32_t weaved(const attn_nap_kernel *k)
 {
     uint32_t axes = k->groups;
     for (int i = 0; i < k->model.arrays; i++)
-        if (k->model.array[i].home == 0) axes &= k->model.array[i].axes;
+        if (k->model.array[i].direction) axes &= k->model.array[i].axes;
     return axes;
 }
 
