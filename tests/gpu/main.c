@@ -2,10 +2,10 @@
  * the same bits thousands of times over, graphs, streams, threads. Needs nothing but the library; `make test-gpu`
  * builds and runs both. A kernel that hangs is ended by a watchdog.
  *
- *     attn_test_gpu [REPETITIONS [PART PARTS]]   (10000 1 1)
+ *     attn_test_gpu [REPETITIONS [PART PARTS [PASS]]]   (10000 1 1)
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
- */
+ * PASS: forward or backward only. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -396,11 +396,11 @@ static double now(void)
 }
 
 /* Shown, not judged: a plan once its kernels are loaded, and a run, in microseconds. */
-static void host_times(void)
+static void host_times(attn_direction direction)
 {
     enum { PLANS = 200, RUNS = 500 };
     many m;
-    attn_desc desc = medium(ATTN_FORWARD, ATTN_CAUSAL, 128);
+    attn_desc desc = medium(direction, ATTN_CAUSAL, 128);
     attn_plan *plan;
     if (!many_begin(&m, &desc)) return;
     many_first(&m);
@@ -411,30 +411,33 @@ static void host_times(void)
     for (int i = 0; i < RUNS; i++)
         attn_run(m.run.plan, &m.run.device, m.run.workspace, NULL);
     double ran = now();
-    printf("on the host: a plan %.1f us, a run %.1f us\n", (planned - start) / PLANS, (ran - planned) / RUNS);
+    printf("%s: on the host a plan %.1f us, a run %.1f us\n", direction ? "backward" : "forward",
+           (planned - start) / PLANS, (ran - planned) / RUNS);
     many_end(&m);
 }
 
 /* In each mask and head dim the same bits, however often and wherever it is run. */
-static void alike(int repeat)
+static void alike(attn_direction direction, int repeat)
 {
     static const int64_t dims[] = { 64, 128, 256 };
     static const uint32_t flags[] = { 0, ATTN_CAUSAL };
-    for (int i = 0; i < 12; i++) {
-        attn_desc desc = i < 6 ? medium(ATTN_FORWARD, flags[i % 2], dims[i / 2])
-                               : medium(ATTN_BACKWARD, flags[i % 2] | ATTN_DETERMINISTIC, dims[i / 2 - 3]);
+    for (int i = 0; i < 6; i++) {
+        attn_desc desc = medium(direction, flags[i % 2] | (direction ? ATTN_DETERMINISTIC : 0), dims[i / 2]);
         alarm(WATCHDOG_SECONDS);
         graphs(&desc);
         side_by_side(&desc);
         repetitions(&desc, repeat / 6);
     }
-    printf("graphs, streams, threads, repetitions: %d checks, %d failed\n", checks, failures);
+    printf("%s: graphs, streams, threads, repetitions: %d checks, %d failed\n", direction ? "backward" : "forward",
+           checks, failures);
 }
 
 int main(int argc, char **argv)
 {
     int count, repeat = argc > 1 ? atoi(argv[1]) : 10000, part = argc > 2 ? atoi(argv[2]) : 1,
                parts = argc > 3 ? atoi(argv[3]) : 1;
+    const char *pass = argc > 4 ? argv[4] : "";
+    const bool wanted[] = { strcmp(pass, "backward") != 0, strcmp(pass, "forward") != 0 }; /* by attn_direction */
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (check_device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -443,12 +446,13 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     driver = &attn_cuda_machine_get()->driver;
     signal(SIGALRM, bark);
-    if (part == 1 && repeat > 0) alike(repeat);
-    alarm(WATCHDOG_SECONDS);
-    if (part == 1) host_times();
+    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD; d++)
+        if (part == 1 && repeat > 0 && wanted[d]) alike((attn_direction)d, repeat);
+    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD; d++)
+        if (part == 1 && wanted[d]) host_times((attn_direction)d);
     for (int i = part - 1; i < count; i += parts) {
         alarm(WATCHDOG_SECONDS);
-        if (attn_cuda_is_line(&kernels[i])) lengths(&kernels[i]);
+        if (attn_cuda_is_line(&kernels[i]) && wanted[attn_cuda_direction(&kernels[i])]) lengths(&kernels[i]);
     }
     printf("%d checks on the GPU, %d failed\n", checks, failures);
     return failures > 0;
