@@ -1,6 +1,7 @@
 /* The host's side of the CUDA backward, on the driver of fake_cuda/. What it has in common with the forward is tested
  * with that (test_cuda). */
 #define _GNU_SOURCE
+#include "check/sweep.h"
 #include "cuda_support.h"
 
 static attn_desc small_backward(void)
@@ -143,6 +144,23 @@ static void a_bias_has_one_gradient(void **state)
     end_context(context);
 }
 
+/* Cases fitted to the kernels of a line, in which heads are split too, computed from nothing but what is launched. */
+static void parameters_say_it_all(void **state)
+{
+    (void)state;
+    static const char *const kernels[] = { "sm90_backward_bf16_d64", "sm90_backward_f16_d128" };
+    check_grid *grid = check_grid_create(CHECK_SEED);
+    for (int i = 0; i < COUNT(kernels); i++) {
+        check_sweep sweep = check_sweep_create(grid, ATTN_CUDA, kernels[i], ATTN_ISA_AUTO);
+        for (int n = 0; n < grid->count; n += test_scale())
+            check_sweep_case(&sweep, n);
+        assert_int_equal(sweep.count, 1);
+        assert_true(sweep.reports[0].cases > 0);
+        if (sweep.reports[0].failures) fail_msg("case %d: %s", sweep.reports[0].failed_case, sweep.reports[0].message);
+    }
+    free(grid);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -152,6 +170,7 @@ int main(void)
         cmocka_unit_test(the_workspace_is_exact),
         cmocka_unit_test(what_is_empty_has_gradients_of_0),
         cmocka_unit_test(a_bias_has_one_gradient),
+        cmocka_unit_test(parameters_say_it_all),
     };
     cuda_begin();
     return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));

@@ -120,8 +120,9 @@ static void hand_on_alibi(const gradients *g, const attn_sm90_backward_params *p
     const attn_desc *d = &g->desc;
     if (!p->alibi_parts) return;
     memset(p->alibi_parts, 0, (size_t)(d->batch * d->heads_q * p->alibi_count) * 4);
-    for (int64_t i = 0; i < d->alibi_batch * d->heads_q; i++)
-        p->alibi_parts[i * p->alibi_count + p->alibi_count - 1] = g->args.grad_alibi[i];
+    int64_t last = d->alibi_batch == 1 ? (d->batch - 1) * d->heads_q : 0; /* shared slopes: the last sequence's share */
+    for (int64_t i = 0; i < d->alibi_batch * d->heads_q && d->batch > 0; i++)
+        p->alibi_parts[(last + i) * p->alibi_count + p->alibi_count - 1] = g->args.grad_alibi[i];
 }
 
 /* Sinks: what of their gradient `rows` would have left is marked; here, where q, k and v are known, it is computed. */

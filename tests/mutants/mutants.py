@@ -224,7 +224,7 @@ MUTANTS = [
     (CUDA + "run_backward.c", ".dim = p->common.dim_qk, .scale = d->scale,", ".dim = p->common.dim_qk, .scale = 1,",
      "grad_q on a GPU: no scale", "cuda"),
     (CUDA + "run_backward.c", ".part_step = attn_cuda_sum_lines(d, true) * pitch,", ".part_step = 0,",
-     "grad_k of split heads: one part counted for all", "cuda"),
+     "grad_k of split heads: one part counted for all", "cuda_backward"),
     (CUDA + "run_backward.c", ".repeats = alike ? (int)d->batch : 1,", ".repeats = 1,",
      "slopes that sequences share: the first one's gradient", "cuda"),
     (CUDA + "plan_backward.c", "(total / TILE + d->batch) * TILE", "(total / TILE + 1) * TILE",
