@@ -7,8 +7,8 @@
 
 /* Of a thread; together what the block is started with: 384 threads of 168. A GENERAL producer walks masks. */
 #if ATTN_MASK == GENERAL
-#define REGISTERS_PRODUCER 56
-#define REGISTERS_CONSUMER 224
+#define REGISTERS_PRODUCER 40
+#define REGISTERS_CONSUMER 232
 #else
 #define REGISTERS_PRODUCER 24
 #define REGISTERS_CONSUMER 240
@@ -26,4 +26,5 @@
 #include "backward_lines.h"
 #include "backward_tile.h"
 #include "backward_mask.h"
+#include "backward_score.h"
 #include "backward.h"

@@ -133,35 +133,76 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
     meet_group(c->group);
 }
 
-/* Probabilities in place of scores, and as wgmma's A operand. */
-DEVICE void probabilities(float *score, u32 *p, float unit, u32 statistics)
+/* Scores to probabilities, wgmma's A operand. */
+DEVICE void probabilities(const float *score, u32 *p, float unit, u32 statistics)
 {
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
         float4 lse = load_statistics(statistics, m);
 #pragma unroll
-        for (int i = 8 * m; i < 8 * m + 8; i++)
-            score[i] = exp2_approx(fmaf(score[i], unit, -statistic(lse, i)));
-#pragma unroll
         for (int i = 8 * m; i < 8 * m + 8; i += 2)
-            p[i / 2] = pack16(score[i], score[i + 1]);
+            p[i / 2] = pack16(exp2_approx(fmaf(score[i], unit, -statistic(lse, i))),
+                              exp2_approx(fmaf(score[i + 1], unit, -statistic(lse, i + 1))));
     }
 }
 
+/* What a tile's gradients of scores go to, beside grad_q and grad_k. */
+typedef struct passing {
+    const attn_sm90_backward_params *params;
+    const unit *u;
+    const row_note *note;
+    const u32 *slope;
+    float *alibi;
+    int first; /* key in the unit of the warpgroup's first */
+} passing;
+
 /* dS = P (dP - delta), as wgmma's A operand. */
-DEVICE void score_gradients(const float *p, const float *dp, u32 *ds, u32 statistics)
+DEVICE void score_gradients(const passing *to, const u32 *p, const float *dp, u32 *ds, u32 statistics)
 {
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
         float4 delta = load_statistics(statistics + 4 * BLOCK_ROWS, m);
+        float x[8];
 #pragma unroll
-        for (int i = 8 * m; i < 8 * m + 8; i += 2)
-            ds[i / 2] = pack16(p[i] * (dp[i] - statistic(delta, i)), p[i + 1] * (dp[i + 1] - statistic(delta, i + 1)));
+        for (int i = 0; i < 8; i++) {
+            float weight = unpacked(p, 8 * m + i), dropped = dp[8 * m + i];
+#if ATTN_SCORE == RICH
+            if (to->params->common.flags & FLAG_DROPOUT)
+                dropped *= signbit(weight) ? 0 : dropout_factor(&to->params->common), weight = fabsf(weight);
+#endif
+            x[i] = weight * (dropped - statistic(delta, i));
+        }
+#if ATTN_SCORE == RICH
+        pass_gradients(to->params, to->u, to->note, x, m, to->slope, to->alibi, to->first);
+#endif
+#pragma unroll
+        for (int i = 0; i < 8; i += 2)
+            ds[4 * m + i / 2] = pack16(x[i], x[i + 1]);
     }
 }
 
-/* Whether this warpgroup computes grad_q of the tile . */
+/* Whether this warpgroup computes grad_q of the tile. */
 #define DQ_MINE(c, tile) (DQ_SHARES || ((tile)&1) == (c)->group)
+
+DEVICE void issue_scores(const consumer *c, float *score, u32 keys, u32 q)
+{
+    wgmma_fence();
+    if (K_REGISTERS)
+        issue_from_registers(score, c->keys, q, DIM);
+    else
+        issue_from_shared(score, keys, q, DIM);
+    wgmma_commit();
+}
+
+DEVICE void issue_dp(const consumer *c, float *dp, u32 values, u32 grad_o)
+{
+    wgmma_fence();
+    if (V_REGISTERS)
+        issue_from_registers(dp, c->values, grad_o, DIM_V);
+    else
+        issue_from_shared(dp, values, grad_o, DIM_V);
+    wgmma_commit();
+}
 
 DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q, int tile)
 {
@@ -184,6 +225,9 @@ DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared 
                DQ_SHARES ? c->group * DQ_COLUMNS : 0);
 }
 
+/* grad_v's product is issued before dS is computed; RICH: behind it, as dropped probabilities are still needed. */
+#define EARLY (ATTN_SCORE == PLAIN)
+
 /* A unit's row tiles. */
 DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u, float *grad_k,
                    float *grad_v)
@@ -191,41 +235,51 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
     const attn_sm90_params *p = &params->common;
     float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2], grad_q[DQ_COLUMNS / 2];
     u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4];
-    float unit = p->scale * LOG2_E;
+    u32 slope[ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1];
+    float unit = ATTN_SCORE == RICH ? LOG2_E : p->scale * LOG2_E, alibi = 0;
+    int first = c->group * 64, block = -1;
+#if ATTN_SCORE == RICH
+    int head = -1;
+#endif
     u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + c->group * 64 * 128);
     u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + c->group * 64 * 128);
-    int block = -1;
     for (bool last = false; !last;) {
         const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
         wait_rows(p, s, c, u, note);
         u32 q = uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q),
             g = uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G);
         u32 statistics = s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS;
+        bool partial = note->partial;
+        pairs_seen seen;
+        if (rarely(partial)) seen = pairs_of(p, u, note, first);
 
-        wgmma_fence();
-        if (K_REGISTERS)
-            issue_from_registers(score, c->keys, q, DIM);
-        else
-            issue_from_shared(score, k, q, DIM);
-        wgmma_commit();
-        if (V_REGISTERS)
-            issue_from_registers(dp, c->values, g, DIM_V);
-        else
-            issue_from_shared(dp, v, g, DIM_V);
-        wgmma_commit();
-
-        wgmma_wait(1);
+        issue_scores(c, score, k, q);
+        if (EARLY) issue_dp(c, dp, v, g);
+        wgmma_wait(EARLY ? 1 : 0);
         pin_floats(score, BLOCK_ROWS / 2);
-        if (rarely(note->partial)) hide(p, u, note, score, c->group * 64);
+#if ATTN_SCORE == RICH
+        if (note->head != head && head >= 0) store_alibi(params, u, head, &alibi);
+        head = note->head;
+        change_scores(p, u, note, score, slope, first);
+#endif
+        if (rarely(partial)) hide(score, seen);
         probabilities(score, probability, unit, statistics);
-        pin_words(probability, BLOCK_ROWS / 4);
-        wgmma_fence();
-        issue_grad_v(grad_v, probability, g);
-        wgmma_commit();
+#if ATTN_SCORE == RICH
+        mark_dropped(p, u, note, probability, first);
+#endif
+        if (EARLY)
+            issue_grad_v(grad_v, probability, g);
+        else
+            issue_dp(c, dp, v, g);
 
-        wgmma_wait(1);
+        wgmma_wait(EARLY ? 1 : 0);
         pin_floats(dp, BLOCK_ROWS / 2);
-        score_gradients(score, dp, ds, statistics);
+        passing to = { params, u, note, slope, &alibi, first };
+        score_gradients(&to, probability, dp, ds, statistics);
+#if ATTN_SCORE == RICH
+        zero_dropped(probability);
+        issue_grad_v(grad_v, probability, g);
+#endif
         barrier_wait(BARRIER(s, ds_empty, RING_INDEX(c->tiles, 2)), RING_PHASE(c->tiles, 2) ^ 1);
         store_score_gradients(s->ds + RING_INDEX(c->tiles, 2) * TILE_DS + c->group * 64 * 128, ds);
         fence_async();
@@ -233,10 +287,7 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
 
         bool late = DQ_SHARES || (block >= 0 && DQ_MINE(c, c->tiles - 1));
         if (late) issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-        pin_words(ds, BLOCK_ROWS / 4);
-        wgmma_fence();
         issue_grad_k(grad_k, ds, q);
-        wgmma_commit();
         wgmma_wait(1);
         if (late && block >= 0) finish_grad_q(params, s, c, grad_q, c->tiles - 1, block);
         block = note->block, last = note->last;
@@ -246,6 +297,9 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
         c->tiles++;
     }
+#if ATTN_SCORE == RICH
+    store_alibi(params, u, head, &alibi);
+#endif
     if (DQ_MINE(c, c->tiles - 1)) {
         issue_late_grad_q(s, c, grad_q, c->tiles - 1);
         wgmma_wait(0);
@@ -309,7 +363,7 @@ DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
         store_gradient(params, &c, u, params->grad_k, params->grad_k_stride, params->grad_k_sum, grad_k, DIM, p->dim_qk,
                        p->scale);
         store_gradient(params, &c, u, params->grad_v, params->grad_v_stride, params->grad_v_sum, grad_v, DIM_V,
-                       p->dim_v, 1);
+                       p->dim_v, dropout_factor(p));
     }
 }
 

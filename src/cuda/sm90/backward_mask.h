@@ -97,22 +97,26 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     return true;
 }
 
-/* Scores of hidden pairs become -inf. */
-DEVICE void hide(const attn_sm90_params *p, const unit *u, const row_note *note, float *score, int key_in_unit)
+/* What of a partial tile's pairs the thread's keys see: columns from first[r] on. */
+typedef struct pairs_seen {
+    int first[2];
+} pairs_seen;
+
+DEVICE pairs_seen pairs_of(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
 {
     const work *w = &u->place;
-    int first[2]; /* columns that see the thread's keys: from there on */
+    pairs_seen seen;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int key = u->key0 + key_in_unit + fragment_row(2 * r);
-        first[r] = p->flags & FLAG_CAUSAL ? key - w->len_kv + w->len_q - note->row0 : 0;
-        if (key >= w->len_kv) first[r] = BLOCK_ROWS;
-        first[r] -= fragment_col(0);
+        int first = p->flags & FLAG_CAUSAL ? key - w->len_kv + w->len_q - note->row0 : 0;
+        seen.first[r] = key < w->len_kv ? first : BLOCK_ROWS;
     }
-#pragma unroll
-    for (int i = 0; i < BLOCK_ROWS / 2; i++)
-        score[i] = i / 4 * 8 + i % 2 >= first[i / 2 % 2] ? score[i] : -INFINITE;
+    return seen;
 }
+
+/* Whether fragment element i is visible. */
+#define sees_pair(seen, i) (fragment_col(i) >= (seen).first[(i) / 2 % 2])
 
 #else
 
@@ -138,8 +142,13 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     return true;
 }
 
-/* Bit 2c + r: the thread's column c (of 16, fragment_col(c / 2 * 4 + c % 2)) sees its key r. */
-DEVICE u32 visible_pairs(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
+/* What of a partial tile's pairs is visible. Bit 2c + r: the thread's column c (of 16, fragment_col(c / 2 * 4 + c % 2))
+ * sees its key r. */
+typedef struct pairs_seen {
+    u32 bits;
+} pairs_seen;
+
+DEVICE pairs_seen pairs_of(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
 {
     const work *w = &u->place;
     int key[2] = { u->key0 + key_in_unit + fragment_row(0), u->key0 + key_in_unit + fragment_row(2) };
@@ -149,7 +158,7 @@ DEVICE u32 visible_pairs(const attn_sm90_params *p, const unit *u, const row_not
         for (int r = 0; r < 2; r++)
             if (key[r] < w->len_kv) interval[r] = interval_of(p, w, note->head, key[r]);
     }
-    u32 seen = 0;
+    pairs_seen seen = { 0 };
 #pragma unroll 1
     for (int c = 0; c < BLOCK_ROWS / 4; c++) {
         int row = min(note->row0 + fragment_col(0) + c / 2 * 8 + c % 2, w->len_q - 1);
@@ -159,21 +168,23 @@ DEVICE u32 visible_pairs(const attn_sm90_params *p, const unit *u, const row_not
             bool sees = (key[r] >= runs.lo[0] && key[r] < runs.hi[0]) || (key[r] >= runs.lo[1] && key[r] < runs.hi[1]);
             if (sees && p->flags & FLAG_INTERVALS) sees = !interval_hides(interval[r], row);
             if (sees && p->flags & (FLAG_BLOCKS | FLAG_BITS)) sees = listed_pair(p, w, note->head, row, key[r]);
-            seen |= (u32)sees << (2 * c + r);
+            seen.bits |= (u32)sees << (2 * c + r);
         }
     }
     return seen;
 }
 
-/* Scores of hidden pairs become -inf. */
-DEVICE void hide(const attn_sm90_params *p, const unit *u, const row_note *note, float *score, int key_in_unit)
-{
-    u32 seen = visible_pairs(p, u, note, key_in_unit);
-#pragma unroll
-    for (int i = 0; i < BLOCK_ROWS / 2; i++)
-        score[i] = seen >> (i / 4 * 4 + i % 2 * 2 + i / 2 % 2) & 1 ? score[i] : -INFINITE;
-}
+/* Whether fragment element i is visible. */
+#define sees_pair(seen, i) ((seen).bits >> ((i) / 4 * 4 + (i) % 2 * 2 + (i) / 2 % 2) & 1)
 
 #endif
+
+/* Scores of hidden pairs become -inf. */
+DEVICE void hide(float *score, pairs_seen seen)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK_ROWS / 2; i++)
+        score[i] = sees_pair(seen, i) ? score[i] : -INFINITE;
+}
 
 #endif

@@ -71,8 +71,8 @@ typedef struct attn_sm90_backward_params {
     float *grad_k_sum,
         *grad_v_sum;    /* splits > 1, else NULL: dim, dim_v floats a line of keys, one split behind another */
     unsigned *turns;    /* ATTN_DETERMINISTIC, else NULL: one a tile of lines of rows; zeroed by 1 */
-    float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; written by 2: alibi_count = ceil(len_kv /
-                         * keys); simple: ceil(len_q / 8) */
+    float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
+                         * 8 * ceil(len_kv / keys), keys of the variant; simple: ceil(len_q / 8) */
     int alibi_count;
     float *sink_parts; /* NULL, or (heads_q, batch, ceil(len_q / R)) floats; written by 1 */
 } attn_sm90_backward_params;

@@ -57,6 +57,9 @@ extern "C" __global__ void __launch_bounds__(256)
                 ((float4 *)(params.grad_q_sum + (line0 + at) * params.dim))[i] = make_float4(0, 0, 0, 0);
     }
     if (params.turns && threadIdx.x == 0 && row0 < q.y) params.turns[line0 / BLOCK_ROWS] = 0;
+    if (params.alibi_parts && blockIdx.x == 0)
+        for (int i = threadIdx.x; i < params.alibi_count; i += 256)
+            params.alibi_parts[((long long)batch * p->heads_q + head) * params.alibi_count + i] = 0;
     if (!params.sink_parts) return;
     sink_sum = warp_sum(sink_sum);
     if (threadIdx.x % 32 == 0) sink_part[threadIdx.x / 32] = sink_sum;

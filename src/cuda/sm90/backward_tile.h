@@ -103,18 +103,24 @@ DEVICE void issue_from_shared(float *score, u32 keys, u32 rows, int dim)
                     descriptor(rows, 0) + (k / 4 * PANEL_ROWS + k % 4 * 32 >> 4), k > 0);
 }
 
-DEVICE void issue_grad_v(float *grad_v, const u32 *p, u32 grad_o)
+DEVICE void issue_grad_v(float *grad_v, u32 *p, u32 grad_o)
 {
+    pin_words(p, BLOCK_ROWS / 4);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_ROWS / 16; k++)
         PASTE(wgmma_rt_, DIM_V)(grad_v, p + 4 * k, descriptor(grad_o, PANEL_ROWS) + (k * 2048 >> 4), 1);
+    wgmma_commit();
 }
 
-DEVICE void issue_grad_k(float *grad_k, const u32 *ds, u32 q)
+DEVICE void issue_grad_k(float *grad_k, u32 *ds, u32 q)
 {
+    pin_words(ds, BLOCK_ROWS / 4);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_ROWS / 16; k++)
         PASTE(wgmma_rt_, DIM)(grad_k, ds + 4 * k, descriptor(q, PANEL_ROWS) + (k * 2048 >> 4), 1);
+    wgmma_commit();
 }
 
 #if DQ_SHARES

@@ -77,6 +77,12 @@ DEVICE u32 dropout_bytes(const attn_sm90_params *p, u32 batch_head, int row, int
     return row & 8 ? high : low;
 }
 
+/* What survives dropout is multiplied by. */
+DEVICE float dropout_factor(const attn_sm90_params *p)
+{
+    return p->flags & FLAG_DROPOUT ? 256.0f / (256 - p->score.dropout_threshold) : 1;
+}
+
 #ifdef ATTN_KEYS
 
 /* bias: bias_row of the thread's rows. Keys behind the last are given its bias. */
