@@ -5,8 +5,12 @@
 #define PLAIN 0
 #define RICH 1
 
-/* Of a thread; together what the block is started with: 384 threads of 168. A GENERAL producer walks masks. */
-#if ATTN_MASK == GENERAL
+/* Of a thread; together what the block is started with: 512 threads of 128, 384 of 168. A GENERAL producer walks masks.
+ */
+#if ATTN_BLOCK_KEYS == 192
+#define REGISTERS_PRODUCER 32
+#define REGISTERS_CONSUMER 160
+#elif ATTN_MASK == GENERAL
 #define REGISTERS_PRODUCER 40
 #define REGISTERS_CONSUMER 232
 #else

@@ -1,4 +1,4 @@
-/* The backward kernel: one block a multiprocessor, a producer warpgroup and two consumer warpgroups of 64 keys each.
+/* The backward kernel: one block a multiprocessor, a producer warpgroup and consumer warpgroups of 64 keys each.
  * The producer's first warp loads a unit's keys and values, then tile by tile the rows that see them. A consumer, by
  * tile t:
  *
@@ -52,7 +52,7 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
     if (threadIdx.x % 32 == 0) {
         int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
-        note.block = (int)(line / BLOCK_ROWS);
+        note.dq.block = (int)(line / BLOCK_ROWS);
         s->notes->rows[at->q.index] = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
         load_panels(s->q + at->q.index * TILE_Q, &p->q_map, full, PANELS, PANEL_ROWS, note.head, row, batch);
@@ -89,6 +89,7 @@ DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 
 typedef struct consumer {
     int group, units, tiles; /* counts of those done: they give index and phase in every ring */
+    int added;               /* the tile of rows last added to, -1: none since the turn was passed */
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 
@@ -182,7 +183,7 @@ DEVICE void score_gradients(const passing *to, const u32 *p, const float *dp, u3
 }
 
 /* Whether this warpgroup computes grad_q of the tile. */
-#define DQ_MINE(c, tile) (DQ_SHARES || ((tile)&1) == (c)->group)
+#define DQ_MINE(c, tile) (DQ_SHARES || (u32)(tile) % WARPGROUPS == (u32)(c)->group)
 
 DEVICE void issue_scores(const consumer *c, float *score, u32 keys, u32 q)
 {
@@ -215,14 +216,22 @@ DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q,
     wgmma_commit();
 }
 
-/* block: the tile's place among the workspace's tiles of rows. */
-DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, const consumer *c, float *grad_q,
-                          int tile, int block)
+DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
+                          int tile)
 {
     pin_floats(grad_q, DQ_COLUMNS / 2);
+    dq_note to = s->notes->dq[RING_INDEX(tile, 2)];
     release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
-    add_grad_q(params->grad_q_sum + (long long)block * (BLOCK_ROWS * DIM), grad_q,
-               DQ_SHARES ? c->group * DQ_COLUMNS : 0);
+    add_grad_q(params, s, to, grad_q, DQ_SHARES ? c->group * DQ_COLUMNS : 0, &c->added);
+}
+
+/* grad_q of the tile before the one in hand, by itself. */
+DEVICE void late_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c)
+{
+    float grad_q[DQ_COLUMNS / 2];
+    issue_late_grad_q(s, c, grad_q, c->tiles - 1);
+    wgmma_wait(0);
+    finish_grad_q(params, s, c, grad_q, c->tiles - 1);
 }
 
 /* grad_v's product is issued before dS is computed; RICH: behind it, as dropped probabilities are still needed. */
@@ -233,17 +242,16 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
                    float *grad_v)
 {
     const attn_sm90_params *p = &params->common;
-    float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2], grad_q[DQ_COLUMNS / 2];
-    u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4];
-    u32 slope[ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1];
     float unit = ATTN_SCORE == RICH ? LOG2_E : p->scale * LOG2_E, alibi = 0;
-    int first = c->group * 64, block = -1;
+    int first = c->group * 64, start = c->tiles;
 #if ATTN_SCORE == RICH
     int head = -1;
 #endif
     u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + c->group * 64 * 128);
     u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + c->group * 64 * 128);
     for (bool last = false; !last;) {
+        float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2], grad_q[DQ_COLUMNS / 2];
+        u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1];
         const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
         wait_rows(p, s, c, u, note);
         u32 q = uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q),
@@ -282,29 +290,31 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
 #endif
         barrier_wait(BARRIER(s, ds_empty, RING_INDEX(c->tiles, 2)), RING_PHASE(c->tiles, 2) ^ 1);
         store_score_gradients(s->ds + RING_INDEX(c->tiles, 2) * TILE_DS + c->group * 64 * 128, ds);
+        if (threadIdx.x == 128) s->notes->dq[RING_INDEX(c->tiles, 2)] = note->dq;
         fence_async();
         release(BARRIER(s, ds_full, RING_INDEX(c->tiles, 2)));
 
-        bool late = DQ_SHARES || (block >= 0 && DQ_MINE(c, c->tiles - 1));
-        if (late) issue_late_grad_q(s, c, grad_q, c->tiles - 1);
+#if DQ_SHARES
+        issue_late_grad_q(s, c, grad_q, c->tiles - 1);
+#endif
         issue_grad_k(grad_k, ds, q);
+#if DQ_SHARES
         wgmma_wait(1);
-        if (late && block >= 0) finish_grad_q(params, s, c, grad_q, c->tiles - 1, block);
-        block = note->block, last = note->last;
+        if (c->tiles > start) finish_grad_q(params, s, c, grad_q, c->tiles - 1);
+#endif
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
+        last = note->last;
         release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
+        if (!DQ_SHARES && c->tiles > start && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
         c->tiles++;
     }
 #if ATTN_SCORE == RICH
     store_alibi(params, u, head, &alibi);
 #endif
-    if (DQ_MINE(c, c->tiles - 1)) {
-        issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-        wgmma_wait(0);
-        finish_grad_q(params, s, c, grad_q, c->tiles - 1, block);
-    }
+    if (DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
+    pass_turn(params, &c->added);
 }
 
 /* Stores a unit's gradient of keys or values: to its place, or as a part of their sum. */
@@ -319,11 +329,11 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const consum
         long long lines = (varlen ? 1 : (long long)p->batch) * p->heads_kv * params->kv_pitch;
         long long line =
             u->split * lines + first + line_of(p, p->cu_lens_kv, p->heads_kv, params->kv_pitch, w->batch, u->kv_head);
-        float4 *to = (float4 *)(sums + line * columns) + threadIdx.x % 128;
         if (first >= w->len_kv) return;
 #pragma unroll
         for (int i = 0; i < columns / 8; i++)
-            to[i * 128] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+            *(float4 *)(sums + line * columns + sums_place(columns, i)) =
+                make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
         return;
     }
 #pragma unroll
@@ -342,7 +352,7 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const consum
 DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
 {
     const attn_sm90_params *p = &params->common;
-    consumer c = { (int)threadIdx.x / 128 - 1 };
+    consumer c = { (int)threadIdx.x / 128 - 1, 0, 0, -1 };
     for (;;) {
         barrier_wait(BARRIER(s, kv_full, RING_INDEX(c.units, SLOTS)), RING_PHASE(c.units, SLOTS));
         const unit *u = &s->notes->units[RING_INDEX(c.units, SLOTS + 1)];
@@ -365,9 +375,10 @@ DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
         store_gradient(params, &c, u, params->grad_v, params->grad_v_stride, params->grad_v_sum, grad_v, DIM_V,
                        p->dim_v, dropout_factor(p));
     }
+    bulk_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
     PASTE(attn_sm90_backward_, ATTN_NAME)(const __grid_constant__ attn_sm90_backward_params params)
 {
     extern __shared__ unsigned char memory[];

@@ -2,7 +2,7 @@
  *
  * Statistics of a tile of rows: 64 LSE in log2 units, inf where a row takes no part, then 64 delta, each in the order
  * in which a thread's columns of 16 rows lie side by side. Sums are in fragment order: four floats a thread (two
- * columns of two rows), 128 threads, then the next 8 columns. */
+ * columns of two rows), 32 threads, then the next 8 columns, then the next 16 rows. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_LINES_H
 #define ATTN_CUDA_SM90_BACKWARD_LINES_H
 
@@ -16,6 +16,12 @@ DEVICE long long line_of(const attn_sm90_params *p, const int *cu_lens, int head
 {
     if (!(p->flags & FLAG_VARLEN)) return ((long long)batch * heads + head) * pitch;
     return (long long)head * pitch + (long long)(cu_lens[batch] / BLOCK_ROWS + batch) * BLOCK_ROWS;
+}
+
+/* Where the thread's four floats of columns 8c to 8c + 7 are in a tile of sums of `dim` columns. */
+DEVICE int sums_place(int dim, int c)
+{
+    return ((int)threadIdx.x % 128 / 32 * (dim / 8) + c) * 128 + (int)threadIdx.x % 32 * 4;
 }
 
 /* Place of a row's statistic in its tile: columns 2c, 2c + 1, 2c + 8, 2c + 9 of 16 are neighbours. */

@@ -12,8 +12,9 @@ DEVICE int unit_next(const attn_sm90_backward_params *p, int index)
     return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
 }
 
-/* VARLEN: finds key tile `tile` of all sequences' key tiles, one sequence after another, 32 at a time. */
-DEVICE bool find_keys(const attn_sm90_params *p, int tile, unit *u)
+/* VARLEN: finds key tile `tile` of all sequences' key tiles, one sequence after another, 32 at a time; `backwards`:
+ * within each, the last first. */
+DEVICE bool find_keys(const attn_sm90_params *p, int tile, bool backwards, unit *u)
 {
     int lane = threadIdx.x % 32;
     for (int b = 0; b < p->batch; b += 32) {
@@ -29,7 +30,8 @@ DEVICE bool find_keys(const attn_sm90_params *p, int tile, unit *u)
         if (above) {
             int found = __ffs(above) - 1;
             u->place.batch = b + found;
-            u->key0 = (tile - __shfl_sync(~0u, end - mine, found)) * BLOCK_KEYS;
+            tile -= __shfl_sync(~0u, end - mine, found);
+            u->key0 = (backwards ? __shfl_sync(~0u, mine, found) - 1 - tile : tile) * BLOCK_KEYS;
             return true;
         }
         tile -= __shfl_sync(~0u, end, 31);
@@ -37,7 +39,7 @@ DEVICE bool find_keys(const attn_sm90_params *p, int tile, unit *u)
     return false;
 }
 
-/* False: there is no such unit. */
+/* False: there is no such unit. With turns a unit waits for units of the same head and later keys: these come first. */
 DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
@@ -45,13 +47,13 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     work *w = &u->place;
     if (p->flags & FLAG_VARLEN) {
         int line = p->heads_kv * s->splits, rest = index % line;
-        if (!find_keys(p, index / line, u)) return false;
+        if (!find_keys(p, index / line, params->turns, u)) return false;
         u->split = rest / p->heads_kv, u->kv_head = rest % p->heads_kv;
     } else {
         int all = p->heads_kv * p->batch, group = s->head_group * s->key_tiles * s->splits;
         int first = index / group * s->head_group, rest = index % group;
         int heads = min(s->head_group, all - first), line = heads * s->splits;
-        u->key0 = rest / line * BLOCK_KEYS;
+        u->key0 = (params->turns ? s->key_tiles - 1 - rest / line : rest / line) * BLOCK_KEYS;
         rest %= line;
         u->split = rest / heads;
         int head = first + rest % heads;
@@ -68,7 +70,8 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 /* ---- tiles of rows: the producer warp as a whole --------------------------------------------- */
 
 /* Where the walk over a unit's row tiles is: head by head, tiles [first, end). GENERAL: tiles [from, from + 32) are
- * looked at, `seen` and not yet taken; those from `ahead` on are to come. */
+ * looked at, `seen` and not yet taken; those from `ahead` on are to come. FLAG_DETERMINISTIC: all are taken, so that
+ * every unit has its turn at every tile. */
 typedef struct row_walk {
     int head, first, end, ahead, from;
     u32 seen, full;
@@ -94,6 +97,8 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     note->head = at->head, note->row0 = at->ahead++ * BLOCK_ROWS;
     int whole = p->flags & FLAG_CAUSAL ? note->row0 + w->len_kv - w->len_q + 1 : w->len_kv;
     note->partial = u->key0 + BLOCK_KEYS > min(whole, w->len_kv);
+    int end = p->flags & FLAG_CAUSAL ? min(note->row0 + BLOCK_ROWS, w->len_q) + w->len_kv - w->len_q : w->len_kv;
+    note->dq.rank = (end - 1) / BLOCK_KEYS - u->key0 / BLOCK_KEYS;
     return true;
 }
 
@@ -132,12 +137,14 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
         if (tile < at->end)
             judge_tile(p, w, tile * BLOCK_ROWS, min((tile + 1) * BLOCK_ROWS, w->len_q), u->key0 / BLOCK_KEYS,
                        BLOCK_KEYS, &seen, &full);
+        if (p->flags & FLAG_DETERMINISTIC && tile < at->end) full = full && seen, seen = true;
         at->from = at->ahead, at->ahead += 32;
         at->seen = __ballot_sync(~0u, seen), at->full = __ballot_sync(~0u, full);
     }
     int bit = __ffs(at->seen) - 1;
     note->head = at->head, note->row0 = (at->from + bit) * BLOCK_ROWS;
     note->partial = !(at->full >> bit & 1);
+    note->dq.rank = (w->len_kv - 1) / BLOCK_KEYS - u->key0 / BLOCK_KEYS;
     at->seen &= at->seen - 1;
     return true;
 }

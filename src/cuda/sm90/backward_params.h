@@ -5,8 +5,9 @@
  *   1. attn_sm90_backward_rows_<dtype>: LSE and delta of each row (and what 2 to 4 need zeroed).
  * attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
  *   2. attn_sm90_backward_<name>, one a line of backward_variants.def: gradients of q (f32 sums), k and v (and of the
- *      bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block 384, shared memory
- *      ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes before it with ATTN_INTERVALS (on .common).
+ *      bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block
+ *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes before it
+ * with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
  * grid (ceil(rows / R), heads, batch), rows of the longest sequence. Always for grad_q; for grad_k and grad_v where
  *      splits > 1.
@@ -72,7 +73,7 @@ typedef struct attn_sm90_backward_params {
         *grad_v_sum;    /* splits > 1, else NULL: dim, dim_v floats a line of keys, one split behind another */
     unsigned *turns;    /* ATTN_DETERMINISTIC, else NULL: one a tile of lines of rows; zeroed by 1 */
     float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
-                         * 8 * ceil(len_kv / keys), keys of the variant; simple: ceil(len_q / 8) */
+                         * ATTN_SM90_BACKWARD_ALIBI; simple: ceil(len_q / 8) */
     int alibi_count;
     float *sink_parts; /* NULL, or (heads_q, batch, ceil(len_q / R)) floats; written by 1 */
 } attn_sm90_backward_params;
@@ -99,10 +100,15 @@ typedef struct attn_sm90_total_params {
     long long repeat_step; /* floats */
 } attn_sm90_total_params;
 
+/* Of a variant: warpgroups that compute, threads of a block, floats a head of alibi_parts. */
+#define ATTN_SM90_BACKWARD_GROUPS(keys) ((keys) > 128 ? 3 : 2)
+#define ATTN_SM90_BACKWARD_THREADS(keys) (128 * (ATTN_SM90_BACKWARD_GROUPS(keys) + 1))
+#define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (4 * ATTN_SM90_BACKWARD_GROUPS(keys) * (((len_kv) + (keys)-1) / (keys)))
+
 /* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
- * barriers, statistics and notes. */
+ * of q, barriers, statistics and notes. */
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots)                                                 \
     (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
-     (stages)*512 + 1024 + 1024)
+     256 * (dim) * ((dim) % 128 == 0 ? 1 : ATTN_SM90_BACKWARD_GROUPS(keys)) + (stages)*512 + 1024 + 1024)
 
 #endif

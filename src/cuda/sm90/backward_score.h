@@ -114,7 +114,7 @@ DEVICE void store_alibi(const attn_sm90_backward_params *params, const unit *u, 
     for (int step = 16; step; step /= 2)
         *sum += __shfl_xor_sync(~0u, *sum, step);
     long long line = (long long)u->place.batch * params->common.heads_q + head;
-    int part = u->key0 / BLOCK_KEYS * 8 + (int)threadIdx.x / 32 - 4;
+    int part = u->key0 / BLOCK_KEYS * WARPS + (int)threadIdx.x / 32 - 4;
     if (threadIdx.x % 32 == 0) params->alibi_parts[line * params->alibi_count + part] = *sum;
     *sum = 0;
 }

@@ -81,14 +81,14 @@ extern "C" __global__ void __launch_bounds__(128)
     long long line = varlen
                          ? (long long)head * p.pitch + (long long)(p.cu_lens[batch] / BLOCK_ROWS + batch) * BLOCK_ROWS
                          : ((long long)batch * p.heads + head) * p.pitch;
-    const float4 *in = (const float4 *)(p.in + (line + row0) * p.dim_pitch) + threadIdx.x;
+    const float *in = p.in + (line + row0) * p.dim_pitch;
     for (int group = 0; group < p.dim_pitch / 8; group += 4) {
         float x[16];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float4 sum = make_float4(0, 0, 0, 0);
             for (int part = 0; part < p.parts && group + j < p.dim_pitch / 8; part++) {
-                float4 y = in[part * p.part_step / 4 + (group + j) * 128];
+                float4 y = *(const float4 *)(in + part * p.part_step + sums_place(p.dim_pitch, group + j));
                 sum = make_float4(sum.x + y.x, sum.y + y.y, sum.z + y.z, sum.w + y.w);
             }
             x[4 * j] = sum.x * p.scale, x[4 * j + 1] = sum.y * p.scale;

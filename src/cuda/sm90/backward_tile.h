@@ -3,9 +3,8 @@
  * A block holds BLOCK_KEYS keys and values of one head (a slot) and takes tiles of 64 query rows, each with its rows of
  * grad_o and their statistics (a stage). Scores and their gradients are computed transposed, keys by rows, so that
  * P^T and dS^T are fragments and go into grad_v += P^T grad_o and grad_k += dS^T q from registers. For grad_q = dS k
- * they pass through shared memory: tiles of BLOCK_KEYS x 64, two of them, as both warpgroups need both's.
- *
- * grad_q is summed in memory in fragment order (backward_lines.h). */
+ * they pass through shared memory: tiles of BLOCK_KEYS x 64, two of them, as every warpgroup needs all of it.
+ * grad_q is summed in memory in fragment order (backward_lines.h), a warp's part by TMA. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_TILE_H
 #define ATTN_CUDA_SM90_BACKWARD_TILE_H
 
@@ -14,6 +13,9 @@
 #define BLOCK_KEYS ATTN_BLOCK_KEYS
 #define STAGES ATTN_STAGES
 #define SLOTS ATTN_SLOTS
+
+#define WARPGROUPS (BLOCK_KEYS / 64) /* that compute */
+#define WARPS (4 * WARPGROUPS)
 
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)
@@ -25,12 +27,13 @@
 #define TILE_V (PANELS_V * PANEL_KEYS)
 #define TILE_DS (BLOCK_KEYS * 128)
 
-#define K_REGISTERS (DIM <= 64)   /* keys are fragments; else scores read them from shared memory */
-#define V_REGISTERS (DIM_V <= 64) /* likewise values */
+#define K_REGISTERS (DIM <= 64 && WARPGROUPS == 2)   /* keys are fragments; else read from shared memory */
+#define V_REGISTERS (DIM_V <= 64 && WARPGROUPS == 2) /* likewise values */
 
 #define DQ_SHARES (DIM % 128 == 0)             /* each warpgroup computes half of grad_q's columns of every tile; */
-#define DQ_COLUMNS (DQ_SHARES ? DIM / 2 : DIM) /* else all of every other tile */
-#define DQ_WARPS (DQ_SHARES ? 8 : 4)
+#define DQ_COLUMNS (DQ_SHARES ? DIM / 2 : DIM) /* else they take turns at tiles */
+#define DQ_WARPS (DQ_SHARES ? WARPS : 4)
+#define DQ_BYTES (16 * 4 * DQ_COLUMNS) /* a warp's */
 
 typedef struct barriers {
     u64 kv_full[SLOTS], kv_empty[SLOTS], q_full[STAGES], q_empty[STAGES], ds_full[2], ds_empty[2];
@@ -43,20 +46,28 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
+/* Where grad_q of a tile goes, whose dS is in a buffer: its place in workspaces, and the order among units that add to
+ * it. */
+typedef struct dq_note {
+    int block, rank;
+} dq_note;
+
 typedef struct row_note {
-    int row0, head, block; /* block: the tile's place in workspaces of rows */
-    int partial, last;     /* some pair is hidden; no tile of the unit follows */
+    int row0, head;
+    dq_note dq;
+    int partial, last; /* some pair is hidden; no tile of the unit follows */
 } row_note;
 
 /* A unit's note outlives its slot: its results are stored beside the next unit's first loads. */
 typedef struct notes {
     unit units[SLOTS + 1];
     row_note rows[STAGES];
+    dq_note dq[2];
 } notes;
 
 /* Shared addresses of rings' first tiles. */
 typedef struct shared {
-    u32 k, v, q, g, ds, statistics, at;
+    u32 k, v, q, g, ds, dq, statistics, at;
     notes *notes;
 } shared;
 
@@ -65,9 +76,11 @@ typedef struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     u32 k = (shared_address(memory) + 1023) & ~1023u, v = k + SLOTS * TILE_K, q = v + SLOTS * TILE_V;
-    u32 g = q + STAGES * TILE_Q, ds = g + STAGES * TILE_G, statistics = ds + 2 * TILE_DS;
-    u32 at = statistics + STAGES * STATISTICS;
-    shared s = { k, v, q, g, ds, statistics, at, (notes *)(memory + (at + sizeof(barriers) - shared_address(memory))) };
+    u32 g = q + STAGES * TILE_Q, ds = g + STAGES * TILE_G, dq = ds + 2 * TILE_DS;
+    u32 statistics = dq + WARPS * DQ_BYTES, at = statistics + STAGES * STATISTICS;
+    shared s = { k,          v,  q,
+                 g,          ds, dq,
+                 statistics, at, (notes *)(memory + (at + sizeof(barriers) - shared_address(memory))) };
     return s;
 }
 
@@ -75,11 +88,11 @@ DEVICE void pipeline_init(const shared *s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++)
-            barrier_init(BARRIER(s, kv_full, i), 1), barrier_init(BARRIER(s, kv_empty, i), 8);
+            barrier_init(BARRIER(s, kv_full, i), 1), barrier_init(BARRIER(s, kv_empty, i), WARPS);
         for (int i = 0; i < STAGES; i++)
-            barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), 8);
+            barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS);
         for (int i = 0; i < 2; i++)
-            barrier_init(BARRIER(s, ds_full, i), 8), barrier_init(BARRIER(s, ds_empty, i), DQ_WARPS);
+            barrier_init(BARRIER(s, ds_full, i), WARPS), barrier_init(BARRIER(s, ds_empty, i), DQ_WARPS);
         barrier_init_fence();
     }
     __syncthreads();
@@ -172,13 +185,43 @@ DEVICE float4 load_statistics(u32 statistics, int group)
 /* The statistic of fragment element i, from those of its 16 rows. */
 #define statistic(four, i) ((i) / 4 % 2 ? (i) % 2 ? (four).w : (four).z : (i) % 2 ? (four).y : (four).x)
 
-/* Adds a fragment of grad_q, columns from first_column on, to its sums. */
-DEVICE void add_grad_q(float *sums, const float *grad_q, int first_column)
+/* The warp's last addition has ended: who waits for it, may. */
+DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
 {
-    float *to = sums + (first_column / 8 * 128 + (int)threadIdx.x % 128) * 4;
+    if (!params->turns || *added < 0) return;
+    if (threadIdx.x % 32 == 0) {
+        bulk_wait();
+        fence_async_memory();
+        count_raise(params->turns + *added);
+    }
+    *added = -1;
+}
+
+/* Adds a warp's fragment of grad_q, columns from first_column on, to its tile's sums: through shared memory, whose last
+ * use must have ended. With turns, behind the units of lower rank. *added: the tile last added to, whose turn has not
+ * been passed. */
+DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, const float *grad_q,
+                       int first_column, int *added)
+{
+    u32 at = s->dq + (threadIdx.x / 32 - 4) * DQ_BYTES;
+    pass_turn(params, added);
+    bulk_wait_read();
+    __syncwarp();
 #pragma unroll
     for (int c = 0; c < DQ_COLUMNS / 8; c++)
-        add_floats(to + c * 512, grad_q + 4 * c);
+        store_shared_floats(at + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
+    fence_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        if (params->turns) {
+            while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
+            }
+            fence_async_memory();
+        }
+        bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first_column / 8), at,
+                 DQ_BYTES);
+    }
+    *added = to.block;
 }
 
 #endif

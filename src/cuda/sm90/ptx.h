@@ -29,8 +29,8 @@ DEVICE void barrier_init_fence(void)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* ATTN_DELAYS, for tests: one warpgroup of a block sleeps up to 2 us before it waits or arrives, one time in four; which
- * one changes from block to block and every few thousand clocks. */
+/* ATTN_DELAYS, for tests: one warpgroup of a block sleeps up to 2 us before it waits or arrives, one time in four;
+ * which one changes from block to block and every few thousand clocks. */
 DEVICE void dawdle(void)
 {
 #ifdef ATTN_DELAYS
@@ -146,12 +146,49 @@ DEVICE float4 load_shared_floats(u32 address)
     return x;
 }
 
-/* Adds to memory, each float by itself. */
-DEVICE void add_floats(float *to, const float *x)
+DEVICE void store_shared_floats(u32 address, const float *x)
 {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
-                 "f"(x[3])
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                  : "memory");
+}
+
+/* Adds floats in shared memory to as many in memory, asynchronously: as one of the thread's batches. */
+DEVICE void bulk_add(float *to, u32 from, u32 bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+/* Until the thread's batches have read shared memory; until they have written memory, too. */
+DEVICE void bulk_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+DEVICE void bulk_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* A count in memory that blocks wait for: what was written before it is raised is seen after it is read. */
+DEVICE u32 count_read(const u32 *count)
+{
+    u32 x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(count) : "memory");
+    return x;
+}
+
+DEVICE void count_raise(u32 *count)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+}
+
+/* Between what ordinary instructions and TMA do to memory of any kind. */
+DEVICE void fence_async_memory(void)
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 /* ---- arithmetic ---------------------------------------------------------------------------- */
