@@ -33,7 +33,7 @@ int64_t attn_cuda_sum_lines(const attn_desc *d, bool of_keys)
 static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
 {
     int64_t simple = attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS),
-            line = attn_cuda_is_line(k) ? attn_ceil_div(d->len_kv, k->keys) : 0;
+            line = attn_cuda_is_line(k) ? ATTN_SM90_BACKWARD_ALIBI(d->len_kv, k->keys) : 0;
     return simple > line ? simple : line;
 }
 

@@ -43,7 +43,7 @@ static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
     }
     if (d->flags & ATTN_DETERMINISTIC) p->turns = attn_cuda_at(c, l->turns);
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->counter);
-    p->alibi_count = (int)attn_ceil_div(d->len_kv, c->cuda->chosen.kernel->keys);
+    p->alibi_count = (int)ATTN_SM90_BACKWARD_ALIBI(d->len_kv, c->cuda->chosen.kernel->keys);
 }
 
 /* ---- launches ------------------------------------------------------------------------------ */
