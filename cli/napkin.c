@@ -7,24 +7,24 @@
 #include "command.h"
 #include "file.h"
 #include "json.h"
-#include "napkin/derive.h"
+#include "napkin/napkin.h"
 #include "options.h"
-
-typedef enum emission { EMIT_NOTHING, EMIT_C, EMIT_PSEUDOCODE } emission;
 
 typedef struct values {
     const char *file, *machine, *draw;
-    emission emit;
+    attn_napkin_part emit; /* 0: all of it */
     bool json;
 } values;
 
 static attn_status parse_emission(const char *text, void *value)
 {
-    emission *emit = value;
-    *emit = !strcmp(text, "c") ? EMIT_C : !strcmp(text, "pseudocode") ? EMIT_PSEUDOCODE : EMIT_NOTHING;
-    return *emit ? ATTN_OK : attn_fail(ATTN_INVALID, "takes c or pseudocode");
+    attn_napkin_part *part = value;
+    if (strcmp(text, "c") && strcmp(text, "pseudocode")) return attn_fail(ATTN_INVALID, "takes c or pseudocode");
+    *part = *text == 'c' ? ATTN_NAPKIN_C : ATTN_NAPKIN_PSEUDOCODE;
+    return ATTN_OK;
 }
 
+#define PREFIX "napkin_"
 #define AT(member) offsetof(values, member)
 
 static const attn_option options[] = {
@@ -54,7 +54,7 @@ static const attn_command command = {
 static void name_of(const char *path, char *name, size_t size)
 {
     const char *slash = strrchr(path, '/'), *start = slash ? slash + 1 : path;
-    size_t length = strcspn(start, "."), at = (size_t)snprintf(name, size, "napkin_");
+    size_t length = strcspn(start, "."), at = (size_t)snprintf(name, size, PREFIX);
     for (size_t i = 0; i < length && at + 1 < size; i++) {
         bool good = strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", start[i]) != NULL;
         name[at++] = good ? start[i] : '_';
@@ -62,42 +62,30 @@ static void name_of(const char *path, char *name, size_t size)
     name[at] = 0;
 }
 
-typedef enum text { REPORT, PSEUDOCODE, CODE, DRAWING } text;
-
-static void say(attn_words *words, text what, const attn_derivation *v, const char *name)
-{
-    if (what == REPORT) attn_nap_report(words, v);
-    if (what == PSEUDOCODE) attn_nap_pseudocode(words, v);
-    if (what == CODE) attn_nap_emit(words, v, name);
-    if (what == DRAWING) attn_nap_draw(words, v, name);
-}
-
 /* The caller frees it. */
-static attn_status make_text(text what, const attn_derivation *v, const char *name, attn_words *words)
+static attn_status make_text(const attn_napkin *napkin, attn_napkin_part part, const char *name, attn_words *words)
 {
-    *words = (attn_words){ 0 };
-    say(words, what, v, name);
-    size_t size = words->length + 1;
-    *words = (attn_words){ malloc(size), size, 0 };
+    size_t length = attn_napkin_describe(napkin, part, name, NULL, 0);
+    *words = (attn_words){ malloc(length + 1), length + 1, length };
     if (!words->text) return attn_fail(ATTN_NO_MEMORY, "no memory for a text");
-    say(words, what, v, name);
+    attn_napkin_describe(napkin, part, name, words->text, words->size);
     return ATTN_OK;
 }
 
-static attn_status print_text(text what, const attn_derivation *v, const char *name)
+static attn_status print_text(const attn_napkin *napkin, attn_napkin_part part, const char *name)
 {
     attn_words words;
-    attn_status status = make_text(what, v, name, &words);
+    attn_status status = make_text(napkin, part, name, &words);
     if (!status) fwrite(words.text, 1, words.length, stdout);
     free(words.text);
     return status;
 }
 
-static attn_status draw(const attn_derivation *v, const char *path, const char *name)
+static attn_status draw(const attn_napkin *napkin, const char *path, const char *title)
 {
     attn_words words;
     attn_output output = { 0 };
-    attn_status status = make_text(DRAWING, v, name + strlen("napkin_"), &words);
+    attn_status status = make_text(napkin, ATTN_NAPKIN_SVG, title, &words);
     if (!status) status = attn_output_create(&output, path, words.length);
     if (!status) {
         memcpy(output.bytes, words.text, words.length);
@@ -105,7 +93,7 @@ static attn_status draw(const attn_derivation *v, const char *path, const char *
     } else
         attn_output_discard(&output);
     free(words.text);
-    return status;
+    return status ? attn_fail_in(status, path) : ATTN_OK;
 }
 
 /* ---- JSON --------------------------------------------------------------------------------------- */
@@ -173,59 +161,37 @@ static void print_json(const attn_derivation *v)
 
 /* ---- the command -------------------------------------------------------------------------------- */
 
-static attn_status read_diagram(const char *path, attn_diagram **diagram)
+static attn_status derive(const values *asked, attn_napkin **napkin)
 {
     attn_file file = { 0 };
-    attn_status status = attn_file_open(&file, path);
-    if (status) return attn_fail_in(status, path);
-    status = attn_diagram_parse(path, file.bytes, file.size, diagram);
+    attn_status status = attn_file_open(&file, asked->file);
+    if (status) return attn_fail_in(status, asked->file);
+    status = attn_napkin_derive(napkin, asked->file, file.bytes, file.size, asked->machine);
     attn_file_close(&file);
     return status;
 }
 
-static attn_status find_machine(const char *name, attn_machine *machine)
-{
-    char identity[256];
-    if (name) return attn_machine_load(name, machine);
-    attn_machine_identity(identity, sizeof identity);
-    *machine = *attn_machine_for(ATTN_CPU, identity);
-    return ATTN_OK;
-}
-
-static attn_status answer(const values *asked, const attn_derivation *v)
+static attn_status answer(const values *asked, const attn_napkin *napkin)
 {
     char name[64];
     name_of(asked->file, name, sizeof name);
-    attn_status status = asked->draw ? draw(v, asked->draw, name) : ATTN_OK;
-    if (status) return attn_fail_in(status, asked->draw);
-    if (asked->json)
-        print_json(v);
-    else
-        status = print_text(asked->emit == EMIT_C            ? CODE
-                            : asked->emit == EMIT_PSEUDOCODE ? PSEUDOCODE
-                                                             : REPORT,
-                            v, name);
-    return status;
+    if (asked->draw && draw(napkin, asked->draw, name + strlen(PREFIX))) return ATTN_INVALID;
+    if (!asked->json) return print_text(napkin, asked->emit ? asked->emit : ATTN_NAPKIN_STEPS, name);
+    print_json(&napkin->derivation);
+    return ATTN_OK;
 }
 
 int attn_cmd_napkin(int argc, char **argv)
 {
     values v = { 0 };
+    attn_napkin *napkin = NULL;
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
     if (!v.file) attn_fail(ATTN_INVALID, "FILE is missing");
     if (v.json && v.emit) attn_fail(ATTN_INVALID, "--json and --emit exclude each other");
     if (!v.file || (v.json && v.emit)) return attn_report_usage("napkin");
-    attn_diagram *diagram = NULL;
-    attn_machine *machine = malloc(sizeof *machine);
-    attn_derivation *derivation = malloc(sizeof *derivation);
-    attn_status status = machine && derivation ? ATTN_OK : attn_fail(ATTN_NO_MEMORY, "no memory for a derivation");
-    if (!status) status = read_diagram(v.file, &diagram);
-    if (!status) status = find_machine(v.machine, machine);
-    if (!status) status = attn_derive(derivation, diagram, machine);
-    if (!status) status = answer(&v, derivation);
-    free(derivation);
-    free(machine);
-    free(diagram);
+    attn_status status = derive(&v, &napkin);
+    if (!status) status = answer(&v, napkin);
+    attn_napkin_destroy(napkin);
     return status ? attn_report_failure("napkin") : ATTN_EXIT_OK;
 }

@@ -1,8 +1,8 @@
-# Installs the header, both libraries, the command, the CMake package (attn::attn, attn::attn_static) and attn.pc.
+# Installs the headers, both libraries, the command, the CMake package (attn::attn, attn::attn_static) and attn.pc.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
-install(FILES include/attn.h TYPE INCLUDE)
+install(FILES include/attn.h include/attn_napkin.h TYPE INCLUDE)
 install(FILES ${machine_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/machines)
 install(TARGETS attn_shared attn_static EXPORT attn)
 if(TARGET attn)

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "attn_napkin.h"
 #include "napkin/derive.h"
 
 /* ---- diagrams ----------------------------------------------------------------------------------- */
@@ -428,12 +429,46 @@ static void test_wrong_accumulator(void **unused)
     free(d);
 }
 
+/* ---- the public interface ----------------------------------------------------------------------- */
+
+static void test_public(void **unused)
+{
+    (void)unused;
+    static const char text[] = "axis n = 99\ninput X[n]\nY[n] = softmax[n] X[n]\noutput Y";
+    attn_napkin *napkin;
+    assert_ok(attn_napkin_create(&napkin, text, sizeof text - 1, NULL));
+    assert_true(attn_napkin_seconds(napkin) > 0);
+    for (int part = ATTN_NAPKIN_STEPS; part <= ATTN_NAPKIN_SVG; part++) {
+        char some[30];
+        size_t length = attn_napkin_describe(napkin, (attn_napkin_part)part, "its_name", NULL, 0);
+        char *all = malloc(length + 1);
+        assert_int_equal(attn_napkin_describe(napkin, (attn_napkin_part)part, "its_name", all, length + 1), length);
+        assert_int_equal(strlen(all), length);
+        assert_int_equal(attn_napkin_describe(napkin, (attn_napkin_part)part, "its_name", some, sizeof some), length);
+        assert_memory_equal(all, some, sizeof some - 1);
+        assert_int_equal(strlen(some), sizeof some - 1);
+        if (part >= ATTN_NAPKIN_C) assert_non_null(strstr(all, "its_name"));
+        free(all);
+    }
+    assert_int_equal(attn_napkin_describe(napkin, (attn_napkin_part)9, NULL, NULL, 0), 0);
+    attn_napkin_destroy(napkin);
+    attn_napkin_destroy(NULL);
+
+    assert_int_equal(attn_napkin_create(NULL, text, 1, NULL), ATTN_INVALID);
+    assert_int_equal(attn_napkin_create(&napkin, NULL, 1, NULL), ATTN_INVALID);
+    assert_int_equal(attn_napkin_create(&napkin, text, 9, "h200"), ATTN_INVALID);
+    assert_null(napkin);
+    assert_string_equal(attn_error(), "diagram:1:10: expected a size, a whole number from 1 to 2^30 or another axis, "
+                                      "not the end");
+    assert_int_equal(attn_napkin_create(&napkin, text, sizeof text - 1, "no such machine"), ATTN_INVALID);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small_tiles), cmocka_unit_test(test_examples),          cmocka_unit_test(test_diagrams),
         cmocka_unit_test(test_attention),   cmocka_unit_test(test_backward),          cmocka_unit_test(test_breaks),
-        cmocka_unit_test(test_property),    cmocka_unit_test(test_wrong_accumulator),
+        cmocka_unit_test(test_property),    cmocka_unit_test(test_wrong_accumulator), cmocka_unit_test(test_public),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
 
     abi.py LIBRARY [--cc CC] [--baseline FILE] [--update]
 
-The interface is read from the preprocessed header, laid out by the compiler (offset and size of each field) and held
+The interface is read from the preprocessed headers, laid out by the compiler (offset and size of each field) and held
 against the symbols that the shared LIBRARY exports. It may grow: new functions, new values, new fields at the end of a
 struct. Whatever else changes fails. --update writes it to the baseline, after the same comparison.
 """
@@ -16,6 +16,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 INCLUDE = os.path.join(HERE, "..", "..", "include")
+HEADERS = ("attn.h", "attn_napkin.h")
 
 
 def run(*command):
@@ -27,14 +28,15 @@ def words(text):
 
 
 def public_text(cc):
-    """The header after the preprocessor, without what it includes."""
+    """The headers after the preprocessor, without what they include."""
     lines, ours = [], False
-    for line in run(cc, "-E", "-std=c11", os.path.join(INCLUDE, "attn.h")).splitlines():
-        marker = re.match(r'#\s+\d+\s+"(.*?)"', line)
-        if marker:
-            ours = marker.group(1).endswith("attn.h")
-        elif ours:
-            lines.append(line)
+    for header in HEADERS:
+        for line in run(cc, "-E", "-std=c11", os.path.join(INCLUDE, header)).splitlines():
+            marker = re.match(r'#\s+\d+\s+"(.*?)"', line)
+            if marker:
+                ours = os.path.basename(marker.group(1)) == header
+            elif ours:
+                lines.append(line)
     return "\n".join(lines)
 
 
@@ -62,7 +64,7 @@ def parse(text):
 
 def lay_out(cc, values, structs):
     """Has the compiler say what each value is and where each field lies."""
-    code = ["#include <stdio.h>", '#include "attn.h"', "int main(void) {"]
+    code = ["#include <stdio.h>", *(f'#include "{header}"' for header in HEADERS), "int main(void) {"]
     for value in values:
         code.append(f'printf("value {value} %lld\\n", (long long){value});')
     for struct, fields in structs.items():
