@@ -34,7 +34,7 @@ enum { METRICS = sizeof metrics / sizeof *metrics, COLUMNS = 4096, WORDS = 128 }
 static void run_ncu(int count, char **words, int out)
 {
     static char list[512], self[] = "/proc/self/exe", path[4096];
-    char *call[WORDS + 16] = { "ncu", "--csv",     "--page", "raw",           "--print-units",
+    char *call[WORDS + 16] = { "ncu",  "--csv",         "--page",          "raw",       "--print-units",
                                "base", "--kernel-name", "regex:attn_sm90", "--metrics", list };
     int n = 10;
     ssize_t length = readlink(self, path, sizeof path - 1);

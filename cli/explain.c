@@ -3,16 +3,18 @@
 #include <stdlib.h>
 
 #include "api/error.h"
+#include "api/plan.h"
 #include "check/device.h"
 #include "command.h"
 #include "measure.h"
 #include "problem.h"
+#include "replay.h"
 
 typedef struct values {
     int64_t len, len_q, len_kv; /* -1: not given */
     int64_t batch, heads, heads_kv, dim, dim_v;
-    bool backward, alibi, bias, sink, measure, json;
-    const char *machine;
+    bool backward, alibi, bias, sink, measure, once, json;
+    const char *machine, *kernel;
     attn_problem problem;
 } values;
 
@@ -34,7 +36,10 @@ static const attn_option options[] = {
     { "sink", 0, NULL, attn_parse_switch, AT(sink), "with a sink" },
     { "machine", 0, "NAME", attn_parse_text, AT(machine),
       "plan by a built-in machine or a file of attn machine; default: what the library knows of this one" },
-    { "measure", 0, NULL, attn_parse_switch, AT(measure), "compute it on random data and print the time it took" },
+    { "kernel", 0, "NAME", attn_parse_text, AT(kernel), "by this kernel; default: the planner's choice" },
+    { "measure", 0, NULL, attn_parse_switch, AT(measure),
+      "compute it on random data; print time and bytes beside what was predicted" },
+    { "once", 0, NULL, attn_parse_switch, AT(once), "compute it on random data once, for a profiler; print nothing" },
     { "json", 0, NULL, attn_parse_switch, AT(json), "print JSON" },
 };
 
@@ -45,7 +50,9 @@ static const attn_command command = {
     options,
     sizeof options / sizeof *options,
     "Nothing is computed or read unless --measure asks for it; lengths, heads and dims are those of the arrays that\n"
-    "attn run and attn grad would take.\n"
+    "attn run and attn grad would take. Bytes are counted by hardware where it can be asked: on a GPU through Nsight\n"
+    "Compute (ncu), on the CPU through perf; else, of a forward on the CPU, by walking through the plan's tiles with\n"
+    "caches that forget what was not touched for longest.\n"
     "\n"
     "Examples\n"
     "  attn explain --len 4096 --heads 32 --heads-kv 8 --dim 128 --causal\n"
@@ -68,6 +75,7 @@ static attn_status describe(const values *v, attn_desc *desc)
                          .dim_qk = v->dim,
                          .dim_v = v->dim_v };
     attn_problem_apply(&v->problem, desc);
+    desc->kernel = v->kernel;
     if (v->sink) desc->flags |= ATTN_SINK;
     if (v->alibi) {
         desc->flags |= ATTN_ALIBI;
@@ -97,29 +105,98 @@ static attn_status print_words(const attn_plan *plan)
     return ATTN_OK;
 }
 
-static attn_status explain(const values *v, const attn_desc *desc)
+/* ---- measured ------------------------------------------------------------------------------ */
+
+typedef struct measured {
+    double seconds, bytes[ATTN_CHOICE_LEVELS]; /* bytes: 0 where nobody counted */
+    const char *by;                            /* who counted; NULL: nobody */
+    char why_not[256];
+} measured;
+
+/* Caches as the planner sees them: a level's bytes are what crosses into the next. */
+static attn_status count_by_walking(const attn_plan *plan, int64_t prefix, double *bytes)
+{
+    attn_cpu_info info;
+    attn_cpu_detect(&info);
+    const double sizes[] = { info.l3 > 0 ? (double)info.l3 : 32e6, info.l2 > 0 ? (double)info.l2 : 512e3,
+                             info.l1 > 0 ? (double)info.l1 : 32e3 };
+    int32_t *prefixes = calloc((size_t)plan->desc.batch + 1, sizeof *prefixes);
+    for (int64_t i = 0; prefixes && i < plan->desc.batch; i++)
+        prefixes[i] = (int32_t)prefix;
+    attn_args args = { .prefix = prefixes };
+    attn_status status = attn_replay(plan, &args, sizes, 3, bytes);
+    free(prefixes);
+    return status;
+}
+
+static void count_bytes(const values *v, const attn_plan *plan, const attn_desc *desc, attn_counters *counters,
+                        int argc, char **argv, measured *m)
+{
+    attn_status status;
+    if (desc->device == ATTN_CUDA)
+        status = attn_count_gpu(argc, argv, m->bytes), m->by = "ncu";
+    else if (counters)
+        status = attn_measure_once(plan, desc, v->problem.prefix, counters, m->bytes), m->by = "perf";
+    else
+        status = count_by_walking(plan, v->problem.prefix, m->bytes), m->by = "walking through the tiles";
+    if (!status) return;
+    m->by = NULL;
+    snprintf(m->why_not, sizeof m->why_not, "%s", attn_error());
+}
+
+static void print_measured(const attn_plan *plan, const measured *m)
+{
+    const attn_choice *c = &plan->choice;
+    printf("measured   %.4g ms, %.4g GFLOP/s; %.4g ms predicted (%+.0f %%)\n", 1e3 * m->seconds,
+           c->flops / m->seconds * 1e-9, 1e3 * c->seconds, 100 * (c->seconds / m->seconds - 1));
+    if (!m->by) printf("counted    no bytes: %s\n", m->why_not);
+    for (int i = 0; m->by && i < c->levels; i++)
+        if (m->bytes[i] > 0)
+            printf("counted    %s %.4g MiB by %s; %.4g MiB predicted (%+.0f %%)\n", c->level[i].name,
+                   m->bytes[i] / (1 << 20), m->by, c->level[i].bytes / (1 << 20),
+                   100 * (c->level[i].bytes / m->bytes[i] - 1));
+}
+
+static void print_json(const attn_plan *plan, const attn_plan_info *info, const measured *m)
+{
+    const attn_choice *c = &plan->choice;
+    attn_json json = { .out = stdout };
+    attn_json_open(&json, NULL, '{');
+    attn_json_plan(&json, info);
+    attn_json_string(&json, "bound", c->bound);
+    if (m) attn_json_number(&json, "measured_seconds", m->seconds);
+    if (m && m->by) attn_json_string(&json, "counted_by", m->by);
+    attn_json_open(&json, "levels", '[');
+    for (int i = 0; i < c->levels; i++) {
+        attn_json_open(&json, NULL, '{');
+        attn_json_string(&json, "name", c->level[i].name);
+        attn_json_number(&json, "predicted_bytes", c->level[i].bytes);
+        if (m && m->by && m->bytes[i] > 0) attn_json_number(&json, "counted_bytes", m->bytes[i]);
+        attn_json_close(&json, '}');
+    }
+    attn_json_close(&json, ']');
+    attn_json_close(&json, '}');
+}
+
+static attn_status explain(const values *v, const attn_desc *desc, int argc, char **argv)
 {
     attn_plan *plan;
     attn_plan_info info;
-    double seconds = 0;
+    measured m = { .seconds = 0 };
+    attn_counters *counters = v->measure && desc->device == ATTN_CPU ? attn_counters_open() : NULL;
     attn_status status = desc->device == ATTN_CUDA ? check_device_open() : ATTN_OK;
     if (!status) status = attn_plan_create(&plan, desc);
-    if (status) return status;
-    status = attn_plan_get_info(plan, &info);
-    if (!status && v->measure) status = attn_measure(plan, desc, v->problem.prefix, info.seconds, &seconds);
-    if (!status && v->json) {
-        attn_json json = { .out = stdout };
-        attn_json_open(&json, NULL, '{');
-        attn_json_plan(&json, &info);
-        if (v->measure) attn_json_number(&json, "measured_seconds", seconds);
-        attn_json_close(&json, '}');
-    } else if (!status) {
-        status = print_words(plan);
-        if (!status && v->measure)
-            printf("measured   %.4g ms, %.4g GFLOP/s; %.4g ms predicted\n", 1e3 * seconds, info.flops / seconds * 1e-9,
-                   1e3 * info.seconds);
+    if (!status) {
+        status = attn_plan_get_info(plan, &info);
+        if (!status && v->once) status = attn_measure_once(plan, desc, v->problem.prefix, NULL, NULL);
+        if (!status && v->measure) status = attn_measure(plan, desc, v->problem.prefix, info.seconds, &m.seconds);
+        if (!status && v->measure) count_bytes(v, plan, desc, counters, argc, argv, &m);
+        if (!status && v->json) print_json(plan, &info, v->measure ? &m : NULL);
+        if (!status && !v->json && !v->once) status = print_words(plan);
+        if (!status && !v->json && v->measure) print_measured(plan, &m);
+        attn_plan_destroy(plan);
     }
-    attn_plan_destroy(plan);
+    attn_counters_close(counters);
     return status;
 }
 
@@ -129,6 +206,10 @@ int attn_cmd_explain(int argc, char **argv)
     attn_desc desc;
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
+    if (v.once && (v.measure || v.json)) {
+        attn_fail(ATTN_INVALID, "--once prints nothing: it takes no --measure and no --json");
+        return attn_report_usage("explain");
+    }
     if (describe(&v, &desc) || (v.machine && attn_machine_use(v.machine))) return attn_report_usage("explain");
-    return explain(&v, &desc) ? attn_report_failure("explain") : ATTN_EXIT_OK;
+    return explain(&v, &desc, argc, argv) ? attn_report_failure("explain") : ATTN_EXIT_OK;
 }

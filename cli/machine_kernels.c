@@ -73,9 +73,10 @@ static const shape prefill_shapes[] = {
     { 3, 1, 1536, 1536, 96, 96, true },  { 2, 2, 96, 3072, 128, 0, false },
 };
 static const shape decode_shapes[] = {
-    { 8, 8, 1, 2048, 64, 0, false },  { 8, 2, 1, 4096, 128, 0, false }, { 8, 8, 1, 1024, 128, 0, false },
-    { 4, 4, 4, 1024, 96, 0, false },  { 16, 2, 1, 4096, 64, 0, false }, { 4, 1, 8, 2048, 128, 0, false },
-    { 8, 4, 1, 2048, 128, 0, false }, { 2, 2, 1, 3072, 256, 0, false },
+    { 8, 8, 1, 2048, 64, 0, false },   { 8, 2, 1, 4096, 128, 0, false },  { 8, 8, 1, 1024, 128, 0, false },
+    { 4, 4, 4, 1024, 96, 0, false },   { 16, 2, 1, 4096, 64, 0, false },  { 4, 1, 8, 2048, 128, 0, false },
+    { 8, 4, 1, 2048, 128, 0, false },  { 2, 2, 1, 3072, 256, 0, false },  { 8, 2, 1, 2048, 128, 128, false },
+    { 8, 8, 1, 1024, 64, 128, false }, { 4, 4, 1, 2048, 128, 32, false },
 };
 static const shape gradient_shapes[] = {
     { 2, 2, 384, 384, 64, 0, false },   { 2, 2, 768, 768, 64, 0, true },    { 1, 1, 1536, 1536, 64, 0, false },
@@ -86,7 +87,7 @@ static const shape gradient_shapes[] = {
 
 static attn_status measure(const shape *s, attn_dtype dtype, const char *kernel, attn_direction direction, points *p)
 {
-    attn_tiles tiles = { .rows = s->tile };
+    attn_tiles tiles = { .rows = s->rows > 16 ? s->tile : 0, .keys = s->rows > 16 ? 0 : s->tile };
     attn_desc desc = { .dtype = dtype,
                        .direction = direction,
                        .batch = 1,

@@ -144,3 +144,33 @@ attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t p
     release(&m);
     return m.status;
 }
+
+static attn_status run_once_on_gpu(const attn_desc *desc, const attn_args *args)
+{
+    check_device_run run;
+    attn_status status = check_device_begin(&run, desc, args, 0);
+    if (status) return status;
+    status = check_device_start(&run);
+    attn_status ended = check_device_end(&run, false);
+    return status ? status : ended;
+}
+
+attn_status attn_measure_once(const attn_plan *plan, const attn_desc *desc, int64_t prefix, attn_counters *counters,
+                              double bytes[ATTN_CHOICE_LEVELS])
+{
+    memory m = { .state = 1 };
+    attn_args args = { .seed = 1 };
+    fill_args(&m, desc, prefix, &args);
+    if (!m.status && desc->direction == ATTN_BACKWARD) m.status = run_forward(desc, &args);
+    if (desc->device == ATTN_CUDA) {
+        if (!m.status) m.status = run_once_on_gpu(desc, &args);
+        release(&m);
+        return m.status;
+    }
+    void *workspace = take(&m, (int64_t[]){ 1, 1, 1, (int64_t)attn_plan_workspace(plan) }, 1);
+    if (counters) attn_counters_start(counters);
+    if (!m.status) m.status = attn_run(plan, &args, workspace, NULL);
+    if (counters) attn_counters_stop(counters, bytes);
+    release(&m);
+    return m.status;
+}

