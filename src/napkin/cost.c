@@ -287,11 +287,12 @@ static void decode_choose(const attn_desc *d, const attn_host *host, const attn_
     attn_choice best = { .seconds = INFINITY };
     for (int64_t keys = decode_tile(d, tiles->keys); keys <= ATTN_DECODE_TILE; keys *= 2) {
         attn_choice t = *c;
+        if (d->flags & ATTN_DETERMINISTIC) t.threads = 1;
         decode_cost(d, host, k, tiles, keys, &t);
         if (t.seconds < 0.99 * best.seconds) best = t;
         if (tiles->keys) break;
     }
-    *c = best;
+    decode_cost(d, host, k, tiles, best.keys_tile, c);
 }
 
 /* ---- gradient ------------------------------------------------------------------------------ */
