@@ -122,20 +122,23 @@ static attn_status measure_cpu_kernel(const attn_cpu_kernel *k, points *p)
     return status;
 }
 
-/* Rounds of tiles over all SMs, short and long; then with a mask that cuts. */
+/* Rounds of tiles over all SMs, short and long; then with a mask that cuts. In the backward tiles are of keys. */
 static attn_status measure_cuda_kernel(const attn_cuda_device *device, const attn_cuda_kernel *k, points *p)
 {
     static const int full[][2] = { { 4, 8 }, { 4, 32 }, { 4, 96 }, { 16, 8 }, { 16, 32 }, { 32, 16 } };
     static const int causal[][2] = { { 24, 768 }, { 16, 3072 }, { 8, 6144 } };
     attn_status status = ATTN_OK;
     for (int i = 0; i < 9 && !status; i++) {
-        int64_t row_tiles = device->multiprocessors / 4;
+        int64_t tiles = device->multiprocessors / 4;
         attn_desc desc = { .dtype = k->dtype, .device = ATTN_CUDA, .batch = 1, .kernel = k->name };
         desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
         desc.heads_q = desc.heads_kv = i < 6 ? full[i][0] : causal[i - 6][0];
-        desc.len_q = i < 6 ? row_tiles * k->rows : causal[i - 6][1];
+        desc.len_q = i < 6 ? tiles * k->rows : causal[i - 6][1];
         desc.len_kv = i < 6 ? (int64_t)full[i][1] * k->keys : causal[i - 6][1];
         desc.flags = i < 6 ? 0 : ATTN_CAUSAL;
+        desc.direction = attn_cuda_direction(k);
+        if (i < 6 && desc.direction == ATTN_BACKWARD)
+            desc.len_q = (int64_t)full[i][1] * k->rows, desc.len_kv = tiles * k->keys;
         status = attn_point_measure(&desc, &(attn_tiles){ .splits = 1, .pack = 1 }, 0.005, &p->point[p->count++]);
     }
     return status;
@@ -180,7 +183,7 @@ static attn_status measure_cuda_kernels(attn_machine *m, const char *only, bool 
     attn_status status = cuda ? ATTN_OK : ATTN_UNSUPPORTED;
     for (int i = 0; i < count && !status; i++) {
         points p = { .count = 0 };
-        if (kernels[i].form != ATTN_CUDA_FORWARD || kernels[i].dtype != ATTN_BF16) continue;
+        if (!attn_cuda_is_line(&kernels[i]) || kernels[i].dtype != ATTN_BF16) continue;
         if (only && !strstr(kernels[i].name, only)) continue;
         status = measure_cuda_kernel(&cuda->device[0], &kernels[i], &p);
         if (!status) status = keep(m, kernels[i].name, &p, says);

@@ -72,16 +72,21 @@ static int by_size(const void *a, const void *b)
 static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, const attn_args *args, double budget,
                                attn_point *point)
 {
+    enum { MAIN, FORWARD };
     check_device_run r;
     double times[RUNS_MOST];
-    attn_status status = check_device_begin_all(&r, desc, 1, tiles, args, 0);
+    bool backward = desc->direction == ATTN_BACKWARD; /* its o and LSE are computed there */
+    attn_desc plans[] = { *desc, *desc };
+    plans[FORWARD].direction = ATTN_FORWARD, plans[FORWARD].kernel = NULL;
+    attn_status status = check_device_begin_all(&r, plans, backward ? 2 : 1, tiles, args, 0);
     if (status) return status;
     point->choice = r.plan->choice;
     snprintf(point->kernel, sizeof point->kernel, "%s", r.plan->kernel_name);
     if (budget <= 0) return check_device_end(&r, false);
-    status = check_device_measure(&r, (int[]){ 0 }, 1, RUNS_LEAST, times);
+    if (backward) status = check_device_start_plan(&r, FORWARD);
+    if (!status) status = check_device_measure(&r, (int[]){ MAIN }, 1, RUNS_LEAST, times);
     int runs = (int)fmin(RUNS_MOST, fmax(RUNS_LEAST, budget / fmax(times[0], 1e-4)));
-    if (!status) status = check_device_measure(&r, (int[]){ 0 }, 1, runs, times);
+    if (!status) status = check_device_measure(&r, (int[]){ MAIN }, 1, runs, times);
     qsort(times, (size_t)runs, sizeof *times, by_size);
     point->seconds = times[runs / 2];
     attn_status ended = check_device_end(&r, false);
@@ -107,7 +112,7 @@ attn_status attn_point_data(const attn_desc *desc, attn_bench_tensors *tensors, 
     if (!attn_bench_tensors_init(tensors, desc, backward ? ATTN_BENCH_BACKWARD : ATTN_BENCH_FORWARD))
         return attn_fail(ATTN_NO_MEMORY, "no memory for the tensors of a problem");
     *args = args_of(tensors);
-    attn_status status = backward ? run_forward(desc, args) : ATTN_OK;
+    attn_status status = backward && desc->device == ATTN_CPU ? run_forward(desc, args) : ATTN_OK;
     if (status) attn_bench_tensors_free(tensors);
     return status;
 }

@@ -148,7 +148,7 @@ static void a_bias_has_one_gradient(void **state)
 static void parameters_say_it_all(void **state)
 {
     (void)state;
-    static const char *const kernels[] = { "sm90_backward_bf16_d64", "sm90_backward_f16_d128" };
+    static const char *const kernels[] = { "sm90_backward_bf16_d64_128", "sm90_backward_f16_d128_128_rich" };
     check_grid *grid = check_grid_create(CHECK_SEED);
     for (int i = 0; i < COUNT(kernels); i++) {
         check_sweep sweep = check_sweep_create(grid, ATTN_CUDA, kernels[i], ATTN_ISA_AUTO);

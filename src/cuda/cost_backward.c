@@ -56,7 +56,21 @@ static traffic traffic_of(const attn_desc *d, int dim)
     };
 }
 
-/* clocks: of a step, of a unit. */
+static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k, double clocks[ATTN_CONSTANTS])
+{
+    const attn_machine *machine = attn_machine_for(ATTN_CUDA, device->name);
+    const attn_machine_kernel *measured = attn_cuda_constants(device, k);
+    memset(clocks, 0, ATTN_CONSTANTS * sizeof *clocks);
+    if (measured && measured->clocks[ATTN_PER_STEP] > 0) {
+        memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
+        return;
+    }
+    clocks[ATTN_PER_STEP] = step_clocks(k);
+    clocks[ATTN_PER_TILE] = unit_clocks;
+    clocks[ATTN_PER_RUN] = 3 * machine->start * machine->hertz;
+    clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
+}
+
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                     const double clocks[ATTN_CONSTANTS], int splits, attn_cuda_choice *c)
 {
@@ -69,7 +83,8 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double steps = (uneven ? seen : whole) * (double)(d->heads_q / d->heads_kv / splits);
     double grid = min_of(units, device->multiprocessors), rounds = units / max_of(1, grid);
     double sums = splits > 1 ? 8.0 * splits * (double)attn_cuda_sum_lines(d, true) * (k->dim + k->dim_v) : 0;
-    double *count = c->choice.count; /* of the busiest SM */
+    double *count = c->choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
+    count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
     count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : ceil(rounds);
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
     count[ATTN_PER_RUN] = 1;
@@ -80,11 +95,11 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.within;
     c->choice.level[1].name = "L2 to shared";
     c->choice.level[1].bytes = units * steps * k->rows * ((double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
-    double all = 0, beside = (bytes.around + sums) / attn_cuda_bandwidth(device, "l2");
+    double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
     double start = attn_machine_for(ATTN_CUDA, device->name)->start;
-    attn_cuda_set_time(device, all, (splits > 1 ? 4 : 2) * start + beside, &c->choice);
+    attn_cuda_set_time(device, all, splits > 1 ? 2 * start : 0, &c->choice);
     c->choice.level[0].bytes += bytes.around + sums;
     c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && units > grid;
 }
@@ -132,19 +147,14 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
                              double pairs, const attn_tiles *tiles, attn_cuda_choice *choice)
 {
     attn_cuda_choice start = { .choice.pairs = pairs, .schedule = { .pack = 1, .splits = 1 } };
-    const attn_machine_kernel *measured = attn_cuda_constants(device, kernel);
-    const attn_machine *machine = attn_machine_for(ATTN_CUDA, device->name);
-    double clocks[ATTN_CONSTANTS] = { [ATTN_PER_TILE] = unit_clocks, [ATTN_PER_RUN] = machine->start * machine->hertz };
+    double clocks[ATTN_CONSTANTS];
     start.choice.flops = 5 * pairs * (double)(desc->dim_qk + desc->dim_v);
     *choice = start;
     if (!attn_cuda_is_line(kernel)) {
         cost_simple(desc, device, kernel, choice);
         return true;
     }
-    if (measured && measured->clocks[ATTN_PER_STEP] > 0)
-        memcpy(clocks, measured->clocks, sizeof clocks);
-    else
-        clocks[ATTN_PER_STEP] = step_clocks(kernel);
+    clocks_of(device, kernel, clocks);
     choice->choice.seconds = INFINITY;
     int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
     for (int splits = 1; splits <= group; splits++) {
