@@ -60,6 +60,7 @@ static void progress(const char *what, int done, int count)
 static bool sound(const attn_bench_case *item, const attn_bench_result *r)
 {
     if (item->kind == ATTN_BENCH_PLANNED) return r->workspace > 0;
+    if (item->kind == ATTN_BENCH_THEOREM) return r->level[0].counted > 0.0;
     if (item->kind == ATTN_BENCH_MEMORY) return r->memory.peak > 0.0 && r->peer_memory.counted > 0.0;
     double share = r->limit / r->subject.median;
     return isfinite(share) && share > 0.0 && isfinite(r->peak) && r->peak > 0.0 && r->subject.min > 0.0 &&
@@ -133,9 +134,11 @@ int attn_cmd_bench(int argc, char **argv)
     attn_bench_case *cases = (o.on == ATTN_CUDA ? attn_bench_gpu_cases : attn_bench_cases)(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;
     code = ATTN_EXIT_FAILURE;
-    if (count > 0)
+    if (o.once)
+        code = attn_bench_once(cases, count) ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
+    else if (count > 0 && attn_bench_bytes_prepare(cases, count, argc, argv))
         code = measure_all(&o, cases, count);
-    else
+    else if (count == 0)
         attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: the threads suite needs the CPU"
                                           : "nothing to measure: the threads suite takes more than one thread");
     free(cases);

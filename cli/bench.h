@@ -23,6 +23,7 @@ enum {
     ATTN_BENCH_ROUNDS_LEAST = 5,
     ATTN_BENCH_ROUNDS_MOST = 101,
     ATTN_BENCH_RUNNERS_MOST = 8,
+    ATTN_BENCH_LEVELS = 3,
     ATTN_BENCH_SEQUENCES = 128
 };
 
@@ -55,7 +56,7 @@ typedef struct attn_bench_options {
     attn_bench_peer peer;
     int64_t repeat; /* rounds */
     float min_time; /* of a runner's turn */
-    bool full, json, smoke;
+    bool full, json, smoke, once;
     const char *csv, *machine, *python, *fa3; /* or NULL */
     char device[128];                         /* the machine's name: given, or that of the CSV file */
 } attn_bench_options;
@@ -75,13 +76,15 @@ typedef enum attn_bench_kind {
     ATTN_BENCH_TIMED,
     ATTN_BENCH_PLANNED, /* nothing is run: the workspace */
     ATTN_BENCH_MEMORY,  /* run once for the memory that it takes */
-    ATTN_BENCH_TILES    /* with every tile that may be asked for */
+    ATTN_BENCH_TILES,   /* with every tile that may be asked for */
+    ATTN_BENCH_BYTES,   /* once more, for the bytes at each level */
+    ATTN_BENCH_THEOREM  /* nothing is run: bytes over a memory of any size */
 } attn_bench_kind;
 
 typedef struct attn_bench_case {
     const char *suite;
     attn_bench_pass pass;
-    char mask[24];             /* "full", "causal", "window:256" */
+    char mask[40];             /* "full", "causal", "window:256" */
     attn_desc desc;            /* of the forward */
     const char *baseline_name; /* NULL: the peer is other software */
     attn_desc baseline;        /* of the same tensors */
@@ -91,9 +94,11 @@ typedef struct attn_bench_case {
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
-#define ATTN_BENCH_SUITES "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, tiles, all (but tiles)"
+#define ATTN_BENCH_SUITES                                                                                             \
+    "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, tiles, bytes, theorem, all (but the last " \
+    "three)"
 
-/* The suite's bit, all of them but "tiles" for "all", 0 for any other name. */
+/* The suite's bit, all of them but "tiles", "bytes" and "theorem" for "all", 0 for any other name. */
 int attn_bench_suite_find(const char *name);
 
 /* Reads the options and settles what they leave open; returns as attn_options_start does. */
@@ -126,6 +131,10 @@ typedef struct attn_bench_result {
     double limit;                   /* seconds */
     double megahertz, watts;        /* of a GPU, just after; 0: not known */
     attn_bench_footprint memory, peer_memory;
+    struct {
+        const char *name; /* NULL: not counted */
+        double predicted, counted;
+    } level[ATTN_BENCH_LEVELS]; /* bytes, from memory inward */
 } attn_bench_result;
 
 /* Runs `calls` calls and returns seconds a call; negative after a failure, which it has reported. */
@@ -274,6 +283,18 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
 
 /* The planner's choice against the best of all. */
 bool attn_bench_tiles(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+
+/* ---- bytes (bench_bytes.c) ----------------------------------------------------------------- */
+
+/* Has ncu run this command, whose words these are, once more and count the bytes of all cases that are on a GPU. */
+bool attn_bench_bytes_prepare(const attn_bench_case *cases, int count, int words, char **word);
+
+/* What ncu sees: each of them run once. */
+bool attn_bench_once(const attn_bench_case *cases, int count);
+
+/* A case, of those on a GPU the next one that was counted. */
+bool attn_bench_bytes(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+bool attn_bench_theorem(const attn_bench_case *item, attn_bench_result *result);
 
 /* ---- memory (bench_memory.c) --------------------------------------------------------------- */
 

@@ -12,7 +12,9 @@
 
 static const char columns[] = "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,"
                               "threads,ms,spread,tflops,gbps,limit_fraction,peer,peer_ms,ratio,predicted_ms,"
-                              "predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,peer_counted_bytes";
+                              "predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,peer_counted_bytes,"
+                              "level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,"
+                              "level3_counted";
 
 enum { CSV_COLUMNS_LEAST = 24, CSV_KEY_FIRST = 1, CSV_KEY_LAST = 13, CSV_PEER = 19, CSV_ROW = 1024 };
 
@@ -41,7 +43,8 @@ static void csv_row(FILE *file, const char *machine, const attn_bench_case *item
     fputc(',', file);
     csv_number(file, attn_bench_ratio(item, r), 1.0);
     fputc(',', file);
-    if (item->kind != ATTN_BENCH_TIMED) { /* what it is about: the bytes of the workspace */
+    if (item->kind == ATTN_BENCH_PLANNED ||
+        item->kind == ATTN_BENCH_MEMORY) { /* what it is about: the bytes of the workspace */
         fprintf(file, ",%llu", (unsigned long long)r->workspace);
     } else {
         csv_number(file, r->predicted_seconds, 1e3);
@@ -52,6 +55,12 @@ static void csv_row(FILE *file, const char *machine, const attn_bench_case *item
     for (int i = 0; i < 4; i++) {
         fputc(',', file);
         csv_number(file, bytes[i], 1.0);
+    }
+    for (int i = 0; i < ATTN_BENCH_LEVELS; i++) {
+        fputc(',', file);
+        csv_number(file, r->level[i].predicted, 1.0);
+        fputc(',', file);
+        csv_number(file, r->level[i].counted, 1.0);
     }
     fputc('\n', file);
 }

@@ -181,6 +181,7 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
     b = (bench){ .item = item };
     *result = (attn_bench_result){ 0 };
     if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
+    if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
     bool begun = begin(&b, item), done = begun;
     if (begun && item->kind == ATTN_BENCH_MEMORY) {
         done = measure_memory(options, &b, peers, result);

@@ -175,6 +175,23 @@ static void tiles(grid *g, attn_dtype dtype)
         g->cases[i].kind = ATTN_BENCH_TILES;
 }
 
+/* Squares of three lengths and a window, beside what is counted. */
+static void bytes(grid *g, attn_dtype dtype)
+{
+    static const int64_t dims[] = { 64, 128, 256 }, lens[] = { 512, 2048, 8192 };
+    int first = g->count;
+    for (int d = 0; d < 3; d++)
+        for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
+            attn_bench_case *items[2];
+            attn_desc window = describe(g, dtype, lens[n], dims[d]);
+            add_full_and_causal(g, "bytes", ATTN_BENCH_FORWARD, window, items);
+            window.flags = ATTN_CAUSAL | ATTN_WINDOW, window.window_left = 1024, window.window_right = -1;
+            if (lens[n] > 2048) add(g, "bytes", ATTN_BENCH_FORWARD, "window:1024", window);
+        }
+    for (int i = first; g->cases && i < g->count; i++)
+        g->cases[i].kind = ATTN_BENCH_BYTES;
+}
+
 /* All memory of forward and backward. */
 static void memory(grid *g, attn_dtype dtype)
 {
@@ -203,6 +220,7 @@ static void walk(grid *g)
         if (wants(g, "decode")) decode(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);
         if (wants(g, "tiles")) tiles(g, dtype);
+        if (wants(g, "bytes")) bytes(g, dtype);
     }
 }
 

@@ -143,6 +143,8 @@ static const attn_option options[] = {
       "put the results into a CSV file, in place of older ones of the same" },
     { "machine", 0, "NAME", attn_parse_text, AT(machine), "the machine's name there (the file's name without .csv)" },
     { "json", 0, NULL, attn_parse_switch, AT(json), "print JSON" },
+    { "once", 0, NULL, attn_parse_switch, AT(once),
+      "run each case of the suite bytes once, for a profiler; print nothing" },
     { "smoke", 0, NULL, attn_parse_switch, AT(smoke), "a second on tiny problems: does it measure at all?" },
 };
 

@@ -45,6 +45,16 @@ static void memory_row(FILE *file, const attn_bench_result *r)
     fprintf(file, ": %.4gx\n", memory_ratio(r));
 }
 
+static void levels_row(FILE *file, const attn_bench_result *r)
+{
+    fprintf(file, "       ");
+    for (int i = 0; i < ATTN_BENCH_LEVELS && r->level[i].name; i++)
+        fprintf(file, "%s %s %.4g MiB counted, %.4g predicted (%+.1f %%)", i ? ";" : "", r->level[i].name,
+                r->level[i].counted / (1 << 20), r->level[i].predicted / (1 << 20),
+                100 * (r->level[i].predicted / r->level[i].counted - 1));
+    fprintf(file, "\n");
+}
+
 void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;
@@ -55,6 +65,11 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
             (long long)d->dim_qk, item->mask, heads, (long long)d->len_kv, d->threads, r->kernel);
     if (item->kind == ATTN_BENCH_MEMORY) {
         memory_row(file, r);
+        return;
+    }
+    if (item->kind == ATTN_BENCH_THEOREM) {
+        fprintf(file, "\n");
+        levels_row(file, r);
         return;
     }
     if (item->kind == ATTN_BENCH_PLANNED) {
@@ -76,6 +91,7 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
         fprintf(file, "%-22s %10s %6s ", "", "", "");
     }
     fprintf(file, "%10.4g\n", 1e3 * r->predicted_seconds);
+    if (r->level[0].name) levels_row(file, r);
     if (r->watts > 0.0) fprintf(file, "        just after: %.0f MHz, %.0f W\n", r->megahertz, r->watts);
     if (r->read_far > 0.0)
         fprintf(file,
@@ -134,6 +150,14 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
     json_number(file, "peer_counted_bytes", r->peer_memory.counted);
     json_number(file, "predicted_seconds", r->predicted_seconds);
     json_number(file, "predicted_bytes", r->predicted_bytes);
+    if (r->level[0].name) fprintf(file, ", \"levels\": [");
+    for (int i = 0; i < ATTN_BENCH_LEVELS && r->level[i].name; i++) {
+        fprintf(file, "%s{\"name\": \"%s\"", i ? ", " : "", r->level[i].name);
+        json_number(file, "predicted_bytes", r->level[i].predicted);
+        json_number(file, "counted_bytes", r->level[i].counted);
+        fputc('}', file);
+    }
+    if (r->level[0].name) fputc(']', file);
     json_number(file, "megahertz", r->megahertz);
     json_number(file, "watts", r->watts);
     fputc('}', file);

@@ -149,6 +149,32 @@ static void tiles(grid *g, const char *name, const point *p)
         items[i]->kind = ATTN_BENCH_TILES;
 }
 
+/* Beside what is counted. */
+static void bytes(grid *g, const char *name, const point *p)
+{
+    attn_bench_case *items[3];
+    add_full_and_causal(g, name, ATTN_BENCH_FORWARD, describe_square(g, p, 2), items);
+    items[2] = add(g, name, ATTN_BENCH_DECODE, "full", describe(g, p, 32, 8, 1));
+    for (int i = 0; i < 3; i++)
+        items[i]->kind = ATTN_BENCH_BYTES;
+}
+
+/* One head over memories of many sizes; and a share of its blocks over one. */
+static void theorem(grid *g, const char *name, const point *p)
+{
+    static const char *const shares[] = { "0.5", "0.25", "0.125", "0.0625" };
+    char mask[24];
+    if (p->threads > 1) return;
+    for (int64_t memory = 128 << 10; memory <= 4 << 20; memory *= 2) {
+        snprintf(mask, sizeof mask, "memory:%lld", (long long)memory);
+        add(g, name, ATTN_BENCH_FORWARD, mask, describe_square(g, p, 1))->kind = ATTN_BENCH_THEOREM;
+    }
+    for (int i = 0; i < 4; i++) {
+        snprintf(mask, sizeof mask, "memory:262144 kept:%s", shares[i]);
+        add(g, name, ATTN_BENCH_FORWARD, mask, describe_square(g, p, 1))->kind = ATTN_BENCH_THEOREM;
+    }
+}
+
 static const suite suites[] = {
     { "prefill", prefill, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96, 160 }, 8192 },
     { "threads", threads_over_one, { ATTN_F32 }, { 64, 128 }, { 2048, 4096 }, { 160 }, 0 },
@@ -157,18 +183,20 @@ static const suite suites[] = {
     { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
     { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
-    { "tiles", tiles, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },
+    { "tiles", tiles, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
+    { "bytes", bytes, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
+    { "theorem", theorem, { ATTN_F32 }, { 64, 128 }, { 2048, 8192 }, { 512 }, 0 },
 };
 
-enum { SUITES = sizeof suites / sizeof *suites };
+enum { SUITES = sizeof suites / sizeof *suites, APART = 3 }; /* APART: the last ones, that "all" leaves out */
 
 int attn_bench_suite_find(const char *name)
 {
     int all = strcmp(name, "all") == 0, found = 0;
     for (int i = 0; i < SUITES; i++)
-        if (all ? strcmp(suites[i].name, "tiles") != 0 : strcmp(name, suites[i].name) == 0) found |= 1 << i;
+        if (all ? i < SUITES - APART : strcmp(name, suites[i].name) == 0) found |= 1 << i;
     return found;
 }
 

@@ -28,15 +28,16 @@ static const struct metric {
                 { "l1tex__m_l1tex2xbar_write_bytes.sum", 1, 1 },
                 { "l1tex__data_bank_reads.sum", 4, 2 } };
 
-enum { METRICS = sizeof metrics / sizeof *metrics, COLUMNS = 4096, WORDS = 128 };
+enum { METRICS = sizeof metrics / sizeof *metrics, COLUMNS = 4096, WORDS = 128, LAUNCHES = 16 };
 
 /* The child: ncu, its CSV into the pipe. */
-static void run_ncu(int count, char **words, int out)
+static void run_ncu(int count, char **words, const char *kernels, int out)
 {
-    static char list[512], self[] = "/proc/self/exe", path[4096];
-    char *call[WORDS + 16] = { "ncu",  "--csv",         "--page",          "raw",       "--print-units",
-                               "base", "--kernel-name", "regex:attn_sm90", "--metrics", list };
+    static char list[512], self[] = "/proc/self/exe", path[4096], wanted[64];
+    char *call[WORDS + 16] = { "ncu",  "--csv",         "--page", "raw",       "--print-units",
+                               "base", "--kernel-name", wanted,   "--metrics", list };
     int n = 10;
+    snprintf(wanted, sizeof wanted, "%s", kernels);
     ssize_t length = readlink(self, path, sizeof path - 1);
     for (int i = 0; i < METRICS; i++)
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? "," : "", metrics[i].name);
@@ -77,8 +78,8 @@ static double number_of(const char *text)
     return strtod(digits, NULL);
 }
 
-/* Sums each metric over all launches. False: no line has them. */
-static bool read_csv(FILE *file, double bytes[ATTN_CHOICE_LEVELS])
+/* A row a launch; those beyond `most` are counted alone. */
+static int read_csv(FILE *file, double (*bytes)[ATTN_CHOICE_LEVELS], int most)
 {
     int column[COLUMNS], columns = 0, rows = 0;
     char *line = NULL;
@@ -88,37 +89,52 @@ static bool read_csv(FILE *file, double bytes[ATTN_CHOICE_LEVELS])
         bool names = field && strcmp(field, "ID") == 0;
         if (!field || (!names && (columns == 0 || field[0] < '0' || field[0] > '9'))) continue;
         rows += !names;
+        if (rows > most) continue;
+        if (!names) memset(bytes[rows - 1], 0, sizeof bytes[rows - 1]);
         for (int i = 0; field && i < COLUMNS; i++, field = next_field(&at)) {
             if (names) column[i] = -1, columns = i + 1;
             for (int m = 0; names && m < METRICS; m++)
                 if (strcmp(field, metrics[m].name) == 0) column[i] = m;
             if (!names && i < columns && column[i] >= 0)
-                bytes[metrics[column[i]].level] += metrics[column[i]].bytes * number_of(field);
+                bytes[rows - 1][metrics[column[i]].level] += metrics[column[i]].bytes * number_of(field);
         }
     }
     free(line);
-    return rows > 0;
+    return rows;
 }
 
-attn_status attn_count_gpu(int count, char **words, double bytes[ATTN_CHOICE_LEVELS])
+attn_status attn_count_launches(int count, char **words, const char *kernels, double (*bytes)[ATTN_CHOICE_LEVELS],
+                                int most, int *launches)
 {
     int ends[2], code = 0;
-    memset(bytes, 0, ATTN_CHOICE_LEVELS * sizeof *bytes);
     if (pipe(ends)) return attn_fail(ATTN_UNSUPPORTED, "no pipe to ncu");
+    fflush(stdout);
     pid_t child = fork();
-    if (child == 0) run_ncu(count, words, ends[1]);
+    if (child == 0) run_ncu(count, words, kernels, ends[1]);
     close(ends[1]);
     FILE *file = fdopen(ends[0], "r");
-    bool read = child > 0 && file && read_csv(file, bytes);
+    *launches = child > 0 && file ? read_csv(file, bytes, most) : 0;
     if (file)
         fclose(file);
     else
         close(ends[0]);
     if (child > 0) waitpid(child, &code, 0);
-    if (read) return ATTN_OK;
+    if (*launches > 0) return ATTN_OK;
     return attn_fail(ATTN_UNSUPPORTED, child > 0 && WIFEXITED(code) && WEXITSTATUS(code) == 127
                                            ? "ncu (Nsight Compute) was not found"
                                            : "ncu counted nothing: it may not be permitted here");
+}
+
+attn_status attn_count_gpu(int count, char **words, double bytes[ATTN_CHOICE_LEVELS])
+{
+    double each[LAUNCHES][ATTN_CHOICE_LEVELS];
+    int launches;
+    attn_status status = attn_count_launches(count, words, "regex:attn_sm90", each, LAUNCHES, &launches);
+    memset(bytes, 0, ATTN_CHOICE_LEVELS * sizeof *bytes);
+    for (int i = 0; !status && i < launches && i < LAUNCHES; i++)
+        for (int level = 0; level < ATTN_CHOICE_LEVELS; level++)
+            bytes[level] += each[i][level];
+    return status;
 }
 
 /* ---- CPU ----------------------------------------------------------------------------------- */

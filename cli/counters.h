@@ -8,6 +8,10 @@
  * From memory, into shared memory, into registers. ATTN_UNSUPPORTED, and why: there is no ncu, or it may not count. */
 attn_status attn_count_gpu(int count, char **words, double bytes[ATTN_CHOICE_LEVELS]);
 
+/* The same, launch by launch, of kernels whose names ncu is told to look for, `most` of them at most. */
+attn_status attn_count_launches(int count, char **words, const char *kernels, double (*bytes)[ATTN_CHOICE_LEVELS],
+                                int most, int *launches);
+
 /* On the CPU: perf's counters of this process and of the threads that it starts from now on. Misses of the last cache
  * and of L1, 64 bytes each; 0 where there is no counter (L2's misses have no portable one). NULL: it is not permitted
  * here. */

@@ -113,22 +113,6 @@ typedef struct measured {
     char why_not[256];
 } measured;
 
-/* Caches as the planner sees them: a level's bytes are what crosses into the next. */
-static attn_status count_by_walking(const attn_plan *plan, int64_t prefix, double *bytes)
-{
-    attn_cpu_info info;
-    attn_cpu_detect(&info);
-    const double sizes[] = { info.l3 > 0 ? (double)info.l3 : 32e6, info.l2 > 0 ? (double)info.l2 : 512e3,
-                             info.l1 > 0 ? (double)info.l1 : 32e3 };
-    int32_t *prefixes = calloc((size_t)plan->desc.batch + 1, sizeof *prefixes);
-    for (int64_t i = 0; prefixes && i < plan->desc.batch; i++)
-        prefixes[i] = (int32_t)prefix;
-    attn_args args = { .prefix = prefixes };
-    attn_status status = attn_replay(plan, &args, sizes, 3, bytes);
-    free(prefixes);
-    return status;
-}
-
 static void count_bytes(const values *v, const attn_plan *plan, const attn_desc *desc, attn_counters *counters,
                         int argc, char **argv, measured *m)
 {
@@ -138,7 +122,7 @@ static void count_bytes(const values *v, const attn_plan *plan, const attn_desc 
     else if (counters)
         status = attn_measure_once(plan, desc, v->problem.prefix, counters, m->bytes), m->by = "perf";
     else
-        status = count_by_walking(plan, v->problem.prefix, m->bytes), m->by = "walking through the tiles";
+        status = attn_replay_here(plan, v->problem.prefix, m->bytes), m->by = "walking through the tiles";
     if (!status) return;
     m->by = NULL;
     snprintf(m->why_not, sizeof m->why_not, "%s", attn_error());

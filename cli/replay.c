@@ -6,6 +6,7 @@
 
 #include "api/desc.h"
 #include "api/error.h"
+#include "cpu/detect.h"
 #include "cpu/kernel.h"
 #include "num/half.h"
 
@@ -299,6 +300,21 @@ attn_status attn_replay(const attn_plan *plan, const attn_args *args, const doub
     }
     if (attn_multiplies_pairs(k)) bytes[levels - 1] = 0; /* inside L2 these bodies go another way */
     return all ? ATTN_OK : attn_fail(ATTN_NO_MEMORY, "no memory to count accesses");
+}
+
+attn_status attn_replay_here(const attn_plan *plan, int64_t prefix, double *bytes)
+{
+    attn_cpu_info info;
+    attn_cpu_detect(&info);
+    const double sizes[] = { info.l3 > 0 ? (double)info.l3 : 32e6, info.l2 > 0 ? (double)info.l2 : 512e3,
+                             info.l1 > 0 ? (double)info.l1 : 32e3 };
+    int32_t *prefixes = calloc((size_t)plan->desc.batch + 1, sizeof *prefixes);
+    for (int64_t i = 0; prefixes && i < plan->desc.batch; i++)
+        prefixes[i] = (int32_t)prefix;
+    attn_args args = { .prefix = prefixes };
+    attn_status status = attn_replay(plan, &args, sizes, 3, bytes);
+    free(prefixes);
+    return status;
 }
 
 /* ---- the theorem --------------------------------------------------------------------------- */

@@ -27,6 +27,9 @@ double attn_cache_bytes(const attn_cache *cache);
  * prefixes, as a run takes them. ATTN_UNSUPPORTED: of a backward. */
 attn_status attn_replay(const attn_plan *plan, const attn_args *args, const double *sizes, int levels, double *bytes);
 
+/* The same with this processor's L3, L2 and L1, sequences and keys of the plan's lengths, and one prefix. */
+attn_status attn_replay_here(const attn_plan *plan, int64_t prefix, double *bytes);
+
 /* One head of attention over a memory of M bytes and no more: tiles of `rows` queries stay, keys and values pass in
  * chunks of `keys`, but for those blocks of 64 x 64 that `kept` leaves out. Bytes in and out. */
 double attn_replay_theorem(int64_t len, int64_t dim, double element, int64_t rows, int64_t keys, double memory,
