@@ -163,7 +163,7 @@ static void bytes(grid *g, const char *name, const point *p)
 static void theorem(grid *g, const char *name, const point *p)
 {
     static const char *const shares[] = { "0.5", "0.25", "0.125", "0.0625" };
-    char mask[24];
+    char mask[40];
     if (p->threads > 1) return;
     for (int64_t memory = 128 << 10; memory <= 4 << 20; memory *= 2) {
         snprintf(mask, sizeof mask, "memory:%lld", (long long)memory);

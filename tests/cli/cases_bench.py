@@ -11,7 +11,7 @@ QUICK = "bench --len 40 --dim 16 --heads 2/1 --threads 1 --min-time 0.0001 --rep
 COLUMNS = (
     "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,threads,ms,spread,tflops,gbps,"
     "limit_fraction,peer,peer_ms,ratio,predicted_ms,predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,"
-    "peer_counted_bytes"
+    "peer_counted_bytes,level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,level3_counted"
 ).split(",")
 
 # Stands where the peer's script is looked for first; logs what it is asked.
@@ -106,3 +106,30 @@ def bench_torch(place):
     place.write("bench/peers/torch_sdpa.py", b'print("error no module named torch", flush=True)')
     done = place.run("bench", *words, "prefill")
     check("no peer: " in done.out and "no module named torch" in done.out, done.out)
+
+
+@case
+def bench_counts(place):
+    """Bytes: predicted beside counted, close to each other. The theorem: bytes fall as the memory grows, and with the
+    blocks that are left."""
+    words = ["bench", "--json", "--threads", "1", "--dim", "64", "--min-time", "0.001"]
+    for row in json.loads(place.run(*words, "--suite", "bytes", "--len", "512").out)["results"]:
+        check(len(row["levels"]) == 3, row)
+        for level in row["levels"]:
+            check(0.7 < level["predicted_bytes"] / level["counted_bytes"] < 1.4, row)
+    rows = json.loads(place.run(*words, "--suite", "theorem", "--len", "8192").out)["results"]
+    whole = [row["levels"][1]["counted_bytes"] for row in rows if "kept" not in row["mask"]]
+    blocks = [row["levels"][1]["counted_bytes"] for row in rows if "kept" in row["mask"]]
+    check(len(whole) == 6 and all(a > 1.4 * b for a, b in zip(whole[:4], whole[1:])), whole)
+    check(len(blocks) == 4 and all(a > 1.4 * b for a, b in zip(blocks, blocks[1:])), blocks)
+    for row in rows:
+        check(abs(row["levels"][1]["predicted_bytes"] / row["levels"][1]["counted_bytes"] - 1) < 0.05, row)
+
+
+@case
+def bench_sweeps(place):
+    """The planner's choice against all others: none of them is slower than the best."""
+    words = ["bench", "--suite", "tiles", "--json", "--threads", "1", "--dtype", "f32", "--dim", "64", "--len", "96"]
+    rows = json.loads(place.run(*words, "--min-time", "0.001", "--repeat", "1").out)["results"]
+    check({row["pass"] for row in rows} == {"fwd", "bwd", "decode"}, rows)
+    check(all(row["peer"] == "best-tiles" and 0 < row["ratio"] <= 1 for row in rows), rows)
