@@ -144,6 +144,7 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
     m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, rows);
     m.axis[ATTN_AXIS_DIM].size = k->dim, m.axis[ATTN_AXIS_DIM_V].size = k->dim_v;
     m.array[ATTN_ARRAY_O].direction = 0;
+    if (p.side_by_side[REGISTERS] == 1) m.array[ATTN_ARRAY_Q].density = seen; /* once a step */
     c->level[2].name = "shared to registers", c->level[2].bytes = attn_model_transfer(&m, &p, REGISTERS);
 }
 
@@ -156,6 +157,20 @@ void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double st
     c->bound = computing >= max_of(memory, l2) ? "arithmetic" : memory >= l2 ? "memory" : "L2";
 }
 
+static int64_t common(int64_t a, int64_t b)
+{
+    return b ? common(b, a % b) : a;
+}
+
+/* Keys that a tile takes beyond the mean of its rows' own: half its rows and what fills up a tile of keys, on each side
+ * that the mask cuts. */
+static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
+{
+    bool window = d->flags & ATTN_WINDOW;
+    int right = d->flags & ATTN_CAUSAL || (window && d->window_right >= 0), left = window && d->window_left >= 0;
+    return (double)(right + left > 1 ? 2 : 1) * (double)(rows + keys - common(rows, keys)) / 2;
+}
+
 /* Without splits, one tile after another on as many SMs; with them, their parts, and then they are merged. */
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                     const double clocks[ATTN_CONSTANTS], int64_t pack, int splits, attn_cuda_choice *c)
@@ -163,7 +178,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     int64_t rows = rows_of(d, k, pack), heads = d->heads_q / pack;
     double tiles = (double)attn_ceil_div(d->len_q, rows) * (double)heads * (double)d->batch;
     double row_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
-    double edge = row_pairs < (double)d->len_kv ? (double)(k->keys + rows) / 2 : 0;
+    double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->keys) : 0;
     double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, (row_pairs + edge) / k->keys);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end within half of one */
     if (!uneven) steps = whole;

@@ -1,0 +1,134 @@
+/* The planner for Hopper against an H200: bytes that Nsight Compute counted there, kernels that must not be taken, and
+ * waves of tiles. No GPU is asked. */
+#include "support.h"
+
+#include <math.h>
+
+#include "api/desc.h"
+#include "cuda/cuda.h"
+#include "mask/mask.h"
+
+static const attn_cuda_device h200 = { .name = "NVIDIA H200",
+                                       .major = 9,
+                                       .multiprocessors = 132,
+                                       .shared_bytes = 232448,
+                                       .l2_bytes = 50 << 20,
+                                       .clock_khz = 1980000,
+                                       .memory_khz = 3201000,
+                                       .memory_bits = 6144 };
+
+static const attn_cuda_kernel *kernel_named(const char *name)
+{
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    fail_msg("there is no kernel %s", name);
+    return NULL;
+}
+
+static attn_desc problem(int64_t heads, int64_t len_q, int64_t len_kv, int64_t dim, uint32_t flags)
+{
+    attn_desc desc = { .dtype = ATTN_BF16, .device = ATTN_CUDA, .batch = 1, .flags = flags }, resolved;
+    desc.heads_q = heads, desc.len_q = len_q, desc.len_kv = len_kv, desc.dim_qk = dim;
+    assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
+    return resolved;
+}
+
+static attn_choice cost(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_tiles *tiles)
+{
+    attn_cuda_choice c;
+    double pairs = attn_mask_pairs(desc) * (double)desc->batch * (double)desc->heads_q;
+    assert_true(attn_cuda_cost(desc, &h200, kernel, pairs, tiles, &c));
+    return c.choice;
+}
+
+static void bytes_are_as_counted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kernel;
+        int64_t heads, len, dim;
+        uint32_t flags;
+        double memory, registers; /* counted */
+    } counted[] = {
+        { "sm90_bf16_d64_192x128", 32, 4096, 64, 0, 58.693e6, 2.8920e9 },
+        { "sm90_bf16_d64_128x128", 32, 4096, 64, 0, 59.533e6, 2.1821e9 },
+        { "sm90_bf16_d96_128x160", 21, 4096, 96, 0, 63.360e6, 2.5937e9 },
+        { "sm90_bf16_d128_128x176", 16, 4096, 128, 0, 58.041e6, 2.6346e9 },
+        { "sm90_bf16_d128_128x128", 16, 4096, 128, 0, 58.142e6, 2.7020e9 },
+        { "sm90_bf16_d192_128x112", 10, 4096, 192, 0, 52.748e6, 2.6350e9 },
+        { "sm90_bf16_d256_128x80", 8, 4096, 256, 0, 55.588e6, 3.0707e9 },
+        { "sm90_bf16_d256_128x64", 8, 4096, 256, 0, 55.628e6, 3.2385e9 },
+        { "sm90_bf16_d128_128x128", 16, 4096, 128, ATTN_CAUSAL, 60.100e6, 1.4017e9 },
+        { "sm90_bf16_d128_128x176", 8, 8192, 128, ATTN_CAUSAL, 58.593e6, 2.6448e9 },
+    };
+    for (int i = 0; i < COUNT(counted); i++) {
+        attn_desc desc = problem(counted[i].heads, counted[i].len, counted[i].len, counted[i].dim, counted[i].flags);
+        attn_choice c = cost(&desc, kernel_named(counted[i].kernel), NULL);
+        double memory = c.level[0].bytes / counted[i].memory, registers = c.level[2].bytes / counted[i].registers;
+        if (fabs(memory - 1) > 0.1) fail_msg("%s: %.3f of the bytes of memory", counted[i].kernel, memory);
+        if (fabs(registers - 1) > 0.1) fail_msg("%s: %.3f of shared memory's", counted[i].kernel, registers);
+    }
+}
+
+/* Keys that L2 does not hold come once a wave of tiles. */
+static void long_keys_come_again(void **state)
+{
+    (void)state;
+    const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x176");
+    attn_desc desc = problem(1, 1 << 18, 1 << 18, 128, 0);
+    double once = 2.0 * 128 * 0x1p18 * 4, keys = 2.0 * 128 * 0x1p18 * 2, waves = ceil(0x1p18 / 128 / 132);
+    assert_true(fabs(cost(&desc, k, NULL).level[0].bytes / (once + (waves - 1) * keys) - 1) < 0.02);
+}
+
+/* Kernels that can change scores, or mask anything, are slower at what all compute. */
+static void plain_problems_take_plain_kernels(void **state)
+{
+    (void)state;
+    static const int64_t dims[] = { 40, 64, 96, 128, 192, 256 }, lens[] = { 128, 512, 1000, 2048, 8192, 16384 };
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int d = 0; d < COUNT(dims); d++)
+        for (int n = 0; n < COUNT(lens); n++)
+            for (uint32_t flags = 0; flags <= ATTN_CAUSAL; flags += ATTN_CAUSAL) {
+                attn_desc desc = problem(2048 / dims[d], lens[n], lens[n], dims[d], flags);
+                const attn_cuda_kernel *best = NULL;
+                double least = INFINITY;
+                for (int i = 0; i < count; i++) {
+                    const attn_cuda_kernel *k = &kernels[i];
+                    if (k->form != ATTN_CUDA_FORWARD || k->dtype != ATTN_BF16 || k->dim < dims[d] || k->dim_v < dims[d])
+                        continue;
+                    double seconds = cost(&desc, k, NULL).seconds;
+                    if (seconds < least) least = seconds, best = k;
+                }
+                assert_non_null(best);
+                if (best->features & ATTN_CUDA_SCORES)
+                    fail_msg("dim %d, %d rows: %s", (int)dims[d], (int)lens[n], best->name);
+            }
+}
+
+static void tiles_come_in_waves(void **state)
+{
+    (void)state;
+    const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128");
+    const attn_tiles whole = { .splits = 1 };
+    attn_desc full = problem(4, 33 * 128, 8192, 128, 0), more = problem(4, 34 * 128, 8192, 128, 0);
+    double one = cost(&full, k, &whole).seconds, two = cost(&more, k, &whole).seconds;
+    assert_true(two > 1.8 * one && two < 2.1 * one);
+    attn_tiles split = { .splits = 4 };
+    assert_int_equal(cost(&full, k, &split).splits, 4);
+    attn_desc few = problem(8, 1, 65536, 128, 0);
+    assert_true(cost(&few, k, NULL).splits > 1 && cost(&few, k, NULL).seconds < cost(&few, k, &whole).seconds / 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_are_as_counted),
+        cmocka_unit_test(long_keys_come_again),
+        cmocka_unit_test(plain_problems_take_plain_kernels),
+        cmocka_unit_test(tiles_come_in_waves),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
