@@ -102,6 +102,8 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     attn_cuda_set_time(device, all, splits > 1 ? 2 * start : 0, &c->choice);
     c->choice.level[0].bytes += bytes.around + sums;
     c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && units > grid;
+    c->dynamic |=
+        (d->flags & ATTN_DETERMINISTIC) != 0; /* who waits for a unit's turn knows that a block has taken it */
 }
 
 /* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. */

@@ -151,6 +151,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
     fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= s->total && s->grid <= 132, symbol, "grid");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
+    fake_expect(!p->turns || s->counter, symbol, "turns, and units in no order of time");
     fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");
     fake_expect(!(c->flags & ATTN_DETERMINISTIC) == !p->turns, symbol, "an order, or none, that nobody asked for");
 }

@@ -217,6 +217,8 @@ MUTANTS = [
     (CUDA + "plan.c", "if (d->flags & ATTN_CAUSAL) m->right = 0;", "", "causal sees what comes after", "cuda"),
     (CUDA + "plan.c", "cuda->merged ? c->schedule.splits * rows : 0;", "cuda->merged ? rows : 0;",
      "room for one split", "cuda"),
+    (CUDA + "cost_backward.c", "(d->flags & ATTN_DETERMINISTIC) != 0;", "false;",
+     "a fixed order: units wait for blocks that may never come", "cuda_backward"),
     (CUDA + "run_backward.c", "d->flags & ATTN_DETERMINISTIC && repeats(d);", "false;",
      "a fixed order: a bias that repeats is summed in none", "cuda_backward cuda"),
     (CUDA + "run_backward.c", "if (!status && p->grad_bias) status = attn_cuda_clear(", "if (!status && false) status = attn_cuda_clear(",
