@@ -31,4 +31,11 @@
 #include "backward_tile.h"
 #include "backward_mask.h"
 #include "backward_score.h"
+#include "backward_load.h"
+#include "backward_softmax.h"
+#if ATTN_BLOCK_KEYS == 64
+#include "backward_wide.h"
+#else
+#include "backward_narrow.h"
+#endif
 #include "backward.h"

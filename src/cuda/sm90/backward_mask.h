@@ -4,12 +4,16 @@
 
 /* ---- units: the producer warp as a whole ----------------------------------------------------- */
 
-DEVICE int unit_next(const attn_sm90_backward_params *p, int index)
+/* The unit that a block takes after `index`, -1: its first. With turns they come from the counter alone, in order: a
+ * running block then waits only for units that running blocks hold. */
+DEVICE int unit_next(const attn_sm90_backward_params *params, int index)
 {
-    if (!p->schedule.counter) return index + (int)gridDim.x;
-    u32 taken = 0;
-    if (threadIdx.x % 32 == 0) taken = atomicInc(p->schedule.counter, (u32)p->schedule.total - 1);
-    return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
+    const attn_sm90_backward_schedule *s = &params->schedule;
+    u32 taken = 0, first = params->turns ? 0 : gridDim.x;
+    if (!params->turns && index < 0) return blockIdx.x;
+    if (!s->counter) return index + (int)gridDim.x;
+    if (threadIdx.x % 32 == 0) taken = atomicInc(s->counter, (u32)s->total - 1 + (params->turns ? gridDim.x : 0));
+    return (int)(first + __shfl_sync(~0u, taken, 0));
 }
 
 /* VARLEN: finds key tile `tile` of all sequences' key tiles, one sequence after another, 32 at a time; `backwards`:

@@ -33,7 +33,8 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *              and f32 grad_q in L2 at once, 1 at least. ATTN_DETERMINISTIC: too
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
  *   grid       min(total, multiprocessors); 0 is not launched
- *   counter    one word that is 0 before the run and again after it; NULL: block b takes units b, b + grid, ... */
+ *   counter    one word that is 0 before the run and again after it; NULL: block b takes units b, b + grid, ...
+ *              With turns never NULL */
 typedef struct attn_sm90_backward_schedule {
     int key_tiles, total, head_group, grid, splits;
     unsigned *counter;

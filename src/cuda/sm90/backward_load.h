@@ -1,0 +1,131 @@
+/* What is loaded when: the producer's first warp loads a unit's keys and values, then tile by tile the rows that see
+ * them; consumers wait. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_LOAD_H
+#define ATTN_CUDA_SM90_BACKWARD_LOAD_H
+
+/* ---- producer -------------------------------------------------------------------------------- */
+
+typedef struct producer {
+    stage kv, q;
+    int item; /* units noted */
+} producer;
+
+DEVICE void load_panels(u32 to, const attn_sm90_map *map, u32 full, int panels, int panel, int head, int row, int batch)
+{
+#pragma unroll
+    for (int i = 0; i < panels; i++)
+        tma_load(to + i * panel, map, full, 64 * i, head, row, batch);
+}
+
+/* Notes a unit, and loads its keys and values if rows follow. */
+DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u, producer *at)
+{
+    u32 full = BARRIER(s, kv_full, at->kv.index);
+    barrier_wait(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
+    if (threadIdx.x % 32 == 0) {
+        s->notes->units[at->item % (SLOTS + 1)] = *u;
+        if (u->some > 0) {
+            int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, key = u->place.start_kv + u->key0;
+            barrier_expect(full, TILE_K + TILE_V);
+            load_panels(s->k + at->kv.index * TILE_K, &p->k_map, full, PANELS, PANEL_KEYS, u->kv_head, key, batch);
+            load_panels(s->v + at->kv.index * TILE_V, &p->v_map, full, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
+        } else {
+            barrier_arrive(full);
+        }
+    }
+    __syncwarp();
+    stage_next(&at->kv, SLOTS), at->item++;
+}
+
+DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, const unit *u, row_note note,
+                      producer *at)
+{
+    const attn_sm90_params *p = &params->common;
+    u32 full = BARRIER(s, q_full, at->q.index);
+    barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
+    if (threadIdx.x % 32 == 0) {
+        int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
+        long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
+        note.dq.block = (int)(line / BLOCK_ROWS);
+        s->notes->rows[at->q.index] = note;
+        barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
+        load_panels(s->q + at->q.index * TILE_Q, &p->q_map, full, PANELS, PANEL_ROWS, note.head, row, batch);
+        bulk_load(s->statistics + at->q.index * STATISTICS, params->stats + 2 * line, STATISTICS, full);
+        load_panels(s->g + at->q.index * TILE_G, &params->grad_o_map, full, PANELS_V, PANEL_ROWS, note.head, row,
+                    batch);
+    }
+    __syncwarp();
+    stage_next(&at->q, STAGES);
+}
+
+DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
+{
+    const attn_sm90_params *p = &params->common;
+    producer at = { { 0, 1 }, { 0, 1 }, 0 };
+    unit u = { { 0 } };
+    for (int index = unit_next(params, -1); index < params->schedule.total; index = unit_next(params, index)) {
+        if (!unit_at(params, index, &u)) continue;
+        row_walk walk = rows_start(p, &u);
+        row_note note, next;
+        u.some = rows_next(p, &u, &walk, &note);
+        load_unit(p, s, &u, &at);
+        for (bool more = u.some; more; note = next) {
+            more = rows_next(p, &u, &walk, &next);
+            note.last = !more;
+            load_rows(params, s, &u, note, &at);
+        }
+    }
+    u.some = NO_WORK;
+    load_unit(p, s, &u, &at);
+}
+
+/* ---- consumers ------------------------------------------------------------------------------- */
+
+typedef struct consumer {
+    int group, units, tiles; /* counts of those done: they give index and phase in every ring */
+    int added;               /* the tile of rows last added to, -1: none since the turn was passed */
+    u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
+} consumer;
+
+#define RING_INDEX(count, size) ((u32)(count) % (size))
+#define RING_PHASE(count, size) ((u32)(count) / (size)&1)
+
+/* Rows of a tile from `valid` on, which may be another sequence's, become zeros: 0 times NaN is NaN. */
+DEVICE void zero_tail(u32 tile, int panels, int rows, int valid)
+{
+    u32 pieces = (rows - valid) * 8;
+    for (u32 i = threadIdx.x % 128; i < panels * pieces; i += 128)
+        store_zeros(tile + i / pieces * rows * 128 + valid * 128 + i % pieces * 16);
+}
+
+DEVICE void meet_group(int group)
+{
+    fence_async();
+    named_sync(GROUP + group, 128);
+}
+
+DEVICE void take_keys(const shared *s, consumer *c, const unit *u)
+{
+    u32 k = s->k + RING_INDEX(c->units, SLOTS) * TILE_K, v = s->v + RING_INDEX(c->units, SLOTS) * TILE_V;
+    int valid = u->place.len_kv - u->key0;
+    if (valid < BLOCK_KEYS) {
+        zero_tail(k, PANELS, BLOCK_KEYS, valid);
+        zero_tail(v, PANELS_V, BLOCK_KEYS, valid);
+        meet_group(c->group);
+    }
+    if (K_REGISTERS) load_fragment(c->keys, k + c->group * 64 * 128, PANEL_KEYS, DIM);
+    if (V_REGISTERS) load_fragment(c->values, v + c->group * 64 * 128, PANEL_KEYS, DIM_V);
+}
+
+DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer *c, const unit *u,
+                      const row_note *note)
+{
+    barrier_wait(BARRIER(s, q_full, RING_INDEX(c->tiles, STAGES)), RING_PHASE(c->tiles, STAGES));
+    int valid = u->place.len_q - note->row0;
+    if (valid >= BLOCK_ROWS || !(p->flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
+    zero_tail(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q, PANELS, BLOCK_ROWS, valid);
+    zero_tail(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G, PANELS_V, BLOCK_ROWS, valid);
+    meet_group(c->group);
+}
+
+#endif

@@ -1,0 +1,145 @@
+/* The consumers where a warpgroup's registers hold the gradients of its 64 keys and values: dims up to 128. By tile t:
+ *
+ *     issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE) -> issue grad_v += P^T grad_o
+ *     -> dS^T = P^T (dP^T - delta), to shared memory too -> issue grad_q of tile t-1, grad_k += dS^T q -> add grad_q
+ *
+ * grad_q runs one tile late, so that no warpgroup waits for another's dS. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
+#define ATTN_CUDA_SM90_BACKWARD_NARROW_H
+
+/* Whether this warpgroup computes grad_q of the tile. */
+#define DQ_MINE(c, tile) (DQ_SHARES || (u32)(tile) % WARPGROUPS == (u32)(c)->group)
+
+DEVICE void issue_scores(const consumer *c, float *score, u32 keys, u32 q)
+{
+    wgmma_fence();
+    if (K_REGISTERS)
+        issue_from_registers(score, c->keys, q, DIM);
+    else
+        issue_from_shared(score, keys, q, DIM);
+    wgmma_commit();
+}
+
+DEVICE void issue_dp(const consumer *c, float *dp, u32 values, u32 grad_o)
+{
+    wgmma_fence();
+    if (V_REGISTERS)
+        issue_from_registers(dp, c->values, grad_o, DIM_V);
+    else
+        issue_from_shared(dp, values, grad_o, DIM_V);
+    wgmma_commit();
+}
+
+DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q, int tile)
+{
+    barrier_wait(BARRIER(s, ds_full, RING_INDEX(tile, 2)), RING_PHASE(tile, 2));
+    u32 ds = uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS);
+    u32 keys = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K +
+                       (DQ_SHARES ? c->group * (DQ_COLUMNS / 64) * PANEL_KEYS : 0));
+    wgmma_fence();
+    issue_grad_q(grad_q, ds, keys);
+    wgmma_commit();
+}
+
+DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
+                          int tile)
+{
+    pin_floats(grad_q, DQ_COLUMNS / 2);
+    dq_note to = s->notes->dq[RING_INDEX(tile, 2)];
+    release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
+    add_grad_q(params, s, to, grad_q, DQ_SHARES ? c->group * DQ_COLUMNS : 0, &c->added);
+}
+
+/* grad_q of the tile before the one in hand, by itself. */
+DEVICE void late_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c)
+{
+    float grad_q[DQ_COLUMNS / 2];
+    issue_late_grad_q(s, c, grad_q, c->tiles - 1);
+    wgmma_wait(0);
+    finish_grad_q(params, s, c, grad_q, c->tiles - 1);
+}
+
+/* grad_v's product is issued before dS is computed; RICH: behind it, as dropped probabilities are still needed. */
+#define EARLY (ATTN_SCORE == PLAIN)
+
+/* A unit's row tiles. */
+DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u, float *grad_k,
+                   float *grad_v)
+{
+    const attn_sm90_params *p = &params->common;
+    float unit = ATTN_SCORE == RICH ? LOG2_E : p->scale * LOG2_E, alibi = 0;
+    int first = c->group * 64, start = c->tiles;
+#if ATTN_SCORE == RICH
+    int head = -1;
+#endif
+    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + c->group * 64 * 128);
+    u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + c->group * 64 * 128);
+    for (bool last = false; !last;) {
+        float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2], grad_q[DQ_COLUMNS / 2];
+        u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1];
+        const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
+        wait_rows(p, s, c, u, note);
+        u32 q = uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q),
+            g = uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G);
+        u32 statistics = s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS;
+        bool partial = note->partial;
+        pairs_seen seen;
+        if (rarely(partial)) seen = pairs_of(p, u, note, first);
+
+        issue_scores(c, score, k, q);
+        if (EARLY) issue_dp(c, dp, v, g);
+        wgmma_wait(EARLY ? 1 : 0);
+        pin_floats(score, BLOCK_ROWS / 2);
+#if ATTN_SCORE == RICH
+        if (note->head != head && head >= 0) store_alibi(params, u, head, &alibi);
+        head = note->head;
+        change_scores(p, u, note, score, slope, first);
+#endif
+        if (rarely(partial)) hide(score, seen);
+        probabilities(score, probability, unit, statistics);
+#if ATTN_SCORE == RICH
+        mark_dropped(p, u, note, probability, first);
+#endif
+        if (EARLY)
+            issue_grad_v(grad_v, probability, g);
+        else
+            issue_dp(c, dp, v, g);
+
+        wgmma_wait(EARLY ? 1 : 0);
+        pin_floats(dp, BLOCK_ROWS / 2);
+        passing to = { params, u, note, slope, &alibi, first };
+        score_gradients(&to, probability, dp, ds, statistics);
+#if ATTN_SCORE == RICH
+        zero_dropped(probability);
+        issue_grad_v(grad_v, probability, g);
+#endif
+        barrier_wait(BARRIER(s, ds_empty, RING_INDEX(c->tiles, 2)), RING_PHASE(c->tiles, 2) ^ 1);
+        store_score_gradients(s->ds + RING_INDEX(c->tiles, 2) * TILE_DS + c->group * 64 * 128, ds);
+        if (threadIdx.x == 128) s->notes->dq[RING_INDEX(c->tiles, 2)] = note->dq;
+        fence_async();
+        release(BARRIER(s, ds_full, RING_INDEX(c->tiles, 2)));
+
+#if DQ_SHARES
+        issue_late_grad_q(s, c, grad_q, c->tiles - 1);
+#endif
+        issue_grad_k(grad_k, ds, q);
+#if DQ_SHARES
+        wgmma_wait(1);
+        if (c->tiles > start) finish_grad_q(params, s, c, grad_q, c->tiles - 1);
+#endif
+        wgmma_wait(0);
+        pin_floats(grad_v, DIM_V / 2);
+        pin_floats(grad_k, DIM / 2);
+        last = note->last;
+        release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
+        if (!DQ_SHARES && c->tiles > start && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
+        c->tiles++;
+    }
+#if ATTN_SCORE == RICH
+    store_alibi(params, u, head, &alibi);
+#endif
+    if (DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
+    pass_turn(params, &c->added);
+}
+
+#endif
