@@ -166,9 +166,7 @@ static int64_t common(int64_t a, int64_t b)
  * that the mask cuts. */
 static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
 {
-    bool window = d->flags & ATTN_WINDOW;
-    int right = d->flags & ATTN_CAUSAL || (window && d->window_right >= 0), left = window && d->window_left >= 0;
-    return (double)(right + left > 1 ? 2 : 1) * (double)(rows + keys - common(rows, keys)) / 2;
+    return (double)attn_mask_edges(d) * (double)(rows + keys - common(rows, keys)) / 2;
 }
 
 /* Without splits, one tile after another on as many SMs; with them, their parts, and then they are merged. */

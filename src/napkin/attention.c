@@ -42,6 +42,14 @@ attn_partition attn_model_attention_tiles(const attn_model *m, int64_t rows, int
     return p;
 }
 
+int attn_mask_edges(const attn_desc *d)
+{
+    bool window = d->flags & ATTN_WINDOW, chunk = d->flags & ATTN_CHUNK;
+    bool right = d->flags & ATTN_CAUSAL || (window && d->window_right >= 0) || chunk;
+    bool left = (window && d->window_left >= 0) || chunk;
+    return right && left ? 2 : 1;
+}
+
 double attn_tensor_bytes(const attn_desc *d, double keys)
 {
     attn_shape s = attn_shape_of(d);

@@ -16,6 +16,9 @@ attn_model attn_model_attention(const attn_desc *desc, int64_t pack, double wire
 /* Two levels: tiles of rows in groups, keys streamed past them. */
 attn_partition attn_model_attention_tiles(const attn_model *model, int64_t rows, int64_t keys);
 
+/* Sides on which ranges cut a row's keys, at least 1: what is computed beyond them counts for each. */
+int attn_mask_edges(const attn_desc *desc);
+
 /* Bytes that cross memory at least: every input read and every output written once. keys: that are read, a head. */
 double attn_tensor_bytes(const attn_desc *desc, double keys);
 

@@ -130,7 +130,7 @@ static double product_bytes(const attn_host *host, const attn_cpu_kernel *kernel
 static double computed_pairs(const attn_desc *d, const attn_cpu_kernel *k, double pairs)
 {
     double rows = (double)(d->batch * d->heads_q * d->len_q), row_pairs = pairs / max_of(1, rows);
-    double masked = row_pairs < (double)d->len_kv ? (double)(k->cols + k->rows) / 2 : 0;
+    double masked = row_pairs < (double)d->len_kv ? (double)(attn_mask_edges(d) * (k->cols + k->rows)) / 2 : 0;
     return (double)(d->batch * d->heads_q) * (double)attn_round_up(d->len_q, k->rows) *
            min_of(row_pairs + masked, (double)attn_round_up(d->len_kv, k->cols));
 }

@@ -7,7 +7,9 @@
 #include "num/decimal.h"
 
 static const char *const unit_names[] = { "tensor16", "tensor8", "fma", "exp" };
-static const char *const constant_names[] = { "product", "score", "pack", "byte", "far", "step", "tile", "edge", "run" };
+static const char *const constant_names[] = {
+    "product", "score", "pack", "byte", "far", "step", "tile", "edge", "run"
+};
 
 const char *attn_unit_name(int unit)
 {
