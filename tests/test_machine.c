@@ -46,14 +46,14 @@ static void base_is_taken_over(void **state)
 {
     (void)state;
     attn_machine m;
-    static const char text[] = "machine mine\nbase cpu\ncores 3\nlevel l2 bytes 7\nkernel avx2_prefill score 1\n";
-    const attn_machine *cpu = attn_machine_named("cpu");
+    static const char text[] = "machine mine\nbase zen3\ncores 3\nlevel l2 bytes 7\nkernel avx2_prefill score 1\n";
+    const attn_machine *base = attn_machine_named("zen3");
     assert_ok(attn_machine_parse("mine", text, strlen(text), &m));
     assert_string_equal(m.name, "mine");
     assert_int_equal(m.matches, 0);
-    assert_int_equal(m.levels, cpu->levels);
-    assert_int_equal(m.kernels, cpu->kernels);
-    assert_true(m.hertz == cpu->hertz && m.cores == 3);
+    assert_int_equal(m.levels, base->levels);
+    assert_int_equal(m.kernels, base->kernels);
+    assert_true(m.hertz == base->hertz && m.cores == 3);
     assert_true(attn_machine_level_named(&m, "l2")->bytes == 7 && attn_machine_level_named(&m, "l2")->one == 0);
     assert_true(attn_machine_kernel_named(&m, "avx2_prefill")->clocks[ATTN_PER_PRODUCT] == 0);
     assert_true(attn_machine_kernel_named(&m, "avx2_decode")->clocks[ATTN_PER_PRODUCT] > 0);

@@ -13,6 +13,7 @@ PAIRS_PREFILL, PAIRS_BACKWARD = "src/cpu/body/pairs_prefill.h", "src/cpu/body/pa
 REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
 CUDA = "src/cuda/"
+MODEL = "src/napkin/model.c"
 
 MUTANTS = [
     # ranges
@@ -239,4 +240,32 @@ MUTANTS = [
     (CUDA + "cache.c", "same(h.hash, attn_hash_more(attn_hash_start(), data, (size_t)h.size))", "h.size > 0",
      "a damaged kernel is taken from the cache", "nvrtc"),
     (CUDA + "nvrtc.c", "hash = hash_text(hash, p->options[i]);", "continue;", "the cache ignores options", "nvrtc"),
+    # the napkin
+    (MODEL, "if (!(p->streamed[level] >> axis & 1)) return tiles(size, p->tile[level][axis]);",
+     "if (!(p->streamed[level] >> axis & 1)) return 1;", "what groups read again is counted once", "model"),
+    (MODEL, "if (!stays(m, p, level)) return tiles(size, tile_of(m, p, level - 1, axis));", "",
+     "what does not stay while chunks pass is counted once", "model"),
+    (MODEL, "return groups <= or_one(p->side_by_side[level]);", "return groups <= 1;",
+     "groups side by side do not keep what they hold", "model"),
+    (MODEL, "closed.alpha = count * pow(product * together, closed.beta);",
+     "closed.alpha = pow(product * together, closed.beta);", "the optimum over several axes: one term alone", "model"),
+    (MODEL, "root += sqrt(cost[i] * linear);", "root += cost[i] * linear;", "the optimum over a sum: no root", "model"),
+    (MODEL, "if (fits(s) && bytes < s->least)", "if (bytes < s->least)", "tiles that do not fit", "model"),
+    (MODEL, "if (isinf(s.least)) return false;", "", "that nothing fits is not told", "model"),
+    (MODEL, "return most + exposed * (sum - most);", "return sum;", "nothing is hidden behind anything", "model"),
+    ("src/num/decimal.h", "shift -= point;", "", "digits behind the point", "machine"),
+    ("src/num/decimal.h", "if (at != end) return false;", "", "a number followed by anything", "machine"),
+    ("src/napkin/machine_read.c", "|| !(*value >= 0))", ")", "numbers below 0", "machine"),
+    ("src/napkin/machine_read.c", "r->machine->matches = 0;", "", "a machine matches what its base does", "machine"),
+    ("src/napkin/machine_read.c", "return w.length ? fail_at(r, w.text, \"takes nothing more\", w) : ATTN_OK;",
+     "return ATTN_OK;", "words behind a line's end", "machine"),
+    ("src/napkin/machine.c", "i < m->matches && m->device == device;", "i < m->matches;",
+     "a processor is planned for by a GPU's machine", "machine"),
+    ("src/napkin/machine.c", "atomic_store(&current[given->machine.device], given);",
+     "atomic_store(&current[ATTN_CPU], given);", "a GPU's machine serves the processor", "machine"),
+    ("src/napkin/cost.c", "if (d->flags & ATTN_DETERMINISTIC) t.threads = 1; decode_cost(", "decode_cost(",
+     "deterministic: a tile of keys depends on the number of threads", "threads"),
+    (CUDA + "cost.c", "again = head <= device->l2_bytes ? 0 :", "again = true ? 0 :", "keys that L2 does not hold", "cost"),
+    (CUDA + "cost.c", "m.array[ATTN_ARRAY_Q].density = seen;", "", "queries are read once a step, seen or not", "cost"),
+    (CUDA + "cost.c", "uneven ? rounds + 0.5 : ceil(rounds);", "rounds + 0.5;", "waves of tiles", "cost"),
 ]
