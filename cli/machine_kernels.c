@@ -10,7 +10,7 @@
 #include "machine.h"
 #include "point.h"
 
-enum { POINTS_MOST = 32, SWEEPS = 20000 };
+enum { POINTS_MOST = 32, SWEEPS = 20000, CAUSAL = -1 };
 
 typedef struct points {
     int count;
@@ -62,27 +62,28 @@ static void say(const points *p, const char *name, double hertz, const double cl
 /* None of them is a point of a grid of `attn bench`. */
 typedef struct shape {
     int64_t heads, kv, rows, keys, dim, tile;
-    bool causal;
+    int64_t mask; /* 0: none; CAUSAL; or a window of so many keys before the row's own */
 } shape;
 
 static const shape prefill_shapes[] = {
-    { 3, 3, 384, 384, 64, 0, false },    { 3, 3, 768, 768, 64, 0, true },    { 2, 2, 1536, 1536, 64, 0, false },
-    { 1, 1, 3072, 3072, 64, 0, true },   { 3, 3, 384, 384, 128, 0, true },   { 2, 2, 768, 768, 128, 0, false },
-    { 1, 1, 3072, 3072, 128, 0, false }, { 2, 2, 1536, 1536, 128, 0, true }, { 2, 2, 768, 1536, 32, 0, false },
-    { 2, 2, 768, 768, 256, 0, false },   { 2, 2, 768, 768, 64, 48, false },  { 2, 2, 768, 768, 128, 48, false },
-    { 3, 1, 1536, 1536, 96, 96, true },  { 2, 2, 96, 3072, 128, 0, false },
+    { 3, 3, 384, 384, 64, 0, 0 },         { 3, 3, 768, 768, 64, 0, CAUSAL },    { 2, 2, 1536, 1536, 64, 0, 0 },
+    { 1, 1, 3072, 3072, 64, 0, CAUSAL },  { 3, 3, 384, 384, 128, 0, CAUSAL },   { 2, 2, 768, 768, 128, 0, 0 },
+    { 1, 1, 3072, 3072, 128, 0, 0 },      { 2, 2, 1536, 1536, 128, 0, CAUSAL }, { 2, 2, 768, 1536, 32, 0, 0 },
+    { 2, 2, 768, 768, 256, 0, 0 },        { 2, 2, 768, 768, 64, 48, 0 },        { 2, 2, 768, 768, 128, 48, 0 },
+    { 3, 1, 1536, 1536, 96, 96, CAUSAL }, { 2, 2, 96, 3072, 128, 0, 0 },        { 2, 2, 1536, 1536, 64, 48, 192 },
+    { 2, 2, 1536, 1536, 64, 192, 192 },   { 2, 2, 1536, 1536, 128, 96, 320 },
 };
 static const shape decode_shapes[] = {
-    { 8, 8, 1, 2048, 64, 0, false },   { 8, 2, 1, 4096, 128, 0, false },  { 8, 8, 1, 1024, 128, 0, false },
-    { 4, 4, 4, 1024, 96, 0, false },   { 16, 2, 1, 4096, 64, 0, false },  { 4, 1, 8, 2048, 128, 0, false },
-    { 8, 4, 1, 2048, 128, 0, false },  { 2, 2, 1, 3072, 256, 0, false },  { 8, 2, 1, 2048, 128, 128, false },
-    { 8, 8, 1, 1024, 64, 128, false }, { 4, 4, 1, 2048, 128, 32, false },
+    { 8, 8, 1, 2048, 64, 0, 0 },   { 8, 2, 1, 4096, 128, 0, 0 },  { 8, 8, 1, 1024, 128, 0, 0 },
+    { 4, 4, 4, 1024, 96, 0, 0 },   { 16, 2, 1, 4096, 64, 0, 0 },  { 4, 1, 8, 2048, 128, 0, 0 },
+    { 8, 4, 1, 2048, 128, 0, 0 },  { 2, 2, 1, 3072, 256, 0, 0 },  { 8, 2, 1, 2048, 128, 128, 0 },
+    { 8, 8, 1, 1024, 64, 128, 0 }, { 4, 4, 1, 2048, 128, 32, 0 },
 };
 static const shape gradient_shapes[] = {
-    { 2, 2, 384, 384, 64, 0, false },   { 2, 2, 768, 768, 64, 0, true },    { 1, 1, 1536, 1536, 64, 0, false },
-    { 1, 1, 3072, 3072, 64, 0, true },  { 2, 2, 384, 384, 128, 0, true },   { 2, 2, 768, 768, 128, 0, false },
-    { 1, 1, 3072, 3072, 128, 0, true }, { 1, 1, 1536, 1536, 128, 0, true }, { 2, 2, 768, 768, 32, 0, false },
-    { 1, 1, 768, 768, 256, 0, false },  { 2, 2, 768, 768, 64, 48, false },  { 3, 1, 768, 768, 96, 0, true },
+    { 2, 2, 384, 384, 64, 0, 0 },         { 2, 2, 768, 768, 64, 0, CAUSAL },    { 1, 1, 1536, 1536, 64, 0, 0 },
+    { 1, 1, 3072, 3072, 64, 0, CAUSAL },  { 2, 2, 384, 384, 128, 0, CAUSAL },   { 2, 2, 768, 768, 128, 0, 0 },
+    { 1, 1, 3072, 3072, 128, 0, CAUSAL }, { 1, 1, 1536, 1536, 128, 0, CAUSAL }, { 2, 2, 768, 768, 32, 0, 0 },
+    { 1, 1, 768, 768, 256, 0, 0 },        { 2, 2, 768, 768, 64, 48, 0 },        { 3, 1, 768, 768, 96, 0, CAUSAL },
 };
 
 static attn_status measure(const shape *s, attn_dtype dtype, const char *kernel, attn_direction direction, points *p)
@@ -97,7 +98,10 @@ static attn_status measure(const shape *s, attn_dtype dtype, const char *kernel,
                        .len_kv = s->keys,
                        .dim_qk = s->dim,
                        .dim_v = s->dim,
-                       .flags = s->causal ? ATTN_CAUSAL : 0,
+                       .flags = s->mask == CAUSAL ? ATTN_CAUSAL
+                                : s->mask > 0     ? ATTN_WINDOW
+                                                  : 0,
+                       .window_left = s->mask > 0 ? s->mask : 0,
                        .threads = 1,
                        .kernel = kernel };
     return attn_point_measure(&desc, &tiles, 0.02, &p->point[p->count++]);

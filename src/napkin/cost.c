@@ -135,6 +135,15 @@ static double computed_pairs(const attn_desc *d, const attn_cpu_kernel *k, doubl
            min_of(row_pairs + masked, (double)attn_round_up(d->len_kv, k->cols));
 }
 
+/* Tiles of keys that a row of a tile of `rows` meets: one, and those whose start lies among its own keys, out of what
+ * all rows of the tile see. */
+static double tiles_met(const attn_desc *d, double row_pairs, int64_t rows, int64_t keys)
+{
+    double seen = row_pairs + (double)attn_mask_edges(d) * (double)rows / 2;
+    if (row_pairs >= (double)d->len_kv) return ceil((double)d->len_kv / (double)keys);
+    return 1 + (max_of(1, ceil(seen / (double)keys)) - 1) * row_pairs / max_of(1, seen);
+}
+
 /* ---- prefill ------------------------------------------------------------------------------- */
 
 /* Keys a row sees at most, if ranges known now bound them on both sides; 0 if not. */
@@ -192,7 +201,9 @@ static void prefill_cost(const attn_desc *d, const attn_host *host, const attn_c
     c->count[ATTN_PER_SCORE] = computed;
     c->count[ATTN_PER_PACK] = packed;
     c->count[ATTN_PER_BYTE] = cache, c->count[ATTN_PER_FAR] = far;
-    c->count[ATTN_PER_STEP] = steps, c->count[ATTN_PER_TILE] = items;
+    c->count[ATTN_PER_STEP] =
+        heads * (double)d->len_q * tiles_met(d, c->pairs / max_of(1, heads * (double)d->len_q), rows, keys);
+    c->count[ATTN_PER_TILE] = items;
     double clocks = clocks_of(host, k, c->count);
     double item = items > 0 ? clocks / items : 0; /* at the end, threads wait for one another half an item */
     set_time(host, clocks / c->threads + (c->threads > 1 ? item / 2 : 0), attn_choice_memory(c), c);

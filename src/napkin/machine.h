@@ -38,7 +38,7 @@ typedef enum attn_constant {
     ATTN_PER_PACK,    /* element of keys and values (backward: of rows too) that is packed */
     ATTN_PER_BYTE,    /* byte from L2 */
     ATTN_PER_FAR,     /* byte into L2 */
-    ATTN_PER_STEP,    /* tile of rows against a tile of keys */
+    ATTN_PER_STEP,    /* tile of rows against a tile of keys; prefill on the CPU: row against one */
     ATTN_PER_TILE,    /* tile of rows */
     ATTN_PER_EDGE,    /* tile of rows whose mask cuts through tiles of keys */
     ATTN_PER_RUN,     /* run, launch and all */
