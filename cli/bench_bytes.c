@@ -11,10 +11,11 @@
 #include "check/device.h"
 #include "counters.h"
 #include "napkin/attention.h"
+#include "num/half.h"
 #include "point.h"
 #include "replay.h"
 
-enum { CASES_MOST = 512, CHUNK = 64 };
+enum { CASES_MOST = 512, CHUNK = 16 };
 
 static double counted[CASES_MOST][ATTN_CHOICE_LEVELS]; /* by ncu, in the order of the cases */
 static int counted_cases, taken;
@@ -101,12 +102,15 @@ static bool kept(int64_t row_block, int64_t key_block)
 bool attn_bench_theorem(const attn_bench_case *item, attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;
-    double memory = strtod(item->mask + strlen("memory:"), NULL), size = 4;
+    double memory = strtod(item->mask + strlen("memory:"), NULL);
+    double size = (double)attn_dtype_size(d->dtype); /* of everything: sums as well */
     const char *blocks = strstr(item->mask, "kept:");
     share = blocks ? strtod(blocks + strlen("kept:"), NULL) : 1;
     attn_model m = attn_model_attention(d, 1, size, size, 1);
     m.column[0] &= ~(1u << ATTN_ARRAY_S); /* chunk by chunk in registers */
     m.axis[ATTN_AXIS_ROW].multiple = m.axis[ATTN_AXIS_KEY].multiple = CHUNK;
+    for (int i = 0; i < m.arrays; i++)
+        m.array[i].bytes[1] = size;
     attn_partition p = attn_model_attention_tiles(&m, 0, CHUNK);
     *r = (attn_bench_result){ 0 };
     if (!attn_model_optimum(&m, &p, 1, memory)) return attn_bench_fail("%s is too small for a tile", item->mask);

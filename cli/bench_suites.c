@@ -187,7 +187,7 @@ static const suite suites[] = {
     { .name = "order" },
     { "tiles", tiles, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { "bytes", bytes, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
-    { "theorem", theorem, { ATTN_F32 }, { 64, 128 }, { 2048, 8192 }, { 512 }, 0 },
+    { "theorem", theorem, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 8192, 32768 }, { 512 }, 0 },
 };
 
 enum { SUITES = sizeof suites / sizeof *suites, APART = 3 }; /* APART: the last ones, that "all" leaves out */

@@ -117,11 +117,13 @@ def bench_counts(place):
         check(len(row["levels"]) == 3, row)
         for level in row["levels"]:
             check(0.7 < level["predicted_bytes"] / level["counted_bytes"] < 1.4, row)
-    rows = json.loads(place.run(*words, "--suite", "theorem", "--len", "8192").out)["results"]
+    rows = json.loads(place.run(*words, "--suite", "theorem", "--len", "8192", "--dtype", "f32").out)["results"]
     whole = [row["levels"][1]["counted_bytes"] for row in rows if "kept" not in row["mask"]]
     blocks = [row["levels"][1]["counted_bytes"] for row in rows if "kept" in row["mask"]]
     check(len(whole) == 6 and all(a > 1.4 * b for a, b in zip(whole[:4], whole[1:])), whole)
     check(len(blocks) == 4 and all(a > 1.4 * b for a, b in zip(blocks, blocks[1:])), blocks)
+    half = json.loads(place.run(*words, "--suite", "theorem", "--len", "8192", "--dtype", "bf16").out)["results"]
+    check(3.6 < whole[0] / half[0]["levels"][1]["counted_bytes"] < 4.4, "a quarter at half the precision", half[0])
     for row in rows:
         check(abs(row["levels"][1]["predicted_bytes"] / row["levels"][1]["counted_bytes"] - 1) < 0.05, row)
 
