@@ -98,7 +98,7 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
                 "        reads %.4g GB/s of these keys and values, %.4g GB/s of a buffer of %lld MiB; peak %.4g "
                 "GFLOP/s\n",
                 1e-9 * r->read, 1e-9 * r->read_far, (long long)(r->far_bytes >> 20), 1e-9 * r->peak);
-    if (strcmp(item->suite, "window") == 0)
+    if (strcmp(item->suite, "window") == 0 && r->baseline_flops > 0.0)
         fprintf(file, "        time per visible pair: %.3f of the full mask's\n",
                 r->subject.median / r->flops * r->baseline_flops / r->peer.median);
 }

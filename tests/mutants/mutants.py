@@ -209,7 +209,7 @@ MUTANTS = [
     (CUDA + "load.c", "if (m->context == place->context && strcmp", "if (strcmp", "another context's module", "cuda"),
     (CUDA + "run.c", "if (id == cuda->context) return ATTN_OK;", "if (id) return ATTN_OK;", "runs in any context", "cuda"),
     (CUDA + "run.c", "if (!status && counter) status = attn_cuda_clear(", "if (!status && false) status = attn_cuda_clear(",
-     "the counter starts as the workspace was", "cuda"),
+     "the counter starts as the workspace was", "cuda_backward"),
     (CUDA + "run.c", "if (!c->cuda->copied[i] && (uintptr_t)tensor_at(c->args, i) % 16 != 0) return false;", "",
      "inputs at any address", "cuda"),
     (CUDA + "run.c", "|| (uintptr_t)c->args->o % 16 == 0;", "|| true;", "outputs at any address", "cuda"),
