@@ -54,34 +54,31 @@ static void add_full_and_causal(grid *g, const char *suite, attn_bench_pass pass
 
 /* ---- squares ------------------------------------------------------------------------------- */
 
+/* Every head dim and length, those given or else the grid's, full and causal. */
 static void squares(grid *g, const char *suite, attn_bench_pass pass, attn_dtype dtype)
 {
-    static const int64_t dims[] = { 64, 128, 256 }, lens[] = { 512, 1024, 2048, 4096, 8192, 16384 };
-    const attn_bench_list *given_dims = &g->options->dims, *given_lens = &g->options->lens;
-    attn_bench_case *items[2];
+    static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } },
+                                 usual_lens = { 6, { 512, 1024, 2048, 4096, 8192, 16384 } };
+    const attn_bench_list *dims = g->options->dims.count ? &g->options->dims : &usual_dims,
+                          *lens = g->options->lens.count ? &g->options->lens : &usual_lens;
     if (!wants(g, suite)) return;
-    for (int d = 0; d < (given_dims->count ? given_dims->count : 3); d++)
-        for (int n = 0; n < (given_lens->count ? given_lens->count : g->options->smoke ? 1 : 6); n++)
-            add_full_and_causal(g, suite, pass,
-                                describe(g, dtype, given_lens->count ? given_lens->values[n] : lens[n],
-                                         given_dims->count ? given_dims->values[d] : dims[d]),
-                                items);
+    for (int d = 0; d < dims->count; d++)
+        for (int n = 0; n < (g->options->smoke ? 1 : lens->count); n++) {
+            attn_bench_case *items[2];
+            add_full_and_causal(g, suite, pass, describe(g, dtype, lens->values[n], dims->values[d]), items);
+        }
 }
 
 /* The backward whose sums have a fixed order against the one whose have not. */
 static void order(grid *g, attn_dtype dtype)
 {
-    static const int64_t dims[] = { 64, 128, 256 }, lens[] = { 1024, 2048, 4096, 8192, 16384 };
-    for (int d = 0; d < 3; d++)
-        for (int n = 0; n < (g->options->smoke ? 1 : 5); n++) {
-            attn_bench_case *items[2];
-            add_full_and_causal(g, "order", ATTN_BENCH_BACKWARD, describe(g, dtype, lens[n], dims[d]), items);
-            for (int i = 0; i < 2; i++) {
-                items[i]->baseline_name = "any-order";
-                items[i]->baseline = items[i]->desc;
-                items[i]->desc.flags |= ATTN_DETERMINISTIC;
-            }
-        }
+    int first = g->count;
+    squares(g, "order", ATTN_BENCH_BACKWARD, dtype);
+    for (int i = first; g->cases && i < g->count; i++) {
+        g->cases[i].baseline_name = "any-order";
+        g->cases[i].baseline = g->cases[i].desc;
+        g->cases[i].desc.flags |= ATTN_DETERMINISTIC;
+    }
 }
 
 /* ---- other shapes -------------------------------------------------------------------------- */
@@ -214,7 +211,7 @@ static void walk(grid *g)
         squares(g, "prefill", ATTN_BENCH_FORWARD, dtype);
         squares(g, "bwd", ATTN_BENCH_BACKWARD, dtype);
         squares(g, "fwdbwd", ATTN_BENCH_BOTH, dtype);
-        if (wants(g, "order")) order(g, dtype);
+        order(g, dtype);
         if (wants(g, "shapes")) shapes(g, dtype);
         if (wants(g, "window")) sparse(g, dtype);
         if (wants(g, "decode")) decode(g, dtype);
