@@ -2,65 +2,11 @@
  * against the diagram's own terms, element by element in double precision: every example and more, with tiles of any
  * size down to one, sizes that they do not divide, and other sizes than those they were chosen for. */
 #define _POSIX_C_SOURCE 200809L
-#include "support.h"
+#include "napkin.h"
 
 #include <dlfcn.h>
 #include <math.h>
 #include <unistd.h>
-
-#include "attn_napkin.h"
-#include "napkin/derive.h"
-
-/* ---- diagrams ----------------------------------------------------------------------------------- */
-
-static char *read_text(const char *path, size_t *size)
-{
-    FILE *file = fopen(path, "rb");
-    if (!file) fail_msg("cannot read %s", path);
-    char *text = malloc(1 << 16);
-    *size = fread(text, 1, 1 << 16, file);
-    fclose(file);
-    return text;
-}
-
-static attn_diagram *parse(const char *text, size_t size)
-{
-    attn_diagram *d;
-    assert_ok(attn_diagram_parse("test", text, size, &d));
-    return d;
-}
-
-static attn_diagram *parse_example(const char *name)
-{
-    char path[512];
-    size_t size;
-    snprintf(path, sizeof path, "%s/%s.nap", EXAMPLES, name);
-    char *text = read_text(path, &size);
-    attn_diagram *d = parse(text, size);
-    free(text);
-    return d;
-}
-
-/* A memory, a fast level of so many bytes, and registers. */
-static attn_machine machine_of(int bytes)
-{
-    attn_machine machine;
-    char text[256];
-    int length = snprintf(text, sizeof text,
-                          "machine test\ndevice cpu\ncores 1\nclock 1e9\nlevel memory\n"
-                          "level fast bytes %d count 1 one 1e9 all 1e9\nlevel registers\nunit fma 8\nunit exp 1\n",
-                          bytes);
-    assert_ok(attn_machine_parse("test", text, (size_t)length, &machine));
-    return machine;
-}
-
-static attn_derivation *derive(attn_diagram *d, const attn_machine *machine)
-{
-    attn_derivation *v = malloc(sizeof *v);
-    assert_non_null(v);
-    assert_ok(attn_derive(v, d, machine));
-    return v;
-}
 
 /* ---- emitted C ---------------------------------------------------------------------------------- */
 
@@ -256,10 +202,6 @@ static void test_examples(void **unused)
 
 /* ---- diagrams of all kinds ---------------------------------------------------------------------- */
 
-#define ATTENTION_INPUT                                                    \
-    "axis q = 13, k = 11, d = 5, v = 4\ninput Q[q, d], K[k, d], V[k, v]\n" \
-    "S[q, k] = sum[d] Q[q, d] * K[k, d]\n"
-
 static const char *const diagrams[] = {
     /* a window: the first chunks are hidden from the last rows */
     "axis q = 13, k = q, d = 5\ninput Q[q, d], K[k, d]\n"
@@ -310,165 +252,12 @@ static void test_diagrams(void **unused)
         }
 }
 
-/* ---- what is derived ---------------------------------------------------------------------------- */
-
-static int count_accruals(const attn_nap_kernel *k, attn_nap_op op, bool rescaled, const attn_diagram *d)
-{
-    int count = 0;
-    for (int i = 0; i < k->accruals; i++)
-        count += d->node[k->accrual[i].node].op == op && (k->accrual[i].shift >= 0) == rescaled;
-    return count;
-}
-
-/* No tile that is loaded or stored spans queries and keys. */
-static void check_inside(const attn_derivation *v, int q, int k)
-{
-    for (int i = 0; i < v->kernels; i++) {
-        const attn_nap_kernel *kernel = &v->kernel[i];
-        for (int a = 0; a < kernel->model.arrays; a++)
-            if (kernel->model.array[a].home == 0)
-                assert_false(kernel->model.array[a].axes >> q & kernel->model.array[a].axes >> k & 1);
-    }
-}
-
-enum { H, ROWS, KEYS };
-
-static void test_attention(void **unused)
-{
-    (void)unused;
-    attn_diagram *d = parse_example("attention");
-    attn_derivation *v = derive(d, attn_machine_named("h200"));
-    const attn_nap_kernel *k = &v->kernel[0];
-    assert_int_equal(v->kernels, 1);
-    assert_int_equal(v->breaks, 0);
-    assert_int_equal(k->stream, KEYS);
-    assert_int_equal(k->passes, 1);
-    assert_int_equal(k->groups, 1u << H | 1u << ROWS);
-    assert_int_equal(k->accruals, 3);
-    assert_int_equal(count_accruals(k, ATTN_NAP_MAX, false, d), 1);
-    assert_int_equal(count_accruals(k, ATTN_NAP_SUM, true, d), 2);
-    check_inside(v, ROWS, KEYS);
-    int level = v->levels - 1;
-    double rows = (double)d->axis[ROWS].size, tile = (double)k->partition.tile[level][ROWS];
-    double array = 32 * rows * 128 * 2;
-    assert_true(fabs(k->bytes / (2 * array + 2 * array * ceil(rows / tile)) - 1) < 1e-12);
-    assert_true(attn_model_live(&k->model, &k->partition, level) <= v->machine->level[v->level[level]].bytes);
-    free(v);
-    free(d);
-}
-
-static void test_backward(void **unused)
-{
-    (void)unused;
-    attn_diagram *d = parse_example("attention_backward");
-    attn_derivation *v = derive(d, attn_machine_named("h200"));
-    assert_int_equal(v->kernels, 2);
-    const attn_nap_kernel *rows = &v->kernel[0], *keys = &v->kernel[1];
-    assert_int_equal(rows->stream, KEYS);
-    assert_int_equal(rows->passes, 2); /* D is a sum over the keys, inside of one */
-    assert_int_equal(rows->targets, 4);
-    assert_int_equal(keys->stream, ROWS);
-    assert_int_equal(keys->passes, 1);
-    assert_int_equal(keys->targets, 2);
-    check_inside(v, ROWS, KEYS);
-    assert_int_equal(v->breaks, 1);
-    assert_non_null(strstr(v->broken[0].why, "dP - D depends on D"));
-    free(v);
-    free(d);
-}
-
-static void test_breaks(void **unused)
-{
-    (void)unused;
-    static const char text[] = ATTENTION_INPUT "N[q, k] = tanh(S[q, k] / max[k] abs(S[q, k]))\n"
-                                               "O[q, v] = sum[k] N[q, k] * V[k, v]\noutput O";
-    attn_diagram *d = parse(text, sizeof text - 1);
-    attn_machine machine = machine_of(300);
-    attn_derivation *v = derive(d, &machine);
-    assert_int_equal(v->kernel[0].passes, 2);
-    assert_int_equal(v->breaks, 1);
-    assert_non_null(strstr(v->broken[0].why, "which changes until the stream ends"));
-    free(v);
-    free(d);
-}
-
-/* ---- the property test itself ------------------------------------------------------------------- */
-
-static void test_property(void **unused)
-{
-    (void)unused;
-    attn_diagram *d = parse_example("attention");
-    attn_derivation *v = derive(d, attn_machine_named("h200"));
-    attn_nap_kernel *k = &v->kernel[0];
-    double worst;
-    assert_ok(attn_nap_prove(d, k->stream, k->accrual, k->accruals, &worst));
-    assert_true(worst < 1e-12);
-    for (int i = 0; i < k->accruals; i++) {
-        attn_nap_accrual right = k->accrual[i];
-        if (right.shift < 0) continue;
-        k->accrual[i].shift = -1; /* not rescaled */
-        assert_ok(attn_nap_prove(d, k->stream, k->accrual, k->accruals, &worst));
-        assert_true(worst > 1e-3);
-        k->accrual[i] = right;
-    }
-    free(v);
-    free(d);
-}
-
-static void test_wrong_accumulator(void **unused)
-{
-    (void)unused;
-    static const char text[] = "axis n = 9\ninput X[n]\naccumulator mid[i](x)\n start s = 0, c = 0\n"
-                               " step s = s + x, c = c + 1\n result s / (c + 1)\n means sum[i] x / size(i)\n"
-                               "M = mid[n](X[n])\noutput M";
-    attn_diagram *d = parse(text, sizeof text - 1);
-    attn_derivation *v = malloc(sizeof *v);
-    assert_int_equal(attn_derive(v, d, attn_machine_named("h200")), ATTN_INVALID);
-    assert_non_null(strstr(attn_error(), "accumulator mid is not the reduction that it means"));
-    free(v);
-    free(d);
-}
-
-/* ---- the public interface ----------------------------------------------------------------------- */
-
-static void test_public(void **unused)
-{
-    (void)unused;
-    static const char text[] = "axis n = 99\ninput X[n]\nY[n] = softmax[n] X[n]\noutput Y";
-    attn_napkin *napkin;
-    assert_ok(attn_napkin_create(&napkin, text, sizeof text - 1, NULL));
-    assert_true(attn_napkin_seconds(napkin) > 0);
-    for (int part = ATTN_NAPKIN_STEPS; part <= ATTN_NAPKIN_SVG; part++) {
-        char some[30];
-        size_t length = attn_napkin_describe(napkin, (attn_napkin_part)part, "its_name", NULL, 0);
-        char *all = malloc(length + 1);
-        assert_int_equal(attn_napkin_describe(napkin, (attn_napkin_part)part, "its_name", all, length + 1), length);
-        assert_int_equal(strlen(all), length);
-        assert_int_equal(attn_napkin_describe(napkin, (attn_napkin_part)part, "its_name", some, sizeof some), length);
-        assert_memory_equal(all, some, sizeof some - 1);
-        assert_int_equal(strlen(some), sizeof some - 1);
-        if (part >= ATTN_NAPKIN_C) assert_non_null(strstr(all, "its_name"));
-        free(all);
-    }
-    assert_int_equal(attn_napkin_describe(napkin, (attn_napkin_part)9, NULL, NULL, 0), 0);
-    attn_napkin_destroy(napkin);
-    attn_napkin_destroy(NULL);
-
-    assert_int_equal(attn_napkin_create(NULL, text, 1, NULL), ATTN_INVALID);
-    assert_int_equal(attn_napkin_create(&napkin, NULL, 1, NULL), ATTN_INVALID);
-    assert_int_equal(attn_napkin_create(&napkin, text, 9, "h200"), ATTN_INVALID);
-    assert_null(napkin);
-    assert_string_equal(attn_error(), "diagram:1:10: expected a size, a whole number from 1 to 2^30 or another axis, "
-                                      "not the end");
-    assert_int_equal(attn_napkin_create(&napkin, text, sizeof text - 1, "no such machine"), ATTN_INVALID);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_tiles), cmocka_unit_test(test_examples),          cmocka_unit_test(test_diagrams),
-        cmocka_unit_test(test_attention),   cmocka_unit_test(test_backward),          cmocka_unit_test(test_breaks),
-        cmocka_unit_test(test_property),    cmocka_unit_test(test_wrong_accumulator), cmocka_unit_test(test_public),
+        cmocka_unit_test(test_small_tiles),
+        cmocka_unit_test(test_examples),
+        cmocka_unit_test(test_diagrams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -350,11 +350,7 @@ static attn_status prepare(attn_derivation *v)
         v->output[v->outputs++] = normal;
     }
     attn_nap_definition_names(d, &v->names);
-    find_levels(v);
-    if (v->levels < 2)
-        return attn_fail(ATTN_UNSUPPORTED, "machine %s has no level between memory and its innermost",
-                         v->machine->name);
-    return ATTN_OK;
+    return find_levels(v);
 }
 
 static attn_status prove(attn_derivation *v)

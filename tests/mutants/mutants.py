@@ -14,6 +14,7 @@ REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
 CUDA = "src/cuda/"
 MODEL = "src/napkin/model.c"
+NAPKIN = "src/napkin/"
 
 MUTANTS = [
     # ranges
@@ -268,4 +269,25 @@ MUTANTS = [
     (CUDA + "cost.c", "again = head <= device->l2_bytes ? 0 :", "again = true ? 0 :", "keys that L2 does not hold", "cost"),
     (CUDA + "cost.c", "m.array[ATTN_ARRAY_Q].density = seen;", "", "queries are read once a step, seen or not", "cost"),
     (CUDA + "cost.c", "uneven ? rounds + 0.5 : ceil(rounds);", "rounds + 0.5;", "waves of tiles", "cost"),
+    # derivations
+    (NAPKIN + "normal.c", "part.minus != (n->op == minus)", "n->op == minus", "a denominator's denominator divides", "derive napkin"),
+    (NAPKIN + "normal.c", "!= spanning) continue;", "!= spanning && part->minus) continue;",
+     "what leaves a sum stays in it as well", "derive napkin"),
+    (NAPKIN + "parse_term.c", "d->axis[axis].root != d->axis[array->index[i]].root", "false",
+     "axes of different lengths take each other's place", "derive napkin"),
+    (NAPKIN + "parse_term.c", "if (left & taken) {", "if (false) {", "an index is captured by a sum", "derive napkin"),
+    (NAPKIN + "term.c", "if (node.length > ATTN_NAP_LENGTH) return ATTN_NAP_FULL;", "", "terms of any length", "derive napkin"),
+    (NAPKIN + "stream.c", "return before == now ? 1 : exp(now - before);", "return 1;", "nothing is rescaled", "derive napkin"),
+    (NAPKIN + "stream.c", "if (!status && !(*worst <= DEVIATION_MOST))", "if (false)",
+     "an accumulator is taken for what it is not", "derive napkin"),
+    (NAPKIN + "plan.c", "bool beyond = (n->over & k->groups) != 0;", "bool beyond = false;",
+     "a group reduces an axis of which it has a tile", "derive napkin"),
+    (NAPKIN + "plan.c", "accrual.pass = p->ready[i] - together;", "accrual.pass = p->ready[i];",
+     "a pass for each reduction", "derive napkin"),
+    (NAPKIN + "weigh.c", "a->density = loads;", "a->density = 1;", "a second pass loads nothing", "derive napkin"),
+    (NAPKIN + "emit.c", 'op == ATTN_NAP_MAX ? "-FLT_MAX" : "FLT_MAX"', 'op == ATTN_NAP_MAX ? "-INFINITY" : "INFINITY"',
+     "masked chunks first: infinity minus infinity", "derive napkin"),
+    (NAPKIN + "emit.c", "if (s->by >= 0) {", "if (false) {", "sums are not rescaled", "derive napkin"),
+    (NAPKIN + "emit_value.c", 'attn_say(e->w, attn_nap_is_cut(e, axis) ? "(o_%s + i_%s)" : "i_%s",', 'attn_say(e->w, "i_%s",',
+     "every tile is the first", "derive napkin"),
 ]
