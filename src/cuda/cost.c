@@ -114,7 +114,7 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, in
 
 /* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,
  * else once a wave of tiles. Shared memory takes a tile of rows, and registers what a warpgroup reads there: its
- * queries once a step unless they stay, all of the keys and values, tiles that the mask or the end cuts as a whole. */
+ * queries once a step, all of the keys and values, tiles that the mask or the end cuts as a whole. */
 static void set_levels(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t pack,
                        double seen, double partial, attn_choice *c)
 {
@@ -132,7 +132,6 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
         p.streamed[level] = 1u << ATTN_AXIS_KEY;
     }
     p.side_by_side[SHARED] = device->multiprocessors;
-    p.side_by_side[REGISTERS] = k->dim == ATTN_CUDA_WARPGROUP_ROWS && k->rows == 2 * ATTN_CUDA_WARPGROUP_ROWS ? 2 : 1;
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * size,
            written = attn_model_crossing(&m, &p, L2, ATTN_ARRAY_O);
     double again = head <= device->l2_bytes ? 0 : attn_model_transfer(&m, &p, L2) - attn_model_least(&m);
@@ -144,7 +143,7 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
     m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, rows);
     m.axis[ATTN_AXIS_DIM].size = k->dim, m.axis[ATTN_AXIS_DIM_V].size = k->dim_v;
     m.array[ATTN_ARRAY_O].direction = 0;
-    if (p.side_by_side[REGISTERS] == 1) m.array[ATTN_ARRAY_Q].density = seen; /* once a step */
+    m.array[ATTN_ARRAY_Q].density = seen; /* once a step */
     c->level[2].name = "shared to registers", c->level[2].bytes = attn_model_transfer(&m, &p, REGISTERS);
 }
 

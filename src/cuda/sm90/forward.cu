@@ -5,11 +5,6 @@
 #define PLAIN 0
 #define RICH 1
 
-/* What warpgroups take turns at: 1 PRODUCTS, 2 EXPONENTIALS (pipeline.h). */
-#ifndef ATTN_TURNS
-#define ATTN_TURNS (ATTN_DIM <= 64 && ATTN_ROWS == 128 ? 2 : 1)
-#endif
-
 /* Of a thread; together what the block is started with: 512 threads of 128, 384 of 168. A GENERAL producer walks masks.
  */
 #if ATTN_ROWS == 192

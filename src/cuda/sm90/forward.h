@@ -2,8 +2,8 @@
  * rows each. The producer's first warp follows the schedule and loads; a consumer keeps its scores, probabilities and
  * output in registers:
  *
- *     issue QK of tile t beside PV of tile t-1 -> wait for both -> release K and V ->
- *     mask if the tile needs it -> softmax update, which packs P */
+ *     wait for QK of tile t -> mask if the tile needs it -> references -> wait for PV of tile t-1 ->
+ *     16 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1 */
 #ifndef ATTN_CUDA_SM90_FORWARD_H
 #define ATTN_CUDA_SM90_FORWARD_H
 
@@ -22,50 +22,77 @@ DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const 
                  p->flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
-/* A tile of keys or values to the stage of its ring. */
-DEVICE void load_tile(const attn_sm90_params *p, const attn_sm90_map *map, const work *w, u32 to, int panels, u32 full,
-                      int key0)
+/* A tile of keys or values. */
+DEVICE void load_tile(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, int key0,
+                      int head, int batch)
 {
-    int kv_head = w->head / (p->heads_q / p->heads_kv);
-    barrier_expect(full, panels * PANEL_KEYS);
+    int kv_head = head / (p->heads_q / p->heads_kv);
 #pragma unroll
     for (int i = 0; i < panels; i++)
-        tma_load(to + i * PANEL_KEYS, map, full, 64 * i, kv_head, w->start_kv + key0,
-                 p->flags & FLAG_VARLEN ? 0 : w->batch);
+        tma_load(to + i * PANEL_KEYS, map, full, 64 * i, kv_head, key0, p->flags & FLAG_VARLEN ? 0 : batch);
 }
 
-/* The producer's place in the rings; a key tile's values are loaded after the next tile's keys. */
+/* A tile of values still to be loaded, of a row tile that may be done with otherwise; key0 -1: none. */
+typedef struct tile_behind {
+    int key0, head, batch;
+} tile_behind;
+
+/* The producer's place in the rings. A stage holds a key tile and the values of the key tile before it, since QK of the
+ * one runs beside PV of the other. */
 typedef struct producer {
-    stage q, k, v;
-    int item, behind; /* row tiles noted; first key of the values to be loaded, -1: none */
+    stage q, kv;
+    int item; /* row tiles noted */
+    tile_behind behind;
+    int agains; /* row tiles to be done again: notes->again */
 } producer;
 
-DEVICE void load_values(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+/* note NULL: the last values alone. */
+DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w, producer *at, const key_note *note)
 {
-    barrier_wait(BARRIER(s, v_empty, at->v.index), at->v.phase);
-    if (threadIdx.x % 32 == 0)
-        load_tile(p, &p->v_map, w, s->v + at->v.index * TILE_V, PANELS_V, BARRIER(s, v_full, at->v.index), at->behind);
-    stage_next(&at->v, STAGES);
-}
-
-DEVICE void load_keys(const attn_sm90_params *p, const shared *s, const work *w, producer *at, key_note note)
-{
-    barrier_wait(BARRIER(s, k_empty, at->k.index), at->k.phase);
+    tile_behind behind = at->behind;
+    barrier_wait(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
     if (threadIdx.x % 32 == 0) {
-        if (ATTN_MASK == GENERAL) s->notes->keys[at->k.index] = note;
-        load_tile(p, &p->k_map, w, s->k + at->k.index * TILE_K, PANELS, BARRIER(s, k_full, at->k.index), note.key0);
+        u32 full = BARRIER(s, kv_full, at->kv.index), to = s->kv + at->kv.index * STAGE_BYTES;
+        barrier_expect(full, (note ? TILE_K : 0) + (behind.key0 >= 0 ? TILE_V : 0));
+        if (note) {
+            if (ATTN_MASK == GENERAL) s->notes->keys[at->kv.index] = *note;
+            load_tile(p, &p->k_map, to, PANELS, full, w->start_kv + note->key0, w->head, w->batch);
+        }
+        if (behind.key0 >= 0)
+            load_tile(p, &p->v_map, to + TILE_K, PANELS_V, full, behind.key0, behind.head, behind.batch);
     }
-    stage_next(&at->k, STAGES);
-    if (at->behind >= 0) load_values(p, s, w, at);
-    at->behind = note.key0;
+    stage_next(&at->kv, STAGES);
+    tile_behind next = { note ? w->start_kv + note->key0 : -1, w->head, w->batch };
+    at->behind = next;
 }
 
-/* The note that goes before a row tile's queries, and these. */
+DEVICE void flush_values(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+{
+    if (at->behind.key0 >= 0) load_stage(p, s, w, at, 0);
+}
+
+/* A row tile that consumers are done with. */
+DEVICE void take_failed(const shared *s, producer *at, work *note)
+{
+    if (!UNCHECKED || !note->failed) return;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        note->failed = 0;
+        s->notes->again[at->agains] = *note;
+        s->notes->again[at->agains].careful = 1;
+    }
+    at->agains++;
+    __syncwarp();
+}
+
+/* The note that goes before a row tile's queries, and these, in the place of one that consumers are done with. */
 DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
 {
+    work *note = &s->notes->works[at->item % NOTES];
     barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
+    take_failed(s, at, note);
     if (threadIdx.x % 32 == 0) {
-        s->notes->works[at->item % NOTES] = *w;
+        *note = *w;
         load_queries_tile(p, s, w, at->q.index);
     }
     stage_next(&at->q, Q_SLOTS), at->item++;
@@ -73,55 +100,82 @@ DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w,
 
 DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
 {
-    at->behind = -1;
 #if ATTN_MASK == CAUSAL
     mask_tiles(p, w);
+    if (w->tiles <= 0) flush_values(p, s, w, at);
     load_work(p, s, w, at);
     for (int i = 0; i < w->tiles; i++) {
         key_note note = { (w->last - i) * KEYS };
-        load_keys(p, s, w, at, note);
+        load_stage(p, s, w, at, &note);
     }
 #else
     walk walk = walk_start(p, w);
     key_note note, next;
     w->tiles = walk_next(p, w, &walk, &note);
+    if (!w->tiles) flush_values(p, s, w, at);
     load_work(p, s, w, at);
     for (bool more = w->tiles; more; note = next) {
         more = walk_next(p, w, &walk, &next);
         note.last = !more;
-        load_keys(p, s, w, at, note);
+        load_stage(p, s, w, at, &note);
     }
 #endif
-    if (at->behind >= 0) load_values(p, s, w, at);
     __syncwarp();
+}
+
+DEVICE void produce_again(const attn_sm90_params *p, const shared *s, producer *at)
+{
+    while (UNCHECKED && at->agains) {
+        work w = s->notes->again[--at->agains];
+        produce_work(p, s, &w, at);
+    }
+}
+
+/* Waits until all row tiles are stored. True: some failed, and are to be done again. */
+DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    stage pause = at->q;
+    w->tiles = PAUSE;
+    load_work(p, s, w, at);
+    barrier_wait(BARRIER(s, q_empty, pause.index), pause.phase ^ 1);
+    for (int i = 0; i < NOTES; i++)
+        take_failed(s, at, &s->notes->works[i]);
+    return at->agains > 0;
 }
 
 DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
-    producer at = { { 0, 1 }, { 0, 1 }, { 0, 1 }, 0, -1 };
+    producer at = { { 0, 1 }, { 0, 1 }, 0, { -1 } };
     work w = { 0 };
-    for (int index = blockIdx.x; index < p->schedule.total; index = schedule_next(p, index))
+    for (int index = blockIdx.x; index < p->schedule.total; index = schedule_next(p, index)) {
         if (work_at(p, index, &w)) produce_work(p, s, &w, &at);
+        produce_again(p, s, &at);
+    }
+    for (bool more = true; more;) {
+        flush_values(p, s, &w, &at);
+        more = UNCHECKED && produce_pause(p, s, &w, &at);
+        produce_again(p, s, &at);
+    }
     w.tiles = NO_WORK;
     load_work(p, s, &w, &at);
 }
 
-#define Q_REGISTERS (DIM == 64 && CONSUMERS < 3) /* queries live in registers; else in shared memory */
-
 /* What a warpgroup has in hand: a row tile and how far it is. */
 typedef struct consumer {
     int group, item;
-    stage q, k, v;
-    u32 queries[Q_REGISTERS ? DIM / 4 : 1];
+    stage q, kv;
 #if ATTN_MASK == CAUSAL
     row_limits limits;
 #endif
-    int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); the first key of the next */
+    int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
     int partial;    /* GENERAL: it has hidden pairs */
-    int valid;      /* of the values whose product is next: keys that are the sequence's, where others may follow */
+    work *w;
+    softmax soft;
+    bool first;   /* the tile scored last is its row tile's first */
+    bool settled; /* UNCHECKED: all rows have references, and these stay */
 } consumer;
 
-/* The key tiles of the next row tile, or NO_WORK or NO_KEYS. */
+/* The key tiles of the next row tile, or NO_WORK, PAUSE or NO_KEYS. */
 DEVICE int work_ahead(const shared *s, const consumer *c)
 {
     barrier_wait(BARRIER(s, q_full, c->q.index), c->q.phase);
@@ -136,7 +190,6 @@ DEVICE void take_work(const attn_sm90_params *p, const shared *s, consumer *c)
     c->key0 = w->last * KEYS;
     c->limits = limits_of(p, w, c->group);
 #endif
-    if (Q_REGISTERS) load_queries(c->queries, s->q + c->q.index * TILE_Q + c->group * 64 * 128);
 }
 
 DEVICE void release_stage(u32 empty, stage *at, int stages)
@@ -149,166 +202,242 @@ DEVICE void release_stage(u32 empty, stage *at, int stages)
 DEVICE bool skip_empty(const attn_sm90_params *p, const shared *s, consumer *c)
 {
     int tiles;
-    while ((tiles = work_ahead(s, c)) == NO_KEYS) {
-        finish_empty(p, &s->notes->works[c->item++ % NOTES], c->group);
+    while ((tiles = work_ahead(s, c)) == NO_KEYS || tiles == PAUSE) {
+        if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
+        c->item++;
         release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS);
     }
     return tiles != NO_WORK;
 }
 
-/* Addresses of the operands in hand, known to be alike in the warp. */
+/* ---- stages -------------------------------------------------------------------------------- */
+
+DEVICE void wait_stage(const shared *s, const consumer *c)
+{
+    barrier_wait(BARRIER(s, kv_full, c->kv.index), c->kv.phase);
+}
+
+/* Shared addresses of stage kv and of the queries, known to be alike in the warp. */
+DEVICE u32 stage_at(const shared *s, const consumer *c)
+{
+    return uniform(s->kv + c->kv.index * STAGE_BYTES);
+}
+
 DEVICE u32 queries_at(const shared *s, const consumer *c)
 {
     return uniform(s->q + c->q.index * TILE_Q + c->group * 64 * 128);
 }
 
-DEVICE u32 keys_at(const shared *s, const consumer *c)
+/* Its keys are those of the tile to be scored next; after take_work. */
+DEVICE void take_keys(const shared *s, consumer *c)
 {
-    return uniform(s->k + c->k.index * TILE_K);
-}
-
-DEVICE u32 values_at(const shared *s, const consumer *c)
-{
-    return uniform(s->v + c->v.index * TILE_V);
-}
-
-DEVICE void issue_qk(const consumer *c, float *score, u32 queries, u32 keys)
-{
-    if (Q_REGISTERS)
-        issue_qk_registers(score, c->queries, keys);
-    else
-        issue_qk_shared(score, queries, keys);
-    wgmma_commit();
-}
-
-DEVICE void issue_out(const u32 *probability, float *out, u32 values, int keep)
-{
-    issue_pv(out, probability, values, keep);
-    wgmma_commit();
-}
-
-DEVICE void wait_keys(const shared *s, consumer *c)
-{
-    barrier_wait(BARRIER(s, k_full, c->k.index), c->k.phase);
 #if ATTN_MASK == GENERAL
-    const key_note *note = &s->notes->keys[c->k.index];
+    const key_note *note = &s->notes->keys[c->kv.index];
     c->key0 = note->key0, c->partial = note->partial, c->left = note->last ? 1 : 2;
 #endif
 }
 
-/* Waits for values. Those of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN.
- */
-DEVICE void wait_values(const shared *s, const consumer *c)
+/* Values of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN. */
+DEVICE void clear_values(const shared *s, const consumer *c, int valid)
 {
-    barrier_wait(BARRIER(s, v_full, c->v.index), c->v.phase);
-    if (c->valid >= KEYS) return;
-    u32 values = s->v + c->v.index * TILE_V, pieces = (KEYS - c->valid) * 8;
+    u32 values = s->kv + c->kv.index * STAGE_BYTES + TILE_K, pieces = (KEYS - valid) * 8;
     for (u32 i = threadIdx.x % 128; i < PANELS_V * pieces; i += 128)
-        store_zeros(values + i / pieces * PANEL_KEYS + c->valid * 128 + i % pieces * 16);
+        store_zeros(values + i / pieces * PANEL_KEYS + valid * 128 + i % pieces * 16);
     fence_async();
     named_sync(GROUP + c->group, 128);
 }
 
-/* After the scores of a tile: keys, and behind the last tile queries, are let go. */
-DEVICE void release_qk(const shared *s, consumer *c)
+/* Queries are let go behind the scores of their last key tile. */
+DEVICE void count_scored(const shared *s, consumer *c)
 {
-    release_stage(BARRIER(s, k_empty, c->k.index), &c->k, STAGES);
     if (--c->left == 0) release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS), c->item++;
 }
 
-/* Scores of the tile in hand to probabilities. */
-DEVICE void take_scores(const attn_sm90_params *p, const shared *s, consumer *c, const work *w, softmax *soft,
-                        float *score, u32 *probability, float *out, bool first)
+/* ---- a key tile ---------------------------------------------------------------------------- */
+
+#if ATTN_SCORE == RICH
+#define UNIT(p) LOG2_E /* of a score in hand, in log2 units */
+#else
+#define UNIT(p) ((p)->scale * LOG2_E)
+#endif
+
+/* QK is issued beside all pieces of 32 keys but the last, so that it is done before PV is. */
+#define PIECES ((KEYS + 31) / 32)
+#define QK_PIECE(k) ((k) * (PIECES - 1) / (DIM / 16))
+
+/* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK, so that
+ * a warpgroup's exponentials run beside its own products. */
+DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *ahead,
+                     float *out, int key0)
+{
+    u32 probability[KEYS / 4], queries = queries_at(s, c), keys = stage_at(s, c), values = keys + TILE_K;
+    float sum[4] = { 0, 0, 0, 0 };
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++) {
+        softmax_exp(&c->soft, score + 8 * i, probability + 4 * i, UNIT(p), sum);
+#if ATTN_SCORE == RICH
+        drop(p, c->w, probability + 4 * i, c->group, key0 + 16 * i);
+#endif
+        if (i % 2 == 0 && i < KEYS / 16 - 1) continue;
+        pin_words(probability + i / 2 * 8, i % 2 * 4 + 4);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < DIM / 16; k++)
+            if (QK_PIECE(k) == i / 2) issue_qk(ahead, queries, keys, k);
+        if (QK_PIECE(DIM / 16 - 1) == i / 2) wgmma_commit();
+        if (i % 2) issue_pv(out, probability + 4 * i - 4, values, i - 1, i > 1 || !c->first);
+        issue_pv(out, probability + 4 * i, values, i, i > 0 || !c->first);
+    }
+    wgmma_commit();
+    c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
+}
+
+/* Scores that have come: changed, hidden, with the references that their probabilities will have. True: outputs so far
+ * are to be multiplied by alpha. */
+DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2])
 {
 #if ATTN_SCORE == RICH
-    change_scores(p, w, score, c->group, c->key0);
-    float unit = LOG2_E;
-#else
-    float unit = p->scale * LOG2_E;
+    change_scores(p, c->w, score, c->group, c->key0);
 #endif
 #if ATTN_MASK == CAUSAL
     hide(score, &c->limits, c->key0);
 #else
-    if (c->partial) hide(p, w, score, c->group, c->key0);
+    if (c->partial) hide(p, c->w, score, c->group, c->key0);
 #endif
-    turn_wait(EXPONENTIALS, c->group);
-    softmax_update(soft, score, probability, unit, out, first);
-    turn_pass(EXPONENTIALS, c->group);
-#if ATTN_SCORE == RICH
-    drop(p, w, probability, c->group, c->key0);
-#endif
-    c->valid = p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? w->len_kv - c->key0 : KEYS;
-    c->key0 -= KEYS;
+    count_scored(s, c);
+    if (UNCHECKED && c->settled) return false;
+    bool moved = softmax_refer(&c->soft, score, UNIT(p), alpha);
+    c->settled = softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful);
+    return moved;
 }
 
-/* Row tiles one behind another, up to one without keys: the first scores of one beside the last product of the one
- * before. */
-DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
+/* From a tile's scores to the next tile's, whatever these are. False: none follow. */
+DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *ahead, float *out)
 {
-    float score[KEYS / 2], out[DIM_V / 2];
-    u32 probability[KEYS / 4];
-    softmax soft = softmax_start();
-    const work *w = &s->notes->works[c->item % NOTES];
-
-    take_work(p, s, c);
-    wait_keys(s, c);
-    u32 queries = queries_at(s, c), keys = keys_at(s, c);
-    turn_wait(PRODUCTS, c->group);
-    wgmma_fence();
-    issue_qk(c, score, queries, keys);
-    turn_pass(PRODUCTS, c->group);
-    wgmma_wait(0);
-    pin_floats(score, KEYS / 2);
-    release_qk(s, c);
-    take_scores(p, s, c, w, &soft, score, probability, out, true);
-
-    bool first = true; /* the probabilities are of a row tile's first keys */
-    for (;;) {
-        bool next = c->left == 0; /* the scores to come are another row tile's */
-        if (rarely(next)) {
-            if (work_ahead(s, c) <= NO_KEYS) break;
-            take_work(p, s, c);
-        }
-        wait_keys(s, c);
-        wait_values(s, c);
-        u32 queries = queries_at(s, c), keys = keys_at(s, c), values = values_at(s, c);
-        turn_wait(PRODUCTS, c->group);
-        pin_words(probability, KEYS / 4);
-        wgmma_fence();
-        issue_qk(c, score, queries, keys);
-        issue_out(probability, out, values, !first);
-        turn_pass(PRODUCTS, c->group);
-
-        wgmma_wait(1);
-        release_qk(s, c);
-        wgmma_wait(0);
-        pin_floats(score, KEYS / 2);
-        pin_floats(out, DIM_V / 2);
-        release_stage(BARRIER(s, v_empty, c->v.index), &c->v, STAGES);
-        if (rarely(next)) {
-            finish(p, w, out, &soft, c->group);
-            soft = softmax_start();
-            w = &s->notes->works[(c->item - (c->left == 0)) % NOTES];
-        }
-        take_scores(p, s, c, w, &soft, score, probability, out, false);
-        first = next;
+    int key0 = c->key0, valid = p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->w->len_kv - key0 : KEYS;
+    bool last = c->left == 0, more = true;
+    wait_stage(s, c);
+    c->key0 -= KEYS;
+    if (last) {
+        more = work_ahead(s, c) > NO_KEYS;
+        if (more) take_work(p, s, c);
     }
+    if (more) take_keys(s, c);
+    if (valid < KEYS) clear_values(s, c, valid);
+    products(p, s, c, score, ahead, out, key0);
 
-    wait_values(s, c);
-    u32 values = values_at(s, c);
-    pin_words(probability, KEYS / 4);
-    wgmma_fence();
-    issue_out(probability, out, values, !first);
+    wgmma_wait(1);
+    pin_floats(ahead, KEYS / 2);
+    if (last) {
+        wgmma_wait(0);
+        pin_floats(out, DIM_V / 2);
+        finish(p, c->w, out, &c->soft, c->group);
+        if (UNCHECKED && !c->w->careful && softmax_overflowed(&c->soft)) c->w->failed = 1;
+        c->soft = softmax_start(), c->settled = false;
+        c->w = &s->notes->works[c->item % NOTES];
+    }
+    float alpha[2];
+    bool moved = more && take_scores(p, s, c, ahead, alpha);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
-    release_stage(BARRIER(s, v_empty, c->v.index), &c->v, STAGES);
-    finish(p, w, out, &soft, c->group);
+    release_stage(BARRIER(s, kv_empty, c->kv.index), &c->kv, STAGES);
+    if (moved && !last) rescale(out, alpha);
+    c->first = last;
+    return more;
+}
+
+#if ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN
+
+/* Tiles, the one in hand included, behind which others follow that need nothing but arithmetic: no pair is hidden, no
+ * row tile ends. */
+DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
+{
+    bool whole = c->key0 <= c->limits.whole && c->settled;
+    if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->w->len_kv;
+    return whole ? c->left : 0;
+}
+
+/* step() for these. UNCHECKED: references stay. */
+DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *ahead, float *out)
+{
+    wait_stage(s, c);
+    products(p, s, c, score, ahead, out, 0);
+    c->key0 -= KEYS, c->first = false;
+    wgmma_wait(1);
+    pin_floats(ahead, KEYS / 2);
+    count_scored(s, c);
+    bool passes = !UNCHECKED && softmax_passes(&c->soft, ahead);
+    wgmma_wait(0);
+    pin_floats(out, DIM_V / 2);
+    release_stage(BARRIER(s, kv_empty, c->kv.index), &c->kv, STAGES);
+    if (rarely(passes)) {
+        float alpha[2];
+        if (softmax_refer(&c->soft, ahead, UNIT(p), alpha)) rescale(out, alpha);
+    }
+}
+
+DEVICE void take_over(float *even, const float *odd)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++)
+        even[i] = odd[i];
+}
+
+/* All steps of row tiles one behind another; step() stands here once, since it is long. */
+DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float *even, float *odd, float *out)
+{
+    bool more;
+    do {
+        int common = common_steps(p, c);
+        for (; common > 1; common -= 2) {
+            common_step(p, s, c, even, odd, out);
+            common_step(p, s, c, odd, even, out);
+        }
+        if (common > 0) {
+            common_step(p, s, c, even, odd, out);
+            take_over(even, odd);
+        }
+        more = step(p, s, c, even, odd, out);
+        take_over(even, odd);
+    } while (more);
+}
+
+#else
+
+DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float *even, float *odd, float *out)
+{
+    while (step(p, s, c, even, odd, out) && step(p, s, c, odd, even, out)) {
+    }
+}
+
+#endif
+
+/* Row tiles one behind another, up to one without keys: the first scores of one beside the last products of the one
+ * before. Behind the last tile, scores are computed of whatever lies there, and forgotten. */
+DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    float even[KEYS / 2], odd[KEYS / 2], out[DIM_V / 2], alpha[2];
+    c->w = &s->notes->works[c->item % NOTES];
+    c->soft = softmax_start(), c->first = true, c->settled = false;
+    wait_stage(s, c);
+    take_work(p, s, c);
+    take_keys(s, c);
+    u32 queries = queries_at(s, c), keys = stage_at(s, c);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+        issue_qk(even, queries, keys, k);
+    wgmma_commit();
+    wgmma_wait(0);
+    pin_floats(even, KEYS / 2);
+    release_stage(BARRIER(s, kv_empty, c->kv.index), &c->kv, STAGES);
+    take_scores(p, s, c, even, alpha);
+    steps(p, s, c, even, odd, out);
 }
 
 DEVICE void consume(const attn_sm90_params *p, const shared *s)
 {
     consumer c = { (int)threadIdx.x / 128 - 1 };
-    if (c.group == CONSUMERS - 1) turn_pass(ATTN_TURNS, c.group);
     while (skip_empty(p, s, &c))
         attend(p, s, &c);
 }

@@ -130,10 +130,9 @@ DEVICE void store_zeros(u32 address)
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
 
-DEVICE void store_16bytes(void *to, uint4 x)
+DEVICE void store_8bytes(void *to, u32 low, u32 high)
 {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");
 }
 
 DEVICE float4 load_shared_floats(u32 address)

@@ -22,7 +22,12 @@ enum {
 
 #define LOG2_E 1.44269504f
 
-enum { NO_WORK = -1, NO_KEYS = 0 }; /* in place of a count of key tiles */
+/* In place of a count of key tiles. PAUSE: nothing, until all before it is stored. */
+enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
+
+/* Once a row has a reference, tiles are summed up without a look at their scores. Should the sum show at its end that
+ * they passed what its type holds, the row tile is done again, carefully. f16 holds too little for this to be rare. */
+#define UNCHECKED (ATTN_DTYPE == BF16 && ATTN_SCORE == PLAIN)
 
 /* A row tile: `pack` heads from head on, of rows [row0, ...) of a sequence. */
 typedef struct work {
@@ -30,6 +35,7 @@ typedef struct work {
     int last;  /* CAUSAL: the number of the first key tile taken, from which it goes downwards */
     int batch, head, row0, split;
     int start_q, start_kv, len_q, len_kv;
+    int careful, failed; /* UNCHECKED: done again; to be done again */
 } work;
 
 DEVICE int clamp(int x, int lo, int hi)

@@ -130,7 +130,7 @@ DEVICE void change_scores(const attn_sm90_params *p, const work *w, float *score
     if (p->flags & FLAG_BIAS) add_bias(p, score, bias, key0, w->len_kv - 1);
 }
 
-/* Zeroes dropped probabilities. */
+/* Zeroes dropped probabilities of the 16 keys from key0 on. */
 DEVICE void drop(const attn_sm90_params *p, const work *w, u32 *probability, int group, int key0)
 {
     u32 threshold = p->score.dropout_threshold;
@@ -138,16 +138,12 @@ DEVICE void drop(const attn_sm90_params *p, const work *w, u32 *probability, int
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         tile_row at = row_at(p, w, group * 64 + fragment_row(2 * r));
-        u32 batch_head = w->batch * p->heads_q + at.head;
+        u32 bytes = dropout_bytes(p, w->batch * p->heads_q + at.head, at.row, key0, threadIdx.x % 4);
 #pragma unroll
-        for (int j = 0; j < KEYS / 16; j++) {
-            u32 bytes = dropout_bytes(p, batch_head, at.row, key0 + 16 * j, threadIdx.x % 4);
-#pragma unroll
-            for (int half = 0; half < 2; half++, bytes >>= 16) {
-                u32 keep = (bytes & 255) < threshold ? 0 : 0xffff;
-                if ((bytes >> 8 & 255) >= threshold) keep |= 0xffff0000;
-                probability[4 * j + 2 * half + r] &= keep;
-            }
+        for (int half = 0; half < 2; half++, bytes >>= 16) {
+            u32 keep = (bytes & 255) < threshold ? 0 : 0xffff;
+            if ((bytes >> 8 & 255) >= threshold) keep |= 0xffff0000;
+            probability[2 * half + r] &= keep;
         }
     }
 }

@@ -1,22 +1,22 @@
 /* The running softmax of a fragment's two rows.
  *
- * Scores become 2^(score * unit - reference), in log2 units. Any reference does that keeps a row's probabilities within
- * what their type holds; so it is 0 until a tile's sums show that it does not do: a thread's sum passes MOST, or a row
- * that had no key yet sums to less than LEAST. Only then the row's maximum is looked for and becomes the reference,
- * what was summed is rescaled, and the tile is done again from its scores. So the common tile has no maximum, no
- * shuffle and no rescaling, and every result is as exact as with the true maximum: only the power of two that all of a
- * row is scaled by differs. A row alone decides for itself: what other rows of its warp hold changes no bit of it. */
+ * Scores become 2^(score * unit - reference), in log2 units. A row's reference is the maximum of the first key tile in
+ * which it sees a key, and stays until a tile has a score more than HEADROOM above it; then it becomes that tile's
+ * maximum, and what was summed is rescaled. So the common tile has no shuffle and no rescaling, and results are as
+ * exact as with the true maximum: only the power of two that all of a row is scaled by differs. A row alone decides for
+ * itself: what other rows of its warp hold changes no bit of it. */
 #ifndef ATTN_CUDA_SM90_SOFTMAX_H
 #define ATTN_CUDA_SM90_SOFTMAX_H
 
 typedef struct softmax {
     float reference[2]; /* -inf: the row has had no key */
     float sum[2];       /* of the thread's own columns */
+    float limit[2];     /* scores above it move the reference */
 } softmax;
 
 DEVICE softmax softmax_start(void)
 {
-    softmax s = { { -INFINITE, -INFINITE }, { 0, 0 } };
+    softmax s = { { -INFINITE, -INFINITE }, { 0, 0 }, { -INFINITE, -INFINITE } };
     return s;
 }
 
@@ -39,71 +39,78 @@ DEVICE void rescale(float *out, const float alpha[2])
         out[i] *= alpha[i / 2 % 2];
 }
 
-/* A probability is at most its thread's sum, and what is lost to f16's least numbers must not show. */
+/* Probabilities stay below 2^HEADROOM, which their type and f32 sums of millions of them hold. */
 #if ATTN_DTYPE == BF16
-#define MOST 0x1p40f
-#define LEAST 0x1p-40f
+#define HEADROOM 40
 #else
-#define MOST 0x1p14f
-#define LEAST 0x1p-6f
+#define HEADROOM 14
 #endif
 
-/* Moves the references of rows that ask for it to the scores' maxima, where these are greater; alpha: what sums so far
- * are to be multiplied by. */
-DEVICE void softmax_raise(softmax *s, const float *score, float unit, const bool asks[2], float alpha[2])
+/* Moves the references of rows that need it. True: one of the warp did, and outputs so far are to be multiplied by
+ * alpha, as sums were. */
+DEVICE bool softmax_refer(softmax *s, const float *score, float unit, float alpha[2])
 {
     float top[4] = { score[0], score[1], score[2], score[3] };
 #pragma unroll
     for (int i = 4; i < KEYS / 2; i++)
         top[i % 4] = fmaxf(top[i % 4], score[i]);
+    top[0] = fmaxf(top[0], top[1]), top[1] = fmaxf(top[2], top[3]);
+    if (!__any_sync(~0u, top[0] > s->limit[0] || top[1] > s->limit[1])) return false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float max = quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * unit;
-        bool moves = asks[r] && max > s->reference[r];
-        alpha[r] = moves ? exp2_approx(s->reference[r] - max) : 1;
-        s->reference[r] = moves ? max : s->reference[r];
+        float max = quad_max(top[r]), reference = max * unit;
+        bool moves = max > s->limit[r];
+        alpha[r] = moves ? exp2_approx(s->reference[r] - reference) : 1;
         s->sum[r] *= alpha[r];
+        s->reference[r] = moves ? reference : s->reference[r];
+        s->limit[r] = moves ? (reference + HEADROOM) / unit : s->limit[r];
     }
+    return true;
 }
 
-/* Probabilities, wgmma's A operand, and their sums. */
-DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit, float sum[2])
+/* All rows of the warp have references, and limits that are positive as softmax_passes needs. */
+DEVICE bool softmax_settled(const softmax *s)
 {
-    float reference[2], part[4] = { 0, 0, 0, 0 };
+    float least = UNCHECKED ? -INFINITE : 0;
+    return __all_sync(~0u, s->limit[0] > least && s->limit[1] > least);
+}
+
+/* Unchecked scores were too great, or are no numbers: what checked ones sum up to is less. */
+DEVICE bool softmax_overflowed(const softmax *s)
+{
+    return !(s->sum[0] < 0x1p64f && s->sum[1] < 0x1p64f);
+}
+
+/* Some score of the warp is above its row's limit. Compares bits as integers, three at a time: the order of negative
+ * numbers is wrong, but they stay below all others. */
+DEVICE bool softmax_passes(const softmax *s, const float *score)
+{
+    int top[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        top[j] = __float_as_int(score[j]);
+#pragma unroll
+        for (int i = j + 4; i + 4 < KEYS / 2; i += 8)
+            top[j] = __vimax3_s32(top[j], __float_as_int(score[i]), __float_as_int(score[i + 4]));
+        if (KEYS / 8 % 2 == 0) top[j] = max(top[j], __float_as_int(score[KEYS / 2 - 4 + j]));
+    }
+    return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(s->limit[0]) ||
+                               max(top[2], top[3]) > __float_as_int(s->limit[1]));
+}
+
+/* Probabilities of 16 keys, wgmma's A operand, and their sums, to be added: two a row. */
+DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit, float sum[4])
+{
+    float reference[2];
 #pragma unroll
     for (int r = 0; r < 2; r++)
         reference[r] = s->reference[r] == -INFINITE ? 0 : s->reference[r];
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i += 2) {
+    for (int i = 0; i < 8; i += 2) {
         float even = exp2_approx(fmaf(score[i], unit, -reference[i / 2 % 2]));
         float odd = exp2_approx(fmaf(score[i + 1], unit, -reference[i / 2 % 2]));
-        part[i % 4] += even, part[i % 4 + 1] += odd;
+        sum[i % 4] += even, sum[i % 4 + 1] += odd;
         p[i / 2] = pack16(even, odd);
-    }
-    sum[0] = part[0] + part[1], sum[1] = part[2] + part[3];
-}
-
-/* Takes in a tile: scores to probabilities; `out`, summed so far (`first`: nothing yet), is rescaled if a reference
- * moves. */
-DEVICE void softmax_update(softmax *s, const float *score, u32 *p, float unit, float *out, bool first)
-{
-    float sum[2], alpha[2];
-    bool fresh[2] = { s->reference[0] == -INFINITE, s->reference[1] == -INFINITE }, asks[2] = { false, false };
-    for (bool again = false;; again = true) {
-        softmax_exp(s, score, p, unit, sum);
-        if (again) break;
-        bool off = sum[0] > MOST || sum[1] > MOST || (fresh[0] && sum[0] < LEAST) || (fresh[1] && sum[1] < LEAST);
-        if (!rarely(__any_sync(~0u, off))) break;
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            asks[r] = quad_max(sum[r]) > MOST || (fresh[r] && quad_sum(sum[r]) < LEAST);
-        softmax_raise(s, score, unit, asks, alpha);
-        if (!first) rescale(out, alpha);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (fresh[r] && !asks[r]) s->reference[r] = 0;
-        s->sum[r] += sum[r];
     }
 }
 

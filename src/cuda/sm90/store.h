@@ -1,37 +1,22 @@
 /* The end of a row tile: the sums' inverses, LSE, and the output from fragments to memory.
  *
- * A quad holds 8 neighbouring columns as 2 a thread; it exchanges four such groups so that each thread has 8 columns of
- * one: 16 bytes of 16-bit output, 64 bytes a quad side by side. So no shared memory is needed and any row may be
- * missing. */
+ * A quad holds 8 neighbouring columns as 2 a thread; neighbours exchange halves of two such groups, so that each has 4
+ * columns of one: 8 bytes of 16-bit output, 32 bytes a quad side by side, which is what memory takes at once. So no
+ * shared memory is needed and any row may be missing. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
-/* words[j]: of column group j, this thread's columns. Returns column group threadIdx.x % 4 whole. */
-DEVICE uint4 quad_transpose(const u32 words[4])
-{
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-    u32 keep0 = high ? words[2] : words[0], keep1 = high ? words[3] : words[1];
-    u32 from0 = __shfl_xor_sync(~0u, high ? words[0] : words[2], 2);
-    u32 from1 = __shfl_xor_sync(~0u, high ? words[1] : words[3], 2);
-    u32 next0 = __shfl_xor_sync(~0u, odd ? keep0 : keep1, 1), next1 = __shfl_xor_sync(~0u, odd ? from0 : from1, 1);
-    u32 mine0 = odd ? keep1 : keep0, mine1 = odd ? from1 : from0;
-    u32 near0 = odd ? next0 : mine0, near1 = odd ? mine0 : next0; /* of this pair of lanes */
-    u32 far0 = odd ? next1 : mine1, far1 = odd ? mine1 : next1;   /* of the quad's other pair */
-    return high ? make_uint4(far0, far1, near0, near1) : make_uint4(near0, near1, far0, far1);
-}
-
-/* One row of the fragment (r: which of the thread's two) as 16-bit elements, 16 bytes at a time. */
+/* One row of the fragment (r: which of the thread's two) as 16-bit elements, 8 bytes at a time. */
 DEVICE void store_row16(int dtype, unsigned short *to, const float *out, int columns, int r, int dim, bool valid)
 {
-    int col = 8 * (threadIdx.x % 4);
+    bool odd = threadIdx.x & 1;
+    int col = odd ? 8 + 2 * (threadIdx.x % 4 - 1) : 2 * (threadIdx.x % 4);
 #pragma unroll
-    for (int c = 0; c < columns / 8; c += 4) {
-        u32 words[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            words[j] = c + j < columns / 8 ? pack_as(dtype, out[4 * (c + j) + 2 * r], out[4 * (c + j) + 2 * r + 1]) : 0;
-        uint4 row = quad_transpose(words);
-        if (valid && 8 * c + col < dim) store_16bytes(to + 8 * c + col, row);
+    for (int c = 0; c < columns / 8; c += 2) {
+        const float *x = out + 4 * c + 2 * r;
+        u32 near = pack_as(dtype, x[0], x[1]), far = pack_as(dtype, x[4], x[5]);
+        u32 other = __shfl_xor_sync(~0u, odd ? near : far, 1);
+        if (valid && 8 * c + col < dim) store_8bytes(to + 8 * c + col, odd ? other : near, odd ? far : other);
     }
 }
 
@@ -83,23 +68,35 @@ DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
     return to;
 }
 
-/* Sum and maximum of row r of the thread, the sink taken in; returns the LSE and what the output is to be multiplied
- * by. */
-DEVICE float row_end(const attn_sm90_params *p, const softmax *soft, int r, int head, float *factor)
+/* Of the thread's two rows: LSE, and what outputs are to be multiplied by; sinks are taken in. */
+typedef struct row_ends {
+    float lse[2], factor[2];
+} row_ends;
+
+DEVICE row_ends end_rows(const attn_sm90_params *p, const softmax *soft, const place to[2])
 {
-    float sum = quad_sum(soft->sum[r]), max = soft->reference[r];
-    *factor = 1;
-    if (p->sink && !p->partial_o) {
-        float sink = p->sink[head] * LOG2_E, top = fmaxf(max, sink);
-        if (top > -INFINITE) {
-            *factor = exp2_approx(max - top);
-            sum = sum * *factor + exp2_approx(sink - top);
-            max = top;
+    row_ends end;
+    float sum[2], scale[2] = { 1, 1 }, max[2] = { soft->reference[0], soft->reference[1] };
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        sum[r] = quad_sum(soft->sum[r]);
+    if (rarely(p->sink && !p->partial_o)) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float sink = p->sink[to[r].row < 0 ? 0 : to[r].head] * LOG2_E, top = fmaxf(max[r], sink);
+            bool some = top > -INFINITE;
+            scale[r] = some ? exp2_approx(max[r] - top) : 1;
+            sum[r] = some ? sum[r] * scale[r] + exp2_approx(sink - top) : sum[r];
+            max[r] = top;
         }
     }
-    *factor = sum == 0 ? 0 : __fdividef(*factor, sum);
-    if (p->flags & FLAG_DROPOUT) *factor *= 256.0f / (256 - p->score.dropout_threshold);
-    return sum == 0 ? -INFINITE : (max + log2_approx(sum)) * 0.693147181f;
+    float kept = p->flags & FLAG_DROPOUT ? 256.0f / (256 - p->score.dropout_threshold) : 1;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        end.factor[r] = sum[r] == 0 ? 0 : __fdividef(scale[r] * kept, sum[r]);
+        end.lse[r] = sum[r] == 0 ? -INFINITE : (max[r] + log2_approx(sum[r])) * 0.693147181f;
+    }
+    return end;
 }
 
 /* Where the results of a row go: f32 (one's own or a split's) or 16-bit, the other NULL; lse may be NULL. */
@@ -131,20 +128,21 @@ DEVICE row_results results_of(const attn_sm90_params *p, const work *w, place to
 /* Stores output and LSE of a warpgroup's rows. */
 DEVICE void finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group)
 {
+    int row = group * 64 + fragment_row(0);
+    place to[2] = { place_of(p, w, row), place_of(p, w, row + 8) };
+    row_results at[2] = { results_of(p, w, to[0]), results_of(p, w, to[1]) };
+    row_ends end = end_rows(p, soft, to);
+#pragma unroll
+    for (int i = 0; i < DIM_V / 2; i++)
+        out[i] *= end.factor[i / 2 % 2];
+    bool single = p->partial_o || p->flags & FLAG_OUT_F32;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (!rarely(single)) store_row16(ATTN_DTYPE, at[r].half, out, DIM_V, r, p->dim_v, to[r].row >= 0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        place to = place_of(p, w, group * 64 + fragment_row(2 * r));
-        bool valid = to.row >= 0;
-        float factor, lse = row_end(p, soft, r, valid ? to.head : 0, &factor);
-        row_results at = results_of(p, w, to);
-#pragma unroll
-        for (int i = 0; i < DIM_V / 4; i++)
-            out[i / 2 * 4 + 2 * r + i % 2] *= factor;
-        if (rarely(at.single != 0))
-            store_row32(at.single, out, DIM_V, r, p->dim_v, valid);
-        else
-            store_row16(ATTN_DTYPE, at.half, out, DIM_V, r, p->dim_v, valid);
-        if (at.lse && valid && threadIdx.x % 4 == 0) *at.lse = lse;
+        if (rarely(single)) store_row32(at[r].single, out, DIM_V, r, p->dim_v, to[r].row >= 0);
+        if (at[r].lse && to[r].row >= 0 && threadIdx.x % 4 == 0) *at[r].lse = end.lse[r];
     }
 }
 

@@ -62,44 +62,20 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 #define TILE_Q (PANELS * PANEL_Q)
 #define TILE_K (PANELS * PANEL_KEYS)
 #define TILE_V (PANELS_V * PANEL_KEYS)
+#define STAGE_BYTES (TILE_K + TILE_V)
 
-/* scores = queries keys^T, asynchronously. */
-DEVICE void issue_qk_shared(float *score, u32 queries, u32 keys)
+/* 16 dims of scores = queries keys^T, asynchronously. */
+DEVICE void issue_qk(float *score, u32 queries, u32 keys, int k)
 {
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++) {
-        u64 a = descriptor(queries, 0) + (k / 4 * PANEL_Q + k % 4 * 32 >> 4);
-        u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
-        PASTE(wgmma_ss_, KEYS)(score, a, b, k > 0);
-    }
+    u64 a = descriptor(queries, 0) + (k / 4 * PANEL_Q + k % 4 * 32 >> 4);
+    u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
+    PASTE(wgmma_ss_, KEYS)(score, a, b, k > 0);
 }
 
-DEVICE void issue_qk_registers(float *score, const u32 *queries, u32 keys)
+/* 16 keys of out = p values, plus out if `keep`; asynchronously. p: of these keys. */
+DEVICE void issue_pv(float *out, const u32 *p, u32 values, int k, int keep)
 {
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++) {
-        u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
-        PASTE(wgmma_rs_, KEYS)(score, queries + 4 * k, b, k > 0);
-    }
-}
-
-/* out = p values, plus out if `keep`; asynchronously. */
-DEVICE void issue_pv(float *out, const u32 *p, u32 values, int keep)
-{
-#pragma unroll
-    for (int k = 0; k < KEYS / 16; k++)
-        PASTE(wgmma_rt_, DIM_V)(out, p + 4 * k, descriptor(values, PANEL_KEYS) + (k * 2048 >> 4), k > 0 || keep);
-}
-
-/* A warpgroup's 64 query rows as wgmma's A operand: 4 registers for 16 columns. */
-DEVICE void load_queries(u32 *fragment, u32 queries)
-{
-    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++) {
-        u32 piece = k % 4 * 2 + lane / 16;
-        ldmatrix_x4(fragment + 4 * k, queries + k / 4 * PANEL_Q + row * 128 + ((piece ^ row % 8) << 4));
-    }
+    PASTE(wgmma_rt_, DIM_V)(out, p, descriptor(values, PANEL_KEYS) + (k * 2048 >> 4), keep);
 }
 
 #endif
