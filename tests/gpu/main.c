@@ -60,7 +60,8 @@ static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_
                        .len_kv = len_kv,
                        .dim_qk = k->dim,
                        .dim_v = k->dim_v };
-    check_options options = { .data = number % 3 ? CHECK_PLAIN : CHECK_ONE_HOT, .seed = (uint64_t)(4 * number) };
+    static const check_data data[] = { CHECK_ONE_HOT, CHECK_SPIKED, CHECK_PLAIN };
+    check_options options = { .data = data[number % 3], .seed = (uint64_t)(4 * number) };
     check_problem problem;
     char name[CHECK_NAME];
     if (desc.flags & ATTN_VARLEN) desc.total_q = 2 * len_q, desc.total_kv = 2 * len_kv + 1;
@@ -84,7 +85,7 @@ static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_
 
 /* Of what goes round in the ring (keys; in the backward rows): one less, none and one more than 0, 1, 2, stages - 1,
  * stages and stages + 1 tiles; of the others around one tile and two; in turn without a mask, causal, with used lengths
- * and packed. */
+ * and packed. Spikes behind a tile of few keys are what unchecked tiles overflow by. */
 static void lengths(const attn_cuda_kernel *k)
 {
     static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_LENS_Q | ATTN_LENS_KV | ATTN_CAUSAL, ATTN_VARLEN };
