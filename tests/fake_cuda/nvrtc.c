@@ -8,7 +8,7 @@
 typedef struct program {
     char *source;
     int headers;
-    char names[32][64];
+    char names[64][64];
     char *cubin;
 } program;
 
@@ -35,7 +35,7 @@ int nvrtcCreateProgram(program **made, const char *source, const char *name, int
     program *p = calloc(1, sizeof *p);
     (void)name, (void)text;
     p->source = strdup(source);
-    for (; p->headers < headers && p->headers < 32; p->headers++)
+    for (; p->headers < headers && p->headers < 64; p->headers++)
         snprintf(p->names[p->headers], sizeof p->names[0], "%s", names[p->headers]);
     *made = p;
     return 0;
