@@ -102,9 +102,10 @@ static void print_levels(attn_json *json, const attn_derivation *v, const attn_n
 {
     attn_json_open(json, "levels", '[');
     for (int level = 1; level < v->levels; level++) {
+        attn_model m = attn_nap_model_at(k, level);
         attn_json_open(json, NULL, '{');
         attn_json_string(json, "name", v->machine->level[v->level[level]].name);
-        attn_json_number(json, "bytes_moved", attn_model_transfer(&k->model, &k->partition, level));
+        attn_json_number(json, "bytes_moved", attn_model_transfer(&m, &k->partition, level));
         attn_json_number(json, "bytes_held", attn_model_live(&k->model, &k->partition, level));
         attn_json_open(json, "tiles", '{');
         for (int a = 0; a < k->model.axes; a++)

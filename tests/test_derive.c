@@ -76,6 +76,34 @@ static void test_backward(void **unused)
     free(d);
 }
 
+/* A causal mask leaves the tiles on and below the diagonal: of keys, all of memory's and about half of those of the
+ * groups. */
+static void test_mask(void **unused)
+{
+    (void)unused;
+    attn_diagram *d = parse_example("gqa");
+    attn_derivation *v = derive(d, attn_machine_named("h200"));
+    const attn_nap_kernel *k = &v->kernel[0];
+    int level = v->levels - 1, keys = 0;
+    while (strcmp(k->tile[keys].name, "K") != 0)
+        keys++;
+    assert_int_equal(k->guards, 1);
+    attn_model outer = attn_nap_model_at(k, 1), inner = attn_nap_model_at(k, level);
+    double all = 4. * 8 * 4096 * 128 * 2, groups = 0, left = 0;
+    const int64_t *tile = k->partition.tile[level];
+    for (int64_t row = 0; row < 4096; row += tile[3]) {
+        groups++;
+        for (int64_t key = 0; key < 4096; key += tile[4])
+            left += key < row + tile[3];
+    }
+    assert_true(attn_model_crossing(&outer, &k->partition, 1, keys) == all);
+    left *= (double)tile[4] / 4096;
+    assert_true(fabs(attn_model_crossing(&inner, &k->partition, level, keys) / (all * left) - 1) < 1e-9);
+    assert_true(left < 0.55 * groups);
+    free(v);
+    free(d);
+}
+
 static void test_breaks(void **unused)
 {
     (void)unused;
@@ -217,14 +245,9 @@ static void test_public(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_backward),
-        cmocka_unit_test(test_breaks),
-        cmocka_unit_test(test_property),
-        cmocka_unit_test(test_wrong_accumulator),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_long_term),
-        cmocka_unit_test(test_public),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_backward),  cmocka_unit_test(test_mask),
+        cmocka_unit_test(test_breaks),    cmocka_unit_test(test_property),  cmocka_unit_test(test_wrong_accumulator),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_long_term), cmocka_unit_test(test_public),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

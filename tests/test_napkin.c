@@ -216,6 +216,13 @@ static const char *const diagrams[] = {
     /* a minimum shifts, and a temperature multiplies */
     ATTENTION_INPUT "input T[q]\nE[q, k] = exp((min[k] S[q, k] - S[q, k]) / (T[q] * T[q] + 1))\n"
                     "O[q, v] = sum[k] E[q, k] * V[k, v] / sum[k] E[q, k]\noutput O",
+    /* denominators of denominators, and what is taken from what is taken */
+    ATTENTION_INPUT "input T[q], U[k]\n"
+                    "N[q, v] = sum[k] S[q, k] / ((T[q] * T[q] + 1) / V[k, v])\n"
+                    "M[q] = max[k] (S[q, k] - (T[q] - U[k]))\noutput N, M",
+    /* a condition that chooses and does not mask, beside one that does */
+    ATTENTION_INPUT "axis l = k\ninput W[l]\nF[q, v] = sum[k] where(k < q + 1, S[q, k], 1) * V[k, v]\n"
+                    "G[q] = sum[l] where((l < q) * (q - 5 < l), exp(W[l]), 0)\noutput F, G",
     /* outputs along the stream, and the sums that they take */
     ATTENTION_INPUT "P[q, k] = softmax[k] S[q, k]\nL[q] = logsumexp[k] S[q, k]\nO[q, v] = sum[k] P[q, k] * V[k, v]\n"
                     "output P, L, O",

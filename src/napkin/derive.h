@@ -25,7 +25,8 @@ enum {
     ATTN_NAP_STEPS = 96,
     ATTN_NAP_TARGETS = 8,
     ATTN_NAP_KERNELS = 8,
-    ATTN_NAP_BREAKS = 4
+    ATTN_NAP_BREAKS = 4,
+    ATTN_NAP_GUARDS = 4
 };
 
 typedef enum attn_nap_tile_sort {
@@ -75,8 +76,10 @@ typedef struct attn_nap_kernel {
     attn_model model;           /* its axes are the diagram's */
     attn_partition partition;
     attn_model_time time;
-    double bytes;     /* H of the innermost level */
-    double deviation; /* of the property test */
+    int guards, guard[ATTN_NAP_GUARDS]; /* conditions: a chunk for which one holds nowhere is skipped */
+    double density[ATTN_MODEL_LEVELS];  /* share of the chunks that are left, of each level's tiles */
+    double bytes;                       /* H of the innermost level */
+    double deviation;                   /* of the property test */
 } attn_nap_kernel;
 
 /* A composition that does not stream along an axis. */
@@ -128,10 +131,21 @@ void attn_nap_tile_names(const attn_derivation *derivation, const attn_nap_kerne
 /* The definition that an output's node is, or -1. */
 int attn_nap_output_of(const attn_derivation *derivation, int node);
 
+/* ---- skip.c ---- */
+
+/* The masks' conditions that guard all passes of a plan. */
+void attn_nap_find_guards(const attn_diagram *diagram, attn_nap_kernel *kernel);
+
+/* The share of chunks that guards leave, of such tiles. */
+double attn_nap_density(const attn_diagram *diagram, const attn_nap_kernel *kernel, const int64_t *tile);
+
 /* ---- weigh.c ---- */
 
 /* What a plan is to the cost model, its best tiles, and its time on the machine. False: the tiles do not fit. */
 bool attn_nap_weigh(const attn_derivation *derivation, attn_nap_kernel *kernel);
+
+/* The kernel's model with what masks leave of its chunks at a level: for the bytes that move there. */
+attn_model attn_nap_model_at(const attn_nap_kernel *kernel, int level);
 
 /* Memory's traffic if every definition were a kernel of its own: what it is made of read, and what it makes written. */
 double attn_nap_unfused(attn_diagram *diagram);

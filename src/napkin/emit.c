@@ -179,6 +179,16 @@ static void open_tiles(attn_nap_emitter *e, int axis)
     attn_say(e->w, "const long l_%s = n_%s - o_%s < T_%s ? n_%s - o_%s : T_%s;\n", x, x, x, x, x, x, x);
 }
 
+static void say_guards(attn_nap_emitter *e)
+{
+    for (int i = 0; i < e->k->guards; i++) {
+        attn_nap_emit_indent(e);
+        attn_say(e->w, "if (!(");
+        attn_nap_emit_may_hold(e, e->k->guard[i]);
+        attn_say(e->w, ")) continue;\n");
+    }
+}
+
 static void say_tiles_size(const attn_nap_emitter *e, const attn_nap_tile *t)
 {
     attn_say(e->w, "(size_t)%d", t->states);
@@ -252,6 +262,7 @@ static void say_kernel(attn_nap_emitter *e, int number)
         }
         if (k->step[s].inside && !open) {
             open_tiles(e, k->stream);
+            say_guards(e);
             open = true;
         }
         say_step(e, &k->step[s]);

@@ -32,6 +32,9 @@ void attn_nap_emit_memory(const attn_nap_emitter *emitter, int node, bool store)
 /* An element of a tile: what it has come to. */
 void attn_nap_emit_tile(const attn_nap_emitter *emitter, int tile);
 
+/* Whether a condition may hold somewhere in the tile. */
+void attn_nap_emit_may_hold(const attn_nap_emitter *emitter, int condition);
+
 /* A term. Open: it is written out itself, though it has a tile. */
 void attn_nap_emit_value(const attn_nap_emitter *emitter, int node, bool open);
 

@@ -162,3 +162,46 @@ void attn_nap_emit_value(const attn_nap_emitter *e, int node, bool open)
     else
         say_operation(e, n);
 }
+
+/* ---- bounds ------------------------------------------------------------------------------------- */
+
+static void say_bound(const attn_nap_emitter *e, int node, bool upper)
+{
+    const attn_nap_node *n = &e->d->node[node];
+    if (n->op == ATTN_NAP_INDEX) {
+        const char *x = attn_nap_axis_name(e, n->which);
+        if (!attn_nap_is_cut(e, n->which))
+            attn_say(e->w, upper ? "(double)(n_%s - 1)" : "0.0", x);
+        else
+            attn_say(e->w, upper ? "(double)(o_%s + l_%s - 1)" : "(double)o_%s", x, x);
+    } else if (n->op == ATTN_NAP_ADD || n->op == ATTN_NAP_SUB || n->op == ATTN_NAP_NEG) {
+        attn_say(e->w, "(");
+        if (n->op != ATTN_NAP_NEG) say_bound(e, n->arg[0], upper);
+        attn_say(e->w, n->op == ATTN_NAP_ADD ? " + " : " - ");
+        say_bound(e, n->arg[n->op != ATTN_NAP_NEG], upper == (n->op == ATTN_NAP_ADD));
+        attn_say(e->w, ")");
+    } else
+        attn_nap_emit_value(e, node, true);
+}
+
+static void say_order(const attn_nap_emitter *e, int low, const char *order, int high)
+{
+    say_bound(e, low, false);
+    attn_say(e->w, " %s ", order);
+    say_bound(e, high, true);
+}
+
+void attn_nap_emit_may_hold(const attn_nap_emitter *e, int condition)
+{
+    const attn_nap_node *n = &e->d->node[condition];
+    if (n->op == ATTN_NAP_MUL) {
+        attn_nap_emit_may_hold(e, n->arg[0]);
+        attn_say(e->w, " && ");
+        attn_nap_emit_may_hold(e, n->arg[1]);
+        return;
+    }
+    say_order(e, n->arg[0], n->op == ATTN_NAP_LT ? "<" : "<=", n->arg[1]);
+    if (n->op != ATTN_NAP_EQ) return;
+    attn_say(e->w, " && ");
+    say_order(e, n->arg[1], "<=", n->arg[0]);
+}

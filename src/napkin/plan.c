@@ -336,5 +336,6 @@ bool attn_nap_plan(attn_derivation *derivation, const bool *cut, attn_nap_kernel
     }
     sort_steps(k);
     find_lives(k, p.d);
+    if (p.stream) attn_nap_find_guards(p.d, k);
     return !p.full;
 }

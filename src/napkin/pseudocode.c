@@ -81,6 +81,16 @@ static void open_loop(writer *p, int axis, const char *what)
     p->depth++;
 }
 
+static void say_guards(const writer *p)
+{
+    for (int i = 0; i < p->k->guards; i++) {
+        begin_line(p);
+        attn_say(p->w, "skip unless somewhere ");
+        attn_nap_say_term(p->w, p->v->diagram, &p->names, p->k->guard[i], true);
+        attn_say(p->w, "\n");
+    }
+}
+
 static void say_kernel(writer *p)
 {
     const attn_nap_kernel *k = p->k;
@@ -92,7 +102,10 @@ static void say_kernel(writer *p)
     for (int s = 0; s < k->steps; s++) {
         bool again = s > 0 && (k->step[s].pass != k->step[s - 1].pass || !k->step[s].inside);
         if (again) p->depth = groups;
-        if (k->step[s].inside && p->depth == groups) open_loop(p, k->stream, "each chunk of");
+        if (k->step[s].inside && p->depth == groups) {
+            open_loop(p, k->stream, "each chunk of");
+            say_guards(p);
+        }
         say_step(p, &k->step[s]);
     }
     p->depth = 0;

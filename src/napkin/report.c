@@ -136,6 +136,19 @@ static void say_targets(attn_words *w, const attn_derivation *v, const attn_nap_
     }
 }
 
+static void say_mask(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
+{
+    if (!k->guards) return;
+    attn_say(w, "     mask       ");
+    attn_say_number(w, 100 * k->density[v->levels - 1]);
+    attn_say(w, " %% of the chunks hold something for which ");
+    for (int i = 0; i < k->guards; i++) {
+        attn_say(w, "%s", i ? " and " : "");
+        attn_nap_say_term(w, v->diagram, &v->names, k->guard[i], true);
+    }
+    attn_say(w, "; the rest is skipped\n");
+}
+
 static void say_colours(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     const char *outside = v->machine->level[v->level[0]].name,
@@ -152,11 +165,12 @@ static void say_colours(attn_words *w, const attn_derivation *v, const attn_nap_
 static void say_closed_form(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     attn_partition p;
-    attn_partition_whole(&k->model, 2, &p);
+    attn_model m = attn_nap_model_at(k, v->levels - 1);
+    attn_partition_whole(&m, 2, &p);
     for (int a = 0; a < k->model.axes; a++)
         p.tile[1][a] = k->partition.tile[v->levels - 1][a];
     p.streamed[1] = k->partition.streamed[1];
-    attn_model_closed closed = attn_model_close(&k->model, &p);
+    attn_model_closed closed = attn_model_close(&m, &p);
     if (!closed.exact || closed.beta <= 0) return;
     attn_say(w, "     optimum    H*(M) = ");
     attn_say_bytes(w, closed.least);
@@ -171,14 +185,15 @@ static void say_costs(attn_words *w, const attn_derivation *v, const attn_nap_ke
 {
     for (int level = 1; level < v->levels; level++) {
         const attn_machine_level *l = &v->machine->level[v->level[level]];
+        attn_model m = attn_nap_model_at(k, level);
         attn_say(w, "     %-9s  M ", l->name);
         attn_say_bytes(w, attn_model_live(&k->model, &k->partition, level));
         attn_say(w, " of ");
         attn_say_bytes(w, l->bytes);
         attn_say(w, ", H ");
-        attn_say_bytes(w, attn_model_transfer(&k->model, &k->partition, level));
+        attn_say_bytes(w, attn_model_transfer(&m, &k->partition, level));
         for (int a = 0; a < k->model.arrays; a++) {
-            double bytes = attn_model_crossing(&k->model, &k->partition, level, a);
+            double bytes = attn_model_crossing(&m, &k->partition, level, a);
             if (bytes <= 0) continue;
             attn_say(w, ", ");
             if (a < k->tiles)
@@ -219,6 +234,7 @@ void attn_nap_report(attn_words *w, const attn_derivation *v)
         say_targets(w, v, &v->kernel[i]);
         attn_say(w, "\n");
         say_tiles(w, v, &v->kernel[i]);
+        say_mask(w, v, &v->kernel[i]);
         say_colours(w, v, &v->kernel[i]);
         say_costs(w, v, &v->kernel[i]);
         attn_say(w, "\n");

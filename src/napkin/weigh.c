@@ -192,6 +192,24 @@ static bool choose_tiles(const attn_derivation *v, attn_nap_kernel *k)
     return true;
 }
 
+/* What stands in chunks that are skipped is neither loaded nor computed. */
+static void skip_chunks(const attn_derivation *v, attn_nap_kernel *k)
+{
+    uint32_t stream = k->stream >= 0 ? 1u << k->stream : 0;
+    for (int level = 1; level < v->levels; level++)
+        k->density[level] = attn_nap_density(v->diagram, k, k->partition.tile[level]);
+    for (int w = 0; w < k->model.works; w++)
+        if (k->model.work[w].axes & stream) k->model.work[w].density = k->density[v->levels - 1];
+}
+
+attn_model attn_nap_model_at(const attn_nap_kernel *k, int level)
+{
+    attn_model m = k->model;
+    for (int t = 0; t < k->tiles && k->stream >= 0; t++)
+        if (m.array[t].direction && m.array[t].axes >> k->stream & 1) m.array[t].density *= k->density[level];
+    return m;
+}
+
 static void compute_again(const attn_derivation *v, attn_nap_kernel *k)
 {
     for (int w = 0; w < k->model.works; w++)
@@ -214,12 +232,16 @@ bool attn_nap_weigh(const attn_derivation *v, attn_nap_kernel *k)
     add_works(v, k);
     if (!choose_tiles(v, k)) return false;
     compute_again(v, k);
+    skip_chunks(v, k);
     attn_machine_rates(v->machine, &rates);
     by_level = rates;
-    for (int level = 1; level < v->levels; level++)
+    for (int level = 1; level < v->levels; level++) { /* the model counts every chunk at every level */
+        attn_model m = attn_nap_model_at(k, level);
+        k->bytes = attn_model_transfer(&m, &k->partition, level);
         by_level.bandwidth[level] = rates.bandwidth[v->level[level]];
+        if (k->bytes > 0) by_level.bandwidth[level] *= attn_model_transfer(&k->model, &k->partition, level) / k->bytes;
+    }
     k->time = attn_model_predict(&k->model, &k->partition, &by_level);
-    k->bytes = attn_model_transfer(&k->model, &k->partition, v->levels - 1);
     return true;
 }
 

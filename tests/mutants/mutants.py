@@ -290,4 +290,8 @@ MUTANTS = [
     (NAPKIN + "emit.c", "if (s->by >= 0) {", "if (false) {", "sums are not rescaled", "derive napkin"),
     (NAPKIN + "emit_value.c", 'attn_say(e->w, attn_nap_is_cut(e, axis) ? "(o_%s + i_%s)" : "i_%s",', 'attn_say(e->w, "i_%s",',
      "every tile is the first", "derive napkin"),
+    (NAPKIN + "emit_value.c", "say_bound(e, high, true);", "say_bound(e, high, false);", "chunks that a mask cuts are skipped",
+     "napkin"),
+    (NAPKIN + "skip.c", "if (n->op == ATTN_NAP_SUM) return value == 0;", "if (n->op == ATTN_NAP_SUM) return true;",
+     "what is chosen otherwise is skipped", "napkin"),
 ]
