@@ -7,6 +7,58 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
+#if DQ_SHARES
+#define WGMMA_DQ wgmma_tt_64
+#else
+#define WGMMA_DQ PASTE(wgmma_tt_, DIM)
+#endif
+
+DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys)
+{
+#pragma unroll
+    for (int k = 0; k < BLOCK_KEYS / 16; k++)
+        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4), k > 0);
+}
+
+/* The warp's last addition has ended: who waits for it, may. */
+DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
+{
+    if (!params->turns || *added < 0) return;
+    if (threadIdx.x % 32 == 0) {
+        bulk_wait();
+        fence_async_memory();
+        count_raise(params->turns + *added);
+    }
+    *added = -1;
+}
+
+/* Adds a warp's fragment of grad_q, columns from first_column on, to its tile's sums: through shared memory, whose last
+ * use must have ended. With turns, behind the units of lower rank. *added: the tile last added to, whose turn has not
+ * been passed. */
+DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, const float *grad_q,
+                       int first_column, int *added)
+{
+    u32 at = s->dq + (threadIdx.x / 32 - 4) * DQ_BYTES;
+    pass_turn(params, added);
+    bulk_wait_read();
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < DQ_COLUMNS / 8; c++)
+        store_shared_floats(at + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
+    fence_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        if (params->turns) {
+            while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
+            }
+            fence_async_memory();
+        }
+        bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first_column / 8), at,
+                 DQ_BYTES);
+    }
+    *added = to.block;
+}
+
 /* Whether this warpgroup computes grad_q of the tile. */
 #define DQ_MINE(c, tile) (DQ_SHARES || (u32)(tile) % WARPGROUPS == (u32)(c)->group)
 
@@ -140,6 +192,21 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
 #endif
     if (DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
     pass_turn(params, &c->added);
+}
+
+DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
+{
+    const attn_sm90_params *p = &params->common;
+    float grad_k[DIM / 2] = { 0 }, grad_v[DIM_V / 2] = { 0 };
+    if (u->some) {
+        take_keys(s, c, u);
+        attend(params, s, c, u, grad_k, grad_v);
+    }
+    release(BARRIER(s, kv_empty, RING_INDEX(c->units, SLOTS)));
+    store_gradient(params, u, c->group * 64, params->grad_k, params->grad_k_stride, params->grad_k_sum, grad_k, DIM,
+                   p->dim_qk, p->scale);
+    store_gradient(params, u, c->group * 64, params->grad_v, params->grad_v_stride, params->grad_v_sum, grad_v, DIM_V,
+                   p->dim_v, dropout_factor(p));
 }
 
 #endif

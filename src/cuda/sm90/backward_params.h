@@ -110,6 +110,9 @@ typedef struct attn_sm90_total_params {
  * of q, barriers, statistics and notes. */
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots)                                                 \
     (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
-     256 * (dim) * ((dim) % 128 == 0 ? 1 : ATTN_SM90_BACKWARD_GROUPS(keys)) + (stages)*512 + 1024 + 1024)
+     ((keys) == 64       ? 16384                                                                                 \
+      : (dim) % 128 == 0 ? 256 * (dim)                                                                           \
+                         : 256 * (dim)*ATTN_SM90_BACKWARD_GROUPS(keys)) +                                        \
+     (stages)*512 + 1024 + 1024)
 
 #endif

@@ -1,4 +1,5 @@
-/* Fragments, keys by rows: probabilities from scores, gradients of scores from both. */
+/* Fragments, keys by rows: probabilities from scores, gradients of scores from both; keys by columns: what is stored.
+ */
 #ifndef ATTN_CUDA_SM90_BACKWARD_SOFTMAX_H
 #define ATTN_CUDA_SM90_BACKWARD_SOFTMAX_H
 
@@ -47,6 +48,39 @@ DEVICE void score_gradients(const passing *to, const u32 *p, const float *dp, u3
 #pragma unroll
         for (int i = 0; i < 8; i += 2)
             ds[4 * m + i / 2] = pack16(x[i], x[i + 1]);
+    }
+}
+
+/* Stores a unit's gradient of keys or values: to its place, or as a part of their sum. first: the unit's
+ * key that the fragment begins with. */
+DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *u, int first, void *out,
+                           const long long *stride, float *sums, float *x, int columns, int dim, float factor)
+{
+    const attn_sm90_params *p = &params->common;
+    const work *w = &u->place;
+    bool varlen = p->flags & FLAG_VARLEN;
+    first += u->key0;
+    if (sums) {
+        long long lines = (varlen ? 1 : (long long)p->batch) * p->heads_kv * params->kv_pitch;
+        long long line =
+            u->split * lines + first + line_of(p, p->cu_lens_kv, p->heads_kv, params->kv_pitch, w->batch, u->kv_head);
+        if (first >= w->len_kv) return;
+#pragma unroll
+        for (int i = 0; i < columns / 8; i++)
+            *(float4 *)(sums + line * columns + sums_place(columns, i)) =
+                make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < columns / 2; i++)
+        x[i] *= factor;
+    int dtype = p->flags & FLAG_OUT_F32 ? 1 : ATTN_DTYPE;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int key = first + fragment_row(2 * r);
+        long long at = (varlen ? 0 : w->batch * stride[0]) + (w->start_kv + key) * stride[1] + u->kv_head * stride[2];
+        bool even = !((at | dim) & 7) && !((unsigned long long)out & 15);
+        store_row(dtype, out, at, x, columns, r, dim, key < w->len_kv, even);
     }
 }
 

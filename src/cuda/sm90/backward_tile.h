@@ -14,7 +14,8 @@
 #define STAGES ATTN_STAGES
 #define SLOTS ATTN_SLOTS
 
-#define WARPGROUPS (BLOCK_KEYS / 64) /* that compute */
+#define WIDE (BLOCK_KEYS == 64) /* two warpgroups share 64 keys: one has the gradients of values, one of keys */
+#define WARPGROUPS ATTN_SM90_BACKWARD_GROUPS(BLOCK_KEYS) /* that compute */
 #define WARPS (4 * WARPGROUPS)
 
 #define PANELS ((DIM + 63) / 64)
@@ -32,11 +33,15 @@
 
 #define DQ_SHARES (DIM % 128 == 0)             /* each warpgroup computes half of grad_q's columns of every tile; */
 #define DQ_COLUMNS (DQ_SHARES ? DIM / 2 : DIM) /* else they take turns at tiles */
-#define DQ_WARPS (DQ_SHARES ? WARPS : 4)
-#define DQ_BYTES (16 * 4 * DQ_COLUMNS) /* a warp's */
+#define DQ_WARPS (DQ_SHARES || WIDE ? WARPS : 4)
+#define DQ_BYTES (WIDE ? 0 : 16 * 4 * DQ_COLUMNS) /* a warp's */
+
+#define DS_WARPS (WIDE ? 4 : WARPS)                                         /* that compute dS */
+#define TILE_P (WIDE ? BLOCK_KEYS * 128 * (ATTN_SCORE == RICH ? 2 : 1) : 0) /* what they are given for it */
 
 typedef struct barriers {
     u64 kv_full[SLOTS], kv_empty[SLOTS], q_full[STAGES], q_empty[STAGES], ds_full[2], ds_empty[2];
+    u64 p_full[1], p_empty[1];
 } barriers;
 
 /* A tile of keys against rows of query heads [first_head, end_head). */
@@ -67,7 +72,7 @@ typedef struct notes {
 
 /* Shared addresses of rings' first tiles. */
 typedef struct shared {
-    u32 k, v, q, g, ds, dq, statistics, at;
+    u32 k, v, q, g, ds, dq, p, statistics, at;
     notes *notes;
 } shared;
 
@@ -75,12 +80,11 @@ typedef struct shared {
 
 DEVICE shared shared_layout(unsigned char *memory)
 {
-    u32 k = (shared_address(memory) + 1023) & ~1023u, v = k + SLOTS * TILE_K, q = v + SLOTS * TILE_V;
-    u32 g = q + STAGES * TILE_Q, ds = g + STAGES * TILE_G, dq = ds + 2 * TILE_DS;
-    u32 statistics = dq + WARPS * DQ_BYTES, at = statistics + STAGES * STATISTICS;
-    shared s = { k,          v,  q,
-                 g,          ds, dq,
-                 statistics, at, (notes *)(memory + (at + sizeof(barriers) - shared_address(memory))) };
+    shared s;
+    s.k = (shared_address(memory) + 1023) & ~1023u, s.v = s.k + SLOTS * TILE_K, s.q = s.v + SLOTS * TILE_V;
+    s.g = s.q + STAGES * TILE_Q, s.ds = s.g + STAGES * TILE_G, s.dq = s.ds + 2 * TILE_DS;
+    s.p = s.dq + WARPS * DQ_BYTES, s.statistics = s.p + TILE_P, s.at = s.statistics + STAGES * STATISTICS;
+    s.notes = (notes *)(memory + (s.at + sizeof(barriers) - shared_address(memory)));
     return s;
 }
 
@@ -92,7 +96,8 @@ DEVICE void pipeline_init(const shared *s)
         for (int i = 0; i < STAGES; i++)
             barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS);
         for (int i = 0; i < 2; i++)
-            barrier_init(BARRIER(s, ds_full, i), WARPS), barrier_init(BARRIER(s, ds_empty, i), DQ_WARPS);
+            barrier_init(BARRIER(s, ds_full, i), DS_WARPS), barrier_init(BARRIER(s, ds_empty, i), DQ_WARPS);
+        barrier_init(BARRIER(s, p_full, 0), 4), barrier_init(BARRIER(s, p_empty, 0), 4);
         barrier_init_fence();
     }
     __syncthreads();
@@ -136,24 +141,6 @@ DEVICE void issue_grad_k(float *grad_k, u32 *ds, u32 q)
     wgmma_commit();
 }
 
-#if DQ_SHARES
-#define WGMMA_DQ PASTE(wgmma_tt_, DQ_HALF)
-#if ATTN_DIM == 128
-#define DQ_HALF 64
-#else
-#define DQ_HALF 128
-#endif
-#else
-#define WGMMA_DQ PASTE(wgmma_tt_, DIM)
-#endif
-
-DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys)
-{
-#pragma unroll
-    for (int k = 0; k < BLOCK_KEYS / 16; k++)
-        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4), k > 0);
-}
-
 /* ---- fragments ------------------------------------------------------------------------------- */
 
 /* A warpgroup's 64 rows of a tile with `panel` bytes a panel as wgmma's A operand. */
@@ -184,44 +171,5 @@ DEVICE float4 load_statistics(u32 statistics, int group)
 
 /* The statistic of fragment element i, from those of its 16 rows. */
 #define statistic(four, i) ((i) / 4 % 2 ? (i) % 2 ? (four).w : (four).z : (i) % 2 ? (four).y : (four).x)
-
-/* The warp's last addition has ended: who waits for it, may. */
-DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
-{
-    if (!params->turns || *added < 0) return;
-    if (threadIdx.x % 32 == 0) {
-        bulk_wait();
-        fence_async_memory();
-        count_raise(params->turns + *added);
-    }
-    *added = -1;
-}
-
-/* Adds a warp's fragment of grad_q, columns from first_column on, to its tile's sums: through shared memory, whose last
- * use must have ended. With turns, behind the units of lower rank. *added: the tile last added to, whose turn has not
- * been passed. */
-DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, const float *grad_q,
-                       int first_column, int *added)
-{
-    u32 at = s->dq + (threadIdx.x / 32 - 4) * DQ_BYTES;
-    pass_turn(params, added);
-    bulk_wait_read();
-    __syncwarp();
-#pragma unroll
-    for (int c = 0; c < DQ_COLUMNS / 8; c++)
-        store_shared_floats(at + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
-    fence_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        if (params->turns) {
-            while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
-            }
-            fence_async_memory();
-        }
-        bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first_column / 8), at,
-                 DQ_BYTES);
-    }
-    *added = to.block;
-}
 
 #endif

@@ -145,6 +145,28 @@ DEVICE float4 load_shared_floats(u32 address)
     return x;
 }
 
+DEVICE void store_shared_words(u32 address, const u32 *x)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+DEVICE void load_shared_words(u32 address, u32 *x)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* Adds to memory, each float by itself. */
+DEVICE void add_floats(float *to, const float *x)
+{
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
+                 : "memory");
+}
+
 DEVICE void store_shared_floats(u32 address, const float *x)
 {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])

@@ -1,0 +1,210 @@
+/* The consumers where 64 keys' gradients fill two warpgroups: dims above 128. The first computes P and grad_v, the
+ * second dS and grad_k; by tile t:
+ *
+ *     values: issue S^T = K q^T -> P^T -> to the other -> issue grad_v += P^T grad_o -> grad_q of tile t-1 -> add it
+ *     keys:   issue dP^T = V grad_o^T -> dS^T = P^T (dP^T - delta), to shared memory too
+ *             -> issue grad_k += dS^T q -> grad_q of tile t-1 -> add it
+ *
+ * Of grad_q's columns the first computes 128, the second the others. They are added from registers: there is no room
+ * for them in shared memory. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_WIDE_H
+#define ATTN_CUDA_SM90_BACKWARD_WIDE_H
+
+#define FIRST_COLUMNS 128
+#define OTHER_COLUMNS (DIM - FIRST_COLUMNS)
+#if ATTN_DIM == 256
+#define WGMMA_OTHER wgmma_tt_128
+#else
+#define WGMMA_OTHER wgmma_tt_64
+#endif
+
+/* grad_q of the tile before the one in hand. */
+DEVICE void issue_first_columns(const shared *s, const consumer *c, float *grad_q)
+{
+    int tile = c->tiles - 1;
+    barrier_wait(BARRIER(s, ds_full, RING_INDEX(tile, 2)), RING_PHASE(tile, 2));
+    u32 ds = uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS), k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < BLOCK_KEYS / 16; i++)
+        wgmma_tt_128(grad_q, descriptor(ds, 0) + (i * 2048 >> 4), descriptor(k, PANEL_KEYS) + (i * 2048 >> 4), i > 0);
+    wgmma_commit();
+}
+
+DEVICE void issue_other_columns(const shared *s, const consumer *c, float *grad_q)
+{
+    int tile = c->tiles - 1;
+    barrier_wait(BARRIER(s, ds_full, RING_INDEX(tile, 2)), RING_PHASE(tile, 2));
+    u32 ds = uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS);
+    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + FIRST_COLUMNS / 64 * PANEL_KEYS);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < BLOCK_KEYS / 16; i++)
+        WGMMA_OTHER(grad_q, descriptor(ds, 0) + (i * 2048 >> 4), descriptor(k, PANEL_KEYS) + (i * 2048 >> 4), i > 0);
+    wgmma_commit();
+}
+
+/* Adds columns of grad_q of the tile before the one in hand, and lets go of its dS. With turns, behind the units of
+ * lower rank. */
+DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s, const consumer *c, float *grad_q,
+                        int columns, int first_column)
+{
+    int tile = c->tiles - 1;
+    pin_floats(grad_q, columns / 2);
+    dq_note to = s->notes->dq[RING_INDEX(tile, 2)];
+    release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
+    float *sums = params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM);
+    if (params->turns) {
+        while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
+        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int i = 0; i < columns / 8; i++)
+        add_floats(sums + sums_place(DIM, first_column / 8 + i), grad_q + 4 * i);
+    if (params->turns) {
+        __threadfence();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) count_raise(params->turns + to.block);
+    }
+}
+
+/* A fragment's words from one warpgroup's threads to the other's. */
+DEVICE void give_words(u32 at, const u32 *words)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK_ROWS / 16; i++)
+        store_shared_words(at + i * 2048 + threadIdx.x % 128 * 16, words + 4 * i);
+}
+
+DEVICE void take_words(u32 at, u32 *words)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK_ROWS / 16; i++)
+        load_shared_words(at + i * 2048 + threadIdx.x % 128 * 16, words + 4 * i);
+}
+
+DEVICE void attend_values(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
+                          float *grad_v)
+{
+    const attn_sm90_params *p = &params->common;
+    float unit = ATTN_SCORE == RICH ? LOG2_E : p->scale * LOG2_E, grad_q[FIRST_COLUMNS / 2];
+    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K);
+    int start = c->tiles;
+    for (bool last = false; !last; c->tiles++) {
+        float score[BLOCK_ROWS / 2];
+        u32 probability[BLOCK_ROWS / 4];
+        const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
+        wait_rows(p, s, c, u, note);
+        pairs_seen seen;
+        if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
+
+        wgmma_fence();
+        issue_from_shared(score, k, uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q), DIM);
+        wgmma_commit();
+        wgmma_wait(0);
+        pin_floats(score, BLOCK_ROWS / 2);
+        barrier_wait(BARRIER(s, p_empty, 0), (c->tiles & 1) ^ 1);
+#if ATTN_SCORE == RICH
+        u32 slope[BLOCK_ROWS / 4];
+        change_scores(p, u, note, score, slope, 0);
+        give_words(s->p + TILE_P / 2, slope);
+#endif
+        if (rarely(note->partial)) hide(score, seen);
+        probabilities(score, probability, unit, s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS);
+#if ATTN_SCORE == RICH
+        mark_dropped(p, u, note, probability, 0);
+#endif
+        give_words(s->p, probability);
+        release(BARRIER(s, p_full, 0));
+#if ATTN_SCORE == RICH
+        zero_dropped(probability);
+#endif
+        issue_grad_v(grad_v, probability, uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G));
+        last = note->last;
+        wgmma_wait(0);
+        pin_floats(grad_v, DIM_V / 2);
+        issue_first_columns(s, c, grad_q);
+        wgmma_wait(0);
+        release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
+        if (c->tiles > start) add_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
+    }
+    issue_first_columns(s, c, grad_q);
+    wgmma_wait(0);
+    add_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
+}
+
+DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
+                        float *grad_k)
+{
+    const attn_sm90_params *p = &params->common;
+    float grad_q[OTHER_COLUMNS / 2], alibi = 0;
+    u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V);
+    int start = c->tiles;
+#if ATTN_SCORE == RICH
+    int head = -1;
+#endif
+    for (bool last = false; !last; c->tiles++) {
+        float dp[BLOCK_ROWS / 2];
+        u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1];
+        const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
+        wait_rows(p, s, c, u, note);
+
+        wgmma_fence();
+        issue_from_shared(dp, v, uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G), DIM_V);
+        wgmma_commit();
+        barrier_wait(BARRIER(s, p_full, 0), c->tiles & 1);
+        take_words(s->p, probability);
+#if ATTN_SCORE == RICH
+        take_words(s->p + TILE_P / 2, slope);
+        if (note->head != head && head >= 0) store_alibi(params, u, head, &alibi);
+        head = note->head;
+#endif
+        release(BARRIER(s, p_empty, 0));
+        wgmma_wait(0);
+        pin_floats(dp, BLOCK_ROWS / 2);
+        passing to = { params, u, note, slope, &alibi, 0 };
+        score_gradients(&to, probability, dp, ds, s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS);
+        barrier_wait(BARRIER(s, ds_empty, RING_INDEX(c->tiles, 2)), RING_PHASE(c->tiles, 2) ^ 1);
+        store_score_gradients(s->ds + RING_INDEX(c->tiles, 2) * TILE_DS, ds);
+        if (threadIdx.x == 256) s->notes->dq[RING_INDEX(c->tiles, 2)] = note->dq;
+        fence_async();
+        release(BARRIER(s, ds_full, RING_INDEX(c->tiles, 2)));
+
+        issue_grad_k(grad_k, ds, uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q));
+        last = note->last;
+        wgmma_wait(0);
+        pin_floats(grad_k, DIM / 2);
+        issue_other_columns(s, c, grad_q);
+        wgmma_wait(0);
+        release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
+        if (c->tiles > start) add_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
+    }
+#if ATTN_SCORE == RICH
+    store_alibi(params, u, head, &alibi);
+#endif
+    issue_other_columns(s, c, grad_q);
+    wgmma_wait(0);
+    add_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
+}
+
+DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
+{
+    const attn_sm90_params *p = &params->common;
+    if (u->some) take_keys(s, c, u);
+    if (c->group == 0) {
+        float grad_v[DIM_V / 2] = { 0 };
+        if (u->some) attend_values(params, s, c, u, grad_v);
+        release(BARRIER(s, kv_empty, RING_INDEX(c->units, SLOTS)));
+        store_gradient(params, u, 0, params->grad_v, params->grad_v_stride, params->grad_v_sum, grad_v, DIM_V, p->dim_v,
+                       dropout_factor(p));
+    } else {
+        float grad_k[DIM / 2] = { 0 };
+        if (u->some) attend_keys(params, s, c, u, grad_k);
+        release(BARRIER(s, kv_empty, RING_INDEX(c->units, SLOTS)));
+        store_gradient(params, u, 0, params->grad_k, params->grad_k_stride, params->grad_k_sum, grad_k, DIM, p->dim_qk,
+                       p->scale);
+    }
+}
+
+#endif
