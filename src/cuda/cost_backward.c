@@ -10,6 +10,7 @@
 
 static const double tensor_flops = 4096;  /* a clock and SM, 16-bit, dense */
 static const double shared_bytes = 128;   /* a clock and SM */
+static const double added_bytes = 16.4;   /* [m] a clock and SM that L2 adds to grad_q's sums, all SMs at once */
 static const double score_clocks = 0.145; /* [e] a score: 2^x, and ten other instructions, beside no product */
 static const double rich_clocks = 0.15;   /* as in the forward */
 static const double wait_clocks = 300;    /* [e] a step */
@@ -34,8 +35,9 @@ static double step_clocks(const attn_cuda_kernel *k)
     double rows = k->rows, keys = k->keys, dim = k->dim, dims = dim + k->dim_v;
     double tensor = 2 * rows * keys * (2 * dims + dim) / tensor_flops;
     double shared = 2 * ((keys + 2 * rows) * dims + 2 * rows * dims + 3 * rows * keys + keys * dim) / shared_bytes;
+    double added = 4 * rows * dim / added_bytes;
     double score = score_clocks + (k->features & ATTN_CUDA_SCORES ? rich_clocks : 0);
-    return wait_clocks + max_of(tensor, shared) + score * rows * keys;
+    return wait_clocks + max_of(max_of(tensor, shared), added) + score * rows * keys;
 }
 
 /* Bytes through memory: beside the line's kernel, and those that it needs at least. */
