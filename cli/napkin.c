@@ -131,6 +131,7 @@ static void print_kernel(attn_json *json, const attn_derivation *v, const attn_n
         if (k->groups >> a & 1) attn_json_string(json, NULL, d->axis[a].name);
     attn_json_close(json, ']');
     if (k->stream >= 0) attn_json_string(json, "stream", d->axis[k->stream].name);
+    if (k->inner >= 0) attn_json_string(json, "inner", d->axis[k->inner].name);
     attn_json_integer(json, "passes", k->passes);
     attn_json_number(json, "deviation", k->deviation);
     print_levels(json, v, k);

@@ -104,6 +104,25 @@ static void test_mask(void **unused)
     free(d);
 }
 
+static void test_inner(void **unused)
+{
+    (void)unused;
+    enum { N, D, W };
+    attn_diagram *d = parse_example("linear_cross_entropy");
+    attn_derivation *v = derive(d, attn_machine_named("h200"));
+    const attn_nap_kernel *k = &v->kernel[0];
+    assert_int_equal(v->kernels, 1);
+    assert_int_equal(k->stream, W);
+    assert_int_equal(k->inner, D);
+    check_inside(v, N, W);
+    const int64_t *tile = k->partition.tile[v->levels - 1];
+    double rows = ceil(8192. / (double)tile[N]), words = ceil(50304. / (double)tile[W]);
+    double least = 2. * 8192 * 1024 * words + 2. * 50304 * 1024 * rows;
+    assert_true(k->bytes >= least && k->bytes < 1.001 * least);
+    free(v);
+    free(d);
+}
+
 static void test_breaks(void **unused)
 {
     (void)unused;
@@ -245,9 +264,16 @@ static void test_public(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_backward),  cmocka_unit_test(test_mask),
-        cmocka_unit_test(test_breaks),    cmocka_unit_test(test_property),  cmocka_unit_test(test_wrong_accumulator),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_long_term), cmocka_unit_test(test_public),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_backward),
+        cmocka_unit_test(test_mask),
+        cmocka_unit_test(test_inner),
+        cmocka_unit_test(test_breaks),
+        cmocka_unit_test(test_property),
+        cmocka_unit_test(test_wrong_accumulator),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_long_term),
+        cmocka_unit_test(test_public),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -223,6 +223,12 @@ static const char *const diagrams[] = {
     /* a condition that chooses and does not mask, beside one that does */
     ATTENTION_INPUT "axis l = k\ninput W[l]\nF[q, v] = sum[k] where(k < q + 1, S[q, k], 1) * V[k, v]\n"
                     "G[q] = sum[l] where((l < q) * (q - 5 < l), exp(W[l]), 0)\noutput F, G",
+    /* rows too long to hold: sums within the chunks, in chunks */
+    "axis n = 13, d = 150, w = 17\ninput X[n, d], W[w, d], T[n]\nZ[n, w] = sum[d] X[n, d] * W[w, d]\n"
+    "L[n] = logsumexp[w] Z[n, w] - sum[w] (w == T[n]) * Z[n, w]\noutput L",
+    "axis q = 13, k = q, d = 120, v = 3\ninput Q[q, d], K[k, d], V[k, v], U[k]\n"
+    "S[q, k] = where(k <= q, U[k] * sum[d] Q[q, d] * (K[k, d] + 1), -inf)\nP[q, k] = softmax[k] S[q, k]\n"
+    "O[q, v] = sum[k] P[q, k] * V[k, v]\noutput O",
     /* outputs along the stream, and the sums that they take */
     ATTENTION_INPUT "P[q, k] = softmax[k] S[q, k]\nL[q] = logsumexp[k] S[q, k]\nO[q, v] = sum[k] P[q, k] * V[k, v]\n"
                     "output P, L, O",

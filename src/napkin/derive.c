@@ -66,14 +66,18 @@ static bool find_kernel(search *s, int target, attn_nap_kernel *best)
         s->status = attn_fail(ATTN_NO_MEMORY, "no memory to derive kernels");
         return false;
     }
-    for (int stream = -1; stream < d->axes; stream++) {
+    for (int choice = -1; choice < d->axes * d->axes; choice++) { /* of a stream and, another axis, an inner one */
+        int stream = choice < 0 ? -1 : choice / d->axes, inner = choice < 0 ? -1 : choice % d->axes;
+        if (inner == stream) inner = -1;
         if (stream >= 0 && !(streams >> stream & 1)) continue;
+        if (inner >= 0 && !((streams & ~spanned) >> inner & 1)) continue;
         uint32_t free_axes = stream >= 0 ? spanned & ~(1u << stream) : spanned;
         uint32_t open = doubtful(s, target) & free_axes, whole = open;
         for (bool last = false; !last; whole = (whole - 1) & open) { /* all subsets of the doubtful axes stay whole */
             last = whole == 0;
             memset(k, 0, sizeof *k);
             k->stream = stream;
+            k->inner = inner;
             k->groups = free_axes & ~whole;
             k->targets = 1;
             k->target[0] = target;

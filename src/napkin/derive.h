@@ -1,9 +1,10 @@
 /* From a diagram to an algorithm for a hierarchy of memories: fused, partitioned, recoloured.
  *
  * A derivation is kernels, one after another. A kernel is cut in groups along some axes: each group has a tile of them
- * and does all the rest by itself. It runs along at most one axis, the stream, in chunks and one or more passes, and
- * holds the others whole. What it computes from is loaded, what is wanted of it is stored, and everything between stays
- * inside: recoloured, and computed again where another kernel needs it.
+ * and does all the rest by itself. It runs along at most one axis, the stream, in chunks and one or more passes. Sums
+ * within a chunk may run along one more, the inner axis, in chunks of their own. The other axes it holds whole. What it
+ * computes from is loaded, what is wanted of it is stored, and everything between stays inside: recoloured, and
+ * computed again where another kernel needs it.
  *
  *     before the passes    load what does not span the stream; reduce what can be
  *     pass, chunk          load, reduce within the chunk, map, accrue; store what spans the stream
@@ -62,11 +63,13 @@ typedef struct attn_nap_step {
     int tile, by, node; /* -1: none */
     int pass;           /* what is not inside comes before the pass; `passes`: after the last */
     bool inside;        /* in each chunk */
+    bool within;        /* in each chunk of the inner axis */
 } attn_nap_step;
 
 typedef struct attn_nap_kernel {
     uint32_t groups;
     int stream, passes;                    /* stream -1: there is none, and no pass */
+    int inner;                             /* -1: none */
     int targets, target[ATTN_NAP_TARGETS]; /* nodes to store */
     int tiles, steps, accruals;
     attn_nap_tile tile[ATTN_NAP_TILES];

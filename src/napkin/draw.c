@@ -81,7 +81,7 @@ static void label_axes(const attn_derivation *v, const attn_nap_kernel *k, label
         const char *name = v->diagram->axis[a].name;
         if (k->groups >> a & 1)
             snprintf(cut[a], ATTN_NAP_LABEL, "%s/%lld", name, tile);
-        else if (k->stream == a)
+        else if (k->stream == a || k->inner == a)
             snprintf(cut[a], ATTN_NAP_LABEL, "%s:%lld", name, tile);
         else
             snprintf(cut[a], ATTN_NAP_LABEL, "%s", name);

@@ -45,6 +45,16 @@ static double draw_loops(attn_words *w, const attn_derivation *v, const attn_nap
             last++;
         draw_loop(w, first, last, y, text);
     }
+    if (k->inner < 0) return y;
+    y += LOOP;
+    for (int first = 0, last; first < k->steps; first = last + 1) {
+        last = first;
+        if (!k->step[first].within) continue;
+        while (last + 1 < k->steps && k->step[last + 1].within)
+            last++;
+        snprintf(text, sizeof text, "%lld of %s", (long long)tile[k->inner], v->diagram->axis[k->inner].name);
+        draw_loop(w, first, last, y, text);
+    }
     return y;
 }
 

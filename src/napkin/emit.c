@@ -253,9 +253,10 @@ static void say_kernel(attn_nap_emitter *e, int number)
     say_workspace(e);
     for (int a = 0; a < e->d->axes; a++)
         if (k->groups >> a & 1) open_tiles(e, a);
-    bool open = false;
+    bool open = false, within = false;
     for (int s = 0; s < k->steps; s++) {
         bool next = s > 0 && k->step[s].pass != k->step[s - 1].pass;
+        if (within && !k->step[s].within) close_block(e);
         if (open && (!k->step[s].inside || next)) {
             close_block(e);
             open = false;
@@ -265,6 +266,8 @@ static void say_kernel(attn_nap_emitter *e, int number)
             say_guards(e);
             open = true;
         }
+        if (k->step[s].within && !within) open_tiles(e, k->inner);
+        within = k->step[s].within;
         say_step(e, &k->step[s]);
     }
     if (open) close_block(e);

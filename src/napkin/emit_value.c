@@ -10,7 +10,7 @@ void attn_nap_emit_indent(const attn_nap_emitter *e)
 
 bool attn_nap_is_cut(const attn_nap_emitter *e, int axis)
 {
-    return e->k && ((e->k->groups >> axis & 1) || e->k->stream == axis);
+    return e->k && ((e->k->groups >> axis & 1) || e->k->stream == axis || e->k->inner == axis);
 }
 
 const char *attn_nap_axis_name(const attn_nap_emitter *e, int axis)

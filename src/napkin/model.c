@@ -102,12 +102,14 @@ static double tile_bytes(const attn_model *m, const attn_partition *p, int level
 
 double attn_model_live(const attn_model *m, const attn_partition *p, int level)
 {
-    double most = 0;
+    double tile[ATTN_MODEL_ARRAYS], most = 0;
+    for (int i = 0; i < m->arrays; i++)
+        tile[i] = m->array[i].home <= level ? tile_bytes(m, p, level, &m->array[i]) : 0;
     for (int c = 0; c < m->columns; c++) {
         double bytes = 0;
         for (int i = 0; i < m->arrays; i++)
-            if (m->column[c] >> i & 1 && m->array[i].home <= level) bytes += tile_bytes(m, p, level, &m->array[i]);
-        most = fmax(most, bytes);
+            if (m->column[c] >> i & 1) bytes += tile[i];
+        if (bytes > most) most = bytes;
     }
     return most * or_one(p->side_by_side[level]);
 }

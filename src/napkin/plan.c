@@ -10,7 +10,7 @@ typedef struct planner {
     attn_diagram *d;
     attn_nap_kernel *k;
     const bool *cut;
-    uint32_t stream;             /* its bit; 0: none */
+    uint32_t stream, inner;      /* bits; 0: none */
     bool needed[ATTN_NAP_NODES]; /* nodes whose values some step takes */
     int ready[ATTN_NAP_NODES];   /* passes that must be over before its value is final */
     bool mapped[ATTN_NAP_NODES]; /* maps that get a tile */
@@ -71,6 +71,38 @@ static bool find_needed(planner *p)
             p->needed[part[j]] = true;
     }
     return true;
+}
+
+/* A reduction along the inner axis alone, of arrays. */
+static bool runs_within(const planner *p, int node)
+{
+    const attn_nap_node *n = &p->d->node[node];
+    bool reached[ATTN_NAP_NODES];
+    if (!attn_nap_is_reduction(n->op) || n->op == ATTN_NAP_USER || !p->inner || n->over != p->inner) return false;
+    attn_nap_reach(p->d, n->arg[0], reached);
+    for (int i = 0; i <= n->arg[0]; i++)
+        if (reached[i] && attn_nap_is_reduction(p->d->node[i].op)) return false;
+    return true;
+}
+
+/* Whether there is such a reduction, and the inner axis stays within them. */
+static bool check_inner(const planner *p)
+{
+    bool outside[ATTN_NAP_NODES] = { false }, any = false;
+    for (int i = 0; i < p->k->targets; i++)
+        outside[p->k->target[i]] = true;
+    for (int i = p->d->nodes - 1; i >= 0; i--) {
+        int16_t part[ATTN_NAP_PARAMS];
+        if (!outside[i]) continue;
+        if (p->d->node[i].axes & p->inner) return false;
+        if (runs_within(p, i) && !p->k->loads[i]) {
+            any = true;
+            continue;
+        }
+        for (int j = 0, count = parts_of(p, i, part); j < count; j++)
+            outside[part[j]] = true;
+    }
+    return any;
 }
 
 static void note_break(planner *p, int node, const char *why)
@@ -160,6 +192,8 @@ static void find_maps(planner *p)
                 }
         }
     }
+    for (int i = 0; i < p->d->nodes; i++) /* what spans the inner axis is taken as it comes */
+        if (p->d->node[i].axes & p->inner) p->mapped[i] = false;
     for (int i = 0; i < p->k->accruals; i++) { /* shifts change while the chunk is worked on */
         bool reached[ATTN_NAP_NODES];
         if (p->k->accrual[i].shift < 0) continue;
@@ -191,7 +225,7 @@ static void add_step(planner *p, attn_nap_act act, int tile, int node, int pass,
     if (k->steps == ATTN_NAP_STEPS)
         p->full = true;
     else
-        k->step[k->steps++] = (attn_nap_step){ act, tile, -1, node, pass, inside };
+        k->step[k->steps++] = (attn_nap_step){ act, tile, -1, node, pass, inside, false };
 }
 
 static void demand(planner *p, int node, int pass, bool inside);
@@ -201,6 +235,28 @@ static void demand_parts(planner *p, int node, int pass, bool inside)
     int16_t part[ATTN_NAP_PARAMS];
     for (int i = 0, count = parts_of(p, node, part); i < count; i++)
         demand(p, part[i], pass, inside);
+}
+
+/* A reduction in chunks of the inner axis, which load what spans it, each time. */
+static void reduce_within(planner *p, int node, int tile, int pass, bool inside)
+{
+    const attn_nap_node *n = &p->d->node[node];
+    bool reached[ATTN_NAP_NODES];
+    attn_nap_reach(p->d, n->arg[0], reached);
+    for (int i = 0; i <= n->arg[0]; i++)
+        if (reached[i] && p->d->node[i].op == ATTN_NAP_ELEMENT && !(p->d->node[i].axes & p->inner))
+            demand(p, i, pass, inside);
+    add_step(p, ATTN_NAP_START, tile, node, pass, inside);
+    int first = p->k->steps;
+    for (int i = 0; i <= n->arg[0]; i++) {
+        if (!reached[i] || p->d->node[i].op != ATTN_NAP_ELEMENT || !(p->d->node[i].axes & p->inner)) continue;
+        int array = attn_nap_tile_of(p->k, i);
+        if (array < 0) array = add_tile(p, ATTN_NAP_INPUT, i);
+        add_step(p, ATTN_NAP_LOAD, array, i, pass, inside);
+    }
+    add_step(p, ATTN_NAP_ACCRUE, tile, node, pass, inside);
+    for (int s = first; s < p->k->steps; s++)
+        p->k->step[s].within = true;
 }
 
 /* Sees to it that the value of a term can be taken in the pass: inside its chunks, or before it. */
@@ -218,8 +274,12 @@ static void demand(planner *p, int node, int pass, bool inside)
     if (tile < 0) tile = add_tile(p, stored ? ATTN_NAP_STORED : load ? ATTN_NAP_INPUT : ATTN_NAP_INNER, node);
     if (streams ? p->made[tile] > pass : p->made[tile] > 0) return;
     inside = inside && streams;
-    if (!load) demand_parts(p, node, pass, inside);
     p->made[tile] = pass + 1;
+    if (reduces && runs_within(p, node)) {
+        reduce_within(p, node, tile, pass, inside);
+        return;
+    }
+    if (!load) demand_parts(p, node, pass, inside);
     add_step(p, load ? ATTN_NAP_LOAD : reduces ? ATTN_NAP_REDUCE : ATTN_NAP_MAP, tile, node, pass, inside);
 }
 
@@ -321,9 +381,10 @@ bool attn_nap_plan(attn_derivation *derivation, const bool *cut, attn_nap_kernel
 {
     planner p = { .derivation = derivation, .d = derivation->diagram, .k = k, .cut = cut };
     p.stream = k->stream >= 0 ? 1u << k->stream : 0;
+    p.inner = k->inner >= 0 ? 1u << k->inner : 0;
     k->passes = k->tiles = k->steps = k->accruals = 0;
     memset(k->loads, 0, sizeof k->loads);
-    if (!find_needed(&p) || !find_passes(&p)) return false;
+    if (!find_needed(&p) || (p.inner && !check_inner(&p)) || !find_passes(&p)) return false;
     if (p.stream && !k->passes) return false;
     find_maps(&p);
     for (int pass = 0; pass < k->passes; pass++)

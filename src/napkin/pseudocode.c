@@ -106,7 +106,9 @@ static void say_kernel(writer *p)
             open_loop(p, k->stream, "each chunk of");
             say_guards(p);
         }
+        if (k->step[s].within && (s == 0 || !k->step[s - 1].within)) open_loop(p, k->inner, "each chunk of");
         say_step(p, &k->step[s]);
+        if (k->step[s].within && (s + 1 == k->steps || !k->step[s + 1].within)) p->depth--;
     }
     p->depth = 0;
 }

@@ -100,7 +100,7 @@ static void say_tiles(attn_words *w, const attn_derivation *v, const attn_nap_ke
     uint32_t used = 0, whole;
     for (int t = 0; t < k->tiles; t++)
         used |= d->node[k->tile[t].node].axes | d->node[k->tile[t].node].over;
-    whole = used & ~k->groups & (k->stream >= 0 ? ~(1u << k->stream) : ~0u);
+    whole = used & ~k->groups & (k->stream >= 0 ? ~(1u << k->stream) : ~0u) & (k->inner >= 0 ? ~(1u << k->inner) : ~0u);
     attn_say(w, "     partition  ");
     for (int a = 0; a < d->axes; a++)
         if (k->groups >> a & 1)
@@ -108,6 +108,9 @@ static void say_tiles(attn_words *w, const attn_derivation *v, const attn_nap_ke
     if (k->stream >= 0)
         attn_say(w, "chunks of %lld %s%s; ", (long long)k->partition.tile[v->levels - 1][k->stream],
                  d->axis[k->stream].name, k->passes > 1 ? ", more passes than one" : "");
+    if (k->inner >= 0)
+        attn_say(w, "chunks of %lld %s within; ", (long long)k->partition.tile[v->levels - 1][k->inner],
+                 d->axis[k->inner].name);
     attn_nap_say_axes(w, d, whole);
     attn_say(w, "%swhole\n", whole ? " " : "nothing ");
 }

@@ -177,14 +177,15 @@ static void coarsen(attn_nap_kernel *k, uint32_t free_axes)
 static bool choose_tiles(const attn_derivation *v, attn_nap_kernel *k)
 {
     attn_partition *p = &k->partition;
-    uint32_t weave = weaved(k), stream = k->stream >= 0 ? 1u << k->stream : 0;
-    coarsen(k, k->groups & ~weave);
+    uint32_t weave = weaved(k), stream = k->stream >= 0 ? 1u << k->stream : 0,
+             inner = k->inner >= 0 ? 1u << k->inner : 0;
+    coarsen(k, (k->groups | (inner ? stream : 0)) & ~weave);
     attn_partition_whole(&k->model, v->levels, p);
     for (int level = 1; level < v->levels; level++) {
-        p->streamed[level] = stream;
+        p->streamed[level] = inner ? inner : stream; /* chunks of the stream load again what the inner axis spans */
         for (int a = 0; a < k->model.axes; a++) {
             int64_t size = k->model.axis[a].size, multiple = k->model.axis[a].multiple;
-            if ((k->groups | stream) >> a & 1) p->tile[level][a] = 0;
+            if ((k->groups | stream | inner) >> a & 1) p->tile[level][a] = 0;
             if (weave >> a & 1) p->tile[level][a] = multiple < size ? multiple : size;
         }
         if (!attn_model_optimum(&k->model, p, level, v->machine->level[v->level[level]].bytes)) return false;
@@ -205,8 +206,17 @@ static void skip_chunks(const attn_derivation *v, attn_nap_kernel *k)
 attn_model attn_nap_model_at(const attn_nap_kernel *k, int level)
 {
     attn_model m = k->model;
+    uint32_t inner = k->inner >= 0 ? 1u << k->inner : 0;
     for (int t = 0; t < k->tiles && k->stream >= 0; t++)
-        if (m.array[t].direction && m.array[t].axes >> k->stream & 1) m.array[t].density *= k->density[level];
+        if (m.array[t].direction && m.array[t].axes & (1u << k->stream | inner))
+            m.array[t].density *= k->density[level];
+    if (!inner) return m;
+    double chunks = ceil((double)m.axis[k->stream].size / (double)k->partition.tile[level][k->stream]);
+    for (int i = 0; i < m.arrays; i++) { /* what spans neither stays while the stream goes by */
+        attn_model_array *a = &m.array[i];
+        if (a->direction && !(a->axes & (1u << k->stream | inner)))
+            a->density = (a->density > 0 ? a->density : 1) / chunks;
+    }
     return m;
 }
 
