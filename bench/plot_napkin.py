@@ -40,7 +40,7 @@ def machines(rows):
 
 
 def plot_time(rows, out):
-    rows = [r for r in rows if number(r, "predicted_ms") and r["suite"] not in ("tiles", "theorem", "memory")]
+    rows = [r for r in rows if number(r, "predicted_ms") and r["suite"] not in ("theorem", "memory")]
     names = machines(rows)
     if not rows:
         return
