@@ -428,9 +428,9 @@ static void alike(attn_direction direction, int repeat)
         graphs(&desc);
         side_by_side(&desc);
         repetitions(&desc, repeat / 6);
+        printf("%s, dim %d, flags 0x%x: graphs, streams, threads, %d repetitions; %d of %d checks failed\n",
+               direction ? "backward" : "forward", (int)desc.dim_qk, desc.flags, repeat / 6, failures, checks);
     }
-    printf("%s: graphs, streams, threads, repetitions: %d checks, %d failed\n", direction ? "backward" : "forward",
-           checks, failures);
 }
 
 int main(int argc, char **argv)
