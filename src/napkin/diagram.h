@@ -197,6 +197,7 @@ typedef struct attn_nap_values {
     int64_t size[ATTN_NAP_AXES + 1], base[ATTN_NAP_AXES + 1]; /* indices start at base */
     const double *input[ATTN_NAP_ARRAYS];                     /* packed, in the order of the array's axes */
     double *table[ATTN_NAP_NODES];                            /* of nodes known: by their axes in order; to be freed */
+    bool f32; /* every step is rounded to f32: what definitions come to that are computed one after the other */
 } attn_nap_values;
 
 /* Fills the table of `node` and of reductions on the way to it. */

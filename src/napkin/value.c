@@ -98,6 +98,11 @@ static double leaf(const attn_nap_values *v, int i, const int64_t *at)
     return NAN;
 }
 
+static double rounded(const attn_nap_values *v, double x)
+{
+    return v->f32 ? (float)x : x;
+}
+
 static double run(const attn_nap_values *v, const int16_t *list, int count, const int64_t *at, double *value)
 {
     for (int i = 0; i < count; i++) {
@@ -107,6 +112,7 @@ static double run(const attn_nap_values *v, const int16_t *list, int count, cons
         else
             value[list[i]] = apply(n->op, value[n->arg[0]], n->arg[1] >= 0 ? value[n->arg[1]] : 0,
                                    n->arg[2] >= 0 ? value[n->arg[2]] : 0);
+        value[list[i]] = rounded(v, value[list[i]]);
     }
     return value[list[count - 1]];
 }
@@ -154,7 +160,7 @@ static attn_status fill(attn_nap_values *v, int node)
             x = run(v, list, count, at, value);
         else
             do
-                x = joined(n->op, x, run(v, list, count, at, value));
+                x = rounded(v, joined(n->op, x, run(v, list, count, at, value)));
             while (advance(v, n->over, at));
         table[i++] = x;
     } while (advance(v, n->axes, at));
