@@ -160,7 +160,7 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         wgmma_wait(EARLY ? 1 : 0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing to = { params, u, note, slope, &alibi, first };
-        score_gradients(&to, probability, dp, ds, statistics);
+        score_gradients(&to, probability, score, dp, ds, statistics);
 #if ATTN_SCORE == RICH
         zero_dropped(probability);
         issue_grad_v(grad_v, probability, g);

@@ -3,16 +3,22 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_SOFTMAX_H
 #define ATTN_CUDA_SM90_BACKWARD_SOFTMAX_H
 
-/* Scores to probabilities, wgmma's A operand. */
-DEVICE void probabilities(const float *score, u32 *p, float unit, u32 statistics)
+/* Whether dS is computed from probabilities as floats, not as they are packed: where registers suffice, as unpacking
+ * costs two instructions. */
+#define P_FLOATS (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN && BLOCK_KEYS == 128)
+
+/* Probabilities in place of scores, and as wgmma's A operand. */
+DEVICE void probabilities(float *score, u32 *p, float unit, u32 statistics)
 {
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
         float4 lse = load_statistics(statistics, m);
 #pragma unroll
+        for (int i = 8 * m; i < 8 * m + 8; i++)
+            score[i] = exp2_approx(fmaf(score[i], unit, -statistic(lse, i)));
+#pragma unroll
         for (int i = 8 * m; i < 8 * m + 8; i += 2)
-            p[i / 2] = pack16(exp2_approx(fmaf(score[i], unit, -statistic(lse, i))),
-                              exp2_approx(fmaf(score[i + 1], unit, -statistic(lse, i + 1))));
+            p[i / 2] = pack16(score[i], score[i + 1]);
     }
 }
 
@@ -26,8 +32,9 @@ typedef struct passing {
     int first; /* key in the unit of the warpgroup's first */
 } passing;
 
-/* dS = P (dP - delta), as wgmma's A operand. */
-DEVICE void score_gradients(const passing *to, const u32 *p, const float *dp, u32 *ds, u32 statistics)
+/* dS = P (dP - delta), as wgmma's A operand. P packed; p_floats: the same as floats, where P_FLOATS. */
+DEVICE void score_gradients(const passing *to, const u32 *p, const float *p_floats, const float *dp, u32 *ds,
+                            u32 statistics)
 {
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
@@ -35,7 +42,7 @@ DEVICE void score_gradients(const passing *to, const u32 *p, const float *dp, u3
         float x[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float weight = unpacked(p, 8 * m + i), dropped = dp[8 * m + i];
+            float weight = P_FLOATS ? p_floats[8 * m + i] : unpacked(p, 8 * m + i), dropped = dp[8 * m + i];
 #if ATTN_SCORE == RICH
             if (to->params->common.flags & FLAG_DROPOUT)
                 dropped *= signbit(weight) ? 0 : dropout_factor(&to->params->common), weight = fabsf(weight);

@@ -1,9 +1,9 @@
 /* The consumers where 64 keys' gradients fill two warpgroups: dims above 128. The first computes P and grad_v, the
  * second dS and grad_k; by tile t:
  *
- *     values: issue S^T = K q^T -> P^T -> to the other -> issue grad_v += P^T grad_o -> grad_q of tile t-1 -> add it
+ *     values: issue S^T = K q^T -> P^T -> to the other -> issue grad_v += P^T grad_o, grad_q of tile t-1 -> add grad_q
  *     keys:   issue dP^T = V grad_o^T -> dS^T = P^T (dP^T - delta), to shared memory too
- *             -> issue grad_k += dS^T q -> grad_q of tile t-1 -> add it
+ *             -> issue grad_k += dS^T q, grad_q of tile t-1 -> add grad_q
  *
  * Of grad_q's columns the first computes 128, the second the others. They are added from registers: there is no room
  * for them in shared memory. */
@@ -17,6 +17,9 @@
 #else
 #define WGMMA_OTHER wgmma_tt_64
 #endif
+
+/* Whether grad_q's product is issued beside grad_v's or grad_k's; else there are no registers for both. */
+#define BESIDE (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN)
 
 /* grad_q of the tile before the one in hand. */
 DEVICE void issue_first_columns(const shared *s, const consumer *c, float *grad_q)
@@ -44,9 +47,19 @@ DEVICE void issue_other_columns(const shared *s, const consumer *c, float *grad_
     wgmma_commit();
 }
 
+/* The warp's last additions have ended: who waits for them, may. */
+DEVICE void pass_turn(const attn_sm90_backward_params *params, consumer *c)
+{
+    if (!params->turns || c->added < 0) return;
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) count_raise(params->turns + c->added);
+    c->added = -1;
+}
+
 /* Adds columns of grad_q of the tile before the one in hand, and lets go of its dS. With turns, behind the units of
  * lower rank. */
-DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s, const consumer *c, float *grad_q,
+DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
                         int columns, int first_column)
 {
     int tile = c->tiles - 1;
@@ -54,6 +67,7 @@ DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s
     dq_note to = s->notes->dq[RING_INDEX(tile, 2)];
     release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
     float *sums = params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM);
+    pass_turn(params, c);
     if (params->turns) {
         while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
         }
@@ -62,11 +76,7 @@ DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s
 #pragma unroll
     for (int i = 0; i < columns / 8; i++)
         add_floats(sums + sums_place(DIM, first_column / 8 + i), grad_q + 4 * i);
-    if (params->turns) {
-        __threadfence();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) count_raise(params->turns + to.block);
-    }
+    c->added = to.block;
 }
 
 /* A fragment's words from one warpgroup's threads to the other's. */
@@ -121,17 +131,18 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         zero_dropped(probability);
 #endif
         issue_grad_v(grad_v, probability, uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G));
+        if (!BESIDE) wgmma_wait(0);
+        issue_first_columns(s, c, grad_q);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
-        issue_first_columns(s, c, grad_q);
-        wgmma_wait(0);
         release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
         if (c->tiles > start) add_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
     }
     issue_first_columns(s, c, grad_q);
     wgmma_wait(0);
     add_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
+    pass_turn(params, c);
 }
 
 DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
@@ -164,7 +175,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing to = { params, u, note, slope, &alibi, 0 };
-        score_gradients(&to, probability, dp, ds, s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS);
+        score_gradients(&to, probability, dp, dp, ds, s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS);
         barrier_wait(BARRIER(s, ds_empty, RING_INDEX(c->tiles, 2)), RING_PHASE(c->tiles, 2) ^ 1);
         store_score_gradients(s->ds + RING_INDEX(c->tiles, 2) * TILE_DS, ds);
         if (threadIdx.x == 256) s->notes->dq[RING_INDEX(c->tiles, 2)] = note->dq;
@@ -172,11 +183,11 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         release(BARRIER(s, ds_full, RING_INDEX(c->tiles, 2)));
 
         issue_grad_k(grad_k, ds, uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q));
+        if (!BESIDE) wgmma_wait(0);
+        issue_other_columns(s, c, grad_q);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_k, DIM / 2);
-        issue_other_columns(s, c, grad_q);
-        wgmma_wait(0);
         release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
         if (c->tiles > start) add_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
     }
@@ -186,6 +197,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
     issue_other_columns(s, c, grad_q);
     wgmma_wait(0);
     add_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
+    pass_turn(params, c);
 }
 
 DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
