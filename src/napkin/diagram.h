@@ -195,6 +195,7 @@ int attn_nap_normal(attn_diagram *d, int node);
 typedef struct attn_nap_values {
     const attn_diagram *diagram;
     int64_t size[ATTN_NAP_AXES + 1], base[ATTN_NAP_AXES + 1]; /* indices start at base */
+    int64_t whole[ATTN_NAP_AXES + 1];                         /* what size() of an axis says; 0: its size */
     const double *input[ATTN_NAP_ARRAYS];                     /* packed, in the order of the array's axes */
     double *table[ATTN_NAP_NODES];                            /* of nodes known: by their axes in order; to be freed */
     bool f32; /* every step is rounded to f32: what definitions come to that are computed one after the other */

@@ -118,7 +118,8 @@ static double deviation(double a, double b)
     return isfinite(d) ? d : INFINITY;
 }
 
-/* The diagram over `length` elements along the axis and one along every other; elements are leaves. */
+/* The diagram over `length` elements along the axis and one along every other; elements are leaves. Of a stream that
+ * goes on the size is known beforehand; an accumulator knows of none. */
 static bool begin(attn_nap_values *v, const attn_diagram *d, int axis, int length, uint64_t seed, int trial)
 {
     memset(v, 0, sizeof *v);
@@ -127,6 +128,7 @@ static bool begin(attn_nap_values *v, const attn_diagram *d, int axis, int lengt
         v->size[a] = a == axis ? length : 1;
         v->base[a] = a == axis ? 0 : LENGTH / 2;
     }
+    if (axis != ATTN_NAP_STREAM) v->whole[axis] = LENGTH;
     for (int i = 0; i < d->nodes; i++) {
         if (d->node[i].op != ATTN_NAP_ELEMENT && d->node[i].op != ATTN_NAP_PARAM) continue;
         uint64_t state = seed + (uint64_t)i * 0x100000001b3u;

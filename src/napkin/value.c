@@ -92,7 +92,7 @@ static double leaf(const attn_nap_values *v, int i, const int64_t *at)
     const attn_nap_node *n = &v->diagram->node[i];
     if (is_known(v, i)) return v->table[i][place(v, n->axes, at)];
     if (n->op == ATTN_NAP_NUMBER) return n->value;
-    if (n->op == ATTN_NAP_SIZE) return (double)v->size[n->which];
+    if (n->op == ATTN_NAP_SIZE) return (double)(v->whole[n->which] ? v->whole[n->which] : v->size[n->which]);
     if (n->op == ATTN_NAP_INDEX) return (double)(v->base[n->which] + at[n->which]);
     if (n->op == ATTN_NAP_ELEMENT) return v->input[n->which][place_of_element(v, n, at)];
     return NAN;
