@@ -136,22 +136,47 @@ DEVICE bool listed_pair(const attn_sm90_params *p, const work *w, int head, int 
     return m->bits[(plane * p->len_q + row) * ((p->len_kv + 7) / 8) + key / 8] >> key % 8 & 1;
 }
 
-/* What a key hides, as LTS, LTE, UTS, UTE. */
-DEVICE int4 interval_of(const attn_sm90_params *p, const work *w, int head, int key)
+/* The intervals of key 0 for a head's queries. */
+DEVICE const int *intervals_of(const attn_sm90_params *p, const work *w, int head)
 {
     const attn_sm90_mask *m = &p->mask;
-    int plane = m->interval_heads == 1 ? 0 : head / (p->heads_q / p->heads_kv), n = m->interval_vectors;
-    const int *v = m->intervals + (((long long)w->batch * m->interval_heads + plane) * p->len_kv + key) * n;
-    bool causal = p->flags & FLAG_CAUSAL;
+    int plane = m->interval_heads == 1 ? 0 : head / (p->heads_q / p->heads_kv);
+    return m->intervals + ((long long)w->batch * m->interval_heads + plane) * p->len_kv * m->interval_vectors;
+}
+
+/* What a key hides, as LTS, LTE, UTS, UTE; v: its `n` numbers. */
+DEVICE int4 interval_at(const int *v, int n, bool causal)
+{
     return make_int4(v[0], n == 4 || (n == 2 && causal) ? v[1] : 0x7fffffff, n == 4 ? v[2] : 0,
                      n == 4              ? v[3]
                      : n == 2 && !causal ? v[1]
                                          : 0);
 }
 
+DEVICE int4 interval_of(const attn_sm90_params *p, const work *w, int head, int key)
+{
+    int n = p->mask.interval_vectors;
+    return interval_at(intervals_of(p, w, head) + (long long)key * n, n, p->flags & FLAG_CAUSAL);
+}
+
 DEVICE bool interval_hides(int4 v, int row)
 {
     return (row >= v.x && row < v.y) || (row >= v.z && row < v.w);
+}
+
+/* The summary of a key tile's intervals (params.h). */
+DEVICE const int *node_of(const attn_sm90_params *p, const work *w, int tile, int keys)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
+    int nodes = (p->len_kv + keys - 1) / keys;
+    return m->nodes + (((long long)w->batch * m->interval_heads + plane) * nodes + tile) * 8;
+}
+
+/* From rows [row0, row1) its intervals hide no key of the tile. */
+DEVICE bool hides_nothing(const int *node, int row0, int row1)
+{
+    return (row1 <= node[0] || row0 >= node[5]) && (row1 <= node[2] || row0 >= node[7]);
 }
 
 /* ---- the iterator -------------------------------------------------------------------------- */
@@ -185,11 +210,9 @@ DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int r
         }
     }
     if (*seen && p->flags & FLAG_INTERVALS) {
-        int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
-        int nodes = (p->len_kv + keys - 1) / keys;
-        const int *v = m->nodes + (((long long)w->batch * m->interval_heads + plane) * nodes + tile) * 8;
+        const int *v = node_of(p, w, tile, keys);
         *seen = !((row0 >= v[4] && row1 <= v[1]) || (row0 >= v[6] && row1 <= v[3]));
-        *full = *full && (row1 <= v[0] || row0 >= v[5]) && (row1 <= v[2] || row0 >= v[7]);
+        *full = *full && hides_nothing(v, row0, row1);
     }
 }
 
@@ -257,7 +280,7 @@ DEVICE u64 bit_columns(const attn_sm90_params *p, const work *w, tile_row at, in
         (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : at.head);
     const unsigned char *bytes = m->bits + (plane * p->len_q + at.row) * pitch + key0 / 8;
     u64 seen = 0;
-#pragma unroll 1
+#pragma unroll 8
     for (int j = 0; j < min(KEYS / 8, pitch - key0 / 8); j++)
         seen |= (u64)(bytes[j] >> fragment_col(0) & 3) << 2 * j;
     return seen;
@@ -280,7 +303,25 @@ DEVICE u64 block_columns(const attn_sm90_params *p, const work *w, tile_row at, 
     return seen;
 }
 
-/* The thread's columns of the key tile at key0 that a row sees. */
+/* Takes what intervals hide from the thread's two rows' columns. A key's numbers are loaded once, eight keys at a time.
+ */
+DEVICE void take_intervals(const attn_sm90_params *p, const work *w, const tile_row at[2], int key0, u64 seen[2])
+{
+    int n = p->mask.interval_vectors, last = w->len_kv - 1 - key0;
+    if (hides_nothing(node_of(p, w, key0 / KEYS, KEYS), w->row0, min(w->row0 + ROWS / p->schedule.pack, w->len_q)))
+        return;
+    const int *v = intervals_of(p, w, at[0].head) + (long long)key0 * n;
+#pragma unroll 8
+    for (int i = 0; i < KEYS / 4; i++) {
+        int key = min(fragment_col(0) + i / 2 * 8 + i % 2, last);
+        int4 hidden = interval_at(v + key * n, n, p->flags & FLAG_CAUSAL);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (interval_hides(hidden, at[r].row)) seen[r] &= ~(1ull << i);
+    }
+}
+
+/* The thread's columns of the key tile at key0 that a row sees, but for intervals. */
 DEVICE u64 visible_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
 {
     row_runs runs = runs_of(p, w, at.row + w->len_kv - w->len_q);
@@ -289,23 +330,15 @@ DEVICE u64 visible_columns(const attn_sm90_params *p, const work *w, tile_row at
         seen &= block_columns(p, w, at, key0);
     else if (p->flags & FLAG_BITS)
         seen &= bit_columns(p, w, at, key0);
-    if (p->flags & FLAG_INTERVALS) {
-#pragma unroll 1
-        for (int i = 0; i < KEYS / 4; i++) {
-            int key = key0 + i / 2 * 8 + i % 2 + fragment_col(0);
-            if (key < w->len_kv && interval_hides(interval_of(p, w, at.head, key), at.row)) seen &= ~(1ull << i);
-        }
-    }
     return seen;
 }
 
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
 DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
 {
-    u64 seen[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        seen[r] = visible_columns(p, w, row_at(p, w, group * 64 + fragment_row(2 * r)), key0);
+    tile_row at[2] = { row_at(p, w, group * 64 + fragment_row(0)), row_at(p, w, group * 64 + fragment_row(2)) };
+    u64 seen[2] = { visible_columns(p, w, at[0], key0), visible_columns(p, w, at[1], key0) };
+    if (p->flags & FLAG_INTERVALS) take_intervals(p, w, at, key0, seen);
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++)
         score[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? score[i] : -INFINITE;
