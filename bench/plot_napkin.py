@@ -83,21 +83,26 @@ def plot_theorem(rows, out):
     if not rows:
         return
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3))
-    for dim, length in sorted({(int(r["head_dim"]), int(r["len_kv"])) for r in rows}):
-        mine = [r for r in rows if int(r["head_dim"]) == dim and int(r["len_kv"]) == length]
-        whole = sorted((int(r["mask"][7:]), r) for r in mine if "kept" not in r["mask"])
-        sizes = [size / 1024 for size, _ in whole]
-        line = left.plot(sizes, [number(r, "level1_counted") / 2**20 for _, r in whole], "o", label=f"N {length}, d {dim}")[0]
-        left.plot(sizes, [number(r, "level1_predicted") / 2**20 for _, r in whole], "-", color=line.get_color(), lw=1)
-        some = sorted((float(r["mask"].split("kept:")[1]), r) for r in mine if "kept" in r["mask"])
-        shares = [share for share, _ in some]
-        right.plot(shares, [number(r, "level1_counted") / 2**20 for _, r in some], "o", color=line.get_color())
-        right.plot(shares, [number(r, "level1_predicted") / 2**20 for _, r in some], "-", color=line.get_color(), lw=1)
-    off = [number(r, "level2_predicted") / number(r, "level2_counted") for r in rows]
-    print(f"theorem: {len(off)} points, tiles' bytes off by at most {100 * max(abs(v - 1) for v in off):.1f} %")
+    groups = {}
+    for row in rows:
+        groups.setdefault((int(row["len_kv"]), int(row["head_dim"]), row["dtype"]), []).append(row)
+    for (length, dim, dtype), mine in sorted(groups.items()):
+        whole = sorted((r for r in mine if "kept" not in r["mask"]), key=lambda r: int(r["mask"][7:]))
+        sizes = [int(r["mask"][7:]) / 1024 for r in whole]
+        line = left.plot(sizes, [number(r, "level1_counted") / 2**20 for r in whole], "o", ms=4,
+                         label=f"N {length}, d {dim}, {dtype}")[0]
+        left.plot(sizes, [number(r, "level1_predicted") / 2**20 for r in whole], "-", color=line.get_color(), lw=1)
+        some = sorted((r for r in mine if "kept" in r["mask"]), key=lambda r: float(r["mask"].split("kept:")[1]))
+        shares = [float(r["mask"].split("kept:")[1]) for r in some]
+        right.plot(shares, [number(r, "level1_counted") / 2**20 for r in some], "o", ms=4, color=line.get_color())
+        right.plot(shares, [number(r, "level1_predicted") / 2**20 for r in some], "-", color=line.get_color(), lw=1)
+    for level, name in ((1, "closed form"), (2, "tiles")):
+        off = [number(r, f"level{level}_predicted") / number(r, f"level{level}_counted") for r in rows]
+        print(f"theorem, {name}: {len(off)} points, predicted / counted {min(off):.3f} to {max(off):.3f}, "
+              f"median {statistics.median(off):.3f}")
     left.set(xscale="log", yscale="log", xlabel="memory M, KiB", ylabel="bytes moved, MiB", title="whole")
     right.set(xscale="log", yscale="log", xlabel="share of blocks kept, M = 256 KiB", title="block-sparse")
-    left.legend(frameon=False)
+    left.legend(frameon=False, fontsize=6)
     save(figure, out, "napkin-theorem.svg")
 
 

@@ -191,9 +191,9 @@ static void prefill_cost(const attn_desc *d, const attn_host *host, const attn_c
     double packed = (double)c->units * (double)c->segment_keys * (double)(d->dim_qk + d->dim_v);
     double head = (double)(c->segment_keys * (d->dim_qk + d->dim_v)) * packed_size(k);
     double far = attn_tensor_bytes(d, (double)d->len_kv), held = attn_model_live(&m, &p, 1);
-    if (held + head > l2_bytes(host)) /* what is packed goes out, and comes in once a tile of rows */
-        far += packed * packed_size(k) + attn_model_crossing(&m, &p, 1, ATTN_ARRAY_K) +
-               attn_model_crossing(&m, &p, 1, ATTN_ARRAY_V);
+    if (held + 2 * head > l2_bytes(host)) far += packed * packed_size(k); /* what is packed goes out, */
+    if (held + head > l2_bytes(host))                                     /* and comes in once a tile of rows */
+        far += attn_model_crossing(&m, &p, 1, ATTN_ARRAY_K) + attn_model_crossing(&m, &p, 1, ATTN_ARRAY_V);
     if (held > l2_bytes(host)) far += cache * (1 - l2_bytes(host) / held); /* what does not stay comes again */
     set_levels(c, attn_tensor_bytes(d, (double)d->len_kv), far, cache);
     double items = heads * ceil((double)d->len_q / (double)rows);
