@@ -78,8 +78,7 @@ static double number_of(const char *text)
     return strtod(digits, NULL);
 }
 
-/* A row a launch; those beyond `most` are counted alone. */
-static int read_csv(FILE *file, double (*bytes)[ATTN_CHOICE_LEVELS], int most)
+int attn_counters_read(FILE *file, double (*bytes)[ATTN_CHOICE_LEVELS], int most)
 {
     int column[COLUMNS], columns = 0, rows = 0;
     char *line = NULL;
@@ -113,7 +112,7 @@ attn_status attn_count_launches(int count, char **words, const char *kernels, do
     if (child == 0) run_ncu(count, words, kernels, ends[1]);
     close(ends[1]);
     FILE *file = fdopen(ends[0], "r");
-    *launches = child > 0 && file ? read_csv(file, bytes, most) : 0;
+    *launches = child > 0 && file ? attn_counters_read(file, bytes, most) : 0;
     if (file)
         fclose(file);
     else

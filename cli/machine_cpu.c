@@ -149,6 +149,7 @@ static void measure_units(attn_machine *m)
             sink += simd->softmax(row, ROW, 1);
         exp = fmin(exp, thread_seconds() - start);
     }
+    (void)sink;
     m->unit[ATTN_UNIT_FMA] = simd->peak_flops / fma / m->hertz;
     m->unit[ATTN_UNIT_TENSOR16] = isa != floats ? pairs->peak_flops / tensor / m->hertz : 0;
     m->unit[ATTN_UNIT_TENSOR8] = 0;
