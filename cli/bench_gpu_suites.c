@@ -110,7 +110,8 @@ static void pack(attn_bench_case *item, double cost)
     d->len_kv = d->len_q, d->total_kv = d->total_q;
 }
 
-/* Grouped heads, dims that differ and fill no kernel, packed sequences: each as many FLOPs as a square of 128 dims. */
+/* A square of 128 dims, and beside it grouped heads, dims that differ, dims between, and packed sequences of as many
+ * FLOPs. */
 static void shapes(grid *g, attn_dtype dtype)
 {
     static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };
