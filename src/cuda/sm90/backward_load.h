@@ -128,4 +128,16 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
     meet_group(c->group);
 }
 
+/* A warpgroup's dS of the tile in hand to its rows of a buffer, from the unit's key `first` on, when what was there has
+ * been used. notes: this warpgroup notes where the tile's grad_q goes. */
+DEVICE void give_ds(const shared *s, const consumer *c, const row_note *note, const u32 *ds, int first, bool notes)
+{
+    int buffer = RING_INDEX(c->tiles, 2);
+    barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->tiles, 2) ^ 1);
+    store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds);
+    if (notes && threadIdx.x % 128 == 0) s->notes->dq[buffer] = note->dq;
+    fence_async();
+    release(BARRIER(s, ds_full, buffer));
+}
+
 #endif

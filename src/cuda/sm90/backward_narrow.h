@@ -119,39 +119,26 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
                    float *grad_v)
 {
     const attn_sm90_params *p = &params->common;
-    float unit = ATTN_SCORE == RICH ? LOG2_E : p->scale * LOG2_E, alibi = 0;
     int first = c->group * 64, start = c->tiles;
-#if ATTN_SCORE == RICH
-    int head = -1;
-#endif
-    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + c->group * 64 * 128);
-    u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + c->group * 64 * 128);
-    for (bool last = false; !last;) {
-        float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2], grad_q[DQ_COLUMNS / 2];
-        u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1];
-        const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
+    slope_sum alibi = { 0, -1 };
+    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + first * 128);
+    u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + first * 128);
+    for (bool last = false; !last; c->tiles++) {
+        float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2];
+        u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
+        int stage = RING_INDEX(c->tiles, STAGES);
+        const row_note *note = &s->notes->rows[stage];
         wait_rows(p, s, c, u, note);
-        u32 q = uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q),
-            g = uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G);
-        u32 statistics = s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS;
-        bool partial = note->partial;
+        u32 q = uniform(s->q + stage * TILE_Q), g = uniform(s->g + stage * TILE_G);
+        u32 statistics = s->statistics + stage * STATISTICS;
         pairs_seen seen;
-        if (rarely(partial)) seen = pairs_of(p, u, note, first);
+        if (rarely(note->partial)) seen = pairs_of(p, u, note, first);
 
         issue_scores(c, score, k, q);
         if (EARLY) issue_dp(c, dp, v, g);
         wgmma_wait(EARLY ? 1 : 0);
         pin_floats(score, BLOCK_ROWS / 2);
-#if ATTN_SCORE == RICH
-        if (note->head != head && head >= 0) store_alibi(params, u, head, &alibi);
-        head = note->head;
-        change_scores(p, u, note, score, slope, first);
-#endif
-        if (rarely(partial)) hide(score, seen);
-        probabilities(score, probability, unit, statistics);
-#if ATTN_SCORE == RICH
-        mark_dropped(p, u, note, probability, first);
-#endif
+        take_scores(p, u, note, seen, score, slope, probability, first, statistics);
         if (EARLY)
             issue_grad_v(grad_v, probability, g);
         else
@@ -161,35 +148,27 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         pin_floats(dp, BLOCK_ROWS / 2);
         passing to = { params, u, note, slope, &alibi, first };
         score_gradients(&to, probability, score, dp, ds, statistics);
-#if ATTN_SCORE == RICH
         zero_dropped(probability);
-        issue_grad_v(grad_v, probability, g);
-#endif
-        barrier_wait(BARRIER(s, ds_empty, RING_INDEX(c->tiles, 2)), RING_PHASE(c->tiles, 2) ^ 1);
-        store_score_gradients(s->ds + RING_INDEX(c->tiles, 2) * TILE_DS + c->group * 64 * 128, ds);
-        if (threadIdx.x == 128) s->notes->dq[RING_INDEX(c->tiles, 2)] = note->dq;
-        fence_async();
-        release(BARRIER(s, ds_full, RING_INDEX(c->tiles, 2)));
+        if (!EARLY) issue_grad_v(grad_v, probability, g);
+        give_ds(s, c, note, ds, first, c->group == 0);
+        last = note->last;
 
 #if DQ_SHARES
+        float grad_q[DQ_COLUMNS / 2];
         issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-#endif
         issue_grad_k(grad_k, ds, q);
-#if DQ_SHARES
         wgmma_wait(1);
         if (c->tiles > start) finish_grad_q(params, s, c, grad_q, c->tiles - 1);
+#else
+        issue_grad_k(grad_k, ds, q);
 #endif
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
-        last = note->last;
-        release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
+        release(BARRIER(s, q_empty, stage));
         if (!DQ_SHARES && c->tiles > start && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
-        c->tiles++;
     }
-#if ATTN_SCORE == RICH
-    store_alibi(params, u, head, &alibi);
-#endif
+    store_slope(params, u, &alibi);
     if (DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
     pass_turn(params, &c->added);
 }

@@ -3,6 +3,14 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_SCORE_H
 #define ATTN_CUDA_SM90_BACKWARD_SCORE_H
 
+/* What a warp has summed for the gradient of a head's ALiBi slope. */
+typedef struct slope_sum {
+    float sum;
+    int head; /* -1: none */
+} slope_sum;
+
+#define SLOPE_WORDS (ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1) /* of a fragment's derivatives */
+
 /* Probability as it is packed, 0 to 1 of word i / 2 for fragment element i. */
 DEVICE float unpacked(const u32 *p, int i)
 {
@@ -107,16 +115,27 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const unit *
     }
 }
 
-/* Stores and forgets what a warp summed for a head's slope. */
-DEVICE void store_alibi(const attn_sm90_backward_params *params, const unit *u, int head, float *sum)
+/* Stores and forgets what a warp summed. */
+DEVICE void store_slope(const attn_sm90_backward_params *params, const unit *u, slope_sum *alibi)
 {
-    if (!params->alibi_parts) return;
+    float sum = alibi->sum;
+    if (!params->alibi_parts || alibi->head < 0) return;
     for (int step = 16; step; step /= 2)
-        *sum += __shfl_xor_sync(~0u, *sum, step);
-    long long line = (long long)u->place.batch * params->common.heads_q + head;
+        sum += __shfl_xor_sync(~0u, sum, step);
+    long long line = (long long)u->place.batch * params->common.heads_q + alibi->head;
     int part = u->key0 / BLOCK_KEYS * WARPS + (int)threadIdx.x / 32 - 4;
-    if (threadIdx.x % 32 == 0) params->alibi_parts[line * params->alibi_count + part] = *sum;
-    *sum = 0;
+    if (threadIdx.x % 32 == 0) params->alibi_parts[line * params->alibi_count + part] = sum;
+    alibi->sum = 0;
+}
+
+#else
+
+DEVICE void store_slope(const attn_sm90_backward_params *params, const unit *u, slope_sum *alibi)
+{
+}
+
+DEVICE void zero_dropped(u32 *probability)
+{
 }
 
 #endif

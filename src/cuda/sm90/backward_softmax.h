@@ -22,13 +22,30 @@ DEVICE void probabilities(float *score, u32 *p, float unit, u32 statistics)
     }
 }
 
+/* Scores of a tile whose first key is the unit's key `first` to probabilities. */
+DEVICE void take_scores(const attn_sm90_params *p, const unit *u, const row_note *note, pairs_seen seen, float *score,
+                        u32 *slope, u32 *probability, int first, u32 statistics)
+{
+#if ATTN_SCORE == RICH
+    float unit = LOG2_E;
+    change_scores(p, u, note, score, slope, first);
+#else
+    float unit = p->scale * LOG2_E;
+#endif
+    if (rarely(note->partial)) hide(score, seen);
+    probabilities(score, probability, unit, statistics);
+#if ATTN_SCORE == RICH
+    mark_dropped(p, u, note, probability, first);
+#endif
+}
+
 /* What a tile's gradients of scores go to, beside grad_q and grad_k. */
 typedef struct passing {
     const attn_sm90_backward_params *params;
     const unit *u;
     const row_note *note;
     const u32 *slope;
-    float *alibi;
+    slope_sum *alibi;
     int first; /* key in the unit of the warpgroup's first */
 } passing;
 
@@ -36,6 +53,10 @@ typedef struct passing {
 DEVICE void score_gradients(const passing *to, const u32 *p, const float *p_floats, const float *dp, u32 *ds,
                             u32 statistics)
 {
+#if ATTN_SCORE == RICH
+    if (to->note->head != to->alibi->head) store_slope(to->params, to->u, to->alibi);
+    to->alibi->head = to->note->head;
+#endif
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
         float4 delta = load_statistics(statistics + 4 * BLOCK_ROWS, m);
@@ -50,7 +71,7 @@ DEVICE void score_gradients(const passing *to, const u32 *p, const float *p_floa
             x[i] = weight * (dropped - statistic(delta, i));
         }
 #if ATTN_SCORE == RICH
-        pass_gradients(to->params, to->u, to->note, x, m, to->slope, to->alibi, to->first);
+        pass_gradients(to->params, to->u, to->note, x, m, to->slope, &to->alibi->sum, to->first);
 #endif
 #pragma unroll
         for (int i = 0; i < 8; i += 2)

@@ -98,45 +98,37 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
                           float *grad_v)
 {
     const attn_sm90_params *p = &params->common;
-    float unit = ATTN_SCORE == RICH ? LOG2_E : p->scale * LOG2_E, grad_q[FIRST_COLUMNS / 2];
+    float grad_q[FIRST_COLUMNS / 2];
     u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K);
     int start = c->tiles;
     for (bool last = false; !last; c->tiles++) {
         float score[BLOCK_ROWS / 2];
-        u32 probability[BLOCK_ROWS / 4];
-        const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
+        u32 probability[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
+        int stage = RING_INDEX(c->tiles, STAGES);
+        const row_note *note = &s->notes->rows[stage];
         wait_rows(p, s, c, u, note);
         pairs_seen seen;
         if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
 
         wgmma_fence();
-        issue_from_shared(score, k, uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q), DIM);
+        issue_from_shared(score, k, uniform(s->q + stage * TILE_Q), DIM);
         wgmma_commit();
         wgmma_wait(0);
         pin_floats(score, BLOCK_ROWS / 2);
+        take_scores(p, u, note, seen, score, slope, probability, 0, s->statistics + stage * STATISTICS);
         barrier_wait(BARRIER(s, p_empty, 0), (c->tiles & 1) ^ 1);
-#if ATTN_SCORE == RICH
-        u32 slope[BLOCK_ROWS / 4];
-        change_scores(p, u, note, score, slope, 0);
-        give_words(s->p + TILE_P / 2, slope);
-#endif
-        if (rarely(note->partial)) hide(score, seen);
-        probabilities(score, probability, unit, s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS);
-#if ATTN_SCORE == RICH
-        mark_dropped(p, u, note, probability, 0);
-#endif
         give_words(s->p, probability);
+        if (ATTN_SCORE == RICH) give_words(s->p + TILE_P / 2, slope);
         release(BARRIER(s, p_full, 0));
-#if ATTN_SCORE == RICH
+
         zero_dropped(probability);
-#endif
-        issue_grad_v(grad_v, probability, uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G));
+        issue_grad_v(grad_v, probability, uniform(s->g + stage * TILE_G));
         if (!BESIDE) wgmma_wait(0);
         issue_first_columns(s, c, grad_q);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
-        release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
+        release(BARRIER(s, q_empty, stage));
         if (c->tiles > start) add_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
     }
     issue_first_columns(s, c, grad_q);
@@ -149,51 +141,40 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
                         float *grad_k)
 {
     const attn_sm90_params *p = &params->common;
-    float grad_q[OTHER_COLUMNS / 2], alibi = 0;
+    float grad_q[OTHER_COLUMNS / 2];
+    slope_sum alibi = { 0, -1 };
     u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V);
     int start = c->tiles;
-#if ATTN_SCORE == RICH
-    int head = -1;
-#endif
     for (bool last = false; !last; c->tiles++) {
         float dp[BLOCK_ROWS / 2];
-        u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1];
-        const row_note *note = &s->notes->rows[RING_INDEX(c->tiles, STAGES)];
+        u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
+        int stage = RING_INDEX(c->tiles, STAGES);
+        const row_note *note = &s->notes->rows[stage];
         wait_rows(p, s, c, u, note);
 
         wgmma_fence();
-        issue_from_shared(dp, v, uniform(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G), DIM_V);
+        issue_from_shared(dp, v, uniform(s->g + stage * TILE_G), DIM_V);
         wgmma_commit();
         barrier_wait(BARRIER(s, p_full, 0), c->tiles & 1);
         take_words(s->p, probability);
-#if ATTN_SCORE == RICH
-        take_words(s->p + TILE_P / 2, slope);
-        if (note->head != head && head >= 0) store_alibi(params, u, head, &alibi);
-        head = note->head;
-#endif
+        if (ATTN_SCORE == RICH) take_words(s->p + TILE_P / 2, slope);
         release(BARRIER(s, p_empty, 0));
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing to = { params, u, note, slope, &alibi, 0 };
-        score_gradients(&to, probability, dp, dp, ds, s->statistics + RING_INDEX(c->tiles, STAGES) * STATISTICS);
-        barrier_wait(BARRIER(s, ds_empty, RING_INDEX(c->tiles, 2)), RING_PHASE(c->tiles, 2) ^ 1);
-        store_score_gradients(s->ds + RING_INDEX(c->tiles, 2) * TILE_DS, ds);
-        if (threadIdx.x == 256) s->notes->dq[RING_INDEX(c->tiles, 2)] = note->dq;
-        fence_async();
-        release(BARRIER(s, ds_full, RING_INDEX(c->tiles, 2)));
+        score_gradients(&to, probability, dp, dp, ds, s->statistics + stage * STATISTICS);
+        give_ds(s, c, note, ds, 0, true);
 
-        issue_grad_k(grad_k, ds, uniform(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q));
+        issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
         if (!BESIDE) wgmma_wait(0);
         issue_other_columns(s, c, grad_q);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_k, DIM / 2);
-        release(BARRIER(s, q_empty, RING_INDEX(c->tiles, STAGES)));
+        release(BARRIER(s, q_empty, stage));
         if (c->tiles > start) add_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
     }
-#if ATTN_SCORE == RICH
-    store_alibi(params, u, head, &alibi);
-#endif
+    store_slope(params, u, &alibi);
     issue_other_columns(s, c, grad_q);
     wgmma_wait(0);
     add_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
