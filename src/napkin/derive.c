@@ -12,7 +12,7 @@
 
 #include "api/error.h"
 
-enum { CUTS_MOST = 4, DOUBTS_MOST = 4, TRIES_MOST = 4000 };
+enum { CUTS_MOST = 4, DOUBTS_MOST = 4, TRIES_MOST = 2500 };
 
 typedef struct search {
     attn_derivation *best, *now;

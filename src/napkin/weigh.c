@@ -165,7 +165,7 @@ static uint32_t weaved(const attn_nap_kernel *k)
 /* The optimum tries all tiles of all groups but one: where these are many, tiles become coarser. */
 static void coarsen(attn_nap_kernel *k, uint32_t free_axes)
 {
-    static const int64_t tiles[] = { 1 << 30, 1 << 30, 1 << 16, 1024, 128, 32, 16, 8, 4, 4, 4, 4, 4 };
+    static const int64_t tiles[] = { 1 << 30, 1 << 30, 1 << 12, 128, 32, 8, 4, 2, 2, 2, 2, 2, 2 };
     int count = 0;
     for (uint32_t axes = free_axes; axes; axes &= axes - 1)
         count++;
