@@ -241,6 +241,8 @@ static const char *const diagrams[] = {
     /* rows too long to hold: sums within the chunks, in chunks */
     "axis n = 13, d = 150, w = 17\ninput X[n, d], W[w, d], T[n]\nZ[n, w] = sum[d] X[n, d] * W[w, d]\n"
     "L[n] = logsumexp[w] Z[n, w] - sum[w] (w == T[n]) * Z[n, w]\noutput L",
+    "axis n = 13, d = 150, w = 17, c = 4\ninput X[n, d], W[w, d], Y[c]\nZ[n, w] = sum[d] X[n, d] * W[w, d]\n"
+    "U[n] = sum[d] X[n, d] * sum[c] (X[n, d] + Y[c]) * Y[c]\nL[n] = sum[w] abs(Z[n, w]) + U[n]\noutput L",
     "axis q = 13, k = q, d = 120, v = 3\ninput Q[q, d], K[k, d], V[k, v], U[k]\n"
     "S[q, k] = where(k <= q, U[k] * sum[d] Q[q, d] * (K[k, d] + 1), -inf)\nP[q, k] = softmax[k] S[q, k]\n"
     "O[q, v] = sum[k] P[q, k] * V[k, v]\noutput O",

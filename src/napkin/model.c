@@ -255,6 +255,14 @@ static void take_greatest(search *s, int axis)
     *tile = even_tile(a, outer, high);
 }
 
+/* Each axis but the last is tried at every number of tiles; at so many that this would take long only at growing ones,
+ * the sooner the more axes there are: H is flat where it is least. */
+static int64_t step_of(const search *s, int64_t count)
+{
+    static const int64_t exact[] = { 64, 64, 64, 4, 1 };
+    return s->count > 4 ? 15 * count : count / exact[s->count];
+}
+
 static void choose_groups(search *s, int depth)
 {
     if (depth < s->count - 1) {
@@ -270,6 +278,7 @@ static void choose_groups(search *s, int depth)
             }
             s->partition->tile[s->level][axis] = before = tile;
             choose_groups(s, depth + 1);
+            count += step_of(s, count);
         }
         return;
     }

@@ -162,24 +162,11 @@ static uint32_t weaved(const attn_nap_kernel *k)
     return axes;
 }
 
-/* The optimum tries all tiles of all groups but one: where these are many, tiles become coarser. */
-static void coarsen(attn_nap_kernel *k, uint32_t free_axes)
-{
-    static const int64_t tiles[] = { 1 << 30, 1 << 30, 1 << 12, 128, 32, 8, 4, 2, 2, 2, 2, 2, 2 };
-    int count = 0;
-    for (uint32_t axes = free_axes; axes; axes &= axes - 1)
-        count++;
-    for (int a = 0; a < k->model.axes; a++)
-        while (free_axes >> a & 1 && k->model.axis[a].size / k->model.axis[a].multiple > tiles[count])
-            k->model.axis[a].multiple *= 2;
-}
-
 static bool choose_tiles(const attn_derivation *v, attn_nap_kernel *k)
 {
     attn_partition *p = &k->partition;
     uint32_t weave = weaved(k), stream = k->stream >= 0 ? 1u << k->stream : 0,
              inner = k->inner >= 0 ? 1u << k->inner : 0;
-    coarsen(k, (k->groups | (inner ? stream : 0)) & ~weave);
     attn_partition_whole(&k->model, v->levels, p);
     for (int level = 1; level < v->levels; level++) {
         p->streamed[level] = inner ? inner : stream; /* chunks of the stream load again what the inner axis spans */
