@@ -16,33 +16,6 @@ DEVICE int unit_next(const attn_sm90_backward_params *params, int index)
     return (int)(first + __shfl_sync(~0u, taken, 0));
 }
 
-/* VARLEN: finds key tile `tile` of all sequences' key tiles, one sequence after another, 32 at a time; `backwards`:
- * within each, the last first. */
-DEVICE bool find_keys(const attn_sm90_params *p, int tile, bool backwards, unit *u)
-{
-    int lane = threadIdx.x % 32;
-    for (int b = 0; b < p->batch; b += 32) {
-        int mine = 0;
-        if (b + lane < p->batch)
-            mine = (sequence_of(p->cu_lens_kv, p->lens_kv, b + lane, 0).y + BLOCK_KEYS - 1) / BLOCK_KEYS;
-        int end = mine;
-        for (int step = 1; step < 32; step *= 2) {
-            int below = __shfl_up_sync(~0u, end, step);
-            if (lane >= step) end += below;
-        }
-        u32 above = __ballot_sync(~0u, end > tile);
-        if (above) {
-            int found = __ffs(above) - 1;
-            u->place.batch = b + found;
-            tile -= __shfl_sync(~0u, end - mine, found);
-            u->key0 = (backwards ? __shfl_sync(~0u, mine, found) - 1 - tile : tile) * BLOCK_KEYS;
-            return true;
-        }
-        tile -= __shfl_sync(~0u, end, 31);
-    }
-    return false;
-}
-
 /* False: there is no such unit. With turns a unit waits for units of the same head and later keys: these come first. */
 DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 {
@@ -50,8 +23,10 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     const attn_sm90_params *p = &params->common;
     work *w = &u->place;
     if (p->flags & FLAG_VARLEN) {
-        int line = p->heads_kv * s->splits, rest = index % line;
-        if (!find_keys(p, index / line, params->turns, u)) return false;
+        int line = p->heads_kv * s->splits, rest = index % line, number, count;
+        if (!find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, BLOCK_KEYS, index / line, &w->batch, &number, &count))
+            return false;
+        u->key0 = (params->turns ? count - 1 - number : number) * BLOCK_KEYS;
         u->split = rest / p->heads_kv, u->kv_head = rest % p->heads_kv;
     } else {
         int all = p->heads_kv * p->batch, group = s->head_group * s->key_tiles * s->splits;

@@ -56,6 +56,33 @@ DEVICE int2 sequence_of(const int *cu_lens, const int *lens, int b, int whole)
     return make_int2(start, lens ? clamp(lens[b], 0, length) : length);
 }
 
+/* VARLEN: finds tile `tile` of the tiles of `size` that all sequences have along an axis, one sequence after another,
+ * 32 at a time, by the whole warp: the sequence, the tile's number in it, and how many it has. */
+DEVICE bool find_sequence(const int *cu_lens, const int *lens, int batch, int size, int tile, int *sequence,
+                          int *number, int *count)
+{
+    int lane = threadIdx.x % 32;
+    for (int b = 0; b < batch; b += 32) {
+        int mine = 0;
+        if (b + lane < batch) mine = (sequence_of(cu_lens, lens, b + lane, 0).y + size - 1) / size;
+        int end = mine;
+        for (int step = 1; step < 32; step *= 2) {
+            int below = __shfl_up_sync(~0u, end, step);
+            if (lane >= step) end += below;
+        }
+        u32 above = __ballot_sync(~0u, end > tile);
+        if (above) {
+            int found = __ffs(above) - 1;
+            *sequence = b + found;
+            *number = tile - __shfl_sync(~0u, end - mine, found);
+            *count = __shfl_sync(~0u, mine, found);
+            return true;
+        }
+        tile -= __shfl_sync(~0u, end, 31);
+    }
+    return false;
+}
+
 #ifdef ATTN_KEYS
 
 /* The number of the tile that a block takes after `index`. */
@@ -68,38 +95,16 @@ DEVICE int schedule_next(const attn_sm90_params *p, int index)
     return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
 }
 
-/* VARLEN: finds row tile `tile` of all sequences' row tiles, one sequence after another, 32 at a time. */
-DEVICE bool find_sequence(const attn_sm90_params *p, int tile, int rows, work *w)
-{
-    int lane = threadIdx.x % 32;
-    for (int b = 0; b < p->batch; b += 32) {
-        int mine = 0;
-        if (b + lane < p->batch) mine = (sequence_of(p->cu_lens_q, p->lens_q, b + lane, 0).y + rows - 1) / rows;
-        int end = mine;
-        for (int step = 1; step < 32; step *= 2) {
-            int below = __shfl_up_sync(~0u, end, step);
-            if (lane >= step) end += below;
-        }
-        u32 above = __ballot_sync(~0u, end > tile);
-        if (above) {
-            int found = __ffs(above) - 1;
-            w->batch = b + found;
-            w->row0 = (tile - __shfl_sync(~0u, end - mine, found)) * rows;
-            return true;
-        }
-        tile -= __shfl_sync(~0u, end, 31);
-    }
-    return false;
-}
-
 /* Fills *w but for its key tiles. False: there is no such tile. */
 DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
     int rows = ROWS / s->pack, head;
     if (p->flags & FLAG_VARLEN) {
-        int line = s->heads * s->splits, rest = index % line;
-        if (!find_sequence(p, index / line, rows, w)) return false;
+        int line = s->heads * s->splits, rest = index % line, number, count;
+        if (!find_sequence(p->cu_lens_q, p->lens_q, p->batch, rows, index / line, &w->batch, &number, &count))
+            return false;
+        w->row0 = number * rows;
         w->split = rest / s->heads, head = rest % s->heads;
     } else {
         int all = s->heads * p->batch, group = s->head_group * s->row_tiles * s->splits;
