@@ -88,7 +88,7 @@ typedef struct attn_sm90_convert_params {
     long long part_step;       /* floats */
     int pitch, heads, length;  /* of lines; length: of a sequence */
     int dim_pitch, dim;        /* floats of a line; columns stored */
-    float scale;               /* grad_q, grad_k: the scores'; grad_v: attn_sm90_kept */
+    float scale;               /* grad_q, grad_k: the scores'; grad_v: what survives dropout is multiplied by */
     unsigned flags;            /* attn_desc.flags */
     const int *cu_lens, *lens; /* NULL: none */
 } attn_sm90_convert_params;
