@@ -78,18 +78,19 @@ static attn_desc with(const struct feature *f, int64_t len_q, int64_t len_kv)
 }
 
 /* Whether the kernel may be taken: the first of this form in the table, which is best first, that the machine runs and
- * isa allows, for the problem; or one behind it, if all before it multiply pairs and isa does not ask for them. */
+ * isa allows, for the problem; or, if isa does not ask for it, one behind it that is not the portable one. */
 static bool may_be_taken(const char *name, attn_form form, const attn_desc *desc)
 {
     int count;
-    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count), *first = NULL;
     for (int i = 0; i < count; i++) {
-        if (kernels[i].form == form && (runs(&kernels[i]) || runs_backward(&kernels[i])) &&
-            kernels[i].dtypes >> desc->dtype & 1 && (desc->flags & ~kernels[i].features) == 0 &&
-            (desc->isa == ATTN_ISA_AUTO || kernels[i].isa <= desc->isa)) {
-            if (strcmp(kernels[i].name, name) == 0) return true;
-            if (desc->isa != ATTN_ISA_AUTO || !attn_multiplies_pairs(&kernels[i])) return false;
-        }
+        const attn_cpu_kernel *k = &kernels[i];
+        bool can = k->form == form && (runs(k) || runs_backward(k)) && k->dtypes >> desc->dtype & 1 &&
+                   (desc->flags & ~k->features) == 0 && (desc->isa == ATTN_ISA_AUTO || k->isa <= desc->isa);
+        if (!can) continue;
+        if (!first) first = k;
+        if (strcmp(k->name, name) == 0)
+            return k == first || (desc->isa == ATTN_ISA_AUTO && k->isa != ATTN_ISA_PORTABLE);
     }
     return false;
 }
