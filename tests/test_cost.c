@@ -52,9 +52,15 @@ static void bytes_are_as_counted(void **state)
         uint32_t flags;
         double memory, registers; /* counted */
     } counted[] = {
+        { 192, 128, 32, 4096, 64, 0, 58.693e6, 2.8920e9 },
+        { 128, 160, 21, 4096, 96, 0, 63.360e6, 2.5937e9 },
+        { 128, 176, 16, 4096, 128, 0, 58.041e6, 2.6346e9 },
         { 128, 128, 16, 4096, 128, 0, 58.142e6, 2.7020e9 },
+        { 128, 112, 10, 4096, 192, 0, 52.748e6, 2.6350e9 },
+        { 128, 80, 8, 4096, 256, 0, 55.588e6, 3.0707e9 },
         { 128, 64, 8, 4096, 256, 0, 55.628e6, 3.2385e9 },
         { 128, 128, 16, 4096, 128, ATTN_CAUSAL, 60.100e6, 1.4017e9 },
+        { 128, 176, 8, 8192, 128, ATTN_CAUSAL, 58.593e6, 2.6448e9 },
     };
     for (int i = 0; i < COUNT(counted); i++) {
         attn_desc desc = problem(counted[i].heads, counted[i].len, counted[i].len, counted[i].dim, counted[i].flags);
