@@ -172,7 +172,8 @@ typedef struct consumer {
     work *w;
     softmax soft;
     bool first;   /* the tile scored last is its row tile's first */
-    bool settled; /* UNCHECKED: all rows have references, and these stay */
+    bool settled; /* SETTLES: all rows of the warpgroup have references. Its warps must know it alike: they choose
+                   * between steps by it, and issue products together */
 } consumer;
 
 /* The key tiles of the next row tile, or NO_WORK, PAUSE or NO_KEYS. */
@@ -307,7 +308,8 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
     count_scored(s, c);
     if (UNCHECKED && c->settled) return false;
     bool moved = softmax_refer(&c->soft, score, UNIT(p), alpha);
-    c->settled = softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful);
+    if (SETTLES)
+        c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));
     return moved;
 }
 

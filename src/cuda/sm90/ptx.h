@@ -77,6 +77,21 @@ DEVICE void named_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* They meet, and learn whether it holds for all of them. */
+DEVICE bool named_all(int id, int threads, bool holds)
+{
+    u32 all;
+    dawdle();
+    asm volatile("{\n.reg .pred mine, all;\n"
+                 "setp.ne.u32 mine, %1, 0;\n"
+                 "bar.red.and.pred all, %2, %3, mine;\n"
+                 "selp.u32 %0, 1, 0, all;\n}"
+                 : "=r"(all)
+                 : "r"((u32)holds), "r"(id), "r"(threads)
+                 : "memory");
+    return all;
+}
+
 /* Ordinary writes to shared memory before it, reads by wgmma and TMA after it. */
 DEVICE void fence_async(void)
 {

@@ -28,6 +28,8 @@ enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
 /* Once a row has a reference, tiles are summed up without a look at their scores. Should the sum show at its end that
  * they passed what its type holds, the row tile is done again, carefully. f16 holds too little for this to be rare. */
 #define UNCHECKED (ATTN_DTYPE == BF16 && ATTN_SCORE == PLAIN)
+/* Whether rows have references decides which steps are taken, or that scores are not looked at. */
+#define SETTLES (UNCHECKED || (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN))
 
 /* A row tile: `pack` heads from head on, of rows [row0, ...) of a sequence. */
 typedef struct work {

@@ -68,11 +68,11 @@ DEVICE bool softmax_refer(softmax *s, const float *score, float unit, float alph
     return true;
 }
 
-/* All rows of the warp have references, and limits that are positive as softmax_passes needs. */
+/* The thread's rows have references, and limits that are positive as softmax_passes needs. */
 DEVICE bool softmax_settled(const softmax *s)
 {
     float least = UNCHECKED ? -INFINITE : 0;
-    return __all_sync(~0u, s->limit[0] > least && s->limit[1] > least);
+    return s->limit[0] > least && s->limit[1] > least;
 }
 
 /* Unchecked scores were too great, or are no numbers: what checked ones sum up to is less. */
