@@ -14,7 +14,7 @@
 #include "cpu/threads.h"
 #include "machine.h"
 
-enum { TRIES = 7, CHAIN = 1 << 20, ROW = 4096 };
+enum { TRIES = 7, LOOPS = 64, CHAIN = 1 << 20, ROW = 4096 };
 
 static double thread_seconds(void)
 {
@@ -156,26 +156,32 @@ static void measure_units(attn_machine *m)
     m->unit[ATTN_UNIT_EXP] = 64.0 * ROW / exp / m->hertz;
 }
 
-static void peak_item(void *arg, int64_t i, int worker)
+/* Some 20 us of work. */
+static void softmax_item(void *arg, int64_t i, int worker)
 {
     const attn_bench_simd *simd = arg;
-    volatile float sink = simd->peak();
-    (void)sink, (void)i, (void)worker;
+    float row[ROW] = { 0 };
+    volatile float sink = 0;
+    (void)i, (void)worker;
+    for (int n = 0; n < 8; n++)
+        sink += simd->softmax(row, ROW, 1);
+    (void)sink;
 }
 
-/* What a loop over all cores, its workers asleep before, takes longer than one of its items. */
+/* What a loop over all cores takes longer than one of its items, when one follows another. */
 static double measure_start(int threads)
 {
     attn_desc desc = { .threads = threads };
     const attn_bench_simd *simd = attn_bench_simd_of(ATTN_ISA_PORTABLE);
     double all = INFINITY, one = INFINITY;
-    for (int i = 0; i < 2 * TRIES; i++) {
-        nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+    for (int i = 0; i < TRIES; i++) {
         double start = attn_seconds();
-        attn_threads_each(&desc, threads, threads, peak_item, (void *)(uintptr_t)simd);
+        for (int n = 0; n < LOOPS; n++)
+            attn_threads_each(&desc, threads, threads, softmax_item, (void *)(uintptr_t)simd);
         double middle = attn_seconds();
-        peak_item((void *)(uintptr_t)simd, 0, 0);
-        all = fmin(all, middle - start), one = fmin(one, attn_seconds() - middle);
+        for (int n = 0; n < LOOPS; n++)
+            softmax_item((void *)(uintptr_t)simd, 0, 0);
+        all = fmin(all, (middle - start) / LOOPS), one = fmin(one, (attn_seconds() - middle) / LOOPS);
     }
     return fmax(1e-6, all - one);
 }
