@@ -53,11 +53,9 @@ DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w
     barrier_wait(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
     if (threadIdx.x % 32 == 0) {
         u32 full = BARRIER(s, kv_full, at->kv.index), to = s->kv + at->kv.index * STAGE_BYTES;
+        if (ATTN_MASK == GENERAL && note) s->notes->keys[at->kv.index] = *note;
         barrier_expect(full, (note ? TILE_K : 0) + (behind.key0 >= 0 ? TILE_V : 0));
-        if (note) {
-            if (ATTN_MASK == GENERAL) s->notes->keys[at->kv.index] = *note;
-            load_tile(p, &p->k_map, to, PANELS, full, w->start_kv + note->key0, w->head, w->batch);
-        }
+        if (note) load_tile(p, &p->k_map, to, PANELS, full, w->start_kv + note->key0, w->head, w->batch);
         if (behind.key0 >= 0)
             load_tile(p, &p->v_map, to + TILE_K, PANELS_V, full, behind.key0, behind.head, behind.batch);
     }
