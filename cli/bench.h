@@ -159,6 +159,10 @@ bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc,
 
 /* Bytes of them all. */
 int64_t attn_bench_tensors_bytes(const attn_desc *desc, attn_bench_pass pass);
+
+/* As arguments of a run. */
+attn_args attn_bench_tensors_args(const attn_bench_tensors *t);
+
 void attn_bench_tensors_free(attn_bench_tensors *tensors);
 
 /* Touched memory, 2 MiB-aligned where it is large; NULL and a message without it. */

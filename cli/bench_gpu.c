@@ -51,15 +51,7 @@ static bool fill_args(bench *b, attn_args *args)
 {
     const attn_bench_case *item = b->item;
     const attn_bench_tensors *t = &b->tensors;
-    *args = (attn_args){ .q = t->q,
-                         .k = t->k,
-                         .v = t->v,
-                         .o = t->o,
-                         .lse = t->lse,
-                         .grad_o = t->grad_o,
-                         .grad_q = t->grad_q,
-                         .grad_k = t->grad_k,
-                         .grad_v = t->grad_v };
+    *args = attn_bench_tensors_args(t);
     for (int i = 0; i < item->sequences; i++)
         b->starts[i + 1] = b->starts[i] + item->lens[i];
     if (item->desc.flags & ATTN_VARLEN) args->cu_lens_q = args->cu_lens_kv = b->starts;

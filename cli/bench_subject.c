@@ -59,15 +59,7 @@ bool attn_bench_subject_init(attn_bench_subject *s, const attn_desc *desc, attn_
                              const attn_bench_tensors *t)
 {
     if (!attn_bench_subject_plan(s, desc, pass)) return false;
-    s->args = (attn_args){ .q = t->q,
-                           .k = t->k,
-                           .v = t->v,
-                           .o = t->o,
-                           .lse = t->lse,
-                           .grad_o = t->grad_o,
-                           .grad_q = t->grad_q,
-                           .grad_k = t->grad_k,
-                           .grad_v = t->grad_v };
+    s->args = attn_bench_tensors_args(t);
     s->workspace = attn_bench_alloc((int64_t)s->info.workspace_bytes);
     return s->workspace && (pass != ATTN_BENCH_BACKWARD || run_forward_before(desc, &s->args));
 }

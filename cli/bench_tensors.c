@@ -93,6 +93,19 @@ bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_
     return good;
 }
 
+attn_args attn_bench_tensors_args(const attn_bench_tensors *t)
+{
+    return (attn_args){ .q = t->q,
+                        .k = t->k,
+                        .v = t->v,
+                        .o = t->o,
+                        .lse = t->lse,
+                        .grad_o = t->grad_o,
+                        .grad_q = t->grad_q,
+                        .grad_k = t->grad_k,
+                        .grad_v = t->grad_v };
+}
+
 void attn_bench_tensors_free(attn_bench_tensors *t)
 {
     void *const all[] = { t->q, t->k, t->v, t->o, t->lse, t->grad_o, t->grad_q, t->grad_k, t->grad_v };

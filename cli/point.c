@@ -21,19 +21,6 @@ static double now(int threads)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static attn_args args_of(const attn_bench_tensors *t)
-{
-    return (attn_args){ .q = t->q,
-                        .k = t->k,
-                        .v = t->v,
-                        .o = t->o,
-                        .lse = t->lse,
-                        .grad_o = t->grad_o,
-                        .grad_q = t->grad_q,
-                        .grad_k = t->grad_k,
-                        .grad_v = t->grad_v };
-}
-
 static attn_status run(const attn_plan *plan, const attn_args *args, double budget, double *seconds)
 {
     void *workspace = attn_bench_alloc((int64_t)attn_plan_workspace(plan));
@@ -111,7 +98,7 @@ attn_status attn_point_data(const attn_desc *desc, attn_bench_tensors *tensors, 
     bool backward = desc->direction == ATTN_BACKWARD;
     if (!attn_bench_tensors_init(tensors, desc, backward ? ATTN_BENCH_BACKWARD : ATTN_BENCH_FORWARD))
         return attn_fail(ATTN_NO_MEMORY, "no memory for the tensors of a problem");
-    *args = args_of(tensors);
+    *args = attn_bench_tensors_args(tensors);
     attn_status status = backward && desc->device == ATTN_CPU ? run_forward(desc, args) : ATTN_OK;
     if (status) attn_bench_tensors_free(tensors);
     return status;

@@ -1,10 +1,10 @@
 /* The running softmax of a fragment's two rows.
  *
  * Scores become 2^(score * unit - reference), in log2 units. A row's reference is the maximum of the first key tile in
- * which it sees a key, and stays until a tile has a score more than HEADROOM above it; then it becomes that tile's
- * maximum, and what was summed is rescaled. So the common tile has no shuffle and no rescaling, and results are as
- * exact as with the true maximum: only the power of two that all of a row is scaled by differs. A row alone decides for
- * itself: what other rows of its warp hold changes no bit of it. */
+ * which it sees a key. While tiles are looked at, one with a score more than HEADROOM above it makes its maximum the
+ * reference, and what was summed is rescaled; UNCHECKED tiles are not looked at (schedule.h). So the common tile has no
+ * shuffle and no rescaling, and results are as exact as with the true maximum: only the power of two that all of a row
+ * is scaled by differs. Unless scores pass HEADROOM, what other rows hold changes no bit of a row. */
 #ifndef ATTN_CUDA_SM90_SOFTMAX_H
 #define ATTN_CUDA_SM90_SOFTMAX_H
 
@@ -92,7 +92,7 @@ DEVICE bool softmax_passes(const softmax *s, const float *score)
 #pragma unroll
         for (int i = j + 4; i + 4 < KEYS / 2; i += 8)
             top[j] = __vimax3_s32(top[j], __float_as_int(score[i]), __float_as_int(score[i + 4]));
-        if (KEYS / 8 % 2 == 0) top[j] = max(top[j], __float_as_int(score[KEYS / 2 - 4 + j]));
+        top[j] = max(top[j], __float_as_int(score[KEYS / 2 - 4 + j]));
     }
     return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(s->limit[0]) ||
                                max(top[2], top[3]) > __float_as_int(s->limit[1]));
