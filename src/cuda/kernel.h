@@ -36,6 +36,7 @@ typedef struct attn_cuda_kernel {
     int dim, dim_v; /* the greatest it takes */
     int rows, keys; /* of a tile */
     int stages, slots;
+    int cluster;                            /* blocks launched together: its grid is a multiple */
     uint32_t features;                      /* flags of attn_desc it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */

@@ -7,6 +7,14 @@
 #include "api/error.h"
 #include "num/half.h"
 
+static attn_status launch(const attn_cuda_call *c, const char *what, CUfunction function, const CUlaunchConfig *config,
+                          void *params)
+{
+    if (config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0) return ATTN_OK;
+    CUresult result = c->cuda->driver->cuLaunchKernelEx(config, function, (void *[]){ params }, NULL);
+    return result ? attn_cuda_fail(result, what) : ATTN_OK;
+}
+
 attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfunction function, int64_t x, int64_t y,
                              int64_t z, unsigned threads, unsigned shared, void *params)
 {
@@ -18,9 +26,25 @@ attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfuncti
                               .blockDimZ = 1,
                               .sharedMemBytes = shared,
                               .hStream = c->stream };
-    if (x == 0 || y == 0 || z == 0) return ATTN_OK;
-    CUresult result = c->cuda->driver->cuLaunchKernelEx(&config, function, (void *[]){ params }, NULL);
-    return result ? attn_cuda_fail(result, what) : ATTN_OK;
+    return launch(c, what, function, &config, params);
+}
+
+attn_status attn_cuda_launch_line(const attn_cuda_call *c, int grid, void *params)
+{
+    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
+    CUlaunchAttribute cluster = { .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                  .value.clusterDim = { (unsigned)k->cluster, 1, 1 } };
+    CUlaunchConfig config = { .gridDimX = (unsigned)grid,
+                              .gridDimY = 1,
+                              .gridDimZ = 1,
+                              .blockDimX = k->threads,
+                              .blockDimY = 1,
+                              .blockDimZ = 1,
+                              .sharedMemBytes = k->shared,
+                              .hStream = c->stream,
+                              .attrs = &cluster,
+                              .numAttrs = k->cluster > 1 };
+    return launch(c, k->name, c->cuda->line, &config, params);
 }
 
 attn_status attn_cuda_clear(const attn_cuda_call *c, void *at, size_t size)
@@ -121,7 +145,6 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
 {
     const attn_desc *d = &c->plan->desc;
     const attn_cuda_plan *cuda = c->cuda;
-    const attn_cuda_kernel *k = cuda->chosen.kernel;
     attn_sm90_params *p = &all->common;
     if (cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, cuda->layout.counter);
     if (cuda->combine) {
@@ -129,7 +152,7 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
         p->partial_lse = attn_cuda_at(c, cuda->layout.partial_lse);
     }
     attn_status status = attn_cuda_prepare(c, all, p->schedule.counter);
-    if (!status) status = attn_cuda_launch(c, k->name, cuda->line, p->schedule.grid, 1, 1, k->threads, k->shared, p);
+    if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
     if (!status && cuda->combine) {
         attn_shape shape = attn_shape_of(d);
         status = attn_cuda_launch(c, "attn_sm90_combine", cuda->combine, attn_ceil_div(shape.q[1] * d->heads_q, 4),

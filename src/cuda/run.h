@@ -18,7 +18,10 @@ static inline void *attn_cuda_at(const attn_cuda_call *call, uint64_t offset)
     return call->workspace + offset;
 }
 
-/* One kernel with one struct of parameters; nothing where the grid is empty. */
+/* A kernel of the tables, launched as its line says. */
+attn_status attn_cuda_launch_line(const attn_cuda_call *call, int grid, void *params);
+
+/* One of the others, with one struct of parameters; nothing where the grid is empty. */
 attn_status attn_cuda_launch(const attn_cuda_call *call, const char *what, CUfunction function, int64_t x, int64_t y,
                              int64_t z, unsigned threads, unsigned shared, void *params);
 

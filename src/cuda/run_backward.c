@@ -155,7 +155,6 @@ static attn_status run_simple(const attn_cuda_call *c, attn_sm90_backward_params
 static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
     bool bias_after = p->grad_bias && d->flags & ATTN_DETERMINISTIC && repeats(d);
     bind_line(c, p);
     attn_status status = attn_cuda_prepare(c, p, p->schedule.counter);
@@ -163,7 +162,7 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
     if (!status && p->grad_bias)
         status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
     if (!status) status = run_rows(c, p);
-    if (!status) status = attn_cuda_launch(c, k->name, c->cuda->line, p->schedule.grid, 1, 1, k->threads, k->shared, p);
+    if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
     if (!status) status = convert_queries(c, p);
     for (int values = 0; values < 2 && p->schedule.splits > 1 && !status; values++)
         status = convert_keys(c, p, values);

@@ -316,6 +316,18 @@ CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value)
     return 0;
 }
 
+unsigned fake_cluster(const CUlaunchConfig *config)
+{
+    unsigned blocks = 1;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const CUlaunchAttribute *a = &config->attrs[i];
+        if (a->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) fake_die("launch attribute %d", a->id);
+        if (a->value.clusterDim.y != 1 || a->value.clusterDim.z != 1) fake_die("a cluster of other than one dimension");
+        blocks = a->value.clusterDim.x;
+    }
+    return blocks;
+}
+
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CALLED;
@@ -329,6 +341,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || config->gridDimY > 65535 ||
         config->gridDimZ > 65535)
         fake_die("%s: grid %u x %u x %u", function->symbol, config->gridDimX, config->gridDimY, config->gridDimZ);
+    if (fake_cluster(config) < 1 || fake_cluster(config) > 8 || config->gridDimX % fake_cluster(config))
+        fake_die("%s: %u blocks in clusters of %u", function->symbol, config->gridDimX, fake_cluster(config));
     fake_launch(function->symbol, config, parameters[0]);
     return 0;
 }

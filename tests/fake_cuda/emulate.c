@@ -279,6 +279,7 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
 void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)
 {
     const attn_cuda_kernel *k = kernel_of(symbol);
+    fake_expect(fake_cluster(config) == (k && attn_cuda_is_line(k) ? (unsigned)k->cluster : 1), symbol, "cluster");
     if (fake_launch_backward(symbol, k, config, params)) return;
     if (k && k->form == ATTN_CUDA_FORWARD)
         forward(symbol, k, config, params);

@@ -25,6 +25,9 @@ typedef struct fake_map {
 
 enum { FAKE_MAP_MAGIC = 0x7a17 };
 
+/* Blocks of a cluster that a launch asks for. */
+unsigned fake_cluster(const CUlaunchConfig *config);
+
 /* Ends the process. */
 _Noreturn void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -227,6 +227,71 @@ DEVICE void fence_async_memory(void)
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+/* ---- clusters ------------------------------------------------------------------------------ */
+
+/* A block of a cluster reaches the others' shared memory by addresses that peer_address makes of its own. It must
+ * neither do so before their barriers are made nor end while they may still reach into it: cluster_sync. */
+
+DEVICE u32 cluster_rank(void)
+{
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Where block `rank` of the cluster has what is at `address` here. */
+DEVICE u32 peer_address(u32 address, u32 rank)
+{
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(rank));
+    return at;
+}
+
+/* All threads of all its blocks meet; what they wrote is not ordered by it, but for barriers (barrier_init_fence). */
+DEVICE void cluster_sync(void)
+{
+    dawdle();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* At any block's barrier (peer_address): the thread has done with what it read. Hands over nothing that it wrote, for
+ * which send_words and bulk_send are: a release to the cluster waits for all of the thread's writes to memory. */
+DEVICE void barrier_arrive_cluster(u32 barrier)
+{
+    dawdle();
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* tma_load into each block whose bit `blocks` has, at the same place and counted at the same barrier there. */
+DEVICE void tma_load_cluster(u32 to, const void *map, u32 barrier, unsigned short blocks, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
+                 : "memory");
+}
+
+/* 16 bytes to a block's shared memory; they count towards a barrier's there, and who waits for it sees them (both
+ * addresses: peer_address). */
+DEVICE void send_words(u32 to, const u32 *x, u32 barrier)
+{
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(barrier)
+        : "memory");
+}
+
+/* The same of bytes in one's own shared memory: 16 at a time, at multiples of 16. */
+DEVICE void bulk_send(u32 to, u32 from, u32 bytes, u32 barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "r"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
 /* ---- arithmetic ---------------------------------------------------------------------------- */
 
 DEVICE float exp2_approx(float x)
