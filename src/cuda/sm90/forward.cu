@@ -27,4 +27,5 @@
 #include "softmax.h"
 #include "score.h"
 #include "store.h"
+#include "forward_load.h"
 #include "forward.h"

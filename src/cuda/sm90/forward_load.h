@@ -1,0 +1,157 @@
+/* What is loaded when: the producer's first warp follows the schedule and loads a row tile's queries, then tile by tile
+ * the keys that it sees; consumers wait. */
+#ifndef ATTN_CUDA_SM90_FORWARD_LOAD_H
+#define ATTN_CUDA_SM90_FORWARD_LOAD_H
+
+DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const work *w, int slot)
+{
+    int pack = p->schedule.pack;
+    u32 full = BARRIER(s, q_full, slot);
+    if (w->tiles <= 0) {
+        barrier_arrive(full);
+        return;
+    }
+    barrier_expect(full, PANELS * 128 * (ROWS / pack * pack));
+#pragma unroll
+    for (int i = 0; i < PANELS; i++)
+        tma_load(s->q + slot * TILE_Q + i * PANEL_Q, &p->q_map, full, 64 * i, w->head, w->start_q + w->row0,
+                 p->flags & FLAG_VARLEN ? 0 : w->batch);
+}
+
+/* A tile of keys or values. */
+DEVICE void load_tile(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, int key0,
+                      int head, int batch)
+{
+    int kv_head = head / (p->heads_q / p->heads_kv);
+#pragma unroll
+    for (int i = 0; i < panels; i++)
+        tma_load(to + i * PANEL_KEYS, map, full, 64 * i, kv_head, key0, p->flags & FLAG_VARLEN ? 0 : batch);
+}
+
+/* A tile of values still to be loaded, of a row tile that may be done with otherwise; key0 -1: none. */
+typedef struct tile_behind {
+    int key0, head, batch;
+} tile_behind;
+
+/* The producer's place in the rings. A stage holds a key tile and the values of the key tile before it, since QK of the
+ * one runs beside PV of the other. */
+typedef struct producer {
+    stage q, kv;
+    int item; /* row tiles noted */
+    tile_behind behind;
+    int agains; /* row tiles to be done again: notes->again */
+} producer;
+
+/* note NULL: the last values alone. */
+DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w, producer *at, const key_note *note)
+{
+    tile_behind behind = at->behind;
+    barrier_wait(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
+    if (threadIdx.x % 32 == 0) {
+        u32 full = BARRIER(s, kv_full, at->kv.index), to = s->kv + at->kv.index * STAGE_BYTES;
+        if (ATTN_MASK == GENERAL && note) s->notes->keys[at->kv.index] = *note;
+        barrier_expect(full, (note ? TILE_K : 0) + (behind.key0 >= 0 ? TILE_V : 0));
+        if (note) load_tile(p, &p->k_map, to, PANELS, full, w->start_kv + note->key0, w->head, w->batch);
+        if (behind.key0 >= 0)
+            load_tile(p, &p->v_map, to + TILE_K, PANELS_V, full, behind.key0, behind.head, behind.batch);
+    }
+    stage_next(&at->kv, STAGES);
+    tile_behind next = { note ? w->start_kv + note->key0 : -1, w->head, w->batch };
+    at->behind = next;
+}
+
+DEVICE void flush_values(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+{
+    if (at->behind.key0 >= 0) load_stage(p, s, w, at, 0);
+}
+
+/* A row tile that consumers are done with. */
+DEVICE void take_failed(const shared *s, producer *at, work *note)
+{
+    if (!UNCHECKED || !note->failed) return;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        note->failed = 0;
+        s->notes->again[at->agains] = *note;
+        s->notes->again[at->agains].careful = 1;
+    }
+    at->agains++;
+    __syncwarp();
+}
+
+/* The note that goes before a row tile's queries, and these, in the place of one that consumers are done with. */
+DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+{
+    work *note = &s->notes->works[at->item % NOTES];
+    barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
+    take_failed(s, at, note);
+    if (threadIdx.x % 32 == 0) {
+        *note = *w;
+        load_queries_tile(p, s, w, at->q.index);
+    }
+    stage_next(&at->q, Q_SLOTS), at->item++;
+}
+
+DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+#if ATTN_MASK == CAUSAL
+    mask_tiles(p, w);
+    if (w->tiles <= 0) flush_values(p, s, w, at);
+    load_work(p, s, w, at);
+    for (int i = 0; i < w->tiles; i++) {
+        key_note note = { (w->last - i) * KEYS };
+        load_stage(p, s, w, at, &note);
+    }
+#else
+    walk walk = walk_start(p, w);
+    key_note note, next;
+    w->tiles = walk_next(p, w, &walk, &note);
+    if (!w->tiles) flush_values(p, s, w, at);
+    load_work(p, s, w, at);
+    for (bool more = w->tiles; more; note = next) {
+        more = walk_next(p, w, &walk, &next);
+        note.last = !more;
+        load_stage(p, s, w, at, &note);
+    }
+#endif
+    __syncwarp();
+}
+
+DEVICE void produce_again(const attn_sm90_params *p, const shared *s, producer *at)
+{
+    while (UNCHECKED && at->agains) {
+        work w = s->notes->again[--at->agains];
+        produce_work(p, s, &w, at);
+    }
+}
+
+/* Waits until all row tiles are stored. True: some failed, and are to be done again. */
+DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    stage pause = at->q;
+    w->tiles = PAUSE;
+    load_work(p, s, w, at);
+    barrier_wait(BARRIER(s, q_empty, pause.index), pause.phase ^ 1);
+    for (int i = 0; i < NOTES; i++)
+        take_failed(s, at, &s->notes->works[i]);
+    return at->agains > 0;
+}
+
+DEVICE void produce(const attn_sm90_params *p, const shared *s)
+{
+    producer at = { { 0, 1 }, { 0, 1 }, 0, { -1 } };
+    work w = { 0 };
+    for (int index = blockIdx.x; index < p->schedule.total; index = schedule_next(p, index)) {
+        if (work_at(p, index, &w)) produce_work(p, s, &w, &at);
+        produce_again(p, s, &at);
+    }
+    for (bool more = true; more;) {
+        flush_values(p, s, &w, &at);
+        more = UNCHECKED && produce_pause(p, s, &w, &at);
+        produce_again(p, s, &at);
+    }
+    w.tiles = NO_WORK;
+    load_work(p, s, &w, &at);
+}
+
+#endif
