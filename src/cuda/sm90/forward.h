@@ -65,6 +65,16 @@ DEVICE void wait_stage(const shared *s, const consumer *c)
     barrier_wait(BARRIER(s, kv_full, c->kv.index), c->kv.phase);
 }
 
+DEVICE void release_keys(const shared *s, consumer *c)
+{
+    u32 empty = BARRIER(s, kv_empty, c->kv.index);
+    if (CLUSTER > 1)
+        release_cluster(empty, CLUSTER);
+    else
+        release(empty);
+    stage_next(&c->kv, STAGES);
+}
+
 /* Shared addresses of stage kv and of the queries, known to be alike in the warp. */
 DEVICE u32 stage_at(const shared *s, const consumer *c)
 {
@@ -189,7 +199,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     bool moved = more && take_scores(p, s, c, ahead, alpha);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
-    release_stage(BARRIER(s, kv_empty, c->kv.index), &c->kv, STAGES);
+    release_keys(s, c);
     if (moved && !last) rescale(out, alpha);
     c->first = last;
     return more;
@@ -218,7 +228,7 @@ DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c,
     bool passes = !UNCHECKED && softmax_passes(&c->soft, ahead);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
-    release_stage(BARRIER(s, kv_empty, c->kv.index), &c->kv, STAGES);
+    release_keys(s, c);
     if (rarely(passes)) {
         float alpha[2];
         if (softmax_refer(&c->soft, ahead, UNIT(p), alpha)) rescale(out, alpha);
@@ -279,7 +289,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     wgmma_commit();
     wgmma_wait(0);
     pin_floats(even, KEYS / 2);
-    release_stage(BARRIER(s, kv_empty, c->kv.index), &c->kv, STAGES);
+    release_keys(s, c);
     take_scores(p, s, c, even, alpha);
     steps(p, s, c, even, odd, out);
 }
@@ -304,6 +314,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
         REGISTERS_TAKE(REGISTERS_CONSUMER);
         consume(&params, &s);
     }
+    if (CLUSTER > 1) cluster_sync();
 }
 
 #endif
