@@ -9,21 +9,24 @@ enum {
     GENERAL_FEATURES = CAUSAL_FEATURES | ATTN_CUDA_MASKS,
     PLAIN_FEATURES = 0,
     RICH_FEATURES = ATTN_CUDA_SCORES,
-    ALL_FEATURES = GENERAL_FEATURES | RICH_FEATURES
+    ALL_FEATURES = GENERAL_FEATURES | RICH_FEATURES,
+    CLUSTER_1_FEATURES = ALL_FEATURES,
+    CLUSTER_2_FEATURES = ALL_FEATURES & ~(ATTN_CAUSAL | ATTN_CUDA_LENGTHS) /* its blocks take as many key tiles */
 };
 
-#define SIMPLE(type, TYPE)                                                                           \
-    {                                                                                                \
-        .name = "sm90_simple_" #type, .symbol = "attn_sm90_simple_" #type, .form = ATTN_CUDA_SIMPLE, \
-        .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512, .rows = ATTN_CUDA_SIMPLE_ROWS, .keys = 1,    \
-        .features = ALL_FEATURES, .threads = 256                                                     \
+#define SIMPLE(type, TYPE)                                                                                      \
+    {                                                                                                           \
+        .name = "sm90_simple_" #type, .symbol = "attn_sm90_simple_" #type, .form = ATTN_CUDA_SIMPLE,            \
+        .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512, .rows = ATTN_CUDA_SIMPLE_ROWS, .keys = 1, .cluster = 1, \
+        .features = ALL_FEATURES, .threads = 256                                                                \
     }
 
-#define SIMPLE_BACKWARD(type, TYPE)                                                                            \
-    {                                                                                                          \
-        .name = "sm90_backward_simple_" #type, .symbol = "attn_sm90_backward_simple_q_" #type,                 \
-        .form = ATTN_CUDA_SIMPLE_BACKWARD, .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512,                     \
-        .rows = ATTN_CUDA_SIMPLE_ROWS, .keys = ATTN_CUDA_SIMPLE_ROWS, .features = ALL_FEATURES, .threads = 256 \
+#define SIMPLE_BACKWARD(type, TYPE)                                                                           \
+    {                                                                                                         \
+        .name = "sm90_backward_simple_" #type, .symbol = "attn_sm90_backward_simple_q_" #type,                \
+        .form = ATTN_CUDA_SIMPLE_BACKWARD, .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512,                    \
+        .rows = ATTN_CUDA_SIMPLE_ROWS, .keys = ATTN_CUDA_SIMPLE_ROWS, .cluster = 1, .features = ALL_FEATURES, \
+        .threads = 256                                                                                        \
     }
 
 static const attn_cuda_kernel kernels[] = {
@@ -39,7 +42,7 @@ static const attn_cuda_kernel kernels[] = {
       .stages = stages_,                                                                                          \
       .slots = q_slots_,                                                                                          \
       .cluster = cluster_,                                                                                        \
-      .features = mask_##_FEATURES | score_##_FEATURES,                                                           \
+      .features = (mask_##_FEATURES | score_##_FEATURES) & CLUSTER_##cluster_##_FEATURES,                         \
       .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                    \
       .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                    \
       .source = "forward.cu",                                                                                     \
