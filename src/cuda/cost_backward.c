@@ -35,7 +35,7 @@ static double step_clocks(const attn_cuda_kernel *k)
     double rows = k->rows, keys = k->keys, dim = k->dim, dims = dim + k->dim_v;
     double tensor = 2 * rows * keys * (2 * dims + dim) / tensor_flops;
     double shared = 2 * ((keys + 2 * rows) * dims + 2 * rows * dims + 3 * rows * keys + keys * dim) / shared_bytes;
-    double added = 4 * rows * dim / added_bytes;
+    double added = 4 * rows * dim / k->cluster / added_bytes;
     double score = score_clocks + (k->features & ATTN_CUDA_SCORES ? rich_clocks : 0);
     return wait_clocks + max_of(max_of(tensor, shared), added) + score * rows * keys;
 }
@@ -77,13 +77,14 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
                     const double clocks[ATTN_CONSTANTS], int splits, attn_cuda_choice *c)
 {
     traffic bytes = traffic_of(d, k->dim);
-    double units = (double)attn_ceil_div(d->len_kv, k->keys) * (double)(d->heads_kv * splits) * (double)d->batch;
+    int keys = k->keys * k->cluster, takers = device->multiprocessors / k->cluster;
+    double units = (double)attn_ceil_div(d->len_kv, keys) * (double)(d->heads_kv * splits) * (double)d->batch;
     double key_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
-    double edge = key_pairs < (double)d->len_q ? (double)(k->keys + k->rows) / 2 : 0;
+    double edge = key_pairs < (double)d->len_q ? (double)(keys + k->rows) / 2 : 0;
     double whole = ceil((double)d->len_q / k->rows), seen = min_of(whole, (key_pairs + edge) / k->rows);
     bool uneven = edge > 0; /* units differ: handed out longest first, they end within half of one */
     double steps = (uneven ? seen : whole) * (double)(d->heads_q / d->heads_kv / splits);
-    double grid = min_of(units, device->multiprocessors), rounds = units / max_of(1, grid);
+    double grid = min_of(units, takers), rounds = units / max_of(1, grid);
     double sums = splits > 1 ? 8.0 * splits * (double)attn_cuda_sum_lines(d, true) * (k->dim + k->dim_v) : 0;
     double *count = c->choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
     count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
@@ -96,7 +97,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     c->choice.levels = 2;
     c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.within;
     c->choice.level[1].name = "L2 to shared";
-    c->choice.level[1].bytes = units * steps * k->rows * ((double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
+    c->choice.level[1].bytes = units * steps * k->rows * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
@@ -119,15 +120,15 @@ static int head_group(const attn_desc *d, const attn_cuda_device *device, const 
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
 {
     const attn_cuda_kernel *k = c->kernel;
-    int64_t tiles = attn_ceil_div(d->len_kv, k->keys), sequences = d->batch, total;
-    if (d->flags & ATTN_VARLEN) tiles = d->total_kv / k->keys + d->batch, sequences = 1;
+    int64_t keys = k->keys * k->cluster, tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, total;
+    if (d->flags & ATTN_VARLEN) tiles = d->total_kv / keys + d->batch, sequences = 1;
     if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &total) || total > INT32_MAX)
         return false;
     c->backward = (attn_sm90_backward_schedule){
         .key_tiles = (int)tiles,
         .total = (int)total,
         .head_group = head_group(d, device, k),
-        .grid = (int)min_of((double)total, device->multiprocessors),
+        .grid = k->cluster * (int)min_of((double)total, device->multiprocessors / k->cluster),
         .splits = c->choice.splits,
     };
     return true;

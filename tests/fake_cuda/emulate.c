@@ -142,7 +142,7 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv;
     uint32_t q_box[] = { 64, pack, (uint32_t)k->rows / pack, 1 },
-             kv_box[] = { 64, 1, (uint32_t)(k->keys / k->cluster), 1 };
+             kv_box[] = { 64, 1, (uint32_t)attn_cuda_key_box(k), 1 };
     if (is_varlen(p)) d->total_kv = total;
     a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
     a->k =
@@ -218,7 +218,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
         if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].rows / p->schedule.pack == q.box[2] &&
-            kernels[i].keys / kernels[i].cluster == (int)keys.box[2])
+            attn_cuda_key_box(&kernels[i]) == (int)keys.box[2])
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
     fake_take_maps(symbol, k, p, &d, &a);

@@ -144,12 +144,13 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
 {
     const attn_sm90_backward_schedule *s = &p->schedule;
     const attn_sm90_params *c = &p->common;
-    int group = c->heads_q / c->heads_kv;
-    int64_t tiles = is_varlen(c) ? d->total_kv / k->keys + c->batch : ceil_div(c->len_kv, k->keys);
+    int group = c->heads_q / c->heads_kv, keys = k->keys * k->cluster;
+    int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->batch : ceil_div(c->len_kv, keys);
     fake_expect(s->key_tiles == tiles, symbol, "key_tiles");
     fake_expect(s->total == tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch), symbol, "total");
     fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
-    fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= s->total && s->grid <= 132, symbol, "grid");
+    fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= k->cluster * s->total && s->grid <= 132, symbol,
+                "grid");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
     fake_expect(!p->turns || s->counter, symbol, "turns, and units in no order of time");
     fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");

@@ -28,6 +28,10 @@ extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
         REGISTERS_TAKE(REGISTERS_CONSUMER);
         consume(&params, &s);
     }
+    if (CLUSTER == 2) {
+        __syncwarp();
+        cluster_sync();
+    }
 }
 
 #endif

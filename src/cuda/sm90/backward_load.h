@@ -6,7 +6,7 @@
 /* ---- producer -------------------------------------------------------------------------------- */
 
 typedef struct producer {
-    stage kv, q;
+    stage kv, q, index;
     int item; /* units noted */
 } producer;
 
@@ -26,9 +26,12 @@ DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u,
         s->notes->units[at->item % (SLOTS + 1)] = *u;
         if (u->some > 0) {
             int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, key = u->place.start_kv + u->key0;
-            barrier_expect(full, TILE_K + TILE_V);
+            barrier_expect(full, TILE_K + TILE_V + TILE_PEER);
             load_panels(s->k + at->kv.index * TILE_K, &p->k_map, full, PANELS, PANEL_KEYS, u->kv_head, key, batch);
             load_panels(s->v + at->kv.index * TILE_V, &p->v_map, full, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
+            if (CLUSTER == 2)
+                load_panels(s->peer_k, &p->k_map, full, PANELS, PANEL_KEYS, u->kv_head,
+                            u->place.start_kv + u->first_key + (int)s->peer * BLOCK_KEYS, batch);
         } else {
             barrier_arrive(full);
         }
@@ -61,9 +64,10 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
 DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 {
     const attn_sm90_params *p = &params->common;
-    producer at = { { 0, 1 }, { 0, 1 }, 0 };
+    producer at = { { 0, 1 }, { 0, 1 }, { 0, 1 }, 0 };
     unit u = { { 0 } };
-    for (int index = unit_next(params, -1); index < params->schedule.total; index = unit_next(params, index)) {
+    for (int index = unit_next(params, s, -1, &at.index); index < params->schedule.total;
+         index = unit_next(params, s, index, &at.index)) {
         if (!unit_at(params, index, &u)) continue;
         row_walk walk = rows_start(p, &u);
         row_note note, next;
@@ -107,10 +111,13 @@ DEVICE void meet_group(int group)
 DEVICE void take_keys(const shared *s, consumer *c, const unit *u)
 {
     u32 k = s->k + RING_INDEX(c->units, SLOTS) * TILE_K, v = s->v + RING_INDEX(c->units, SLOTS) * TILE_V;
-    int valid = u->place.len_kv - u->key0;
-    if (valid < BLOCK_KEYS) {
+    int left = u->place.len_kv - u->first_key;
+    if (left < UNIT_KEYS) {
+        int valid = clamp(left - (int)s->rank * BLOCK_KEYS, 0, BLOCK_KEYS);
         zero_tail(k, PANELS, BLOCK_KEYS, valid);
         zero_tail(v, PANELS_V, BLOCK_KEYS, valid);
+        if (CLUSTER == 2)
+            zero_tail(s->peer_k, PANELS, BLOCK_KEYS, clamp(left - (int)s->peer * BLOCK_KEYS, 0, BLOCK_KEYS));
         meet_group(c->group);
     }
     if (K_REGISTERS) load_fragment(c->keys, k + c->group * 64 * 128, PANEL_KEYS, DIM);

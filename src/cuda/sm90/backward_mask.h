@@ -4,16 +4,37 @@
 
 /* ---- units: the producer warp as a whole ----------------------------------------------------- */
 
-/* The unit that a block takes after `index`, -1: its first. With turns they come from the counter alone, in order: a
- * running block then waits only for units that running blocks hold. */
-DEVICE int unit_next(const attn_sm90_backward_params *params, int index)
+/* What the first block of a cluster took, on to the other. */
+DEVICE int share_index(const shared *s, stage *at, int taken)
 {
-    const attn_sm90_backward_schedule *s = &params->schedule;
-    u32 taken = 0, first = params->turns ? 0 : gridDim.x;
-    if (!params->turns && index < 0) return blockIdx.x;
-    if (!s->counter) return index + (int)gridDim.x;
-    if (threadIdx.x % 32 == 0) taken = atomicInc(s->counter, (u32)s->total - 1 + (params->turns ? gridDim.x : 0));
-    return (int)(first + __shfl_sync(~0u, taken, 0));
+    u32 words[4] = { (u32)taken }, full = BARRIER(s, index_full, at->index), empty = BARRIER(s, index_empty, at->index);
+    u32 place = BARRIER(s, index, 2 * at->index);
+    if (s->rank == 0) {
+        barrier_wait(empty, at->phase);
+        if (threadIdx.x % 32 == 0) send_words(peer_address(place, s->peer), words, peer_address(full, s->peer));
+    } else {
+        if (threadIdx.x % 32 == 0) barrier_expect(full, 16);
+        barrier_wait(full, at->phase ^ 1);
+        load_shared_words(place, words);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(empty, s->peer));
+    }
+    stage_next(at, 2);
+    return (int)words[0];
+}
+
+/* The unit that a block, or a cluster, takes after `index`, -1: its first. With turns they come from the counter alone,
+ * in order: a running block then waits only for units that running blocks hold. */
+DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, int index, stage *at)
+{
+    const attn_sm90_backward_schedule *schedule = &params->schedule;
+    u32 taken = 0, takers = gridDim.x / CLUSTER, first = params->turns ? 0 : takers;
+    if (!params->turns && index < 0) return blockIdx.x / CLUSTER;
+    if (!schedule->counter) return index + (int)takers;
+    if (threadIdx.x % 32 == 0 && s->rank == 0)
+        taken = atomicInc(schedule->counter, (u32)schedule->total - 1 + (params->turns ? takers : 0));
+    taken = first + __shfl_sync(~0u, taken, 0);
+    return CLUSTER == 2 ? share_index(s, at, (int)taken) : (int)taken;
 }
 
 /* False: there is no such unit. With turns a unit waits for units of the same head and later keys: these come first. */
@@ -24,15 +45,15 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     work *w = &u->place;
     if (p->flags & FLAG_VARLEN) {
         int line = p->heads_kv * s->splits, rest = index % line, number, count;
-        if (!find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, BLOCK_KEYS, index / line, &w->batch, &number, &count))
+        if (!find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, UNIT_KEYS, index / line, &w->batch, &number, &count))
             return false;
-        u->key0 = (params->turns ? count - 1 - number : number) * BLOCK_KEYS;
+        u->first_key = (params->turns ? count - 1 - number : number) * UNIT_KEYS;
         u->split = rest / p->heads_kv, u->kv_head = rest % p->heads_kv;
     } else {
         int all = p->heads_kv * p->batch, group = s->head_group * s->key_tiles * s->splits;
         int first = index / group * s->head_group, rest = index % group;
         int heads = min(s->head_group, all - first), line = heads * s->splits;
-        u->key0 = (params->turns ? s->key_tiles - 1 - rest / line : rest / line) * BLOCK_KEYS;
+        u->first_key = (params->turns ? s->key_tiles - 1 - rest / line : rest / line) * UNIT_KEYS;
         rest %= line;
         u->split = rest / heads;
         int head = first + rest % heads;
@@ -43,7 +64,8 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
-    return u->key0 < w->len_kv;
+    u->key0 = u->first_key + (CLUSTER == 2 ? (int)cluster_rank() * BLOCK_KEYS : 0);
+    return u->first_key < w->len_kv;
 }
 
 /* ---- tiles of rows: the producer warp as a whole --------------------------------------------- */
@@ -59,8 +81,8 @@ typedef struct row_walk {
 DEVICE row_walk rows_start(const attn_sm90_params *p, const unit *u)
 {
     const work *w = &u->place;
-    int end = u->key0 < w->len_kv ? (w->len_q + BLOCK_ROWS - 1) / BLOCK_ROWS : 0, first = 0;
-    if (ATTN_MASK == CAUSAL && p->flags & FLAG_CAUSAL) first = max(0, u->key0 - w->len_kv + w->len_q) / BLOCK_ROWS;
+    int end = u->first_key < w->len_kv ? (w->len_q + BLOCK_ROWS - 1) / BLOCK_ROWS : 0, first = 0;
+    if (ATTN_MASK == CAUSAL && p->flags & FLAG_CAUSAL) first = max(0, u->first_key - w->len_kv + w->len_q) / BLOCK_ROWS;
     row_walk at = { u->first_head, first, end, first, 0, 0, 0 };
     return at;
 }
@@ -77,7 +99,7 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     int whole = p->flags & FLAG_CAUSAL ? note->row0 + w->len_kv - w->len_q + 1 : w->len_kv;
     note->partial = u->key0 + BLOCK_KEYS > min(whole, w->len_kv);
     int end = p->flags & FLAG_CAUSAL ? min(note->row0 + BLOCK_ROWS, w->len_q) + w->len_kv - w->len_q : w->len_kv;
-    note->dq.rank = (end - 1) / BLOCK_KEYS - u->key0 / BLOCK_KEYS;
+    note->dq.rank = (end - 1) / UNIT_KEYS - u->first_key / UNIT_KEYS;
     return true;
 }
 

@@ -26,15 +26,16 @@
 
 enum { ATTN_SM90_BACKWARD_ROWS = 64 };
 
-/* Order of work. A unit is a tile of keys of one KV head against the rows of `heads_q / heads_kv / splits` query heads.
+/* Order of work. A unit is a tile of keys of one KV head against the rows of `heads_q / heads_kv / splits` query heads;
+ * of a cluster as many neighbouring tiles as it has blocks, and `keys` below is theirs together.
  *   key_tiles  ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
  *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
  *              and f32 grad_q in L2 at once, 1 at least. ATTN_DETERMINISTIC: too
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
- *   grid       min(total, multiprocessors); 0 is not launched
- *   counter    one word that is 0 before the run and again after it; NULL: block b takes units b, b + grid, ...
- *              With turns never NULL */
+ *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units; 0 is not launched
+ *   counter    one word that is 0 before the run and again after it; NULL: block (cluster) b takes units b, b + their
+ *              count, ... With turns never NULL */
 typedef struct attn_sm90_backward_schedule {
     int key_tiles, total, head_group, grid, splits;
     unsigned *counter;
@@ -107,9 +108,10 @@ typedef struct attn_sm90_total_params {
 #define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (4 * ATTN_SM90_BACKWARD_GROUPS(keys) * (((len_kv) + (keys)-1) / (keys)))
 
 /* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
- * of q, barriers, statistics and notes. */
-#define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots)                                                 \
+ * keys of the other block of a cluster, gradients of q, barriers, statistics and notes. */
+#define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots, cluster)                                        \
     (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
+     ((cluster)-1) * 128 * (keys)*ATTN_SM90_PANELS(dim) +                                                        \
      ((keys) == 64       ? 16384                                                                                 \
       : (dim) % 128 == 0 ? 256 * (dim)                                                                           \
                          : 256 * (dim)*ATTN_SM90_BACKWARD_GROUPS(keys)) +                                        \

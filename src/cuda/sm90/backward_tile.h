@@ -13,6 +13,8 @@
 #define BLOCK_KEYS ATTN_BLOCK_KEYS
 #define STAGES ATTN_STAGES
 #define SLOTS ATTN_SLOTS
+#define CLUSTER ATTN_CLUSTER
+#define UNIT_KEYS (CLUSTER * BLOCK_KEYS) /* of a unit: a cluster's blocks have neighbouring tiles of keys */
 
 #define WIDE (BLOCK_KEYS == 64) /* two warpgroups share 64 keys: one has the gradients of values, one of keys */
 #define WARPGROUPS ATTN_SM90_BACKWARD_GROUPS(BLOCK_KEYS) /* that compute */
@@ -27,6 +29,7 @@
 #define TILE_K (PANELS * PANEL_KEYS)
 #define TILE_V (PANELS_V * PANEL_KEYS)
 #define TILE_DS (BLOCK_KEYS * 128)
+#define TILE_PEER (CLUSTER == 2 ? TILE_K : 0) /* the peer's keys */
 
 #define K_REGISTERS (DIM <= 64 && WARPGROUPS == 2)   /* keys are fragments; else read from shared memory */
 #define V_REGISTERS (DIM_V <= 64 && WARPGROUPS == 2) /* likewise values */
@@ -40,14 +43,17 @@
 #define TILE_P (WIDE ? BLOCK_KEYS * 128 * (ATTN_SCORE == RICH ? 2 : 1) : 0) /* what they are given for it */
 
 typedef struct barriers {
+    u64 index[4]; /* two places of 16 bytes for the index of a unit */
     u64 kv_full[SLOTS], kv_empty[SLOTS], q_full[STAGES], q_empty[STAGES], ds_full[2], ds_empty[2];
     u64 p_full[1], p_empty[1];
+    u64 sent_empty[1], index_full[2], index_empty[2]; /* a cluster's: what was sent to the peer has been used */
 } barriers;
 
-/* A tile of keys against rows of query heads [first_head, end_head). */
+/* A tile of keys, of a cluster two from first_key on, against rows of query heads [first_head, end_head). The second
+ * may lie behind the last key. */
 typedef struct unit {
     work place;
-    int key0, kv_head, split, first_head, end_head;
+    int first_key, key0, kv_head, split, first_head, end_head;
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
@@ -72,7 +78,8 @@ typedef struct notes {
 
 /* Shared addresses of rings' first tiles. */
 typedef struct shared {
-    u32 k, v, q, g, ds, dq, p, statistics, at;
+    u32 k, v, q, g, ds, dq, p, peer_k, statistics, at;
+    u32 rank, peer; /* of the block in its cluster, and the other's */
     notes *notes;
 } shared;
 
@@ -83,7 +90,9 @@ DEVICE shared shared_layout(unsigned char *memory)
     shared s;
     s.k = (shared_address(memory) + 1023) & ~1023u, s.v = s.k + SLOTS * TILE_K, s.q = s.v + SLOTS * TILE_V;
     s.g = s.q + STAGES * TILE_Q, s.ds = s.g + STAGES * TILE_G, s.dq = s.ds + 2 * TILE_DS;
-    s.p = s.dq + WARPS * DQ_BYTES, s.statistics = s.p + TILE_P, s.at = s.statistics + STAGES * STATISTICS;
+    s.p = s.dq + WARPS * DQ_BYTES, s.peer_k = s.p + TILE_P, s.statistics = s.peer_k + TILE_PEER;
+    s.at = s.statistics + STAGES * STATISTICS;
+    s.rank = CLUSTER == 2 ? cluster_rank() : 0, s.peer = s.rank ^ 1;
     s.notes = (notes *)(memory + (s.at + sizeof(barriers) - shared_address(memory)));
     return s;
 }
@@ -98,9 +107,15 @@ DEVICE void pipeline_init(const shared *s)
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, ds_full, i), DS_WARPS), barrier_init(BARRIER(s, ds_empty, i), DQ_WARPS);
         barrier_init(BARRIER(s, p_full, 0), 4), barrier_init(BARRIER(s, p_empty, 0), 4);
+        barrier_init(BARRIER(s, sent_empty, 0), DQ_WARPS);
+        for (int i = 0; i < 2; i++)
+            barrier_init(BARRIER(s, index_full, i), 1), barrier_init(BARRIER(s, index_empty, i), 1);
         barrier_init_fence();
     }
-    __syncthreads();
+    if (CLUSTER == 2)
+        cluster_sync();
+    else
+        __syncthreads();
 }
 
 /* ---- products, asynchronously ---------------------------------------------------------------- */
