@@ -271,7 +271,10 @@ typedef struct attn_args {
  * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers.
  * ATTN_CUDA: pointers are of device memory, the plan's context is current, and stream is a CUstream of it (a
  * cudaStream_t, which may be capturing a graph; NULL: the default stream): the run is only put into it. Lengths and
- * tables are read by the kernels, which take what is out of range as the nearest value in range. */
+ * tables are read by the kernels, which take what is out of range as the nearest value in range. Tensors belong at
+ * multiples of 16 bytes, as cudaMalloc gives them and as slices of whole rows have them if strides are multiples of 8
+ * elements: at other addresses the result is the same, of a kernel that takes many times as long. A plan's words
+ * (attn_plan_describe, attn explain) name the tensors and that time. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)

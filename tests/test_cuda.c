@@ -130,7 +130,8 @@ static void empty_problems_launch_nothing(void **state)
     end_context(context);
 }
 
-/* Strides that TMA does not take are repacked; addresses that it does not take go to the slow kernel. */
+/* Strides that TMA does not take are repacked; addresses that it does not take go to the slow kernel, as the plan says.
+ */
 static void every_layout_is_taken(void **state)
 {
     (void)state;
@@ -138,7 +139,10 @@ static void every_layout_is_taken(void **state)
     attn_plan *plan;
     attn_desc desc = small();
     CUcontext context = fresh_context(0);
+    char text[2000];
     assert_ok(attn_plan_create(&plan, &desc));
+    attn_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "addresses  q k v o are to be multiples of 16"));
     void *workspace = malloc(attn_plan_workspace(plan) + 1);
     attn_args args = args_of(&t);
     args.k = t.k + 1;
@@ -152,9 +156,9 @@ static void every_layout_is_taken(void **state)
 
     desc.dim_qk = 60, desc.dim_v = 60; /* nor are outputs stored by 16 bytes */
     assert_ok(attn_plan_create(&plan, &desc));
-    char text[2000];
     attn_plan_describe(plan, text, sizeof text);
     assert_non_null(strstr(text, "copied     q k v first"));
+    assert_null(strstr(text, "addresses"));
     workspace = malloc(attn_plan_workspace(plan));
     args = args_of(&t);
     assert_ok(attn_run(plan, &args, workspace, NULL));

@@ -35,6 +35,7 @@ static void every_layout_is_taken(void **state)
     assert_ok(attn_plan_create(&plan, &desc));
     attn_plan_describe(plan, text, sizeof text);
     assert_non_null(strstr(text, "copied     v grad_o first"));
+    assert_non_null(strstr(text, "addresses  q k are to be multiples of 16"));
     assert_non_null(strstr(text, "sums       grad_q in f32"));
     workspace = malloc(attn_plan_workspace(plan));
     assert_ok(attn_run(plan, &args, workspace, NULL));

@@ -90,6 +90,19 @@ static attn_status choose(attn_plan *plan, const attn_cuda_device *device, doubl
                      plan->desc.kernel);
 }
 
+/* Seconds predicted of the kernel that computes what lies at addresses that TMA does not take. */
+static double seconds_elsewhere(const attn_desc *d, const attn_cuda_device *device, double pairs)
+{
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    attn_cuda_choice c = { .choice.seconds = 0 };
+    for (int i = 0; i < count; i++)
+        if (!attn_cuda_is_line(&kernels[i]) && !obstacle(&kernels[i], d))
+            (d->direction == ATTN_BACKWARD ? attn_cuda_cost_backward : attn_cuda_cost)(d, device, &kernels[i], pairs,
+                                                                                       NULL, &c);
+    return c.choice.seconds;
+}
+
 /* ---- workspace ----------------------------------------------------------------------------- */
 
 bool attn_cuda_append(uint64_t *total, double count, double size, uint64_t *at)
@@ -174,6 +187,7 @@ static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_c
     bool line = attn_cuda_is_line(cuda->chosen.kernel);
     for (int i = 0; i < attn_cuda_tensors(d); i++)
         cuda->copied[i] = line && !tma_takes(d, i);
+    if (line) cuda->elsewhere = seconds_elsewhere(d, place->device, pairs);
     cuda->merged = line && d->direction == ATTN_FORWARD && (cuda->chosen.schedule.splits > 1 || is_staged(d));
     if (!lay_out(d, cuda))
         return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
@@ -235,18 +249,33 @@ static void describe_forward(const attn_plan *plan, attn_words *words)
         attn_say(words, "a block of %u threads a tile\n", c->kernel->threads);
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+/* Those of the tensors that kernels read which are copied first, or those which are not. */
+static void say_tensors(const attn_plan *plan, bool copied, attn_words *words)
 {
     static const char *const names[] = { " q", " k", " v", " grad_o" };
-    const bool *copied = plan->cuda->copied;
-    bool any = false;
+    for (int i = 0; i < attn_cuda_tensors(&plan->desc); i++)
+        if (plan->cuda->copied[i] == copied) attn_say(words, "%s", names[i]);
+}
+
+static void describe(const attn_plan *plan, attn_words *words)
+{
+    const attn_cuda_plan *cuda = plan->cuda;
+    int copied = 0, tensors = attn_cuda_tensors(&plan->desc);
     (plan->desc.direction == ATTN_BACKWARD ? attn_cuda_describe_backward : describe_forward)(plan, words);
-    for (int i = 0; i < ATTN_CUDA_TENSORS; i++) {
-        if (!copied[i]) continue;
-        attn_say(words, any ? "%s" : "copied    %s", names[i]);
-        any = true;
+    for (int i = 0; i < tensors; i++)
+        copied += cuda->copied[i];
+    if (copied) {
+        attn_say(words, "copied    ");
+        say_tensors(plan, true, words);
+        attn_say(words, " first, which TMA does not take as they lie\n");
     }
-    if (any) attn_say(words, " first, which TMA does not take as they lie\n");
+    if (!cuda->line || (copied == tensors && !attn_cuda_stores_wide(plan))) return;
+    attn_say(words, "addresses ");
+    say_tensors(plan, false, words);
+    attn_say(words, "%s are to be multiples of 16: at others a slow kernel computes it, predicted ",
+             attn_cuda_stores_wide(plan) ? " o" : "");
+    attn_say_number(words, cuda->elsewhere * 1e3);
+    attn_say(words, " ms\n");
 }
 
 const attn_backend attn_cuda_backend = { create, destroy, attn_cuda_run, describe };
