@@ -67,7 +67,8 @@ static bool sound(const attn_bench_case *item, const attn_bench_result *r)
            (!r->peer_name || r->peer.min > 0.0);
 }
 
-/* Measures the cases, in place of those that fail the next ones. Returns how many are left. */
+/* Measures the cases, in place of those that fail the next ones, and keeps each result at once: what ends it midway
+ * loses none. Returns how many are left. */
 static int walk(const attn_bench_options *o, const attn_bench_peers *peers, attn_bench_case *cases,
                 attn_bench_result *results, int count)
 {
@@ -94,6 +95,7 @@ static int walk(const attn_bench_options *o, const attn_bench_peers *peers, attn
             attn_bench_table_row(stdout, &cases[done], &results[done]);
         }
         fflush(stdout);
+        if (o->csv && !attn_bench_csv_write(o->csv, o->device, &cases[done], &results[done], 1)) break;
         done++;
     }
     return done;
@@ -118,9 +120,8 @@ static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int 
     int done = walk(o, &peers, cases, results, count);
     if (o->json) printf("\n]}\n");
     attn_bench_torch_stop(peers.torch);
-    bool written = !o->csv || attn_bench_csv_write(o->csv, o->device, cases, results, done);
     free(results);
-    return done == count && written ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
+    return done == count ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
 }
 
 int attn_cmd_bench(int argc, char **argv)

@@ -140,6 +140,7 @@ static void sparse(grid *g, attn_dtype dtype)
     const int64_t len = g->options->smoke ? 2048 : 32768;
     for (int i = 0; i < 2; i++) {
         attn_desc window = describe(g, dtype, len, 128), documents = window;
+        window.batch = documents.batch = 1;
         window.flags = ATTN_CAUSAL | ATTN_WINDOW, window.window_left = 1024, window.window_right = -1;
         add(g, "window", passes[i], "window:1024", window);
         documents.flags = ATTN_CAUSAL | ATTN_INTERVALS;
