@@ -12,7 +12,7 @@ typedef struct consumer {
     int group, item;
     stage q, kv;
 #if ATTN_MASK == CAUSAL
-    row_limits limits;
+    int whole; /* all rows of the warpgroup see every key before it */
 #endif
     int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
     int partial;    /* GENERAL: it has hidden pairs */
@@ -28,16 +28,6 @@ DEVICE int work_ahead(const shared *s, const consumer *c)
 {
     barrier_wait(BARRIER(s, q_full, c->q.index), c->q.phase);
     return s->notes->works[c->item % NOTES].tiles;
-}
-
-DEVICE void take_work(const attn_sm90_params *p, const shared *s, consumer *c)
-{
-    const work *w = &s->notes->works[c->item % NOTES];
-    c->left = w->tiles;
-#if ATTN_MASK == CAUSAL
-    c->key0 = w->last * KEYS;
-    c->limits = limits_of(p, w, c->group);
-#endif
 }
 
 DEVICE void release_stage(u32 empty, stage *at, int stages)
@@ -65,25 +55,55 @@ DEVICE void wait_stage(const shared *s, const consumer *c)
     barrier_wait(BARRIER(s, kv_full, c->kv.index), c->kv.phase);
 }
 
-DEVICE void release_keys(const shared *s, consumer *c)
+DEVICE void release_keys(const shared *s, int index)
 {
-    u32 empty = BARRIER(s, kv_empty, c->kv.index);
+    u32 empty = BARRIER(s, kv_empty, index);
     if (CLUSTER > 1)
         release_cluster(empty, CLUSTER);
     else
         release(empty);
+}
+
+/* Stages from the one at `from` to c->kv are done with. */
+DEVICE void release_stages(const shared *s, consumer *c, int from)
+{
+#pragma unroll 1
+    while (from != c->kv.index) {
+        release_keys(s, from);
+        if (++from == STAGES) from = 0;
+    }
+    release_keys(s, from);
     stage_next(&c->kv, STAGES);
 }
 
-/* Shared addresses of stage kv and of the queries, known to be alike in the warp. */
-DEVICE u32 stage_at(const shared *s, const consumer *c)
+/* Shared addresses of a stage and of the queries, known to be alike in the warp. */
+DEVICE u32 stage_at(const shared *s, int index)
 {
-    return uniform(s->kv + c->kv.index * STAGE_BYTES);
+    return uniform(s->kv + index * STAGE_BYTES);
 }
 
 DEVICE u32 queries_at(const shared *s, const consumer *c)
 {
     return uniform(s->q + c->q.index * TILE_Q + c->group * 64 * 128);
+}
+
+/* Begins a row tile. Key tiles of which the warpgroup's rows see nothing are passed over: c->kv becomes the stage of
+ * the first that they do see, and those before it stay the warpgroup's until release_stages. */
+DEVICE void take_work(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    const work *w = &s->notes->works[c->item % NOTES];
+    c->left = w->tiles;
+#if ATTN_MASK == CAUSAL
+    int skip = tiles_unseen(p, w, c->group);
+    c->left -= skip;
+    c->key0 = (w->last - skip) * KEYS;
+    c->whole = whole_keys(p, w, c->group);
+#pragma unroll 1
+    for (; skip > 0; skip--) {
+        stage_next(&c->kv, STAGES);
+        wait_stage(s, c);
+    }
+#endif
 }
 
 /* Its keys are those of the tile to be scored next; after take_work. */
@@ -96,9 +116,9 @@ DEVICE void take_keys(const shared *s, consumer *c)
 }
 
 /* Values of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN. */
-DEVICE void clear_values(const shared *s, const consumer *c, int valid)
+DEVICE void clear_values(const consumer *c, u32 values, int valid)
 {
-    u32 values = s->kv + c->kv.index * STAGE_BYTES + TILE_K, pieces = (KEYS - valid) * 8;
+    u32 pieces = (KEYS - valid) * 8;
     for (u32 i = threadIdx.x % 128; i < PANELS_V * pieces; i += 128)
         store_zeros(values + i / pieces * PANEL_KEYS + valid * 128 + i % pieces * 16);
     fence_async();
@@ -126,9 +146,9 @@ DEVICE void count_scored(const shared *s, consumer *c)
 /* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK, so that
  * a warpgroup's exponentials run beside its own products. */
 DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *ahead,
-                     float *out, int key0)
+                     float *out, int key0, u32 keys, u32 values)
 {
-    u32 probability[KEYS / 4], queries = queries_at(s, c), keys = stage_at(s, c), values = keys + TILE_K;
+    u32 probability[KEYS / 4], queries = queries_at(s, c);
     float sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
@@ -150,30 +170,49 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
     c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
 }
 
-/* Scores that have come: changed, hidden, with the references that their probabilities will have. True: outputs so far
- * are to be multiplied by alpha. */
-DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2])
+/* Scores that have come, `first`: a row tile's: changed, hidden, with the references that their probabilities will
+ * have. True: outputs so far are to be multiplied by alpha. */
+DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
+                        bool first)
 {
 #if ATTN_SCORE == RICH
     change_scores(p, c->w, score, c->group, c->key0);
 #endif
 #if ATTN_MASK == CAUSAL
-    hide(score, &c->limits, c->key0);
+    bool partial = c->key0 + KEYS > c->whole;
 #else
-    if (c->partial) hide(p, c->w, score, c->group, c->key0);
+    bool partial = c->partial;
 #endif
+    if (rarely(partial)) hide(p, c->w, score, c->group, c->key0);
     count_scored(s, c);
     if (UNCHECKED && c->settled) return false;
+#if ATTN_MASK == CAUSAL
+    if (UNCHECKED && first && c->key0 < c->whole && !c->w->careful) {
+        softmax_begin(&c->soft, score, UNIT(p));
+        c->settled = true;
+        return false;
+    }
+#endif
     bool moved = softmax_refer(&c->soft, score, UNIT(p), alpha);
     if (SETTLES)
         c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));
     return moved;
 }
 
+/* The row tile in hand is done; the next begins. */
+DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out)
+{
+    bool fine = finish(p, c->w, out, &c->soft, c->group, s->out + (threadIdx.x / 32 - 4) * 2048);
+    if (UNCHECKED && rarely(!fine) && !c->w->careful) c->w->failed = 1;
+    c->soft = softmax_start(), c->settled = false;
+    c->w = &s->notes->works[c->item % NOTES];
+}
+
 /* From a tile's scores to the next tile's, whatever these are. False: none follow. */
 DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *ahead, float *out)
 {
     int key0 = c->key0, valid = p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->w->len_kv - key0 : KEYS;
+    int at = c->kv.index; /* the values' stage */
     bool last = c->left == 0, more = true;
     wait_stage(s, c);
     c->key0 -= KEYS;
@@ -182,24 +221,23 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
         if (more) take_work(p, s, c);
     }
     if (more) take_keys(s, c);
-    if (valid < KEYS) clear_values(s, c, valid);
-    products(p, s, c, score, ahead, out, key0);
+    u32 values = stage_at(s, at) + TILE_K;
+    if (valid < KEYS) clear_values(c, values, valid);
+    products(p, s, c, score, ahead, out, key0, stage_at(s, c->kv.index), values);
 
     wgmma_wait(1);
     pin_floats(ahead, KEYS / 2);
     if (last) {
         wgmma_wait(0);
         pin_floats(out, DIM_V / 2);
-        finish(p, c->w, out, &c->soft, c->group);
-        if (UNCHECKED && !c->w->careful && softmax_overflowed(&c->soft)) c->w->failed = 1;
-        c->soft = softmax_start(), c->settled = false;
-        c->w = &s->notes->works[c->item % NOTES];
+        release_stages(s, c, at);
+        end_rows(p, s, c, out);
     }
     float alpha[2];
-    bool moved = more && take_scores(p, s, c, ahead, alpha);
+    bool moved = more && take_scores(p, s, c, ahead, alpha, last);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
-    release_keys(s, c);
+    if (!last) release_stages(s, c, at);
     if (moved && !last) rescale(out, alpha);
     c->first = last;
     return more;
@@ -211,7 +249,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
  * row tile ends. */
 DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
 {
-    bool whole = c->key0 <= c->limits.whole && c->settled;
+    bool whole = c->key0 <= c->whole && c->settled;
     if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->w->len_kv;
     return whole ? c->left : 0;
 }
@@ -220,7 +258,8 @@ DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
 DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *ahead, float *out)
 {
     wait_stage(s, c);
-    products(p, s, c, score, ahead, out, 0);
+    u32 keys = stage_at(s, c->kv.index);
+    products(p, s, c, score, ahead, out, 0, keys, keys + TILE_K);
     c->key0 -= KEYS, c->first = false;
     wgmma_wait(1);
     pin_floats(ahead, KEYS / 2);
@@ -228,7 +267,7 @@ DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c,
     bool passes = !UNCHECKED && softmax_passes(&c->soft, ahead);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
-    release_keys(s, c);
+    release_stages(s, c, c->kv.index);
     if (rarely(passes)) {
         float alpha[2];
         if (softmax_refer(&c->soft, ahead, UNIT(p), alpha)) rescale(out, alpha);
@@ -278,10 +317,11 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     float even[KEYS / 2], odd[KEYS / 2], out[DIM_V / 2], alpha[2];
     c->w = &s->notes->works[c->item % NOTES];
     c->soft = softmax_start(), c->first = true, c->settled = false;
+    int at = c->kv.index;
     wait_stage(s, c);
     take_work(p, s, c);
     take_keys(s, c);
-    u32 queries = queries_at(s, c), keys = stage_at(s, c);
+    u32 queries = queries_at(s, c), keys = stage_at(s, c->kv.index);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++)
@@ -289,8 +329,8 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     wgmma_commit();
     wgmma_wait(0);
     pin_floats(even, KEYS / 2);
-    release_keys(s, c);
-    take_scores(p, s, c, even, alpha);
+    release_stages(s, c, at);
+    take_scores(p, s, c, even, alpha, true);
     steps(p, s, c, even, odd, out);
 }
 

@@ -39,33 +39,46 @@ DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
     w->last = first + w->tiles - 1;
 }
 
-/* What the mask leaves a warpgroup's rows. */
-typedef struct row_limits {
-    int end[2]; /* keys of this thread's rows: those before it */
-    int whole;  /* all rows of the warpgroup see every key before it */
-} row_limits;
-
-DEVICE row_limits limits_of(const attn_sm90_params *p, const work *w, int group)
+/* Which of the row tile's rows stands at a place of it. */
+DEVICE int row_of(const attn_sm90_params *p, int place)
 {
-    int shift = w->len_kv - w->len_q;
-    row_limits limits = { { w->len_kv, w->len_kv }, w->len_kv };
-    if (p->flags & FLAG_CAUSAL) {
-        limits.whole = min(limits.whole, row_at(p, w, group * 64).row + shift + 1);
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            limits.end[r] = min(w->len_kv, row_at(p, w, group * 64 + fragment_row(2 * r)).row + shift + 1);
-    }
-    return limits;
+    return rarely(p->schedule.pack > 1) ? quotient(place, p->schedule.pack) : place;
+}
+
+/* Keys that the row tile's first row sees, those behind the sequence's last counted, too. */
+DEVICE int reach_of(const attn_sm90_params *p, const work *w)
+{
+    return p->flags & FLAG_CAUSAL ? w->row0 + w->len_kv - w->len_q + 1 : w->len_kv;
+}
+
+/* All rows of the warpgroup see every key before it. */
+DEVICE int whole_keys(const attn_sm90_params *p, const work *w, int group)
+{
+    return min(w->len_kv, reach_of(p, w) + row_of(p, anew(group * 64)));
+}
+
+/* How many of the row tile's first key tiles no row of the warpgroup sees, as far as the ring holds them; one is left.
+ */
+DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
+{
+    int at = anew(group * 64);
+    bool some = w->row0 + row_of(p, at) < w->len_q;
+    int end = some ? min(w->len_kv, reach_of(p, w) + row_of(p, at + 63)) : 0;
+    int unseen = w->last - (max(end, 1) - 1) / KEYS;
+    return clamp(unseen, 0, min(STAGES, w->tiles) - 1);
 }
 
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
-DEVICE void hide(float *score, const row_limits *limits, int key0)
+DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
 {
-    if (!rarely(key0 + KEYS > limits->whole)) return;
-    int end[2] = { limits->end[0] - key0 - fragment_col(0), limits->end[1] - key0 - fragment_col(0) };
+    int at = anew(group * 64 + fragment_row(0));
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++)
-        score[i] = i / 4 * 8 + i % 2 < end[i / 2 % 2] ? score[i] : -INFINITE;
+    for (int r = 0; r < 2; r++) {
+        int end = min(w->len_kv, reach_of(p, w) + row_of(p, at + 8 * r)) - key0 - fragment_col(0);
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++)
+            if (i / 2 * 8 + i % 2 >= end) score[i / 2 * 4 + 2 * r + i % 2] = -INFINITE;
+    }
 }
 
 #else

@@ -27,8 +27,8 @@
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys / cluster, 1);  v: likewise with dim_v
  * VARLEN: total_q and total_kv in place of the lengths, batch 1.
- * rows, keys, cluster: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the variant's.
- * Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
+ * rows, keys, cluster: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the
+ * variant's. Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
 typedef struct __attribute__((aligned(64))) attn_sm90_map {
     unsigned long long opaque[16];
 } attn_sm90_map;
@@ -119,10 +119,11 @@ typedef struct attn_sm90_repack_params {
     int rows, heads, dim, pitch;
 } attn_sm90_repack_params;
 
-/* Shared memory of a forward variant, bytes: queries, the rings of keys and values, barriers and tile notes. */
+/* Shared memory of a forward variant, bytes: queries, the ring of keys and values, output on its way, barriers and tile
+ * notes. */
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
 #define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots)                      \
-    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) +                               \
+    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + (rows) +                      \
             (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) + \
      1024 + 1024)
 

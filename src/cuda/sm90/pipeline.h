@@ -60,7 +60,7 @@ typedef struct barriers {
 
 /* Shared addresses. */
 typedef struct shared {
-    u32 q, kv, at; /* tiles, stages, barriers */
+    u32 q, kv, out, at; /* tiles, stages, a warp's 2 KiB of output each, barriers */
     barriers *notes;
 } shared;
 
@@ -69,8 +69,8 @@ typedef struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + Q_SLOTS * TILE_Q;
-    u32 at = kv + STAGES * STAGE_BYTES;
-    shared s = { q, kv, at, (barriers *)(memory + (at - shared_address(memory))) };
+    u32 out = kv + STAGES * STAGE_BYTES, at = out + ROWS * 128;
+    shared s = { q, kv, out, at, (barriers *)(memory + (at - shared_address(memory))) };
     return s;
 }
 

@@ -150,6 +150,13 @@ DEVICE void store_8bytes(void *to, u32 low, u32 high)
     asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");
 }
 
+/* 16 bytes to memory. */
+DEVICE void store_words(u64 to, const u32 *x)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
 DEVICE float4 load_shared_floats(u32 address)
 {
     float4 x;
@@ -304,7 +311,14 @@ DEVICE float exp2_approx(float x)
 DEVICE float log2_approx(float x)
 {
     float y;
-    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float reciprocal_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -68,6 +68,18 @@ DEVICE bool softmax_refer(softmax *s, const float *score, float unit, float alph
     return true;
 }
 
+/* UNCHECKED: references of a row tile's first tile, of which every row sees a key. */
+DEVICE void softmax_begin(softmax *s, const float *score, float unit)
+{
+    float top[4] = { score[0], score[1], score[2], score[3] };
+#pragma unroll
+    for (int i = 4; i < KEYS / 2; i++)
+        top[i % 4] = fmaxf(top[i % 4], score[i]);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        s->reference[r] = quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * unit;
+}
+
 /* The thread's rows have references, and limits that are positive as softmax_passes needs. */
 DEVICE bool softmax_settled(const softmax *s)
 {
@@ -75,10 +87,11 @@ DEVICE bool softmax_settled(const softmax *s)
     return s->limit[0] > least && s->limit[1] > least;
 }
 
-/* Unchecked scores were too great, or are no numbers: what checked ones sum up to is less. */
-DEVICE bool softmax_overflowed(const softmax *s)
+/* Unchecked scores of a row were too great for its reference, or too small, or are no numbers: what checked ones sum up
+ * to is between. */
+DEVICE bool softmax_failed(float reference, float sum)
 {
-    return !(s->sum[0] < 0x1p64f && s->sum[1] < 0x1p64f);
+    return !(sum < 0x1p64f && (sum > 0x1p-60f || reference == -INFINITE));
 }
 
 /* Some score of the warp is above its row's limit. Compares bits as integers, three at a time: the order of negative

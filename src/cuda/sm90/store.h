@@ -1,8 +1,9 @@
-/* The end of a row tile: the sums' inverses, LSE, and the output from fragments to memory.
+/* From fragments to memory: rows, and the end of the forward's row tile: the sums' inverses, LSE, and the output.
  *
- * A quad holds 8 neighbouring columns as 2 a thread; neighbours exchange halves of two such groups, so that each has 4
- * columns of one: 8 bytes of 16-bit output, 32 bytes a quad side by side, which is what memory takes at once. So no
- * shared memory is needed and any row may be missing. */
+ * A quad holds 8 neighbouring columns as 2 a thread. Rows by themselves (store_row): neighbours exchange halves of two
+ * such groups, so that each has 4 columns of one: 8 bytes of 16-bit output, 32 bytes a quad side by side, which is what
+ * memory takes at once. The forward's warps have 2 KiB of shared memory each, through which 128 bytes of a row come
+ * side by side in a quarter of the instructions. Either way any row may be missing. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
@@ -50,117 +51,159 @@ DEVICE void store_row(int dtype, void *out, long long at, const float *x, int co
 
 #ifdef ATTN_KEYS
 
-/* Where a row of the tile goes: -1 where it is none of the sequence's. */
+/* A row of the tile and which of its heads: row -1 where it is none of the sequence's. */
 typedef struct place {
     int row, head;
-    long long line; /* of LSE */
 } place;
 
 DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
 {
-    int pack = p->schedule.pack, row = at, head = 0;
-    if (pack > 1) row = quotient(at, pack), head = at - row * pack;
-    place to = { w->row0 + row, w->head + head, 0 };
-    if (to.row >= w->len_q || row >= ROWS / pack) to.row = -1;
-    to.line = p->flags & FLAG_VARLEN ? (long long)to.head * p->total_q + w->start_q
-                                     : ((long long)w->batch * p->heads_q + to.head) * p->len_q;
-    to.line += to.row;
+    int pack = p->schedule.pack;
+    place to = { at, 0 };
+    if (rarely(pack > 1)) to.row = quotient(at, pack), to.head = at - to.row * pack;
+    if (to.row >= w->len_q - w->row0 || (to.row + 1) * pack > ROWS) to.row = -1;
     return to;
 }
 
-/* Of the thread's two rows: LSE, and what outputs are to be multiplied by; sinks are taken in. */
-typedef struct row_ends {
-    float lse[2], factor[2];
-} row_ends;
-
-DEVICE row_ends end_rows(const attn_sm90_params *p, const softmax *soft, const place to[2])
+/* A row among those of LSE (a split's after those of splits before it), and its first element of o. */
+DEVICE long long line_of(const attn_sm90_params *p, const work *w, place to)
 {
-    row_ends end;
-    float sum[2], scale[2] = { 1, 1 }, max[2] = { soft->reference[0], soft->reference[1] };
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        sum[r] = quad_sum(soft->sum[r]);
+    bool varlen = p->flags & FLAG_VARLEN;
+    int lines = varlen ? p->total_q : p->len_q, plane = (varlen ? 0 : w->batch * p->heads_q) + w->head + to.head;
+    long long line = (long long)plane * lines + w->start_q + w->row0 + to.row; /* start_q: VARLEN, else 0 */
+    if (rarely(w->split > 0)) line += w->split * (long long)p->heads_q * (varlen ? 1 : p->batch) * lines;
+    return line;
+}
+
+DEVICE long long element_of(const attn_sm90_params *p, const work *w, place to)
+{
+    int batch = p->flags & FLAG_VARLEN ? 0 : w->batch;
+    return batch * p->o_stride[0] + (w->start_q + w->row0 + to.row) * p->o_stride[1] +
+           (w->head + to.head) * p->o_stride[2];
+}
+
+/* LSE of a row, and what its outputs are to be multiplied by; sinks are taken in. */
+typedef struct row_end {
+    float lse, factor;
+} row_end;
+
+DEVICE row_end end_row(const attn_sm90_params *p, const work *w, float sum, float max, int at)
+{
+    float scale = ATTN_SCORE == RICH ? dropout_factor(p) : 1;
     if (rarely(p->sink && !p->partial_o)) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float sink = p->sink[to[r].row < 0 ? 0 : to[r].head] * LOG2_E, top = fmaxf(max[r], sink);
-            bool some = top > -INFINITE;
-            scale[r] = some ? exp2_approx(max[r] - top) : 1;
-            sum[r] = some ? sum[r] * scale[r] + exp2_approx(sink - top) : sum[r];
-            max[r] = top;
-        }
+        float sink = p->sink[w->head + place_of(p, w, at).head] * LOG2_E, top = fmaxf(max, sink);
+        bool some = top > -INFINITE;
+        float kept = some ? exp2_approx(max - top) : 1;
+        sum = some ? sum * kept + exp2_approx(sink - top) : sum;
+        scale *= kept, max = top;
     }
-    float kept = p->flags & FLAG_DROPOUT ? 256.0f / (256 - p->score.dropout_threshold) : 1;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        end.factor[r] = sum[r] == 0 ? 0 : __fdividef(scale[r] * kept, sum[r]);
-        end.lse[r] = sum[r] == 0 ? -INFINITE : (max[r] + log2_approx(sum[r])) * 0.693147181f;
-    }
+    row_end end = { sum == 0 ? -INFINITE : (max + log2_approx(sum)) * 0.693147181f,
+                    sum == 0 ? 0 : scale * reciprocal_approx(sum) };
     return end;
 }
 
-/* Where the results of a row go: f32 (one's own or a split's) or 16-bit, the other NULL; lse may be NULL. */
-typedef struct row_results {
-    float *single, *lse;
-    unsigned short *half;
-} row_results;
-
-DEVICE row_results results_of(const attn_sm90_params *p, const work *w, place to)
+/* f32 outputs: a split's or one's own. */
+DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
 {
-    bool varlen = p->flags & FLAG_VARLEN;
-    row_results at = { 0, 0, 0 };
-    if (p->partial_o) {
-        to.line += w->split * (long long)p->heads_q * (varlen ? p->total_q : (long long)p->batch * p->len_q);
-        at.single = p->partial_o + to.line * p->dim_v;
-        at.lse = p->partial_lse + to.line;
-        return at;
-    }
-    long long offset =
-        (varlen ? 0 : w->batch * p->o_stride[0]) + (w->start_q + to.row) * p->o_stride[1] + to.head * p->o_stride[2];
-    if (p->flags & FLAG_OUT_F32)
-        at.single = (float *)p->o + offset;
-    else
-        at.half = (unsigned short *)p->o + offset;
-    if (p->lse) at.lse = p->lse + to.line;
-    return at;
+    return p->partial_o ? p->partial_o + line_of(p, w, to) * p->dim_v : (float *)p->o + element_of(p, w, to);
 }
 
-/* Stores output and LSE of a warpgroup's rows. */
-DEVICE void finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group)
+/* The second half of store_rows16 for rows of several heads. */
+DEVICE void store_packed16(const attn_sm90_params *p, const work *w, u32 read, int panel, int place0)
 {
-    int row = group * 64 + fragment_row(0);
-    place to[2] = { place_of(p, w, row), place_of(p, w, row + 8) };
-    row_results at[2] = { results_of(p, w, to[0]), results_of(p, w, to[1]) };
-    row_ends end = end_rows(p, soft, to);
+    int column = panel + threadIdx.x % 8 * 8;
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+        place to = place_of(p, w, place0 + 4 * i);
+        u32 words[4];
+        load_shared_words((read ^ i % 2 << 6) + i * 512, words);
+        if (to.row >= 0 && column < p->dim_v) store_words((u64)p->o + 2 * (element_of(p, w, to) + column), words);
+    }
+}
+
+/* 16-bit outputs of a warp's rows, the first at place `place0`, by way of 16 rows of 64 columns in shared memory,
+ * swizzled as tiles are: what is stored at once is 4 rows of 128 bytes. */
+DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *out, u32 stage, int place0)
+{
+    int lane = anew(threadIdx.x % 32), column = lane % 8 * 8;
+    u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
+    u32 read = stage + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
+    place first = { place0 + lane / 8, 0 };
+    int rows = w->len_q - w->row0 - first.row;
+    u64 to = kept((u64)p->o + 2 * (element_of(p, w, first) + column)), step = kept(8 * p->o_stride[1]);
 #pragma unroll
-    for (int i = 0; i < DIM_V / 2; i++)
-        out[i] *= end.factor[i / 2 % 2];
-    bool single = p->partial_o || p->flags & FLAG_OUT_F32;
+    for (int panel = 0; panel < DIM_V; panel += 64) {
+        __syncwarp();
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        if (!rarely(single)) store_row16(ATTN_DTYPE, at[r].half, out, DIM_V, r, p->dim_v, to[r].row >= 0);
+        for (int k = 0; k < min(64, DIM_V - panel) / 16; k++) {
+            const float *x = out + (panel / 16 + k) * 8;
+            u32 words[4] = { pack16(x[0], x[1]), pack16(x[2], x[3]), pack16(x[4], x[5]), pack16(x[6], x[7]) };
+            stmatrix_x4(write ^ k << 5, words);
+        }
+        __syncwarp();
+        if (rarely(p->schedule.pack > 1)) {
+            store_packed16(p, w, read, panel, first.row);
+            continue;
+        }
+        int end = panel + column < p->dim_v ? rows : 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 words[4];
+            load_shared_words((read ^ i % 2 << 6) + i * 512, words);
+            if (4 * i < end) store_words(to + i * step + 2 * panel, words);
+        }
+    }
+}
+
+/* Stores output and LSE of a warpgroup's rows; stage: the warp's 2 KiB. False: a row's sum says little. */
+DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group, u32 stage)
+{
+    int at = anew(group * 64 + fragment_row(0));
+    row_end end[2];
+    bool fine = true;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        if (rarely(single)) store_row32(at[r].single, out, DIM_V, r, p->dim_v, to[r].row >= 0);
-        if (at[r].lse && to[r].row >= 0 && threadIdx.x % 4 == 0) *at[r].lse = end.lse[r];
+        float sum = quad_sum(soft->sum[r]);
+        fine = fine && !softmax_failed(soft->reference[r], sum);
+        end[r] = end_row(p, w, sum, soft->reference[r], at + 8 * r);
     }
+#pragma unroll
+    for (int i = 0; i < DIM_V / 2; i++)
+        out[i] *= end[i / 2 % 2].factor;
+    if (rarely(p->partial_o || p->flags & FLAG_OUT_F32)) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            place to = place_of(p, w, at + 8 * r);
+            store_row32(single_of(p, w, to), out, DIM_V, r, p->dim_v, to.row >= 0);
+        }
+    } else {
+        store_rows16(p, w, out, stage, group * 64 + threadIdx.x % 128 / 32 * 16);
+    }
+    float *lse = p->partial_o ? p->partial_lse : p->lse;
+    int r = anew(threadIdx.x % 4);
+    if (lse && r < 2) {
+        place to = place_of(p, w, at + 8 * r);
+        if (to.row >= 0) lse[line_of(p, w, to)] = r ? end[1].lse : end[0].lse;
+    }
+    return fine;
 }
 
 /* The same where no row has a key. */
 DEVICE void finish_empty(const attn_sm90_params *p, const work *w, int group)
 {
+    float *lse = p->partial_o ? p->partial_lse : p->lse;
 #pragma unroll 1
     for (int i = threadIdx.x % 128 / 8; i < 64; i += 16) {
         place to = place_of(p, w, group * 64 + i);
         if (to.row < 0) continue;
-        row_results at = results_of(p, w, to);
 #pragma unroll 1
         for (int col = threadIdx.x % 8; col < p->dim_v; col += 8)
-            if (at.single)
-                at.single[col] = 0;
+            if (p->partial_o || p->flags & FLAG_OUT_F32)
+                single_of(p, w, to)[col] = 0;
             else
-                at.half[col] = 0;
-        if (at.lse && threadIdx.x % 8 == 0) *at.lse = p->sink && !p->partial_o ? p->sink[to.head] : -INFINITE;
+                ((unsigned short *)p->o)[element_of(p, w, to) + col] = 0;
+        if (lse && threadIdx.x % 8 == 0)
+            lse[line_of(p, w, to)] = p->sink && !p->partial_o ? p->sink[w->head + to.head] : -INFINITE;
     }
 }
 

@@ -32,6 +32,20 @@ DEVICE void pin_words(u32 *x, int count)
         asm volatile("" : "+r"(x[i])::"memory");
 }
 
+/* x, of which the compiler knows nothing: what follows from it is reckoned behind this place, not kept from before. */
+DEVICE int anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* x, which the compiler keeps instead of reckoning it again. */
+DEVICE u64 kept(u64 x)
+{
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
 /* x, alike in the warp, known to be: descriptors are then reckoned in uniform registers, each when it is needed. */
 DEVICE u32 uniform(u32 x)
 {
