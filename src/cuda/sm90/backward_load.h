@@ -128,8 +128,9 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
                       const row_note *note)
 {
     barrier_wait(BARRIER(s, q_full, RING_INDEX(c->tiles, STAGES)), RING_PHASE(c->tiles, STAGES));
+    if (!(p->flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
     int valid = u->place.len_q - note->row0;
-    if (valid >= BLOCK_ROWS || !(p->flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
+    if (valid >= BLOCK_ROWS) return;
     zero_tail(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q, PANELS, BLOCK_ROWS, valid);
     zero_tail(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G, PANELS_V, BLOCK_ROWS, valid);
     meet_group(c->group);

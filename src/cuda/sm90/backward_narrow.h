@@ -127,18 +127,22 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
         int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = &s->notes->rows[stage];
-        wait_rows(p, s, c, u, note);
+        wait_rows(p, s, c, u, &s->notes->rows[stage]);
+        row_note note = s->notes->rows[stage]; /* at once, and waited for beside the products */
         u32 q = uniform(s->q + stage * TILE_Q), g = uniform(s->g + stage * TILE_G);
         u32 statistics = s->statistics + stage * STATISTICS;
         pairs_seen seen;
-        if (rarely(note->partial)) seen = pairs_of(p, u, note, first);
+        float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
+        if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
 
         issue_scores(c, score, k, q);
         if (EARLY) issue_dp(c, dp, v, g);
+        if (ATTN_MASK == CAUSAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
+        load_statistics_ahead(lse, statistics);
         wgmma_wait(EARLY ? 1 : 0);
         pin_floats(score, BLOCK_ROWS / 2);
-        take_scores(p, u, note, seen, score, slope, probability, first, statistics);
+        take_scores(p, u, &note, seen, score, slope, probability, first, statistics, lse);
+        load_statistics_ahead(delta, statistics + 4 * BLOCK_ROWS);
         if (EARLY)
             issue_grad_v(grad_v, probability, g);
         else
@@ -146,12 +150,12 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
 
         wgmma_wait(EARLY ? 1 : 0);
         pin_floats(dp, BLOCK_ROWS / 2);
-        passing to = { params, u, note, slope, &alibi, first };
+        passing to = { params, u, &note, slope, delta, &alibi, first };
         score_gradients(&to, probability, score, dp, ds, statistics);
         zero_dropped(probability);
         if (!EARLY) issue_grad_v(grad_v, probability, g);
-        give_ds(s, c, note, ds, first, c->group == 0);
-        last = note->last;
+        give_ds(s, c, &note, ds, first, c->group == 0);
+        last = note.last;
 
 #if DQ_SHARES
         float grad_q[DQ_COLUMNS / 2];

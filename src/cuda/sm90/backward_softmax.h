@@ -7,12 +7,23 @@
  * costs two instructions. */
 #define P_FLOATS (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN && BLOCK_KEYS == 128)
 
-/* Probabilities in place of scores, and as wgmma's A operand. */
-DEVICE void probabilities(float *score, u32 *p, float unit, u32 statistics)
+/* Of a tile's four groups of 16 rows, those whose statistics are loaded while products are waited for: as many as
+ * registers take. */
+#define STATISTICS_AHEAD (BLOCK_KEYS == 128 ? 2 : 0)
+
+DEVICE void load_statistics_ahead(float4 *ahead, u32 statistics)
+{
+#pragma unroll
+    for (int m = 0; m < STATISTICS_AHEAD; m++)
+        ahead[m] = load_statistics(statistics, m);
+}
+
+/* Probabilities in place of scores, and as wgmma's A operand. ahead: LSE, of load_statistics_ahead. */
+DEVICE void probabilities(float *score, u32 *p, float unit, u32 statistics, const float4 *ahead)
 {
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
-        float4 lse = load_statistics(statistics, m);
+        float4 lse = m < STATISTICS_AHEAD ? ahead[m] : load_statistics(statistics, m);
 #pragma unroll
         for (int i = 8 * m; i < 8 * m + 8; i++)
             score[i] = exp2_approx(fmaf(score[i], unit, -statistic(lse, i)));
@@ -24,7 +35,7 @@ DEVICE void probabilities(float *score, u32 *p, float unit, u32 statistics)
 
 /* Scores of a tile whose first key is the unit's key `first` to probabilities. */
 DEVICE void take_scores(const attn_sm90_params *p, const unit *u, const row_note *note, pairs_seen seen, float *score,
-                        u32 *slope, u32 *probability, int first, u32 statistics)
+                        u32 *slope, u32 *probability, int first, u32 statistics, const float4 *ahead)
 {
 #if ATTN_SCORE == RICH
     float unit = LOG2_E;
@@ -33,7 +44,7 @@ DEVICE void take_scores(const attn_sm90_params *p, const unit *u, const row_note
     float unit = p->scale * LOG2_E;
 #endif
     if (rarely(note->partial)) hide(score, seen);
-    probabilities(score, probability, unit, statistics);
+    probabilities(score, probability, unit, statistics, ahead);
 #if ATTN_SCORE == RICH
     mark_dropped(p, u, note, probability, first);
 #endif
@@ -45,6 +56,7 @@ typedef struct passing {
     const unit *u;
     const row_note *note;
     const u32 *slope;
+    const float4 *ahead; /* delta, of load_statistics_ahead */
     slope_sum *alibi;
     int first; /* key in the unit of the warpgroup's first */
 } passing;
@@ -59,7 +71,7 @@ DEVICE void score_gradients(const passing *to, const u32 *p, const float *p_floa
 #endif
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
-        float4 delta = load_statistics(statistics + 4 * BLOCK_ROWS, m);
+        float4 delta = m < STATISTICS_AHEAD ? to->ahead[m] : load_statistics(statistics + 4 * BLOCK_ROWS, m);
         float x[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {

@@ -115,7 +115,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         wgmma_commit();
         wgmma_wait(0);
         pin_floats(score, BLOCK_ROWS / 2);
-        take_scores(p, u, note, seen, score, slope, probability, 0, s->statistics + stage * STATISTICS);
+        take_scores(p, u, note, seen, score, slope, probability, 0, s->statistics + stage * STATISTICS, 0);
         barrier_wait(BARRIER(s, p_empty, 0), (c->tiles & 1) ^ 1);
         give_words(s->p, probability);
         if (ATTN_SCORE == RICH) give_words(s->p + TILE_P / 2, slope);
@@ -161,7 +161,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         release(BARRIER(s, p_empty, 0));
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
-        passing to = { params, u, note, slope, &alibi, 0 };
+        passing to = { params, u, note, slope, 0, &alibi, 0 };
         score_gradients(&to, probability, dp, dp, ds, s->statistics + stage * STATISTICS);
         give_ds(s, c, note, ds, 0, true);
 
