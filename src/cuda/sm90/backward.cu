@@ -10,7 +10,7 @@
 #if ATTN_BLOCK_KEYS == 192
 #define REGISTERS_PRODUCER 32
 #define REGISTERS_CONSUMER 160
-#elif ATTN_MASK == GENERAL
+#elif ATTN_MASK == GENERAL || (ATTN_CLUSTER == 2 && ATTN_BLOCK_KEYS == 64)
 #define REGISTERS_PRODUCER 40
 #define REGISTERS_CONSUMER 232
 #else
@@ -35,6 +35,11 @@
 #include "backward_softmax.h"
 #if ATTN_BLOCK_KEYS == 64
 #include "backward_wide.h"
+#if ATTN_CLUSTER == 2
+#include "backward_pair.h"
+#else
+#include "backward_alone.h"
+#endif
 #else
 #include "backward_narrow.h"
 #endif

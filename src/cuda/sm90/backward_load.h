@@ -10,11 +10,13 @@ typedef struct producer {
     int item; /* units noted */
 } producer;
 
-DEVICE void load_panels(u32 to, const attn_sm90_map *map, u32 full, int panels, int panel, int head, int row, int batch)
+/* Panels from `first` on. */
+DEVICE void load_panels(u32 to, const attn_sm90_map *map, u32 full, int first, int panels, int panel, int head, int row,
+                        int batch)
 {
 #pragma unroll
     for (int i = 0; i < panels; i++)
-        tma_load(to + i * panel, map, full, 64 * i, head, row, batch);
+        tma_load(to + i * panel, map, full, 64 * (first + i), head, row, batch);
 }
 
 /* Notes a unit, and loads its keys and values if rows follow. */
@@ -27,10 +29,10 @@ DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u,
         if (u->some > 0) {
             int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, key = u->place.start_kv + u->key0;
             barrier_expect(full, TILE_K + TILE_V + TILE_PEER);
-            load_panels(s->k + at->kv.index * TILE_K, &p->k_map, full, PANELS, PANEL_KEYS, u->kv_head, key, batch);
-            load_panels(s->v + at->kv.index * TILE_V, &p->v_map, full, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
+            load_panels(s->k + at->kv.index * TILE_K, &p->k_map, full, 0, PANELS, PANEL_KEYS, u->kv_head, key, batch);
+            load_panels(s->v + at->kv.index * TILE_V, &p->v_map, full, 0, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
             if (CLUSTER == 2)
-                load_panels(s->peer_k, &p->k_map, full, PANELS, PANEL_KEYS, u->kv_head,
+                load_panels(s->peer_k, &p->k_map, full, PEER_PANEL(s->rank), PEER_PANELS, PANEL_KEYS, u->kv_head,
                             u->place.start_kv + u->first_key + (int)s->peer * BLOCK_KEYS, batch);
         } else {
             barrier_arrive(full);
@@ -52,9 +54,9 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
         note.dq.block = (int)(line / BLOCK_ROWS);
         s->notes->rows[at->q.index] = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
-        load_panels(s->q + at->q.index * TILE_Q, &p->q_map, full, PANELS, PANEL_ROWS, note.head, row, batch);
+        load_panels(s->q + at->q.index * TILE_Q, &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);
         bulk_load(s->statistics + at->q.index * STATISTICS, params->stats + 2 * line, STATISTICS, full);
-        load_panels(s->g + at->q.index * TILE_G, &params->grad_o_map, full, PANELS_V, PANEL_ROWS, note.head, row,
+        load_panels(s->g + at->q.index * TILE_G, &params->grad_o_map, full, 0, PANELS_V, PANEL_ROWS, note.head, row,
                     batch);
     }
     __syncwarp();
@@ -117,7 +119,7 @@ DEVICE void take_keys(const shared *s, consumer *c, const unit *u)
         zero_tail(k, PANELS, BLOCK_KEYS, valid);
         zero_tail(v, PANELS_V, BLOCK_KEYS, valid);
         if (CLUSTER == 2)
-            zero_tail(s->peer_k, PANELS, BLOCK_KEYS, clamp(left - (int)s->peer * BLOCK_KEYS, 0, BLOCK_KEYS));
+            zero_tail(s->peer_k, PEER_PANELS, BLOCK_KEYS, clamp(left - (int)s->peer * BLOCK_KEYS, 0, BLOCK_KEYS));
         meet_group(c->group);
     }
     if (K_REGISTERS) load_fragment(c->keys, k + c->group * 64 * 128, PANEL_KEYS, DIM);

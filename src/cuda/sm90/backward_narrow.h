@@ -150,8 +150,8 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
 
         wgmma_wait(EARLY ? 1 : 0);
         pin_floats(dp, BLOCK_ROWS / 2);
-        passing to = { params, u, &note, slope, delta, &alibi, first };
-        score_gradients(&to, probability, score, dp, ds, statistics);
+        passing to = { params, u, &note, probability, slope, delta, 0, &alibi, first };
+        score_gradients(&to, score, dp, ds, statistics);
         zero_dropped(probability);
         if (!EARLY) issue_grad_v(grad_v, probability, g);
         give_ds(s, c, &note, ds, first, c->group == 0);

@@ -111,8 +111,8 @@ typedef struct attn_sm90_total_params {
  * keys of the other block of a cluster, gradients of q, barriers, statistics and notes. */
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots, cluster)                                        \
     (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
-     ((cluster)-1) * 128 * (keys)*ATTN_SM90_PANELS(dim) +                                                        \
-     ((keys) == 64       ? 16384                                                                                 \
+     ((cluster)-1) * 128 * (keys) * ((keys) == 64 ? (ATTN_SM90_PANELS(dim) + 1) / 2 : ATTN_SM90_PANELS(dim)) +   \
+     ((keys) == 64       ? 16384 * (2 - (cluster))                                                               \
       : (dim) % 128 == 0 ? 256 * (dim)                                                                           \
                          : 256 * (dim)*ATTN_SM90_BACKWARD_GROUPS(keys)) +                                        \
      (stages)*512 + 1024 + 1024)

@@ -11,7 +11,7 @@ typedef struct slope_sum {
 
 #define SLOPE_WORDS (ATTN_SCORE == RICH ? BLOCK_ROWS / 4 : 1) /* of a fragment's derivatives */
 
-/* Probability as it is packed, 0 to 1 of word i / 2 for fragment element i. */
+/* Probability as it is packed: element i of words. */
 DEVICE float unpacked(const u32 *p, int i)
 {
     unsigned short half = (unsigned short)(p[i / 2] >> i % 2 * 16);
@@ -111,7 +111,7 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const unit *
     if (p->flags & FLAG_SOFTCAP) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            ds[i] *= half_to_float((unsigned short)(slope[4 * m + i / 2] >> i % 2 * 16));
+            ds[i] *= half_to_float((unsigned short)(slope[i / 2] >> i % 2 * 16));
     }
 }
 

@@ -55,35 +55,65 @@ typedef struct passing {
     const attn_sm90_backward_params *params;
     const unit *u;
     const row_note *note;
-    const u32 *slope;
-    const float4 *ahead; /* delta, of load_statistics_ahead */
+    const u32 *p, *slope; /* packed; WIDE: NULL */
+    const float4 *ahead;  /* delta, of load_statistics_ahead */
+    u32 words;            /* WIDE: where the other warpgroup gave P and slope */
     slope_sum *alibi;
     int first; /* key in the unit of the warpgroup's first */
 } passing;
 
-/* dS = P (dP - delta), as wgmma's A operand. P packed; p_floats: the same as floats, where P_FLOATS. */
-DEVICE void score_gradients(const passing *to, const u32 *p, const float *p_floats, const float *dp, u32 *ds,
-                            u32 statistics)
+/* What dS of 16 rows is made from, beside dP. */
+typedef struct piece {
+    u32 p[4], slope[4];
+    float4 delta;
+} piece;
+
+DEVICE void take_piece(const passing *from, u32 statistics, int m, piece *to)
 {
+    to->delta = m < STATISTICS_AHEAD ? from->ahead[m] : load_statistics(statistics + 4 * BLOCK_ROWS, m);
+#if ATTN_BLOCK_KEYS == 64
+    load_shared_words(from->words + WORDS_PLACE(m), to->p);
+    if (ATTN_SCORE == RICH) load_shared_words(from->words + TILE_P / 2 + WORDS_PLACE(m), to->slope);
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        to->p[i] = from->p[4 * m + i];
+        if (ATTN_SCORE == RICH) to->slope[i] = from->slope[4 * m + i];
+    }
+#endif
+}
+
+/* Pieces are taken one before they are needed, where they come from shared memory and registers suffice. */
+#define AHEAD (WIDE && ATTN_SCORE == PLAIN)
+
+/* dS = P (dP - delta), as wgmma's A operand. p_floats: P as floats, where P_FLOATS. */
+DEVICE void score_gradients(const passing *to, const float *p_floats, const float *dp, u32 *ds, u32 statistics)
+{
+    piece pieces[2];
 #if ATTN_SCORE == RICH
     if (to->note->head != to->alibi->head) store_slope(to->params, to->u, to->alibi);
     to->alibi->head = to->note->head;
 #endif
+    if (AHEAD) take_piece(to, statistics, 0, &pieces[0]);
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
-        float4 delta = m < STATISTICS_AHEAD ? to->ahead[m] : load_statistics(statistics + 4 * BLOCK_ROWS, m);
+        const piece *at = &pieces[m % 2];
+        if (!AHEAD)
+            take_piece(to, statistics, m, &pieces[m % 2]);
+        else if (m + 1 < BLOCK_ROWS / 16)
+            take_piece(to, statistics, m + 1, &pieces[(m + 1) % 2]);
         float x[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float weight = P_FLOATS ? p_floats[8 * m + i] : unpacked(p, 8 * m + i), dropped = dp[8 * m + i];
+            float weight = P_FLOATS ? p_floats[8 * m + i] : unpacked(at->p, i), dropped = dp[8 * m + i];
 #if ATTN_SCORE == RICH
             if (to->params->common.flags & FLAG_DROPOUT)
                 dropped *= signbit(weight) ? 0 : dropout_factor(&to->params->common), weight = fabsf(weight);
 #endif
-            x[i] = weight * (dropped - statistic(delta, i));
+            x[i] = weight * (dropped - statistic(at->delta, i));
         }
 #if ATTN_SCORE == RICH
-        pass_gradients(to->params, to->u, to->note, x, m, to->slope, &to->alibi->sum, to->first);
+        pass_gradients(to->params, to->u, to->note, x, m, at->slope, &to->alibi->sum, to->first);
 #endif
 #pragma unroll
         for (int i = 0; i < 8; i += 2)

@@ -29,7 +29,10 @@
 #define TILE_K (PANELS * PANEL_KEYS)
 #define TILE_V (PANELS_V * PANEL_KEYS)
 #define TILE_DS (BLOCK_KEYS * 128)
-#define TILE_PEER (CLUSTER == 2 ? TILE_K : 0) /* the peer's keys */
+/* Panels of the peer's keys: all; WIDE: those with a column of this block's half of grad_q, from PEER_PANEL on. */
+#define PEER_PANELS (WIDE ? (PANELS + 1) / 2 : PANELS)
+#define PEER_PANEL(rank) (WIDE ? (rank) * (PANELS - PEER_PANELS) : 0)
+#define TILE_PEER (CLUSTER == 2 ? PEER_PANELS * PANEL_KEYS : 0)
 
 #define K_REGISTERS (DIM <= 64 && WARPGROUPS == 2)   /* keys are fragments; else read from shared memory */
 #define V_REGISTERS (DIM_V <= 64 && WARPGROUPS == 2) /* likewise values */
@@ -39,8 +42,9 @@
 #define DQ_WARPS (DQ_SHARES || WIDE ? WARPS : 4)
 #define DQ_BYTES (WIDE ? 0 : 16 * 4 * DQ_COLUMNS) /* a warp's */
 
-#define DS_WARPS (WIDE ? 4 : WARPS)                                         /* that compute dS */
-#define TILE_P (WIDE ? BLOCK_KEYS * 128 * (ATTN_SCORE == RICH ? 2 : 1) : 0) /* what they are given for it */
+#define DS_WARPS (WIDE ? 4 : WARPS) /* that compute dS */
+#define TILE_P \
+    (WIDE && CLUSTER == 1 ? BLOCK_KEYS * 128 * (ATTN_SCORE == RICH ? 2 : 1) : 0) /* what they are given for it */
 
 typedef struct barriers {
     u64 index[4]; /* two places of 16 bytes for the index of a unit */
@@ -105,7 +109,8 @@ DEVICE void pipeline_init(const shared *s)
         for (int i = 0; i < STAGES; i++)
             barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS);
         for (int i = 0; i < 2; i++)
-            barrier_init(BARRIER(s, ds_full, i), DS_WARPS), barrier_init(BARRIER(s, ds_empty, i), DQ_WARPS);
+            barrier_init(BARRIER(s, ds_full, i), DS_WARPS),
+                barrier_init(BARRIER(s, ds_empty, i), (WIDE ? CLUSTER : 1) * DQ_WARPS);
         barrier_init(BARRIER(s, p_full, 0), 4), barrier_init(BARRIER(s, p_empty, 0), 4);
         barrier_init(BARRIER(s, sent_empty, 0), DQ_WARPS);
         for (int i = 0; i < 2; i++)
@@ -168,6 +173,13 @@ DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
         ldmatrix_x4(fragment + 4 * k, tile + k / 4 * panel + row * 128 + ((piece ^ row % 8) << 4));
     }
 }
+
+/* Where words 4i to 4i + 3 of a thread's fragment lie that goes from one warpgroup to the other. */
+#if ATTN_CLUSTER == 2
+#define WORDS_PLACE(i) (threadIdx.x % 128 / 32 * 2048 + threadIdx.x % 32 * 16 + (i)*512)
+#else
+#define WORDS_PLACE(i) (threadIdx.x % 128 * 16 + (i)*2048)
+#endif
 
 /* A warpgroup's gradients of scores to its 64 rows of their tile. */
 DEVICE void store_score_gradients(u32 tile, const u32 *ds)
