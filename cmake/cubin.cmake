@@ -1,6 +1,6 @@
 # cmake -DNVCC= -DSOURCE= -DCUBIN= -DSPILLS= -DSTRICT= -DDEFINES=A=1,B=2 -P cubin.cmake: compiles one unit of the CUDA
 # kernels and warns of what would be slow without a word: registers spilled beyond SPILLS bytes, setmaxnreg ignored
-# (C7508), wgmma serialised (C7510, 11, 14, 15, 20). STRICT (ATTN_WERROR): these are errors.
+# (C7508), wgmma serialised (C7510, 11, 12, 14, 15, 20). STRICT (ATTN_WERROR): these are errors.
 set(kind WARNING)
 if(STRICT)
   set(kind FATAL_ERROR)
@@ -15,7 +15,7 @@ execute_process(
 if(failed)
   message(FATAL_ERROR "${text}")
 endif()
-string(REGEX MATCH "[^\n]*C75(08|10|11|14|15|20)[^\n]*" warning "${text}")
+string(REGEX MATCH "[^\n]*C75(08|10|11|12|14|15|20)[^\n]*" warning "${text}")
 if(warning)
   message(${kind} "${CUBIN}: ${warning}")
 endif()
