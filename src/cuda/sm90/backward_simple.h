@@ -5,56 +5,85 @@
  * warp a query row, 32 keys at a time: each lane makes one pair's gradient, then every lane sums its columns;
  * simple_kv: a warp a key likewise; simple_bias: a block an element. */
 
+/* The thread's eighth of grad_o · o of two rows of a head, `row` and the one 32 below it; copies of grad_o. */
+DEVICE void SIMPLE_NAME(products)(const attn_sm90_backward_params *params, int2 q, int plane, int head, int row,
+                                  float *delta)
+{
+    const attn_sm90_params *p = &params->common;
+    int part = threadIdx.x % 8, dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE, pitch = (p->dim_v + 7) / 8 * 8;
+    long long o = plane * p->o_stride[0] + (q.x + row) * p->o_stride[1] + head * p->o_stride[2];
+    long long g =
+        plane * params->grad_o_stride[0] + (q.x + row) * params->grad_o_stride[1] + head * params->grad_o_stride[2];
+    unsigned short *copy = (unsigned short *)params->grad_o_copy;
+    copy += ((plane * (long long)p->len_q + q.x + row) * p->heads_q + head) * pitch;
+    long long below = 32LL * p->heads_q * pitch;
+    bool even = is_even(p->o, p->o_stride) && is_even(params->grad_o, params->grad_o_stride) && p->dim_v % 8 == 0;
+    if (dtype != F32 && even) {
+        for (int i = 8 * part; i < p->dim_v; i += 64) {
+            uint4 words[4];
+            float x[8], y[8];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                bool in = row + 32 * r < q.y;
+                const unsigned short *from = (const unsigned short *)p->o + o + 32 * r * p->o_stride[1] + i;
+                const unsigned short *grad =
+                    (const unsigned short *)params->grad_o + g + 32 * r * params->grad_o_stride[1] + i;
+                words[2 * r] = in ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
+                words[2 * r + 1] = in ? *(const uint4 *)grad : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                unpack_eight(SIMPLE_DTYPE, words[2 * r], x), unpack_eight(SIMPLE_DTYPE, words[2 * r + 1], y);
+                delta[r] = dot_eight(x, y, delta[r]);
+                if (params->grad_o_copy && row + 32 * r < q.y) *(uint4 *)(copy + r * below + i) = words[2 * r + 1];
+            }
+        }
+        return;
+    }
+    for (int r = 0; r < 2 && row + 32 * r < q.y; r++)
+        for (int i = 8 * part; i < p->dim_v; i += 64) {
+            float x[8], y[8];
+            load_eight(dtype, p->o, o + 32 * r * p->o_stride[1] + i, p->dim_v - i, x);
+            load_eight(dtype, params->grad_o, g + 32 * r * params->grad_o_stride[1] + i, p->dim_v - i, y);
+            delta[r] = dot_eight(x, y, delta[r]);
+            if (params->grad_o_copy)
+                *(uint4 *)(copy + r * below + i) =
+                    make_uint4(pack_as(SIMPLE_DTYPE, y[0], y[1]), pack_as(SIMPLE_DTYPE, y[2], y[3]),
+                               pack_as(SIMPLE_DTYPE, y[4], y[5]), pack_as(SIMPLE_DTYPE, y[6], y[7]));
+        }
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     SIMPLE_NAME(attn_sm90_backward_rows)(const __grid_constant__ attn_sm90_backward_params params)
 {
     const attn_sm90_params *p = &params.common;
     __shared__ float sink_part[8];
-    int head = blockIdx.y, batch = blockIdx.z, row0 = blockIdx.x * BLOCK_ROWS, dtype = SIMPLE_DTYPE;
-    int part = threadIdx.x % 8, plane = p->flags & FLAG_VARLEN ? 0 : batch;
-    if (p->flags & FLAG_OUT_F32) dtype = F32;
+    int head = blockIdx.y, batch = blockIdx.z, row0 = blockIdx.x * BLOCK_ROWS, row = row0 + (int)threadIdx.x / 8;
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     long long line0 = line_of(p, p->cu_lens_q, p->heads_q, params.q_pitch, batch, head) + row0;
-    float sink = p->sink ? p->sink[head] : 0, sink_sum = 0;
-    for (int at = threadIdx.x / 8; at < BLOCK_ROWS && row0 < q.y; at += 32) {
-        int row = row0 + at;
-        float delta = 0, lse = INFINITE;
-        if (row < q.y) {
-            long long o = plane * p->o_stride[0] + (q.x + row) * p->o_stride[1] + head * p->o_stride[2];
-            long long g = plane * params.grad_o_stride[0] + (q.x + row) * params.grad_o_stride[1] +
-                          head * params.grad_o_stride[2];
-            bool o_even = !((o & 7) || ((unsigned long long)p->o & 15));
-            bool g_even = !((g & 7) || ((unsigned long long)params.grad_o & 15));
-            int pitch = (p->dim_v + 7) / 8 * 8;
-            long long tensor_row = plane * (long long)p->len_q + q.x + row;
-            unsigned short *copy = (unsigned short *)params.grad_o_copy + (tensor_row * p->heads_q + head) * pitch;
-            for (int i = 8 * part; i < p->dim_v; i += 64) {
-                float x[8], y[8];
-                load_eight(dtype, p->o, o + i, p->dim_v - i, o_even, x);
-                load_eight(dtype, params.grad_o, g + i, p->dim_v - i, g_even, y);
+    long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + q.x + row
+                                            : ((long long)batch * p->heads_q + head) * p->len_q + row;
+    float sink = p->sink ? p->sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lse[2] = { INFINITE, INFINITE };
 #pragma unroll
-                for (int j = 0; j < 8; j++)
-                    delta = fmaf(x[j], y[j], delta);
-                if (params.grad_o_copy)
-                    *(uint4 *)(copy + i) =
-                        make_uint4(pack_as(SIMPLE_DTYPE, y[0], y[1]), pack_as(SIMPLE_DTYPE, y[2], y[3]),
-                                   pack_as(SIMPLE_DTYPE, y[4], y[5]), pack_as(SIMPLE_DTYPE, y[6], y[7]));
-            }
-        }
-        delta = sum_of(delta, 8);
-        if (row < q.y) {
-            long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + q.x + row
-                                                    : ((long long)batch * p->heads_q + head) * p->len_q + row;
-            lse = p->lse[line];
-            if (params.grad_lse) delta -= params.grad_lse[line];
-            if (lse == -INFINITE) lse = INFINITE, delta = 0;
-            if (p->sink && part == 0) sink_sum -= exp2_approx((sink - lse) * LOG2_E) * delta;
-        }
-        float *statistics = params.stats + 2 * line0 + stat_place(at);
-        if (part == 0) statistics[0] = lse * LOG2_E, statistics[BLOCK_ROWS] = delta;
-        if (params.grad_q_sum)
-            for (int i = part; i < params.dim / 4; i += 8)
-                ((float4 *)(params.grad_q_sum + (line0 + at) * params.dim))[i] = make_float4(0, 0, 0, 0);
+    for (int r = 0; r < 2; r++) {
+        if (row + 32 * r >= q.y) continue;
+        lse[r] = p->lse[line + 32 * r];
+        if (params.grad_lse && threadIdx.x % 8 == 0) delta[r] = -params.grad_lse[line + 32 * r];
+    }
+    SIMPLE_NAME(products)(&params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta);
+#pragma unroll
+    for (int r = 0; r < 2 && row0 < q.y; r++) {
+        delta[r] = sum_of(delta[r], 8);
+        if (lse[r] == -INFINITE) lse[r] = INFINITE, delta[r] = 0;
+        if (threadIdx.x % 8) continue;
+        float *statistics = params.stats + 2 * line0 + stat_place((int)threadIdx.x / 8 + 32 * r);
+        statistics[0] = lse[r] * LOG2_E, statistics[BLOCK_ROWS] = delta[r];
+        if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * delta[r];
+    }
+    if (params.grad_q_sum && row0 < q.y) {
+        float4 *sums = (float4 *)(params.grad_q_sum + line0 * params.dim);
+        for (int i = threadIdx.x; i < BLOCK_ROWS * params.dim / 4; i += 256)
+            sums[i] = make_float4(0, 0, 0, 0);
     }
     if (params.turns && threadIdx.x == 0 && row0 < q.y) params.turns[line0 / BLOCK_ROWS] = 0;
     if (params.alibi_parts && blockIdx.x == 0)

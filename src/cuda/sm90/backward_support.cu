@@ -19,22 +19,37 @@ DEVICE float sum_of(float x, int threads)
     return x;
 }
 
-/* Eight neighbouring elements of a row from `at` on, those from `count` on zeros; `even`: 16 bytes a time will do. */
-DEVICE void load_eight(int dtype, const void *x, long long at, int count, bool even, float *out)
+/* Eight elements of a 16-bit dtype. */
+DEVICE void unpack_eight(int dtype, uint4 words, float *out)
 {
-    if (dtype != F32 && even && count >= 8) {
-        uint4 words = *(const uint4 *)((const unsigned short *)x + at);
-        u32 word[4] = { words.x, words.y, words.z, words.w };
+    u32 word[4] = { words.x, words.y, words.z, words.w };
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            unsigned short half = (unsigned short)(word[i / 2] >> i % 2 * 16);
-            out[i] = dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half);
-        }
-        return;
+    for (int i = 0; i < 8; i++) {
+        unsigned short half = (unsigned short)(word[i / 2] >> i % 2 * 16);
+        out[i] = dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half);
     }
+}
+
+/* Eight neighbouring elements of a row from `at` on, those from `count` on zeros. */
+DEVICE void load_eight(int dtype, const void *x, long long at, int count, float *out)
+{
 #pragma unroll
     for (int i = 0; i < 8; i++)
         out[i] = i < count ? load_any(dtype, x, at + i) : 0;
+}
+
+DEVICE float dot_eight(const float *x, const float *y, float sum)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum = fmaf(x[i], y[i], sum);
+    return sum;
+}
+
+/* Whether a tensor's rows begin at multiples of 16 bytes. */
+DEVICE bool is_even(const void *x, const long long *stride)
+{
+    return !((stride[0] | stride[1] | stride[2]) & 7) && !((unsigned long long)x & 15);
 }
 
 typedef struct pair_gradient {
