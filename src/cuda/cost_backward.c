@@ -104,7 +104,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double start = attn_machine_for(ATTN_CUDA, device->name)->start;
     attn_cuda_set_time(device, all, splits > 1 ? 2 * start : 0, &c->choice);
     c->choice.level[0].bytes += bytes.around + sums;
-    c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && units > grid;
+    c->dynamic = units > grid; /* equal units, too: blocks that share L2 do not keep step */
     c->dynamic |=
         (d->flags & ATTN_DETERMINISTIC) != 0; /* who waits for a unit's turn knows that a block has taken it */
 }
