@@ -36,18 +36,6 @@ DEVICE void release_stage(u32 empty, stage *at, int stages)
     stage_next(at, stages);
 }
 
-/* Stores the results of row tiles without keys up to one that has some. False: no more work. */
-DEVICE bool skip_empty(const attn_sm90_params *p, const shared *s, consumer *c)
-{
-    int tiles;
-    while ((tiles = work_ahead(s, c)) == NO_KEYS || tiles == PAUSE) {
-        if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
-        c->item++;
-        release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS);
-    }
-    return tiles != NO_WORK;
-}
-
 /* ---- stages -------------------------------------------------------------------------------- */
 
 DEVICE void wait_stage(const shared *s, const consumer *c)
@@ -104,6 +92,42 @@ DEVICE void take_work(const attn_sm90_params *p, const shared *s, consumer *c)
         wait_stage(s, c);
     }
 #endif
+}
+
+/* The next row tile has keys, and rows of the warpgroup. */
+DEVICE bool is_ours(const attn_sm90_params *p, const shared *s, const consumer *c)
+{
+#if ATTN_MASK == CAUSAL
+    return work_ahead(s, c) > NO_KEYS && has_rows(p, &s->notes->works[c->item % NOTES], c->group);
+#else
+    return work_ahead(s, c) > NO_KEYS;
+#endif
+}
+
+DEVICE void pass_stage(const shared *s, consumer *c)
+{
+    wait_stage(s, c);
+    release_stages(s, c, c->kv.index);
+}
+
+/* Up to a row tile that is the warpgroup's: stores the results of those without keys, and passes over the stages of
+ * those whose rows are others'; `passed`: of the first one's stages, as that had values of the tile before it. False:
+ * no more work. */
+DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c, int passed)
+{
+    bool behind = false; /* the next stage has values of a row tile passed over */
+    while (!is_ours(p, s, c)) {
+        int tiles = work_ahead(s, c), stages = tiles > NO_KEYS ? tiles - passed : behind;
+#pragma unroll 1
+        for (; stages > 0; stages--)
+            pass_stage(s, c);
+        behind = tiles > NO_KEYS, passed = 0;
+        if (tiles == NO_WORK) return false;
+        if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
+        c->item++;
+        release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS);
+    }
+    return true;
 }
 
 /* Its keys are those of the tile to be scored next; after take_work. */
@@ -217,7 +241,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     wait_stage(s, c);
     c->key0 -= KEYS;
     if (last) {
-        more = work_ahead(s, c) > NO_KEYS;
+        more = is_ours(p, s, c);
         if (more) take_work(p, s, c);
     }
     if (more) take_keys(s, c);
@@ -337,7 +361,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 DEVICE void consume(const attn_sm90_params *p, const shared *s)
 {
     consumer c = { (int)threadIdx.x / 128 - 1 };
-    while (skip_empty(p, s, &c))
+    for (int passed = 0; skip_others(p, s, &c, passed); passed = 1)
         attend(p, s, &c);
 }
 

@@ -45,6 +45,12 @@ DEVICE int row_of(const attn_sm90_params *p, int place)
     return rarely(p->schedule.pack > 1) ? quotient(place, p->schedule.pack) : place;
 }
 
+/* A warpgroup has rows of the sequence. */
+DEVICE bool has_rows(const attn_sm90_params *p, const work *w, int group)
+{
+    return w->row0 + row_of(p, anew(group * 64)) < w->len_q;
+}
+
 /* Keys that the row tile's first row sees, those behind the sequence's last counted, too. */
 DEVICE int reach_of(const attn_sm90_params *p, const work *w)
 {
@@ -61,9 +67,7 @@ DEVICE int whole_keys(const attn_sm90_params *p, const work *w, int group)
  */
 DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
 {
-    int at = anew(group * 64);
-    bool some = w->row0 + row_of(p, at) < w->len_q;
-    int end = some ? min(w->len_kv, reach_of(p, w) + row_of(p, at + 63)) : 0;
+    int end = min(w->len_kv, reach_of(p, w) + row_of(p, anew(group * 64 + 63)));
     int unseen = w->last - (max(end, 1) - 1) / KEYS;
     return clamp(unseen, 0, min(STAGES, w->tiles) - 1);
 }
