@@ -96,6 +96,12 @@ typedef struct consumer {
 #define RING_INDEX(count, size) ((u32)(count) % (size))
 #define RING_PHASE(count, size) ((u32)(count) / (size)&1)
 
+/* Tiles whose grad_q a block computes: all; every second where narrow blocks of a cluster take turns. Their dS lies in
+ * two buffers by turns; of a cluster in one, beside it the other block's. */
+#define TURNS (WIDE ? 1 : CLUSTER)
+#define DS_INDEX(tile) RING_INDEX((u32)(tile) / TURNS, 2 / TURNS)
+#define DS_PHASE(tile) RING_PHASE((u32)(tile) / TURNS, 2 / TURNS)
+
 /* Rows of a tile from `valid` on, which may be another sequence's, become zeros: 0 times NaN is NaN. */
 DEVICE void zero_tail(u32 tile, int panels, int rows, int valid)
 {
@@ -142,12 +148,18 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
  * been used. notes: this warpgroup notes where the tile's grad_q goes. */
 DEVICE void give_ds(const shared *s, const consumer *c, const row_note *note, const u32 *ds, int first, bool notes)
 {
-    int buffer = RING_INDEX(c->tiles, 2);
-    barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->tiles, 2) ^ 1);
+    int buffer = DS_INDEX(c->tiles);
+    barrier_wait(BARRIER(s, ds_empty, buffer), DS_PHASE(c->tiles) ^ 1);
     store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds);
     if (notes && threadIdx.x % 128 == 0) s->notes->dq[buffer] = note->dq;
     fence_async();
-    release(BARRIER(s, ds_full, buffer));
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        if (TURNS == 2)
+            barrier_expect(BARRIER(s, ds_full, buffer), WARP_DS); /* of the other block's warp */
+        else
+            barrier_arrive(BARRIER(s, ds_full, buffer));
+    }
 }
 
 #endif

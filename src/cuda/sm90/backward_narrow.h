@@ -3,7 +3,9 @@
  *     issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE) -> issue grad_v += P^T grad_o
  *     -> dS^T = P^T (dP^T - delta), to shared memory too -> issue grad_q of tile t-1, grad_k += dS^T q -> add grad_q
  *
- * grad_q runs one tile late, so that no warpgroup waits for another's dS. */
+ * grad_q runs one tile late, so that no warpgroup waits for another's dS. Two blocks of a cluster compute it by turns,
+ * tile by tile, over the keys of both, so that half as many are added to memory: the other sends its dS. ds_empty[1]:
+ * what was sent has been used. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
@@ -13,11 +15,12 @@
 #define WGMMA_DQ PASTE(wgmma_tt_, DIM)
 #endif
 
-DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys)
+DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys, int keep)
 {
 #pragma unroll
     for (int k = 0; k < BLOCK_KEYS / 16; k++)
-        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4), k > 0);
+        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4),
+                 keep || k > 0);
 }
 
 /* The warp's last addition has ended: who waits for it, may. */
@@ -59,8 +62,28 @@ DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s,
     *added = to.block;
 }
 
-/* Whether this warpgroup computes grad_q of the tile. */
+/* Whether this block, and this warpgroup, computes grad_q of the tile. */
+#define DQ_HERE(s, tile) (TURNS == 1 || (u32)(tile) % 2 == (s)->rank)
 #define DQ_MINE(c, tile) (DQ_SHARES || (u32)(tile) % WARPGROUPS == (u32)(c)->group)
+
+/* A warp's dS of the tile in hand to the other block, through its own memory for grad_q, whose last use must have
+ * ended. */
+DEVICE void send_ds(const shared *s, const consumer *c, const u32 *ds)
+{
+    u32 warp = threadIdx.x / 32 - 4, at = s->dq + warp * DQ_BYTES, words[4];
+    u32 to = peer_address(s->ds + TILE_DS + warp * WARP_DS, s->peer);
+    u32 full = peer_address(BARRIER(s, ds_full, 0), s->peer);
+    barrier_wait(BARRIER(s, ds_empty, 1), DS_PHASE(c->tiles) ^ 1);
+    bulk_wait_read();
+    __syncwarp();
+    store_score_gradients(at - warp % 4 * WARP_DS, ds);
+    __syncwarp();
+#pragma unroll
+    for (u32 i = threadIdx.x % 32 * 16; i < WARP_DS; i += 512) {
+        load_shared_words(at + i, words);
+        send_words(to + i, words, full);
+    }
+}
 
 DEVICE void issue_scores(const consumer *c, float *score, u32 keys, u32 q)
 {
@@ -84,12 +107,14 @@ DEVICE void issue_dp(const consumer *c, float *dp, u32 values, u32 grad_o)
 
 DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q, int tile)
 {
-    barrier_wait(BARRIER(s, ds_full, RING_INDEX(tile, 2)), RING_PHASE(tile, 2));
-    u32 ds = uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS);
-    u32 keys = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K +
-                       (DQ_SHARES ? c->group * (DQ_COLUMNS / 64) * PANEL_KEYS : 0));
+    u32 columns = DQ_SHARES ? c->group * (DQ_COLUMNS / 64) * PANEL_KEYS : 0;
+    barrier_wait(BARRIER(s, ds_full, DS_INDEX(tile)), DS_PHASE(tile));
+    if (TURNS == 2) fence_async();
+    u32 ds = uniform(s->ds + DS_INDEX(tile) * TILE_DS);
+    u32 keys = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + columns);
     wgmma_fence();
-    issue_grad_q(grad_q, ds, keys);
+    issue_grad_q(grad_q, ds, keys, 0);
+    if (TURNS == 2) issue_grad_q(grad_q, ds + TILE_DS, uniform(s->peer_k + columns), 1);
     wgmma_commit();
 }
 
@@ -97,8 +122,9 @@ DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared 
                           int tile)
 {
     pin_floats(grad_q, DQ_COLUMNS / 2);
-    dq_note to = s->notes->dq[RING_INDEX(tile, 2)];
-    release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
+    dq_note to = s->notes->dq[DS_INDEX(tile)];
+    release(BARRIER(s, ds_empty, DS_INDEX(tile)));
+    if (TURNS == 2 && threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(BARRIER(s, ds_empty, 1), s->peer));
     add_grad_q(params, s, to, grad_q, DQ_SHARES ? c->group * DQ_COLUMNS : 0, &c->added);
 }
 
@@ -154,15 +180,22 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         score_gradients(&to, score, dp, ds, statistics);
         zero_dropped(probability);
         if (!EARLY) issue_grad_v(grad_v, probability, g);
-        give_ds(s, c, &note, ds, first, c->group == 0);
+        if (DQ_HERE(s, c->tiles))
+            give_ds(s, c, &note, ds, first, c->group == 0);
+        else
+            send_ds(s, c, ds);
         last = note.last;
 
 #if DQ_SHARES
-        float grad_q[DQ_COLUMNS / 2];
-        issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-        issue_grad_k(grad_k, ds, q);
-        wgmma_wait(1);
-        if (c->tiles > start) finish_grad_q(params, s, c, grad_q, c->tiles - 1);
+        if (TURNS == 1 || (c->tiles > start && DQ_HERE(s, c->tiles - 1))) {
+            float grad_q[DQ_COLUMNS / 2];
+            issue_late_grad_q(s, c, grad_q, c->tiles - 1);
+            issue_grad_k(grad_k, ds, q);
+            wgmma_wait(1);
+            if (c->tiles > start) finish_grad_q(params, s, c, grad_q, c->tiles - 1);
+        } else {
+            issue_grad_k(grad_k, ds, q);
+        }
 #else
         issue_grad_k(grad_k, ds, q);
 #endif
@@ -173,7 +206,7 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         if (!DQ_SHARES && c->tiles > start && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
     }
     store_slope(params, u, &alibi);
-    if (DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
+    if (DQ_HERE(s, c->tiles - 1) && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
     pass_turn(params, &c->added);
 }
 

@@ -29,6 +29,7 @@
 #define TILE_K (PANELS * PANEL_KEYS)
 #define TILE_V (PANELS_V * PANEL_KEYS)
 #define TILE_DS (BLOCK_KEYS * 128)
+#define WARP_DS (16 * 128) /* a warp's */
 /* Panels of the peer's keys: all; WIDE: those with a column of this block's half of grad_q, from PEER_PANEL on. */
 #define PEER_PANELS (WIDE ? (PANELS + 1) / 2 : PANELS)
 #define PEER_PANEL(rank) (WIDE ? (rank) * (PANELS - PEER_PANELS) : 0)
@@ -50,7 +51,7 @@ typedef struct barriers {
     u64 index[4]; /* two places of 16 bytes for the index of a unit */
     u64 kv_full[SLOTS], kv_empty[SLOTS], q_full[STAGES], q_empty[STAGES], ds_full[2], ds_empty[2];
     u64 p_full[1], p_empty[1];
-    u64 sent_empty[1], index_full[2], index_empty[2]; /* a cluster's: what was sent to the peer has been used */
+    u64 index_full[2], index_empty[2]; /* a cluster's */
 } barriers;
 
 /* A tile of keys, of a cluster two from first_key on, against rows of query heads [first_head, end_head). The second
@@ -112,7 +113,6 @@ DEVICE void pipeline_init(const shared *s)
             barrier_init(BARRIER(s, ds_full, i), DS_WARPS),
                 barrier_init(BARRIER(s, ds_empty, i), (WIDE ? CLUSTER : 1) * DQ_WARPS);
         barrier_init(BARRIER(s, p_full, 0), 4), barrier_init(BARRIER(s, p_empty, 0), 4);
-        barrier_init(BARRIER(s, sent_empty, 0), DQ_WARPS);
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, index_full, i), 1), barrier_init(BARRIER(s, index_empty, i), 1);
         barrier_init_fence();
