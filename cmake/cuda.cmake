@@ -66,7 +66,7 @@ function(attn_cuda_sources result)
   endforeach()
   if(ATTN_NVCC)
     attn_cuda_variants(variants.def forward.cu attn_sm90_
-      NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS CLUSTER MASK SCORE)
+      NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS MASK SCORE)
     attn_cuda_variants(backward_variants.def backward.cu attn_sm90_backward_
       NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES SLOTS CLUSTER MASK SCORE)
     file(GLOB units CONFIGURE_DEPENDS ${cuda_folder}/*.cu)

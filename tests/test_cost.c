@@ -70,24 +70,12 @@ static void bytes_are_as_counted(void **state)
                                           .dim = (int)counted[i].dim,
                                           .dim_v = (int)counted[i].dim,
                                           .rows = counted[i].rows,
-                                          .keys = counted[i].keys,
-                                          .cluster = 1 };
+                                          .keys = counted[i].keys };
         attn_choice c = cost(&desc, &kernel, NULL);
         double memory = c.level[0].bytes / counted[i].memory, registers = c.level[2].bytes / counted[i].registers;
         if (fabs(memory - 1) > 0.1) fail_msg("case %d: %.3f of the bytes of memory", i, memory);
         if (fabs(registers - 1) > 0.1) fail_msg("case %d: %.3f of shared memory's", i, registers);
     }
-}
-
-/* Blocks of a cluster load each key tile once for all of them, and each its queries. */
-static void clusters_share_keys(void **state)
-{
-    (void)state;
-    attn_cuda_kernel kernel = *kernel_named("sm90_bf16_d128_128x128");
-    attn_desc desc = problem(16, 4096, 4096, 128, 0);
-    double rows = 2.0 * 128 * 16 * 4096 * 2, alone = cost(&desc, &kernel, NULL).level[1].bytes;
-    kernel.cluster = 2;
-    assert_true(fabs((cost(&desc, &kernel, NULL).level[1].bytes - rows) / (alone - rows) - 0.5) < 0.01);
 }
 
 /* Keys that L2 does not hold come once a wave of tiles. */
@@ -115,8 +103,7 @@ static void plain_problems_take_plain_kernels(void **state)
                 double least = INFINITY;
                 for (int i = 0; i < count; i++) {
                     const attn_cuda_kernel *k = &kernels[i];
-                    if (k->form != ATTN_CUDA_FORWARD || k->dtype != ATTN_BF16 || k->dim < dims[d] ||
-                        k->dim_v < dims[d] || flags & ~k->features)
+                    if (k->form != ATTN_CUDA_FORWARD || k->dtype != ATTN_BF16 || k->dim < dims[d] || k->dim_v < dims[d])
                         continue;
                     double seconds = cost(&desc, k, NULL).seconds;
                     if (seconds < least) least = seconds, best = k;
@@ -144,8 +131,9 @@ static void tiles_come_in_waves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_as_counted), cmocka_unit_test(clusters_share_keys),
-        cmocka_unit_test(long_keys_come_again), cmocka_unit_test(plain_problems_take_plain_kernels),
+        cmocka_unit_test(bytes_are_as_counted),
+        cmocka_unit_test(long_keys_come_again),
+        cmocka_unit_test(plain_problems_take_plain_kernels),
         cmocka_unit_test(tiles_come_in_waves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -130,6 +130,31 @@ static void empty_problems_launch_nothing(void **state)
     end_context(context);
 }
 
+/* The driver of fake_cuda/ holds launches against the table. */
+static void clusters_are_launched_whole(void **state)
+{
+    (void)state;
+    static tensors t;
+    int count, clusters = 0;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < count; i++) {
+        attn_plan *plan;
+        attn_desc desc = small();
+        attn_args args = args_of(&t);
+        if (kernels[i].cluster == 1) continue;
+        desc.dtype = kernels[i].dtype, desc.direction = attn_cuda_direction(&kernels[i]), desc.kernel = kernels[i].name;
+        assert_ok(attn_plan_create(&plan, &desc));
+        void *workspace = malloc(attn_plan_workspace(plan) + 1);
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+        attn_plan_destroy(plan);
+        free(workspace);
+        clusters++;
+    }
+    assert_true(clusters > 0);
+    end_context(context);
+}
+
 /* Strides that TMA does not take are repacked; addresses that it does not take go to the slow kernel, as the plan says.
  */
 static void every_layout_is_taken(void **state)
@@ -348,12 +373,19 @@ int main(int argc, char **argv)
     const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
     const struct CMUnitTest old[] = { cmocka_unit_test(other_devices_are_refused) };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_need_a_context),        cmocka_unit_test(kernels_are_loaded_once_a_context),
-        cmocka_unit_test(plans_run_in_their_context),  cmocka_unit_test(forward_runs_only_launch),
-        cmocka_unit_test(backward_runs_only_launch),   cmocka_unit_test(empty_problems_launch_nothing),
-        cmocka_unit_test(every_layout_is_taken),       cmocka_unit_test(threads_share_plans_and_kernels),
-        cmocka_unit_test(features_find_their_kernels), cmocka_unit_test(wrong_wishes_are_refused),
-        cmocka_unit_test(parameters_say_it_all),       cmocka_unit_test(forward_passes_words_on),
+        cmocka_unit_test(plans_need_a_context),
+        cmocka_unit_test(kernels_are_loaded_once_a_context),
+        cmocka_unit_test(plans_run_in_their_context),
+        cmocka_unit_test(forward_runs_only_launch),
+        cmocka_unit_test(backward_runs_only_launch),
+        cmocka_unit_test(empty_problems_launch_nothing),
+        cmocka_unit_test(clusters_are_launched_whole),
+        cmocka_unit_test(every_layout_is_taken),
+        cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(features_find_their_kernels),
+        cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(parameters_say_it_all),
+        cmocka_unit_test(forward_passes_words_on),
         cmocka_unit_test(backward_passes_words_on),
     };
     cuda_begin();

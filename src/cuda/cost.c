@@ -113,26 +113,25 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, in
 }
 
 /* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,
- * else once a wave of tiles. Blocks of a cluster get keys and values together, as one with all their rows would. Shared
- * memory takes a tile of rows, and registers what a warpgroup reads there: its queries once a step, all of the keys and
- * values, tiles that the mask or the end cuts as a whole. */
+ * else once a wave of tiles. Shared memory takes a tile of rows, and registers what a warpgroup reads there: its
+ * queries once a step, all of the keys and values, tiles that the mask or the end cuts as a whole. */
 static void set_levels(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t pack,
                        double seen, double partial, attn_choice *c)
 {
     enum { L2 = 1, SHARED, REGISTERS, LEVELS };
     double size = (double)attn_dtype_size(d->dtype), least = attn_tensor_bytes(d, (double)d->len_kv);
-    int64_t rows = c->rows_tile * pack, together = rows * k->cluster;
+    int64_t rows = c->rows_tile * pack;
     attn_model m = attn_model_attention(d, pack, size, size, seen);
     attn_partition p;
     attn_partition_whole(&m, LEVELS, &p);
     for (int level = L2; level < LEVELS; level++) {
         p.tile[level][ATTN_AXIS_HEAD] = 1, p.tile[level][ATTN_AXIS_KEY] = c->keys_tile;
         p.tile[level][ATTN_AXIS_ROW] = level == L2       ? rows * device->multiprocessors
-                                       : level == SHARED ? together
+                                       : level == SHARED ? rows
                                                          : ATTN_CUDA_WARPGROUP_ROWS;
         p.streamed[level] = 1u << ATTN_AXIS_KEY;
     }
-    p.side_by_side[SHARED] = device->multiprocessors / k->cluster;
+    p.side_by_side[SHARED] = device->multiprocessors;
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * size,
            written = attn_model_crossing(&m, &p, L2, ATTN_ARRAY_O);
     double again = head <= device->l2_bytes ? 0 : attn_model_transfer(&m, &p, L2) - attn_model_least(&m);
@@ -141,7 +140,7 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
     c->level[0].bytes = least + max_of(0, again) + partial - min_of(written, kept_writes * device->l2_bytes);
     c->level[1].name = "L2 to shared", c->level[1].bytes = attn_model_transfer(&m, &p, SHARED) + partial;
     m.axis[ATTN_AXIS_KEY].size = attn_round_up(d->len_kv, c->keys_tile);
-    m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, together);
+    m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, rows);
     m.axis[ATTN_AXIS_DIM].size = k->dim, m.axis[ATTN_AXIS_DIM_V].size = k->dim_v;
     m.array[ATTN_ARRAY_O].direction = 0;
     m.array[ATTN_ARRAY_Q].density = seen; /* once a step */
@@ -174,14 +173,13 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
                     const double clocks[ATTN_CONSTANTS], int64_t pack, int splits, attn_cuda_choice *c)
 {
     int64_t rows = rows_of(d, k, pack), heads = d->heads_q / pack;
-    double tiles = (double)attn_ceil_div(d->len_q, rows * k->cluster) * (double)heads * (double)d->batch;
+    double tiles = (double)attn_ceil_div(d->len_q, rows) * (double)heads * (double)d->batch;
     double row_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
     double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->keys) : 0;
     double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, (row_pairs + edge) / k->keys);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end within half of one */
     if (!uneven) steps = whole;
-    double parts = tiles * splits, grid = min_of(parts, device->multiprocessors / k->cluster),
-           rounds = parts / max_of(1, grid);
+    double parts = tiles * splits, grid = min_of(parts, device->multiprocessors), rounds = parts / max_of(1, grid);
     double *count = c->choice.count; /* of the busiest SM */
     double part = uneven && splits == 1 ? steps : ceil(steps / splits);
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
@@ -203,18 +201,16 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c, int64_t pack)
 {
     const uint32_t beside = ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL;
-    int cluster = c->kernel->cluster;
-    int64_t heads = d->heads_q / pack, row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile * cluster),
-            total = row_tiles * d->batch;
-    if (d->flags & ATTN_VARLEN) total = attn_ceil_div(d->total_q * pack, c->kernel->rows * cluster) + d->batch;
+    int64_t heads = d->heads_q / pack, rows = c->choice.rows_tile, total = attn_ceil_div(d->len_q, rows) * d->batch;
+    if (d->flags & ATTN_VARLEN) total = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch;
     if (__builtin_mul_overflow(total, heads * c->choice.splits, &total) || total > INT32_MAX) return false;
     bool grouped = d->flags & ATTN_CAUSAL && !(d->flags & beside);
     c->schedule = (attn_sm90_schedule){
         .heads = (int)heads,
-        .row_tiles = (int)row_tiles,
+        .row_tiles = (int)attn_ceil_div(d->len_q, rows),
         .total = (int)total,
         .head_group = grouped ? (int)min_of((double)head_group(d, device, heads), INT32_MAX) : 1,
-        .grid = (int)min_of((double)total, device->multiprocessors / cluster) * cluster,
+        .grid = (int)min_of((double)total, device->multiprocessors),
         .splits = c->choice.splits,
         .pack = (int)pack,
     };
@@ -252,14 +248,13 @@ bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const
     for (int i = 0; i < 2; i++) {
         int64_t rows = rows_of(desc, kernel, packs[i]);
         if (!rows || (i > 0 && packs[i] == 1) || (tiles->pack && tiles->pack != packs[i])) continue;
-        double count = (double)(attn_ceil_div(desc->len_q, rows * kernel->cluster) * (desc->heads_q / packs[i])) *
-                       (double)desc->batch;
+        double count = (double)(attn_ceil_div(desc->len_q, rows) * (desc->heads_q / packs[i])) * (double)desc->batch;
         for (int splits = 1; splits <= SPLITS_MOST && (splits == 1 || splits <= steps); splits += 1 + splits / 8) {
             attn_cuda_choice c = start;
             if (tiles->splits) splits = (int)min_of(tiles->splits, max_of(1, (double)steps));
             predict(desc, device, kernel, clocks, packs[i], splits, &c);
             if (c.choice.seconds < worth_it * best.choice.seconds) best = c, pack = packs[i];
-            if (tiles->splits || count * splits > 2 * device->multiprocessors / kernel->cluster) break;
+            if (tiles->splits || count * splits > 2 * device->multiprocessors) break;
         }
     }
     *choice = best;

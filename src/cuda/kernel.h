@@ -55,14 +55,6 @@ static inline bool attn_cuda_is_line(const attn_cuda_kernel *kernel)
     return kernel->source != NULL;
 }
 
-/* Keys that are loaded at once: blocks of a cluster share a forward's tiles of keys, and each has its own in a
- * backward.
- */
-static inline int attn_cuda_key_box(const attn_cuda_kernel *kernel)
-{
-    return kernel->form == ATTN_CUDA_FORWARD ? kernel->keys / kernel->cluster : kernel->keys;
-}
-
 /* The table, best first among equals, and its length. */
 const attn_cuda_kernel *attn_cuda_kernels(int *count);
 

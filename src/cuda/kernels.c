@@ -9,9 +9,7 @@ enum {
     GENERAL_FEATURES = CAUSAL_FEATURES | ATTN_CUDA_MASKS,
     PLAIN_FEATURES = 0,
     RICH_FEATURES = ATTN_CUDA_SCORES,
-    ALL_FEATURES = GENERAL_FEATURES | RICH_FEATURES,
-    CLUSTER_1_FEATURES = ALL_FEATURES,
-    CLUSTER_2_FEATURES = ALL_FEATURES & ~(ATTN_CAUSAL | ATTN_CUDA_LENGTHS) /* its blocks take as many key tiles */
+    ALL_FEATURES = GENERAL_FEATURES | RICH_FEATURES
 };
 
 #define SIMPLE(type, TYPE)                                                                                      \
@@ -30,26 +28,25 @@ enum {
     }
 
 static const attn_cuda_kernel kernels[] = {
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, rows_, keys_, stages_, q_slots_, cluster_, mask_, score_, spills_) \
-    { .name = "sm90_" #name_,                                                                                     \
-      .symbol = "attn_sm90_" #name_,                                                                              \
-      .form = ATTN_CUDA_FORWARD,                                                                                  \
-      .dtype = ATTN_##dtype_,                                                                                     \
-      .dim = dim_,                                                                                                \
-      .dim_v = dim_v_,                                                                                            \
-      .rows = rows_,                                                                                              \
-      .keys = keys_,                                                                                              \
-      .stages = stages_,                                                                                          \
-      .slots = q_slots_,                                                                                          \
-      .cluster = cluster_,                                                                                        \
-      .features = (mask_##_FEATURES | score_##_FEATURES) & CLUSTER_##cluster_##_FEATURES,                         \
-      .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                    \
-      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                    \
-      .source = "forward.cu",                                                                                     \
-      .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_,  \
-                   "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                       \
-                   "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_CLUSTER=" #cluster_, "-DATTN_MASK=" #mask_,               \
-                   "-DATTN_SCORE=" #score_ } },
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, rows_, keys_, stages_, q_slots_, mask_, score_, spills_)          \
+    { .name = "sm90_" #name_,                                                                                    \
+      .symbol = "attn_sm90_" #name_,                                                                             \
+      .form = ATTN_CUDA_FORWARD,                                                                                 \
+      .dtype = ATTN_##dtype_,                                                                                    \
+      .dim = dim_,                                                                                               \
+      .dim_v = dim_v_,                                                                                           \
+      .rows = rows_,                                                                                             \
+      .keys = keys_,                                                                                             \
+      .stages = stages_,                                                                                         \
+      .slots = q_slots_,                                                                                         \
+      .cluster = 1,                                                                                              \
+      .features = mask_##_FEATURES | score_##_FEATURES,                                                          \
+      .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                   \
+      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                   \
+      .source = "forward.cu",                                                                                    \
+      .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
+                   "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                      \
+                   "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_MASK=" #mask_, "-DATTN_SCORE=" #score_ } },
 #include "cuda/sm90/variants.def"
 #undef ATTN_SM90
     SIMPLE(f32, F32),          SIMPLE(f16, F16),          SIMPLE(bf16, BF16),

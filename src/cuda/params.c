@@ -90,7 +90,7 @@ static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which,
     attn_cuda_tensor t = attn_cuda_tensor_of(d, which);
     if (cuda->copied[which]) t = attn_cuda_repacked(t);
     uint64_t size = (uint64_t)attn_dtype_size(d->dtype), extent[4], stride[3];
-    uint32_t rows = of_rows ? (uint32_t)k->rows / pack : (uint32_t)attn_cuda_key_box(k);
+    uint32_t rows = of_rows ? (uint32_t)k->rows / pack : (uint32_t)k->keys;
     uint32_t box[4] = { 64, pack, rows, 1 }, step[4] = { 1, 1, 1, 1 };
     for (int i = 0; i < 4; i++)
         extent[i] = (uint64_t)t.extent[i < 1 ? 3 : 3 - i];

@@ -141,8 +141,7 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     memcpy(&keys, &p->k_map, sizeof keys);
     int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv;
-    uint32_t q_box[] = { 64, pack, (uint32_t)k->rows / pack, 1 },
-             kv_box[] = { 64, 1, (uint32_t)attn_cuda_key_box(k), 1 };
+    uint32_t q_box[] = { 64, pack, (uint32_t)k->rows / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->keys, 1 };
     if (is_varlen(p)) d->total_kv = total;
     a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
     a->k =
@@ -153,18 +152,17 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
 static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
 {
     const attn_sm90_schedule *s = &p->schedule;
-    int group = p->heads_q / p->heads_kv, rows = k->rows * k->cluster;
+    int group = p->heads_q / p->heads_kv;
     fake_expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
     fake_expect(k->rows % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->rows, symbol,
                 "packs heads that do not fit");
     fake_expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
     fake_expect(s->heads * s->pack == p->heads_q, symbol, "heads");
-    fake_expect(s->row_tiles == ceil_div((int64_t)p->len_q * s->pack, rows), symbol, "row_tiles");
+    fake_expect(s->row_tiles == ceil_div((int64_t)p->len_q * s->pack, k->rows), symbol, "row_tiles");
     int64_t tiles =
-        is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, rows) + p->batch : (int64_t)s->row_tiles * p->batch;
+        is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->rows) + p->batch : (int64_t)s->row_tiles * p->batch;
     fake_expect(s->total == tiles * s->heads * s->splits, symbol, "total");
-    fake_expect(s->grid > 0 && s->grid <= s->total * k->cluster && s->head_group >= 1, symbol, "grid");
-    fake_expect(k->cluster == 1 || !s->counter, symbol, "hands out tiles to clusters");
+    fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
 }
 
@@ -218,7 +216,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
         if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].rows / p->schedule.pack == q.box[2] &&
-            attn_cuda_key_box(&kernels[i]) == (int)keys.box[2])
+            kernels[i].keys == keys.box[2])
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
     fake_take_maps(symbol, k, p, &d, &a);

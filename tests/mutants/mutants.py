@@ -205,6 +205,7 @@ MUTANTS = [
     # the host's half of CUDA
     (CUDA + "load.c", "CUresult result = driver->cuFuncLoad(function);", "CUresult result = 0;",
      "kernels are loaded when first launched", "cuda"),
+    (CUDA + "run.c", ".numAttrs = k->cluster > 1", ".numAttrs = 0", "clusters are launched block by block", "cuda"),
     (CUDA + "load.c", "if (f->context == place->context && f->shared == shared", "if (f->shared == shared",
      "another context's kernel", "cuda"),
     (CUDA + "load.c", "if (m->context == place->context && strcmp", "if (strcmp", "another context's module", "cuda"),
@@ -223,8 +224,6 @@ MUTANTS = [
      "a fixed order: units wait for blocks that may never come", "cuda_backward"),
     (CUDA + "cost_backward.c", "int64_t keys = k->keys * k->cluster, tiles", "int64_t keys = k->keys, tiles",
      "clusters: units of one block's keys", "cuda_backward"),
-    (CUDA + "kernel.h", "kernel->keys / kernel->cluster : kernel->keys;", "kernel->keys / kernel->cluster : kernel->keys / kernel->cluster;",
-     "clusters: half a tile of keys in the backward", "cuda_backward"),
     (CUDA + "run_backward.c", "d->flags & ATTN_DETERMINISTIC && repeats(d);", "false;",
      "a fixed order: a bias that repeats is summed in none", "cuda_backward cuda"),
     (CUDA + "run_backward.c", "if (!status && p->grad_bias) status = attn_cuda_clear(", "if (!status && false) status = attn_cuda_clear(",

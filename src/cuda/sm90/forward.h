@@ -43,24 +43,15 @@ DEVICE void wait_stage(const shared *s, const consumer *c)
     barrier_wait(BARRIER(s, kv_full, c->kv.index), c->kv.phase);
 }
 
-DEVICE void release_keys(const shared *s, int index)
-{
-    u32 empty = BARRIER(s, kv_empty, index);
-    if (CLUSTER > 1)
-        release_cluster(empty, CLUSTER);
-    else
-        release(empty);
-}
-
 /* Stages from the one at `from` to c->kv are done with. */
 DEVICE void release_stages(const shared *s, consumer *c, int from)
 {
 #pragma unroll 1
     while (from != c->kv.index) {
-        release_keys(s, from);
+        release(BARRIER(s, kv_empty, from));
         if (++from == STAGES) from = 0;
     }
-    release_keys(s, from);
+    release(BARRIER(s, kv_empty, from));
     stage_next(&c->kv, STAGES);
 }
 
@@ -378,7 +369,6 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
         REGISTERS_TAKE(REGISTERS_CONSUMER);
         consume(&params, &s);
     }
-    if (CLUSTER > 1) cluster_sync();
 }
 
 #endif

@@ -18,19 +18,14 @@ DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const 
                  p->flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
-/* A tile of keys or values. A block of a cluster loads a share of its keys, for all of them. */
+/* A tile of keys or values. */
 DEVICE void load_tile(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, int key0,
                       int head, int batch)
 {
-    int kv_head = head / (p->heads_q / p->heads_kv), share = KEYS / CLUSTER;
-    if (p->flags & FLAG_VARLEN) batch = 0;
-    if (CLUSTER > 1) key0 += share * (int)cluster_rank(), to += share * 128 * cluster_rank();
+    int kv_head = head / (p->heads_q / p->heads_kv);
 #pragma unroll
     for (int i = 0; i < panels; i++)
-        if (CLUSTER > 1)
-            tma_load_cluster(to + i * PANEL_KEYS, map, full, (1 << CLUSTER) - 1, 64 * i, kv_head, key0, batch);
-        else
-            tma_load(to + i * PANEL_KEYS, map, full, 64 * i, kv_head, key0, batch);
+        tma_load(to + i * PANEL_KEYS, map, full, 64 * i, kv_head, key0, p->flags & FLAG_VARLEN ? 0 : batch);
 }
 
 /* A tile of values still to be loaded, of a row tile that may be done with otherwise; key0 -1: none. */
@@ -77,12 +72,8 @@ DEVICE void take_failed(const shared *s, producer *at, work *note)
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         note->failed = 0;
-#if CLUSTER > 1
-        s->notes->failed[note->number / 32 % FAILED_WORDS] |= 1u << note->number % 32;
-#else
         s->notes->again[at->agains] = *note;
         s->notes->again[at->agains].careful = 1;
-#endif
     }
     at->agains++;
     __syncwarp();
@@ -126,6 +117,14 @@ DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, pr
     __syncwarp();
 }
 
+DEVICE void produce_again(const attn_sm90_params *p, const shared *s, producer *at)
+{
+    while (UNCHECKED && at->agains) {
+        work w = s->notes->again[--at->agains];
+        produce_work(p, s, &w, at);
+    }
+}
+
 /* Waits until all row tiles are stored. True: some failed, and are to be done again. */
 DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, work *w, producer *at)
 {
@@ -138,61 +137,11 @@ DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, work *w, p
     return at->agains > 0;
 }
 
-#if CLUSTER > 1
-
-/* A cluster's blocks load for each other, and so do the same row tiles again, when all others are done. Each tells the
- * other of its own. True: there are some. */
-DEVICE bool share_failed(const shared *s)
-{
-    u32 lane = threadIdx.x % 32, there = cluster_rank() ^ 1, met = BARRIER(s, met, 0);
-    if (lane == 0) barrier_expect(met, 4 * FAILED_WORDS);
-    if (lane < FAILED_WORDS / 4)
-        send_words(peer_address(BARRIER(s, failed_there, 4 * lane), there), s->notes->failed + 4 * lane,
-                   peer_address(met, there));
-    barrier_wait(met, 0);
-    s->notes->failed[lane] |= s->notes->failed_there[lane];
-    return __any_sync(~0u, s->notes->failed[lane] != 0);
-}
-
-DEVICE void produce_all(const attn_sm90_params *p, const shared *s, producer *at, bool again)
-{
-    work w = { 0 };
-    w.careful = again;
-    for (int index = schedule_first(); index < p->schedule.total; index = schedule_next(p, index), w.number++) {
-        if (again && !(s->notes->failed[w.number / 32 % FAILED_WORDS] >> w.number % 32 & 1)) continue;
-        if (work_at(p, index, &w)) produce_work(p, s, &w, at);
-    }
-    flush_values(p, s, &w, at);
-}
-
 DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
     producer at = { { 0, 1 }, { 0, 1 }, 0, { -1 } };
     work w = { 0 };
-    produce_all(p, s, &at, false);
-    if (UNCHECKED) {
-        produce_pause(p, s, &w, &at);
-        if (share_failed(s)) produce_all(p, s, &at, true);
-    }
-    w.tiles = NO_WORK;
-    load_work(p, s, &w, &at);
-}
-
-#else
-
-DEVICE void produce_again(const attn_sm90_params *p, const shared *s, producer *at)
-{
-    while (UNCHECKED && at->agains) {
-        work w = s->notes->again[--at->agains];
-        produce_work(p, s, &w, at);
-    }
-}
-
-DEVICE void produce(const attn_sm90_params *p, const shared *s)
-{
-    producer at = { { 0, 1 }, { 0, 1 }, 0, { -1 } };
-    work w = { 0 };
-    for (int index = schedule_first(); index < p->schedule.total; index = schedule_next(p, index)) {
+    for (int index = blockIdx.x; index < p->schedule.total; index = schedule_next(p, index)) {
         if (work_at(p, index, &w)) produce_work(p, s, &w, &at);
         produce_again(p, s, &at);
     }
@@ -204,7 +153,5 @@ DEVICE void produce(const attn_sm90_params *p, const shared *s)
     w.tiles = NO_WORK;
     load_work(p, s, &w, &at);
 }
-
-#endif
 
 #endif

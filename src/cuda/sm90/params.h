@@ -5,8 +5,8 @@
  *
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
  *
- *   attn_sm90_<name>: the forward, one a line of variants.def. attn_sm90_params; grid schedule.grid, clusters of
- *   `cluster` blocks, block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
+ *   attn_sm90_<name>: the forward, one a line of variants.def. attn_sm90_params; grid schedule.grid, block
+ *   128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: merges splits. attn_sm90_params, the forward's own; a warp a row of a head: grid
  *   (ceil(len_q * heads_q / 4), batch), block 128. VARLEN: total_q in place of len_q, batch 1.
@@ -25,25 +25,24 @@
 /* A CUtensorMap. Element type of dtype, rank 4, 128-byte swizzle, no interleave, out-of-bounds zeros, 256-byte L2
  * promotion; strides of extents that are 1 may be any multiple of 16 bytes.
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
- *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys / cluster, 1);  v: likewise with dim_v
+ *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1);  v: likewise with dim_v
  * VARLEN: total_q and total_kv in place of the lengths, batch 1.
- * rows, keys, cluster: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the
- * variant's. Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
+ * rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the variant's.
+ * Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
 typedef struct __attribute__((aligned(64))) attn_sm90_map {
     unsigned long long opaque[16];
 } attn_sm90_map;
 
-/* Order of work. A row tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head); `rows`
- * counts those of all blocks of a cluster.
+/* Order of work. A row tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
  *   heads      heads_q / pack: what a sequence's row tiles are repeated over
  *   row_tiles  ceil(len_q * pack / rows); VARLEN: not used
  *   total      row_tiles * heads * batch * splits; VARLEN: (ceil(total_q * pack / rows) + batch) * heads * splits, of
  *              which the surplus is found empty
  *   head_group heads (over all sequences) whose row tiles are worked off together, longest first: as many as have
  *              their keys and values in L2 at once, 1 at least. Masks other than causal: 1
- *   grid       min(total, multiprocessors / cluster) * cluster; 0 is not launched
+ *   grid       min(total, multiprocessors); 0 is not launched
  *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more.
- *              NULL: cluster c of n takes tiles c, c + n, ... in turn, as it does where it has several blocks */
+ *              NULL: block b takes tiles b, b + grid, ... in turn */
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */

@@ -19,18 +19,11 @@ DEVICE void stage_next(stage *s, int stages)
     if (++s->index == stages) s->index = 0, s->phase ^= 1;
 }
 
-/* A warp lets go of a stage; and of one that `blocks` of a cluster fill for each other. */
+/* A warp lets go of a stage. */
 DEVICE void release(u32 empty)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
-}
-
-DEVICE void release_cluster(u32 empty, int blocks)
-{
-    u32 lane = threadIdx.x % 32;
-    __syncwarp();
-    if (lane < blocks) barrier_arrive_cluster(peer_address(empty, lane));
 }
 
 #ifdef ATTN_KEYS
@@ -43,18 +36,9 @@ typedef struct key_note {
     int partial, last; /* some pair of it is hidden; no tile follows */
 } key_note;
 
-/* Row tiles of a block in a cluster that are to be done again: a bit for each number, modulo FAILED_WORDS * 32. */
-enum { FAILED_WORDS = 32 };
-
 typedef struct barriers {
     u64 q_full[Q_SLOTS], q_empty[Q_SLOTS], kv_full[STAGES], kv_empty[STAGES];
-#if CLUSTER > 1
-    u64 met[1];
-    u32 failed[FAILED_WORDS], failed_there[FAILED_WORDS];
-    work works[NOTES];
-#else
     work works[NOTES], again[NOTES + 1];
-#endif
     key_note keys[STAGES];
 } barriers;
 
@@ -82,16 +66,10 @@ DEVICE void pipeline_init(const shared *s)
         for (int i = 0; i < Q_SLOTS; i++)
             barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), 4 * CONSUMERS);
         for (int i = 0; i < STAGES; i++)
-            barrier_init(BARRIER(s, kv_full, i), 1), barrier_init(BARRIER(s, kv_empty, i), 4 * CONSUMERS * CLUSTER);
-#if CLUSTER > 1
-        barrier_init(BARRIER(s, met, 0), 1);
-        for (int i = 0; i < FAILED_WORDS; i++)
-            s->notes->failed[i] = 0;
-#endif
+            barrier_init(BARRIER(s, kv_full, i), 1), barrier_init(BARRIER(s, kv_empty, i), 4 * CONSUMERS);
         barrier_init_fence();
     }
     __syncthreads();
-    if (CLUSTER > 1) cluster_sync();
 }
 
 #endif

@@ -271,15 +271,6 @@ DEVICE void barrier_arrive_cluster(u32 barrier)
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* tma_load into each block whose bit `blocks` has, at the same place and counted at the same barrier there. */
-DEVICE void tma_load_cluster(u32 to, const void *map, u32 barrier, unsigned short blocks, int x, int y, int z, int w)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
-                 : "memory");
-}
-
 /* 16 bytes to a block's shared memory; they count towards a barrier's there, and who waits for it sees them (both
  * addresses: peer_address). */
 DEVICE void send_words(u32 to, const u32 *x, u32 barrier)

@@ -38,9 +38,6 @@ typedef struct work {
     int batch, head, row0, split;
     int start_q, start_kv, len_q, len_kv;
     int careful, failed; /* UNCHECKED: done again; to be done again */
-#if CLUSTER > 1
-    int number; /* among the row tiles of its block */
-#endif
 } work;
 
 DEVICE int clamp(int x, int lo, int hi)
@@ -90,27 +87,21 @@ DEVICE bool find_sequence(const int *cu_lens, const int *lens, int batch, int si
 
 #ifdef ATTN_KEYS
 
-/* The number of the tile that a block takes first, and after `index`. */
-DEVICE int schedule_first(void)
-{
-    return (int)blockIdx.x / CLUSTER;
-}
-
+/* The number of the tile that a block takes after `index`. */
 DEVICE int schedule_next(const attn_sm90_params *p, int index)
 {
     const attn_sm90_schedule *s = &p->schedule;
-    if (CLUSTER > 1 || !s->counter) return index + (int)gridDim.x / CLUSTER;
+    if (!s->counter) return index + (int)gridDim.x;
     u32 taken = 0;
     if (threadIdx.x % 32 == 0) taken = atomicInc(s->counter, (u32)s->total - 1);
     return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
 }
 
-/* Fills *w but for its key tiles. False: there is no such tile. The blocks of a cluster take neighbouring row tiles;
- * those of the last ones may lie behind the last row. */
+/* Fills *w but for its key tiles. False: there is no such tile. */
 DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
-    int rows = ROWS / s->pack * CLUSTER, head;
+    int rows = ROWS / s->pack, head;
     if (p->flags & FLAG_VARLEN) {
         int line = s->heads * s->splits, rest = index % line, number, count;
         if (!find_sequence(p->cu_lens_q, p->lens_q, p->batch, rows, index / line, &w->batch, &number, &count))
@@ -131,9 +122,7 @@ DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
-    bool any = w->row0 < w->len_q;
-    if (CLUSTER > 1) w->row0 += (int)cluster_rank() * (rows / CLUSTER);
-    return any;
+    return w->row0 < w->len_q;
 }
 
 #endif

@@ -67,7 +67,6 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 #define DIM_V ATTN_DIM_V
 #define STAGES ATTN_STAGES
 #define Q_SLOTS ATTN_Q_SLOTS
-#define CLUSTER ATTN_CLUSTER
 
 #define CONSUMERS (ROWS / 64)
 #define PANELS ((DIM + 63) / 64)
