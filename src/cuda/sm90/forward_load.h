@@ -1,5 +1,6 @@
 /* What is loaded when: the producer's first warp follows the schedule and loads a row tile's queries, then tile by tile
- * the keys that it sees; consumers wait. */
+ * the keys that it sees; consumers wait. Queries are read once, so they come from memory: where there is a slot for the
+ * next row tile's, CAUSAL kernels of few stages ask for them before the last keys of the one in hand (LOOKS_AHEAD). */
 #ifndef ATTN_CUDA_SM90_FORWARD_LOAD_H
 #define ATTN_CUDA_SM90_FORWARD_LOAD_H
 
@@ -40,6 +41,10 @@ typedef struct producer {
     int item; /* row tiles noted */
     tile_behind behind;
     int agains; /* row tiles to be done again: notes->again */
+#if LOOKS_AHEAD
+    int index;  /* of the schedule's row tile taken last; -1: none yet */
+    bool ahead; /* the next row tile is noted, and its queries are under way */
+#endif
 } producer;
 
 /* note NULL: the last values alone. */
@@ -92,17 +97,34 @@ DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w,
     stage_next(&at->q, Q_SLOTS), at->item++;
 }
 
-DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
-{
 #if ATTN_MASK == CAUSAL
+
+DEVICE void begin_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
     mask_tiles(p, w);
     if (w->tiles <= 0) flush_values(p, s, w, at);
     load_work(p, s, w, at);
-    for (int i = 0; i < w->tiles; i++) {
-        key_note note = { (w->last - i) * KEYS };
-        load_stage(p, s, w, at, &note);
-    }
+}
+
+/* The i-th key tile of a row tile that has begun. */
+DEVICE void load_keys(const attn_sm90_params *p, const shared *s, const work *w, producer *at, int i)
+{
+    key_note note = { (w->last - i) * KEYS };
+    load_stage(p, s, w, at, &note);
+}
+
+DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    begin_work(p, s, w, at);
+    for (int i = 0; i < w->tiles; i++)
+        load_keys(p, s, w, at, i);
+    __syncwarp();
+}
+
 #else
+
+DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
     walk walk = walk_start(p, w);
     key_note note, next;
     w->tiles = walk_next(p, w, &walk, &note);
@@ -113,9 +135,10 @@ DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, pr
         note.last = !more;
         load_stage(p, s, w, at, &note);
     }
-#endif
     __syncwarp();
 }
+
+#endif
 
 DEVICE void produce_again(const attn_sm90_params *p, const shared *s, producer *at)
 {
@@ -137,14 +160,76 @@ DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, work *w, p
     return at->agains > 0;
 }
 
+#if LOOKS_AHEAD
+
+DEVICE bool next_work(const attn_sm90_params *p, producer *at, work *w)
+{
+    bool any = false;
+    while (!any && at->index < p->schedule.total) {
+        at->index = at->index < 0 ? (int)blockIdx.x : schedule_next(p, at->index);
+        any = at->index < p->schedule.total && work_at(p, at->index, w);
+    }
+    return any;
+}
+
+/* Takes the next row tile into notes->next and, unless others are to be done again before, loads its queries. */
+DEVICE bool look_ahead(const attn_sm90_params *p, const shared *s, producer *at)
+{
+    work next = { 0 };
+    if (!next_work(p, at, &next)) return false;
+    mask_tiles(p, &next);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) s->notes->next = next;
+    at->ahead = next.tiles > 0 && !at->agains;
+    if (at->ahead) load_work(p, s, &next, at);
+    return true;
+}
+
+/* produce_work; *w becomes the next row tile. False: there is none. The row tile before has let go of its queries when
+ * a stage is filled for the second time. */
+DEVICE bool produce_ahead(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    bool more = false;
+    if (!at->ahead) begin_work(p, s, w, at);
+    at->ahead = false;
+    int turn = min(max(STAGES - 1, w->tiles - 1 - AHEAD), w->tiles - 1);
+    for (int i = 0; i < w->tiles; i++) {
+        load_keys(p, s, w, at, i);
+        if (i == turn) more = look_ahead(p, s, at);
+    }
+    if (w->tiles <= 0) more = look_ahead(p, s, at);
+    __syncwarp();
+    *w = s->notes->next;
+    return more;
+}
+
+DEVICE void produce_schedule(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    at->index = -1;
+    bool more = next_work(p, at, w);
+    while (more) {
+        more = produce_ahead(p, s, w, at);
+        if (!at->ahead) produce_again(p, s, at);
+    }
+}
+
+#else
+
+DEVICE void produce_schedule(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    for (int index = blockIdx.x; index < p->schedule.total; index = schedule_next(p, index)) {
+        if (work_at(p, index, w)) produce_work(p, s, w, at);
+        produce_again(p, s, at);
+    }
+}
+
+#endif
+
 DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
     producer at = { { 0, 1 }, { 0, 1 }, 0, { -1 } };
     work w = { 0 };
-    for (int index = blockIdx.x; index < p->schedule.total; index = schedule_next(p, index)) {
-        if (work_at(p, index, &w)) produce_work(p, s, &w, &at);
-        produce_again(p, s, &at);
-    }
+    produce_schedule(p, s, &w, &at);
     for (bool more = true; more;) {
         flush_values(p, s, &w, &at);
         more = UNCHECKED && produce_pause(p, s, &w, &at);

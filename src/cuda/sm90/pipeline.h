@@ -28,6 +28,11 @@ DEVICE void release(u32 empty)
 
 #ifdef ATTN_KEYS
 
+/* The producer takes a row tile, and asks for its queries, AHEAD key tiles before the last of the one before is loaded:
+ * memory takes as long as two or three. With more stages it is as early without. */
+#define AHEAD 3
+#define LOOKS_AHEAD (ATTN_MASK == CAUSAL && Q_SLOTS > 1 && STAGES <= AHEAD)
+
 /* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */
 enum { NOTES = 4 };
 
@@ -39,6 +44,9 @@ typedef struct key_note {
 typedef struct barriers {
     u64 q_full[Q_SLOTS], q_empty[Q_SLOTS], kv_full[STAGES], kv_empty[STAGES];
     work works[NOTES], again[NOTES + 1];
+#if LOOKS_AHEAD
+    work next; /* the producer's own */
+#endif
     key_note keys[STAGES];
 } barriers;
 
@@ -63,6 +71,9 @@ DEVICE void pipeline_init(const shared *s)
     if (threadIdx.x == 0) {
         for (int i = 0; i < NOTES; i++)
             s->notes->works[i].failed = 0;
+#if LOOKS_AHEAD
+        s->notes->next.failed = 0;
+#endif
         for (int i = 0; i < Q_SLOTS; i++)
             barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), 4 * CONSUMERS);
         for (int i = 0; i < STAGES; i++)
