@@ -196,7 +196,7 @@ static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
         const attn_cuda_kernel *k = &kernels[i];
         printf("%-36s %-5s %3d/%-4d %3dx%-4d %8u %7u  %-11s %s, %s\n", k->name, attn_dtype_name(k->dtype), k->dim,
                k->dim_v, k->rows, k->keys, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
-               k->features & ATTN_WINDOW ? "all" : "causal", k->features & ATTN_BIAS ? "all" : "scale and sink");
+               k->features & ATTN_CHUNK ? "all" : "causal, window", k->features & ATTN_BIAS ? "all" : "scale and sink");
     }
 }
 

@@ -114,6 +114,22 @@ static void plain_problems_take_plain_kernels(void **state)
             }
 }
 
+/* Which row tiles are the longest is not known under masks beside the causal one: a group of heads has several a
+ * multiprocessor, and no group is much smaller than the others. */
+static void heads_come_in_even_groups(void **state)
+{
+    (void)state;
+    const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128");
+    for (int64_t heads = 1; heads < 40; heads++) {
+        attn_desc desc = problem(heads, 32768, 32768, 128, ATTN_CAUSAL | ATTN_WINDOW);
+        attn_cuda_choice c;
+        assert_true(attn_cuda_cost(&desc, &h200, k, 1e9, NULL, &c));
+        int64_t group = c.schedule.head_group, rest = heads % group;
+        assert_true(group * c.schedule.row_tiles >= 8 * h200.multiprocessors || group == heads);
+        assert_true(rest == 0 || group - rest < attn_ceil_div(heads, group));
+    }
+}
+
 static void tiles_come_in_waves(void **state)
 {
     (void)state;
@@ -134,6 +150,7 @@ int main(void)
         cmocka_unit_test(bytes_are_as_counted),
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),
+        cmocka_unit_test(heads_come_in_even_groups),
         cmocka_unit_test(tiles_come_in_waves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -256,6 +256,10 @@ static void features_find_their_kernels(void **state)
     desc.kernel = "sm90_simple_bf16";
     assert_string_equal(info_of(&desc).kernel, "sm90_simple_bf16");
     desc = small();
+    desc.flags = ATTN_CAUSAL | ATTN_WINDOW, desc.window_left = 5;
+    assert_null(strstr(info_of(&desc).kernel, "masks"));
+    assert_null(strstr(info_of(&desc).kernel, "rich"));
+    desc = small();
     desc.batch = 1, desc.heads_q = desc.heads_kv = 1, desc.len_q = 1, desc.len_kv = 1 << 16;
     assert_true(info_of(&desc).splits > 8);
     end_context(context);

@@ -22,6 +22,7 @@ static const double simple_flops = 24;  /* a clock and SM */
 
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
+static const int tiles_of_group = 8; /* a multiprocessor, under masks beside the causal one */
 static const double worth_it = 0.98; /* packing heads or splitting keys must save so much */
 
 /* ---- the machine --------------------------------------------------------------------------- */
@@ -104,12 +105,22 @@ static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pa
     return k->rows / pack;
 }
 
-/* Heads whose row tiles are worked off together: as many as have their keys and values in half of L2. */
-static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads)
+/* Heads whose row tiles are worked off together, the longest first: under a causal mask alone as many as have their
+ * keys and values in half of L2. Under others, too, row tiles of few keys then end a group; which are the longest is
+ * not known there, so a group has several tiles a multiprocessor, beside which the longest is short. */
+static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads, int64_t row_tiles)
 {
+    const uint32_t beside = ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL;
+    int64_t all = heads * d->batch;
+    if (!(d->flags & ATTN_CAUSAL)) return 1;
+    if (d->flags & beside) {
+        int64_t least =
+            attn_ceil_div((int64_t)tiles_of_group * device->multiprocessors, (int64_t)max_of(1, (double)row_tiles));
+        return all <= least ? all : attn_ceil_div(all, all / least);
+    }
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype);
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head)) * (double)(heads / d->heads_kv);
-    return (int64_t)max_of(1, min_of(fit, (double)heads * (double)d->batch));
+    return (int64_t)max_of(1, min_of(fit, (double)all));
 }
 
 /* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,
@@ -200,16 +211,15 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
 /* The schedule of a choice; false: more tiles than it can count. */
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c, int64_t pack)
 {
-    const uint32_t beside = ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL;
-    int64_t heads = d->heads_q / pack, rows = c->choice.rows_tile, total = attn_ceil_div(d->len_q, rows) * d->batch;
+    int64_t heads = d->heads_q / pack, row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile),
+            total = row_tiles * d->batch;
     if (d->flags & ATTN_VARLEN) total = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch;
     if (__builtin_mul_overflow(total, heads * c->choice.splits, &total) || total > INT32_MAX) return false;
-    bool grouped = d->flags & ATTN_CAUSAL && !(d->flags & beside);
     c->schedule = (attn_sm90_schedule){
         .heads = (int)heads,
-        .row_tiles = (int)attn_ceil_div(d->len_q, rows),
+        .row_tiles = (int)row_tiles,
         .total = (int)total,
-        .head_group = grouped ? (int)min_of((double)head_group(d, device, heads), INT32_MAX) : 1,
+        .head_group = (int)min_of((double)head_group(d, device, heads, row_tiles), INT32_MAX),
         .grid = (int)min_of((double)total, device->multiprocessors),
         .splits = c->choice.splits,
         .pack = (int)pack,

@@ -116,7 +116,7 @@ bool attn_cuda_append(uint64_t *total, double count, double size, uint64_t *at)
 
 static int64_t node_count(const attn_desc *d, const attn_cuda_kernel *k)
 {
-    return d->flags & ATTN_INTERVALS && attn_cuda_is_line(k) ? attn_ceil_div(d->len_kv, k->keys) : 0;
+    return d->flags & ATTN_INTERVALS && attn_cuda_is_line(k) ? ATTN_SM90_NODES(d->len_kv, k->keys) : 0;
 }
 
 static bool lay_out_forward(const attn_desc *d, attn_cuda_plan *cuda)

@@ -126,8 +126,8 @@ attn_status attn_cuda_prepare(const attn_cuda_call *c, attn_sm90_backward_params
     if (status || !c->cuda->nodes) return status;
     p->common.mask.nodes = attn_cuda_at(c, c->cuda->layout.nodes);
     return attn_cuda_launch(c, "attn_sm90_nodes", c->cuda->nodes,
-                            attn_ceil_div(d->len_kv, c->cuda->chosen.kernel->keys), d->interval_heads, d->batch, 128, 0,
-                            &p->common);
+                            ATTN_SM90_NODES(d->len_kv, c->cuda->chosen.kernel->keys), d->interval_heads, d->batch, 128,
+                            0, &p->common);
 }
 
 /* ---- the forward --------------------------------------------------------------------------- */

@@ -256,7 +256,7 @@ static void nodes(const char *symbol, const CUlaunchConfig *config, const attn_s
     fake_map map;
     memcpy(&map, &p->k_map, sizeof map);
     int keys = map.box[2];
-    fake_expect(config->gridDimX == ceil_div(p->len_kv, keys), symbol, "grid");
+    fake_expect(config->gridDimX == (unsigned)ATTN_SM90_NODES(p->len_kv, keys), symbol, "grid");
     size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
     for (size_t i = 0; i < ints; i++)
         p->mask.nodes[i] = keys;

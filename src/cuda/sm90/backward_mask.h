@@ -78,12 +78,43 @@ typedef struct row_walk {
     u32 seen, full;
 } row_walk;
 
+/* Rows [first, end) outside which none sees keys of the unit: t - left <= key <= t + right, and what of chunks and
+ * intervals the unit's first and last key and its node say. */
+typedef struct row_bounds {
+    int first, end;
+} row_bounds;
+
+DEVICE row_bounds rows_of(const attn_sm90_params *p, const work *w, int key0)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int shift = w->len_kv - w->len_q, last = min(key0 + UNIT_KEYS, w->len_kv) - 1;
+    row_bounds rows = { max(0, key0 - shift - m->right), min(w->len_q - 1, last - shift + m->left) + 1 };
+#if ATTN_MASK == GENERAL
+    if (m->prefix && key0 < m->prefix[w->batch]) rows.first = 0, rows.end = w->len_q;
+    if (m->chunk) {
+        rows.first = max(rows.first, key0 / m->chunk * m->chunk - shift);
+        rows.end = min(rows.end, last / m->chunk * m->chunk + m->chunk - shift);
+    }
+    if (p->flags & FLAG_INTERVALS) {
+        const int *v = node_of(p, w, key0 / BLOCK_KEYS, BLOCK_KEYS);
+        if (v[1] >= rows.end) rows.end = min(rows.end, v[4]);
+        if (v[6] <= rows.first) rows.first = max(rows.first, v[3]);
+    }
+#endif
+    return rows;
+}
+
 DEVICE row_walk rows_start(const attn_sm90_params *p, const unit *u)
 {
-    const work *w = &u->place;
-    int end = u->first_key < w->len_kv ? (w->len_q + BLOCK_ROWS - 1) / BLOCK_ROWS : 0, first = 0;
-    if (ATTN_MASK == CAUSAL && p->flags & FLAG_CAUSAL) first = max(0, u->first_key - w->len_kv + w->len_q) / BLOCK_ROWS;
-    row_walk at = { u->first_head, first, end, first, 0, 0, 0 };
+    row_bounds rows = { 0, u->place.len_q };
+    work w = u->place;
+    w.head = u->first_head;
+    if (u->first_key >= w.len_kv)
+        rows.end = 0;
+    else if (ATTN_MASK == CAUSAL || !(p->flags & FLAG_DETERMINISTIC))
+        rows = rows_of(p, &w, u->first_key);
+    int first = rows.first / BLOCK_ROWS;
+    row_walk at = { u->first_head, first, (max(rows.end, 0) + BLOCK_ROWS - 1) / BLOCK_ROWS, first, 0, 0, 0 };
     return at;
 }
 
@@ -96,33 +127,16 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     if (at->ahead >= at->end) at->head++, at->ahead = at->first;
     if (at->head >= u->end_head || at->ahead >= at->end) return false;
     note->head = at->head, note->row0 = at->ahead++ * BLOCK_ROWS;
-    int whole = p->flags & FLAG_CAUSAL ? note->row0 + w->len_kv - w->len_q + 1 : w->len_kv;
-    note->partial = u->key0 + BLOCK_KEYS > min(whole, w->len_kv);
-    int end = p->flags & FLAG_CAUSAL ? min(note->row0 + BLOCK_ROWS, w->len_q) + w->len_kv - w->len_q : w->len_kv;
+    int end = w->len_kv, last = u->key0 + BLOCK_KEYS - 1;
+    note->partial = last >= end;
+    if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
+        int first_row = note->row0 + w->len_kv - w->len_q, last_row = min(first_row + BLOCK_ROWS, w->len_kv) - 1;
+        note->partial |= last - p->mask.right > first_row || u->key0 + p->mask.left < last_row;
+        end = min(end - 1, last_row + p->mask.right) + 1;
+    }
     note->dq.rank = (end - 1) / UNIT_KEYS - u->first_key / UNIT_KEYS;
     return true;
 }
-
-/* What of a partial tile's pairs the thread's keys see: columns from first[r] on. */
-typedef struct pairs_seen {
-    int first[2];
-} pairs_seen;
-
-DEVICE pairs_seen pairs_of(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
-{
-    const work *w = &u->place;
-    pairs_seen seen;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int key = u->key0 + key_in_unit + fragment_row(2 * r);
-        int first = p->flags & FLAG_CAUSAL ? key - w->len_kv + w->len_q - note->row0 : 0;
-        seen.first[r] = key < w->len_kv ? first : BLOCK_ROWS;
-    }
-    return seen;
-}
-
-/* Whether fragment element i is visible. */
-#define sees_pair(seen, i) (fragment_col(i) >= (seen).first[(i) / 2 % 2])
 
 #else
 
@@ -132,15 +146,15 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     while (!at->seen) {
         if (at->ahead >= at->end) at->head++, at->ahead = at->first;
         if (at->head >= u->end_head || at->ahead >= at->end) return false;
-        bool seen = false, full = false;
+        judgement is = { false, false };
         int tile = at->ahead + threadIdx.x % 32;
         w->head = at->head;
         if (tile < at->end)
-            judge_tile(p, w, tile * BLOCK_ROWS, min((tile + 1) * BLOCK_ROWS, w->len_q), u->key0 / BLOCK_KEYS,
-                       BLOCK_KEYS, &seen, &full);
-        if (p->flags & FLAG_DETERMINISTIC && tile < at->end) full = full && seen, seen = true;
+            is = judge_tile(p, w, tile * BLOCK_ROWS, min((tile + 1) * BLOCK_ROWS, w->len_q), u->key0 / BLOCK_KEYS,
+                            BLOCK_KEYS);
+        if (p->flags & FLAG_DETERMINISTIC && tile < at->end) is.full = is.full && is.seen, is.seen = true;
         at->from = at->ahead, at->ahead += 32;
-        at->seen = __ballot_sync(~0u, seen), at->full = __ballot_sync(~0u, full);
+        at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
     }
     int bit = __ffs(at->seen) - 1;
     note->head = at->head, note->row0 = (at->from + bit) * BLOCK_ROWS;
@@ -150,42 +164,65 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     return true;
 }
 
-/* What of a partial tile's pairs is visible. Bit 2c + r: the thread's column c (of 16, fragment_col(c / 2 * 4 + c % 2))
- * sees its key r. */
+#endif
+
+/* What of a partial tile's pairs is visible. Bit 16 r + c: the thread's key r is seen from its column c (of 16,
+ * fragment_col(c / 2 * 4 + c % 2)). */
 typedef struct pairs_seen {
     u32 bits;
 } pairs_seen;
+
+/* Bits of the thread's columns of rows [lo, hi). */
+DEVICE u32 row_columns(const row_note *note, int lo, int hi)
+{
+    int end = note->row0 + BLOCK_ROWS;
+    return columns_of(clamp(lo, note->row0, end) - note->row0, clamp(hi, note->row0, end) - note->row0, BLOCK_ROWS / 4);
+}
+
+/* Those that see the key, but for lists and bits. */
+DEVICE u32 seeing_columns(const attn_sm90_params *p, const work *w, const row_note *note, int key)
+{
+    const attn_sm90_mask *m = &p->mask;
+    if (key >= w->len_kv) return 0;
+    int shift = w->len_kv - w->len_q, first = key - m->right, last = key + m->left;
+#if ATTN_MASK == GENERAL
+    if (m->prefix && key < m->prefix[w->batch]) first = shift, last = w->len_kv - 1;
+    if (m->chunk) {
+        int start = key / m->chunk * m->chunk;
+        first = max(first, start), last = min(last, start + m->chunk - 1);
+    }
+#endif
+    u32 columns = row_columns(note, first - shift, last - shift + 1);
+#if ATTN_MASK == GENERAL
+    if (columns && p->flags & FLAG_INTERVALS) {
+        int4 hidden = interval_of(p, w, note->head, key);
+        columns &= ~(row_columns(note, hidden.x, hidden.y) | row_columns(note, hidden.z, hidden.w));
+    }
+#endif
+    return columns;
+}
 
 DEVICE pairs_seen pairs_of(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
 {
     const work *w = &u->place;
     int key[2] = { u->key0 + key_in_unit + fragment_row(0), u->key0 + key_in_unit + fragment_row(2) };
-    int4 interval[2] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
-    if (p->flags & FLAG_INTERVALS) {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (key[r] < w->len_kv) interval[r] = interval_of(p, w, note->head, key[r]);
-    }
-    pairs_seen seen = { 0 };
+    pairs_seen seen = { seeing_columns(p, w, note, key[0]) | seeing_columns(p, w, note, key[1]) << 16 };
+#if ATTN_MASK == GENERAL
+    if (!(p->flags & (FLAG_BLOCKS | FLAG_BITS))) return seen;
 #pragma unroll 1
     for (int c = 0; c < BLOCK_ROWS / 4; c++) {
         int row = min(note->row0 + fragment_col(0) + c / 2 * 8 + c % 2, w->len_q - 1);
-        row_runs runs = runs_of(p, w, row + w->len_kv - w->len_q);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            bool sees = (key[r] >= runs.lo[0] && key[r] < runs.hi[0]) || (key[r] >= runs.lo[1] && key[r] < runs.hi[1]);
-            if (sees && p->flags & FLAG_INTERVALS) sees = !interval_hides(interval[r], row);
-            if (sees && p->flags & (FLAG_BLOCKS | FLAG_BITS)) sees = listed_pair(p, w, note->head, row, key[r]);
-            seen.bits |= (u32)sees << (2 * c + r);
-        }
+        for (int r = 0; r < 2; r++)
+            if (seen.bits >> (16 * r + c) & 1 && !listed_pair(p, w, note->head, row, key[r]))
+                seen.bits &= ~(1u << (16 * r + c));
     }
+#endif
     return seen;
 }
 
 /* Whether fragment element i is visible. */
-#define sees_pair(seen, i) ((seen).bits >> ((i) / 4 * 4 + (i) % 2 * 2 + (i) / 2 % 2) & 1)
-
-#endif
+#define sees_pair(seen, i) ((seen).bits >> ((i) / 2 % 2 * 16 + (i) / 4 * 2 + (i) % 2) & 1)
 
 /* Scores of hidden pairs become -inf. */
 DEVICE void hide(float *score, pairs_seen seen)

@@ -15,7 +15,9 @@ typedef struct consumer {
     int whole; /* all rows of the warpgroup see every key before it */
 #endif
     int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
-    int partial;    /* GENERAL: it has hidden pairs */
+#if ATTN_MASK == GENERAL
+    int partial, common; /* of its note */
+#endif
     work *w;
     softmax soft;
     bool first;   /* the tile scored last is its row tile's first */
@@ -127,6 +129,7 @@ DEVICE void take_keys(const shared *s, consumer *c)
 #if ATTN_MASK == GENERAL
     const key_note *note = &s->notes->keys[c->kv.index];
     c->key0 = note->key0, c->partial = note->partial, c->left = note->last ? 1 : 2;
+    c->common = note->whole;
 #endif
 }
 
@@ -194,15 +197,16 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
     change_scores(p, c->w, score, c->group, c->key0);
 #endif
 #if ATTN_MASK == CAUSAL
-    bool partial = c->key0 + KEYS > c->whole;
-#else
-    bool partial = c->partial;
-#endif
+    bool partial = c->key0 + KEYS > c->whole || c->key0 < whole_from(p, c->w, c->group);
     if (rarely(partial)) hide(p, c->w, score, c->group, c->key0);
+#else
+    if (rarely(c->partial)) hide(p, c->w, score, c->group, c->partial, c->key0);
+#endif
     count_scored(s, c);
     if (UNCHECKED && c->settled) return false;
 #if ATTN_MASK == CAUSAL
-    if (UNCHECKED && first && c->key0 < c->whole && !c->w->careful) {
+    bool parted = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a part's last tile */
+    if (UNCHECKED && first && c->key0 < c->whole && !c->w->careful && !rarely(parted)) {
         softmax_begin(&c->soft, score, UNIT(p));
         c->settled = true;
         return false;
@@ -258,15 +262,19 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     return more;
 }
 
-#if ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN
+#if ATTN_SCORE == PLAIN
 
 /* Tiles, the one in hand included, behind which others follow that need nothing but arithmetic: no pair is hidden, no
  * row tile ends. */
 DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
 {
+#if ATTN_MASK == CAUSAL
     bool whole = c->key0 <= c->whole && c->settled;
     if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->w->len_kv;
-    return whole ? c->left : 0;
+    return whole ? min(c->left, max(0, c->key0 - whole_from(p, c->w, c->group)) / KEYS) : 0;
+#else
+    return c->settled ? c->common : 0;
+#endif
 }
 
 /* step() for these. UNCHECKED: references stay. */
@@ -275,10 +283,13 @@ DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c,
     wait_stage(s, c);
     u32 keys = stage_at(s, c->kv.index);
     products(p, s, c, score, ahead, out, 0, keys, keys + TILE_K);
-    c->key0 -= KEYS, c->first = false;
+    c->first = false;
     wgmma_wait(1);
     pin_floats(ahead, KEYS / 2);
+#if ATTN_MASK == CAUSAL
+    c->key0 -= KEYS;
     count_scored(s, c);
+#endif
     bool passes = !UNCHECKED && softmax_passes(&c->soft, ahead);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);

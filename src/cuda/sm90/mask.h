@@ -1,7 +1,8 @@
 /* A mask is an iterator and a row predicate.
  *
  * The producer walks the key tiles that a row tile sees; consumers hide the hidden pairs of those that are partial.
- * CAUSAL: the tiles are an interval of numbers, walked downwards. GENERAL: kinds intersect; ranges (lengths, causal,
+ * CAUSAL: a row sees a run of keys, cut by its length, the diagonal, a window; the tiles are an interval of numbers,
+ * walked downwards. GENERAL: kinds intersect; ranges (lengths, causal,
  * window, chunk, prefix), block lists and interval summaries say, 32 key tiles at a time, which are seen, and seen
  * whole; a row's visible keys in a partial tile are a word of bits. t = row + len_kv - len_q is a row's place among the
  * keys. */
@@ -30,13 +31,15 @@ DEVICE tile_row row_at(const attn_sm90_params *p, const work *w, int place)
 /* The key tiles of *w: `tiles` of them, from `last` downwards. */
 DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
 {
-    int rows = ROWS / p->schedule.pack, shift = w->len_kv - w->len_q;
-    int end = w->len_kv;
-    if (p->flags & FLAG_CAUSAL) end = min(end, min(w->row0 + rows, w->len_q) + shift);
-    int all = (max(end, 0) + KEYS - 1) / KEYS, share = (all + p->schedule.splits - 1) / p->schedule.splits;
+    int rows = ROWS / p->schedule.pack, shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
+    if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
+        end = min(end - 1, min(w->row0 + rows, w->len_q) - 1 + shift + p->mask.right) + 1;
+        low = max(0, w->row0 + shift - p->mask.left) / KEYS;
+    }
+    int all = (max(end, 0) + KEYS - 1) / KEYS - low, share = (all + p->schedule.splits - 1) / p->schedule.splits;
     int first = w->split * share;
     w->tiles = clamp(all - first, 0, share);
-    w->last = first + w->tiles - 1;
+    w->last = low + first + w->tiles - 1;
 }
 
 /* Which of the row tile's rows stands at a place of it. */
@@ -51,16 +54,29 @@ DEVICE bool has_rows(const attn_sm90_params *p, const work *w, int group)
     return w->row0 + row_of(p, anew(group * 64)) < w->len_q;
 }
 
-/* Keys that the row tile's first row sees, those behind the sequence's last counted, too. */
+/* Keys up to the last that the row tile's first row sees, those behind the sequence's last counted, too. */
 DEVICE int reach_of(const attn_sm90_params *p, const work *w)
 {
-    return p->flags & FLAG_CAUSAL ? w->row0 + w->len_kv - w->len_q + 1 : w->len_kv;
+    bool cut = p->flags & (FLAG_CAUSAL | FLAG_WINDOW);
+    return cut ? w->row0 + w->len_kv - w->len_q + p->mask.right + 1 : w->len_kv;
 }
 
-/* All rows of the warpgroup see every key before it. */
+/* Before it, all rows of the warpgroup see every key that a window's left bound leaves them. */
 DEVICE int whole_keys(const attn_sm90_params *p, const work *w, int group)
 {
     return min(w->len_kv, reach_of(p, w) + row_of(p, anew(group * 64)));
+}
+
+/* The first key that a window's left bound leaves the row at a place of the tile. */
+DEVICE int window_from(const attn_sm90_params *p, const work *w, int place)
+{
+    return w->row0 + w->len_kv - w->len_q - p->mask.left + row_of(p, place);
+}
+
+/* From it on, a window's left bound hides no key from the warpgroup's rows. */
+DEVICE int whole_from(const attn_sm90_params *p, const work *w, int group)
+{
+    return rarely(p->flags & FLAG_WINDOW) ? window_from(p, w, anew(group * 64 + 63)) : 0;
 }
 
 /* How many of the row tile's first key tiles no row of the warpgroup sees, as far as the ring holds them; one is left.
@@ -75,13 +91,21 @@ DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
 DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
 {
-    int at = anew(group * 64 + fragment_row(0));
+    int at = anew(group * 64 + fragment_row(0)), column = key0 + fragment_col(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int end = min(w->len_kv, reach_of(p, w) + row_of(p, at + 8 * r)) - key0 - fragment_col(0);
+        int end = min(w->len_kv, reach_of(p, w) + row_of(p, at + 8 * r)) - column;
 #pragma unroll
         for (int i = 0; i < KEYS / 4; i++)
             if (i / 2 * 8 + i % 2 >= end) score[i / 2 * 4 + 2 * r + i % 2] = -INFINITE;
+    }
+    if (!rarely(p->flags & FLAG_WINDOW)) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int from = window_from(p, w, at + 8 * r) - column;
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++)
+            if (i / 2 * 8 + i % 2 < from) score[i / 2 * 4 + 2 * r + i % 2] = -INFINITE;
     }
 }
 
@@ -186,8 +210,14 @@ DEVICE const int *node_of(const attn_sm90_params *p, const work *w, int tile, in
 {
     const attn_sm90_mask *m = &p->mask;
     int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
-    int nodes = (p->len_kv + keys - 1) / keys;
+    int nodes = ATTN_SM90_NODES(p->len_kv, keys);
     return m->nodes + (((long long)w->batch * m->interval_heads + plane) * nodes + tile) * 8;
+}
+
+/* From rows [row0, row1) its intervals hide every key of the node. */
+DEVICE bool hides_all(const int *node, int row0, int row1)
+{
+    return (row0 >= node[4] && row1 <= node[1]) || (row0 >= node[6] && row1 <= node[3]);
 }
 
 /* From rows [row0, row1) its intervals hide no key of the tile. */
@@ -199,18 +229,22 @@ DEVICE bool hides_nothing(const int *node, int row0, int row1)
 /* ---- the iterator -------------------------------------------------------------------------- */
 
 /* Rows [row0, row1) of one or, packed, of several heads against a key tile of `keys` keys: is some pair visible, are
- * all. Says rather more than is visible, and less than all. */
-DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int row1, int tile, int keys, bool *seen,
-                       bool *full)
+ * all, do intervals hide none. Says rather more than is visible, and less than all. */
+typedef struct judgement {
+    bool seen, full, clear;
+} judgement;
+
+DEVICE judgement judge_tile(const attn_sm90_params *p, const work *w, int row0, int row1, int tile, int keys)
 {
+    judgement is = { false, false, true };
     const attn_sm90_mask *m = &p->mask;
     int shift = w->len_kv - w->len_q, key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
     row_runs first = runs_of(p, w, row0 + shift), last = runs_of(p, w, row1 - 1 + shift);
-    *seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
+    is.seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
     int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
-    *full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    is.full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
     bool bits = p->flags & FLAG_BITS;
-    for (int head = w->head; head < w->head + p->schedule.pack && *seen; head++) {
+    for (int head = w->head; head < w->head + p->schedule.pack && is.seen; head++) {
         if (p->flags & FLAG_BLOCKS) {
             bool some = false;
             int left = key0 / m->block_keys, right = (key1 - 1) / m->block_keys;
@@ -219,19 +253,40 @@ DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int r
                 int whole = listed(p, m->block_full_count, m->block_full, line, left, right);
                 int part = listed(p, m->block_partial_count, m->block_partial, line, left, right);
                 some = some || whole || part;
-                *full = *full && (whole == 2 || (part == 2 && !bits));
+                is.full = is.full && (whole == 2 || (part == 2 && !bits));
             }
-            if (p->schedule.pack == 1) *seen = some;
+            if (p->schedule.pack == 1) is.seen = some;
         } else if (bits) {
-            *full = false;
+            is.full = false;
         }
     }
-    if (*seen && p->flags & FLAG_INTERVALS) {
+    if (is.seen && p->flags & FLAG_INTERVALS) {
         const int *v = node_of(p, w, tile, keys);
-        *seen = !((row0 >= v[4] && row1 <= v[1]) || (row0 >= v[6] && row1 <= v[3]));
-        *full = *full && hides_nothing(v, row0, row1);
+        is.seen = !hides_all(v, row0, row1);
+        is.clear = hides_nothing(v, row0, row1);
+        is.full = is.full && is.clear;
     }
+    return is;
 }
+
+#if defined ATTN_KEYS || defined ATTN_BLOCK_KEYS
+
+/* How many of a thread's `columns` columns (two of every eight) are of places before `place`, counted from the tile's
+ * first. */
+DEVICE int columns_before(int place, int columns)
+{
+    place -= fragment_col(0);
+    return clamp((place >> 3) * 2 + min(place & 7, 2), 0, columns);
+}
+
+/* Bits of those of places [lo, hi). Bit i stands for column fragment_col(i / 2 * 4 + i % 2). */
+DEVICE u32 columns_of(int lo, int hi, int columns)
+{
+    int first = columns_before(lo, columns), count = columns_before(hi, columns) - first;
+    return count > 0 ? ~0u >> (32 - count) << first : 0;
+}
+
+#endif
 
 #ifdef ATTN_KEYS
 
@@ -239,15 +294,26 @@ DEVICE void judge_tile(const attn_sm90_params *p, const work *w, int row0, int r
  * from `ahead` to `end` are to come. Alike in the warp. */
 typedef struct walk {
     int row0, row1, from, ahead, end;
-    u32 seen, full;
+    u32 seen, full, clear;
 } walk;
 
 DEVICE walk walk_start(const attn_sm90_params *p, const work *w)
 {
     int all = (w->len_kv + KEYS - 1) / KEYS, share = (all + p->schedule.splits - 1) / p->schedule.splits;
     int row1 = min(w->row0 + ROWS / p->schedule.pack, w->len_q);
-    walk at = { w->row0, row1, 0, w->split * share, min(all, (w->split + 1) * share), 0, 0 };
+    walk at = { w->row0, row1, 0, w->split * share, min(all, (w->split + 1) * share), 0, 0, 0 };
     return at;
+}
+
+/* The first tile from `tile` on that its group's intervals do not hide as a whole; looks at 32 groups, and says where
+ * these end if they hide all. */
+DEVICE int skip_groups(const attn_sm90_params *p, const work *w, const walk *at, int tile)
+{
+    int first = tile / ATTN_SM90_NODE_GROUP, group = first + threadIdx.x % 32, tiles = (p->len_kv + KEYS - 1) / KEYS;
+    bool open =
+        group * ATTN_SM90_NODE_GROUP < at->end && !hides_all(node_of(p, w, tiles + group, KEYS), at->row0, at->row1);
+    u32 some = __ballot_sync(~0u, open);
+    return max(tile, (first + (some ? __ffs(some) - 1 : 32)) * ATTN_SM90_NODE_GROUP);
 }
 
 /* The next visible key tile; false: there is none. */
@@ -259,59 +325,50 @@ DEVICE bool walk_next(const attn_sm90_params *p, const work *w, walk *at, key_no
         int start = at->end; /* where ranges see something again */
         for (int i = 0; i < 2; i++)
             if (max(first.lo[i], at->ahead * KEYS) < last.hi[i]) start = min(start, max(at->ahead, first.lo[i] / KEYS));
+        if (p->flags & FLAG_INTERVALS) start = skip_groups(p, w, at, start);
+        at->ahead = start;
         if (start >= at->end) return false;
-        bool seen = false, full = false;
+        judgement is = { false, false, false };
         int tile = start + threadIdx.x % 32;
-        if (tile < at->end) judge_tile(p, w, at->row0, at->row1, tile, KEYS, &seen, &full);
+        if (tile < at->end) is = judge_tile(p, w, at->row0, at->row1, tile, KEYS);
         at->from = start, at->ahead = start + 32;
-        at->seen = __ballot_sync(~0u, seen), at->full = __ballot_sync(~0u, full);
+        at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
+        at->clear = __ballot_sync(~0u, is.clear);
     }
     int bit = __ffs(at->seen) - 1;
     note->key0 = (at->from + bit) * KEYS;
-    note->partial = !(at->full >> bit & 1);
+    note->partial = at->full >> bit & 1 ? 0 : at->clear >> bit & 1 ? CUT : CUT_BY_INTERVALS;
     at->seen &= at->seen - 1;
+    u32 cut = at->seen & ~at->full;
+    note->whole = cut ? __popc(at->seen & ((cut & -cut) - 1)) : max(0, __popc(at->seen) - 1);
     return true;
 }
 
 /* ---- the row predicate --------------------------------------------------------------------- */
 
-/* How many of a thread's columns (two of every eight) are of keys before `key`, counted from the tile's first. */
-DEVICE int columns_before(int key)
-{
-    key -= fragment_col(0);
-    return clamp((key >> 3) * 2 + min(key & 7, 2), 0, KEYS / 4);
-}
-
-/* Bits of the thread's columns of keys [lo, hi). Bit i stands for column fragment_col(i / 2 * 4 + i % 2). */
-DEVICE u64 columns_of(int lo, int hi)
-{
-    int first = columns_before(lo), count = columns_before(hi) - first;
-    return count > 0 ? ~0ull >> (64 - count) << first : 0;
-}
-
-DEVICE u64 bit_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
+DEVICE u32 bit_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
 {
     const attn_sm90_mask *m = &p->mask;
     int pitch = (p->len_kv + 7) / 8;
     long long plane =
         (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : at.head);
     const unsigned char *bytes = m->bits + (plane * p->len_q + at.row) * pitch + key0 / 8;
-    u64 seen = 0;
+    u32 seen = 0;
 #pragma unroll 8
     for (int j = 0; j < min(KEYS / 8, pitch - key0 / 8); j++)
-        seen |= (u64)(bytes[j] >> fragment_col(0) & 3) << 2 * j;
+        seen |= (u32)(bytes[j] >> fragment_col(0) & 3) << 2 * j;
     return seen;
 }
 
-DEVICE u64 block_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
+DEVICE u32 block_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
 {
     const attn_sm90_mask *m = &p->mask;
     long long line = list_line(p, w, at.head, at.row);
-    u64 bits = p->flags & FLAG_BITS ? bit_columns(p, w, at, key0) : ~0ull, seen = 0;
+    u32 bits = p->flags & FLAG_BITS ? bit_columns(p, w, at, key0) : ~0u, seen = 0;
 #pragma unroll 1
     for (int block = key0 / m->block_keys; block * (long long)m->block_keys < min(key0 + KEYS, w->len_kv); block++) {
         int lo = block * m->block_keys - key0;
-        u64 columns = columns_of(lo, lo + m->block_keys);
+        u32 columns = columns_of(lo, lo + m->block_keys, KEYS / 4);
         if (listed(p, m->block_full_count, m->block_full, line, block, block))
             seen |= columns;
         else if (listed(p, m->block_partial_count, m->block_partial, line, block, block))
@@ -320,29 +377,46 @@ DEVICE u64 block_columns(const attn_sm90_params *p, const work *w, tile_row at, 
     return seen;
 }
 
-/* Takes what intervals hide from the thread's two rows' columns. A key's numbers are loaded once, eight keys at a time.
- */
-DEVICE void take_intervals(const attn_sm90_params *p, const work *w, const tile_row at[2], int key0, u64 seen[2])
+/* Takes what intervals hide from the thread's two rows' columns: from all at once where the tile's keys have the same,
+ * else a key at a time, whose numbers are loaded once. */
+DEVICE void take_intervals(const attn_sm90_params *p, const work *w, const tile_row at[2], int key0, u32 seen[2])
 {
     int n = p->mask.interval_vectors, last = w->len_kv - 1 - key0;
-    if (hides_nothing(node_of(p, w, key0 / KEYS, KEYS), w->row0, min(w->row0 + ROWS / p->schedule.pack, w->len_q)))
+    const int4 *node = (const int4 *)node_of(p, w, key0 / KEYS, KEYS);
+    int4 least = node[0], most = node[1];
+    if (least.x == most.x && least.y == most.y && least.z == most.z && least.w == most.w) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (interval_hides(least, at[r].row)) seen[r] = 0;
         return;
+    }
     const int *v = intervals_of(p, w, at[0].head) + (long long)key0 * n;
+    if (n == 1) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++) {
+            int start = v[min(fragment_col(0) + i / 2 * 8 + i % 2, last)];
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (at[r].row >= start) seen[r] &= ~(1u << i);
+        }
+        return;
+    }
 #pragma unroll 8
     for (int i = 0; i < KEYS / 4; i++) {
         int key = min(fragment_col(0) + i / 2 * 8 + i % 2, last);
         int4 hidden = interval_at(v + key * n, n, p->flags & FLAG_CAUSAL);
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            if (interval_hides(hidden, at[r].row)) seen[r] &= ~(1ull << i);
+            if (interval_hides(hidden, at[r].row)) seen[r] &= ~(1u << i);
     }
 }
 
 /* The thread's columns of the key tile at key0 that a row sees, but for intervals. */
-DEVICE u64 visible_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
+DEVICE u32 visible_columns(const attn_sm90_params *p, const work *w, tile_row at, int key0)
 {
     row_runs runs = runs_of(p, w, at.row + w->len_kv - w->len_q);
-    u64 seen = columns_of(runs.lo[0] - key0, runs.hi[0] - key0) | columns_of(runs.lo[1] - key0, runs.hi[1] - key0);
+    u32 seen = columns_of(runs.lo[1] - key0, runs.hi[1] - key0, KEYS / 4);
+    if (p->mask.prefix) seen |= columns_of(runs.lo[0] - key0, runs.hi[0] - key0, KEYS / 4);
     if (p->flags & FLAG_BLOCKS)
         seen &= block_columns(p, w, at, key0);
     else if (p->flags & FLAG_BITS)
@@ -351,11 +425,11 @@ DEVICE u64 visible_columns(const attn_sm90_params *p, const work *w, tile_row at
 }
 
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
-DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
+DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int partial, int key0)
 {
     tile_row at[2] = { row_at(p, w, group * 64 + fragment_row(0)), row_at(p, w, group * 64 + fragment_row(2)) };
-    u64 seen[2] = { visible_columns(p, w, at[0], key0), visible_columns(p, w, at[1], key0) };
-    if (p->flags & FLAG_INTERVALS) take_intervals(p, w, at, key0, seen);
+    u32 seen[2] = { visible_columns(p, w, at[0], key0), visible_columns(p, w, at[1], key0) };
+    if (partial == CUT_BY_INTERVALS) take_intervals(p, w, at, key0, seen);
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++)
         score[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? score[i] : -INFINITE;

@@ -11,8 +11,8 @@
  *   attn_sm90_combine_<dtype>: merges splits. attn_sm90_params, the forward's own; a warp a row of a head: grid
  *   (ceil(len_q * heads_q / 4), batch), block 128. VARLEN: total_q in place of len_q, batch 1.
  *
- *   attn_sm90_nodes: summary of ATTN_INTERVALS, before the forward. attn_sm90_params; grid (ceil(len_kv / node_keys),
- *   interval_heads, batch), block 128.
+ *   attn_sm90_nodes: summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid (ATTN_SM90_NODES(len_kv,
+ *   node_keys), interval_heads, batch), block 128.
  *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
  *
@@ -38,11 +38,11 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
  *   row_tiles  ceil(len_q * pack / rows); VARLEN: not used
  *   total      row_tiles * heads * batch * splits; VARLEN: (ceil(total_q * pack / rows) + batch) * heads * splits, of
  *              which the surplus is found empty
- *   head_group heads (over all sequences) whose row tiles are worked off together, longest first: as many as have
- *              their keys and values in L2 at once, 1 at least. Masks other than causal: 1
- *   grid       min(total, multiprocessors); 0 is not launched
- *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more.
- *              NULL: block b takes tiles b, b + grid, ... in turn */
+ *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: causal, as
+ *              many as have their keys and values in L2 at once, 1 at least; other masks beside: as many as even out
+ * the lengths. Not causal: 1 grid       min(total, multiprocessors); 0 is not launched counter    one word that is 0
+ * before the run and again after it: tiles are handed out as blocks ask for more. NULL: block b takes tiles b, b +
+ * grid, ... in turn */
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
@@ -58,7 +58,7 @@ typedef struct attn_sm90_mask {
     const int *prefix;    /* NULL: none */
     const int *intervals; /* as attn_args has it */
     int node_keys;        /* keys of the variant: a node summarises as many */
-    int *nodes;           /* workspace: 8 ints a node: least of LTS, LTE, UTS, UTE, then greatest */
+    int *nodes; /* workspace: ATTN_SM90_NODES a head: 8 ints a node, least of LTS, LTE, UTS, UTE, then greatest */
     const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
     const unsigned char *bits;
 } attn_sm90_mask;
@@ -117,6 +117,11 @@ typedef struct attn_sm90_repack_params {
     long long stride[3]; /* of in: batch, row, head */
     int rows, heads, dim, pitch;
 } attn_sm90_repack_params;
+
+/* Nodes of a head: one a key tile, then one a group of these. */
+#define ATTN_SM90_NODE_GROUP 32
+#define ATTN_SM90_NODES(len_kv, keys) \
+    (((len_kv) + (keys)-1) / (keys) + ((len_kv) + ATTN_SM90_NODE_GROUP * (keys)-1) / (ATTN_SM90_NODE_GROUP * (keys)))
 
 /* Shared memory of a forward variant, bytes: queries, the ring of keys and values, output on its way, barriers and tile
  * notes. */

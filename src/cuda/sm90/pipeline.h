@@ -36,9 +36,13 @@ DEVICE void release(u32 empty)
 /* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */
 enum { NOTES = 4 };
 
+/* Of a key tile's pairs some are hidden; some by intervals. */
+enum { CUT = 1, CUT_BY_INTERVALS };
+
 typedef struct key_note {
     int key0;
-    int partial, last; /* some pair of it is hidden; no tile follows */
+    int partial, last; /* 0, CUT or CUT_BY_INTERVALS; no tile follows */
+    int whole;         /* tiles that follow of which no pair is hidden, up to one behind which another follows */
 } key_note;
 
 typedef struct barriers {

@@ -8,6 +8,7 @@
 /* Feature bits of attn_desc.flags that device code asks for. */
 enum {
     FLAG_CAUSAL = 1 << 0,
+    FLAG_WINDOW = 1 << 1,
     FLAG_INTERVALS = 1 << 4,
     FLAG_BLOCKS = 1 << 5,
     FLAG_BITS = 1 << 6,
@@ -29,7 +30,7 @@ enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
  * they passed what its type holds, the row tile is done again, carefully. f16 holds too little for this to be rare. */
 #define UNCHECKED (ATTN_DTYPE == BF16 && ATTN_SCORE == PLAIN)
 /* Whether rows have references decides which steps are taken, or that scores are not looked at. */
-#define SETTLES (UNCHECKED || (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN))
+#define SETTLES (ATTN_SCORE == PLAIN)
 
 /* A row tile: `pack` heads from head on, of rows [row0, ...) of a sequence. */
 typedef struct work {

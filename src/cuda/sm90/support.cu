@@ -52,8 +52,10 @@ extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_c
     work w = { 0 };
     w.batch = blockIdx.z;
     int least[4] = { 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff }, most[4] = { -1, -1, -1, -1 };
-    int end = min(p->len_kv, (node + 1) * p->mask.node_keys);
-    for (int key = node * p->mask.node_keys + threadIdx.x; key < end; key += 128) {
+    int keys = p->mask.node_keys, tiles = (p->len_kv + keys - 1) / keys;
+    int place = node < tiles ? node : node - tiles, span = node < tiles ? keys : ATTN_SM90_NODE_GROUP * keys;
+    int end = (int)min((long long)p->len_kv, (place + 1LL) * span);
+    for (int key = place * span + threadIdx.x; key < end; key += 128) {
         int4 v = interval_of(p, &w, blockIdx.y * group, key);
         int bounds[4] = { v.x, v.y, v.z, v.w };
 #pragma unroll
