@@ -19,29 +19,22 @@
 /* Whether grad_q's product is issued beside grad_v's or grad_k's; else there are no registers for both. */
 #define BESIDE (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN)
 
-/* grad_q of the tile before the one in hand. */
-DEVICE void issue_first_columns(const shared *s, const consumer *c, float *grad_q)
+/* A warpgroup's columns of grad_q of the tile before the one in hand. */
+DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int group)
 {
-    int tile = c->tiles - 1;
-    barrier_wait(BARRIER(s, ds_full, RING_INDEX(tile, 2)), RING_PHASE(tile, 2));
-    u32 ds = uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS), k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < BLOCK_KEYS / 16; i++)
-        wgmma_tt_128(grad_q, descriptor(ds, 0) + (i * 2048 >> 4), descriptor(k, PANEL_KEYS) + (i * 2048 >> 4), i > 0);
-    wgmma_commit();
-}
-
-DEVICE void issue_other_columns(const shared *s, const consumer *c, float *grad_q)
-{
-    int tile = c->tiles - 1;
+    int tile = c->tiles - 1, panel = group == 0 ? 0 : FIRST_COLUMNS / 64;
     barrier_wait(BARRIER(s, ds_full, RING_INDEX(tile, 2)), RING_PHASE(tile, 2));
     u32 ds = uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS);
-    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + FIRST_COLUMNS / 64 * PANEL_KEYS);
+    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + panel * PANEL_KEYS);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < BLOCK_KEYS / 16; i++)
-        WGMMA_OTHER(grad_q, descriptor(ds, 0) + (i * 2048 >> 4), descriptor(k, PANEL_KEYS) + (i * 2048 >> 4), i > 0);
+    for (int i = 0; i < BLOCK_KEYS / 16; i++) {
+        u64 a = descriptor(ds, 0) + (i * 2048 >> 4), b = descriptor(k, PANEL_KEYS) + (i * 2048 >> 4);
+        if (group == 0)
+            wgmma_tt_128(grad_q, a, b, i > 0);
+        else
+            WGMMA_OTHER(grad_q, a, b, i > 0);
+    }
     wgmma_commit();
 }
 
@@ -86,14 +79,14 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         zero_dropped(probability);
         issue_grad_v(grad_v, probability, uniform(s->g + stage * TILE_G));
         if (!BESIDE) wgmma_wait(0);
-        issue_first_columns(s, c, grad_q);
+        issue_columns(s, c, grad_q, 0);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         release(BARRIER(s, q_empty, stage));
         if (c->tiles > start) finish_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
     }
-    issue_first_columns(s, c, grad_q);
+    issue_columns(s, c, grad_q, 0);
     wgmma_wait(0);
     finish_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
     pass_turn(params, c);
@@ -127,7 +120,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
 
         issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
         if (!BESIDE) wgmma_wait(0);
-        issue_other_columns(s, c, grad_q);
+        issue_columns(s, c, grad_q, 1);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_k, DIM / 2);
@@ -135,7 +128,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         if (c->tiles > start) finish_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
     }
     store_slope(params, u, &alibi);
-    issue_other_columns(s, c, grad_q);
+    issue_columns(s, c, grad_q, 1);
     wgmma_wait(0);
     finish_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
     pass_turn(params, c);

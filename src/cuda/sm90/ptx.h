@@ -64,17 +64,11 @@ DEVICE void barrier_wait(u32 barrier, u32 parity)
                  : "memory");
 }
 
-/* Named barriers: `threads` of a block meet; one that arrives does not wait. 0 is __syncthreads. */
+/* Named barriers: `threads` of a block meet. 0 is __syncthreads. */
 DEVICE void named_sync(int id, int threads)
 {
     dawdle();
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-DEVICE void named_arrive(int id, int threads)
-{
-    dawdle();
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* They meet, and learn whether it holds for all of them. */
@@ -102,11 +96,6 @@ DEVICE void fence_async(void)
 #define REGISTERS_TAKE(count) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count))
 
 /* ---- copies -------------------------------------------------------------------------------- */
-
-DEVICE void tma_prefetch_map(const void *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 
 /* The box at (x, y, z, w) to shared memory; its bytes count towards the barrier's. */
 DEVICE void tma_load(u32 to, const void *map, u32 barrier, int x, int y, int z, int w)
