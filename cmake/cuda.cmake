@@ -29,8 +29,8 @@ function(attn_cuda_unit unit source spills)
   set(cuda_cubins ${cuda_cubins} ${cubin} PARENT_SCOPE)
 endfunction()
 
-# Each line of a table as a unit of `source`, its columns as definitions.
-macro(attn_cuda_variants table source stem)
+# Each line of a table as a unit of `source`, its columns as definitions: function(unit source spills definitions ...).
+macro(attn_cuda_variants function table source stem)
   set(columns ${ARGN})
   file(STRINGS ${cuda_folder}/${table} lines REGEX "^ATTN_SM90[A-Z_]*\\(")
   foreach(line IN LISTS lines)
@@ -44,8 +44,14 @@ macro(attn_cuda_variants table source stem)
     foreach(column value IN ZIP_LISTS columns values)
       list(APPEND defines ATTN_${column}=${value})
     endforeach()
-    attn_cuda_unit(${stem}${name} ${cuda_folder}/${source} ${spills} ${defines})
+    cmake_language(CALL ${function} ${stem}${name} ${cuda_folder}/${source} ${spills} ${defines})
   endforeach()
+endmacro()
+
+macro(attn_cuda_lines function)
+  attn_cuda_variants(${function} variants.def forward.cu attn_sm90_ NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS MASK SCORE)
+  attn_cuda_variants(${function} backward_variants.def backward.cu attn_sm90_backward_
+    NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES SLOTS CLUSTER MASK SCORE)
 endmacro()
 
 # Sets *result to the sources of the backend, or to those that stand for it.
@@ -65,10 +71,7 @@ function(attn_cuda_sources result)
     string(APPEND cuda_files "TEXT(attn_cuda_text_${label}, \"${name}\", \"${text}\")\n")
   endforeach()
   if(ATTN_NVCC)
-    attn_cuda_variants(variants.def forward.cu attn_sm90_
-      NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS MASK SCORE)
-    attn_cuda_variants(backward_variants.def backward.cu attn_sm90_backward_
-      NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES SLOTS CLUSTER MASK SCORE)
+    attn_cuda_lines(attn_cuda_unit)
     file(GLOB units CONFIGURE_DEPENDS ${cuda_folder}/*.cu)
     list(REMOVE_ITEM units ${cuda_folder}/forward.cu ${cuda_folder}/backward.cu)
     foreach(unit IN LISTS units)

@@ -18,7 +18,7 @@ DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
 extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
     PASTE(attn_sm90_backward_, ATTN_NAME)(const __grid_constant__ attn_sm90_backward_params params)
 {
-    extern __shared__ unsigned char memory[];
+    SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
     pipeline_init(&s);
     if (threadIdx.x < 128) {

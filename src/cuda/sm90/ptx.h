@@ -12,6 +12,9 @@ typedef unsigned long long u64;
 
 #define INFINITE __int_as_float(0x7f800000)
 
+/* The block's dynamic shared memory. */
+#define SHARED_MEMORY(name) extern __shared__ unsigned char name[]
+
 /* ---- addresses and barriers ---------------------------------------------------------------- */
 
 DEVICE u32 shared_address(const void *pointer)
@@ -305,6 +308,20 @@ DEVICE float reciprocal_approx(float x)
 #define BF16 3
 #define F16 2
 
+DEVICE unsigned short float_to_bf16(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+DEVICE unsigned short float_to_half(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
 /* Two floats as two elements of a 16-bit dtype, the first in the low half. */
 DEVICE u32 pack_as(int dtype, float low, float high)
 {
@@ -328,6 +345,37 @@ DEVICE float half_to_float(unsigned short x)
     return y;
 }
 
+/* ---- what the compiler knows ----------------------------------------------------------------- */
+
+/* The compiler moves no read of these registers above it, and no write below it. */
+DEVICE void pin_floats(float *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("" : "+f"(x[i])::"memory");
+}
+
+DEVICE void pin_words(u32 *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("" : "+r"(x[i])::"memory");
+}
+
+/* x, of which the compiler knows nothing: what follows from it is reckoned behind this place, not kept from before. */
+DEVICE int anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* x, which the compiler keeps instead of reckoning it again. */
+DEVICE u64 kept(u64 x)
+{
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
 /* ---- wgmma --------------------------------------------------------------------------------- */
 
 /* Before the first of a batch: registers that it reads or adds to are written. */
@@ -341,7 +389,7 @@ DEVICE void wgmma_commit(void)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Until at most `pending` batches are under way. Accumulators are read after a pin (tile.h). */
+/* Until at most `pending` batches are under way. Accumulators are read after a pin. */
 #define wgmma_wait(pending) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
 
 #define REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7"

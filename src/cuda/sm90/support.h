@@ -24,20 +24,6 @@ DEVICE float warp_sum(float x)
     return x;
 }
 
-DEVICE unsigned short float_to_bf16(float x)
-{
-    unsigned short y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-
-DEVICE unsigned short float_to_half(float x)
-{
-    unsigned short y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-
 /* Whether `row`, whose ranges are `runs`, sees `key`. */
 DEVICE bool visible(const attn_sm90_params *p, const work *w, const row_runs *runs, int head, int row, int key)
 {

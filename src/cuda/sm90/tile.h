@@ -17,35 +17,6 @@
 #define fragment_row(i) ((int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4 + (i) / 2 % 2 * 8)
 #define fragment_col(i) ((i) / 4 * 8 + (int)threadIdx.x % 4 * 2 + (i) % 2)
 
-/* The compiler moves no read of these registers above it, and no write below it. */
-DEVICE void pin_floats(float *x, int count)
-{
-#pragma unroll
-    for (int i = 0; i < count; i++)
-        asm volatile("" : "+f"(x[i])::"memory");
-}
-
-DEVICE void pin_words(u32 *x, int count)
-{
-#pragma unroll
-    for (int i = 0; i < count; i++)
-        asm volatile("" : "+r"(x[i])::"memory");
-}
-
-/* x, of which the compiler knows nothing: what follows from it is reckoned behind this place, not kept from before. */
-DEVICE int anew(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-/* x, which the compiler keeps instead of reckoning it again. */
-DEVICE u64 kept(u64 x)
-{
-    asm volatile("" : "+l"(x));
-    return x;
-}
-
 /* x, alike in the warp, known to be: descriptors are then reckoned in uniform registers, each when it is needed. */
 DEVICE u32 uniform(u32 x)
 {

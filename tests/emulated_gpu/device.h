@@ -1,0 +1,474 @@
+/* What the kernels' sources see here in place of src/cuda/sm90/ptx.h: the same names on the machine of machine.h, and
+ * the few words of CUDA that they use. It is included before them, so that ptx.h finds its guard defined. */
+#ifndef ATTN_CUDA_SM90_PTX_H
+#define ATTN_CUDA_SM90_PTX_H
+
+#include <math.h>
+#include <string.h>
+
+#include "machine.h"
+
+typedef unsigned u32;
+typedef unsigned long long u64;
+
+extern "C" {
+#include "num/half.h"
+}
+
+/* ---- words of CUDA ------------------------------------------------------------------------- */
+
+#define DEVICE static inline
+#define __global__
+#define __grid_constant__
+#define __shared__ static /* of kernels whose blocks run one after another */
+#define __launch_bounds__(...)
+#define SHARED_MEMORY(name) unsigned char *name = gpu_shared_memory()
+
+#define threadIdx (gpu_here->thread)
+#define blockIdx (gpu_here->block)
+#define blockDim (gpu_grid_here->threads)
+#define gridDim (gpu_grid_here->blocks)
+
+typedef struct int2 {
+    int x, y;
+} int2;
+typedef struct alignas(16) int4 {
+    int x, y, z, w;
+} int4;
+typedef struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+} uint4;
+typedef struct alignas(16) float4 {
+    float x, y, z, w;
+} float4;
+
+static inline int2 make_int2(int x, int y)
+{
+    return { x, y };
+}
+
+static inline int4 make_int4(int x, int y, int z, int w)
+{
+    return { x, y, z, w };
+}
+
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
+{
+    return { x, y, z, w };
+}
+
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return { x, y, z, w };
+}
+
+static inline int min(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static inline int max(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+static inline float __int_as_float(int bits)
+{
+    return attn_bits_to_float((uint32_t)bits);
+}
+
+static inline int __float_as_int(float x)
+{
+    return (int)attn_float_to_bits(x);
+}
+
+template <class T> static inline T __shfl_sync(u32, T x, int from)
+{
+    u32 bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = gpu_warp(GPU_SHUFFLE, bits, from);
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+template <class T> static inline T __shfl_xor_sync(u32 mask, T x, int other)
+{
+    return __shfl_sync(mask, x, gpu_here->lane ^ other);
+}
+
+template <class T> static inline T __shfl_up_sync(u32 mask, T x, int below)
+{
+    return __shfl_sync(mask, x, gpu_here->lane < below ? gpu_here->lane : gpu_here->lane - below);
+}
+
+static inline u32 __ballot_sync(u32, bool holds)
+{
+    return gpu_warp(GPU_BALLOT, holds, 0);
+}
+
+static inline bool __any_sync(u32 mask, bool holds)
+{
+    return __ballot_sync(mask, holds);
+}
+
+static inline bool __all_sync(u32 mask, bool holds)
+{
+    return !__ballot_sync(mask, !holds);
+}
+
+static inline int __reduce_min_sync(u32, int x)
+{
+    return (int)gpu_warp(GPU_LEAST, (u32)x, 0);
+}
+
+static inline int __reduce_max_sync(u32, int x)
+{
+    return (int)gpu_warp(GPU_GREATEST, (u32)x, 0);
+}
+
+static inline void __syncwarp()
+{
+    gpu_warp(GPU_SYNC, 0, 0);
+}
+
+static inline void __syncthreads()
+{
+    gpu_meet(0, 0, true);
+}
+
+static inline void __threadfence()
+{
+}
+
+static inline u32 atomicInc(u32 *count, u32 most)
+{
+    u32 before = *count;
+    *count = before >= most ? 0 : before + 1;
+    return before;
+}
+
+static inline float atomicAdd(float *sum, float x)
+{
+    float before = *sum;
+    *sum += x;
+    return before;
+}
+
+static inline int __ffs(u32 x)
+{
+    return __builtin_ffs((int)x);
+}
+
+static inline int __popc(u32 x)
+{
+    return __builtin_popcount(x);
+}
+
+static inline u32 __umulhi(u32 a, u32 b)
+{
+    return (u32)((u64)a * b >> 32);
+}
+
+static inline float __fdividef(float a, float b)
+{
+    return a / b;
+}
+
+static inline int __vimax3_s32(int a, int b, int c)
+{
+    return max(a, max(b, c));
+}
+
+/* ---- ptx.h: addresses and barriers ---------------------------------------------------------- */
+
+#define rarely(condition) __builtin_expect(condition, 0)
+#define INFINITE __int_as_float(0x7f800000)
+
+DEVICE u32 shared_address(const void *pointer)
+{
+    return gpu_shared_address(pointer);
+}
+
+DEVICE void barrier_init(u32 barrier, int arrivals)
+{
+    gpu_barrier_init(barrier, arrivals);
+}
+
+DEVICE void barrier_init_fence(void)
+{
+}
+
+DEVICE void barrier_arrive(u32 barrier)
+{
+    gpu_barrier_arrive(barrier, 0);
+}
+
+DEVICE void barrier_expect(u32 barrier, u32 bytes)
+{
+    gpu_barrier_arrive(barrier, bytes);
+}
+
+DEVICE void barrier_wait(u32 barrier, u32 parity)
+{
+    gpu_barrier_wait(barrier, parity);
+}
+
+DEVICE void named_sync(int id, int threads)
+{
+    gpu_meet(id, threads, true);
+}
+
+DEVICE bool named_all(int id, int threads, bool holds)
+{
+    return gpu_meet(id, threads, holds);
+}
+
+DEVICE void fence_async(void)
+{
+}
+
+#define REGISTERS_DROP(count)
+#define REGISTERS_TAKE(count)
+
+/* ---- ptx.h: copies -------------------------------------------------------------------------- */
+
+DEVICE void tma_load(u32 to, const void *map, u32 barrier, int x, int y, int z, int w)
+{
+    const int at[4] = { x, y, z, w };
+    gpu_load_tensor(to, map, barrier, at);
+}
+
+DEVICE void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier)
+{
+    gpu_load_bulk(to, from, bytes, barrier);
+}
+
+DEVICE void stmatrix_x4(u32 address, const u32 *in)
+{
+    gpu_store_matrices(address, in);
+}
+
+DEVICE void ldmatrix_x4(u32 out[4], u32 address)
+{
+    gpu_load_matrices(address, out);
+}
+
+DEVICE void store_shared_words(u32 address, const u32 *x)
+{
+    memcpy(gpu_at(address, 16, 16), x, 16);
+}
+
+DEVICE void load_shared_words(u32 address, u32 *x)
+{
+    memcpy(x, gpu_at(address, 16, 16), 16);
+}
+
+DEVICE void store_zeros(u32 address)
+{
+    memset(gpu_at(address, 16, 16), 0, 16);
+}
+
+DEVICE void store_8bytes(void *to, u32 low, u32 high)
+{
+    ((u64 *)to)[0] = (u64)high << 32 | low;
+}
+
+DEVICE void store_words(u64 to, const u32 *x)
+{
+    *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
+}
+
+DEVICE float4 load_shared_floats(u32 address)
+{
+    return *(float4 *)gpu_at(address, 16, 16);
+}
+
+DEVICE void store_shared_floats(u32 address, const float *x)
+{
+    memcpy(gpu_at(address, 16, 16), x, 16);
+}
+
+DEVICE void add_floats(float *to, const float *x)
+{
+    for (int i = 0; i < 4; i++)
+        to[i] += x[i];
+}
+
+DEVICE void bulk_add(float *to, u32 from, u32 bytes)
+{
+    gpu_add_bulk(to, from, bytes);
+}
+
+DEVICE void bulk_wait_read(void)
+{
+    gpu_wait_bulk();
+}
+
+DEVICE void bulk_wait(void)
+{
+    gpu_wait_bulk();
+}
+
+DEVICE u32 count_read(const u32 *count)
+{
+    gpu_yield();
+    return *count;
+}
+
+DEVICE void count_raise(u32 *count)
+{
+    ++*count;
+}
+
+DEVICE void fence_async_memory(void)
+{
+}
+
+/* ---- ptx.h: clusters ------------------------------------------------------------------------ */
+
+DEVICE u32 cluster_rank(void)
+{
+    return gpu_rank();
+}
+
+DEVICE u32 peer_address(u32 address, u32 rank)
+{
+    return gpu_peer(address, rank);
+}
+
+DEVICE void cluster_sync(void)
+{
+    gpu_meet_cluster();
+}
+
+DEVICE void barrier_arrive_cluster(u32 barrier)
+{
+    gpu_barrier_arrive(barrier, 0);
+}
+
+DEVICE void send_words(u32 to, const u32 *x, u32 barrier)
+{
+    gpu_send(to, x, 16, barrier);
+}
+
+DEVICE void bulk_send(u32 to, u32 from, u32 bytes, u32 barrier)
+{
+    gpu_load_bulk(to, gpu_at(from, bytes, 16), bytes, barrier);
+}
+
+/* ---- ptx.h: arithmetic ---------------------------------------------------------------------- */
+
+/* Results that are no normal numbers become zero, as .ftz has it. */
+DEVICE float flushed(float x)
+{
+    return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x;
+}
+
+DEVICE float exp2_approx(float x)
+{
+    return flushed(exp2f(flushed(x)));
+}
+
+DEVICE float log2_approx(float x)
+{
+    return log2f(flushed(x));
+}
+
+DEVICE float reciprocal_approx(float x)
+{
+    return flushed(1 / flushed(x));
+}
+
+#define BF16 3
+#define F16 2
+
+DEVICE unsigned short float_to_bf16(float x)
+{
+    return attn_float_to_bf16(x);
+}
+
+DEVICE unsigned short float_to_half(float x)
+{
+    return attn_float_to_f16(x);
+}
+
+DEVICE u32 pack_as(int dtype, float low, float high)
+{
+    return dtype == BF16 ? (u32)float_to_bf16(high) << 16 | float_to_bf16(low)
+                         : (u32)float_to_half(high) << 16 | float_to_half(low);
+}
+
+DEVICE u32 pack16(float low, float high)
+{
+    return pack_as(ATTN_DTYPE, low, high);
+}
+
+DEVICE float half_to_float(unsigned short x)
+{
+    return attn_f16_to_float(x);
+}
+
+/* ---- ptx.h: what the compiler knows --------------------------------------------------------- */
+
+DEVICE void pin_floats(float *, int)
+{
+}
+
+DEVICE void pin_words(u32 *, int)
+{
+}
+
+DEVICE int anew(int x)
+{
+    return x;
+}
+
+DEVICE u64 kept(u64 x)
+{
+    return x;
+}
+
+/* ---- ptx.h: wgmma --------------------------------------------------------------------------- */
+
+DEVICE void wgmma_fence(void)
+{
+}
+
+DEVICE void wgmma_commit(void)
+{
+    gpu_commit();
+}
+
+#define wgmma_wait(pending) gpu_wait(pending)
+
+#define WGMMA_DEFINE(n)                                                                       \
+    DEVICE void wgmma_ss_##n(float *acc, u64 a, u64 b, int keep)                              \
+    {                                                                                         \
+        gpu_product(0, ATTN_DTYPE, n, acc, a, NULL, b, keep);                                 \
+    }                                                                                         \
+    DEVICE void wgmma_tt_##n(float *acc, u64 a, u64 b, int keep)                              \
+    {                                                                                         \
+        gpu_product(GPU_A_ALONG | GPU_B_ALONG, ATTN_DTYPE, n, acc, a, NULL, b, keep);         \
+    }                                                                                         \
+    DEVICE void wgmma_rs_##n(float *acc, const u32 *a, u64 b, int keep)                       \
+    {                                                                                         \
+        gpu_product(GPU_A_REGISTERS, ATTN_DTYPE, n, acc, 0, a, b, keep);                      \
+    }                                                                                         \
+    DEVICE void wgmma_rt_##n(float *acc, const u32 *a, u64 b, int keep)                       \
+    {                                                                                         \
+        gpu_product(GPU_A_REGISTERS | GPU_B_ALONG, ATTN_DTYPE, n, acc, 0, a, b, keep);        \
+    }
+
+WGMMA_DEFINE(32)
+WGMMA_DEFINE(64)
+WGMMA_DEFINE(80)
+WGMMA_DEFINE(96)
+WGMMA_DEFINE(112)
+WGMMA_DEFINE(128)
+WGMMA_DEFINE(144)
+WGMMA_DEFINE(160)
+WGMMA_DEFINE(176)
+WGMMA_DEFINE(192)
+WGMMA_DEFINE(256)
+
+#endif

@@ -1,0 +1,262 @@
+/* Contract: machine.h. Copies and products, which happen later. */
+#include "inside.h"
+
+#include <cstring>
+
+#define _Alignas alignas /* the driver's words are C11 */
+#define _Noreturn [[noreturn]]
+extern "C" {
+#include "num/half.h"
+#include "../fake_cuda/fake.h"
+}
+
+/* ---- copies -------------------------------------------------------------------------------- */
+
+enum later_kind { TENSOR, BULK, SEND, ADD };
+
+struct later {
+    later_kind kind;
+    thread *by;
+    uint32_t to, barrier, bytes; /* ADD: `to` is read */
+    const void *from;            /* ADD: added to */
+    int at[4];
+    std::vector<unsigned char> data;
+    fake_map map;
+};
+
+static std::vector<later> waiting;
+
+/* 16-byte pieces of a line of 128 bytes are permuted by the line's low three bits. */
+static uint32_t swizzled(uint32_t address)
+{
+    return address ^ (address >> 7 & 7) << 4;
+}
+
+/* A box: lines of 64 elements; what is outside the tensor is zeros. */
+static void copy_tensor(const later *l)
+{
+    block *b = l->by->home;
+    const fake_map *m = &l->map;
+    uint32_t line = 0;
+    for (int w = 0; w < m->box[3]; w++)
+        for (int z = 0; z < m->box[2]; z++)
+            for (int y = 0; y < m->box[1]; y++, line++) {
+                int64_t at[4] = { 0, l->at[1] + y, l->at[2] + z, l->at[3] + w };
+                bool inside = true;
+                for (int i = 1; i < 4; i++)
+                    inside &= at[i] >= 0 && at[i] < (int64_t)m->extent[i];
+                const uint16_t *from = (const uint16_t *)(m->address + at[1] * m->stride[0] + at[2] * m->stride[1] +
+                                                          at[3] * m->stride[2]);
+                for (uint32_t x = 0; x < 64; x++) {
+                    int64_t column = l->at[0] + (int64_t)x;
+                    bool is_in = inside && column >= 0 && column < (int64_t)m->extent[0];
+                    uint16_t value = is_in ? from[column] : 0;
+                    memcpy(memory_at(b, swizzled(l->to + 128 * line + 2 * x), 2, 2), &value, 2);
+                }
+            }
+}
+
+static void add(const later *l)
+{
+    const float *x = (const float *)memory_at(l->by->home, l->to, l->bytes, 16);
+    float *sums = (float *)l->from;
+    for (uint32_t i = 0; i < l->bytes / 4; i++)
+        sums[i] += x[i];
+}
+
+static void perform(const later *l)
+{
+    block *b = l->by->home;
+    switch (l->kind) {
+    case TENSOR: copy_tensor(l); break;
+    case BULK: memcpy(memory_at(b, l->to, l->bytes, 16), l->from, l->bytes); break;
+    case SEND: memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes); break;
+    case ADD: add(l); return;
+    }
+    bytes_came(barrier_at(b, l->barrier), l->bytes);
+}
+
+static void perform_at(size_t i)
+{
+    later l = std::move(waiting[i]);
+    waiting[i] = std::move(waiting.back());
+    waiting.pop_back();
+    perform(&l);
+}
+
+bool do_one_later()
+{
+    if (waiting.empty()) return false;
+    perform_at(random_below((uint32_t)waiting.size()));
+    return true;
+}
+
+void gpu_wait_bulk(void)
+{
+    for (size_t i = waiting.size(); i-- > 0;)
+        if (waiting[i].by == running && waiting[i].kind == ADD) perform_at(i);
+}
+
+void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int at[4])
+{
+    fake_map m;
+    memcpy(&m, map, sizeof m);
+    if (m.magic != FAKE_MAP_MAGIC || m.box[0] != 64) die("no map of boxes 64 elements wide");
+    uint32_t bytes = 128u * m.box[1] * m.box[2] * m.box[3];
+    gpu_at(to, bytes, 1024);
+    waiting.push_back({ TENSOR, running, to, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m });
+}
+
+void gpu_load_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    if ((uintptr_t)from % 16 || bytes % 16) die("%u bytes from %p: no multiples of 16", bytes, from);
+    gpu_at(to, bytes, 16);
+    waiting.push_back({ BULK, running, to, barrier, bytes, from, {}, {}, {} });
+}
+
+void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier)
+{
+    const unsigned char *from = (const unsigned char *)data;
+    gpu_at(to, bytes, 16);
+    waiting.push_back({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {} });
+}
+
+void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes)
+{
+    if ((uintptr_t)to % 16 || bytes % 16) die("%u bytes to %p: no multiples of 16", bytes, (void *)to);
+    gpu_at(from, bytes, 16);
+    waiting.push_back({ ADD, running, from, 0, bytes, to, {}, {}, {} });
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+static float to_float(int dtype, uint16_t x)
+{
+    return dtype == ATTN_BF16 ? attn_bf16_to_float(x) : attn_f16_to_float(x);
+}
+
+/* Element (line, k) of an operand in shared memory, by its descriptor (tile.h): k along the lines of 128 bytes, or, if
+ * `along`, lines along them, in panels of 64. */
+static float operand(block *b, const product *p, uint64_t descriptor, bool along, uint32_t line, uint32_t k)
+{
+    uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
+    uint32_t eight = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
+    uint32_t at = along ? start + line / 64 * panel + k / 8 * eight + k % 8 * 128 + line % 64 * 2
+                        : start + line / 8 * eight + line % 8 * 128 + k * 2;
+    uint16_t x;
+    memcpy(&x, memory_at(b, swizzled(at), 2, 2), 2);
+    return to_float(p->dtype, x);
+}
+
+static int row_of(int lane, int i)
+{
+    return lane / LANES * 16 + lane % LANES / 4 + i / 2 % 2 * 8;
+}
+
+static int column_of(int lane, int i)
+{
+    return i / 4 * 8 + lane % 4 * 2 + i % 2;
+}
+
+static void multiply(block *b, const product *p)
+{
+    static float left[64][16], right[16][256], sums[64][256];
+    for (int lane = 0; lane < GROUP_LANES && p->form & GPU_A_REGISTERS; lane++)
+        for (int i = 0; i < 8; i++)
+            left[row_of(lane, i)][column_of(lane, i)] = to_float(p->dtype, (uint16_t)(p->words[lane][i / 2] >> i % 2 * 16));
+    for (uint32_t r = 0; r < 64 && !(p->form & GPU_A_REGISTERS); r++)
+        for (uint32_t k = 0; k < 16; k++)
+            left[r][k] = operand(b, p, p->a, p->form & GPU_A_ALONG, r, k);
+    for (uint32_t c = 0; c < (uint32_t)p->n; c++)
+        for (uint32_t k = 0; k < 16; k++)
+            right[k][c] = operand(b, p, p->b, p->form & GPU_B_ALONG, c, k);
+    for (int lane = 0; lane < GROUP_LANES; lane++)
+        for (int i = 0; i < p->n / 2; i++)
+            sums[row_of(lane, i)][column_of(lane, i)] = p->keep ? p->sums[lane][i] : 0;
+    for (int r = 0; r < 64; r++)
+        for (int k = 0; k < 16; k++)
+            for (int c = 0; c < p->n; c++)
+                sums[r][c] += left[r][k] * right[k][c];
+    for (int lane = 0; lane < GROUP_LANES; lane++)
+        for (int i = 0; i < p->n / 2; i++)
+            p->sums[lane][i] = sums[row_of(lane, i)][column_of(lane, i)];
+}
+
+static void multiply_until(block *b, group *g, uint64_t end)
+{
+    for (; g->done < end; g->done++) {
+        if (g->products.front().lanes != GROUP_LANES) die("a product without all of its warpgroup");
+        multiply(b, &g->products.front());
+        g->products.pop_front();
+    }
+}
+
+void gpu_product(int form, int dtype, int n, float *sums, uint64_t a, const uint32_t *words, uint64_t b, int keep)
+{
+    group *g = group_of(running);
+    int lane = group_lane(running);
+    size_t at = g->issued[lane]++ - g->done;
+    if (at == g->products.size()) {
+        g->products.emplace_back();
+        product *made = &g->products.back();
+        made->form = form, made->dtype = dtype, made->n = n, made->keep = keep != 0, made->lanes = 0;
+        made->a = a, made->b = b;
+    }
+    product *p = &g->products[at];
+    if (p->form != form || p->n != n || p->keep != (keep != 0) || p->a != a || p->b != b)
+        die("its warpgroup's warps are at different products");
+    p->sums[lane] = sums;
+    if (words) memcpy(p->words[lane], words, sizeof p->words[lane]);
+    p->lanes++;
+}
+
+void gpu_commit(void)
+{
+    group *g = group_of(running);
+    int lane = group_lane(running);
+    uint64_t number = g->committed[lane]++;
+    if (number == g->commits.size()) g->commits.push_back({ g->issued[lane], 0 });
+    group::commit *c = &g->commits[number];
+    if (c->end != g->issued[lane]) die("its warpgroup's warps commit different products");
+    if (++c->lanes == GROUP_LANES && random_below(2)) multiply_until(running->home, g, c->end);
+}
+
+void gpu_wait(int pending)
+{
+    group *g = group_of(running);
+    uint64_t number = g->committed[group_lane(running)];
+    if (g->waiting && g->pending != pending) die("its warpgroup's warps wait for different products");
+    g->pending = pending;
+    if (++g->waiting < GROUP_LANES) {
+        wait_here();
+        return;
+    }
+    g->waiting = 0;
+    if (number > (uint64_t)pending) multiply_until(running->home, g, g->commits[number - (uint64_t)pending - 1].end);
+    for (int i = 0; i < 4; i++) {
+        warp *w = &running->home->warps[running->place.warp / 4 * 4 + i];
+        w->ready |= w->live;
+    }
+}
+
+/* ---- matrices ------------------------------------------------------------------------------ */
+
+/* Lane 8m + r names row r of matrix m; a row is 16 bytes, of which lane 4r + i has word i. */
+void gpu_store_matrices(uint32_t address, const uint32_t *words)
+{
+    int lane = running->place.lane;
+    for (int m = 0; m < 4; m++) {
+        uint32_t row = gpu_warp(GPU_SHUFFLE, address, 8 * m + lane / 4);
+        memcpy(gpu_at(row + (uint32_t)lane % 4 * 4, 4, 4), &words[m], 4);
+    }
+    gpu_warp(GPU_SYNC, 0, 0);
+}
+
+void gpu_load_matrices(uint32_t address, uint32_t *words)
+{
+    int lane = running->place.lane;
+    for (int m = 0; m < 4; m++) {
+        uint32_t row = gpu_warp(GPU_SHUFFLE, address, 8 * m + lane / 4);
+        memcpy(&words[m], gpu_at(row + (uint32_t)lane % 4 * 4, 4, 4), 4);
+    }
+}

@@ -1,0 +1,44 @@
+/* Launches by a kernel's name, for the driver of tests/fake_cuda: the kernels that were built (kernels.def, which the
+ * build writes) on the machine of machine.h. One at a time. */
+#include <cstring>
+#include <mutex>
+
+#include "machine.h"
+
+#define _Alignas alignas /* the driver's words are C11 */
+#define _Noreturn [[noreturn]]
+extern "C" {
+#include "../fake_cuda/fake.h"
+#include "cuda/sm90/params.h"
+#include "cuda/sm90/backward_params.h"
+
+#define KERNEL(symbol, params) void symbol(params);
+#include "kernels.def"
+#undef KERNEL
+}
+
+struct kernel {
+    const char *symbol;
+    void (*entry)(const void *params);
+};
+
+#define KERNEL(symbol, params) { #symbol, [](const void *p) { symbol(*(const params *)p); } },
+static const kernel kernels[] = {
+#include "kernels.def"
+};
+#undef KERNEL
+
+extern "C" void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)
+{
+    static std::mutex lock;
+    std::lock_guard<std::mutex> held(lock);
+    for (const kernel &k : kernels) {
+        if (strcmp(k.symbol, symbol) != 0) continue;
+        gpu_grid grid = { { config->gridDimX, config->gridDimY, config->gridDimZ },
+                          { config->blockDimX, config->blockDimY, config->blockDimZ },
+                          fake_cluster(config), config->sharedMemBytes, symbol, k.entry, params };
+        gpu_run(&grid);
+        return;
+    }
+    fake_die("%s has not been built", symbol);
+}

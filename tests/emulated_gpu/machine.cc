@@ -1,0 +1,382 @@
+/* Contract: machine.h. Threads, who runs when, and how they meet. */
+#include "inside.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+
+thread *running;
+const gpu_place *gpu_here;
+const gpu_grid *gpu_grid_here;
+
+static const size_t STACK = 64 << 10;
+static const uint64_t IDLE_MOST = 4000000; /* turns in which threads only look whether something has changed */
+
+static jmp_buf scheduler;
+static std::vector<block> blocks; /* those resident */
+static uint64_t turn, idle, random_state;
+static int live_threads;
+
+[[noreturn]] void die(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    fprintf(stderr, "emulated GPU: %s: ", gpu_grid_here ? gpu_grid_here->symbol : "");
+    if (running)
+        fprintf(stderr, "block %u, thread %u: ", running->place.block.x, running->place.thread.x);
+    vfprintf(stderr, format, values);
+    fputc('\n', stderr);
+    va_end(values);
+    abort();
+}
+
+uint32_t random_below(uint32_t count)
+{
+    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    return (uint32_t)((random_state >> 32) * count >> 32);
+}
+
+/* ---- switching ----------------------------------------------------------------------------- */
+
+/* Stacks live as long as the process: index of the resident thread. */
+static char *stack_of(size_t index)
+{
+    static std::vector<char *> stacks;
+    while (stacks.size() <= index) {
+        void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (stack == MAP_FAILED) die("no memory for stacks");
+        stacks.push_back((char *)stack);
+    }
+    return stacks[index];
+}
+
+static void leave()
+{
+    if (!_setjmp(running->state)) _longjmp(scheduler, 1);
+}
+
+static uint32_t bit_of(const thread *t)
+{
+    return 1u << t->place.lane;
+}
+
+void wait_here()
+{
+    running->crew->ready &= ~bit_of(running);
+    leave();
+}
+
+void wake(thread *t)
+{
+    t->crew->ready |= bit_of(t);
+}
+
+void gpu_yield(void)
+{
+    running->yielded = true;
+    leave();
+}
+
+static void thread_main()
+{
+    gpu_grid_here->entry(gpu_grid_here->params);
+    thread *t = running;
+    t->crew->live &= ~bit_of(t), t->crew->ready &= ~bit_of(t);
+    t->home->live--, live_threads--;
+    if (t->crew->arrived && t->crew->arrived == t->crew->live) die("ended while the rest of its warp waits for it");
+    _longjmp(scheduler, 1);
+}
+
+static void resume(thread *t)
+{
+    running = t, gpu_here = &t->place;
+    if (_setjmp(scheduler)) return;
+    if (t->started) _longjmp(t->state, 1);
+    t->started = true;
+    setcontext(&t->start);
+}
+
+/* ---- who runs ------------------------------------------------------------------------------ */
+
+/* One that can run, at random; one that sleeps only if all do. */
+static warp *choose()
+{
+    warp *sleeper = nullptr;
+    size_t count = blocks.size(), from = random_below((uint32_t)count);
+    for (size_t i = 0; i < count; i++) {
+        block &b = blocks[(from + i) % count];
+        size_t warps = b.warps.size(), first = random_below((uint32_t)warps);
+        for (size_t j = 0; j < warps; j++) {
+            warp &w = b.warps[(first + j) % warps];
+            if (!w.ready) continue;
+            if (w.asleep_until <= turn) return &w;
+            if (!sleeper || w.asleep_until < sleeper->asleep_until) sleeper = &w;
+        }
+    }
+    return sleeper;
+}
+
+static bool run_lanes(warp *w)
+{
+    bool moved = false;
+    for (uint32_t lanes = w->ready; lanes; lanes &= lanes - 1) {
+        thread *t = w->lanes[__builtin_ctz(lanes)];
+        t->yielded = false;
+        resume(t);
+        moved |= !t->yielded;
+    }
+    running = nullptr;
+    return moved;
+}
+
+[[noreturn]] static void die_waiting()
+{
+    for (block &b : blocks)
+        for (size_t i = 0; i < b.warps.size(); i++)
+            if (b.warps[i].live)
+                fprintf(stderr, "emulated GPU: block %u, warp %zu waits: lanes %08x, of them at an operation %08x\n",
+                        b.index.x, i, b.warps[i].live, b.warps[i].arrived);
+    die("all threads wait for each other");
+}
+
+static void run_resident()
+{
+    warp *w = nullptr;
+    for (turn = idle = 0; live_threads; turn++) {
+        if (random_below(4) == 0) do_one_later();
+        if (!w || !w->ready || w->asleep_until > turn || random_below(8) == 0) w = choose();
+        if (!w) {
+            if (!do_one_later()) die_waiting();
+            continue;
+        }
+        idle = run_lanes(w) ? 0 : idle + 1;
+        if (idle > IDLE_MOST) die_waiting();
+    }
+    while (do_one_later()) {
+    }
+}
+
+/* Where a warp may be slow: once in a while it is, by much. */
+static void dawdle()
+{
+    if (running->place.lane == 0 && random_below(48) == 0) running->crew->asleep_until = turn + random_below(3000);
+}
+
+/* ---- launching ----------------------------------------------------------------------------- */
+
+static void thread_init(thread *t, block *b, unsigned index, size_t number)
+{
+    gpu_dim size = gpu_grid_here->threads;
+    *t = thread();
+    t->place.thread = { index % size.x, index / size.x % size.y, index / size.x / size.y };
+    t->place.block = b->index, t->place.lane = (int)index % LANES, t->place.warp = (int)index / LANES;
+    t->home = b, t->crew = &b->warps[index / LANES];
+    t->crew->lanes[t->place.lane] = t;
+    t->crew->live |= bit_of(t), t->crew->ready |= bit_of(t);
+    getcontext(&t->start);
+    t->start.uc_stack.ss_sp = stack_of(number), t->start.uc_stack.ss_size = STACK;
+    makecontext(&t->start, thread_main, 0);
+}
+
+/* Shared memory begins anywhere that hardware might have it, and holds no numbers. */
+static void block_init(block *b, unsigned index, size_t slot)
+{
+    const gpu_grid *g = gpu_grid_here;
+    unsigned threads = g->threads.x * g->threads.y * g->threads.z;
+    static std::vector<unsigned char *> windows;
+    while (windows.size() <= slot)
+        windows.push_back((unsigned char *)aligned_alloc(1024, WINDOW));
+    *b = block();
+    b->index = { index % g->blocks.x, index / g->blocks.x % g->blocks.y, index / g->blocks.x / g->blocks.y };
+    b->rank = index % g->cluster, b->first = b - b->rank;
+    b->memory = windows[slot];
+    b->base = 1024 + 16 * random_below(64), b->end = b->base + g->shared_bytes;
+    if (b->end > WINDOW) die("%u bytes of shared memory", g->shared_bytes);
+    if (g->shared_bytes) memset(b->memory, 0xff, WINDOW), b->barriers.resize(WINDOW / 8);
+    b->threads.resize(threads), b->warps.resize((threads + LANES - 1) / LANES);
+    b->groups.resize((threads + GROUP_LANES - 1) / GROUP_LANES);
+    b->live = (int)threads;
+    live_threads += (int)threads;
+    for (unsigned i = 0; i < threads; i++)
+        thread_init(&b->threads[i], b, i, slot * threads + i);
+}
+
+void gpu_run(const gpu_grid *grid)
+{
+    const char *seed = getenv("EMULATED_GPU_SEED");
+    unsigned count = grid->blocks.x * grid->blocks.y * grid->blocks.z, resident = grid->shared_bytes ? count : 1;
+    random_state = 0x9e3779b97f4a7c15u * (1 + (seed ? strtoull(seed, nullptr, 10) : 0));
+    gpu_grid_here = grid;
+    blocks.resize(resident);
+    for (unsigned index = 0; index < count; index += resident) {
+        for (unsigned i = 0; i < resident; i++)
+            block_init(&blocks[i], index + i, i);
+        run_resident();
+    }
+    gpu_grid_here = nullptr;
+}
+
+/* ---- meeting ------------------------------------------------------------------------------- */
+
+static uint32_t voted(const warp *w, int lane)
+{
+    int32_t most = INT32_MIN, least = INT32_MAX;
+    uint32_t mask = 0;
+    if (w->vote == GPU_SHUFFLE) return w->live >> w->from[lane] & 1 ? w->value[w->from[lane]] : w->value[lane];
+    for (int i = 0; i < LANES; i++) {
+        if (!(w->live >> i & 1)) continue;
+        int32_t value = (int32_t)w->value[i];
+        mask |= (uint32_t)(value != 0) << i;
+        most = value > most ? value : most, least = value < least ? value : least;
+    }
+    return w->vote == GPU_BALLOT ? mask : w->vote == GPU_LEAST ? (uint32_t)least : (uint32_t)most;
+}
+
+uint32_t gpu_warp(gpu_vote vote, uint32_t value, int from)
+{
+    thread *t = running;
+    warp *w = t->crew;
+    if (w->arrived && w->vote != vote) die("its warp's lanes are at different operations (%d and %d)", vote, w->vote);
+    w->vote = vote, w->arrived |= bit_of(t);
+    w->value[t->place.lane] = value, w->from[t->place.lane] = from & (LANES - 1);
+    if (w->arrived != w->live) {
+        wait_here();
+        return t->result;
+    }
+    for (uint32_t lanes = w->live; lanes; lanes &= lanes - 1) {
+        int lane = __builtin_ctz(lanes);
+        w->lanes[lane]->result = voted(w, lane);
+    }
+    w->arrived = 0, w->ready = w->live;
+    return t->result;
+}
+
+/* False: not all were there, and the thread has waited for them. */
+static bool meet(meeting *m, int threads, bool holds)
+{
+    if (m->arrived && m->threads != threads) die("%d threads are to meet, others say %d", threads, m->threads);
+    m->all = holds && (!m->arrived || m->all);
+    m->threads = threads;
+    if (++m->arrived < threads) {
+        m->waiting.push_back(running);
+        wait_here();
+        return false;
+    }
+    for (thread *t : m->waiting)
+        t->result = m->all, wake(t);
+    running->result = m->all;
+    m->waiting.clear(), m->arrived = 0;
+    return true;
+}
+
+bool gpu_meet(int id, int threads, bool holds)
+{
+    block *b = running->home;
+    dawdle();
+    if (id < 0 || id > 15) die("named barrier %d", id);
+    meet(&b->named[id], threads ? threads : b->live, holds);
+    return running->result;
+}
+
+void gpu_meet_cluster(void)
+{
+    dawdle();
+    meet(&running->home->first->cluster, (int)(gpu_grid_here->cluster * running->home->threads.size()), true);
+}
+
+/* ---- shared memory ------------------------------------------------------------------------- */
+
+unsigned char *memory_at(block *b, uint32_t address, uint32_t bytes, uint32_t aligned)
+{
+    uint32_t rank = address >> 24, at = address & 0xffffff;
+    if (rank > gpu_grid_here->cluster) die("shared address %#x is of no block of the cluster", address);
+    block *home = rank ? b->first + (rank - 1) : b;
+    if (at < home->base || at + bytes > home->end) die("%u bytes at %#x are outside shared memory", bytes, at);
+    if (at % aligned) die("shared address %#x is no multiple of %u", at, aligned);
+    return home->memory + at;
+}
+
+void *gpu_at(uint32_t address, uint32_t bytes, uint32_t aligned)
+{
+    return memory_at(running->home, address, bytes, aligned);
+}
+
+unsigned char *gpu_shared_memory(void)
+{
+    return running->home->memory + running->home->base;
+}
+
+uint32_t gpu_shared_address(const void *pointer)
+{
+    return (uint32_t)((const unsigned char *)pointer - running->home->memory);
+}
+
+uint32_t gpu_rank(void)
+{
+    return running->home->rank;
+}
+
+uint32_t gpu_peer(uint32_t address, uint32_t rank)
+{
+    return (rank + 1) << 24 | (address & 0xffffff);
+}
+
+/* ---- barriers ------------------------------------------------------------------------------ */
+
+barrier *barrier_at(block *b, uint32_t address)
+{
+    unsigned char *at = memory_at(b, address, 8, 8);
+    block *home = address >> 24 ? b->first + ((address >> 24) - 1) : b;
+    return &home->barriers[(size_t)(at - home->memory) / 8];
+}
+
+static barrier *made_barrier(uint32_t address)
+{
+    barrier *b = barrier_at(running->home, address);
+    if (!b->made) die("barrier %#x has not been made", address);
+    return b;
+}
+
+static void end_phase(barrier *b)
+{
+    if (b->left || b->bytes) return;
+    b->phase ^= 1, b->left = b->arrivals;
+    for (thread *t : b->waiting)
+        wake(t);
+    b->waiting.clear();
+}
+
+void gpu_barrier_init(uint32_t address, int arrivals)
+{
+    barrier *b = barrier_at(running->home, address);
+    if (b->made) die("barrier %#x is made twice", address);
+    *b = barrier();
+    b->made = true, b->arrivals = b->left = arrivals;
+}
+
+void gpu_barrier_arrive(uint32_t address, uint32_t expected)
+{
+    dawdle();
+    barrier *b = made_barrier(address);
+    b->bytes += expected;
+    if (--b->left < 0) die("barrier %#x: more than %d arrivals", address, b->arrivals);
+    end_phase(b);
+}
+
+void bytes_came(barrier *b, uint32_t bytes)
+{
+    b->bytes -= bytes;
+    end_phase(b);
+}
+
+void gpu_barrier_wait(uint32_t address, uint32_t parity)
+{
+    dawdle();
+    barrier *b = made_barrier(address);
+    while (b->phase == (parity & 1)) {
+        b->waiting.push_back(running);
+        wait_here();
+    }
+}
