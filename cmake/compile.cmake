@@ -11,7 +11,7 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_C_FLAGS_RELEASE "-O2")
 endif()
 
-add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes)
+add_compile_options(-Wall -Wextra -Wpedantic -Wshadow "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes>")
 if(ATTN_WERROR)
   add_compile_options(-Werror)
 endif()

@@ -3,8 +3,8 @@
 #
 #   script/setup.sh NEED ...     or, from another script:  . script/setup.sh; setup NEED ...
 #
-# Needs: build (cc, cmake, make), tests (build, cmocka, pkg-config, python3), fuzz (clang and its fuzzer runtime),
-# blas (OpenBLAS: examples/gpt, and the peer that is measured), ci (tests, fuzz, blas, gcc and git), format
+# Needs: build (cc, cmake, make), tests (build, a C++ compiler, cmocka, pkg-config, python3), fuzz (clang and its fuzzer
+# runtime), blas (OpenBLAS: examples/gpt, and the peer that is measured), ci (tests, fuzz, blas, gcc and git), format
 # (clang-format-14), aarch64 (its cross compiler and qemu).
 # Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
 # exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
@@ -26,6 +26,11 @@ try_cc()
     try_program "${CC:-cc}" "-lm -pthread" '#include <math.h>
 #include <pthread.h>
 int main(int n, char **v) { (void)v; return sqrt(n) > 2; }'
+}
+
+try_cxx()
+{
+    printf '#include <vector>\nint main() { return 0; }\n' | "${CXX:-c++}" -x c++ - -o /dev/null >/dev/null 2>&1
 }
 
 try_gcc()
@@ -104,6 +109,7 @@ packages_of()
 {
     case $1 in
     cc) echo gcc libc6-dev ;;
+    cxx) echo g++ ;;
     gcc) echo gcc libc6-dev ;;
     git) echo git ;;
     cmake) echo cmake ;;
@@ -136,10 +142,10 @@ setup_parts()
     for need in "$@"; do
         case $need in
         build) echo cc cmake make ;;
-        tests) echo cc cmake make cmocka pkg_config python3 ;;
+        tests) echo cc cxx cmake make cmocka pkg_config python3 ;;
         fuzz) echo cc cmake make clang ;;
         blas) echo cc blas ;;
-        ci) echo git cc gcc cmake make cmocka pkg_config python3 clang blas ;;
+        ci) echo git cc cxx gcc cmake make cmocka pkg_config python3 clang blas ;;
         format) echo clang_format ;;
         aarch64) echo aarch64 ;;
         *) echo "setup.sh: unknown need: $need" >&2 && return 1 ;;

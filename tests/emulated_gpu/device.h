@@ -441,22 +441,22 @@ DEVICE void wgmma_commit(void)
 
 #define wgmma_wait(pending) gpu_wait(pending)
 
-#define WGMMA_DEFINE(n)                                                                       \
-    DEVICE void wgmma_ss_##n(float *acc, u64 a, u64 b, int keep)                              \
-    {                                                                                         \
-        gpu_product(0, ATTN_DTYPE, n, acc, a, NULL, b, keep);                                 \
-    }                                                                                         \
-    DEVICE void wgmma_tt_##n(float *acc, u64 a, u64 b, int keep)                              \
-    {                                                                                         \
-        gpu_product(GPU_A_ALONG | GPU_B_ALONG, ATTN_DTYPE, n, acc, a, NULL, b, keep);         \
-    }                                                                                         \
-    DEVICE void wgmma_rs_##n(float *acc, const u32 *a, u64 b, int keep)                       \
-    {                                                                                         \
-        gpu_product(GPU_A_REGISTERS, ATTN_DTYPE, n, acc, 0, a, b, keep);                      \
-    }                                                                                         \
-    DEVICE void wgmma_rt_##n(float *acc, const u32 *a, u64 b, int keep)                       \
-    {                                                                                         \
-        gpu_product(GPU_A_REGISTERS | GPU_B_ALONG, ATTN_DTYPE, n, acc, 0, a, b, keep);        \
+#define WGMMA_DEFINE(n)                                                                \
+    DEVICE void wgmma_ss_##n(float *acc, u64 a, u64 b, int keep)                       \
+    {                                                                                  \
+        gpu_product(0, ATTN_DTYPE, n, acc, a, NULL, b, keep);                          \
+    }                                                                                  \
+    DEVICE void wgmma_tt_##n(float *acc, u64 a, u64 b, int keep)                       \
+    {                                                                                  \
+        gpu_product(GPU_A_ALONG | GPU_B_ALONG, ATTN_DTYPE, n, acc, a, NULL, b, keep);  \
+    }                                                                                  \
+    DEVICE void wgmma_rs_##n(float *acc, const u32 *a, u64 b, int keep)                \
+    {                                                                                  \
+        gpu_product(GPU_A_REGISTERS, ATTN_DTYPE, n, acc, 0, a, b, keep);               \
+    }                                                                                  \
+    DEVICE void wgmma_rt_##n(float *acc, const u32 *a, u64 b, int keep)                \
+    {                                                                                  \
+        gpu_product(GPU_A_REGISTERS | GPU_B_ALONG, ATTN_DTYPE, n, acc, 0, a, b, keep); \
     }
 
 WGMMA_DEFINE(32)

@@ -32,6 +32,7 @@ struct warp {
     uint32_t value[LANES];
     int from[LANES];
     uint64_t asleep_until; /* turn */
+    int next;              /* the lane that runs first */
 };
 
 /* mbarrier: a phase ends when no arrival and no bytes are left. */
@@ -72,33 +73,38 @@ struct group {
 struct block {
     gpu_dim index;
     unsigned rank;
-    block *first; /* of its cluster */
+    block *first;          /* of its cluster */
     unsigned char *memory; /* its shared memory's window */
     uint32_t base, end;    /* of what it asked for, in the window */
     std::vector<thread> threads;
     std::vector<warp> warps;
     std::vector<group> groups;
     std::vector<barrier> barriers; /* one every 8 bytes of the window */
-    meeting named[16], cluster; /* cluster: the first block's counts */
+    meeting named[16], cluster;    /* cluster: the first block's counts */
     int live;
 };
 
 extern thread *running;
+extern uint64_t turn; /* of the scheduler: the emulated time */
 
 uint32_t random_below(uint32_t count);
 [[noreturn]] void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-void wait_here();           /* until woken */
+void wait_here(); /* until woken */
 void wake(thread *t);
+
+/* Where a warp may be slow: once in a while it is, by much. now: its other lanes are left where they are: where the
+ * whole warp meets, since lanes go no ways of their own for long. */
+void dawdle(bool now);
 
 /* Shared memory at an address, as seen by a block: `bytes` at a multiple of `aligned`. */
 unsigned char *memory_at(block *b, uint32_t address, uint32_t bytes, uint32_t aligned);
 barrier *barrier_at(block *b, uint32_t address);
 void bytes_came(barrier *b, uint32_t bytes);
 
-/* Does one of the things that are to happen later, drawn at random; all of a thread's. False: there is none. */
-bool do_one_later();
-void do_all_later(thread *of);
+/* Does one of the things that are to happen later, drawn at random; not now: if its time has come. False: there is
+ * none. */
+bool do_one_later(bool now);
 
 /* The warpgroup of a thread, and its place in it. */
 inline group *group_of(thread *t)

@@ -22,6 +22,7 @@ struct later {
     int at[4];
     std::vector<unsigned char> data;
     fake_map map;
+    uint64_t due; /* turn */
 };
 
 static std::vector<later> waiting;
@@ -45,8 +46,8 @@ static void copy_tensor(const later *l)
                 bool inside = true;
                 for (int i = 1; i < 4; i++)
                     inside &= at[i] >= 0 && at[i] < (int64_t)m->extent[i];
-                const uint16_t *from = (const uint16_t *)(m->address + at[1] * m->stride[0] + at[2] * m->stride[1] +
-                                                          at[3] * m->stride[2]);
+                const uint16_t *from =
+                    (const uint16_t *)(m->address + at[1] * m->stride[0] + at[2] * m->stride[1] + at[3] * m->stride[2]);
                 for (uint32_t x = 0; x < 64; x++) {
                     int64_t column = l->at[0] + (int64_t)x;
                     bool is_in = inside && column >= 0 && column < (int64_t)m->extent[0];
@@ -68,10 +69,18 @@ static void perform(const later *l)
 {
     block *b = l->by->home;
     switch (l->kind) {
-    case TENSOR: copy_tensor(l); break;
-    case BULK: memcpy(memory_at(b, l->to, l->bytes, 16), l->from, l->bytes); break;
-    case SEND: memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes); break;
-    case ADD: add(l); return;
+    case TENSOR:
+        copy_tensor(l);
+        break;
+    case BULK:
+        memcpy(memory_at(b, l->to, l->bytes, 16), l->from, l->bytes);
+        break;
+    case SEND:
+        memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes);
+        break;
+    case ADD:
+        add(l);
+        return;
     }
     bytes_came(barrier_at(b, l->barrier), l->bytes);
 }
@@ -84,11 +93,19 @@ static void perform_at(size_t i)
     perform(&l);
 }
 
-bool do_one_later()
+bool do_one_later(bool now)
 {
     if (waiting.empty()) return false;
-    perform_at(random_below((uint32_t)waiting.size()));
+    size_t i = random_below((uint32_t)waiting.size());
+    if (now || waiting[i].due <= turn) perform_at(i);
     return true;
+}
+
+/* Most things happen soon, some late. */
+static void put_off(later l)
+{
+    l.due = turn + (random_below(4) ? 0 : random_below(3000));
+    waiting.push_back(std::move(l));
 }
 
 void gpu_wait_bulk(void)
@@ -104,28 +121,28 @@ void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int a
     if (m.magic != FAKE_MAP_MAGIC || m.box[0] != 64) die("no map of boxes 64 elements wide");
     uint32_t bytes = 128u * m.box[1] * m.box[2] * m.box[3];
     gpu_at(to, bytes, 1024);
-    waiting.push_back({ TENSOR, running, to, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m });
+    put_off({ TENSOR, running, to, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m, 0 });
 }
 
 void gpu_load_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     if ((uintptr_t)from % 16 || bytes % 16) die("%u bytes from %p: no multiples of 16", bytes, from);
     gpu_at(to, bytes, 16);
-    waiting.push_back({ BULK, running, to, barrier, bytes, from, {}, {}, {} });
+    put_off({ BULK, running, to, barrier, bytes, from, {}, {}, {}, 0 });
 }
 
 void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier)
 {
     const unsigned char *from = (const unsigned char *)data;
     gpu_at(to, bytes, 16);
-    waiting.push_back({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {} });
+    put_off({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {}, 0 });
 }
 
 void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes)
 {
     if ((uintptr_t)to % 16 || bytes % 16) die("%u bytes to %p: no multiples of 16", bytes, (void *)to);
     gpu_at(from, bytes, 16);
-    waiting.push_back({ ADD, running, from, 0, bytes, to, {}, {}, {} });
+    put_off({ ADD, running, from, 0, bytes, to, {}, {}, {}, 0 });
 }
 
 /* ---- products ------------------------------------------------------------------------------ */
@@ -135,17 +152,33 @@ static float to_float(int dtype, uint16_t x)
     return dtype == ATTN_BF16 ? attn_bf16_to_float(x) : attn_f16_to_float(x);
 }
 
-/* Element (line, k) of an operand in shared memory, by its descriptor (tile.h): k along the lines of 128 bytes, or, if
- * `along`, lines along them, in panels of 64. */
-static float operand(block *b, const product *p, uint64_t descriptor, bool along, uint32_t line, uint32_t k)
+/* Elements (line + i, k) of an operand in shared memory, i < 8, or (line, k + i) if its lines run along k; by its
+ * descriptor (tile.h). `along`: lines run along the 128 bytes, in panels of 64. */
+static void load_eight(block *b, const product *p, uint64_t descriptor, bool along, uint32_t line, uint32_t k,
+                       float *out)
 {
     uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
     uint32_t eight = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
     uint32_t at = along ? start + line / 64 * panel + k / 8 * eight + k % 8 * 128 + line % 64 * 2
                         : start + line / 8 * eight + line % 8 * 128 + k * 2;
-    uint16_t x;
-    memcpy(&x, memory_at(b, swizzled(at), 2, 2), 2);
-    return to_float(p->dtype, x);
+    const uint16_t *x = (const uint16_t *)memory_at(b, swizzled(at), 16, 16);
+    for (int i = 0; i < 8; i++)
+        out[i] = to_float(p->dtype, x[i]);
+}
+
+/* Lines of an operand as 16 rows of k. */
+static void load_operand(block *b, const product *p, uint64_t descriptor, bool along, int lines, float (*out)[256])
+{
+    float x[8];
+    for (int line = 0; line < lines && along; line += 8)
+        for (int k = 0; k < 16; k++)
+            load_eight(b, p, descriptor, along, (uint32_t)line, (uint32_t)k, out[k] + line);
+    for (int line = 0; line < lines && !along; line++)
+        for (int k = 0; k < 16; k += 8) {
+            load_eight(b, p, descriptor, along, (uint32_t)line, (uint32_t)k, x);
+            for (int i = 0; i < 8; i++)
+                out[k + i][line] = x[i];
+        }
 }
 
 static int row_of(int lane, int i)
@@ -158,25 +191,31 @@ static int column_of(int lane, int i)
     return i / 4 * 8 + lane % 4 * 2 + i % 2;
 }
 
-static void multiply(block *b, const product *p)
+#ifdef __x86_64__
+__attribute__((target_clones("avx2", "default")))
+#endif
+static void
+add_products(float (*sums)[256], const float (*left)[256], const float (*right)[256], int n)
 {
-    static float left[64][16], right[16][256], sums[64][256];
-    for (int lane = 0; lane < GROUP_LANES && p->form & GPU_A_REGISTERS; lane++)
-        for (int i = 0; i < 8; i++)
-            left[row_of(lane, i)][column_of(lane, i)] = to_float(p->dtype, (uint16_t)(p->words[lane][i / 2] >> i % 2 * 16));
-    for (uint32_t r = 0; r < 64 && !(p->form & GPU_A_REGISTERS); r++)
-        for (uint32_t k = 0; k < 16; k++)
-            left[r][k] = operand(b, p, p->a, p->form & GPU_A_ALONG, r, k);
-    for (uint32_t c = 0; c < (uint32_t)p->n; c++)
-        for (uint32_t k = 0; k < 16; k++)
-            right[k][c] = operand(b, p, p->b, p->form & GPU_B_ALONG, c, k);
-    for (int lane = 0; lane < GROUP_LANES; lane++)
-        for (int i = 0; i < p->n / 2; i++)
-            sums[row_of(lane, i)][column_of(lane, i)] = p->keep ? p->sums[lane][i] : 0;
     for (int r = 0; r < 64; r++)
         for (int k = 0; k < 16; k++)
-            for (int c = 0; c < p->n; c++)
-                sums[r][c] += left[r][k] * right[k][c];
+            for (int c = 0; c < n; c++)
+                sums[r][c] += left[k][r] * right[k][c];
+}
+
+static void multiply(block *b, const product *p)
+{
+    static float left[16][256], right[16][256], sums[64][256];
+    if (!(p->form & GPU_A_REGISTERS)) load_operand(b, p, p->a, p->form & GPU_A_ALONG, 64, left);
+    load_operand(b, p, p->b, p->form & GPU_B_ALONG, p->n, right);
+    for (int lane = 0; lane < GROUP_LANES; lane++) {
+        for (int i = 0; i < 8 && p->form & GPU_A_REGISTERS; i++)
+            left[column_of(lane, i)][row_of(lane, i)] =
+                to_float(p->dtype, (uint16_t)(p->words[lane][i / 2] >> i % 2 * 16));
+        for (int i = 0; i < p->n / 2; i++)
+            sums[row_of(lane, i)][column_of(lane, i)] = p->keep ? p->sums[lane][i] : 0;
+    }
+    add_products(sums, left, right, p->n);
     for (int lane = 0; lane < GROUP_LANES; lane++)
         for (int i = 0; i < p->n / 2; i++)
             p->sums[lane][i] = sums[row_of(lane, i)][column_of(lane, i)];
@@ -223,6 +262,7 @@ void gpu_commit(void)
 
 void gpu_wait(int pending)
 {
+    dawdle(true);
     group *g = group_of(running);
     uint64_t number = g->committed[group_lane(running)];
     if (g->waiting && g->pending != pending) die("its warpgroup's warps wait for different products");

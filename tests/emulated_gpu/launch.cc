@@ -36,7 +36,11 @@ extern "C" void fake_launch(const char *symbol, const CUlaunchConfig *config, co
         if (strcmp(k.symbol, symbol) != 0) continue;
         gpu_grid grid = { { config->gridDimX, config->gridDimY, config->gridDimZ },
                           { config->blockDimX, config->blockDimY, config->blockDimZ },
-                          fake_cluster(config), config->sharedMemBytes, symbol, k.entry, params };
+                          fake_cluster(config),
+                          config->sharedMemBytes,
+                          symbol,
+                          k.entry,
+                          params };
         gpu_run(&grid);
         return;
     }

@@ -16,16 +16,17 @@ static const uint64_t IDLE_MOST = 4000000; /* turns in which threads only look w
 
 static jmp_buf scheduler;
 static std::vector<block> blocks; /* those resident */
-static uint64_t turn, idle, random_state;
+uint64_t turn;
+static uint64_t idle, random_state;
 static int live_threads;
+static bool interrupted; /* the warp that runs has fallen asleep at once */
 
 [[noreturn]] void die(const char *format, ...)
 {
     va_list values;
     va_start(values, format);
     fprintf(stderr, "emulated GPU: %s: ", gpu_grid_here ? gpu_grid_here->symbol : "");
-    if (running)
-        fprintf(stderr, "block %u, thread %u: ", running->place.block.x, running->place.thread.x);
+    if (running) fprintf(stderr, "block %u, thread %u: ", running->place.block.x, running->place.thread.x);
     vfprintf(stderr, format, values);
     fputc('\n', stderr);
     va_end(values);
@@ -118,14 +119,20 @@ static warp *choose()
     return sleeper;
 }
 
+/* Each lane that can run, once; those that are left when it is interrupted are the first ones when it wakes. */
 static bool run_lanes(warp *w)
 {
     bool moved = false;
-    for (uint32_t lanes = w->ready; lanes; lanes &= lanes - 1) {
-        thread *t = w->lanes[__builtin_ctz(lanes)];
-        t->yielded = false;
-        resume(t);
-        moved |= !t->yielded;
+    uint32_t ready = w->ready;
+    interrupted = false;
+    for (int i = 0; i < LANES && !interrupted; i++) {
+        thread *t = w->lanes[w->next];
+        if (ready >> w->next & 1) {
+            t->yielded = false;
+            resume(t);
+            moved |= !t->yielded;
+        }
+        w->next = (w->next + 1) % LANES;
     }
     running = nullptr;
     return moved;
@@ -145,23 +152,26 @@ static void run_resident()
 {
     warp *w = nullptr;
     for (turn = idle = 0; live_threads; turn++) {
-        if (random_below(4) == 0) do_one_later();
+        if (random_below(4) == 0) do_one_later(false);
         if (!w || !w->ready || w->asleep_until > turn || random_below(8) == 0) w = choose();
         if (!w) {
-            if (!do_one_later()) die_waiting();
+            if (!do_one_later(true)) die_waiting();
             continue;
         }
+        if (w->asleep_until > turn) w->asleep_until = turn;
         idle = run_lanes(w) ? 0 : idle + 1;
         if (idle > IDLE_MOST) die_waiting();
     }
-    while (do_one_later()) {
+    while (do_one_later(true)) {
     }
 }
 
-/* Where a warp may be slow: once in a while it is, by much. */
-static void dawdle()
+void dawdle(bool now)
 {
-    if (running->place.lane == 0 && random_below(48) == 0) running->crew->asleep_until = turn + random_below(3000);
+    if (running->place.lane || random_below(48)) return;
+    running->crew->asleep_until = turn + 1 + random_below(3000);
+    interrupted = now;
+    if (now) leave();
 }
 
 /* ---- launching ----------------------------------------------------------------------------- */
@@ -207,7 +217,9 @@ void gpu_run(const gpu_grid *grid)
 {
     const char *seed = getenv("EMULATED_GPU_SEED");
     unsigned count = grid->blocks.x * grid->blocks.y * grid->blocks.z, resident = grid->shared_bytes ? count : 1;
-    random_state = 0x9e3779b97f4a7c15u * (1 + (seed ? strtoull(seed, nullptr, 10) : 0));
+    static uint64_t launches;
+    random_state = 0x9e3779b97f4a7c15u * (1 + (seed ? strtoull(seed, nullptr, 10) : 0)) + launches++;
+    random_below(2);
     gpu_grid_here = grid;
     blocks.resize(resident);
     for (unsigned index = 0; index < count; index += resident) {
@@ -274,7 +286,7 @@ static bool meet(meeting *m, int threads, bool holds)
 bool gpu_meet(int id, int threads, bool holds)
 {
     block *b = running->home;
-    dawdle();
+    dawdle(true);
     if (id < 0 || id > 15) die("named barrier %d", id);
     meet(&b->named[id], threads ? threads : b->live, holds);
     return running->result;
@@ -282,7 +294,7 @@ bool gpu_meet(int id, int threads, bool holds)
 
 void gpu_meet_cluster(void)
 {
-    dawdle();
+    dawdle(false);
     meet(&running->home->first->cluster, (int)(gpu_grid_here->cluster * running->home->threads.size()), true);
 }
 
@@ -358,7 +370,7 @@ void gpu_barrier_init(uint32_t address, int arrivals)
 
 void gpu_barrier_arrive(uint32_t address, uint32_t expected)
 {
-    dawdle();
+    dawdle(false);
     barrier *b = made_barrier(address);
     b->bytes += expected;
     if (--b->left < 0) die("barrier %#x: more than %d arrivals", address, b->arrivals);
@@ -373,7 +385,7 @@ void bytes_came(barrier *b, uint32_t bytes)
 
 void gpu_barrier_wait(uint32_t address, uint32_t parity)
 {
-    dawdle();
+    dawdle(false);
     barrier *b = made_barrier(address);
     while (b->phase == (parity & 1)) {
         b->waiting.push_back(running);

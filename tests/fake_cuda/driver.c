@@ -175,9 +175,9 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     int capability = setting("FAKE_CUDA_CAPABILITY", 90);
     (void)device;
-    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR            ? capability / 10
-             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR          ? capability % 10
-             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT              ? setting("FAKE_CUDA_MULTIPROCESSORS", 132)
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? capability / 10
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? capability % 10
+             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? setting("FAKE_CUDA_MULTIPROCESSORS", 132)
              : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 232448
              : attribute == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE                     ? 50 << 20
              : attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE                        ? 1980000

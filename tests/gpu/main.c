@@ -2,10 +2,11 @@
  * the same bits thousands of times over, graphs, streams, threads. Needs nothing but the library; `make test-gpu`
  * builds and runs both. A kernel that hangs is ended by a watchdog.
  *
- *     attn_test_gpu [REPETITIONS [PART PARTS [PASS]]]   (10000 1 1)
+ *     attn_test_gpu [REPETITIONS [PART PARTS [ONLY]]]   (10000 1 1)
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
- * PASS: forward or backward only. */
+ * REPETITIONS 0: lengths alone. ONLY: forward, backward, or one kernel's lengths, by its name.
+ * ATTN_TEST_SCALE=n: each n-th length. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -94,13 +95,16 @@ static void lengths(const attn_cuda_kernel *k)
     int64_t ring = backward ? k->rows : k->keys, beside_ring = backward ? k->keys : k->rows;
     int64_t others[] = { 1, beside_ring - 1, beside_ring, beside_ring + 1, 2 * beside_ring + 1 };
     int number = 0;
+    const char *text = getenv("ATTN_TEST_SCALE");
+    int scale = text && atoi(text) > 1 ? atoi(text) : 1;
     for (int t = 0; t < 6; t++)
         for (int64_t beside = -1; beside <= 1; beside++)
             for (int r = 0; r < 5; r++) {
                 int64_t length = tiles[t] * ring + beside;
                 if (length < 1) continue;
-                check_length(k, flags[number % 4], backward ? length : others[r], backward ? others[r] : length,
-                             number);
+                if (number % scale == 0)
+                    check_length(k, flags[number % 4], backward ? length : others[r], backward ? others[r] : length,
+                                 number);
                 number++;
             }
 }
@@ -437,8 +441,9 @@ int main(int argc, char **argv)
 {
     int count, repeat = argc > 1 ? atoi(argv[1]) : 10000, part = argc > 2 ? atoi(argv[2]) : 1,
                parts = argc > 3 ? atoi(argv[3]) : 1;
-    const char *pass = argc > 4 ? argv[4] : "";
-    const bool wanted[] = { strcmp(pass, "backward") != 0, strcmp(pass, "forward") != 0 }; /* by attn_direction */
+    const char *only = argc > 4 ? argv[4] : "";
+    const bool wanted[] = { strcmp(only, "backward") != 0, strcmp(only, "forward") != 0 }; /* by attn_direction */
+    const bool one = only[0] && wanted[0] && wanted[1];
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (check_device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -447,14 +452,18 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     driver = &attn_cuda_machine_get()->driver;
     signal(SIGALRM, bark);
-    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD; d++)
-        if (part == 1 && repeat > 0 && wanted[d]) alike((attn_direction)d, repeat);
-    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD; d++)
-        if (part == 1 && wanted[d]) host_times((attn_direction)d);
-    for (int i = part - 1; i < count; i += parts) {
-        alarm(WATCHDOG_SECONDS);
-        if (attn_cuda_is_line(&kernels[i]) && wanted[attn_cuda_direction(&kernels[i])]) lengths(&kernels[i]);
+    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD && part == 1 && repeat > 0; d++) {
+        if (!wanted[d]) continue;
+        alike((attn_direction)d, repeat);
+        host_times((attn_direction)d);
     }
+    for (int i = part - 1; i < count; i += parts) {
+        const attn_cuda_kernel *k = &kernels[i];
+        alarm(WATCHDOG_SECONDS);
+        if (!attn_cuda_is_line(k) || !wanted[attn_cuda_direction(k)]) continue;
+        if (!one || strcmp(k->name, only) == 0) lengths(k);
+    }
+    if (one) result(checks > 0, "%s is none of the kernels", only);
     printf("%d checks on the GPU, %d failed\n", checks, failures);
     return failures > 0;
 }

@@ -13,6 +13,7 @@ PAIRS_PREFILL, PAIRS_BACKWARD = "src/cpu/body/pairs_prefill.h", "src/cpu/body/pa
 REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
 CUDA = "src/cuda/"
+SM90 = "src/cuda/sm90/"
 MODEL = "src/napkin/model.c"
 NAPKIN = "src/napkin/"
 
@@ -304,4 +305,31 @@ MUTANTS = [
      "what is chosen otherwise is skipped", "napkin"),
     (NAPKIN + "emit.c", "if (within && !k->step[s].within) close_block(e);", "", "what follows a sum in chunks is in each of them",
      "napkin"),
+    # the Hopper kernels themselves, on the emulated GPU
+    (SM90 + "pipeline.h", "s->index = 0, s->phase ^= 1;", "s->index = 0;", "rings have one phase", "emulated/sm90_bf16_d128_128x128"),
+    (SM90 + "forward.h", "wgmma_wait(0); pin_floats(out, DIM_V / 2); if (!last) release_stages(s, c, at);",
+     "if (!last) release_stages(s, c, at); wgmma_wait(0); pin_floats(out, DIM_V / 2);",
+     "a stage is let go while products read it", "emulated/sm90_bf16_d64_192x64"),
+    (SM90 + "forward.h", "if (moved && !last) rescale(out, alpha);", "", "outputs keep an old reference", "emulated/sm90_f16_d128_128x128_masks"),
+    (SM90 + "forward.h", "if (valid < KEYS) clear_values(c, values, valid);", "", "another sequence's values count", "emulated/sm90_bf16_d128_128x128"),
+    (SM90 + "forward.h", "c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));",
+     "c->settled = softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful);",
+     "each warp chooses its products by itself", "emulated/sm90_f16_d128_128x128_masks"),
+    (SM90 + "forward.h", "c->left -= skip; c->key0 = (w->last - skip) * KEYS;", "c->left -= skip; c->key0 = w->last * KEYS;",
+     "tiles passed over are scored in the place of those that count", "emulated/sm90_bf16_d64_192x64"),
+    (SM90 + "mask.h", "if (i / 2 * 8 + i % 2 >= end) score", "if (i / 2 * 8 + i % 2 > end) score", "a key behind the diagonal is seen",
+     "emulated/sm90_bf16_d128_128x128"),
+    (SM90 + "store.h", "int end = panel + column < p->dim_v ? rows : 0;", "int end = panel + column < p->dim_v ? 64 : 0;",
+     "rows behind the last are stored", "emulated/sm90_bf16_d128_128x128"),
+    (SM90 + "backward_load.h", "barrier_wait(BARRIER(s, ds_empty, buffer), DS_PHASE(c->tiles) ^ 1);", "",
+     "dS before the last one has been used", "emulated/sm90_backward_bf16_d128_128"),
+    (SM90 + "backward_load.h", "s->notes->dq[buffer] = note->dq;", "s->notes->dq[0] = note->dq;", "grad_q's place is another tile's",
+     "emulated/sm90_backward_bf16_d128_128"),
+    (SM90 + "backward_narrow.h", "bulk_wait_read(); __syncwarp(); #pragma unroll for (int c = 0; c < DQ_COLUMNS / 8; c++)",
+     "__syncwarp();\n#pragma unroll\nfor (int c = 0; c < DQ_COLUMNS / 8; c++)", "grad_q over what is still being added", "emulated/sm90_backward_bf16_d64_192"),
+    (SM90 + "backward_narrow.h", "barrier_wait(BARRIER(s, ds_empty, 1), DS_PHASE(c->tiles) ^ 1);", "",
+     "dS is sent over what the other block reads", "emulated/sm90_backward_bf16_d128_128_pair"),
+    (SM90 + "backward_pair.h", "if (threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(empty, s->peer));", "",
+     "the other block's dS is never let go", "emulated/sm90_backward_bf16_d256_64_pair"),
+    (SM90 + "backward_alone.h", "uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS)", "uniform(s->ds)", "one buffer of dS is read", "emulated/sm90_backward_bf16_d256_64"),
 ]
