@@ -20,6 +20,8 @@ struct thread {
     warp *crew;
     uint32_t result; /* of the collective operation that it waits in */
     bool started, yielded;
+    const char *waits_for;
+    uint32_t waits_at;
     jmp_buf state;
     ucontext_t start;
 };
@@ -90,7 +92,8 @@ extern uint64_t turn; /* of the scheduler: the emulated time */
 uint32_t random_below(uint32_t count);
 [[noreturn]] void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-void wait_here(); /* until woken */
+void wait_here(const char *what, uint32_t at); /* until woken; what for */
+void leave(); /* until its warp's turn: who comes last runs no further than the others */
 void wake(thread *t);
 
 /* Where a warp may be slow: once in a while it is, by much. now: its other lanes are left where they are: where the

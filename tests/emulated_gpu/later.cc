@@ -268,7 +268,7 @@ void gpu_wait(int pending)
     if (g->waiting && g->pending != pending) die("its warpgroup's warps wait for different products");
     g->pending = pending;
     if (++g->waiting < GROUP_LANES) {
-        wait_here();
+        wait_here("its warpgroup's products, pending", (uint32_t)pending);
         return;
     }
     g->waiting = 0;
@@ -277,6 +277,7 @@ void gpu_wait(int pending)
         warp *w = &running->home->warps[running->place.warp / 4 * 4 + i];
         w->ready |= w->live;
     }
+    leave();
 }
 
 /* ---- matrices ------------------------------------------------------------------------------ */

@@ -53,7 +53,7 @@ static char *stack_of(size_t index)
     return stacks[index];
 }
 
-static void leave()
+void leave()
 {
     if (!_setjmp(running->state)) _longjmp(scheduler, 1);
 }
@@ -63,8 +63,9 @@ static uint32_t bit_of(const thread *t)
     return 1u << t->place.lane;
 }
 
-void wait_here()
+void wait_here(const char *what, uint32_t at)
 {
+    running->waits_for = what, running->waits_at = at;
     running->crew->ready &= ~bit_of(running);
     leave();
 }
@@ -138,13 +139,26 @@ static bool run_lanes(warp *w)
     return moved;
 }
 
+/* What a warp's lanes wait for, those alike in one line. */
+static void say_waiting(const block *b, int number)
+{
+    const warp *w = &b->warps[(size_t)number];
+    for (uint32_t left = w->live, alike; left; left &= ~alike) {
+        const thread *t = w->lanes[__builtin_ctz(left)];
+        alike = 0;
+        for (int i = 0; i < LANES; i++)
+            if (left >> i & 1 && w->lanes[i]->waits_for == t->waits_for && w->lanes[i]->waits_at == t->waits_at)
+                alike |= 1u << i;
+        fprintf(stderr, "emulated GPU: block %u, warp %d, lanes %08x wait for %s %#x\n", b->index.x, number, alike,
+                t->waits_for, t->waits_at);
+    }
+}
+
 [[noreturn]] static void die_waiting()
 {
-    for (block &b : blocks)
-        for (size_t i = 0; i < b.warps.size(); i++)
-            if (b.warps[i].live)
-                fprintf(stderr, "emulated GPU: block %u, warp %zu waits: lanes %08x, of them at an operation %08x\n",
-                        b.index.x, i, b.warps[i].live, b.warps[i].arrived);
+    for (const block &b : blocks)
+        for (int i = 0; i < (int)b.warps.size(); i++)
+            say_waiting(&b, i);
     die("all threads wait for each other");
 }
 
@@ -190,8 +204,8 @@ static void thread_init(thread *t, block *b, unsigned index, size_t number)
     makecontext(&t->start, thread_main, 0);
 }
 
-/* Shared memory begins anywhere that hardware might have it, and holds no numbers. */
-static void block_init(block *b, unsigned index, size_t slot)
+/* base: of its shared memory, which holds no numbers. */
+static void block_init(block *b, unsigned index, size_t slot, uint32_t base)
 {
     const gpu_grid *g = gpu_grid_here;
     unsigned threads = g->threads.x * g->threads.y * g->threads.z;
@@ -202,7 +216,7 @@ static void block_init(block *b, unsigned index, size_t slot)
     b->index = { index % g->blocks.x, index / g->blocks.x % g->blocks.y, index / g->blocks.x / g->blocks.y };
     b->rank = index % g->cluster, b->first = b - b->rank;
     b->memory = windows[slot];
-    b->base = 1024 + 16 * random_below(64), b->end = b->base + g->shared_bytes;
+    b->base = base, b->end = b->base + g->shared_bytes;
     if (b->end > WINDOW) die("%u bytes of shared memory", g->shared_bytes);
     if (g->shared_bytes) memset(b->memory, 0xff, WINDOW), b->barriers.resize(WINDOW / 8);
     b->threads.resize(threads), b->warps.resize((threads + LANES - 1) / LANES);
@@ -220,11 +234,12 @@ void gpu_run(const gpu_grid *grid)
     static uint64_t launches;
     random_state = 0x9e3779b97f4a7c15u * (1 + (seed ? strtoull(seed, nullptr, 10) : 0)) + launches++;
     random_below(2);
+    uint32_t base = 1024 + 16 * random_below(64); /* anywhere that hardware might have it, alike in all blocks */
     gpu_grid_here = grid;
     blocks.resize(resident);
     for (unsigned index = 0; index < count; index += resident) {
         for (unsigned i = 0; i < resident; i++)
-            block_init(&blocks[i], index + i, i);
+            block_init(&blocks[i], index + i, i, base);
         run_resident();
     }
     gpu_grid_here = nullptr;
@@ -254,7 +269,7 @@ uint32_t gpu_warp(gpu_vote vote, uint32_t value, int from)
     w->vote = vote, w->arrived |= bit_of(t);
     w->value[t->place.lane] = value, w->from[t->place.lane] = from & (LANES - 1);
     if (w->arrived != w->live) {
-        wait_here();
+        wait_here("the rest of the warp, at operation", vote);
         return t->result;
     }
     for (uint32_t lanes = w->live; lanes; lanes &= lanes - 1) {
@@ -262,25 +277,25 @@ uint32_t gpu_warp(gpu_vote vote, uint32_t value, int from)
         w->lanes[lane]->result = voted(w, lane);
     }
     w->arrived = 0, w->ready = w->live;
+    leave();
     return t->result;
 }
 
-/* False: not all were there, and the thread has waited for them. */
-static bool meet(meeting *m, int threads, bool holds)
+static void meet(meeting *m, int threads, bool holds)
 {
     if (m->arrived && m->threads != threads) die("%d threads are to meet, others say %d", threads, m->threads);
     m->all = holds && (!m->arrived || m->all);
     m->threads = threads;
     if (++m->arrived < threads) {
         m->waiting.push_back(running);
-        wait_here();
-        return false;
+        wait_here("a named barrier of as many threads:", (uint32_t)threads);
+        return;
     }
     for (thread *t : m->waiting)
         t->result = m->all, wake(t);
     running->result = m->all;
     m->waiting.clear(), m->arrived = 0;
-    return true;
+    leave();
 }
 
 bool gpu_meet(int id, int threads, bool holds)
@@ -379,6 +394,7 @@ void gpu_barrier_arrive(uint32_t address, uint32_t expected)
 
 void bytes_came(barrier *b, uint32_t bytes)
 {
+    if (!b->made) die("%u bytes have come to a barrier that has not been made", bytes);
     b->bytes -= bytes;
     end_phase(b);
 }
@@ -389,6 +405,6 @@ void gpu_barrier_wait(uint32_t address, uint32_t parity)
     barrier *b = made_barrier(address);
     while (b->phase == (parity & 1)) {
         b->waiting.push_back(running);
-        wait_here();
+        wait_here(parity ? "phase 1 of the barrier at" : "phase 0 of the barrier at", address);
     }
 }
