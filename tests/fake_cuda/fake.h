@@ -2,8 +2,9 @@
  * whose memory is the host's, contexts, modules, streams that are worked off at once, and kernels that check what they
  * are launched with and then let the CPU backend compute the same (emulate.c).
  *
- * Built as libcuda.so.1. The environment says what it is: FAKE_CUDA_DEVICES (2), FAKE_CUDA_CAPABILITY (90). Anything
- * that a real driver or kernel would take amiss ends the process with a message. */
+ * Built as libcuda.so.1. The environment says what it is: FAKE_CUDA_DEVICES (2), FAKE_CUDA_CAPABILITY (90),
+ * FAKE_CUDA_MULTIPROCESSORS (132). Anything that a real driver or kernel would take amiss ends the process with a
+ * message. tests/emulated_gpu has the same driver and lets the kernels themselves compute. */
 #ifndef TESTS_FAKE_CUDA_FAKE_H
 #define TESTS_FAKE_CUDA_FAKE_H
 
