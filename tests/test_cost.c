@@ -114,19 +114,36 @@ static void plain_problems_take_plain_kernels(void **state)
             }
 }
 
-/* Which row tiles are the longest is not known under masks beside the causal one: a group of heads has several a
- * multiprocessor, and no group is much smaller than the others. */
+/* Tiles of all groups of heads but the last to fill up; none is much smaller than the others. */
+static void assert_groups(int64_t heads, int64_t group, int64_t tiles, double least)
+{
+    int64_t rest = heads % group;
+    assert_true((double)(group * tiles) >= least || group == heads);
+    assert_true(rest == 0 || group - rest < attn_ceil_div(heads, group));
+}
+
+/* Where row tiles differ in length, those of a group of heads are several a multiprocessor: under a causal mask alone,
+ * which lets the longest come first, one and a half, else eight. */
 static void heads_come_in_even_groups(void **state)
 {
     (void)state;
-    const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128");
+    const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128"),
+                           *pair = kernel_named("sm90_backward_bf16_d256_64_pair");
+    const double sms = h200.multiprocessors;
     for (int64_t heads = 1; heads < 40; heads++) {
-        attn_desc desc = problem(heads, 32768, 32768, 128, ATTN_CAUSAL | ATTN_WINDOW);
         attn_cuda_choice c;
-        assert_true(attn_cuda_cost(&desc, &h200, k, 1e9, NULL, &c));
-        int64_t group = c.schedule.head_group, rest = heads % group;
-        assert_true(group * c.schedule.row_tiles >= 8 * h200.multiprocessors || group == heads);
-        assert_true(rest == 0 || group - rest < attn_ceil_div(heads, group));
+        attn_desc window = problem(heads, 32768, 32768, 128, ATTN_CAUSAL | ATTN_WINDOW);
+        assert_true(attn_cuda_cost(&window, &h200, k, 1e9, NULL, &c));
+        assert_groups(heads, c.schedule.head_group, c.schedule.row_tiles, 8 * sms);
+        attn_desc causal = problem(heads, 16384, 16384, 128, ATTN_CAUSAL);
+        assert_true(attn_cuda_cost(&causal, &h200, k, 1e9, NULL, &c));
+        assert_groups(heads, c.schedule.head_group, c.schedule.row_tiles, 1.5 * sms);
+        causal.direction = ATTN_BACKWARD, causal.dim_qk = causal.dim_v = 256;
+        assert_true(attn_cuda_cost_backward(&causal, &h200, pair, 1e9, NULL, &c));
+        assert_groups(heads, c.backward.head_group, c.backward.key_tiles, 1.5 * sms / 2);
+        attn_desc full = problem(heads, 16384, 16384, 128, 0);
+        assert_true(attn_cuda_cost(&full, &h200, k, 1e9, NULL, &c));
+        assert_int_equal(c.schedule.head_group, 1);
     }
 }
 

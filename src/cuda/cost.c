@@ -22,8 +22,9 @@ static const double simple_flops = 24;  /* a clock and SM */
 
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
-static const int tiles_of_group = 8; /* a multiprocessor, under masks beside the causal one */
-static const double worth_it = 0.98; /* packing heads or splitting keys must save so much */
+static const double causal_tiles = 1.5; /* of a group of heads, a taker, at least: where the longest come first, */
+static const double unknown_tiles = 8;  /* and where nobody knows which are the longest */
+static const double worth_it = 0.98;    /* packing heads or splitting keys must save so much */
 
 /* ---- the machine --------------------------------------------------------------------------- */
 
@@ -105,22 +106,23 @@ static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pa
     return k->rows / pack;
 }
 
-/* Heads whose row tiles are worked off together, the longest first: under a causal mask alone as many as have their
- * keys and values in half of L2. Under others, too, row tiles of few keys then end a group; which are the longest is
- * not known there, so a group has several tiles a multiprocessor, beside which the longest is short. */
-static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads, int64_t row_tiles)
+int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int takers)
 {
-    const uint32_t beside = ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL;
-    int64_t all = heads * d->batch;
-    if (!(d->flags & ATTN_CAUSAL)) return 1;
-    if (d->flags & beside) {
-        int64_t least =
-            attn_ceil_div((int64_t)tiles_of_group * device->multiprocessors, (int64_t)max_of(1, (double)row_tiles));
-        return all <= least ? all : attn_ceil_div(all, all / least);
-    }
+    const uint32_t unknown = (ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL) | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV;
+    double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL ? causal_tiles : 0;
+    int64_t least = (int64_t)max_of(max_of(1, fit), ceil(several * takers / max_of(1, (double)tiles)));
+    if (all <= least) return all;
+    return several > 0 ? attn_ceil_div(all, all / least) : least;
+}
+
+/* Heads whose row tiles are worked off together: under a causal mask as many as have their keys and values in half of
+ * L2. */
+static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads, int64_t tiles)
+{
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype);
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head)) * (double)(heads / d->heads_kv);
-    return (int64_t)max_of(1, min_of(fit, (double)all));
+    int64_t all = heads * (d->flags & ATTN_VARLEN ? 1 : d->batch);
+    return attn_cuda_head_group(d, all, d->flags & ATTN_CAUSAL ? fit : 1, tiles, device->multiprocessors);
 }
 
 /* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,
@@ -211,15 +213,16 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
 /* The schedule of a choice; false: more tiles than it can count. */
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c, int64_t pack)
 {
-    int64_t heads = d->heads_q / pack, row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile),
-            total = row_tiles * d->batch;
-    if (d->flags & ATTN_VARLEN) total = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch;
-    if (__builtin_mul_overflow(total, heads * c->choice.splits, &total) || total > INT32_MAX) return false;
+    int64_t heads = d->heads_q / pack, row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile), sequences = d->batch,
+            total;
+    if (d->flags & ATTN_VARLEN) row_tiles = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch, sequences = 1;
+    if (__builtin_mul_overflow(row_tiles * sequences, heads * c->choice.splits, &total) || total > INT32_MAX)
+        return false;
     c->schedule = (attn_sm90_schedule){
         .heads = (int)heads,
         .row_tiles = (int)row_tiles,
         .total = (int)total,
-        .head_group = (int)min_of((double)head_group(d, device, heads, row_tiles), INT32_MAX),
+        .head_group = (int)head_group(d, device, heads, row_tiles * c->choice.splits),
         .grid = (int)min_of((double)total, device->multiprocessors),
         .splits = c->choice.splits,
         .pack = (int)pack,

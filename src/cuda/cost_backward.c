@@ -110,11 +110,13 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
 }
 
 /* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. */
-static int head_group(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
+static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t tiles)
 {
     double row = (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype) + 4.0 * k->dim;
     double head = (double)(d->heads_q / d->heads_kv) * (double)d->len_q * row;
-    return (int)max_of(1, min_of(floor(0.5 * device->l2_bytes / max_of(1, head)), (double)(d->heads_kv * d->batch)));
+    int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
+    return attn_cuda_head_group(d, all, floor(0.5 * device->l2_bytes / max_of(1, head)), tiles,
+                                device->multiprocessors / k->cluster);
 }
 
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
@@ -127,7 +129,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
     c->backward = (attn_sm90_backward_schedule){
         .key_tiles = (int)tiles,
         .total = (int)total,
-        .head_group = head_group(d, device, k),
+        .head_group = (int)head_group(d, device, k, tiles * c->choice.splits),
         .grid = k->cluster * (int)min_of((double)total, device->multiprocessors / k->cluster),
         .splits = c->choice.splits,
     };

@@ -36,6 +36,11 @@ const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, c
 /* Sets time and what bounds it from the SM that computes longest and from the bytes of each level. */
 void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *choice);
 
+/* Heads, of `all`, that are worked off together, each with so many tiles: `fit` of them, 1 at least, whose memory stays
+ * in L2. Where tiles differ in length, more if need be, and groups alike: a tile that its group begins late is then
+ * short beside what the group leaves each of its takers (multiprocessors, or clusters). */
+int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers);
+
 /* The tensors that kernels read by TMA; the last one in the backward only. */
 enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_GRAD_O, ATTN_CUDA_TENSORS };
 

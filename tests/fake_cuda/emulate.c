@@ -158,10 +158,10 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
                 "packs heads that do not fit");
     fake_expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
     fake_expect(s->heads * s->pack == p->heads_q, symbol, "heads");
-    fake_expect(s->row_tiles == ceil_div((int64_t)p->len_q * s->pack, k->rows), symbol, "row_tiles");
-    int64_t tiles =
-        is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->rows) + p->batch : (int64_t)s->row_tiles * p->batch;
-    fake_expect(s->total == tiles * s->heads * s->splits, symbol, "total");
+    int64_t tiles = is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->rows) + p->batch
+                                 : ceil_div((int64_t)p->len_q * s->pack, k->rows);
+    fake_expect(s->row_tiles == tiles, symbol, "row_tiles");
+    fake_expect(s->total == tiles * s->heads * s->splits * (is_varlen(p) ? 1 : p->batch), symbol, "total");
     fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
 }

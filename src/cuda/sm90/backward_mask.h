@@ -37,28 +37,24 @@ DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, i
     return CLUSTER == 2 ? share_index(s, at, (int)taken) : (int)taken;
 }
 
-/* False: there is no such unit. With turns a unit waits for units of the same head and later keys: these come first. */
+/* Units are taken from the last to the first, as the forward's tiles are (schedule.h); under a causal mask the longest
+ * are those of the first keys. With turns a unit waits for units of the same head and later keys: these come first.
+ * False: there is no such unit. */
 DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
     const attn_sm90_params *p = &params->common;
     work *w = &u->place;
-    if (p->flags & FLAG_VARLEN) {
-        int line = p->heads_kv * s->splits, rest = index % line, number, count;
-        if (!find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, UNIT_KEYS, index / line, &w->batch, &number, &count))
-            return false;
-        u->first_key = (params->turns ? count - 1 - number : number) * UNIT_KEYS;
-        u->split = rest / p->heads_kv, u->kv_head = rest % p->heads_kv;
-    } else {
-        int all = p->heads_kv * p->batch, group = s->head_group * s->key_tiles * s->splits;
-        int first = index / group * s->head_group, rest = index % group;
-        int heads = min(s->head_group, all - first), line = heads * s->splits;
-        u->first_key = (params->turns ? s->key_tiles - 1 - rest / line : rest / line) * UNIT_KEYS;
-        rest %= line;
-        u->split = rest / heads;
-        int head = first + rest % heads;
-        w->batch = head / p->heads_kv, u->kv_head = head % p->heads_kv;
-    }
+    bool varlen = p->flags & FLAG_VARLEN;
+    int group = s->head_group * s->key_tiles * s->splits, behind = s->total - 1 - index, rest = behind % group;
+    int first = behind / group * s->head_group, heads = min(s->head_group, p->heads_kv * (varlen ? 1 : p->batch) - first);
+    int number = rest / (heads * s->splits), count = s->key_tiles;
+    rest %= heads * s->splits;
+    u->split = rest / heads, first += rest % heads;
+    w->batch = first / p->heads_kv, u->kv_head = first % p->heads_kv;
+    if (varlen && !find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, UNIT_KEYS, number, &w->batch, &number, &count))
+        return false;
+    u->first_key = (params->turns ? number : count - 1 - number) * UNIT_KEYS;
     int share = p->heads_q / p->heads_kv / s->splits;
     u->first_head = u->kv_head * (p->heads_q / p->heads_kv) + u->split * share, u->end_head = u->first_head + share;
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);

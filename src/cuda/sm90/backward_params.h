@@ -31,7 +31,7 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *   key_tiles  ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
  *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
- *              and f32 grad_q in L2 at once, 1 at least. ATTN_DETERMINISTIC: too
+ *              and f32 grad_q in L2 at once, where units differ in length more if need be. ATTN_DETERMINISTIC: too
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
  *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units; 0 is not launched
  *   counter    one word that is 0 before the run and again after it; NULL: block (cluster) b takes units b, b + their

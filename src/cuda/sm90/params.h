@@ -35,14 +35,14 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
 
 /* Order of work. A row tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
  *   heads      heads_q / pack: what a sequence's row tiles are repeated over
- *   row_tiles  ceil(len_q * pack / rows); VARLEN: not used
- *   total      row_tiles * heads * batch * splits; VARLEN: (ceil(total_q * pack / rows) + batch) * heads * splits, of
+ *   row_tiles  of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) + batch, of
  *              which the surplus is found empty
- *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: causal, as
- *              many as have their keys and values in L2 at once, 1 at least; other masks beside: as many as even out
- * the lengths. Not causal: 1 grid       min(total, multiprocessors); 0 is not launched counter    one word that is 0
- * before the run and again after it: tiles are handed out as blocks ask for more. NULL: block b takes tiles b, b +
- * grid, ... in turn */
+ *   total      row_tiles * heads * splits, and but for VARLEN * batch
+ *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: 1 where tiles
+ *              are alike, else as many as even out their lengths, or have their keys and values in L2 at once
+ *   grid       min(total, multiprocessors); 0 is not launched
+ *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more. NULL:
+ *              block b takes tiles b, b + grid, ... in turn */
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */

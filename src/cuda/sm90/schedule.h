@@ -1,7 +1,8 @@
 /* Which row tile is worked on when, and what of the sequence it is. Run by the producer warp as a whole.
  *
- * Tiles are numbered so that the longest come first within a group of heads whose keys and values fit L2 together
- * (params.h). Blocks take the numbers as they get free, or at a fixed stride. */
+ * Tiles are taken from the last to the first: groups of heads (params.h), in them the sequences, in these the rows. So
+ * a sequence's longest come first under a causal mask, and heads that fill no group before the groups that are full:
+ * what is taken last is short. Blocks take tiles as they get free, or at a fixed stride. */
 #ifndef ATTN_CUDA_SM90_SCHEDULE_H
 #define ATTN_CUDA_SM90_SCHEDULE_H
 
@@ -102,23 +103,17 @@ DEVICE int schedule_next(const attn_sm90_params *p, int index)
 DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
-    int rows = ROWS / s->pack, head;
-    if (p->flags & FLAG_VARLEN) {
-        int line = s->heads * s->splits, rest = index % line, number, count;
-        if (!find_sequence(p->cu_lens_q, p->lens_q, p->batch, rows, index / line, &w->batch, &number, &count))
-            return false;
-        w->row0 = number * rows;
-        w->split = rest / s->heads, head = rest % s->heads;
-    } else {
-        int all = s->heads * p->batch, group = s->head_group * s->row_tiles * s->splits;
-        int first = index / group * s->head_group, rest = index % group;
-        int heads = min(s->head_group, all - first), line = heads * s->splits;
-        w->row0 = (s->row_tiles - 1 - rest / line) * rows;
-        rest %= line;
-        w->split = rest / heads;
-        head = first + rest % heads;
-        w->batch = head / s->heads, head %= s->heads;
-    }
+    bool varlen = p->flags & FLAG_VARLEN;
+    int all = s->heads * (varlen ? 1 : p->batch), group = s->head_group * s->row_tiles * s->splits, count;
+    int behind = s->total - 1 - index, first = behind / group * s->head_group, rest = behind % group;
+    int heads = min(s->head_group, all - first), line = heads * s->splits, number = rest / line;
+    rest %= line;
+    int head = first + rest % heads;
+    w->split = rest / heads;
+    w->batch = head / s->heads, head %= s->heads;
+    if (varlen && !find_sequence(p->cu_lens_q, p->lens_q, p->batch, ROWS / s->pack, number, &w->batch, &number, &count))
+        return false;
+    w->row0 = number * (ROWS / s->pack);
     w->head = head * s->pack;
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
