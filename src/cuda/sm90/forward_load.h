@@ -19,6 +19,14 @@ DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const 
                  p->flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
+/* Queries come from memory: where their only slot is still taken, they are asked into L2. */
+DEVICE void prefetch_queries(const attn_sm90_params *p, const work *w)
+{
+#pragma unroll
+    for (int i = 0; i < PANELS; i++)
+        tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
+}
+
 /* A tile of keys or values. */
 DEVICE void load_tile(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, int key0,
                       int head, int batch)
@@ -88,6 +96,7 @@ DEVICE void take_failed(const shared *s, producer *at, work *note)
 DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
 {
     work *note = &s->notes->works[at->item % NOTES];
+    if (Q_SLOTS == 1 && w->tiles > 0 && threadIdx.x % 32 == 0) prefetch_queries(p, w);
     barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
     take_failed(s, at, note);
     if (threadIdx.x % 32 == 0) {

@@ -109,6 +109,14 @@ DEVICE void tma_load(u32 to, const void *map, u32 barrier, int x, int y, int z, 
                  : "memory");
 }
 
+/* The box at (x, y, z, w) to L2. */
+DEVICE void tma_prefetch(const void *map, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z), "r"(w)
+                 : "memory");
+}
+
 /* Bytes from memory to shared memory: 16 at a time, at multiples of 16. */
 DEVICE void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier)
 {
