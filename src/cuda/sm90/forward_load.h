@@ -1,6 +1,7 @@
 /* What is loaded when: the producer's first warp follows the schedule and loads a row tile's queries, then tile by tile
  * the keys that it sees; consumers wait. Queries are read once, so they come from memory: where there is a slot for the
- * next row tile's, CAUSAL kernels of few stages ask for them before the last keys of the one in hand (LOOKS_AHEAD). */
+ * next row tile's, CAUSAL kernels of few stages ask for them before the last keys of the one in hand (LOOKS_AHEAD);
+ * where there is none, they are asked into L2, and the next row tile's first keys are loaded before them. */
 #ifndef ATTN_CUDA_SM90_FORWARD_LOAD_H
 #define ATTN_CUDA_SM90_FORWARD_LOAD_H
 
@@ -19,7 +20,6 @@ DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const 
                  p->flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
-/* Queries come from memory: where their only slot is still taken, they are asked into L2. */
 DEVICE void prefetch_queries(const attn_sm90_params *p, const work *w)
 {
 #pragma unroll
@@ -92,41 +92,67 @@ DEVICE void take_failed(const shared *s, producer *at, work *note)
     __syncwarp();
 }
 
-/* The note that goes before a row tile's queries, and these, in the place of one that consumers are done with. */
-DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+/* The note that goes before a row tile's queries, in the place of one that consumers are done with. Where queries have
+ * one slot, which is still taken, they are asked into L2. */
+DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
 {
     work *note = &s->notes->works[at->item % NOTES];
-    if (Q_SLOTS == 1 && w->tiles > 0 && threadIdx.x % 32 == 0) prefetch_queries(p, w);
-    barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
     take_failed(s, at, note);
     if (threadIdx.x % 32 == 0) {
         *note = *w;
-        load_queries_tile(p, s, w, at->q.index);
+        if (Q_SLOTS == 1 && w->tiles > 0) prefetch_queries(p, w);
     }
-    stage_next(&at->q, Q_SLOTS), at->item++;
+    at->item++;
+}
+
+/* Queries of the row tile noted last. */
+DEVICE void load_queries(const attn_sm90_params *p, const shared *s, producer *at)
+{
+    const work *note = &s->notes->works[(at->item - 1) % NOTES];
+    barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
+    if (threadIdx.x % 32 == 0) load_queries_tile(p, s, note, at->q.index);
+    stage_next(&at->q, Q_SLOTS);
+}
+
+DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+{
+    note_work(p, s, w, at);
+    load_queries(p, s, at);
+}
+
+/* Key tiles of a row tile that are loaded before its queries. Where these have one slot it is taken until the last
+ * scores of the row tile before; by then this many stages are empty, and the first brings that row tile's last values.
+ */
+DEVICE int keys_first(const producer *at)
+{
+    return Q_SLOTS == 1 && at->item > 1 ? STAGES - 1 : 0;
 }
 
 #if ATTN_MASK == CAUSAL
 
-DEVICE void begin_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
-{
-    mask_tiles(p, w);
-    if (w->tiles <= 0) flush_values(p, s, w, at);
-    load_work(p, s, w, at);
-}
-
-/* The i-th key tile of a row tile that has begun. */
+/* The i-th key tile of a row tile. */
 DEVICE void load_keys(const attn_sm90_params *p, const shared *s, const work *w, producer *at, int i)
 {
     key_note note = { (w->last - i) * KEYS };
     load_stage(p, s, w, at, &note);
 }
 
+DEVICE void begin_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    mask_tiles(p, w);
+    if (w->tiles <= 0) flush_values(p, s, w, at);
+    note_work(p, s, w, at);
+}
+
 DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
 {
     begin_work(p, s, w, at);
-    for (int i = 0; i < w->tiles; i++)
+    int first = min(keys_first(at), w->tiles);
+    if (first <= 0) load_queries(p, s, at);
+    for (int i = 0; i < w->tiles; i++) {
         load_keys(p, s, w, at, i);
+        if (i == first - 1) load_queries(p, s, at);
+    }
     __syncwarp();
 }
 
@@ -138,11 +164,17 @@ DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, pr
     key_note note, next;
     w->tiles = walk_next(p, w, &walk, &note);
     if (!w->tiles) flush_values(p, s, w, at);
-    load_work(p, s, w, at);
+    note_work(p, s, w, at);
+    int first = w->tiles ? keys_first(at) : 0;
+    if (!first) load_queries(p, s, at);
     for (bool more = w->tiles; more; note = next) {
         more = walk_next(p, w, &walk, &next);
         note.last = !more;
         load_stage(p, s, w, at, &note);
+        if (first > 0 && (--first == 0 || !more)) {
+            first = 0;
+            load_queries(p, s, at);
+        }
     }
     __syncwarp();
 }
@@ -199,7 +231,10 @@ DEVICE bool look_ahead(const attn_sm90_params *p, const shared *s, producer *at)
 DEVICE bool produce_ahead(const attn_sm90_params *p, const shared *s, work *w, producer *at)
 {
     bool more = false;
-    if (!at->ahead) begin_work(p, s, w, at);
+    if (!at->ahead) {
+        begin_work(p, s, w, at);
+        load_queries(p, s, at);
+    }
     at->ahead = false;
     int turn = min(max(STAGES - 1, w->tiles - 1 - AHEAD), w->tiles - 1);
     for (int i = 0; i < w->tiles; i++) {
