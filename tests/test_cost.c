@@ -147,6 +147,21 @@ static void heads_come_in_even_groups(void **state)
     }
 }
 
+/* A block of keys that lies across tiles makes each of them whole: shorter tiles pay where blocks are theirs. */
+static void tiles_fit_blocks(void **state)
+{
+    (void)state;
+    const attn_cuda_kernel *wide = kernel_named("sm90_bf16_d128_128x128_masks"),
+                           *narrow = kernel_named("sm90_bf16_d128_128x96_masks");
+    attn_desc documents = problem(16, 32768, 32768, 128, ATTN_CAUSAL), blocks = documents;
+    documents.flags |= ATTN_INTERVALS, documents.interval_vectors = documents.interval_heads = 1;
+    blocks.flags = ATTN_BLOCKS, blocks.block_rows = blocks.block_keys = 128;
+    assert_true(cost(&documents, narrow, NULL).seconds < cost(&documents, wide, NULL).seconds);
+    assert_true(cost(&blocks, narrow, NULL).seconds > 1.3 * cost(&blocks, wide, NULL).seconds);
+    blocks.block_keys = 96;
+    assert_true(cost(&blocks, narrow, NULL).seconds < cost(&blocks, wide, NULL).seconds);
+}
+
 static void tiles_come_in_waves(void **state)
 {
     (void)state;
@@ -168,6 +183,7 @@ int main(void)
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),
         cmocka_unit_test(heads_come_in_even_groups),
+        cmocka_unit_test(tiles_fit_blocks),
         cmocka_unit_test(tiles_come_in_waves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -181,6 +181,14 @@ static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
     return (double)attn_mask_edges(d) * (double)(rows + keys - common(rows, keys)) / 2;
 }
 
+/* Keys of the tiles that a block of a list lies in, by the block's: which blocks are listed the device alone knows, and
+ * few are. */
+static double block_share(const attn_desc *d, int64_t keys)
+{
+    double block = (double)d->block_keys;
+    return d->flags & ATTN_BLOCKS ? (block + (double)(keys - common(d->block_keys, keys))) / block : 1;
+}
+
 /* Without splits, one tile after another on as many SMs; with them, their parts, and then they are merged. */
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                     const double clocks[ATTN_CONSTANTS], int64_t pack, int splits, attn_cuda_choice *c)
@@ -192,6 +200,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, (row_pairs + edge) / k->keys);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end within half of one */
     if (!uneven) steps = whole;
+    steps *= block_share(d, k->keys);
     double parts = tiles * splits, grid = min_of(parts, device->multiprocessors), rounds = parts / max_of(1, grid);
     double *count = c->choice.count; /* of the busiest SM */
     double part = uneven && splits == 1 ? steps : ceil(steps / splits);
