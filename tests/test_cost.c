@@ -138,7 +138,7 @@ static void heads_come_in_even_groups(void **state)
         attn_desc causal = problem(heads, 16384, 16384, 128, ATTN_CAUSAL);
         assert_true(attn_cuda_cost(&causal, &h200, k, 1e9, NULL, &c));
         assert_groups(heads, c.schedule.head_group, c.schedule.row_tiles, 1.5 * sms);
-        causal.direction = ATTN_BACKWARD, causal.dim_qk = causal.dim_v = 256;
+        causal.direction = ATTN_BACKWARD, causal.dim_qk = causal.dim_v = 256, causal.len_q = causal.len_kv = 8192;
         assert_true(attn_cuda_cost_backward(&causal, &h200, pair, 1e9, NULL, &c));
         assert_groups(heads, c.backward.head_group, c.backward.key_tiles, 1.5 * sms / 2);
         attn_desc full = problem(heads, 16384, 16384, 128, 0);
