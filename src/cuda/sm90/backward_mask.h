@@ -47,7 +47,8 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     work *w = &u->place;
     bool varlen = p->flags & FLAG_VARLEN;
     int group = s->head_group * s->key_tiles * s->splits, behind = s->total - 1 - index, rest = behind % group;
-    int first = behind / group * s->head_group, heads = min(s->head_group, p->heads_kv * (varlen ? 1 : p->batch) - first);
+    int first = behind / group * s->head_group,
+        heads = min(s->head_group, p->heads_kv * (varlen ? 1 : p->batch) - first);
     int number = rest / (heads * s->splits), count = s->key_tiles;
     rest %= heads * s->splits;
     u->split = rest / heads, first += rest % heads;
