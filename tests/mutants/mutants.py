@@ -309,9 +309,9 @@ MUTANTS = [
      "napkin"),
     # the Hopper kernels themselves, on the emulated GPU
     (SM90 + "pipeline.h", "s->index = 0, s->phase ^= 1;", "s->index = 0;", "rings have one phase", "emulated/sm90_bf16_d128_128x128"),
-    (SM90 + "forward.h", "wgmma_wait(0); pin_floats(out, DIM_V / 2); if (!last) release_stages(s, c, at);",
-     "if (!last) release_stages(s, c, at); wgmma_wait(0); pin_floats(out, DIM_V / 2);",
-     "a stage is let go while products read it", "emulated/sm90_bf16_d64_192x64"),
+    (SM90 + "forward.h", "wgmma_wait(0); pin_floats(out, DIM_V / 2); release_stages(s, c, c->kv.index);",
+     "release_stages(s, c, c->kv.index); wgmma_wait(0); pin_floats(out, DIM_V / 2);",
+     "a stage is let go while products read it", "emulated/sm90_bf16_d128_128x128"),
     (SM90 + "forward.h", "if (moved && !last) rescale(out, alpha);", "", "outputs keep an old reference", "emulated/sm90_f16_d128_128x128_masks"),
     (SM90 + "forward.h", "if (valid < KEYS) clear_values(c, values, valid);", "", "another sequence's values count", "emulated/sm90_bf16_d128_128x128"),
     (SM90 + "forward.h", "c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));",
