@@ -3,11 +3,10 @@
 
 #include <cstring>
 
-#define _Alignas alignas /* the driver's words are C11 */
-#define _Noreturn [[noreturn]]
+#include "fake_driver.h"
+
 extern "C" {
 #include "num/half.h"
-#include "../fake_cuda/fake.h"
 }
 
 /* ---- copies -------------------------------------------------------------------------------- */

@@ -3,12 +3,10 @@
 #include <cstring>
 #include <mutex>
 
+#include "fake_driver.h"
 #include "machine.h"
 
-#define _Alignas alignas /* the driver's words are C11 */
-#define _Noreturn [[noreturn]]
 extern "C" {
-#include "../fake_cuda/fake.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/backward_params.h"
 

@@ -233,7 +233,7 @@ void gpu_run(const gpu_grid *grid)
     unsigned count = grid->blocks.x * grid->blocks.y * grid->blocks.z, resident = grid->shared_bytes ? count : 1;
     static uint64_t launches;
     random_state = 0x9e3779b97f4a7c15u * (1 + (seed ? strtoull(seed, nullptr, 10) : 0)) + launches++;
-    random_below(2);
+    random_below(2);                              /* the first one hardly differs from launch to launch */
     uint32_t base = 1024 + 16 * random_below(64); /* anywhere that hardware might have it, alike in all blocks */
     gpu_grid_here = grid;
     blocks.resize(resident);
@@ -315,11 +315,18 @@ void gpu_meet_cluster(void)
 
 /* ---- shared memory ------------------------------------------------------------------------- */
 
+/* The block of the cluster that has the address, as b sees it. */
+static block *home_of(block *b, uint32_t address)
+{
+    uint32_t rank = address >> 24;
+    if (rank > gpu_grid_here->cluster) die("shared address %#x is of no block of the cluster", address);
+    return rank ? b->first + (rank - 1) : b;
+}
+
 unsigned char *memory_at(block *b, uint32_t address, uint32_t bytes, uint32_t aligned)
 {
-    uint32_t rank = address >> 24, at = address & 0xffffff;
-    if (rank > gpu_grid_here->cluster) die("shared address %#x is of no block of the cluster", address);
-    block *home = rank ? b->first + (rank - 1) : b;
+    const block *home = home_of(b, address);
+    uint32_t at = address & 0xffffff;
     if (at < home->base || at + bytes > home->end) die("%u bytes at %#x are outside shared memory", bytes, at);
     if (at % aligned) die("shared address %#x is no multiple of %u", at, aligned);
     return home->memory + at;
@@ -354,9 +361,8 @@ uint32_t gpu_peer(uint32_t address, uint32_t rank)
 
 barrier *barrier_at(block *b, uint32_t address)
 {
-    unsigned char *at = memory_at(b, address, 8, 8);
-    block *home = address >> 24 ? b->first + ((address >> 24) - 1) : b;
-    return &home->barriers[(size_t)(at - home->memory) / 8];
+    block *home = home_of(b, address);
+    return &home->barriers[(size_t)(memory_at(b, address, 8, 8) - home->memory) / 8];
 }
 
 static barrier *made_barrier(uint32_t address)
