@@ -391,7 +391,7 @@ static void killed_save_leaves_the_old(void **state)
         for (int64_t j = 1; run.step && j < run.weights.count; j++)
             assert_true(run.weights.data[j] == (float)run.step);
         gpt_run_free(&run);
-        snprintf(temporary, sizeof temporary, "%s/%s.%ld.tmp", getcwd((char[4096]){ 0 }, 4096), file_name, (long)child);
+        snprintf(temporary, sizeof temporary, "%s.%ld.tmp", file_name, (long)child);
         unlink(temporary);
     }
     gpt_run_free(&first);
