@@ -15,6 +15,7 @@
 #include "check/compare.h"
 #include "check/grid.h"
 #include "cpu/kernel.h"
+#include "scale.h"
 
 #define COUNT(table) (int)(sizeof(table) / sizeof *(table))
 
@@ -23,14 +24,6 @@
         attn_status status_ = (call);                                                                   \
         if (status_ != ATTN_OK) fail_msg("%s: %s: %s", #call, attn_status_name(status_), attn_error()); \
     } while (0)
-
-/* Long tests run each n-th of their cases. */
-static inline int test_scale(void)
-{
-    const char *text = getenv("ATTN_TEST_SCALE");
-    int scale = text ? atoi(text) : 1;
-    return scale < 1 ? 1 : scale;
-}
 
 /* Whether the kernel is one of the forward that this machine runs. */
 static inline bool runs(const attn_cpu_kernel *kernel)

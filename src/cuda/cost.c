@@ -108,7 +108,7 @@ static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pa
 
 int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int takers)
 {
-    const uint32_t unknown = (ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL) | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV;
+    const uint32_t unknown = (ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL) | ATTN_CUDA_LENGTHS;
     double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL ? causal_tiles : 0;
     int64_t least = (int64_t)max_of(max_of(1, fit), ceil(several * takers / max_of(1, (double)tiles)));
     if (all <= least) return all;
@@ -216,7 +216,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
     attn_cuda_set_time(device, all, splits > 1 ? combine_seconds : 0, &c->choice);
-    c->dynamic = (uneven || d->flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV)) && parts > grid;
+    c->dynamic = (uneven || d->flags & ATTN_CUDA_LENGTHS) && parts > grid;
 }
 
 /* The schedule of a choice; false: more tiles than it can count. */

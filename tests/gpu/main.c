@@ -21,6 +21,7 @@
 #include "check/compare.h"
 #include "check/device.h"
 #include "cuda/cuda.h"
+#include "../scale.h"
 
 enum { WATCHDOG_SECONDS = 120, FAILURES_SHOWN = 10 };
 
@@ -94,9 +95,7 @@ static void lengths(const attn_cuda_kernel *k)
     bool backward = attn_cuda_direction(k) == ATTN_BACKWARD;
     int64_t ring = backward ? k->rows : k->keys, beside_ring = backward ? k->keys : k->rows;
     int64_t others[] = { 1, beside_ring - 1, beside_ring, beside_ring + 1, 2 * beside_ring + 1 };
-    int number = 0;
-    const char *text = getenv("ATTN_TEST_SCALE");
-    int scale = text && atoi(text) > 1 ? atoi(text) : 1;
+    int number = 0, scale = test_scale();
     for (int t = 0; t < 6; t++)
         for (int64_t beside = -1; beside <= 1; beside++)
             for (int r = 0; r < 5; r++) {
