@@ -314,7 +314,7 @@ MUTANTS = [
      "a stage is let go while products read it", "emulated/sm90_bf16_d128_128x128"),
     (SM90 + "forward.h", "if (moved && !last) rescale(out, alpha);", "", "outputs keep an old reference", "emulated/sm90_f16_d128_128x128_masks"),
     (SM90 + "forward.h", "if (valid < KEYS) clear_values(c, values, valid);", "", "another sequence's values count", "emulated/sm90_bf16_d128_128x128"),
-    (SM90 + "forward.h", "c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));",
+    (SM90 + "forward_common.h", "c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));",
      "c->settled = softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful);",
      "each warp chooses its products by itself", "emulated/sm90_f16_d128_128x128_masks"),
     (SM90 + "forward.h", "c->left -= skip; c->key0 = (w->last - skip) * KEYS;", "c->left -= skip; c->key0 = w->last * KEYS;",

@@ -28,4 +28,5 @@
 #include "score.h"
 #include "store.h"
 #include "forward_load.h"
+#include "forward_common.h"
 #include "forward.h"

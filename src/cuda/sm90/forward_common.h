@@ -1,0 +1,138 @@
+/* What the forward's loops over key tiles share: a consumer warpgroup's row tile, from its note to its results, and the
+ * scores of a key tile once they have come. */
+#ifndef ATTN_CUDA_SM90_FORWARD_COMMON_H
+#define ATTN_CUDA_SM90_FORWARD_COMMON_H
+
+/* What a warpgroup has in hand: a row tile and how far it is. */
+typedef struct consumer {
+    int group, item;
+    stage q, kv;
+#if ATTN_MASK == CAUSAL
+    int whole; /* all rows of the warpgroup see every key before it */
+#endif
+    int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
+#if ATTN_MASK == GENERAL
+    int partial, common; /* of its note */
+#endif
+    work *w;
+    softmax soft;
+    bool first;   /* the tile scored last is its row tile's first */
+    bool settled; /* SETTLES: all rows of the warpgroup have references. Its warps must know it alike: they choose
+                   * between steps by it, and issue products together */
+} consumer;
+
+/* The key tiles of the next row tile, or NO_WORK, PAUSE or NO_KEYS. */
+DEVICE int work_ahead(const shared *s, const consumer *c)
+{
+    barrier_wait(BARRIER(s, q_full, c->q.index), c->q.phase);
+    return s->notes->works[c->item % NOTES].tiles;
+}
+
+DEVICE void release_stage(u32 empty, stage *at, int stages)
+{
+    release(empty);
+    stage_next(at, stages);
+}
+
+/* Shared addresses of a stage and of the queries, known to be alike in the warp. */
+DEVICE u32 stage_at(const shared *s, int index)
+{
+    return uniform(s->kv + index * STAGE_BYTES);
+}
+
+DEVICE u32 queries_at(const shared *s, const consumer *c)
+{
+    return uniform(s->q + c->q.index * TILE_Q + c->group * 64 * 128);
+}
+
+/* The next row tile has keys, and rows of the warpgroup. */
+DEVICE bool is_ours(const attn_sm90_params *p, const shared *s, const consumer *c)
+{
+#if ATTN_MASK == CAUSAL
+    return work_ahead(s, c) > NO_KEYS && has_rows(p, &s->notes->works[c->item % NOTES], c->group);
+#else
+    return work_ahead(s, c) > NO_KEYS;
+#endif
+}
+
+/* Values of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN. */
+DEVICE void clear_values(const consumer *c, u32 values, int valid)
+{
+    u32 pieces = (KEYS - valid) * 8;
+    for (u32 i = threadIdx.x % 128; i < PANELS_V * pieces; i += 128)
+        store_zeros(values + i / pieces * PANEL_KEYS + valid * 128 + i % pieces * 16);
+    fence_async();
+    named_sync(GROUP + c->group, 128);
+}
+
+/* ---- scores -------------------------------------------------------------------------------- */
+
+#if ATTN_SCORE == RICH
+#define UNIT(p) LOG2_E /* of a score in hand, in log2 units */
+#else
+#define UNIT(p) ((p)->scale * LOG2_E)
+#endif
+
+/* Queries are let go behind the scores of their last key tile. */
+DEVICE void count_scored(const shared *s, consumer *c)
+{
+    if (--c->left == 0) release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS), c->item++;
+}
+
+/* Scores that have come, `first`: a row tile's: changed, hidden, with the references that their probabilities will
+ * have. True: outputs so far are to be multiplied by alpha. */
+DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
+                        bool first)
+{
+#if ATTN_SCORE == RICH
+    change_scores(p, c->w, score, c->group, c->key0);
+#endif
+#if ATTN_MASK == CAUSAL
+    bool partial = c->key0 + KEYS > c->whole || c->key0 < whole_from(p, c->w, c->group);
+    if (rarely(partial)) hide(p, c->w, score, c->group, c->key0);
+#else
+    if (rarely(c->partial)) hide(p, c->w, score, c->group, c->partial, c->key0);
+#endif
+    count_scored(s, c);
+    if (UNCHECKED && c->settled) return false;
+#if ATTN_MASK == CAUSAL
+    bool parted = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a part's last tile */
+    if (UNCHECKED && first && c->key0 < c->whole && !c->w->careful && !rarely(parted)) {
+        softmax_begin(&c->soft, score, UNIT(p));
+        c->settled = true;
+        return false;
+    }
+#endif
+    bool moved = softmax_refer(&c->soft, score, UNIT(p), alpha);
+    if (SETTLES)
+        c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));
+    return moved;
+}
+
+/* The row tile in hand is done; the next begins. */
+DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out)
+{
+    bool fine = finish(p, c->w, out, &c->soft, c->group, s->out + (threadIdx.x / 32 - 4) * 2048);
+    if (UNCHECKED && rarely(!fine) && !c->w->careful) c->w->failed = 1;
+    c->soft = softmax_start(), c->settled = false;
+    c->w = &s->notes->works[c->item % NOTES];
+}
+
+#if ATTN_SCORE == PLAIN
+
+/* Tiles, the one in hand included, behind which others follow that need nothing but arithmetic: no pair is hidden, no
+ * row tile ends. */
+DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
+{
+#if ATTN_MASK == CAUSAL
+    bool whole = c->key0 <= c->whole && c->settled;
+    if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->w->len_kv;
+    return whole ? min(c->left, max(0, c->key0 - whole_from(p, c->w, c->group)) / KEYS) : 0;
+#else
+    return c->settled ? c->common : 0;
+#endif
+}
+
+#endif
+
+#endif
