@@ -218,6 +218,11 @@ DEVICE void named_sync(int id, int threads)
     gpu_meet(id, threads, true);
 }
 
+DEVICE void named_arrive(int id, int threads)
+{
+    gpu_arrive(id, threads);
+}
+
 DEVICE bool named_all(int id, int threads, bool holds)
 {
     return gpu_meet(id, threads, holds);

@@ -281,30 +281,47 @@ uint32_t gpu_warp(gpu_vote vote, uint32_t value, int from)
     return t->result;
 }
 
-static void meet(meeting *m, int threads, bool holds)
+/* The thread comes to a meeting. True: as the last, and those that wait are woken. */
+static bool come(meeting *m, int threads, bool holds)
 {
     if (m->arrived && m->threads != threads) die("%d threads are to meet, others say %d", threads, m->threads);
     m->all = holds && (!m->arrived || m->all);
     m->threads = threads;
-    if (++m->arrived < threads) {
-        m->waiting.push_back(running);
-        wait_here("a named barrier of as many threads:", (uint32_t)threads);
-        return;
-    }
+    if (++m->arrived < threads) return false;
     for (thread *t : m->waiting)
         t->result = m->all, wake(t);
-    running->result = m->all;
     m->waiting.clear(), m->arrived = 0;
-    leave();
+    return true;
+}
+
+static void meet(meeting *m, int threads, bool holds)
+{
+    if (come(m, threads, holds)) {
+        running->result = m->all;
+        leave();
+    } else {
+        m->waiting.push_back(running);
+        wait_here("a named barrier of as many threads:", (uint32_t)threads);
+    }
+}
+
+static meeting *named(int id)
+{
+    if (id < 0 || id > 15) die("named barrier %d", id);
+    return &running->home->named[id];
 }
 
 bool gpu_meet(int id, int threads, bool holds)
 {
-    block *b = running->home;
     dawdle(true);
-    if (id < 0 || id > 15) die("named barrier %d", id);
-    meet(&b->named[id], threads ? threads : b->live, holds);
+    meet(named(id), threads ? threads : running->home->live, holds);
     return running->result;
+}
+
+void gpu_arrive(int id, int threads)
+{
+    dawdle(true);
+    come(named(id), threads, true);
 }
 
 void gpu_meet_cluster(void)

@@ -54,6 +54,7 @@ uint32_t gpu_warp(gpu_vote vote, uint32_t value, int from);
 
 /* Named barrier `id`: `threads` of the block meet; whether `holds` for all. threads 0: all that have not ended. */
 bool gpu_meet(int id, int threads, bool holds);
+void gpu_arrive(int id, int threads); /* the same without waiting for the others */
 void gpu_meet_cluster(void);
 
 /* Lets others run: between looks at what another block changes. */

@@ -29,4 +29,7 @@
 #include "store.h"
 #include "forward_load.h"
 #include "forward_common.h"
+#if ONE_SET
+#include "forward_single.h"
+#endif
 #include "forward.h"

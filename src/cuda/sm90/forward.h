@@ -3,9 +3,13 @@
  * output in registers:
  *
  *     wait for QK of tile t -> mask if the tile needs it -> references -> wait for PV of tile t-1 ->
- *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1 */
+ *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1
+ *
+ * That takes two sets of scores; forward_single.h has one. */
 #ifndef ATTN_CUDA_SM90_FORWARD_H
 #define ATTN_CUDA_SM90_FORWARD_H
+
+#if !ONE_SET
 
 /* ---- stages -------------------------------------------------------------------------------- */
 
@@ -30,19 +34,11 @@ DEVICE void release_stages(const shared *s, consumer *c, int from)
  * the first that they do see, and those before it stay the warpgroup's until release_stages. */
 DEVICE void take_work(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    const work *w = &s->notes->works[c->item % NOTES];
-    c->left = w->tiles;
-#if ATTN_MASK == CAUSAL
-    int skip = tiles_unseen(p, w, c->group);
-    c->left -= skip;
-    c->key0 = (w->last - skip) * KEYS;
-    c->whole = whole_keys(p, w, c->group);
 #pragma unroll 1
-    for (; skip > 0; skip--) {
+    for (int skip = count_keys(p, s, c); skip > 0; skip--) {
         stage_next(&c->kv, STAGES);
         wait_stage(s, c);
     }
-#endif
 }
 
 DEVICE void pass_stage(const shared *s, consumer *c)
@@ -215,8 +211,8 @@ DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
     float even[KEYS / 2], odd[KEYS / 2], out[DIM_V / 2], alpha[2];
-    c->w = &s->notes->works[c->item % NOTES];
-    c->soft = softmax_start(), c->first = true, c->settled = false;
+    begin_rows(s, c);
+    c->first = true;
     int at = c->kv.index;
     wait_stage(s, c);
     take_work(p, s, c);
@@ -240,6 +236,8 @@ DEVICE void consume(const attn_sm90_params *p, const shared *s)
     for (int passed = 0; skip_others(p, s, &c, passed); passed = 1)
         attend(p, s, &c);
 }
+
+#endif
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     PASTE(attn_sm90_, ATTN_NAME)(const __grid_constant__ attn_sm90_params params)

@@ -55,6 +55,23 @@ DEVICE bool is_ours(const attn_sm90_params *p, const shared *s, const consumer *
 #endif
 }
 
+/* Begins to count the key tiles of a row tile, the next: those of which the warpgroup's rows see nothing do not. How
+ * many these are. */
+DEVICE int count_keys(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    const work *w = &s->notes->works[c->item % NOTES];
+    c->left = w->tiles;
+#if ATTN_MASK == CAUSAL
+    int skip = tiles_unseen(p, w, c->group);
+    c->left -= skip;
+    c->key0 = (w->last - skip) * KEYS;
+    c->whole = whole_keys(p, w, c->group);
+    return skip;
+#else
+    return 0;
+#endif
+}
+
 /* Values of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN. */
 DEVICE void clear_values(const consumer *c, u32 values, int valid)
 {
@@ -109,13 +126,19 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
     return moved;
 }
 
+/* The next row tile, of which nothing is scored yet. */
+DEVICE void begin_rows(const shared *s, consumer *c)
+{
+    c->soft = softmax_start(), c->settled = false;
+    c->w = &s->notes->works[c->item % NOTES];
+}
+
 /* The row tile in hand is done; the next begins. */
 DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out)
 {
     bool fine = finish(p, c->w, out, &c->soft, c->group, s->out + (threadIdx.x / 32 - 4) * 2048);
     if (UNCHECKED && rarely(!fine) && !c->w->careful) c->w->failed = 1;
-    c->soft = softmax_start(), c->settled = false;
-    c->w = &s->notes->works[c->item % NOTES];
+    begin_rows(s, c);
 }
 
 #if ATTN_SCORE == PLAIN

@@ -43,9 +43,12 @@ typedef struct tile_behind {
 } tile_behind;
 
 /* The producer's place in the rings. A stage holds a key tile and the values of the key tile before it, since QK of the
- * one runs beside PV of the other. */
+ * one runs beside PV of the other; with ONE_SET, where each waits for its own, a key tile and its values. */
 typedef struct producer {
     stage q, kv;
+#if ONE_SET
+    stage v; /* the values' */
+#endif
     int item; /* row tiles noted */
     tile_behind behind;
     int agains; /* row tiles to be done again: notes->again */
@@ -54,6 +57,36 @@ typedef struct producer {
     bool ahead; /* the next row tile is noted, and its queries are under way */
 #endif
 } producer;
+
+#if ONE_SET
+
+/* A tile into its part of a stage. */
+DEVICE void load_part(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, u32 empty,
+                      stage *at, tile_behind tile)
+{
+    barrier_wait(empty, at->phase);
+    if (threadIdx.x % 32 == 0) {
+        barrier_expect(full, panels * PANEL_KEYS);
+        load_tile(p, map, to, panels, full, tile.key0, tile.head, tile.batch);
+    }
+    stage_next(at, STAGES);
+}
+
+/* Keys, and behind them the values of the key tile before; note NULL: the last values alone. */
+DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w, producer *at, const key_note *note)
+{
+    tile_behind behind = at->behind, next = { note ? w->start_kv + note->key0 : -1, w->head, w->batch };
+    int k = at->kv.index, v = at->v.index;
+    if (note)
+        load_part(p, &p->k_map, s->kv + k * STAGE_BYTES, PANELS, BARRIER(s, k_full, k), BARRIER(s, k_empty, k), &at->kv,
+                  next);
+    if (behind.key0 >= 0)
+        load_part(p, &p->v_map, s->kv + v * STAGE_BYTES + TILE_K, PANELS_V, BARRIER(s, v_full, v),
+                  BARRIER(s, v_empty, v), &at->v, behind);
+    at->behind = next;
+}
+
+#else
 
 /* note NULL: the last values alone. */
 DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w, producer *at, const key_note *note)
@@ -72,6 +105,8 @@ DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w
     tile_behind next = { note ? w->start_kv + note->key0 : -1, w->head, w->batch };
     at->behind = next;
 }
+
+#endif
 
 DEVICE void flush_values(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
 {
@@ -271,7 +306,10 @@ DEVICE void produce_schedule(const attn_sm90_params *p, const shared *s, work *w
 
 DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
-    producer at = { { 0, 1 }, { 0, 1 }, 0, { -1 } };
+    producer at = { .q = { 0, 1 }, .kv = { 0, 1 }, .behind = { -1 } };
+#if ONE_SET
+    at.v = at.kv;
+#endif
     work w = { 0 };
     produce_schedule(p, s, &w, &at);
     for (bool more = true; more;) {

@@ -74,6 +74,13 @@ DEVICE void named_sync(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* As one of those that meet, without waiting for the others. */
+DEVICE void named_arrive(int id, int threads)
+{
+    dawdle();
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* They meet, and learn whether it holds for all of them. */
 DEVICE bool named_all(int id, int threads, bool holds)
 {

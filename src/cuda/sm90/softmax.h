@@ -111,8 +111,8 @@ DEVICE bool softmax_passes(const softmax *s, const float *score)
                                max(top[2], top[3]) > __float_as_int(s->limit[1]));
 }
 
-/* Probabilities of 16 keys, wgmma's A operand, and their sums, to be added: two a row. */
-DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit, float sum[4])
+/* Scores of 16 keys become probabilities, and these are added to sums: two a row. */
+DEVICE void softmax_power(const softmax *s, float *score, float unit, float sum[4])
 {
     float reference[2];
 #pragma unroll
@@ -120,11 +120,29 @@ DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit
         reference[r] = s->reference[r] == -INFINITE ? 0 : s->reference[r];
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
-        float even = exp2_approx(fmaf(score[i], unit, -reference[i / 2 % 2]));
-        float odd = exp2_approx(fmaf(score[i + 1], unit, -reference[i / 2 % 2]));
-        sum[i % 4] += even, sum[i % 4 + 1] += odd;
-        p[i / 2] = pack16(even, odd);
+        score[i] = exp2_approx(fmaf(score[i], unit, -reference[i / 2 % 2]));
+        score[i + 1] = exp2_approx(fmaf(score[i + 1], unit, -reference[i / 2 % 2]));
+        sum[i % 4] += score[i], sum[i % 4 + 1] += score[i + 1];
     }
+}
+
+/* Probabilities of 16 keys as wgmma's A operand. */
+DEVICE void softmax_pack(const float *probability, u32 *p)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i += 2)
+        p[i / 2] = pack16(probability[i], probability[i + 1]);
+}
+
+/* Both; the scores stay. */
+DEVICE void softmax_exp(const softmax *s, const float *score, u32 *p, float unit, float sum[4])
+{
+    float probability[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        probability[i] = score[i];
+    softmax_power(s, probability, unit, sum);
+    softmax_pack(probability, p);
 }
 
 #endif

@@ -2,8 +2,8 @@
  *
  * A quad holds 8 neighbouring columns as 2 a thread. Rows by themselves (store_row): neighbours exchange halves of two
  * such groups, so that each has 4 columns of one: 8 bytes of 16-bit output, 32 bytes a quad side by side, which is what
- * memory takes at once. The forward's warps have 2 KiB of shared memory each, through which 128 bytes of a row come
- * side by side in a quarter of the instructions. Either way any row may be missing. */
+ * memory takes at once. The forward's warps have 2 KiB of shared memory each (but for ONE_SET), through which 128
+ * bytes of a row come side by side in a quarter of the instructions. Either way any row may be missing. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
@@ -108,6 +108,21 @@ DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
     return p->partial_o ? p->partial_o + line_of(p, w, to) * p->dim_v : (float *)p->o + element_of(p, w, to);
 }
 
+#if ONE_SET
+
+/* 16-bit outputs of a warp's rows, the first at place `place0`, straight from registers: there is no stage. */
+DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *out, u32 stage, int place0)
+{
+    int at = place0 + anew(threadIdx.x % 32 / 4);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        place to = place_of(p, w, at + 8 * r);
+        store_row16(ATTN_DTYPE, (unsigned short *)p->o + element_of(p, w, to), out, DIM_V, r, p->dim_v, to.row >= 0);
+    }
+}
+
+#else
+
 /* The second half of store_rows16 for rows of several heads. */
 DEVICE void store_packed16(const attn_sm90_params *p, const work *w, u32 read, int panel, int place0)
 {
@@ -154,6 +169,8 @@ DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *
         }
     }
 }
+
+#endif
 
 /* Stores output and LSE of a warpgroup's rows; stage: the warp's 2 KiB. False: a row's sum says little. */
 DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group, u32 stage)

@@ -39,6 +39,8 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 #define STAGES ATTN_STAGES
 #define Q_SLOTS ATTN_Q_SLOTS
 
+#define ONE_SET ATTN_SM90_ONE_SET(DIM_V, KEYS) /* of scores: forward_single.h */
+
 #define CONSUMERS (ROWS / 64)
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)

@@ -1,0 +1,219 @@
+/* The loop over key tiles with one set of scores: where the output leaves no registers for two (ONE_SET), and the
+ * longer key tiles that these make room for have fewer bytes of shared memory read a score. The two warpgroups take
+ * turns at the tensor cores, so that one's exponentials run beside the other's products:
+ *
+ *     turn: issue QK of tile t+1, PV of tile t -> wait for QK -> mask if the tile needs it -> references ->
+ *     P = 2^(S - reference) in place -> wait for PV -> pack P
+ *
+ * A row tile of n key tiles has n - 1 turns of each warpgroup, of which one that passes over key tiles makes no use;
+ * its first scores and last values are nobody's turn. Row tiles do not flow into one another. */
+#ifndef ATTN_CUDA_SM90_FORWARD_SINGLE_H
+#define ATTN_CUDA_SM90_FORWARD_SINGLE_H
+
+/* ---- turns --------------------------------------------------------------------------------- */
+
+DEVICE void turn_wait(const consumer *c)
+{
+    named_sync(TURN + c->group, 256);
+}
+
+DEVICE void turn_pass(const consumer *c)
+{
+    named_arrive(TURN + (c->group ^ 1), 256);
+}
+
+/* ---- tiles passed over --------------------------------------------------------------------- */
+
+DEVICE void wait_keys(const shared *s, stage at)
+{
+    barrier_wait(BARRIER(s, k_full, at.index), at.phase);
+}
+
+DEVICE void wait_values(const shared *s, stage at)
+{
+    barrier_wait(BARRIER(s, v_full, at.index), at.phase);
+}
+
+/* A key tile of which the warpgroup's rows see nothing, and its values. */
+DEVICE void pass_tile(const shared *s, consumer *c)
+{
+    wait_keys(s, c->kv);
+    release(BARRIER(s, k_empty, c->kv.index));
+    wait_values(s, c->kv);
+    release_stage(BARRIER(s, v_empty, c->kv.index), &c->kv, STAGES);
+}
+
+/* `count` of them, behind each of which another tile follows. */
+DEVICE void pass_tiles(const shared *s, consumer *c, int count)
+{
+#pragma unroll 1
+    for (; count > 0; count--) {
+        pass_tile(s, c);
+        turn_wait(c);
+        turn_pass(c);
+    }
+}
+
+/* Up to a row tile that is the warpgroup's: stores the results of those without keys, and passes over those whose rows
+ * are others'. False: no more work. */
+DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    while (!is_ours(p, s, c)) {
+        int tiles = work_ahead(s, c);
+        if (tiles == NO_WORK) return false;
+        if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
+        if (tiles > NO_KEYS) {
+            pass_tiles(s, c, tiles - 1);
+            pass_tile(s, c);
+        }
+        c->item++;
+        release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS);
+    }
+    return true;
+}
+
+/* ---- a key tile ---------------------------------------------------------------------------- */
+
+/* Asynchronously, as a batch. */
+DEVICE void issue_scores(const shared *s, const consumer *c, float *score, int at)
+{
+    u32 queries = queries_at(s, c), keys = stage_at(s, at);
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+        issue_qk(score, queries, keys, k);
+    wgmma_commit();
+}
+
+DEVICE void issue_output(const shared *s, float *out, const u32 *probability, int at)
+{
+    u32 values = stage_at(s, at) + TILE_K;
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        issue_pv(out, probability + 4 * k, values, k, 1);
+    wgmma_commit();
+}
+
+/* Scores in hand to probabilities, in their place. */
+DEVICE void raise_scores(const attn_sm90_params *p, consumer *c, float *score)
+{
+    float sum[4] = { 0, 0, 0, 0 };
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+        softmax_power(&c->soft, score + 8 * i, UNIT(p), sum);
+    c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
+}
+
+/* To wgmma's operands, once the product that read the last ones is done. */
+DEVICE void pack_scores(const float *score, u32 *probability)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+        softmax_pack(score + 8 * i, probability + 4 * i);
+}
+
+/* Values of the tile in hand are there, and none of them another sequence's. */
+DEVICE void take_values(const attn_sm90_params *p, const shared *s, const consumer *c)
+{
+    wait_values(s, c->kv);
+    int valid = p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->w->len_kv - c->key0 : KEYS;
+    if (valid < KEYS) clear_values(c, stage_at(s, c->kv.index) + TILE_K, valid);
+}
+
+/* take_scores() for a tile of which no pair is hidden, of rows that have references. */
+DEVICE bool take_common_scores(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2])
+{
+    count_scored(s, c);
+    return !UNCHECKED && rarely(softmax_passes(&c->soft, score)) && softmax_refer(&c->soft, score, UNIT(p), alpha);
+}
+
+/* From a tile's probabilities to the next tile's; `common`: common_steps() says so. All barriers stand before the first
+ * product: one between two batches serialises them. */
+DEVICE void step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, u32 *probability, float *out,
+                 bool common)
+{
+    stage ahead = c->kv;
+    stage_next(&ahead, STAGES);
+    wait_keys(s, ahead);
+    if (common)
+        wait_values(s, c->kv);
+    else
+        take_values(p, s, c);
+    turn_wait(c);
+    wgmma_fence();
+    issue_scores(s, c, score, ahead.index);
+    issue_output(s, out, probability, c->kv.index);
+    turn_pass(c);
+
+    wgmma_wait(1);
+    pin_floats(score, KEYS / 2);
+    release(BARRIER(s, k_empty, ahead.index));
+    c->key0 -= KEYS;
+    float alpha[2];
+    bool moved = common ? take_common_scores(p, s, c, score, alpha) : take_scores(p, s, c, score, alpha, false);
+    raise_scores(p, c, score);
+    pin_floats(score, KEYS / 2);
+    wgmma_wait(0);
+    pin_floats(out, DIM_V / 2);
+    release(BARRIER(s, v_empty, c->kv.index));
+    if (rarely(moved)) rescale(out, alpha);
+    pack_scores(score, probability);
+    c->kv = ahead;
+}
+
+/* A row tile's first probabilities. */
+DEVICE void first_step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, u32 *probability)
+{
+    float alpha[2];
+    wait_keys(s, c->kv);
+    wgmma_fence();
+    issue_scores(s, c, score, c->kv.index);
+    wgmma_wait(0);
+    pin_floats(score, KEYS / 2);
+    release(BARRIER(s, k_empty, c->kv.index));
+    take_scores(p, s, c, score, alpha, true);
+    raise_scores(p, c, score);
+    pack_scores(score, probability);
+}
+
+/* Its last products. */
+DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, const u32 *probability, float *out)
+{
+    take_values(p, s, c);
+    wgmma_fence();
+    issue_output(s, out, probability, c->kv.index);
+    wgmma_wait(0);
+    pin_floats(out, DIM_V / 2);
+    release_stage(BARRIER(s, v_empty, c->kv.index), &c->kv, STAGES);
+}
+
+/* A row tile. */
+DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    float score[KEYS / 2], out[DIM_V / 2];
+    u32 probability[KEYS / 4];
+    begin_rows(s, c);
+    pass_tiles(s, c, count_keys(p, s, c));
+    first_step(p, s, c, score, probability);
+#pragma unroll
+    for (int i = 0; i < DIM_V / 2; i++)
+        out[i] = 0;
+    while (c->left > 0) {
+        for (int common = common_steps(p, c); common > 0; common--)
+            step(p, s, c, score, probability, out, true);
+        if (c->left > 0) step(p, s, c, score, probability, out, false);
+    }
+    last_step(p, s, c, probability, out);
+    end_rows(p, s, c, out);
+}
+
+/* The first warpgroup has the first turn, and takes the last, which nobody uses. */
+DEVICE void consume(const attn_sm90_params *p, const shared *s)
+{
+    consumer c = { (int)threadIdx.x / 128 - 1 };
+    if (c.group == 1) turn_pass(&c);
+    while (skip_others(p, s, &c))
+        attend(p, s, &c);
+    if (c.group == 0) turn_wait(&c);
+}
+
+#endif
