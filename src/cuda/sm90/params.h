@@ -127,12 +127,12 @@ typedef struct attn_sm90_repack_params {
  */
 #define ATTN_SM90_ONE_SET(dim_v, keys) ((keys) + (dim_v) / 2 > 192)
 
-/* Shared memory of a forward variant, bytes: queries, the rings of keys and values, output on its way, barriers and tile
- * notes. */
+/* Shared memory of a forward variant, bytes: queries, the rings of keys and values, output on its way, barriers and
+ * tile notes. */
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots)                                                \
-    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + (ATTN_SM90_ONE_SET(dim_v, keys) ? 0 : (rows)) +         \
-            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) +                           \
+#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots)                                        \
+    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + (ATTN_SM90_ONE_SET(dim_v, keys) ? 0 : (rows)) + \
+            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) +                   \
      1024 + 1024)
 
 #endif
