@@ -29,7 +29,7 @@
 #include "store.h"
 #include "forward_load.h"
 #include "forward_common.h"
-#if ONE_SET
+#if BY_TURNS
 #include "forward_single.h"
 #endif
 #include "forward.h"

@@ -3,13 +3,11 @@
  * output in registers:
  *
  *     wait for QK of tile t -> mask if the tile needs it -> references -> wait for PV of tile t-1 ->
- *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1
- *
- * That takes two sets of scores; forward_single.h has one. */
+ *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1 */
 #ifndef ATTN_CUDA_SM90_FORWARD_H
 #define ATTN_CUDA_SM90_FORWARD_H
 
-#if !ONE_SET
+#if !BY_TURNS /* which forward_single.h does */
 
 /* ---- stages -------------------------------------------------------------------------------- */
 

@@ -43,10 +43,11 @@ typedef struct tile_behind {
 } tile_behind;
 
 /* The producer's place in the rings. A stage holds a key tile and the values of the key tile before it, since QK of the
- * one runs beside PV of the other; with ONE_SET, where each waits for its own, a key tile and its values. */
+ * one runs beside PV of the other; BY_TURNS, where keys and values have barriers of their own, a key tile and its
+ * values. */
 typedef struct producer {
     stage q, kv;
-#if ONE_SET
+#if BY_TURNS
     stage v; /* the values' */
 #endif
     int item; /* row tiles noted */
@@ -58,7 +59,7 @@ typedef struct producer {
 #endif
 } producer;
 
-#if ONE_SET
+#if BY_TURNS
 
 /* A tile into its part of a stage. */
 DEVICE void load_part(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, u32 empty,
@@ -307,7 +308,7 @@ DEVICE void produce_schedule(const attn_sm90_params *p, const shared *s, work *w
 DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
     producer at = { .q = { 0, 1 }, .kv = { 0, 1 }, .behind = { -1 } };
-#if ONE_SET
+#if BY_TURNS
     at.v = at.kv;
 #endif
     work w = { 0 };

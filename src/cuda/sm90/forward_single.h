@@ -1,5 +1,5 @@
-/* The loop over key tiles with one set of scores: where the output leaves no registers for two (ONE_SET), and the
- * longer key tiles that these make room for have fewer bytes of shared memory read a score. The two warpgroups take
+/* The loop over key tiles with one set of scores: where the output leaves no registers for two (BY_TURNS), and the
+ * longer key tiles that one makes room for have fewer bytes of shared memory read a score. The two warpgroups take
  * turns at the tensor cores, so that one's exponentials run beside the other's products:
  *
  *     turn: issue QK of tile t+1, PV of tile t -> wait for QK -> mask if the tile needs it -> references ->
@@ -9,6 +9,10 @@
  * its first scores and last values are nobody's turn. Row tiles do not flow into one another. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SINGLE_H
 #define ATTN_CUDA_SM90_FORWARD_SINGLE_H
+
+#if CONSUMERS != 2 || ATTN_MASK != CAUSAL || ATTN_SCORE != PLAIN
+#error "turns are of two warpgroups, CAUSAL and PLAIN"
+#endif
 
 /* ---- turns --------------------------------------------------------------------------------- */
 

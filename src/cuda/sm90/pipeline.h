@@ -1,11 +1,11 @@
 /* Shared memory, its rings, and who waits for whom.
  *
  * A stage is a slot of a ring: index and phase. Its barrier pair: `full` completes when the producer's bytes have
- * landed, `empty` when every consumer warp has let go of them. Queries have a ring, keys and values one together; with
- * ONE_SET of scores, where keys are let go before the values beside which they were used, each has barriers of its own.
- * With a query tile goes a note that says what to compute; with a key tile of a GENERAL mask, a note of its place.
+ * landed, `empty` when every consumer warp has let go of them. Queries have a ring, keys and values one together;
+ * BY_TURNS, where keys are let go before the values beside which they were used, each has barriers of its own. With a
+ * query tile goes a note that says what to compute; with a key tile of a GENERAL mask, a note of its place.
  *
- * Named barriers: GROUP + w, the threads of warpgroup w; TURN + w, where it waits for its turn (ONE_SET). */
+ * Named barriers: GROUP + w, the threads of warpgroup w; TURN + w, where it waits for its turn (BY_TURNS). */
 #ifndef ATTN_CUDA_SM90_PIPELINE_H
 #define ATTN_CUDA_SM90_PIPELINE_H
 
@@ -48,7 +48,7 @@ typedef struct key_note {
 
 typedef struct barriers {
     u64 q_full[Q_SLOTS], q_empty[Q_SLOTS];
-#if ONE_SET
+#if BY_TURNS
     u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 #else
     u64 kv_full[STAGES], kv_empty[STAGES];
@@ -62,7 +62,7 @@ typedef struct barriers {
 
 /* Shared addresses. */
 typedef struct shared {
-    u32 q, kv, out, at; /* tiles, stages, a warp's 2 KiB of output each (ONE_SET: none), barriers */
+    u32 q, kv, out, at; /* tiles, stages, a warp's 2 KiB of output each (BY_TURNS: none), barriers */
     barriers *notes;
 } shared;
 
@@ -71,7 +71,7 @@ typedef struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + Q_SLOTS * TILE_Q;
-    u32 out = kv + STAGES * STAGE_BYTES, at = out + (ONE_SET ? 0 : ROWS * 128);
+    u32 out = kv + STAGES * STAGE_BYTES, at = out + (BY_TURNS ? 0 : ROWS * 128);
     shared s = { q, kv, out, at, (barriers *)(memory + (at - shared_address(memory))) };
     return s;
 }
@@ -93,7 +93,7 @@ DEVICE void pipeline_init(const shared *s)
         for (int i = 0; i < Q_SLOTS; i++)
             pair_init(BARRIER(s, q_full, i), BARRIER(s, q_empty, i));
         for (int i = 0; i < STAGES; i++) {
-#if ONE_SET
+#if BY_TURNS
             pair_init(BARRIER(s, k_full, i), BARRIER(s, k_empty, i));
             pair_init(BARRIER(s, v_full, i), BARRIER(s, v_empty, i));
 #else

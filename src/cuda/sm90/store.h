@@ -2,7 +2,7 @@
  *
  * A quad holds 8 neighbouring columns as 2 a thread. Rows by themselves (store_row): neighbours exchange halves of two
  * such groups, so that each has 4 columns of one: 8 bytes of 16-bit output, 32 bytes a quad side by side, which is what
- * memory takes at once. The forward's warps have 2 KiB of shared memory each (but for ONE_SET), through which 128
+ * memory takes at once. The forward's warps have 2 KiB of shared memory each (but for BY_TURNS), through which 128
  * bytes of a row come side by side in a quarter of the instructions. Either way any row may be missing. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
@@ -108,7 +108,7 @@ DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
     return p->partial_o ? p->partial_o + line_of(p, w, to) * p->dim_v : (float *)p->o + element_of(p, w, to);
 }
 
-#if ONE_SET
+#if BY_TURNS
 
 /* 16-bit outputs of a warp's rows, the first at place `place0`, straight from registers: there is no stage. */
 DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *out, u32 stage, int place0)

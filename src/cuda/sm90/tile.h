@@ -39,7 +39,7 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 #define STAGES ATTN_STAGES
 #define Q_SLOTS ATTN_Q_SLOTS
 
-#define ONE_SET ATTN_SM90_ONE_SET(DIM_V, KEYS) /* of scores: forward_single.h */
+#define BY_TURNS ATTN_SM90_BY_TURNS(DIM_V, KEYS) /* forward_single.h */
 
 #define CONSUMERS (ROWS / 64)
 #define PANELS ((DIM + 63) / 64)
