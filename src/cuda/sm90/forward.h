@@ -157,9 +157,10 @@ DEVICE void count_scored(const shared *s, consumer *c)
 #define UNIT(p) ((p)->scale * LOG2_E)
 #endif
 
-/* QK is issued beside all pieces of 32 keys but the last, so that it is done before PV is. */
+/* QK is issued beside all pieces of 32 keys but the last, so that it is done before PV is; into the only set of scores,
+ * beside the last, which has read them. */
 #define PIECES ((KEYS + 31) / 32)
-#define QK_PIECE(k) ((k) * (PIECES - 1) / (DIM / 16))
+#define QK_PIECE(k) (SETS == 1 ? PIECES - 1 : (k) * (PIECES - 1) / (DIM / 16))
 
 /* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK, so that
  * a warpgroup's exponentials run beside its own products. */
@@ -307,15 +308,15 @@ DEVICE void take_over(float *even, const float *odd)
         even[i] = odd[i];
 }
 
-/* All steps of row tiles one behind another; step() stands here once, since it is long. */
+/* All steps of row tiles one behind another; step() stands here once, since it is long. SETS 1: even is odd. */
 DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float *even, float *odd, float *out)
 {
     bool more;
     do {
         int common = common_steps(p, c);
-        for (; common > 1; common -= 2) {
+        for (; common >= SETS; common -= SETS) {
             common_step(p, s, c, even, odd, out);
-            common_step(p, s, c, odd, even, out);
+            if (SETS == 2) common_step(p, s, c, odd, even, out);
         }
         if (common > 0) {
             common_step(p, s, c, even, odd, out);
@@ -340,7 +341,7 @@ DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float
  * before. Behind the last tile, scores are computed of whatever lies there, and forgotten. */
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    float even[KEYS / 2], odd[KEYS / 2], out[DIM_V / 2], alpha[2];
+    float score[SETS][KEYS / 2], *even = score[0], *odd = score[SETS - 1], out[DIM_V / 2], alpha[2];
     c->w = &s->notes->works[c->item % NOTES];
     c->soft = softmax_start(), c->first = true, c->settled = false;
     int at = c->kv.index;
