@@ -341,7 +341,7 @@ DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float
  * before. Behind the last tile, scores are computed of whatever lies there, and forgotten. */
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    float score[SETS][KEYS / 2], *even = score[0], *odd = score[SETS - 1], out[DIM_V / 2], alpha[2];
+    float even[KEYS / 2], second[KEYS / 2], *odd = SETS == 1 ? even : second, out[DIM_V / 2], alpha[2];
     c->w = &s->notes->works[c->item % NOTES];
     c->soft = softmax_start(), c->first = true, c->settled = false;
     int at = c->kv.index;
