@@ -157,10 +157,17 @@ DEVICE void count_scored(const shared *s, consumer *c)
 #define UNIT(p) ((p)->scale * LOG2_E)
 #endif
 
-/* QK is issued beside all pieces of 32 keys but the last, so that it is done before PV is; into the only set of scores,
- * beside the last, which has read them. */
+/* With two sets of scores QK is issued beside all pieces of 32 keys but the last, so that it is done before PV is; with
+ * one behind the last, which has read it. */
 #define PIECES ((KEYS + 31) / 32)
-#define QK_PIECE(k) (SETS == 1 ? PIECES - 1 : (k) * (PIECES - 1) / (DIM / 16))
+#define QK_PIECE(k) (SETS == 1 ? PIECES : (k) * (PIECES - 1) / (DIM / 16))
+
+DEVICE void issue_ahead(float *ahead, u32 queries, u32 keys, int piece)
+{
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+        if (QK_PIECE(k) == piece) issue_qk(ahead, queries, keys, k);
+}
 
 /* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK, so that
  * a warpgroup's exponentials run beside its own products. */
@@ -178,13 +185,12 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
         if (i % 2 == 0 && i < KEYS / 16 - 1) continue;
         pin_words(probability + i / 2 * 8, i % 2 * 4 + 4);
         wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++)
-            if (QK_PIECE(k) == i / 2) issue_qk(ahead, queries, keys, k);
+        issue_ahead(ahead, queries, keys, i / 2);
         if (QK_PIECE(DIM / 16 - 1) == i / 2) wgmma_commit();
         if (i % 2) issue_pv(out, probability + 4 * i - 4, values, i - 1, i > 1 || !c->first);
         issue_pv(out, probability + 4 * i, values, i, i > 0 || !c->first);
     }
+    issue_ahead(ahead, queries, keys, PIECES);
     wgmma_commit();
     c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
 }
@@ -245,7 +251,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     if (valid < KEYS) clear_values(c, values, valid);
     products(p, s, c, score, ahead, out, key0, stage_at(s, c->kv.index), values);
 
-    wgmma_wait(1);
+    wgmma_wait(SETS - 1);
     pin_floats(ahead, KEYS / 2);
     if (last) {
         wgmma_wait(0);
@@ -285,7 +291,7 @@ DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c,
     u32 keys = stage_at(s, c->kv.index);
     products(p, s, c, score, ahead, out, 0, keys, keys + TILE_K);
     c->first = false;
-    wgmma_wait(1);
+    wgmma_wait(SETS - 1);
     pin_floats(ahead, KEYS / 2);
 #if ATTN_MASK == CAUSAL
     c->key0 -= KEYS;
