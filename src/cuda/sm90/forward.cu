@@ -6,10 +6,8 @@
 #define RICH 1
 
 /* Sets of scores in registers: two, the next tile's beside the one in hand, or one, where four warpgroups hide each
- * other's latencies and share the registers. */
-#ifndef SETS
+ * other's latencies. */
 #define SETS (ATTN_ROWS == 256 ? 1 : 2)
-#endif
 
 /* Of a thread; together no more than what the block is started with: 640 threads of 96, 512 of 128, 384 of 168. A
  * GENERAL producer walks masks. */

@@ -3,7 +3,8 @@
  * output in registers:
  *
  *     wait for QK of tile t -> mask if the tile needs it -> references -> wait for PV of tile t-1 ->
- *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1 */
+ *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1 (SETS 1: all of it, at
+ *     the end) */
 #ifndef ATTN_CUDA_SM90_FORWARD_H
 #define ATTN_CUDA_SM90_FORWARD_H
 
@@ -170,7 +171,7 @@ DEVICE void issue_ahead(float *ahead, u32 queries, u32 keys, int piece)
 }
 
 /* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK, so that
- * a warpgroup's exponentials run beside its own products. */
+ * a warpgroup's exponentials run beside its own products. SETS 1: ahead is score. */
 DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *ahead,
                      float *out, int key0, u32 keys, u32 values)
 {
