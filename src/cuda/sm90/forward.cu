@@ -5,9 +5,16 @@
 #define PLAIN 0
 #define RICH 1
 
-/* Of a thread; together what the block is started with: 512 threads of 128, 384 of 168. A GENERAL producer walks masks.
- */
-#if ATTN_ROWS == 192
+/* Sets of scores in registers: two, the next tile's beside the one in hand, or one, where four warpgroups hide each
+ * other's latencies. */
+#define SETS (ATTN_ROWS == 256 ? 1 : 2)
+
+/* Of a thread; together no more than what the block is started with: 640 threads of 96, 512 of 128, 384 of 168. A
+ * GENERAL producer walks masks. */
+#if ATTN_ROWS == 256
+#define REGISTERS_PRODUCER 24
+#define REGISTERS_CONSUMER 112
+#elif ATTN_ROWS == 192
 #define REGISTERS_PRODUCER 32
 #define REGISTERS_CONSUMER 160
 #elif ATTN_MASK == GENERAL

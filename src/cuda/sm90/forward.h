@@ -3,7 +3,8 @@
  * output in registers:
  *
  *     wait for QK of tile t -> mask if the tile needs it -> references -> wait for PV of tile t-1 ->
- *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1 */
+ *     32 keys at a time: P = 2^(S - reference), issue their PV and a part of QK of tile t+1 (SETS 1: all of it, at
+ *     the end) */
 #ifndef ATTN_CUDA_SM90_FORWARD_H
 #define ATTN_CUDA_SM90_FORWARD_H
 
@@ -77,12 +78,20 @@ DEVICE void take_keys(const shared *s, consumer *c)
 
 /* ---- a key tile ---------------------------------------------------------------------------- */
 
-/* QK is issued beside all pieces of 32 keys but the last, so that it is done before PV is. */
+/* With two sets of scores QK is issued beside all pieces of 32 keys but the last, so that it is done before PV is; with
+ * one behind the last, which has read it. */
 #define PIECES ((KEYS + 31) / 32)
-#define QK_PIECE(k) ((k) * (PIECES - 1) / (DIM / 16))
+#define QK_PIECE(k) (SETS == 1 ? PIECES : (k) * (PIECES - 1) / (DIM / 16))
+
+DEVICE void issue_ahead(float *ahead, u32 queries, u32 keys, int piece)
+{
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+        if (QK_PIECE(k) == piece) issue_qk(ahead, queries, keys, k);
+}
 
 /* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK, so that
- * a warpgroup's exponentials run beside its own products. */
+ * a warpgroup's exponentials run beside its own products. SETS 1: ahead is score. */
 DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *ahead,
                      float *out, int key0, u32 keys, u32 values)
 {
@@ -97,13 +106,12 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
         if (i % 2 == 0 && i < KEYS / 16 - 1) continue;
         pin_words(probability + i / 2 * 8, i % 2 * 4 + 4);
         wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++)
-            if (QK_PIECE(k) == i / 2) issue_qk(ahead, queries, keys, k);
+        issue_ahead(ahead, queries, keys, i / 2);
         if (QK_PIECE(DIM / 16 - 1) == i / 2) wgmma_commit();
         if (i % 2) issue_pv(out, probability + 4 * i - 4, values, i - 1, i > 1 || !c->first);
         issue_pv(out, probability + 4 * i, values, i, i > 0 || !c->first);
     }
+    issue_ahead(ahead, queries, keys, PIECES);
     wgmma_commit();
     c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
 }
@@ -125,7 +133,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     if (valid < KEYS) clear_values(c, values, valid);
     products(p, s, c, score, ahead, out, key0, stage_at(s, c->kv.index), values);
 
-    wgmma_wait(1);
+    wgmma_wait(SETS - 1);
     pin_floats(ahead, KEYS / 2);
     if (last) {
         wgmma_wait(0);
@@ -152,7 +160,7 @@ DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c,
     u32 keys = stage_at(s, c->kv.index);
     products(p, s, c, score, ahead, out, 0, keys, keys + TILE_K);
     c->first = false;
-    wgmma_wait(1);
+    wgmma_wait(SETS - 1);
     pin_floats(ahead, KEYS / 2);
 #if ATTN_MASK == CAUSAL
     c->key0 -= KEYS;
@@ -175,15 +183,15 @@ DEVICE void take_over(float *even, const float *odd)
         even[i] = odd[i];
 }
 
-/* All steps of row tiles one behind another; step() stands here once, since it is long. */
+/* All steps of row tiles one behind another; step() stands here once, since it is long. SETS 1: even is odd. */
 DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float *even, float *odd, float *out)
 {
     bool more;
     do {
         int common = common_steps(p, c);
-        for (; common > 1; common -= 2) {
+        for (; common >= SETS; common -= SETS) {
             common_step(p, s, c, even, odd, out);
-            common_step(p, s, c, odd, even, out);
+            if (SETS == 2) common_step(p, s, c, odd, even, out);
         }
         if (common > 0) {
             common_step(p, s, c, even, odd, out);
@@ -208,7 +216,7 @@ DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float
  * before. Behind the last tile, scores are computed of whatever lies there, and forgotten. */
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    float even[KEYS / 2], odd[KEYS / 2], out[DIM_V / 2], alpha[2];
+    float even[KEYS / 2], second[KEYS / 2], *odd = SETS == 1 ? even : second, out[DIM_V / 2], alpha[2];
     begin_rows(s, c);
     c->first = true;
     int at = c->kv.index;
