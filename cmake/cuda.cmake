@@ -49,7 +49,7 @@ macro(attn_cuda_variants function table source stem)
 endmacro()
 
 macro(attn_cuda_lines function)
-  attn_cuda_variants(${function} variants.def forward.cu attn_sm90_ NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS MASK SCORE)
+  attn_cuda_variants(${function} variants.def forward.cu attn_sm90_ NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS SETS MASK SCORE)
   attn_cuda_variants(${function} backward_variants.def backward.cu attn_sm90_backward_
     NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES SLOTS CLUSTER MASK SCORE)
 endmacro()

@@ -1,13 +1,12 @@
 /* One forward variant: the build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM, ATTN_DIM_V, ATTN_ROWS, ATTN_KEYS,
- * ATTN_STAGES, ATTN_Q_SLOTS, ATTN_MASK and ATTN_SCORE from its line of variants.def. */
+ * ATTN_STAGES, ATTN_Q_SLOTS, ATTN_SETS, ATTN_MASK and ATTN_SCORE from its line of variants.def. */
 #define CAUSAL 0
 #define GENERAL 1
 #define PLAIN 0
 #define RICH 1
-
-/* Sets of scores in registers: two, the next tile's beside the one in hand, or one, where four warpgroups hide each
- * other's latencies. */
-#define SETS (ATTN_ROWS == 256 ? 1 : 2)
+#define TWO 0
+#define ONE 1
+#define TURNS 2
 
 /* Of a thread; together no more than what the block is started with: 640 threads of 96, 512 of 128, 384 of 168. A
  * GENERAL producer walks masks. */
@@ -37,6 +36,6 @@
 #include "forward_load.h"
 #include "forward_common.h"
 #if BY_TURNS
-#include "forward_single.h"
+#include "forward_turns.h"
 #endif
 #include "forward.h"

@@ -8,7 +8,7 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_H
 #define ATTN_CUDA_SM90_FORWARD_H
 
-#if !BY_TURNS /* which forward_single.h does */
+#if !BY_TURNS /* which forward_turns.h does */
 
 /* ---- stages -------------------------------------------------------------------------------- */
 

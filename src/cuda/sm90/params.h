@@ -123,16 +123,12 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_NODES(len_kv, keys) \
     (((len_kv) + (keys)-1) / (keys) + ((len_kv) + ATTN_SM90_NODE_GROUP * (keys)-1) / (ATTN_SM90_NODE_GROUP * (keys)))
 
-/* A forward variant whose output leaves no registers for two sets of scores: its two warpgroups take turns. It has no
- * shared memory for output either. */
-#define ATTN_SM90_BY_TURNS(dim_v, keys) ((keys) + (dim_v) / 2 > 192)
-
-/* Shared memory of a forward variant, bytes: queries, the rings of keys and values, output on its way, barriers and
- * tile notes. */
+/* Shared memory of a forward variant, bytes: queries, the rings of keys and values, output on its way (by turns: none),
+ * barriers and tile notes. */
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots)                                         \
-    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + (ATTN_SM90_BY_TURNS(dim_v, keys) ? 0 : (rows)) + \
-            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) +                    \
+#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots, by_turns)              \
+    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + ((by_turns) ? 0 : (rows)) +     \
+            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) +   \
      1024 + 1024)
 
 #endif

@@ -39,7 +39,8 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 #define STAGES ATTN_STAGES
 #define Q_SLOTS ATTN_Q_SLOTS
 
-#define BY_TURNS ATTN_SM90_BY_TURNS(DIM_V, KEYS) /* forward_single.h */
+#define BY_TURNS (ATTN_SETS == TURNS)
+#define SETS (ATTN_SETS == TWO ? 2 : 1) /* of scores in registers */
 
 #define CONSUMERS (ROWS / 64)
 #define PANELS ((DIM + 63) / 64)

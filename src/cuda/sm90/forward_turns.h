@@ -7,8 +7,8 @@
  *
  * A row tile of n key tiles has n - 1 turns of each warpgroup, of which one that passes over key tiles makes no use;
  * its first scores and last values are nobody's turn. Row tiles do not flow into one another. */
-#ifndef ATTN_CUDA_SM90_FORWARD_SINGLE_H
-#define ATTN_CUDA_SM90_FORWARD_SINGLE_H
+#ifndef ATTN_CUDA_SM90_FORWARD_TURNS_H
+#define ATTN_CUDA_SM90_FORWARD_TURNS_H
 
 #if CONSUMERS != 2 || ATTN_MASK != CAUSAL || ATTN_SCORE != PLAIN
 #error "turns are of two warpgroups, CAUSAL and PLAIN"
