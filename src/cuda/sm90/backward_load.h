@@ -7,7 +7,7 @@
 
 typedef struct producer {
     stage kv, q, index;
-    int item; /* units noted */
+    int item, tile; /* units and row tiles noted */
 } producer;
 
 /* Panels from `first` on. */
@@ -52,7 +52,7 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
         int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
         note.dq.block = (int)(line / BLOCK_ROWS);
-        s->notes->rows[at->q.index] = note;
+        *ROW_NOTE(s, at->tile) = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
         load_panels(s->q + at->q.index * TILE_Q, &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);
         bulk_load(s->statistics + at->q.index * STATISTICS, params->stats + 2 * line, STATISTICS, full);
@@ -60,13 +60,13 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
                     batch);
     }
     __syncwarp();
-    stage_next(&at->q, STAGES);
+    stage_next(&at->q, STAGES), at->tile++;
 }
 
 DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 {
     const attn_sm90_params *p = &params->common;
-    producer at = { { 0, 1 }, { 0, 1 }, { 0, 1 }, 0 };
+    producer at = { { 0, 1 }, { 0, 1 }, { 0, 1 }, 0, 0 };
     unit u = { { 0 } };
     for (int index = unit_next(params, s, -1, &at.index); index < params->schedule.total;
          index = unit_next(params, s, index, &at.index)) {
@@ -93,14 +93,19 @@ typedef struct consumer {
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 
-#define RING_INDEX(count, size) ((u32)(count) % (size))
-#define RING_PHASE(count, size) ((u32)(count) / (size)&1)
-
 /* Tiles whose grad_q a block computes: all; every second where narrow blocks of a cluster take turns. Their dS lies in
  * two buffers by turns; of a cluster in one, beside it the other block's. */
 #define TURNS (WIDE ? 1 : CLUSTER)
 #define DS_INDEX(tile) RING_INDEX((u32)(tile) / TURNS, 2 / TURNS)
 #define DS_PHASE(tile) RING_PHASE((u32)(tile) / TURNS, 2 / TURNS)
+
+/* The next unit, when its keys are there, if it has any rows; NULL: there is none. */
+DEVICE const unit *wait_unit(const shared *s, const consumer *c)
+{
+    barrier_wait(BARRIER(s, kv_full, RING_INDEX(c->units, SLOTS)), RING_PHASE(c->units, SLOTS));
+    const unit *u = &s->notes->units[RING_INDEX(c->units, SLOTS + 1)];
+    return u->some == NO_WORK ? NULL : u;
+}
 
 /* Rows of a tile from `valid` on, which may be another sequence's, become zeros: 0 times NaN is NaN. */
 DEVICE void zero_tail(u32 tile, int panels, int rows, int valid)
@@ -145,13 +150,12 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
 }
 
 /* A warpgroup's dS of the tile in hand to its rows of a buffer, from the unit's key `first` on, when what was there has
- * been used. notes: this warpgroup notes where the tile's grad_q goes. */
-DEVICE void give_ds(const shared *s, const consumer *c, const row_note *note, const u32 *ds, int first, bool notes)
+ * been used. */
+DEVICE void give_ds(const shared *s, const consumer *c, const u32 *ds, int first)
 {
     int buffer = DS_INDEX(c->tiles);
     barrier_wait(BARRIER(s, ds_empty, buffer), DS_PHASE(c->tiles) ^ 1);
     store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds);
-    if (notes && threadIdx.x % 128 == 0) s->notes->dq[buffer] = note->dq;
     fence_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {

@@ -9,20 +9,6 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
-#if DQ_SHARES
-#define WGMMA_DQ wgmma_tt_64
-#else
-#define WGMMA_DQ PASTE(wgmma_tt_, DIM)
-#endif
-
-DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys, int keep)
-{
-#pragma unroll
-    for (int k = 0; k < BLOCK_KEYS / 16; k++)
-        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4),
-                 keep || k > 0);
-}
-
 /* The warp's last addition has ended: who waits for it, may. */
 DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
 {
@@ -35,31 +21,106 @@ DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
     *added = -1;
 }
 
-/* Adds a warp's fragment of grad_q, columns from first_column on, to its tile's sums: through shared memory, whose last
- * use must have ended. With turns, behind the units of lower rank. *added: the tile last added to, whose turn has not
- * been passed. */
-DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, const float *grad_q,
-                       int first_column, int *added)
+/* Where a warp's fragments of grad_q pass through shared memory. */
+#define DQ_PLACE(s) ((s)->dq + (threadIdx.x / 32 - DQ_FIRST_WARP) * DQ_BYTES)
+
+/* A warp's fragment of grad_q to its shared memory, when what was there has been added. */
+DEVICE void put_grad_q(const shared *s, const float *grad_q, int columns)
 {
-    u32 at = s->dq + (threadIdx.x / 32 - 4) * DQ_BYTES;
-    pass_turn(params, added);
     bulk_wait_read();
     __syncwarp();
 #pragma unroll
-    for (int c = 0; c < DQ_COLUMNS / 8; c++)
-        store_shared_floats(at + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
+    for (int c = 0; c < columns / 8; c++)
+        store_shared_floats(DQ_PLACE(s) + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
     fence_async();
+}
+
+/* Adds the fragment that lies there, columns from `first` on, to its tile's sums. With turns, behind the units of lower
+ * rank. */
+DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, int first, int columns)
+{
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        if (params->turns) {
-            while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
-            }
-            fence_async_memory();
+    if (threadIdx.x % 32) return;
+    if (params->turns) {
+        while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
         }
-        bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first_column / 8), at,
-                 DQ_BYTES);
+        fence_async_memory();
     }
-    *added = to.block;
+    bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first / 8), DQ_PLACE(s),
+             16 * 4 * columns);
+}
+
+#if DQ_APART
+
+/* ---- grad_q, a warpgroup of its own ----------------------------------------------------------- */
+
+#define LAST_COLUMN ((DIM - 1) / DQ_COLUMNS * DQ_COLUMNS)
+
+/* 64 columns: the keys' panel. */
+DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys)
+{
+    u32 a = uniform(ds), b = uniform(keys);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BLOCK_KEYS / 16; k++)
+        wgmma_tt_64(grad_q, descriptor(a, 0) + (k * 2048 >> 4), descriptor(b, 0) + (k * 2048 >> 4), k > 0);
+    wgmma_commit();
+}
+
+/* grad_q of a unit's row tiles: columns are added while the product of the next ones runs. A tail of the keys is zeros
+ * when dS is there. */
+DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, consumer *c)
+{
+    u32 keys = s->k + RING_INDEX(c->units, SLOTS) * TILE_K;
+    for (bool last = false; !last; c->tiles++) {
+        float grad_q[DQ_COLUMNS / 2];
+        int buffer = DS_INDEX(c->tiles);
+        barrier_wait(BARRIER(s, ds_full, buffer), DS_PHASE(c->tiles));
+        const row_note note = *ROW_NOTE(s, c->tiles);
+#pragma unroll 1
+        for (int panel = 0; panel < PANELS; panel++) {
+            issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS);
+            if (panel == 0)
+                pass_turn(params, &c->added);
+            else
+                add_grad_q(params, s, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
+            wgmma_wait(0);
+            pin_floats(grad_q, DQ_COLUMNS / 2);
+            if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
+            put_grad_q(s, grad_q, DQ_COLUMNS);
+        }
+        add_grad_q(params, s, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
+        c->added = note.dq.block, last = note.last;
+    }
+    pass_turn(params, &c->added);
+}
+
+DEVICE void add_queries(const attn_sm90_backward_params *params, const shared *s)
+{
+    consumer c = { WARPGROUPS, 0, 0, -1 };
+    for (const unit *u; (u = wait_unit(s, &c)); c.units++) {
+        if (u->some) add_tiles(params, s, &c);
+        release(BARRIER(s, kv_empty, RING_INDEX(c.units, SLOTS)));
+    }
+    bulk_wait();
+}
+
+#else
+
+/* ---- grad_q by the warpgroups of the scores, a tile late --------------------------------------- */
+
+#if DQ_SHARES
+#define WGMMA_DQ wgmma_tt_64
+#else
+#define WGMMA_DQ PASTE(wgmma_tt_, DIM)
+#endif
+
+DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys, int keep)
+{
+#pragma unroll
+    for (int k = 0; k < BLOCK_KEYS / 16; k++)
+        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4),
+                 keep || k > 0);
 }
 
 /* Whether this block, and this warpgroup, computes grad_q of the tile. */
@@ -85,6 +146,45 @@ DEVICE void send_ds(const shared *s, const consumer *c, const u32 *ds)
     }
 }
 
+DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q, int tile)
+{
+    u32 columns = DQ_SHARES ? c->group * (DQ_COLUMNS / 64) * PANEL_KEYS : 0;
+    barrier_wait(BARRIER(s, ds_full, DS_INDEX(tile)), DS_PHASE(tile));
+    if (TURNS == 2) fence_async();
+    u32 ds = uniform(s->ds + DS_INDEX(tile) * TILE_DS);
+    u32 keys = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + columns);
+    wgmma_fence();
+    issue_grad_q(grad_q, ds, keys, 0);
+    if (TURNS == 2) issue_grad_q(grad_q, ds + TILE_DS, uniform(s->peer_k + columns), 1);
+    wgmma_commit();
+}
+
+DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
+                          int tile)
+{
+    pin_floats(grad_q, DQ_COLUMNS / 2);
+    dq_note to = ROW_NOTE(s, tile)->dq;
+    release(BARRIER(s, ds_empty, DS_INDEX(tile)));
+    if (TURNS == 2 && threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(BARRIER(s, ds_empty, 1), s->peer));
+    pass_turn(params, &c->added);
+    put_grad_q(s, grad_q, DQ_COLUMNS);
+    add_grad_q(params, s, to, DQ_SHARES ? c->group * DQ_COLUMNS : 0, DQ_COLUMNS);
+    c->added = to.block;
+}
+
+/* grad_q of the tile before the one in hand, by itself. */
+DEVICE void late_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c)
+{
+    float grad_q[DQ_COLUMNS / 2];
+    issue_late_grad_q(s, c, grad_q, c->tiles - 1);
+    wgmma_wait(0);
+    finish_grad_q(params, s, c, grad_q, c->tiles - 1);
+}
+
+#endif
+
+/* ---- scores, their gradients, grad_k and grad_v ------------------------------------------------- */
+
 DEVICE void issue_scores(const consumer *c, float *score, u32 keys, u32 q)
 {
     wgmma_fence();
@@ -105,74 +205,46 @@ DEVICE void issue_dp(const consumer *c, float *dp, u32 values, u32 grad_o)
     wgmma_commit();
 }
 
-DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q, int tile)
-{
-    u32 columns = DQ_SHARES ? c->group * (DQ_COLUMNS / 64) * PANEL_KEYS : 0;
-    barrier_wait(BARRIER(s, ds_full, DS_INDEX(tile)), DS_PHASE(tile));
-    if (TURNS == 2) fence_async();
-    u32 ds = uniform(s->ds + DS_INDEX(tile) * TILE_DS);
-    u32 keys = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + columns);
-    wgmma_fence();
-    issue_grad_q(grad_q, ds, keys, 0);
-    if (TURNS == 2) issue_grad_q(grad_q, ds + TILE_DS, uniform(s->peer_k + columns), 1);
-    wgmma_commit();
-}
-
-DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
-                          int tile)
-{
-    pin_floats(grad_q, DQ_COLUMNS / 2);
-    dq_note to = s->notes->dq[DS_INDEX(tile)];
-    release(BARRIER(s, ds_empty, DS_INDEX(tile)));
-    if (TURNS == 2 && threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(BARRIER(s, ds_empty, 1), s->peer));
-    add_grad_q(params, s, to, grad_q, DQ_SHARES ? c->group * DQ_COLUMNS : 0, &c->added);
-}
-
-/* grad_q of the tile before the one in hand, by itself. */
-DEVICE void late_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c)
-{
-    float grad_q[DQ_COLUMNS / 2];
-    issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-    wgmma_wait(0);
-    finish_grad_q(params, s, c, grad_q, c->tiles - 1);
-}
-
 /* grad_v's product is issued before dS is computed; RICH: behind it, as dropped probabilities are still needed. */
 #define EARLY (ATTN_SCORE == PLAIN)
+
+/* dP's product is issued with the scores'; else when these have left their registers to it. */
+#define DP_EARLY (EARLY && !(DQ_APART && DIM == 128))
 
 /* A unit's row tiles. */
 DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u, float *grad_k,
                    float *grad_v)
 {
     const attn_sm90_params *p = &params->common;
-    int first = c->group * 64, start = c->tiles;
+    int first = c->group * 64;
     slope_sum alibi = { 0, -1 };
+#if !DQ_APART
+    int start = c->tiles;
+#endif
     u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + first * 128);
     u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + first * 128);
     for (bool last = false; !last; c->tiles++) {
         float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
         int stage = RING_INDEX(c->tiles, STAGES);
-        wait_rows(p, s, c, u, &s->notes->rows[stage]);
-        row_note note = s->notes->rows[stage]; /* at once, and waited for beside the products */
+        wait_rows(p, s, c, u, ROW_NOTE(s, c->tiles));
+        row_note note = *ROW_NOTE(s, c->tiles); /* at once, and waited for beside the products */
         u32 q = uniform(s->q + stage * TILE_Q), g = uniform(s->g + stage * TILE_G);
         u32 statistics = s->statistics + stage * STATISTICS;
-        pairs_seen seen;
+        pairs_seen seen = { 0 };
         float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
         if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
 
         issue_scores(c, score, k, q);
-        if (EARLY) issue_dp(c, dp, v, g);
+        if (DP_EARLY) issue_dp(c, dp, v, g);
         if (ATTN_MASK == CAUSAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
         load_statistics_ahead(lse, statistics);
-        wgmma_wait(EARLY ? 1 : 0);
+        wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, BLOCK_ROWS / 2);
         take_scores(p, u, &note, seen, score, slope, probability, first, statistics, lse);
+        if (!DP_EARLY) issue_dp(c, dp, v, g);
         load_statistics_ahead(delta, statistics + 4 * BLOCK_ROWS);
-        if (EARLY)
-            issue_grad_v(grad_v, probability, g);
-        else
-            issue_dp(c, dp, v, g);
+        if (EARLY) issue_grad_v(grad_v, probability, g);
 
         wgmma_wait(EARLY ? 1 : 0);
         pin_floats(dp, BLOCK_ROWS / 2);
@@ -180,14 +252,17 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         score_gradients(&to, score, dp, ds, statistics);
         zero_dropped(probability);
         if (!EARLY) issue_grad_v(grad_v, probability, g);
+        last = ROW_NOTE(s, c->tiles)->last;
+
+#if DQ_APART
+        issue_grad_k(grad_k, ds, q);
+        give_ds(s, c, ds, first);
+#else
         if (DQ_HERE(s, c->tiles))
-            give_ds(s, c, &note, ds, first, c->group == 0);
+            give_ds(s, c, ds, first);
         else
             send_ds(s, c, ds);
-        last = note.last;
-
-#if DQ_SHARES
-        if (TURNS == 1 || (c->tiles > start && DQ_HERE(s, c->tiles - 1))) {
+        if (DQ_SHARES && (TURNS == 1 || (c->tiles > start && DQ_HERE(s, c->tiles - 1)))) {
             float grad_q[DQ_COLUMNS / 2];
             issue_late_grad_q(s, c, grad_q, c->tiles - 1);
             issue_grad_k(grad_k, ds, q);
@@ -196,18 +271,20 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         } else {
             issue_grad_k(grad_k, ds, q);
         }
-#else
-        issue_grad_k(grad_k, ds, q);
 #endif
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
         release(BARRIER(s, q_empty, stage));
+#if !DQ_APART
         if (!DQ_SHARES && c->tiles > start && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
+#endif
     }
     store_slope(params, u, &alibi);
+#if !DQ_APART
     if (DQ_HERE(s, c->tiles - 1) && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
     pass_turn(params, &c->added);
+#endif
 }
 
 DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)

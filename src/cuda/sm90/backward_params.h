@@ -6,8 +6,8 @@
  * attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
  *   2. attn_sm90_backward_<name>, one a line of backward_variants.def: gradients of q (f32 sums), k and v (and of the
  *      bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block
- *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes before it
- * with ATTN_INTERVALS (on .common).
+ *      ATTN_SM90_BACKWARD_THREADS(keys, cluster), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes
+ * before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
  * grid (ceil(rows / R), heads, batch), rows of the longest sequence. Always for grad_q; for grad_k and grad_v where
  *      splits > 1.
@@ -102,9 +102,12 @@ typedef struct attn_sm90_total_params {
     long long repeat_step; /* floats */
 } attn_sm90_total_params;
 
-/* Of a variant: warpgroups that compute, threads of a block, floats a head of alibi_parts. */
+/* Of a variant: warpgroups of the scores, whether another computes grad_q, threads of a block, floats a head of
+ * alibi_parts. */
 #define ATTN_SM90_BACKWARD_GROUPS(keys) ((keys) > 128 ? 3 : 2)
-#define ATTN_SM90_BACKWARD_THREADS(keys) (128 * (ATTN_SM90_BACKWARD_GROUPS(keys) + 1))
+#define ATTN_SM90_BACKWARD_DQ_APART(keys, cluster) ((keys) == 128 && (cluster) == 1)
+#define ATTN_SM90_BACKWARD_THREADS(keys, cluster) \
+    (128 * (ATTN_SM90_BACKWARD_GROUPS(keys) + ATTN_SM90_BACKWARD_DQ_APART(keys, cluster) + 1))
 #define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (4 * ATTN_SM90_BACKWARD_GROUPS(keys) * (((len_kv) + (keys)-1) / (keys)))
 
 /* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
@@ -112,9 +115,10 @@ typedef struct attn_sm90_total_params {
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots, cluster)                                        \
     (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
      ((cluster)-1) * 128 * (keys) * ((keys) == 64 ? (ATTN_SM90_PANELS(dim) + 1) / 2 : ATTN_SM90_PANELS(dim)) +   \
-     ((keys) == 64       ? 16384 * (2 - (cluster))                                                               \
-      : (dim) % 128 == 0 ? 256 * (dim)                                                                           \
-                         : 256 * (dim)*ATTN_SM90_BACKWARD_GROUPS(keys)) +                                        \
+     ((keys) == 64                                 ? 16384 * (2 - (cluster))                                     \
+      : ATTN_SM90_BACKWARD_DQ_APART(keys, cluster) ? 16384                                                       \
+      : (dim) % 128 == 0                           ? 256 * (dim)                                                 \
+                                                   : 256 * (dim)*ATTN_SM90_BACKWARD_GROUPS(keys)) +                                        \
      (stages)*512 + 1024 + 1024)
 
 #endif

@@ -17,7 +17,7 @@
 #define UNIT_KEYS (CLUSTER * BLOCK_KEYS) /* of a unit: a cluster's blocks have neighbouring tiles of keys */
 
 #define WIDE (BLOCK_KEYS == 64) /* two warpgroups share 64 keys: one has the gradients of values, one of keys */
-#define WARPGROUPS ATTN_SM90_BACKWARD_GROUPS(BLOCK_KEYS) /* that compute */
+#define WARPGROUPS ATTN_SM90_BACKWARD_GROUPS(BLOCK_KEYS) /* of the scores */
 #define WARPS (4 * WARPGROUPS)
 
 #define PANELS ((DIM + 63) / 64)
@@ -38,10 +38,14 @@
 #define K_REGISTERS (DIM <= 64 && WARPGROUPS == 2)   /* keys are fragments; else read from shared memory */
 #define V_REGISTERS (DIM_V <= 64 && WARPGROUPS == 2) /* likewise values */
 
-#define DQ_SHARES (DIM % 128 == 0)             /* each warpgroup computes half of grad_q's columns of every tile; */
-#define DQ_COLUMNS (DQ_SHARES ? DIM / 2 : DIM) /* else they take turns at tiles */
-#define DQ_WARPS (DQ_SHARES || WIDE ? WARPS : 4)
+/* grad_q is computed by a warpgroup of its own, 64 columns at a time; else each warpgroup computes half of its columns
+ * of every tile (DQ_SHARES), or they take turns at tiles. */
+#define DQ_APART ATTN_SM90_BACKWARD_DQ_APART(BLOCK_KEYS, CLUSTER)
+#define DQ_SHARES (DIM % 128 == 0 && !DQ_APART)
+#define DQ_COLUMNS (DQ_APART ? 64 : DQ_SHARES ? DIM / 2 : DIM)
+#define DQ_WARPS (DQ_SHARES || WIDE ? WARPS : 4)  /* that add to a tile's */
 #define DQ_BYTES (WIDE ? 0 : 16 * 4 * DQ_COLUMNS) /* a warp's */
+#define DQ_FIRST_WARP (DQ_APART ? 4 + WARPS : 4)
 
 #define DS_WARPS (WIDE ? 4 : WARPS) /* that compute dS */
 #define TILE_P \
@@ -62,8 +66,7 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
-/* Where grad_q of a tile goes, whose dS is in a buffer: its place in workspaces, and the order among units that add to
- * it. */
+/* Where grad_q of a tile goes: its place in workspaces, and the order among units that add to it. */
 typedef struct dq_note {
     int block, rank;
 } dq_note;
@@ -74,12 +77,17 @@ typedef struct row_note {
     int partial, last; /* some pair is hidden; no tile of the unit follows */
 } row_note;
 
-/* A unit's note outlives its slot: its results are stored beside the next unit's first loads. */
+/* Notes outlive what they are about. A unit's its slot, as its results are stored beside the next unit's first loads; a
+ * row tile's its stage, as its grad_q is computed later: at most two tiles, as many as have their dS in a buffer. */
 typedef struct notes {
     unit units[SLOTS + 1];
-    row_note rows[STAGES];
-    dq_note dq[2];
+    row_note rows[STAGES + 2];
 } notes;
+
+#define RING_INDEX(count, size) ((u32)(count) % (size))
+#define RING_PHASE(count, size) ((u32)(count) / (size)&1)
+
+#define ROW_NOTE(shared, tile) (&(shared)->notes->rows[RING_INDEX(tile, STAGES + 2)])
 
 /* Shared addresses of rings' first tiles. */
 typedef struct shared {
@@ -95,7 +103,7 @@ DEVICE shared shared_layout(unsigned char *memory)
     shared s;
     s.k = (shared_address(memory) + 1023) & ~1023u, s.v = s.k + SLOTS * TILE_K, s.q = s.v + SLOTS * TILE_V;
     s.g = s.q + STAGES * TILE_Q, s.ds = s.g + STAGES * TILE_G, s.dq = s.ds + 2 * TILE_DS;
-    s.p = s.dq + WARPS * DQ_BYTES, s.peer_k = s.p + TILE_P, s.statistics = s.peer_k + TILE_PEER;
+    s.p = s.dq + (DQ_APART ? DQ_WARPS : WARPS) * DQ_BYTES, s.peer_k = s.p + TILE_P, s.statistics = s.peer_k + TILE_PEER;
     s.at = s.statistics + STAGES * STATISTICS;
     s.rank = CLUSTER == 2 ? cluster_rank() : 0, s.peer = s.rank ^ 1;
     s.notes = (notes *)(memory + (s.at + sizeof(barriers) - shared_address(memory)));
@@ -106,7 +114,8 @@ DEVICE void pipeline_init(const shared *s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++)
-            barrier_init(BARRIER(s, kv_full, i), 1), barrier_init(BARRIER(s, kv_empty, i), WARPS);
+            barrier_init(BARRIER(s, kv_full, i), 1),
+                barrier_init(BARRIER(s, kv_empty, i), WARPS + (DQ_APART ? DQ_WARPS : 0));
         for (int i = 0; i < STAGES; i++)
             barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS);
         for (int i = 0; i < 2; i++)
