@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KE
 #if DQ_APART
     } else if (threadIdx.x >= 32 * DQ_FIRST_WARP) {
         REGISTERS_DROP(REGISTERS_DQ);
-        add_queries(&params, &s);
+        consume_ds(&params, &s);
 #endif
     } else {
         REGISTERS_TAKE(REGISTERS_CONSUMER);

@@ -95,7 +95,7 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
     pass_turn(params, &c->added);
 }
 
-DEVICE void add_queries(const attn_sm90_backward_params *params, const shared *s)
+DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 {
     consumer c = { WARPGROUPS, 0, 0, -1 };
     for (const unit *u; (u = wait_unit(s, &c)); c.units++) {
