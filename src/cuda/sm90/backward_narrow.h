@@ -1,11 +1,12 @@
-/* The consumers where a warpgroup's registers hold the gradients of its 64 keys and values: dims up to 128. By tile t:
+/* The consumers where a warpgroup's registers hold the gradients of its 64 keys and values: dims up to 128. By tile:
  *
- *     issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE) -> issue grad_v += P^T grad_o
- *     -> dS^T = P^T (dP^T - delta), to shared memory too -> issue grad_q of tile t-1, grad_k += dS^T q -> add grad_q
+ *     scores, a warpgroup 64 keys   issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE)
+ *                                   -> issue grad_v += P^T grad_o -> dS^T = P^T (dP^T - delta)
+ *                                   -> issue grad_k += dS^T q -> dS to shared memory
+ *     grad_q, a warpgroup           issue 64 columns of grad_q = dS K -> add the 64 before
  *
- * grad_q runs one tile late, so that no warpgroup waits for another's dS. Two blocks of a cluster compute it by turns,
- * tile by tile, over the keys of both, so that half as many are added to memory: the other sends its dS. ds_empty[1]:
- * what was sent has been used. */
+ * With two buffers of dS the scores are up to two tiles ahead. What a chain of instructions takes that grad_q needs
+ * (dS of all keys, fragments to shared memory, additions), no product of the scores waits for. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
@@ -52,11 +53,11 @@ DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s,
 
 #if DQ_APART
 
-/* ---- grad_q, a warpgroup of its own ----------------------------------------------------------- */
+/* ---- grad_q by a warpgroup of its own --------------------------------------------------------- */
 
-#define LAST_COLUMN ((DIM - 1) / DQ_COLUMNS * DQ_COLUMNS)
+#define LAST_COLUMN ((DIM - 1) / DQ_COLUMNS * DQ_COLUMNS) /* of those that are computed together, the last's first */
 
-/* 64 columns: the keys' panel. */
+/* The columns of a panel of keys. */
 DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys)
 {
     u32 a = uniform(ds), b = uniform(keys);
@@ -67,8 +68,7 @@ DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys)
     wgmma_commit();
 }
 
-/* grad_q of a unit's row tiles: columns are added while the product of the next ones runs. A tail of the keys is zeros
- * when dS is there. */
+/* grad_q of a unit's row tiles. Keys behind a sequence's last are zeros when dS is there: take_keys of the scores. */
 DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, consumer *c)
 {
     u32 keys = s->k + RING_INDEX(c->units, SLOTS) * TILE_K;
@@ -107,7 +107,11 @@ DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 
 #else
 
-/* ---- grad_q by the warpgroups of the scores, a tile late --------------------------------------- */
+/* ---- grad_q by the warpgroups of the scores --------------------------------------------------- */
+
+/* One tile late, so that no warpgroup waits for another's dS. Two blocks of a cluster compute it by turns, tile by tile,
+ * over the keys of both, so that half as many are added to memory: the other sends its dS. ds_empty[1]: what was sent
+ * has been used. */
 
 #if DQ_SHARES
 #define WGMMA_DQ wgmma_tt_64
