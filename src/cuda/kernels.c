@@ -63,7 +63,7 @@ static const attn_cuda_kernel kernels[] = {
       .slots = slots_,                                                                                            \
       .cluster = cluster_,                                                                                        \
       .features = mask_##_FEATURES | score_##_FEATURES,                                                           \
-      .threads = ATTN_SM90_BACKWARD_THREADS(keys_, cluster_),                                                     \
+      .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                               \
       .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, slots_, cluster_),                          \
       .source = "backward.cu",                                                                                    \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_,  \

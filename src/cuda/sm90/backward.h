@@ -7,10 +7,9 @@ DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
     consumer c = { (int)threadIdx.x / 128 - 1, 0, 0, -1 };
     for (const unit *u; (u = wait_unit(s, &c)); c.units++)
         consume_unit(params, s, &c, u);
-    if (!DQ_APART) bulk_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KEYS, CLUSTER), 1)
+extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KEYS), 1)
     PASTE(attn_sm90_backward_, ATTN_NAME)(const __grid_constant__ attn_sm90_backward_params params)
 {
     SHARED_MEMORY(memory);
@@ -19,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KE
     if (threadIdx.x < 128) {
         REGISTERS_DROP(REGISTERS_PRODUCER);
         if (threadIdx.x < 32) produce(&params, &s);
-#if DQ_APART
+#if !WIDE
     } else if (threadIdx.x >= 32 * DQ_FIRST_WARP) {
         REGISTERS_DROP(REGISTERS_DQ);
         consume_ds(&params, &s);

@@ -94,12 +94,6 @@ typedef struct consumer {
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 
-/* Tiles whose grad_q a block computes: all; every second where narrow blocks of a cluster take turns. Their dS lies in
- * two buffers by turns; of a cluster in one, beside it the other block's. */
-#define TURNS (WIDE ? 1 : CLUSTER)
-#define DS_INDEX(tile) RING_INDEX((u32)(tile) / TURNS, 2 / TURNS)
-#define DS_PHASE(tile) RING_PHASE((u32)(tile) / TURNS, 2 / TURNS)
-
 /* The next unit, when its keys are there, if it has any rows; NULL: there is none. */
 DEVICE const unit *wait_unit(const shared *s, const consumer *c)
 {
@@ -154,17 +148,12 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
  * been used. */
 DEVICE void give_ds(const shared *s, const consumer *c, const u32 *ds, int first)
 {
-    int buffer = DS_INDEX(c->tiles);
-    barrier_wait(BARRIER(s, ds_empty, buffer), DS_PHASE(c->tiles) ^ 1);
+    int buffer = RING_INDEX(c->tiles, 2);
+    barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->tiles, 2) ^ 1);
     store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds);
     fence_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        if (TURNS == 2)
-            barrier_expect(BARRIER(s, ds_full, buffer), WARP_DS); /* of the other block's warp */
-        else
-            barrier_arrive(BARRIER(s, ds_full, buffer));
-    }
+    if (threadIdx.x % 32 == 0) barrier_arrive(BARRIER(s, ds_full, buffer));
 }
 
 #endif

@@ -5,8 +5,8 @@
  *                                   -> issue grad_k += dS^T q -> dS to shared memory
  *     grad_q, a warpgroup           issue 64 columns of grad_q = dS K -> add the 64 before
  *
- * With two buffers of dS the scores are up to two tiles ahead. What a chain of instructions takes that grad_q needs
- * (dS of all keys, fragments to shared memory, additions), no product of the scores waits for. */
+ * With two buffers of dS the scores are up to two tiles ahead: they do not wait for what grad_q takes (dS of all keys,
+ * fragments to shared memory, additions). */
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
@@ -26,12 +26,12 @@ DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
 #define DQ_PLACE(s) ((s)->dq + (threadIdx.x / 32 - DQ_FIRST_WARP) * DQ_BYTES)
 
 /* A warp's fragment of grad_q to its shared memory, when what was there has been added. */
-DEVICE void put_grad_q(const shared *s, const float *grad_q, int columns)
+DEVICE void put_grad_q(const shared *s, const float *grad_q)
 {
     bulk_wait_read();
     __syncwarp();
 #pragma unroll
-    for (int c = 0; c < columns / 8; c++)
+    for (int c = 0; c < DQ_COLUMNS / 8; c++)
         store_shared_floats(DQ_PLACE(s) + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
     fence_async();
 }
@@ -50,8 +50,6 @@ DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s,
     bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first / 8), DQ_PLACE(s),
              16 * 4 * columns);
 }
-
-#if DQ_APART
 
 /* ---- grad_q by a warpgroup of its own --------------------------------------------------------- */
 
@@ -74,8 +72,8 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
     u32 keys = s->k + RING_INDEX(c->units, SLOTS) * TILE_K;
     for (bool last = false; !last; c->tiles++) {
         float grad_q[DQ_COLUMNS / 2];
-        int buffer = DS_INDEX(c->tiles);
-        barrier_wait(BARRIER(s, ds_full, buffer), DS_PHASE(c->tiles));
+        int buffer = RING_INDEX(c->tiles, 2);
+        barrier_wait(BARRIER(s, ds_full, buffer), RING_PHASE(c->tiles, 2));
         const row_note note = *ROW_NOTE(s, c->tiles);
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; panel++) {
@@ -87,7 +85,7 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
             wgmma_wait(0);
             pin_floats(grad_q, DQ_COLUMNS / 2);
             if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
-            put_grad_q(s, grad_q, DQ_COLUMNS);
+            put_grad_q(s, grad_q);
         }
         add_grad_q(params, s, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
         c->added = note.dq.block, last = note.last;
@@ -104,88 +102,6 @@ DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
     }
     bulk_wait();
 }
-
-#else
-
-/* ---- grad_q by the warpgroups of the scores --------------------------------------------------- */
-
-/* One tile late, so that no warpgroup waits for another's dS. Two blocks of a cluster compute it by turns, tile by tile,
- * over the keys of both, so that half as many are added to memory: the other sends its dS. ds_empty[1]: what was sent
- * has been used. */
-
-#if DQ_SHARES
-#define WGMMA_DQ wgmma_tt_64
-#else
-#define WGMMA_DQ PASTE(wgmma_tt_, DIM)
-#endif
-
-DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys, int keep)
-{
-#pragma unroll
-    for (int k = 0; k < BLOCK_KEYS / 16; k++)
-        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4),
-                 keep || k > 0);
-}
-
-/* Whether this block, and this warpgroup, computes grad_q of the tile. */
-#define DQ_HERE(s, tile) (TURNS == 1 || (u32)(tile) % 2 == (s)->rank)
-#define DQ_MINE(c, tile) (DQ_SHARES || (u32)(tile) % WARPGROUPS == (u32)(c)->group)
-
-/* A warp's dS of the tile in hand to the other block, through its own memory for grad_q, whose last use must have
- * ended. */
-DEVICE void send_ds(const shared *s, const consumer *c, const u32 *ds)
-{
-    u32 warp = threadIdx.x / 32 - 4, at = s->dq + warp * DQ_BYTES, words[4];
-    u32 to = peer_address(s->ds + TILE_DS + warp * WARP_DS, s->peer);
-    u32 full = peer_address(BARRIER(s, ds_full, 0), s->peer);
-    barrier_wait(BARRIER(s, ds_empty, 1), DS_PHASE(c->tiles) ^ 1);
-    bulk_wait_read();
-    __syncwarp();
-    store_score_gradients(at - warp % 4 * WARP_DS, ds);
-    __syncwarp();
-#pragma unroll
-    for (u32 i = threadIdx.x % 32 * 16; i < WARP_DS; i += 512) {
-        load_shared_words(at + i, words);
-        send_words(to + i, words, full);
-    }
-}
-
-DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q, int tile)
-{
-    u32 columns = DQ_SHARES ? c->group * (DQ_COLUMNS / 64) * PANEL_KEYS : 0;
-    barrier_wait(BARRIER(s, ds_full, DS_INDEX(tile)), DS_PHASE(tile));
-    if (TURNS == 2) fence_async();
-    u32 ds = uniform(s->ds + DS_INDEX(tile) * TILE_DS);
-    u32 keys = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + columns);
-    wgmma_fence();
-    issue_grad_q(grad_q, ds, keys, 0);
-    if (TURNS == 2) issue_grad_q(grad_q, ds + TILE_DS, uniform(s->peer_k + columns), 1);
-    wgmma_commit();
-}
-
-DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
-                          int tile)
-{
-    pin_floats(grad_q, DQ_COLUMNS / 2);
-    dq_note to = ROW_NOTE(s, tile)->dq;
-    release(BARRIER(s, ds_empty, DS_INDEX(tile)));
-    if (TURNS == 2 && threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(BARRIER(s, ds_empty, 1), s->peer));
-    pass_turn(params, &c->added);
-    put_grad_q(s, grad_q, DQ_COLUMNS);
-    add_grad_q(params, s, to, DQ_SHARES ? c->group * DQ_COLUMNS : 0, DQ_COLUMNS);
-    c->added = to.block;
-}
-
-/* grad_q of the tile before the one in hand, by itself. */
-DEVICE void late_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c)
-{
-    float grad_q[DQ_COLUMNS / 2];
-    issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-    wgmma_wait(0);
-    finish_grad_q(params, s, c, grad_q, c->tiles - 1);
-}
-
-#endif
 
 /* ---- scores, their gradients, grad_k and grad_v ------------------------------------------------- */
 
@@ -213,7 +129,7 @@ DEVICE void issue_dp(const consumer *c, float *dp, u32 values, u32 grad_o)
 #define EARLY (ATTN_SCORE == PLAIN)
 
 /* dP's product is issued with the scores'; else when these have left their registers to it. */
-#define DP_EARLY (EARLY && !(DQ_APART && DIM == 128))
+#define DP_EARLY (EARLY && DIM < 128)
 
 /* A unit's row tiles. */
 DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u, float *grad_k,
@@ -222,9 +138,6 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
     const attn_sm90_params *p = &params->common;
     int first = c->group * 64;
     slope_sum alibi = { 0, -1 };
-#if !DQ_APART
-    int start = c->tiles;
-#endif
     u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + first * 128);
     u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + first * 128);
     for (bool last = false; !last; c->tiles++) {
@@ -258,37 +171,14 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         if (!EARLY) issue_grad_v(grad_v, probability, g);
         last = ROW_NOTE(s, c->tiles)->last;
 
-#if DQ_APART
         issue_grad_k(grad_k, ds, q);
         give_ds(s, c, ds, first);
-#else
-        if (DQ_HERE(s, c->tiles))
-            give_ds(s, c, ds, first);
-        else
-            send_ds(s, c, ds);
-        if (DQ_SHARES && (TURNS == 1 || (c->tiles > start && DQ_HERE(s, c->tiles - 1)))) {
-            float grad_q[DQ_COLUMNS / 2];
-            issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-            issue_grad_k(grad_k, ds, q);
-            wgmma_wait(1);
-            if (c->tiles > start) finish_grad_q(params, s, c, grad_q, c->tiles - 1);
-        } else {
-            issue_grad_k(grad_k, ds, q);
-        }
-#endif
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
         release(BARRIER(s, q_empty, stage));
-#if !DQ_APART
-        if (!DQ_SHARES && c->tiles > start && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
-#endif
     }
     store_slope(params, u, &alibi);
-#if !DQ_APART
-    if (DQ_HERE(s, c->tiles - 1) && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
-    pass_turn(params, &c->added);
-#endif
 }
 
 DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
