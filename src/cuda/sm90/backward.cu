@@ -7,10 +7,11 @@
 
 /* Of a thread; together what the block is started with: 512 threads of 128, 384 of 168. A GENERAL producer walks masks.
  */
-#if ATTN_BLOCK_KEYS == 192
+#if ATTN_BLOCK_KEYS == 128
 #define REGISTERS_PRODUCER 32
-#define REGISTERS_CONSUMER 160
-#elif ATTN_MASK == GENERAL || (ATTN_CLUSTER == 2 && ATTN_BLOCK_KEYS == 64)
+#define REGISTERS_CONSUMER 208
+#define REGISTERS_DQ 64
+#elif ATTN_MASK == GENERAL || ATTN_CLUSTER == 2
 #define REGISTERS_PRODUCER 40
 #define REGISTERS_CONSUMER 232
 #else

@@ -5,17 +5,11 @@
 DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
 {
     consumer c = { (int)threadIdx.x / 128 - 1, 0, 0, -1 };
-    for (;;) {
-        barrier_wait(BARRIER(s, kv_full, RING_INDEX(c.units, SLOTS)), RING_PHASE(c.units, SLOTS));
-        const unit *u = &s->notes->units[RING_INDEX(c.units, SLOTS + 1)];
-        if (u->some == NO_WORK) break;
+    for (const unit *u; (u = wait_unit(s, &c)); c.units++)
         consume_unit(params, s, &c, u);
-        c.units++;
-    }
-    bulk_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
+extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KEYS), 1)
     PASTE(attn_sm90_backward_, ATTN_NAME)(const __grid_constant__ attn_sm90_backward_params params)
 {
     SHARED_MEMORY(memory);
@@ -24,6 +18,11 @@ extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
     if (threadIdx.x < 128) {
         REGISTERS_DROP(REGISTERS_PRODUCER);
         if (threadIdx.x < 32) produce(&params, &s);
+#if !WIDE
+    } else if (threadIdx.x >= 32 * DQ_FIRST_WARP) {
+        REGISTERS_DROP(REGISTERS_DQ);
+        consume_ds(&params, &s);
+#endif
     } else {
         REGISTERS_TAKE(REGISTERS_CONSUMER);
         consume(&params, &s);

@@ -44,7 +44,7 @@ DEVICE void finish_columns(const attn_sm90_backward_params *params, const shared
 {
     int tile = c->tiles - 1;
     pin_floats(grad_q, columns / 2);
-    dq_note to = s->notes->dq[RING_INDEX(tile, 2)];
+    dq_note to = ROW_NOTE(s, tile)->dq;
     release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
     add_columns(params, c, to, grad_q, columns, first_column);
 }
@@ -60,7 +60,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         float score[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
         int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = &s->notes->rows[stage];
+        const row_note *note = ROW_NOTE(s, c->tiles);
         wait_rows(p, s, c, u, note);
         pairs_seen seen;
         if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
@@ -104,7 +104,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         float dp[BLOCK_ROWS / 2];
         u32 ds[BLOCK_ROWS / 4];
         int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = &s->notes->rows[stage];
+        const row_note *note = ROW_NOTE(s, c->tiles);
         wait_rows(p, s, c, u, note);
 
         wgmma_fence();
@@ -116,7 +116,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         passing to = { params, u, note, NULL, NULL, NULL, s->p, &alibi, 0 };
         score_gradients(&to, dp, dp, ds, s->statistics + stage * STATISTICS);
         release(BARRIER(s, p_empty, 0));
-        give_ds(s, c, note, ds, 0, true);
+        give_ds(s, c, ds, 0);
 
         issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
         if (!BESIDE) wgmma_wait(0);

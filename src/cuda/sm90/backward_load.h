@@ -6,8 +6,8 @@
 /* ---- producer -------------------------------------------------------------------------------- */
 
 typedef struct producer {
-    stage kv, q, index;
-    int item; /* units noted */
+    stage index;
+    int units, tiles; /* counts of those noted: they give index and phase in every ring */
 } producer;
 
 /* Panels from `first` on. */
@@ -22,15 +22,16 @@ DEVICE void load_panels(u32 to, const attn_sm90_map *map, u32 full, int first, i
 /* Notes a unit, and loads its keys and values if rows follow. */
 DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u, producer *at)
 {
-    u32 full = BARRIER(s, kv_full, at->kv.index);
-    barrier_wait(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
+    int slot = RING_INDEX(at->units, SLOTS);
+    u32 full = BARRIER(s, kv_full, slot);
+    barrier_wait(BARRIER(s, kv_empty, slot), RING_PHASE(at->units, SLOTS) ^ 1);
     if (threadIdx.x % 32 == 0) {
-        s->notes->units[at->item % (SLOTS + 1)] = *u;
+        s->notes->units[RING_INDEX(at->units, SLOTS + 1)] = *u;
         if (u->some > 0) {
             int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, key = u->place.start_kv + u->key0;
             barrier_expect(full, TILE_K + TILE_V + TILE_PEER);
-            load_panels(s->k + at->kv.index * TILE_K, &p->k_map, full, 0, PANELS, PANEL_KEYS, u->kv_head, key, batch);
-            load_panels(s->v + at->kv.index * TILE_V, &p->v_map, full, 0, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
+            load_panels(s->k + slot * TILE_K, &p->k_map, full, 0, PANELS, PANEL_KEYS, u->kv_head, key, batch);
+            load_panels(s->v + slot * TILE_V, &p->v_map, full, 0, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
             if (CLUSTER == 2)
                 load_panels(s->peer_k, &p->k_map, full, PEER_PANEL(s->rank), PEER_PANELS, PANEL_KEYS, u->kv_head,
                             u->place.start_kv + u->first_key + (int)s->peer * BLOCK_KEYS, batch);
@@ -39,34 +40,34 @@ DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u,
         }
     }
     __syncwarp();
-    stage_next(&at->kv, SLOTS), at->item++;
+    at->units++;
 }
 
 DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, const unit *u, row_note note,
                       producer *at)
 {
     const attn_sm90_params *p = &params->common;
-    u32 full = BARRIER(s, q_full, at->q.index);
-    barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
+    int stage = RING_INDEX(at->tiles, STAGES);
+    u32 full = BARRIER(s, q_full, stage);
+    barrier_wait(BARRIER(s, q_empty, stage), RING_PHASE(at->tiles, STAGES) ^ 1);
     if (threadIdx.x % 32 == 0) {
         int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
         note.dq.block = (int)(line / BLOCK_ROWS);
-        s->notes->rows[at->q.index] = note;
+        *ROW_NOTE(s, at->tiles) = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
-        load_panels(s->q + at->q.index * TILE_Q, &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);
-        bulk_load(s->statistics + at->q.index * STATISTICS, params->stats + 2 * line, STATISTICS, full);
-        load_panels(s->g + at->q.index * TILE_G, &params->grad_o_map, full, 0, PANELS_V, PANEL_ROWS, note.head, row,
-                    batch);
+        load_panels(s->q + stage * TILE_Q, &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);
+        bulk_load(s->statistics + stage * STATISTICS, params->stats + 2 * line, STATISTICS, full);
+        load_panels(s->g + stage * TILE_G, &params->grad_o_map, full, 0, PANELS_V, PANEL_ROWS, note.head, row, batch);
     }
     __syncwarp();
-    stage_next(&at->q, STAGES);
+    at->tiles++;
 }
 
 DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 {
     const attn_sm90_params *p = &params->common;
-    producer at = { { 0, 1 }, { 0, 1 }, { 0, 1 }, 0 };
+    producer at = { { 0, 1 }, 0, 0 };
     unit u = { { 0 } };
     for (int index = unit_next(params, s, -1, &at.index); index < params->schedule.total;
          index = unit_next(params, s, index, &at.index)) {
@@ -93,14 +94,13 @@ typedef struct consumer {
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 
-#define RING_INDEX(count, size) ((u32)(count) % (size))
-#define RING_PHASE(count, size) ((u32)(count) / (size)&1)
-
-/* Tiles whose grad_q a block computes: all; every second where narrow blocks of a cluster take turns. Their dS lies in
- * two buffers by turns; of a cluster in one, beside it the other block's. */
-#define TURNS (WIDE ? 1 : CLUSTER)
-#define DS_INDEX(tile) RING_INDEX((u32)(tile) / TURNS, 2 / TURNS)
-#define DS_PHASE(tile) RING_PHASE((u32)(tile) / TURNS, 2 / TURNS)
+/* The next unit, when its keys are there, if it has any rows; NULL: there is none. */
+DEVICE const unit *wait_unit(const shared *s, const consumer *c)
+{
+    barrier_wait(BARRIER(s, kv_full, RING_INDEX(c->units, SLOTS)), RING_PHASE(c->units, SLOTS));
+    const unit *u = &s->notes->units[RING_INDEX(c->units, SLOTS + 1)];
+    return u->some == NO_WORK ? NULL : u;
+}
 
 /* Rows of a tile from `valid` on, which may be another sequence's, become zeros: 0 times NaN is NaN. */
 DEVICE void zero_tail(u32 tile, int panels, int rows, int valid)
@@ -145,21 +145,15 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
 }
 
 /* A warpgroup's dS of the tile in hand to its rows of a buffer, from the unit's key `first` on, when what was there has
- * been used. notes: this warpgroup notes where the tile's grad_q goes. */
-DEVICE void give_ds(const shared *s, const consumer *c, const row_note *note, const u32 *ds, int first, bool notes)
+ * been used. */
+DEVICE void give_ds(const shared *s, const consumer *c, const u32 *ds, int first)
 {
-    int buffer = DS_INDEX(c->tiles);
-    barrier_wait(BARRIER(s, ds_empty, buffer), DS_PHASE(c->tiles) ^ 1);
+    int buffer = RING_INDEX(c->tiles, 2);
+    barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->tiles, 2) ^ 1);
     store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds);
-    if (notes && threadIdx.x % 128 == 0) s->notes->dq[buffer] = note->dq;
     fence_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        if (TURNS == 2)
-            barrier_expect(BARRIER(s, ds_full, buffer), WARP_DS); /* of the other block's warp */
-        else
-            barrier_arrive(BARRIER(s, ds_full, buffer));
-    }
+    if (threadIdx.x % 32 == 0) barrier_arrive(BARRIER(s, ds_full, buffer));
 }
 
 #endif

@@ -1,27 +1,14 @@
-/* The consumers where a warpgroup's registers hold the gradients of its 64 keys and values: dims up to 128. By tile t:
+/* The consumers where a warpgroup's registers hold the gradients of its 64 keys and values: dims up to 128. By tile:
  *
- *     issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE) -> issue grad_v += P^T grad_o
- *     -> dS^T = P^T (dP^T - delta), to shared memory too -> issue grad_q of tile t-1, grad_k += dS^T q -> add grad_q
+ *     scores, a warpgroup 64 keys   issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE)
+ *                                   -> issue grad_v += P^T grad_o -> dS^T = P^T (dP^T - delta)
+ *                                   -> issue grad_k += dS^T q -> dS to shared memory
+ *     grad_q, a warpgroup           issue 64 columns of grad_q = dS K -> add the 64 before
  *
- * grad_q runs one tile late, so that no warpgroup waits for another's dS. Two blocks of a cluster compute it by turns,
- * tile by tile, over the keys of both, so that half as many are added to memory: the other sends its dS. ds_empty[1]:
- * what was sent has been used. */
+ * With two buffers of dS the scores are up to two tiles ahead: they do not wait for what grad_q takes (dS of all keys,
+ * fragments to shared memory, additions). */
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
-
-#if DQ_SHARES
-#define WGMMA_DQ wgmma_tt_64
-#else
-#define WGMMA_DQ PASTE(wgmma_tt_, DIM)
-#endif
-
-DEVICE void issue_grad_q(float *grad_q, u32 ds, u32 keys, int keep)
-{
-#pragma unroll
-    for (int k = 0; k < BLOCK_KEYS / 16; k++)
-        WGMMA_DQ(grad_q, descriptor(ds, 0) + (k * 2048 >> 4), descriptor(keys, PANEL_KEYS) + (k * 2048 >> 4),
-                 keep || k > 0);
-}
 
 /* The warp's last addition has ended: who waits for it, may. */
 DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
@@ -35,55 +22,88 @@ DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
     *added = -1;
 }
 
-/* Adds a warp's fragment of grad_q, columns from first_column on, to its tile's sums: through shared memory, whose last
- * use must have ended. With turns, behind the units of lower rank. *added: the tile last added to, whose turn has not
- * been passed. */
-DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, const float *grad_q,
-                       int first_column, int *added)
+/* Where a warp's fragments of grad_q pass through shared memory. */
+#define DQ_PLACE(s) ((s)->dq + (threadIdx.x / 32 - DQ_FIRST_WARP) * DQ_BYTES)
+
+/* A warp's fragment of grad_q to its shared memory, when what was there has been added. */
+DEVICE void put_grad_q(const shared *s, const float *grad_q)
 {
-    u32 at = s->dq + (threadIdx.x / 32 - 4) * DQ_BYTES;
-    pass_turn(params, added);
     bulk_wait_read();
     __syncwarp();
 #pragma unroll
     for (int c = 0; c < DQ_COLUMNS / 8; c++)
-        store_shared_floats(at + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
+        store_shared_floats(DQ_PLACE(s) + c * 512 + threadIdx.x % 32 * 16, grad_q + 4 * c);
     fence_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        if (params->turns) {
-            while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
-            }
-            fence_async_memory();
-        }
-        bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first_column / 8), at,
-                 DQ_BYTES);
-    }
-    *added = to.block;
 }
 
-/* Whether this block, and this warpgroup, computes grad_q of the tile. */
-#define DQ_HERE(s, tile) (TURNS == 1 || (u32)(tile) % 2 == (s)->rank)
-#define DQ_MINE(c, tile) (DQ_SHARES || (u32)(tile) % WARPGROUPS == (u32)(c)->group)
-
-/* A warp's dS of the tile in hand to the other block, through its own memory for grad_q, whose last use must have
- * ended. */
-DEVICE void send_ds(const shared *s, const consumer *c, const u32 *ds)
+/* Adds the fragment that lies there, columns from `first` on, to its tile's sums. With turns, behind the units of lower
+ * rank. */
+DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, int first, int columns)
 {
-    u32 warp = threadIdx.x / 32 - 4, at = s->dq + warp * DQ_BYTES, words[4];
-    u32 to = peer_address(s->ds + TILE_DS + warp * WARP_DS, s->peer);
-    u32 full = peer_address(BARRIER(s, ds_full, 0), s->peer);
-    barrier_wait(BARRIER(s, ds_empty, 1), DS_PHASE(c->tiles) ^ 1);
-    bulk_wait_read();
     __syncwarp();
-    store_score_gradients(at - warp % 4 * WARP_DS, ds);
-    __syncwarp();
-#pragma unroll
-    for (u32 i = threadIdx.x % 32 * 16; i < WARP_DS; i += 512) {
-        load_shared_words(at + i, words);
-        send_words(to + i, words, full);
+    if (threadIdx.x % 32) return;
+    if (params->turns) {
+        while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
+        }
+        fence_async_memory();
     }
+    bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first / 8), DQ_PLACE(s),
+             16 * 4 * columns);
 }
+
+/* ---- grad_q by a warpgroup of its own --------------------------------------------------------- */
+
+#define LAST_COLUMN ((DIM - 1) / DQ_COLUMNS * DQ_COLUMNS) /* of those that are computed together, the last's first */
+
+/* The columns of a panel of keys. */
+DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys)
+{
+    u32 a = uniform(ds), b = uniform(keys);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BLOCK_KEYS / 16; k++)
+        wgmma_tt_64(grad_q, descriptor(a, 0) + (k * 2048 >> 4), descriptor(b, 0) + (k * 2048 >> 4), k > 0);
+    wgmma_commit();
+}
+
+/* grad_q of a unit's row tiles. Keys behind a sequence's last are zeros when dS is there: take_keys of the scores. */
+DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, consumer *c)
+{
+    u32 keys = s->k + RING_INDEX(c->units, SLOTS) * TILE_K;
+    for (bool last = false; !last; c->tiles++) {
+        float grad_q[DQ_COLUMNS / 2];
+        int buffer = RING_INDEX(c->tiles, 2);
+        barrier_wait(BARRIER(s, ds_full, buffer), RING_PHASE(c->tiles, 2));
+        const row_note note = *ROW_NOTE(s, c->tiles);
+#pragma unroll 1
+        for (int panel = 0; panel < PANELS; panel++) {
+            issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS);
+            if (panel == 0)
+                pass_turn(params, &c->added);
+            else
+                add_grad_q(params, s, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
+            wgmma_wait(0);
+            pin_floats(grad_q, DQ_COLUMNS / 2);
+            if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
+            put_grad_q(s, grad_q);
+        }
+        add_grad_q(params, s, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
+        c->added = note.dq.block, last = note.last;
+    }
+    pass_turn(params, &c->added);
+}
+
+DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
+{
+    consumer c = { WARPGROUPS, 0, 0, -1 };
+    for (const unit *u; (u = wait_unit(s, &c)); c.units++) {
+        if (u->some) add_tiles(params, s, &c);
+        release(BARRIER(s, kv_empty, RING_INDEX(c.units, SLOTS)));
+    }
+    bulk_wait();
+}
+
+/* ---- scores, their gradients, grad_k and grad_v ------------------------------------------------- */
 
 DEVICE void issue_scores(const consumer *c, float *score, u32 keys, u32 q)
 {
@@ -105,47 +125,18 @@ DEVICE void issue_dp(const consumer *c, float *dp, u32 values, u32 grad_o)
     wgmma_commit();
 }
 
-DEVICE void issue_late_grad_q(const shared *s, const consumer *c, float *grad_q, int tile)
-{
-    u32 columns = DQ_SHARES ? c->group * (DQ_COLUMNS / 64) * PANEL_KEYS : 0;
-    barrier_wait(BARRIER(s, ds_full, DS_INDEX(tile)), DS_PHASE(tile));
-    if (TURNS == 2) fence_async();
-    u32 ds = uniform(s->ds + DS_INDEX(tile) * TILE_DS);
-    u32 keys = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + columns);
-    wgmma_fence();
-    issue_grad_q(grad_q, ds, keys, 0);
-    if (TURNS == 2) issue_grad_q(grad_q, ds + TILE_DS, uniform(s->peer_k + columns), 1);
-    wgmma_commit();
-}
-
-DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
-                          int tile)
-{
-    pin_floats(grad_q, DQ_COLUMNS / 2);
-    dq_note to = s->notes->dq[DS_INDEX(tile)];
-    release(BARRIER(s, ds_empty, DS_INDEX(tile)));
-    if (TURNS == 2 && threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(BARRIER(s, ds_empty, 1), s->peer));
-    add_grad_q(params, s, to, grad_q, DQ_SHARES ? c->group * DQ_COLUMNS : 0, &c->added);
-}
-
-/* grad_q of the tile before the one in hand, by itself. */
-DEVICE void late_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c)
-{
-    float grad_q[DQ_COLUMNS / 2];
-    issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-    wgmma_wait(0);
-    finish_grad_q(params, s, c, grad_q, c->tiles - 1);
-}
-
 /* grad_v's product is issued before dS is computed; RICH: behind it, as dropped probabilities are still needed. */
 #define EARLY (ATTN_SCORE == PLAIN)
+
+/* dP's product is issued with the scores'; else when these have left their registers to it. */
+#define DP_EARLY (EARLY && DIM < 128)
 
 /* A unit's row tiles. */
 DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u, float *grad_k,
                    float *grad_v)
 {
     const attn_sm90_params *p = &params->common;
-    int first = c->group * 64, start = c->tiles;
+    int first = c->group * 64;
     slope_sum alibi = { 0, -1 };
     u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + first * 128);
     u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + first * 128);
@@ -153,26 +144,24 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
         int stage = RING_INDEX(c->tiles, STAGES);
-        wait_rows(p, s, c, u, &s->notes->rows[stage]);
-        row_note note = s->notes->rows[stage]; /* at once, and waited for beside the products */
+        wait_rows(p, s, c, u, ROW_NOTE(s, c->tiles));
+        row_note note = *ROW_NOTE(s, c->tiles); /* at once, and waited for beside the products */
         u32 q = uniform(s->q + stage * TILE_Q), g = uniform(s->g + stage * TILE_G);
         u32 statistics = s->statistics + stage * STATISTICS;
-        pairs_seen seen;
+        pairs_seen seen = { 0 };
         float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
         if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
 
         issue_scores(c, score, k, q);
-        if (EARLY) issue_dp(c, dp, v, g);
+        if (DP_EARLY) issue_dp(c, dp, v, g);
         if (ATTN_MASK == CAUSAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
         load_statistics_ahead(lse, statistics);
-        wgmma_wait(EARLY ? 1 : 0);
+        wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, BLOCK_ROWS / 2);
         take_scores(p, u, &note, seen, score, slope, probability, first, statistics, lse);
+        if (!DP_EARLY) issue_dp(c, dp, v, g);
         load_statistics_ahead(delta, statistics + 4 * BLOCK_ROWS);
-        if (EARLY)
-            issue_grad_v(grad_v, probability, g);
-        else
-            issue_dp(c, dp, v, g);
+        if (EARLY) issue_grad_v(grad_v, probability, g);
 
         wgmma_wait(EARLY ? 1 : 0);
         pin_floats(dp, BLOCK_ROWS / 2);
@@ -180,34 +169,16 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         score_gradients(&to, score, dp, ds, statistics);
         zero_dropped(probability);
         if (!EARLY) issue_grad_v(grad_v, probability, g);
-        if (DQ_HERE(s, c->tiles))
-            give_ds(s, c, &note, ds, first, c->group == 0);
-        else
-            send_ds(s, c, ds);
-        last = note.last;
+        last = ROW_NOTE(s, c->tiles)->last;
 
-#if DQ_SHARES
-        if (TURNS == 1 || (c->tiles > start && DQ_HERE(s, c->tiles - 1))) {
-            float grad_q[DQ_COLUMNS / 2];
-            issue_late_grad_q(s, c, grad_q, c->tiles - 1);
-            issue_grad_k(grad_k, ds, q);
-            wgmma_wait(1);
-            if (c->tiles > start) finish_grad_q(params, s, c, grad_q, c->tiles - 1);
-        } else {
-            issue_grad_k(grad_k, ds, q);
-        }
-#else
         issue_grad_k(grad_k, ds, q);
-#endif
+        give_ds(s, c, ds, first);
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
         release(BARRIER(s, q_empty, stage));
-        if (!DQ_SHARES && c->tiles > start && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
     }
     store_slope(params, u, &alibi);
-    if (DQ_HERE(s, c->tiles - 1) && DQ_MINE(c, c->tiles - 1)) late_grad_q(params, s, c);
-    pass_turn(params, &c->added);
 }
 
 DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)

@@ -51,24 +51,23 @@ DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int
 }
 
 /* Behind it: where the tile's grad_q goes. The warp lets go of both blocks' dS. */
-DEVICE dq_note take_columns(const shared *s, float *grad_q, int columns)
+DEVICE dq_note take_columns(const shared *s, float *grad_q, int columns, int tile)
 {
     u32 empty = BARRIER(s, ds_empty, 0);
     pin_floats(grad_q, columns / 2);
-    dq_note to = s->notes->dq[0];
+    dq_note to = ROW_NOTE(s, tile)->dq;
     release(empty);
     if (threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(empty, s->peer));
     return to;
 }
 
 /* A warp's part of dS to its place, where its P was, and to the other block. */
-DEVICE void give_both(const shared *s, const row_note *note, const u32 *ds)
+DEVICE void give_both(const shared *s, const u32 *ds)
 {
     const u32 part = TILE_DS / 4;
     u32 from = s->ds + threadIdx.x % 128 / 32 * part, full = BARRIER(s, ds_full, 0);
     __syncwarp();
     store_score_gradients(s->ds, ds);
-    if (threadIdx.x % 128 == 0) s->notes->dq[0] = note->dq;
     fence_async();
     __syncwarp();
     if (threadIdx.x % 32) return;
@@ -88,7 +87,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         float score[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
         int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = &s->notes->rows[stage];
+        const row_note *note = ROW_NOTE(s, c->tiles);
         wait_rows(p, s, c, u, note);
         pairs_seen seen;
         if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
@@ -101,7 +100,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         pin_floats(score, BLOCK_ROWS / 2);
         take_scores(p, u, note, seen, score, slope, probability, 0, s->statistics + stage * STATISTICS, NULL);
         wgmma_wait(0);
-        if (c->tiles > start) to = take_columns(s, grad_q, FIRST_COLUMNS);
+        if (c->tiles > start) to = take_columns(s, grad_q, FIRST_COLUMNS, c->tiles - 1);
         barrier_wait(BARRIER(s, ds_empty, 0), (c->tiles & 1) ^ 1);
         give_words(s->ds, probability);
         release(BARRIER(s, p_full, 0));
@@ -115,7 +114,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
     }
     issue_columns(s, c, grad_q, 0);
     wgmma_wait(0);
-    to = take_columns(s, grad_q, FIRST_COLUMNS);
+    to = take_columns(s, grad_q, FIRST_COLUMNS, c->tiles - 1);
     add_columns(params, c, to, grad_q, FIRST_COLUMNS, column);
     pass_turn(params, c);
 }
@@ -133,7 +132,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         float dp[BLOCK_ROWS / 2];
         u32 ds[BLOCK_ROWS / 4];
         int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = &s->notes->rows[stage];
+        const row_note *note = ROW_NOTE(s, c->tiles);
         wait_rows(p, s, c, u, note);
 
         issue_columns(s, c, grad_q, 1);
@@ -141,13 +140,13 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         issue_from_shared(dp, v, uniform(s->g + stage * TILE_G), DIM_V);
         wgmma_commit();
         wgmma_wait(1);
-        if (c->tiles > start) to = take_columns(s, grad_q, OTHER_COLUMNS);
+        if (c->tiles > start) to = take_columns(s, grad_q, OTHER_COLUMNS, c->tiles - 1);
         barrier_wait(BARRIER(s, p_full, 0), c->tiles & 1);
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing with = { params, u, note, NULL, NULL, NULL, s->ds, &alibi, 0 };
         score_gradients(&with, dp, dp, ds, s->statistics + stage * STATISTICS);
-        give_both(s, note, ds);
+        give_both(s, ds);
 
         issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
         if (c->tiles > start) add_columns(params, c, to, grad_q, OTHER_COLUMNS, column);
@@ -158,7 +157,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
     }
     issue_columns(s, c, grad_q, 1);
     wgmma_wait(0);
-    to = take_columns(s, grad_q, OTHER_COLUMNS);
+    to = take_columns(s, grad_q, OTHER_COLUMNS, c->tiles - 1);
     add_columns(params, c, to, grad_q, OTHER_COLUMNS, column);
     pass_turn(params, c);
 }

@@ -6,8 +6,8 @@
  * attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
  *   2. attn_sm90_backward_<name>, one a line of backward_variants.def: gradients of q (f32 sums), k and v (and of the
  *      bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block
- *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes before it
- * with ATTN_INTERVALS (on .common).
+ *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes
+ * before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
  * grid (ceil(rows / R), heads, batch), rows of the longest sequence. Always for grad_q; for grad_k and grad_v where
  *      splits > 1.
@@ -102,19 +102,15 @@ typedef struct attn_sm90_total_params {
     long long repeat_step; /* floats */
 } attn_sm90_total_params;
 
-/* Of a variant: warpgroups that compute, threads of a block, floats a head of alibi_parts. */
-#define ATTN_SM90_BACKWARD_GROUPS(keys) ((keys) > 128 ? 3 : 2)
-#define ATTN_SM90_BACKWARD_THREADS(keys) (128 * (ATTN_SM90_BACKWARD_GROUPS(keys) + 1))
-#define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (4 * ATTN_SM90_BACKWARD_GROUPS(keys) * (((len_kv) + (keys)-1) / (keys)))
+/* Of a variant: threads of a block, floats a head of alibi_parts. */
+#define ATTN_SM90_BACKWARD_THREADS(keys) ((keys) == 64 ? 384 : 512)
+#define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (8 * (((len_kv) + (keys)-1) / (keys)))
 
 /* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
- * keys of the other block of a cluster, gradients of q, barriers, statistics and notes. */
+ * keys of the other block of a cluster, gradients of q or (64 keys) probabilities, barriers, statistics and notes. */
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots, cluster)                                        \
     (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
-     ((cluster)-1) * 128 * (keys) * ((keys) == 64 ? (ATTN_SM90_PANELS(dim) + 1) / 2 : ATTN_SM90_PANELS(dim)) +   \
-     ((keys) == 64       ? 16384 * (2 - (cluster))                                                               \
-      : (dim) % 128 == 0 ? 256 * (dim)                                                                           \
-                         : 256 * (dim)*ATTN_SM90_BACKWARD_GROUPS(keys)) +                                        \
-     (stages)*512 + 1024 + 1024)
+     ((cluster)-1) * 128 * (keys) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) + (stages)*512 + \
+     1024 + 1024)
 
 #endif

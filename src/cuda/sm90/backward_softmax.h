@@ -5,7 +5,7 @@
 
 /* Whether dS is computed from probabilities as floats, not as they are packed: where registers suffice, as unpacking
  * costs two instructions. */
-#define P_FLOATS (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN && BLOCK_KEYS == 128)
+#define P_FLOATS (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN && BLOCK_KEYS == 128 && DIM < 128)
 
 /* Of a tile's four groups of 16 rows, those whose statistics are loaded while products are waited for: as many as
  * registers take. */

@@ -17,7 +17,7 @@
 #define UNIT_KEYS (CLUSTER * BLOCK_KEYS) /* of a unit: a cluster's blocks have neighbouring tiles of keys */
 
 #define WIDE (BLOCK_KEYS == 64) /* two warpgroups share 64 keys: one has the gradients of values, one of keys */
-#define WARPGROUPS ATTN_SM90_BACKWARD_GROUPS(BLOCK_KEYS) /* that compute */
+#define WARPGROUPS 2            /* that compute scores or their gradients */
 #define WARPS (4 * WARPGROUPS)
 
 #define PANELS ((DIM + 63) / 64)
@@ -29,19 +29,18 @@
 #define TILE_K (PANELS * PANEL_KEYS)
 #define TILE_V (PANELS_V * PANEL_KEYS)
 #define TILE_DS (BLOCK_KEYS * 128)
-#define WARP_DS (16 * 128) /* a warp's */
-/* Panels of the peer's keys: all; WIDE: those with a column of this block's half of grad_q, from PEER_PANEL on. */
-#define PEER_PANELS (WIDE ? (PANELS + 1) / 2 : PANELS)
-#define PEER_PANEL(rank) (WIDE ? (rank) * (PANELS - PEER_PANELS) : 0)
+/* Panels of the peer's keys: those with a column of this block's half of grad_q, from PEER_PANEL on. */
+#define PEER_PANELS ((PANELS + 1) / 2)
+#define PEER_PANEL(rank) ((rank) * (PANELS - PEER_PANELS))
 #define TILE_PEER (CLUSTER == 2 ? PEER_PANELS * PANEL_KEYS : 0)
 
-#define K_REGISTERS (DIM <= 64 && WARPGROUPS == 2)   /* keys are fragments; else read from shared memory */
-#define V_REGISTERS (DIM_V <= 64 && WARPGROUPS == 2) /* likewise values */
+#define K_REGISTERS (DIM <= 64)   /* keys are fragments; else read from shared memory */
+#define V_REGISTERS (DIM_V <= 64) /* likewise values */
 
-#define DQ_SHARES (DIM % 128 == 0)             /* each warpgroup computes half of grad_q's columns of every tile; */
-#define DQ_COLUMNS (DQ_SHARES ? DIM / 2 : DIM) /* else they take turns at tiles */
-#define DQ_WARPS (DQ_SHARES || WIDE ? WARPS : 4)
+#define DQ_COLUMNS 64                             /* of grad_q that its warpgroup computes together: a panel's */
+#define DQ_WARPS (WIDE ? WARPS : 4)               /* that add to a tile's grad_q */
 #define DQ_BYTES (WIDE ? 0 : 16 * 4 * DQ_COLUMNS) /* a warp's */
+#define DQ_FIRST_WARP (4 + WARPS)
 
 #define DS_WARPS (WIDE ? 4 : WARPS) /* that compute dS */
 #define TILE_P \
@@ -62,8 +61,7 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
-/* Where grad_q of a tile goes, whose dS is in a buffer: its place in workspaces, and the order among units that add to
- * it. */
+/* Where grad_q of a tile goes: its place in workspaces, and the order among units that add to it. */
 typedef struct dq_note {
     int block, rank;
 } dq_note;
@@ -74,12 +72,17 @@ typedef struct row_note {
     int partial, last; /* some pair is hidden; no tile of the unit follows */
 } row_note;
 
-/* A unit's note outlives its slot: its results are stored beside the next unit's first loads. */
+/* Notes outlive what they are about. A unit's its slot, as its results are stored beside the next unit's first loads; a
+ * row tile's its stage, as its grad_q is computed later: at most two tiles, as many as have their dS in a buffer. */
 typedef struct notes {
     unit units[SLOTS + 1];
-    row_note rows[STAGES];
-    dq_note dq[2];
+    row_note rows[STAGES + 2];
 } notes;
+
+#define RING_INDEX(count, size) ((u32)(count) % (size))
+#define RING_PHASE(count, size) ((u32)(count) / (size)&1)
+
+#define ROW_NOTE(shared, tile) (&(shared)->notes->rows[RING_INDEX(tile, STAGES + 2)])
 
 /* Shared addresses of rings' first tiles. */
 typedef struct shared {
@@ -95,7 +98,7 @@ DEVICE shared shared_layout(unsigned char *memory)
     shared s;
     s.k = (shared_address(memory) + 1023) & ~1023u, s.v = s.k + SLOTS * TILE_K, s.q = s.v + SLOTS * TILE_V;
     s.g = s.q + STAGES * TILE_Q, s.ds = s.g + STAGES * TILE_G, s.dq = s.ds + 2 * TILE_DS;
-    s.p = s.dq + WARPS * DQ_BYTES, s.peer_k = s.p + TILE_P, s.statistics = s.peer_k + TILE_PEER;
+    s.p = s.dq + DQ_WARPS * DQ_BYTES, s.peer_k = s.p + TILE_P, s.statistics = s.peer_k + TILE_PEER;
     s.at = s.statistics + STAGES * STATISTICS;
     s.rank = CLUSTER == 2 ? cluster_rank() : 0, s.peer = s.rank ^ 1;
     s.notes = (notes *)(memory + (s.at + sizeof(barriers) - shared_address(memory)));
@@ -106,7 +109,8 @@ DEVICE void pipeline_init(const shared *s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++)
-            barrier_init(BARRIER(s, kv_full, i), 1), barrier_init(BARRIER(s, kv_empty, i), WARPS);
+            barrier_init(BARRIER(s, kv_full, i), 1),
+                barrier_init(BARRIER(s, kv_empty, i), WARPS + (WIDE ? 0 : DQ_WARPS));
         for (int i = 0; i < STAGES; i++)
             barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS);
         for (int i = 0; i < 2; i++)
