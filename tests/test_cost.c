@@ -230,12 +230,12 @@ static void some_tiles_are_not_split_alone(void **state)
     }
     attn_desc odd = problem(27, 1280, 8192, 124, 0);
     assert_int_equal(chosen(&odd, k, NULL).schedule.parted, 270);
-    attn_desc packed = problem(8, 100, 8192, 128, 0);
-    packed.heads_kv = 2, packed.batch = 17;
+    attn_desc packed = problem(8, 150, 8192, 128, 0);
+    packed.heads_kv = 2, packed.batch = 14;
     attn_sm90_schedule s = chosen(&packed, k, &(attn_tiles){ .pack = 4 }).schedule;
-    assert_int_equal(s.row_tiles, 4);
-    assert_int_equal(s.parted, 4);
-    assert_int_equal(s.parted_lines, 4 * 100);
+    assert_int_equal(s.row_tiles, 5);
+    assert_int_equal(s.parted, 10);
+    assert_int_equal(s.parted_lines, 8 * 150);
 }
 
 int main(void)

@@ -125,11 +125,11 @@ static void last_waves(const attn_cuda_kernel *k)
     int sms = attn_cuda_machine_get()->device[0].multiprocessors;
     int64_t heads = (sms + 3) / 4;
     for (int i = 0; i < 4; i++) {
-        attn_desc desc = { .batch = 2, .heads_q = heads, .heads_kv = i % 2 ? 1 : heads, .len_q = 4 * k->rows + 1 };
+        attn_desc desc = { .batch = 2, .heads_q = heads, .heads_kv = i < 2 ? 1 : heads, .len_q = 4 * k->rows + 1 };
         attn_desc packed = { .batch = sms + sms / 4, .heads_q = 2, .heads_kv = 1, .len_q = 3 };
-        desc.flags = packed.flags = i % 2 ? ATTN_OUT_F32 | ATTN_SINK : 0;
-        desc.len_kv = packed.len_kv = 12 * k->keys - 3;
-        check_kernel(k, i < 2 ? desc : packed, i, true);
+        desc.flags = packed.flags = i < 2 ? 0 : ATTN_OUT_F32 | ATTN_SINK;
+        desc.len_kv = packed.len_kv = 16 * k->keys - 3;
+        check_kernel(k, i % 2 ? packed : desc, i + 1, true);
     }
 }
 
