@@ -38,8 +38,8 @@ static bool same(const candidate *a, const candidate *b)
 {
     const attn_choice *x = &a->point.choice, *y = &b->point.choice;
     return strcmp(a->point.kernel, b->point.kernel) == 0 && x->rows_tile == y->rows_tile &&
-           x->keys_tile == y->keys_tile && x->splits == y->splits && x->segment_rows == y->segment_rows &&
-           x->heads_tile == y->heads_tile;
+           x->keys_tile == y->keys_tile && x->splits == y->splits && x->parted == y->parted &&
+           x->segment_rows == y->segment_rows && x->heads_tile == y->heads_tile;
 }
 
 /* Adds it if a plan takes it, no other is the same, and it is not hopeless. */

@@ -191,7 +191,7 @@ ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size);
 
 /* The plan in numbers. Strings live as long as the plan. The backward on a GPU splits not keys but the query heads that
- * share them, and adds up gradients of k and v. */
+ * share them, and adds up gradients of k and v; its forward may split the keys of some rows only. */
 typedef struct attn_plan_info {
     const char *kernel;   /* as `attn kernels` lists it */
     const char *isa;      /* as attn_isa_name; of a GPU "sm_90a" */

@@ -35,13 +35,20 @@ static attn_desc problem(int64_t heads, int64_t len_q, int64_t len_kv, int64_t d
     return resolved;
 }
 
-static attn_choice cost(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_tiles *tiles)
+static attn_cuda_choice chosen(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_tiles *tiles)
 {
     attn_cuda_choice c;
     double pairs = attn_mask_pairs(desc) * (double)desc->batch * (double)desc->heads_q;
     assert_true(attn_cuda_cost(desc, &h200, kernel, pairs, tiles, &c));
-    return c.choice;
+    return c;
 }
+
+static attn_choice cost(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_tiles *tiles)
+{
+    return chosen(desc, kernel, tiles).choice;
+}
+
+static const attn_tiles whole = { .splits = 1 };
 
 static void bytes_are_as_counted(void **state)
 {
@@ -71,7 +78,7 @@ static void bytes_are_as_counted(void **state)
                                           .dim_v = (int)counted[i].dim,
                                           .rows = counted[i].rows,
                                           .keys = counted[i].keys };
-        attn_choice c = cost(&desc, &kernel, NULL);
+        attn_choice c = cost(&desc, &kernel, &whole);
         double memory = c.level[0].bytes / counted[i].memory, registers = c.level[2].bytes / counted[i].registers;
         if (fabs(memory - 1) > 0.1) fail_msg("case %d: %.3f of the bytes of memory", i, memory);
         if (fabs(registers - 1) > 0.1) fail_msg("case %d: %.3f of shared memory's", i, registers);
@@ -166,7 +173,6 @@ static void tiles_come_in_waves(void **state)
 {
     (void)state;
     const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128");
-    const attn_tiles whole = { .splits = 1 };
     attn_desc full = problem(4, 33 * 128, 8192, 128, 0), more = problem(4, 34 * 128, 8192, 128, 0);
     double one = cost(&full, k, &whole).seconds, two = cost(&more, k, &whole).seconds;
     assert_true(two > 1.8 * one && two < 2.1 * one);
@@ -174,6 +180,62 @@ static void tiles_come_in_waves(void **state)
     assert_int_equal(cost(&full, k, &split).splits, 4);
     attn_desc few = problem(8, 1, 65536, 128, 0);
     assert_true(cost(&few, k, NULL).splits > 1 && cost(&few, k, NULL).seconds < cost(&few, k, &whole).seconds / 3);
+}
+
+/* Waves of whole tiles, then the tiles over, in as many parts as fill their wave best, if that saves what merging
+ * takes.
+ */
+static void last_waves_are_split(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kernel;
+        int64_t batch, heads, len, dim;
+        int tiles, splits; /* over; their parts */
+        double waves, whole;
+    } cases[] = {
+        { "sm90_bf16_d128_192x64", 2, 16, 8192, 128, 56, 2, 10.5, 11 },
+        { "sm90_bf16_d128_192x64", 1, 16, 16384, 128, 56, 2, 10.5, 11 },
+        { "sm90_bf16_d64_192x112", 1, 32, 4096, 64, 44, 3, 5 + 1.0 / 3, 6 },
+        { "sm90_bf16_d128_128x128", 3, 11, 512, 128, 0, 1, 1, 1 },
+        { "sm90_bf16_d128_128x128", 1, 133, 128, 128, 0, 1, 2, 2 }, /* a step a tile */
+        { "sm90_bf16_d128_128x128", 1, 263, 128, 128, 0, 1, 2, 2 }, /* a wave that is full but for a tile */
+    };
+    for (int i = 0; i < COUNT(cases); i++) {
+        const attn_cuda_kernel *k = kernel_named(cases[i].kernel);
+        attn_desc desc = problem(cases[i].heads, cases[i].len, cases[i].len, cases[i].dim, 0);
+        desc.batch = cases[i].batch;
+        attn_cuda_choice c = chosen(&desc, k, NULL);
+        const attn_sm90_schedule *s = &c.schedule;
+        int64_t tiles = (int64_t)s->row_tiles * s->heads * desc.batch, steps = attn_ceil_div(cases[i].len, k->keys);
+        assert_int_equal(s->parted, cases[i].tiles);
+        assert_int_equal(s->splits, cases[i].splits);
+        assert_int_equal(s->total, tiles + s->parted * (s->splits - 1));
+        assert_int_equal(s->parted_lines, s->parted / s->row_tiles * cases[i].len + s->parted % s->row_tiles * k->rows);
+        assert_true(fabs(c.choice.count[ATTN_PER_STEP] / (double)steps / cases[i].waves - 1) < 0.01);
+        if (cases[i].tiles)
+            assert_true(c.choice.seconds / cost(&desc, k, &whole).seconds < 1.03 * cases[i].waves / cases[i].whole);
+    }
+}
+
+/* Where tiles may differ, or o is stored by merging alone, all are parted or none; packed heads as wholes. */
+static void some_tiles_are_not_split_alone(void **state)
+{
+    (void)state;
+    const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128");
+    static const uint32_t flags[] = { ATTN_CAUSAL, ATTN_LENS_Q, ATTN_LENS_KV, ATTN_WINDOW };
+    for (int i = 0; i < COUNT(flags); i++) {
+        attn_desc desc = problem(27, 1280, 8192, 128, flags[i]);
+        assert_int_equal(chosen(&desc, k, NULL).schedule.parted, 0);
+    }
+    attn_desc odd = problem(27, 1280, 8192, 124, 0);
+    assert_int_equal(chosen(&odd, k, NULL).schedule.parted, 270);
+    attn_desc packed = problem(8, 150, 8192, 128, 0);
+    packed.heads_kv = 2, packed.batch = 14;
+    attn_sm90_schedule s = chosen(&packed, k, &(attn_tiles){ .pack = 4 }).schedule;
+    assert_int_equal(s.row_tiles, 5);
+    assert_int_equal(s.parted, 10);
+    assert_int_equal(s.parted_lines, 8 * 150);
 }
 
 int main(void)
@@ -185,6 +247,8 @@ int main(void)
         cmocka_unit_test(heads_come_in_even_groups),
         cmocka_unit_test(tiles_fit_blocks),
         cmocka_unit_test(tiles_come_in_waves),
+        cmocka_unit_test(last_waves_are_split),
+        cmocka_unit_test(some_tiles_are_not_split_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,6 +238,37 @@ static void threads_share_plans_and_kernels(void **state)
     end_context(context);
 }
 
+/* The parts of a last wave are merged; o still takes 16 bytes at a time from the other tiles. */
+static void last_waves_are_merged(void **state)
+{
+    (void)state;
+    enum { HEADS = 140, ROWS = 64, KEYS = 2048, DIM = 64 };
+    attn_plan *plan;
+    attn_desc desc = { .dtype = ATTN_BF16, .device = ATTN_CUDA, .batch = 1, .heads_q = HEADS, .heads_kv = 1 };
+    desc.len_q = ROWS, desc.len_kv = KEYS, desc.dim_qk = DIM, desc.kernel = "sm90_bf16_d64_128x128";
+    CUcontext context = fresh_context(0);
+    char text[2000];
+    const size_t outputs = (size_t)HEADS * ROWS * DIM;
+    uint16_t *inputs = calloc(outputs + 2 * KEYS * DIM, sizeof *inputs), *o = calloc(outputs + 1, sizeof *o);
+    attn_args args = { .q = inputs, .k = inputs + outputs, .v = inputs + outputs + KEYS * DIM, .o = o };
+    assert_ok(attn_plan_create(&plan, &desc));
+    attn_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "keys of the last 8 tiles split into 4 parts merged by LSE"));
+    assert_non_null(strstr(text, "addresses  q k v o are to be multiples of 16"));
+    void *workspace = malloc(attn_plan_workspace(plan));
+    assert_int_equal(attn_plan_workspace(plan), 8 * 4 * ROWS * (DIM + 1) * sizeof(float) + 255);
+    int launches = calls("cuLaunchKernelEx");
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    assert_int_equal(calls("cuLaunchKernelEx"), launches + 2);
+    for (size_t i = 0; i < outputs; i++)
+        assert_int_equal(o[i], 0);
+    attn_plan_destroy(plan);
+    free(workspace);
+    free(inputs);
+    free(o);
+    end_context(context);
+}
+
 /* ---- choices ------------------------------------------------------------------------------- */
 
 static void features_find_their_kernels(void **state)
@@ -386,6 +417,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(clusters_are_launched_whole),
         cmocka_unit_test(every_layout_is_taken),
         cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(last_waves_are_merged),
         cmocka_unit_test(features_find_their_kernels),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(parameters_say_it_all),

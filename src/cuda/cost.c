@@ -11,7 +11,7 @@
 #include "napkin/attention.h"
 #include "num/half.h"
 
-enum { SPLITS_MOST = 64 };
+enum { SPLITS_MOST = 64, TAIL_SPLITS_MOST = 4 };
 
 /* Where the machine says nothing of a kernel, clocks: */
 static const double exposed = 0.9;      /* of exponentials that run beside no product, or of products */
@@ -189,52 +189,122 @@ static double block_share(const attn_desc *d, int64_t keys)
     return d->flags & ATTN_BLOCKS ? (block + (double)(keys - common(d->block_keys, keys))) / block : 1;
 }
 
-/* Without splits, one tile after another on as many SMs; with them, their parts, and then they are merged. */
-static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                    const double clocks[ATTN_CONSTANTS], int64_t pack, int splits, attn_cuda_choice *c)
+/* What is predicted of, and the clocks of its kernel. */
+typedef struct problem {
+    const attn_desc *desc;
+    const attn_cuda_device *device;
+    const attn_cuda_kernel *kernel;
+    double clocks[ATTN_CONSTANTS];
+    attn_choice start; /* pairs and flops */
+} problem;
+
+static int64_t tiles_of_head(const problem *p, int64_t pack)
 {
-    int64_t rows = rows_of(d, k, pack), heads = d->heads_q / pack;
-    double tiles = (double)attn_ceil_div(d->len_q, rows) * (double)heads * (double)d->batch;
-    double row_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
+    return attn_ceil_div(p->desc->len_q, rows_of(p->desc, p->kernel, pack));
+}
+
+/* Row tiles in all, but for VARLEN. */
+static int64_t tiles_of(const problem *p, int64_t pack)
+{
+    return tiles_of_head(p, pack) * (p->desc->heads_q / pack) * p->desc->batch;
+}
+
+/* Row tiles that full waves of them leave over, where all are alike: their keys may be split to fill the last wave. */
+static int64_t tiles_over(const problem *p, int64_t pack)
+{
+    int64_t tiles = tiles_of(p, pack), over = tiles % p->device->multiprocessors;
+    if (p->desc->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS) || attn_cuda_is_staged(p->desc)) return 0;
+    return tiles < p->device->multiprocessors ? 0 : pack > 1 ? attn_round_up(over, tiles_of_head(p, pack)) : over;
+}
+
+/* Merging parts of so many outputs: a launch, and what it reads. */
+static double merging_seconds(const attn_cuda_device *device, double outputs)
+{
+    return outputs > 0 ? combine_seconds + 4 * outputs / attn_cuda_bandwidth(device, "shared") : 0;
+}
+
+/* One row tile after another on as many SMs, then the parts of `parted` of them, and then these are merged. */
+static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int64_t parted)
+{
+    const attn_desc *d = p->desc;
+    const attn_cuda_kernel *k = p->kernel;
+    attn_cuda_choice c = { .kernel = k, .choice = p->start };
+    int64_t rows = rows_of(d, k, pack);
+    double tiles = (double)tiles_of(p, pack), last = (double)parted;
+    double row_pairs = p->start.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
     double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->keys) : 0;
     double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, (row_pairs + edge) / k->keys);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end within half of one */
-    if (!uneven) steps = whole;
-    steps *= block_share(d, k->keys);
-    double parts = tiles * splits, grid = min_of(parts, device->multiprocessors), rounds = parts / max_of(1, grid);
-    double *count = c->choice.count; /* of the busiest SM */
-    double part = uneven && splits == 1 ? steps : ceil(steps / splits);
+    steps = (uneven ? steps : whole) * block_share(d, k->keys);
+    double works = tiles + last * (splits - 1), grid = min_of(works, p->device->multiprocessors);
+    double rounds = works / max_of(1, grid), *count = c.choice.count; /* of the busiest SM */
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
-    c->kernel = k;
-    c->choice.rows_tile = rows, c->choice.keys_tile = k->keys, c->choice.splits = splits;
-    set_levels(d, device, k, pack, min_of(1, steps / whole), splits > 1 ? 8.0 * splits * out : 0, &c->choice);
-    count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : ceil(rounds);
-    count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * part;
+    double parts = out * splits * last / max_of(1, tiles);
+    c.choice.rows_tile = rows, c.choice.keys_tile = k->keys, c.choice.splits = splits, c.choice.parted = parted;
+    c.schedule.pack = (int)pack;
+    set_levels(d, p->device, k, pack, min_of(1, steps / whole), 8 * parts, &c.choice);
+    if (!uneven) steps = ceil(steps), rounds = ceil(rounds);
+    count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : rounds;
+    double uncut = parted ? ceil((tiles - last) / grid) : count[ATTN_PER_TILE];
+    count[ATTN_PER_STEP] = uncut * steps + (count[ATTN_PER_TILE] - uncut) * ceil(steps / splits);
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
     count[ATTN_PER_RUN] = 1;
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
-        all += count[i] * clocks[i];
-    attn_cuda_set_time(device, all, splits > 1 ? combine_seconds : 0, &c->choice);
-    c->dynamic = (uneven || d->flags & ATTN_CUDA_LENGTHS) && parts > grid;
+        all += count[i] * p->clocks[i];
+    attn_cuda_set_time(p->device, all, merging_seconds(p->device, parts), &c.choice);
+    c.dynamic = (uneven || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
+    return c;
+}
+
+static void consider(const problem *p, int64_t pack, int splits, int64_t parted, attn_cuda_choice *best)
+{
+    attn_cuda_choice c = predict(p, pack, splits, parted);
+    if (c.choice.seconds < worth_it * best->choice.seconds) *best = c;
+}
+
+/* The parts that all row tiles' keys may be in, or those of the last wave. */
+static void consider_splits(const problem *p, int64_t pack, int wanted, attn_cuda_choice *best)
+{
+    int64_t tiles = tiles_of(p, pack), over = tiles_over(p, pack),
+            steps = attn_ceil_div(p->desc->len_kv, p->kernel->keys);
+    for (int splits = 1; splits <= SPLITS_MOST && (splits == 1 || splits <= steps); splits += 1 + splits / 8) {
+        if (wanted) splits = (int)min_of(wanted, max_of(1, (double)steps));
+        consider(p, pack, splits, splits > 1 ? tiles : 0, best);
+        if (wanted || (double)tiles * splits > 2 * p->device->multiprocessors) break;
+    }
+    for (int splits = 2; splits <= TAIL_SPLITS_MOST && splits <= steps && over && !wanted; splits++)
+        consider(p, pack, splits, over, best);
+}
+
+/* Rows of heads that the first `parted` row tiles have; none shares a head with others if it is packed. */
+static int64_t lines_of(const attn_desc *d, const attn_choice *c, int64_t pack, int64_t row_tiles, int64_t parted)
+{
+    if (d->flags & ATTN_VARLEN) return parted ? d->heads_q * d->total_q : 0;
+    return parted / row_tiles * pack * d->len_q + parted % row_tiles * c->rows_tile;
 }
 
 /* The schedule of a choice; false: more tiles than it can count. */
-static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c, int64_t pack)
+static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
 {
-    int64_t heads = d->heads_q / pack, row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile), sequences = d->batch,
-            total;
-    if (d->flags & ATTN_VARLEN) row_tiles = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch, sequences = 1;
-    if (__builtin_mul_overflow(row_tiles * sequences, heads * c->choice.splits, &total) || total > INT32_MAX)
-        return false;
+    int64_t pack = c->schedule.pack, heads = d->heads_q / pack,
+            row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile), sequences = d->batch, tiles;
+    bool varlen = d->flags & ATTN_VARLEN;
+    if (varlen) row_tiles = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch, sequences = 1;
+    if (__builtin_mul_overflow(row_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return false;
+    bool all = attn_cuda_is_staged(d) || (varlen && c->choice.splits > 1);
+    int64_t parted = all ? tiles : c->choice.parted, total = tiles + parted * (c->choice.splits - 1);
+    if (total > INT32_MAX) return false;
     c->schedule = (attn_sm90_schedule){
         .heads = (int)heads,
         .row_tiles = (int)row_tiles,
         .total = (int)total,
-        .head_group = (int)head_group(d, device, heads, row_tiles * c->choice.splits),
+        .head_group = (int)head_group(d, device, heads, total / (sequences * heads)),
         .grid = (int)min_of((double)total, device->multiprocessors),
         .splits = c->choice.splits,
+        .parted = (int)parted,
         .pack = (int)pack,
+        .parted_lines = lines_of(d, &c->choice, pack, row_tiles, parted),
     };
     return true;
 }
@@ -255,30 +325,19 @@ bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const
                     const attn_tiles *tiles, attn_cuda_choice *choice)
 {
     static const attn_tiles none = { .splits = 0 };
-    attn_cuda_choice start = { .choice.pairs = pairs }, best = { .choice.seconds = INFINITY };
-    start.choice.flops = 2 * pairs * (double)(desc->dim_qk + desc->dim_v);
+    problem p = { .desc = desc, .device = device, .kernel = kernel, .start.pairs = pairs };
+    p.start.flops = 2 * pairs * (double)(desc->dim_qk + desc->dim_v);
+    *choice = (attn_cuda_choice){ .choice = p.start };
     if (!tiles) tiles = &none;
     if (kernel->form == ATTN_CUDA_SIMPLE) {
-        cost_simple(desc, device, kernel, &start);
-        *choice = start;
+        cost_simple(desc, device, kernel, choice);
         return true;
     }
-    int64_t packs[2] = { 1, desc->heads_q / desc->heads_kv }, steps = attn_ceil_div(desc->len_kv, kernel->keys),
-            pack = 0;
-    double clocks[ATTN_CONSTANTS];
-    clocks_of(device, kernel, clocks);
-    for (int i = 0; i < 2; i++) {
-        int64_t rows = rows_of(desc, kernel, packs[i]);
-        if (!rows || (i > 0 && packs[i] == 1) || (tiles->pack && tiles->pack != packs[i])) continue;
-        double count = (double)(attn_ceil_div(desc->len_q, rows) * (desc->heads_q / packs[i])) * (double)desc->batch;
-        for (int splits = 1; splits <= SPLITS_MOST && (splits == 1 || splits <= steps); splits += 1 + splits / 8) {
-            attn_cuda_choice c = start;
-            if (tiles->splits) splits = (int)min_of(tiles->splits, max_of(1, (double)steps));
-            predict(desc, device, kernel, clocks, packs[i], splits, &c);
-            if (c.choice.seconds < worth_it * best.choice.seconds) best = c, pack = packs[i];
-            if (tiles->splits || count * splits > 2 * device->multiprocessors) break;
-        }
-    }
-    *choice = best;
-    return pack > 0 && lay_out(desc, device, choice, pack);
+    choice->choice.seconds = INFINITY;
+    clocks_of(device, kernel, p.clocks);
+    int64_t packs[2] = { 1, desc->heads_q / desc->heads_kv };
+    for (int i = 0; i < 2; i++)
+        if (rows_of(desc, kernel, packs[i]) && (i == 0 || packs[i] > 1) && (!tiles->pack || tiles->pack == packs[i]))
+            consider_splits(&p, packs[i], tiles->splits, choice);
+    return choice->kernel && lay_out(desc, device, choice);
 }

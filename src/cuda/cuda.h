@@ -69,18 +69,22 @@ typedef struct attn_cuda_plan {
     attn_cuda_layout layout;
     double elsewhere;               /* seconds predicted where addresses are none that TMA takes; of a line's kernel */
     bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first */
-    bool merged;                    /* o comes from f32 parts in the workspace: splits, or strides of o that are odd */
     CUfunction line, nodes, repack, combine; /* NULL: not needed; line: the kernel is a simple one */
     CUfunction rows, convert, totals;        /* backward */
     CUfunction simple, simple_kv, simple_bias;
     attn_sm90_backward_params params; /* complete but for addresses and seeds; of a forward .common alone */
 } attn_cuda_plan;
 
-/* Whether a line's kernel stores o by 16 bytes. */
+/* Whether a line's kernel stores o by 16 bytes: what is parted it stores as f32. */
 static inline bool attn_cuda_stores_wide(const attn_plan *plan)
 {
-    return plan->desc.direction == ATTN_FORWARD && !plan->cuda->merged && !(plan->desc.flags & ATTN_OUT_F32);
+    const attn_sm90_schedule *s = &plan->cuda->chosen.schedule;
+    return plan->desc.direction == ATTN_FORWARD && s->total > s->parted * s->splits &&
+           !(plan->desc.flags & ATTN_OUT_F32);
 }
+
+/* Whether o cannot be stored by 16 bytes: then it comes from f32 parts, all row tiles are parted. */
+bool attn_cuda_is_staged(const attn_desc *desc);
 
 /* Extents and strides of one of q, k, v, grad_o. */
 typedef struct attn_cuda_tensor {

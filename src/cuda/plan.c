@@ -26,8 +26,7 @@ static bool tma_takes(const attn_desc *d, int which)
     return true;
 }
 
-/* The forward stores o by 16 bytes; where that cannot be, it stores f32 parts, and merging them stores o. */
-static bool is_staged(const attn_desc *d)
+bool attn_cuda_is_staged(const attn_desc *d)
 {
     attn_shape shape = attn_shape_of(d);
     bool even = d->dim_v % 8 == 0;
@@ -122,9 +121,8 @@ static int64_t node_count(const attn_desc *d, const attn_cuda_kernel *k)
 static bool lay_out_forward(const attn_desc *d, attn_cuda_plan *cuda)
 {
     attn_cuda_layout *l = &cuda->layout;
-    attn_shape shape = attn_shape_of(d);
-    double rows = (double)shape.q[0] * (double)shape.q[1] * (double)d->heads_q;
-    double parts = cuda->merged ? cuda->chosen.schedule.splits * rows : 0;
+    const attn_sm90_schedule *s = &cuda->chosen.schedule;
+    double parts = (double)s->splits * (double)s->parted_lines;
     return attn_cuda_append(&l->total, parts, 4.0 * (double)d->dim_v, &l->partial_o) &&
            attn_cuda_append(&l->total, parts, 4, &l->partial_lse);
 }
@@ -159,7 +157,8 @@ attn_status attn_cuda_load_dtype(const attn_cuda_place *place, attn_dtype dtype,
 static attn_status load_forward(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     attn_status status = attn_cuda_load_dtype(place, d->dtype, "simple", &cuda->simple);
-    if (!status && cuda->merged) status = attn_cuda_load_dtype(place, d->dtype, "combine", &cuda->combine);
+    if (!status && cuda->chosen.schedule.parted)
+        status = attn_cuda_load_dtype(place, d->dtype, "combine", &cuda->combine);
     return status;
 }
 
@@ -188,7 +187,6 @@ static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_c
     for (int i = 0; i < attn_cuda_tensors(d); i++)
         cuda->copied[i] = line && !tma_takes(d, i);
     if (line) cuda->elsewhere = seconds_elsewhere(d, place->device, pairs);
-    cuda->merged = line && d->direction == ATTN_FORWARD && (cuda->chosen.schedule.splits > 1 || is_staged(d));
     if (!lay_out(d, cuda))
         return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
                          (long long)d->len_kv);
@@ -239,7 +237,11 @@ static void describe_forward(const attn_plan *plan, attn_words *words)
     attn_say(words, "tiles      %lld query rows", (long long)c->choice.rows_tile);
     if (s->pack > 1) attn_say(words, " of %d heads", s->pack);
     attn_say(words, " x %d keys", c->kernel->keys);
-    if (s->splits > 1) attn_say(words, ", keys split into %d parts merged by LSE", s->splits);
+    if (s->splits > 1) {
+        attn_say(words, ", keys ");
+        if (s->parted * s->splits < s->total) attn_say(words, "of the last %d tiles ", s->parted);
+        attn_say(words, "split into %d parts merged by LSE", s->splits);
+    }
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_line(c->kernel))
         attn_say(words, "%d blocks of %u threads and %u KiB, %d tiles %s, %d head%s at a time\n", s->grid,

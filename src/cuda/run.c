@@ -143,7 +143,6 @@ static attn_status run_simple(const attn_cuda_call *c, attn_sm90_params *p)
 
 static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *all)
 {
-    const attn_desc *d = &c->plan->desc;
     const attn_cuda_plan *cuda = c->cuda;
     attn_sm90_params *p = &all->common;
     if (cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, cuda->layout.counter);
@@ -153,12 +152,9 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
     }
     attn_status status = attn_cuda_prepare(c, all, p->schedule.counter);
     if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
-    if (!status && cuda->combine) {
-        attn_shape shape = attn_shape_of(d);
-        status = attn_cuda_launch(c, "attn_sm90_combine", cuda->combine, attn_ceil_div(shape.q[1] * d->heads_q, 4),
-                                  shape.q[0], 1, 128, 0, p);
-    }
-    return status;
+    if (status || !cuda->combine) return status;
+    return attn_cuda_launch(c, "attn_sm90_combine", cuda->combine, attn_ceil_div(p->schedule.parted_lines, 4), 1, 1,
+                            128, 0, p);
 }
 
 static attn_status run_forward(const attn_cuda_call *c, attn_sm90_backward_params *p)

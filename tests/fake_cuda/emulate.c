@@ -149,6 +149,19 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch }, kv_box, d->v_stride);
 }
 
+/* Row tiles that are parted without all being so: what their lines are taken to be holds of equal tiles alone. */
+static void check_parted(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, int64_t tiles)
+{
+    const attn_sm90_schedule *s = &p->schedule;
+    const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS;
+    int64_t heads = s->parted / s->row_tiles, more = s->parted % s->row_tiles;
+    int64_t lines = s->parted == tiles ? all_rows(p) : heads * s->pack * p->len_q + more * k->rows;
+    fake_expect(s->parted_lines == lines, symbol, "parted_lines");
+    if (s->parted == 0 || s->parted == tiles) return;
+    fake_expect(s->parted < tiles && s->head_group == 1, symbol, "parted");
+    fake_expect((more == 0 || s->pack == 1) && !(p->flags & unlike), symbol, "a part of the tiles is parted");
+}
+
 static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
 {
     const attn_sm90_schedule *s = &p->schedule;
@@ -161,9 +174,25 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     int64_t tiles = is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->rows) + p->batch
                                  : ceil_div((int64_t)p->len_q * s->pack, k->rows);
     fake_expect(s->row_tiles == tiles, symbol, "row_tiles");
-    fake_expect(s->total == tiles * s->heads * s->splits * (is_varlen(p) ? 1 : p->batch), symbol, "total");
+    int64_t all = tiles * s->heads * (is_varlen(p) ? 1 : p->batch);
+    fake_expect(s->total == all + s->parted * (int64_t)(s->splits - 1), symbol, "total");
+    fake_expect(s->parted == 0 || p->partial_o, symbol, "nowhere to put the parts");
+    fake_expect(s->splits == 1 || s->parted > 0, symbol, "nothing is parted");
+    check_parted(symbol, k, p, all);
     fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
+}
+
+/* Rows that are merged later are not there yet. */
+static void forget_parted(const attn_sm90_params *p)
+{
+    size_t element = p->flags & ATTN_OUT_F32 ? 4 : 2;
+    for (int64_t line = 0; line < p->schedule.parted_lines; line++) {
+        int64_t row = line % p->len_q, plane = line / p->len_q;
+        int64_t at = plane / p->heads_q * p->o_stride[0] + row * p->o_stride[1] + plane % p->heads_q * p->o_stride[2];
+        memset((char *)p->o + at * (int64_t)element, 0x33, (size_t)p->dim_v * element);
+        if (p->lse) memset(p->lse + line, 0x33, sizeof *p->lse);
+    }
 }
 
 /* What is merged later is computed then; here its memory is only written. */
@@ -181,16 +210,17 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
                     "intervals were not summarised");
     fake_take(p, k->dtype, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
-    if (!p->partial_o) {
+    const attn_sm90_schedule *s = &p->schedule;
+    if (s->total > s->parted * s->splits) {
         uint64_t stride = (uint64_t)(p->o_stride[1] | p->o_stride[2]);
         bool wide = (p->flags & ATTN_OUT_F32) || ((uintptr_t)p->o % 16 == 0 && p->dim_v % 8 == 0);
         fake_expect(wide && ((p->flags & ATTN_OUT_F32) || p->len_q == 1 || p->heads_q == 1 || stride % 8 == 0), symbol,
                     "o cannot be stored by 16 bytes");
-        fake_expect(p->schedule.splits == 1, symbol, "nowhere to put the splits");
         fake_compute(symbol, &d, &a);
-        return;
+        forget_parted(p);
     }
-    size_t parts = (size_t)(p->schedule.splits * all_rows(p));
+    size_t parts = (size_t)(s->splits * s->parted_lines);
+    if (parts == 0) return;
     memset(p->partial_o, 0x11, parts * (size_t)p->dim_v * sizeof(float));
     memset(p->partial_lse, 0x22, parts * sizeof(float));
 }
@@ -202,12 +232,11 @@ attn_dtype fake_dtype_of(const char *symbol)
 
 static void combine(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
 {
-    int64_t rows = is_varlen(p) ? p->total_q : p->len_q;
     attn_desc d;
     attn_args a;
-    fake_expect(config->gridDimX == ceil_div(rows * p->heads_q, 4) && config->blockDimX == 128, symbol, "grid");
-    fake_expect(config->gridDimY == (is_varlen(p) ? 1 : (unsigned)p->batch), symbol, "grid");
-    fake_expect(p->partial_o && p->partial_lse, symbol, "nothing to merge");
+    fake_expect(config->gridDimX == ceil_div(p->schedule.parted_lines, 4) && config->gridDimY == 1, symbol, "grid");
+    fake_expect(config->gridDimZ == 1 && config->blockDimX == 128, symbol, "grid");
+    fake_expect(p->partial_o && p->partial_lse && p->schedule.parted_lines > 0, symbol, "nothing to merge");
     fake_take(p, fake_dtype_of(symbol), &d, &a);
     fake_map q, keys;
     memcpy(&q, &p->q_map, sizeof q);

@@ -50,39 +50,50 @@ static void bark(int signal_number)
 
 /* ---- lengths ------------------------------------------------------------------------------- */
 
-static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_q, int64_t len_kv, int number)
+/* A problem whose shape and flags are given, of the kernel's type and dims, at addresses that TMA takes. `parts`: some
+ * keys must be split. */
+static void check_kernel(const attn_cuda_kernel *k, attn_desc desc, int number, bool parts)
 {
-    attn_desc desc = { .dtype = k->dtype,
-                       .direction = attn_cuda_direction(k),
-                       .flags = flags & k->features,
-                       .batch = 2,
-                       .heads_q = 2,
-                       .heads_kv = number % 2 ? 1 : 2,
-                       .len_q = len_q,
-                       .len_kv = len_kv,
-                       .dim_qk = k->dim,
-                       .dim_v = k->dim_v };
     static const check_data data[] = { CHECK_ONE_HOT, CHECK_SPIKED, CHECK_PLAIN };
     check_options options = { .data = data[number % 3], .seed = (uint64_t)(4 * number) };
     check_problem problem;
     char name[CHECK_NAME];
-    if (desc.flags & ATTN_VARLEN) desc.total_q = 2 * len_q, desc.total_kv = 2 * len_kv + 1;
+    attn_plan *plan;
+    attn_plan_info info = { .splits = 0 };
+    desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
+    desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
+    long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());
         return;
     }
     desc.device = ATTN_CUDA, desc.kernel = k->name;
+    if (parts && attn_plan_create(&plan, &desc) == ATTN_OK) {
+        attn_plan_get_info(plan, &info);
+        attn_plan_destroy(plan);
+    }
+    result(!parts || info.splits > 1, "%s, %lld x %lld: keys are not split", k->name, len_q, len_kv);
     attn_status status = check_problem_run(&problem, &desc, name);
-    result(!status, "%s, %lld x %lld, flags 0x%x: %s", k->name, (long long)len_q, (long long)len_kv, desc.flags,
-           attn_error());
+    result(!status, "%s, %lld x %lld, flags 0x%x: %s", k->name, len_q, len_kv, desc.flags, attn_error());
     if (!status) {
         check_reference reference = check_reference_create(&problem);
         check_error error = check_compare(&problem, &reference);
-        result(!error.message[0], "%s, %lld x %lld, flags 0x%x: %s", k->name, (long long)len_q, (long long)len_kv,
-               desc.flags, error.message);
+        result(!error.message[0], "%s, %lld x %lld, flags 0x%x: %s", k->name, len_q, len_kv, desc.flags, error.message);
         check_reference_destroy(&reference);
     }
     check_problem_destroy(&problem);
+}
+
+static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_q, int64_t len_kv, int number)
+{
+    attn_desc desc = { .flags = flags & k->features,
+                       .batch = 2,
+                       .heads_q = 2,
+                       .heads_kv = number % 2 ? 1 : 2,
+                       .len_q = len_q,
+                       .len_kv = len_kv };
+    if (desc.flags & ATTN_VARLEN) desc.total_q = 2 * len_q, desc.total_kv = 2 * len_kv + 1;
+    check_kernel(k, desc, number, false);
 }
 
 /* Of what goes round in the ring (keys; in the backward rows): one less, none and one more than 0, 1, 2, stages - 1,
@@ -106,6 +117,20 @@ static void lengths(const attn_cuda_kernel *k)
                                  number);
                 number++;
             }
+}
+
+/* Two and a half waves of equal row tiles, five a head, or one and a quarter of packed heads: the last is in parts. */
+static void last_waves(const attn_cuda_kernel *k)
+{
+    int sms = attn_cuda_machine_get()->device[0].multiprocessors;
+    int64_t heads = (sms + 3) / 4;
+    for (int i = 0; i < 4; i++) {
+        attn_desc desc = { .batch = 2, .heads_q = heads, .heads_kv = i < 2 ? 1 : heads, .len_q = 4 * k->rows + 1 };
+        attn_desc packed = { .batch = sms + sms / 4, .heads_q = 2, .heads_kv = 1, .len_q = 3 };
+        desc.flags = packed.flags = i < 2 ? 0 : ATTN_OUT_F32 | ATTN_SINK;
+        desc.len_kv = packed.len_kv = 16 * k->keys - 3;
+        check_kernel(k, i % 2 ? packed : desc, i + 1, true);
+    }
 }
 
 /* ---- one problem, many runs ---------------------------------------------------------------- */
@@ -460,7 +485,9 @@ int main(int argc, char **argv)
         const attn_cuda_kernel *k = &kernels[i];
         alarm(WATCHDOG_SECONDS);
         if (!attn_cuda_is_line(k) || !wanted[attn_cuda_direction(k)]) continue;
-        if (!one || strcmp(k->name, only) == 0) lengths(k);
+        if (one && strcmp(k->name, only) != 0) continue;
+        lengths(k);
+        if (attn_cuda_direction(k) == ATTN_FORWARD) last_waves(k);
     }
     if (one) result(checks > 0, "%s is none of the kernels", only);
     printf("%d checks on the GPU, %d failed\n", checks, failures);

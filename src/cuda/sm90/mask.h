@@ -26,6 +26,18 @@ DEVICE tile_row row_at(const attn_sm90_params *p, const work *w, int place)
 
 #endif
 
+#ifdef ATTN_KEYS
+
+/* Key tiles [x, y), of `all`, that the work's part of the keys has. */
+DEVICE int2 part_of(const attn_sm90_params *p, const work *w, int all)
+{
+    if (!is_part(w)) return make_int2(0, all);
+    int share = (all + p->schedule.splits - 1) / p->schedule.splits;
+    return make_int2(min(all, w->split * share), min(all, (w->split + 1) * share));
+}
+
+#endif
+
 #if defined ATTN_KEYS && ATTN_MASK == CAUSAL
 
 /* The key tiles of *w: `tiles` of them, from `last` downwards. */
@@ -36,10 +48,9 @@ DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
         end = min(end - 1, min(w->row0 + rows, w->len_q) - 1 + shift + p->mask.right) + 1;
         low = max(0, w->row0 + shift - p->mask.left) / KEYS;
     }
-    int all = (max(end, 0) + KEYS - 1) / KEYS - low, share = (all + p->schedule.splits - 1) / p->schedule.splits;
-    int first = w->split * share;
-    w->tiles = clamp(all - first, 0, share);
-    w->last = low + first + w->tiles - 1;
+    int2 part = part_of(p, w, max(0, (max(end, 0) + KEYS - 1) / KEYS - low));
+    w->tiles = part.y - part.x;
+    w->last = low + part.y - 1;
 }
 
 /* Which of the row tile's rows stands at a place of it. */
@@ -299,9 +310,9 @@ typedef struct walk {
 
 DEVICE walk walk_start(const attn_sm90_params *p, const work *w)
 {
-    int all = (w->len_kv + KEYS - 1) / KEYS, share = (all + p->schedule.splits - 1) / p->schedule.splits;
+    int2 part = part_of(p, w, (w->len_kv + KEYS - 1) / KEYS);
     int row1 = min(w->row0 + ROWS / p->schedule.pack, w->len_q);
-    walk at = { w->row0, row1, 0, w->split * share, min(all, (w->split + 1) * share), 0, 0, 0 };
+    walk at = { w->row0, row1, 0, part.x, part.y, 0, 0, 0 };
     return at;
 }
 

@@ -9,7 +9,7 @@
  *   128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: merges splits. attn_sm90_params, the forward's own; a warp a row of a head: grid
- *   (ceil(len_q * heads_q / 4), batch), block 128. VARLEN: total_q in place of len_q, batch 1.
+ *   ceil(schedule.parted_lines / 4), block 128.
  *
  *   attn_sm90_nodes: summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid (ATTN_SM90_NODES(len_kv,
  *   node_keys), interval_heads, batch), block 128.
@@ -37,15 +37,20 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
  *   heads      heads_q / pack: what a sequence's row tiles are repeated over
  *   row_tiles  of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) + batch, of
  *              which the surplus is found empty
- *   total      row_tiles * heads * splits, and but for VARLEN * batch
+ *   parted     row tiles whose results are parts, each of `splits` parts of its keys, merged later: none, all, or those
+ *              taken last, the first rows of the first heads. Then tiles are alike, head_group is 1, and if pack > 1 no
+ *              head is among them with some of its tiles only
+ *   parted_lines: rows of heads that these have, the first ones of lse
+ *   total      row_tiles * heads, but for VARLEN * batch, and parted * (splits - 1) more
  *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: 1 where tiles
  *              are alike, else as many as even out their lengths, or have their keys and values in L2 at once
  *   grid       min(total, multiprocessors); 0 is not launched
  *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more. NULL:
  *              block b takes tiles b, b + grid, ... in turn */
 typedef struct attn_sm90_schedule {
-    int heads, row_tiles, total, head_group, grid, splits;
+    int heads, row_tiles, total, head_group, grid, splits, parted;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
+    long long parted_lines;
     unsigned *counter;
 } attn_sm90_schedule;
 
@@ -98,10 +103,10 @@ typedef struct attn_sm90_params {
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
     const float *sink;                                    /* NULL: none */
 
-    /* Workspace, else NULL: where splits > 1, and where o is 16-bit but its address or strides are no multiples of 16
-     * bytes or dim_v is none of 8. The forward then stores here, and combine stores o and lse. Split s of a row of a
-     * head, at ((s * batch + b) * heads_q + h) * len_q + row, VARLEN (s * heads_q + h) * total_q + row, has dim_v
-     * floats of partial_o and one of partial_lse. */
+    /* Workspace, else NULL: where row tiles are parted: where splits > 1, and all of them where o is 16-bit but its
+     * address or strides are no multiples of 16 bytes or dim_v is none of 8. Of these the forward stores here, and
+     * combine stores o and lse. Split s of a row of a head, at s * schedule.parted_lines + the row's place in lse, has
+     * dim_v floats of partial_o and one of partial_lse. */
     float *partial_o, *partial_lse;
 
     attn_sm90_schedule schedule;

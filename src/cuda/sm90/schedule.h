@@ -2,7 +2,8 @@
  *
  * Tiles are taken from the last to the first: groups of heads (params.h), in them the sequences, in these the rows. So
  * a sequence's longest come first under a causal mask, and heads that fill no group before the groups that are full:
- * what is taken last is short. Blocks take tiles as they get free, or at a fixed stride. */
+ * what is taken last is short. Where tiles are alike and the last wave of them would not be full, it is made of parts
+ * of their keys. Blocks take tiles as they get free, or at a fixed stride. */
 #ifndef ATTN_CUDA_SM90_SCHEDULE_H
 #define ATTN_CUDA_SM90_SCHEDULE_H
 
@@ -37,7 +38,8 @@ enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
 typedef struct work {
     int tiles; /* key tiles, -1: no more work. GENERAL: 0 or 1, some */
     int last;  /* CAUSAL: the number of the first key tile taken, from which it goes downwards */
-    int batch, head, row0, split;
+    int batch, head, row0;
+    int split; /* which part of its keys; -1: all, and the results are no part's */
     int start_q, start_kv, len_q, len_kv;
     int careful, failed; /* UNCHECKED: done again; to be done again */
 } work;
@@ -99,17 +101,23 @@ DEVICE int schedule_next(const attn_sm90_params *p, int index)
     return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
 }
 
+/* The row tile's results are a part's, merged later. */
+DEVICE bool is_part(const work *w)
+{
+    return w->split >= 0;
+}
+
 /* Fills *w but for its key tiles. False: there is no such tile. */
 DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
     bool varlen = p->flags & FLAG_VARLEN;
-    int all = s->heads * (varlen ? 1 : p->batch), group = s->head_group * s->row_tiles * s->splits, count;
-    int behind = s->total - 1 - index, first = behind / group * s->head_group, rest = behind % group;
-    int heads = min(s->head_group, all - first), line = heads * s->splits, number = rest / line;
-    rest %= line;
-    int head = first + rest % heads;
-    w->split = rest / heads;
+    int all = s->heads * (varlen ? 1 : p->batch), group = s->head_group * s->row_tiles, count;
+    int behind = s->total - 1 - index, parts = s->parted * s->splits, tile = behind - parts + s->parted;
+    w->split = -1;
+    if (behind < parts) tile = behind / s->splits, w->split = behind % s->splits;
+    int first = tile / group * s->head_group, heads = min(s->head_group, all - first), rest = tile % group;
+    int number = rest / heads, head = first + rest % heads;
     w->batch = head / s->heads, head %= s->heads;
     if (varlen && !find_sequence(p->cu_lens_q, p->lens_q, p->batch, ROWS / s->pack, number, &w->batch, &number, &count))
         return false;

@@ -91,14 +91,11 @@ extern "C" __global__ void __launch_bounds__(128)
     SIMPLE_NAME(attn_sm90_combine)(const __grid_constant__ attn_sm90_params params)
 {
     const attn_sm90_params *p = &params;
-    bool varlen = p->flags & FLAG_VARLEN;
-    int lane = threadIdx.x % 32, batch = blockIdx.y, rows = varlen ? p->total_q : p->len_q;
-    long long at = (long long)blockIdx.x * 4 + threadIdx.x / 32;
-    if (at >= (long long)rows * p->heads_q) return;
-    int row = (int)(at / p->heads_q), head = (int)(at % p->heads_q);
+    int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q;
+    long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32, lines = p->schedule.parted_lines;
+    if (line >= lines) return;
+    int row = (int)(line % rows), head = (int)(line / rows % p->heads_q), batch = (int)(line / rows / p->heads_q);
     if (!combined_row(p, batch, row)) return;
-    long long line = ((long long)batch * p->heads_q + head) * rows + row;
-    long long lines = (varlen ? 1 : p->batch) * (long long)p->heads_q * rows;
 
     float sink = p->sink ? p->sink[head] : -INFINITE, max = sink, sum = 0, out[16] = { 0 };
     for (int s = 0; s < p->schedule.splits; s++)
@@ -115,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     sum += exp2_approx((sink - reference) * LOG2_E);
     float factor = sum == 0 ? 0 : 1 / sum;
-    long long o = (varlen ? 0 : batch * p->o_stride[0]) + row * p->o_stride[1] + head * p->o_stride[2];
+    long long o = batch * p->o_stride[0] + row * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
     for (int i = 0; i < 16; i++)
         if (lane + 32 * i < p->dim_v) SIMPLE_NAME(store)(p, o + lane + 32 * i, out[i] * factor);

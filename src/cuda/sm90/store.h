@@ -65,13 +65,13 @@ DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
     return to;
 }
 
-/* A row among those of LSE (a split's after those of splits before it), and its first element of o. */
+/* A row among those of LSE (a part's after those of parts before it), and its first element of o. */
 DEVICE long long line_of(const attn_sm90_params *p, const work *w, place to)
 {
     bool varlen = p->flags & FLAG_VARLEN;
     int lines = varlen ? p->total_q : p->len_q, plane = (varlen ? 0 : w->batch * p->heads_q) + w->head + to.head;
     long long line = (long long)plane * lines + w->start_q + w->row0 + to.row; /* start_q: VARLEN, else 0 */
-    if (rarely(w->split > 0)) line += w->split * (long long)p->heads_q * (varlen ? 1 : p->batch) * lines;
+    if (rarely(w->split > 0)) line += w->split * p->schedule.parted_lines;
     return line;
 }
 
@@ -90,7 +90,7 @@ typedef struct row_end {
 DEVICE row_end end_row(const attn_sm90_params *p, const work *w, float sum, float max, int at)
 {
     float scale = ATTN_SCORE == RICH ? dropout_factor(p) : 1;
-    if (rarely(p->sink && !p->partial_o)) {
+    if (rarely(p->sink && !is_part(w))) {
         float sink = p->sink[w->head + place_of(p, w, at).head] * LOG2_E, top = fmaxf(max, sink);
         bool some = top > -INFINITE;
         float kept = some ? exp2_approx(max - top) : 1;
@@ -102,10 +102,10 @@ DEVICE row_end end_row(const attn_sm90_params *p, const work *w, float sum, floa
     return end;
 }
 
-/* f32 outputs: a split's or one's own. */
+/* f32 outputs: a part's or one's own. */
 DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
 {
-    return p->partial_o ? p->partial_o + line_of(p, w, to) * p->dim_v : (float *)p->o + element_of(p, w, to);
+    return is_part(w) ? p->partial_o + line_of(p, w, to) * p->dim_v : (float *)p->o + element_of(p, w, to);
 }
 
 #if BY_TURNS
@@ -187,7 +187,7 @@ DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const s
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++)
         out[i] *= end[i / 2 % 2].factor;
-    if (rarely(p->partial_o || p->flags & FLAG_OUT_F32)) {
+    if (rarely(is_part(w) || p->flags & FLAG_OUT_F32)) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             place to = place_of(p, w, at + 8 * r);
@@ -196,7 +196,7 @@ DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const s
     } else {
         store_rows16(p, w, out, stage, group * 64 + threadIdx.x % 128 / 32 * 16);
     }
-    float *lse = p->partial_o ? p->partial_lse : p->lse;
+    float *lse = is_part(w) ? p->partial_lse : p->lse;
     int r = anew(threadIdx.x % 4);
     if (lse && r < 2) {
         place to = place_of(p, w, at + 8 * r);
@@ -208,19 +208,19 @@ DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const s
 /* The same where no row has a key. */
 DEVICE void finish_empty(const attn_sm90_params *p, const work *w, int group)
 {
-    float *lse = p->partial_o ? p->partial_lse : p->lse;
+    float *lse = is_part(w) ? p->partial_lse : p->lse;
 #pragma unroll 1
     for (int i = threadIdx.x % 128 / 8; i < 64; i += 16) {
         place to = place_of(p, w, group * 64 + i);
         if (to.row < 0) continue;
 #pragma unroll 1
         for (int col = threadIdx.x % 8; col < p->dim_v; col += 8)
-            if (p->partial_o || p->flags & FLAG_OUT_F32)
+            if (is_part(w) || p->flags & FLAG_OUT_F32)
                 single_of(p, w, to)[col] = 0;
             else
                 ((unsigned short *)p->o)[element_of(p, w, to) + col] = 0;
         if (lse && threadIdx.x % 8 == 0)
-            lse[line_of(p, w, to)] = p->sink && !p->partial_o ? p->sink[w->head + to.head] : -INFINITE;
+            lse[line_of(p, w, to)] = p->sink && !is_part(w) ? p->sink[w->head + to.head] : -INFINITE;
     }
 }
 
