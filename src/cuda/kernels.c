@@ -45,11 +45,12 @@ static const attn_cuda_kernel kernels[] = {
       .cluster = 1,                                                                                              \
       .features = mask_##_FEATURES | score_##_FEATURES,                                                          \
       .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                   \
-      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_, sets_##_BY_TURNS),                                   \
+      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_, sets_##_BY_TURNS),                 \
       .source = "forward.cu",                                                                                    \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
                    "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                      \
-                   "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_SETS=" #sets_, "-DATTN_MASK=" #mask_, "-DATTN_SCORE=" #score_ } },
+                   "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_SETS=" #sets_, "-DATTN_MASK=" #mask_,                    \
+                   "-DATTN_SCORE=" #score_ } },
 #include "cuda/sm90/variants.def"
 #undef ATTN_SM90
     SIMPLE(f32, F32),          SIMPLE(f16, F16),          SIMPLE(bf16, BF16),

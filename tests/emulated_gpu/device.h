@@ -311,13 +311,15 @@ DEVICE void bulk_add(float *to, u32 from, u32 bytes)
 
 DEVICE void bulk_wait_read(void)
 {
-    gpu_wait_bulk();
+    gpu_wait_bulk(0);
 }
 
 DEVICE void bulk_wait(void)
 {
-    gpu_wait_bulk();
+    gpu_wait_bulk(0);
 }
+
+#define bulk_wait_but(newer) gpu_wait_bulk(newer)
 
 DEVICE u32 count_read(const u32 *count)
 {

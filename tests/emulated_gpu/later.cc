@@ -22,6 +22,7 @@ struct later {
     std::vector<unsigned char> data;
     fake_map map;
     uint64_t due; /* turn */
+    uint64_t number; /* in the order in which they were asked for */
 };
 
 static std::vector<later> waiting;
@@ -103,14 +104,21 @@ bool do_one_later(bool now)
 /* Most things happen soon, some late. */
 static void put_off(later l)
 {
-    l.due = turn + (random_below(4) ? 0 : random_below(3000));
+    static uint64_t numbers;
+    l.due = turn + (random_below(4) ? 0 : random_below(3000)), l.number = ++numbers;
     waiting.push_back(std::move(l));
 }
 
-void gpu_wait_bulk(void)
+void gpu_wait_bulk(int newer)
 {
-    for (size_t i = waiting.size(); i-- > 0;)
-        if (waiting[i].by == running && waiting[i].kind == ADD) perform_at(i);
+    for (;;) {
+        size_t count = 0, first = 0;
+        for (size_t i = 0; i < waiting.size(); i++)
+            if (waiting[i].by == running && waiting[i].kind == ADD)
+                if (count++ == 0 || waiting[i].number < waiting[first].number) first = i;
+        if (count <= (size_t)newer) return;
+        perform_at(first);
+    }
 }
 
 void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int at[4])
@@ -120,28 +128,28 @@ void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int a
     if (m.magic != FAKE_MAP_MAGIC || m.box[0] != 64) die("no map of boxes 64 elements wide");
     uint32_t bytes = 128u * m.box[1] * m.box[2] * m.box[3];
     gpu_at(to, bytes, 1024);
-    put_off({ TENSOR, running, to, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m, 0 });
+    put_off({ TENSOR, running, to, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m, 0, 0 });
 }
 
 void gpu_load_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     if ((uintptr_t)from % 16 || bytes % 16) die("%u bytes from %p: no multiples of 16", bytes, from);
     gpu_at(to, bytes, 16);
-    put_off({ BULK, running, to, barrier, bytes, from, {}, {}, {}, 0 });
+    put_off({ BULK, running, to, barrier, bytes, from, {}, {}, {}, 0, 0 });
 }
 
 void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier)
 {
     const unsigned char *from = (const unsigned char *)data;
     gpu_at(to, bytes, 16);
-    put_off({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {}, 0 });
+    put_off({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {}, 0, 0 });
 }
 
 void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes)
 {
     if ((uintptr_t)to % 16 || bytes % 16) die("%u bytes to %p: no multiples of 16", bytes, (void *)to);
     gpu_at(from, bytes, 16);
-    put_off({ ADD, running, from, 0, bytes, to, {}, {}, {}, 0 });
+    put_off({ ADD, running, from, 0, bytes, to, {}, {}, {}, 0, 0 });
 }
 
 /* ---- products ------------------------------------------------------------------------------ */

@@ -79,7 +79,7 @@ void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int a
 void gpu_load_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier); /* from memory of any kind */
 void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier);      /* of data as it is now */
 void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes);
-void gpu_wait_bulk(void); /* for the thread's additions */
+void gpu_wait_bulk(int newer); /* for the thread's additions but the `newer` last ones */
 
 /* Operands of a product of a warpgroup: 64 x n x 16. Bits of `form`. */
 enum { GPU_A_REGISTERS = 1, GPU_A_ALONG = 2, GPU_B_ALONG = 4 }; /* ALONG: rows, or columns, along the line */

@@ -10,16 +10,34 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
-/* The warp's last addition has ended: who waits for it, may. */
-DEVICE void pass_turn(const attn_sm90_backward_params *params, int *added)
+/* Turns are the first lane's of each warp. The warp's additions to the tile c->added have ended: who waits for it, may.
+ */
+DEVICE void pass_turn(const attn_sm90_backward_params *params, consumer *c)
 {
-    if (!params->turns || *added < 0) return;
-    if (threadIdx.x % 32 == 0) {
+    if (c->added < 0) return;
+    fence_async_memory();
+    count_raise(params->turns + c->added);
+    c->added = -1;
+}
+
+/* Until the units of lower rank have added to a tile. Who waits lets nobody wait for what it added before. */
+DEVICE void take_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
+{
+    if (!params->turns || threadIdx.x % 32) return;
+    while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
         bulk_wait();
-        fence_async_memory();
-        count_raise(params->turns + *added);
+        pass_turn(params, c);
     }
-    *added = -1;
+    fence_async_memory();
+}
+
+/* A tile's additions, the last PANELS of the warp, are under way: the turn at the tile before is passed. */
+DEVICE void end_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
+{
+    if (!params->turns || threadIdx.x % 32) return;
+    bulk_wait_but(PANELS);
+    pass_turn(params, c);
+    c->added = to.block;
 }
 
 /* Where a warp's fragments of grad_q pass through shared memory. */
@@ -36,17 +54,11 @@ DEVICE void put_grad_q(const shared *s, const float *grad_q)
     fence_async();
 }
 
-/* Adds the fragment that lies there, columns from `first` on, to its tile's sums. With turns, behind the units of lower
- * rank. */
+/* Adds the fragment that lies there, columns from `first` on, to its tile's sums. */
 DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, int first, int columns)
 {
     __syncwarp();
     if (threadIdx.x % 32) return;
-    if (params->turns) {
-        while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
-        }
-        fence_async_memory();
-    }
     bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first / 8), DQ_PLACE(s),
              16 * 4 * columns);
 }
@@ -79,7 +91,7 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
         for (int panel = 0; panel < PANELS; panel++) {
             issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS);
             if (panel == 0)
-                pass_turn(params, &c->added);
+                take_turn(params, c, note.dq);
             else
                 add_grad_q(params, s, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
             wgmma_wait(0);
@@ -88,9 +100,12 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
             put_grad_q(s, grad_q);
         }
         add_grad_q(params, s, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
-        c->added = note.dq.block, last = note.last;
+        end_turn(params, c, note.dq);
+        last = note.last;
     }
-    pass_turn(params, &c->added);
+    if (!params->turns || threadIdx.x % 32) return;
+    bulk_wait();
+    pass_turn(params, c);
 }
 
 DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)

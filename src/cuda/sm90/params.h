@@ -131,9 +131,9 @@ typedef struct attn_sm90_repack_params {
 /* Shared memory of a forward variant, bytes: queries, the rings of keys and values, output on its way (by turns: none),
  * barriers and tile notes. */
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots, by_turns)              \
-    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + ((by_turns) ? 0 : (rows)) +     \
-            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) +   \
+#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots, by_turns)            \
+    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + ((by_turns) ? 0 : (rows)) +   \
+            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) + \
      1024 + 1024)
 
 #endif

@@ -222,6 +222,9 @@ DEVICE void bulk_wait(void)
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+/* The same, but for the `newer` batches asked for last. */
+#define bulk_wait_but(newer) asm volatile("cp.async.bulk.wait_group %0;" ::"n"(newer) : "memory")
+
 /* A count in memory that blocks wait for: what was written before it is raised is seen after it is read. */
 DEVICE u32 count_read(const u32 *count)
 {
