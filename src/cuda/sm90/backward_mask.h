@@ -124,14 +124,16 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     if (at->ahead >= at->end) at->head++, at->ahead = at->first;
     if (at->head >= u->end_head || at->ahead >= at->end) return false;
     note->head = at->head, note->row0 = at->ahead++ * BLOCK_ROWS;
-    int end = w->len_kv, last = u->key0 + BLOCK_KEYS - 1;
-    note->partial = last >= end;
+    int last = u->key0 + BLOCK_KEYS - 1, seen = w->len_kv - 1; /* seen: the last key that the turn's rows see */
+    note->partial = last > seen;
     if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
-        int first_row = note->row0 + w->len_kv - w->len_q, last_row = min(first_row + BLOCK_ROWS, w->len_kv) - 1;
+        int shift = w->len_kv - w->len_q, first_row = note->row0 + shift;
+        int last_row = min(first_row + BLOCK_ROWS, w->len_kv) - 1;
+        int turn_end = min((note->row0 / TURN_ROWS + 1) * TURN_ROWS, w->len_q) + shift;
         note->partial |= last - p->mask.right > first_row || u->key0 + p->mask.left < last_row;
-        end = min(end - 1, last_row + p->mask.right) + 1;
+        seen = min(seen, turn_end - 1 + p->mask.right);
     }
-    note->dq.rank = (end - 1) / UNIT_KEYS - u->first_key / UNIT_KEYS;
+    note->dq.rank = seen / UNIT_KEYS - u->first_key / UNIT_KEYS;
     return true;
 }
 

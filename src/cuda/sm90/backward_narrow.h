@@ -10,7 +10,7 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
-/* Turns are the first lane's of each warp. The warp's additions to the tile c->added have ended: who waits for it, may.
+/* Turns are the first lane's of each warp. The warp's additions at the turn c->added have ended: who waits for it, may.
  */
 DEVICE void pass_turn(const attn_sm90_backward_params *params, consumer *c)
 {
@@ -20,24 +20,24 @@ DEVICE void pass_turn(const attn_sm90_backward_params *params, consumer *c)
     c->added = -1;
 }
 
-/* Until the units of lower rank have added to a tile. Who waits lets nobody wait for what it added before. */
+/* Until the units of lower rank have added. Who waits lets nobody wait for what it added before. */
 DEVICE void take_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
 {
-    if (!params->turns || threadIdx.x % 32) return;
-    while (count_read(params->turns + to.block) < (u32)(to.rank * DQ_WARPS)) {
+    if (!params->turns || threadIdx.x % 32 || to.turn == c->added) return;
+    while (count_read(params->turns + to.turn) < (u32)(to.rank * DQ_WARPS)) {
         bulk_wait();
         pass_turn(params, c);
     }
     fence_async_memory();
 }
 
-/* A tile's additions, the last PANELS of the warp, are under way: the turn at the tile before is passed. */
+/* A tile's additions, the last PANELS of the warp, are under way: the turn before is passed. */
 DEVICE void end_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
 {
-    if (!params->turns || threadIdx.x % 32) return;
+    if (!params->turns || threadIdx.x % 32 || to.turn == c->added) return;
     bulk_wait_but(PANELS);
     pass_turn(params, c);
-    c->added = to.block;
+    c->added = to.turn;
 }
 
 /* Where a warp's fragments of grad_q pass through shared memory. */

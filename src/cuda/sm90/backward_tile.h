@@ -61,9 +61,14 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
-/* Where grad_q of a tile goes: its place in workspaces, and the order among units that add to it. */
+/* With turns, units add to TURN_TILES tiles of rows at a time: handing a turn on takes as long as a tile. */
+#define TURN_TILES 2
+#define TURN_ROWS (TURN_TILES * BLOCK_ROWS)
+
+/* Where grad_q of a tile goes: its place in workspaces, the place of the count that says whose turn it is (the first of
+ * TURN_TILES tiles'), and the order among units that add to any of these. */
 typedef struct dq_note {
-    int block, rank;
+    int block, turn, rank;
 } dq_note;
 
 typedef struct row_note {

@@ -111,6 +111,12 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
         if (i % 2) issue_pv(out, probability + 4 * i - 4, values, i - 1, i > 1 || !c->first);
         issue_pv(out, probability + 4 * i, values, i, i > 0 || !c->first);
     }
+    if (P_IN_SCORES) {
+        wgmma_commit();
+        wgmma_wait(0);
+        pin_floats(out, DIM_V / 2);
+        wgmma_fence();
+    }
     issue_ahead(ahead, queries, keys, PIECES);
     wgmma_commit();
     c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
