@@ -24,6 +24,7 @@ static const double kept_writes = 0.16; /* of L2: what is written last and goes 
 static const double combine_seconds = 3e-6;
 static const double causal_tiles = 1.5; /* of a group of heads, a taker, at least: where the longest come first, */
 static const double unknown_tiles = 8;  /* and where nobody knows which are the longest */
+static const double late_rounds = 0.2;  /* [m] of tiles that differ: how much later than the mean the last SM ends */
 static const double worth_it = 0.98;    /* packing heads or splitting keys must save so much */
 
 /* ---- the machine --------------------------------------------------------------------------- */
@@ -234,7 +235,7 @@ static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int6
     double row_pairs = p->start.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
     double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->keys) : 0;
     double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, (row_pairs + edge) / k->keys);
-    bool uneven = edge > 0; /* tiles differ: handed out longest first, they end within half of one */
+    bool uneven = edge > 0; /* tiles differ: handed out longest first, they end soon after one another */
     steps = (uneven ? steps : whole) * block_share(d, k->keys);
     double works = tiles + last * (splits - 1), grid = min_of(works, p->device->multiprocessors);
     double rounds = works / max_of(1, grid), *count = c.choice.count; /* of the busiest SM */
@@ -244,7 +245,7 @@ static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int6
     c.schedule.pack = (int)pack;
     set_levels(d, p->device, k, pack, min_of(1, steps / whole), 8 * parts, &c.choice);
     if (!uneven) steps = ceil(steps), rounds = ceil(rounds);
-    count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : rounds;
+    count[ATTN_PER_TILE] = uneven ? rounds + late_rounds : rounds;
     double uncut = parted ? ceil((tiles - last) / grid) : count[ATTN_PER_TILE];
     count[ATTN_PER_STEP] = uncut * steps + (count[ATTN_PER_TILE] - uncut) * ceil(steps / splits);
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;

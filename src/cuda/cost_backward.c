@@ -16,6 +16,7 @@ static const double rich_clocks = 0.15;   /* as in the forward */
 static const double wait_clocks = 300;    /* [e] a step */
 static const double unit_clocks = 4000;   /* [e] filling the pipeline, storing */
 static const double simple_flops = 12;    /* a clock and SM: all is computed twice */
+static const double late_rounds = 0.2;    /* [m] as in the forward */
 static const double worth_it = 0.98;      /* splitting heads must save so much */
 
 static double max_of(double a, double b)
@@ -82,13 +83,13 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double key_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
     double edge = key_pairs < (double)d->len_q ? (double)(keys + k->rows) / 2 : 0;
     double whole = ceil((double)d->len_q / k->rows), seen = min_of(whole, (key_pairs + edge) / k->rows);
-    bool uneven = edge > 0; /* units differ: handed out longest first, they end within half of one */
+    bool uneven = edge > 0; /* units differ: handed out longest first, they end soon after one another */
     double steps = (uneven ? seen : whole) * (double)(d->heads_q / d->heads_kv / splits);
     double grid = min_of(units, takers), rounds = units / max_of(1, grid);
     double sums = splits > 1 ? 8.0 * splits * (double)attn_cuda_sum_lines(d, true) * (k->dim + k->dim_v) : 0;
     double *count = c->choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
     count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
-    count[ATTN_PER_TILE] = uneven ? rounds + 0.5 : ceil(rounds);
+    count[ATTN_PER_TILE] = uneven ? rounds + late_rounds : ceil(rounds);
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;

@@ -286,7 +286,7 @@ MUTANTS = [
      "deterministic: a tile of keys depends on the number of threads", "threads"),
     (CUDA + "cost.c", "again = head <= device->l2_bytes ? 0 :", "again = true ? 0 :", "keys that L2 does not hold", "cost"),
     (CUDA + "cost.c", "m.array[ATTN_ARRAY_Q].density = seen;", "", "queries are read once a step, seen or not", "cost"),
-    (CUDA + "cost.c", "uneven ? rounds + 0.5 : rounds;", "rounds + 0.5;", "waves of tiles", "cost"),
+    (CUDA + "cost.c", "uneven ? rounds + late_rounds : rounds;", "rounds + late_rounds;", "waves of tiles", "cost"),
     (CUDA + "cost.c", "uncut * steps + (count[ATTN_PER_TILE] - uncut) * ceil(steps / splits);",
      "count[ATTN_PER_TILE] * ceil(steps / splits);", "a last wave in parts: all are", "cost"),
     # derivations
