@@ -53,7 +53,7 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
     if (threadIdx.x % 32 == 0) {
         int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
-        note.dq.block = (int)(line / BLOCK_ROWS), note.dq.turn = note.dq.block - note.row0 / BLOCK_ROWS % TURN_TILES;
+        note.dq.block = (int)(line / BLOCK_ROWS);
         *ROW_NOTE(s, at->tiles) = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
         load_panels(s->q + stage * TILE_Q, &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);

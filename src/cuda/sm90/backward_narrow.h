@@ -23,8 +23,8 @@ DEVICE void pass_turn(const attn_sm90_backward_params *params, consumer *c)
 /* Until the units of lower rank have added. Who waits lets nobody wait for what it added before. */
 DEVICE void take_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
 {
-    if (!params->turns || threadIdx.x % 32 || to.turn == c->added) return;
-    while (count_read(params->turns + to.turn) < (u32)(to.rank * DQ_WARPS)) {
+    if (!params->turns || threadIdx.x % 32 || TURN_OF(to) == c->added) return;
+    while (count_read(params->turns + TURN_OF(to)) < RANK(to) * DQ_WARPS) {
         bulk_wait();
         pass_turn(params, c);
     }
@@ -34,10 +34,10 @@ DEVICE void take_turn(const attn_sm90_backward_params *params, consumer *c, dq_n
 /* A tile's additions, the last PANELS of the warp, are under way: the turn before is passed. */
 DEVICE void end_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
 {
-    if (!params->turns || threadIdx.x % 32 || to.turn == c->added) return;
+    if (!params->turns || threadIdx.x % 32 || TURN_OF(to) == c->added) return;
     bulk_wait_but(PANELS);
     pass_turn(params, c);
-    c->added = to.turn;
+    c->added = TURN_OF(to);
 }
 
 /* Where a warp's fragments of grad_q pass through shared memory. */

@@ -61,15 +61,18 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
-/* With turns, units add to TURN_TILES tiles of rows at a time: handing a turn on takes as long as a tile. */
-#define TURN_TILES 2
+/* With turns, units add to so many tiles of rows at a time: handing a turn on takes as long as a narrow tile. */
+#define TURN_TILES (WIDE ? 1 : 2)
 #define TURN_ROWS (TURN_TILES * BLOCK_ROWS)
 
-/* Where grad_q of a tile goes: its place in workspaces, the place of the count that says whose turn it is (the first of
- * TURN_TILES tiles'), and the order among units that add to any of these. */
+/* Where grad_q of a tile goes, its place in workspaces, and when: TURN_TILES times the rank among the units that add at
+ * its turn, and the tile's number among the turn's. */
 typedef struct dq_note {
-    int block, turn, rank;
+    int block, order;
 } dq_note;
+
+#define RANK(note) ((u32)(note).order / TURN_TILES)
+#define TURN_OF(note) ((note).block - (note).order % TURN_TILES) /* the place of its count: the first tile's */
 
 typedef struct row_note {
     int row0, head;

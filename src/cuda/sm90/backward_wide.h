@@ -19,16 +19,16 @@ DEVICE void add_columns(const attn_sm90_backward_params *params, consumer *c, dq
                         int columns, int first_column)
 {
     float *sums = params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM);
-    if (params->turns && to.turn != c->added) {
-        pass_turn(params, c);
-        while (count_read(params->turns + to.turn) < (u32)(to.rank * DQ_WARPS * CLUSTER)) {
+    pass_turn(params, c);
+    if (params->turns) {
+        while (count_read(params->turns + TURN_OF(to)) < RANK(to) * DQ_WARPS * CLUSTER) {
         }
         __syncwarp();
     }
 #pragma unroll
     for (int i = 0; i < columns / 8; i++)
         add_floats(sums + sums_place(DIM, first_column / 8 + i), grad_q + 4 * i);
-    c->added = to.turn;
+    c->added = TURN_OF(to);
 }
 
 /* A fragment's words from one warpgroup's threads to the other's. In a cluster they lie where their warp's part of dS

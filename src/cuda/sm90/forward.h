@@ -47,17 +47,16 @@ DEVICE void pass_stage(const shared *s, consumer *c)
 }
 
 /* Up to a row tile that is the warpgroup's: stores the results of those without keys, and passes over the stages of
- * those whose rows are others'; `passed`: of the first one's stages, as that had values of the tile before it. False:
- * no more work. */
-DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c, int passed)
+ * those whose rows are others'; `behind`: the next stage has values of a row tile done with or passed over. False: no
+ * more work. */
+DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c, bool behind)
 {
-    bool behind = false; /* the next stage has values of a row tile passed over */
     while (!is_ours(p, s, c)) {
-        int tiles = work_ahead(s, c), stages = tiles > NO_KEYS ? tiles - passed : behind;
+        int tiles = work_ahead(s, c);
 #pragma unroll 1
-        for (; stages > 0; stages--)
+        for (int stages = tiles > NO_KEYS ? tiles : behind; stages > 0; stages--)
             pass_stage(s, c);
-        behind = tiles > NO_KEYS, passed = 0;
+        behind = tiles > NO_KEYS;
         if (tiles == NO_WORK) return false;
         if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
         c->item++;
@@ -90,13 +89,14 @@ DEVICE void issue_ahead(float *ahead, u32 queries, u32 keys, int piece)
         if (QK_PIECE(k) == piece) issue_qk(ahead, queries, keys, k);
 }
 
-/* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK, so that
- * a warpgroup's exponentials run beside its own products. SETS 1: ahead is score. */
+/* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK (`ahead`,
+ * or NULL; SETS 1: score), so that a warpgroup's exponentials run beside its own products. */
 DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *ahead,
                      float *out, int key0, u32 keys, u32 values)
 {
-    u32 probability[KEYS / 4], queries = queries_at(s, c);
+    u32 probability[KEYS / 4], queries = ahead ? queries_at(s, c) : 0;
     float sum[4] = { 0, 0, 0, 0 };
+    bool sums = LATE_QUERIES || !c->first; /* outputs begin with what is there */
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
         softmax_exp(&c->soft, score + 8 * i, probability + 4 * i, UNIT(p), sum);
@@ -106,28 +106,36 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
         if (i % 2 == 0 && i < KEYS / 16 - 1) continue;
         pin_words(probability + i / 2 * 8, i % 2 * 4 + 4);
         wgmma_fence();
-        issue_ahead(ahead, queries, keys, i / 2);
-        if (QK_PIECE(DIM / 16 - 1) == i / 2) wgmma_commit();
-        if (i % 2) issue_pv(out, probability + 4 * i - 4, values, i - 1, i > 1 || !c->first);
-        issue_pv(out, probability + 4 * i, values, i, i > 0 || !c->first);
+        if (ahead) issue_ahead(ahead, queries, keys, i / 2);
+        if (ahead && QK_PIECE(DIM / 16 - 1) == i / 2) wgmma_commit();
+        if (i % 2) issue_pv(out, probability + 4 * i - 4, values, i - 1, i > 1 || sums);
+        issue_pv(out, probability + 4 * i, values, i, i > 0 || sums);
     }
-    if (P_IN_SCORES) {
+    if (ahead && P_IN_SCORES) {
         wgmma_commit();
         wgmma_wait(0);
         pin_floats(out, DIM_V / 2);
         wgmma_fence();
     }
-    issue_ahead(ahead, queries, keys, PIECES);
+    if (ahead) issue_ahead(ahead, queries, keys, PIECES);
     wgmma_commit();
     c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
 }
 
-/* From a tile's scores to the next tile's, whatever these are. False: none follow. */
+/* Where its values are, of which so many are the sequence's. */
+DEVICE u32 take_values(const shared *s, const consumer *c, int stage, int valid)
+{
+    u32 values = stage_at(s, stage) + TILE_K;
+    if (valid < KEYS) clear_values(c, values, valid);
+    return values;
+}
+
+/* From a tile's scores to the next tile's, whatever these are; LATE_QUERIES: but the next row tile's. False: none
+ * follow. */
 DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *ahead, float *out)
 {
-    int key0 = c->key0, valid = p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->w->len_kv - key0 : KEYS;
-    int at = c->kv.index; /* the values' stage */
-    bool last = c->left == 0, more = true;
+    int key0 = c->key0, valid = valid_keys(p, c), at = c->kv.index; /* the values' stage */
+    bool last = !LATE_QUERIES && c->left == 0, more = true;
     wait_stage(s, c);
     c->key0 -= KEYS;
     if (last) {
@@ -135,8 +143,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
         if (more) take_work(p, s, c);
     }
     if (more) take_keys(s, c);
-    u32 values = stage_at(s, at) + TILE_K;
-    if (valid < KEYS) clear_values(c, values, valid);
+    u32 values = take_values(s, c, at, valid);
     products(p, s, c, score, ahead, out, key0, stage_at(s, c->kv.index), values);
 
     wgmma_wait(SETS - 1);
@@ -144,7 +151,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     if (last) {
         wgmma_wait(0);
         pin_floats(out, DIM_V / 2);
-        release_stages(s, c, at);
+        if (more) release_stages(s, c, at);
         end_rows(p, s, c, out);
     }
     float alpha[2];
@@ -156,6 +163,20 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     c->first = last;
     return more;
 }
+
+#if LATE_QUERIES
+
+/* From the last tile's scores to the row tile's results. The stage of its values has the next row tile's first keys. */
+DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *out)
+{
+    wait_stage(s, c);
+    products(p, s, c, score, 0, out, c->key0, 0, take_values(s, c, c->kv.index, valid_keys(p, c)));
+    wgmma_wait(0);
+    pin_floats(out, DIM_V / 2);
+    end_rows(p, s, c, out);
+}
+
+#endif
 
 #if ATTN_SCORE == PLAIN
 
@@ -189,7 +210,8 @@ DEVICE void take_over(float *even, const float *odd)
         even[i] = odd[i];
 }
 
-/* All steps of row tiles one behind another; step() stands here once, since it is long. SETS 1: even is odd. */
+/* All steps of row tiles one behind another, LATE_QUERIES: of one; step() stands here once, since it is long. SETS 1:
+ * even is odd. */
 DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float *even, float *odd, float *out)
 {
     bool more;
@@ -203,6 +225,12 @@ DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float
             common_step(p, s, c, even, odd, out);
             take_over(even, odd);
         }
+#if LATE_QUERIES
+        if (c->left == 0) {
+            last_step(p, s, c, even, out);
+            return;
+        }
+#endif
         more = step(p, s, c, even, odd, out);
         take_over(even, odd);
     } while (more);
@@ -219,7 +247,8 @@ DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float
 #endif
 
 /* Row tiles one behind another, up to one without keys: the first scores of one beside the last products of the one
- * before. Behind the last tile, scores are computed of whatever lies there, and forgotten. */
+ * before; LATE_QUERIES: one row tile. Behind the last tile, scores are computed of whatever lies there, and forgotten.
+ */
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
     float even[KEYS / 2], second[KEYS / 2], *odd = SETS == 1 ? even : second, out[DIM_V / 2], alpha[2];
@@ -235,6 +264,9 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     for (int k = 0; k < DIM / 16; k++)
         issue_qk(even, queries, keys, k);
     wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < (LATE_QUERIES ? DIM_V / 2 : 0); i++)
+        out[i] = 0;
     wgmma_wait(0);
     pin_floats(even, KEYS / 2);
     release_stages(s, c, at);
@@ -245,7 +277,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 DEVICE void consume(const attn_sm90_params *p, const shared *s)
 {
     consumer c = { (int)threadIdx.x / 128 - 1 };
-    for (int passed = 0; skip_others(p, s, &c, passed); passed = 1)
+    for (bool behind = false; skip_others(p, s, &c, behind); behind = true)
         attend(p, s, &c);
 }
 

@@ -72,6 +72,12 @@ DEVICE int count_keys(const attn_sm90_params *p, const shared *s, consumer *c)
 #endif
 }
 
+/* Keys of the tile in hand that are the sequence's. */
+DEVICE int valid_keys(const attn_sm90_params *p, const consumer *c)
+{
+    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->w->len_kv - c->key0 : KEYS;
+}
+
 /* Values of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN. */
 DEVICE void clear_values(const consumer *c, u32 values, int valid)
 {

@@ -119,7 +119,7 @@ DEVICE void pack_scores(const float *score, u32 *probability)
 DEVICE void take_values(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
     wait_values(s, c->kv);
-    int valid = p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->w->len_kv - c->key0 : KEYS;
+    int valid = valid_keys(p, c);
     if (valid < KEYS) clear_values(c, stage_at(s, c->kv.index) + TILE_K, valid);
 }
 

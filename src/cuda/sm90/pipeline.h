@@ -34,6 +34,10 @@ DEVICE void release(u32 empty)
 #define AHEAD 3
 #define LOOKS_AHEAD (ATTN_MASK == CAUSAL && Q_SLOTS > 1 && STAGES <= AHEAD)
 
+/* Where queries have one slot, the next row tile's land while the results of the one in hand are stored: its first
+ * scores are computed behind that, not beside the last products. */
+#define LATE_QUERIES (Q_SLOTS == 1 && SETS == 2 && ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN)
+
 /* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */
 enum { NOTES = 4 };
 
