@@ -20,6 +20,7 @@ struct thread {
     warp *crew;
     uint32_t result; /* of the collective operation that it waits in */
     bool started, yielded;
+    uint64_t asleep_until; /* turn; the lane by itself */
     const char *waits_for;
     uint32_t waits_at;
     jmp_buf state;

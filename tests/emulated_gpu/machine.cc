@@ -128,7 +128,9 @@ static bool run_lanes(warp *w)
     interrupted = false;
     for (int i = 0; i < LANES && !interrupted; i++) {
         thread *t = w->lanes[w->next];
-        if (ready >> w->next & 1) {
+        if (ready >> w->next & 1 && t->asleep_until > turn) {
+            moved = true;
+        } else if (ready >> w->next & 1) {
             t->yielded = false;
             resume(t);
             moved |= !t->yielded;
@@ -422,9 +424,18 @@ void bytes_came(barrier *b, uint32_t bytes)
     end_phase(b);
 }
 
+/* A lane by itself comes late: a warp is sure to be together only where it meets. */
+static void drift()
+{
+    if (random_below(1000)) return;
+    running->asleep_until = turn + 1 + random_below(3000);
+    leave();
+}
+
 void gpu_barrier_wait(uint32_t address, uint32_t parity)
 {
     dawdle(false);
+    drift();
     barrier *b = made_barrier(address);
     while (b->phase == (parity & 1)) {
         b->waiting.push_back(running);

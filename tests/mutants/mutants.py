@@ -317,6 +317,8 @@ MUTANTS = [
     (NAPKIN + "emit.c", "if (within && !k->step[s].within) close_block(e);", "", "what follows a sum in chunks is in each of them",
      "napkin"),
     # the Hopper kernels themselves, on the emulated GPU
+    (SM90 + "pipeline.h", "barrier_wait(empty, phase); __syncwarp();", "barrier_wait(empty, phase);",
+     "a slot is filled before the whole warp has seen it empty", "emulated/sm90_bf16_d128_192x64"),
     (SM90 + "pipeline.h", "s->index = 0, s->phase ^= 1;", "s->index = 0;", "rings have one phase", "emulated/sm90_bf16_d128_192x64"),
     (SM90 + "forward.h", "wgmma_wait(0); pin_floats(out, DIM_V / 2); release_stages(s, c, c->kv.index);",
      "release_stages(s, c, c->kv.index); wgmma_wait(0); pin_floats(out, DIM_V / 2);",

@@ -24,7 +24,7 @@ DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u,
 {
     int slot = RING_INDEX(at->units, SLOTS);
     u32 full = BARRIER(s, kv_full, slot);
-    barrier_wait(BARRIER(s, kv_empty, slot), RING_PHASE(at->units, SLOTS) ^ 1);
+    wait_empty(BARRIER(s, kv_empty, slot), RING_PHASE(at->units, SLOTS) ^ 1);
     if (threadIdx.x % 32 == 0) {
         s->notes->units[RING_INDEX(at->units, SLOTS + 1)] = *u;
         if (u->some > 0) {
@@ -49,7 +49,7 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
     const attn_sm90_params *p = &params->common;
     int stage = RING_INDEX(at->tiles, STAGES);
     u32 full = BARRIER(s, q_full, stage);
-    barrier_wait(BARRIER(s, q_empty, stage), RING_PHASE(at->tiles, STAGES) ^ 1);
+    wait_empty(BARRIER(s, q_empty, stage), RING_PHASE(at->tiles, STAGES) ^ 1);
     if (threadIdx.x % 32 == 0) {
         int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);

@@ -10,7 +10,7 @@ DEVICE int share_index(const shared *s, stage *at, int taken)
     u32 words[4] = { (u32)taken }, full = BARRIER(s, index_full, at->index), empty = BARRIER(s, index_empty, at->index);
     u32 place = BARRIER(s, index, 2 * at->index);
     if (s->rank == 0) {
-        barrier_wait(empty, at->phase);
+        wait_empty(empty, at->phase);
         if (threadIdx.x % 32 == 0) send_words(peer_address(place, s->peer), words, peer_address(full, s->peer));
     } else {
         if (threadIdx.x % 32 == 0) barrier_expect(full, 16);

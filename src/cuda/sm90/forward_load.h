@@ -65,7 +65,7 @@ typedef struct producer {
 DEVICE void load_part(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, u32 empty,
                       stage *at, tile_behind tile)
 {
-    barrier_wait(empty, at->phase);
+    wait_empty(empty, at->phase);
     if (threadIdx.x % 32 == 0) {
         barrier_expect(full, panels * PANEL_KEYS);
         load_tile(p, map, to, panels, full, tile.key0, tile.head, tile.batch);
@@ -93,7 +93,7 @@ DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w
 DEVICE void load_stage(const attn_sm90_params *p, const shared *s, const work *w, producer *at, const key_note *note)
 {
     tile_behind behind = at->behind;
-    barrier_wait(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
+    wait_empty(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
     if (threadIdx.x % 32 == 0) {
         u32 full = BARRIER(s, kv_full, at->kv.index), to = s->kv + at->kv.index * STAGE_BYTES;
         if (ATTN_MASK == GENERAL && note) s->notes->keys[at->kv.index] = *note;
@@ -145,7 +145,7 @@ DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w,
 DEVICE void load_queries(const attn_sm90_params *p, const shared *s, producer *at)
 {
     const work *note = &s->notes->works[(at->item - 1) % NOTES];
-    barrier_wait(BARRIER(s, q_empty, at->q.index), at->q.phase);
+    wait_empty(BARRIER(s, q_empty, at->q.index), at->q.phase);
     if (threadIdx.x % 32 == 0) load_queries_tile(p, s, note, at->q.index);
     stage_next(&at->q, Q_SLOTS);
 }
@@ -231,7 +231,7 @@ DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, work *w, p
     stage pause = at->q;
     w->tiles = PAUSE;
     load_work(p, s, w, at);
-    barrier_wait(BARRIER(s, q_empty, pause.index), pause.phase ^ 1);
+    wait_empty(BARRIER(s, q_empty, pause.index), pause.phase ^ 1);
     for (int i = 0; i < NOTES; i++)
         take_failed(s, at, &s->notes->works[i]);
     return at->agains > 0;

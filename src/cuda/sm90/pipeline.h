@@ -20,6 +20,14 @@ DEVICE void stage_next(stage *s, int stages)
     if (++s->index == stages) s->index = 0, s->phase ^= 1;
 }
 
+/* The producer warp waits for an empty slot as a whole, before its first lane fills it: a lane that came late would
+ * miss the phase, and wait for ever. */
+DEVICE void wait_empty(u32 empty, int phase)
+{
+    barrier_wait(empty, phase);
+    __syncwarp();
+}
+
 /* A warp lets go of a stage. */
 DEVICE void release(u32 empty)
 {
