@@ -282,8 +282,6 @@ MUTANTS = [
      "a processor is planned for by a GPU's machine", "machine"),
     ("src/napkin/machine.c", "atomic_store(&current[given->machine.device], given);",
      "atomic_store(&current[ATTN_CPU], given);", "a GPU's machine serves the processor", "machine"),
-    ("src/napkin/cost.c", "if (d->flags & ATTN_DETERMINISTIC) t.threads = 1; decode_cost(", "decode_cost(",
-     "deterministic: a tile of keys depends on the number of threads", "threads"),
     (CUDA + "cost.c", "again = head <= device->l2_bytes ? 0 :", "again = true ? 0 :", "keys that L2 does not hold", "cost"),
     (CUDA + "cost.c", "m.array[ATTN_ARRAY_Q].density = seen;", "", "queries are read once a step, seen or not", "cost"),
     (CUDA + "cost.c", "uneven ? rounds + late_rounds : rounds;", "rounds + late_rounds;", "waves of tiles", "cost"),
