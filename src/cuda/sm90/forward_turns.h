@@ -1,4 +1,4 @@
-/* The loop over key tiles with one set of scores: where the output leaves no registers for two (BY_TURNS), and the
+/* The loop over key tiles by turns (BY_TURNS), with one set of scores: the output leaves no registers for two, or the
  * longer key tiles that one makes room for have fewer bytes of shared memory read a score. The two warpgroups take
  * turns at the tensor cores, so that one's exponentials run beside the other's products:
  *
