@@ -37,11 +37,6 @@ DEVICE void release(u32 empty)
 
 #ifdef ATTN_KEYS
 
-/* The producer takes a row tile, and asks for its queries, AHEAD key tiles before the last of the one before is loaded:
- * memory takes as long as two or three. With more stages it is as early without. */
-#define AHEAD 3
-#define LOOKS_AHEAD (ATTN_MASK == CAUSAL && Q_SLOTS > 1 && STAGES <= AHEAD)
-
 /* Where queries have one slot, the next row tile's land while the results of the one in hand are stored: its first
  * scores are computed behind that, not beside the last products. */
 #define LATE_QUERIES (Q_SLOTS == 1 && SETS == 2 && ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN)
@@ -66,9 +61,6 @@ typedef struct barriers {
     u64 kv_full[STAGES], kv_empty[STAGES];
 #endif
     work works[NOTES], again[NOTES + 1];
-#if LOOKS_AHEAD
-    work next; /* the producer's own */
-#endif
     key_note keys[STAGES];
 } barriers;
 
@@ -99,9 +91,6 @@ DEVICE void pipeline_init(const shared *s)
     if (threadIdx.x == 0) {
         for (int i = 0; i < NOTES; i++)
             s->notes->works[i].failed = 0;
-#if LOOKS_AHEAD
-        s->notes->next.failed = 0;
-#endif
         for (int i = 0; i < Q_SLOTS; i++)
             pair_init(BARRIER(s, q_full, i), BARRIER(s, q_empty, i));
         for (int i = 0; i < STAGES; i++) {

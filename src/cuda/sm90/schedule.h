@@ -38,7 +38,7 @@ enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
 typedef struct work {
     int tiles; /* key tiles, -1: no more work. GENERAL: 0 or 1, some */
     int last;  /* CAUSAL: the number of the first key tile taken, from which it goes downwards */
-    int batch, head, row0;
+    int batch, head, kv_head, row0;
     int split; /* which part of its keys; -1: all, and the results are no part's */
     int start_q, start_kv, len_q, len_kv;
     int careful, failed; /* UNCHECKED: done again; to be done again */
@@ -107,7 +107,8 @@ DEVICE bool is_part(const work *w)
     return w->split >= 0;
 }
 
-/* Fills *w but for its key tiles. False: there is no such tile. */
+/* Fills *w but for its key tiles. Divides here what loading a tile would else: that takes hundreds of clocks, and the
+ * unit of 2^x. False: there is no such tile. */
 DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
@@ -123,6 +124,7 @@ DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
         return false;
     w->row0 = number * (ROWS / s->pack);
     w->head = head * s->pack;
+    w->kv_head = w->head / (p->heads_q / p->heads_kv);
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
