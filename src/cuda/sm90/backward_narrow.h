@@ -14,7 +14,6 @@
 DEVICE void pass_turn(const shared *s, consumer *c)
 {
     if (c->passed == c->tiles) return;
-    fence_async_memory();
     barrier_arrive(TURN_DONE(s, c->passed));
     c->passed = c->tiles;
 }
