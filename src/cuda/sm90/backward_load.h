@@ -90,7 +90,7 @@ DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 
 typedef struct consumer {
     int group, units, tiles; /* counts of those done: they give index and phase in every ring */
-    int passed;              /* with turns: tiles whose additions have ended */
+    int passed;              /* narrow, with turns: tiles whose additions have ended */
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 

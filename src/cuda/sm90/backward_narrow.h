@@ -10,7 +10,8 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
-/* Turns are the first lane's of each warp. The warp's additions to the tiles before the one in hand have ended. */
+/* Turns are the first lane's of each warp. The warp's additions to the tiles before the one in hand have ended, which
+ * bulk_wait has made known to the thread as if they were its own. */
 DEVICE void pass_turn(const shared *s, consumer *c)
 {
     if (c->passed == c->tiles) return;
