@@ -213,6 +213,11 @@ DEVICE void barrier_wait(u32 barrier, u32 parity)
     gpu_barrier_wait(barrier, parity);
 }
 
+DEVICE bool barrier_test(u32 barrier, u32 parity)
+{
+    return gpu_barrier_test(barrier, parity);
+}
+
 DEVICE void named_sync(int id, int threads)
 {
     gpu_meet(id, threads, true);

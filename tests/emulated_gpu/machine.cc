@@ -12,6 +12,7 @@ const gpu_place *gpu_here;
 const gpu_grid *gpu_grid_here;
 
 static const size_t STACK = 64 << 10;
+static const uint64_t LATE = 1 << 18;      /* the turn in which blocks begin that come late, or when all others wait */
 static const uint64_t IDLE_MOST = 4000000; /* turns in which threads only look whether something has changed */
 
 static jmp_buf scheduler;
@@ -227,6 +228,9 @@ static void block_init(block *b, unsigned index, size_t slot, uint32_t base)
     live_threads += (int)threads;
     for (unsigned i = 0; i < threads; i++)
         thread_init(&b->threads[i], b, i, slot * threads + i);
+    if (random_below(4)) return;
+    for (warp &w : b->warps)
+        w.asleep_until = LATE;
 }
 
 void gpu_run(const gpu_grid *grid)
@@ -441,4 +445,9 @@ void gpu_barrier_wait(uint32_t address, uint32_t parity)
         b->waiting.push_back(running);
         wait_here(parity ? "phase 1 of the barrier at" : "phase 0 of the barrier at", address);
     }
+}
+
+bool gpu_barrier_test(uint32_t address, uint32_t parity)
+{
+    return made_barrier(address)->phase != (parity & 1);
 }

@@ -2,10 +2,10 @@
  * their warps wait for each other, is tested where there is no GPU. Slow, and says nothing of speed.
  *
  * Every CUDA thread is a fiber. A warp's lanes run one after another up to a collective operation; which warp is next
- * is drawn at random, and now and then one is kept waiting for a long while, so that orders come up that hardware
- * rarely shows. What hardware does asynchronously happens at random between the earliest and the latest moment that it
- * may: copies, in any order, until who waits for them cannot go on without; products at their commit or at the wait for
- * them. Memory is sequentially consistent: missing fences are not found.
+ * is drawn at random, and now and then one is kept waiting for a long while, or a block begins late, so that orders
+ * come up that hardware rarely shows. What hardware does asynchronously happens at random between the earliest and the
+ * latest moment that it may: copies, in any order, until who waits for them cannot go on without; products at their
+ * commit or at the wait for them. Memory is sequentially consistent: missing fences are not found.
  *
  * What a kernel must not do ends the process with a message: lanes of a warp, or warps of a warpgroup, at different
  * collective operations, too many arrivals at a barrier, addresses outside shared memory, threads that all wait.
@@ -72,6 +72,7 @@ uint32_t gpu_peer(uint32_t address, uint32_t rank);
 void gpu_barrier_init(uint32_t barrier, int arrivals);
 void gpu_barrier_arrive(uint32_t barrier, uint32_t expected_bytes);
 void gpu_barrier_wait(uint32_t barrier, uint32_t parity);
+bool gpu_barrier_test(uint32_t barrier, uint32_t parity); /* whether one need not wait */
 
 /* ---- what happens later -------------------------------------------------------------------- */
 

@@ -86,7 +86,8 @@ static void check_kernel(const attn_cuda_kernel *k, attn_desc desc, int number, 
 
 static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_q, int64_t len_kv, int number)
 {
-    attn_desc desc = { .flags = flags & k->features,
+    bool ordered = attn_cuda_direction(k) == ATTN_BACKWARD && number / 4 % 2;
+    attn_desc desc = { .flags = (flags & k->features) | (ordered ? ATTN_DETERMINISTIC : 0),
                        .batch = 2,
                        .heads_q = 2,
                        .heads_kv = number % 2 ? 1 : 2,
@@ -98,7 +99,7 @@ static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_
 
 /* Of what goes round in the ring (keys; in the backward rows): one less, none and one more than 0, 1, 2, stages - 1,
  * stages and stages + 1 tiles; of the others around one tile and two; in turn without a mask, causal, with used lengths
- * and packed. Spikes behind a tile of few keys are what unchecked tiles overflow by. */
+ * and packed, and in a fixed order or not. Spikes behind a tile of few keys are what unchecked tiles overflow by. */
 static void lengths(const attn_cuda_kernel *k)
 {
     static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_LENS_Q | ATTN_LENS_KV | ATTN_CAUSAL, ATTN_VARLEN };

@@ -33,6 +33,7 @@
 #include "backward_mask.h"
 #include "backward_score.h"
 #include "backward_load.h"
+#include "backward_turns.h"
 #include "backward_softmax.h"
 #if ATTN_BLOCK_KEYS == 64
 #include "backward_wide.h"

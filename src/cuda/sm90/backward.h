@@ -4,8 +4,8 @@
 
 DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
 {
-    consumer c = { (int)threadIdx.x / 128 - 1, 0, 0, -1 };
-    for (const unit *u; (u = wait_unit(s, &c)); c.units++)
+    consumer c = { (int)threadIdx.x / 128 - 1, 0, 0, 0 };
+    for (const unit *u; (u = wait_unit(s, c.units)); c.units++)
         consume_unit(params, s, &c, u);
 }
 
@@ -14,10 +14,14 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KE
 {
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
-    pipeline_init(&s);
+    pipeline_init(&s, params.turns != NULL);
     if (threadIdx.x < 128) {
         REGISTERS_DROP(REGISTERS_PRODUCER);
-        if (threadIdx.x < 32) produce(&params, &s);
+        u32 warp = uniform(threadIdx.x / 32);
+        if (warp == 0)
+            produce(&params, &s);
+        else if (warp == 1 && params.turns)
+            keep_turns(&params, &s);
 #if !WIDE
     } else if (threadIdx.x >= 32 * DQ_FIRST_WARP) {
         REGISTERS_DROP(REGISTERS_DQ);

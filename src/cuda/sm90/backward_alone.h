@@ -46,7 +46,7 @@ DEVICE void finish_columns(const attn_sm90_backward_params *params, const shared
     pin_floats(grad_q, columns / 2);
     dq_note to = ROW_NOTE(s, tile)->dq;
     release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
-    add_columns(params, c, to, grad_q, columns, first_column);
+    add_columns(params, s, c, to, grad_q, columns, first_column);
 }
 
 DEVICE void attend_values(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
@@ -89,7 +89,6 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
     issue_columns(s, c, grad_q, 0);
     wgmma_wait(0);
     finish_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
-    pass_turn(params, c);
 }
 
 DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
@@ -131,7 +130,6 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
     issue_columns(s, c, grad_q, 1);
     wgmma_wait(0);
     finish_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
-    pass_turn(params, c);
 }
 
 #endif

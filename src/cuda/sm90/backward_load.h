@@ -90,15 +90,15 @@ DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 
 typedef struct consumer {
     int group, units, tiles; /* counts of those done: they give index and phase in every ring */
-    int added;               /* the turn not yet passed at which tiles were added to, or -1 */
+    int passed;              /* narrow, with turns: tiles whose additions have ended */
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 
-/* The next unit, when its keys are there, if it has any rows; NULL: there is none. */
-DEVICE const unit *wait_unit(const shared *s, const consumer *c)
+/* The unit behind `units`, when its keys are there, if it has any rows; NULL: there is none. */
+DEVICE const unit *wait_unit(const shared *s, int units)
 {
-    barrier_wait(BARRIER(s, kv_full, RING_INDEX(c->units, SLOTS)), RING_PHASE(c->units, SLOTS));
-    const unit *u = &s->notes->units[RING_INDEX(c->units, SLOTS + 1)];
+    barrier_wait(BARRIER(s, kv_full, RING_INDEX(units, SLOTS)), RING_PHASE(units, SLOTS));
+    const unit *u = &s->notes->units[RING_INDEX(units, SLOTS + 1)];
     return u->some == NO_WORK ? NULL : u;
 }
 

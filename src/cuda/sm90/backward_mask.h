@@ -124,15 +124,14 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     if (at->ahead >= at->end) at->head++, at->ahead = at->first;
     if (at->head >= u->end_head || at->ahead >= at->end) return false;
     note->head = at->head, note->row0 = at->ahead++ * BLOCK_ROWS;
-    int last = u->key0 + BLOCK_KEYS - 1, seen = w->len_kv - 1; /* seen: the last key that the turn's rows see */
+    int last = u->key0 + BLOCK_KEYS - 1, seen = w->len_kv - 1; /* seen: the last key that the rows see */
     note->partial = last > seen;
     if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
         int first_row = note->row0 + w->len_kv - w->len_q, last_row = min(first_row + BLOCK_ROWS, w->len_kv) - 1;
-        int turn_end = min(first_row + TURN_ROWS - note->row0 % TURN_ROWS, w->len_kv);
         note->partial |= last - p->mask.right > first_row || u->key0 + p->mask.left < last_row;
-        seen = min(seen, turn_end - 1 + p->mask.right);
+        seen = min(seen, last_row + p->mask.right);
     }
-    note->dq.order = TURN_TILES * (seen / UNIT_KEYS - u->first_key / UNIT_KEYS) + note->row0 / BLOCK_ROWS % TURN_TILES;
+    note->dq.rank = seen / UNIT_KEYS - u->first_key / UNIT_KEYS;
     return true;
 }
 
@@ -157,8 +156,7 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     int bit = __ffs(at->seen) - 1;
     note->head = at->head, note->row0 = (at->from + bit) * BLOCK_ROWS;
     note->partial = !(at->full >> bit & 1);
-    note->dq.order =
-        TURN_TILES * ((w->len_kv - 1) / BLOCK_KEYS - u->key0 / BLOCK_KEYS) + note->row0 / BLOCK_ROWS % TURN_TILES;
+    note->dq.rank = (w->len_kv - 1) / BLOCK_KEYS - u->key0 / BLOCK_KEYS;
     at->seen &= at->seen - 1;
     return true;
 }

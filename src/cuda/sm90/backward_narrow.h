@@ -10,34 +10,38 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
-/* Turns are the first lane's of each warp. The warp's additions at the turn c->added have ended: who waits for it, may.
- */
-DEVICE void pass_turn(const attn_sm90_backward_params *params, consumer *c)
+/* Turns are the first lane's of each warp. The warp's additions to the tiles before the one in hand have ended, which
+ * bulk_wait has made known to the thread as if they were its own. */
+DEVICE void pass_turn(const shared *s, consumer *c)
 {
-    if (c->added < 0) return;
-    fence_async_memory();
-    count_raise(params->turns + c->added);
-    c->added = -1;
+    if (c->passed == c->tiles) return;
+    barrier_arrive(TURN_DONE(s, c->passed));
+    c->passed = c->tiles;
 }
 
-/* Until the units of lower rank have added. Who waits lets nobody wait for what it added before. */
-DEVICE void take_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
+/* Until the turn of the tile in hand has come. Who waits lets nobody wait for what it added before. */
+DEVICE void take_turn(const shared *s, consumer *c)
 {
-    if (!params->turns || threadIdx.x % 32 || TURN_OF(to) == c->added) return;
-    while (count_read(params->turns + TURN_OF(to)) < RANK(to) * DQ_WARPS) {
-        bulk_wait();
-        pass_turn(params, c);
+    if (threadIdx.x % 32 == 0) {
+        u32 come = TURN_COME(s, c->tiles), phase = TURN_PHASE(c->tiles);
+        if (!barrier_test(come, phase)) {
+            bulk_wait();
+            pass_turn(s, c);
+            barrier_wait(come, phase);
+        }
+        fence_async_memory();
     }
-    fence_async_memory();
+    __syncwarp();
 }
 
-/* A tile's additions, the last PANELS of the warp, are under way: the turn before is passed. */
-DEVICE void end_turn(const attn_sm90_backward_params *params, consumer *c, dq_note to)
+/* The tile's additions, the last PANELS of the warp, are under way. */
+DEVICE void end_turn(const shared *s, consumer *c)
 {
-    if (!params->turns || threadIdx.x % 32 || TURN_OF(to) == c->added) return;
-    bulk_wait_but(PANELS);
-    pass_turn(params, c);
-    c->added = TURN_OF(to);
+    if (threadIdx.x % 32 == 0) {
+        bulk_wait_but(PANELS);
+        pass_turn(s, c);
+    }
+    __syncwarp();
 }
 
 /* Where a warp's fragments of grad_q pass through shared memory. */
@@ -54,9 +58,11 @@ DEVICE void put_grad_q(const shared *s, const float *grad_q)
     fence_async();
 }
 
-/* Adds the fragment that lies there, columns from `first` on, to its tile's sums. */
-DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, dq_note to, int first, int columns)
+/* Adds the fragment that lies there, columns from `first` on, to its tile's sums; the first ones at its turn. */
+DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, dq_note to, int first,
+                       int columns)
 {
+    if (first == 0 && params->turns) take_turn(s, c);
     __syncwarp();
     if (threadIdx.x % 32) return;
     bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first / 8), DQ_PLACE(s),
@@ -90,28 +96,25 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; panel++) {
             issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS);
-            if (panel == 0)
-                take_turn(params, c, note.dq);
-            else
-                add_grad_q(params, s, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
+            if (panel > 0) add_grad_q(params, s, c, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
             wgmma_wait(0);
             pin_floats(grad_q, DQ_COLUMNS / 2);
             if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
             put_grad_q(s, grad_q);
         }
-        add_grad_q(params, s, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
-        end_turn(params, c, note.dq);
+        add_grad_q(params, s, c, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
+        if (params->turns) end_turn(s, c);
         last = note.last;
     }
     if (!params->turns || threadIdx.x % 32) return;
     bulk_wait();
-    pass_turn(params, c);
+    pass_turn(s, c);
 }
 
 DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 {
-    consumer c = { WARPGROUPS, 0, 0, -1 };
-    for (const unit *u; (u = wait_unit(s, &c)); c.units++) {
+    consumer c = { WARPGROUPS, 0, 0, 0 };
+    for (const unit *u; (u = wait_unit(s, c.units)); c.units++) {
         if (u->some) add_tiles(params, s, &c);
         release(BARRIER(s, kv_empty, RING_INDEX(c.units, SLOTS)));
     }

@@ -106,7 +106,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         release(BARRIER(s, p_full, 0));
 
         issue_grad_v(grad_v, probability, uniform(s->g + stage * TILE_G));
-        if (c->tiles > start) add_columns(params, c, to, grad_q, FIRST_COLUMNS, column);
+        if (c->tiles > start) add_columns(params, s, c, to, grad_q, FIRST_COLUMNS, column);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
@@ -115,8 +115,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
     issue_columns(s, c, grad_q, 0);
     wgmma_wait(0);
     to = take_columns(s, grad_q, FIRST_COLUMNS, c->tiles - 1);
-    add_columns(params, c, to, grad_q, FIRST_COLUMNS, column);
-    pass_turn(params, c);
+    add_columns(params, s, c, to, grad_q, FIRST_COLUMNS, column);
 }
 
 DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
@@ -149,7 +148,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         give_both(s, ds);
 
         issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
-        if (c->tiles > start) add_columns(params, c, to, grad_q, OTHER_COLUMNS, column);
+        if (c->tiles > start) add_columns(params, s, c, to, grad_q, OTHER_COLUMNS, column);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_k, DIM / 2);
@@ -158,8 +157,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
     issue_columns(s, c, grad_q, 1);
     wgmma_wait(0);
     to = take_columns(s, grad_q, OTHER_COLUMNS, c->tiles - 1);
-    add_columns(params, c, to, grad_q, OTHER_COLUMNS, column);
-    pass_turn(params, c);
+    add_columns(params, s, c, to, grad_q, OTHER_COLUMNS, column);
 }
 
 #endif

@@ -46,11 +46,14 @@
 #define TILE_P \
     (WIDE && CLUSTER == 1 ? BLOCK_KEYS * 128 * (ATTN_SCORE == RICH ? 2 : 1) : 0) /* what they are given for it */
 
+#define TURNS 4 /* of the ring of turns: those not handed on are at most three (backward_turns.h) */
+
 typedef struct barriers {
     u64 index[4]; /* two places of 16 bytes for the index of a unit */
     u64 kv_full[SLOTS], kv_empty[SLOTS], q_full[STAGES], q_empty[STAGES], ds_full[2], ds_empty[2];
     u64 p_full[1], p_empty[1];
     u64 index_full[2], index_empty[2]; /* a cluster's */
+    u64 turn_come[TURNS], turn_done[TURNS];
 } barriers;
 
 /* A tile of keys, of a cluster two from first_key on, against rows of query heads [first_head, end_head). The second
@@ -61,18 +64,10 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
-/* With turns, units add to so many tiles of rows at a time: handing a turn on takes as long as a narrow tile. */
-#define TURN_TILES (WIDE ? 1 : 2)
-#define TURN_ROWS (TURN_TILES * BLOCK_ROWS)
-
-/* Where grad_q of a tile goes, its place in workspaces, and when: TURN_TILES times the rank among the units that add at
- * its turn, and the tile's number among the turn's. */
+/* Where grad_q of a tile goes, its place in workspaces, and when: the unit's rank among those that add to it. */
 typedef struct dq_note {
-    int block, order;
+    int block, rank;
 } dq_note;
-
-#define RANK(note) ((u32)(note).order / TURN_TILES)
-#define TURN_OF(note) ((note).block - (note).order % TURN_TILES) /* the place of its count: the first tile's */
 
 typedef struct row_note {
     int row0, head;
@@ -85,6 +80,7 @@ typedef struct row_note {
 typedef struct notes {
     unit units[SLOTS + 1];
     row_note rows[STAGES + 2];
+    int places[TURNS]; /* the keeper's own: of the tiles whose turn has come */
 } notes;
 
 #define RING_INDEX(count, size) ((u32)(count) % (size))
@@ -113,20 +109,23 @@ DEVICE shared shared_layout(unsigned char *memory)
     return s;
 }
 
-DEVICE void pipeline_init(const shared *s)
+/* keepers: threads that keep turns. */
+DEVICE void pipeline_init(const shared *s, int keepers)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++)
             barrier_init(BARRIER(s, kv_full, i), 1),
-                barrier_init(BARRIER(s, kv_empty, i), WARPS + (WIDE ? 0 : DQ_WARPS));
+                barrier_init(BARRIER(s, kv_empty, i), WARPS + (WIDE ? 0 : DQ_WARPS) + keepers);
         for (int i = 0; i < STAGES; i++)
-            barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS);
+            barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS + keepers);
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, ds_full, i), DS_WARPS),
                 barrier_init(BARRIER(s, ds_empty, i), (WIDE ? CLUSTER : 1) * DQ_WARPS);
         barrier_init(BARRIER(s, p_full, 0), 4), barrier_init(BARRIER(s, p_empty, 0), 4);
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, index_full, i), 1), barrier_init(BARRIER(s, index_empty, i), 1);
+        for (int i = 0; i < TURNS; i++)
+            barrier_init(BARRIER(s, turn_come, i), 1), barrier_init(BARRIER(s, turn_done, i), DQ_WARPS);
         barrier_init_fence();
     }
     if (CLUSTER == 2)

@@ -4,31 +4,17 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_WIDE_H
 #define ATTN_CUDA_SM90_BACKWARD_WIDE_H
 
-/* The warp's last additions have ended: who waits for them, may. */
-DEVICE void pass_turn(const attn_sm90_backward_params *params, consumer *c)
-{
-    if (!params->turns || c->added < 0) return;
-    __threadfence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) count_raise(params->turns + c->added);
-    c->added = -1;
-}
-
-/* Adds columns of a tile's grad_q, from first_column on. With turns, behind the units of lower rank. */
-DEVICE void add_columns(const attn_sm90_backward_params *params, consumer *c, dq_note to, const float *grad_q,
-                        int columns, int first_column)
+/* Adds columns of grad_q of the tile before the one in hand, from first_column on; at its turn. */
+DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s, const consumer *c, dq_note to,
+                        const float *grad_q, int columns, int first_column)
 {
     float *sums = params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM);
-    pass_turn(params, c);
-    if (params->turns) {
-        while (count_read(params->turns + TURN_OF(to)) < RANK(to) * DQ_WARPS * CLUSTER) {
-        }
-        __syncwarp();
-    }
+    int place = anew(sums_place(DIM, first_column / 8)); /* not 32 addresses kept from tile to tile */
+    if (params->turns) barrier_wait(TURN_COME(s, c->tiles - 1), TURN_PHASE(c->tiles - 1));
 #pragma unroll
     for (int i = 0; i < columns / 8; i++)
-        add_floats(sums + sums_place(DIM, first_column / 8 + i), grad_q + 4 * i);
-    c->added = TURN_OF(to);
+        add_floats(sums + place + i * 128, grad_q + 4 * i);
+    if (params->turns) release(TURN_DONE(s, c->tiles - 1));
 }
 
 /* A fragment's words from one warpgroup's threads to the other's. In a cluster they lie where their warp's part of dS

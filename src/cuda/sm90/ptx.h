@@ -67,6 +67,19 @@ DEVICE void barrier_wait(u32 barrier, u32 parity)
                  : "memory");
 }
 
+/* Whether it is, without waiting. */
+DEVICE bool barrier_test(u32 barrier, u32 parity)
+{
+    u32 done;
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 /* Named barriers: `threads` of a block meet. 0 is __syncthreads. */
 DEVICE void named_sync(int id, int threads)
 {

@@ -1,0 +1,71 @@
+/* A fixed order of what is added to grad_q's sums (ATTN_DETERMINISTIC): turns.
+ *
+ * Each tile of rows has a count of blocks that have added to it. A unit adds when those of lower rank have. The count
+ * is read and raised by a thread of its own beside the producer, as either takes as long as memory does, and a release
+ * in memory waits for all that the block has written:
+ *
+ *     keeper                  note of tile t -> until the count says so: come -> of a tile before: done -> raise its
+ * count warps that add grad_q   come -> add -> done
+ *
+ * Units wait only for those that were taken before them (unit_next), whose blocks run. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_TURNS_H
+#define ATTN_CUDA_SM90_BACKWARD_TURNS_H
+
+#define TURN_COME(s, tile) BARRIER(s, turn_come, RING_INDEX(tile, TURNS))
+#define TURN_DONE(s, tile) BARRIER(s, turn_done, RING_INDEX(tile, TURNS))
+#define TURN_PHASE(tile) RING_PHASE(tile, TURNS)
+
+/* Turns that have come and are not handed on when the keeper waits for done: a narrow tile is done one tile late. */
+#define TURNS_HELD (WIDE ? 1 : 2)
+
+typedef struct keeper {
+    int tiles, passed; /* counts of turns that have come, of those handed on */
+} keeper;
+
+/* The turn that is done: who waits for it, may add. */
+DEVICE void hand_on(const attn_sm90_backward_params *params, const shared *s, keeper *k)
+{
+    count_raise(params->turns + s->notes->places[RING_INDEX(k->passed, TURNS)]);
+    k->passed++;
+}
+
+/* Until the units of lower rank have added. What was done before does not wait for that. */
+DEVICE void await_turn(const attn_sm90_backward_params *params, const shared *s, keeper *k, dq_note to)
+{
+    while (count_read(params->turns + to.block) < (u32)to.rank * CLUSTER)
+        if (k->passed < k->tiles && barrier_test(TURN_DONE(s, k->passed), TURN_PHASE(k->passed))) hand_on(params, s, k);
+}
+
+/* A row tile's turn; whether it is the unit's last. */
+DEVICE bool keep_turn(const attn_sm90_backward_params *params, const shared *s, keeper *k)
+{
+    int stage = RING_INDEX(k->tiles, STAGES);
+    barrier_wait(BARRIER(s, q_full, stage), RING_PHASE(k->tiles, STAGES));
+    row_note note = *ROW_NOTE(s, k->tiles);
+    barrier_arrive(BARRIER(s, q_empty, stage));
+    s->notes->places[RING_INDEX(k->tiles, TURNS)] = note.dq.block;
+    await_turn(params, s, k, note.dq);
+    barrier_arrive(TURN_COME(s, k->tiles));
+    k->tiles++;
+#pragma unroll 1
+    while (k->tiles - k->passed > (note.last ? 0 : TURNS_HELD)) {
+        barrier_wait(TURN_DONE(s, k->passed), TURN_PHASE(k->passed));
+        hand_on(params, s, k);
+    }
+    return note.last;
+}
+
+/* The keeper: one thread. */
+DEVICE void keep_turns(const attn_sm90_backward_params *params, const shared *s)
+{
+    keeper k = { 0, 0 };
+    int units = 0;
+    if (threadIdx.x % 32) return;
+    for (const unit *u; (u = wait_unit(s, units)); units++) {
+        for (bool last = !u->some; !last;)
+            last = keep_turn(params, s, &k);
+        barrier_arrive(BARRIER(s, kv_empty, RING_INDEX(units, SLOTS)));
+    }
+}
+
+#endif
