@@ -11,13 +11,13 @@ extern "C" {
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-enum later_kind { TENSOR, BULK, SEND, ADD };
+enum later_kind { TENSOR, BULK, SEND, STORE, ADD };
 
 struct later {
     later_kind kind;
     thread *by;
-    uint32_t to, barrier, bytes; /* ADD: `to` is read */
-    const void *from;            /* ADD: added to */
+    uint32_t to, barrier, bytes; /* STORE, ADD: `to` is read */
+    const void *from;            /* STORE: written to; ADD: added to */
     int at[4];
     std::vector<unsigned char> data;
     fake_map map;
@@ -78,6 +78,9 @@ static void perform(const later *l)
     case SEND:
         memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes);
         break;
+    case STORE:
+        memcpy((void *)l->from, memory_at(b, l->to, l->bytes, 16), l->bytes);
+        return;
     case ADD:
         add(l);
         return;
@@ -114,7 +117,7 @@ void gpu_wait_bulk(int newer)
     for (;;) {
         size_t count = 0, first = 0;
         for (size_t i = 0; i < waiting.size(); i++)
-            if (waiting[i].by == running && waiting[i].kind == ADD)
+            if (waiting[i].by == running && waiting[i].kind >= STORE)
                 if (count++ == 0 || waiting[i].number < waiting[first].number) first = i;
         if (count <= (size_t)newer) return;
         perform_at(first);
@@ -145,11 +148,21 @@ void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier)
     put_off({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {}, 0, 0 });
 }
 
-void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes)
+static void put_off_write(later_kind kind, float *to, uint32_t from, uint32_t bytes)
 {
     if ((uintptr_t)to % 16 || bytes % 16) die("%u bytes to %p: no multiples of 16", bytes, (void *)to);
     gpu_at(from, bytes, 16);
-    put_off({ ADD, running, from, 0, bytes, to, {}, {}, {}, 0, 0 });
+    put_off({ kind, running, from, 0, bytes, to, {}, {}, {}, 0, 0 });
+}
+
+void gpu_store_bulk(float *to, uint32_t from, uint32_t bytes)
+{
+    put_off_write(STORE, to, from, bytes);
+}
+
+void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes)
+{
+    put_off_write(ADD, to, from, bytes);
 }
 
 /* ---- products ------------------------------------------------------------------------------ */

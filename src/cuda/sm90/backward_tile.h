@@ -20,6 +20,9 @@
 #define WARPGROUPS 2            /* that compute scores or their gradients */
 #define WARPS (4 * WARPGROUPS)
 
+/* schedule.whole: who takes units alone adds to their rows' grad_q. */
+#define WHOLE_HEADS (ATTN_MASK == CAUSAL && ATTN_SM90_BACKWARD_WHOLE(BLOCK_KEYS, CLUSTER))
+
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)
 #define PANEL_ROWS (BLOCK_ROWS * 128) /* bytes of a panel of rows */
@@ -66,11 +69,18 @@ typedef struct unit {
 #define TURN_ROWS (TURN_TILES * BLOCK_ROWS)
 
 /* Where grad_q of a tile goes, its place in workspaces, and when: TURN_TILES times the rank among the units that add at
- * its turn, and the tile's number among the turn's. */
+ * its turn, and the tile's number among the turn's; part: 0.
+ *
+ * Of whole heads, order: its first row; part: WHOLE_PARTS times its head, and what the unit is of those that add to it.
+ * The first one stores its share, the last one, with the sums of those before, grad_q. */
 typedef struct dq_note {
-    int block, order;
+    int block, order, part;
 } dq_note;
 
+enum { WHOLE_FIRST = 1, WHOLE_LAST = 2, WHOLE_PARTS = 4 };
+
+#define IS_FIRST(note) (WHOLE_HEADS && rarely((note).part & WHOLE_FIRST))
+#define IS_LAST(note) (WHOLE_HEADS && rarely((note).part & WHOLE_LAST))
 #define RANK(note) ((u32)(note).order / TURN_TILES)
 #define TURN_OF(note) ((note).block - (note).order % TURN_TILES) /* the place of its count: the first tile's */
 
