@@ -123,7 +123,7 @@ void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words)
              c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "on demand" : "in turn",
              s->head_group, s->head_group == 1 ? "" : "s");
     attn_say(words, "sums       grad_q in f32, %.4g MiB, %s", query_lines(d, c) * c->kernel->dim * 4 / mib,
-             s->whole                        ? "of the KV head in hand: whole heads are taken, in a fixed order"
+             s->whole                        ? "of heads in hand: whole heads are taken, in a fixed order"
              : d->flags & ATTN_DETERMINISTIC ? "added to in a fixed order"
                                              : "added to as tiles end");
     if (s->splits > 1)

@@ -55,7 +55,7 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
         note.dq.block = (int)(line / BLOCK_ROWS), note.dq.part = 0;
 #if WHOLE_HEADS
-        if (params->schedule.whole) note_whole(params, u, &note);
+        if (params->schedule.whole) note.dq = whole_note(params, u, note.head, note.row0);
 #endif
         *ROW_NOTE(s, at->tiles) = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);

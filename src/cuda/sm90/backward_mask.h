@@ -140,19 +140,19 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     return true;
 }
 
-/* Of a whole head: its sums are the taker's own; units that see rows t have a key of [t - left, t + right], as rows_of
- * has it, and are taken downwards. */
-DEVICE void note_whole(const attn_sm90_backward_params *params, const unit *u, row_note *note)
+/* A whole head's tile of rows, which the unit sees: sums are the taker's own; units that see rows t have a key of
+ * [t - left, t + right], as rows_of has it, and are taken downwards. */
+DEVICE dq_note whole_note(const attn_sm90_backward_params *params, const unit *u, int head, int row0)
 {
     const attn_sm90_mask *m = &params->common.mask;
     const work *w = &u->place;
-    int shift = w->len_kv - w->len_q, last_row = min(note->row0 + BLOCK_ROWS, w->len_q) - 1;
-    int first_key = max(0, note->row0 + shift - m->left), last_key = min(w->len_kv - 1, last_row + shift + m->right);
-    int heads = u->end_head - u->first_head, plane = (int)(blockIdx.x / CLUSTER) * heads + note->head - u->first_head;
-    note->dq.block = plane * (params->q_pitch / BLOCK_ROWS) + note->row0 / BLOCK_ROWS;
-    note->dq.order = note->row0, note->dq.part = WHOLE_PARTS * note->head;
-    note->dq.part += last_key < u->first_key + UNIT_KEYS ? WHOLE_FIRST : 0;
-    note->dq.part += first_key >= u->first_key ? WHOLE_LAST : 0;
+    int shift = w->len_kv - w->len_q, last_row = min(row0 + BLOCK_ROWS, w->len_q) - 1;
+    int first_key = max(0, row0 + shift - m->left), last_key = min(w->len_kv - 1, last_row + shift + m->right);
+    int plane = (int)(blockIdx.x / CLUSTER) * (u->end_head - u->first_head) + head - u->first_head;
+    dq_note to = { plane * (params->q_pitch / BLOCK_ROWS) + row0 / BLOCK_ROWS, row0, WHOLE_PARTS * head };
+    to.part += last_key < u->first_key + UNIT_KEYS ? WHOLE_FIRST : 0;
+    to.part += first_key >= u->first_key ? WHOLE_LAST : 0;
+    return to;
 }
 
 #else

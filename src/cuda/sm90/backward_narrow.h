@@ -62,9 +62,10 @@ DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int f
     return params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + place;
 }
 
-DEVICE void add_four(float *sum, float4 x)
+DEVICE void take_four(float *sum, float4 x, float scale)
 {
-    sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+    sum[0] = (sum[0] + x.x) * scale, sum[1] = (sum[1] + x.y) * scale;
+    sum[2] = (sum[2] + x.z) * scale, sum[3] = (sum[3] + x.w) * scale;
 }
 
 /* Adds the fragment that lies there, columns from `first` on, to its tile's sums. */
@@ -94,6 +95,7 @@ DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared 
                           int first)
 {
     enum { COLUMNS = 32 };
+    const attn_sm90_params *p = &params->common;
 #pragma unroll 1
     for (int column = 0; column < DQ_COLUMNS && first + column < DIM; column += COLUMNS) {
         const float *sums = sums_of(params, to, first + column);
@@ -102,9 +104,16 @@ DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared 
         for (int i = 0; i < COLUMNS / 8 && !IS_FIRST(to); i++)
             load_floats(x + 4 * i, sums + 128 * i);
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 8; i++)
-            add_four(x + 4 * i, load_shared_floats(DQ_PLACE(s) + (column / 8 + i) * 512 + threadIdx.x % 32 * 16));
-        store_queries(params, u, to, x, COLUMNS, first + column);
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            u32 place = DQ_PLACE(s) + (column / 8 + i) * 512 + threadIdx.x % 32 * 16;
+            take_four(x + 4 * i, load_shared_floats(place), p->scale);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = to.order + fragment_row_of(anew((int)threadIdx.x), 2 * r);
+            store_gradient_row(p, params->grad_q, params->grad_q_stride, u->place.batch, row, to.part / WHOLE_PARTS, x,
+                               COLUMNS, first + column, r, p->dim_qk, row < u->place.len_q);
+        }
     }
 }
 

@@ -121,37 +121,14 @@ DEVICE void score_gradients(const passing *to, const float *p_floats, const floa
     }
 }
 
-/* Rows of a head, of the sequence's [0, length), a warpgroup's 64 from `first` on. */
-typedef struct rows_at {
-    int head, start, length, first;
-} rows_at;
-
-/* Stores columns of their gradient, times factor. */
-DEVICE void store_rows(const attn_sm90_params *p, int batch, rows_at rows, void *out, const long long *stride, float *x,
-                       int columns, int first_column, int dim, float factor)
+/* Stores one row of a head's gradient, columns from `column` on (r: which of the thread's two rows). */
+DEVICE void store_gradient_row(const attn_sm90_params *p, void *out, const long long *stride, int batch, int row,
+                               int head, const float *x, int columns, int column, int r, int dim, bool valid)
 {
     int dtype = p->flags & FLAG_OUT_F32 ? 1 : ATTN_DTYPE;
-#pragma unroll
-    for (int i = 0; i < columns / 2; i++)
-        x[i] *= factor;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int row = rows.first + fragment_row(2 * r);
-        long long at =
-            (p->flags & FLAG_VARLEN ? 0 : batch * stride[0]) + (rows.start + row) * stride[1] + rows.head * stride[2];
-        bool even = !((at | dim) & 7) && !((unsigned long long)out & 15);
-        store_row(dtype, out, at + first_column, x, columns, r, dim - first_column, row < rows.length, even);
-    }
-}
-
-/* Stores columns of grad_q of a whole head's tile, complete. */
-DEVICE void store_queries(const attn_sm90_backward_params *params, const unit *u, dq_note to, float *x, int columns,
-                          int first_column)
-{
-    const attn_sm90_params *p = &params->common;
-    rows_at rows = { to.part / WHOLE_PARTS, u->place.start_q, u->place.len_q, to.order };
-    store_rows(p, u->place.batch, rows, params->grad_q, params->grad_q_stride, x, columns, first_column, p->dim_qk,
-               p->scale);
+    long long at = (p->flags & FLAG_VARLEN ? 0 : batch * stride[0]) + row * stride[1] + head * stride[2] + column;
+    bool even = !((at | dim) & 7) && !((unsigned long long)out & 15);
+    store_row(dtype, out, at, x, columns, r, dim - column, valid, even);
 }
 
 /* Stores a unit's gradient of keys or values: to its place, or as a part of their sum. first: the unit's
@@ -174,8 +151,15 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *
                 make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
         return;
     }
-    rows_at keys = { u->kv_head, w->start_kv, w->len_kv, first };
-    store_rows(p, w->batch, keys, out, stride, x, columns, 0, dim, factor);
+#pragma unroll
+    for (int i = 0; i < columns / 2; i++)
+        x[i] *= factor;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int key = first + fragment_row(2 * r);
+        store_gradient_row(p, out, stride, w->batch, w->start_kv + key, u->kv_head, x, columns, 0, r, dim,
+                           key < w->len_kv);
+    }
 }
 
 #endif
