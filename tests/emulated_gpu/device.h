@@ -321,7 +321,7 @@ DEVICE void bulk_add(float *to, u32 from, u32 bytes)
 
 DEVICE void bulk_wait_read(void)
 {
-    gpu_wait_bulk(0);
+    gpu_wait_bulk_read();
 }
 
 DEVICE void bulk_wait(void)

@@ -19,7 +19,7 @@ struct later {
     uint32_t to, barrier, bytes; /* STORE, ADD: `to` is read */
     const void *from;            /* STORE: written to; ADD: added to */
     int at[4];
-    std::vector<unsigned char> data;
+    std::vector<unsigned char> data; /* SEND; STORE, ADD: what was read already */
     fake_map map;
     uint64_t due; /* turn */
     uint64_t number; /* in the order in which they were asked for */
@@ -57,9 +57,14 @@ static void copy_tensor(const later *l)
             }
 }
 
+static const void *source_of(const later *l)
+{
+    return l->data.empty() ? memory_at(l->by->home, l->to, l->bytes, 16) : l->data.data();
+}
+
 static void add(const later *l)
 {
-    const float *x = (const float *)memory_at(l->by->home, l->to, l->bytes, 16);
+    const float *x = (const float *)source_of(l);
     float *sums = (float *)l->from;
     for (uint32_t i = 0; i < l->bytes / 4; i++)
         sums[i] += x[i];
@@ -79,7 +84,7 @@ static void perform(const later *l)
         memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes);
         break;
     case STORE:
-        memcpy((void *)l->from, memory_at(b, l->to, l->bytes, 16), l->bytes);
+        memcpy((void *)l->from, source_of(l), l->bytes);
         return;
     case ADD:
         add(l);
@@ -122,6 +127,15 @@ void gpu_wait_bulk(int newer)
         if (count <= (size_t)newer) return;
         perform_at(first);
     }
+}
+
+void gpu_wait_bulk_read()
+{
+    for (later &l : waiting)
+        if (l.by == running && l.kind >= STORE && l.data.empty()) {
+            const unsigned char *from = (const unsigned char *)source_of(&l);
+            l.data.assign(from, from + l.bytes);
+        }
 }
 
 void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int at[4])
