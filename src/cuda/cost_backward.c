@@ -83,9 +83,8 @@ static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, cons
     bool bounded = d->flags & ATTN_CAUSAL || (d->flags & ATTN_WINDOW && d->window_right >= 0);
     int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->rows ? d->len_q : k->rows;
     double sums = (double)attn_cuda_whole_lines(d, device->multiprocessors / k->cluster) * k->dim * 4;
-    return !(k->features & others) && ATTN_SM90_BACKWARD_WHOLE(k->keys) &&
-           !(d->flags & ATTN_CUDA_LENGTHS) && (!bounded || rows + d->len_kv + right > d->len_q) &&
-           sums <= kept_sums * device->l2_bytes;
+    return !(k->features & others) && ATTN_SM90_BACKWARD_WHOLE(k->keys) && !(d->flags & ATTN_CUDA_LENGTHS) &&
+           (!bounded || rows + d->len_kv + right > d->len_q) && sums <= kept_sums * device->l2_bytes;
 }
 
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
