@@ -65,6 +65,46 @@ static void the_workspace_is_exact(void **state)
     end_context(context);
 }
 
+static bool takes_whole_heads(const attn_desc *desc, size_t *workspace)
+{
+    attn_plan *plan;
+    char text[2000];
+    assert_ok(attn_plan_create(&plan, desc));
+    attn_plan_describe(plan, text, sizeof text);
+    *workspace = attn_plan_workspace(plan);
+    attn_plan_destroy(plan);
+    return strstr(text, "whole heads") != NULL;
+}
+
+/* Where heads are short and many, a block takes all of one: sums are those of the rows in hand, in a fixed order. */
+static void short_heads_are_taken_whole(void **state)
+{
+    (void)state;
+    enum { ROUND = 255, COUNTER = 256, BLOCKS = 132 };
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small_backward();
+    size_t bytes, rows = 32 * 32 * 512;
+    desc.batch = desc.heads_q = desc.heads_kv = 32, desc.len_q = desc.len_kv = 512;
+    for (int i = 0; i < 4; i++) {
+        desc.flags = (i & 1 ? ATTN_CAUSAL : 0) | (i & 2 ? ATTN_DETERMINISTIC : 0);
+        assert_true(takes_whole_heads(&desc, &bytes));
+        assert_int_equal(bytes, COUNTER + 8 * rows + BLOCKS * 512 * 64 * 4 + ROUND);
+    }
+    desc.flags = 0, desc.len_kv = 128; /* one tile of keys: no sums */
+    assert_true(takes_whole_heads(&desc, &bytes));
+    assert_int_equal(bytes, COUNTER + 8 * rows + ROUND);
+    desc.flags = ATTN_CAUSAL; /* most rows see no key */
+    assert_false(takes_whole_heads(&desc, &bytes));
+    desc.len_q = desc.len_kv = 512, desc.flags = ATTN_LENS_KV;
+    assert_false(takes_whole_heads(&desc, &bytes));
+    desc.flags = 0, desc.heads_kv = 8; /* sums of four heads a block do not stay in L2 */
+    assert_false(takes_whole_heads(&desc, &bytes));
+    desc.batch = 1, desc.heads_kv = 32, desc.len_q = desc.len_kv = 16384; /* heads are too few */
+    assert_false(takes_whole_heads(&desc, &bytes));
+    assert_int_equal(bytes, COUNTER + rows * (8 + 64 * 4) + ROUND);
+    end_context(context);
+}
+
 static void kernels_are_chosen(void **state)
 {
     (void)state;
@@ -166,13 +206,10 @@ static void parameters_say_it_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kernels_are_chosen),
-        cmocka_unit_test(wrong_wishes_are_refused),
-        cmocka_unit_test(every_layout_is_taken),
-        cmocka_unit_test(the_workspace_is_exact),
-        cmocka_unit_test(what_is_empty_has_gradients_of_0),
-        cmocka_unit_test(a_bias_has_one_gradient),
-        cmocka_unit_test(parameters_say_it_all),
+        cmocka_unit_test(kernels_are_chosen),          cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(every_layout_is_taken),       cmocka_unit_test(the_workspace_is_exact),
+        cmocka_unit_test(short_heads_are_taken_whole), cmocka_unit_test(what_is_empty_has_gradients_of_0),
+        cmocka_unit_test(a_bias_has_one_gradient),     cmocka_unit_test(parameters_say_it_all),
     };
     cuda_begin();
     return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));

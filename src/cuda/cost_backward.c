@@ -17,7 +17,8 @@ static const double wait_clocks = 300;    /* [e] a step */
 static const double unit_clocks = 4000;   /* [e] filling the pipeline, storing */
 static const double simple_flops = 12;    /* a clock and SM: all is computed twice */
 static const double late_rounds = 0.2;    /* [m] as in the forward */
-static const double worth_it = 0.98;      /* splitting heads must save so much */
+static const double worth_it = 0.98;      /* splitting heads, or whole heads, must save so much */
+static const double kept_sums = 0.75;     /* of L2, at most, for sums of whole heads */
 
 static double max_of(double a, double b)
 {
@@ -46,15 +47,16 @@ typedef struct traffic {
     double around, within;
 } traffic;
 
-static traffic traffic_of(const attn_desc *d, int dim)
+static traffic traffic_of(const attn_desc *d, int dim, bool whole)
 {
     attn_shape s = attn_shape_of(d);
     double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
     double rows = (double)s.q[0] * (double)s.q[1] * (double)d->heads_q,
-           keys = (double)s.k[0] * (double)s.k[1] * (double)d->heads_kv, sums = 4.0 * dim;
+           keys = (double)s.k[0] * (double)s.k[1] * (double)d->heads_kv, stored = (double)d->dim_qk * out,
+           sums = whole ? 0 : 4.0 * dim;
     return (traffic){
-        .around = rows * (2 * (double)d->dim_v * out + 2 * sums + (double)d->dim_qk * out),
-        .within = rows * ((double)(d->dim_qk + d->dim_v) * size + 2 * sums) +
+        .around = rows * (2 * (double)d->dim_v * out + 2 * sums + (whole ? 0 : stored)),
+        .within = rows * ((double)(d->dim_qk + d->dim_v) * size + 2 * sums + (whole ? stored : 0)) +
                   keys * (double)(d->dim_qk + d->dim_v) * (size + out),
     };
 }
@@ -74,22 +76,34 @@ static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k,
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
 }
 
-static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                    const double clocks[ATTN_CONSTANTS], int splits, attn_cuda_choice *c)
+/* Whether a block, or cluster, can take whole heads (backward_params.h), with their sums in L2. */
+static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
-    traffic bytes = traffic_of(d, k->dim);
+    const uint32_t others = (ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW)) | ATTN_CUDA_SCORES;
+    bool bounded = d->flags & ATTN_CAUSAL || (d->flags & ATTN_WINDOW && d->window_right >= 0);
+    int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->rows ? d->len_q : k->rows;
+    double sums = (double)attn_cuda_whole_lines(d, device->multiprocessors / k->cluster) * k->dim * 4;
+    return !(k->features & others) && ATTN_SM90_BACKWARD_WHOLE(k->keys) && !(d->flags & ATTN_CUDA_LENGTHS) &&
+           (!bounded || rows + d->len_kv + right > d->len_q) && sums <= kept_sums * device->l2_bytes;
+}
+
+static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                    const double clocks[ATTN_CONSTANTS], int splits, bool whole, attn_cuda_choice *c)
+{
+    traffic bytes = traffic_of(d, k->dim, whole);
     int keys = k->keys * k->cluster, takers = device->multiprocessors / k->cluster;
-    double units = (double)attn_ceil_div(d->len_kv, keys) * (double)(d->heads_kv * splits) * (double)d->batch;
+    double heads = (double)(d->heads_kv * splits) * (double)d->batch, tiles = (double)attn_ceil_div(d->len_kv, keys);
+    double units = tiles * heads, run = whole ? tiles : 1; /* units that are taken at once */
     double key_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
     double edge = key_pairs < (double)d->len_q ? (double)(keys + k->rows) / 2 : 0;
-    double whole = ceil((double)d->len_q / k->rows), seen = min_of(whole, (key_pairs + edge) / k->rows);
+    double every = ceil((double)d->len_q / k->rows), seen = min_of(every, (key_pairs + edge) / k->rows);
     bool uneven = edge > 0; /* units differ: handed out longest first, they end soon after one another */
-    double steps = (uneven ? seen : whole) * (double)(d->heads_q / d->heads_kv / splits);
-    double grid = min_of(units, takers), rounds = units / max_of(1, grid);
+    double steps = (uneven ? seen : every) * (double)(d->heads_q / d->heads_kv / splits);
+    double grid = min_of(units / run, takers), rounds = units / run / max_of(1, grid);
     double sums = splits > 1 ? 8.0 * splits * (double)attn_cuda_sum_lines(d, true) * (k->dim + k->dim_v) : 0;
     double *count = c->choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
     count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
-    count[ATTN_PER_TILE] = uneven ? rounds + late_rounds : ceil(rounds);
+    count[ATTN_PER_TILE] = run * (uneven && !whole ? rounds + late_rounds : ceil(rounds));
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
@@ -105,9 +119,10 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double start = attn_machine_for(ATTN_CUDA, device->name)->start;
     attn_cuda_set_time(device, all, splits > 1 ? 2 * start : 0, &c->choice);
     c->choice.level[0].bytes += bytes.around + sums;
-    c->dynamic = units > grid; /* equal units, too: blocks that share L2 do not keep step */
-    c->dynamic |=
-        (d->flags & ATTN_DETERMINISTIC) != 0; /* who waits for a unit's turn knows that a block has taken it */
+    c->backward.whole = whole;
+    c->dynamic = units / run > grid; /* equal units, too: blocks that share L2 do not keep step */
+    /* Who waits for a unit's turn knows that a block has taken it. */
+    c->dynamic |= !whole && (d->flags & ATTN_DETERMINISTIC) != 0;
 }
 
 /* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. */
@@ -123,6 +138,7 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, co
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
 {
     const attn_cuda_kernel *k = c->kernel;
+    int whole = c->backward.whole;
     int64_t keys = k->keys * k->cluster, tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, total;
     if (d->flags & ATTN_VARLEN) tiles = d->total_kv / keys + d->batch, sequences = 1;
     if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &total) || total > INT32_MAX)
@@ -130,9 +146,10 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
     c->backward = (attn_sm90_backward_schedule){
         .key_tiles = (int)tiles,
         .total = (int)total,
-        .head_group = (int)head_group(d, device, k, tiles * c->choice.splits),
-        .grid = k->cluster * (int)min_of((double)total, device->multiprocessors / k->cluster),
+        .head_group = whole ? 1 : (int)head_group(d, device, k, tiles * c->choice.splits),
+        .grid = k->cluster * (int)min_of((double)(whole ? total / tiles : total), device->multiprocessors / k->cluster),
         .splits = c->choice.splits,
+        .whole = whole,
     };
     return true;
 }
@@ -140,7 +157,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
 static void cost_simple(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                         attn_cuda_choice *c)
 {
-    traffic bytes = traffic_of(d, 0);
+    traffic bytes = traffic_of(d, 0, false);
     c->kernel = k;
     c->backward.splits = 1;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
@@ -165,11 +182,12 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
     clocks_of(device, kernel, clocks);
     choice->choice.seconds = INFINITY;
     int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
-    for (int splits = 1; splits <= group; splits++) {
-        attn_cuda_choice c = start;
-        if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
-        predict(desc, device, kernel, clocks, splits, &c);
-        if (c.choice.seconds < worth_it * choice->choice.seconds) *choice = c;
-    }
+    for (int splits = 1; splits <= group; splits++)
+        for (int whole = 0; whole <= (splits == 1 && takes_whole(desc, device, kernel)); whole++) {
+            attn_cuda_choice c = start;
+            if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
+            predict(desc, device, kernel, clocks, splits, whole, &c);
+            if (c.choice.seconds < worth_it * choice->choice.seconds) *choice = c;
+        }
     return lay_out(desc, device, choice);
 }

@@ -1,6 +1,6 @@
 /* What of a plan is the backward's alone. Its workspace: two numbers a row (LSE and delta), the f32 sums of grad_q that
- * all tiles of keys add to, and where heads that share keys are split, sums of grad_k and grad_v; beside these only
- * small tables, and copies of what TMA does not take. */
+ * all tiles of keys add to, of all rows or, of whole heads, those in hand, and where heads that share keys are split,
+ * sums of grad_k and grad_v; beside these only small tables, and copies of what TMA does not take. */
 #include "cuda/cuda.h"
 
 #include "api/desc.h"
@@ -28,6 +28,19 @@ int64_t attn_cuda_sum_lines(const attn_desc *d, bool of_keys)
     return (int64_t)lines_of(d, pitch, of_keys ? d->heads_kv : d->heads_q);
 }
 
+int64_t attn_cuda_whole_lines(const attn_desc *d, int takers)
+{
+    return takers * (d->heads_q / d->heads_kv) * pitch_of(d, d->len_q, d->total_q);
+}
+
+/* Lines of the sums of grad_q. A head with one tile of keys needs none. */
+static double query_lines(const attn_desc *d, const attn_cuda_choice *c)
+{
+    const attn_sm90_backward_schedule *s = &c->backward;
+    if (!attn_cuda_is_line(c->kernel) || (s->whole && s->key_tiles == 1)) return 0;
+    return (double)(s->whole ? attn_cuda_whole_lines(d, s->grid / c->kernel->cluster) : attn_cuda_sum_lines(d, false));
+}
+
 /* Parts of a slope's gradient in each sequence: by tiles of keys or, in the simple kernel, to which a run may have to
  * turn, of rows. */
 static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
@@ -42,18 +55,17 @@ bool attn_cuda_lay_out_backward(const attn_desc *d, attn_cuda_plan *cuda)
     const attn_cuda_kernel *k = cuda->chosen.kernel;
     attn_cuda_layout *l = &cuda->layout;
     int splits = cuda->chosen.backward.splits;
-    bool line = attn_cuda_is_line(k);
+    bool turns = attn_cuda_is_line(k) && d->flags & ATTN_DETERMINISTIC && !cuda->chosen.backward.whole;
     double rows = (double)attn_cuda_sum_lines(d, false),
            keys = splits > 1 ? splits * (double)attn_cuda_sum_lines(d, true) : 0;
     double heads = (double)d->batch * (double)d->heads_q;
     double slopes = d->flags & ATTN_ALIBI ? heads * (double)alibi_parts(d, k) : 0;
     double sinks = d->flags & ATTN_SINK ? heads * (double)attn_ceil_div(d->len_q, TILE) : 0;
     return attn_cuda_append(&l->total, rows, 2 * sizeof(float), &l->stats) &&
-           attn_cuda_append(&l->total, line ? rows : 0, sizeof(float) * (double)k->dim, &l->grad_q_sum) &&
+           attn_cuda_append(&l->total, query_lines(d, &cuda->chosen), sizeof(float) * (double)k->dim, &l->grad_q_sum) &&
            attn_cuda_append(&l->total, keys, sizeof(float) * (double)k->dim, &l->grad_k_sum) &&
            attn_cuda_append(&l->total, keys, sizeof(float) * (double)k->dim_v, &l->grad_v_sum) &&
-           attn_cuda_append(&l->total, line && d->flags & ATTN_DETERMINISTIC ? rows / TILE : 0, sizeof(unsigned),
-                            &l->turns) &&
+           attn_cuda_append(&l->total, turns ? rows / TILE : 0, sizeof(unsigned), &l->turns) &&
            attn_cuda_append(&l->total, slopes, sizeof(float), &l->alibi_parts) &&
            attn_cuda_append(&l->total, sinks, sizeof(float), &l->sink_parts);
 }
@@ -83,7 +95,7 @@ attn_status attn_cuda_load_backward(const attn_desc *d, const attn_cuda_place *p
         { true, "backward_simple_q", &cuda->simple },
         { true, "backward_simple_kv", &cuda->simple_kv },
         { d->flags & ATTN_BIAS, "backward_simple_bias", &cuda->simple_bias },
-        { attn_cuda_is_line(cuda->chosen.kernel), "backward_convert", &cuda->convert },
+        { attn_cuda_is_line(cuda->chosen.kernel) && !cuda->chosen.backward.whole, "backward_convert", &cuda->convert },
     };
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
@@ -110,8 +122,10 @@ void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words)
     attn_say(words, "grid       %d blocks of %u threads and %u KiB, %d tiles %s, %d KV head%s at a time\n", s->grid,
              c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "on demand" : "in turn",
              s->head_group, s->head_group == 1 ? "" : "s");
-    attn_say(words, "sums       grad_q in f32, %.4g MiB, %s", rows * c->kernel->dim * 4 / mib,
-             d->flags & ATTN_DETERMINISTIC ? "added to in a fixed order" : "added to as tiles end");
+    attn_say(words, "sums       grad_q in f32, %.4g MiB, %s", query_lines(d, c) * c->kernel->dim * 4 / mib,
+             s->whole                        ? "of heads in hand: whole heads are taken, in a fixed order"
+             : d->flags & ATTN_DETERMINISTIC ? "added to in a fixed order"
+                                             : "added to as tiles end");
     if (s->splits > 1)
         attn_say(words, "; grad_k and grad_v of %d parts of the heads that share keys, %.4g MiB", s->splits,
                  s->splits * (double)attn_cuda_sum_lines(d, true) * (c->kernel->dim + c->kernel->dim_v) * 4 / mib);

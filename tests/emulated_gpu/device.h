@@ -309,6 +309,16 @@ DEVICE void add_floats(float *to, const float *x)
         to[i] += x[i];
 }
 
+DEVICE void load_floats(float *x, const float *from)
+{
+    memcpy(x, from, 16);
+}
+
+DEVICE void bulk_store(float *to, u32 from, u32 bytes)
+{
+    gpu_store_bulk(to, from, bytes);
+}
+
 DEVICE void bulk_add(float *to, u32 from, u32 bytes)
 {
     gpu_add_bulk(to, from, bytes);
@@ -316,7 +326,7 @@ DEVICE void bulk_add(float *to, u32 from, u32 bytes)
 
 DEVICE void bulk_wait_read(void)
 {
-    gpu_wait_bulk(0);
+    gpu_wait_bulk_read();
 }
 
 DEVICE void bulk_wait(void)

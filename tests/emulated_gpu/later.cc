@@ -11,15 +11,15 @@ extern "C" {
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-enum later_kind { TENSOR, BULK, SEND, ADD };
+enum later_kind { TENSOR, BULK, SEND, STORE, ADD };
 
 struct later {
     later_kind kind;
     thread *by;
-    uint32_t to, barrier, bytes; /* ADD: `to` is read */
-    const void *from;            /* ADD: added to */
+    uint32_t to, barrier, bytes; /* STORE, ADD: `to` is read */
+    const void *from;            /* STORE: written to; ADD: added to */
     int at[4];
-    std::vector<unsigned char> data;
+    std::vector<unsigned char> data; /* SEND; STORE, ADD: what was read already */
     fake_map map;
     uint64_t due; /* turn */
     uint64_t number; /* in the order in which they were asked for */
@@ -57,9 +57,14 @@ static void copy_tensor(const later *l)
             }
 }
 
+static const void *source_of(const later *l)
+{
+    return l->data.empty() ? memory_at(l->by->home, l->to, l->bytes, 16) : l->data.data();
+}
+
 static void add(const later *l)
 {
-    const float *x = (const float *)memory_at(l->by->home, l->to, l->bytes, 16);
+    const float *x = (const float *)source_of(l);
     float *sums = (float *)l->from;
     for (uint32_t i = 0; i < l->bytes / 4; i++)
         sums[i] += x[i];
@@ -78,6 +83,9 @@ static void perform(const later *l)
     case SEND:
         memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes);
         break;
+    case STORE:
+        memcpy((void *)l->from, source_of(l), l->bytes);
+        return;
     case ADD:
         add(l);
         return;
@@ -114,11 +122,20 @@ void gpu_wait_bulk(int newer)
     for (;;) {
         size_t count = 0, first = 0;
         for (size_t i = 0; i < waiting.size(); i++)
-            if (waiting[i].by == running && waiting[i].kind == ADD)
+            if (waiting[i].by == running && waiting[i].kind >= STORE)
                 if (count++ == 0 || waiting[i].number < waiting[first].number) first = i;
         if (count <= (size_t)newer) return;
         perform_at(first);
     }
+}
+
+void gpu_wait_bulk_read()
+{
+    for (later &l : waiting)
+        if (l.by == running && l.kind >= STORE && l.data.empty()) {
+            const unsigned char *from = (const unsigned char *)source_of(&l);
+            l.data.assign(from, from + l.bytes);
+        }
 }
 
 void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int at[4])
@@ -145,11 +162,21 @@ void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier)
     put_off({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {}, 0, 0 });
 }
 
-void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes)
+static void put_off_write(later_kind kind, float *to, uint32_t from, uint32_t bytes)
 {
     if ((uintptr_t)to % 16 || bytes % 16) die("%u bytes to %p: no multiples of 16", bytes, (void *)to);
     gpu_at(from, bytes, 16);
-    put_off({ ADD, running, from, 0, bytes, to, {}, {}, {}, 0, 0 });
+    put_off({ kind, running, from, 0, bytes, to, {}, {}, {}, 0, 0 });
+}
+
+void gpu_store_bulk(float *to, uint32_t from, uint32_t bytes)
+{
+    put_off_write(STORE, to, from, bytes);
+}
+
+void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes)
+{
+    put_off_write(ADD, to, from, bytes);
 }
 
 /* ---- products ------------------------------------------------------------------------------ */

@@ -151,10 +151,14 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
     fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= k->cluster * s->total && s->grid <= 132, symbol,
                 "grid");
+    fake_expect(!s->whole || (s->head_group == 1 && s->splits == 1 && s->grid <= k->cluster * (s->total / tiles) &&
+                              !(c->flags & ATTN_CUDA_LENGTHS)),
+                symbol, "whole heads");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
     fake_expect(!p->turns || s->counter, symbol, "turns, and units in no order of time");
     fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");
-    fake_expect(!(c->flags & ATTN_DETERMINISTIC) == !p->turns, symbol, "an order, or none, that nobody asked for");
+    fake_expect((c->flags & ATTN_DETERMINISTIC && !s->whole) == (p->turns != NULL), symbol,
+                "an order, or none, that nobody asked for");
 }
 
 static void check_before(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p)
@@ -207,7 +211,10 @@ static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchCo
     check_schedule(symbol, k, p, &d);
     gradients g = gradients_of(symbol, p, d, a);
     fake_expect(p->grad_q_sum, symbol, "nowhere to add up grad_q");
-    hand_on(&g, QUERIES, NULL, p->grad_q_stride, p->grad_q_sum, p->q_pitch, k->dim, c->scale);
+    if (s->whole && s->key_tiles > 1)
+        memset(p->grad_q_sum, 0x55,
+               (size_t)(s->grid / k->cluster * (c->heads_q / c->heads_kv) * p->q_pitch) * (size_t)k->dim * 4);
+    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole ? NULL : p->grad_q_sum, p->q_pitch, k->dim, c->scale);
     fake_expect((s->splits > 1) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of splits");
     int64_t keys = lines_of(c, p->kv_pitch, c->heads_kv);
     float kept = 256 / (256 - (float)c->score.dropout_threshold);

@@ -134,6 +134,51 @@ static void last_waves(const attn_cuda_kernel *k)
     }
 }
 
+static bool takes_whole_heads(const attn_cuda_kernel *k, attn_desc desc)
+{
+    attn_plan *plan;
+    char text[2000] = "";
+    desc.device = ATTN_CUDA, desc.kernel = k->name, desc.direction = ATTN_BACKWARD;
+    desc.dtype = k->dtype, desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
+    if (attn_plan_create(&plan, &desc)) return false;
+    attn_plan_describe(plan, text, sizeof text);
+    attn_plan_destroy(plan);
+    return strstr(text, "whole heads") != NULL;
+}
+
+/* As many KV heads as there are blocks, or twice as many, of several tiles of keys: a block takes whole heads. Without
+ * a mask, causal and by windows, in which units are the first, the last, both or neither that see a tile of rows. */
+static void whole_heads(const attn_cuda_kernel *k)
+{
+    static const struct {
+        uint32_t flags;
+        int64_t left, right, len_q, len_kv, group;
+    } cases[] = {
+        { 0, 0, 0, 129, 300, 1 },
+        { ATTN_CAUSAL, 0, 0, 320, 385, 1 },
+        { ATTN_CAUSAL | ATTN_DETERMINISTIC, 0, 0, 257, 260, 2 },
+        { ATTN_WINDOW, 130, 20, 300, 500, 1 },
+        { ATTN_WINDOW | ATTN_CAUSAL | ATTN_OUT_F32, 40, 0, 200, 390, 3 },
+        { ATTN_WINDOW | ATTN_SINK, 10, 200, 450, 257, 1 },
+        { ATTN_DETERMINISTIC, 0, 0, 65, 640, 2 },
+        { ATTN_WINDOW, -1, 5, 64, 384, 1 },
+    };
+    int sms = attn_cuda_machine_get()->device[0].multiprocessors, takers = sms / k->cluster;
+    if (k->features & ATTN_CHUNK || !ATTN_SM90_BACKWARD_WHOLE(k->keys)) return;
+    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+        attn_desc desc = { .flags = cases[i].flags,
+                           .batch = i % 2 ? takers : 2 * takers,
+                           .heads_q = cases[i].group,
+                           .heads_kv = 1,
+                           .len_q = cases[i].len_q,
+                           .len_kv = cases[i].len_kv,
+                           .window_left = cases[i].left,
+                           .window_right = cases[i].right };
+        result(takes_whole_heads(k, desc), "%s, case %d: units are taken by themselves", k->name, i);
+        check_kernel(k, desc, i, false);
+    }
+}
+
 /* ---- one problem, many runs ---------------------------------------------------------------- */
 
 /* A problem on the GPU, and its outputs as its first run left them. */
@@ -488,7 +533,7 @@ int main(int argc, char **argv)
         if (!attn_cuda_is_line(k) || !wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;
         lengths(k);
-        if (attn_cuda_direction(k) == ATTN_FORWARD) last_waves(k);
+        (attn_cuda_direction(k) == ATTN_FORWARD ? last_waves : whole_heads)(k);
     }
     if (one) result(checks > 0, "%s is none of the kernels", only);
     printf("%d checks on the GPU, %d failed\n", checks, failures);

@@ -7,10 +7,14 @@
 
 /* Of a thread; together what the block is started with: 512 threads of 128, 384 of 168. A GENERAL producer walks masks.
  */
-#if ATTN_BLOCK_KEYS == 128
+#if ATTN_BLOCK_KEYS == 128 && ATTN_MASK == GENERAL
 #define REGISTERS_PRODUCER 32
 #define REGISTERS_CONSUMER 208
 #define REGISTERS_DQ 64
+#elif ATTN_BLOCK_KEYS == 128
+#define REGISTERS_PRODUCER 24
+#define REGISTERS_CONSUMER 208
+#define REGISTERS_DQ 72
 #elif ATTN_MASK == GENERAL || ATTN_CLUSTER == 2
 #define REGISTERS_PRODUCER 40
 #define REGISTERS_CONSUMER 232

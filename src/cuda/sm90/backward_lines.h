@@ -18,10 +18,16 @@ DEVICE long long line_of(const attn_sm90_params *p, const int *cu_lens, int head
     return (long long)head * pitch + (long long)(cu_lens[batch] / BLOCK_ROWS + batch) * BLOCK_ROWS;
 }
 
-/* Where the thread's four floats of columns 8c to 8c + 7 are in a tile of sums of `dim` columns. */
+/* Where the four floats of columns 8c to 8c + 7 that are a thread's of a warpgroup are in a tile of sums of `dim`
+ * columns. */
+DEVICE int sums_place_of(int thread, int dim, int c)
+{
+    return (thread % 128 / 32 * (dim / 8) + c) * 128 + thread % 32 * 4;
+}
+
 DEVICE int sums_place(int dim, int c)
 {
-    return ((int)threadIdx.x % 128 / 32 * (dim / 8) + c) * 128 + (int)threadIdx.x % 32 * 4;
+    return sums_place_of((int)threadIdx.x, dim, c);
 }
 
 /* Place of a row's statistic in its tile: columns 2c, 2c + 1, 2c + 8, 2c + 9 of 16 are neighbours. */

@@ -53,7 +53,10 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
     if (threadIdx.x % 32 == 0) {
         int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
-        note.dq.block = (int)(line / BLOCK_ROWS);
+        note.dq.block = (int)(line / BLOCK_ROWS), note.dq.part = 0;
+#if WHOLE_HEADS
+        if (params->schedule.whole) note.dq = whole_note(params, u, note.head, note.row0);
+#endif
         *ROW_NOTE(s, at->tiles) = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
         load_panels(s->q + stage * TILE_Q, &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);
@@ -94,11 +97,17 @@ typedef struct consumer {
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 
+/* The note of unit `units`. */
+DEVICE const unit *unit_of(const shared *s, int units)
+{
+    return &s->notes->units[RING_INDEX(units, SLOTS + 1)];
+}
+
 /* The unit behind `units`, when its keys are there, if it has any rows; NULL: there is none. */
 DEVICE const unit *wait_unit(const shared *s, int units)
 {
     barrier_wait(BARRIER(s, kv_full, RING_INDEX(units, SLOTS)), RING_PHASE(units, SLOTS));
-    const unit *u = &s->notes->units[RING_INDEX(units, SLOTS + 1)];
+    const unit *u = unit_of(s, units);
     return u->some == NO_WORK ? NULL : u;
 }
 

@@ -24,22 +24,25 @@ DEVICE int share_index(const shared *s, stage *at, int taken)
 }
 
 /* The unit that a block, or a cluster, takes after `index`, -1: its first. With turns they come from the counter alone,
- * in order: a running block then waits only for units that running blocks hold. */
+ * in order: a running block then waits only for units that running blocks hold. Of whole heads those of a head follow
+ * one another; heads are taken as units else are. */
 DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, int index, stage *at)
 {
     const attn_sm90_backward_schedule *schedule = &params->schedule;
     u32 taken = 0, takers = gridDim.x / CLUSTER, first = params->turns ? 0 : takers;
-    if (!params->turns && index < 0) return blockIdx.x / CLUSTER;
-    if (!schedule->counter) return index + (int)takers;
+    u32 run = WHOLE_HEADS && schedule->whole ? schedule->key_tiles : 1;
+    if ((u32)(index + 1) % run) return index + 1;
+    if (!params->turns && index < 0) return (int)(blockIdx.x / CLUSTER * run);
+    if (!schedule->counter) return index + 1 + (int)((takers - 1) * run);
     if (threadIdx.x % 32 == 0 && s->rank == 0)
-        taken = atomicInc(schedule->counter, (u32)schedule->total - 1 + (params->turns ? takers : 0));
-    taken = first + __shfl_sync(~0u, taken, 0);
+        taken = atomicInc(schedule->counter, (u32)schedule->total / run - 1 + (params->turns ? takers : 0));
+    taken = (first + __shfl_sync(~0u, taken, 0)) * run;
     return CLUSTER == 2 ? share_index(s, at, (int)taken) : (int)taken;
 }
 
 /* Units are taken from the last to the first, as the forward's tiles are (schedule.h); under a causal mask the longest
- * are those of the first keys. With turns a unit waits for units of the same head and later keys: these come first.
- * False: there is no such unit. */
+ * are those of the first keys. With turns a unit waits for units of the same head and later keys: these come first, as
+ * they do of whole heads. False: there is no such unit. */
 DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
@@ -55,7 +58,8 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     w->batch = first / p->heads_kv, u->kv_head = first % p->heads_kv;
     if (varlen && !find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, UNIT_KEYS, number, &w->batch, &number, &count))
         return false;
-    u->first_key = (params->turns ? number : count - 1 - number) * UNIT_KEYS;
+    bool upwards = params->turns || (WHOLE_HEADS && s->whole);
+    u->first_key = (upwards ? number : count - 1 - number) * UNIT_KEYS;
     int share = p->heads_q / p->heads_kv / s->splits;
     u->first_head = u->kv_head * (p->heads_q / p->heads_kv) + u->split * share, u->end_head = u->first_head + share;
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
@@ -133,6 +137,21 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
     }
     note->dq.rank = seen / UNIT_KEYS - u->first_key / UNIT_KEYS;
     return true;
+}
+
+/* A whole head's tile of rows, which the unit sees: sums are the taker's own; units that see rows t have a key of
+ * [t - left, t + right], as rows_of has it, and are taken downwards. */
+DEVICE dq_note whole_note(const attn_sm90_backward_params *params, const unit *u, int head, int row0)
+{
+    const attn_sm90_mask *m = &params->common.mask;
+    const work *w = &u->place;
+    int shift = w->len_kv - w->len_q, last_row = min(row0 + BLOCK_ROWS, w->len_q) - 1;
+    int first_key = max(0, row0 + shift - m->left), last_key = min(w->len_kv - 1, last_row + shift + m->right);
+    int plane = (int)(blockIdx.x / CLUSTER) * (u->end_head - u->first_head) + head - u->first_head;
+    dq_note to = { plane * (params->q_pitch / BLOCK_ROWS) + row0 / BLOCK_ROWS, 0, 0 };
+    to.part += last_key < u->first_key + UNIT_KEYS ? WHOLE_FIRST : 0;
+    to.part += first_key >= u->first_key ? WHOLE_LAST : 0;
+    return to;
 }
 
 #else

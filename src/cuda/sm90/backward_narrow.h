@@ -58,15 +58,69 @@ DEVICE void put_grad_q(const shared *s, const float *grad_q)
     fence_async();
 }
 
+/* The thread's floats of a tile's sums, columns from `first` on. Their place is reckoned each time: there is no
+ * register for it. */
+DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int first)
+{
+    int place = sums_place_of(anew((int)threadIdx.x), DIM, first / 8);
+    return params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + place;
+}
+
+DEVICE void take_four(float *sum, float4 x, float scale)
+{
+    sum[0] = (sum[0] + x.x) * scale, sum[1] = (sum[1] + x.y) * scale;
+    sum[2] = (sum[2] + x.z) * scale, sum[3] = (sum[3] + x.w) * scale;
+}
+
 /* Adds the fragment that lies there, columns from `first` on, to its tile's sums; the first ones at its turn. */
 DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, dq_note to, int first,
                        int columns)
 {
+    float *sums = sums_of(params, to, first);
     if (first == 0 && params->turns) take_turn(s, c);
     __syncwarp();
     if (threadIdx.x % 32) return;
-    bulk_add(params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + sums_place(DIM, first / 8), DQ_PLACE(s),
-             16 * 4 * columns);
+    if (IS_FIRST(to))
+        bulk_store(sums, DQ_PLACE(s), 16 * 4 * columns);
+    else
+        bulk_add(sums, DQ_PLACE(s), 16 * 4 * columns);
+}
+
+/* Before a unit adds to a whole head's sums or reads them: what the warp did to them for units before has ended. */
+DEVICE void meet_sums(const attn_sm90_backward_params *params)
+{
+    if (!WHOLE_HEADS || !params->schedule.whole) return;
+    if (threadIdx.x % 32 == 0) bulk_wait();
+    fence_async_memory();
+    __syncwarp();
+}
+
+/* Stores the fragment that lies there, columns from `first` on, with their sums as the gradient that it completes. Each
+ * thread has its own back. */
+DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, const unit *u, const row_note *note,
+                          int first)
+{
+    enum { COLUMNS = 32 };
+    const attn_sm90_params *p = &params->common;
+#pragma unroll 1
+    for (int column = 0; column < DQ_COLUMNS && first + column < DIM; column += COLUMNS) {
+        const float *sums = sums_of(params, note->dq, first + column);
+        float x[COLUMNS / 2] = { 0 };
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8 && !IS_FIRST(note->dq); i++)
+            load_floats(x + 4 * i, sums + 128 * i);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            u32 place = DQ_PLACE(s) + (column / 8 + i) * 512 + threadIdx.x % 32 * 16;
+            take_four(x + 4 * i, load_shared_floats(place), p->scale);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = note->row0 + fragment_row_of(anew((int)threadIdx.x), 2 * r);
+            store_gradient_row(p, params->grad_q, params->grad_q_stride, u->place.batch, row, note->head, x, COLUMNS,
+                               first + column, r, p->dim_qk, row < u->place.len_q);
+        }
+    }
 }
 
 /* ---- grad_q by a warpgroup of its own --------------------------------------------------------- */
@@ -92,17 +146,18 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
         float grad_q[DQ_COLUMNS / 2];
         int buffer = RING_INDEX(c->tiles, 2);
         barrier_wait(BARRIER(s, ds_full, buffer), RING_PHASE(c->tiles, 2));
-        const row_note note = *ROW_NOTE(s, c->tiles);
+        const row_note note = *ROW_NOTE(s, c->tiles); /* which is another tile's when dS is let go */
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; panel++) {
             issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS);
-            if (panel > 0) add_grad_q(params, s, c, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
+            if (panel > 0 && !IS_LAST(note.dq)) add_grad_q(params, s, c, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
             wgmma_wait(0);
             pin_floats(grad_q, DQ_COLUMNS / 2);
             if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
             put_grad_q(s, grad_q);
+            if (IS_LAST(note.dq)) finish_grad_q(params, s, unit_of(s, c->units), &note, panel * DQ_COLUMNS);
         }
-        add_grad_q(params, s, c, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
+        if (!IS_LAST(note.dq)) add_grad_q(params, s, c, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
         if (params->turns) end_turn(s, c);
         last = note.last;
     }
@@ -115,7 +170,10 @@ DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 {
     consumer c = { WARPGROUPS, 0, 0, 0 };
     for (const unit *u; (u = wait_unit(s, c.units)); c.units++) {
-        if (u->some) add_tiles(params, s, &c);
+        if (u->some) {
+            meet_sums(params);
+            add_tiles(params, s, &c);
+        }
         release(BARRIER(s, kv_empty, RING_INDEX(c.units, SLOTS)));
     }
     bulk_wait();

@@ -121,6 +121,16 @@ DEVICE void score_gradients(const passing *to, const float *p_floats, const floa
     }
 }
 
+/* Stores one row of a head's gradient, columns from `column` on (r: which of the thread's two rows). */
+DEVICE void store_gradient_row(const attn_sm90_params *p, void *out, const long long *stride, int batch, int row,
+                               int head, const float *x, int columns, int column, int r, int dim, bool valid)
+{
+    int dtype = p->flags & FLAG_OUT_F32 ? 1 : ATTN_DTYPE;
+    long long at = (p->flags & FLAG_VARLEN ? 0 : batch * stride[0]) + row * stride[1] + head * stride[2] + column;
+    bool even = !((at | dim) & 7) && !((unsigned long long)out & 15);
+    store_row(dtype, out, at, x, columns, r, dim - column, valid, even);
+}
+
 /* Stores a unit's gradient of keys or values: to its place, or as a part of their sum. first: the unit's
  * key that the fragment begins with. */
 DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *u, int first, void *out,
@@ -144,13 +154,11 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *
 #pragma unroll
     for (int i = 0; i < columns / 2; i++)
         x[i] *= factor;
-    int dtype = p->flags & FLAG_OUT_F32 ? 1 : ATTN_DTYPE;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int key = first + fragment_row(2 * r);
-        long long at = (varlen ? 0 : w->batch * stride[0]) + (w->start_kv + key) * stride[1] + u->kv_head * stride[2];
-        bool even = !((at | dim) & 7) && !((unsigned long long)out & 15);
-        store_row(dtype, out, at, x, columns, r, dim, key < w->len_kv, even);
+        store_gradient_row(p, out, stride, w->batch, w->start_kv + key, u->kv_head, x, columns, 0, r, dim,
+                           key < w->len_kv);
     }
 }
 

@@ -20,6 +20,9 @@
 #define WARPGROUPS 2            /* that compute scores or their gradients */
 #define WARPS (4 * WARPGROUPS)
 
+/* schedule.whole: who takes units alone adds to their rows' grad_q. */
+#define WHOLE_HEADS (ATTN_MASK == CAUSAL && ATTN_SM90_BACKWARD_WHOLE(BLOCK_KEYS))
+
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)
 #define PANEL_ROWS (BLOCK_ROWS * 128) /* bytes of a panel of rows */
@@ -64,10 +67,17 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
-/* Where grad_q of a tile goes, its place in workspaces, and when: the unit's rank among those that add to it. */
+/* Where grad_q of a tile goes, its place in workspaces, and when: the unit's rank among those that add to it. part: of
+ * whole heads, what the unit is of these, else 0. The first one stores its share, the last one, with the sums of those
+ * before, grad_q. */
 typedef struct dq_note {
-    int block, rank;
+    int block, rank, part;
 } dq_note;
+
+enum { WHOLE_FIRST = 1, WHOLE_LAST = 2 };
+
+#define IS_FIRST(note) (WHOLE_HEADS && rarely((note).part & WHOLE_FIRST))
+#define IS_LAST(note) (WHOLE_HEADS && rarely((note).part & WHOLE_LAST))
 
 typedef struct row_note {
     int row0, head;

@@ -209,6 +209,15 @@ DEVICE void add_floats(float *to, const float *x)
                  : "memory");
 }
 
+/* What additions to memory have made, of which this multiprocessor's cache knows nothing. */
+DEVICE void load_floats(float *x, const float *from)
+{
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "l"(from)
+                 : "memory");
+}
+
 DEVICE void store_shared_floats(u32 address, const float *x)
 {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
@@ -219,6 +228,15 @@ DEVICE void store_shared_floats(u32 address, const float *x)
 DEVICE void bulk_add(float *to, u32 from, u32 bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+/* Stores them there. */
+DEVICE void bulk_store(float *to, u32 from, u32 bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to),
                  "r"(from), "r"(bytes)
                  : "memory");

@@ -23,10 +23,11 @@ DEVICE void store_row16(int dtype, unsigned short *to, const float *out, int col
 
 DEVICE void store_row32(float *to, const float *out, int columns, int r, int dim, bool valid)
 {
+    int first = anew(threadIdx.x % 4 * 2);
     if (!valid) return;
 #pragma unroll
     for (int i = 0; i < columns / 4; i++) {
-        int col = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        int col = i / 2 * 8 + first + i % 2;
         if (col < dim) to[col] = out[i / 2 * 4 + 2 * r + i % 2];
     }
 }
@@ -40,9 +41,10 @@ DEVICE void store_row(int dtype, void *out, long long at, const float *x, int co
     } else if (__all_sync(~0u, even)) {
         store_row16(dtype, (unsigned short *)out + at, x, columns, r, dim, valid);
     } else if (valid) {
+        int first = anew(threadIdx.x % 4 * 2);
 #pragma unroll
         for (int i = 0; i < columns / 4; i++) {
-            int col = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+            int col = i / 2 * 8 + first + i % 2;
             if (col < dim)
                 ((unsigned short *)out)[at + col] = (unsigned short)pack_as(dtype, x[i / 2 * 4 + 2 * r + i % 2], 0);
         }

@@ -14,7 +14,8 @@
 #define PASTE(a, b) PASTE_(a, b)
 
 /* Row and column of fragment element i in the thread's warpgroup. */
-#define fragment_row(i) ((int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4 + (i) / 2 % 2 * 8)
+#define fragment_row_of(thread, i) ((thread) % 128 / 32 * 16 + (thread) % 32 / 4 + (i) / 2 % 2 * 8)
+#define fragment_row(i) fragment_row_of((int)threadIdx.x, i)
 #define fragment_col(i) ((i) / 4 * 8 + (int)threadIdx.x % 4 * 2 + (i) % 2)
 
 /* x, alike in the warp, known to be: descriptors are then reckoned in uniform registers, each when it is needed. */
