@@ -450,6 +450,11 @@ DEVICE int anew(int x)
     return x;
 }
 
+DEVICE int thread_anew(void)
+{
+    return (int)threadIdx.x;
+}
+
 DEVICE u64 kept(u64 x)
 {
     return x;

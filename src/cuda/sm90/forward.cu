@@ -24,9 +24,6 @@
 #define REGISTERS_CONSUMER 232
 #endif
 
-/* One set of scores, and P in registers that they have left: PV is waited for before QK is issued into them. */
-#define P_IN_SCORES (ATTN_SETS == ONE && ATTN_KEYS * 3 / 4 + ATTN_DIM_V / 2 > REGISTERS_CONSUMER - 32)
-
 #include "params.h"
 #include "ptx.h"
 #include "tile.h"

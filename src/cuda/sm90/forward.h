@@ -54,9 +54,9 @@ DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c,
     while (!is_ours(p, s, c)) {
         int tiles = work_ahead(s, c);
 #pragma unroll 1
-        for (int stages = tiles > NO_KEYS ? tiles : behind; stages > 0; stages--)
+        for (int stages = tiles > NO_KEYS ? tiles + LATE_QUERIES : behind; stages > 0; stages--)
             pass_stage(s, c);
-        behind = tiles > NO_KEYS;
+        behind = tiles > NO_KEYS && !LATE_QUERIES;
         if (tiles == NO_WORK) return false;
         if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
         c->item++;
@@ -111,12 +111,6 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
         if (i % 2) issue_pv(out, probability + 4 * i - 4, values, i - 1, i > 1 || sums);
         issue_pv(out, probability + 4 * i, values, i, i > 0 || sums);
     }
-    if (ahead && P_IN_SCORES) {
-        wgmma_commit();
-        wgmma_wait(0);
-        pin_floats(out, DIM_V / 2);
-        wgmma_fence();
-    }
     if (ahead) issue_ahead(ahead, queries, keys, PIECES);
     wgmma_commit();
     c->soft.sum[0] += sum[0] + sum[1], c->soft.sum[1] += sum[2] + sum[3];
@@ -166,13 +160,14 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
 
 #if LATE_QUERIES
 
-/* From the last tile's scores to the row tile's results. The stage of its values has the next row tile's first keys. */
+/* From the last tile's scores to the row tile's results. The stage of its values has no keys. */
 DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *out)
 {
     wait_stage(s, c);
     products(p, s, c, score, 0, out, c->key0, 0, take_values(s, c, c->kv.index, valid_keys(p, c)));
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
+    release_stages(s, c, c->kv.index);
     end_rows(p, s, c, out);
 }
 
@@ -277,7 +272,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 DEVICE void consume(const attn_sm90_params *p, const shared *s)
 {
     consumer c = { (int)threadIdx.x / 128 - 1 };
-    for (bool behind = false; skip_others(p, s, &c, behind); behind = true)
+    for (bool behind = false; skip_others(p, s, &c, behind); behind = !LATE_QUERIES)
         attend(p, s, &c);
 }
 

@@ -7,9 +7,6 @@
 typedef struct consumer {
     int group, item;
     stage q, kv;
-#if ATTN_MASK == CAUSAL
-    int whole; /* all rows of the warpgroup see every key before it */
-#endif
     int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
 #if ATTN_MASK == GENERAL
     int partial, common; /* of its note */
@@ -65,7 +62,6 @@ DEVICE int count_keys(const attn_sm90_params *p, const shared *s, consumer *c)
     int skip = tiles_unseen(p, w, c->group);
     c->left -= skip;
     c->key0 = (w->last - skip) * KEYS;
-    c->whole = whole_keys(p, w, c->group);
     return skip;
 #else
     return 0;
@@ -111,7 +107,8 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
     change_scores(p, c->w, score, c->group, c->key0);
 #endif
 #if ATTN_MASK == CAUSAL
-    bool partial = c->key0 + KEYS > c->whole || c->key0 < whole_from(p, c->w, c->group);
+    int whole = whole_keys(p, c->w, c->group);
+    bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, c->w, c->group);
     if (rarely(partial)) hide(p, c->w, score, c->group, c->key0);
 #else
     if (rarely(c->partial)) hide(p, c->w, score, c->group, c->partial, c->key0);
@@ -120,7 +117,7 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
     if (UNCHECKED && c->settled) return false;
 #if ATTN_MASK == CAUSAL
     bool parted = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a part's last tile */
-    if (UNCHECKED && first && c->key0 < c->whole && !c->w->careful && !rarely(parted)) {
+    if (UNCHECKED && first && c->key0 < whole && !c->w->careful && !rarely(parted)) {
         softmax_begin(&c->soft, score, UNIT(p));
         c->settled = true;
         return false;
@@ -154,7 +151,7 @@ DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, fl
 DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
 {
 #if ATTN_MASK == CAUSAL
-    bool whole = c->key0 <= c->whole && c->settled;
+    bool whole = c->settled && c->key0 <= whole_keys(p, c->w, c->group);
     if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->w->len_kv;
     return whole ? min(c->left, max(0, c->key0 - whole_from(p, c->w, c->group)) / KEYS) : 0;
 #else

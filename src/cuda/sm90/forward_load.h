@@ -152,11 +152,12 @@ DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w,
 }
 
 /* Key tiles of a row tile that are loaded before its queries. Where these have one slot it is taken until the last
- * scores of the row tile before; by then this many stages are empty, and the first brings that row tile's last values.
+ * scores of the row tile before; by then this many stages are empty, the first of which brings that row tile's last
+ * values, or has brought them.
  */
 DEVICE int keys_first(const producer *at)
 {
-    return Q_SLOTS == 1 && at->item > 1 ? STAGES - 1 : 0;
+    return Q_SLOTS == 1 && at->item > 1 ? STAGES - 1 - LATE_QUERIES : 0;
 }
 
 #if ATTN_MASK == CAUSAL
@@ -173,6 +174,7 @@ DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, pr
         load_keys(p, s, at, w, &note);
         if (i == first - 1) load_queries(p, s, at);
     }
+    if (LATE_QUERIES) flush_values(p, s, at);
     __syncwarp();
 }
 

@@ -102,7 +102,7 @@ DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
 DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
 {
-    int at = anew(group * 64 + fragment_row(0)), column = key0 + fragment_col(0);
+    int at = place_in_tile(thread_anew()), column = key0 + fragment_col(0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int end = min(w->len_kv, reach_of(p, w) + row_of(p, at + 8 * r)) - column;

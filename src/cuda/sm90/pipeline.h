@@ -38,7 +38,8 @@ DEVICE void release(u32 empty)
 #ifdef ATTN_KEYS
 
 /* Where queries have one slot, the next row tile's land while the results of the one in hand are stored: its first
- * scores are computed behind that, not beside the last products. */
+ * scores are computed behind that, not beside the last products. So the last values do not share a stage with its first
+ * keys, which come from memory. */
 #define LATE_QUERIES (Q_SLOTS == 1 && SETS == 2 && ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN)
 
 /* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */

@@ -115,7 +115,7 @@ DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
 /* 16-bit outputs of a warp's rows, the first at place `place0`, straight from registers: there is no stage. */
 DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *out, u32 stage, int place0)
 {
-    int at = place0 + anew(threadIdx.x % 32 / 4);
+    int at = place0 + thread_anew() % 32 / 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         place to = place_of(p, w, at + 8 * r);
@@ -142,7 +142,7 @@ DEVICE void store_packed16(const attn_sm90_params *p, const work *w, u32 read, i
  * swizzled as tiles are: what is stored at once is 4 rows of 128 bytes. */
 DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *out, u32 stage, int place0)
 {
-    int lane = anew(threadIdx.x % 32), column = lane % 8 * 8;
+    int lane = thread_anew() % 32, column = lane % 8 * 8;
     u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
     u32 read = stage + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
     place first = { place0 + lane / 8, 0 };
@@ -177,7 +177,7 @@ DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *
 /* Stores output and LSE of a warpgroup's rows; stage: the warp's 2 KiB. False: a row's sum says little. */
 DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group, u32 stage)
 {
-    int at = anew(group * 64 + fragment_row(0));
+    int at = place_in_tile(thread_anew());
     row_end end[2];
     bool fine = true;
 #pragma unroll
@@ -196,10 +196,10 @@ DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const s
             store_row32(single_of(p, w, to), out, DIM_V, r, p->dim_v, to.row >= 0);
         }
     } else {
-        store_rows16(p, w, out, stage, group * 64 + threadIdx.x % 128 / 32 * 16);
+        store_rows16(p, w, out, stage, at - at % 16);
     }
     float *lse = is_part(w) ? p->partial_lse : p->lse;
-    int r = anew(threadIdx.x % 4);
+    int r = thread_anew() % 4;
     if (lse && r < 2) {
         place to = place_of(p, w, at + 8 * r);
         if (to.row >= 0) lse[line_of(p, w, to)] = r ? end[1].lse : end[0].lse;

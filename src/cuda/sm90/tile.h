@@ -18,6 +18,12 @@
 #define fragment_row(i) fragment_row_of((int)threadIdx.x, i)
 #define fragment_col(i) ((i) / 4 * 8 + (int)threadIdx.x % 4 * 2 + (i) % 2)
 
+/* The place in its row tile of the first row of a consumer's fragment (forward). */
+DEVICE int place_in_tile(int thread)
+{
+    return thread / 128 * 64 - 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+
 /* x, alike in the warp, known to be: descriptors are then reckoned in uniform registers, each when it is needed. */
 DEVICE u32 uniform(u32 x)
 {
