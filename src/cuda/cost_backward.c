@@ -18,7 +18,7 @@ static const double unit_clocks = 4000;   /* [e] filling the pipeline, storing *
 static const double simple_flops = 12;    /* a clock and SM: all is computed twice */
 static const double late_rounds = 0.2;    /* [m] as in the forward */
 static const double worth_it = 0.98;      /* splitting heads, or whole heads, must save so much */
-static const double kept_sums = 0.75;     /* of L2, at most, for sums of whole heads */
+static const double kept_sums = 0.5;      /* [m] of L2, at most, for sums of whole heads: 0.66 is too much */
 
 static double max_of(double a, double b)
 {
@@ -83,7 +83,7 @@ static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, cons
     bool bounded = d->flags & ATTN_CAUSAL || (d->flags & ATTN_WINDOW && d->window_right >= 0);
     int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->rows ? d->len_q : k->rows;
     double sums = (double)attn_cuda_whole_lines(d, device->multiprocessors / k->cluster) * k->dim * 4;
-    return !(k->features & others) && ATTN_SM90_BACKWARD_WHOLE(k->keys) && !(d->flags & ATTN_CUDA_LENGTHS) &&
+    return !(k->features & others) && ATTN_SM90_BACKWARD_WHOLE(k->dim) && !(d->flags & ATTN_CUDA_LENGTHS) &&
            (!bounded || rows + d->len_kv + right > d->len_q) && sums <= kept_sums * device->l2_bytes;
 }
 

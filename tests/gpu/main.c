@@ -164,7 +164,7 @@ static void whole_heads(const attn_cuda_kernel *k)
         { ATTN_WINDOW, -1, 5, 64, 384, 1 },
     };
     int sms = attn_cuda_machine_get()->device[0].multiprocessors, takers = sms / k->cluster;
-    if (k->features & ATTN_CHUNK || !ATTN_SM90_BACKWARD_WHOLE(k->keys)) return;
+    if (k->features & ATTN_CHUNK || !ATTN_SM90_BACKWARD_WHOLE(k->dim)) return;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
         attn_desc desc = { .flags = cases[i].flags,
                            .batch = i % 2 ? takers : 2 * takers,

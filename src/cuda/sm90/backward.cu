@@ -7,7 +7,7 @@
 
 /* Of a thread; together what the block is started with: 512 threads of 128, 384 of 168. A GENERAL producer walks masks.
  */
-#if ATTN_BLOCK_KEYS == 128 && ATTN_MASK == GENERAL
+#if ATTN_BLOCK_KEYS == 128 && (ATTN_MASK == GENERAL || ATTN_DIM > 64)
 #define REGISTERS_PRODUCER 32
 #define REGISTERS_CONSUMER 208
 #define REGISTERS_DQ 64

@@ -66,12 +66,6 @@ DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int f
     return params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + place;
 }
 
-DEVICE void take_four(float *sum, float4 x, float scale)
-{
-    sum[0] = (sum[0] + x.x) * scale, sum[1] = (sum[1] + x.y) * scale;
-    sum[2] = (sum[2] + x.z) * scale, sum[3] = (sum[3] + x.w) * scale;
-}
-
 /* Adds the fragment that lies there, columns from `first` on, to its tile's sums; the first ones at its turn. */
 DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, dq_note to, int first,
                        int columns)
@@ -95,31 +89,32 @@ DEVICE void meet_sums(const attn_sm90_backward_params *params)
     __syncwarp();
 }
 
-/* Stores the fragment that lies there, columns from `first` on, with their sums as the gradient that it completes. Each
- * thread has its own back. */
-DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared *s, const unit *u, const row_note *note,
-                          int first)
+/* The last unit's share is computed on top of a whole head's sums: columns from `first` on. */
+DEVICE void take_sums(const attn_sm90_backward_params *params, dq_note to, int first, float *grad_q)
 {
-    enum { COLUMNS = 32 };
+    const float *sums = sums_of(params, to, first);
+#pragma unroll
+    for (int i = 0; i < DQ_COLUMNS / 2; i++)
+        grad_q[i] = 0;
+    if (IS_FIRST(to)) return;
+#pragma unroll
+    for (int c = 0; c < DQ_COLUMNS / 8; c++)
+        if (first + 8 * c < DIM) load_floats(grad_q + 4 * c, sums + 128 * c);
+}
+
+/* Columns of the gradient, from `first` on, to their place. */
+DEVICE void store_grad_q(const attn_sm90_backward_params *params, const unit *u, const row_note *note, int first,
+                         float *grad_q)
+{
     const attn_sm90_params *p = &params->common;
-#pragma unroll 1
-    for (int column = 0; column < DQ_COLUMNS && first + column < DIM; column += COLUMNS) {
-        const float *sums = sums_of(params, note->dq, first + column);
-        float x[COLUMNS / 2] = { 0 };
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 8 && !IS_FIRST(note->dq); i++)
-            load_floats(x + 4 * i, sums + 128 * i);
+    for (int i = 0; i < DQ_COLUMNS / 2; i++)
+        grad_q[i] *= p->scale;
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 8; i++) {
-            u32 place = DQ_PLACE(s) + (column / 8 + i) * 512 + threadIdx.x % 32 * 16;
-            take_four(x + 4 * i, load_shared_floats(place), p->scale);
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int row = note->row0 + fragment_row_of(anew((int)threadIdx.x), 2 * r);
-            store_gradient_row(p, params->grad_q, params->grad_q_stride, u->place.batch, row, note->head, x, COLUMNS,
-                               first + column, r, p->dim_qk, row < u->place.len_q);
-        }
+    for (int r = 0; r < 2; r++) {
+        int row = note->row0 + fragment_row_of(anew((int)threadIdx.x), 2 * r);
+        store_gradient_row(p, params->grad_q, params->grad_q_stride, u->place.batch, row, note->head, grad_q,
+                           DQ_COLUMNS, first, r, p->dim_qk, row < u->place.len_q);
     }
 }
 
@@ -127,14 +122,14 @@ DEVICE void finish_grad_q(const attn_sm90_backward_params *params, const shared 
 
 #define LAST_COLUMN ((DIM - 1) / DQ_COLUMNS * DQ_COLUMNS) /* of those that are computed together, the last's first */
 
-/* The columns of a panel of keys. */
-DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys)
+/* The columns of a panel of keys, plus grad_q if `keep`. */
+DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys, bool keep)
 {
     u32 a = uniform(ds), b = uniform(keys);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_KEYS / 16; k++)
-        wgmma_tt_64(grad_q, descriptor(a, 0) + (k * 2048 >> 4), descriptor(b, 0) + (k * 2048 >> 4), k > 0);
+        wgmma_tt_64(grad_q, descriptor(a, 0) + (k * 2048 >> 4), descriptor(b, 0) + (k * 2048 >> 4), k > 0 || keep);
     wgmma_commit();
 }
 
@@ -147,17 +142,21 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
         int buffer = RING_INDEX(c->tiles, 2);
         barrier_wait(BARRIER(s, ds_full, buffer), RING_PHASE(c->tiles, 2));
         const row_note note = *ROW_NOTE(s, c->tiles); /* which is another tile's when dS is let go */
+        bool finishes = IS_LAST(note.dq);
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; panel++) {
-            issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS);
-            if (panel > 0 && !IS_LAST(note.dq)) add_grad_q(params, s, c, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
+            if (finishes) take_sums(params, note.dq, panel * DQ_COLUMNS, grad_q);
+            issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS, finishes);
+            if (panel > 0 && !finishes) add_grad_q(params, s, c, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
             wgmma_wait(0);
             pin_floats(grad_q, DQ_COLUMNS / 2);
             if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
-            put_grad_q(s, grad_q);
-            if (IS_LAST(note.dq)) finish_grad_q(params, s, unit_of(s, c->units), &note, panel * DQ_COLUMNS);
+            if (finishes)
+                store_grad_q(params, unit_of(s, c->units), &note, panel * DQ_COLUMNS, grad_q);
+            else
+                put_grad_q(s, grad_q);
         }
-        if (!IS_LAST(note.dq)) add_grad_q(params, s, c, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
+        if (!finishes) add_grad_q(params, s, c, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
         if (params->turns) end_turn(s, c);
         last = note.last;
     }

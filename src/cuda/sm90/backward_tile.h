@@ -21,7 +21,7 @@
 #define WARPS (4 * WARPGROUPS)
 
 /* schedule.whole: who takes units alone adds to their rows' grad_q. */
-#define WHOLE_HEADS (ATTN_MASK == CAUSAL && ATTN_SM90_BACKWARD_WHOLE(BLOCK_KEYS))
+#define WHOLE_HEADS (ATTN_MASK == CAUSAL && ATTN_SM90_BACKWARD_WHOLE(DIM))
 
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)

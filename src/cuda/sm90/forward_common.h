@@ -7,6 +7,9 @@
 typedef struct consumer {
     int group, item;
     stage q, kv;
+#if ATTN_MASK == CAUSAL
+    int whole; /* whole_keys() of the row tile */
+#endif
     int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
 #if ATTN_MASK == GENERAL
     int partial, common; /* of its note */
@@ -62,11 +65,22 @@ DEVICE int count_keys(const attn_sm90_params *p, const shared *s, consumer *c)
     int skip = tiles_unseen(p, w, c->group);
     c->left -= skip;
     c->key0 = (w->last - skip) * KEYS;
+    c->whole = whole_keys(p, w, c->group);
     return skip;
 #else
     return 0;
 #endif
 }
+
+#if ATTN_MASK == CAUSAL
+
+/* All rows of the warpgroup see every key before it. LATE_QUERIES kernels have no register to keep it in. */
+DEVICE int whole_of(const attn_sm90_params *p, const consumer *c)
+{
+    return LATE_QUERIES ? whole_keys(p, c->w, c->group) : c->whole;
+}
+
+#endif
 
 /* Keys of the tile in hand that are the sequence's. */
 DEVICE int valid_keys(const attn_sm90_params *p, const consumer *c)
@@ -107,7 +121,7 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
     change_scores(p, c->w, score, c->group, c->key0);
 #endif
 #if ATTN_MASK == CAUSAL
-    int whole = whole_keys(p, c->w, c->group);
+    int whole = whole_of(p, c);
     bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, c->w, c->group);
     if (rarely(partial)) hide(p, c->w, score, c->group, c->key0);
 #else
@@ -151,7 +165,7 @@ DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, fl
 DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
 {
 #if ATTN_MASK == CAUSAL
-    bool whole = c->settled && c->key0 <= whole_keys(p, c->w, c->group);
+    bool whole = c->settled && c->key0 <= whole_of(p, c);
     if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->w->len_kv;
     return whole ? min(c->left, max(0, c->key0 - whole_from(p, c->w, c->group)) / KEYS) : 0;
 #else

@@ -199,7 +199,7 @@ DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const s
         store_rows16(p, w, out, stage, at - at % 16);
     }
     float *lse = is_part(w) ? p->partial_lse : p->lse;
-    int r = thread_anew() % 4;
+    int r = anew(threadIdx.x % 4);
     if (lse && r < 2) {
         place to = place_of(p, w, at + 8 * r);
         if (to.row >= 0) lse[line_of(p, w, to)] = r ? end[1].lse : end[0].lse;
