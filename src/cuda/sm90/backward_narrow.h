@@ -10,38 +10,30 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H
 #define ATTN_CUDA_SM90_BACKWARD_NARROW_H
 
-/* Turns are the first lane's of each warp. The warp's additions to the tiles before the one in hand have ended, which
- * bulk_wait has made known to the thread as if they were its own. */
+/* Additions are the first lane's of each warp, turns the whole warp's: what lanes did by themselves would cost the
+ * assembler what it knows of the others. The warp's additions to the tiles before the one in hand have ended, which
+ * bulk_wait has made known to the lane as if they were its own. */
 DEVICE void pass_turn(const shared *s, consumer *c)
 {
-    if (c->passed == c->tiles) return;
-    barrier_arrive(TURN_DONE(s, c->passed));
+    if (c->passed != c->tiles && threadIdx.x % 32 == 0) barrier_arrive(TURN_DONE(s, c->passed));
     c->passed = c->tiles;
 }
 
 /* Until the turn of the tile in hand has come. Who waits lets nobody wait for what it added before. */
 DEVICE void take_turn(const shared *s, consumer *c)
 {
-    if (threadIdx.x % 32 == 0) {
-        u32 come = TURN_COME(s, c->tiles), phase = TURN_PHASE(c->tiles);
-        if (!barrier_test(come, phase)) {
-            bulk_wait();
-            pass_turn(s, c);
-            barrier_wait(come, phase);
-        }
-        fence_async_memory();
+    while (!barrier_test(TURN_COME(s, c->tiles), TURN_PHASE(c->tiles))) {
+        bulk_wait();
+        pass_turn(s, c);
     }
-    __syncwarp();
+    fence_async_memory();
 }
 
 /* The tile's additions, the last PANELS of the warp, are under way. */
 DEVICE void end_turn(const shared *s, consumer *c)
 {
-    if (threadIdx.x % 32 == 0) {
-        bulk_wait_but(PANELS);
-        pass_turn(s, c);
-    }
-    __syncwarp();
+    bulk_wait_but(PANELS);
+    pass_turn(s, c);
 }
 
 /* Where a warp's fragments of grad_q pass through shared memory. */
@@ -62,7 +54,7 @@ DEVICE void put_grad_q(const shared *s, const float *grad_q)
  * register for it. */
 DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int first)
 {
-    int place = sums_place_of(anew((int)threadIdx.x), DIM, first / 8);
+    int place = sums_place_of(WHOLE_HEADS ? anew((int)threadIdx.x) : (int)threadIdx.x, DIM, first / 8);
     return params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + place;
 }
 
@@ -160,7 +152,7 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
         if (params->turns) end_turn(s, c);
         last = note.last;
     }
-    if (!params->turns || threadIdx.x % 32) return;
+    if (!params->turns) return;
     bulk_wait();
     pass_turn(s, c);
 }
