@@ -22,9 +22,11 @@ DEVICE void pass_turn(const shared *s, consumer *c)
 /* Until the turn of the tile in hand has come. Who waits lets nobody wait for what it added before. */
 DEVICE void take_turn(const shared *s, consumer *c)
 {
-    while (!barrier_test(TURN_COME(s, c->tiles), TURN_PHASE(c->tiles))) {
+    u32 come = TURN_COME(s, c->tiles), phase = TURN_PHASE(c->tiles);
+    if (!barrier_test(come, phase)) {
         bulk_wait();
         pass_turn(s, c);
+        barrier_wait(come, phase);
     }
     fence_async_memory();
 }
