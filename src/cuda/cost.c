@@ -117,11 +117,12 @@ int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_
 }
 
 /* Heads whose row tiles are worked off together: under a causal mask as many as have their keys and values in half of
- * L2. */
+ * L2, but less than the kernels' quotient() takes. */
 static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads, int64_t tiles)
 {
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype);
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head)) * (double)(heads / d->heads_kv);
+    fit = min_of(fit, ATTN_SM90_HEADS_MOST / 2);
     int64_t all = heads * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     return attn_cuda_head_group(d, all, d->flags & ATTN_CAUSAL ? fit : 1, tiles, device->multiprocessors);
 }
@@ -305,6 +306,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
         .splits = c->choice.splits,
         .parted = (int)parted,
         .pack = (int)pack,
+        .rows = c->kernel->rows / (int)pack,
         .parted_lines = lines_of(d, &c->choice, pack, row_tiles, parted),
     };
     return true;

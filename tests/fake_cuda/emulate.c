@@ -167,6 +167,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     const attn_sm90_schedule *s = &p->schedule;
     int group = p->heads_q / p->heads_kv;
     fake_expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
+    fake_expect(s->rows == k->rows / s->pack, symbol, "rows");
     fake_expect(k->rows % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->rows, symbol,
                 "packs heads that do not fit");
     fake_expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
@@ -180,6 +181,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->splits == 1 || s->parted > 0, symbol, "nothing is parted");
     check_parted(symbol, k, p, all);
     fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
+    fake_expect(s->head_group < ATTN_SM90_HEADS_MOST, symbol, "head_group");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
 }
 

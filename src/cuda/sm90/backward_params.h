@@ -109,7 +109,8 @@ typedef struct attn_sm90_total_params {
 
 /* Of a variant: threads of a block, floats a head of alibi_parts. */
 #define ATTN_SM90_BACKWARD_THREADS(keys) ((keys) == 64 ? 384 : 512)
-/* Whether CAUSAL variants can take whole heads: where the sums of 512 rows a block stay in L2, and registers suffice. */
+/* Whether CAUSAL variants can take whole heads: where the sums of 512 rows a block stay in L2, and registers suffice.
+ */
 #define ATTN_SM90_BACKWARD_WHOLE(dim) ((dim) <= 64)
 #define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (8 * (((len_kv) + (keys)-1) / (keys)))
 

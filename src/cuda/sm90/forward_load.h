@@ -12,7 +12,7 @@ DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const 
         barrier_arrive(full);
         return;
     }
-    barrier_expect(full, PANELS * 128 * (ROWS / pack * pack));
+    barrier_expect(full, PANELS * 128 * p->schedule.rows * pack);
 #pragma unroll
     for (int i = 0; i < PANELS; i++)
         tma_load(s->q + slot * TILE_Q + i * PANEL_Q, &p->q_map, full, 64 * i, w->head, w->start_q + w->row0,

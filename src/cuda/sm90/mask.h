@@ -43,7 +43,7 @@ DEVICE int2 part_of(const attn_sm90_params *p, const work *w, int all)
 /* The key tiles of *w: `tiles` of them, from `last` downwards. */
 DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
 {
-    int rows = ROWS / p->schedule.pack, shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
+    int rows = p->schedule.rows, shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
     if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
         end = min(end - 1, min(w->row0 + rows, w->len_q) - 1 + shift + p->mask.right) + 1;
         low = max(0, w->row0 + shift - p->mask.left) / KEYS;
@@ -311,7 +311,7 @@ typedef struct walk {
 DEVICE walk walk_start(const attn_sm90_params *p, const work *w)
 {
     int2 part = part_of(p, w, (w->len_kv + KEYS - 1) / KEYS);
-    int row1 = min(w->row0 + ROWS / p->schedule.pack, w->len_q);
+    int row1 = min(w->row0 + p->schedule.rows, w->len_q);
     walk at = { w->row0, row1, 0, part.x, part.y, 0, 0, 0 };
     return at;
 }

@@ -50,6 +50,7 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits, parted;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
+    int rows; /* of a head in a row tile: the variant's / pack */
     long long parted_lines;
     unsigned *counter;
 } attn_sm90_schedule;
@@ -127,6 +128,9 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_NODE_GROUP 32
 #define ATTN_SM90_NODES(len_kv, keys) \
     (((len_kv) + (keys)-1) / (keys) + ((len_kv) + ATTN_SM90_NODE_GROUP * (keys)-1) / (ATTN_SM90_NODE_GROUP * (keys)))
+
+/* A head_group is less: what the kernels divide by. */
+#define ATTN_SM90_HEADS_MOST (1 << 20)
 
 /* Shared memory of a forward variant, bytes: queries, the rings of keys and values, output on its way (by turns: none),
  * barriers and tile notes. */
