@@ -18,7 +18,7 @@ static const double unit_clocks = 4000;   /* [e] filling the pipeline, storing *
 static const double simple_flops = 12;    /* a clock and SM: all is computed twice */
 static const double late_rounds = 0.2;    /* [m] as in the forward */
 static const double worth_it = 0.98;      /* splitting heads, or whole heads, must save so much */
-static const double kept_sums = 0.5;      /* [m] of L2, at most, for sums of whole heads: 0.66 is too much */
+static const double kept_sums = 0.5;      /* [m] of L2, at most, for sums of whole heads: 0.55 is too much */
 
 static double max_of(double a, double b)
 {
