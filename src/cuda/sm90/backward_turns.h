@@ -4,8 +4,9 @@
  * is read and raised by a thread of its own beside the producer, as either takes as long as memory does, and a release
  * in memory waits for all that the block has written:
  *
- *     keeper                  note of tile t -> until the count says so: come -> of a tile before: done -> raise its
- * count warps that add grad_q   come -> add -> done
+ *     keeper         note of tile t -> until its count says so: come
+ *                    -> of a tile before: done -> raise its count
+ *     who adds to it come -> add -> done
  *
  * Units wait only for those that were taken before them (unit_next), whose blocks run. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_TURNS_H
