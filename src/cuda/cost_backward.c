@@ -182,12 +182,14 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
     clocks_of(device, kernel, clocks);
     choice->choice.seconds = INFINITY;
     int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
-    for (int splits = 1; splits <= group; splits++)
-        for (int whole = 0; whole <= (splits == 1 && takes_whole(desc, device, kernel)); whole++) {
+    for (int splits = 1; splits <= group; splits++) {
+        if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
+        bool wholly = splits == 1 && takes_whole(desc, device, kernel);
+        for (int whole = 0; whole <= wholly; whole++) {
             attn_cuda_choice c = start;
-            if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
             predict(desc, device, kernel, clocks, splits, whole, &c);
             if (c.choice.seconds < worth_it * choice->choice.seconds) *choice = c;
         }
+    }
     return lay_out(desc, device, choice);
 }

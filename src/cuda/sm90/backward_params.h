@@ -3,14 +3,14 @@
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__); R = 64 query rows:
  *
  *   1. attn_sm90_backward_rows_<dtype>: LSE and delta of each row (and what 2 to 4 need zeroed).
- * attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
+ *      attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
  *   2. attn_sm90_backward_<name>, one a line of backward_variants.def: gradients of q (f32 sums), k and v (and of the
  *      bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block
  *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes
- * before it with ATTN_INTERVALS (on .common).
+ *      before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
- * grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.whole; for grad_k
- *      and grad_v where splits > 1.
+ *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.whole;
+ *      for grad_k and grad_v where splits > 1.
  *   4. attn_sm90_backward_total: adds up parts of grad_alibi, of grad_sink. attn_sm90_total_params; grid count, block
  *      256.
  *
@@ -37,9 +37,10 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *              that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns. For variants of
  *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees a
  *              key: min(len_q, R) + len_kv - len_q + mask.right > 0
- *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units, whole: of heads; 0 is not
- * launched counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b +
- * their count, ... With turns never NULL */
+ *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units, whole: of heads;
+ *              0 is not launched
+ *   counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b + their
+ *              count, ... With turns never NULL */
 typedef struct attn_sm90_backward_schedule {
     int key_tiles, total, head_group, grid, splits, whole;
     unsigned *counter;
@@ -109,10 +110,10 @@ typedef struct attn_sm90_total_params {
 
 /* Of a variant: threads of a block, floats a head of alibi_parts. */
 #define ATTN_SM90_BACKWARD_THREADS(keys) ((keys) == 64 ? 384 : 512)
-/* Whether CAUSAL variants can take whole heads: where the sums of 512 rows a block stay in L2, and registers suffice.
- */
-#define ATTN_SM90_BACKWARD_WHOLE(dim) ((dim) <= 64)
 #define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (8 * (((len_kv) + (keys)-1) / (keys)))
+
+/* Whether CAUSAL variants can take whole heads: if sums of 512 rows a block stay in L2, and registers suffice. */
+#define ATTN_SM90_BACKWARD_WHOLE(dim) ((dim) <= 64)
 
 /* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
  * keys of the other block of a cluster, gradients of q or (64 keys) probabilities, barriers, statistics and notes. */

@@ -123,7 +123,7 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
 #if ATTN_MASK == CAUSAL
     int whole = whole_of(p, c);
     bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, c->w, c->group);
-    if (rarely(partial)) hide(p, c->w, score, c->group, c->key0);
+    if (rarely(partial)) hide(p, c->w, score, c->key0);
 #else
     if (rarely(c->partial)) hide(p, c->w, score, c->group, c->partial, c->key0);
 #endif
@@ -153,7 +153,7 @@ DEVICE void begin_rows(const shared *s, consumer *c)
 /* The row tile in hand is done; the next begins. */
 DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out)
 {
-    bool fine = finish(p, c->w, out, &c->soft, c->group, s->out + (threadIdx.x / 32 - 4) * 2048);
+    bool fine = finish(p, c->w, out, &c->soft, s->out + (threadIdx.x / 32 - 4) * 2048);
     if (UNCHECKED && rarely(!fine) && !c->w->careful) c->w->failed = 1;
     begin_rows(s, c);
 }

@@ -100,7 +100,7 @@ DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
 }
 
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
-DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int group, int key0)
+DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int key0)
 {
     int at = place_in_tile(thread_anew()), column = key0 + fragment_col(0);
 #pragma unroll

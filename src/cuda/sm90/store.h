@@ -175,7 +175,7 @@ DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *
 #endif
 
 /* Stores output and LSE of a warpgroup's rows; stage: the warp's 2 KiB. False: a row's sum says little. */
-DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, int group, u32 stage)
+DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, u32 stage)
 {
     int at = place_in_tile(thread_anew());
     row_end end[2];
