@@ -178,6 +178,7 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
     if (d->dim_qk > kernel->dim) d->dim_qk = 1 + d->dim_qk % kernel->dim;
     if (d->dim_v > kernel->dim_v) d->dim_v = 1 + d->dim_v % kernel->dim_v;
     if (d->dim_v == 0 && d->dim_qk > kernel->dim_v) d->dim_v = kernel->dim_v;
+    if (gone & ATTN_VARLEN) d->total_q = d->total_kv = 0;
     if (gone & ATTN_WINDOW) d->window_left = d->window_right = 0;
     if (gone & ATTN_CHUNK) d->chunk = 0;
     if (gone & ATTN_INTERVALS) d->interval_vectors = d->interval_heads = 0;

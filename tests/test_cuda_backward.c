@@ -105,6 +105,28 @@ static void short_heads_are_taken_whole(void **state)
     end_context(context);
 }
 
+/* Where a head has few tiles of keys, the last of them finishes grad_q: what would zero and convert its sums takes
+ * longer than turns do. */
+static void sums_of_short_heads_are_folded(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small_backward();
+    desc.heads_q = desc.heads_kv = 8, desc.dim_qk = desc.dim_v = 256;
+    for (int64_t len = 512; len <= 8192; len *= 16) {
+        desc.len_q = desc.len_kv = len, desc.batch = 16384 / len;
+        for (int i = 0; i < 2; i++) {
+            desc.flags = i ? ATTN_CAUSAL : 0;
+            assert_int_equal(strstr(info_of(&desc).kernel, "_folded") != NULL, len == 512);
+        }
+    }
+    desc.len_q = desc.len_kv = 512, desc.batch = 32, desc.flags = ATTN_LENS_KV;
+    assert_null(strstr(info_of(&desc).kernel, "_folded"));
+    desc.flags = ATTN_WINDOW;
+    assert_null(strstr(info_of(&desc).kernel, "_folded"));
+    end_context(context);
+}
+
 static void kernels_are_chosen(void **state)
 {
     (void)state;
@@ -190,7 +212,8 @@ static void parameters_say_it_all(void **state)
 {
     (void)state;
     static const char *const kernels[] = { "sm90_backward_bf16_d64_128", "sm90_backward_f16_d128_128_rich",
-                                           "sm90_backward_bf16_d256_64_pair" };
+                                           "sm90_backward_bf16_d256_64_pair",
+                                           "sm90_backward_bf16_d192_64_pair_folded" };
     check_grid *grid = check_grid_create(CHECK_SEED);
     for (int i = 0; i < COUNT(kernels); i++) {
         check_sweep sweep = check_sweep_create(grid, ATTN_CUDA, kernels[i], ATTN_ISA_AUTO);
@@ -206,10 +229,15 @@ static void parameters_say_it_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kernels_are_chosen),          cmocka_unit_test(wrong_wishes_are_refused),
-        cmocka_unit_test(every_layout_is_taken),       cmocka_unit_test(the_workspace_is_exact),
-        cmocka_unit_test(short_heads_are_taken_whole), cmocka_unit_test(what_is_empty_has_gradients_of_0),
-        cmocka_unit_test(a_bias_has_one_gradient),     cmocka_unit_test(parameters_say_it_all),
+        cmocka_unit_test(kernels_are_chosen),
+        cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(every_layout_is_taken),
+        cmocka_unit_test(the_workspace_is_exact),
+        cmocka_unit_test(short_heads_are_taken_whole),
+        cmocka_unit_test(sums_of_short_heads_are_folded),
+        cmocka_unit_test(what_is_empty_has_gradients_of_0),
+        cmocka_unit_test(a_bias_has_one_gradient),
+        cmocka_unit_test(parameters_say_it_all),
     };
     cuda_begin();
     return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));

@@ -14,11 +14,12 @@ static const double added_bytes = 16.4;   /* [m] a clock and SM that L2 adds to 
 static const double score_clocks = 0.145; /* [e] a score: 2^x, and ten other instructions, beside no product */
 static const double rich_clocks = 0.15;   /* as in the forward */
 static const double wait_clocks = 300;    /* [e] a step */
-static const double unit_clocks = 4000;   /* [e] filling the pipeline, storing */
-static const double simple_flops = 12;    /* a clock and SM: all is computed twice */
-static const double late_rounds = 0.2;    /* [m] as in the forward */
-static const double worth_it = 0.98;      /* splitting heads, or whole heads, must save so much */
-static const double kept_sums = 0.5;      /* [m] of L2, at most, for sums of whole heads: 0.55 is too much */
+static const double turn_share[] = { 0.09, 0.04 }; /* [m] of a step: taking turns, and who begins late; of a cluster */
+static const double unit_clocks = 4000;            /* [e] filling the pipeline, storing */
+static const double simple_flops = 12;             /* a clock and SM: all is computed twice */
+static const double late_rounds = 0.2;             /* [m] as in the forward */
+static const double worth_it = 0.98;               /* splitting heads, or whole heads, must save so much */
+static const double kept_sums = 0.5;               /* [m] of L2, at most, for sums of whole heads: 0.55 is too much */
 
 static double max_of(double a, double b)
 {
@@ -47,16 +48,20 @@ typedef struct traffic {
     double around, within;
 } traffic;
 
-static traffic traffic_of(const attn_desc *d, int dim, bool whole)
+/* How units' shares of grad_q come together (backward_params.h). */
+enum { ADDED, FOLDED, WHOLE };
+
+static traffic traffic_of(const attn_desc *d, int dim, int way)
 {
     attn_shape s = attn_shape_of(d);
     double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
     double rows = (double)s.q[0] * (double)s.q[1] * (double)d->heads_q,
            keys = (double)s.k[0] * (double)s.k[1] * (double)d->heads_kv, stored = (double)d->dim_qk * out,
-           sums = whole ? 0 : 4.0 * dim;
+           sums = 4.0 * dim;
     return (traffic){
-        .around = rows * (2 * (double)d->dim_v * out + 2 * sums + (whole ? 0 : stored)),
-        .within = rows * ((double)(d->dim_qk + d->dim_v) * size + 2 * sums + (whole ? stored : 0)) +
+        .around = rows * (2 * (double)d->dim_v * out + (way == ADDED ? 2 * sums + stored : 0)),
+        .within = rows * ((double)(d->dim_qk + d->dim_v) * size +
+                          (way == ADDED ? 2 * sums : stored + (way == FOLDED ? sums : 0))) +
                   keys * (double)(d->dim_qk + d->dim_v) * (size + out),
     };
 }
@@ -70,7 +75,7 @@ static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k,
         memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
         return;
     }
-    clocks[ATTN_PER_STEP] = step_clocks(k);
+    clocks[ATTN_PER_STEP] = step_clocks(k) * (k->folded ? 1 + turn_share[k->cluster == 2] : 1);
     clocks[ATTN_PER_TILE] = unit_clocks;
     clocks[ATTN_PER_RUN] = 3 * machine->start * machine->hertz;
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
@@ -90,7 +95,7 @@ static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, cons
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                     const double clocks[ATTN_CONSTANTS], int splits, bool whole, attn_cuda_choice *c)
 {
-    traffic bytes = traffic_of(d, k->dim, whole);
+    traffic bytes = traffic_of(d, k->dim, whole ? WHOLE : k->folded ? FOLDED : ADDED);
     int keys = k->keys * k->cluster, takers = device->multiprocessors / k->cluster;
     double heads = (double)(d->heads_kv * splits) * (double)d->batch, tiles = (double)attn_ceil_div(d->len_kv, keys);
     double units = tiles * heads, run = whole ? tiles : 1; /* units that are taken at once */
@@ -105,6 +110,8 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
     count[ATTN_PER_TILE] = run * (uneven && !whole ? rounds + late_rounds : ceil(rounds));
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
+    /* What a folded line takes turns for is among its own clocks. */
+    if (d->flags & ATTN_DETERMINISTIC && !whole && !k->folded) count[ATTN_PER_STEP] *= 1 + turn_share[k->cluster == 2];
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
     c->kernel = k;
@@ -119,10 +126,10 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     double start = attn_machine_for(ATTN_CUDA, device->name)->start;
     attn_cuda_set_time(device, all, splits > 1 ? 2 * start : 0, &c->choice);
     c->choice.level[0].bytes += bytes.around + sums;
-    c->backward.whole = whole;
+    c->backward.whole = whole, c->backward.folded = k->folded;
     c->dynamic = units / run > grid; /* equal units, too: blocks that share L2 do not keep step */
     /* Who waits for a unit's turn knows that a block has taken it. */
-    c->dynamic |= !whole && (d->flags & ATTN_DETERMINISTIC) != 0;
+    c->dynamic |= attn_cuda_takes_turns(d, &c->backward);
 }
 
 /* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. */
@@ -149,6 +156,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
         .head_group = whole ? 1 : (int)head_group(d, device, k, tiles * c->choice.splits),
         .grid = k->cluster * (int)min_of((double)(whole ? total / tiles : total), device->multiprocessors / k->cluster),
         .splits = c->choice.splits,
+        .folded = k->folded,
         .whole = whole,
     };
     return true;
@@ -157,7 +165,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
 static void cost_simple(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                         attn_cuda_choice *c)
 {
-    traffic bytes = traffic_of(d, 0, false);
+    traffic bytes = traffic_of(d, 0, ADDED);
     c->kernel = k;
     c->backward.splits = 1;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;

@@ -104,6 +104,13 @@ bool attn_cuda_lay_out_backward(const attn_desc *desc, attn_cuda_plan *cuda);
 void attn_cuda_fill_backward(const attn_desc *desc, attn_cuda_plan *cuda);
 int64_t attn_cuda_sum_lines(const attn_desc *desc, bool of_keys); /* lines of sums over rows, or over keys */
 int64_t attn_cuda_whole_lines(const attn_desc *desc, int takers); /* over rows, where so many take whole heads */
+
+/* Whether units of keys add to grad_q in turns. */
+static inline bool attn_cuda_takes_turns(const attn_desc *desc, const attn_sm90_backward_schedule *s)
+{
+    return s->folded || (desc->flags & ATTN_DETERMINISTIC && !s->whole);
+}
+
 attn_status attn_cuda_load_backward(const attn_desc *desc, const attn_cuda_place *place, attn_cuda_plan *cuda);
 void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words);
 

@@ -37,6 +37,7 @@ typedef struct attn_cuda_kernel {
     int rows, keys; /* of a tile */
     int stages, slots;
     int cluster;                            /* blocks launched together: its grid is a multiple */
+    bool folded;                            /* backward: units take turns, and the last finishes grad_q */
     uint32_t features;                      /* flags of attn_desc it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */

@@ -55,7 +55,7 @@ bool attn_cuda_lay_out_backward(const attn_desc *d, attn_cuda_plan *cuda)
     const attn_cuda_kernel *k = cuda->chosen.kernel;
     attn_cuda_layout *l = &cuda->layout;
     int splits = cuda->chosen.backward.splits;
-    bool turns = attn_cuda_is_line(k) && d->flags & ATTN_DETERMINISTIC && !cuda->chosen.backward.whole;
+    bool turns = attn_cuda_is_line(k) && attn_cuda_takes_turns(d, &cuda->chosen.backward);
     double rows = (double)attn_cuda_sum_lines(d, false),
            keys = splits > 1 ? splits * (double)attn_cuda_sum_lines(d, true) : 0;
     double heads = (double)d->batch * (double)d->heads_q;
@@ -86,6 +86,8 @@ void attn_cuda_fill_backward(const attn_desc *d, attn_cuda_plan *cuda)
 
 attn_status attn_cuda_load_backward(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
+    const attn_sm90_backward_schedule *s = &cuda->chosen.backward;
+    bool converts = attn_cuda_is_line(cuda->chosen.kernel) && (!(s->whole || s->folded) || s->splits > 1);
     const struct {
         bool wanted;
         const char *stem;
@@ -95,7 +97,7 @@ attn_status attn_cuda_load_backward(const attn_desc *d, const attn_cuda_place *p
         { true, "backward_simple_q", &cuda->simple },
         { true, "backward_simple_kv", &cuda->simple_kv },
         { d->flags & ATTN_BIAS, "backward_simple_bias", &cuda->simple_bias },
-        { attn_cuda_is_line(cuda->chosen.kernel) && !cuda->chosen.backward.whole, "backward_convert", &cuda->convert },
+        { converts, "backward_convert", &cuda->convert },
     };
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
@@ -123,9 +125,10 @@ void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words)
              c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "on demand" : "in turn",
              s->head_group, s->head_group == 1 ? "" : "s");
     attn_say(words, "sums       grad_q in f32, %.4g MiB, %s", query_lines(d, c) * c->kernel->dim * 4 / mib,
-             s->whole                        ? "of heads in hand: whole heads are taken, in a fixed order"
-             : d->flags & ATTN_DETERMINISTIC ? "added to in a fixed order"
-                                             : "added to as tiles end");
+             s->whole                      ? "of heads in hand: whole heads are taken, in a fixed order"
+             : s->folded                   ? "added to in a fixed order, and finished by the last tile"
+             : attn_cuda_takes_turns(d, s) ? "added to in a fixed order"
+                                           : "added to as tiles end");
     if (s->splits > 1)
         attn_say(words, "; grad_k and grad_v of %d parts of the heads that share keys, %.4g MiB", s->splits,
                  s->splits * (double)attn_cuda_sum_lines(d, true) * (c->kernel->dim + c->kernel->dim_v) * 4 / mib);

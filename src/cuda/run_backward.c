@@ -41,7 +41,7 @@ static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
         p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);
         p->grad_v_sum = attn_cuda_at(c, l->grad_v_sum);
     }
-    if (d->flags & ATTN_DETERMINISTIC && !p->schedule.whole) p->turns = attn_cuda_at(c, l->turns);
+    if (attn_cuda_takes_turns(d, &p->schedule)) p->turns = attn_cuda_at(c, l->turns);
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->counter);
     p->alibi_count = (int)ATTN_SM90_BACKWARD_ALIBI(d->len_kv, c->cuda->chosen.kernel->keys);
 }
@@ -163,7 +163,7 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
         status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
     if (!status) status = run_rows(c, p);
     if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
-    if (!status && !p->schedule.whole) status = convert_queries(c, p);
+    if (!status && !p->schedule.whole && !p->schedule.folded) status = convert_queries(c, p);
     for (int values = 0; values < 2 && p->schedule.splits > 1 && !status; values++)
         status = convert_keys(c, p, values);
     if (!status && bias_after) status = run_bias(c, p);

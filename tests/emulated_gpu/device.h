@@ -303,6 +303,12 @@ DEVICE void store_shared_floats(u32 address, const float *x)
     memcpy(gpu_at(address, 16, 16), x, 16);
 }
 
+DEVICE void store_floats(float *to, const float *x)
+{
+    for (int i = 0; i < 4; i++)
+        to[i] = x[i];
+}
+
 DEVICE void add_floats(float *to, const float *x)
 {
     for (int i = 0; i < 4; i++)

@@ -157,7 +157,8 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
     fake_expect(!p->turns || s->counter, symbol, "turns, and units in no order of time");
     fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");
-    fake_expect((c->flags & ATTN_DETERMINISTIC && !s->whole) == (p->turns != NULL), symbol,
+    fake_expect(s->folded == k->folded && !(s->folded && s->whole), symbol, "folded sums");
+    fake_expect((s->folded || (c->flags & ATTN_DETERMINISTIC && !s->whole)) == (p->turns != NULL), symbol,
                 "an order, or none, that nobody asked for");
 }
 
@@ -214,7 +215,8 @@ static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchCo
     if (s->whole && s->key_tiles > 1)
         memset(p->grad_q_sum, 0x55,
                (size_t)(s->grid / k->cluster * (c->heads_q / c->heads_kv) * p->q_pitch) * (size_t)k->dim * 4);
-    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole ? NULL : p->grad_q_sum, p->q_pitch, k->dim, c->scale);
+    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole || s->folded ? NULL : p->grad_q_sum, p->q_pitch, k->dim,
+            c->scale);
     fake_expect((s->splits > 1) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of splits");
     int64_t keys = lines_of(c, p->kv_pitch, c->heads_kv);
     float kept = 256 / (256 - (float)c->score.dropout_threshold);

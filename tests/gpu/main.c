@@ -147,9 +147,10 @@ static bool takes_whole_heads(const attn_cuda_kernel *k, attn_desc desc)
     return strstr(text, "whole heads") != NULL;
 }
 
-/* As many KV heads as there are blocks, or twice as many, of several tiles of keys: a block takes whole heads. Without
- * a mask, causal and by windows, in which units are the first, the last, both or neither that see a tile of rows. */
-static void whole_heads(const attn_cuda_kernel *k)
+/* Heads of several tiles of keys whose sums the last tile finishes: without a mask, causal and by windows, in which
+ * units are the first, the last, both or neither that see a tile of rows; rows without keys. As many KV heads as there
+ * are blocks, or twice as many: a block takes whole heads; or, of folded sums, as few as let blocks wait for turns. */
+static void finished_heads(const attn_cuda_kernel *k)
 {
     static const struct {
         uint32_t flags;
@@ -163,19 +164,24 @@ static void whole_heads(const attn_cuda_kernel *k)
         { ATTN_WINDOW | ATTN_SINK, 10, 200, 300, 257, 1 },
         { ATTN_DETERMINISTIC, 0, 0, 65, 640, 2 },
         { ATTN_WINDOW, -1, 5, 64, 384, 1 },
+        { ATTN_CAUSAL, 0, 0, 700, 129, 1 },
     };
     int sms = attn_cuda_machine_get()->device[0].multiprocessors, takers = sms / k->cluster;
-    if (k->features & ATTN_CHUNK || !ATTN_SM90_BACKWARD_WHOLE(k->dim)) return;
+    bool whole = !(k->features & ATTN_CHUNK) && ATTN_SM90_BACKWARD_WHOLE(k->dim);
+    if (!whole && !k->folded) return;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+        if (cases[i].flags & ~k->features) continue;
+        int batch = i % 2 ? takers : 2 * takers;
         attn_desc desc = { .flags = cases[i].flags,
-                           .batch = i % 2 ? takers : 2 * takers,
+                           .batch = k->folded ? (batch + 7) / 8 : batch,
                            .heads_q = cases[i].group,
                            .heads_kv = 1,
                            .len_q = cases[i].len_q,
                            .len_kv = cases[i].len_kv,
                            .window_left = cases[i].left,
                            .window_right = cases[i].right };
-        result(takes_whole_heads(k, desc), "%s, case %d: units are taken by themselves", k->name, i);
+        bool all = cases[i].len_q < k->rows + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
+        result(takes_whole_heads(k, desc) == (whole && all), "%s, case %d: whole heads, or none", k->name, i);
         check_kernel(k, desc, i, false);
     }
 }
@@ -533,7 +539,7 @@ int main(int argc, char **argv)
         if (!attn_cuda_is_line(k) || !wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;
         lengths(k);
-        (attn_cuda_direction(k) == ATTN_FORWARD ? last_waves : whole_heads)(k);
+        (attn_cuda_direction(k) == ATTN_FORWARD ? last_waves : finished_heads)(k);
     }
     if (one) result(checks > 0, "%s is none of the kernels", only);
     printf("%d checks on the GPU, %d failed\n", checks, failures);

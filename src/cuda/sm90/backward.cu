@@ -1,9 +1,11 @@
 /* One backward variant: the build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM, ATTN_DIM_V, ATTN_BLOCK_KEYS, ATTN_STAGES,
- * ATTN_SLOTS, ATTN_CLUSTER, ATTN_MASK and ATTN_SCORE from its line of backward_variants.def. */
+ * ATTN_SLOTS, ATTN_CLUSTER, ATTN_SUMS, ATTN_MASK and ATTN_SCORE from its line of backward_variants.def. */
 #define CAUSAL 0
 #define GENERAL 1
 #define PLAIN 0
 #define RICH 1
+#define ADDED 0
+#define FOLDED 1
 
 /* Of a thread; together what the block is started with: 512 threads of 128, 384 of 168. A GENERAL producer walks masks.
  */

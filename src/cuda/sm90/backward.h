@@ -14,13 +14,13 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KE
 {
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
-    pipeline_init(&s, params.turns != NULL);
+    pipeline_init(&s, TAKES_TURNS(&params) != 0);
     if (threadIdx.x < 128) {
         REGISTERS_DROP(REGISTERS_PRODUCER);
         u32 warp = uniform(threadIdx.x / 32);
         if (warp == 0)
             produce(&params, &s);
-        else if (warp == 1 && params.turns)
+        else if (warp == 1 && TAKES_TURNS(&params))
             keep_turns(&params, &s);
 #if !WIDE
     } else if (threadIdx.x >= 32 * DQ_FIRST_WARP) {

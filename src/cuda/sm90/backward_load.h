@@ -28,7 +28,7 @@ DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u,
     if (threadIdx.x % 32 == 0) {
         s->notes->units[RING_INDEX(at->units, SLOTS + 1)] = *u;
         if (u->some > 0) {
-            int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, key = u->place.start_kv + u->key0;
+            int batch = IS_PACKED(p) ? 0 : u->place.batch, key = u->place.start_kv + u->key0;
             barrier_expect(full, TILE_K + TILE_V + TILE_PEER);
             load_panels(s->k + slot * TILE_K, &p->k_map, full, 0, PANELS, PANEL_KEYS, u->kv_head, key, batch);
             load_panels(s->v + slot * TILE_V, &p->v_map, full, 0, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
@@ -51,9 +51,10 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
     u32 full = BARRIER(s, q_full, stage);
     wait_empty(BARRIER(s, q_empty, stage), RING_PHASE(at->tiles, STAGES) ^ 1);
     if (threadIdx.x % 32 == 0) {
-        int batch = p->flags & FLAG_VARLEN ? 0 : u->place.batch, row = u->place.start_q + note.row0;
+        int batch = IS_PACKED(p) ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
         note.dq.block = (int)(line / BLOCK_ROWS), note.dq.part = 0;
+        if (FOLDS && note.dq.rank == 0) note.dq.part = FIRST_SHARE;
 #if WHOLE_HEADS
         if (params->schedule.whole) note.dq = whole_note(params, u, note.head, note.row0);
 #endif
@@ -145,7 +146,7 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
                       const row_note *note)
 {
     barrier_wait(BARRIER(s, q_full, RING_INDEX(c->tiles, STAGES)), RING_PHASE(c->tiles, STAGES));
-    if (!(p->flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
+    if (FOLDS || !(p->flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
     int valid = u->place.len_q - note->row0;
     if (valid >= BLOCK_ROWS) return;
     zero_tail(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q, PANELS, BLOCK_ROWS, valid);

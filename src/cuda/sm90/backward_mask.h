@@ -29,13 +29,13 @@ DEVICE int share_index(const shared *s, stage *at, int taken)
 DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, int index, stage *at)
 {
     const attn_sm90_backward_schedule *schedule = &params->schedule;
-    u32 taken = 0, takers = gridDim.x / CLUSTER, first = params->turns ? 0 : takers;
+    u32 taken = 0, takers = gridDim.x / CLUSTER, first = TAKES_TURNS(params) ? 0 : takers;
     u32 run = WHOLE_HEADS && schedule->whole ? schedule->key_tiles : 1;
     if ((u32)(index + 1) % run) return index + 1;
-    if (!params->turns && index < 0) return (int)(blockIdx.x / CLUSTER * run);
-    if (!schedule->counter) return index + 1 + (int)((takers - 1) * run);
+    if (!TAKES_TURNS(params) && index < 0) return (int)(blockIdx.x / CLUSTER * run);
+    if (!FOLDS && !schedule->counter) return index + 1 + (int)((takers - 1) * run);
     if (threadIdx.x % 32 == 0 && s->rank == 0)
-        taken = atomicInc(schedule->counter, (u32)schedule->total / run - 1 + (params->turns ? takers : 0));
+        taken = atomicInc(schedule->counter, (u32)schedule->total / run - 1 + (TAKES_TURNS(params) ? takers : 0));
     taken = (first + __shfl_sync(~0u, taken, 0)) * run;
     return CLUSTER == 2 ? share_index(s, at, (int)taken) : (int)taken;
 }
@@ -48,7 +48,7 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     const attn_sm90_backward_schedule *s = &params->schedule;
     const attn_sm90_params *p = &params->common;
     work *w = &u->place;
-    bool varlen = p->flags & FLAG_VARLEN;
+    bool varlen = IS_PACKED(p);
     int group = s->head_group * s->key_tiles * s->splits, behind = s->total - 1 - index, rest = behind % group;
     int first = behind / group * s->head_group,
         heads = min(s->head_group, p->heads_kv * (varlen ? 1 : p->batch) - first);
@@ -58,12 +58,13 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     w->batch = first / p->heads_kv, u->kv_head = first % p->heads_kv;
     if (varlen && !find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, UNIT_KEYS, number, &w->batch, &number, &count))
         return false;
-    bool upwards = params->turns || (WHOLE_HEADS && s->whole);
+    bool upwards = TAKES_TURNS(params) || (WHOLE_HEADS && s->whole);
     u->first_key = (upwards ? number : count - 1 - number) * UNIT_KEYS;
     int share = p->heads_q / p->heads_kv / s->splits;
     u->first_head = u->kv_head * (p->heads_q / p->heads_kv) + u->split * share, u->end_head = u->first_head + share;
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
-    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
+    int2 q = { 0, p->len_q }, kv = { 0, p->len_kv };
+    if (!FOLDS) q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
+    if (!FOLDS) kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
     u->key0 = u->first_key + (CLUSTER == 2 ? (int)cluster_rank() * BLOCK_KEYS : 0);
     return u->first_key < w->len_kv;
@@ -114,6 +115,7 @@ DEVICE row_walk rows_start(const attn_sm90_params *p, const unit *u)
         rows.end = 0;
     else if (ATTN_MASK == CAUSAL || !(p->flags & FLAG_DETERMINISTIC))
         rows = rows_of(p, &w, u->first_key);
+    if (FOLDS && u->first_key == 0) rows.first = 0; /* it finishes rows without keys, too */
     int first = rows.first / BLOCK_ROWS;
     row_walk at = { u->first_head, first, (max(rows.end, 0) + BLOCK_ROWS - 1) / BLOCK_ROWS, first, 0, 0, 0 };
     return at;
@@ -135,6 +137,7 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
         note->partial |= last - p->mask.right > first_row || u->key0 + p->mask.left < last_row;
         seen = min(seen, last_row + p->mask.right);
     }
+    if (FOLDS) seen = max(seen, 0);
     note->dq.rank = seen / UNIT_KEYS - u->first_key / UNIT_KEYS;
     return true;
 }
@@ -149,8 +152,8 @@ DEVICE dq_note whole_note(const attn_sm90_backward_params *params, const unit *u
     int first_key = max(0, row0 + shift - m->left), last_key = min(w->len_kv - 1, last_row + shift + m->right);
     int plane = (int)(blockIdx.x / CLUSTER) * (u->end_head - u->first_head) + head - u->first_head;
     dq_note to = { plane * (params->q_pitch / BLOCK_ROWS) + row0 / BLOCK_ROWS, 0, 0 };
-    to.part += last_key < u->first_key + UNIT_KEYS ? WHOLE_FIRST : 0;
-    to.part += first_key >= u->first_key ? WHOLE_LAST : 0;
+    to.part += last_key < u->first_key + UNIT_KEYS ? FIRST_SHARE : 0;
+    to.part += first_key >= u->first_key ? LAST_SHARE : 0;
     return to;
 }
 
@@ -221,7 +224,8 @@ DEVICE u32 seeing_columns(const attn_sm90_params *p, const work *w, const row_no
 DEVICE pairs_seen pairs_of(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
 {
     const work *w = &u->place;
-    int key[2] = { u->key0 + key_in_unit + fragment_row(0), u->key0 + key_in_unit + fragment_row(2) };
+    int thread = THREAD, first_key = u->key0 + key_in_unit;
+    int key[2] = { first_key + fragment_row_of(thread, 0), first_key + fragment_row_of(thread, 2) };
     pairs_seen seen = { seeing_columns(p, w, note, key[0]) | seeing_columns(p, w, note, key[1]) << 16 };
 #if ATTN_MASK == GENERAL
     if (!(p->flags & (FLAG_BLOCKS | FLAG_BITS))) return seen;

@@ -96,22 +96,6 @@ DEVICE void take_sums(const attn_sm90_backward_params *params, dq_note to, int f
         if (first + 8 * c < DIM) load_floats(grad_q + 4 * c, sums + 128 * c);
 }
 
-/* Columns of the gradient, from `first` on, to their place. */
-DEVICE void store_grad_q(const attn_sm90_backward_params *params, const unit *u, const row_note *note, int first,
-                         float *grad_q)
-{
-    const attn_sm90_params *p = &params->common;
-#pragma unroll
-    for (int i = 0; i < DQ_COLUMNS / 2; i++)
-        grad_q[i] *= p->scale;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int row = note->row0 + fragment_row_of(anew((int)threadIdx.x), 2 * r);
-        store_gradient_row(p, params->grad_q, params->grad_q_stride, u->place.batch, row, note->head, grad_q,
-                           DQ_COLUMNS, first, r, p->dim_qk, row < u->place.len_q);
-    }
-}
-
 /* ---- grad_q by a warpgroup of its own --------------------------------------------------------- */
 
 #define LAST_COLUMN ((DIM - 1) / DQ_COLUMNS * DQ_COLUMNS) /* of those that are computed together, the last's first */
@@ -146,7 +130,7 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
             pin_floats(grad_q, DQ_COLUMNS / 2);
             if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
             if (finishes)
-                store_grad_q(params, unit_of(s, c->units), &note, panel * DQ_COLUMNS, grad_q);
+                store_grad_q(params, unit_of(s, c->units), &note, grad_q, DQ_COLUMNS, panel * DQ_COLUMNS);
             else
                 put_grad_q(s, grad_q);
         }

@@ -36,8 +36,23 @@ DEVICE void issue_part(float *grad_q, int group, u32 ds, u32 keys, int keep)
             WGMMA_OTHER(grad_q, descriptor(ds, 0) + (i * 2048 >> 4), descriptor(keys, 0) + (i * 2048 >> 4), keep || i);
 }
 
-/* grad_q of the tile before the one in hand. */
-DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int group)
+/* FOLDED, of a unit that ends rows: the share of the tile in hand will be computed on top of the sums, which come
+ * beside other products, when its turn has come. False: on nothing. */
+DEVICE bool take_sums(const attn_sm90_backward_params *params, const shared *s, const consumer *c, float *grad_q,
+                      int columns, int column)
+{
+    dq_note to = ROW_NOTE(s, c->tiles)->dq;
+    barrier_wait(TURN_COME(s, c->tiles), TURN_PHASE(c->tiles));
+    if (IS_FIRST(to)) return false;
+    const float *sums = sums_of(params, to, column);
+#pragma unroll
+    for (int i = 0; i < columns / 8; i++)
+        load_floats(grad_q + 4 * i, sums + i * 128);
+    return true;
+}
+
+/* grad_q of the tile before the one in hand, plus what is there if `keep`. */
+DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int group, bool keep)
 {
     u32 column = first_column(s, group), at = column / 64 * PANEL_KEYS + column % 64 * 2;
     barrier_wait(BARRIER(s, ds_full, 0), (c->tiles - 1) & 1);
@@ -45,7 +60,7 @@ DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int
     u32 ds = uniform(s->ds), peer_ds = uniform(s->ds + TILE_DS);
     u32 k = uniform(s->k + at), peer_k = uniform(s->peer_k + at - PEER_PANEL(s->rank) * PANEL_KEYS);
     wgmma_fence();
-    issue_part(grad_q, group, ds, k, 0);
+    issue_part(grad_q, group, ds, k, keep);
     issue_part(grad_q, group, peer_ds, peer_k, 1);
     wgmma_commit();
 }
@@ -59,6 +74,19 @@ DEVICE dq_note take_columns(const shared *s, float *grad_q, int columns, int til
     release(empty);
     if (threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(empty, s->peer));
     return to;
+}
+
+/* Its columns to where they go. */
+DEVICE void pass_columns(const attn_sm90_backward_params *params, const shared *s, const consumer *c, const unit *u,
+                         bool ends, dq_note to, float *grad_q, int columns, int column)
+{
+    if (FOLDS) to = ROW_NOTE(s, c->tiles - 1)->dq; /* there is no register to keep it in */
+    if (!ends) {
+        add_columns(params, s, c, to, grad_q, columns, column);
+        return;
+    }
+    store_grad_q(params, u, ROW_NOTE(s, c->tiles - 1), grad_q, columns, column);
+    release(TURN_DONE(s, c->tiles - 1));
 }
 
 /* A warp's part of dS to its place, where its P was, and to the other block. */
@@ -81,6 +109,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
     const attn_sm90_params *p = &params->common;
     float grad_q[FIRST_COLUMNS / 2];
     dq_note to;
+    bool ends = FOLDS && u->first_key == 0, keep = false;
     u32 k = uniform(s->k);
     int start = c->tiles, column = (int)first_column(s, 0);
     for (bool last = false; !last; c->tiles++) {
@@ -95,7 +124,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         wgmma_fence();
         issue_from_shared(score, k, uniform(s->q + stage * TILE_Q), DIM);
         wgmma_commit();
-        issue_columns(s, c, grad_q, 0);
+        issue_columns(s, c, grad_q, 0, keep);
         wgmma_wait(1);
         pin_floats(score, BLOCK_ROWS / 2);
         take_scores(p, u, note, seen, score, slope, probability, 0, s->statistics + stage * STATISTICS, NULL);
@@ -106,16 +135,17 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         release(BARRIER(s, p_full, 0));
 
         issue_grad_v(grad_v, probability, uniform(s->g + stage * TILE_G));
-        if (c->tiles > start) add_columns(params, s, c, to, grad_q, FIRST_COLUMNS, column);
+        if (c->tiles > start) pass_columns(params, s, c, u, ends, to, grad_q, FIRST_COLUMNS, column);
+        if (ends) keep = take_sums(params, s, c, grad_q, FIRST_COLUMNS, column);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         release(BARRIER(s, q_empty, stage));
     }
-    issue_columns(s, c, grad_q, 0);
+    issue_columns(s, c, grad_q, 0, keep);
     wgmma_wait(0);
     to = take_columns(s, grad_q, FIRST_COLUMNS, c->tiles - 1);
-    add_columns(params, s, c, to, grad_q, FIRST_COLUMNS, column);
+    pass_columns(params, s, c, u, ends, to, grad_q, FIRST_COLUMNS, column);
 }
 
 DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
@@ -124,6 +154,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
     const attn_sm90_params *p = &params->common;
     float grad_q[OTHER_COLUMNS / 2];
     dq_note to;
+    bool ends = FOLDS && u->first_key == 0, keep = false;
     slope_sum alibi = { 0, -1 };
     u32 v = uniform(s->v);
     int start = c->tiles, column = (int)first_column(s, 1);
@@ -134,7 +165,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         const row_note *note = ROW_NOTE(s, c->tiles);
         wait_rows(p, s, c, u, note);
 
-        issue_columns(s, c, grad_q, 1);
+        issue_columns(s, c, grad_q, 1, keep);
         wgmma_fence();
         issue_from_shared(dp, v, uniform(s->g + stage * TILE_G), DIM_V);
         wgmma_commit();
@@ -148,16 +179,17 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         give_both(s, ds);
 
         issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
-        if (c->tiles > start) add_columns(params, s, c, to, grad_q, OTHER_COLUMNS, column);
+        if (c->tiles > start) pass_columns(params, s, c, u, ends, to, grad_q, OTHER_COLUMNS, column);
+        if (ends) keep = take_sums(params, s, c, grad_q, OTHER_COLUMNS, column);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_k, DIM / 2);
         release(BARRIER(s, q_empty, stage));
     }
-    issue_columns(s, c, grad_q, 1);
+    issue_columns(s, c, grad_q, 1, keep);
     wgmma_wait(0);
     to = take_columns(s, grad_q, OTHER_COLUMNS, c->tiles - 1);
-    add_columns(params, s, c, to, grad_q, OTHER_COLUMNS, column);
+    pass_columns(params, s, c, u, ends, to, grad_q, OTHER_COLUMNS, column);
 }
 
 #endif

@@ -9,7 +9,7 @@
  *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes
  *      before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
- *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.whole;
+ *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.folded or whole;
  *      for grad_k and grad_v where splits > 1.
  *   4. attn_sm90_backward_total: adds up parts of grad_alibi, of grad_sink. attn_sm90_total_params; grid count, block
  *      256.
@@ -33,6 +33,8 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
  *              and f32 grad_q in L2 at once, where units differ in length more if need be. ATTN_DETERMINISTIC: too
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
+ *   folded     1 for FOLDED variants: of the units that add to a tile of rows, in turns, the first stores its share and
+ *              the last finishes grad_q, so that sums are not zeroed before and not converted behind
  *   whole      1: a taker (a block, or cluster) takes all key tiles of a KV head one behind another, the last first, so
  *              that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns. For variants of
  *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees a
@@ -42,7 +44,7 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *   counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b + their
  *              count, ... With turns never NULL */
 typedef struct attn_sm90_backward_schedule {
-    int key_tiles, total, head_group, grid, splits, whole;
+    int key_tiles, total, head_group, grid, splits, folded, whole;
     unsigned *counter;
 } attn_sm90_backward_schedule;
 
@@ -75,11 +77,12 @@ typedef struct attn_sm90_backward_params {
     float *stats;      /* 2 floats a line */
     void *grad_o_copy; /* NULL, or (batch, len_q, heads_q, ceil(dim_v / 8) * 8), VARLEN (total_q, ...), of dtype: where
                         * TMA does not take grad_o (f32, strides, address); written by 1 */
-    float *grad_q_sum; /* dim floats a line of rows; zeroed by 1 (the simple kernels: NULL). whole: of the lines that
-                        * one KV head's query heads have, a taker's behind another's, not zeroed */
+    float *grad_q_sum; /* dim floats a line of rows; zeroed by 1 but folded (the simple kernels: NULL). whole: of the
+                        * lines that one KV head's query heads have, a taker's behind another's, not zeroed */
     float *grad_k_sum,
         *grad_v_sum;    /* splits > 1, else NULL: dim, dim_v floats a line of keys, one split behind another */
-    unsigned *turns;    /* ATTN_DETERMINISTIC but whole, else NULL: one a tile of lines of rows; zeroed by 1 */
+    unsigned *turns;    /* folded, or ATTN_DETERMINISTIC but whole, else NULL: one a tile of lines of rows; zeroed by
+                         * 1 */
     float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
                          * ATTN_SM90_BACKWARD_ALIBI; simple: ceil(len_q / 8) */
     int alibi_count;

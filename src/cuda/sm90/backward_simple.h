@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256)
         statistics[0] = lse[r] * LOG2_E, statistics[BLOCK_ROWS] = delta[r];
         if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * delta[r];
     }
-    if (params.grad_q_sum && !params.schedule.whole && row0 < q.y) {
+    if (params.grad_q_sum && !params.schedule.whole && !params.schedule.folded && row0 < q.y) {
         float4 *sums = (float4 *)(params.grad_q_sum + line0 * params.dim);
         for (int i = threadIdx.x; i < BLOCK_ROWS * params.dim / 4; i += 256)
             sums[i] = make_float4(0, 0, 0, 0);

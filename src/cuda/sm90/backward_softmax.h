@@ -126,9 +126,25 @@ DEVICE void store_gradient_row(const attn_sm90_params *p, void *out, const long 
                                int head, const float *x, int columns, int column, int r, int dim, bool valid)
 {
     int dtype = p->flags & FLAG_OUT_F32 ? 1 : ATTN_DTYPE;
-    long long at = (p->flags & FLAG_VARLEN ? 0 : batch * stride[0]) + row * stride[1] + head * stride[2] + column;
+    long long at = (IS_PACKED(p) ? 0 : batch * stride[0]) + row * stride[1] + head * stride[2] + column;
     bool even = !((at | dim) & 7) && !((unsigned long long)out & 15);
     store_row(dtype, out, at, x, columns, r, dim - column, valid, even);
+}
+
+/* Stores columns of a row tile's grad_q, from `column` on. */
+DEVICE void store_grad_q(const attn_sm90_backward_params *params, const unit *u, const row_note *note, float *grad_q,
+                         int columns, int column)
+{
+    const attn_sm90_params *p = &params->common;
+#pragma unroll
+    for (int i = 0; i < columns / 2; i++)
+        grad_q[i] *= p->scale;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = note->row0 + fragment_row_of(anew((int)threadIdx.x), 2 * r);
+        store_gradient_row(p, params->grad_q, params->grad_q_stride, u->place.batch, row, note->head, grad_q, columns,
+                           column, r, p->dim_qk, row < u->place.len_q);
+    }
 }
 
 /* Stores a unit's gradient of keys or values: to its place, or as a part of their sum. first: the unit's
@@ -138,7 +154,7 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *
 {
     const attn_sm90_params *p = &params->common;
     const work *w = &u->place;
-    bool varlen = p->flags & FLAG_VARLEN;
+    bool varlen = IS_PACKED(p);
     first += u->key0;
     if (sums) {
         long long lines = (varlen ? 1 : (long long)p->batch) * p->heads_kv * params->kv_pitch;
@@ -147,7 +163,7 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *
         if (first >= w->len_kv) return;
 #pragma unroll
         for (int i = 0; i < columns / 8; i++)
-            *(float4 *)(sums + line * columns + sums_place(columns, i)) =
+            *(float4 *)(sums + line * columns + sums_place_of(THREAD, columns, i)) =
                 make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
         return;
     }
@@ -156,7 +172,7 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *
         x[i] *= factor;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int key = first + fragment_row(2 * r);
+        int key = first + fragment_row_of(THREAD, 2 * r);
         store_gradient_row(p, out, stride, w->batch, w->start_kv + key, u->kv_head, x, columns, 0, r, dim,
                            key < w->len_kv);
     }

@@ -20,8 +20,17 @@
 #define WARPGROUPS 2            /* that compute scores or their gradients */
 #define WARPS (4 * WARPGROUPS)
 
+#define FOLDS (ATTN_SUMS == FOLDED)
+
 /* schedule.whole: who takes units alone adds to their rows' grad_q. */
-#define WHOLE_HEADS (ATTN_MASK == CAUSAL && ATTN_SM90_BACKWARD_WHOLE(DIM))
+#define WHOLE_HEADS (ATTN_MASK == CAUSAL && !FOLDS && ATTN_SM90_BACKWARD_WHOLE(DIM))
+
+/* What FOLDED variants do not look at. */
+#define IS_PACKED(p) (!FOLDS && (p)->flags & FLAG_VARLEN)
+#define TAKES_TURNS(params) (FOLDS || (params)->turns)
+
+/* The thread's number: FOLDED variants have no register to keep what follows from it. */
+#define THREAD (FOLDS ? thread_anew() : (int)threadIdx.x)
 
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)
@@ -67,17 +76,17 @@ typedef struct unit {
     int some; /* row tiles follow; NO_WORK: no more units */
 } unit;
 
-/* Where grad_q of a tile goes, its place in workspaces, and when: the unit's rank among those that add to it. part: of
- * whole heads, what the unit is of these, else 0. The first one stores its share, the last one, with the sums of those
- * before, grad_q. */
+/* Where grad_q of a tile goes, its place in workspaces, and when: the unit's rank among those that add to it. part:
+ * what the unit is of these, of whole heads and FOLDED, else 0. The first one stores its share, the last one (FOLDED:
+ * that of the first keys), with the sums of those before, grad_q. */
 typedef struct dq_note {
     int block, rank, part;
 } dq_note;
 
-enum { WHOLE_FIRST = 1, WHOLE_LAST = 2 };
+enum { FIRST_SHARE = 1, LAST_SHARE = 2 };
 
-#define IS_FIRST(note) (WHOLE_HEADS && rarely((note).part & WHOLE_FIRST))
-#define IS_LAST(note) (WHOLE_HEADS && rarely((note).part & WHOLE_LAST))
+#define IS_FIRST(note) ((WHOLE_HEADS || FOLDS) && rarely((note).part & FIRST_SHARE))
+#define IS_LAST(note) (WHOLE_HEADS && rarely((note).part & LAST_SHARE))
 
 typedef struct row_note {
     int row0, head;
@@ -205,7 +214,7 @@ DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
 /* A warpgroup's gradients of scores to its 64 rows of their tile. */
 DEVICE void store_score_gradients(u32 tile, const u32 *ds)
 {
-    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+    u32 thread = (u32)THREAD, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < BLOCK_ROWS / 16; k++)
         stmatrix_x4(tile + row * 128 + ((2 * k + lane / 16 ^ row % 8) << 4), ds + 4 * k);

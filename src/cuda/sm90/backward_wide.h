@@ -4,17 +4,28 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_WIDE_H
 #define ATTN_CUDA_SM90_BACKWARD_WIDE_H
 
+/* The thread's floats of a tile's sums, columns from `column` on. */
+DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int column)
+{
+    int place = anew(sums_place(DIM, column / 8)); /* not 32 addresses kept from tile to tile */
+    return params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + place;
+}
+
 /* Adds columns of grad_q of the tile before the one in hand, from first_column on; at its turn. */
 DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s, const consumer *c, dq_note to,
                         const float *grad_q, int columns, int first_column)
 {
-    float *sums = params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM);
-    int place = anew(sums_place(DIM, first_column / 8)); /* not 32 addresses kept from tile to tile */
-    if (params->turns) barrier_wait(TURN_COME(s, c->tiles - 1), TURN_PHASE(c->tiles - 1));
+    float *sums = sums_of(params, to, first_column);
+    if (TAKES_TURNS(params)) barrier_wait(TURN_COME(s, c->tiles - 1), TURN_PHASE(c->tiles - 1));
+    if (IS_FIRST(to))
 #pragma unroll
-    for (int i = 0; i < columns / 8; i++)
-        add_floats(sums + place + i * 128, grad_q + 4 * i);
-    if (params->turns) release(TURN_DONE(s, c->tiles - 1));
+        for (int i = 0; i < columns / 8; i++)
+            store_floats(sums + i * 128, grad_q + 4 * i);
+    else
+#pragma unroll
+        for (int i = 0; i < columns / 8; i++)
+            add_floats(sums + i * 128, grad_q + 4 * i);
+    if (TAKES_TURNS(params)) release(TURN_DONE(s, c->tiles - 1));
 }
 
 /* A fragment's words from one warpgroup's threads to the other's. In a cluster they lie where their warp's part of dS

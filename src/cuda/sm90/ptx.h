@@ -209,6 +209,13 @@ DEVICE void add_floats(float *to, const float *x)
                  : "memory");
 }
 
+DEVICE void store_floats(float *to, const float *x)
+{
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
+                 : "memory");
+}
+
 /* What additions to memory have made, of which this multiprocessor's cache knows nothing. */
 DEVICE void load_floats(float *x, const float *from)
 {
