@@ -111,6 +111,12 @@ static inline bool attn_cuda_takes_turns(const attn_desc *desc, const attn_sm90_
     return s->folded || (desc->flags & ATTN_DETERMINISTIC && !s->whole);
 }
 
+/* Whether the line's kernel finishes grad_q: no sums of it are converted behind. */
+static inline bool attn_cuda_finishes(const attn_sm90_backward_schedule *s)
+{
+    return s->folded || s->whole;
+}
+
 attn_status attn_cuda_load_backward(const attn_desc *desc, const attn_cuda_place *place, attn_cuda_plan *cuda);
 void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words);
 

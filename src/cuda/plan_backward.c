@@ -87,7 +87,7 @@ void attn_cuda_fill_backward(const attn_desc *d, attn_cuda_plan *cuda)
 attn_status attn_cuda_load_backward(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     const attn_sm90_backward_schedule *s = &cuda->chosen.backward;
-    bool converts = attn_cuda_is_line(cuda->chosen.kernel) && (!(s->whole || s->folded) || s->splits > 1);
+    bool converts = attn_cuda_is_line(cuda->chosen.kernel) && (!attn_cuda_finishes(s) || s->splits > 1);
     const struct {
         bool wanted;
         const char *stem;

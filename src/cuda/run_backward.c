@@ -163,7 +163,7 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
         status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
     if (!status) status = run_rows(c, p);
     if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
-    if (!status && !p->schedule.whole && !p->schedule.folded) status = convert_queries(c, p);
+    if (!status && !attn_cuda_finishes(&p->schedule)) status = convert_queries(c, p);
     for (int values = 0; values < 2 && p->schedule.splits > 1 && !status; values++)
         status = convert_keys(c, p, values);
     if (!status && bias_after) status = run_bias(c, p);

@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KE
 {
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
-    pipeline_init(&s, TAKES_TURNS(&params) != 0);
+    pipeline_init(&s, TAKES_TURNS(&params));
     if (threadIdx.x < 128) {
         REGISTERS_DROP(REGISTERS_PRODUCER);
         u32 warp = uniform(threadIdx.x / 32);
