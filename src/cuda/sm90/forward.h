@@ -31,10 +31,10 @@ DEVICE void release_stages(const shared *s, consumer *c, int from)
 
 /* Begins a row tile. Key tiles of which the warpgroup's rows see nothing are passed over: c->kv becomes the stage of
  * the first that they do see, and those before it stay the warpgroup's until release_stages. */
-DEVICE void take_work(const attn_sm90_params *p, const shared *s, consumer *c)
+DEVICE void take_work(const shared *s, consumer *c)
 {
 #pragma unroll 1
-    for (int skip = count_keys(p, s, c); skip > 0; skip--) {
+    for (int skip = count_keys(s, c); skip > 0; skip--) {
         stage_next(&c->kv, STAGES);
         wait_stage(s, c);
     }
@@ -51,14 +51,14 @@ DEVICE void pass_stage(const shared *s, consumer *c)
  * more work. */
 DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c, bool behind)
 {
-    while (!is_ours(p, s, c)) {
+    while (!is_ours(s, c)) {
         int tiles = work_ahead(s, c);
 #pragma unroll 1
         for (int stages = tiles > NO_KEYS ? tiles + LATE_QUERIES : behind; stages > 0; stages--)
             pass_stage(s, c);
         behind = tiles > NO_KEYS && !LATE_QUERIES;
         if (tiles == NO_WORK) return false;
-        if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
+        if (tiles == NO_KEYS) finish_empty(p, &note_ahead(s, c)->w, c->group);
         c->item++;
         release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS);
     }
@@ -101,7 +101,7 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
     for (int i = 0; i < KEYS / 16; i++) {
         softmax_exp(&c->soft, score + 8 * i, probability + 4 * i, UNIT(p), sum);
 #if ATTN_SCORE == RICH
-        drop(p, c->w, probability + 4 * i, c->group, key0 + 16 * i);
+        drop(p, &c->note->w, probability + 4 * i, c->group, key0 + 16 * i);
 #endif
         if (i % 2 == 0 && i < KEYS / 16 - 1) continue;
         pin_words(probability + i / 2 * 8, i % 2 * 4 + 4);
@@ -133,8 +133,8 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     wait_stage(s, c);
     c->key0 -= KEYS;
     if (last) {
-        more = is_ours(p, s, c);
-        if (more) take_work(p, s, c);
+        more = is_ours(s, c);
+        if (more) take_work(s, c);
     }
     if (more) take_keys(s, c);
     u32 values = take_values(s, c, at, valid);
@@ -143,10 +143,11 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     wgmma_wait(SETS - 1);
     pin_floats(ahead, KEYS / 2);
     if (last) {
+        row_ends ends = end_rows(p, &c->note->w, &c->soft);
         wgmma_wait(0);
         pin_floats(out, DIM_V / 2);
         if (more) release_stages(s, c, at);
-        end_rows(p, s, c, out);
+        finish_rows(p, s, c, out, &ends);
     }
     float alpha[2];
     bool moved = more && take_scores(p, s, c, ahead, alpha, last);
@@ -165,10 +166,11 @@ DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, c
 {
     wait_stage(s, c);
     products(p, s, c, score, 0, out, c->key0, 0, take_values(s, c, c->kv.index, valid_keys(p, c)));
+    row_ends ends = end_rows(p, &c->note->w, &c->soft);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
     release_stages(s, c, c->kv.index);
-    end_rows(p, s, c, out);
+    finish_rows(p, s, c, out, &ends);
 }
 
 #endif
@@ -251,7 +253,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     c->first = true;
     int at = c->kv.index;
     wait_stage(s, c);
-    take_work(p, s, c);
+    take_work(s, c);
     take_keys(s, c);
     u32 queries = queries_at(s, c), keys = stage_at(s, c->kv.index);
     wgmma_fence();

@@ -8,24 +8,29 @@ typedef struct consumer {
     int group, item;
     stage q, kv;
 #if ATTN_MASK == CAUSAL
-    int whole; /* whole_keys() of the row tile */
+    int whole; /* share.whole */
 #endif
     int left, key0; /* key tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
 #if ATTN_MASK == GENERAL
     int partial, common; /* of its note */
 #endif
-    work *w;
+    tile_note *note;
     softmax soft;
     bool first;   /* the tile scored last is its row tile's first */
-    bool settled; /* SETTLES: all rows of the warpgroup have references. Its warps must know it alike: they choose
-                   * between steps by it, and issue products together */
+    bool settled; /* not UNCHECKED: is_settled() */
 } consumer;
 
-/* The key tiles of the next row tile, or NO_WORK, PAUSE or NO_KEYS. */
+/* The next row tile's note, once its queries have come. */
+DEVICE tile_note *note_ahead(const shared *s, const consumer *c)
+{
+    return &s->notes->tiles[c->item % NOTES];
+}
+
+/* Its key tiles, or NO_WORK, PAUSE or NO_KEYS. */
 DEVICE int work_ahead(const shared *s, const consumer *c)
 {
     barrier_wait(BARRIER(s, q_full, c->q.index), c->q.phase);
-    return s->notes->works[c->item % NOTES].tiles;
+    return note_ahead(s, c)->w.tiles;
 }
 
 DEVICE void release_stage(u32 empty, stage *at, int stages)
@@ -45,11 +50,22 @@ DEVICE u32 queries_at(const shared *s, const consumer *c)
     return uniform(s->q + c->q.index * TILE_Q + c->group * 64 * 128);
 }
 
+#if ATTN_MASK == CAUSAL
+
+/* The warpgroup's share of the next row tile. */
+DEVICE const share *share_ahead(const shared *s, const consumer *c)
+{
+    return &note_ahead(s, c)->of[thread_anew() / 128 - 1];
+}
+
+#endif
+
 /* The next row tile has keys, and rows of the warpgroup. */
-DEVICE bool is_ours(const attn_sm90_params *p, const shared *s, const consumer *c)
+DEVICE bool is_ours(const shared *s, const consumer *c)
 {
 #if ATTN_MASK == CAUSAL
-    return work_ahead(s, c) > NO_KEYS && has_rows(p, &s->notes->works[c->item % NOTES], c->group);
+    barrier_wait(BARRIER(s, q_full, c->q.index), c->q.phase);
+    return share_ahead(s, c)->left > 0;
 #else
     return work_ahead(s, c) > NO_KEYS;
 #endif
@@ -57,27 +73,24 @@ DEVICE bool is_ours(const attn_sm90_params *p, const shared *s, const consumer *
 
 /* Begins to count the key tiles of a row tile, the next: those of which the warpgroup's rows see nothing do not. How
  * many these are. */
-DEVICE int count_keys(const attn_sm90_params *p, const shared *s, consumer *c)
+DEVICE int count_keys(const shared *s, consumer *c)
 {
-    const work *w = &s->notes->works[c->item % NOTES];
-    c->left = w->tiles;
 #if ATTN_MASK == CAUSAL
-    int skip = tiles_unseen(p, w, c->group);
-    c->left -= skip;
-    c->key0 = (w->last - skip) * KEYS;
-    c->whole = whole_keys(p, w, c->group);
-    return skip;
+    share of = *share_ahead(s, c);
+    c->left = of.left, c->key0 = of.key0, c->whole = of.whole;
+    return of.skip;
 #else
+    c->left = note_ahead(s, c)->w.tiles;
     return 0;
 #endif
 }
 
 #if ATTN_MASK == CAUSAL
 
-/* All rows of the warpgroup see every key before it. LATE_QUERIES kernels have no register to keep it in. */
-DEVICE int whole_of(const attn_sm90_params *p, const consumer *c)
+/* share.whole of the row tile in hand, which LATE_QUERIES kernels do not keep. */
+DEVICE int whole_of(const consumer *c)
 {
-    return LATE_QUERIES ? whole_keys(p, c->w, c->group) : c->whole;
+    return LATE_QUERIES ? c->note->of[c->group].whole : c->whole;
 }
 
 #endif
@@ -85,7 +98,7 @@ DEVICE int whole_of(const attn_sm90_params *p, const consumer *c)
 /* Keys of the tile in hand that are the sequence's. */
 DEVICE int valid_keys(const attn_sm90_params *p, const consumer *c)
 {
-    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->w->len_kv - c->key0 : KEYS;
+    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->note->w.len_kv - c->key0 : KEYS;
 }
 
 /* Values of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN. */
@@ -112,34 +125,53 @@ DEVICE void count_scored(const shared *s, consumer *c)
     if (--c->left == 0) release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS), c->item++;
 }
 
+/* SETTLES: all rows of the warpgroup have references. Its warps must know it alike: they choose between steps by it, and
+ * issue products together. UNCHECKED kernels, short of registers, note it in a limit, which they need no more: a NaN
+ * that no arithmetic gives. */
+#define SETTLED 0x7f8bad00
+
+DEVICE bool is_settled(const consumer *c)
+{
+    return UNCHECKED ? __float_as_int(c->soft.limit[0]) == SETTLED : c->settled;
+}
+
+DEVICE void settle(consumer *c, bool settled)
+{
+    if (!UNCHECKED)
+        c->settled = settled;
+    else if (settled)
+        c->soft.limit[0] = __int_as_float(SETTLED);
+}
+
 /* Scores that have come, `first`: a row tile's: changed, hidden, with the references that their probabilities will
  * have. True: outputs so far are to be multiplied by alpha. */
 DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
                         bool first)
 {
 #if ATTN_SCORE == RICH
-    change_scores(p, c->w, score, c->group, c->key0);
+    change_scores(p, &c->note->w, score, c->group, c->key0);
 #endif
 #if ATTN_MASK == CAUSAL
-    int whole = whole_of(p, c);
-    bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, c->w, c->group);
-    if (rarely(partial)) hide(p, c->w, score, c->key0);
+    int whole = whole_of(c);
+    bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, &c->note->w, c->group);
+    if (rarely(partial)) hide(p, &c->note->w, score, c->key0);
 #else
-    if (rarely(c->partial)) hide(p, c->w, score, c->group, c->partial, c->key0);
+    if (rarely(c->partial)) hide(p, &c->note->w, score, c->group, c->partial, c->key0);
 #endif
     count_scored(s, c);
-    if (UNCHECKED && c->settled) return false;
+    if (UNCHECKED && is_settled(c)) return false;
 #if ATTN_MASK == CAUSAL
     bool parted = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a part's last tile */
-    if (UNCHECKED && first && c->key0 < whole && !c->w->careful && !rarely(parted)) {
+    if (UNCHECKED && first && c->key0 < whole && !c->note->w.careful && !rarely(parted)) {
         softmax_begin(&c->soft, score, UNIT(p));
-        c->settled = true;
+        settle(c, true);
         return false;
     }
 #endif
     bool moved = softmax_refer(&c->soft, score, UNIT(p), alpha);
     if (SETTLES)
-        c->settled = named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && c->w->careful));
+        settle(c, named_all(GROUP + c->group, 128,
+                            softmax_settled(&c->soft) && !(UNCHECKED && c->note->w.careful)));
     return moved;
 }
 
@@ -147,14 +179,14 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
 DEVICE void begin_rows(const shared *s, consumer *c)
 {
     c->soft = softmax_start(), c->settled = false;
-    c->w = &s->notes->works[c->item % NOTES];
+    c->note = note_ahead(s, c);
 }
 
-/* The row tile in hand is done; the next begins. */
-DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out)
+/* Stores the results of the row tile in hand; the next begins. */
+DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out, const row_ends *ends)
 {
-    bool fine = finish(p, c->w, out, &c->soft, s->out + (threadIdx.x / 32 - 4) * 2048);
-    if (UNCHECKED && rarely(!fine) && !c->w->careful) c->w->failed = 1;
+    finish(p, c->note, out, ends, s->out + (threadIdx.x / 32 - 4) * 2048);
+    if (UNCHECKED && rarely(!ends->fine) && !c->note->w.careful) c->note->w.failed = 1;
     begin_rows(s, c);
 }
 
@@ -165,11 +197,11 @@ DEVICE void end_rows(const attn_sm90_params *p, const shared *s, consumer *c, fl
 DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
 {
 #if ATTN_MASK == CAUSAL
-    bool whole = c->settled && c->key0 <= whole_of(p, c);
-    if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->w->len_kv;
-    return whole ? min(c->left, max(0, c->key0 - whole_from(p, c->w, c->group)) / KEYS) : 0;
+    bool whole = is_settled(c) && c->key0 <= whole_of(c);
+    if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->note->w.len_kv;
+    return whole ? min(c->left, max(0, c->key0 - whole_from(p, &c->note->w, c->group)) / KEYS) : 0;
 #else
-    return c->settled ? c->common : 0;
+    return is_settled(c) ? c->common : 0;
 #endif
 }
 

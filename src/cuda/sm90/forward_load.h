@@ -123,23 +123,44 @@ DEVICE void take_failed(const shared *s, producer *at, work *note)
     __syncwarp();
 }
 
-/* The note that goes before a row tile's queries, in the place of one that consumers are done with. Where queries have
- * one slot, which is still taken, they are asked into L2. */
+#if ATTN_MASK == CAUSAL
+
+DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
+{
+    share of = { 0 };
+    if (w->tiles <= 0 || !has_rows(p, w, group)) return of;
+    of.skip = tiles_unseen(p, w, group);
+    of.left = w->tiles - of.skip;
+    of.key0 = (w->last - of.skip) * KEYS;
+    of.whole = whole_keys(p, w, group);
+    return of;
+}
+
+#endif
+
+/* The note that goes before a row tile's queries, in the place of one that consumers are done with. Where queries have one slot, which is still taken, they are asked into L2. */
 DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
 {
-    work *note = &s->notes->works[at->item % NOTES];
-    take_failed(s, at, note);
-    if (threadIdx.x % 32 == 0) {
-        *note = *w;
+    tile_note *note = &s->notes->tiles[at->item % NOTES];
+    int lane = threadIdx.x % 32;
+    take_failed(s, at, &note->w);
+    if (lane == 0) {
         if (Q_SLOTS == 1 && w->tiles > 0) prefetch_queries(p, w);
+        const place first = { 0, 0 };
+        note->w = *w;
+        note->line = line_of(p, w, first);
+        note->out = (u64)p->o + 2 * element_of(p, w, first);
     }
+#if ATTN_MASK == CAUSAL
+    if (lane < CONSUMERS) note->of[lane] = share_of(p, w, lane);
+#endif
     at->item++;
 }
 
 /* Queries of the row tile noted last. */
 DEVICE void load_queries(const attn_sm90_params *p, const shared *s, producer *at)
 {
-    const work *note = &s->notes->works[(at->item - 1) % NOTES];
+    const work *note = &s->notes->tiles[(at->item - 1) % NOTES].w;
     wait_empty(BARRIER(s, q_empty, at->q.index), at->q.phase);
     if (threadIdx.x % 32 == 0) load_queries_tile(p, s, note, at->q.index);
     stage_next(&at->q, Q_SLOTS);
@@ -174,7 +195,7 @@ DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, pr
         load_keys(p, s, at, w, &note);
         if (i == first - 1) load_queries(p, s, at);
     }
-    if (LATE_QUERIES) flush_values(p, s, at);
+    if (LATE_QUERIES || BY_TURNS) flush_values(p, s, at);
     __syncwarp();
 }
 
@@ -219,7 +240,7 @@ DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, producer *
     load_work(p, s, &nothing, at);
     wait_empty(BARRIER(s, q_empty, pause.index), pause.phase ^ 1);
     for (int i = 0; i < NOTES; i++)
-        take_failed(s, at, &s->notes->works[i]);
+        take_failed(s, at, &s->notes->tiles[i].w);
     return at->agains > 0;
 }
 

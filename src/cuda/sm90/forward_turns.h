@@ -62,10 +62,10 @@ DEVICE void pass_tiles(const shared *s, consumer *c, int count)
  * are others'. False: no more work. */
 DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    while (!is_ours(p, s, c)) {
+    while (!is_ours(s, c)) {
         int tiles = work_ahead(s, c);
         if (tiles == NO_WORK) return false;
-        if (tiles == NO_KEYS) finish_empty(p, &s->notes->works[c->item % NOTES], c->group);
+        if (tiles == NO_KEYS) finish_empty(p, &note_ahead(s, c)->w, c->group);
         if (tiles > NO_KEYS) {
             pass_tiles(s, c, tiles - 1);
             pass_tile(s, c);
@@ -179,15 +179,17 @@ DEVICE void first_step(const attn_sm90_params *p, const shared *s, consumer *c, 
     pack_scores(score, probability);
 }
 
-/* Its last products. */
+/* Its last products, and its results. */
 DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, const u32 *probability, float *out)
 {
     take_values(p, s, c);
     wgmma_fence();
     issue_output(s, out, probability, c->kv.index);
+    row_ends ends = end_rows(p, &c->note->w, &c->soft);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
     release_stage(BARRIER(s, v_empty, c->kv.index), &c->kv, STAGES);
+    finish_rows(p, s, c, out, &ends);
 }
 
 /* A row tile. */
@@ -196,7 +198,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     float score[KEYS / 2], out[DIM_V / 2];
     u32 probability[KEYS / 4];
     begin_rows(s, c);
-    pass_tiles(s, c, count_keys(p, s, c));
+    pass_tiles(s, c, count_keys(s, c));
     first_step(p, s, c, score, probability);
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++)
@@ -207,7 +209,6 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
         if (c->left > 0) step(p, s, c, score, probability, out, false);
     }
     last_step(p, s, c, probability, out);
-    end_rows(p, s, c, out);
 }
 
 /* The first warpgroup has the first turn, and takes the last, which nobody uses. */

@@ -62,7 +62,7 @@ DEVICE int row_of(const attn_sm90_params *p, int place)
 /* A warpgroup has rows of the sequence. */
 DEVICE bool has_rows(const attn_sm90_params *p, const work *w, int group)
 {
-    return w->row0 + row_of(p, anew(group * 64)) < w->len_q;
+    return w->row0 + row_of(p, group * 64) < w->len_q;
 }
 
 /* Keys up to the last that the row tile's first row sees, those behind the sequence's last counted, too. */
@@ -75,7 +75,7 @@ DEVICE int reach_of(const attn_sm90_params *p, const work *w)
 /* Before it, all rows of the warpgroup see every key that a window's left bound leaves them. */
 DEVICE int whole_keys(const attn_sm90_params *p, const work *w, int group)
 {
-    return min(w->len_kv, reach_of(p, w) + row_of(p, anew(group * 64)));
+    return min(w->len_kv, reach_of(p, w) + row_of(p, group * 64));
 }
 
 /* The first key that a window's left bound leaves the row at a place of the tile. */
@@ -94,7 +94,7 @@ DEVICE int whole_from(const attn_sm90_params *p, const work *w, int group)
  */
 DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
 {
-    int end = min(w->len_kv, reach_of(p, w) + row_of(p, anew(group * 64 + 63)));
+    int end = min(w->len_kv, reach_of(p, w) + row_of(p, group * 64 + 63));
     int unseen = w->last - (max(end, 1) - 1) / KEYS;
     return clamp(unseen, 0, min(STAGES, w->tiles) - 1);
 }
@@ -102,7 +102,7 @@ DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
 /* Scores of hidden pairs of the key tile at key0 become -inf. */
 DEVICE void hide(const attn_sm90_params *p, const work *w, float *score, int key0)
 {
-    int at = place_in_tile(thread_anew()), column = key0 + fragment_col(0);
+    int thread = thread_anew(), at = place_in_tile(thread), column = key0 + thread % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int end = min(w->len_kv, reach_of(p, w) + row_of(p, at + 8 * r)) - column;

@@ -45,6 +45,24 @@ DEVICE void release(u32 empty)
 /* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */
 enum { NOTES = 4 };
 
+/* CAUSAL: a warpgroup's share of a row tile. */
+typedef struct share {
+    int left;  /* key tiles that its rows see; 0: no rows of the sequence are its own, or none has a key */
+    int skip;  /* the row tile's key tiles before these, as far as the ring holds them */
+    int key0;  /* first key of the first of these */
+    int whole; /* before it, all rows see every key that a window's left bound leaves them */
+} share;
+
+/* What consumers want to know of a row tile, reckoned by the producer, which has the time. */
+typedef struct tile_note {
+    work w;
+    long long line; /* of its first row (pack 1): place in lse, */
+    u64 out;        /* address of its 16-bit outputs */
+#if ATTN_MASK == CAUSAL
+    share of[CONSUMERS];
+#endif
+} tile_note;
+
 /* Of a key tile's pairs some are hidden; some by intervals. */
 enum { CUT = 1, CUT_BY_INTERVALS };
 
@@ -61,7 +79,8 @@ typedef struct barriers {
 #else
     u64 kv_full[STAGES], kv_empty[STAGES];
 #endif
-    work works[NOTES], again[NOTES + 1];
+    tile_note tiles[NOTES];
+    work again[NOTES + 1];
     key_note keys[STAGES];
 } barriers;
 
@@ -91,7 +110,7 @@ DEVICE void pipeline_init(const shared *s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < NOTES; i++)
-            s->notes->works[i].failed = 0;
+            s->notes->tiles[i].w.failed = 0;
         for (int i = 0; i < Q_SLOTS; i++)
             pair_init(BARRIER(s, q_full, i), BARRIER(s, q_empty, i));
         for (int i = 0; i < STAGES; i++) {

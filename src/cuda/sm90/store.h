@@ -1,23 +1,52 @@
 /* From fragments to memory: rows, and the end of the forward's row tile: the sums' inverses, LSE, and the output.
  *
- * A quad holds 8 neighbouring columns as 2 a thread. Rows by themselves (store_row): neighbours exchange halves of two
- * such groups, so that each has 4 columns of one: 8 bytes of 16-bit output, 32 bytes a quad side by side, which is what
- * memory takes at once. The forward's warps have 2 KiB of shared memory each (but for BY_TURNS), through which 128
- * bytes of a row come side by side in a quarter of the instructions. Either way any row may be missing. */
+ * A quad holds 8 neighbouring columns as 2 a thread. Rows by themselves (store_row): the quad exchanges four such
+ * groups, so that each thread has all of one: 16 bytes of 16-bit output, 64 bytes a quad side by side. The forward's
+ * warps have 2 KiB of shared memory each (but for BY_TURNS), through which 128 bytes of a row come side by side. Either
+ * way any row may be missing. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
-/* One row of the fragment (r: which of the thread's two) as 16-bit elements, 8 bytes at a time. */
+/* Word i changes places with word i ^ q, q the thread's number in its quad. */
+DEVICE void exchange_words(u32 x[4])
+{
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        u32 low = x[i];
+        x[i] = odd ? x[i + 1] : low, x[i + 1] = odd ? low : x[i + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 low = x[i];
+        x[i] = high ? x[i + 2] : low, x[i + 2] = high ? low : x[i + 2];
+    }
+}
+
+/* Word i of thread q of a quad becomes word q of thread i. */
+DEVICE void transpose_words(u32 x[4])
+{
+    exchange_words(x);
+#pragma unroll
+    for (int i = 1; i < 4; i++)
+        x[i] = __shfl_xor_sync(~0u, x[i], i);
+    exchange_words(x);
+}
+
+/* One row of the fragment (r: which of the thread's two) as 16-bit elements, 16 bytes at a time; columns: a multiple of
+ * 32. */
 DEVICE void store_row16(int dtype, unsigned short *to, const float *out, int columns, int r, int dim, bool valid)
 {
-    bool odd = threadIdx.x & 1;
-    int col = odd ? 8 + 2 * (threadIdx.x % 4 - 1) : 2 * (threadIdx.x % 4);
+    int col = threadIdx.x % 4 * 8;
 #pragma unroll
-    for (int c = 0; c < columns / 8; c += 2) {
-        const float *x = out + 4 * c + 2 * r;
-        u32 near = pack_as(dtype, x[0], x[1]), far = pack_as(dtype, x[4], x[5]);
-        u32 other = __shfl_xor_sync(~0u, odd ? near : far, 1);
-        if (valid && 8 * c + col < dim) store_8bytes(to + 8 * c + col, odd ? other : near, odd ? far : other);
+    for (int first = 0; first < columns; first += 32) {
+        const float *x = out + first / 2 + 2 * r;
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] = pack_as(dtype, x[4 * i], x[4 * i + 1]);
+        transpose_words(words);
+        if (valid && first + col < dim) store_words((u64)(to + first + col), words);
     }
 }
 
@@ -84,6 +113,19 @@ DEVICE long long element_of(const attn_sm90_params *p, const work *w, place to)
            (w->head + to.head) * p->o_stride[2];
 }
 
+/* The same by a note. */
+DEVICE long long line_at(const attn_sm90_params *p, const tile_note *note, place to)
+{
+    return rarely(p->schedule.pack > 1) ? line_of(p, &note->w, to) : note->line + to.row;
+}
+
+/* The address of a row's 16-bit outputs. */
+DEVICE u64 address_of(const attn_sm90_params *p, const tile_note *note, place to)
+{
+    if (rarely(p->schedule.pack > 1)) return (u64)p->o + 2 * element_of(p, &note->w, to);
+    return note->out + 2 * to.row * p->o_stride[1];
+}
+
 /* LSE of a row, and what its outputs are to be multiplied by; sinks are taken in. */
 typedef struct row_end {
     float lse, factor;
@@ -113,13 +155,13 @@ DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
 #if BY_TURNS
 
 /* 16-bit outputs of a warp's rows, the first at place `place0`, straight from registers: there is no stage. */
-DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *out, u32 stage, int place0)
+DEVICE void store_rows16(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
 {
     int at = place0 + thread_anew() % 32 / 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        place to = place_of(p, w, at + 8 * r);
-        store_row16(ATTN_DTYPE, (unsigned short *)p->o + element_of(p, w, to), out, DIM_V, r, p->dim_v, to.row >= 0);
+        place to = place_of(p, &note->w, at + 8 * r);
+        store_row16(ATTN_DTYPE, (unsigned short *)address_of(p, note, to), out, DIM_V, r, p->dim_v, to.row >= 0);
     }
 }
 
@@ -140,14 +182,14 @@ DEVICE void store_packed16(const attn_sm90_params *p, const work *w, u32 read, i
 
 /* 16-bit outputs of a warp's rows, the first at place `place0`, by way of 16 rows of 64 columns in shared memory,
  * swizzled as tiles are: what is stored at once is 4 rows of 128 bytes. */
-DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *out, u32 stage, int place0)
+DEVICE void store_rows16(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
 {
     int lane = thread_anew() % 32, column = lane % 8 * 8;
     u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
     u32 read = stage + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
     place first = { place0 + lane / 8, 0 };
-    int rows = w->len_q - w->row0 - first.row;
-    u64 to = kept((u64)p->o + 2 * (element_of(p, w, first) + column)), step = kept(8 * p->o_stride[1]);
+    int rows = note->w.len_q - note->w.row0 - first.row;
+    u64 to = kept(note->out + 2 * (first.row * p->o_stride[1] + column)), step = kept(8 * p->o_stride[1]);
 #pragma unroll
     for (int panel = 0; panel < DIM_V; panel += 64) {
         __syncwarp();
@@ -159,7 +201,7 @@ DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *
         }
         __syncwarp();
         if (rarely(p->schedule.pack > 1)) {
-            store_packed16(p, w, read, panel, first.row);
+            store_packed16(p, &note->w, read, panel, first.row);
             continue;
         }
         int end = panel + column < p->dim_v ? rows : 0;
@@ -174,21 +216,33 @@ DEVICE void store_rows16(const attn_sm90_params *p, const work *w, const float *
 
 #endif
 
-/* Stores output and LSE of a warpgroup's rows; stage: the warp's 2 KiB. False: a row's sum says little. */
-DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const softmax *soft, u32 stage)
+/* What is known of a thread's two rows before their outputs are. */
+typedef struct row_ends {
+    row_end row[2];
+    bool fine; /* their sums say something */
+} row_ends;
+
+DEVICE row_ends end_rows(const attn_sm90_params *p, const work *w, const softmax *soft)
 {
     int at = place_in_tile(thread_anew());
-    row_end end[2];
-    bool fine = true;
+    row_ends ends = { .fine = true };
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = quad_sum(soft->sum[r]);
-        fine = fine && !softmax_failed(soft->reference[r], sum);
-        end[r] = end_row(p, w, sum, soft->reference[r], at + 8 * r);
+        ends.fine = ends.fine && !softmax_failed(soft->reference[r], sum);
+        ends.row[r] = end_row(p, w, sum, soft->reference[r], at + 8 * r);
     }
+    return ends;
+}
+
+/* Stores output and LSE of a warpgroup's rows; stage: the warp's 2 KiB. */
+DEVICE void finish(const attn_sm90_params *p, const tile_note *note, float *out, const row_ends *ends, u32 stage)
+{
+    const work *w = &note->w;
+    int at = place_in_tile(thread_anew());
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++)
-        out[i] *= end[i / 2 % 2].factor;
+        out[i] *= ends->row[i / 2 % 2].factor;
     if (rarely(is_part(w) || p->flags & FLAG_OUT_F32)) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -196,15 +250,14 @@ DEVICE bool finish(const attn_sm90_params *p, const work *w, float *out, const s
             store_row32(single_of(p, w, to), out, DIM_V, r, p->dim_v, to.row >= 0);
         }
     } else {
-        store_rows16(p, w, out, stage, at - at % 16);
+        store_rows16(p, note, out, stage, at - at % 16);
     }
     float *lse = is_part(w) ? p->partial_lse : p->lse;
     int r = anew(threadIdx.x % 4);
     if (lse && r < 2) {
         place to = place_of(p, w, at + 8 * r);
-        if (to.row >= 0) lse[line_of(p, w, to)] = r ? end[1].lse : end[0].lse;
+        if (to.row >= 0) lse[line_at(p, note, to)] = r ? ends->row[1].lse : ends->row[0].lse;
     }
-    return fine;
 }
 
 /* The same where no row has a key. */
