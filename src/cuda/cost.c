@@ -255,7 +255,8 @@ static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int6
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
     attn_cuda_set_time(p->device, all, merging_seconds(p->device, parts), &c.choice);
-    c.dynamic = works > grid;
+    bool differ = uneven || d->flags & ATTN_CUDA_LENGTHS || d->len_q * pack % k->rows;
+    c.dynamic = differ && works > grid;
     return c;
 }
 

@@ -288,7 +288,9 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     pipeline_init(&s);
     if (threadIdx.x < 128) {
         REGISTERS_DROP(REGISTERS_PRODUCER);
-        if (threadIdx.x < 32) produce(&params, &s);
+        u32 warp = uniform(threadIdx.x / 32);
+        if (warp == 0) produce(&params, &s);
+        if (warp == 1) note_all(&params, &s);
     } else {
         REGISTERS_TAKE(REGISTERS_CONSUMER);
         consume(&params, &s);

@@ -1,6 +1,7 @@
-/* What is loaded when: the producer's first warp follows the schedule and loads a row tile's queries, then tile by tile
- * the keys that it sees; consumers wait. Queries are read once, so they come from memory: where there is no slot for
- * the next row tile's, they are asked into L2, and its first keys are loaded before them. */
+/* What is loaded when. One warp of the producer's warpgroup follows the schedule and notes which row tile is next;
+ * another loads its queries, then tile by tile the keys that it sees; consumers wait. Queries are read once, so they
+ * come from memory: where there is no slot for the next row tile's, they are asked into L2, and its first keys are
+ * loaded before them. */
 #ifndef ATTN_CUDA_SM90_FORWARD_LOAD_H
 #define ATTN_CUDA_SM90_FORWARD_LOAD_H
 
@@ -17,13 +18,6 @@ DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const 
     for (int i = 0; i < PANELS; i++)
         tma_load(s->q + slot * TILE_Q + i * PANEL_Q, &p->q_map, full, 64 * i, w->head, w->start_q + w->row0,
                  p->flags & FLAG_VARLEN ? 0 : w->batch);
-}
-
-DEVICE void prefetch_queries(const attn_sm90_params *p, const work *w)
-{
-#pragma unroll
-    for (int i = 0; i < PANELS; i++)
-        tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
 /* A tile of keys or values of a KV head; key0 -1: none. */
@@ -47,8 +41,7 @@ typedef struct producer {
     stage v; /* the values' */
 #endif
     kv_tile behind; /* the last keys', whose values are still to be loaded; their row tile may be done with otherwise */
-    int item;       /* row tiles noted */
-    int agains;     /* row tiles to be done again: notes->again */
+    int item;       /* row tiles begun */
 } producer;
 
 #if BY_TURNS
@@ -109,8 +102,135 @@ DEVICE void flush_values(const attn_sm90_params *p, const shared *s, producer *a
     if (at->behind.key0 >= 0) load_stage(p, s, at, none, 0);
 }
 
+/* Queries of the row tile begun last. */
+DEVICE void load_queries(const attn_sm90_params *p, const shared *s, producer *at)
+{
+    const work *w = &s->notes->tiles[(at->item - 1) % NOTES].w;
+    wait_empty(BARRIER(s, q_empty, at->q.index), at->q.phase);
+    if (threadIdx.x % 32 == 0) load_queries_tile(p, s, w, at->q.index);
+    stage_next(&at->q, Q_SLOTS);
+}
+
+/* Key tiles of a row tile that are loaded before its queries. Where these have one slot it is taken until the last
+ * scores of the row tile before; by then this many stages are empty, the first of which brings that row tile's last
+ * values, or has brought them.
+ */
+DEVICE int keys_first(const producer *at)
+{
+    return Q_SLOTS == 1 && at->item > 1 ? STAGES - 1 - LATE_QUERIES : 0;
+}
+
+/* Asks for the next row tile's note. */
+DEVICE void ask_next(void)
+{
+    named_arrive(NEXT, 64);
+}
+
+#if ATTN_MASK == CAUSAL
+
+/* How many of a row tile's key tiles are still to be loaded when the next row tile is asked for, so that its queries are
+ * in L2 when there is room for them: fewer where blocks take tiles as they get free, since another may be free sooner. */
+DEVICE int tiles_behind(const attn_sm90_params *p)
+{
+    return p->schedule.counter ? 1 : 3;
+}
+
+DEVICE void produce_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+{
+    int tiles = w->tiles, first = min(keys_first(at), tiles), asking = max(0, tiles - tiles_behind(p));
+    if (tiles <= 0) flush_values(p, s, at);
+    if (first <= 0) load_queries(p, s, at);
+    if (tiles <= 0) ask_next();
+    for (int i = 0; i < tiles; i++) {
+        if (i == asking) ask_next();
+        key_note note = { (w->last - i) * KEYS };
+        load_keys(p, s, at, w, &note);
+        if (i == first - 1) load_queries(p, s, at);
+    }
+    if (LATE_QUERIES || BY_TURNS) flush_values(p, s, at);
+    __syncwarp();
+}
+
+#else
+
+/* Which key tiles there are is known here alone. */
+DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+{
+    walk walk = walk_start(p, w);
+    key_note note, next;
+    w->tiles = walk_next(p, w, &walk, &note);
+    if (threadIdx.x % 32 == 0) s->notes->tiles[(at->item - 1) % NOTES].w.tiles = w->tiles;
+    if (!w->tiles) flush_values(p, s, at);
+    int first = w->tiles ? keys_first(at) : 0;
+    if (!first) load_queries(p, s, at);
+    for (bool more = w->tiles; more; note = next) {
+        more = walk_next(p, w, &walk, &next);
+        note.last = !more;
+        load_keys(p, s, at, w, &note);
+        if (first > 0 && (--first == 0 || !more)) {
+            first = 0;
+            load_queries(p, s, at);
+        }
+    }
+    ask_next();
+    __syncwarp();
+}
+
+#endif
+
+/* A row tile from shared memory, known to be alike in the warp: so it lies in uniform registers. */
+DEVICE work work_noted(const work *noted)
+{
+    work w;
+    const int *from = (const int *)noted;
+    int *to = (int *)&w;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof w / sizeof(int)); i++)
+        to[i] = (int)uniform((u32)from[i]);
+    return w;
+}
+
+/* The warp that loads. */
+DEVICE void produce(const attn_sm90_params *p, const shared *s)
+{
+    producer at = { .q = { 0, 1 }, .kv = { 0, 1 }, .behind = { -1 } };
+#if BY_TURNS
+    at.v = at.kv;
+#endif
+    for (;;) {
+        named_sync(NOTED, 64);
+        work w = work_noted(&s->notes->tiles[at.item++ % NOTES].w);
+        if (w.tiles >= NO_KEYS) {
+            produce_work(p, s, &w, &at);
+            continue;
+        }
+        flush_values(p, s, &at);
+        load_queries(p, s, &at);
+        if (w.tiles == NO_WORK) break;
+        ask_next();
+    }
+}
+
+/* ---- notes --------------------------------------------------------------------------------- */
+
+/* The place of the warp that notes row tiles. */
+typedef struct notary {
+    int index;       /* of the schedule; -1: none yet */
+    int items;       /* row tiles noted */
+    int agains;      /* row tiles to be done again: notes->again */
+    stage q, paused; /* the slot of the next row tile's queries; that of a PAUSE */
+    bool pausing;
+} notary;
+
+DEVICE void prefetch_queries(const attn_sm90_params *p, const work *w)
+{
+#pragma unroll
+    for (int i = 0; i < PANELS; i++)
+        tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
+}
+
 /* A row tile that consumers are done with. */
-DEVICE void take_failed(const shared *s, producer *at, work *note)
+DEVICE void take_failed(const shared *s, notary *at, work *note)
 {
     if (!UNCHECKED || !note->failed) return;
     __syncwarp();
@@ -138,14 +258,15 @@ DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
 
 #endif
 
-/* The note that goes before a row tile's queries, in the place of one that consumers are done with. Where queries have one slot, which is still taken, they are asked into L2. */
-DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+/* In the place of a note that consumers are done with. Where queries have one slot, which is still taken, they are asked
+ * into L2. */
+DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w, notary *at)
 {
-    tile_note *note = &s->notes->tiles[at->item % NOTES];
+    tile_note *note = &s->notes->tiles[at->items % NOTES];
     int lane = threadIdx.x % 32;
     take_failed(s, at, &note->w);
     if (lane == 0) {
-        if (Q_SLOTS == 1 && w->tiles > 0) prefetch_queries(p, w);
+        if (Q_SLOTS == 1 && at->items && w->tiles > 0) prefetch_queries(p, w);
         const place first = { 0, 0 };
         note->w = *w;
         note->line = line_of(p, w, first);
@@ -154,114 +275,56 @@ DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w,
 #if ATTN_MASK == CAUSAL
     if (lane < CONSUMERS) note->of[lane] = share_of(p, w, lane);
 #endif
-    at->item++;
-}
-
-/* Queries of the row tile noted last. */
-DEVICE void load_queries(const attn_sm90_params *p, const shared *s, producer *at)
-{
-    const work *note = &s->notes->tiles[(at->item - 1) % NOTES].w;
-    wait_empty(BARRIER(s, q_empty, at->q.index), at->q.phase);
-    if (threadIdx.x % 32 == 0) load_queries_tile(p, s, note, at->q.index);
+    named_arrive(NOTED, 64);
+    at->items++;
     stage_next(&at->q, Q_SLOTS);
 }
 
-DEVICE void load_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+/* The next row tile: one to be done again, or the schedule's. False: none. */
+DEVICE bool next_work(const attn_sm90_params *p, const shared *s, notary *at, work *w)
 {
-    note_work(p, s, w, at);
-    load_queries(p, s, at);
-}
-
-/* Key tiles of a row tile that are loaded before its queries. Where these have one slot it is taken until the last
- * scores of the row tile before; by then this many stages are empty, the first of which brings that row tile's last
- * values, or has brought them.
- */
-DEVICE int keys_first(const producer *at)
-{
-    return Q_SLOTS == 1 && at->item > 1 ? STAGES - 1 - LATE_QUERIES : 0;
-}
-
+    if (UNCHECKED && at->agains) {
+        *w = work_noted(&s->notes->again[--at->agains]);
+        return true;
+    }
+    while (at->index < p->schedule.total) {
+        at->index = at->index < 0 ? (int)blockIdx.x : schedule_next(p, at->index);
+        if (at->index >= p->schedule.total || !work_at(p, at->index, w)) continue;
 #if ATTN_MASK == CAUSAL
-
-DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
-{
-    mask_tiles(p, w);
-    if (w->tiles <= 0) flush_values(p, s, at);
-    note_work(p, s, w, at);
-    int first = min(keys_first(at), w->tiles);
-    if (first <= 0) load_queries(p, s, at);
-    for (int i = 0; i < w->tiles; i++) {
-        key_note note = { (w->last - i) * KEYS };
-        load_keys(p, s, at, w, &note);
-        if (i == first - 1) load_queries(p, s, at);
-    }
-    if (LATE_QUERIES || BY_TURNS) flush_values(p, s, at);
-    __syncwarp();
-}
-
+        mask_tiles(p, w);
 #else
-
-DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
-{
-    walk walk = walk_start(p, w);
-    key_note note, next;
-    w->tiles = walk_next(p, w, &walk, &note);
-    if (!w->tiles) flush_values(p, s, at);
-    note_work(p, s, w, at);
-    int first = w->tiles ? keys_first(at) : 0;
-    if (!first) load_queries(p, s, at);
-    for (bool more = w->tiles; more; note = next) {
-        more = walk_next(p, w, &walk, &next);
-        note.last = !more;
-        load_keys(p, s, at, w, &note);
-        if (first > 0 && (--first == 0 || !more)) {
-            first = 0;
-            load_queries(p, s, at);
-        }
-    }
-    __syncwarp();
-}
-
+        w->tiles = 1;
 #endif
-
-DEVICE void produce_again(const attn_sm90_params *p, const shared *s, producer *at)
-{
-    while (UNCHECKED && at->agains) {
-        work w = s->notes->again[--at->agains];
-        produce_work(p, s, &w, at);
+        return true;
     }
+    return false;
 }
 
-/* Waits until all row tiles are stored. True: some failed, and are to be done again. */
-DEVICE bool produce_pause(const attn_sm90_params *p, const shared *s, producer *at)
+/* Waits until all row tiles noted before the pause are stored; some may have failed. */
+DEVICE void end_pause(const shared *s, notary *at)
 {
-    const work nothing = { PAUSE };
-    stage pause = at->q;
-    load_work(p, s, &nothing, at);
-    wait_empty(BARRIER(s, q_empty, pause.index), pause.phase ^ 1);
+    at->pausing = false;
+    wait_empty(BARRIER(s, q_empty, at->paused.index), at->paused.phase ^ 1);
     for (int i = 0; i < NOTES; i++)
         take_failed(s, at, &s->notes->tiles[i].w);
-    return at->agains > 0;
 }
 
-DEVICE void produce(const attn_sm90_params *p, const shared *s)
+/* The warp that notes row tiles, as it is asked for them; behind the last there is a pause, since it may fail. */
+DEVICE void note_all(const attn_sm90_params *p, const shared *s)
 {
-    producer at = { .q = { 0, 1 }, .kv = { 0, 1 }, .behind = { -1 } };
-#if BY_TURNS
-    at.v = at.kv;
-#endif
-    for (int index = blockIdx.x; index < p->schedule.total; index = schedule_next(p, index)) {
-        work w = { 0 };
-        if (work_at(p, index, &w)) produce_work(p, s, &w, &at);
-        produce_again(p, s, &at);
-    }
-    for (bool more = true; more;) {
-        flush_values(p, s, &at);
-        more = UNCHECKED && produce_pause(p, s, &at);
-        produce_again(p, s, &at);
-    }
-    const work end = { NO_WORK };
-    load_work(p, s, &end, &at);
+    notary at = { .index = -1, .q = { 0, 1 } };
+    work w = { 0 };
+    do {
+        bool paused = at.pausing;
+        if (at.items) named_sync(NEXT, 64);
+        if (paused) end_pause(s, &at);
+        w = (work){ 0 };
+        if (!next_work(p, s, &at, &w)) {
+            w.tiles = UNCHECKED && !paused ? PAUSE : NO_WORK;
+            at.pausing = w.tiles == PAUSE, at.paused = at.q;
+        }
+        note_work(p, s, &w, &at);
+    } while (w.tiles != NO_WORK);
 }
 
 #endif

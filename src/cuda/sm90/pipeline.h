@@ -5,11 +5,12 @@
  * BY_TURNS, where keys are let go before the values beside which they were used, each has barriers of its own. With a
  * query tile goes a note that says what to compute; with a key tile of a GENERAL mask, a note of its place.
  *
- * Named barriers: GROUP + w, the threads of warpgroup w; TURN + w, where it waits for its turn (BY_TURNS). */
+ * Named barriers: GROUP + w, the threads of warpgroup w; TURN + w, where it waits for its turn (BY_TURNS); NOTED and
+ * NEXT, the producer's two warps: a row tile is noted, the next is asked for. */
 #ifndef ATTN_CUDA_SM90_PIPELINE_H
 #define ATTN_CUDA_SM90_PIPELINE_H
 
-enum { GROUP = 1, TURN = 8 };
+enum { GROUP = 1, NOTED = 6, NEXT = 7, TURN = 8 };
 
 typedef struct stage {
     int index, phase;
