@@ -266,7 +266,7 @@ DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w,
     int lane = threadIdx.x % 32;
     take_failed(s, at, &note->w);
     if (lane == 0) {
-        if (Q_SLOTS == 1 && at->items && w->tiles > 0) prefetch_queries(p, w);
+        if ((Q_SLOTS == 1 || !at->items) && w->tiles > 0) prefetch_queries(p, w);
         const place first = { 0, 0 };
         note->w = *w;
         note->line = line_of(p, w, first);
