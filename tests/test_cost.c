@@ -218,6 +218,30 @@ static void last_waves_are_split(void **state)
     }
 }
 
+/* Row tiles that are alike are taken at a fixed stride; where the last of a head is shorter, or a mask or lengths make
+ * them differ, as blocks get free. */
+static void tiles_that_differ_are_taken_as_blocks_get_free(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kernel;
+        int64_t len, dim;
+        uint32_t flags;
+        bool dynamic;
+    } cases[] = {
+        { "sm90_bf16_d128_192x64", 512, 128, 0, true },
+        { "sm90_bf16_d128_192x64", 576, 128, 0, false },
+        { "sm90_bf16_d128_192x64", 128, 128, 0, false },
+        { "sm90_bf16_d256_128x64", 512, 256, 0, false },
+        { "sm90_bf16_d256_128x64", 512, 256, ATTN_CAUSAL, true },
+        { "sm90_bf16_d256_128x64", 512, 256, ATTN_LENS_Q, true },
+    };
+    for (int i = 0; i < COUNT(cases); i++) {
+        attn_desc desc = problem(512, cases[i].len, cases[i].len, cases[i].dim, cases[i].flags);
+        assert_int_equal(chosen(&desc, kernel_named(cases[i].kernel), NULL).dynamic, cases[i].dynamic);
+    }
+}
+
 /* Where tiles may differ, or o is stored by merging alone, all are parted or none; packed heads as wholes. */
 static void some_tiles_are_not_split_alone(void **state)
 {
@@ -248,6 +272,7 @@ int main(void)
         cmocka_unit_test(tiles_fit_blocks),
         cmocka_unit_test(tiles_come_in_waves),
         cmocka_unit_test(last_waves_are_split),
+        cmocka_unit_test(tiles_that_differ_are_taken_as_blocks_get_free),
         cmocka_unit_test(some_tiles_are_not_split_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
