@@ -30,9 +30,6 @@ enum {
 /* What a line's sums say. */
 enum { ADDED_FOLDED = 0, FOLDED_FOLDED = 1, ADDED_LACKS = 0, FOLDED_LACKS = ATTN_WINDOW | ATTN_CUDA_LENGTHS };
 
-/* What a line's sets say. */
-enum { TWO_BY_TURNS = 0, ONE_BY_TURNS = 0, TURNS_BY_TURNS = 1 };
-
 static const attn_cuda_kernel kernels[] = {
 #define ATTN_SM90(name_, dtype_, dim_, dim_v_, rows_, keys_, stages_, q_slots_, sets_, mask_, score_, spills_)   \
     { .name = "sm90_" #name_,                                                                                    \
@@ -48,7 +45,7 @@ static const attn_cuda_kernel kernels[] = {
       .cluster = 1,                                                                                              \
       .features = mask_##_FEATURES | score_##_FEATURES,                                                          \
       .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                   \
-      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_, sets_##_BY_TURNS),                 \
+      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                   \
       .source = "forward.cu",                                                                                    \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
                    "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                      \

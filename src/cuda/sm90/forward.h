@@ -101,7 +101,7 @@ DEVICE void products(const attn_sm90_params *p, const shared *s, consumer *c, co
     for (int i = 0; i < KEYS / 16; i++) {
         softmax_exp(&c->soft, score + 8 * i, probability + 4 * i, UNIT(p), sum);
 #if ATTN_SCORE == RICH
-        drop(p, &c->note->w, probability + 4 * i, c->group, key0 + 16 * i);
+        drop(p, &note_of(s, c)->w, probability + 4 * i, c->group, key0 + 16 * i);
 #endif
         if (i % 2 == 0 && i < KEYS / 16 - 1) continue;
         pin_words(probability + i / 2 * 8, i % 2 * 4 + 4);
@@ -128,7 +128,7 @@ DEVICE u32 take_values(const shared *s, const consumer *c, int stage, int valid)
  * follow. */
 DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *ahead, float *out)
 {
-    int key0 = c->key0, valid = valid_keys(p, c), at = c->kv.index; /* the values' stage */
+    int key0 = c->key0, valid = valid_keys(p, s, c), at = c->kv.index; /* the values' stage */
     bool last = !LATE_QUERIES && c->left == 0, more = true;
     wait_stage(s, c);
     c->key0 -= KEYS;
@@ -143,7 +143,7 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
     wgmma_wait(SETS - 1);
     pin_floats(ahead, KEYS / 2);
     if (last) {
-        row_ends ends = end_rows(p, &c->note->w, &c->soft);
+        row_ends ends = end_rows(p, &note_of(s, c)->w, &c->soft);
         wgmma_wait(0);
         pin_floats(out, DIM_V / 2);
         if (more) release_stages(s, c, at);
@@ -165,8 +165,8 @@ DEVICE bool step(const attn_sm90_params *p, const shared *s, consumer *c, float 
 DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *out)
 {
     wait_stage(s, c);
-    products(p, s, c, score, 0, out, c->key0, 0, take_values(s, c, c->kv.index, valid_keys(p, c)));
-    row_ends ends = end_rows(p, &c->note->w, &c->soft);
+    products(p, s, c, score, 0, out, c->key0, 0, take_values(s, c, c->kv.index, valid_keys(p, s, c)));
+    row_ends ends = end_rows(p, &note_of(s, c)->w, &c->soft);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
     release_stages(s, c, c->kv.index);
@@ -213,7 +213,7 @@ DEVICE void steps(const attn_sm90_params *p, const shared *s, consumer *c, float
 {
     bool more;
     do {
-        int common = common_steps(p, c);
+        int common = common_steps(p, s, c);
         for (; common >= SETS; common -= SETS) {
             common_step(p, s, c, even, odd, out);
             if (SETS == 2) common_step(p, s, c, odd, even, out);

@@ -14,7 +14,7 @@ typedef struct consumer {
 #if ATTN_MASK == GENERAL
     int partial, common; /* of its note */
 #endif
-    tile_note *note;
+    tile_note *note; /* but LATE_QUERIES: note_of() */
     softmax soft;
     bool first;   /* the tile scored last is its row tile's first */
     bool settled; /* not UNCHECKED: is_settled() */
@@ -31,6 +31,12 @@ DEVICE int work_ahead(const shared *s, const consumer *c)
 {
     barrier_wait(BARRIER(s, q_full, c->q.index), c->q.phase);
     return note_ahead(s, c)->w.tiles;
+}
+
+/* The note of the row tile in hand; `item` counts it once its last key tile is scored. */
+DEVICE tile_note *note_of(const shared *s, const consumer *c)
+{
+    return LATE_QUERIES ? &s->notes->tiles[(c->item - (c->left == 0)) % NOTES] : c->note;
 }
 
 DEVICE void release_stage(u32 empty, stage *at, int stages)
@@ -88,17 +94,17 @@ DEVICE int count_keys(const shared *s, consumer *c)
 #if ATTN_MASK == CAUSAL
 
 /* share.whole of the row tile in hand, which LATE_QUERIES kernels do not keep. */
-DEVICE int whole_of(const consumer *c)
+DEVICE int whole_of(const shared *s, const consumer *c)
 {
-    return LATE_QUERIES ? c->note->of[c->group].whole : c->whole;
+    return LATE_QUERIES ? note_of(s, c)->of[c->group].whole : c->whole;
 }
 
 #endif
 
 /* Keys of the tile in hand that are the sequence's. */
-DEVICE int valid_keys(const attn_sm90_params *p, const consumer *c)
+DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
-    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? c->note->w.len_kv - c->key0 : KEYS;
+    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? note_of(s, c)->w.len_kv - c->key0 : KEYS;
 }
 
 /* Values of keys behind the sequence's last, which may be another's, become zeros: 0 times NaN is NaN. */
@@ -125,9 +131,9 @@ DEVICE void count_scored(const shared *s, consumer *c)
     if (--c->left == 0) release_stage(BARRIER(s, q_empty, c->q.index), &c->q, Q_SLOTS), c->item++;
 }
 
-/* SETTLES: all rows of the warpgroup have references. Its warps must know it alike: they choose between steps by it, and
- * issue products together. UNCHECKED kernels, short of registers, note it in a limit, which they need no more: a NaN
- * that no arithmetic gives. */
+/* SETTLES: all rows of the warpgroup have references. Its warps must know it alike: they choose between steps by it,
+ * and issue products together. UNCHECKED kernels, short of registers, note it in a limit, which they need no more: a
+ * NaN that no arithmetic gives. */
 #define SETTLED 0x7f8bad00
 
 DEVICE bool is_settled(const consumer *c)
@@ -149,20 +155,20 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
                         bool first)
 {
 #if ATTN_SCORE == RICH
-    change_scores(p, &c->note->w, score, c->group, c->key0);
+    change_scores(p, &note_of(s, c)->w, score, c->group, c->key0);
 #endif
 #if ATTN_MASK == CAUSAL
-    int whole = whole_of(c);
-    bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, &c->note->w, c->group);
-    if (rarely(partial)) hide(p, &c->note->w, score, c->key0);
+    int whole = whole_of(s, c);
+    bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, &note_of(s, c)->w, c->group);
+    if (rarely(partial)) hide(p, &note_of(s, c)->w, score, c->key0);
 #else
-    if (rarely(c->partial)) hide(p, &c->note->w, score, c->group, c->partial, c->key0);
+    if (rarely(c->partial)) hide(p, &note_of(s, c)->w, score, c->group, c->partial, c->key0);
 #endif
     count_scored(s, c);
     if (UNCHECKED && is_settled(c)) return false;
 #if ATTN_MASK == CAUSAL
     bool parted = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a part's last tile */
-    if (UNCHECKED && first && c->key0 < whole && !c->note->w.careful && !rarely(parted)) {
+    if (UNCHECKED && first && c->key0 < whole && !note_of(s, c)->w.careful && !rarely(parted)) {
         softmax_begin(&c->soft, score, UNIT(p));
         settle(c, true);
         return false;
@@ -170,8 +176,8 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
 #endif
     bool moved = softmax_refer(&c->soft, score, UNIT(p), alpha);
     if (SETTLES)
-        settle(c, named_all(GROUP + c->group, 128,
-                            softmax_settled(&c->soft) && !(UNCHECKED && c->note->w.careful)));
+        settle(c,
+               named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && note_of(s, c)->w.careful)));
     return moved;
 }
 
@@ -185,8 +191,8 @@ DEVICE void begin_rows(const shared *s, consumer *c)
 /* Stores the results of the row tile in hand; the next begins. */
 DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out, const row_ends *ends)
 {
-    finish(p, c->note, out, ends, s->out + (threadIdx.x / 32 - 4) * 2048);
-    if (UNCHECKED && rarely(!ends->fine) && !c->note->w.careful) c->note->w.failed = 1;
+    finish(p, note_of(s, c), out, ends, s->out + (threadIdx.x / 32 - 4) * 2048);
+    if (UNCHECKED && rarely(!ends->fine) && !note_of(s, c)->w.careful) note_of(s, c)->w.failed = 1;
     begin_rows(s, c);
 }
 
@@ -194,12 +200,12 @@ DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c,
 
 /* Tiles, the one in hand included, behind which others follow that need nothing but arithmetic: no pair is hidden, no
  * row tile ends. */
-DEVICE int common_steps(const attn_sm90_params *p, const consumer *c)
+DEVICE int common_steps(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
 #if ATTN_MASK == CAUSAL
-    bool whole = is_settled(c) && c->key0 <= whole_of(c);
-    if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= c->note->w.len_kv;
-    return whole ? min(c->left, max(0, c->key0 - whole_from(p, &c->note->w, c->group)) / KEYS) : 0;
+    bool whole = is_settled(c) && c->key0 <= whole_of(s, c);
+    if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV)) whole = whole && c->key0 + KEYS <= note_of(s, c)->w.len_kv;
+    return whole ? min(c->left, max(0, c->key0 - whole_from(p, &note_of(s, c)->w, c->group)) / KEYS) : 0;
 #else
     return is_settled(c) ? c->common : 0;
 #endif

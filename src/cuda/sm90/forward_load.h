@@ -128,8 +128,9 @@ DEVICE void ask_next(void)
 
 #if ATTN_MASK == CAUSAL
 
-/* How many of a row tile's key tiles are still to be loaded when the next row tile is asked for, so that its queries are
- * in L2 when there is room for them: fewer where blocks take tiles as they get free, since another may be free sooner. */
+/* How many of a row tile's key tiles are still to be loaded when the next row tile is asked for, so that its queries
+ * are in L2 when there is room for them: fewer where blocks take tiles as they get free, since another may be free
+ * sooner. */
 DEVICE int tiles_behind(const attn_sm90_params *p)
 {
     return p->schedule.counter ? 1 : 3;
@@ -258,8 +259,8 @@ DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
 
 #endif
 
-/* In the place of a note that consumers are done with. Where queries have one slot, which is still taken, they are asked
- * into L2. */
+/* In the place of a note that consumers are done with. Where queries have one slot, which is still taken, they are
+ * asked into L2. */
 DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w, notary *at)
 {
     tile_note *note = &s->notes->tiles[at->items % NOTES];

@@ -119,7 +119,7 @@ DEVICE void pack_scores(const float *score, u32 *probability)
 DEVICE void take_values(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
     wait_values(s, c->kv);
-    int valid = valid_keys(p, c);
+    int valid = valid_keys(p, s, c);
     if (valid < KEYS) clear_values(c, stage_at(s, c->kv.index) + TILE_K, valid);
 }
 
@@ -185,7 +185,7 @@ DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, c
     take_values(p, s, c);
     wgmma_fence();
     issue_output(s, out, probability, c->kv.index);
-    row_ends ends = end_rows(p, &c->note->w, &c->soft);
+    row_ends ends = end_rows(p, &note_of(s, c)->w, &c->soft);
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
     release_stage(BARRIER(s, v_empty, c->kv.index), &c->kv, STAGES);
@@ -204,7 +204,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     for (int i = 0; i < DIM_V / 2; i++)
         out[i] = 0;
     while (c->left > 0) {
-        for (int common = common_steps(p, c); common > 0; common--)
+        for (int common = common_steps(p, s, c); common > 0; common--)
             step(p, s, c, score, probability, out, true);
         if (c->left > 0) step(p, s, c, score, probability, out, false);
     }

@@ -132,12 +132,19 @@ typedef struct attn_sm90_repack_params {
 /* A head_group is less: what the kernels divide by. */
 #define ATTN_SM90_HEADS_MOST (1 << 20)
 
-/* Shared memory of a forward variant, bytes: queries, the rings of keys and values, output on its way (by turns: none),
- * barriers and tile notes. */
+/* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, 2 KiB a warp,
+ * where there is room for it; barriers and tile notes. */
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots, by_turns)            \
-    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) + ((by_turns) ? 0 : (rows)) +   \
-            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))) + \
-     1024 + 1024)
+#define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) \
+    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) +           \
+            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))))
+#define ATTN_SM90_SMEM_MOST (227 * 1024)
+#define ATTN_SM90_OUTPUT(dim, dim_v, rows, keys, stages, q_slots)                                          \
+    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) + 128 * (rows) + 2048 <= ATTN_SM90_SMEM_MOST \
+         ? 128 * (rows)                                                                                    \
+         : 0)
+#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots) \
+    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) + \
+     ATTN_SM90_OUTPUT(dim, dim_v, rows, keys, stages, q_slots) + 1024 + 1024)
 
 #endif

@@ -87,7 +87,7 @@ typedef struct barriers {
 
 /* Shared addresses. */
 typedef struct shared {
-    u32 q, kv, out, at; /* tiles, stages, a warp's 2 KiB of output each (BY_TURNS: none), barriers */
+    u32 q, kv, out, at; /* tiles, stages, output on its way, barriers */
     barriers *notes;
 } shared;
 
@@ -96,7 +96,7 @@ typedef struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + Q_SLOTS * TILE_Q;
-    u32 out = kv + STAGES * STAGE_BYTES, at = out + (BY_TURNS ? 0 : ROWS * 128);
+    u32 out = kv + STAGES * STAGE_BYTES, at = out + OUTPUT_BYTES;
     shared s = { q, kv, out, at, (barriers *)(memory + (at - shared_address(memory))) };
     return s;
 }

@@ -2,8 +2,8 @@
  *
  * A quad holds 8 neighbouring columns as 2 a thread. Rows by themselves (store_row): the quad exchanges four such
  * groups, so that each thread has all of one: 16 bytes of 16-bit output, 64 bytes a quad side by side. The forward's
- * warps have 2 KiB of shared memory each (but for BY_TURNS), through which 128 bytes of a row come side by side. Either
- * way any row may be missing. */
+ * warps have 2 KiB of shared memory each where there is room for it, through which 128 bytes of a row come side by
+ * side: that is how much is written in one go. Either way any row may be missing. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
@@ -152,10 +152,8 @@ DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
     return is_part(w) ? p->partial_o + line_of(p, w, to) * p->dim_v : (float *)p->o + element_of(p, w, to);
 }
 
-#if BY_TURNS
-
 /* 16-bit outputs of a warp's rows, the first at place `place0`, straight from registers: there is no stage. */
-DEVICE void store_rows16(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
+DEVICE void store_straight(const attn_sm90_params *p, const tile_note *note, const float *out, int place0)
 {
     int at = place0 + thread_anew() % 32 / 4;
 #pragma unroll
@@ -165,9 +163,7 @@ DEVICE void store_rows16(const attn_sm90_params *p, const tile_note *note, const
     }
 }
 
-#else
-
-/* The second half of store_rows16 for rows of several heads. */
+/* The second half of store_staged for rows of several heads. */
 DEVICE void store_packed16(const attn_sm90_params *p, const work *w, u32 read, int panel, int place0)
 {
     int column = panel + threadIdx.x % 8 * 8;
@@ -182,7 +178,7 @@ DEVICE void store_packed16(const attn_sm90_params *p, const work *w, u32 read, i
 
 /* 16-bit outputs of a warp's rows, the first at place `place0`, by way of 16 rows of 64 columns in shared memory,
  * swizzled as tiles are: what is stored at once is 4 rows of 128 bytes. */
-DEVICE void store_rows16(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
+DEVICE void store_staged(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
 {
     int lane = thread_anew() % 32, column = lane % 8 * 8;
     u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
@@ -213,8 +209,6 @@ DEVICE void store_rows16(const attn_sm90_params *p, const tile_note *note, const
         }
     }
 }
-
-#endif
 
 /* What is known of a thread's two rows before their outputs are. */
 typedef struct row_ends {
@@ -250,7 +244,10 @@ DEVICE void finish(const attn_sm90_params *p, const tile_note *note, float *out,
             store_row32(single_of(p, w, to), out, DIM_V, r, p->dim_v, to.row >= 0);
         }
     } else {
-        store_rows16(p, note, out, stage, at - at % 16);
+        if (OUTPUT_BYTES)
+            store_staged(p, note, out, stage, at - at % 16);
+        else
+            store_straight(p, note, out, at - at % 16);
     }
     float *lse = is_part(w) ? p->partial_lse : p->lse;
     int r = anew(threadIdx.x % 4);

@@ -58,6 +58,7 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 #define TILE_K (PANELS * PANEL_KEYS)
 #define TILE_V (PANELS_V * PANEL_KEYS)
 #define STAGE_BYTES (TILE_K + TILE_V)
+#define OUTPUT_BYTES ATTN_SM90_OUTPUT(DIM, DIM_V, ROWS, KEYS, STAGES, Q_SLOTS) /* a warp's 2 KiB each, or 0 */
 
 /* 16 dims of scores = queries keys^T, asynchronously. */
 DEVICE void issue_qk(float *score, u32 queries, u32 keys, int k)
