@@ -1,5 +1,5 @@
 /* The forward kernel: one block a multiprocessor, one producer warpgroup and ROWS / 64 consumer warpgroups of 64 query
- * rows each. The producer's first warp follows the schedule and loads; a consumer keeps its scores, probabilities and
+ * rows each. Of the producer's warps one notes row tiles and one loads; a consumer keeps its scores, probabilities and
  * output in registers:
  *
  *     wait for QK of tile t -> mask if the tile needs it -> references -> wait for PV of tile t-1 ->
