@@ -78,7 +78,9 @@ DEVICE void load_stage(const attn_sm90_params *p, const shared *s, producer *at,
     wait_empty(BARRIER(s, kv_empty, at->kv.index), at->kv.phase);
     if (threadIdx.x % 32 == 0) {
         u32 full = BARRIER(s, kv_full, at->kv.index), to = s->kv + at->kv.index * STAGE_BYTES;
-        if (ATTN_MASK == GENERAL && keys.key0 >= 0) s->notes->keys[at->kv.index] = *note;
+#if ATTN_MASK == GENERAL
+        if (keys.key0 >= 0) s->notes->keys[at->kv.index] = *note;
+#endif
         barrier_expect(full, (keys.key0 >= 0 ? TILE_K : 0) + (values.key0 >= 0 ? TILE_V : 0));
         if (keys.key0 >= 0) load_tile(p, &p->k_map, to, PANELS, full, keys);
         if (values.key0 >= 0) load_tile(p, &p->v_map, to + TILE_K, PANELS_V, full, values);

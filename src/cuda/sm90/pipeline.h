@@ -82,8 +82,12 @@ typedef struct barriers {
 #endif
     tile_note tiles[NOTES];
     work again[NOTES + 1];
+#if ATTN_MASK == GENERAL
     key_note keys[STAGES];
+#endif
 } barriers;
+
+static_assert(sizeof(barriers) <= 1024, "ATTN_SM90_SMEM has a KiB for them");
 
 /* Shared addresses. */
 typedef struct shared {
