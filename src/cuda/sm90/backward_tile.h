@@ -102,6 +102,8 @@ typedef struct notes {
     int places[TURNS]; /* the keeper's own: of the tiles whose turn has come */
 } notes;
 
+static_assert(sizeof(barriers) + sizeof(notes) <= 1024, "ATTN_SM90_BACKWARD_SMEM has a KiB for them");
+
 #define RING_INDEX(count, size) ((u32)(count) % (size))
 #define RING_PHASE(count, size) ((u32)(count) / (size)&1)
 
