@@ -9,6 +9,7 @@
  * ATTN_TEST_SCALE=n: each n-th length. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -50,12 +51,17 @@ static void bark(int signal_number)
 
 /* ---- lengths ------------------------------------------------------------------------------- */
 
-/* A problem whose shape and flags are given, of the kernel's type and dims, at addresses that TMA takes. `parts`: some
- * keys must be split. */
-static void check_kernel(const attn_cuda_kernel *k, attn_desc desc, int number, bool parts)
+/* Of a problem's number. */
+static check_options options_of(int number)
 {
     static const check_data data[] = { CHECK_ONE_HOT, CHECK_SPIKED, CHECK_PLAIN };
-    check_options options = { .data = data[number % 3], .seed = (uint64_t)(4 * number) };
+    return (check_options){ .data = data[number % 3], .seed = (uint64_t)(4 * number) };
+}
+
+/* A problem whose shape and flags are given, of the kernel's type and dims, at addresses that TMA takes. `parts`: some
+ * keys must be split. */
+static void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts)
+{
     check_problem problem;
     char name[CHECK_NAME];
     attn_plan *plan;
@@ -95,7 +101,7 @@ static void check_length(const attn_cuda_kernel *k, uint32_t flags, int64_t len_
                        .len_q = len_q,
                        .len_kv = len_kv };
     if (desc.flags & ATTN_VARLEN) desc.total_q = 2 * len_q, desc.total_kv = 2 * len_kv + 1;
-    check_kernel(k, desc, number, false);
+    check_kernel(k, desc, options_of(number), false);
 }
 
 /* Of what goes round in the ring (keys; in the backward rows): one less, none and one more than 0, 1, 2, stages - 1,
@@ -121,6 +127,19 @@ static void lengths(const attn_cuda_kernel *k)
             }
 }
 
+/* Scores that rise by 240 from a row tile's first key tile on, which is that of the last keys: where tiles are not
+ * looked at, each row tile overflows, and is done again. */
+static void overflows(const attn_cuda_kernel *k)
+{
+    static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_VARLEN };
+    for (int i = 0; i < 3; i++) {
+        attn_desc desc = { .flags = flags[i], .batch = 2, .heads_q = 4, .heads_kv = 2, .len_q = 3 * k->rows + 1 };
+        desc.len_kv = desc.len_q + 3 * k->keys, desc.scale = 8 / sqrtf((float)k->dim);
+        if (flags[i] == ATTN_VARLEN) desc.total_q = 2 * desc.len_q, desc.total_kv = 2 * desc.len_kv;
+        check_kernel(k, desc, (check_options){ .data = CHECK_DESCENDING, .seed = 4 }, false);
+    }
+}
+
 /* Two and a half waves of equal row tiles, five a head, or one and a quarter of packed heads: the last is in parts. */
 static void last_waves(const attn_cuda_kernel *k)
 {
@@ -131,7 +150,7 @@ static void last_waves(const attn_cuda_kernel *k)
         attn_desc packed = { .batch = sms + sms / 4, .heads_q = 2, .heads_kv = 1, .len_q = 3 };
         desc.flags = packed.flags = i < 2 ? 0 : ATTN_OUT_F32 | ATTN_SINK;
         desc.len_kv = packed.len_kv = 16 * k->keys - 3;
-        check_kernel(k, i % 2 ? packed : desc, i + 1, true);
+        check_kernel(k, i % 2 ? packed : desc, options_of(i + 1), true);
     }
 }
 
@@ -182,7 +201,7 @@ static void finished_heads(const attn_cuda_kernel *k)
                            .window_right = cases[i].right };
         bool all = cases[i].len_q < k->rows + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
         result(takes_whole_heads(k, desc) == (whole && all), "%s, case %d: whole heads, or none", k->name, i);
-        check_kernel(k, desc, i, false);
+        check_kernel(k, desc, options_of(i), false);
     }
 }
 
@@ -539,7 +558,12 @@ int main(int argc, char **argv)
         if (!attn_cuda_is_line(k) || !wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;
         lengths(k);
-        (attn_cuda_direction(k) == ATTN_FORWARD ? last_waves : finished_heads)(k);
+        if (attn_cuda_direction(k) == ATTN_BACKWARD) {
+            finished_heads(k);
+            continue;
+        }
+        overflows(k);
+        last_waves(k);
     }
     if (one) result(checks > 0, "%s is none of the kernels", only);
     printf("%d checks on the GPU, %d failed\n", checks, failures);
