@@ -283,11 +283,6 @@ DEVICE void store_zeros(u32 address)
     memset(gpu_at(address, 16, 16), 0, 16);
 }
 
-DEVICE void store_8bytes(void *to, u32 low, u32 high)
-{
-    ((u64 *)to)[0] = (u64)high << 32 | low;
-}
-
 DEVICE void store_words(u64 to, const u32 *x)
 {
     *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);

@@ -262,7 +262,7 @@ DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
 #endif
 
 /* In the place of a note that consumers are done with. Where queries have one slot, which is still taken, they are
- * asked into L2. */
+ * asked into L2; a block's first ones always, before their note takes its time. */
 DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w, notary *at)
 {
     tile_note *note = &s->notes->tiles[at->items % NOTES];

@@ -54,7 +54,7 @@ typedef struct share {
     int whole; /* before it, all rows see every key that a window's left bound leaves them */
 } share;
 
-/* What consumers want to know of a row tile, reckoned by the producer, which has the time. */
+/* What consumers want to know of a row tile, reckoned by the warp that notes it, which has the time. */
 typedef struct tile_note {
     work w;
     long long line; /* of its first row (pack 1): place in lse, */

@@ -165,11 +165,6 @@ DEVICE void store_zeros(u32 address)
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
 
-DEVICE void store_8bytes(void *to, u32 low, u32 high)
-{
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");
-}
-
 /* 16 bytes to memory. */
 DEVICE void store_words(u64 to, const u32 *x)
 {
