@@ -211,7 +211,9 @@ static void last_waves_are_split(void **state)
         assert_int_equal(s->parted, cases[i].tiles);
         assert_int_equal(s->splits, cases[i].splits);
         assert_int_equal(s->total, tiles + s->parted * (s->splits - 1));
-        assert_int_equal(s->parted_lines, s->parted / s->row_tiles * cases[i].len + s->parted % s->row_tiles * k->rows);
+        int64_t heads = s->parted / s->row_tiles, more = s->parted % s->row_tiles; /* tiles of a head that is cut */
+        int64_t lines = more ? cases[i].len - (s->row_tiles - more) * k->rows : 0;
+        assert_int_equal(s->parted_lines, heads * cases[i].len + lines);
         assert_true(fabs(c.choice.count[ATTN_PER_STEP] / (double)steps / cases[i].waves - 1) < 0.01);
         if (cases[i].tiles)
             assert_true(c.choice.seconds / cost(&desc, k, &whole).seconds < 1.03 * cases[i].waves / cases[i].whole);

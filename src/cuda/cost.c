@@ -284,7 +284,8 @@ static void consider_splits(const problem *p, int64_t pack, int wanted, attn_cud
 static int64_t lines_of(const attn_desc *d, const attn_choice *c, int64_t pack, int64_t row_tiles, int64_t parted)
 {
     if (d->flags & ATTN_VARLEN) return parted ? d->heads_q * d->total_q : 0;
-    return parted / row_tiles * pack * d->len_q + parted % row_tiles * c->rows_tile;
+    int64_t more = parted % row_tiles, first = pack > 1 ? c->rows_tile : ATTN_SM90_FIRST_ROWS(d->len_q, c->rows_tile);
+    return parted / row_tiles * pack * d->len_q + (more ? first + (more - 1) * c->rows_tile : 0);
 }
 
 /* The schedule of a choice; false: more tiles than it can count. */

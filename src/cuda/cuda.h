@@ -41,12 +41,13 @@ void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double st
  * short beside what the group leaves each of its takers (multiprocessors, or clusters). */
 int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers);
 
-/* The tensors that kernels read by TMA; the last one in the backward only. */
-enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_GRAD_O, ATTN_CUDA_TENSORS };
+/* The tensors that kernels read by TMA, the last one in the backward only; and the one that the forward stores by it. */
+enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_GRAD_O, ATTN_CUDA_O, ATTN_CUDA_TENSORS };
 
+/* How many are read. */
 static inline int attn_cuda_tensors(const attn_desc *desc)
 {
-    return desc->direction == ATTN_BACKWARD ? ATTN_CUDA_TENSORS : ATTN_CUDA_GRAD_O;
+    return desc->direction == ATTN_BACKWARD ? ATTN_CUDA_O : ATTN_CUDA_GRAD_O;
 }
 
 enum { ATTN_CUDA_ALIGN = 256 }; /* of everything in the workspace */
@@ -68,7 +69,7 @@ typedef struct attn_cuda_plan {
     attn_cuda_choice chosen;
     attn_cuda_layout layout;
     double elsewhere;               /* seconds predicted where addresses are none that TMA takes; of a line's kernel */
-    bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first */
+    bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
     CUfunction line, nodes, repack, combine; /* NULL: not needed; line: the kernel is a simple one */
     CUfunction rows, convert, totals;        /* backward */
     CUfunction simple, simple_kv, simple_bias;
@@ -86,7 +87,7 @@ static inline bool attn_cuda_stores_wide(const attn_plan *plan)
 /* Whether o cannot be stored by 16 bytes: then it comes from f32 parts, all row tiles are parted. */
 bool attn_cuda_is_staged(const attn_desc *desc);
 
-/* Extents and strides of one of q, k, v, grad_o. */
+/* Extents and strides of one of q, k, v, grad_o, o. */
 typedef struct attn_cuda_tensor {
     int64_t extent[4], stride[4];
 } attn_cuda_tensor;
@@ -120,10 +121,10 @@ static inline bool attn_cuda_finishes(const attn_sm90_backward_schedule *s)
 attn_status attn_cuda_load_backward(const attn_desc *desc, const attn_cuda_place *place, attn_cuda_plan *cuda);
 void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words);
 
-/* All parameters that both directions have, and the maps of all tensors at no address yet (params.c). */
-attn_status attn_cuda_fill(const attn_desc *desc, attn_cuda_plan *cuda);
+/* All parameters that both directions have, and the maps of all tensors at no address yet (params.c). maps_o: o's, too. */
+attn_status attn_cuda_fill(const attn_desc *desc, attn_cuda_plan *cuda, bool maps_o);
 
-/* The map that a tensor is read by. */
+/* The map that a tensor is read or stored by. */
 attn_sm90_map *attn_cuda_map_of(attn_sm90_backward_params *params, int which);
 
 /* A tensor as it is copied: packed, in rows of heads of attn_cuda_pitch elements. */

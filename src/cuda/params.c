@@ -14,8 +14,8 @@ enum { UNBOUNDED = 1 << 30, SOME_ADDRESS = 4096 };
 attn_cuda_tensor attn_cuda_tensor_of(const attn_desc *desc, int which)
 {
     attn_shape shape = attn_shape_of(desc);
-    const int64_t *extents[] = { shape.q, shape.k, shape.v, shape.o };
-    const int64_t *strides[] = { desc->q_stride, desc->k_stride, desc->v_stride, desc->grad_o_stride };
+    const int64_t *extents[] = { shape.q, shape.k, shape.v, shape.o, shape.o };
+    const int64_t *strides[] = { desc->q_stride, desc->k_stride, desc->v_stride, desc->grad_o_stride, desc->o_stride };
     attn_cuda_tensor tensor;
     memcpy(tensor.extent, extents[which], sizeof tensor.extent);
     memcpy(tensor.stride, strides[which], sizeof tensor.stride);
@@ -85,13 +85,13 @@ static void fill_common(const attn_desc *d, attn_cuda_plan *cuda)
 static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which, attn_sm90_map *map)
 {
     const attn_cuda_kernel *k = cuda->chosen.kernel;
-    bool of_rows = which == ATTN_CUDA_Q || which == ATTN_CUDA_GRAD_O;
     uint32_t pack = which == ATTN_CUDA_Q ? (uint32_t)cuda->chosen.schedule.pack : 1;
     attn_cuda_tensor t = attn_cuda_tensor_of(d, which);
     if (cuda->copied[which]) t = attn_cuda_repacked(t);
     uint64_t size = (uint64_t)attn_dtype_size(d->dtype), extent[4], stride[3];
-    uint32_t rows = of_rows ? (uint32_t)k->rows / pack : (uint32_t)k->keys;
-    uint32_t box[4] = { 64, pack, rows, 1 }, step[4] = { 1, 1, 1, 1 };
+    const uint32_t rows[] = { (uint32_t)k->rows / pack, (uint32_t)k->keys, (uint32_t)k->keys, (uint32_t)k->rows,
+                              ATTN_SM90_OUTPUT_ROWS };
+    uint32_t box[4] = { 64, pack, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
     for (int i = 0; i < 4; i++)
         extent[i] = (uint64_t)t.extent[i < 1 ? 3 : 3 - i];
     for (int i = 0; i < 3; i++)
@@ -107,15 +107,17 @@ static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which,
 
 attn_sm90_map *attn_cuda_map_of(attn_sm90_backward_params *p, int which)
 {
-    attn_sm90_map *const maps[] = { &p->common.q_map, &p->common.k_map, &p->common.v_map, &p->grad_o_map };
+    attn_sm90_map *const maps[] = { &p->common.q_map, &p->common.k_map, &p->common.v_map, &p->grad_o_map,
+                                     &p->common.o_map };
     return maps[which];
 }
 
-attn_status attn_cuda_fill(const attn_desc *d, attn_cuda_plan *cuda)
+attn_status attn_cuda_fill(const attn_desc *d, attn_cuda_plan *cuda, bool maps_o)
 {
     attn_status status = ATTN_OK;
     fill_common(d, cuda);
     for (int i = 0; i < attn_cuda_tensors(d) && attn_cuda_is_line(cuda->chosen.kernel) && !status; i++)
         status = fill_map(d, cuda, i, attn_cuda_map_of(&cuda->params, i));
-    return status;
+    cuda->params.common.o_mapped = maps_o;
+    return maps_o && !status ? fill_map(d, cuda, ATTN_CUDA_O, &cuda->params.common.o_map) : status;
 }

@@ -177,6 +177,14 @@ static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_c
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
+/* The line's kernel stores whole tiles of o by TMA. */
+static bool maps_output(const attn_desc *d, const attn_cuda_plan *cuda)
+{
+    const attn_cuda_choice *c = &cuda->chosen;
+    bool stores = attn_cuda_is_line(c->kernel) && d->direction == ATTN_FORWARD && !(d->flags & ATTN_OUT_F32);
+    return stores && c->schedule.pack == 1 && !attn_cuda_is_staged(d) && tma_takes(d, ATTN_CUDA_O);
+}
+
 static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     const attn_desc *d = &plan->desc;
@@ -190,7 +198,7 @@ static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_c
     if (!lay_out(d, cuda))
         return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address",
                          (long long)d->len_kv);
-    if ((status = attn_cuda_fill(d, cuda))) return status;
+    if ((status = attn_cuda_fill(d, cuda, maps_output(d, cuda)))) return status;
     if (d->direction == ATTN_BACKWARD) attn_cuda_fill_backward(d, cuda);
     return load(d, place, cuda);
 }

@@ -58,7 +58,7 @@ attn_status attn_cuda_clear(const attn_cuda_call *c, void *at, size_t size)
 
 static const void *tensor_at(const attn_args *a, int which)
 {
-    const void *const at[] = { a->q, a->k, a->v, a->grad_o };
+    const void *const at[] = { a->q, a->k, a->v, a->grad_o, a->o };
     return at[which];
 }
 
@@ -120,6 +120,7 @@ attn_status attn_cuda_prepare(const attn_cuda_call *c, attn_sm90_backward_params
     attn_status status = ATTN_OK;
     for (int i = 0; i < attn_cuda_tensors(d) && !status; i++)
         status = bind_map(c, i, attn_cuda_map_of(p, i));
+    if (!status && p->common.o_mapped) status = bind_map(c, ATTN_CUDA_O, &p->common.o_map);
     for (int i = 0; i <= ATTN_CUDA_V && !status; i++)
         status = repack(c, i);
     if (!status && counter) status = attn_cuda_clear(c, counter, sizeof *counter);

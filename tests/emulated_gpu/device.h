@@ -253,6 +253,16 @@ DEVICE void tma_prefetch(const void *map, int x, int y, int z, int w)
     (void)map, (void)x, (void)y, (void)z, (void)w;
 }
 
+DEVICE void tma_store(const void *map, u32 from, int x, int y, int z, int w)
+{
+    const int at[4] = { x, y, z, w };
+    gpu_store_tensor(map, from, at);
+}
+
+DEVICE void bulk_commit(void)
+{
+}
+
 DEVICE void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier)
 {
     gpu_load_bulk(to, from, bytes, barrier);

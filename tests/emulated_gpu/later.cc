@@ -11,15 +11,15 @@ extern "C" {
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-enum later_kind { TENSOR, BULK, SEND, STORE, ADD };
+enum later_kind { TENSOR, BULK, SEND, STORE, ADD, STORE_TENSOR };
 
 struct later {
     later_kind kind;
     thread *by;
-    uint32_t to, barrier, bytes; /* STORE, ADD: `to` is read */
+    uint32_t to, barrier, bytes; /* from STORE on: `to` is read */
     const void *from;            /* STORE: written to; ADD: added to */
     int at[4];
-    std::vector<unsigned char> data; /* SEND; STORE, ADD: what was read already */
+    std::vector<unsigned char> data; /* SEND; from STORE on: what was read already */
     fake_map map;
     uint64_t due; /* turn */
     uint64_t number; /* in the order in which they were asked for */
@@ -33,33 +33,43 @@ static uint32_t swizzled(uint32_t address)
     return address ^ (address >> 7 & 7) << 4;
 }
 
-/* A box: lines of 64 elements; what is outside the tensor is zeros. */
-static void copy_tensor(const later *l)
+/* Where a line of a box lies in the tensor, from its first column on; NULL: outside of it. */
+static uint16_t *line_in_tensor(const later *l, uint32_t line)
 {
-    block *b = l->by->home;
     const fake_map *m = &l->map;
-    uint32_t line = 0;
-    for (int w = 0; w < m->box[3]; w++)
-        for (int z = 0; z < m->box[2]; z++)
-            for (int y = 0; y < m->box[1]; y++, line++) {
-                int64_t at[4] = { 0, l->at[1] + y, l->at[2] + z, l->at[3] + w };
-                bool inside = true;
-                for (int i = 1; i < 4; i++)
-                    inside &= at[i] >= 0 && at[i] < (int64_t)m->extent[i];
-                const uint16_t *from =
-                    (const uint16_t *)(m->address + at[1] * m->stride[0] + at[2] * m->stride[1] + at[3] * m->stride[2]);
-                for (uint32_t x = 0; x < 64; x++) {
-                    int64_t column = l->at[0] + (int64_t)x;
-                    bool is_in = inside && column >= 0 && column < (int64_t)m->extent[0];
-                    uint16_t value = is_in ? from[column] : 0;
-                    memcpy(memory_at(b, swizzled(l->to + 128 * line + 2 * x), 2, 2), &value, 2);
-                }
-            }
+    int64_t y = l->at[1] + line % m->box[1], z = l->at[2] + line / m->box[1] % m->box[2];
+    int64_t at[] = { y, z, l->at[3] + line / m->box[1] / m->box[2] };
+    uint64_t address = m->address;
+    for (int i = 0; i < 3; i++) {
+        if (at[i] < 0 || at[i] >= (int64_t)m->extent[i + 1]) return nullptr;
+        address += (uint64_t)at[i] * m->stride[i];
+    }
+    return (uint16_t *)address;
 }
 
 static const void *source_of(const later *l)
 {
     return l->data.empty() ? memory_at(l->by->home, l->to, l->bytes, 16) : l->data.data();
+}
+
+/* A box: lines of 64 elements. What is outside the tensor is read as zeros, and not written. */
+static void copy_tensor(const later *l)
+{
+    bool writes = l->kind == STORE_TENSOR;
+    const unsigned char *from = writes ? (const unsigned char *)source_of(l) : nullptr;
+    for (uint32_t line = 0; line < l->bytes / 128; line++) {
+        uint16_t *row = line_in_tensor(l, line);
+        for (uint32_t x = 0; x < 64; x++) {
+            int64_t column = l->at[0] + (int64_t)x;
+            uint32_t at = swizzled(l->to + 128 * line + 2 * x);
+            bool inside = row && column >= 0 && column < (int64_t)l->map.extent[0];
+            const uint16_t outside = 0;
+            if (writes && inside)
+                memcpy(row + column, from + (at - l->to), 2);
+            else if (!writes)
+                memcpy(memory_at(l->by->home, at, 2, 2), inside ? row + column : &outside, 2);
+        }
+    }
 }
 
 static void add(const later *l)
@@ -88,6 +98,9 @@ static void perform(const later *l)
         return;
     case ADD:
         add(l);
+        return;
+    case STORE_TENSOR:
+        copy_tensor(l);
         return;
     }
     bytes_came(barrier_at(b, l->barrier), l->bytes);
@@ -138,14 +151,24 @@ void gpu_wait_bulk_read()
         }
 }
 
-void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int at[4])
+static void put_off_tensor(later_kind kind, const void *map, uint32_t shared, uint32_t barrier, const int at[4])
 {
     fake_map m;
     memcpy(&m, map, sizeof m);
     if (m.magic != FAKE_MAP_MAGIC || m.box[0] != 64) die("no map of boxes 64 elements wide");
     uint32_t bytes = 128u * m.box[1] * m.box[2] * m.box[3];
-    gpu_at(to, bytes, 1024);
-    put_off({ TENSOR, running, to, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m, 0, 0 });
+    gpu_at(shared, bytes, 1024);
+    put_off({ kind, running, shared, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m, 0, 0 });
+}
+
+void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int at[4])
+{
+    put_off_tensor(TENSOR, map, to, barrier, at);
+}
+
+void gpu_store_tensor(const void *map, uint32_t from, const int at[4])
+{
+    put_off_tensor(STORE_TENSOR, map, from, 0, at);
 }
 
 void gpu_load_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)

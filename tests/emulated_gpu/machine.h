@@ -79,6 +79,7 @@ bool gpu_barrier_test(uint32_t barrier, uint32_t parity); /* whether one need no
 void gpu_load_tensor(uint32_t to, const void *map, uint32_t barrier, const int at[4]);
 void gpu_load_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier); /* from memory of any kind */
 void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier);      /* of data as it is now */
+void gpu_store_tensor(const void *map, uint32_t from, const int at[4]);
 void gpu_store_bulk(float *to, uint32_t from, uint32_t bytes);
 void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes);
 void gpu_wait_bulk(int newer); /* for the thread's stores and additions but the `newer` last ones */

@@ -149,13 +149,20 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch }, kv_box, d->v_stride);
 }
 
+/* Rows of a head's first `count` row tiles, of which all but the first are whole. */
+static int64_t rows_of_tiles(const attn_sm90_params *p, const attn_cuda_kernel *k, int64_t count)
+{
+    int64_t tiles = ceil_div(p->len_q, k->rows), first = ceil_div(p->len_q, 64) * 64 - (tiles - 1) * k->rows;
+    return count ? first + (count - 1) * k->rows : 0;
+}
+
 /* Row tiles that are parted without all being so: what their lines are taken to be holds of equal tiles alone. */
 static void check_parted(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, int64_t tiles)
 {
     const attn_sm90_schedule *s = &p->schedule;
     const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS;
     int64_t heads = s->parted / s->row_tiles, more = s->parted % s->row_tiles;
-    int64_t lines = s->parted == tiles ? all_rows(p) : heads * s->pack * p->len_q + more * k->rows;
+    int64_t lines = s->parted == tiles ? all_rows(p) : heads * s->pack * p->len_q + rows_of_tiles(p, k, more);
     fake_expect(s->parted_lines == lines, symbol, "parted_lines");
     if (s->parted == 0 || s->parted == tiles) return;
     fake_expect(s->parted < tiles && s->head_group == 1, symbol, "parted");

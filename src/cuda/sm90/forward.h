@@ -294,6 +294,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     } else {
         REGISTERS_TAKE(REGISTERS_CONSUMER);
         consume(&params, &s);
+        if (OUT_BY_TMA) bulk_wait_read(); /* shared memory is the block's while it lasts */
     }
 }
 

@@ -191,7 +191,7 @@ DEVICE void begin_rows(const shared *s, consumer *c)
 /* Stores the results of the row tile in hand; the next begins. */
 DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out, const row_ends *ends)
 {
-    finish(p, note_of(s, c), out, ends, s->out + (threadIdx.x / 32 - 4) * 2048);
+    finish(p, note_of(s, c), out, ends, s->out + (threadIdx.x / 32 - 4) * PANELS_OUT * PANEL_OUT);
     if (UNCHECKED && rarely(!ends->fine) && !note_of(s, c)->w.careful) note_of(s, c)->w.failed = 1;
     begin_rows(s, c);
 }

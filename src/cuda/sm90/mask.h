@@ -43,9 +43,9 @@ DEVICE int2 part_of(const attn_sm90_params *p, const work *w, int all)
 /* The key tiles of *w: `tiles` of them, from `last` downwards. */
 DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
 {
-    int rows = p->schedule.rows, shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
+    int shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
     if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
-        end = min(end - 1, min(w->row0 + rows, w->len_q) - 1 + shift + p->mask.right) + 1;
+        end = min(end - 1, w->row1 - 1 + shift + p->mask.right) + 1;
         low = max(0, w->row0 + shift - p->mask.left) / KEYS;
     }
     int2 part = part_of(p, w, max(0, (max(end, 0) + KEYS - 1) / KEYS - low));
@@ -59,10 +59,10 @@ DEVICE int row_of(const attn_sm90_params *p, int place)
     return rarely(p->schedule.pack > 1) ? quotient(place, p->schedule.pack) : place;
 }
 
-/* A warpgroup has rows of the sequence. */
+/* A warpgroup has rows of the row tile. */
 DEVICE bool has_rows(const attn_sm90_params *p, const work *w, int group)
 {
-    return w->row0 + row_of(p, group * 64) < w->len_q;
+    return w->row0 + row_of(p, group * 64) < w->row1;
 }
 
 /* Keys up to the last that the row tile's first row sees, those behind the sequence's last counted, too. */
@@ -311,8 +311,7 @@ typedef struct walk {
 DEVICE walk walk_start(const attn_sm90_params *p, const work *w)
 {
     int2 part = part_of(p, w, (w->len_kv + KEYS - 1) / KEYS);
-    int row1 = min(w->row0 + p->schedule.rows, w->len_q);
-    walk at = { w->row0, row1, 0, part.x, part.y, 0, 0, 0 };
+    walk at = { w->row0, w->row1, 0, part.x, part.y, 0, 0, 0 };
     return at;
 }
 

@@ -26,6 +26,7 @@
  * promotion; strides of extents that are 1 may be any multiple of 16 bytes.
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1);  v: likewise with dim_v
+ *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
  * VARLEN: total_q and total_kv in place of the lengths, batch 1.
  * rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the variant's.
  * Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
@@ -50,7 +51,7 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits, parted;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
-    int rows; /* of a head in a row tile: the variant's / pack */
+    int rows; /* of a head in a row tile: the variant's / pack; in its first: ATTN_SM90_FIRST_ROWS where pack is 1 */
     long long parted_lines;
     unsigned *counter;
 } attn_sm90_schedule;
@@ -89,7 +90,7 @@ typedef struct attn_sm90_simple {
 } attn_sm90_simple;
 
 typedef struct attn_sm90_params {
-    attn_sm90_map q_map, k_map, v_map;
+    attn_sm90_map q_map, k_map, v_map, o_map;
 
     unsigned flags; /* attn_desc.flags */
     int batch, heads_q, heads_kv;
@@ -99,6 +100,7 @@ typedef struct attn_sm90_params {
     float scale;
 
     void *o;               /* of dtype, or f32 with ATTN_OUT_F32 */
+    int o_mapped;          /* there is an o_map */
     long long o_stride[3]; /* batch, row, head; VARLEN: the batch's is not used */
     float *lse;            /* (batch, heads_q, len_q), VARLEN (heads_q, total_q); or NULL */
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
@@ -129,22 +131,29 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_NODES(len_kv, keys) \
     (((len_kv) + (keys)-1) / (keys) + ((len_kv) + ATTN_SM90_NODE_GROUP * (keys)-1) / (ATTN_SM90_NODE_GROUP * (keys)))
 
+/* Rows of a sequence's first row tile, whole warpgroups of 64: so many that the others are whole, but for the last
+ * one's last warpgroup. */
+#define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
+
 /* A head_group is less: what the kernels divide by. */
 #define ATTN_SM90_HEADS_MOST (1 << 20)
 
-/* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, 2 KiB a warp,
- * where there is room for it; barriers and tile notes. */
+/* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, as many panels
+ * of it as there is room for, of 16 rows a warp; barriers and tile notes. */
+#define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
 #define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) \
     (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) +           \
             (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
-#define ATTN_SM90_OUTPUT(dim, dim_v, rows, keys, stages, q_slots)                                          \
-    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) + 128 * (rows) + 2048 <= ATTN_SM90_SMEM_MOST \
-         ? 128 * (rows)                                                                                    \
-         : 0)
+#define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots) \
+    ((ATTN_SM90_SMEM_MOST - 2048 - ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots)) / (128 * (rows)))
+#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots)                        \
+    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots) < ATTN_SM90_PANELS(dim_v)          \
+         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots)                              \
+         : ATTN_SM90_PANELS(dim_v))
 #define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots) \
     (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) + \
-     ATTN_SM90_OUTPUT(dim, dim_v, rows, keys, stages, q_slots) + 1024 + 1024)
+     128 * (rows) * ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots) + 1024 + 1024)
 
 #endif

@@ -100,7 +100,7 @@ typedef struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + Q_SLOTS * TILE_Q;
-    u32 out = kv + STAGES * STAGE_BYTES, at = out + OUTPUT_BYTES;
+    u32 out = kv + STAGES * STAGE_BYTES, at = out + 4 * CONSUMERS * PANELS_OUT * PANEL_OUT;
     shared s = { q, kv, out, at, (barriers *)(memory + (at - shared_address(memory))) };
     return s;
 }

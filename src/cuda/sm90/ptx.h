@@ -137,6 +137,19 @@ DEVICE void tma_prefetch(const void *map, int x, int y, int z, int w)
                  : "memory");
 }
 
+/* The box at (x, y, z, w) from shared memory, one of the thread's next batch: what is outside of the tensor is left out. */
+DEVICE void tma_store(const void *map, u32 from, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+DEVICE void bulk_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 /* Bytes from memory to shared memory: 16 at a time, at multiples of 16. */
 DEVICE void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier)
 {

@@ -34,11 +34,11 @@ enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
 /* Whether rows have references decides which steps are taken, or that scores are not looked at. */
 #define SETTLES (ATTN_SCORE == PLAIN)
 
-/* A row tile: `pack` heads from head on, of rows [row0, ...) of a sequence. */
+/* A row tile: `pack` heads from head on, of rows [row0, row1) of a sequence. */
 typedef struct work {
     int tiles; /* key tiles, -1: no more work. GENERAL: 0 or 1, some */
     int last;  /* CAUSAL: the number of the first key tile taken, from which it goes downwards */
-    int batch, head, kv_head, row0;
+    int batch, head, kv_head, row0, row1;
     int split; /* which part of its keys; -1: all, and the results are no part's */
     int start_q, start_kv, len_q, len_kv;
     int careful, failed; /* UNCHECKED: done again; to be done again */
@@ -110,6 +110,13 @@ DEVICE bool is_part(const work *w)
     return w->split >= 0;
 }
 
+/* Rows of a sequence's first row tile. Where the warpgroups of its last tile would be too few for all, those of the first
+ * are: under a causal mask that one has the fewest keys, and is done the sooner. */
+DEVICE int first_rows(const attn_sm90_schedule *s, int len_q)
+{
+    return s->pack > 1 ? s->rows : ATTN_SM90_FIRST_ROWS(len_q, ROWS);
+}
+
 /* Fills *w but for its key tiles. Divides here what loading a tile would else: that takes the unit of 2^x, and time.
  * False: there is no such tile. */
 DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
@@ -126,12 +133,13 @@ DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
     w->batch = quotient(head, s->heads), head -= w->batch * s->heads;
     if (varlen && !find_sequence(p->cu_lens_q, p->lens_q, p->batch, s->rows, number, &w->batch, &number, &count))
         return false;
-    w->row0 = number * s->rows;
     w->head = head * s->pack;
     w->kv_head = quotient(w->head, quotient(p->heads_q, p->heads_kv));
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
+    w->row1 = min(w->len_q, first_rows(s, w->len_q) + number * s->rows);
+    w->row0 = number ? first_rows(s, w->len_q) + (number - 1) * s->rows : 0;
     return w->row0 < w->len_q;
 }
 

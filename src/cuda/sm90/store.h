@@ -1,9 +1,9 @@
 /* From fragments to memory: rows, and the end of the forward's row tile: the sums' inverses, LSE, and the output.
  *
  * A quad holds 8 neighbouring columns as 2 a thread. Rows by themselves (store_row): the quad exchanges four such
- * groups, so that each thread has all of one: 16 bytes of 16-bit output, 64 bytes a quad side by side. The forward's
- * warps have 2 KiB of shared memory each where there is room for it, through which 128 bytes of a row come side by
- * side: that is how much is written in one go. Either way any row may be missing. */
+ * groups, so that each thread has all of one: 16 bytes of 16-bit output, 64 bytes a quad side by side. Any row may be
+ * missing. The forward's warps have panels of their 16 rows in shared memory where there is room for them (store_rows):
+ * from there TMA takes them where no row is missing, beside whatever the warp does next. */
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
@@ -82,7 +82,7 @@ DEVICE void store_row(int dtype, void *out, long long at, const float *x, int co
 
 #ifdef ATTN_KEYS
 
-/* A row of the tile and which of its heads: row -1 where it is none of the sequence's. */
+/* A row of the tile and which of its heads: row -1 where it is none of the tile's. */
 typedef struct place {
     int row, head;
 } place;
@@ -92,7 +92,7 @@ DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
     int pack = p->schedule.pack;
     place to = { at, 0 };
     if (rarely(pack > 1)) to.row = quotient(at, pack), to.head = at - to.row * pack;
-    if (to.row >= w->len_q - w->row0 || (to.row + 1) * pack > ROWS) to.row = -1;
+    if (to.row >= w->row1 - w->row0) to.row = -1;
     return to;
 }
 
@@ -152,8 +152,78 @@ DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
     return is_part(w) ? p->partial_o + line_of(p, w, to) * p->dim_v : (float *)p->o + element_of(p, w, to);
 }
 
-/* 16-bit outputs of a warp's rows, the first at place `place0`, straight from registers: there is no stage. */
-DEVICE void store_straight(const attn_sm90_params *p, const tile_note *note, const float *out, int place0)
+#if PANELS_OUT
+
+/* Rows of panels in shared memory one by one: some are missing, or of several heads, or TMA does not take o. */
+DEVICE void store_panel_rows(const attn_sm90_params *p, const tile_note *note, u32 stage, int panel, int place0)
+{
+    int lane = thread_anew() % 32, rows = min(PANELS_OUT, PANELS_V - panel) * ATTN_SM90_OUTPUT_ROWS;
+#pragma unroll 1
+    for (int i = lane / 8; i < rows; i += 4) {
+        place to = place_of(p, &note->w, place0 + i % ATTN_SM90_OUTPUT_ROWS);
+        int column = (panel + i / ATTN_SM90_OUTPUT_ROWS) * 64 + lane % 8 * 8;
+        u32 words[4];
+        load_shared_words(stage + i * 128 + ((lane ^ i) % 8 << 4), words);
+        if (to.row >= 0 && column < p->dim_v) store_words(address_of(p, note, to) + 2 * column, words);
+    }
+}
+
+/* Where TMA stores a warp's rows; all of it known to be alike in the warp. */
+typedef struct box {
+    u32 from, head, row, batch;
+} box;
+
+DEVICE box box_of(const attn_sm90_params *p, const work *w, u32 stage, int place0)
+{
+    box to = { uniform(stage), uniform(w->head), uniform(w->start_q + w->row0 + place0),
+               uniform(p->flags & FLAG_VARLEN ? 0 : w->batch) };
+    return to;
+}
+
+/* Panels in shared memory from `panel` on, by TMA, which goes on by itself. */
+DEVICE void store_panels(const attn_sm90_params *p, box to, int panel)
+{
+    if (thread_anew() % 32 != 0) return;
+#pragma unroll
+    for (int i = 0; i < min(PANELS_OUT, PANELS_V - panel); i++)
+        tma_store(&p->o_map, to.from + i * PANEL_OUT, 64 * (panel + i), to.head, to.row, to.batch);
+    bulk_commit();
+}
+
+/* 16-bit outputs of a warp's rows, the first at place `place0`, by way of its PANELS_OUT panels in shared memory,
+ * swizzled as tiles are. */
+DEVICE void store_rows(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
+{
+    int lane = thread_anew() % 32;
+    u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
+    bool mapped = OUT_BY_TMA && p->o_mapped && note->w.row0 + place0 + ATTN_SM90_OUTPUT_ROWS <= note->w.row1;
+    box to = { 0 };
+    if (OUT_BY_TMA) to = box_of(p, &note->w, stage, place0);
+    if (OUT_BY_TMA && UNCHECKED && rarely(note->w.careful)) bulk_wait(); /* what is done again must not be overtaken */
+#pragma unroll
+    for (int k = 0; k < DIM_V / 16; k++) {
+        const float *x = out + 8 * k;
+        u32 words[4] = { pack16(x[0], x[1]), pack16(x[2], x[3]), pack16(x[4], x[5]), pack16(x[6], x[7]) };
+        int panel = k / 4 % PANELS_OUT, first = k / 4 - panel;
+        if (k % 4 + panel == 0) {
+            if (OUT_BY_TMA) bulk_wait_read();
+            __syncwarp();
+        }
+        stmatrix_x4((write ^ k % 4 << 5) + panel * PANEL_OUT, words);
+        if ((k + 1) % (4 * PANELS_OUT) != 0 && k + 1 < DIM_V / 16) continue;
+        if (OUT_BY_TMA) fence_async();
+        __syncwarp();
+        if (mapped)
+            store_panels(p, to, first);
+        else
+            store_panel_rows(p, note, stage, first, place0);
+    }
+}
+
+#else
+
+/* 16-bit outputs of a warp's rows, the first at place `place0`, straight from registers. */
+DEVICE void store_rows(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
 {
     int at = place0 + thread_anew() % 32 / 4;
 #pragma unroll
@@ -163,52 +233,7 @@ DEVICE void store_straight(const attn_sm90_params *p, const tile_note *note, con
     }
 }
 
-/* The second half of store_staged for rows of several heads. */
-DEVICE void store_packed16(const attn_sm90_params *p, const work *w, u32 read, int panel, int place0)
-{
-    int column = panel + threadIdx.x % 8 * 8;
-#pragma unroll 1
-    for (int i = 0; i < 4; i++) {
-        place to = place_of(p, w, place0 + 4 * i);
-        u32 words[4];
-        load_shared_words((read ^ i % 2 << 6) + i * 512, words);
-        if (to.row >= 0 && column < p->dim_v) store_words((u64)p->o + 2 * (element_of(p, w, to) + column), words);
-    }
-}
-
-/* 16-bit outputs of a warp's rows, the first at place `place0`, by way of 16 rows of 64 columns in shared memory,
- * swizzled as tiles are: what is stored at once is 4 rows of 128 bytes. */
-DEVICE void store_staged(const attn_sm90_params *p, const tile_note *note, const float *out, u32 stage, int place0)
-{
-    int lane = thread_anew() % 32, column = lane % 8 * 8;
-    u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
-    u32 read = stage + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
-    place first = { place0 + lane / 8, 0 };
-    int rows = note->w.len_q - note->w.row0 - first.row;
-    u64 to = kept(note->out + 2 * (first.row * p->o_stride[1] + column)), step = kept(8 * p->o_stride[1]);
-#pragma unroll
-    for (int panel = 0; panel < DIM_V; panel += 64) {
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < min(64, DIM_V - panel) / 16; k++) {
-            const float *x = out + (panel / 16 + k) * 8;
-            u32 words[4] = { pack16(x[0], x[1]), pack16(x[2], x[3]), pack16(x[4], x[5]), pack16(x[6], x[7]) };
-            stmatrix_x4(write ^ k << 5, words);
-        }
-        __syncwarp();
-        if (rarely(p->schedule.pack > 1)) {
-            store_packed16(p, &note->w, read, panel, first.row);
-            continue;
-        }
-        int end = panel + column < p->dim_v ? rows : 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 words[4];
-            load_shared_words((read ^ i % 2 << 6) + i * 512, words);
-            if (4 * i < end) store_words(to + i * step + 2 * panel, words);
-        }
-    }
-}
+#endif
 
 /* What is known of a thread's two rows before their outputs are. */
 typedef struct row_ends {
@@ -229,7 +254,7 @@ DEVICE row_ends end_rows(const attn_sm90_params *p, const work *w, const softmax
     return ends;
 }
 
-/* Stores output and LSE of a warpgroup's rows; stage: the warp's 2 KiB. */
+/* Stores output and LSE of a warpgroup's rows; stage: the warp's panels. */
 DEVICE void finish(const attn_sm90_params *p, const tile_note *note, float *out, const row_ends *ends, u32 stage)
 {
     const work *w = &note->w;
@@ -244,10 +269,7 @@ DEVICE void finish(const attn_sm90_params *p, const tile_note *note, float *out,
             store_row32(single_of(p, w, to), out, DIM_V, r, p->dim_v, to.row >= 0);
         }
     } else {
-        if (OUTPUT_BYTES)
-            store_staged(p, note, out, stage, at - at % 16);
-        else
-            store_straight(p, note, out, at - at % 16);
+        store_rows(p, note, out, stage, at - at % ATTN_SM90_OUTPUT_ROWS);
     }
     float *lse = is_part(w) ? p->partial_lse : p->lse;
     int r = anew(threadIdx.x % 4);
