@@ -117,12 +117,11 @@ int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_
 }
 
 /* Heads whose row tiles are worked off together: under a causal mask as many as have their keys and values in half of
- * L2, but less than the kernels' quotient() takes. */
+ * L2. */
 static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads, int64_t tiles)
 {
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype);
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head)) * (double)(heads / d->heads_kv);
-    fit = min_of(fit, ATTN_SM90_HEADS_MOST / 2);
     int64_t all = heads * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     return attn_cuda_head_group(d, all, d->flags & ATTN_CAUSAL ? fit : 1, tiles, device->multiprocessors);
 }
@@ -288,6 +287,23 @@ static int64_t lines_of(const attn_desc *d, const attn_choice *c, int64_t pack, 
     return parted / row_tiles * pack * d->len_q + (more ? first + (more - 1) * c->rows_tile : 0);
 }
 
+static attn_sm90_divisor divisor(int64_t d)
+{
+    attn_sm90_divisor by = { .shift = 0 };
+    while ((int64_t)1 << by.shift < d)
+        by.shift++;
+    by.factor = (unsigned)(((((uint64_t)1 << by.shift) - (uint64_t)d) << 32) / (uint64_t)d + 1);
+    return by;
+}
+
+static void set_divisors(const attn_desc *d, int64_t heads, attn_sm90_schedule *s)
+{
+    int64_t rest = heads % s->head_group;
+    s->by_splits = divisor(s->splits), s->by_group = divisor((int64_t)s->head_group * s->row_tiles);
+    s->by_head_group = divisor(s->head_group), s->by_rest = divisor(rest ? rest : 1);
+    s->by_heads = divisor(s->heads), s->by_ratio = divisor(d->heads_q / d->heads_kv);
+}
+
 /* The schedule of a choice; false: more tiles than it can count. */
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
 {
@@ -311,6 +327,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
         .rows = c->kernel->rows / (int)pack,
         .parted_lines = lines_of(d, &c->choice, pack, row_tiles, parted),
     };
+    set_divisors(d, sequences * heads, &c->schedule);
     return true;
 }
 

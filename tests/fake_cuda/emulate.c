@@ -188,7 +188,6 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->splits == 1 || s->parted > 0, symbol, "nothing is parted");
     check_parted(symbol, k, p, all);
     fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
-    fake_expect(s->head_group < ATTN_SM90_HEADS_MOST, symbol, "head_group");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
 }
 

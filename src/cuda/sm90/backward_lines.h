@@ -9,7 +9,7 @@
 #define BLOCK_ROWS ATTN_SM90_BACKWARD_ROWS
 #define STATISTICS (2 * 4 * BLOCK_ROWS) /* bytes of a tile's */
 
-enum { FLAG_LENS_Q = 1 << 8, FLAG_DETERMINISTIC = 1 << 16 };
+enum { FLAG_DETERMINISTIC = 1 << 16 };
 
 /* Line of row 0 of a head's rows or keys in workspaces (backward_params.h). */
 DEVICE long long line_of(const attn_sm90_params *p, const int *cu_lens, int heads, int pitch, int batch, int head)

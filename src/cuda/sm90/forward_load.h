@@ -218,11 +218,10 @@ DEVICE void produce(const attn_sm90_params *p, const shared *s)
 
 /* The place of the warp that notes row tiles. */
 typedef struct notary {
-    int index;       /* of the schedule; -1: none yet */
-    int items;       /* row tiles noted */
-    int agains;      /* row tiles to be done again: notes->again */
-    stage q, paused; /* the slot of the next row tile's queries; that of a PAUSE */
-    bool pausing;
+    int index;    /* of the schedule; -1: none yet */
+    int items;    /* row tiles noted */
+    int agains;   /* row tiles to be done again: notes->again */
+    bool pausing; /* the last one is a PAUSE */
 } notary;
 
 DEVICE void prefetch_queries(const attn_sm90_params *p, const work *w)
@@ -251,11 +250,13 @@ DEVICE void take_failed(const shared *s, notary *at, work *note)
 DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
 {
     share of = { 0 };
-    if (w->tiles <= 0 || !has_rows(p, w, group)) return of;
-    of.skip = tiles_unseen(p, w, group);
+    int place = anew(group * 64), first = row_of(p, place), reach = reach_of(p, w);
+    if (w->tiles <= 0 || w->row0 + first >= w->row1) return of;
+    int end = max(1, min(w->len_kv, reach + row_of(p, place + 63))); /* of the keys that its last row sees */
+    of.skip = clamp(w->last - (int)((u32)(end - 1) / KEYS), 0, min(STAGES, w->tiles) - 1);
     of.left = w->tiles - of.skip;
     of.key0 = (w->last - of.skip) * KEYS;
-    of.whole = whole_keys(p, w, group);
+    of.whole = min(w->len_kv, reach + first);
     return of;
 }
 
@@ -273,14 +274,15 @@ DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w,
         const place first = { 0, 0 };
         note->w = *w;
         note->line = line_of(p, w, first);
+#if !OUT_BY_TMA
         note->out = (u64)p->o + 2 * element_of(p, w, first);
+#endif
     }
 #if ATTN_MASK == CAUSAL
     if (lane < CONSUMERS) note->of[lane] = share_of(p, w, lane);
 #endif
     named_arrive(NOTED, 64);
     at->items++;
-    stage_next(&at->q, Q_SLOTS);
 }
 
 /* The next row tile: one to be done again, or the schedule's. False: none. */
@@ -306,8 +308,10 @@ DEVICE bool next_work(const attn_sm90_params *p, const shared *s, notary *at, wo
 /* Waits until all row tiles noted before the pause are stored; some may have failed. */
 DEVICE void end_pause(const shared *s, notary *at)
 {
+    int item = at->items - 1;
     at->pausing = false;
-    wait_empty(BARRIER(s, q_empty, at->paused.index), at->paused.phase ^ 1);
+    wait_empty(BARRIER(s, q_empty, item % Q_SLOTS), item / Q_SLOTS % 2);
+#pragma unroll 1
     for (int i = 0; i < NOTES; i++)
         take_failed(s, at, &s->notes->tiles[i].w);
 }
@@ -315,7 +319,7 @@ DEVICE void end_pause(const shared *s, notary *at)
 /* The warp that notes row tiles, as it is asked for them; behind the last there is a pause, since it may fail. */
 DEVICE void note_all(const attn_sm90_params *p, const shared *s)
 {
-    notary at = { .index = -1, .q = { 0, 1 } };
+    notary at = { .index = -1 };
     work w = { 0 };
     do {
         bool paused = at.pausing;
@@ -324,7 +328,7 @@ DEVICE void note_all(const attn_sm90_params *p, const shared *s)
         w = (work){ 0 };
         if (!next_work(p, s, &at, &w)) {
             w.tiles = UNCHECKED && !paused ? PAUSE : NO_WORK;
-            at.pausing = w.tiles == PAUSE, at.paused = at.q;
+            at.pausing = w.tiles == PAUSE;
         }
         note_work(p, s, &w, &at);
     } while (w.tiles != NO_WORK);

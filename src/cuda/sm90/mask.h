@@ -59,23 +59,11 @@ DEVICE int row_of(const attn_sm90_params *p, int place)
     return rarely(p->schedule.pack > 1) ? quotient(place, p->schedule.pack) : place;
 }
 
-/* A warpgroup has rows of the row tile. */
-DEVICE bool has_rows(const attn_sm90_params *p, const work *w, int group)
-{
-    return w->row0 + row_of(p, group * 64) < w->row1;
-}
-
 /* Keys up to the last that the row tile's first row sees, those behind the sequence's last counted, too. */
 DEVICE int reach_of(const attn_sm90_params *p, const work *w)
 {
     bool cut = p->flags & (FLAG_CAUSAL | FLAG_WINDOW);
     return cut ? w->row0 + w->len_kv - w->len_q + p->mask.right + 1 : w->len_kv;
-}
-
-/* Before it, all rows of the warpgroup see every key that a window's left bound leaves them. */
-DEVICE int whole_keys(const attn_sm90_params *p, const work *w, int group)
-{
-    return min(w->len_kv, reach_of(p, w) + row_of(p, group * 64));
 }
 
 /* The first key that a window's left bound leaves the row at a place of the tile. */
@@ -88,15 +76,6 @@ DEVICE int window_from(const attn_sm90_params *p, const work *w, int place)
 DEVICE int whole_from(const attn_sm90_params *p, const work *w, int group)
 {
     return rarely(p->flags & FLAG_WINDOW) ? window_from(p, w, anew(group * 64 + 63)) : 0;
-}
-
-/* How many of the row tile's first key tiles no row of the warpgroup sees, as far as the ring holds them; one is left.
- */
-DEVICE int tiles_unseen(const attn_sm90_params *p, const work *w, int group)
-{
-    int end = min(w->len_kv, reach_of(p, w) + row_of(p, group * 64 + 63));
-    int unseen = w->last - (max(end, 1) - 1) / KEYS;
-    return clamp(unseen, 0, min(STAGES, w->tiles) - 1);
 }
 
 /* Scores of hidden pairs of the key tile at key0 become -inf. */

@@ -34,6 +34,14 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
     unsigned long long opaque[16];
 } attn_sm90_map;
 
+/* What 0 <= a < 2^31 is divided by, some d from 1 to 2^31: (the high word of a * factor, plus a) >> shift, where
+ * 2^shift is the least >= d and factor = 2^32 (2^shift - d) / d + 1 (Granlund, Montgomery, Division by Invariant
+ * Integers using Multiplication, 1994, figure 4.1). */
+typedef struct attn_sm90_divisor {
+    unsigned factor;
+    int shift;
+} attn_sm90_divisor;
+
 /* Order of work. A row tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
  *   heads      heads_q / pack: what a sequence's row tiles are repeated over
  *   row_tiles  of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) + batch, of
@@ -43,6 +51,8 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
  *              head is among them with some of its tiles only
  *   parted_lines: rows of heads that these have, the first ones of lse
  *   total      row_tiles * heads, but for VARLEN * batch, and parted * (splits - 1) more
+ *   by_...     divisors: splits; a group's row tiles, and its heads; the heads of the group that is not full, if there is
+ *              one; heads; heads of q a head of k
  *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: 1 where tiles
  *              are alike, else as many as even out their lengths, or have their keys and values in L2 at once
  *   grid       min(total, multiprocessors); 0 is not launched
@@ -50,6 +60,7 @@ typedef struct __attribute__((aligned(64))) attn_sm90_map {
  *              block b takes tiles b, b + grid, ... in turn */
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits, parted;
+    attn_sm90_divisor by_splits, by_group, by_head_group, by_rest, by_heads, by_ratio;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
     int rows; /* of a head in a row tile: the variant's / pack; in its first: ATTN_SM90_FIRST_ROWS where pack is 1 */
     long long parted_lines;
@@ -134,9 +145,6 @@ typedef struct attn_sm90_repack_params {
 /* Rows of a sequence's first row tile, whole warpgroups of 64: so many that the others are whole, but for the last
  * one's last warpgroup. */
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
-
-/* A head_group is less: what the kernels divide by. */
-#define ATTN_SM90_HEADS_MOST (1 << 20)
 
 /* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, as many panels
  * of it as there is room for, of 16 rows a warp; barriers and tile notes. */

@@ -57,8 +57,10 @@ typedef struct share {
 /* What consumers want to know of a row tile, reckoned by the warp that notes it, which has the time. */
 typedef struct tile_note {
     work w;
-    long long line; /* of its first row (pack 1): place in lse, */
-    u64 out;        /* address of its 16-bit outputs */
+    long long line; /* its first row's place in lse (pack 1) */
+#if !OUT_BY_TMA
+    u64 out; /* address of that row's 16-bit outputs */
+#endif
 #if ATTN_MASK == CAUSAL
     share of[CONSUMERS];
 #endif

@@ -15,6 +15,7 @@ enum {
     FLAG_BLOCKS = 1 << 5,
     FLAG_BITS = 1 << 6,
     FLAG_VARLEN = 1 << 7,
+    FLAG_LENS_Q = 1 << 8,
     FLAG_LENS_KV = 1 << 9,
     FLAG_SOFTCAP = 1 << 10,
     FLAG_ALIBI = 1 << 11,
@@ -49,8 +50,12 @@ DEVICE int clamp(int x, int lo, int hi)
     return max(lo, min(x, hi));
 }
 
-/* a / b for 0 <= a, 0 < b < ATTN_SM90_HEADS_MOST, in two digits: a third of the time of what the assembler makes of it.
- */
+DEVICE int divided(int a, attn_sm90_divisor by)
+{
+    return (int)((__umulhi((u32)a, by.factor) + (u32)a) >> by.shift);
+}
+
+/* a / b for 0 <= a, 0 < b < 2^20, in two digits: a third of the time of what the assembler makes of it. */
 DEVICE int quotient(int a, int b)
 {
     float inverse = reciprocal_approx((float)b);
@@ -117,29 +122,38 @@ DEVICE int first_rows(const attn_sm90_schedule *s, int len_q)
     return s->pack > 1 ? s->rows : ATTN_SM90_FIRST_ROWS(len_q, ROWS);
 }
 
-/* Fills *w but for its key tiles. Divides here what loading a tile would else: that takes the unit of 2^x, and time.
- * False: there is no such tile. */
+/* The sequence's part of *w. */
+DEVICE void take_sequence(const attn_sm90_params *p, work *w)
+{
+    w->start_q = w->start_kv = 0, w->len_q = p->len_q, w->len_kv = p->len_kv;
+    if (!(p->flags & (FLAG_VARLEN | FLAG_LENS_Q | FLAG_LENS_KV))) return;
+    int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
+    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
+    w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
+}
+
+/* Fills *w but for its key tiles. Divides here what loading a tile would else. False: there is no such tile. */
 DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
     bool varlen = p->flags & FLAG_VARLEN;
-    int all = s->heads * (varlen ? 1 : p->batch), group = s->head_group * s->row_tiles, count;
+    int all = s->heads * (varlen ? 1 : p->batch), count;
     int behind = s->total - 1 - index, parts = s->parted * s->splits, tile = behind - parts + s->parted;
     w->split = -1;
-    if (behind < parts) tile = quotient(behind, s->splits), w->split = behind - tile * s->splits;
-    int before = group >= ATTN_SM90_HEADS_MOST ? tile / group : quotient(tile, group), first = before * s->head_group;
-    int heads = min(s->head_group, all - first), rest = tile - before * group, number = quotient(rest, heads);
+    if (rarely(behind < parts)) tile = divided(behind, s->by_splits), w->split = behind - tile * s->splits;
+    int before = divided(tile, s->by_group), first = before * s->head_group;
+    int rest = tile - before * s->head_group * s->row_tiles, heads = min(s->head_group, all - first);
+    int number = divided(rest, heads < s->head_group ? s->by_rest : s->by_head_group);
     int head = first + rest - number * heads;
-    w->batch = quotient(head, s->heads), head -= w->batch * s->heads;
+    w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;
     if (varlen && !find_sequence(p->cu_lens_q, p->lens_q, p->batch, s->rows, number, &w->batch, &number, &count))
         return false;
     w->head = head * s->pack;
-    w->kv_head = quotient(w->head, quotient(p->heads_q, p->heads_kv));
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
-    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
-    w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
-    w->row1 = min(w->len_q, first_rows(s, w->len_q) + number * s->rows);
-    w->row0 = number ? first_rows(s, w->len_q) + (number - 1) * s->rows : 0;
+    w->kv_head = divided(w->head, s->by_ratio);
+    take_sequence(p, w);
+    int rows = first_rows(s, w->len_q);
+    w->row1 = min(w->len_q, rows + number * s->rows);
+    w->row0 = number ? rows + (number - 1) * s->rows : 0;
     return w->row0 < w->len_q;
 }
 

@@ -122,8 +122,10 @@ DEVICE long long line_at(const attn_sm90_params *p, const tile_note *note, place
 /* The address of a row's 16-bit outputs. */
 DEVICE u64 address_of(const attn_sm90_params *p, const tile_note *note, place to)
 {
-    if (rarely(p->schedule.pack > 1)) return (u64)p->o + 2 * element_of(p, &note->w, to);
-    return note->out + 2 * to.row * p->o_stride[1];
+#if !OUT_BY_TMA
+    if (!rarely(p->schedule.pack > 1)) return note->out + 2 * to.row * p->o_stride[1];
+#endif
+    return (u64)p->o + 2 * element_of(p, &note->w, to);
 }
 
 /* LSE of a row, and what its outputs are to be multiplied by; sinks are taken in. */
