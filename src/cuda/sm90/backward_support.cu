@@ -61,7 +61,7 @@ DEVICE work place_at(const attn_sm90_params *p, int batch, int head)
 {
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work w = { 0, 0, batch, head, 0, 0, 0, q.x, kv.x, q.y, kv.y };
+    work w = { .batch = batch, .head = head, .start_q = q.x, .start_kv = kv.x, .len_q = q.y, .len_kv = kv.y };
     return w;
 }
 

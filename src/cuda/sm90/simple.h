@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(256)
     int row = blockIdx.x * 8 + threadIdx.x / 32, plane = p->flags & FLAG_VARLEN ? 0 : batch;
     int2 q_span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     int2 kv_span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work w = { 0, 0, batch, head, kv_head, row, 0, q_span.x, kv_span.x, q_span.y, kv_span.y };
+    work w = { .batch = batch, .head = head, .kv_head = kv_head, .row0 = row };
+    w.start_q = q_span.x, w.start_kv = kv_span.x, w.len_q = q_span.y, w.len_kv = kv_span.y;
     if (row >= w.len_q) return;
 
     int t = row + w.len_kv - w.len_q;
