@@ -251,7 +251,7 @@ DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
 {
     share of = { 0 };
     int place = anew(group * 64), first = row_of(p, place), reach = reach_of(p, w);
-    if (w->tiles <= 0 || w->row0 + first < 0 || w->row0 + first >= w->row1) return of;
+    if (w->tiles <= 0 || w->row0 + first >= w->row1) return of;
     int end = max(1, min(w->len_kv, reach + row_of(p, place + 63))); /* of the keys that its last row sees */
     of.skip = clamp(w->last - (int)((u32)(end - 1) / KEYS), 0, min(STAGES, w->tiles) - 1);
     of.left = w->tiles - of.skip;

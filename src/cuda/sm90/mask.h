@@ -20,7 +20,7 @@ DEVICE tile_row row_at(const attn_sm90_params *p, const work *w, int place)
 {
     int pack = p->schedule.pack, row = place, head = 0;
     if (pack > 1) row = quotient(place, pack), head = place - row * pack;
-    tile_row at = { clamp(w->row0 + row, 0, w->len_q - 1), w->head + head };
+    tile_row at = { min(w->row0 + row, w->len_q - 1), w->head + head };
     return at;
 }
 
@@ -46,7 +46,7 @@ DEVICE void mask_tiles(const attn_sm90_params *p, work *w)
     int shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
     if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
         end = min(end - 1, w->row1 - 1 + shift + p->mask.right) + 1;
-        low = max(0, max(0, w->row0) + shift - p->mask.left) / KEYS;
+        low = max(0, w->row0 + shift - p->mask.left) / KEYS;
     }
     int2 part = part_of(p, w, max(0, (max(end, 0) + KEYS - 1) / KEYS - low));
     w->tiles = part.y - part.x;
@@ -290,7 +290,7 @@ typedef struct walk {
 DEVICE walk walk_start(const attn_sm90_params *p, const work *w)
 {
     int2 part = part_of(p, w, (w->len_kv + KEYS - 1) / KEYS);
-    walk at = { max(0, w->row0), w->row1, 0, part.x, part.y, 0, 0, 0 };
+    walk at = { w->row0, w->row1, 0, part.x, part.y, 0, 0, 0 };
     return at;
 }
 

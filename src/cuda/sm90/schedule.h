@@ -35,8 +35,7 @@ enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
 /* Whether rows have references decides which steps are taken, or that scores are not looked at. */
 #define SETTLES (ATTN_SCORE == PLAIN)
 
-/* A row tile: `pack` heads from head on, of rows [row0, row1) of a sequence. The first one's row0 is below 0 where it is
- * the short one: its rows are its last warpgroups', and what TMA reads before them is nothing. */
+/* A row tile: `pack` heads from head on, of rows [row0, row1) of a sequence. */
 typedef struct work {
     int tiles; /* key tiles, -1: no more work. GENERAL: 0 or 1, some */
     int last;  /* CAUSAL: the number of the first key tile taken, from which it goes downwards */
@@ -154,8 +153,8 @@ DEVICE bool work_at(const attn_sm90_params *p, int index, work *w)
     take_sequence(p, w);
     int rows = first_rows(s, w->len_q);
     w->row1 = min(w->len_q, rows + number * s->rows);
-    w->row0 = rows + (number - 1) * s->rows;
-    return max(w->row0, 0) < w->row1;
+    w->row0 = number ? rows + (number - 1) * s->rows : 0;
+    return w->row0 < w->len_q;
 }
 
 #endif

@@ -92,7 +92,7 @@ DEVICE place place_of(const attn_sm90_params *p, const work *w, int at)
     int pack = p->schedule.pack;
     place to = { at, 0 };
     if (rarely(pack > 1)) to.row = quotient(at, pack), to.head = at - to.row * pack;
-    if (to.row < -w->row0 || to.row >= w->row1 - w->row0) to.row = -1;
+    if (to.row >= w->row1 - w->row0) to.row = -1;
     return to;
 }
 
@@ -198,8 +198,7 @@ DEVICE void store_rows(const attn_sm90_params *p, const tile_note *note, const f
 {
     int lane = thread_anew() % 32;
     u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
-    int row = note->w.row0 + place0;
-    bool mapped = OUT_BY_TMA && p->o_mapped && row >= 0 && row + ATTN_SM90_OUTPUT_ROWS <= note->w.row1;
+    bool mapped = OUT_BY_TMA && p->o_mapped && note->w.row0 + place0 + ATTN_SM90_OUTPUT_ROWS <= note->w.row1;
     box to = { 0 };
     if (OUT_BY_TMA) to = box_of(p, &note->w, stage, place0);
     if (OUT_BY_TMA && UNCHECKED && rarely(note->w.careful)) bulk_wait(); /* what is done again must not be overtaken */
