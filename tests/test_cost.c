@@ -154,6 +154,39 @@ static void heads_come_in_even_groups(void **state)
     }
 }
 
+/* What the kernels make of a divisor (schedule.h), beside the division. */
+static void assert_divides(attn_sm90_divisor by, int64_t d)
+{
+    const uint32_t close[] = { 0, 1, (uint32_t)d - 1, (uint32_t)d, (uint32_t)d + 1, INT32_MAX - 1, INT32_MAX };
+    for (uint32_t i = 0; i < 1000 + COUNT(close); i++) {
+        uint32_t a = i < 1000 ? (i * 2654435761u >> 1) / (uint32_t)d * (uint32_t)d + i % 3 - 1 : close[i - 1000];
+        if (a > INT32_MAX) continue;
+        uint32_t high = (uint32_t)((uint64_t)a * by.factor >> 32);
+        if ((high + a) >> by.shift != a / (uint32_t)d)
+            fail_msg("%u / %lld is not %u", a, (long long)d, (high + a) >> by.shift);
+    }
+}
+
+static void schedules_divide(void **state)
+{
+    (void)state;
+    const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_192x64");
+    for (int64_t heads = 1; heads < 100; heads++) {
+        attn_cuda_choice c;
+        attn_desc desc = problem(heads, 1000, 1000, 128, ATTN_CAUSAL);
+        desc.batch = 3 * heads, desc.heads_q = 3 * heads;
+        assert_true(attn_cuda_cost(&desc, &h200, k, 1e9, NULL, &c));
+        const attn_sm90_schedule *s = &c.schedule;
+        int64_t rest = s->heads * desc.batch % s->head_group;
+        assert_divides(s->by_splits, s->splits);
+        assert_divides(s->by_group, (int64_t)s->head_group * s->row_tiles);
+        assert_divides(s->by_head_group, s->head_group);
+        if (rest) assert_divides(s->by_rest, rest);
+        assert_divides(s->by_heads, s->heads);
+        assert_divides(s->by_ratio, desc.heads_q / desc.heads_kv);
+    }
+}
+
 /* A block of keys that lies across tiles makes each of them whole: shorter tiles pay where blocks are theirs. */
 static void tiles_fit_blocks(void **state)
 {
@@ -271,6 +304,7 @@ int main(void)
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),
         cmocka_unit_test(heads_come_in_even_groups),
+        cmocka_unit_test(schedules_divide),
         cmocka_unit_test(tiles_fit_blocks),
         cmocka_unit_test(tiles_come_in_waves),
         cmocka_unit_test(last_waves_are_split),

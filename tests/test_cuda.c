@@ -269,6 +269,30 @@ static void last_waves_are_merged(void **state)
     end_context(context);
 }
 
+/* Where all is merged, o comes from the parts, at any address. */
+static void parts_take_any_address(void **state)
+{
+    (void)state;
+    enum { ROWS = 64, KEYS = 8192, DIM = 64 };
+    attn_plan *plan;
+    attn_desc desc = { .dtype = ATTN_BF16, .device = ATTN_CUDA, .batch = 1, .heads_q = 1, .heads_kv = 1 };
+    desc.len_q = ROWS, desc.len_kv = KEYS, desc.dim_qk = DIM;
+    CUcontext context = fresh_context(0);
+    uint16_t *inputs = calloc((size_t)(ROWS + 2 * KEYS) * DIM, sizeof *inputs), *o = calloc(ROWS * DIM + 1, sizeof *o);
+    attn_args args = { .q = inputs, .k = inputs + ROWS * DIM, .v = inputs + (ROWS + KEYS) * DIM, .o = o + 1 };
+    assert_true(info_of(&desc).splits > 1);
+    assert_ok(attn_plan_create(&plan, &desc));
+    void *workspace = malloc(attn_plan_workspace(plan));
+    int launches = calls("cuLaunchKernelEx");
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    assert_int_equal(calls("cuLaunchKernelEx"), launches + 2);
+    attn_plan_destroy(plan);
+    free(workspace);
+    free(inputs);
+    free(o);
+    end_context(context);
+}
+
 /* ---- choices ------------------------------------------------------------------------------- */
 
 static void features_find_their_kernels(void **state)
@@ -418,6 +442,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_layout_is_taken),
         cmocka_unit_test(threads_share_plans_and_kernels),
         cmocka_unit_test(last_waves_are_merged),
+        cmocka_unit_test(parts_take_any_address),
         cmocka_unit_test(features_find_their_kernels),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(parameters_say_it_all),

@@ -41,7 +41,8 @@ void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double st
  * short beside what the group leaves each of its takers (multiprocessors, or clusters). */
 int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers);
 
-/* The tensors that kernels read by TMA, the last one in the backward only; and the one that the forward stores by it. */
+/* The tensors that kernels read by TMA, the last one in the backward only; and the one that the forward stores by it.
+ */
 enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_GRAD_O, ATTN_CUDA_O, ATTN_CUDA_TENSORS };
 
 /* How many are read. */
@@ -77,11 +78,9 @@ typedef struct attn_cuda_plan {
 } attn_cuda_plan;
 
 /* Whether a line's kernel stores o by 16 bytes: what is parted it stores as f32. */
-static inline bool attn_cuda_stores_wide(const attn_plan *plan)
+static inline bool attn_cuda_stores_wide(const attn_desc *desc, const attn_sm90_schedule *s)
 {
-    const attn_sm90_schedule *s = &plan->cuda->chosen.schedule;
-    return plan->desc.direction == ATTN_FORWARD && s->total > s->parted * s->splits &&
-           !(plan->desc.flags & ATTN_OUT_F32);
+    return desc->direction == ATTN_FORWARD && s->total > s->parted * s->splits && !(desc->flags & ATTN_OUT_F32);
 }
 
 /* Whether o cannot be stored by 16 bytes: then it comes from f32 parts, all row tiles are parted. */
@@ -121,7 +120,8 @@ static inline bool attn_cuda_finishes(const attn_sm90_backward_schedule *s)
 attn_status attn_cuda_load_backward(const attn_desc *desc, const attn_cuda_place *place, attn_cuda_plan *cuda);
 void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words);
 
-/* All parameters that both directions have, and the maps of all tensors at no address yet (params.c). maps_o: o's, too. */
+/* All parameters that both directions have, and the maps of all tensors at no address yet (params.c). maps_o: o's, too.
+ */
 attn_status attn_cuda_fill(const attn_desc *desc, attn_cuda_plan *cuda, bool maps_o);
 
 /* The map that a tensor is read or stored by. */

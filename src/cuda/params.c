@@ -108,7 +108,7 @@ static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which,
 attn_sm90_map *attn_cuda_map_of(attn_sm90_backward_params *p, int which)
 {
     attn_sm90_map *const maps[] = { &p->common.q_map, &p->common.k_map, &p->common.v_map, &p->grad_o_map,
-                                     &p->common.o_map };
+                                    &p->common.o_map };
     return maps[which];
 }
 

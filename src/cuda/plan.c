@@ -181,8 +181,8 @@ static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_c
 static bool maps_output(const attn_desc *d, const attn_cuda_plan *cuda)
 {
     const attn_cuda_choice *c = &cuda->chosen;
-    bool stores = attn_cuda_is_line(c->kernel) && d->direction == ATTN_FORWARD && !(d->flags & ATTN_OUT_F32);
-    return stores && c->schedule.pack == 1 && !attn_cuda_is_staged(d) && tma_takes(d, ATTN_CUDA_O);
+    bool wide = attn_cuda_is_line(c->kernel) && attn_cuda_stores_wide(d, &c->schedule);
+    return wide && c->schedule.pack == 1 && tma_takes(d, ATTN_CUDA_O);
 }
 
 static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_cuda_plan *cuda)
@@ -279,11 +279,11 @@ static void describe(const attn_plan *plan, attn_words *words)
         say_tensors(plan, true, words);
         attn_say(words, " first, which TMA does not take as they lie\n");
     }
-    if (!cuda->line || (copied == tensors && !attn_cuda_stores_wide(plan))) return;
+    bool wide = attn_cuda_stores_wide(&plan->desc, &cuda->chosen.schedule);
+    if (!cuda->line || (copied == tensors && !wide)) return;
     attn_say(words, "addresses ");
     say_tensors(plan, false, words);
-    attn_say(words, "%s are to be multiples of 16: at others a slow kernel computes it, predicted ",
-             attn_cuda_stores_wide(plan) ? " o" : "");
+    attn_say(words, "%s are to be multiples of 16: at others a slow kernel computes it, predicted ", wide ? " o" : "");
     attn_say_number(words, cuda->elsewhere * 1e3);
     attn_say(words, " ms\n");
 }

@@ -160,7 +160,7 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
 
 static attn_status run_forward(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
-    bool wide = !attn_cuda_stores_wide(c->plan) || (uintptr_t)c->args->o % 16 == 0;
+    bool wide = !attn_cuda_stores_wide(&c->plan->desc, &c->cuda->chosen.schedule) || (uintptr_t)c->args->o % 16 == 0;
     if (c->plan->desc.batch == 0 || c->plan->desc.len_q == 0) return ATTN_OK;
     return c->cuda->line && wide && attn_cuda_aligned(c) ? run_line(c, p) : run_simple(c, &p->common);
 }

@@ -21,7 +21,7 @@ struct later {
     int at[4];
     std::vector<unsigned char> data; /* SEND; from STORE on: what was read already */
     fake_map map;
-    uint64_t due; /* turn */
+    uint64_t due;    /* turn */
     uint64_t number; /* in the order in which they were asked for */
 };
 

@@ -203,6 +203,19 @@ static void forget_parted(const attn_sm90_params *p)
     }
 }
 
+/* The map that whole tiles of o are stored by lies where o does. */
+static void check_output(const char *symbol, const attn_sm90_params *p, const attn_desc *d)
+{
+    if (!p->o_mapped) return;
+    int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q, stride[4];
+    const int64_t extent[] = { p->dim_v, p->heads_q, rows, batch };
+    const uint32_t box[] = { 64, 1, ATTN_SM90_OUTPUT_ROWS, 1 };
+    fake_expect(p->schedule.pack == 1 && !(p->flags & ATTN_OUT_F32), symbol, "o is mapped that no tile of it is");
+    fake_expect(fake_take_map(symbol, &p->o_map, d, extent, box, stride) == p->o, symbol, "o is mapped elsewhere");
+    for (int i = 0; i < 3; i++)
+        fake_expect(extent[3 - i] == 1 || stride[i] == p->o_stride[i], symbol, "o is mapped by other strides");
+}
+
 /* What is merged later is computed then; here its memory is only written. */
 static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
                     const attn_sm90_params *p)
@@ -218,6 +231,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
                     "intervals were not summarised");
     fake_take(p, k->dtype, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
+    check_output(symbol, p, &d);
     const attn_sm90_schedule *s = &p->schedule;
     if (s->total > s->parted * s->splits) {
         uint64_t stride = (uint64_t)(p->o_stride[1] | p->o_stride[2]);

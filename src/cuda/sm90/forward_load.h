@@ -132,10 +132,10 @@ DEVICE void ask_next(void)
 
 /* How many of a row tile's key tiles are still to be loaded when the next row tile is asked for, so that its queries
  * are in L2 when there is room for them: fewer where blocks take tiles as they get free, since another may be free
- * sooner. */
+ * sooner; but the search for a sequence takes its time. */
 DEVICE int tiles_behind(const attn_sm90_params *p)
 {
-    return p->schedule.counter ? 1 : 3;
+    return p->schedule.counter && !(p->flags & FLAG_VARLEN) ? 1 : 3;
 }
 
 DEVICE void produce_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)

@@ -51,13 +51,12 @@ typedef struct attn_sm90_divisor {
  *              head is among them with some of its tiles only
  *   parted_lines: rows of heads that these have, the first ones of lse
  *   total      row_tiles * heads, but for VARLEN * batch, and parted * (splits - 1) more
- *   by_...     divisors: splits; a group's row tiles, and its heads; the heads of the group that is not full, if there is
- *              one; heads; heads of q a head of k
- *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: 1 where tiles
- *              are alike, else as many as even out their lengths, or have their keys and values in L2 at once
- *   grid       min(total, multiprocessors); 0 is not launched
- *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more. NULL:
- *              block b takes tiles b, b + grid, ... in turn */
+ *   by_...     divisors: splits; a group's row tiles, and its heads; the heads of the group that is not full, if there
+ * is one; heads; heads of q a head of k head_group heads (over all sequences) whose row tiles are worked off together,
+ * from the last rows on: 1 where tiles are alike, else as many as even out their lengths, or have their keys and values
+ * in L2 at once grid       min(total, multiprocessors); 0 is not launched counter    one word that is 0 before the run
+ * and again after it: tiles are handed out as blocks ask for more. NULL: block b takes tiles b, b + grid, ... in turn
+ */
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits, parted;
     attn_sm90_divisor by_splits, by_group, by_head_group, by_rest, by_heads, by_ratio;
@@ -146,8 +145,8 @@ typedef struct attn_sm90_repack_params {
  * one's last warpgroup. */
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
 
-/* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, as many panels
- * of it as there is room for, of 16 rows a warp; barriers and tile notes. */
+/* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, as many
+ * panels of it as there is room for, of 16 rows a warp; barriers and tile notes. */
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
 #define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) \
@@ -156,12 +155,12 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
 #define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots) \
     ((ATTN_SM90_SMEM_MOST - 2048 - ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots)) / (128 * (rows)))
-#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots)                        \
-    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots) < ATTN_SM90_PANELS(dim_v)          \
-         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots)                              \
+#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots)               \
+    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots) < ATTN_SM90_PANELS(dim_v) \
+         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots)                     \
          : ATTN_SM90_PANELS(dim_v))
 #define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots) \
     (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) + \
-     128 * (rows) * ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots) + 1024 + 1024)
+     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots) + 1024 + 1024)
 
 #endif

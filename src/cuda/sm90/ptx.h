@@ -137,7 +137,8 @@ DEVICE void tma_prefetch(const void *map, int x, int y, int z, int w)
                  : "memory");
 }
 
-/* The box at (x, y, z, w) from shared memory, one of the thread's next batch: what is outside of the tensor is left out. */
+/* The box at (x, y, z, w) from shared memory, one of the thread's next batch: what is outside of the tensor is left
+ * out. */
 DEVICE void tma_store(const void *map, u32 from, int x, int y, int z, int w)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),

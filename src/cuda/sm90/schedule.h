@@ -115,8 +115,8 @@ DEVICE bool is_part(const work *w)
     return w->split >= 0;
 }
 
-/* Rows of a sequence's first row tile. Where the warpgroups of its last tile would be too few for all, those of the first
- * are: under a causal mask that one has the fewest keys, and is done the sooner. */
+/* Rows of a sequence's first row tile. Where the warpgroups of its last tile would be too few for all, those of the
+ * first are: under a causal mask that one has the fewest keys, and is done the sooner. */
 DEVICE int first_rows(const attn_sm90_schedule *s, int len_q)
 {
     return s->pack > 1 ? s->rows : ATTN_SM90_FIRST_ROWS(len_q, ROWS);

@@ -61,8 +61,8 @@ DEVICE u64 descriptor(u32 address, u32 panel)
 #define PANELS_OUT ATTN_SM90_OUTPUT_PANELS(DIM, DIM_V, ROWS, KEYS, STAGES, Q_SLOTS) /* of output on its way, or 0 */
 #define PANEL_OUT (ATTN_SM90_OUTPUT_ROWS * 128)                                     /* a warp's part of one */
 
-/* Whole rows of output leave shared memory by TMA. To 64 dims there is little to gain, and the steps lose: what the issue
- * of a copy keeps in uniform registers has the assembler order them otherwise (HOPPER.md). */
+/* Whole rows of output leave shared memory by TMA. To 64 dims there is little to gain, and the steps lose: what the
+ * issue of a copy keeps in uniform registers has the assembler order them otherwise (HOPPER.md). */
 #define OUT_BY_TMA (PANELS_OUT > 0 && DIM_V > 64)
 
 /* 16 dims of scores = queries keys^T, asynchronously. */
