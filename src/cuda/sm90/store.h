@@ -156,17 +156,36 @@ DEVICE float *single_of(const attn_sm90_params *p, const work *w, place to)
 
 #if PANELS_OUT
 
-/* Rows of panels in shared memory one by one: some are missing, or of several heads, or TMA does not take o. */
+/* Rows of a panel in shared memory, of several heads. */
+DEVICE void store_packed_rows(const attn_sm90_params *p, const tile_note *note, u32 read, int column, int place0)
+{
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+        place to = place_of(p, &note->w, place0 + 4 * i);
+        u32 words[4];
+        load_shared_words((read ^ i % 2 << 6) + i * 512, words);
+        if (to.row >= 0 && column < p->dim_v) store_words(address_of(p, note, to) + 2 * column, words);
+    }
+}
+
+/* Rows of a panel in shared memory, 4 rows of 128 bytes side by side: some are missing, or of several heads, or TMA
+ * does not take o. */
 DEVICE void store_panel_rows(const attn_sm90_params *p, const tile_note *note, u32 stage, int panel, int place0)
 {
-    int lane = thread_anew() % 32, rows = min(PANELS_OUT, PANELS_V - panel) * ATTN_SM90_OUTPUT_ROWS;
-#pragma unroll 1
-    for (int i = lane / 8; i < rows; i += 4) {
-        place to = place_of(p, &note->w, place0 + i % ATTN_SM90_OUTPUT_ROWS);
-        int column = (panel + i / ATTN_SM90_OUTPUT_ROWS) * 64 + lane % 8 * 8;
+    int lane = thread_anew() % 32, column = panel * 64 + lane % 8 * 8;
+    u32 read = stage + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
+    place first = { place0 + lane / 8, 0 };
+    if (rarely(p->schedule.pack > 1)) {
+        store_packed_rows(p, note, read, column, first.row);
+        return;
+    }
+    int end = column < p->dim_v ? note->w.row1 - note->w.row0 - first.row : 0;
+    u64 to = kept(address_of(p, note, first) + 2 * column), step = kept(8 * p->o_stride[1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
         u32 words[4];
-        load_shared_words(stage + i * 128 + ((lane ^ i) % 8 << 4), words);
-        if (to.row >= 0 && column < p->dim_v) store_words(address_of(p, note, to) + 2 * column, words);
+        load_shared_words((read ^ i % 2 << 6) + i * 512, words);
+        if (4 * i < end) store_words(to + i * step, words);
     }
 }
 
@@ -218,7 +237,9 @@ DEVICE void store_rows(const attn_sm90_params *p, const tile_note *note, const f
         if (mapped)
             store_panels(p, to, first);
         else
-            store_panel_rows(p, note, stage, first, place0);
+#pragma unroll 1
+            for (int i = 0; i < min(PANELS_OUT, PANELS_V - first); i++)
+                store_panel_rows(p, note, stage + i * PANEL_OUT, first + i, place0);
     }
 }
 
