@@ -253,7 +253,7 @@ static void last_waves_are_split(void **state)
     }
 }
 
-/* Row tiles that are alike are taken at a fixed stride; where the last of a head is shorter, or a mask or lengths make
+/* Row tiles that are alike are taken at a fixed stride; where the first of a head is shorter, or a mask or lengths make
  * them differ, as blocks get free. */
 static void tiles_that_differ_are_taken_as_blocks_get_free(void **state)
 {

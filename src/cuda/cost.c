@@ -254,7 +254,7 @@ static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int6
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
     attn_cuda_set_time(p->device, all, merging_seconds(p->device, parts), &c.choice);
-    bool shorter = tiles_of_head(p, pack) > 1 && d->len_q * pack % k->rows; /* the last of a head */
+    bool shorter = tiles_of_head(p, pack) > 1 && d->len_q * pack % k->rows; /* the first of a head, or the last */
     c.dynamic = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
     return c;
 }
