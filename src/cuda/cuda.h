@@ -41,8 +41,7 @@ void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double st
  * short beside what the group leaves each of its takers (multiprocessors, or clusters). */
 int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers);
 
-/* The tensors that kernels read by TMA, the last one in the backward only; and the one that the forward stores by it.
- */
+/* The tensors that kernels read by TMA, grad_o in the backward only, and the one that the forward stores by it. */
 enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_GRAD_O, ATTN_CUDA_O, ATTN_CUDA_TENSORS };
 
 /* How many are read. */
@@ -120,8 +119,8 @@ static inline bool attn_cuda_finishes(const attn_sm90_backward_schedule *s)
 attn_status attn_cuda_load_backward(const attn_desc *desc, const attn_cuda_place *place, attn_cuda_plan *cuda);
 void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words);
 
-/* All parameters that both directions have, and the maps of all tensors at no address yet (params.c). maps_o: o's, too.
- */
+/* All parameters that both directions have, and the maps of all tensors that are read, and with maps_o of o, at no
+ * address yet (params.c). */
 attn_status attn_cuda_fill(const attn_desc *desc, attn_cuda_plan *cuda, bool maps_o);
 
 /* The map that a tensor is read or stored by. */

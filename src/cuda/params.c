@@ -81,8 +81,15 @@ static void fill_common(const attn_desc *d, attn_cuda_plan *cuda)
     fill_score(d, &p->score);
 }
 
+attn_sm90_map *attn_cuda_map_of(attn_sm90_backward_params *p, int which)
+{
+    attn_sm90_map *const maps[] = { &p->common.q_map, &p->common.k_map, &p->common.v_map, &p->grad_o_map,
+                                    &p->common.o_map };
+    return maps[which];
+}
+
 /* The map of a tensor at no address yet. */
-static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which, attn_sm90_map *map)
+static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which)
 {
     const attn_cuda_kernel *k = cuda->chosen.kernel;
     uint32_t pack = which == ATTN_CUDA_Q ? (uint32_t)cuda->chosen.schedule.pack : 1;
@@ -101,15 +108,8 @@ static attn_status fill_map(const attn_desc *d, attn_cuda_plan *cuda, int which,
     CUresult result = cuda->driver->cuTensorMapEncodeTiled(
         &encoded, type, 4, (void *)(uintptr_t)SOME_ADDRESS, extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    memcpy(map, &encoded, sizeof encoded);
+    memcpy(attn_cuda_map_of(&cuda->params, which), &encoded, sizeof encoded);
     return result ? attn_cuda_fail(result, "cuTensorMapEncodeTiled") : ATTN_OK;
-}
-
-attn_sm90_map *attn_cuda_map_of(attn_sm90_backward_params *p, int which)
-{
-    attn_sm90_map *const maps[] = { &p->common.q_map, &p->common.k_map, &p->common.v_map, &p->grad_o_map,
-                                    &p->common.o_map };
-    return maps[which];
 }
 
 attn_status attn_cuda_fill(const attn_desc *d, attn_cuda_plan *cuda, bool maps_o)
@@ -117,7 +117,7 @@ attn_status attn_cuda_fill(const attn_desc *d, attn_cuda_plan *cuda, bool maps_o
     attn_status status = ATTN_OK;
     fill_common(d, cuda);
     for (int i = 0; i < attn_cuda_tensors(d) && attn_cuda_is_line(cuda->chosen.kernel) && !status; i++)
-        status = fill_map(d, cuda, i, attn_cuda_map_of(&cuda->params, i));
+        status = fill_map(d, cuda, i);
     cuda->params.common.o_mapped = maps_o;
-    return maps_o && !status ? fill_map(d, cuda, ATTN_CUDA_O, &cuda->params.common.o_map) : status;
+    return maps_o && !status ? fill_map(d, cuda, ATTN_CUDA_O) : status;
 }

@@ -80,9 +80,10 @@ static void bind_tables(const attn_desc *d, const attn_args *a, attn_sm90_params
     p->score.seed = a->seed, p->score.seed_offset = a->seed_offset;
 }
 
-static attn_status bind_map(const attn_cuda_call *c, int which, attn_sm90_map *map)
+static attn_status bind_map(const attn_cuda_call *c, int which, attn_sm90_backward_params *p)
 {
     const attn_cuda_plan *cuda = c->cuda;
+    attn_sm90_map *map = attn_cuda_map_of(p, which);
     const void *at = cuda->copied[which] ? attn_cuda_at(c, cuda->layout.copies[which]) : tensor_at(c->args, which);
     CUtensorMap encoded;
     memcpy(&encoded, map, sizeof encoded);
@@ -119,8 +120,8 @@ attn_status attn_cuda_prepare(const attn_cuda_call *c, attn_sm90_backward_params
     const attn_desc *d = &c->plan->desc;
     attn_status status = ATTN_OK;
     for (int i = 0; i < attn_cuda_tensors(d) && !status; i++)
-        status = bind_map(c, i, attn_cuda_map_of(p, i));
-    if (!status && p->common.o_mapped) status = bind_map(c, ATTN_CUDA_O, &p->common.o_map);
+        status = bind_map(c, i, p);
+    if (!status && p->common.o_mapped) status = bind_map(c, ATTN_CUDA_O, p);
     for (int i = 0; i <= ATTN_CUDA_V && !status; i++)
         status = repack(c, i);
     if (!status && counter) status = attn_cuda_clear(c, counter, sizeof *counter);

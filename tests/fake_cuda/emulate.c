@@ -210,7 +210,8 @@ static void check_output(const char *symbol, const attn_sm90_params *p, const at
     int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q, stride[4];
     const int64_t extent[] = { p->dim_v, p->heads_q, rows, batch };
     const uint32_t box[] = { 64, 1, ATTN_SM90_OUTPUT_ROWS, 1 };
-    fake_expect(p->schedule.pack == 1 && !(p->flags & ATTN_OUT_F32), symbol, "o is mapped that no tile of it is");
+    fake_expect(p->schedule.pack == 1 && !(p->flags & ATTN_OUT_F32), symbol,
+                "o is mapped, but no tile of it is stored so");
     fake_expect(fake_take_map(symbol, &p->o_map, d, extent, box, stride) == p->o, symbol, "o is mapped elsewhere");
     for (int i = 0; i < 3; i++)
         fake_expect(extent[3 - i] == 1 || stride[i] == p->o_stride[i], symbol, "o is mapped by other strides");

@@ -237,7 +237,7 @@ MUTANTS = [
     (CUDA + "plan.c", "bool wide = attn_cuda_is_line(c->kernel) && attn_cuda_stores_wide(d, &c->schedule);",
      "bool wide = attn_cuda_is_line(c->kernel) && d->direction == ATTN_FORWARD && !(d->flags & ATTN_OUT_F32);",
      "parts alone need an aligned o", "cuda"),
-    (CUDA + "run.c", "if (!status && p->common.o_mapped) status = bind_map(c, ATTN_CUDA_O, &p->common.o_map);", "",
+    (CUDA + "run.c", "if (!status && p->common.o_mapped) status = bind_map(c, ATTN_CUDA_O, p);", "",
      "whole rows leave to no address", "cuda"),
     (CUDA + "cost.c", "pack > 1 ? attn_round_up(over, tiles_of_head(p, pack)) : over;", "over;",
      "packed heads are parted only in part", "cost"),

@@ -51,12 +51,13 @@ typedef struct attn_sm90_divisor {
  *              head is among them with some of its tiles only
  *   parted_lines: rows of heads that these have, the first ones of lse
  *   total      row_tiles * heads, but for VARLEN * batch, and parted * (splits - 1) more
- *   by_...     divisors: splits; a group's row tiles, and its heads; the heads of the group that is not full, if there
- * is one; heads; heads of q a head of k head_group heads (over all sequences) whose row tiles are worked off together,
- * from the last rows on: 1 where tiles are alike, else as many as even out their lengths, or have their keys and values
- * in L2 at once grid       min(total, multiprocessors); 0 is not launched counter    one word that is 0 before the run
- * and again after it: tiles are handed out as blocks ask for more. NULL: block b takes tiles b, b + grid, ... in turn
- */
+ *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: 1 where tiles
+ *              are alike, else as many as even out their lengths, or have their keys and values in L2 at once
+ *   by_...     divisors: splits; a group's row tiles; its heads; those of the group that is not full (1 if there is
+ *              none); heads; heads_q / heads_kv
+ *   grid       min(total, multiprocessors); 0 is not launched
+ *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more. NULL:
+ *              block b takes tiles b, b + grid, ... in turn */
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits, parted;
     attn_sm90_divisor by_splits, by_group, by_head_group, by_rest, by_heads, by_ratio;
