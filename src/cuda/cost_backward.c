@@ -16,9 +16,10 @@ static const double rich_clocks = 0.15;   /* as in the forward */
 static const double wait_clocks = 300;    /* [e] a step */
 static const double turn_share[] = { 0.09, 0.04 }; /* [m] of a step: taking turns, and who begins late; of a cluster */
 static const double unit_clocks = 4000;            /* [e] filling the pipeline, storing */
+static const int64_t share_least = 8;              /* row tiles: fewer are not worth a unit's start and end */
 static const double simple_flops = 12;             /* a clock and SM: all is computed twice */
 static const double late_rounds = 0.2;             /* [m] as in the forward */
-static const double worth_it = 0.98;               /* splitting heads, or whole heads, must save so much */
+static const double worth_it = 0.98;               /* splitting heads, whole heads, shares must save so much */
 static const double kept_sums = 0.5;               /* [m] of L2, at most, for sums of whole heads: 0.55 is too much */
 
 static double max_of(double a, double b)
@@ -81,22 +82,45 @@ static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k,
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
 }
 
+/* Takes every mask, or changes scores. */
+static bool is_general(const attn_cuda_kernel *k)
+{
+    return k->features & ((ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW)) | ATTN_CUDA_SCORES);
+}
+
 /* Whether a block, or cluster, can take whole heads (backward_params.h), with their sums in L2. */
 static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
-    const uint32_t others = (ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW)) | ATTN_CUDA_SCORES;
     bool bounded = d->flags & ATTN_CAUSAL || (d->flags & ATTN_WINDOW && d->window_right >= 0);
     int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->rows ? d->len_q : k->rows;
     double sums = (double)attn_cuda_whole_lines(d, device->multiprocessors / k->cluster) * k->dim * 4;
-    return !(k->features & others) && ATTN_SM90_BACKWARD_WHOLE(k->dim) && !(d->flags & ATTN_CUDA_LENGTHS) &&
+    return !is_general(k) && ATTN_SM90_BACKWARD_WHOLE(k->dim) && !(d->flags & ATTN_CUDA_LENGTHS) &&
            (!bounded || rows + d->len_kv + right > d->len_q) && sums <= kept_sums * device->l2_bytes;
 }
 
+/* Units that full waves of takers leave over, where all are alike and a variant takes shares of them
+ * (backward_params.h). */
+static int64_t units_over(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
+{
+    const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC;
+    int64_t takers = device->multiprocessors / k->cluster,
+            units = attn_ceil_div(d->len_kv, attn_cuda_unit_keys(k)) * d->heads_kv * d->batch;
+    bool counted = takers * attn_cuda_unit_steps(d) <= INT32_MAX;
+    return d->flags & unlike || is_general(k) || k->folded || units < takers || !counted ? 0 : units % takers;
+}
+
+/* Of the row tiles that see `over` units, as many as a taker takes. */
+static int64_t share_of(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t over)
+{
+    int64_t steps = attn_cuda_unit_steps(d), share = attn_ceil_div(over * steps, device->multiprocessors / k->cluster);
+    return share < share_least ? (int64_t)min_of((double)share_least, (double)steps) : share;
+}
+
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                    const double clocks[ATTN_CONSTANTS], int splits, bool whole, attn_cuda_choice *c)
+                    const double clocks[ATTN_CONSTANTS], int splits, bool whole, int64_t over, attn_cuda_choice *c)
 {
     traffic bytes = traffic_of(d, k->dim, whole ? WHOLE : k->folded ? FOLDED : ADDED);
-    int keys = k->keys * k->cluster, takers = device->multiprocessors / k->cluster;
+    int keys = attn_cuda_unit_keys(k), takers = device->multiprocessors / k->cluster;
     double heads = (double)(d->heads_kv * splits) * (double)d->batch, tiles = (double)attn_ceil_div(d->len_kv, keys);
     double units = tiles * heads, run = whole ? tiles : 1; /* units that are taken at once */
     double key_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
@@ -105,11 +129,18 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     bool uneven = edge > 0; /* units differ: handed out longest first, they end soon after one another */
     double steps = (uneven ? seen : every) * (double)(d->heads_q / d->heads_kv / splits);
     double grid = min_of(units / run, takers), rounds = units / run / max_of(1, grid);
-    double sums = splits > 1 ? 8.0 * splits * (double)attn_cuda_sum_lines(d, true) * (k->dim + k->dim_v) : 0;
+    double share = over ? (double)share_of(d, device, k, over) : 0,
+           shares = over ? ceil((double)(over * attn_cuda_unit_steps(d)) / share) : 0;
+    double lines = splits > 1 ? splits * (double)attn_cuda_sum_lines(d, true) : (shares + (double)over) * keys;
+    double sums = 8 * lines * (k->dim + k->dim_v);
     double *count = c->choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
     count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
     count[ATTN_PER_TILE] = run * (uneven && !whole ? rounds + late_rounds : ceil(rounds));
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
+    if (over) { /* the last of the units is a share, of two of them */
+        count[ATTN_PER_STEP] += share - steps;
+        count[ATTN_PER_TILE] += 1;
+    }
     /* What a folded line takes turns for is among its own clocks. */
     if (d->flags & ATTN_DETERMINISTIC && !whole && !k->folded) count[ATTN_PER_STEP] *= 1 + turn_share[k->cluster == 2];
     count[ATTN_PER_RUN] = 1;
@@ -124,9 +155,10 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
     double start = attn_machine_for(ATTN_CUDA, device->name)->start;
-    attn_cuda_set_time(device, all, splits > 1 ? 2 * start : 0, &c->choice);
+    attn_cuda_set_time(device, all, splits > 1 ? 2 * start : over ? start : 0, &c->choice);
     c->choice.level[0].bytes += bytes.around + sums;
     c->backward.whole = whole, c->backward.folded = k->folded;
+    c->backward.parted = (int)over, c->backward.share = (int)share, c->backward.shares = (int)shares;
     c->dynamic = units / run > grid; /* equal units, too: blocks that share L2 do not keep step */
     /* Who waits for a unit's turn knows that a block has taken it. */
     c->dynamic |= attn_cuda_takes_turns(d, &c->backward);
@@ -146,15 +178,21 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
 {
     const attn_cuda_kernel *k = c->kernel;
     int whole = c->backward.whole;
-    int64_t keys = k->keys * k->cluster, tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, total;
+    int64_t keys = attn_cuda_unit_keys(k), tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, units;
     if (d->flags & ATTN_VARLEN) tiles = d->total_kv / keys + d->batch, sequences = 1;
-    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &total) || total > INT32_MAX)
-        return false;
+    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &units)) return false;
+    int parted = c->backward.parted, share = c->backward.share, shares = c->backward.shares;
+    int64_t total = units - parted + 2 * shares;
+    if (total > INT32_MAX) return false;
     c->backward = (attn_sm90_backward_schedule){
         .key_tiles = (int)tiles,
         .total = (int)total,
+        .takes = (int)(whole ? units / tiles : total - shares),
+        .parted = parted,
+        .share = share,
+        .shares = shares,
         .head_group = whole ? 1 : (int)head_group(d, device, k, tiles * c->choice.splits),
-        .grid = k->cluster * (int)min_of((double)(whole ? total / tiles : total), device->multiprocessors / k->cluster),
+        .grid = k->cluster * (int)min_of((double)(whole ? units / tiles : units), device->multiprocessors / k->cluster),
         .splits = c->choice.splits,
         .folded = k->folded,
         .whole = whole,
@@ -176,6 +214,9 @@ static void cost_simple(const attn_desc *d, const attn_cuda_device *device, cons
     attn_cuda_set_time(device, clocks, 3 * attn_machine_for(ATTN_CUDA, device->name)->start, &c->choice);
 }
 
+/* How units are taken: one by one, a head's one behind another, those that are left over by shares. */
+enum { TAKE_UNITS, TAKE_WHOLE, TAKE_SHARES };
+
 bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel,
                              double pairs, const attn_tiles *tiles, attn_cuda_choice *choice)
 {
@@ -193,9 +234,11 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
     for (int splits = 1; splits <= group; splits++) {
         if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
         bool wholly = splits == 1 && takes_whole(desc, device, kernel);
-        for (int whole = 0; whole <= wholly; whole++) {
+        int64_t over = splits == 1 ? units_over(desc, device, kernel) : 0;
+        for (int way = 0; way < 3; way++) {
             attn_cuda_choice c = start;
-            predict(desc, device, kernel, clocks, splits, whole, &c);
+            if (way == TAKE_WHOLE ? !wholly : way == TAKE_SHARES && !over) continue;
+            predict(desc, device, kernel, clocks, splits, way == TAKE_WHOLE, way == TAKE_SHARES ? over : 0, &c);
             if (c.choice.seconds < worth_it * choice->choice.seconds) *choice = c;
         }
     }

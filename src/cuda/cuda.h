@@ -71,7 +71,7 @@ typedef struct attn_cuda_plan {
     double elsewhere;               /* seconds predicted where addresses are none that TMA takes; of a line's kernel */
     bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
     CUfunction line, nodes, repack, combine; /* NULL: not needed; line: the kernel is a simple one */
-    CUfunction rows, convert, totals;        /* backward */
+    CUfunction rows, convert, merge, totals; /* backward */
     CUfunction simple, simple_kv, simple_bias;
     attn_sm90_backward_params params; /* complete but for addresses and seeds; of a forward .common alone */
 } attn_cuda_plan;
@@ -103,6 +103,19 @@ bool attn_cuda_lay_out_backward(const attn_desc *desc, attn_cuda_plan *cuda);
 void attn_cuda_fill_backward(const attn_desc *desc, attn_cuda_plan *cuda);
 int64_t attn_cuda_sum_lines(const attn_desc *desc, bool of_keys); /* lines of sums over rows, or over keys */
 int64_t attn_cuda_whole_lines(const attn_desc *desc, int takers); /* over rows, where so many take whole heads */
+
+/* Keys of a backward unit. */
+static inline int attn_cuda_unit_keys(const attn_cuda_kernel *kernel)
+{
+    return kernel->keys * kernel->cluster;
+}
+
+/* Row tiles that may see one. */
+static inline int64_t attn_cuda_unit_steps(const attn_desc *desc)
+{
+    int64_t rows = ATTN_SM90_BACKWARD_ROWS;
+    return (desc->len_q + rows - 1) / rows * (desc->heads_q / desc->heads_kv);
+}
 
 /* Whether units of keys add to grad_q in turns. */
 static inline bool attn_cuda_takes_turns(const attn_desc *desc, const attn_sm90_backward_schedule *s)

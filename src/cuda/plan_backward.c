@@ -41,6 +41,14 @@ static double query_lines(const attn_desc *d, const attn_cuda_choice *c)
     return (double)(s->whole ? attn_cuda_whole_lines(d, s->grid / c->kernel->cluster) : attn_cuda_sum_lines(d, false));
 }
 
+/* Lines of the sums of grad_k, and of grad_v. */
+static double key_lines(const attn_desc *d, const attn_cuda_choice *c)
+{
+    const attn_sm90_backward_schedule *s = &c->backward;
+    if (s->splits > 1) return s->splits * (double)attn_cuda_sum_lines(d, true);
+    return (double)(s->shares + s->parted) * attn_cuda_unit_keys(c->kernel);
+}
+
 /* Parts of a slope's gradient in each sequence: by tiles of keys or, in the simple kernel, to which a run may have to
  * turn, of rows. */
 static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
@@ -54,10 +62,8 @@ bool attn_cuda_lay_out_backward(const attn_desc *d, attn_cuda_plan *cuda)
 {
     const attn_cuda_kernel *k = cuda->chosen.kernel;
     attn_cuda_layout *l = &cuda->layout;
-    int splits = cuda->chosen.backward.splits;
     bool turns = attn_cuda_is_line(k) && attn_cuda_takes_turns(d, &cuda->chosen.backward);
-    double rows = (double)attn_cuda_sum_lines(d, false),
-           keys = splits > 1 ? splits * (double)attn_cuda_sum_lines(d, true) : 0;
+    double rows = (double)attn_cuda_sum_lines(d, false), keys = attn_cuda_is_line(k) ? key_lines(d, &cuda->chosen) : 0;
     double heads = (double)d->batch * (double)d->heads_q;
     double slopes = d->flags & ATTN_ALIBI ? heads * (double)alibi_parts(d, k) : 0;
     double sinks = d->flags & ATTN_SINK ? heads * (double)attn_ceil_div(d->len_q, TILE) : 0;
@@ -98,6 +104,7 @@ attn_status attn_cuda_load_backward(const attn_desc *d, const attn_cuda_place *p
         { true, "backward_simple_kv", &cuda->simple_kv },
         { d->flags & ATTN_BIAS, "backward_simple_bias", &cuda->simple_bias },
         { converts, "backward_convert", &cuda->convert },
+        { s->parted, "backward_merge", &cuda->merge },
     };
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
@@ -129,8 +136,11 @@ void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words)
              : s->folded                   ? "added to in a fixed order, and finished by the last tile"
              : attn_cuda_takes_turns(d, s) ? "added to in a fixed order"
                                            : "added to as tiles end");
+    double parts = key_lines(d, c) * (c->kernel->dim + c->kernel->dim_v) * 4 / mib;
     if (s->splits > 1)
-        attn_say(words, "; grad_k and grad_v of %d parts of the heads that share keys, %.4g MiB", s->splits,
-                 s->splits * (double)attn_cuda_sum_lines(d, true) * (c->kernel->dim + c->kernel->dim_v) * 4 / mib);
+        attn_say(words, "; grad_k and grad_v of %d parts of the heads that share keys, %.4g MiB", s->splits, parts);
+    if (s->parted)
+        attn_say(words, "; grad_k and grad_v of the last %d tiles, whose rows are shared out %d at a time, %.4g MiB",
+                 s->parted, s->share * c->kernel->rows, parts);
     attn_say(words, "; LSE and delta of rows, %.4g MiB\n", rows * 8 / mib);
 }

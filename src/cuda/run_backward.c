@@ -37,7 +37,7 @@ static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
     const attn_desc *d = &c->plan->desc;
     if (c->cuda->copied[ATTN_CUDA_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->copies[ATTN_CUDA_GRAD_O]);
     p->grad_q_sum = attn_cuda_at(c, l->grad_q_sum);
-    if (p->schedule.splits > 1) {
+    if (p->schedule.splits > 1 || p->schedule.parted) {
         p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);
         p->grad_v_sum = attn_cuda_at(c, l->grad_v_sum);
     }
@@ -57,7 +57,6 @@ static attn_status run_rows(const attn_cuda_call *c, attn_sm90_backward_params *
 
 static attn_status convert(const attn_cuda_call *c, attn_sm90_convert_params *p)
 {
-    p->flags = c->plan->desc.flags;
     return attn_cuda_launch(c, "attn_sm90_backward_convert", c->cuda->convert, attn_ceil_div(p->length, TILE), p->heads,
                             c->plan->desc.batch, 128, 0, p);
 }
@@ -74,6 +73,7 @@ static attn_status convert_queries(const attn_cuda_call *c, const attn_sm90_back
                                    .dim_pitch = c->cuda->chosen.kernel->dim,
                                    .dim = p->common.dim_qk,
                                    .scale = d->scale,
+                                   .flags = d->flags,
                                    .cu_lens = p->common.cu_lens_q,
                                    .lens = p->common.lens_q };
     for (int i = 0; i < 3; i++)
@@ -81,28 +81,54 @@ static attn_status convert_queries(const attn_cuda_call *c, const attn_sm90_back
     return convert(c, &q);
 }
 
-/* grad_k, or grad_v. */
-static attn_status convert_keys(const attn_cuda_call *c, const attn_sm90_backward_params *p, bool values)
+/* What makes grad_k, or grad_v, of sums: of splits, or of parts of units. */
+static attn_sm90_convert_params keys_of(const attn_cuda_call *c, const attn_sm90_backward_params *p, bool values)
 {
     const attn_desc *d = &c->plan->desc;
     const attn_cuda_kernel *k = c->cuda->chosen.kernel;
     double kept = d->flags & ATTN_DROPOUT ? 256.0 / (256.0 - p->common.score.dropout_threshold) : 1;
     int pitch = values ? k->dim_v : k->dim;
+    bool splits = p->schedule.splits > 1;
     attn_sm90_convert_params keys = { .in = values ? p->grad_v_sum : p->grad_k_sum,
                                       .out = values ? p->grad_v : p->grad_k,
                                       .parts = p->schedule.splits,
-                                      .part_step = attn_cuda_sum_lines(d, true) * pitch,
+                                      .part_step =
+                                          (splits ? attn_cuda_sum_lines(d, true) : attn_cuda_unit_keys(k)) * pitch,
                                       .pitch = p->kv_pitch,
                                       .heads = p->common.heads_kv,
                                       .length = p->common.len_kv,
                                       .dim_pitch = pitch,
                                       .dim = values ? p->common.dim_v : p->common.dim_qk,
                                       .scale = values ? (float)kept : d->scale,
+                                      .flags = d->flags,
                                       .cu_lens = p->common.cu_lens_kv,
                                       .lens = p->common.lens_kv };
     for (int i = 0; i < 3; i++)
         keys.stride[i] = values ? p->grad_v_stride[i] : p->grad_k_stride[i];
-    return convert(c, &keys);
+    return keys;
+}
+
+static attn_status convert_keys(const attn_cuda_call *c, const attn_sm90_backward_params *p)
+{
+    attn_status status = ATTN_OK;
+    for (int values = 0; values < 2 && !status; values++) {
+        attn_sm90_convert_params keys = keys_of(c, p, values);
+        status = convert(c, &keys);
+    }
+    return status;
+}
+
+static attn_status merge_keys(const attn_cuda_call *c, const attn_sm90_backward_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    attn_sm90_merge_params m = { .of = { keys_of(c, p, false), keys_of(c, p, true) },
+                                 .schedule = p->schedule,
+                                 .keys = attn_cuda_unit_keys(c->cuda->chosen.kernel),
+                                 .steps = (int)attn_cuda_unit_steps(d),
+                                 .heads = (int)d->heads_kv,
+                                 .batch = (int)d->batch };
+    return attn_cuda_launch(c, "attn_sm90_backward_merge", c->cuda->merge, p->schedule.parted * m.keys / TILE, 2, 1,
+                            128, 0, &m);
 }
 
 static attn_status run_bias(const attn_cuda_call *c, attn_sm90_backward_params *p)
@@ -164,8 +190,8 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
     if (!status) status = run_rows(c, p);
     if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
     if (!status && !attn_cuda_finishes(&p->schedule)) status = convert_queries(c, p);
-    for (int values = 0; values < 2 && p->schedule.splits > 1 && !status; values++)
-        status = convert_keys(c, p, values);
+    if (!status && p->schedule.splits > 1) status = convert_keys(c, p);
+    if (!status && p->schedule.parted) status = merge_keys(c, p);
     if (!status && bias_after) status = run_bias(c, p);
     return status;
 }

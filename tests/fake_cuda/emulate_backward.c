@@ -86,10 +86,43 @@ static void gradients_free(gradients *g)
 
 enum { QUERIES, KEYS, VALUES };
 
-/* Hands on a gradient's rows within sequences: to where it belongs or, if `sums`, to lines of f32, divided by factor.
- */
+/* Units whose row tiles are shared out: what a share computes is a part of their grad_k and grad_v. */
+typedef struct parted {
+    const attn_sm90_backward_schedule *schedule;
+    int64_t heads, keys, steps; /* KV heads over the batch, keys of a unit, row tiles that see it */
+} parted;
+
+/* How many units are taken behind that of a key. */
+static int64_t behind_of(const parted *p, int64_t head, int64_t key)
+{
+    const attn_sm90_backward_schedule *s = p->schedule;
+    int64_t first = head / s->head_group * s->head_group, left = p->heads - first;
+    int64_t heads = left < s->head_group ? left : s->head_group, number = s->key_tiles - 1 - key / p->keys;
+    return first * s->key_tiles + number * heads + head - first;
+}
+
+/* The parts of a unit's sums: from the one of the share that has its first row tile to that of its last. */
+static int64_t first_part(const parted *p, int64_t unit)
+{
+    return unit * p->steps / p->schedule->share + unit;
+}
+
+static int64_t last_part(const parted *p, int64_t unit)
+{
+    return ((unit + 1) * p->steps - 1) / p->schedule->share + unit;
+}
+
+/* A key's line in its unit's last part; -1: its unit is taken whole. */
+static int64_t part_line(const parted *p, int64_t head, int64_t key)
+{
+    int64_t unit = behind_of(p, head, key);
+    return unit < p->schedule->parted ? last_part(p, unit) * p->keys + key % p->keys : -1;
+}
+
+/* Hands on a gradient's rows within sequences: to where it belongs or, if `sums`, to lines of f32, divided by factor;
+ * if `units`, those of parted units alone. */
 static void hand_on(const gradients *g, int which, void *out, const long long stride[3], float *sums, int64_t pitch,
-                    int dim_pitch, float factor)
+                    int dim_pitch, float factor, const parted *units)
 {
     const attn_desc *d = &g->desc;
     attn_shape shape = attn_shape_of(d);
@@ -104,10 +137,13 @@ static void hand_on(const gradients *g, int which, void *out, const long long st
             int64_t row = i / extent[2], h = i % extent[2], in_batch = varlen ? 0 : b;
             int64_t at = ((in_batch * extent[1] + start + row) * extent[2] + h) * extent[3];
             int64_t to = in_batch * stride[0] + (start + row) * stride[1] + h * stride[2];
+            int64_t line = units  ? part_line(units, b * extent[2] + h, row)
+                           : sums ? line_of(varlen, pitch, extent[2], b, h, start, row)
+                                  : -1;
             for (int64_t x = 0; x < extent[3]; x++) {
                 float value = attn_load_scalar(dtype, from, at + x);
-                if (sums)
-                    sums[line_of(varlen, pitch, extent[2], b, h, start, row) * dim_pitch + x] = value / factor;
+                if (line >= 0)
+                    sums[line * dim_pitch + x] = value / factor;
                 else
                     attn_store_scalar(dtype, out, to + x, value);
             }
@@ -147,7 +183,9 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     int group = c->heads_q / c->heads_kv, keys = k->keys * k->cluster;
     int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->batch : ceil_div(c->len_kv, keys);
     fake_expect(s->key_tiles == tiles, symbol, "key_tiles");
-    fake_expect(s->total == tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch), symbol, "total");
+    int64_t units = tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch);
+    fake_expect(s->total == units - s->parted + 2 * s->shares, symbol, "total");
+    fake_expect(s->takes == (s->whole ? units / tiles : s->total - s->shares), symbol, "takes");
     fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
     fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= k->cluster * s->total && s->grid <= 132, symbol,
                 "grid");
@@ -160,6 +198,21 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->folded == k->folded && !(s->folded && s->whole), symbol, "folded sums");
     fake_expect((s->folded || (c->flags & ATTN_DETERMINISTIC && !s->whole)) == (p->turns != NULL), symbol,
                 "an order, or none, that nobody asked for");
+}
+
+static void check_parted(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
+                         const parted *units)
+{
+    const attn_sm90_backward_schedule *s = &p->schedule;
+    const uint32_t others = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_CUDA_SCORES;
+    int64_t steps = s->parted * units->steps;
+    fake_expect(s->splits == 1 && !s->folded && !s->whole && !p->turns && !(p->common.flags & others), symbol,
+                "units that differ, or have an order, are parted");
+    fake_expect(!(k->features & ATTN_CUDA_SCORES & others) && s->counter, symbol, "it takes no shares");
+    fake_expect(s->share <= units->steps && s->shares * s->share >= steps && (s->shares - 1) * s->share < steps, symbol,
+                "shares");
+    fake_expect(s->shares <= s->grid / k->cluster && s->parted < s->grid / k->cluster, symbol,
+                "more than a wave is parted");
 }
 
 static void check_before(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p)
@@ -216,18 +269,24 @@ static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchCo
         memset(p->grad_q_sum, 0x55,
                (size_t)(s->grid / k->cluster * (c->heads_q / c->heads_kv) * p->q_pitch) * (size_t)k->dim * 4);
     hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole || s->folded ? NULL : p->grad_q_sum, p->q_pitch, k->dim,
-            c->scale);
-    fake_expect((s->splits > 1) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of splits");
+            c->scale, NULL);
+    fake_expect((s->splits > 1 || s->parted) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of grad_k and grad_v");
+    parted units = { s, (int64_t)c->heads_kv * c->batch, k->keys * k->cluster,
+                     ceil_div(c->len_q, TILE) * (c->heads_q / c->heads_kv) };
+    if (s->parted) check_parted(symbol, k, p, &units);
     int64_t keys = lines_of(c, p->kv_pitch, c->heads_kv);
+    int64_t lines = s->parted ? (s->shares + s->parted) * units.keys : s->splits * keys;
     float kept = 256 / (256 - (float)c->score.dropout_threshold);
     if (p->grad_k_sum) {
-        memset(p->grad_k_sum, 0, (size_t)(s->splits * keys * k->dim) * 4);
-        memset(p->grad_v_sum, 0, (size_t)(s->splits * keys * k->dim_v) * 4);
+        memset(p->grad_k_sum, 0, (size_t)(lines * k->dim) * 4);
+        memset(p->grad_v_sum, 0, (size_t)(lines * k->dim_v) * 4);
     }
-    float *last_k = p->grad_k_sum ? p->grad_k_sum + (s->splits - 1) * keys * k->dim : NULL;
-    float *last_v = p->grad_v_sum ? p->grad_v_sum + (s->splits - 1) * keys * k->dim_v : NULL;
-    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, last_k, p->kv_pitch, k->dim, c->scale);
-    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, last_v, p->kv_pitch, k->dim_v, kept);
+    int64_t last = (s->splits - 1) * keys;
+    const parted *only = s->parted ? &units : NULL;
+    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, p->grad_k_sum ? p->grad_k_sum + last * k->dim : NULL, p->kv_pitch,
+            k->dim, c->scale, only);
+    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, p->grad_v_sum ? p->grad_v_sum + last * k->dim_v : NULL,
+            p->kv_pitch, k->dim_v, kept, only);
     if (p->grad_bias) memcpy(p->grad_bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
     hand_on_alibi(&g, p);
     fill_sinks(&g, p);
@@ -288,7 +347,7 @@ static void simple_q(const char *symbol, const CUlaunchConfig *config, const att
     fake_expect(p->stats[0] == mark && !p->grad_q_sum, symbol, "statistics, or sums");
     fake_expect(!p->alibi_parts || p->alibi_count == blocks, symbol, "alibi_count");
     gradients g = simple_gradients(symbol, p);
-    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, NULL, 0, 0, 1);
+    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, NULL, 0, 0, 1, NULL);
     hand_on_alibi(&g, p);
     fill_sinks(&g, p);
     gradients_free(&g);
@@ -301,8 +360,8 @@ static void simple_kv(const char *symbol, const CUlaunchConfig *config, const at
                     config->gridDimY == (unsigned)c->heads_kv && config->gridDimZ == (unsigned)c->batch,
                 symbol, "grid");
     gradients g = simple_gradients(symbol, p);
-    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, NULL, 0, 0, 1);
-    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, NULL, 0, 0, 1);
+    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, NULL, 0, 0, 1, NULL);
+    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, NULL, 0, 0, 1, NULL);
     gradients_free(&g);
 }
 
@@ -343,6 +402,30 @@ static void convert(const char *symbol, const CUlaunchConfig *config, const attn
     }
 }
 
+static void merge(const char *symbol, const CUlaunchConfig *config, const attn_sm90_merge_params *m)
+{
+    parted units = { &m->schedule, (int64_t)m->heads * m->batch, m->keys, m->steps };
+    fake_expect(config->gridDimX == (unsigned)(m->schedule.parted * m->keys / TILE) && config->gridDimY == 2 &&
+                    config->blockDimX == 128,
+                symbol, "grid");
+    for (int i = 0; i < 2; i++) {
+        const attn_sm90_convert_params *p = &m->of[i];
+        attn_dtype dtype = p->flags & ATTN_OUT_F32 ? ATTN_F32 : fake_dtype_of(symbol);
+        fake_expect(p->part_step == (long long)m->keys * p->dim_pitch, symbol, "part_step");
+        for (int64_t at = 0; at < units.heads * p->length; at++) {
+            int64_t head = at / p->length, key = at % p->length, unit = behind_of(&units, head, key);
+            int64_t to = head / m->heads * p->stride[0] + key * p->stride[1] + head % m->heads * p->stride[2];
+            if (unit >= m->schedule.parted) continue;
+            for (int64_t x = 0; x < p->dim; x++) {
+                float sum = 0;
+                for (int64_t part = first_part(&units, unit); part <= last_part(&units, unit); part++)
+                    sum += p->in[part * p->part_step + key % m->keys * p->dim_pitch + x];
+                attn_store_scalar(dtype, p->out, to + x, p->scale * sum);
+            }
+        }
+    }
+}
+
 static void total(const CUlaunchConfig *config, const attn_sm90_total_params *p)
 {
     for (int64_t i = 0; i < config->gridDimX; i++) {
@@ -369,6 +452,8 @@ bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *k, const C
         simple_bias(symbol, config, params);
     else if (strncmp(name, "convert_", 8) == 0)
         convert(symbol, config, params);
+    else if (strncmp(name, "merge_", 6) == 0)
+        merge(symbol, config, params);
     else if (strcmp(name, "total") == 0)
         total(config, params);
     else

@@ -154,7 +154,8 @@ static void last_waves(const attn_cuda_kernel *k)
     }
 }
 
-static bool takes_whole_heads(const attn_cuda_kernel *k, attn_desc desc)
+/* Whether the backward's plan has these words. */
+static bool plan_says(const attn_cuda_kernel *k, attn_desc desc, const char *words)
 {
     attn_plan *plan;
     char text[2000] = "";
@@ -163,7 +164,7 @@ static bool takes_whole_heads(const attn_cuda_kernel *k, attn_desc desc)
     if (attn_plan_create(&plan, &desc)) return false;
     attn_plan_describe(plan, text, sizeof text);
     attn_plan_destroy(plan);
-    return strstr(text, "whole heads") != NULL;
+    return strstr(text, words) != NULL;
 }
 
 /* Heads of several tiles of keys whose sums the last tile finishes: without a mask, causal and by windows, in which
@@ -200,8 +201,38 @@ static void finished_heads(const attn_cuda_kernel *k)
                            .window_left = cases[i].left,
                            .window_right = cases[i].right };
         bool all = cases[i].len_q < k->rows + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
-        result(takes_whole_heads(k, desc) == (whole && all), "%s, case %d: whole heads, or none", k->name, i);
+        result(plan_says(k, desc, "whole heads") == (whole && all), "%s, case %d: whole heads, or none", k->name, i);
         check_kernel(k, desc, options_of(i), false);
+    }
+}
+
+/* Rows in which a key or a sink outweighs all others, so that gradients of scores are small, though grad_o is rounded.
+ */
+static void rounded_gradients(const attn_cuda_kernel *k)
+{
+    attn_desc desc = { .flags = ATTN_OUT_F32 | ATTN_SINK, .batch = 1, .heads_q = 4, .heads_kv = 2 };
+    desc.len_q = 1275, desc.len_kv = 131;
+    check_kernel(k, desc, (check_options){ .data = CHECK_SPIKED, .seed = 4 }, false);
+}
+
+/* Equal units of which a full wave leaves over a few, three a head, or half as many, of heads that share keys, whose
+ * row tiles are odd, so that there are shares of two units: they are shared out. */
+static void last_shares(const attn_cuda_kernel *k)
+{
+    int takers = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->keys * k->cluster;
+    bool general = k->features & ATTN_CHUNK;
+    for (int many = 0; many < 2 && !general && !k->folded; many++) {
+        int64_t heads = many ? takers + takers / 2 : takers / 3 + 1;
+        attn_desc desc = { .flags = many ? ATTN_OUT_F32 | ATTN_SINK : 0,
+                           .batch = 1,
+                           .heads_q = many ? 3 * heads : heads,
+                           .heads_kv = heads,
+                           .len_q = (many ? 13 : 60) * k->rows - 5,
+                           .len_kv = many ? keys - 5 : 2 * keys + 3 };
+        bool whole = plan_says(k, desc, "whole heads"); /* of one tile */
+        result(whole ? many : plan_says(k, desc, "shared out"), "%s, %d heads, %d takers: no shares", k->name,
+               (int)heads, takers);
+        check_kernel(k, desc, options_of(many), false);
     }
 }
 
@@ -560,6 +591,8 @@ int main(int argc, char **argv)
         lengths(k);
         if (attn_cuda_direction(k) == ATTN_BACKWARD) {
             finished_heads(k);
+            rounded_gradients(k);
+            last_shares(k);
             continue;
         }
         overflows(k);

@@ -18,6 +18,23 @@ DEVICE long long line_of(const attn_sm90_params *p, const int *cu_lens, int head
     return (long long)head * pitch + (long long)(cu_lens[batch] / BLOCK_ROWS + batch) * BLOCK_ROWS;
 }
 
+/* A unit: its KV head (over the batch), its tile of keys in that head's order, and which split. */
+typedef struct unit_place {
+    int head, number, split;
+} unit_place;
+
+/* The unit that `behind` others are taken behind; heads: KV heads of the batch. */
+DEVICE unit_place unit_place_of(const attn_sm90_backward_schedule *s, int heads, int behind)
+{
+    int group = s->head_group * s->key_tiles * s->splits, rest = behind % group;
+    int first = behind / group * s->head_group, grouped = min(s->head_group, heads - first);
+    int number = rest / (grouped * s->splits);
+    rest -= number * grouped * s->splits;
+    int split = rest / grouped;
+    unit_place at = { first + rest - split * grouped, number, split };
+    return at;
+}
+
 /* Where the four floats of columns 8c to 8c + 7 that are a thread's of a warpgroup are in a tile of sums of `dim`
  * columns. */
 DEVICE int sums_place_of(int thread, int dim, int c)

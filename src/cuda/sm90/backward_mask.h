@@ -23,21 +23,42 @@ DEVICE int share_index(const shared *s, stage *at, int taken)
     return (int)words[0];
 }
 
+/* The number of the first piece of a share: all units before it are whole. */
+DEVICE int first_piece(const attn_sm90_backward_schedule *s)
+{
+    return s->total - 2 * s->shares;
+}
+
 /* The unit that a block, or a cluster, takes after `index`, -1: its first. With turns they come from the counter alone,
  * in order: a running block then waits only for units that running blocks hold. Of whole heads those of a head follow
- * one another; heads are taken as units else are. */
+ * one another, and of a share its two pieces; heads and shares are taken as units else are. */
 DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, int index, stage *at)
 {
     const attn_sm90_backward_schedule *schedule = &params->schedule;
     u32 taken = 0, takers = gridDim.x / CLUSTER, first = TAKES_TURNS(params) ? 0 : takers;
     u32 run = WHOLE_HEADS && schedule->whole ? schedule->key_tiles : 1;
     if ((u32)(index + 1) % run) return index + 1;
+    if (PARTS && index >= first_piece(schedule) && (index - first_piece(schedule)) % 2 == 0) return index + 1;
     if (!TAKES_TURNS(params) && index < 0) return (int)(blockIdx.x / CLUSTER * run);
     if (!FOLDS && !schedule->counter) return index + 1 + (int)((takers - 1) * run);
     if (threadIdx.x % 32 == 0 && s->rank == 0)
-        taken = atomicInc(schedule->counter, (u32)schedule->total / run - 1 + (TAKES_TURNS(params) ? takers : 0));
+        taken = atomicInc(schedule->counter, (u32)schedule->takes - 1 + (TAKES_TURNS(params) ? takers : 0));
     taken = (first + __shfl_sync(~0u, taken, 0)) * run;
+    if (PARTS) taken += max(0, (int)taken - first_piece(schedule));
     return CLUSTER == 2 ? share_index(s, at, (int)taken) : (int)taken;
+}
+
+/* A piece of a share: row tiles of a unit, of which it gives how many are taken behind it. False: it is empty. */
+DEVICE bool piece_at(const attn_sm90_backward_params *params, int piece, unit *u, int *behind)
+{
+    const attn_sm90_backward_schedule *s = &params->schedule;
+    const attn_sm90_params *p = &params->common;
+    int steps = p->heads_q / p->heads_kv * ((p->len_q + BLOCK_ROWS - 1) / BLOCK_ROWS);
+    int first = piece / 2 * s->share, end = min(first + s->share, s->parted * steps), number = first / steps;
+    if (piece % 2) first = ++number * steps;
+    u->part = piece / 2 + number, *behind = number;
+    u->from = first - number * steps, u->tiles = min(end - number * steps, steps) - u->from;
+    return u->tiles > 0;
 }
 
 /* Units are taken from the last to the first, as the forward's tiles are (schedule.h); under a causal mask the longest
@@ -49,19 +70,19 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     const attn_sm90_params *p = &params->common;
     work *w = &u->place;
     bool varlen = IS_PACKED(p);
-    int group = s->head_group * s->key_tiles * s->splits, behind = s->total - 1 - index, rest = behind % group;
-    int first = behind / group * s->head_group,
-        heads = min(s->head_group, p->heads_kv * (varlen ? 1 : p->batch) - first);
-    int number = rest / (heads * s->splits), count = s->key_tiles;
-    rest %= heads * s->splits;
-    u->split = rest / heads, first += rest % heads;
-    w->batch = first / p->heads_kv, u->kv_head = first % p->heads_kv;
+    int behind = first_piece(s) + s->parted - 1 - index, piece = index - first_piece(s), count = s->key_tiles;
+    u->part = -1, u->from = 0, u->tiles = 1 << 30;
+    if (PARTS && piece >= 0 && !piece_at(params, piece, u, &behind)) return false;
+    unit_place at = unit_place_of(s, p->heads_kv * (varlen ? 1 : p->batch), behind);
+    int number = at.number;
+    w->batch = at.head / p->heads_kv, u->kv_head = at.head - w->batch * p->heads_kv;
+    if (s->splits > 1) u->part = at.split;
     if (varlen && !find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, UNIT_KEYS, number, &w->batch, &number, &count))
         return false;
     bool upwards = TAKES_TURNS(params) || (WHOLE_HEADS && s->whole);
     u->first_key = (upwards ? number : count - 1 - number) * UNIT_KEYS;
     int share = p->heads_q / p->heads_kv / s->splits;
-    u->first_head = u->kv_head * (p->heads_q / p->heads_kv) + u->split * share, u->end_head = u->first_head + share;
+    u->first_head = u->kv_head * (p->heads_q / p->heads_kv) + at.split * share, u->end_head = u->first_head + share;
     int2 q = { 0, p->len_q }, kv = { 0, p->len_kv };
     if (!FOLDS) q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
     if (!FOLDS) kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
@@ -73,10 +94,10 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 /* ---- tiles of rows: the producer warp as a whole --------------------------------------------- */
 
 /* Where the walk over a unit's row tiles is: head by head, tiles [first, end). GENERAL: tiles [from, from + 32) are
- * looked at, `seen` and not yet taken; those from `ahead` on are to come. FLAG_DETERMINISTIC: all are taken, so that
- * every unit has its turn at every tile. */
+ * looked at, `seen` and not yet taken; those from `ahead` on are to come. PARTS: `left` are to be taken.
+ * FLAG_DETERMINISTIC: all are taken, so that every unit has its turn at every tile. */
 typedef struct row_walk {
-    int head, first, end, ahead, from;
+    int head, first, end, ahead, from, left;
     u32 seen, full;
 } row_walk;
 
@@ -117,7 +138,8 @@ DEVICE row_walk rows_start(const attn_sm90_params *p, const unit *u)
         rows = rows_of(p, &w, u->first_key);
     if (FOLDS && u->first_key == 0) rows.first = 0; /* it finishes rows without keys, too */
     int first = rows.first / BLOCK_ROWS;
-    row_walk at = { u->first_head, first, (max(rows.end, 0) + BLOCK_ROWS - 1) / BLOCK_ROWS, first, 0, 0, 0 };
+    row_walk at = { u->first_head, first, (max(rows.end, 0) + BLOCK_ROWS - 1) / BLOCK_ROWS, first, 0, u->tiles, 0, 0 };
+    if (PARTS && u->from) at.head += u->from / at.end, at.ahead = u->from % at.end;
     return at;
 }
 
@@ -128,7 +150,7 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
 {
     const work *w = &u->place;
     if (at->ahead >= at->end) at->head++, at->ahead = at->first;
-    if (at->head >= u->end_head || at->ahead >= at->end) return false;
+    if (at->head >= u->end_head || at->ahead >= at->end || (PARTS && !at->left--)) return false;
     note->head = at->head, note->row0 = at->ahead++ * BLOCK_ROWS;
     int last = u->key0 + BLOCK_KEYS - 1, seen = w->len_kv - 1; /* seen: the last key that the rows see */
     note->partial = last > seen;

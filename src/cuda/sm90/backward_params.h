@@ -10,7 +10,8 @@
  *      before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
  *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.folded or whole;
- *      for grad_k and grad_v where splits > 1.
+ *      for grad_k and grad_v where splits > 1. attn_sm90_backward_merge_<dtype>: likewise grad_k and grad_v of parted
+ *      units. attn_sm90_merge_params; grid (parted * keys / R, 2), block 128.
  *   4. attn_sm90_backward_total: adds up parts of grad_alibi, of grad_sink. attn_sm90_total_params; grid count, block
  *      256.
  *
@@ -29,22 +30,25 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
 /* Order of work. A unit is a tile of keys of one KV head against the rows of `heads_q / heads_kv / splits` query heads;
  * of a cluster as many neighbouring tiles as it has blocks, and `keys` below is theirs together.
  *   key_tiles  ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
- *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch
+ *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch; less parted and plus 2 * shares
+ *   takes      how often takers take: total; whole: heads; parted: total - shares
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
  *              and f32 grad_q in L2 at once, where units differ in length more if need be. ATTN_DETERMINISTIC: too
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
- *   folded     1 for FOLDED variants: of the units that add to a tile of rows, in turns, the first stores its share and
- *              the last finishes grad_q, so that sums are not zeroed before and not converted behind
- *   whole      1: a taker (a block, or cluster) takes all key tiles of a KV head one behind another, the last first, so
- *              that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns. For variants of
- *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees a
- *              key: min(len_q, R) + len_kv - len_q + mask.right > 0
- *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units, whole: of heads;
- *              0 is not launched
- *   counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b + their
- *              count, ... With turns never NULL */
+ *   parted     units that full waves of takers leave over, where all are alike (0: they are taken as others are). Their
+ * row tiles, one unit's behind another's, are cut into `shares` of `share`, and a taker takes one. A share is of two
+ * units at most, so that it is two pieces, items 2i and 2i + 1 behind all units that are whole; the second may be
+ * empty. Of share i and the t-th unit from the last grad_k and grad_v are part i + t. For CAUSAL variants; splits 1; no
+ * mask, lengths of the problem's own, no turns, not whole folded     1 for FOLDED variants: of the units that add to a
+ * tile of rows, in turns, the first stores its share and the last finishes grad_q, so that sums are not zeroed before
+ * and not converted behind whole      1: a taker (a block, or cluster) takes all key tiles of a KV head one behind
+ * another, the last first, so that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns.
+ * For variants of ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees
+ * a key: min(len_q, R) + len_kv - len_q + mask.right > 0 grid       blocks: min(total, multiprocessors), of a cluster's
+ * size: of its units, whole: of heads; 0 is not launched counter    one word that is 0 before the run and again after
+ * it; NULL: taker b takes units (heads) b, b + their count, ... With turns never NULL */
 typedef struct attn_sm90_backward_schedule {
-    int key_tiles, total, head_group, grid, splits, folded, whole;
+    int key_tiles, total, takes, head_group, grid, splits, parted, share, shares, folded, whole;
     unsigned *counter;
 } attn_sm90_backward_schedule;
 
@@ -79,8 +83,8 @@ typedef struct attn_sm90_backward_params {
                         * TMA does not take grad_o (f32, strides, address); written by 1 */
     float *grad_q_sum; /* dim floats a line of rows; zeroed by 1 but folded (the simple kernels: NULL). whole: of the
                         * lines that one KV head's query heads have, a taker's behind another's, not zeroed */
-    float *grad_k_sum,
-        *grad_v_sum;    /* splits > 1, else NULL: dim, dim_v floats a line of keys, one split behind another */
+    float *grad_k_sum, *grad_v_sum; /* splits > 1: dim, dim_v floats a line of keys, one split behind another. parted: a
+                                     * line of a unit, one part behind another. Else NULL */
     unsigned *turns;    /* folded, or ATTN_DETERMINISTIC but whole, else NULL: one a tile of lines of rows; zeroed by
                          * 1 */
     float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
@@ -102,6 +106,15 @@ typedef struct attn_sm90_convert_params {
     unsigned flags;            /* attn_desc.flags */
     const int *cu_lens, *lens; /* NULL: none */
 } attn_sm90_convert_params;
+
+/* grad_k and grad_v of the units that `schedule` parts, from their parts. */
+typedef struct attn_sm90_merge_params {
+    attn_sm90_convert_params of[2]; /* part_step: of a part; parts, pitch: not read */
+    attn_sm90_backward_schedule schedule;
+    int keys;         /* of a unit */
+    int steps;        /* row tiles that see it */
+    int heads, batch; /* KV heads */
+} attn_sm90_merge_params;
 
 /* out[i] = the sum of in's `parts` from i * parts on, of `repeats` such rows `repeat_step` apart (ALiBi's batch). */
 typedef struct attn_sm90_total_params {

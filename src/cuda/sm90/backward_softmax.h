@@ -156,10 +156,13 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *
     const work *w = &u->place;
     bool varlen = IS_PACKED(p);
     first += u->key0;
-    if (sums) {
-        long long lines = (varlen ? 1 : (long long)p->batch) * p->heads_kv * params->kv_pitch;
-        long long line =
-            u->split * lines + first + line_of(p, p->cu_lens_kv, p->heads_kv, params->kv_pitch, w->batch, u->kv_head);
+    if (u->part >= 0) {
+        long long lines = (varlen ? 1 : (long long)p->batch) * p->heads_kv * params->kv_pitch, line = first;
+        if (PARTS && params->schedule.parted)
+            lines = UNIT_KEYS, line -= u->first_key;
+        else
+            line += line_of(p, p->cu_lens_kv, p->heads_kv, params->kv_pitch, w->batch, u->kv_head);
+        line += u->part * lines;
         if (first >= w->len_kv) return;
 #pragma unroll
         for (int i = 0; i < columns / 8; i++)

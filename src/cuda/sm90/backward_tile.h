@@ -25,6 +25,9 @@
 /* schedule.whole: who takes units alone adds to their rows' grad_q. */
 #define WHOLE_HEADS (ATTN_MASK == CAUSAL && !FOLDS && ATTN_SM90_BACKWARD_WHOLE(DIM))
 
+/* schedule.parted: takers take shares of units. */
+#define PARTS (ATTN_MASK == CAUSAL && !FOLDS)
+
 /* What FOLDED variants do not look at. */
 #define IS_PACKED(p) (!FOLDS && (p)->flags & FLAG_VARLEN)
 #define TAKES_TURNS(params) (FOLDS || (params)->turns)
@@ -72,8 +75,10 @@ typedef struct barriers {
  * may lie behind the last key. */
 typedef struct unit {
     work place;
-    int first_key, key0, kv_head, split, first_head, end_head;
-    int some; /* row tiles follow; NO_WORK: no more units */
+    int first_key, key0, kv_head, first_head, end_head;
+    int part;        /* of sums of grad_k and grad_v: the split's or the share's; -1: none */
+    int from, tiles; /* PARTS: row tiles before those that are taken, and how many these are, at most */
+    int some;        /* row tiles follow; NO_WORK: no more units */
 } unit;
 
 /* Where grad_q of a tile goes, its place in workspaces, and when: the unit's rank among those that add to it. part:
