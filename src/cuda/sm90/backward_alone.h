@@ -115,7 +115,8 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         passing to = { params, u, note, NULL, NULL, NULL, s->p, &alibi, 0 };
         score_gradients(&to, dp, dp, ds, s->statistics + stage * STATISTICS);
         release(BARRIER(s, p_empty, 0));
-        give_ds(s, c, ds, 0);
+        put_ds(s, c, ds, 0);
+        pass_ds(s, c);
 
         issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
         if (!BESIDE) wgmma_wait(0);

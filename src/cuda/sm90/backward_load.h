@@ -156,11 +156,17 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
 
 /* A warpgroup's dS of the tile in hand to its rows of a buffer, from the unit's key `first` on, when what was there has
  * been used. */
-DEVICE void give_ds(const shared *s, const consumer *c, const u32 *ds, int first)
+DEVICE void put_ds(const shared *s, const consumer *c, const u32 *ds, int first)
 {
     int buffer = RING_INDEX(c->tiles, 2);
     barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->tiles, 2) ^ 1);
     store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds);
+}
+
+/* What was put there is for all to use. */
+DEVICE void pass_ds(const shared *s, const consumer *c)
+{
+    int buffer = RING_INDEX(c->tiles, 2);
     fence_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(BARRIER(s, ds_full, buffer));

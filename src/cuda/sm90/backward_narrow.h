@@ -205,10 +205,16 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
         if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
 
-        issue_scores(c, score, k, q);
-        if (DP_EARLY) issue_dp(c, dp, v, g);
+        if (STATISTICS_FIRST) {
+            load_statistics_ahead(lse, statistics);
+            issue_scores(c, score, k, q);
+            note.partial = anew(note.partial); /* waited for behind the product, not within */
+        } else {
+            issue_scores(c, score, k, q);
+            if (DP_EARLY) issue_dp(c, dp, v, g);
+        }
         if (ATTN_MASK == CAUSAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
-        load_statistics_ahead(lse, statistics);
+        if (!STATISTICS_FIRST) load_statistics_ahead(lse, statistics);
         wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, BLOCK_ROWS / 2);
         take_scores(p, u, &note, seen, score, slope, probability, first, statistics, lse);
@@ -224,8 +230,9 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         if (!EARLY) issue_grad_v(grad_v, probability, g);
         last = ROW_NOTE(s, c->tiles)->last;
 
+        put_ds(s, c, ds, first); /* before the product, which it would wait for */
         issue_grad_k(grad_k, ds, q);
-        give_ds(s, c, ds, first);
+        pass_ds(s, c);
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);

@@ -7,9 +7,14 @@
  * costs two instructions. */
 #define P_FLOATS (ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN && BLOCK_KEYS == 128 && DIM < 128)
 
-/* Of a tile's four groups of 16 rows, those whose statistics are loaded while products are waited for: as many as
+/* What is loaded from shared memory behind a product comes behind it, too: a warp's loads and the issue of its products
+ * go one way, in order. So LSE is loaded before the scores' product is issued, where that is the only one that P waits
+ * for and registers take it. */
+#define STATISTICS_FIRST (BLOCK_KEYS == 128 && DIM == 128 && ATTN_SCORE == PLAIN)
+
+/* Of a tile's four groups of 16 rows, those whose statistics are loaded before products are waited for: as many as
  * registers take. */
-#define STATISTICS_AHEAD (BLOCK_KEYS == 128 ? 2 : 0)
+#define STATISTICS_AHEAD (STATISTICS_FIRST && ATTN_DTYPE == BF16 ? 4 : BLOCK_KEYS == 128 ? 2 : 0)
 
 DEVICE void load_statistics_ahead(float4 *ahead, u32 statistics)
 {
