@@ -70,7 +70,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         wgmma_commit();
         wgmma_wait(0);
         pin_floats(score, BLOCK_ROWS / 2);
-        take_scores(p, u, note, seen, score, slope, probability, 0, s->statistics + stage * STATISTICS, NULL);
+        take_scores(p, u, note, seen, score, slope, probability, 0, statistics_of(s, stage, threadIdx.x), NULL);
         barrier_wait(BARRIER(s, p_empty, 0), (c->tiles & 1) ^ 1);
         give_words(s->p, probability);
         if (ATTN_SCORE == RICH) give_words(s->p + TILE_P / 2, slope);
@@ -113,7 +113,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing to = { params, u, note, NULL, NULL, NULL, s->p, &alibi, 0 };
-        score_gradients(&to, dp, dp, ds, s->statistics + stage * STATISTICS);
+        score_gradients(&to, dp, dp, ds, statistics_of(s, stage, threadIdx.x));
         release(BARRIER(s, p_empty, 0));
         put_ds(s, c, ds, 0);
         pass_ds(s, c);

@@ -95,8 +95,13 @@ DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 typedef struct consumer {
     int group, units, tiles; /* counts of those done: they give index and phase in every ring */
     int passed;              /* narrow, with turns: tiles whose additions have ended */
+    u32 thread;              /* KEEPS_THREAD: its number */
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
+
+/* Whether a consumer keeps its thread's number: asked for anew it takes 200 clocks beside products. */
+#define KEEPS_THREAD (!WIDE && ATTN_DTYPE == BF16 && ATTN_SCORE == PLAIN)
+#define THREAD_OF(c) (KEEPS_THREAD ? (c)->thread : (u32)THREAD)
 
 /* The note of unit `units`. */
 DEVICE const unit *unit_of(const shared *s, int units)
@@ -160,7 +165,7 @@ DEVICE void put_ds(const shared *s, const consumer *c, const u32 *ds, int first)
 {
     int buffer = RING_INDEX(c->tiles, 2);
     barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->tiles, 2) ^ 1);
-    store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds);
+    store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds, THREAD_OF(c));
 }
 
 /* What was put there is for all to use. */
@@ -169,7 +174,7 @@ DEVICE void pass_ds(const shared *s, const consumer *c)
     int buffer = RING_INDEX(c->tiles, 2);
     fence_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(BARRIER(s, ds_full, buffer));
+    if (THREAD_OF(c) % 32 == 0) barrier_arrive(BARRIER(s, ds_full, buffer));
 }
 
 #endif

@@ -145,7 +145,7 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
 
 DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 {
-    consumer c = { WARPGROUPS, 0, 0, 0 };
+    consumer c = { .group = WARPGROUPS };
     for (const unit *u; (u = wait_unit(s, c.units)); c.units++) {
         if (u->some) {
             meet_sums(params);
@@ -200,7 +200,7 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         wait_rows(p, s, c, u, ROW_NOTE(s, c->tiles));
         row_note note = *ROW_NOTE(s, c->tiles); /* at once, and waited for beside the products */
         u32 q = uniform(s->q + stage * TILE_Q), g = uniform(s->g + stage * TILE_G);
-        u32 statistics = s->statistics + stage * STATISTICS;
+        u32 statistics = statistics_of(s, stage, THREAD_OF(c));
         pairs_seen seen = { 0 };
         float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
         if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
@@ -236,7 +236,8 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
-        release(BARRIER(s, q_empty, stage));
+        __syncwarp();
+        if (THREAD_OF(c) % 32 == 0) barrier_arrive(BARRIER(s, q_empty, stage));
     }
     store_slope(params, u, &alibi);
 }

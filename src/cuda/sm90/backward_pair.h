@@ -95,7 +95,7 @@ DEVICE void give_both(const shared *s, const u32 *ds)
     const u32 part = TILE_DS / 4;
     u32 from = s->ds + threadIdx.x % 128 / 32 * part, full = BARRIER(s, ds_full, 0);
     __syncwarp();
-    store_score_gradients(s->ds, ds);
+    store_score_gradients(s->ds, ds, (u32)THREAD);
     fence_async();
     __syncwarp();
     if (threadIdx.x % 32) return;
@@ -127,7 +127,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         issue_columns(s, c, grad_q, 0, keep);
         wgmma_wait(1);
         pin_floats(score, BLOCK_ROWS / 2);
-        take_scores(p, u, note, seen, score, slope, probability, 0, s->statistics + stage * STATISTICS, NULL);
+        take_scores(p, u, note, seen, score, slope, probability, 0, statistics_of(s, stage, threadIdx.x), NULL);
         wgmma_wait(0);
         if (c->tiles > start) to = take_columns(s, grad_q, FIRST_COLUMNS, c->tiles - 1);
         barrier_wait(BARRIER(s, ds_empty, 0), (c->tiles & 1) ^ 1);
@@ -175,7 +175,7 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing with = { params, u, note, NULL, NULL, NULL, s->ds, &alibi, 0 };
-        score_gradients(&with, dp, dp, ds, s->statistics + stage * STATISTICS);
+        score_gradients(&with, dp, dp, ds, statistics_of(s, stage, threadIdx.x));
         give_both(s, ds);
 
         issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));

@@ -219,18 +219,24 @@ DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
 #endif
 
 /* A warpgroup's gradients of scores to its 64 rows of their tile. */
-DEVICE void store_score_gradients(u32 tile, const u32 *ds)
+DEVICE void store_score_gradients(u32 tile, const u32 *ds, u32 thread)
 {
-    u32 thread = (u32)THREAD, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
+    u32 lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < BLOCK_ROWS / 16; k++)
         stmatrix_x4(tile + row * 128 + ((2 * k + lane / 16 ^ row % 8) << 4), ds + 4 * k);
 }
 
+/* Where a thread's statistics of a stage begin. */
+DEVICE u32 statistics_of(const shared *s, int stage, u32 thread)
+{
+    return s->statistics + stage * STATISTICS + thread % 4 * 16;
+}
+
 /* Statistics of the thread's columns of 16 rows: columns 0, 1, 8, 9 of fragment_col. */
 DEVICE float4 load_statistics(u32 statistics, int group)
 {
-    return load_shared_floats(statistics + 4 * (16 * group + threadIdx.x % 4 * 4));
+    return load_shared_floats(statistics + 64 * group);
 }
 
 /* The statistic of fragment element i, from those of its 16 rows. */
