@@ -2,7 +2,7 @@
  *
  *     scores, a warpgroup 64 keys   issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE)
  *                                   -> issue grad_v += P^T grad_o -> dS^T = P^T (dP^T - delta)
- *                                   -> issue grad_k += dS^T q -> dS to shared memory
+ *                                   -> dS to shared memory -> issue grad_k += dS^T q
  *     grad_q, a warpgroup           issue 64 columns of grad_q = dS K -> add the 64 before
  *
  * With two buffers of dS the scores are up to two tiles ahead: they do not wait for what grad_q takes (dS of all keys,
