@@ -206,15 +206,6 @@ static void finished_heads(const attn_cuda_kernel *k)
     }
 }
 
-/* Rows in which a key or a sink outweighs all others, so that gradients of scores are small, though grad_o is rounded.
- */
-static void rounded_gradients(const attn_cuda_kernel *k)
-{
-    attn_desc desc = { .flags = ATTN_OUT_F32 | ATTN_SINK, .batch = 1, .heads_q = 4, .heads_kv = 2 };
-    desc.len_q = 1275, desc.len_kv = 131;
-    check_kernel(k, desc, (check_options){ .data = CHECK_SPIKED, .seed = 4 }, false);
-}
-
 /* Equal units of which a full wave leaves over a few, three a head, or half as many, of heads that share keys, whose
  * row tiles are odd, so that there are shares of two units: they are shared out. */
 static void last_shares(const attn_cuda_kernel *k)
@@ -223,12 +214,15 @@ static void last_shares(const attn_cuda_kernel *k)
     bool general = k->features & ATTN_CHUNK;
     for (int many = 0; many < 2 && !general && !k->folded; many++) {
         int64_t heads = many ? takers + takers / 2 : takers / 3 + 1;
-        attn_desc desc = { .flags = many ? ATTN_OUT_F32 | ATTN_SINK : 0,
-                           .batch = 1,
+        attn_desc desc = { .batch = 1,
                            .heads_q = many ? 3 * heads : heads,
                            .heads_kv = heads,
-                           .len_q = (many ? 13 : 60) * k->rows - 5,
-                           .len_kv = many ? keys - 5 : 2 * keys + 3 };
+                           .len_q = (many          ? 15
+                                     : takers < 16 ? 60
+                                                   : 25) *
+                                        k->rows -
+                                    5,
+                           .len_kv = many ? 20 : 2 * keys + 3 };
         bool whole = plan_says(k, desc, "whole heads"); /* of one tile */
         result(whole ? many : plan_says(k, desc, "shared out"), "%s, %d heads, %d takers: no shares", k->name,
                (int)heads, takers);
@@ -591,7 +585,6 @@ int main(int argc, char **argv)
         lengths(k);
         if (attn_cuda_direction(k) == ATTN_BACKWARD) {
             finished_heads(k);
-            rounded_gradients(k);
             last_shares(k);
             continue;
         }

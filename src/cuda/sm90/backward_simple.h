@@ -5,11 +5,9 @@
  * simple_q: a warp a query row, 32 keys at a time: each lane makes one pair's gradient, then every lane sums its
  * columns; simple_kv: a warp a key likewise; simple_bias: a block an element. */
 
-/* The thread's eighth of grad_o · o of two rows of a head, `row` and the one 32 below it; copies of grad_o. Where the
- * copies are rounded, delta is of them, as dP is: dP - delta is 0 in a row that sees one key, and small where one key
- * outweighs all. lost: what rounding took from it, and a sink's gradient wants. */
+/* The thread's eighth of grad_o · o of two rows of a head, `row` and the one 32 below it; copies of grad_o. */
 DEVICE void SIMPLE_NAME(products)(const attn_sm90_backward_params *params, int2 q, int plane, int head, int row,
-                                  float *delta, float *lost)
+                                  float *delta)
 {
     const attn_sm90_params *p = &params->common;
     int part = threadIdx.x % 8, dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE, pitch = (p->dim_v + 7) / 8 * 8;
@@ -47,15 +45,11 @@ DEVICE void SIMPLE_NAME(products)(const attn_sm90_backward_params *params, int2 
             float x[8], y[8];
             load_eight(dtype, p->o, o + 32 * r * p->o_stride[1] + i, p->dim_v - i, x);
             load_eight(dtype, params->grad_o, g + 32 * r * params->grad_o_stride[1] + i, p->dim_v - i, y);
-            lost[r] = dot_eight(x, y, lost[r]);
-            if (params->grad_o_copy) {
-                uint4 words = make_uint4(pack_as(SIMPLE_DTYPE, y[0], y[1]), pack_as(SIMPLE_DTYPE, y[2], y[3]),
-                                         pack_as(SIMPLE_DTYPE, y[4], y[5]), pack_as(SIMPLE_DTYPE, y[6], y[7]));
-                *(uint4 *)(copy + r * below + i) = words;
-                unpack_eight(SIMPLE_DTYPE, words, y);
-            }
-            float kept = dot_eight(x, y, 0);
-            delta[r] += kept, lost[r] -= kept;
+            delta[r] = dot_eight(x, y, delta[r]);
+            if (params->grad_o_copy)
+                *(uint4 *)(copy + r * below + i) =
+                    make_uint4(pack_as(SIMPLE_DTYPE, y[0], y[1]), pack_as(SIMPLE_DTYPE, y[2], y[3]),
+                               pack_as(SIMPLE_DTYPE, y[4], y[5]), pack_as(SIMPLE_DTYPE, y[6], y[7]));
         }
 }
 
@@ -69,23 +63,22 @@ extern "C" __global__ void __launch_bounds__(256)
     long long line0 = line_of(p, p->cu_lens_q, p->heads_q, params.q_pitch, batch, head) + row0;
     long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + q.x + row
                                             : ((long long)batch * p->heads_q + head) * p->len_q + row;
-    float sink = p->sink ? p->sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lost[2] = { 0, 0 };
-    float lse[2] = { INFINITE, INFINITE };
+    float sink = p->sink ? p->sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lse[2] = { INFINITE, INFINITE };
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (row + 32 * r >= q.y) continue;
         lse[r] = p->lse[line + 32 * r];
         if (params.grad_lse && threadIdx.x % 8 == 0) delta[r] = -params.grad_lse[line + 32 * r];
     }
-    SIMPLE_NAME(products)(&params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta, lost);
+    SIMPLE_NAME(products)(&params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta);
 #pragma unroll
     for (int r = 0; r < 2 && row0 < q.y; r++) {
-        delta[r] = sum_of(delta[r], 8), lost[r] = sum_of(lost[r], 8);
+        delta[r] = sum_of(delta[r], 8);
         if (lse[r] == -INFINITE) lse[r] = INFINITE, delta[r] = 0;
         if (threadIdx.x % 8) continue;
         float *statistics = params.stats + 2 * line0 + stat_place((int)threadIdx.x / 8 + 32 * r);
         statistics[0] = lse[r] * LOG2_E, statistics[BLOCK_ROWS] = delta[r];
-        if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * (delta[r] + lost[r]);
+        if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * delta[r];
     }
     if (params.grad_q_sum && !params.schedule.whole && !params.schedule.folded && row0 < q.y) {
         float4 *sums = (float4 *)(params.grad_q_sum + line0 * params.dim);
@@ -149,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(128)
 extern "C" __global__ void __launch_bounds__(128)
     SIMPLE_NAME(attn_sm90_backward_merge)(const __grid_constant__ attn_sm90_merge_params m)
 {
-    const attn_sm90_convert_params *p = &m.of[blockIdx.y];
+    const attn_sm90_convert_params *p = blockIdx.y ? &m.of[1] : &m.of[0];
     int tiles = m.keys / BLOCK_ROWS, unit = blockIdx.x / tiles, inside = blockIdx.x % tiles * BLOCK_ROWS;
     int share = m.schedule.share, first = unit * m.steps / share, last = ((unit + 1) * m.steps - 1) / share;
     unit_place at = unit_place_of(&m.schedule, m.heads * m.batch, unit);
