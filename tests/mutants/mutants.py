@@ -402,8 +402,6 @@ MUTANTS = [
      "whole heads: rows whose window ends before the first keys are not finished", "emulated/sm90_backward_bf16_d64_128"),
     (SM90 + "backward_mask.h", "if (PARTS && index >= first_piece(schedule) && (index - first_piece(schedule)) % 2 == 0) return index + 1;", "",
      "the second piece of a share is another's", "emulated/sm90_backward_bf16_d128_128"),
-    (SM90 + "backward_mask.h", "if (PARTS) taken += max(0, (int)taken - first_piece(schedule));", "", "shares are taken twice, or not at all",
-     "emulated/sm90_backward_bf16_d128_128"),
     (SM90 + "backward_mask.h", "|| (PARTS && !at->left--)", "", "a share ends with its unit", "emulated/sm90_backward_bf16_d128_128"),
     (SM90 + "backward_mask.h", "if (PARTS && u->from) at.head", "if (false) at.head", "a share begins with its unit",
      "emulated/sm90_backward_bf16_d128_128"),
