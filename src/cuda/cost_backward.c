@@ -105,8 +105,9 @@ static int64_t units_over(const attn_desc *d, const attn_cuda_device *device, co
     const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC;
     int64_t takers = device->multiprocessors / k->cluster,
             units = attn_ceil_div(d->len_kv, attn_cuda_unit_keys(k)) * d->heads_kv * d->batch;
-    bool counted = takers * attn_cuda_unit_steps(d) <= INT32_MAX;
-    return d->flags & unlike || is_general(k) || k->folded || units < takers || !counted ? 0 : units % takers;
+    bool alike = !(d->flags & unlike) && !is_general(k) && !k->folded,
+         counted = takers * attn_cuda_unit_steps(d) <= INT32_MAX;
+    return alike && counted && takers > 0 && units >= takers ? units % takers : 0;
 }
 
 /* Of the row tiles that see `over` units, as many as a taker takes. */
