@@ -125,7 +125,6 @@ static attn_status merge_keys(const attn_cuda_call *c, const attn_sm90_backward_
                                  .schedule = p->schedule,
                                  .keys = attn_cuda_unit_keys(c->cuda->chosen.kernel),
                                  .steps = (int)attn_cuda_unit_steps(d),
-                                 .heads = (int)d->heads_kv,
                                  .batch = (int)d->batch };
     return attn_cuda_launch(c, "attn_sm90_backward_merge", c->cuda->merge, p->schedule.parted * m.keys / TILE, 2, 1,
                             128, 0, &m);

@@ -208,7 +208,7 @@ static void check_parted(const char *symbol, const attn_cuda_kernel *k, const at
     int64_t steps = s->parted * units->steps;
     fake_expect(s->splits == 1 && !s->folded && !s->whole && !p->turns && !(p->common.flags & others), symbol,
                 "units that differ, or have an order, are parted");
-    fake_expect(!(k->features & ATTN_CUDA_SCORES & others) && s->counter, symbol, "it takes no shares");
+    fake_expect(!(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)) && s->counter, symbol, "it takes no shares");
     fake_expect(s->share <= units->steps && s->shares * s->share >= steps && (s->shares - 1) * s->share < steps, symbol,
                 "shares");
     fake_expect(s->shares <= s->grid / k->cluster && s->parted < s->grid / k->cluster, symbol,
@@ -404,7 +404,7 @@ static void convert(const char *symbol, const CUlaunchConfig *config, const attn
 
 static void merge(const char *symbol, const CUlaunchConfig *config, const attn_sm90_merge_params *m)
 {
-    parted units = { &m->schedule, (int64_t)m->heads * m->batch, m->keys, m->steps };
+    parted units = { &m->schedule, (int64_t)m->of[0].heads * m->batch, m->keys, m->steps };
     fake_expect(config->gridDimX == (unsigned)(m->schedule.parted * m->keys / TILE) && config->gridDimY == 2 &&
                     config->blockDimX == 128,
                 symbol, "grid");
@@ -414,7 +414,7 @@ static void merge(const char *symbol, const CUlaunchConfig *config, const attn_s
         fake_expect(p->part_step == (long long)m->keys * p->dim_pitch, symbol, "part_step");
         for (int64_t at = 0; at < units.heads * p->length; at++) {
             int64_t head = at / p->length, key = at % p->length, unit = behind_of(&units, head, key);
-            int64_t to = head / m->heads * p->stride[0] + key * p->stride[1] + head % m->heads * p->stride[2];
+            int64_t to = head / p->heads * p->stride[0] + key * p->stride[1] + head % p->heads * p->stride[2];
             if (unit >= m->schedule.parted) continue;
             for (int64_t x = 0; x < p->dim; x++) {
                 float sum = 0;

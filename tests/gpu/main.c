@@ -213,15 +213,11 @@ static void last_shares(const attn_cuda_kernel *k)
     int takers = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->keys * k->cluster;
     bool general = k->features & ATTN_CHUNK;
     for (int many = 0; many < 2 && !general && !k->folded; many++) {
-        int64_t heads = many ? takers + takers / 2 : takers / 3 + 1;
+        int64_t heads = many ? takers + takers / 2 : takers / 3 + 1, tiles = many ? 15 : takers < 16 ? 60 : 25;
         attn_desc desc = { .batch = 1,
                            .heads_q = many ? 3 * heads : heads,
                            .heads_kv = heads,
-                           .len_q = (many          ? 15
-                                     : takers < 16 ? 60
-                                                   : 25) *
-                                        k->rows -
-                                    5,
+                           .len_q = tiles * k->rows - 5,
                            .len_kv = many ? 20 : 2 * keys + 3 };
         bool whole = plan_says(k, desc, "whole heads"); /* of one tile */
         result(whole ? many : plan_says(k, desc, "shared out"), "%s, %d heads, %d takers: no shares", k->name,

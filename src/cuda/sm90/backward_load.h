@@ -173,8 +173,7 @@ DEVICE void pass_ds(const shared *s, const consumer *c)
 {
     int buffer = RING_INDEX(c->tiles, 2);
     fence_async();
-    __syncwarp();
-    if (THREAD_OF(c) % 32 == 0) barrier_arrive(BARRIER(s, ds_full, buffer));
+    release_by(THREAD_OF(c), BARRIER(s, ds_full, buffer));
 }
 
 #endif

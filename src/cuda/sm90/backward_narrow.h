@@ -205,14 +205,10 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
         if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
 
-        if (STATISTICS_FIRST) {
-            load_statistics_ahead(lse, statistics);
-            issue_scores(c, score, k, q);
-            note.partial = anew(note.partial); /* waited for behind the product, not within */
-        } else {
-            issue_scores(c, score, k, q);
-            if (DP_EARLY) issue_dp(c, dp, v, g);
-        }
+        if (STATISTICS_FIRST) load_statistics_ahead(lse, statistics);
+        issue_scores(c, score, k, q);
+        if (DP_EARLY) issue_dp(c, dp, v, g);
+        if (STATISTICS_FIRST) note.partial = anew(note.partial); /* waited for behind the product, not within */
         if (ATTN_MASK == CAUSAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
         if (!STATISTICS_FIRST) load_statistics_ahead(lse, statistics);
         wgmma_wait(DP_EARLY ? 1 : 0);
@@ -236,8 +232,7 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
-        __syncwarp();
-        if (THREAD_OF(c) % 32 == 0) barrier_arrive(BARRIER(s, q_empty, stage));
+        release_by(THREAD_OF(c), BARRIER(s, q_empty, stage));
     }
     store_slope(params, u, &alibi);
 }

@@ -35,18 +35,21 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
  *              and f32 grad_q in L2 at once, where units differ in length more if need be. ATTN_DETERMINISTIC: too
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
- *   parted     units that full waves of takers leave over, where all are alike (0: they are taken as others are). Their
- * row tiles, one unit's behind another's, are cut into `shares` of `share`, and a taker takes one. A share is of two
- * units at most, so that it is two pieces, items 2i and 2i + 1 behind all units that are whole; the second may be
- * empty. Of share i and the t-th unit from the last grad_k and grad_v are part i + t. For CAUSAL variants; splits 1; no
- * mask, lengths of the problem's own, no turns, not whole folded     1 for FOLDED variants: of the units that add to a
- * tile of rows, in turns, the first stores its share and the last finishes grad_q, so that sums are not zeroed before
- * and not converted behind whole      1: a taker (a block, or cluster) takes all key tiles of a KV head one behind
- * another, the last first, so that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns.
- * For variants of ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees
- * a key: min(len_q, R) + len_kv - len_q + mask.right > 0 grid       blocks: min(total, multiprocessors), of a cluster's
- * size: of its units, whole: of heads; 0 is not launched counter    one word that is 0 before the run and again after
- * it; NULL: taker b takes units (heads) b, b + their count, ... With turns never NULL */
+ *   parted     units that full waves of takers leave over, where all are alike; 0: they are taken as others are. Their
+ *              row tiles, one unit's behind another's, are cut into `shares` of `share`, and a taker takes one. A share
+ *              is of two units at most: two pieces, items 2i and 2i + 1 behind all units that are whole; the second may
+ *              be empty. Of share i and the t-th unit from the last, grad_k and grad_v are part i + t. For CAUSAL
+ *              variants; splits 1; no mask, lengths of the problem's own, no turns, not whole
+ *   folded     1 for FOLDED variants: of the units that add to a tile of rows, in turns, the first stores its share and
+ *              the last finishes grad_q, so that sums are not zeroed before and not converted behind
+ *   whole      1: a taker (a block, or cluster) takes all key tiles of a KV head one behind another, the last first, so
+ *              that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns. For variants of
+ *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees a
+ *              key: min(len_q, R) + len_kv - len_q + mask.right > 0
+ *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units, whole: of heads;
+ *              0 is not launched
+ *   counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b + their
+ *              count, ... With turns never NULL */
 typedef struct attn_sm90_backward_schedule {
     int key_tiles, total, takes, head_group, grid, splits, parted, share, shares, folded, whole;
     unsigned *counter;
@@ -111,9 +114,9 @@ typedef struct attn_sm90_convert_params {
 typedef struct attn_sm90_merge_params {
     attn_sm90_convert_params of[2]; /* part_step: of a part; parts, pitch: not read */
     attn_sm90_backward_schedule schedule;
-    int keys;         /* of a unit */
-    int steps;        /* row tiles that see it */
-    int heads, batch; /* KV heads */
+    int keys;  /* of a unit */
+    int steps; /* row tiles that see it */
+    int batch;
 } attn_sm90_merge_params;
 
 /* out[i] = the sum of in's `parts` from i * parts on, of `repeats` such rows `repeat_step` apart (ALiBi's batch). */

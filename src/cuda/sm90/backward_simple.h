@@ -145,12 +145,12 @@ extern "C" __global__ void __launch_bounds__(128)
     const attn_sm90_convert_params *p = blockIdx.y ? &m.of[1] : &m.of[0];
     int tiles = m.keys / BLOCK_ROWS, unit = blockIdx.x / tiles, inside = blockIdx.x % tiles * BLOCK_ROWS;
     int share = m.schedule.share, first = unit * m.steps / share, last = ((unit + 1) * m.steps - 1) / share;
-    unit_place at = unit_place_of(&m.schedule, m.heads * m.batch, unit);
+    unit_place at = unit_place_of(&m.schedule, p->heads * m.batch, unit);
     int row0 = (m.schedule.key_tiles - 1 - at.number) * m.keys + inside;
     if (row0 >= p->length) return;
     const float *in = p->in + (first + unit) * p->part_step + (long long)inside * p->dim_pitch;
     SIMPLE_NAME(convert_tile)
-    (p, in, last - first + 1, at.head / m.heads, at.head % m.heads, make_int2(0, p->length), row0);
+    (p, in, last - first + 1, at.head / p->heads, at.head % p->heads, make_int2(0, p->length), row0);
 }
 
 /* ---- everything, slowly ---------------------------------------------------------------------- */

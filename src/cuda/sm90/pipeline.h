@@ -29,11 +29,16 @@ DEVICE void wait_empty(u32 empty, int phase)
     __syncwarp();
 }
 
-/* A warp lets go of a stage. */
-DEVICE void release(u32 empty)
+/* A warp lets go of a stage; the thread's number. */
+DEVICE void release_by(u32 thread, u32 empty)
 {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+    if (thread % 32 == 0) barrier_arrive(empty);
+}
+
+DEVICE void release(u32 empty)
+{
+    release_by(threadIdx.x, empty);
 }
 
 #ifdef ATTN_KEYS
