@@ -56,6 +56,7 @@ typedef struct attn_bench_options {
     attn_bench_peer peer;
     int64_t repeat; /* rounds */
     float min_time; /* of a runner's turn */
+    float pause;    /* before it */
     bool full, json, smoke, once;
     const char *csv, *machine, *python, *fa3; /* or NULL */
     char device[128];                         /* the machine's name: given, or that of the CSV file */

@@ -120,6 +120,13 @@ static attn_status parse_repeat(const char *text, void *value)
     return attn_fail(ATTN_INVALID, "takes 1 to %d", ATTN_BENCH_ROUNDS_MOST);
 }
 
+static attn_status parse_pause(const char *text, void *value)
+{
+    attn_status status = attn_parse_positive(text, value);
+    if (status || *(float *)value <= 60.0f) return status;
+    return attn_fail(ATTN_INVALID, "takes a number above 0, to 60");
+}
+
 #define AT(field) offsetof(attn_bench_options, field)
 
 static const attn_option options[] = {
@@ -138,6 +145,9 @@ static const attn_option options[] = {
     { "python", 0, "FILE", attn_parse_text, AT(python), "the Python that has PyTorch, for --peer torch (python3)" },
     { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },
     { "min-time", 0, "SECONDS", attn_parse_positive, AT(min_time), "least length of a turn (0.1)" },
+    { "pause", 0, "SECONDS", parse_pause, AT(pause),
+      "rest before a turn (0.02): so long other software's\nthreads spin after their work; a GPU's clock falls after "
+      "some\nseconds at full power, and rises again when it rests" },
     { "full", 0, NULL, attn_parse_switch, AT(full), "prefill, bwd, fwdbwd: 8192 rows too" },
     { "csv", 0, "FILE", attn_parse_text, AT(csv),
       "put the results into a CSV file, in place of older ones of the same" },
@@ -214,7 +224,7 @@ static bool check(const attn_bench_options *o)
 
 int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
 {
-    *o = (attn_bench_options){ .repeat = 7, .min_time = 0.1f };
+    *o = (attn_bench_options){ .repeat = 7, .min_time = 0.1f, .pause = 0.02f };
     int code = attn_options_start(&command, argc, argv, o);
     if (code != ATTN_OPTIONS_READY) return code;
     if (!o->suites) o->suites = attn_bench_suite_find(o->smoke ? "all" : "prefill");

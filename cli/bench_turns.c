@@ -12,10 +12,10 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Other software's threads spin for a while after their work: each turn begins when they have gone to sleep. */
-static void pause_between(void)
+static void pause_between(double seconds)
 {
-    nanosleep(&(struct timespec){ .tv_nsec = 20 * 1000 * 1000 }, NULL);
+    double whole = floor(seconds);
+    nanosleep(&(struct timespec){ (time_t)whole, (long)(1e9 * (seconds - whole)) }, NULL);
 }
 
 /* Warms a runner up and returns the calls that fill a turn; 0 after a failure. */
@@ -42,7 +42,7 @@ bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_r
     for (int round = 0; round < rounds; round++) {
         for (int r = 0; r < count; r++) {
             if (!runners[r].run) continue;
-            pause_between();
+            pause_between(options->pause);
             samples[r][round] = runners[r].run(runners[r].self, calls[r]);
             if (samples[r][round] < 0.0) return false;
         }
