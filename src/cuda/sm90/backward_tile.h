@@ -108,6 +108,7 @@ typedef struct notes {
 } notes;
 
 static_assert(sizeof(barriers) + sizeof(notes) <= 1024, "ATTN_SM90_BACKWARD_SMEM has a KiB for them");
+static_assert(sizeof(barriers) % 16 == 0, "notes behind them are loaded 16 bytes at a time");
 
 #define RING_INDEX(count, size) ((u32)(count) % (size))
 #define RING_PHASE(count, size) ((u32)(count) / (size)&1)
