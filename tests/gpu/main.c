@@ -568,8 +568,8 @@ int main(int argc, char **argv)
         printf("SKIPPED: %s\n", attn_error());
         return 0;
     }
-    if (attn_machine_use("h200")) return 2; /* plans, and so what is tested, are alike on all GPUs */
     setvbuf(stdout, NULL, _IOLBF, 0);
+    result(!attn_machine_use("h200"), "%s", attn_error()); /* plans, and so what is tested, are alike on all GPUs */
     driver = &attn_cuda_machine_get()->driver;
     signal(SIGALRM, bark);
     for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD && part == 1 && repeat > 0; d++) {
