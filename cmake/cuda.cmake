@@ -51,7 +51,7 @@ endmacro()
 macro(attn_cuda_lines function)
   attn_cuda_variants(${function} variants.def forward.cu attn_sm90_ NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS SETS MASK SCORE)
   attn_cuda_variants(${function} backward_variants.def backward.cu attn_sm90_backward_
-    NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES SLOTS CLUSTER SUMS MASK SCORE)
+    NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES CLUSTER SUMS MASK SCORE)
 endmacro()
 
 # Sets *result to the sources of the backend, or to those that stand for it.

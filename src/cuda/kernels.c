@@ -54,8 +54,7 @@ static const attn_cuda_kernel kernels[] = {
 #include "cuda/sm90/variants.def"
 #undef ATTN_SM90
     SIMPLE(f32, F32),          SIMPLE(f16, F16),          SIMPLE(bf16, BF16),
-#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, keys_, stages_, slots_, cluster_, sums_, mask_, score_,  \
-                           spills_)                                                                              \
+#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, keys_, stages_, cluster_, sums_, mask_, score_, spills_) \
     { .name = "sm90_backward_" #name_,                                                                           \
       .symbol = "attn_sm90_backward_" #name_,                                                                    \
       .form = ATTN_CUDA_BACKWARD,                                                                                \
@@ -65,17 +64,15 @@ static const attn_cuda_kernel kernels[] = {
       .rows = ATTN_SM90_BACKWARD_ROWS,                                                                           \
       .keys = keys_,                                                                                             \
       .stages = stages_,                                                                                         \
-      .slots = slots_,                                                                                           \
       .cluster = cluster_,                                                                                       \
       .folded = sums_##_FOLDED,                                                                                  \
       .features = (mask_##_FEATURES | score_##_FEATURES) & ~sums_##_LACKS,                                       \
       .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                              \
-      .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, slots_, cluster_),                         \
+      .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, cluster_),                                 \
       .source = "backward.cu",                                                                                   \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
-                   "-DATTN_BLOCK_KEYS=" #keys_, "-DATTN_STAGES=" #stages_, "-DATTN_SLOTS=" #slots_,              \
-                   "-DATTN_CLUSTER=" #cluster_, "-DATTN_SUMS=" #sums_, "-DATTN_MASK=" #mask_,                    \
-                   "-DATTN_SCORE=" #score_ } },
+                   "-DATTN_BLOCK_KEYS=" #keys_, "-DATTN_STAGES=" #stages_, "-DATTN_CLUSTER=" #cluster_,          \
+                   "-DATTN_SUMS=" #sums_, "-DATTN_MASK=" #mask_, "-DATTN_SCORE=" #score_ } },
 #include "cuda/sm90/backward_variants.def"
 #undef ATTN_SM90_BACKWARD
     SIMPLE_BACKWARD(f32, F32), SIMPLE_BACKWARD(f16, F16), SIMPLE_BACKWARD(bf16, BF16),

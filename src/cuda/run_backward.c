@@ -30,12 +30,23 @@ static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
     if (d->flags & ATTN_SINK && a->grad_sink) p->sink_parts = attn_cuda_at(c, l->sink_parts);
 }
 
+/* Rows of the gradients of keys and values are of whole 16 bytes, of 16-bit elements. */
+static bool has_lines(const attn_sm90_backward_params *p)
+{
+    long long elements = p->common.dim_qk | p->common.dim_v;
+    for (int i = 0; i < 3; i++)
+        elements |= p->grad_k_stride[i] | p->grad_v_stride[i];
+    return !(p->common.flags & ATTN_OUT_F32) && !(elements % 8) &&
+           !(((uintptr_t)p->grad_k | (uintptr_t)p->grad_v) % 16);
+}
+
 /* Of what only a line's kernel has. */
 static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_cuda_layout *l = &c->cuda->layout;
     const attn_desc *d = &c->plan->desc;
     if (c->cuda->copied[ATTN_CUDA_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->copies[ATTN_CUDA_GRAD_O]);
+    p->lines = has_lines(p);
     p->grad_q_sum = attn_cuda_at(c, l->grad_q_sum);
     if (p->schedule.splits > 1 || p->schedule.parted) {
         p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);

@@ -203,6 +203,12 @@ DEVICE void barrier_arrive(u32 barrier)
     gpu_barrier_arrive(barrier, 0);
 }
 
+DEVICE void barrier_arrive_twice(u32 barrier)
+{
+    gpu_barrier_arrive(barrier, 0);
+    gpu_barrier_arrive(barrier, 0);
+}
+
 DEVICE void barrier_expect(u32 barrier, u32 bytes)
 {
     gpu_barrier_arrive(barrier, bytes);
@@ -447,6 +453,12 @@ DEVICE float half_to_float(unsigned short x)
 }
 
 /* ---- ptx.h: what the compiler knows --------------------------------------------------------- */
+
+DEVICE void zero_floats(float *x, int count)
+{
+    for (int i = 0; i < count; i++)
+        x[i] = 0;
+}
 
 DEVICE void pin_floats(float *, int)
 {

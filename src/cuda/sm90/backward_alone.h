@@ -22,10 +22,10 @@
 /* A warpgroup's columns of grad_q of the tile before the one in hand. */
 DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int group)
 {
-    int tile = c->tiles - 1, panel = group == 0 ? 0 : FIRST_COLUMNS / 64;
+    int tile = c->at.tiles - 1, panel = group == 0 ? 0 : FIRST_COLUMNS / 64;
     barrier_wait(BARRIER(s, ds_full, RING_INDEX(tile, 2)), RING_PHASE(tile, 2));
     u32 ds = uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS);
-    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + panel * PANEL_KEYS);
+    u32 k = uniform(s->k + panel * PANEL_KEYS);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < BLOCK_KEYS / 16; i++) {
@@ -42,7 +42,7 @@ DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int
 DEVICE void finish_columns(const attn_sm90_backward_params *params, const shared *s, consumer *c, float *grad_q,
                            int columns, int first_column)
 {
-    int tile = c->tiles - 1;
+    int tile = c->at.tiles - 1;
     pin_floats(grad_q, columns / 2);
     dq_note to = ROW_NOTE(s, tile)->dq;
     release(BARRIER(s, ds_empty, RING_INDEX(tile, 2)));
@@ -54,37 +54,37 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
 {
     const attn_sm90_params *p = &params->common;
     float grad_q[FIRST_COLUMNS / 2];
-    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K);
-    int start = c->tiles;
-    for (bool last = false; !last; c->tiles++) {
+    u32 k = uniform(s->k);
+    int start = c->at.tiles;
+    for (bool last = false; !last; end_rows(&c->at)) {
         float score[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
-        int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = ROW_NOTE(s, c->tiles);
+        u32 stage = rows_place(&c->at);
+        const row_note *note = ROW_NOTE(s, c->at.tiles);
         wait_rows(p, s, c, u, note);
         pairs_seen seen;
         if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
 
         wgmma_fence();
-        issue_from_shared(score, k, uniform(s->q + stage * TILE_Q), DIM);
+        issue_from_shared(score, k, uniform(rows_at(s, stage)), DIM);
         wgmma_commit();
         wgmma_wait(0);
         pin_floats(score, BLOCK_ROWS / 2);
         take_scores(p, u, note, seen, score, slope, probability, 0, statistics_of(s, stage, threadIdx.x), NULL);
-        barrier_wait(BARRIER(s, p_empty, 0), (c->tiles & 1) ^ 1);
+        barrier_wait(BARRIER(s, p_empty, 0), (c->at.tiles & 1) ^ 1);
         give_words(s->p, probability);
         if (ATTN_SCORE == RICH) give_words(s->p + TILE_P / 2, slope);
         release(BARRIER(s, p_full, 0));
 
         zero_dropped(probability);
-        issue_grad_v(grad_v, probability, uniform(s->g + stage * TILE_G));
+        issue_grad_v(grad_v, probability, uniform(grad_o_at(s, stage)));
         if (!BESIDE) wgmma_wait(0);
         issue_columns(s, c, grad_q, 0);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
-        release(BARRIER(s, q_empty, stage));
-        if (c->tiles > start) finish_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
+        release(BARRIER(s, empty, stage));
+        if (c->at.tiles > start) finish_columns(params, s, c, grad_q, FIRST_COLUMNS, 0);
     }
     issue_columns(s, c, grad_q, 0);
     wgmma_wait(0);
@@ -97,19 +97,19 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
     const attn_sm90_params *p = &params->common;
     float grad_q[OTHER_COLUMNS / 2];
     slope_sum alibi = { 0, -1 };
-    u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V);
-    int start = c->tiles;
-    for (bool last = false; !last; c->tiles++) {
+    u32 v = uniform(s->v);
+    int start = c->at.tiles;
+    for (bool last = false; !last; end_rows(&c->at)) {
         float dp[BLOCK_ROWS / 2];
         u32 ds[BLOCK_ROWS / 4];
-        int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = ROW_NOTE(s, c->tiles);
+        u32 stage = rows_place(&c->at);
+        const row_note *note = ROW_NOTE(s, c->at.tiles);
         wait_rows(p, s, c, u, note);
 
         wgmma_fence();
-        issue_from_shared(dp, v, uniform(s->g + stage * TILE_G), DIM_V);
+        issue_from_shared(dp, v, uniform(grad_o_at(s, stage)), DIM_V);
         wgmma_commit();
-        barrier_wait(BARRIER(s, p_full, 0), c->tiles & 1);
+        barrier_wait(BARRIER(s, p_full, 0), c->at.tiles & 1);
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing to = { params, u, note, NULL, NULL, NULL, s->p, &alibi, 0 };
@@ -118,14 +118,14 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
         put_ds(s, c, ds, 0);
         pass_ds(s, c);
 
-        issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
+        issue_grad_k(grad_k, ds, uniform(rows_at(s, stage)));
         if (!BESIDE) wgmma_wait(0);
         issue_columns(s, c, grad_q, 1);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_k, DIM / 2);
-        release(BARRIER(s, q_empty, stage));
-        if (c->tiles > start) finish_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
+        release(BARRIER(s, empty, stage));
+        if (c->at.tiles > start) finish_columns(params, s, c, grad_q, OTHER_COLUMNS, FIRST_COLUMNS);
     }
     store_slope(params, u, &alibi);
     issue_columns(s, c, grad_q, 1);

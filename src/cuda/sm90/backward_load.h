@@ -7,7 +7,7 @@
 
 typedef struct producer {
     stage index;
-    int units, tiles; /* counts of those noted: they give index and phase in every ring */
+    progress at;
 } producer;
 
 /* Panels from `first` on. */
@@ -19,19 +19,36 @@ DEVICE void load_panels(u32 to, const attn_sm90_map *map, u32 full, int first, i
         tma_load(to + i * panel, map, full, 64 * (first + i), head, row, batch);
 }
 
+#if !WIDE
+
+/* Values of the unit noted, behind its keys. */
+DEVICE void load_values(const attn_sm90_params *p, const shared *s, const unit *u, producer *at)
+{
+    u32 place = next_values(&at->at), full = BARRIER(s, full, place);
+    wait_empty(BARRIER(s, empty, place), (int)PHASE(&at->at, place) ^ 1);
+    if (threadIdx.x % 32 == 0) {
+        barrier_expect(full, TILE_V);
+        load_panels(rows_at(s, place), &p->v_map, full, 0, PANELS_V, PANEL_KEYS, u->kv_head,
+                    u->place.start_kv + u->key0, IS_PACKED(p) ? 0 : u->place.batch);
+    }
+    __syncwarp();
+}
+
+#endif
+
 /* Notes a unit, and loads its keys and values if rows follow. */
 DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u, producer *at)
 {
-    int slot = RING_INDEX(at->units, SLOTS);
-    u32 full = BARRIER(s, kv_full, slot);
-    wait_empty(BARRIER(s, kv_empty, slot), RING_PHASE(at->units, SLOTS) ^ 1);
+    u32 place = next_keys(&at->at), full = BARRIER(s, full, place);
+    wait_empty(BARRIER(s, empty, place), (int)next_keys_phase(&at->at) ^ 1);
     if (threadIdx.x % 32 == 0) {
-        s->notes->units[RING_INDEX(at->units, SLOTS + 1)] = *u;
+        s->notes->units[RING_INDEX(at->at.units, UNIT_NOTES)] = *u;
         if (u->some > 0) {
             int batch = IS_PACKED(p) ? 0 : u->place.batch, key = u->place.start_kv + u->key0;
-            barrier_expect(full, TILE_K + TILE_V + TILE_PEER);
-            load_panels(s->k + slot * TILE_K, &p->k_map, full, 0, PANELS, PANEL_KEYS, u->kv_head, key, batch);
-            load_panels(s->v + slot * TILE_V, &p->v_map, full, 0, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
+            barrier_expect(full, TILE_K + (WIDE ? TILE_V : 0) + TILE_PEER);
+            load_panels(WIDE ? s->k : rows_at(s, place), &p->k_map, full, 0, PANELS, PANEL_KEYS, u->kv_head, key,
+                        batch);
+            if (WIDE) load_panels(s->v, &p->v_map, full, 0, PANELS_V, PANEL_KEYS, u->kv_head, key, batch);
             if (CLUSTER == 2)
                 load_panels(s->peer_k, &p->k_map, full, PEER_PANEL(s->rank), PEER_PANELS, PANEL_KEYS, u->kv_head,
                             u->place.start_kv + u->first_key + (int)s->peer * BLOCK_KEYS, batch);
@@ -40,16 +57,19 @@ DEVICE void load_unit(const attn_sm90_params *p, const shared *s, const unit *u,
         }
     }
     __syncwarp();
-    at->units++;
+#if !WIDE
+    if (u->some > 0) load_values(p, s, u, at);
+#endif
+    begin_unit(&at->at, u->some > 0);
+    at->at.units++;
 }
 
 DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, const unit *u, row_note note,
                       producer *at)
 {
     const attn_sm90_params *p = &params->common;
-    int stage = RING_INDEX(at->tiles, STAGES);
-    u32 full = BARRIER(s, q_full, stage);
-    wait_empty(BARRIER(s, q_empty, stage), RING_PHASE(at->tiles, STAGES) ^ 1);
+    u32 place = rows_place(&at->at), full = BARRIER(s, full, place);
+    wait_empty(BARRIER(s, empty, place), (int)rows_phase(&at->at) ^ 1);
     if (threadIdx.x % 32 == 0) {
         int batch = IS_PACKED(p) ? 0 : u->place.batch, row = u->place.start_q + note.row0;
         long long line = note.row0 + line_of(p, p->cu_lens_q, p->heads_q, params->q_pitch, u->place.batch, note.head);
@@ -58,20 +78,20 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
 #if WHOLE_HEADS
         if (params->schedule.whole) note.dq = whole_note(params, u, note.head, note.row0);
 #endif
-        *ROW_NOTE(s, at->tiles) = note;
+        *ROW_NOTE(s, at->at.tiles) = note;
         barrier_expect(full, TILE_Q + TILE_G + STATISTICS);
-        load_panels(s->q + stage * TILE_Q, &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);
-        bulk_load(s->statistics + stage * STATISTICS, params->stats + 2 * line, STATISTICS, full);
-        load_panels(s->g + stage * TILE_G, &params->grad_o_map, full, 0, PANELS_V, PANEL_ROWS, note.head, row, batch);
+        load_panels(rows_at(s, place), &p->q_map, full, 0, PANELS, PANEL_ROWS, note.head, row, batch);
+        bulk_load(s->statistics + place * STATISTICS, params->stats + 2 * line, STATISTICS, full);
+        load_panels(grad_o_at(s, place), &params->grad_o_map, full, 0, PANELS_V, PANEL_ROWS, note.head, row, batch);
     }
     __syncwarp();
-    at->tiles++;
+    end_rows(&at->at);
 }
 
 DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 {
     const attn_sm90_params *p = &params->common;
-    producer at = { { 0, 1 }, 0, 0 };
+    producer at = { { 0, 1 }, progress_start() };
     unit u = { { 0 } };
     for (int index = unit_next(params, s, -1, &at.index); index < params->schedule.total;
          index = unit_next(params, s, index, &at.index)) {
@@ -93,29 +113,16 @@ DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 /* ---- consumers ------------------------------------------------------------------------------- */
 
 typedef struct consumer {
-    int group, units, tiles; /* counts of those done: they give index and phase in every ring */
-    int passed;              /* narrow, with turns: tiles whose additions have ended */
-    u32 thread;              /* KEEPS_THREAD: its number */
+    int group;
+    progress at;
+    int passed; /* narrow, with turns: tiles whose additions have ended */
+    u32 thread; /* KEEPS_THREAD: its number */
     u32 keys[K_REGISTERS ? DIM / 4 : 1], values[V_REGISTERS ? DIM_V / 4 : 1];
 } consumer;
 
 /* Whether a consumer keeps its thread's number: asked for anew it takes 200 clocks beside products. */
 #define KEEPS_THREAD (!WIDE && ATTN_DTYPE == BF16 && ATTN_SCORE == PLAIN)
 #define THREAD_OF(c) (KEEPS_THREAD ? (c)->thread : (u32)THREAD)
-
-/* The note of unit `units`. */
-DEVICE const unit *unit_of(const shared *s, int units)
-{
-    return &s->notes->units[RING_INDEX(units, SLOTS + 1)];
-}
-
-/* The unit behind `units`, when its keys are there, if it has any rows; NULL: there is none. */
-DEVICE const unit *wait_unit(const shared *s, int units)
-{
-    barrier_wait(BARRIER(s, kv_full, RING_INDEX(units, SLOTS)), RING_PHASE(units, SLOTS));
-    const unit *u = unit_of(s, units);
-    return u->some == NO_WORK ? NULL : u;
-}
 
 /* Rows of a tile from `valid` on, which may be another sequence's, become zeros: 0 times NaN is NaN. */
 DEVICE void zero_tail(u32 tile, int panels, int rows, int valid)
@@ -133,7 +140,8 @@ DEVICE void meet_group(int group)
 
 DEVICE void take_keys(const shared *s, consumer *c, const unit *u)
 {
-    u32 k = s->k + RING_INDEX(c->units, SLOTS) * TILE_K, v = s->v + RING_INDEX(c->units, SLOTS) * TILE_V;
+    u32 k = keys_at(s, &c->at), v = values_at(s, &c->at);
+    wait_values(s, &c->at);
     int left = u->place.len_kv - u->first_key;
     if (left < UNIT_KEYS) {
         int valid = clamp(left - (int)s->rank * BLOCK_KEYS, 0, BLOCK_KEYS);
@@ -150,12 +158,13 @@ DEVICE void take_keys(const shared *s, consumer *c, const unit *u)
 DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer *c, const unit *u,
                       const row_note *note)
 {
-    barrier_wait(BARRIER(s, q_full, RING_INDEX(c->tiles, STAGES)), RING_PHASE(c->tiles, STAGES));
+    u32 place = rows_place(&c->at);
+    barrier_wait(BARRIER(s, full, place), rows_phase(&c->at));
     if (FOLDS || !(p->flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
     int valid = u->place.len_q - note->row0;
     if (valid >= BLOCK_ROWS) return;
-    zero_tail(s->q + RING_INDEX(c->tiles, STAGES) * TILE_Q, PANELS, BLOCK_ROWS, valid);
-    zero_tail(s->g + RING_INDEX(c->tiles, STAGES) * TILE_G, PANELS_V, BLOCK_ROWS, valid);
+    zero_tail(rows_at(s, place), PANELS, BLOCK_ROWS, valid);
+    zero_tail(grad_o_at(s, place), PANELS_V, BLOCK_ROWS, valid);
     meet_group(c->group);
 }
 
@@ -163,15 +172,15 @@ DEVICE void wait_rows(const attn_sm90_params *p, const shared *s, const consumer
  * been used. */
 DEVICE void put_ds(const shared *s, const consumer *c, const u32 *ds, int first)
 {
-    int buffer = RING_INDEX(c->tiles, 2);
-    barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->tiles, 2) ^ 1);
+    int buffer = RING_INDEX(c->at.tiles, 2);
+    barrier_wait(BARRIER(s, ds_empty, buffer), RING_PHASE(c->at.tiles, 2) ^ 1);
     store_score_gradients(s->ds + buffer * TILE_DS + first * 128, ds, THREAD_OF(c));
 }
 
 /* What was put there is for all to use. */
 DEVICE void pass_ds(const shared *s, const consumer *c)
 {
-    int buffer = RING_INDEX(c->tiles, 2);
+    int buffer = RING_INDEX(c->at.tiles, 2);
     fence_async();
     release_by(THREAD_OF(c), BARRIER(s, ds_full, buffer));
 }

@@ -15,14 +15,14 @@
  * bulk_wait has made known to the lane as if they were its own. */
 DEVICE void pass_turn(const shared *s, consumer *c)
 {
-    if (c->passed != c->tiles && threadIdx.x % 32 == 0) barrier_arrive(TURN_DONE(s, c->passed));
-    c->passed = c->tiles;
+    if (c->passed != c->at.tiles && threadIdx.x % 32 == 0) barrier_arrive(TURN_DONE(s, c->passed));
+    c->passed = c->at.tiles;
 }
 
 /* Until the turn of the tile in hand has come. Who waits lets nobody wait for what it added before. */
 DEVICE void take_turn(const shared *s, consumer *c)
 {
-    u32 come = TURN_COME(s, c->tiles), phase = TURN_PHASE(c->tiles);
+    u32 come = TURN_COME(s, c->at.tiles), phase = TURN_PHASE(c->at.tiles);
     if (!barrier_test(come, phase)) {
         bulk_wait();
         pass_turn(s, c);
@@ -61,17 +61,17 @@ DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int f
 }
 
 /* Adds the fragment that lies there, columns from `first` on, to its tile's sums; the first ones at its turn. */
-DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, dq_note to, int first,
-                       int columns)
+DEVICE void add_grad_q(const attn_sm90_backward_params *params, const shared *s, consumer *c, dq_note to, int first)
 {
+    int bytes = 16 * 4 * min(DQ_COLUMNS, DIM - first);
     float *sums = sums_of(params, to, first);
     if (first == 0 && params->turns) take_turn(s, c);
     __syncwarp();
     if (threadIdx.x % 32) return;
     if (IS_FIRST(to))
-        bulk_store(sums, DQ_PLACE(s), 16 * 4 * columns);
+        bulk_store(sums, DQ_PLACE(s), bytes);
     else
-        bulk_add(sums, DQ_PLACE(s), 16 * 4 * columns);
+        bulk_add(sums, DQ_PLACE(s), bytes);
 }
 
 /* Before a unit adds to a whole head's sums or reads them: what the warp did to them for units before has ended. */
@@ -98,8 +98,6 @@ DEVICE void take_sums(const attn_sm90_backward_params *params, dq_note to, int f
 
 /* ---- grad_q by a warpgroup of its own --------------------------------------------------------- */
 
-#define LAST_COLUMN ((DIM - 1) / DQ_COLUMNS * DQ_COLUMNS) /* of those that are computed together, the last's first */
-
 /* The columns of a panel of keys, plus grad_q if `keep`. */
 DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys, bool keep)
 {
@@ -114,27 +112,30 @@ DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys, bool keep)
 /* grad_q of a unit's row tiles. Keys behind a sequence's last are zeros when dS is there: take_keys of the scores. */
 DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, consumer *c)
 {
-    u32 keys = s->k + RING_INDEX(c->units, SLOTS) * TILE_K;
-    for (bool last = false; !last; c->tiles++) {
+    u32 keys = keys_at(s, &c->at);
+    for (bool last = false; !last; end_rows(&c->at)) {
         float grad_q[DQ_COLUMNS / 2];
-        int buffer = RING_INDEX(c->tiles, 2);
-        barrier_wait(BARRIER(s, ds_full, buffer), RING_PHASE(c->tiles, 2));
-        const row_note note = *ROW_NOTE(s, c->tiles); /* which is another tile's when dS is let go */
+        int buffer = RING_INDEX(c->at.tiles, 2);
+        barrier_wait(BARRIER(s, ds_full, buffer), RING_PHASE(c->at.tiles, 2));
+        const row_note note = *ROW_NOTE(s, c->at.tiles); /* which is another tile's when dS is let go */
         bool finishes = IS_LAST(note.dq);
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; panel++) {
             if (finishes) take_sums(params, note.dq, panel * DQ_COLUMNS, grad_q);
             issue_columns(grad_q, s->ds + buffer * TILE_DS, keys + panel * PANEL_KEYS, finishes);
-            if (panel > 0 && !finishes) add_grad_q(params, s, c, note.dq, (panel - 1) * DQ_COLUMNS, DQ_COLUMNS);
             wgmma_wait(0);
             pin_floats(grad_q, DQ_COLUMNS / 2);
-            if (panel == PANELS - 1) release(BARRIER(s, ds_empty, buffer));
-            if (finishes)
-                store_grad_q(params, unit_of(s, c->units), &note, grad_q, DQ_COLUMNS, panel * DQ_COLUMNS);
-            else
+            if (panel == PANELS - 1) {
+                release(BARRIER(s, ds_empty, buffer));
+                if (note.last) let_go(threadIdx.x, s, keys_place(&c->at));
+            }
+            if (finishes) {
+                store_grad_q(params, unit_of(s, c->at.units), &note, grad_q, DQ_COLUMNS, panel * DQ_COLUMNS);
+            } else {
                 put_grad_q(s, grad_q);
+                add_grad_q(params, s, c, note.dq, panel * DQ_COLUMNS);
+            }
         }
-        if (!finishes) add_grad_q(params, s, c, note.dq, LAST_COLUMN, DIM - LAST_COLUMN);
         if (params->turns) end_turn(s, c);
         last = note.last;
     }
@@ -145,13 +146,14 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
 
 DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 {
-    consumer c = { .group = WARPGROUPS };
-    for (const unit *u; (u = wait_unit(s, c.units)); c.units++) {
+    consumer c = { .group = WARPGROUPS, .at = progress_start() };
+    for (const unit *u; (u = wait_unit(s, &c.at)); c.at.units++) {
         if (u->some) {
             meet_sums(params);
             add_tiles(params, s, &c);
+        } else {
+            let_go(threadIdx.x, s, keys_place(&c.at));
         }
-        release(BARRIER(s, kv_empty, RING_INDEX(c.units, SLOTS)));
     }
     bulk_wait();
 }
@@ -191,16 +193,16 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
     const attn_sm90_params *p = &params->common;
     int first = c->group * 64;
     slope_sum alibi = { 0, -1 };
-    u32 k = uniform(s->k + RING_INDEX(c->units, SLOTS) * TILE_K + first * 128);
-    u32 v = uniform(s->v + RING_INDEX(c->units, SLOTS) * TILE_V + first * 128);
-    for (bool last = false; !last; c->tiles++) {
+    u32 k = uniform(keys_at(s, &c->at) + first * 128);
+    u32 v = uniform(values_at(s, &c->at) + first * 128);
+    for (bool last = false; !last; end_rows(&c->at)) {
         float score[BLOCK_ROWS / 2], dp[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], ds[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
-        int stage = RING_INDEX(c->tiles, STAGES);
-        wait_rows(p, s, c, u, ROW_NOTE(s, c->tiles));
-        row_note note = *ROW_NOTE(s, c->tiles); /* at once, and waited for beside the products */
-        u32 q = uniform(s->q + stage * TILE_Q), g = uniform(s->g + stage * TILE_G);
-        u32 statistics = statistics_of(s, stage, THREAD_OF(c));
+        u32 place = rows_place(&c->at);
+        wait_rows(p, s, c, u, ROW_NOTE(s, c->at.tiles));
+        row_note note = *ROW_NOTE(s, c->at.tiles); /* at once, and waited for beside the products */
+        u32 q = uniform(rows_at(s, place)), g = q + TILE_Q;
+        u32 statistics = statistics_of(s, place, THREAD_OF(c));
         pairs_seen seen = { 0 };
         float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
         if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
@@ -224,7 +226,7 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         score_gradients(&to, score, dp, ds, statistics);
         zero_dropped(probability);
         if (!EARLY) issue_grad_v(grad_v, probability, g);
-        last = ROW_NOTE(s, c->tiles)->last;
+        last = ROW_NOTE(s, c->at.tiles)->last;
 
         put_ds(s, c, ds, first); /* before the product, which it would wait for */
         issue_grad_k(grad_k, ds, q);
@@ -232,20 +234,81 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
         pin_floats(grad_k, DIM / 2);
-        release_by(THREAD_OF(c), BARRIER(s, q_empty, stage));
+        let_go(THREAD_OF(c), s, place);
     }
     store_slope(params, u, &alibi);
+}
+
+/* A warp's 16 rows of a gradient of keys or values, from address `to` on, `left` of which are a sequence's, by way of
+ * its rows of the tile of values, which are done with: 16 bytes a thread, lines side by side. */
+DEVICE void store_lines(u64 to, long long stride, int left, u32 stage, u32 lane, const float *x, int columns, int dim,
+                        float factor)
+{
+    u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
+    u32 row = lane / 8, column = lane % 8 * 8, read = stage + row * 128 + ((lane % 8 ^ row) << 4);
+#pragma unroll
+    for (int k = 0; k < columns / 16; k++) {
+        const float *y = x + 8 * k;
+        u32 words[4] = { pack16(y[0] * factor, y[1] * factor), pack16(y[2] * factor, y[3] * factor),
+                         pack16(y[4] * factor, y[5] * factor), pack16(y[6] * factor, y[7] * factor) };
+        stmatrix_x4((write ^ k % 4 << 5) + k / 4 * PANEL_KEYS, words);
+    }
+    __syncwarp();
+    to += 2 * (row * stride + column), left -= (int)row;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int panel = 0; panel < (columns + 63) / 64; panel++) {
+            u32 words[4];
+            load_shared_words((read ^ i % 2 << 6) + i * 512 + panel * PANEL_KEYS, words);
+            if (4 * i < left && column + 64 * panel < dim) store_words(to + 8 * i * stride + 128 * panel, words);
+        }
+    __syncwarp();
+}
+
+/* The row of a unit's key in a gradient of 16-bit elements. */
+DEVICE u64 key_row(const attn_sm90_backward_params *params, const unit *u, const void *out, const long long *stride,
+                   int key)
+{
+    int batch = IS_PACKED(&params->common) ? 0 : u->place.batch;
+    return (u64)out +
+           2 * (batch * stride[0] + (u->place.start_kv + u->key0 + key) * stride[1] + u->kv_head * stride[2]);
+}
+
+/* Its gradients, where they are not parts of sums. */
+DEVICE void store_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u,
+                       const float *grad_k, const float *grad_v)
+{
+    const attn_sm90_params *p = &params->common;
+    u32 thread = (u32)anew((int)THREAD_OF(c));
+    int first = c->group * 64 + (int)(thread % 128 / 32) * 16, left = u->place.len_kv - u->key0 - first;
+    u32 stage = values_at(s, &c->at) + first * 128;
+    u64 grad_k_at = key_row(params, u, params->grad_k, params->grad_k_stride, first);
+    u64 grad_v_at = key_row(params, u, params->grad_v, params->grad_v_stride, first);
+    if (!V_REGISTERS) named_sync(GROUP + c->group, 128);
+    store_lines(grad_v_at, params->grad_v_stride[1], left, stage, thread % 32, grad_v, DIM_V, p->dim_v,
+                ATTN_SCORE == RICH ? dropout_factor(p) : 1);
+    store_lines(grad_k_at, params->grad_k_stride[1], left, stage, thread % 32, grad_k, DIM, p->dim_qk, p->scale);
+    fence_async();
+    let_go(thread, s, values_place(&c->at));
 }
 
 DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
 {
     const attn_sm90_params *p = &params->common;
-    float grad_k[DIM / 2] = { 0 }, grad_v[DIM_V / 2] = { 0 };
+    float grad_k[DIM / 2], grad_v[DIM_V / 2];
+    zero_floats(grad_k, DIM / 2);
+    zero_floats(grad_v, DIM_V / 2);
     if (u->some) {
         take_keys(s, c, u);
         attend(params, s, c, u, grad_k, grad_v);
     }
-    release(BARRIER(s, kv_empty, RING_INDEX(c->units, SLOTS)));
+    release_by(THREAD_OF(c), BARRIER(s, empty, keys_place(&c->at)));
+    if (u->some && params->lines && u->part < 0) {
+        store_unit(params, s, c, u, grad_k, grad_v);
+        return;
+    }
+    if (u->some) let_go(THREAD_OF(c), s, values_place(&c->at));
     store_gradient(params, u, c->group * 64, params->grad_k, params->grad_k_stride, params->grad_k_sum, grad_k, DIM,
                    p->dim_qk, p->scale);
     store_gradient(params, u, c->group * 64, params->grad_v, params->grad_v_stride, params->grad_v_sum, grad_v, DIM_V,

@@ -41,8 +41,8 @@ DEVICE void issue_part(float *grad_q, int group, u32 ds, u32 keys, int keep)
 DEVICE bool take_sums(const attn_sm90_backward_params *params, const shared *s, const consumer *c, float *grad_q,
                       int columns, int column)
 {
-    dq_note to = ROW_NOTE(s, c->tiles)->dq;
-    barrier_wait(TURN_COME(s, c->tiles), TURN_PHASE(c->tiles));
+    dq_note to = ROW_NOTE(s, c->at.tiles)->dq;
+    barrier_wait(TURN_COME(s, c->at.tiles), TURN_PHASE(c->at.tiles));
     if (IS_FIRST(to)) return false;
     const float *sums = sums_of(params, to, column);
 #pragma unroll
@@ -55,7 +55,7 @@ DEVICE bool take_sums(const attn_sm90_backward_params *params, const shared *s, 
 DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int group, bool keep)
 {
     u32 column = first_column(s, group), at = column / 64 * PANEL_KEYS + column % 64 * 2;
-    barrier_wait(BARRIER(s, ds_full, 0), (c->tiles - 1) & 1);
+    barrier_wait(BARRIER(s, ds_full, 0), (c->at.tiles - 1) & 1);
     fence_async();
     u32 ds = uniform(s->ds), peer_ds = uniform(s->ds + TILE_DS);
     u32 k = uniform(s->k + at), peer_k = uniform(s->peer_k + at - PEER_PANEL(s->rank) * PANEL_KEYS);
@@ -80,13 +80,13 @@ DEVICE dq_note take_columns(const shared *s, float *grad_q, int columns, int til
 DEVICE void pass_columns(const attn_sm90_backward_params *params, const shared *s, const consumer *c, const unit *u,
                          bool ends, dq_note to, float *grad_q, int columns, int column)
 {
-    if (FOLDS) to = ROW_NOTE(s, c->tiles - 1)->dq; /* there is no register to keep it in */
+    if (FOLDS) to = ROW_NOTE(s, c->at.tiles - 1)->dq; /* there is no register to keep it in */
     if (!ends) {
         add_columns(params, s, c, to, grad_q, columns, column);
         return;
     }
-    store_grad_q(params, u, ROW_NOTE(s, c->tiles - 1), grad_q, columns, column);
-    release(TURN_DONE(s, c->tiles - 1));
+    store_grad_q(params, u, ROW_NOTE(s, c->at.tiles - 1), grad_q, columns, column);
+    release(TURN_DONE(s, c->at.tiles - 1));
 }
 
 /* A warp's part of dS to its place, where its P was, and to the other block. */
@@ -111,40 +111,40 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
     dq_note to;
     bool ends = FOLDS && u->first_key == 0, keep = false;
     u32 k = uniform(s->k);
-    int start = c->tiles, column = (int)first_column(s, 0);
-    for (bool last = false; !last; c->tiles++) {
+    int start = c->at.tiles, column = (int)first_column(s, 0);
+    for (bool last = false; !last; end_rows(&c->at)) {
         float score[BLOCK_ROWS / 2];
         u32 probability[BLOCK_ROWS / 4], slope[SLOPE_WORDS];
-        int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = ROW_NOTE(s, c->tiles);
+        u32 stage = rows_place(&c->at);
+        const row_note *note = ROW_NOTE(s, c->at.tiles);
         wait_rows(p, s, c, u, note);
         pairs_seen seen;
         if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
 
         wgmma_fence();
-        issue_from_shared(score, k, uniform(s->q + stage * TILE_Q), DIM);
+        issue_from_shared(score, k, uniform(rows_at(s, stage)), DIM);
         wgmma_commit();
         issue_columns(s, c, grad_q, 0, keep);
         wgmma_wait(1);
         pin_floats(score, BLOCK_ROWS / 2);
         take_scores(p, u, note, seen, score, slope, probability, 0, statistics_of(s, stage, threadIdx.x), NULL);
         wgmma_wait(0);
-        if (c->tiles > start) to = take_columns(s, grad_q, FIRST_COLUMNS, c->tiles - 1);
-        barrier_wait(BARRIER(s, ds_empty, 0), (c->tiles & 1) ^ 1);
+        if (c->at.tiles > start) to = take_columns(s, grad_q, FIRST_COLUMNS, c->at.tiles - 1);
+        barrier_wait(BARRIER(s, ds_empty, 0), (c->at.tiles & 1) ^ 1);
         give_words(s->ds, probability);
         release(BARRIER(s, p_full, 0));
 
-        issue_grad_v(grad_v, probability, uniform(s->g + stage * TILE_G));
-        if (c->tiles > start) pass_columns(params, s, c, u, ends, to, grad_q, FIRST_COLUMNS, column);
+        issue_grad_v(grad_v, probability, uniform(grad_o_at(s, stage)));
+        if (c->at.tiles > start) pass_columns(params, s, c, u, ends, to, grad_q, FIRST_COLUMNS, column);
         if (ends) keep = take_sums(params, s, c, grad_q, FIRST_COLUMNS, column);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_v, DIM_V / 2);
-        release(BARRIER(s, q_empty, stage));
+        release(BARRIER(s, empty, stage));
     }
     issue_columns(s, c, grad_q, 0, keep);
     wgmma_wait(0);
-    to = take_columns(s, grad_q, FIRST_COLUMNS, c->tiles - 1);
+    to = take_columns(s, grad_q, FIRST_COLUMNS, c->at.tiles - 1);
     pass_columns(params, s, c, u, ends, to, grad_q, FIRST_COLUMNS, column);
 }
 
@@ -157,38 +157,38 @@ DEVICE void attend_keys(const attn_sm90_backward_params *params, const shared *s
     bool ends = FOLDS && u->first_key == 0, keep = false;
     slope_sum alibi = { 0, -1 };
     u32 v = uniform(s->v);
-    int start = c->tiles, column = (int)first_column(s, 1);
-    for (bool last = false; !last; c->tiles++) {
+    int start = c->at.tiles, column = (int)first_column(s, 1);
+    for (bool last = false; !last; end_rows(&c->at)) {
         float dp[BLOCK_ROWS / 2];
         u32 ds[BLOCK_ROWS / 4];
-        int stage = RING_INDEX(c->tiles, STAGES);
-        const row_note *note = ROW_NOTE(s, c->tiles);
+        u32 stage = rows_place(&c->at);
+        const row_note *note = ROW_NOTE(s, c->at.tiles);
         wait_rows(p, s, c, u, note);
 
         issue_columns(s, c, grad_q, 1, keep);
         wgmma_fence();
-        issue_from_shared(dp, v, uniform(s->g + stage * TILE_G), DIM_V);
+        issue_from_shared(dp, v, uniform(grad_o_at(s, stage)), DIM_V);
         wgmma_commit();
         wgmma_wait(1);
-        if (c->tiles > start) to = take_columns(s, grad_q, OTHER_COLUMNS, c->tiles - 1);
-        barrier_wait(BARRIER(s, p_full, 0), c->tiles & 1);
+        if (c->at.tiles > start) to = take_columns(s, grad_q, OTHER_COLUMNS, c->at.tiles - 1);
+        barrier_wait(BARRIER(s, p_full, 0), c->at.tiles & 1);
         wgmma_wait(0);
         pin_floats(dp, BLOCK_ROWS / 2);
         passing with = { params, u, note, NULL, NULL, NULL, s->ds, &alibi, 0 };
         score_gradients(&with, dp, dp, ds, statistics_of(s, stage, threadIdx.x));
         give_both(s, ds);
 
-        issue_grad_k(grad_k, ds, uniform(s->q + stage * TILE_Q));
-        if (c->tiles > start) pass_columns(params, s, c, u, ends, to, grad_q, OTHER_COLUMNS, column);
+        issue_grad_k(grad_k, ds, uniform(rows_at(s, stage)));
+        if (c->at.tiles > start) pass_columns(params, s, c, u, ends, to, grad_q, OTHER_COLUMNS, column);
         if (ends) keep = take_sums(params, s, c, grad_q, OTHER_COLUMNS, column);
         last = note->last;
         wgmma_wait(0);
         pin_floats(grad_k, DIM / 2);
-        release(BARRIER(s, q_empty, stage));
+        release(BARRIER(s, empty, stage));
     }
     issue_columns(s, c, grad_q, 1, keep);
     wgmma_wait(0);
-    to = take_columns(s, grad_q, OTHER_COLUMNS, c->tiles - 1);
+    to = take_columns(s, grad_q, OTHER_COLUMNS, c->at.tiles - 1);
     pass_columns(params, s, c, u, ends, to, grad_q, OTHER_COLUMNS, column);
 }
 

@@ -79,6 +79,7 @@ typedef struct attn_sm90_backward_params {
                             * attn_sm90_backward_simple_bias is to compute it) */
     int q_pitch, kv_pitch; /* of lines */
     int dim;               /* of the variant */
+    int lines;             /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
 
     /* Workspace. */
     float *stats;      /* 2 floats a line */
@@ -134,11 +135,15 @@ typedef struct attn_sm90_total_params {
 /* Whether CAUSAL variants can take whole heads: if sums of 512 rows a block stay in L2, and registers suffice. */
 #define ATTN_SM90_BACKWARD_WHOLE(dim) ((dim) <= 64)
 
+/* Of a variant: places with statistics, bytes of barriers and notes. */
+#define ATTN_SM90_BACKWARD_PLACES(keys, stages) ((keys) == 64 ? (stages) : (stages) + 2)
+#define ATTN_SM90_BACKWARD_NOTES(keys) ((keys) == 64 ? 1024 : 2048)
+
 /* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
  * keys of the other block of a cluster, gradients of q or (64 keys) probabilities, barriers, statistics and notes. */
-#define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, slots, cluster)                                        \
-    (128 * (((slots) * (keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
-     ((cluster)-1) * 128 * (keys) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) + (stages)*512 + \
-     1024 + 1024)
+#define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, cluster)                                     \
+    (128 * (((keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
+     ((cluster)-1) * 128 * (keys) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) +      \
+     ATTN_SM90_BACKWARD_PLACES(keys, stages) * 512 + ATTN_SM90_BACKWARD_NOTES(keys))
 
 #endif

@@ -1,7 +1,7 @@
-/* Tiles, rings and products of the backward.
+/* Tiles, shared memory and products of the backward.
  *
- * A block holds BLOCK_KEYS keys and values of one head (a slot) and takes tiles of 64 query rows, each with its rows of
- * grad_o and their statistics (a stage). Scores and their gradients are computed transposed, keys by rows, so that
+ * A block holds BLOCK_KEYS keys and values of one head and takes tiles of 64 query rows, each with its rows of grad_o
+ * and their statistics. Scores and their gradients are computed transposed, keys by rows, so that
  * P^T and dS^T are fragments and go into grad_v += P^T grad_o and grad_k += dS^T q from registers. For grad_q = dS k
  * they pass through shared memory: tiles of BLOCK_KEYS x 64, two of them, as every warpgroup needs all of it.
  * grad_q is summed in memory in fragment order (backward_lines.h), a warp's part by TMA. */
@@ -12,7 +12,6 @@
 #define DIM_V ATTN_DIM_V
 #define BLOCK_KEYS ATTN_BLOCK_KEYS
 #define STAGES ATTN_STAGES
-#define SLOTS ATTN_SLOTS
 #define CLUSTER ATTN_CLUSTER
 #define UNIT_KEYS (CLUSTER * BLOCK_KEYS) /* of a unit: a cluster's blocks have neighbouring tiles of keys */
 
@@ -63,9 +62,22 @@
 
 #define TURNS 4 /* of the ring of turns: those not handed on are at most three (backward_turns.h) */
 
-typedef struct barriers {
-    u64 index[4]; /* two places of 16 bytes for the index of a unit */
-    u64 kv_full[SLOTS], kv_empty[SLOTS], q_full[STAGES], q_empty[STAGES], ds_full[2], ds_empty[2];
+/* In shared memory, of units' keys and values and of row tiles (backward_places.h), and notes of them. */
+#if WIDE
+enum { PLACES = STAGES + 1, UNIT_NOTES = 2, ROW_NOTES = STAGES + 2 };
+#else
+enum { PLACES = STAGES + 2, UNIT_NOTES = PLACES + 1, ROW_NOTES = 8 };
+#endif
+
+/* That empty a place, but for a keeper's. 128 keys: grad_q's warps, too, let go of keys, so where they do not, a warp
+ * of scores counts twice. */
+#define ARRIVALS (WIDE ? WARPS : 2 * WARPS)
+static_assert(WIDE || WARPS == 2 * DQ_WARPS, "each of grad_q's warps counts twice");
+
+typedef struct alignas(16) barriers { /* notes behind them are loaded 16 bytes at a time */
+    u64 index[4];                     /* two places of 16 bytes for the index of a unit */
+    u64 full[PLACES], empty[PLACES];
+    u64 ds_full[2], ds_empty[2];
     u64 p_full[1], p_empty[1];
     u64 index_full[2], index_empty[2]; /* a cluster's */
     u64 turn_come[TURNS], turn_done[TURNS];
@@ -99,21 +111,20 @@ typedef struct row_note {
     int partial, last; /* some pair is hidden; no tile of the unit follows */
 } row_note;
 
-/* Notes outlive what they are about. A unit's its slot, as its results are stored beside the next unit's first loads; a
- * row tile's its stage, as its grad_q is computed later: at most two tiles, as many as have their dS in a buffer. */
+/* Notes outlive what they are about. A unit's its keys, as its results are stored beside the next unit's first loads; a
+ * row tile's its place, as its grad_q is computed later: at most two tiles, as many as have their dS in a buffer. */
 typedef struct notes {
-    unit units[SLOTS + 1];
-    row_note rows[STAGES + 2];
+    unit units[UNIT_NOTES];
+    row_note rows[ROW_NOTES];
     int places[TURNS]; /* the keeper's own: of the tiles whose turn has come */
 } notes;
 
-static_assert(sizeof(barriers) + sizeof(notes) <= 1024, "ATTN_SM90_BACKWARD_SMEM has a KiB for them");
-static_assert(sizeof(barriers) % 16 == 0, "notes behind them are loaded 16 bytes at a time");
+static_assert(sizeof(barriers) + sizeof(notes) <= ATTN_SM90_BACKWARD_NOTES(BLOCK_KEYS), "no room for them");
 
 #define RING_INDEX(count, size) ((u32)(count) % (size))
 #define RING_PHASE(count, size) ((u32)(count) / (size)&1)
 
-#define ROW_NOTE(shared, tile) (&(shared)->notes->rows[RING_INDEX(tile, STAGES + 2)])
+#define ROW_NOTE(shared, tile) (&(shared)->notes->rows[RING_INDEX(tile, ROW_NOTES)])
 
 /* Shared addresses of rings' first tiles. */
 typedef struct shared {
@@ -127,10 +138,13 @@ typedef struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     shared s;
-    s.k = (shared_address(memory) + 1023) & ~1023u, s.v = s.k + SLOTS * TILE_K, s.q = s.v + SLOTS * TILE_V;
+    s.k = shared_address(memory);
+    /* Aligned it is: with an address that seems to be reckoned the assembler finds better code above 128 dims. */
+    if (WIDE) s.k = (s.k + 1023) & ~1023u;
+    s.v = s.k + TILE_K, s.q = s.v + TILE_V;
     s.g = s.q + STAGES * TILE_Q, s.ds = s.g + STAGES * TILE_G, s.dq = s.ds + 2 * TILE_DS;
     s.p = s.dq + DQ_WARPS * DQ_BYTES, s.peer_k = s.p + TILE_P, s.statistics = s.peer_k + TILE_PEER;
-    s.at = s.statistics + STAGES * STATISTICS;
+    s.at = s.statistics + ATTN_SM90_BACKWARD_PLACES(BLOCK_KEYS, STAGES) * STATISTICS;
     s.rank = CLUSTER == 2 ? cluster_rank() : 0, s.peer = s.rank ^ 1;
     s.notes = (notes *)(memory + (s.at + sizeof(barriers) - shared_address(memory)));
     return s;
@@ -140,11 +154,8 @@ DEVICE shared shared_layout(unsigned char *memory)
 DEVICE void pipeline_init(const shared *s, int keepers)
 {
     if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; i++)
-            barrier_init(BARRIER(s, kv_full, i), 1),
-                barrier_init(BARRIER(s, kv_empty, i), WARPS + (WIDE ? 0 : DQ_WARPS) + keepers);
-        for (int i = 0; i < STAGES; i++)
-            barrier_init(BARRIER(s, q_full, i), 1), barrier_init(BARRIER(s, q_empty, i), WARPS + keepers);
+        for (int i = 0; i < PLACES; i++)
+            barrier_init(BARRIER(s, full, i), 1), barrier_init(BARRIER(s, empty, i), ARRIVALS + keepers);
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, ds_full, i), DS_WARPS),
                 barrier_init(BARRIER(s, ds_empty, i), (WIDE ? CLUSTER : 1) * DQ_WARPS);
@@ -200,17 +211,6 @@ DEVICE void issue_grad_k(float *grad_k, u32 *ds, u32 q)
 }
 
 /* ---- fragments ------------------------------------------------------------------------------- */
-
-/* A warpgroup's 64 rows of a tile with `panel` bytes a panel as wgmma's A operand. */
-DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
-{
-    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int k = 0; k < dim / 16; k++) {
-        u32 piece = k % 4 * 2 + lane / 16;
-        ldmatrix_x4(fragment + 4 * k, tile + k / 4 * panel + row * 128 + ((piece ^ row % 8) << 4));
-    }
-}
 
 /* Where words 4i to 4i + 3 of a thread's fragment lie that goes from one warpgroup to the other. */
 #if ATTN_CLUSTER == 2

@@ -20,7 +20,8 @@
 #define TURNS_HELD (WIDE ? 1 : 2)
 
 typedef struct keeper {
-    int tiles, passed; /* counts of turns that have come, of those handed on */
+    progress at; /* of turns that have come */
+    int passed;  /* count of those handed on */
 } keeper;
 
 /* The turn that is done: who waits for it, may add. */
@@ -34,38 +35,52 @@ DEVICE void hand_on(const attn_sm90_backward_params *params, const shared *s, ke
 DEVICE void await_turn(const attn_sm90_backward_params *params, const shared *s, keeper *k, dq_note to)
 {
     while (count_read(params->turns + to.block) < (u32)to.rank * CLUSTER)
-        if (k->passed < k->tiles && barrier_test(TURN_DONE(s, k->passed), TURN_PHASE(k->passed))) hand_on(params, s, k);
+        if (k->passed < k->at.tiles && barrier_test(TURN_DONE(s, k->passed), TURN_PHASE(k->passed)))
+            hand_on(params, s, k);
 }
 
 /* A row tile's turn; whether it is the unit's last. */
 DEVICE bool keep_turn(const attn_sm90_backward_params *params, const shared *s, keeper *k)
 {
-    int stage = RING_INDEX(k->tiles, STAGES);
-    barrier_wait(BARRIER(s, q_full, stage), RING_PHASE(k->tiles, STAGES));
-    row_note note = *ROW_NOTE(s, k->tiles);
-    barrier_arrive(BARRIER(s, q_empty, stage));
-    s->notes->places[RING_INDEX(k->tiles, TURNS)] = note.dq.block;
+    u32 place = rows_place(&k->at);
+    barrier_wait(BARRIER(s, full, place), rows_phase(&k->at));
+    row_note note = *ROW_NOTE(s, k->at.tiles);
+    barrier_arrive(BARRIER(s, empty, place));
+    s->notes->places[RING_INDEX(k->at.tiles, TURNS)] = note.dq.block;
     await_turn(params, s, k, note.dq);
-    barrier_arrive(TURN_COME(s, k->tiles));
-    k->tiles++;
+    barrier_arrive(TURN_COME(s, k->at.tiles));
+    end_rows(&k->at);
 #pragma unroll 1
-    while (k->tiles - k->passed > (note.last ? 0 : TURNS_HELD)) {
+    while (k->at.tiles - k->passed > (note.last ? 0 : TURNS_HELD)) {
         barrier_wait(TURN_DONE(s, k->passed), TURN_PHASE(k->passed));
         hand_on(params, s, k);
     }
     return note.last;
 }
 
+/* It needs a unit's note alone. */
+DEVICE void let_go_of_unit(const shared *s, const progress *at, bool some)
+{
+#if WIDE
+    barrier_arrive(BARRIER(s, empty, STAGES));
+#else
+    barrier_arrive(BARRIER(s, empty, keys_place(at)));
+    if (!some) return;
+    wait_values(s, at);
+    barrier_arrive(BARRIER(s, empty, values_place(at)));
+#endif
+}
+
 /* The keeper: one thread. */
 DEVICE void keep_turns(const attn_sm90_backward_params *params, const shared *s)
 {
-    keeper k = { 0, 0 };
-    int units = 0;
+    keeper k = { progress_start(), 0 };
     if (threadIdx.x % 32) return;
-    for (const unit *u; (u = wait_unit(s, units)); units++) {
-        for (bool last = !u->some; !last;)
+    for (const unit *u; (u = wait_unit(s, &k.at)); k.at.units++) {
+        bool last = !u->some;
+        let_go_of_unit(s, &k.at, !last);
+        while (!last)
             last = keep_turn(params, s, &k);
-        barrier_arrive(BARRIER(s, kv_empty, RING_INDEX(units, SLOTS)));
     }
 }
 

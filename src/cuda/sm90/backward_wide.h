@@ -16,7 +16,7 @@ DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s
                         const float *grad_q, int columns, int first_column)
 {
     float *sums = sums_of(params, to, first_column);
-    if (TAKES_TURNS(params)) barrier_wait(TURN_COME(s, c->tiles - 1), TURN_PHASE(c->tiles - 1));
+    if (TAKES_TURNS(params)) barrier_wait(TURN_COME(s, c->at.tiles - 1), TURN_PHASE(c->at.tiles - 1));
     if (IS_FIRST(to))
 #pragma unroll
         for (int i = 0; i < columns / 8; i++)
@@ -25,7 +25,7 @@ DEVICE void add_columns(const attn_sm90_backward_params *params, const shared *s
 #pragma unroll
         for (int i = 0; i < columns / 8; i++)
             add_floats(sums + i * 128, grad_q + 4 * i);
-    if (TAKES_TURNS(params)) release(TURN_DONE(s, c->tiles - 1));
+    if (TAKES_TURNS(params)) release(TURN_DONE(s, c->at.tiles - 1));
 }
 
 /* A fragment's words from one warpgroup's threads to the other's. In a cluster they lie where their warp's part of dS
@@ -50,13 +50,13 @@ DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *
     if (c->group == 0) {
         float grad_v[DIM_V / 2] = { 0 };
         if (u->some) attend_values(params, s, c, u, grad_v);
-        release(BARRIER(s, kv_empty, RING_INDEX(c->units, SLOTS)));
+        release(BARRIER(s, empty, STAGES));
         store_gradient(params, u, 0, params->grad_v, params->grad_v_stride, params->grad_v_sum, grad_v, DIM_V, p->dim_v,
                        dropout_factor(p));
     } else {
         float grad_k[DIM / 2] = { 0 };
         if (u->some) attend_keys(params, s, c, u, grad_k);
-        release(BARRIER(s, kv_empty, RING_INDEX(c->units, SLOTS)));
+        release(BARRIER(s, empty, STAGES));
         store_gradient(params, u, 0, params->grad_k, params->grad_k_stride, params->grad_k_sum, grad_k, DIM, p->dim_qk,
                        p->scale);
     }

@@ -13,7 +13,7 @@ typedef unsigned long long u64;
 #define INFINITE __int_as_float(0x7f800000)
 
 /* The block's dynamic shared memory. */
-#define SHARED_MEMORY(name) extern __shared__ unsigned char name[]
+#define SHARED_MEMORY(name) extern __shared__ __align__(1024) unsigned char name[]
 
 /* ---- addresses and barriers ---------------------------------------------------------------- */
 
@@ -48,6 +48,13 @@ DEVICE void barrier_arrive(u32 barrier)
 {
     dawdle();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Counts as two. */
+DEVICE void barrier_arrive_twice(u32 barrier)
+{
+    dawdle();
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 2;" ::"r"(barrier) : "memory");
 }
 
 DEVICE void barrier_expect(u32 barrier, u32 bytes)
@@ -411,6 +418,14 @@ DEVICE float half_to_float(unsigned short x)
 }
 
 /* ---- what the compiler knows ----------------------------------------------------------------- */
+
+/* Here, not before a branch that leads here. */
+DEVICE void zero_floats(float *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x[i]));
+}
 
 /* The compiler moves no read of these registers above it, and no write below it. */
 DEVICE void pin_floats(float *x, int count)

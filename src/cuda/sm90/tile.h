@@ -37,6 +37,17 @@ DEVICE u64 descriptor(u32 address, u32 panel)
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
+/* A warpgroup's 64 rows of a tile with `panel` bytes a panel as wgmma's A operand. */
+DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
+{
+    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < dim / 16; k++) {
+        u32 piece = k % 4 * 2 + lane / 16;
+        ldmatrix_x4(fragment + 4 * k, tile + k / 4 * panel + row * 128 + ((piece ^ row % 8) << 4));
+    }
+}
+
 #ifdef ATTN_KEYS
 
 #define ROWS ATTN_ROWS
