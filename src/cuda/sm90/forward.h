@@ -86,7 +86,7 @@ DEVICE void issue_ahead(float *ahead, u32 queries, u32 keys, int piece)
 {
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++)
-        if (QK_PIECE(k) == piece) issue_qk(ahead, queries, keys, k);
+        if (QK_PIECE(k) == piece) issue_qk(ahead, queries, keys, k, k > 0);
 }
 
 /* Scores in hand to probabilities, 32 keys at a time, each piece with its PV and a part of the next tile's QK (`ahead`,
@@ -259,7 +259,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++)
-        issue_qk(even, queries, keys, k);
+        issue_qk(even, queries, keys, k, k > 0);
     wgmma_commit();
 #pragma unroll
     for (int i = 0; i < (LATE_QUERIES ? DIM_V / 2 : 0); i++)

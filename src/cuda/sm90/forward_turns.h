@@ -78,22 +78,31 @@ DEVICE bool skip_others(const attn_sm90_params *p, const shared *s, consumer *c)
 
 /* ---- a key tile ---------------------------------------------------------------------------- */
 
+/* What a warpgroup has in registers. */
+typedef struct fragments {
+    float score[KEYS / 2], out[DIM_V / 2];
+    u32 probability[KEYS / 4], held[HELD / 4 + 1]; /* one more: there may be none */
+} fragments;
+
 /* Asynchronously, as a batch. */
-DEVICE void issue_scores(const shared *s, const consumer *c, float *score, int at)
+DEVICE void issue_scores(const shared *s, const consumer *c, fragments *f, int at)
 {
     u32 queries = queries_at(s, c), keys = stage_at(s, at);
 #pragma unroll
-    for (int k = 0; k < DIM / 16; k++)
-        issue_qk(score, queries, keys, k);
+    for (int k = HELD / 16; k < DIM / 16; k++)
+        issue_qk(f->score, queries, keys, k, k > HELD / 16);
+#pragma unroll
+    for (int k = 0; k < HELD / 16; k++)
+        issue_held(f->score, f->held, keys, k, k > 0 || HELD < DIM);
     wgmma_commit();
 }
 
-DEVICE void issue_output(const shared *s, float *out, const u32 *probability, int at)
+DEVICE void issue_output(const shared *s, fragments *f, int at)
 {
     u32 values = stage_at(s, at) + TILE_K;
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
-        issue_pv(out, probability + 4 * k, values, k, 1);
+        issue_pv(f->out, f->probability + 4 * k, values, k, 1);
     wgmma_commit();
 }
 
@@ -108,11 +117,11 @@ DEVICE void raise_scores(const attn_sm90_params *p, consumer *c, float *score)
 }
 
 /* To wgmma's operands, once the product that read the last ones is done. */
-DEVICE void pack_scores(const float *score, u32 *probability)
+DEVICE void pack_scores(fragments *f)
 {
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        softmax_pack(score + 8 * i, probability + 4 * i);
+        softmax_pack(f->score + 8 * i, f->probability + 4 * i);
 }
 
 /* Values of the tile in hand are there, and none of them another sequence's. */
@@ -132,8 +141,7 @@ DEVICE bool take_common_scores(const attn_sm90_params *p, const shared *s, consu
 
 /* From a tile's probabilities to the next tile's; `common`: common_steps() says so. All barriers stand before the first
  * product: one between two batches serialises them. */
-DEVICE void step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, u32 *probability, float *out,
-                 bool common)
+DEVICE void step(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, bool common)
 {
     stage ahead = c->kv;
     stage_next(&ahead, STAGES);
@@ -144,71 +152,71 @@ DEVICE void step(const attn_sm90_params *p, const shared *s, consumer *c, float 
         take_values(p, s, c);
     turn_wait(c);
     wgmma_fence();
-    issue_scores(s, c, score, ahead.index);
-    issue_output(s, out, probability, c->kv.index);
+    issue_scores(s, c, f, ahead.index);
+    issue_output(s, f, c->kv.index);
     turn_pass(c);
 
     wgmma_wait(1);
-    pin_floats(score, KEYS / 2);
+    pin_floats(f->score, KEYS / 2);
     release(BARRIER(s, k_empty, ahead.index));
     c->key0 -= KEYS;
     float alpha[2];
-    bool moved = common ? take_common_scores(p, s, c, score, alpha) : take_scores(p, s, c, score, alpha, false);
-    raise_scores(p, c, score);
-    pin_floats(score, KEYS / 2);
+    bool moved = common ? take_common_scores(p, s, c, f->score, alpha) : take_scores(p, s, c, f->score, alpha, false);
+    raise_scores(p, c, f->score);
+    pin_floats(f->score, KEYS / 2);
     wgmma_wait(0);
-    pin_floats(out, DIM_V / 2);
+    pin_floats(f->out, DIM_V / 2);
     release(BARRIER(s, v_empty, c->kv.index));
-    if (rarely(moved)) rescale(out, alpha);
-    pack_scores(score, probability);
+    if (rarely(moved)) rescale(f->out, alpha);
+    pack_scores(f);
     c->kv = ahead;
 }
 
 /* A row tile's first probabilities. */
-DEVICE void first_step(const attn_sm90_params *p, const shared *s, consumer *c, float *score, u32 *probability)
+DEVICE void first_step(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f)
 {
     float alpha[2];
     wait_keys(s, c->kv);
     wgmma_fence();
-    issue_scores(s, c, score, c->kv.index);
+    issue_scores(s, c, f, c->kv.index);
     wgmma_wait(0);
-    pin_floats(score, KEYS / 2);
+    pin_floats(f->score, KEYS / 2);
     release(BARRIER(s, k_empty, c->kv.index));
-    take_scores(p, s, c, score, alpha, true);
-    raise_scores(p, c, score);
-    pack_scores(score, probability);
+    take_scores(p, s, c, f->score, alpha, true);
+    raise_scores(p, c, f->score);
+    pack_scores(f);
 }
 
 /* Its last products, and its results. */
-DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, const u32 *probability, float *out)
+DEVICE void last_step(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f)
 {
     take_values(p, s, c);
     wgmma_fence();
-    issue_output(s, out, probability, c->kv.index);
+    issue_output(s, f, c->kv.index);
     row_ends ends = end_rows(p, &note_of(s, c)->w, &c->soft);
     wgmma_wait(0);
-    pin_floats(out, DIM_V / 2);
+    pin_floats(f->out, DIM_V / 2);
     release_stage(BARRIER(s, v_empty, c->kv.index), &c->kv, STAGES);
-    finish_rows(p, s, c, out, &ends);
+    finish_rows(p, s, c, f->out, &ends);
 }
 
 /* A row tile. */
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    float score[KEYS / 2], out[DIM_V / 2];
-    u32 probability[KEYS / 4];
+    fragments f;
     begin_rows(s, c);
+    if (HELD) load_fragment(f.held, queries_at(s, c), PANEL_Q, HELD);
     pass_tiles(s, c, count_keys(s, c));
-    first_step(p, s, c, score, probability);
+    first_step(p, s, c, &f);
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++)
-        out[i] = 0;
+        f.out[i] = 0;
     while (c->left > 0) {
         for (int common = common_steps(p, s, c); common > 0; common--)
-            step(p, s, c, score, probability, out, true);
-        if (c->left > 0) step(p, s, c, score, probability, out, false);
+            step(p, s, c, &f, true);
+        if (c->left > 0) step(p, s, c, &f, false);
     }
-    last_step(p, s, c, probability, out);
+    last_step(p, s, c, &f);
 }
 
 /* The first warpgroup has the first turn, and takes the last, which nobody uses. */

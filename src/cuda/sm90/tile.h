@@ -60,6 +60,9 @@ DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
 #define BY_TURNS (ATTN_SETS == TURNS)
 #define SETS (ATTN_SETS == TWO ? 2 : 1) /* of scores in registers */
 
+/* Of queries, whose first dims are held in registers where the output leaves room for them. */
+#define HELD (BY_TURNS && DIM_V == 128 ? 128 : 0)
+
 #define CONSUMERS (ROWS / 64)
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)
@@ -76,12 +79,19 @@ DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
  * issue of a copy keeps in uniform registers has the assembler order them otherwise (HOPPER.md). */
 #define OUT_BY_TMA (PANELS_OUT > 0 && DIM_V > 64)
 
-/* 16 dims of scores = queries keys^T, asynchronously. */
-DEVICE void issue_qk(float *score, u32 queries, u32 keys, int k)
+/* 16 dims of scores = queries keys^T, plus scores if `keep`; asynchronously. */
+DEVICE void issue_qk(float *score, u32 queries, u32 keys, int k, int keep)
 {
     u64 a = descriptor(queries, 0) + (k / 4 * PANEL_Q + k % 4 * 32 >> 4);
     u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
-    PASTE(wgmma_ss_, KEYS)(score, a, b, k > 0);
+    PASTE(wgmma_ss_, KEYS)(score, a, b, keep);
+}
+
+/* The same of the queries held. */
+DEVICE void issue_held(float *score, const u32 *held, u32 keys, int k, int keep)
+{
+    u64 b = descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4);
+    PASTE(wgmma_rs_, KEYS)(score, held + 4 * k, b, keep);
 }
 
 /* 16 keys of out = p values, plus out if `keep`; asynchronously. p: of these keys. */
