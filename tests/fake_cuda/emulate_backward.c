@@ -247,6 +247,16 @@ static void take_grad_o(const char *symbol, const attn_sm90_backward_params *p, 
         fake_expect(extent[3 - i] == 1 || stride[i] == p->grad_o_stride[i], symbol, "strides of grad_o");
 }
 
+/* What the kernel may store 16 bytes at a time. */
+static void check_lines(const char *symbol, const attn_sm90_backward_params *p, const attn_desc *d)
+{
+    bool whole = attn_out_dtype(d) != ATTN_F32 && d->dim_qk % 8 == 0 && d->dim_v % 8 == 0;
+    for (int i = 0; i < 3; i++)
+        whole = whole && p->grad_k_stride[i] % 8 == 0 && p->grad_v_stride[i] % 8 == 0;
+    whole = whole && (uintptr_t)p->grad_k % 16 == 0 && (uintptr_t)p->grad_v % 16 == 0;
+    fake_expect(p->lines == whole, symbol, "rows of whole 16 bytes");
+}
+
 static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
                  const attn_sm90_backward_params *p)
 {
@@ -263,6 +273,7 @@ static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchCo
     fake_take_maps(symbol, k, c, &d, &a);
     take_grad_o(symbol, p, &d);
     check_schedule(symbol, k, p, &d);
+    check_lines(symbol, p, &d);
     gradients g = gradients_of(symbol, p, d, a);
     fake_expect(p->grad_q_sum, symbol, "nowhere to add up grad_q");
     if (s->whole && s->key_tiles > 1)

@@ -416,7 +416,7 @@ MUTANTS = [
     (SM90 + "backward_narrow.h", "params->lines && u->part < 0", "params->lines", "a part of a sum is stored as the gradient",
      "emulated/sm90_backward_bf16_d128_128"),
     (CUDA + "run_backward.c", "&& !(elements % 8) &&", "&&", "rows of gradients of any length are stored 16 bytes at a time",
-     "emulated/sm90_backward_bf16_d128_128"),
+     "cuda_backward"),
     (SM90 + "backward_turns.h", "note.last ? 0 : TURNS_HELD", "TURNS_HELD", "a unit's last turns are not handed on",
      "emulated/sm90_backward_bf16_d128_128"),
     (SM90 + "backward_turns.h", "barrier_arrive(BARRIER(s, empty, place)); s->notes", "s->notes", "rows are never let go by the keeper of turns",
