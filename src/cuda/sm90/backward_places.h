@@ -94,32 +94,6 @@ DEVICE progress progress_start(void)
     return at;
 }
 
-DEVICE u32 next_keys(const progress *at)
-{
-    return DIGIT(at->order, 2);
-}
-
-/* If rows follow. */
-DEVICE u32 next_values(const progress *at)
-{
-    return DIGIT(at->order, 3);
-}
-
-DEVICE u32 next_keys_phase(const progress *at)
-{
-    return PHASE(at, next_keys(at));
-}
-
-/* `some`: rows follow; else the unit has no values. */
-DEVICE void begin_unit(progress *at, bool some)
-{
-    u32 keys = next_keys(at), values = some ? next_values(at) : DIGIT(at->order, 1);
-    u32 rows = at->order >> (some ? 16 : 12), last = DIGIT(at->order, 0);
-    rows |= some ? (at->order & 0xf0) << 4 * (PLACES - 5) | last << 4 * (PLACES - 3) : last << 4 * (PLACES - 3);
-    at->order = keys | values << 4 | rows << 8;
-    at->phases ^= 1u << keys | (u32)some << values;
-}
-
 DEVICE u32 keys_place(const progress *at)
 {
     return DIGIT(at->order, 0);
@@ -128,6 +102,33 @@ DEVICE u32 keys_place(const progress *at)
 DEVICE u32 values_place(const progress *at)
 {
     return DIGIT(at->order, 1);
+}
+
+DEVICE u32 next_keys(const progress *at)
+{
+    return DIGIT(at->order, 2);
+}
+
+DEVICE u32 next_keys_phase(const progress *at)
+{
+    return PHASE(at, next_keys(at));
+}
+
+/* If rows follow. */
+DEVICE u32 next_values(const progress *at)
+{
+    return DIGIT(at->order, 3);
+}
+
+/* `some`: rows follow; else the unit has no values, and those of the one before keep their place. Its keys' place, and
+ * before it that of its values, are the last that row tiles take. */
+DEVICE void begin_unit(progress *at, bool some)
+{
+    u32 keys = next_keys(at), values = some ? next_values(at) : values_place(at);
+    u32 rows = at->order >> (some ? 16 : 12) | keys_place(at) << 4 * (PLACES - 3);
+    if (some) rows |= values_place(at) << 4 * (PLACES - 4);
+    at->order = keys | values << 4 | rows << 8;
+    at->phases ^= 1u << keys | (u32)some << values;
 }
 
 DEVICE u32 rows_place(const progress *at)
@@ -167,10 +168,6 @@ DEVICE u32 grad_o_at(const shared *s, u32 place)
 {
     return s->k + place * TILE_K + TILE_Q;
 }
-
-#endif
-
-#if !WIDE
 
 /* A warp lets go of a row tile, of values, and grad_q's of keys. */
 DEVICE void let_go(u32 thread, const shared *s, u32 place)
