@@ -240,7 +240,7 @@ void gpu_run(const gpu_grid *grid)
     static uint64_t launches;
     random_state = 0x9e3779b97f4a7c15u * (1 + (seed ? strtoull(seed, nullptr, 10) : 0)) + launches++;
     random_below(2);                              /* the first one hardly differs from launch to launch */
-    uint32_t base = 1024 * (1 + random_below(4)); /* anywhere that hardware might have it, alike in all blocks */
+    uint32_t base = 1024 * (1 + random_below(4)); /* aligned as it is declared, alike in all blocks */
     gpu_grid_here = grid;
     blocks.resize(resident);
     for (unsigned index = 0; index < count; index += resident) {

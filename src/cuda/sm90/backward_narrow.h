@@ -3,7 +3,7 @@
  *     scores, a warpgroup 64 keys   issue S^T = K q^T and dP^T = V grad_o^T -> P^T = 2^(S^T - LSE)
  *                                   -> issue grad_v += P^T grad_o -> dS^T = P^T (dP^T - delta)
  *                                   -> dS to shared memory -> issue grad_k += dS^T q
- *     grad_q, a warpgroup           issue 64 columns of grad_q = dS K -> add the 64 before
+ *     grad_q, a warpgroup           issue 64 columns of grad_q = dS K -> add them -> the next 64
  *
  * With two buffers of dS the scores are up to two tiles ahead: they do not wait for what grad_q takes (dS of all keys,
  * fragments to shared memory, additions). */
@@ -245,7 +245,7 @@ DEVICE void store_lines(u64 to, long long stride, int left, u32 stage, u32 lane,
                         float factor)
 {
     u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
-    u32 row = lane / 8, column = lane % 8 * 8, read = stage + row * 128 + ((lane % 8 ^ row) << 4);
+    u32 row = lane / 8, column = lane % 8 * 8, read = panel_read(stage, (int)lane);
 #pragma unroll
     for (int k = 0; k < columns / 16; k++) {
         const float *y = x + 8 * k;
@@ -260,7 +260,7 @@ DEVICE void store_lines(u64 to, long long stride, int left, u32 stage, u32 lane,
 #pragma unroll
         for (int panel = 0; panel < (columns + 63) / 64; panel++) {
             u32 words[4];
-            load_shared_words((read ^ i % 2 << 6) + i * 512 + panel * PANEL_KEYS, words);
+            take_row(read + panel * PANEL_KEYS, i, words);
             if (4 * i < left && column + 64 * panel < dim) store_words(to + 8 * i * stride + 128 * panel, words);
         }
     __syncwarp();

@@ -135,8 +135,8 @@ typedef struct attn_sm90_total_params {
 /* Whether CAUSAL variants can take whole heads: if sums of 512 rows a block stay in L2, and registers suffice. */
 #define ATTN_SM90_BACKWARD_WHOLE(dim) ((dim) <= 64)
 
-/* Of a variant: places with statistics, bytes of barriers and notes. */
-#define ATTN_SM90_BACKWARD_PLACES(keys, stages) ((keys) == 64 ? (stages) : (stages) + 2)
+/* Of a variant: row tiles whose statistics there is room for (128 keys: one a place), bytes of barriers and notes. */
+#define ATTN_SM90_BACKWARD_STATISTICS(keys, stages) ((keys) == 64 ? (stages) : (stages) + 2)
 #define ATTN_SM90_BACKWARD_NOTES(keys) ((keys) == 64 ? 1024 : 2048)
 
 /* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
@@ -144,6 +144,6 @@ typedef struct attn_sm90_total_params {
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, cluster)                                     \
     (128 * (((keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
      ((cluster)-1) * 128 * (keys) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) +      \
-     ATTN_SM90_BACKWARD_PLACES(keys, stages) * 512 + ATTN_SM90_BACKWARD_NOTES(keys))
+     ATTN_SM90_BACKWARD_STATISTICS(keys, stages) * 512 + ATTN_SM90_BACKWARD_NOTES(keys))
 
 #endif

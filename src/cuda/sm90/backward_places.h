@@ -22,7 +22,12 @@ DEVICE progress progress_start(void)
     return at;
 }
 
-/* The next unit's keys, with its values. */
+/* A unit's keys, with its values. */
+DEVICE u32 keys_place(const progress *at)
+{
+    return STAGES;
+}
+
 DEVICE u32 next_keys(const progress *at)
 {
     return STAGES;
@@ -149,16 +154,6 @@ DEVICE void end_rows(progress *at)
     at->tiles++;
 }
 
-DEVICE u32 keys_at(const shared *s, const progress *at)
-{
-    return s->k + keys_place(at) * TILE_K;
-}
-
-DEVICE u32 values_at(const shared *s, const progress *at)
-{
-    return s->k + values_place(at) * TILE_K;
-}
-
 DEVICE u32 rows_at(const shared *s, u32 place)
 {
     return s->k + place * TILE_K;
@@ -166,7 +161,17 @@ DEVICE u32 rows_at(const shared *s, u32 place)
 
 DEVICE u32 grad_o_at(const shared *s, u32 place)
 {
-    return s->k + place * TILE_K + TILE_Q;
+    return rows_at(s, place) + TILE_Q;
+}
+
+DEVICE u32 keys_at(const shared *s, const progress *at)
+{
+    return rows_at(s, keys_place(at));
+}
+
+DEVICE u32 values_at(const shared *s, const progress *at)
+{
+    return rows_at(s, values_place(at));
 }
 
 /* A warp lets go of a row tile, of values, and grad_q's of keys. */

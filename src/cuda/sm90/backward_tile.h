@@ -1,10 +1,10 @@
 /* Tiles, shared memory and products of the backward.
  *
  * A block holds BLOCK_KEYS keys and values of one head and takes tiles of 64 query rows, each with its rows of grad_o
- * and their statistics. Scores and their gradients are computed transposed, keys by rows, so that
- * P^T and dS^T are fragments and go into grad_v += P^T grad_o and grad_k += dS^T q from registers. For grad_q = dS k
- * they pass through shared memory: tiles of BLOCK_KEYS x 64, two of them, as every warpgroup needs all of it.
- * grad_q is summed in memory in fragment order (backward_lines.h), a warp's part by TMA. */
+ * and their statistics. Scores and their gradients are computed transposed, keys by rows, so that P^T and dS^T are
+ * fragments and go into grad_v += P^T grad_o and grad_k += dS^T q from registers. For grad_q = dS k they pass through
+ * shared memory: tiles of BLOCK_KEYS x 64, two of them, as every warpgroup needs all of it. grad_q is summed in memory
+ * in fragment order (backward_lines.h), a warp's part by TMA. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_TILE_H
 #define ATTN_CUDA_SM90_BACKWARD_TILE_H
 
@@ -66,8 +66,9 @@
 #if WIDE
 enum { PLACES = STAGES + 1, UNIT_NOTES = 2, ROW_NOTES = STAGES + 2 };
 #else
-enum { PLACES = STAGES + 2, UNIT_NOTES = PLACES + 1, ROW_NOTES = 8 };
+enum { PLACES = STAGES + 2, UNIT_NOTES = PLACES + 1, ROW_NOTES = 8 }; /* a power of two is found at once */
 #endif
+static_assert(ROW_NOTES >= STAGES + 2, "a row tile's note outlives its place by two tiles");
 
 /* That empty a place, but for a keeper's. 128 keys: grad_q's warps, too, let go of keys, so where they do not, a warp
  * of scores counts twice. */
@@ -144,7 +145,7 @@ DEVICE shared shared_layout(unsigned char *memory)
     s.v = s.k + TILE_K, s.q = s.v + TILE_V;
     s.g = s.q + STAGES * TILE_Q, s.ds = s.g + STAGES * TILE_G, s.dq = s.ds + 2 * TILE_DS;
     s.p = s.dq + DQ_WARPS * DQ_BYTES, s.peer_k = s.p + TILE_P, s.statistics = s.peer_k + TILE_PEER;
-    s.at = s.statistics + ATTN_SM90_BACKWARD_PLACES(BLOCK_KEYS, STAGES) * STATISTICS;
+    s.at = s.statistics + ATTN_SM90_BACKWARD_STATISTICS(BLOCK_KEYS, STAGES) * STATISTICS;
     s.rank = CLUSTER == 2 ? cluster_rank() : 0, s.peer = s.rank ^ 1;
     s.notes = (notes *)(memory + (s.at + sizeof(barriers) - shared_address(memory)));
     return s;

@@ -61,10 +61,8 @@ DEVICE bool keep_turn(const attn_sm90_backward_params *params, const shared *s, 
 /* It needs a unit's note alone. */
 DEVICE void let_go_of_unit(const shared *s, const progress *at, bool some)
 {
-#if WIDE
-    barrier_arrive(BARRIER(s, empty, STAGES));
-#else
     barrier_arrive(BARRIER(s, empty, keys_place(at)));
+#if !WIDE
     if (!some) return;
     wait_values(s, at);
     barrier_arrive(BARRIER(s, empty, values_place(at)));

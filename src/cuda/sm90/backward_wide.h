@@ -50,13 +50,13 @@ DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *
     if (c->group == 0) {
         float grad_v[DIM_V / 2] = { 0 };
         if (u->some) attend_values(params, s, c, u, grad_v);
-        release(BARRIER(s, empty, STAGES));
+        release(BARRIER(s, empty, keys_place(&c->at)));
         store_gradient(params, u, 0, params->grad_v, params->grad_v_stride, params->grad_v_sum, grad_v, DIM_V, p->dim_v,
                        dropout_factor(p));
     } else {
         float grad_k[DIM / 2] = { 0 };
         if (u->some) attend_keys(params, s, c, u, grad_k);
-        release(BARRIER(s, empty, STAGES));
+        release(BARRIER(s, empty, keys_place(&c->at)));
         store_gradient(params, u, 0, params->grad_k, params->grad_k_stride, params->grad_k_sum, grad_k, DIM, p->dim_qk,
                        p->scale);
     }

@@ -419,7 +419,7 @@ DEVICE float half_to_float(unsigned short x)
 
 /* ---- what the compiler knows ----------------------------------------------------------------- */
 
-/* Here, not before a branch that leads here. */
+/* Zeros, written once and here: the compiler writes such as it knows of again behind branches. */
 DEVICE void zero_floats(float *x, int count)
 {
 #pragma unroll

@@ -7,6 +7,18 @@
 #ifndef ATTN_CUDA_SM90_STORE_H
 #define ATTN_CUDA_SM90_STORE_H
 
+/* A warp's 16 rows of a panel of its own in shared memory, swizzled as tiles are: where a lane reads 16 bytes of row
+ * lane / 8, and those of the row 4i below. */
+DEVICE u32 panel_read(u32 panel, int lane)
+{
+    return panel + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
+}
+
+DEVICE void take_row(u32 read, int i, u32 *words)
+{
+    load_shared_words((read ^ i % 2 << 6) + i * 512, words);
+}
+
 /* Word i changes places with word i ^ q, q the thread's number in its quad. */
 DEVICE void exchange_words(u32 x[4])
 {
@@ -173,7 +185,7 @@ DEVICE void store_packed_rows(const attn_sm90_params *p, const tile_note *note, 
 DEVICE void store_panel_rows(const attn_sm90_params *p, const tile_note *note, u32 stage, int panel, int place0)
 {
     int lane = thread_anew() % 32, column = panel * 64 + lane % 8 * 8;
-    u32 read = stage + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
+    u32 read = panel_read(stage, lane);
     place first = { place0 + lane / 8, 0 };
     if (rarely(p->schedule.pack > 1)) {
         store_packed_rows(p, note, read, column, first.row);
@@ -184,7 +196,7 @@ DEVICE void store_panel_rows(const attn_sm90_params *p, const tile_note *note, u
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         u32 words[4];
-        load_shared_words((read ^ i % 2 << 6) + i * 512, words);
+        take_row(read, i, words);
         if (4 * i < end) store_words(to + i * step, words);
     }
 }
