@@ -129,12 +129,20 @@ static void assert_groups(int64_t heads, int64_t group, int64_t tiles, double le
     assert_true(rest == 0 || group - rest < attn_ceil_div(heads, group));
 }
 
+/* Of so many bytes each, in half of L2. */
+static int64_t heads_in_l2(int64_t bytes, int64_t heads)
+{
+    int64_t fit = h200.l2_bytes / 2 / bytes;
+    return heads < fit ? heads : fit;
+}
+
 /* Where row tiles differ in length, those of a group of heads are several a multiprocessor: under a causal mask alone,
  * which lets the longest come first, one and a half, else eight. */
 static void heads_come_in_even_groups(void **state)
 {
     (void)state;
     const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128"),
+                           *single = kernel_named("sm90_backward_bf16_d128_128"),
                            *pair = kernel_named("sm90_backward_bf16_d256_64_pair");
     const double sms = h200.multiprocessors;
     for (int64_t heads = 1; heads < 40; heads++) {
@@ -151,6 +159,15 @@ static void heads_come_in_even_groups(void **state)
         attn_desc full = problem(heads, 16384, 16384, 128, 0);
         assert_true(attn_cuda_cost(&full, &h200, k, 1e9, NULL, &c));
         assert_int_equal(c.schedule.head_group, 1);
+        full.direction = ATTN_BACKWARD, full.len_q = full.len_kv = 2048;
+        assert_true(attn_cuda_cost_backward(&full, &h200, single, 1e9, NULL, &c));
+        assert_int_equal(c.backward.head_group, 1);
+        full.flags = ATTN_DETERMINISTIC;
+        assert_true(attn_cuda_cost_backward(&full, &h200, single, 1e9, NULL, &c));
+        assert_int_equal(c.backward.head_group, heads_in_l2(2048 * 128 * (2 + 2 + 4), heads));
+        full.flags = 0, full.dim_qk = full.dim_v = 256;
+        assert_true(attn_cuda_cost_backward(&full, &h200, pair, 1e9, NULL, &c));
+        assert_int_equal(c.backward.head_group, heads_in_l2(2048 * 256 * (2 + 2 + 4), heads));
     }
 }
 

@@ -98,14 +98,19 @@ static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, cons
            (!bounded || rows + d->len_kv + right > d->len_q) && sums <= kept_sums * device->l2_bytes;
 }
 
+/* Units take the same time, and none waits for another's turn. */
+static bool units_are_alike(const attn_desc *d)
+{
+    return !(d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC));
+}
+
 /* Units that full waves of takers leave over, where all are alike and a variant takes shares of them
  * (backward_params.h). */
 static int64_t units_over(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
-    const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC;
     int64_t takers = device->multiprocessors / k->cluster,
             units = attn_ceil_div(d->len_kv, attn_cuda_unit_keys(k)) * d->heads_kv * d->batch;
-    bool alike = !(d->flags & unlike) && !is_general(k) && !k->folded,
+    bool alike = units_are_alike(d) && !is_general(k) && !k->folded,
          counted = takers * attn_cuda_unit_steps(d) <= INT32_MAX;
     return alike && counted && takers > 0 && units >= takers ? units % takers : 0;
 }
@@ -165,14 +170,17 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     c->dynamic |= attn_cuda_takes_turns(d, &c->backward);
 }
 
-/* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. */
+/* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. Where
+ * units are alike, one, whose rows are then there for the shortest time: but not where its units wait for each other,
+ * nor above 128 dims, where they add to the same rows at once [m]. */
 static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t tiles)
 {
     double row = (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype) + 4.0 * k->dim;
     double head = (double)(d->heads_q / d->heads_kv) * (double)d->len_q * row;
+    double fit = floor(0.5 * device->l2_bytes / max_of(1, head));
     int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
-    return attn_cuda_head_group(d, all, floor(0.5 * device->l2_bytes / max_of(1, head)), tiles,
-                                device->multiprocessors / k->cluster);
+    if (units_are_alike(d) && k->dim <= 128) fit = 1;
+    return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster);
 }
 
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)

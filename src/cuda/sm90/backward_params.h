@@ -33,7 +33,8 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch; less parted and plus 2 * shares
  *   takes      how often takers take: total; whole: heads; parted: total - shares
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
- *              and f32 grad_q in L2 at once, where units differ in length more if need be. ATTN_DETERMINISTIC: too
+ *              and f32 grad_q in L2 at once, where units differ in length more if need be; to 128 dims one, where units
+ *              are alike and take no turns
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
  *   parted     units that full waves of takers leave over, where all are alike; 0: they are taken as others are. Their
  *              row tiles, one unit's behind another's, are cut into `shares` of `share`, and a taker takes one. A share
