@@ -171,6 +171,36 @@ static void heads_come_in_even_groups(void **state)
     }
 }
 
+static attn_sm90_backward_schedule schedule_of(int64_t heads, int64_t length, uint32_t flags)
+{
+    attn_cuda_choice c;
+    attn_desc d = problem(heads, length, length, 128, flags);
+    d.direction = ATTN_BACKWARD;
+    d.grad_q_stride[0] = d.grad_q_stride[1] = d.grad_q_stride[2] = 128;
+    assert_true(attn_cuda_cost_backward(&d, &h200, kernel_named("sm90_backward_bf16_d128_128"), 1e9, NULL, &c));
+    return c.backward;
+}
+
+/* Sums are converted by takers, those of the last heads behind all units: of as many as can be while the last wave of
+ * equal units leaves takers over. Not where their rows are in pieces, or units take turns. */
+static void takers_convert_sums(void **state)
+{
+    (void)state;
+    attn_sm90_backward_schedule full = schedule_of(128, 2048, 0), causal = schedule_of(128, 2048, ATTN_CAUSAL),
+                                waves = schedule_of(132, 2048, 0), longer = schedule_of(32, 8192, 0);
+    assert_int_equal(full.conversions, 4);
+    assert_int_equal(full.total, 128 * (16 + 4));
+    assert_int_equal(full.takes, full.total);
+    assert_true(full.late > 40 && full.late < 128);
+    assert_int_equal(waves.late, 11); /* 165 units */
+    assert_int_equal(longer.late, 32);
+    assert_true(causal.head_group > 1);
+    assert_int_equal(causal.late, causal.head_group);
+    assert_int_equal(schedule_of(128, 2048, ATTN_DETERMINISTIC).conversions, 0);
+    assert_int_equal(schedule_of(128, 2048, ATTN_OUT_F32).conversions, 0);
+    assert_int_equal(schedule_of(4, 2048, 0).conversions, 0); /* no more units than takers */
+}
+
 /* What the kernels make of a divisor (schedule.h), beside the division. */
 static void assert_divides(attn_sm90_divisor by, int64_t d)
 {
@@ -354,8 +384,9 @@ static void units_left_over_are_shared_out(void **state)
         assert_int_equal(s->parted, over);
         assert_int_equal(s->share, cases[i].share);
         assert_int_equal(s->shares, over ? attn_ceil_div(over * steps, s->share) : 0);
-        assert_int_equal(s->total, cases[i].units - over + 2 * s->shares);
-        assert_int_equal(s->takes, cases[i].units - over + s->shares);
+        int taken = cases[i].units - over + s->conversions * (int)cases[i].heads_kv;
+        assert_int_equal(s->total, taken + 2 * s->shares);
+        assert_int_equal(s->takes, taken + s->shares);
         double waves = ceil(1.0 * (cases[i].units - over) / cases[i].takers);
         if (!over) continue;
         assert_true(c.choice.count[ATTN_PER_STEP] == waves * steps + s->share);
@@ -375,6 +406,7 @@ int main(void)
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),
         cmocka_unit_test(heads_come_in_even_groups),
+        cmocka_unit_test(takers_convert_sums),
         cmocka_unit_test(schedules_divide),
         cmocka_unit_test(tiles_fit_blocks),
         cmocka_unit_test(tiles_come_in_waves),

@@ -44,6 +44,37 @@ static void every_layout_is_taken(void **state)
     end_context(context);
 }
 
+/* Takers convert sums of grad_q, but where its address is no multiple of 16 they are converted behind. */
+static void sums_are_converted_to_any_address(void **state)
+{
+    (void)state;
+    enum { HEADS = 140, ROWS = 16, KEYS = 260, DIM = 72, SIZE = HEADS * KEYS * DIM };
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small_backward();
+    attn_plan *plan;
+    char text[2000];
+    desc.batch = 1, desc.heads_q = desc.heads_kv = HEADS, desc.len_q = ROWS, desc.len_kv = KEYS;
+    desc.dim_qk = desc.dim_v = DIM, desc.flags = ATTN_CAUSAL;
+    assert_ok(attn_plan_create(&plan, &desc));
+    attn_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "converted by the way"));
+    void *workspace = malloc(attn_plan_workspace(plan));
+    uint16_t *in = aligned_alloc(16, SIZE * sizeof *in), *out = aligned_alloc(16, 3 * SIZE * sizeof *out);
+    float *lse = calloc(HEADS * ROWS, sizeof *lse);
+    memset(in, 0, SIZE * sizeof *in);
+    for (int odd = 0; odd < 2; odd++) {
+        attn_args args = { .q = in, .k = in, .v = in, .grad_o = in, .o = in, .lse = lse };
+        args.grad_q = out + odd, args.grad_k = out + SIZE, args.grad_v = out + 2 * SIZE;
+        memset(out, 0xff, 3 * SIZE * sizeof *out);
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+        for (int i = 0; i < HEADS * ROWS * DIM; i++)
+            assert_int_equal(out[odd + i], 0);
+    }
+    attn_plan_destroy(plan);
+    free(workspace), free(in), free(out), free(lse);
+    end_context(context);
+}
+
 /* What of a plan lies in the workspace: with sequences packed their tails fill whole tiles. */
 static void the_workspace_is_exact(void **state)
 {
@@ -232,6 +263,7 @@ int main(void)
         cmocka_unit_test(kernels_are_chosen),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(every_layout_is_taken),
+        cmocka_unit_test(sums_are_converted_to_any_address),
         cmocka_unit_test(the_workspace_is_exact),
         cmocka_unit_test(short_heads_are_taken_whole),
         cmocka_unit_test(sums_of_short_heads_are_folded),

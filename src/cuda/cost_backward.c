@@ -20,7 +20,9 @@ static const int64_t share_least = 8;              /* row tiles: fewer are not w
 static const double simple_flops = 12;             /* a clock and SM: all is computed twice */
 static const double late_rounds = 0.2;             /* [m] as in the forward */
 static const double worth_it = 0.98;               /* splitting heads, whole heads, shares must save so much */
-static const double kept_sums = 0.5;               /* [m] of L2, at most, for sums of whole heads: 0.55 is too much */
+static const double late_units = 1.25;    /* of a taker, at least, behind a head's own, before its sums are converted */
+static const double converted_bytes = 16; /* [e] a clock and SM that are read and stored */
+static const double kept_sums = 0.5;      /* [m] of L2, at most, for sums of whole heads: 0.55 is too much */
 
 static double max_of(double a, double b)
 {
@@ -183,6 +185,43 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, co
     return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster);
 }
 
+/* Whether takers convert sums of grad_q as they take units (backward_params.h); at what address, the run will know. */
+static bool converts(const attn_desc *d, const attn_cuda_choice *c)
+{
+    const attn_sm90_backward_schedule *s = &c->backward;
+    bool whole = attn_out_dtype(d) != ATTN_F32 && d->dim_qk % 8 == 0;
+    for (int i = 0; i < 3; i++)
+        whole = whole && d->grad_q_stride[i] % 8 == 0;
+    return whole && c->kernel->keys == 128 && !is_general(c->kernel) && c->dynamic && !s->whole && !s->parted &&
+           !attn_cuda_takes_turns(d, s) && !(d->flags & ATTN_CUDA_LENGTHS);
+}
+
+/* KV heads whose sums are converted behind all units: as many as takers convert who are done while others have a unit
+ * of the last wave. */
+static double late_heads(const attn_desc *d, const attn_cuda_device *device, int64_t units, const attn_cuda_choice *c)
+{
+    int64_t takers = device->multiprocessors, over = units % takers;
+    if (!units_are_alike(d) || over == 0) return 0;
+    double hertz = attn_machine_for(ATTN_CUDA, device->name)->hertz;
+    double rate = min_of(attn_cuda_bandwidth(device, "l2"), (double)(takers - over) * hertz * converted_bytes);
+    double row = 4.0 * c->kernel->dim + (double)d->dim_qk * (double)attn_dtype_size(d->dtype);
+    double seconds = c->choice.seconds / c->choice.count[ATTN_PER_TILE];
+    return seconds * rate / ((double)(d->heads_q / d->heads_kv) * (double)d->len_q * row);
+}
+
+static void lay_out_conversions(const attn_desc *d, const attn_cuda_device *device, int64_t units, attn_cuda_choice *c)
+{
+    attn_sm90_backward_schedule *s = &c->backward;
+    int64_t heads = d->heads_kv * d->batch, group = (int64_t)s->head_group * s->key_tiles * s->splits;
+    int64_t pieces = attn_ceil_div(d->len_q, c->kernel->rows * ATTN_SM90_BACKWARD_CONVERTED);
+    double least = ceil(late_units * device->multiprocessors / (double)group),
+           late = max_of(least, ceil(late_heads(d, device, units, c) / s->head_group)) * s->head_group;
+    int64_t conversions = d->heads_q / d->heads_kv * pieces, all;
+    if (__builtin_mul_overflow(heads, conversions, &all) || all + s->total > INT32_MAX) return;
+    s->conversions = (int)conversions, s->late = (int)min_of(late, (double)heads);
+    s->total += (int)all, s->takes += (int)all;
+}
+
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
 {
     const attn_cuda_kernel *k = c->kernel;
@@ -206,6 +245,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
         .folded = k->folded,
         .whole = whole,
     };
+    if (converts(d, c)) lay_out_conversions(d, device, units, c);
     return true;
 }
 

@@ -65,6 +65,7 @@ bool attn_cuda_lay_out_backward(const attn_desc *d, attn_cuda_plan *cuda)
     bool turns = attn_cuda_is_line(k) && attn_cuda_takes_turns(d, &cuda->chosen.backward);
     double rows = (double)attn_cuda_sum_lines(d, false), keys = attn_cuda_is_line(k) ? key_lines(d, &cuda->chosen) : 0;
     double heads = (double)d->batch * (double)d->heads_q;
+    double added = cuda->chosen.backward.conversions ? (double)d->batch * (double)d->heads_kv : 0;
     double slopes = d->flags & ATTN_ALIBI ? heads * (double)alibi_parts(d, k) : 0;
     double sinks = d->flags & ATTN_SINK ? heads * (double)attn_ceil_div(d->len_q, TILE) : 0;
     return attn_cuda_append(&l->total, rows, 2 * sizeof(float), &l->stats) &&
@@ -72,6 +73,7 @@ bool attn_cuda_lay_out_backward(const attn_desc *d, attn_cuda_plan *cuda)
            attn_cuda_append(&l->total, keys, sizeof(float) * (double)k->dim, &l->grad_k_sum) &&
            attn_cuda_append(&l->total, keys, sizeof(float) * (double)k->dim_v, &l->grad_v_sum) &&
            attn_cuda_append(&l->total, turns ? rows / TILE : 0, sizeof(unsigned), &l->turns) &&
+           attn_cuda_append(&l->total, added, sizeof(unsigned), &l->added) &&
            attn_cuda_append(&l->total, slopes, sizeof(float), &l->alibi_parts) &&
            attn_cuda_append(&l->total, sinks, sizeof(float), &l->sink_parts);
 }
@@ -134,6 +136,7 @@ void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words)
     attn_say(words, "sums       grad_q in f32, %.4g MiB, %s", query_lines(d, c) * c->kernel->dim * 4 / mib,
              s->whole                      ? "of heads in hand: whole heads are taken, in a fixed order"
              : s->folded                   ? "added to in a fixed order, and finished by the last tile"
+             : s->conversions              ? "added to as tiles end, converted by the way"
              : attn_cuda_takes_turns(d, s) ? "added to in a fixed order"
                                            : "added to as tiles end");
     double parts = key_lines(d, c) * (c->kernel->dim + c->kernel->dim_v) * 4 / mib;

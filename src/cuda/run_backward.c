@@ -30,14 +30,19 @@ static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
     if (d->flags & ATTN_SINK && a->grad_sink) p->sink_parts = attn_cuda_at(c, l->sink_parts);
 }
 
-/* Rows of the gradients of keys and values are of whole 16 bytes, of 16-bit elements. */
-static bool has_lines(const attn_sm90_backward_params *p)
+/* Rows of a gradient are of whole 16 bytes, of 16-bit elements. */
+static bool has_lines(const attn_sm90_backward_params *p, const void *gradient, const long long stride[3], int dim)
 {
-    long long elements = p->common.dim_qk | p->common.dim_v;
-    for (int i = 0; i < 3; i++)
-        elements |= p->grad_k_stride[i] | p->grad_v_stride[i];
-    return !(p->common.flags & ATTN_OUT_F32) && !(elements % 8) &&
-           !(((uintptr_t)p->grad_k | (uintptr_t)p->grad_v) % 16);
+    long long elements = dim | stride[0] | stride[1] | stride[2];
+    return !(p->common.flags & ATTN_OUT_F32) && !(elements % 8) && !((uintptr_t)gradient % 16);
+}
+
+/* Sums are converted behind. */
+static void convert_none(attn_sm90_backward_params *p)
+{
+    int conversions = p->schedule.conversions * p->common.heads_kv * p->common.batch;
+    p->schedule.total -= conversions, p->schedule.takes -= conversions;
+    p->schedule.conversions = 0;
 }
 
 /* Of what only a line's kernel has. */
@@ -46,13 +51,16 @@ static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
     const attn_cuda_layout *l = &c->cuda->layout;
     const attn_desc *d = &c->plan->desc;
     if (c->cuda->copied[ATTN_CUDA_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->copies[ATTN_CUDA_GRAD_O]);
-    p->lines = has_lines(p);
+    p->lines = has_lines(p, p->grad_k, p->grad_k_stride, p->common.dim_qk) &&
+               has_lines(p, p->grad_v, p->grad_v_stride, p->common.dim_v);
+    if (p->schedule.conversions && !has_lines(p, p->grad_q, p->grad_q_stride, p->common.dim_qk)) convert_none(p);
     p->grad_q_sum = attn_cuda_at(c, l->grad_q_sum);
     if (p->schedule.splits > 1 || p->schedule.parted) {
         p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);
         p->grad_v_sum = attn_cuda_at(c, l->grad_v_sum);
     }
     if (attn_cuda_takes_turns(d, &p->schedule)) p->turns = attn_cuda_at(c, l->turns);
+    if (p->schedule.conversions) p->added = attn_cuda_at(c, l->added);
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->counter);
     p->alibi_count = (int)ATTN_SM90_BACKWARD_ALIBI(d->len_kv, c->cuda->chosen.kernel->keys);
 }
@@ -199,7 +207,7 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
         status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
     if (!status) status = run_rows(c, p);
     if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
-    if (!status && !attn_cuda_finishes(&p->schedule)) status = convert_queries(c, p);
+    if (!status && !attn_cuda_finishes(&p->schedule) && !p->schedule.conversions) status = convert_queries(c, p);
     if (!status && p->schedule.splits > 1) status = convert_keys(c, p);
     if (!status && p->schedule.parted) status = merge_keys(c, p);
     if (!status && bias_after) status = run_bias(c, p);

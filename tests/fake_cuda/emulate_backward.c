@@ -184,7 +184,8 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->batch : ceil_div(c->len_kv, keys);
     fake_expect(s->key_tiles == tiles, symbol, "key_tiles");
     int64_t units = tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch);
-    fake_expect(s->total == units - s->parted + 2 * s->shares, symbol, "total");
+    int64_t converted = (int64_t)s->conversions * c->heads_kv * c->batch;
+    fake_expect(s->total == units - s->parted + 2 * s->shares + converted, symbol, "total");
     fake_expect(s->takes == (s->whole ? units / tiles : s->total - s->shares), symbol, "takes");
     fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
     fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= k->cluster * s->total && s->grid <= 132, symbol,
@@ -198,6 +199,30 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->folded == k->folded && !(s->folded && s->whole), symbol, "folded sums");
     fake_expect((s->folded || (c->flags & ATTN_DETERMINISTIC && !s->whole)) == (p->turns != NULL), symbol,
                 "an order, or none, that nobody asked for");
+}
+
+/* Rows of a gradient are of whole 16 bytes. */
+static bool is_even(const attn_desc *d, const void *gradient, const long long stride[3], int64_t dim)
+{
+    return attn_out_dtype(d) != ATTN_F32 && (uintptr_t)gradient % 16 == 0 && dim % 8 == 0 && stride[0] % 8 == 0 &&
+           stride[1] % 8 == 0 && stride[2] % 8 == 0;
+}
+
+static void check_conversions(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
+                              const attn_desc *d)
+{
+    const attn_sm90_backward_schedule *s = &p->schedule;
+    const attn_sm90_params *c = &p->common;
+    int64_t heads = (int64_t)c->heads_kv * c->batch,
+            each = c->heads_q / c->heads_kv * ceil_div(c->len_q, TILE * ATTN_SM90_BACKWARD_CONVERTED);
+    fake_expect(k->keys == 128 && !(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)), symbol, "it converts no sums");
+    fake_expect(!s->whole && !s->parted && !p->turns && !(c->flags & ATTN_CUDA_LENGTHS), symbol,
+                "sums of units that are not counted are converted");
+    fake_expect(s->counter && s->conversions == each, symbol, "conversions");
+    fake_expect(s->late > 0 && s->late <= heads && (s->late % s->head_group == 0 || s->late == heads), symbol, "late");
+    fake_expect(is_even(d, p->grad_q, p->grad_q_stride, c->dim_qk), symbol, "rows of grad_q are converted in pieces");
+    for (int64_t i = 0; i < heads; i++)
+        fake_expect(p->added[i] == 0, symbol, "a count of units is not 0");
 }
 
 static void check_parted(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
@@ -250,10 +275,8 @@ static void take_grad_o(const char *symbol, const attn_sm90_backward_params *p, 
 /* What the kernel may store 16 bytes at a time. */
 static void check_lines(const char *symbol, const attn_sm90_backward_params *p, const attn_desc *d)
 {
-    bool whole = attn_out_dtype(d) != ATTN_F32 && d->dim_qk % 8 == 0 && d->dim_v % 8 == 0;
-    for (int i = 0; i < 3; i++)
-        whole = whole && p->grad_k_stride[i] % 8 == 0 && p->grad_v_stride[i] % 8 == 0;
-    whole = whole && (uintptr_t)p->grad_k % 16 == 0 && (uintptr_t)p->grad_v % 16 == 0;
+    bool whole =
+        is_even(d, p->grad_k, p->grad_k_stride, d->dim_qk) && is_even(d, p->grad_v, p->grad_v_stride, d->dim_v);
     fake_expect(p->lines == whole, symbol, "rows of whole 16 bytes");
 }
 
@@ -274,13 +297,14 @@ static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchCo
     take_grad_o(symbol, p, &d);
     check_schedule(symbol, k, p, &d);
     check_lines(symbol, p, &d);
+    if (s->conversions) check_conversions(symbol, k, p, &d);
     gradients g = gradients_of(symbol, p, d, a);
     fake_expect(p->grad_q_sum, symbol, "nowhere to add up grad_q");
     if (s->whole && s->key_tiles > 1)
         memset(p->grad_q_sum, 0x55,
                (size_t)(s->grid / k->cluster * (c->heads_q / c->heads_kv) * p->q_pitch) * (size_t)k->dim * 4);
-    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole || s->folded ? NULL : p->grad_q_sum, p->q_pitch, k->dim,
-            c->scale, NULL);
+    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole || s->folded || s->conversions ? NULL : p->grad_q_sum,
+            p->q_pitch, k->dim, c->scale, NULL);
     fake_expect((s->splits > 1 || s->parted) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of grad_k and grad_v");
     parted units = { s, (int64_t)c->heads_kv * c->batch, k->keys * k->cluster,
                      ceil_div(c->len_q, TILE) * (c->heads_q / c->heads_kv) };
@@ -332,6 +356,7 @@ static void rows(const char *symbol, const CUlaunchConfig *config, const attn_sm
     for (int64_t i = 0; i < 2 * count; i++)
         p->stats[i] = mark;
     if (p->grad_o_copy) copy_grad_o(p, fake_dtype_of(symbol));
+    if (p->added) memset(p->added, 0, (size_t)(c->batch * c->heads_kv) * sizeof *p->added);
     if (p->turns) memset(p->turns, 0, (size_t)(count / TILE) * sizeof *p->turns);
     if (!p->sink_parts) return;
     memset(p->sink_parts, 0, (size_t)(c->heads_q * c->batch * tiles) * sizeof *p->sink_parts);

@@ -227,6 +227,27 @@ static void last_shares(const attn_cuda_kernel *k)
     }
 }
 
+/* Sums of grad_q that takers convert as they take units: of a group of heads while others have units, and behind these;
+ * heads that fill no group, that share keys, one at a time; the last conversion of a head has two row tiles. */
+static void conversions(const attn_cuda_kernel *k)
+{
+    int takers = attn_cuda_machine_get()->device[0].multiprocessors;
+    bool general = k->features & ATTN_CHUNK;
+    for (int i = 0; i < 3 && k->keys == 128 && !general; i++) {
+        int64_t heads = i == 2 ? takers : takers / 2 + 7;
+        attn_desc desc = { .flags = i == 2 ? 0 : ATTN_CAUSAL,
+                           .batch = i == 2 ? 1 : 2,
+                           .heads_q = i == 1 ? 2 * heads : heads,
+                           .heads_kv = heads,
+                           .len_q = 1100,
+                           .len_kv = 3 * k->keys + 20 };
+        bool whole = i == 2 && plan_says(k, desc, "whole heads");
+        result(whole || plan_says(k, desc, "converted by the way"), "%s, case %d: sums are converted behind", k->name,
+               i);
+        check_kernel(k, desc, options_of(i), false);
+    }
+}
+
 /* ---- one problem, many runs ---------------------------------------------------------------- */
 
 /* A problem on the GPU, and its outputs as its first run left them. */
@@ -585,6 +606,7 @@ int main(int argc, char **argv)
         if (attn_cuda_direction(k) == ATTN_BACKWARD) {
             finished_heads(k);
             last_shares(k);
+            conversions(k);
             continue;
         }
         overflows(k);

@@ -7,7 +7,12 @@ DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
     consumer c = { .group = (int)threadIdx.x / 128 - 1, .at = progress_start() };
     c.thread = __shfl_xor_sync(~0u, threadIdx.x ^ 1, 1); /* its own, of which the assembler knows nothing */
     for (const unit *u; (u = wait_unit(s, &c.at)); c.at.units++)
-        consume_unit(params, s, &c, u);
+#if CONVERTS
+        if (IS_CONVERSION(u))
+            convert_sums(params, s, &c, u);
+        else
+#endif
+            consume_unit(params, s, &c, u);
 }
 
 extern "C" __global__ void __launch_bounds__(ATTN_SM90_BACKWARD_THREADS(BLOCK_KEYS), 1)

@@ -35,6 +35,20 @@ DEVICE unit_place unit_place_of(const attn_sm90_backward_schedule *s, int heads,
     return at;
 }
 
+/* The conversion that `behind` units and conversions are taken behind; heads: KV heads of the batch. -1: it is a unit,
+ * and *behind becomes how many units that is taken behind. */
+DEVICE int conversion_of(const attn_sm90_backward_schedule *s, int heads, int *behind)
+{
+    int units = s->head_group * s->key_tiles * s->splits, group = units + s->head_group * s->conversions;
+    int left = *behind - s->late * s->conversions, early = heads - s->late;
+    if (left < 0) return *behind;
+    int number = min(left / group, early / s->head_group);
+    left -= number * group;
+    int first = number * s->head_group, count = min(s->head_group, early - first) * s->conversions;
+    *behind = number * units + left - count;
+    return left < count ? (s->late + first) * s->conversions + left : -1;
+}
+
 /* Where the four floats of columns 8c to 8c + 7 that are a thread's of a warpgroup are in a tile of sums of `dim`
  * columns. */
 DEVICE int sums_place_of(int thread, int dim, int c)

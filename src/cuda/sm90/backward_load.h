@@ -88,6 +88,44 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
     end_rows(&at->at);
 }
 
+#if CONVERTS
+
+/* Until all units of a KV head have added to its sums. */
+DEVICE void await_added(const attn_sm90_backward_params *params, const unit *u)
+{
+    const attn_sm90_backward_schedule *s = &params->schedule;
+    const u32 *added = params->added + u->place.batch * params->common.heads_kv + u->kv_head;
+    while (count_read(added) < (u32)(s->key_tiles * s->splits * DQ_WARPS))
+        ;
+    fence_async_memory();
+}
+
+/* Sums to convert, each tile's in the place of a row tile. */
+DEVICE void load_sums(const attn_sm90_backward_params *params, const shared *s, unit *u, producer *at)
+{
+    const attn_sm90_params *p = &params->common;
+    const u32 bytes = BLOCK_ROWS * DIM * 4;
+    static_assert(BLOCK_ROWS * DIM * 4 <= TILE_Q + TILE_G, "sums are no larger than rows");
+    u->some = 0;
+    load_unit(p, s, u, at);
+    await_added(params, u);
+    long long line = line_of(p, NULL, p->heads_q, params->q_pitch, u->place.batch, u->first_head);
+    const float *sums = params->grad_q_sum + (line + u->from * BLOCK_ROWS) * DIM;
+#pragma unroll 1
+    for (int i = 0; i < u->tiles; i++, sums += BLOCK_ROWS * DIM) {
+        u32 place = rows_place(&at->at), full = BARRIER(s, full, place);
+        wait_empty(BARRIER(s, empty, place), (int)rows_phase(&at->at) ^ 1);
+        if (threadIdx.x % 32 == 0) {
+            barrier_expect(full, bytes);
+            bulk_load(rows_at(s, place), sums, bytes, full);
+        }
+        __syncwarp();
+        end_place(&at->at);
+    }
+}
+
+#endif
+
 DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
 {
     const attn_sm90_params *p = &params->common;
@@ -96,6 +134,12 @@ DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
     for (int index = unit_next(params, s, -1, &at.index); index < params->schedule.total;
          index = unit_next(params, s, index, &at.index)) {
         if (!unit_at(params, index, &u)) continue;
+#if CONVERTS
+        if (IS_CONVERSION(&u)) {
+            load_sums(params, s, &u, &at);
+            continue;
+        }
+#endif
         row_walk walk = rows_start(p, &u);
         row_note note, next;
         u.some = rows_next(p, &u, &walk, &note);

@@ -61,6 +61,20 @@ DEVICE bool piece_at(const attn_sm90_backward_params *params, int piece, unit *u
     return u->tiles > 0;
 }
 
+/* Row tiles of a query head whose sums are converted, `number` conversions before the last. */
+DEVICE void conversion_at(const attn_sm90_backward_params *params, int number, unit *u)
+{
+    const attn_sm90_params *p = &params->common;
+    int head = number / params->schedule.conversions, piece = number - head * params->schedule.conversions;
+    int tiles = (p->len_q + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int pieces = (tiles + ATTN_SM90_BACKWARD_CONVERTED - 1) / ATTN_SM90_BACKWARD_CONVERTED, query = piece / pieces;
+    u->place.batch = head / p->heads_kv, u->kv_head = head - u->place.batch * p->heads_kv;
+    u->place.len_q = p->len_q;
+    u->first_head = u->kv_head * (p->heads_q / p->heads_kv) + query;
+    u->from = (piece - query * pieces) * ATTN_SM90_BACKWARD_CONVERTED;
+    u->part = CONVERSION, u->tiles = min(ATTN_SM90_BACKWARD_CONVERTED, tiles - u->from);
+}
+
 /* Units are taken from the last to the first, as the forward's tiles are (schedule.h); under a causal mask the longest
  * are those of the first keys. With turns a unit waits for units of the same head and later keys: these come first, as
  * they do of whole heads. False: there is no such unit. */
@@ -73,7 +87,13 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
     int behind = first_piece(s) + s->parted - 1 - index, piece = index - first_piece(s), count = s->key_tiles;
     u->part = -1, u->from = 0, u->tiles = 1 << 30;
     if (PARTS && piece >= 0 && !piece_at(params, piece, u, &behind)) return false;
-    unit_place at = unit_place_of(s, p->heads_kv * (varlen ? 1 : p->batch), behind);
+    int heads = p->heads_kv * (varlen ? 1 : p->batch), conversion = -1;
+    if (CONVERTS && s->conversions) conversion = conversion_of(s, heads, &behind);
+    if (conversion >= 0) {
+        conversion_at(params, conversion, u);
+        return true;
+    }
+    unit_place at = unit_place_of(s, heads, behind);
     int number = at.number;
     w->batch = at.head / p->heads_kv, u->kv_head = at.head - w->batch * p->heads_kv;
     if (s->splits > 1) u->part = at.split;

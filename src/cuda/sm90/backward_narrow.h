@@ -144,16 +144,39 @@ DEVICE void add_tiles(const attn_sm90_backward_params *params, const shared *s, 
     pass_turn(s, c);
 }
 
+/* Sums are for others to convert. But who waited for a later use of their place alone might take one phase for the
+ * other. */
+DEVICE void pass_sums(const shared *s, progress *at)
+{
+    u32 place = rows_place(at);
+    barrier_wait(BARRIER(s, full, place), rows_phase(at));
+    let_go(threadIdx.x, s, place);
+    end_place(at);
+}
+
+/* The warp's additions to the sums of the unit's KV head have ended. */
+DEVICE void tell_added(const attn_sm90_backward_params *params, const unit *u)
+{
+    if (threadIdx.x % 32 == 0) {
+        bulk_wait();
+        count_raise(params->added + u->place.batch * params->common.heads_kv + u->kv_head);
+    }
+    __syncwarp();
+}
+
 DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 {
     consumer c = { .group = WARPGROUPS, .at = progress_start() };
     for (const unit *u; (u = wait_unit(s, &c.at)); c.at.units++) {
+        for (int i = 0; IS_CONVERSION(u) && i < u->tiles; i++)
+            pass_sums(s, &c.at);
         if (u->some) {
             meet_sums(params);
             add_tiles(params, s, &c);
         } else {
             let_go(threadIdx.x, s, keys_place(&c.at));
         }
+        if (CONVERTS && params->added && !IS_CONVERSION(u)) tell_added(params, u);
     }
     bulk_wait();
 }
@@ -292,6 +315,40 @@ DEVICE void store_unit(const attn_sm90_backward_params *params, const shared *s,
     fence_async();
     let_go(thread, s, values_place(&c->at));
 }
+
+#if CONVERTS
+
+/* Converts row tiles' sums, a warpgroup half of the panels' columns, a warp its own rows, by way of where their sums
+ * lay. */
+DEVICE void convert_sums(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
+{
+    enum { COLUMNS = 32 * PANELS };
+    u32 thread = (u32)anew((int)THREAD_OF(c)), warp = thread % 128 / 32;
+    int first = (int)(thread / 128 - 1) * COLUMNS, dim = min(params->common.dim_qk - first, COLUMNS);
+    int row = u->from * BLOCK_ROWS + (int)warp * 16, left = u->place.len_q - row;
+    u64 to = (u64)params->grad_q + 2 * (u->place.batch * params->grad_q_stride[0] + row * params->grad_q_stride[1] +
+                                        u->first_head * params->grad_q_stride[2] + first);
+    release_by(thread, BARRIER(s, empty, keys_place(&c->at)));
+    for (int i = 0; i < u->tiles; i++) {
+        float x[COLUMNS / 2];
+        u32 place = rows_place(&c->at), sums = rows_at(s, place) + (warp * DIM + first) * 64;
+        barrier_wait(BARRIER(s, full, place), rows_phase(&c->at));
+#pragma unroll
+        for (int k = 0; k < COLUMNS / 8; k++) {
+            float4 four = make_float4(0, 0, 0, 0);
+            if (first + 8 * k < DIM) four = load_shared_floats(sums + 512 * k + thread % 32 * 16);
+            x[4 * k] = four.x, x[4 * k + 1] = four.y, x[4 * k + 2] = four.z, x[4 * k + 3] = four.w;
+        }
+        __syncwarp();
+        store_lines(to, params->grad_q_stride[1], left, sums, thread % 32, x, COLUMNS, dim, params->common.scale);
+        fence_async();
+        release_by(thread, BARRIER(s, empty, place));
+        end_place(&c->at);
+        to += 2 * BLOCK_ROWS * params->grad_q_stride[1], left -= BLOCK_ROWS;
+    }
+}
+
+#endif
 
 DEVICE void consume_unit(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
 {

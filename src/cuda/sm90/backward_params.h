@@ -25,12 +25,13 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 #define ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 
-enum { ATTN_SM90_BACKWARD_ROWS = 64 };
+enum { ATTN_SM90_BACKWARD_ROWS = 64, ATTN_SM90_BACKWARD_CONVERTED = 8 };
 
 /* Order of work. A unit is a tile of keys of one KV head against the rows of `heads_q / heads_kv / splits` query heads;
  * of a cluster as many neighbouring tiles as it has blocks, and `keys` below is theirs together.
  *   key_tiles  ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
- *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch; less parted and plus 2 * shares
+ *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch; less parted and plus 2 * shares; plus
+ *              conversions * heads_kv * batch
  *   takes      how often takers take: total; whole: heads; parted: total - shares
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
  *              and f32 grad_q in L2 at once, where units differ in length more if need be; to 128 dims one, where units
@@ -47,12 +48,17 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64 };
  *              that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns. For variants of
  *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees a
  *              key: min(len_q, R) + len_kv - len_q + mask.right > 0
+ *   conversions  of a KV head; 0: sums of grad_q are converted behind. Else takers take conversions as they take units:
+ *              each of up to ATTN_SM90_BACKWARD_CONVERTED row tiles of a query head, when all has been added to that KV
+ *              head's. For 128 keys; no lengths, no turns, not whole, not parted; more units than takers
+ *   late       KV heads whose conversions come behind all units: a multiple of head_group, or all. Those of a group of
+ *              others are taken behind the units of the heads that are taken `late` heads later
  *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units, whole: of heads;
  *              0 is not launched
  *   counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b + their
  *              count, ... With turns never NULL */
 typedef struct attn_sm90_backward_schedule {
-    int key_tiles, total, takes, head_group, grid, splits, parted, share, shares, folded, whole;
+    int key_tiles, total, takes, head_group, grid, splits, parted, share, shares, folded, whole, conversions, late;
     unsigned *counter;
 } attn_sm90_backward_schedule;
 
@@ -92,6 +98,8 @@ typedef struct attn_sm90_backward_params {
                                      * line of a unit, one part behind another. Else NULL */
     unsigned *turns;    /* folded, or ATTN_DETERMINISTIC but whole, else NULL: one a tile of lines of rows; zeroed by
                          * 1 */
+    unsigned *added;    /* conversions, else NULL: one a KV head (over the batch), zeroed by 1: each of grad_q's warps
+                         * counts each unit whose additions have ended */
     float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
                          * ATTN_SM90_BACKWARD_ALIBI; simple: ceil(len_q / 8) */
     int alibi_count;

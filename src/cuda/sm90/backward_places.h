@@ -146,11 +146,17 @@ DEVICE u32 rows_phase(const progress *at)
     return PHASE(at, rows_place(at));
 }
 
-DEVICE void end_rows(progress *at)
+/* The place next in line has been used. */
+DEVICE void end_place(progress *at)
 {
     u32 place = rows_place(at);
     at->order = (at->order & 0xff) | at->order >> 12 << 8 | place << 4 * (PLACES - 1);
     at->phases ^= 1u << place;
+}
+
+DEVICE void end_rows(progress *at)
+{
+    end_place(at);
     at->tiles++;
 }
 
@@ -174,7 +180,7 @@ DEVICE u32 values_at(const shared *s, const progress *at)
     return rows_at(s, values_place(at));
 }
 
-/* A warp lets go of a row tile, of values, and grad_q's of keys. */
+/* A warp lets go of a row tile, of values, and grad_q's of keys and of sums. */
 DEVICE void let_go(u32 thread, const shared *s, u32 place)
 {
     __syncwarp();

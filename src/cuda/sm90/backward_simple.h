@@ -86,6 +86,8 @@ extern "C" __global__ void __launch_bounds__(256)
             sums[i] = make_float4(0, 0, 0, 0);
     }
     if (params.turns && threadIdx.x == 0 && row0 < q.y) params.turns[line0 / BLOCK_ROWS] = 0;
+    if (params.added && blockIdx.x == 0 && threadIdx.x == 0)
+        params.added[batch * p->heads_kv + head * p->heads_kv / p->heads_q] = 0;
     if (params.alibi_parts && blockIdx.x == 0)
         for (int i = threadIdx.x; i < params.alibi_count; i += 256)
             params.alibi_parts[((long long)batch * p->heads_q + head) * params.alibi_count + i] = 0;

@@ -27,6 +27,9 @@
 /* schedule.parted: takers take shares of units. */
 #define PARTS (ATTN_MASK == CAUSAL && !FOLDS)
 
+/* schedule.conversions: takers convert sums. */
+#define CONVERTS (!WIDE && ATTN_MASK == CAUSAL)
+
 /* What FOLDED variants do not look at. */
 #define IS_PACKED(p) (!FOLDS && (p)->flags & FLAG_VARLEN)
 #define TAKES_TURNS(params) (FOLDS || (params)->turns)
@@ -89,10 +92,16 @@ typedef struct alignas(16) barriers { /* notes behind them are loaded 16 bytes a
 typedef struct unit {
     work place;
     int first_key, key0, kv_head, first_head, end_head;
-    int part;        /* of sums of grad_k and grad_v: the split's or the share's; -1: none */
+    int part;        /* of sums of grad_k and grad_v: the split's or the share's; -1: none; CONVERSION: see below */
     int from, tiles; /* PARTS: row tiles before those that are taken, and how many these are, at most */
     int some;        /* row tiles follow; NO_WORK: no more units */
 } unit;
+
+/* Of CONVERTS variants, in place of a unit (its part): sums of the first head's row tiles are converted, `tiles` from
+ * `from` on. */
+enum { CONVERSION = -2 };
+
+#define IS_CONVERSION(u) (CONVERTS && (u)->part == CONVERSION)
 
 /* Where grad_q of a tile goes, its place in workspaces, and when: the unit's rank among those that add to it. part:
  * what the unit is of these, of whole heads and FOLDED, else 0. The first one stores its share, the last one (FOLDED:
