@@ -429,8 +429,6 @@ MUTANTS = [
      "emulated/sm90_backward_bf16_d128_128"),
     (SM90 + "backward_narrow.h", "barrier_wait(BARRIER(s, full, place), rows_phase(at)); let_go(threadIdx.x, s, place);", "let_go(threadIdx.x, s, place);",
      "grad_q's warps take one phase of a place for another", "emulated/sm90_backward_bf16_d64_128"),
-    (SM90 + "backward_narrow.h", "__syncwarp(); store_lines(to,", "store_lines(to,", "rows are put where sums have not been read",
-     "emulated/sm90_backward_bf16_d128_128"),
     (SM90 + "backward_lines.h", "(s->late + first) * s->conversions + left : -1", "first * s->conversions + left : -1", "sums of other heads are converted",
      "emulated/sm90_backward_bf16_d128_128"),
     (SM90 + "backward_turns.h", "note.last ? 0 : TURNS_HELD", "TURNS_HELD", "a unit's last turns are not handed on",
