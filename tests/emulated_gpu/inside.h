@@ -85,6 +85,7 @@ struct block {
     std::vector<barrier> barriers; /* one every 8 bytes of the window */
     meeting named[16], cluster;    /* cluster: the first block's counts */
     int live;
+    bool late; /* begins when another one has ended */
 };
 
 extern thread *running;

@@ -12,7 +12,6 @@ const gpu_place *gpu_here;
 const gpu_grid *gpu_grid_here;
 
 static const size_t STACK = 64 << 10;
-static const uint64_t LATE = 1 << 18;      /* the turn in which blocks begin that come late, or when all others wait */
 static const uint64_t IDLE_MOST = 4000000; /* turns in which threads only look whether something has changed */
 
 static jmp_buf scheduler;
@@ -82,12 +81,24 @@ void gpu_yield(void)
     leave();
 }
 
+/* A multiprocessor is free for the next cluster of those that come late. */
+static void begin_late()
+{
+    for (block &b : blocks) {
+        if (!b.late) continue;
+        for (unsigned i = 0; i < gpu_grid_here->cluster; i++)
+            b.first[i].late = false;
+        return;
+    }
+}
+
 static void thread_main()
 {
     gpu_grid_here->entry(gpu_grid_here->params);
     thread *t = running;
     t->crew->live &= ~bit_of(t), t->crew->ready &= ~bit_of(t);
-    t->home->live--, live_threads--;
+    live_threads--;
+    if (--t->home->live == 0) begin_late();
     if (t->crew->arrived && t->crew->arrived == t->crew->live) die("ended while the rest of its warp waits for it");
     _longjmp(scheduler, 1);
 }
@@ -110,6 +121,7 @@ static warp *choose()
     size_t count = blocks.size(), from = random_below((uint32_t)count);
     for (size_t i = 0; i < count; i++) {
         block &b = blocks[(from + i) % count];
+        if (b.late) continue;
         size_t warps = b.warps.size(), first = random_below((uint32_t)warps);
         for (size_t j = 0; j < warps; j++) {
             warp &w = b.warps[(first + j) % warps];
@@ -228,9 +240,7 @@ static void block_init(block *b, unsigned index, size_t slot, uint32_t base)
     live_threads += (int)threads;
     for (unsigned i = 0; i < threads; i++)
         thread_init(&b->threads[i], b, i, slot * threads + i);
-    if (random_below(4)) return;
-    for (warp &w : b->warps)
-        w.asleep_until = LATE;
+    b->late = b->rank ? b->first->late : slot > 0 && random_below(4) == 0;
 }
 
 void gpu_run(const gpu_grid *grid)

@@ -29,20 +29,27 @@ DEVICE int first_piece(const attn_sm90_backward_schedule *s)
     return s->total - 2 * s->shares;
 }
 
-/* The unit that a block, or a cluster, takes after `index`, -1: its first. With turns they come from the counter alone,
- * in order: a running block then waits only for units that running blocks hold. Of whole heads those of a head follow
- * one another, and of a share its two pieces; heads and shares are taken as units else are. */
+/* Blocks wait for units of others, for their turn or for all to have added. */
+DEVICE bool waits_for_units(const attn_sm90_backward_params *params)
+{
+    return TAKES_TURNS(params) || (CONVERTS && params->added);
+}
+
+/* The unit that a block, or a cluster, takes after `index`, -1: its first. Where blocks wait for units of others these
+ * come from the counter alone, in order: a running block then waits only for what running blocks hold. Of whole heads
+ * those of a head follow one another, and of a share its two pieces; heads and shares are taken as units else are. */
 DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, int index, stage *at)
 {
     const attn_sm90_backward_schedule *schedule = &params->schedule;
-    u32 taken = 0, takers = gridDim.x / CLUSTER, first = TAKES_TURNS(params) ? 0 : takers;
+    bool waits = waits_for_units(params);
+    u32 taken = 0, takers = gridDim.x / CLUSTER, first = waits ? 0 : takers;
     u32 run = WHOLE_HEADS && schedule->whole ? schedule->key_tiles : 1;
     if ((u32)(index + 1) % run) return index + 1;
     if (PARTS && index >= first_piece(schedule) && (index - first_piece(schedule)) % 2 == 0) return index + 1;
-    if (!TAKES_TURNS(params) && index < 0) return (int)(blockIdx.x / CLUSTER * run);
+    if (!waits && index < 0) return (int)(blockIdx.x / CLUSTER * run);
     if (!FOLDS && !schedule->counter) return index + 1 + (int)((takers - 1) * run);
     if (threadIdx.x % 32 == 0 && s->rank == 0)
-        taken = atomicInc(schedule->counter, (u32)schedule->takes - 1 + (TAKES_TURNS(params) ? takers : 0));
+        taken = atomicInc(schedule->counter, (u32)schedule->takes - 1 + (waits ? takers : 0));
     taken = (first + __shfl_sync(~0u, taken, 0)) * run;
     if (PARTS) taken += max(0, (int)taken - first_piece(schedule));
     return CLUSTER == 2 ? share_index(s, at, (int)taken) : (int)taken;

@@ -56,7 +56,7 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64, ATTN_SM90_BACKWARD_CONVERTED = 8 };
  *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units, whole: of heads;
  *              0 is not launched
  *   counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b + their
- *              count, ... With turns never NULL */
+ *              count, ... With turns or conversions never NULL */
 typedef struct attn_sm90_backward_schedule {
     int key_tiles, total, takes, head_group, grid, splits, parted, share, shares, folded, whole, conversions, late;
     unsigned *counter;
