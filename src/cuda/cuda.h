@@ -55,7 +55,7 @@ enum { ATTN_CUDA_ALIGN = 256 }; /* of everything in the workspace */
 /* Byte offsets from the workspace's first aligned one. */
 typedef struct attn_cuda_layout {
     uint64_t counter, nodes, copies[ATTN_CUDA_TENSORS];
-    uint64_t partial_o, partial_lse;                                                    /* forward */
+    uint64_t partial_o, partial_lse;                                                           /* forward */
     uint64_t stats, grad_q_sum, grad_k_sum, grad_v_sum, turns, added, alibi_parts, sink_parts; /* backward */
     uint64_t total;
 } attn_cuda_layout;

@@ -2,10 +2,10 @@
  * their warps wait for each other, is tested where there is no GPU. Slow, and says nothing of speed.
  *
  * Every CUDA thread is a fiber. A warp's lanes run one after another up to a collective operation; which warp is next
- * is drawn at random, and now and then one is kept waiting for a long while, or a block begins when another one has ended, so that orders
- * come up that hardware rarely shows. What hardware does asynchronously happens at random between the earliest and the
- * latest moment that it may: copies, in any order, until who waits for them cannot go on without; products at their
- * commit or at the wait for them. Memory is sequentially consistent: missing fences are not found.
+ * is drawn at random, and now and then one is kept waiting for a long while, or a block begins when another one has
+ * ended, so that orders come up that hardware rarely shows. What hardware does asynchronously happens at random between
+ * the earliest and the latest moment that it may: copies, in any order, until who waits for them cannot go on without;
+ * products at their commit or at the wait for them. Memory is sequentially consistent: missing fences are not found.
  *
  * What a kernel must not do ends the process with a message: lanes of a warp, or warps of a warpgroup, at different
  * collective operations, too many arrivals at a barrier, addresses outside shared memory, threads that all wait.
