@@ -1,5 +1,5 @@
 /* What is loaded when: the producer's first warp loads a unit's keys and values, then tile by tile the rows that see
- * them; consumers wait. */
+ * them, or of a conversion the sums; consumers wait. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_LOAD_H
 #define ATTN_CUDA_SM90_BACKWARD_LOAD_H
 

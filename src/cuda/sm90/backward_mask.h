@@ -82,9 +82,9 @@ DEVICE void conversion_at(const attn_sm90_backward_params *params, int number, u
     u->part = CONVERSION, u->tiles = min(ATTN_SM90_BACKWARD_CONVERTED, tiles - u->from);
 }
 
-/* Units are taken from the last to the first, as the forward's tiles are (schedule.h); under a causal mask the longest
- * are those of the first keys. With turns a unit waits for units of the same head and later keys: these come first, as
- * they do of whole heads. False: there is no such unit. */
+/* The unit or conversion that is taken as number `index`, from the last to the first, as the forward's tiles are
+ * (schedule.h); under a causal mask the longest units are those of the first keys. With turns a unit waits for units of
+ * the same head and later keys: these come first, as they do of whole heads. False: there is no such unit. */
 DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 {
     const attn_sm90_backward_schedule *s = &params->schedule;

@@ -5,6 +5,8 @@
  *                                   -> dS to shared memory -> issue grad_k += dS^T q
  *     grad_q, a warpgroup           issue 64 columns of grad_q = dS K -> add them -> the next 64
  *
+ * and of a conversion: scores, half of the columns each, sums in a row tile's place -> grad_q in its type, in memory.
+ *
  * With two buffers of dS the scores are up to two tiles ahead: they do not wait for what grad_q takes (dS of all keys,
  * fragments to shared memory, additions). */
 #ifndef ATTN_CUDA_SM90_BACKWARD_NARROW_H

@@ -9,9 +9,9 @@
  *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes
  *      before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
- *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.folded or whole;
- *      for grad_k and grad_v where splits > 1. attn_sm90_backward_merge_<dtype>: likewise grad_k and grad_v of parted
- *      units. attn_sm90_merge_params; grid (parted * keys / R, 2), block 128.
+ *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.folded, whole or
+ *      conversions; for grad_k and grad_v where splits > 1. attn_sm90_backward_merge_<dtype>: likewise grad_k and
+ * grad_v of parted units. attn_sm90_merge_params; grid (parted * keys / R, 2), block 128.
  *   4. attn_sm90_backward_total: adds up parts of grad_alibi, of grad_sink. attn_sm90_total_params; grid count, block
  *      256.
  *

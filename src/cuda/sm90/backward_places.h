@@ -5,7 +5,8 @@
  * 128 keys: a tile of keys is as large as one of values, and as a row tile with its grad_o, so each of STAGES + 2
  * places is for any of them. They are filled in the order in which they get empty: those of a unit's last row tiles,
  * then that of its values, then that of its keys, since grad_q's warpgroup is behind the others. So the next unit's
- * keys and values come while the last row tiles are worked on. All warps reckon alike who is where. */
+ * keys and values come while the last row tiles are worked on. Sums that are converted take the places of row tiles.
+ * All warps reckon alike who is where. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_PLACES_H
 #define ATTN_CUDA_SM90_BACKWARD_PLACES_H
 
