@@ -37,7 +37,7 @@ static bool has_lines(const attn_sm90_backward_params *p, const void *gradient, 
     return !(p->common.flags & ATTN_OUT_F32) && !(elements % 8) && !((uintptr_t)gradient % 16);
 }
 
-/* Sums are converted behind. */
+/* Sums are converted behind: all but the address the plan has seen to. */
 static void convert_none(attn_sm90_backward_params *p)
 {
     int conversions = p->schedule.conversions * p->common.heads_kv * p->common.batch;
@@ -53,7 +53,7 @@ static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
     if (c->cuda->copied[ATTN_CUDA_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->copies[ATTN_CUDA_GRAD_O]);
     p->lines = has_lines(p, p->grad_k, p->grad_k_stride, p->common.dim_qk) &&
                has_lines(p, p->grad_v, p->grad_v_stride, p->common.dim_v);
-    if (p->schedule.conversions && !has_lines(p, p->grad_q, p->grad_q_stride, p->common.dim_qk)) convert_none(p);
+    if (p->schedule.conversions && (uintptr_t)p->grad_q % 16) convert_none(p);
     p->grad_q_sum = attn_cuda_at(c, l->grad_q_sum);
     if (p->schedule.splits > 1 || p->schedule.parted) {
         p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);

@@ -88,13 +88,19 @@ DEVICE void load_rows(const attn_sm90_backward_params *params, const shared *s, 
     end_rows(&at->at);
 }
 
+/* The count of a unit's, or conversion's, KV head. */
+DEVICE u32 *added_of(const attn_sm90_backward_params *params, const unit *u)
+{
+    return params->added + u->place.batch * params->common.heads_kv + u->kv_head;
+}
+
 #if CONVERTS
 
 /* Until all units of a KV head have added to its sums. */
 DEVICE void await_added(const attn_sm90_backward_params *params, const unit *u)
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
-    const u32 *added = params->added + u->place.batch * params->common.heads_kv + u->kv_head;
+    const u32 *added = added_of(params, u);
     while (count_read(added) < (u32)(s->key_tiles * s->splits * DQ_WARPS))
         ;
     fence_async_memory();

@@ -161,7 +161,7 @@ DEVICE void tell_added(const attn_sm90_backward_params *params, const unit *u)
 {
     if (threadIdx.x % 32 == 0) {
         bulk_wait();
-        count_raise(params->added + u->place.batch * params->common.heads_kv + u->kv_head);
+        count_raise(added_of(params, u));
     }
     __syncwarp();
 }
