@@ -1,0 +1,103 @@
+#include <string.h>
+
+#include "gpu.h"
+
+/* Whether the backward's plan has these words. */
+static bool plan_says(const attn_cuda_kernel *k, attn_desc desc, const char *words)
+{
+    attn_plan *plan;
+    char text[2000] = "";
+    desc.device = ATTN_CUDA, desc.kernel = k->name, desc.direction = ATTN_BACKWARD;
+    desc.dtype = k->dtype, desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
+    if (attn_plan_create(&plan, &desc)) return false;
+    attn_plan_describe(plan, text, sizeof text);
+    attn_plan_destroy(plan);
+    return strstr(text, words) != NULL;
+}
+
+/* Heads of several tiles of keys whose sums the last tile finishes: without a mask, causal and by windows, in which
+ * units are the first, the last, both or neither that see a tile of rows; rows without keys. As many KV heads as there
+ * are blocks, or twice as many: a block takes whole heads; or, of folded sums, as few as let blocks wait for turns. */
+static void finished_heads(const attn_cuda_kernel *k)
+{
+    static const struct {
+        uint32_t flags;
+        int64_t left, right, len_q, len_kv, group;
+    } cases[] = {
+        { 0, 0, 0, 129, 300, 1 },
+        { ATTN_CAUSAL, 0, 0, 320, 385, 1 },
+        { ATTN_CAUSAL | ATTN_DETERMINISTIC, 0, 0, 129, 260, 2 },
+        { ATTN_WINDOW, 130, 20, 200, 390, 1 },
+        { ATTN_WINDOW | ATTN_CAUSAL | ATTN_OUT_F32, 40, 0, 100, 260, 3 },
+        { ATTN_WINDOW | ATTN_SINK, 10, 200, 300, 257, 1 },
+        { ATTN_DETERMINISTIC, 0, 0, 65, 640, 2 },
+        { ATTN_WINDOW, -1, 5, 64, 384, 1 },
+        { ATTN_CAUSAL, 0, 0, 700, 129, 1 },
+    };
+    int sms = attn_cuda_machine_get()->device[0].multiprocessors, takers = sms / k->cluster;
+    bool whole = !(k->features & ATTN_CHUNK) && ATTN_SM90_BACKWARD_WHOLE(k->dim);
+    if (!whole && !k->folded) return;
+    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+        if (cases[i].flags & ~k->features) continue;
+        int batch = i % 2 ? takers : 2 * takers;
+        attn_desc desc = { .flags = cases[i].flags,
+                           .batch = k->folded ? (batch + 7) / 8 : batch,
+                           .heads_q = cases[i].group,
+                           .heads_kv = 1,
+                           .len_q = cases[i].len_q,
+                           .len_kv = cases[i].len_kv,
+                           .window_left = cases[i].left,
+                           .window_right = cases[i].right };
+        bool all = cases[i].len_q < k->rows + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
+        result(plan_says(k, desc, "whole heads") == (whole && all), "%s, case %d: whole heads, or none", k->name, i);
+        check_kernel(k, desc, options_of(i), false);
+    }
+}
+
+/* Equal units of which a full wave leaves over a few, three a head, or half as many, of heads that share keys, whose
+ * row tiles are odd, so that there are shares of two units: they are shared out. */
+static void last_shares(const attn_cuda_kernel *k)
+{
+    int takers = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->keys * k->cluster;
+    bool general = k->features & ATTN_CHUNK;
+    for (int many = 0; many < 2 && !general && !k->folded; many++) {
+        int64_t heads = many ? takers + takers / 2 : takers / 3 + 1, tiles = many ? 15 : takers < 16 ? 60 : 25;
+        attn_desc desc = { .batch = 1,
+                           .heads_q = many ? 3 * heads : heads,
+                           .heads_kv = heads,
+                           .len_q = tiles * k->rows - 5,
+                           .len_kv = many ? 20 : 2 * keys + 3 };
+        bool whole = plan_says(k, desc, "whole heads"); /* of one tile */
+        result(whole ? many : plan_says(k, desc, "shared out"), "%s, %d heads, %d takers: no shares", k->name,
+               (int)heads, takers);
+        check_kernel(k, desc, options_of(many), false);
+    }
+}
+
+/* Sums of grad_q that takers convert as they take units: of half of the heads behind the units of the others, of heads
+ * that share keys behind all, without a mask one head at a time; a head's second conversion has two row tiles. */
+static void conversions(const attn_cuda_kernel *k)
+{
+    int takers = attn_cuda_machine_get()->device[0].multiprocessors;
+    bool general = k->features & ATTN_CHUNK;
+    for (int i = 0; i < 3 && k->keys == 128 && !general; i++) {
+        int64_t heads = i == 2 ? takers : takers / 2 + 9;
+        attn_desc desc = { .flags = i == 2 ? 0 : ATTN_CAUSAL,
+                           .batch = i == 0 ? 2 : 1,
+                           .heads_q = i == 1 ? 2 * heads : heads,
+                           .heads_kv = heads,
+                           .len_q = 600,
+                           .len_kv = k->keys + 2 };
+        bool whole = plan_says(k, desc, "whole heads");
+        result(whole ? i == 2 : plan_says(k, desc, "converted by the way"), "%s, case %d: sums are converted behind",
+               k->name, i);
+        check_kernel(k, desc, options_of(i), false);
+    }
+}
+
+void backward_units(const attn_cuda_kernel *k)
+{
+    finished_heads(k);
+    last_shares(k);
+    conversions(k);
+}

@@ -1,0 +1,44 @@
+/* What the parts of attn_test_gpu share. */
+#ifndef TESTS_GPU_H
+#define TESTS_GPU_H
+
+#include "check/compare.h"
+#include "cuda/cuda.h"
+
+enum { WATCHDOG_SECONDS = 120 }; /* of alarm(), around what runs on the GPU */
+
+extern int failures, checks;
+extern const attn_cuda_driver *driver;
+
+/* Counts a check. The first that fail are shown. */
+__attribute__((format(printf, 2, 3))) void result(bool right, const char *format, ...);
+
+/* ---- a problem for one kernel (problem.c) -------------------------------------------------- */
+
+/* Of a problem's number. */
+check_options options_of(int number);
+
+/* A problem whose shape and flags are given, of the kernel's type and dims, at addresses that TMA takes. `parts`: some
+ * keys must be split. */
+void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts);
+
+/* ---- what is tested of each kernel --------------------------------------------------------- */
+
+/* Of what goes round in the ring (keys; in the backward rows): one less, none and one more than 0, 1, 2, stages - 1,
+ * stages and stages + 1 tiles; of the others around one tile and two; in turn without a mask, causal, with used lengths
+ * and packed, and in a fixed order or not. Spikes behind a tile of few keys are what unchecked tiles overflow by. */
+void lengths(const attn_cuda_kernel *k);
+
+/* What the forward's row tiles do beside (forward.c), and the backward's units (backward.c). */
+void forward_tiles(const attn_cuda_kernel *k);
+void backward_units(const attn_cuda_kernel *k);
+
+/* ---- what is tested of a direction (alike.c) ----------------------------------------------- */
+
+/* In each mask and head dim the same bits, however often and wherever it is run. */
+void alike(attn_direction direction, int repeat);
+
+/* Shown, not judged: a plan once its kernels are loaded, and a run, in microseconds. */
+void host_times(attn_direction direction);
+
+#endif

@@ -1,0 +1,41 @@
+#include <unistd.h>
+
+#include "gpu.h"
+
+check_options options_of(int number)
+{
+    static const check_data data[] = { CHECK_ONE_HOT, CHECK_SPIKED, CHECK_PLAIN };
+    return (check_options){ .data = data[number % 3], .seed = (uint64_t)(4 * number) };
+}
+
+void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts)
+{
+    check_problem problem;
+    char name[CHECK_NAME];
+    attn_plan *plan;
+    attn_plan_info info = { .splits = 0 };
+    desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
+    desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
+    long long len_q = desc.len_q, len_kv = desc.len_kv;
+    if (check_problem_create(&problem, &desc, &options)) {
+        result(false, "%s: %s", k->name, attn_error());
+        return;
+    }
+    desc.device = ATTN_CUDA, desc.kernel = k->name;
+    if (parts && attn_plan_create(&plan, &desc) == ATTN_OK) {
+        attn_plan_get_info(plan, &info);
+        attn_plan_destroy(plan);
+    }
+    result(!parts || info.splits > 1, "%s, %lld x %lld: keys are not split", k->name, len_q, len_kv);
+    alarm(WATCHDOG_SECONDS);
+    attn_status status = check_problem_run(&problem, &desc, name);
+    alarm(0); /* the reference takes its time */
+    result(!status, "%s, %lld x %lld, flags 0x%x: %s", k->name, len_q, len_kv, desc.flags, attn_error());
+    if (!status) {
+        check_reference reference = check_reference_create(&problem);
+        check_error error = check_compare(&problem, &reference);
+        result(!error.message[0], "%s, %lld x %lld, flags 0x%x: %s", k->name, len_q, len_kv, desc.flags, error.message);
+        check_reference_destroy(&reference);
+    }
+    check_problem_destroy(&problem);
+}
