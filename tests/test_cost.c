@@ -137,7 +137,7 @@ static int64_t heads_in_l2(int64_t bytes, int64_t heads)
 }
 
 /* Where row tiles differ in length, those of a group of heads are several a multiprocessor: under a causal mask alone,
- * which lets the longest come first, one and a half, else eight. */
+ * which lets the longest come first, one and a half, else eight. Where units wait for turns, one and a half. */
 static void heads_come_in_even_groups(void **state)
 {
     (void)state;
@@ -164,7 +164,8 @@ static void heads_come_in_even_groups(void **state)
         assert_int_equal(c.backward.head_group, 1);
         full.flags = ATTN_DETERMINISTIC;
         assert_true(attn_cuda_cost_backward(&full, &h200, single, 1e9, NULL, &c));
-        assert_int_equal(c.backward.head_group, heads_in_l2(2048 * 128 * (2 + 2 + 4), heads));
+        assert_groups(heads, c.backward.head_group, c.backward.key_tiles, 1.5 * sms);
+        assert_true(c.backward.head_group >= heads_in_l2(2048 * 128 * (2 + 2 + 4), heads));
         full.flags = 0, full.dim_qk = full.dim_v = 256;
         assert_true(attn_cuda_cost_backward(&full, &h200, pair, 1e9, NULL, &c));
         assert_int_equal(c.backward.head_group, heads_in_l2(2048 * 256 * (2 + 2 + 4), heads));

@@ -22,7 +22,7 @@ static const double simple_flops = 24;  /* a clock and SM */
 
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
-static const double causal_tiles = 1.5; /* of a group of heads, a taker, at least: where the longest come first, */
+static const double causal_tiles = 1.5; /* of a group of heads, a taker, at least: longest first, or in turns, */
 static const double unknown_tiles = 8;  /* and where nobody knows which are the longest */
 static const double late_rounds = 0.2;  /* [m] of tiles that differ: how much later than the mean the last SM ends */
 static const double worth_it = 0.98;    /* packing heads or splitting keys must save so much */
@@ -107,10 +107,10 @@ static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pa
     return k->rows / pack;
 }
 
-int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int takers)
+int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int takers, bool in_turns)
 {
     const uint32_t unknown = (ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL) | ATTN_CUDA_LENGTHS;
-    double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL ? causal_tiles : 0;
+    double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL || in_turns ? causal_tiles : 0;
     int64_t least = (int64_t)max_of(max_of(1, fit), ceil(several * takers / max_of(1, (double)tiles)));
     if (all <= least) return all;
     return several > 0 ? attn_ceil_div(all, all / least) : least;
@@ -123,7 +123,7 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, in
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype);
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head)) * (double)(heads / d->heads_kv);
     int64_t all = heads * (d->flags & ATTN_VARLEN ? 1 : d->batch);
-    return attn_cuda_head_group(d, all, d->flags & ATTN_CAUSAL ? fit : 1, tiles, device->multiprocessors);
+    return attn_cuda_head_group(d, all, d->flags & ATTN_CAUSAL ? fit : 1, tiles, device->multiprocessors, false);
 }
 
 /* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,

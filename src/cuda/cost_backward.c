@@ -182,7 +182,8 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, co
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head));
     int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     if (units_are_alike(d) && k->dim <= 128) fit = 1;
-    return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster);
+    bool in_turns = d->flags & ATTN_DETERMINISTIC && !k->folded; /* folded sums: by L2 alone [m] */
+    return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster, in_turns);
 }
 
 /* Whether takers convert sums of grad_q as they take units (backward_params.h); at what address, the run will know. */

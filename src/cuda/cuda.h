@@ -38,8 +38,9 @@ void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double st
 
 /* Heads, of `all`, that are worked off together, each with so many tiles: `fit` of them, 1 at least, whose memory stays
  * in L2. Where tiles differ in length, more if need be, and groups alike: a tile that its group begins late is then
- * short beside what the group leaves each of its takers (multiprocessors, or clusters). */
-int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers);
+ * short beside what the group leaves each of its takers (multiprocessors, or clusters). The same where tiles wait
+ * `in_turns` for those of their head: fewer of a head's are then under way at once, each behind the one before. */
+int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers, bool in_turns);
 
 /* The tensors that kernels read by TMA, grad_o in the backward only, and the one that the forward stores by it. */
 enum { ATTN_CUDA_Q, ATTN_CUDA_K, ATTN_CUDA_V, ATTN_CUDA_GRAD_O, ATTN_CUDA_O, ATTN_CUDA_TENSORS };
