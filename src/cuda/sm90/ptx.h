@@ -292,10 +292,10 @@ DEVICE void count_raise(u32 *count)
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
 }
 
-/* Between what ordinary instructions and TMA do to memory of any kind. */
+/* Between what ordinary instructions and TMA do to global memory. (Of all memory it is a MEMBAR of the GPU besides.) */
 DEVICE void fence_async_memory(void)
 {
-    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 /* ---- clusters ------------------------------------------------------------------------------ */
