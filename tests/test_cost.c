@@ -182,6 +182,14 @@ static attn_sm90_backward_schedule schedule_of(int64_t heads, int64_t length, ui
     return c.backward;
 }
 
+/* Units that take turns come in groups of the sizes that were the fastest (docs/HOPPER.md). */
+static void turns_are_taken_in_short_rows(void **state)
+{
+    (void)state;
+    assert_int_equal(schedule_of(16, 16384, ATTN_DETERMINISTIC).head_group, 2);
+    assert_int_equal(schedule_of(32, 8192, ATTN_DETERMINISTIC).head_group, 4);
+}
+
 /* Sums are converted by takers, those of the last heads behind all units: of as many as can be while the last wave of
  * equal units leaves takers over. Not where their rows are in pieces, or units take turns. */
 static void takers_convert_sums(void **state)
@@ -407,6 +415,7 @@ int main(void)
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),
         cmocka_unit_test(heads_come_in_even_groups),
+        cmocka_unit_test(turns_are_taken_in_short_rows),
         cmocka_unit_test(takers_convert_sums),
         cmocka_unit_test(schedules_divide),
         cmocka_unit_test(tiles_fit_blocks),

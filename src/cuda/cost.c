@@ -22,10 +22,10 @@ static const double simple_flops = 24;  /* a clock and SM */
 
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
-static const double causal_tiles = 1.5; /* of a group of heads, a taker, at least: longest first, or in turns, */
-static const double unknown_tiles = 8;  /* and where nobody knows which are the longest */
-static const double late_rounds = 0.2;  /* [m] of tiles that differ: how much later than the mean the last SM ends */
-static const double worth_it = 0.98;    /* packing heads or splitting keys must save so much */
+static const double ordered_tiles = 1.5; /* of a group of heads, a taker, at least: longest first, or in turns, */
+static const double unknown_tiles = 8;   /* and where nobody knows which are the longest */
+static const double late_rounds = 0.2;   /* [m] of tiles that differ: how much later than the mean the last SM ends */
+static const double worth_it = 0.98;     /* packing heads or splitting keys must save so much */
 
 /* ---- the machine --------------------------------------------------------------------------- */
 
@@ -110,7 +110,7 @@ static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pa
 int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int takers, bool in_turns)
 {
     const uint32_t unknown = (ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL) | ATTN_CUDA_LENGTHS;
-    double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL || in_turns ? causal_tiles : 0;
+    double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL || in_turns ? ordered_tiles : 0;
     int64_t least = (int64_t)max_of(max_of(1, fit), ceil(several * takers / max_of(1, (double)tiles)));
     if (all <= least) return all;
     return several > 0 ? attn_ceil_div(all, all / least) : least;

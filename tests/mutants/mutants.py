@@ -274,7 +274,7 @@ MUTANTS = [
      "windows by kernels of every mask", "cuda"),
     (CUDA + "cost.c", "attn_ceil_div(all, all / least)", "least", "the last group of heads is small", "cost"),
     (CUDA + "cost_backward.c", "d->flags & ATTN_DETERMINISTIC && !k->folded;", "false;", "a head's units wait in one long row", "cost"),
-    (CUDA + "cost.c", "causal_tiles = 1.5;", "causal_tiles = 0.5;", "groups of heads end with one's longest tiles", "cost"),
+    (CUDA + "cost.c", "ordered_tiles = 1.5;", "ordered_tiles = 0.5;", "groups of heads end with one's longest tiles", "cost"),
     (CUDA + "cost.c", "* block_share(d, k->keys);", ";", "listed blocks lie across tiles", "cost"),
     (CUDA + "run.c", "ATTN_SM90_NODES(d->len_kv, c->cuda->chosen.kernel->keys)",
      "attn_ceil_div(d->len_kv, c->cuda->chosen.kernel->keys)", "no summaries of summaries", "cuda"),

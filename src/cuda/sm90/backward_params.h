@@ -10,8 +10,8 @@
  *      before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
  *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.folded, whole or
- *      conversions; for grad_k and grad_v where splits > 1. attn_sm90_backward_merge_<dtype>: likewise grad_k and
- * grad_v of parted units. attn_sm90_merge_params; grid (parted * keys / R, 2), block 128.
+ *      conversions; for grad_k and grad_v where splits > 1. attn_sm90_backward_merge_<dtype>: likewise those of parted
+ *      units. attn_sm90_merge_params; grid (parted * keys / R, 2), block 128.
  *   4. attn_sm90_backward_total: adds up parts of grad_alibi, of grad_sink. attn_sm90_total_params; grid count, block
  *      256.
  *
@@ -34,8 +34,8 @@ enum { ATTN_SM90_BACKWARD_ROWS = 64, ATTN_SM90_BACKWARD_CONVERTED = 8 };
  *              conversions * heads_kv * batch
  *   takes      how often takers take: total; whole: heads; parted: total - shares
  *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
- *              and f32 grad_q in L2 at once, where units differ in length more if need be; to 128 dims one, where units
- *              are alike and take no turns
+ *              and f32 grad_q in L2 at once, more if need be where units differ in length or take turns; to 128 dims
+ *              one, where units are alike and take no turns
  *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
  *   parted     units that full waves of takers leave over, where all are alike; 0: they are taken as others are. Their
  *              row tiles, one unit's behind another's, are cut into `shares` of `share`, and a taker takes one. A share
