@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plots of docs/NAPKIN.md out of bench/results: plot_napkin.py RESULTS.csv ... [--out docs]. Needs matplotlib.
+"""Plots of docs/NAPKIN.md out of bench/results: plot_napkin.py RESULTS.csv ... [--out docs]. Needs Python alone.
 
 napkin-time.svg     predicted over measured time of every row that has both
 napkin-tiles.svg    the planner's choice against the best of all (suite tiles)
@@ -11,123 +11,148 @@ import csv
 import os
 import statistics
 
-import matplotlib
+from plot_svg import Axis, Figure, Panel, strips
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-# No dates and no random ids: the same results give the same files.
-matplotlib.rcParams.update({"svg.hashsalt": "napkin", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-COLOURS = {"fwd": "#1f77b4", "bwd": "#d62728", "decode": "#2ca02c", "fwdbwd": "#9467bd"}
+NAMES = {"fwd": "forward", "bwd": "backward", "decode": "decode", "fwdbwd": "both in turn"}
+SERIES = {"fwd": 0, "bwd": 1, "decode": 2, "fwdbwd": 3}
+GRID = ("prefill", "bwd", "fwdbwd", "decode", "tiles", "bytes", "order", "threads")
 
 
 def number(row, column):
     return float(row.get(column) or 0)
 
 
-def save(figure, out, name):
-    figure.tight_layout()
-    figure.savefig(os.path.join(out, name), metadata={"Date": None})
-    plt.close(figure)
-
-
 def within(values, share):
     return 100 * sum(abs(v - 1) <= share for v in values) / len(values)
 
 
-def machines(rows):
+def devices(rows):
     return sorted({row["device"] for row in rows})
+
+
+def plain(*values):
+    return [(v, "%g" % v) for v in values]
+
+
+def plot_strips(path, rows, across, bands, note, entries=()):
+    """rows: of `strips`."""
+    left = 16 + max(8 * len(label) for label, _, _ in rows)
+    figure = Figure(760, 96 + 30 * len(rows) + (20 if entries else 0))
+    figure.text(16, 22, note, "g")
+    if entries:
+        figure.legend(16, 42, entries)
+    strips(figure, left, 36 + (20 if entries else 0), 736 - left, across, rows, bands=bands)
+    figure.save(path)
 
 
 def plot_time(rows, out):
     rows = [r for r in rows if number(r, "predicted_ms") and r["suite"] not in ("theorem", "memory")]
-    names = machines(rows)
-    if not rows:
-        return
-    figure, axes = plt.subplots(1, len(names), figsize=(4.2 * len(names), 3), sharey=True, squeeze=False)
-    for axis, name in zip(axes[0], names):
+    strip = []
+    for name in devices(rows):
         mine = [r for r in rows if r["device"] == name]
-        for kind in sorted({r["pass"] for r in mine}):
+        for kind in [k for k in NAMES if any(r["pass"] == k for r in mine)]:
             some = [r for r in mine if r["pass"] == kind]
-            axis.plot([number(r, "ms") for r in some], [number(r, "predicted_ms") / number(r, "ms") for r in some], ".",
-                      color=COLOURS[kind], label=kind)
             ratios = [number(r, "predicted_ms") / number(r, "ms") for r in some if int(r["len_kv"]) >= 2048]
             if ratios:
                 print(f"time {name} {kind}, N >= 2048: {len(ratios)} points, median {statistics.median(ratios):.2f}, "
                       f"within 20 %: {within(ratios, .2):.0f} %, within 25 %: {within(ratios, .25):.0f} %")
-        axis.axhspan(0.8, 1.2, color="#eeeeee")
-        axis.set(xscale="log", ylim=(0, 2), xlabel="measured, ms", title=name)
-        axis.legend(frameon=False)
-    axes[0][0].set_ylabel("predicted / measured time")
-    save(figure, out, "napkin-time.svg")
+            for rest in (False, True):
+                values = [(number(r, "predicted_ms") / number(r, "ms"), int(r["len_kv"]) >= 2048)
+                          for r in some if (r["suite"] not in GRID) == rest]
+                label = f"{name} {NAMES[kind]}" + (", other shapes" if rest else "")
+                if values:
+                    strip.append((label, SERIES[kind], values))
+    if not strip:
+        return
+    ticks = plain(0.25, 0.5, 0.8, 1, 1.25, 2, 4, 8)
+    entries = [(0, None, True, "at least 2048 keys"), (0, None, "open", "fewer")]
+    plot_strips(os.path.join(out, "napkin-time.svg"), strip, Axis(0.25, 8, ticks, "predicted / measured time", True),
+                [(0.8, 1.25)], "A mark for each measured problem; grey: within a factor of 1.25", entries)
 
 
 def plot_tiles(rows, out):
     rows = [r for r in rows if r["suite"] == "tiles"]
-    if not rows:
-        return
-    figure, axis = plt.subplots(figsize=(6, 3))
-    for name in machines(rows):
-        ratios = sorted(number(r, "ratio") for r in rows if r["device"] == name)
-        axis.plot([100 * (i + 1) / len(ratios) for i in range(len(ratios))], ratios, drawstyle="steps-post", label=name)
+    strip = []
+    for name in devices(rows):
+        mine = [r for r in rows if r["device"] == name]
+        ratios = sorted(number(r, "ratio") for r in mine)
         print(f"tiles {name}: {len(ratios)} points, within 5 % of the best: "
               f"{100 * sum(r >= .95 for r in ratios) / len(ratios):.0f} %, worst {ratios[0]:.2f}")
-    axis.axhline(0.95, color="#bbbbbb", lw=1)
-    axis.set(xlabel="% of the problems", ylabel="best of all / planner's choice", ylim=(0.7, 1.01))
-    axis.legend(frameon=False)
-    save(figure, out, "napkin-tiles.svg")
+        for kind, dtype in sorted({(r["pass"], r["dtype"]) for r in mine}, key=lambda key: (SERIES[key[0]], key[1])):
+            values = [(number(r, "ratio"), True) for r in mine if (r["pass"], r["dtype"]) == (kind, dtype)]
+            strip.append((f"{name} {NAMES[kind]} {dtype}", SERIES[kind], values))
+    if not strip:
+        return
+    low = min(value for _, _, values in strip for value, _ in values)
+    low = int(20 * low) / 20
+    ticks = [(low + i / 20, "%.2f" % (low + i / 20)) for i in range(int(round((1 - low) * 20)) + 1)]
+    plot_strips(os.path.join(out, "napkin-tiles.svg"), strip,
+                Axis(low, 1.005, ticks, "time of the best of all / of the planner's choice"),
+                [(0.95, 1.005)], "A mark for each problem; grey: at most 5 % slower than the best")
+
+
+def kept(row):
+    return float(row["mask"].split("kept:")[1])
 
 
 def plot_theorem(rows, out):
     rows = [r for r in rows if r["suite"] == "theorem"]
     if not rows:
         return
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3))
     groups = {}
     for row in rows:
-        groups.setdefault((int(row["len_kv"]), int(row["head_dim"]), row["dtype"]), []).append(row)
-    for (length, dim, dtype), mine in sorted(groups.items()):
-        whole = sorted((r for r in mine if "kept" not in r["mask"]), key=lambda r: int(r["mask"][7:]))
-        sizes = [int(r["mask"][7:]) / 1024 for r in whole]
-        line = left.plot(sizes, [number(r, "level1_counted") / 2**20 for r in whole], "o", ms=4,
-                         label=f"N {length}, d {dim}, {dtype}")[0]
-        left.plot(sizes, [number(r, "level1_predicted") / 2**20 for r in whole], "-", color=line.get_color(), lw=1)
-        some = sorted((r for r in mine if "kept" in r["mask"]), key=lambda r: float(r["mask"].split("kept:")[1]))
-        shares = [float(r["mask"].split("kept:")[1]) for r in some]
-        right.plot(shares, [number(r, "level1_counted") / 2**20 for r in some], "o", ms=4, color=line.get_color())
-        right.plot(shares, [number(r, "level1_predicted") / 2**20 for r in some], "-", color=line.get_color(), lw=1)
+        groups.setdefault((int(row["len_kv"]), int(row["head_dim"])), {}).setdefault(row["dtype"], []).append(row)
+    low = min(min(number(r, "level1_predicted"), number(r, "level1_counted")) for r in rows) / 2**20 / 1.5
+    high = max(number(r, "level1_counted") for r in rows) / 2**20 * 1.5
+    sizes = [(2.0**i, "%d" % 2**i if i % 2 else "") for i in range(7, 13)]
+    shares = [(2.0**-i, "1/%d" % 2**i) for i in range(4, 0, -1)]
+    decades = [(10.0**i, "%d" % 10**i) for i in range(0, 6) if low <= 10**i <= high]
+    figure = Figure(900, 566)
+    figure.legend(76, 24, [(i, "", True, dtype) for i, dtype in enumerate(("bf16", "f32"))])
+    figure.text(274, 24, "marks: counted; lines: the closed form; N rows and keys, d head dim", "g")
+    for column, ((length, dim), types) in enumerate(sorted(groups.items())):
+        x, first = 76 + 208 * column, column == 0
+        whole = Panel(figure, x, 66, 180, 180, Axis(112, 4700, sizes, "memory M, KiB", True),
+                      Axis(low, high, decades if first else [(v, "") for v, _ in decades],
+                           "bytes moved, MiB" if first else "", True), f"N {length}, d {dim}")
+        sparse = Panel(figure, x, 336, 180, 180, Axis(0.056, 0.56, shares, "share of blocks kept", True),
+                       Axis(low, high, decades if first else [(v, "") for v, _ in decades],
+                            "bytes moved, MiB" if first else "", True), "M = 256 KiB, blocks kept")
+        for series, dtype in enumerate(("bf16", "f32")):
+            for panel, mine, value in (
+                (whole, [r for r in types[dtype] if "kept" not in r["mask"]], lambda r: int(r["mask"][7:]) / 1024),
+                (sparse, [r for r in types[dtype] if "kept" in r["mask"]], kept),
+            ):
+                mine = sorted(mine, key=value)
+                panel.line(series, [(value(r), number(r, "level1_predicted") / 2**20) for r in mine])
+                panel.marks(series, [(value(r), number(r, "level1_counted") / 2**20) for r in mine])
     for level, name in ((1, "closed form"), (2, "tiles")):
         off = [number(r, f"level{level}_predicted") / number(r, f"level{level}_counted") for r in rows]
         print(f"theorem, {name}: {len(off)} points, predicted / counted {min(off):.3f} to {max(off):.3f}, "
               f"median {statistics.median(off):.3f}")
-    left.set(xscale="log", yscale="log", xlabel="memory M, KiB", ylabel="bytes moved, MiB", title="whole")
-    right.set(xscale="log", yscale="log", xlabel="share of blocks kept, M = 256 KiB", title="block-sparse")
-    left.legend(frameon=False, fontsize=6)
-    save(figure, out, "napkin-theorem.svg")
+    figure.save(os.path.join(out, "napkin-theorem.svg"))
 
 
 def plot_bytes(rows, out):
     rows = [r for r in rows if r["suite"] == "bytes" and number(r, "level1_counted")]
-    names = machines(rows)
-    if not rows:
-        return
-    figure, axes = plt.subplots(1, len(names), figsize=(4.2 * len(names), 3), sharey=True, squeeze=False)
-    for axis, name in zip(axes[0], names):
+    strip = []
+    for name in devices(rows):
         mine = [r for r in rows if r["device"] == name]
-        labels = ("memory", "L2 to shared", "shared to registers") if "h200" in name else ("memory", "L3 to L2", "L2 to L1")
+        gpu = "h200" in name
+        labels = ("memory", "L2 to shared", "shared to registers") if gpu else ("memory", "L3 to L2", "L2 to L1")
         for level, label in enumerate(labels, 1):
             some = [r for r in mine if number(r, f"level{level}_counted")]
             if not some:
                 continue
             ratios = [number(r, f"level{level}_predicted") / number(r, f"level{level}_counted") for r in some]
-            axis.plot([number(r, f"level{level}_counted") / 2**20 for r in some], ratios, ".", label=label)
+            strip.append((f"{name}, {label}", level - 1, [(ratio, True) for ratio in ratios]))
             print(f"bytes {name}, {label}: {len(ratios)} points, median {statistics.median(ratios):.2f}, "
                   f"within 10 %: {within(ratios, .1):.0f} %, {min(ratios):.2f} to {max(ratios):.2f}")
-        axis.axhspan(0.9, 1.1, color="#eeeeee")
-        axis.set(xscale="log", ylim=(0.5, 1.5), xlabel="counted, MiB", title=name)
-        axis.legend(frameon=False)
-    axes[0][0].set_ylabel("predicted / counted bytes")
-    save(figure, out, "napkin-bytes.svg")
+    if not strip:
+        return
+    plot_strips(os.path.join(out, "napkin-bytes.svg"), strip,
+                Axis(0.75, 1.25, plain(0.8, 0.9, 1, 1.1, 1.2), "predicted / counted bytes"),
+                [(0.9, 1.1)], "A mark for each problem; grey: within 10 %")
 
 
 def main():
