@@ -5,13 +5,15 @@
 
 int64_t attn_element_size(attn_element element)
 {
-    static const int64_t sizes[] = { 0, 4, 2, 2, 4, 1 };
+    static const int64_t sizes[] = { 0, 4, 2, 2, 4, 8, 1, 1 };
     return sizes[element];
 }
 
 const char *attn_element_name(attn_element element)
 {
-    static const char *const names[] = { "nothing", "float32", "float16", "bfloat16", "int32", "uint8" };
+    static const char *const names[] = {
+        "nothing", "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool"
+    };
     return names[element];
 }
 

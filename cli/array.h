@@ -15,7 +15,9 @@ typedef enum attn_element {
     ATTN_ELEMENT_F16,
     ATTN_ELEMENT_BF16,
     ATTN_ELEMENT_I32,
-    ATTN_ELEMENT_U8
+    ATTN_ELEMENT_I64,
+    ATTN_ELEMENT_U8,
+    ATTN_ELEMENT_BOOL
 } attn_element;
 
 typedef struct attn_array {

@@ -1,4 +1,4 @@
-/* See inputs.h. Files are used where they lie; only a dtype to convert or a misaligned file costs a copy. */
+/* See inputs.h. Files are used as they were read; only a dtype to convert or a misaligned file costs a copy. */
 #include "inputs.h"
 
 #include <stdio.h>
@@ -43,7 +43,7 @@ static attn_status align(attn_inputs *inputs, attn_array *array)
 attn_status attn_inputs_load(attn_inputs *inputs, const char *option, const char *path, attn_array *array)
 {
     attn_file *file = &inputs->files[inputs->file_count];
-    attn_status status = attn_file_open(file, path);
+    attn_status status = attn_file_open(file, path, attn_npy_extent);
     *array = (attn_array){ .data = NULL };
     if (!status) {
         inputs->file_count++;
@@ -70,7 +70,7 @@ static attn_status load_tensors(attn_inputs *inputs, const char *path)
     int count = backward ? TENSORS : FORWARD_TENSORS, required = backward ? REQUIRED_GRADIENTS : FORWARD_TENSORS;
     attn_array arrays[TENSORS];
     attn_file *file = &inputs->files[inputs->file_count];
-    attn_status status = attn_file_open(file, path);
+    attn_status status = attn_file_open(file, path, attn_safetensors_extent);
     if (!status) {
         inputs->file_count++;
         status = attn_safetensors_parse(file->bytes, file->size, names, count, arrays);
@@ -96,13 +96,24 @@ static attn_status load_files(attn_inputs *inputs, const attn_input_options *opt
     return status;
 }
 
-attn_status attn_inputs_expect(const char *option, const attn_array *array, attn_element element, int rank,
+static attn_status expect_element(const char *option, attn_element element, unsigned takes)
+{
+    char wanted[64] = "";
+    size_t length = 0;
+    if (takes >> element & 1) return ATTN_OK;
+    for (int i = ATTN_ELEMENT_F32; i <= ATTN_ELEMENT_BOOL; i++)
+        if (takes >> i & 1)
+            length += (size_t)snprintf(wanted + length, sizeof wanted - length, "%s%s", length ? " or " : "",
+                                       attn_element_name((attn_element)i));
+    return attn_fail(ATTN_INVALID, "--%s has dtype %s: takes %s", option, attn_element_name(element), wanted);
+}
+
+attn_status attn_inputs_expect(const char *option, const attn_array *array, unsigned elements, int rank,
                                const int64_t *extent, unsigned may_be_one)
 {
     char shape[ATTN_SHAPE_TEXT], wanted[2 * ATTN_SHAPE_TEXT];
-    if (array->element != element)
-        return attn_fail(ATTN_INVALID, "--%s has dtype %s: takes %s", option, attn_element_name(array->element),
-                         attn_element_name(element));
+    attn_status status = expect_element(option, array->element, elements);
+    if (status) return status;
     bool fits = array->rank == rank;
     size_t length = 0;
     for (int i = 0; i < rank; i++) {
@@ -114,6 +125,25 @@ attn_status attn_inputs_expect(const char *option, const attn_array *array, attn
     if (fits) return ATTN_OK;
     return attn_fail(ATTN_INVALID, "--%s has shape %s: takes (%s)", option,
                      attn_shape_text(array->extent, array->rank, shape), wanted);
+}
+
+attn_status attn_inputs_expect_table(attn_inputs *inputs, const char *option, attn_array *array, int rank,
+                                     const int64_t *extent, unsigned may_be_one)
+{
+    attn_status status = attn_inputs_expect(option, array, ATTN_TAKES_TABLE, rank, extent, may_be_one);
+    if (status || array->element == ATTN_ELEMENT_I32) return status;
+    const int64_t *from = array->data;
+    int32_t *to = attn_inputs_buffer(inputs, array->count, sizeof *to);
+    if (!to) return ATTN_NO_MEMORY;
+    for (int64_t i = 0; i < array->count; i++) {
+        if (from[i] < INT32_MIN || from[i] > INT32_MAX)
+            return attn_fail(ATTN_INVALID, "--%s: element %lld is %lld: takes what fits int32, %d to %d", option,
+                             (long long)i, (long long)from[i], INT32_MIN, INT32_MAX);
+        to[i] = (int32_t)from[i];
+    }
+    array->element = ATTN_ELEMENT_I32;
+    array->data = to;
+    return ATTN_OK;
 }
 
 /* (row, head, dim) becomes (1, row, head, dim). */
@@ -246,7 +276,7 @@ attn_array attn_inputs_lse(const attn_inputs *inputs)
 static attn_status check_rows(const attn_inputs *inputs, const char *option, const attn_array *array)
 {
     attn_array lse = attn_inputs_lse(inputs);
-    return array->element ? attn_inputs_expect(option, array, ATTN_ELEMENT_F32, 3, lse.extent, 0) : ATTN_OK;
+    return array->element ? attn_inputs_expect(option, array, ATTN_TAKES_F32, 3, lse.extent, 0) : ATTN_OK;
 }
 
 static attn_status check_gradients(const attn_inputs *inputs, const attn_input_options *options)

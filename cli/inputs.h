@@ -23,25 +23,25 @@ typedef struct attn_input_options {
         ATTN_FILE_OPTION(type, in.k, "k", "keys, of a number of heads that divides that of q"),     \
         ATTN_FILE_OPTION(type, in.v, "v", "values, of k's rows and heads; their dim may differ")
 
-#define ATTN_SCORE_OPTIONS(type, in)                                                                               \
-    ATTN_PROBLEM_OPTIONS(type, in.problem),                                                                        \
-        ATTN_FILE_OPTION(type, in.alibi, "alibi",                                                                  \
-                         "slopes (head) or (batch, head), float32: scores -= slope |place - key|"),                \
-        ATTN_FILE_OPTION(type, in.bias, "bias",                                                                    \
-                         "added to scores: (batch|1, head|1, row|1, key|1), float32 or float16"),                  \
-        ATTN_FILE_OPTION(type, in.sink, "sink", "one more logit a head (head), float32, in the denominator only"), \
-        ATTN_FILE_OPTION(type, in.intervals, "intervals",                                                          \
-                         "rows that do not see a key (FlashMask): int32 (batch, KV head|1, key, 1|2|4);\n"         \
-                         "1: from a row on, 2: a range (both with --causal);\n"                                    \
-                         "2: from a row on, up to a row, 4: two ranges (both without)"),                           \
-        ATTN_FILE_OPTION(type, in.block_mask, "block-mask",                                                        \
-                         "visible blocks: uint8 (batch|1, head|1, row blocks, key blocks), not 0: visible;\n"      \
-                         "a block holds ceil(rows / row blocks) rows, and keys likewise"),                         \
-        ATTN_FILE_OPTION(type, in.cu_lens_q, "cu-lens-q",                                                          \
-                         "packed sequences: int32 (sequences + 1), each one's first row in q, then the end;\n"     \
-                         "q, k and v are (row, head, dim) or (1, row, head, dim)"),                                \
-        ATTN_FILE_OPTION(type, in.cu_lens_kv, "cu-lens-kv", "the same for k and v"),                               \
-        ATTN_FILE_OPTION(type, in.lens_kv, "lens-kv", "keys in use, int32 (batch): the others are not read"),      \
+#define ATTN_SCORE_OPTIONS(type, in)                                                                                 \
+    ATTN_PROBLEM_OPTIONS(type, in.problem),                                                                          \
+        ATTN_FILE_OPTION(type, in.alibi, "alibi",                                                                    \
+                         "slopes (head) or (batch, head), float32: scores -= slope |place - key|"),                  \
+        ATTN_FILE_OPTION(type, in.bias, "bias",                                                                      \
+                         "added to scores: (batch|1, head|1, row|1, key|1), float32 or float16"),                    \
+        ATTN_FILE_OPTION(type, in.sink, "sink", "one more logit a head (head), float32, in the denominator only"),   \
+        ATTN_FILE_OPTION(type, in.intervals, "intervals",                                                            \
+                         "rows that do not see a key (FlashMask): int32|int64 (batch, KV head|1, key, 1|2|4);\n"     \
+                         "1: from a row on, 2: a range (both with --causal);\n"                                      \
+                         "2: from a row on, up to a row, 4: two ranges (both without)"),                             \
+        ATTN_FILE_OPTION(type, in.block_mask, "block-mask",                                                          \
+                         "visible blocks: uint8|bool (batch|1, head|1, row blocks, key blocks), not 0: visible;\n"   \
+                         "a block holds ceil(rows / row blocks) rows, and keys likewise"),                           \
+        ATTN_FILE_OPTION(type, in.cu_lens_q, "cu-lens-q",                                                            \
+                         "packed sequences: int32|int64 (sequences + 1), each one's first row in q, then the end;\n" \
+                         "q, k and v are (row, head, dim) or (1, row, head, dim)"),                                  \
+        ATTN_FILE_OPTION(type, in.cu_lens_kv, "cu-lens-kv", "the same for k and v"),                                 \
+        ATTN_FILE_OPTION(type, in.lens_kv, "lens-kv", "keys in use, int32|int64 (batch): the others are not read"),  \
         ATTN_OPTION(type, in.seed, "seed", "N", attn_parse_seed, "of --dropout, 64 bits")
 
 /* Whether options that need each other, or exclude each other, stand so. */

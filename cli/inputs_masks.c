@@ -8,7 +8,7 @@ static attn_status load_lens(attn_inputs *inputs, const char *option, const char
                              attn_array *array)
 {
     attn_status status = attn_inputs_load(inputs, option, path, array);
-    if (!status) status = attn_inputs_expect(option, array, ATTN_ELEMENT_I32, 1, &count, 0);
+    if (!status) status = attn_inputs_expect_table(inputs, option, array, 1, &count, 0);
     return status;
 }
 
@@ -37,7 +37,7 @@ static attn_status open_packed(attn_inputs *inputs, const attn_input_options *op
     attn_status status = attn_inputs_load(inputs, "cu-lens-q", options->cu_lens_q, &q);
     if (status) return status;
     int64_t count = q.rank == 1 && q.extent[0] > 1 ? q.extent[0] : 2;
-    status = attn_inputs_expect("cu-lens-q", &q, ATTN_ELEMENT_I32, 1, &count, 0);
+    status = attn_inputs_expect_table(inputs, "cu-lens-q", &q, 1, &count, 0);
     if (!status) status = load_lens(inputs, "cu-lens-kv", options->cu_lens_kv, count, &kv);
     if (status) return status;
     desc->flags |= ATTN_VARLEN;
@@ -86,7 +86,7 @@ static attn_status open_alibi(attn_inputs *inputs, const attn_input_options *opt
     if (status) return status;
     int64_t extent[] = { desc->batch, desc->heads_q };
     bool shared = slopes.rank == 1;
-    status = attn_inputs_expect("alibi", &slopes, ATTN_ELEMENT_F32, shared ? 1 : 2, extent + shared, shared ? 0 : 1);
+    status = attn_inputs_expect("alibi", &slopes, ATTN_TAKES_F32, shared ? 1 : 2, extent + shared, shared ? 0 : 1);
     desc->flags |= ATTN_ALIBI;
     desc->alibi_batch = shared ? 1 : slopes.extent[0];
     inputs->alibi = slopes;
@@ -102,10 +102,9 @@ static attn_status open_bias(attn_inputs *inputs, const attn_input_options *opti
     attn_status status = attn_inputs_load(inputs, "bias", options->bias, &bias);
     if (status) return status;
     int64_t extent[] = { desc->batch, desc->heads_q, desc->len_q, desc->len_kv };
-    attn_element element = bias.element == ATTN_ELEMENT_F16 ? ATTN_ELEMENT_F16 : ATTN_ELEMENT_F32;
-    status = attn_inputs_expect("bias", &bias, element, 4, extent, 15);
+    status = attn_inputs_expect("bias", &bias, ATTN_TAKES_F32 | ATTN_TAKES_F16, 4, extent, 15);
     desc->flags |= ATTN_BIAS;
-    desc->bias_dtype = attn_element_dtype(element);
+    desc->bias_dtype = attn_element_dtype(bias.element);
     for (int i = 0; i < 4; i++)
         desc->bias_extent[i] = bias.extent[i];
     inputs->bias = bias;
@@ -118,7 +117,7 @@ static attn_status open_sink(attn_inputs *inputs, const attn_input_options *opti
     attn_array sink;
     if (!options->sink) return ATTN_OK;
     attn_status status = attn_inputs_load(inputs, "sink", options->sink, &sink);
-    if (!status) status = attn_inputs_expect("sink", &sink, ATTN_ELEMENT_F32, 1, &inputs->desc.heads_q, 0);
+    if (!status) status = attn_inputs_expect("sink", &sink, ATTN_TAKES_F32, 1, &inputs->desc.heads_q, 0);
     inputs->desc.flags |= ATTN_SINK;
     inputs->args.sink = sink.data;
     return status;
@@ -136,7 +135,7 @@ static attn_status open_intervals(attn_inputs *inputs, const attn_input_options 
         return attn_fail(ATTN_INVALID, "--intervals has %lld vectors: takes 1 or 2 with --causal, 2 or 4 without",
                          (long long)vectors);
     int64_t extent[] = { desc->batch, desc->heads_kv, desc->len_kv, table.rank == 4 ? vectors : 1 };
-    status = attn_inputs_expect("intervals", &table, ATTN_ELEMENT_I32, 4, extent, 2);
+    status = attn_inputs_expect_table(inputs, "intervals", &table, 4, extent, 2);
     desc->flags |= ATTN_INTERVALS;
     desc->interval_vectors = vectors;
     desc->interval_heads = table.extent[1];
@@ -182,7 +181,7 @@ static attn_status open_blocks(attn_inputs *inputs, const attn_input_options *op
     if (status) return status;
     int64_t extent[] = { desc->batch, desc->heads_q, mask.rank == 4 ? mask.extent[2] : 1,
                          mask.rank == 4 ? mask.extent[3] : 1 };
-    status = attn_inputs_expect("block-mask", &mask, ATTN_ELEMENT_U8, 4, extent, 3);
+    status = attn_inputs_expect("block-mask", &mask, ATTN_TAKES_MASK, 4, extent, 3);
     if (!status) status = block_size("rows", desc->len_q, mask.extent[2], &desc->block_rows);
     if (!status) status = block_size("keys", desc->len_kv, mask.extent[3], &desc->block_keys);
     desc->flags |= ATTN_BLOCKS;

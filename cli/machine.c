@@ -1,6 +1,5 @@
 /* `attn machine`: the machine that plans go by; with --measure, this one measured. */
 #define _POSIX_C_SOURCE 200809L
-#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 #include "check/device.h"
 #include "cpu/detect.h"
 #include "cuda/driver.h"
+#include "file.h"
 #include "json.h"
 #include "machine.h"
 #include "options.h"
@@ -105,21 +105,19 @@ static void print_json(const attn_machine *m)
     attn_json_close(&json, '}');
 }
 
-/* Whole or not at all. */
 static attn_status write_file(const char *path, const attn_machine *m)
 {
-    char temporary[4096];
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid()) >= sizeof temporary)
-        return attn_fail(ATTN_INVALID, "-o: the name is too long");
-    errno = 0;
-    FILE *file = fopen(temporary, "w");
-    if (!file) return attn_fail(ATTN_INVALID, "%s: %s", temporary, strerror(errno));
+    char *text = NULL, where[300];
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    if (!file) return attn_fail(ATTN_NO_MEMORY, "no memory for a text");
     fprintf(file, "# Measured by attn machine --measure, commit %s.\n", ATTN_COMMIT);
     attn_machine_print(file, m);
-    bool good = !ferror(file);
-    if ((fclose(file) || !good || rename(temporary, path)) && remove(temporary) <= 0)
-        return attn_fail(ATTN_INVALID, "%s: %s", path, strerror(errno));
-    return ATTN_OK;
+    attn_status status = fclose(file) ? attn_fail(ATTN_NO_MEMORY, "no memory for a text") : ATTN_OK;
+    if (!status) status = attn_output_text(path, text, size);
+    free(text);
+    snprintf(where, sizeof where, "-o %.200s", path);
+    return status ? attn_fail_in(status, where) : ATTN_OK;
 }
 
 static attn_status measure(const values *v, attn_machine *m)

@@ -7,7 +7,7 @@
 
 #include "api/error.h"
 
-enum { DESCR = 1, ORDER = 2, SHAPE = 4, TEXT_MOST = 32 };
+enum { DESCR = 1, ORDER = 2, SHAPE = 4, TEXT_MOST = 32, START_MOST = 12, HEADER_MOST = 1 << 20 };
 
 typedef struct cursor {
     const char *at, *end;
@@ -19,10 +19,8 @@ typedef struct descr_entry {
 } descr_entry;
 
 static const descr_entry descrs[] = {
-    { "<f4", ATTN_ELEMENT_F32 },
-    { "<f2", ATTN_ELEMENT_F16 },
-    { "<i4", ATTN_ELEMENT_I32 },
-    { "|u1", ATTN_ELEMENT_U8 },
+    { "<f4", ATTN_ELEMENT_F32 }, { "<f2", ATTN_ELEMENT_F16 }, { "<i4", ATTN_ELEMENT_I32 },
+    { "<i8", ATTN_ELEMENT_I64 }, { "|u1", ATTN_ELEMENT_U8 },  { "|b1", ATTN_ELEMENT_BOOL },
 };
 
 static attn_status malformed(const char *what)
@@ -72,16 +70,14 @@ static attn_status refuse_descr(const char *descr)
 {
     if (descr[0] == '>')
         return attn_fail(ATTN_INVALID, "dtype '%s' is big-endian: save x.astype(x.dtype.newbyteorder('<'))", descr);
-    if (!strcmp(descr, "<f8"))
-        return attn_fail(ATTN_INVALID, "dtype '<f8' is float64: convert it with x.astype('float32')");
-    if (!strcmp(descr, "<i8"))
-        return attn_fail(ATTN_INVALID, "dtype '<i8' is int64: convert it with x.astype('int32')");
-    if (!strcmp(descr, "|b1")) return attn_fail(ATTN_INVALID, "dtype '|b1' is bool: convert it with x.astype('uint8')");
     if (!strcmp(descr, "|V2") || !strcmp(descr, "<V2") || !strcmp(descr, "<u2"))
         return attn_fail(ATTN_INVALID,
                          "dtype '%s': .npy has no bfloat16; save float32 and ask for --dtype bf16, or use .safetensors",
                          descr);
-    return attn_fail(ATTN_INVALID, "dtype '%s' is not one of '<f4', '<f2', '<i4', '|u1'", descr);
+    return attn_fail(ATTN_INVALID,
+                     "dtype '%s'%s is not read: save floats with x.astype('float32') or 'float16', tables as int32 or "
+                     "int64, block masks as uint8 or bool",
+                     descr, strcmp(descr, "<f8") ? "" : " (float64)");
 }
 
 static attn_status read_descr(cursor *c, attn_array *array)
@@ -157,26 +153,62 @@ static attn_status read_header(cursor *c, attn_array *array)
     return c->at == c->end ? ATTN_OK : malformed("something stands behind the dict");
 }
 
-attn_status attn_npy_parse(const void *bytes, size_t size, attn_array *array)
+/* Where the header's text starts, and its length. */
+static attn_status read_start(const unsigned char *b, size_t size, size_t *start, size_t *length)
 {
-    const unsigned char *b = bytes;
-    *array = (attn_array){ .data = NULL };
     if (size < 10 || memcmp(b, "\x93NUMPY", 6)) return attn_fail(ATTN_INVALID, "not a .npy file");
     if (b[6] < 1 || b[6] > 3 || b[7] != 0)
         return attn_fail(ATTN_INVALID, ".npy version %d.%d is not one of 1.0, 2.0, 3.0", b[6], b[7]);
-    size_t start = b[6] == 1 ? 10 : 12, length = b[8] | (size_t)b[9] << 8;
-    if (size < start) return attn_fail(ATTN_INVALID, "truncated within its header");
-    if (b[6] > 1) length |= (size_t)b[10] << 16 | (size_t)b[11] << 24;
-    if (length > size - start)
-        return attn_fail(ATTN_INVALID, "truncated: a header of %zu bytes, and %zu are left", length, size - start);
+    *start = b[6] == 1 ? 10 : START_MOST;
+    *length = b[8] | (size_t)b[9] << 8;
+    if (size < *start) return attn_fail(ATTN_INVALID, "truncated within its header");
+    if (b[6] > 1) *length |= (size_t)b[10] << 16 | (size_t)b[11] << 24;
+    if (*length > HEADER_MOST)
+        return attn_fail(ATTN_INVALID, "a header of %zu bytes: at most %d are read", *length, HEADER_MOST);
+    return ATTN_OK;
+}
+
+/* All but the data. */
+static attn_status read_array(const unsigned char *b, size_t start, size_t length, attn_array *array)
+{
+    char shape[ATTN_SHAPE_TEXT];
     cursor c = { (const char *)b + start, (const char *)b + start + length };
     attn_status status = read_header(&c, array);
+    if (status || attn_array_count(array)) return status;
+    return attn_fail(ATTN_INVALID, "shape %s holds more than 2^63 - 1 bytes",
+                     attn_shape_text(array->extent, array->rank, shape));
+}
+
+attn_status attn_npy_extent(const void *bytes, size_t size, uint64_t *need)
+{
+    size_t start, length;
+    attn_array array = { .data = NULL };
+    *need = START_MOST;
+    if (size < START_MOST) return ATTN_OK;
+    attn_status status = read_start(bytes, size, &start, &length);
+    if (status) return status;
+    *need = start + length;
+    if (size < *need) return ATTN_OK;
+    status = read_array(bytes, start, length, &array);
+    *need += (uint64_t)(array.count * attn_element_size(array.element));
+    return status;
+}
+
+attn_status attn_npy_parse(const void *bytes, size_t size, attn_array *array)
+{
+    const unsigned char *b = bytes;
+    size_t start, length;
+    *array = (attn_array){ .data = NULL };
+    attn_status status = read_start(b, size, &start, &length);
+    if (status) return status;
+    if (length > size - start)
+        return attn_fail(ATTN_INVALID, "truncated: a header of %zu bytes, and %zu are left", length, size - start);
+    status = read_array(b, start, length, array);
     if (status) return status;
 
     char shape[ATTN_SHAPE_TEXT];
     attn_shape_text(array->extent, array->rank, shape);
-    if (!attn_array_count(array)) return attn_fail(ATTN_INVALID, "shape %s holds more than 2^63 - 1 bytes", shape);
-    uint64_t data = size - start - length, need = (uint64_t)array->count * (uint64_t)attn_element_size(array->element);
+    uint64_t data = size - start - length, need = (uint64_t)(array->count * attn_element_size(array->element));
     if (data < need)
         return attn_fail(ATTN_INVALID, "truncated: %s shape %s needs %llu bytes of data and has %llu",
                          attn_element_name(array->element), shape, (unsigned long long)need, (unsigned long long)data);

@@ -34,6 +34,13 @@ attn_status attn_outputs_check(const attn_result *results, int count, bool tenso
     return ATTN_OK;
 }
 
+static attn_status fail_at(attn_status status, const attn_result *r)
+{
+    char where[300];
+    snprintf(where, sizeof where, "%s %.200s", r->option, r->path);
+    return attn_fail_in(status, where);
+}
+
 static attn_status create_file(attn_outputs *outputs, const attn_result *first, const char *header, size_t length,
                                uint64_t data, unsigned char **at)
 {
@@ -41,12 +48,12 @@ static attn_status create_file(attn_outputs *outputs, const attn_result *first, 
     attn_status status = data > SIZE_MAX - length || data > INT64_MAX - length
                              ? attn_fail(ATTN_INVALID, "cannot write: the file is too large")
                              : attn_output_create(output, first->path, length + (size_t)data);
-    if (status) {
-        char where[300];
-        snprintf(where, sizeof where, "%s %.200s", first->option, first->path);
-        return attn_fail_in(status, where);
-    }
-    outputs->count++;
+    if (status) return fail_at(status, first);
+    outputs->first[outputs->count++] = first;
+    for (int i = 0; i + 1 < outputs->count; i++)
+        if (attn_output_same(&outputs->files[i], output))
+            return attn_fail(ATTN_INVALID, "%s and %s name the same file, as %.200s and %.200s",
+                             outputs->first[i]->option, first->option, outputs->first[i]->path, first->path);
     memcpy(output->bytes, header, length);
     *at = output->bytes + length;
     return ATTN_OK;
@@ -111,9 +118,13 @@ attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int
 attn_status attn_outputs_commit(attn_outputs *outputs)
 {
     attn_status status = ATTN_OK;
-    for (int i = 0; !status && i < outputs->count; i++)
-        status = attn_output_commit(&outputs->files[i]);
-    if (status) attn_outputs_discard(outputs);
+    int at = 0, count = outputs->count;
+    for (int i = 0; !status && i < count; i++) /* before any is renamed: if one fails, none is replaced */
+        status = attn_output_write(&outputs->files[at = i]);
+    for (int i = 0; !status && i < count; i++)
+        status = attn_output_commit(&outputs->files[at = i]);
+    if (status) status = fail_at(status, outputs->first[at]);
+    attn_outputs_discard(outputs);
     return status;
 }
 

@@ -1,4 +1,4 @@
-/* Output files: mapped, so that the library computes into them. */
+/* Output files: in memory, so that the library computes into them, then written. */
 #ifndef ATTN_CLI_OUTPUTS_H
 #define ATTN_CLI_OUTPUTS_H
 
@@ -17,13 +17,14 @@ typedef struct attn_result {
 
 typedef struct attn_outputs {
     attn_output files[ATTN_OUTPUTS_MOST];
+    const attn_result *first[ATTN_OUTPUTS_MOST]; /* of those in each file */
     int count;
 } attn_outputs;
 
 /* Whether names end as they must, and only .safetensors are shared. tensors: inputs came from one. */
 attn_status attn_outputs_check(const attn_result *results, int count, bool tensors);
 
-/* Makes the temporaries, headers written, and sets data; count is at most ATTN_OUTPUTS_MOST. On failure nothing is
+/* Makes the temporaries, with headers, and sets data; count is at most ATTN_OUTPUTS_MOST. On failure nothing is
  * left. */
 attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count);
 

@@ -10,7 +10,7 @@
 #include "api/error.h"
 #include "json_read.h"
 
-enum { HEADER_MOST = 100000000, DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
+enum { LENGTH = 8, HEADER_MOST = 100000000, DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
 
 typedef struct tensor {
     const char *name;
@@ -152,7 +152,10 @@ static attn_status check_entry(const header *h, const entry *e)
 {
     const char *name = e->tensor.name;
     int64_t size = e->tensor.end - e->tensor.begin;
-    if (e->tensor.begin > e->tensor.end || e->tensor.end > h->data_size)
+    if (e->tensor.begin > e->tensor.end)
+        return attn_fail(ATTN_INVALID, "tensor %.60s: data_offsets [%lld, %lld] end before they begin", name,
+                         (long long)e->tensor.begin, (long long)e->tensor.end);
+    if (e->tensor.end > h->data_size)
         return attn_fail(ATTN_INVALID, "tensor %.60s: data_offsets [%lld, %lld] leave the %lld bytes of data", name,
                          (long long)e->tensor.begin, (long long)e->tensor.end, (long long)h->data_size);
     if (e->count < 0) return attn_fail(ATTN_INVALID, "tensor %.60s: the shape's size overflows", name);
@@ -234,7 +237,8 @@ static attn_status read_member(void *context, const char *key)
     return status;
 }
 
-static attn_status check_places(header *h)
+/* That the data lie without gap or overlap; where they end. */
+static attn_status check_places(header *h, int64_t *end)
 {
     int64_t at = 0;
     if (h->count) qsort(h->tensors, h->count, sizeof *h->tensors, by_place);
@@ -245,42 +249,75 @@ static attn_status check_places(header *h)
         if (t->begin > at) return attn_fail(ATTN_INVALID, "bytes before tensor %.60s belong to none", t->name);
         if (t->end > at) at = t->end;
     }
-    if (at == h->data_size) return ATTN_OK;
-    return attn_fail(ATTN_INVALID, "%lld bytes too many behind the last tensor", (long long)(h->data_size - at));
+    *end = at;
+    return ATTN_OK;
+}
+
+static attn_status read_length(const unsigned char *b, size_t *length)
+{
+    uint64_t bytes = 0;
+    for (int i = LENGTH; i--;)
+        bytes = bytes << 8 | b[i];
+    if (bytes > HEADER_MOST)
+        return attn_fail(ATTN_INVALID, "not a safetensors file: a header of %llu bytes; at most 100000000",
+                         (unsigned long long)bytes);
+    *length = (size_t)bytes;
+    return ATTN_OK;
+}
+
+/* All of the header of `length` bytes; where the data end. h says what is wanted, and how much data there is. */
+static attn_status read_header(header *h, const unsigned char *b, size_t length, int64_t *end)
+{
+    if (!length || b[LENGTH] != '{') return malformed("it does not start with '{'");
+    char *text = malloc(length);
+    if (!text) return attn_fail(ATTN_NO_MEMORY, "no memory for a header of %zu bytes", length);
+    h->reader = (attn_json_reader){ b + LENGTH, b + LENGTH + length, text };
+    attn_status status = read_object(&h->reader, read_member, h);
+    if (!status && !attn_json_at_end(&h->reader)) status = malformed("something stands behind the object");
+    if (!status) status = check_names(h, 0);
+    if (!status) status = check_places(h, end);
+    free(h->tensors);
+    free(text);
+    return status;
+}
+
+attn_status attn_safetensors_extent(const void *bytes, size_t size, uint64_t *need)
+{
+    header h = { .data_size = INT64_MAX };
+    size_t length = 0;
+    int64_t data = 0;
+    *need = LENGTH;
+    if (size < LENGTH) return ATTN_OK;
+    attn_status status = read_length(bytes, &length);
+    if (status) return status;
+    *need = LENGTH + length;
+    if (size < *need) return ATTN_OK;
+    status = read_header(&h, bytes, length, &data);
+    *need += (uint64_t)data;
+    return status;
 }
 
 attn_status attn_safetensors_parse(const void *bytes, size_t size, const char *const *names, int count,
                                    attn_array *arrays)
 {
     const unsigned char *b = bytes;
-    uint64_t length = 0;
+    size_t length = 0;
+    int64_t end;
     for (int i = 0; i < count; i++)
         arrays[i] = (attn_array){ .data = NULL };
-    if (size < 8) return attn_fail(ATTN_INVALID, "not a safetensors file: shorter than 8 bytes");
-    for (int i = 8; i--;)
-        length = length << 8 | b[i];
-    if (length > HEADER_MOST)
-        return attn_fail(ATTN_INVALID, "not a safetensors file: a header of %llu bytes; at most 100000000",
-                         (unsigned long long)length);
-    if (length > size - 8)
-        return attn_fail(ATTN_INVALID, "truncated: a header of %llu bytes, and %zu are left",
-                         (unsigned long long)length, size - 8);
-    if (!length || b[8] != '{') return malformed("it does not start with '{'");
-    char *text = malloc((size_t)length);
-    if (!text) return attn_fail(ATTN_NO_MEMORY, "no memory for a header of %llu bytes", (unsigned long long)length);
-    header h = { .reader = { b + 8, b + 8 + length, text },
-                 .data = b + 8 + length,
-                 .data_size = (int64_t)(size - 8 - length),
+    if (size < LENGTH) return attn_fail(ATTN_INVALID, "not a safetensors file: shorter than 8 bytes");
+    attn_status status = read_length(b, &length);
+    if (status) return status;
+    if (length > size - LENGTH)
+        return attn_fail(ATTN_INVALID, "truncated: a header of %zu bytes, and %zu are left", length, size - LENGTH);
+    header h = { .data = b + LENGTH + length,
+                 .data_size = (int64_t)(size - LENGTH - length),
                  .names = names,
                  .names_count = count,
                  .arrays = arrays };
-    attn_status status = read_object(&h.reader, read_member, &h);
-    if (!status && !attn_json_at_end(&h.reader)) status = malformed("something stands behind the object");
-    if (!status) status = check_names(&h, 0);
-    if (!status) status = check_places(&h);
-    free(h.tensors);
-    free(text);
-    return status;
+    status = read_header(&h, b, length, &end);
+    if (status || end == h.data_size) return status;
+    return attn_fail(ATTN_INVALID, "%lld bytes too many behind the last tensor", (long long)(h.data_size - end));
 }
 
 /* One tensor's entry into text[0 .. room), as snprintf; *at moves on behind its data. */

@@ -9,6 +9,9 @@
 
 #include "array.h"
 
+/* How long a file is that begins so: an attn_file_extent. */
+attn_status attn_safetensors_extent(const void *bytes, size_t size, uint64_t *need);
+
 /* Checks the whole file and fills arrays[i] with the tensor names[i], or with element ATTN_ELEMENT_NONE if there is
  * none. A wanted tensor has a dtype of attn_element and at most ATTN_RANK_MOST axes. Data pointers point into `bytes`.
  */

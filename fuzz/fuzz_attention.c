@@ -2,7 +2,9 @@
  * do; a crash, a touched guard page or a wrong result will not. Bytes that run out are 0. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "api/desc.h"
 #include "check/compare.h"
 #include "cpu/kernel.h"
 
@@ -102,6 +104,26 @@ static void check_kernel(const check_problem *problem, const check_reference *re
     abort();
 }
 
+/* One pointer without its flag is an error, whatever the problem. */
+static void check_stray(input *in, const check_problem *problem)
+{
+    static const struct {
+        size_t offset;
+        uint32_t flag;
+        attn_direction direction;
+    } pointers[] = {
+#define POINTER(name, flag, direction) { offsetof(attn_args, name), flag, direction },
+        ATTN_FLAGGED_LIST(POINTER)
+#undef POINTER
+    };
+    int64_t i = below(in, (int64_t)(sizeof pointers / sizeof *pointers));
+    check_problem stray = *problem;
+    if (problem->desc.flags & pointers[i].flag || problem->desc.direction < pointers[i].direction) return;
+    if (check_problem_run(problem, &problem->desc, NULL) != ATTN_OK) return;
+    memcpy((char *)&stray.args + pointers[i].offset, &(const void *){ &stray }, sizeof(void *));
+    if (check_problem_run(&stray, &problem->desc, NULL) != ATTN_INVALID) abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -134,6 +156,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < count; i++)
         check_kernel(&problem, &reference, kernels[i].name);
     check_reference_destroy(&reference);
+    check_stray(&in, &problem);
     check_problem_destroy(&problem);
     return 0;
 }

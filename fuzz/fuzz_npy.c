@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "extent.h"
 #include "npy.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
@@ -9,10 +10,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     attn_array array, again;
-    if (attn_npy_parse(bytes, size, &array)) {
-        if (!*attn_error()) abort();
-        return 0;
-    }
+    bool taken = !attn_npy_parse(bytes, size, &array);
+    if (!taken && !*attn_error()) abort();
+    check_extent(attn_npy_extent, bytes, size, taken);
+    if (!taken) return 0;
     size_t data = (size_t)(array.count * attn_element_size(array.element));
     const uint8_t *start = array.data;
     if (array.rank < 0 || array.rank > ATTN_RANK_MOST || start < bytes || start + data != bytes + size) abort();

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "extent.h"
 #include "safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
@@ -39,10 +40,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     attn_array arrays[WANTED];
     int found = 0;
-    if (attn_safetensors_parse(bytes, size, names, WANTED, arrays)) {
-        if (!*attn_error()) abort();
-        return 0;
-    }
+    bool taken = !attn_safetensors_parse(bytes, size, names, WANTED, arrays);
+    if (!taken && !*attn_error()) abort();
+    check_extent(attn_safetensors_extent, bytes, size, taken);
+    if (!taken) return 0;
     for (int i = 0; i < WANTED; i++) {
         const uint8_t *start = arrays[i].data;
         if (!arrays[i].element) continue;

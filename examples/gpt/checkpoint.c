@@ -232,7 +232,7 @@ attn_status gpt_load(gpt_run *run, const char *path)
 {
     attn_file file;
     *run = (gpt_run){ .step = 0 };
-    attn_status status = attn_file_open(&file, path);
+    attn_status status = attn_file_open(&file, path, attn_safetensors_extent);
     if (!status) status = load(run, &file);
     attn_file_close(&file);
     return status ? attn_fail_in(status, path) : ATTN_OK;

@@ -23,11 +23,11 @@ static void append(uint8_t **to, int64_t *count, const uint8_t *bytes, int64_t m
 static attn_status add_file(gpt_text *text, const char *path)
 {
     attn_file file;
-    attn_status status = attn_file_open(&file, path);
+    attn_status status = attn_file_open(&file, path, NULL);
     if (status) return attn_fail_in(status, path);
     int64_t size = (int64_t)file.size, held = size / 16;
     append(&text->train, &text->train_count, file.bytes, size - held);
-    append(&text->held, &text->held_count, (const uint8_t *)file.bytes + (size - held), held);
+    append(&text->held, &text->held_count, file.bytes + (size - held), held);
     attn_file_close(&file);
     text->files++;
     return ATTN_OK;

@@ -1,4 +1,4 @@
-"""Arrays and their files, .npy and .safetensors: f32, f16, bf16, int32, uint8."""
+"""Arrays and their files, .npy and .safetensors: f32, f16, bf16, int32, int64, uint8, bool."""
 
 import json
 import random
@@ -10,7 +10,9 @@ CODES = {
     "f16": ("e", "<f2", "F16"),
     "bf16": ("H", None, "BF16"),
     "i32": ("i", "<i4", "I32"),
+    "i64": ("q", "<i8", "I64"),
     "u8": ("B", "|u1", "U8"),
+    "bool": ("?", "|b1", "BOOL"),
 }
 
 
