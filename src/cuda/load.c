@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "api/error.h"
+#include "cuda/unit.h"
 
 typedef struct loaded_module {
     struct loaded_module *next;
@@ -51,32 +52,12 @@ attn_status attn_cuda_place_get(attn_cuda_place *place)
 
 /* ---- images -------------------------------------------------------------------------------- */
 
-static const char *text_of(const char *name)
-{
-    for (int i = 0; i < attn_cuda_text_count; i++)
-        if (strcmp(attn_cuda_texts[i].name, name) == 0) return attn_cuda_texts[i].text;
-    return NULL;
-}
-
-/* Compiles the kernel's source as its line says, or the file that the unit is named by. */
 static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, void **image)
 {
-    const char *options[ATTN_CUDA_OPTIONS + 3] = { "--gpu-architecture=sm_90a", "--std=c++17" };
-    attn_cuda_program program = { .source.name = kernel ? kernel->source : unit,
-                                  .headers = attn_cuda_texts,
-                                  .header_count = attn_cuda_text_count,
-                                  .options = options,
-                                  .option_count = 2 };
+    attn_cuda_program program;
     size_t size;
-    program.source.text = text_of(program.source.name);
-    if (!program.source.text)
-        return attn_fail(ATTN_UNSUPPORTED, "%s is not built into this library", program.source.name);
-#ifdef ATTN_CUDA_DELAYS
-    options[program.option_count++] = "-DATTN_DELAYS";
-#endif
-    for (int i = 0; kernel && i < ATTN_CUDA_OPTIONS && kernel->options[i]; i++)
-        options[program.option_count++] = kernel->options[i];
-    return attn_cuda_compile(&program, image, &size);
+    attn_status status = attn_cuda_unit_program(kernel, unit, &program);
+    return status ? status : attn_cuda_compile(&program, image, &size);
 }
 
 static attn_status load_module(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *unit,
@@ -115,16 +96,6 @@ static attn_status module_of(const attn_cuda_place *place, const attn_cuda_kerne
 
 enum { NOT_FOUND = 500 };
 
-static bool is_unit(const char *name)
-{
-    const char *dot = strrchr(name, '.');
-    int count;
-    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
-    for (int i = 0; i < count; i++)
-        if (attn_cuda_is_line(&kernels[i]) && strcmp(name, kernels[i].source) == 0) return false;
-    return dot && strcmp(dot, ".cu") == 0;
-}
-
 static attn_status find(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
                         CUfunction *found)
 {
@@ -137,7 +108,7 @@ static attn_status find(const attn_cuda_place *place, const attn_cuda_kernel *ke
         result = driver->cuModuleGetFunction(found, in, symbol);
     }
     for (int i = 0; i < attn_cuda_text_count && !kernel && result == NOT_FOUND; i++) {
-        if (!is_unit(attn_cuda_texts[i].name)) continue;
+        if (!attn_cuda_is_unit(attn_cuda_texts[i].name)) continue;
         attn_status status = module_of(place, NULL, attn_cuda_texts[i].name, &in);
         if (status) return status;
         result = driver->cuModuleGetFunction(found, in, symbol);

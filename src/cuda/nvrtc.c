@@ -1,4 +1,5 @@
-/* Contract: nvrtc.h. The cache's key is the compiler's version, the options and every text. */
+/* Contract: nvrtc.h. The cache's key is the compiler's version and file, the options and every text. */
+#define _GNU_SOURCE
 #include "cuda/nvrtc.h"
 
 #include <dlfcn.h>
@@ -7,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "api/error.h"
 #include "cuda/cache.h"
@@ -29,20 +32,71 @@ static struct {
     NVRTC_FUNCTIONS(MEMBER)
 #undef MEMBER
 } nvrtc;
+enum { PATH_MOST = 4096 };
+
 static int version[2];
+static long long file[3]; /* what tells the library from others of its version: size, seconds and nanoseconds */
 static bool found;
-static char why_not[256];
+static char why_not[400];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void *open_library(void)
+static const char *const names[] = { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
+                                     "/usr/local/cuda/lib64/libnvrtc.so" };
+
+/* Writes the path of the folder's library; false: it has none. */
+static bool find_in(const char *folder, char path[PATH_MOST])
 {
-    static const char *const names[] = { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
-                                         "/usr/local/cuda/lib64/libnvrtc.so" };
+    for (int i = 0; i < 3; i++) {
+        int length = snprintf(path, PATH_MOST, "%s/%s", folder, names[i]);
+        if (length < PATH_MOST && access(path, F_OK) == 0) return true;
+    }
+    return false;
+}
+
+/* What ATTN_NVRTC names: the library or its folder. */
+static void *open_named(const char *named)
+{
+    char path[PATH_MOST];
+    struct stat status;
+    bool folder = stat(named, &status) == 0 && S_ISDIR(status.st_mode);
+    if (folder && !find_in(named, path)) {
+        snprintf(why_not, sizeof why_not, "ATTN_NVRTC: the folder %.300s has no libnvrtc.so.13 or .12", named);
+        return NULL;
+    }
+    void *library = dlopen(folder ? path : named, RTLD_NOW | RTLD_LOCAL);
+    if (!library) snprintf(why_not, sizeof why_not, "ATTN_NVRTC, the path of libnvrtc or its folder: %s", dlerror());
+    return library;
+}
+
+/* Where ATTN_NVRTC is set, no other library will do. */
+static void *open_library(const char *named)
+{
+    if (named) return open_named(named);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
         if (library) return library;
     }
+    snprintf(why_not, sizeof why_not, "libnvrtc.so.13 or .12 cannot be loaded; ATTN_NVRTC can name its path");
     return NULL;
+}
+
+/* NVRTC loads its second library by name, and only some releases look for it beside themselves: here it is loaded
+ * from there before they ask. Where it is not, NVRTC looks elsewhere, and says if it finds none. */
+static void load_builtins(const char *path)
+{
+    char beside[PATH_MOST];
+    const char *slash = strrchr(path, '/');
+    int folder = slash ? (int)(slash - path) : 0;
+    int length =
+        snprintf(beside, sizeof beside, "%.*s/libnvrtc-builtins.so.%d.%d", folder, path, version[0], version[1]);
+    if (slash && length < (int)sizeof beside) dlopen(beside, RTLD_NOW | RTLD_LOCAL);
+}
+
+static void know_file(const char *path)
+{
+    struct stat status;
+    if (stat(path, &status)) return;
+    file[0] = status.st_size, file[1] = status.st_mtim.tv_sec, file[2] = status.st_mtim.tv_nsec;
 }
 
 static void look(void)
@@ -55,21 +109,29 @@ static void look(void)
         NVRTC_FUNCTIONS(FUNCTION)
 #undef FUNCTION
     };
-    void *library = open_library();
-    if (!library) {
-        snprintf(why_not, sizeof why_not, "libnvrtc.so.13 or .12 cannot be loaded");
-        return;
-    }
+    const char *named = getenv("ATTN_NVRTC");
+    if (named && !*named) named = NULL;
+    void *library = open_library(named), *address = NULL;
+    if (!library) return;
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *address = dlsym(library, functions[i].symbol);
+        address = dlsym(library, functions[i].symbol);
         if (!address) {
-            snprintf(why_not, sizeof why_not, "libnvrtc has no %s", functions[i].symbol);
+            snprintf(why_not, sizeof why_not, "%s%.300s has no %s", named ? "ATTN_NVRTC: " : "",
+                     named ? named : "libnvrtc", functions[i].symbol);
             return;
         }
         memcpy(functions[i].member, &address, sizeof address);
     }
-    found = nvrtc.nvrtcVersion(&version[0], &version[1]) == 0;
-    if (!found) snprintf(why_not, sizeof why_not, "libnvrtc does not say its version");
+    if (nvrtc.nvrtcVersion(&version[0], &version[1])) {
+        snprintf(why_not, sizeof why_not, "libnvrtc does not say its version");
+        return;
+    }
+    Dl_info info;
+    if (dladdr(address, &info) && info.dli_fname) {
+        load_builtins(info.dli_fname);
+        know_file(info.dli_fname);
+    }
+    found = true;
 }
 
 int attn_cuda_nvrtc_version(void)
@@ -88,7 +150,9 @@ static attn_hash hash_text(attn_hash hash, const char *text)
 
 static attn_hash key_of(const attn_cuda_program *p)
 {
-    attn_hash hash = attn_hash_more(attn_hash_start(), version, sizeof version);
+    const int counts[] = { p->option_count, p->header_count };
+    attn_hash hash = attn_hash_more(attn_hash_more(attn_hash_start(), version, sizeof version), file, sizeof file);
+    hash = attn_hash_more(hash, counts, sizeof counts);
     for (int i = 0; i < p->option_count; i++)
         hash = hash_text(hash, p->options[i]);
     hash = hash_text(hash_text(hash, p->source.name), p->source.text);
@@ -97,12 +161,20 @@ static attn_hash key_of(const attn_cuda_program *p)
     return hash;
 }
 
-static attn_status refused(nvrtcProgram program, const char *name)
+/* What the compiler said, to be freed; NULL: nothing can be had. */
+static char *log_of(nvrtcProgram program)
 {
     size_t size = 0;
-    char *log = NULL;
-    if (!nvrtc.nvrtcGetProgramLogSize(program, &size) && size > 0) log = calloc(size + 1, 1);
-    if (log) nvrtc.nvrtcGetProgramLog(program, log);
+    if (nvrtc.nvrtcGetProgramLogSize(program, &size)) return NULL;
+    char *log = calloc(size + 1, 1);
+    if (!log || !nvrtc.nvrtcGetProgramLog(program, log)) return log;
+    free(log);
+    return NULL;
+}
+
+static attn_status refused(nvrtcProgram program, const char *name)
+{
+    char *log = log_of(program);
     attn_fail(ATTN_DEVICE_FAILED, "NVRTC %d.%d refuses %s: %.300s", version[0], version[1], name, log ? log : "");
     free(log);
     return ATTN_DEVICE_FAILED;
@@ -119,20 +191,26 @@ static attn_status take_cubin(nvrtcProgram program, const char *name, void **cub
     return attn_fail(ATTN_DEVICE_FAILED, "NVRTC %d.%d does not give its code of %s", version[0], version[1], name);
 }
 
-static attn_status compile(const attn_cuda_program *p, void **cubin, size_t *size)
+attn_status attn_cuda_compile_anew(const attn_cuda_program *p, void **cubin, size_t *size, char **log)
 {
+    if (!attn_cuda_nvrtc_version()) return ATTN_UNSUPPORTED;
     const char **headers = calloc(2 * (size_t)p->header_count + 1, sizeof *headers);
     if (!headers) return attn_fail(ATTN_NO_MEMORY, "no memory to compile %s", p->source.name);
-    const char **names = headers + p->header_count;
+    const char **header_names = headers + p->header_count;
     for (int i = 0; i < p->header_count; i++)
-        headers[i] = p->headers[i].text, names[i] = p->headers[i].name;
+        headers[i] = p->headers[i].text, header_names[i] = p->headers[i].name;
     nvrtcProgram program;
-    int failed = nvrtc.nvrtcCreateProgram(&program, p->source.text, p->source.name, p->header_count, headers, names);
+    int failed =
+        nvrtc.nvrtcCreateProgram(&program, p->source.text, p->source.name, p->header_count, headers, header_names);
     free(headers);
     if (failed) return attn_fail(ATTN_NO_MEMORY, "NVRTC does not begin: its status is %d", failed);
     attn_status status = nvrtc.nvrtcCompileProgram(program, p->option_count, p->options)
                              ? refused(program, p->source.name)
                              : take_cubin(program, p->source.name, cubin, size);
+    if (!status && log && !(*log = log_of(program))) {
+        free(*cubin);
+        status = attn_fail(ATTN_DEVICE_FAILED, "NVRTC %d.%d does not say how it compiled", version[0], version[1]);
+    }
     nvrtc.nvrtcDestroyProgram(&program);
     return status;
 }
@@ -143,7 +221,7 @@ attn_status attn_cuda_compile(const attn_cuda_program *program, void **cubin, si
     attn_hash key = key_of(program);
     *cubin = attn_cache_read(key, size);
     if (*cubin) return ATTN_OK;
-    attn_status status = compile(program, cubin, size);
+    attn_status status = attn_cuda_compile_anew(program, cubin, size, NULL);
     if (!status) attn_cache_write(key, *cubin, *size);
     return status;
 }

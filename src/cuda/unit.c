@@ -1,0 +1,45 @@
+/* Contract: unit.h. */
+#include "cuda/unit.h"
+
+#include <string.h>
+
+#include "api/error.h"
+
+bool attn_cuda_is_unit(const char *text)
+{
+    const char *dot = strrchr(text, '.');
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (attn_cuda_is_line(&kernels[i]) && strcmp(text, kernels[i].source) == 0) return false;
+    return dot && strcmp(dot, ".cu") == 0;
+}
+
+static const char *text_of(const char *name)
+{
+    for (int i = 0; i < attn_cuda_text_count; i++)
+        if (strcmp(attn_cuda_texts[i].name, name) == 0) return attn_cuda_texts[i].text;
+    return NULL;
+}
+
+attn_status attn_cuda_unit_program(const attn_cuda_kernel *kernel, const char *text, attn_cuda_program *program)
+{
+    static const char *const always[] = {
+        "--gpu-architecture=sm_90a",
+        "--std=c++17",
+#ifdef ATTN_CUDA_DELAYS
+        "-DATTN_DELAYS",
+#endif
+    };
+    *program = (attn_cuda_program){ .source.name = kernel ? kernel->source : text,
+                                    .headers = attn_cuda_texts,
+                                    .header_count = attn_cuda_text_count };
+    program->source.text = text_of(program->source.name);
+    if (!program->source.text)
+        return attn_fail(ATTN_UNSUPPORTED, "%s is not built into this library", program->source.name);
+    for (size_t i = 0; i < sizeof always / sizeof *always; i++)
+        program->options[program->option_count++] = always[i];
+    for (int i = 0; kernel && i < ATTN_CUDA_OPTIONS && kernel->options[i]; i++)
+        program->options[program->option_count++] = kernel->options[i];
+    return ATTN_OK;
+}
