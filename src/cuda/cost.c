@@ -18,7 +18,6 @@ static const double exposed = 0.9;      /* of exponentials that run beside no pr
 static const double rich_clocks = 0.15; /* a score, in kernels that can change scores, asked for or not */
 static const double wait_clocks = 100;  /* a step: barriers, the first and the last product */
 static const double tile_clocks = 1800; /* a tile: filling the pipeline, storing */
-static const double simple_flops = 24;  /* a clock and SM */
 
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
@@ -193,6 +192,7 @@ static double block_share(const attn_desc *d, int64_t keys)
 /* What is predicted of, and the clocks of its kernel. */
 typedef struct problem {
     const attn_desc *desc;
+    const attn_said *said; /* or NULL */
     const attn_cuda_device *device;
     const attn_cuda_kernel *kernel;
     double clocks[ATTN_CONSTANTS];
@@ -216,6 +216,13 @@ static int64_t tiles_over(const problem *p, int64_t pack)
     int64_t tiles = tiles_of(p, pack), over = tiles % p->device->multiprocessors;
     if (p->desc->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS) || attn_cuda_is_staged(p->desc)) return 0;
     return tiles < p->device->multiprocessors ? 0 : pack > 1 ? attn_round_up(over, tiles_of_head(p, pack)) : over;
+}
+
+/* Whether the keys of the last `parted` row tiles alone may be split. */
+static bool takes_tail(const problem *p, int64_t pack, int64_t parted)
+{
+    if (p->desc->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS) || attn_cuda_is_staged(p->desc)) return false;
+    return parted < tiles_of(p, pack) && (pack == 1 || parted % tiles_of_head(p, pack) == 0);
 }
 
 /* Merging parts of so many outputs: a launch, and what it reads. */
@@ -255,12 +262,16 @@ static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int6
         all += count[i] * p->clocks[i];
     attn_cuda_set_time(p->device, all, merging_seconds(p->device, parts), &c.choice);
     bool shorter = tiles_of_head(p, pack) > 1 && d->len_q * pack % k->rows; /* the first of a head, or the last */
-    c.dynamic = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
+    bool unlike = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
+    c.dynamic = attn_said_or(p->said, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
     return c;
 }
 
 static void consider(const problem *p, int64_t pack, int splits, int64_t parted, attn_cuda_choice *best)
 {
+    int64_t tail = parted < tiles_of(p, pack) ? parted : 0;
+    if (!attn_said_allows(p->said, ATTN_STRATEGY_SPLIT_TAIL, tail)) return;
+    if (tail && !attn_said_allows(p->said, ATTN_STRATEGY_HEAD_GROUP, 1)) return;
     attn_cuda_choice c = predict(p, pack, splits, parted);
     if (c.choice.seconds < worth_it * best->choice.seconds) *best = c;
 }
@@ -269,7 +280,15 @@ static void consider(const problem *p, int64_t pack, int splits, int64_t parted,
 static void consider_splits(const problem *p, int64_t pack, int wanted, attn_cuda_choice *best)
 {
     int64_t tiles = tiles_of(p, pack), over = tiles_over(p, pack),
-            steps = attn_ceil_div(p->desc->len_kv, p->kernel->keys);
+            steps = attn_ceil_div(p->desc->len_kv, p->kernel->keys),
+            tail = attn_said_or(p->said, ATTN_STRATEGY_SPLIT_TAIL, 0);
+    if (p->said && p->said->said[ATTN_STRATEGY_SPLIT_TAIL]) over = takes_tail(p, pack, tail) ? tail : 0;
+    if (p->said && p->said->said[ATTN_STRATEGY_SPLIT_KV]) {
+        int splits = (int)p->said->value[ATTN_STRATEGY_SPLIT_KV];
+        consider(p, pack, splits, splits > 1 ? tiles : 0, best);
+        if (splits > 1 && over) consider(p, pack, splits, over, best);
+        return;
+    }
     for (int splits = 1; splits <= SPLITS_MOST && (splits == 1 || splits <= steps); splits += 1 + splits / 8) {
         if (wanted) splits = (int)min_of(wanted, max_of(1, (double)steps));
         consider(p, pack, splits, splits > 1 ? tiles : 0, best);
@@ -304,22 +323,34 @@ static void set_divisors(const attn_desc *d, int64_t heads, attn_sm90_schedule *
     s->by_heads = divisor(s->heads), s->by_ratio = divisor(d->heads_q / d->heads_kv);
 }
 
-/* The schedule of a choice; false: more tiles than it can count. */
-static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
+static const char too_many[] = "its tiles are too many";
+
+static bool fails(attn_cuda_choice *c, const char *why)
+{
+    c->why_not = why;
+    return false;
+}
+
+/* The schedule of a choice; false: it cannot be. */
+static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const attn_said *said, attn_cuda_choice *c)
 {
     int64_t pack = c->schedule.pack, heads = d->heads_q / pack,
             row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile), sequences = d->batch, tiles;
     bool varlen = d->flags & ATTN_VARLEN;
     if (varlen) row_tiles = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch, sequences = 1;
-    if (__builtin_mul_overflow(row_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return false;
+    if (__builtin_mul_overflow(row_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return fails(c, too_many);
     bool all = attn_cuda_is_staged(d) || (varlen && c->choice.splits > 1);
     int64_t parted = all ? tiles : c->choice.parted, total = tiles + parted * (c->choice.splits - 1);
-    if (total > INT32_MAX) return false;
+    if (total > INT32_MAX) return fails(c, too_many);
+    int64_t group =
+        attn_said_or(said, ATTN_STRATEGY_HEAD_GROUP, head_group(d, device, heads, total / (sequences * heads)));
+    if (group > sequences * heads) return fails(c, "head-group: it is above the heads that tiles are of");
+    if (group > 1 && parted > 0 && parted < tiles) return fails(c, "head-group: with split-tail it is 1");
     c->schedule = (attn_sm90_schedule){
         .heads = (int)heads,
         .row_tiles = (int)row_tiles,
         .total = (int)total,
-        .head_group = (int)head_group(d, device, heads, total / (sequences * heads)),
+        .head_group = (int)group,
         .grid = (int)min_of((double)total, device->multiprocessors),
         .splits = c->choice.splits,
         .parted = (int)parted,
@@ -331,35 +362,124 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
     return true;
 }
 
+double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t lines, double each, double dims,
+                                 const attn_cuda_fallback *m)
+{
+    enum { WARPS = 8, LANES = 32, CTAS = 8 };
+    double of_head = (double)attn_ceil_div(lines, WARPS), ctas = ceil(heads * of_head / device->multiprocessors);
+    double alone = (m->alone + m->alone_dim * dims) * ceil(ctas / CTAS);
+    double together = (m->pair + m->pair_dim * dims) * ctas * (double)lines / max_of(1, of_head);
+    return max_of(ceil(each / LANES) * alone, each * together);
+}
+
 static void cost_simple(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                         attn_cuda_choice *c)
 {
+    static const attn_cuda_fallback measured = { .alone = 46e3, .alone_dim = 275, .pair = 37, .pair_dim = 1.13 };
+    double heads = (double)d->batch * (double)d->heads_q, dims = (double)(d->dim_qk + d->dim_v) / 2,
+           each = c->choice.pairs / max_of(1, heads * (double)d->len_q);
     c->kernel = k;
     c->schedule.splits = 1;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
-    double blocks = (double)attn_ceil_div(d->len_q, k->rows) * (double)d->heads_q * (double)d->batch;
     set_levels(d, device, k, 1, 1, 0, &c->choice);
-    attn_cuda_set_time(device, c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors)),
-                       machine_of(device)->start, &c->choice);
+    double clocks = attn_cuda_fallback_clocks(device, heads, d->len_q, each, dims, &measured);
+    attn_cuda_set_time(device, clocks, machine_of(device)->start, &c->choice);
+}
+
+const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *k, const attn_said *s)
+{
+    static const attn_strategy_word counted[] = { ATTN_STRATEGY_SCHEDULER, ATTN_STRATEGY_HEAD_GROUP,
+                                                  ATTN_STRATEGY_CTAS },
+                                    extra[] = { ATTN_STRATEGY_SPLIT_KV,    ATTN_STRATEGY_SPLIT_TAIL,
+                                                ATTN_STRATEGY_PACK_GQA,    ATTN_STRATEGY_SPLIT_GQA,
+                                                ATTN_STRATEGY_STREAM_K,    ATTN_STRATEGY_HEAD_PERSISTENT_DQ,
+                                                ATTN_STRATEGY_DQ_SEMAPHORE };
+    int count;
+    if (!s) return NULL;
+    if (s->said[ATTN_STRATEGY_CTAS] &&
+        (s->value[ATTN_STRATEGY_CTAS] > device->multiprocessors || s->value[ATTN_STRATEGY_CTAS] % k->cluster))
+        return "ctas: it is above the multiprocessors, or does not fill the kernel's clusters";
+    if (attn_cuda_is_line(k)) return NULL;
+    for (size_t i = 0; i < sizeof counted / sizeof *counted; i++)
+        if (s->said[counted[i]]) return "scheduler, head-group, ctas: the fallback kernels have a block per tile";
+    for (size_t i = 0; i < sizeof extra / sizeof *extra; i++)
+        if (!attn_said_allows(s, extra[i], attn_strategies(&count)[extra[i]].off))
+            return "only the kernels for 16-bit tensors have strategies, not the fallback kernels";
+    return attn_said_allows(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_NONE) && !s->said[ATTN_STRATEGY_DQ_LATE]
+               ? NULL
+               : "dq-postprocess: the fallback kernels have no dQ accumulator";
+}
+
+attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_said *said)
+{
+    attn_cuda_device as = *device;
+    as.multiprocessors = (int)attn_said_or(said, ATTN_STRATEGY_CTAS, device->multiprocessors);
+    return as;
+}
+
+attn_said attn_cuda_decided(const attn_desc *d, const attn_cuda_choice *c)
+{
+    attn_said s = { .said = { false } };
+    const attn_sm90_schedule *at = &c->schedule;
+    int64_t tiles = (int64_t)at->heads * at->row_tiles * (d->flags & ATTN_VARLEN ? 1 : d->batch);
+    if (!attn_cuda_is_line(c->kernel)) return s;
+    attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, at->splits);
+    attn_say_value(&s, ATTN_STRATEGY_SPLIT_TAIL, at->splits > 1 && at->parted < tiles ? at->parted : 0);
+    attn_say_value(&s, ATTN_STRATEGY_PACK_GQA, at->pack > 1);
+    attn_say_value(&s, ATTN_STRATEGY_SCHEDULER, c->dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
+    attn_say_value(&s, ATTN_STRATEGY_HEAD_GROUP, at->head_group);
+    attn_say_value(&s, ATTN_STRATEGY_CTAS, c->ctas);
+    return s;
+}
+
+/* Why the problem cannot be computed as it is said, whatever else is decided; NULL: it can. */
+static const char *not_legal(const problem *p)
+{
+    const attn_said *s = p->said;
+    const attn_desc *d = p->desc;
+    int64_t group = d->heads_q / d->heads_kv, steps = attn_ceil_div(d->len_kv, p->kernel->keys);
+    const char *why_not = attn_cuda_not_legal(p->device, p->kernel, s);
+    if (!s || why_not || !attn_cuda_is_line(p->kernel)) return why_not;
+    if (s->said[ATTN_STRATEGY_SPLIT_KV] &&
+        s->value[ATTN_STRATEGY_SPLIT_KV] > max_of(1, min_of((double)steps, SPLITS_MOST)))
+        return "split-kv: it is above 64, or above the KV tiles";
+    if (s->said[ATTN_STRATEGY_PACK_GQA] && s->value[ATTN_STRATEGY_PACK_GQA]) {
+        if (group == 1) return "pack-gqa: each KV head has one query head";
+        if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
+        if (!rows_of(d, p->kernel, group)) return "pack-gqa: the query heads of a KV head do not fit a Q tile";
+    }
+    bool alone = s->said[ATTN_STRATEGY_SPLIT_TAIL] && s->value[ATTN_STRATEGY_SPLIT_TAIL] > 0;
+    if (alone && (d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS) || attn_cuda_is_staged(d)))
+        return "split-tail: Q tiles differ, or all are combined since o is not stored by 16 bytes";
+    return NULL;
 }
 
 bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel, double pairs,
                     const attn_tiles *tiles, attn_cuda_choice *choice)
 {
     static const attn_tiles none = { .splits = 0 };
+    attn_desc typical = attn_typical(desc);
+    attn_cuda_device as = attn_cuda_device_of(device, tiles ? tiles->said : NULL);
     problem p = { .desc = desc, .device = device, .kernel = kernel, .start.pairs = pairs };
     p.start.flops = 2 * pairs * (double)(desc->dim_qk + desc->dim_v);
     *choice = (attn_cuda_choice){ .choice = p.start };
     if (!tiles) tiles = &none;
+    p.said = tiles->said;
+    if ((choice->why_not = not_legal(&p))) return false;
+    p.desc = &typical, p.device = device = &as;
     if (kernel->form == ATTN_CUDA_SIMPLE) {
-        cost_simple(desc, device, kernel, choice);
+        cost_simple(&typical, device, kernel, choice);
         return true;
     }
     choice->choice.seconds = INFINITY;
     clocks_of(device, kernel, p.clocks);
     int64_t packs[2] = { 1, desc->heads_q / desc->heads_kv };
     for (int i = 0; i < 2; i++)
-        if (rows_of(desc, kernel, packs[i]) && (i == 0 || packs[i] > 1) && (!tiles->pack || tiles->pack == packs[i]))
+        if (rows_of(desc, kernel, packs[i]) && (i == 0 || packs[i] > 1) && (!tiles->pack || tiles->pack == packs[i]) &&
+            attn_said_allows(p.said, ATTN_STRATEGY_PACK_GQA, i))
             consider_splits(&p, packs[i], tiles->splits, choice);
-    return choice->kernel && lay_out(desc, device, choice);
+    if (!choice->kernel)
+        return fails(choice, "the words exclude each other, or there are fewer Q tiles than split-tail");
+    choice->ctas = device->multiprocessors;
+    return lay_out(desc, device, p.said, choice);
 }

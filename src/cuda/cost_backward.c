@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "api/desc.h"
+#include "napkin/attention.h"
 #include "num/half.h"
 
 static const double tensor_flops = 4096;  /* a clock and SM, 16-bit, dense */
@@ -17,7 +18,6 @@ static const double wait_clocks = 300;    /* [e] a step */
 static const double turn_share[] = { 0.09, 0.04 }; /* [m] of a step: taking turns, and who begins late; of a cluster */
 static const double unit_clocks = 4000;            /* [e] filling the pipeline, storing */
 static const int64_t share_least = 8;              /* row tiles: fewer are not worth a unit's start and end */
-static const double simple_flops = 12;             /* a clock and SM: all is computed twice */
 static const double late_rounds = 0.2;             /* [m] as in the forward */
 static const double worth_it = 0.98;               /* splitting heads, whole heads, shares must save so much */
 static const double late_units = 1.25;    /* of a taker, at least, behind a head's own, before its sums are converted */
@@ -90,14 +90,25 @@ static bool is_general(const attn_cuda_kernel *k)
     return k->features & ((ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW)) | ATTN_CUDA_SCORES);
 }
 
-/* Whether a block, or cluster, can take whole heads (backward_params.h), with their sums in L2. */
-static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
+/* Why a block, or cluster, cannot take whole heads (backward_params.h); NULL: it can. */
+static const char *why_not_whole(const attn_desc *d, const attn_cuda_kernel *k)
 {
     bool bounded = d->flags & ATTN_CAUSAL || (d->flags & ATTN_WINDOW && d->window_right >= 0);
     int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->rows ? d->len_q : k->rows;
+    if (is_general(k) || !ATTN_SM90_BACKWARD_WHOLE(k->dim))
+        return "head-persistent-dq: only kernels for dims to 64 and causal or window masks take whole heads";
+    if (d->flags & ATTN_CUDA_LENGTHS) return "head-persistent-dq: lengths are not the problem's own";
+    if (bounded && rows + d->len_kv + right <= d->len_q) return "head-persistent-dq: some Q tile sees no key";
+    return NULL;
+}
+
+/* Whether it is to: their sums stay in L2, or it is said. */
+static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                        const attn_said *said)
+{
     double sums = (double)attn_cuda_whole_lines(d, device->multiprocessors / k->cluster) * k->dim * 4;
-    return !is_general(k) && ATTN_SM90_BACKWARD_WHOLE(k->dim) && !(d->flags & ATTN_CUDA_LENGTHS) &&
-           (!bounded || rows + d->len_kv + right > d->len_q) && sums <= kept_sums * device->l2_bytes;
+    return !why_not_whole(d, k) &&
+           attn_said_or(said, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, sums <= kept_sums * device->l2_bytes);
 }
 
 /* Units take the same time, and none waits for another's turn. */
@@ -118,14 +129,17 @@ static int64_t units_over(const attn_desc *d, const attn_cuda_device *device, co
 }
 
 /* Of the row tiles that see `over` units, as many as a taker takes. */
-static int64_t share_of(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t over)
+static int64_t share_of(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                        const attn_said *said, int64_t over)
 {
+    if (said && said->said[ATTN_STRATEGY_STREAM_K]) return said->value[ATTN_STRATEGY_STREAM_K];
     int64_t steps = attn_cuda_unit_steps(d), share = attn_ceil_div(over * steps, device->multiprocessors / k->cluster);
     return share < share_least ? (int64_t)min_of((double)share_least, (double)steps) : share;
 }
 
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                    const double clocks[ATTN_CONSTANTS], int splits, bool whole, int64_t over, attn_cuda_choice *c)
+                    const attn_said *said, const double clocks[ATTN_CONSTANTS], int splits, bool whole, int64_t over,
+                    attn_cuda_choice *c)
 {
     traffic bytes = traffic_of(d, k->dim, whole ? WHOLE : k->folded ? FOLDED : ADDED);
     int keys = attn_cuda_unit_keys(k), takers = device->multiprocessors / k->cluster;
@@ -137,7 +151,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     bool uneven = edge > 0; /* units differ: handed out longest first, they end soon after one another */
     double steps = (uneven ? seen : every) * (double)(d->heads_q / d->heads_kv / splits);
     double grid = min_of(units / run, takers), rounds = units / run / max_of(1, grid);
-    double share = over ? (double)share_of(d, device, k, over) : 0,
+    double share = over ? (double)share_of(d, device, k, said, over) : 0,
            shares = over ? ceil((double)(over * attn_cuda_unit_steps(d)) / share) : 0;
     double lines = splits > 1 ? splits * (double)attn_cuda_sum_lines(d, true) : (shares + (double)over) * keys;
     double sums = 8 * lines * (k->dim + k->dim_v);
@@ -168,8 +182,11 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     c->backward.whole = whole, c->backward.folded = k->folded;
     c->backward.parted = (int)over, c->backward.share = (int)share, c->backward.shares = (int)shares;
     c->dynamic = units / run > grid; /* equal units, too: blocks that share L2 do not keep step */
-    /* Who waits for a unit's turn knows that a block has taken it. */
-    c->dynamic |= attn_cuda_takes_turns(d, &c->backward);
+    c->dynamic = attn_said_or(said, ATTN_STRATEGY_SCHEDULER, c->dynamic) == ATTN_SCHEDULER_DYNAMIC;
+    /* Who waits for units of others, or takes a share, knows that a block has taken it. */
+    bool fused =
+        said && said->said[ATTN_STRATEGY_DQ_POSTPROCESS] && said->value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_FUSED;
+    c->dynamic |= attn_cuda_takes_turns(d, &c->backward) || over || fused;
 }
 
 /* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. Where
@@ -186,15 +203,27 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, co
     return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster, in_turns);
 }
 
-/* Whether takers convert sums of grad_q as they take units (backward_params.h); at what address, the run will know. */
-static bool converts(const attn_desc *d, const attn_cuda_choice *c)
+/* Why takers cannot convert sums of grad_q as they take units (backward_params.h), at any address; NULL: they can. */
+static const char *why_not_fused(const attn_desc *d, const attn_cuda_kernel *k)
 {
-    const attn_sm90_backward_schedule *s = &c->backward;
     bool whole = attn_out_dtype(d) != ATTN_F32 && d->dim_qk % 8 == 0;
     for (int i = 0; i < 3; i++)
         whole = whole && d->grad_q_stride[i] % 8 == 0;
-    return whole && c->kernel->keys == 128 && !is_general(c->kernel) && c->dynamic && !s->whole && !s->parted &&
-           !attn_cuda_takes_turns(d, s) && !(d->flags & ATTN_CUDA_LENGTHS);
+    if (!whole) return "dq-postprocess=fused: rows of grad_q are not of whole 16 bytes, or f32";
+    if (k->keys != 128 || is_general(k))
+        return "dq-postprocess=fused: only kernels of 128 keys for causal or window masks have it";
+    return d->flags & (ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC)
+               ? "dq-postprocess=fused: lengths are not the problem's own, or dQ has a fixed order"
+               : NULL;
+}
+
+/* How dQ comes out of its sums. */
+static int postprocess_of(const attn_desc *d, const attn_cuda_choice *c, const attn_said *said)
+{
+    const attn_sm90_backward_schedule *s = &c->backward;
+    bool can = c->dynamic && !s->parted && !why_not_fused(d, c->kernel);
+    if (attn_cuda_finishes(s)) return ATTN_DQ_NONE;
+    return (int)attn_said_or(said, ATTN_STRATEGY_DQ_POSTPROCESS, can ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE);
 }
 
 /* KV heads whose sums are converted behind all units: as many as takers convert who are done while others have a unit
@@ -210,7 +239,9 @@ static double late_heads(const attn_desc *d, const attn_cuda_device *device, int
     return seconds * rate / ((double)(d->heads_q / d->heads_kv) * (double)d->len_q * row);
 }
 
-static void lay_out_conversions(const attn_desc *d, const attn_cuda_device *device, int64_t units, attn_cuda_choice *c)
+/* False: more of them than a schedule counts. */
+static bool lay_out_conversions(const attn_desc *d, const attn_cuda_device *device, const attn_said *said,
+                                int64_t units, attn_cuda_choice *c)
 {
     attn_sm90_backward_schedule *s = &c->backward;
     int64_t heads = d->heads_kv * d->batch, group = (int64_t)s->head_group * s->key_tiles * s->splits;
@@ -218,21 +249,35 @@ static void lay_out_conversions(const attn_desc *d, const attn_cuda_device *devi
     double least = ceil(late_units * device->multiprocessors / (double)group),
            late = max_of(least, ceil(late_heads(d, device, units, c) / s->head_group)) * s->head_group;
     int64_t conversions = d->heads_q / d->heads_kv * pieces, all;
-    if (__builtin_mul_overflow(heads, conversions, &all) || all + s->total > INT32_MAX) return;
-    s->conversions = (int)conversions, s->late = (int)min_of(late, (double)heads);
+    if (__builtin_mul_overflow(heads, conversions, &all) || all + s->total > INT32_MAX) return false;
+    s->conversions = (int)conversions;
+    s->late = (int)attn_said_or(said, ATTN_STRATEGY_DQ_LATE, (int64_t)min_of(late, (double)heads));
     s->total += (int)all, s->takes += (int)all;
+    return true;
 }
 
-static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cuda_choice *c)
+static const char too_many[] = "its tiles are too many";
+
+static bool fails(attn_cuda_choice *c, const char *why)
+{
+    c->why_not = why;
+    return false;
+}
+
+static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const attn_said *said, attn_cuda_choice *c)
 {
     const attn_cuda_kernel *k = c->kernel;
     int whole = c->backward.whole;
     int64_t keys = attn_cuda_unit_keys(k), tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, units;
     if (d->flags & ATTN_VARLEN) tiles = d->total_kv / keys + d->batch, sequences = 1;
-    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &units)) return false;
+    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &units)) return fails(c, too_many);
     int parted = c->backward.parted, share = c->backward.share, shares = c->backward.shares;
-    int64_t total = units - parted + 2 * shares;
-    if (total > INT32_MAX) return false;
+    int64_t total = units - parted + 2 * (int64_t)shares, heads = d->heads_kv * sequences;
+    if (total > INT32_MAX) return fails(c, too_many);
+    int64_t group = whole ? 1 : head_group(d, device, k, tiles * c->choice.splits);
+    group = attn_said_or(said, ATTN_STRATEGY_HEAD_GROUP, group);
+    if (group > heads || (whole && group > 1))
+        return fails(c, "head-group: it is above the KV heads, or with head-persistent-dq above 1");
     c->backward = (attn_sm90_backward_schedule){
         .key_tiles = (int)tiles,
         .total = (int)total,
@@ -240,28 +285,99 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, attn_cud
         .parted = parted,
         .share = share,
         .shares = shares,
-        .head_group = whole ? 1 : (int)head_group(d, device, k, tiles * c->choice.splits),
+        .head_group = (int)group,
         .grid = k->cluster * (int)min_of((double)(whole ? units / tiles : units), device->multiprocessors / k->cluster),
         .splits = c->choice.splits,
         .folded = k->folded,
         .whole = whole,
     };
-    if (converts(d, c)) lay_out_conversions(d, device, units, c);
+    int postprocess = postprocess_of(d, c, said);
+    if (postprocess == ATTN_DQ_FUSED && !lay_out_conversions(d, device, said, units, c) &&
+        !attn_said_allows(said, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_SEPARATE))
+        return fails(c, too_many);
+    int late = c->backward.late;
+    if (late > heads || (late % group && late != heads))
+        return fails(c, "dq-late: it is no multiple of head-group up to the KV heads, nor all of these");
     return true;
 }
 
 static void cost_simple(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                         attn_cuda_choice *c)
 {
+    static const attn_cuda_fallback measured = { .alone = 41e3, .alone_dim = 270, .pair = 51, .pair_dim = 2.24 };
     traffic bytes = traffic_of(d, 0, ADDED);
     c->kernel = k;
     c->backward.splits = 1;
     c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
     c->choice.levels = 1;
     c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.around + bytes.within;
-    double blocks = (double)attn_ceil_div(d->len_q, k->rows) * (double)d->heads_q * (double)d->batch;
-    double clocks = c->choice.flops / simple_flops / max_of(1, min_of(blocks, device->multiprocessors));
+    double heads_q = (double)d->batch * (double)d->heads_q, heads_kv = (double)d->batch * (double)d->heads_kv,
+           pairs = c->choice.pairs, dims = (double)(d->dim_qk + d->dim_v) / 2,
+           of_row = pairs / max_of(1, heads_q * (double)d->len_q),
+           of_key = pairs / max_of(1, heads_kv * (double)d->len_kv);
+    double clocks = attn_cuda_fallback_clocks(device, heads_q, d->len_q, of_row, dims, &measured) +
+                    attn_cuda_fallback_clocks(device, heads_kv, d->len_kv, of_key, dims, &measured);
     attn_cuda_set_time(device, clocks, 3 * attn_machine_for(ATTN_CUDA, device->name)->start, &c->choice);
+}
+
+attn_said attn_cuda_decided_backward(const attn_desc *d, const attn_cuda_choice *c)
+{
+    attn_said all = { .said = { false } };
+    const attn_sm90_backward_schedule *s = &c->backward;
+    if (!attn_cuda_is_line(c->kernel)) return all;
+    int postprocess = attn_cuda_finishes(s) ? ATTN_DQ_NONE : s->conversions ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE;
+    attn_say_value(&all, ATTN_STRATEGY_SPLIT_GQA, s->splits);
+    attn_say_value(&all, ATTN_STRATEGY_STREAM_K, s->share);
+    attn_say_value(&all, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->whole);
+    attn_say_value(&all, ATTN_STRATEGY_DQ_SEMAPHORE, attn_cuda_takes_turns(d, s));
+    attn_say_value(&all, ATTN_STRATEGY_DQ_POSTPROCESS, postprocess);
+    if (s->conversions) attn_say_value(&all, ATTN_STRATEGY_DQ_LATE, s->late);
+    attn_say_value(&all, ATTN_STRATEGY_SCHEDULER, c->dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
+    attn_say_value(&all, ATTN_STRATEGY_HEAD_GROUP, s->head_group);
+    attn_say_value(&all, ATTN_STRATEGY_CTAS, c->ctas);
+    return all;
+}
+
+/* Why the problem cannot be computed as it is said, whatever else is decided; NULL: it can. */
+static const char *not_legal(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                             const attn_said *s)
+{
+    const char *why_not = attn_cuda_not_legal(device, k, s);
+    if (!s || why_not || !attn_cuda_is_line(k)) return why_not;
+    const int64_t *value = s->value;
+    attn_cuda_device as = attn_cuda_device_of(device, s);
+    int64_t group = d->heads_q / d->heads_kv;
+    bool whole = s->said[ATTN_STRATEGY_HEAD_PERSISTENT_DQ] && value[ATTN_STRATEGY_HEAD_PERSISTENT_DQ];
+    if (s->said[ATTN_STRATEGY_DQ_LATE] && !attn_said_allows(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED))
+        return "dq-late: it takes dq-postprocess=fused";
+    if (s->said[ATTN_STRATEGY_SPLIT_GQA] && group % value[ATTN_STRATEGY_SPLIT_GQA])
+        return "split-gqa: it does not divide the query heads of a KV head";
+    if (s->said[ATTN_STRATEGY_STREAM_K] && value[ATTN_STRATEGY_STREAM_K]) {
+        if (!units_over(d, &as, k))
+            return "stream-k: waves leave no work items over, these differ (mask, lengths), or dQ has a fixed order";
+        if (value[ATTN_STRATEGY_STREAM_K] > attn_cuda_unit_steps(d))
+            return "stream-k: it is above a work item's Q tiles";
+    }
+    if (whole && (why_not = why_not_whole(d, k))) return why_not;
+    if (attn_said_allows(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED) && s->said[ATTN_STRATEGY_DQ_POSTPROCESS])
+        return why_not_fused(d, k);
+    if (s->said[ATTN_STRATEGY_DQ_POSTPROCESS] && value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_NONE && !k->folded)
+        return why_not_whole(d, k);
+    return NULL;
+}
+
+/* Whether a way of taking units is as it is said: its order of additions, its postprocess. */
+static bool is_said(const attn_desc *d, const attn_said *said, int64_t share, const attn_cuda_choice *c)
+{
+    const attn_sm90_backward_schedule *s = &c->backward;
+    int postprocess = attn_said_or(said, ATTN_STRATEGY_DQ_POSTPROCESS, -1);
+    bool fused = postprocess == ATTN_DQ_FUSED && !s->parted && c->dynamic && !attn_cuda_finishes(s);
+    return attn_said_allows(said, ATTN_STRATEGY_STREAM_K, share) &&
+           attn_said_allows(said, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->whole) &&
+           attn_said_allows(said, ATTN_STRATEGY_DQ_SEMAPHORE, attn_cuda_takes_turns(d, s)) &&
+           attn_said_allows(said, ATTN_STRATEGY_SCHEDULER, c->dynamic) &&
+           (!s->whole || attn_said_allows(said, ATTN_STRATEGY_HEAD_GROUP, 1)) &&
+           (postprocess < 0 || fused || postprocess == (attn_cuda_finishes(s) ? ATTN_DQ_NONE : ATTN_DQ_SEPARATE));
 }
 
 /* How units are taken: one by one, a head's one behind another, those that are left over by shares. */
@@ -271,11 +387,18 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
                              double pairs, const attn_tiles *tiles, attn_cuda_choice *choice)
 {
     attn_cuda_choice start = { .choice.pairs = pairs, .schedule = { .pack = 1, .splits = 1 } };
+    attn_desc typical = attn_typical(desc);
+    attn_said said = tiles && tiles->said ? *tiles->said : (attn_said){ .said = { false } };
+    if (said.said[ATTN_STRATEGY_DQ_LATE] && !said.said[ATTN_STRATEGY_DQ_POSTPROCESS])
+        attn_say_value(&said, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED);
+    attn_cuda_device as = attn_cuda_device_of(device, &said);
     double clocks[ATTN_CONSTANTS];
     start.choice.flops = 5 * pairs * (double)(desc->dim_qk + desc->dim_v);
     *choice = start;
+    if ((choice->why_not = not_legal(desc, device, kernel, &said))) return false;
+    device = &as;
     if (!attn_cuda_is_line(kernel)) {
-        cost_simple(desc, device, kernel, choice);
+        cost_simple(&typical, device, kernel, choice);
         return true;
     }
     clocks_of(device, kernel, clocks);
@@ -283,14 +406,19 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
     int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
     for (int splits = 1; splits <= group; splits++) {
         if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
-        bool wholly = splits == 1 && takes_whole(desc, device, kernel);
+        if (!attn_said_allows(&said, ATTN_STRATEGY_SPLIT_GQA, splits)) continue;
+        bool wholly = splits == 1 && takes_whole(desc, device, kernel, &said);
         int64_t over = splits == 1 ? units_over(desc, device, kernel) : 0;
         for (int way = 0; way < 3; way++) {
             attn_cuda_choice c = start;
             if (way == TAKE_WHOLE ? !wholly : way == TAKE_SHARES && !over) continue;
-            predict(desc, device, kernel, clocks, splits, way == TAKE_WHOLE, way == TAKE_SHARES ? over : 0, &c);
+            predict(&typical, device, kernel, &said, clocks, splits, way == TAKE_WHOLE, way == TAKE_SHARES ? over : 0,
+                    &c);
+            if (!is_said(desc, &said, c.backward.share, &c)) continue;
             if (c.choice.seconds < worth_it * choice->choice.seconds) *choice = c;
         }
     }
-    return lay_out(desc, device, choice);
+    if (!choice->kernel) return fails(choice, "the words exclude each other in this kernel");
+    choice->ctas = device->multiprocessors;
+    return lay_out(desc, device, &said, choice);
 }

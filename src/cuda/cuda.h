@@ -16,22 +16,46 @@ typedef struct attn_cuda_choice {
     attn_sm90_schedule schedule;
     attn_sm90_backward_schedule backward;
     bool dynamic;
+    int ctas; /* that may run at once */
     attn_choice choice;
+    const char *why_not; /* where there is none: why */
 } attn_cuda_choice;
 
-/* tiles: NULL, or what is decided already (splits, pack). desc: resolved, with rows and keys (but for the simple
- * kernels), and within the kernel's features. pairs: visible ones, over batch and heads. False: more tiles than a
- * schedule counts. */
+/* tiles: NULL, or what is decided already (splits, pack, said). desc: resolved, with rows and keys (but for the simple
+ * kernels), and within the kernel's features. pairs: visible ones, over batch and heads. False: it cannot be
+ * as it is said, or there are more tiles than a schedule counts; why_not says so. */
 typedef bool attn_cuda_cost_function(const attn_desc *desc, const attn_cuda_device *device,
                                      const attn_cuda_kernel *kernel, double pairs, const attn_tiles *tiles,
                                      attn_cuda_choice *choice);
 attn_cuda_cost_function attn_cuda_cost, attn_cuda_cost_backward;
+
+/* What words of either direction make illegal, NULL: nothing: a kernel that is no line has no strategies but to do
+ * without. */
+const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *kernel, const attn_said *said);
+
+/* The device as if it had as many multiprocessors as CTAs are said to run. */
+attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_said *said);
+
+/* All that a choice decides. */
+attn_said attn_cuda_decided(const attn_desc *desc, const attn_cuda_choice *choice);
+attn_said attn_cuda_decided_backward(const attn_desc *desc, const attn_cuda_choice *choice);
 
 /* Bytes a second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
 double attn_cuda_bandwidth(const attn_cuda_device *device, const char *level);
 
 /* What the machine says of a kernel, or NULL. f16 takes what was measured of bf16. */
 const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *kernel);
+
+/* What was measured of a fallback kernel, clocks, each with as many for a column of the head dims' mean: of a warp for
+ * 32 pairs when it has the multiprocessor to itself; of all warps of a full multiprocessor for a pair. */
+typedef struct attn_cuda_fallback {
+    double alone, alone_dim, pair, pair_dim;
+} attn_cuda_fallback;
+
+/* Clocks of `lines` rows (or keys) of each of so many heads, a warp each, against `each` others. CTAs are of 8 warps.
+ */
+double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t lines, double each, double dims,
+                                 const attn_cuda_fallback *measured);
 
 /* Sets time and what bounds it from the SM that computes longest and from the bytes of each level. */
 void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *choice);

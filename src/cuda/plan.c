@@ -8,6 +8,7 @@
 
 #include "api/desc.h"
 #include "api/error.h"
+#include "napkin/attention.h"
 #include "num/half.h"
 
 enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
@@ -63,7 +64,9 @@ static attn_status choose(attn_plan *plan, const attn_cuda_device *device, doubl
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *named = NULL;
     attn_cuda_cost_function *cost = plan->desc.direction == ATTN_BACKWARD ? attn_cuda_cost_backward : attn_cuda_cost;
-    const char *why_not = NULL;
+    attn_tiles tiles = plan->tiles ? *plan->tiles : (attn_tiles){ .splits = 0 };
+    const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could, but not as it is said */
+    tiles.said = &plan->said;
     best->kernel = NULL;
     for (int i = 0; i < count; i++) {
         attn_cuda_choice c;
@@ -72,7 +75,8 @@ static attn_status choose(attn_plan *plan, const attn_cuda_device *device, doubl
             continue;
         named = &kernels[i];
         why_not = obstacle(named, &plan->desc);
-        if (!why_not && !cost(&plan->desc, device, named, pairs, plan->tiles, &c)) why_not = "its tiles are too many";
+        if (!why_not && !cost(&plan->desc, device, named, pairs, &tiles, &c)) why_not = c.why_not;
+        if (why_not && !strategy && !obstacle(named, &plan->desc)) strategy = why_not;
         double share = best->kernel && named->features & ~best->kernel->features ? measured_apart : 1;
         if (!why_not && (!best->kernel || c.choice.seconds < share * best->choice.seconds)) *best = c;
     }
@@ -83,6 +87,9 @@ static attn_status choose(attn_plan *plan, const attn_cuda_device *device, doubl
                                                    : "the only one that computes this");
         return ATTN_OK;
     }
+    if (strategy && plan->desc.strategy)
+        return attn_fail(ATTN_UNSUPPORTED, "strategy: %s%s%s", strategy, plan->desc.kernel ? ", in kernel " : "",
+                         plan->desc.kernel ? plan->desc.kernel : "");
     if (!plan->desc.kernel) return attn_fail(ATTN_UNSUPPORTED, "no CUDA kernel computes this problem: %s", why_not);
     if (named) return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: %s", named->name, why_not);
     return attn_fail(ATTN_INVALID, "kernel = %.64s is no CUDA kernel of this library (`attn kernels` lists them)",
@@ -188,7 +195,8 @@ static bool maps_output(const attn_desc *d, const attn_cuda_plan *cuda)
 static attn_status prepare(attn_plan *plan, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     const attn_desc *d = &plan->desc;
-    double pairs = attn_mask_pairs(d) * (double)d->batch * (double)d->heads_q;
+    attn_desc typical = attn_typical(d);
+    double pairs = attn_typical_pairs(&typical);
     attn_status status = choose(plan, place->device, pairs, &cuda->chosen);
     if (status) return status;
     bool line = attn_cuda_is_line(cuda->chosen.kernel);
@@ -228,6 +236,10 @@ static attn_status create(attn_plan *plan)
     plan->cuda = cuda;
     plan->choice = cuda->chosen.choice;
     plan->kernel_name = cuda->chosen.kernel->name;
+    attn_said all = (plan->desc.direction == ATTN_BACKWARD ? attn_cuda_decided_backward
+                                                           : attn_cuda_decided)(&plan->desc, &cuda->chosen);
+    attn_words words = { plan->strategy, sizeof plan->strategy, 0 };
+    attn_strategy_write(&all, &words);
     plan->isa_name = "sm_90a";
     if (cuda->layout.total > 0) plan->workspace = cuda->layout.total + ATTN_CUDA_ALIGN - 1;
     return ATTN_OK;

@@ -77,7 +77,11 @@ static void bind_tables(const attn_desc *d, const attn_args *a, attn_sm90_params
     if (d->flags & ATTN_SINK) p->sink = a->sink;
     if (d->flags & ATTN_ALIBI) p->score.alibi = a->alibi;
     if (d->flags & ATTN_BIAS) p->score.bias = a->bias;
-    p->score.seed = a->seed, p->score.seed_offset = a->seed_offset;
+    if (d->flags & ATTN_DROPOUT) {
+        p->score.seed = a->seed, p->score.seed_offset = a->seed_offset;
+        p->seed_at = (const unsigned long long *)a->seed_at;
+        p->seed_offset_at = (const unsigned long long *)a->seed_offset_at;
+    }
 }
 
 static attn_status bind_map(const attn_cuda_call *c, int which, attn_sm90_backward_params *p)

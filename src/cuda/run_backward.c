@@ -171,10 +171,10 @@ static attn_status run_totals(const attn_cuda_call *c, const attn_sm90_backward_
                                      .parts = (int)(d->batch * attn_ceil_div(d->len_q, TILE)),
                                      .repeats = 1 };
     attn_status status = ATTN_OK;
-    if (p->alibi_parts)
+    if (d->flags & ATTN_ALIBI && c->args->grad_alibi) /* without rows too, and then without a workspace */
         status = attn_cuda_launch(c, "attn_sm90_backward_total", c->cuda->totals, d->alibi_batch * d->heads_q, 1, 1,
                                   256, 0, &slopes);
-    if (!status && p->sink_parts)
+    if (!status && d->flags & ATTN_SINK && c->args->grad_sink)
         status = attn_cuda_launch(c, "attn_sm90_backward_total", c->cuda->totals, d->heads_q, 1, 1, 256, 0, &sinks);
     return status;
 }

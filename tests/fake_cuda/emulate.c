@@ -70,6 +70,7 @@ static void take_scores(const attn_sm90_params *p, attn_desc *d, attn_args *a)
     d->dropout_p = (float)s->dropout_threshold / 256;
     a->alibi = s->alibi, a->bias = s->bias, a->sink = p->sink;
     a->seed = s->seed, a->seed_offset = s->seed_offset;
+    a->seed_at = (const uint64_t *)p->seed_at, a->seed_offset_at = (const uint64_t *)p->seed_offset_at;
 }
 
 void fake_take(const attn_sm90_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)

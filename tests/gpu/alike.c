@@ -65,29 +65,70 @@ static bool find_graphs(void)
     return true;
 }
 
+/* A run as a graph that can be launched; NULL after a check that failed. */
+static void *capture(const many *m, CUstream stream)
+{
+    void *captured, *executable = NULL;
+    bool good = graph.begin(stream, 0) == 0;
+    good &= attn_run(m->run.plan, &m->run.device, m->run.workspace, stream) == ATTN_OK;
+    good &= graph.end(stream, &captured) == 0 && graph.instantiate(&executable, captured, 0) == 0;
+    result(good, "%s: a run cannot be captured: %s", m->name, attn_error());
+    return good ? executable : NULL;
+}
+
+/* The outputs of a replay are those of the first run. */
+static bool replays(const many *m, void *executable, int poison, CUstream stream)
+{
+    many_poison(m, &m->run.device, m->run.workspace, poison, stream);
+    return graph.launch(executable, stream) == 0 && driver->cuStreamSynchronize(stream) == 0 &&
+           many_same(m, &m->run.device);
+}
+
 /* The plan's first run is a captured one: what it needs was loaded before. */
 static void graphs(const attn_desc *desc)
 {
     many m;
     CUstream stream;
-    void *captured, *executable;
     if (!find_graphs()) {
         printf("SKIPPED: graphs, of which this driver knows nothing\n");
         return;
     }
     if (!many_begin(&m, desc)) return;
     driver->cuStreamCreate(&stream, 1);
-    bool good = graph.begin(stream, 0) == 0;
-    good &= attn_run(m.run.plan, &m.run.device, m.run.workspace, stream) == ATTN_OK;
-    good &= graph.end(stream, &captured) == 0 && graph.instantiate(&executable, captured, 0) == 0;
-    result(good, "%s: a run cannot be captured: %s", m.name, attn_error());
+    void *executable = capture(&m, stream);
+    bool good = executable;
     many_first(&m);
-    for (int i = 0; i < 50 && good; i++) {
-        many_poison(&m, &m.run.device, m.run.workspace, i, stream);
-        good &= graph.launch(executable, stream) == 0 && driver->cuStreamSynchronize(stream) == 0;
-        good &= many_same(&m, &m.run.device);
-    }
+    for (int i = 0; i < 50 && good; i++)
+        good &= replays(&m, executable, i, stream);
     result(good, "%s: a replayed graph differs", m.name);
+    driver->cuStreamDestroy(stream);
+    many_end(&m);
+}
+
+/* A replay finds the seed that lies in memory then: it drops what a run with that seed by value drops. */
+static void replayed_dropout(const attn_desc *desc)
+{
+    many m;
+    CUstream stream;
+    if (!find_graphs() || !many_begin(&m, desc)) return;
+    const attn_args at = m.run.device;
+    uint64_t seed = *m.problem.args.seed_at, offset = *m.problem.args.seed_offset_at;
+    driver->cuStreamCreate(&stream, 1);
+    void *executable = capture(&m, stream);
+    for (int i = 0; i < 4 && executable; i++) {
+        if (i % 2)
+            seed++;
+        else
+            offset++;
+        m.run.device.seed_at = m.run.device.seed_offset_at = NULL;
+        m.run.device.seed = seed, m.run.device.seed_offset = at.seed_offset + (uint32_t)offset;
+        many_first(&m);
+        m.run.device = at;
+        result(!replays(&m, executable, i, stream), "%s: another seed drops the same", m.name);
+        driver->cuMemcpyHtoD((CUdeviceptr)(uintptr_t)at.seed_at, &seed, sizeof seed);
+        driver->cuMemcpyHtoD((CUdeviceptr)(uintptr_t)at.seed_offset_at, &offset, sizeof offset);
+        result(replays(&m, executable, i, stream), "%s: a replayed graph goes by an old seed", m.name);
+    }
     driver->cuStreamDestroy(stream);
     many_end(&m);
 }
@@ -243,6 +284,10 @@ void alike(attn_direction direction, int repeat)
         graphs(&desc);
         side_by_side(&desc);
         repetitions(&desc, repeat / 6);
+        alarm(0);
+        desc.flags |= ATTN_DROPOUT, desc.dropout_p = 0.3f;
+        alarm(WATCHDOG_SECONDS);
+        replayed_dropout(&desc);
         alarm(0);
         printf("%s, dim %d, flags 0x%x: graphs, streams, threads, %d repetitions; %d of %d checks failed\n",
                direction ? "backward" : "forward", (int)desc.dim_qk, desc.flags, repeat / 6, failures, checks);

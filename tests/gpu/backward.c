@@ -8,7 +8,9 @@ static bool plan_says(const attn_cuda_kernel *k, attn_desc desc, const char *wor
     attn_plan *plan;
     char text[2000] = "";
     desc.device = ATTN_CUDA, desc.kernel = k->name, desc.direction = ATTN_BACKWARD;
-    desc.dtype = k->dtype, desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
+    desc.dtype = k->dtype;
+    if (!desc.dim_qk) desc.dim_qk = k->dim;
+    if (!desc.dim_v) desc.dim_v = k->dim_v;
     if (attn_plan_create(&plan, &desc)) return false;
     attn_plan_describe(plan, text, sizeof text);
     attn_plan_destroy(plan);
@@ -95,9 +97,31 @@ static void conversions(const attn_cuda_kernel *k)
     }
 }
 
+/* dQ converted in the kernel where a row of it is shorter than a warpgroup's share of the kernel's columns, about as
+ * long, and longer: few rows and so many keys that there are more work items than CTAs. */
+static void narrow_conversions(const attn_cuda_kernel *k)
+{
+    const int64_t dims[] = { 8, 16, k->dim / 2 - 8, k->dim / 2, k->dim / 2 + 8, k->dim - 8 }, rows[] = { 1, 7, 16 };
+    int takers = attn_cuda_machine_get()->device[0].multiprocessors;
+    bool general = k->features & ATTN_CHUNK;
+    for (int i = 0; i < 6 && k->keys == 128 && !general; i++) {
+        attn_desc desc = { .batch = 1,
+                           .heads_q = 8,
+                           .heads_kv = 4,
+                           .len_q = rows[i % 3],
+                           .len_kv = (takers / 4 + 2) * k->keys - 3,
+                           .dim_qk = dims[i],
+                           .dim_v = i < 3 ? 16 : k->dim_v };
+        result(plan_says(k, desc, "converted by the way"), "%s, dim %d: sums are converted behind", k->name,
+               (int)dims[i]);
+        check_kernel(k, desc, options_of(2 + 3 * i), false);
+    }
+}
+
 void backward_units(const attn_cuda_kernel *k)
 {
     finished_heads(k);
     last_shares(k);
     conversions(k);
+    narrow_conversions(k);
 }

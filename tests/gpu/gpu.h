@@ -18,8 +18,8 @@ __attribute__((format(printf, 2, 3))) void result(bool right, const char *format
 /* Of a problem's number. */
 check_options options_of(int number);
 
-/* A problem whose shape and flags are given, of the kernel's type and dims, at addresses that TMA takes. `parts`: some
- * keys must be split. */
+/* A problem whose shape and flags are given, of the kernel's type and, where they are 0, dims, at addresses that TMA
+ * takes. `parts`: some keys must be split. */
 void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts);
 
 /* ---- what is tested of each kernel --------------------------------------------------------- */

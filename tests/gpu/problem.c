@@ -15,7 +15,8 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     attn_plan *plan;
     attn_plan_info info = { .splits = 0 };
     desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
-    desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
+    if (!desc.dim_qk) desc.dim_qk = k->dim;
+    if (!desc.dim_v) desc.dim_v = k->dim_v;
     long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());

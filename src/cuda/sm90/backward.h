@@ -4,7 +4,7 @@
 
 DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
 {
-    consumer c = { .group = (int)threadIdx.x / 128 - 1, .at = progress_start() };
+    consumer c = { (int)threadIdx.x / 128 - 1, progress_start() };
     c.thread = __shfl_xor_sync(~0u, threadIdx.x ^ 1, 1); /* its own, of which the assembler knows nothing */
     for (const unit *u; (u = wait_unit(s, &c.at)); c.at.units++)
 #if CONVERTS

@@ -168,7 +168,7 @@ DEVICE void tell_added(const attn_sm90_backward_params *params, const unit *u)
 
 DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 {
-    consumer c = { .group = WARPGROUPS, .at = progress_start() };
+    consumer c = { WARPGROUPS, progress_start() };
     for (const unit *u; (u = wait_unit(s, &c.at)); c.at.units++) {
         for (int i = 0; IS_CONVERSION(u) && i < u->tiles; i++)
             pass_sums(s, &c.at);
@@ -270,7 +270,8 @@ DEVICE void store_lines(u64 to, long long stride, int left, u32 stage, u32 lane,
                         float factor)
 {
     u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
-    u32 row = lane / 8, column = lane % 8 * 8, read = panel_read(stage, (int)lane);
+    int row = (int)lane / 8, column = (int)lane % 8 * 8; /* as int: dim may be negative */
+    u32 read = panel_read(stage, (int)lane);
 #pragma unroll
     for (int k = 0; k < columns / 16; k++) {
         const float *y = x + 8 * k;
@@ -279,7 +280,7 @@ DEVICE void store_lines(u64 to, long long stride, int left, u32 stage, u32 lane,
         stmatrix_x4((write ^ k % 4 << 5) + k / 4 * PANEL_KEYS, words);
     }
     __syncwarp();
-    to += 2 * (row * stride + column), left -= (int)row;
+    to += 2 * (row * stride + column), left -= row;
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll

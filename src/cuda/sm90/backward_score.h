@@ -69,8 +69,7 @@ DEVICE void mark_dropped(const attn_sm90_params *p, const unit *u, const row_not
     u32 batch_head = u->place.batch * p->heads_q + note->head, key = key_of(u, first, 0);
 #pragma unroll
     for (int m = 0; m < BLOCK_ROWS / 16; m++) {
-        uint4 x = philox((note->row0 / 16 + m) * 4 + threadIdx.x % 4, (key >> 4) * 4 + (key & 7) / 2, batch_head,
-                         p->score.seed_offset, p->score.seed);
+        uint4 x = philox(p, (note->row0 / 16 + m) * 4 + threadIdx.x % 4, (key >> 4) * 4 + (key & 7) / 2, batch_head);
         u32 words[4] = { x.x, x.y, x.z, x.w }; /* of columns 0, 1, 8, 9 */
 #pragma unroll
         for (int i = 0; i < 8; i++) {

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int r = 0; r < 2 && row0 < q.y; r++) {
         delta[r] = sum_of(delta[r], 8);
-        if (lse[r] == -INFINITE) lse[r] = INFINITE, delta[r] = 0;
+        if (fabsf(lse[r]) > LSE_MOST && lse[r] < INFINITE) lse[r] = INFINITE, delta[r] = 0;
         if (threadIdx.x % 8) continue;
         float *statistics = params.stats + 2 * line0 + stat_place((int)threadIdx.x / 8 + 32 * r);
         statistics[0] = lse[r] * LOG2_E, statistics[BLOCK_ROWS] = delta[r];

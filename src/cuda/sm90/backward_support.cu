@@ -52,6 +52,9 @@ DEVICE bool is_even(const void *x, const long long *stride)
     return !((stride[0] | stride[1] | stride[2]) & 7) && !((unsigned long long)x & 15);
 }
 
+/* attn.h: f32 holds no LSE beyond to within 1; its row's gradients are 0, as those of a row without a key. */
+#define LSE_MOST 0x1p24f
+
 typedef struct pair_gradient {
     float p, ds, dqk;
 } pair_gradient;
@@ -61,7 +64,8 @@ DEVICE work place_at(const attn_sm90_params *p, int batch, int head)
 {
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work w = { .batch = batch, .head = head, .start_q = q.x, .start_kv = kv.x, .len_q = q.y, .len_kv = kv.y };
+    work w = { 0 };
+    w.batch = batch, w.head = head, w.start_q = q.x, w.start_kv = kv.x, w.len_q = q.y, w.len_kv = kv.y;
     return w;
 }
 

@@ -140,7 +140,7 @@ static_assert(sizeof(barriers) + sizeof(notes) <= ATTN_SM90_BACKWARD_NOTES(BLOCK
 typedef struct shared {
     u32 k, v, q, g, ds, dq, p, peer_k, statistics, at;
     u32 rank, peer; /* of the block in its cluster, and the other's */
-    notes *notes;
+    struct notes *notes;
 } shared;
 
 #define BARRIER(shared, ring, index) ((shared)->at + (u32)(u64) & ((barriers *)0)->ring[index])

@@ -196,7 +196,8 @@ DEVICE work work_noted(const work *noted)
 /* The warp that loads. */
 DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
-    producer at = { .q = { 0, 1 }, .kv = { 0, 1 }, .behind = { -1 } };
+    producer at = { { 0, 1 }, { 0, 1 } };
+    at.behind.key0 = -1;
 #if BY_TURNS
     at.v = at.kv;
 #endif
@@ -319,13 +320,13 @@ DEVICE void end_pause(const shared *s, notary *at)
 /* The warp that notes row tiles, as it is asked for them; behind the last there is a pause, since it may fail. */
 DEVICE void note_all(const attn_sm90_params *p, const shared *s)
 {
-    notary at = { .index = -1 };
+    notary at = { -1 };
     work w = { 0 };
     do {
         bool paused = at.pausing;
         if (at.items) named_sync(NEXT, 64);
         if (paused) end_pause(s, &at);
-        w = (work){ 0 };
+        w = work();
         if (!next_work(p, s, &at, &w)) {
             w.tiles = UNCHECKED && !paused ? PAUSE : NO_WORK;
             at.pausing = w.tiles == PAUSE;

@@ -127,6 +127,9 @@ typedef struct attn_sm90_params {
     attn_sm90_mask mask;
     attn_sm90_score score;
     attn_sm90_simple simple;
+
+    const unsigned long long *seed_at;        /* in place of score.seed; NULL: none */
+    const unsigned long long *seed_offset_at; /* its low word is added to score.seed_offset; NULL: none */
 } attn_sm90_params;
 
 /* out: (batch, rows, heads, pitch) packed, 16-bit elements; pitch is a multiple of 8, at least dim. */

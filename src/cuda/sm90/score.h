@@ -35,6 +35,16 @@ DEVICE long long bias_row(const attn_sm90_params *p, int batch, int head, int ro
     return offset;
 }
 
+/* attn.h: a finite bias beyond 2^126 counts as that; its product with log2 e is exact and finite. The backward needs no
+ * bound: P of such a pair is 0 either way, and a row of nothing else has an LSE beyond LSE_MOST. */
+#define BIAS_MOST 0x1p126f
+
+DEVICE float bounded_bias(float bias)
+{
+    float size = fabsf(bias);
+    return size > BIAS_MOST && size < INFINITE ? copysignf(BIAS_MOST, bias) : bias;
+}
+
 /* Offset of a key from its row's key 0. */
 DEVICE long long bias_key(const attn_sm90_params *p, int key)
 {
@@ -54,9 +64,11 @@ DEVICE float alibi_slope(const attn_sm90_params *p, int batch, int head)
 
 /* ---- dropout: Philox4x32-10, src/num/philox.h ----------------------------------------------- */
 
-DEVICE uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u64 seed)
+DEVICE uint4 philox(const attn_sm90_params *p, u32 c0, u32 c1, u32 c2)
 {
-    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+    u32 k0 = (u32)p->score.seed, k1 = (u32)(p->score.seed >> 32), c3 = p->score.seed_offset;
+    if (rarely(p->seed_at != NULL)) k0 = ((const u32 *)p->seed_at)[0], k1 = ((const u32 *)p->seed_at)[1];
+    if (rarely(p->seed_offset_at != NULL)) c3 += *(const u32 *)p->seed_offset_at;
 #pragma unroll
     for (int round = 0; round < 10; round++) {
         u32 high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
@@ -71,8 +83,7 @@ DEVICE uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u64 seed)
 /* The bytes of row `row` for keys {2c, 2c+1, 2c+8, 2c+9} of the 16 from key0 on, the first in the low bits. */
 DEVICE u32 dropout_bytes(const attn_sm90_params *p, u32 batch_head, int row, int key0, int c)
 {
-    uint4 x =
-        philox((row >> 4) * 4 + (row & 7) / 2, (key0 >> 4) * 4 + c, batch_head, p->score.seed_offset, p->score.seed);
+    uint4 x = philox(p, (row >> 4) * 4 + (row & 7) / 2, (key0 >> 4) * 4 + c, batch_head);
     u32 low = row & 1 ? x.y : x.x, high = row & 1 ? x.w : x.z;
     return row & 8 ? high : low;
 }
@@ -92,12 +103,13 @@ DEVICE void add_bias(const attn_sm90_params *p, float *score, const long long bi
     if (s->bias_dtype == 1) {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++)
-            score[i] += ((const float *)s->bias)[bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))];
+            score[i] += bounded_bias(
+                ((const float *)s->bias)[bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))]);
     } else {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++)
-            score[i] +=
-                load_half(s->bias_dtype, s->bias, bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last)));
+            score[i] += bounded_bias(
+                load_half(s->bias_dtype, s->bias, bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))));
     }
 }
 

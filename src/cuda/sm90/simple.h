@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(256)
     int row = blockIdx.x * 8 + threadIdx.x / 32, plane = p->flags & FLAG_VARLEN ? 0 : batch;
     int2 q_span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     int2 kv_span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work w = { .batch = batch, .head = head, .kv_head = kv_head, .row0 = row };
+    work w = { 0 };
+    w.batch = batch, w.head = head, w.kv_head = kv_head, w.row0 = row;
     w.start_q = q_span.x, w.start_kv = kv_span.x, w.len_q = q_span.y, w.len_kv = kv_span.y;
     if (row >= w.len_q) return;
 
@@ -44,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(256)
             score *= p->scale;
             if (p->flags & FLAG_SOFTCAP) score = softcap_score(p, score);
             if (p->flags & FLAG_ALIBI) score -= slope * (float)abs(t - key);
-            if (p->flags & FLAG_BIAS) score += load_any(p->score.bias_dtype, p->score.bias, bias + bias_key(p, key));
+            if (p->flags & FLAG_BIAS)
+                score += bounded_bias(load_any(p->score.bias_dtype, p->score.bias, bias + bias_key(p, key)));
             score *= LOG2_E;
         }
         u32 some = __ballot_sync(~0u, seen);

@@ -279,7 +279,7 @@ typedef struct row_ends {
 DEVICE row_ends end_rows(const attn_sm90_params *p, const work *w, const softmax *soft)
 {
     int at = place_in_tile(thread_anew());
-    row_ends ends = { .fine = true };
+    row_ends ends = { {}, true };
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = quad_sum(soft->sum[r]);
