@@ -23,9 +23,22 @@
  *   LSE is the natural logarithm of a row's sum of exponentials, f32, (batch, head, row), packed,
  *   before dropout, sink included. A row without a visible key has O = 0 and LSE = -inf (or its sink).
  *   Keys and values outside a sequence's length are never read into a result.
+ *   NaN and infinity show in every row that sees their key. A NaN in k never reaches the output of a row that does not
+ *   see its key. One in v may (0 times NaN is NaN), and in the backward one in q, k, v or grad_o may reach gradients of
+ *   rows and keys that have no visible pair with it: kernels multiply whole tiles. So whatever a mask hides must be
+ *   finite; what was never written belongs behind the lengths (ATTN_LENS_KV, ATTN_VARLEN).
+ *   A finite bias beyond +-2^126 counts as +-2^126, so that a row of nothing but the least float (masks of other
+ *   libraries) is the mean of v, and its LSE about -2^126; a bias of -inf hides its key.
+ *   The backward of a row whose |LSE| is beyond 2^24, which f32 holds to no better than 1: gradients of 0 on a GPU. On
+ *   the CPU it is right if lse is this library's own forward's over the same keys (what f32 rounded off is found
+ *   anew), else 0.
  *   ATTN_BACKWARD recomputes the probabilities from q, k and the forward's lse and turns the gradient of o (and of lse)
  *   into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory. A row or a
  *   key that takes part in no visible pair has gradients of 0.
+ *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU whatever threads, affinity,
+ *   parallel_for and attn_machine_use are, and on every machine on which the same build of the library (and libm) takes
+ *   the same kernel: plans differ between instruction sets, so fix isa or kernel to compare machines. On a GPU from run
+ *   to run, on the same model of GPU and by the same build.
  *
  * A call that fails returns a status other than ATTN_OK, writes nothing, and leaves a message that
  * names the field, its value and what it takes in attn_error(), which each thread has for itself.
@@ -163,6 +176,17 @@ typedef struct attn_desc {
 
     /* ATTN_BACKWARD; likewise: all 0: packed; else dim's is 1 */
     int64_t grad_o_stride[4], grad_q_stride[4], grad_k_stride[4], grad_v_stride[4];
+
+    /* What a plan cannot know, for its choice and its predictions alone; results do not depend on it. ATTN_INTERVALS,
+     * ATTN_BLOCKS, ATTN_BITS: which share of the pairs that the other masks leave is visible by them: 0 < share <= 1;
+     * 0: not known, taken as 1. */
+    double visible_share;
+
+    /* NULL: the planner's choice. Else what of it is decided already, each by its name, in words with commas or spaces
+     * between: name, no-name, name=N (`attn kernels --strategies` lists them): "split-kv=4,pack-gqa". A word of another
+     * device or direction, or one twice, is ATTN_INVALID; what this problem or kernel cannot do, ATTN_UNSUPPORTED.
+     * What is not said stays the planner's. */
+    const char *strategy;
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -172,8 +196,9 @@ typedef struct attn_plan attn_plan;
 /* Checks *desc and makes *plan, to be freed with attn_plan_destroy. Writes *plan only on success.
  * ATTN_INVALID, ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. desc_size is sizeof(attn_desc).
  * ATTN_CUDA: for the calling thread's current CUDA context, whose device has compute capability 9.0. The first plan in
- * a context that uses a kernel loads it (and compiles it, in a library built without nvcc: NVRTC, kept on disk in
- * ATTN_CACHE_DIR, else XDG_CACHE_HOME/libattn, else ~/.cache/libattn). ATTN_DEVICE_FAILED, too. */
+ * a context that uses a kernel loads it. A library built without nvcc compiles it first, by NVRTC: the environment
+ * variable ATTN_NVRTC is the path of libnvrtc or of its folder (unset: the system's usual places); what was compiled is
+ * kept on disk in ATTN_CACHE_DIR, else XDG_CACHE_HOME/libattn, else ~/.cache/libattn. ATTN_DEVICE_FAILED, too. */
 ATTN_API attn_status attn_plan_create_sized(attn_plan **plan, const attn_desc *desc, size_t desc_size);
 static inline attn_status attn_plan_create(attn_plan **plan, const attn_desc *desc)
 {
@@ -183,15 +208,17 @@ static inline attn_status attn_plan_create(attn_plan **plan, const attn_desc *de
 /* NULL is allowed. No run of the plan may be under way. */
 ATTN_API void attn_plan_destroy(attn_plan *plan);
 
-/* Bytes of workspace a run of the plan needs: exact, any alignment will do. */
+/* Bytes of workspace a run of the plan needs: exact, any alignment will do. NULL: 0, with a message. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
 /* The plan in words, by line: kernel and why, tiles, splits, threads, memory, predicted bytes and
- * time. Writes at most `size` bytes, NUL included, and returns the length of the whole text. */
+ * time. Writes at most `size` bytes, NUL included, and returns the length of the whole text. text may be
+ * NULL, if size is 0. For plan = NULL, or text = NULL of some size, it returns 0 with a message. */
 ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size);
 
 /* The plan in numbers. Strings live as long as the plan. The backward on a GPU splits not keys but the query heads that
- * share them, and adds up gradients of k and v; its forward may split the keys of some rows only. */
+ * share them, and adds up gradients of k and v; its forward may split the keys of some rows only. ATTN_INVALID: an
+ * argument is NULL. */
 typedef struct attn_plan_info {
     const char *kernel;   /* as `attn kernels` lists it */
     const char *isa;      /* as attn_isa_name; of a GPU "sm_90a" */
@@ -208,6 +235,7 @@ typedef struct attn_plan_info {
     double memory_bytes;      /* predicted traffic to and from memory */
     double cache_bytes;       /* predicted traffic between L2 and L1 */
     double seconds;           /* predicted time */
+    const char *strategy; /* all that was decided, as attn_desc.strategy takes it: with the same kernel, this plan */
 } attn_plan_info;
 
 ATTN_API attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info, size_t info_size);
@@ -218,9 +246,11 @@ static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_in
 
 /* ---- run ----------------------------------------------------------------------------------- */
 
-/* Tensors and, where a flag asks for them, lengths and masks; the rest is ignored. The bytes from the first to the last
- * element of an output may not overlap those of any input or of another output. Outputs are o and lse; in the backward,
- * where these two are inputs, the gradients. */
+/* Tensors and, where a flag asks for them, lengths, masks and what changes scores. A pointer that is set although its
+ * flag is missing is ATTN_INVALID, not ignored: forgetting ATTN_LENS_KV must not change results silently. But a forward
+ * ignores all grad_*, so that one attn_args serves both directions, and without ATTN_DROPOUT the numbers seed and
+ * seed_offset mean nothing. The bytes from the first to the last element of an output may not overlap those of any
+ * input or of another output. Outputs are o and lse; in the backward, where these two are inputs, the gradients. */
 typedef struct attn_args {
     const void *q; /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
     const void *k; /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
@@ -253,7 +283,7 @@ typedef struct attn_args {
     const void *bias;     /* ATTN_BIAS: as bias_extent says */
     const float *sink;    /* ATTN_SINK: (heads_q) logits, in units of the scaled score */
     uint64_t seed;        /* ATTN_DROPOUT: Philox4x32-10's key */
-    uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: a fresh one a step */
+    uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: a fresh one per step (and layer) */
 
     /* ATTN_BACKWARD. Gradients are written, not added to: grad_bias, grad_alibi and grad_sink whole, 0 where no pair
      * contributes; of the others, rows outside every sequence are not written. */
@@ -265,16 +295,23 @@ typedef struct attn_args {
     float *grad_bias;      /* ATTN_BIAS: bias_extent, packed, summed over what repeats; or NULL */
     float *grad_alibi;     /* ATTN_ALIBI: (alibi_batch, heads_q), summed over what repeats; or NULL */
     float *grad_sink;      /* ATTN_SINK: (heads_q), summed over the batch; or NULL */
+
+    /* ATTN_DROPOUT: one number each, read when the run computes, or NULL. ATTN_CUDA: of device memory, so that every
+     * replay of a captured graph drops other pairs; the backward must find what its forward found. Any 64-bit integers
+     * will do, signed ones too, as PyTorch keeps its generator's seed and offset. */
+    const uint64_t *seed_at;        /* in place of seed */
+    const uint64_t *seed_offset_at; /* its low 32 bits are added to seed_offset, modulo 2^32 */
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes, no other run's; NULL
- * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers.
+ * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers, plan or args = NULL.
  * ATTN_CUDA: pointers are of device memory, the plan's context is current, and stream is a CUstream of it (a
  * cudaStream_t, which may be capturing a graph; NULL: the default stream): the run is only put into it. Lengths and
  * tables are read by the kernels, which take what is out of range as the nearest value in range. Tensors belong at
  * multiples of 16 bytes, as cudaMalloc gives them and as slices of whole rows have them if strides are multiples of 8
  * elements: at other addresses the result is the same, of a kernel that takes many times as long. A plan's words
- * (attn_plan_describe, attn explain) name the tensors and that time. */
+ * (attn_plan_describe, attn explain) name the tensors and that time. The same fallback kernel, one warp per row,
+ * computes f32 and head dims above 256: right, but at about 0.9 TFLOP/s, where f16 and bf16 to 256 reach hundreds. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)

@@ -37,11 +37,12 @@ typedef enum attn_napkin_part {
     ATTN_NAPKIN_SVG = 4 /* a drawing, under that title */
 } attn_napkin_part;
 
-/* A text. Writes at most `size` bytes, NUL included, and returns the length of the whole; 0 for any other part. */
+/* A text. Writes at most `size` bytes, NUL included, and returns the length of the whole; 0 for any other part. name:
+ * NULL is "napkin"; text: NULL, if size is 0. For napkin = NULL, or text = NULL of some size, 0 with a message. */
 ATTN_API size_t attn_napkin_describe(const attn_napkin *napkin, attn_napkin_part part, const char *name, char *text,
                                      size_t size);
 
-/* The time that is predicted. */
+/* The time that is predicted. NULL: 0, with a message. */
 ATTN_API double attn_napkin_seconds(const attn_napkin *napkin);
 
 #ifdef __cplusplus

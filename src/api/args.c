@@ -1,11 +1,12 @@
-/* What the arguments of a run must be. First every array by its bytes: there, aligned, and apart from the outputs; then
- * the contents of every table. Every CPU run comes through here: the cost is that of reading the tables once. On a GPU
- * tables cannot be read: the first half has to do, and kernels clamp what they find. */
+/* What the arguments of a run must be. First every array by its bytes: asked for by its flag, there, aligned, and apart
+ * from the outputs; then the contents of every table. Every CPU run comes through here: the cost is that of reading the
+ * tables once. On a GPU tables cannot be read: the first half has to do, and kernels clamp what they find. */
 #include "api/desc.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "api/error.h"
 #include "num/half.h"
@@ -25,10 +26,10 @@ static attn_args_array table(const char *name, size_t field, const void *base, i
     return (attn_args_array){ name, field, base, size, 0, count * size, false };
 }
 
-/* A table of 4-byte numbers that may be missing. */
-static attn_args_array optional(const char *name, size_t field, const void *base, int64_t count)
+/* A table that may be missing. */
+static attn_args_array optional(const char *name, size_t field, const void *base, int64_t size, int64_t count)
 {
-    return (attn_args_array){ name, field, base, 4, 0, count * 4, true };
+    return (attn_args_array){ name, field, base, size, 0, count * size, true };
 }
 
 static int64_t lse_count(const attn_desc *d)
@@ -58,10 +59,10 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
     if (d->flags & ATTN_BLOCKS) {
         int64_t lines = d->block_batch * d->block_heads * attn_ceil_div(d->len_q, d->block_rows);
         int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
-        list[n++] = optional(FIELD(block_full_count), lines);
-        list[n++] = optional(FIELD(block_full), lines * columns);
-        list[n++] = optional(FIELD(block_partial_count), lines);
-        list[n++] = optional(FIELD(block_partial), lines * columns);
+        list[n++] = optional(FIELD(block_full_count), 4, lines);
+        list[n++] = optional(FIELD(block_full), 4, lines * columns);
+        list[n++] = optional(FIELD(block_partial_count), 4, lines);
+        list[n++] = optional(FIELD(block_partial), 4, lines * columns);
     }
     if (d->flags & ATTN_BITS)
         list[n++] = table(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_ceil_div(d->len_kv, 8));
@@ -69,11 +70,15 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
     if (d->flags & ATTN_BIAS)
         list[n++] = strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
     if (d->flags & ATTN_SINK) list[n++] = table(FIELD(sink), 4, d->heads_q);
+    if (d->flags & ATTN_DROPOUT) {
+        list[n++] = optional(FIELD(seed_at), 8, 1);
+        list[n++] = optional(FIELD(seed_offset_at), 8, 1);
+    }
     if (d->direction == ATTN_BACKWARD) {
         list[n++] = strided(FIELD(o), out_size, shape.o, d->o_stride);
         list[n++] = table(FIELD(lse), 4, lse_count(d));
         list[n++] = strided(FIELD(grad_o), out_size, shape.o, d->grad_o_stride);
-        list[n++] = optional(FIELD(grad_lse), lse_count(d));
+        list[n++] = optional(FIELD(grad_lse), 4, lse_count(d));
     }
     return n;
 }
@@ -85,16 +90,41 @@ int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *
     int n = 0;
     if (d->direction == ATTN_FORWARD) {
         list[n++] = strided(FIELD(o), size, shape.o, d->o_stride);
-        list[n++] = optional(FIELD(lse), lse_count(d));
+        list[n++] = optional(FIELD(lse), 4, lse_count(d));
         return n;
     }
     list[n++] = strided(FIELD(grad_q), size, shape.q, d->grad_q_stride);
     list[n++] = strided(FIELD(grad_k), size, shape.k, d->grad_k_stride);
     list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);
-    if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), attn_bias_count(d));
-    if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), d->alibi_batch * d->heads_q);
-    if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), d->heads_q);
+    if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), 4, attn_bias_count(d));
+    if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), 4, d->alibi_batch * d->heads_q);
+    if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), 4, d->heads_q);
     return n;
+}
+
+/* A pointer and the flag without which it must be NULL. */
+typedef struct flagged {
+    const char *name;
+    size_t offset;
+    uint32_t flag;
+    const char *flag_name;
+    attn_direction direction; /* ATTN_BACKWARD: a forward ignores it */
+} flagged;
+
+#define FLAGGED(name, flag, direction) { #name, offsetof(attn_args, name), flag, #flag, direction },
+
+static const flagged pointers[] = { ATTN_FLAGGED_LIST(FLAGGED) };
+
+static attn_status check_flags(const attn_desc *d, const attn_args *a)
+{
+    for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++) {
+        const flagged *p = &pointers[i];
+        const void *at;
+        memcpy(&at, (const char *)a + p->offset, sizeof at);
+        if (at && !(d->flags & p->flag) && p->direction <= d->direction)
+            return attn_fail(ATTN_INVALID, "%s = %p needs %s", p->name, at, p->flag_name);
+    }
+    return ATTN_OK;
 }
 
 static attn_status check_array(const attn_args_array *a)
@@ -296,7 +326,8 @@ static attn_status check_logits(const attn_desc *d, const attn_args *a)
 
 attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args)
 {
-    attn_status status = check_arrays(desc, args);
+    attn_status status = check_flags(desc, args);
+    if (!status) status = check_arrays(desc, args);
     return status || !(desc->flags & ATTN_BLOCKS) ? status : check_pairs(desc, args);
 }
 

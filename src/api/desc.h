@@ -8,10 +8,10 @@
  * strides, threads. Resolving a resolved descriptor changes nothing. */
 attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size);
 
-/* Checks run arguments against a resolved descriptor: pointers, alignment, overlap, lengths, tables. */
+/* Checks run arguments against a resolved descriptor: flags, pointers, alignment, overlap, lengths, tables. */
 attn_status attn_args_check(const attn_desc *desc, const attn_args *args);
 
-/* The part of it that reads no array: pointers, alignment, overlap. */
+/* The part of it that reads no array: flags, pointers, alignment, overlap. */
 attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args);
 
 /* Copies the caller's struct, whose header may be older (what it lacks is 0) or newer (what we lack must be 0) than
@@ -47,7 +47,41 @@ typedef struct attn_args_array {
     int optional;         /* base may be NULL */
 } attn_args_array;
 
-enum { ATTN_ARGS_INPUTS = 21, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
+enum { ATTN_ARGS_INPUTS = 23, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
+
+/* Pointers of attn_args that only a flag makes an argument; X(name, flag, direction): ATTN_BACKWARD: a forward ignores
+ * it. */
+#define ATTN_FLAGGED_LIST(X)                          \
+    X(cu_lens_q, ATTN_VARLEN, ATTN_FORWARD)           \
+    X(cu_lens_kv, ATTN_VARLEN, ATTN_FORWARD)          \
+    X(lens_q, ATTN_LENS_Q, ATTN_FORWARD)              \
+    X(lens_kv, ATTN_LENS_KV, ATTN_FORWARD)            \
+    X(prefix, ATTN_PREFIX, ATTN_FORWARD)              \
+    X(intervals, ATTN_INTERVALS, ATTN_FORWARD)        \
+    X(block_full_count, ATTN_BLOCKS, ATTN_FORWARD)    \
+    X(block_full, ATTN_BLOCKS, ATTN_FORWARD)          \
+    X(block_partial_count, ATTN_BLOCKS, ATTN_FORWARD) \
+    X(block_partial, ATTN_BLOCKS, ATTN_FORWARD)       \
+    X(bits, ATTN_BITS, ATTN_FORWARD)                  \
+    X(alibi, ATTN_ALIBI, ATTN_FORWARD)                \
+    X(bias, ATTN_BIAS, ATTN_FORWARD)                  \
+    X(sink, ATTN_SINK, ATTN_FORWARD)                  \
+    X(seed_at, ATTN_DROPOUT, ATTN_FORWARD)            \
+    X(seed_offset_at, ATTN_DROPOUT, ATTN_FORWARD)     \
+    X(grad_bias, ATTN_BIAS, ATTN_BACKWARD)            \
+    X(grad_alibi, ATTN_ALIBI, ATTN_BACKWARD)          \
+    X(grad_sink, ATTN_SINK, ATTN_BACKWARD)
+
+/* Dropout's seed and offset, of arguments whose pointers are the host's. */
+static inline uint64_t attn_seed_of(const attn_args *args)
+{
+    return args->seed_at ? *args->seed_at : args->seed;
+}
+
+static inline uint32_t attn_seed_offset_of(const attn_args *args)
+{
+    return args->seed_offset + (args->seed_offset_at ? (uint32_t)*args->seed_offset_at : 0);
+}
 
 /* All arrays that a run of a resolved descriptor reads and writes; returns how many. */
 int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *desc, const attn_args *args);

@@ -24,6 +24,7 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
         .memory_bytes = attn_choice_memory(c),
         .cache_bytes = attn_choice_cache(c),
         .seconds = c->seconds,
+        .strategy = plan->strategy,
     };
     if (info_size > sizeof full) memset((char *)info + sizeof full, 0, info_size - sizeof full);
     memcpy(info, &full, info_size < sizeof full ? info_size : sizeof full);
@@ -43,10 +44,13 @@ static void say_flags(attn_words *w, uint32_t flags)
 size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
 {
     static const char *const dtypes[] = { "", "f32", "f16", "bf16" };
+    if (size && !text) attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
+    if (size && text) text[0] = 0;
+    if (!plan) attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
+    if (!plan || (size && !text)) return 0;
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
     attn_words w = { text, size, 0 };
-    if (size) text[0] = 0;
     attn_say(&w, "problem    %s, %s, batch %lld, heads %lld over %lld, %lld rows x %lld keys, dim %lld/%lld",
              d->direction == ATTN_BACKWARD ? "backward" : "forward", dtypes[d->dtype], (long long)d->batch,
              (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,
@@ -54,6 +58,7 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
     say_flags(&w, d->flags);
     attn_say(&w, "\nkernel     %s: %s\n", plan->kernel_name, plan->why);
     plan->backend->describe(plan, &w);
+    if (plan->strategy[0]) attn_say(&w, "strategy   %s\n", plan->strategy);
     attn_say(&w, "workspace  ");
     attn_say_bytes(&w, (double)plan->workspace);
     if (plan->packed) {

@@ -17,11 +17,12 @@ static attn_status create(attn_plan **out, const attn_desc *desc, size_t desc_si
     plan->desc = resolved;
     plan->tiles = tiles;
     plan->backend = resolved.device == ATTN_CUDA ? &attn_cuda_backend : &attn_cpu_backend;
-    if ((status = plan->backend->create(plan))) {
+    if ((status = attn_strategy_read(&plan->said, &resolved)) || (status = plan->backend->create(plan))) {
         free(plan);
         return status;
     }
-    plan->desc.kernel = plan->kernel_name; /* the caller's string may go */
+    plan->desc.kernel = plan->kernel_name; /* the caller's strings may go */
+    plan->desc.strategy = plan->strategy;
     plan->tiles = NULL;
     *out = plan;
     return ATTN_OK;
@@ -45,7 +46,9 @@ void attn_plan_destroy(attn_plan *plan)
 
 size_t attn_plan_workspace(const attn_plan *plan)
 {
-    return plan->workspace;
+    if (plan) return plan->workspace;
+    attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
+    return 0;
 }
 
 attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,

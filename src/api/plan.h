@@ -2,6 +2,7 @@
 #ifndef ATTN_API_PLAN_H
 #define ATTN_API_PLAN_H
 
+#include "api/strategy.h"
 #include "api/words.h"
 #include "napkin/cost.h"
 
@@ -26,8 +27,10 @@ struct attn_plan {
     uint64_t workspace, packed; /* bytes */
     const char *kernel_name, *isa_name;
     char why[160];
-    const attn_cpu_kernel *kernel; /* ATTN_CPU */
-    struct attn_cuda_plan *cuda;   /* ATTN_CUDA */
+    attn_said said;                    /* of desc.strategy */
+    char strategy[ATTN_STRATEGY_TEXT]; /* all that is decided */
+    const attn_cpu_kernel *kernel;     /* ATTN_CPU */
+    struct attn_cuda_plan *cuda;       /* ATTN_CUDA */
 };
 
 /* attn_plan_create with some of its choices made. For sweeps over them: tiles that a kernel cannot take are taken as

@@ -15,7 +15,10 @@
 #include "cpu/layout.h"
 #include "cpu/threads.h"
 
-enum { ROWS_BLOCK = 256, FLOATS_BLOCK = 1 << 16, TILE_LEAST = 48 };
+/* attn.h: f32 holds no LSE beyond to within 1. */
+#define LSE_MOST 0x1p24f
+
+enum { ROWS_BLOCK = 256, FLOATS_BLOCK = 1 << 16 };
 
 typedef struct run {
     const attn_plan *plan;
@@ -23,9 +26,9 @@ typedef struct run {
     attn_backward_layout layout;
     attn_mask_view *views; /* a query head: (batch, heads_q) */
     attn_score *scores;
-    float *delta;   /* (batch, heads_q, len_q) */
-    double *sinks;  /* (batch, heads_q, blocks of rows) */
-    double *slopes; /* (item, query heads of a group) */
+    float *delta, *max, *factor; /* (batch, heads_q, len_q); P = factor 2^(s - max) */
+    double *sinks;               /* (batch, heads_q, blocks of rows) */
+    double *slopes;              /* (item, query heads of a group) */
     float *grad_q, *rows, *scratch;
     bool bias_owned; /* no two items add to one element of grad_bias */
 } run;
@@ -40,6 +43,12 @@ static int64_t slots_of(const attn_plan *plan)
 {
     int64_t items = items_of(plan), threads = plan->choice.threads;
     return plan->choice.splits > 1 || items < threads ? items : threads;
+}
+
+/* Rows of a block: whole tiles. */
+static int64_t rows_block(const attn_plan *plan)
+{
+    return attn_round_up(ROWS_BLOCK, plan->choice.rows_tile);
 }
 
 bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
@@ -61,13 +70,13 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
     l->grad_q_floats = (int64_t)slot;
     if (plan->kernel->ops->rows)
         l->rows_floats = attn_backward_rows((int64_t)group, d->len_q, c->rows_tile, d->dim_qk, d->dim_v);
-    uint64_t blocks = d->flags & ATTN_SINK ? (uint64_t)attn_ceil_div(d->len_q, ROWS_BLOCK) : 0;
+    uint64_t blocks = d->flags & ATTN_SINK ? (uint64_t)attn_ceil_div(d->len_q, rows_block(plan)) : 0;
     uint64_t slopes = d->flags & ATTN_ALIBI ? group : 0;
     uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
     return attn_append(&l->total, node_count, node_bytes, &l->nodes) &&
            attn_append(&l->total, heads, sizeof(attn_mask_view), &l->views) &&
            attn_append(&l->total, heads, sizeof(attn_score), &l->scores) &&
-           attn_append(&l->total, heads, (uint64_t)d->len_q * sizeof(float), &l->delta) &&
+           attn_append(&l->total, 3 * heads, (uint64_t)d->len_q * sizeof(float), &l->delta) &&
            attn_append(&l->total, heads, blocks * sizeof(double), &l->sinks) &&
            attn_append(&l->total, items, slopes * sizeof(double), &l->slopes) &&
            attn_append(&l->total, (uint64_t)slots_of(plan), slot * sizeof(float), &l->grad_q) &&
@@ -86,36 +95,6 @@ static double sink_gradient(const float *lse, const float *delta, int64_t row0, 
     return sum;
 }
 
-/* Item: a block of rows of one query head. */
-static void delta_item(void *arg, int64_t item, int worker)
-{
-    run *r = arg;
-    const attn_desc *d = &r->plan->desc;
-    int64_t blocks = attn_ceil_div(d->len_q, ROWS_BLOCK), index = item / blocks, block = item % blocks;
-    int64_t batch = index / d->heads_q, head = index % d->heads_q, tensor_batch = attn_tensor_batch(d, batch);
-    attn_sequence seq = attn_sequence_of(d, r->args, batch);
-    attn_dtype dtype = attn_out_dtype(d);
-    int64_t row0 = block * ROWS_BLOCK, row1 = row0 + ROWS_BLOCK < seq.len_q ? row0 + ROWS_BLOCK : seq.len_q;
-    (void)worker;
-    if (d->flags & ATTN_SINK) r->sinks[item] = 0;
-    if (row0 >= row1) return;
-    attn_delta_task task = {
-        .dtype = dtype,
-        .row0 = row0,
-        .rows = row1 - row0,
-        .o = attn_bind(dtype, r->args->o, d->o_stride, tensor_batch, seq.start_q, head),
-        .o_row = d->o_stride[1],
-        .grad_o = attn_bind(dtype, r->args->grad_o, d->grad_o_stride, tensor_batch, seq.start_q, head),
-        .grad_o_row = d->grad_o_stride[1],
-        .lse = attn_bind_lse(d, r->args->lse, batch, head, &seq),
-        .grad_lse = attn_bind_lse(d, r->args->grad_lse, batch, head, &seq),
-        .dim_v = d->dim_v,
-        .delta = r->delta + index * d->len_q,
-    };
-    r->plan->kernel->ops->delta(&task);
-    if (d->flags & ATTN_SINK) r->sinks[item] = sink_gradient(task.lse, task.delta, row0, row1, r->args->sink[head]);
-}
-
 static void zero_item(void *arg, int64_t item, int worker)
 {
     run *r = arg;
@@ -131,7 +110,7 @@ static void zero_item(void *arg, int64_t item, int worker)
 static int64_t tile_count(const run *r, int64_t len_kv)
 {
     int64_t splits = r->plan->choice.splits, least = attn_ceil_div(len_kv, r->plan->choice.keys_tile);
-    int64_t even = attn_round_up(least, splits > 1 ? 2 * splits : 1), most = attn_ceil_div(len_kv, TILE_LEAST);
+    int64_t even = attn_round_up(least, splits > 1 ? 2 * splits : 1), most = attn_ceil_div(len_kv, ATTN_GRADIENT_LEAST);
     return even <= most || least >= most ? even : least;
 }
 
@@ -169,10 +148,11 @@ static attn_backward_task task_of(const run *r, int64_t unit, const attn_sequenc
         .grad_o = attn_bind(out, r->args->grad_o, d->grad_o_stride, tensor_batch, seq->start_q, head * group),
         .grad_o_row = d->grad_o_stride[1],
         .grad_o_head = d->grad_o_stride[2],
-        .lse = attn_bind_lse(d, r->args->lse, batch, head * group, seq),
-        .lse_head = d->flags & ATTN_VARLEN ? d->total_q : d->len_q,
+        .row1 = seq->len_q,
+        .max = r->max + first * d->len_q,
+        .factor = r->factor + first * d->len_q,
         .delta = r->delta + first * d->len_q,
-        .delta_head = d->len_q,
+        .statistics_head = d->len_q,
         .k = attn_bind(d->dtype, r->args->k, d->k_stride, tensor_batch, seq->start_kv, head),
         .k_row = d->k_stride[1],
         .v = attn_bind(d->dtype, r->args->v, d->v_stride, tensor_batch, seq->start_kv, head),
@@ -182,6 +162,16 @@ static attn_backward_task task_of(const run *r, int64_t unit, const attn_sequenc
         .rows = r->rows + worker * r->layout.rows_floats,
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
+}
+
+/* Leaves of a unit's task only query head g; its sums and gradients are not looked at. */
+static void task_of_head(const attn_desc *d, int64_t g, attn_backward_task *task)
+{
+    int64_t skipped = g * task->statistics_head;
+    task->mask += g, task->score += g, task->group = 1;
+    task->q = (const char *)task->q + g * task->q_head * attn_dtype_size(d->dtype);
+    task->grad_o = (const char *)task->grad_o + g * task->grad_o_head * attn_dtype_size(task->out_dtype);
+    task->max += skipped, task->factor += skipped, task->delta += skipped;
 }
 
 static void bind_gradients(const run *r, int64_t unit, const attn_sequence *seq, attn_backward_task *task)
@@ -206,6 +196,95 @@ static void bind_bias(const run *r, int64_t unit, attn_backward_task *task)
     int64_t batch = unit / d->heads_kv, head = unit % d->heads_kv * task->group;
     task->grad_bias = r->args->grad_bias + batch * stride[0] + head * stride[1];
     task->grad_bias_head = stride[1], task->grad_bias_row = stride[2], task->grad_bias_key = stride[3];
+}
+
+/* ---- statistics of rows ---------------------------------------------------------------------- */
+
+/* f32 rounds an LSE: P = exp(S - LSE) is off by a factor of up to exp(2^-24 |LSE|), the same for all of a row. From
+ * here on that would show in the gradients, and the maximum and the sum of a row's scores are found anew. */
+static bool is_far(const attn_desc *d, float lse)
+{
+    return isfinite(lse) && fabsf(lse) > (d->dtype == ATTN_F32 ? 64.0f : 4096.0f);
+}
+
+/* What a row's LSE alone says. That of a row without a key, or beyond LSE_MOST, lies above all scores: P is 0. */
+static void settle_by_lse(float lse, float *max, float *factor)
+{
+    bool none = fabsf(lse) > LSE_MOST && lse < INFINITY;
+    *max = none ? INFINITY : (float)((double)lse * 1.4426950408889634);
+    *factor = 1;
+}
+
+/* *max and *factor hold the statistics found. The LSE may be of more keys than are here (a sequence spread over
+ * machines): they stand for it only where they agree with it as far as f32 tells. */
+static void settle(const attn_score *score, float lse, float *max, float *factor)
+{
+    float found = -INFINITY;
+    attn_score_finish(score, *max, *factor, &found);
+    if (!(*max > -INFINITY && fabsf(found - lse) <= 0x1p-23f * fabsf(lse))) {
+        settle_by_lse(lse, max, factor);
+        return;
+    }
+    double total = *factor;
+    if (score->flags & ATTN_SINK) total += exp2((double)score->sink * 1.4426950408889634 - (double)*max);
+    *factor = (float)(1 / total);
+}
+
+/* max and factor of rows [row0, row1) of query head `index` of all. */
+static void find_statistics(const run *r, int64_t index, const attn_sequence *seq, const float *lse, int64_t row0,
+                            int64_t row1, int worker)
+{
+    const attn_desc *d = &r->plan->desc;
+    int64_t group = d->heads_q / d->heads_kv, keys = r->plan->choice.keys_tile;
+    attn_backward_task task = task_of(r, index / group, seq, worker);
+    bool far = false;
+    task_of_head(d, index % group, &task);
+    task.statistics = true, task.row0 = row0, task.row1 = row1, task.dim_v = 0;
+    for (int64_t row = row0; row < row1; row++)
+        far = far || is_far(d, lse[row]);
+    for (int64_t row = row0; row < row1; row++)
+        task.max[row] = -INFINITY, task.factor[row] = 0;
+    if (far && r->plan->kernel->ops->rows) r->plan->kernel->ops->rows(&task);
+    for (task.key0 = 0; far && task.key0 < seq->len_kv; task.key0 += keys) {
+        task.key1 = task.key0 + keys < seq->len_kv ? task.key0 + keys : seq->len_kv;
+        r->plan->kernel->ops->backward(&task);
+    }
+    for (int64_t row = row0; row < row1; row++)
+        if (is_far(d, lse[row]))
+            settle(task.score, lse[row], task.max + row, task.factor + row);
+        else
+            settle_by_lse(lse[row], task.max + row, task.factor + row);
+}
+
+/* Item: a block of rows of one query head. */
+static void delta_item(void *arg, int64_t item, int worker)
+{
+    run *r = arg;
+    const attn_desc *d = &r->plan->desc;
+    int64_t blocks = attn_ceil_div(d->len_q, rows_block(r->plan)), index = item / blocks, block = item % blocks;
+    int64_t batch = index / d->heads_q, head = index % d->heads_q, tensor_batch = attn_tensor_batch(d, batch);
+    attn_sequence seq = attn_sequence_of(d, r->args, batch);
+    attn_dtype dtype = attn_out_dtype(d);
+    int64_t row0 = block * rows_block(r->plan), row1 = row0 + rows_block(r->plan);
+    if (row1 > seq.len_q) row1 = seq.len_q;
+    if (d->flags & ATTN_SINK) r->sinks[item] = 0;
+    if (row0 >= row1) return;
+    attn_delta_task task = {
+        .dtype = dtype,
+        .row0 = row0,
+        .rows = row1 - row0,
+        .o = attn_bind(dtype, r->args->o, d->o_stride, tensor_batch, seq.start_q, head),
+        .o_row = d->o_stride[1],
+        .grad_o = attn_bind(dtype, r->args->grad_o, d->grad_o_stride, tensor_batch, seq.start_q, head),
+        .grad_o_row = d->grad_o_stride[1],
+        .lse = attn_bind_lse(d, r->args->lse, batch, head, &seq),
+        .grad_lse = attn_bind_lse(d, r->args->grad_lse, batch, head, &seq),
+        .dim_v = d->dim_v,
+        .delta = r->delta + index * d->len_q,
+    };
+    r->plan->kernel->ops->delta(&task);
+    find_statistics(r, index, &seq, task.lse, row0, row1, worker);
+    if (d->flags & ATTN_SINK) r->sinks[item] = sink_gradient(task.lse, task.delta, row0, row1, r->args->sink[head]);
 }
 
 /* Rows [row0, row0 + rows) of grad_q of query head `g` of a unit, from its parts in slots from `slot` on. */
@@ -269,9 +348,10 @@ static void sum_item(void *arg, int64_t item, int worker)
 {
     run *r = arg;
     const attn_desc *d = &r->plan->desc;
-    int64_t blocks = attn_ceil_div(d->len_q, ROWS_BLOCK), group = d->heads_q / d->heads_kv, head = item / blocks;
+    int64_t blocks = attn_ceil_div(d->len_q, rows_block(r->plan)), group = d->heads_q / d->heads_kv,
+            head = item / blocks;
     (void)worker;
-    store_queries(r, head / group, head % group, item % blocks * ROWS_BLOCK, ROWS_BLOCK,
+    store_queries(r, head / group, head % group, item % blocks * rows_block(r->plan), rows_block(r->plan),
                   head / group * r->plan->choice.splits);
 }
 
@@ -307,10 +387,7 @@ static void bias_item(void *arg, int64_t item, int worker)
         int64_t unit = index / group, g = index % group, end = tiles > 1 ? (tile + 1) * keys : seq.len_kv;
         attn_backward_task task = task_of(r, unit, &seq, worker);
         bind_bias(r, unit, &task);
-        task.mask += g, task.score += g, task.group = 1;
-        task.q = (const char *)task.q + g * task.q_head * attn_dtype_size(d->dtype);
-        task.grad_o = (const char *)task.grad_o + g * task.grad_o_head * attn_dtype_size(task.out_dtype);
-        task.lse += g * task.lse_head, task.delta += g * task.delta_head;
+        task_of_head(d, g, &task);
         task.grad_bias += g * task.grad_bias_head;
         if (r->plan->kernel->ops->rows) r->plan->kernel->ops->rows(&task);
         for (task.key0 = tile * keys; task.key0 < end && task.key0 < seq.len_kv; task.key0 += keys) {
@@ -323,7 +400,7 @@ static void bias_item(void *arg, int64_t item, int worker)
 static void reduce_sinks(const run *r)
 {
     const attn_desc *d = &r->plan->desc;
-    int64_t blocks = attn_ceil_div(d->len_q, ROWS_BLOCK);
+    int64_t blocks = attn_ceil_div(d->len_q, rows_block(r->plan));
     for (int64_t head = 0; head < d->heads_q; head++) {
         double sum = 0;
         for (int64_t batch = 0; batch < d->batch; batch++)
@@ -352,12 +429,14 @@ static void reduce_slopes(const run *r)
 
 static run run_start(const attn_plan *plan, const attn_args *args, void *workspace)
 {
+    const attn_desc *d = &plan->desc;
     run r = { .plan = plan, .args = args, .bias_owned = owns_bias(plan) };
     attn_backward_lay_out(plan, &r.layout);
     char *base = attn_workspace_start(workspace);
     r.views = (attn_mask_view *)(void *)(base + r.layout.views);
     r.scores = (attn_score *)(void *)(base + r.layout.scores);
     r.delta = (float *)(void *)(base + r.layout.delta);
+    r.max = r.delta + d->batch * d->heads_q * d->len_q, r.factor = r.max + d->batch * d->heads_q * d->len_q;
     r.sinks = (double *)(void *)(base + r.layout.sinks);
     r.slopes = (double *)(void *)(base + r.layout.slopes);
     r.grad_q = (float *)(void *)(base + r.layout.grad_q);
@@ -372,7 +451,7 @@ void attn_backward_run(const attn_plan *plan, const attn_args *args, void *works
     const attn_desc *d = &plan->desc;
     int threads = plan->choice.threads;
     run r = run_start(plan, args, workspace);
-    int64_t blocks = d->batch * d->heads_q * attn_ceil_div(d->len_q, ROWS_BLOCK);
+    int64_t blocks = d->batch * d->heads_q * attn_ceil_div(d->len_q, rows_block(plan));
     bool bias = d->flags & ATTN_BIAS && args->grad_bias;
     attn_threads_each(d, threads, blocks, delta_item, &r);
     if (bias) attn_threads_each(d, threads, attn_ceil_div(attn_bias_count(d), FLOATS_BLOCK), zero_item, &r);

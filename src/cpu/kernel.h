@@ -20,6 +20,7 @@ enum {
     ATTN_PAIRS_ROWS = 96,       /* a multiple of every strip and depth of bf16 pairs */
     ATTN_DECODE_ROWS = 16,      /* query rows a head that DECODE takes */
     ATTN_DECODE_TILE = 128,     /* keys of a decode tile */
+    ATTN_GRADIENT_LEAST = 48,   /* least keys of a gradient tile, but for the last */
     ATTN_GRADIENT_TILE = 192,   /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
     ATTN_DIM_MOST = 512
 };
@@ -102,9 +103,12 @@ typedef struct attn_backward_task {
     int64_t group, len_q, rows_tile; /* rows_tile: at most ATTN_GRADIENT_TILE */
     const void *q, *grad_o;          /* row 0 of the first query head */
     int64_t q_row, q_head, grad_o_row, grad_o_head;
-    const float *lse, *delta; /* row 0 of the first query head */
-    int64_t lse_head, delta_head;
-    const void *k, *v; /* row 0 of the KV head */
+    int64_t row0, row1;      /* the rows that count: row0 a multiple of rows_tile, row1 another or len_q */
+    float *max, *factor;     /* row 0 of the first query head: P = factor 2^(s - max), s in units of log2 */
+    const float *delta;      /* likewise */
+    int64_t statistics_head; /* of the three, from head to head */
+    bool statistics;         /* only finds max and, in factor, the sum of 2^(s - max): both begin with -inf and 0 */
+    const void *k, *v;       /* row 0 of the KV head */
     int64_t k_row, v_row;
     int64_t dim_qk, dim_v;
     int64_t key0, key1;    /* at most ATTN_GRADIENT_TILE; key0 is a multiple of the kernel's cols */
@@ -172,24 +176,24 @@ static inline int64_t attn_backward_rows(int64_t group, int64_t len_q, int64_t r
     return group * attn_round_up(len_q, rows) * (attn_gradient_pitch(dim_qk) + attn_gradient_pitch(dim_v));
 }
 
-/* A row: two rows of scores, LSE and delta, dropout's bits. A key: K twice, V, both gradients. */
+/* A row: two rows of scores, maximum, factor and delta, dropout's bits. A key: K twice, V, both gradients. */
 static inline int64_t attn_backward_scratch(int64_t rows, int64_t keys, int64_t dim_qk, int64_t dim_v)
 {
     int64_t dims = attn_gradient_pitch(dim_qk) + attn_gradient_pitch(dim_v);
-    int64_t row = 2 * ATTN_SCORE_PITCH + 2 + ATTN_KEYS_TILE / 32;
+    int64_t row = 2 * ATTN_SCORE_PITCH + 3 + ATTN_KEYS_TILE / 32;
     int64_t key = 2 * dims + attn_gradient_pitch(dim_qk);
     return attn_round_up((rows + 16) * row + (attn_round_up(keys, 32) + 16) * key + 2 * ATTN_SCORE_PITCH, 16);
 }
 
-/* With bf16 pairs. A row: query and grad_o twice, P and dS; LSE, delta, dropout's bits. A key: K twice, V, both
- * gradients. A row of a strip: two of scores, P and dS. */
+/* With bf16 pairs. A row: query and grad_o twice, P and dS; maximum, factor, delta, dropout's bits. A key: K twice, V,
+ * both gradients. A row of a strip: two of scores, P and dS. */
 static inline int64_t attn_pairs_backward_scratch(int64_t rows, int64_t keys, int64_t dim_qk, int64_t dim_v)
 {
     int64_t room = attn_round_up(rows, ATTN_PAIRS_ROWS), padded = attn_round_up(keys, 32);
     int64_t q = attn_round_up(dim_qk, 32), v = attn_round_up(dim_v, 32), most = ATTN_UNIT_ROWS;
-    int64_t row = q + v + most + padded + 2 + ATTN_KEYS_TILE / 32, key = 2 * q + 2 * v + 2 * most;
+    int64_t row = q + v + most + padded + 3 + ATTN_KEYS_TILE / 32, key = 2 * q + 2 * v + 2 * most;
     int64_t strip_row = 2 * ATTN_SCORE_PITCH + ATTN_GRADIENT_TILE + 32;
-    return room * row + padded * key + most * strip_row + 2 * ATTN_KEYS_TILE + 24 * 16;
+    return room * row + padded * key + most * strip_row + 2 * ATTN_KEYS_TILE + 25 * 16;
 }
 
 typedef struct attn_cpu_ops {

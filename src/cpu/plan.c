@@ -40,6 +40,95 @@ static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_i
     return NULL;
 }
 
+/* ---- strategies ---------------------------------------------------------------------------- */
+
+/* A Q tile is of whole register tiles; the backward packs its rows by 48. */
+static bool takes_rows(const attn_cpu_kernel *k, int64_t rows)
+{
+    if (k->form == ATTN_GRADIENT) return rows % 48 == 0 && rows <= ATTN_GRADIENT_TILE;
+    return rows % k->rows == 0 && rows <= (attn_multiplies_pairs(k) ? ATTN_PAIRS_ROWS_MOST : ATTN_ROWS_MOST);
+}
+
+static bool takes_keys(const attn_cpu_kernel *k, int64_t keys)
+{
+    if (k->form == ATTN_DECODE) return keys % 16 == 0 && keys <= ATTN_DECODE_TILE;
+    return keys % k->cols == 0 && keys <= ATTN_GRADIENT_TILE;
+}
+
+/* Parts of a sequence's keys that are not empty, at most. */
+static int64_t splits_most(const attn_cpu_kernel *k, const attn_desc *d)
+{
+    int64_t least = k->form == ATTN_DECODE ? ATTN_DECODE_TILE : ATTN_GRADIENT_LEAST;
+    int64_t parts = attn_ceil_div(d->len_kv, least);
+    return parts > 1 ? parts : 1;
+}
+
+/* Why a kernel cannot run the problem as it is said; NULL if it can. */
+static const char *not_legal(const attn_cpu_kernel *k, const attn_desc *d, const attn_said *s)
+{
+    const bool decode = k->form == ATTN_DECODE, prefill = k->form == ATTN_PREFILL;
+    const int64_t *value = s->value;
+    if (!attn_said_allows(s, ATTN_STRATEGY_FORM, decode))
+        return d->len_q > ATTN_DECODE_ROWS ? "form: decode takes 16 query rows at most" : "form: it is the other one";
+    if (s->said[ATTN_STRATEGY_THREADS] && value[ATTN_STRATEGY_THREADS] > d->threads)
+        return "threads: it is above the threads of the problem";
+    if (s->said[ATTN_STRATEGY_Q_TILE] && decode) return "q-tile: decode takes all query rows at once";
+    if (s->said[ATTN_STRATEGY_Q_TILE] && !takes_rows(k, value[ATTN_STRATEGY_Q_TILE]))
+        return "q-tile: it is no multiple of the kernel's register tile (backward: of 48), or above what it takes";
+    if (s->said[ATTN_STRATEGY_KV_TILE] && prefill) return "kv-tile: prefill's is always 256";
+    if (s->said[ATTN_STRATEGY_KV_TILE] && !takes_keys(k, value[ATTN_STRATEGY_KV_TILE]))
+        return decode ? "kv-tile: decode takes multiples of 16 up to 128"
+                      : "kv-tile: it is no multiple of the kernel's register tile, or above 192";
+    if (s->said[ATTN_STRATEGY_Q_SEGMENT] && value[ATTN_STRATEGY_Q_SEGMENT] > 0 &&
+        (!prefill || value[ATTN_STRATEGY_Q_SEGMENT] % k->rows != 0))
+        return "q-segment: only prefill has segments, of whole register tiles";
+    if (s->said[ATTN_STRATEGY_KV_HEADS] && (!decode || d->heads_kv % value[ATTN_STRATEGY_KV_HEADS] != 0))
+        return "kv-heads: only decode streams several, and their number divides heads_kv";
+    if (s->said[ATTN_STRATEGY_PREFETCH] && !decode) return "prefetch: only decode prefetches";
+    if (s->said[ATTN_STRATEGY_SPLIT_KV] && value[ATTN_STRATEGY_SPLIT_KV] > 1 && prefill)
+        return "split-kv: prefill splits no keys";
+    if (s->said[ATTN_STRATEGY_SPLIT_KV] && value[ATTN_STRATEGY_SPLIT_KV] > splits_most(k, d))
+        return "split-kv: there would be parts without a key (decode: a part has 128 keys, backward: 48)";
+    return NULL;
+}
+
+/* What is said, over what a sweep decides. */
+static attn_tiles tiles_of(const attn_plan *plan)
+{
+    const attn_said *s = &plan->said;
+    attn_tiles t = plan->tiles ? *plan->tiles : (attn_tiles){ .exact = true };
+    int64_t whole = plan->desc.len_q > 0 ? plan->desc.len_q : 1;
+    t.threads = (int)attn_said_or(s, ATTN_STRATEGY_THREADS, t.threads);
+    t.rows = attn_said_or(s, ATTN_STRATEGY_Q_TILE, t.rows), t.keys = attn_said_or(s, ATTN_STRATEGY_KV_TILE, t.keys);
+    t.heads = attn_said_or(s, ATTN_STRATEGY_KV_HEADS, t.heads);
+    t.splits = (int)attn_said_or(s, ATTN_STRATEGY_SPLIT_KV, t.splits);
+    t.segment_rows = attn_said_or(s, ATTN_STRATEGY_Q_SEGMENT, t.segment_rows);
+    if (s->said[ATTN_STRATEGY_Q_SEGMENT] && t.segment_rows == 0) t.segment_rows = whole;
+    t.prefetch = (int)attn_said_or(s, ATTN_STRATEGY_PREFETCH, t.prefetch - 1) + 1;
+    return t;
+}
+
+static attn_said decided(const attn_plan *plan)
+{
+    const attn_choice *c = &plan->choice;
+    attn_said s = { .said = { false } };
+    attn_form form = plan->kernel->form;
+    if (form != ATTN_GRADIENT) attn_say_value(&s, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
+    attn_say_value(&s, ATTN_STRATEGY_THREADS, c->threads);
+    if (form != ATTN_DECODE) attn_say_value(&s, ATTN_STRATEGY_Q_TILE, c->rows_tile);
+    if (form == ATTN_PREFILL)
+        attn_say_value(&s, ATTN_STRATEGY_Q_SEGMENT, c->segment_rows < plan->desc.len_q ? c->segment_rows : 0);
+    else
+        attn_say_value(&s, ATTN_STRATEGY_KV_TILE, c->keys_tile);
+    if (form != ATTN_PREFILL) attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, c->splits);
+    if (form != ATTN_DECODE) return s;
+    attn_say_value(&s, ATTN_STRATEGY_KV_HEADS, c->heads_tile);
+    attn_say_value(&s, ATTN_STRATEGY_PREFETCH, c->fetch_l2 ? ATTN_PREFETCH_L2 : ATTN_PREFETCH_L1);
+    return s;
+}
+
+/* ---- choice -------------------------------------------------------------------------------- */
+
 static attn_status named_kernel(attn_plan *plan, attn_isa isa)
 {
     int count;
@@ -48,6 +137,8 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
         if (strcmp(kernels[i].name, plan->desc.kernel) != 0) continue;
         const char *why_not = obstacle(&kernels[i], &plan->desc, isa);
         if (why_not) return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: %s", kernels[i].name, why_not);
+        why_not = not_legal(&kernels[i], &plan->desc, &plan->said);
+        if (why_not) return attn_fail(ATTN_UNSUPPORTED, "strategy: %s (kernel %s)", why_not, kernels[i].name);
         plan->kernel = &kernels[i];
         return ATTN_OK;
     }
@@ -59,17 +150,22 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
  * behind it that is predicted clearly faster: of a lesser instruction set, whose tiles a mask cuts finer. Portable code
  * is not. */
 static void fastest_of_form(const attn_plan *plan, const attn_host *host, attn_isa isa, attn_form form,
-                            const attn_cpu_kernel **best, attn_choice *choice)
+                            const attn_cpu_kernel **best, attn_choice *choice, const char **why_not)
 {
     int count;
+    attn_tiles tiles = tiles_of(plan);
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     *best = NULL;
     for (int i = 0; i < count; i++) {
         attn_choice c;
         if (kernels[i].form != form || obstacle(&kernels[i], &plan->desc, isa)) continue;
-        bool alone = isa != ATTN_ISA_AUTO || plan->desc.flags & ATTN_DETERMINISTIC; /* whatever the threads */
+        const char *illegal = not_legal(&kernels[i], &plan->desc, &plan->said);
+        bool said = attn_said_allows(&plan->said, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
+        if (illegal && (said || !*why_not)) *why_not = illegal;
+        if (illegal) continue;
+        bool alone = isa != ATTN_ISA_AUTO || plan->desc.flags & ATTN_DETERMINISTIC;
         if (*best && (alone || kernels[i].isa == ATTN_ISA_PORTABLE)) return;
-        attn_cost(&plan->desc, host, &kernels[i], plan->tiles, &c);
+        attn_cost(&plan->desc, host, &kernels[i], &tiles, &c);
         if (!*best || c.seconds < CLEARLY * choice->seconds) *best = &kernels[i], *choice = c;
     }
 }
@@ -82,23 +178,28 @@ static attn_status choose(attn_plan *plan, const attn_host *host)
     if (status) return status;
     if (plan->desc.kernel) {
         if ((status = named_kernel(plan, isa))) return status;
-        attn_cost(&plan->desc, host, plan->kernel, plan->tiles, &plan->choice);
+        attn_tiles tiles = tiles_of(plan);
+        attn_cost(&plan->desc, host, plan->kernel, &tiles, &plan->choice);
         snprintf(plan->why, sizeof plan->why, "asked for by name");
         return ATTN_OK;
     }
     const attn_cpu_kernel *first[ATTN_FORMS];
     attn_choice choice[ATTN_FORMS];
     attn_form best = ATTN_FORMS;
+    const char *why_not = NULL;
     for (int form = 0; form < ATTN_FORMS; form++) {
-        fastest_of_form(plan, host, isa, (attn_form)form, &first[form], &choice[form]);
+        fastest_of_form(plan, host, isa, (attn_form)form, &first[form], &choice[form], &why_not);
         if (!first[form]) continue;
         if (best == ATTN_FORMS || choice[form].seconds <= choice[best].seconds) best = (attn_form)form;
     }
+    if (best == ATTN_FORMS && why_not) return attn_fail(ATTN_UNSUPPORTED, "strategy: %s", why_not);
     if (best == ATTN_FORMS) return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
     plan->kernel = first[best], plan->choice = choice[best];
+    const char *reason = isa != ATTN_ISA_AUTO                    ? "the best instruction set asked for"
+                         : plan->desc.flags & ATTN_DETERMINISTIC ? "the fastest for one thread of any processor"
+                                                                 : "the fastest here";
     if (first[ATTN_PREFILL] && first[ATTN_DECODE])
-        snprintf(plan->why, sizeof plan->why, "%s; predicted %.0f us against %.0f us of %s",
-                 isa == ATTN_ISA_AUTO ? "the fastest here" : "the best instruction set asked for",
+        snprintf(plan->why, sizeof plan->why, "%s; predicted %.0f us against %.0f us of %s", reason,
                  choice[best].seconds * 1e6, choice[!best].seconds * 1e6, first[!best]->name);
     else
         snprintf(plan->why, sizeof plan->why, "%s%s",
@@ -137,14 +238,38 @@ static attn_status size_workspace(attn_plan *plan)
     return ATTN_OK;
 }
 
+/* ATTN_DETERMINISTIC: what shapes the bits (kernel, tiles, segments, splits) is chosen as for one thread of a processor
+ * that is the same everywhere; only what does not shape them, and the prediction, is of this one. */
+static attn_status choose_alike(attn_plan *plan, const attn_host *host)
+{
+    attn_host unknown;
+    int32_t threads = plan->desc.threads;
+    attn_host_unknown(&unknown);
+    bool said = plan->said.said[ATTN_STRATEGY_THREADS];
+    plan->desc.threads = 1;
+    plan->said.said[ATTN_STRATEGY_THREADS] = false;
+    attn_status status = choose(plan, &unknown);
+    plan->desc.threads = threads, plan->said.said[ATTN_STRATEGY_THREADS] = said;
+    if (status) return status;
+    attn_choice *c = &plan->choice;
+    attn_tiles chosen = tiles_of(plan);
+    chosen.rows = c->rows_tile, chosen.keys = c->keys_tile;
+    chosen.segment_rows = c->segment_rows, chosen.splits = c->splits;
+    attn_cost(&plan->desc, host, plan->kernel, &chosen, c);
+    return ATTN_OK;
+}
+
 static attn_status create(attn_plan *plan)
 {
     attn_host host;
     attn_host_detect(&host);
-    attn_status status = choose(plan, &host);
+    attn_status status = plan->desc.flags & ATTN_DETERMINISTIC ? choose_alike(plan, &host) : choose(plan, &host);
     if (!status) status = size_workspace(plan);
     if (!status) status = attn_threads_reserve(&plan->desc, plan->choice.threads);
     if (status) return status;
+    attn_said all = decided(plan);
+    attn_words words = { plan->strategy, sizeof plan->strategy, 0 };
+    attn_strategy_write(&all, &words);
     plan->kernel_name = plan->kernel->name;
     plan->isa_name = attn_isa_name(plan->kernel->isa);
     return ATTN_OK;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "api/desc.h"
 #include "num/half.h"
 #include "num/philox.h"
 
@@ -27,7 +28,7 @@ void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *
     }
     if (desc->flags & ATTN_SINK) score->sink = args->sink[head];
     if (desc->flags & ATTN_DROPOUT) {
-        score->seed = args->seed, score->seed_offset = args->seed_offset;
+        score->seed = attn_seed_of(args), score->seed_offset = attn_seed_offset_of(args);
         score->batch_head = (uint32_t)(batch * desc->heads_q + head);
         score->threshold = attn_dropout_threshold(desc->dropout_p);
     }

@@ -1,7 +1,10 @@
 /* Contract: attention.h. */
 #include "napkin/attention.h"
 
+#include <math.h>
+
 #include "api/desc.h"
+#include "mask/mask.h"
 #include "num/half.h"
 
 enum {
@@ -42,12 +45,47 @@ attn_partition attn_model_attention_tiles(const attn_model *m, int64_t rows, int
     return p;
 }
 
+/* Sum of the squares of `count` lengths whose sum is `total`, the greatest `most`. The variance of the others is that
+ * of the distribution of greatest entropy on [0, most] within 3 %: exact where the mean is 0, half of `most`, or
+ * `most`. */
+static double squares_of(double count, double total, double most)
+{
+    if (count < 2 || total <= most) return total * total;
+    double mean = fmin((total - most) / (count - 1) / most, 1), spread = mean * (1 - mean);
+    double square = mean * mean + spread * spread * (1 + spread * 4 / 3);
+    return most * most * (1 + (count - 1) * square);
+}
+
+/* Rows of all sequences: as many as there is room for, none longer than the longest. */
+static double rows_of(int64_t total, int64_t batch, int64_t longest)
+{
+    return fmin((double)total, (double)batch * (double)longest);
+}
+
+attn_desc attn_typical(const attn_desc *desc)
+{
+    attn_desc d = *desc;
+    double rows = rows_of(d.total_q, d.batch, d.len_q), keys = rows_of(d.total_kv, d.batch, d.len_kv);
+    if (!(d.flags & ATTN_VARLEN) || rows == 0) return d;
+    double least = ceil(rows / (double)d.len_q); /* none becomes longer than the longest */
+    double batch = fmax(least, round(rows * rows / squares_of((double)d.batch, rows, (double)d.len_q)));
+    d.batch = (int64_t)batch, d.len_q = (int64_t)ceil(rows / batch);
+    d.len_kv = (int64_t)fmin(ceil(keys / batch), (double)d.len_kv);
+    return d;
+}
+
+double attn_typical_pairs(const attn_desc *d)
+{
+    double share = d->visible_share > 0 ? (double)d->visible_share : 1;
+    return share * attn_mask_pairs(d) * (double)d->batch * (double)d->heads_q;
+}
+
 int attn_mask_edges(const attn_desc *d)
 {
     bool window = d->flags & ATTN_WINDOW, chunk = d->flags & ATTN_CHUNK;
     bool right = d->flags & ATTN_CAUSAL || (window && d->window_right >= 0) || chunk;
     bool left = (window && d->window_left >= 0) || chunk;
-    return right && left ? 2 : 1;
+    return (right && left) || d->visible_share > 0 ? 2 : 1;
 }
 
 double attn_tensor_bytes(const attn_desc *d, double keys)

@@ -19,6 +19,15 @@ attn_partition attn_model_attention_tiles(const attn_model *model, int64_t rows,
 /* Sides on which ranges cut a row's keys, at least 1: what is computed beyond them counts for each. */
 int attn_mask_edges(const attn_desc *desc);
 
+/* What times are predicted of. Lengths of packed sequences are given at the run; of a batch with a maximum and a sum of
+ * lengths one sequence has the maximum, and the others are taken as spread as widely as the mean and the maximum let
+ * them (the distribution of greatest entropy): equal sequences, with as many rows in all and as many pairs. Else *desc.
+ */
+attn_desc attn_typical(const attn_desc *desc);
+
+/* Visible pairs of *desc, a typical one, over batch and heads. */
+double attn_typical_pairs(const attn_desc *desc);
+
 /* Bytes that cross memory at least: every input read and every output written once. keys: that are read, a head. */
 double attn_tensor_bytes(const attn_desc *desc, double keys);
 

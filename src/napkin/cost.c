@@ -13,6 +13,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "api/desc.h"
 #include "napkin/attention.h"
@@ -35,6 +36,11 @@ void attn_host_detect(attn_host *host)
     attn_cpu_detect(&host->info);
     attn_machine_identity(identity, sizeof identity);
     host->machine = attn_machine_for(ATTN_CPU, identity);
+}
+
+void attn_host_unknown(attn_host *host)
+{
+    *host = (attn_host){ .machine = attn_machine_named("cpu") };
 }
 
 static double min_of(double a, double b)
@@ -160,15 +166,17 @@ static int64_t band_keys(const attn_desc *d)
 /* Rows of a unit: all, or, under a band, as many as see no more keys than half of L2 holds packed. A segment's rows and
  * those at its ends see 2 bands more keys than it has rows at most. */
 static void choose_segments(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, int64_t rows,
-                            int64_t wanted, attn_choice *c)
+                            const attn_tiles *tiles, attn_choice *c)
 {
-    int64_t band = band_keys(d);
+    int64_t band = band_keys(d), wanted = tiles->segment_rows;
+    bool exact = tiles->exact && wanted > 0, narrow = band > 0 && band < d->len_kv / 4;
     int64_t held = (int64_t)(l2_bytes(host) / 2 / (packed_size(k) * (double)(d->dim_qk + d->dim_v)));
     c->segment_rows = d->len_q > 0 ? d->len_q : 1;
     c->segment_keys = attn_round_up(d->len_kv, ATTN_KEY_ALIGN);
-    if (band > 0 && band < d->len_kv / 4) {
+    if (exact && wanted < d->len_q) c->segment_rows = wanted; /* whatever keys they see */
+    if (narrow) {
         int64_t fit = held - 2 * band > 2 * band ? held - 2 * band : 2 * band;
-        int64_t segment = attn_round_up(wanted > 0 ? wanted : fit, rows);
+        int64_t segment = exact ? wanted : attn_round_up(wanted > 0 ? wanted : fit, rows);
         int64_t keys = attn_round_up(segment + 2 * band, ATTN_KEY_ALIGN) + ATTN_KEY_ALIGN;
         if (segment < d->len_q && keys < c->segment_keys) c->segment_rows = segment, c->segment_keys = keys;
     }
@@ -176,12 +184,12 @@ static void choose_segments(const attn_desc *d, const attn_host *host, const att
 }
 
 static void prefill_cost(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, int64_t rows,
-                         int64_t segment, attn_choice *c)
+                         const attn_tiles *tiles, attn_choice *c)
 {
     int64_t dim_v = attn_round_up(d->dim_v, k->cols), keys = ATTN_KEYS_TILE;
     double computed = computed_pairs(d, k, c->pairs), heads = (double)(d->batch * d->heads_q);
     double all = heads * (double)d->len_q * (double)d->len_kv, steps = computed / (double)(rows * keys);
-    choose_segments(d, host, k, rows, segment, c);
+    choose_segments(d, host, k, rows, tiles, c);
     attn_model m = attn_model_attention(d, 1, packed_size(k), packed_size(k),
                                         all > 0 ? min_of(1, max_of(computed / all, 1e-9)) : 0);
     attn_partition p = attn_model_attention_tiles(&m, rows, keys);
@@ -214,7 +222,7 @@ static void prefill_cost(const attn_desc *d, const attn_host *host, const attn_c
 /* Rows of tiles that share len_q evenly, at most `rows` each. */
 static int64_t even_rows(const attn_desc *d, const attn_cpu_kernel *k, int64_t rows)
 {
-    if (d->len_q == 0) return rows;
+    if (d->len_q == 0) return attn_round_up(rows, k->rows);
     return attn_round_up(attn_ceil_div(d->len_q, attn_ceil_div(d->len_q, rows)), k->rows);
 }
 
@@ -226,12 +234,11 @@ static void prefill_choose(const attn_desc *d, const attn_host *host, const attn
     int64_t bound = attn_multiplies_pairs(k) ? ATTN_PAIRS_ROWS_MOST : ATTN_ROWS_MOST;
     for (int64_t rows = ROWS_STEP; rows <= bound && rows <= most && !tiles->rows; rows += ROWS_STEP) {
         attn_choice t = *c;
-        if (d->flags & ATTN_DETERMINISTIC) t.threads = 1;
-        prefill_cost(d, host, k, even_rows(d, k, rows), tiles->segment_rows, &t);
+        prefill_cost(d, host, k, even_rows(d, k, rows), tiles, &t);
         if (t.seconds <= best.seconds) best = t;
     }
-    prefill_cost(d, host, k, tiles->rows ? attn_round_up(min_of(tiles->rows, bound), k->rows) : best.rows_tile,
-                 tiles->segment_rows, c);
+    prefill_cost(d, host, k, tiles->rows ? attn_round_up(min_of(tiles->rows, bound), k->rows) : best.rows_tile, tiles,
+                 c);
     c->splits = 1;
     c->packed_heads = c->units < c->threads ? (c->units > 0 ? c->units : 1) : c->threads;
 }
@@ -249,8 +256,10 @@ static int64_t decode_tile(const attn_desc *d, int64_t wanted)
 
 /* KV heads streamed side by side: all where a key's heads lie together in memory, as long as their state and two tiles,
  * this one and that fetched meanwhile, stay in L2. */
-static int64_t decode_heads(const attn_desc *d, const attn_host *host, int64_t keys, int64_t wanted)
+static int64_t decode_heads(const attn_desc *d, const attn_host *host, int64_t keys, const attn_tiles *tiles)
 {
+    int64_t wanted = tiles->heads;
+    if (tiles->exact && wanted) return wanted;
     if (llabs(d->k_stride[2]) >= llabs(d->k_stride[1]) && !wanted) return 1;
     int64_t heads = wanted && wanted < d->heads_kv ? wanted : d->heads_kv;
     int64_t rows = d->heads_q / d->heads_kv * d->len_q, dims = d->dim_qk + d->dim_v;
@@ -269,16 +278,16 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
     double keys = min_of((double)d->len_kv, c->pairs / max_of(1, units * rows) + (double)d->len_q);
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
-    c->fetch_l2 = host->info.fetches_l2;
+    c->fetch_l2 = tiles->prefetch ? tiles->prefetch - 1 == ATTN_PREFETCH_L2 : host->info.fetches_l2;
     c->keys_tile = keys_tile;
-    c->heads_tile = decode_heads(d, host, keys_tile, tiles->heads);
+    c->heads_tile = decode_heads(d, host, keys_tile, tiles);
     c->rows_tile = (int64_t)rows;
     int64_t parts = attn_ceil_div(d->len_kv, DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
     double items = units / (double)c->heads_tile;
     if (!(d->flags & ATTN_DETERMINISTIC))
         wanted = c->threads == 1 ? 1 : (int64_t)ceil(8.0 * c->threads / max_of(1, items));
     if (tiles->splits) wanted = tiles->splits;
-    c->splits = (int)(parts < 1 ? 1 : parts < wanted ? parts : wanted);
+    c->splits = (int)(tiles->exact && tiles->splits ? wanted : parts < 1 ? 1 : parts < wanted ? parts : wanted);
     double bytes = attn_tensor_bytes(d, keys);
     set_levels(c, bytes, bytes, bytes);
     c->count[ATTN_PER_PRODUCT] = units * keys * padded * dims;
@@ -298,7 +307,6 @@ static void decode_choose(const attn_desc *d, const attn_host *host, const attn_
     attn_choice best = { .seconds = INFINITY };
     for (int64_t keys = decode_tile(d, tiles->keys); keys <= ATTN_DECODE_TILE; keys *= 2) {
         attn_choice t = *c;
-        if (d->flags & ATTN_DETERMINISTIC) t.threads = 1;
         decode_cost(d, host, k, tiles, keys, &t);
         if (t.seconds < 0.99 * best.seconds) best = t;
         if (tiles->keys) break;
@@ -388,15 +396,13 @@ static void gradient_choose(const attn_desc *d, const attn_host *host, const att
     gradient_splits(d, host, k, tiles, c);
 }
 
-void attn_cost(const attn_desc *desc, const attn_host *host, const attn_cpu_kernel *kernel, const attn_tiles *tiles,
-               attn_choice *choice)
+static void choose(const attn_desc *desc, const attn_host *host, const attn_cpu_kernel *kernel, const attn_tiles *tiles,
+                   attn_choice *choice)
 {
-    static const attn_tiles none = { .splits = 0 };
     const double start = host->machine->start; /* waking the workers */
-    if (!tiles) tiles = &none;
-    for (int threads = desc->threads;; threads = 1) {
+    for (int threads = tiles->threads ? tiles->threads : desc->threads;; threads = 1) {
         *choice = (attn_choice){ .threads = threads };
-        choice->pairs = attn_mask_pairs(desc) * (double)desc->batch * (double)desc->heads_q;
+        choice->pairs = attn_typical_pairs(desc);
         choice->flops = 2 * choice->pairs * (double)(desc->dim_qk + desc->dim_v);
         if (kernel->form == ATTN_PREFILL)
             prefill_choose(desc, host, kernel, tiles, choice);
@@ -404,7 +410,26 @@ void attn_cost(const attn_desc *desc, const attn_host *host, const attn_cpu_kern
             gradient_choose(desc, host, kernel, tiles, choice);
         else
             decode_choose(desc, host, kernel, tiles, choice);
-        if (threads == 1 || choice->seconds * (threads - 1) > start) break; /* else one thread is sooner done */
+        if (threads == 1 || tiles->threads || choice->seconds * (threads - 1) > start)
+            break; /* else one thread is sooner done */
     }
     if (choice->threads > 1) choice->seconds += start;
+}
+
+/* How it is done is chosen for the lengths that there may be, how long it takes is predicted for those that are likely.
+ */
+void attn_cost(const attn_desc *desc, const attn_host *host, const attn_cpu_kernel *kernel, const attn_tiles *tiles,
+               attn_choice *choice)
+{
+    static const attn_tiles none = { .splits = 0 };
+    choose(desc, host, kernel, tiles ? tiles : &none, choice);
+    if (!(desc->flags & ATTN_VARLEN)) return;
+    attn_desc typical = attn_typical(desc);
+    attn_tiles taken = { .rows = choice->rows_tile, .keys = choice->keys_tile, .splits = choice->splits };
+    attn_choice likely;
+    choose(&typical, host, kernel, &taken, &likely);
+    choice->pairs = likely.pairs, choice->flops = likely.flops, choice->seconds = likely.seconds;
+    choice->levels = likely.levels, choice->bound = likely.bound;
+    memcpy(choice->level, likely.level, sizeof choice->level);
+    memcpy(choice->count, likely.count, sizeof choice->count);
 }

@@ -3,6 +3,7 @@
 #ifndef ATTN_NAPKIN_COST_H
 #define ATTN_NAPKIN_COST_H
 
+#include "api/strategy.h"
 #include "cpu/detect.h"
 #include "cpu/kernel.h"
 #include "napkin/machine.h"
@@ -16,7 +17,10 @@ typedef struct attn_host {
 /* What somebody else has decided: 0 is left to the planner. */
 typedef struct attn_tiles {
     int64_t rows, keys, segment_rows, heads;
-    int splits, pack; /* pack: CUDA: query heads that share a tile of rows */
+    int splits, pack;      /* pack: CUDA: query heads that share a tile of rows */
+    int threads, prefetch; /* CPU; prefetch: 1 + its value (api/strategy.h) */
+    bool exact;            /* it is legal, and taken as it is; else as the nearest that the kernel can take */
+    const attn_said *said; /* CUDA: what desc.strategy says, or NULL */
 } attn_tiles;
 
 enum { ATTN_CHOICE_LEVELS = 4 };
@@ -55,6 +59,9 @@ static inline double attn_choice_cache(const attn_choice *c)
 
 /* This processor. Nothing is measured. */
 void attn_host_detect(attn_host *host);
+
+/* A processor of which nothing is known: the same on every machine and whatever attn_machine_use named. */
+void attn_host_unknown(attn_host *host);
 
 /* desc: resolved. tiles: NULL or what is decided already. */
 void attn_cost(const attn_desc *desc, const attn_host *host, const attn_cpu_kernel *kernel, const attn_tiles *tiles,

@@ -102,6 +102,18 @@ void attn_machine_identity(char *text, size_t size)
     snprintf(text, size, "%s family %d model %d: %s", info.vendor, info.family, info.number, info.model);
 }
 
+/* No built-in machine, and no file. */
+static void refuse_name(const char *name)
+{
+    char list[256] = "";
+    size_t length = 0;
+    const char *why = strerror(errno);
+    const attn_machine *m;
+    for (int i = 0; (m = attn_machine_builtin(i)) && length < sizeof list; i++)
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%s", i ? ", " : "", m->name);
+    attn_fail(ATTN_INVALID, "%.200s: %s; built in are %s", name, why, list);
+}
+
 /* The whole file, to be freed; NULL and a message. */
 static char *read_file(const char *path, size_t *length)
 {
@@ -111,7 +123,9 @@ static char *read_file(const char *path, size_t *length)
     char *text = file ? malloc(MOST + 1) : NULL;
     *length = text ? fread(text, 1, MOST + 1, file) : 0;
     bool failed = !text || ferror(file);
-    if (failed)
+    if (!file && errno == ENOENT)
+        refuse_name(path);
+    else if (failed)
         attn_fail(ATTN_INVALID, "%s: %s", path, errno ? strerror(errno) : "cannot be read");
     else if (*length > MOST)
         attn_fail(ATTN_INVALID, "%s: is longer than a machine's text may be, 1 MiB", path), failed = true;

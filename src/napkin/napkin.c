@@ -46,7 +46,11 @@ void attn_napkin_destroy(attn_napkin *napkin)
 
 size_t attn_napkin_describe(const attn_napkin *napkin, attn_napkin_part part, const char *name, char *text, size_t size)
 {
-    attn_words words = { text, text ? size : 0, 0 };
+    if (size && !text) attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
+    if (size && text) text[0] = 0;
+    if (!napkin) attn_fail(ATTN_INVALID, "napkin = NULL: it takes a napkin from attn_napkin_create");
+    if (!napkin || (size && !text)) return 0;
+    attn_words words = { text, size, 0 };
     const attn_derivation *v = &napkin->derivation;
     if (!name) name = "napkin";
     if (part == ATTN_NAPKIN_STEPS) attn_nap_report(&words, v);
@@ -58,5 +62,7 @@ size_t attn_napkin_describe(const attn_napkin *napkin, attn_napkin_part part, co
 
 double attn_napkin_seconds(const attn_napkin *napkin)
 {
-    return napkin->derivation.seconds;
+    if (napkin) return napkin->derivation.seconds;
+    attn_fail(ATTN_INVALID, "napkin = NULL: it takes a napkin from attn_napkin_create");
+    return 0;
 }

@@ -15,6 +15,12 @@ static void fn(load)(attn_dtype dtype, const void *base, int64_t at, int64_t n, 
         to[i] = (real)attn_load_scalar(dtype, base, at + i);
 }
 
+/* attn.h: a finite bias beyond 2^126 counts as that. */
+static real fn(bounded)(real bias)
+{
+    return isfinite(bias) && fn(fabs)(bias) > (real)0x1p126 ? fn(copysign)((real)0x1p126, bias) : bias;
+}
+
 /* scale q.k of a visible pair, with all that the flags add to it. slope: what its change is of that of scale q.k. */
 static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row, int64_t key,
                       const real *q, const real *k, real *slope)
@@ -31,7 +37,8 @@ static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, 
     }
     if (d->flags & ATTN_ALIBI)
         s -= (real)args->alibi[alibi_at(d, batch, head)] * (real)distance(d, args, batch, row, key);
-    if (d->flags & ATTN_BIAS) s += (real)attn_load_scalar(d->bias_dtype, args->bias, bias_at(d, batch, head, row, key));
+    if (d->flags & ATTN_BIAS)
+        s += fn(bounded)((real)attn_load_scalar(d->bias_dtype, args->bias, bias_at(d, batch, head, row, key)));
     return rounded(d->dtype, s);
 }
 
@@ -41,7 +48,7 @@ static real fn(dropped)(const attn_desc *d, const attn_args *args, int64_t batch
 {
     uint32_t threshold = attn_dropout_threshold(d->dropout_p), batch_head = (uint32_t)(batch * d->heads_q + head);
     if (!(d->flags & ATTN_DROPOUT)) return 1;
-    if (attn_dropout_byte(args->seed, args->seed_offset, batch_head, row, key) < threshold) return 0;
+    if (attn_dropout_byte(attn_seed_of(args), attn_seed_offset_of(args), batch_head, row, key) < threshold) return 0;
     return (real)256 / (real)(256 - threshold);
 }
 

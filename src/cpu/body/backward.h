@@ -12,7 +12,8 @@ typedef struct backward {
     int64_t keys, k_pitch, v_pitch; /* keys: room for those of the tile; pitches of the gradients' sums */
     float *kt, *vt, *kc;            /* K and V transposed in panels of keys, K in panels of columns */
     float *dk, *dv;                 /* sums */
-    float *s, *dp, *lse, *delta;    /* of a tile of rows: scores and grad_o V^T, then P and dS */
+    float *s, *dp;                  /* of a tile of rows: scores and grad_o V^T, then P and dS */
+    float *max, *factor, *delta;    /* of it */
     const float *q, *g;             /* of it: queries and grad_o in panels of columns, rows_tile rows each */
     float *bias, *derivative;       /* of one row of scores */
     uint64_t *keep;                 /* dropout: rows x ATTN_KEYS_TILE bits */
@@ -40,8 +41,9 @@ static backward backward_start(const attn_backward_task *task)
     b.kt = b.dv + (b.keys + STRIP) * b.v_pitch;
     b.kc = b.kt + b.keys * task->dim_qk;
     b.vt = b.kc + b.keys * b.k_pitch;
-    b.lse = b.vt + b.keys * task->dim_v;
-    b.delta = b.lse + room;
+    b.max = b.vt + b.keys * task->dim_v;
+    b.factor = b.max + room;
+    b.delta = b.factor + room;
     if (task->score->flags & ATTN_DROPOUT) b.keep = (uint64_t *)(void *)(b.delta + room);
     memset(b.dk, 0, (size_t)((b.keys + STRIP) * (b.k_pitch + b.v_pitch)) * sizeof *b.dk);
     attn_pack_task keys = { .dtype = task->dtype,
@@ -102,8 +104,8 @@ static void backward_rows(const attn_backward_task *t)
         float kept = (float)attn_dropout_kept(score);
         const void *q = row_at(t->dtype, t->q, head * t->q_head);
         const void *g = row_at(t->out_dtype, t->grad_o, head * t->grad_o_head);
-        for (int64_t row = 0; row < t->len_q; row += t->rows_tile) {
-            int64_t rows = t->len_q - row < t->rows_tile ? t->len_q - row : t->rows_tile;
+        for (int64_t row = t->row0; row < t->row1; row += t->rows_tile) {
+            int64_t rows = t->row1 - row < t->rows_tile ? t->row1 - row : t->rows_tile;
             float *out = tile_rows(t, head, row / t->rows_tile);
             pack_tile(t->dtype, q, t->q_row, row, rows, t->dim_qk, score->scale, out, t->rows_tile);
             out += t->rows_tile * attn_round_up(t->dim_qk, PANEL);
@@ -126,7 +128,7 @@ static int64_t backward_load(backward *b, int64_t lo, int64_t hi)
     b->q = tile_rows(t, b->head, tile);
     b->g = b->q + t->rows_tile * b->k_pitch;
     int64_t r0 = b->first * STRIP;
-    load_references(t, b->head, b->row0 + r0, b->rows - r0, b->lse + r0, b->delta + r0);
+    load_statistics(t, b->head, b->row0 + r0, b->rows - r0, b->max + r0, b->factor + r0, b->delta + r0);
     if (b->keep)
         attn_dropout_keep(b->score, b->row0 + r0, b->rows - r0, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64,
                           b->keep + r0 * (ATTN_KEYS_TILE / 64));
@@ -217,10 +219,10 @@ static void backward_queries(const backward *b)
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-/* s = P = 2^(s - lse), dp = dS = P (dp - delta). */
-ALWAYS_INLINE void score_gradients(float *s, float *dp, int64_t lo, int64_t hi, float lse, float delta)
+/* s = P = 2^(s - max), dp = dS = P (dp - delta). */
+ALWAYS_INLINE void score_gradients(float *s, float *dp, int64_t lo, int64_t hi, float max, float delta)
 {
-    vf from = v_set1(lse), mean = v_set1(delta);
+    vf from = v_set1(max), mean = v_set1(delta);
     for (int64_t i = lo; i < hi; i += VL) {
         vf p = exp2_of(v_sub(v_load(s + i), from));
         v_store(s + i, p);
@@ -236,8 +238,16 @@ static void backward_row(const backward *b, int64_t r, const attn_mask_tile *spa
     uint32_t flags = b->score->flags;
     if (flags & ATTN_RICH) change_scores(b->score, row, key0, lo, hi, b->mask->len_kv, s, b->bias, b->derivative);
     hide_unseen(b->mask, row, span, key0, s, lo, hi);
+    if (b->task->statistics) {
+        add_statistics(b->task, b->head, row, s, lo, hi);
+        return;
+    }
     if (flags & ATTN_DROPOUT) hide_keys(dp, lo, hi, keep, 0);
-    score_gradients(s, dp, lo, hi, b->lse[r], b->delta[r]);
+    score_gradients(s, dp, lo, hi, b->max[r], b->delta[r]);
+    if (b->factor[r] != 1) {
+        scale_row(s, lo, hi, b->factor[r]);
+        scale_row(dp, lo, hi, b->factor[r]);
+    }
     if (flags & ATTN_DROPOUT) hide_keys(s, lo, hi, keep, 0);
     if (flags & ATTN_RICH) change_gradients(b->task, b->head, row, b->derivative, dp, lo, hi);
 }
@@ -269,7 +279,7 @@ static void backward_run(backward *b, const attn_mask_tile *run)
     const attn_backward_task *t = b->task;
     backward_spans(b, run);
     backward_pairs(b, run, b->q, b->kt, t->dim_qk, b->s);
-    backward_pairs(b, run, b->g, b->vt, t->dim_v, b->dp);
+    if (!t->statistics) backward_pairs(b, run, b->g, b->vt, t->dim_v, b->dp);
     for (int64_t i = b->first; i < b->strips; i++)
         if (b->span[i].lo < b->span[i].hi) backward_strip(b, i);
     if (!t->grad_k) return;
@@ -306,9 +316,10 @@ static void backward_tile(const attn_backward_task *task)
     backward b = backward_start(task);
     for (b.head = 0; b.head < task->group; b.head++) {
         attn_mask_tile rows;
-        int64_t from = 0;
+        int64_t from = task->row0;
         b.mask = task->mask + b.head, b.score = task->score + b.head;
-        while (attn_mask_rows_next(b.mask, task->key0, task->key1, from, task->rows_tile, &rows)) {
+        while (from < task->row1 && attn_mask_rows_next(b.mask, task->key0, task->key1, from, task->rows_tile, &rows) &&
+               rows.lo < task->row1) {
             from = backward_load(&b, rows.lo, rows.hi);
             backward_against(&b);
         }

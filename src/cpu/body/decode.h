@@ -103,6 +103,10 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
         attn_mask_row(mask, row, tile->lo, keys, words);
     hide_keys(s, 0, hi, words, -INFINITY);
     raise_max(row_max(s, 0, hi) * scale, p->max + r, sum, p->o + r * p->o_pitch, p->o_pitch);
+    if (scale != 1 && fabsf(p->max[r]) > LARGE_MAX) {
+        scale_row(s, 0, hi, scale);
+        scale = 1;
+    }
     if (score->flags & ATTN_DROPOUT) attn_dropout_keep(score, row, 1, tile->lo, keys, ATTN_DECODE_TILE / 64, p->keep);
     probabilities(s, hi, scale, p->max[r], sum, score->flags & ATTN_DROPOUT ? p->keep : NULL);
 }

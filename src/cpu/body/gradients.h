@@ -41,15 +41,25 @@ static void change_gradients(const attn_backward_task *t, int64_t head, int64_t 
             v_store(ds + i, v_mul(v_load(ds + i), v_load(derivative + i)));
 }
 
-/* The LSE, in units of log2, and delta of rows [row0, row0 + rows) of a head. A row that sees nothing: its scores lie
- * below any LSE. */
-static void load_references(const attn_backward_task *t, int64_t head, int64_t row0, int64_t rows, float *lse,
-                            float *delta)
+/* The maximum, factor and delta of rows [row0, row0 + rows) of a head. */
+static void load_statistics(const attn_backward_task *t, int64_t head, int64_t row0, int64_t rows, float *max,
+                            float *factor, float *delta)
 {
-    const float *natural = t->lse + head * t->lse_head + row0;
-    for (int64_t r = 0; r < rows; r++)
-        lse[r] = natural[r] == -INFINITY ? INFINITY : (float)((double)natural[r] * 1.4426950408889634);
-    memcpy(delta, t->delta + head * t->delta_head + row0, (size_t)rows * sizeof *delta);
+    int64_t at = head * t->statistics_head + row0;
+    memcpy(max, t->max + at, (size_t)rows * sizeof *max);
+    memcpy(factor, t->factor + at, (size_t)rows * sizeof *factor);
+    memcpy(delta, t->delta + at, (size_t)rows * sizeof *delta);
+}
+
+/* attn_backward_task.statistics: takes a row's scores in, in units of log2. */
+static void add_statistics(const attn_backward_task *t, int64_t head, int64_t row, float *s, int64_t lo, int64_t hi)
+{
+    float *max = t->max + head * t->statistics_head + row, *sum = t->factor + head * t->statistics_head + row;
+    float top = row_max(s, lo, hi), lanes[VL] = { 0 };
+    if (top > *max) *sum *= exp2f(*max - top), *max = top;
+    if (*max == -INFINITY) return;
+    exponentials(s, lo, hi, *max, lanes);
+    *sum += v_hsum(v_load(lanes));
 }
 
 /* The first run of the task's keys at or after run->hi that some row of [row0, row1) sees. False: none. */

@@ -13,7 +13,7 @@ typedef struct pairs_tile {
     uint16_t *q, *g, *qt, *gt, *zipped, *zipped_ds; /* of a tile of rows; g: grad_o; t: transposed */
     uint16_t *p, *ds;                               /* of a strip, */
     float *s, *dp;                                  /* as are scores and grad_o V^T */
-    float *dk, *dv, *lse, *delta, *bias, *derivative;
+    float *dk, *dv, *max, *factor, *delta, *bias, *derivative;
     uint64_t *keep;             /* dropout: rows x ATTN_KEYS_TILE bits */
     float kept;                 /* what dropout multiplies the kept by */
     const attn_mask_view *mask; /* of the head under way, and its score, row 0 and rows */
@@ -59,7 +59,8 @@ static pairs_tile pairs_tile_start(const attn_backward_task *task)
     b.s = take_floats(&scratch, BLOCK_ROWS * ATTN_SCORE_PITCH);
     b.dp = take_floats(&scratch, BLOCK_ROWS * ATTN_SCORE_PITCH);
     b.bias = take_floats(&scratch, ATTN_KEYS_TILE), b.derivative = take_floats(&scratch, ATTN_KEYS_TILE);
-    b.lse = take_floats(&scratch, b.room), b.delta = take_floats(&scratch, b.room);
+    b.max = take_floats(&scratch, b.room), b.factor = take_floats(&scratch, b.room);
+    b.delta = take_floats(&scratch, b.room);
     b.keep = (uint64_t *)(void *)take_floats(&scratch, b.room * (ATTN_KEYS_TILE / 32));
     b.dk = take_floats(&scratch, b.q_blocks * b.keys), b.dv = take_floats(&scratch, b.g_blocks * b.keys);
     memset(b.dk, 0, (size_t)(b.q_blocks * b.keys) * sizeof *b.dk);
@@ -109,7 +110,7 @@ static void pairs_tile_load(pairs_tile *b, const attn_mask_tile *rows)
     b->strips = (b->rows + BLOCK_ROWS - 1) / BLOCK_ROWS, b->depth = pairs_round(b->rows);
     load_rows(b, row_at(t->dtype, t->q, b->head * t->q_head), t->q_row, t->dim_qk, b->q, b->qt);
     load_rows(b, row_at(t->dtype, t->grad_o, b->head * t->grad_o_head), t->grad_o_row, t->dim_v, b->g, b->gt);
-    load_references(t, b->head, b->row0, b->rows, b->lse, b->delta);
+    load_statistics(t, b->head, b->row0, b->rows, b->max, b->factor, b->delta);
     if (b->score->flags & ATTN_DROPOUT)
         attn_dropout_keep(b->score, b->row0, b->rows, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64, b->keep);
 }
@@ -122,17 +123,19 @@ ALWAYS_INLINE void multiply(const product *p)
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-/* p = P = 2^(scale s - lse) and ds = dS = P (dp - delta), as bf16; keep: NULL but for dropout. rich: dS is left in dp
- * instead. */
+/* p = P = 2^(scale s - max) and ds = dS = P (dp - delta), as bf16; keep: NULL but for dropout. rich: P has a factor,
+ * and dS is left in dp instead. */
 ALWAYS_INLINE void gradients_pairs(const pairs_tile *b, const float *s, float *dp, int64_t lo, int64_t hi, float scale,
                                    int64_t r, const uint64_t *keep, bool rich, uint16_t *p, uint16_t *ds)
 {
-    vf factor = v_set1(scale), from = v_set1(-b->lse[r]), mean = v_set1(b->delta[r]), kept = v_set1(b->kept);
+    vf factor = v_set1(scale), from = v_set1(-b->max[r]), mean = v_set1(b->delta[r]), kept = v_set1(b->kept);
+    vf share = v_set1(b->factor[r]);
     for (int64_t i = lo; i < hi; i += 2 * VL) {
         vf x[2], y[2];
         UNROLL for (int u = 0; u < 2; u++)
         {
             x[u] = v_exp2(v_fma(v_load(s + i + u * VL), factor, from));
+            if (rich) x[u] = v_mul(x[u], share);
             y[u] = v_load(dp + i + u * VL);
             if (keep) y[u] = v_keep(keep, i + u * VL, v_mul(y[u], kept), v_zero());
             y[u] = v_mul(x[u], v_sub(y[u], mean));
@@ -152,13 +155,18 @@ static void pairs_tile_row(const pairs_tile *b, int64_t strip, int64_t r, int64_
     uint16_t *p = b->p + r * GRADIENT_PITCH, *ds = b->ds + r * GRADIENT_PITCH;
     const uint64_t *keep = b->score->flags & ATTN_DROPOUT ? b->keep + at * (ATTN_KEYS_TILE / 64) : NULL;
     bool rich = b->score->flags & ATTN_RICH;
-    if (rich) {
+    bool exact = b->task->statistics || b->factor[at] != 1 || fabsf(b->max[at]) > LARGE_MAX;
+    if (rich || exact) {
         scale_row(s, lo, hi, scale);
-        change_scores(b->score, row, key0, lo, hi, b->mask->len_kv, s, b->bias, b->derivative);
         scale = 1;
     }
+    if (rich) change_scores(b->score, row, key0, lo, hi, b->mask->len_kv, s, b->bias, b->derivative);
     if (!span->full || span->lo - key0 != lo || span->hi - key0 != hi) hide_unseen(b->mask, row, span, key0, s, lo, hi);
-    if (!rich && !keep) {
+    if (b->task->statistics) {
+        add_statistics(b->task, b->head, row, s, lo, hi);
+        return;
+    }
+    if (!rich && !keep && !exact) {
         gradients_pairs(b, s, dp, lo, hi, scale, at, NULL, false, p, ds);
         return;
     }
@@ -217,7 +225,7 @@ static void pairs_tile_strip(const pairs_tile *b, int64_t strip)
     int64_t key0 = b->task->key0, lo = (span->lo - key0) / BLOCK_COLS * BLOCK_COLS;
     int64_t hi = attn_round_up(span->hi - key0, BLOCK_COLS), left = b->rows - strip * BLOCK_ROWS;
     strip_pairs(strip, b->q, b->k_across, b->q_dim, lo, hi, b->s);
-    strip_pairs(strip, b->g, b->v_across, b->g_dim, lo, hi, b->dp);
+    if (!b->task->statistics) strip_pairs(strip, b->g, b->v_across, b->g_dim, lo, hi, b->dp);
     for (int64_t r = 0; r < BLOCK_ROWS; r++) {
         if (r < left) {
             pairs_tile_row(b, strip, r, lo, hi);
@@ -313,10 +321,13 @@ static void backward_pairs_tile(const attn_backward_task *task)
     pairs_tile b = pairs_tile_start(task);
     products_begin();
     for (b.head = 0; b.head < task->group; b.head++) {
-        attn_mask_tile rows = { 0 };
+        attn_mask_tile rows = { .hi = task->row0 };
         b.mask = task->mask + b.head, b.score = task->score + b.head;
-        while (attn_mask_rows_next(b.mask, task->key0, task->key1, rows.hi, task->rows_tile, &rows)) {
+        while (rows.hi < task->row1 &&
+               attn_mask_rows_next(b.mask, task->key0, task->key1, rows.hi, task->rows_tile, &rows) &&
+               rows.lo < task->row1) {
             attn_mask_tile run = { .hi = task->key0 };
+            if (rows.hi > task->row1) rows.hi = task->row1;
             pairs_tile_load(&b, &rows);
             while (next_run(task, b.mask, rows.lo, rows.hi, &run))
                 pairs_tile_run(&b, &run);

@@ -197,6 +197,10 @@ ALWAYS_INLINE void pairs_row(pairs *p, const unit *u, int64_t r)
         hide_unseen(task->mask, row, &u->span, u->key0, s, u->lo, u->hi);
     vf best = v_mul(lanes_max(s, u->lo, u->hi), v_set1(scale));
     if (v_any_less(v_set1(p->max[at] + LAZY), best)) pairs_raise(p, at, v_hmax(best));
+    if (scale != 1 && fabsf(p->max[at]) > LARGE_MAX) {
+        scale_row(s, u->lo, u->hi, scale);
+        scale = 1;
+    }
     if (score->flags & ATTN_DROPOUT)
         exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, p->keep + r * (ATTN_UNIT_KEYS / 64),
                            u->p + r * P_PITCH);

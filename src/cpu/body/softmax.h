@@ -9,6 +9,13 @@
 #define LN2 0.693147180559945309f
 #define LAZY 8.0f
 
+/* A maximum above it is known to less than 2^-12: scale s - max in one step, before scale s is rounded as the maximum
+ * was, would be off by the rest. */
+#define LARGE_MAX 0x1p12f
+
+/* attn.h: a bias beyond counts as this; times log2 e, a score is still finite. */
+#define BIAS_MOST 0x1p126f
+
 /* 2^x for x <= 127: 0 for x <= -127 (also -inf), NaN for NaN. Minimax polynomial of degree 5, relative error 1.7e-7. */
 ALWAYS_INLINE vf exp2_of(vf x)
 {
@@ -41,13 +48,34 @@ ALWAYS_INLINE vf tanh_of(vf x)
     return v_select_less(size, v_set1(0.625f), near, far);
 }
 
+/* Bounds biases as attn.h says: seldom, so that the others only pay for the look. */
+static void bound_bias(float *bias, int64_t lo, int64_t hi)
+{
+    vf most = v_set1(BIAS_MOST), top[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
+    int64_t at = lo;
+    for (; at + 4 * VL <= hi; at += 4 * VL)
+        UNROLL for (int u = 0; u < 4; u++) top[u] = v_max(v_abs(v_load(bias + at + u * VL)), top[u]);
+    for (; at < hi; at += VL)
+        top[0] = v_max(v_abs(v_load(bias + at)), top[0]);
+    if (v_hmax(v_max(v_max(top[0], top[1]), v_max(top[2], top[3]))) <= BIAS_MOST) return;
+    for (int64_t i = lo; i < hi; i += VL) {
+        vf x = v_load(bias + i), size = v_abs(x);
+        vf bound = v_select_less(x, v_zero(), v_set1(-BIAS_MOST), most);
+        bound = v_select_less(size, v_set1(INFINITY), bound, x);
+        v_store(bias + i, v_select_less(most, size, bound, x));
+    }
+}
+
 /* Rich rows: scores of keys key0 + [lo, hi), from natural units to log2 units. bias: hi floats of room. derivative:
  * NULL, or where that of the softcap goes. */
 static void change_scores(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
                           float *s, float *bias, float *derivative)
 {
     bool cap = score->flags & ATTN_SOFTCAP, alibi = score->flags & ATTN_ALIBI, add = score->flags & ATTN_BIAS;
-    if (add) attn_bias_row(score, row, key0, lo, hi, keys, bias);
+    if (add) {
+        attn_bias_row(score, row, key0, lo, hi, keys, bias);
+        bound_bias(bias, lo, hi);
+    }
     vf softcap = v_set1(score->softcap), inverse = v_set1(cap ? 1 / score->softcap : 0), slope = v_set1(-score->slope);
     vf distance = v_sub(v_set1((float)(row + score->shift - key0)), v_iota());
     for (int64_t i = lo; i < hi; i += VL) {
