@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "api/desc.h"
+#include "check/gpu/launch.h"
 #include "check/problem.h"
 #include "num/half.h"
 #include "ref/ref.h"
@@ -35,16 +36,23 @@ static void fill_forward(check_problem *problem)
 {
     const attn_desc *desc = &problem->resolved;
     const attn_args *args = &problem->args;
-    double *o = check_allocate((size_t)(desc->dim_v + desc->len_kv) * sizeof *o), lse;
+    bool all = check_gpu_takes(problem); /* rows at once, or one by one */
+    size_t rows = all ? (size_t)(desc->batch * desc->heads_q * desc->len_q) : 1, dim = (size_t)desc->dim_v;
+    double *o = check_allocate(rows * dim * sizeof *o), *lse = check_allocate(rows * sizeof *lse);
+    void *scratch = check_allocate(all ? rows * dim * sizeof(float) : (size_t)desc->len_kv * sizeof(double));
+    if (all) check_gpu_forward(problem, o, scratch, lse);
     for (int64_t b = 0; b < desc->batch; b++)
         for (int64_t h = 0; h < desc->heads_q; h++)
             for (int64_t i = 0; i < attn_sequence_of(desc, args, b).len_q; i++) {
-                attn_ref_row(desc, args, b, h, i, o, &lse, o + desc->dim_v);
+                int64_t row = all ? (b * desc->heads_q + h) * desc->len_q + i : 0;
+                if (!all) attn_ref_row(desc, args, b, h, i, o, lse, scratch);
                 int64_t at = attn_row_at(desc, args, b, h, i, desc->o_stride);
                 for (int64_t d = 0; d < desc->dim_v; d++)
-                    attn_store_scalar(attn_out_dtype(desc), args->o, at + d, (float)o[d]);
-                args->lse[attn_lse_at(desc, args, b, h, i)] = (float)lse;
+                    attn_store_scalar(attn_out_dtype(desc), args->o, at + d, (float)o[row * desc->dim_v + d]);
+                args->lse[attn_lse_at(desc, args, b, h, i)] = (float)lse[row];
             }
+    free(scratch);
+    free(lse);
     free(o);
 }
 

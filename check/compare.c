@@ -3,12 +3,17 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "api/desc.h"
+#include "check/gpu/launch.h"
+#include "check/rounding.h"
 #include "ref/ref.h"
 
-/* Multiply-adds that the reference may spend on a problem, but for so many rows. */
+/* Multiply-adds that the CPU's reference may spend on a problem, but for so many rows. */
 static const double work_most = 8e6, rows_least = 64;
+
+enum { DIM_MOST = 512 };
 
 /* ---- which rows ------------------------------------------------------------------------------ */
 
@@ -42,11 +47,13 @@ static int choose_rows(const check_problem *problem, double share, check_row *ro
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-/* What rounding an output, and the scores behind it once, may do: those that count are about as large as the LSE. */
-static double slack_of(attn_dtype dtype, double x, double lse)
+/* What rounding an output, and the scores behind it once, may do: those that count are about as large as the LSE. In an
+ * output finer than the inputs, what holding probabilities in two parts of bf16 does. */
+static double slack_of(const attn_desc *desc, double x, double lse)
 {
     double score = isfinite(lse) ? 0x1p-24 * fabs(lse) * fabs(x) : 0;
-    return check_slack(dtype, x) + score;
+    double parts = attn_out_dtype(desc) != desc->dtype ? 0x1p-17 * fabs(x) : 0;
+    return check_slack(attn_out_dtype(desc), x) + score + parts;
 }
 
 /* What rounding does to unfused attention and to the output: the greatest over some draws of a problem. */
@@ -56,19 +63,55 @@ typedef struct yardstick {
     double work;
 } yardstick;
 
-/* One row by unfused attention, and its error. */
-static void measure_row(const check_problem *problem, const check_row *row, const double *o, check_deviation *naive,
-                        check_deviation *slack)
+/* The error of a row of unfused attention. */
+static void measure_row(const check_problem *problem, const check_row *row, const double *o, const float *naive_o,
+                        check_deviation *naive, check_deviation *slack)
 {
     const attn_desc *desc = &problem->resolved;
-    float *scratch = check_allocate((size_t)(desc->len_kv + desc->dim_v) * sizeof *scratch), lse;
-    float *out = scratch + desc->len_kv;
-    attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, out, &lse, scratch);
     for (int64_t d = 0; d < desc->dim_v; d++) {
-        check_deviate(naive, fabs((double)out[d] - o[d]));
-        check_deviate(slack, slack_of(attn_out_dtype(desc), o[d], row->lse));
+        check_deviate(naive, fabs((double)naive_o[d] - o[d]));
+        check_deviate(slack, slack_of(desc, o[d], row->lse));
     }
-    free(scratch);
+}
+
+/* All rows as the GPU has them. */
+typedef struct all_rows {
+    double *o, *lse;
+    float *naive;
+} all_rows;
+
+static all_rows all_rows_create(const check_problem *problem)
+{
+    const attn_desc *desc = &problem->resolved;
+    size_t rows = (size_t)(desc->batch * desc->heads_q * desc->len_q), dim = (size_t)desc->dim_v;
+    all_rows all = { check_allocate(rows * dim * sizeof *all.o), check_allocate(rows * sizeof *all.lse),
+                     check_allocate(rows * dim * sizeof *all.naive) };
+    check_gpu_forward(problem, all.o, all.naive, all.lse);
+    return all;
+}
+
+static void all_rows_destroy(all_rows *all)
+{
+    free(all->o);
+    free(all->lse);
+    free(all->naive);
+}
+
+/* A row of the reference, and unfused attention's. all: NULL, or where both stand; scratch: len_kv doubles. */
+static void compute_row(const check_problem *problem, const all_rows *all, check_row *row, double *o, float *naive,
+                        void *scratch)
+{
+    const attn_desc *desc = &problem->resolved;
+    if (all) {
+        int64_t at = (row->batch * desc->heads_q + row->head) * desc->len_q + row->row;
+        memcpy(o, all->o + at * desc->dim_v, (size_t)desc->dim_v * sizeof *o);
+        memcpy(naive, all->naive + at * desc->dim_v, (size_t)desc->dim_v * sizeof *naive);
+        row->lse = all->lse[at];
+        return;
+    }
+    float naive_lse;
+    attn_ref_row(desc, &problem->args, row->batch, row->head, row->row, o, &row->lse, scratch);
+    attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, naive, &naive_lse, scratch);
 }
 
 static double row_work(const attn_desc *desc)
@@ -82,34 +125,41 @@ static check_reference compute_rows(const check_problem *problem, yardstick *y)
     const attn_desc *desc = &problem->resolved;
     double all = (double)(desc->batch * desc->heads_q * desc->len_q);
     double share = fmax(work_most / (row_work(desc) * all + 1), 1.5 * rows_least / (all + 1));
+    bool on_gpu = check_gpu_takes(problem);
+    if (on_gpu) share = 1;
     check_reference reference = { .count = choose_rows(problem, share, NULL) };
     reference.rows = check_allocate((size_t)reference.count * sizeof *reference.rows);
     reference.o = check_allocate((size_t)(reference.count * desc->dim_v) * sizeof(double));
     choose_rows(problem, share, reference.rows);
     check_deviation naive = { 0 }, slack = { 0 };
     double *scratch = check_allocate((size_t)desc->len_kv * sizeof *scratch);
+    float naive_o[DIM_MOST];
+    all_rows rows = { 0 };
+    if (on_gpu) rows = all_rows_create(problem);
     for (int r = 0; r < reference.count; r++) {
         check_row *row = &reference.rows[r];
         double *o = reference.o + r * desc->dim_v, before = naive.squares;
-        attn_ref_row(desc, &problem->args, row->batch, row->head, row->row, o, &row->lse, scratch);
-        measure_row(problem, row, o, &naive, &slack);
+        compute_row(problem, on_gpu ? &rows : NULL, row, o, naive_o, scratch);
+        measure_row(problem, row, o, naive_o, &naive, &slack);
         y->rows += naive.squares > before;
     }
+    all_rows_destroy(&rows);
     free(scratch);
     double count = fmax(1, (double)(reference.count * desc->dim_v));
     check_raise(&y->naive, &naive, count);
     check_raise(&y->slack, &slack, count);
-    y->work += row_work(desc) * reference.count + 1e4;
+    y->work += row_work(desc) * reference.count + 1e4 + check_gpu_draw_work(problem);
     return reference;
 }
 
-check_reference check_reference_create(const check_problem *problem)
+check_reference check_reference_create_over(const check_problem *problem, int draws)
 {
-    if (problem->resolved.direction == ATTN_BACKWARD) return check_gradients_create(problem);
+    if (problem->resolved.direction == ATTN_BACKWARD) return check_gradients_create(problem, draws);
     yardstick y = { 0 };
     check_reference reference = compute_rows(problem, &y);
     check_options options = problem->options;
-    while (reference.count > 0 && y.rows < rows_least && y.work < work_most) {
+    double most = check_gpu_work_most(problem);
+    for (int n = 0; reference.count > 0 && (n < draws || (y.rows < rows_least && y.work < most)); n++) {
         check_problem sibling;
         options.seed += (uint64_t)1 << 32;
         if (check_problem_create(&sibling, &problem->desc, &options) != ATTN_OK) break;
@@ -119,6 +169,11 @@ check_reference check_reference_create(const check_problem *problem)
     }
     reference.allowed = check_allowed(&y.naive, &y.slack);
     return reference;
+}
+
+check_reference check_reference_create(const check_problem *problem)
+{
+    return check_reference_create_over(problem, 0);
 }
 
 void check_reference_destroy(check_reference *reference)
@@ -161,11 +216,23 @@ static void compare_extent(const check_problem *problem, check_error *error)
                  (long long)(rows * desc->dim_v), (long long)lse, (long long)rows);
 }
 
-static double lse_error(double lse, double reference)
+static double lse_error(double lse, double reference, double rounding)
 {
     if (isinf(reference) || isinf(lse)) return lse == reference ? 0 : INFINITY;
     double size = fabs(reference) > 1 ? fabs(reference) : 1;
-    return fabs(lse - reference) / (2e-5 * size);
+    return fabs(lse - reference) / (2e-5 * size + rounding);
+}
+
+/* The worst of all rows. */
+static double compare_lse(const check_problem *problem, const check_reference *reference, double rounding)
+{
+    double worst = 0;
+    for (int r = 0; r < reference->count && problem->args.lse; r++) {
+        const check_row *row = &reference->rows[r];
+        int64_t at = attn_lse_at(&problem->resolved, &problem->args, row->batch, row->head, row->row);
+        worst = fmax(worst, lse_error((double)problem->args.lse[at], row->lse, rounding));
+    }
+    return worst;
 }
 
 check_error check_compare(const check_problem *problem, const check_reference *reference)
@@ -184,20 +251,23 @@ check_error check_compare(const check_problem *problem, const check_reference *r
         int64_t at = attn_row_at(desc, &problem->args, row->batch, row->head, row->row, desc->o_stride);
         for (int64_t d = 0; d < desc->dim_v; d++) {
             double x = (double)attn_load_scalar(dtype, problem->args.o, at + d), before = error.max;
+            if (isinf(x) && x == check_rounded(dtype, o[d])) continue;
             check_deviate(&error, fabs(x - o[d]));
             if (error.max > before) worst = row;
             if (problem->options.data == CHECK_ONE_HOT && o[d] == 0 && x != 0) shown = row;
         }
-        if (problem->args.lse == NULL) continue;
-        double e = lse_error(
-            (double)problem->args.lse[attn_lse_at(desc, &problem->args, row->batch, row->head, row->row)], row->lse);
-        if (e > result.lse) result.lse = e;
     }
     double n = reference->count ? (double)(reference->count * desc->dim_v) : 1;
-    result.out = fmax(check_share(error.max, allowed->max), check_share(sqrt(error.squares / n), allowed->squares));
+    result.out = check_worst(&error, n, allowed, 0), result.lse = compare_lse(problem, reference, 0);
+    if (!(result.out <= 1) || !(result.lse <= 1)) {
+        check_rounding rounding = check_rounding_of(problem);
+        result.out = check_worst(&error, n, allowed, rounding.out);
+        result.lse = compare_lse(problem, reference, rounding.lse);
+    }
     if (result.message[0] == '\0' && (shown != NULL || !(result.out <= 1) || !(result.lse <= 1))) {
         const char *what = shown ? "a hidden key has weight" : !(result.out <= 1) ? "output error" : "LSE error";
         const check_row *row = shown ? shown : worst ? worst : reference->rows;
+        result.only_large = !shown;
         snprintf(result.message, sizeof result.message,
                  "%s: max %.3g of %.3g allowed, LSE %.3g of its bound; worst at batch %lld, head %lld, row %lld", what,
                  error.max, allowed->max, result.lse, (long long)row->batch, (long long)row->head, (long long)row->row);

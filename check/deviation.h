@@ -32,6 +32,12 @@ static inline double check_rounded(attn_dtype dtype, double x)
     return (double)attn_load_scalar(dtype, stored, 0);
 }
 
+/* The type cannot hold it: what is expected is infinite, too. */
+static inline bool check_overflows(attn_dtype dtype, double x)
+{
+    return isinf(check_rounded(dtype, x));
+}
+
 /* What rounding an output may do. */
 static inline double check_slack(attn_dtype dtype, double x)
 {
@@ -47,6 +53,14 @@ static inline check_deviation check_allowed(const check_deviation *naive, const 
 static inline double check_share(double error, double allowed)
 {
     return error == 0 ? 0 : error / allowed;
+}
+
+/* The worst share of what is allowed; squares of `error`: the sum of `count`. */
+static inline double check_worst(const check_deviation *error, double count, const check_deviation *allowed,
+                                 double rounding)
+{
+    return fmax(check_share(error->max, allowed->max + rounding),
+                check_share(sqrt(error->squares / count), allowed->squares + rounding));
 }
 
 /* Elements of a buffer that are no longer CHECK_FRESH. */

@@ -57,7 +57,7 @@ static void lay_out(check_device_run *r, int shift)
     r->count = r->inputs + attn_args_outputs(r->arrays + r->inputs, &r->desc, &r->host);
     for (int i = 0; i < r->count; i++) {
         const attn_args_array *a = &r->arrays[i];
-        r->at[i] = place(&r->total, a->hi - a->lo, a->size == 2 ? shift : 0);
+        r->at[i] = place(&r->total, a->hi - a->lo, shift / (int)a->size * (int)a->size);
     }
     r->workspace_at = place(&r->total, (int64_t)r->workspace_size, shift);
 }

@@ -29,7 +29,8 @@ typedef struct check_device_run {
     uint64_t total;
 } check_device_run;
 
-/* Plans desc for the GPU and copies args there. shift: bytes by which arrays of 16-bit elements miss a boundary of 16.
+/* Plans desc for the GPU and copies args there. shift: bytes by which arrays miss a boundary of 16, rounded down to
+ * whole elements.
  */
 attn_status check_device_begin(check_device_run *run, const attn_desc *desc, const attn_args *args, int shift);
 

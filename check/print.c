@@ -65,6 +65,29 @@ static void add_scores(text *t, const attn_desc *d, const check_options *o)
     if (d->flags & ATTN_DROPOUT) add(t, " dropout %g", (double)d->dropout_p);
 }
 
+static void add_strides(text *t, const char *name, const int64_t stride[4])
+{
+    add(t, ", %s by %lld %lld %lld", name, (long long)stride[0], (long long)stride[1], (long long)stride[2]);
+}
+
+static void add_layout(text *t, const attn_desc *desc, const check_options *o)
+{
+    if (!o->strides && o->layout != CHECK_PACKED) add(t, ", %s", layout_names[o->layout]);
+    if (o->shift) add(t, ", %d bytes beside a boundary", o->shift);
+    if (!o->strides) return;
+    attn_desc d = *desc;
+    check_problem_lay_out(&d, o);
+    add_strides(t, "q", d.q_stride);
+    add_strides(t, "k", d.k_stride);
+    add_strides(t, "v", d.v_stride);
+    add_strides(t, "o", d.o_stride);
+    if (d.direction != ATTN_BACKWARD) return;
+    add_strides(t, "grad_o", d.grad_o_stride);
+    add_strides(t, "grad_q", d.grad_q_stride);
+    add_strides(t, "grad_k", d.grad_k_stride);
+    add_strides(t, "grad_v", d.grad_v_stride);
+}
+
 void check_problem_print(const attn_desc *d, const check_options *o, char *out, size_t size)
 {
     text t = { out, size };
@@ -76,7 +99,8 @@ void check_problem_print(const attn_desc *d, const check_options *o, char *out, 
     add_masks(&t, d, o);
     add_scores(&t, d, o);
     if (o->data != CHECK_PLAIN) add(&t, ", data %s", data_names[o->data]);
-    if (o->layout != CHECK_PACKED) add(&t, ", %s", layout_names[o->layout]);
-    add(&t, ", threads %d%s%s", (int)d->threads, d->parallel_for ? " of the caller" : "",
-        d->flags & ATTN_DETERMINISTIC ? ", deterministic" : "");
+    add_layout(&t, d, o);
+    if (d->flags & ATTN_DETERMINISTIC) add(&t, ", deterministic");
+    if (o->strategy[0]) add(&t, ", strategy %s", o->strategy);
+    if (d->device == ATTN_CPU) add(&t, ", threads %d%s", (int)d->threads, d->parallel_for ? " of the caller" : "");
 }

@@ -48,10 +48,49 @@ static void lay_out(int64_t stride[4], check_layout layout, int64_t rows, int64_
     memcpy(stride, table[layout], sizeof table[layout]);
 }
 
-static void lay_out_all(attn_desc *desc, check_layout layout)
+/* A slice of a larger tensor: axes in one of three orders, gaps behind each, some of them walked backwards. Inputs may
+ * repeat along axes. Large tensors get small gaps. */
+static void lay_out_slice(uint64_t *state, int64_t stride[4], const int64_t extent[4], bool input)
+{
+    static const int orders[][3] = { { 2, 1, 0 }, { 1, 2, 0 }, { 2, 0, 1 } }, gaps[] = { 0, 0, 0, 8, 8, 16, 1, 5 };
+    const int *order = orders[check_below(state, 3)];
+    int64_t step = extent[3], count = extent[0] * extent[1] * extent[2];
+    bool odd = check_chance(state, 30), large = count * extent[3] > 1 << 18;
+    stride[3] = 1;
+    for (int i = 0; i < 3; i++) {
+        int gap = gaps[check_below(state, odd ? 8 : 6)];
+        if (!odd && !(large && extent[3] < 16)) step = (step + 7) / 8 * 8; /* so that all strides are multiples of 8 */
+        if (!large || extent[3] >= 32) step += gap;
+        stride[order[i]] = check_chance(state, 10) ? -step : step;
+        step *= extent[order[i]] > 0 ? extent[order[i]] : 1;
+        if (input && check_chance(state, 8)) stride[order[i]] = 0;
+    }
+}
+
+static void lay_out_slices(attn_desc *desc, uint64_t seed)
+{
+    attn_desc resolved;
+    uint64_t state = seed;
+    if (attn_desc_resolve(&resolved, desc, sizeof *desc) != ATTN_OK) return;
+    attn_shape shape = attn_shape_of(&resolved);
+    lay_out_slice(&state, desc->q_stride, shape.q, true);
+    lay_out_slice(&state, desc->k_stride, shape.k, true);
+    lay_out_slice(&state, desc->v_stride, shape.v, true);
+    lay_out_slice(&state, desc->o_stride, shape.o, false);
+    if (desc->direction != ATTN_BACKWARD) return;
+    lay_out_slice(&state, desc->grad_o_stride, shape.o, true);
+    lay_out_slice(&state, desc->grad_q_stride, shape.q, false);
+    lay_out_slice(&state, desc->grad_k_stride, shape.k, false);
+    lay_out_slice(&state, desc->grad_v_stride, shape.v, false);
+}
+
+void check_problem_lay_out(attn_desc *desc, const check_options *options)
 {
     static const int64_t none[4];
-    if (layout == CHECK_PACKED || memcmp(desc->q_stride, none, sizeof none) != 0) return;
+    check_layout layout = options->layout;
+    if (memcmp(desc->q_stride, none, sizeof none) != 0) return;
+    if (options->strides) lay_out_slices(desc, options->strides);
+    if (options->strides || layout == CHECK_PACKED) return;
     bool packed = desc->flags & ATTN_VARLEN;
     int64_t rows = packed ? desc->total_q : desc->len_q, keys = packed ? desc->total_kv : desc->len_kv;
     int64_t heads_kv = desc->heads_kv ? desc->heads_kv : desc->heads_q,
@@ -133,9 +172,23 @@ static float key_level(check_data data, uint64_t *state, int64_t key, int64_t le
     return 0.0f;
 }
 
-static float draw_element(int tensor, check_data data, uint64_t *state, float level)
+/* check_normal from a table: 2^20 numbers, at a place that the state says and one further each time. */
+static float fast_normal(uint64_t *state)
 {
-    float x = check_normal(state);
+    enum { NORMALS = 1 << 20 };
+    static float *normals;
+    if (!normals) {
+        uint64_t seed = 1;
+        normals = check_allocate(NORMALS * sizeof *normals);
+        for (int i = 0; i < NORMALS; i++)
+            normals[i] = check_normal(&seed);
+    }
+    return normals[(*state)++ % NORMALS];
+}
+
+static float draw_element(int tensor, check_data data, bool fast, uint64_t *state, float level)
+{
+    float x = fast ? fast_normal(state) : check_normal(state);
     if (data == CHECK_TIMES_3) return 3 * x;
     if (data == CHECK_TIMES_5) return 5 * x;
     bool shaped = data == CHECK_ASCENDING || data == CHECK_DESCENDING || data == CHECK_SPIKED;
@@ -148,9 +201,11 @@ static void fill_row(const check_problem *problem, int tensor, uint64_t *state, 
     const attn_desc *desc = &problem->resolved;
     check_data data = problem->options.data;
     float level = tensor == TENSOR_K ? key_level(data, state, row, len, dim) : 0.0f;
-    bool one_hot = tensor == TENSOR_V && data == CHECK_ONE_HOT;
+    bool one_hot = tensor == TENSOR_V && data == CHECK_ONE_HOT, fast = problem->options.fast;
+    uint64_t drawn = fast ? check_bits(state) : 0;
+    if (fast) state = &drawn;
     for (int64_t d = 0; d < dim; d++) {
-        float x = one_hot ? (float)(row % dim == d) : draw_element(tensor, data, state, level);
+        float x = one_hot ? (float)(row % dim == d) : draw_element(tensor, data, fast, state, level);
         attn_store_scalar(desc->dtype, base, at + d, x);
     }
 }
@@ -203,6 +258,14 @@ static void fill_bias(check_problem *problem, uint64_t *state)
     problem->args.bias = base;
 }
 
+/* Numbers of 64 bits, of an offset's some that do not count. */
+static void fill_seeds(check_problem *problem, uint64_t *state)
+{
+    uint64_t *seed = check_problem_allocate(problem, 8), *offset = check_problem_allocate(problem, 8);
+    *seed = check_bits(state), *offset = check_bits(state);
+    problem->args.seed_at = seed, problem->args.seed_offset_at = offset;
+}
+
 static void fill_scores(check_problem *problem, uint64_t *state)
 {
     const attn_desc *desc = &problem->resolved;
@@ -222,6 +285,7 @@ static void fill_scores(check_problem *problem, uint64_t *state)
     if (desc->flags & ATTN_BIAS) fill_bias(problem, state);
     problem->args.seed = check_bits(state);
     problem->args.seed_offset = (uint32_t)check_bits(state);
+    if (desc->flags & ATTN_DROPOUT && problem->options.seed % 2 == 0) fill_seeds(problem, state);
 }
 
 static void create_outputs(check_problem *problem)
@@ -243,7 +307,7 @@ static void create_outputs(check_problem *problem)
 attn_status check_problem_create(check_problem *problem, const attn_desc *desc, const check_options *options)
 {
     *problem = (check_problem){ .desc = *desc, .options = *options };
-    lay_out_all(&problem->desc, options->layout);
+    check_problem_lay_out(&problem->desc, options);
     attn_status status = attn_desc_resolve(&problem->resolved, &problem->desc, sizeof problem->desc);
     if (status != ATTN_OK) return status;
     uint64_t state = options->seed;
@@ -289,7 +353,9 @@ static attn_status run_on_device(const check_problem *problem, const attn_desc *
     attn_desc gpu = *desc;
     gpu.threads = 0, gpu.isa = ATTN_ISA_AUTO, gpu.parallel_for = NULL;
     refresh_outputs(problem);
-    attn_status status = check_device_begin(&run, &gpu, &problem->args, problem->options.seed % 4 == 1 ? 2 : 0);
+    int shift = problem->options.shift;
+    if (shift == 0 && problem->options.seed % 4 == 1) shift = 2;
+    attn_status status = check_device_begin(&run, &gpu, &problem->args, shift);
     if (status != ATTN_OK) return status;
     if (kernel != NULL && attn_plan_get_info(run.plan, &info) == ATTN_OK)
         snprintf(kernel, CHECK_NAME, "%s", info.kernel);

@@ -6,6 +6,7 @@
 #ifndef CHECK_PROBLEM_H
 #define CHECK_PROBLEM_H
 
+#include "api/strategy.h"
 #include "attn.h"
 #include "check/buffer.h"
 #include "check/random.h"
@@ -57,6 +58,10 @@ typedef enum check_layout { CHECK_LAYOUT_LIST(CHECK_ENUM) CHECK_LAYOUT_COUNT } c
 typedef enum check_interval { CHECK_INTERVAL_LIST(CHECK_ENUM) CHECK_INTERVAL_COUNT } check_interval;
 typedef enum check_blocks { CHECK_BLOCK_LIST(CHECK_ENUM) CHECK_BLOCKS_COUNT } check_blocks;
 
+/* Who computes the reference, and with it a backward's o and LSE: src/ref; the first GPU (check/gpu), or that of large
+ * problems alone, since src/ref is faster at small ones; its code on this processor, for tests of it. */
+typedef enum check_by { CHECK_BY_CPU, CHECK_BY_GPU, CHECK_BY_GPU_LARGE, CHECK_BY_GPU_CODE } check_by;
+
 /* What a descriptor leaves open. All zero is a good choice. */
 typedef struct check_options {
     check_data data;
@@ -67,10 +72,15 @@ typedef struct check_options {
     bool no_lse;        /* ATTN_BACKWARD: no grad_lse */
     bool few;           /* ATTN_BACKWARD: neither grad_bias nor grad_alibi nor grad_sink */
     bool front;         /* guard pages before the tensors rather than behind */
+    bool fast;          /* elements from a table of normal numbers, which is drawn once */
+    int shift;          /* bytes by which tensors on a GPU miss a boundary of 16; 0: every fourth seed's by 2 */
+    uint64_t strides;   /* draws strides for each tensor in place of the layout's; 0: none */
+    check_by by;
+    char strategy[ATTN_STRATEGY_TEXT]; /* words for attn_desc.strategy, by commas; "": none */
     uint64_t seed;
 } check_options;
 
-enum { CHECK_BUFFERS = 28, CHECK_NAME = 64 };
+enum { CHECK_BUFFERS = 30, CHECK_NAME = 64 };
 
 /* What the backward writes; X(enumerator, argument). */
 #define CHECK_GRADIENT_LIST(X)      \
@@ -106,6 +116,9 @@ void check_problem_destroy(check_problem *problem);
 /* Fills the outputs with CHECK_FRESH, plans `desc`, runs in a workspace of the exact size beside a guard page. kernel:
  * room for CHECK_NAME characters, gets the name of the kernel; or NULL. */
 attn_status check_problem_run(const check_problem *problem, const attn_desc *desc, char *kernel);
+
+/* Gives a descriptor without strides those that the options say. */
+void check_problem_lay_out(attn_desc *desc, const check_options *options);
 
 /* A line of text: everything about the problem that is not a default. */
 void check_problem_print(const attn_desc *desc, const check_options *options, char *text, size_t size);

@@ -11,6 +11,9 @@
 /* Multiply-adds of the cases that run_fitted takes. */
 static const double fitted_most = 5e7;
 
+/* Of a kernel's cases each so manyth is run once more, by a strategy that is drawn; others if it says a rare word. */
+enum { DRAWN_OF = 3, DRAWS_MOST = 4 };
+
 static const attn_cpu_kernel *kernel_named(const char *name)
 {
     int count;
@@ -99,33 +102,57 @@ static bool is_narrow(const check_report *report)
     return report->device == ATTN_CPU && report->kernel && !(kernel_named(report->kernel)->dtypes >> ATTN_F32 & 1);
 }
 
-static void record(check_report *report, int number, const check_error *error, const check_problem *problem)
+static void record(check_report *report, int number, const check_error *error, const check_problem *problem,
+                   const char *strategy)
 {
     report->cases++;
     if (error->out > report->out) report->out = error->out, report->out_case = number;
     if (error->lse > report->lse) report->lse = error->lse, report->lse_case = number;
     if (error->message[0] == '\0' || report->failures++ > 0) return;
     report->failed_case = number;
-    int used = snprintf(report->message, sizeof report->message, "%s\n  ", error->message);
+    int used = snprintf(report->message, sizeof report->message, "%s\n  %s%s%s", error->message,
+                        strategy ? "--strategy " : "", strategy ? strategy : "", strategy ? "\n  " : "");
     check_problem_print(&problem->desc, &problem->options, report->message + used,
                         sizeof report->message - (size_t)used);
 }
 
-static void run_kernel(check_report *report, int number, const check_problem *problem, const check_reference *reference)
+static void run_planned(check_report *report, int number, const check_problem *problem,
+                        const check_reference *reference, const attn_desc *desc)
+{
+    char kernel[CHECK_NAME] = "";
+    check_error error = { 0 };
+    bool returns = check_strategy_returns(desc, error.message, sizeof error.message);
+    if (returns && check_problem_run(problem, desc, kernel) != ATTN_OK)
+        snprintf(error.message, sizeof error.message, "refused: %s", attn_error());
+    else if (returns && report->kernel != NULL && strcmp(report->kernel, kernel) != 0)
+        snprintf(error.message, sizeof error.message, "planned with %s", kernel);
+    else if (returns)
+        error = check_compare(problem, reference);
+    record(report, number, &error, problem, desc->strategy);
+}
+
+/* As the planner would have it, and in a share of the cases by a strategy besides; or by the one that is asked for. */
+static void run_kernel(check_report *report, int number, const check_problem *problem, const check_reference *reference,
+                       const char *strategy, bool drawn)
 {
     attn_desc desc = problem->desc;
+    char text[ATTN_STRATEGY_TEXT];
+    attn_plan *plan;
     desc.kernel = report->kernel;
     desc.isa = report->isa;
     desc.device = report->device;
-    char kernel[CHECK_NAME] = "";
-    check_error error = { 0 };
-    if (check_problem_run(problem, &desc, kernel) != ATTN_OK)
-        snprintf(error.message, sizeof error.message, "refused: %s", attn_error());
-    else if (report->kernel != NULL && strcmp(report->kernel, kernel) != 0)
-        snprintf(error.message, sizeof error.message, "planned with %s", kernel);
-    else
-        error = check_compare(problem, reference);
-    record(report, number, &error, problem);
+    if (desc.device == ATTN_CUDA) desc.threads = 0, desc.parallel_for = NULL;
+    desc.strategy = strategy;
+    if (strategy && attn_plan_create(&plan, &desc) != ATTN_OK) return;
+    if (strategy) attn_plan_destroy(plan);
+    run_planned(report, number, problem, reference, &desc);
+    if (strategy) return;
+    for (int n = 0; n < DRAWS_MOST; n++) {
+        desc.strategy = NULL;
+        check_strategy_draw(&report->strategies, &desc, problem->options.seed + (uint64_t)n, drawn && n == 0, text);
+        desc.strategy = text;
+        if (text[0]) run_planned(report, number, problem, reference, &desc);
+    }
 }
 
 /* Runs all kernels that take the problem, or only the one of report `only`, if that is not negative. */
@@ -145,12 +172,14 @@ static void run_problem(check_sweep *sweep, int number, const attn_desc *desc, c
         snprintf(error.message, sizeof error.message, "refused: %s", attn_error());
         problem.desc = *desc, problem.options = *options;
         for (int i = 0; i < sweep->count; i++)
-            if (takers[i]) record(&sweep->reports[i], number, &error, &problem);
+            if (takers[i]) record(&sweep->reports[i], number, &error, &problem, NULL);
         return;
     }
     check_reference reference = check_reference_create(&problem);
     for (int i = 0; i < sweep->count; i++)
-        if (takers[i]) run_kernel(&sweep->reports[i], number, &problem, &reference);
+        if (takers[i])
+            run_kernel(&sweep->reports[i], number, &problem, &reference, sweep->strategy,
+                       only >= 0 || sweep->reports[i].planned++ % DRAWN_OF == 0);
     check_reference_destroy(&reference);
     check_problem_destroy(&problem);
 }
@@ -193,6 +222,24 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
         d->bias_extent[i] = d->bias_stride[i] = 0;
 }
 
+/* Work items of one length, as some strategies take them, but for masks of tables. */
+static void make_alike(attn_desc *d)
+{
+    d->flags &= ~(uint32_t)(ATTN_WINDOW | ATTN_DETERMINISTIC | ATTN_CUDA_LENGTHS);
+    if (!(d->flags & ATTN_INTERVALS)) d->flags &= ~(uint32_t)ATTN_CAUSAL;
+    d->window_left = d->window_right = d->total_q = d->total_kv = 0;
+}
+
+/* Few rows, many keys, head dims below a warpgroup's share of dQ's columns: of work items more than of anything else.
+ */
+static void narrow_down(int number, attn_desc *d)
+{
+    static const int64_t dims[] = { 8, 16, 24, 40 }, rows[] = { 1, 3, 64, 70, 130 }, keys[] = { 300, 640, 129, 1000 };
+    d->dim_qk = dims[number % 4], d->dim_v = dims[number / 4 % 4];
+    if (d->flags & ATTN_BIAS) return; /* whose extents are the lengths */
+    d->len_q = rows[number % 5], d->len_kv = keys[number / 4 % 4];
+}
+
 /* Cases with all that a kernel takes are few where it takes little: a quarter of the small ones once more, fitted to
  * it.
  */
@@ -210,6 +257,8 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     attn_direction direction = attn_cuda_direction(kernel);
     check_grid_case(sweep->grid, number, direction, INT64_MAX, &desc, &options);
     fit(kernel, &desc);
+    if (number / 4 % 2) make_alike(&desc);
+    if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
                 false);
 }

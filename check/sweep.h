@@ -3,6 +3,7 @@
 #define CHECK_SWEEP_H
 
 #include "check/grid.h"
+#include "check/strategies.h"
 
 enum { CHECK_REPORTS = 128 };
 
@@ -13,15 +14,18 @@ typedef struct check_report {
     attn_isa isa;
     bool skipped; /* this machine or this build cannot run it */
     int cases, failures;
+    int planned;            /* of the cases: by the planner's own strategy */
     double out, lse;        /* worst of error / allowed */
     int out_case, lse_case; /* and where */
     int failed_case;        /* the first */
-    char message[400];      /* about it */
+    char message[700];      /* about it */
+    check_strategies strategies;
 } check_report;
 
 typedef struct check_sweep {
     const check_grid *grid;
-    bool left_out[2]; /* by attn_direction: nothing of it is run */
+    bool left_out[2];     /* by attn_direction: nothing of it is run */
+    const char *strategy; /* NULL; else every run is by it, and those are left out that cannot be */
     int count;
     check_report reports[CHECK_REPORTS];
 } check_sweep;

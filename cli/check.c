@@ -10,6 +10,8 @@
 #include "api/error.h"
 #include "check/device.h"
 #include "check/sweep.h"
+#include "check_random.h"
+#include "check_strategies.h"
 #include "json.h"
 #include "options.h"
 
@@ -17,11 +19,13 @@
 static const double quick_most = 5e7;
 
 typedef struct values {
-    bool quick, json;
+    bool quick, json, strategies, reference;
     attn_device device;
     attn_isa isa;
-    const char *kernel, *pass;
-    attn_seed number, seed;
+    const char *kernel, *pass, *strategy, *shrunk;
+    attn_seed number, seed, first;
+    float random;
+    int64_t pairs;
     int64_t part[2]; /* of how many */
 } values;
 
@@ -45,6 +49,19 @@ static const attn_option options[] = {
     { "case", 0, "N", attn_parse_seed, offsetof(values, number), "this case only; prints what it is" },
     { "part", 0, "K/N", parse_part, offsetof(values, part), "each N-th case from the K-th on: for N processes" },
     { "seed", 0, "S", attn_parse_seed, offsetof(values, seed), "another grid and other data (default 1)" },
+    { "strategy", 0, "WORDS", attn_parse_text, offsetof(values, strategy),
+      "only by this strategy, where it is legal (attn kernels --strategies)" },
+    { "strategies", 0, NULL, attn_parse_switch, offsetof(values, strategies),
+      "print how often each kernel took each strategy" },
+    { "reference", 0, NULL, attn_parse_switch, offsetof(values, reference),
+      "instead of kernels the GPU's reference, against the CPU's, on the small problems" },
+    { "random", 0, "SECONDS", attn_parse_positive, offsetof(values, random),
+      "random problems instead of the grid, for so long" },
+    { "first", 0, "N", attn_parse_seed, offsetof(values, first), "--random: begin with problem N (default 0)" },
+    { "pairs", 0, "N", attn_parse_count, offsetof(values, pairs),
+      "--random: batch x heads x rows x keys of a problem, at most" },
+    { "shrunk", 0, "STEPS", attn_parse_text, offsetof(values, shrunk),
+      "--random --case: made smaller first, as printed" },
     { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
 };
 
@@ -57,7 +74,9 @@ static const attn_command command = {
     "A grid of problems in which every two settings of features, dtypes, sizes, layouts and data meet at least once.\n"
     "Errors are shown as a share of what is allowed: twice the error of unfused attention in the same precision, plus\n"
     "twice the rounding of the output; 2e-5 relative for the LSE. SKIPPED: this machine or this build cannot run it.\n"
-    "Exit code 1 if a kernel fails. The worst cases can be run alone: attn check --kernel NAME --case N.\n",
+    "A third of each kernel's cases run once more by strategies that the planner would not take.\n"
+    "Exit code 1 if a kernel fails, or, on the whole grid, took a strategy that it can less than 3 times. The worst "
+    "cases can be run alone: attn check --kernel NAME --case N.\n",
 };
 
 static void show_progress(int done, int count)
@@ -155,6 +174,7 @@ static void print_json(const check_sweep *sweep, int cases, int failed, int skip
         attn_json_close(&json, '}');
     }
     attn_json_close(&json, ']');
+    attn_check_strategies_json(sweep, &json);
     attn_json_close(&json, '}');
 }
 
@@ -171,10 +191,48 @@ static attn_status check_values(const values *v, const check_grid *grid, const c
                          attn_isa_name(v->isa));
     if (sweep->count == 0)
         return attn_fail(ATTN_INVALID, "--kernel %s: not a kernel that attn kernels lists, nor planner", v->kernel);
-    if (v->number.given && v->number.value >= (uint64_t)grid->count)
+    if (v->number.given && !v->random && v->number.value >= (uint64_t)grid->count)
         return attn_fail(ATTN_INVALID, "--case %llu: the grid has the cases 0 to %d",
                          (unsigned long long)v->number.value, grid->count - 1);
     return ATTN_OK;
+}
+
+static attn_status check_random_values(const values *v)
+{
+    if (!v->random && (v->first.given || v->pairs || v->shrunk))
+        return attn_fail(ATTN_INVALID, "%s: goes with --random",
+                         v->first.given ? "--first"
+                         : v->pairs     ? "--pairs"
+                                        : "--shrunk");
+    if (v->random && v->reference) return attn_fail(ATTN_INVALID, "--reference: not with --random");
+    if (v->random && (v->quick || v->isa != ATTN_ISA_AUTO || v->strategy || v->strategies))
+        return attn_fail(ATTN_INVALID, "%s: not with --random",
+                         v->quick      ? "--quick"
+                         : v->isa      ? "--isa"
+                         : v->strategy ? "--strategy"
+                                       : "--strategies");
+    if (v->random && v->json && v->number.given) return attn_fail(ATTN_INVALID, "--json: not with --random --case");
+    if (v->shrunk && !v->number.given) return attn_fail(ATTN_INVALID, "--shrunk: goes with --case");
+    return ATTN_OK;
+}
+
+static int run_random(const values *v)
+{
+    attn_check_random_values r = {
+        .seconds = (double)v->random,
+        .limits = { .device = v->device, .kernel = v->kernel, .pairs = v->pairs, .seed = v->seed.value },
+        .first = v->number.given ? v->number.value : v->first.value + (uint64_t)v->part[0] - 1,
+        .step = (uint64_t)v->part[1],
+        .one = v->number.given,
+        .shrunk = v->shrunk,
+        .json = v->json
+    };
+    if (v->pass) r.limits.left_out[strcmp(v->pass, "forward") == 0] = true;
+    if (v->device == ATTN_CUDA && check_device_open() != ATTN_OK) {
+        fprintf(stderr, "SKIPPED: %s\n", attn_error());
+        return ATTN_EXIT_OK;
+    }
+    return attn_check_random(&r);
 }
 
 int attn_cmd_check(int argc, char **argv)
@@ -182,12 +240,19 @@ int attn_cmd_check(int argc, char **argv)
     values v = { .seed.value = CHECK_SEED, .part = { 1, 1 } };
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
+    if (check_random_values(&v) != ATTN_OK) return attn_report_usage("check");
     check_grid *grid = check_grid_create(v.seed.value);
     check_sweep sweep = check_sweep_create(grid, v.device, v.kernel, v.isa);
     if (v.pass) check_sweep_only(&sweep, strcmp(v.pass, "backward") == 0 ? ATTN_BACKWARD : ATTN_FORWARD);
+    sweep.strategy = v.strategy;
     if (check_values(&v, grid, &sweep) != ATTN_OK) {
         free(grid);
         return attn_report_usage("check");
+    }
+    if (v.random || v.reference) {
+        code = v.random ? run_random(&v) : attn_check_reference(grid, (int)v.part[0] - 1, (int)v.part[1], quick_most);
+        free(grid);
+        return code;
     }
     if (v.device == ATTN_CUDA && check_device_open() != ATTN_OK) fprintf(stderr, "SKIPPED: %s\n", attn_error());
     int cases = run_cases(&sweep, &v), failed = 0, skipped = 0;
@@ -196,6 +261,9 @@ int attn_cmd_check(int argc, char **argv)
         skipped += sweep.reports[i].skipped;
     }
     (v.json ? print_json : print_table)(&sweep, cases, failed, skipped);
+    if (!v.json && !v.strategy) attn_check_strategies_print(&sweep, v.strategies);
+    bool whole = !v.quick && !v.number.given && v.part[1] == 1 && !v.strategy;
+    int missing = whole ? attn_check_strategies_missing(&sweep) : 0;
     free(grid);
-    return failed ? ATTN_EXIT_FAILURE : ATTN_EXIT_OK;
+    return failed || missing ? ATTN_EXIT_FAILURE : ATTN_EXIT_OK;
 }

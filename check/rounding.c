@@ -1,0 +1,61 @@
+#include "check/rounding.h"
+
+#include <math.h>
+
+#include "api/desc.h"
+#include "num/half.h"
+#include "ref/ref.h"
+
+/* Of a tensor's rows in use. */
+typedef struct size {
+    double norm, element; /* the greatest */
+} size;
+
+static void measure_row(attn_dtype dtype, const void *base, int64_t at, int64_t dim, size *greatest)
+{
+    double sum = 0;
+    for (int64_t d = 0; d < dim; d++) {
+        double x = fabs((double)attn_load_scalar(dtype, base, at + d));
+        greatest->element = fmax(greatest->element, x);
+        sum += x * x;
+    }
+    greatest->norm = fmax(greatest->norm, sqrt(sum));
+}
+
+static size of_rows(const check_problem *problem, attn_dtype dtype, const void *base, const int64_t stride[4],
+                    int64_t dim)
+{
+    const attn_desc *d = &problem->resolved;
+    size greatest = { 0, 0 };
+    for (int64_t b = 0; b < d->batch && base; b++)
+        for (int64_t h = 0; h < d->heads_q; h++)
+            for (int64_t i = 0; i < attn_sequence_of(d, &problem->args, b).len_q; i++)
+                measure_row(dtype, base, attn_row_at(d, &problem->args, b, h, i, stride), dim, &greatest);
+    return greatest;
+}
+
+static size of_keys(const check_problem *problem, const void *base, const int64_t stride[4], int64_t dim)
+{
+    const attn_desc *d = &problem->resolved;
+    size greatest = { 0, 0 };
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t h = 0; h < d->heads_q; h += d->heads_q / d->heads_kv)
+            for (int64_t j = 0; j < attn_sequence_of(d, &problem->args, b).len_kv; j++)
+                measure_row(d->dtype, base, attn_key_at(d, &problem->args, b, h, j, stride), dim, &greatest);
+    return greatest;
+}
+
+check_rounding check_rounding_of(const check_problem *problem)
+{
+    const attn_desc *d = &problem->resolved;
+    const attn_args *a = &problem->args;
+    const double unit = 0x1p-22;
+    size q = of_rows(problem, d->dtype, a->q, d->q_stride, d->dim_qk),
+         k = of_keys(problem, a->k, d->k_stride, d->dim_qk), v = of_keys(problem, a->v, d->v_stride, d->dim_v),
+         g = of_rows(problem, attn_out_dtype(d), a->grad_o, d->grad_o_stride, d->dim_v);
+    double rows = sqrt((double)(d->len_q * (d->heads_q / d->heads_kv))), ds = unit * g.norm * v.norm;
+    return (check_rounding){ .lse = unit * (double)d->scale * q.norm * k.norm,
+                             .out = unit * sqrt((double)d->len_kv) * v.element,
+                             .gradients = { [CHECK_GRAD_Q] = ds * (double)d->scale * k.element,
+                                            [CHECK_GRAD_K] = ds * (double)d->scale * q.element * rows } };
+}
