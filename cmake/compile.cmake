@@ -12,6 +12,8 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 add_compile_options(-Wall -Wextra -Wpedantic -Wshadow "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes>")
+# gcc's notes that vectors are passed otherwise than by gcc 4: nothing passes them between compilers here.
+add_compile_options("$<$<OR:$<C_COMPILER_ID:GNU>,$<CXX_COMPILER_ID:GNU>>:-Wno-psabi>")
 if(ATTN_WERROR)
   add_compile_options(-Werror)
 endif()

@@ -1,4 +1,4 @@
-# cmake -DNVCC= -DSOURCE= -DCUBIN= -DSPILLS= -DSTRICT= -DDEFINES=A=1,B=2 -P cubin.cmake: compiles one unit of the CUDA
+# cmake -DNVCC= -DSOURCE= -DCUBIN= -DSPILLS= -DSTRICT= -DDEFINES=A=1,B=2 -DOPTIONS= -P cubin.cmake: compiles one unit of the CUDA
 # kernels and warns of what would be slow without a word: registers spilled beyond SPILLS bytes, setmaxnreg ignored
 # (C7508), wgmma serialised (C7510, 11, 12, 14, 15, 20). STRICT (ATTN_WERROR): these are errors.
 set(kind WARNING)
@@ -7,10 +7,11 @@ if(STRICT)
 endif()
 string(REPLACE "," ";" defines "${DEFINES}")
 list(TRANSFORM defines PREPEND -D)
+string(REPLACE "," ";" options "${OPTIONS}")
 cmake_path(GET CUBIN PARENT_PATH folder)
 file(MAKE_DIRECTORY ${folder})
 execute_process(
-  COMMAND ${NVCC} -cubin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -Xptxas=-v ${defines} ${SOURCE} -o ${CUBIN}.new
+  COMMAND ${NVCC} -cubin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -Xptxas=-v ${defines} ${options} ${SOURCE} -o ${CUBIN}.new
   RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)
 if(failed)
   message(FATAL_ERROR "${text}")

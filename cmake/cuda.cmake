@@ -76,7 +76,7 @@ function(attn_cuda_sources result)
     list(REMOVE_ITEM units ${cuda_folder}/forward.cu ${cuda_folder}/backward.cu)
     foreach(unit IN LISTS units)
       cmake_path(GET unit FILENAME name)
-      attn_cuda_unit(${name} ${unit} 0)
+      attn_cuda_unit(${name} ${unit} 8) # of which none is fast
     endforeach()
     add_custom_target(attn_cubins DEPENDS ${cuda_cubins})
   endif()
@@ -85,11 +85,25 @@ function(attn_cuda_sources result)
   file(GLOB sources CONFIGURE_DEPENDS src/cuda/*.c)
   list(REMOVE_ITEM sources ${absent})
   if(ATTN_CUDA_DELAYS)
-    set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/load.c APPEND PROPERTY COMPILE_DEFINITIONS
+    set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/unit.c APPEND PROPERTY COMPILE_DEFINITIONS
       ATTN_CUDA_DELAYS)
   endif()
   set(embedded ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/embedded.c)
   set_property(SOURCE ${embedded} APPEND PROPERTY OBJECT_DEPENDS "${list};${cuda_texts};${cuda_cubins}")
   set_property(SOURCE ${embedded} APPEND PROPERTY INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/cuda)
   set(${result} ${sources} PARENT_SCOPE)
+endfunction()
+
+# The reference of `attn check` as a cubin in `source`, its host's half.
+function(attn_cuda_reference source)
+  set(cubin ${CMAKE_CURRENT_BINARY_DIR}/cuda/reference.cubin)
+  set(folder ${CMAKE_CURRENT_SOURCE_DIR})
+  add_custom_command(OUTPUT ${cubin}
+    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${folder}/check/gpu/reference.cu -DCUBIN=${cubin} -DSPILLS=0
+      -DSTRICT=${ATTN_WERROR} -DDEFINES= "-DOPTIONS=-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
+      -P ${folder}/cmake/cubin.cmake
+    DEPENDS ${folder}/check/gpu/reference.cu ${folder}/check/gpu/reference.h ${folder}/include/attn.h
+      ${folder}/src/num/half.h ${folder}/src/num/philox.h ${folder}/cmake/cubin.cmake VERBATIM COMMENT "CUDA reference")
+  set_property(SOURCE ${source} APPEND PROPERTY OBJECT_DEPENDS ${cubin})
+  set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS CHECK_GPU_CUBIN="${cubin}")
 endfunction()

@@ -5,7 +5,7 @@
 #
 # Needs: build (cc, cmake, make), tests (build, a C++ compiler, cmocka, pkg-config, python3), fuzz (clang and its fuzzer
 # runtime), blas (OpenBLAS: examples/gpt, and the peer that is measured), ci (tests, fuzz, blas, gcc and git), format
-# (clang-format-14), aarch64 (its cross compiler and qemu).
+# (clang-format-14), aarch64 (its cross compiler and qemu), pip (for Python packages).
 # Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
 # exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
 
@@ -76,6 +76,11 @@ try_python3()
     python3 -c 'import json, struct, subprocess, unittest' >/dev/null 2>&1
 }
 
+try_pip()
+{
+    python3 -m pip --version >/dev/null 2>&1
+}
+
 try_clang()
 {
     ASAN_OPTIONS=detect_leaks=0 try_program clang "-fsanitize=fuzzer,address,undefined" '#include <stddef.h>
@@ -117,6 +122,7 @@ packages_of()
     cmocka) echo libcmocka-dev ;;
     pkg_config) echo pkg-config ;;
     python3) echo python3 ;;
+    pip) echo python3-pip ;;
     clang) setup_clang_packages ;;
     clang_format) echo clang-format-14 ;;
     aarch64) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user ;;
@@ -146,6 +152,7 @@ setup_parts()
         fuzz) echo cc cmake make clang ;;
         blas) echo cc blas ;;
         ci) echo git cc cxx gcc cmake make cmocka pkg_config python3 clang blas ;;
+        pip) echo python3 pip ;;
         format) echo clang_format ;;
         aarch64) echo aarch64 ;;
         *) echo "setup.sh: unknown need: $need" >&2 && return 1 ;;

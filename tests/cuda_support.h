@@ -110,6 +110,7 @@ static inline void cuda_begin(void)
 {
     if (!mkdtemp(cache)) abort();
     setenv("ATTN_CACHE_DIR", cache, 1);
+    unsetenv("ATTN_NVRTC");
     find_fake();
 }
 

@@ -31,6 +31,7 @@ typedef struct arrays {
     float grad_o[TOTAL_Q * HEADS * DIM], grad_lse[HEADS * TOTAL_Q];
     float grad_q[TOTAL_Q * HEADS * DIM], grad_k[TOTAL_KV * HEADS * DIM], grad_v[TOTAL_KV * HEADS * DIM];
     float grad_bias[LEN_Q * LEN_KV], grad_alibi[BATCH * HEADS], grad_sink[HEADS];
+    _Alignas(8) uint64_t seed, seed_offset;
 } arrays;
 
 typedef struct world {
@@ -99,7 +100,9 @@ static world *create(attn_direction direction, uint32_t without)
                           a->grad_v,
                           a->grad_bias,
                           a->grad_alibi,
-                          a->grad_sink };
+                          a->grad_sink,
+                          &a->seed,
+                          &a->seed_offset };
     return &w;
 }
 
@@ -141,15 +144,71 @@ static void whole_problems_pass(void **state)
     ACCEPTED(0, g->lse = NULL);
     ACCEPTED(0, g->block_full = g->block_full_count = NULL);
     ACCEPTED(0, g->block_partial = g->block_partial_count = NULL);
-    ACCEPTED(ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS, g->intervals = g->block_full = NULL, g->bits = NULL);
+    ACCEPTED(ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS, g->intervals = g->block_full = g->block_full_count = NULL,
+             g->block_partial = g->block_partial_count = NULL, g->bits = NULL);
     ACCEPTED(ATTN_LENS_Q | ATTN_LENS_KV | ATTN_PREFIX, g->lens_q = g->lens_kv = g->prefix = NULL);
+    ACCEPTED(ATTN_DROPOUT, g->seed_at = g->seed_offset_at = NULL); /* seed and seed_offset stay 1 */
+    ACCEPTED(0, g->seed_at = g->seed_offset_at = NULL);
     ACCEPTED(0, a->sink[0] = -INFINITY);
     ACCEPTED(0, a->bias[0] = NAN, a->q[0] = INFINITY);                         /* data, not arguments */
     ACCEPTED(0, g->grad_q = a->q, g->grad_o = NULL, g->grad_lse = (float *)1); /* the forward has no gradients */
     ACCEPTED_IN(ATTN_BACKWARD, 0, (void)0);
     ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_lse = g->grad_bias = g->grad_alibi = g->grad_sink = NULL);
-    ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_o = g->o, g->grad_lse = g->lse); /* inputs may share */
-    ACCEPTED_IN(ATTN_BACKWARD, ATTN_BIAS | ATTN_ALIBI | ATTN_SINK, g->grad_bias = g->grad_alibi = g->grad_sink = a->q);
+    ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_o = g->o, g->grad_lse = g->lse);                   /* inputs may share */
+    ACCEPTED(ATTN_BIAS | ATTN_ALIBI | ATTN_SINK, g->bias = NULL, g->alibi = g->sink = NULL); /* their gradients stay */
+    ACCEPTED_IN(ATTN_BACKWARD, ATTN_BIAS | ATTN_ALIBI | ATTN_SINK, g->bias = NULL, g->alibi = g->sink = NULL,
+                g->grad_bias = g->grad_alibi = g->grad_sink = NULL);
+}
+
+/* A pointer is an error without its flag, whatever else is right; no array is read for it. */
+static void missing_flags_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        size_t field;
+        uint32_t flag;
+        const char *flag_name;
+    } pointers[] = {
+#define POINTER(name, flag) { #name, offsetof(attn_args, name), flag, #flag }
+        POINTER(cu_lens_q, ATTN_VARLEN),
+        POINTER(cu_lens_kv, ATTN_VARLEN),
+        POINTER(lens_q, ATTN_LENS_Q),
+        POINTER(lens_kv, ATTN_LENS_KV),
+        POINTER(prefix, ATTN_PREFIX),
+        POINTER(intervals, ATTN_INTERVALS),
+        POINTER(block_full_count, ATTN_BLOCKS),
+        POINTER(block_full, ATTN_BLOCKS),
+        POINTER(block_partial_count, ATTN_BLOCKS),
+        POINTER(block_partial, ATTN_BLOCKS),
+        POINTER(bits, ATTN_BITS),
+        POINTER(alibi, ATTN_ALIBI),
+        POINTER(bias, ATTN_BIAS),
+        POINTER(sink, ATTN_SINK),
+        POINTER(seed_at, ATTN_DROPOUT),
+        POINTER(seed_offset_at, ATTN_DROPOUT),
+        POINTER(grad_bias, ATTN_BIAS),
+        POINTER(grad_alibi, ATTN_ALIBI),
+        POINTER(grad_sink, ATTN_SINK),
+#undef POINTER
+    };
+    for (int i = 0; i < COUNT(pointers); i++)
+        for (int direction = ATTN_FORWARD; direction <= ATTN_BACKWARD; direction++) {
+            world *w = create((attn_direction)direction, ~0u);
+            w->desc.batch = 2; /* whose rows the arrays hold without ATTN_VARLEN, too */
+            char text[100], *nowhere = (char *)8;
+            bool ignored = direction == ATTN_FORWARD && !strncmp(pointers[i].name, "grad_", 5);
+            for (int j = 0; j < COUNT(pointers); j++)
+                memset((char *)&w->args + pointers[j].field, 0, sizeof(void *));
+            assert_ok(attn_args_check(&w->desc, &w->args));
+            memcpy((char *)&w->args + pointers[i].field, &nowhere, sizeof nowhere);
+            snprintf(text, sizeof text, "%s = 0x8 needs %s", pointers[i].name, pointers[i].flag_name);
+            if (ignored)
+                assert_ok(attn_args_check(&w->desc, &w->args));
+            else
+                expect(__LINE__, w, text);
+            assert_int_equal(attn_args_check_arrays(&w->desc, &w->args), ignored ? ATTN_OK : ATTN_INVALID);
+        }
 }
 
 static void empty_arrays_may_be_missing(void **state)
@@ -408,11 +467,17 @@ static void every_interval_is_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_problems_pass),       cmocka_unit_test(empty_arrays_may_be_missing),
-        cmocka_unit_test(missing_arrays_are_named),  cmocka_unit_test(misaligned_arrays_are_named),
-        cmocka_unit_test(outputs_overlap_nothing),   cmocka_unit_test(strides_widen_arrays),
-        cmocka_unit_test(lengths_are_checked),       cmocka_unit_test(lengths_without_varlen_are_checked),
-        cmocka_unit_test(blocks_are_checked),        cmocka_unit_test(logits_are_checked),
+        cmocka_unit_test(whole_problems_pass),
+        cmocka_unit_test(missing_flags_are_named),
+        cmocka_unit_test(empty_arrays_may_be_missing),
+        cmocka_unit_test(missing_arrays_are_named),
+        cmocka_unit_test(misaligned_arrays_are_named),
+        cmocka_unit_test(outputs_overlap_nothing),
+        cmocka_unit_test(strides_widen_arrays),
+        cmocka_unit_test(lengths_are_checked),
+        cmocka_unit_test(lengths_without_varlen_are_checked),
+        cmocka_unit_test(blocks_are_checked),
+        cmocka_unit_test(logits_are_checked),
         cmocka_unit_test(every_interval_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,9 @@
 
 #include <math.h>
 
+#include "num/half.h"
+#include "ref/ref.h"
+
 enum { ROWS = 37, PAIRS = BATCH * HEADS * ROWS_MOST * KEYS };
 
 /* Room for every gradient of a side. */
@@ -27,7 +30,9 @@ static void run_both(attn_desc desc, attn_args args, const char *kernel, gradien
     side_run(&desc, &args);
     desc.direction = ATTN_BACKWARD, desc.kernel = kernel;
     args.grad_q = g->q, args.grad_k = g->k, args.grad_v = g->v;
-    args.grad_bias = g->bias, args.grad_alibi = g->alibi, args.grad_sink = g->sink;
+    args.grad_bias = desc.flags & ATTN_BIAS ? g->bias : NULL;
+    args.grad_alibi = desc.flags & ATTN_ALIBI ? g->alibi : NULL;
+    args.grad_sink = desc.flags & ATTN_SINK ? g->sink : NULL;
     side_run(&desc, &args);
 }
 
@@ -407,9 +412,123 @@ static void nothing_has_no_gradient(void **state)
     }
 }
 
+/* ---- large scores ------------------------------------------------------------------------------ */
+
+enum { LARGE_ROWS = 40, LARGE_KEYS = 70, LARGE_DIM = 24 };
+
+/* Row i scores +-size (1 + i / 64) with the two to four keys of its direction and 0 with all others: P is their
+ * number's inverse, which exp(S - LSE) is only as far as f32 holds the LSE. */
+static void set_directions(const check_problem *problem, float size)
+{
+    attn_dtype dtype = problem->desc.dtype;
+    for (int64_t i = 0; i < LARGE_ROWS * LARGE_DIM; i++) {
+        int64_t row = i / LARGE_DIM;
+        float q = (row % 3 ? 1 : -1) * (1 + (float)row / 64);
+        attn_store_scalar(dtype, (void *)(uintptr_t)problem->args.q, i, i % LARGE_DIM == row % LARGE_DIM ? q : 0);
+    }
+    for (int64_t i = 0; i < LARGE_KEYS * LARGE_DIM; i++)
+        attn_store_scalar(dtype, (void *)(uintptr_t)problem->args.k, i,
+                          i % LARGE_DIM == i / LARGE_DIM / 2 % LARGE_DIM ? size : 0);
+}
+
+static void compare_large(const check_problem *problem, const char *kernel, float size)
+{
+    bool single = problem->desc.dtype == ATTN_F32;
+    static double room[3][LARGE_KEYS * LARGE_DIM];
+    const attn_ref_gradients expected = { .q = room[0], .k = room[1], .v = room[2] };
+    double o[LARGE_DIM], lse, scratch[LARGE_KEYS];
+    memset(room, 0, sizeof room);
+    for (int64_t row = 0; row < LARGE_ROWS; row++) {
+        attn_ref_row(&problem->resolved, &problem->args, 0, 0, row, o, &lse, scratch);
+        attn_ref_gradient_row(&problem->resolved, &problem->args, 0, 0, row, o, lse, &expected);
+    }
+    for (int g = CHECK_GRAD_Q; g <= CHECK_GRAD_V; g++) {
+        int64_t count = (g == CHECK_GRAD_Q ? LARGE_ROWS : LARGE_KEYS) * LARGE_DIM;
+        double greatest = 0, error = 0; /* of grad_q and grad_k much cancels, as bf16 shows */
+        double most = single ? 1e-5 : g == CHECK_GRAD_V ? 1e-2 : 1e-1;
+        for (int64_t i = 0; i < count; i++) {
+            double x = (double)attn_load_scalar(problem->desc.dtype, problem->gradients[g].data, i);
+            greatest = fmax(greatest, fabs(room[g][i]));
+            error = isnan(x) ? INFINITY : fmax(error, fabs(x - room[g][i]));
+        }
+        if (!(error <= most * greatest))
+            fail_msg("%s, scores of %g: gradient %d off by %.2g of its greatest", kernel, (double)size, g,
+                     error / greatest);
+    }
+}
+
+static void check_large(const attn_cpu_kernel *kernel, float size)
+{
+    attn_desc desc = { .dtype = dtype_of(kernel),
+                       .direction = ATTN_BACKWARD,
+                       .batch = 1,
+                       .heads_q = 1,
+                       .len_q = LARGE_ROWS,
+                       .len_kv = LARGE_KEYS,
+                       .dim_qk = LARGE_DIM,
+                       .scale = 0.7f,
+                       .threads = 1,
+                       .kernel = kernel->name };
+    check_problem problem;
+    assert_ok(check_problem_create(&problem, &desc, &(check_options){ .no_lse = true, .seed = 12 }));
+    set_directions(&problem, size);
+    attn_desc forward = desc;
+    forward.direction = ATTN_FORWARD, forward.kernel = NULL;
+    assert_ok(check_problem_run(&problem, &forward, NULL));
+    assert_ok(check_problem_run(&problem, &desc, NULL));
+    compare_large(&problem, kernel->name, size);
+    check_problem_destroy(&problem);
+}
+
+static void large_scores_lose_no_digit(void **state)
+{
+    (void)state;
+    static const float sizes[] = { 10, 50, 1e3f, 4e4f, 1e7f, 3e9f, 3e10f };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int k = 0; k < count; k++)
+        for (int i = 0; i < COUNT(sizes) && runs_backward(&kernels[k]); i++)
+            check_large(&kernels[k], sizes[i]);
+}
+
+/* Half of the keys, with the LSE and O of all of them, bring half of grad_q and their own grad_v: the LSE that is given
+ * counts, though the keys' own statistics are found anew. */
+static void lse_may_be_of_more_keys(void **state)
+{
+    (void)state;
+    enum { HALF = LARGE_KEYS / 2 };
+    attn_desc desc = { .dtype = ATTN_F32,
+                       .direction = ATTN_BACKWARD,
+                       .batch = 1,
+                       .heads_q = 1,
+                       .len_q = LARGE_ROWS,
+                       .len_kv = LARGE_KEYS,
+                       .dim_qk = LARGE_DIM,
+                       .threads = 1 };
+    check_problem problem;
+    assert_ok(check_problem_create(&problem, &desc, &(check_options){ .no_lse = true, .seed = 13 }));
+    for (int64_t i = 0; i < LARGE_KEYS * LARGE_DIM; i++) /* scores of about 300 and of some units between them */
+        ((float *)(uintptr_t)problem.args.k)[i] = i % LARGE_DIM ? ((float *)(uintptr_t)problem.args.k)[i] / 4 : 1500;
+    for (int64_t i = 0; i < LARGE_ROWS * LARGE_DIM; i += LARGE_DIM)
+        ((float *)(uintptr_t)problem.args.q)[i] = 1;
+    attn_desc forward = desc;
+    forward.direction = ATTN_FORWARD;
+    assert_ok(check_problem_run(&problem, &forward, NULL));
+    assert_ok(check_problem_run(&problem, &desc, NULL));
+    float whole[HALF * LARGE_DIM];
+    memcpy(whole, problem.gradients[CHECK_GRAD_V].data, sizeof whole);
+    desc.len_kv = HALF;
+    assert_ok(check_problem_run(&problem, &desc, NULL));
+    for (int i = 0; i < HALF * LARGE_DIM; i++)
+        assert_true(fabsf(whole[i] - ((float *)(void *)problem.gradients[CHECK_GRAD_V].data)[i]) <= 1e-4f);
+    check_problem_destroy(&problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(large_scores_lose_no_digit),
+        cmocka_unit_test(lse_may_be_of_more_keys),
         cmocka_unit_test(relations_hold),
         cmocka_unit_test(gradients_are_linear),
         cmocka_unit_test(parts_add_up),

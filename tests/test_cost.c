@@ -7,6 +7,7 @@
 #include "api/desc.h"
 #include "cuda/cuda.h"
 #include "mask/mask.h"
+#include "napkin/attention.h"
 
 static const attn_cuda_device h200 = { .name = "NVIDIA H200",
                                        .major = 9,
@@ -49,6 +50,115 @@ static attn_choice cost(const attn_desc *desc, const attn_cuda_kernel *kernel, c
 }
 
 static const attn_tiles whole = { .splits = 1 };
+
+/* Milliseconds that were measured of packed sequences and of documents (bench/results/h200.csv, suites shapes and
+ * window): lengths of which the descriptor says only the sum and the greatest, or the share of the pairs. */
+static void lengths_of_the_run_are_predicted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kernel;
+        uint32_t flags;
+        attn_direction direction;
+        double milliseconds;
+    } cases[] = {
+        { "sm90_bf16_d128_192x64", ATTN_VARLEN, ATTN_FORWARD, 1.461 },
+        { "sm90_bf16_d128_192x64", ATTN_VARLEN | ATTN_CAUSAL, ATTN_FORWARD, 0.780 },
+        { "sm90_backward_bf16_d128_128", ATTN_VARLEN, ATTN_BACKWARD, 4.505 },
+        { "sm90_backward_bf16_d128_128", ATTN_VARLEN | ATTN_CAUSAL, ATTN_BACKWARD, 2.512 },
+        { "sm90_bf16_d128_128x96_masks", ATTN_CAUSAL | ATTN_INTERVALS, ATTN_FORWARD, 1.068 },
+        { "sm90_backward_bf16_d128_128_masks", ATTN_CAUSAL | ATTN_INTERVALS, ATTN_BACKWARD, 2.641 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool packed = cases[i].flags & ATTN_VARLEN, backward = cases[i].direction == ATTN_BACKWARD;
+        attn_desc desc = { .dtype = ATTN_BF16,
+                           .device = ATTN_CUDA,
+                           .direction = cases[i].direction,
+                           .flags = cases[i].flags,
+                           .batch = packed ? 13 : 1,
+                           .heads_q = 16,
+                           .len_q = packed ? 7437 : 32768,
+                           .len_kv = packed ? 7437 : 32768,
+                           .total_q = packed ? 30958 : 0,
+                           .total_kv = packed ? 30958 : 0,
+                           .dim_qk = 128,
+                           .interval_vectors = packed ? 0 : 1,
+                           .interval_heads = packed ? 0 : 1,
+                           .visible_share = packed ? 0 : 0.1227 },
+                  resolved;
+        attn_cuda_choice c;
+        assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
+        attn_desc typical = attn_typical(&resolved);
+        assert_true((backward ? attn_cuda_cost_backward : attn_cuda_cost)(
+            &resolved, &h200, kernel_named(cases[i].kernel), attn_typical_pairs(&typical), NULL, &c));
+        double ratio = 1e3 * c.choice.seconds / cases[i].milliseconds;
+        if (!(ratio > 0.8 && ratio < 1.25)) fail_msg("case %d: predicted %.3f of what was measured", (int)i, ratio);
+    }
+}
+
+/* Whatever lengths are likely, none is taken as longer than the longest: what a tile has room for it has then, too. */
+static void no_typical_length_is_above_the_longest(void **state)
+{
+    (void)state;
+    for (int64_t batch = 1; batch < 9; batch++)
+        for (int64_t total = 100; total <= batch * 100; total += 7) {
+            attn_desc desc = { .flags = ATTN_VARLEN, .batch = batch, .len_q = 100, .len_kv = 90 };
+            desc.total_q = total, desc.total_kv = 95 * batch;
+            attn_desc typical = attn_typical(&desc);
+            assert_true(typical.batch >= 1 && typical.len_q <= 100 && typical.len_kv <= 90);
+            assert_true(typical.batch * typical.len_q >= total);
+        }
+}
+
+/* Milliseconds of the fallback kernels that were measured on an H200: full and hardly used multiprocessors. */
+static void the_fallback_is_predicted(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t heads_q, heads_kv, len_q, len_kv, dim;
+        uint32_t flags;
+        attn_dtype dtype;
+        double forward, backward;
+    } cases[] = {
+        { 4, 4, 256, 256, 64, 0, ATTN_F32, 0.2946, 0.4618 },
+        { 16, 16, 1024, 1024, 64, 0, ATTN_F32, 7.198, 24.88 },
+        { 16, 16, 1024, 1024, 64, ATTN_CAUSAL, ATTN_F32, 3.848, 13.38 },
+        { 8, 8, 2048, 2048, 128, 0, ATTN_F32, 23.72, 86.38 },
+        { 8, 8, 2048, 2048, 128, ATTN_CAUSAL, ATTN_F32, 12.68, 46.11 },
+        { 4, 4, 2048, 2048, 256, 0, ATTN_F32, 21.56, 80.10 },
+        { 4, 4, 2048, 2048, 512, 0, ATTN_F32, 38.79, 153.9 },
+        { 8, 8, 1024, 1024, 32, 0, ATTN_F32, 2.336, 7.875 },
+        { 2, 2, 64, 64, 64, 0, ATTN_F32, 0.0782, 0.1245 },
+        { 32, 8, 1, 16384, 128, 0, ATTN_F32, 18.89, 18.13 },
+        { 8, 8, 64, 8192, 128, 0, ATTN_F32, 11.83, 16.62 },
+        { 4, 4, 2048, 2048, 512, 0, ATTN_BF16, 38.52, 170.1 },
+        { 4, 4, 2048, 2048, 320, 0, ATTN_BF16, 25.43, 102.9 },
+        { 16, 16, 1024, 1024, 288, ATTN_CAUSAL, ATTN_BF16, 12.87, 50.83 },
+    };
+    for (size_t i = 0; i < 2 * (sizeof cases / sizeof *cases); i++) {
+        bool backward = i % 2;
+        attn_desc desc = { .dtype = cases[i / 2].dtype,
+                           .device = ATTN_CUDA,
+                           .direction = backward ? ATTN_BACKWARD : ATTN_FORWARD,
+                           .flags = cases[i / 2].flags,
+                           .batch = 1,
+                           .heads_q = cases[i / 2].heads_q,
+                           .heads_kv = cases[i / 2].heads_kv,
+                           .len_q = cases[i / 2].len_q,
+                           .len_kv = cases[i / 2].len_kv,
+                           .dim_qk = cases[i / 2].dim },
+                  resolved;
+        char name[64];
+        attn_cuda_choice c;
+        snprintf(name, sizeof name, "sm90_%ssimple_%s", backward ? "backward_" : "",
+                 desc.dtype == ATTN_F32 ? "f32" : "bf16");
+        assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
+        assert_true((backward ? attn_cuda_cost_backward : attn_cuda_cost)(&resolved, &h200, kernel_named(name),
+                                                                          attn_typical_pairs(&resolved), NULL, &c));
+        double ratio = 1e3 * c.choice.seconds / (backward ? cases[i / 2].backward : cases[i / 2].forward);
+        if (!(ratio > 0.8 && ratio < 1.25)) fail_msg("case %d: predicted %.3f of what was measured", (int)i, ratio);
+    }
+}
 
 static void bytes_are_as_counted(void **state)
 {
@@ -408,9 +518,88 @@ static void units_left_over_are_shared_out(void **state)
     assert_int_equal(shared_out("sm90_backward_bf16_d128_128", 3, 3, 1 << 29, 0).backward.parted, 0);
 }
 
+/* ---- strategies ------------------------------------------------------------------------------ */
+
+/* The choice as it is said; or why there is none. */
+static const char *said(const char *kernel, attn_desc desc, const char *strategy, attn_cuda_choice *c)
+{
+    attn_said words;
+    attn_tiles tiles = { .said = &words };
+    desc.strategy = strategy;
+    assert_ok(attn_strategy_read(&words, &desc));
+    double pairs = attn_mask_pairs(&desc) * (double)desc.batch * (double)desc.heads_q;
+    bool backward = desc.direction == ATTN_BACKWARD;
+    bool can =
+        (backward ? attn_cuda_cost_backward : attn_cuda_cost)(&desc, &h200, kernel_named(kernel), pairs, &tiles, c);
+    return can ? NULL : c->why_not;
+}
+
+static attn_desc grouped(attn_direction direction, int64_t rows, int64_t keys, int64_t dim, uint32_t flags)
+{
+    attn_desc desc = { .dtype = ATTN_BF16, .device = ATTN_CUDA, .batch = 2, .heads_q = 8, .heads_kv = 2 }, resolved;
+    desc.direction = direction, desc.flags = flags, desc.len_q = rows, desc.len_kv = keys, desc.dim_qk = dim;
+    assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
+    return resolved;
+}
+
+static void strategies_are_followed_or_refused(void **state)
+{
+    (void)state;
+    static const char forward[] = "sm90_bf16_d64_128x128", backward[] = "sm90_backward_bf16_d64_128";
+    static const struct {
+        attn_direction direction;
+        uint32_t flags;
+        const char *words, *refused; /* NULL: it is followed */
+    } cases[] = {
+        { ATTN_FORWARD, 0, "split-kv=3,split-tail=5", NULL },
+        { ATTN_FORWARD, 0, "split-tail=5,head-group=2", "exclude" },
+        { ATTN_FORWARD, ATTN_CAUSAL, "split-tail=5", "split-tail" },
+        { ATTN_FORWARD, ATTN_CAUSAL, "split-kv=2,pack-gqa,scheduler=static,head-group=3,ctas=2", NULL },
+        { ATTN_FORWARD, ATTN_OUT_F32, "split-kv=9", "split-kv" },
+        { ATTN_FORWARD, 0, "ctas=133", "ctas" },
+        { ATTN_BACKWARD, 0, "split-gqa=2", NULL },
+        { ATTN_BACKWARD, 0, "split-gqa=3", "split-gqa" },
+        { ATTN_BACKWARD, 0, "stream-k=1", "stream-k" },
+        { ATTN_BACKWARD, 0, "stream-k=1,ctas=3", NULL },
+        { ATTN_BACKWARD, ATTN_CAUSAL, "stream-k=1,ctas=3", "stream-k" },
+        { ATTN_BACKWARD, 0, "stream-k=9,ctas=3", "stream-k" },
+        { ATTN_BACKWARD, ATTN_CAUSAL, "head-persistent-dq", NULL },
+        { ATTN_BACKWARD, ATTN_LENS_Q, "head-persistent-dq", "head-persistent-dq" },
+        { ATTN_BACKWARD, 0, "dq-postprocess=fused,dq-late=0", NULL },
+        { ATTN_BACKWARD, ATTN_CAUSAL, "dq-late=4,head-group=4", NULL },
+        { ATTN_BACKWARD, 0, "dq-late=3,head-group=2", "dq-late" },
+        { ATTN_BACKWARD, 0, "dq-late=5", "dq-late" },
+        { ATTN_BACKWARD, 0, "dq-postprocess=fused,scheduler=static", "exclude" },
+        { ATTN_BACKWARD, ATTN_OUT_F32, "dq-postprocess=fused", "f32" },
+        { ATTN_BACKWARD, ATTN_DETERMINISTIC, "dq-postprocess=fused", "fixed order" },
+        { ATTN_BACKWARD, 0, "dq-semaphore", "exclude" },
+        { ATTN_BACKWARD, ATTN_DETERMINISTIC, "dq-semaphore", NULL },
+        { ATTN_BACKWARD, ATTN_DETERMINISTIC, "no-dq-semaphore,no-head-persistent-dq", "exclude" },
+        { ATTN_BACKWARD, 0, "head-group=5", "head-group" },
+    };
+    for (int i = 0; i < COUNT(cases); i++) {
+        attn_cuda_choice c;
+        attn_desc desc = grouped(cases[i].direction, 100, 600, 40, cases[i].flags);
+        bool is_backward = desc.direction == ATTN_BACKWARD;
+        const char *why_not = said(is_backward ? backward : forward, desc, cases[i].words, &c);
+        if (!why_not != !cases[i].refused || (why_not && !strstr(why_not, cases[i].refused)))
+            fail_msg("%s: %s", cases[i].words, why_not ? why_not : "taken");
+        if (why_not) continue;
+        attn_said asked, all = (is_backward ? attn_cuda_decided_backward : attn_cuda_decided)(&desc, &c);
+        desc.strategy = cases[i].words;
+        assert_ok(attn_strategy_read(&asked, &desc));
+        for (int w = 0; w < ATTN_STRATEGIES; w++)
+            if (asked.said[w] && (!all.said[w] || all.value[w] != asked.value[w]))
+                fail_msg("%s: word %d is not followed", cases[i].words, w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lengths_of_the_run_are_predicted),
+        cmocka_unit_test(the_fallback_is_predicted),
+        cmocka_unit_test(no_typical_length_is_above_the_longest),
         cmocka_unit_test(bytes_are_as_counted),
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),
@@ -424,6 +613,7 @@ int main(void)
         cmocka_unit_test(tiles_that_differ_are_taken_as_blocks_get_free),
         cmocka_unit_test(some_tiles_are_not_split_alone),
         cmocka_unit_test(units_left_over_are_shared_out),
+        cmocka_unit_test(strategies_are_followed_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,6 +112,54 @@ static void backward_runs_only_launch(void **state)
     runs_only_launch(ATTN_BACKWARD);
 }
 
+static void run_and_wait(const attn_plan *plan, const attn_args *args, void *workspace)
+{
+    assert_ok(attn_run(plan, args, workspace, NULL));
+    assert_int_equal(driver()->cuCtxSynchronize(), 0);
+}
+
+/* Launched with the same parameters, kernels find the seed and the offset of now, and drop as if these had been passed
+ * by value. */
+static void seeds_are_read_by_kernels(void **state)
+{
+    (void)state;
+    static tensors t;
+    static uint16_t kept[ELEMENTS];
+    uint64_t seed = 7, offset = 9;
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < ELEMENTS; i++)
+        t.v[i] = t.grad_o[i] = 0x3f80; /* 1 */
+    for (int n = 0; n < 4; n++) {
+        bool simple = n & 2;
+        attn_plan *plan;
+        attn_desc desc = small();
+        attn_args at = args_of(&t);
+        desc.direction = n & 1 ? ATTN_BACKWARD : ATTN_FORWARD, desc.flags = ATTN_DROPOUT, desc.dropout_p = 0.5f;
+        const uint16_t *result = desc.direction ? t.grad_v : t.o;
+        if (simple) at.v = t.v + 1; /* no multiple of 16 bytes */
+        at.seed_at = &seed, at.seed_offset_at = &offset, at.seed = 1, at.seed_offset = 2;
+        assert_ok(attn_plan_create(&plan, &desc));
+        void *workspace = malloc(attn_plan_workspace(plan) + 1);
+        for (int i = 0; i < 3; i++) {
+            attn_args value = at;
+            run_and_wait(plan, &at, workspace);
+            if (i > 0) assert_memory_not_equal(kept, result, sizeof kept);
+            memcpy(kept, result, sizeof kept);
+            value.seed_at = value.seed_offset_at = NULL;
+            value.seed = seed, value.seed_offset = (uint32_t)offset + 2;
+            run_and_wait(plan, &value, workspace);
+            assert_memory_equal(kept, result, sizeof kept);
+            if (i == 0)
+                seed++;
+            else
+                offset += ((uint64_t)1 << 32) - 3; /* of which -3 counts */
+        }
+        attn_plan_destroy(plan);
+        free(workspace);
+    }
+    end_context(context);
+}
+
 static void empty_problems_launch_nothing(void **state)
 {
     (void)state;
@@ -432,21 +480,14 @@ int main(int argc, char **argv)
     const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
     const struct CMUnitTest old[] = { cmocka_unit_test(other_devices_are_refused) };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_need_a_context),
-        cmocka_unit_test(kernels_are_loaded_once_a_context),
-        cmocka_unit_test(plans_run_in_their_context),
-        cmocka_unit_test(forward_runs_only_launch),
-        cmocka_unit_test(backward_runs_only_launch),
-        cmocka_unit_test(empty_problems_launch_nothing),
-        cmocka_unit_test(clusters_are_launched_whole),
-        cmocka_unit_test(every_layout_is_taken),
-        cmocka_unit_test(threads_share_plans_and_kernels),
-        cmocka_unit_test(last_waves_are_merged),
-        cmocka_unit_test(parts_take_any_address),
-        cmocka_unit_test(features_find_their_kernels),
-        cmocka_unit_test(wrong_wishes_are_refused),
-        cmocka_unit_test(parameters_say_it_all),
-        cmocka_unit_test(forward_passes_words_on),
+        cmocka_unit_test(plans_need_a_context),          cmocka_unit_test(kernels_are_loaded_once_a_context),
+        cmocka_unit_test(plans_run_in_their_context),    cmocka_unit_test(forward_runs_only_launch),
+        cmocka_unit_test(backward_runs_only_launch),     cmocka_unit_test(seeds_are_read_by_kernels),
+        cmocka_unit_test(empty_problems_launch_nothing), cmocka_unit_test(clusters_are_launched_whole),
+        cmocka_unit_test(every_layout_is_taken),         cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(last_waves_are_merged),         cmocka_unit_test(parts_take_any_address),
+        cmocka_unit_test(features_find_their_kernels),   cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(parameters_say_it_all),         cmocka_unit_test(forward_passes_words_on),
         cmocka_unit_test(backward_passes_words_on),
     };
     cuda_begin();

@@ -199,10 +199,16 @@ static void what_is_empty_has_gradients_of_0(void **state)
         attn_desc desc = small_backward();
         attn_args args = args_of(&t);
         *(i ? &desc.len_kv : &desc.len_q) = 0;
+        float sink[64] = { 0 }, grad_sink[64] = { [0] = 5, [1] = 5 };
+        assert_in_range(desc.heads_q, 2, 64);
+        if (!i) desc.flags |= ATTN_SINK, args.sink = sink, args.grad_sink = grad_sink;
         memset(t.grad_q, 0x55, sizeof t.grad_q), memset(t.grad_k, 0x55, sizeof t.grad_k);
         assert_ok(attn_plan_create(&plan, &desc));
-        void *workspace = malloc(attn_plan_workspace(plan) + 1);
+        size_t size = attn_plan_workspace(plan);
+        void *workspace = size ? malloc(size) : NULL;
         assert_ok(attn_run(plan, &args, workspace, NULL));
+        for (int h = 0; h < 2 && !i; h++)
+            assert_true(grad_sink[h] == 0);
         for (int n = 0; n < ELEMENTS / (i ? 1 : 2); n++)
             assert_int_equal(i ? t.grad_q[n] : t.grad_k[n], 0);
         free(workspace);

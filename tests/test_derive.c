@@ -249,8 +249,15 @@ static void test_public(void **unused)
         free(all);
     }
     assert_int_equal(attn_napkin_describe(napkin, (attn_napkin_part)9, NULL, NULL, 0), 0);
+    assert_int_equal(attn_napkin_describe(napkin, ATTN_NAPKIN_C, NULL, NULL, 5), 0);
+    assert_string_equal(attn_error(), "text = NULL, but size = 5");
     attn_napkin_destroy(napkin);
     attn_napkin_destroy(NULL);
+    assert_int_equal(attn_napkin_describe(NULL, ATTN_NAPKIN_C, "name", (char[]){ "unread" }, 6), 0);
+    assert_string_equal(attn_error(), "napkin = NULL: it takes a napkin from attn_napkin_create");
+    assert_int_equal(attn_napkin_create(NULL, text, 1, NULL), ATTN_INVALID);
+    assert_true(attn_napkin_seconds(NULL) == 0);
+    assert_string_equal(attn_error(), "napkin = NULL: it takes a napkin from attn_napkin_create");
 
     assert_int_equal(attn_napkin_create(NULL, text, 1, NULL), ATTN_INVALID);
     assert_int_equal(attn_napkin_create(&napkin, NULL, 1, NULL), ATTN_INVALID);

@@ -222,6 +222,10 @@ static void numbers_are_checked(void **state)
     REFUSED(loaded, INVALID, "softcap = -2.5 is not a finite number above 0", d.softcap = -2.5f);
     REFUSED(loaded, INVALID, "softcap = inf is not a finite number above 0", d.softcap = INFINITY);
     REFUSED(plain, INVALID, "dropout_p = 0.5 needs ATTN_DROPOUT", d.dropout_p = 0.5f);
+    REFUSED(plain, INVALID, "visible_share = 0.5 needs ATTN_INTERVALS, ATTN_BLOCKS or ATTN_BITS",
+            d.visible_share = 0.5);
+    REFUSED(loaded, INVALID, "visible_share = 1.5 is not in 0 to 1", d.visible_share = 1.5);
+    REFUSED(loaded, INVALID, "visible_share = nan is not in 0 to 1", d.visible_share = NAN);
     REFUSED(loaded, INVALID, "dropout_p = 1 is not at least 0 and below 1", d.dropout_p = 1);
     REFUSED(loaded, INVALID, "dropout_p = -0.5 is not at least 0 and below 1", d.dropout_p = -0.5f);
     REFUSED(loaded, INVALID, "dropout_p = nan is not at least 0 and below 1", d.dropout_p = NAN);

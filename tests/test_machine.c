@@ -5,6 +5,7 @@
 #include <locale.h>
 #include <unistd.h>
 
+#include "api/desc.h"
 #include "api/plan.h"
 #include "napkin/cost.h"
 #include "num/decimal.h"
@@ -134,10 +135,54 @@ static void numbers_in_any_locale(void **state)
 
 /* ---- built in ------------------------------------------------------------------------------ */
 
+/* Milliseconds of AMX kernels that 16 threads took on an Emerald Rapids: 16 heads, bf16. */
+static void amx_is_predicted(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t dim, len;
+        uint32_t flags;
+        double forward, backward;
+    } cases[] = {
+        { 64, 512, 0, 0.3497, 0.91 },   { 64, 512, ATTN_CAUSAL, 0.2526, 0.6541 },
+        { 64, 2048, 0, 4.05, 12.47 },   { 64, 2048, ATTN_CAUSAL, 2.268, 6.739 },
+        { 64, 8192, 0, 62.66, 187.3 },  { 64, 8192, ATTN_CAUSAL, 29.3, 94.18 },
+        { 128, 512, 0, 0.5447, 1.685 }, { 128, 512, ATTN_CAUSAL, 0.409, 1.18 },
+        { 128, 2048, 0, 6.576, 23.06 }, { 128, 2048, ATTN_CAUSAL, 3.886, 12.2 },
+        { 128, 8192, 0, 97.05, 355.4 }, { 128, 8192, ATTN_CAUSAL, 49.73, 177.6 },
+    };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    attn_host host = { .machine = attn_machine_named("emerald_rapids") };
+    for (int i = 0; i < 2 * COUNT(cases); i++)
+        for (int k = 0; k < count; k++) {
+            bool backward = i % 2;
+            if (strcmp(kernels[k].name, backward ? "amx_backward" : "amx_prefill") != 0) continue;
+            attn_desc desc = { .dtype = ATTN_BF16,
+                               .direction = backward ? ATTN_BACKWARD : ATTN_FORWARD,
+                               .flags = cases[i / 2].flags,
+                               .batch = 1,
+                               .heads_q = 16,
+                               .len_q = cases[i / 2].len,
+                               .len_kv = cases[i / 2].len,
+                               .dim_qk = cases[i / 2].dim,
+                               .threads = 16 },
+                      resolved;
+            attn_choice choice;
+            assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
+            attn_cost(&resolved, &host, &kernels[k], NULL, &choice);
+            double ratio = 1e3 * choice.seconds / (backward ? cases[i / 2].backward : cases[i / 2].forward);
+            if (!(ratio > 0.75 && ratio < 1.25))
+                fail_msg("%s, dim %d, %d rows: predicted %.3f of what was measured", kernels[k].name, (int)desc.dim_qk,
+                         (int)desc.len_q, ratio);
+        }
+}
+
 static void built_in_machines_are_whole(void **state)
 {
     (void)state;
-    static const char *const names[] = { "cpu", "zen3", "zen4", "sapphire_rapids", "h200", "h100", "a100" };
+    static const char *const names[] = { "cpu",  "zen3", "zen4", "sapphire_rapids", "emerald_rapids",
+                                         "h200", "h100", "a100" };
     for (int i = 0; i < COUNT(names); i++) {
         assert_non_null(attn_machine_named(names[i]));
         assert_ptr_equal(attn_machine_builtin(i), attn_machine_named(names[i]));
@@ -229,10 +274,11 @@ static void tiles_can_be_asked_for(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_is_read),          cmocka_unit_test(base_is_taken_over),
-        cmocka_unit_test(mistakes_are_placed),   cmocka_unit_test(crowds_are_refused),
-        cmocka_unit_test(numbers_in_any_locale), cmocka_unit_test(built_in_machines_are_whole),
-        cmocka_unit_test(plans_go_by_the_file),  cmocka_unit_test(tiles_can_be_asked_for),
+        cmocka_unit_test(text_is_read),           cmocka_unit_test(base_is_taken_over),
+        cmocka_unit_test(mistakes_are_placed),    cmocka_unit_test(crowds_are_refused),
+        cmocka_unit_test(numbers_in_any_locale),  cmocka_unit_test(built_in_machines_are_whole),
+        cmocka_unit_test(amx_is_predicted),       cmocka_unit_test(plans_go_by_the_file),
+        cmocka_unit_test(tiles_can_be_asked_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,6 +145,70 @@ static void kernel_can_be_asked_for(void **state)
     assert_ptr_equal(plan, &desc); /* a failure writes nothing */
 }
 
+/* ---- strategies ------------------------------------------------------------------------------ */
+
+static void words_of_a_strategy_are_checked(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t rows;
+        attn_direction direction;
+        attn_status status;
+        const char *says; /* NULL: taken */
+    } cases[] = {
+        { "", 10, ATTN_FORWARD, ATTN_OK, NULL },
+        { " , ,", 10, ATTN_FORWARD, ATTN_OK, NULL },
+        { "form=decode, split-kv=2", 10, ATTN_FORWARD, ATTN_OK, NULL },
+        { "quick", 10, ATTN_FORWARD, ATTN_INVALID, "quick is no word of the CPU forward's: form, threads" },
+        { "stream-k=2", 10, ATTN_BACKWARD, ATTN_INVALID, "stream-k=2 is no word of the CPU backward's" },
+        { "kv-heads=1", 10, ATTN_BACKWARD, ATTN_INVALID, "kv-heads=1 is no word of the CPU backward's" },
+        { "split-kv", 10, ATTN_FORWARD, ATTN_INVALID, "split-kv=N, N from 1 on, or no-split-kv" },
+        { "split-kv=0", 10, ATTN_FORWARD, ATTN_INVALID, "N from 1 on" },
+        { "split-kv=2x", 10, ATTN_FORWARD, ATTN_INVALID, "split-kv=2x" },
+        { "split-kv=-1", 10, ATTN_FORWARD, ATTN_INVALID, "split-kv=-1" },
+        { "split-kv=4294967298", 10, ATTN_FORWARD, ATTN_INVALID, "split-kv=4294967298" },
+        { "no-split-kv=2", 10, ATTN_FORWARD, ATTN_INVALID, "no-split-kv=2" },
+        { "no-form", 10, ATTN_FORWARD, ATTN_INVALID, "form=prefill, form=decode" },
+        { "form=encode", 10, ATTN_FORWARD, ATTN_INVALID, "form=prefill, form=decode" },
+        { "split-kv=2,no-split-kv", 10, ATTN_FORWARD, ATTN_INVALID, "said twice" },
+        { "form=decode", 17, ATTN_FORWARD, ATTN_UNSUPPORTED, "16 query rows" },
+        { "form=prefill,split-kv=2", 10, ATTN_FORWARD, ATTN_UNSUPPORTED, "split-kv" },
+        { "form=decode,split-kv=1000", 10, ATTN_FORWARD, ATTN_UNSUPPORTED, "without a key" },
+        { "kv-heads=3", 10, ATTN_FORWARD, ATTN_UNSUPPORTED, "kv-heads" },
+        { "threads=3", 10, ATTN_FORWARD, ATTN_UNSUPPORTED, "threads" },
+        { "q-tile=7", 100, ATTN_FORWARD, ATTN_UNSUPPORTED, "q-tile" },
+    };
+    for (int i = 0; i < COUNT(cases); i++) {
+        attn_desc desc = base_desc(cases[i].rows, 1000);
+        attn_plan *plan = NULL;
+        desc.strategy = cases[i].text, desc.direction = cases[i].direction;
+        attn_status status = attn_plan_create(&plan, &desc);
+        if (status != cases[i].status || (cases[i].says && !strstr(attn_error(), cases[i].says)))
+            fail_msg("\"%s\": %s, %s", cases[i].text, attn_status_name(status), attn_error());
+        attn_plan_destroy(plan);
+    }
+}
+
+/* Where the planner would not take it, with every feature. */
+static void strategy_is_followed(void **state)
+{
+    (void)state;
+    for (int f = 0; f < COUNT(features); f++) {
+        attn_desc desc = with(&features[f], 5, 700);
+        desc.strategy = "form=decode,split-kv=3,kv-tile=32,kv-heads=2,threads=1";
+        assert_int_equal(info_of(&desc).splits, 3);
+        assert_int_equal(info_of(&desc).keys_tile, 32);
+        assert_int_equal(info_of(&desc).threads, 1);
+        desc.strategy = "form=prefill,q-tile=96,q-segment=192";
+        attn_plan_info info = info_of(&desc);
+        assert_int_equal(info.rows_tile, 96);
+        desc.direction = ATTN_BACKWARD, desc.strategy = "q-tile=144 kv-tile=96 split-kv=5";
+        info = info_of(&desc);
+        assert_true(info.rows_tile == 144 && info.keys_tile == 96 && info.splits == 5);
+    }
+}
+
 static void environment_is_asked_too(void **state)
 {
     (void)state;
@@ -252,7 +316,7 @@ static void workspace_of_the_backward_is_linear(void **state)
         uint64_t copies = (uint64_t)(info.splits > info.threads ? info.splits : info.threads);
         assert_true(copies <= 8);
         uint64_t floats = copies * 64 + (uint64_t)info.threads * 128;
-        assert_true(info.workspace_bytes <= (uint64_t)len * (floats * 4 + 8) + (2 << 20));
+        assert_true(info.workspace_bytes <= (uint64_t)len * (floats * 4 + 16) + (2 << 20));
     }
 }
 
@@ -319,17 +383,57 @@ static void planning_takes_microseconds(void **state)
     assert_true(seconds[COUNT(seconds) / 2] < 5e-3);
 }
 
+static void refused(attn_status status, const char *text)
+{
+    assert_int_equal(status, ATTN_INVALID);
+    assert_string_equal(attn_error(), text);
+}
+
+/* No function of attn.h crashes at NULL: those that have no status return 0 and leave a message. */
+static void null_is_refused(void **state)
+{
+    (void)state;
+    static const char no_plan[] = "plan = NULL: it takes a plan from attn_plan_create";
+    char text[8] = "unread";
+    attn_desc desc = base_desc(4, 4);
+    attn_plan *plan = plan_of(&desc);
+    attn_plan_info info;
+    refused(attn_plan_create(NULL, &desc), "plan = NULL: it takes the address of a pointer");
+    refused(attn_plan_create(&plan, NULL), "desc is NULL");
+    refused(attn_plan_get_info(NULL, &info), "plan = NULL");
+    refused(attn_plan_get_info(plan, NULL), "info = NULL");
+    refused(attn_run(NULL, &(attn_args){ 0 }, NULL, NULL), no_plan);
+    refused(attn_run(plan, NULL, NULL, NULL), "args is NULL");
+    refused(attn_run(plan, &(attn_args){ .q = NULL }, text, NULL), "q is NULL, but has elements");
+    assert_int_equal(attn_plan_workspace(NULL), 0);
+    assert_string_equal(attn_error(), no_plan);
+    refused(attn_plan_get_info(plan, NULL), "info = NULL");
+    assert_int_equal(attn_plan_describe(NULL, text, sizeof text), 0);
+    assert_string_equal(attn_error(), no_plan);
+    assert_string_equal(text, "");
+    assert_int_equal(attn_plan_describe(NULL, NULL, 0), 0);
+    assert_int_equal(attn_plan_describe(plan, NULL, 5), 0);
+    assert_string_equal(attn_error(), "text = NULL, but size = 5");
+    assert_true(attn_plan_describe(plan, NULL, 0) > 0);
+    assert_ok(attn_machine_use(NULL));
+    attn_plan_destroy(plan);
+    attn_plan_destroy(NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernel_is_the_best_one),
         cmocka_unit_test(kernel_can_be_asked_for),
+        cmocka_unit_test(words_of_a_strategy_are_checked),
+        cmocka_unit_test(strategy_is_followed),
         cmocka_unit_test(environment_is_asked_too),
         cmocka_unit_test(text_is_cut_like_snprintf),
         cmocka_unit_test(numbers_add_up),
         cmocka_unit_test(workspace_does_not_grow_with_length),
         cmocka_unit_test(workspace_of_the_backward_is_linear),
         cmocka_unit_test(workspace_is_exact_at_any_address),
+        cmocka_unit_test(null_is_refused),
         cmocka_unit_test(planning_takes_microseconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

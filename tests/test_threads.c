@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -159,6 +160,76 @@ static void deterministic_means_the_same_bits(void **state)
     }
 }
 
+/* The outputs of a problem, or whether they are those of `first`. */
+static bool same_outputs(const check_problem *problem, check_buffer first[CHECK_GRADIENTS + 2], bool keep)
+{
+    bool same = true;
+    for (int i = 0; i < CHECK_GRADIENTS + 2; i++) {
+        const check_buffer *now = i < CHECK_GRADIENTS        ? &problem->gradients[i]
+                                  : i == CHECK_GRADIENTS + 1 ? &problem->lse
+                                                             : &problem->o;
+        if (keep) first[i] = check_buffer_create(now->size, false);
+        if (keep && now->size) memcpy(first[i].data, now->data, now->size);
+        same = same && (!now->size || memcmp(first[i].data, now->data, now->size) == 0);
+    }
+    return same;
+}
+
+/* The same bits for any number of threads, under any affinity, and whatever machine plans are made by. */
+static void check_same_bits(attn_desc desc, const check_options *options)
+{
+    static const int threads[] = { 1, 0, 2, 3, 5, 8 };
+    cpu_set_t all, one;
+    check_buffer first[CHECK_GRADIENTS + 2];
+    check_problem problem;
+    char line[400];
+    desc.flags |= ATTN_DETERMINISTIC, desc.parallel_for = NULL;
+    assert_ok(check_problem_create(&problem, &desc, options));
+    desc = problem.desc;
+    check_problem_print(&desc, options, line, sizeof line);
+    for (int i = 0; i < COUNT(threads); i++) {
+        desc.threads = threads[i];
+        assert_ok(check_problem_run(&problem, &desc, NULL));
+        if (!same_outputs(&problem, first, i == 0)) fail_msg("%d threads: %s", threads[i], line);
+    }
+    desc.threads = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++)
+        if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    assert_ok(check_problem_run(&problem, &desc, NULL));
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    if (!same_outputs(&problem, first, false)) fail_msg("one processor: %s", line);
+    assert_ok(attn_machine_use("zen3"));
+    assert_ok(check_problem_run(&problem, &desc, NULL));
+    assert_ok(attn_machine_use(NULL));
+    if (!same_outputs(&problem, first, false)) fail_msg("another machine: %s", line);
+    for (int i = 0; i < CHECK_GRADIENTS + 2; i++)
+        check_buffer_destroy(&first[i]);
+    check_problem_destroy(&problem);
+}
+
+static void any_problem_has_the_same_bits(void **state)
+{
+    (void)state;
+    check_grid *grid = check_grid_create(CHECK_SEED);
+    int step = 37 * test_scale();
+    for (int i = 0; i * step < 70 * 37; i++) {
+        attn_desc desc;
+        check_options options;
+        check_grid_case(grid, i * step % grid->count, i % 4 == 3 ? ATTN_BACKWARD : ATTN_FORWARD, i % 3 ? 13 : 260,
+                        &desc, &options);
+        check_same_bits(desc, &options);
+    }
+    free(grid);
+    /* Near the border between prefill and decode, where the number of threads would tip the balance. */
+    for (int64_t rows = 5; rows <= 16; rows++)
+        check_same_bits(
+            (attn_desc){ .dtype = ATTN_F32, .batch = 3, .heads_q = 2, .len_q = rows, .len_kv = 129, .dim_qk = 64 },
+            &(check_options){ .seed = 7 });
+}
+
 /* ---- sequences of very different lengths ----------------------------------------------------------- */
 
 /* Packed keys are kept in few places. A few long sequences among short and empty ones: those who are done early must
@@ -310,13 +381,10 @@ static void library_can_be_unloaded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_plan_runs_many_times_at_once),
-        cmocka_unit_test(callers_pool_is_used),
-        cmocka_unit_test(deterministic_means_the_same_bits),
-        cmocka_unit_test(short_sequences_wait_for_long_ones),
-        cmocka_unit_test(child_runs_after_fork),
-        cmocka_unit_test(each_thread_has_its_message),
-        cmocka_unit_test(library_can_be_unloaded),
+        cmocka_unit_test(one_plan_runs_many_times_at_once),   cmocka_unit_test(callers_pool_is_used),
+        cmocka_unit_test(deterministic_means_the_same_bits),  cmocka_unit_test(any_problem_has_the_same_bits),
+        cmocka_unit_test(short_sequences_wait_for_long_ones), cmocka_unit_test(child_runs_after_fork),
+        cmocka_unit_test(each_thread_has_its_message),        cmocka_unit_test(library_can_be_unloaded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,13 @@
 """`attn napkin`: what it prints and draws, and what it says of diagrams that are none."""
 
 import json
-import xml.dom.minidom
+import os
 
+from geometry import Drawing
 from harness import case, check
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+EXAMPLES, DOCS = os.path.join(ROOT, "examples", "napkin"), os.path.join(ROOT, "docs")
 
 ATTENTION = b"""axis h = 4, q = 4096 by 16, k = 4096 by 16, d = 32, v = d
 input Q[h, q, d], K[h, k, d], V[h, k, v] : f16
@@ -20,8 +24,9 @@ def napkin(place):
     text = place.run("napkin", "attention.nap", "--machine", "h200", "--draw", "a.svg").out
     for part in ("rescaling lemma", "Kernel 1, along k", "B(f(x), y) = f(x + y)", "M^-1", "each chunk of", "bound by"):
         check(part in text, part, "is missing in", text)
-    drawing = xml.dom.minidom.parse(place.path("a.svg"))
-    check(drawing.documentElement.tagName == "svg" and len(drawing.getElementsByTagName("path")) > 20, "drawing")
+    drawn = [text for text, _ in Drawing(place.path("a.svg")).texts]
+    for part in ("attention, as defined", "rescale by shift_1", "where S = sum_3 / sqrt(size(d))"):
+        check(part in drawn, part, "is missing in", drawn)
     told = json.loads(place.run("napkin", "attention.nap", "--machine", "h200", "--json").out)
     (kernel,) = told["kernels"]
     check(kernel["stream"] == "k" and kernel["groups"] == ["h", "q"] and kernel["passes"] == 1, kernel)
@@ -61,3 +66,59 @@ def napkin_refuses(place):
     place.refuses(["napkin", "attention.nap", "--draw", "no/such/place"], 1, "no/such/place: ")
     place.write("small.machine", b"machine small\nbase h200\nlevel shared bytes 64 count 132 all 4e12\n")
     place.refuses(["napkin", "attention.nap", "--machine", "small.machine"], 1, "no tiles", "fit into shared of small")
+
+
+def draw(place, *words):
+    place.run("napkin", *words, "--draw", "a.svg")
+    drawing = Drawing(place.path("a.svg"))
+    faults = list(drawing.faults())
+    check(not faults, *words, "is drawn with", len(faults), "faults:", "; ".join(faults[:5]))
+    check(drawing.width <= 1400, *words, "is drawn", drawing.width, "wide")
+    return drawing
+
+
+@case
+def napkin_drawings_are_tidy(place):
+    examples = sorted(name for name in os.listdir(EXAMPLES) if name.endswith(".nap"))
+    check(len(examples) >= 8, examples)
+    for name in examples:
+        for machine in ("h200", "zen4"):
+            drawing = draw(place, os.path.join(EXAMPLES, name), "--machine", machine)
+            check(len(drawing.strokes) > 10 and len(drawing.texts) > 20, name, "is drawn without what it is made of")
+            check(not any("..." in text for text, _ in drawing.texts), name, "on", machine, "has formulas that are cut")
+            check(drawing.empty() <= 0.4, name, "on", machine, "leaves %.0f %% of the page" % (100 * drawing.empty()))
+
+
+@case
+def napkin_draws_any_diagram(place):
+    axes = "abcdefghijkl"
+    some, rest = ", ".join(axes[:6]), ", ".join(axes[6:])
+    long_name = "a_name_of_23_characters"
+    many = ["axis x = 64\ninput A0[x]"] + ["input A%d[x]" % i for i in range(1, 20)]
+    every = " + ".join("A%d[x] * A%d[x]" % (i, (7 * i + 3) % 20) for i in range(20))
+    crowd = many + ["B%d[x] = %s" % (i, every.replace("A%d[x]" % i, "exp(A%d[x])" % i)) for i in range(9)]
+    chain = ["axis x = 64, y = 32\ninput A[x, y]\nC0[x] = sum[y] A[x, y]"]
+    for i in range(1, 18):
+        chain.append("C%d[x] = exp(C%d[x]) + C%d[x]" % (i, i - 1, i // 3))
+    diagrams = {
+        "scalar": "axis x = 64\ninput A[x]\nS = sum[x] A[x]\nM = max[x] A[x]\nR = S / (M + 1)\noutput S, M, R",
+        "axes": "axis %s\ninput A[%s], B[%s]\nC[%s] = A[%s] * 2\nD[g] = sum[h, i, j, k, l] B[%s]\noutput C, D"
+        % (", ".join(a + " = 2" for a in axes), some, rest, some, some, rest),
+        "names": "axis nx = 64, ny = 32\ninput %s[nx, ny], W[ny]\n%s[nx] = sum[ny] %s[nx, ny] * W[ny]\noutput %s"
+        % (long_name, long_name[:-1], long_name, long_name[:-1]),
+        "less": "axis x = 64\ninput A[x], B[x]\nC[x] = (A[x] < B[x]) * A[x] + (A[x] <= 2) * x\noutput C",
+        "crowd": "\n".join(crowd + ["output " + ", ".join("B%d" % i for i in range(8))]),
+        "chain": "\n".join(chain + ["output C17, C9"]),
+    }
+    for name, text in diagrams.items():
+        place.write(name + ".nap", text.encode())
+        draw(place, name + ".nap", "--machine", "h200")
+
+
+@case
+def pictures_in_docs_are_tidy(place):
+    pictures = sorted(name for name in os.listdir(DOCS) if name.endswith(".svg"))
+    check(len(pictures) >= 8, pictures)
+    for name in pictures:
+        faults = list(Drawing(os.path.join(DOCS, name)).faults())
+        check(not faults, name, "has", len(faults), "faults:", "; ".join(faults[:5]))

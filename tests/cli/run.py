@@ -8,6 +8,7 @@ import cases_files  # noqa: F401
 import cases_grad  # noqa: F401
 import cases_napkin  # noqa: F401
 import cases_options  # noqa: F401
+import cases_paths  # noqa: F401
 import harness
 
 if __name__ == "__main__":
