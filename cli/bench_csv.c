@@ -4,11 +4,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "attn_commit.h"
 #include "bench.h"
 #include "command.h"
+#include "file.h"
 
 static const char columns[] = "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,"
                               "threads,ms,spread,tflops,gbps,limit_fraction,peer,peer_ms,ratio,predicted_ms,"
@@ -143,21 +143,19 @@ static bool write_rows(FILE *to, const char *path, char (*rows)[CSV_ROW], int co
 bool attn_bench_csv_write(const char *path, const char *machine, const attn_bench_case *items,
                           const attn_bench_result *results, int count)
 {
-    char temporary[4096];
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid()) >= sizeof temporary)
-        return attn_bench_fail("%s: the name is too long", path);
     char(*rows)[CSV_ROW] = calloc((size_t)count + 1, sizeof *rows);
     if (!rows) return attn_bench_fail("out of memory");
     for (int i = 0; i < count; i++) {
         FILE *row = fmemopen(rows[i], sizeof rows[i], "w");
         if (row) csv_row(row, machine, &items[i], &results[i]), fclose(row);
     }
-    FILE *to = fopen(temporary, "w");
-    bool good = to ? write_rows(to, path, rows, count) : attn_bench_fail("%s: %s", temporary, strerror(errno));
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    bool good = to ? write_rows(to, path, rows, count) : attn_bench_fail("out of memory");
     free(rows);
-    if (!to) return false;
-    if ((fclose(to) || (good && rename(temporary, path))) && good)
-        good = attn_bench_fail("%s: %s", path, strerror(errno));
-    if (!good) remove(temporary);
+    if (to && fclose(to) && good) good = attn_bench_fail("out of memory");
+    if (good && attn_output_text(path, text, size)) good = attn_bench_fail("%s: %s", path, attn_error());
+    free(text);
     return good;
 }

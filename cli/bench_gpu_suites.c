@@ -147,6 +147,8 @@ static void sparse(grid *g, attn_dtype dtype)
         documents.interval_vectors = documents.interval_heads = 1;
         attn_bench_case *item = add(g, "window", passes[i], "documents", documents);
         item->sequences = log_uniform(512, 8192, (double)len, true, item->lens);
+        for (int j = 0; j < item->sequences; j++)
+            item->desc.visible_share += (double)item->lens[j] / (double)len * (item->lens[j] + 1) / (double)(len + 1);
     }
 }
 

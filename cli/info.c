@@ -80,11 +80,11 @@ static void print_cuda_text(void)
                cuda->version / 1000, cuda->version % 1000 / 10);
     }
     int nvrtc = attn_cuda_nvrtc_version();
-    printf("GPU kernels %d, of which %d units compiled in; NVRTC ", kernels, attn_cuda_image_count);
+    printf("GPU kernels %d, of which %d units compiled in; ", kernels, attn_cuda_image_count);
     if (nvrtc)
-        printf("%d.%d compiles the others\n", nvrtc / 1000, nvrtc % 1000 / 10);
+        printf("NVRTC %d.%d compiles the others\n", nvrtc / 1000, nvrtc % 1000 / 10);
     else
-        printf("not found\n");
+        printf("no NVRTC: %s\n", attn_error());
 }
 
 static int print_json(const machine *m)

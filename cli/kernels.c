@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/error.h"
+#include "api/strategy.h"
 #include "command.h"
 #include "cpu/kernel.h"
 #include "cuda/kernel.h"
@@ -12,7 +13,7 @@
 
 typedef struct values {
     attn_device device;
-    bool json, markdown;
+    bool json, markdown, strategies;
 } values;
 
 static const attn_option options[] = {
@@ -20,18 +21,78 @@ static const attn_option options[] = {
     { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
     { "markdown", 0, NULL, attn_parse_switch, offsetof(values, markdown),
       "print a table of feature x kernel, whose cells are dtypes; the same on every machine" },
+    { "strategies", 0, NULL, attn_parse_switch, offsetof(values, strategies),
+      "instead, the words that --strategy takes, of every device; with --markdown as a table" },
 };
 
 static const attn_command command = {
     "kernels",
     "the kernel table",
-    "[--device NAME] [--json | --markdown]",
+    "[--device NAME] [--strategies] [--json | --markdown]",
     options,
     sizeof options / sizeof *options,
     "Kernels are listed best first within a form. prefill packs keys and values once a KV head; decode streams them, "
     "for\n"
     "few query rows. A problem goes to the first kernel that this machine runs and that has all it asks for.\n",
 };
+
+/* ---- strategies ---------------------------------------------------------------------------- */
+
+static const char *plans_text(unsigned plans, char text[96])
+{
+    static const char *const names[] = { "CPU forward", "CPU backward", "CUDA forward", "CUDA backward" };
+    int length = 0;
+    if (plans == ATTN_STRATEGY_CPU || plans == ATTN_STRATEGY_CUDA) return plans == ATTN_STRATEGY_CPU ? "CPU" : "CUDA";
+    text[0] = 0;
+    for (int i = 0; i < 4; i++)
+        if (plans >> i & 1)
+            length += snprintf(text + length, 96 - (size_t)length, "%s%s", length ? ", " : "", names[i]);
+    return text;
+}
+
+/* As it is said: "split-kv=N, no-split-kv". */
+static const char *said_text(const attn_strategy *s, char text[96])
+{
+    attn_words words = { text, 96, 0 };
+    text[0] = 0;
+    for (int i = 0; s->kind == ATTN_STRATEGY_CHOICE && i < s->try_count; i++)
+        attn_say(&words, "%s%s=%s", i ? ", " : "", s->name, s->alternatives[i]);
+    if (s->kind != ATTN_STRATEGY_CHOICE) attn_say(&words, "%s", s->name);
+    if (s->kind == ATTN_STRATEGY_COUNT) attn_say(&words, "=N");
+    if (s->off >= 0) attn_say(&words, ", no-%s", s->name);
+    return text;
+}
+
+static void print_strategies(bool markdown)
+{
+    int count;
+    const attn_strategy *s = attn_strategies(&count);
+    char said[96], plans[96];
+    if (markdown) printf("| word | of | meaning |\n|---|---|---|\n");
+    for (int i = 0; i < count; i++)
+        printf(markdown ? "| `%s` | %s | %s |\n" : "%-70s %-40s %s\n", said_text(&s[i], said),
+               plans_text(s[i].plans, plans), s[i].meaning);
+}
+
+static void print_strategies_json(void)
+{
+    int count;
+    const attn_strategy *s = attn_strategies(&count);
+    char said[96], plans[96];
+    attn_json json = { .out = stdout };
+    attn_json_open(&json, NULL, '[');
+    for (int i = 0; i < count; i++) {
+        attn_json_open(&json, NULL, '{');
+        attn_json_string(&json, "name", s[i].name);
+        attn_json_string(&json, "said", said_text(&s[i], said));
+        attn_json_string(&json, "of", plans_text(s[i].plans, plans));
+        attn_json_string(&json, "meaning", s[i].meaning);
+        attn_json_close(&json, '}');
+    }
+    attn_json_close(&json, ']');
+}
+
+/* ---- kernels of the CPU -------------------------------------------------------------------- */
 
 static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
 
@@ -221,6 +282,13 @@ int attn_cmd_kernels(int argc, char **argv)
     if (v.json && v.markdown) {
         attn_fail(ATTN_INVALID, "--json and --markdown exclude each other");
         return attn_report_usage("kernels");
+    }
+    if (v.strategies) {
+        if (v.json)
+            print_strategies_json();
+        else
+            print_strategies(v.markdown);
+        return ATTN_EXIT_OK;
     }
     if (v.device == ATTN_CUDA) return print_cuda(&v);
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);

@@ -84,14 +84,8 @@ static attn_status print_text(const attn_napkin *napkin, attn_napkin_part part, 
 static attn_status draw(const attn_napkin *napkin, const char *path, const char *title)
 {
     attn_words words;
-    attn_output output = { 0 };
     attn_status status = make_text(napkin, ATTN_NAPKIN_SVG, title, &words);
-    if (!status) status = attn_output_create(&output, path, words.length);
-    if (!status) {
-        memcpy(output.bytes, words.text, words.length);
-        status = attn_output_commit(&output);
-    } else
-        attn_output_discard(&output);
+    if (!status) status = attn_output_text(path, words.text, words.length);
     free(words.text);
     return status ? attn_fail_in(status, path) : ATTN_OK;
 }
@@ -166,9 +160,9 @@ static void print_json(const attn_derivation *v)
 static attn_status derive(const values *asked, attn_napkin **napkin)
 {
     attn_file file = { 0 };
-    attn_status status = attn_file_open(&file, asked->file);
+    attn_status status = attn_file_open(&file, asked->file, NULL);
     if (status) return attn_fail_in(status, asked->file);
-    status = attn_napkin_derive(napkin, asked->file, file.bytes, file.size, asked->machine);
+    status = attn_napkin_derive(napkin, asked->file, (const char *)file.bytes, file.size, asked->machine);
     attn_file_close(&file);
     return status;
 }

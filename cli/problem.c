@@ -23,6 +23,7 @@ void attn_problem_apply(const attn_problem *problem, attn_desc *desc)
     desc->device = problem->device;
     desc->isa = problem->isa;
     desc->threads = problem->threads;
+    desc->strategy = problem->strategy;
 }
 
 void attn_json_plan(attn_json *json, const attn_plan_info *info)
@@ -30,6 +31,7 @@ void attn_json_plan(attn_json *json, const attn_plan_info *info)
     attn_json_string(json, "kernel", info->kernel);
     attn_json_string(json, "isa", info->isa);
     attn_json_string(json, "why", info->why);
+    attn_json_string(json, "strategy", info->strategy);
     attn_json_integer(json, "threads", info->threads);
     attn_json_integer(json, "splits", info->splits);
     attn_json_integer(json, "rows_tile", info->rows_tile);
