@@ -216,12 +216,13 @@ static void settle_by_lse(float lse, float *max, float *factor)
 }
 
 /* *max and *factor hold the statistics found. The LSE may be of more keys than are here (a sequence spread over
- * machines): they stand for it only where they agree with it as far as f32 tells. */
+ * machines): they stand for it only where they agree with it, up to the few last bits in which two kernels' scores
+ * differ (one folds the scale into the queries, another multiplies sums by it). */
 static void settle(const attn_score *score, float lse, float *max, float *factor)
 {
     float found = -INFINITY;
     attn_score_finish(score, *max, *factor, &found);
-    if (!(*max > -INFINITY && fabsf(found - lse) <= 0x1p-23f * fabsf(lse))) {
+    if (!(*max > -INFINITY && fabsf(found - lse) <= 0x1p-21f * fabsf(lse))) {
         settle_by_lse(lse, max, factor);
         return;
     }

@@ -149,7 +149,7 @@ MUTANTS = [
     (BACKWARD, "float unscaled = t->score->flags & ATTN_RICH ? 1 : LN2;", "float unscaled = 1;",
      "grad_k: in units of log2", "backward"),
     (BACKWARD_RUN, "far = far || is_far(d, lse[row]);", "far = false;", "large scores: P is as rough as the LSE", "backward"),
-    (BACKWARD_RUN, "fabsf(found - lse) <= 0x1p-23f * fabsf(lse)", "1", "statistics replace an LSE of more keys", "backward"),
+    (BACKWARD_RUN, "fabsf(found - lse) <= 0x1p-21f * fabsf(lse)", "1", "statistics replace an LSE of more keys", "backward"),
     (SOFTMAX, "bound_bias(bias, lo, hi);\n", "",
      "a row masked by the least float is 0", "nan"),
     (DECODE, "if (scale != 1 && fabsf(p->max[r]) > LARGE_MAX) {", "if (0) {", "bf16: scores above 2^30 overflow", "nan"),
