@@ -2,7 +2,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "api/desc.h"
+#include "problem/sequence.h"
+#include "problem/desc.h"
 #include "check/gpu/launch.h"
 #include "check/problem.h"
 #include "num/half.h"

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/sequence.h"
+#include "problem/desc.h"
 #include "check/gpu/launch.h"
 #include "check/rounding.h"
 #include "ref/ref.h"

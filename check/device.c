@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "problem/args.h"
+#include "base/error.h"
 #include "check/buffer.h"
 #include "cuda/driver.h"
 

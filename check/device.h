@@ -7,7 +7,8 @@
 
 #include <stdbool.h>
 
-#include "api/desc.h"
+#include "problem/args.h"
+#include "problem/desc.h"
 #include "api/plan.h"
 
 /* The first GPU, made current on this thread. ATTN_UNSUPPORTED, and why in attn_error(), without one. */

@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "api/desc.h"
+#include "problem/sequence.h"
+#include "problem/desc.h"
 #include "check/compare.h"
 #include "check/gpu/launch.h"
 #include "check/rounding.h"

@@ -1,7 +1,7 @@
 /* The content of FlashMask intervals, block lists and packed bits. */
 #include <limits.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "check/problem.h"
 
 /* ---- intervals ----------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 #ifndef CHECK_PROBLEM_H
 #define CHECK_PROBLEM_H
 
-#include "api/strategy.h"
+#include "problem/strategy.h"
 #include "attn.h"
 #include "check/buffer.h"
 #include "check/random.h"

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "check/device.h"
 #include "check/strategies.h"
 #include "cpu/kernel.h"

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "check/compare.h"
 #include "check/device.h"
 #include "check/random_problem.h"

@@ -2,7 +2,8 @@
 
 #include <math.h>
 
-#include "api/desc.h"
+#include "problem/sequence.h"
+#include "problem/desc.h"
 #include "num/half.h"
 #include "ref/ref.h"
 

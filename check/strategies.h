@@ -1,9 +1,9 @@
-/* Strategies (api/strategy.h) that the planner would not take, drawn for a problem from the table of words, and how
+/* Strategies (problem/strategy.h) that the planner would not take, drawn for a problem from the table of words, and how
  * often each was taken. */
 #ifndef CHECK_STRATEGIES_H
 #define CHECK_STRATEGIES_H
 
-#include "api/strategy.h"
+#include "problem/strategy.h"
 
 /* By word and index of its value among the tries: runs that said so; problems that could have. */
 typedef struct check_strategies {

@@ -10,7 +10,7 @@
 
 #include "attn_commit.h"
 #include "command.h"
-#include "cpu/detect.h"
+#include "base/detect.h"
 #include "cuda/driver.h"
 #include "options.h"
 

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "bench.h"
 #include "check/device.h"
 #include "counters.h"
-#include "napkin/attention.h"
+#include "planner/attention.h"
 #include "num/half.h"
 #include "point.h"
 #include "replay.h"

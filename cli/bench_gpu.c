@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "bench.h"
 #include "check/device.h"
 #include "cuda/driver.h"

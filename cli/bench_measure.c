@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "bench.h"
-#include "cpu/detect.h"
+#include "base/detect.h"
 
 enum { SUBJECT, PEAK, READ, READ_FAR, PEER, RUNNERS };
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "bench.h"
 #include "check/device.h"
 #include "command.h"

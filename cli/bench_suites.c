@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "bench.h"
-#include "cpu/threads.h"
+#include "base/detect.h"
 
 typedef struct grid {
     const attn_bench_options *options;
@@ -220,7 +220,7 @@ static attn_bench_list list_or(const attn_bench_list *given, const int64_t *valu
 static void add_points(grid *g, const suite *s)
 {
     const attn_bench_options *o = g->options;
-    int all = attn_threads_available();
+    int all = attn_processors_available();
     attn_bench_list threads = list_or(&o->threads, (int64_t[]){ 1, all > 1 ? all : 0, 0 });
     attn_bench_list dtypes = list_or(&o->dtypes, s->dtypes), dims = list_or(&o->dims, s->dims);
     attn_bench_list lens = list_or(&o->lens, o->smoke ? s->smoke_lens : s->lens);

@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "bench.h"
 #include "cuda/kernel.h"
 #include "point.h"
+#include "cpu/kernel.h"
 
 enum { CANDIDATES_MOST = 256, TILE_STEP = 48, HOPELESS = 3 };
 

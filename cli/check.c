@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/device.h"
 #include "check/sweep.h"
 #include "check_random.h"

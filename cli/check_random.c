@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/error.h"
-#include "api/strategy.h"
+#include "base/error.h"
+#include "problem/strategy.h"
 #include "check/device.h"
 #include "check/gpu/launch.h"
 #include "command.h"

@@ -1,7 +1,7 @@
 /* attn check --reference: the GPU's reference against the CPU's, on the grid. */
 #include <stdio.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/gpu/agree.h"
 #include "check/gpu/launch.h"
 #include "check/sweep.h"

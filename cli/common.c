@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 double attn_seconds(void)
 {

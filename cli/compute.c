@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/device.h"
 #include "command.h"
 #include "progress.h"

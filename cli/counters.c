@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #endif
 
-#include "api/error.h"
+#include "base/error.h"
 
 /* ---- GPU ----------------------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "napkin/cost.h"
+#include "cpu/cost.h"
 
 /* On a GPU: Nsight Compute (ncu) runs this command once more with these words, the command's name first, and --once.
  * From memory, into shared memory, into registers. ATTN_UNSUPPORTED, and why: there is no ncu, or it may not count. */

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "api/plan.h"
 #include "check/device.h"
 #include "command.h"

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 enum {
     SLOTS = ATTN_OUTPUTS_MOST,

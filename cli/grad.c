@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "command.h"
 #include "compute.h"
 

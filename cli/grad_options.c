@@ -1,7 +1,7 @@
 /* See grad.h. */
 #include "grad.h"
 
-#include "api/error.h"
+#include "base/error.h"
 
 #define FILE_OPTION(option, member, help) ATTN_FILE_OPTION(attn_grad_options, member, option, help)
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "command.h"
-#include "cpu/detect.h"
+#include "base/detect.h"
 #include "cpu/kernel.h"
 #include "cuda/driver.h"
 #include "cuda/kernel.h"

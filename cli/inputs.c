@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "problem/desc.h"
+#include "base/error.h"
 #include "command.h"
 #include "inputs_masks.h"
 #include "npy.h"

@@ -1,8 +1,8 @@
 /* See inputs_masks.h. */
 #include "inputs_masks.h"
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "problem/desc.h"
+#include "base/error.h"
 
 static attn_status load_lens(attn_inputs *inputs, const char *option, const char *path, int64_t count,
                              attn_array *array)

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
-#include "api/strategy.h"
+#include "base/error.h"
+#include "problem/strategy.h"
 #include "command.h"
 #include "cpu/kernel.h"
 #include "cuda/kernel.h"

@@ -6,11 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "attn_commit.h"
 #include "command.h"
 #include "check/device.h"
-#include "cpu/detect.h"
+#include "base/detect.h"
 #include "cuda/driver.h"
 #include "file.h"
 #include "json.h"

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "napkin/machine.h"
+#include "planner/machine.h"
 
 /* Clock, bandwidths, rates of units and the start of a parallel loop, on as many cores as there are (machine_cpu.c);
  * of the first GPU those that the driver knows (machine_gpu.c). */

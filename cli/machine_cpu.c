@@ -8,10 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "bench.h"
 #include "command.h"
-#include "cpu/detect.h"
+#include "base/detect.h"
 #include "cpu/threads.h"
 #include "machine.h"
 

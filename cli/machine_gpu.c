@@ -1,7 +1,7 @@
 /* The first GPU: bandwidths and rates by the kernels of sm90/throughput.cu, each the best of a few launches. */
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/device.h"
 #include "cuda/load.h"
 #include "machine.h"

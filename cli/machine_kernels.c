@@ -4,11 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "cuda/driver.h"
 #include "cuda/kernel.h"
 #include "machine.h"
 #include "point.h"
+#include "cpu/kernel.h"
 
 enum { POINTS_MOST = 32, SWEEPS = 20000, CAUSAL = -1 };
 

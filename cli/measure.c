@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/device.h"
 #include "command.h"
 #include "compute.h"

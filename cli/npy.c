@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 enum { DESCR = 1, ORDER = 2, SHAPE = 4, TEXT_MOST = 32, START_MOST = 12, HEADER_MOST = 1 << 20 };
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "command.h"
 
 enum { HELP_COLUMN = 26, NAME_MOST = 24 };

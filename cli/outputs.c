@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "command.h"
 #include "npy.h"
 #include "safetensors.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/device.h"
 #include "command.h"
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "api/error.h"
-#include "cpu/detect.h"
+#include "problem/desc.h"
+#include "base/error.h"
+#include "base/detect.h"
 #include "cpu/kernel.h"
 #include "num/half.h"
 

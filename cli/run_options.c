@@ -1,7 +1,7 @@
 /* See run.h. */
 #include "run.h"
 
-#include "api/error.h"
+#include "base/error.h"
 
 static const attn_option options_table[] = {
     ATTN_QKV_OPTIONS(attn_run_options, in),

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "json_read.h"
 
 enum { LENGTH = 8, HEADER_MOST = 100000000, DTYPE = 1, SHAPE = 2, OFFSETS = 4 };

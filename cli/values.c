@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "command.h"
 
 static bool read_integer(const char *text, int64_t low, int64_t high, int64_t *value)

@@ -232,7 +232,7 @@ int main(int argc, char **argv)
     d->bits = (plot_line){ .name = "libattn", .color = "#1d4ed8", .marked = true };
     d->ours = d->bits;
     d->theirs = (plot_line){ .name = "standard attention (OpenBLAS)", .color = "#c2410c", .marked = true };
-    d->threads = attn_threads_available();
+    d->threads = attn_processors_available();
     d->standard = standard_load(d->threads);
     d->feature = allocate((size_t)(LENGTH + WRITTEN) * MODEL_DIM * sizeof *d->feature);
     d->value = allocate((size_t)(LENGTH + WRITTEN) * MODEL_BYTES * sizeof *d->value);

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/args.h"
+#include "problem/desc.h"
 #include "check/compare.h"
 #include "cpu/kernel.h"
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "napkin/machine.h"
+#include "planner/machine.h"
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
 

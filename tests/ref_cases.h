@@ -4,7 +4,7 @@
 
 #include "support.h"
 
-#include "api/desc.h"
+#include "problem/desc.h"
 
 static inline attn_desc resolved(attn_desc desc)
 {

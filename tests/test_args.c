@@ -1,10 +1,11 @@
 /* What attn_args_check accepts and refuses, and the messages it leaves. */
+#include "problem/args.h"
 #include "support.h"
 
 #include <math.h>
 #include <stdalign.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 
 /* A problem with every table, its arrays one right behind the other: q first, then as in attn_args, then o, lse and the
  * gradients. */

@@ -4,10 +4,10 @@
 
 #include <math.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "cuda/cuda.h"
 #include "mask/mask.h"
-#include "napkin/attention.h"
+#include "planner/attention.h"
 
 static const attn_cuda_device h200 = { .name = "NVIDIA H200",
                                        .major = 9,

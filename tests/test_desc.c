@@ -5,8 +5,8 @@
 #include <math.h>
 #include <pthread.h>
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "problem/desc.h"
+#include "base/error.h"
 
 static attn_desc plain(void)
 {

@@ -1,4 +1,5 @@
 /* The gradient's reference against differences of the forward's, and the check of gradients itself. */
+#include "problem/sequence.h"
 #include "support.h"
 
 #include <math.h>

@@ -5,9 +5,9 @@
 #include <locale.h>
 #include <unistd.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "api/plan.h"
-#include "napkin/cost.h"
+#include "cpu/cost.h"
 #include "num/decimal.h"
 
 static const char good[] = "# a comment\n"

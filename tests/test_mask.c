@@ -1,4 +1,5 @@
 /* Masks against the definition, key by key: an iterator may skip no visible key or row, "full" and bits are exact. */
+#include "problem/sequence.h"
 #include "support.h"
 
 #include "mask/mask.h"

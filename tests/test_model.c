@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "napkin/model.h"
+#include "planner/model.h"
 
 /* ---- models -------------------------------------------------------------------------------- */
 

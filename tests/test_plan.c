@@ -3,7 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
 
-#include "cpu/detect.h"
+#include "base/detect.h"
 
 #include <time.h>
 
@@ -207,6 +207,21 @@ static void strategy_is_followed(void **state)
         info = info_of(&desc);
         assert_true(info.rows_tile == 144 && info.keys_tile == 96 && info.splits == 5);
     }
+}
+
+/* As for one thread, but that few heads over many keys are split: more threads must find work. */
+static void deterministic_decode_is_split(void **state)
+{
+    (void)state;
+    attn_desc desc = base_desc(1, 100000);
+    desc.batch = 1, desc.heads_q = desc.heads_kv = 1;
+    desc.flags = ATTN_DETERMINISTIC, desc.strategy = "form=decode";
+    desc.threads = 1;
+    int splits = info_of(&desc).splits;
+    assert_true(splits >= 16);
+    desc.threads = 8;
+    assert_int_equal(info_of(&desc).splits, splits);
+    assert_int_equal(info_of(&desc).threads, 8);
 }
 
 static void environment_is_asked_too(void **state)
@@ -427,6 +442,7 @@ int main(void)
         cmocka_unit_test(kernel_can_be_asked_for),
         cmocka_unit_test(words_of_a_strategy_are_checked),
         cmocka_unit_test(strategy_is_followed),
+        cmocka_unit_test(deterministic_decode_is_split),
         cmocka_unit_test(environment_is_asked_too),
         cmocka_unit_test(text_is_cut_like_snprintf),
         cmocka_unit_test(numbers_add_up),

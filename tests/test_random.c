@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "check/gpu/agree.h"
 #include "check/gpu/launch.h"
 #include "check/random_problem.h"

@@ -1,4 +1,5 @@
 /* The rows of the reference against cases worked by hand. */
+#include "problem/sequence.h"
 #include "ref_cases.h"
 
 #include <math.h>

@@ -42,6 +42,7 @@ enum { BLOCK_ROWS = 32 };
 #include "cpu/body/product_tiles.h"
 #include "cpu/body/pairs_prefill.h"
 #include "cpu/body/pairs_backward.h"
+#include "cpu/cost.h"
 
 static const attn_cpu_ops emulated_ops = { .pack = pack_pairs,
                                            .attend = attend_pairs,

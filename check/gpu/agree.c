@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "problem/desc.h"
+#include "base/error.h"
 #include "check/compare.h"
 
 enum { MESSAGE = 200 };

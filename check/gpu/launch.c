@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "problem/args.h"
+#include "problem/desc.h"
+#include "base/error.h"
 #include "check/device.h"
 #include "check/gpu/reference_host.h"
 #include "cuda/driver.h"

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/random.h"
 #include "command.h"
 #include "gpt.h"

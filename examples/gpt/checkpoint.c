@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "command.h"
 #include "file.h"
 #include "gpt.h"

@@ -4,6 +4,7 @@
 
 #include <cblas.h>
 
+#include "base/detect.h"
 #include "cpu/threads.h"
 #include "gpt.h"
 
@@ -11,7 +12,7 @@ static int thread_count;
 
 void gpt_threads_set(int threads)
 {
-    thread_count = threads ? threads : attn_threads_available();
+    thread_count = threads ? threads : attn_processors_available();
     gpt_must(attn_threads_reserve(&(attn_desc){ 0 }, thread_count));
     openblas_set_num_threads(thread_count);
 }

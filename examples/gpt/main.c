@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "command.h"
 #include "gpt.h"
 #include "options.h"

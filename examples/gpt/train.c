@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "command.h"
 #include "gpt.h"
 #include "plot.h"

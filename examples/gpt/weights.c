@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "check/random.h"
 #include "gpt.h"
 

@@ -1,7 +1,7 @@
 /* What a plan says of itself, in words and in numbers. */
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "api/plan.h"
 
 attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info, size_t info_size)

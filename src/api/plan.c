@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "problem/desc.h"
+#include "base/error.h"
 
 static attn_status create(attn_plan **out, const attn_desc *desc, size_t desc_size, const attn_tiles *tiles)
 {

@@ -2,9 +2,9 @@
 #ifndef ATTN_API_PLAN_H
 #define ATTN_API_PLAN_H
 
-#include "api/strategy.h"
-#include "api/words.h"
-#include "napkin/cost.h"
+#include "planner/choice.h"
+#include "problem/strategy.h"
+#include "base/words.h"
 
 typedef struct attn_backend {
     /* For plan->desc, which is resolved: sets all the rest but `backend`, or fails and leaves nothing to free. */
@@ -27,10 +27,10 @@ struct attn_plan {
     uint64_t workspace, packed; /* bytes */
     const char *kernel_name, *isa_name;
     char why[160];
-    attn_said said;                    /* of desc.strategy */
-    char strategy[ATTN_STRATEGY_TEXT]; /* all that is decided */
-    const attn_cpu_kernel *kernel;     /* ATTN_CPU */
-    struct attn_cuda_plan *cuda;       /* ATTN_CUDA */
+    attn_said said;                       /* of desc.strategy */
+    char strategy[ATTN_STRATEGY_TEXT];    /* all that is decided */
+    const struct attn_cpu_kernel *kernel; /* ATTN_CPU */
+    struct attn_cuda_plan *cuda;          /* ATTN_CUDA */
 };
 
 /* attn_plan_create with some of its choices made. For sweeps over them: tiles that a kernel cannot take are taken as

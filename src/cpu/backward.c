@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "cpu/layout.h"
 #include "cpu/threads.h"
 

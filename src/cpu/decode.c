@@ -3,7 +3,7 @@
  * all units are computed in any order, then each unit's partial states are merged in the order of their keys. */
 #include <math.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "cpu/layout.h"
 #include "cpu/threads.h"
 

@@ -5,6 +5,7 @@
 #include "attn.h"
 #include "cpu/score.h"
 #include "mask/mask.h"
+#include "problem/desc.h"
 
 /* Prefill and decode compute the forward, gradient the backward. */
 typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE, ATTN_GRADIENT, ATTN_FORMS } attn_form;
@@ -137,13 +138,8 @@ typedef struct attn_sum_task {
 
 enum { ATTN_GRADIENT_SLACK = 32 };
 
-/* Floats of scratch, enough for every register tile. */
-static inline int64_t attn_round_up(int64_t n, int64_t step)
-{
-    return (n + step - 1) / step * step;
-}
-
-/* A row: scores, output, query, maximum and lane sums, dropout's bits; then one row of bias and room for alignment. */
+/* Floats of scratch, enough for every register tile. A row: scores, output, query, maximum and lane sums, dropout's
+ * bits; then one row of bias and room for alignment. */
 static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     int64_t row = ATTN_SCORE_PITCH + attn_round_up(dim_v, 32) + dim_qk + 17 + ATTN_KEYS_TILE / 32;

@@ -1,4 +1,4 @@
-/* Laying out a workspace, part behind part, and binding tensors: shared by the drivers. */
+/* Laying out a workspace, part after part: shared by the drivers. */
 #ifndef ATTN_CPU_LAYOUT_H
 #define ATTN_CPU_LAYOUT_H
 
@@ -6,8 +6,7 @@
 #include <stdint.h>
 
 #include "cpu/cpu.h"
-#include "num/half.h"
-#include "ref/ref.h"
+#include "problem/sequence.h"
 
 enum { ATTN_WORKSPACE_ALIGN = 64 };
 
@@ -26,29 +25,6 @@ static inline char *attn_workspace_start(void *workspace)
 {
     uintptr_t at = (uintptr_t)workspace, align = ATTN_WORKSPACE_ALIGN;
     return (char *)workspace + (align - at % align) % align;
-}
-
-/* Row 0 of head `head` of the sequence that starts at row `start` of its tensor. */
-static inline const void *attn_bind(attn_dtype dtype, const void *base, const int64_t stride[4], int64_t batch,
-                                    int64_t start, int64_t head)
-{
-    return (const char *)base + (batch * stride[0] + start * stride[1] + head * stride[2]) * attn_dtype_size(dtype);
-}
-
-/* Where row 0 of one head of one sequence lies in an array of LSEs; NULL in none. */
-static inline float *attn_bind_lse(const attn_desc *desc, const float *lse, int64_t batch, int64_t head,
-                                   const attn_sequence *seq)
-{
-    float *all = (float *)(uintptr_t)lse;
-    if (!all) return NULL;
-    if (desc->flags & ATTN_VARLEN) return all + head * desc->total_q + seq->start_q;
-    return all + (batch * desc->heads_q + head) * desc->len_q;
-}
-
-/* The tensors' batch: with ATTN_VARLEN there is one, and sequences differ by their start. */
-static inline int64_t attn_tensor_batch(const attn_desc *desc, int64_t batch)
-{
-    return desc->flags & ATTN_VARLEN ? 0 : batch;
 }
 
 /* Summaries of ATTN_INTERVALS for all heads, in parallel. */

@@ -3,8 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "cpu/cost.h"
+#include "problem/args.h"
+#include "problem/desc.h"
+#include "base/error.h"
 #include "cpu/cpu.h"
 #include "cpu/layout.h"
 #include "cpu/threads.h"

@@ -7,7 +7,7 @@
  * takes a unit; from then on nobody has joined one. Query blocks with most keys come first. */
 #include <stdatomic.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "cpu/layout.h"
 #include "cpu/threads.h"
 

@@ -4,7 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/args.h"
+#include "problem/desc.h"
 #include "num/half.h"
 #include "num/philox.h"
 

@@ -12,9 +12,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/error.h"
+#include "base/detect.h"
+#include "base/error.h"
 
-enum { THREADS_MOST = 1024, SPIN_NANOSECONDS = 50000 };
+enum { SPIN_NANOSECONDS = 50000 };
 
 typedef struct loop {
     void (*item)(void *arg, int64_t i, int worker);
@@ -29,19 +30,12 @@ typedef struct loop {
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake, idle;
-    pthread_t worker[THREADS_MOST];
+    pthread_t worker[ATTN_THREADS_MOST];
     int workers;
     bool stop;
     loop *loops;
     atomic_uint published; /* grows with each loop: idle workers watch it for a while before they sleep */
 } pool = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER };
-
-int attn_threads_available(void)
-{
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return count < 1 ? 1 : count > THREADS_MOST ? THREADS_MOST : count;
-}
 
 void attn_threads_relax(int n)
 {

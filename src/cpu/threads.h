@@ -9,9 +9,6 @@
 
 #include "attn.h"
 
-/* Processors the calling thread may use, at least 1. */
-int attn_threads_available(void);
-
 /* Sees to it that `threads` - 1 workers exist, unless the caller brings his own. */
 attn_status attn_threads_reserve(const attn_desc *desc, int threads);
 

@@ -1,5 +1,5 @@
 /* Stands for the CUDA backend in a build without it. */
-#include "api/error.h"
+#include "base/error.h"
 #include "cuda/cuda.h"
 
 const attn_cuda_image attn_cuda_images[] = { { NULL, NULL, NULL } };

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "napkin/attention.h"
+#include "problem/desc.h"
+#include "planner/attention.h"
 #include "num/half.h"
 
 enum { SPLITS_MOST = 64, TAIL_SPLITS_MOST = 4 };

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "napkin/attention.h"
+#include "problem/desc.h"
+#include "planner/attention.h"
 #include "num/half.h"
 
 static const double tensor_flops = 4096;  /* a clock and SM, 16-bit, dense */

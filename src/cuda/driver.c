@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 enum { OUT_OF_MEMORY = 2 };
 

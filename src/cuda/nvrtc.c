@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "cuda/cache.h"
 
 typedef struct nvrtc_program *nvrtcProgram;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "num/half.h"
 #include "num/philox.h"
 

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "api/error.h"
-#include "napkin/attention.h"
+#include "problem/desc.h"
+#include "base/error.h"
+#include "planner/attention.h"
 #include "num/half.h"
 
 enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };

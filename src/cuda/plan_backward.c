@@ -3,7 +3,7 @@
  * sums of grad_k and grad_v; beside these only small tables, and copies of what TMA does not take. */
 #include "cuda/cuda.h"
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "num/half.h"
 #include "num/philox.h"
 

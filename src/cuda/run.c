@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-#include "api/desc.h"
-#include "api/error.h"
+#include "problem/args.h"
+#include "problem/desc.h"
+#include "base/error.h"
 #include "num/half.h"
 
 static attn_status launch(const attn_cuda_call *c, const char *what, CUfunction function, const CUlaunchConfig *config,

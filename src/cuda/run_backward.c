@@ -2,7 +2,7 @@
  * kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by itself. */
 #include "cuda/run.h"
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "num/half.h"
 
 enum { TILE = ATTN_SM90_BACKWARD_ROWS };

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 bool attn_cuda_is_unit(const char *text)
 {

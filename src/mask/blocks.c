@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 
 /* First place of the list whose block is at or after `block`; its length if there is none. */
 static int64_t list_find(const int32_t *list, int64_t length, int64_t block)

@@ -4,7 +4,7 @@
  * nodes below it, up to one root; so hidden stretches of any length are stepped over in few tests. */
 #include "mask/parts.h"
 
-#include "api/desc.h"
+#include "problem/desc.h"
 
 int64_t attn_interval_node_count(const attn_desc *desc)
 {

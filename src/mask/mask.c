@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "mask/parts.h"
-#include "ref/ref.h"
+#include "problem/sequence.h"
 
 #define UNBOUNDED (INT64_MAX / 4)
 

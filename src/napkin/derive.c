@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 enum { CUTS_MOST = 4, DOUBTS_MOST = 4, TRIES_MOST = 2500 };
 

@@ -16,8 +16,8 @@
 #ifndef ATTN_NAPKIN_DERIVE_H
 #define ATTN_NAPKIN_DERIVE_H
 
-#include "napkin/machine.h"
-#include "napkin/model.h"
+#include "planner/machine.h"
+#include "planner/model.h"
 #include "napkin/stream.h"
 #include "napkin/text.h"
 

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 static attn_status find_machine(const char *name, attn_machine *machine)
 {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "napkin/text.h"
 
 /* ---- the registry ------------------------------------------------------------------------------ */

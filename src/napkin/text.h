@@ -2,7 +2,7 @@
 #ifndef ATTN_NAPKIN_TEXT_H
 #define ATTN_NAPKIN_TEXT_H
 
-#include "api/words.h"
+#include "base/words.h"
 #include "napkin/diagram.h"
 
 /* How a term is written: names of nodes, which end it; NULL or "": written out. */

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "napkin/diagram.h"
 
 static bool is_known(const attn_nap_values *v, int node)

@@ -4,14 +4,6 @@
 
 #include "attn.h"
 
-/* Where sequence `batch` lies: its first row in q and in k, and its used lengths. */
-typedef struct attn_sequence {
-    int64_t start_q, start_kv; /* rows of the tensors: 0 but for ATTN_VARLEN */
-    int64_t len_q, len_kv;
-} attn_sequence;
-
-attn_sequence attn_sequence_of(const attn_desc *desc, const attn_args *args, int64_t batch);
-
 /* Nonzero if row `row` of head `head` sees key `key`: both inside the sequence's lengths. */
 int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
                      int64_t key);
@@ -45,14 +37,6 @@ void attn_ref_gradient_row(const attn_desc *desc, const attn_args *args, int64_t
  * The sums that stand in *gradients are not. */
 void attn_naive_gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
                              const float *o, float lse, const attn_naive_gradients *gradients);
-
-/* Where row `row` of a head is in q, o or their gradients (key `key` in k, v or theirs), laid out with `stride`; where
- * its LSE is. head: a query head. */
-int64_t attn_row_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
-                    const int64_t stride[4]);
-int64_t attn_key_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t key,
-                    const int64_t stride[4]);
-int64_t attn_lse_at(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row);
 
 /* desc: resolved by attn_desc_resolve. args: valid for it. */
 

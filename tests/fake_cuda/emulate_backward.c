@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
+#include "problem/sequence.h"
+#include "problem/desc.h"
 #include "emulate.h"
 #include "num/half.h"
 #include "ref/ref.h"

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "problem/args.h"
 #include "gpu.h"
 #include "many.h"
 

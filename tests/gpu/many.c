@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "problem/args.h"
 #include "gpu.h"
 #include "many.h"
 

@@ -2,6 +2,7 @@
 #ifndef TESTS_GPU_MANY_H
 #define TESTS_GPU_MANY_H
 
+#include "problem/args.h"
 #include "check/device.h"
 #include "cuda/cuda.h"
 

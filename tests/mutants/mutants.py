@@ -14,7 +14,7 @@ REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
 CUDA = "src/cuda/"
 SM90 = "src/cuda/sm90/"
-MODEL = "src/napkin/model.c"
+MODEL = "src/planner/model.c"
 NAPKIN = "src/napkin/"
 
 MUTANTS = [
@@ -116,7 +116,7 @@ MUTANTS = [
     (PREFILL_RUN, "part / group) * rows", "part / group) * rows % (8 * rows)", "long problems: rows of another block", "grid:165"),
     (PREFILL_RUN, "attn_mask_span(&mask, u.row0, u.row1, &seen);", "attn_mask_span(&mask, u.row0, u.row1 - 1, &seen);",
      "the last row's keys are not packed", "grid:155"),
-    ("src/napkin/cost.c", "near && !(d->flags & ATTN_PREFIX)", "near", "a prefix is left out of a segment's keys", "bands"),
+    ("src/cpu/cost.c", "near && !(d->flags & ATTN_PREFIX)", "near", "a prefix is left out of a segment's keys", "bands"),
     (DECODE_RUN, "float weight = max == top ? 1 : exp2f(max - top);", "float weight = 1; (void)top;",
      "splits are merged without their maxima", "grid:190"),
     (DECODE_RUN, "if (max > top) top = max;", "if (s == 0) top = max;", "splits are merged by the first one's maximum", "grid:170"),
@@ -124,12 +124,12 @@ MUTANTS = [
      "packed sequences share one place for the LSE", "grid:195"),
     ("src/cpu/threads.c", "atomic_fetch_add_explicit(&l->next, 1, memory_order_relaxed)",
      "atomic_fetch_add_explicit(&l->next, 2, memory_order_relaxed)", "every other item is left out", "grid:155"),
-    ("src/napkin/cost.c", "if (!(d->flags & ATTN_DETERMINISTIC)) wanted =", "wanted =",
-     "deterministic: parts depend on the number of threads", "threads"),
+    ("src/cpu/cost.c", "if (!(d->flags & ATTN_DETERMINISTIC)) wanted =", "wanted =",
+     "deterministic: keys are not split", "plan"),
     ("src/cpu/plan.c", "    plan->desc.threads = 1;\n", "", "deterministic: the form depends on the threads", "threads"),
     ("src/cpu/plan.c", "    attn_host_unknown(&unknown);\n", "    unknown = *host;\n", "deterministic: tiles depend on the machine", "threads"),
     ("src/cpu/plan.c", "plan->workspace += ATTN_WORKSPACE_ALIGN - 1;", "", "workspace: no room to align it", "plan"),
-    ("src/api/error.c", "static _Thread_local char message", "static char message", "threads share one message", "threads"),
+    ("src/base/error.c", "static _Thread_local char message", "static char message", "threads share one message", "threads"),
     ("src/ref/ref.c", "if (d->flags & ATTN_CAUSAL) seen = key <= t;", "if (d->flags & ATTN_CAUSAL) seen = key < t;",
      "the reference itself is wrong", "grid:155"),
     # the backward
@@ -184,9 +184,9 @@ MUTANTS = [
      "gradient"),
     (REF, "g->alibi[alibi_at(d, batch, head)] -= ds", "g->alibi[alibi_at(d, batch, head)] += ds",
      "reference: slopes with the wrong sign", "gradient"),
-    ("src/api/args.c", "list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);", "",
+    ("src/problem/args.c", "list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);", "",
      "grad_v may be anything", "args"),
-    ("src/api/desc.c", 'if (!status) status = resolve_output("grad_k", shape.k, desc->grad_k_stride);',
+    ("src/problem/desc.c", 'if (!status) status = resolve_output("grad_k", shape.k, desc->grad_k_stride);',
      'if (!status) status = resolve_tensor("grad_k", shape.k, desc->grad_k_stride);', "elements of grad_k may be one", "desc"),
     ("check/gradients.c", "isnan(x) || (zero && x != 0)", "(zero && x != 0)", "the check passes over NaN", "gradient"),
     # random problems, and their reference
@@ -322,13 +322,13 @@ MUTANTS = [
     (MODEL, "return most + exposed * (sum - most);", "return sum;", "nothing is hidden behind anything", "model"),
     ("src/num/decimal.h", "shift -= point;", "", "digits behind the point", "machine"),
     ("src/num/decimal.h", "if (at != end) return false;", "", "a number followed by anything", "machine"),
-    ("src/napkin/machine_read.c", "|| !(*value >= 0))", ")", "numbers below 0", "machine"),
-    ("src/napkin/machine_read.c", "r->machine->matches = 0;", "", "a machine matches what its base does", "machine"),
-    ("src/napkin/machine_read.c", "return w.length ? fail_at(r, w.text, \"takes nothing more\", w) : ATTN_OK;",
+    ("src/planner/machine_read.c", "|| !(*value >= 0))", ")", "numbers below 0", "machine"),
+    ("src/planner/machine_read.c", "r->machine->matches = 0;", "", "a machine matches what its base does", "machine"),
+    ("src/planner/machine_read.c", "return w.length ? fail_at(r, w.text, \"takes nothing more\", w) : ATTN_OK;",
      "return ATTN_OK;", "words behind a line's end", "machine"),
-    ("src/napkin/machine.c", "i < m->matches && m->device == device;", "i < m->matches;",
+    ("src/planner/machine.c", "i < m->matches && m->device == device;", "i < m->matches;",
      "a processor is planned for by a GPU's machine", "machine"),
-    ("src/napkin/machine.c", "atomic_store(&current[given->machine.device], given);",
+    ("src/planner/machine.c", "atomic_store(&current[given->machine.device], given);",
      "atomic_store(&current[ATTN_CPU], given);", "a GPU's machine serves the processor", "machine"),
     (CUDA + "cost.c", "again = head <= device->l2_bytes ? 0 :", "again = true ? 0 :", "keys that L2 does not hold", "cost"),
     (CUDA + "cost.c", "m.array[ATTN_ARRAY_Q].density = seen;", "", "queries are read once a step, seen or not", "cost"),

@@ -1,24 +1,15 @@
-/* The napkin as planner: how a kernel would run a problem on a machine: tiles, splits, bytes at each level, time.
- * One model plans, predicts and explains. The algebra is model.h's, the constants are machine.h's. */
-#ifndef ATTN_NAPKIN_COST_H
-#define ATTN_NAPKIN_COST_H
+/* What a plan decides beside its kernel, and what it predicts. */
+#ifndef ATTN_PLANNER_CHOICE_H
+#define ATTN_PLANNER_CHOICE_H
 
-#include "api/strategy.h"
-#include "cpu/detect.h"
-#include "cpu/kernel.h"
-#include "napkin/machine.h"
-
-/* A processor: its machine, and what was asked of the processor itself. */
-typedef struct attn_host {
-    const attn_machine *machine;
-    attn_cpu_info info;
-} attn_host;
+#include "planner/machine.h"
+#include "problem/strategy.h"
 
 /* What somebody else has decided: 0 is left to the planner. */
 typedef struct attn_tiles {
     int64_t rows, keys, segment_rows, heads;
     int splits, pack;      /* pack: CUDA: query heads that share a tile of rows */
-    int threads, prefetch; /* CPU; prefetch: 1 + its value (api/strategy.h) */
+    int threads, prefetch; /* CPU; prefetch: 1 + its value (problem/strategy.h) */
     bool exact;            /* it is legal, and taken as it is; else as the nearest that the kernel can take */
     const attn_said *said; /* CUDA: what desc.strategy says, or NULL */
 } attn_tiles;
@@ -56,15 +47,5 @@ static inline double attn_choice_cache(const attn_choice *c)
 {
     return c->levels > 0 ? c->level[c->levels - 1].bytes : 0;
 }
-
-/* This processor. Nothing is measured. */
-void attn_host_detect(attn_host *host);
-
-/* A processor of which nothing is known: the same on every machine and whatever attn_machine_use named. */
-void attn_host_unknown(attn_host *host);
-
-/* desc: resolved. tiles: NULL or what is decided already. */
-void attn_cost(const attn_desc *desc, const attn_host *host, const attn_cpu_kernel *kernel, const attn_tiles *tiles,
-               attn_choice *choice);
 
 #endif

@@ -4,12 +4,12 @@
  *
  * A SWITCH is on (name) or off (no-name). A COUNT is a number (name=N), and off (no-name) where the table has a value
  * for that. A CHOICE is one of its alternatives (name=alternative). A word that is not said is the planner's. */
-#ifndef ATTN_API_STRATEGY_H
-#define ATTN_API_STRATEGY_H
+#ifndef ATTN_PROBLEM_STRATEGY_H
+#define ATTN_PROBLEM_STRATEGY_H
 
 #include <stdbool.h>
 
-#include "api/words.h"
+#include "base/words.h"
 #include "attn.h"
 
 /* Which plans a word is of: a bit each. */

@@ -1,6 +1,6 @@
 /* What this processor and its operating system run: CPUID and XGETBV. NEON belongs to every aarch64. */
-#ifndef ATTN_CPU_DETECT_H
-#define ATTN_CPU_DETECT_H
+#ifndef ATTN_BASE_DETECT_H
+#define ATTN_BASE_DETECT_H
 
 #include <stdbool.h>
 
@@ -19,5 +19,10 @@ typedef struct attn_cpu_info {
 } attn_cpu_info;
 
 void attn_cpu_detect(attn_cpu_info *info);
+
+enum { ATTN_THREADS_MOST = 1024 };
+
+/* Processors that the calling thread may use, at least 1 and at most ATTN_THREADS_MOST. */
+int attn_processors_available(void);
 
 #endif

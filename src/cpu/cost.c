@@ -3,20 +3,20 @@
  *
  * All three forms read every tensor once from memory and lay what they pack where L3 is. From there into L2 come, in
  * the forward, a head's keys and values once a tile of rows; in the backward rows and their gradients once a tile of
- * keys. Inside L2 each product of a tile is a matmul whose panels stay in L1 while strips pass (napkin/model.h).
+ * keys. Inside L2 each product of a tile is a matmul whose panels stay in L1 while strips pass (planner/model.h).
  *
  * Prefill, a pair of query and key: (dim_qk + dim_v) multiply-adds and one exponential. Decode, a key: read once for
  * the whole group; one dot product and one addition a row. Gradient, a pair: three products over dim_qk and two over
  * dim_v, one exponential; rows packed once a part of the keys, or once a tile. Parts of a KV head's keys, so that
  * threads have the same number of them, cost the sums of grad_q they are added to. */
-#include "napkin/cost.h"
+#include "cpu/cost.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/desc.h"
-#include "napkin/attention.h"
+#include "problem/desc.h"
+#include "planner/attention.h"
 #include "num/half.h"
 
 enum {

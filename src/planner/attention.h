@@ -1,9 +1,9 @@
 /* Attention as the napkin has it: the model that the planners of all devices count by. */
-#ifndef ATTN_NAPKIN_ATTENTION_H
-#define ATTN_NAPKIN_ATTENTION_H
+#ifndef ATTN_PLANNER_ATTENTION_H
+#define ATTN_PLANNER_ATTENTION_H
 
 #include "attn.h"
-#include "napkin/model.h"
+#include "planner/model.h"
 
 enum { ATTN_AXIS_HEAD, ATTN_AXIS_ROW, ATTN_AXIS_KEY, ATTN_AXIS_DIM, ATTN_AXIS_DIM_V, ATTN_AXES };
 enum { ATTN_ARRAY_Q, ATTN_ARRAY_K, ATTN_ARRAY_V, ATTN_ARRAY_O, ATTN_ARRAY_S, ATTN_ARRAYS };

@@ -1,5 +1,5 @@
 /* The built-in machines, and which one serves. Contract: machine.h. */
-#include "napkin/machine.h"
+#include "planner/machine.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/error.h"
-#include "cpu/detect.h"
-#include "napkin/machine_read.h"
+#include "base/error.h"
+#include "base/detect.h"
+#include "planner/machine_read.h"
 
 /* ---- built in ------------------------------------------------------------------------------ */
 

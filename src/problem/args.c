@@ -1,14 +1,15 @@
 /* What the arguments of a run must be. First every array by its bytes: asked for by its flag, there, aligned, and apart
  * from the outputs; then the contents of every table. Every CPU run comes through here: the cost is that of reading the
  * tables once. On a GPU tables cannot be read: the first half has to do, and kernels clamp what they find. */
-#include "api/desc.h"
+#include "problem/args.h"
+#include "problem/desc.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "num/half.h"
 
 /* ---- arrays -------------------------------------------------------------------------------- */

@@ -11,8 +11,8 @@
  *
  * A tile is a multiple of its axis's `multiple`, the least common one of all that demand one. Sizes of axes are in
  * elements, precision is of each array at each level: a wire may be narrower outside than inside. */
-#ifndef ATTN_NAPKIN_MODEL_H
-#define ATTN_NAPKIN_MODEL_H
+#ifndef ATTN_PLANNER_MODEL_H
+#define ATTN_PLANNER_MODEL_H
 
 #include <stdbool.h>
 #include <stdint.h>

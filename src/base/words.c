@@ -1,11 +1,11 @@
 /* Contract: words.h. */
-#include "api/words.h"
+#include "base/words.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 void attn_say(attn_words *w, const char *format, ...)
 {

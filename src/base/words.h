@@ -1,6 +1,6 @@
 /* Text of any length into a buffer of fixed size. */
-#ifndef ATTN_API_WORDS_H
-#define ATTN_API_WORDS_H
+#ifndef ATTN_BASE_WORDS_H
+#define ATTN_BASE_WORDS_H
 
 #include <stddef.h>
 

@@ -1,5 +1,5 @@
 /* Contract: model.h. */
-#include "napkin/model.h"
+#include "planner/model.h"
 
 #include <math.h>
 #include <string.h>

@@ -17,14 +17,14 @@
  *                                     clocks, as attn_constant says; left out: 0, or the base's
  *
  * The library reads no file by itself: built-in machines are in it, others are named to it (attn_machine_use). */
-#ifndef ATTN_NAPKIN_MACHINE_H
-#define ATTN_NAPKIN_MACHINE_H
+#ifndef ATTN_PLANNER_MACHINE_H
+#define ATTN_PLANNER_MACHINE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "attn.h"
-#include "napkin/model.h"
+#include "planner/model.h"
 
 enum { ATTN_MACHINE_KERNELS = 96, ATTN_MACHINE_MATCHES = 6, ATTN_MACHINE_NAME = 48 };
 

@@ -1,14 +1,14 @@
 /* What a descriptor may say. Ranges and flags stand in one table; relations between fields in the functions below it.
  * A field whose flag is not set must be 0: ignoring it would be a wrong answer to a forgotten flag. */
-#include "api/desc.h"
+#include "problem/desc.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include "api/error.h"
-#include "cpu/threads.h"
+#include "base/error.h"
+#include "base/detect.h"
 #include "num/philox.h"
 
 enum {
@@ -16,7 +16,6 @@ enum {
     HEADS_MOST = 1 << 20,
     DIM_MOST = 512,
     ROWS_MOST = INT32_MAX - 64, /* a tile more still fits int32_t */
-    THREADS_MOST = 1024,
     FLAGS = (ATTN_DETERMINISTIC << 1) - 1
 };
 
@@ -234,8 +233,8 @@ static attn_status check_direction(const attn_desc *desc)
 
 static attn_status check_machine(const attn_desc *desc)
 {
-    if (desc->threads < 0 || desc->threads > THREADS_MOST)
-        return attn_fail(ATTN_INVALID, "threads = %" PRId32 " is not in 0 to %d", desc->threads, THREADS_MOST);
+    if (desc->threads < 0 || desc->threads > ATTN_THREADS_MOST)
+        return attn_fail(ATTN_INVALID, "threads = %" PRId32 " is not in 0 to %d", desc->threads, ATTN_THREADS_MOST);
     if (!attn_isa_name(desc->isa)) return attn_fail(ATTN_INVALID, "isa = %d is not an attn_isa", (int)desc->isa);
     if (desc->isa != ATTN_ISA_AUTO && !attn_isa_available(desc->isa))
         return attn_fail(ATTN_UNSUPPORTED, "isa = %s is not run by this machine or not built into this library",
@@ -370,10 +369,7 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     if (!status) status = resolve_layout(&d);
     if (!status) status = check_tables(&d);
     if (status) return status;
-    if (d.threads == 0 && d.device == ATTN_CPU) {
-        int available = attn_threads_available();
-        d.threads = available < THREADS_MOST ? available : THREADS_MOST;
-    }
+    if (d.threads == 0 && d.device == ATTN_CPU) d.threads = attn_processors_available();
     *out = d;
     return ATTN_OK;
 }

@@ -1,9 +1,9 @@
 /* Contract: attention.h. */
-#include "napkin/attention.h"
+#include "planner/attention.h"
 
 #include <math.h>
 
-#include "api/desc.h"
+#include "problem/desc.h"
 #include "mask/mask.h"
 #include "num/half.h"
 

@@ -1,14 +1,13 @@
 /* Contract: detect.h; and attn_isa_available of attn.h. */
 #if defined(__linux__)
-#define _DEFAULT_SOURCE /* syscall */
+#define _GNU_SOURCE /* syscall, sched_getaffinity */
 #endif
-#include "cpu/detect.h"
+#include "base/detect.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "cpu/threads.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -174,5 +173,12 @@ void attn_cpu_detect(attn_cpu_info *info)
 {
     pthread_once(&once, detect);
     *info = machine.info;
-    info->processors = attn_threads_available();
+    info->processors = attn_processors_available();
+}
+
+int attn_processors_available(void)
+{
+    cpu_set_t set;
+    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return count < 1 ? 1 : count > ATTN_THREADS_MOST ? ATTN_THREADS_MOST : count;
 }

@@ -1,5 +1,5 @@
 /* Messages, status names and the version. errno is left as it was. */
-#include "api/error.h"
+#include "base/error.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Each thread's last message. */
-#ifndef ATTN_API_ERROR_H
-#define ATTN_API_ERROR_H
+#ifndef ATTN_BASE_ERROR_H
+#define ATTN_BASE_ERROR_H
 
 #include "attn.h"
 

@@ -1,10 +1,10 @@
 /* Contract: strategy.h. */
-#include "api/strategy.h"
+#include "problem/strategy.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 
 enum { WORD_MOST = 64 };
 

@@ -1,9 +1,9 @@
 /* Reading a machine's text. Contract: machine.h. */
-#include "napkin/machine_read.h"
+#include "planner/machine_read.h"
 
 #include <string.h>
 
-#include "api/error.h"
+#include "base/error.h"
 #include "num/decimal.h"
 
 static const char *const unit_names[] = { "tensor16", "tensor8", "fma", "exp" };

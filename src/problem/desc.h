@@ -1,0 +1,49 @@
+/* Checking and completing what the caller described. */
+#ifndef ATTN_PROBLEM_DESC_H
+#define ATTN_PROBLEM_DESC_H
+
+#include "attn.h"
+
+/* Checks `desc` (of `size` bytes) whole and copies it to `out` with every default filled in: heads_kv, dim_v, scale,
+ * strides, threads. Resolving a resolved descriptor changes nothing. */
+attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size);
+
+/* Copies the caller's struct, whose header may be older (what it lacks is 0) or newer (what we lack must be 0) than
+ * ours. `name` is the argument's, for messages. */
+attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name);
+
+/* Extents (batch, row, head, dim) of the tensors of a resolved descriptor: with ATTN_VARLEN one batch of total rows. */
+typedef struct attn_shape {
+    int64_t q[4], k[4], v[4], o[4];
+} attn_shape;
+
+attn_shape attn_shape_of(const attn_desc *desc);
+
+/* The type of o and of the gradients of q, k and v. */
+static inline attn_dtype attn_out_dtype(const attn_desc *desc)
+{
+    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
+}
+
+/* Elements of the bias, and so of its gradient. */
+static inline int64_t attn_bias_count(const attn_desc *desc)
+{
+    const int64_t *extent = desc->bias_extent;
+    return extent[0] * extent[1] * extent[2] * extent[3];
+}
+
+/* Offsets [lo, hi) that an array's elements lie in, 0 to 0 for an empty one. Zero if one of them, times the largest
+ * element, overflows. */
+int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi);
+
+static inline int64_t attn_ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static inline int64_t attn_round_up(int64_t n, int64_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+#endif
