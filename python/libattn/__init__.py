@@ -1,0 +1,15 @@
+"""libattn: exact, IO-aware attention for NumPy, PyTorch and every DLPack tensor.
+
+    import libattn
+    o = libattn.attention(q, k, v, causal=True)     # (batch, row, head, dim)
+
+attention, attention_varlen and attention_backward compute; plan says how, before anything runs. libattn.Error is the
+base of what they raise.
+"""
+from ._api import (Gradients, attention, attention_backward, attention_varlen, machine_use, plan, version)
+from ._c import DeviceError, Error, InvalidError, NoMemoryError, UnsupportedError
+from ._run import Blocks, Plan, clear_plans
+
+__version__ = version()
+__all__ = ["attention", "attention_varlen", "attention_backward", "plan", "Plan", "Blocks", "Gradients", "machine_use",
+           "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError"]

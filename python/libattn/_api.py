@@ -1,0 +1,325 @@
+"""The functions of the package: attention, attention_varlen, their backward, and plan."""
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from . import _c, _run, _tensor
+from ._run import Blocks, Plan
+
+_WANT = (("o",), ("o", "lse"))
+Window = Optional[Tuple[Optional[int], Optional[int]]]
+
+_OPTIONS = """
+    Masks. Row i stands at t = i + len_kv - len_q among the keys: the last row sees the last key. Masks intersect, but
+    for prefix. A row that sees no key has o = 0 and lse = -inf.
+
+        causal         key j is visible iff j <= t
+        window         (left, right): t - left <= j <= t + right; None or -1 is unbounded
+        chunk          keys of the row's own chunk of that many: floor(t / chunk) == floor(j / chunk)
+        prefix         (batch) int32: keys j < prefix are visible too, beside those of causal and window
+        lens_q         (batch) int32: used rows of each sequence; lens_kv: used keys. What lies beyond is never read
+        mask           bool, (1 or batch, 1 or heads_q, len_q, len_kv), or fewer dimensions: True is visible. Packed
+                       into bits on each call; CPU only
+        bits           uint8, (1 or batch, 1 or heads_q, len_q, ceil(len_kv / 8)): bit j % 8 of byte j / 8: key j is
+                       visible
+        intervals      int32, (batch, 1 or heads_kv, len_kv, vectors): FlashMask (arXiv 2410.01359)
+        blocks         Blocks: lists of visible key blocks for each row block
+
+    Scores, in this order: scale q.k, softcap, alibi, bias.
+
+        scale          > 0; None: 1 / sqrt(dim)
+        softcap        > 0: s = softcap tanh(s / softcap)
+        alibi          float32, (heads_q) or (1 or batch, heads_q): slopes; s -= slope |t - j| (arXiv 2108.12409)
+        bias           float32, float16 or bfloat16, whatever broadcasts to (batch, heads_q, len_q, len_kv): s += bias
+        sink           float32, (heads_q): one more logit in the denominator, in units of the scaled score
+        dropout_p      0 <= p < 1, applied as round(256 p) / 256; seed (64 bits) and seed_offset (32 bits): numbers, or
+                       arrays of one 64-bit integer that the run reads
+
+    Execution.
+
+        out_f32        the result is float32 whatever q is
+        deterministic  the same bits from run to run and for any number of threads
+        threads        0: one for each processor the caller may use (CPU)
+        isa            "auto", "portable", "avx2", "avx512", "avx512bf16", "amx", "neon" (CPU)
+        kernel         None: the planner's choice, else a name that `attn kernels` lists
+        strategy       None, or what of the plan is decided already, as attn_desc.strategy takes it
+        stream         GPU: a torch or CuPy stream, or a cudaStream_t as an integer (0: the default stream). None:
+                       torch's or CuPy's current one; needed for GPU tensors of other libraries
+
+    Tensors are NumPy arrays, torch tensors, or anything with __dlpack__ or __cuda_array_interface__, on the CPU or a
+    GPU, all on one device; nothing is copied. Any strides, but the last dimension's must be 1. Tables (lens_q, sink and
+    the like) may be lists on the CPU.
+
+    Raises InvalidError (a ValueError) for what is out of range or contradicts another, UnsupportedError for what this
+    library or machine does not run, NoMemoryError, DeviceError; TypeError for what is no tensor. The message is the C
+    library's where it found the mistake. A call that raises has written nothing.
+"""
+
+
+class Gradients(NamedTuple):
+    """What attention_backward returns: of q, k and v, and where asked for of bias, ALiBi slopes and sinks."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any = None
+    alibi: Any = None
+    sink: Any = None
+
+
+def _no_grad(**tensors: Any) -> None:
+    """A result of these functions has no history: a tensor that wants a gradient would silently get none."""
+    for name, tensor in tensors.items():
+        if tensor is not None and type(tensor) is not np.ndarray and _tensor.is_torch(tensor) and tensor.requires_grad:
+            import torch
+
+            if torch.is_grad_enabled():
+                raise _c.InvalidError(f"{name} requires grad, and this function has no autograd: call it under "
+                                      "torch.no_grad() or with .detach()")
+
+
+def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink) -> Dict[str, Any]:
+    tables: Dict[str, Any] = {}
+    for name, value in (("lens_q", lens_q), ("lens_kv", lens_kv), ("prefix", prefix), ("intervals", intervals),
+                        ("bits", bits), ("alibi", alibi), ("bias", bias), ("sink", sink)):
+        if value is not None:
+            tables[name] = value
+    if mask is not None:
+        if bits is not None:
+            raise _c.InvalidError("mask and bits are both given: they mean the same")
+        tables["bits"] = _pack(mask, _keys(k, longest))
+    if blocks is not None:
+        if not isinstance(blocks, Blocks):
+            raise TypeError(f"blocks is {type(blocks).__name__}; it takes libattn.Blocks")
+        for name in ("full_count", "full", "partial_count", "partial"):
+            value = getattr(blocks, name)
+            if value is not None:
+                tables["block_" + name] = value
+    return tables
+
+
+def _pack(mask: Any, keys: int) -> np.ndarray:
+    """A bool mask as bits, of four dimensions."""
+    seen = _tensor.see(mask, "mask")
+    is_at = _tensor.layout(seen, "mask")
+    if is_at.dtype != "bool":
+        raise _c.InvalidError(f"mask is {is_at.dtype}; it takes bool (numbers that are added to scores are a bias)")
+    if is_at.device is not None:
+        raise _c.InvalidError("mask is on a GPU: pass bits, packed there")
+    array = mask if isinstance(mask, np.ndarray) else np.from_dlpack(mask)
+    if not 2 <= array.ndim <= 4:
+        raise _c.InvalidError(f"mask has shape {array.shape}; it takes 2 to 4 dimensions: (batch, heads_q, len_q, "
+                              "len_kv)")
+    if array.shape[-1] != keys:
+        raise _c.InvalidError(f"mask has shape {array.shape}; its last dimension must be the {keys} keys")
+    return np.packbits(array.reshape((1,) * (4 - array.ndim) + array.shape), axis=-1, bitorder="little")
+
+
+def _keys(k: Any, longest: Optional[Tuple[int, int]]) -> int:
+    """Keys of the longest sequence."""
+    if longest:
+        return longest[1]
+    shape = k if isinstance(k, (tuple, list)) else _tensor.layout(_tensor.see(k, "k"), "k").shape
+    return shape[1] if len(shape) > 1 else 0
+
+
+def _size(blocks: Optional[Blocks]) -> Optional[Tuple[int, int]]:
+    return None if blocks is None else (blocks.rows, blocks.keys)
+
+
+def attention(
+    q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
+    prefix: Any = None, lens_q: Any = None, lens_kv: Any = None, mask: Any = None, bits: Any = None,
+    intervals: Any = None, blocks: Optional[Blocks] = None, scale: Optional[float] = None,
+    softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, seed_offset: Any = 0,
+    out: Any = None, return_lse: bool = False, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
+    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
+) -> Any:
+    """Exact attention, o = softmax(scale q k^T + bias | mask) v, in O(len) memory.
+
+        q    (batch, len_q, heads_q, dim), float32, float16 or bfloat16
+        k    (batch, len_kv, heads_kv, dim); heads_q is a multiple of heads_kv: query head i reads KV head
+             i / (heads_q / heads_kv)
+        v    (batch, len_kv, heads_kv, dim_v)
+        out  the array that the result is written into; None: a new one
+
+    Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype; with return_lse (o, lse), where lse, (batch,
+    heads_q, len_q) float32, is the natural logarithm of each row's sum of exponentials.
+
+        >>> import numpy, libattn
+        >>> q = k = v = numpy.random.randn(1, 1024, 8, 64).astype("float32")
+        >>> libattn.attention(q, k, v, causal=True).shape
+        (1, 1024, 8, 64)
+
+    Source: FlashAttention (arXiv 2205.14135); every option is one of attn.h.
+    """
+    if type(q) is not np.ndarray:
+        _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
+    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
+    tables: Dict[str, Any] = {}
+    if not lens_q is lens_kv is prefix is mask is bits is intervals is blocks is alibi is bias is sink is None:
+        tables = _tables(k, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
+    results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, None, _size(blocks),
+                       {} if out is None else {"o": out}, _WANT[bool(return_lse)], seed, seed_offset, stream)
+    return (results["o"], results["lse"]) if return_lse else results["o"]
+
+
+def attention_varlen(
+    q: Any, k: Any, v: Any, cu_lens_q: Any, cu_lens_kv: Any, *, max_len_q: Optional[int] = None,
+    max_len_kv: Optional[int] = None, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
+    prefix: Any = None, lens_q: Any = None, lens_kv: Any = None, mask: Any = None, bits: Any = None,
+    intervals: Any = None, blocks: Optional[Blocks] = None, scale: Optional[float] = None,
+    softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, seed_offset: Any = 0,
+    out: Any = None, return_lse: bool = False, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
+    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
+) -> Any:
+    """Exact attention over sequences of different lengths, packed one after another without padding.
+
+        q            (total_q, heads_q, dim); k: (total_kv, heads_kv, dim); v: (total_kv, heads_kv, dim_v)
+        cu_lens_q    (batch + 1) int32: where each sequence starts in q, then where the last one ends; cu_lens_kv: in
+                     k and v
+        max_len_q    the longest sequence's rows, or more; max_len_kv: its keys. None: found in cu_lens (CPU only)
+
+    Returns o, (total_q, heads_q, dim_v), and with return_lse lse, (heads_q, total_q). In the options len_q and len_kv
+    are max_len_q and max_len_kv.
+    """
+    if type(q) is not np.ndarray:
+        _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
+    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
+    tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+                          sink))
+    results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, longest, _size(blocks),
+                       {} if out is None else {"o": out}, _WANT[bool(return_lse)], seed, seed_offset, stream)
+    return (results["o"], results["lse"]) if return_lse else results["o"]
+
+
+def _longest(table: Any, name: str) -> int:
+    """The longest sequence of cu_lens on the CPU."""
+    seen = _tensor.see(table, name) if hasattr(table, "__dlpack__") else np.asarray(table)
+    if _run._device_of(seen) is not None:
+        raise _c.InvalidError(f"max_{name[3:].replace('lens', 'len')} is needed where {name} is on a GPU: finding it "
+                              "would wait for the GPU")
+    starts = np.from_dlpack(table) if hasattr(table, "__dlpack__") else seen
+    if starts.ndim != 1 or starts.size < 1:
+        raise _c.InvalidError(f"{name} has shape {starts.shape}; it takes (batch + 1)")
+    return int(np.diff(starts.astype(np.int64)).max(initial=0))
+
+
+def _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv) -> Tuple[Dict[str, Any], Tuple[int, int]]:
+    longest = (_longest(cu_lens_q, "cu_lens_q") if max_len_q is None else int(max_len_q),
+               _longest(cu_lens_kv, "cu_lens_kv") if max_len_kv is None else int(max_len_kv))
+    return {"cu_lens_q": cu_lens_q, "cu_lens_kv": cu_lens_kv}, longest
+
+
+def attention_backward(
+    grad_o: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, grad_lse: Any = None, cu_lens_q: Any = None,
+    cu_lens_kv: Any = None, max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None, grad_bias: bool = False,
+    grad_alibi: bool = False, grad_sink: bool = False, causal: bool = False, window: Window = None,
+    chunk: Optional[int] = None, prefix: Any = None, lens_q: Any = None, lens_kv: Any = None, mask: Any = None,
+    bits: Any = None, intervals: Any = None, blocks: Optional[Blocks] = None, scale: Optional[float] = None,
+    softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0,
+    seed: Any = 0, seed_offset: Any = 0, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
+    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
+) -> Gradients:
+    """Gradients of attention, exact, in O(len) further memory: probabilities are recomputed from q, k and lse.
+
+        grad_o      the gradient of o, as o; grad_lse: that of lse, as lse; None: 0
+        o, lse      what the forward returned, called with the same options
+        grad_bias   True: the gradient of bias too, float32, summed over what repeats; grad_alibi, grad_sink: likewise
+        cu_lens_q   and cu_lens_kv: of a packed batch, as attention_varlen takes them
+
+    Returns Gradients(q, k, v, bias, alibi, sink).
+    """
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": grad_o}
+    if grad_lse is not None:
+        tensors["grad_lse"] = grad_lse
+    _no_grad(**tensors, bias=bias, alibi=alibi, sink=sink)
+    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
+    if (cu_lens_q is None) != (cu_lens_kv is None):
+        raise _c.InvalidError("cu_lens_q and cu_lens_kv belong together; one is missing")
+    tables, longest = ({}, None) if cu_lens_q is None else _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+                          sink))
+    want = ["grad_q", "grad_k", "grad_v"]
+    for name, wanted in (("bias", grad_bias), ("alibi", grad_alibi), ("sink", grad_sink)):
+        if wanted and name not in tables:
+            raise _c.InvalidError(f"grad_{name} is True, but there is no {name}")
+        if wanted:
+            want.append("grad_" + name)
+    results = _run.run(_c.BACKWARD, tensors, static, tables, longest, _size(blocks), {}, tuple(want), seed, seed_offset,
+                       stream)
+    return Gradients(**{name[5:]: result for name, result in results.items()})
+
+
+def plan(
+    q: Any, k: Any, v: Any = None, *, dtype: str = "float32", device: Union[str, Any] = "cpu", backward: bool = False,
+    cu_lens_q: Any = None, cu_lens_kv: Any = None, max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None,
+    causal: bool = False, window: Window = None, chunk: Optional[int] = None, prefix: Any = None, lens_q: Any = None,
+    lens_kv: Any = None, mask: Any = None, bits: Any = None, intervals: Any = None, blocks: Optional[Blocks] = None,
+    scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Any = None, bias: Any = None,
+    sink: Any = None, dropout_p: float = 0.0, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
+    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None,
+) -> Plan:
+    """The plan by which attention (or, with backward, attention_backward) of such tensors is computed.
+
+        q, k, v   tensors, or their shapes with dtype ("float32", "float16", "bfloat16") and device ("cpu", "cuda"); v:
+                  None is as k
+
+        >>> print(libattn.plan((1, 4096, 32, 128), (1, 4096, 8, 128), causal=True).explain())
+    """
+    v = k if v is None else v
+    layouts = {}
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if isinstance(tensor, (tuple, list)):
+            shape = tuple(int(n) for n in tensor)
+            layouts[name] = _tensor.Layout(dtype, shape, _tensor.packed(shape), _device_index(device), False)
+        else:
+            layouts[name] = _tensor.layout(_tensor.see(tensor, name), name)
+    on = layouts["q"].device
+    tables, longest = {}, None
+    if cu_lens_q is not None:
+        tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+                          sink))
+    arrays = {}
+    for name, value in tables.items():
+        kind = "uint8" if name == "bits" else "float32" if name in ("alibi", "sink") else "int32"
+        seen = _tensor.see(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
+        arrays[name] = _tensor.layout(seen, name)
+    static = _run.Static(causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel,
+                         strategy)
+    if on is not None:
+        from . import _gpu
+
+        _gpu.find_nvrtc()
+    return _run.Problem(_c.BACKWARD if backward else _c.FORWARD, layouts, static, arrays, longest, _size(blocks),
+                        {}).prepare().plan
+
+
+def _device_index(device: Any) -> Optional[int]:
+    name = str(device)
+    if name == "cpu":
+        return None
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise _c.InvalidError(f"device is {name!r}; it takes \"cpu\" or \"cuda\"")
+    return int(index) if index else -1
+
+
+def machine_use(path: Optional[str] = None) -> None:
+    """Plans made from now on go by this machine file (as `attn machine --measure` writes it) or built-in machine; None:
+    by the library's own choice again."""
+    _c.check(_c.machine_use(None if path is None else str(path).encode()))
+    _run.clear_plans()
+
+
+def version() -> str:
+    """ "MAJOR.MINOR.PATCH" of the C library."""
+    return _c.version().decode()
+
+
+for _documented in (attention, attention_varlen):
+    _documented.__doc__ = (_documented.__doc__ or "") + _OPTIONS

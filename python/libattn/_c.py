@@ -1,0 +1,137 @@
+"""The C library by ctypes: its structs and functions as include/attn.h declares them, and its statuses as exceptions.
+
+Everything else in this package goes through here. The layouts are held against a C compiler's by
+python/tests/test_layout.py.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+
+_void, _i32, _i64, _f32, _f64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double
+_four = _i64 * 4
+
+DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3}
+DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
+DTYPE_SIZES = {1: 4, 2: 2, 3: 2}
+CPU, CUDA = 0, 1
+FORWARD, BACKWARD = 0, 1
+ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx": 5, "neon": 6}
+
+# attn_desc.flags
+FLAGS = ("CAUSAL", "WINDOW", "CHUNK", "PREFIX", "INTERVALS", "BLOCKS", "BITS", "VARLEN", "LENS_Q", "LENS_KV", "SOFTCAP",
+         "ALIBI", "BIAS", "SINK", "DROPOUT", "OUT_F32", "DETERMINISTIC")
+(CAUSAL, WINDOW, CHUNK, PREFIX, INTERVALS, BLOCKS, BITS, VARLEN, LENS_Q, LENS_KV, SOFTCAP, ALIBI, BIAS, SINK, DROPOUT,
+ OUT_F32, DETERMINISTIC) = (1 << bit for bit in range(len(FLAGS)))
+
+
+class Desc(ctypes.Structure):
+    """attn_desc: what is wanted and how large it may get."""
+
+    _fields_ = [
+        ("dtype", ctypes.c_int), ("direction", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_uint32),
+        ("batch", _i64), ("heads_q", _i64), ("heads_kv", _i64), ("len_q", _i64), ("len_kv", _i64),
+        ("total_q", _i64), ("total_kv", _i64), ("dim_qk", _i64), ("dim_v", _i64),
+        ("scale", _f32), ("softcap", _f32), ("dropout_p", _f32),
+        ("window_left", _i64), ("window_right", _i64), ("chunk", _i64),
+        ("interval_vectors", _i64), ("interval_heads", _i64), ("block_rows", _i64), ("block_keys", _i64),
+        ("block_batch", _i64), ("block_heads", _i64), ("bits_batch", _i64), ("bits_heads", _i64),
+        ("alibi_batch", _i64), ("bias_dtype", ctypes.c_int), ("bias_extent", _four), ("bias_stride", _four),
+        ("q_stride", _four), ("k_stride", _four), ("v_stride", _four), ("o_stride", _four),
+        ("threads", _i32), ("isa", ctypes.c_int), ("kernel", ctypes.c_char_p),
+        ("parallel_for", _void), ("parallel_context", _void),
+        ("grad_o_stride", _four), ("grad_q_stride", _four), ("grad_k_stride", _four), ("grad_v_stride", _four),
+        ("visible_share", _f64), ("strategy", ctypes.c_char_p),
+    ]
+
+
+class PlanInfo(ctypes.Structure):
+    """attn_plan_info: a plan in numbers."""
+
+    _fields_ = [
+        ("kernel", ctypes.c_char_p), ("isa", ctypes.c_char_p), ("why", ctypes.c_char_p),
+        ("threads", _i32), ("splits", _i32), ("rows_tile", _i64), ("keys_tile", _i64), ("packed_heads", _i64),
+        ("workspace_bytes", ctypes.c_uint64), ("packed_bytes", ctypes.c_uint64), ("pairs", _f64), ("flops", _f64),
+        ("memory_bytes", _f64), ("cache_bytes", _f64), ("seconds", _f64), ("strategy", ctypes.c_char_p),
+    ]
+
+
+class Args(ctypes.Structure):
+    """attn_args: the tensors of a run, by address."""
+
+    _fields_ = [(name, _void) for name in (
+        "q", "k", "v", "o", "lse", "cu_lens_q", "cu_lens_kv", "lens_q", "lens_kv", "prefix", "intervals",
+        "block_full_count", "block_full", "block_partial_count", "block_partial", "bits", "alibi", "bias", "sink",
+    )] + [("seed", ctypes.c_uint64), ("seed_offset", ctypes.c_uint32)] + [(name, _void) for name in (
+        "grad_o", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink",
+        "seed_at", "seed_offset_at",
+    )]
+
+
+class Error(RuntimeError):
+    """A call of the C library failed; the message is the library's own and names the field and its value."""
+
+
+class InvalidError(Error, ValueError):
+    """ATTN_INVALID: an argument is out of range or contradicts another."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """ATTN_UNSUPPORTED: valid, but not built into this library or not run by this machine."""
+
+
+class NoMemoryError(Error, MemoryError):
+    """ATTN_NO_MEMORY: memory or a thread could not be had from the system."""
+
+
+class DeviceError(Error):
+    """ATTN_DEVICE_FAILED: the GPU's driver or compiler reported an error."""
+
+
+_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError}
+
+
+def _path() -> str:
+    """The library: LIBATTN_LIBRARY, or the one in this package, or (in a source tree) the one in build/."""
+    named = os.environ.get("LIBATTN_LIBRARY")
+    if named:
+        return named
+    package = pathlib.Path(__file__).resolve().parent
+    for path in (package / "libattn.so", package.parent.parent / "build" / "libattn.so"):
+        if path.exists():
+            return str(path)
+    raise ImportError(f"libattn.so is neither in {package} nor in build/ of its source tree; pip install . puts it "
+                      "there, and the environment variable LIBATTN_LIBRARY can name another")
+
+
+library_path = _path()
+_lib = ctypes.CDLL(library_path)
+
+
+def _function(name, result, *arguments):
+    function = getattr(_lib, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+error = _function("attn_error", ctypes.c_char_p)
+status_name = _function("attn_status_name", ctypes.c_char_p, ctypes.c_int)
+version = _function("attn_version", ctypes.c_char_p)
+plan_create = _function("attn_plan_create_sized", ctypes.c_int, ctypes.POINTER(_void), ctypes.POINTER(Desc),
+                        ctypes.c_size_t)
+plan_destroy = _function("attn_plan_destroy", None, _void)
+plan_workspace = _function("attn_plan_workspace", ctypes.c_size_t, _void)
+plan_describe = _function("attn_plan_describe", ctypes.c_size_t, _void, _void, ctypes.c_size_t)
+plan_get_info = _function("attn_plan_get_info_sized", ctypes.c_int, _void, ctypes.POINTER(PlanInfo), ctypes.c_size_t)
+run = _function("attn_run_sized", ctypes.c_int, _void, ctypes.POINTER(Args), ctypes.c_size_t, _void, _void)
+machine_use = _function("attn_machine_use", ctypes.c_int, ctypes.c_char_p)
+isa_available = _function("attn_isa_available", ctypes.c_int, ctypes.c_int)
+
+ARGS_SIZE = ctypes.sizeof(Args)
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status other than ATTN_OK, with the calling thread's last message."""
+    if status:
+        raise _ERRORS.get(status, Error)(error().decode("utf-8", "replace"))

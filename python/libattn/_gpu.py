@@ -1,0 +1,67 @@
+"""What runs on a GPU need beside tensors: the CUDA context, and where NVRTC lies."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import sys
+from typing import Any, Iterable, Iterator
+
+from . import _c
+from ._tensor import View, cupy_of, is_torch, stream_handle
+
+_driver: Any = None
+
+
+def _context() -> int:
+    """The calling thread's CUDA context, 0 for none: plans belong to one."""
+    global _driver
+    if _driver is None:
+        try:
+            _driver = ctypes.CDLL("libcuda.so.1")
+        except OSError as problem:
+            raise _c.UnsupportedError(f"the CUDA driver cannot be loaded: {problem}") from None
+    context = ctypes.c_void_p()
+    _driver.cuCtxGetCurrent(ctypes.byref(context))
+    return context.value or 0
+
+
+@contextlib.contextmanager
+def current(tensor: Any) -> Iterator[int]:
+    """Makes the tensor's GPU the current one while it lasts, and gives the context."""
+    if type(tensor) is View:
+        cupy = cupy_of(tensor.source)
+        if cupy is None:
+            yield _context()
+        else:
+            with tensor.source.device:
+                yield _context()
+    else:
+        torch = sys.modules["torch"]
+        with torch.cuda.device(tensor.device):
+            yield _context()
+
+
+def record(tensors: Iterable[Any], stream: Any) -> None:
+    """Tells torch's allocator that a stream other than its current one uses the tensors: freed early, their memory is
+    not given to others before the stream is done with them."""
+    torch = sys.modules.get("torch")
+    for tensor in tensors:
+        if is_torch(tensor) and tensor.is_cuda:
+            if not isinstance(stream, torch.cuda.Stream):
+                stream = torch.cuda.ExternalStream(stream_handle(stream), tensor.device)
+            tensor.record_stream(stream)
+
+
+def find_nvrtc() -> None:
+    """Points ATTN_NVRTC, unless it is set, to the libnvrtc that pip installed: the library compiles its kernels with it
+    if it was built without nvcc."""
+    if "ATTN_NVRTC" in os.environ:
+        return
+    for folder in sys.path:
+        for pattern in ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"):
+            place = os.path.join(folder, pattern)
+            if glob.glob(os.path.join(glob.escape(place), "libnvrtc.so.1[23]")):
+                os.environ["ATTN_NVRTC"] = place
+                return

@@ -1,0 +1,537 @@
+"""From tensors and options to a cached plan, and from there to a run.
+
+What cannot be refused once a plan exists is checked when it is made; every call compares shapes, strides, types and
+options with those of plans made before, by one look into a dictionary.
+"""
+from __future__ import annotations
+
+import ctypes
+import operator
+import threading
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from . import _c, _tensor
+from ._tensor import Layout, View, address, empty, layout, packed, see, signature
+
+
+class Blocks(NamedTuple):
+    """Block-sparse lists (ATTN_BLOCKS), all int32: rows and keys are a block's size; R = ceil(len_q / rows), C =
+    ceil(len_kv / keys). For each row block its visible key blocks, rising, stand in the first count places.
+
+    full_count, partial_count: (1 or batch, 1 or heads_q, R); full, partial: (the same, R, C). A full block is seen by
+    all of its rows, a partial one as `bits` or `mask` says. Either pair may be None.
+    """
+
+    rows: int
+    keys: int
+    full_count: Any = None
+    full: Any = None
+    partial_count: Any = None
+    partial: Any = None
+
+
+class Static(NamedTuple):
+    """Options that are no arrays. Each call hands over all of them, in this order."""
+
+    causal: bool = False
+    window: Optional[Tuple[int, int]] = None
+    chunk: Optional[int] = None
+    scale: Optional[float] = None
+    softcap: Optional[float] = None
+    dropout_p: float = 0.0
+    out_f32: bool = False
+    deterministic: bool = False
+    threads: int = 0
+    isa: str = "auto"
+    kernel: Optional[str] = None
+    strategy: Optional[str] = None
+
+
+class Plan:
+    """How one problem will be computed: kernel, tiles, splits, threads, predicted bytes and time. It never changes, and
+    threads may share it. Made by libattn.plan()."""
+
+    def __init__(self, desc: _c.Desc):
+        self._handle = None
+        handle = ctypes.c_void_p()
+        _c.check(_c.plan_create(ctypes.byref(handle), ctypes.byref(desc), ctypes.sizeof(desc)))
+        self._handle = handle.value
+        #: Bytes of workspace that a run needs.
+        self.workspace_bytes: int = _c.plan_workspace(self._handle)
+
+    def __del__(self, destroy=_c.plan_destroy):  # at the interpreter's end modules may be gone already
+        if getattr(self, "_handle", None):
+            destroy(self._handle)
+            self._handle = None
+
+    def explain(self) -> str:
+        """The plan in words: kernel and why, tiles, splits, threads, memory, predicted bytes and time."""
+        size = _c.plan_describe(self._handle, None, 0) + 1
+        text = ctypes.create_string_buffer(size)
+        _c.plan_describe(self._handle, text, size)
+        return text.value.decode()
+
+    @property
+    def info(self) -> Dict[str, Any]:
+        """The plan in numbers, by the names of attn_plan_info: kernel, isa, why, threads, splits, rows_tile, keys_tile,
+        workspace_bytes, pairs, flops, memory_bytes, cache_bytes, seconds, strategy and others."""
+        info = _c.PlanInfo()
+        _c.check(_c.plan_get_info(self._handle, ctypes.byref(info), ctypes.sizeof(info)))
+        values = ((name, getattr(info, name)) for name, _ in info._fields_)
+        return {name: value.decode() if isinstance(value, bytes) else value for name, value in values}
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<libattn.Plan {info['kernel']}, {info['threads']} threads, {info['seconds']:.3g} s predicted>"
+
+
+class Prepared(NamedTuple):
+    """A plan, and what its outputs look like."""
+
+    plan: Plan
+    handle: int
+    workspace: int
+    dtype: str  # of o and the gradients of q, k and v
+    shapes: Dict[str, Tuple[int, ...]]
+
+
+LIMIT = 1024  # plans kept
+_plans: Dict[tuple, Prepared] = {}
+_local = threading.local()
+_KEEP = 64 << 20  # bytes of workspace that a thread keeps between calls
+_EMPTY = (ctypes.c_char * 64)()  # where tensors without elements are said to lie
+
+
+def clear_plans() -> None:
+    """Forgets all cached plans."""
+    _plans.clear()
+
+
+def is_packed(tensor: Layout) -> bool:
+    return all(n < 2 or step == wanted for n, step, wanted in zip(tensor.shape, tensor.strides, packed(tensor.shape)))
+
+
+# ---- arrays of options ---------------------------------------------------------------------------
+
+
+def _device_of(seen: Any) -> Optional[int]:
+    if type(seen) is np.ndarray:
+        return None
+    if type(seen) is View:
+        return seen.layout.device
+    return seen.device.index if seen.device.type == "cuda" else None if seen.device.type == "cpu" else -2
+
+
+def _where(device: Optional[int]) -> str:
+    return "the CPU" if device is None else f"GPU {device}" if device >= 0 else "a GPU"
+
+
+def _same_device(name: str, device: Optional[int], wanted: Optional[int]) -> None:
+    if device != wanted and (device is None or wanted is None or min(device, wanted) >= 0):
+        raise _c.InvalidError(f"{name} is on {_where(device)}, q on {_where(wanted)}")
+
+
+def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: Optional[int] = None) -> Any:
+    """A packed array of `dtype` on q's device. On the CPU lists and other types of the same kind are converted, where
+    no value changes; on a GPU the array must be right as it is, for converting would need to wait for it."""
+    if device is None and not hasattr(value, "__dlpack__"):
+        value = np.asarray(value)
+    seen = see(value, name, stream)
+    if device is None and type(seen) is np.ndarray:
+        if seen.dtype == dtype and seen.flags.c_contiguous:
+            return seen
+        return _converted(seen, name, dtype)
+    is_at = layout(seen, name)
+    _same_device(name, is_at.device, device)
+    if is_at.dtype == dtype and is_packed(is_at):
+        return seen
+    if device is None and is_at.dtype != "bfloat16" and not (type(seen) is not View and seen.requires_grad):
+        return _converted(np.from_dlpack(value), name, dtype)
+    if device is None and dtype == "float32" and type(seen) is not View:
+        return seen.detach().float().contiguous()
+    raise _c.InvalidError(f"{name} is {is_at.dtype} with strides {is_at.strides}; it takes packed {dtype}")
+
+
+def _converted(array: np.ndarray, name: str, dtype: str) -> np.ndarray:
+    wanted = np.dtype(dtype)
+    if wanted.kind in "iu":
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"{name} is {array.dtype}; it takes {dtype}")
+        limits = np.iinfo(wanted)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise _c.InvalidError(f"{name} has values from {array.min()} to {array.max()}, beyond {dtype}")
+    elif array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{name} is {array.dtype}; it takes {dtype}")
+    return np.ascontiguousarray(array, wanted)
+
+
+def _shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> None:
+    if tuple(shape) not in allowed:
+        raise _c.InvalidError(f"{name} has shape {tuple(shape)}; it takes {' or '.join(str(a) for a in allowed)}")
+
+
+# ---- making a plan -------------------------------------------------------------------------------
+
+
+def _strides(tensor: Layout, name: str, varlen: bool) -> Tuple[int, ...]:
+    """Strides as the descriptor takes them: (batch, row, head, dim) in elements, dim's 1."""
+    strides = tensor.strides
+    if tensor.shape[-1] > 1 and strides[-1] != 1:
+        raise _c.InvalidError(f"{name}: the last dimension must be contiguous; its stride is {strides[-1]} elements "
+                              f"(shape {tensor.shape}). A copy, as of numpy.ascontiguousarray, is")
+    strides = strides[:-1] + (1,)
+    return (0,) + strides if varlen else strides
+
+
+def _typed(name: str, tensor: Layout, dtype: str) -> None:
+    if tensor.dtype != dtype:
+        raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {dtype}")
+
+
+def _integer(name: str, value: Any, bits: int = 64) -> int:
+    """The integer as C holds it; ctypes would cut off what is too large."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _c.InvalidError(f"{name} is {value!r}; it takes an integer") from None
+    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+        raise _c.InvalidError(f"{name} is {number}; it takes an integer of {bits} bits")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _c.InvalidError(f"{name} is {value!r}; it takes a number") from None
+
+
+class Problem:
+    """A problem while its plan is made: layouts of the tensors, options, arrays by name."""
+
+    def __init__(self, direction, tensors: Dict[str, Layout], static: Static, arrays: Dict[str, Layout],
+                 varlen: Optional[Tuple[int, int]], blocks: Optional[Tuple[int, int]], outputs: Dict[str, Layout]):
+        self.direction, self.tensors, self.static, self.arrays = direction, tensors, static, arrays
+        self.varlen, self.blocks, self.outputs = varlen, blocks, outputs
+        self.desc = _c.Desc(direction=direction)
+        self._shapes()
+        self._layouts()
+        self._options()
+        self._arrays()
+
+    def _shapes(self):
+        desc, tensors = self.desc, self.tensors
+        q, k, v = tensors["q"], tensors["k"], tensors["v"]
+        wanted = "(total rows, heads, dim)" if self.varlen else "(batch, rows, heads, dim)"
+        for name in ("q", "k", "v"):
+            tensor = tensors[name]
+            if len(tensor.shape) != (3 if self.varlen else 4):
+                raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
+            if tensor.dtype not in _c.DTYPES:
+                raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16")
+            _typed(name, tensor, q.dtype)
+            _same_device(name, tensor.device, q.device)
+            if min(tensor.shape[-2:]) < 1:
+                raise _c.InvalidError(f"{name} has shape {tensor.shape}: heads and dim must be at least 1")
+        if k.shape[:-1] != v.shape[:-1]:
+            raise _c.InvalidError(f"k has shape {k.shape} and v {v.shape}: all but their last dimensions must be equal")
+        if k.shape[-1] != q.shape[-1]:
+            raise _c.InvalidError(f"q has dim {q.shape[-1]} and k {k.shape[-1]}: they must be equal")
+        if q.shape[-2] % k.shape[-2]:
+            raise _c.InvalidError(f"q has {q.shape[-2]} heads, k and v {k.shape[-2]}: the first must be a multiple of "
+                                  "the second")
+        if self.varlen:
+            desc.flags |= _c.VARLEN
+            desc.batch = self.arrays["cu_lens_q"].shape[0] - 1
+            desc.len_q, desc.len_kv = _integer("max_len_q", self.varlen[0]), _integer("max_len_kv", self.varlen[1])
+            desc.total_q, desc.total_kv = q.shape[0], k.shape[0]
+            for name in ("cu_lens_q", "cu_lens_kv"):
+                _shape_is(name, self.arrays[name].shape, (max(desc.batch, 0) + 1,))
+        else:
+            if q.shape[0] != k.shape[0]:
+                raise _c.InvalidError(f"q has a batch of {q.shape[0]}, k and v of {k.shape[0]}: they must be equal")
+            desc.batch, desc.len_q, desc.len_kv = q.shape[0], q.shape[1], k.shape[1]
+        desc.dtype = _c.DTYPES[q.dtype]
+        desc.device = _c.CPU if q.device is None else _c.CUDA
+        desc.heads_q, desc.dim_qk = q.shape[-2:]
+        desc.heads_kv, desc.dim_v = v.shape[-2:]
+        self.o_shape = q.shape[:-1] + v.shape[-1:]
+        self.lse_shape = (q.shape[1], q.shape[0]) if self.varlen else (q.shape[0], q.shape[2], q.shape[1])
+
+    def _layouts(self):
+        desc, static, varlen = self.desc, self.static, bool(self.varlen)
+        q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
+        self.dtype = "float32" if static.out_f32 else q.dtype
+        shapes = {"o": self.o_shape, "grad_o": self.o_shape, "grad_q": q.shape, "grad_k": k.shape, "grad_v": v.shape}
+        for name in ("q", "k", "v"):
+            getattr(desc, name + "_stride")[:] = _strides(self.tensors[name], name, varlen)
+        given = [(name, self.tensors[name]) for name in ("o", "grad_o") if name in self.tensors]
+        for name, tensor in given + [item for item in self.outputs.items() if item[0] in shapes]:
+            _shape_is(name, tensor.shape, shapes[name])
+            _typed(name, tensor, self.dtype)
+            _same_device(name, tensor.device, q.device)
+            getattr(desc, name + "_stride")[:] = _strides(tensor, name, varlen)
+        lses = [(name, self.tensors[name]) for name in ("lse", "grad_lse") if name in self.tensors]
+        for name, tensor in lses + [item for item in self.outputs.items() if item[0] == "lse"]:
+            _shape_is(name, tensor.shape, self.lse_shape)
+            _typed(name, tensor, "float32")
+            _same_device(name, tensor.device, q.device)
+            if not is_packed(tensor):
+                raise _c.InvalidError(f"{name} has strides {tensor.strides}; it takes a packed tensor")
+
+    def _options(self):
+        desc, static = self.desc, self.static
+        desc.flags |= _c.CAUSAL * bool(static.causal) | _c.OUT_F32 * bool(static.out_f32)
+        desc.flags |= _c.DETERMINISTIC * bool(static.deterministic)
+        if static.window is not None:
+            try:
+                left, right = (-1 if side is None else side for side in static.window)
+            except (TypeError, ValueError):
+                raise _c.InvalidError(f"window is {static.window!r}; it takes (left, right)") from None
+            desc.flags |= _c.WINDOW
+            desc.window_left, desc.window_right = _integer("window", left), _integer("window", right)
+        if static.chunk is not None:
+            desc.flags |= _c.CHUNK
+            desc.chunk = _integer("chunk", static.chunk)
+        if static.scale is not None:
+            desc.scale = _number("scale", static.scale)
+            if not desc.scale > 0:
+                raise _c.InvalidError(f"scale is {static.scale}; it takes numbers > 0, or None for 1 / sqrt(dim)")
+        if static.softcap is not None:
+            desc.flags |= _c.SOFTCAP
+            desc.softcap = _number("softcap", static.softcap)
+        if static.dropout_p:
+            desc.flags |= _c.DROPOUT
+            desc.dropout_p = _number("dropout_p", static.dropout_p)
+        desc.threads = _integer("threads", static.threads, 32)
+        if static.isa not in _c.ISAS:
+            raise _c.InvalidError(f"isa is {static.isa!r}; it takes {', '.join(_c.ISAS)}")
+        desc.isa = _c.ISAS[static.isa]
+        desc.kernel = str(static.kernel).encode() if static.kernel else None
+        desc.strategy = str(static.strategy).encode() if static.strategy else None
+
+    def _arrays(self):
+        desc, arrays = self.desc, self.arrays
+        batch, heads = desc.batch, desc.heads_q
+        for name, flag in (("lens_q", _c.LENS_Q), ("lens_kv", _c.LENS_KV), ("prefix", _c.PREFIX)):
+            if name in arrays:
+                desc.flags |= flag
+                _shape_is(name, arrays[name].shape, (batch,))
+        if "sink" in arrays:
+            desc.flags |= _c.SINK
+            _shape_is("sink", arrays["sink"].shape, (heads,))
+        if "alibi" in arrays:
+            desc.flags |= _c.ALIBI
+            shape = arrays["alibi"].shape
+            _shape_is("alibi", shape, (heads,), (1, heads), (batch, heads))
+            desc.alibi_batch = 1 if len(shape) == 1 else shape[0]
+        if "bias" in arrays:
+            self._bias(arrays["bias"])
+        if "intervals" in arrays:
+            desc.flags |= _c.INTERVALS
+            shape = arrays["intervals"].shape
+            vectors, kv = shape[-1] if shape else 0, desc.heads_kv
+            _shape_is("intervals", shape, (batch, 1, desc.len_kv, vectors), (batch, kv, desc.len_kv, vectors))
+            desc.interval_heads, desc.interval_vectors = shape[1], vectors
+        if "bits" in arrays:
+            desc.flags |= _c.BITS
+            width = (desc.len_kv + 7) // 8
+            shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
+            _shape_is("bits (or mask)", arrays["bits"].shape, *dict.fromkeys(shapes))
+            desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]
+        if self.blocks:
+            self._blocks()
+
+    def _bias(self, bias):
+        desc = self.desc
+        full = (desc.batch, desc.heads_q, desc.len_q, desc.len_kv)
+        if bias.dtype not in _c.DTYPES:
+            raise _c.InvalidError(f"bias is {bias.dtype}; it takes float32, float16 or bfloat16")
+        if not 1 <= len(bias.shape) <= 4:
+            raise _c.InvalidError(f"bias has shape {bias.shape}; it takes what broadcasts to {full}")
+        lead = 4 - len(bias.shape)
+        extent, stride = (1,) * lead + bias.shape, (0,) * lead + bias.strides
+        if any(n not in (1, most) for n, most in zip(extent, full)):
+            raise _c.InvalidError(f"bias has shape {bias.shape}; it takes what broadcasts to {full}")
+        desc.flags |= _c.BIAS
+        desc.bias_dtype = _c.DTYPES[bias.dtype]
+        # A stride of 0 repeats: so does an extent of 1, whose gradient is then summed here.
+        desc.bias_extent[:] = extent
+        desc.bias_stride[:] = [step if n > 1 else 1 for n, step in zip(extent, stride)]
+
+    def _blocks(self):
+        desc, arrays = self.desc, self.arrays
+        desc.flags |= _c.BLOCKS
+        desc.block_rows, desc.block_keys = (_integer("blocks", size) for size in self.blocks)
+        if min(self.blocks) < 1:
+            raise _c.InvalidError(f"blocks have {self.blocks[0]} rows and {self.blocks[1]} keys; both are at least 1")
+        rows, keys = -(-desc.len_q // self.blocks[0]), -(-desc.len_kv // self.blocks[1])
+        lead = None
+        for kind in ("full", "partial"):
+            count, table = arrays.get(f"block_{kind}_count"), arrays.get(f"block_{kind}")
+            if (count is None) != (table is None):
+                raise _c.InvalidError(f"blocks: {kind}_count and {kind} belong together; one is missing")
+            if count is None:
+                continue
+            lead = lead or count.shape[:2]
+            if len(lead) != 2 or lead[0] not in (1, desc.batch) or lead[1] not in (1, desc.heads_q):
+                raise _c.InvalidError(f"blocks.{kind}_count has shape {count.shape}; it takes (1 or {desc.batch}, 1 or "
+                                      f"{desc.heads_q}, {rows})")
+            _shape_is(f"blocks.{kind}_count", count.shape, lead + (rows,))
+            _shape_is(f"blocks.{kind}", table.shape, lead + (rows, keys))
+        if lead is None:
+            raise _c.InvalidError("blocks has neither full nor partial ones: no key would be visible")
+        desc.block_batch, desc.block_heads = lead
+
+    def prepare(self) -> Prepared:
+        plan = Plan(self.desc)
+        shapes = {"o": self.o_shape, "lse": self.lse_shape}
+        shapes.update((f"grad_{name}", self.tensors[name].shape) for name in ("q", "k", "v"))
+        for name in ("bias", "alibi", "sink"):
+            if name in self.arrays:
+                shapes[f"grad_{name}"] = self.arrays[name].shape
+        return Prepared(plan, plan._handle, plan.workspace_bytes, self.dtype, shapes)
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+def _layouts(tensors: Dict[str, Any]) -> Dict[str, Layout]:
+    return {name: layout(tensor, name) for name, tensor in tensors.items()}
+
+
+def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context) -> Prepared:
+    """The plan of these tensors: one made before, or a new one."""
+    key = (direction, static, varlen, blocks, context,
+           *[signature(t) for t in tensors.values()],
+           *[(name, signature(t)) for name, t in arrays.items()],
+           *[(name, signature(t)) for name, t in outputs.items()])
+    try:
+        found = _plans.get(key)
+    except TypeError:
+        raise _c.InvalidError(f"an option is of a type that it does not take: {Static(*static)}") from None
+    if found is None:
+        problem = Problem(direction, _layouts(tensors), Static(*static), _layouts(arrays), varlen, blocks,
+                          _layouts(outputs))
+        if context is not None:
+            from . import _gpu
+            _gpu.find_nvrtc()
+        found = problem.prepare()
+        while len(_plans) >= LIMIT:
+            try:
+                _plans.pop(next(iter(_plans)), None)
+            except (StopIteration, RuntimeError):  # another thread was there first
+                break
+        _plans[key] = found
+    return found
+
+
+def workspace(like: Any, device: Optional[int], size: int) -> Tuple[Any, Optional[int]]:
+    """(owner, address) of a workspace; on the CPU one that the thread keeps, if it is not large."""
+    if not size:
+        return None, None
+    if device is not None:
+        return _tensor.gpu_workspace(like, size)
+    kept = getattr(_local, "workspace", None)
+    if kept is None or kept[0] < size:
+        owner = np.empty(size, np.uint8)
+        kept = (size, owner, owner.ctypes.data)
+        if size <= _KEEP:
+            _local.workspace = kept
+    return kept[1], kept[2]
+
+
+def writable(tensor: Any, name: str, stream: Optional[int]) -> Any:
+    """What an output given by the caller is seen as; it must not be read-only, nor take part in autograd."""
+    seen = see(tensor, name, stream)
+    if type(seen) is np.ndarray:
+        readonly = not seen.flags.writeable
+    elif type(seen) is View:
+        readonly = seen.layout.readonly
+    else:
+        readonly = seen.requires_grad
+        if readonly:
+            raise _c.InvalidError(f"{name} requires grad: what is written into it would escape autograd")
+    if readonly:
+        raise _c.InvalidError(f"{name} is read-only")
+    return seen
+
+
+def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, Any], varlen: Optional[Tuple[int, int]],
+        blocks: Optional[Tuple[int, int]], out: Dict[str, Any], want: Tuple[str, ...], seed: Any = 0,
+        seed_offset: Any = 0, stream: Any = None) -> Dict[str, Any]:
+    """Computes, and returns the wanted outputs by name: those in `out` as they are, the others newly made.
+
+    given: q, k, v and (backward) o, lse, grad_o, grad_lse. tables: arrays by their field in attn_args. want: o, lse, or
+    gradients.
+    """
+    handle = None if stream is None else _tensor.stream_handle(stream)
+    tensors = {name: see(tensor, name, handle) for name, tensor in given.items()}
+    device = _device_of(tensors["q"])
+    rest = static, tables, varlen, blocks, out, want, seed, seed_offset
+    if device is None:
+        return _run(direction, tensors, None, None, None, *rest)
+    from . import _gpu
+
+    if handle is None:
+        handle = _tensor.current_stream(given["q"])
+    with _gpu.current(tensors["q"]) as context:
+        results = _run(direction, tensors, device, context, handle, *rest)
+        if stream is not None:
+            _gpu.record([*given.values(), *tables.values(), *results.values()], stream)
+        return results
+
+
+def _run(direction, tensors, device, context, handle, static, tables, varlen, blocks, out, want, seed, seed_offset):
+    arrays = {}
+    for name, value in tables.items():
+        if name == "bias":
+            arrays[name] = see(value, name, handle)
+            _same_device(name, _device_of(arrays[name]), device)
+        else:
+            dtype = "uint8" if name == "bits" else "float32" if name in ("alibi", "sink") else "int32"
+            arrays[name] = as_table(value, name, dtype, device, handle)
+    outputs = {name: writable(tensor, name, handle) for name, tensor in out.items()} if out else out
+    plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context)
+    args = _c.Args()
+    for name, tensor in tensors.items():
+        setattr(args, name, address(tensor) or ctypes.addressof(_EMPTY))
+    for name, tensor in arrays.items():
+        setattr(args, name, address(tensor) or ctypes.addressof(_EMPTY))
+    results, like = {}, tensors["q"]
+    for name in want:
+        if name in outputs:
+            results[name], seen = out[name], outputs[name]
+        else:
+            dtype = plan.dtype if name in _OF_DTYPE else "float32"
+            results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name)
+        setattr(args, name, address(seen) or ctypes.addressof(_EMPTY))
+    held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
+    owner, place = workspace(like, device, plan.workspace)
+    _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle))
+    del owner, held
+    return results
+
+
+_OF_DTYPE = {"o", "grad_q", "grad_k", "grad_v"}
+
+
+def _seed(args, seed, seed_offset, device, handle):
+    """Sets dropout's seed: numbers, or arrays of one 64-bit integer that the run reads."""
+    held = []
+    for name, value, bits in (("seed", seed, 64), ("seed_offset", seed_offset, 32)):
+        if isinstance(value, (int, np.integer)):
+            if not 0 <= value < 1 << bits:
+                raise _c.InvalidError(f"{name} is {value}; it takes 0 to 2^{bits} - 1")
+            setattr(args, name, int(value))
+            continue
+        seen = see(value, name, handle)
+        is_at = layout(seen, name)
+        _same_device(name, is_at.device, device)
+        if is_at.dtype not in ("int64", "uint64") or int(np.prod(is_at.shape)) != 1:
+            raise _c.InvalidError(f"{name} is {is_at.dtype} of shape {is_at.shape}; it takes one 64-bit integer")
+        setattr(args, name + "_at", address(seen))
+        held.append(seen)
+    return held

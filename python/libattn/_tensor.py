@@ -1,0 +1,291 @@
+"""Where tensors of other libraries lie in memory, without copying them.
+
+Three kinds are told apart: NumPy arrays, torch tensors, and all others, which show themselves by DLPack
+(`__dlpack__`) or by `__cuda_array_interface__` and are seen through a View. torch and CuPy are never imported here: a
+tensor of theirs proves that they are loaded.
+"""
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from . import _c
+
+
+class Layout(NamedTuple):
+    """What a plan needs to know of a tensor. Strides are in elements; device: None for the CPU, else a GPU's index."""
+
+    dtype: str
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    device: Optional[int]
+    readonly: bool
+
+
+# ---- DLPack and __cuda_array_interface__ -----------------------------------------------------------
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+class _DLVersioned(ctypes.Structure):  # DLManagedTensorVersioned; an unversioned one starts with its DLTensor
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _DLTensor)]
+
+
+_capsule_valid = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_valid.restype, _capsule_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
+_CPU_TYPES, _CUDA_TYPES = (1, 3), (2, 13)  # kDLCPU, kDLCUDAHost; kDLCUDA, kDLCUDAManaged
+
+
+class View:
+    """A foreign tensor: where it lies, and what keeps it alive while it is looked at."""
+
+    __slots__ = ("address", "layout", "owner", "source")
+
+    def __init__(self, source: Any, name: str, stream: Optional[int]):
+        self.source = source
+        interface = getattr(source, "__cuda_array_interface__", None)
+        if interface is not None:
+            self._from_cuda(source, interface)
+        elif hasattr(source, "__dlpack__"):
+            self._from_dlpack(source, name, stream)
+        else:
+            raise TypeError(f"{name}: {type(source).__name__} is no tensor: it takes a NumPy array, a torch tensor, or "
+                            "what has __dlpack__ or __cuda_array_interface__")
+
+    def _from_cuda(self, source, interface):
+        dtype = np.dtype(interface["typestr"])
+        shape = tuple(interface["shape"])
+        steps = interface.get("strides")
+        strides = packed(shape) if steps is None else _elements(steps, dtype.itemsize)
+        device = getattr(source, "device", None)
+        index = getattr(device, "id", device if isinstance(device, int) else -1)  # -1: the context's own
+        self.address, readonly = interface["data"]
+        self.owner = source
+        self.layout = Layout(_native(dtype), shape, strides, index, bool(readonly))
+
+    def _from_dlpack(self, source, name, stream):
+        keywords = {}
+        on_gpu = source.__dlpack_device__()[0] in _CUDA_TYPES
+        if on_gpu:
+            keywords["stream"] = stream if stream else 1  # DLPack's name for the default stream
+        try:
+            capsule = source.__dlpack__(max_version=(1, 0), **keywords)
+        except TypeError:
+            capsule = source.__dlpack__(**keywords)
+        # The capsule stays ours and is never renamed: its destructor frees what it holds once this view is gone.
+        self.owner = capsule
+        readonly = False
+        if _capsule_valid(capsule, b"dltensor_versioned"):
+            managed = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+            tensor, readonly = managed.tensor, bool(managed.flags & 1)
+            if managed.major != 1:
+                raise BufferError(f"{name}: DLPack {managed.major}.{managed.minor} is not known; 1.x is")
+        elif _capsule_valid(capsule, b"dltensor"):
+            tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+        else:
+            raise BufferError(f"{name}: {type(source).__name__}.__dlpack__ gave no DLPack capsule")
+        if tensor.device_type not in _CPU_TYPES + _CUDA_TYPES:
+            raise ValueError(f"{name}: DLPack device type {tensor.device_type}; it takes the CPU or a CUDA GPU")
+        kind = _CODES.get(tensor.code, "code")
+        dtype = "bool" if kind == "bool" else f"{kind}{tensor.bits}"
+        if tensor.lanes != 1:
+            dtype = f"{dtype}x{tensor.lanes}"
+        shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed(shape)
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.layout = Layout(dtype, shape, strides, tensor.device_id if on_gpu else None, readonly)
+
+
+def packed(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    """Strides in elements of a tensor without gaps, last dimension fastest."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def _elements(steps, size):
+    if any(step % size for step in steps):
+        raise ValueError(f"strides of {tuple(steps)} bytes are no multiples of the element's {size} bytes")
+    return tuple(step // size for step in steps)
+
+
+def _native(dtype: np.dtype) -> str:
+    if not dtype.isnative:
+        raise TypeError(f"dtype {dtype!r} has the other byte order; .astype of the native one converts it")
+    return dtype.name
+
+
+# ---- kinds ---------------------------------------------------------------------------------------
+
+_is_torch: dict = {np.ndarray: False}  # by type, once looked at
+
+
+def is_torch(tensor: Any) -> bool:
+    """Whether it is a torch tensor; torch is not imported for it."""
+    kind = type(tensor)
+    known = _is_torch.get(kind)
+    if known is None:
+        torch = sys.modules.get("torch")
+        known = torch is not None and hasattr(torch, "Tensor") and issubclass(kind, torch.Tensor)
+        _is_torch[kind] = known
+    return known
+
+
+def see(tensor: Any, name: str, stream: Optional[int] = None) -> Any:
+    """The tensor itself if it is NumPy's or torch's, else a View of it."""
+    if type(tensor) is np.ndarray or is_torch(tensor) or type(tensor) is View:
+        return tensor
+    if isinstance(tensor, np.ndarray):
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise TypeError(f"{name}: a masked array; its mask would be ignored")
+        return tensor.view(np.ndarray)
+    return View(tensor, name, stream)
+
+
+def signature(seen: Any) -> tuple:
+    """What two tensors must have in common to be served by one plan."""
+    if type(seen) is np.ndarray:
+        return seen.dtype, seen.shape, seen.strides
+    if type(seen) is View:
+        return seen.layout
+    return seen.dtype, seen.shape, seen.stride(), seen.device
+
+
+def _fast_address() -> Any:
+    """Reads where a NumPy array's elements lie out of its C struct, whose first field after the object's head it is by
+    NumPy's C API: a sixth of the time of .ctypes.data. None where that does not hold."""
+    if sys.implementation.name != "cpython":
+        return None
+    at, head = ctypes.c_void_p.from_address, object.__basicsize__
+    tries = (np.empty(3, np.float32), np.empty((2, 5), np.uint8), np.empty((4, 4))[1:, 2:])
+    return (lambda array: at(id(array) + head).value) if all(
+        at(id(array) + head).value == array.ctypes.data for array in tries) else None
+
+
+numpy_address: Any = _fast_address() or (lambda array: array.ctypes.data)
+
+
+def address(seen: Any) -> int:
+    if type(seen) is np.ndarray:
+        return numpy_address(seen) or 0
+    return seen.address if type(seen) is View else seen.data_ptr()
+
+
+def layout(seen: Any, name: str) -> Layout:
+    """The tensor's layout; raises TypeError or ValueError for what no plan can describe."""
+    if type(seen) is View:
+        return seen.layout
+    if type(seen) is np.ndarray:
+        try:
+            return Layout(_native(seen.dtype), seen.shape, _elements(seen.strides, seen.itemsize), None,
+                          not seen.flags.writeable)
+        except (TypeError, ValueError) as problem:
+            raise type(problem)(f"{name}: {problem}") from None
+    torch = sys.modules["torch"]
+    if seen.layout != torch.strided or seen.is_conj() or seen.is_neg():
+        raise TypeError(f"{name}: a tensor of layout {seen.layout}; it takes strided ones, as .to_dense() gives them")
+    if seen.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: is on {seen.device}; it takes the CPU or a CUDA GPU")
+    index = None if seen.device.type == "cpu" else seen.device.index
+    return Layout(str(seen.dtype).rsplit(".", 1)[-1], tuple(seen.shape), tuple(seen.stride()), index, False)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of that name; bfloat16 is ml_dtypes', where that is installed."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError("NumPy has no bfloat16 for the result: install ml_dtypes, or pass out=") from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def cupy_of(tensor: Any) -> Any:
+    """CuPy, if the tensor is an array of it, else None."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(tensor, getattr(cupy, "ndarray", ())) else None
+
+
+def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str) -> Any:
+    """A new tensor of the library that `like` came from, on its device: (the tensor, what see() says of it)."""
+    if type(like) is np.ndarray:
+        made = np.empty(shape, like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
+        return made, made
+    if type(like) is not View:
+        torch = sys.modules["torch"]
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        return made, made
+    if like.layout.device is None:
+        made = np.empty(shape, numpy_dtype(dtype))
+        return made, made
+    cupy = cupy_of(like.source)
+    if cupy is None:
+        raise TypeError(f"{name}: no library is known to make a GPU array for the result: {type(like.source).__name__} "
+                        "is neither torch's nor CuPy's; pass it")
+    made = cupy.empty(shape, dtype=numpy_dtype(dtype))
+    return made, View(made, name, None)
+
+
+def gpu_workspace(like: Any, size: int) -> Tuple[Any, int]:
+    """(owner, address) of `size` bytes of GPU memory, from the caching allocator of torch or else of CuPy."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if type(like) is not View:
+        owner = torch.empty(size, dtype=torch.uint8, device=like.device)
+        return owner, owner.data_ptr()
+    if cupy is not None:
+        memory = cupy.cuda.alloc(size)
+        return memory, memory.ptr
+    if torch is not None and torch.cuda.is_available():
+        owner = torch.empty(size, dtype=torch.uint8, device="cuda")
+        return owner, owner.data_ptr()
+    raise _c.UnsupportedError(f"this run needs {size} bytes of GPU memory as workspace: import torch or cupy, whose "
+                              "allocator gives them")
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def stream_handle(stream: Any) -> int:
+    """The CUstream of an integer, of a torch or CuPy stream, or of what has __cuda_stream__."""
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return (protocol() if callable(protocol) else protocol)[1]
+    for name in ("cuda_stream", "ptr"):
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle
+    raise TypeError(f"stream: {type(stream).__name__} is no stream: it takes torch's, CuPy's, or a cudaStream_t as an "
+                    "integer")
+
+
+def current_stream(tensor: Any) -> int:
+    """The stream that torch or CuPy puts its own work into now; of the library that the tensor came from."""
+    if is_torch(tensor):
+        return sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    cupy = cupy_of(tensor)
+    if cupy is not None:
+        return cupy.cuda.get_current_stream().ptr
+    raise ValueError(f"stream: is needed for GPU tensors of {type(tensor).__name__}: nothing tells on which stream "
+                     "they are made. Pass stream=")

@@ -1,0 +1,180 @@
+"""Whatever is wrong raises an exception that names it; nothing crashes, and nothing is written."""
+import gc
+
+import numpy as np
+import pytest
+
+import libattn
+
+
+def refuses(match, *tensors, kind=libattn.InvalidError, **options):
+    with pytest.raises(kind, match=match):
+        libattn.attention(*tensors, **options)
+
+
+def test_shapes_and_types(make):
+    q, k, v = make()
+    refuses("q has shape", q[0], k, v)
+    refuses("k has shape", q, k[0], v)
+    refuses("float64", q.astype(np.float64), k, v)
+    refuses("k is float16, where it takes float32", q, k.astype(np.float16), v)
+    refuses("all but their last", q, k, v[:, :-1])
+    refuses("q has dim 24 and k 23", q, k[..., :-1], v)
+    refuses("4 heads, k and v 3", q, np.zeros((2, 13, 3, 24), "f"), np.zeros((2, 13, 3, 24), "f"))
+    refuses("batch of 2", q, k[:1], v[:1])
+    refuses("at least 1", q, k[:, :, :0], v[:, :, :0])
+    refuses("at least 1", q, k, v[..., :0])
+    refuses("last dimension must be contiguous", q, k.repeat(2, -1)[..., ::2], v)
+    refuses("byte order", q.astype(">f4"), k, v, kind=TypeError)
+    refuses("list is no tensor", [[1.0]], k, v, kind=TypeError)
+    refuses("masked array", np.ma.masked_array(q), k, v, kind=TypeError)
+    odd = np.zeros(q.size * 5, np.uint8).view([("x", "f4"), ("y", "u1")])["x"].reshape(q.shape)
+    refuses("no multiples", odd, k, v, kind=ValueError)
+    refuses("dim_qk", *[np.zeros((1, 2, 1, 600), "f")] * 3)
+
+
+def test_options(make):
+    q, k, v = make()
+    refuses("scale is 0", q, k, v, scale=0)
+    refuses("scale", q, k, v, scale=float("nan"))
+    refuses("softcap", q, k, v, softcap=-1.0)
+    refuses("dropout_p", q, k, v, dropout_p=1.5)
+    refuses("window is 5", q, k, v, window=5)
+    refuses("window_left", q, k, v, window=(-2, 0))
+    refuses("chunk", q, k, v, chunk=0)
+    refuses("isa is 'sse'", q, k, v, isa="sse")
+    refuses("no-such-kernel", q, k, v, kernel="no-such-kernel", kind=libattn.Error)
+    refuses("strategy", q, k, v, strategy="no-such-word")
+    refuses("threads", q, k, v, threads=-1)
+    refuses("threads is 1180591620717411303424", q, k, v, threads=1 << 70)
+    refuses("chunk is 1.5", q, k, v, chunk=1.5)
+    refuses("softcap is 'ten'", q, k, v, softcap="ten")
+    refuses("an option is of a type", q, k, v, window=[1, 2])
+    refuses("seed is -1", q, k, v, dropout_p=0.5, seed=-1)
+    refuses("seed_offset is", q, k, v, dropout_p=0.5, seed_offset=1 << 32)
+    refuses("seed is float32", q, k, v, dropout_p=0.5, seed=np.zeros(1, "f"))
+    with pytest.raises(TypeError):
+        libattn.attention(q, k, v, casual=True)
+
+
+def test_tables(make):
+    q, k, v = make()
+    refuses(r"lens_kv\[1\]", q, k, v, lens_kv=[1, 14])
+    refuses("lens_kv", q, k, v, lens_kv=[1, -1])
+    refuses("lens_kv has shape", q, k, v, lens_kv=[1, 2, 3])
+    refuses("beyond int32", q, k, v, lens_kv=[1, 1 << 40])
+    refuses("lens_kv is float64", q, k, v, lens_kv=[1.0, 2.0], kind=TypeError)
+    refuses("sink has shape", q, k, v, sink=[1.0])
+    refuses("alibi", q, k, v, alibi=np.array([1, 2, np.inf, 3], "f"))
+    refuses("bias has shape", q, k, v, bias=np.zeros((3, 13), "f"))
+    refuses("bias is float64", q, k, v, bias=np.zeros((9, 13)))
+    refuses("mask is float32", q, k, v, mask=np.zeros((9, 13), "f"))
+    refuses("mask has shape .9, 12.", q, k, v, mask=np.zeros((9, 12), bool))
+    refuses("mask.* has shape", q, k, v, mask=np.zeros((8, 13), bool))
+    refuses("mean the same", q, k, v, mask=np.zeros((9, 13), bool), bits=np.zeros((1, 1, 9, 2), np.uint8))
+    refuses("intervals", q, k, v, intervals=np.full((2, 1, 13, 2), 10, np.int32))
+    refuses("block", q, k, v, blocks=libattn.Blocks(9, 13, [[[1]]], [[[[4]]]]))
+    refuses("belong together", q, k, v, blocks=libattn.Blocks(9, 13, [[[1]]]))
+    refuses("neither full nor partial", q, k, v, blocks=libattn.Blocks(9, 13))
+    refuses("at least 1", q, k, v, blocks=libattn.Blocks(0, 13, [[[1]]], [[[[0]]]]))
+    refuses("libattn.Blocks", q, k, v, blocks=(1, 2), kind=TypeError)
+    q, k, v = q[0], k[0], v[0]
+    for cu, match in (([0, 4], "cu_lens_kv has shape"), ([0, 4, 20], "total_q"), ([1, 4, 9], "cu_lens"),
+                      ([0, 5, 4], "cu_lens")):
+        with pytest.raises(libattn.InvalidError, match=match):
+            libattn.attention_varlen(q, k, v, cu, [0, 6, 13])
+    with pytest.raises(libattn.InvalidError, match="cu_lens"):
+        libattn.attention_varlen(q, k, v, [0, 4, 9], [0, 6, 13], max_len_q=3)
+
+
+def test_outputs(make):
+    q, k, v = make()
+    out = np.full_like(q, 7)
+    out.flags.writeable = False
+    refuses("out is read-only|o is read-only", q, k, v, out=out)
+    refuses("o has shape", q, k, v, out=np.zeros((2, 9, 4, 23), "f"))
+    refuses("o is float16", q, k, v, out=np.zeros(q.shape, np.float16))
+    refuses("overlap", q, k, v, out=q)
+    refuses("o_stride", q, k, v, out=np.lib.stride_tricks.as_strided(np.zeros(500, "f"), q.shape, (0, 96, 96, 4)))
+    out = np.full_like(q, 7)
+    refuses("lens_kv", q, k, v, lens_kv=[1, 14], out=out)
+    assert np.all(out == 7)
+
+
+def test_backward(make):
+    q, k, v = make()
+    o, lse = libattn.attention(q, k, v, return_lse=True)
+    with pytest.raises(libattn.InvalidError, match="there is no bias"):
+        libattn.attention_backward(o, q, k, v, o, lse, grad_bias=True)
+    with pytest.raises(libattn.InvalidError, match="lse has shape"):
+        libattn.attention_backward(o, q, k, v, o, lse[:, :1])
+    with pytest.raises(libattn.InvalidError, match="lse has strides"):
+        libattn.attention_backward(o, q, k, v, o, np.asfortranarray(lse))
+    with pytest.raises(libattn.InvalidError, match="grad_o is float16"):
+        libattn.attention_backward(o.astype(np.float16), q, k, v, o, lse)
+    with pytest.raises(libattn.InvalidError, match="belong together"):
+        libattn.attention_backward(o, q, k, v, o, lse, cu_lens_q=[0, 9])
+
+
+class Foreign:
+    """A tensor of a library that nothing is known of but DLPack, and that only the capsule keeps alive."""
+
+    def __init__(self, array, hide_version=False):
+        self.array, self.hide_version = array, hide_version
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        if self.hide_version and "max_version" in keywords:
+            raise TypeError("max_version")
+        return self.array.copy().__dlpack__(**keywords)
+
+
+class Fixed(Foreign):
+    """One whose own array is shown, not a copy."""
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+
+class Odd(Foreign):
+    """One that gives no capsule."""
+
+    def __dlpack__(self, **keywords):
+        return 5
+
+
+def test_dlpack(make):
+    q, k, v = make()
+    wanted = libattn.attention(q, k, v)
+    for hide in (False, True):
+        found = libattn.attention(*(Foreign(x, hide) for x in (q, k, v)))
+        gc.collect()
+        assert type(found) is np.ndarray and np.array_equal(found, wanted)
+    assert np.array_equal(libattn.attention(q, Foreign(k), Foreign(v), lens_kv=Foreign(np.array([13, 13]))), wanted)
+    refuses("no DLPack capsule", q, Odd(k), v, kind=BufferError)
+    fixed = np.zeros_like(q)
+    fixed.flags.writeable = False
+    refuses("readonly|read-only", q, k, v, out=Fixed(fixed), kind=(libattn.InvalidError, BufferError))
+
+
+def test_freed_early(make):
+    q, k, v = make()
+    wanted = libattn.attention(q, k, v)
+    for _ in range(20):
+        assert np.array_equal(libattn.attention(q.copy(), k.copy(), v.copy()), wanted)
+
+
+def test_device_mismatch(make):
+    q, k, v = make()
+
+    class OnGpu:
+        def __init__(self, array):
+            self.__cuda_array_interface__ = {"shape": array.shape, "typestr": array.dtype.str, "data": (4096, False),
+                                             "version": 3, "strides": None}
+
+    refuses("k is on a GPU, q on the CPU", q, OnGpu(k), OnGpu(v))
+    refuses("stream: is needed", OnGpu(q), OnGpu(k), OnGpu(v), kind=ValueError)
+    refuses("is no stream", OnGpu(q), OnGpu(k), OnGpu(v), stream="main", kind=TypeError)
+    refuses("bias is on a GPU", q, k, v, bias=OnGpu(np.zeros((9, 13), "f")))

@@ -1,0 +1,38 @@
+"""The ctypes structs are those of attn.h: tests/abi/attn.abi, which the C tests hold against a compiler, lists each
+field's offset and size and each value."""
+import ctypes
+import pathlib
+import re
+
+import pytest
+
+from libattn import _c
+
+ABI = pathlib.Path(__file__).parents[2] / "tests" / "abi" / "attn.abi"
+STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_plan_info": _c.PlanInfo}
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_struct(name):
+    text, struct = ABI.read_text(), STRUCTS[name]
+    fields = re.findall(rf"^field {name}\.(\w+) .* at (\d+) size (\d+)$", text, re.M)
+    members = [(field, getattr(struct, field)) for field, _ in struct._fields_]
+    ours = [(field, str(member.offset), str(member.size)) for field, member in members]
+    assert ours == fields
+    size, align = re.search(rf"^struct {name} size (\d+) align (\d+)$", text, re.M).groups()
+    assert (ctypes.sizeof(struct), ctypes.alignment(struct)) == (int(size), int(align))
+
+
+def test_values():
+    values = dict(re.findall(r"^value ATTN_(\w+) (\d+)$", ABI.read_text(), re.M))
+    for name in _c.FLAGS:
+        assert getattr(_c, name) == int(values[name]), name
+    for name, code in _c.DTYPES.items():
+        assert code == int(values[{"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[name]])
+    for name, code in _c.ISAS.items():
+        assert code == int(values["ISA_" + name.upper()])
+    assert (_c.CPU, _c.CUDA, _c.FORWARD, _c.BACKWARD) == tuple(
+        int(values[name]) for name in ("CPU", "CUDA", "FORWARD", "BACKWARD"))
+    statuses = {"INVALID": _c.InvalidError, "UNSUPPORTED": _c.UnsupportedError, "NO_MEMORY": _c.NoMemoryError,
+                "DEVICE_FAILED": _c.DeviceError}
+    assert _c._ERRORS == {int(values[name]): kind for name, kind in statuses.items()}
