@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/plan.h"
 #include "attn_commit.h"
 #include "command.h"
 #include "base/detect.h"
@@ -44,16 +45,36 @@ static void start_peers(const attn_bench_options *o, attn_bench_peers *peers, FI
     }
 }
 
-static void progress(const char *what, int done, int count)
+/* A guess at a case's seconds, for the time left: what was predicted of all cases so far, beside what they took,
+ * corrects it. */
+static double guess(const attn_bench_options *o, const attn_bench_case *item)
 {
-    static bool shown;
+    static const double forwards[] = {
+        [ATTN_BENCH_FORWARD] = 1, [ATTN_BENCH_DECODE] = 1, [ATTN_BENCH_BACKWARD] = 3, [ATTN_BENCH_BOTH] = 4
+    };
+    enum { RUNNERS = 3 }; /* subject, peer, limit */
+    attn_plan *plan;
+    double call = 0;
+    if (item->kind == ATTN_BENCH_PLANNED || item->kind == ATTN_BENCH_THEOREM) return 0.01;
+    if (o->on == ATTN_CPU && attn_plan_create(&plan, &item->desc) == ATTN_OK) {
+        call = forwards[item->pass] * plan->choice.seconds;
+        attn_plan_destroy(plan);
+    }
+    if (item->kind == ATTN_BENCH_MEMORY) return 0.1 + 2 * call;
+    return RUNNERS * ((double)o->repeat + 2) * (fmax(call, o->min_time) + o->pause);
+}
+
+static void show_progress(const attn_bench_case *item, int number, int count, double left)
+{
+    char text[ATTN_SECONDS_TEXT];
     if (!isatty(STDERR_FILENO)) return;
-    if (what)
-        fprintf(stderr, "\r\033[K%s %d/%d", what, done + 1, count);
-    else if (shown)
-        fputs("\r\033[K", stderr);
-    shown = what;
+    fprintf(stderr, "\r\033[K%s %d/%d, about %s left", item->suite, number, count, attn_seconds_text(ceil(left), text));
     fflush(stderr);
+}
+
+static void hide_progress(void)
+{
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
 }
 
 /* What --smoke asks: is every figure there and a number? */
@@ -73,12 +94,17 @@ static int walk(const attn_bench_options *o, const attn_bench_peers *peers, attn
                 attn_bench_result *results, int count)
 {
     int done = 0;
+    double start = attn_seconds(), passed = 0, left = 0;
+    for (int i = 0; i < count; i++)
+        left += guess(o, &cases[i]);
     for (int i = 0; i < count; i++) {
-        progress(cases[i].suite, i, count);
+        double scale = passed > 0 ? (attn_seconds() - start) / passed : 1, share = guess(o, &cases[i]);
+        show_progress(&cases[i], i + 1, count, scale * left);
+        passed += share, left -= share;
         cases[done] = cases[i];
         bool good =
             (o->on == ATTN_CUDA ? attn_bench_gpu_measure : attn_bench_measure)(o, &cases[done], peers, &results[done]);
-        progress(NULL, i, count);
+        hide_progress();
         if (good && o->smoke && !sound(&cases[done], &results[done]))
             good = attn_bench_fail("%s: a figure is missing or not a number", cases[done].suite);
         if (!good) {

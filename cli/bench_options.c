@@ -86,19 +86,6 @@ static attn_status parse_dtypes(const char *text, void *value)
     return parse_list(text, attn_parse_dtype, &dtype, take_dtype, value);
 }
 
-static attn_status parse_heads(const char *text, void *value)
-{
-    int64_t *heads = value;
-    char first[32];
-    size_t length = strcspn(text, "/");
-    if (length >= sizeof first) return attn_fail(ATTN_INVALID, "takes HEADS or QUERY_HEADS/KV_HEADS");
-    memcpy(first, text, length);
-    first[length] = 0;
-    attn_status status = attn_parse_count(first, &heads[0]);
-    heads[1] = heads[0];
-    return status || !text[length] ? status : attn_parse_count(text + length + 1, &heads[1]);
-}
-
 const char *attn_bench_peer_name(attn_bench_peer peer)
 {
     static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3" };
@@ -135,7 +122,7 @@ static const attn_option options[] = {
     { "dtype", 0, "LIST", parse_dtypes, AT(dtypes), "f32, f16, bf16 (f32; decode: all of them)" },
     { "dim", 0, "LIST", parse_counts, AT(dims), "head dims (64,128; as the suite says)" },
     { "len", 0, "LIST", parse_counts, AT(lens), "rows and keys; decode: keys (as the suite says)" },
-    { "heads", 0, "Q[/KV]", parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
+    { "heads", 0, "Q[/KV]", attn_parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
     { "peer", 0, "NAME", parse_peer, AT(peer),

@@ -10,7 +10,7 @@
 
 void attn_bench_table_header(FILE *file)
 {
-    fprintf(file, "%-7s %-4s %4s %-10s %5s %6s %3s  %-17s %10s %6s %9s %7s %6s  %-22s %10s %6s %10s\n", "suite", "type",
+    fprintf(file, "%-7s %-4s %4s %-10s %5s %6s %3s  %-17s %10s %6s %9s %7s %6s  %-36s %10s %6s %10s\n", "suite", "type",
             "dim", "mask", "heads", "len", "thr", "kernel", "ms", "spread", "GFLOP/s", "GB/s", "limit", "peer",
             "peer ms", "ratio", "predicted");
 }
@@ -58,7 +58,7 @@ static void levels_row(FILE *file, const attn_bench_result *r)
 void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;
-    char heads[32], peer[48];
+    char heads[32], peer[72], text[ATTN_SECONDS_TEXT];
     snprintf(heads, sizeof heads, d->heads_q == d->heads_kv ? "%lld" : "%lld/%lld", (long long)d->heads_q,
              (long long)d->heads_kv);
     fprintf(file, "%-7s %-4s %4lld %-10s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
@@ -77,8 +77,9 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
                 (double)r->workspace / 1024, (double)r->packed / 1024, (double)(r->workspace - r->packed) / 1024);
         return;
     }
-    fprintf(file, "%10.4g %5.1f%% %9.4g ", 1e3 * r->subject.median, 100 * attn_bench_spread(r->subject),
-            1e-9 * r->flops / r->subject.median);
+    fprintf(file, "%10s %5.1f%% ", attn_number_text(1e3 * r->subject.median, text),
+            100 * attn_bench_spread(r->subject));
+    fprintf(file, "%9s ", attn_number_text(1e-9 * r->flops / r->subject.median, text));
     if (r->read > 0.0)
         fprintf(file, "%7.4g ", 1e-9 * r->kv_bytes / r->subject.median);
     else
@@ -86,11 +87,12 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
     fprintf(file, "%5.1f%%  ", 100 * r->limit / r->subject.median);
     if (r->peer_name) {
         snprintf(peer, sizeof peer, r->peer_form[0] ? "%s, %s" : "%s", r->peer_name, r->peer_form);
-        fprintf(file, "%-22s %10.4g %5.2fx ", peer, 1e3 * r->peer.median, r->peer.median / r->subject.median);
+        fprintf(file, "%-36s %10s %5.2fx ", peer, attn_number_text(1e3 * r->peer.median, text),
+                r->peer.median / r->subject.median);
     } else {
-        fprintf(file, "%-22s %10s %6s ", "", "", "");
+        fprintf(file, "%-36s %10s %6s ", "", "", "");
     }
-    fprintf(file, "%10.4g\n", 1e3 * r->predicted_seconds);
+    fprintf(file, "%10s\n", attn_number_text(1e3 * r->predicted_seconds, text));
     if (r->level[0].name) levels_row(file, r);
     if (r->watts > 0.0) fprintf(file, "        just after: %.0f MHz, %.0f W\n", r->megahertz, r->watts);
     if (r->read_far > 0.0)

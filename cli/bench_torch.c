@@ -22,20 +22,30 @@ struct attn_bench_torch {
 
 static const char *const scripts[] = { "bench/peers/torch_sdpa.py", "bench/peers/torch_gpu.py" };
 
-/* The script, from the source tree's root or from beside the command's build folder. */
+#ifndef ATTN_DATA_FOLDER
+#define ATTN_DATA_FOLDER "share"
+#endif
+
+/* Where scripts lie below a prefix: the source tree, or what was installed. */
+static const char *const homes[] = { "", ATTN_DATA_FOLDER "/attn/" };
+
+/* The script, below the command's folder or one that holds it, up to the root; else below the working folder. So the
+ * command finds it from any folder, built or installed. */
 static bool find_script(const char *name, char *path, size_t size)
 {
-    snprintf(path, size, "%s", name);
-    if (access(path, R_OK) == 0) return true;
     ssize_t length = readlink("/proc/self/exe", path, size - 1);
     for (path[length < 0 ? 0 : length] = 0; path[0];) {
         char *slash = strrchr(path, '/');
-        if (!slash || (size_t)(slash + 1 - path) + strlen(name) >= size) break;
-        strcpy(slash + 1, name);
-        if (access(path, R_OK) == 0) return true;
+        if (!slash) break;
+        for (size_t i = 0; i < sizeof homes / sizeof *homes; i++) {
+            size_t left = size - (size_t)(slash + 1 - path);
+            int wanted = snprintf(slash + 1, left, "%s%s", homes[i], name);
+            if (wanted >= 0 && (size_t)wanted < left && access(path, R_OK) == 0) return true;
+        }
         *slash = 0;
     }
-    return false;
+    snprintf(path, size, "%s", name);
+    return access(path, R_OK) == 0;
 }
 
 /* The child's next line, without its end; false when it has ended. */
@@ -77,7 +87,7 @@ attn_bench_torch *attn_bench_torch_start(const char *python, attn_device on, cha
 {
     char script[4096];
     if (!find_script(scripts[on == ATTN_CUDA], script, sizeof script)) {
-        snprintf(text, size, "%s was not found: run in the source tree", scripts[on == ATTN_CUDA]);
+        snprintf(text, size, "%s was found neither near the command nor here", scripts[on == ATTN_CUDA]);
         return NULL;
     }
     attn_bench_torch *torch = calloc(1, sizeof *torch);

@@ -41,7 +41,8 @@ static attn_status parse_part(const char *text, void *value)
 }
 
 static const attn_option options[] = {
-    { "quick", 0, NULL, attn_parse_switch, offsetof(values, quick), "small problems only: a second or two" },
+    { "quick", 0, NULL, attn_parse_switch, offsetof(values, quick),
+      "small problems only: about half a minute on two processors, and a\nminute where other work shares them" },
     { "device", 0, "NAME", attn_parse_device, offsetof(values, device), "cpu, or cuda: on the first GPU (cpu)" },
     { "isa", 0, "NAME", attn_parse_isa, offsetof(values, isa), "kernels of this instruction set only" },
     { "kernel", 0, "NAME", attn_parse_text, offsetof(values, kernel), "this kernel only, or planner: its own choices" },

@@ -21,6 +21,13 @@ int attn_cmd_kernels(int argc, char **argv);
 /* Seconds on the monotonic clock. */
 double attn_seconds(void);
 
+/* A duration as one says it, "3.742 ms" or "43 s" (base/words.h), into `text`, which is returned. */
+enum { ATTN_SECONDS_TEXT = 40 };
+const char *attn_seconds_text(double seconds, char text[ATTN_SECONDS_TEXT]);
+
+/* Four significant digits, without an exponent up to a billion: "43260". */
+const char *attn_number_text(double x, char text[ATTN_SECONDS_TEXT]);
+
 /* Prints "attn NAME: " and attn_error() to stderr; returns ATTN_EXIT_USAGE. */
 int attn_report_usage(const char *name);
 

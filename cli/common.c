@@ -6,12 +6,27 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "base/words.h"
 
 double attn_seconds(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+const char *attn_seconds_text(double seconds, char text[ATTN_SECONDS_TEXT])
+{
+    attn_words words = { text, ATTN_SECONDS_TEXT, 0 };
+    attn_say_seconds(&words, seconds);
+    return text;
+}
+
+const char *attn_number_text(double x, char text[ATTN_SECONDS_TEXT])
+{
+    attn_words words = { text, ATTN_SECONDS_TEXT, 0 };
+    attn_say_number(&words, x);
+    return text;
 }
 
 int attn_report_usage(const char *name)

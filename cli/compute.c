@@ -60,8 +60,9 @@ bool attn_compute_rated(const attn_computation *c)
 void attn_compute_print(const attn_computation *c)
 {
     const attn_plan_info *info = &c->info;
-    fprintf(stderr, " in %.4g ms", 1e3 * c->seconds);
-    if (attn_compute_rated(c)) fprintf(stderr, ", %.4g GFLOP/s", info->flops / c->seconds * 1e-9);
+    char took[ATTN_SECONDS_TEXT];
+    fprintf(stderr, " in %s", attn_seconds_text(c->seconds, took));
+    if (attn_compute_rated(c)) fprintf(stderr, ", %s GFLOP/s", attn_number_text(info->flops / c->seconds * 1e-9, took));
     fprintf(stderr, " (%s, %d thread%s, %.4g MiB of workspace)\n", info->kernel, (int)info->threads,
             info->threads == 1 ? "" : "s", (double)info->workspace_bytes / 1048576);
 }

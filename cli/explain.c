@@ -11,8 +11,8 @@
 #include "replay.h"
 
 typedef struct values {
-    int64_t len, len_q, len_kv; /* -1: not given */
-    int64_t batch, heads, heads_kv, dim, dim_v;
+    int64_t len, len_q, len_kv;          /* -1: not given */
+    int64_t batch, heads[2], dim, dim_v; /* heads: of queries, of keys and values */
     bool backward, alibi, bias, sink, measure, once, json;
     const char *machine, *kernel;
     attn_problem problem;
@@ -24,8 +24,7 @@ static const attn_option options[] = {
     { "len", 0, "N", attn_parse_length, AT(len), "rows and keys of a sequence" },
     { "len-q", 0, "N", attn_parse_length, AT(len_q), "rows, where they are not --len" },
     { "len-kv", 0, "N", attn_parse_length, AT(len_kv), "keys, where they are not --len" },
-    { "heads", 0, "N", attn_parse_count, AT(heads), "query heads; default 1" },
-    { "heads-kv", 0, "N", attn_parse_count, AT(heads_kv), "KV heads; default --heads" },
+    { "heads", 0, "Q[/KV]", attn_parse_heads, AT(heads), "query heads, and KV heads if fewer, as in 32/8; default 1" },
     { "dim", 0, "N", attn_parse_count, AT(dim), "of queries and keys" },
     { "dim-v", 0, "N", attn_parse_count, AT(dim_v), "of values; default --dim" },
     { "batch", 0, "N", attn_parse_count, AT(batch), "sequences; default 1" },
@@ -55,8 +54,8 @@ static const attn_command command = {
     "caches that forget what was not touched for longest.\n"
     "\n"
     "Examples\n"
-    "  attn explain --len 4096 --heads 32 --heads-kv 8 --dim 128 --causal\n"
-    "  attn explain --len-q 1 --len-kv 32768 --heads 32 --heads-kv 8 --dim 128 --dtype bf16 --measure\n"
+    "  attn explain --len 4096 --heads 32/8 --dim 128 --causal\n"
+    "  attn explain --len-q 1 --len-kv 32768 --heads 32/8 --dim 128 --dtype bf16 --measure\n"
     "  attn explain --len 2048 --heads 8 --dim 64 --causal --backward\n",
 };
 
@@ -68,8 +67,8 @@ static attn_status describe(const values *v, attn_desc *desc)
     *desc = (attn_desc){ .dtype = v->problem.dtype ? v->problem.dtype : ATTN_F32,
                          .direction = v->backward ? ATTN_BACKWARD : ATTN_FORWARD,
                          .batch = v->batch,
-                         .heads_q = v->heads,
-                         .heads_kv = v->heads_kv,
+                         .heads_q = v->heads[0],
+                         .heads_kv = v->heads[1],
                          .len_q = len_q,
                          .len_kv = len_kv,
                          .dim_qk = v->dim,
@@ -82,7 +81,7 @@ static attn_status describe(const values *v, attn_desc *desc)
         desc->alibi_batch = 1;
     }
     if (v->bias) {
-        int64_t extent[] = { 1, v->heads, len_q, len_kv };
+        int64_t extent[] = { 1, v->heads[0], len_q, len_kv };
         desc->flags |= ATTN_BIAS;
         desc->bias_dtype = ATTN_F32;
         for (int i = 0; i < 4; i++)
@@ -131,8 +130,10 @@ static void count_bytes(const values *v, const attn_plan *plan, const attn_desc 
 static void print_measured(const attn_plan *plan, const measured *m)
 {
     const attn_choice *c = &plan->choice;
-    printf("measured   %.4g ms, %.4g GFLOP/s; %.4g ms predicted (%+.0f %%)\n", 1e3 * m->seconds,
-           c->flops / m->seconds * 1e-9, 1e3 * c->seconds, 100 * (c->seconds / m->seconds - 1));
+    char took[ATTN_SECONDS_TEXT], predicted[ATTN_SECONDS_TEXT], rate[ATTN_SECONDS_TEXT];
+    printf("measured   %s, %s GFLOP/s; %s predicted (%+.0f %%)\n", attn_seconds_text(m->seconds, took),
+           attn_number_text(c->flops / m->seconds * 1e-9, rate), attn_seconds_text(c->seconds, predicted),
+           100 * (c->seconds / m->seconds - 1));
     if (!m->by) printf("counted    no bytes: %s\n", m->why_not);
     for (int i = 0; m->by && i < c->levels; i++)
         if (m->bytes[i] > 0)
@@ -186,7 +187,7 @@ static attn_status explain(const values *v, const attn_desc *desc, int argc, cha
 
 int attn_cmd_explain(int argc, char **argv)
 {
-    values v = { .len = -1, .len_q = -1, .len_kv = -1, .batch = 1, .heads = 1, .problem = ATTN_PROBLEM_INIT };
+    values v = { .len = -1, .len_q = -1, .len_kv = -1, .batch = 1, .heads = { 1, 1 }, .problem = ATTN_PROBLEM_INIT };
     attn_desc desc;
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;

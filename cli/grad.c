@@ -37,8 +37,8 @@ static void report_json(const work *w)
 static void report_text(const work *w)
 {
     const attn_array *q = &w->results[ATTN_GRAD_Q].array;
-    char shape[ATTN_SHAPE_TEXT];
-    if (w->recomputed) fprintf(stderr, "forward in %.4g ms; ", 1e3 * w->forward.seconds);
+    char shape[ATTN_SHAPE_TEXT], took[ATTN_SECONDS_TEXT];
+    if (w->recomputed) fprintf(stderr, "forward in %s; ", attn_seconds_text(w->forward.seconds, took));
     fprintf(stderr, "%s: %s %s, and the other gradients", w->options->grad_q,
             attn_shape_text(q->extent, q->rank, shape), attn_element_name(q->element));
     attn_compute_print(&w->backward);

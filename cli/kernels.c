@@ -36,6 +36,13 @@ static const attn_command command = {
     "few query rows. A problem goes to the first kernel that this machine runs and that has all it asks for.\n",
 };
 
+/* The width of a column that holds the text too. */
+static int wider(int width, const char *text)
+{
+    int length = (int)strlen(text);
+    return length > width ? length : width;
+}
+
 /* ---- strategies ---------------------------------------------------------------------------- */
 
 static const char *plans_text(unsigned plans, char text[96])
@@ -69,9 +76,18 @@ static void print_strategies(bool markdown)
     const attn_strategy *s = attn_strategies(&count);
     char said[96], plans[96];
     if (markdown) printf("| word | of | meaning |\n|---|---|---|\n");
-    for (int i = 0; i < count; i++)
-        printf(markdown ? "| `%s` | %s | %s |\n" : "%-70s %-40s %s\n", said_text(&s[i], said),
-               plans_text(s[i].plans, plans), s[i].meaning);
+    int word = 0, of = 0;
+    for (int i = 0; i < count; i++) {
+        word = wider(word, said_text(&s[i], said));
+        of = wider(of, plans_text(s[i].plans, plans));
+    }
+    for (int i = 0; i < count; i++) {
+        said_text(&s[i], said);
+        if (markdown)
+            printf("| `%s` | %s | %s |\n", said, plans_text(s[i].plans, plans), s[i].meaning);
+        else
+            printf("%-*s  %-*s  %s\n", word, said, of, plans_text(s[i].plans, plans), s[i].meaning);
+    }
 }
 
 static void print_strategies_json(void)
@@ -185,16 +201,20 @@ static void print_markdown(const attn_cpu_kernel *kernels, int count)
 static void print_text(const attn_cpu_kernel *kernels, int count)
 {
     const attn_feature *features;
-    int feature_count = attn_features(&features);
+    int feature_count = attn_features(&features), name = 6, isa = 3;
     char text[32];
-    printf("%-18s %-9s %-8s %-13s %-9s %-6s %-9s %s\n", "kernel", "isa", "form", "dtypes", "dims", "tile", "here",
-           "features");
+    for (int i = 0; i < count; i++) {
+        name = wider(name, kernels[i].name);
+        isa = wider(isa, attn_isa_name(kernels[i].isa));
+    }
+    printf("%-*s %-*s %-8s %-12s %-8s %-6s %-9s %s\n", name, "kernel", isa, "isa", "form", "dtypes", "dims", "tile",
+           "here", "features");
     for (int i = 0; i < count; i++) {
         const attn_cpu_kernel *kernel = &kernels[i];
         int missing = 0;
         for (int f = 0; f < feature_count; f++)
             missing += !(kernel->features & features[f].flag);
-        printf("%-18s %-9s %-8s %-13s 1 to %-4d %2dx%-3d %-9s ", kernel->name, attn_isa_name(kernel->isa),
+        printf("%-*s %-*s %-8s %-12s 1 to %-3d %2dx%-3d %-9s ", name, kernel->name, isa, attn_isa_name(kernel->isa),
                form_name(kernel), dtypes_text(kernel, text), (int)kernel->dim_max, (int)kernel->rows, (int)kernel->cols,
                runs_here(kernel) ? "yes"
                : kernel->ops     ? "no"
@@ -251,11 +271,14 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
 
 static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
 {
-    printf("%-36s %-5s %-8s %-8s %8s %7s  %-11s %s\n", "kernel", "dtype", "dims to", "tile", "threads", "KiB",
+    int name = 6;
+    for (int i = 0; i < count; i++)
+        name = wider(name, kernels[i].name);
+    printf("%-*s %-5s %-7s %-8s %7s %5s  %-11s %s\n", name, "kernel", "dtype", "dims to", "tile", "threads", "KiB",
            "compiled in", "masks, scores");
     for (int i = 0; i < count; i++) {
         const attn_cuda_kernel *k = &kernels[i];
-        printf("%-36s %-5s %3d/%-4d %3dx%-4d %8u %7u  %-11s %s, %s\n", k->name, attn_dtype_name(k->dtype), k->dim,
+        printf("%-*s %-5s %3d/%-3d %3dx%-4d %7u %5u  %-11s %s, %s\n", name, k->name, attn_dtype_name(k->dtype), k->dim,
                k->dim_v, k->rows, k->keys, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
                k->features & ATTN_CHUNK ? "all" : "causal, window", k->features & ATTN_BIAS ? "all" : "scale and sink");
     }

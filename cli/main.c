@@ -24,17 +24,19 @@ static const command commands[] = {
 
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
-static int print_help(void)
+static int print_help(FILE *out)
 {
-    printf("attn %s: exact attention, O = softmax(scale Q K^T + bias | mask) V\n\nUsage: attn COMMAND [options]\n\n"
-           "Commands\n",
-           attn_version());
+    fprintf(out,
+            "attn %s: exact attention, O = softmax(scale Q K^T + bias | mask) V\n\nUsage: attn COMMAND [options]\n\n"
+            "Commands\n",
+            attn_version());
     for (int i = 0; i < COMMANDS; i++)
-        printf("  %-9s %s\n", commands[i].name, commands[i].summary);
-    printf("\nattn help COMMAND, or attn COMMAND --help, says what it takes. attn --version prints the version.\n\n"
-           "Examples\n"
-           "  attn run --q q.npy --k k.npy --v v.npy -o o.npy --causal\n"
-           "  attn explain --len 4096 --heads 32 --heads-kv 8 --dim 128 --causal\n");
+        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    fprintf(out, "\nattn help COMMAND, or attn COMMAND --help, says what it takes. attn --version, or -V, prints the "
+                 "version.\n\n"
+                 "Examples\n"
+                 "  attn run --q q.npy --k k.npy --v v.npy -o o.npy --causal\n"
+                 "  attn explain --len 4096 --heads 32/8 --dim 128 --causal\n");
     return ATTN_EXIT_OK;
 }
 
@@ -55,7 +57,7 @@ static const command *find(const char *name)
 
 static int help(int argc, char **argv)
 {
-    if (argc == 1) return print_help();
+    if (argc == 1) return print_help(stdout);
     const command *wanted = find(argv[1]);
     char word[] = "--help", *words[] = { argv[1], word, NULL };
     return wanted ? wanted->run(2, words) : ATTN_EXIT_USAGE;
@@ -72,10 +74,10 @@ static int finish(int code)
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        fprintf(stderr, "attn: takes a command; see attn help\n");
+        print_help(stderr);
         return ATTN_EXIT_USAGE;
     }
-    if (!strcmp(argv[1], "--version")) {
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) {
         printf("attn %s\n", attn_version());
         return finish(ATTN_EXIT_OK);
     }

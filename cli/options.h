@@ -11,7 +11,7 @@
  *
  * An option is written --name VALUE, --name=VALUE, or with its letter -n VALUE; at most once each. Nothing else may
  * stand on the command line, but for the value of the option whose letter is ATTN_OPERAND. Numbers are whole texts:
- * "12x", "", " 1", "nan" and "1e999" are refused. */
+ * "12x", "", " 1", "nan" and "1e999" are refused. Lengths, counts and windows may end in k, m or g: 4k is 4096. */
 #ifndef ATTN_CLI_OPTIONS_H
 #define ATTN_CLI_OPTIONS_H
 
@@ -54,6 +54,7 @@ attn_option_parse attn_parse_switch;   /* bool */
 attn_option_parse attn_parse_text;     /* const char *, not empty */
 attn_option_parse attn_parse_length;   /* int64_t >= 0 */
 attn_option_parse attn_parse_count;    /* int64_t >= 1 */
+attn_option_parse attn_parse_heads;    /* int64_t[2] >= 1, "Q" or "Q/KV": query heads, and KV heads, else as many */
 attn_option_parse attn_parse_window;   /* int64_t[2] >= -1, "L,R" */
 attn_option_parse attn_parse_seed;     /* attn_seed */
 attn_option_parse attn_parse_positive; /* float, finite, > 0 */

@@ -34,9 +34,9 @@ typedef struct attn_problem {
 /* The rows for a struct `type` that holds the problem at `p`. */
 #define ATTN_PROBLEM_OPTIONS(type, p)                                                                                 \
     ATTN_OPTION(type, p.causal, "causal", NULL, attn_parse_switch,                                                    \
-                "a row sees keys up to its own place; the last row sees the last key"),                               \
+                "a row sees keys up to its own position; the last row sees the last key"),                            \
         ATTN_OPTION(type, p.window, "window", "L,R", attn_parse_window,                                               \
-                    "a row sees L keys before and R keys behind its place; -1: no bound"),                            \
+                    "a row sees L keys before its position and R keys after it; -1: all of them"),                    \
         ATTN_OPTION(type, p.chunk, "chunk", "C", attn_parse_count, "a row sees keys of its own chunk of C"),          \
         ATTN_OPTION(type, p.prefix, "prefix", "P", attn_parse_length,                                                 \
                     "every row sees the first P keys too, whatever causal and window say"),                           \

@@ -2,11 +2,21 @@
 #define _POSIX_C_SOURCE 200809L
 #include "progress.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "command.h"
+
+/* "0.5 s", "43 s", "4 min 40 s". */
+static void tenths(double seconds, char text[ATTN_SECONDS_TEXT])
+{
+    if (seconds < 9.95)
+        snprintf(text, ATTN_SECONDS_TEXT, "%.1f s", seconds);
+    else
+        attn_seconds_text(fmax(seconds, 10), text);
+}
 
 static void *show(void *context)
 {
@@ -21,8 +31,14 @@ static void *show(void *context)
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&progress->changed, &progress->mutex, &until);
         if (progress->done) break;
-        fprintf(stderr, "\r\033[Kcomputing... %.1f s of about %.1f s", attn_seconds() - progress->start,
-                progress->predicted);
+        char passed[ATTN_SECONDS_TEXT], all[ATTN_SECONDS_TEXT];
+        double seconds = attn_seconds() - progress->start;
+        tenths(seconds, passed);
+        tenths(progress->predicted, all);
+        if (seconds <= progress->predicted)
+            fprintf(stderr, "\r\033[Kcomputing... %s of about %s", passed, all);
+        else
+            fprintf(stderr, "\r\033[Kcomputing... %s, longer than the predicted %s", passed, all);
         shown = true;
     }
     pthread_mutex_unlock(&progress->mutex);

@@ -10,14 +10,27 @@
 #include "base/error.h"
 #include "command.h"
 
+#define UNITS " (k: times 1024, m: times 1024 k, g: times 1024 m)"
+
+/* Digits, with a sign or not, and behind them nothing, or one of `units`: k, m, g for 2^10, 2^20, 2^30. */
+static bool read_number(const char *text, const char *units, int64_t low, int64_t high, int64_t *value)
+{
+    size_t sign = text[0] == '-', digits = strspn(text + sign, "0123456789");
+    const char *end = text + sign + digits, *unit = *end ? strchr(units, *end) : NULL;
+    if (!digits || (*end && (!unit || end[1]))) return false;
+    errno = 0;
+    long long x = strtoll(text, NULL, 10), scale = unit ? 1LL << 10 * ((unit - units) % 3 + 1) : 1;
+    return !errno && !__builtin_mul_overflow(x, scale, value) && *value >= low && *value <= high;
+}
+
 static bool read_integer(const char *text, int64_t low, int64_t high, int64_t *value)
 {
-    size_t digits = strspn(text + (text[0] == '-'), "0123456789");
-    if (!digits || text[digits + (text[0] == '-')]) return false;
-    errno = 0;
-    long long x = strtoll(text, NULL, 10);
-    *value = x;
-    return !errno && x >= low && x <= high;
+    return read_number(text, "", low, high, value);
+}
+
+static bool read_size(const char *text, int64_t low, int64_t *value)
+{
+    return read_number(text, "kmgKMG", low, INT64_MAX, value);
 }
 
 static bool read_float(const char *text, float *value)
@@ -43,14 +56,29 @@ attn_status attn_parse_text(const char *text, void *value)
 
 attn_status attn_parse_length(const char *text, void *value)
 {
-    if (read_integer(text, 0, INT64_MAX, value)) return ATTN_OK;
-    return attn_fail(ATTN_INVALID, "takes a whole number, 0 or more");
+    if (read_size(text, 0, value)) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes a whole number, 0 or more, such as 4096 or 4k" UNITS);
 }
 
 attn_status attn_parse_count(const char *text, void *value)
 {
-    if (read_integer(text, 1, INT64_MAX, value)) return ATTN_OK;
-    return attn_fail(ATTN_INVALID, "takes a whole number, 1 or more");
+    if (read_size(text, 1, value)) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes a whole number, 1 or more, such as 4096 or 4k" UNITS);
+}
+
+attn_status attn_parse_heads(const char *text, void *value)
+{
+    int64_t *heads = value;
+    char first[32];
+    size_t length = strcspn(text, "/");
+    if (length < sizeof first) {
+        memcpy(first, text, length);
+        first[length] = 0;
+        bool good = read_size(first, 1, &heads[0]);
+        heads[1] = heads[0];
+        if (good && (!text[length] || read_size(text + length + 1, 1, &heads[1]))) return ATTN_OK;
+    }
+    return attn_fail(ATTN_INVALID, "takes Q or Q/KV: query heads, and KV heads if fewer, as in 32/8");
 }
 
 attn_status attn_parse_window(const char *text, void *value)
@@ -62,10 +90,9 @@ attn_status attn_parse_window(const char *text, void *value)
     if (length < sizeof left) {
         memcpy(left, text, length);
         left[length] = 0;
-        if (read_integer(left, -1, INT64_MAX, &window[0]) && read_integer(comma + 1, -1, INT64_MAX, &window[1]))
-            return ATTN_OK;
+        if (read_size(left, -1, &window[0]) && read_size(comma + 1, -1, &window[1])) return ATTN_OK;
     }
-    return attn_fail(ATTN_INVALID, "takes L,R: keys to the left and right of a row's place, -1 for no bound");
+    return attn_fail(ATTN_INVALID, "takes L,R: how many keys before and after its own position a row sees; -1: all");
 }
 
 attn_status attn_parse_seed(const char *text, void *value)

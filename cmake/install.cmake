@@ -7,6 +7,8 @@ install(FILES ${machine_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/machine
 install(TARGETS attn_shared attn_static EXPORT attn)
 if(TARGET attn)
   install(TARGETS attn)
+  file(GLOB peer_scripts CONFIGURE_DEPENDS bench/peers/*.py) # which attn bench starts
+  install(FILES ${peer_scripts} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/bench/peers)
 endif()
 
 # Inside the shared library pthread and libm are its own business; the static one passes them on.

@@ -1,6 +1,7 @@
 /* Fuzzes the command lines of `attn run` and, where the first word is "grad", `attn grad`: words end at a NUL or a
  * newline. What is taken is in range. No file is touched. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,20 @@ static void check_ranges(const attn_problem *p)
     attn_desc desc = { .dtype = ATTN_F32 };
     attn_problem_apply(p, &desc);
     if (!(desc.flags & ATTN_CAUSAL) != !p->causal) abort();
+}
+
+/* Sizes: what is taken is in range, is what its decimal digits say again, and a whole number of its unit. */
+static void check_size(const char *word)
+{
+    int64_t value, again, heads[2];
+    char digits[24];
+    if (attn_parse_length(word, &value)) return;
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    if (value < 0 || attn_parse_length(digits, &again) || again != value) abort();
+    size_t length = strlen(word);
+    if (strchr("kKmMgG", word[length - 1]) && value % 1024) abort();
+    if (!attn_parse_count(word, &again) != (value > 0)) abort();
+    if (!attn_parse_heads(word, heads) != (value > 0 && length < 32)) abort();
 }
 
 static attn_status read_run(int count, char **words)
@@ -59,7 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         text[i] = bytes[i] == '\n' ? '\0' : (char)bytes[i];
     text[size] = 0;
     for (size_t at = 0; at < size && count <= WORDS; at += strlen(text + at) + 1)
-        words[count++] = text + at;
+        check_size(words[count++] = text + at);
     bool grad = count > 1 && !strcmp(words[1], "grad");
     attn_status status = grad ? read_grad(count - 1, words + 1) : read_run(count, words);
     if (status && !*attn_error()) abort();

@@ -76,8 +76,7 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
         attn_say_bytes(&w, c->level[i].bytes);
     }
     attn_say(&w, "\npredicted  ");
-    attn_say_number(&w, c->seconds * 1e3);
-    attn_say(&w, " ms");
+    attn_say_seconds(&w, c->seconds);
     if (c->seconds > 0) {
         attn_say(&w, ", ");
         attn_say_number(&w, c->flops / c->seconds * 1e-9);

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "base/error.h"
@@ -32,4 +33,26 @@ void attn_say_bytes(attn_words *w, double bytes)
         bytes /= 1024;
     attn_say_number(w, bytes);
     attn_say(w, "%s", unit[i]);
+}
+
+void attn_say_seconds(attn_words *w, double seconds)
+{
+    if (!(seconds < 1e8)) { /* also what is no number */
+        attn_say_number(w, seconds);
+        attn_say(w, " s");
+        return;
+    }
+    long long whole = llround(seconds), minutes = llround(seconds / 60);
+    if (seconds < 9.9995) {
+        bool micro = seconds < 0.9995e-3, milli = seconds < 0.9995;
+        attn_say_number(w, seconds * (micro ? 1e6 : milli ? 1e3 : 1));
+        attn_say(w, micro ? " us" : milli ? " ms" : " s");
+    } else if (whole < 120)
+        attn_say(w, "%lld s", whole);
+    else if (minutes < 120)
+        attn_say(w, "%lld min %lld s", whole / 60, whole % 60);
+    else if (minutes < 48 * 60)
+        attn_say(w, "%lld h %lld min", minutes / 60, minutes % 60);
+    else
+        attn_say(w, "%lld days", llround(seconds / 86400));
 }

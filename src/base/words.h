@@ -17,4 +17,7 @@ void attn_say_number(attn_words *words, double x);
 /* The same, in B to TiB. */
 void attn_say_bytes(attn_words *words, double bytes);
 
+/* A duration as one says it: "12.5 us", "3.742 ms", "4.326 s", "43 s", "4 min 40 s", "3 h 7 min", "12 days". */
+void attn_say_seconds(attn_words *words, double seconds);
+
 #endif

@@ -215,12 +215,12 @@ static void say_costs(attn_words *w, const attn_derivation *v, const attn_nap_ke
         attn_say(w, "     %-9s  ", attn_unit_name(unit));
         attn_say_number(w, operations);
         attn_say(w, " operations, ");
-        attn_say_number(w, 1e3 * k->time.unit[unit]);
-        attn_say(w, " ms\n");
+        attn_say_seconds(w, k->time.unit[unit]);
+        attn_say(w, "\n");
     }
     attn_say(w, "     time       ");
-    attn_say_number(w, 1e3 * k->time.seconds);
-    attn_say(w, " ms, bound by %s\n",
+    attn_say_seconds(w, k->time.seconds);
+    attn_say(w, ", bound by %s\n",
              k->time.bound_level >= 0  ? v->machine->level[v->level[k->time.bound_level]].name
              : k->time.bound_unit >= 0 ? attn_unit_name(k->time.bound_unit)
                                        : "nothing known");
@@ -245,6 +245,6 @@ void attn_nap_report(attn_words *w, const attn_derivation *v)
     attn_say(w, "5  Pseudocode\n\n");
     attn_nap_pseudocode(w, v);
     attn_say(w, "\n   ");
-    attn_say_number(w, 1e3 * v->seconds);
-    attn_say(w, " ms\n");
+    attn_say_seconds(w, v->seconds);
+    attn_say(w, "\n");
 }

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import re
 import sys
 
 from harness import case, check
@@ -14,15 +16,17 @@ COLUMNS = (
     "peer_counted_bytes,level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,level3_counted"
 ).split(",")
 
-# Stands where the peer's script is looked for first; logs what it is asked.
-TORCH = b"""
+# Stands for a Python that has PyTorch: says which script it is to run, and logs what it is asked.
+TORCH = b"""#!%s
 import sys
 print("ready 0.0-fake", flush=True)
 log = open("log", "w")
 for line in sys.stdin:
     print(line.strip(), file=log, flush=True)
     print("ok flash" if line.startswith("setup") else "0.25", flush=True)
-"""
+""" % os.fsencode(sys.executable)
+
+NO_TORCH = b'#!/bin/sh\necho "error $1"\n'
 
 
 def results(place, *words):
@@ -93,9 +97,9 @@ def bench_refuses(place):
 @case
 def bench_torch(place):
     """The peer's process is asked for the pass and the problem, and its seconds are taken."""
-    os.makedirs(place.path("bench/peers"))
-    place.write("bench/peers/torch_sdpa.py", TORCH)
-    words = [*QUICK[1:], "--peer", "torch", "--python", sys.executable, "--dtype", "bf16", "--suite"]
+    place.write("python", TORCH)
+    os.chmod(place.path("python"), 0o755)
+    words = [*QUICK[1:], "--peer", "torch", "--python", "./python", "--dtype", "bf16", "--suite"]
     for suite, asked in (("prefill", "fwd"), ("bwd", "bwd"), ("fwdbwd", "fwdbwd")):
         for row, causal in zip(results(place, *words, suite), "01"):
             check(row["peer"] == "torch" and row["peer_form"] == "flash" and row["peer_seconds"] == 0.25, row)
@@ -103,9 +107,22 @@ def bench_torch(place):
                 log = file.read().split("\n")
             check("setup %s bf16 1 2 1 40 40 16 16 %s 1" % (asked, causal) in log, log)
             check("run 1" in log, log)
-    place.write("bench/peers/torch_sdpa.py", b'print("error no module named torch", flush=True)')
+    place.write("python", NO_TORCH)
     done = place.run("bench", *words, "prefill")
-    check("no peer: " in done.out and "no module named torch" in done.out, done.out)
+    told = [line for line in done.out.splitlines() if line.startswith("no peer: ./python: error /")]
+    check(len(told) == 1 and told[0].endswith("/bench/peers/torch_sdpa.py"), done.out)
+    check(os.access(told[0].split("error ")[1], os.R_OK), "the script that was named is not there:", told)
+
+
+@case
+def bench_time_left(place):
+    """On a terminal: which case of how many, and how long it will take."""
+    ours, theirs = pty.openpty()
+    done = place.run("bench", *QUICK[1:], "--peer", "none", "--suite", "prefill", stderr=theirs)
+    os.close(theirs)
+    shown = os.read(ours, 10000).decode()
+    check(re.search(r"prefill 1/2, about \d+ m?s left", shown), shown)
+    check(shown.endswith("\r\033[K") and "prefill" in done.out, shown)
 
 
 @case

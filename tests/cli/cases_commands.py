@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
@@ -51,7 +52,7 @@ def helps(place):
 
 @case
 def wrong_commands(place):
-    place.refuses([], 2, "takes a command")
+    place.refuses([], 2, "Usage: attn COMMAND", "explain", "attn help COMMAND")
     place.refuses(["rnu"], 2, "unknown command 'rnu'", "did you mean run?")
     place.refuses(["help", "kernel"], 2, "did you mean kernels?")
     place.refuses(["frobnicate"], 2, "unknown command 'frobnicate'")
@@ -59,6 +60,7 @@ def wrong_commands(place):
 
 @case
 def version(place):
+    check(place.run("-V").out == place.run("--version").out, "-V")
     check(
         place.run("--version").out == "attn %s\n" % json.loads(place.run("info", "--json").out)["version"], "version"
     )
@@ -114,6 +116,11 @@ def kernels(place):
     for kernel in table:
         check(kernel["name"] in text and kernel["name"] in lines[0] and "bf16" in kernel["dtypes"], kernel)
         check("causal" in kernel["features"] or "causal" in text, kernel)
+    for words in ([], ["--device", "cuda"]):
+        lines_of_text = place.run("kernels", *words).out.splitlines()
+        first = lines_of_text[0].index(" dtype") + 1
+        check(first > max(len(line.split()[0]) for line in lines_of_text), "columns of attn kernels", *words)
+        check(all(line[first - 1] == " " != line[first] for line in lines_of_text), "columns of attn kernels", *words)
     check(all(line.count("|") == len(table) + 2 for line in lines), markdown)
     check(any(line.startswith("| causal |") for line in lines), markdown)
     place.refuses(["kernels", "--json", "--markdown"], 2, "exclude each other")
@@ -157,7 +164,7 @@ def random_checks(place):
 
 @case
 def explains(place):
-    words = ["explain", "--len", "300", "--heads", "8", "--heads-kv", "2", "--dim", "64", "--causal", "--threads", "1"]
+    words = ["explain", "--len", "300", "--heads", "8/2", "--dim", "64", "--causal", "--threads", "1"]
     told = json.loads(place.run(*words, "--json").out)
     check(told["pairs"] == 8 * 300 * 301 / 2 and told["flops"] == told["pairs"] * 256 and told["threads"] == 1, told)
     check(told["predicted_seconds"] > 0 and "measured_seconds" not in told, told)
@@ -188,13 +195,18 @@ def explains(place):
     check(told["flops"] == 2.5 * told["pairs"] * 256 and told["measured_seconds"] > 0, told)
     check("backward" in place.run(*words, "--backward").out, "the words do not say backward")
     place.run("explain", "--len-q", "1", "--len-kv", "0", "--dim", "8", "--measure")
+    units = (("1", "100", "us"), ("1", "1m", "ms"), ("1", "256m", "s"), ("256k", "256k", "min"), ("16m", "16m", "days"))
+    for len_q, len_kv, unit in (*units, ("4m", "4m", "h")):
+        shape = ["--len-q", len_q, "--len-kv", len_kv, "--dim", "64", "--threads", "1", "--machine", "cpu"]
+        line = place.run("explain", *shape).out.splitlines()[-1]
+        check(re.match(r"predicted  [\d.]+ %s\b" % unit, line), shape, line)
     told = json.loads(place.run(*words, "--json", "--isa", "portable").out)
     check(told["isa"] == "portable" and told["kernel"].startswith("portable"), told)
     place.refuses(["explain", "--dim", "8"], 2, "--len")
     place.refuses(["explain", "--len", "8"], 2, "--dim is missing")
     place.refuses(["explain", "--len", "8", "--dim", "8", "--prefix", "9"], 2, "--prefix 9", "8 keys")
     place.refuses(
-        ["explain", "--len", "8", "--dim", "8", "--heads", "3", "--heads-kv", "2"], 1, "heads_q = 3", "heads_kv = 2"
+        ["explain", "--len", "8", "--dim", "8", "--heads", "3/2"], 1, "heads_q = 3", "heads_kv = 2"
     )
     place.refuses(["explain", "--len", "8", "--dim", "513"], 1, "dim_qk = 513")
     place.refuses(["explain", "--len", str(2**62), "--dim", "8"], 1, "attn explain: ")

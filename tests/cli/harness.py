@@ -45,17 +45,17 @@ class Place:
     def files(self):
         return sorted(os.listdir(self.directory))
 
-    def run(self, *words, code=0, **keywords):
+    def run(self, *words, code=0, stderr=subprocess.PIPE, **keywords):
         done = subprocess.run(
             [self.attn, *words],
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             timeout=120,
             **keywords
         )
-        done.out, done.err = done.stdout.decode(), done.stderr.decode()
+        done.out, done.err = done.stdout.decode(), (done.stderr or b"").decode()
         check(
             done.returncode == code, "attn", *words, "ended with", done.returncode, "not", code, "and said:", done.err
         )

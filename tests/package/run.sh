@@ -29,6 +29,10 @@ with_cmake() {
 
 run_command() {
     "$prefix/bin/attn" --version
+    printf '#!/bin/sh\necho "error $1"\n' >"$temp/python" && chmod +x "$temp/python"
+    (cd / && "$prefix/bin/attn" bench --smoke --suite prefill --peer torch --python "$temp/python") >"$temp/bench"
+    grep -q "^no peer: $temp/python: error $prefix/.*/attn/bench/peers/torch_sdpa.py" "$temp/bench" ||
+        { cat "$temp/bench" && echo "attn bench does not find its script below $prefix" && exit 1; }
 }
 
 with_pkgconfig() {
