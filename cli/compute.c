@@ -52,9 +52,12 @@ void attn_compute_end(attn_computation *c)
     c->plan = NULL;
 }
 
+/* Of these a plan does not know the visible pairs. */
+enum { UNRATED = ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV };
+
 bool attn_compute_rated(const attn_computation *c)
 {
-    return !(c->desc.flags & (ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_VARLEN | ATTN_LENS_KV));
+    return !(c->desc.flags & (UNRATED));
 }
 
 void attn_compute_print(const attn_computation *c)

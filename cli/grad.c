@@ -14,6 +14,7 @@ typedef struct work {
     bool recomputed;          /* o and LSE */
     attn_computation forward; /* then */
     attn_computation backward;
+    int64_t nans; /* elements of all that is written */
 } work;
 
 static void report_json(const work *w)
@@ -30,6 +31,7 @@ static void report_json(const work *w)
     if (w->recomputed) attn_json_number(&json, "forward_seconds", w->forward.seconds);
     attn_json_number(&json, "seconds", done->seconds);
     if (attn_compute_rated(done)) attn_json_number(&json, "gflops", done->info.flops / done->seconds * 1e-9);
+    attn_json_integer(&json, "nan_elements", w->nans);
     attn_json_plan(&json, &done->info);
     attn_json_close(&json, '}');
 }
@@ -96,6 +98,7 @@ static attn_status compute(work *w)
     args->grad_alibi = w->results[ATTN_GRAD_ALIBI].data;
     if (w->recomputed) status = compute_forward(w);
     if (!status) status = attn_compute_run(&w->backward, args, w->options->quiet);
+    if (!status) w->nans = attn_outputs_nans("grad", w->results, ATTN_GRAD_RESULTS, w->options->quiet);
     if (!status) status = attn_outputs_commit(&outputs);
     attn_outputs_discard(&outputs);
     return status;

@@ -10,7 +10,7 @@
 typedef struct attn_input_options {
     const char *q, *k, *v, *tensors;
     const char *grad_o, *o, *lse, *grad_lse; /* of `attn grad` */
-    const char *alibi, *bias, *sink, *intervals, *block_mask, *cu_lens_q, *cu_lens_kv, *lens_kv;
+    const char *alibi, *bias, *sink, *intervals, *block_mask, *mask, *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv;
     attn_problem problem;
     attn_seed seed;
 } attn_input_options;
@@ -26,7 +26,7 @@ typedef struct attn_input_options {
 #define ATTN_SCORE_OPTIONS(type, in)                                                                                 \
     ATTN_PROBLEM_OPTIONS(type, in.problem),                                                                          \
         ATTN_FILE_OPTION(type, in.alibi, "alibi",                                                                    \
-                         "slopes (head) or (batch, head), float32: scores -= slope |place - key|"),                  \
+                         "slopes (head) or (batch, head), float32: scores -= slope |position - key|"),               \
         ATTN_FILE_OPTION(type, in.bias, "bias",                                                                      \
                          "added to scores: (batch|1, head|1, row|1, key|1), float32 or float16"),                    \
         ATTN_FILE_OPTION(type, in.sink, "sink", "one more logit a head (head), float32, in the denominator only"),   \
@@ -37,10 +37,16 @@ typedef struct attn_input_options {
         ATTN_FILE_OPTION(type, in.block_mask, "block-mask",                                                          \
                          "visible blocks: uint8|bool (batch|1, head|1, row blocks, key blocks), not 0: visible;\n"   \
                          "a block holds ceil(rows / row blocks) rows, and keys likewise"),                           \
+        ATTN_FILE_OPTION(type, in.mask, "mask",                                                                      \
+                         "visible pairs: bool (row, key) or (batch|1, head|1, row, key), true: visible;\n"           \
+                         "or uint8 with a bit per key, so that the last axis is ceil(keys / 8): bit j % 8 of\n"      \
+                         "byte j / 8 is key j's, as numpy.packbits(mask, axis=-1, bitorder='little') makes it"),     \
         ATTN_FILE_OPTION(type, in.cu_lens_q, "cu-lens-q",                                                            \
                          "packed sequences: int32|int64 (sequences + 1), each one's first row in q, then the end;\n" \
                          "q, k and v are (row, head, dim) or (1, row, head, dim)"),                                  \
         ATTN_FILE_OPTION(type, in.cu_lens_kv, "cu-lens-kv", "the same for k and v"),                                 \
+        ATTN_FILE_OPTION(type, in.lens_q, "lens-q",                                                                  \
+                         "rows in use, int32|int64 (batch): the others are not read, and give zeros"),               \
         ATTN_FILE_OPTION(type, in.lens_kv, "lens-kv", "keys in use, int32|int64 (batch): the others are not read"),  \
         ATTN_OPTION(type, in.seed, "seed", "N", attn_parse_seed, "of --dropout, 64 bits")
 

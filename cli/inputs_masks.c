@@ -51,13 +51,20 @@ static attn_status open_packed(attn_inputs *inputs, const attn_input_options *op
     return ATTN_OK;
 }
 
-static attn_status open_lens_kv(attn_inputs *inputs, const attn_input_options *options)
+static attn_status open_lens(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_array lens;
-    if (!options->lens_kv) return ATTN_OK;
-    attn_status status = load_lens(inputs, "lens-kv", options->lens_kv, inputs->desc.batch, &lens);
-    inputs->desc.flags |= ATTN_LENS_KV;
-    inputs->args.lens_kv = lens.data;
+    attn_status status = ATTN_OK;
+    if (options->lens_q) {
+        status = load_lens(inputs, "lens-q", options->lens_q, inputs->desc.batch, &lens);
+        inputs->desc.flags |= ATTN_LENS_Q;
+        inputs->args.lens_q = lens.data;
+    }
+    if (!status && options->lens_kv) {
+        status = load_lens(inputs, "lens-kv", options->lens_kv, inputs->desc.batch, &lens);
+        inputs->desc.flags |= ATTN_LENS_KV;
+        inputs->args.lens_kv = lens.data;
+    }
     return status;
 }
 
@@ -190,15 +197,61 @@ static attn_status open_blocks(attn_inputs *inputs, const attn_input_options *op
     return status ? status : fill_blocks(inputs, &mask);
 }
 
+/* One bit a key, from one bool. */
+static attn_status pack_bits(attn_inputs *inputs, attn_array *mask)
+{
+    int64_t keys = mask->extent[3], bytes = attn_ceil_div(keys, 8), rows = 1;
+    const uint8_t *visible = mask->data;
+    for (int i = 0; i < 3; i++)
+        rows *= mask->extent[i];
+    uint8_t *bits = keys ? attn_inputs_buffer(inputs, rows, bytes) : attn_inputs_buffer(inputs, 1, 1);
+    if (!bits) return ATTN_NO_MEMORY;
+    for (int64_t row = 0; keys && row < rows; row++)
+        for (int64_t byte = 0; byte < bytes; byte++) {
+            unsigned set = 0;
+            for (int64_t j = 8 * byte; j < keys && j < 8 * byte + 8; j++)
+                set |= (unsigned)(visible[row * keys + j] != 0) << j % 8;
+            bits[row * bytes + byte] = (uint8_t)set;
+        }
+    mask->data = bits;
+    return ATTN_OK;
+}
+
+static attn_status open_mask(attn_inputs *inputs, const attn_input_options *options)
+{
+    attn_desc *desc = &inputs->desc;
+    attn_array mask;
+    if (!options->mask) return ATTN_OK;
+    attn_status status = attn_inputs_load(inputs, "mask", options->mask, &mask);
+    if (status) return status;
+    bool bits = mask.element == ATTN_ELEMENT_U8, plain = mask.rank == 2;
+    int64_t extent[] = { desc->batch, desc->heads_q, desc->len_q,
+                         bits ? attn_ceil_div(desc->len_kv, 8) : desc->len_kv };
+    status = attn_inputs_expect(bits ? "mask (uint8: a bit per key)" : "mask", &mask, ATTN_TAKES_MASK, plain ? 2 : 4,
+                                extent + 2 * plain, plain ? 0 : 3);
+    if (status) return status;
+    if (plain) {
+        mask.extent[3] = mask.extent[1], mask.extent[2] = mask.extent[0];
+        mask.extent[0] = mask.extent[1] = 1;
+    }
+    desc->flags |= ATTN_BITS;
+    desc->bits_batch = mask.extent[0];
+    desc->bits_heads = mask.extent[1];
+    if (!bits) status = pack_bits(inputs, &mask);
+    inputs->args.bits = mask.data;
+    return status;
+}
+
 attn_status attn_inputs_open_masks(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_status status = open_packed(inputs, options);
-    if (!status) status = open_lens_kv(inputs, options);
+    if (!status) status = open_lens(inputs, options);
     if (!status) status = fill_prefix(inputs, options);
     if (!status) status = open_alibi(inputs, options);
     if (!status) status = open_bias(inputs, options);
     if (!status) status = open_sink(inputs, options);
     if (!status) status = open_intervals(inputs, options);
     if (!status) status = open_blocks(inputs, options);
+    if (!status) status = open_mask(inputs, options);
     return status;
 }

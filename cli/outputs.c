@@ -1,6 +1,7 @@
 /* See outputs.h. */
 #include "outputs.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -113,6 +114,37 @@ attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int
     }
     if (status) attn_outputs_discard(outputs);
     return status;
+}
+
+static int64_t nans(const attn_array *array, const void *data)
+{
+    const float *floats = data;
+    const uint16_t *halves = data;
+    uint16_t infinity = array->element == ATTN_ELEMENT_F16 ? 0x7c00 : 0x7f80;
+    int64_t count = 0;
+    if (array->element == ATTN_ELEMENT_F32)
+        for (int64_t i = 0; i < array->count; i++)
+            count += isnan(floats[i]) != 0;
+    else
+        for (int64_t i = 0; i < array->count; i++)
+            count += (halves[i] & 0x7fff) > infinity;
+    return count;
+}
+
+int64_t attn_outputs_nans(const char *command, const attn_result *results, int count, bool quiet)
+{
+    int64_t total = 0;
+    for (int i = 0; i < count; i++) {
+        const attn_result *r = &results[i];
+        int64_t here = r->path ? nans(&r->array, r->data) : 0;
+        total += here;
+        if (here && !quiet)
+            fprintf(stderr,
+                    "attn %s: warning: %s %s: %lld of %lld elements are NaN: NaN or infinity in an input, or scores"
+                    " beyond float32\n",
+                    command, r->option, r->path, (long long)here, (long long)r->array.count);
+    }
+    return total;
 }
 
 attn_status attn_outputs_commit(attn_outputs *outputs)

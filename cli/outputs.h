@@ -28,6 +28,9 @@ attn_status attn_outputs_check(const attn_result *results, int count, bool tenso
  * left. */
 attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count);
 
+/* How many elements of all results are NaN. Unless `quiet`, says of each result that has any how many, on stderr. */
+int64_t attn_outputs_nans(const char *command, const attn_result *results, int count, bool quiet);
+
 attn_status attn_outputs_commit(attn_outputs *outputs);
 void attn_outputs_discard(attn_outputs *outputs);
 

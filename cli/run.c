@@ -11,6 +11,7 @@ typedef struct work {
     attn_inputs inputs;
     attn_result results[ATTN_RUN_RESULTS]; /* o, LSE */
     attn_computation done;
+    int64_t nans; /* elements of o and LSE */
 } work;
 
 static void report_json(const work *w)
@@ -28,6 +29,7 @@ static void report_json(const work *w)
     attn_json_string(&json, "output_dtype", attn_element_name(o->element));
     attn_json_number(&json, "seconds", w->done.seconds);
     if (attn_compute_rated(&w->done)) attn_json_number(&json, "gflops", w->done.info.flops / w->done.seconds * 1e-9);
+    attn_json_integer(&json, "nan_elements", w->nans);
     attn_json_plan(&json, &w->done.info);
     attn_json_close(&json, '}');
 }
@@ -52,6 +54,7 @@ static attn_status compute(work *w)
     w->inputs.args.o = w->results[0].data;
     w->inputs.args.lse = w->results[1].data;
     status = attn_compute_run(&w->done, &w->inputs.args, w->options->quiet);
+    if (!status) w->nans = attn_outputs_nans("run", w->results, ATTN_RUN_RESULTS, w->options->quiet);
     if (!status) status = attn_outputs_commit(&outputs);
     attn_outputs_discard(&outputs);
     return status;

@@ -55,6 +55,7 @@ def rows_of(
     alibi=None,
     bias=None,
     sink=None,
+    lens_q=None,
     lens_kv=None,
     visible=None,
     dropout=None,
@@ -67,6 +68,7 @@ def rows_of(
     spans = spans or [(0, rows, 0, k.shape[1])] * batch
     for n, (start_q, len_q, start_kv, len_kv) in enumerate(spans):
         b, used = (0 if packed else n), (lens_kv[n] if lens_kv else len_kv)
+        len_q = lens_q[n] if lens_q else len_q
         for h in range(heads):
             for i in range(len_q):
                 row = Row(n, b, h, i, start_q + i, start_kv, i + used - len_q)

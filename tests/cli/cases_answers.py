@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 
 from arrays import Array, npy, read_npy, read_safetensors, safetensors, uniform
 from attention import attention
@@ -189,6 +190,49 @@ def block_mask(place):
 
 
 @case
+def pair_mask(place):
+    """A bit a pair: as bools, and packed; with any other mask."""
+    for keys in (13, 16, 1, 0):
+        qkv = problem(place, keys=keys)
+        for shape in ((1, 1, 9, keys), (2, 4, 9, keys), (2, 1, 9, keys), (1, 4, 9, keys), (9, keys)):
+            full = (1, 1, *shape)[-4:]
+            count = full[0] * full[1] * full[2] * full[3]
+            mask = Array(full, [x * 7 % 11 < 6 for x in range(count)], "bool")
+
+            def visible(n, h, i, j):
+                return mask[n % full[0], h % full[1], i, j]
+
+            place.write("mask.npy", npy(mask.reshaped(*shape)))
+            compare(place, qkv, "--mask", "mask.npy", "--causal", causal=True, visible=visible)
+            bits = [
+                sum(bool(mask.data[row * keys + j]) << j % 8 for j in range(at, min(at + 8, keys)))
+                for row in range(full[0] * full[1] * 9)
+                for at in range(0, keys, 8)
+            ]
+            place.write("mask.npy", npy(Array((*shape[:-1], -(-keys // 8)), bits, "u8")))
+            compare(place, qkv, "--mask", "mask.npy", "--window", "4,9", window=(4, 9), visible=visible)
+
+
+@case
+def nan_is_told(place):
+    """Which result holds how many, on stderr and in JSON; none where an input's NaN is seen by no row."""
+    q, k, v = problem(place, batch=1, rows=3, keys=5, heads=2, heads_kv=1, dim=4, dim_v=6)
+    done = place.run("run", *QKV, "-o", "o.npy", "--json")
+    check(not done.err and json.loads(done.out)["nan_elements"] == 0, done.err)
+    broken = Array(q.shape, [math.nan if i in (0, 1) else x for i, x in enumerate(q.data)])  # of row 0 and head 0
+    place.write("q.npy", npy(broken))
+    for dtype in ("f32", "f16", "bf16"):
+        words = ["run", *QKV, "-o", "o.npy", "--lse", "lse.npy", "--dtype", dtype]
+        done = place.run(*words, "--json")
+        check(json.loads(done.out)["nan_elements"] == 7, done.out)
+        check("attn run: warning: -o o.npy: 6 of 36 elements are NaN" in done.err, done.err)
+        check("attn run: warning: --lse lse.npy: 1 of 6 elements are NaN" in done.err, done.err)
+        check(not place.run(*words, "--quiet").err, "--quiet")
+    place.write("lens.npy", npy(Array((1,), [0], "i32")))
+    check(" NaN" not in place.run("run", *QKV, "-o", "o.npy", "--lens-q", "lens.npy").err, "of a row not in use")
+
+
+@case
 def packed_sequences(place):
     for rank in (3, 4):
         qkv = problem(place, batch=1, rows=10, keys=12, rank=rank)
@@ -213,6 +257,18 @@ def used_keys(place):
     qkv = problem(place)
     place.write("lens.npy", npy(Array((2,), [3, 11], "i32")))
     compare(place, qkv, "--lens-kv", "lens.npy", "--causal", causal=True, lens_kv=[3, 11])
+
+
+@case
+def used_rows(place):
+    qkv = problem(place)
+    for dtype in ("i32", "i64"):
+        place.write("rows.npy", npy(Array((2,), [4, 0], dtype)))
+        place.write("lens.npy", npy(Array((2,), [7, 11], "i32")))
+        words = ("--lens-q", "rows.npy", "--causal")
+        o = compare(place, qkv, *words, causal=True, lens_q=[4, 0])
+        check(not any(o.data[4 * 24 :]) and all(o.data[: 4 * 24]), "rows not in use are not zero")
+        compare(place, qkv, *words, "--lens-kv", "lens.npy", causal=True, lens_q=[4, 0], lens_kv=[7, 11])
 
 
 @case

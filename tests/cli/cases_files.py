@@ -149,6 +149,13 @@ def tables(place):
         ("lens-kv", uniform(1, (2,)), ("--lens-kv has dtype float32: takes int32",)),
         ("lens-kv", i32((2,), 1, 14), ("lens_kv[1] = 14",)),
         ("lens-kv", i32((2,), -1, 1), ("lens_kv[0] = -1",)),
+        ("lens-q", i32((3,), 1, 2, 3), ("--lens-q has shape (3,): takes (2)",)),
+        ("lens-q", uniform(1, (2,)), ("--lens-q has dtype float32: takes int32",)),
+        ("lens-q", i32((2,), 1, 10), ("lens_q[1] = 10",)),
+        ("mask", uniform(1, (1, 1, 9, 13)), ("--mask has dtype float32: takes uint8 or bool",)),
+        ("mask", Array((9, 12), [1] * 108, "bool"), ("--mask has shape (9, 12): takes (9, 13)",)),
+        ("mask", Array((1, 9, 13), [1] * 117, "bool"), ("--mask has shape (1, 9, 13): takes (1 or 2, 1 or 4, 9, 13)",)),
+        ("mask", Array((9, 13), [1] * 117, "u8"), ("a bit per key", "has shape (9, 13): takes (9, 2)")),
         (
             "intervals",
             i32((2, 1, 13, 3), *[0] * 78),
