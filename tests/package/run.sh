@@ -23,6 +23,7 @@ with_cmake() {
     "$cmake" --build "$temp/build"
     grep -q "^attn_DIR:PATH=$prefix/" "$temp/build/CMakeCache.txt" || { echo "found another attn" && exit 1; }
     for example in minimal gqa_decode masks minimal_static; do run "$temp/build/$example"; done
+    for program in "$temp"/build/guide/guide_*; do run "$program"; done
     if [ -e "$temp/build/attn_gpt" ]; then "$temp/build/attn_gpt" --help >/dev/null; fi # where OpenBLAS is found
     run_command
 }
