@@ -153,7 +153,8 @@ static const attn_command command = {
     sizeof options / sizeof *options,
     "Subject, peer and limits take turns, round after round; medians are shown. GFLOP/s count 2 pairs (dim_qk + "
     "dim_v)\n"
-    "over exactly the visible pairs (backward: 2.5 times as many), GB/s the keys and values once a KV head. \"limit\" "
+    "over exactly the visible pairs (backward: 2.5 times as many), GB/s the keys and values once per KV head. "
+    "\"limit\" "
     "is\n"
     "the share of what the machine can do, measured in the same rounds on as many threads: the peak of multiply-adds "
     "in\n"

@@ -29,7 +29,7 @@ typedef struct attn_input_options {
                          "slopes (head) or (batch, head), float32: scores -= slope |position - key|"),               \
         ATTN_FILE_OPTION(type, in.bias, "bias",                                                                      \
                          "added to scores: (batch|1, head|1, row|1, key|1), float32 or float16"),                    \
-        ATTN_FILE_OPTION(type, in.sink, "sink", "one more logit a head (head), float32, in the denominator only"),   \
+        ATTN_FILE_OPTION(type, in.sink, "sink", "one more logit per head (head), float32, in the denominator only"), \
         ATTN_FILE_OPTION(type, in.intervals, "intervals",                                                            \
                          "rows that do not see a key (FlashMask): int32|int64 (batch, KV head|1, key, 1|2|4);\n"     \
                          "1: from a row on, 2: a range (both with --causal);\n"                                      \

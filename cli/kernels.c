@@ -31,7 +31,7 @@ static const attn_command command = {
     "[--device NAME] [--strategies] [--json | --markdown]",
     options,
     sizeof options / sizeof *options,
-    "Kernels are listed best first within a form. prefill packs keys and values once a KV head; decode streams them, "
+    "Kernels are listed best first within a form. prefill packs keys and values once per KV head; decode streams them, "
     "for\n"
     "few query rows. A problem goes to the first kernel that this machine runs and that has all it asks for.\n",
 };

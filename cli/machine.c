@@ -40,7 +40,8 @@ static const attn_command command = {
     "[--measure] [options]",
     options,
     sizeof options / sizeof *options,
-    "Levels of memory (bytes; bytes a second into one by itself, into all), units (operations a clock and core), and\n"
+    "Levels of memory (bytes; bytes per second into one by itself, into all), units (operations per clock and core), "
+    "and\n"
     "clocks of every kernel: what plans, predictions and attn napkin go by. A file that is written so serves wherever\n"
     "--machine stands, and programs that call attn_machine_use. Measure on a machine that does nothing else.\n"
     "\n"

@@ -3,14 +3,10 @@
 #include <string.h>
 
 #include "command.h"
+#include "manual.h"
 #include "options.h"
 
-typedef struct command {
-    const char *name, *summary;
-    int (*run)(int argc, char **argv);
-} command;
-
-static const command commands[] = {
+static const attn_entry commands[] = {
     { "run", "compute attention over .npy or .safetensors files", attn_cmd_run },
     { "grad", "compute its gradients over .npy or .safetensors files", attn_cmd_grad },
     { "explain", "print how a problem would be computed, and how fast", attn_cmd_explain },
@@ -40,7 +36,7 @@ static int print_help(FILE *out)
     return ATTN_EXIT_OK;
 }
 
-static const command *find(const char *name)
+static const attn_entry *find(const char *name)
 {
     const char *names[COMMANDS];
     for (int i = 0; i < COMMANDS; i++) {
@@ -58,7 +54,7 @@ static const command *find(const char *name)
 static int help(int argc, char **argv)
 {
     if (argc == 1) return print_help(stdout);
-    const command *wanted = find(argv[1]);
+    const attn_entry *wanted = find(argv[1]);
     char word[] = "--help", *words[] = { argv[1], word, NULL };
     return wanted ? wanted->run(2, words) : ATTN_EXIT_USAGE;
 }
@@ -83,6 +79,7 @@ int main(int argc, char **argv)
     }
     if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
         return finish(help(argc - 1, argv + 1));
-    const command *wanted = find(argv[1]);
+    if (!strcmp(argv[1], "--manual") && argc == 3) return attn_manual_write(commands, COMMANDS, argv[2]);
+    const attn_entry *wanted = find(argv[1]);
     return wanted ? finish(wanted->run(argc - 1, argv + 1)) : ATTN_EXIT_USAGE;
 }

@@ -136,9 +136,22 @@ void attn_options_print(const attn_command *command)
     if (command->details) printf("\n%s", command->details);
 }
 
+static void (*visitor)(const attn_command *command, void *context);
+static void *visitor_context;
+
+void attn_options_visit(void (*visit)(const attn_command *command, void *context), void *context)
+{
+    visitor = visit;
+    visitor_context = context;
+}
+
 int attn_options_start(const attn_command *command, int argc, char **argv, void *values)
 {
     bool help;
+    if (visitor) {
+        visitor(command, visitor_context);
+        return ATTN_EXIT_OK;
+    }
     if (attn_options_parse(command, argc, argv, values, &help)) return attn_report_usage(command->name);
     if (!help) return ATTN_OPTIONS_READY;
     printf("attn %s: %s\n\nUsage: attn %s %s\n\nOptions\n", command->name, command->summary, command->name,

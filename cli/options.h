@@ -72,6 +72,9 @@ attn_status attn_options_parse(const attn_command *command, int argc, char **arg
 enum { ATTN_OPTIONS_READY = -1 };
 int attn_options_start(const attn_command *command, int argc, char **argv, void *values);
 
+/* From now on attn_options_start only hands its command to `visit`, and returns ATTN_EXIT_OK; NULL: no longer. */
+void attn_options_visit(void (*visit)(const attn_command *command, void *context), void *context);
+
 /* Help from its list of options on. */
 void attn_options_print(const attn_command *command);
 

@@ -50,9 +50,9 @@ typedef struct attn_problem {
         ATTN_OPTION(type, p.device, "device", "NAME", attn_parse_device, "cpu, or cuda: the first GPU; default cpu"), \
         ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa,                                                       \
                     "auto, portable, avx2, avx512, avx512bf16, amx or neon"),                                         \
-        ATTN_OPTION(type, p.threads, "threads", "N", attn_parse_threads, "default: one a processor"),                 \
+        ATTN_OPTION(type, p.threads, "threads", "N", attn_parse_threads, "default: one per processor"),               \
         ATTN_OPTION(type, p.strategy, "strategy", "WORDS", attn_parse_text,                                           \
-                    "decide what the planner else decides: split-kv=4,... (attn kernels --strategies)")
+                    "decide this instead of the planner: split-kv=4,... (attn kernels --strategies)")
 
 /* Writes all of it but the dtype into the descriptor. */
 void attn_problem_apply(const attn_problem *problem, attn_desc *desc);

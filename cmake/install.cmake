@@ -7,6 +7,12 @@ install(FILES ${machine_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/machine
 install(TARGETS attn_shared attn_static EXPORT attn)
 if(TARGET attn)
   install(TARGETS attn)
+  if(ATTN_MANUAL)
+    install(FILES ${ATTN_MANUAL}/attn.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    install(FILES ${ATTN_MANUAL}/attn.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME attn)
+    install(FILES ${ATTN_MANUAL}/_attn DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+    install(FILES ${ATTN_MANUAL}/attn.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+  endif()
   file(GLOB peer_scripts CONFIGURE_DEPENDS bench/peers/*.py) # which attn bench starts
   install(FILES ${peer_scripts} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/bench/peers)
 endif()

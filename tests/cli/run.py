@@ -6,6 +6,7 @@ import cases_bench  # noqa: F401
 import cases_commands  # noqa: F401
 import cases_files  # noqa: F401
 import cases_grad  # noqa: F401
+import cases_manual  # noqa: F401
 import cases_napkin  # noqa: F401
 import cases_options  # noqa: F401
 import cases_paths  # noqa: F401
