@@ -32,7 +32,7 @@ run_command() {
     "$prefix/bin/attn" --version
     for page in man/man1/attn.1 bash-completion/completions/attn zsh/site-functions/_attn \
         fish/vendor_completions.d/attn.fish; do
-        grep -q lens-kv "$prefix/share/$page" || { echo "$page is not installed" && exit 1; }
+        grep -q 'lens.*-kv' "$prefix/share/$page" || { echo "$page is not installed" && exit 1; }
     done
     printf '#!/bin/sh\necho "error $1"\n' >"$temp/python" && chmod +x "$temp/python"
     (cd / && "$prefix/bin/attn" bench --smoke --suite prefill --peer torch --python "$temp/python") >"$temp/bench"
