@@ -152,6 +152,15 @@ static void print_json(const attn_derivation *v)
         attn_json_close(&json, '}');
     }
     attn_json_close(&json, ']');
+    if (v->storing.seconds > 0 && v->again.seconds > 0) {
+        attn_json_open(&json, "recomputation", '{');
+        attn_json_bool(&json, "stored", attn_nap_way_of(v).stored > 0);
+        attn_json_number(&json, "stored_bytes", v->storing.stored);
+        attn_json_number(&json, "seconds_stored", v->storing.seconds);
+        attn_json_number(&json, "seconds_computed_again", v->again.seconds);
+        attn_json_number(&json, "pays_below_bytes_per_second", attn_nap_again_pays(v));
+        attn_json_close(&json, '}');
+    }
     attn_json_close(&json, '}');
 }
 

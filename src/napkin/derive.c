@@ -1,9 +1,10 @@
 /* The search for an algorithm; see derive.h.
  *
  * Contractions inside the diagram may be stored or computed again: each choice of which (at most four, the widest) is
- * tried. For each choice every output, and every reduction to be stored, gets the kernel that the model finds fastest
- * among all streams and groups; kernels with the same stream and groups become one where that is no slower; and what
- * a kernel's groups keep it from reducing is stored by a kernel that comes by it anyway, or by one of its own. */
+ * tried, and first that no kernel loads a sum wider than every array. For each choice every output, and every reduction
+ * to be stored, gets the kernel that the model finds fastest among all streams and groups; kernels with the same stream
+ * and groups become one where that is no slower; and what a kernel's groups keep it from reducing is stored by a kernel
+ * that comes by it anyway, or by one of its own. */
 #include "napkin/derive.h"
 
 #include <math.h>
@@ -20,6 +21,8 @@ typedef struct search {
     double price[ATTN_NAP_NODES]; /* seconds that storing a reduction takes; 0: not known yet */
     attn_status status;
     bool found;
+    bool all_again;              /* no kernel may load one of them */
+    attn_nap_way storing, again; /* the fastest of each */
 } search;
 
 /* ---- one kernel --------------------------------------------------------------------------------- */
@@ -45,6 +48,13 @@ static uint32_t doubtful(const search *s, int target)
 }
 
 static double price_of(search *s, int node);
+
+static bool loads_wide(const search *s, const attn_nap_kernel *k)
+{
+    for (int node = 0; node < s->now->diagram->nodes; node++)
+        if (k->loads[node] && s->now->wide[node]) return true;
+    return false;
+}
 
 /* A kernel's seconds, and those of what else must be stored for it. */
 static double price_with(search *s, const attn_nap_kernel *k)
@@ -81,7 +91,7 @@ static bool find_kernel(search *s, int target, attn_nap_kernel *best)
             k->groups = free_axes & ~whole;
             k->targets = 1;
             k->target[0] = target;
-            if (s->now->tried >= TRIES_MOST || !make(s, k)) continue;
+            if (s->now->tried >= TRIES_MOST || !make(s, k) || (s->all_again && loads_wide(s, k))) continue;
             double price = price_with(s, k);
             bool equal = fabs(price - least) <= 1e-6 * price;
             if (equal ? k->bytes >= best->bytes : price >= least) continue;
@@ -249,6 +259,8 @@ static void try_cut(search *s, const bool *cut)
         v->seconds += v->kernel[i].time.seconds;
         v->bytes += v->kernel[i].bytes;
     }
+    attn_nap_way way = attn_nap_way_of(v), *kind = way.stored > 0 ? &s->storing : &s->again;
+    if (kind->seconds == 0 || way.seconds < kind->seconds) *kind = way;
     bool equal = fabs(v->seconds - s->best->seconds) <= 1e-6 * v->seconds;
     if (s->found && (equal ? v->bytes >= s->best->bytes : v->seconds >= s->best->seconds)) return;
     int tried = s->best->tried;
@@ -278,6 +290,19 @@ static int find_cuts(const attn_derivation *v, int cuts[CUTS_MOST])
         if (at < CUTS_MOST) cuts[at] = node;
     }
     return count;
+}
+
+/* Those of them that are greater than every array of the diagram: to store these is what fusing is to save. */
+static void find_wide(const attn_derivation *v, const int *cuts, int count, bool *wide)
+{
+    const attn_diagram *d = v->diagram;
+    double most = 0;
+    for (int node = 0; node < d->nodes; node++)
+        if (d->node[node].op == ATTN_NAP_ELEMENT) most = fmax(most, attn_nap_count(d, d->node[node].axes));
+    for (int i = 0; i < v->outputs; i++)
+        most = fmax(most, attn_nap_count(d, d->node[v->output[i]].axes));
+    for (int i = 0; i < count; i++)
+        wide[cuts[i]] = attn_nap_count(d, d->node[cuts[i]].axes) > most;
 }
 
 /* The machine's level in which an array lies; -1: it has none of that name. */
@@ -381,14 +406,17 @@ attn_status attn_derive(attn_derivation *v, attn_diagram *d, const attn_machine 
     int cuts[CUTS_MOST], count = find_cuts(v, cuts);
     search s = { .best = v, .now = malloc(sizeof *v) };
     if (!s.now) return attn_fail(ATTN_NO_MEMORY, "no memory to derive kernels");
+    find_wide(v, cuts, count, v->wide);
     *s.now = *v;
-    for (int choice = 0; choice < 1 << count && !s.status; choice++) {
+    for (int choice = -1; choice < 1 << count && !s.status; choice++) { /* -1: all that is wide computed again */
         bool cut[ATTN_NAP_NODES] = { false };
-        for (int i = 0; i < count; i++)
+        for (int i = 0; choice >= 0 && i < count; i++)
             cut[cuts[i]] = choice >> i & 1;
+        s.all_again = choice < 0;
         try_cut(&s, cut);
     }
     v->tried = s.now->tried;
+    v->storing = s.storing, v->again = s.again;
     memcpy(v->broken, s.now->broken, sizeof v->broken);
     v->breaks = s.now->breaks;
     free(s.now);

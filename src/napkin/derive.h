@@ -91,6 +91,14 @@ typedef struct attn_nap_break {
     char why[ATTN_NAP_WHY];
 } attn_nap_break;
 
+/* The fastest algorithm of a kind: one that stores wide sums for later kernels, or one that computes them again. */
+typedef struct attn_nap_way {
+    double seconds; /* 0: none was found */
+    double stored;  /* bytes of the wide sums that lie in memory between kernels */
+    int kernels;
+    double moving[ATTN_NAP_KERNELS], rest[ATTN_NAP_KERNELS]; /* seconds of each: to and from memory; the slowest else */
+} attn_nap_way;
+
 typedef struct attn_derivation {
     attn_diagram *diagram;
     const attn_machine *machine;
@@ -101,7 +109,9 @@ typedef struct attn_derivation {
     attn_nap_kernel kernel[ATTN_NAP_KERNELS];
     attn_nap_break broken[ATTN_NAP_BREAKS];
     double seconds, bytes;
-    double unfused_bytes; /* every definition a kernel of its own, once through memory */
+    bool wide[ATTN_NAP_NODES];   /* sums inside the diagram that are greater than every array */
+    attn_nap_way storing, again; /* the faster of them is this derivation's */
+    double unfused_bytes;        /* every definition a kernel of its own, once through memory */
 } attn_derivation;
 
 /* Derives the algorithm for the machine. ATTN_INVALID where an accumulator is none; ATTN_UNSUPPORTED where no kernel
@@ -110,6 +120,18 @@ attn_status attn_derive(attn_derivation *derivation, attn_diagram *diagram, cons
 
 /* The partitions' level in which an array, or what a kernel stores, lies. */
 int attn_nap_home(const attn_derivation *derivation, int node);
+
+/* ---- again.c: to store or to compute again ---- */
+
+/* What of a derivation the comparison takes. */
+attn_nap_way attn_nap_way_of(const attn_derivation *derivation);
+
+/* The bytes per second to and from memory at which both ways take as long: computing again pays below it. 0: it never
+ * pays for speed; INFINITY: it always does. Both ways are there. */
+double attn_nap_again_pays(const attn_derivation *derivation);
+
+/* Bytes per second to and from memory on the derivation's machine. */
+double attn_nap_memory_rate(const attn_derivation *derivation);
 
 /* ---- plan.c: one kernel ---- */
 

@@ -226,6 +226,62 @@ static void say_costs(attn_words *w, const attn_derivation *v, const attn_nap_ke
                                        : "nothing known");
 }
 
+/* The wide sums that lie in memory between kernels. */
+static void say_stored(attn_words *w, const attn_derivation *v)
+{
+    int said = 0;
+    for (int i = 0; i < v->kernels; i++)
+        for (int t = 0; t < v->kernel[i].targets; t++) {
+            if (!v->wide[v->kernel[i].target[t]]) continue;
+            attn_say(w, "%s", said++ ? ", " : "");
+            say_target(w, v, &v->kernel[i], t);
+        }
+}
+
+static void say_rate(attn_words *w, double rate)
+{
+    attn_say_number(w, rate * 1e-9);
+    attn_say(w, " GB/s");
+}
+
+/* Whether wide sums are stored is decided by time: what the other way takes, and where it would be the faster one. */
+static void say_recomputation(attn_words *w, const attn_derivation *v)
+{
+    const char *memory = v->machine->level[v->level[0]].name;
+    if (v->storing.seconds == 0 || v->again.seconds == 0) return;
+    bool stores = attn_nap_way_of(v).stored > 0;
+    double pays = attn_nap_again_pays(v);
+    if (stores) {
+        attn_say(w, "   Stored for later kernels: ");
+        say_stored(w, v);
+        attn_say(w, ", ");
+        attn_say_bytes(w, v->storing.stored);
+        attn_say(w, " of %s; ", memory);
+        attn_say_seconds(w, v->seconds);
+        attn_say(w, ". Computed again where they are needed: ");
+        attn_say_seconds(w, v->again.seconds);
+        attn_say(w, ".\n   Computing again pays where %s has no room for them", memory);
+    } else {
+        attn_say(w, "   No sum that is greater than every array leaves its kernel; what two need is computed again: ");
+        attn_say_seconds(w, v->seconds);
+        attn_say(w, ".\n   Stored instead, ");
+        attn_say_bytes(w, v->storing.stored);
+        attn_say(w, " of %s: ", memory);
+        attn_say_seconds(w, v->storing.seconds);
+    }
+    if (pays > 0 && pays < INFINITY) {
+        if (stores)
+            attn_say(w, ", or moves less than about ");
+        else
+            attn_say(w, ". Storing pays where %s moves more than about ", memory);
+        say_rate(w, pays);
+        attn_say(w, " (here ");
+        say_rate(w, attn_nap_memory_rate(v));
+        attn_say(w, ")");
+    }
+    attn_say(w, ".\n\n");
+}
+
 void attn_nap_report(attn_words *w, const attn_derivation *v)
 {
     say_diagram(w, v);
@@ -242,6 +298,7 @@ void attn_nap_report(attn_words *w, const attn_derivation *v)
         say_costs(w, v, &v->kernel[i]);
         attn_say(w, "\n");
     }
+    say_recomputation(w, v);
     attn_say(w, "5  Pseudocode\n\n");
     attn_nap_pseudocode(w, v);
     attn_say(w, "\n   ");

@@ -41,6 +41,28 @@ def napkin(place):
 
 
 @case
+def napkin_recomputes_or_stores(place):
+    """The gradient on a machine whose memory is fast beside its units stores S and dP, and names the bandwidth below
+    which computing them again is faster; where memory is slower than that, the derivation does so."""
+    words = ["napkin", os.path.join(EXAMPLES, "attention_backward.nap"), "--machine"]
+    told = json.loads(place.run(*words, "zen4", "--json").out)["recomputation"]
+    check(told["stored"] and abs(told["stored_bytes"] - 2**32) < 100, told)
+    check(told["seconds_stored"] < told["seconds_computed_again"], told)
+    text = place.run(*words, "zen4").out
+    check("Stored for later kernels: dP, sum_1, 4 GiB of memory" in text and "or moves less than about" in text, text)
+    pays = told["pays_below_bytes_per_second"]
+    for share, stored in ((0.5, False), (2, True)):
+        level = "level l3 bytes 33554432 count 1 one %g all %g" % (share * pays, share * pays)
+        place.write("slower.machine", b"machine slower\nbase zen4\n" + level.encode() + b"\n")
+        told = json.loads(place.run(*words, "slower.machine", "--json").out)["recomputation"]
+        check(told["stored"] == stored, "memory at", share, "of that bandwidth:", told)
+        check((told["seconds_stored"] < told["seconds_computed_again"]) == stored, told)
+    told = json.loads(place.run(*words, "h200", "--json").out)["recomputation"]
+    check(not told["stored"] and told["seconds_stored"] > told["seconds_computed_again"], told)
+    check("No sum that is greater than every array leaves its kernel" in place.run(*words, "h200").out, "h200")
+
+
+@case
 def napkin_refuses(place):
     def refuses(text, *parts):
         place.write("bad.nap", text)
