@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The figures of README.md out of bench/results: plot_speed.py GPU.csv CPU.csv [--out docs]. Needs Python alone.
+"""The figures of README.md out of bench/results: plot_speed.py GPU.csv CPU.csv TORCH.csv [--out docs]. Needs Python alone.
 
-speed.svg   times the speed of cuDNN and FlashAttention-3, forward and backward, of the grid in GPU.csv
-memory.svg  peak memory of forward and backward beside standard attention's (suite memory of both)
+speed.svg   how many times as fast as its peers: on the GPU of GPU.csv beside cuDNN and FlashAttention-3, on the CPU of
+            TORCH.csv beside PyTorch
+memory.svg  peak memory of forward and backward beside standard attention's (suite memory of GPU.csv and CPU.csv)
 Both say which machine and which commits were measured."""
 import argparse
 import csv
@@ -11,41 +12,86 @@ import os
 from plot_svg import Axis, Figure, Panel
 
 PEERS = (("cudnn", "cuDNN"), ("fa3", "FlashAttention-3"))
-MACHINES = {"h200": "NVIDIA H200", "epyc-2core": "2-core EPYC"}
+MACHINES = {"h200": "NVIDIA H200", "epyc-2core": "2-core EPYC", "xeon-amx": "16-core Xeon"}
+MASKS = (("full", "", ""), ("causal", "dash", "open"))
+CPU_PANELS = (("prefill", "bf16", "amx", "forward, bf16 in AMX"), ("bwd", "bf16", "amx", "backward, bf16 in AMX"),
+              ("prefill", "f32", "avx512", "forward, f32 in AVX-512"))
+LEFT, STEP, WIDE, HIGH = 62, 252, 220, 150
 
 
 def commits(rows):
     return ", ".join(sorted({row["commit"][:7] for row in rows}))
 
 
-def plot_speed(rows, path):
-    rows = [r for r in rows if r["suite"] in ("prefill", "bwd") and r["peer"] in ("cudnn", "fa3")]
+def size(n):
+    return "%dK" % (n // 1024) if n >= 1024 else str(n)
+
+
+def select(rows, **wanted):
+    return [r for r in rows if all(r[column] == str(value) for column, value in wanted.items())]
+
+
+def ratio_panel(figure, x, y, rows, up, title, label, groups):
+    """The ratios of rows over their lengths: a series a group, which is (series, columns), a line a mask."""
+    lengths = sorted({int(r["len_kv"]) for r in rows})
+    panel = Panel(figure, x, y, WIDE, HIGH, Axis(lengths[0] / 1.25, lengths[-1] * 1.25, [(n, size(n)) for n in lengths],
+                                                 label, True), up, title)
+    panel.level(1)
+    for series, columns in groups:
+        for mask, line, mark in MASKS:
+            some = sorted((int(r["len_kv"]), float(r["ratio"])) for r in select(rows, mask=mask, **columns))
+            panel.line(series, some, line)
+            panel.marks(series, some, mark)
+
+
+def ratio_legend(figure, y, names):
+    figure.legend(LEFT, y, [(i, line, mark or True, f"{name}, {mask}") for i, name in names
+                            for mask, line, mark in MASKS])
+
+
+def axis_without_labels(axis):
+    return Axis(axis.low, axis.high, [(v, "") for v, _ in axis.ticks], "", axis.log)
+
+
+def plot_gpu(figure, rows, top):
+    rows = [r for r in rows if r["suite"] in ("prefill", "bwd") and r["peer"] in dict(PEERS)]
     ratios = [float(r["ratio"]) for r in rows]
     low, high = min(ratios + [1]) - 0.05, max(ratios) + 0.05
-    ticks = [(v / 10, "%.1f" % (v / 10)) for v in range(6, 40, 2) if low <= v / 10 <= high]
-    lengths = sorted({int(r["len_kv"]) for r in rows})
-    across = [(n, "%dK" % (n // 1024) if n >= 1024 else str(n)) for n in lengths]
-    figure = Figure(820, 566)
-    figure.legend(62, 24, [(i, kind, mark, f"{name}, {mask}") for i, (_, name) in enumerate(PEERS)
-                           for kind, mark, mask in (("", True, "full"), ("dash", "open", "causal"))])
+    up = Axis(low, high, [(v / 10, "%.1f" % (v / 10)) for v in range(6, 40, 2) if low <= v / 10 <= high],
+              "speed, peer = 1")
+    figure.text(16, top, f"{MACHINES[rows[0]['device']]}, {rows[0]['dtype']}, batch x N = 16K, 2048 / head dim heads: "
+                "libattn beside cuDNN and FlashAttention-3", "t")
+    ratio_legend(figure, top + 24, enumerate(name for _, name in PEERS))
     for j, (suite, name) in enumerate((("prefill", "forward"), ("bwd", "backward"))):
         for i, dim in enumerate((64, 128, 256)):
-            panel = Panel(figure, 62 + 252 * i, 66 + 236 * j, 220, 166,
-                          Axis(lengths[0] / 1.25, lengths[-1] * 1.25, across, "keys, N" if j else "", True),
-                          Axis(low, high, ticks if i == 0 else [(v, "") for v, _ in ticks],
-                               "" if i else "times as fast"), f"{name}, head dim {dim}")
-            panel.level(1)
-            for series, (peer, _) in enumerate(PEERS):
-                for mask, line, mark in (("full", "", ""), ("causal", "dash", "open")):
-                    some = sorted((int(r["len_kv"]), float(r["ratio"])) for r in rows
-                                  if (r["suite"], r["peer"], r["mask"], r["head_dim"]) == (suite, peer, mask, str(dim)))
-                    panel.line(series, some, line)
-                    panel.marks(series, some, mark)
-    names = ", ".join(MACHINES.get(d, d) for d in sorted({r["device"] for r in rows}))
-    figure.text(16, 530, f"{names}, {rows[0]['dtype']}, batch x N = 16K, 2048 / head dim heads; "
-                "above 1: libattn is faster", "g")
-    figure.text(16, 550, f"measured beside cuDNN at {commits(r for r in rows if r['peer'] == 'cudnn')}; "
-                f"beside FlashAttention-3 at {commits(r for r in rows if r['peer'] == 'fa3')}", "g")
+            ratio_panel(figure, LEFT + STEP * i, top + 62 + 202 * j, select(rows, suite=suite, head_dim=dim),
+                        axis_without_labels(up) if i else up, f"{name}, head dim {dim}",
+                        "rows and keys, N" if j else "",
+                        [(series, {"peer": peer}) for series, (peer, _) in enumerate(PEERS)])
+    figure.text(16, top + 476, "libattn beside cuDNN at " + commits(select(rows, peer="cudnn"))
+                + "; beside FlashAttention-3 at " + commits(select(rows, peer="fa3")), "g")
+
+
+def plot_cpu(figure, rows, top):
+    panels = [([r for r in select(rows, suite=suite, dtype=dtype, peer="torch") if r["kernel"].startswith(kernel)], name)
+              for suite, dtype, kernel, name in CPU_PANELS]
+    every = [r for some, _ in panels for r in some]
+    high = max(float(r["ratio"]) for r in every) * 1.15
+    up = Axis(min(float(r["ratio"]) for r in every + [{"ratio": 1}]) / 1.15, high,
+              [(2.0**e, "%d" % 2**e) for e in range(6) if 2**e <= high], "speed, peer = 1", True)
+    figure.text(16, top, f"{MACHINES[every[0]['device']]}, {every[0]['threads']} threads, batch 1, "
+                f"{every[0]['heads_q']} heads: libattn beside PyTorch", "t")
+    ratio_legend(figure, top + 24, [(2, "head dim 64"), (3, "head dim 128")])
+    for i, (some, name) in enumerate(panels):
+        ratio_panel(figure, LEFT + STEP * i, top + 62, some, axis_without_labels(up) if i else up, name,
+                    "rows and keys, N", [(2, {"head_dim": 64}), (3, {"head_dim": 128})])
+    figure.text(16, top + 274, f"libattn at {commits(every)}. In all panels: above 1 libattn is faster", "g")
+
+
+def plot_speed(gpu, cpu, path):
+    figure = Figure(820, 808)
+    plot_gpu(figure, gpu, 24)
+    plot_cpu(figure, cpu, 526)
     figure.save(path)
 
 
@@ -65,8 +111,8 @@ def plot_memory(groups, path):
         low, high = min(values) / 2, max(values) * 3
         ticks = [(16.0**e, size_of(16**e)) for e in range(-2, 7) if low <= 16**e <= high]
         panel = Panel(figure, 96 + 400 * i, 66, 230, 180,
-                      Axis(lengths[0] / 1.4, lengths[-1] * 1.2, [(n, "%dK" % (n // 1024) if n >= 1024 else str(n))
-                                                                 for n in lengths], "rows and keys, N", True),
+                      Axis(lengths[0] / 1.4, lengths[-1] * 1.2, [(n, size(n)) for n in lengths], "rows and keys, N",
+                           True),
                       Axis(low, high, ticks, "peak memory", True), MACHINES.get(last["device"], last["device"]))
         for series, side in enumerate(sides):
             panel.line(series, side)
@@ -89,10 +135,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpu")
     parser.add_argument("cpu")
+    parser.add_argument("torch")
     parser.add_argument("--out", default=".")
     options = parser.parse_args()
     gpu, cpu = read(options.gpu), read(options.cpu)
-    plot_speed(gpu, os.path.join(options.out, "speed.svg"))
+    plot_speed(gpu, read(options.torch), os.path.join(options.out, "speed.svg"))
     plot_memory([gpu, cpu], os.path.join(options.out, "memory.svg"))
 
 
