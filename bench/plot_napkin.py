@@ -104,20 +104,20 @@ def plot_theorem(rows, out):
         groups.setdefault((int(row["len_kv"]), int(row["head_dim"])), {}).setdefault(row["dtype"], []).append(row)
     low = min(min(number(r, "level1_predicted"), number(r, "level1_counted")) for r in rows) / 2**20 / 1.5
     high = max(number(r, "level1_counted") for r in rows) / 2**20 * 1.5
-    sizes = [(2.0**i, "%d" % 2**i if i % 2 else "") for i in range(7, 13)]
+    sizes = [(2.0**i, label) for i, label in enumerate(("128K", "", "512K", "1M", "2M", "4M"), 7)]
     shares = [(2.0**-i, "1/%d" % 2**i) for i in range(4, 0, -1)]
     decades = [(10.0**i, "%d" % 10**i) for i in range(0, 6) if low <= 10**i <= high]
     figure = Figure(900, 566)
     figure.legend(76, 24, [(i, "", True, dtype) for i, dtype in enumerate(("bf16", "f32"))])
-    figure.text(274, 24, "marks: counted; lines: the closed form; N rows and keys, d head dim", "g")
+    figure.text(274, 24, "marks: counted; lines: the closed form; N rows and keys of head dim d, a memory of M bytes", "g")
     for column, ((length, dim), types) in enumerate(sorted(groups.items())):
         x, first = 76 + 208 * column, column == 0
-        whole = Panel(figure, x, 66, 180, 180, Axis(112, 4700, sizes, "memory M, KiB", True),
+        whole = Panel(figure, x, 66, 180, 180, Axis(112, 4700, sizes, "memory M, bytes", True),
                       Axis(low, high, decades if first else [(v, "") for v, _ in decades],
                            "bytes moved, MiB" if first else "", True), f"N {length}, d {dim}")
         sparse = Panel(figure, x, 336, 180, 180, Axis(0.056, 0.56, shares, "share of blocks kept", True),
                        Axis(low, high, decades if first else [(v, "") for v, _ in decades],
-                            "bytes moved, MiB" if first else "", True), "M = 256 KiB, blocks kept")
+                            "bytes moved, MiB" if first else "", True), f"N {length}, d {dim}, M = 256K")
         for series, dtype in enumerate(("bf16", "f32")):
             for panel, mine, value in (
                 (whole, [r for r in types[dtype] if "kept" not in r["mask"]], lambda r: int(r["mask"][7:]) / 1024),

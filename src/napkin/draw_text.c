@@ -46,23 +46,32 @@ void attn_nap_svg_text(attn_words *w, int x, int y, const char *class, const cha
     write_text(w, x, y, class, text, strlen(text));
 }
 
+/* Where a line that begins at `start` ends: at the last space up to `width`, or, if both halves fit then, at the space
+ * outside most brackets, before an operator rather than after it. NULL: it is not to be broken. */
+static char *find_break(char *start, int size, int width)
+{
+    char *last = NULL, *best = NULL;
+    int depth = 0, least = 0;
+    if (attn_nap_text_width(start, size) <= width) return NULL;
+    for (char *c = start; *c; c++) {
+        depth += (*c == '(' || *c == '[') - (*c == ')' || *c == ']');
+        if (*c != ' ') continue;
+        bool fits = width_of(start, (size_t)(c - start), size) <= width;
+        if (fits || !last) last = c;
+        if (!fits || attn_nap_text_width(c + 1, size) > width) continue;
+        int rank = 2 * depth + !strchr("+-*/", c[1]);
+        if (best && rank > least) continue;
+        best = c;
+        least = rank;
+    }
+    return best ? best : last;
+}
+
 int attn_nap_wrap(char *text, int size, int width)
 {
     int lines = 1;
-    char *start = text, *space = NULL;
-    for (char *c = text; *c; c++) {
-        if (*c != ' ') continue;
-        if (space && width_of(start, (size_t)(c - start), size) > width) {
-            *space = '\n';
-            start = space + 1;
-            lines++;
-        }
-        space = c;
-    }
-    if (space && space >= start && attn_nap_text_width(start, size) > width) {
-        *space = '\n';
-        lines++;
-    }
+    for (char *end; (end = find_break(text, size, width)) != NULL; text = end + 1, lines++)
+        *end = '\n';
     return lines;
 }
 
