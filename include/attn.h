@@ -2,10 +2,10 @@
  *
  *     O = softmax(scale * Q K^T + bias | mask) * V
  *
- * Describe -> plan -> run. A zero-initialised attn_desc says what is wanted and how large it may
- * get; attn_plan_create checks all of it, chooses a kernel and knows its exact workspace; attn_run
- * computes. A plan never changes: any number of threads may run it at once, each with a workspace
- * of its own. Running allocates nothing.
+ * Describe -> plan -> run. An attn_desc, zero but for what you set, says what is wanted and how large
+ * it may get. attn_plan_create checks all of it, chooses a kernel and knows its exact workspace.
+ * attn_run computes. A plan never changes: any number of threads may run it at once, each with a
+ * workspace of its own. Running allocates nothing.
  *
  *     attn_desc desc = { .dtype = ATTN_F32, .flags = ATTN_CAUSAL, .batch = 1, .heads_q = 32, .heads_kv = 8,
  *                        .len_q = 4096, .len_kv = 4096, .dim_qk = 128 };
@@ -18,30 +18,33 @@
  *   Tensors are (batch, row, head, dim) with unit stride in dim. Four zero strides mean packed; any
  *   other strides are taken as they are, in elements, 0 to repeat along an axis (inputs only).
  *   Query head i reads KV head i / (heads_q / heads_kv).
- *   Row i of a sequence stands at t = i + len_kv - len_q among its keys (the last row sees the last key).
- *   Score of a visible pair: s = scale q.k; softcap tanh(s / softcap); - alibi |t - j|; + bias.
+ *   Row i of a sequence has position t = i + len_kv - len_q among its keys (the last row sees the last key).
+ *   Score of a visible pair: s = scale q.k; softcap tanh(s / softcap); - alibi |t - j|; + bias; in this order.
  *   LSE is the natural logarithm of a row's sum of exponentials, f32, (batch, head, row), packed,
  *   before dropout, sink included. A row without a visible key has O = 0 and LSE = -inf (or its sink).
  *   Keys and values outside a sequence's length are never read into a result.
- *   NaN and infinity show in every row that sees their key. A NaN in k never reaches the output of a row that does not
- *   see its key. One in v may (0 times NaN is NaN), and in the backward one in q, k, v or grad_o may reach gradients of
- *   rows and keys that have no visible pair with it: kernels multiply whole tiles. So whatever a mask hides must be
- *   finite; what was never written belongs behind the lengths (ATTN_LENS_KV, ATTN_VARLEN).
- *   A finite bias beyond +-2^126 counts as +-2^126, so that a row of nothing but the least float (masks of other
- *   libraries) is the mean of v, and its LSE about -2^126; a bias of -inf hides its key.
- *   The backward of a row whose |LSE| is beyond 2^24, which f32 holds to no better than 1: gradients of 0 on a GPU. On
- *   the CPU it is right if lse is this library's own forward's over the same keys (what f32 rounded off is found
- *   anew), else 0.
- *   ATTN_BACKWARD recomputes the probabilities from q, k and the forward's lse and turns the gradient of o (and of lse)
- *   into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory. A row or a
- *   key that takes part in no visible pair has gradients of 0.
- *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU whatever threads, affinity,
- *   parallel_for and attn_machine_use are, and on every machine on which the same build of the library (and libm) takes
- *   the same kernel: plans differ between instruction sets, so fix isa or kernel to compare machines. On a GPU from run
- *   to run, on the same model of GPU and by the same build.
+ *
+ *   NaN and infinity show in every row that sees their key. Kernels multiply whole tiles, and 0 times NaN is NaN: so
+ *   a NaN that a mask hides may show elsewhere, too. In the forward this holds for v; a hidden NaN in k reaches no
+ *   output. In the backward it holds for q, k, v and grad_o. So what a mask hides must be finite, and memory that was
+ *   never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
+ *
+ *   A bias of -inf hides its key. A finite bias beyond +-2^126 counts as +-2^126: a row that sees nothing but the
+ *   least float (masks of other libraries) is the mean of v, and its LSE about -2^126.
+ *
+ *   ATTN_BACKWARD computes the probabilities again, from q, k and the forward's lse, and turns the gradient of o (and
+ *   of lse) into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory.
+ *   A row or a key without a visible pair has gradients of 0. Where a row's |LSE| is beyond 2^24, f32 holds it to no
+ *   better than 1: on a GPU the row's gradients are 0; on the CPU they are right if lse is what this library's
+ *   forward wrote for the same keys (the CPU finds again what rounding to f32 took away), else 0.
+ *
+ *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
+ *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
+ *   takes the same kernel; the choice depends on the instruction set, so fix isa or kernel to compare machines. On a
+ *   GPU it holds from run to run, on the same model of GPU and with the same build.
  *
  * A call that fails returns a status other than ATTN_OK, writes nothing, and leaves a message that
- * names the field, its value and what it takes in attn_error(), which each thread has for itself.
+ * names the field, its value and what it takes: attn_error(). Each thread has a message of its own.
  */
 #ifndef ATTN_H
 #define ATTN_H
@@ -97,8 +100,8 @@ typedef enum attn_direction { ATTN_FORWARD = 0, ATTN_BACKWARD = 1 } attn_directi
 typedef enum attn_device { ATTN_CPU = 0, ATTN_CUDA = 1 } attn_device;
 
 /* Instruction sets of the CPU kernels. ATTN_ISA_AUTO takes the best this machine runs, or what the
- * environment variable ATTN_ISA names. An instruction set brings those below it in the same architecture along: what
- * ATTN_ISA_AMX has no kernel for, the kernels of ATTN_ISA_AVX512 compute. */
+ * environment variable ATTN_ISA names. An instruction set includes those above it in this list, of the same
+ * architecture: what has no kernel for ATTN_ISA_AMX, a kernel for ATTN_ISA_AVX512 computes. */
 typedef enum attn_isa {
     ATTN_ISA_AUTO = 0,
     ATTN_ISA_PORTABLE = 1,
@@ -109,22 +112,23 @@ typedef enum attn_isa {
     ATTN_ISA_NEON = 6
 } attn_isa;
 
-/* attn_desc.flags. Masks intersect, but for ATTN_PREFIX; t is the row's place among the keys. */
+/* attn_desc.flags. A pair is visible if every mask leaves it; ATTN_PREFIX adds pairs. t is the row's position among
+ * the keys. */
 enum {
     ATTN_CAUSAL = 1 << 0,        /* key j visible iff j <= t */
     ATTN_WINDOW = 1 << 1,        /* t - window_left <= j <= t + window_right; -1 is unbounded */
     ATTN_CHUNK = 1 << 2,         /* floor(t/chunk) == floor(j/chunk) */
     ATTN_PREFIX = 1 << 3,        /* keys j < prefix[batch] are visible too (in union with causal and window) */
     ATTN_INTERVALS = 1 << 4,     /* FlashMask: each key names the rows that do not see it */
-    ATTN_BLOCKS = 1 << 5,        /* block-sparse: lists of visible key blocks a row block */
-    ATTN_BITS = 1 << 6,          /* one bit a pair */
-    ATTN_VARLEN = 1 << 7,        /* sequences packed one behind the other: cu_lens_q, cu_lens_kv */
-    ATTN_LENS_Q = 1 << 8,        /* used query rows a sequence: lens_q */
-    ATTN_LENS_KV = 1 << 9,       /* used keys a sequence: lens_kv */
+    ATTN_BLOCKS = 1 << 5,        /* block-sparse: for each block of rows, a list of visible blocks of keys */
+    ATTN_BITS = 1 << 6,          /* one bit per pair */
+    ATTN_VARLEN = 1 << 7,        /* sequences packed back to back: cu_lens_q, cu_lens_kv */
+    ATTN_LENS_Q = 1 << 8,        /* used query rows of each sequence: lens_q */
+    ATTN_LENS_KV = 1 << 9,       /* used keys of each sequence: lens_kv */
     ATTN_SOFTCAP = 1 << 10,      /* s = softcap tanh(s / softcap) */
     ATTN_ALIBI = 1 << 11,        /* s -= alibi[head] |t - j| */
     ATTN_BIAS = 1 << 12,         /* s += bias */
-    ATTN_SINK = 1 << 13,         /* one more logit a head, in the denominator only */
+    ATTN_SINK = 1 << 13,         /* one more logit per head, in the denominator only */
     ATTN_DROPOUT = 1 << 14,      /* probabilities dropped at dropout_p, the others scaled up */
     ATTN_OUT_F32 = 1 << 15,      /* o and all gradients are f32 whatever dtype is; without it they have dtype */
     ATTN_DETERMINISTIC = 1 << 16 /* the same bits from run to run and for any number of threads */
@@ -177,15 +181,15 @@ typedef struct attn_desc {
     /* ATTN_BACKWARD; likewise: all 0: packed; else dim's is 1 */
     int64_t grad_o_stride[4], grad_q_stride[4], grad_k_stride[4], grad_v_stride[4];
 
-    /* What a plan cannot know, for its choice and its predictions alone; results do not depend on it. ATTN_INTERVALS,
-     * ATTN_BLOCKS, ATTN_BITS: which share of the pairs that the other masks leave is visible by them: 0 < share <= 1;
-     * 0: not known, taken as 1. */
+    /* ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS: of the pairs that the other masks leave, the share that these leave:
+     * 0 < share <= 1; 0: not known, taken as 1. A plan cannot know it. Its choice and predictions depend on it, results
+     * do not. */
     double visible_share;
 
-    /* NULL: the planner's choice. Else what of it is decided already, each by its name, in words with commas or spaces
-     * between: name, no-name, name=N (`attn kernels --strategies` lists them): "split-kv=4,pack-gqa". A word of another
+    /* NULL: the planner decides everything. Else what you decide instead, in words with commas or spaces between them:
+     * name, no-name or name=N, as in "split-kv=4,pack-gqa" (`attn kernels --strategies` lists them). A word of another
      * device or direction, or one twice, is ATTN_INVALID; what this problem or kernel cannot do, ATTN_UNSUPPORTED.
-     * What is not said stays the planner's. */
+     * The planner decides the rest. */
     const char *strategy;
 } attn_desc;
 
@@ -193,12 +197,14 @@ typedef struct attn_desc {
 
 typedef struct attn_plan attn_plan;
 
-/* Checks *desc and makes *plan, to be freed with attn_plan_destroy. Writes *plan only on success.
- * ATTN_INVALID, ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. desc_size is sizeof(attn_desc).
- * ATTN_CUDA: for the calling thread's current CUDA context, whose device has compute capability 9.0. The first plan in
- * a context that uses a kernel loads it. A library built without nvcc compiles it first, by NVRTC: the environment
- * variable ATTN_NVRTC is the path of libnvrtc or of its folder (unset: the system's usual places); what was compiled is
- * kept on disk in ATTN_CACHE_DIR, else XDG_CACHE_HOME/libattn, else ~/.cache/libattn. ATTN_DEVICE_FAILED, too. */
+/* Checks *desc and makes *plan, to be freed with attn_plan_destroy. Writes *plan only on success. ATTN_INVALID,
+ * ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. desc_size is sizeof(attn_desc).
+ *
+ * ATTN_CUDA: the plan is for the calling thread's current CUDA context, whose device must have compute capability 9.0.
+ * The first plan in a context that uses a kernel loads it. A library built without nvcc compiles it first, with NVRTC:
+ * the environment variable ATTN_NVRTC is the path of libnvrtc or of its folder (unset: the system's usual places). What
+ * was compiled is kept on disk, in ATTN_CACHE_DIR, else XDG_CACHE_HOME/libattn, else ~/.cache/libattn. An error of the
+ * driver or of NVRTC is ATTN_DEVICE_FAILED. */
 ATTN_API attn_status attn_plan_create_sized(attn_plan **plan, const attn_desc *desc, size_t desc_size);
 static inline attn_status attn_plan_create(attn_plan **plan, const attn_desc *desc)
 {
@@ -211,14 +217,14 @@ ATTN_API void attn_plan_destroy(attn_plan *plan);
 /* Bytes of workspace a run of the plan needs: exact, any alignment will do. NULL: 0, with a message. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
-/* The plan in words, by line: kernel and why, tiles, splits, threads, memory, predicted bytes and
- * time. Writes at most `size` bytes, NUL included, and returns the length of the whole text. text may be
- * NULL, if size is 0. For plan = NULL, or text = NULL of some size, it returns 0 with a message. */
+/* The plan in words, line by line: kernel and why, tiles, splits, threads, memory, predicted bytes and
+ * time. Writes at most `size` bytes, NUL included, and returns the length of the whole text. With
+ * size = 0, text may be NULL. If plan is NULL, or text is NULL and size is not 0, it returns 0 with a message. */
 ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size);
 
-/* The plan in numbers. Strings live as long as the plan. The backward on a GPU splits not keys but the query heads that
- * share them, and adds up gradients of k and v; its forward may split the keys of some rows only. ATTN_INVALID: an
- * argument is NULL. */
+/* The plan in numbers. Strings live as long as the plan. On a GPU the forward may split the keys of some rows only;
+ * the backward splits not the keys but the query heads that share them, and adds up gradients of k and v.
+ * ATTN_INVALID: an argument is NULL. */
 typedef struct attn_plan_info {
     const char *kernel;   /* as `attn kernels` lists it */
     const char *isa;      /* as attn_isa_name; of a GPU "sm_90a" */
@@ -235,7 +241,7 @@ typedef struct attn_plan_info {
     double memory_bytes;      /* predicted traffic to and from memory */
     double cache_bytes;       /* predicted traffic between L2 and L1 */
     double seconds;           /* predicted time */
-    const char *strategy; /* all that was decided, as attn_desc.strategy takes it: with the same kernel, this plan */
+    const char *strategy; /* all that was decided; as attn_desc.strategy, with the same kernel, it gives this plan */
 } attn_plan_info;
 
 ATTN_API attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info, size_t info_size);
@@ -247,10 +253,11 @@ static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_in
 /* ---- run ----------------------------------------------------------------------------------- */
 
 /* Tensors and, where a flag asks for them, lengths, masks and what changes scores. A pointer that is set although its
- * flag is missing is ATTN_INVALID, not ignored: forgetting ATTN_LENS_KV must not change results silently. But a forward
- * ignores all grad_*, so that one attn_args serves both directions, and without ATTN_DROPOUT the numbers seed and
- * seed_offset mean nothing. The bytes from the first to the last element of an output may not overlap those of any
- * input or of another output. Outputs are o and lse; in the backward, where these two are inputs, the gradients. */
+ * flag is missing is ATTN_INVALID, not ignored: a forgotten ATTN_LENS_KV must not change results silently. Two
+ * exceptions: a forward ignores all grad_*, so that one attn_args serves both directions, and without ATTN_DROPOUT
+ * the numbers seed and seed_offset mean nothing. The bytes from the first to the last element of an output may not
+ * overlap those of any input or of another output. Outputs are o and lse; in the backward, where these two are
+ * inputs, the gradients. */
 typedef struct attn_args {
     const void *q; /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
     const void *k; /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
@@ -268,9 +275,9 @@ typedef struct attn_args {
      * 2: LTS, UTE (LTE = len_q, UTS = 0); 4: LTS, LTE, UTS, UTE. (FlashMask, arXiv 2410.01359) */
     const int32_t *intervals;
 
-    /* ATTN_BLOCKS: for each row block r < R = ceil(len_q / block_rows) the visible key blocks c < C =
-     * ceil(len_kv / block_keys), rising, in the first count places of C: counts (block_batch,
-     * block_heads, R), lists (block_batch, block_heads, R, C). A full block is seen by all of its rows, a
+    /* ATTN_BLOCKS: there are R = ceil(len_q / block_rows) row blocks and C = ceil(len_kv / block_keys) key blocks. Each
+     * row block has a list of visible key blocks, rising, of which the first `count` numbers are read: counts
+     * (block_batch, block_heads, R), lists (block_batch, block_heads, R, C). A full block is seen by all of its rows, a
      * partial one as ATTN_BITS says (or whole, without bits). Either pair may be NULL. */
     const int32_t *block_full_count, *block_full;
     const int32_t *block_partial_count, *block_partial;
@@ -296,22 +303,25 @@ typedef struct attn_args {
     float *grad_alibi;     /* ATTN_ALIBI: (alibi_batch, heads_q), summed over what repeats; or NULL */
     float *grad_sink;      /* ATTN_SINK: (heads_q), summed over the batch; or NULL */
 
-    /* ATTN_DROPOUT: one number each, read when the run computes, or NULL. ATTN_CUDA: of device memory, so that every
-     * replay of a captured graph drops other pairs; the backward must find what its forward found. Any 64-bit integers
-     * will do, signed ones too, as PyTorch keeps its generator's seed and offset. */
+    /* ATTN_DROPOUT: each points to one number, read when the run computes, or is NULL. ATTN_CUDA: to device memory, so
+     * that each replay of a captured graph can drop other pairs; the backward must find what its forward found. Any
+     * 64-bit integers will do, signed ones too, as PyTorch keeps its generator's seed and offset. */
     const uint64_t *seed_at;        /* in place of seed */
     const uint64_t *seed_offset_at; /* its low 32 bits are added to seed_offset, modulo 2^32 */
 } attn_args;
 
-/* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes, no other run's; NULL
- * where that is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers, plan or args = NULL.
- * ATTN_CUDA: pointers are of device memory, the plan's context is current, and stream is a CUstream of it (a
- * cudaStream_t, which may be capturing a graph; NULL: the default stream): the run is only put into it. Lengths and
- * tables are read by the kernels, which take what is out of range as the nearest value in range. Tensors belong at
- * multiples of 16 bytes, as cudaMalloc gives them and as slices of whole rows have them if strides are multiples of 8
- * elements: at other addresses the result is the same, of a kernel that takes many times as long. A plan's words
- * (attn_plan_describe, attn explain) name the tensors and that time. The same fallback kernel, one warp per row,
- * computes f32 and head dims above 256: right, but at about 0.9 TFLOP/s, where f16 and bf16 to 256 reach hundreds. */
+/* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses; NULL where that
+ * is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers, plan or args = NULL.
+ *
+ * ATTN_CUDA: pointers are of device memory, and the plan's context is current. stream is a CUstream of it (a
+ * cudaStream_t; NULL: the default stream), which may be capturing a graph. The call puts the run into the stream and
+ * returns. Kernels read lengths and tables, and take what is out of range as the nearest value in range.
+ *
+ * ATTN_CUDA, speed: tensors belong at multiples of 16 bytes, as cudaMalloc gives them and as slices of whole rows
+ * have them if strides are multiples of 8 elements. At other addresses the result is the same, but a fallback kernel,
+ * one warp per row, takes many times as long: attn_plan_describe and `attn explain` name the tensors and that time.
+ * It computes f32 and head dims above 256, too, at about 0.9 TFLOP/s, where f16 and bf16 with head dims up to 256
+ * reach hundreds. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
@@ -321,10 +331,10 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
 
 /* ---- this machine -------------------------------------------------------------------------- */
 
-/* Plans are made by what is known of the machine: bandwidths, rates, what each kernel costs. The library knows some
- * processors and GPUs; `attn machine --measure` measures this one and writes it into a file. Plans made after this call
- * go by the file (or by the built-in machine of that name) on the device that it is of; NULL: by the library's own
- * choice again. ATTN_INVALID: the file cannot be read, or FILE:LINE:COLUMN says what is wrong in it. */
+/* A plan goes by what is known of the machine: bandwidths, rates, what each kernel costs. The library knows some
+ * processors and GPUs; `attn machine --measure` measures this one and writes a file. After this call, plans for the
+ * device that the file describes go by it. path may also be the name of a built-in machine; NULL: the library chooses
+ * again. ATTN_INVALID: the file cannot be read, or something in it is wrong: the message names FILE:LINE:COLUMN. */
 ATTN_API attn_status attn_machine_use(const char *path);
 
 /* Nonzero if this machine and this build run the instruction set. */
