@@ -51,7 +51,7 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
     attn_words w = { text, size, 0 };
-    attn_say(&w, "problem    %s, %s, batch %lld, heads %lld over %lld, %lld rows x %lld keys, dim %lld/%lld",
+    attn_say(&w, "problem    %s, %s, batch %lld, heads %lld/%lld, %lld rows x %lld keys, dim %lld/%lld",
              d->direction == ATTN_BACKWARD ? "backward" : "forward", dtypes[d->dtype], (long long)d->batch,
              (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,
              (long long)d->dim_qk, (long long)d->dim_v);

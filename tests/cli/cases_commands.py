@@ -169,6 +169,7 @@ def explains(place):
     check(told["pairs"] == 8 * 300 * 301 / 2 and told["flops"] == told["pairs"] * 256 and told["threads"] == 1, told)
     check(told["predicted_seconds"] > 0 and "measured_seconds" not in told, told)
     check(told["kernel"] in place.run(*words).out, "kernel is not in the words")
+    check("heads 8/2," in place.run(*words).out, "heads are not spelt as --heads takes them")
     check(json.loads(place.run(*words, "--json", "--measure").out)["measured_seconds"] > 0, "not measured")
     check(
         "measured"
