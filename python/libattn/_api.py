@@ -76,8 +76,8 @@ def _no_grad(**tensors: Any) -> None:
             import torch
 
             if torch.is_grad_enabled():
-                raise _c.InvalidError(f"{name} requires grad, and this function has no autograd: call it under "
-                                      "torch.no_grad() or with .detach()")
+                raise _c.InvalidError(f"{name} requires grad, and this function has no autograd: "
+                                      "libattn.torch.attention has; or call it under torch.no_grad()")
 
 
 def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink) -> Dict[str, Any]:
@@ -108,7 +108,7 @@ def _pack(mask: Any, keys: int) -> np.ndarray:
         raise _c.InvalidError(f"mask is {is_at.dtype}; it takes bool (numbers that are added to scores are a bias)")
     if is_at.device is not None:
         raise _c.InvalidError("mask is on a GPU: pass bits, packed there")
-    array = mask if isinstance(mask, np.ndarray) else np.from_dlpack(mask)
+    array: Any = mask if isinstance(mask, np.ndarray) else np.from_dlpack(mask)
     if not 2 <= array.ndim <= 4:
         raise _c.InvalidError(f"mask has shape {array.shape}; it takes 2 to 4 dimensions: (batch, heads_q, len_q, "
                               "len_kv)")
@@ -133,9 +133,9 @@ def attention(
     q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
     prefix: Any = None, lens_q: Any = None, lens_kv: Any = None, mask: Any = None, bits: Any = None,
     intervals: Any = None, blocks: Optional[Blocks] = None, scale: Optional[float] = None,
-    softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, seed_offset: Any = 0,
-    out: Any = None, return_lse: bool = False, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
-    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
+    softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0,
+    seed: Any = 0, seed_offset: Any = 0, out: Any = None, return_lse: bool = False, out_f32: bool = False,
+    deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
 ) -> Any:
     """Exact attention, o = softmax(scale q k^T + bias | mask) v, in O(len) memory.
 
@@ -143,10 +143,10 @@ def attention(
         k    (batch, len_kv, heads_kv, dim); heads_q is a multiple of heads_kv: query head i reads KV head
              i / (heads_q / heads_kv)
         v    (batch, len_kv, heads_kv, dim_v)
-        out  the array that the result is written into; None: a new one
+        out  the array that the result is written into, but for rows beyond lens_q; None: a new one
 
-    Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype; with return_lse (o, lse), where lse, (batch,
-    heads_q, len_q) float32, is the natural logarithm of each row's sum of exponentials.
+    Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype, 0 in rows beyond lens_q; with return_lse (o,
+    lse), where lse, (batch, heads_q, len_q) float32, is the natural logarithm of each row's sum of exponentials.
 
         >>> import numpy, libattn
         >>> q = k = v = numpy.random.randn(1, 1024, 8, 64).astype("float32")
@@ -171,9 +171,9 @@ def attention_varlen(
     max_len_kv: Optional[int] = None, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
     prefix: Any = None, lens_q: Any = None, lens_kv: Any = None, mask: Any = None, bits: Any = None,
     intervals: Any = None, blocks: Optional[Blocks] = None, scale: Optional[float] = None,
-    softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, seed_offset: Any = 0,
-    out: Any = None, return_lse: bool = False, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
-    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
+    softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0,
+    seed: Any = 0, seed_offset: Any = 0, out: Any = None, return_lse: bool = False, out_f32: bool = False,
+    deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
 ) -> Any:
     """Exact attention over sequences of different lengths, packed one after another without padding.
 
@@ -279,7 +279,8 @@ def plan(
         else:
             layouts[name] = _tensor.layout(_tensor.see(tensor, name), name)
     on = layouts["q"].device
-    tables, longest = {}, None
+    tables: Dict[str, Any] = {}
+    longest = None
     if cu_lens_q is not None:
         tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
     tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,

@@ -46,7 +46,7 @@ def current(tensor: Any) -> Iterator[int]:
 def record(tensors: Iterable[Any], stream: Any) -> None:
     """Tells torch's allocator that a stream other than its current one uses the tensors: freed early, their memory is
     not given to others before the stream is done with them."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     for tensor in tensors:
         if is_torch(tensor) and tensor.is_cuda:
             if not isinstance(stream, torch.cuda.Stream):

@@ -36,7 +36,7 @@ class Static(NamedTuple):
     """Options that are no arrays. Each call hands over all of them, in this order."""
 
     causal: bool = False
-    window: Optional[Tuple[int, int]] = None
+    window: Optional[Tuple[Optional[int], Optional[int]]] = None
     chunk: Optional[int] = None
     scale: Optional[float] = None
     softcap: Optional[float] = None
@@ -79,7 +79,7 @@ class Plan:
         workspace_bytes, pairs, flops, memory_bytes, cache_bytes, seconds, strategy and others."""
         info = _c.PlanInfo()
         _c.check(_c.plan_get_info(self._handle, ctypes.byref(info), ctypes.sizeof(info)))
-        values = ((name, getattr(info, name)) for name, _ in info._fields_)
+        values = ((field[0], getattr(info, field[0])) for field in info._fields_)
         return {name: value.decode() if isinstance(value, bytes) else value for name, value in values}
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ def _device_of(seen: Any) -> Optional[int]:
         return None
     if type(seen) is View:
         return seen.layout.device
-    return seen.device.index if seen.device.type == "cuda" else None if seen.device.type == "cpu" else -2
+    return None if seen.is_cpu else seen.get_device() if seen.is_cuda else -2
 
 
 def _where(device: Optional[int]) -> str:
@@ -392,7 +392,7 @@ class Problem:
         for name in ("bias", "alibi", "sink"):
             if name in self.arrays:
                 shapes[f"grad_{name}"] = self.arrays[name].shape
-        return Prepared(plan, plan._handle, plan.workspace_bytes, self.dtype, shapes)
+        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, shapes)
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -473,6 +473,8 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     rest = static, tables, varlen, blocks, out, want, seed, seed_offset
     if device is None:
         return _run(direction, tensors, None, None, None, *rest)
+    if device == -2:
+        layout(tensors["q"], "q")  # raises: it is neither on the CPU nor on a CUDA GPU
     from . import _gpu
 
     if handle is None:
@@ -501,12 +503,13 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     for name, tensor in arrays.items():
         setattr(args, name, address(tensor) or ctypes.addressof(_EMPTY))
     results, like = {}, tensors["q"]
+    partly = varlen is not None or "lens_q" in arrays or "lens_kv" in arrays  # rows outside sequences are not written
     for name in want:
         if name in outputs:
             results[name], seen = out[name], outputs[name]
         else:
             dtype = plan.dtype if name in _OF_DTYPE else "float32"
-            results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name)
+            results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name, partly)
         setattr(args, name, address(seen) or ctypes.addressof(_EMPTY))
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
     owner, place = workspace(like, device, plan.workspace)

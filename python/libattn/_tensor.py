@@ -226,29 +226,30 @@ def cupy_of(tensor: Any) -> Any:
     return cupy if cupy is not None and isinstance(tensor, getattr(cupy, "ndarray", ())) else None
 
 
-def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str) -> Any:
-    """A new tensor of the library that `like` came from, on its device: (the tensor, what see() says of it)."""
+def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str, zero: bool) -> Any:
+    """A new tensor of the library that `like` came from, on its device, maybe filled with 0: (it, what see() says)."""
     if type(like) is np.ndarray:
-        made = np.empty(shape, like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
+        made = (np.zeros if zero else np.empty)(shape, like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
         return made, made
     if type(like) is not View:
         torch = sys.modules["torch"]
-        made = torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        made = (torch.zeros if zero else torch.empty)(shape, dtype=getattr(torch, dtype), device=like.device)
         return made, made
     if like.layout.device is None:
-        made = np.empty(shape, numpy_dtype(dtype))
+        made = (np.zeros if zero else np.empty)(shape, numpy_dtype(dtype))
         return made, made
     cupy = cupy_of(like.source)
     if cupy is None:
         raise TypeError(f"{name}: no library is known to make a GPU array for the result: {type(like.source).__name__} "
                         "is neither torch's nor CuPy's; pass it")
-    made = cupy.empty(shape, dtype=numpy_dtype(dtype))
+    made = (cupy.zeros if zero else cupy.empty)(shape, dtype=numpy_dtype(dtype))
     return made, View(made, name, None)
 
 
 def gpu_workspace(like: Any, size: int) -> Tuple[Any, int]:
     """(owner, address) of `size` bytes of GPU memory, from the caching allocator of torch or else of CuPy."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    torch: Any = sys.modules.get("torch")
+    cupy: Any = sys.modules.get("cupy")
     if type(like) is not View:
         owner = torch.empty(size, dtype=torch.uint8, device=like.device)
         return owner, owner.data_ptr()
