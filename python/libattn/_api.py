@@ -135,7 +135,8 @@ def attention(
     intervals: Any = None, blocks: Optional[Blocks] = None, scale: Optional[float] = None,
     softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0,
     seed: Any = 0, seed_offset: Any = 0, out: Any = None, return_lse: bool = False, out_f32: bool = False,
-    deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
+    deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None,
+    strategy: Optional[str] = None, stream: Any = None,
 ) -> Any:
     """Exact attention, o = softmax(scale q k^T + bias | mask) v, in O(len) memory.
 
@@ -173,7 +174,8 @@ def attention_varlen(
     intervals: Any = None, blocks: Optional[Blocks] = None, scale: Optional[float] = None,
     softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0,
     seed: Any = 0, seed_offset: Any = 0, out: Any = None, return_lse: bool = False, out_f32: bool = False,
-    deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, stream: Any = None,
+    deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None,
+    strategy: Optional[str] = None, stream: Any = None,
 ) -> Any:
     """Exact attention over sequences of different lengths, packed one after another without padding.
 

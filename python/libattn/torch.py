@@ -239,7 +239,8 @@ def attention(
     return_lse (o, lse), both differentiable. The other options, and errors: libattn.attention.
     """
     return _operator(q, k, v, None, None, None, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits, intervals,
-                     blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse, out_f32, deterministic, threads)
+                     blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse, out_f32, deterministic,
+                     threads)
 
 
 def attention_varlen(
@@ -257,8 +258,8 @@ def attention_varlen(
     rest is as attention's.
     """
     return _operator(q, k, v, cu_lens_q, cu_lens_kv, [max_len_q, max_len_kv], causal, window, chunk, prefix, lens_q,
-                     lens_kv, mask, bits, intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse,
-                     out_f32, deterministic, threads)
+                     lens_kv, mask, bits, intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed,
+                     return_lse, out_f32, deterministic, threads)
 
 
 def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:

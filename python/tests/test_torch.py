@@ -258,7 +258,8 @@ def test_sdpa_falls_back_on_request_with_one_warning():
 def test_mistakes_raise():
     q, k, v = (x.transpose(1, 2) for x in tensors())
     for match, options, inputs in (
-            ("enable_gqa", {}, (q, k, v)), ("same number", {}, (q, k[0], v)), ("fallback", {"fallback": "math"}, (q, k, v)),
+            ("enable_gqa", {}, (q, k, v)), ("same number", {}, (q, k[0], v)),
+            ("fallback", {"fallback": "math"}, (q, k, v)),
             ("exclude each other", {"is_causal": True, "attn_mask": torch.ones(9, 13) > 0}, (q, k, v))):
         with pytest.raises(libattn.InvalidError, match=match):
             la.scaled_dot_product_attention(*inputs, **options)
