@@ -1,4 +1,6 @@
-"""README's figures are those of the committed results: figures.py ROOT draws them anew and compares, byte by byte."""
+"""README's figures are those of the committed results: figures.py ROOT draws the pictures anew, compares them byte
+by byte, and computes the ranges of the first table."""
+import csv
 import os
 import subprocess
 import sys
@@ -17,4 +19,31 @@ with tempfile.TemporaryDirectory() as temp:
 if different:
     print(" and ".join(different), "show other results than bench/results; draw them anew:")
     print("python3", " ".join(command[2:]), "docs")
+
+# A row of the table: what it begins with; digits; forward and backward, each (file, columns, kernels, least length).
+H200, XEON = "h200", "xeon-amx"
+TABLE = (
+    ("| NVIDIA H200, bf16", 2, *((H200, {"suite": s, "peer": "cudnn"}, "", 0) for s in ("prefill", "bwd"))),
+    ("| | FlashAttention-3 |", 2, *((H200, {"suite": s, "peer": "fa3"}, "", 0) for s in ("prefill", "bwd"))),
+    ("| 16-core Xeon, bf16 in AMX", 1, *((XEON, {"suite": s, "dtype": "bf16"}, "amx", 0) for s in ("prefill", "bwd"))),
+    ("| the same, f32", 1, *((XEON, {"suite": s, "dtype": "f32"}, "avx512", 0) for s in ("prefill", "bwd"))),
+    ("| 2-core Xeon (", 2, ("xeon-2core", {"suite": "prefill", "threads": "1"}, "avx2", 1024),
+     ("epyc-2core", {"suite": "bwd", "threads": "1"}, "avx2", 1024)),
+)
+
+
+def ratios(machine, columns, kernels, least):
+    with open(os.path.join(root, "bench", "results", machine + ".csv")) as file:
+        return [float(row["ratio"]) for row in csv.DictReader(file) if all(row[c] == v for c, v in columns.items())
+                and row["kernel"].startswith(kernels) and int(row["len_kv"]) >= least]
+
+
+with open(os.path.join(root, "README.md")) as file:
+    lines = file.read().split("\n")
+for start, digits, *sides in TABLE:
+    ends = ["%.*f to %.*f" % (digits, min(some), digits, max(some)) for some in (ratios(*side) for side in sides)]
+    rows = [line for line in lines if line.startswith(start)]
+    if len(rows) != 1 or not rows[0].endswith("| %s | %s |" % tuple(ends)):
+        print('README.md: the row "%s" should end in | %s | %s |' % (start, *ends))
+        different.append(start)
 sys.exit(bool(different))
