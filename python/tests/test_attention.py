@@ -193,7 +193,7 @@ def test_plan_explains_itself(make):
     assert "backward" in libattn.plan(*make(), backward=True).explain()
     only = libattn.plan(*make(), isa="portable", threads=1).info
     assert only["isa"] == "portable" and only["threads"] == 1
-    assert "packed" in libattn.plan((9, 4, 8), (9, 4, 8), cu_lens_q=[0, 4, 9], cu_lens_kv=[0, 4, 9]).explain()
+    assert "varlen" in libattn.plan((9, 4, 8), (9, 4, 8), cu_lens_q=[0, 4, 9], cu_lens_kv=[0, 4, 9]).explain()
 
 
 def test_plans_are_cached_and_the_cache_is_bounded(make):

@@ -1,0 +1,148 @@
+"""On a Hopper GPU: torch, CuPy and raw GPU arrays, streams, CUDA graphs, autograd. Skipped elsewhere."""
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
+
+import torch.nn.functional as F  # noqa: E402
+
+import libattn  # noqa: E402
+import libattn.torch as la  # noqa: E402
+
+
+def tensors(batch=2, rows=130, keys=200, heads_q=4, heads_kv=2, dim=64, dtype=torch.bfloat16, grad=False):
+    torch.manual_seed(3)
+    shapes = (batch, rows, heads_q, dim), (batch, keys, heads_kv, dim), (batch, keys, heads_kv, dim)
+    return [torch.randn(shape, device="cuda").to(dtype).requires_grad_(grad) for shape in shapes]
+
+
+def wanted(q, k, v, causal=False):
+    """By libattn on the CPU in float32, which is tested against the definition."""
+    return la.attention(q.float().cpu(), k.float().cpu(), v.float().cpu(), causal=causal)
+
+
+def close(found, wanted, tolerance=2e-2):
+    found, wanted = (x.detach().float().cpu() for x in (found, wanted))
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_torch_direct():
+    q, k, v = tensors()
+    o, lse = libattn.attention(q, k, v, causal=True, return_lse=True)
+    assert o.is_cuda and o.dtype == torch.bfloat16 and lse.dtype == torch.float32
+    close(o, wanted(q, k, v, True))
+    assert "sm_90a" == libattn.plan(q, k, v, causal=True).info["isa"]
+
+
+def test_another_stream_and_inputs_freed_early():
+    q, k, v = tensors()
+    right = wanted(q, k, v)
+    stream = torch.cuda.Stream()
+    for given in (stream, stream.cuda_stream):
+        stream.wait_stream(torch.cuda.current_stream())
+        copies = [x.clone() for x in (q, k, v)]
+        stream.wait_stream(torch.cuda.current_stream())
+        o = libattn.attention(*copies, stream=given)
+        del copies
+        torch.randn(3, 2, 200, 4, 64, device="cuda")
+        stream.synchronize()
+        close(o, right)
+    with torch.cuda.stream(stream):
+        o = libattn.attention(q, k, v)
+    stream.synchronize()
+    close(o, right)
+
+
+def test_gradients_and_compile():
+    inputs = tensors(grad=True)
+    on_cpu = [x.detach().float().cpu().requires_grad_() for x in inputs]
+    expected = torch.autograd.grad(la.attention(*on_cpu, causal=True).square().sum(), on_cpu)
+    compiled = torch.compile(lambda q, k, v: la.attention(q, k, v, causal=True), fullgraph=True, backend="aot_eager")
+    for function in (lambda q, k, v: la.attention(q, k, v, causal=True), compiled):
+        found = torch.autograd.grad(function(*inputs).float().square().sum(), inputs)
+        for ours, theirs in zip(found, expected):
+            close(ours, theirs, 5e-2)
+
+
+def test_varlen_and_tables_stay_on_the_gpu():
+    q, k, v = (x[0] for x in tensors(1))
+    cu = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 50, 130], [0, 90, 200])]
+    o = la.attention_varlen(q, k, v, *cu, 80, 110, causal=True)
+    right = torch.cat([wanted(q[None, a:b], k[None, c:d], v[None, c:d], True)[0]
+                       for a, b, c, d in ((0, 50, 0, 90), (50, 130, 90, 200))])
+    close(o, right)
+    with pytest.raises(libattn.InvalidError, match="max_len_q"):
+        libattn.attention_varlen(q, k, v, *cu)
+    with pytest.raises(libattn.InvalidError, match="on the CPU, q on GPU 0"):
+        libattn.attention(*tensors(), lens_kv=torch.tensor([1, 2], dtype=torch.int32))
+    with pytest.raises(libattn.InvalidError, match="k is on the CPU, q on GPU 0"):
+        libattn.attention(q[None], k[None].cpu(), v[None].cpu())
+    mask = torch.rand(2, 1, 130, 200, device="cuda") < 0.5
+    q, k, v = tensors()
+    on_cpu = [x.float().cpu() for x in (q, k, v)]
+    close(la.attention(q, k, v, mask=mask), la.attention(*on_cpu, mask=mask.cpu()))
+
+
+def test_sdpa():
+    for rows, keys in ((128, 128), (100, 140), (140, 100)):
+        q, k, v = (x.transpose(1, 2) for x in tensors(2, rows, keys, 4, 4))
+        close(la.scaled_dot_product_attention(q, k, v, is_causal=True),
+              F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    with pytest.raises(libattn.UnsupportedError, match="float32 on a GPU"):
+        la.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    assert la.scaled_dot_product_attention(q.float(), k.float(), v.float(), fallback="sdpa").dtype == torch.float32
+
+
+def test_autocast_and_deterministic():
+    q, k, v = tensors(dtype=torch.float32)
+    with torch.autocast("cuda", dtype=torch.float16):
+        o = la.attention(q, k, v)
+    assert o.dtype == torch.float16
+    close(o, wanted(q, k, v))
+
+
+def test_cuda_graph_draws_new_dropout():
+    q, k, v = tensors()
+    for _ in range(2):
+        la.attention(q, k, v, dropout_p=0.5)  # plans and kernels are made before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = la.attention(q, k, v, dropout_p=0.5)
+    graph.replay()
+    first = o.clone()
+    graph.replay()
+    assert not torch.equal(first, o) and torch.isfinite(o).all()
+
+
+def test_cupy():
+    cupy = pytest.importorskip("cupy")
+    q, k, v = tensors(dtype=torch.float16)
+    arrays = [cupy.from_dlpack(x) for x in (q, k, v)]
+    torch.cuda.synchronize()
+    o = libattn.attention(*arrays)
+    assert isinstance(o, cupy.ndarray) and o.dtype == np.float16
+    cupy.cuda.get_current_stream().synchronize()
+    close(torch.from_dlpack(o), wanted(q, k, v))
+
+
+class Raw:
+    """A GPU array that shows nothing but __cuda_array_interface__."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.__cuda_array_interface__ = {"shape": tuple(tensor.shape), "typestr": "<f2", "version": 3, "strides": None,
+                                         "data": (tensor.data_ptr(), False)}
+
+
+def test_arrays_of_unknown_libraries_need_a_stream():
+    q, k, v = tensors(dtype=torch.float16)
+    raw = [Raw(x) for x in (q, k, v)]
+    with pytest.raises(ValueError, match="stream"):
+        libattn.attention(*raw)
+    with pytest.raises(TypeError, match="out"):
+        libattn.attention(*raw, stream=0)
+    out = torch.empty_like(q)
+    libattn.attention(*raw, out=Raw(out), stream=torch.cuda.current_stream())
+    close(out, wanted(q, k, v))
