@@ -149,14 +149,17 @@ static void measure(const check_problem *problem, const sum *s, check_gradient g
     double score = score_rounding(problem);
     check_deviation naive = { 0 }, slack = { 0 }, noise = { 0 };
     int64_t count = 0;
-    for (lines l = lines_begin(problem, gradient); s->ref && lines_next(&l); count += l.count) {
+    for (lines l = lines_begin(problem, gradient); s->ref && lines_next(&l);) {
         double before = naive.squares;
+        bool counts = false;
         for (int64_t d = 0, at = s->before + l.at; d < l.count; d++, at++) {
             if (check_overflows(l.elements.dtype, s->ref[at])) continue;
             check_deviate(&naive, fabs(check_rounded(l.elements.dtype, (double)s->naive[at]) - s->ref[at]));
             check_deviate(&slack, check_slack(l.elements.dtype, s->ref[at]) + score * fabs(s->ref[at]));
             if (s->count <= FEW) check_deviate(&noise, sqrt(s->noise[at]));
+            counts = counts || s->ref[at] != 0;
         }
+        if (counts || naive.squares > before) count += l.count;
         y->rows += gradient == CHECK_GRAD_Q && naive.squares > before;
     }
     check_raise(&y->naive[gradient], &naive, fmax(1, (double)count));
@@ -303,10 +306,11 @@ static void compare_gradient(const check_problem *problem, const check_reference
     const void *base = check_gradient_base(problem, gradient);
     const char *what = NULL;
     check_deviation error = { 0 };
-    int64_t count = 0;
+    int64_t written = 0, count = 0; /* elements; of them, in lines that are not 0 and exactly so */
     lines l = lines_begin(problem, gradient), worst = l;
-    for (; lines_next(&l); count += l.count) {
-        bool zero = must_be_zero(problem, reference, &l);
+    while (lines_next(&l)) {
+        bool zero = must_be_zero(problem, reference, &l), counts = false;
+        double squares = error.squares;
         for (int64_t d = 0; d < l.count; d++) {
             double x = (double)attn_load_scalar(l.elements.dtype, base, l.at + d), before = error.max;
             if (isinf(x) && x == check_rounded(l.elements.dtype, expected->base[l.at + d])) continue;
@@ -315,13 +319,16 @@ static void compare_gradient(const check_problem *problem, const check_reference
             if (isnan(x) || (zero && x != 0))
                 what = isnan(x) ? "holds NaN" : "is not 0 where nothing is seen", worst = l;
             if (error.max > before && !what) worst = l;
+            counts = counts || expected->base[l.at + d] != 0;
         }
+        written += l.count;
+        if (counts || error.squares > squares) count += l.count;
     }
     double n = fmax(1, (double)count), rms = sqrt(error.squares / n);
     double share = check_worst(&error, n, &expected->allowed, 0);
     if (!(share <= 1))
         share = check_worst(&error, n, &expected->allowed, check_rounding_of(problem).gradients[gradient]);
-    if (check_count_written(l.elements.dtype, &problem->gradients[gradient]) != count)
+    if (check_count_written(l.elements.dtype, &problem->gradients[gradient]) != written)
         what = "is not written where it should be";
     if (share > result->out) result->out = share;
     if (!what && share <= 1) return;

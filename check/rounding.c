@@ -46,6 +46,26 @@ static size of_keys(const check_problem *problem, const void *base, const int64_
     return greatest;
 }
 
+/* The greatest share of a score that is added to q.k. */
+static double added_to_scores(const check_problem *problem)
+{
+    const attn_desc *d = &problem->resolved;
+    const attn_args *a = &problem->args;
+    double slope = 0, bias = 0, distance = (double)(d->len_q > d->len_kv ? d->len_q : d->len_kv);
+    for (int64_t i = 0; d->flags & ATTN_ALIBI && i < d->alibi_batch * d->heads_q; i++)
+        slope = fmax(slope, fabs((double)a->alibi[i]));
+    if (d->flags & ATTN_CHUNK) distance = fmin(distance, (double)d->chunk);
+    const int64_t *extent = d->bias_extent, *stride = d->bias_stride;
+    for (int64_t i = 0; d->flags & ATTN_BIAS && i < extent[0] * extent[1] * extent[2] * extent[3]; i++) {
+        int64_t key = i % extent[3], row = i / extent[3] % extent[2], head = i / extent[3] / extent[2] % extent[1];
+        int64_t at = key * stride[3] + row * stride[2] + head * stride[1];
+        double x =
+            (double)attn_load_scalar(d->bias_dtype, a->bias, at + i / extent[3] / extent[2] / extent[1] * stride[0]);
+        if (isfinite(x)) bias = fmax(bias, fabs(x));
+    }
+    return slope * distance + bias;
+}
+
 check_rounding check_rounding_of(const check_problem *problem)
 {
     const attn_desc *d = &problem->resolved;
@@ -55,7 +75,7 @@ check_rounding check_rounding_of(const check_problem *problem)
          k = of_keys(problem, a->k, d->k_stride, d->dim_qk), v = of_keys(problem, a->v, d->v_stride, d->dim_v),
          g = of_rows(problem, attn_out_dtype(d), a->grad_o, d->grad_o_stride, d->dim_v);
     double rows = sqrt((double)(d->len_q * (d->heads_q / d->heads_kv))), ds = unit * g.norm * v.norm;
-    return (check_rounding){ .lse = unit * (double)d->scale * q.norm * k.norm,
+    return (check_rounding){ .lse = unit * ((double)d->scale * q.norm * k.norm + added_to_scores(problem)),
                              .out = unit * sqrt((double)d->len_kv) * v.element,
                              .gradients = { [CHECK_GRAD_Q] = ds * (double)d->scale * k.element,
                                             [CHECK_GRAD_K] = ds * (double)d->scale * q.element * rows } };
