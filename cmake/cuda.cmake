@@ -1,5 +1,5 @@
 # The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of every file below src/cuda/sm90 and,
-# where nvcc is found, the cubins that it makes of them, one unit a line of variants.def and of
+# where nvcc is found, the machine code that it makes of them, compressed to a sixth: one unit a line of variants.def and of
 # backward_variants.def, and one every other *.cu.
 # Without nvcc the texts are compiled when running.
 #
@@ -9,24 +9,33 @@ if(ATTN_CUDA AND PROJECT_IS_TOP_LEVEL AND CMAKE_BUILD_TYPE STREQUAL Release AND 
     DOC "nvcc, which compiles the CUDA kernels into the library; empty: none does")
 endif()
 
+# CUDA 13 compresses so that its own drivers, and later ones, can load it.
+set(cuda_compress)
+if(ATTN_NVCC)
+  execute_process(COMMAND ${ATTN_NVCC} --version OUTPUT_VARIABLE text ERROR_QUIET)
+  if(text MATCHES "release ([0-9]+)" AND CMAKE_MATCH_1 GREATER_EQUAL 13)
+    set(cuda_compress --compress-mode=size)
+  endif()
+endif()
+
 option(ATTN_CUDA_DELAYS "CUDA kernels whose warpgroups dawdle: for tests" OFF)
 
-# A unit's cubin, made by cubin.cmake: nvcc, and a look at what it says.
+# A unit's machine code, made by cubin.cmake: nvcc, and a look at what it says.
 function(attn_cuda_unit unit source spills)
-  set(cubin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${unit}.cubin)
+  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${unit}.fatbin)
   set(defines ${ARGN})
   if(ATTN_CUDA_DELAYS)
     list(APPEND defines ATTN_DELAYS)
   endif()
   list(JOIN defines "," defines)
-  add_custom_command(OUTPUT ${cubin}
-    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DCUBIN=${cubin} -DSPILLS=${spills}
-      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
+  add_custom_command(OUTPUT ${fatbin}
+    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DFATBIN=${fatbin} -DSPILLS=${spills}
+      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" -DOPTIONS=${cuda_compress} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
     DEPENDS ${cuda_texts} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake VERBATIM COMMENT "CUDA ${unit}")
-  list(LENGTH cuda_cubins number)
-  string(APPEND cuda_images "IMAGE(attn_cuda_image_${number}, \"${unit}\", \"${cubin}\")\n")
+  list(LENGTH cuda_fatbins number)
+  string(APPEND cuda_images "IMAGE(attn_cuda_image_${number}, \"${unit}\", \"${fatbin}\")\n")
   set(cuda_images "${cuda_images}" PARENT_SCOPE)
-  set(cuda_cubins ${cuda_cubins} ${cubin} PARENT_SCOPE)
+  set(cuda_fatbins ${cuda_fatbins} ${fatbin} PARENT_SCOPE)
 endfunction()
 
 # Each line of a table as a unit of `source`, its columns as definitions: function(unit source spills definitions ...).
@@ -78,7 +87,7 @@ function(attn_cuda_sources result)
       cmake_path(GET unit FILENAME name)
       attn_cuda_unit(${name} ${unit} 8) # of which none is fast
     endforeach()
-    add_custom_target(attn_cubins DEPENDS ${cuda_cubins})
+    add_custom_target(attn_cubins DEPENDS ${cuda_fatbins})
   endif()
   set(list ${CMAKE_CURRENT_BINARY_DIR}/cuda/embedded.def)
   file(CONFIGURE OUTPUT ${list} CONTENT "${cuda_files}${cuda_images}" @ONLY)
@@ -89,21 +98,21 @@ function(attn_cuda_sources result)
       ATTN_CUDA_DELAYS)
   endif()
   set(embedded ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/embedded.c)
-  set_property(SOURCE ${embedded} APPEND PROPERTY OBJECT_DEPENDS "${list};${cuda_texts};${cuda_cubins}")
+  set_property(SOURCE ${embedded} APPEND PROPERTY OBJECT_DEPENDS "${list};${cuda_texts};${cuda_fatbins}")
   set_property(SOURCE ${embedded} APPEND PROPERTY INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/cuda)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# The reference of `attn check` as a cubin in `source`, its host's half.
+# The reference of `attn check` as machine code in `source`, its host's half.
 function(attn_cuda_reference source)
-  set(cubin ${CMAKE_CURRENT_BINARY_DIR}/cuda/reference.cubin)
+  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/reference.fatbin)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR})
-  add_custom_command(OUTPUT ${cubin}
-    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${folder}/check/gpu/reference.cu -DCUBIN=${cubin} -DSPILLS=0
-      -DSTRICT=${ATTN_WERROR} -DDEFINES= "-DOPTIONS=-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
+  add_custom_command(OUTPUT ${fatbin}
+    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${folder}/check/gpu/reference.cu -DFATBIN=${fatbin} -DSPILLS=0
+      -DSTRICT=${ATTN_WERROR} -DDEFINES= "-DOPTIONS=${cuda_compress},-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
       -P ${folder}/cmake/cubin.cmake
     DEPENDS ${folder}/check/gpu/reference.cu ${folder}/check/gpu/reference.h ${folder}/include/attn.h
       ${folder}/src/num/half.h ${folder}/src/num/philox.h ${folder}/cmake/cubin.cmake VERBATIM COMMENT "CUDA reference")
-  set_property(SOURCE ${source} APPEND PROPERTY OBJECT_DEPENDS ${cubin})
-  set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS CHECK_GPU_CUBIN="${cubin}")
+  set_property(SOURCE ${source} APPEND PROPERTY OBJECT_DEPENDS ${fatbin})
+  set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS CHECK_GPU_CUBIN="${fatbin}")
 endfunction()

@@ -1,4 +1,4 @@
-/* Texts and cubins, taken into the object by the assembler. embedded.def, which the build writes, lists them:
+/* Texts and machine code, taken into the object by the assembler. embedded.def, which the build writes, lists them:
  * TEXT(label, "name", "path") and IMAGE(label, "unit", "path"). */
 #include "cuda/kernel.h"
 

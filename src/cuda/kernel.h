@@ -59,9 +59,9 @@ static inline bool attn_cuda_is_line(const attn_cuda_kernel *kernel)
 /* The table, best first among equals, and its length. */
 const attn_cuda_kernel *attn_cuda_kernels(int *count);
 
-/* What the build embedded: every text below sm90/, and the cubins that nvcc made, if it was there. A unit is one
- * compilation: of a line's source, whose cubin is named by the kernel's symbol; and of every other *.cu, whose cubin
- * has the file's name. */
+/* What the build embedded: every text below sm90/, and the machine code that nvcc made, if it was there: fatbins of
+ * one architecture, compressed. A unit is one compilation: of a line's source, whose image is named by the kernel's
+ * symbol; and of every other *.cu, whose image has the file's name. */
 typedef struct attn_cuda_image {
     const char *unit;
     const unsigned char *data, *end;

@@ -272,7 +272,7 @@ CUresult cuGetExportTable(const void **table, const void *id)
     return NOT_FOUND;
 }
 
-/* The image is what nvrtc.c of this folder makes, or a cubin. */
+/* The image is what nvrtc.c of this folder makes, a cubin, or a fatbin. */
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned options, int *option, void **value)
 {
     CALLED;
@@ -285,7 +285,7 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned option
         bool backward = strstr(image, "-DATTN_BLOCK_KEYS=");
         strcpy((*module)->only, !name ? "" : backward ? "attn_sm90_backward_" : "attn_sm90_");
         if (name) sscanf(name, "-DATTN_NAME=%40s", (*module)->only + strlen((*module)->only));
-    } else if (memcmp(image, "\177ELF", 4) != 0) {
+    } else if (memcmp(image, "\177ELF", 4) != 0 && memcmp(image, "\x50\xed\x55\xba", 4) != 0) {
         return INVALID_VALUE;
     }
     return 0;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Uses the library as others would. run.sh WAY CMAKE BUILD CC:
 #   cmake       installs BUILD, configures examples/ against it with find_package, builds and runs them
-#   pkgconfig   installs BUILD, compiles each example by hand, shared and static, and runs it; compiles README's
+#   pkgconfig   installs BUILD, compiles each example by hand, shared, with the static library and all static, and runs it; compiles README's
 #   moved       the same as cmake, after the installed tree was moved to another place
 #   subproject  add_subdirectory: builds the library alone, and nothing of ours besides
 set -eu
@@ -49,9 +49,13 @@ with_pkgconfig() {
         $cc -std=c11 "$source/examples/$example.c" -o "$temp/$example" $(pkg-config --cflags --libs attn) -lm
         LD_LIBRARY_PATH=$lib run "$temp/$example"
         # shellcheck disable=SC2046 # words
-        $cc -std=c11 -static "$source/examples/$example.c" -o "$temp/$example-static" \
-            $(pkg-config --static --cflags --libs attn)
+        $cc -std=c11 "$source/examples/$example.c" -o "$temp/$example-static" $(pkg-config --cflags --libs attn-static)
+        ! ldd "$temp/$example-static" | grep -q libattn || { echo "$example-static needs a libattn" && exit 1; }
         run "$temp/$example-static"
+        # shellcheck disable=SC2046 # words
+        $cc -std=c11 -static "$source/examples/$example.c" -o "$temp/$example-all" \
+            $(pkg-config --static --cflags --libs attn)
+        run "$temp/$example-all"
     done
     sed -n '/^```c$/,/^```$/{/^```/!p}' "$source/README.md" >"$temp/readme.c"
     grep -q attn_run "$temp/readme.c" || { echo "README.md has no example in C" && exit 1; }
