@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "attn.h"
+#include "base/detect.h"
 #include "command.h"
 #include "cpu/threads.h"
 #include "model.h"
