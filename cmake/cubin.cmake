@@ -1,6 +1,7 @@
-# cmake -DNVCC= -DSOURCE= -DFATBIN= -DSPILLS= -DSTRICT= -DDEFINES=A=1,B=2 -DOPTIONS= -P cubin.cmake: compiles one unit of the CUDA
-# kernels, for sm_90a alone, into a file that the driver loads as it is, compressed where OPTIONS say so; and warns of what would be slow without a word: registers spilled beyond SPILLS bytes, setmaxnreg ignored
-# (C7508), wgmma serialised (C7510, 11, 12, 14, 15, 20). STRICT (ATTN_WERROR): these are errors.
+# cmake -DNVCC= -DSOURCE= -DFATBIN= -DSPILLS= -DSTRICT= -DDEFINES=A=1,B=2 -DOPTIONS= -P cubin.cmake: compiles one unit of
+# the CUDA kernels, for sm_90a alone, into a file that the driver loads as it is (where OPTIONS have nvcc compress it,
+# the driver decompresses it); and warns of what would be slow without a word: registers spilled beyond SPILLS bytes,
+# setmaxnreg ignored (C7508), wgmma serialised (C7510, 11, 12, 14, 15, 20). STRICT (ATTN_WERROR): these are errors.
 set(kind WARNING)
 if(STRICT)
   set(kind FATAL_ERROR)
@@ -11,7 +12,8 @@ string(REPLACE "," ";" options "${OPTIONS}")
 cmake_path(GET FATBIN PARENT_PATH folder)
 file(MAKE_DIRECTORY ${folder})
 execute_process(
-  COMMAND ${NVCC} -fatbin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -Xptxas=-v ${defines} ${options} ${SOURCE} -o ${FATBIN}.new
+  COMMAND ${NVCC} -fatbin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -Xptxas=-v ${defines} ${options} ${SOURCE}
+    -o ${FATBIN}.new
   RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)
 if(failed)
   message(FATAL_ERROR "${text}")

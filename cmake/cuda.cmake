@@ -1,6 +1,6 @@
 # The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of every file below src/cuda/sm90 and,
-# where nvcc is found, the machine code that it makes of them, compressed to a sixth: one unit a line of variants.def and of
-# backward_variants.def, and one every other *.cu.
+# where nvcc is found, the machine code that it makes of them, compressed to a sixth: one unit a line of variants.def and
+# of backward_variants.def, and one every other *.cu.
 # Without nvcc the texts are compiled when running.
 #
 # ATTN_NVCC is the compiler; empty: none. It is looked for in releases only: debug builds, sanitizers and fuzzers do without.
@@ -30,7 +30,8 @@ function(attn_cuda_unit unit source spills)
   list(JOIN defines "," defines)
   add_custom_command(OUTPUT ${fatbin}
     COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DFATBIN=${fatbin} -DSPILLS=${spills}
-      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" -DOPTIONS=${cuda_compress} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
+      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" -DOPTIONS=${cuda_compress}
+      -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
     DEPENDS ${cuda_texts} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake VERBATIM COMMENT "CUDA ${unit}")
   list(LENGTH cuda_fatbins number)
   string(APPEND cuda_images "IMAGE(attn_cuda_image_${number}, \"${unit}\", \"${fatbin}\")\n")
@@ -109,7 +110,8 @@ function(attn_cuda_reference source)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR})
   add_custom_command(OUTPUT ${fatbin}
     COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${folder}/check/gpu/reference.cu -DFATBIN=${fatbin} -DSPILLS=0
-      -DSTRICT=${ATTN_WERROR} -DDEFINES= "-DOPTIONS=${cuda_compress},-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
+      -DSTRICT=${ATTN_WERROR} -DDEFINES=
+      "-DOPTIONS=${cuda_compress},-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
       -P ${folder}/cmake/cubin.cmake
     DEPENDS ${folder}/check/gpu/reference.cu ${folder}/check/gpu/reference.h ${folder}/include/attn.h
       ${folder}/src/num/half.h ${folder}/src/num/philox.h ${folder}/cmake/cubin.cmake VERBATIM COMMENT "CUDA reference")

@@ -1,4 +1,5 @@
-# Installs the headers, both libraries, the command, the CMake package (attn::attn, attn::attn_static), attn.pc and attn-static.pc.
+# Installs the headers, both libraries, the command, the CMake package (attn::attn, attn::attn_static), attn.pc and
+# attn-shared.pc.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
@@ -36,9 +37,8 @@ endif()
 if(includedir_absolute)
   set(PC_INCLUDEDIR ${CMAKE_INSTALL_INCLUDEDIR})
 endif()
-# Two files: `--static` adds what a static library needs, but leaves the choice of the library to the linker, which takes
-# the shared one unless the whole program is linked with -static.
-foreach(file attn.pc attn-static.pc)
+# Two files, so that `--static` links the static library: see attn.pc.in.
+foreach(file attn.pc attn-shared.pc)
   configure_file(cmake/${file}.in ${file} @ONLY)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${file} DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()

@@ -1,4 +1,5 @@
-# cmake -DBUILD=folder -P says.cmake: says, before a build, what becomes of the GPU kernels in it, and how to have it otherwise.
+# cmake -DBUILD=folder -P says.cmake: says, before a build, what becomes of the GPU kernels in it, and how to have it
+# otherwise.
 load_cache(${BUILD} READ_WITH_PREFIX cache_ ATTN_CUDA ATTN_NVCC)
 set(nvcc "${cache_ATTN_NVCC}")
 file(GLOB units ${BUILD}/cuda/*.fatbin)

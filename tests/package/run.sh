@@ -1,7 +1,8 @@
 #!/bin/sh
 # Uses the library as others would. run.sh WAY CMAKE BUILD CC:
 #   cmake       installs BUILD, configures examples/ against it with find_package, builds and runs them
-#   pkgconfig   installs BUILD, compiles each example by hand, shared, with the static library and all static, and runs it; compiles README's
+#   pkgconfig   installs BUILD, compiles each example by hand, shared, with the static library and all static, and runs
+#               it; compiles README's
 #   moved       the same as cmake, after the installed tree was moved to another place
 #   subproject  add_subdirectory: builds the library alone, and nothing of ours besides
 set -eu
@@ -49,8 +50,9 @@ with_pkgconfig() {
         $cc -std=c11 "$source/examples/$example.c" -o "$temp/$example" $(pkg-config --cflags --libs attn) -lm
         LD_LIBRARY_PATH=$lib run "$temp/$example"
         # shellcheck disable=SC2046 # words
-        $cc -std=c11 "$source/examples/$example.c" -o "$temp/$example-static" $(pkg-config --cflags --libs attn-static)
-        ! ldd "$temp/$example-static" | grep -q libattn || { echo "$example-static needs a libattn" && exit 1; }
+        $cc -std=c11 "$source/examples/$example.c" -o "$temp/$example-static" \
+            $(pkg-config --static --cflags --libs attn)
+        if ldd "$temp/$example-static" | grep libattn; then echo "$example-static is not static" && exit 1; fi
         run "$temp/$example-static"
         # shellcheck disable=SC2046 # words
         $cc -std=c11 -static "$source/examples/$example.c" -o "$temp/$example-all" \
