@@ -1,4 +1,4 @@
-# The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of every file below src/cuda/sm90 and,
+# The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of all device code (src/cuda/sm90, src/cuda/common) and,
 # where nvcc is found, the machine code that it makes of them, compressed to a sixth: one unit a line of variants.def and
 # of backward_variants.def, and one every other *.cu.
 # Without nvcc the texts are compiled when running.
@@ -9,12 +9,13 @@ if(ATTN_CUDA AND PROJECT_IS_TOP_LEVEL AND CMAKE_BUILD_TYPE STREQUAL Release AND 
     DOC "nvcc, which compiles the CUDA kernels into the library; empty: none does")
 endif()
 
-# CUDA 13 compresses so that its own drivers, and later ones, can load it.
+# CUDA 13 compresses so that its own drivers, and later ones, can load it. script/same-code reads them uncompressed.
+option(ATTN_CUDA_COMPRESS "Compress the CUDA kernels in the library" ON)
 set(cuda_compress)
 if(ATTN_NVCC)
   execute_process(COMMAND ${ATTN_NVCC} --version OUTPUT_VARIABLE text ERROR_QUIET)
   if(text MATCHES "release ([0-9]+)" AND CMAKE_MATCH_1 GREATER_EQUAL 13)
-    set(cuda_compress --compress-mode=size)
+    set(cuda_compress --compress-mode=$<IF:$<BOOL:${ATTN_CUDA_COMPRESS}>,size,none>)
   endif()
 endif()
 
@@ -30,7 +31,7 @@ function(attn_cuda_unit unit source spills)
   list(JOIN defines "," defines)
   add_custom_command(OUTPUT ${fatbin}
     COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DFATBIN=${fatbin} -DSPILLS=${spills}
-      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" -DOPTIONS=${cuda_compress}
+      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" "-DOPTIONS=${cuda_compress},-I${cuda_root}"
       -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
     DEPENDS ${cuda_texts} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake VERBATIM COMMENT "CUDA ${unit}")
   list(LENGTH cuda_fatbins number)
@@ -59,8 +60,8 @@ macro(attn_cuda_variants function table source stem)
 endmacro()
 
 macro(attn_cuda_lines function)
-  attn_cuda_variants(${function} variants.def forward.cu attn_sm90_ NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS SETS MASK SCORE)
-  attn_cuda_variants(${function} backward_variants.def backward.cu attn_sm90_backward_
+  attn_cuda_variants(${function} variants.def forward/forward.cu attn_sm90_ NAME DTYPE DIM DIM_V ROWS KEYS STAGES Q_SLOTS SETS MASK SCORE)
+  attn_cuda_variants(${function} backward_variants.def backward/backward.cu attn_sm90_backward_
     NAME DTYPE DIM DIM_V BLOCK_KEYS STAGES CLUSTER SUMS MASK SCORE)
 endmacro()
 
@@ -74,18 +75,18 @@ function(attn_cuda_sources result)
   set(cuda_folder ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/sm90)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${cuda_folder}/variants.def
     ${cuda_folder}/backward_variants.def)
-  file(GLOB cuda_texts CONFIGURE_DEPENDS ${cuda_folder}/*.h ${cuda_folder}/*.cu)
+  cmake_path(GET cuda_folder PARENT_PATH cuda_root) # includes in device code start here
+  file(GLOB_RECURSE cuda_texts CONFIGURE_DEPENDS ${cuda_folder}/*.h ${cuda_folder}/*.cu ${cuda_root}/common/*.h)
   foreach(text IN LISTS cuda_texts)
-    cmake_path(GET text FILENAME name)
+    cmake_path(RELATIVE_PATH text BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
     string(MAKE_C_IDENTIFIER ${name} label)
     string(APPEND cuda_files "TEXT(attn_cuda_text_${label}, \"${name}\", \"${text}\")\n")
   endforeach()
   if(ATTN_NVCC)
     attn_cuda_lines(attn_cuda_unit)
     file(GLOB units CONFIGURE_DEPENDS ${cuda_folder}/*.cu)
-    list(REMOVE_ITEM units ${cuda_folder}/forward.cu ${cuda_folder}/backward.cu)
     foreach(unit IN LISTS units)
-      cmake_path(GET unit FILENAME name)
+      cmake_path(RELATIVE_PATH unit BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
       attn_cuda_unit(${name} ${unit} 8) # of which none is fast
     endforeach()
     add_custom_target(attn_cubins DEPENDS ${cuda_fatbins})

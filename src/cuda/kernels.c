@@ -46,7 +46,7 @@ static const attn_cuda_kernel kernels[] = {
       .features = mask_##_FEATURES | score_##_FEATURES,                                                          \
       .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                   \
       .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                   \
-      .source = "forward.cu",                                                                                    \
+      .source = "sm90/forward/forward.cu",                                                                                    \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
                    "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                      \
                    "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_SETS=" #sets_, "-DATTN_MASK=" #mask_,                    \
@@ -69,7 +69,7 @@ static const attn_cuda_kernel kernels[] = {
       .features = (mask_##_FEATURES | score_##_FEATURES) & ~sums_##_LACKS,                                       \
       .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                              \
       .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, cluster_),                                 \
-      .source = "backward.cu",                                                                                   \
+      .source = "sm90/backward/backward.cu",                                                                                   \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
                    "-DATTN_BLOCK_KEYS=" #keys_, "-DATTN_STAGES=" #stages_, "-DATTN_CLUSTER=" #cluster_,          \
                    "-DATTN_SUMS=" #sums_, "-DATTN_MASK=" #mask_, "-DATTN_SCORE=" #score_ } },

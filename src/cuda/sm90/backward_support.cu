@@ -1,15 +1,15 @@
 /* The kernels around the backward: what comes before it and behind it, and slow ones that compute everything. */
-#include "params.h"
-#include "backward_params.h"
+#include "sm90/params.h"
+#include "sm90/backward_params.h"
 #define ATTN_DTYPE BF16
-#include "ptx.h"
-#include "tile.h"
-#include "schedule.h"
-#include "mask.h"
-#include "score.h"
-#include "store.h"
-#include "support.h"
-#include "backward_lines.h"
+#include "sm90/common/ptx.h"
+#include "sm90/common/tile.h"
+#include "sm90/common/schedule.h"
+#include "sm90/common/mask.h"
+#include "sm90/common/score.h"
+#include "sm90/common/store.h"
+#include "common/support.h"
+#include "sm90/backward/lines.h"
 
 /* A sum over `threads` neighbouring threads. */
 DEVICE float sum_of(float x, int threads)
@@ -79,17 +79,17 @@ DEVICE long long stats_of(const attn_sm90_backward_params *params, const work *w
 
 #define SIMPLE_DTYPE F32
 #define SIMPLE_NAME(stem) stem##_f32
-#include "backward_simple.h"
+#include "common/fallback_backward.h"
 #undef SIMPLE_DTYPE
 #undef SIMPLE_NAME
 #define SIMPLE_DTYPE F16
 #define SIMPLE_NAME(stem) stem##_f16
-#include "backward_simple.h"
+#include "common/fallback_backward.h"
 #undef SIMPLE_DTYPE
 #undef SIMPLE_NAME
 #define SIMPLE_DTYPE BF16
 #define SIMPLE_NAME(stem) stem##_bf16
-#include "backward_simple.h"
+#include "common/fallback_backward.h"
 
 extern "C" __global__ void __launch_bounds__(256)
     attn_sm90_backward_total(const __grid_constant__ attn_sm90_total_params p)

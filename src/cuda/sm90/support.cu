@@ -1,12 +1,12 @@
 /* The kernels around the forward: slow ones that compute everything, the merge of splits, the summary of intervals, and
  * copies of tensors that TMA does not take. */
-#include "params.h"
+#include "sm90/params.h"
 #define ATTN_DTYPE BF16
-#include "ptx.h"
-#include "schedule.h"
-#include "mask.h"
-#include "score.h"
-#include "support.h"
+#include "sm90/common/ptx.h"
+#include "sm90/common/schedule.h"
+#include "sm90/common/mask.h"
+#include "sm90/common/score.h"
+#include "common/support.h"
 
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
@@ -31,17 +31,17 @@ DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
 
 #define SIMPLE_DTYPE F32
 #define SIMPLE_NAME(stem) stem##_f32
-#include "simple.h"
+#include "common/fallback_forward.h"
 #undef SIMPLE_DTYPE
 #undef SIMPLE_NAME
 #define SIMPLE_DTYPE F16
 #define SIMPLE_NAME(stem) stem##_f16
-#include "simple.h"
+#include "common/fallback_forward.h"
 #undef SIMPLE_DTYPE
 #undef SIMPLE_NAME
 #define SIMPLE_DTYPE BF16
 #define SIMPLE_NAME(stem) stem##_bf16
-#include "simple.h"
+#include "common/fallback_forward.h"
 
 /* Least and greatest of each bound over a node's keys. */
 extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_constant__ attn_sm90_params params)

@@ -1,9 +1,9 @@
 /* What `attn machine --measure` runs to learn how fast a GPU can be: memory and L2 by reading, shared memory, the
  * exponential unit, the tensor cores. A launch is one loop of `rounds`; what it computes goes where nobody looks. */
-#include "params.h"
+#include "sm90/params.h"
 #define ATTN_DTYPE BF16
-#include "ptx.h"
-#include "tile.h"
+#include "sm90/common/ptx.h"
+#include "sm90/common/tile.h"
 
 enum { THREADS = 1024, PRODUCT_THREADS = 256, PRODUCT_KEYS = 128, PRODUCT_DIM = 64 };
 

@@ -24,18 +24,18 @@
 #define REGISTERS_CONSUMER 232
 #endif
 
-#include "params.h"
-#include "ptx.h"
-#include "tile.h"
-#include "schedule.h"
-#include "pipeline.h"
-#include "mask.h"
-#include "softmax.h"
-#include "score.h"
-#include "store.h"
-#include "forward_load.h"
-#include "forward_common.h"
+#include "sm90/params.h"
+#include "sm90/common/ptx.h"
+#include "sm90/common/tile.h"
+#include "sm90/common/schedule.h"
+#include "sm90/common/pipeline.h"
+#include "sm90/common/mask.h"
+#include "sm90/forward/softmax.h"
+#include "sm90/common/score.h"
+#include "sm90/common/store.h"
+#include "sm90/forward/load.h"
+#include "sm90/forward/common.h"
 #if BY_TURNS
-#include "forward_turns.h"
+#include "sm90/forward/turns.h"
 #endif
-#include "forward.h"
+#include "sm90/forward/forward.h"

@@ -25,31 +25,31 @@
 #define REGISTERS_CONSUMER 240
 #endif
 
-#include "params.h"
-#include "backward_params.h"
-#include "ptx.h"
-#include "tile.h"
-#include "schedule.h"
-#include "pipeline.h"
-#include "mask.h"
-#include "score.h"
-#include "store.h"
-#include "backward_lines.h"
-#include "backward_tile.h"
-#include "backward_places.h"
-#include "backward_mask.h"
-#include "backward_score.h"
-#include "backward_load.h"
-#include "backward_turns.h"
-#include "backward_softmax.h"
+#include "sm90/params.h"
+#include "sm90/backward_params.h"
+#include "sm90/common/ptx.h"
+#include "sm90/common/tile.h"
+#include "sm90/common/schedule.h"
+#include "sm90/common/pipeline.h"
+#include "sm90/common/mask.h"
+#include "sm90/common/score.h"
+#include "sm90/common/store.h"
+#include "sm90/backward/lines.h"
+#include "sm90/backward/tile.h"
+#include "sm90/backward/places.h"
+#include "sm90/backward/mask.h"
+#include "sm90/backward/score.h"
+#include "sm90/backward/load.h"
+#include "sm90/backward/turns.h"
+#include "sm90/backward/softmax.h"
 #if ATTN_BLOCK_KEYS == 64
-#include "backward_wide.h"
+#include "sm90/backward/wide.h"
 #if ATTN_CLUSTER == 2
-#include "backward_pair.h"
+#include "sm90/backward/pair.h"
 #else
-#include "backward_alone.h"
+#include "sm90/backward/alone.h"
 #endif
 #else
-#include "backward_narrow.h"
+#include "sm90/backward/narrow.h"
 #endif
-#include "backward.h"
+#include "sm90/backward/backward.h"
