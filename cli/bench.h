@@ -24,6 +24,7 @@ enum {
     ATTN_BENCH_ROUNDS_MOST = 101,
     ATTN_BENCH_RUNNERS_MOST = 8,
     ATTN_BENCH_LEVELS = 3,
+    ATTN_BENCH_ALTERNATIVES = 16, /* of a plan's strategies */
     ATTN_BENCH_SEQUENCES = 128
 };
 
@@ -89,17 +90,18 @@ typedef struct attn_bench_case {
     attn_desc desc;            /* of the forward */
     const char *baseline_name; /* NULL: the peer is other software */
     attn_desc baseline;        /* of the same tensors */
+    char baseline_strategy[64];
     attn_bench_kind kind;
     int sequences; /* on a GPU: packed ones, or documents one behind the other; 0: as desc says */
     int32_t lens[ATTN_BENCH_SEQUENCES];
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
-#define ATTN_BENCH_SUITES                                                                                             \
-    "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, tiles, bytes, theorem, all (but the last " \
-    "three)"
+#define ATTN_BENCH_SUITES                                                                                           \
+    "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, strategies, tiles, bytes, theorem, all " \
+    "(but the last four)"
 
-/* The suite's bit, all of them but "tiles", "bytes" and "theorem" for "all", 0 for any other name. */
+/* The suite's bit, all of them but "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other name. */
 int attn_bench_suite_find(const char *name);
 
 /* Reads the options and settles what they leave open; returns as attn_options_start does. */
@@ -283,6 +285,11 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
 attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *count);
 bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
                             const attn_bench_peers *peers, attn_bench_result *result);
+
+/* ---- strategies (bench_strategies.c) ------------------------------------------------------- */
+
+/* A case for each strategy that the plan of a point on a GPU takes: its baseline goes without. Returns how many. */
+int attn_bench_alternatives(const attn_bench_case *point, attn_bench_case cases[ATTN_BENCH_ALTERNATIVES]);
 
 /* ---- tiles (bench_tiles.c) ----------------------------------------------------------------- */
 

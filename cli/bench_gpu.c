@@ -115,6 +115,7 @@ static bool begin(bench *b, const attn_bench_case *item)
     bool backward = item->pass >= ATTN_BENCH_BACKWARD;
     int count = item->baseline_name ? 3 : backward ? 2 : 1;
     b->item = item;
+    if (item->baseline_strategy[0]) plans[BASELINE].strategy = item->baseline_strategy;
     plans[MAIN].direction = plans[BASELINE].direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
     if (!attn_bench_tensors_init(&b->tensors, &shape, item->pass) || !fill_args(b, &args)) return false;
     if (check_device_begin_all(&b->run, plans, count, NULL, &args, 0)) return attn_bench_fail("%s", attn_error());

@@ -152,12 +152,64 @@ static void sparse(grid *g, attn_dtype dtype)
     }
 }
 
-static void decode(grid *g, attn_dtype dtype)
+static attn_desc decode_of(const grid *g, attn_dtype dtype)
 {
     attn_desc desc = describe(g, dtype, 32768, 128);
     desc.len_q = 1;
     if (!g->options->heads[0]) desc.heads_q = 32, desc.heads_kv = 8;
-    add(g, "decode", ATTN_BENCH_FORWARD, "full", desc);
+    return desc;
+}
+
+/* The point's plan against itself without each of its strategies. */
+static void add_alternatives(grid *g, attn_bench_pass pass, const char *mask, attn_desc desc)
+{
+    attn_bench_case point = { .suite = "strategies", .pass = pass, .desc = desc }, cases[ATTN_BENCH_ALTERNATIVES];
+    snprintf(point.mask, sizeof point.mask, "%s", mask);
+    int count = attn_bench_alternatives(&point, cases);
+    if (g->cases) memcpy(g->cases + g->count, cases, (size_t)count * sizeof *cases);
+    g->count += count;
+}
+
+static void add_alternatives_of_both(grid *g, attn_bench_pass pass, attn_desc desc)
+{
+    add_alternatives(g, pass, "full", desc);
+    desc.flags = ATTN_CAUSAL;
+    add_alternatives(g, pass, "causal", desc);
+}
+
+/* A sequence of few heads, alone or grouped: fewer work items than CTAs, or hardly more. */
+static void few_heads(grid *g, attn_bench_pass pass, attn_dtype dtype, int64_t dim, int64_t heads_q, int64_t heads_kv)
+{
+    for (int64_t len = 1024; len <= 4096; len *= 2) {
+        attn_desc few = describe(g, dtype, len, dim);
+        few.batch = 1;
+        if (!g->options->heads[0]) few.heads_q = heads_q, few.heads_kv = heads_kv;
+        add_alternatives_of_both(g, pass, few);
+    }
+}
+
+/* Squares of the grid, grouped heads, few heads, and one query. */
+static void strategies(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_BACKWARD, ATTN_BENCH_FORWARD };
+    static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } }, usual_lens = { 4, { 512, 2048, 8192, 16384 } };
+    const attn_bench_options *o = g->options;
+    const attn_bench_list *dims = o->dims.count ? &o->dims : &usual_dims,
+                          *lens = o->lens.count ? &o->lens : &usual_lens;
+    for (int i = 0; i < 2; i++) {
+        for (int d = 0; d < dims->count; d++)
+            for (int n = 0; n < (o->smoke ? 1 : lens->count); n++)
+                add_alternatives_of_both(g, passes[i], describe(g, dtype, lens->values[n], dims->values[d]));
+        if (o->dims.count || o->lens.count || o->smoke) continue;
+        attn_desc grouped = describe(g, dtype, 8192, 128);
+        if (!o->heads[0]) grouped.heads_q = 32, grouped.heads_kv = 8;
+        add_alternatives_of_both(g, passes[i], grouped);
+        few_heads(g, passes[i], dtype, 128, 16, 16);
+        few_heads(g, passes[i], dtype, 128, 32, 8);
+        few_heads(g, passes[i], dtype, 64, 16, 16);
+    }
+    if (o->dims.count || o->lens.count || o->smoke) return;
+    add_alternatives(g, ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
 }
 
 /* The squares, and few queries over few KV heads, with everything that a plan may choose. */
@@ -218,8 +270,9 @@ static void walk(grid *g)
         order(g, dtype);
         if (wants(g, "shapes")) shapes(g, dtype);
         if (wants(g, "window")) sparse(g, dtype);
-        if (wants(g, "decode")) decode(g, dtype);
+        if (wants(g, "decode")) add(g, "decode", ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
         if (wants(g, "memory")) memory(g, dtype);
+        if (wants(g, "strategies")) strategies(g, dtype);
         if (wants(g, "tiles")) tiles(g, dtype);
         if (wants(g, "bytes")) bytes(g, dtype);
     }

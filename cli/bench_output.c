@@ -10,8 +10,8 @@
 
 void attn_bench_table_header(FILE *file)
 {
-    fprintf(file, "%-7s %-4s %4s %-10s %5s %6s %3s  %-17s %10s %6s %9s %7s %6s  %-36s %10s %6s %10s\n", "suite", "type",
-            "dim", "mask", "heads", "len", "thr", "kernel", "ms", "spread", "GFLOP/s", "GB/s", "limit", "peer",
+    fprintf(file, "%-10s %-4s %4s %-10s %5s %6s %3s  %-17s %10s %6s %9s %7s %6s  %-36s %10s %6s %10s\n", "suite",
+            "type", "dim", "mask", "heads", "len", "thr", "kernel", "ms", "spread", "GFLOP/s", "GB/s", "limit", "peer",
             "peer ms", "ratio", "predicted");
 }
 
@@ -61,7 +61,7 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
     char heads[32], peer[72], text[ATTN_SECONDS_TEXT];
     snprintf(heads, sizeof heads, d->heads_q == d->heads_kv ? "%lld" : "%lld/%lld", (long long)d->heads_q,
              (long long)d->heads_kv);
-    fprintf(file, "%-7s %-4s %4lld %-10s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
+    fprintf(file, "%-10s %-4s %4lld %-10s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
             (long long)d->dim_qk, item->mask, heads, (long long)d->len_kv, d->threads, r->kernel);
     if (item->kind == ATTN_BENCH_MEMORY) {
         memory_row(file, r);

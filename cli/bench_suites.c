@@ -185,12 +185,13 @@ static const suite suites[] = {
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },
+    { .name = "strategies" },
     { "tiles", tiles, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { "bytes", bytes, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { "theorem", theorem, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 8192, 32768 }, { 512 }, 0 },
 };
 
-enum { SUITES = sizeof suites / sizeof *suites, APART = 3 }; /* APART: the last ones, that "all" leaves out */
+enum { SUITES = sizeof suites / sizeof *suites, APART = 4 }; /* APART: the last ones, that "all" leaves out */
 
 int attn_bench_suite_find(const char *name)
 {

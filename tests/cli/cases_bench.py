@@ -6,7 +6,7 @@ import pty
 import re
 import sys
 
-from harness import case, check
+from harness import case, check, skip
 
 QUICK = "bench --len 40 --dim 16 --heads 2/1 --threads 1 --min-time 0.0001 --repeat 5".split()
 
@@ -29,8 +29,8 @@ for line in sys.stdin:
 NO_TORCH = b'#!/bin/sh\necho "error $1"\n'
 
 
-def results(place, *words):
-    return json.loads(place.run("bench", "--json", *words).out)["results"]
+def results(place, *words, **keywords):
+    return json.loads(place.run("bench", "--json", *words, **keywords).out)["results"]
 
 
 @case
@@ -152,3 +152,30 @@ def bench_sweeps(place):
     rows = json.loads(place.run(*words, "--min-time", "0.001", "--repeat", "1").out)["results"]
     check({row["pass"] for row in rows} == {"fwd", "bwd", "decode"}, rows)
     check(all(row["peer"] == "best-tiles" and 0 < row["ratio"] <= 1 for row in rows), rows)
+
+
+@case
+def bench_strategies(place):
+    """Each strategy that a plan takes is switched off: words that `attn explain` names, kernels that exist; once each."""
+    cuda = os.environ.get("ATTN_TEST_CUDA")
+    if not cuda:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+    gpu = {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": ""}
+    words = "--device cuda --suite strategies --peer none --len 64 --heads 2/1 --repeat 1 --min-time 1e-9".split()
+    found = {}
+    for dim in ("64", "256"):
+        for row in results(place, *words, "--dim", dim, env=gpu):
+            key = dim, row["pass"], row["mask"]
+            check(row["ratio"] == 1 and row["suite"] == "strategies", row)
+            check(row["peer"] not in found.setdefault(key, set()), "twice:", row)
+            found[key].add(row["peer"])
+    for (dim, direction, mask), peers in found.items():
+        shape = ["--batch", "256", "--heads", "2/1", "--len", "64", "--dim", dim, "--dtype", "bf16"]
+        shape += ["--backward"] * (direction == "bwd") + ["--causal"] * (mask == "causal")
+        plan = json.loads(place.run("explain", "--json", "--device", "cuda", *shape, env=gpu).out)
+        taken = dict(word.split("=") if "=" in word else (word, "") for word in plan["strategy"].split(","))
+        for peer in peers - {"no-cluster", "no-finalised-dq"}:
+            word, value = peer.split("=") if "=" in peer else (peer[len("no-") :], None)
+            check(word in taken and taken[word] != value, peer, "is not switched off in", plan["strategy"])
+        check(("no-cluster" in peers) == ("_pair" in plan["kernel"]), peers, plan["kernel"])
+    check({peer for peers in found.values() for peer in peers} >= {"no-cluster", "no-pack-gqa", "scheduler=static"}, found)
