@@ -93,7 +93,10 @@ ATTN_API const char *attn_version(void);
 
 /* ---- what is wanted ------------------------------------------------------------------------ */
 
-typedef enum attn_dtype { ATTN_F32 = 1, ATTN_F16 = 2, ATTN_BF16 = 3 } attn_dtype;
+/* ATTN_F64 is for checking gradients: on the CPU one thread computes it pair by pair, straight from the definition, by
+ * the kernel "reference". It takes no strategy and no ATTN_OUT_F32. What attn_args declares as float (lse, alibi, sink
+ * and the gradients of lse, bias, alibi and sink) is then double; so the pointers are cast. */
+typedef enum attn_dtype { ATTN_F32 = 1, ATTN_F16 = 2, ATTN_BF16 = 3, ATTN_F64 = 4 } attn_dtype;
 
 typedef enum attn_direction { ATTN_FORWARD = 0, ATTN_BACKWARD = 1 } attn_direction;
 
@@ -166,7 +169,7 @@ typedef struct attn_desc {
     int64_t block_batch, block_heads;  /* ATTN_BLOCKS: 1 or batch, 1 or heads_q */
     int64_t bits_batch, bits_heads;    /* ATTN_BITS: 1 or batch, 1 or heads_q */
     int64_t alibi_batch;               /* ATTN_ALIBI: 1 or batch */
-    attn_dtype bias_dtype;             /* ATTN_BIAS: any */
+    attn_dtype bias_dtype;             /* ATTN_BIAS: any; ATTN_F64 if dtype is */
     int64_t bias_extent[4];            /* ATTN_BIAS: each 1 or (batch, heads_q, len_q, len_kv) */
     int64_t bias_stride[4];            /* ATTN_BIAS: all 0: packed; an extent of 1 repeats whatever its stride */
 

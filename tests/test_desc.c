@@ -162,8 +162,8 @@ static void edges_are_accepted(void **state)
 static void kinds_are_checked(void **state)
 {
     (void)state;
-    REFUSED(plain, INVALID, "dtype = 0 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.dtype = (attn_dtype)0);
-    REFUSED(plain, INVALID, "dtype = 4 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.dtype = (attn_dtype)4);
+    REFUSED(plain, INVALID, "dtype = 0 is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64", d.dtype = (attn_dtype)0);
+    REFUSED(plain, INVALID, "dtype = 5 is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64", d.dtype = (attn_dtype)5);
     REFUSED(plain, INVALID, "direction = 2 is not ATTN_FORWARD or ATTN_BACKWARD", d.direction = (attn_direction)2);
     REFUSED(plain, INVALID, "device = 7 is not ATTN_CPU", d.device = (attn_device)7);
     REFUSED(plain, INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.threads = 1);
@@ -272,7 +272,11 @@ static void biases_are_checked(void **state)
     REFUSED(plain, INVALID, "alibi_batch = 1 needs ATTN_ALIBI", d.alibi_batch = 1);
     REFUSED(loaded, INVALID, "alibi_batch = 4 is neither 1 nor batch = 2", d.alibi_batch = 4);
     REFUSED(plain, INVALID, "bias_dtype = 1 needs ATTN_BIAS", d.bias_dtype = ATTN_F32);
-    REFUSED(loaded, INVALID, "bias_dtype = 0 is not ATTN_F32, ATTN_F16 or ATTN_BF16", d.bias_dtype = (attn_dtype)0);
+    REFUSED(loaded, INVALID, "bias_dtype = 0 is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64",
+            d.bias_dtype = (attn_dtype)0);
+    REFUSED(loaded, INVALID, "bias_dtype = ATTN_F64 needs dtype = ATTN_F64", d.bias_dtype = ATTN_F64);
+    REFUSED(plain, INVALID, "dtype = ATTN_F64 does not take ATTN_OUT_F32", d.dtype = ATTN_F64, d.flags = ATTN_OUT_F32);
+    REFUSED(plain, UNSUPPORTED, "dtype = ATTN_F64 is computed on the CPU", d.dtype = ATTN_F64, d.device = ATTN_CUDA);
     REFUSED(plain, INVALID, "bias_extent[0] = 1 needs ATTN_BIAS", d.bias_extent[0] = 1);
     REFUSED(plain, INVALID, "bias_extent[3] = 7 needs ATTN_BIAS", d.bias_extent[3] = 7);
     REFUSED(plain, INVALID, "bias_stride[2] = 7 needs ATTN_BIAS", d.bias_stride[2] = 7);

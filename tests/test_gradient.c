@@ -1,4 +1,5 @@
 /* The gradient's reference against differences of the forward's, and the check of gradients itself. */
+#include "problem/args.h"
 #include "problem/sequence.h"
 #include "support.h"
 
@@ -196,12 +197,163 @@ static void mistakes_are_noticed(void **state)
     check_problem_destroy(&problem);
 }
 
+/* ---- ATTN_F64 -------------------------------------------------------------------------------------- */
+
+enum { ROOM = 24 };
+
+/* Arrays of doubles, freed together. */
+typedef struct room {
+    void *array[ROOM];
+    int count;
+} room;
+
+/* The array in doubles: its elements, or 7 in each. */
+static void *in_doubles(room *r, const attn_args_array *a, bool filled)
+{
+    int64_t lo = a->lo / a->size, count = (a->hi - a->lo) / a->size;
+    double *to = r->array[r->count++] = malloc((size_t)(count + 1) * sizeof *to);
+    assert_true(to && r->count < ROOM);
+    for (int64_t i = 0; i < count; i++)
+        to[i] = filled ? (double)((const float *)a->base)[lo + i] : 7;
+    return to - lo;
+}
+
+static void set_array(attn_args *args, const attn_args_array *a, void *array)
+{
+    memcpy((char *)args + a->field, &array, sizeof array);
+}
+
+/* Whether the array, of 4-byte elements, holds floats: others hold int32_t. */
+static bool holds_floats(const attn_args_array *a)
+{
+    static const char *const names[] = { "q", "k", "v", "alibi", "bias", "sink", "grad_o", "grad_lse" };
+    for (int i = 0; i < COUNT(names); i++)
+        if (strcmp(a->name, names[i]) == 0) return true;
+    return false;
+}
+
+static void run(const attn_desc *desc, const attn_args *args)
+{
+    attn_plan *plan;
+    assert_ok(attn_plan_create(&plan, desc));
+    size_t size = attn_plan_workspace(plan);
+    void *workspace = malloc(size + 1);
+    assert_ok(attn_run(plan, args, workspace, NULL));
+    free(workspace);
+    attn_plan_destroy(plan);
+}
+
+/* Outputs that a run writes, as doubles. */
+static void set_outputs(room *r, const attn_desc *desc, const attn_args *args, attn_args *to)
+{
+    attn_args_array list[ATTN_ARGS_OUTPUTS];
+    for (int i = attn_args_outputs(list, desc, args) - 1; i >= 0; i--)
+        if (list[i].base) set_array(to, &list[i], in_doubles(r, &list[i], false));
+}
+
+static void compare_rows(const char *name, const check_problem *problem, const attn_args *args)
+{
+    const attn_desc *desc = &problem->resolved;
+    double o[2], lse, scratch[7], *found_lse = (double *)(void *)args->lse;
+    for (int64_t n = 0; n < desc->batch * desc->heads_q * desc->len_q; n++) {
+        int64_t b = n / desc->len_q / desc->heads_q, h = n / desc->len_q % desc->heads_q, i = n % desc->len_q;
+        if (i >= attn_sequence_of(desc, &problem->args, b).len_q) continue;
+        const double *found = (double *)args->o + attn_row_at(desc, args, b, h, i, desc->o_stride);
+        attn_ref_row(desc, &problem->args, b, h, i, o, &lse, scratch);
+        if (found[0] != o[0] || found[1] != o[1] || found_lse[attn_lse_at(desc, args, b, h, i)] != lse)
+            fail_msg("%s: row %d of head %d of sequence %d: %g %g", name, (int)i, (int)h, (int)b, found[0], found[1]);
+    }
+}
+
+static void compare_gradients(const char *name, const check_problem *problem, attn_args *args)
+{
+    bool has_outside = problem->resolved.flags & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV);
+    check_reference reference = check_reference_create(problem);
+    void *found[CHECK_GRADIENTS] = { args->grad_q,    args->grad_k,     args->grad_v,
+                                     args->grad_bias, args->grad_alibi, args->grad_sink };
+    for (int g = 0; g < CHECK_GRADIENTS; g++) {
+        if (!found[g]) continue;
+        check_elements e = check_gradient_elements(problem, (check_gradient)g);
+        for (int64_t n = 0; n < count_of(problem, (check_gradient)g); n++) {
+            int64_t d = n % e.extent[3], h = n / e.extent[3] % e.extent[2];
+            int64_t i = n / e.extent[3] / e.extent[2] % e.extent[1], b = n / e.extent[3] / e.extent[2] / e.extent[1];
+            int64_t at = b * e.stride[0] + i * e.stride[1] + h * e.stride[2] + d;
+            double got = ((double *)found[g])[at], expected = reference.gradients[g].base[at];
+            if (got == 7 && expected == 0 && has_outside) continue; /* a row outside every sequence */
+            if (!(fabs(got - expected) <= 1e-12 * (1 + fabs(expected))))
+                fail_msg("%s, gradient %d, element %d: %.17g, not %.17g", name, g, (int)n, got, expected);
+        }
+    }
+    check_reference_destroy(&reference);
+}
+
+/* The reference as a kernel: the same values in doubles give what the reference gives of floats. */
+static void f64_is_the_reference(void **state)
+{
+    (void)state;
+    for (int f = 0; f < COUNT(features) * 3; f++) {
+        const struct feature *feature = &features[f / 3];
+        static const check_layout layouts[] = { CHECK_PACKED, CHECK_HEAD_MAJOR, CHECK_PADDED };
+        attn_desc desc = with(feature), wide;
+        check_problem problem;
+        room r = { .count = 0 };
+        assert_ok(
+            check_problem_create(&problem, &desc, &(check_options){ .seed = (uint64_t)f, .layout = layouts[f % 3] }));
+        attn_args args = problem.args;
+        attn_args_array list[ATTN_ARGS_INPUTS];
+        for (int i = attn_args_inputs(list, &problem.resolved, &problem.args) - 1; i >= 0; i--)
+            if (list[i].base && holds_floats(&list[i])) set_array(&args, &list[i], in_doubles(&r, &list[i], true));
+
+        wide = problem.desc;
+        wide.dtype = ATTN_F64;
+        if (wide.flags & ATTN_BIAS) wide.bias_dtype = ATTN_F64;
+        attn_desc ahead = wide, resolved = problem.resolved;
+        ahead.direction = resolved.direction = ATTN_FORWARD;
+        int64_t *const none[] = { ahead.grad_o_stride, ahead.grad_q_stride, ahead.grad_k_stride, ahead.grad_v_stride };
+        for (int i = 0; i < COUNT(none); i++)
+            memset(none[i], 0, sizeof ahead.grad_o_stride);
+        set_outputs(&r, &resolved, &problem.args, &args);
+        run(&ahead, &args);
+        compare_rows(feature->name, &problem, &args);
+
+        set_outputs(&r, &problem.resolved, &problem.args, &args);
+        run(&wide, &args);
+        compare_gradients(feature->name, &problem, &args);
+        while (r.count > 0)
+            free(r.array[--r.count]);
+        check_problem_destroy(&problem);
+    }
+}
+
+static void f64_has_one_kernel(void **state)
+{
+    (void)state;
+    attn_desc desc = with(&features[0]);
+    attn_plan *plan = NULL;
+    attn_plan_info info;
+    char text[2000];
+    desc.dtype = ATTN_F64, desc.kernel = "portable_backward";
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+    assert_non_null(strstr(attn_error(), "portable_backward"));
+    desc.kernel = NULL, desc.strategy = "threads=1";
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+    assert_non_null(strstr(attn_error(), "threads"));
+    desc.kernel = "reference", desc.strategy = NULL;
+    assert_ok(attn_plan_create(&plan, &desc));
+    assert_ok(attn_plan_get_info(plan, &info));
+    assert_string_equal(info.kernel, "reference");
+    assert_true(info.pairs == 2 * 4 * 5 * 7 && info.flops == 5 * info.pairs * 5 && info.workspace_bytes == 0);
+    attn_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "backward, f64"));
+    attn_plan_destroy(plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reference_is_the_slope),
-        cmocka_unit_test(unfused_attention_passes),
-        cmocka_unit_test(mistakes_are_noticed),
+        cmocka_unit_test(reference_is_the_slope), cmocka_unit_test(unfused_attention_passes),
+        cmocka_unit_test(mistakes_are_noticed),   cmocka_unit_test(f64_is_the_reference),
+        cmocka_unit_test(f64_has_one_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

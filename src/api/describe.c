@@ -43,7 +43,7 @@ static void say_flags(attn_words *w, uint32_t flags)
 
 size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
 {
-    static const char *const dtypes[] = { "", "f32", "f16", "bf16" };
+    static const char *const dtypes[] = { "", "f32", "f16", "bf16", "f64" };
     if (size && !text) attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
     if (size && text) text[0] = 0;
     if (!plan) attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");

@@ -16,7 +16,9 @@ static attn_status create(attn_plan **out, const attn_desc *desc, size_t desc_si
     if (!plan) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
     plan->desc = resolved;
     plan->tiles = tiles;
-    plan->backend = resolved.device == ATTN_CUDA ? &attn_cuda_backend : &attn_cpu_backend;
+    plan->backend = resolved.dtype == ATTN_F64     ? &attn_reference_backend
+                    : resolved.device == ATTN_CUDA ? &attn_cuda_backend
+                                                   : &attn_cpu_backend;
     if ((status = attn_strategy_read(&plan->said, &resolved)) || (status = plan->backend->create(plan))) {
         free(plan);
         return status;

@@ -17,7 +17,7 @@ typedef struct attn_backend {
     void (*describe)(const attn_plan *plan, attn_words *words);
 } attn_backend;
 
-extern const attn_backend attn_cpu_backend, attn_cuda_backend;
+extern const attn_backend attn_cpu_backend, attn_cuda_backend, attn_reference_backend;
 
 struct attn_plan {
     const attn_backend *backend;

@@ -57,15 +57,21 @@ static inline uint16_t attn_float_to_f16(float x)
 
 static inline int64_t attn_dtype_size(attn_dtype dtype)
 {
-    return dtype == ATTN_F32 ? 4 : 2;
+    return dtype == ATTN_F64 ? 8 : dtype == ATTN_F32 ? 4 : 2;
 }
 
-/* Element i of an array of dtype. */
+/* Element i of an array of dtype, which is not ATTN_F64. */
 static inline float attn_load_scalar(attn_dtype dtype, const void *base, int64_t i)
 {
     if (dtype == ATTN_F32) return ((const float *)base)[i];
     uint16_t h = ((const uint16_t *)base)[i];
     return dtype == ATTN_F16 ? attn_f16_to_float(h) : attn_bf16_to_float(h);
+}
+
+/* Element i of an array of any dtype. */
+static inline double attn_load_double(attn_dtype dtype, const void *base, int64_t i)
+{
+    return dtype == ATTN_F64 ? ((const double *)base)[i] : (double)attn_load_scalar(dtype, base, i);
 }
 
 static inline void attn_store_scalar(attn_dtype dtype, void *base, int64_t i, float x)

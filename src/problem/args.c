@@ -44,6 +44,7 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
 {
     attn_shape shape = attn_shape_of(d);
     int64_t size = attn_dtype_size(d->dtype), out_size = attn_dtype_size(attn_out_dtype(d));
+    int64_t float_size = attn_dtype_size(attn_float_dtype(d));
     int n = 0;
     list[n++] = strided(FIELD(q), size, shape.q, d->q_stride);
     list[n++] = strided(FIELD(k), size, shape.k, d->k_stride);
@@ -67,19 +68,19 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
     }
     if (d->flags & ATTN_BITS)
         list[n++] = table(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_ceil_div(d->len_kv, 8));
-    if (d->flags & ATTN_ALIBI) list[n++] = table(FIELD(alibi), 4, d->alibi_batch * d->heads_q);
+    if (d->flags & ATTN_ALIBI) list[n++] = table(FIELD(alibi), float_size, d->alibi_batch * d->heads_q);
     if (d->flags & ATTN_BIAS)
         list[n++] = strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
-    if (d->flags & ATTN_SINK) list[n++] = table(FIELD(sink), 4, d->heads_q);
+    if (d->flags & ATTN_SINK) list[n++] = table(FIELD(sink), float_size, d->heads_q);
     if (d->flags & ATTN_DROPOUT) {
         list[n++] = optional(FIELD(seed_at), 8, 1);
         list[n++] = optional(FIELD(seed_offset_at), 8, 1);
     }
     if (d->direction == ATTN_BACKWARD) {
         list[n++] = strided(FIELD(o), out_size, shape.o, d->o_stride);
-        list[n++] = table(FIELD(lse), 4, lse_count(d));
+        list[n++] = table(FIELD(lse), float_size, lse_count(d));
         list[n++] = strided(FIELD(grad_o), out_size, shape.o, d->grad_o_stride);
-        list[n++] = optional(FIELD(grad_lse), 4, lse_count(d));
+        list[n++] = optional(FIELD(grad_lse), float_size, lse_count(d));
     }
     return n;
 }
@@ -87,19 +88,19 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
 int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *d, const attn_args *a)
 {
     attn_shape shape = attn_shape_of(d);
-    int64_t size = attn_dtype_size(attn_out_dtype(d));
+    int64_t size = attn_dtype_size(attn_out_dtype(d)), float_size = attn_dtype_size(attn_float_dtype(d));
     int n = 0;
     if (d->direction == ATTN_FORWARD) {
         list[n++] = strided(FIELD(o), size, shape.o, d->o_stride);
-        list[n++] = optional(FIELD(lse), 4, lse_count(d));
+        list[n++] = optional(FIELD(lse), float_size, lse_count(d));
         return n;
     }
     list[n++] = strided(FIELD(grad_q), size, shape.q, d->grad_q_stride);
     list[n++] = strided(FIELD(grad_k), size, shape.k, d->grad_k_stride);
     list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);
-    if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), 4, attn_bias_count(d));
-    if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), 4, d->alibi_batch * d->heads_q);
-    if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), 4, d->heads_q);
+    if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), float_size, attn_bias_count(d));
+    if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), float_size, d->alibi_batch * d->heads_q);
+    if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), float_size, d->heads_q);
     return n;
 }
 
@@ -312,16 +313,16 @@ static attn_status check_blocks(const attn_desc *d, const attn_args *a)
 static attn_status check_logits(const attn_desc *d, const attn_args *a)
 {
     char text[ATTN_DECIMAL_SIZE];
+    double x;
     if (d->flags & ATTN_ALIBI)
         for (int64_t i = 0; i < d->alibi_batch * d->heads_q; i++)
-            if (!isfinite(a->alibi[i]))
-                return attn_fail(ATTN_INVALID, "alibi[%" PRId64 "] = %s is not finite", i,
-                                 attn_decimal(text, a->alibi[i]));
+            if (!isfinite(x = attn_load_double(attn_float_dtype(d), a->alibi, i)))
+                return attn_fail(ATTN_INVALID, "alibi[%" PRId64 "] = %s is not finite", i, attn_decimal(text, x));
     if (d->flags & ATTN_SINK)
         for (int64_t i = 0; i < d->heads_q; i++)
-            if (!(a->sink[i] < INFINITY))
+            if (!((x = attn_load_double(attn_float_dtype(d), a->sink, i)) < INFINITY))
                 return attn_fail(ATTN_INVALID, "sink[%" PRId64 "] = %s is neither finite nor -inf", i,
-                                 attn_decimal(text, a->sink[i]));
+                                 attn_decimal(text, x));
     return ATTN_OK;
 }
 

@@ -46,7 +46,7 @@ attn_shape attn_shape_of(const attn_desc *desc)
 
 int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi)
 {
-    const int64_t most = INT64_MAX / 8; /* 4-byte elements, and hi - lo */
+    const int64_t most = INT64_MAX / 16; /* 8-byte elements, and hi - lo */
     *lo = *hi = 0;
     for (int i = 0; i < 4; i++)
         if (extent[i] == 0) return 1;
@@ -142,13 +142,13 @@ static attn_status check_fields(const attn_desc *desc)
 
 static bool is_dtype(attn_dtype dtype)
 {
-    return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
+    return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16 || dtype == ATTN_F64;
 }
 
 static attn_status check_kinds(const attn_desc *desc)
 {
     if (!is_dtype(desc->dtype))
-        return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)desc->dtype);
+        return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64", (int)desc->dtype);
     if (desc->direction != ATTN_FORWARD && desc->direction != ATTN_BACKWARD)
         return attn_fail(ATTN_INVALID, "direction = %d is not ATTN_FORWARD or ATTN_BACKWARD", (int)desc->direction);
     if (desc->device != ATTN_CPU && desc->device != ATTN_CUDA)
@@ -159,7 +159,14 @@ static attn_status check_kinds(const attn_desc *desc)
     if (!(desc->flags & ATTN_BIAS) && desc->bias_dtype)
         return attn_fail(ATTN_INVALID, "bias_dtype = %d needs ATTN_BIAS", (int)desc->bias_dtype);
     if ((desc->flags & ATTN_BIAS) && !is_dtype(desc->bias_dtype))
-        return attn_fail(ATTN_INVALID, "bias_dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)desc->bias_dtype);
+        return attn_fail(ATTN_INVALID, "bias_dtype = %d is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64",
+                         (int)desc->bias_dtype);
+    if (desc->bias_dtype == ATTN_F64 && desc->dtype != ATTN_F64)
+        return attn_fail(ATTN_INVALID, "bias_dtype = ATTN_F64 needs dtype = ATTN_F64");
+    if (desc->dtype == ATTN_F64 && desc->flags & ATTN_OUT_F32)
+        return attn_fail(ATTN_INVALID, "dtype = ATTN_F64 does not take ATTN_OUT_F32");
+    if (desc->dtype == ATTN_F64 && desc->device != ATTN_CPU)
+        return attn_fail(ATTN_UNSUPPORTED, "dtype = ATTN_F64 is computed on the CPU alone");
     return ATTN_OK;
 }
 

@@ -25,6 +25,12 @@ static inline attn_dtype attn_out_dtype(const attn_desc *desc)
     return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
 }
 
+/* The type of what attn_args declares as float. */
+static inline attn_dtype attn_float_dtype(const attn_desc *desc)
+{
+    return desc->dtype == ATTN_F64 ? ATTN_F64 : ATTN_F32;
+}
+
 /* Elements of the bias, and so of its gradient. */
 static inline int64_t attn_bias_count(const attn_desc *desc)
 {

@@ -11,8 +11,19 @@
 /* `n` neighbouring elements from `at` on. */
 static void fn(load)(attn_dtype dtype, const void *base, int64_t at, int64_t n, real *to)
 {
+    if (dtype == ATTN_F64) {
+        for (int64_t i = 0; i < n; i++)
+            to[i] = (real)((const double *)base)[at + i];
+        return;
+    }
     for (int64_t i = 0; i < n; i++)
         to[i] = (real)attn_load_scalar(dtype, base, at + i);
+}
+
+/* Element i of what attn_args declares as float. */
+static real fn(number)(const attn_desc *d, const float *base, int64_t i)
+{
+    return (real)attn_load_double(attn_float_dtype(d), base, i);
 }
 
 /* attn.h: a finite bias beyond 2^126 counts as that. */
@@ -36,9 +47,9 @@ static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, 
         *slope = 1 - share * share;
     }
     if (d->flags & ATTN_ALIBI)
-        s -= (real)args->alibi[alibi_at(d, batch, head)] * (real)distance(d, args, batch, row, key);
+        s -= fn(number)(d, args->alibi, alibi_at(d, batch, head)) * (real)distance(d, args, batch, row, key);
     if (d->flags & ATTN_BIAS)
-        s += fn(bounded)((real)attn_load_scalar(d->bias_dtype, args->bias, bias_at(d, batch, head, row, key)));
+        s += fn(bounded)((real)attn_load_double(d->bias_dtype, args->bias, bias_at(d, batch, head, row, key)));
     return rounded(d->dtype, s);
 }
 
@@ -59,7 +70,7 @@ void attend_row(const attn_desc *desc, const attn_args *args, int64_t batch, int
     int64_t keys = attn_sequence_of(d, args, batch).len_kv;
     real q[DIM_MOST], k[DIM_MOST], v[DIM_MOST], slope;
 
-    real sink = d->flags & ATTN_SINK ? (real)args->sink[head] : -INFINITY, max = sink, sum = 0;
+    real sink = d->flags & ATTN_SINK ? fn(number)(d, args->sink, head) : -INFINITY, max = sink, sum = 0;
     fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
     for (int64_t key = 0; key < keys; key++) {
         scratch[key] = -INFINITY;
@@ -104,10 +115,10 @@ void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
              grad_o);
     for (int64_t i = d->dim_v - 1; i >= 0; i--) /* in another order than dp below, or one key's would cancel exactly */
         delta += grad_o[i] * o[i];
-    if (args->grad_lse) delta -= (real)args->grad_lse[attn_lse_at(d, args, batch, head, row)];
+    if (args->grad_lse) delta -= fn(number)(d, args->grad_lse, attn_lse_at(d, args, batch, head, row));
     for (int64_t i = 0; i < d->dim_v; i++)
         grad_o[i] = rounded(d->dtype, grad_o[i]);
-    if (g->sink) g->sink[head] -= fn(exp)((real)args->sink[head] - lse) * delta;
+    if (g->sink) g->sink[head] -= fn(exp)(fn(number)(d, args->sink, head) - lse) * delta;
 
     for (int64_t key = 0; key < keys; key++) {
         if (!attn_ref_visible(d, args, batch, head, row, key)) continue;

@@ -83,6 +83,8 @@ static void pack_tile(attn_dtype dtype, const void *base, int64_t stride, int64_
     case ATTN_BF16:
         pack_columns(ATTN_BF16, base, stride, row0, rows, dim, factor, out, pitch);
         break;
+    case ATTN_F64: /* the reference's */
+        break;
     }
     int64_t end = attn_round_up(rows, STRIP);
     for (int64_t d = 0; d < dim; d += PANEL)

@@ -95,6 +95,8 @@ static void backward_delta(const attn_delta_task *task)
     case ATTN_BF16:
         delta_as(task, ATTN_BF16);
         break;
+    case ATTN_F64: /* the reference's */
+        break;
     }
 }
 

@@ -32,5 +32,7 @@ static void decode_keys(const attn_decode_task *task)
     case ATTN_BF16:
         decode_as(task, ATTN_BF16);
         break;
+    case ATTN_F64: /* the reference's */
+        break;
     }
 }

@@ -52,6 +52,8 @@ static void pack(const attn_pack_task *task)
     case ATTN_BF16:
         pack_keys(task, ATTN_BF16), pack_values(task, ATTN_BF16);
         break;
+    case ATTN_F64: /* the reference's */
+        break;
     }
 }
 
@@ -89,6 +91,8 @@ static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t
         break;
     case ATTN_BF16:
         pack_queries_as(ATTN_BF16, q, pitch, rows, dim, scale, out);
+        break;
+    case ATTN_F64: /* the reference's */
         break;
     }
 }

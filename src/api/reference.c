@@ -1,0 +1,103 @@
+/* ATTN_F64: the definition itself as a kernel, in double precision on one thread. Gradients are added up where they are
+ * to lie. */
+#include <string.h>
+
+#include "api/plan.h"
+#include "base/error.h"
+#include "planner/attention.h"
+#include "problem/args.h"
+#include "problem/desc.h"
+#include "problem/sequence.h"
+#include "ref/ref.h"
+
+static attn_status create(attn_plan *plan)
+{
+    const attn_desc *d = &plan->desc;
+    attn_choice *c = &plan->choice;
+    if (d->kernel && strcmp(d->kernel, "reference") != 0)
+        return attn_fail(ATTN_UNSUPPORTED, "kernel = %.64s: ATTN_F64 is computed by \"reference\" alone", d->kernel);
+    for (int word = 0; word < ATTN_STRATEGIES; word++)
+        if (plan->said.said[word])
+            return attn_fail(ATTN_UNSUPPORTED, "strategy: ATTN_F64 takes none, and so not %s",
+                             attn_strategies(&(int){ 0 })[word].name);
+    plan->kernel_name = "reference";
+    plan->isa_name = attn_isa_name(ATTN_ISA_PORTABLE);
+    memcpy(plan->why, "f64, from the definition", sizeof "f64, from the definition");
+    c->threads = c->splits = 1;
+    c->rows_tile = c->keys_tile = 1;
+    c->pairs = attn_typical_pairs(d);
+    c->flops = (d->direction == ATTN_BACKWARD ? 5 : 2) * c->pairs * (double)(d->dim_qk + d->dim_v);
+    if (d->direction == ATTN_FORWARD) plan->workspace = (uint64_t)d->len_kv * sizeof(double) + sizeof(double) - 1;
+    return ATTN_OK;
+}
+
+static void destroy(attn_plan *plan)
+{
+    (void)plan;
+}
+
+/* An array of doubles that attn_args declares as something else. */
+static double *doubles(const void *array)
+{
+    return (double *)(uintptr_t)array;
+}
+
+static void forward(const attn_desc *d, const attn_args *args, double *scratch)
+{
+    double unused, *lse = doubles(args->lse);
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t h = 0; h < d->heads_q; h++)
+            for (int64_t i = 0; i < attn_sequence_of(d, args, b).len_q; i++)
+                attn_ref_row(d, args, b, h, i, doubles(args->o) + attn_row_at(d, args, b, h, i, d->o_stride),
+                             lse ? &lse[attn_lse_at(d, args, b, h, i)] : &unused, scratch);
+}
+
+static void set_to_0(double *at, int64_t count)
+{
+    if (at) memset(at, 0, (size_t)count * sizeof *at);
+}
+
+static void backward(const attn_desc *d, const attn_args *args)
+{
+    const attn_ref_gradients g = { doubles(args->grad_q),    doubles(args->grad_k),     doubles(args->grad_v),
+                                   doubles(args->grad_bias), doubles(args->grad_alibi), doubles(args->grad_sink) };
+    int64_t group = d->heads_q / d->heads_kv;
+    set_to_0(g.bias, attn_bias_count(d));
+    set_to_0(g.alibi, d->alibi_batch * d->heads_q);
+    set_to_0(g.sink, d->heads_q);
+    for (int64_t b = 0; b < d->batch; b++) {
+        attn_sequence seq = attn_sequence_of(d, args, b);
+        for (int64_t h = 0; h < d->heads_q; h += group)
+            for (int64_t j = 0; j < seq.len_kv; j++) {
+                set_to_0(g.k + attn_key_at(d, args, b, h, j, d->grad_k_stride), d->dim_qk);
+                set_to_0(g.v + attn_key_at(d, args, b, h, j, d->grad_v_stride), d->dim_v);
+            }
+        for (int64_t h = 0; h < d->heads_q; h++)
+            for (int64_t i = 0; i < seq.len_q; i++) {
+                set_to_0(g.q + attn_row_at(d, args, b, h, i, d->grad_q_stride), d->dim_qk);
+                attn_ref_gradient_row(d, args, b, h, i, doubles(args->o) + attn_row_at(d, args, b, h, i, d->o_stride),
+                                      doubles(args->lse)[attn_lse_at(d, args, b, h, i)], &g);
+            }
+    }
+}
+
+static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
+{
+    if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
+    attn_status status = attn_args_check(&plan->desc, args);
+    if (status) return status;
+    uintptr_t from = (uintptr_t)workspace;
+    if (plan->desc.direction == ATTN_BACKWARD)
+        backward(&plan->desc, args);
+    else
+        forward(&plan->desc, args, (double *)(from + -from % sizeof(double)));
+    return ATTN_OK;
+}
+
+static void describe(const attn_plan *plan, attn_words *words)
+{
+    (void)plan;
+    attn_say(words, "threads    1\n");
+}
+
+const attn_backend attn_reference_backend = { create, destroy, run, describe };
