@@ -56,6 +56,8 @@ class Axis:
 
 
 class Figure:
+    style = STYLE
+
     def __init__(self, width, height):
         self.width, self.height, self.parts = width, height, []
 
@@ -86,7 +88,7 @@ class Figure:
                 '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
                 'font-family="sans-serif" font-size="%d">\n<style>%s</style>\n'
                 '<rect width="100%%" height="100%%" fill="#fff"/>\n%s\n</svg>\n'
-                % (self.width, self.height, self.width, self.height, SIZE, STYLE, "\n".join(self.parts))
+                % (self.width, self.height, self.width, self.height, SIZE, self.style, "\n".join(self.parts))
             )
 
 

@@ -1,5 +1,5 @@
-"""README's figures are those of the committed results: figures.py ROOT draws the pictures anew, compares them byte
-by byte, and computes the ranges of the first table."""
+"""The figures of README and HOPPER.md are what their generators draw, README's of the committed results: figures.py ROOT
+draws them anew, compares them byte by byte, and computes the ranges of README's first table."""
 import csv
 import os
 import subprocess
@@ -8,17 +8,15 @@ import tempfile
 
 root = sys.argv[1]
 results = ["bench/results/h200.csv", "bench/results/epyc-2core.csv", "bench/results/xeon-amx.csv"]
-command = [sys.executable, "-B", "bench/plot_speed.py", *results, "--out"]
 different = []
-with tempfile.TemporaryDirectory() as temp:
-    subprocess.run([*command, temp], cwd=root, check=True)
-    for name in sorted(os.listdir(temp)):
-        with open(os.path.join(temp, name)) as drawn, open(os.path.join(root, "docs", name)) as kept:
-            if drawn.read() != kept.read():
-                different.append("docs/" + name)
-if different:
-    print(" and ".join(different), "show other results than bench/results; draw them anew:")
-    print("python3", " ".join(command[2:]), "docs")
+for command in (["bench/plot_speed.py", *results], ["bench/plot_hopper.py"]):
+    with tempfile.TemporaryDirectory() as temp:
+        subprocess.run([sys.executable, "-B", *command, "--out", temp], cwd=root, check=True)
+        for name in sorted(os.listdir(temp)):
+            with open(os.path.join(temp, name)) as drawn, open(os.path.join(root, "docs", name)) as kept:
+                if drawn.read() != kept.read():
+                    print("docs/%s is not what is drawn now; draw it anew: python3" % name, *command, "--out docs")
+                    different.append("docs/" + name)
 
 # A row of the table: what it begins with; digits; forward and backward, each (file, columns, kernels, least length).
 H200, XEON = "h200", "xeon-amx"
