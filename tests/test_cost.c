@@ -292,7 +292,7 @@ static attn_sm90_backward_schedule schedule_of(int64_t heads, int64_t length, ui
     return c.backward;
 }
 
-/* Units that take turns come in groups of the sizes that were the fastest (docs/HOPPER.md). */
+/* Units that take turns come in groups of the sizes that were the fastest (docs/notebook/backward.md). */
 static void turns_are_taken_in_short_rows(void **state)
 {
     (void)state;
