@@ -79,33 +79,47 @@ static attn_status copy_in(check_device_run *r)
     return ATTN_OK;
 }
 
+attn_status check_library_failed(const check_library *library, attn_status status)
+{
+    return status ? attn_fail(status, "the library beside: %s", library->error()) : ATTN_OK;
+}
+
 static void destroy_plans(check_device_run *r)
 {
     for (int i = 0; i < r->plan_count; i++)
-        attn_plan_destroy(r->plans[i]);
+        (r->libraries[i] ? r->libraries[i]->destroy : attn_plan_destroy)(r->plans[i]);
 }
 
-static attn_status create_plans(check_device_run *r, const attn_desc *descs, int count, const attn_tiles *tiles)
+static attn_status create_plan(attn_plan **plan, const attn_desc *desc, const check_library *library,
+                               const attn_tiles *tiles)
+{
+    if (library) return check_library_failed(library, library->create(plan, desc, sizeof *desc));
+    return attn_plan_create_tiled(plan, desc, tiles);
+}
+
+static attn_status create_plans(check_device_run *r, const check_device_plan *plans, int count, const attn_tiles *tiles)
 {
     attn_status status = ATTN_OK;
     for (; r->plan_count < count && !status; r->plan_count += !status) {
-        attn_desc d = descs[r->plan_count];
+        int i = r->plan_count;
+        attn_desc d = plans[i].desc;
+        const check_library *library = r->libraries[i] = plans[i].library;
         d.device = ATTN_CUDA;
-        if (r->plan_count == 0) status = attn_desc_resolve(&r->desc, &d, sizeof d);
-        if (!status) status = attn_plan_create_tiled(&r->plans[r->plan_count], &d, tiles);
-        uint64_t size = status ? 0 : attn_plan_workspace(r->plans[r->plan_count]);
+        if (i == 0) status = attn_desc_resolve(&r->desc, &d, sizeof d);
+        if (!status) status = create_plan(&r->plans[i], &d, library, tiles);
+        uint64_t size = status ? 0 : (library ? library->workspace : attn_plan_workspace)(r->plans[i]);
         if (size > r->workspace_size) r->workspace_size = size;
     }
     r->plan = r->plans[0];
     return status;
 }
 
-attn_status check_device_begin_all(check_device_run *r, const attn_desc *descs, int count, const attn_tiles *tiles,
-                                   const attn_args *args, int shift)
+attn_status check_device_begin_all(check_device_run *r, const check_device_plan *plans, int count,
+                                   const attn_tiles *tiles, const attn_args *args, int shift)
 {
     *r = (check_device_run){ .host = *args };
     attn_status status = check_device_open();
-    if (!status) status = create_plans(r, descs, count, tiles);
+    if (!status) status = create_plans(r, plans, count, tiles);
     if (!status) lay_out(r, shift);
     if (!status) status = reserve(r->total);
     if (!status) status = copy_in(r);
@@ -115,12 +129,15 @@ attn_status check_device_begin_all(check_device_run *r, const attn_desc *descs, 
 
 attn_status check_device_begin(check_device_run *r, const attn_desc *desc, const attn_args *args, int shift)
 {
-    return check_device_begin_all(r, desc, 1, NULL, args, shift);
+    return check_device_begin_all(r, &(check_device_plan){ *desc, NULL }, 1, NULL, args, shift);
 }
 
 attn_status check_device_start_plan(const check_device_run *r, int plan)
 {
-    return attn_run(r->plans[plan], &r->device, r->workspace, NULL);
+    const check_library *library = r->libraries[plan];
+    if (!library) return attn_run(r->plans[plan], &r->device, r->workspace, NULL);
+    return check_library_failed(library,
+                                library->run(r->plans[plan], &r->device, sizeof r->device, r->workspace, NULL));
 }
 
 attn_status check_device_start(const check_device_run *r)

@@ -7,19 +7,27 @@
 
 #include <stdbool.h>
 
+#include "api/plan.h"
+#include "check/library.h"
 #include "problem/args.h"
 #include "problem/desc.h"
-#include "api/plan.h"
 
 /* The first GPU, made current on this thread. ATTN_UNSUPPORTED, and why in attn_error(), without one. */
 attn_status check_device_open(void);
 
 enum { CHECK_DEVICE_ARRAYS = ATTN_ARGS_INPUTS + ATTN_ARGS_OUTPUTS, CHECK_DEVICE_PLANS = 4 };
 
+/* A plan to be made. library: NULL, or another one that makes and runs it. */
+typedef struct check_device_plan {
+    attn_desc desc;
+    const check_library *library;
+} check_device_plan;
+
 typedef struct check_device_run {
     attn_desc desc;  /* resolved */
     attn_plan *plan; /* the first of plans */
     attn_plan *plans[CHECK_DEVICE_PLANS];
+    const check_library *libraries[CHECK_DEVICE_PLANS];
     int plan_count;
     attn_args host, device;
     void *workspace;
@@ -36,9 +44,9 @@ typedef struct check_device_run {
 attn_status check_device_begin(check_device_run *run, const attn_desc *desc, const attn_args *args, int shift);
 
 /* The same for several plans, all of the first one's tensors: a backward, its forward, and others to compare with.
- * tiles: NULL, or what of the planner's choices is made already. */
-attn_status check_device_begin_all(check_device_run *run, const attn_desc *descs, int count, const attn_tiles *tiles,
-                                   const attn_args *args, int shift);
+ * tiles: NULL, or what of this library's choices is made already. */
+attn_status check_device_begin_all(check_device_run *run, const check_device_plan *plans, int count,
+                                   const attn_tiles *tiles, const attn_args *args, int shift);
 
 /* Puts a run of the plan, or of the n-th, into the default stream. */
 attn_status check_device_start(const check_device_run *run);

@@ -32,7 +32,9 @@ static void start_peers(const attn_bench_options *o, attn_bench_peers *peers, FI
 {
     char text[512];
     const char *reason;
-    if (o->on == ATTN_CUDA && o->peer != ATTN_PEER_NONE) {
+    if (peers->library) {
+        fprintf(notes, "peer: libattn %s, %s\n", attn_bench_library_version(peers->library), o->peer_library);
+    } else if (o->on == ATTN_CUDA && o->peer != ATTN_PEER_NONE) {
         peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", o->on, text, sizeof text);
         fprintf(notes, peers->torch ? "peer: %s of PyTorch %s\n" : "no peer: %s: %s\n", attn_bench_peer_name(o->peer),
                 text);
@@ -132,6 +134,7 @@ static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int 
     attn_cpu_info cpu;
     attn_bench_peers peers = { 0 };
     FILE *notes = o->json ? stderr : stdout;
+    if (o->peer_library && !(peers.library = attn_bench_library_load(o->peer_library))) return ATTN_EXIT_FAILURE;
     attn_bench_result *results = calloc((size_t)count + 1, sizeof *results);
     if (!results) return attn_bench_fail("out of memory"), ATTN_EXIT_FAILURE;
     attn_cpu_detect(&cpu);
@@ -146,6 +149,7 @@ static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int 
     int done = walk(o, &peers, cases, results, count);
     if (o->json) printf("\n]}\n");
     attn_bench_torch_stop(peers.torch);
+    attn_bench_library_free(peers.library);
     free(results);
     return done == count ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
 }

@@ -3,7 +3,7 @@
  * A case is one problem and the pass that is timed. Its runners take turns (subject, peer, limits, subject, ...), round
  * after round, so that what the machine does besides falls on all of them alike; medians over the rounds are compared:
  *   subject  attn_run of the case's plan, or of its two plans
- *   peer     other software (OpenBLAS, PyTorch), or the library itself on a baseline problem
+ *   peer     other software (OpenBLAS, PyTorch), another build of the library, or itself on a baseline problem
  *   limits   peak FLOP/s of the plans' instruction set, and read bandwidth, each on as many threads as the subject
  * The limit of a case is the greater of FLOPs / peak and, for decode, KV bytes / read bandwidth.
  *
@@ -17,6 +17,7 @@
 #include <stdio.h>
 
 #include "attn.h"
+#include "check/library.h"
 
 enum {
     ATTN_BENCH_LIST_MOST = 16,
@@ -42,7 +43,8 @@ typedef enum attn_bench_peer {
     ATTN_PEER_FLASH,
     ATTN_PEER_MATH,
     ATTN_PEER_FLEX,
-    ATTN_PEER_FA3
+    ATTN_PEER_FA3,
+    ATTN_PEER_UNSAID /* OpenBLAS, on a GPU cuDNN; none with a peer library */
 } attn_bench_peer;
 
 /* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3"; NULL for any other number. */
@@ -59,8 +61,8 @@ typedef struct attn_bench_options {
     float min_time; /* of a runner's turn */
     float pause;    /* before it */
     bool full, json, smoke, once;
-    const char *csv, *machine, *python, *fa3; /* or NULL */
-    char device[128];                         /* the machine's name: given, or that of the CSV file */
+    const char *csv, *machine, *python, *fa3, *peer_library; /* or NULL */
+    char device[128];                                        /* the machine's name: given, or that of the CSV file */
 } attn_bench_options;
 
 /* What is timed. The backward takes o and lse of a forward before. */
@@ -263,6 +265,23 @@ bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, co
 /* The most bytes that a forward and a backward allocate; 0 after a failure, which has been reported. */
 double attn_bench_torch_memory(attn_bench_torch *torch);
 
+/* ---- another build of the library (bench_library.c) ---------------------------------------- */
+
+typedef struct attn_bench_library attn_bench_library;
+
+/* NULL after a failure, which it has reported. */
+attn_bench_library *attn_bench_library_load(const char *path);
+void attn_bench_library_free(attn_bench_library *library);
+
+const char *attn_bench_library_name(const attn_bench_library *library); /* its file's */
+const char *attn_bench_library_version(const attn_bench_library *library);
+const check_library *attn_bench_library_calls(const attn_bench_library *library); /* NULL of NULL */
+
+/* Plans a case of the CPU. Where the backward is timed alone, o and lse are in the tensors. */
+bool attn_bench_library_setup(attn_bench_library *library, const attn_desc *desc, attn_bench_pass pass,
+                              const attn_bench_tensors *tensors);
+double attn_bench_library_run(void *library, int calls);
+
 /* ---- turns (bench_turns.c) ----------------------------------------------------------------- */
 
 /* Warms the runners up, has them take turns, and fills each one's times. A runner without `run` is left out. */
@@ -273,7 +292,8 @@ bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_r
 
 typedef struct attn_bench_peers {
     bool openblas;
-    attn_bench_torch *torch; /* or NULL */
+    attn_bench_torch *torch;     /* or NULL */
+    attn_bench_library *library; /* or NULL; in place of baselines, too */
 } attn_bench_peers;
 
 /* desc: dim_v, heads_kv and threads given. */

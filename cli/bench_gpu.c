@@ -11,8 +11,9 @@
 
 enum { SUBJECT, PEER, RUNNERS, TENSOR_FLOPS = 4096 };
 
-/* Plans of a run: the subject's first, as check_device_begin_all has it, then the forward and the baseline. */
-enum { MAIN, BEFORE, BASELINE };
+/* Plans of a run: the subject's first, as check_device_begin_all has it, then its forward; the baseline's, or those of
+ * another library. */
+enum { MAIN, BEFORE, BASELINE, BASELINE_BEFORE };
 
 typedef struct bench {
     const attn_bench_case *item;
@@ -99,30 +100,45 @@ static void add_peer(const attn_bench_options *options, bench *b, const attn_ben
                      attn_bench_runner *runner, attn_bench_result *result)
 {
     const char *peer = attn_bench_peer_name(options->peer);
-    if (b->item->baseline_name) {
+    if (peers->library || b->item->baseline_name) {
         *runner = (attn_bench_runner){ run_timed, &b->baseline };
-        result->peer_name = b->item->baseline_name;
+        result->peer_name = peers->library ? attn_bench_library_name(peers->library) : b->item->baseline_name;
     } else if (peers->torch && attn_bench_torch_setup_gpu(peers->torch, peer, options->fa3, b->item)) {
         *runner = (attn_bench_runner){ attn_bench_torch_run, peers->torch };
         result->peer_name = peer;
     }
 }
 
-static bool begin(bench *b, const attn_bench_case *item)
+/* Those that the case needs; returns how many. */
+static int list_plans(const attn_bench_case *item, const attn_bench_library *beside, check_device_plan *plans)
 {
-    attn_desc plans[CHECK_DEVICE_PLANS] = { item->desc, item->desc, item->baseline }, shape = tensors_of(&item->desc);
+    bool backward = item->pass >= ATTN_BENCH_BACKWARD, both = item->pass == ATTN_BENCH_BOTH;
+    const check_library *library = attn_bench_library_calls(beside);
+    const attn_desc *other = beside ? &item->desc : &item->baseline;
+    plans[MAIN] = plans[BEFORE] = (check_device_plan){ item->desc, NULL };
+    plans[BASELINE] = plans[BASELINE_BEFORE] = (check_device_plan){ *other, library };
+    plans[MAIN].desc.direction = plans[BASELINE].desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
+    if (item->baseline_strategy[0] && !beside) plans[BASELINE].desc.strategy = item->baseline_strategy;
+    if (beside && both) return 4;
+    return beside || item->baseline_name ? 3 : backward ? 2 : 1;
+}
+
+static bool begin(bench *b, const attn_bench_case *item, const attn_bench_library *beside)
+{
+    attn_desc shape = tensors_of(&item->desc);
     attn_args args;
-    bool backward = item->pass >= ATTN_BENCH_BACKWARD;
-    int count = item->baseline_name ? 3 : backward ? 2 : 1;
+    check_device_plan plans[CHECK_DEVICE_PLANS];
+    int count = list_plans(item, beside, plans);
     b->item = item;
-    if (item->baseline_strategy[0]) plans[BASELINE].strategy = item->baseline_strategy;
-    plans[MAIN].direction = plans[BASELINE].direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
     if (!attn_bench_tensors_init(&b->tensors, &shape, item->pass) || !fill_args(b, &args)) return false;
     if (check_device_begin_all(&b->run, plans, count, NULL, &args, 0)) return attn_bench_fail("%s", attn_error());
     b->subject = (struct timed){ &b->run, { MAIN }, 1 };
     b->baseline = (struct timed){ &b->run, { BASELINE }, 1 };
-    if (item->pass == ATTN_BENCH_BOTH) b->subject = (struct timed){ &b->run, { BEFORE, MAIN }, 2 };
-    if (!backward || !check_device_start_plan(&b->run, BEFORE)) return true;
+    if (item->pass == ATTN_BENCH_BOTH) {
+        b->subject = (struct timed){ &b->run, { BEFORE, MAIN }, 2 };
+        b->baseline = (struct timed){ &b->run, { BASELINE_BEFORE, BASELINE }, 2 };
+    }
+    if (item->pass < ATTN_BENCH_BACKWARD || !check_device_start_plan(&b->run, BEFORE)) return true;
     attn_bench_fail("%s", attn_error());
     check_device_end(&b->run, false);
     return false;
@@ -175,7 +191,7 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
     *result = (attn_bench_result){ 0 };
     if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
     if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
-    bool begun = begin(&b, item), done = begun;
+    bool begun = begin(&b, item, peers->library), done = begun;
     if (begun && item->kind == ATTN_BENCH_MEMORY) {
         done = measure_memory(options, &b, peers, result);
     } else if (begun) {

@@ -65,7 +65,11 @@ static bool add_peer(bench *b, const attn_bench_case *item, const attn_bench_pee
 {
     attn_bench_runner *runner = &b->runners[PEER];
     const attn_desc *desc = &item->desc;
-    if (item->baseline_name) {
+    if (peers->library) {
+        if (!attn_bench_library_setup(peers->library, desc, item->pass, &b->tensors)) return false;
+        *runner = (attn_bench_runner){ attn_bench_library_run, peers->library };
+        result->peer_name = attn_bench_library_name(peers->library);
+    } else if (item->baseline_name) {
         if (!attn_bench_subject_init(&b->baseline, &item->baseline, item->pass, &b->tensors)) return false;
         *runner = (attn_bench_runner){ attn_bench_subject_run, &b->baseline };
         result->peer_name = item->baseline_name;

@@ -128,6 +128,8 @@ static const attn_option options[] = {
     { "peer", 0, "NAME", parse_peer, AT(peer),
       "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, all through PyTorch, none "
       "(cudnn)" },
+    { "peer-library", 0, "FILE", attn_parse_text, AT(peer_library),
+      "another build of libattn as the peer, both in this process: the shared library" },
     { "fa3", 0, "PATH", attn_parse_text, AT(fa3), "for --peer fa3: the folder of a built flash_attn_interface" },
     { "python", 0, "FILE", attn_parse_text, AT(python), "the Python that has PyTorch, for --peer torch (python3)" },
     { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },
@@ -188,15 +190,29 @@ static void name_machine(attn_bench_options *o)
     if (!o->machine && length > 4 && strcmp(o->device + length - 4, ".csv") == 0) o->device[length - 4] = 0;
 }
 
+/* Suites whose cases another library takes a turn in. */
+static bool library_takes(const attn_bench_options *o)
+{
+    static const char *const others[] = { "memory", "strategies", "tiles", "bytes", "theorem" };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (o->suites & attn_bench_suite_find(others[i]))
+            return attn_bench_fail("--peer-library: the suite %s has no peer that could be a library; leave it out",
+                                   others[i]);
+    if (!only_commas_lack(o->peer_library))
+        return attn_bench_fail("--peer-library %s: takes a name without commas and quotes", o->peer_library);
+    return o->peer == ATTN_PEER_UNSAID || attn_bench_fail("--peer-library and --peer: one peer at a time");
+}
+
 static bool check(const attn_bench_options *o)
 {
+    if (o->peer_library && !library_takes(o)) return false;
     if (!only_commas_lack(o->device))
         return attn_bench_fail("machine = %s: takes a name without commas and quotes", o->device);
     if (o->csv && o->smoke) return attn_bench_fail("--smoke keeps no results: leave out --csv");
     if (o->csv && o->repeat < ATTN_BENCH_ROUNDS_LEAST)
         return attn_bench_fail("--repeat %d: results for --csv take at least %d rounds", (int)o->repeat,
                                ATTN_BENCH_ROUNDS_LEAST);
-    if (o->on == ATTN_CPU && o->peer > ATTN_PEER_NONE)
+    if (o->on == ATTN_CPU && o->peer > ATTN_PEER_NONE && o->peer < ATTN_PEER_UNSAID)
         return attn_bench_fail("--peer %s needs --device cuda", attn_bench_peer_name(o->peer));
     if (o->on == ATTN_CUDA && o->peer < ATTN_PEER_NONE)
         return attn_bench_fail("--peer %s: it does not compute on a GPU", attn_bench_peer_name(o->peer));
@@ -212,7 +228,7 @@ static bool check(const attn_bench_options *o)
 
 int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
 {
-    *o = (attn_bench_options){ .repeat = 7, .min_time = 0.1f, .pause = 0.02f };
+    *o = (attn_bench_options){ .peer = ATTN_PEER_UNSAID, .repeat = 7, .min_time = 0.1f, .pause = 0.02f };
     int code = attn_options_start(&command, argc, argv, o);
     if (code != ATTN_OPTIONS_READY) return code;
     if (!o->suites) o->suites = attn_bench_suite_find(o->smoke ? "all" : "prefill");
@@ -221,7 +237,9 @@ int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
         o->min_time = 1e-4f;
         if (!o->threads.count && o->on == ATTN_CPU) take_number(&o->threads, 1);
     }
-    if (o->on == ATTN_CUDA && o->peer == ATTN_PEER_OPENBLAS) o->peer = ATTN_PEER_CUDNN;
     name_machine(o);
-    return check(o) ? code : ATTN_EXIT_USAGE;
+    if (!check(o)) return ATTN_EXIT_USAGE;
+    if (o->peer == ATTN_PEER_UNSAID)
+        o->peer = o->peer_library ? ATTN_PEER_NONE : o->on == ATTN_CUDA ? ATTN_PEER_CUDNN : ATTN_PEER_OPENBLAS;
+    return code;
 }

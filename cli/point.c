@@ -63,8 +63,8 @@ static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, c
     check_device_run r;
     double times[RUNS_MOST];
     bool backward = desc->direction == ATTN_BACKWARD; /* its o and LSE are computed there */
-    attn_desc plans[] = { *desc, *desc };
-    plans[FORWARD].direction = ATTN_FORWARD, plans[FORWARD].kernel = NULL;
+    check_device_plan plans[] = { { *desc, NULL }, { *desc, NULL } };
+    plans[FORWARD].desc.direction = ATTN_FORWARD, plans[FORWARD].desc.kernel = NULL;
     attn_status status = check_device_begin_all(&r, plans, backward ? 2 : 1, tiles, args, 0);
     if (status) return status;
     point->choice = r.plan->choice;

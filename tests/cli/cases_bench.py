@@ -154,13 +154,43 @@ def bench_sweeps(place):
     check(all(row["peer"] == "best-tiles" and 0 < row["ratio"] <= 1 for row in rows), rows)
 
 
+def gpu_environment():
+    """With the driver that stands for a GPU's, or None."""
+    cuda = os.environ.get("ATTN_TEST_CUDA")
+    return cuda and {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": ""}
+
+
+@case
+def bench_library(place):
+    """Another build of the library takes its turns in every suite that has a peer, on the CPU and on a GPU."""
+    library, gpu = os.environ.get("ATTN_TEST_LIBRARY"), gpu_environment()
+    if not library:
+        return skip("no shared library: ATTN_TEST_LIBRARY is not set")
+    with open(library, "rb") as file:
+        place.write("before.so", file.read())
+    beside = ["--peer-library", "./before.so"]
+    quick = "--len 40 --dim 16 --heads 2/1 --threads 2 --min-time 0.0001 --repeat 5".split()
+    rows = results(place, *quick, *beside, "--suite", "prefill,threads,decode,bwd,fwdbwd,window")
+    check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd"}, "passes")
+    check(all(row["peer"] == "before.so" and row["peer_seconds"] > 0 for row in rows), rows)
+    place.refuses(["bench", *beside, "--suite", "prefill,memory"], 2, "--peer-library", "the suite memory")
+    place.refuses(["bench", *beside, "--peer", "torch"], 2, "--peer-library", "one peer")
+    place.refuses(["bench", "--peer-library", "missing.so"], 1, "missing.so", "No such file")
+    place.write("no.so", 100 * b"text")
+    place.refuses(["bench", "--peer-library", "no.so"], 1, "no.so", "invalid ELF header")
+    if not gpu:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+    words = "--device cuda --suite prefill,bwd,fwdbwd,order --len 64 --dim 64 --heads 2/1 --repeat 1 --min-time 1e-9".split()
+    rows = results(place, *words, *beside, env=gpu)
+    check(len(rows) == 8 and all(row["peer"] == "before.so" and row["ratio"] == 1 for row in rows), rows)
+
+
 @case
 def bench_strategies(place):
     """Each strategy that a plan takes is switched off: words that `attn explain` names, kernels that exist; once each."""
-    cuda = os.environ.get("ATTN_TEST_CUDA")
-    if not cuda:
+    gpu = gpu_environment()
+    if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
-    gpu = {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": ""}
     words = "--device cuda --suite strategies --peer none --len 64 --heads 2/1 --repeat 1 --min-time 1e-9".split()
     found = {}
     for dim in ("64", "256"):
