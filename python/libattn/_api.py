@@ -140,7 +140,8 @@ def attention(
 ) -> Any:
     """Exact attention, o = softmax(scale q k^T + bias | mask) v, in O(len) memory.
 
-        q    (batch, len_q, heads_q, dim), float32, float16 or bfloat16
+        q    (batch, len_q, heads_q, dim), float32, float16 or bfloat16; on the CPU float64 too, by the reference (slow;
+             to check gradients with): then lse, alibi and sink are float64
         k    (batch, len_kv, heads_kv, dim); heads_q is a multiple of heads_kv: query head i reads KV head
              i / (heads_q / heads_kv)
         v    (batch, len_kv, heads_kv, dim_v)
@@ -267,7 +268,7 @@ def plan(
 ) -> Plan:
     """The plan by which attention (or, with backward, attention_backward) of such tensors is computed.
 
-        q, k, v   tensors, or their shapes with dtype ("float32", "float16", "bfloat16") and device ("cpu", "cuda"); v:
+        q, k, v   tensors, or their shapes with dtype ("float32", "float16", "bfloat16", "float64") and device ("cpu", "cuda"); v:
                   None is as k
 
         >>> print(libattn.plan((1, 4096, 32, 128), (1, 4096, 8, 128), causal=True).explain())
@@ -289,7 +290,7 @@ def plan(
                           sink))
     arrays = {}
     for name, value in tables.items():
-        kind = "uint8" if name == "bits" else "float32" if name in ("alibi", "sink") else "int32"
+        kind = _run.table_dtype(name, layouts["q"].dtype)
         seen = _tensor.see(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
         arrays[name] = _tensor.layout(seen, name)
     static = _run.Static(causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel,

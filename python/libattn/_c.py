@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pathlib
 
 _void, _i32, _i64, _f32, _f64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 _four = _i64 * 4
 
-DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3}
-DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
-DTYPE_SIZES = {1: 4, 2: 2, 3: 2}
+DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3, "float64": 4}
 CPU, CUDA = 0, 1
 FORWARD, BACKWARD = 0, 1
 ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx": 5, "neon": 6}
@@ -97,10 +94,11 @@ def _path() -> str:
     named = os.environ.get("LIBATTN_LIBRARY")
     if named:
         return named
-    package = pathlib.Path(__file__).resolve().parent
-    for path in (package / "libattn.so", package.parent.parent / "build" / "libattn.so"):
-        if path.exists():
-            return str(path)
+    package = os.path.dirname(os.path.realpath(__file__))
+    for folder in (package, os.path.join(os.path.dirname(os.path.dirname(package)), "build")):
+        path = os.path.join(folder, "libattn.so")
+        if os.path.exists(path):
+            return path
     raise ImportError(f"libattn.so is neither in {package} nor in build/ of its source tree; pip install . puts it "
                       "there, and the environment variable LIBATTN_LIBRARY can name another")
 

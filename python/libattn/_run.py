@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import sys
 import threading
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
@@ -94,6 +95,7 @@ class Prepared(NamedTuple):
     handle: int
     workspace: int
     dtype: str  # of o and the gradients of q, k and v
+    floats: str  # of lse and the other gradients
     shapes: Dict[str, Tuple[int, ...]]
 
 
@@ -111,6 +113,13 @@ def clear_plans() -> None:
 
 def is_packed(tensor: Layout) -> bool:
     return all(n < 2 or step == wanted for n, step, wanted in zip(tensor.shape, tensor.strides, packed(tensor.shape)))
+
+
+def table_dtype(name: str, dtype: str) -> str:
+    """The type of a table, where q is of `dtype`."""
+    if name in ("alibi", "sink"):
+        return "float64" if dtype == "float64" else "float32"
+    return "uint8" if name == "bits" else "int32"
 
 
 # ---- arrays of options ---------------------------------------------------------------------------
@@ -149,8 +158,8 @@ def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: O
         return seen
     if device is None and is_at.dtype != "bfloat16" and not (type(seen) is not View and seen.requires_grad):
         return _converted(np.from_dlpack(value), name, dtype)
-    if device is None and dtype == "float32" and type(seen) is not View:
-        return seen.detach().float().contiguous()
+    if device is None and dtype in ("float32", "float64") and type(seen) is not View:
+        return seen.detach().to(getattr(sys.modules["torch"], dtype)).contiguous()
     raise _c.InvalidError(f"{name} is {is_at.dtype} with strides {is_at.strides}; it takes packed {dtype}")
 
 
@@ -230,7 +239,8 @@ class Problem:
             if len(tensor.shape) != (3 if self.varlen else 4):
                 raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
             if tensor.dtype not in _c.DTYPES:
-                raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16")
+                raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on "
+                                      "the CPU float64")
             _typed(name, tensor, q.dtype)
             _same_device(name, tensor.device, q.device)
             if min(tensor.shape[-2:]) < 1:
@@ -264,6 +274,7 @@ class Problem:
         desc, static, varlen = self.desc, self.static, bool(self.varlen)
         q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
         self.dtype = "float32" if static.out_f32 else q.dtype
+        self.floats = table_dtype("sink", q.dtype)
         shapes = {"o": self.o_shape, "grad_o": self.o_shape, "grad_q": q.shape, "grad_k": k.shape, "grad_v": v.shape}
         for name in ("q", "k", "v"):
             getattr(desc, name + "_stride")[:] = _strides(self.tensors[name], name, varlen)
@@ -276,7 +287,7 @@ class Problem:
         lses = [(name, self.tensors[name]) for name in ("lse", "grad_lse") if name in self.tensors]
         for name, tensor in lses + [item for item in self.outputs.items() if item[0] == "lse"]:
             _shape_is(name, tensor.shape, self.lse_shape)
-            _typed(name, tensor, "float32")
+            _typed(name, tensor, self.floats)
             _same_device(name, tensor.device, q.device)
             if not is_packed(tensor):
                 raise _c.InvalidError(f"{name} has strides {tensor.strides}; it takes a packed tensor")
@@ -347,7 +358,7 @@ class Problem:
     def _bias(self, bias):
         desc = self.desc
         full = (desc.batch, desc.heads_q, desc.len_q, desc.len_kv)
-        if bias.dtype not in _c.DTYPES:
+        if bias.dtype not in _c.DTYPES or (bias.dtype == "float64" and self.floats != "float64"):
             raise _c.InvalidError(f"bias is {bias.dtype}; it takes float32, float16 or bfloat16")
         if not 1 <= len(bias.shape) <= 4:
             raise _c.InvalidError(f"bias has shape {bias.shape}; it takes what broadcasts to {full}")
@@ -392,7 +403,7 @@ class Problem:
         for name in ("bias", "alibi", "sink"):
             if name in self.arrays:
                 shapes[f"grad_{name}"] = self.arrays[name].shape
-        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, shapes)
+        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, self.floats, shapes)
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -493,8 +504,8 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
             arrays[name] = see(value, name, handle)
             _same_device(name, _device_of(arrays[name]), device)
         else:
-            dtype = "uint8" if name == "bits" else "float32" if name in ("alibi", "sink") else "int32"
-            arrays[name] = as_table(value, name, dtype, device, handle)
+            of = layout(tensors["q"], "q").dtype if name in ("alibi", "sink") else ""
+            arrays[name] = as_table(value, name, table_dtype(name, of), device, handle)
     outputs = {name: writable(tensor, name, handle) for name, tensor in out.items()} if out else out
     plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context)
     args = _c.Args()
@@ -508,7 +519,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         if name in outputs:
             results[name], seen = out[name], outputs[name]
         else:
-            dtype = plan.dtype if name in _OF_DTYPE else "float32"
+            dtype = plan.dtype if name in _OF_DTYPE else plan.floats
             results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name, partly)
         setattr(args, name, address(seen) or ctypes.addressof(_EMPTY))
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None

@@ -59,7 +59,7 @@ def _backward(grad_o, grad_lse, q, k, v, o, lse, *rest):
     want = ("grad_q", "grad_k", "grad_v") + tuple(
         "grad_" + name for name, is_wanted in zip(("bias", "alibi", "sink"), wanted) if is_wanted)
     results = _call(_c.BACKWARD, given, want, *rest)
-    return tuple(results["grad_" + name] if "grad_" + name in results else q.new_empty(0, dtype=torch.float32)
+    return tuple(results["grad_" + name] if "grad_" + name in results else q.new_empty(0, dtype=lse.dtype)
                  for name in ("q", "k", "v", "bias", "alibi", "sink"))
 
 
@@ -78,14 +78,14 @@ def _forward_fake(q, k, v, bias, alibi, sink, seed, tables, max_lens, blocks, ca
                   dropout_p, out_f32, deterministic, threads):
     o = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.float32 if out_f32 else q.dtype)
     lse = (q.shape[0], q.shape[2], q.shape[1]) if max_lens is None else (q.shape[1], q.shape[0])
-    return o, q.new_empty(lse, dtype=torch.float32)
+    return o, q.new_empty(lse, dtype=_floats(q))
 
 
 @torch.library.register_fake("libattn::backward", lib=_library)
 def _backward_fake(grad_o, grad_lse, q, k, v, o, lse, bias, alibi, sink, *rest):
     made = [q.new_empty(tensor.shape, dtype=o.dtype) for tensor in (q, k, v)]
     for tensor, is_wanted in zip((bias, alibi, sink), rest[-1]):
-        made.append(q.new_empty(tensor.shape if is_wanted else (0,), dtype=torch.float32))
+        made.append(q.new_empty(tensor.shape if is_wanted else (0,), dtype=lse.dtype))
     return tuple(made)
 
 
@@ -187,8 +187,13 @@ def _seed(dropout_p: float, seed: Optional[Tensor], device: torch.device) -> Opt
     return seed
 
 
-def _float(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    return None if tensor is None else tensor.float()
+def _floats(q: Tensor) -> torch.dtype:
+    """The type of lse, alibi and sink."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _float(tensor: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
+    return None if tensor is None else tensor.to(_floats(q))
 
 
 def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits,
@@ -212,7 +217,7 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
             blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
         tables = [cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits]
     o, lse = _run_forward(
-        q, k, v, bias, _float(alibi), _float(sink), _seed(dropout_p, seed, q.device), tables, max_lens,
+        q, k, v, bias, _float(alibi, q), _float(sink, q), _seed(dropout_p, seed, q.device), tables, max_lens,
         None if blocks is None else [blocks.rows, blocks.keys], causal, window, chunk, scale, softcap, dropout_p,
         out_f32, deterministic, threads)
     return (o, lse) if return_lse else o
@@ -231,6 +236,7 @@ def attention(
 
         q, k, v        (batch, len_q, heads_q, dim), (batch, len_kv, heads_kv, dim), (batch, len_kv, heads_kv, dim_v)
         alibi, sink    any floating type
+        q.dtype        float64 too, on the CPU, for torch.autograd.gradcheck
         mask           bool, on the CPU or a GPU; see pack_mask
         seed           (2) int64 on q's device: dropout's seed and offset; None: drawn from torch's generator
         deterministic  None: as torch.use_deterministic_algorithms says

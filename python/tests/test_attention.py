@@ -85,6 +85,21 @@ def test_half(make, dtype, tolerance):
     close(exact, wanted, tolerance)
 
 
+def test_double_is_the_reference(make):
+    q, k, v = make(dtype=np.float64)
+    random = np.random.default_rng(9)
+    scores = {"alibi": [0.5, 0.25, 0.1, 0.3], "sink": random.standard_normal(4), "bias": random.standard_normal((9, 13)),
+              "scale": 0.25}
+    o, lse = libattn.attention(q, k, v, causal=True, return_lse=True, **scores)
+    assert o.dtype == lse.dtype == np.float64
+    wanted = reference(q, k, v, visible_pairs(9, 13, causal=True), **scores)
+    close(o, wanted[0], 1e-13)
+    close(lse, wanted[1], 1e-13)
+    grad = libattn.attention_backward(o, q, k, v, o, lse, causal=True, grad_sink=True, **scores)
+    assert grad.q.dtype == grad.sink.dtype == np.float64
+    assert libattn.plan(q, k, v).info["kernel"] == "reference"
+
+
 def test_bfloat16_of_ml_dtypes(make):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     q, k, v = make(dtype=ml_dtypes.bfloat16)

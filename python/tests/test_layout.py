@@ -28,7 +28,7 @@ def test_values():
     for name in _c.FLAGS:
         assert getattr(_c, name) == int(values[name]), name
     for name, code in _c.DTYPES.items():
-        assert code == int(values[{"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[name]])
+        assert code == int(values[{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}[name]])
     for name, code in _c.ISAS.items():
         assert code == int(values["ISA_" + name.upper()])
     assert (_c.CPU, _c.CUDA, _c.FORWARD, _c.BACKWARD) == tuple(

@@ -97,6 +97,27 @@ def test_gradients_that_are_expanded_or_transposed():
         close(ours, theirs, 1e-4)
 
 
+@pytest.mark.parametrize("options", [
+    {"causal": True}, {"window": (2, 1), "softcap": 2.0}, {"lens_q": torch.tensor([3, 2], dtype=torch.int32)},
+    {"mask": torch.rand(2, 1, 3, 5) < 0.6}, {"dropout_p": 0.3, "seed": torch.tensor([1, 2])},
+], ids=lambda options: "-".join(options))
+def test_gradcheck(options):
+    inputs = [x.double().requires_grad_() for x in (
+        *(x.detach() for x in tensors(2, 3, 5, 2, 1, 3)), torch.randn(2, 1, 5), torch.rand(2), torch.randn(2))]
+
+    def function(q, k, v, bias, alibi, sink):
+        o, lse = la.attention(q, k, v, bias=bias, alibi=alibi, sink=sink, return_lse=True, **options)
+        return o, lse
+
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+def test_gradcheck_varlen():
+    q, k, v = (x[0].detach().double().requires_grad_() for x in tensors(1, 5, 6, 2, 1, 3))
+    cu_q, cu_kv = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 3, 6], dtype=torch.int32)
+    assert torch.autograd.gradcheck(lambda *x: la.attention_varlen(*x, cu_q, cu_kv, 3, 3, causal=True), (q, k, v))
+
+
 def test_second_gradients_are_refused():
     q, k, v = tensors(grad=True)
     with pytest.raises(libattn.UnsupportedError, match="create_graph"):
