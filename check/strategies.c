@@ -90,7 +90,7 @@ static void say_plan(const attn_plan *plan, char *text, size_t size)
 static bool same(const attn_plan_info *a, const attn_plan_info *b)
 {
     return strcmp(a->kernel, b->kernel) == 0 && a->threads == b->threads && a->splits == b->splits &&
-           a->rows_tile == b->rows_tile && a->keys_tile == b->keys_tile && a->packed_heads == b->packed_heads &&
+           a->q_tile == b->q_tile && a->kv_tile == b->kv_tile && a->packed_kv_heads == b->packed_kv_heads &&
            a->workspace_bytes == b->workspace_bytes && a->memory_bytes == b->memory_bytes &&
            a->cache_bytes == b->cache_bytes && a->seconds == b->seconds && strcmp(a->strategy, b->strategy) == 0;
 }

@@ -106,7 +106,7 @@ static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], a
     result->predicted_seconds = info->seconds;
     result->predicted_bytes = info->memory_bytes;
     result->workspace = info->workspace_bytes;
-    result->packed = info->packed_bytes;
+    result->packed = info->packed_kv_bytes;
     result->subject = times[SUBJECT];
     result->peer = times[PEER];
     result->peak = rate(b->peak, times[PEAK]);

@@ -127,7 +127,7 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
             (long long)d->batch, (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q,
             (long long)d->len_kv);
     fprintf(file,
-            "\"dim_qk\": %lld, \"dim_v\": %lld, \"flops\": %.0f, \"workspace_bytes\": %llu, \"packed_bytes\": %llu",
+            "\"dim_qk\": %lld, \"dim_v\": %lld, \"flops\": %.0f, \"workspace_bytes\": %llu, \"packed_kv_bytes\": %llu",
             (long long)d->dim_qk, (long long)d->dim_v, r->flops, (unsigned long long)r->workspace,
             (unsigned long long)r->packed);
     json_number(file, "seconds", r->subject.median);

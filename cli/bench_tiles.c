@@ -38,9 +38,9 @@ static attn_status run(const sweep *s, candidate *c, double budget)
 static bool same(const candidate *a, const candidate *b)
 {
     const attn_choice *x = &a->point.choice, *y = &b->point.choice;
-    return strcmp(a->point.kernel, b->point.kernel) == 0 && x->rows_tile == y->rows_tile &&
-           x->keys_tile == y->keys_tile && x->splits == y->splits && x->parted == y->parted &&
-           x->segment_rows == y->segment_rows && x->heads_tile == y->heads_tile;
+    return strcmp(a->point.kernel, b->point.kernel) == 0 && x->q_tile == y->q_tile && x->kv_tile == y->kv_tile &&
+           x->splits == y->splits && x->parted == y->parted && x->segment_rows == y->segment_rows &&
+           x->heads_tile == y->heads_tile;
 }
 
 /* Adds it if a plan takes it, no other is the same, and it is not hopeless. */
@@ -58,7 +58,7 @@ static void add(sweep *s, const char *kernel, attn_tiles tiles)
 
 static void add_cpu(sweep *s, const attn_cpu_kernel *k)
 {
-    static const int64_t keys_tiles[] = { 16, 32, 64, 128 }, segments[] = { 0, 256, 512, 1024, 2048 };
+    static const int64_t kv_tiles[] = { 16, 32, 64, 128 }, segments[] = { 0, 256, 512, 1024, 2048 };
     int splits = s->desc.threads > 1 ? 8 * s->desc.threads : 1;
     if (k->form == ATTN_PREFILL)
         for (int64_t rows = TILE_STEP; rows <= ATTN_PAIRS_ROWS_MOST; rows += TILE_STEP)
@@ -67,7 +67,7 @@ static void add_cpu(sweep *s, const attn_cpu_kernel *k)
     if (k->form == ATTN_DECODE)
         for (int i = 0; i < 4; i++)
             for (int n = 1; n <= splits; n *= 2)
-                add(s, k->name, (attn_tiles){ .keys = keys_tiles[i], .splits = n });
+                add(s, k->name, (attn_tiles){ .keys = kv_tiles[i], .splits = n });
     if (k->form == ATTN_GRADIENT)
         for (int64_t rows = TILE_STEP; rows <= ATTN_GRADIENT_TILE; rows += TILE_STEP)
             for (int64_t keys = 2 * TILE_STEP; keys <= ATTN_GRADIENT_TILE; keys += 2 * TILE_STEP)
@@ -123,7 +123,7 @@ static void fill(const sweep *s, attn_bench_result *r)
         if (s->list[i].least < best->least) best = &s->list[i];
     const attn_choice *c = &best->point.choice;
     snprintf(r->kernel, sizeof r->kernel, "%s", ours->point.kernel);
-    snprintf(r->peer_form, sizeof r->peer_form, "%dx%d/%d", (int)c->rows_tile, (int)c->keys_tile, c->splits);
+    snprintf(r->peer_form, sizeof r->peer_form, "%dx%d/%d", (int)c->q_tile, (int)c->kv_tile, c->splits);
     r->peer_name = "best-tiles";
     r->splits = ours->point.choice.splits;
     r->flops = ours->point.choice.flops;

@@ -254,8 +254,8 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
         attn_json_string(&json, "dtype", attn_dtype_name(kernel->dtype));
         attn_json_integer(&json, "dim_max", kernel->dim);
         attn_json_integer(&json, "dim_v_max", kernel->dim_v);
-        attn_json_integer(&json, "rows", kernel->rows);
-        attn_json_integer(&json, "keys", kernel->keys);
+        attn_json_integer(&json, "q_tile", kernel->rows);
+        attn_json_integer(&json, "kv_tile", kernel->keys);
         attn_json_integer(&json, "threads", kernel->threads);
         attn_json_integer(&json, "shared_bytes", kernel->shared);
         attn_json_open(&json, "features", '[');

@@ -34,11 +34,11 @@ void attn_json_plan(attn_json *json, const attn_plan_info *info)
     attn_json_string(json, "strategy", info->strategy);
     attn_json_integer(json, "threads", info->threads);
     attn_json_integer(json, "splits", info->splits);
-    attn_json_integer(json, "rows_tile", info->rows_tile);
-    attn_json_integer(json, "keys_tile", info->keys_tile);
-    attn_json_integer(json, "packed_heads", info->packed_heads);
+    attn_json_integer(json, "q_tile", info->q_tile);
+    attn_json_integer(json, "kv_tile", info->kv_tile);
+    attn_json_integer(json, "packed_kv_heads", info->packed_kv_heads);
     attn_json_integer(json, "workspace_bytes", (int64_t)info->workspace_bytes);
-    attn_json_integer(json, "packed_bytes", (int64_t)info->packed_bytes);
+    attn_json_integer(json, "packed_kv_bytes", (int64_t)info->packed_kv_bytes);
     attn_json_number(json, "pairs", info->pairs);
     attn_json_number(json, "flops", info->flops);
     attn_json_number(json, "predicted_memory_bytes", info->memory_bytes);

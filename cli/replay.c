@@ -229,7 +229,7 @@ static void walk_rows(const walk *w, const attn_mask_view *mask, int64_t head, i
         touch(w, Q, block_of(w, head, row, w->strip), w->strip * w->dim, w->size, false);
         touch(w, STRIPS, (row - row0) / w->strip, w->strip * w->dim, w->packed, true);
     }
-    while (attn_mask_next(mask, row0, row1, tile.hi, w->plan->choice.keys_tile, &tile))
+    while (attn_mask_next(mask, row0, row1, tile.hi, w->plan->choice.kv_tile, &tile))
         walk_step(w, mask, row0, row1, &tile);
     for (int64_t row = row0; row < row1; row += w->strip)
         touch(w, O, block_of(w, head, row, w->strip), w->strip * w->dim_v, w->out, true);
@@ -238,7 +238,7 @@ static void walk_rows(const walk *w, const attn_mask_view *mask, int64_t head, i
 static void walk_prefill(const walk *w)
 {
     const attn_desc *d = &w->plan->desc;
-    int64_t group = d->heads_q / d->heads_kv, rows = w->plan->choice.rows_tile;
+    int64_t group = d->heads_q / d->heads_kv, rows = w->plan->choice.q_tile;
     for (int64_t unit = 0; unit < d->batch * d->heads_kv; unit++) {
         walk_packing(w, unit, d->len_kv);
         for (int64_t last = (d->len_q + rows - 1) / rows - 1; last >= 0; last--)
@@ -254,7 +254,7 @@ static void walk_prefill(const walk *w)
 static void walk_decode(const walk *w)
 {
     const attn_desc *d = &w->plan->desc;
-    int64_t group = d->heads_q / d->heads_kv, keys = w->plan->choice.keys_tile;
+    int64_t group = d->heads_q / d->heads_kv, keys = w->plan->choice.kv_tile;
     for (int64_t unit = 0; unit < d->batch * d->heads_kv; unit++) {
         attn_mask_view mask;
         attn_mask_tile tile = { 0 };

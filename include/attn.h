@@ -57,7 +57,7 @@ extern "C" {
 #endif
 
 #define ATTN_VERSION_MAJOR 0
-#define ATTN_VERSION_MINOR 1
+#define ATTN_VERSION_MINOR 2
 #define ATTN_VERSION_PATCH 0
 
 #if defined(__GNUC__)
@@ -229,16 +229,16 @@ ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t siz
  * the backward splits not the keys but the query heads that share them, and adds up gradients of k and v.
  * ATTN_INVALID: an argument is NULL. */
 typedef struct attn_plan_info {
-    const char *kernel;   /* as `attn kernels` lists it */
-    const char *isa;      /* as attn_isa_name; of a GPU "sm_90a" */
-    const char *why;      /* the reason for the kernel, one sentence */
-    int32_t threads;      /* 0 on a GPU */
-    int32_t splits;       /* parts the keys are split into, merged by LSE (backward: gradients of q added); 1: none */
-    int64_t rows_tile;    /* query rows of a tile */
-    int64_t keys_tile;    /* keys of a tile */
-    int64_t packed_heads; /* KV heads held packed at once */
+    const char *kernel; /* as `attn kernels` lists it */
+    const char *isa;    /* as attn_isa_name; of a GPU "sm_90a" */
+    const char *why;    /* the reason for the kernel, one sentence */
+    int32_t threads;    /* 0 on a GPU */
+    int32_t splits;     /* split-KV: parts the keys are split into, combined by LSE (backward: dQ added); 1: none */
+    int64_t q_tile;     /* rows of a Q tile */
+    int64_t kv_tile;    /* keys of a KV tile */
+    int64_t packed_kv_heads;  /* KV heads held packed at once */
     uint64_t workspace_bytes; /* all of the workspace */
-    uint64_t packed_bytes;    /* its part that holds packed keys and values */
+    uint64_t packed_kv_bytes; /* its part that holds packed keys and values */
     double pairs;             /* visible pairs predicted, over batch and heads */
     double flops;             /* 2 pairs (dim_qk + dim_v); ATTN_BACKWARD: 2.5 times as many */
     double memory_bytes;      /* predicted traffic to and from memory */

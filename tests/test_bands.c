@@ -68,8 +68,8 @@ static void packed_keys_are_few(void **state)
         assert_ok(attn_plan_create(&plan, &desc));
         assert_ok(attn_plan_get_info(plan, &info));
         uint64_t all = (uint64_t)info.threads * (uint64_t)desc.len_kv * 2 * DIM * sizeof(float);
-        if (bands[i].narrow && info.packed_bytes > all / 8)
-            fail_msg("%s: %llu bytes of packed keys", bands[i].name, (unsigned long long)info.packed_bytes);
+        if (bands[i].narrow && info.packed_kv_bytes > all / 8)
+            fail_msg("%s: %llu bytes of packed keys", bands[i].name, (unsigned long long)info.packed_kv_bytes);
         attn_plan_destroy(plan);
     }
 }

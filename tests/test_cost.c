@@ -150,7 +150,7 @@ static void the_fallback_is_predicted(void **state)
                   resolved;
         char name[64];
         attn_cuda_choice c;
-        snprintf(name, sizeof name, "sm90_%ssimple_%s", backward ? "backward_" : "",
+        snprintf(name, sizeof name, "sm90_%sfallback_%s", backward ? "backward_" : "",
                  desc.dtype == ATTN_F32 ? "f32" : "bf16");
         assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
         assert_true((backward ? attn_cuda_cost_backward : attn_cuda_cost)(&resolved, &h200, kernel_named(name),
@@ -253,7 +253,7 @@ static void heads_come_in_even_groups(void **state)
     (void)state;
     const attn_cuda_kernel *k = kernel_named("sm90_bf16_d128_128x128"),
                            *single = kernel_named("sm90_backward_bf16_d128_128"),
-                           *pair = kernel_named("sm90_backward_bf16_d256_64_pair");
+                           *pair = kernel_named("sm90_backward_bf16_d256_64_2cta");
     const double sms = h200.multiprocessors;
     for (int64_t heads = 1; heads < 40; heads++) {
         attn_cuda_choice c;
@@ -487,7 +487,7 @@ static void units_left_over_are_shared_out(void **state)
     } cases[] = {
         { "sm90_backward_bf16_d128_128", 3, 3, 12000, 282, 132, 26 },
         { "sm90_backward_bf16_d128_128", 12, 3, 12000, 282, 132, 103 },
-        { "sm90_backward_bf16_d256_64_pair", 3, 3, 6000, 141, 66, 13 },
+        { "sm90_backward_bf16_d256_64_2cta", 3, 3, 6000, 141, 66, 13 },
         { "sm90_backward_bf16_d128_128", 5320, 133, 128, 133, 132, 8 },  /* not one row tile each */
         { "sm90_backward_bf16_d128_128", 133, 133, 128, 133, 132, 0 },   /* two row tiles a unit */
         { "sm90_backward_bf16_d128_128", 133, 133, 4096, 4256, 132, 0 }, /* 32.2 waves */

@@ -130,13 +130,13 @@ static void seeds_are_read_by_kernels(void **state)
     for (int i = 0; i < ELEMENTS; i++)
         t.v[i] = t.grad_o[i] = 0x3f80; /* 1 */
     for (int n = 0; n < 4; n++) {
-        bool simple = n & 2;
+        bool fallback = n & 2;
         attn_plan *plan;
         attn_desc desc = small();
         attn_args at = args_of(&t);
         desc.direction = n & 1 ? ATTN_BACKWARD : ATTN_FORWARD, desc.flags = ATTN_DROPOUT, desc.dropout_p = 0.5f;
         const uint16_t *result = desc.direction ? t.grad_v : t.o;
-        if (simple) at.v = t.v + 1; /* no multiple of 16 bytes */
+        if (fallback) at.v = t.v + 1; /* no multiple of 16 bytes */
         at.seed_at = &seed, at.seed_offset_at = &offset, at.seed = 1, at.seed_offset = 2;
         assert_ok(attn_plan_create(&plan, &desc));
         void *workspace = malloc(attn_plan_workspace(plan) + 1);
@@ -203,7 +203,8 @@ static void clusters_are_launched_whole(void **state)
     end_context(context);
 }
 
-/* Strides that TMA does not take are repacked; addresses that it does not take go to the slow kernel, as the plan says.
+/* Strides that TMA does not take are repacked; addresses that it does not take go to the fallback kernel, as the plan
+ * says.
  */
 static void every_layout_is_taken(void **state)
 {
@@ -301,7 +302,7 @@ static void last_waves_are_merged(void **state)
     attn_args args = { .q = inputs, .k = inputs + outputs, .v = inputs + outputs + KEYS * DIM, .o = o };
     assert_ok(attn_plan_create(&plan, &desc));
     attn_plan_describe(plan, text, sizeof text);
-    assert_non_null(strstr(text, "keys of the last 8 tiles split into 4 parts merged by LSE"));
+    assert_non_null(strstr(text, "split-KV of the last 8 Q tiles in 4 parts, combined by LSE"));
     assert_non_null(strstr(text, "addresses  q k v o are to be multiples of 16"));
     void *workspace = malloc(attn_plan_workspace(plan));
     assert_int_equal(attn_plan_workspace(plan), 8 * 4 * ROWS * (DIM + 1) * sizeof(float) + 255);
@@ -348,20 +349,20 @@ static void features_find_their_kernels(void **state)
     (void)state;
     CUcontext context = fresh_context(0);
     attn_desc desc = small();
-    assert_null(strstr(info_of(&desc).kernel, "simple"));
+    assert_null(strstr(info_of(&desc).kernel, "fallback"));
     assert_string_equal(info_of(&desc).isa, "sm_90a");
     desc.dtype = ATTN_F32;
-    assert_string_equal(info_of(&desc).kernel, "sm90_simple_f32");
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_f32");
     desc = small();
     desc.dim_qk = 264;
-    assert_string_equal(info_of(&desc).kernel, "sm90_simple_bf16");
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_bf16");
     desc = small();
-    desc.kernel = "sm90_simple_bf16";
-    assert_string_equal(info_of(&desc).kernel, "sm90_simple_bf16");
+    desc.kernel = "sm90_fallback_bf16";
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_bf16");
     desc = small();
     desc.flags = ATTN_CAUSAL | ATTN_WINDOW, desc.window_left = 512, desc.len_q = desc.len_kv = 4096;
     for (int i = 0; i < 3; i++)
-        assert_null(strstr(info_of(&desc).kernel, (const char *[]){ "masks", "rich", "simple" }[i]));
+        assert_null(strstr(info_of(&desc).kernel, (const char *[]){ "masks", "score_mod", "fallback" }[i]));
     desc = small();
     desc.batch = 1, desc.heads_q = desc.heads_kv = 1, desc.len_q = 1, desc.len_kv = 1 << 16;
     assert_true(info_of(&desc).splits > 8);
@@ -376,15 +377,15 @@ static void wrong_wishes_are_refused(void **state)
     attn_desc desc = small();
     desc.kernel = "avx2_prefill";
     refused(attn_plan_create(&plan, &desc), ATTN_INVALID, "kernel = avx2_prefill is no CUDA kernel");
-    desc.kernel = "sm90_simple_f16";
-    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_simple_f16: it does not take dtype");
+    desc.kernel = "sm90_fallback_f16";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_fallback_f16: it does not take dtype");
     desc = small();
     desc.batch = 70000;
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "batch or heads_q is above the 65535 it takes");
     desc = small();
-    desc.kernel = "sm90_backward_simple_bf16";
+    desc.kernel = "sm90_backward_fallback_bf16";
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
-            "kernel = sm90_backward_simple_bf16: it computes the other direction");
+            "kernel = sm90_backward_fallback_bf16: it computes the other direction");
     end_context(context);
 }
 

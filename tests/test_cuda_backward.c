@@ -11,7 +11,8 @@ static attn_desc small_backward(void)
     return desc;
 }
 
-/* A copy of grad_o where TMA does not take it, the slow kernels where its address alone is odd; gradients go anywhere.
+/* A copy of grad_o where TMA does not take it, the fallback kernels where its address alone is odd; gradients go
+ * anywhere.
  */
 static void every_layout_is_taken(void **state)
 {
@@ -36,7 +37,7 @@ static void every_layout_is_taken(void **state)
     attn_plan_describe(plan, text, sizeof text);
     assert_non_null(strstr(text, "copied     v grad_o first"));
     assert_non_null(strstr(text, "addresses  q k are to be multiples of 16"));
-    assert_non_null(strstr(text, "sums       grad_q in f32"));
+    assert_non_null(strstr(text, "dQ         accumulator in f32"));
     workspace = malloc(attn_plan_workspace(plan));
     assert_ok(attn_run(plan, &args, workspace, NULL));
     attn_plan_destroy(plan);
@@ -57,7 +58,7 @@ static void sums_are_converted_to_any_address(void **state)
     desc.dim_qk = desc.dim_v = DIM, desc.flags = ATTN_CAUSAL;
     assert_ok(attn_plan_create(&plan, &desc));
     attn_plan_describe(plan, text, sizeof text);
-    assert_non_null(strstr(text, "converted by the way"));
+    assert_non_null(strstr(text, "postprocess fused"));
     void *workspace = malloc(attn_plan_workspace(plan));
     uint16_t *in = aligned_alloc(16, SIZE * sizeof *in), *out = aligned_alloc(16, 3 * SIZE * sizeof *out);
     float *lse = calloc(HEADS * ROWS, sizeof *lse);
@@ -104,7 +105,7 @@ static bool takes_whole_heads(const attn_desc *desc, size_t *workspace)
     attn_plan_describe(plan, text, sizeof text);
     *workspace = attn_plan_workspace(plan);
     attn_plan_destroy(plan);
-    return strstr(text, "whole heads") != NULL;
+    return strstr(text, "head-persistent:") != NULL;
 }
 
 /* Where heads are short and many, a block takes all of one: sums are those of the rows in hand, in a fixed order. */
@@ -148,13 +149,13 @@ static void sums_of_short_heads_are_folded(void **state)
         desc.len_q = desc.len_kv = len, desc.batch = 16384 / len;
         for (int i = 0; i < 2; i++) {
             desc.flags = i ? ATTN_CAUSAL : 0;
-            assert_int_equal(strstr(info_of(&desc).kernel, "_folded") != NULL, len == 512);
+            assert_int_equal(strstr(info_of(&desc).kernel, "_final_dq") != NULL, len == 512);
         }
     }
     desc.len_q = desc.len_kv = 512, desc.batch = 32, desc.flags = ATTN_LENS_KV;
-    assert_null(strstr(info_of(&desc).kernel, "_folded"));
+    assert_null(strstr(info_of(&desc).kernel, "_final_dq"));
     desc.flags = ATTN_WINDOW;
-    assert_null(strstr(info_of(&desc).kernel, "_folded"));
+    assert_null(strstr(info_of(&desc).kernel, "_final_dq"));
     end_context(context);
 }
 
@@ -167,7 +168,7 @@ static void kernels_are_chosen(void **state)
     desc.batch = 1, desc.heads_q = 8, desc.heads_kv = 1;
     assert_int_equal(info_of(&desc).splits, 8); /* two tiles of keys leave most SMs idle */
     desc.dtype = ATTN_F32;
-    assert_string_equal(info_of(&desc).kernel, "sm90_backward_simple_f32");
+    assert_string_equal(info_of(&desc).kernel, "sm90_backward_fallback_f32");
     end_context(context);
 }
 
@@ -188,7 +189,7 @@ static void wrong_wishes_are_refused(void **state)
     end_context(context);
 }
 
-/* Without rows or keys there are still gradients: zeros, which the slow kernels write. */
+/* Without rows or keys there are still gradients: zeros, which the fallback kernels write. */
 static void what_is_empty_has_gradients_of_0(void **state)
 {
     (void)state;
@@ -248,9 +249,9 @@ static void a_bias_has_one_gradient(void **state)
 static void parameters_say_it_all(void **state)
 {
     (void)state;
-    static const char *const kernels[] = { "sm90_backward_bf16_d64_128", "sm90_backward_f16_d128_128_rich",
-                                           "sm90_backward_bf16_d256_64_pair",
-                                           "sm90_backward_bf16_d192_64_pair_folded" };
+    static const char *const kernels[] = { "sm90_backward_bf16_d64_128", "sm90_backward_f16_d128_128_score_mod",
+                                           "sm90_backward_bf16_d256_64_2cta",
+                                           "sm90_backward_bf16_d192_64_2cta_final_dq" };
     check_grid *grid = check_grid_create(CHECK_SEED);
     for (int i = 0; i < COUNT(kernels); i++) {
         check_sweep sweep = check_sweep_create(grid, ATTN_CUDA, kernels[i], ATTN_ISA_AUTO);

@@ -390,7 +390,7 @@ static void older_and_newer_headers_work(void **state)
     assert_ok(attn_desc_resolve(&out, &newer.desc, sizeof newer));
     assert_memory_equal(&out, &whole, sizeof out);
     newer.more[23] = 1;
-    expect(__LINE__, &newer.desc, sizeof newer, ATTN_UNSUPPORTED, "of desc is set, but version 0.1.0 knows its first");
+    expect(__LINE__, &newer.desc, sizeof newer, ATTN_UNSUPPORTED, "of desc is set, but version 0.2.0 knows its first");
     expect(__LINE__, &d, 0, ATTN_INVALID, "desc_size = 0 is not the size of an attn_desc");
     expect(__LINE__, &d, SIZE_MAX, ATTN_INVALID, "is not the size of an attn_desc");
     expect(__LINE__, NULL, sizeof d, ATTN_INVALID, "desc is NULL");
@@ -430,7 +430,7 @@ static void words_and_numbers(void **state)
     assert_string_equal(attn_status_name(ATTN_UNSUPPORTED), "ATTN_UNSUPPORTED");
     assert_string_equal(attn_status_name(ATTN_NO_MEMORY), "ATTN_NO_MEMORY");
     assert_string_equal(attn_status_name((attn_status)99), "unknown status");
-    assert_string_equal(attn_version(), "0.1.0");
+    assert_string_equal(attn_version(), "0.2.0");
     assert_string_equal(attn_decimal(text, 0.1f), "0.1");
     assert_string_equal(attn_decimal(text, -1.5e-300), "-1.5e-300");
     assert_string_equal(attn_decimal(text, -INFINITY), "-inf");

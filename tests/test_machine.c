@@ -261,7 +261,7 @@ static void tiles_can_be_asked_for(void **state)
         attn_plan_info info;
         assert_ok(attn_plan_create_tiled(&plan, &desc, &tiles[i]));
         assert_ok(attn_plan_get_info(plan, &info));
-        if (i < 2) assert_int_equal(info.rows_tile, tiles[i].rows);
+        if (i < 2) assert_int_equal(info.q_tile, tiles[i].rows);
         void *workspace = malloc(attn_plan_workspace(plan));
         assert_ok(attn_run(plan, &(attn_args){ .q = q, .k = q, .v = q, .o = o[i > 0] }, workspace, NULL));
         for (int j = 0; j < COUNT_; j++)

@@ -198,14 +198,14 @@ static void strategy_is_followed(void **state)
         attn_desc desc = with(&features[f], 5, 700);
         desc.strategy = "form=decode,split-kv=3,kv-tile=32,kv-heads=2,threads=1";
         assert_int_equal(info_of(&desc).splits, 3);
-        assert_int_equal(info_of(&desc).keys_tile, 32);
+        assert_int_equal(info_of(&desc).kv_tile, 32);
         assert_int_equal(info_of(&desc).threads, 1);
         desc.strategy = "form=prefill,q-tile=96,q-segment=192";
         attn_plan_info info = info_of(&desc);
-        assert_int_equal(info.rows_tile, 96);
+        assert_int_equal(info.q_tile, 96);
         desc.direction = ATTN_BACKWARD, desc.strategy = "q-tile=144 kv-tile=96 split-kv=5";
         info = info_of(&desc);
-        assert_true(info.rows_tile == 144 && info.keys_tile == 96 && info.splits == 5);
+        assert_true(info.q_tile == 144 && info.kv_tile == 96 && info.splits == 5);
     }
 }
 
@@ -283,7 +283,7 @@ static void numbers_add_up(void **state)
     assert_true(backward.pairs == pairs && backward.flops == 2.5 * info.flops);
     assert_true(backward.seconds > info.seconds && backward.memory_bytes > info.memory_bytes);
     assert_true(info.seconds > 0 && info.memory_bytes >= 2 * 100 * 4 * (64 + 32) * 4 && info.cache_bytes > 0);
-    assert_true(info.packed_bytes <= info.workspace_bytes);
+    assert_true(info.packed_kv_bytes <= info.workspace_bytes);
     assert_true(info.threads >= 1 && info.threads <= 2 && info.splits >= 1);
     attn_plan *plan = plan_of(&desc);
     assert_int_equal(info.workspace_bytes, attn_plan_workspace(plan));
@@ -309,8 +309,8 @@ static void workspace_does_not_grow_with_length(void **state)
         .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = 65536, .len_kv = 65536, .dim_qk = 64, .threads = 2
     };
     attn_plan_info info = info_of(&desc);
-    assert_true(info.packed_bytes >= 65536 * 64 * 2 * 4);
-    assert_true(info.workspace_bytes - info.packed_bytes <= 1 << 20);
+    assert_true(info.packed_kv_bytes >= 65536 * 64 * 2 * 4);
+    assert_true(info.workspace_bytes - info.packed_kv_bytes <= 1 << 20);
 }
 
 /* The backward holds the gradient of the queries, a copy a split, a thread's packed queries and gradients of the

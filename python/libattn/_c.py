@@ -48,8 +48,8 @@ class PlanInfo(ctypes.Structure):
 
     _fields_ = [
         ("kernel", ctypes.c_char_p), ("isa", ctypes.c_char_p), ("why", ctypes.c_char_p),
-        ("threads", _i32), ("splits", _i32), ("rows_tile", _i64), ("keys_tile", _i64), ("packed_heads", _i64),
-        ("workspace_bytes", ctypes.c_uint64), ("packed_bytes", ctypes.c_uint64), ("pairs", _f64), ("flops", _f64),
+        ("threads", _i32), ("splits", _i32), ("q_tile", _i64), ("kv_tile", _i64), ("packed_kv_heads", _i64),
+        ("workspace_bytes", ctypes.c_uint64), ("packed_kv_bytes", ctypes.c_uint64), ("pairs", _f64), ("flops", _f64),
         ("memory_bytes", _f64), ("cache_bytes", _f64), ("seconds", _f64), ("strategy", ctypes.c_char_p),
     ]
 

@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def info(self) -> Dict[str, Any]:
-        """The plan in numbers, by the names of attn_plan_info: kernel, isa, why, threads, splits, rows_tile, keys_tile,
+        """The plan in numbers, by the names of attn_plan_info: kernel, isa, why, threads, splits, q_tile, kv_tile,
         workspace_bytes, pairs, flops, memory_bytes, cache_bytes, seconds, strategy and others."""
         info = _c.PlanInfo()
         _c.check(_c.plan_get_info(self._handle, ctypes.byref(info), ctypes.sizeof(info)))

@@ -231,7 +231,7 @@ def test_plans_are_cached_and_the_cache_is_bounded(make):
 
 
 def test_version_and_machine():
-    assert libattn.version() == libattn.__version__ == "0.1.0"
+    assert libattn.version() == libattn.__version__ == "0.2.0"
     with pytest.raises(libattn.InvalidError, match="no-such-machine"):
         libattn.machine_use("no-such-machine")
     libattn.machine_use("zen4")

@@ -14,11 +14,11 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
         .why = plan->why,
         .threads = c->threads,
         .splits = c->splits,
-        .rows_tile = c->rows_tile,
-        .keys_tile = c->keys_tile,
-        .packed_heads = c->packed_heads,
+        .q_tile = c->q_tile,
+        .kv_tile = c->kv_tile,
+        .packed_kv_heads = c->packed_kv_heads,
         .workspace_bytes = plan->workspace,
-        .packed_bytes = plan->packed,
+        .packed_kv_bytes = plan->packed,
         .pairs = c->pairs,
         .flops = c->flops,
         .memory_bytes = attn_choice_memory(c),
@@ -64,7 +64,7 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
     if (plan->packed) {
         attn_say(&w, ", of which ");
         attn_say_bytes(&w, (double)plan->packed);
-        attn_say(&w, " hold %lld packed KV head%s", (long long)c->packed_heads, c->packed_heads == 1 ? "" : "s");
+        attn_say(&w, " hold %lld packed KV head%s", (long long)c->packed_kv_heads, c->packed_kv_heads == 1 ? "" : "s");
     }
     attn_say(&w, "\nwork       ");
     attn_say_number(&w, c->pairs);

@@ -24,7 +24,7 @@ static attn_status create(attn_plan *plan)
     plan->isa_name = attn_isa_name(ATTN_ISA_PORTABLE);
     memcpy(plan->why, "f64, from the definition", sizeof "f64, from the definition");
     c->threads = c->splits = 1;
-    c->rows_tile = c->keys_tile = 1;
+    c->q_tile = c->kv_tile = 1;
     c->pairs = attn_typical_pairs(d);
     c->flops = (d->direction == ATTN_BACKWARD ? 5 : 2) * c->pairs * (double)(d->dim_qk + d->dim_v);
     if (d->direction == ATTN_FORWARD) plan->workspace = (uint64_t)d->len_kv * sizeof(double) + sizeof(double) - 1;

@@ -48,7 +48,7 @@ static int64_t slots_of(const attn_plan *plan)
 /* Rows of a block: whole tiles. */
 static int64_t rows_block(const attn_plan *plan)
 {
-    return attn_round_up(ROWS_BLOCK, plan->choice.rows_tile);
+    return attn_round_up(ROWS_BLOCK, plan->choice.q_tile);
 }
 
 bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
@@ -58,10 +58,9 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
     uint64_t heads = (uint64_t)d->batch * (uint64_t)d->heads_q, group = (uint64_t)(d->heads_q / d->heads_kv);
     uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0));
     uint64_t items, rows, slot;
-    *l = (attn_backward_layout){ .scratch_floats =
-                                     attn_backward_scratch(c->rows_tile, c->keys_tile, d->dim_qk, d->dim_v) };
+    *l = (attn_backward_layout){ .scratch_floats = attn_backward_scratch(c->q_tile, c->kv_tile, d->dim_qk, d->dim_v) };
     if (attn_multiplies_pairs(plan->kernel))
-        l->scratch_floats = attn_pairs_backward_scratch(c->rows_tile, c->keys_tile, d->dim_qk, d->dim_v);
+        l->scratch_floats = attn_pairs_backward_scratch(c->q_tile, c->kv_tile, d->dim_qk, d->dim_v);
     if (__builtin_mul_overflow((uint64_t)(d->batch * d->heads_kv), (uint64_t)c->splits, &items) ||
         __builtin_mul_overflow(group, (uint64_t)d->len_q, &rows) ||
         __builtin_mul_overflow(rows + ATTN_GRADIENT_SLACK, (uint64_t)attn_gradient_pitch(d->dim_qk), &slot) ||
@@ -69,7 +68,7 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
         return false;
     l->grad_q_floats = (int64_t)slot;
     if (plan->kernel->ops->rows)
-        l->rows_floats = attn_backward_rows((int64_t)group, d->len_q, c->rows_tile, d->dim_qk, d->dim_v);
+        l->rows_floats = attn_backward_rows((int64_t)group, d->len_q, c->q_tile, d->dim_qk, d->dim_v);
     uint64_t blocks = d->flags & ATTN_SINK ? (uint64_t)attn_ceil_div(d->len_q, rows_block(plan)) : 0;
     uint64_t slopes = d->flags & ATTN_ALIBI ? group : 0;
     uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
@@ -109,7 +108,7 @@ static void zero_item(void *arg, int64_t item, int worker)
 /* Tiles of a sequence's keys: a multiple of what deals them evenly to parts, the first and the last to the same. */
 static int64_t tile_count(const run *r, int64_t len_kv)
 {
-    int64_t splits = r->plan->choice.splits, least = attn_ceil_div(len_kv, r->plan->choice.keys_tile);
+    int64_t splits = r->plan->choice.splits, least = attn_ceil_div(len_kv, r->plan->choice.kv_tile);
     int64_t even = attn_round_up(least, splits > 1 ? 2 * splits : 1), most = attn_ceil_div(len_kv, ATTN_GRADIENT_LEAST);
     return even <= most || least >= most ? even : least;
 }
@@ -141,7 +140,7 @@ static attn_backward_task task_of(const run *r, int64_t unit, const attn_sequenc
         .score = r->scores + first,
         .group = group,
         .len_q = seq->len_q,
-        .rows_tile = r->plan->choice.rows_tile,
+        .q_tile = r->plan->choice.q_tile,
         .q = attn_bind(d->dtype, r->args->q, d->q_stride, tensor_batch, seq->start_q, head * group),
         .q_row = d->q_stride[1],
         .q_head = d->q_stride[2],
@@ -236,7 +235,7 @@ static void find_statistics(const run *r, int64_t index, const attn_sequence *se
                             int64_t row1, int worker)
 {
     const attn_desc *d = &r->plan->desc;
-    int64_t group = d->heads_q / d->heads_kv, keys = r->plan->choice.keys_tile;
+    int64_t group = d->heads_q / d->heads_kv, keys = r->plan->choice.kv_tile;
     attn_backward_task task = task_of(r, index / group, seq, worker);
     bool far = false;
     task_of_head(d, index % group, &task);
@@ -369,7 +368,7 @@ static bool owns_bias(const attn_plan *plan)
 static int64_t bias_tiles(const run *r)
 {
     const attn_desc *d = &r->plan->desc;
-    return d->bias_extent[3] == d->len_kv ? attn_ceil_div(d->len_kv, r->plan->choice.keys_tile) : 1;
+    return d->bias_extent[3] == d->len_kv ? attn_ceil_div(d->len_kv, r->plan->choice.kv_tile) : 1;
 }
 
 /* Item: a tile of keys, or all, of one (batch, head) of the bias, over all units that it is added to. */
@@ -379,7 +378,7 @@ static void bias_item(void *arg, int64_t item, int worker)
     const attn_desc *d = &r->plan->desc;
     int64_t tiles = bias_tiles(r), tile = item % tiles, plane = item / tiles, group = d->heads_q / d->heads_kv;
     int64_t bias_batch = plane / d->bias_extent[1], bias_head = plane % d->bias_extent[1],
-            keys = r->plan->choice.keys_tile;
+            keys = r->plan->choice.kv_tile;
     for (int64_t index = 0; index < d->batch * d->heads_q; index++) {
         int64_t batch = index / d->heads_q, head = index % d->heads_q;
         if (d->bias_extent[0] > 1 && batch != bias_batch) continue;

@@ -215,8 +215,8 @@ static void prefill_cost(const attn_desc *d, const attn_host *host, const attn_c
     double clocks = clocks_of(host, k, c->count);
     double item = items > 0 ? clocks / items : 0; /* at the end, threads wait for one another half an item */
     set_time(host, clocks / c->threads + (c->threads > 1 ? item / 2 : 0), attn_choice_memory(c), c);
-    c->rows_tile = rows;
-    c->keys_tile = keys;
+    c->q_tile = rows;
+    c->kv_tile = keys;
 }
 
 /* Rows of tiles that share len_q evenly, at most `rows` each. */
@@ -237,10 +237,9 @@ static void prefill_choose(const attn_desc *d, const attn_host *host, const attn
         prefill_cost(d, host, k, even_rows(d, k, rows), tiles, &t);
         if (t.seconds <= best.seconds) best = t;
     }
-    prefill_cost(d, host, k, tiles->rows ? attn_round_up(min_of(tiles->rows, bound), k->rows) : best.rows_tile, tiles,
-                 c);
+    prefill_cost(d, host, k, tiles->rows ? attn_round_up(min_of(tiles->rows, bound), k->rows) : best.q_tile, tiles, c);
     c->splits = 1;
-    c->packed_heads = c->units < c->threads ? (c->units > 0 ? c->units : 1) : c->threads;
+    c->packed_kv_heads = c->units < c->threads ? (c->units > 0 ? c->units : 1) : c->threads;
 }
 
 /* ---- decode -------------------------------------------------------------------------------- */
@@ -271,7 +270,7 @@ static int64_t decode_heads(const attn_desc *d, const attn_host *host, int64_t k
 }
 
 static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
-                        int64_t keys_tile, attn_choice *c)
+                        int64_t kv_tile, attn_choice *c)
 {
     double group = (double)(d->heads_q / d->heads_kv), units = (double)(d->batch * d->heads_kv),
            rows = group * (double)d->len_q;
@@ -279,9 +278,9 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
     c->fetch_l2 = tiles->prefetch ? tiles->prefetch - 1 == ATTN_PREFETCH_L2 : host->info.fetches_l2;
-    c->keys_tile = keys_tile;
-    c->heads_tile = decode_heads(d, host, keys_tile, tiles);
-    c->rows_tile = (int64_t)rows;
+    c->kv_tile = kv_tile;
+    c->heads_tile = decode_heads(d, host, kv_tile, tiles);
+    c->q_tile = (int64_t)rows;
     int64_t parts = attn_ceil_div(d->len_kv, DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
     double items = units / (double)c->heads_tile;
     if (!(d->flags & ATTN_DETERMINISTIC))
@@ -294,7 +293,7 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
     c->count[ATTN_PER_SCORE] = units * keys * padded;
     c->count[ATTN_PER_PACK] = d->dtype == ATTN_F32 ? 0 : units * keys * dims; /* become floats where they are loaded */
     c->count[ATTN_PER_BYTE] = bytes;
-    c->count[ATTN_PER_STEP] = units * ceil(keys / (double)keys_tile);
+    c->count[ATTN_PER_STEP] = units * ceil(keys / (double)kv_tile);
     c->count[ATTN_PER_TILE] = units * c->splits;
     set_time(host, clocks_of(host, k, c->count) / c->threads, bytes, c);
 }
@@ -311,7 +310,7 @@ static void decode_choose(const attn_desc *d, const attn_host *host, const attn_
         if (t.seconds < 0.99 * best.seconds) best = t;
         if (tiles->keys) break;
     }
-    decode_cost(d, host, k, tiles, best.keys_tile, c);
+    decode_cost(d, host, k, tiles, best.kv_tile, c);
 }
 
 /* ---- gradient ------------------------------------------------------------------------------ */
@@ -335,16 +334,16 @@ static void gradient_cost(const attn_desc *d, const attn_host *host, const attn_
     double dim_qk = (double)attn_round_up(d->dim_qk, k->cols), dim_v = (double)attn_round_up(d->dim_v, k->cols);
     double units = (double)(d->batch * d->heads_kv), rows = (double)(d->batch * d->heads_q * d->len_q);
     double computed = computed_pairs(d, k, c->pairs), dims = dim_qk + dim_v, keys = (double)d->len_kv;
-    double steps = computed / (double)(c->rows_tile * c->keys_tile);
-    double rows_packed = k->ops && k->ops->rows ? rows * c->splits : steps * (double)c->rows_tile;
-    double far = steps * 4 * (double)c->rows_tile * (dims + 2 * dim_qk); /* rows, and what is added to grad_q */
+    double steps = computed / (double)(c->q_tile * c->kv_tile);
+    double rows_packed = k->ops && k->ops->rows ? rows * c->splits : steps * (double)c->q_tile;
+    double far = steps * 4 * (double)c->q_tile * (dims + 2 * dim_qk); /* rows, and what is added to grad_q */
     double sums = c->splits > 1 ? rows * dim_qk * 4 * (2 * c->splits + 1) : 0;
     set_levels(c, 2 * attn_tensor_bytes(d, keys) + sums, far, cache);
     c->count[ATTN_PER_PRODUCT] = computed * (3 * dim_qk + 2 * dim_v);
     c->count[ATTN_PER_SCORE] = computed;
     c->count[ATTN_PER_PACK] = rows_packed * dims + units * keys * (dims + dim_qk);
     c->count[ATTN_PER_BYTE] = cache, c->count[ATTN_PER_FAR] = far;
-    c->count[ATTN_PER_STEP] = steps, c->count[ATTN_PER_TILE] = units * ceil(keys / (double)c->keys_tile);
+    c->count[ATTN_PER_STEP] = steps, c->count[ATTN_PER_TILE] = units * ceil(keys / (double)c->kv_tile);
     double clocks = clocks_of(host, k, c->count);
     double items = units * c->splits, rounds = ceil(items / c->threads) * c->threads / max_of(1, items);
     set_time(host, clocks / c->threads * rounds, attn_choice_memory(c), c);
@@ -384,11 +383,10 @@ static void gradient_choose(const attn_desc *d, const attn_host *host, const att
     for (int64_t rows = GRADIENT_STEP; rows <= GRADIENT_ROWS; rows += GRADIENT_STEP)
         for (int64_t keys = 2 * GRADIENT_STEP; keys <= ATTN_GRADIENT_TILE; keys += 2 * GRADIENT_STEP) {
             attn_choice t = *c;
-            t.threads = 1, t.rows_tile = tiles->rows ? min_of(tiles->rows, ATTN_GRADIENT_TILE) : rows;
-            t.keys_tile = tiles->keys ? min_of(tiles->keys, ATTN_GRADIENT_TILE) : keys;
-            double steps = computed_pairs(d, k, c->pairs) / (double)(t.rows_tile * t.keys_tile);
-            gradient_cost(d, host, k, steps * gradient_tile_bytes(host, k, t.rows_tile, t.keys_tile, dim_qk, dim_v),
-                          &t);
+            t.threads = 1, t.q_tile = tiles->rows ? min_of(tiles->rows, ATTN_GRADIENT_TILE) : rows;
+            t.kv_tile = tiles->keys ? min_of(tiles->keys, ATTN_GRADIENT_TILE) : keys;
+            double steps = computed_pairs(d, k, c->pairs) / (double)(t.q_tile * t.kv_tile);
+            gradient_cost(d, host, k, steps * gradient_tile_bytes(host, k, t.q_tile, t.kv_tile, dim_qk, dim_v), &t);
             if (t.seconds <= best.seconds) best = t;
         }
     best.threads = c->threads;
@@ -425,7 +423,7 @@ void attn_cost(const attn_desc *desc, const attn_host *host, const attn_cpu_kern
     choose(desc, host, kernel, tiles ? tiles : &none, choice);
     if (!(desc->flags & ATTN_VARLEN)) return;
     attn_desc typical = attn_typical(desc);
-    attn_tiles taken = { .rows = choice->rows_tile, .keys = choice->keys_tile, .splits = choice->splits };
+    attn_tiles taken = { .rows = choice->q_tile, .keys = choice->kv_tile, .splits = choice->splits };
     attn_choice likely;
     choose(&typical, host, kernel, &taken, &likely);
     choice->pairs = likely.pairs, choice->flops = likely.flops, choice->seconds = likely.seconds;

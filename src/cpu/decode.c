@@ -71,7 +71,7 @@ static void part_item(void *arg, int64_t item, int worker)
         .dim_v = d->dim_v,
         .key0 = key0,
         .key1 = key0 + keys < seq.len_kv ? key0 + keys : seq.len_kv,
-        .keys_tile = r->plan->choice.keys_tile,
+        .kv_tile = r->plan->choice.kv_tile,
         .fetch_l2 = r->plan->choice.fetch_l2,
         .partial = r->partials + (unit * splits + part) * r->layout.partial_floats,
         .partial_step = splits * r->layout.partial_floats,

@@ -72,8 +72,8 @@ typedef struct attn_decode_task {
     const void *k, *v; /* row 0 of the first KV head */
     int64_t k_row, v_row, k_head, v_head;
     int64_t dim_qk, dim_v;
-    int64_t key0, key1, keys_tile; /* keys_tile: at most ATTN_DECODE_TILE */
-    bool fetch_l2;                 /* fetch the next tile into L2; else the next head into L1 */
+    int64_t key0, key1, kv_tile; /* kv_tile: at most ATTN_DECODE_TILE */
+    bool fetch_l2;               /* fetch the next tile into L2; else the next head into L1 */
     float *partial;
     int64_t partial_step;
     float *scratch; /* attn_decode_scratch floats, 64-byte aligned */
@@ -101,10 +101,10 @@ typedef struct attn_backward_task {
     attn_dtype dtype, out_dtype; /* of q, k, v; of grad_o and the gradients */
     const attn_mask_view *mask;  /* of the query heads, `group` of them */
     const attn_score *score;
-    int64_t group, len_q, rows_tile; /* rows_tile: at most ATTN_GRADIENT_TILE */
-    const void *q, *grad_o;          /* row 0 of the first query head */
+    int64_t group, len_q, q_tile; /* q_tile: at most ATTN_GRADIENT_TILE */
+    const void *q, *grad_o;       /* row 0 of the first query head */
     int64_t q_row, q_head, grad_o_row, grad_o_head;
-    int64_t row0, row1;      /* the rows that count: row0 a multiple of rows_tile, row1 another or len_q */
+    int64_t row0, row1;      /* the rows that count: row0 a multiple of q_tile, row1 another or len_q */
     float *max, *factor;     /* row 0 of the first query head: P = factor 2^(s - max), s in units of log2 */
     const float *delta;      /* likewise */
     int64_t statistics_head; /* of the three, from head to head */

@@ -117,11 +117,11 @@ static attn_said decided(const attn_plan *plan)
     attn_form form = plan->kernel->form;
     if (form != ATTN_GRADIENT) attn_say_value(&s, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
     attn_say_value(&s, ATTN_STRATEGY_THREADS, c->threads);
-    if (form != ATTN_DECODE) attn_say_value(&s, ATTN_STRATEGY_Q_TILE, c->rows_tile);
+    if (form != ATTN_DECODE) attn_say_value(&s, ATTN_STRATEGY_Q_TILE, c->q_tile);
     if (form == ATTN_PREFILL)
         attn_say_value(&s, ATTN_STRATEGY_Q_SEGMENT, c->segment_rows < plan->desc.len_q ? c->segment_rows : 0);
     else
-        attn_say_value(&s, ATTN_STRATEGY_KV_TILE, c->keys_tile);
+        attn_say_value(&s, ATTN_STRATEGY_KV_TILE, c->kv_tile);
     if (form != ATTN_PREFILL) attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, c->splits);
     if (form != ATTN_DECODE) return s;
     attn_say_value(&s, ATTN_STRATEGY_KV_HEADS, c->heads_tile);
@@ -255,7 +255,7 @@ static attn_status choose_alike(attn_plan *plan, const attn_host *host)
     if (status) return status;
     attn_choice *c = &plan->choice;
     attn_tiles chosen = tiles_of(plan);
-    chosen.rows = c->rows_tile, chosen.keys = c->keys_tile;
+    chosen.rows = c->q_tile, chosen.keys = c->kv_tile;
     chosen.segment_rows = c->segment_rows, chosen.splits = c->splits;
     attn_cost(&plan->desc, host, plan->kernel, &chosen, c);
     return ATTN_OK;
@@ -296,12 +296,12 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
 static void describe(const attn_plan *plan, attn_words *words)
 {
     const attn_choice *c = &plan->choice;
-    attn_say(words, "tiles      %lld query rows x %lld keys, registers %lld x %lld\n", (long long)c->rows_tile,
-             (long long)c->keys_tile, (long long)plan->kernel->rows, (long long)plan->kernel->cols);
+    attn_say(words, "tiles      Q %lld rows, KV %lld keys, registers %lld x %lld\n", (long long)c->q_tile,
+             (long long)c->kv_tile, (long long)plan->kernel->rows, (long long)plan->kernel->cols);
     attn_say(words, "threads    %d", c->threads);
     if (c->splits > 1)
-        attn_say(words, ", keys split into %d parts %s", c->splits,
-                 plan->kernel->form == ATTN_GRADIENT ? "whose gradients of q are added" : "merged by LSE");
+        attn_say(words, ", split-KV in %d parts, %s", c->splits,
+                 plan->kernel->form == ATTN_GRADIENT ? "whose dQ are added" : "combined by LSE");
     attn_say(words, "\n");
 }
 

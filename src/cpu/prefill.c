@@ -34,16 +34,16 @@ bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *l)
 {
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
-    uint64_t units = (uint64_t)c->units, slots = (uint64_t)c->packed_heads;
+    uint64_t units = (uint64_t)c->units, slots = (uint64_t)c->packed_kv_heads;
     uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0));
     *l = (attn_prefill_layout){ .pitch = c->segment_keys };
     l->k_floats = l->pitch * d->dim_qk;
     l->slot_floats = l->k_floats + l->pitch * attn_round_up(d->dim_v, plan->kernel->cols);
-    l->scratch_floats = attn_attend_scratch(c->rows_tile, d->dim_qk, d->dim_v);
+    l->scratch_floats = attn_attend_scratch(c->q_tile, d->dim_qk, d->dim_v);
     if (attn_multiplies_pairs(plan->kernel)) {
         l->k_floats = l->pitch * attn_round_up(d->dim_qk, 32) / 2;
         l->slot_floats = l->k_floats + l->pitch * attn_round_up(d->dim_v, 32) / 2;
-        l->scratch_floats = attn_pairs_scratch(c->rows_tile, d->dim_qk, d->dim_v);
+        l->scratch_floats = attn_pairs_scratch(c->q_tile, d->dim_qk, d->dim_v);
     }
     l->packed = slots * (uint64_t)l->slot_floats * sizeof(float);
     uint64_t node_bytes = (uint64_t)attn_interval_node_count(d) * sizeof(attn_interval_node);
@@ -78,7 +78,7 @@ static unit unit_of(const run *r, int64_t index)
     u.key0 = seen.lo / ATTN_KEY_ALIGN * ATTN_KEY_ALIGN;
     u.key1 = seen.hi;
     u.packs = seen.lo < seen.hi ? attn_ceil_div(u.key1 - u.key0, PACK_KEYS) : 0;
-    u.attends = attn_ceil_div(u.row1 - u.row0, c->rows_tile) * group;
+    u.attends = attn_ceil_div(u.row1 - u.row0, c->q_tile) * group;
     return u;
 }
 
@@ -119,7 +119,7 @@ static void attend_item(const run *r, const unit *u, const progress *p, int64_t 
 {
     const attn_desc *d = &r->plan->desc;
     attn_dtype out_dtype = attn_out_dtype(d);
-    int64_t group = d->heads_q / d->heads_kv, head = u->head * group + part % group, rows = r->plan->choice.rows_tile;
+    int64_t group = d->heads_q / d->heads_kv, head = u->head * group + part % group, rows = r->plan->choice.q_tile;
     int64_t row0 = u->row0 + (u->attends / group - 1 - part / group) * rows, batch = attn_tensor_batch(d, u->batch);
     attn_mask_view mask;
     attn_score score;
@@ -168,7 +168,7 @@ static void work_off(const run *r, int64_t index, int worker)
 static void take_units(void *arg, int64_t share, int worker)
 {
     run *r = arg;
-    int64_t slots = r->plan->choice.packed_heads, units = r->plan->choice.units, index;
+    int64_t slots = r->plan->choice.packed_kv_heads, units = r->plan->choice.units, index;
     while ((index = atomic_fetch_add(&r->taken, 1)) < units) {
         atomic_store_explicit(&r->progress[index].slot, units <= slots ? index : worker, memory_order_release);
         work_off(r, index, worker);

@@ -133,12 +133,12 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
 {
     enum { L2 = 1, SHARED, REGISTERS, LEVELS };
     double size = (double)attn_dtype_size(d->dtype), least = attn_tensor_bytes(d, (double)d->len_kv);
-    int64_t rows = c->rows_tile * pack;
+    int64_t rows = c->q_tile * pack;
     attn_model m = attn_model_attention(d, pack, size, size, seen);
     attn_partition p;
     attn_partition_whole(&m, LEVELS, &p);
     for (int level = L2; level < LEVELS; level++) {
-        p.tile[level][ATTN_AXIS_HEAD] = 1, p.tile[level][ATTN_AXIS_KEY] = c->keys_tile;
+        p.tile[level][ATTN_AXIS_HEAD] = 1, p.tile[level][ATTN_AXIS_KEY] = c->kv_tile;
         p.tile[level][ATTN_AXIS_ROW] = level == L2       ? rows * device->multiprocessors
                                        : level == SHARED ? rows
                                                          : ATTN_CUDA_WARPGROUP_ROWS;
@@ -152,7 +152,7 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
     c->level[0].name = "memory";
     c->level[0].bytes = least + max_of(0, again) + partial - min_of(written, kept_writes * device->l2_bytes);
     c->level[1].name = "L2 to shared", c->level[1].bytes = attn_model_transfer(&m, &p, SHARED) + partial;
-    m.axis[ATTN_AXIS_KEY].size = attn_round_up(d->len_kv, c->keys_tile);
+    m.axis[ATTN_AXIS_KEY].size = attn_round_up(d->len_kv, c->kv_tile);
     m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, rows);
     m.axis[ATTN_AXIS_DIM].size = k->dim, m.axis[ATTN_AXIS_DIM_V].size = k->dim_v;
     m.array[ATTN_ARRAY_O].direction = 0;
@@ -248,7 +248,7 @@ static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int6
     double rounds = works / max_of(1, grid), *count = c.choice.count; /* of the busiest SM */
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
     double parts = out * splits * last / max_of(1, tiles);
-    c.choice.rows_tile = rows, c.choice.keys_tile = k->keys, c.choice.splits = splits, c.choice.parted = parted;
+    c.choice.q_tile = rows, c.choice.kv_tile = k->keys, c.choice.splits = splits, c.choice.parted = parted;
     c.schedule.pack = (int)pack;
     set_levels(d, p->device, k, pack, min_of(1, steps / whole), 8 * parts, &c.choice);
     if (!uneven) steps = ceil(steps), rounds = ceil(rounds);
@@ -302,8 +302,8 @@ static void consider_splits(const problem *p, int64_t pack, int wanted, attn_cud
 static int64_t lines_of(const attn_desc *d, const attn_choice *c, int64_t pack, int64_t row_tiles, int64_t parted)
 {
     if (d->flags & ATTN_VARLEN) return parted ? d->heads_q * d->total_q : 0;
-    int64_t more = parted % row_tiles, first = pack > 1 ? c->rows_tile : ATTN_SM90_FIRST_ROWS(d->len_q, c->rows_tile);
-    return parted / row_tiles * pack * d->len_q + (more ? first + (more - 1) * c->rows_tile : 0);
+    int64_t more = parted % row_tiles, first = pack > 1 ? c->q_tile : ATTN_SM90_FIRST_ROWS(d->len_q, c->q_tile);
+    return parted / row_tiles * pack * d->len_q + (more ? first + (more - 1) * c->q_tile : 0);
 }
 
 static attn_sm90_divisor divisor(int64_t d)
@@ -334,8 +334,8 @@ static bool fails(attn_cuda_choice *c, const char *why)
 /* The schedule of a choice; false: it cannot be. */
 static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const attn_said *said, attn_cuda_choice *c)
 {
-    int64_t pack = c->schedule.pack, heads = d->heads_q / pack,
-            row_tiles = attn_ceil_div(d->len_q, c->choice.rows_tile), sequences = d->batch, tiles;
+    int64_t pack = c->schedule.pack, heads = d->heads_q / pack, row_tiles = attn_ceil_div(d->len_q, c->choice.q_tile),
+            sequences = d->batch, tiles;
     bool varlen = d->flags & ATTN_VARLEN;
     if (varlen) row_tiles = attn_ceil_div(d->total_q * pack, c->kernel->rows) + d->batch, sequences = 1;
     if (__builtin_mul_overflow(row_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return fails(c, too_many);
@@ -372,15 +372,15 @@ double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, i
     return max_of(ceil(each / LANES) * alone, each * together);
 }
 
-static void cost_simple(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                        attn_cuda_choice *c)
+static void cost_fallback(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                          attn_cuda_choice *c)
 {
     static const attn_cuda_fallback measured = { .alone = 46e3, .alone_dim = 275, .pair = 37, .pair_dim = 1.13 };
     double heads = (double)d->batch * (double)d->heads_q, dims = (double)(d->dim_qk + d->dim_v) / 2,
            each = c->choice.pairs / max_of(1, heads * (double)d->len_q);
     c->kernel = k;
     c->schedule.splits = 1;
-    c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
+    c->choice.q_tile = k->rows, c->choice.kv_tile = k->keys, c->choice.splits = 1;
     set_levels(d, device, k, 1, 1, 0, &c->choice);
     double clocks = attn_cuda_fallback_clocks(device, heads, d->len_q, each, dims, &measured);
     attn_cuda_set_time(device, clocks, machine_of(device)->start, &c->choice);
@@ -467,8 +467,8 @@ bool attn_cuda_cost(const attn_desc *desc, const attn_cuda_device *device, const
     p.said = tiles->said;
     if ((choice->why_not = not_legal(&p))) return false;
     p.desc = &typical, p.device = device = &as;
-    if (kernel->form == ATTN_CUDA_SIMPLE) {
-        cost_simple(&typical, device, kernel, choice);
+    if (kernel->form == ATTN_CUDA_FALLBACK) {
+        cost_fallback(&typical, device, kernel, choice);
         return true;
     }
     choice->choice.seconds = INFINITY;

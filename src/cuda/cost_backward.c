@@ -168,7 +168,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
     c->kernel = k;
-    c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = splits;
+    c->choice.q_tile = k->rows, c->choice.kv_tile = k->keys, c->choice.splits = splits;
     c->choice.levels = 2;
     c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.within;
     c->choice.level[1].name = "L2 to shared";
@@ -301,14 +301,14 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const at
     return true;
 }
 
-static void cost_simple(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                        attn_cuda_choice *c)
+static void cost_fallback(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                          attn_cuda_choice *c)
 {
     static const attn_cuda_fallback measured = { .alone = 41e3, .alone_dim = 270, .pair = 51, .pair_dim = 2.24 };
     traffic bytes = traffic_of(d, 0, ADDED);
     c->kernel = k;
     c->backward.splits = 1;
-    c->choice.rows_tile = k->rows, c->choice.keys_tile = k->keys, c->choice.splits = 1;
+    c->choice.q_tile = k->rows, c->choice.kv_tile = k->keys, c->choice.splits = 1;
     c->choice.levels = 1;
     c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.around + bytes.within;
     double heads_q = (double)d->batch * (double)d->heads_q, heads_kv = (double)d->batch * (double)d->heads_kv,
@@ -398,7 +398,7 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
     if ((choice->why_not = not_legal(desc, device, kernel, &said))) return false;
     device = &as;
     if (!attn_cuda_is_line(kernel)) {
-        cost_simple(&typical, device, kernel, choice);
+        cost_fallback(&typical, device, kernel, choice);
         return true;
     }
     clocks_of(device, kernel, clocks);

@@ -21,8 +21,8 @@ typedef struct attn_cuda_choice {
     const char *why_not; /* where there is none: why */
 } attn_cuda_choice;
 
-/* tiles: NULL, or what is decided already (splits, pack, said). desc: resolved, with rows and keys (but for the simple
- * kernels), and within the kernel's features. pairs: visible ones, over batch and heads. False: it cannot be
+/* tiles: NULL, or what is decided already (splits, pack, said). desc: resolved, with rows and keys (but for the
+ * fallback kernels), and within the kernel's features. pairs: visible ones, over batch and heads. False: it cannot be
  * as it is said, or there are more tiles than a schedule counts; why_not says so. */
 typedef bool attn_cuda_cost_function(const attn_desc *desc, const attn_cuda_device *device,
                                      const attn_cuda_kernel *kernel, double pairs, const attn_tiles *tiles,
@@ -95,9 +95,9 @@ typedef struct attn_cuda_plan {
     attn_cuda_layout layout;
     double elsewhere;               /* seconds predicted where addresses are none that TMA takes; of a line's kernel */
     bool copied[ATTN_CUDA_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
-    CUfunction line, nodes, repack, combine; /* NULL: not needed; line: the kernel is a simple one */
+    CUfunction line, nodes, repack, combine; /* NULL: not needed; line: the kernel is a fallback one */
     CUfunction rows, convert, merge, totals; /* backward */
-    CUfunction simple, simple_kv, simple_bias;
+    CUfunction fallback, fallback_kv, fallback_bias;
     attn_sm90_backward_params params; /* complete but for addresses and seeds; of a forward .common alone */
 } attn_cuda_plan;
 

@@ -7,13 +7,13 @@
 #include "attn.h"
 #include "cuda/nvrtc.h"
 
-/* FORWARD: a line of sm90/variants.def; BACKWARD: of sm90/backward_variants.def. SIMPLE, SIMPLE_BACKWARD: every
+/* FORWARD: a line of sm90/variants.def; BACKWARD: of sm90/backward_variants.def. FALLBACK, FALLBACK_BACKWARD: every
  * feature, stride and dim, not fast. */
 typedef enum attn_cuda_form {
     ATTN_CUDA_FORWARD,
-    ATTN_CUDA_SIMPLE,
+    ATTN_CUDA_FALLBACK,
     ATTN_CUDA_BACKWARD,
-    ATTN_CUDA_SIMPLE_BACKWARD
+    ATTN_CUDA_FALLBACK_BACKWARD
 } attn_cuda_form;
 
 enum {
@@ -24,7 +24,7 @@ enum {
 
 enum {
     ATTN_CUDA_WARPGROUP_ROWS = 64, /* of a tile, a consumer warpgroup */
-    ATTN_CUDA_SIMPLE_ROWS = 8,     /* query rows of a block of SIMPLE, rows or keys of SIMPLE_BACKWARD's */
+    ATTN_CUDA_FALLBACK_ROWS = 8,   /* query rows of a block of FALLBACK, rows or keys of FALLBACK_BACKWARD's */
     ATTN_CUDA_OPTIONS = 16
 };
 

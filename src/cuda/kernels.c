@@ -12,19 +12,19 @@ enum {
     ALL_FEATURES = GENERAL_FEATURES | RICH_FEATURES
 };
 
-#define SIMPLE(type, TYPE)                                                                                      \
-    {                                                                                                           \
-        .name = "sm90_simple_" #type, .symbol = "attn_sm90_simple_" #type, .form = ATTN_CUDA_SIMPLE,            \
-        .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512, .rows = ATTN_CUDA_SIMPLE_ROWS, .keys = 1, .cluster = 1, \
-        .features = ALL_FEATURES, .threads = 256                                                                \
+#define FALLBACK(type, TYPE)                                                                                      \
+    {                                                                                                             \
+        .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type, .form = ATTN_CUDA_FALLBACK,        \
+        .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512, .rows = ATTN_CUDA_FALLBACK_ROWS, .keys = 1, .cluster = 1, \
+        .features = ALL_FEATURES, .threads = 256                                                                  \
     }
 
-#define SIMPLE_BACKWARD(type, TYPE)                                                                           \
-    {                                                                                                         \
-        .name = "sm90_backward_simple_" #type, .symbol = "attn_sm90_backward_simple_q_" #type,                \
-        .form = ATTN_CUDA_SIMPLE_BACKWARD, .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512,                    \
-        .rows = ATTN_CUDA_SIMPLE_ROWS, .keys = ATTN_CUDA_SIMPLE_ROWS, .cluster = 1, .features = ALL_FEATURES, \
-        .threads = 256                                                                                        \
+#define FALLBACK_BACKWARD(type, TYPE)                                                                             \
+    {                                                                                                             \
+        .name = "sm90_backward_fallback_" #type, .symbol = "attn_sm90_backward_fallback_q_" #type,                \
+        .form = ATTN_CUDA_FALLBACK_BACKWARD, .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512,                      \
+        .rows = ATTN_CUDA_FALLBACK_ROWS, .keys = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1, .features = ALL_FEATURES, \
+        .threads = 256                                                                                            \
     }
 
 /* What a line's sums say. */
@@ -46,14 +46,14 @@ static const attn_cuda_kernel kernels[] = {
       .features = mask_##_FEATURES | score_##_FEATURES,                                                          \
       .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                   \
       .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                   \
-      .source = "sm90/forward/forward.cu",                                                                                    \
+      .source = "sm90/forward/forward.cu",                                                                       \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
                    "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                      \
                    "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_SETS=" #sets_, "-DATTN_MASK=" #mask_,                    \
                    "-DATTN_SCORE=" #score_ } },
 #include "cuda/sm90/variants.def"
 #undef ATTN_SM90
-    SIMPLE(f32, F32),          SIMPLE(f16, F16),          SIMPLE(bf16, BF16),
+    FALLBACK(f32, F32),          FALLBACK(f16, F16),          FALLBACK(bf16, BF16),
 #define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, keys_, stages_, cluster_, sums_, mask_, score_, spills_) \
     { .name = "sm90_backward_" #name_,                                                                           \
       .symbol = "attn_sm90_backward_" #name_,                                                                    \
@@ -69,13 +69,13 @@ static const attn_cuda_kernel kernels[] = {
       .features = (mask_##_FEATURES | score_##_FEATURES) & ~sums_##_LACKS,                                       \
       .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                              \
       .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, cluster_),                                 \
-      .source = "sm90/backward/backward.cu",                                                                                   \
+      .source = "sm90/backward/backward.cu",                                                                     \
       .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
                    "-DATTN_BLOCK_KEYS=" #keys_, "-DATTN_STAGES=" #stages_, "-DATTN_CLUSTER=" #cluster_,          \
                    "-DATTN_SUMS=" #sums_, "-DATTN_MASK=" #mask_, "-DATTN_SCORE=" #score_ } },
 #include "cuda/sm90/backward_variants.def"
 #undef ATTN_SM90_BACKWARD
-    SIMPLE_BACKWARD(f32, F32), SIMPLE_BACKWARD(f16, F16), SIMPLE_BACKWARD(bf16, BF16),
+    FALLBACK_BACKWARD(f32, F32), FALLBACK_BACKWARD(f16, F16), FALLBACK_BACKWARD(bf16, BF16),
 };
 
 const attn_cuda_kernel *attn_cuda_kernels(int *count)

@@ -71,9 +71,9 @@ static void fill_common(const attn_desc *d, attn_cuda_plan *cuda)
     for (int i = 0; i < 3; i++)
         p->o_stride[i] = d->o_stride[i];
     for (int i = 0; i < 4; i++) {
-        p->simple.q_stride[i] = d->q_stride[i];
-        p->simple.k_stride[i] = d->k_stride[i];
-        p->simple.v_stride[i] = d->v_stride[i];
+        p->fallback.q_stride[i] = d->q_stride[i];
+        p->fallback.k_stride[i] = d->k_stride[i];
+        p->fallback.v_stride[i] = d->v_stride[i];
     }
     p->schedule = cuda->chosen.schedule;
     p->mask.node_keys = cuda->chosen.kernel->keys;

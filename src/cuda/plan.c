@@ -163,13 +163,13 @@ attn_status attn_cuda_load_dtype(const attn_cuda_place *place, attn_dtype dtype,
 
 static attn_status load_forward(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
-    attn_status status = attn_cuda_load_dtype(place, d->dtype, "simple", &cuda->simple);
+    attn_status status = attn_cuda_load_dtype(place, d->dtype, "fallback", &cuda->fallback);
     if (!status && cuda->chosen.schedule.parted)
         status = attn_cuda_load_dtype(place, d->dtype, "combine", &cuda->combine);
     return status;
 }
 
-/* The simple kernels are loaded always: they compute what a line's cannot at addresses that TMA does not take. */
+/* The fallback kernels are loaded always: they compute what a line's cannot at addresses that TMA does not take. */
 static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     const attn_cuda_kernel *k = cuda->chosen.kernel;
@@ -254,21 +254,21 @@ static void describe_forward(const attn_plan *plan, attn_words *words)
 {
     const attn_cuda_choice *c = &plan->cuda->chosen;
     const attn_sm90_schedule *s = &c->schedule;
-    attn_say(words, "tiles      %lld query rows", (long long)c->choice.rows_tile);
-    if (s->pack > 1) attn_say(words, " of %d heads", s->pack);
-    attn_say(words, " x %d keys", c->kernel->keys);
+    attn_say(words, "tiles      Q %lld rows", (long long)c->choice.q_tile);
+    if (s->pack > 1) attn_say(words, " of %d heads (PackGQA)", s->pack);
+    attn_say(words, ", KV %d keys", c->kernel->keys);
     if (s->splits > 1) {
-        attn_say(words, ", keys ");
-        if (s->parted * s->splits < s->total) attn_say(words, "of the last %d tiles ", s->parted);
-        attn_say(words, "split into %d parts merged by LSE", s->splits);
+        attn_say(words, ", split-KV");
+        if (s->parted * s->splits < s->total) attn_say(words, " of the last %d Q tiles", s->parted);
+        attn_say(words, " in %d parts, combined by LSE", s->splits);
     }
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_line(c->kernel))
-        attn_say(words, "%d blocks of %u threads and %u KiB, %d tiles %s, %d head%s at a time\n", s->grid,
-                 c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "on demand" : "in turn",
+        attn_say(words, "%d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d head%s at a time\n", s->grid,
+                 c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "dynamic" : "static",
                  s->head_group, s->head_group == 1 ? "" : "s");
     else
-        attn_say(words, "a block of %u threads a tile\n", c->kernel->threads);
+        attn_say(words, "a CTA of %u threads per tile\n", c->kernel->threads);
 }
 
 /* Those of the tensors that kernels read which are copied first, or those which are not. */
@@ -295,7 +295,8 @@ static void describe(const attn_plan *plan, attn_words *words)
     if (!cuda->line || (copied == tensors && !wide)) return;
     attn_say(words, "addresses ");
     say_tensors(plan, false, words);
-    attn_say(words, "%s are to be multiples of 16: at others a slow kernel computes it, predicted ", wide ? " o" : "");
+    attn_say(words, "%s are to be multiples of 16: at others the fallback kernel computes it, predicted ",
+             wide ? " o" : "");
     attn_say_number(words, cuda->elsewhere * 1e3);
     attn_say(words, " ms\n");
 }

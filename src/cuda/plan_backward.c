@@ -49,13 +49,13 @@ static double key_lines(const attn_desc *d, const attn_cuda_choice *c)
     return (double)(s->shares + s->parted) * attn_cuda_unit_keys(c->kernel);
 }
 
-/* Parts of a slope's gradient in each sequence: by tiles of keys or, in the simple kernel, to which a run may have to
+/* Parts of a slope's gradient in each sequence: by tiles of keys or, in the fallback kernel, to which a run may have to
  * turn, of rows. */
 static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
 {
-    int64_t simple = attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS),
+    int64_t fallback = attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
             line = attn_cuda_is_line(k) ? ATTN_SM90_BACKWARD_ALIBI(d->len_kv, k->keys) : 0;
-    return simple > line ? simple : line;
+    return fallback > line ? fallback : line;
 }
 
 bool attn_cuda_lay_out_backward(const attn_desc *d, attn_cuda_plan *cuda)
@@ -102,9 +102,9 @@ attn_status attn_cuda_load_backward(const attn_desc *d, const attn_cuda_place *p
         CUfunction *function;
     } functions[] = {
         { true, "backward_rows", &cuda->rows },
-        { true, "backward_simple_q", &cuda->simple },
-        { true, "backward_simple_kv", &cuda->simple_kv },
-        { d->flags & ATTN_BIAS, "backward_simple_bias", &cuda->simple_bias },
+        { true, "backward_fallback_q", &cuda->fallback },
+        { true, "backward_fallback_kv", &cuda->fallback_kv },
+        { d->flags & ATTN_BIAS, "backward_fallback_bias", &cuda->fallback_bias },
         { converts, "backward_convert", &cuda->convert },
         { s->parted, "backward_merge", &cuda->merge },
     };
@@ -125,25 +125,26 @@ void attn_cuda_describe_backward(const attn_plan *plan, attn_words *words)
     const attn_sm90_backward_schedule *s = &c->backward;
     const attn_desc *d = &plan->desc;
     const double mib = 1 << 20, rows = (double)attn_cuda_sum_lines(d, false);
-    attn_say(words, "tiles      %d keys x %d query rows\n", c->kernel->keys, c->kernel->rows);
+    attn_say(words, "tiles      Q %d rows, KV %d keys\n", c->kernel->rows, c->kernel->keys);
     if (!attn_cuda_is_line(c->kernel)) {
-        attn_say(words, "grid       a block of %u threads a tile\n", c->kernel->threads);
+        attn_say(words, "grid       a CTA of %u threads per tile\n", c->kernel->threads);
         return;
     }
-    attn_say(words, "grid       %d blocks of %u threads and %u KiB, %d tiles %s, %d KV head%s at a time\n", s->grid,
-             c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "on demand" : "in turn",
+    attn_say(words,
+             "grid       %d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d KV head%s at a time\n",
+             s->grid, c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "dynamic" : "static",
              s->head_group, s->head_group == 1 ? "" : "s");
-    attn_say(words, "sums       grad_q in f32, %.4g MiB, %s", query_lines(d, c) * c->kernel->dim * 4 / mib,
-             s->whole                      ? "of heads in hand: whole heads are taken, in a fixed order"
-             : s->folded                   ? "added to in a fixed order, and finished by the last tile"
-             : s->conversions              ? "added to as tiles end, converted by the way"
-             : attn_cuda_takes_turns(d, s) ? "added to in a fixed order"
-                                           : "added to as tiles end");
+    attn_say(words, "dQ         accumulator in f32, %.4g MiB, %s", query_lines(d, c) * c->kernel->dim * 4 / mib,
+             s->whole                      ? "head-persistent: a CTA adds up all of a head, in a fixed order"
+             : s->folded                   ? "in a fixed order (dQ semaphore); the last work item stores dQ"
+             : s->conversions              ? "atomic; postprocess fused"
+             : attn_cuda_takes_turns(d, s) ? "in a fixed order (dQ semaphore)"
+                                           : "atomic");
     double parts = key_lines(d, c) * (c->kernel->dim + c->kernel->dim_v) * 4 / mib;
     if (s->splits > 1)
-        attn_say(words, "; grad_k and grad_v of %d parts of the heads that share keys, %.4g MiB", s->splits, parts);
+        attn_say(words, "; dK and dV of %d parts of the query heads that share keys, %.4g MiB", s->splits, parts);
     if (s->parted)
-        attn_say(words, "; grad_k and grad_v of the last %d tiles, whose rows are shared out %d at a time, %.4g MiB",
-                 s->parted, s->share * c->kernel->rows, parts);
+        attn_say(words, "; dK and dV of the last %d work items, stream-K by %d rows, %.4g MiB", s->parted,
+                 s->share * c->kernel->rows, parts);
     attn_say(words, "; LSE and delta of rows, %.4g MiB\n", rows * 8 / mib);
 }

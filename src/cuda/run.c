@@ -139,13 +139,13 @@ attn_status attn_cuda_prepare(const attn_cuda_call *c, attn_sm90_backward_params
 
 /* ---- the forward --------------------------------------------------------------------------- */
 
-static attn_status run_simple(const attn_cuda_call *c, attn_sm90_params *p)
+static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    p->simple.q = c->args->q, p->simple.k = c->args->k, p->simple.v = c->args->v;
+    p->fallback.q = c->args->q, p->fallback.k = c->args->k, p->fallback.v = c->args->v;
     p->schedule.splits = 1;
-    return attn_cuda_launch(c, "attn_sm90_simple", c->cuda->simple, attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS),
-                            d->heads_q, d->batch, 256, 0, p);
+    return attn_cuda_launch(c, "attn_sm90_fallback", c->cuda->fallback,
+                            attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, 0, p);
 }
 
 static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *all)
@@ -168,7 +168,7 @@ static attn_status run_forward(const attn_cuda_call *c, attn_sm90_backward_param
 {
     bool wide = !attn_cuda_stores_wide(&c->plan->desc, &c->cuda->chosen.schedule) || (uintptr_t)c->args->o % 16 == 0;
     if (c->plan->desc.batch == 0 || c->plan->desc.len_q == 0) return ATTN_OK;
-    return c->cuda->line && wide && attn_cuda_aligned(c) ? run_line(c, p) : run_simple(c, &p->common);
+    return c->cuda->line && wide && attn_cuda_aligned(c) ? run_line(c, p) : run_fallback(c, &p->common);
 }
 
 static attn_status check_context(const attn_cuda_plan *cuda)

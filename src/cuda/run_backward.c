@@ -1,5 +1,6 @@
-/* A run of the backward: statistics of rows, then a line's kernel and what turns its sums into gradients, or the simple
- * kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by itself. */
+/* A run of the backward: statistics of rows, then a line's kernel and what turns its sums into gradients, or the
+ * fallback kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by
+ * itself. */
 #include "cuda/run.h"
 
 #include "problem/desc.h"
@@ -23,7 +24,7 @@ static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
     const attn_args *a = c->args;
     p->grad_o = a->grad_o, p->grad_lse = a->grad_lse;
     p->grad_q = a->grad_q, p->grad_k = a->grad_k, p->grad_v = a->grad_v;
-    p->common.simple.q = a->q, p->common.simple.k = a->k, p->common.simple.v = a->v;
+    p->common.fallback.q = a->q, p->common.fallback.k = a->k, p->common.fallback.v = a->v;
     if (d->flags & ATTN_BIAS) p->grad_bias = a->grad_bias;
     p->stats = attn_cuda_at(c, l->stats);
     if (d->flags & ATTN_ALIBI && a->grad_alibi) p->alibi_parts = attn_cuda_at(c, l->alibi_parts);
@@ -153,7 +154,7 @@ static attn_status run_bias(const attn_cuda_call *c, attn_sm90_backward_params *
 {
     const int64_t *extent = c->plan->desc.bias_extent;
     p->grad_bias = c->args->grad_bias;
-    return attn_cuda_launch(c, "attn_sm90_backward_simple_bias", c->cuda->simple_bias, extent[3], extent[2],
+    return attn_cuda_launch(c, "attn_sm90_backward_fallback_bias", c->cuda->fallback_bias, extent[3], extent[2],
                             extent[0] * extent[1], 128, 0, p);
 }
 
@@ -181,17 +182,17 @@ static attn_status run_totals(const attn_cuda_call *c, const attn_sm90_backward_
 
 /* ---- the run ------------------------------------------------------------------------------- */
 
-static attn_status run_simple(const attn_cuda_call *c, attn_sm90_backward_params *p)
+static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS);
+    p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS);
     attn_status status = run_rows(c, p);
     if (!status)
-        status = attn_cuda_launch(c, "attn_sm90_backward_simple_q", c->cuda->simple,
-                                  attn_ceil_div(d->len_q, ATTN_CUDA_SIMPLE_ROWS), d->heads_q, d->batch, 256, 0, p);
+        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", c->cuda->fallback,
+                                  attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, 0, p);
     if (!status)
-        status = attn_cuda_launch(c, "attn_sm90_backward_simple_kv", c->cuda->simple_kv,
-                                  attn_ceil_div(d->len_kv, ATTN_CUDA_SIMPLE_ROWS), d->heads_kv, d->batch, 256, 0, p);
+        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_kv", c->cuda->fallback_kv,
+                                  attn_ceil_div(d->len_kv, ATTN_CUDA_FALLBACK_ROWS), d->heads_kv, d->batch, 256, 0, p);
     if (!status && p->grad_bias) status = run_bias(c, p);
     return status;
 }
@@ -217,6 +218,6 @@ static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *
 attn_status attn_cuda_run_backward(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     bind(c, p);
-    attn_status status = c->cuda->line && attn_cuda_aligned(c) ? run_line(c, p) : run_simple(c, p);
+    attn_status status = c->cuda->line && attn_cuda_aligned(c) ? run_line(c, p) : run_fallback(c, p);
     return status ? status : run_totals(c, p);
 }

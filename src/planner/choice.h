@@ -20,13 +20,13 @@ typedef struct attn_choice {
     int threads;
     int splits;
     int64_t parted; /* CUDA, splits > 1: row tiles whose keys are split; all, or the last ones */
-    int64_t rows_tile, keys_tile;
-    int64_t units;        /* prefill: KV heads of sequences, times segments of rows */
-    int64_t segment_rows; /* prefill: rows of a unit; less than len_q where the mask is a band */
-    int64_t segment_keys; /* prefill: room for the keys they may see */
-    int64_t packed_heads; /* prefill: units held packed at once */
-    bool fetch_l2;        /* decode: fetches the next tile into L2, not the next head into L1 */
-    int64_t heads_tile;   /* decode: KV heads streamed side by side */
+    int64_t q_tile, kv_tile;
+    int64_t units;           /* prefill: KV heads of sequences, times segments of rows */
+    int64_t segment_rows;    /* prefill: rows of a unit; less than len_q where the mask is a band */
+    int64_t segment_keys;    /* prefill: room for the keys they may see */
+    int64_t packed_kv_heads; /* prefill: units held packed at once */
+    bool fetch_l2;           /* decode: fetches the next tile into L2, not the next head into L1 */
+    int64_t heads_tile;      /* decode: KV heads streamed side by side */
     double pairs, flops, seconds;
     int levels;
     struct {

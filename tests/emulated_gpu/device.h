@@ -1,5 +1,6 @@
-/* What the kernels' sources see here in place of src/cuda/sm90/common/ptx.h: the same names on the machine of machine.h, and
- * the few words of CUDA that they use. It is included before them, so that ptx.h finds its guard defined. */
+/* What the kernels' sources see here in place of src/cuda/sm90/common/ptx.h: the same names on the machine of
+ * machine.h, and the few words of CUDA that they use. It is included before them, so that ptx.h finds its guard
+ * defined. */
 #ifndef ATTN_CUDA_SM90_PTX_H
 #define ATTN_CUDA_SM90_PTX_H
 

@@ -278,26 +278,26 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
 
 /* ---- the others ---------------------------------------------------------------------------- */
 
-void fake_take_simple(const attn_sm90_params *p, attn_desc *d, attn_args *a)
+void fake_take_fallback(const attn_sm90_params *p, attn_desc *d, attn_args *a)
 {
-    a->q = p->simple.q, a->k = p->simple.k, a->v = p->simple.v;
+    a->q = p->fallback.q, a->k = p->fallback.k, a->v = p->fallback.v;
     for (int i = 0; i < 4; i++) {
-        d->q_stride[i] = p->simple.q_stride[i];
-        d->k_stride[i] = p->simple.k_stride[i];
-        d->v_stride[i] = p->simple.v_stride[i];
+        d->q_stride[i] = p->fallback.q_stride[i];
+        d->k_stride[i] = p->fallback.k_stride[i];
+        d->v_stride[i] = p->fallback.v_stride[i];
     }
 }
 
-static void simple(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
-                   const attn_sm90_params *p)
+static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                     const attn_sm90_params *p)
 {
     attn_desc d;
     attn_args a;
-    fake_expect(config->gridDimX == ceil_div(p->len_q, ATTN_CUDA_SIMPLE_ROWS) && config->blockDimX == 256, symbol,
+    fake_expect(config->gridDimX == ceil_div(p->len_q, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256, symbol,
                 "grid");
     fake_expect(config->gridDimY == (unsigned)p->heads_q && config->gridDimZ == (unsigned)p->batch, symbol, "grid");
     fake_take(p, k->dtype, &d, &a);
-    fake_take_simple(p, &d, &a);
+    fake_take_fallback(p, &d, &a);
     fake_compute(symbol, &d, &a);
 }
 
@@ -337,7 +337,7 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
     if (k && k->form == ATTN_CUDA_FORWARD)
         forward(symbol, k, config, params);
     else if (k)
-        simple(symbol, k, config, params);
+        fallback(symbol, k, config, params);
     else if (strncmp(symbol, "attn_sm90_combine_", 18) == 0)
         combine(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_nodes") == 0)

@@ -17,8 +17,8 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *kernel, const at
 const void *fake_take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *desc, const int64_t extent[4],
                           const uint32_t box[4], int64_t stride[4]);
 
-/* q, k and v as the simple kernels have them. */
-void fake_take_simple(const attn_sm90_params *params, attn_desc *desc, attn_args *args);
+/* q, k and v as the fallback kernels have them. */
+void fake_take_fallback(const attn_sm90_params *params, attn_desc *desc, attn_args *args);
 
 /* Computes it on the CPU. */
 void fake_compute(const char *symbol, const attn_desc *desc, const attn_args *args);

@@ -365,51 +365,51 @@ static void rows(const char *symbol, const CUlaunchConfig *config, const attn_sm
             p->sink_parts[(h * c->batch + b) * tiles] = mark;
 }
 
-static gradients simple_gradients(const char *symbol, const attn_sm90_backward_params *p)
+static gradients fallback_gradients(const char *symbol, const attn_sm90_backward_params *p)
 {
     attn_desc d;
     attn_args a;
     fake_take(&p->common, fake_dtype_of(symbol), &d, &a);
-    fake_take_simple(&p->common, &d, &a);
+    fake_take_fallback(&p->common, &d, &a);
     return gradients_of(symbol, p, d, a);
 }
 
-static void simple_q(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+static void fallback_q(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t blocks = ceil_div(c->len_q, ATTN_CUDA_SIMPLE_ROWS);
+    int64_t blocks = ceil_div(c->len_q, ATTN_CUDA_FALLBACK_ROWS);
     fake_expect(config->gridDimX == blocks && config->gridDimY == (unsigned)c->heads_q && config->blockDimX == 256,
                 symbol, "grid");
     fake_expect(p->stats[0] == mark && !p->grad_q_sum, symbol, "statistics, or sums");
     fake_expect(!p->alibi_parts || p->alibi_count == blocks, symbol, "alibi_count");
-    gradients g = simple_gradients(symbol, p);
+    gradients g = fallback_gradients(symbol, p);
     hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, NULL, 0, 0, 1, NULL);
     hand_on_alibi(&g, p);
     fill_sinks(&g, p);
     gradients_free(&g);
 }
 
-static void simple_kv(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+static void fallback_kv(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    fake_expect(config->gridDimX == ceil_div(c->len_kv, ATTN_CUDA_SIMPLE_ROWS) && config->blockDimX == 256 &&
+    fake_expect(config->gridDimX == ceil_div(c->len_kv, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256 &&
                     config->gridDimY == (unsigned)c->heads_kv && config->gridDimZ == (unsigned)c->batch,
                 symbol, "grid");
-    gradients g = simple_gradients(symbol, p);
+    gradients g = fallback_gradients(symbol, p);
     hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, NULL, 0, 0, 1, NULL);
     hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, NULL, 0, 0, 1, NULL);
     gradients_free(&g);
 }
 
 /* Behind a line's kernel q, k and v are in maps. */
-static void simple_bias(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+static void fallback_bias(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
 {
     const int *extent = p->common.score.bias_extent;
     fake_expect(config->gridDimX == (unsigned)extent[3] && config->gridDimY == (unsigned)extent[2] &&
                     config->gridDimZ == (unsigned)(extent[0] * extent[1]) && config->blockDimX == 128,
                 symbol, "grid");
-    fake_expect(p->common.simple.q && p->common.simple.k && p->common.simple.v, symbol, "no q, k and v");
-    gradients g = simple_gradients(symbol, p);
+    fake_expect(p->common.fallback.q && p->common.fallback.k && p->common.fallback.v, symbol, "no q, k and v");
+    gradients g = fallback_gradients(symbol, p);
     memcpy(p->grad_bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
     gradients_free(&g);
 }
@@ -480,12 +480,12 @@ bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *k, const C
         line(symbol, k, config, params);
     else if (strncmp(name, "rows_", 5) == 0)
         rows(symbol, config, params);
-    else if (strncmp(name, "simple_q_", 9) == 0)
-        simple_q(symbol, config, params);
-    else if (strncmp(name, "simple_kv_", 10) == 0)
-        simple_kv(symbol, config, params);
-    else if (strncmp(name, "simple_bias_", 12) == 0)
-        simple_bias(symbol, config, params);
+    else if (strncmp(name, "fallback_q_", 11) == 0)
+        fallback_q(symbol, config, params);
+    else if (strncmp(name, "fallback_kv_", 12) == 0)
+        fallback_kv(symbol, config, params);
+    else if (strncmp(name, "fallback_bias_", 14) == 0)
+        fallback_bias(symbol, config, params);
     else if (strncmp(name, "convert_", 8) == 0)
         convert(symbol, config, params);
     else if (strncmp(name, "merge_", 6) == 0)

@@ -51,7 +51,8 @@ static void finished_heads(const attn_cuda_kernel *k)
                            .window_left = cases[i].left,
                            .window_right = cases[i].right };
         bool all = cases[i].len_q < k->rows + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
-        result(plan_says(k, desc, "whole heads") == (whole && all), "%s, case %d: whole heads, or none", k->name, i);
+        result(plan_says(k, desc, "head-persistent:") == (whole && all), "%s, case %d: whole heads, or none", k->name,
+               i);
         check_kernel(k, desc, options_of(i), false);
     }
 }
@@ -69,8 +70,8 @@ static void last_shares(const attn_cuda_kernel *k)
                            .heads_kv = heads,
                            .len_q = tiles * k->rows - 5,
                            .len_kv = many ? 20 : 2 * keys + 3 };
-        bool whole = plan_says(k, desc, "whole heads"); /* of one tile */
-        result(whole ? many : plan_says(k, desc, "shared out"), "%s, %d heads, %d takers: no shares", k->name,
+        bool whole = plan_says(k, desc, "head-persistent:"); /* of one tile */
+        result(whole ? many : plan_says(k, desc, "stream-K by"), "%s, %d heads, %d takers: no shares", k->name,
                (int)heads, takers);
         check_kernel(k, desc, options_of(many), false);
     }
@@ -90,8 +91,8 @@ static void conversions(const attn_cuda_kernel *k)
                            .heads_kv = heads,
                            .len_q = 600,
                            .len_kv = k->keys + 2 };
-        bool whole = plan_says(k, desc, "whole heads");
-        result(whole ? i == 2 : plan_says(k, desc, "converted by the way"), "%s, case %d: sums are converted behind",
+        bool whole = plan_says(k, desc, "head-persistent:");
+        result(whole ? i == 2 : plan_says(k, desc, "postprocess fused"), "%s, case %d: sums are converted behind",
                k->name, i);
         check_kernel(k, desc, options_of(i), false);
     }
@@ -112,8 +113,7 @@ static void narrow_conversions(const attn_cuda_kernel *k)
                            .len_kv = (takers / 4 + 2) * k->keys - 3,
                            .dim_qk = dims[i],
                            .dim_v = i < 3 ? 16 : k->dim_v };
-        result(plan_says(k, desc, "converted by the way"), "%s, dim %d: sums are converted behind", k->name,
-               (int)dims[i]);
+        result(plan_says(k, desc, "postprocess fused"), "%s, dim %d: sums are converted behind", k->name, (int)dims[i]);
         check_kernel(k, desc, options_of(2 + 3 * i), false);
     }
 }

@@ -14,7 +14,7 @@ typedef struct backward {
     float *dk, *dv;                 /* sums */
     float *s, *dp;                  /* of a tile of rows: scores and grad_o V^T, then P and dS */
     float *max, *factor, *delta;    /* of it */
-    const float *q, *g;             /* of it: queries and grad_o in panels of columns, rows_tile rows each */
+    const float *q, *g;             /* of it: queries and grad_o in panels of columns, q_tile rows each */
     float *bias, *derivative;       /* of one row of scores */
     uint64_t *keep;                 /* dropout: rows x ATTN_KEYS_TILE bits */
     const attn_mask_view *mask;     /* of the head under way, and its score, row 0 and rows */
@@ -29,7 +29,7 @@ typedef struct backward {
 static backward backward_start(const attn_backward_task *task)
 {
     backward b = { .task = task };
-    int64_t room = attn_round_up(task->rows_tile, STRIP), count = task->key1 - task->key0;
+    int64_t room = attn_round_up(task->q_tile, STRIP), count = task->key1 - task->key0;
     b.keys = attn_round_up(count, PANEL);
     b.k_pitch = attn_round_up(task->dim_qk, PANEL), b.v_pitch = attn_round_up(task->dim_v, PANEL);
     b.s = task->scratch;
@@ -94,9 +94,9 @@ static void pack_tile(attn_dtype dtype, const void *base, int64_t stride, int64_
 /* Where the packed queries of a tile of rows are; its grad_o follows them. */
 static float *tile_rows(const attn_backward_task *t, int64_t head, int64_t tile)
 {
-    int64_t tiles = (t->len_q + t->rows_tile - 1) / t->rows_tile;
+    int64_t tiles = (t->len_q + t->q_tile - 1) / t->q_tile;
     int64_t pitch = attn_round_up(t->dim_qk, PANEL) + attn_round_up(t->dim_v, PANEL);
-    return t->rows + (head * tiles + tile) * t->rows_tile * pitch;
+    return t->rows + (head * tiles + tile) * t->q_tile * pitch;
 }
 
 static void backward_rows(const attn_backward_task *t)
@@ -106,12 +106,12 @@ static void backward_rows(const attn_backward_task *t)
         float kept = (float)attn_dropout_kept(score);
         const void *q = row_at(t->dtype, t->q, head * t->q_head);
         const void *g = row_at(t->out_dtype, t->grad_o, head * t->grad_o_head);
-        for (int64_t row = t->row0; row < t->row1; row += t->rows_tile) {
-            int64_t rows = t->row1 - row < t->rows_tile ? t->row1 - row : t->rows_tile;
-            float *out = tile_rows(t, head, row / t->rows_tile);
-            pack_tile(t->dtype, q, t->q_row, row, rows, t->dim_qk, score->scale, out, t->rows_tile);
-            out += t->rows_tile * attn_round_up(t->dim_qk, PANEL);
-            pack_tile(t->out_dtype, g, t->grad_o_row, row, rows, t->dim_v, kept, out, t->rows_tile);
+        for (int64_t row = t->row0; row < t->row1; row += t->q_tile) {
+            int64_t rows = t->row1 - row < t->q_tile ? t->row1 - row : t->q_tile;
+            float *out = tile_rows(t, head, row / t->q_tile);
+            pack_tile(t->dtype, q, t->q_row, row, rows, t->dim_qk, score->scale, out, t->q_tile);
+            out += t->q_tile * attn_round_up(t->dim_qk, PANEL);
+            pack_tile(t->out_dtype, g, t->grad_o_row, row, rows, t->dim_v, kept, out, t->q_tile);
         }
     }
 }
@@ -120,15 +120,15 @@ static void backward_rows(const attn_backward_task *t)
 static int64_t backward_load(backward *b, int64_t lo, int64_t hi)
 {
     const attn_backward_task *t = b->task;
-    int64_t tile = lo / t->rows_tile;
-    b->row0 = tile * t->rows_tile;
+    int64_t tile = lo / t->q_tile;
+    b->row0 = tile * t->q_tile;
     b->first = (lo - b->row0) / STRIP;
     b->rows = attn_round_up(hi - b->row0, STRIP);
-    if (b->rows > t->rows_tile) b->rows = t->rows_tile;
+    if (b->rows > t->q_tile) b->rows = t->q_tile;
     if (b->rows > t->len_q - b->row0) b->rows = t->len_q - b->row0;
     b->strips = (b->rows + STRIP - 1) / STRIP;
     b->q = tile_rows(t, b->head, tile);
-    b->g = b->q + t->rows_tile * b->k_pitch;
+    b->g = b->q + t->q_tile * b->k_pitch;
     int64_t r0 = b->first * STRIP;
     load_statistics(t, b->head, b->row0 + r0, b->rows - r0, b->max + r0, b->factor + r0, b->delta + r0);
     if (b->keep)
@@ -184,7 +184,7 @@ static void backward_pairs(const backward *b, const attn_mask_tile *run, const f
     for (int64_t key = (run->lo - key0) / PANEL * PANEL; key < run->hi - key0; key += PANEL)
         for (int64_t i = b->first; i < b->strips; i++)
             if (sees(&b->span[i], key0 + key, key0 + key + PANEL))
-                pair_tile(a + i * STRIP * PANEL, b->task->rows_tile, panels + key * dim, dim,
+                pair_tile(a + i * STRIP * PANEL, b->task->q_tile, panels + key * dim, dim,
                           s + i * STRIP * ATTN_SCORE_PITCH + key);
 }
 
@@ -199,8 +199,7 @@ static void backward_keys(const backward *b, const attn_mask_tile *run, const fl
                 int64_t lo = b->seen[j].lo, rows = b->seen[j].hi - lo;
                 if (rows > 0)
                     output_tile(p + lo * ATTN_SCORE_PITCH + j * STRIP, 1, ATTN_SCORE_PITCH,
-                                x + d * b->task->rows_tile + lo * PANEL, rows, sums + j * STRIP * pitch + d, pitch,
-                                false);
+                                x + d * b->task->q_tile + lo * PANEL, rows, sums + j * STRIP * pitch + d, pitch, false);
             }
 }
 
@@ -320,7 +319,7 @@ static void backward_tile(const attn_backward_task *task)
         attn_mask_tile rows;
         int64_t from = task->row0;
         b.mask = task->mask + b.head, b.score = task->score + b.head;
-        while (from < task->row1 && attn_mask_rows_next(b.mask, task->key0, task->key1, from, task->rows_tile, &rows) &&
+        while (from < task->row1 && attn_mask_rows_next(b.mask, task->key0, task->key1, from, task->q_tile, &rows) &&
                rows.lo < task->row1) {
             from = backward_load(&b, rows.lo, rows.hi);
             backward_against(&b);

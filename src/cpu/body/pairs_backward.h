@@ -47,7 +47,7 @@ static pairs_tile pairs_tile_start(const attn_backward_task *task)
     int64_t count = task->key1 - task->key0;
     const uint16_t *k = (const uint16_t *)task->k + task->key0 * task->k_row;
     const uint16_t *v = (const uint16_t *)task->v + task->key0 * task->v_row;
-    b.room = attn_round_up(task->rows_tile, ATTN_PAIRS_ROWS);
+    b.room = attn_round_up(task->q_tile, ATTN_PAIRS_ROWS);
     b.q_dim = pairs_round(task->dim_qk), b.g_dim = pairs_round(task->dim_v);
     b.q_blocks = attn_round_up(b.q_dim, BLOCK_ROWS), b.g_blocks = attn_round_up(b.g_dim, BLOCK_ROWS);
     b.k_across = take_halves(&scratch, b.keys * b.q_dim), b.k_along = take_halves(&scratch, b.keys * b.q_dim);
@@ -324,7 +324,7 @@ static void backward_pairs_tile(const attn_backward_task *task)
         attn_mask_tile rows = { .hi = task->row0 };
         b.mask = task->mask + b.head, b.score = task->score + b.head;
         while (rows.hi < task->row1 &&
-               attn_mask_rows_next(b.mask, task->key0, task->key1, rows.hi, task->rows_tile, &rows) &&
+               attn_mask_rows_next(b.mask, task->key0, task->key1, rows.hi, task->q_tile, &rows) &&
                rows.lo < task->row1) {
             attn_mask_tile run = { .hi = task->key0 };
             if (rows.hi > task->row1) rows.hi = task->row1;

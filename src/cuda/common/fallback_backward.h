@@ -1,16 +1,16 @@
-/* Backward kernels for one dtype that need no tensor core: SIMPLE_DTYPE its number, SIMPLE_NAME(stem) its names;
+/* Backward kernels for one dtype that need no tensor core: FALLBACK_DTYPE its number, FALLBACK_NAME(stem) its names;
  * included once a dtype.
  *
  * rows: LSE and delta, eight threads a row. convert, merge: sums in fragment order to a gradient, a warp 16 rows.
- * simple_q: a warp a query row, 32 keys at a time: each lane makes one pair's gradient, then every lane sums its
- * columns; simple_kv: a warp a key likewise; simple_bias: a block an element. */
+ * fallback_q: a warp a query row, 32 keys at a time: each lane makes one pair's gradient, then every lane sums its
+ * columns; fallback_kv: a warp a key likewise; fallback_bias: a block an element. */
 
 /* The thread's eighth of grad_o · o of two rows of a head, `row` and the one 32 below it; copies of grad_o. */
-DEVICE void SIMPLE_NAME(products)(const attn_sm90_backward_params *params, int2 q, int plane, int head, int row,
-                                  float *delta)
+DEVICE void FALLBACK_NAME(products)(const attn_sm90_backward_params *params, int2 q, int plane, int head, int row,
+                                    float *delta)
 {
     const attn_sm90_params *p = &params->common;
-    int part = threadIdx.x % 8, dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE, pitch = (p->dim_v + 7) / 8 * 8;
+    int part = threadIdx.x % 8, dtype = p->flags & FLAG_OUT_F32 ? F32 : FALLBACK_DTYPE, pitch = (p->dim_v + 7) / 8 * 8;
     long long o = plane * p->o_stride[0] + (q.x + row) * p->o_stride[1] + head * p->o_stride[2];
     long long g =
         plane * params->grad_o_stride[0] + (q.x + row) * params->grad_o_stride[1] + head * params->grad_o_stride[2];
@@ -33,7 +33,7 @@ DEVICE void SIMPLE_NAME(products)(const attn_sm90_backward_params *params, int2 
             }
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                unpack_eight(SIMPLE_DTYPE, words[2 * r], x), unpack_eight(SIMPLE_DTYPE, words[2 * r + 1], y);
+                unpack_eight(FALLBACK_DTYPE, words[2 * r], x), unpack_eight(FALLBACK_DTYPE, words[2 * r + 1], y);
                 delta[r] = dot_eight(x, y, delta[r]);
                 if (params->grad_o_copy && row + 32 * r < q.y) *(uint4 *)(copy + r * below + i) = words[2 * r + 1];
             }
@@ -48,13 +48,13 @@ DEVICE void SIMPLE_NAME(products)(const attn_sm90_backward_params *params, int2 
             delta[r] = dot_eight(x, y, delta[r]);
             if (params->grad_o_copy)
                 *(uint4 *)(copy + r * below + i) =
-                    make_uint4(pack_as(SIMPLE_DTYPE, y[0], y[1]), pack_as(SIMPLE_DTYPE, y[2], y[3]),
-                               pack_as(SIMPLE_DTYPE, y[4], y[5]), pack_as(SIMPLE_DTYPE, y[6], y[7]));
+                    make_uint4(pack_as(FALLBACK_DTYPE, y[0], y[1]), pack_as(FALLBACK_DTYPE, y[2], y[3]),
+                               pack_as(FALLBACK_DTYPE, y[4], y[5]), pack_as(FALLBACK_DTYPE, y[6], y[7]));
         }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    SIMPLE_NAME(attn_sm90_backward_rows)(const __grid_constant__ attn_sm90_backward_params params)
+    FALLBACK_NAME(attn_sm90_backward_rows)(const __grid_constant__ attn_sm90_backward_params params)
 {
     const attn_sm90_params *p = &params.common;
     __shared__ float sink_part[8];
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
         lse[r] = p->lse[line + 32 * r];
         if (params.grad_lse && threadIdx.x % 8 == 0) delta[r] = -params.grad_lse[line + 32 * r];
     }
-    SIMPLE_NAME(products)(&params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta);
+    FALLBACK_NAME(products)(&params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta);
 #pragma unroll
     for (int r = 0; r < 2 && row0 < q.y; r++) {
         delta[r] = sum_of(delta[r], 8);
@@ -102,11 +102,11 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 /* A tile of `parts` sums from `in` on, to rows (or keys) from row0 on of those of a sequence (start and length). */
-DEVICE void SIMPLE_NAME(convert_tile)(const attn_sm90_convert_params *p, const float *in, int parts, int batch,
-                                      int head, int2 rows, int row0)
+DEVICE void FALLBACK_NAME(convert_tile)(const attn_sm90_convert_params *p, const float *in, int parts, int batch,
+                                        int head, int2 rows, int row0)
 {
     bool varlen = p->flags & FLAG_VARLEN;
-    int dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE;
+    int dtype = p->flags & FLAG_OUT_F32 ? F32 : FALLBACK_DTYPE;
     for (int group = 0; group < p->dim_pitch / 8; group += 4) {
         float x[16];
 #pragma unroll
@@ -130,7 +130,7 @@ DEVICE void SIMPLE_NAME(convert_tile)(const attn_sm90_convert_params *p, const f
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    SIMPLE_NAME(attn_sm90_backward_convert)(const __grid_constant__ attn_sm90_convert_params p)
+    FALLBACK_NAME(attn_sm90_backward_convert)(const __grid_constant__ attn_sm90_convert_params p)
 {
     int row0 = blockIdx.x * BLOCK_ROWS, head = blockIdx.y, batch = blockIdx.z;
     int2 rows = sequence_of(p.cu_lens, p.lens, batch, p.length);
@@ -138,11 +138,11 @@ extern "C" __global__ void __launch_bounds__(128)
     long long line = p.flags & FLAG_VARLEN
                          ? (long long)head * p.pitch + (long long)(p.cu_lens[batch] / BLOCK_ROWS + batch) * BLOCK_ROWS
                          : ((long long)batch * p.heads + head) * p.pitch;
-    SIMPLE_NAME(convert_tile)(&p, p.in + (line + row0) * p.dim_pitch, p.parts, batch, head, rows, row0);
+    FALLBACK_NAME(convert_tile)(&p, p.in + (line + row0) * p.dim_pitch, p.parts, batch, head, rows, row0);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    SIMPLE_NAME(attn_sm90_backward_merge)(const __grid_constant__ attn_sm90_merge_params m)
+    FALLBACK_NAME(attn_sm90_backward_merge)(const __grid_constant__ attn_sm90_merge_params m)
 {
     const attn_sm90_convert_params *p = blockIdx.y ? &m.of[1] : &m.of[0];
     int tiles = m.keys / BLOCK_ROWS, unit = blockIdx.x / tiles, inside = blockIdx.x % tiles * BLOCK_ROWS;
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(128)
     int row0 = (m.schedule.key_tiles - 1 - at.number) * m.keys + inside;
     if (row0 >= p->length) return;
     const float *in = p->in + (first + unit) * p->part_step + (long long)inside * p->dim_pitch;
-    SIMPLE_NAME(convert_tile)
+    FALLBACK_NAME(convert_tile)
     (p, in, last - first + 1, at.head / p->heads, at.head % p->heads, make_int2(0, p->length), row0);
 }
 
@@ -159,25 +159,25 @@ extern "C" __global__ void __launch_bounds__(128)
 
 /* Adds up what the visible pair of a row of *w's head and a key makes: P as grad_v sees it, and dS before (the gradient
  * of the score) and behind (that of scale q k) the softcap. */
-DEVICE pair_gradient SIMPLE_NAME(pair)(const attn_sm90_backward_params *params, const work *w, int row, int key)
+DEVICE pair_gradient FALLBACK_NAME(pair)(const attn_sm90_backward_params *params, const work *w, int row, int key)
 {
     const attn_sm90_params *p = &params->common;
-    const attn_sm90_simple *in = &p->simple;
+    const attn_sm90_fallback *in = &p->fallback;
     int head = w->head, kv_head = head / (p->heads_q / p->heads_kv), plane = p->flags & FLAG_VARLEN ? 0 : w->batch;
     long long q = plane * in->q_stride[0] + (w->start_q + row) * in->q_stride[1] + head * in->q_stride[2];
     long long k = plane * in->k_stride[0] + (w->start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
     long long v = plane * in->v_stride[0] + (w->start_kv + key) * in->v_stride[1] + kv_head * in->v_stride[2];
     long long g = plane * params->grad_o_stride[0] + (w->start_q + row) * params->grad_o_stride[1] +
                   head * params->grad_o_stride[2];
-    int g_dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE;
+    int g_dtype = p->flags & FLAG_OUT_F32 ? F32 : FALLBACK_DTYPE;
     const float *statistics = params->stats + stats_of(params, w, row);
     float score = 0, dp = 0, slope = 1, kept = 1;
 #pragma unroll 2
     for (int i = 0; i < p->dim_qk; i++)
-        score = fmaf(load_any(SIMPLE_DTYPE, in->q, q + i), load_any(SIMPLE_DTYPE, in->k, k + i), score);
+        score = fmaf(load_any(FALLBACK_DTYPE, in->q, q + i), load_any(FALLBACK_DTYPE, in->k, k + i), score);
 #pragma unroll 2
     for (int i = 0; i < p->dim_v; i++)
-        dp = fmaf(load_any(g_dtype, params->grad_o, g + i), load_any(SIMPLE_DTYPE, in->v, v + i), dp);
+        dp = fmaf(load_any(g_dtype, params->grad_o, g + i), load_any(FALLBACK_DTYPE, in->v, v + i), dp);
     score *= p->scale;
     if (p->flags & FLAG_SOFTCAP) {
         float share = tanh_of(score / p->score.softcap);
@@ -197,21 +197,21 @@ DEVICE pair_gradient SIMPLE_NAME(pair)(const attn_sm90_backward_params *params, 
     return pair;
 }
 
-DEVICE void SIMPLE_NAME(store_line)(const attn_sm90_params *p, void *out, long long at, const float *x, int dim)
+DEVICE void FALLBACK_NAME(store_line)(const attn_sm90_params *p, void *out, long long at, const float *x, int dim)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int col = threadIdx.x % 32 + 32 * i;
         if (col >= dim) continue;
-        if (SIMPLE_DTYPE == F32 || p->flags & FLAG_OUT_F32)
+        if (FALLBACK_DTYPE == F32 || p->flags & FLAG_OUT_F32)
             ((float *)out)[at + col] = x[i];
         else
-            ((unsigned short *)out)[at + col] = (unsigned short)pack_as(SIMPLE_DTYPE, x[i], 0);
+            ((unsigned short *)out)[at + col] = (unsigned short)pack_as(FALLBACK_DTYPE, x[i], 0);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    SIMPLE_NAME(attn_sm90_backward_simple_q)(const __grid_constant__ attn_sm90_backward_params params)
+    FALLBACK_NAME(attn_sm90_backward_fallback_q)(const __grid_constant__ attn_sm90_backward_params params)
 {
     const attn_sm90_params *p = &params.common;
     __shared__ float alibi_part[8];
@@ -225,17 +225,17 @@ extern "C" __global__ void __launch_bounds__(256)
         int key = key0 + lane;
         pair_gradient pair = { 0, 0, 0 };
         bool seen = key < w.len_kv && visible(p, &w, &runs, w.head, row, key);
-        if (seen) pair = SIMPLE_NAME(pair)(&params, &w, row, key);
+        if (seen) pair = FALLBACK_NAME(pair)(&params, &w, row, key);
         alibi -= pair.ds * (float)abs(t - key);
         for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
             int from = __ffs(some) - 1;
             float share = __shfl_sync(~0u, pair.dqk, from);
-            long long k = plane * p->simple.k_stride[0] + (w.start_kv + key0 + from) * p->simple.k_stride[1] +
-                          kv_head * p->simple.k_stride[2];
+            long long k = plane * p->fallback.k_stride[0] + (w.start_kv + key0 + from) * p->fallback.k_stride[1] +
+                          kv_head * p->fallback.k_stride[2];
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 if (lane + 32 * i < p->dim_qk)
-                    out[i] = fmaf(share, load_any(SIMPLE_DTYPE, p->simple.k, k + lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, load_any(FALLBACK_DTYPE, p->fallback.k, k + lane + 32 * i), out[i]);
         }
     }
 #pragma unroll
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(256)
         out[i] *= p->scale;
     long long at = plane * params.grad_q_stride[0] + (w.start_q + row) * params.grad_q_stride[1] +
                    w.head * params.grad_q_stride[2];
-    if (row < w.len_q) SIMPLE_NAME(store_line)(p, params.grad_q, at, out, p->dim_qk);
+    if (row < w.len_q) FALLBACK_NAME(store_line)(p, params.grad_q, at, out, p->dim_qk);
     if (!params.alibi_parts) return;
     alibi = warp_sum(alibi);
     if (lane == 0) alibi_part[threadIdx.x / 32] = alibi;
@@ -255,11 +255,11 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    SIMPLE_NAME(attn_sm90_backward_simple_kv)(const __grid_constant__ attn_sm90_backward_params params)
+    FALLBACK_NAME(attn_sm90_backward_fallback_kv)(const __grid_constant__ attn_sm90_backward_params params)
 {
     const attn_sm90_params *p = &params.common;
     int lane = threadIdx.x % 32, key = blockIdx.x * 8 + threadIdx.x / 32, group = p->heads_q / p->heads_kv;
-    int kv_head = blockIdx.y, g_dtype = p->flags & FLAG_OUT_F32 ? F32 : SIMPLE_DTYPE;
+    int kv_head = blockIdx.y, g_dtype = p->flags & FLAG_OUT_F32 ? F32 : FALLBACK_DTYPE;
     work w = place_at(p, blockIdx.z, kv_head * group);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch;
     if (key >= w.len_kv) return;
@@ -273,18 +273,19 @@ extern "C" __global__ void __launch_bounds__(256)
                 row_runs runs = runs_of(p, &w, row + w.len_kv - w.len_q);
                 seen = visible(p, &w, &runs, w.head, row, key);
             }
-            if (seen) pair = SIMPLE_NAME(pair)(&params, &w, row, key);
+            if (seen) pair = FALLBACK_NAME(pair)(&params, &w, row, key);
             for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
                 int from = __ffs(some) - 1, place = w.start_q + row0 + from;
                 float dqk = __shfl_sync(~0u, pair.dqk, from), weight = __shfl_sync(~0u, pair.p, from);
-                long long q =
-                    plane * p->simple.q_stride[0] + place * p->simple.q_stride[1] + w.head * p->simple.q_stride[2];
+                long long q = plane * p->fallback.q_stride[0] + place * p->fallback.q_stride[1] +
+                              w.head * p->fallback.q_stride[2];
                 long long g = plane * params.grad_o_stride[0] + place * params.grad_o_stride[1] +
                               w.head * params.grad_o_stride[2];
 #pragma unroll
                 for (int i = 0; i < 16; i++) {
                     int col = lane + 32 * i;
-                    if (col < p->dim_qk) grad_k[i] = fmaf(dqk, load_any(SIMPLE_DTYPE, p->simple.q, q + col), grad_k[i]);
+                    if (col < p->dim_qk)
+                        grad_k[i] = fmaf(dqk, load_any(FALLBACK_DTYPE, p->fallback.q, q + col), grad_k[i]);
                     if (col < p->dim_v) grad_v[i] = fmaf(weight, load_any(g_dtype, params.grad_o, g + col), grad_v[i]);
                 }
             }
@@ -293,18 +294,18 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = 0; i < 16; i++)
         grad_k[i] *= p->scale;
     long long place = w.start_kv + key;
-    SIMPLE_NAME(store_line)
+    FALLBACK_NAME(store_line)
     (p, params.grad_k,
      plane * params.grad_k_stride[0] + place * params.grad_k_stride[1] + kv_head * params.grad_k_stride[2], grad_k,
      p->dim_qk);
-    SIMPLE_NAME(store_line)
+    FALLBACK_NAME(store_line)
     (p, params.grad_v,
      plane * params.grad_v_stride[0] + place * params.grad_v_stride[1] + kv_head * params.grad_v_stride[2], grad_v,
      p->dim_v);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    SIMPLE_NAME(attn_sm90_backward_simple_bias)(const __grid_constant__ attn_sm90_backward_params params)
+    FALLBACK_NAME(attn_sm90_backward_fallback_bias)(const __grid_constant__ attn_sm90_backward_params params)
 {
     const attn_sm90_params *p = &params.common;
     const int *extent = p->score.bias_extent;
@@ -322,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(128)
             int row = row0 + (int)(i / count[3]), key = key0 + (int)(i % count[3]);
             if (row >= w.len_q || key >= w.len_kv) continue;
             row_runs runs = runs_of(p, &w, row + w.len_kv - w.len_q);
-            if (visible(p, &w, &runs, w.head, row, key)) sum += SIMPLE_NAME(pair)(&params, &w, row, key).ds;
+            if (visible(p, &w, &runs, w.head, row, key)) sum += FALLBACK_NAME(pair)(&params, &w, row, key).ds;
         }
     }
     sum = warp_sum(sum);

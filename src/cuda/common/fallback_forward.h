@@ -1,22 +1,22 @@
-/* Kernels for one dtype that need no tensor core: SIMPLE_DTYPE its number, SIMPLE_NAME(stem) its names; included once a
- * dtype.
+/* Kernels for one dtype that need no tensor core: FALLBACK_DTYPE its number, FALLBACK_NAME(stem) its names; included
+ * once a dtype.
  *
- * simple: a warp a query row, 32 keys at a time: each lane scores one key, then every lane sums its columns. Sums in
+ * fallback: a warp a query row, 32 keys at a time: each lane scores one key, then every lane sums its columns. Sums in
  * f32. combine: a warp a row: merges splits by their LSE. */
 
-DEVICE void SIMPLE_NAME(store)(const attn_sm90_params *p, long long at, float x)
+DEVICE void FALLBACK_NAME(store)(const attn_sm90_params *p, long long at, float x)
 {
-    if (SIMPLE_DTYPE == F32 || p->flags & FLAG_OUT_F32)
+    if (FALLBACK_DTYPE == F32 || p->flags & FLAG_OUT_F32)
         ((float *)p->o)[at] = x;
     else
-        ((unsigned short *)p->o)[at] = SIMPLE_DTYPE == BF16 ? float_to_bf16(x) : float_to_half(x);
+        ((unsigned short *)p->o)[at] = FALLBACK_DTYPE == BF16 ? float_to_bf16(x) : float_to_half(x);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    SIMPLE_NAME(attn_sm90_simple)(const __grid_constant__ attn_sm90_params params)
+    FALLBACK_NAME(attn_sm90_fallback)(const __grid_constant__ attn_sm90_params params)
 {
     const attn_sm90_params *p = &params;
-    const attn_sm90_simple *in = &p->simple;
+    const attn_sm90_fallback *in = &p->fallback;
     int lane = threadIdx.x % 32, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p->heads_q / p->heads_kv);
     int row = blockIdx.x * 8 + threadIdx.x / 32, plane = p->flags & FLAG_VARLEN ? 0 : batch;
     int2 q_span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256)
             long long k = plane * in->k_stride[0] + (w.start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
-                score = fmaf(load_any(SIMPLE_DTYPE, in->q, q + i), load_any(SIMPLE_DTYPE, in->k, k + i), score);
+                score = fmaf(load_any(FALLBACK_DTYPE, in->q, q + i), load_any(FALLBACK_DTYPE, in->k, k + i), score);
             score *= p->scale;
             if (p->flags & FLAG_SOFTCAP) score = softcap_score(p, score);
             if (p->flags & FLAG_ALIBI) score -= slope * (float)abs(t - key);
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 if (lane + 32 * i < p->dim_v)
-                    out[i] = fmaf(share, load_any(SIMPLE_DTYPE, in->v, v + lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, load_any(FALLBACK_DTYPE, in->v, v + lane + 32 * i), out[i]);
         }
     }
 
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256)
     long long o = plane * p->o_stride[0] + (w.start_q + row) * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        if (lane + 32 * i < p->dim_v) SIMPLE_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
+        if (lane + 32 * i < p->dim_v) FALLBACK_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
     if (p->lse && lane == 0) {
         long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + w.start_q + row
                                                 : ((long long)batch * p->heads_q + head) * p->len_q + row;
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    SIMPLE_NAME(attn_sm90_combine)(const __grid_constant__ attn_sm90_params params)
+    FALLBACK_NAME(attn_sm90_combine)(const __grid_constant__ attn_sm90_params params)
 {
     const attn_sm90_params *p = &params;
     int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q;
@@ -118,6 +118,6 @@ extern "C" __global__ void __launch_bounds__(128)
     long long o = batch * p->o_stride[0] + row * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        if (lane + 32 * i < p->dim_v) SIMPLE_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
+        if (lane + 32 * i < p->dim_v) FALLBACK_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
     if (p->lse && lane == 0) p->lse[line] = sum == 0 ? -INFINITE : reference + log2f(sum) * LN_2;
 }

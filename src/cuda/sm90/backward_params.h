@@ -16,11 +16,11 @@
  *      256.
  *
  *   In place of 2 and 3, every feature, dtype, stride and dim to 512, not fast; attn_sm90_backward_params
- * (.common.simple in place of the maps): attn_sm90_backward_simple_q_<dtype>: grad_q, parts of grad_alibi. Grid
- * (ceil(len_q / 8), heads_q, batch), block 256. attn_sm90_backward_simple_kv_<dtype>: grad_k, grad_v. Grid (ceil(len_kv
- * / 8), heads_kv, batch), block 256. attn_sm90_backward_simple_bias_<dtype>: grad_bias, each element from its pairs in
- * a fixed order: also behind 2, where ATTN_DETERMINISTIC is asked for and some axis of the bias repeats. Grid
- * (extent[3], extent[2], extent[0] * extent[1]), block 128.
+ * (.common.fallback in place of the maps): attn_sm90_backward_fallback_q_<dtype>: grad_q, parts of grad_alibi. Grid
+ * (ceil(len_q / 8), heads_q, batch), block 256. attn_sm90_backward_fallback_kv_<dtype>: grad_k, grad_v. Grid
+ * (ceil(len_kv / 8), heads_kv, batch), block 256. attn_sm90_backward_fallback_bias_<dtype>: grad_bias, each element
+ * from its pairs in a fixed order: also behind 2, where ATTN_DETERMINISTIC is asked for and some axis of the bias
+ * repeats. Grid (extent[3], extent[2], extent[0] * extent[1]), block 128.
  */
 #ifndef ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 #define ATTN_CUDA_SM90_BACKWARD_PARAMS_H
@@ -83,7 +83,7 @@ typedef struct attn_sm90_backward_params {
     long long grad_o_stride[3], grad_q_stride[3], grad_k_stride[3], grad_v_stride[3]; /* batch, row, head */
     const float *grad_lse;                                                            /* NULL: 0 */
     float *grad_bias;      /* packed as bias_extent; zeroed before 2. NULL: not asked for (and, for 2, if
-                            * attn_sm90_backward_simple_bias is to compute it) */
+                            * attn_sm90_backward_fallback_bias is to compute it) */
     int q_pitch, kv_pitch; /* of lines */
     int dim;               /* of the variant */
     int lines;             /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
@@ -92,7 +92,7 @@ typedef struct attn_sm90_backward_params {
     float *stats;      /* 2 floats a line */
     void *grad_o_copy; /* NULL, or (batch, len_q, heads_q, ceil(dim_v / 8) * 8), VARLEN (total_q, ...), of dtype: where
                         * TMA does not take grad_o (f32, strides, address); written by 1 */
-    float *grad_q_sum; /* dim floats a line of rows; zeroed by 1 but folded (the simple kernels: NULL). whole: of the
+    float *grad_q_sum; /* dim floats a line of rows; zeroed by 1 but folded (the fallback kernels: NULL). whole: of the
                         * lines that one KV head's query heads have, a taker's behind another's, not zeroed */
     float *grad_k_sum, *grad_v_sum; /* splits > 1: dim, dim_v floats a line of keys, one split behind another. parted: a
                                      * line of a unit, one part behind another. Else NULL */
@@ -101,7 +101,7 @@ typedef struct attn_sm90_backward_params {
     unsigned *added;    /* conversions, else NULL: one a KV head (over the batch), zeroed by 1: each of grad_q's warps
                          * counts each unit whose additions have ended */
     float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
-                         * ATTN_SM90_BACKWARD_ALIBI; simple: ceil(len_q / 8) */
+                         * ATTN_SM90_BACKWARD_ALIBI; fallback: ceil(len_q / 8) */
     int alibi_count;
     float *sink_parts; /* NULL, or (heads_q, batch, ceil(len_q / R)) floats; written by 1 */
 } attn_sm90_backward_params;

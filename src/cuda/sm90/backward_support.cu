@@ -77,18 +77,18 @@ DEVICE long long stats_of(const attn_sm90_backward_params *params, const work *w
     return 2 * (line + row / BLOCK_ROWS * BLOCK_ROWS) + stat_place(row % BLOCK_ROWS);
 }
 
-#define SIMPLE_DTYPE F32
-#define SIMPLE_NAME(stem) stem##_f32
+#define FALLBACK_DTYPE F32
+#define FALLBACK_NAME(stem) stem##_f32
 #include "common/fallback_backward.h"
-#undef SIMPLE_DTYPE
-#undef SIMPLE_NAME
-#define SIMPLE_DTYPE F16
-#define SIMPLE_NAME(stem) stem##_f16
+#undef FALLBACK_DTYPE
+#undef FALLBACK_NAME
+#define FALLBACK_DTYPE F16
+#define FALLBACK_NAME(stem) stem##_f16
 #include "common/fallback_backward.h"
-#undef SIMPLE_DTYPE
-#undef SIMPLE_NAME
-#define SIMPLE_DTYPE BF16
-#define SIMPLE_NAME(stem) stem##_bf16
+#undef FALLBACK_DTYPE
+#undef FALLBACK_NAME
+#define FALLBACK_DTYPE BF16
+#define FALLBACK_NAME(stem) stem##_bf16
 #include "common/fallback_backward.h"
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -16,8 +16,8 @@
  *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
  *
- *   attn_sm90_simple_<dtype>: every feature, dtype, stride and dim to 512, not fast. attn_sm90_params with `simple` in
- *   place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256.
+ *   attn_sm90_fallback_<dtype>: every feature, dtype, stride and dim to 512, not fast. attn_sm90_params with `fallback`
+ * in place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256.
  */
 #ifndef ATTN_CUDA_SM90_PARAMS_H
 #define ATTN_CUDA_SM90_PARAMS_H
@@ -94,11 +94,11 @@ typedef struct attn_sm90_score {
     unsigned dropout_threshold; /* attn_dropout_threshold(p) */
 } attn_sm90_score;
 
-/* What attn_sm90_simple_* reads in place of the maps: as in attn_desc. */
-typedef struct attn_sm90_simple {
+/* What attn_sm90_fallback_* reads in place of the maps: as in attn_desc. */
+typedef struct attn_sm90_fallback {
     const void *q, *k, *v;
     long long q_stride[4], k_stride[4], v_stride[4]; /* batch, row, head, dim (1); VARLEN: the batch's is not used */
-} attn_sm90_simple;
+} attn_sm90_fallback;
 
 typedef struct attn_sm90_params {
     attn_sm90_map q_map, k_map, v_map, o_map;
@@ -126,7 +126,7 @@ typedef struct attn_sm90_params {
     attn_sm90_schedule schedule;
     attn_sm90_mask mask;
     attn_sm90_score score;
-    attn_sm90_simple simple;
+    attn_sm90_fallback fallback;
 
     const unsigned long long *seed_at;        /* in place of score.seed; NULL: none */
     const unsigned long long *seed_offset_at; /* its low word is added to score.seed_offset; NULL: none */

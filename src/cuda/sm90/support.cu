@@ -29,18 +29,18 @@ DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
     return row >= q.x && row < q.x + q.y;
 }
 
-#define SIMPLE_DTYPE F32
-#define SIMPLE_NAME(stem) stem##_f32
+#define FALLBACK_DTYPE F32
+#define FALLBACK_NAME(stem) stem##_f32
 #include "common/fallback_forward.h"
-#undef SIMPLE_DTYPE
-#undef SIMPLE_NAME
-#define SIMPLE_DTYPE F16
-#define SIMPLE_NAME(stem) stem##_f16
+#undef FALLBACK_DTYPE
+#undef FALLBACK_NAME
+#define FALLBACK_DTYPE F16
+#define FALLBACK_NAME(stem) stem##_f16
 #include "common/fallback_forward.h"
-#undef SIMPLE_DTYPE
-#undef SIMPLE_NAME
-#define SIMPLE_DTYPE BF16
-#define SIMPLE_NAME(stem) stem##_bf16
+#undef FALLBACK_DTYPE
+#undef FALLBACK_NAME
+#define FALLBACK_DTYPE BF16
+#define FALLBACK_NAME(stem) stem##_bf16
 #include "common/fallback_forward.h"
 
 /* Least and greatest of each bound over a node's keys. */
