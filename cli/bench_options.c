@@ -135,11 +135,11 @@ static const attn_option options[] = {
     { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },
     { "min-time", 0, "SECONDS", attn_parse_positive, AT(min_time), "least length of a turn (0.1)" },
     { "pause", 0, "SECONDS", parse_pause, AT(pause),
-      "rest before a turn (0.02): so long other software's\nthreads spin after their work; a GPU's clock falls after "
-      "some\nseconds at full power, and rises again when it rests" },
+      "pause before a turn (0.02): other software's threads\nspin so long after their work; a GPU's clock falls after\n"
+      "some seconds at full power, and recovers in a pause" },
     { "full", 0, NULL, attn_parse_switch, AT(full), "prefill, bwd, fwdbwd: 8192 rows too" },
     { "csv", 0, "FILE", attn_parse_text, AT(csv),
-      "put the results into a CSV file, in place of older ones of the same" },
+      "write the results to a CSV file; they replace older\nones of the same problems" },
     { "machine", 0, "NAME", attn_parse_text, AT(machine), "the machine's name there (the file's name without .csv)" },
     { "json", 0, NULL, attn_parse_switch, AT(json), "print JSON" },
     { "once", 0, NULL, attn_parse_switch, AT(once),

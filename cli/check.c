@@ -76,8 +76,8 @@ static const attn_command command = {
     "Errors are shown as a share of what is allowed: twice the error of unfused attention in the same precision, plus\n"
     "twice the rounding of the output; 2e-5 relative for the LSE. SKIPPED: this machine or this build cannot run it.\n"
     "A third of each kernel's cases run once more by strategies that the planner would not take.\n"
-    "Exit code 1 if a kernel fails, or, on the whole grid, took a strategy that it can less than 3 times. The worst "
-    "cases can be run alone: attn check --kernel NAME --case N.\n",
+    "Ends with 1 if a kernel fails, or if on the whole grid it took a strategy that it can take less than 3 times.\n"
+    "The worst cases can be run alone: attn check --kernel NAME --case N.\n",
 };
 
 static void show_progress(int done, int count)

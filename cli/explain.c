@@ -34,7 +34,7 @@ static const attn_option options[] = {
     { "bias", 0, NULL, attn_parse_switch, AT(bias), "with a float32 bias (1, head, row, key)" },
     { "sink", 0, NULL, attn_parse_switch, AT(sink), "with a sink" },
     { "machine", 0, "NAME", attn_parse_text, AT(machine),
-      "plan by a built-in machine or a file of attn machine; default: what the library knows of this one" },
+      "plan by a built-in machine or a file of attn machine;\ndefault: what the library knows of this one" },
     { "kernel", 0, "NAME", attn_parse_text, AT(kernel), "by this kernel; default: the planner's choice" },
     { "measure", 0, NULL, attn_parse_switch, AT(measure),
       "compute it on random data; print time and bytes beside what was predicted" },
@@ -51,7 +51,7 @@ static const attn_command command = {
     "Nothing is computed or read unless --measure asks for it; lengths, heads and dims are those of the arrays that\n"
     "attn run and attn grad would take. Bytes are counted by hardware where it can be asked: on a GPU through Nsight\n"
     "Compute (ncu), on the CPU through perf; else, of a forward on the CPU, by walking through the plan's tiles with\n"
-    "caches that forget what was not touched for longest.\n"
+    "caches that evict the least recently used.\n"
     "\n"
     "Examples\n"
     "  attn explain --len 4096 --heads 32/8 --dim 128 --causal\n"

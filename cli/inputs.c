@@ -315,7 +315,7 @@ attn_status attn_inputs_check_options(const attn_input_options *options, attn_di
     const char *all = backward ? "--q, --k, --v and --do" : "--q, --k and --v";
     for (int i = 0; i < 3 + backward; i++) {
         if (options->tensors && paths[i])
-            return attn_fail(ATTN_INVALID, "--tensors takes the place of %s: leave out %s", all, names[i]);
+            return attn_fail(ATTN_INVALID, "--tensors replaces %s: leave out %s", all, names[i]);
         if (!options->tensors && !paths[i])
             return attn_fail(ATTN_INVALID, "%s is missing: takes %s, or --tensors", names[i], all);
     }

@@ -1,4 +1,4 @@
-/* `attn machine`: the machine that plans go by; with --measure, this one measured. */
+/* `attn machine`: the machine that plans use; with --measure, this one measured. */
 #define _POSIX_C_SOURCE 200809L
 #include <stddef.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ typedef struct values {
 static const attn_option options[] = {
     { "device", 0, "NAME", attn_parse_device, offsetof(values, device), "cpu, or cuda: the first GPU; default cpu" },
     { "machine", 'm', "NAME", attn_parse_text, offsetof(values, machine),
-      "a built-in machine or a file; default: the one that plans go by" },
+      "a built-in machine or a file; default: the one that plans use" },
     { "measure", 0, NULL, attn_parse_switch, offsetof(values, measure), "measure this machine: a minute or so" },
     { "only", 0, "TEXT", attn_parse_text, offsetof(values, only),
       "with --measure: of the kernels those whose name holds it" },
@@ -42,8 +42,8 @@ static const attn_command command = {
     sizeof options / sizeof *options,
     "Levels of memory (bytes; bytes per second into one by itself, into all), units (operations per clock and core), "
     "and\n"
-    "clocks of every kernel: what plans, predictions and attn napkin go by. A file that is written so serves wherever\n"
-    "--machine stands, and programs that call attn_machine_use. Measure on a machine that does nothing else.\n"
+    "clocks of every kernel: what plans, predictions and attn napkin use. --machine and attn_machine_use take a file\n"
+    "that is written so. Measure on a machine that does nothing else.\n"
     "\n"
     "  attn machine\n"
     "  attn machine --measure -o here.machine\n"

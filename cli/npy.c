@@ -141,7 +141,7 @@ static attn_status read_header(cursor *c, attn_array *array)
                   : !strcmp(key, "shape")         ? SHAPE
                                                   : 0;
         if (!bit) return attn_fail(ATTN_INVALID, "malformed .npy header: unknown key '%s'", key);
-        if (seen & bit) return attn_fail(ATTN_INVALID, "malformed .npy header: key '%s' stands twice", key);
+        if (seen & bit) return attn_fail(ATTN_INVALID, "malformed .npy header: key '%s' is there twice", key);
         seen |= bit;
         skip_space(c);
         attn_status status = bit == DESCR ? read_descr(c, array) : bit == ORDER ? read_order(c) : read_shape(c, array);
@@ -150,7 +150,7 @@ static attn_status read_header(cursor *c, attn_array *array)
     }
     if (seen != (DESCR | ORDER | SHAPE)) return malformed("descr, fortran_order or shape is missing");
     skip_space(c);
-    return c->at == c->end ? ATTN_OK : malformed("something stands behind the dict");
+    return c->at == c->end ? ATTN_OK : malformed("something follows the dict");
 }
 
 /* Where the header's text starts, and its length. */
@@ -213,7 +213,7 @@ attn_status attn_npy_parse(const void *bytes, size_t size, attn_array *array)
         return attn_fail(ATTN_INVALID, "truncated: %s shape %s needs %llu bytes of data and has %llu",
                          attn_element_name(array->element), shape, (unsigned long long)need, (unsigned long long)data);
     if (data > need)
-        return attn_fail(ATTN_INVALID, "%llu bytes too many behind the data of shape %s",
+        return attn_fail(ATTN_INVALID, "%llu bytes too many after the data of shape %s",
                          (unsigned long long)(data - need), shape);
     array->data = b + start + length;
     return ATTN_OK;

@@ -25,7 +25,7 @@ const attn_command attn_run_command = {
     sizeof options_table / sizeof *options_table,
     "Arrays are in C order, little-endian: float32 or float16 in .npy, bfloat16 also in .safetensors. They are\n"
     "computed in their dtype, or converted to --dtype first; the output has that dtype (bfloat16 in .npy: float32).\n"
-    "Row i of a sequence stands at position i + keys - rows among its keys. Masks intersect; --prefix adds to "
+    "Row i of a sequence is at position i + keys - rows among its keys. Masks intersect; --prefix adds to "
     "--causal\n"
     "and --window. A row that sees no key gives zeros. Files are written whole or not at all.\n"
     "\n"

@@ -1,5 +1,5 @@
 /* See safetensors.h. One pass over the header keeps each tensor's name, extents of its data and, of wanted tensors, the
- * shape; two sorts then find names that stand twice, and gaps and overlaps. */
+ * shape; two sorts then find names that are there twice, and gaps and overlaps. */
 #include "safetensors.h"
 
 #include <stdbool.h>
@@ -90,7 +90,7 @@ static attn_status read_field(attn_json_reader *reader, entry *e, const char *ke
               : !strcmp(key, "data_offsets") ? OFFSETS
                                              : 0;
     if (!bit) return attn_fail(ATTN_INVALID, "malformed safetensors header: unknown key \"%.40s\"", key);
-    if (*seen & bit) return attn_fail(ATTN_INVALID, "malformed safetensors header: key \"%s\" stands twice", key);
+    if (*seen & bit) return attn_fail(ATTN_INVALID, "malformed safetensors header: key \"%s\" is there twice", key);
     *seen |= bit;
     if (bit == SHAPE) return read_shape(reader, e);
     if (bit == DTYPE) {
@@ -203,7 +203,8 @@ static attn_status check_names(header *h, size_t first)
     if (first < h->count) qsort(tensors + first, h->count - first, sizeof *tensors, by_name);
     for (size_t i = first + 1; i < h->count; i++) {
         if (!strcmp(tensors[i - 1].name, tensors[i].name))
-            return attn_fail(ATTN_INVALID, "malformed safetensors header: key \"%.60s\" stands twice", tensors[i].name);
+            return attn_fail(ATTN_INVALID, "malformed safetensors header: key \"%.60s\" is there twice",
+                             tensors[i].name);
     }
     return ATTN_OK;
 }
@@ -273,7 +274,7 @@ static attn_status read_header(header *h, const unsigned char *b, size_t length,
     if (!text) return attn_fail(ATTN_NO_MEMORY, "no memory for a header of %zu bytes", length);
     h->reader = (attn_json_reader){ b + LENGTH, b + LENGTH + length, text };
     attn_status status = read_object(&h->reader, read_member, h);
-    if (!status && !attn_json_at_end(&h->reader)) status = malformed("something stands behind the object");
+    if (!status && !attn_json_at_end(&h->reader)) status = malformed("something follows the object");
     if (!status) status = check_names(h, 0);
     if (!status) status = check_places(h, end);
     free(h->tensors);
@@ -317,7 +318,7 @@ attn_status attn_safetensors_parse(const void *bytes, size_t size, const char *c
                  .arrays = arrays };
     status = read_header(&h, b, length, &end);
     if (status || end == h.data_size) return status;
-    return attn_fail(ATTN_INVALID, "%lld bytes too many behind the last tensor", (long long)(h.data_size - end));
+    return attn_fail(ATTN_INVALID, "%lld bytes too many after the last tensor", (long long)(h.data_size - end));
 }
 
 /* One tensor's entry into text[0 .. room), as snprintf; *at moves on behind its data. */

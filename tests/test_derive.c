@@ -183,7 +183,7 @@ static const struct {
     { "axis i = 9, j = 9\ninput A[i]\nB[j] = A[j]\noutput B", "test:3:10: A has i here" },
     { "axis i = 9, j = i, l = i\ninput A[i, j]\nB[i, j] = sum[l] A[i, l] * A[l, j]\nC[i, l] = B[i, l]\noutput C",
       "test:4:11: an axis here is one that its definition sums over" },
-    { "axis i = 9\ninput A[i, i]", "test:2:12: this axis stands here twice" },
+    { "axis i = 9\ninput A[i, i]", "test:2:12: this axis is here twice" },
     { "axis i = 9, i = 8", "test:1:13: this name is taken" },
     { "axis sum = 9", "test:1:6: expected the name of an axis, not 'sum'" },
     { "axis i = 9, j = 9\ninput A[i]\nB[i] = A[i]\noutput B", "no output depends on axis j" },

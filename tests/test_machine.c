@@ -68,7 +68,7 @@ static void mistakes_are_placed(void **state)
     } cases[] = {
         { "", "t:1:1: 'machine NAME' is missing" },
         { "cores 3\n", "t:1:1: takes 'machine NAME' first, not 'cores'" },
-        { "machine a\nmachine b\n", "t:2:1: 'machine' stands once, first, not 'machine'" },
+        { "machine a\nmachine b\n", "t:2:1: 'machine' comes once, and first, not 'machine'" },
         { "machine\n", "t:1:8: takes a name of at most 47 characters" },
         { "machine a b\n", "t:1:11: takes nothing more, not 'b'" },
         { "machine a\n  core 3\n",

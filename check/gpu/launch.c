@@ -54,7 +54,7 @@ attn_status check_gpu_open(void)
     attn_status status = check_device_open();
     if (status || module) return status;
     if (strncmp(attn_cuda_machine_get()->device[0].name, "Fake", 4) == 0)
-        return attn_fail(ATTN_UNSUPPORTED, "this is no GPU, but what tests put in its place");
+        return attn_fail(ATTN_UNSUPPORTED, "this is a stand-in of the tests, not a GPU");
 #ifdef CHECK_GPU_CUBIN
     driver = &attn_cuda_machine_get()->driver;
     CUresult result = driver->cuModuleLoadDataEx(&module, check_gpu_cubin, 0, NULL, NULL);

@@ -168,7 +168,7 @@ static void parse_indices(attn_nap_parser *p, attn_nap_array *array)
         int axis = attn_nap_take_axis(p);
         if (p->failed || !has_room(p, array->rank, ATTN_NAP_RANK, "an array has at most 6 axes")) return;
         for (int i = 0; i < array->rank; i++)
-            if (array->index[i] == axis) attn_nap_stop(p, &where, "this axis stands here twice");
+            if (array->index[i] == axis) attn_nap_stop(p, &where, "this axis is here twice");
         array->index[array->rank++] = (int8_t)axis;
     } while (attn_nap_take(p, ","));
     attn_nap_want(p, "]");

@@ -53,7 +53,7 @@ static uint32_t parse_axes(attn_nap_parser *p)
         attn_nap_token where = p->token;
         int axis = attn_nap_take_axis(p);
         if (p->failed) return 0;
-        if (axes >> axis & 1) attn_nap_stop(p, &where, "this axis stands here twice");
+        if (axes >> axis & 1) attn_nap_stop(p, &where, "this axis is here twice");
         axes |= 1u << axis;
     } while (attn_nap_take(p, ","));
     attn_nap_want(p, "]");
@@ -109,7 +109,7 @@ static void parse_use(attn_nap_parser *p, const attn_nap_array *array, int8_t *i
             attn_nap_stop(p, &where, text);
         }
         for (int j = 0; j < i; j++)
-            if (index[j] == axis) attn_nap_stop(p, &where, "this axis stands here twice");
+            if (index[j] == axis) attn_nap_stop(p, &where, "this axis is here twice");
         index[i] = (int8_t)axis;
     }
     if (array->rank) attn_nap_want(p, "]");

@@ -189,7 +189,7 @@ static attn_status take_line(reader *r)
     word w = next_word(r);
     if (w.length == 0) return ATTN_OK;
     if (is(w, "machine") != !m->name[0])
-        return fail_at(r, w.text, m->name[0] ? "'machine' stands once, first" : "takes 'machine NAME' first", w);
+        return fail_at(r, w.text, m->name[0] ? "'machine' comes once, and first" : "takes 'machine NAME' first", w);
     attn_status status =
         is(w, "machine")  ? take_name(r, m->name, sizeof m->name)
         : is(w, "base")   ? take_base(r)
