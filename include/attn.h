@@ -36,7 +36,7 @@
  *   of lse) into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory.
  *   A row or a key without a visible pair has gradients of 0. Where a row's |LSE| is beyond 2^24, f32 holds it to no
  *   better than 1: on a GPU the row's gradients are 0; on the CPU they are right if lse is what this library's
- *   forward wrote for the same keys (the CPU finds again what rounding to f32 took away), else 0.
+ *   forward wrote for the same keys (the CPU computes again what rounding to f32 took away), else 0.
  *
  *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
@@ -73,7 +73,7 @@ extern "C" {
     X(ATTN_OK, 0, "success")                                                                    \
     X(ATTN_INVALID, 1, "a field or an argument is out of range or contradicts another")         \
     X(ATTN_UNSUPPORTED, 2, "valid, but not built into this library or not run by this machine") \
-    X(ATTN_NO_MEMORY, 3, "memory or a thread could not be had from the system")                 \
+    X(ATTN_NO_MEMORY, 3, "the system gave no memory or no thread")                              \
     X(ATTN_DEVICE_FAILED, 4, "the driver or the compiler of the device reported an error")
 
 typedef enum attn_status {
@@ -334,10 +334,11 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
 
 /* ---- this machine -------------------------------------------------------------------------- */
 
-/* A plan goes by what is known of the machine: bandwidths, rates, what each kernel costs. The library knows some
+/* A plan uses what is known of the machine: bandwidths, rates, what each kernel costs. The library knows some
  * processors and GPUs; `attn machine --measure` measures this one and writes a file. After this call, plans for the
- * device that the file describes go by it. path may also be the name of a built-in machine; NULL: the library chooses
- * again. ATTN_INVALID: the file cannot be read, or something in it is wrong: the message names FILE:LINE:COLUMN. */
+ * device that the file at `path` describes use that file. path may also be the name of a built-in machine; NULL: the
+ * library chooses again. ATTN_INVALID: the file cannot be read, or something in it is wrong: the message names
+ * FILE:LINE:COLUMN. */
 ATTN_API attn_status attn_machine_use(const char *path);
 
 /* Nonzero if this machine and this build run the instruction set. */

@@ -1,9 +1,9 @@
 /* The napkin of libattn: from what is to be computed, a diagram, to an algorithm for a hierarchy of memories.
  *
- * A diagram is a text of a few lines: axes and their sizes, arrays, and definitions by index. What comes of it is
- * found, not looked up: which reductions stream and why, kernels that fuse the definitions, their tiles, the bytes that
- * they move and the time that they take on a machine, loops, C. docs/NAPKIN.md has the language and goes through a
- * derivation.
+ * A diagram is a text of a few lines: axes and their sizes, arrays, and definitions by index. The library derives, and
+ * does not look up, which reductions stream and why, kernels that fuse the definitions, their tiles, the bytes that
+ * they move, the time that they take on a machine, their loops, and C. docs/NAPKIN.md has the language and goes through
+ * a derivation.
  *
  *     attn_napkin *napkin;
  *     if (attn_napkin_create(&napkin, text, strlen(text), "h200")) die(attn_error());
@@ -37,8 +37,9 @@ typedef enum attn_napkin_part {
     ATTN_NAPKIN_SVG = 4 /* a drawing, under that title */
 } attn_napkin_part;
 
-/* A text. Writes at most `size` bytes, NUL included, and returns the length of the whole; 0 for any other part. name:
- * NULL is "napkin"; text: NULL, if size is 0. For napkin = NULL, or text = NULL of some size, 0 with a message. */
+/* A text. Writes at most `size` bytes, NUL included, and returns the length of the whole text; 0 for any other part.
+ * name: NULL is "napkin". With size = 0, text may be NULL. If napkin is NULL, or text is NULL and size is not 0, it
+ * returns 0 with a message. */
 ATTN_API size_t attn_napkin_describe(const attn_napkin *napkin, attn_napkin_part part, const char *name, char *text,
                                      size_t size);
 

@@ -79,7 +79,7 @@ class UnsupportedError(Error, NotImplementedError):
 
 
 class NoMemoryError(Error, MemoryError):
-    """ATTN_NO_MEMORY: memory or a thread could not be had from the system."""
+    """ATTN_NO_MEMORY: the system gave no memory or no thread."""
 
 
 class DeviceError(Error):
