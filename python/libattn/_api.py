@@ -5,7 +5,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from . import _c, _run, _tensor
+from . import _c, _run, _tensor, masks
 from ._run import Blocks, Plan
 
 _WANT = (("o",), ("o", "lse"))
@@ -20,8 +20,9 @@ _OPTIONS = """
         chunk          keys of the row's own chunk of that many: floor(t / chunk) == floor(j / chunk)
         prefix         (batch) int32: keys j < prefix are visible too, beside those of causal and window
         lens_q         (batch) int32: used rows of each sequence; lens_kv: used keys. What lies beyond is never read
-        mask           bool, (1 or batch, 1 or heads_q, len_q, len_kv), or fewer dimensions: True is visible. Packed
-                       into bits on each call; CPU only
+        mask           by name, as causal & window(1024) & documents(ids): libattn.masks. Or bool, (1 or batch, 1 or
+                       heads_q, len_q, len_kv), or fewer dimensions: True is visible; or floats, 0: visible, -inf: not.
+                       Arrays are packed into bits on each call; CPU only
         bits           uint8, (1 or batch, 1 or heads_q, len_q, ceil(len_kv / 8)): bit j % 8 of byte j / 8: key j is
                        visible
         intervals      int32, (batch, 1 or heads_kv, len_kv, vectors): FlashMask (arXiv 2410.01359)
@@ -101,14 +102,19 @@ def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, 
 
 
 def _pack(mask: Any, keys: int) -> np.ndarray:
-    """A bool mask as bits, of four dimensions."""
+    """A mask of bool, or of 0 and -inf, as bits, of four dimensions."""
     seen = _tensor.see(mask, "mask")
     is_at = _tensor.layout(seen, "mask")
-    if is_at.dtype != "bool":
-        raise _c.InvalidError(f"mask is {is_at.dtype}; it takes bool (numbers that are added to scores are a bias)")
+    if is_at.dtype not in ("bool", "float16", "float32", "float64"):
+        raise _c.InvalidError(f"mask is {is_at.dtype}; it takes bool, or floats that are 0 or -inf")
     if is_at.device is not None:
         raise _c.InvalidError("mask is on a GPU: pass bits, packed there")
     array: Any = mask if isinstance(mask, np.ndarray) else np.from_dlpack(mask)
+    if is_at.dtype != "bool":
+        visible = array == 0
+        if not np.all(visible | (array == -np.inf)):
+            raise _c.InvalidError(masks.ADDED)
+        array = visible
     if not 2 <= array.ndim <= 4:
         raise _c.InvalidError(f"mask has shape {array.shape}; it takes 2 to 4 dimensions: (batch, heads_q, len_q, "
                               "len_kv)")
@@ -123,6 +129,23 @@ def _keys(k: Any, longest: Optional[Tuple[int, int]]) -> int:
         return longest[1]
     shape = k if isinstance(k, (tuple, list)) else _tensor.layout(_tensor.see(k, "k"), "k").shape
     return shape[1] if len(shape) > 1 else 0
+
+
+def _named(mask: Any, q: Any, k: Any, longest: Optional[Tuple[int, int]], intervals: Any,
+           **given: Any) -> Tuple[Any, Any, Dict[str, Any]]:
+    """(mask that is an array, intervals, causal, window, chunk and prefix) of a mask by name and what is given beside."""
+    if not isinstance(mask, masks.Mask):
+        if isinstance(mask, masks.Prefix):
+            raise _c.InvalidError("mask is a prefix alone: it is joined to another, as in causal | prefix(lens)")
+        return mask, intervals, given
+    found = masks.options(mask, given)
+    if mask.documents:
+        if longest is not None or intervals is not None:
+            raise _c.InvalidError("mask has documents: they go with neither cu_lens nor intervals")
+        shapes = [x if isinstance(x, (tuple, list)) else _tensor.layout(_tensor.see(x, "q"), "q").shape for x in (q, k)]
+        if min(map(len, shapes)) == 4:  # else the shapes are refused with the others
+            intervals = masks.intervals_of(mask, shapes[0][1], shapes[1][1], shapes[1][0], found["causal"])
+    return mask.array, intervals, found
 
 
 def _size(blocks: Optional[Blocks]) -> Optional[Tuple[int, int]]:
@@ -159,6 +182,10 @@ def attention(
     """
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
+    if mask is not None:
+        mask, intervals, named = _named(mask, q, k, None, intervals, causal=causal, window=window, chunk=chunk,
+                                        prefix=prefix)
+        causal, window, chunk, prefix = named.values()
     static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
     tables: Dict[str, Any] = {}
     if not lens_q is lens_kv is prefix is mask is bits is intervals is blocks is alibi is bias is sink is None:
@@ -190,8 +217,12 @@ def attention_varlen(
     """
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
-    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if mask is not None:
+        mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
+                                        prefix=prefix)
+        causal, window, chunk, prefix = named.values()
+    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
     tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
                           sink))
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, longest, _size(blocks),
@@ -240,10 +271,14 @@ def attention_backward(
     if grad_lse is not None:
         tensors["grad_lse"] = grad_lse
     _no_grad(**tensors, bias=bias, alibi=alibi, sink=sink)
-    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
     if (cu_lens_q is None) != (cu_lens_kv is None):
         raise _c.InvalidError("cu_lens_q and cu_lens_kv belong together; one is missing")
     tables, longest = ({}, None) if cu_lens_q is None else _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if mask is not None:
+        mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
+                                        prefix=prefix)
+        causal, window, chunk, prefix = named.values()
+    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
     tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
                           sink))
     want = ["grad_q", "grad_k", "grad_v"]
@@ -286,6 +321,10 @@ def plan(
     longest = None
     if cu_lens_q is not None:
         tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if mask is not None:
+        mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
+                                        prefix=prefix)
+        causal, window, chunk, prefix = named.values()
     tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
                           sink))
     arrays = {}

@@ -14,11 +14,13 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _c, _run
+from . import _c, _run, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
+from ._torch_masks import from_block_mask, pack_mask
 
-__all__ = ["attention", "attention_varlen", "scaled_dot_product_attention", "pack_mask"]
+__all__ = ["attention", "attention_varlen", "scaled_dot_product_attention", "pack_mask",
+           "from_block_mask"]
 
 # Tables have no gradients and are seldom there: one list, empty or of all of them.
 _TABLES = ("cu_lens_q", "cu_lens_kv", "lens_q", "lens_kv", "prefix", "intervals", "block_full_count", "block_full",
@@ -155,18 +157,6 @@ def _run_forward(*arguments):
 # ---- functions -----------------------------------------------------------------------------------
 
 
-def pack_mask(mask: Tensor) -> Tensor:
-    """Bits (uint8) of a bool mask, True: visible; (1 or batch, 1 or heads_q, len_q, len_kv) or fewer dimensions."""
-    if mask.dtype != torch.bool:
-        raise _c.InvalidError(f"mask is {mask.dtype}; it takes torch.bool (numbers added to scores are a bias)")
-    if not 2 <= mask.dim() <= 4:
-        raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; it takes 2 to 4 dimensions")
-    mask = mask[(None,) * (4 - mask.dim())]
-    mask = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8)).unflatten(-1, (-1, 8))
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
-    return (mask.to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
-
-
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's type, where it is on; nothing else is cast."""
     kind = q.device.type
@@ -196,17 +186,39 @@ def _float(tensor: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
     return None if tensor is None else tensor.to(_floats(q))
 
 
+def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
+    """What `mask` means beside the options given: (causal, window, chunk and prefix), intervals, blocks, bits."""
+    if _torch_masks.is_block_mask(mask):
+        if blocks is not None or bits is not None or is_varlen:
+            raise _c.InvalidError("mask is a BlockMask, which goes with neither blocks nor bits nor cu_lens")
+        return (given, intervals, *from_block_mask(mask, *lens))
+    if isinstance(mask, masks.Mask):
+        given = masks.options(mask, given)
+        if mask.documents:
+            if is_varlen or intervals is not None:
+                raise _c.InvalidError("mask has documents: they go with neither cu_lens nor intervals")
+            intervals = _torch_masks.intervals_of(mask, *lens, k.shape[0], given["causal"], k.device)
+        mask = mask.array
+    if mask is not None:
+        if bits is not None:
+            raise _c.InvalidError("mask and bits are both given: they mean the same")
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"mask is {type(mask).__name__}; it takes a tensor, a BlockMask, or masks by name")
+        if mask.shape[-1] != lens[1]:
+            raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; its last dimension must be the {lens[1]} keys")
+        bits = pack_mask(mask)
+    return given, intervals, blocks, bits
+
+
 def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits,
               intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse, out_f32, deterministic,
               threads):
     q, k, v = _autocast(q, k, v)
     if mask is not None:
-        if bits is not None:
-            raise _c.InvalidError("mask and bits are both given: they mean the same")
-        keys = k.shape[1] if max_lens is None else max_lens[1]
-        if mask.shape[-1] != keys:
-            raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; its last dimension must be the {keys} keys")
-        bits = pack_mask(mask)
+        lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)
+        given = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
+        given, intervals, blocks, bits = _by_mask(mask, given, intervals, blocks, bits, lens, k, max_lens is not None)
+        causal, window, chunk, prefix = given["causal"], given["window"], given["chunk"], given["prefix"]
     if window is not None:
         window = [-1 if side is None else side for side in window]
     if deterministic is None:
@@ -226,7 +238,7 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
     prefix: Optional[Tensor] = None, lens_q: Optional[Tensor] = None, lens_kv: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None, bits: Optional[Tensor] = None, intervals: Optional[Tensor] = None,
+    mask: Any = None, bits: Optional[Tensor] = None, intervals: Optional[Tensor] = None,
     blocks: Optional[Blocks] = None, scale: Optional[float] = None, softcap: Optional[float] = None,
     alibi: Optional[Tensor] = None, bias: Optional[Tensor] = None, sink: Optional[Tensor] = None,
     dropout_p: float = 0.0, seed: Optional[Tensor] = None, return_lse: bool = False, out_f32: bool = False,
@@ -237,7 +249,8 @@ def attention(
         q, k, v        (batch, len_q, heads_q, dim), (batch, len_kv, heads_kv, dim), (batch, len_kv, heads_kv, dim_v)
         alibi, sink    any floating type
         q.dtype        float64 too, on the CPU, for torch.autograd.gradcheck
-        mask           bool, on the CPU or a GPU; see pack_mask
+        mask           by name (libattn.masks), FlexAttention's BlockMask, or a tensor, on the CPU or a GPU, of bool or
+                       of 0 and -inf; see pack_mask
         seed           (2) int64 on q's device: dropout's seed and offset; None: drawn from torch's generator
         deterministic  None: as torch.use_deterministic_algorithms says
 
@@ -252,7 +265,7 @@ def attention(
 def attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_lens_q: Tensor, cu_lens_kv: Tensor, max_len_q: int, max_len_kv: int, *,
     causal: bool = False, window: Window = None, chunk: Optional[int] = None, prefix: Optional[Tensor] = None,
-    lens_q: Optional[Tensor] = None, lens_kv: Optional[Tensor] = None, mask: Optional[Tensor] = None,
+    lens_q: Optional[Tensor] = None, lens_kv: Optional[Tensor] = None, mask: Any = None,
     bits: Optional[Tensor] = None, intervals: Optional[Tensor] = None, blocks: Optional[Blocks] = None,
     scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Optional[Tensor] = None,
     bias: Optional[Tensor] = None, sink: Optional[Tensor] = None, dropout_p: float = 0.0, seed: Optional[Tensor] = None,

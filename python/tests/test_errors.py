@@ -70,7 +70,7 @@ def test_tables(make):
     refuses("alibi", q, k, v, alibi=np.array([1, 2, np.inf, 3], "f"))
     refuses("bias has shape", q, k, v, bias=np.zeros((3, 13), "f"))
     refuses("bias is float64", q, k, v, bias=np.zeros((9, 13)))
-    refuses("mask is float32", q, k, v, mask=np.zeros((9, 13), "f"))
+    refuses("mask is int32", q, k, v, mask=np.zeros((9, 13), np.int32))
     refuses("mask has shape .9, 12.", q, k, v, mask=np.zeros((9, 12), bool))
     refuses("mask.* has shape", q, k, v, mask=np.zeros((8, 13), bool))
     refuses("mean the same", q, k, v, mask=np.zeros((9, 13), bool), bits=np.zeros((1, 1, 9, 2), np.uint8))

@@ -285,8 +285,8 @@ def test_mistakes_raise():
         with pytest.raises(libattn.InvalidError, match=match):
             la.scaled_dot_product_attention(*inputs, **options)
     q, k, v = tensors()
-    with pytest.raises(libattn.InvalidError, match="mask is torch.float32"):
-        la.attention(q, k, v, mask=torch.zeros(9, 13))
+    with pytest.raises(libattn.InvalidError, match="mask is torch.int64"):
+        la.attention(q, k, v, mask=torch.zeros(9, 13, dtype=torch.int64))
     with pytest.raises(libattn.InvalidError, match="the 13 keys"):
         la.attention(q, k, v, mask=torch.ones(9, 12) > 0)
     with pytest.raises(libattn.InvalidError, match="lens_kv"):

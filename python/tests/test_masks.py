@@ -1,0 +1,167 @@
+"""Masks by name, by 0 and -inf, and FlexAttention's BlockMask: the pairs they leave, and what they refuse."""
+import numpy as np
+import pytest
+
+import libattn
+from conftest import close, reference, visible_pairs
+from libattn.masks import causal, chunk, documents, prefix, window
+
+IDS = np.array([[3, 3, 3, 1, 1, 1, 1, 9, 9, 2, 2, 2, 2], [5] * 6 + [6] * 7])
+
+
+def same_document(rows, keys=13, ids=IDS):
+    return (ids[:, None, keys - rows:, None] == ids[:, None, None, :])
+
+
+def cases(rows):
+    lens = np.array([4, 0])
+    below = np.arange(13) < lens[:, None, None, None]
+    both = visible_pairs(rows, 13, causal=True, window=(3, None))
+    return {
+        "causal": (causal, visible_pairs(rows, 13, causal=True)),
+        "window": (window(2, 3), visible_pairs(rows, 13, window=(2, 3))),
+        "windows": (window(2) & window(5, 1), visible_pairs(rows, 13, window=(2, 1))),
+        "chunk": (chunk(4) & causal, visible_pairs(rows, 13, causal=True, chunk=4)),
+        "documents": (documents(IDS), same_document(rows)),
+        "one for all": (documents(IDS[0]), same_document(rows, ids=IDS[:1])),
+        "everything": (causal & window(1024) & documents(IDS), same_document(rows) & visible_pairs(rows, 13, causal=True)),
+        "window of documents": (window(1, 1) & documents(IDS), same_document(rows) & visible_pairs(rows, 13, window=(1, 1))),
+        "two documents": (documents(IDS) & documents(np.arange(13) // 2),
+                          same_document(rows) & same_document(rows, ids=np.arange(13)[None] // 2)),
+        "prefix": ((causal & window(3)) | prefix(lens), both | below),
+        "array": (causal & (IDS > 2)[:, None, None, :].repeat(rows, 2),
+                  visible_pairs(rows, 13, causal=True) & (IDS > 2)[:, None, None, :]),
+        "array before": ((IDS > 2)[:, None, None, :].repeat(rows, 2) & causal,
+                         visible_pairs(rows, 13, causal=True) & (IDS > 2)[:, None, None, :]),
+    }
+
+
+@pytest.mark.parametrize("rows", [9, 13])
+@pytest.mark.parametrize("name", cases(9))
+def test_names(make, name, rows):
+    mask, seen = cases(rows)[name]
+    q, k, v = make(rows=rows)
+    o, lse = libattn.attention(q, k, v, mask=mask, return_lse=True)
+    wanted = reference(q, k, v, seen)
+    close(o, wanted[0])
+    close(lse, wanted[1])
+    grads = libattn.attention_backward(o, q, k, v, o, lse, mask=mask)
+    bits = np.packbits(np.broadcast_to(seen, (2, 1, rows, 13)), -1, bitorder="little")
+    for ours, theirs in zip(grads[:3], libattn.attention_backward(o, q, k, v, o, lse, bits=bits)):
+        close(ours, theirs)
+    assert "forward" in libattn.plan(q, k, v, mask=mask).explain()
+
+
+def test_zero_and_minus_infinity(make):
+    q, k, v = make()
+    seen = np.random.default_rng(1).random((2, 1, 9, 13)) < 0.6
+    for dtype in (np.float32, np.float16, np.float64):
+        added = np.where(seen, dtype(0), dtype(-np.inf))
+        close(libattn.attention(q, k, v, mask=added), reference(q, k, v, seen)[0])
+    with pytest.raises(libattn.InvalidError, match="other than 0 and -inf"):
+        libattn.attention(q, k, v, mask=np.where(seen, 0, -1e9))
+
+
+def test_mistakes(make):
+    q, k, v = make()
+    for match, mistake in (
+            ("joined to causal", lambda: chunk(3) | prefix([1, 2])), ("joined by |", lambda: causal & prefix([1, 2])),
+            ("only a prefix", lambda: causal | window(3)), ("window is", lambda: window(-1)),
+            ("do not go together", lambda: (causal | prefix([1, 2])) & documents(IDS)), ("have a chunk", lambda: chunk(3) & chunk(4)), ("float", lambda: causal & 3.0),
+            ("join those first", lambda: (causal | prefix([1, 2])) & window(3))):
+        with pytest.raises(libattn.InvalidError, match=match):
+            mistake()
+    for match, options in (
+            ("prefix alone", {"mask": prefix([1, 2])}), ("window is given", {"mask": window(3), "window": (1, 1)}),
+            ("causal and window belong", {"mask": causal | prefix([1, 2]), "causal": True}),
+            ("two places", {"mask": documents([1] * 5 + [2] * 3 + [1] * 5)}),
+            ("documents has shape", {"mask": documents(IDS[:, :9])}),
+            ("documents is float64", {"mask": documents(IDS * 1.0)}),
+            ("intervals", {"mask": documents(IDS), "intervals": np.zeros((2, 1, 13, 2), np.int32)})):
+        with pytest.raises(libattn.InvalidError, match=match):
+            libattn.attention(q, k, v, **options)
+    with pytest.raises(libattn.InvalidError, match="cu_lens"):
+        libattn.attention_varlen(q[0], k[0], v[0], [0, 9], [0, 13], mask=documents(IDS[0]))
+
+
+# ---- torch -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", cases(9))
+def test_names_in_torch(make, name):
+    torch = pytest.importorskip("torch")
+    import libattn.torch as la
+
+    mask, seen = cases(9)[name]
+
+    def as_torch(x):
+        return torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x
+
+    mask = mask._replace(documents=tuple(as_torch(x) for x in mask.documents), array=as_torch(mask.array),
+                         prefix=None if mask.prefix is None else as_torch(mask.prefix.astype(np.int32)))
+    q, k, v = (torch.from_numpy(x) for x in make())
+    wanted = reference(q, k, v, seen)[0]
+    close(la.attention(q, k, v, mask=mask), wanted)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda q, k, v: la.attention(q, k, v, mask=mask), fullgraph=True, backend="aot_eager")
+    close(compiled(q, k, v), wanted)
+
+
+def test_documents_made_inside_a_compiled_function(make):
+    torch = pytest.importorskip("torch")
+    import libattn.torch as la
+
+    q, k, v = (torch.from_numpy(x) for x in make())
+    compiled = torch.compile(lambda q, k, v, ids: la.attention(q, k, v, mask=causal & window(4) & documents(ids)),
+                             fullgraph=True, backend="aot_eager")
+    seen = same_document(9) & visible_pairs(9, 13, causal=True, window=(4, None))
+    close(compiled(q, k, v, torch.from_numpy(IDS)), reference(q, k, v, seen)[0])
+
+
+def test_floats_in_torch(make):
+    torch = pytest.importorskip("torch")
+    import libattn.torch as la
+
+    q, k, v = (torch.from_numpy(x) for x in make())
+    seen = torch.rand(2, 4, 9, 13) < 0.6
+    for dtype in (torch.float32, torch.bfloat16):
+        added = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, -torch.inf)
+        close(la.attention(q, k, v, mask=added), reference(q, k, v, seen.numpy())[0])
+    for match, mask in (("other than 0", added - 1), ("int64", seen.long()), ("the 13 keys", seen[..., :12])):
+        with pytest.raises(libattn.InvalidError, match=match):
+            la.attention(q, k, v, mask=mask)
+    with pytest.raises(libattn.InvalidError, match="two places"):
+        la.attention(q, k, v, mask=documents(torch.tensor([1] * 5 + [2] * 3 + [1] * 5)))
+    with pytest.raises(TypeError, match="masks by name"):
+        la.attention(q, k, v, mask="causal")
+
+
+@pytest.mark.parametrize("rows, keys", [(200, 300), (256, 160)])
+@pytest.mark.parametrize("heads", [None, 4])
+def test_block_mask(heads, rows, keys):
+    torch = pytest.importorskip("torch")
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    import libattn.torch as la
+
+    ids = torch.arange(512) // 130
+    asked = []
+
+    def by_document(b, h, i, j):
+        asked.append(1)
+        return (ids[i] == ids[j]) & (i + 40 * h * (heads is not None) >= j - 10 * b)
+
+    mask = flex.create_block_mask(by_document, 2, heads, rows, keys, device="cpu", BLOCK_SIZE=(64, 32))
+    random = np.random.default_rng(3)
+    q, k, v = (torch.from_numpy(random.standard_normal((2, n, 4, 16)).astype("f")) for n in (rows, keys, keys))
+    b, h, i, j = np.ogrid[:2, :4, :rows, :keys]
+    seen = (i // 130 == j // 130) & (i + 40 * h * (heads is not None) >= j - 10 * b)
+    close(la.attention(q, k, v, mask=mask), reference(q, k, v, seen)[0])
+    count = len(asked)
+    la.attention(q, k, v, mask=mask)
+    assert len(asked) == count  # it is kept
+    blocks, bits = la.from_block_mask(mask, rows, keys)
+    dense = np.unpackbits(bits.numpy(), axis=-1, bitorder="little")[..., :keys].astype(bool)
+    assert dense.sum() < seen[:, :dense.shape[1]].sum() and not (dense & ~seen[:, :dense.shape[1]]).any()
+    for match, q in (("200|256", q[:, 1:]), ("neither blocks nor bits", q)):
+        with pytest.raises(libattn.InvalidError, match=match):
+            la.attention(q, k, v, mask=mask, **({"bits": bits} if q.shape[1] == rows else {}))
