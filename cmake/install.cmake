@@ -3,7 +3,7 @@
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
-install(FILES include/attn.h include/attn_napkin.h TYPE INCLUDE)
+install(FILES include/attn.h include/attn_kv.h include/attn_napkin.h TYPE INCLUDE)
 install(FILES ${machine_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/machines)
 install(TARGETS attn_shared attn_static EXPORT attn)
 if(TARGET attn)

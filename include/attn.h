@@ -74,7 +74,8 @@ extern "C" {
     X(ATTN_INVALID, 1, "a field or an argument is out of range or contradicts another")         \
     X(ATTN_UNSUPPORTED, 2, "valid, but not built into this library or not run by this machine") \
     X(ATTN_NO_MEMORY, 3, "the system gave no memory or no thread")                              \
-    X(ATTN_DEVICE_FAILED, 4, "the driver or the compiler of the device reported an error")
+    X(ATTN_DEVICE_FAILED, 4, "the driver or the compiler of the device reported an error")      \
+    X(ATTN_POOL_FULL, 5, "a pool of KV pages (attn_kv.h) has no page or no sequence left")
 
 typedef enum attn_status {
 #define ATTN_STATUS_ENUM(name, value, meaning) name = value,

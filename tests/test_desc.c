@@ -429,6 +429,7 @@ static void words_and_numbers(void **state)
     assert_string_equal(attn_status_name(ATTN_INVALID), "ATTN_INVALID");
     assert_string_equal(attn_status_name(ATTN_UNSUPPORTED), "ATTN_UNSUPPORTED");
     assert_string_equal(attn_status_name(ATTN_NO_MEMORY), "ATTN_NO_MEMORY");
+    assert_string_equal(attn_status_name(ATTN_POOL_FULL), "ATTN_POOL_FULL");
     assert_string_equal(attn_status_name((attn_status)99), "unknown status");
     assert_string_equal(attn_version(), "0.2.0");
     assert_string_equal(attn_decimal(text, 0.1f), "0.1");

@@ -16,7 +16,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 INCLUDE = os.path.join(HERE, "..", "..", "include")
-HEADERS = ("attn.h", "attn_napkin.h")
+HEADERS = ("attn.h", "attn_kv.h", "attn_napkin.h")
 
 
 def run(*command):

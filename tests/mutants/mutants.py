@@ -16,6 +16,7 @@ CUDA = "src/cuda/"
 SM90 = "src/cuda/sm90/"
 MODEL = "src/planner/model.c"
 NAPKIN = "src/napkin/"
+KV = "src/kv/"
 
 MUTANTS = [
     # ranges
@@ -484,4 +485,42 @@ MUTANTS = [
     (SM90 + "backward/pair.h", "barrier_wait(TURN_COME(s, c->at.tiles), TURN_PHASE(c->at.tiles));", "", "folded: sums are taken before the others have added",
      "emulated/sm90_backward_bf16_d192_64_2cta_final_dq"),
     (SM90 + "backward/alone.h", "uniform(s->ds + RING_INDEX(tile, 2) * TILE_DS)", "uniform(s->ds)", "one buffer of dS is read", "emulated/sm90_backward_bf16_d256_64"),
+    # the pool of pages
+    (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = false;", "pool: a fork writes into a shared page", "pool prefix"),
+    (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = pool->refs[*last] > 2 && slots > 0;",
+     "pool: two may write one page", "pool prefix"),
+    (KV + "sequence.c", "if (slots > 0 && pool->node && pool->node[*last].indexed) attn_prefix_remove(pool, *last);", "",
+     "pool: a page that is rewritten stays in the index", "pool prefix"),
+    (KV + "sequence.c", "int64_t need = pages - s->pages + copy;", "int64_t need = pages - s->pages;", "pool: the copy's page is not counted", "pool prefix"),
+    (KV + "sequence.c", "memcpy(attn_pool_tokens(pool, target), attn_pool_tokens(pool, *last), sizeof(int32_t) * (size_t)slots);", ";",
+     "pool: a copied page forgets its tokens", "pool prefix"),
+    (KV + "sequence.c", "if (s->published > full) s->published = full;", "", "pool: what is written anew counts as published", "pool prefix"),
+    (KV + "sequence.c", "for (int32_t i = to; i-- > from;) attn_pool_release(pool, table[i]);",
+     "for (int32_t i = from; i < to; i++) attn_pool_release(pool, table[i]);", "pool: prefixes are evicted from their beginning", "pool prefix"),
+    (KV + "sequence.c", "attn_pool_share(pool, table + s->dropped, s->pages - s->dropped);",
+     "attn_pool_share(pool, table + s->dropped, s->pages - s->dropped - 1);", "pool: a fork's last page is not counted", "pool prefix"),
+    (KV + "sequence.c", "made->dropped = s->dropped, made->published = s->published, made->tail = s->tail;",
+     "made->dropped = s->dropped, made->published = s->published;", "pool: a fork forgets what its dropped pages were", "pool prefix"),
+    (KV + "sequence.c", "attn_pool_room(to) - attn_copies_blocked(copies, to)", "attn_pool_room(to)",
+     "pool: moving takes pages of the list for free ones", "pool prefix"),
+    (KV + "pages.c", "if (!apart(pool, page, id)) continue;", "", "pool: a copy goes to a page that another one of the list reads", "pool prefix"),
+    (KV + "pages.c", "pool->stats.shared -= left == 1;", "", "pool: shared pages are never fewer", "pool prefix"),
+    (KV + "copies.c", "to->mark[target] = 2 * copies->id + 1;", "to->mark[target] = 2 * copies->id;", "pool: targets are not noted as such", "pool prefix"),
+    (KV + "copies.c", "if (copies->count > 0 && (from->list != copies->id || to->list != copies->id))", "if (0)",
+     "pool: two lists are filled in turn", "pool prefix"),
+    (KV + "prefix.c", "memcmp(attn_pool_tokens(pool, page), c->tokens, bytes) == 0", "true", "pool: a collision serves somebody else's keys", "pool prefix"),
+    (KV + "prefix.c", "n->parent == c->parent && n->first == c->first &&", "n->first == c->first &&", "pool: the salt is hashed, not compared", "pool prefix"),
+    (KV + "prefix.c", "n->parent == c->parent && n->first == c->first &&", "n->parent == c->parent &&",
+     "pool: a page in the middle is a beginning", "pool prefix"),
+    (KV + "prefix.c", "n->serial = ++pool->serial;", "n->serial = (uint64_t)page + 1;", "pool: what was evicted and written anew is taken for what it was", "pool prefix"),
+    (KV + "prefix.c", "if (pool->node[page].indexed) attn_prefix_remove(pool, page);", "", "pool: a page stands in the index twice", "pool prefix"),
+    (KV + "prefix.c", "pool->node[page].serial = pool->node[known].serial;", ";", "pool: what follows a page computed twice is not found", "pool prefix"),
+    (KV + "prefix.c", "uint64_t parent = i == 0 ? s->salt : i == s->dropped ? s->tail :", "uint64_t parent = i == 0 ? s->salt :",
+     "pool: publishing after dropped pages looks at page -1", "pool prefix"),
+    (KV + "prefix.c", "if (s->published < s->dropped) return ATTN_OK;", "", "pool: publishes after a gap", "pool prefix"),
+    (KV + "pool.c", "pool->sequence[seq.index].generation != seq.generation", "pool->sequence[seq.index].generation == 0",
+     "pool: a stale handle finds who came after", "pool prefix"),
+    (KV + "pool.c", "*s = (attn_pool_sequence){ .generation = ++pool->generation, .salt = salt };",
+     "*s = (attn_pool_sequence){ .generation = 1, .salt = salt };", "pool: generations repeat", "pool prefix"),
+    (KV + "tables.c", "for (int64_t j = pages; j < width; j++) row[j] = ATTN_NO_PAGE;", "", "pool: what is behind a table is not -1", "pool prefix"),
 ]
