@@ -15,7 +15,7 @@ typedef struct check_buffer {
     size_t map_size;
 } check_buffer;
 
-/* front: data begins right behind the guard page; otherwise it ends right before one. */
+/* front: data begins right after the guard page; otherwise it ends right before one. */
 check_buffer check_buffer_create(size_t size, bool front);
 void check_buffer_refresh(const check_buffer *buffer);
 void check_buffer_destroy(check_buffer *buffer);

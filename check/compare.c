@@ -48,8 +48,8 @@ static int choose_rows(const check_problem *problem, double share, check_row *ro
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-/* What rounding an output, and the scores behind it once, may do: those that count are about as large as the LSE. In an
- * output finer than the inputs, what holding probabilities in two parts of bf16 does. */
+/* What rounding an output, and once the scores that it comes from, may do: those that count are about as large as the
+ * LSE. In an output finer than the inputs, what holding probabilities in two parts of bf16 does. */
 static double slack_of(const attn_desc *desc, double x, double lse)
 {
     double score = isfinite(lse) ? 0x1p-24 * fabs(lse) * fabs(x) : 0;

@@ -50,7 +50,7 @@ typedef struct check_error {
 
 check_reference check_reference_create(const check_problem *problem);
 
-/* The same with naive measured on so many further draws at least: what a little error is to be held against before it
+/* The same with naive measured on so many further draws at least: what a little error is compared with before it
  * is called wrong, since naive's own on one draw may be lucky. */
 check_reference check_reference_create_over(const check_problem *problem, int draws);
 void check_reference_destroy(check_reference *reference);

@@ -1,7 +1,7 @@
 /* Runs on the GPU of problems that lie in the host's memory: for `attn run`, `attn check` and measuring.
  *
  * All arrays, outputs as they are before the run among them, are copied into one piece of device memory, each between
- * stretches of CHECK_FRESH, the workspace behind them and full of it. */
+ * stretches of CHECK_FRESH, the workspace after them and full of it. */
 #ifndef CHECK_DEVICE_H
 #define CHECK_DEVICE_H
 

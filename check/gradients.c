@@ -1,4 +1,4 @@
-/* The gradients of a problem, held against the reference (compare.h has the rule). */
+/* The gradients of a problem, compared with the reference (compare.h has the rule). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,8 +17,8 @@ typedef struct check_grid {
 /* To be freed with free(). */
 check_grid *check_grid_create(uint64_t seed);
 
-/* Case `number` with at most rows_most query rows a sequence; for the backward, where all of it is compared, shortened
- * to what the reference can compute. options get a seed of their own. */
+/* Case `number` with at most rows_most query rows per sequence; for the backward, where all of it is compared,
+ * shortened to what the reference can compute. options get a seed of their own. */
 void check_grid_case(const check_grid *grid, int number, attn_direction direction, int64_t rows_most, attn_desc *desc,
                      check_options *options);
 

@@ -14,7 +14,7 @@ typedef struct check_library {
     const char *(*version)(void);
 } check_library;
 
-/* Fails with the message that stands in the library's error(). */
+/* Fails with the message in the library's error(). */
 attn_status check_library_failed(const check_library *library, attn_status status);
 
 #endif

@@ -49,7 +49,7 @@ static void lay_out(int64_t stride[4], check_layout layout, int64_t rows, int64_
     memcpy(stride, table[layout], sizeof table[layout]);
 }
 
-/* A slice of a larger tensor: axes in one of three orders, gaps behind each, some of them walked backwards. Inputs may
+/* A slice of a larger tensor: axes in one of three orders, gaps after each, some of them walked backwards. Inputs may
  * repeat along axes. Large tensors get small gaps. */
 static void lay_out_slice(uint64_t *state, int64_t stride[4], const int64_t extent[4], bool input)
 {
@@ -117,7 +117,7 @@ static int32_t draw_length(uint64_t *state, int64_t most)
     return (int32_t)(choice == 2 ? 0 : choice == 3 ? 1 : check_below(state, most + 1));
 }
 
-/* Sequences one behind the other; one of them is as long as the descriptor allows, if `total` rows have room for it. */
+/* Sequences back to back; one of them is as long as the descriptor allows, if `total` rows have room for it. */
 static int32_t *draw_starts(check_problem *problem, uint64_t *state, int64_t most, int64_t total)
 {
     int64_t batch = problem->resolved.batch;

@@ -21,11 +21,11 @@
     X(CHECK_SPIKED, "spiked")   /* a key in 50 scores 60 or -60 */           \
     X(CHECK_ONE_HOT, "one-hot") /* v[j] has a 1 at j % dim_v: the output is P, and 0 where nothing is seen */
 
-#define CHECK_LAYOUT_LIST(X)                                                    \
-    X(CHECK_PACKED, "packed")                                                   \
-    X(CHECK_HEAD_MAJOR, "head-major")                                           \
-    X(CHECK_PADDED, "padded")     /* gaps behind each head, row and sequence */ \
-    X(CHECK_REVERSED, "reversed") /* negative row stride */                     \
+#define CHECK_LAYOUT_LIST(X)                                                   \
+    X(CHECK_PACKED, "packed")                                                  \
+    X(CHECK_HEAD_MAJOR, "head-major")                                          \
+    X(CHECK_PADDED, "padded")     /* gaps after each head, row and sequence */ \
+    X(CHECK_REVERSED, "reversed") /* negative row stride */                    \
     X(CHECK_REPEATED, "repeated") /* one q, k and v for all sequences: stride 0 */
 
 /* The interval vectors' meaning (FlashMask's table) and their count; X(enumerator, name, causal, vectors). */
@@ -71,7 +71,7 @@ typedef struct check_options {
     bool bias_infinite; /* the bias holds -inf, over whole rows too */
     bool no_lse;        /* ATTN_BACKWARD: no grad_lse */
     bool few;           /* ATTN_BACKWARD: neither grad_bias nor grad_alibi nor grad_sink */
-    bool front;         /* guard pages before the tensors rather than behind */
+    bool front;         /* guard pages before the tensors rather than after */
     bool fast;          /* elements from a table of normal numbers, which is drawn once */
     int shift;          /* bytes by which tensors on a GPU miss a boundary of 16; 0: every fourth seed's by 2 */
     uint64_t strides;   /* draws strides for each tensor in place of the layout's; 0: none */

@@ -1,4 +1,4 @@
-/* The generator behind every generated input: SplitMix64, the same numbers on every machine. */
+/* The generator of every generated input: SplitMix64, the same numbers on every machine. */
 #ifndef CHECK_RANDOM_H
 #define CHECK_RANDOM_H
 

@@ -291,7 +291,7 @@ static void draw_strategy(uint64_t *state, const attn_desc *desc, check_options 
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-typedef struct taker {
+typedef struct candidate {
     const char *name;
     attn_isa isa;
     attn_direction direction;
@@ -299,31 +299,31 @@ typedef struct taker {
     int dtypes; /* bits */
     int64_t dim, dim_v, rows;
     bool some; /* rows and keys */
-} taker;
+} candidate;
 
 /* The device's kernel i, if this machine runs it; false: there are no more. */
-static bool taker_at(attn_device device, int i, taker *t)
+static bool candidate_at(attn_device device, int i, candidate *t)
 {
     int count;
-    *t = (taker){ .name = NULL };
+    *t = (candidate){ .name = NULL };
     if (device == ATTN_CUDA) {
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
-        *t = (taker){ k->name,  ATTN_ISA_AUTO, attn_cuda_direction(k), k->features, 1 << k->dtype, k->dim,
-                      k->dim_v, INT64_MAX,     attn_cuda_is_line(k) };
+        *t = (candidate){ k->name,  ATTN_ISA_AUTO, attn_cuda_direction(k), k->features, 1 << k->dtype, k->dim,
+                          k->dim_v, INT64_MAX,     attn_cuda_is_line(k) };
         return true;
     }
     const attn_cpu_kernel *k = attn_cpu_kernels(&count) + i;
     if (i >= count) return false;
     if (k->ops == NULL || !attn_isa_available(k->isa)) return true;
-    *t = (taker){
+    *t = (candidate){
         k->name,    k->isa,     k->form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD, k->features, (int)k->dtypes,
         k->dim_max, k->dim_max, k->form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX,   false
     };
     return true;
 }
 
-static bool takes(const taker *t, const attn_desc *d)
+static bool takes(const candidate *t, const attn_desc *d)
 {
     if (!t->name || t->direction != d->direction || !(t->dtypes >> d->dtype & 1)) return false;
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
@@ -331,7 +331,7 @@ static bool takes(const taker *t, const attn_desc *d)
 }
 
 /* What a kernel leaves of a problem. */
-static void fit(uint64_t *state, const taker *t, attn_desc *d, check_options *o)
+static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options *o)
 {
     if (!t->name) return;
     d->direction = t->direction;
@@ -351,11 +351,11 @@ static void fit(uint64_t *state, const taker *t, attn_desc *d, check_options *o)
 /* One of those that take the problem; if none does, of those of its direction, which then gets what it takes of it. */
 static void name_kernel(uint64_t *state, const check_random_limits *limits, attn_desc *d, check_options *o)
 {
-    taker t, chosen = { .name = NULL };
+    candidate t, chosen = { .name = NULL };
     const char *wanted = limits->kernel;
     int seen = 0;
     bool fitted = check_chance(state, 50);
-    for (int i = 0; taker_at(limits->device, i, &t); i++) {
+    for (int i = 0; candidate_at(limits->device, i, &t); i++) {
         if (!t.name || (wanted ? strcmp(wanted, t.name) != 0 : t.direction != d->direction)) continue;
         if (!wanted && !fitted && !takes(&t, d)) continue;
         if (check_below(state, ++seen) == 0) chosen = t;

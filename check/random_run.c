@@ -1,4 +1,4 @@
-/* A random problem run and held against the reference. */
+/* A random problem run and compared with the reference. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "check/device.h"
 #include "check/random_problem.h"
 
-/* Errors above what is allowed are held against unfused attention's on so many draws: of thousands of problems some
+/* Errors above what is allowed are compared with unfused attention's on so many draws: of thousands of problems some
  * have it lucky, the more so the fewer elements there are. What is left of them may be half as far again as the rule
  * allows: the greatest error of so many problems is that of a row that further draws hardly meet. */
 static const double rare_most = 1.5;

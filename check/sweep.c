@@ -160,11 +160,11 @@ static void run_problem(check_sweep *sweep, int number, const attn_desc *desc, c
                         attn_form form, int only, bool narrow)
 {
     check_problem problem;
-    bool takers[CHECK_REPORTS], wanted = false;
+    bool users[CHECK_REPORTS], wanted = false;
     for (int i = 0; i < sweep->count; i++) {
-        takers[i] = takes(&sweep->reports[i], form, desc) && (!narrow || is_narrow(&sweep->reports[i])) &&
-                    (only < 0 || only == i);
-        wanted |= takers[i];
+        users[i] = takes(&sweep->reports[i], form, desc) && (!narrow || is_narrow(&sweep->reports[i])) &&
+                   (only < 0 || only == i);
+        wanted |= users[i];
     }
     if (!wanted) return;
     if (check_problem_create(&problem, desc, options) != ATTN_OK) {
@@ -172,12 +172,12 @@ static void run_problem(check_sweep *sweep, int number, const attn_desc *desc, c
         snprintf(error.message, sizeof error.message, "refused: %s", attn_error());
         problem.desc = *desc, problem.options = *options;
         for (int i = 0; i < sweep->count; i++)
-            if (takers[i]) record(&sweep->reports[i], number, &error, &problem, NULL);
+            if (users[i]) record(&sweep->reports[i], number, &error, &problem, NULL);
         return;
     }
     check_reference reference = check_reference_create(&problem);
     for (int i = 0; i < sweep->count; i++)
-        if (takers[i])
+        if (users[i])
             run_kernel(&sweep->reports[i], number, &problem, &reference, sweep->strategy,
                        only >= 0 || sweep->reports[i].planned++ % DRAWN_OF == 0);
     check_reference_destroy(&reference);

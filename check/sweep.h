@@ -37,7 +37,7 @@ check_sweep check_sweep_create(const check_grid *grid, attn_device device, const
 /* Leaves out the other direction: its kernels, and the planner's choices for it. */
 void check_sweep_only(check_sweep *sweep, attn_direction direction);
 
-/* One case: as it stands for kernels that prefill, with few query rows for those that decode, backward for those that
+/* One case: as it is for kernels that prefill, with few query rows for those that decode, backward for those that
  * compute gradients; a GPU's that compute the forward get the first two. */
 void check_sweep_case(check_sweep *sweep, int number);
 

@@ -94,7 +94,7 @@ typedef struct attn_bench_case {
     attn_desc baseline;        /* of the same tensors */
     char baseline_strategy[64];
     attn_bench_kind kind;
-    int sequences; /* on a GPU: packed ones, or documents one behind the other; 0: as desc says */
+    int sequences; /* on a GPU: packed ones, or documents back to back; 0: as desc says */
     int32_t lens[ATTN_BENCH_SEQUENCES];
 } attn_bench_case;
 

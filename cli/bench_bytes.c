@@ -98,7 +98,7 @@ static bool kept(int64_t row_block, int64_t key_block)
     return (double)(x >> 11) * 0x1p-53 < share;
 }
 
-/* item->mask: "memory:BYTES", and behind it, where blocks are left out, " kept:SHARE". */
+/* item->mask: "memory:BYTES", and after it, where blocks are left out, " kept:SHARE". */
 bool attn_bench_theorem(const attn_bench_case *item, attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;

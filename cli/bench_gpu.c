@@ -36,7 +36,7 @@ static attn_desc tensors_of(const attn_desc *desc)
     return d;
 }
 
-/* Key j of a document is hidden from all rows behind its last. */
+/* Key j of a document is hidden from all rows after its last. */
 static bool fill_intervals(bench *b)
 {
     const attn_bench_case *item = b->item;

@@ -133,7 +133,7 @@ static void shapes(grid *g, attn_dtype dtype)
     }
 }
 
-/* Causal masks over many keys that hide most of them: a window, and documents one behind the other. */
+/* Causal masks over many keys that hide most of them: a window, and documents back to back. */
 static void sparse(grid *g, attn_dtype dtype)
 {
     static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };

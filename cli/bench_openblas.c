@@ -1,4 +1,4 @@
-/* OpenBLAS as a peer: found when running, its tensors, the choice of its forms, and its answer held against ours.
+/* OpenBLAS as a peer: found when running, its tensors, the choice of its forms, and its answer compared with ours.
  * Contract: bench_openblas.h. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 /* Standard attention, forward and backward, as a framework without fused kernels runs it for training: the
  * probabilities of all heads are kept from the forward for the backward, and their gradients become those of the scores
- * in place. Two matrices of rows x keys a head is the least such a framework holds; one that does not work in place
+ * in place. Two matrices of rows x keys per head is the least such a framework holds; one that does not work in place
  * holds three. */
 #include <math.h>
 #include <stdlib.h>

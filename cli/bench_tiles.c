@@ -100,7 +100,7 @@ static void add_all(sweep *s)
 
 /* ---- the sweep ----------------------------------------------------------------------------- */
 
-/* Every candidate once a round; those that were far behind after the first are left out. */
+/* Every candidate once per round; those that were far slower in the first are left out. */
 static attn_status measure(sweep *s, int rounds, double budget)
 {
     double best = 0;

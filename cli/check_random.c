@@ -62,7 +62,7 @@ static void write_command(const record *r, uint64_t number, const int *steps, in
         n += snprintf(text + n, size - (size_t)n, "%s%d", i ? "," : " --shrunk ", steps[i]);
 }
 
-/* What stands on the screen if the process ends within a problem. */
+/* What is on the screen if the process ends within a problem. */
 static char now[COMMAND + 100];
 
 static void end_within(int number)

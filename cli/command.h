@@ -34,7 +34,7 @@ int attn_report_usage(const char *name);
 /* The same for a failure of the work itself; returns ATTN_EXIT_FAILURE. */
 int attn_report_failure(const char *name);
 
-/* Fails with "WHERE: " before the message that stands in attn_error(). */
+/* Fails with "WHERE: " before the message in attn_error(). */
 attn_status attn_fail_in(attn_status status, const char *where);
 
 /* "f32", "f16", "bf16". */

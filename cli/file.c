@@ -1,4 +1,4 @@
-/* See file.h. Temporaries' names stand in static slots so that the signal handler can remove them. */
+/* See file.h. Temporaries' names are in static slots so that the signal handler can remove them. */
 #define _DEFAULT_SOURCE
 #include "file.h"
 

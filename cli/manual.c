@@ -39,7 +39,7 @@ static const char *choices(const attn_option *option)
     return NULL;
 }
 
-/* Whether a path stands there. */
+/* Whether a path is there. */
 static bool takes_file(const attn_option *option)
 {
     const char *argument = option->argument;
@@ -179,7 +179,7 @@ static void print_bash(FILE *out, const attn_entry *entries, int count)
 
 /* ---- zsh and fish -------------------------------------------------------------------------- */
 
-/* Help's first line inside single quotes, each character of `special` behind a backslash. */
+/* Help's first line inside single quotes, each character of `special` after a backslash. */
 static void quote(FILE *out, const char *text, const char *special)
 {
     for (const char *c = text; *c && *c != '\n'; c++) {

@@ -5,7 +5,7 @@
 
 #include "command.h"
 
-/* A word behind `attn`. */
+/* A word after `attn`. */
 typedef struct attn_entry {
     const char *name, *summary;
     int (*run)(int argc, char **argv);

@@ -9,10 +9,10 @@
 /* How long a file is that begins so: an attn_file_extent. */
 attn_status attn_npy_extent(const void *bytes, size_t size, uint64_t *need);
 
-/* Reads the file whose bytes these are; array->data points into them. The data must be there, and nothing behind it. */
+/* Reads the file whose bytes these are; array->data points into them. The data must be there, and nothing after it. */
 attn_status attn_npy_parse(const void *bytes, size_t size, attn_array *array);
 
-/* Writes the header of an array (a version 1.0 one, so that the data behind it is 64-byte aligned) and returns its
+/* Writes the header of an array (a version 1.0 one, so that the data after it is 64-byte aligned) and returns its
  * length. */
 enum { ATTN_NPY_HEADER_MOST = 512 };
 size_t attn_npy_header(const attn_array *array, char header[ATTN_NPY_HEADER_MOST]);

@@ -58,7 +58,7 @@ static attn_status unknown_option(const attn_command *command, const char *word)
     return attn_fail(ATTN_INVALID, "unknown option %.60s", word);
 }
 
-/* The option that `word` names, and behind '=' its value; -1: none. */
+/* The option that `word` names, and after '=' its value; -1: none. */
 static int find_option(const attn_command *command, const char *word, const char **value)
 {
     for (int i = 0; i < command->count; i++) {

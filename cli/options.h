@@ -10,7 +10,7 @@
  * code;
  *
  * An option is written --name VALUE, --name=VALUE, or with its letter -n VALUE; at most once each. Nothing else may
- * stand on the command line, but for the value of the option whose letter is ATTN_OPERAND. Numbers are whole texts:
+ * are on the command line, but for the value of the option whose letter is ATTN_OPERAND. Numbers are whole texts:
  * "12x", "", " 1", "nan" and "1e999" are refused. Lengths, counts and windows may end in k, m or g: 4k is 4096. */
 #ifndef ATTN_CLI_OPTIONS_H
 #define ATTN_CLI_OPTIONS_H
@@ -40,7 +40,7 @@ typedef struct attn_command {
     const char *usage; /* what follows "attn NAME" */
     const attn_option *options;
     int count;
-    const char *details; /* printed behind the options: shapes, examples */
+    const char *details; /* printed after the options: shapes, examples */
 } attn_command;
 
 /* Any 64 bits, in decimal or 0x hexadecimal. */

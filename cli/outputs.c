@@ -71,7 +71,7 @@ static attn_status create_npy(attn_outputs *outputs, attn_result *r)
     return status;
 }
 
-/* All results of the first one's path. float32 stands first: behind 16-bit elements it might not be aligned. */
+/* All results of the first one's path. float32 comes first: after 16-bit elements it might not be aligned. */
 static attn_status create_tensors(attn_outputs *outputs, attn_result *first, attn_result *end)
 {
     const char *names[ATTN_OUTPUTS_MOST];

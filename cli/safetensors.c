@@ -105,7 +105,7 @@ static attn_status read_field(attn_json_reader *reader, entry *e, const char *ke
     return malformed("data_offsets is not an array of two whole numbers");
 }
 
-/* The members of an object: calls read(context, key) behind each key's colon. */
+/* The members of an object: calls read(context, key) after each key's colon. */
 static attn_status read_object(attn_json_reader *reader, attn_status (*read)(void *context, const char *key),
                                void *context)
 {
@@ -321,7 +321,7 @@ attn_status attn_safetensors_parse(const void *bytes, size_t size, const char *c
     return attn_fail(ATTN_INVALID, "%lld bytes too many after the last tensor", (long long)(h.data_size - end));
 }
 
-/* One tensor's entry into text[0 .. room), as snprintf; *at moves on behind its data. */
+/* One tensor's entry into text[0 .. room), as snprintf; *at moves on past its data. */
 static size_t write_entry(char *text, size_t room, const char *name, const attn_array *a, int64_t *at)
 {
     const char *dtype = "";
@@ -341,7 +341,7 @@ static size_t write_entry(char *text, size_t room, const char *name, const attn_
 
 size_t attn_safetensors_header(const char *const *names, const attn_array *arrays, int count, char *bytes, size_t room)
 {
-    size_t length = 8 + 1; /* behind the length, '{' or ',' before each entry, and '}' */
+    size_t length = 8 + 1; /* after the length, '{' or ',' before each entry, and '}' */
     int64_t at = 0;
     for (int i = 0; i < count; i++)
         length += write_entry(NULL, 0, names[i], &arrays[i], &at) + 1;

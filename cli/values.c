@@ -12,7 +12,7 @@
 
 #define UNITS " (k: times 1024, m: times 1024 k, g: times 1024 m)"
 
-/* Digits, with a sign or not, and behind them nothing, or one of `units`: k, m, g for 2^10, 2^20, 2^30. */
+/* Digits, with a sign or not, and after them nothing, or one of `units`: k, m, g for 2^10, 2^20, 2^30. */
 static bool read_number(const char *text, const char *units, int64_t low, int64_t high, int64_t *value)
 {
     size_t sign = text[0] == '-', digits = strspn(text + sign, "0123456789");

@@ -1,5 +1,5 @@
 # The commit that results name: attn_commit.h, made anew at every build (and touched only when it changes).
-# Included behind attn_command it adds that step; run as a script it is that step. Committed results themselves do not
+# Included after attn_command it adds that step; run as a script it is that step. Committed results themselves do not
 # make a tree dirty.
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   set(commit_header ${CMAKE_CURRENT_BINARY_DIR}/commit/attn_commit.h)

@@ -1,7 +1,7 @@
 /* Three documents packed into one sequence, which must not see one another, in two ways that give the same answer:
  *
  *   intervals  FlashMask: each key names the row from which on it is hidden: the end of its document. The mask costs
- *              4 bytes a key, and hidden tiles are skipped, not computed;
+ *              4 bytes per key, and hidden tiles are skipped, not computed;
  *   varlen     the documents as sequences of a packed batch (cu_lens). */
 #include <math.h>
 #include <stdio.h>

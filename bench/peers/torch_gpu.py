@@ -1,6 +1,6 @@
 """Attention of PyTorch on the first GPU as a peer of `attn bench --device cuda`, which starts this as a child process.
 
-Requests on stdin, one a line, each answered by one line on stdout:
+Requests on stdin, one per line, each answered by one line on stdout:
     setup BACKEND PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V MASK LEFT FA3 packed|apart [LEN ...]
                 -> ok | error WHY
     run CALLS   -> seconds, the median of the calls
@@ -9,7 +9,7 @@ The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
 BACKEND is cudnn, fa2 or math (scaled_dot_product_attention held to it), flex (compiled FlexAttention) or fa3
 (flash_attn_interface from the folder FA3). PASS is fwd, bwd (from a forward that is not timed) or fwdbwd. MASK is full,
 causal, window (causal, LEFT keys before the row's own) or documents (causal within runs of LEN keys). packed: sequences
-of LEN rows and keys one behind the other, each by itself. Tensors are contiguous, random normal, in the order of axes that
+of LEN rows and keys back to back, each by itself. Tensors are contiguous, random normal, in the order of axes that
 suits the backend. A call is timed between two events, L2 overwritten before.
 """
 

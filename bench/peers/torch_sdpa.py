@@ -1,6 +1,6 @@
 """PyTorch's scaled_dot_product_attention on the CPU as a peer of `attn bench`, which starts this as a child process.
 
-Requests on stdin, one a line, each answered by one line on stdout:
+Requests on stdin, one per line, each answered by one line on stdout:
     setup PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V CAUSAL THREADS   -> ok FORM | error WHY
     run CALLS                                                                          -> seconds a call
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.

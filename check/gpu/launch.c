@@ -20,7 +20,7 @@ static int64_t pairs_most = PAIRS_MOST;
 static const double pair_work = 64, small_work = 1.2e7, host_work_most = 8e6, gpu_work_most = 1e8, element_work = 4,
                     gpu_element_work = 64;
 
-/* ---- the GPU, or what stands for it ---------------------------------------------------------- */
+/* ---- the GPU, or its stand-in ---------------------------------------------------------------- */
 
 #ifdef CHECK_GPU_CUBIN
 __asm__(".pushsection .rodata\n.balign 64\ncheck_gpu_cubin:\n.incbin \"" CHECK_GPU_CUBIN "\"\n.byte 0\n.popsection");

@@ -11,7 +11,7 @@ enum {
 };
 
 /* Query rows come in tiles of `tile_rows` rows of one head, numbered by (batch, head, tile). A launch works on the
- * tiles [first, first + tiles). What it keeps of each pair stands in a row of `len_kv` elements a query row: double
+ * tiles [first, first + tiles). What it keeps of each pair is in a row of `len_kv` elements per query row: double
  * precision in m, kept and ds, unfused attention's in the arrays beside them. */
 typedef struct check_gpu_params {
     attn_desc desc; /* resolved */
@@ -22,7 +22,7 @@ typedef struct check_gpu_params {
     double *kept, *ds;
     float *m_naive, *kept_naive, *ds_naive;
 
-    double *lse, *o, *delta, *sink_share; /* (batch, head, row), o with dims behind */
+    double *lse, *o, *delta, *sink_share; /* (batch, head, row), o with dims last */
     float *delta_naive, *sink_share_naive;
 
     /* Of products with m (or kept): the tensor on the other side, its type, strides and dims; the sums, and the type

@@ -8,7 +8,7 @@
  *     logits = head (norm(x) * norm)         norm(x) = x / sqrt(mean of x^2)
  *
  * Everything is f32 and row-major: weights are (out, in), activations (token, channel), and the tokens of a batch stand
- * one sequence behind the other. Channel h * dim / heads is the first of head h, so that q, k, v and o are what libattn
+ * sequences back to back. Channel h * dim / heads is the first of head h, so that q, k, v and o are what libattn
  * calls (batch, row, head, dim), packed.
  *
  * weights.c   what is learned, and how it starts          layers.c     each step above, forward and backward
@@ -74,7 +74,7 @@ struct gpt_attention {
     int64_t bytes; /* that it holds, inputs and outputs apart */
 };
 
-/* Keeps one number a row for the backward: its log-sum-exp. NULL and attn_error() if libattn refuses. */
+/* Keeps one number per row for the backward: its log-sum-exp. NULL and attn_error() if libattn refuses. */
 gpt_attention *gpt_attention_new(const gpt_shape *shape, int64_t batch, int64_t rows, bool backward);
 
 /* Keeps all probabilities of all layers for the backward: layers * batch * heads * rows^2 of them. */
@@ -108,7 +108,7 @@ void gpt_embed_backward(float *dembed, const float *dx, const uint8_t *bytes, in
 /* The mean of -ln softmax(logits)[target]; logits become its gradient. row_loss: tokens numbers. */
 double gpt_loss(float *logits, float *row_loss, const uint8_t *targets, int64_t tokens);
 
-/* exp(scale (x - greatest x)) in place, and the sum. Up to 15 numbers behind the row are overwritten. */
+/* exp(scale (x - greatest x)) in place, and the sum. Up to 15 numbers after the row are overwritten. */
 float gpt_softmax(float *row, int64_t count, float scale);
 
 /* ---- the model (model.c) ------------------------------------------------------------------- */
@@ -230,7 +230,7 @@ typedef struct gpt_reader gpt_reader;
 gpt_reader *gpt_reader_new(const gpt_shape *shape, int64_t context, int64_t capacity);
 void gpt_reader_free(gpt_reader *reader);
 
-/* Reads on, count >= 1; returns the logits behind each of these bytes, to be used before the next call. */
+/* Reads on, count >= 1; returns the logits after each of these bytes, to be used before the next call. */
 const float *gpt_read(gpt_reader *reader, const gpt_weights *weights, const uint8_t *bytes, int64_t count);
 
 /* Prints the prompt, not empty, and `count` bytes that follow it. temperature 0: the likeliest byte each time. */

@@ -34,7 +34,7 @@ static const attn_option options[] = {
     { "layers", 0, "N", attn_parse_count, AT(layers), "layers (4)" },
     { "dim", 0, "N", attn_parse_count, AT(dim), "channels of the residual stream (128)" },
     { "heads", 0, "N", attn_parse_count, AT(heads), "attention heads, which share the channels (2)" },
-    { "context", 0, "N", attn_parse_count, AT(context), "bytes a sequence (256)" },
+    { "context", 0, "N", attn_parse_count, AT(context), "bytes per sequence (256)" },
     { "batch", 0, "N", attn_parse_count, AT(batch), "sequences a step (1)" },
     { "steps", 0, "N", attn_parse_count, AT(steps), "training steps (1000); with --resume the number in all" },
     { "seconds", 0, "S", attn_parse_positive, AT(seconds), "as many steps as fit into this time instead" },

@@ -12,7 +12,7 @@ _WANT = (("o",), ("o", "lse"))
 Window = Optional[Tuple[Optional[int], Optional[int]]]
 
 _OPTIONS = """
-    Masks. Row i stands at t = i + len_kv - len_q among the keys: the last row sees the last key. Masks intersect, but
+    Masks. Row i is at t = i + len_kv - len_q among the keys: the last row sees the last key. Masks intersect, but
     for prefix. A row that sees no key has o = 0 and lse = -inf.
 
         causal         key j is visible iff j <= t

@@ -1,6 +1,6 @@
 """The C library by ctypes: its structs and functions as include/attn.h declares them, and its statuses as exceptions.
 
-Everything else in this package goes through here. The layouts are held against a C compiler's by
+Everything else in this package goes through here. The layouts are compared with a C compiler's by
 python/tests/test_layout.py.
 """
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ._tensor import Layout, View, address, empty, layout, packed, see, signatur
 
 class Blocks(NamedTuple):
     """Block-sparse lists (ATTN_BLOCKS), all int32: rows and keys are a block's size; R = ceil(len_q / rows), C =
-    ceil(len_kv / keys). For each row block its visible key blocks, rising, stand in the first count places.
+    ceil(len_kv / keys). For each row block its visible key blocks, rising, are in the first count slots.
 
     full_count, partial_count: (1 or batch, 1 or heads_q, R); full, partial: (the same, R, C). A full block is seen by
     all of its rows, a partial one as `bits` or `mask` says. Either pair may be None.

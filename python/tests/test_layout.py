@@ -1,4 +1,4 @@
-"""The ctypes structs are those of attn.h: tests/abi/attn.abi, which the C tests hold against a compiler, lists each
+"""The ctypes structs are those of attn.h: tests/abi/attn.abi, which the C tests compare with a compiler, lists each
 field's offset and size and each value."""
 import ctypes
 import pathlib

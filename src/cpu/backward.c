@@ -38,7 +38,7 @@ static int64_t items_of(const attn_plan *plan)
     return plan->desc.batch * plan->desc.heads_kv * plan->choice.splits;
 }
 
-/* Of grad_q: one an item where units are split, else one a thread. */
+/* Of grad_q: one per item where work items are split, else one per thread. */
 static int64_t slots_of(const attn_plan *plan)
 {
     int64_t items = items_of(plan), threads = plan->choice.threads;

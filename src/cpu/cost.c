@@ -2,12 +2,12 @@
  * measures (machines/).
  *
  * All three forms read every tensor once from memory and lay what they pack where L3 is. From there into L2 come, in
- * the forward, a head's keys and values once a tile of rows; in the backward rows and their gradients once a tile of
+ * the forward, a head's keys and values once per Q tile; in the backward rows and their gradients once per tile of
  * keys. Inside L2 each product of a tile is a matmul whose panels stay in L1 while strips pass (planner/model.h).
  *
  * Prefill, a pair of query and key: (dim_qk + dim_v) multiply-adds and one exponential. Decode, a key: read once for
  * the whole group; one dot product and one addition a row. Gradient, a pair: three products over dim_qk and two over
- * dim_v, one exponential; rows packed once a part of the keys, or once a tile. Parts of a KV head's keys, so that
+ * dim_v, one exponential; rows packed once per part of the keys, or once per tile. Parts of a KV head's keys, so that
  * threads have the same number of them, cost the sums of grad_q they are added to. */
 #include "cpu/cost.h"
 
@@ -200,7 +200,7 @@ static void prefill_cost(const attn_desc *d, const attn_host *host, const attn_c
     double head = (double)(c->segment_keys * (d->dim_qk + d->dim_v)) * packed_size(k);
     double far = attn_tensor_bytes(d, (double)d->len_kv), held = attn_model_live(&m, &p, 1);
     if (held + 2 * head > l2_bytes(host)) far += packed * packed_size(k); /* what is packed goes out, */
-    if (held + head > l2_bytes(host))                                     /* and comes in once a tile of rows */
+    if (held + head > l2_bytes(host))                                     /* and comes in once per Q tile */
         far += attn_model_crossing(&m, &p, 1, ATTN_ARRAY_K) + attn_model_crossing(&m, &p, 1, ATTN_ARRAY_V);
     if (held > l2_bytes(host)) far += cache * (1 - l2_bytes(host) / held); /* what does not stay comes again */
     set_levels(c, attn_tensor_bytes(d, (double)d->len_kv), far, cache);

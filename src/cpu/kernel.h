@@ -19,7 +19,7 @@ enum {
     ATTN_UNIT_KEYS = 128,       /* keys that bf16 pairs take at once */
     ATTN_PAIRS_ROWS_MOST = 384, /* query rows of a prefill tile of bf16 pairs */
     ATTN_PAIRS_ROWS = 96,       /* a multiple of every strip and depth of bf16 pairs */
-    ATTN_DECODE_ROWS = 16,      /* query rows a head that DECODE takes */
+    ATTN_DECODE_ROWS = 16,      /* query rows per head that DECODE takes */
     ATTN_DECODE_TILE = 128,     /* keys of a decode tile */
     ATTN_GRADIENT_LEAST = 48,   /* least keys of a gradient tile, but for the last */
     ATTN_GRADIENT_TILE = 192,   /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
@@ -116,10 +116,10 @@ typedef struct attn_backward_task {
     void *grad_k, *grad_v; /* row 0 of the KV head, or NULL */
     int64_t grad_k_row, grad_v_row;
     float *grad_q; /* row 0 of the first query head; rows attn_gradient_pitch(dim_qk) apart, heads grad_q_head apart; */
-    int64_t grad_q_head; /* behind the last head ATTN_GRADIENT_SLACK rows to spare, to which zeros may be added */
+    int64_t grad_q_head; /* after the last head ATTN_GRADIENT_SLACK rows to spare, to which zeros may be added */
     float *grad_bias;    /* element (0, 0) of the first query head, or NULL */
     int64_t grad_bias_head, grad_bias_row, grad_bias_key; /* its strides, 0 where it repeats */
-    double *grad_alibi;                                   /* one a query head, or NULL */
+    double *grad_alibi;                                   /* one per query head, or NULL */
     float *rows;    /* attn_backward_rows floats, 64-byte aligned: as the kernel's `rows` packed them; or NULL */
     float *scratch; /* attn_backward_scratch floats, 64-byte aligned */
 } attn_backward_task;

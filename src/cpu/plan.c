@@ -149,7 +149,7 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
 }
 
 /* Of each form the fastest: the first that can in the table, which is best first, or, unless isa asks for it, one
- * behind it that is predicted clearly faster: of a lesser instruction set, whose tiles a mask cuts finer. Portable code
+ * after it that is predicted clearly faster: of a lesser instruction set, whose tiles a mask cuts finer. Portable code
  * is not. */
 static void fastest_of_form(const attn_plan *plan, const attn_host *host, attn_isa isa, attn_form form,
                             const attn_cpu_kernel **best, attn_choice *choice, const char **why_not)

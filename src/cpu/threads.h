@@ -1,4 +1,4 @@
-/* One parallel loop behind everything: on the caller's pool, or a small one of ours.
+/* One parallel loop under everything: on the caller's pool, or a small one of ours.
  *
  * Ours grows to the greatest count any plan asked for and is shared by all plans and callers. A loop publishes itself;
  * idle workers join it; the caller always takes part and never waits for a worker that has not come. So a loop ends

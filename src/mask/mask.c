@@ -148,7 +148,7 @@ bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int6
     return false;
 }
 
-/* The first row whose run `which` ends behind key0, or, with `starts`, whose run begins at or behind key1. Ends and
+/* The first row whose run `which` ends after key0, or, with `starts`, whose run begins at or after key1. Ends and
  * starts never fall from row to row. */
 static int64_t first_row(const attn_mask_view *view, int which, bool starts, int64_t key)
 {

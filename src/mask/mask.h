@@ -36,7 +36,7 @@ typedef struct attn_mask_view {
     int64_t left, right, chunk, prefix; /* INT64_MAX / 4 where unbounded */
     const int32_t *intervals;           /* of this head; NULL without ATTN_INTERVALS */
     int64_t interval_vectors;
-    const attn_interval_node *nodes;     /* levels behind one another, leaves first */
+    const attn_interval_node *nodes;     /* levels back to back, leaves first */
     int64_t interval_keys;               /* keys the summary was built for: desc.len_kv */
     const int32_t *lists[2], *counts[2]; /* full, partial; of this head; NULL without */
     int64_t block_rows, block_keys, block_columns;

@@ -222,7 +222,7 @@ static bool prune(search *s)
     return good;
 }
 
-/* Puts kernels behind those whose results they load. False: they wait for each other. */
+/* Puts kernels after those whose results they load. False: they wait for each other. */
 static bool order(attn_derivation *v)
 {
     for (int placed = 0; placed < v->kernels; placed++) {

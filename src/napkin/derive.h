@@ -34,7 +34,7 @@ typedef enum attn_nap_tile_sort {
     ATTN_NAP_INPUT,   /* loaded: an array */
     ATTN_NAP_STORED,  /* loaded: what an earlier kernel stored */
     ATTN_NAP_INNER,   /* a map, or a reduction within the tile */
-    ATTN_NAP_ACCRUED, /* a reduction over the stream; of an accumulator: its states, one behind the other */
+    ATTN_NAP_ACCRUED, /* a reduction over the stream; of an accumulator: its states, one after the other */
     ATTN_NAP_SHIFT    /* what an exponent is shifted by, and then what its sums are rescaled by */
 } attn_nap_tile_sort;
 

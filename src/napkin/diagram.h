@@ -211,7 +211,7 @@ void attn_nap_forget(attn_nap_values *values);
 
 /* ---- reading (lex.c, parse.c) ---- */
 
-/* The text of a .nap file, checked: names, indices, sizes. ATTN_INVALID: what was expected or is wrong, behind
+/* The text of a .nap file, checked: names, indices, sizes. ATTN_INVALID: what was expected or is wrong, after
  * "WHERE:LINE:COLUMN: ". The caller frees the diagram with free(). */
 attn_status attn_diagram_parse(const char *where, const char *text, size_t size, attn_diagram **diagram);
 

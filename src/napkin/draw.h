@@ -53,7 +53,7 @@ typedef struct attn_nap_wire {
     int port;   /* how far below the upper edge of its box it ends */
 } attn_nap_wire;
 
-/* What stands in a layer: a box, or a wire of box `from` on its way through. */
+/* What is in a layer: a box, or a wire of box `from` on its way through. */
 typedef struct attn_nap_slot {
     int layer, box, from; /* box -1: a wire */
     int order, y, height; /* order: from the top of the layer */
@@ -75,7 +75,7 @@ typedef struct attn_nap_graph {
     attn_nap_wire wire[ATTN_NAP_WIRES];
     attn_nap_slot slot[ATTN_NAP_SLOTS];
     attn_nap_layer layer[ATTN_NAP_BOXES];
-    int passing[ATTN_NAP_BOXES][ATTN_NAP_SPAN]; /* slots of a box's wire: its own, and those behind it */
+    int passing[ATTN_NAP_BOXES][ATTN_NAP_SPAN]; /* slots of a box's wire: its own, and those after it */
     struct attn_nap_link {
         int from, to; /* slots of neighbouring layers */
     } link[ATTN_NAP_WIRES + ATTN_NAP_SLOTS];
@@ -86,7 +86,7 @@ typedef struct attn_nap_graph {
 /* Adds a wire; one that is there or would close a circle is not added. */
 void attn_nap_connect(attn_nap_graph *graph, int from, int to);
 
-/* Places everything: boxes in layers from left to right, each behind all that it takes, the layers in bands below each
+/* Places everything: boxes in layers from left to right, each after all that it takes, the layers in bands below each
  * other where they are wider than a page, and wires between. Nothing overlaps: a wire passes a layer in a slot of its
  * own and bends between layers, where no text is. Wires that go on for long, from band to band or across more than a
  * few others are named where they end. */

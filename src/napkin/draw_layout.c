@@ -6,7 +6,7 @@
 enum {
     FEW = 3,         /* wires that a wire may cross */
     THICKET = 16,    /* crossings of one wire from which on many are named at once */
-    GAP = 14,        /* between what stands in a layer */
+    GAP = 14,        /* between what is in a layer */
     BAND_GAP = 22,   /* between bands */
     BEND = 40,       /* the least room between layers for wires to bend */
     NAME_SPACE = 20, /* what a name takes beside its text: a stub of wire and space */
@@ -45,7 +45,7 @@ void attn_nap_connect(attn_nap_graph *g, int from, int to)
     g->wire[g->wires++] = (attn_nap_wire){ .from = from, .to = to };
 }
 
-/* Each box behind all that it takes; what takes nothing right before the first that takes it. */
+/* Each box after all that it takes; what takes nothing right before the first that takes it. */
 static void find_layers(attn_nap_graph *g)
 {
     bool taken[ATTN_NAP_BOXES] = { false }, source[ATTN_NAP_BOXES];

@@ -1,5 +1,5 @@
 /* Reading .nap files; see diagram.h for what comes of it and docs/NAPKIN.md for the grammar. The first thing wrong is
- * what the message says; behind it the lexer gives the end, so that everything returns by itself. */
+ * what the message says; after it the lexer gives the end, so that everything returns by itself. */
 #include "napkin/parse.h"
 
 #include <math.h>

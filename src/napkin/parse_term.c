@@ -7,7 +7,7 @@
  *             | MAP "(" term {"," term} ")" | REDUCTION "[" AXIS {"," AXIS} "]" product
  *             | ACCUMULATOR "[" AXIS "]" "(" term {"," term} ")" | ARRAY ["[" AXIS {"," AXIS} "]"]
  *
- * A reduction takes all of the product behind it. An axis is its own index. */
+ * A reduction takes all of the product after it. An axis is its own index. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

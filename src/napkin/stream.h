@@ -1,6 +1,6 @@
 /* Which reductions can run along an axis, chunk after chunk, keeping only what they have come to: streamability.
  *
- * f is streamable if there is an accumulator B with B(f(x), y) = f(x + y), + for one stream behind the other. Known
+ * f is streamable if there is an accumulator B with B(f(x), y) = f(x + y), + for one stream after the other. Known
  * ones (the registry): a sum, a maximum, a minimum, whatever their terms, as long as these do not depend on other
  * reductions of the same stream, for those change while it runs. A sum whose terms depend on one streams nevertheless
  * if it does so in the exponent alone, exp(u - m) with u of the element and m of the reductions: by the rescaling

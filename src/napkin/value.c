@@ -1,4 +1,4 @@
-/* What terms come to; see diagram.h. The meaning that derived algorithms are held against. */
+/* What terms come to; see diagram.h. The meaning that derived algorithms are compared with. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -124,7 +124,7 @@ double attn_nap_value(const attn_nap_values *v, int node, const int64_t *at)
     return run(v, list, sequence(v, node, list), at, value);
 }
 
-/* The next place along `axes`; false behind the last. */
+/* The next place along `axes`; false after the last. */
 static bool advance(const attn_nap_values *v, uint32_t axes, int64_t *at)
 {
     for (int a = ATTN_NAP_STREAM; a >= 0; a--) {

@@ -34,7 +34,7 @@ static double bytes_of(const attn_derivation *v, int node)
     return n->op == ATTN_NAP_ELEMENT ? attn_nap_type_bytes(v->diagram->array[n->which].type) : 4;
 }
 
-/* The model's array i is the kernel's tile i; what is stored comes behind them. */
+/* The model's array i is the kernel's tile i; what is stored comes after them. */
 static bool add_arrays(const attn_derivation *v, attn_nap_kernel *k)
 {
     attn_model *m = &k->model;
@@ -180,7 +180,7 @@ static bool choose_tiles(const attn_derivation *v, attn_nap_kernel *k)
     return true;
 }
 
-/* What stands in chunks that are skipped is neither loaded nor computed. */
+/* What is in chunks that are skipped is neither loaded nor computed. */
 static void skip_chunks(const attn_derivation *v, attn_nap_kernel *k)
 {
     uint32_t stream = k->stream >= 0 ? 1u << k->stream : 0;

@@ -9,7 +9,7 @@ enum { ATTN_AXIS_HEAD, ATTN_AXIS_ROW, ATTN_AXIS_KEY, ATTN_AXIS_DIM, ATTN_AXIS_DI
 enum { ATTN_ARRAY_Q, ATTN_ARRAY_K, ATTN_ARRAY_V, ATTN_ARRAY_O, ATTN_ARRAY_S, ATTN_ARRAYS };
 
 /* One axis holds all heads, one the rows of `pack` heads that share a KV head. Keys and values of the others stand
- * there once a head that passes over them. wire: bytes of an element of K and V on their way inward, inside: of Q, K
+ * there once per head that passes over them. wire: bytes of an element of K and V on their way inward, inside: of Q, K
  * and V in level 1 and within. seen: share of the pairs that is computed. */
 attn_model attn_model_attention(const attn_desc *desc, int64_t pack, double wire, double inside, double seen);
 

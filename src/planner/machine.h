@@ -5,13 +5,15 @@
  *     machine NAME                    first, but for comments, which a # begins
  *     base NAME                       takes over all that the built-in machine NAME says; lines below replace it
  *     device cpu|cuda
- *     match TEXT                      it is this machine whose identity holds TEXT: of a processor "VENDOR family F
- * model M: BRAND", of a GPU its name; several lines: any cores N                         cores, or multiprocessors
+ *     match TEXT                      it is this machine whose identity holds TEXT: of a processor
+ *                                     "VENDOR family F model M: BRAND", of a GPU its name; several lines: any
+ *     cores N                         cores, or SMs
  *     clock HERTZ                     under load: what clocks below are counted in
  *     level NAME bytes N count N one N all N
- *                                     from the outermost inward: bytes of one, how many there are, bytes a second into
- *                                     one by itself and into all at once from the level outside; 0 or left out: unknown
- *     unit NAME N                     operations (a multiply-add is two) a clock and core: tensor16, tensor8, fma, exp
+ *                                     from the outermost inward: bytes of one, how many there are, bytes per second
+ *                                     into one by itself and into all at once from the level outside; 0 or left out:
+ *                                     unknown
+ *     unit NAME N                     operations (a multiply-add: two) per clock and core: tensor16, tensor8, fma, exp
  *     start SECONDS                   of a parallel loop, or a launch
  *     kernel NAME product N score N pack N byte N far N step N tile N edge N run N
  *                                     clocks, as attn_constant says; left out: 0, or the base's
@@ -70,7 +72,7 @@ typedef struct attn_machine {
 const char *attn_unit_name(int unit);
 const char *attn_constant_name(int constant);
 
-/* Reads a machine's text. ATTN_INVALID: what is wrong, behind "WHERE:LINE:COLUMN: ". */
+/* Reads a machine's text. ATTN_INVALID: what is wrong, after "WHERE:LINE:COLUMN: ". */
 attn_status attn_machine_parse(const char *where, const char *text, size_t length, attn_machine *machine);
 
 /* The built-in machine of that name, or NULL; and all of them. */

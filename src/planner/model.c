@@ -152,7 +152,7 @@ static bool is_single(uint32_t bits)
     return bits && !(bits & (bits - 1));
 }
 
-/* H = sum of cost[i] / g_i, and what passes once. False: some array passes once a pair of groups and more. */
+/* H = sum of cost[i] / g_i, and what passes once. False: some array passes once per pair of groups and more. */
 static bool transfer_terms(const attn_model *m, uint32_t cut, double cost[ATTN_MODEL_AXES], double *once)
 {
     for (int i = 0; i < m->arrays; i++) {

@@ -105,7 +105,7 @@ bool attn_model_optimum(const attn_model *model, attn_partition *partition, int 
 /* What a machine does in a second, all of it together: bytes into a level, operations of a unit. 0: not counted. */
 typedef struct attn_model_rates {
     double bandwidth[ATTN_MODEL_LEVELS], unit[ATTN_MODEL_UNITS];
-    double exposed; /* share of the time of all but the slowest that is not hidden behind it: 0 to 1 */
+    double exposed; /* share of the time of all but the slowest that is not hidden beside it: 0 to 1 */
 } attn_model_rates;
 
 typedef struct attn_model_time {

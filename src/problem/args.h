@@ -10,7 +10,7 @@ attn_status attn_args_check(const attn_desc *desc, const attn_args *args);
 /* The part of it that reads no array: flags, pointers, alignment, overlap. */
 attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args);
 
-/* An array of a run: its elements lie in bytes [lo, hi) from base, which stands in attn_args at byte `field`. */
+/* An array of a run: its elements lie in bytes [lo, hi) from base, which is in attn_args at byte `field`. */
 typedef struct attn_args_array {
     const char *name;
     size_t field;

@@ -1,4 +1,4 @@
-/* What a descriptor may say. Ranges and flags stand in one table; relations between fields in the functions below it.
+/* What a descriptor may say. Ranges and flags are in one table; relations between fields in the functions below it.
  * A field whose flag is not set must be 0: ignoring it would be a wrong answer to a forgotten flag. */
 #include "problem/desc.h"
 

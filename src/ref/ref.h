@@ -34,7 +34,7 @@ void attn_ref_gradient_row(const attn_desc *desc, const attn_args *args, int64_t
 
 /* The same by unfused attention in the inputs' own precision from the row of o and lse as they are stored: sums in f32,
  * and with 16-bit inputs probabilities and their gradients, grad_o and the gradients of scores rounded to their type.
- * The sums that stand in *gradients are not. */
+ * The sums in *gradients are not. */
 void attn_naive_gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
                              const float *o, float lse, const attn_naive_gradients *gradients);
 

@@ -116,7 +116,7 @@ static void backward_rows(const attn_backward_task *t)
     }
 }
 
-/* Turns to the strips of one packed tile that hold rows [lo, hi), and returns the row behind them. */
+/* Turns to the strips of one packed tile that hold rows [lo, hi), and returns the row after them. */
 static int64_t backward_load(backward *b, int64_t lo, int64_t hi)
 {
     const attn_backward_task *t = b->task;
@@ -146,7 +146,7 @@ static bool sees(const attn_mask_tile *span, int64_t lo, int64_t hi)
 
 /* From key0 on, what of a run each strip of rows sees. The rows that see a strip of keys lie together: both ends of
  * what ranges show a row never fall from row to row, and a prefix is seen from its chunk's first row to the last, so a
- * strip that does not see the keys comes before or behind all that do. */
+ * strip that does not see the keys comes before or after all that do. */
 static void backward_spans(backward *b, const attn_mask_tile *run)
 {
     int64_t key0 = b->task->key0;

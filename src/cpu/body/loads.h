@@ -18,7 +18,7 @@ ALWAYS_INLINE vf load_as(attn_dtype dtype, const void *row, int64_t i)
     return dtype == ATTN_F16 ? v_load_f16(half) : v_load_bf16(half);
 }
 
-/* The first `count` < VL of them, zeros behind; nothing past them is read. */
+/* The first `count` < VL of them, zeros after them; nothing past them is read. */
 static vf load_part(attn_dtype dtype, const void *row, int64_t i, int64_t count)
 {
     float part[VL] = { 0 };

@@ -58,7 +58,7 @@ static void pack(const attn_pack_task *task)
 }
 
 /* Rows [row, row + rows) times `scale` into strips. Stores run VL wide over STRIP: each is put right by the next, the
- * last by the slack behind the buffer. */
+ * last by the slack after the buffer. */
 ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *q, int64_t pitch, int64_t rows, int64_t dim,
                                    float scale, float *out)
 {

@@ -21,7 +21,7 @@ static inline int64_t pairs_round(int64_t dim)
     return attn_round_up(dim, BLOCK_DEPTH);
 }
 
-/* A row of `dim` elements, zeros behind it up to a multiple of BLOCK_DEPTH. */
+/* A row of `dim` elements, zeros after it up to a multiple of BLOCK_DEPTH. */
 ALWAYS_INLINE void copy_row(const uint16_t *row, int64_t dim, uint16_t *out)
 {
     memcpy(out, row, (size_t)dim * sizeof *out);
@@ -94,7 +94,7 @@ ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, fl
     v_store(sum, v_add(total[0], total[1]));
 }
 
-/* `rows` rows as the depth, zeros behind them up to a multiple of BLOCK_DEPTH. */
+/* `rows` rows as the depth, zeros after them up to a multiple of BLOCK_DEPTH. */
 ALWAYS_INLINE void pack_depth(const uint16_t *base, int64_t pitch, int64_t rows, int64_t dim, uint16_t *out,
                               int64_t b_panel)
 {
@@ -109,7 +109,7 @@ ALWAYS_INLINE void pack_depth(const uint16_t *base, int64_t pitch, int64_t rows,
     }
 }
 
-/* `rows` rows as columns, zeros behind them up to a multiple of `step`, itself one of PAIR_COLS. */
+/* `rows` rows as columns, zeros after them up to a multiple of `step`, itself one of PAIR_COLS. */
 ALWAYS_INLINE void pack_columns_across(const uint16_t *base, int64_t pitch, int64_t rows, int64_t step, int64_t dim,
                                        uint16_t *out)
 {

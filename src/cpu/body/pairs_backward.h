@@ -91,7 +91,7 @@ ALWAYS_INLINE void transpose_halves(const uint16_t *in, int64_t pitch, int64_t r
         }
 }
 
-/* Rows of one tensor, and transposed; zeros behind them. */
+/* Rows of one tensor, and transposed; zeros after them. */
 static void load_rows(const pairs_tile *b, const void *base, int64_t stride, int64_t dim, uint16_t *out,
                       uint16_t *transposed)
 {

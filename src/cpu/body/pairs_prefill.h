@@ -1,7 +1,7 @@
 /* Prefill in products of bf16 pairs: a block of query rows of one head against its packed keys.
  *
  * A unit is a strip of BLOCK_ROWS rows and up to ATTN_UNIT_KEYS keys; its scores and probabilities stay in L1. Units
- * run as a pipeline of three stages, each a unit behind the other: scores (products), softmax (vectors), output
+ * run as a pipeline of three stages, each a work item after the other: scores (products), softmax (vectors), output
  * (products). While one unit's rows go through the softmax, the products of its neighbours are taken step by step
  * between them, so that matrix and vector units work at once.
  *

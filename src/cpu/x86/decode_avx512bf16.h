@@ -1,5 +1,5 @@
 /* The products of decode (src/cpu/body/decode.h) by dot products of bf16 pairs: queries are kept as they are given,
- * zeros behind; probabilities as bf16, in place of their scores. Pairs of a dot product are neighbours in a row of
+ * zeros after them; probabilities as bf16, in place of their scores. Pairs of a dot product are neighbours in a row of
  * keys, and for values two keys, whose elements take turns. */
 
 static void store_query(const attn_decode_task *task, const void *q, float *out)
@@ -21,7 +21,7 @@ ALWAYS_INLINE void probabilities(float *s, int64_t hi, float scale, float max, f
         exponentials_pairs(s, 0, hi, scale, max, sum, NULL, out);
 }
 
-/* 32 elements of a row from d on; of its last ones what is there, zeros behind. */
+/* 32 elements of a row from d on; of its last ones what is there, zeros after them. */
 ALWAYS_INLINE __m512i load_bf16(const void *row, int64_t d, int64_t dim)
 {
     const uint16_t *p = (const uint16_t *)row + d;
