@@ -14,7 +14,7 @@ attn_status attn_count_gpu(int count, char **words, double bytes[ATTN_CHOICE_LEV
 attn_status attn_count_launches(int count, char **words, const char *kernels, double (*bytes)[ATTN_CHOICE_LEVELS],
                                 int most, int *launches);
 
-/* What ncu wrote, --csv --page raw: a row of bytes a launch, in place of the first `most` of them. Returns how many
+/* What ncu wrote, --csv --page raw: one row of bytes per launch, in place of the first `most` of them. Returns how many
  * launches there were. */
 int attn_counters_read(FILE *file, double (*bytes)[ATTN_CHOICE_LEVELS], int most);
 

@@ -24,7 +24,7 @@ static uint64_t saved_states(void)
     return (uint64_t)d << 32 | a;
 }
 
-/* Asks Linux for the tiles' state, 8 KiB a thread that uses them: for all of the process, and for good. */
+/* Asks Linux for the tiles' state, 8 KiB per thread that uses them: for all of the process, and for good. */
 static int tiles_permitted(void)
 {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };

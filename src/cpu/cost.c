@@ -5,10 +5,10 @@
  * the forward, a head's keys and values once per Q tile; in the backward rows and their gradients once per tile of
  * keys. Inside L2 each product of a tile is a matmul whose panels stay in L1 while strips pass (planner/model.h).
  *
- * Prefill, a pair of query and key: (dim_qk + dim_v) multiply-adds and one exponential. Decode, a key: read once for
- * the whole group; one dot product and one addition a row. Gradient, a pair: three products over dim_qk and two over
- * dim_v, one exponential; rows packed once per part of the keys, or once per tile. Parts of a KV head's keys, so that
- * threads have the same number of them, cost the sums of grad_q they are added to. */
+ * Prefill, per pair of query and key: (dim_qk + dim_v) multiply-adds and one exponential. Decode, per key: read once
+ * for the whole group; one dot product and one addition per row. Gradient, per pair: three products over dim_qk and two
+ * over dim_v, one exponential; rows packed once per part of the keys, or once per tile. Parts of a KV head's keys, so
+ * that threads have the same number of them, cost the sums of grad_q they are added to. */
 #include "cpu/cost.h"
 
 #include <math.h>

@@ -15,8 +15,8 @@ enum {
     ATTN_SCORE_PITCH = 272,     /* between its rows of scores: no power of two, so that rows do not share cache sets */
     ATTN_KEY_ALIGN = 32,        /* tiles begin at its multiples: a multiple of every kernel's cols */
     ATTN_ROWS_MOST = 192,       /* query rows of a prefill tile */
-    ATTN_UNIT_ROWS = 32,        /* most query rows and */
-    ATTN_UNIT_KEYS = 128,       /* keys that bf16 pairs take at once */
+    ATTN_ITEM_ROWS = 32,        /* most query rows and */
+    ATTN_ITEM_KEYS = 128,       /* keys that bf16 pairs take at once */
     ATTN_PAIRS_ROWS_MOST = 384, /* query rows of a prefill tile of bf16 pairs */
     ATTN_PAIRS_ROWS = 96,       /* a multiple of every strip and depth of bf16 pairs */
     ATTN_DECODE_ROWS = 16,      /* query rows per head that DECODE takes */
@@ -60,7 +60,7 @@ typedef struct attn_attend_task {
 
 /* Attends all query rows of `heads` neighbouring KV heads, each with its group, to keys [key0, key1), tile after tile
  * and in a tile head after head: where the heads of a key lie side by side, memory is read in order. Writes a partial
- * state a head, `partial_step` floats apart: rows x (dim_v outputs, not yet divided), then rows maxima (log2 units),
+ * state per head, `partial_step` floats apart: rows x (dim_v outputs, not yet divided), then rows maxima (log2 units),
  * then rows sums; the rows = group * len_q are ordered query head by query head. */
 typedef struct attn_decode_task {
     attn_dtype dtype;
@@ -146,13 +146,13 @@ static inline int64_t attn_attend_scratch(int64_t rows, int64_t dim_qk, int64_t 
     return attn_round_up(attn_round_up(rows, 16) * row + ATTN_KEYS_TILE + 48, 16);
 }
 
-/* With bf16 pairs. A row: output, query, maximum and lane sums; scores and probabilities of two units, dropout's bits
+/* With bf16 pairs. A row: output, query, maximum and lane sums; scores and probabilities of two items, dropout's bits
  * of one; a row of bias and room for alignment. */
 static inline int64_t attn_pairs_scratch(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     int64_t row = attn_round_up(dim_v, 32) + attn_round_up(dim_qk, 32) / 2 + 17;
-    int64_t unit_row = 3 * (ATTN_UNIT_KEYS + 32) + ATTN_UNIT_KEYS / 32;
-    return attn_round_up((rows + ATTN_UNIT_ROWS) * row + ATTN_UNIT_ROWS * unit_row + ATTN_UNIT_KEYS + 48, 16);
+    int64_t item_row = 3 * (ATTN_ITEM_KEYS + 32) + ATTN_ITEM_KEYS / 32;
+    return attn_round_up((rows + ATTN_ITEM_ROWS) * row + ATTN_ITEM_ROWS * item_row + ATTN_ITEM_KEYS + 48, 16);
 }
 
 static inline int64_t attn_decode_scratch(int64_t heads, int64_t rows, int64_t dim_qk, int64_t dim_v)
@@ -186,7 +186,7 @@ static inline int64_t attn_backward_scratch(int64_t rows, int64_t keys, int64_t 
 static inline int64_t attn_pairs_backward_scratch(int64_t rows, int64_t keys, int64_t dim_qk, int64_t dim_v)
 {
     int64_t room = attn_round_up(rows, ATTN_PAIRS_ROWS), padded = attn_round_up(keys, 32);
-    int64_t q = attn_round_up(dim_qk, 32), v = attn_round_up(dim_v, 32), most = ATTN_UNIT_ROWS;
+    int64_t q = attn_round_up(dim_qk, 32), v = attn_round_up(dim_v, 32), most = ATTN_ITEM_ROWS;
     int64_t row = q + v + most + padded + 3 + ATTN_KEYS_TILE / 32, key = 2 * q + 2 * v + 2 * most;
     int64_t strip_row = 2 * ATTN_SCORE_PITCH + ATTN_GRADIENT_TILE + 32;
     return room * row + padded * key + most * strip_row + 2 * ATTN_KEYS_TILE + 25 * 16;

@@ -74,7 +74,8 @@ bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
  * none. */
 bool attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi);
 
-/* The summary of ATTN_INTERVALS: nodes a head (0 without the flag), and building that of one (batch, interval head). */
+/* The summary of ATTN_INTERVALS: nodes per head (0 without the flag), and building that of one (batch, interval head).
+ */
 int64_t attn_interval_node_count(const attn_desc *desc);
 void attn_interval_summarize(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t interval_head,
                              attn_interval_node *nodes);

@@ -1,4 +1,4 @@
-/* Dropout's random bytes: Philox4x32-10 (Salmon et al., SC 2011), one call a block of 16 scores.
+/* Dropout's random bytes: Philox4x32-10 (Salmon et al., SC 2011), one call per block of 16 scores.
  *
  * In each 16 x 16 tile of the score matrix, block (a, c), 0 <= a, c < 4, holds rows {2a, 2a+1, 2a+8, 2a+9} x
  * keys {2c, 2c+1, 2c+8, 2c+9}: what one thread holds of a tensor-core fragment, in S and in its transpose.
@@ -31,7 +31,7 @@ static inline uint32_t attn_dropout_threshold(float p)
     return (uint32_t)(256.0f * p + 0.5f);
 }
 
-/* The byte of score (row, key). For references and tests: one call a score. */
+/* The byte of score (row, key). For references and tests: one call per score. */
 static inline uint32_t attn_dropout_byte(uint64_t seed, uint32_t offset, uint32_t batch_head, int64_t row, int64_t key)
 {
     uint32_t r = (uint32_t)(row & 15), k = (uint32_t)(key & 15), out[4];

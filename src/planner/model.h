@@ -5,7 +5,7 @@
  * another, each going through all of the rest by itself) or streamed (chunk after chunk past what stays). Then
  *
  *     H, bytes that cross into a level (and out of it, for what is written), are for each array its size times the
- *     times its tiles pass: for an axis that it does not span, once a group, or, where the axis is streamed, once a
+ *     times its tiles pass: for an axis that it does not span, once per group, or, where the axis is streamed, once per
  *     tile of the level outside (once, where as many groups lie side by side as the tile outside has);
  *     M, bytes held in a level, are the most of any column: the tiles that are live together.
  *

@@ -1,4 +1,4 @@
-/* One row of attention and of its gradient, from the definition; included once a precision.
+/* One row of attention and of its gradient, from the definition; included once per precision.
  *   real                the type it computes in
  *   fn(name)            the function of <math.h> for real
  *   rounded(dtype, x)   x as a value of dtype, where unfused attention stores it

@@ -215,7 +215,7 @@ MUTANTS = [
     (PAIRS_PREFILL, "if (p.rescaled) pairs_rescale(&p, &now);", "p.rescaled = false;",
      "pairs: the output is not rescaled", "tiles"),
     (PAIRS_PREFILL, "p.s[1] = p.s[0] + BLOCK_ROWS * S_PITCH;", "p.s[1] = p.s[0];",
-     "pairs: a unit's scores overwrite those of the one before", "tiles"),
+     "pairs: an item's scores overwrite those of the one before", "tiles"),
     (PAIRS_PREFILL, ".add = !p->fresh[u->strip]", ".add = true", "pairs: sums begin as the workspace was", "tiles"),
     (PAIRS_BACKWARD, ".kept = (float)attn_dropout_kept(task->score) };", ".kept = 1 };",
      "pairs: the backward lacks dropout's factor", "tiles"),

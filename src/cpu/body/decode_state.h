@@ -8,7 +8,7 @@
 typedef struct decode {
     const attn_decode_task *task;
     int64_t rows, padded, q_pitch, o_pitch; /* of one head */
-    float *q, *o, *max, *sum;               /* of all heads; sum: VL a row */
+    float *q, *o, *max, *sum;               /* of all heads; sum: VL per row */
     float *s, *bias;                        /* of the head under way */
     uint64_t *keep;
 } decode;

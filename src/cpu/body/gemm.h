@@ -1,5 +1,5 @@
 /* The products of prefill and backward on one register tile, accumulators in registers throughout. A tile step is one
- * load of a panel's row and one broadcast a query row, for STRIP x PANEL multiply-adds. */
+ * load of a panel's row and one broadcast per query row, for STRIP x PANEL multiply-adds. */
 
 enum {
     PANEL_VECTORS = PANEL / VL,

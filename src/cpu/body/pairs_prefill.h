@@ -1,38 +1,38 @@
 /* Prefill in products of bf16 pairs: a block of query rows of one head against its packed keys.
  *
- * A unit is a strip of BLOCK_ROWS rows and up to ATTN_UNIT_KEYS keys; its scores and probabilities stay in L1. Units
- * run as a pipeline of three stages, each a work item after the other: scores (products), softmax (vectors), output
- * (products). While one unit's rows go through the softmax, the products of its neighbours are taken step by step
+ * An item is a strip of BLOCK_ROWS rows and up to ATTN_ITEM_KEYS keys; its scores and probabilities stay in L1. Items
+ * run as a pipeline of three stages, each an item after the other: scores (products), softmax (vectors), output
+ * (products). While one item's rows go through the softmax, the products of its neighbours are taken step by step
  * between them, so that matrix and vector units work at once.
  *
  * Queries stay as they are given, bf16; scale meets the scores on their way into the exponential. Probabilities are
  * rounded to bf16 for the second product, but summed before. */
 
-typedef struct unit {
+typedef struct item {
     int64_t strip;  /* -1: none */
     int64_t key0;   /* a multiple of ATTN_KEY_ALIGN */
     int64_t lo, hi; /* keys to compute, from key0 on: multiples of BLOCK_DEPTH around the span */
     attn_mask_tile span;
     float *s;
     uint16_t *p;
-} unit;
+} item;
 
 typedef struct pairs {
     const attn_attend_task *task;
     int64_t strips, q_pitch, o_pitch;
     uint16_t *q;
-    float *o, *max, *sum, *bias; /* o: not yet divided; sum: VL a row */
+    float *o, *max, *sum, *bias; /* o: not yet divided; sum: VL per row */
     float *s[2];
     uint16_t *p[2];
-    uint64_t *keep;                                    /* dropout: BLOCK_ROWS x ATTN_UNIT_KEYS bits */
-    float factor[BLOCK_ROWS];                          /* by which the output of the unit under way must be rescaled, */
+    uint64_t *keep;                                    /* dropout: BLOCK_ROWS x ATTN_ITEM_KEYS bits */
+    float factor[BLOCK_ROWS];                          /* by which the output of the item under way must be rescaled, */
     bool rescaled;                                     /* if it must */
     bool fresh[ATTN_PAIRS_ROWS_MOST / BLOCK_ROWS + 1]; /* strips whose outputs nothing has been written to */
-    attn_mask_tile tile;                               /* where the next unit is looked for */
-    int64_t key0, next_strip, units;
+    attn_mask_tile tile;                               /* where the next item is looked for */
+    int64_t key0, next_strip, items;
 } pairs;
 
-enum { S_PITCH = ATTN_UNIT_KEYS + 16, P_PITCH = ATTN_UNIT_KEYS + 32 };
+enum { S_PITCH = ATTN_ITEM_KEYS + 16, P_PITCH = ATTN_ITEM_KEYS + 32 };
 
 static pairs pairs_start(const attn_attend_task *task)
 {
@@ -48,7 +48,7 @@ static pairs pairs_start(const attn_attend_task *task)
     p.sum = p.o + rows * p.o_pitch;
     p.max = p.sum + rows * VL;
     p.bias = p.max + rows;
-    p.keep = (uint64_t *)(void *)(p.bias + ATTN_UNIT_KEYS);
+    p.keep = (uint64_t *)(void *)(p.bias + ATTN_ITEM_KEYS);
     memset(p.fresh, true, sizeof p.fresh);
     const uint16_t *q = task->q;
     for (int64_t r = 0; r < rows; r++) {
@@ -60,27 +60,27 @@ static pairs pairs_start(const attn_attend_task *task)
     return p;
 }
 
-/* The next unit that has a visible key: strip after strip of a run of keys, then the next run. */
-static unit pairs_next(pairs *p)
+/* The next item that has a visible key: strip after strip of a run of keys, then the next run. */
+static item pairs_next(pairs *p)
 {
     const attn_attend_task *task = p->task;
     int64_t last = task->row0 + task->rows;
     for (;;) {
         if (p->next_strip == p->strips) {
-            if (!attn_mask_next(task->mask, task->row0, last, p->tile.hi, ATTN_UNIT_KEYS, &p->tile))
-                return (unit){ .strip = -1 };
+            if (!attn_mask_next(task->mask, task->row0, last, p->tile.hi, ATTN_ITEM_KEYS, &p->tile))
+                return (item){ .strip = -1 };
             p->key0 = p->tile.lo / ATTN_KEY_ALIGN * ATTN_KEY_ALIGN;
-            if (p->tile.hi > p->key0 + ATTN_UNIT_KEYS) p->tile.hi = p->key0 + ATTN_UNIT_KEYS;
+            if (p->tile.hi > p->key0 + ATTN_ITEM_KEYS) p->tile.hi = p->key0 + ATTN_ITEM_KEYS;
             p->next_strip = 0;
         }
-        unit u = { .strip = p->next_strip++, .key0 = p->key0, .span = p->tile };
+        item u = { .strip = p->next_strip++, .key0 = p->key0, .span = p->tile };
         int64_t first = task->row0 + u.strip * BLOCK_ROWS, end = first + BLOCK_ROWS;
         if (!u.span.full) attn_mask_span(task->mask, first, end < last ? end : last, &u.span);
         if (u.span.lo >= u.span.hi) continue;
         u.lo = (u.span.lo - u.key0) / BLOCK_DEPTH * BLOCK_DEPTH;
         u.hi = attn_round_up(u.span.hi - u.key0, BLOCK_DEPTH);
-        u.s = p->s[p->units % 2];
-        u.p = p->p[p->units++ % 2];
+        u.s = p->s[p->items % 2];
+        u.p = p->p[p->items++ % 2];
         return u;
     }
 }
@@ -89,13 +89,13 @@ static unit pairs_next(pairs *p)
 
 typedef struct work {
     const pairs *p;
-    const unit *scores, *output; /* whose first and whose second product */
+    const item *scores, *output; /* whose first and whose second product */
     int64_t blocks[2], at;       /* of BLOCK_COLS columns; at: the one under way */
     int64_t steps, done, step;   /* in all; done of them; within the block under way */
     product under_way;
 } work;
 
-static work work_start(const pairs *p, const unit *scores, const unit *output)
+static work work_start(const pairs *p, const item *scores, const item *output)
 {
     work w = { .p = p, .scores = scores, .output = output };
     if (scores->strip >= 0) w.blocks[0] = (scores->hi - scores->lo) / BLOCK_COLS;
@@ -105,8 +105,8 @@ static work work_start(const pairs *p, const unit *scores, const unit *output)
     return w;
 }
 
-/* Block `at` of a unit's scores: keys key0 + lo + at BLOCK_COLS and so on. */
-ALWAYS_INLINE product score_block(const pairs *p, const unit *u, int64_t at)
+/* Block `at` of an item's scores: keys key0 + lo + at BLOCK_COLS and so on. */
+ALWAYS_INLINE product score_block(const pairs *p, const item *u, int64_t at)
 {
     int64_t key = u->lo + at * BLOCK_COLS, panel = p->q_pitch * PAIR_COLS;
     return (product){ .a = p->q + u->strip * BLOCK_ROWS * p->q_pitch,
@@ -118,8 +118,8 @@ ALWAYS_INLINE product score_block(const pairs *p, const unit *u, int64_t at)
                       .c_pitch = S_PITCH };
 }
 
-/* Block `at` of a unit's output: columns at BLOCK_COLS and so on. */
-ALWAYS_INLINE product output_block(const pairs *p, const unit *u, int64_t at)
+/* Block `at` of an item's output: columns at BLOCK_COLS and so on. */
+ALWAYS_INLINE product output_block(const pairs *p, const item *u, int64_t at)
 {
     int64_t panel = p->task->pitch * PAIR_COLS;
     return (product){ .a = u->p + u->lo,
@@ -161,7 +161,7 @@ static void pairs_raise(pairs *p, int64_t r, float top)
     *max = top;
 }
 
-static void pairs_rescale(pairs *p, const unit *u)
+static void pairs_rescale(pairs *p, const item *u)
 {
     for (int64_t r = 0; r < BLOCK_ROWS; r++) {
         float *o = p->o + (u->strip * BLOCK_ROWS + r) * p->o_pitch;
@@ -181,8 +181,8 @@ ALWAYS_INLINE vf lanes_max(const float *s, int64_t lo, int64_t hi)
     return v_max(a, b);
 }
 
-/* Scores of row r of a unit to probabilities. */
-ALWAYS_INLINE void pairs_row(pairs *p, const unit *u, int64_t r)
+/* Scores of row r of an item to probabilities. */
+ALWAYS_INLINE void pairs_row(pairs *p, const item *u, int64_t r)
 {
     const attn_attend_task *task = p->task;
     const attn_score *score = task->score;
@@ -202,14 +202,14 @@ ALWAYS_INLINE void pairs_row(pairs *p, const unit *u, int64_t r)
         scale = 1;
     }
     if (score->flags & ATTN_DROPOUT)
-        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, p->keep + r * (ATTN_UNIT_KEYS / 64),
+        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, p->keep + r * (ATTN_ITEM_KEYS / 64),
                            u->p + r * P_PITCH);
     else
         exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, NULL, u->p + r * P_PITCH);
 }
 
-/* The softmax of one unit, and between its rows all of the work. */
-static void pairs_softmax(pairs *p, const unit *u, work *w)
+/* The softmax of one item, and between its rows all of the work. */
+static void pairs_softmax(pairs *p, const item *u, work *w)
 {
     const attn_attend_task *task = p->task;
     int64_t rows = 0;
@@ -217,7 +217,7 @@ static void pairs_softmax(pairs *p, const unit *u, work *w)
         rows = task->rows - u->strip * BLOCK_ROWS < BLOCK_ROWS ? task->rows - u->strip * BLOCK_ROWS : BLOCK_ROWS;
         if (task->score->flags & ATTN_DROPOUT)
             attn_dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0, u->hi,
-                              ATTN_UNIT_KEYS / 64, p->keep);
+                              ATTN_ITEM_KEYS / 64, p->keep);
     }
     for (int64_t r = 0; r < rows; r++) {
         pairs_row(p, u, r);
@@ -229,7 +229,7 @@ static void pairs_softmax(pairs *p, const unit *u, work *w)
 static void attend_pairs(const attn_attend_task *task)
 {
     pairs p = pairs_start(task);
-    unit before = { .strip = -1 }, now = before, next = pairs_next(&p);
+    item before = { .strip = -1 }, now = before, next = pairs_next(&p);
     products_begin();
     while (next.strip >= 0 || now.strip >= 0 || before.strip >= 0) {
         work w = work_start(&p, &next, &before);

@@ -7,7 +7,7 @@ typedef struct prefill {
     const attn_attend_task *task;
     int64_t strips, o_pitch;
     float *q, *s, *o;        /* strips; scores, then probabilities; outputs not yet divided */
-    float *max, *sum, *bias; /* sum: VL a row */
+    float *max, *sum, *bias; /* sum: VL per row */
     uint64_t *keep;          /* dropout: rows x ATTN_KEYS_TILE bits */
     attn_mask_tile span[ATTN_ROWS_MOST / STRIP + 1];
     bool fresh[ATTN_ROWS_MOST / STRIP + 1]; /* strips whose outputs nothing has been written to */

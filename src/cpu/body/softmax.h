@@ -1,7 +1,7 @@
 /* Rows of scores: their changes, and the online softmax in units of log2 (Milakov & Gimelshein, arXiv 1805.02867; the
  * lazy rescale of FlashAttention-4).
  *
- * A row's reference maximum moves only when a tile's maximum passes it by more than LAZY: until then probabilities stay
+ * A row's max is stale: it moves only when a tile's maximum passes it by more than LAZY: until then probabilities stay
  * below 2^LAZY, which f32 takes without loss, and the output needs no rescaling. A NaN score passes by the maximum but
  * not by the exponential, and so reaches the output. */
 
@@ -132,7 +132,7 @@ ALWAYS_INLINE float row_max(const float *s, int64_t lo, int64_t hi)
     return v_hmax(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
 }
 
-/* s = 2^(s - max), added up lane by lane in sum[VL]: one reduction a row at the very end. */
+/* s = 2^(s - max), added up lane by lane in sum[VL]: one reduction per row at the very end. */
 ALWAYS_INLINE void exponentials(float *s, int64_t lo, int64_t hi, float max, float *sum)
 {
     vf from = v_set1(max == -INFINITY ? 0 : max), total[2] = { v_load(sum), v_zero() };
@@ -152,7 +152,7 @@ ALWAYS_INLINE void exponentials(float *s, int64_t lo, int64_t hi, float max, flo
     v_store(sum, v_add(total[0], total[1]));
 }
 
-/* Moves a row's reference maximum to `top` if that passes it by enough, and rescales its sum and its output. */
+/* Moves a row's max to `top` if that passes it by enough, and rescales its sum and its output. */
 ALWAYS_INLINE void raise_max(float top, float *max, float *sum, float *o, int64_t dim)
 {
     if (!(top > *max + LAZY || *max == -INFINITY)) return;
