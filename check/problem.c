@@ -173,7 +173,7 @@ static float key_level(check_data data, uint64_t *state, int64_t key, int64_t le
     return 0.0f;
 }
 
-/* check_normal from a table: 2^20 numbers, at a place that the state says and one further each time. */
+/* check_normal from a table: 2^20 numbers, from an index that the state says, the next one each time. */
 static float fast_normal(uint64_t *state)
 {
     enum { NORMALS = 1 << 20 };

@@ -30,7 +30,7 @@ TARGET static float NAME(peak)(void)
     return sum[0];
 }
 
-/* `streams` places of the buffer at once, 4 vectors of each in turn. Bytes that do not divide are left unread. */
+/* `streams` positions of the buffer at once, 4 vectors of each in turn. Bytes that do not divide are left unread. */
 TARGET static uint64_t NAME(read)(const void *base, int64_t bytes, int streams)
 {
     int64_t part = bytes / streams / (4 * BYTES) * 4;

@@ -15,7 +15,7 @@
 enum { NONE = -1, SLOTS_FIRST = 1 << 12 };
 
 /* Blocks in a table by open addressing, and in a list from the last touched to the first. Those forgotten keep their
- * place in the table. */
+ * slot in the table. */
 typedef struct entry {
     uint64_t key; /* 0: free */
     double bytes;
@@ -178,7 +178,7 @@ static int64_t block_of(const walk *w, int64_t head, int64_t row, int64_t step)
     return head * (w->plan->desc.len_q + w->plan->desc.len_kv + 1) + row / step;
 }
 
-/* Keys are packed panel by panel, into the place of those of the head before. */
+/* Keys are packed panel by panel, over those of the head before. */
 static void walk_packing(const walk *w, int64_t kv_head, int64_t keys)
 {
     for (int64_t key = 0; key < keys; key += w->panel) {

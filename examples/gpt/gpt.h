@@ -1,11 +1,9 @@
 /* A GPT that reads and writes bytes: what its files share.
  *
  *     x = embed[byte]
- *     each layer:  n = norm(x) * norm1       q, k, v = query n, key n, value n      q, k turned by their place (RoPE)
- *                  x = x + proj attention(q, k, v)
- *                  n = norm(x) * norm2
- *                  x = x + down relu(up n)^2
- *     logits = head (norm(x) * norm)         norm(x) = x / sqrt(mean of x^2)
+ *     each layer:  n = norm(x) * norm1       q, k, v = query n, key n, value n      q, k turned by their position
+ * (RoPE) x = x + proj attention(q, k, v) n = norm(x) * norm2 x = x + down relu(up n)^2 logits = head (norm(x) * norm)
+ * norm(x) = x / sqrt(mean of x^2)
  *
  * Everything is f32 and row-major: weights are (out, in), activations (token, channel), and the tokens of a batch stand
  * sequences back to back. Channel h * dim / heads is the first of head h, so that q, k, v and o are what libattn
@@ -93,7 +91,7 @@ void gpt_norm(float *y, float *scale, const float *x, const float *gain, int64_t
 void gpt_norm_backward(float *dx, float *dgain, const float *dy, const float *x, const float *scale, const float *gain,
                        int64_t rows, int64_t dim);
 
-/* Turns the pairs (i, i + half) of each head by the angles of the token's place, or back. turn (rows, cos half, sin
+/* Turns the pairs (i, i + half) of each head by the angles of the token's position, or back. turn (rows, cos half, sin
  * half) is repeated for each sequence of `rows` tokens. */
 void gpt_turn_fill(float *turn, int64_t first, int64_t rows, int64_t head_dim);
 void gpt_turn(float *x, const float *turn, int64_t tokens, int64_t rows, int64_t heads, int64_t head_dim, bool back);
@@ -122,7 +120,7 @@ typedef struct gpt_layer_pass {
 typedef struct gpt_pass {
     gpt_shape shape;
     int64_t batch, rows, tokens; /* tokens = batch * rows */
-    int64_t first;               /* place of the first row in its sequence */
+    int64_t first;               /* position of the first row in its sequence */
     float *turn, *x, *scale, *n, *logits, *row_loss;
     gpt_layer_pass layer[GPT_LAYERS_MOST];
     float *dx, *dn, *dq, *dk, *dv, *dup; /* NULL without a backward */
@@ -162,7 +160,7 @@ typedef struct gpt_text {
 attn_status gpt_text_read(gpt_text *text, const char *patterns);
 void gpt_text_free(gpt_text *text);
 
-/* `batch` windows at random places; targets are the bytes one further. count > rows. */
+/* `batch` windows at random positions; targets are the bytes one further. count > rows. */
 void gpt_text_batch(const uint8_t *text, int64_t count, int64_t batch, int64_t rows, uint64_t *random, uint8_t *bytes,
                     uint8_t *targets);
 

@@ -93,7 +93,7 @@ void gpt_norm_backward(float *dx, float *dgain, const float *dy, const float *x,
     gpt_each(dim, COLS_PART, gain_backward_cols, &j);
 }
 
-/* ---- rotary places ------------------------------------------------------------------------- */
+/* ---- rotary positions ---------------------------------------------------------------------- */
 
 void gpt_turn_fill(float *turn, int64_t first, int64_t rows, int64_t head_dim)
 {

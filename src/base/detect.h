@@ -6,7 +6,7 @@
 
 #include "attn.h"
 
-enum { ATTN_ISAS = ATTN_ISA_NEON + 1 }; /* arrays by attn_isa have as many places */
+enum { ATTN_ISAS = ATTN_ISA_NEON + 1 }; /* arrays by attn_isa have as many elements */
 
 typedef struct attn_cpu_info {
     char model[64];

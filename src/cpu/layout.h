@@ -10,7 +10,7 @@
 
 enum { ATTN_WORKSPACE_ALIGN = 64 };
 
-/* Appends count * size bytes to *total, aligned; its place goes to *at. False: overflow. */
+/* Appends count * size bytes to *total, aligned; its offset goes to *at. False: overflow. */
 static inline bool attn_append(uint64_t *total, uint64_t count, uint64_t size, uint64_t *at)
 {
     uint64_t bytes, aligned;

@@ -6,7 +6,7 @@
 
 #include "problem/desc.h"
 
-/* First place of the list whose block is at or after `block`; its length if there is none. */
+/* First index in the list whose block is at or after `block`; its length if there is none. */
 static int64_t list_find(const int32_t *list, int64_t length, int64_t block)
 {
     int64_t lo = 0, hi = length;

@@ -204,7 +204,7 @@ typedef struct attn_nap_values {
 /* Fills the table of `node` and of reductions on the way to it. */
 attn_status attn_nap_tabulate(attn_nap_values *values, int node);
 
-/* A term at one place; the reductions in it have tables. */
+/* A term at one index; the reductions in it have tables. */
 double attn_nap_value(const attn_nap_values *values, int node, const int64_t *at);
 
 void attn_nap_forget(attn_nap_values *values);

@@ -1,5 +1,5 @@
-/* What the parts of the emission share: places and terms as C. Of axis x: n_x its size, T_x a tile's, o_x where the
- * tile begins, l_x how long it is, i_x the place in it. Of array A: in_A or out_A, and its tile t_A, row-major in the
+/* What the parts of the emission share: indices and terms as C. Of axis x: n_x its size, T_x a tile's, o_x where the
+ * tile begins, l_x how long it is, i_x the index in it. Of array A: in_A or out_A, and its tile t_A, row-major in the
  * order of the axes. stored_N: what one kernel stores for another. */
 #ifndef ATTN_NAPKIN_EMIT_H
 #define ATTN_NAPKIN_EMIT_H
@@ -23,7 +23,7 @@ const char *attn_nap_axis_name(const attn_nap_emitter *emitter, int axis);
 /* T_x, or n_x of an axis that is whole. */
 void attn_nap_emit_extent(const attn_nap_emitter *emitter, int axis);
 
-/* The place in a tile that spans the axes. */
+/* The index in a tile that spans the axes. */
 void attn_nap_emit_place(const attn_nap_emitter *emitter, uint32_t axes);
 
 /* An element in memory: of an input or of what was stored, or, to store, of an output or of what others load. */

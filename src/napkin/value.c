@@ -124,7 +124,7 @@ double attn_nap_value(const attn_nap_values *v, int node, const int64_t *at)
     return run(v, list, sequence(v, node, list), at, value);
 }
 
-/* The next place along `axes`; false after the last. */
+/* The next index along `axes`; false after the last. */
 static bool advance(const attn_nap_values *v, uint32_t axes, int64_t *at)
 {
     for (int a = ATTN_NAP_STREAM; a >= 0; a--) {

@@ -242,7 +242,7 @@ static attn_status check_intervals(const attn_desc *d, const attn_args *a)
     return ATTN_OK;
 }
 
-/* One line of a list: rising places of blocks. */
+/* One row of a list: rising numbers of blocks. */
 static attn_status check_line(const char *kind, int64_t line, int32_t count, const int32_t *list, int64_t columns)
 {
     if (count < 0 || count > columns)
