@@ -7,7 +7,7 @@
 
 #include "problem/desc.h"
 
-/* A problem with every table, its arrays one right behind the other: q first, then as in attn_args, then o, lse and the
+/* A problem with every table, its arrays back to back: q first, then as in attn_args, then o, lse and the
  * gradients. */
 enum {
     BATCH = 3,

@@ -1,5 +1,5 @@
 /* NaN and infinity: what a row sees shows in it, what lies past the lengths never does. (The grid keeps NaN in every
- * unused place; here they stand in used ones.) */
+ * unused place; here they are in used ones.) */
 #include "support.h"
 
 #include <math.h>

@@ -78,7 +78,7 @@ static attn_desc with(const struct feature *f, int64_t len_q, int64_t len_kv)
 }
 
 /* Whether the kernel may be taken: the first of this form in the table, which is best first, that the machine runs and
- * isa allows, for the problem; or, if isa does not ask for it, one behind it that is not the portable one. */
+ * isa allows, for the problem; or, if isa does not ask for it, one after it that is not the portable one. */
 static bool may_be_taken(const char *name, attn_form form, const attn_desc *desc)
 {
     int count;
@@ -337,7 +337,7 @@ static void workspace_of_the_backward_is_linear(void **state)
 
 /* ---- workspace ------------------------------------------------------------------------------- */
 
-/* At each address modulo 64; the bytes before and behind are not touched. */
+/* At each address modulo 64; the bytes before and after are not touched. */
 static void workspace_is_exact_at_any_address(void **state)
 {
     (void)state;

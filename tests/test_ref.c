@@ -233,7 +233,7 @@ static void dropout_scales_the_others_up(void **state)
 
 /* ---- layout --------------------------------------------------------------------------------- */
 
-/* Packed sequences are the sequences by themselves, whatever is behind their used keys. */
+/* Packed sequences are the sequences by themselves, whatever follows their used keys. */
 static void packed_sequences_are_separate_ones(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-"""`attn bench`: that it measures everything, what it keeps, and how it talks to PyTorch. No figure is held against another."""
+"""`attn bench`: that it measures everything, what it keeps, and how it talks to PyTorch. No figure is compared with another."""
 
 import json
 import os

@@ -22,7 +22,7 @@ def written(place):
 
 @case
 def manual_in_step(place):
-    """Each option of each command's help stands in the part of each page that is that command's."""
+    """Each option of each command's help is in the part of each page that is that command's."""
     texts = written(place)
     parts = {
         "attn.1": lambda command: texts["attn.1"].replace("\\-", "-").split(".SS attn %s\n" % command)[1].split(".S")[0],

@@ -1,4 +1,4 @@
-"""Files that change, end nowhere or stand in the way, whatever they hold: inputs and outputs by their paths."""
+"""Files that change, end nowhere or are in the way, whatever they hold: inputs and outputs by their paths."""
 
 import glob
 import os
@@ -149,7 +149,7 @@ def inputs_changed_meanwhile(place):
 
 @case
 def killed_runs(place):
-    """What a killed run left stands in nobody's way, even with the process number that made it."""
+    """What a killed run left is in nobody's way, even with the process number that made it."""
     process = long_run(place)
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""Where things stand in a drawing in SVG: text by a generous guess of its width, boxes, and lines as points."""
+"""Where things are in a drawing in SVG: text by a generous guess of its width, boxes, and lines as points."""
 
 import re
 import xml.etree.ElementTree

@@ -224,7 +224,7 @@ def packed_bits(visible):
 def causal_from(offset, len_q, len_kv):
     """How libattn says "row i sees keys j <= i + offset" (0 <= offset): flags, fields, keys that are used.
 
-    libattn's row i stands at i + len_kv - len_q. Keys that no row sees are left out; where there are fewer keys than
+    libattn's row i is at i + len_kv - len_q. Keys that no row sees are left out; where there are fewer keys than
     that, the rows' places lie before i + offset, by as much as a window's right edge then gives."""
     used = min(len_kv, len_q + offset)
     if used == len_q + offset:

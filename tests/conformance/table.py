@@ -65,7 +65,7 @@ def describe(case):
 
 
 def interleave(names, tensors, case, desc, inputs):
-    """Puts the tensors one behind the other in each row, and says so by strides."""
+    """Puts the tensors back to back in each row, and says so by strides."""
     parts = [tensors[name].reshape(tensors[name].shape[0], -1) for name in names]
     whole = to_bits(np.concatenate(parts, axis=1), case.dtype)
     row, before = whole.shape[1], 0

@@ -1,4 +1,4 @@
-/* The kernels of sm90/params.h on the CPU: what they are launched with is held against the kernel table and the
+/* The kernels of sm90/params.h on the CPU: what they are launched with is compared with the kernel table and the
  * contract, then the CPU backend computes the same problem from the parameters alone. */
 #include "emulate.h"
 
