@@ -15,11 +15,11 @@
  *     if (attn_pool_create(&pool, &desc, malloc(size), size)) die(attn_error());
  *
  *     attn_seq_create(pool, tenant, &seq);
- *     attn_seq_match(pool, seq, prompt, count - 1, &matched);                       // a prefix that is there already
- *     attn_seq_append(pool, seq, prompt + matched, count - matched, &copies);       // ATTN_POOL_FULL: wait, or move
- * one attn_pool_tables(pool, &seq, 1, table, width, lens);
+ *     attn_seq_match(pool, seq, prompt, count - 1, &matched);                 // a prefix that is there already
+ *     attn_seq_append(pool, seq, prompt + matched, count - matched, &copies); // ATTN_POOL_FULL: wait, or move one
+ *     attn_pool_tables(pool, &seq, 1, table, width, lens);
  *     ... enqueue the copies, then K and V of the new tokens, then attention over the table ...
- *     attn_seq_publish(pool, seq);                                                  // others may find its full pages
+ *     attn_seq_publish(pool, seq);                                            // others may find its full pages
  *     attn_seq_free(pool, seq);
  *
  * What goes into the stream, and when
@@ -117,7 +117,7 @@ typedef struct attn_seq {
 } attn_seq;
 
 /* Page copies that a call asks for: pair i is (pairs[2 i], pairs[2 i + 1]), from and to. Calls add pairs after the
- * first `count`; the caller sets count to 0 when he has put them into the stream. Zero but for pairs and room before
+ * first `count`; the caller sets count to 0 once they are in the stream. Zero but for pairs and room before
  * the first use. A list is for the pool it began with (attn_seq_move: for the two). */
 typedef struct attn_page_copies {
     int32_t *pairs;
