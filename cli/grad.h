@@ -16,7 +16,7 @@ extern const attn_command attn_grad_command;
 /* Sets the defaults. */
 void attn_grad_defaults(attn_grad_options *options);
 
-/* Whether options that need each other, or exclude each other, stand so. */
+/* Whether options that need each other, or exclude each other, are so. */
 attn_status attn_grad_check_options(const attn_grad_options *options);
 
 /* What the options ask to be written, in this order; without their arrays. */

@@ -50,7 +50,7 @@ typedef struct attn_input_options {
         ATTN_FILE_OPTION(type, in.lens_kv, "lens-kv", "keys in use, int32|int64 (batch): the others are not read"),  \
         ATTN_OPTION(type, in.seed, "seed", "N", attn_parse_seed, "of --dropout, 64 bits")
 
-/* Whether options that need each other, or exclude each other, stand so. */
+/* Whether options that need each other, or exclude each other, are so. */
 attn_status attn_inputs_check_options(const attn_input_options *options, attn_direction direction);
 
 enum { ATTN_INPUTS_MOST = 32 };

@@ -274,7 +274,7 @@ attn_status attn_replay(const attn_plan *plan, const attn_args *args, const doub
     const attn_cpu_kernel *k = plan->kernel;
     const uint32_t tables = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV;
     if (!k || k->form == ATTN_GRADIENT || plan->desc.flags & tables)
-        return attn_fail(ATTN_UNSUPPORTED, "accesses are counted of forwards on the CPU without tables alone");
+        return attn_fail(ATTN_UNSUPPORTED, "accesses are counted only for forwards on the CPU without tables");
     attn_cache *cache[8] = { NULL };
     bool all = true;
     for (int i = 0; i < levels; i++)

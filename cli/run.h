@@ -16,7 +16,7 @@ extern const attn_command attn_run_command;
 /* Sets the defaults. */
 void attn_run_defaults(attn_run_options *options);
 
-/* Whether options that need each other, or exclude each other, stand so. */
+/* Whether options that need each other, or exclude each other, are so. */
 attn_status attn_run_check_options(const attn_run_options *options);
 
 /* What the options ask to be written: o, then the LSE; without their arrays. */

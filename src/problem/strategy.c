@@ -43,7 +43,7 @@ static attn_status unknown(const attn_desc *desc, const char *word, unsigned pla
     attn_words list = { text, sizeof text, 0 };
     for (int i = 0; i < ATTN_STRATEGIES; i++)
         if (table[i].plans & plan) attn_say(&list, "%s%s", list.length ? ", " : "", table[i].name);
-    return attn_fail(ATTN_INVALID, "strategy: %s is no word of the %s %s's: %s", word,
+    return attn_fail(ATTN_INVALID, "strategy: %s is not a word of the %s %s: %s", word,
                      desc->device == ATTN_CUDA ? "CUDA" : "CPU",
                      desc->direction == ATTN_BACKWARD ? "backward" : "forward", text);
 }
