@@ -9,7 +9,7 @@
 
 #include "problem/sequence.h"
 #include "problem/desc.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "num/half.h"
 #include "ref/ref.h"
 
@@ -349,19 +349,19 @@ static void refresh_outputs(const check_problem *problem)
 /* Every fourth problem lies at addresses that kernels find inconvenient. */
 static attn_status run_on_device(const check_problem *problem, const attn_desc *desc, char *kernel)
 {
-    check_device_run run;
+    device_run run;
     attn_plan_info info;
     attn_desc gpu = *desc;
     gpu.threads = 0, gpu.isa = ATTN_ISA_AUTO, gpu.parallel_for = NULL;
     refresh_outputs(problem);
     int shift = problem->options.shift;
     if (shift == 0 && problem->options.seed % 4 == 1) shift = 2;
-    attn_status status = check_device_begin(&run, &gpu, &problem->args, shift);
+    attn_status status = device_begin(&run, &gpu, &problem->args, shift);
     if (status != ATTN_OK) return status;
     if (kernel != NULL && attn_plan_get_info(run.plan, &info) == ATTN_OK)
         snprintf(kernel, CHECK_NAME, "%s", info.kernel);
-    status = check_device_start(&run);
-    attn_status ended = check_device_end(&run, true);
+    status = device_start(&run);
+    attn_status ended = device_end(&run, true);
     return status != ATTN_OK ? status : ended;
 }
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "problem/desc.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "check/strategies.h"
 #include "cpu/kernel.h"
 #include "cuda/kernel.h"
@@ -286,7 +286,7 @@ static void draw_strategy(uint64_t *state, const attn_desc *desc, check_options 
     uint64_t seed = check_bits(state);
     memset(&none, 0, sizeof none);
     check_problem_lay_out(&d, o);
-    if (d.device == ATTN_CPU || check_device_open() == ATTN_OK) check_strategy_draw(&none, &d, seed, true, o->strategy);
+    if (d.device == ATTN_CPU || device_open() == ATTN_OK) check_strategy_draw(&none, &d, seed, true, o->strategy);
 }
 
 /* ---- kernels --------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 
 #include "problem/desc.h"
 #include "check/compare.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "check/random_problem.h"
 
 /* Errors above what is allowed are compared with unfused attention's on so many draws: of thousands of problems some
@@ -19,7 +19,7 @@ static attn_status follow(const attn_desc *desc)
 {
     attn_plan *plan;
     if (!desc->strategy) return ATTN_OK;
-    attn_status status = desc->device == ATTN_CUDA ? check_device_open() : ATTN_OK;
+    attn_status status = desc->device == ATTN_CUDA ? device_open() : ATTN_OK;
     if (!status) status = attn_plan_create(&plan, desc);
     if (!status) attn_plan_destroy(plan);
     return status;
@@ -47,7 +47,7 @@ check_random_result check_random_run(const check_random_limits *limits, const at
     attn_status status = check_problem_run(&problem, &run, result.kernel);
     if (status != ATTN_OK) {
         snprintf(result.message, sizeof result.message, "%s: %s", attn_status_name(status), attn_error());
-        result.lost = limits->device == ATTN_CUDA && check_device_wait() != ATTN_OK;
+        result.lost = limits->device == ATTN_CUDA && device_wait() != ATTN_OK;
     } else if (desc->kernel && strcmp(desc->kernel, result.kernel) != 0) {
         snprintf(result.message, sizeof result.message, "planned with %s", result.kernel);
     } else {

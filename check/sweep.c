@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "check/compare.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "cpu/kernel.h"
 #include "cuda/kernel.h"
 
@@ -36,7 +36,7 @@ static check_sweep create_for_cuda(const check_grid *grid, const char *kernel)
 {
     check_sweep sweep = { .grid = grid };
     int count;
-    bool skipped = check_device_open() != ATTN_OK;
+    bool skipped = device_open() != ATTN_OK;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     for (int i = 0; i < count && sweep.count < CHECK_REPORTS - 1; i++)
         if (kernel == NULL || strcmp(kernel, kernels[i].name) == 0)

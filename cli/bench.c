@@ -1,30 +1,22 @@
 /* attn bench: peers, and the walk over the cases. */
 #define _POSIX_C_SOURCE 200809L
-#include "bench.h"
+#include "bench_options.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "api/plan.h"
 #include "attn_commit.h"
+#include "base/words.h"
 #include "command.h"
+#include "file.h"
 #include "base/detect.h"
 #include "cuda/driver.h"
+#include "device/clock.h"
 #include "options.h"
-
-bool attn_bench_fail(const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("attn bench: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-    return false;
-}
+#include "problem/desc.h"
 
 /* ---- the walk ------------------------------------------------------------------------------------ */
 
@@ -68,7 +60,7 @@ static double guess(const attn_bench_options *o, const attn_bench_case *item)
 
 static void show_progress(const attn_bench_case *item, int number, int count, double left)
 {
-    char text[ATTN_SECONDS_TEXT];
+    char text[ATTN_NUMBER_TEXT];
     if (!isatty(STDERR_FILENO)) return;
     fprintf(stderr, "\r\033[K%s %d/%d, about %s left", item->suite, number, count, attn_seconds_text(ceil(left), text));
     fflush(stderr);
@@ -88,6 +80,17 @@ static bool sound(const attn_bench_case *item, const attn_bench_result *r)
     double share = r->limit / r->subject.median;
     return isfinite(share) && share > 0.0 && isfinite(r->peak) && r->peak > 0.0 && r->subject.min > 0.0 &&
            (!r->peer_name || r->peer.min > 0.0);
+}
+
+/* Writes the CSV file, if there is to be one, with these results among its rows. */
+static bool keep(const attn_bench_options *o, const attn_bench_case *cases, const attn_bench_result *results, int count)
+{
+    size_t size;
+    char *text = o->csv ? attn_bench_csv_text(o->csv, o->device, cases, results, count, &size) : NULL;
+    if (!text) return !o->csv;
+    attn_status status = attn_output_text(o->csv, text, size);
+    free(text);
+    return !status || attn_bench_fail("%s: %s", o->csv, attn_error());
 }
 
 /* Measures the cases, in place of those that fail the next ones, and keeps each result at once: what ends it midway
@@ -123,7 +126,7 @@ static int walk(const attn_bench_options *o, const attn_bench_peers *peers, attn
             attn_bench_table_row(stdout, &cases[done], &results[done]);
         }
         fflush(stdout);
-        if (o->csv && !attn_bench_csv_write(o->csv, o->device, &cases[done], &results[done], 1)) break;
+        if (!keep(o, &cases[done], &results[done], 1)) break;
         done++;
     }
     return done;
@@ -160,7 +163,7 @@ int attn_cmd_bench(int argc, char **argv)
     int code = attn_bench_options_start(argc, argv, &o);
     if (code != ATTN_OPTIONS_READY) return code;
     /* Written once without rows: that it cannot be written is better known before than after. */
-    if (o.csv && !attn_bench_csv_write(o.csv, o.device, NULL, NULL, 0)) return ATTN_EXIT_FAILURE;
+    if (!keep(&o, NULL, NULL, 0)) return ATTN_EXIT_FAILURE;
     int count;
     attn_bench_case *cases = (o.on == ATTN_CUDA ? attn_bench_gpu_cases : attn_bench_cases)(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "bench.h"
-#include "check/device.h"
+#include "bench_options.h"
+#include "device/device.h"
 #include "command.h"
 #include "options.h"
 
@@ -220,7 +220,7 @@ static bool check(const attn_bench_options *o)
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
     if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
         return attn_bench_fail("--device cuda takes no --isa and no --threads");
-    if (o->on == ATTN_CUDA && check_device_open() != ATTN_OK) return attn_bench_fail("%s", attn_error());
+    if (o->on == ATTN_CUDA && device_open() != ATTN_OK) return attn_bench_fail("%s", attn_error());
     if (o->isa != ATTN_ISA_AUTO && !attn_isa_available(o->isa))
         return attn_bench_fail("--isa %s: this machine or build does not run it", attn_isa_name(o->isa));
     return true;

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "check/device.h"
+#include "device/clock.h"
+#include "device/device.h"
 #include "check/sweep.h"
 #include "check_random.h"
 #include "check_strategies.h"
@@ -229,7 +230,7 @@ static int run_random(const values *v)
         .json = v->json
     };
     if (v->pass) r.limits.left_out[strcmp(v->pass, "forward") == 0] = true;
-    if (v->device == ATTN_CUDA && check_device_open() != ATTN_OK) {
+    if (v->device == ATTN_CUDA && device_open() != ATTN_OK) {
         fprintf(stderr, "SKIPPED: %s\n", attn_error());
         return ATTN_EXIT_OK;
     }
@@ -255,7 +256,7 @@ int attn_cmd_check(int argc, char **argv)
         free(grid);
         return code;
     }
-    if (v.device == ATTN_CUDA && check_device_open() != ATTN_OK) fprintf(stderr, "SKIPPED: %s\n", attn_error());
+    if (v.device == ATTN_CUDA && device_open() != ATTN_OK) fprintf(stderr, "SKIPPED: %s\n", attn_error());
     int cases = run_cases(&sweep, &v), failed = 0, skipped = 0;
     for (int i = 0; i < sweep.count; i++) {
         failed += sweep.reports[i].failures > 0;

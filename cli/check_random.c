@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "device/clock.h"
 #include "problem/strategy.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "check/gpu/launch.h"
 #include "command.h"
 #include "json.h"

@@ -18,16 +18,6 @@ int attn_cmd_info(int argc, char **argv);
 int attn_cmd_machine(int argc, char **argv);
 int attn_cmd_kernels(int argc, char **argv);
 
-/* Seconds on the monotonic clock. */
-double attn_seconds(void);
-
-/* A duration as one says it, "3.742 ms" or "43 s" (base/words.h), into `text`, which is returned. */
-enum { ATTN_SECONDS_TEXT = 40 };
-const char *attn_seconds_text(double seconds, char text[ATTN_SECONDS_TEXT]);
-
-/* Four significant digits, without an exponent up to a billion: "43260". */
-const char *attn_number_text(double x, char text[ATTN_SECONDS_TEXT]);
-
 /* Prints "attn NAME: " and attn_error() to stderr; returns ATTN_EXIT_USAGE. */
 int attn_report_usage(const char *name);
 
@@ -36,9 +26,6 @@ int attn_report_failure(const char *name);
 
 /* Fails with "WHERE: " before the message in attn_error(). */
 attn_status attn_fail_in(attn_status status, const char *where);
-
-/* "f32", "f16", "bf16". */
-const char *attn_dtype_name(attn_dtype dtype);
 
 /* What desc.flags can ask for, by name: "causal", "window", ... Returns the count. */
 typedef struct attn_feature {

@@ -1,33 +1,9 @@
 /* Small things that every command uses. */
-#define _POSIX_C_SOURCE 200809L
 #include "command.h"
 
 #include <stdio.h>
-#include <time.h>
 
 #include "base/error.h"
-#include "base/words.h"
-
-double attn_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-const char *attn_seconds_text(double seconds, char text[ATTN_SECONDS_TEXT])
-{
-    attn_words words = { text, ATTN_SECONDS_TEXT, 0 };
-    attn_say_seconds(&words, seconds);
-    return text;
-}
-
-const char *attn_number_text(double x, char text[ATTN_SECONDS_TEXT])
-{
-    attn_words words = { text, ATTN_SECONDS_TEXT, 0 };
-    attn_say_number(&words, x);
-    return text;
-}
 
 int attn_report_usage(const char *name)
 {
@@ -46,11 +22,6 @@ attn_status attn_fail_in(attn_status status, const char *where)
     char what[1024];
     snprintf(what, sizeof what, "%s", attn_error());
     return attn_fail(status, "%s: %s", where, what);
-}
-
-const char *attn_dtype_name(attn_dtype dtype)
-{
-    return dtype == ATTN_F32 ? "f32" : dtype == ATTN_F16 ? "f16" : "bf16";
 }
 
 int attn_features(const attn_feature **features)

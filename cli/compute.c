@@ -5,28 +5,30 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "check/device.h"
+#include "base/words.h"
+#include "device/clock.h"
+#include "device/device.h"
 #include "command.h"
 #include "progress.h"
 
 attn_status attn_compute_plan(attn_computation *c, const attn_desc *desc)
 {
     *c = (attn_computation){ .desc = *desc };
-    attn_status status = desc->device == ATTN_CUDA ? check_device_open() : ATTN_OK;
+    attn_status status = desc->device == ATTN_CUDA ? device_open() : ATTN_OK;
     if (!status) status = attn_plan_create(&c->plan, desc);
     return status ? status : attn_plan_get_info(c->plan, &c->info);
 }
 
 static attn_status run_on_gpu(attn_computation *c, const attn_args *args)
 {
-    check_device_run run;
-    attn_status status = check_device_begin(&run, &c->desc, args, 0);
+    device_run run;
+    attn_status status = device_begin(&run, &c->desc, args, 0);
     if (status) return status;
     double start = attn_seconds();
-    status = check_device_start(&run);
-    if (!status) status = check_device_wait();
+    status = device_start(&run);
+    if (!status) status = device_wait();
     c->seconds = attn_seconds() - start;
-    attn_status ended = check_device_end(&run, false);
+    attn_status ended = device_end(&run, false);
     return status ? status : ended;
 }
 
@@ -63,7 +65,7 @@ bool attn_compute_rated(const attn_computation *c)
 void attn_compute_print(const attn_computation *c)
 {
     const attn_plan_info *info = &c->info;
-    char took[ATTN_SECONDS_TEXT];
+    char took[ATTN_NUMBER_TEXT];
     fprintf(stderr, " in %s", attn_seconds_text(c->seconds, took));
     if (attn_compute_rated(c)) fprintf(stderr, ", %s GFLOP/s", attn_number_text(info->flops / c->seconds * 1e-9, took));
     fprintf(stderr, " (%s, %d thread%s, %.4g MiB of workspace)\n", info->kernel, (int)info->threads,

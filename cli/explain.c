@@ -4,11 +4,12 @@
 
 #include "base/error.h"
 #include "api/plan.h"
-#include "check/device.h"
+#include "base/words.h"
+#include "device/device.h"
 #include "command.h"
 #include "measure.h"
 #include "problem.h"
-#include "replay.h"
+#include "bench/replay.h"
 
 typedef struct values {
     int64_t len, len_q, len_kv;          /* -1: not given */
@@ -130,7 +131,7 @@ static void count_bytes(const values *v, const attn_plan *plan, const attn_desc 
 static void print_measured(const attn_plan *plan, const measured *m)
 {
     const attn_choice *c = &plan->choice;
-    char took[ATTN_SECONDS_TEXT], predicted[ATTN_SECONDS_TEXT], rate[ATTN_SECONDS_TEXT];
+    char took[ATTN_NUMBER_TEXT], predicted[ATTN_NUMBER_TEXT], rate[ATTN_NUMBER_TEXT];
     printf("measured   %s, %s GFLOP/s; %s predicted (%+.0f %%)\n", attn_seconds_text(m->seconds, took),
            attn_number_text(c->flops / m->seconds * 1e-9, rate), attn_seconds_text(c->seconds, predicted),
            100 * (c->seconds / m->seconds - 1));
@@ -169,7 +170,7 @@ static attn_status explain(const values *v, const attn_desc *desc, int argc, cha
     attn_plan_info info;
     measured m = { .seconds = 0 };
     attn_counters *counters = v->measure && desc->device == ATTN_CPU ? attn_counters_open() : NULL;
-    attn_status status = desc->device == ATTN_CUDA ? check_device_open() : ATTN_OK;
+    attn_status status = desc->device == ATTN_CUDA ? device_open() : ATTN_OK;
     if (!status) status = attn_plan_create(&plan, desc);
     if (!status) {
         status = attn_plan_get_info(plan, &info);

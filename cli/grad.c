@@ -4,8 +4,10 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "command.h"
 #include "compute.h"
+#include "problem/desc.h"
 
 typedef struct work {
     const attn_grad_options *options;
@@ -39,7 +41,7 @@ static void report_json(const work *w)
 static void report_text(const work *w)
 {
     const attn_array *q = &w->results[ATTN_GRAD_Q].array;
-    char shape[ATTN_SHAPE_TEXT], took[ATTN_SECONDS_TEXT];
+    char shape[ATTN_SHAPE_TEXT], took[ATTN_NUMBER_TEXT];
     if (w->recomputed) fprintf(stderr, "forward in %s; ", attn_seconds_text(w->forward.seconds, took));
     fprintf(stderr, "%s: %s %s, and the other gradients", w->options->grad_q,
             attn_shape_text(q->extent, q->rank, shape), attn_element_name(q->element));

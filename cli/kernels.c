@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "problem/desc.h"
 #include "problem/strategy.h"
 #include "command.h"
 #include "cpu/kernel.h"

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "attn_commit.h"
 #include "command.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "base/detect.h"
 #include "cuda/driver.h"
 #include "file.h"
@@ -137,7 +137,7 @@ static attn_status choose(const values *v, attn_machine *m)
     if (v->machine) return attn_machine_load(v->machine, m);
     attn_machine_identity(identity, sizeof identity);
     if (v->device == ATTN_CUDA) {
-        attn_status status = check_device_open();
+        attn_status status = device_open();
         if (status) return status;
         snprintf(identity, sizeof identity, "%s", attn_cuda_machine_get()->device[0].name);
     }

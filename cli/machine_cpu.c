@@ -9,10 +9,11 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "bench.h"
+#include "bench/bench.h"
 #include "command.h"
 #include "base/detect.h"
 #include "cpu/threads.h"
+#include "device/clock.h"
 #include "machine.h"
 
 enum { TRIES = 7, LOOPS = 64, CHAIN = 1 << 20, ROW = 4096 };

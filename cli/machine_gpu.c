@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "cuda/load.h"
 #include "machine.h"
 

@@ -8,7 +8,7 @@
 #include "cuda/driver.h"
 #include "cuda/kernel.h"
 #include "machine.h"
-#include "point.h"
+#include "bench/point.h"
 #include "cpu/kernel.h"
 
 enum { POINTS_MOST = 32, SWEEPS = 20000, CAUSAL = -1 };

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "check/device.h"
+#include "device/clock.h"
+#include "device/device.h"
 #include "command.h"
 #include "compute.h"
 #include "num/half.h"
@@ -107,12 +108,12 @@ static double median(double *times, int count)
 
 static attn_status measure_on_gpu(const attn_desc *desc, const attn_args *args, double *seconds)
 {
-    check_device_run run;
+    device_run run;
     double times[GPU_RUNS];
-    attn_status status = check_device_begin(&run, desc, args, 0);
+    attn_status status = device_begin(&run, desc, args, 0);
     if (status) return status;
-    status = check_device_measure(&run, (int[]){ 0 }, 1, GPU_RUNS, times);
-    attn_status ended = check_device_end(&run, false);
+    status = device_measure(&run, (int[]){ 0 }, 1, GPU_RUNS, times);
+    attn_status ended = device_end(&run, false);
     *seconds = median(times, GPU_RUNS);
     return status ? status : ended;
 }
@@ -147,11 +148,11 @@ attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t p
 
 static attn_status run_once_on_gpu(const attn_desc *desc, const attn_args *args)
 {
-    check_device_run run;
-    attn_status status = check_device_begin(&run, desc, args, 0);
+    device_run run;
+    attn_status status = device_begin(&run, desc, args, 0);
     if (status) return status;
-    status = check_device_start(&run);
-    attn_status ended = check_device_end(&run, false);
+    status = device_start(&run);
+    attn_status ended = device_end(&run, false);
     return status ? status : ended;
 }
 

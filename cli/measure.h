@@ -2,7 +2,7 @@
 #ifndef ATTN_CLI_MEASURE_H
 #define ATTN_CLI_MEASURE_H
 
-#include "counters.h"
+#include "bench/counters.h"
 
 /* The median time of up to 5 runs, at least one, about a second in all; on a GPU, of 31 runs with a cold L2. desc is
  * what the plan was made from: packed strides, no tables but a bias, slopes, sinks and prefix (the same for all

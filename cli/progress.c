@@ -7,13 +7,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/words.h"
 #include "command.h"
+#include "device/clock.h"
 
 /* "0.5 s", "43 s", "4 min 40 s". */
-static void tenths(double seconds, char text[ATTN_SECONDS_TEXT])
+static void tenths(double seconds, char text[ATTN_NUMBER_TEXT])
 {
     if (seconds < 9.95)
-        snprintf(text, ATTN_SECONDS_TEXT, "%.1f s", seconds);
+        snprintf(text, ATTN_NUMBER_TEXT, "%.1f s", seconds);
     else
         attn_seconds_text(fmax(seconds, 10), text);
 }
@@ -31,7 +33,7 @@ static void *show(void *context)
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&progress->changed, &progress->mutex, &until);
         if (progress->done) break;
-        char passed[ATTN_SECONDS_TEXT], all[ATTN_SECONDS_TEXT];
+        char passed[ATTN_NUMBER_TEXT], all[ATTN_NUMBER_TEXT];
         double seconds = attn_seconds() - progress->start;
         tenths(seconds, passed);
         tenths(progress->predicted, all);

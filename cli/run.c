@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "compute.h"
+#include "problem/desc.h"
 
 typedef struct work {
     const attn_run_options *options;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "command.h"
+#include "problem/desc.h"
 
 #define UNITS " (k: times 1024, m: times 1024 k, g: times 1024 m)"
 

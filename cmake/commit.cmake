@@ -1,13 +1,15 @@
 # The commit that results name: attn_commit.h, made anew at every build (and touched only when it changes).
-# Included after attn_command it adds that step; run as a script it is that step. Committed results themselves do not
-# make a tree dirty.
+# Included after attn_bench and attn_command it adds that step; run as a script it is that step. Committed results
+# themselves do not make a tree dirty.
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   set(commit_header ${CMAKE_CURRENT_BINARY_DIR}/commit/attn_commit.h)
   add_custom_target(attn_commit
     COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR} -DHEADER=${commit_header} -P ${CMAKE_CURRENT_LIST_FILE}
     BYPRODUCTS ${commit_header} VERBATIM)
-  add_dependencies(attn_command attn_commit)
-  target_include_directories(attn_command PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/commit)
+  foreach(target attn_bench attn_command)
+    add_dependencies(${target} attn_commit)
+    target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/commit)
+  endforeach()
   return()
 endif()
 

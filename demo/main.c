@@ -19,6 +19,7 @@
 #include "base/detect.h"
 #include "command.h"
 #include "cpu/threads.h"
+#include "device/clock.h"
 #include "model.h"
 #include "plot.h"
 #include "standard.h"

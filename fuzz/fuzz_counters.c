@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 
-#include "counters.h"
+#include "bench/counters.h"
 
 int LLVMFuzzerTestOneInput(unsigned char *data, size_t size);
 

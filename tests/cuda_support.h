@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include "check/device.h"
+#include "device/device.h"
 #include "cuda/cuda.h"
 #include "fake_cuda/fake.h"
 

@@ -7,7 +7,7 @@
 #include "problem/args.h"
 #include "problem/desc.h"
 #include "base/error.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "check/gpu/reference_host.h"
 #include "cuda/driver.h"
 
@@ -51,7 +51,7 @@ static void expect(CUresult result, const char *doing)
 
 attn_status check_gpu_open(void)
 {
-    attn_status status = check_device_open();
+    attn_status status = device_open();
     if (status || module) return status;
     if (strncmp(attn_cuda_machine_get()->device[0].name, "Fake", 4) == 0)
         return attn_fail(ATTN_UNSUPPORTED, "this is a stand-in of the tests, not a GPU");

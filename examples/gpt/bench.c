@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "check/random.h"
 #include "command.h"
+#include "device/clock.h"
 #include "gpt.h"
 
 enum { ROUNDS = 5, TOKENS = 4096, PAUSE_MICROSECONDS = 50000 };

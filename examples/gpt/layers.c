@@ -7,7 +7,7 @@
 
 #include <cblas.h>
 
-#include "bench.h"
+#include "bench/bench.h"
 #include "gpt.h"
 
 enum { ROWS_PART = 32, COLS_PART = 16, COUNT_PART = 1 << 14 };

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "check/random.h"
 #include "command.h"
+#include "device/clock.h"
 #include "gpt.h"
 
 /* Of one number of rows: its activations, and its plan. */

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "command.h"
+#include "device/clock.h"
 #include "gpt.h"
 #include "plot.h"
 

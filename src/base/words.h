@@ -20,4 +20,21 @@ void attn_say_bytes(attn_words *words, double bytes);
 /* A duration as one says it: "12.5 us", "3.742 ms", "4.326 s", "43 s", "4 min 40 s", "3 h 7 min", "12 days". */
 void attn_say_seconds(attn_words *words, double seconds);
 
+/* One number or duration as a text by itself, which is returned: "43260", "3.742 ms". */
+enum { ATTN_NUMBER_TEXT = 40 };
+
+static inline const char *attn_number_text(double x, char text[ATTN_NUMBER_TEXT])
+{
+    attn_words words = { text, ATTN_NUMBER_TEXT, 0 };
+    attn_say_number(&words, x);
+    return text;
+}
+
+static inline const char *attn_seconds_text(double seconds, char text[ATTN_NUMBER_TEXT])
+{
+    attn_words words = { text, ATTN_NUMBER_TEXT, 0 };
+    attn_say_seconds(&words, seconds);
+    return text;
+}
+
 #endif

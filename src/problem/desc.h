@@ -19,6 +19,12 @@ typedef struct attn_shape {
 
 attn_shape attn_shape_of(const attn_desc *desc);
 
+/* "f32", "f16", "bf16". */
+static inline const char *attn_dtype_name(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? "f32" : dtype == ATTN_F16 ? "f16" : "bf16";
+}
+
 /* The type of o and of the gradients of q, k and v. */
 static inline attn_dtype attn_out_dtype(const attn_desc *desc)
 {

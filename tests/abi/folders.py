@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Fails if the folders of src/ include each other in a circle, and prints the circle.
+"""Fails if folders include each other in a circle, and prints the circle: those of src/, and those beside it.
 
-    tests/abi/folders.py SRC"""
+    tests/abi/folders.py SRC [FOLDER ...]"""
 import os
 import re
 import sys
 
 
-def includes(src):
+def includes(folders):
     """For each folder the folders that it includes."""
     found = {}
-    for path, _, files in os.walk(src):
-        folder = os.path.relpath(path, src).split(os.sep)[0]
-        for name in files:
-            if name.endswith((".c", ".h", ".cu", ".def")):
-                with open(os.path.join(path, name), encoding="utf-8") as file:
-                    names = re.findall(r'^ *# *include "(\w+)/', file.read(), re.M)
-                found.setdefault(folder, set()).update(n for n in names if n != folder)
-    return {folder: {n for n in names if n in found} for folder, names in found.items()}
+    for folder in folders:
+        for path, _, files in os.walk(folder):
+            for name in files:
+                if name.endswith((".c", ".h", ".cu", ".def")):
+                    with open(os.path.join(path, name), encoding="utf-8") as file:
+                        names = re.findall(r'^ *# *include "(\w+)/', file.read(), re.M)
+                    found.setdefault(os.path.basename(folder), set()).update(names)
+    return {folder: {n for n in names if n in found and n != folder} for folder, names in found.items()}
 
 
 def circle(graph, folder, path):
@@ -28,9 +28,11 @@ def circle(graph, folder, path):
 
 
 def main():
-    graph = includes(sys.argv[1])
-    if len(graph) < 2:
-        sys.exit(f"{sys.argv[1]}: holds no folders with sources")
+    src, *beside = sys.argv[1:]
+    folders = [os.path.join(src, name) for name in sorted(os.listdir(src)) if os.path.isdir(os.path.join(src, name))]
+    graph = includes(folders + beside)
+    if len(graph) != len(folders) + len(beside) or not folders:
+        sys.exit(f"no sources in one of {', '.join(folders + beside)}")
     for folder in sorted(graph):
         if found := circle(graph, folder, []):
             sys.exit("folders include each other: " + " -> ".join(found))

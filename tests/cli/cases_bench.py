@@ -207,5 +207,5 @@ def bench_strategies(place):
         for peer in peers - {"no-cluster", "no-finalised-dq"}:
             word, value = peer.split("=") if "=" in peer else (peer[len("no-") :], None)
             check(word in taken and taken[word] != value, peer, "is not switched off in", plan["strategy"])
-        check(("no-cluster" in peers) == ("_pair" in plan["kernel"]), peers, plan["kernel"])
+        check(("no-cluster" in peers) == ("_2cta" in plan["kernel"]), peers, plan["kernel"])
     check({peer for peers in found.values() for peer in peers} >= {"no-cluster", "no-pack-gqa", "scheduler=static"}, found)

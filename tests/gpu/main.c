@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "check/device.h"
+#include "device/device.h"
 #include "gpu.h"
 
 enum { FAILURES_SHOWN = 10 };
@@ -50,7 +50,7 @@ int main(int argc, char **argv)
     const bool wanted[] = { strcmp(only, "backward") != 0, strcmp(only, "forward") != 0 }; /* by attn_direction */
     const bool one = only[0] && wanted[0] && wanted[1];
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
-    if (check_device_open()) {
+    if (device_open()) {
         printf("SKIPPED: %s\n", attn_error());
         return 0;
     }

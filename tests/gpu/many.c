@@ -31,7 +31,7 @@ bool many_begin(many *m, const attn_desc *desc)
     check_options options = { .seed = 4 };
     snprintf(m->name, sizeof m->name, "%s, dim %lld, flags 0x%x", desc->direction ? "backward" : "forward",
              (long long)desc->dim_qk, desc->flags);
-    if (check_problem_create(&m->problem, &cpu, &options) || check_device_begin(&m->run, desc, &m->problem.args, 0)) {
+    if (check_problem_create(&m->problem, &cpu, &options) || device_begin(&m->run, desc, &m->problem.args, 0)) {
         result(false, "%s: %s", m->name, attn_error());
         return false;
     }
@@ -43,7 +43,7 @@ bool many_begin(many *m, const attn_desc *desc)
 
 void many_first(many *m)
 {
-    result(!check_device_start(&m->run) && !check_device_wait(), "%s: %s", m->name, attn_error());
+    result(!device_start(&m->run) && !device_wait(), "%s: %s", m->name, attn_error());
     for (int i = 0; i < m->outputs; i++) {
         const attn_args_array *a = many_output(m, i);
         if (many_size(a)) driver->cuMemcpyDtoH(m->first[i], begin_of(a, &m->run.device), many_size(a));
@@ -54,7 +54,7 @@ void many_end(many *m)
 {
     for (int i = 0; i < m->outputs; i++)
         free(m->first[i]);
-    result(!check_device_end(&m->run, true), "%s: %s", m->name, attn_error());
+    result(!device_end(&m->run, true), "%s: %s", m->name, attn_error());
     check_problem_destroy(&m->problem);
 }
 

@@ -3,13 +3,13 @@
 #define TESTS_GPU_MANY_H
 
 #include "problem/args.h"
-#include "check/device.h"
+#include "device/device.h"
 #include "cuda/cuda.h"
 
 /* With its outputs as its first run left them. */
 typedef struct many {
     check_problem problem;
-    check_device_run run;
+    device_run run;
     int outputs;
     unsigned char *first[ATTN_ARGS_OUTPUTS];
     char name[80];

@@ -1,0 +1,210 @@
+/* attn bench --device cuda: a case on the first GPU, peers through PyTorch in a child process, or the library itself on
+ * a baseline. Both time a call between two events after overwriting L2, and a turn's time is the median of its calls.
+ * The limit is what the tensor cores do at their nominal clock. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "bench/bench.h"
+#include "device/device.h"
+#include "cuda/driver.h"
+
+enum { SUBJECT, PEER, RUNNERS, TENSOR_FLOPS = 4096 };
+
+/* Plans of a run: the subject's first, as device_begin_all has it, then its forward; the baseline's, or those of
+ * another library. */
+enum { MAIN, BEFORE, BASELINE, BASELINE_BEFORE };
+
+typedef struct bench {
+    const attn_bench_case *item;
+    attn_bench_tensors tensors;
+    int32_t starts[ATTN_BENCH_SEQUENCES + 1], *intervals; /* of packed sequences; of documents */
+    device_run run;
+    struct timed {
+        const device_run *run;
+        int plans[2], count;
+    } subject, baseline;
+} bench;
+
+/* ---- the problem --------------------------------------------------------------------------- */
+
+/* Rows and keys as the tensors hold them: packed sequences are one. */
+static attn_desc tensors_of(const attn_desc *desc)
+{
+    attn_desc d = *desc;
+    if (d.flags & ATTN_VARLEN) d.batch = 1, d.len_q = d.total_q, d.len_kv = d.total_kv;
+    return d;
+}
+
+/* Key j of a document is hidden from all rows after its last. */
+static bool fill_intervals(bench *b)
+{
+    const attn_bench_case *item = b->item;
+    b->intervals = calloc((size_t)item->desc.len_kv, sizeof *b->intervals);
+    if (!b->intervals) return attn_bench_fail("out of memory");
+    for (int64_t i = 0, key = 0, end = 0; i < item->sequences; i++)
+        for (end += item->lens[i]; key < end; key++)
+            b->intervals[key] = (int32_t)end;
+    return true;
+}
+
+static bool fill_args(bench *b, attn_args *args)
+{
+    const attn_bench_case *item = b->item;
+    const attn_bench_tensors *t = &b->tensors;
+    *args = attn_bench_tensors_args(t);
+    for (int i = 0; i < item->sequences; i++)
+        b->starts[i + 1] = b->starts[i] + item->lens[i];
+    if (item->desc.flags & ATTN_VARLEN) args->cu_lens_q = args->cu_lens_kv = b->starts;
+    if (!(item->desc.flags & ATTN_INTERVALS)) return true;
+    if (!fill_intervals(b)) return false;
+    args->intervals = b->intervals;
+    return true;
+}
+
+/* Over exactly the visible pairs, which a plan does not know where lengths and tables are a run's. */
+static double flops_of(const attn_bench_case *item, double planned)
+{
+    const attn_desc *d = &item->desc;
+    double pairs = 0, passes = item->pass == ATTN_BENCH_BOTH ? 3.5 : item->pass == ATTN_BENCH_BACKWARD ? 2.5 : 1;
+    if (item->sequences == 0) return planned;
+    for (int i = 0; i < item->sequences; i++) {
+        double len = item->lens[i];
+        pairs += d->flags & ATTN_CAUSAL ? len * (len + 1) / 2 : len * len;
+    }
+    return passes * 2 * pairs * (double)d->heads_q * (double)(d->dim_qk + d->dim_v);
+}
+
+/* ---- runners ------------------------------------------------------------------------------- */
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double run_timed(void *self, int calls)
+{
+    const struct timed *t = self;
+    double *times = malloc((size_t)calls * sizeof *times), median = -1;
+    if (!times || device_measure(t->run, t->plans, t->count, calls, times))
+        attn_bench_fail("%s", times ? attn_error() : "out of memory");
+    else
+        qsort(times, (size_t)calls, sizeof *times, by_size), median = times[calls / 2];
+    free(times);
+    return median;
+}
+
+/* A peer that cannot compute this leaves the row without one. */
+static void add_peer(const attn_bench_options *options, bench *b, const attn_bench_peers *peers,
+                     attn_bench_runner *runner, attn_bench_result *result)
+{
+    const char *peer = attn_bench_peer_name(options->peer);
+    if (peers->library || b->item->baseline_name) {
+        *runner = (attn_bench_runner){ run_timed, &b->baseline };
+        result->peer_name = peers->library ? attn_bench_library_name(peers->library) : b->item->baseline_name;
+    } else if (peers->torch && attn_bench_torch_setup_gpu(peers->torch, peer, options->fa3, b->item)) {
+        *runner = (attn_bench_runner){ attn_bench_torch_run, peers->torch };
+        result->peer_name = peer;
+    }
+}
+
+/* Those that the case needs; returns how many. */
+static int list_plans(const attn_bench_case *item, const attn_bench_library *beside, device_plan *plans)
+{
+    bool backward = item->pass >= ATTN_BENCH_BACKWARD, both = item->pass == ATTN_BENCH_BOTH;
+    const device_library *library = attn_bench_library_calls(beside);
+    const attn_desc *other = beside ? &item->desc : &item->baseline;
+    plans[MAIN] = plans[BEFORE] = (device_plan){ item->desc, NULL };
+    plans[BASELINE] = plans[BASELINE_BEFORE] = (device_plan){ *other, library };
+    plans[MAIN].desc.direction = plans[BASELINE].desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
+    if (item->baseline_strategy[0] && !beside) plans[BASELINE].desc.strategy = item->baseline_strategy;
+    if (beside && both) return 4;
+    return beside || item->baseline_name ? 3 : backward ? 2 : 1;
+}
+
+static bool begin(bench *b, const attn_bench_case *item, const attn_bench_library *beside)
+{
+    attn_desc shape = tensors_of(&item->desc);
+    attn_args args;
+    device_plan plans[DEVICE_PLANS];
+    int count = list_plans(item, beside, plans);
+    b->item = item;
+    if (!attn_bench_tensors_init(&b->tensors, &shape, item->pass) || !fill_args(b, &args)) return false;
+    if (device_begin_all(&b->run, plans, count, NULL, &args, 0)) return attn_bench_fail("%s", attn_error());
+    b->subject = (struct timed){ &b->run, { MAIN }, 1 };
+    b->baseline = (struct timed){ &b->run, { BASELINE }, 1 };
+    if (item->pass == ATTN_BENCH_BOTH) {
+        b->subject = (struct timed){ &b->run, { BEFORE, MAIN }, 2 };
+        b->baseline = (struct timed){ &b->run, { BASELINE_BEFORE, BASELINE }, 2 };
+    }
+    if (item->pass < ATTN_BENCH_BACKWARD || !device_start_plan(&b->run, BEFORE)) return true;
+    attn_bench_fail("%s", attn_error());
+    device_end(&b->run, false);
+    return false;
+}
+
+/* ---- one case ------------------------------------------------------------------------------ */
+
+static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], attn_bench_result *result)
+{
+    attn_plan_info info, before = { 0 };
+    const attn_cuda_device *device = &attn_cuda_machine_get()->device[0];
+    attn_plan_get_info(b->run.plan, &info);
+    if (b->item->pass == ATTN_BENCH_BOTH) attn_plan_get_info(b->run.plans[BEFORE], &before);
+    snprintf(result->kernel, sizeof result->kernel, "%s", info.kernel);
+    snprintf(result->isa, sizeof result->isa, "%s", info.isa);
+    result->splits = info.splits;
+    result->flops = flops_of(b->item, info.flops + before.flops);
+    result->predicted_seconds = info.seconds + before.seconds;
+    result->predicted_bytes = info.memory_bytes + before.memory_bytes;
+    result->workspace = b->run.workspace_size;
+    result->subject = times[SUBJECT];
+    result->peer = times[PEER];
+    result->peak = (double)TENSOR_FLOPS * device->multiprocessors * 1e3 * device->clock_khz;
+    result->limit = result->flops / result->peak;
+}
+
+/* What lies on the GPU beside what PyTorch at its highest allocates there. */
+static bool measure_memory(const attn_bench_options *options, const bench *b, const attn_bench_peers *peers,
+                           attn_bench_result *result)
+{
+    double tensors = (double)attn_bench_tensors_bytes(&b->item->desc, ATTN_BENCH_BOTH);
+    result->memory.counted = tensors + (double)b->run.workspace_size;
+    result->memory.peak = (double)b->run.total;
+    result->peer_memory.counted = tensors + (double)attn_bench_standard_bytes(&b->item->desc);
+    result->peer_name = "standard";
+    if (device_start_plan(&b->run, MAIN) || device_wait()) return attn_bench_fail("%s", attn_error());
+    if (peers->torch &&
+        attn_bench_torch_setup_gpu(peers->torch, attn_bench_peer_name(ATTN_PEER_MATH), options->fa3, b->item))
+        result->peer_memory.peak = attn_bench_torch_memory(peers->torch);
+    return true;
+}
+
+bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
+                            const attn_bench_peers *peers, attn_bench_result *result)
+{
+    static bench b;
+    attn_bench_runner runners[RUNNERS] = { { NULL, NULL } };
+    attn_bench_times times[RUNNERS] = { { 0, 0, 0 } };
+    b = (bench){ .item = item };
+    *result = (attn_bench_result){ 0 };
+    if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
+    if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
+    bool begun = begin(&b, item, peers->library), done = begun;
+    if (begun && item->kind == ATTN_BENCH_MEMORY) {
+        done = measure_memory(options, &b, peers, result);
+    } else if (begun) {
+        runners[SUBJECT] = (attn_bench_runner){ run_timed, &b.subject };
+        add_peer(options, &b, peers, &runners[PEER], result);
+        done = attn_bench_take_turns(options, runners, times, RUNNERS);
+        device_state(&result->megahertz, &result->watts);
+    }
+    if (begun) {
+        fill_result(&b, times, result);
+        if (device_end(&b.run, false)) done = attn_bench_fail("%s", attn_error());
+    }
+    free(b.intervals);
+    attn_bench_tensors_free(&b.tensors);
+    return done;
+}

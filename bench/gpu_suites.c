@@ -1,0 +1,292 @@
+/* attn bench --device cuda: its grids. Those of FlashAttention's papers: 16384 rows over the batch, heads = 2048 / dim;
+ * other shapes of as many FLOPs; long sparse masks; and what a fixed order of sums costs. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/bench.h"
+
+enum { TOKENS = 16384, WIDTH = 2048 };
+
+typedef struct grid {
+    const attn_bench_options *options;
+    attn_bench_case *cases; /* NULL: only counted */
+    int count;
+} grid;
+
+static bool wants(const grid *g, const char *suite)
+{
+    return g->options->suites & attn_bench_suite_find(suite);
+}
+
+static attn_bench_case *add(grid *g, const char *suite, attn_bench_pass pass, const char *mask, attn_desc desc)
+{
+    static attn_bench_case counted;
+    attn_bench_case *item = g->cases ? &g->cases[g->count] : &counted;
+    g->count++;
+    *item = (attn_bench_case){ .suite = suite, .pass = pass, .desc = desc };
+    snprintf(item->mask, sizeof item->mask, "%s", mask);
+    return item;
+}
+
+static attn_desc describe(const grid *g, attn_dtype dtype, int64_t len, int64_t dim)
+{
+    const int64_t *heads = g->options->heads;
+    int64_t usual = WIDTH / dim > 0 ? WIDTH / dim : 1;
+    return (attn_desc){ .dtype = dtype,
+                        .device = ATTN_CUDA,
+                        .batch = len < TOKENS ? TOKENS / len : 1,
+                        .heads_q = heads[0] ? heads[0] : usual,
+                        .heads_kv = heads[0] ? heads[1] : usual,
+                        .len_q = len,
+                        .len_kv = len,
+                        .dim_qk = dim,
+                        .dim_v = dim };
+}
+
+static void add_full_and_causal(grid *g, const char *suite, attn_bench_pass pass, attn_desc desc,
+                                attn_bench_case *items[2])
+{
+    items[0] = add(g, suite, pass, "full", desc);
+    desc.flags = ATTN_CAUSAL;
+    items[1] = add(g, suite, pass, "causal", desc);
+}
+
+/* ---- squares ------------------------------------------------------------------------------- */
+
+/* Every head dim and length, those given or else the grid's, full and causal. */
+static void squares(grid *g, const char *suite, attn_bench_pass pass, attn_dtype dtype)
+{
+    static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } },
+                                 usual_lens = { 6, { 512, 1024, 2048, 4096, 8192, 16384 } };
+    const attn_bench_list *dims = g->options->dims.count ? &g->options->dims : &usual_dims,
+                          *lens = g->options->lens.count ? &g->options->lens : &usual_lens;
+    if (!wants(g, suite)) return;
+    for (int d = 0; d < dims->count; d++)
+        for (int n = 0; n < (g->options->smoke ? 1 : lens->count); n++) {
+            attn_bench_case *items[2];
+            add_full_and_causal(g, suite, pass, describe(g, dtype, lens->values[n], dims->values[d]), items);
+        }
+}
+
+/* The backward whose sums have a fixed order against the one whose have not. */
+static void order(grid *g, attn_dtype dtype)
+{
+    int first = g->count;
+    squares(g, "order", ATTN_BENCH_BACKWARD, dtype);
+    for (int i = first; g->cases && i < g->count; i++) {
+        g->cases[i].baseline_name = "any-order";
+        g->cases[i].baseline = g->cases[i].desc;
+        g->cases[i].desc.flags |= ATTN_DETERMINISTIC;
+    }
+}
+
+/* ---- other shapes -------------------------------------------------------------------------- */
+
+/* Lengths from `least` to `most` whose logarithms are evenly spread, in an order that is none, until `cost` of them is
+ * spent: the sum of their squares, or, linear, of them; the last one is cut to what is left. */
+static int log_uniform(double least, double most, double cost, bool linear, int32_t lens[ATTN_BENCH_SEQUENCES])
+{
+    int count = 0;
+    for (double left = cost; count < ATTN_BENCH_SEQUENCES && left >= 1; count++) {
+        double place = fmod(0.5 + 0.6180339887 * count, 1); /* golden section: low discrepancy */
+        double rest = linear ? left : sqrt(left), len = fmin(rest, least * pow(most / least, place));
+        lens[count] = (int32_t)len;
+        left -= linear ? lens[count] : (double)lens[count] * lens[count];
+        if (len == rest) left = 0;
+    }
+    return count;
+}
+
+static void pack(attn_bench_case *item, double cost)
+{
+    attn_desc *d = &item->desc;
+    item->sequences = log_uniform(256, 8192, cost, false, item->lens);
+    d->flags |= ATTN_VARLEN, d->batch = item->sequences, d->len_q = 0;
+    for (int i = 0; i < item->sequences; i++) {
+        d->total_q += item->lens[i];
+        if (item->lens[i] > d->len_q) d->len_q = item->lens[i];
+    }
+    d->len_kv = d->len_q, d->total_kv = d->total_q;
+}
+
+/* A square of 128 dims, and beside it grouped heads, dims that differ, dims between, and packed sequences of as many
+ * FLOPs. */
+static void shapes(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };
+    const int64_t len = g->options->smoke ? 512 : 8192;
+    attn_bench_case *items[2];
+    for (int i = 0; i < 2; i++) {
+        attn_desc dense = describe(g, dtype, len, 128), grouped = dense, wide = dense, odd = dense;
+        add_full_and_causal(g, "shapes", passes[i], dense, items);
+        grouped.heads_q = 32, grouped.heads_kv = 8, grouped.batch = 1;
+        add_full_and_causal(g, "shapes", passes[i], grouped, items);
+        wide.dim_qk = 192, odd.dim_qk = odd.dim_v = 96;
+        add_full_and_causal(g, "shapes", passes[i], wide, items);
+        add_full_and_causal(g, "shapes", passes[i], odd, items);
+        add_full_and_causal(g, "shapes", passes[i], dense, items);
+        for (int n = 0; n < 2; n++) {
+            snprintf(items[n]->mask, sizeof items[n]->mask, n ? "packed causal" : "packed");
+            pack(items[n], (double)dense.batch * (double)len * (double)len);
+        }
+    }
+}
+
+/* Causal masks over many keys that hide most of them: a window, and documents back to back. */
+static void sparse(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };
+    const int64_t len = g->options->smoke ? 2048 : 32768;
+    for (int i = 0; i < 2; i++) {
+        attn_desc window = describe(g, dtype, len, 128), documents = window;
+        window.batch = documents.batch = 1;
+        window.flags = ATTN_CAUSAL | ATTN_WINDOW, window.window_left = 1024, window.window_right = -1;
+        add(g, "window", passes[i], "window:1024", window);
+        documents.flags = ATTN_CAUSAL | ATTN_INTERVALS;
+        documents.interval_vectors = documents.interval_heads = 1;
+        attn_bench_case *item = add(g, "window", passes[i], "documents", documents);
+        item->sequences = log_uniform(512, 8192, (double)len, true, item->lens);
+        for (int j = 0; j < item->sequences; j++)
+            item->desc.visible_share += (double)item->lens[j] / (double)len * (item->lens[j] + 1) / (double)(len + 1);
+    }
+}
+
+static attn_desc decode_of(const grid *g, attn_dtype dtype)
+{
+    attn_desc desc = describe(g, dtype, 32768, 128);
+    desc.len_q = 1;
+    if (!g->options->heads[0]) desc.heads_q = 32, desc.heads_kv = 8;
+    return desc;
+}
+
+/* The point's plan against itself without each of its strategies. */
+static void add_alternatives(grid *g, attn_bench_pass pass, const char *mask, attn_desc desc)
+{
+    attn_bench_case point = { .suite = "strategies", .pass = pass, .desc = desc }, cases[ATTN_BENCH_ALTERNATIVES];
+    snprintf(point.mask, sizeof point.mask, "%s", mask);
+    int count = attn_bench_alternatives(&point, cases);
+    if (g->cases) memcpy(g->cases + g->count, cases, (size_t)count * sizeof *cases);
+    g->count += count;
+}
+
+static void add_alternatives_of_both(grid *g, attn_bench_pass pass, attn_desc desc)
+{
+    add_alternatives(g, pass, "full", desc);
+    desc.flags = ATTN_CAUSAL;
+    add_alternatives(g, pass, "causal", desc);
+}
+
+/* A sequence of few heads, alone or grouped: fewer work items than CTAs, or hardly more. */
+static void few_heads(grid *g, attn_bench_pass pass, attn_dtype dtype, int64_t dim, int64_t heads_q, int64_t heads_kv)
+{
+    for (int64_t len = 1024; len <= 4096; len *= 2) {
+        attn_desc few = describe(g, dtype, len, dim);
+        few.batch = 1;
+        if (!g->options->heads[0]) few.heads_q = heads_q, few.heads_kv = heads_kv;
+        add_alternatives_of_both(g, pass, few);
+    }
+}
+
+/* Squares of the grid, grouped heads, few heads, and one query. */
+static void strategies(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_BACKWARD, ATTN_BENCH_FORWARD };
+    static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } }, usual_lens = { 4, { 512, 2048, 8192, 16384 } };
+    const attn_bench_options *o = g->options;
+    const attn_bench_list *dims = o->dims.count ? &o->dims : &usual_dims,
+                          *lens = o->lens.count ? &o->lens : &usual_lens;
+    for (int i = 0; i < 2; i++) {
+        for (int d = 0; d < dims->count; d++)
+            for (int n = 0; n < (o->smoke ? 1 : lens->count); n++)
+                add_alternatives_of_both(g, passes[i], describe(g, dtype, lens->values[n], dims->values[d]));
+        if (o->dims.count || o->lens.count || o->smoke) continue;
+        attn_desc grouped = describe(g, dtype, 8192, 128);
+        if (!o->heads[0]) grouped.heads_q = 32, grouped.heads_kv = 8;
+        add_alternatives_of_both(g, passes[i], grouped);
+        few_heads(g, passes[i], dtype, 128, 16, 16);
+        few_heads(g, passes[i], dtype, 128, 32, 8);
+        few_heads(g, passes[i], dtype, 64, 16, 16);
+    }
+    if (o->dims.count || o->lens.count || o->smoke) return;
+    add_alternatives(g, ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
+}
+
+/* The squares, and few queries over few KV heads, with everything that a plan may choose. */
+static void tiles(grid *g, attn_dtype dtype)
+{
+    static const int64_t rows[] = { 1, 4, 64 }, keys[] = { 2048, 8192, 32768 };
+    int first = g->count;
+    squares(g, "tiles", ATTN_BENCH_FORWARD, dtype);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 3; j++) {
+            attn_desc few = describe(g, dtype, keys[j], 128);
+            few.len_q = rows[i], few.batch = keys[j] < 32768 ? 4 : 1, few.heads_q = 32, few.heads_kv = 8;
+            add(g, "tiles", ATTN_BENCH_FORWARD, "full", few);
+        }
+    for (int i = first; g->cases && i < g->count; i++)
+        g->cases[i].kind = ATTN_BENCH_TILES;
+}
+
+/* Squares of three lengths and a window, beside what is counted. */
+static void bytes(grid *g, attn_dtype dtype)
+{
+    static const int64_t dims[] = { 64, 128, 256 }, lens[] = { 512, 2048, 8192 };
+    int first = g->count;
+    for (int d = 0; d < 3; d++)
+        for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
+            attn_bench_case *items[2];
+            attn_desc window = describe(g, dtype, lens[n], dims[d]);
+            add_full_and_causal(g, "bytes", ATTN_BENCH_FORWARD, window, items);
+            window.flags = ATTN_CAUSAL | ATTN_WINDOW, window.window_left = 1024, window.window_right = -1;
+            if (lens[n] > 2048) add(g, "bytes", ATTN_BENCH_FORWARD, "window:1024", window);
+        }
+    for (int i = first; g->cases && i < g->count; i++)
+        g->cases[i].kind = ATTN_BENCH_BYTES;
+}
+
+/* All memory of forward and backward. */
+static void memory(grid *g, attn_dtype dtype)
+{
+    static const int64_t lens[] = { 512, 4096, 16384 };
+    for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
+        attn_desc desc = describe(g, dtype, lens[n], 128);
+        desc.batch = 1;
+        add(g, "memory", ATTN_BENCH_BOTH, "causal", desc)->kind = ATTN_BENCH_MEMORY;
+        if (g->cases) g->cases[g->count - 1].desc.flags = ATTN_CAUSAL;
+    }
+}
+
+static void walk(grid *g)
+{
+    static const int64_t usual[] = { ATTN_BF16 };
+    const attn_bench_list *dtypes = &g->options->dtypes;
+    g->count = 0;
+    for (int i = 0; i < (dtypes->count ? dtypes->count : 1); i++) {
+        attn_dtype dtype = (attn_dtype)(dtypes->count ? dtypes->values[i] : usual[i]);
+        squares(g, "prefill", ATTN_BENCH_FORWARD, dtype);
+        squares(g, "bwd", ATTN_BENCH_BACKWARD, dtype);
+        squares(g, "fwdbwd", ATTN_BENCH_BOTH, dtype);
+        order(g, dtype);
+        if (wants(g, "shapes")) shapes(g, dtype);
+        if (wants(g, "window")) sparse(g, dtype);
+        if (wants(g, "decode")) add(g, "decode", ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
+        if (wants(g, "memory")) memory(g, dtype);
+        if (wants(g, "strategies")) strategies(g, dtype);
+        if (wants(g, "tiles")) tiles(g, dtype);
+        if (wants(g, "bytes")) bytes(g, dtype);
+    }
+}
+
+attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *count)
+{
+    grid g = { .options = options };
+    walk(&g);
+    g.cases = calloc((size_t)g.count + 1, sizeof *g.cases);
+    if (g.cases)
+        walk(&g);
+    else
+        attn_bench_fail("out of memory");
+    *count = g.count;
+    return g.cases;
+}

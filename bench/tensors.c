@@ -1,0 +1,115 @@
+/* The tensors of a case: aligned, touched, random normal. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench/bench.h"
+#include "num/half.h"
+
+bool attn_bench_fits(int64_t bytes)
+{
+    return bytes <= (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 10 * 8;
+}
+
+void *attn_bench_alloc(int64_t bytes)
+{
+    void *memory = NULL;
+    if (!attn_bench_fits(bytes) ||
+        posix_memalign(&memory, bytes >= 4 << 20 ? 2 << 20 : 64, bytes ? (size_t)bytes : 64)) {
+        attn_bench_fail("a buffer of %.1f MiB does not fit into memory", (double)bytes / (1 << 20));
+        return NULL;
+    }
+    memset(memory, 0, (size_t)bytes);
+    return memory;
+}
+
+/* Sums of four uniform numbers: normal enough, and quick. */
+static void fill_normal(attn_dtype dtype, void *to, int64_t count, uint64_t state)
+{
+    for (int64_t i = 0; i < count; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        int sum =
+            (int)(state >> 48) + (int)(state >> 32 & 0xffff) + (int)(state >> 16 & 0xffff) + (int)(state & 0xffff);
+        attn_store_scalar(dtype, to, i, (float)(sum - 2 * 0xffff) * (1.7320508f / 65536.0f));
+    }
+}
+
+/* Large tensors repeat what would take long to draw. */
+static void *normal(attn_dtype dtype, int64_t bytes, uint64_t seed)
+{
+    enum { DRAWN = (1 << 20) - 3 };
+    char *to = attn_bench_alloc(bytes);
+    int64_t drawn = bytes / attn_dtype_size(dtype) < DRAWN ? bytes : DRAWN * attn_dtype_size(dtype);
+    if (!to) return NULL;
+    fill_normal(dtype, to, drawn / attn_dtype_size(dtype), seed);
+    for (int64_t at = drawn; at < bytes; at += drawn)
+        memcpy(to + at, to, (size_t)(bytes - at < drawn ? bytes - at : drawn));
+    return to;
+}
+
+static int64_t lse_bytes(const attn_desc *desc)
+{
+    return desc->batch * desc->heads_q * desc->len_q * (int64_t)sizeof(float);
+}
+
+static attn_bench_tensors sizes(const attn_desc *desc)
+{
+    int64_t queries = desc->batch * desc->len_q * desc->heads_q * attn_dtype_size(desc->dtype);
+    int64_t keys = desc->batch * desc->len_kv * desc->heads_kv * attn_dtype_size(desc->dtype);
+    return (attn_bench_tensors){ .q_bytes = queries * desc->dim_qk,
+                                 .k_bytes = keys * desc->dim_qk,
+                                 .v_bytes = keys * desc->dim_v,
+                                 .o_bytes = queries * desc->dim_v };
+}
+
+int64_t attn_bench_tensors_bytes(const attn_desc *desc, attn_bench_pass pass)
+{
+    attn_bench_tensors t = sizes(desc);
+    int64_t bytes = t.q_bytes + t.k_bytes + t.v_bytes + t.o_bytes;
+    return pass < ATTN_BENCH_BACKWARD ? bytes : 2 * bytes + lse_bytes(desc);
+}
+
+static bool init_backward(attn_bench_tensors *t, const attn_desc *desc)
+{
+    t->lse = attn_bench_alloc(lse_bytes(desc));
+    t->grad_o = normal(desc->dtype, t->o_bytes, 4);
+    t->grad_q = attn_bench_alloc(t->q_bytes);
+    t->grad_k = attn_bench_alloc(t->k_bytes);
+    t->grad_v = attn_bench_alloc(t->v_bytes);
+    return t->lse && t->grad_o && t->grad_q && t->grad_k && t->grad_v;
+}
+
+bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_bench_pass pass)
+{
+    *t = sizes(desc);
+    t->q = normal(desc->dtype, t->q_bytes, 1);
+    t->k = normal(desc->dtype, t->k_bytes, 2);
+    t->v = normal(desc->dtype, t->v_bytes, 3);
+    t->o = attn_bench_alloc(t->o_bytes);
+    bool good = t->q && t->k && t->v && t->o;
+    if (good && pass >= ATTN_BENCH_BACKWARD) good = init_backward(t, desc);
+    if (!good) attn_bench_tensors_free(t);
+    return good;
+}
+
+attn_args attn_bench_tensors_args(const attn_bench_tensors *t)
+{
+    return (attn_args){ .q = t->q,
+                        .k = t->k,
+                        .v = t->v,
+                        .o = t->o,
+                        .lse = t->lse,
+                        .grad_o = t->grad_o,
+                        .grad_q = t->grad_q,
+                        .grad_k = t->grad_k,
+                        .grad_v = t->grad_v };
+}
+
+void attn_bench_tensors_free(attn_bench_tensors *t)
+{
+    void *const all[] = { t->q, t->k, t->v, t->o, t->lse, t->grad_o, t->grad_q, t->grad_k, t->grad_v };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    *t = (attn_bench_tensors){ 0 };
+}

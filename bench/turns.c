@@ -1,0 +1,59 @@
+/* The runners' turns, and medians over the rounds. */
+#define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "bench/bench.h"
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void pause_between(double seconds)
+{
+    double whole = floor(seconds);
+    nanosleep(&(struct timespec){ (time_t)whole, (long)(1e9 * (seconds - whole)) }, NULL);
+}
+
+/* Warms a runner up and returns the calls that fill a turn; 0 after a failure. */
+static int calls_a_turn(const attn_bench_options *options, const attn_bench_runner *runner)
+{
+    int calls = 1;
+    for (int attempt = 0; attempt < 3; attempt++) { /* the first calls may be slow ones */
+        double seconds = runner->run(runner->self, calls);
+        if (seconds < 0.0) return 0;
+        int more = (int)fmin(1e6, fmax(1.0, ceil(options->min_time / fmax(seconds, 1e-9))));
+        if (more <= calls) return more;
+        calls = more;
+    }
+    return calls;
+}
+
+bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_runner *runners, attn_bench_times *times,
+                           int count)
+{
+    double samples[ATTN_BENCH_RUNNERS_MOST][ATTN_BENCH_ROUNDS_MOST];
+    int calls[ATTN_BENCH_RUNNERS_MOST], rounds = (int)options->repeat;
+    for (int r = 0; r < count; r++)
+        if (runners[r].run && !(calls[r] = calls_a_turn(options, &runners[r]))) return false;
+    for (int round = 0; round < rounds; round++) {
+        for (int r = 0; r < count; r++) {
+            if (!runners[r].run) continue;
+            pause_between(options->pause);
+            samples[r][round] = runners[r].run(runners[r].self, calls[r]);
+            if (samples[r][round] < 0.0) return false;
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        times[r] = (attn_bench_times){ 0 };
+        if (!runners[r].run) continue;
+        qsort(samples[r], (size_t)rounds, sizeof(double), compare_doubles);
+        double middle = samples[r][rounds / 2];
+        if (rounds % 2 == 0) middle = (middle + samples[r][rounds / 2 - 1]) / 2;
+        times[r] = (attn_bench_times){ middle, samples[r][0], samples[r][rounds - 1] };
+    }
+    return true;
+}
