@@ -5,7 +5,7 @@ import re
 import sys
 
 MOST = 120
-FOLDERS = ("docs", "include", "cli", "check", "bench", "examples", "machines", "python", "src")
+FOLDERS = ("docs", "include", "cli", "check", "bench", "device", "examples", "machines", "python", "src")
 # What is not said, as a pattern: what is said.
 WORDS = {
     r"\breckon": "compute",
