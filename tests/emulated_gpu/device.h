@@ -1,8 +1,10 @@
-/* What the kernels' sources see here in place of src/cuda/sm90/common/ptx.h: the same names on the machine of
- * machine.h, and the few words of CUDA that they use. It is included before them, so that ptx.h finds its guard
+/* What the kernels' sources see here in place of common/gpu.h, sm90/common/ptx.h and wgmma.h: the same names on the
+ * machine of machine.h, and the few words of CUDA that they use. It is included before them: they find their guards
  * defined. */
 #ifndef ATTN_CUDA_SM90_PTX_H
 #define ATTN_CUDA_SM90_PTX_H
+#define ATTN_CUDA_SM90_WGMMA_H
+#define ATTN_CUDA_COMMON_GPU_H
 
 #include <math.h>
 #include <string.h>
@@ -182,8 +184,10 @@ static inline int __vimax3_s32(int a, int b, int c)
 
 /* ---- ptx.h: addresses and barriers ---------------------------------------------------------- */
 
-#define rarely(condition) __builtin_expect(condition, 0)
+#define unlikely(condition) __builtin_expect(condition, 0)
 #define INFINITE __int_as_float(0x7f800000)
+
+enum { F32 = 1, F16 = 2, BF16 = 3 };
 
 DEVICE u32 shared_address(const void *pointer)
 {
@@ -401,7 +405,7 @@ DEVICE void bulk_send(u32 to, u32 from, u32 bytes, u32 barrier)
     gpu_load_bulk(to, gpu_at(from, bytes, 16), bytes, barrier);
 }
 
-/* ---- ptx.h: arithmetic ---------------------------------------------------------------------- */
+/* ---- gpu.h: arithmetic ---------------------------------------------------------------------- */
 
 /* Results that are no normal numbers become zero, as .ftz has it. */
 DEVICE float flushed(float x)
@@ -424,9 +428,6 @@ DEVICE float reciprocal_approx(float x)
     return flushed(1 / flushed(x));
 }
 
-#define BF16 3
-#define F16 2
-
 DEVICE unsigned short float_to_bf16(float x)
 {
     return attn_float_to_bf16(x);
@@ -443,17 +444,12 @@ DEVICE u32 pack_as(int dtype, float low, float high)
                          : (u32)float_to_half(high) << 16 | float_to_half(low);
 }
 
-DEVICE u32 pack16(float low, float high)
-{
-    return pack_as(ATTN_DTYPE, low, high);
-}
-
 DEVICE float half_to_float(unsigned short x)
 {
     return attn_f16_to_float(x);
 }
 
-/* ---- ptx.h: what the compiler knows --------------------------------------------------------- */
+/* ---- gpu.h: hints to the compiler ----------------------------------------------------------- */
 
 DEVICE void zero_floats(float *x, int count)
 {
@@ -469,22 +465,22 @@ DEVICE void pin_words(u32 *, int)
 {
 }
 
-DEVICE int anew(int x)
+DEVICE int opaque(int x)
 {
     return x;
 }
 
-DEVICE int thread_anew(void)
+DEVICE int reread_thread(void)
 {
     return (int)threadIdx.x;
 }
 
-DEVICE u64 kept(u64 x)
+DEVICE u64 in_register(u64 x)
 {
     return x;
 }
 
-/* ---- ptx.h: wgmma --------------------------------------------------------------------------- */
+/* ---- wgmma.h --------------------------------------------------------------------------------- */
 
 DEVICE void wgmma_fence(void)
 {
@@ -497,34 +493,26 @@ DEVICE void wgmma_commit(void)
 
 #define wgmma_wait(pending) gpu_wait(pending)
 
-#define WGMMA_DEFINE(n)                                                                \
-    DEVICE void wgmma_ss_##n(float *acc, u64 a, u64 b, int keep)                       \
-    {                                                                                  \
-        gpu_product(0, ATTN_DTYPE, n, acc, a, NULL, b, keep);                          \
-    }                                                                                  \
-    DEVICE void wgmma_tt_##n(float *acc, u64 a, u64 b, int keep)                       \
-    {                                                                                  \
-        gpu_product(GPU_A_ALONG | GPU_B_ALONG, ATTN_DTYPE, n, acc, a, NULL, b, keep);  \
-    }                                                                                  \
-    DEVICE void wgmma_rs_##n(float *acc, const u32 *a, u64 b, int keep)                \
-    {                                                                                  \
-        gpu_product(GPU_A_REGISTERS, ATTN_DTYPE, n, acc, 0, a, b, keep);               \
-    }                                                                                  \
-    DEVICE void wgmma_rt_##n(float *acc, const u32 *a, u64 b, int keep)                \
-    {                                                                                  \
-        gpu_product(GPU_A_REGISTERS | GPU_B_ALONG, ATTN_DTYPE, n, acc, 0, a, b, keep); \
+template <int dtype, int n> struct wgmma {
+    static void ss(float *acc, u64 a, u64 b, int keep)
+    {
+        gpu_product(0, dtype, n, acc, a, NULL, b, keep);
     }
 
-WGMMA_DEFINE(32)
-WGMMA_DEFINE(64)
-WGMMA_DEFINE(80)
-WGMMA_DEFINE(96)
-WGMMA_DEFINE(112)
-WGMMA_DEFINE(128)
-WGMMA_DEFINE(144)
-WGMMA_DEFINE(160)
-WGMMA_DEFINE(176)
-WGMMA_DEFINE(192)
-WGMMA_DEFINE(256)
+    static void tt(float *acc, u64 a, u64 b, int keep)
+    {
+        gpu_product(GPU_A_ALONG | GPU_B_ALONG, dtype, n, acc, a, NULL, b, keep);
+    }
+
+    static void rs(float *acc, const u32 *a, u64 b, int keep)
+    {
+        gpu_product(GPU_A_REGISTERS, dtype, n, acc, 0, a, b, keep);
+    }
+
+    static void rt(float *acc, const u32 *a, u64 b, int keep)
+    {
+        gpu_product(GPU_A_REGISTERS | GPU_B_ALONG, dtype, n, acc, 0, a, b, keep);
+    }
+};
 
 #endif

@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(128)
 
 /* Adds up what the visible pair of a row of *w's head and a key makes: P as grad_v sees it, and dS before (the gradient
  * of the score) and behind (that of scale q k) the softcap. */
-DEVICE pair_gradient FALLBACK_NAME(pair)(const attn_sm90_backward_params *params, const work *w, int row, int key)
+DEVICE pair_gradient FALLBACK_NAME(pair)(const attn_sm90_backward_params *params, const work_item *w, int row, int key)
 {
     const attn_sm90_params *p = &params->common;
     const attn_sm90_fallback *in = &p->fallback;
@@ -174,10 +174,10 @@ DEVICE pair_gradient FALLBACK_NAME(pair)(const attn_sm90_backward_params *params
     float score = 0, dp = 0, slope = 1, kept = 1;
 #pragma unroll 2
     for (int i = 0; i < p->dim_qk; i++)
-        score = fmaf(load_any(FALLBACK_DTYPE, in->q, q + i), load_any(FALLBACK_DTYPE, in->k, k + i), score);
+        score = fmaf(load_element(FALLBACK_DTYPE, in->q, q + i), load_element(FALLBACK_DTYPE, in->k, k + i), score);
 #pragma unroll 2
     for (int i = 0; i < p->dim_v; i++)
-        dp = fmaf(load_any(g_dtype, params->grad_o, g + i), load_any(FALLBACK_DTYPE, in->v, v + i), dp);
+        dp = fmaf(load_element(g_dtype, params->grad_o, g + i), load_element(FALLBACK_DTYPE, in->v, v + i), dp);
     score *= p->scale;
     if (p->flags & FLAG_SOFTCAP) {
         float share = tanh_of(score / p->score.softcap);
@@ -186,7 +186,7 @@ DEVICE pair_gradient FALLBACK_NAME(pair)(const attn_sm90_backward_params *params
     }
     if (p->flags & FLAG_ALIBI) score -= alibi_slope(p, w->batch, head) * (float)abs(row + w->len_kv - w->len_q - key);
     if (p->flags & FLAG_BIAS)
-        score += load_any(p->score.bias_dtype, p->score.bias, bias_row(p, w->batch, head, row) + bias_key(p, key));
+        score += load_element(p->score.bias_dtype, p->score.bias, bias_row(p, w->batch, head, row) + bias_key(p, key));
     if (p->flags & FLAG_DROPOUT) {
         u32 bytes = dropout_bytes(p, w->batch * p->heads_q + head, row, key, (key & 7) / 2);
         bool drops = (bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold;
@@ -216,15 +216,15 @@ extern "C" __global__ void __launch_bounds__(256)
     const attn_sm90_params *p = &params.common;
     __shared__ float alibi_part[8];
     int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
-    work w = place_at(p, blockIdx.z, blockIdx.y);
+    work_item w = place_at(p, blockIdx.z, blockIdx.y);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch, kv_head = w.head / (p->heads_q / p->heads_kv);
     int t = row + w.len_kv - w.len_q;
-    row_runs runs = runs_of(p, &w, t);
+    key_ranges ranges = ranges_of_row(p, &w, t);
     float out[16] = { 0 }, alibi = 0;
     for (int key0 = 0; key0 < w.len_kv && row < w.len_q; key0 += 32) {
         int key = key0 + lane;
         pair_gradient pair = { 0, 0, 0 };
-        bool seen = key < w.len_kv && visible(p, &w, &runs, w.head, row, key);
+        bool seen = key < w.len_kv && visible(p, &w, &ranges, w.head, row, key);
         if (seen) pair = FALLBACK_NAME(pair)(&params, &w, row, key);
         alibi -= pair.ds * (float)abs(t - key);
         for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 if (lane + 32 * i < p->dim_qk)
-                    out[i] = fmaf(share, load_any(FALLBACK_DTYPE, p->fallback.k, k + lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, load_element(FALLBACK_DTYPE, p->fallback.k, k + lane + 32 * i), out[i]);
         }
     }
 #pragma unroll
@@ -260,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const attn_sm90_params *p = &params.common;
     int lane = threadIdx.x % 32, key = blockIdx.x * 8 + threadIdx.x / 32, group = p->heads_q / p->heads_kv;
     int kv_head = blockIdx.y, g_dtype = p->flags & FLAG_OUT_F32 ? F32 : FALLBACK_DTYPE;
-    work w = place_at(p, blockIdx.z, kv_head * group);
+    work_item w = place_at(p, blockIdx.z, kv_head * group);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch;
     if (key >= w.len_kv) return;
     float grad_k[16] = { 0 }, grad_v[16] = { 0 };
@@ -270,8 +270,8 @@ extern "C" __global__ void __launch_bounds__(256)
             pair_gradient pair = { 0, 0, 0 };
             bool seen = false;
             if (row < w.len_q) {
-                row_runs runs = runs_of(p, &w, row + w.len_kv - w.len_q);
-                seen = visible(p, &w, &runs, w.head, row, key);
+                key_ranges ranges = ranges_of_row(p, &w, row + w.len_kv - w.len_q);
+                seen = visible(p, &w, &ranges, w.head, row, key);
             }
             if (seen) pair = FALLBACK_NAME(pair)(&params, &w, row, key);
             for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
@@ -285,8 +285,9 @@ extern "C" __global__ void __launch_bounds__(256)
                 for (int i = 0; i < 16; i++) {
                     int col = lane + 32 * i;
                     if (col < p->dim_qk)
-                        grad_k[i] = fmaf(dqk, load_any(FALLBACK_DTYPE, p->fallback.q, q + col), grad_k[i]);
-                    if (col < p->dim_v) grad_v[i] = fmaf(weight, load_any(g_dtype, params.grad_o, g + col), grad_v[i]);
+                        grad_k[i] = fmaf(dqk, load_element(FALLBACK_DTYPE, p->fallback.q, q + col), grad_k[i]);
+                    if (col < p->dim_v)
+                        grad_v[i] = fmaf(weight, load_element(g_dtype, params.grad_o, g + col), grad_v[i]);
                 }
             }
         }
@@ -316,14 +317,14 @@ extern "C" __global__ void __launch_bounds__(128)
         count[i] = extent[i] == 1 ? whole[i] : 1, first[i] = extent[i] == 1 ? 0 : first[i];
     float sum = 0;
     for (int at = 0; at < count[0] * count[1]; at++) {
-        work w = place_at(p, first[0] + at / count[1], first[1] + at % count[1]);
+        work_item w = place_at(p, first[0] + at / count[1], first[1] + at % count[1]);
         count[2] = extent[2] == 1 ? w.len_q : 1, count[3] = extent[3] == 1 ? w.len_kv : 1;
         int row0 = extent[2] == 1 ? 0 : first[2], key0 = extent[3] == 1 ? 0 : first[3];
         for (long long i = threadIdx.x; i < (long long)count[2] * count[3]; i += 128) {
             int row = row0 + (int)(i / count[3]), key = key0 + (int)(i % count[3]);
             if (row >= w.len_q || key >= w.len_kv) continue;
-            row_runs runs = runs_of(p, &w, row + w.len_kv - w.len_q);
-            if (visible(p, &w, &runs, w.head, row, key)) sum += FALLBACK_NAME(pair)(&params, &w, row, key).ds;
+            key_ranges ranges = ranges_of_row(p, &w, row + w.len_kv - w.len_q);
+            if (visible(p, &w, &ranges, w.head, row, key)) sum += FALLBACK_NAME(pair)(&params, &w, row, key).ds;
         }
     }
     sum = warp_sum(sum);

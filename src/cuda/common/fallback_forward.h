@@ -21,32 +21,33 @@ extern "C" __global__ void __launch_bounds__(256)
     int row = blockIdx.x * 8 + threadIdx.x / 32, plane = p->flags & FLAG_VARLEN ? 0 : batch;
     int2 q_span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     int2 kv_span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work w = { 0 };
+    work_item w = { 0 };
     w.batch = batch, w.head = head, w.kv_head = kv_head, w.row0 = row;
     w.start_q = q_span.x, w.start_kv = kv_span.x, w.len_q = q_span.y, w.len_kv = kv_span.y;
     if (row >= w.len_q) return;
 
     int t = row + w.len_kv - w.len_q;
-    row_runs runs = runs_of(p, &w, t);
+    key_ranges ranges = ranges_of_row(p, &w, t);
     float slope = alibi_slope(p, batch, head), max = -INFINITE, sum = 0, out[16] = { 0 };
     long long bias = p->flags & FLAG_BIAS ? bias_row(p, batch, head, row) : 0;
     long long q = plane * in->q_stride[0] + (w.start_q + row) * in->q_stride[1] + head * in->q_stride[2];
-    int end = max_of(runs.hi[0], runs.hi[1]), start = runs.lo[1];
-    if (runs.lo[0] < runs.hi[0]) start = min(start, runs.lo[0]);
+    int end = max_of(ranges.hi[0], ranges.hi[1]), start = ranges.lo[1];
+    if (ranges.lo[0] < ranges.hi[0]) start = min(start, ranges.lo[0]);
     for (int key0 = start / 32 * 32; key0 < end; key0 += 32) {
         int key = key0 + lane;
-        bool seen = key < end && visible(p, &w, &runs, head, row, key);
+        bool seen = key < end && visible(p, &w, &ranges, head, row, key);
         float score = -INFINITE, weight = 0;
         if (seen) {
             long long k = plane * in->k_stride[0] + (w.start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
-                score = fmaf(load_any(FALLBACK_DTYPE, in->q, q + i), load_any(FALLBACK_DTYPE, in->k, k + i), score);
+                score =
+                    fmaf(load_element(FALLBACK_DTYPE, in->q, q + i), load_element(FALLBACK_DTYPE, in->k, k + i), score);
             score *= p->scale;
             if (p->flags & FLAG_SOFTCAP) score = softcap_score(p, score);
             if (p->flags & FLAG_ALIBI) score -= slope * (float)abs(t - key);
             if (p->flags & FLAG_BIAS)
-                score += bounded_bias(load_any(p->score.bias_dtype, p->score.bias, bias + bias_key(p, key)));
+                score += bounded_bias(load_element(p->score.bias_dtype, p->score.bias, bias + bias_key(p, key)));
             score *= LOG2_E;
         }
         u32 some = __ballot_sync(~0u, seen);
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 if (lane + 32 * i < p->dim_v)
-                    out[i] = fmaf(share, load_any(FALLBACK_DTYPE, in->v, v + lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, load_element(FALLBACK_DTYPE, in->v, v + lane + 32 * i), out[i]);
         }
     }
 

@@ -2,7 +2,6 @@
 #ifndef ATTN_CUDA_SM90_SUPPORT_H
 #define ATTN_CUDA_SM90_SUPPORT_H
 
-#define F32 1
 #define LN_2 0.693147181f
 
 DEVICE int max_of(int a, int b)
@@ -24,10 +23,10 @@ DEVICE float warp_sum(float x)
     return x;
 }
 
-/* Whether `row`, whose ranges are `runs`, sees `key`. */
-DEVICE bool visible(const attn_sm90_params *p, const work *w, const row_runs *runs, int head, int row, int key)
+/* Whether `row`, whose ranges are `ranges`, sees `key`. */
+DEVICE bool visible(const attn_sm90_params *p, const work_item *w, const key_ranges *ranges, int head, int row, int key)
 {
-    if (!((key >= runs->lo[0] && key < runs->hi[0]) || (key >= runs->lo[1] && key < runs->hi[1]))) return false;
+    if (!((key >= ranges->lo[0] && key < ranges->hi[0]) || (key >= ranges->lo[1] && key < ranges->hi[1]))) return false;
     if (p->flags & FLAG_INTERVALS && interval_hides(interval_of(p, w, head, key), row)) return false;
     return listed_pair(p, w, head, row, key);
 }

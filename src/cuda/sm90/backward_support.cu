@@ -1,12 +1,12 @@
 /* The kernels around the backward: what comes before it and behind it, and slow ones that compute everything. */
 #include "sm90/params.h"
 #include "sm90/backward_params.h"
-#define ATTN_DTYPE BF16
 #include "sm90/common/ptx.h"
 #include "sm90/common/tile.h"
-#include "sm90/common/schedule.h"
-#include "sm90/common/mask.h"
-#include "sm90/common/score.h"
+#include "common/sequence.h"
+#include "common/mask.h"
+#include "common/score.h"
+#include "common/dropout.h"
 #include "sm90/common/store.h"
 #include "common/support.h"
 #include "sm90/backward/lines.h"
@@ -35,7 +35,7 @@ DEVICE void load_eight(int dtype, const void *x, long long at, int count, float 
 {
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        out[i] = i < count ? load_any(dtype, x, at + i) : 0;
+        out[i] = i < count ? load_element(dtype, x, at + i) : 0;
 }
 
 DEVICE float dot_eight(const float *x, const float *y, float sum)
@@ -60,17 +60,17 @@ typedef struct pair_gradient {
 } pair_gradient;
 
 /* A head of a sequence. */
-DEVICE work place_at(const attn_sm90_params *p, int batch, int head)
+DEVICE work_item place_at(const attn_sm90_params *p, int batch, int head)
 {
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work w = { 0 };
+    work_item w = { 0 };
     w.batch = batch, w.head = head, w.start_q = q.x, w.start_kv = kv.x, w.len_q = q.y, w.len_kv = kv.y;
     return w;
 }
 
 /* Where the LSE of a row of *w is in the statistics. */
-DEVICE long long stats_of(const attn_sm90_backward_params *params, const work *w, int row)
+DEVICE long long stats_of(const attn_sm90_backward_params *params, const work_item *w, int row)
 {
     long long line =
         line_of(&params->common, params->common.cu_lens_q, params->common.heads_q, params->q_pitch, w->batch, w->head);

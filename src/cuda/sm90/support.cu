@@ -1,15 +1,12 @@
 /* The kernels around the forward: slow ones that compute everything, the merge of splits, the summary of intervals, and
  * copies of tensors that TMA does not take. */
 #include "sm90/params.h"
-#define ATTN_DTYPE BF16
 #include "sm90/common/ptx.h"
-#include "sm90/common/schedule.h"
-#include "sm90/common/mask.h"
-#include "sm90/common/score.h"
+#include "common/sequence.h"
+#include "common/mask.h"
+#include "common/score.h"
+#include "common/dropout.h"
 #include "common/support.h"
-
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 
 /* Whether a row of the tensor is some sequence's: a split stored it. VARLEN: `row` counts over all sequences. */
 DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
@@ -49,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_c
     const attn_sm90_params *p = &params;
     __shared__ int part[4][8];
     int node = blockIdx.x, heads = gridDim.y, group = p->heads_q / p->heads_kv;
-    work w = { 0 };
+    work_item w = { 0 };
     w.batch = blockIdx.z;
     int least[4] = { 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff }, most[4] = { -1, -1, -1, -1 };
     int keys = p->mask.node_keys, tiles = (p->len_kv + keys - 1) / keys;

@@ -1,8 +1,8 @@
-/* What `attn machine --measure` runs to learn how fast a GPU can be: memory and L2 by reading, shared memory, the
+/* What `attn machine --measure` ranges to learn how fast a GPU can be: memory and L2 by reading, shared memory, the
  * exponential unit, the tensor cores. A launch is one loop of `rounds`; what it computes goes where nobody looks. */
 #include "sm90/params.h"
-#define ATTN_DTYPE BF16
 #include "sm90/common/ptx.h"
+#include "sm90/common/wgmma.h"
 #include "sm90/common/tile.h"
 
 enum { THREADS = 1024, PRODUCT_THREADS = 256, PRODUCT_KEYS = 128, PRODUCT_DIM = 64 };
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS) attn_sm90_product(
     float acc[PRODUCT_KEYS / 2];
     for (int i = threadIdx.x; i < (PRODUCT_KEYS + 2 * 64) * PRODUCT_DIM / 2; i += PRODUCT_THREADS) {
         u32 random = (i * 0x9e3779b1u ^ 0x2545f491u) * 0x85ebca6bu;
-        tiles[i] = pack16((float)(random >> 16) * 0x1p-15f - 1, (float)(random & 0xffff) * 0x1p-15f - 1);
+        tiles[i] = pack_as(BF16, (float)(random >> 16) * 0x1p-15f - 1, (float)(random & 0xffff) * 0x1p-15f - 1);
     }
 #pragma unroll
     for (int i = 0; i < PRODUCT_KEYS / 2; i++)
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS) attn_sm90_product(
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < PRODUCT_DIM / 16; k++)
-            wgmma_ss_128(acc, descriptor(rows + 32 * k, 0), descriptor(keys + 32 * k, 0), 1);
+            wgmma<BF16, 128>::ss(acc, descriptor(rows + 32 * k, 0), descriptor(keys + 32 * k, 0), 1);
         wgmma_commit();
         wgmma_wait(0);
         pin_floats(acc, PRODUCT_KEYS / 2);

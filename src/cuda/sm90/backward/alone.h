@@ -11,9 +11,9 @@
 #define FIRST_COLUMNS 128
 #define OTHER_COLUMNS (DIM - FIRST_COLUMNS)
 #if ATTN_DIM == 256
-#define WGMMA_OTHER wgmma_tt_128
+#define WGMMA_OTHER wgmma<ATTN_DTYPE, 128>::tt
 #else
-#define WGMMA_OTHER wgmma_tt_64
+#define WGMMA_OTHER wgmma<ATTN_DTYPE, 64>::tt
 #endif
 
 /* Whether grad_q's product is issued beside grad_v's or grad_k's; else there are no registers for both. */
@@ -31,7 +31,7 @@ DEVICE void issue_columns(const shared *s, const consumer *c, float *grad_q, int
     for (int i = 0; i < BLOCK_KEYS / 16; i++) {
         u64 a = descriptor(ds, 0) + (i * 2048 >> 4), b = descriptor(k, PANEL_KEYS) + (i * 2048 >> 4);
         if (group == 0)
-            wgmma_tt_128(grad_q, a, b, i > 0);
+            wgmma<ATTN_DTYPE, 128>::tt(grad_q, a, b, i > 0);
         else
             WGMMA_OTHER(grad_q, a, b, i > 0);
     }
@@ -63,7 +63,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         const row_note *note = ROW_NOTE(s, c->at.tiles);
         wait_rows(p, s, c, u, note);
         pairs_seen seen;
-        if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
+        if (unlikely(note->partial)) seen = pairs_of(p, u, note, 0);
 
         wgmma_fence();
         issue_from_shared(score, k, uniform(rows_at(s, stage)), DIM);

@@ -6,7 +6,7 @@
 /* ---- producer -------------------------------------------------------------------------------- */
 
 typedef struct producer {
-    stage index;
+    pipeline_state index;
     progress at;
 } producer;
 
@@ -185,7 +185,7 @@ DEVICE void zero_tail(u32 tile, int panels, int rows, int valid)
 DEVICE void meet_group(int group)
 {
     fence_async();
-    named_sync(GROUP + group, 128);
+    named_sync(WARPGROUP_BARRIER + group, 128);
 }
 
 DEVICE void take_keys(const shared *s, consumer *c, const unit *u)

@@ -5,7 +5,7 @@
 /* ---- units: the producer warp as a whole ----------------------------------------------------- */
 
 /* What the first block of a cluster took, on to the other. */
-DEVICE int share_index(const shared *s, stage *at, int taken)
+DEVICE int share_index(const shared *s, pipeline_state *at, int taken)
 {
     u32 words[4] = { (u32)taken }, full = BARRIER(s, index_full, at->index), empty = BARRIER(s, index_empty, at->index);
     u32 place = BARRIER(s, index, 2 * at->index);
@@ -19,7 +19,7 @@ DEVICE int share_index(const shared *s, stage *at, int taken)
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(empty, s->peer));
     }
-    stage_next(at, 2);
+    advance(at, 2);
     return (int)words[0];
 }
 
@@ -38,7 +38,7 @@ DEVICE bool waits_for_units(const attn_sm90_backward_params *params)
 /* The unit that a block, or a cluster, takes after `index`, -1: its first. Where blocks wait for units of others these
  * come from the counter alone, in order: a running block then waits only for what running blocks hold. Of whole heads
  * those of a head follow one another, and of a share its two pieces; heads and shares are taken as units else are. */
-DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, int index, stage *at)
+DEVICE int unit_next(const attn_sm90_backward_params *params, const shared *s, int index, pipeline_state *at)
 {
     const attn_sm90_backward_schedule *schedule = &params->schedule;
     bool waits = waits_for_units(params);
@@ -89,7 +89,7 @@ DEVICE bool unit_at(const attn_sm90_backward_params *params, int index, unit *u)
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
     const attn_sm90_params *p = &params->common;
-    work *w = &u->place;
+    work_item *w = &u->place;
     bool varlen = IS_PACKED(p);
     int behind = first_piece(s) + s->parted - 1 - index, piece = index - first_piece(s), count = s->key_tiles;
     u->part = -1, u->from = 0, u->tiles = 1 << 30;
@@ -134,7 +134,7 @@ typedef struct row_bounds {
     int first, end;
 } row_bounds;
 
-DEVICE row_bounds rows_of(const attn_sm90_params *p, const work *w, int key0)
+DEVICE row_bounds rows_of(const attn_sm90_params *p, const work_item *w, int key0)
 {
     const attn_sm90_mask *m = &p->mask;
     int shift = w->len_kv - w->len_q, last = min(key0 + UNIT_KEYS, w->len_kv) - 1;
@@ -146,7 +146,7 @@ DEVICE row_bounds rows_of(const attn_sm90_params *p, const work *w, int key0)
         rows.end = min(rows.end, last / m->chunk * m->chunk + m->chunk - shift);
     }
     if (p->flags & FLAG_INTERVALS) {
-        const int *v = node_of(p, w, key0 / BLOCK_KEYS, BLOCK_KEYS);
+        const int *v = interval_summary_of(p, w, key0 / BLOCK_KEYS, BLOCK_KEYS);
         if (v[1] >= rows.end) rows.end = min(rows.end, v[4]);
         if (v[6] <= rows.first) rows.first = max(rows.first, v[3]);
     }
@@ -157,7 +157,7 @@ DEVICE row_bounds rows_of(const attn_sm90_params *p, const work *w, int key0)
 DEVICE row_walk rows_start(const attn_sm90_params *p, const unit *u)
 {
     row_bounds rows = { 0, u->place.len_q };
-    work w = u->place;
+    work_item w = u->place;
     w.head = u->first_head;
     if (u->first_key >= w.len_kv)
         rows.end = 0;
@@ -175,7 +175,7 @@ DEVICE row_walk rows_start(const attn_sm90_params *p, const unit *u)
 /* The next row tile that sees keys of the unit; false: there is none. */
 DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note *note)
 {
-    const work *w = &u->place;
+    const work_item *w = &u->place;
     if (at->ahead >= at->end) at->head++, at->ahead = at->first;
     if (at->head >= u->end_head || at->ahead >= at->end || (PARTS && !at->left--)) return false;
     note->head = at->head, note->row0 = at->ahead++ * BLOCK_ROWS;
@@ -196,7 +196,7 @@ DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note
 DEVICE dq_note whole_note(const attn_sm90_backward_params *params, const unit *u, int head, int row0)
 {
     const attn_sm90_mask *m = &params->common.mask;
-    const work *w = &u->place;
+    const work_item *w = &u->place;
     int shift = w->len_kv - w->len_q, last_row = min(row0 + BLOCK_ROWS, w->len_q) - 1;
     int first_key = max(0, row0 + shift - m->left), last_key = min(w->len_kv - 1, last_row + shift + m->right);
     int plane = (int)(blockIdx.x / CLUSTER) * (u->end_head - u->first_head) + head - u->first_head;
@@ -210,16 +210,16 @@ DEVICE dq_note whole_note(const attn_sm90_backward_params *params, const unit *u
 
 DEVICE bool rows_next(const attn_sm90_params *p, unit *u, row_walk *at, row_note *note)
 {
-    work *w = &u->place;
+    work_item *w = &u->place;
     while (!at->seen) {
         if (at->ahead >= at->end) at->head++, at->ahead = at->first;
         if (at->head >= u->end_head || at->ahead >= at->end) return false;
-        judgement is = { false, false };
+        tile_class is = { false, false };
         int tile = at->ahead + threadIdx.x % 32;
         w->head = at->head;
         if (tile < at->end)
-            is = judge_tile(p, w, tile * BLOCK_ROWS, min((tile + 1) * BLOCK_ROWS, w->len_q), u->key0 / BLOCK_KEYS,
-                            BLOCK_KEYS);
+            is = classify_tile(p, w, tile * BLOCK_ROWS, min((tile + 1) * BLOCK_ROWS, w->len_q), u->key0 / BLOCK_KEYS,
+                               BLOCK_KEYS);
         if (p->flags & FLAG_DETERMINISTIC && tile < at->end) is.full = is.full && is.seen, is.seen = true;
         at->from = at->ahead, at->ahead += 32;
         at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
@@ -244,11 +244,12 @@ typedef struct pairs_seen {
 DEVICE u32 row_columns(const row_note *note, int lo, int hi)
 {
     int end = note->row0 + BLOCK_ROWS;
-    return columns_of(clamp(lo, note->row0, end) - note->row0, clamp(hi, note->row0, end) - note->row0, BLOCK_ROWS / 4);
+    return columns_between(clamp(lo, note->row0, end) - note->row0, clamp(hi, note->row0, end) - note->row0,
+                           BLOCK_ROWS / 4);
 }
 
 /* Those that see the key, but for lists and bits. */
-DEVICE u32 seeing_columns(const attn_sm90_params *p, const work *w, const row_note *note, int key)
+DEVICE u32 seeing_columns(const attn_sm90_params *p, const work_item *w, const row_note *note, int key)
 {
     const attn_sm90_mask *m = &p->mask;
     if (key >= w->len_kv) return 0;
@@ -272,7 +273,7 @@ DEVICE u32 seeing_columns(const attn_sm90_params *p, const work *w, const row_no
 
 DEVICE pairs_seen pairs_of(const attn_sm90_params *p, const unit *u, const row_note *note, int key_in_unit)
 {
-    const work *w = &u->place;
+    const work_item *w = &u->place;
     int thread = THREAD, first_key = u->key0 + key_in_unit;
     int key[2] = { first_key + fragment_row_of(thread, 0), first_key + fragment_row_of(thread, 2) };
     pairs_seen seen = { seeing_columns(p, w, note, key[0]) | seeing_columns(p, w, note, key[1]) << 16 };

@@ -58,7 +58,7 @@ DEVICE void put_grad_q(const shared *s, const float *grad_q)
  * register for it. */
 DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int first)
 {
-    int place = sums_place_of(WHOLE_HEADS ? anew((int)threadIdx.x) : (int)threadIdx.x, DIM, first / 8);
+    int place = sums_place_of(WHOLE_HEADS ? opaque((int)threadIdx.x) : (int)threadIdx.x, DIM, first / 8);
     return params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + place;
 }
 
@@ -107,7 +107,8 @@ DEVICE void issue_columns(float *grad_q, u32 ds, u32 keys, bool keep)
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_KEYS / 16; k++)
-        wgmma_tt_64(grad_q, descriptor(a, 0) + (k * 2048 >> 4), descriptor(b, 0) + (k * 2048 >> 4), k > 0 || keep);
+        wgmma<ATTN_DTYPE, 64>::tt(grad_q, descriptor(a, 0) + (k * 2048 >> 4), descriptor(b, 0) + (k * 2048 >> 4),
+                                  k > 0 || keep);
     wgmma_commit();
 }
 
@@ -230,13 +231,13 @@ DEVICE void attend(const attn_sm90_backward_params *params, const shared *s, con
         u32 statistics = statistics_of(s, place, THREAD_OF(c));
         pairs_seen seen = { 0 };
         float4 lse[BLOCK_ROWS / 16], delta[BLOCK_ROWS / 16];
-        if (ATTN_MASK == GENERAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
+        if (ATTN_MASK == GENERAL && unlikely(note.partial)) seen = pairs_of(p, u, &note, first);
 
         if (STATISTICS_FIRST) load_statistics_ahead(lse, statistics);
         issue_scores(c, score, k, q);
         if (DP_EARLY) issue_dp(c, dp, v, g);
-        if (STATISTICS_FIRST) note.partial = anew(note.partial); /* waited for behind the product, not within */
-        if (ATTN_MASK == CAUSAL && rarely(note.partial)) seen = pairs_of(p, u, &note, first);
+        if (STATISTICS_FIRST) note.partial = opaque(note.partial); /* waited for behind the product, not within */
+        if (ATTN_MASK == CAUSAL && unlikely(note.partial)) seen = pairs_of(p, u, &note, first);
         if (!STATISTICS_FIRST) load_statistics_ahead(lse, statistics);
         wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, BLOCK_ROWS / 2);
@@ -271,12 +272,14 @@ DEVICE void store_lines(u64 to, long long stride, int left, u32 stage, u32 lane,
 {
     u32 write = stage + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
     int row = (int)lane / 8, column = (int)lane % 8 * 8; /* as int: dim may be negative */
-    u32 read = panel_read(stage, (int)lane);
+    u32 read = panel_read_address(stage, (int)lane);
 #pragma unroll
     for (int k = 0; k < columns / 16; k++) {
         const float *y = x + 8 * k;
-        u32 words[4] = { pack16(y[0] * factor, y[1] * factor), pack16(y[2] * factor, y[3] * factor),
-                         pack16(y[4] * factor, y[5] * factor), pack16(y[6] * factor, y[7] * factor) };
+        u32 words[4] = { pack_as(ATTN_DTYPE, y[0] * factor, y[1] * factor),
+                         pack_as(ATTN_DTYPE, y[2] * factor, y[3] * factor),
+                         pack_as(ATTN_DTYPE, y[4] * factor, y[5] * factor),
+                         pack_as(ATTN_DTYPE, y[6] * factor, y[7] * factor) };
         stmatrix_x4((write ^ k % 4 << 5) + k / 4 * PANEL_KEYS, words);
     }
     __syncwarp();
@@ -286,7 +289,7 @@ DEVICE void store_lines(u64 to, long long stride, int left, u32 stage, u32 lane,
 #pragma unroll
         for (int panel = 0; panel < (columns + 63) / 64; panel++) {
             u32 words[4];
-            take_row(read + panel * PANEL_KEYS, i, words);
+            load_panel_row(read + panel * PANEL_KEYS, i, words);
             if (4 * i < left && column + 64 * panel < dim) store_words(to + 8 * i * stride + 128 * panel, words);
         }
     __syncwarp();
@@ -306,12 +309,12 @@ DEVICE void store_unit(const attn_sm90_backward_params *params, const shared *s,
                        const float *grad_k, const float *grad_v)
 {
     const attn_sm90_params *p = &params->common;
-    u32 thread = (u32)anew((int)THREAD_OF(c));
+    u32 thread = (u32)opaque((int)THREAD_OF(c));
     int first = c->group * 64 + (int)(thread % 128 / 32) * 16, left = u->place.len_kv - u->key0 - first;
     u32 stage = values_at(s, &c->at) + first * 128;
     u64 grad_k_at = key_row(params, u, params->grad_k, params->grad_k_stride, first);
     u64 grad_v_at = key_row(params, u, params->grad_v, params->grad_v_stride, first);
-    if (!V_REGISTERS) named_sync(GROUP + c->group, 128);
+    if (!V_REGISTERS) named_sync(WARPGROUP_BARRIER + c->group, 128);
     store_lines(grad_v_at, params->grad_v_stride[1], left, stage, thread % 32, grad_v, DIM_V, p->dim_v,
                 ATTN_SCORE == RICH ? dropout_factor(p) : 1);
     store_lines(grad_k_at, params->grad_k_stride[1], left, stage, thread % 32, grad_k, DIM, p->dim_qk, p->scale);
@@ -326,7 +329,7 @@ DEVICE void store_unit(const attn_sm90_backward_params *params, const shared *s,
 DEVICE void convert_sums(const attn_sm90_backward_params *params, const shared *s, consumer *c, const unit *u)
 {
     enum { COLUMNS = 32 * PANELS };
-    u32 thread = (u32)anew((int)THREAD_OF(c)), warp = thread % 128 / 32;
+    u32 thread = (u32)opaque((int)THREAD_OF(c)), warp = thread % 128 / 32;
     int first = (int)(thread / 128 - 1) * COLUMNS, dim = min(params->common.dim_qk - first, COLUMNS);
     int row = u->from * BLOCK_ROWS + (int)warp * 16, left = u->place.len_q - row;
     u64 to = (u64)params->grad_q + 2 * (u->place.batch * params->grad_q_stride[0] + row * params->grad_q_stride[1] +

@@ -15,9 +15,9 @@
 #define FIRST_COLUMNS 64
 #define OTHER_COLUMNS (DIM / 2 - FIRST_COLUMNS)
 #if ATTN_DIM == 256
-#define WGMMA_OTHER wgmma_tt_64
+#define WGMMA_OTHER wgmma<ATTN_DTYPE, 64>::tt
 #else
-#define WGMMA_OTHER wgmma_tt_32
+#define WGMMA_OTHER wgmma<ATTN_DTYPE, 32>::tt
 #endif
 
 DEVICE u32 first_column(const shared *s, int group)
@@ -31,7 +31,8 @@ DEVICE void issue_part(float *grad_q, int group, u32 ds, u32 keys, int keep)
 #pragma unroll
     for (int i = 0; i < BLOCK_KEYS / 16; i++)
         if (group == 0)
-            wgmma_tt_64(grad_q, descriptor(ds, 0) + (i * 2048 >> 4), descriptor(keys, 0) + (i * 2048 >> 4), keep || i);
+            wgmma<ATTN_DTYPE, 64>::tt(grad_q, descriptor(ds, 0) + (i * 2048 >> 4),
+                                      descriptor(keys, 0) + (i * 2048 >> 4), keep || i);
         else
             WGMMA_OTHER(grad_q, descriptor(ds, 0) + (i * 2048 >> 4), descriptor(keys, 0) + (i * 2048 >> 4), keep || i);
 }
@@ -119,7 +120,7 @@ DEVICE void attend_values(const attn_sm90_backward_params *params, const shared 
         const row_note *note = ROW_NOTE(s, c->at.tiles);
         wait_rows(p, s, c, u, note);
         pairs_seen seen;
-        if (rarely(note->partial)) seen = pairs_of(p, u, note, 0);
+        if (unlikely(note->partial)) seen = pairs_of(p, u, note, 0);
 
         wgmma_fence();
         issue_from_shared(score, k, uniform(rows_at(s, stage)), DIM);

@@ -24,7 +24,7 @@ DEVICE float unpacked(const u32 *p, int i)
 #define row_of(note, i) ((note)->row0 + fragment_col(i))
 #define key_of(u, first, i) ((u)->key0 + (first) + fragment_row(i))
 
-DEVICE float distance_of(const work *w, int row, int key)
+DEVICE float distance_of(const work_item *w, int row, int key)
 {
     return (float)abs(row + w->len_kv - w->len_q - key);
 }
@@ -33,7 +33,7 @@ DEVICE float distance_of(const work *w, int row, int key)
 DEVICE void change_scores(const attn_sm90_params *p, const unit *u, const row_note *note, float *score, u32 *slope,
                           int first)
 {
-    const work *w = &u->place;
+    const work_item *w = &u->place;
 #pragma unroll
     for (int i = 0; i < BLOCK_ROWS / 2; i++)
         score[i] *= p->scale;
@@ -56,8 +56,8 @@ DEVICE void change_scores(const attn_sm90_params *p, const unit *u, const row_no
 #pragma unroll
         for (int i = 0; i < BLOCK_ROWS / 2; i++) {
             int row = min(row_of(note, i), w->len_q - 1), key = min(key_of(u, first, i), w->len_kv - 1);
-            score[i] +=
-                load_any(p->score.bias_dtype, p->score.bias, bias_row(p, w->batch, note->head, row) + bias_key(p, key));
+            score[i] += load_element(p->score.bias_dtype, p->score.bias,
+                                     bias_row(p, w->batch, note->head, row) + bias_key(p, key));
         }
     }
 }
@@ -91,7 +91,7 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const unit *
                            int m, const u32 *slope, float *alibi, int first)
 {
     const attn_sm90_params *p = &params->common;
-    const work *w = &u->place;
+    const work_item *w = &u->place;
     if (p->flags & FLAG_ALIBI) {
 #pragma unroll
         for (int i = 0; i < 8; i++)

@@ -34,7 +34,7 @@ DEVICE void probabilities(float *score, u32 *p, float unit, u32 statistics, cons
             score[i] = exp2_approx(fmaf(score[i], unit, -statistic(lse, i)));
 #pragma unroll
         for (int i = 8 * m; i < 8 * m + 8; i += 2)
-            p[i / 2] = pack16(score[i], score[i + 1]);
+            p[i / 2] = pack_as(ATTN_DTYPE, score[i], score[i + 1]);
     }
 }
 
@@ -48,7 +48,7 @@ DEVICE void take_scores(const attn_sm90_params *p, const unit *u, const row_note
 #else
     float unit = p->scale * LOG2_E;
 #endif
-    if (rarely(note->partial)) hide(score, seen);
+    if (unlikely(note->partial)) hide(score, seen);
     probabilities(score, probability, unit, statistics, ahead);
 #if ATTN_SCORE == RICH
     mark_dropped(p, u, note, probability, first);
@@ -122,7 +122,7 @@ DEVICE void score_gradients(const passing *to, const float *p_floats, const floa
 #endif
 #pragma unroll
         for (int i = 0; i < 8; i += 2)
-            ds[4 * m + i / 2] = pack16(x[i], x[i + 1]);
+            ds[4 * m + i / 2] = pack_as(ATTN_DTYPE, x[i], x[i + 1]);
     }
 }
 
@@ -146,7 +146,7 @@ DEVICE void store_grad_q(const attn_sm90_backward_params *params, const unit *u,
         grad_q[i] *= p->scale;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int row = note->row0 + fragment_row_of(anew((int)threadIdx.x), 2 * r);
+        int row = note->row0 + fragment_row_of(opaque((int)threadIdx.x), 2 * r);
         store_gradient_row(p, params->grad_q, params->grad_q_stride, u->place.batch, row, note->head, grad_q, columns,
                            column, r, p->dim_qk, row < u->place.len_q);
     }
@@ -158,7 +158,7 @@ DEVICE void store_gradient(const attn_sm90_backward_params *params, const unit *
                            const long long *stride, float *sums, float *x, int columns, int dim, float factor)
 {
     const attn_sm90_params *p = &params->common;
-    const work *w = &u->place;
+    const work_item *w = &u->place;
     bool varlen = IS_PACKED(p);
     first += u->key0;
     if (u->part >= 0) {

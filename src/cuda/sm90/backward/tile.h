@@ -35,7 +35,7 @@
 #define TAKES_TURNS(params) (FOLDS || (params)->turns)
 
 /* The thread's number: FOLDED variants have no register to keep what follows from it. */
-#define THREAD (FOLDS ? thread_anew() : (int)threadIdx.x)
+#define THREAD (FOLDS ? reread_thread() : (int)threadIdx.x)
 
 #define PANELS ((DIM + 63) / 64)
 #define PANELS_V ((DIM_V + 63) / 64)
@@ -90,7 +90,7 @@ typedef struct alignas(16) barriers { /* notes behind them are loaded 16 bytes a
 /* A tile of keys, of a cluster two from first_key on, against rows of query heads [first_head, end_head). The second
  * may lie behind the last key. */
 typedef struct unit {
-    work place;
+    work_item place;
     int first_key, key0, kv_head, first_head, end_head;
     int part;        /* of sums of grad_k and grad_v: the split's or the share's; -1: none; CONVERSION: see below */
     int from, tiles; /* PARTS: row tiles before those that are taken, and how many these are, at most */
@@ -112,8 +112,8 @@ typedef struct dq_note {
 
 enum { FIRST_SHARE = 1, LAST_SHARE = 2 };
 
-#define IS_FIRST(note) ((WHOLE_HEADS || FOLDS) && rarely((note).part & FIRST_SHARE))
-#define IS_LAST(note) (WHOLE_HEADS && rarely((note).part & LAST_SHARE))
+#define IS_FIRST(note) ((WHOLE_HEADS || FOLDS) && unlikely((note).part & FIRST_SHARE))
+#define IS_LAST(note) (WHOLE_HEADS && unlikely((note).part & LAST_SHARE))
 
 typedef struct row_note {
     int row0, head;
@@ -189,15 +189,16 @@ DEVICE void issue_from_registers(float *score, const u32 *keys, u32 rows, int di
 {
 #pragma unroll
     for (int k = 0; k < dim / 16; k++)
-        wgmma_rs_64(score, keys + 4 * k, descriptor(rows, 0) + (k / 4 * PANEL_ROWS + k % 4 * 32 >> 4), k > 0);
+        wgmma<ATTN_DTYPE, 64>::rs(score, keys + 4 * k, descriptor(rows, 0) + (k / 4 * PANEL_ROWS + k % 4 * 32 >> 4),
+                                  k > 0);
 }
 
 DEVICE void issue_from_shared(float *score, u32 keys, u32 rows, int dim)
 {
 #pragma unroll
     for (int k = 0; k < dim / 16; k++)
-        wgmma_ss_64(score, descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4),
-                    descriptor(rows, 0) + (k / 4 * PANEL_ROWS + k % 4 * 32 >> 4), k > 0);
+        wgmma<ATTN_DTYPE, 64>::ss(score, descriptor(keys, 0) + (k / 4 * PANEL_KEYS + k % 4 * 32 >> 4),
+                                  descriptor(rows, 0) + (k / 4 * PANEL_ROWS + k % 4 * 32 >> 4), k > 0);
 }
 
 DEVICE void issue_grad_v(float *grad_v, u32 *p, u32 grad_o)
@@ -206,7 +207,7 @@ DEVICE void issue_grad_v(float *grad_v, u32 *p, u32 grad_o)
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_ROWS / 16; k++)
-        PASTE(wgmma_rt_, DIM_V)(grad_v, p + 4 * k, descriptor(grad_o, PANEL_ROWS) + (k * 2048 >> 4), 1);
+        wgmma<ATTN_DTYPE, DIM_V>::rt(grad_v, p + 4 * k, descriptor(grad_o, PANEL_ROWS) + (k * 2048 >> 4), 1);
     wgmma_commit();
 }
 
@@ -216,7 +217,7 @@ DEVICE void issue_grad_k(float *grad_k, u32 *ds, u32 q)
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_ROWS / 16; k++)
-        PASTE(wgmma_rt_, DIM)(grad_k, ds + 4 * k, descriptor(q, PANEL_ROWS) + (k * 2048 >> 4), 1);
+        wgmma<ATTN_DTYPE, DIM>::rt(grad_k, ds + 4 * k, descriptor(q, PANEL_ROWS) + (k * 2048 >> 4), 1);
     wgmma_commit();
 }
 

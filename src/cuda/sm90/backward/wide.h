@@ -7,7 +7,7 @@
 /* The thread's floats of a tile's sums, columns from `column` on. */
 DEVICE float *sums_of(const attn_sm90_backward_params *params, dq_note to, int column)
 {
-    int place = anew(sums_place(DIM, column / 8)); /* not 32 addresses kept from tile to tile */
+    int place = opaque(sums_place(DIM, column / 8)); /* not 32 addresses kept from tile to tile */
     return params->grad_q_sum + (long long)to.block * (BLOCK_ROWS * DIM) + place;
 }
 

@@ -1,19 +1,9 @@
 /* One wrapper an instruction. Shared memory is addressed by 32-bit addresses (u32), matrix operands there by wgmma
- * descriptors (u64, tile.h). */
+ * descriptors (u64, tile.h); products: wgmma.h. */
 #ifndef ATTN_CUDA_SM90_PTX_H
 #define ATTN_CUDA_SM90_PTX_H
 
-typedef unsigned u32;
-typedef unsigned long long u64;
-
-#define DEVICE static __device__ __forceinline__
-
-#define rarely(condition) __builtin_expect(condition, 0)
-
-#define INFINITE __int_as_float(0x7f800000)
-
-/* The block's dynamic shared memory. */
-#define SHARED_MEMORY(name) extern __shared__ __align__(1024) unsigned char name[]
+#include "common/gpu.h"
 
 /* ---- addresses and barriers ---------------------------------------------------------------- */
 
@@ -34,7 +24,7 @@ DEVICE void barrier_init_fence(void)
 
 /* ATTN_DELAYS, for tests: one warpgroup of a block sleeps up to 2 us before it waits or arrives, one time in four;
  * which one changes from block to block and every few thousand clocks. */
-DEVICE void dawdle(void)
+DEVICE void test_delay(void)
 {
 #ifdef ATTN_DELAYS
     u32 now;
@@ -46,27 +36,27 @@ DEVICE void dawdle(void)
 
 DEVICE void barrier_arrive(u32 barrier)
 {
-    dawdle();
+    test_delay();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Counts as two. */
 DEVICE void barrier_arrive_twice(u32 barrier)
 {
-    dawdle();
+    test_delay();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 2;" ::"r"(barrier) : "memory");
 }
 
 DEVICE void barrier_expect(u32 barrier, u32 bytes)
 {
-    dawdle();
+    test_delay();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 /* Until the phase of that parity is complete. */
 DEVICE void barrier_wait(u32 barrier, u32 parity)
 {
-    dawdle();
+    test_delay();
     asm volatile("{\n.reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n}" ::"r"(barrier),
@@ -90,14 +80,14 @@ DEVICE bool barrier_test(u32 barrier, u32 parity)
 /* Named barriers: `threads` of a block meet. 0 is __syncthreads. */
 DEVICE void named_sync(int id, int threads)
 {
-    dawdle();
+    test_delay();
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* As one of those that meet, without waiting for the others. */
 DEVICE void named_arrive(int id, int threads)
 {
-    dawdle();
+    test_delay();
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
@@ -105,7 +95,7 @@ DEVICE void named_arrive(int id, int threads)
 DEVICE bool named_all(int id, int threads, bool holds)
 {
     u32 all;
-    dawdle();
+    test_delay();
     asm volatile("{\n.reg .pred mine, all;\n"
                  "setp.ne.u32 mine, %1, 0;\n"
                  "bar.red.and.pred all, %2, %3, mine;\n"
@@ -321,7 +311,7 @@ DEVICE u32 peer_address(u32 address, u32 rank)
 /* All threads of all its blocks meet; what they wrote is not ordered by it, but for barriers (barrier_init_fence). */
 DEVICE void cluster_sync(void)
 {
-    dawdle();
+    test_delay();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
@@ -331,7 +321,7 @@ DEVICE void cluster_sync(void)
  * which send_words and bulk_send are: a release to the cluster waits for all of the thread's writes to memory. */
 DEVICE void barrier_arrive_cluster(u32 barrier)
 {
-    dawdle();
+    test_delay();
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
@@ -353,226 +343,5 @@ DEVICE void bulk_send(u32 to, u32 from, u32 bytes, u32 barrier)
         "r"(from), "r"(bytes), "r"(barrier)
         : "memory");
 }
-
-/* ---- arithmetic ---------------------------------------------------------------------------- */
-
-DEVICE float exp2_approx(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-DEVICE float log2_approx(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-DEVICE float reciprocal_approx(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-#define BF16 3
-#define F16 2
-
-DEVICE unsigned short float_to_bf16(float x)
-{
-    unsigned short y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-
-DEVICE unsigned short float_to_half(float x)
-{
-    unsigned short y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-
-/* Two floats as two elements of a 16-bit dtype, the first in the low half. */
-DEVICE u32 pack_as(int dtype, float low, float high)
-{
-    u32 packed;
-    if (dtype == BF16)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-DEVICE u32 pack16(float low, float high)
-{
-    return pack_as(ATTN_DTYPE, low, high);
-}
-
-DEVICE float half_to_float(unsigned short x)
-{
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
-
-/* ---- what the compiler knows ----------------------------------------------------------------- */
-
-/* Zeros, written once and here: the compiler writes such as it knows of again behind branches. */
-DEVICE void zero_floats(float *x, int count)
-{
-#pragma unroll
-    for (int i = 0; i < count; i++)
-        asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x[i]));
-}
-
-/* The compiler moves no read of these registers above it, and no write below it. */
-DEVICE void pin_floats(float *x, int count)
-{
-#pragma unroll
-    for (int i = 0; i < count; i++)
-        asm volatile("" : "+f"(x[i])::"memory");
-}
-
-DEVICE void pin_words(u32 *x, int count)
-{
-#pragma unroll
-    for (int i = 0; i < count; i++)
-        asm volatile("" : "+r"(x[i])::"memory");
-}
-
-/* x, of which the compiler knows nothing: what follows from it is reckoned behind this place, not kept from before. */
-DEVICE int anew(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-/* The thread's number, asked for instead of kept. */
-DEVICE int thread_anew(void)
-{
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
-/* x, which the compiler keeps instead of reckoning it again. */
-DEVICE u64 kept(u64 x)
-{
-    asm volatile("" : "+l"(x));
-    return x;
-}
-
-/* ---- wgmma --------------------------------------------------------------------------------- */
-
-/* Before the first of a batch: registers that it reads or adds to are written. */
-DEVICE void wgmma_fence(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-DEVICE void wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-/* Until at most `pending` batches are under way. Accumulators are read after a pin. */
-#define wgmma_wait(pending) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
-
-#define REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define REGS_32 REGS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define REGS_48 REGS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define REGS_64 REGS_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define REGS_80 REGS_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define REGS_96 REGS_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define REGS_112 REGS_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define REGS_128 REGS_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define REGS_144 REGS_128 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define REGS_160 REGS_144 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define REGS_176 REGS_160 ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define REGS_192 REGS_176 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define REGS_208 REGS_192 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#define REGS_224 REGS_208 ", %104, %105, %106, %107, %108, %109, %110, %111"
-#define REGS_240 REGS_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
-#define REGS_256 REGS_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
-
-#define ACC_8(a, i)                                                                                                   \
-    "+f"((a)[i]), "+f"((a)[(i) + 1]), "+f"((a)[(i) + 2]), "+f"((a)[(i) + 3]), "+f"((a)[(i) + 4]), "+f"((a)[(i) + 5]), \
-        "+f"((a)[(i) + 6]), "+f"((a)[(i) + 7])
-#define ACC_16(a) ACC_8(a, 0)
-#define ACC_32(a) ACC_16(a), ACC_8(a, 8)
-#define ACC_48(a) ACC_32(a), ACC_8(a, 16)
-#define ACC_64(a) ACC_48(a), ACC_8(a, 24)
-#define ACC_80(a) ACC_64(a), ACC_8(a, 32)
-#define ACC_96(a) ACC_80(a), ACC_8(a, 40)
-#define ACC_112(a) ACC_96(a), ACC_8(a, 48)
-#define ACC_128(a) ACC_112(a), ACC_8(a, 56)
-#define ACC_144(a) ACC_128(a), ACC_8(a, 64)
-#define ACC_160(a) ACC_144(a), ACC_8(a, 72)
-#define ACC_176(a) ACC_160(a), ACC_8(a, 80)
-#define ACC_192(a) ACC_176(a), ACC_8(a, 88)
-#define ACC_208(a) ACC_192(a), ACC_8(a, 96)
-#define ACC_224(a) ACC_208(a), ACC_8(a, 104)
-#define ACC_240(a) ACC_224(a), ACC_8(a, 112)
-#define ACC_256(a) ACC_240(a), ACC_8(a, 120)
-
-#if ATTN_DTYPE == BF16
-#define WGMMA_TYPES ".f32.bf16.bf16 "
-#else
-#define WGMMA_TYPES ".f32.f16.f16 "
-#endif
-
-/* 64 x n x 16: acc (n / 2 floats a thread) = a b, plus acc if `keep`.
- *   wgmma_ss_n  a: 64 x 16, b: n x 16, both in shared memory, 16 along the row
- *   wgmma_tt_n  a: 16 x 64, b: 16 x n, both in shared memory, 64 and n along the row
- *   wgmma_rs_n  a: 64 x 16 in registers, b: as above
- *   wgmma_rt_n  a: 64 x 16 in registers, b: 16 x n in shared memory, n along the row
- * i0 to i5: n / 2 and the five numbers after it. */
-#define WGMMA_DEFINE(n, i0, i1, i2, i3, i4, i5)                                                                     \
-    DEVICE void wgmma_ss_##n(float *acc, u64 a, u64 b, int keep)                                                    \
-    {                                                                                                               \
-        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, %" i0 ", %" i1       \
-                                                                                           ", keep, 1, 1, 0, 0;\n}" \
-                     : ACC_##n(acc)                                                                                 \
-                     : "l"(a), "l"(b), "r"(keep));                                                                  \
-    }                                                                                                               \
-    DEVICE void wgmma_tt_##n(float *acc, u64 a, u64 b, int keep)                                                    \
-    {                                                                                                               \
-        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n "}, %" i0 ", %" i1       \
-                                                                                           ", keep, 1, 1, 1, 1;\n}" \
-                     : ACC_##n(acc)                                                                                 \
-                     : "l"(a), "l"(b), "r"(keep));                                                                  \
-    }                                                                                                               \
-    DEVICE void wgmma_rs_##n(float *acc, const u32 *a, u64 b, int keep)                                             \
-    {                                                                                                               \
-        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n                          \
-                     "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 0;\n}"                          \
-                     : ACC_##n(acc)                                                                                 \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                              \
-    }                                                                                                               \
-    DEVICE void wgmma_rt_##n(float *acc, const u32 *a, u64 b, int keep)                                             \
-    {                                                                                                               \
-        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #n "k16" WGMMA_TYPES "{" REGS_##n                          \
-                     "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 1;\n}"                          \
-                     : ACC_##n(acc)                                                                                 \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                              \
-    }
-
-WGMMA_DEFINE(32, "16", "17", "18", "19", "20", "21")
-WGMMA_DEFINE(64, "32", "33", "34", "35", "36", "37")
-WGMMA_DEFINE(80, "40", "41", "42", "43", "44", "45")
-WGMMA_DEFINE(96, "48", "49", "50", "51", "52", "53")
-WGMMA_DEFINE(112, "56", "57", "58", "59", "60", "61")
-WGMMA_DEFINE(128, "64", "65", "66", "67", "68", "69")
-WGMMA_DEFINE(144, "72", "73", "74", "75", "76", "77")
-WGMMA_DEFINE(160, "80", "81", "82", "83", "84", "85")
-WGMMA_DEFINE(176, "88", "89", "90", "91", "92", "93")
-WGMMA_DEFINE(192, "96", "97", "98", "99", "100", "101")
-WGMMA_DEFINE(256, "128", "129", "130", "131", "132", "133")
 
 #endif

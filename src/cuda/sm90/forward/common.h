@@ -6,7 +6,7 @@
 /* What a warpgroup has in hand: a row tile and how far it is. */
 typedef struct consumer {
     int group, item;
-    stage q, kv;
+    pipeline_state q, kv;
 #if ATTN_MASK == CAUSAL
     int whole; /* share.whole */
 #endif
@@ -39,10 +39,10 @@ DEVICE tile_note *note_of(const shared *s, const consumer *c)
     return LATE_QUERIES ? &s->notes->tiles[(c->item - (c->left == 0)) % NOTES] : c->note;
 }
 
-DEVICE void release_stage(u32 empty, stage *at, int stages)
+DEVICE void release_stage(u32 empty, pipeline_state *at, int stages)
 {
     release(empty);
-    stage_next(at, stages);
+    advance(at, stages);
 }
 
 /* Shared addresses of a stage and of the queries, known to be alike in the warp. */
@@ -61,7 +61,7 @@ DEVICE u32 queries_at(const shared *s, const consumer *c)
 /* The warpgroup's share of the next row tile. */
 DEVICE const share *share_ahead(const shared *s, const consumer *c)
 {
-    return &note_ahead(s, c)->of[thread_anew() / 128 - 1];
+    return &note_ahead(s, c)->of[reread_thread() / 128 - 1];
 }
 
 #endif
@@ -114,7 +114,7 @@ DEVICE void clear_values(const consumer *c, u32 values, int valid)
     for (u32 i = threadIdx.x % 128; i < PANELS_V * pieces; i += 128)
         store_zeros(values + i / pieces * PANEL_KEYS + valid * 128 + i % pieces * 16);
     fence_async();
-    named_sync(GROUP + c->group, 128);
+    named_sync(WARPGROUP_BARRIER + c->group, 128);
 }
 
 /* ---- scores -------------------------------------------------------------------------------- */
@@ -160,15 +160,15 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
 #if ATTN_MASK == CAUSAL
     int whole = whole_of(s, c);
     bool partial = c->key0 + KEYS > whole || c->key0 < whole_from(p, &note_of(s, c)->w, c->group);
-    if (rarely(partial)) hide(p, &note_of(s, c)->w, score, c->key0);
+    if (unlikely(partial)) hide(p, &note_of(s, c)->w, score, c->key0);
 #else
-    if (rarely(c->partial)) hide(p, &note_of(s, c)->w, score, c->group, c->partial, c->key0);
+    if (unlikely(c->partial)) hide(p, &note_of(s, c)->w, score, c->group, c->partial, c->key0);
 #endif
     count_scored(s, c);
     if (UNCHECKED && is_settled(c)) return false;
 #if ATTN_MASK == CAUSAL
     bool parted = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a part's last tile */
-    if (UNCHECKED && first && c->key0 < whole && !note_of(s, c)->w.careful && !rarely(parted)) {
+    if (UNCHECKED && first && c->key0 < whole && !note_of(s, c)->w.careful && !unlikely(parted)) {
         softmax_begin(&c->soft, score, UNIT(p));
         settle(c, true);
         return false;
@@ -176,8 +176,8 @@ DEVICE bool take_scores(const attn_sm90_params *p, const shared *s, consumer *c,
 #endif
     bool moved = softmax_refer(&c->soft, score, UNIT(p), alpha);
     if (SETTLES)
-        settle(c,
-               named_all(GROUP + c->group, 128, softmax_settled(&c->soft) && !(UNCHECKED && note_of(s, c)->w.careful)));
+        settle(c, named_all(WARPGROUP_BARRIER + c->group, 128,
+                            softmax_settled(&c->soft) && !(UNCHECKED && note_of(s, c)->w.careful)));
     return moved;
 }
 
@@ -192,7 +192,7 @@ DEVICE void begin_rows(const shared *s, consumer *c)
 DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *out, const row_ends *ends)
 {
     finish(p, note_of(s, c), out, ends, s->out + (threadIdx.x / 32 - 4) * PANELS_OUT * PANEL_OUT);
-    if (UNCHECKED && rarely(!ends->fine) && !note_of(s, c)->w.careful) note_of(s, c)->w.failed = 1;
+    if (UNCHECKED && unlikely(!ends->fine) && !note_of(s, c)->w.careful) note_of(s, c)->w.failed = 1;
     begin_rows(s, c);
 }
 

@@ -25,14 +25,28 @@
 #endif
 
 #include "sm90/params.h"
+#include "common/gpu.h"
+#include "common/sequence.h"
+#include "common/mask.h"
+#include "common/score.h"
+#include "common/dropout.h"
 #include "sm90/common/ptx.h"
+#include "sm90/common/wgmma.h"
 #include "sm90/common/tile.h"
-#include "sm90/common/schedule.h"
 #include "sm90/common/pipeline.h"
-#include "sm90/common/mask.h"
-#include "sm90/forward/softmax.h"
-#include "sm90/common/score.h"
 #include "sm90/common/store.h"
+#include "sm90/forward/tile.h"
+#include "sm90/forward/schedule.h"
+#include "sm90/forward/shared.h"
+#include "sm90/forward/rows.h"
+#if ATTN_MASK == CAUSAL
+#include "sm90/forward/mask_causal.h"
+#else
+#include "sm90/forward/mask_general.h"
+#endif
+#include "sm90/forward/softmax.h"
+#include "sm90/forward/score.h"
+#include "sm90/forward/epilogue.h"
 #include "sm90/forward/load.h"
 #include "sm90/forward/common.h"
 #if BY_TURNS

@@ -26,7 +26,7 @@ DEVICE void release_stages(const shared *s, consumer *c, int from)
         if (++from == STAGES) from = 0;
     }
     release(BARRIER(s, kv_empty, from));
-    stage_next(&c->kv, STAGES);
+    advance(&c->kv, STAGES);
 }
 
 /* Begins a row tile. Key tiles of which the warpgroup's rows see nothing are passed over: c->kv becomes the stage of
@@ -35,7 +35,7 @@ DEVICE void take_work(const shared *s, consumer *c)
 {
 #pragma unroll 1
     for (int skip = count_keys(s, c); skip > 0; skip--) {
-        stage_next(&c->kv, STAGES);
+        advance(&c->kv, STAGES);
         wait_stage(s, c);
     }
 }
@@ -194,7 +194,7 @@ DEVICE void common_step(const attn_sm90_params *p, const shared *s, consumer *c,
     wgmma_wait(0);
     pin_floats(out, DIM_V / 2);
     release_stages(s, c, c->kv.index);
-    if (rarely(passes)) {
+    if (unlikely(passes)) {
         float alpha[2];
         if (softmax_refer(&c->soft, ahead, UNIT(p), alpha)) rescale(out, alpha);
     }

@@ -5,7 +5,7 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_LOAD_H
 #define ATTN_CUDA_SM90_FORWARD_LOAD_H
 
-DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const work *w, int slot)
+DEVICE void load_queries_tile(const attn_sm90_params *p, const shared *s, const work_item *w, int slot)
 {
     int pack = p->schedule.pack;
     u32 full = BARRIER(s, q_full, slot);
@@ -33,12 +33,12 @@ DEVICE void load_tile(const attn_sm90_params *p, const attn_sm90_map *map, u32 t
 }
 
 /* The producer's place in the rings. A stage holds a key tile and the values of the key tile before it, since QK of
- * the one runs beside PV of the other; BY_TURNS, where keys and values have barriers of their own, a key tile and its
+ * the one ranges beside PV of the other; BY_TURNS, where keys and values have barriers of their own, a key tile and its
  * values. */
 typedef struct producer {
-    stage q, kv;
+    pipeline_state q, kv;
 #if BY_TURNS
-    stage v; /* the values' */
+    pipeline_state v; /* the values' */
 #endif
     kv_tile behind; /* the last keys', whose values are still to be loaded; their row tile may be done with otherwise */
     int item;       /* row tiles begun */
@@ -48,7 +48,7 @@ typedef struct producer {
 
 /* A tile into its part of a stage. */
 DEVICE void load_part(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, int panels, u32 full, u32 empty,
-                      stage *at, kv_tile tile)
+                      pipeline_state *at, kv_tile tile)
 {
     if (tile.key0 < 0) return;
     wait_empty(empty, at->phase);
@@ -56,7 +56,7 @@ DEVICE void load_part(const attn_sm90_params *p, const attn_sm90_map *map, u32 t
         barrier_expect(full, panels * PANEL_KEYS);
         load_tile(p, map, to, panels, full, tile);
     }
-    stage_next(at, STAGES);
+    advance(at, STAGES);
 }
 
 /* Keys, and behind them the values of the key tile before. */
@@ -85,14 +85,15 @@ DEVICE void load_stage(const attn_sm90_params *p, const shared *s, producer *at,
         if (keys.key0 >= 0) load_tile(p, &p->k_map, to, PANELS, full, keys);
         if (values.key0 >= 0) load_tile(p, &p->v_map, to + TILE_K, PANELS_V, full, values);
     }
-    stage_next(&at->kv, STAGES);
+    advance(&at->kv, STAGES);
     at->behind = keys;
 }
 
 #endif
 
 /* A key tile of *w. */
-DEVICE void load_keys(const attn_sm90_params *p, const shared *s, producer *at, const work *w, const key_note *note)
+DEVICE void load_keys(const attn_sm90_params *p, const shared *s, producer *at, const work_item *w,
+                      const key_note *note)
 {
     kv_tile keys = { w->start_kv + note->key0, w->kv_head, w->batch };
     load_stage(p, s, at, keys, note);
@@ -107,10 +108,10 @@ DEVICE void flush_values(const attn_sm90_params *p, const shared *s, producer *a
 /* Queries of the row tile begun last. */
 DEVICE void load_queries(const attn_sm90_params *p, const shared *s, producer *at)
 {
-    const work *w = &s->notes->tiles[(at->item - 1) % NOTES].w;
+    const work_item *w = &s->notes->tiles[(at->item - 1) % NOTES].w;
     wait_empty(BARRIER(s, q_empty, at->q.index), at->q.phase);
     if (threadIdx.x % 32 == 0) load_queries_tile(p, s, w, at->q.index);
-    stage_next(&at->q, Q_SLOTS);
+    advance(&at->q, Q_SLOTS);
 }
 
 /* Key tiles of a row tile that are loaded before its queries. Where these have one slot it is taken until the last
@@ -138,7 +139,7 @@ DEVICE int tiles_behind(const attn_sm90_params *p)
     return p->schedule.counter && !(p->flags & FLAG_VARLEN) ? 1 : 3;
 }
 
-DEVICE void produce_work(const attn_sm90_params *p, const shared *s, const work *w, producer *at)
+DEVICE void produce_work(const attn_sm90_params *p, const shared *s, const work_item *w, producer *at)
 {
     int tiles = w->tiles, first = min(keys_first(at), tiles), asking = max(0, tiles - tiles_behind(p));
     if (tiles <= 0) flush_values(p, s, at);
@@ -157,7 +158,7 @@ DEVICE void produce_work(const attn_sm90_params *p, const shared *s, const work 
 #else
 
 /* Which key tiles there are is known here alone. */
-DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, producer *at)
+DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work_item *w, producer *at)
 {
     walk walk = walk_start(p, w);
     key_note note, next;
@@ -182,9 +183,9 @@ DEVICE void produce_work(const attn_sm90_params *p, const shared *s, work *w, pr
 #endif
 
 /* A row tile from shared memory, known to be alike in the warp: so it lies in uniform registers. */
-DEVICE work work_noted(const work *noted)
+DEVICE work_item work_noted(const work_item *noted)
 {
-    work w;
+    work_item w;
     const int *from = (const int *)noted;
     int *to = (int *)&w;
 #pragma unroll
@@ -203,7 +204,7 @@ DEVICE void produce(const attn_sm90_params *p, const shared *s)
 #endif
     for (;;) {
         named_sync(NOTED, 64);
-        work w = work_noted(&s->notes->tiles[at.item++ % NOTES].w);
+        work_item w = work_noted(&s->notes->tiles[at.item++ % NOTES].w);
         if (w.tiles >= NO_KEYS) {
             produce_work(p, s, &w, &at);
             continue;
@@ -225,7 +226,7 @@ typedef struct notary {
     bool pausing; /* the last one is a PAUSE */
 } notary;
 
-DEVICE void prefetch_queries(const attn_sm90_params *p, const work *w)
+DEVICE void prefetch_queries(const attn_sm90_params *p, const work_item *w)
 {
 #pragma unroll
     for (int i = 0; i < PANELS; i++)
@@ -233,7 +234,7 @@ DEVICE void prefetch_queries(const attn_sm90_params *p, const work *w)
 }
 
 /* A row tile that consumers are done with. */
-DEVICE void take_failed(const shared *s, notary *at, work *note)
+DEVICE void take_failed(const shared *s, notary *at, work_item *note)
 {
     if (!UNCHECKED || !note->failed) return;
     __syncwarp();
@@ -248,10 +249,10 @@ DEVICE void take_failed(const shared *s, notary *at, work *note)
 
 #if ATTN_MASK == CAUSAL
 
-DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
+DEVICE share share_of(const attn_sm90_params *p, const work_item *w, int group)
 {
     share of = { 0 };
-    int place = anew(group * 64), first = row_of(p, place), reach = reach_of(p, w);
+    int place = opaque(group * 64), first = row_of(p, place), reach = reach_of(p, w);
     if (w->tiles <= 0 || w->row0 + first >= w->row1) return of;
     int end = max(1, min(w->len_kv, reach + row_of(p, place + 63))); /* of the keys that its last row sees */
     of.skip = clamp(w->last - (int)((u32)(end - 1) / KEYS), 0, min(STAGES, w->tiles) - 1);
@@ -265,7 +266,7 @@ DEVICE share share_of(const attn_sm90_params *p, const work *w, int group)
 
 /* In the place of a note that consumers are done with. Where queries have one slot, which is still taken, they are
  * asked into L2; a block's first ones always, before their note takes its time. */
-DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w, notary *at)
+DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work_item *w, notary *at)
 {
     tile_note *note = &s->notes->tiles[at->items % NOTES];
     int lane = threadIdx.x % 32;
@@ -287,7 +288,7 @@ DEVICE void note_work(const attn_sm90_params *p, const shared *s, const work *w,
 }
 
 /* The next row tile: one to be done again, or the schedule's. False: none. */
-DEVICE bool next_work(const attn_sm90_params *p, const shared *s, notary *at, work *w)
+DEVICE bool next_work(const attn_sm90_params *p, const shared *s, notary *at, work_item *w)
 {
     if (UNCHECKED && at->agains) {
         *w = work_noted(&s->notes->again[--at->agains]);
@@ -321,12 +322,12 @@ DEVICE void end_pause(const shared *s, notary *at)
 DEVICE void note_all(const attn_sm90_params *p, const shared *s)
 {
     notary at = { -1 };
-    work w = { 0 };
+    work_item w = { 0 };
     do {
         bool paused = at.pausing;
         if (at.items) named_sync(NEXT, 64);
         if (paused) end_pause(s, &at);
-        w = work();
+        w = work_item();
         if (!next_work(p, s, &at, &w)) {
             w.tiles = UNCHECKED && !paused ? PAUSE : NO_WORK;
             at.pausing = w.tiles == PAUSE;

@@ -40,11 +40,7 @@ DEVICE void rescale(float *out, const float alpha[2])
 }
 
 /* Probabilities stay below 2^HEADROOM, which their type and f32 sums of millions of them hold. */
-#if ATTN_DTYPE == BF16
-#define HEADROOM 40
-#else
-#define HEADROOM 14
-#endif
+enum { HEADROOM = ATTN_DTYPE == BF16 ? 40 : 14 };
 
 /* Moves the references of rows that need it. True: one of the warp did, and outputs so far are to be multiplied by
  * alpha, as sums were. */
@@ -131,7 +127,7 @@ DEVICE void softmax_pack(const float *probability, u32 *p)
 {
 #pragma unroll
     for (int i = 0; i < 8; i += 2)
-        p[i / 2] = pack16(probability[i], probability[i + 1]);
+        p[i / 2] = pack_as(ATTN_DTYPE, probability[i], probability[i + 1]);
 }
 
 /* Both; the scores stay. */

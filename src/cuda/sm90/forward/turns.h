@@ -28,12 +28,12 @@ DEVICE void turn_pass(const consumer *c)
 
 /* ---- tiles passed over --------------------------------------------------------------------- */
 
-DEVICE void wait_keys(const shared *s, stage at)
+DEVICE void wait_keys(const shared *s, pipeline_state at)
 {
     barrier_wait(BARRIER(s, k_full, at.index), at.phase);
 }
 
-DEVICE void wait_values(const shared *s, stage at)
+DEVICE void wait_values(const shared *s, pipeline_state at)
 {
     barrier_wait(BARRIER(s, v_full, at.index), at.phase);
 }
@@ -136,15 +136,15 @@ DEVICE void take_values(const attn_sm90_params *p, const shared *s, const consum
 DEVICE bool take_common_scores(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2])
 {
     count_scored(s, c);
-    return !UNCHECKED && rarely(softmax_passes(&c->soft, score)) && softmax_refer(&c->soft, score, UNIT(p), alpha);
+    return !UNCHECKED && unlikely(softmax_passes(&c->soft, score)) && softmax_refer(&c->soft, score, UNIT(p), alpha);
 }
 
 /* From a tile's probabilities to the next tile's; `common`: common_steps() says so. All barriers stand before the first
  * product: one between two batches serialises them. */
 DEVICE void step(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, bool common)
 {
-    stage ahead = c->kv;
-    stage_next(&ahead, STAGES);
+    pipeline_state ahead = c->kv;
+    advance(&ahead, STAGES);
     wait_keys(s, ahead);
     if (common)
         wait_values(s, c->kv);
@@ -167,7 +167,7 @@ DEVICE void step(const attn_sm90_params *p, const shared *s, consumer *c, fragme
     wgmma_wait(0);
     pin_floats(f->out, DIM_V / 2);
     release(BARRIER(s, v_empty, c->kv.index));
-    if (rarely(moved)) rescale(f->out, alpha);
+    if (unlikely(moved)) rescale(f->out, alpha);
     pack_scores(f);
     c->kv = ahead;
 }

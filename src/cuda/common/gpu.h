@@ -1,0 +1,122 @@
+/* What the device code of every GPU uses: words of the language, arithmetic, conversions, hints to the compiler. */
+#ifndef ATTN_CUDA_COMMON_GPU_H
+#define ATTN_CUDA_COMMON_GPU_H
+
+typedef unsigned u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+
+#define unlikely(condition) __builtin_expect(condition, 0)
+
+#define INFINITE __int_as_float(0x7f800000)
+
+/* The block's dynamic shared memory. */
+#define SHARED_MEMORY(name) extern __shared__ __align__(1024) unsigned char name[]
+
+enum { F32 = 1, F16 = 2, BF16 = 3 }; /* attn_dtype */
+
+/* ---- arithmetic ---------------------------------------------------------------------------- */
+
+DEVICE float exp2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float log2_approx(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float reciprocal_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE unsigned short float_to_bf16(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+DEVICE unsigned short float_to_half(float x)
+{
+    unsigned short y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+/* Two floats as two elements of a 16-bit dtype, the first in the low half. */
+DEVICE u32 pack_as(int dtype, float low, float high)
+{
+    u32 packed;
+    if (dtype == BF16)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+DEVICE float half_to_float(unsigned short x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
+/* ---- hints to the compiler ----------------------------------------------------------------- */
+
+/* Zeros, written here and once: constants that the compiler knows it would write again after branches. */
+DEVICE void zero_floats(float *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x[i]));
+}
+
+/* The compiler moves no read of these registers above it, and no write below it. */
+DEVICE void pin_floats(float *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("" : "+f"(x[i])::"memory");
+}
+
+DEVICE void pin_words(u32 *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        asm volatile("" : "+r"(x[i])::"memory");
+}
+
+/* x, of which the compiler knows nothing: so it computes what follows from x after this point, and keeps none of it
+ * from before. */
+DEVICE int opaque(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* threadIdx.x, read again instead of kept in a register. */
+DEVICE int reread_thread(void)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/* x, which the compiler keeps in a register instead of computing it again. */
+DEVICE u64 in_register(u64 x)
+{
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
+#endif

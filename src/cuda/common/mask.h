@@ -1,0 +1,170 @@
+/* Which keys a row sees: the predicate of a pair, and its summary for a tile of pairs.
+ *
+ * Kinds of masks intersect: ranges (lengths, causal, window, chunk, prefix), block lists, bits, intervals of hidden
+ * rows. t = row + len_kv - len_q is the position of a row among the keys. */
+#ifndef ATTN_CUDA_COMMON_MASK_H
+#define ATTN_CUDA_COMMON_MASK_H
+
+#include "common/gpu.h"
+#include "common/sequence.h"
+#include "sm90/params.h"
+
+/* ---- ranges -------------------------------------------------------------------------------- */
+
+/* The two ranges of keys that ranges give a row at t: those before the prefix and those around t, cut to its chunk. */
+typedef struct key_ranges {
+    int lo[2], hi[2];
+} key_ranges;
+
+DEVICE key_ranges ranges_of_row(const attn_sm90_params *p, const work_item *w, int t)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int first = 0, last = w->len_kv;
+    if (m->chunk) {
+        int start = t / m->chunk * m->chunk;
+        if (start > t) start -= m->chunk;
+        first = max(0, start), last = min(last, start + m->chunk);
+    }
+    int prefix = m->prefix ? m->prefix[w->batch] : 0;
+    key_ranges ranges = { { first, max(first, t - m->left) }, { min(last, prefix), min(last, t + m->right + 1) } };
+    return ranges;
+}
+
+/* ---- lists and intervals ------------------------------------------------------------------- */
+
+/* Line of a row block in the lists of a head. */
+DEVICE long long list_line(const attn_sm90_params *p, const work_item *w, int head, int row)
+{
+    const attn_sm90_mask *m = &p->mask;
+    long long plane =
+        (long long)(m->block_batch == 1 ? 0 : w->batch) * m->block_heads + (m->block_heads == 1 ? 0 : head);
+    return plane * ((p->len_q + m->block_rows - 1) / m->block_rows) + row / m->block_rows;
+}
+
+/* Blocks [first, last] that a list holds: 0 none, 1 some, 2 all. */
+DEVICE int listed(const attn_sm90_params *p, const int *counts, const int *lists, long long line, int first, int last)
+{
+    if (!counts) return 0;
+    int columns = (p->len_kv + p->mask.block_keys - 1) / p->mask.block_keys, count = min(counts[line], columns);
+    const int *list = lists + line * columns;
+    int lo = 0, hi = count;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (list[mid] < first)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo >= count || list[lo] > last) return 0;
+    int end = lo + last - first;
+    return list[lo] == first && end < count && list[end] == last ? 2 : 1;
+}
+
+/* Whether lists and bits show a pair. */
+DEVICE bool listed_pair(const attn_sm90_params *p, const work_item *w, int head, int row, int key)
+{
+    const attn_sm90_mask *m = &p->mask;
+    if (p->flags & FLAG_BLOCKS) {
+        long long line = list_line(p, w, head, row);
+        int block = key / m->block_keys;
+        if (listed(p, m->block_full_count, m->block_full, line, block, block)) return true;
+        if (!listed(p, m->block_partial_count, m->block_partial, line, block, block)) return false;
+    }
+    if (!(p->flags & FLAG_BITS)) return true;
+    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
+    return m->bits[(plane * p->len_q + row) * ((p->len_kv + 7) / 8) + key / 8] >> key % 8 & 1;
+}
+
+/* The intervals of key 0 for a head's queries. */
+DEVICE const int *intervals_of(const attn_sm90_params *p, const work_item *w, int head)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int plane = m->interval_heads == 1 ? 0 : head / (p->heads_q / p->heads_kv);
+    return m->intervals + ((long long)w->batch * m->interval_heads + plane) * p->len_kv * m->interval_vectors;
+}
+
+/* What a key hides, as LTS, LTE, UTS, UTE; v: its `n` numbers. */
+DEVICE int4 interval_at(const int *v, int n, bool causal)
+{
+    return make_int4(v[0], n == 4 || (n == 2 && causal) ? v[1] : 0x7fffffff, n == 4 ? v[2] : 0,
+                     n == 4              ? v[3]
+                     : n == 2 && !causal ? v[1]
+                                         : 0);
+}
+
+DEVICE int4 interval_of(const attn_sm90_params *p, const work_item *w, int head, int key)
+{
+    int n = p->mask.interval_vectors;
+    return interval_at(intervals_of(p, w, head) + (long long)key * n, n, p->flags & FLAG_CAUSAL);
+}
+
+DEVICE bool interval_hides(int4 v, int row)
+{
+    return (row >= v.x && row < v.y) || (row >= v.z && row < v.w);
+}
+
+/* The summary of a key tile's intervals (params.h). */
+DEVICE const int *interval_summary_of(const attn_sm90_params *p, const work_item *w, int tile, int keys)
+{
+    const attn_sm90_mask *m = &p->mask;
+    int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
+    int nodes = ATTN_SM90_NODES(p->len_kv, keys);
+    return m->nodes + (((long long)w->batch * m->interval_heads + plane) * nodes + tile) * 8;
+}
+
+/* From rows [row0, row1) its intervals hide every key of the node. */
+DEVICE bool hides_all(const int *node, int row0, int row1)
+{
+    return (row0 >= node[4] && row1 <= node[1]) || (row0 >= node[6] && row1 <= node[3]);
+}
+
+/* From rows [row0, row1) its intervals hide no key of the tile. */
+DEVICE bool hides_nothing(const int *node, int row0, int row1)
+{
+    return (row1 <= node[0] || row0 >= node[5]) && (row1 <= node[2] || row0 >= node[7]);
+}
+
+/* ---- tiles ---------------------------------------------------------------------------------- */
+
+/* Rows [row0, row1) of one or, packed, of several heads against a key tile of `keys` keys: is some pair visible, are
+ * all, do intervals hide none. Says rather more than is visible, and less than all. */
+typedef struct tile_class {
+    bool seen, full, clear;
+} tile_class;
+
+DEVICE tile_class classify_tile(const attn_sm90_params *p, const work_item *w, int row0, int row1, int tile, int keys)
+{
+    tile_class is = { false, false, true };
+    const attn_sm90_mask *m = &p->mask;
+    int shift = w->len_kv - w->len_q, key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
+    key_ranges first = ranges_of_row(p, w, row0 + shift), last = ranges_of_row(p, w, row1 - 1 + shift);
+    is.seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
+    int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
+    is.full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    bool bits = p->flags & FLAG_BITS;
+    for (int head = w->head; head < w->head + p->schedule.pack && is.seen; head++) {
+        if (p->flags & FLAG_BLOCKS) {
+            bool some = false;
+            int left = key0 / m->block_keys, right = (key1 - 1) / m->block_keys;
+            for (int block = row0 / m->block_rows; block <= (row1 - 1) / m->block_rows; block++) {
+                long long line = list_line(p, w, head, block * m->block_rows);
+                int whole = listed(p, m->block_full_count, m->block_full, line, left, right);
+                int part = listed(p, m->block_partial_count, m->block_partial, line, left, right);
+                some = some || whole || part;
+                is.full = is.full && (whole == 2 || (part == 2 && !bits));
+            }
+            if (p->schedule.pack == 1) is.seen = some;
+        } else if (bits) {
+            is.full = false;
+        }
+    }
+    if (is.seen && p->flags & FLAG_INTERVALS) {
+        const int *v = interval_summary_of(p, w, tile, keys);
+        is.seen = !hides_all(v, row0, row1);
+        is.clear = hides_nothing(v, row0, row1);
+        is.full = is.full && is.clear;
+    }
+    return is;
+}
+
+#endif
