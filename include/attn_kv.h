@@ -190,6 +190,120 @@ ATTN_API attn_status attn_pool_tables(const attn_pool *pool, const attn_seq *seq
 ATTN_API attn_status attn_pool_tables_csr(const attn_pool *pool, const attn_seq *seqs, int64_t count, int32_t *starts,
                                           int32_t *ids, int64_t room, int32_t *lens);
 
+/* ---- operations on pages ------------------------------------------------------------------- */
+
+/* Describe -> plan -> run, as in attn.h, for what is done to the pages themselves. A plan never changes; any number of
+ * threads may run it at once. Running allocates nothing and needs no workspace. */
+typedef enum attn_kv_op {
+    ATTN_KV_APPEND = 1, /* K and V of new tokens go into pages; rotary embedding on the way */
+    ATTN_KV_GATHER = 2, /* K and V of sequences go from their pages to one contiguous tensor each */
+    ATTN_KV_COPY = 3    /* whole pages: the pairs of an attn_page_copies, within a pool or from another one */
+} attn_kv_op;
+
+/* attn_kv_desc.flags */
+enum {
+    ATTN_KV_SLOTS = 1 << 0,       /* APPEND: slots says where each token goes. Without: cu_lens, lens_kv, page_table */
+    ATTN_KV_ROTARY = 1 << 1,      /* APPEND: k is rotated before it is stored */
+    ATTN_KV_ROTARY_Q = 1 << 2,    /* and q */
+    ATTN_KV_INTERLEAVED = 1 << 3, /* pairs are elements 2 i and 2 i + 1 of a row; without: i and i + rotary_dim / 2 */
+    ATTN_KV_POSITIONS = 1 << 4,   /* positions says where in cos and sin each token stands; with SLOTS it must */
+    ATTN_KV_PACKED = 1 << 5       /* GATHER: sequences lie back to back: cu_lens says where they start */
+};
+
+/* As in attn_desc: zero but for what is set; a field that the operation and its flags do not use must be 0. */
+typedef struct attn_kv_desc {
+    attn_kv_op op;
+    attn_dtype dtype;   /* of k, v, q and the pages: ATTN_F32, ATTN_F16, ATTN_BF16 */
+    attn_device device; /* ATTN_CPU; ATTN_CUDA is refused as ATTN_UNSUPPORTED */
+    uint32_t flags;     /* ATTN_KV_SLOTS | ... */
+
+    int64_t pages;       /* of the pools k_pages and v_pages; ids are below it */
+    int64_t page_size;   /* slots of a page, >= 1 */
+    int64_t heads_kv;    /* >= 1 */
+    int64_t dim_qk;      /* 1 to 1024 */
+    int64_t dim_v;       /* 1 to 1024; 0: dim_qk */
+    int64_t tokens;      /* APPEND: most tokens of a run; PACKED: rows of k_out and v_out */
+    int64_t batch;       /* without SLOTS: sequences of a run */
+    int64_t table_width; /* without SLOTS: page_table has room for table_width ids of each sequence */
+    int64_t table_total; /* or, where that is 0, for table_total ids, and page_starts says whose they are */
+    int64_t len_kv;      /* GATHER: most tokens of a sequence: without PACKED, rows of k_out and v_out for each */
+    int64_t pages_from;  /* COPY: of the pools k_from and v_from */
+    int64_t copies;      /* COPY: most pairs of a run */
+
+    int64_t heads_q;    /* ROTARY_Q: >= 1 */
+    int64_t rotary_dim; /* ROTARY: the first rotary_dim elements of a row turn: even, 2 to dim_qk; 0: dim_qk */
+    int64_t positions;  /* ROTARY: rows of cos and sin */
+
+    /* In elements; all 0: packed; else dim's is 1. (page, slot, head, dim) of pools: slots before heads or heads before
+     * slots, and any distance between pages, so that K and V may share an array. */
+    int64_t k_pages_stride[4], v_pages_stride[4];
+    int64_t k_from_stride[4], v_from_stride[4]; /* COPY */
+    int64_t k_stride[4], v_stride[4];           /* APPEND: of k, v; GATHER: of k_out, v_out; (batch, row, head, dim) */
+    int64_t q_stride[4], q_out_stride[4];       /* ROTARY_Q: (1, token, head, dim) */
+
+    int32_t threads;                /* 0: one for each processor the caller may use; at most 1024 */
+    attn_parallel_for parallel_for; /* NULL: the library's own threads */
+    void *parallel_context;         /* its first argument */
+} attn_kv_desc;
+
+typedef struct attn_kv_plan attn_kv_plan;
+
+/* Checks *desc and makes *plan, to be freed with attn_kv_plan_destroy. Writes *plan only on success. ATTN_INVALID,
+ * ATTN_UNSUPPORTED or ATTN_NO_MEMORY otherwise. */
+ATTN_API attn_status attn_kv_plan_create_sized(attn_kv_plan **plan, const attn_kv_desc *desc, size_t desc_size);
+static inline attn_status attn_kv_plan_create(attn_kv_plan **plan, const attn_kv_desc *desc)
+{
+    return attn_kv_plan_create_sized(plan, desc, sizeof *desc);
+}
+
+/* NULL is allowed. No run of the plan may be under way. */
+ATTN_API void attn_kv_plan_destroy(attn_kv_plan *plan);
+
+/* What the operation and its flags do not use must be NULL or 0.
+ *
+ * APPEND by position (without SLOTS): the tokens of sequence b are rows cu_lens[b] to cu_lens[b + 1] - 1 of k and v,
+ * the last ones of its lens_kv[b] tokens: row cu_lens[b + 1] - 1 is token lens_kv[b] - 1. Token i goes to slot i %
+ * page_size of page_table's entry i / page_size; other entries are not read. APPEND by SLOTS: row i goes to slot
+ * slots[i] % page_size of page slots[i] / page_size; -1: nowhere (its q turns all the same). No two rows may go to one
+ * slot.
+ *
+ * ROTARY (RoFormer, arXiv 2104.09864): of a row x at position p, with c = cos[p, i] and s = sin[p, i], pair i, (a, b),
+ * becomes (a c - b s, b c + a s). Products, sums and the result are each rounded once, on every device alike. p is the
+ * token's index in its sequence, or what positions says. */
+typedef struct attn_kv_args {
+    const void *k;            /* APPEND: (1, tokens, heads_kv, dim_qk) */
+    const void *v;            /* APPEND: (1, tokens, heads_kv, dim_v) */
+    void *k_pages;            /* (pages, page_size, heads_kv, dim_qk): written by APPEND and COPY, read by GATHER */
+    void *v_pages;            /* (pages, page_size, heads_kv, dim_v): likewise */
+    const void *q;            /* ROTARY_Q: (1, tokens, heads_q, dim_qk) */
+    void *q_out;              /* ROTARY_Q: q turned; q itself, with the same strides, or apart from it */
+    void *k_out, *v_out;      /* GATHER: (batch, len_kv, heads_kv, dim); PACKED: (1, tokens, heads_kv, dim) */
+    const void *k_from;       /* COPY: (pages_from, page_size, heads_kv, dim_qk): k_pages itself, or apart from it */
+    const void *v_from;       /* COPY: (pages_from, page_size, heads_kv, dim_v): likewise */
+    int64_t count;            /* SLOTS: tokens of this run, 0 to tokens; COPY: pairs, 0 to copies */
+    const int64_t *slots;     /* SLOTS: (count): -1, or 0 to pages page_size - 1 */
+    const int64_t *positions; /* POSITIONS: (count), or (cu_lens[batch]): 0 to desc.positions - 1 */
+    const int32_t *cu_lens; /* APPEND without SLOTS, PACKED: (batch + 1): starts, then the end; from 0, never falling */
+    const int32_t *lens_kv; /* without SLOTS: (batch): tokens of each sequence, the new ones included */
+    const int32_t *page_table;  /* without SLOTS: (batch, table_width), or (table_total) ids; of GATHER -1: rows whose
+                                 * page was dropped, which are not written */
+    const int32_t *page_starts; /* table_width = 0: (batch + 1): ids of sequence b are entries page_starts[b] to
+                                 * page_starts[b + 1] - 1 */
+    const int32_t
+        *pairs; /* COPY: (count, 2): from, to; from = -1: none. No page is written twice, or read and written */
+    const float *cos, *sin; /* ROTARY: (positions, rotary_dim / 2) */
+    uint32_t *fault;        /* NULL on the CPU */
+} attn_kv_args;
+
+/* Does *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad ids, slots, lengths, positions and
+ * pointers, plan or args = NULL: nothing was written. */
+ATTN_API attn_status attn_kv_run_sized(const attn_kv_plan *plan, const attn_kv_args *args, size_t args_size,
+                                       void *stream);
+static inline attn_status attn_kv_run(const attn_kv_plan *plan, const attn_kv_args *args, void *stream)
+{
+    return attn_kv_run_sized(plan, args, sizeof *args, stream);
+}
+
 #ifdef __cplusplus
 }
 #endif

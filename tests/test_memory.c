@@ -2,6 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
 
+#include "check/kv_case.h"
+
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -108,6 +110,29 @@ static void running_allocates_nothing(void **state)
     }
 }
 
+/* Operations on pages, and the pool that says which: neither allocates but to plan. */
+static void pages_allocate_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 300; seed++) {
+        uint64_t random = seed;
+        check_kv_case c;
+        attn_kv_plan *plan = NULL;
+        assert_true(check_kv_draw(&c, &random));
+        atomic_store(&fail_at, atomic_load(&allocations));
+        attn_status status = attn_kv_plan_create(&plan, &c.desc);
+        atomic_store(&fail_at, -1);
+        assert_int_equal(status, ATTN_NO_MEMORY);
+        assert_null(plan);
+        assert_ok(attn_kv_plan_create(&plan, &c.desc));
+        long before = atomic_load(&allocations);
+        assert_ok(attn_kv_run(plan, &c.args, NULL));
+        assert_int_equal(atomic_load(&allocations) - before, 0);
+        attn_kv_plan_destroy(plan);
+        check_kv_destroy(&c);
+    }
+}
+
 /* Each allocation of planning fails once: a status, a message, nothing written, nothing leaked. */
 static void planning_survives_every_failure(void **state)
 {
@@ -160,6 +185,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(planning_survives_every_failure),
         cmocka_unit_test(running_allocates_nothing),
+        cmocka_unit_test(pages_allocate_nothing),
         cmocka_unit_test(plans_are_freed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

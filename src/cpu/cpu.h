@@ -5,6 +5,9 @@
 #include "api/plan.h"
 #include "cpu/kernel.h"
 
+/* The instruction set that a plan is for: the one asked for, or, where that is ATTN_ISA_AUTO, the environment's. */
+attn_status attn_cpu_wanted_isa(attn_isa asked, attn_isa *isa);
+
 /* Where everything lies in the workspace: byte offsets from its first 64-byte boundary. False: the sizes overflow. */
 typedef struct attn_prefill_layout {
     int64_t pitch; /* keys a slot holds */

@@ -192,6 +192,18 @@ static inline int64_t attn_pairs_backward_scratch(int64_t rows, int64_t keys, in
     return room * row + padded * key + most * strip_row + 2 * ATTN_KEYS_TILE + 25 * 16;
 }
 
+/* Rotary embedding of one token (attn_kv.h): `heads` rows of `dim` elements, of which the first rotary_dim turn and the
+ * others are copied. in = out: in place. */
+typedef struct attn_rotary_task {
+    attn_dtype dtype; /* not ATTN_F64 */
+    bool interleaved;
+    const void *in;
+    void *out;
+    int64_t in_stride, out_stride; /* elements from one head to the next */
+    int64_t heads, dim, rotary_dim;
+    const float *cos, *sin; /* rotary_dim / 2 */
+} attn_rotary_task;
+
 typedef struct attn_cpu_ops {
     void (*pack)(const attn_pack_task *);
     void (*attend)(const attn_attend_task *);
@@ -200,6 +212,7 @@ typedef struct attn_cpu_ops {
     void (*rows)(const attn_backward_task *); /* packs task->rows for tasks that differ in their keys; or NULL */
     void (*backward)(const attn_backward_task *);
     void (*sum)(const attn_sum_task *);
+    void (*rotate)(const attn_rotary_task *); /* or NULL: a lesser instruction set's will do */
 } attn_cpu_ops;
 
 typedef struct attn_cpu_kernel {

@@ -13,10 +13,9 @@
 
 #define CLEARLY 0.97
 
-/* The instruction set that the descriptor or the environment asks for. */
-static attn_status wanted_isa(const attn_desc *desc, attn_isa *isa)
+attn_status attn_cpu_wanted_isa(attn_isa asked, attn_isa *isa)
 {
-    *isa = desc->isa;
+    *isa = asked;
     const char *name = getenv("ATTN_ISA");
     if (*isa != ATTN_ISA_AUTO || !name || !*name) return ATTN_OK;
     for (int i = 0; attn_isa_name((attn_isa)i); i++)
@@ -176,7 +175,7 @@ static void fastest_of_form(const attn_plan *plan, const attn_host *host, attn_i
 static attn_status choose(attn_plan *plan, const attn_host *host)
 {
     attn_isa isa;
-    attn_status status = wanted_isa(&plan->desc, &isa);
+    attn_status status = attn_cpu_wanted_isa(plan->desc.isa, &isa);
     if (status) return status;
     if (plan->desc.kernel) {
         if ((status = named_kernel(plan, isa))) return status;

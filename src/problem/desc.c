@@ -278,7 +278,7 @@ static attn_status resolve_strides(const char *name, const int64_t extent[4], in
     return attn_reach(extent, stride, &lo, &hi) ? ATTN_OK : too_large(name, extent);
 }
 
-static attn_status resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4])
+attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4])
 {
     if ((stride[0] || stride[1] || stride[2]) && stride[3] != 1)
         return attn_fail(ATTN_INVALID, "%s_stride[3] = %" PRId64 " is not 1", name, stride[3]);
@@ -313,20 +313,20 @@ static attn_status check_output_strides(const char *name, const int64_t extent[4
     return ATTN_OK;
 }
 
-static attn_status resolve_output(const char *name, const int64_t extent[4], int64_t stride[4])
+attn_status attn_resolve_output(const char *name, const int64_t extent[4], int64_t stride[4])
 {
-    attn_status status = resolve_tensor(name, extent, stride);
+    attn_status status = attn_resolve_tensor(name, extent, stride);
     return status ? status : check_output_strides(name, extent, stride);
 }
 
 static attn_status resolve_gradients(attn_desc *desc)
 {
     attn_shape shape = attn_shape_of(desc);
-    attn_status status = resolve_tensor("o", shape.o, desc->o_stride);
-    if (!status) status = resolve_tensor("grad_o", shape.o, desc->grad_o_stride);
-    if (!status) status = resolve_output("grad_q", shape.q, desc->grad_q_stride);
-    if (!status) status = resolve_output("grad_k", shape.k, desc->grad_k_stride);
-    if (!status) status = resolve_output("grad_v", shape.v, desc->grad_v_stride);
+    attn_status status = attn_resolve_tensor("o", shape.o, desc->o_stride);
+    if (!status) status = attn_resolve_tensor("grad_o", shape.o, desc->grad_o_stride);
+    if (!status) status = attn_resolve_output("grad_q", shape.q, desc->grad_q_stride);
+    if (!status) status = attn_resolve_output("grad_k", shape.k, desc->grad_k_stride);
+    if (!status) status = attn_resolve_output("grad_v", shape.v, desc->grad_v_stride);
     if (!status && desc->flags & ATTN_BIAS) status = resolve_strides("grad_bias", desc->bias_extent, (int64_t[4]){ 0 });
     return status;
 }
@@ -334,12 +334,13 @@ static attn_status resolve_gradients(attn_desc *desc)
 static attn_status resolve_layout(attn_desc *desc)
 {
     attn_shape shape = attn_shape_of(desc);
-    attn_status status = resolve_tensor("q", shape.q, desc->q_stride);
-    if (!status) status = resolve_tensor("k", shape.k, desc->k_stride);
-    if (!status) status = resolve_tensor("v", shape.v, desc->v_stride);
+    attn_status status = attn_resolve_tensor("q", shape.q, desc->q_stride);
+    if (!status) status = attn_resolve_tensor("k", shape.k, desc->k_stride);
+    if (!status) status = attn_resolve_tensor("v", shape.v, desc->v_stride);
     if (!status && desc->flags & ATTN_BIAS) status = resolve_strides("bias", desc->bias_extent, desc->bias_stride);
     if (status) return status;
-    return desc->direction == ATTN_BACKWARD ? resolve_gradients(desc) : resolve_output("o", shape.o, desc->o_stride);
+    return desc->direction == ATTN_BACKWARD ? resolve_gradients(desc)
+                                            : attn_resolve_output("o", shape.o, desc->o_stride);
 }
 
 static attn_status check_tables(const attn_desc *desc)

@@ -44,6 +44,11 @@ static inline int64_t attn_bias_count(const attn_desc *desc)
     return extent[0] * extent[1] * extent[2] * extent[3];
 }
 
+/* Four zeros become packed strides; of any others dim's is 1, and in an output no two elements are one. `name` is the
+ * tensor's, for messages. */
+attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4]);
+attn_status attn_resolve_output(const char *name, const int64_t extent[4], int64_t stride[4]);
+
 /* Offsets [lo, hi) that an array's elements lie in, 0 to 0 for an empty one. Zero if one of them, times the largest
  * element, overflows. */
 int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi);

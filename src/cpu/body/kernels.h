@@ -19,6 +19,7 @@
 #include "cpu/body/decode.h"
 #include "cpu/body/gradients.h"
 #include "cpu/body/backward.h"
+#include "cpu/body/rotary.h"
 
 static void decode_keys(const attn_decode_task *task)
 {

@@ -1,0 +1,171 @@
+/* Operations on pages: random cases against their meaning, bit by bit and to the last byte that must not change, in
+ * every instruction set; NaN; turns by hand. */
+#define _POSIX_C_SOURCE 200809L
+#include "support.h"
+
+#include <math.h>
+
+#include "check/kv_case.h"
+#include "kv/op.h"
+#include "num/half.h"
+
+/* ---- against the meaning ----------------------------------------------------------------------- */
+
+static void random_cases_of(const char *isa)
+{
+    int64_t rows[4] = { 0 };
+    for (uint64_t seed = 1; seed <= 20000; seed += (uint64_t)test_scale()) {
+        uint64_t state = seed;
+        check_kv_case c;
+        attn_kv_plan *plan;
+        int array;
+        assert_true(check_kv_draw(&c, &state));
+        if (attn_kv_plan_create(&plan, &c.desc))
+            fail_msg("%s, seed %llu: %s", isa, (unsigned long long)seed, attn_error());
+        if (seed % 3 == 0) plan->stream_items = 0; /* past the caches */
+        if (attn_kv_run(plan, &c.args, NULL))
+            fail_msg("%s, seed %llu: %s", isa, (unsigned long long)seed, attn_error());
+        int64_t at = check_kv_compare(&c, &array);
+        if (at != -1)
+            fail_msg("%s, seed %llu: op %d, tensor %d, byte %lld", isa, (unsigned long long)seed, (int)c.desc.op, array,
+                     (long long)at);
+        for (int i = 0; i < c.arrays; i++)
+            rows[c.desc.op] += memcmp(c.array[i].expected + 64, c.array[i].actual + 64, 1) == 0;
+        attn_kv_plan_destroy(plan);
+        check_kv_destroy(&c);
+    }
+    for (int op = ATTN_KV_APPEND; op <= ATTN_KV_COPY; op++)
+        assert_true(rows[op] > 1000 / test_scale());
+}
+
+static void random_cases(void **state)
+{
+    (void)state;
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++) {
+        if (kernels[i].form != ATTN_DECODE || !runs(&kernels[i])) continue;
+        setenv("ATTN_ISA", attn_isa_name(kernels[i].isa), 1);
+        random_cases_of(attn_isa_name(kernels[i].isa));
+    }
+    unsetenv("ATTN_ISA");
+}
+
+/* NaN and infinity go where they belong; -0 stays what it is. */
+static void special_values(void **state)
+{
+    (void)state;
+    const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    const float values[] = { INFINITY, -INFINITY, NAN, -0.0f, 65504.0f, 1e-8f };
+    for (int i = 0; i < COUNT(dtypes); i++) {
+        attn_kv_desc desc = { .op = ATTN_KV_APPEND,
+                              .dtype = dtypes[i],
+                              .flags = ATTN_KV_SLOTS,
+                              .pages = 1,
+                              .page_size = 1,
+                              .heads_kv = 1,
+                              .dim_qk = COUNT(values),
+                              .tokens = 1 };
+        float row[COUNT(values)] = { 0 }, k[COUNT(values)] = { 0 }, v[COUNT(values)] = { 0 };
+        attn_kv_plan *plan;
+        for (int e = 0; e < COUNT(values); e++)
+            attn_store_scalar(dtypes[i], row, e, values[e]);
+        assert_ok(attn_kv_plan_create(&plan, &desc));
+        assert_ok(attn_kv_run(
+            plan,
+            &(attn_kv_args){ .k = row, .v = row, .k_pages = k, .v_pages = v, .count = 1, .slots = &(int64_t){ 0 } },
+            NULL));
+        assert_memory_equal(k, row, sizeof row);
+        assert_memory_equal(v, row, sizeof row);
+        attn_kv_plan_destroy(plan);
+    }
+}
+
+/* What is turned of a NaN, or by one, is a NaN, of whatever bits: neither a number nor infinity. */
+static void turned_nan(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        attn_kv_desc desc = { .op = ATTN_KV_APPEND,
+                              .dtype = i % 2 ? ATTN_BF16 : ATTN_F16,
+                              .pages = 1,
+                              .page_size = 1,
+                              .flags = ATTN_KV_ROTARY | ATTN_KV_SLOTS | ATTN_KV_POSITIONS,
+                              .heads_kv = 1,
+                              .dim_qk = i / 4 == 1 ? 70 : 64,
+                              .dim_v = 1,
+                              .tokens = 1,
+                              .positions = 1 };
+        uint16_t row[70], k[70], v[1] = { 0 }, v_page[1];
+        float ones[35];
+        attn_kv_plan *plan;
+        if (i / 4 == 2) desc.flags |= ATTN_KV_INTERLEAVED;
+        for (int e = 0; e < 70; e++)
+            row[e] = i % 4 < 2 ? 0x7fff : 0x3c00, k[e] = 0,
+            ones[e / 2] = i % 4 < 2 ? 1 : attn_bits_to_float(0x7fffffff);
+        assert_ok(attn_kv_plan_create(&plan, &desc));
+        attn_kv_args args = { .k = row,
+                              .v = v,
+                              .k_pages = k,
+                              .v_pages = v_page,
+                              .count = 1,
+                              .slots = &(int64_t){ 0 },
+                              .positions = &(int64_t){ 0 },
+                              .cos = ones,
+                              .sin = ones };
+        assert_ok(attn_kv_run(plan, &args, NULL));
+        for (int64_t e = 0; e < desc.dim_qk; e++)
+            assert_true(isnan(attn_load_scalar(desc.dtype, k, e)));
+        attn_kv_plan_destroy(plan);
+    }
+}
+
+/* A turn by 90 degrees, by hand, in both styles; what lies behind rotary_dim stays. */
+static void turned_by_hand(void **state)
+{
+    (void)state;
+    const float x[6] = { 1, 2, 3, 4, 5, 6 }, cosines[4] = { 1, 1, 0, 1 }, sines[4] = { 0, 0, 1, 0 };
+    const float want[2][6] = { { -3, 2, 1, 4, 5, 6 }, { -2, 1, 3, 4, 5, 6 } }; /* at position 1 pair 0 turns */
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+        attn_kv_desc desc = { .op = ATTN_KV_APPEND,
+                              .dtype = ATTN_F32,
+                              .flags = ATTN_KV_ROTARY,
+                              .pages = 1,
+                              .page_size = 4,
+                              .heads_kv = 1,
+                              .dim_qk = 6,
+                              .tokens = 1,
+                              .batch = 1,
+                              .table_width = 1,
+                              .rotary_dim = 4,
+                              .positions = 2 };
+        float k[4][6] = { { 0 } }, v[4][6] = { { 0 } };
+        attn_kv_plan *plan;
+        if (interleaved) desc.flags |= ATTN_KV_INTERLEAVED;
+        assert_ok(attn_kv_plan_create(&plan, &desc));
+        attn_kv_args args = { .k = x,
+                              .v = x,
+                              .k_pages = k,
+                              .v_pages = v,
+                              .cu_lens = (int32_t[]){ 0, 1 },
+                              .lens_kv = (int32_t[]){ 2 },
+                              .page_table = (int32_t[]){ 0 },
+                              .cos = cosines,
+                              .sin = sines };
+        assert_ok(attn_kv_run(plan, &args, NULL));
+        assert_memory_equal(k[1], want[interleaved], sizeof k[1]);
+        assert_memory_equal(v[1], x, sizeof x);
+        attn_kv_plan_destroy(plan);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(turned_by_hand),
+        cmocka_unit_test(turned_nan),
+        cmocka_unit_test(special_values),
+        cmocka_unit_test(random_cases),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

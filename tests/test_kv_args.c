@@ -1,0 +1,281 @@
+/* Every field and argument of operations on pages that is out of range, missing or not asked for: its message, and
+ * nothing written. */
+#include "support.h"
+
+#include "attn_kv.h"
+
+/* ---- descriptors ------------------------------------------------------------------------------- */
+
+static attn_kv_desc append_desc(void)
+{
+    return (attn_kv_desc){ .op = ATTN_KV_APPEND,
+                           .dtype = ATTN_F32,
+                           .flags = ATTN_KV_ROTARY | ATTN_KV_ROTARY_Q,
+                           .pages = 4,
+                           .page_size = 2,
+                           .heads_kv = 1,
+                           .dim_qk = 4,
+                           .tokens = 4,
+                           .batch = 2,
+                           .table_width = 2,
+                           .heads_q = 1,
+                           .positions = 4,
+                           .threads = 1 };
+}
+
+static void refuses(attn_kv_desc desc, attn_status want, const char *text, int line)
+{
+    attn_kv_plan *plan = NULL;
+    attn_status status = attn_kv_plan_create(&plan, &desc);
+    if (status != want || !strstr(attn_error(), text) || plan)
+        fail_msg("line %d: %s \"%s\", not \"%s\"", line, attn_status_name(status), attn_error(), text);
+}
+
+#define BAD(base_, field_, value_, text_)           \
+    do {                                            \
+        attn_kv_desc d_ = base_;                    \
+        d_.field_ = value_;                         \
+        refuses(d_, ATTN_INVALID, text_, __LINE__); \
+    } while (0)
+
+static void bad_descriptors(void **state)
+{
+    (void)state;
+    attn_kv_desc a = append_desc(), slots = a, gather = { 0 }, copies;
+    slots.flags |= ATTN_KV_SLOTS | ATTN_KV_POSITIONS, slots.batch = slots.table_width = 0;
+    gather = (attn_kv_desc){ .op = ATTN_KV_GATHER,
+                             .dtype = ATTN_F32,
+                             .pages = 4,
+                             .page_size = 2,
+                             .heads_kv = 1,
+                             .dim_qk = 4,
+                             .batch = 2,
+                             .table_width = 2,
+                             .len_kv = 4 };
+    copies = (attn_kv_desc){ .op = ATTN_KV_COPY,
+                             .dtype = ATTN_F32,
+                             .pages = 4,
+                             .page_size = 2,
+                             .heads_kv = 1,
+                             .dim_qk = 4,
+                             .pages_from = 4,
+                             .copies = 2 };
+    const attn_kv_desc good[] = { a, slots, gather, copies };
+    for (int i = 0; i < COUNT(good); i++) {
+        attn_kv_plan *plan;
+        assert_ok(attn_kv_plan_create(&plan, &good[i]));
+        attn_kv_plan_destroy(plan);
+    }
+    BAD(a, op, 0, "op = 0 is not ATTN_KV_APPEND");
+    BAD(a, dtype, ATTN_F64, "dtype = 4 is not ATTN_F32, ATTN_F16 or ATTN_BF16");
+    BAD(a, device, 2, "device = 2");
+    BAD(a, flags, 1 << 6, "unknown bits");
+    BAD(a, flags, ATTN_KV_PACKED, "ATTN_KV_PACKED needs op = ATTN_KV_GATHER");
+    BAD(gather, flags, ATTN_KV_SLOTS, "ATTN_KV_SLOTS needs op = ATTN_KV_APPEND");
+    BAD(copies, flags, ATTN_KV_ROTARY, "ATTN_KV_ROTARY needs op = ATTN_KV_APPEND");
+    BAD(a, flags, ATTN_KV_ROTARY_Q, "ATTN_KV_ROTARY_Q needs ATTN_KV_ROTARY");
+    BAD(a, flags, ATTN_KV_POSITIONS, "ATTN_KV_POSITIONS needs ATTN_KV_ROTARY");
+    BAD(slots, flags, ATTN_KV_SLOTS | ATTN_KV_ROTARY, "with ATTN_KV_SLOTS needs ATTN_KV_POSITIONS");
+    BAD(a, pages, -1, "pages = -1 is not in 0 to 2147483647");
+    BAD(a, page_size, 0, "page_size = 0");
+    BAD(a, heads_kv, 0, "heads_kv = 0");
+    BAD(a, dim_qk, 1025, "dim_qk = 1025");
+    BAD(a, dim_v, -1, "dim_v = -1");
+    BAD(a, heads_q, 0, "heads_q = 0");
+    BAD(a, rotary_dim, 3, "rotary_dim = 3 is odd");
+    BAD(a, rotary_dim, 6, "rotary_dim = 6 exceeds dim_qk = 4");
+    BAD(a, positions, -1, "positions = -1");
+    BAD(a, table_total, 4, "table_total = 4 needs table_width = 0");
+    BAD(a, len_kv, 4, "len_kv = 4 needs op = ATTN_KV_GATHER");
+    BAD(a, copies, 4, "copies = 4 needs op = ATTN_KV_COPY");
+    BAD(a, k_from_stride[1], 4, "k_from_stride[1] = 4 needs op = ATTN_KV_COPY");
+    BAD(slots, batch, 1, "batch = 1 needs a page table");
+    BAD(gather, tokens, 1, "tokens = 1 needs op = ATTN_KV_APPEND or ATTN_KV_PACKED");
+    BAD(gather, heads_q, 1, "heads_q = 1 needs ATTN_KV_ROTARY_Q");
+    BAD(gather, rotary_dim, 2, "rotary_dim = 2 needs ATTN_KV_ROTARY");
+    BAD(gather, k_stride[0], 7, "k_out_stride[3] = 0 is not 1");
+    BAD(copies, k_stride[0], 7, "k_stride[0] = 7 needs op = ATTN_KV_APPEND or ATTN_KV_GATHER");
+    BAD(a, threads, -1, "threads = -1");
+    BAD(a, parallel_context, &a, "parallel_context needs parallel_for");
+    gather.batch = gather.table_width = INT32_MAX - 1;
+    BAD(gather, len_kv, INT32_MAX, "page_table: the offsets");
+    a.k_pages_stride[3] = 1;
+    BAD(a, k_pages_stride[2], 2, "makes elements of k_pages overlap");
+    refuses((attn_kv_desc){ .op = ATTN_KV_COPY, .dtype = ATTN_F32, .device = ATTN_CUDA }, ATTN_UNSUPPORTED, "ATTN_CUDA",
+            __LINE__);
+    attn_kv_plan *plan;
+    assert_int_equal(attn_kv_plan_create(NULL, &a), ATTN_INVALID);
+    assert_int_equal(attn_kv_plan_create(&plan, NULL), ATTN_INVALID);
+    attn_kv_plan_destroy(NULL);
+}
+
+/* ---- arguments --------------------------------------------------------------------------------- */
+
+typedef struct problem {
+    attn_kv_desc desc;
+    attn_kv_args args;
+    float k[4][4], v[4][4], q[8][4], k_pages[4][2][4], v_pages[4][2][4], k_out[2][4][4], v_out[2][4][4], cos[4][2],
+        sin[4][2];
+    int32_t cu[3], lens[2], table[2][2], pairs[2][2], starts[3];
+    int64_t slots[4], positions[4];
+} problem;
+
+static void set_up(problem *b, attn_kv_op op)
+{
+    *b = (problem){ .desc = append_desc(),
+                    .cu = { 0, 1, 3 },
+                    .lens = { 3, 2 },
+                    .table = { { 0, 1 }, { 2, 3 } },
+                    .pairs = { { 0, 1 }, { 2, 3 } },
+                    .slots = { 0, 3, -1, 7 },
+                    .positions = { 0, 3, 1, 2 },
+                    .starts = { 0, 2, 4 } };
+    b->args = (attn_kv_args){ .k_pages = b->k_pages, .v_pages = b->v_pages };
+    if (op == ATTN_KV_APPEND) {
+        b->args.k = b->k, b->args.v = b->v, b->args.q = b->args.q_out = b->q, b->args.cos = b->cos[0];
+        b->args.sin = b->sin[0], b->args.cu_lens = b->cu, b->args.lens_kv = b->lens, b->args.page_table = b->table[0];
+        return;
+    }
+    b->desc = (attn_kv_desc){ .op = op, .dtype = ATTN_F32, .pages = 4, .page_size = 2, .heads_kv = 1, .dim_qk = 4 };
+    if (op == ATTN_KV_GATHER) {
+        b->desc.batch = b->desc.table_width = 2, b->desc.len_kv = 4;
+        b->args.k_out = b->k_out, b->args.v_out = b->v_out, b->args.lens_kv = b->lens, b->args.page_table = b->table[0];
+    } else {
+        b->desc.pages_from = 4, b->desc.copies = 2;
+        b->args.k_from = b->k_pages, b->args.v_from = b->v_pages, b->args.pairs = b->pairs[0], b->args.count = 2;
+    }
+}
+
+static void set_up_slots(problem *b)
+{
+    set_up(b, ATTN_KV_APPEND);
+    b->desc.flags |= ATTN_KV_SLOTS | ATTN_KV_POSITIONS, b->desc.batch = b->desc.table_width = 0;
+    b->args.cu_lens = b->args.lens_kv = b->args.page_table = NULL;
+    b->args.slots = b->slots, b->args.positions = b->positions, b->args.count = 4;
+}
+
+/* Runs it; text NULL: it must do. Else the message must have the text, and nothing may be written. */
+static void run(problem *b, const char *text, int line)
+{
+    attn_kv_plan *plan;
+    problem before;
+    for (int i = 0; i < 16; i++)
+        b->k[i / 4][i % 4] = b->v[i / 4][i % 4] = b->q[i / 4][i % 4] = 1, b->cos[i % 4][i % 2] = 1;
+    memcpy(&before, b, sizeof before);
+    assert_ok(attn_kv_plan_create(&plan, &b->desc));
+    attn_status status = attn_kv_run(plan, &b->args, NULL);
+    if (status != (text ? ATTN_INVALID : ATTN_OK) || (text && !strstr(attn_error(), text)))
+        fail_msg("line %d: %s \"%s\", not \"%s\"", line, attn_status_name(status), attn_error(), text ? text : "");
+    if (text && memcmp(&before, b, sizeof before) != 0) fail_msg("line %d: something was written", line);
+    attn_kv_plan_destroy(plan);
+}
+
+#define RUN(setup_, change_, text_) \
+    do {                            \
+        problem b;                  \
+        setup_;                     \
+        change_;                    \
+        run(&b, text_, __LINE__);   \
+    } while (0)
+#define APPEND(change_, text_) RUN(set_up(&b, ATTN_KV_APPEND), change_, text_)
+#define SLOTS(change_, text_) RUN(set_up_slots(&b), change_, text_)
+#define GATHER(change_, text_) RUN(set_up(&b, ATTN_KV_GATHER), change_, text_)
+#define COPY(change_, text_) RUN(set_up(&b, ATTN_KV_COPY), change_, text_)
+#define CSR(b_) b_.desc.table_width = 0, b_.desc.table_total = 4, b_.args.page_starts = b_.starts
+
+static void bad_ids_and_lengths(void **state)
+{
+    (void)state;
+    APPEND((void)0, NULL);
+    APPEND(b.table[0][1] = 4, "page 1 of sequence 0 has id 4, which is not in 0 to pages - 1 = 3");
+    APPEND(b.table[1][0] = -1, "page 0 of sequence 1 has id -1");
+    APPEND(b.table[0][0] = 99, NULL); /* no new token goes there */
+    APPEND(b.table[1][1] = INT32_MIN, NULL);
+    APPEND(b.cu[0] = 1, "cu_lens[0] = 1 is not 0");
+    APPEND(b.cu[1] = 4, "cu_lens[2] = 3 is below cu_lens[1] = 4");
+    APPEND(b.cu[2] = 5, "cu_lens[2] = 5 exceeds tokens = 4");
+    APPEND(b.lens[1] = 1, "lens_kv[1] = 1 is below the 2 new tokens");
+    APPEND(b.lens[1] = -1, "lens_kv[1] = -1 is below 0");
+    APPEND(b.lens[0] = 5, "lens_kv[0] = 5 exceeds positions = 4");
+    APPEND((b.lens[0] = 5, b.desc.flags = 0, b.desc.heads_q = b.desc.positions = 0, b.args.q = b.args.q_out = NULL,
+            b.args.cos = b.args.sin = NULL),
+           "lens_kv[0] = 5 needs 3 pages, but there are 2 ids");
+    APPEND((CSR(b)), NULL);
+    APPEND((CSR(b), b.starts[1] = 1, b.starts[2] = 3), "lens_kv[0] = 3 needs 2 pages, but there are 1 ids");
+    APPEND((CSR(b), b.starts[0] = 1), "page_starts[0] = 1 is not 0");
+    APPEND((CSR(b), b.starts[2] = 5), "page_starts[2] = 5 exceeds table_total = 4");
+    APPEND((CSR(b), b.starts[1] = -1), "page_starts[1] = -1 is below");
+    SLOTS((void)0, NULL);
+    SLOTS(b.slots[2] = -2, "slots[2] = -2 is not in -1 to 7");
+    SLOTS(b.slots[3] = 8, "slots[3] = 8 is not in -1 to 7");
+    SLOTS(b.slots[3] = INT64_MAX, "slots[3] = ");
+    SLOTS(b.positions[1] = 4, "positions[1] = 4 is not in 0 to 3");
+    SLOTS(b.positions[2] = -1, "positions[2] = -1");
+    SLOTS((b.args.count = 2, b.slots[2] = 99), NULL);
+    SLOTS(b.args.count = 5, "count = 5 is not in 0 to tokens = 4");
+    SLOTS(b.args.count = -1, "count = -1");
+    GATHER((void)0, NULL);
+    GATHER(b.table[0][0] = -1, NULL);
+    GATHER(b.table[0][0] = -2, "page 0 of sequence 0 has id -2");
+    GATHER(b.lens[0] = 5, "lens_kv[0] = 5 exceeds len_kv");
+    GATHER((b.desc.flags = ATTN_KV_PACKED, b.desc.tokens = 8, b.args.cu_lens = b.cu),
+           "lens_kv[0] = 3 exceeds the sequence's share of cu_lens");
+    COPY((void)0, NULL);
+    COPY(b.pairs[1][0] = 4, "pairs[1] is from page 4, which is not in -1 to pages_from - 1 = 3");
+    COPY(b.pairs[1][1] = -1, "pairs[1] is to page -1");
+    COPY((b.pairs[1][0] = -1, b.pairs[1][1] = -1), NULL);
+    COPY(b.args.count = 3, "count = 3 is not in 0 to copies = 2");
+}
+
+static void bad_pointers(void **state)
+{
+    (void)state;
+    attn_kv_plan *plan;
+    attn_kv_desc desc = append_desc();
+    APPEND(b.args.k = NULL, "k is NULL, but has elements");
+    APPEND(b.args.k_pages = NULL, "k_pages is NULL");
+    APPEND(b.args.q_out = NULL, "q_out is NULL");
+    APPEND(b.args.cos = NULL, "cos is NULL");
+    APPEND(b.args.lens_kv = NULL, "lens_kv is NULL");
+    APPEND(b.args.page_table = NULL, "page_table is NULL");
+    APPEND(b.args.cu_lens = NULL, "cu_lens is NULL");
+    APPEND(b.args.slots = b.slots, "needs ATTN_KV_SLOTS");
+    APPEND(b.args.positions = b.positions, "needs ATTN_KV_POSITIONS");
+    APPEND(b.args.page_starts = b.starts, "needs a page table with table_width = 0");
+    APPEND(b.args.k_out = b.k_out, "needs op = ATTN_KV_GATHER");
+    APPEND(b.args.k_from = b.k_out, "needs op = ATTN_KV_COPY");
+    APPEND(b.args.pairs = b.pairs[0], "needs op = ATTN_KV_COPY");
+    APPEND(b.args.count = 1, "count = 1 is not in 0 to tokens = 0");
+    APPEND(b.args.fault = (uint32_t *)(void *)b.starts, "fault is not NULL");
+    APPEND(b.args.k = (char *)b.k + 2, "is not aligned to its elements of 4 bytes");
+    APPEND(b.args.lens_kv = (const int32_t *)(const void *)((char *)b.lens + 1), "is not aligned");
+    APPEND(b.args.k = b.k_pages, "k_pages overlaps k");
+    APPEND(b.args.q_out = b.k_pages, "k_pages overlaps q_out");
+    APPEND(b.args.q_out = b.q[1], "q_out overlaps q");
+    APPEND((b.desc.q_out_stride[1] = 5, b.desc.q_out_stride[3] = 1), "q_out overlaps q");
+    APPEND(b.args.page_table = (int32_t *)(void *)b.v_pages, "v_pages overlaps page_table");
+    SLOTS(b.args.slots = NULL, "slots is NULL");
+    SLOTS(b.args.positions = NULL, "positions is NULL");
+    GATHER(b.args.k_out = b.k_pages, "k_pages overlaps k_out");
+    GATHER(b.args.k = b.k, "needs op = ATTN_KV_APPEND");
+    COPY(b.args.v_from = b.k_pages, "overlaps");
+    COPY(b.args.pairs = NULL, "pairs is NULL");
+    assert_ok(attn_kv_plan_create(&plan, &desc));
+    assert_int_equal(attn_kv_run(NULL, &(attn_kv_args){ 0 }, NULL), ATTN_INVALID);
+    assert_int_equal(attn_kv_run(plan, NULL, NULL), ATTN_INVALID);
+    problem b;
+    set_up(&b, ATTN_KV_APPEND);
+    assert_int_equal(attn_kv_run(plan, &b.args, &b), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "stream is not NULL"));
+    attn_kv_plan_destroy(plan);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_descriptors),
+        cmocka_unit_test(bad_ids_and_lengths),
+        cmocka_unit_test(bad_pointers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
