@@ -7,8 +7,8 @@
 #include "attn.h"
 #include "cuda/nvrtc.h"
 
-/* FORWARD: a line of sm90/variants.def; BACKWARD: of sm90/backward_variants.def. FALLBACK, FALLBACK_BACKWARD: every
- * feature, stride and dim, not fast. */
+/* FORWARD: a row of sm90/forward/variants.txt; BACKWARD: of sm90/backward/variants.txt. FALLBACK, FALLBACK_BACKWARD:
+ * every feature, stride and dim, not fast. */
 typedef enum attn_cuda_form {
     ATTN_CUDA_FORWARD,
     ATTN_CUDA_FALLBACK,
@@ -41,8 +41,9 @@ typedef struct attn_cuda_kernel {
     uint32_t features;                      /* flags of attn_desc it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
+    int spills;                             /* bytes of spilled registers that the build allows */
     const char *source;                     /* a line's: what is compiled for it alone; else NULL */
-    const char *options[ATTN_CUDA_OPTIONS]; /* what its line defines, for the compiler; NULL at the end */
+    const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
 
 static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)

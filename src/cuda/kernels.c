@@ -1,4 +1,5 @@
-/* The kernel table in memory. */
+/* The kernel table in memory. The build writes what it includes from sm90/forward/variants.txt and
+ * sm90/backward/variants.txt. */
 #include "cuda/kernel.h"
 #include "cuda/sm90/params.h"
 
@@ -31,49 +32,46 @@ enum {
 enum { ADDED_FOLDED = 0, FOLDED_FOLDED = 1, ADDED_LACKS = 0, FOLDED_LACKS = ATTN_WINDOW | ATTN_CUDA_LENGTHS };
 
 static const attn_cuda_kernel kernels[] = {
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, rows_, keys_, stages_, q_slots_, sets_, mask_, score_, spills_)   \
-    { .name = "sm90_" #name_,                                                                                    \
-      .symbol = "attn_sm90_" #name_,                                                                             \
-      .form = ATTN_CUDA_FORWARD,                                                                                 \
-      .dtype = ATTN_##dtype_,                                                                                    \
-      .dim = dim_,                                                                                               \
-      .dim_v = dim_v_,                                                                                           \
-      .rows = rows_,                                                                                             \
-      .keys = keys_,                                                                                             \
-      .stages = stages_,                                                                                         \
-      .slots = q_slots_,                                                                                         \
-      .cluster = 1,                                                                                              \
-      .features = mask_##_FEATURES | score_##_FEATURES,                                                          \
-      .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                   \
-      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                   \
-      .source = "sm90/forward/forward.cu",                                                                       \
-      .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
-                   "-DATTN_ROWS=" #rows_, "-DATTN_KEYS=" #keys_, "-DATTN_STAGES=" #stages_,                      \
-                   "-DATTN_Q_SLOTS=" #q_slots_, "-DATTN_SETS=" #sets_, "-DATTN_MASK=" #mask_,                    \
-                   "-DATTN_SCORE=" #score_ } },
-#include "cuda/sm90/variants.def"
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, rows_, keys_, stages_, q_slots_, sets_, mask_, score_, spills_, ...) \
+    { .name = "sm90_" #name_,                                                                                       \
+      .symbol = "attn_sm90_" #name_,                                                                                \
+      .form = ATTN_CUDA_FORWARD,                                                                                    \
+      .dtype = ATTN_##dtype_,                                                                                       \
+      .dim = dim_,                                                                                                  \
+      .dim_v = dim_v_,                                                                                              \
+      .rows = rows_,                                                                                                \
+      .keys = keys_,                                                                                                \
+      .stages = stages_,                                                                                            \
+      .slots = q_slots_,                                                                                            \
+      .cluster = 1,                                                                                                 \
+      .features = mask_##_FEATURES | score_##_FEATURES,                                                             \
+      .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                      \
+      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                      \
+      .source = "sm90/forward/forward.cu",                                                                          \
+      .spills = spills_,                                                                                            \
+      .options = { __VA_ARGS__ } },
+#include "sm90_variants.def"
 #undef ATTN_SM90
     FALLBACK(f32, F32),          FALLBACK(f16, F16),          FALLBACK(bf16, BF16),
-#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, keys_, stages_, cluster_, sums_, mask_, score_, spills_) \
-    { .name = "sm90_backward_" #name_,                                                                           \
-      .symbol = "attn_sm90_backward_" #name_,                                                                    \
-      .form = ATTN_CUDA_BACKWARD,                                                                                \
-      .dtype = ATTN_##dtype_,                                                                                    \
-      .dim = dim_,                                                                                               \
-      .dim_v = dim_v_,                                                                                           \
-      .rows = ATTN_SM90_BACKWARD_ROWS,                                                                           \
-      .keys = keys_,                                                                                             \
-      .stages = stages_,                                                                                         \
-      .cluster = cluster_,                                                                                       \
-      .folded = sums_##_FOLDED,                                                                                  \
-      .features = (mask_##_FEATURES | score_##_FEATURES) & ~sums_##_LACKS,                                       \
-      .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                              \
-      .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, cluster_),                                 \
-      .source = "sm90/backward/backward.cu",                                                                     \
-      .options = { "-DATTN_NAME=" #name_, "-DATTN_DTYPE=" #dtype_, "-DATTN_DIM=" #dim_, "-DATTN_DIM_V=" #dim_v_, \
-                   "-DATTN_BLOCK_KEYS=" #keys_, "-DATTN_STAGES=" #stages_, "-DATTN_CLUSTER=" #cluster_,          \
-                   "-DATTN_SUMS=" #sums_, "-DATTN_MASK=" #mask_, "-DATTN_SCORE=" #score_ } },
-#include "cuda/sm90/backward_variants.def"
+#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, keys_, stages_, cluster_, sums_, mask_, score_, spills_, ...) \
+    { .name = "sm90_backward_" #name_,                                                                                \
+      .symbol = "attn_sm90_backward_" #name_,                                                                         \
+      .form = ATTN_CUDA_BACKWARD,                                                                                     \
+      .dtype = ATTN_##dtype_,                                                                                         \
+      .dim = dim_,                                                                                                    \
+      .dim_v = dim_v_,                                                                                                \
+      .rows = ATTN_SM90_BACKWARD_ROWS,                                                                                \
+      .keys = keys_,                                                                                                  \
+      .stages = stages_,                                                                                              \
+      .cluster = cluster_,                                                                                            \
+      .folded = sums_##_FOLDED,                                                                                       \
+      .features = (mask_##_FEATURES | score_##_FEATURES) & ~sums_##_LACKS,                                            \
+      .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                                   \
+      .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, cluster_),                                      \
+      .source = "sm90/backward/backward.cu",                                                                          \
+      .spills = spills_,                                                                                              \
+      .options = { __VA_ARGS__ } },
+#include "sm90_backward_variants.def"
 #undef ATTN_SM90_BACKWARD
     FALLBACK_BACKWARD(f32, F32), FALLBACK_BACKWARD(f16, F16), FALLBACK_BACKWARD(bf16, BF16),
 };

@@ -63,17 +63,13 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_backward_f16_d256_64_masks", 16 },
         { "attn_sm90_backward_fallback_bias_bf16", 8 },
         { "attn_sm90_backward_fallback_bias_f16", 8 },
-#define ATTN_SM90(name, dtype, dim, dim_v, rows, keys, stages, q_slots, sets, mask, score, spills) \
-    { "attn_sm90_" #name, spills },
-#include "cuda/sm90/variants.def"
-#undef ATTN_SM90
-#define ATTN_SM90_BACKWARD(name, dtype, dim, dim_v, keys, stages, cluster, sums, mask, score, spills) \
-    { "attn_sm90_backward_" #name, spills },
-#include "cuda/sm90/backward_variants.def"
-#undef ATTN_SM90_BACKWARD
     };
-    for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) /* the first counts */
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++)
         if (strcmp(symbol, allowed[i].symbol) == 0) return allowed[i].bytes;
+    for (int i = 0; i < count; i++)
+        if (strcmp(symbol, kernels[i].symbol) == 0) return kernels[i].spills;
     return 0;
 }
 

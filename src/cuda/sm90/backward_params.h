@@ -4,8 +4,8 @@
  *
  *   1. attn_sm90_backward_rows_<dtype>: LSE and delta of each row (and what 2 to 4 need zeroed).
  *      attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
- *   2. attn_sm90_backward_<name>, one a line of backward_variants.def: gradients of q (f32 sums), k and v (and of the
- *      bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block
+ *   2. attn_sm90_backward_<name>, one per kernel of backward/variants.txt: gradients of q (f32 sums), k and v (and of
+ * the bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block
  *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes
  *      before it with ATTN_INTERVALS (on .common).
  *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,

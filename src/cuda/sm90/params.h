@@ -5,7 +5,7 @@
  *
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
  *
- *   attn_sm90_<name>: the forward, one a line of variants.def. attn_sm90_params; grid schedule.grid, block
+ *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params; grid schedule.grid, block
  *   128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: merges splits. attn_sm90_params, the forward's own; a warp a row of a head: grid

@@ -1,5 +1,5 @@
 /* One backward variant: the build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM, ATTN_DIM_V, ATTN_BLOCK_KEYS, ATTN_STAGES,
- * ATTN_CLUSTER, ATTN_SUMS, ATTN_MASK and ATTN_SCORE from its line of backward_variants.def. */
+ * ATTN_CLUSTER, ATTN_SUMS, ATTN_MASK and ATTN_SCORE from its row of variants.txt. */
 #define CAUSAL 0
 #define GENERAL 1
 #define PLAIN 0

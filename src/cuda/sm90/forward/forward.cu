@@ -1,5 +1,5 @@
 /* One forward variant: the build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM, ATTN_DIM_V, ATTN_ROWS, ATTN_KEYS,
- * ATTN_STAGES, ATTN_Q_SLOTS, ATTN_SETS, ATTN_MASK and ATTN_SCORE from its line of variants.def. */
+ * ATTN_STAGES, ATTN_Q_SLOTS, ATTN_SETS, ATTN_MASK and ATTN_SCORE from its row of variants.txt. */
 #define CAUSAL 0
 #define GENERAL 1
 #define PLAIN 0
