@@ -21,10 +21,12 @@ static const double tile_clocks = 1800; /* a tile: filling the pipeline, storing
 
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
-static const double ordered_tiles = 1.5; /* of a group of heads, a taker, at least: longest first, or in turns, */
-static const double unknown_tiles = 8;   /* and where nobody knows which are the longest */
-static const double late_rounds = 0.2;   /* [m] of tiles that differ: how much later than the mean the last SM ends */
-static const double worth_it = 0.98;     /* packing heads or splitting keys must save so much */
+static const double ordered_tiles = 1.5;  /* of a group of heads, a taker, at least: longest first, or in turns, */
+static const double unknown_tiles = 8;    /* and where nobody knows which are the longest */
+static const double late_rounds = 0.2;    /* [m] of tiles that differ: how much later than the mean the last SM ends */
+static const double tail_seconds = 25e-6; /* a split last wave, measured: its f32 results, stored beside nothing */
+static const double worth_it = 0.98;      /* packing heads or splitting keys must save so much */
+static const double worth_packing = 0.88; /* heads of more than two Q tiles: measured, it gains less than predicted */
 
 /* ---- the machine --------------------------------------------------------------------------- */
 
@@ -260,7 +262,8 @@ static attn_cuda_choice predict(const problem *p, int64_t pack, int splits, int6
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
-    attn_cuda_set_time(p->device, all, merging_seconds(p->device, parts), &c.choice);
+    double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
+    attn_cuda_set_time(p->device, all, merging, &c.choice);
     bool shorter = tiles_of_head(p, pack) > 1 && d->len_q * pack % k->rows; /* the first of a head, or the last */
     bool unlike = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
     c.dynamic = attn_said_or(p->said, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
@@ -273,7 +276,8 @@ static void consider(const problem *p, int64_t pack, int splits, int64_t parted,
     if (!attn_said_allows(p->said, ATTN_STRATEGY_SPLIT_TAIL, tail)) return;
     if (tail && !attn_said_allows(p->said, ATTN_STRATEGY_HEAD_GROUP, 1)) return;
     attn_cuda_choice c = predict(p, pack, splits, parted);
-    if (c.choice.seconds < worth_it * best->choice.seconds) *best = c;
+    double worth = pack > 1 && tiles_of_head(p, 1) > 2 ? worth_packing : worth_it;
+    if (c.choice.seconds < worth * best->choice.seconds) *best = c;
 }
 
 /* The parts that all row tiles' keys may be in, or those of the last wave. */
