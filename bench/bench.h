@@ -70,10 +70,11 @@ typedef enum attn_bench_pass {
     ATTN_BENCH_FORWARD,
     ATTN_BENCH_DECODE, /* a forward whose limit is also what it reads */
     ATTN_BENCH_BACKWARD,
-    ATTN_BENCH_BOTH /* forward, then backward */
+    ATTN_BENCH_BOTH, /* forward, then backward */
+    ATTN_BENCH_KV    /* no attention: its cache */
 } attn_bench_pass;
 
-/* "fwd", "decode", "bwd", "fwdbwd". */
+/* "fwd", "decode", "bwd", "fwdbwd", "kv". */
 const char *attn_bench_pass_name(attn_bench_pass pass);
 
 typedef enum attn_bench_kind {
@@ -82,7 +83,9 @@ typedef enum attn_bench_kind {
     ATTN_BENCH_MEMORY,  /* run once for the memory that it takes */
     ATTN_BENCH_TILES,   /* with every tile that may be asked for */
     ATTN_BENCH_BYTES,   /* once more, for the bytes at each level */
-    ATTN_BENCH_THEOREM  /* nothing is run: bytes over a memory of any size */
+    ATTN_BENCH_THEOREM, /* nothing is run: bytes over a memory of any size */
+    ATTN_BENCH_POOL,    /* what the pool of pages does */
+    ATTN_BENCH_APPEND   /* tokens into pages */
 } attn_bench_kind;
 
 typedef struct attn_bench_case {
@@ -99,9 +102,9 @@ typedef struct attn_bench_case {
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
-#define ATTN_BENCH_SUITES                                                                                           \
-    "prefill, threads, decode, bwd, fwdbwd, memory, window, shapes, order, strategies, tiles, bytes, theorem, all " \
-    "(but the last four)"
+#define ATTN_BENCH_SUITES                                                                                            \
+    "prefill, threads, decode, bwd, fwdbwd, memory, window, pool, append, shapes, order, strategies, tiles, bytes, " \
+    "theorem, all (but the last four)"
 
 /* The suite's bit, all of them but "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other name. */
 int attn_bench_suite_find(const char *name);
@@ -307,6 +310,12 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
 
 /* A case for each strategy that the plan of a point on a GPU takes: its baseline goes without. Returns how many. */
 int attn_bench_alternatives(const attn_bench_case *point, attn_bench_case cases[ATTN_BENCH_ALTERNATIVES]);
+
+/* ---- KV caches (kv.c) ------------------------------------------------------------------ */
+
+/* The pool: seconds a page, fork or token. Append: beside memcpy. */
+bool attn_bench_pool(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+bool attn_bench_append(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
 
 /* ---- tiles (tiles.c) ----------------------------------------------------------------- */
 

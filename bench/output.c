@@ -85,6 +85,10 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
         levels_row(file, r);
         return;
     }
+    if (item->kind == ATTN_BENCH_POOL) {
+        fprintf(file, "%.3g ns: %.3g million a second\n", 1e9 * r->subject.median, 1e-6 / r->subject.median);
+        return;
+    }
     if (item->kind == ATTN_BENCH_PLANNED) {
         fprintf(file, "workspace %.0f KiB: packed keys and values %.0f KiB, the rest %.0f KiB\n",
                 (double)r->workspace / 1024, (double)r->packed / 1024, (double)(r->workspace - r->packed) / 1024);

@@ -175,6 +175,20 @@ static void theorem(grid *g, const char *name, const point *p)
     }
 }
 
+/* Its len is pages. */
+static void pool(grid *g, const char *name, const point *p)
+{
+    static const char *const operations[] = { "page", "fork", "append", "lookup" };
+    for (int i = 0; i < 4 && p->threads == 1; i++)
+        add(g, name, ATTN_BENCH_KV, operations[i], describe(g, p, 1, 1, 1))->kind = ATTN_BENCH_POOL;
+}
+
+static void append(grid *g, const char *name, const point *p)
+{
+    add(g, name, ATTN_BENCH_KV, "halves", describe(g, p, 8, 8, 1))->kind = ATTN_BENCH_APPEND;
+    add(g, name, ATTN_BENCH_KV, "neighbours", describe(g, p, 8, 8, 1))->kind = ATTN_BENCH_APPEND;
+}
+
 static const suite suites[] = {
     { "prefill", prefill, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96, 160 }, 8192 },
     { "threads", threads_over_one, { ATTN_F32 }, { 64, 128 }, { 2048, 4096 }, { 160 }, 0 },
@@ -183,6 +197,8 @@ static const suite suites[] = {
     { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
     { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
+    { "pool", pool, { ATTN_BF16 }, { 128 }, { 2048 }, { 64 }, 0 },
+    { "append", append, { ATTN_BF16 }, { 128 }, { 64, 1024, 8192 }, { 64 }, 32768 },
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },
     { .name = "strategies" },
@@ -203,7 +219,7 @@ int attn_bench_suite_find(const char *name)
 
 const char *attn_bench_pass_name(attn_bench_pass pass)
 {
-    static const char *const names[] = { "fwd", "decode", "bwd", "fwdbwd" };
+    static const char *const names[] = { "fwd", "decode", "bwd", "fwdbwd", "kv" };
     return names[pass];
 }
 

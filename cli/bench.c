@@ -49,6 +49,7 @@ static double guess(const attn_bench_options *o, const attn_bench_case *item)
     enum { RUNNERS = 3 }; /* subject, peer, limit */
     attn_plan *plan;
     double call = 0;
+    if (item->pass == ATTN_BENCH_KV) return RUNNERS * ((double)o->repeat + 2) * (o->min_time + o->pause);
     if (item->kind == ATTN_BENCH_PLANNED || item->kind == ATTN_BENCH_THEOREM) return 0.01;
     if (o->on == ATTN_CPU && attn_plan_create(&plan, &item->desc) == ATTN_OK) {
         call = forwards[item->pass] * plan->choice.seconds;
@@ -77,6 +78,8 @@ static bool sound(const attn_bench_case *item, const attn_bench_result *r)
     if (item->kind == ATTN_BENCH_PLANNED) return r->workspace > 0;
     if (item->kind == ATTN_BENCH_THEOREM) return r->level[0].counted > 0.0;
     if (item->kind == ATTN_BENCH_MEMORY) return r->memory.peak > 0.0 && r->peer_memory.counted > 0.0;
+    if (item->kind == ATTN_BENCH_POOL) return r->subject.min > 0.0;
+    if (item->kind == ATTN_BENCH_APPEND) return r->subject.min > 0.0 && r->peer.min > 0.0 && isfinite(r->read);
     double share = r->limit / r->subject.median;
     return isfinite(share) && share > 0.0 && isfinite(r->peak) && r->peak > 0.0 && r->subject.min > 0.0 &&
            (!r->peer_name || r->peer.min > 0.0);

@@ -38,8 +38,8 @@ def bench_smoke(place):
     """Every suite, with the peer where it is found; --smoke itself looks at each figure."""
     rows = results(place, "--smoke", "--threads", "2")
     suites = {row["suite"] for row in rows}
-    check(suites == {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window"}, "suites:", suites)
-    check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd"}, "passes")
+    check(suites == {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "append"}, "suites:", suites)
+    check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd", "kv"}, "passes")
     check({row["heads_q"] for row in rows if row["suite"] == "threads" and row["pass"] == "bwd"} == {1, 12}, "1 head")
     flops = {(row["suite"], row["len_q"], row["mask"]): row["flops"] for row in rows}
     for mask, pairs in (("full", 96 * 96), ("causal", 96 * 97 / 2)):
@@ -47,6 +47,16 @@ def bench_smoke(place):
         check(flops["prefill", 96, mask] == forward, mask, "prefill:", flops["prefill", 96, mask])
         check(flops["bwd", 96, mask] == 2.5 * forward, mask, "bwd:", flops["bwd", 96, mask])
         check(flops["fwdbwd", 96, mask] == 3.5 * forward, mask, "fwdbwd:", flops["fwdbwd", 96, mask])
+
+
+@case
+def bench_kv(place):
+    """The pool is one thread's; append is held beside memcpy."""
+    rows = results(place, "--smoke", "--suite", "pool,append", "--threads", "1,2")
+    check([row["mask"] for row in rows if row["suite"] == "pool"] == ["page", "fork", "append", "lookup"], "pool")
+    for row in (row for row in rows if row["suite"] == "append"):
+        check(row["peer"] == "memcpy" and row["ratio"] > 0 and row["read_bytes_per_second"] > 0, "append:", row)
+    place.refuses([*QUICK, "--suite", "pool", "--peer-library", "x.so"], 2, "the suite pool has no peer")
 
 
 @case
