@@ -13,9 +13,9 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from . import _c
+from ._transformers_masks import attention_mask
 from .torch import attention, attention_varlen, pack_mask
 
 __all__ = ["NAME", "attention_forward", "attention_mask", "register"]
@@ -28,21 +28,42 @@ _IGNORED = frozenset((
     "return_dict", "logits_to_keep", "num_items_in_batch", "token_type_ids", "inputs_embeds", "labels", "cache_kwargs"))
 
 
-def attention_mask(*arguments: Any, **keywords: Any) -> Optional[Tensor]:
-    """The mask of a batch: None where it is causal or full and nothing is padded, else bool, (batch, 1, len_q, len_kv),
-    True: visible. Arguments: those of Transformers' mask functions."""
-    return sdpa_mask(*arguments, **keywords)
-
-
 def _bits(mask: Tensor) -> Tensor:
-    """The packed mask; the layers of a model share one, so it is kept with the mask until that is written to."""
-    if torch.compiler.is_compiling():
+    """A bool mask packed; the layers of a model share one, so it is kept with the mask until that is written to."""
+    if torch.compiler.is_compiling() or mask.is_inference():
         return pack_mask(mask)
     kept = getattr(mask, "_libattn_bits", None)
     if kept is None or kept[0] != mask._version:
         kept = (mask._version, pack_mask(mask))
         mask._libattn_bits = kept  # type: ignore[attr-defined]
     return kept[1]
+
+
+def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
+    """What a mask, made by attention_mask() or by the caller, is to attention."""
+    shape = tuple(mask.shape)
+    if mask.dtype == torch.int64 and shape[1:] == (1, 1, 1):
+        return {"lens_kv": mask[:, 0, 0, 0].int()}
+    if mask.dtype == torch.int32 and shape[1:] in ((1, keys, 1), (1, keys, 2)):
+        return {"intervals": mask, "causal": shape[-1] == 1}
+    if mask.dtype == torch.uint8 and shape[2:] == (rows, (keys + 7) // 8):
+        return {"bits": mask}
+    if not (mask.dtype == torch.bool or mask.is_floating_point()) or len(shape) != 4 or shape[-1] < keys:
+        raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function "
+                              f"\"{NAME}\" makes, or bool or floating point of shape (batch, heads or 1, {rows}, {keys})")
+    mask = mask if shape[-1] == keys else mask[..., :keys]
+    return {"bits": _bits(mask)} if mask.dtype == torch.bool else {"bias": mask}
+
+
+def _packed(q, k, v, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv, **options) -> Tensor:
+    """Sequences packed into a batch of one."""
+    if cu_lens_kv is None or max_len_q is None or max_len_kv is None:
+        raise _c.InvalidError("cu_seq_lens_q needs cu_seq_lens_k, max_length_q and max_length_k beside it")
+    if q.shape[0] != 1:
+        raise _c.InvalidError(f"cu_seq_lens_q packs sequences into a batch of 1; the batch is {q.shape[0]}")
+    o = attention_varlen(q[0], k[0], v[0], cu_lens_q.int(), cu_lens_kv.int(), int(max_len_q), int(max_len_kv),
+                         **options)
+    return o[None]
 
 
 def attention_forward(
@@ -56,10 +77,11 @@ def attention_forward(
     """A layer's attention.
 
         query           (batch, heads_q, len_q, dim); key, value: (batch, heads_kv, len_kv, dim)
-        attention_mask  what attention_mask() made, or numbers that are added to scores
+        attention_mask  what attention_mask() made; or the caller's own, bool or numbers that are added to scores
         sliding_window  W keys, the row's own among them: window (W - 1, 0) of libattn
         s_aux           (heads_q): sinks
-        cu_seq_lens_q   packed sequences of a batch of one, with cu_seq_lens_k, max_length_q and max_length_k
+        cu_seq_lens_q   packed sequences of a batch of one, with cu_seq_lens_k, max_length_q and max_length_k; they take
+                        the place of the mask that Transformers finds by position_ids
 
     Returns (batch, len_q, heads_q, dim_v), and None for the probabilities, which are never stored. Raises InvalidError
     for a keyword that is not known: it might change the result.
@@ -76,36 +98,21 @@ def attention_forward(
     options: dict = {"scale": scaling, "softcap": softcap, "sink": s_aux, "dropout_p": dropout}
     window = None if sliding_window is None else (sliding_window - 1, 0 if causal else sliding_window - 1)
     if cu_seq_lens_q is not None:
-        if cu_seq_lens_k is None or max_length_q is None or max_length_k is None:
-            raise _c.InvalidError("cu_seq_lens_q needs cu_seq_lens_k, max_length_q and max_length_k beside it")
-        if q.shape[0] != 1 or position_bias is not None:
-            raise _c.InvalidError("cu_seq_lens_q packs sequences into a batch of 1, without position_bias; the batch "
-                                  f"is {q.shape[0]}")
-        o = attention_varlen(q[0], k[0], v[0], cu_seq_lens_q.int(), cu_seq_lens_k.int(), max_length_q, max_length_k,
-                             causal=causal, window=window, **options)
-        return o[None], None
+        if position_bias is not None:
+            raise _c.InvalidError("cu_seq_lens_q and position_bias do not go together")
+        return _packed(q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, causal=causal, window=window,
+                       **options), None
     rows, keys = q.shape[1], k.shape[1]
-    if attention_mask is None:
-        if NAME not in AttentionMaskInterface._global_mapping:
-            raise _c.InvalidError('there is no mask, for no mask function is registered as "libattn": call '
-                                  "libattn.transformers.register()")
-        if causal and rows > 1:
-            if rows < keys:  # an empty StaticCache: the keys after the last row's are not yet written
-                k, v, keys = k[:, :rows], v[:, :rows], rows
-            options["causal"] = True
-            options["window"] = window
-    elif attention_mask.dtype == torch.bool:
-        if attention_mask.dim() != 4 or attention_mask.shape[-1] < keys:
-            raise _c.InvalidError(f"attention_mask has shape {tuple(attention_mask.shape)}; it takes (batch, heads or "
-                                  f"1, {rows}, {keys})")
-        options["bits"] = _bits(attention_mask if attention_mask.shape[-1] == keys else attention_mask[..., :keys])
-    elif attention_mask.is_floating_point():
-        bias = attention_mask[..., :keys]
-        position_bias = bias if position_bias is None else position_bias[..., :keys] + bias
-    else:
-        raise _c.InvalidError(f"attention_mask is {attention_mask.dtype}; it takes bool or floating point")
+    if attention_mask is not None:
+        options.update(_options_of(attention_mask, rows, keys))
+    elif NAME not in AttentionMaskInterface._global_mapping:
+        raise _c.InvalidError('there is no mask, for no mask function is registered as "libattn": call '
+                              "libattn.transformers.register()")
+    elif causal and rows > 1:
+        options.update(causal=True, window=window)
     if position_bias is not None:
-        options["bias"] = position_bias[..., :keys]
+        bias = position_bias[..., :keys]
+        options["bias"] = bias + options["bias"] if "bias" in options else bias
     return attention(q, k, v, **options), None
 
 

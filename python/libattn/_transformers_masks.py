@@ -1,0 +1,136 @@
+"""The mask of a batch, as Transformers' mask functions are asked for it, without a matrix wherever the pattern is known.
+
+What it is tells its dtype (all have four dimensions, as Transformers wants masks to have):
+
+    None    the last row sees the last key, causal or full as the layer says; nothing is padded
+    int64   (batch, 1, 1, 1): used keys of each sequence, which all rows see
+    int32   (batch, 1, len_kv, 1): causal, and each key is hidden from this row on
+    int32   (batch, 1, len_kv, 2): each key is seen from the second number's row on and hidden from the first one's on
+    uint8   (batch, 1, len_q, ceil(len_kv / 8)): a bit for each pair, where the pattern is not known
+
+Numbers of keys and rows come from tensors on the mask's device: nothing here waits for a GPU.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from ._torch_masks import pack_mask, runs
+
+Offset = Union[int, Tensor]
+
+
+class Pattern(NamedTuple):
+    """The pairs of a mask function: key j - left to j + right, and of the row's own document."""
+
+    causal: bool = False
+    left: Optional[int] = None
+    right: Optional[int] = None
+    documents: Tuple[Tensor, ...] = ()
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        left, right = ([side for side in sides if side is not None]
+                       for sides in ((self.left, other.left), (self.right, other.right)))
+        return Pattern(self.causal or other.causal, min(left, default=None), min(right, default=None),
+                       self.documents + other.documents)
+
+
+def _code(make: Optional[Callable], *arguments: Any) -> Any:
+    """The code of the closures that a function of Transformers makes; an object that is no code if it is not there."""
+    return object() if make is None else make(*arguments).__code__
+
+
+_AND = _code(masking_utils.and_masks, causal_mask_function)
+_LEFT = _code(masking_utils.sliding_window_overlay, 1)
+_BOTH_SIDES = _code(masking_utils.sliding_window_bidirectional_overlay, 1)
+_DOCUMENTS = _code(masking_utils.packed_sequence_mask_function, torch.zeros(1, 1))
+_REMAPPED = _code(getattr(masking_utils, "remap_positions_for_packed_sequence", None), causal_mask_function,
+                  torch.zeros(1, 1))
+
+
+def pattern_of(function: Callable) -> Optional[Pattern]:
+    """What a mask function of Transformers says; None: not known here."""
+    if function is causal_mask_function:
+        return Pattern(causal=True)
+    if function is masking_utils.bidirectional_mask_function:
+        return Pattern()
+    code = getattr(function, "__code__", None)
+    if code is None or not function.__closure__:
+        return None
+    held = dict(zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__)))
+    if code is _AND:
+        whole = Pattern()
+        for part in map(pattern_of, held["mask_functions"]):
+            if part is None:
+                return None
+            whole &= part
+        return whole
+    if code is _LEFT:
+        return Pattern(left=held["sliding_window"] - 1)
+    if code is _BOTH_SIDES:
+        return Pattern(left=held["sliding_window"], right=held["sliding_window"])
+    if code is _DOCUMENTS:
+        return Pattern(documents=(held["packed_sequence_mask"],))
+    if code is _REMAPPED:  # positions within documents: differences, which is all that counts here, stay the same
+        return pattern_of(held["mask_function"])
+    return None
+
+
+def attention_mask(
+    batch_size: int, q_length: int, kv_length: int, q_offset: Offset = 0, kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function, attention_mask: Optional[Tensor] = None,
+    allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
+    device: Union[torch.device, str] = "cpu", **keywords: Any,
+) -> Optional[Tensor]:
+    """The mask of a batch (the top of this file says what the result is). Arguments: those of Transformers' mask
+    functions; row i stands at q_offset + i, key j at kv_offset + j, and attention_mask, (batch, keys), is True at used
+    keys."""
+    pattern = None if torch.compiler.is_compiling() else pattern_of(mask_function)
+    if pattern is None:
+        return pack_mask(sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device, **keywords))
+    used = _used(attention_mask, kv_length, kv_offset)
+    ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    whole = pattern.left is None or pattern.left >= kv_length - 1
+    if used is None and not pattern.documents and whole and (
+            allow_is_causal_skip and ends_together if pattern.causal
+            else allow_is_bidirectional_skip and (pattern.right is None or pattern.right >= kv_length - 1)):
+        return None
+    if pattern == Pattern() and used is not None and used.device.type == "cpu" and _only_ends(used):
+        return used.sum(1)[:, None, None, None]
+    return _intervals(pattern, used, batch_size, q_length, kv_length, q_offset, kv_offset, device,
+                      pattern.causal and ends_together)
+
+
+def _used(attention_mask: Optional[Tensor], kv_length: int, kv_offset: int) -> Optional[Tensor]:
+    """(batch, len_kv) bool, of these keys; None where all are used, as far as that can be seen without waiting."""
+    padded = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padded is None:
+        return None
+    padded = padded[:, kv_offset:kv_offset + kv_length].bool()
+    return None if padded.device.type == "cpu" and bool(padded.all()) else padded
+
+
+def _only_ends(used: Tensor) -> bool:
+    """Whether each sequence's padding lies after its last used key."""
+    return bool((used[:, 1:] <= used[:, :-1]).all())
+
+
+def _intervals(pattern: Pattern, used: Optional[Tensor], batch: int, rows: int, keys: int, q_offset: Offset,
+               kv_offset: int, device: Any, is_causal: bool) -> Tensor:
+    """Each key's rows, from the first that sees it to the first that does not see it any more."""
+    key = torch.arange(keys, device=device)[None] + kv_offset - q_offset  # the row that stands where the key does
+    last = torch.full_like(key, rows) if pattern.left is None else key + pattern.left + 1
+    first = key if pattern.causal else torch.zeros_like(key) if pattern.right is None else key - pattern.right
+    for documents in pattern.documents:
+        starts, ends = runs(documents)
+        first, last = torch.maximum(first, starts), torch.minimum(last, ends)
+    if used is not None:
+        last = torch.where(used, last, 0)
+    vectors = [last] if is_causal else [last, first]
+    return torch.stack([vector.expand(batch, keys) for vector in vectors], -1).clamp(0, rows).int()[:, None]
