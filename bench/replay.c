@@ -7,7 +7,7 @@
 #include "problem/desc.h"
 #include "base/error.h"
 #include "base/detect.h"
-#include "cpu/kernel.h"
+#include "cpu/cpu.h"
 #include "num/half.h"
 
 /* ---- caches -------------------------------------------------------------------------------- */
@@ -271,7 +271,7 @@ static void walk_decode(const walk *w)
 
 attn_status attn_replay(const attn_plan *plan, const attn_args *args, const double *sizes, int levels, double *bytes)
 {
-    const attn_cpu_kernel *k = plan->kernel;
+    const attn_cpu_kernel *k = attn_cpu_kernel_of(plan);
     const uint32_t tables = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV;
     if (!k || k->form == ATTN_GRADIENT || plan->desc.flags & tables)
         return attn_fail(ATTN_UNSUPPORTED, "accesses are counted only for forwards on the CPU without tables");

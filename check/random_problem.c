@@ -310,7 +310,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
         *t = (candidate){ k->name,  ATTN_ISA_AUTO, attn_cuda_direction(k), k->features, 1 << k->dtype, k->dim,
-                          k->dim_v, INT64_MAX,     attn_cuda_is_line(k) };
+                          k->dim_v, INT64_MAX,     attn_cuda_is_variant(k) };
         return true;
     }
     const attn_cpu_kernel *k = attn_cpu_kernels(&count) + i;

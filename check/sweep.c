@@ -87,7 +87,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
     if (report->device == ATTN_CUDA) {
         const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || desc->flags & ATTN_VARLEN); /* rows and keys */
-        return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_line(cuda)) &&
+        return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (desc->flags & ~cuda->features) == 0 && desc->dim_qk <= cuda->dim &&
                desc->dim_v <= cuda->dim_v;
     }
@@ -251,7 +251,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     attn_desc desc;
     check_options options;
     int count;
-    if (!kernel || !attn_cuda_is_line(kernel) || report->skipped) return;
+    if (!kernel || !attn_cuda_is_variant(kernel) || report->skipped) return;
     if ((number + (int)(kernel - attn_cuda_kernels(&count))) % 4 != 0) return;
     if (check_case_work(sweep->grid, number) > fitted_most) return;
     attn_direction direction = attn_cuda_direction(kernel);

@@ -232,7 +232,7 @@ static void print_text(const attn_cpu_kernel *kernels, int count)
 
 static bool compiled_in(const attn_cuda_kernel *kernel)
 {
-    const char *unit = attn_cuda_is_line(kernel)                      ? kernel->symbol
+    const char *unit = attn_cuda_is_variant(kernel)                      ? kernel->symbol
                        : attn_cuda_direction(kernel) == ATTN_BACKWARD ? "sm90/backward_support.cu"
                                                                       : "sm90/support.cu";
     for (int i = 0; i < attn_cuda_image_count; i++)

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "device/device.h"
-#include "cuda/cuda.h"
+#include "cuda/sm90/host/backward.h"
 #include "fake_cuda/fake.h"
 
 static char cache[] = "/tmp/attn-cache-XXXXXX";

@@ -67,7 +67,7 @@ static attn_cpu_kernel emulated(attn_form form)
 
 static void run_emulated(const attn_cpu_kernel *kernel, const check_problem *problem)
 {
-    attn_plan plan = { .desc = problem->resolved, .kernel = kernel };
+    attn_plan plan = { .desc = problem->resolved, .own = kernel };
     attn_host host;
     attn_prefill_layout prefill;
     attn_backward_layout backward;

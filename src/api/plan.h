@@ -29,8 +29,7 @@ struct attn_plan {
     char why[160];
     attn_said said;                       /* of desc.strategy */
     char strategy[ATTN_STRATEGY_TEXT];    /* all that is decided */
-    const struct attn_cpu_kernel *kernel; /* ATTN_CPU */
-    struct attn_cuda_plan *cuda;          /* ATTN_CUDA */
+    const void *own;                      /* what the backend alone knows */
 };
 
 /* attn_plan_create with some of its choices made. For sweeps over them: tiles that a kernel cannot take are taken as

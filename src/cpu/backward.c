@@ -59,7 +59,7 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
     uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0));
     uint64_t items, rows, slot;
     *l = (attn_backward_layout){ .scratch_floats = attn_backward_scratch(c->q_tile, c->kv_tile, d->dim_qk, d->dim_v) };
-    if (attn_multiplies_pairs(plan->kernel))
+    if (attn_multiplies_pairs(attn_cpu_kernel_of(plan)))
         l->scratch_floats = attn_pairs_backward_scratch(c->q_tile, c->kv_tile, d->dim_qk, d->dim_v);
     if (__builtin_mul_overflow((uint64_t)(d->batch * d->heads_kv), (uint64_t)c->splits, &items) ||
         __builtin_mul_overflow(group, (uint64_t)d->len_q, &rows) ||
@@ -67,7 +67,7 @@ bool attn_backward_lay_out(const attn_plan *plan, attn_backward_layout *l)
         slot > INT64_MAX / 8)
         return false;
     l->grad_q_floats = (int64_t)slot;
-    if (plan->kernel->ops->rows)
+    if (attn_cpu_kernel_of(plan)->ops->rows)
         l->rows_floats = attn_backward_rows((int64_t)group, d->len_q, c->q_tile, d->dim_qk, d->dim_v);
     uint64_t blocks = d->flags & ATTN_SINK ? (uint64_t)attn_ceil_div(d->len_q, rows_block(plan)) : 0;
     uint64_t slopes = d->flags & ATTN_ALIBI ? group : 0;
@@ -116,7 +116,7 @@ static int64_t tile_count(const run *r, int64_t len_kv)
 /* Where tile `tile` of `tiles` begins. */
 static int64_t tile_start(const run *r, int64_t len_kv, int64_t tiles, int64_t tile)
 {
-    int64_t at = attn_round_up(tile * len_kv / tiles, r->plan->kernel->cols);
+    int64_t at = attn_round_up(tile * len_kv / tiles, attn_cpu_kernel_of(r->plan)->cols);
     return at < len_kv ? at : len_kv;
 }
 
@@ -244,10 +244,10 @@ static void find_statistics(const run *r, int64_t index, const attn_sequence *se
         far = far || is_far(d, lse[row]);
     for (int64_t row = row0; row < row1; row++)
         task.max[row] = -INFINITY, task.factor[row] = 0;
-    if (far && r->plan->kernel->ops->rows) r->plan->kernel->ops->rows(&task);
+    if (far && attn_cpu_kernel_of(r->plan)->ops->rows) attn_cpu_kernel_of(r->plan)->ops->rows(&task);
     for (task.key0 = 0; far && task.key0 < seq->len_kv; task.key0 += keys) {
         task.key1 = task.key0 + keys < seq->len_kv ? task.key0 + keys : seq->len_kv;
-        r->plan->kernel->ops->backward(&task);
+        attn_cpu_kernel_of(r->plan)->ops->backward(&task);
     }
     for (int64_t row = row0; row < row1; row++)
         if (is_far(d, lse[row]))
@@ -282,7 +282,7 @@ static void delta_item(void *arg, int64_t item, int worker)
         .dim_v = d->dim_v,
         .delta = r->delta + index * d->len_q,
     };
-    r->plan->kernel->ops->delta(&task);
+    attn_cpu_kernel_of(r->plan)->ops->delta(&task);
     find_statistics(r, index, &seq, task.lse, row0, row1, worker);
     if (d->flags & ATTN_SINK) r->sinks[item] = sink_gradient(task.lse, task.delta, row0, row1, r->args->sink[head]);
 }
@@ -308,7 +308,7 @@ static void store_queries(const run *r, int64_t unit, int64_t g, int64_t row0, i
                                             seq.start_q, head),
         .out_row = d->grad_q_stride[1],
     };
-    if (rows > 0) r->plan->kernel->ops->sum(&task);
+    if (rows > 0) attn_cpu_kernel_of(r->plan)->ops->sum(&task);
 }
 
 /* Item: a part of one unit's keys. */
@@ -327,7 +327,7 @@ static void key_item(void *arg, int64_t item, int worker)
         task.grad_alibi = r->slopes + item * task.group;
         memset(task.grad_alibi, 0, (size_t)task.group * sizeof *task.grad_alibi);
     }
-    if (r->plan->kernel->ops->rows) r->plan->kernel->ops->rows(&task);
+    if (attn_cpu_kernel_of(r->plan)->ops->rows) attn_cpu_kernel_of(r->plan)->ops->rows(&task);
     int64_t tiles = tile_count(r, seq.len_kv), pitch = attn_gradient_pitch(d->dim_qk);
     for (int64_t g = 0; g < task.group; g++)
         memset(task.grad_q + g * task.grad_q_head, 0, (size_t)(seq.len_q * pitch) * sizeof *task.grad_q);
@@ -335,7 +335,7 @@ static void key_item(void *arg, int64_t item, int worker)
         int64_t tile = tile_of_part(splits, part, n);
         if (tile >= tiles) continue;
         task.key0 = tile_start(r, seq.len_kv, tiles, tile), task.key1 = tile_start(r, seq.len_kv, tiles, tile + 1);
-        if (task.key0 < task.key1) r->plan->kernel->ops->backward(&task);
+        if (task.key0 < task.key1) attn_cpu_kernel_of(r->plan)->ops->backward(&task);
     }
     for (int64_t g = 0; splits == 1 && g < task.group; g++)
         store_queries(r, unit, g, 0, seq.len_q, slot);
@@ -389,10 +389,10 @@ static void bias_item(void *arg, int64_t item, int worker)
         bind_bias(r, unit, &task);
         task_of_head(d, g, &task);
         task.grad_bias += g * task.grad_bias_head;
-        if (r->plan->kernel->ops->rows) r->plan->kernel->ops->rows(&task);
+        if (attn_cpu_kernel_of(r->plan)->ops->rows) attn_cpu_kernel_of(r->plan)->ops->rows(&task);
         for (task.key0 = tile * keys; task.key0 < end && task.key0 < seq.len_kv; task.key0 += keys) {
             task.key1 = task.key0 + keys < seq.len_kv ? task.key0 + keys : seq.len_kv;
-            r->plan->kernel->ops->backward(&task);
+            attn_cpu_kernel_of(r->plan)->ops->backward(&task);
         }
     }
 }

@@ -5,6 +5,12 @@
 #include "api/plan.h"
 #include "cpu/kernel.h"
 
+/* The kernel of a plan of this backend. */
+static inline const attn_cpu_kernel *attn_cpu_kernel_of(const attn_plan *plan)
+{
+    return plan->own;
+}
+
 /* The instruction set that a plan is for: the one asked for, or, where that is ATTN_ISA_AUTO, the environment's. */
 attn_status attn_cpu_wanted_isa(attn_isa asked, attn_isa *isa);
 

@@ -77,7 +77,7 @@ static void part_item(void *arg, int64_t item, int worker)
         .partial_step = splits * r->layout.partial_floats,
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
-    r->plan->kernel->ops->decode(&task);
+    attn_cpu_kernel_of(r->plan)->ops->decode(&task);
 }
 
 /* Merges row `row` of a unit's parts: maximum, sum and output as of one online softmax. */

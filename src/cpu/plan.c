@@ -113,7 +113,7 @@ static attn_said decided(const attn_plan *plan)
 {
     const attn_choice *c = &plan->choice;
     attn_said s = { .said = { false } };
-    attn_form form = plan->kernel->form;
+    attn_form form = attn_cpu_kernel_of(plan)->form;
     if (form != ATTN_GRADIENT) attn_say_value(&s, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
     attn_say_value(&s, ATTN_STRATEGY_THREADS, c->threads);
     if (form != ATTN_DECODE) attn_say_value(&s, ATTN_STRATEGY_Q_TILE, c->q_tile);
@@ -140,7 +140,7 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
         if (why_not) return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: %s", kernels[i].name, why_not);
         why_not = not_legal(&kernels[i], &plan->desc, &plan->said);
         if (why_not) return attn_fail(ATTN_UNSUPPORTED, "strategy: %s (kernel %s)", why_not, kernels[i].name);
-        plan->kernel = &kernels[i];
+        plan->own = &kernels[i];
         return ATTN_OK;
     }
     return attn_fail(ATTN_INVALID, "kernel = %.64s is no kernel of this library (`attn kernels` lists them)",
@@ -180,7 +180,7 @@ static attn_status choose(attn_plan *plan, const attn_host *host)
     if (plan->desc.kernel) {
         if ((status = named_kernel(plan, isa))) return status;
         attn_tiles tiles = tiles_of(plan);
-        attn_cost(&plan->desc, host, plan->kernel, &tiles, &plan->choice);
+        attn_cost(&plan->desc, host, attn_cpu_kernel_of(plan), &tiles, &plan->choice);
         snprintf(plan->why, sizeof plan->why, "asked for by name");
         return ATTN_OK;
     }
@@ -195,7 +195,7 @@ static attn_status choose(attn_plan *plan, const attn_host *host)
     }
     if (best == ATTN_FORMS && why_not) return attn_fail(ATTN_UNSUPPORTED, "strategy: %s", why_not);
     if (best == ATTN_FORMS) return attn_fail(ATTN_UNSUPPORTED, "no kernel computes this problem");
-    plan->kernel = first[best], plan->choice = choice[best];
+    plan->own = first[best], plan->choice = choice[best];
     const char *reason = isa != ATTN_ISA_AUTO                    ? "the best instruction set asked for"
                          : plan->desc.flags & ATTN_DETERMINISTIC ? "the fastest for one thread of any processor"
                                                                  : "the fastest here";
@@ -222,10 +222,10 @@ static attn_status size_workspace(attn_plan *plan)
     attn_backward_layout backward;
     bool fits;
     if (is_empty(&plan->desc)) return ATTN_OK;
-    if (plan->kernel->form == ATTN_PREFILL) {
+    if (attn_cpu_kernel_of(plan)->form == ATTN_PREFILL) {
         fits = attn_prefill_lay_out(plan, &prefill);
         plan->workspace = prefill.total, plan->packed = prefill.packed;
-    } else if (plan->kernel->form == ATTN_DECODE) {
+    } else if (attn_cpu_kernel_of(plan)->form == ATTN_DECODE) {
         fits = attn_decode_lay_out(plan, &decode);
         plan->workspace = decode.total;
     } else {
@@ -256,7 +256,7 @@ static attn_status choose_alike(attn_plan *plan, const attn_host *host)
     attn_tiles chosen = tiles_of(plan);
     chosen.rows = c->q_tile, chosen.keys = c->kv_tile;
     chosen.segment_rows = c->segment_rows, chosen.splits = c->splits;
-    attn_cost(&plan->desc, host, plan->kernel, &chosen, c);
+    attn_cost(&plan->desc, host, attn_cpu_kernel_of(plan), &chosen, c);
     return ATTN_OK;
 }
 
@@ -271,8 +271,8 @@ static attn_status create(attn_plan *plan)
     attn_said all = decided(plan);
     attn_words words = { plan->strategy, sizeof plan->strategy, 0 };
     attn_strategy_write(&all, &words);
-    plan->kernel_name = plan->kernel->name;
-    plan->isa_name = attn_isa_name(plan->kernel->isa);
+    plan->kernel_name = attn_cpu_kernel_of(plan)->name;
+    plan->isa_name = attn_isa_name(attn_cpu_kernel_of(plan)->isa);
     return ATTN_OK;
 }
 
@@ -288,7 +288,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     if (status || is_empty(&plan->desc)) return status;
     static void (*const drivers[ATTN_FORMS])(const attn_plan *, const attn_args *,
                                              void *) = { attn_prefill_run, attn_decode_run, attn_backward_run };
-    drivers[plan->kernel->form](plan, args, workspace);
+    drivers[attn_cpu_kernel_of(plan)->form](plan, args, workspace);
     return ATTN_OK;
 }
 
@@ -296,11 +296,12 @@ static void describe(const attn_plan *plan, attn_words *words)
 {
     const attn_choice *c = &plan->choice;
     attn_say(words, "tiles      Q %lld rows, KV %lld keys, registers %lld x %lld\n", (long long)c->q_tile,
-             (long long)c->kv_tile, (long long)plan->kernel->rows, (long long)plan->kernel->cols);
+             (long long)c->kv_tile, (long long)attn_cpu_kernel_of(plan)->rows,
+             (long long)attn_cpu_kernel_of(plan)->cols);
     attn_say(words, "threads    %d", c->threads);
     if (c->splits > 1)
         attn_say(words, ", split-KV in %d parts, %s", c->splits,
-                 plan->kernel->form == ATTN_GRADIENT ? "whose dQ are added" : "combined by LSE");
+                 attn_cpu_kernel_of(plan)->form == ATTN_GRADIENT ? "whose dQ are added" : "combined by LSE");
     attn_say(words, "\n");
 }
 

@@ -38,9 +38,9 @@ bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *l)
     uint64_t node_count = (uint64_t)(d->batch * (d->flags & ATTN_INTERVALS ? d->interval_heads : 0));
     *l = (attn_prefill_layout){ .pitch = c->segment_keys };
     l->k_floats = l->pitch * d->dim_qk;
-    l->slot_floats = l->k_floats + l->pitch * attn_round_up(d->dim_v, plan->kernel->cols);
+    l->slot_floats = l->k_floats + l->pitch * attn_round_up(d->dim_v, attn_cpu_kernel_of(plan)->cols);
     l->scratch_floats = attn_attend_scratch(c->q_tile, d->dim_qk, d->dim_v);
-    if (attn_multiplies_pairs(plan->kernel)) {
+    if (attn_multiplies_pairs(attn_cpu_kernel_of(plan))) {
         l->k_floats = l->pitch * attn_round_up(d->dim_qk, 32) / 2;
         l->slot_floats = l->k_floats + l->pitch * attn_round_up(d->dim_v, 32) / 2;
         l->scratch_floats = attn_pairs_scratch(c->q_tile, d->dim_qk, d->dim_v);
@@ -112,7 +112,7 @@ static void pack_item(const run *r, const unit *u, const progress *p, int64_t pa
         .k_pack = slot_of(r, p),
         .v_pack = slot_of(r, p) + r->layout.k_floats,
     };
-    r->plan->kernel->ops->pack(&task);
+    attn_cpu_kernel_of(r->plan)->ops->pack(&task);
 }
 
 static void attend_item(const run *r, const unit *u, const progress *p, int64_t part, int worker)
@@ -145,7 +145,7 @@ static void attend_item(const run *r, const unit *u, const progress *p, int64_t 
         .v_pack = slot_of(r, p) + r->layout.k_floats,
         .scratch = r->scratch + worker * r->layout.scratch_floats,
     };
-    r->plan->kernel->ops->attend(&task);
+    attn_cpu_kernel_of(r->plan)->ops->attend(&task);
 }
 
 /* Packs and attends what of a taken unit nobody else has begun. */

@@ -1,6 +1,6 @@
 /* Stands for the CUDA backend in a build without it. */
 #include "base/error.h"
-#include "cuda/cuda.h"
+#include "cuda/arch.h"
 
 const attn_cuda_image attn_cuda_images[] = { { NULL, NULL, NULL } };
 const int attn_cuda_image_count = 0;

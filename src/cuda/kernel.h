@@ -7,8 +7,8 @@
 #include "attn.h"
 #include "cuda/nvrtc.h"
 
-/* FORWARD: a row of sm90/forward/variants.txt; BACKWARD: of sm90/backward/variants.txt. FALLBACK, FALLBACK_BACKWARD:
- * every feature, stride and dim, not fast. */
+/* FORWARD, BACKWARD: a variant, a row of an architecture's variants.txt. FALLBACK, FALLBACK_BACKWARD: every feature,
+ * stride and dim, not fast. */
 typedef enum attn_cuda_form {
     ATTN_CUDA_FORWARD,
     ATTN_CUDA_FALLBACK,
@@ -28,7 +28,17 @@ enum {
     ATTN_CUDA_OPTIONS = 16
 };
 
+/* An architecture of GPUs. Its device code has a folder of its own; what the backend asks of it is in arch.h. */
+typedef struct attn_cuda_arch {
+    const char *isa;                      /* as attn_plan_info.isa names it */
+    const char *compile;                  /* the option that has NVRTC compile for it */
+    const char *folder;                   /* of its texts, as #include names it */
+    int major, minor;                     /* compute capability */
+    const struct attn_cuda_pass *pass[2]; /* by attn_direction */
+} attn_cuda_arch;
+
 typedef struct attn_cuda_kernel {
+    const attn_cuda_arch *arch;
     const char *name;   /* as `attn kernels` lists it */
     const char *symbol; /* in its code */
     attn_cuda_form form;
@@ -42,7 +52,7 @@ typedef struct attn_cuda_kernel {
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
     int spills;                             /* bytes of spilled registers that the build allows */
-    const char *source;                     /* a line's: what is compiled for it alone; else NULL */
+    const char *source;                     /* a variant's: what is compiled for it alone; else NULL */
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
 
@@ -52,12 +62,18 @@ static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)
 }
 
 /* Reads its tensors by TMA, and takes no problem without rows or keys. */
-static inline bool attn_cuda_is_line(const attn_cuda_kernel *kernel)
+static inline bool attn_cuda_is_variant(const attn_cuda_kernel *kernel)
 {
     return kernel->source != NULL;
 }
 
-/* The table, best first among equals, and its length. */
+/* Why a kernel cannot compute a problem on any device, however it is planned; NULL: it can. desc: resolved. */
+const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc);
+
+/* All architectures, and their number. */
+const attn_cuda_arch *const *attn_cuda_archs(int *count);
+
+/* The kernels of all architectures, best first among equals, and their number. */
 const attn_cuda_kernel *attn_cuda_kernels(int *count);
 
 /* What the build embedded: every text below sm90/, and the machine code that nvcc made, if it was there: fatbins of

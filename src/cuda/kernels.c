@@ -1,83 +1,50 @@
-/* The kernel table in memory. The build writes what it includes from sm90/forward/variants.txt and
- * sm90/backward/variants.txt. */
+/* The architectures, and the table of their kernels in memory. The build writes the rows that stand here by #include.
+ */
 #include "cuda/kernel.h"
-#include "cuda/sm90/params.h"
 
-#include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/host/table.h"
+#include "num/half.h"
+#include "problem/desc.h"
 
-enum {
-    CAUSAL_FEATURES = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CUDA_LENGTHS | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
-    GENERAL_FEATURES = CAUSAL_FEATURES | ATTN_CUDA_MASKS,
-    PLAIN_FEATURES = 0,
-    RICH_FEATURES = ATTN_CUDA_SCORES,
-    ALL_FEATURES = GENERAL_FEATURES | RICH_FEATURES
-};
-
-#define FALLBACK(type, TYPE)                                                                                      \
-    {                                                                                                             \
-        .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type, .form = ATTN_CUDA_FALLBACK,        \
-        .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512, .rows = ATTN_CUDA_FALLBACK_ROWS, .keys = 1, .cluster = 1, \
-        .features = ALL_FEATURES, .threads = 256                                                                  \
-    }
-
-#define FALLBACK_BACKWARD(type, TYPE)                                                                             \
-    {                                                                                                             \
-        .name = "sm90_backward_fallback_" #type, .symbol = "attn_sm90_backward_fallback_q_" #type,                \
-        .form = ATTN_CUDA_FALLBACK_BACKWARD, .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512,                      \
-        .rows = ATTN_CUDA_FALLBACK_ROWS, .keys = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1, .features = ALL_FEATURES, \
-        .threads = 256                                                                                            \
-    }
-
-/* What a line's sums say. */
-enum { ADDED_FOLDED = 0, FOLDED_FOLDED = 1, ADDED_LACKS = 0, FOLDED_LACKS = ATTN_WINDOW | ATTN_CUDA_LENGTHS };
+enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
 
 static const attn_cuda_kernel kernels[] = {
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, rows_, keys_, stages_, q_slots_, sets_, mask_, score_, spills_, ...) \
-    { .name = "sm90_" #name_,                                                                                       \
-      .symbol = "attn_sm90_" #name_,                                                                                \
-      .form = ATTN_CUDA_FORWARD,                                                                                    \
-      .dtype = ATTN_##dtype_,                                                                                       \
-      .dim = dim_,                                                                                                  \
-      .dim_v = dim_v_,                                                                                              \
-      .rows = rows_,                                                                                                \
-      .keys = keys_,                                                                                                \
-      .stages = stages_,                                                                                            \
-      .slots = q_slots_,                                                                                            \
-      .cluster = 1,                                                                                                 \
-      .features = mask_##_FEATURES | score_##_FEATURES,                                                             \
-      .threads = 128 * (rows_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                      \
-      .shared = ATTN_SM90_SMEM(dim_, dim_v_, rows_, keys_, stages_, q_slots_),                                      \
-      .source = "sm90/forward/forward.cu",                                                                          \
-      .spills = spills_,                                                                                            \
-      .options = { __VA_ARGS__ } },
 #include "sm90_variants.def"
-#undef ATTN_SM90
-    FALLBACK(f32, F32),          FALLBACK(f16, F16),          FALLBACK(bf16, BF16),
-#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, keys_, stages_, cluster_, sums_, mask_, score_, spills_, ...) \
-    { .name = "sm90_backward_" #name_,                                                                                \
-      .symbol = "attn_sm90_backward_" #name_,                                                                         \
-      .form = ATTN_CUDA_BACKWARD,                                                                                     \
-      .dtype = ATTN_##dtype_,                                                                                         \
-      .dim = dim_,                                                                                                    \
-      .dim_v = dim_v_,                                                                                                \
-      .rows = ATTN_SM90_BACKWARD_ROWS,                                                                                \
-      .keys = keys_,                                                                                                  \
-      .stages = stages_,                                                                                              \
-      .cluster = cluster_,                                                                                            \
-      .folded = sums_##_FOLDED,                                                                                       \
-      .features = (mask_##_FEATURES | score_##_FEATURES) & ~sums_##_LACKS,                                            \
-      .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                                   \
-      .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, cluster_),                                      \
-      .source = "sm90/backward/backward.cu",                                                                          \
-      .spills = spills_,                                                                                              \
-      .options = { __VA_ARGS__ } },
+    ATTN_SM90_FALLBACK(f32, F32),
+    ATTN_SM90_FALLBACK(f16, F16),
+    ATTN_SM90_FALLBACK(bf16, BF16),
 #include "sm90_backward_variants.def"
-#undef ATTN_SM90_BACKWARD
-    FALLBACK_BACKWARD(f32, F32), FALLBACK_BACKWARD(f16, F16), FALLBACK_BACKWARD(bf16, BF16),
+    ATTN_SM90_FALLBACK_BACKWARD(f32, F32),
+    ATTN_SM90_FALLBACK_BACKWARD(f16, F16),
+    ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
 };
+
+static const attn_cuda_arch *const archs[] = { &attn_sm90 };
 
 const attn_cuda_kernel *attn_cuda_kernels(int *count)
 {
     *count = (int)(sizeof kernels / sizeof kernels[0]);
     return kernels;
+}
+
+const attn_cuda_arch *const *attn_cuda_archs(int *count)
+{
+    *count = (int)(sizeof archs / sizeof archs[0]);
+    return archs;
+}
+
+const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
+{
+    if (attn_cuda_direction(k) != d->direction) return "it computes the other direction";
+    if (k->dtype != d->dtype) return "it does not take dtype";
+    if (d->dim_qk > k->dim || d->dim_v > k->dim_v) return "the head dimension is too large for it";
+    if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
+    if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
+    if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";
+    if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&
+        (d->bias_extent[2] > GRID_MOST || d->bias_extent[0] * d->bias_extent[1] > GRID_MOST))
+        return "rows of the bias, or its heads over the batch, are above the 65535 whose gradient it takes";
+    attn_shape shape = attn_shape_of(d);
+    bool empty = shape.q[0] == 0 || shape.q[1] == 0 || shape.k[1] == 0;
+    return attn_cuda_is_variant(k) && empty ? "there are no rows or no keys" : NULL;
 }

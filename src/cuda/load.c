@@ -29,6 +29,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static loaded_module *modules;
 static loaded_function *functions;
 
+static const attn_cuda_arch *arch_of(const attn_cuda_device *device)
+{
+    int count;
+    const attn_cuda_arch *const *archs = attn_cuda_archs(&count);
+    for (int i = 0; i < count; i++)
+        if (device->major == archs[i]->major && device->minor == archs[i]->minor) return archs[i];
+    return NULL;
+}
+
 attn_status attn_cuda_place_get(attn_cuda_place *place)
 {
     CUcontext context = NULL;
@@ -47,6 +56,7 @@ attn_status attn_cuda_place_get(attn_cuda_place *place)
         return attn_fail(ATTN_UNSUPPORTED, "CUDA device %d is not one of the first %d", device,
                          place->machine->devices);
     place->device = &place->machine->device[device];
+    place->arch = arch_of(place->device);
     return ATTN_OK;
 }
 
@@ -108,7 +118,7 @@ static attn_status find(const attn_cuda_place *place, const attn_cuda_kernel *ke
         result = driver->cuModuleGetFunction(found, in, symbol);
     }
     for (int i = 0; i < attn_cuda_text_count && !kernel && result == NOT_FOUND; i++) {
-        if (!attn_cuda_is_unit(attn_cuda_texts[i].name)) continue;
+        if (!place->arch || attn_cuda_unit_arch(attn_cuda_texts[i].name) != place->arch) continue;
         attn_status status = module_of(place, NULL, attn_cuda_texts[i].name, &in);
         if (status) return status;
         result = driver->cuModuleGetFunction(found, in, symbol);

@@ -10,6 +10,7 @@
 typedef struct attn_cuda_place {
     const attn_cuda_machine *machine;
     const attn_cuda_device *device;
+    const attn_cuda_arch *arch; /* the device's; NULL: there are no kernels for it */
     unsigned long long context;
 } attn_cuda_place;
 
@@ -17,7 +18,7 @@ typedef struct attn_cuda_place {
 attn_status attn_cuda_place_get(attn_cuda_place *place);
 
 /* The function `symbol` in the current context, ready to be launched with `shared` bytes of dynamic shared memory.
- * kernel: whose unit holds it; NULL: one of the units that are no line of the table. */
+ * kernel: whose unit holds it; NULL: one of the units of the device's architecture that are no variant. */
 attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
                            unsigned shared, CUfunction *function);
 

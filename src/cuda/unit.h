@@ -4,8 +4,9 @@
 
 #include "cuda/kernel.h"
 
-/* Whether the text of this name is a unit by itself: a *.cu that no kernel of the table names as its source. */
-bool attn_cuda_is_unit(const char *text);
+/* Whose unit the text of this name is by itself: a *.cu of an architecture's folder that no kernel of the table names
+ * as its source. NULL: it is none. */
+const attn_cuda_arch *attn_cuda_unit_arch(const char *text);
 
 /* What compiles the kernel's unit; kernel NULL: the unit that is the file `text`. The program points into the tables of
  * this library. ATTN_UNSUPPORTED: the library has no such text. */

@@ -2,7 +2,8 @@
 #ifndef TESTS_FAKE_CUDA_EMULATE_H
 #define TESTS_FAKE_CUDA_EMULATE_H
 
-#include "cuda/cuda.h"
+#include "cuda/sm90/host/backward.h"
+#include "cuda/sm90/host/forward.h"
 #include "fake.h"
 
 void fake_expect(bool right, const char *symbol, const char *what);

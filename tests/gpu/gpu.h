@@ -3,7 +3,7 @@
 #define TESTS_GPU_H
 
 #include "check/compare.h"
-#include "cuda/cuda.h"
+#include "cuda/sm90/host/backward.h"
 
 enum { WATCHDOG_SECONDS = 120 }; /* of alarm(), around what runs on the GPU */
 

@@ -65,7 +65,7 @@ int main(int argc, char **argv)
     }
     for (int i = part - 1; i < count; i += parts) {
         const attn_cuda_kernel *k = &kernels[i];
-        if (!attn_cuda_is_line(k) || !wanted[attn_cuda_direction(k)]) continue;
+        if (!attn_cuda_is_variant(k) || !wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;
         lengths(k);
         if (attn_cuda_direction(k) == ATTN_BACKWARD)

@@ -4,7 +4,7 @@
 
 #include "problem/args.h"
 #include "device/device.h"
-#include "cuda/cuda.h"
+#include "cuda/sm90/host/backward.h"
 
 /* With its outputs as its first run left them. */
 typedef struct many {

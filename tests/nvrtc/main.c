@@ -175,7 +175,7 @@ static void list_units(const char *only)
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (count > KERNELS_MOST) abort();
     for (int i = 0; i < count; i++)
-        if (attn_cuda_is_line(&kernels[i])) add(only, kernels[i].symbol, &kernels[i]);
+        if (attn_cuda_is_variant(&kernels[i])) add(only, kernels[i].symbol, &kernels[i]);
     for (int i = 0; i < attn_cuda_text_count; i++)
         if (attn_cuda_is_unit(attn_cuda_texts[i].name)) add(only, attn_cuda_texts[i].name, NULL);
 }

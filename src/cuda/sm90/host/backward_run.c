@@ -1,12 +1,17 @@
 /* A run of the backward: statistics of rows, then a line's kernel and what turns its sums into gradients, or the
  * fallback kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by
  * itself. */
-#include "cuda/run.h"
+#include "cuda/sm90/host/backward.h"
 
 #include "problem/desc.h"
 #include "num/half.h"
 
 enum { TILE = ATTN_SM90_BACKWARD_ROWS };
+
+static const attn_sm90_backward_plan *plan_of(const attn_cuda_call *c)
+{
+    return (const attn_sm90_backward_plan *)c->cuda;
+}
 
 /* Some element of the bias is added to several scores. */
 static bool repeats(const attn_desc *d)
@@ -19,7 +24,7 @@ static bool repeats(const attn_desc *d)
 
 static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
-    const attn_cuda_layout *l = &c->cuda->layout;
+    const attn_sm90_backward_plan *l = plan_of(c);
     const attn_desc *d = &c->plan->desc;
     const attn_args *a = c->args;
     p->grad_o = a->grad_o, p->grad_lse = a->grad_lse;
@@ -47,11 +52,11 @@ static void convert_none(attn_sm90_backward_params *p)
 }
 
 /* Of what only a line's kernel has. */
-static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
+static void bind_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
-    const attn_cuda_layout *l = &c->cuda->layout;
+    const attn_sm90_backward_plan *l = plan_of(c);
     const attn_desc *d = &c->plan->desc;
-    if (c->cuda->copied[ATTN_CUDA_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->copies[ATTN_CUDA_GRAD_O]);
+    if (l->base.copied[ATTN_SM90_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->base.copies[ATTN_SM90_GRAD_O]);
     p->lines = has_lines(p, p->grad_k, p->grad_k_stride, p->common.dim_qk) &&
                has_lines(p, p->grad_v, p->grad_v_stride, p->common.dim_v);
     if (p->schedule.conversions && (uintptr_t)p->grad_q % 16) convert_none(p);
@@ -60,9 +65,9 @@ static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
         p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);
         p->grad_v_sum = attn_cuda_at(c, l->grad_v_sum);
     }
-    if (attn_cuda_takes_turns(d, &p->schedule)) p->turns = attn_cuda_at(c, l->turns);
+    if (attn_sm90_takes_turns(d, &p->schedule)) p->turns = attn_cuda_at(c, l->turns);
     if (p->schedule.conversions) p->added = attn_cuda_at(c, l->added);
-    if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->counter);
+    if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->base.counter);
     p->alibi_count = (int)ATTN_SM90_BACKWARD_ALIBI(d->len_kv, c->cuda->chosen.kernel->keys);
 }
 
@@ -71,14 +76,14 @@ static void bind_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
 static attn_status run_rows(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    return attn_cuda_launch(c, "attn_sm90_backward_rows", c->cuda->rows, attn_ceil_div(d->len_q, TILE), d->heads_q,
-                            d->batch, 256, 0, p);
+    return attn_cuda_launch(c, "attn_sm90_backward_rows", plan_of(c)->rows, attn_ceil_div(d->len_q, TILE), d->heads_q,
+                            d->batch, 256, p);
 }
 
 static attn_status convert(const attn_cuda_call *c, attn_sm90_convert_params *p)
 {
-    return attn_cuda_launch(c, "attn_sm90_backward_convert", c->cuda->convert, attn_ceil_div(p->length, TILE), p->heads,
-                            c->plan->desc.batch, 128, 0, p);
+    return attn_cuda_launch(c, "attn_sm90_backward_convert", plan_of(c)->convert, attn_ceil_div(p->length, TILE),
+                            p->heads, c->plan->desc.batch, 128, p);
 }
 
 static attn_status convert_queries(const attn_cuda_call *c, const attn_sm90_backward_params *p)
@@ -113,7 +118,7 @@ static attn_sm90_convert_params keys_of(const attn_cuda_call *c, const attn_sm90
                                       .out = values ? p->grad_v : p->grad_k,
                                       .parts = p->schedule.splits,
                                       .part_step =
-                                          (splits ? attn_cuda_sum_lines(d, true) : attn_cuda_unit_keys(k)) * pitch,
+                                          (splits ? attn_sm90_sum_lines(d, true) : attn_sm90_unit_keys(k)) * pitch,
                                       .pitch = p->kv_pitch,
                                       .heads = p->common.heads_kv,
                                       .length = p->common.len_kv,
@@ -143,19 +148,19 @@ static attn_status merge_keys(const attn_cuda_call *c, const attn_sm90_backward_
     const attn_desc *d = &c->plan->desc;
     attn_sm90_merge_params m = { .of = { keys_of(c, p, false), keys_of(c, p, true) },
                                  .schedule = p->schedule,
-                                 .keys = attn_cuda_unit_keys(c->cuda->chosen.kernel),
-                                 .steps = (int)attn_cuda_unit_steps(d),
+                                 .keys = attn_sm90_unit_keys(c->cuda->chosen.kernel),
+                                 .steps = (int)attn_sm90_unit_steps(d),
                                  .batch = (int)d->batch };
-    return attn_cuda_launch(c, "attn_sm90_backward_merge", c->cuda->merge, p->schedule.parted * m.keys / TILE, 2, 1,
-                            128, 0, &m);
+    return attn_cuda_launch(c, "attn_sm90_backward_merge", plan_of(c)->merge, p->schedule.parted * m.keys / TILE, 2, 1,
+                            128, &m);
 }
 
 static attn_status run_bias(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const int64_t *extent = c->plan->desc.bias_extent;
     p->grad_bias = c->args->grad_bias;
-    return attn_cuda_launch(c, "attn_sm90_backward_fallback_bias", c->cuda->fallback_bias, extent[3], extent[2],
-                            extent[0] * extent[1], 128, 0, p);
+    return attn_cuda_launch(c, "attn_sm90_backward_fallback_bias", plan_of(c)->fallback_bias, extent[3], extent[2],
+                            extent[0] * extent[1], 128, p);
 }
 
 static attn_status run_totals(const attn_cuda_call *c, const attn_sm90_backward_params *p)
@@ -173,10 +178,10 @@ static attn_status run_totals(const attn_cuda_call *c, const attn_sm90_backward_
                                      .repeats = 1 };
     attn_status status = ATTN_OK;
     if (d->flags & ATTN_ALIBI && c->args->grad_alibi) /* without rows too, and then without a workspace */
-        status = attn_cuda_launch(c, "attn_sm90_backward_total", c->cuda->totals, d->alibi_batch * d->heads_q, 1, 1,
-                                  256, 0, &slopes);
+        status = attn_cuda_launch(c, "attn_sm90_backward_total", plan_of(c)->totals, d->alibi_batch * d->heads_q, 1, 1,
+                                  256, &slopes);
     if (!status && d->flags & ATTN_SINK && c->args->grad_sink)
-        status = attn_cuda_launch(c, "attn_sm90_backward_total", c->cuda->totals, d->heads_q, 1, 1, 256, 0, &sinks);
+        status = attn_cuda_launch(c, "attn_sm90_backward_total", plan_of(c)->totals, d->heads_q, 1, 1, 256, &sinks);
     return status;
 }
 
@@ -188,36 +193,39 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
     p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS);
     attn_status status = run_rows(c, p);
     if (!status)
-        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", c->cuda->fallback,
-                                  attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, 0, p);
+        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", plan_of(c)->base.fallback,
+                                  attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, p);
     if (!status)
-        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_kv", c->cuda->fallback_kv,
-                                  attn_ceil_div(d->len_kv, ATTN_CUDA_FALLBACK_ROWS), d->heads_kv, d->batch, 256, 0, p);
+        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_kv", plan_of(c)->fallback_kv,
+                                  attn_ceil_div(d->len_kv, ATTN_CUDA_FALLBACK_ROWS), d->heads_kv, d->batch, 256, p);
     if (!status && p->grad_bias) status = run_bias(c, p);
     return status;
 }
 
-static attn_status run_line(const attn_cuda_call *c, attn_sm90_backward_params *p)
+static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
     bool bias_after = p->grad_bias && d->flags & ATTN_DETERMINISTIC && repeats(d);
-    bind_line(c, p);
-    attn_status status = attn_cuda_prepare(c, p, p->schedule.counter);
+    bind_variant(c, p);
+    attn_status status = attn_sm90_bind_map(c, ATTN_SM90_GRAD_O, &p->grad_o_map);
+    if (!status) status = attn_sm90_prepare(c, &p->common, p->schedule.counter);
     if (bias_after) p->grad_bias = NULL;
     if (!status && p->grad_bias)
         status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
     if (!status) status = run_rows(c, p);
-    if (!status) status = attn_cuda_launch_line(c, p->schedule.grid, p);
-    if (!status && !attn_cuda_finishes(&p->schedule) && !p->schedule.conversions) status = convert_queries(c, p);
+    if (!status) status = attn_cuda_launch_variant(c, plan_of(c)->base.variant, p->schedule.grid, p);
+    if (!status && !attn_sm90_finishes(&p->schedule) && !p->schedule.conversions) status = convert_queries(c, p);
     if (!status && p->schedule.splits > 1) status = convert_keys(c, p);
     if (!status && p->schedule.parted) status = merge_keys(c, p);
     if (!status && bias_after) status = run_bias(c, p);
     return status;
 }
 
-attn_status attn_cuda_run_backward(const attn_cuda_call *c, attn_sm90_backward_params *p)
+attn_status attn_sm90_run_backward(const attn_cuda_call *c)
 {
-    bind(c, p);
-    attn_status status = c->cuda->line && attn_cuda_aligned(c) ? run_line(c, p) : run_fallback(c, p);
-    return status ? status : run_totals(c, p);
+    attn_sm90_backward_params p = plan_of(c)->params;
+    attn_sm90_bind(c, &p.common);
+    bind(c, &p);
+    attn_status status = plan_of(c)->base.variant && attn_sm90_aligned(c) ? run_variant(c, &p) : run_fallback(c, &p);
+    return status ? status : run_totals(c, &p);
 }

@@ -1,6 +1,6 @@
 /* The napkin of the backward: a tile of keys against tiles of rows, five products a step, and beside them what rows'
  * statistics and the conversion of sums move through memory. [m] was measured, [e] is an estimate. */
-#include "cuda/cuda.h"
+#include "cuda/sm90/host/backward.h"
 
 #include <math.h>
 #include <string.h>
@@ -71,7 +71,7 @@ static traffic traffic_of(const attn_desc *d, int dim, int way)
 
 static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k, double clocks[ATTN_CONSTANTS])
 {
-    const attn_machine *machine = attn_machine_for(ATTN_CUDA, device->name);
+    const attn_machine *machine = attn_cuda_machine_of(device);
     const attn_machine_kernel *measured = attn_cuda_constants(device, k);
     memset(clocks, 0, ATTN_CONSTANTS * sizeof *clocks);
     if (measured && measured->clocks[ATTN_PER_STEP] > 0) {
@@ -106,7 +106,7 @@ static const char *why_not_whole(const attn_desc *d, const attn_cuda_kernel *k)
 static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                         const attn_said *said)
 {
-    double sums = (double)attn_cuda_whole_lines(d, device->multiprocessors / k->cluster) * k->dim * 4;
+    double sums = (double)attn_sm90_whole_lines(d, device->multiprocessors / k->cluster) * k->dim * 4;
     return !why_not_whole(d, k) &&
            attn_said_or(said, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, sums <= kept_sums * device->l2_bytes);
 }
@@ -122,9 +122,9 @@ static bool units_are_alike(const attn_desc *d)
 static int64_t units_over(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
     int64_t takers = device->multiprocessors / k->cluster,
-            units = attn_ceil_div(d->len_kv, attn_cuda_unit_keys(k)) * d->heads_kv * d->batch;
+            units = attn_ceil_div(d->len_kv, attn_sm90_unit_keys(k)) * d->heads_kv * d->batch;
     bool alike = units_are_alike(d) && !is_general(k) && !k->folded,
-         counted = takers * attn_cuda_unit_steps(d) <= INT32_MAX;
+         counted = takers * attn_sm90_unit_steps(d) <= INT32_MAX;
     return alike && counted && takers > 0 && units >= takers ? units % takers : 0;
 }
 
@@ -133,29 +133,29 @@ static int64_t share_of(const attn_desc *d, const attn_cuda_device *device, cons
                         const attn_said *said, int64_t over)
 {
     if (said && said->said[ATTN_STRATEGY_STREAM_K]) return said->value[ATTN_STRATEGY_STREAM_K];
-    int64_t steps = attn_cuda_unit_steps(d), share = attn_ceil_div(over * steps, device->multiprocessors / k->cluster);
+    int64_t steps = attn_sm90_unit_steps(d), share = attn_ceil_div(over * steps, device->multiprocessors / k->cluster);
     return share < share_least ? (int64_t)min_of((double)share_least, (double)steps) : share;
 }
 
 static void predict(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                     const attn_said *said, const double clocks[ATTN_CONSTANTS], int splits, bool whole, int64_t over,
-                    attn_cuda_choice *c)
+                    attn_sm90_backward_choice *c)
 {
     traffic bytes = traffic_of(d, k->dim, whole ? WHOLE : k->folded ? FOLDED : ADDED);
-    int keys = attn_cuda_unit_keys(k), takers = device->multiprocessors / k->cluster;
+    int keys = attn_sm90_unit_keys(k), takers = device->multiprocessors / k->cluster;
     double heads = (double)(d->heads_kv * splits) * (double)d->batch, tiles = (double)attn_ceil_div(d->len_kv, keys);
     double units = tiles * heads, run = whole ? tiles : 1; /* units that are taken at once */
-    double key_pairs = c->choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
+    double key_pairs = c->base.choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
     double edge = key_pairs < (double)d->len_q ? (double)(keys + k->rows) / 2 : 0;
     double every = ceil((double)d->len_q / k->rows), seen = min_of(every, (key_pairs + edge) / k->rows);
     bool uneven = edge > 0; /* units differ: handed out longest first, they end soon after one another */
     double steps = (uneven ? seen : every) * (double)(d->heads_q / d->heads_kv / splits);
     double grid = min_of(units / run, takers), rounds = units / run / max_of(1, grid);
     double share = over ? (double)share_of(d, device, k, said, over) : 0,
-           shares = over ? ceil((double)(over * attn_cuda_unit_steps(d)) / share) : 0;
-    double lines = splits > 1 ? splits * (double)attn_cuda_sum_lines(d, true) : (shares + (double)over) * keys;
+           shares = over ? ceil((double)(over * attn_sm90_unit_steps(d)) / share) : 0;
+    double lines = splits > 1 ? splits * (double)attn_sm90_sum_lines(d, true) : (shares + (double)over) * keys;
     double sums = 8 * lines * (k->dim + k->dim_v);
-    double *count = c->choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
+    double *count = c->base.choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
     count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
     count[ATTN_PER_TILE] = run * (uneven && !whole ? rounds + late_rounds : ceil(rounds));
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
@@ -167,26 +167,27 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     if (d->flags & ATTN_DETERMINISTIC && !whole && !k->folded) count[ATTN_PER_STEP] *= 1 + turn_share[k->cluster == 2];
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
-    c->kernel = k;
-    c->choice.q_tile = k->rows, c->choice.kv_tile = k->keys, c->choice.splits = splits;
-    c->choice.levels = 2;
-    c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.within;
-    c->choice.level[1].name = "L2 to shared";
-    c->choice.level[1].bytes = units * steps * k->rows * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
+    c->base.kernel = k;
+    c->base.choice.q_tile = k->rows, c->base.choice.kv_tile = k->keys, c->base.choice.splits = splits;
+    c->base.choice.levels = 2;
+    c->base.choice.level[0].name = "memory", c->base.choice.level[0].bytes = bytes.within;
+    c->base.choice.level[1].name = "L2 to shared";
+    c->base.choice.level[1].bytes =
+        units * steps * k->rows * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
-    double start = attn_machine_for(ATTN_CUDA, device->name)->start;
-    attn_cuda_set_time(device, all, splits > 1 ? 2 * start : over ? start : 0, &c->choice);
-    c->choice.level[0].bytes += bytes.around + sums;
-    c->backward.whole = whole, c->backward.folded = k->folded;
-    c->backward.parted = (int)over, c->backward.share = (int)share, c->backward.shares = (int)shares;
-    c->dynamic = units / run > grid; /* equal units, too: blocks that share L2 do not keep step */
-    c->dynamic = attn_said_or(said, ATTN_STRATEGY_SCHEDULER, c->dynamic) == ATTN_SCHEDULER_DYNAMIC;
+    double start = attn_cuda_machine_of(device)->start;
+    attn_cuda_set_time(device, all, splits > 1 ? 2 * start : over ? start : 0, &c->base.choice);
+    c->base.choice.level[0].bytes += bytes.around + sums;
+    c->schedule.whole = whole, c->schedule.folded = k->folded;
+    c->schedule.parted = (int)over, c->schedule.share = (int)share, c->schedule.shares = (int)shares;
+    c->base.dynamic = units / run > grid; /* equal units, too: blocks that share L2 do not keep step */
+    c->base.dynamic = attn_said_or(said, ATTN_STRATEGY_SCHEDULER, c->base.dynamic) == ATTN_SCHEDULER_DYNAMIC;
     /* Who waits for units of others, or takes a share, knows that a block has taken it. */
     bool fused =
         said && said->said[ATTN_STRATEGY_DQ_POSTPROCESS] && said->value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_FUSED;
-    c->dynamic |= attn_cuda_takes_turns(d, &c->backward) || over || fused;
+    c->base.dynamic |= attn_sm90_takes_turns(d, &c->schedule) || over || fused;
 }
 
 /* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. Where
@@ -218,34 +219,35 @@ static const char *why_not_fused(const attn_desc *d, const attn_cuda_kernel *k)
 }
 
 /* How dQ comes out of its sums. */
-static int postprocess_of(const attn_desc *d, const attn_cuda_choice *c, const attn_said *said)
+static int postprocess_of(const attn_desc *d, const attn_sm90_backward_choice *c, const attn_said *said)
 {
-    const attn_sm90_backward_schedule *s = &c->backward;
-    bool can = c->dynamic && !s->parted && !why_not_fused(d, c->kernel);
-    if (attn_cuda_finishes(s)) return ATTN_DQ_NONE;
+    const attn_sm90_backward_schedule *s = &c->schedule;
+    bool can = c->base.dynamic && !s->parted && !why_not_fused(d, c->base.kernel);
+    if (attn_sm90_finishes(s)) return ATTN_DQ_NONE;
     return (int)attn_said_or(said, ATTN_STRATEGY_DQ_POSTPROCESS, can ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE);
 }
 
 /* KV heads whose sums are converted behind all units: as many as takers convert who are done while others have a unit
  * of the last wave. */
-static double late_heads(const attn_desc *d, const attn_cuda_device *device, int64_t units, const attn_cuda_choice *c)
+static double late_heads(const attn_desc *d, const attn_cuda_device *device, int64_t units,
+                         const attn_sm90_backward_choice *c)
 {
     int64_t takers = device->multiprocessors, over = units % takers;
     if (!units_are_alike(d) || over == 0) return 0;
-    double hertz = attn_machine_for(ATTN_CUDA, device->name)->hertz;
+    double hertz = attn_cuda_machine_of(device)->hertz;
     double rate = min_of(attn_cuda_bandwidth(device, "l2"), (double)(takers - over) * hertz * converted_bytes);
-    double row = 4.0 * c->kernel->dim + (double)d->dim_qk * (double)attn_dtype_size(d->dtype);
-    double seconds = c->choice.seconds / c->choice.count[ATTN_PER_TILE];
+    double row = 4.0 * c->base.kernel->dim + (double)d->dim_qk * (double)attn_dtype_size(d->dtype);
+    double seconds = c->base.choice.seconds / c->base.choice.count[ATTN_PER_TILE];
     return seconds * rate / ((double)(d->heads_q / d->heads_kv) * (double)d->len_q * row);
 }
 
 /* False: more of them than a schedule counts. */
 static bool lay_out_conversions(const attn_desc *d, const attn_cuda_device *device, const attn_said *said,
-                                int64_t units, attn_cuda_choice *c)
+                                int64_t units, attn_sm90_backward_choice *c)
 {
-    attn_sm90_backward_schedule *s = &c->backward;
+    attn_sm90_backward_schedule *s = &c->schedule;
     int64_t heads = d->heads_kv * d->batch, group = (int64_t)s->head_group * s->key_tiles * s->splits;
-    int64_t pieces = attn_ceil_div(d->len_q, c->kernel->rows * ATTN_SM90_BACKWARD_CONVERTED);
+    int64_t pieces = attn_ceil_div(d->len_q, c->base.kernel->rows * ATTN_SM90_BACKWARD_CONVERTED);
     double least = ceil(late_units * device->multiprocessors / (double)group),
            late = max_of(least, ceil(late_heads(d, device, units, c) / s->head_group)) * s->head_group;
     int64_t conversions = d->heads_q / d->heads_kv * pieces, all;
@@ -258,27 +260,29 @@ static bool lay_out_conversions(const attn_desc *d, const attn_cuda_device *devi
 
 static const char too_many[] = "its tiles are too many";
 
-static bool fails(attn_cuda_choice *c, const char *why)
+static bool fails(attn_sm90_backward_choice *c, const char *why)
 {
-    c->why_not = why;
+    c->base.why_not = why;
     return false;
 }
 
-static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const attn_said *said, attn_cuda_choice *c)
+static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const attn_said *said,
+                    attn_sm90_backward_choice *c)
 {
-    const attn_cuda_kernel *k = c->kernel;
-    int whole = c->backward.whole;
-    int64_t keys = attn_cuda_unit_keys(k), tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, units;
+    const attn_cuda_kernel *k = c->base.kernel;
+    int whole = c->schedule.whole;
+    int64_t keys = attn_sm90_unit_keys(k), tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, units;
     if (d->flags & ATTN_VARLEN) tiles = d->total_kv / keys + d->batch, sequences = 1;
-    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->choice.splits, &units)) return fails(c, too_many);
-    int parted = c->backward.parted, share = c->backward.share, shares = c->backward.shares;
+    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->base.choice.splits, &units))
+        return fails(c, too_many);
+    int parted = c->schedule.parted, share = c->schedule.share, shares = c->schedule.shares;
     int64_t total = units - parted + 2 * (int64_t)shares, heads = d->heads_kv * sequences;
     if (total > INT32_MAX) return fails(c, too_many);
-    int64_t group = whole ? 1 : head_group(d, device, k, tiles * c->choice.splits);
+    int64_t group = whole ? 1 : head_group(d, device, k, tiles * c->base.choice.splits);
     group = attn_said_or(said, ATTN_STRATEGY_HEAD_GROUP, group);
     if (group > heads || (whole && group > 1))
         return fails(c, "head-group: it is above the KV heads, or with head-persistent-dq above 1");
-    c->backward = (attn_sm90_backward_schedule){
+    c->schedule = (attn_sm90_backward_schedule){
         .key_tiles = (int)tiles,
         .total = (int)total,
         .takes = (int)(whole ? units / tiles : total - shares),
@@ -287,7 +291,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const at
         .shares = shares,
         .head_group = (int)group,
         .grid = k->cluster * (int)min_of((double)(whole ? units / tiles : units), device->multiprocessors / k->cluster),
-        .splits = c->choice.splits,
+        .splits = c->base.choice.splits,
         .folded = k->folded,
         .whole = whole,
     };
@@ -295,46 +299,46 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const at
     if (postprocess == ATTN_DQ_FUSED && !lay_out_conversions(d, device, said, units, c) &&
         !attn_said_allows(said, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_SEPARATE))
         return fails(c, too_many);
-    int late = c->backward.late;
+    int late = c->schedule.late;
     if (late > heads || (late % group && late != heads))
         return fails(c, "dq-late: it is no multiple of head-group up to the KV heads, nor all of these");
     return true;
 }
 
 static void cost_fallback(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                          attn_cuda_choice *c)
+                          attn_sm90_backward_choice *c)
 {
     static const attn_cuda_fallback measured = { .alone = 41e3, .alone_dim = 270, .pair = 51, .pair_dim = 2.24 };
     traffic bytes = traffic_of(d, 0, ADDED);
-    c->kernel = k;
-    c->backward.splits = 1;
-    c->choice.q_tile = k->rows, c->choice.kv_tile = k->keys, c->choice.splits = 1;
-    c->choice.levels = 1;
-    c->choice.level[0].name = "memory", c->choice.level[0].bytes = bytes.around + bytes.within;
+    c->base.kernel = k;
+    c->schedule.splits = 1;
+    c->base.choice.q_tile = k->rows, c->base.choice.kv_tile = k->keys, c->base.choice.splits = 1;
+    c->base.choice.levels = 1;
+    c->base.choice.level[0].name = "memory", c->base.choice.level[0].bytes = bytes.around + bytes.within;
     double heads_q = (double)d->batch * (double)d->heads_q, heads_kv = (double)d->batch * (double)d->heads_kv,
-           pairs = c->choice.pairs, dims = (double)(d->dim_qk + d->dim_v) / 2,
+           pairs = c->base.choice.pairs, dims = (double)(d->dim_qk + d->dim_v) / 2,
            of_row = pairs / max_of(1, heads_q * (double)d->len_q),
            of_key = pairs / max_of(1, heads_kv * (double)d->len_kv);
     double clocks = attn_cuda_fallback_clocks(device, heads_q, d->len_q, of_row, dims, &measured) +
                     attn_cuda_fallback_clocks(device, heads_kv, d->len_kv, of_key, dims, &measured);
-    attn_cuda_set_time(device, clocks, 3 * attn_machine_for(ATTN_CUDA, device->name)->start, &c->choice);
+    attn_cuda_set_time(device, clocks, 3 * attn_cuda_machine_of(device)->start, &c->base.choice);
 }
 
-attn_said attn_cuda_decided_backward(const attn_desc *d, const attn_cuda_choice *c)
+attn_said attn_sm90_decided_backward(const attn_desc *d, const attn_sm90_backward_choice *c)
 {
     attn_said all = { .said = { false } };
-    const attn_sm90_backward_schedule *s = &c->backward;
-    if (!attn_cuda_is_line(c->kernel)) return all;
-    int postprocess = attn_cuda_finishes(s) ? ATTN_DQ_NONE : s->conversions ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE;
+    const attn_sm90_backward_schedule *s = &c->schedule;
+    if (!attn_cuda_is_variant(c->base.kernel)) return all;
+    int postprocess = attn_sm90_finishes(s) ? ATTN_DQ_NONE : s->conversions ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE;
     attn_say_value(&all, ATTN_STRATEGY_SPLIT_GQA, s->splits);
     attn_say_value(&all, ATTN_STRATEGY_STREAM_K, s->share);
     attn_say_value(&all, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->whole);
-    attn_say_value(&all, ATTN_STRATEGY_DQ_SEMAPHORE, attn_cuda_takes_turns(d, s));
+    attn_say_value(&all, ATTN_STRATEGY_DQ_SEMAPHORE, attn_sm90_takes_turns(d, s));
     attn_say_value(&all, ATTN_STRATEGY_DQ_POSTPROCESS, postprocess);
     if (s->conversions) attn_say_value(&all, ATTN_STRATEGY_DQ_LATE, s->late);
-    attn_say_value(&all, ATTN_STRATEGY_SCHEDULER, c->dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
+    attn_say_value(&all, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
     attn_say_value(&all, ATTN_STRATEGY_HEAD_GROUP, s->head_group);
-    attn_say_value(&all, ATTN_STRATEGY_CTAS, c->ctas);
+    attn_say_value(&all, ATTN_STRATEGY_CTAS, c->base.ctas);
     return all;
 }
 
@@ -343,7 +347,7 @@ static const char *not_legal(const attn_desc *d, const attn_cuda_device *device,
                              const attn_said *s)
 {
     const char *why_not = attn_cuda_not_legal(device, k, s);
-    if (!s || why_not || !attn_cuda_is_line(k)) return why_not;
+    if (!s || why_not || !attn_cuda_is_variant(k)) return why_not;
     const int64_t *value = s->value;
     attn_cuda_device as = attn_cuda_device_of(device, s);
     int64_t group = d->heads_q / d->heads_kv;
@@ -355,7 +359,7 @@ static const char *not_legal(const attn_desc *d, const attn_cuda_device *device,
     if (s->said[ATTN_STRATEGY_STREAM_K] && value[ATTN_STRATEGY_STREAM_K]) {
         if (!units_over(d, &as, k))
             return "stream-k: waves leave no work items over, these differ (mask, lengths), or dQ has a fixed order";
-        if (value[ATTN_STRATEGY_STREAM_K] > attn_cuda_unit_steps(d))
+        if (value[ATTN_STRATEGY_STREAM_K] > attn_sm90_unit_steps(d))
             return "stream-k: it is above a work item's Q tiles";
     }
     if (whole && (why_not = why_not_whole(d, k))) return why_not;
@@ -367,42 +371,45 @@ static const char *not_legal(const attn_desc *d, const attn_cuda_device *device,
 }
 
 /* Whether a way of taking units is as it is said: its order of additions, its postprocess. */
-static bool is_said(const attn_desc *d, const attn_said *said, int64_t share, const attn_cuda_choice *c)
+static bool is_said(const attn_desc *d, const attn_said *said, int64_t share, const attn_sm90_backward_choice *c)
 {
-    const attn_sm90_backward_schedule *s = &c->backward;
+    const attn_sm90_backward_schedule *s = &c->schedule;
     int postprocess = attn_said_or(said, ATTN_STRATEGY_DQ_POSTPROCESS, -1);
-    bool fused = postprocess == ATTN_DQ_FUSED && !s->parted && c->dynamic && !attn_cuda_finishes(s);
+    bool fused = postprocess == ATTN_DQ_FUSED && !s->parted && c->base.dynamic && !attn_sm90_finishes(s);
     return attn_said_allows(said, ATTN_STRATEGY_STREAM_K, share) &&
            attn_said_allows(said, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->whole) &&
-           attn_said_allows(said, ATTN_STRATEGY_DQ_SEMAPHORE, attn_cuda_takes_turns(d, s)) &&
-           attn_said_allows(said, ATTN_STRATEGY_SCHEDULER, c->dynamic) &&
+           attn_said_allows(said, ATTN_STRATEGY_DQ_SEMAPHORE, attn_sm90_takes_turns(d, s)) &&
+           attn_said_allows(said, ATTN_STRATEGY_SCHEDULER, c->base.dynamic) &&
            (!s->whole || attn_said_allows(said, ATTN_STRATEGY_HEAD_GROUP, 1)) &&
-           (postprocess < 0 || fused || postprocess == (attn_cuda_finishes(s) ? ATTN_DQ_NONE : ATTN_DQ_SEPARATE));
+           (postprocess < 0 || fused || postprocess == (attn_sm90_finishes(s) ? ATTN_DQ_NONE : ATTN_DQ_SEPARATE));
 }
 
 /* How units are taken: one by one, a head's one behind another, those that are left over by shares. */
 enum { TAKE_UNITS, TAKE_WHOLE, TAKE_SHARES };
 
-bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *device, const attn_cuda_kernel *kernel,
-                             double pairs, const attn_tiles *tiles, attn_cuda_choice *choice)
+bool attn_sm90_cost_backward(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel,
+                             attn_sm90_backward_choice *choice)
 {
-    attn_cuda_choice start = { .choice.pairs = pairs, .schedule = { .pack = 1, .splits = 1 } };
+    const attn_desc *desc = problem->desc;
+    const attn_cuda_device *device = problem->device;
+    const attn_tiles *tiles = problem->tiles;
+    attn_sm90_backward_choice start = { .base.choice.pairs = problem->pairs };
     attn_desc typical = attn_typical(desc);
     attn_said said = tiles && tiles->said ? *tiles->said : (attn_said){ .said = { false } };
     if (said.said[ATTN_STRATEGY_DQ_LATE] && !said.said[ATTN_STRATEGY_DQ_POSTPROCESS])
         attn_say_value(&said, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED);
     attn_cuda_device as = attn_cuda_device_of(device, &said);
     double clocks[ATTN_CONSTANTS];
-    start.choice.flops = 5 * pairs * (double)(desc->dim_qk + desc->dim_v);
+    start.base.choice.flops = 5 * problem->pairs * (double)(desc->dim_qk + desc->dim_v);
     *choice = start;
-    if ((choice->why_not = not_legal(desc, device, kernel, &said))) return false;
+    if ((choice->base.why_not = not_legal(desc, device, kernel, &said))) return false;
     device = &as;
-    if (!attn_cuda_is_line(kernel)) {
+    if (!attn_cuda_is_variant(kernel)) {
         cost_fallback(&typical, device, kernel, choice);
         return true;
     }
     clocks_of(device, kernel, clocks);
-    choice->choice.seconds = INFINITY;
+    choice->base.choice.seconds = INFINITY;
     int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
     for (int splits = 1; splits <= group; splits++) {
         if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
@@ -410,15 +417,15 @@ bool attn_cuda_cost_backward(const attn_desc *desc, const attn_cuda_device *devi
         bool wholly = splits == 1 && takes_whole(desc, device, kernel, &said);
         int64_t over = splits == 1 ? units_over(desc, device, kernel) : 0;
         for (int way = 0; way < 3; way++) {
-            attn_cuda_choice c = start;
+            attn_sm90_backward_choice c = start;
             if (way == TAKE_WHOLE ? !wholly : way == TAKE_SHARES && !over) continue;
             predict(&typical, device, kernel, &said, clocks, splits, way == TAKE_WHOLE, way == TAKE_SHARES ? over : 0,
                     &c);
-            if (!is_said(desc, &said, c.backward.share, &c)) continue;
-            if (c.choice.seconds < worth_it * choice->choice.seconds) *choice = c;
+            if (!is_said(desc, &said, c.schedule.share, &c)) continue;
+            if (c.base.choice.seconds < worth_it * choice->base.choice.seconds) *choice = c;
         }
     }
-    if (!choice->kernel) return fails(choice, "the words exclude each other in this kernel");
-    choice->ctas = device->multiprocessors;
+    if (!choice->base.kernel) return fails(choice, "the words exclude each other in this kernel");
+    choice->base.ctas = device->multiprocessors;
     return lay_out(desc, device, &said, choice);
 }

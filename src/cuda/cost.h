@@ -1,0 +1,44 @@
+/* What predictions on any architecture share: the machine's figures, words that say what a plan decides, and the clocks
+ * of the fallback kernels. */
+#ifndef ATTN_CUDA_COST_H
+#define ATTN_CUDA_COST_H
+
+#include "cuda/arch.h"
+
+/* What words of either direction make illegal, NULL: nothing: a kernel that is no line has no strategies but to do
+ * without. */
+const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *kernel, const attn_said *said);
+
+/* The device as if it had as many multiprocessors as CTAs are said to run. */
+attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_said *said);
+
+/* What is known of the machine that the device is. */
+const attn_machine *attn_cuda_machine_of(const attn_cuda_device *device);
+
+/* Bytes per second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
+double attn_cuda_bandwidth(const attn_cuda_device *device, const char *level);
+
+/* What the machine says of a kernel, or NULL. f16 takes what was measured of bf16. */
+const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *kernel);
+
+/* What was measured of a fallback kernel, clocks, each with as many for a column of the head dims' mean: of a warp for
+ * 32 pairs when it has the multiprocessor to itself; of all warps of a full multiprocessor for a pair. */
+typedef struct attn_cuda_fallback {
+    double alone, alone_dim, pair, pair_dim;
+} attn_cuda_fallback;
+
+/* Clocks of `lines` rows (or keys) of each of so many heads, a warp each, against `each` others. CTAs are of 8 warps.
+ */
+double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t lines, double each, double dims,
+                                 const attn_cuda_fallback *measured);
+
+/* Sets time and what bounds it from the SM that computes longest and from the bytes of each level. */
+void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *choice);
+
+/* Heads, of `all`, that are worked off together, each with so many tiles: `fit` of them, 1 at least, whose memory stays
+ * in L2. Where tiles differ in length, more if need be, and groups alike: a tile that its group begins late is then
+ * short beside what the group leaves each of its takers (multiprocessors, or clusters). The same where tiles wait
+ * `in_turns` for those of their head: fewer of a head's are then under way at once, each behind the one before. */
+int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers, bool in_turns);
+
+#endif

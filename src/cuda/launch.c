@@ -1,0 +1,48 @@
+/* Contract: launch.h. */
+#include "cuda/launch.h"
+
+static attn_status launch(const attn_cuda_call *c, const char *what, CUfunction function, const CUlaunchConfig *config,
+                          void *params)
+{
+    if (config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0) return ATTN_OK;
+    CUresult result = c->cuda->driver->cuLaunchKernelEx(config, function, (void *[]){ params }, NULL);
+    return result ? attn_cuda_fail(result, what) : ATTN_OK;
+}
+
+attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfunction function, int64_t x, int64_t y,
+                             int64_t z, unsigned threads, void *params)
+{
+    CUlaunchConfig config = { .gridDimX = (unsigned)x,
+                              .gridDimY = (unsigned)y,
+                              .gridDimZ = (unsigned)z,
+                              .blockDimX = threads,
+                              .blockDimY = 1,
+                              .blockDimZ = 1,
+                              .hStream = c->stream };
+    return launch(c, what, function, &config, params);
+}
+
+attn_status attn_cuda_launch_variant(const attn_cuda_call *c, CUfunction function, int grid, void *params)
+{
+    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
+    CUlaunchAttribute cluster = { .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                  .value.clusterDim = { (unsigned)k->cluster, 1, 1 } };
+    CUlaunchConfig config = { .gridDimX = (unsigned)grid,
+                              .gridDimY = 1,
+                              .gridDimZ = 1,
+                              .blockDimX = k->threads,
+                              .blockDimY = 1,
+                              .blockDimZ = 1,
+                              .sharedMemBytes = k->shared,
+                              .hStream = c->stream,
+                              .attrs = &cluster,
+                              .numAttrs = k->cluster > 1 };
+    return launch(c, k->name, function, &config, params);
+}
+
+attn_status attn_cuda_clear(const attn_cuda_call *c, void *at, size_t size)
+{
+    if (size == 0) return ATTN_OK;
+    CUresult result = c->cuda->driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)at, 0, size, c->stream);
+    return result ? attn_cuda_fail(result, "cuMemsetD8Async") : ATTN_OK;
+}

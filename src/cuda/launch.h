@@ -1,0 +1,22 @@
+/* Launches in a run's stream. */
+#ifndef ATTN_CUDA_LAUNCH_H
+#define ATTN_CUDA_LAUNCH_H
+
+#include "cuda/arch.h"
+
+/* What lies at a byte offset of the workspace. */
+static inline void *attn_cuda_at(const attn_cuda_call *call, uint64_t offset)
+{
+    return call->workspace + offset;
+}
+
+/* The plan's own kernel: threads, shared memory and cluster are the table's. */
+attn_status attn_cuda_launch_variant(const attn_cuda_call *call, CUfunction function, int grid, void *params);
+
+/* One of the others, with one struct of parameters; nothing where the grid is empty. */
+attn_status attn_cuda_launch(const attn_cuda_call *call, const char *what, CUfunction function, int64_t x, int64_t y,
+                             int64_t z, unsigned threads, void *params);
+
+attn_status attn_cuda_clear(const attn_cuda_call *call, void *at, size_t size);
+
+#endif

@@ -1,0 +1,181 @@
+/* What of a plan is the backward's alone. Its workspace: two numbers a row (LSE and delta), the f32 sums of grad_q that
+ * all tiles of keys add to, of all rows or, of whole heads, those in hand, and where heads that share keys are split,
+ * sums of grad_k and grad_v; beside these only small tables, and copies of what TMA does not take. */
+#include "cuda/sm90/host/backward.h"
+
+#include "problem/desc.h"
+#include "num/half.h"
+#include "num/philox.h"
+
+enum { TILE = ATTN_SM90_BACKWARD_ROWS };
+
+/* ---- workspace ----------------------------------------------------------------------------- */
+
+/* Lines of a head, and of all: of rows, or of keys. */
+static int64_t pitch_of(const attn_desc *d, int64_t length, int64_t total)
+{
+    return d->flags & ATTN_VARLEN ? (total / TILE + d->batch) * TILE : attn_ceil_div(length, TILE) * TILE;
+}
+
+static double lines_of(const attn_desc *d, int64_t pitch, int64_t heads)
+{
+    return (d->flags & ATTN_VARLEN ? 1 : (double)d->batch) * (double)heads * (double)pitch;
+}
+
+int64_t attn_sm90_sum_lines(const attn_desc *d, bool of_keys)
+{
+    int64_t pitch = of_keys ? pitch_of(d, d->len_kv, d->total_kv) : pitch_of(d, d->len_q, d->total_q);
+    return (int64_t)lines_of(d, pitch, of_keys ? d->heads_kv : d->heads_q);
+}
+
+int64_t attn_sm90_whole_lines(const attn_desc *d, int takers)
+{
+    return takers * (d->heads_q / d->heads_kv) * pitch_of(d, d->len_q, d->total_q);
+}
+
+/* Lines of the sums of grad_q. A head with one tile of keys needs none. */
+static double query_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
+{
+    const attn_sm90_backward_schedule *s = &c->schedule;
+    if (!attn_cuda_is_variant(c->base.kernel) || (s->whole && s->key_tiles == 1)) return 0;
+    return (double)(s->whole ? attn_sm90_whole_lines(d, s->grid / c->base.kernel->cluster)
+                             : attn_sm90_sum_lines(d, false));
+}
+
+/* Lines of the sums of grad_k, and of grad_v. */
+static double key_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
+{
+    const attn_sm90_backward_schedule *s = &c->schedule;
+    if (s->splits > 1) return s->splits * (double)attn_sm90_sum_lines(d, true);
+    return (double)(s->shares + s->parted) * attn_sm90_unit_keys(c->base.kernel);
+}
+
+/* Parts of a slope's gradient in each sequence: by tiles of keys or, in the fallback kernel, to which a run may have to
+ * turn, of rows. */
+static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    int64_t fallback = attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
+            line = attn_cuda_is_variant(k) ? ATTN_SM90_BACKWARD_ALIBI(d->len_kv, k->keys) : 0;
+    return fallback > line ? fallback : line;
+}
+
+static bool lay_out(const attn_desc *d, const attn_sm90_backward_choice *c, attn_sm90_backward_plan *plan)
+{
+    const attn_cuda_kernel *k = c->base.kernel;
+    attn_sm90_plan *p = &plan->base;
+    bool turns = attn_cuda_is_variant(k) && attn_sm90_takes_turns(d, &c->schedule);
+    double rows = (double)attn_sm90_sum_lines(d, false), keys = attn_cuda_is_variant(k) ? key_lines(d, c) : 0;
+    double heads = (double)d->batch * (double)d->heads_q;
+    double added = c->schedule.conversions ? (double)d->batch * (double)d->heads_kv : 0;
+    double slopes = d->flags & ATTN_ALIBI ? heads * (double)alibi_parts(d, k) : 0;
+    double sinks = d->flags & ATTN_SINK ? heads * (double)attn_ceil_div(d->len_q, TILE) : 0;
+    return attn_sm90_append(p, rows, 2 * sizeof(float), &plan->stats) &&
+           attn_sm90_append(p, query_lines(d, c), sizeof(float) * (double)k->dim, &plan->grad_q_sum) &&
+           attn_sm90_append(p, keys, sizeof(float) * (double)k->dim, &plan->grad_k_sum) &&
+           attn_sm90_append(p, keys, sizeof(float) * (double)k->dim_v, &plan->grad_v_sum) &&
+           attn_sm90_append(p, turns ? rows / TILE : 0, sizeof(unsigned), &plan->turns) &&
+           attn_sm90_append(p, added, sizeof(unsigned), &plan->added) &&
+           attn_sm90_append(p, slopes, sizeof(float), &plan->alibi_parts) &&
+           attn_sm90_append(p, sinks, sizeof(float), &plan->sink_parts);
+}
+
+/* ---- parameters and functions -------------------------------------------------------------- */
+
+static attn_status fill(const attn_desc *d, const attn_sm90_backward_choice *c, attn_sm90_backward_plan *plan)
+{
+    static const attn_sm90_schedule none = { .pack = 1, .splits = 1 };
+    attn_sm90_backward_params *p = &plan->params;
+    p->schedule = c->schedule;
+    for (int i = 0; i < 3; i++) {
+        p->grad_o_stride[i] = d->grad_o_stride[i], p->grad_q_stride[i] = d->grad_q_stride[i];
+        p->grad_k_stride[i] = d->grad_k_stride[i], p->grad_v_stride[i] = d->grad_v_stride[i];
+    }
+    p->dim = c->base.kernel->dim;
+    p->q_pitch = (int)pitch_of(d, d->len_q, d->total_q), p->kv_pitch = (int)pitch_of(d, d->len_kv, d->total_kv);
+    attn_status status = attn_sm90_fill(d, &plan->base, &none, &p->common);
+    if (status || !attn_cuda_is_variant(c->base.kernel)) return status;
+    return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_GRAD_O, 1, &p->grad_o_map);
+}
+
+static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_sm90_backward_plan *plan)
+{
+    const attn_sm90_backward_schedule *s = &plan->params.schedule;
+    bool converts = attn_cuda_is_variant(plan->base.cuda.chosen.kernel) && (!attn_sm90_finishes(s) || s->splits > 1);
+    const struct {
+        bool wanted;
+        const char *stem;
+        CUfunction *function;
+    } functions[] = {
+        { true, "backward_rows", &plan->rows },
+        { true, "backward_fallback_kv", &plan->fallback_kv },
+        { d->flags & ATTN_BIAS, "backward_fallback_bias", &plan->fallback_bias },
+        { converts, "backward_convert", &plan->convert },
+        { s->parted, "backward_merge", &plan->merge },
+    };
+    attn_status status = attn_sm90_load(d, place, "backward_fallback_q", &plan->base);
+    for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
+        if (functions[i].wanted)
+            status = attn_sm90_load_dtype(place, d->dtype, functions[i].stem, functions[i].function);
+    if (!status && d->flags & (ATTN_ALIBI | ATTN_SINK))
+        status = attn_cuda_load(place, NULL, "attn_sm90_backward_total", 0, &plan->totals);
+    return status;
+}
+
+static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel, attn_cuda_choice *choice)
+{
+    attn_sm90_backward_choice c;
+    bool can = attn_sm90_cost_backward(problem, kernel, &c);
+    *choice = c.base;
+    return can;
+}
+
+static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *cuda)
+{
+    attn_sm90_backward_plan *plan = (attn_sm90_backward_plan *)cuda;
+    const attn_desc *d = problem->desc;
+    attn_sm90_backward_choice c;
+    attn_sm90_cost_backward(problem, cuda->chosen.kernel, &c);
+    cuda->chosen = c.base;
+    cuda->decided = attn_sm90_decided_backward(d, &c);
+    attn_sm90_start(problem, predict, &plan->base);
+    attn_status status = attn_sm90_lay_out(d, lay_out(d, &c, plan), &plan->base);
+    if (!status) status = fill(d, &c, plan);
+    return status ? status : load(d, place, plan);
+}
+
+/* ---- words --------------------------------------------------------------------------------- */
+
+static void describe(const attn_plan *plan, attn_words *words)
+{
+    const attn_sm90_backward_plan *own = plan->own;
+    attn_sm90_backward_choice whole = { own->base.cuda.chosen, own->params.schedule }, *c = &whole;
+    const attn_sm90_backward_schedule *s = &c->schedule;
+    const attn_desc *d = &plan->desc;
+    const double mib = 1 << 20, rows = (double)attn_sm90_sum_lines(d, false);
+    attn_say(words, "tiles      Q %d rows, KV %d keys\n", c->base.kernel->rows, c->base.kernel->keys);
+    if (!attn_cuda_is_variant(c->base.kernel)) {
+        attn_say(words, "grid       a CTA of %u threads per tile\n", c->base.kernel->threads);
+        return;
+    }
+    attn_say(words,
+             "grid       %d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d KV head%s at a time\n",
+             s->grid, c->base.kernel->threads, c->base.kernel->shared / 1024, s->total,
+             c->base.dynamic ? "dynamic" : "static", s->head_group, s->head_group == 1 ? "" : "s");
+    attn_say(words, "dQ         accumulator in f32, %.4g MiB, %s", query_lines(d, c) * c->base.kernel->dim * 4 / mib,
+             s->whole                      ? "head-persistent: a CTA adds up all of a head, in a fixed order"
+             : s->folded                   ? "in a fixed order (dQ semaphore); the last work item stores dQ"
+             : s->conversions              ? "atomic; postprocess fused"
+             : attn_sm90_takes_turns(d, s) ? "in a fixed order (dQ semaphore)"
+                                           : "atomic");
+    double parts = key_lines(d, c) * (c->base.kernel->dim + c->base.kernel->dim_v) * 4 / mib;
+    if (s->splits > 1)
+        attn_say(words, "; dK and dV of %d parts of the query heads that share keys, %.4g MiB", s->splits, parts);
+    if (s->parted)
+        attn_say(words, "; dK and dV of the last %d work items, stream-K by %d rows, %.4g MiB", s->parted,
+                 s->share * c->base.kernel->rows, parts);
+    attn_say(words, "; LSE and delta of rows, %.4g MiB\n", rows * 8 / mib);
+    attn_sm90_describe(plan, false, words);
+}
+
+const attn_cuda_pass attn_sm90_backward = { sizeof(attn_sm90_backward_plan), predict, create, attn_sm90_run_backward,
+                                            describe };

@@ -1,0 +1,62 @@
+/* The backward on Hopper: its plan (backward.c), whose run is in backward_run.c. */
+#ifndef ATTN_CUDA_SM90_HOST_BACKWARD_H
+#define ATTN_CUDA_SM90_HOST_BACKWARD_H
+
+#include "cuda/sm90/host/sm90.h"
+
+#include "cuda/sm90/backward_params.h"
+
+/* How a kernel would run the backward: all of its schedule but the counter's address. */
+typedef struct attn_sm90_backward_choice {
+    attn_cuda_choice base;
+    attn_sm90_backward_schedule schedule;
+} attn_sm90_backward_choice;
+
+/* As attn_cuda_pass.predict. */
+bool attn_sm90_cost_backward(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel,
+                             attn_sm90_backward_choice *choice);
+
+/* All that a choice decides. */
+attn_said attn_sm90_decided_backward(const attn_desc *desc, const attn_sm90_backward_choice *choice);
+
+typedef struct attn_sm90_backward_plan {
+    attn_sm90_plan base;
+    uint64_t stats, grad_q_sum, grad_k_sum, grad_v_sum, turns, added, alibi_parts, sink_parts; /* byte offsets */
+    CUfunction rows, convert, merge, totals, fallback_kv, fallback_bias;                       /* NULL: not needed */
+    attn_sm90_backward_params params; /* complete but for addresses and seeds */
+} attn_sm90_backward_plan;
+
+/* As attn_cuda_pass.run. */
+attn_status attn_sm90_run_backward(const attn_cuda_call *call);
+
+extern const attn_cuda_pass attn_sm90_backward;
+
+int64_t attn_sm90_sum_lines(const attn_desc *desc, bool of_keys); /* lines of sums over rows, or over keys */
+int64_t attn_sm90_whole_lines(const attn_desc *desc, int takers); /* over rows, where so many take whole heads */
+
+/* Keys of a backward unit. */
+static inline int attn_sm90_unit_keys(const attn_cuda_kernel *kernel)
+{
+    return kernel->keys * kernel->cluster;
+}
+
+/* Row tiles that may see one. */
+static inline int64_t attn_sm90_unit_steps(const attn_desc *desc)
+{
+    int64_t rows = ATTN_SM90_BACKWARD_ROWS;
+    return (desc->len_q + rows - 1) / rows * (desc->heads_q / desc->heads_kv);
+}
+
+/* Whether units of keys add to grad_q in turns. */
+static inline bool attn_sm90_takes_turns(const attn_desc *desc, const attn_sm90_backward_schedule *s)
+{
+    return s->folded || (desc->flags & ATTN_DETERMINISTIC && !s->whole);
+}
+
+/* Whether the line's kernel finishes grad_q: no sums of it are converted behind. */
+static inline bool attn_sm90_finishes(const attn_sm90_backward_schedule *s)
+{
+    return s->folded || s->whole;
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* The forward on Hopper: its plan and its run. Contract: arch.h. */
+#include "cuda/sm90/host/forward.h"
+
+#include "num/half.h"
+#include "problem/desc.h"
+
+typedef struct forward_plan {
+    attn_sm90_plan base;
+    uint64_t partial_o, partial_lse; /* byte offsets */
+    CUfunction combine;              /* NULL: nothing is parted */
+    attn_sm90_params params;         /* complete but for addresses and seeds */
+} forward_plan;
+
+/* ---- the plan ------------------------------------------------------------------------------ */
+
+static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel, attn_cuda_choice *choice)
+{
+    attn_sm90_forward_choice c;
+    bool can = attn_sm90_cost_forward(problem, kernel, &c);
+    *choice = c.base;
+    return can;
+}
+
+static bool lay_out(const attn_desc *d, const attn_sm90_schedule *s, forward_plan *plan)
+{
+    double parts = (double)s->splits * (double)s->parted_lines;
+    return attn_sm90_append(&plan->base, parts, 4.0 * (double)d->dim_v, &plan->partial_o) &&
+           attn_sm90_append(&plan->base, parts, 4, &plan->partial_lse);
+}
+
+/* The variant stores whole tiles of o by TMA. */
+static bool maps_output(const attn_desc *d, const attn_sm90_forward_choice *c)
+{
+    bool wide = attn_cuda_is_variant(c->base.kernel) && attn_sm90_stores_wide(d, &c->schedule);
+    return wide && c->schedule.pack == 1 && attn_sm90_tma_takes(d, ATTN_SM90_O);
+}
+
+static attn_status fill(const attn_desc *d, const attn_sm90_forward_choice *c, forward_plan *plan)
+{
+    attn_status status = attn_sm90_fill(d, &plan->base, &c->schedule, &plan->params);
+    plan->params.o_mapped = maps_output(d, c);
+    if (status || !plan->params.o_mapped) return status;
+    return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_O, 1, &plan->params.o_map);
+}
+
+static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *cuda)
+{
+    forward_plan *plan = (forward_plan *)cuda;
+    const attn_desc *d = problem->desc;
+    attn_sm90_forward_choice c;
+    attn_sm90_cost_forward(problem, cuda->chosen.kernel, &c);
+    cuda->chosen = c.base;
+    cuda->decided = attn_sm90_decided_forward(d, &c);
+    attn_sm90_start(problem, predict, &plan->base);
+    attn_status status = attn_sm90_lay_out(d, lay_out(d, &c.schedule, plan), &plan->base);
+    if (!status) status = fill(d, &c, plan);
+    if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
+    if (!status && c.schedule.parted) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
+    return status;
+}
+
+/* ---- a run --------------------------------------------------------------------------------- */
+
+static attn_status run_fallback(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    p->fallback.q = c->args->q, p->fallback.k = c->args->k, p->fallback.v = c->args->v;
+    p->schedule.splits = 1;
+    return attn_cuda_launch(c, "attn_sm90_fallback", plan->base.fallback,
+                            attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, p);
+}
+
+static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_params *p)
+{
+    if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, plan->base.counter);
+    if (plan->combine) {
+        p->partial_o = attn_cuda_at(c, plan->partial_o);
+        p->partial_lse = attn_cuda_at(c, plan->partial_lse);
+    }
+    attn_status status = p->o_mapped ? attn_sm90_bind_map(c, ATTN_SM90_O, &p->o_map) : ATTN_OK;
+    if (!status) status = attn_sm90_prepare(c, p, p->schedule.counter);
+    if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, p);
+    if (status || !plan->combine) return status;
+    return attn_cuda_launch(c, "attn_sm90_combine", plan->combine, attn_ceil_div(p->schedule.parted_lines, 4), 1, 1,
+                            128, p);
+}
+
+static attn_status run(const attn_cuda_call *c)
+{
+    const forward_plan *plan = (const forward_plan *)c->cuda;
+    const attn_desc *d = &c->plan->desc;
+    attn_sm90_params p = plan->params;
+    attn_sm90_bind(c, &p);
+    bool wide = !attn_sm90_stores_wide(d, &p.schedule) || (uintptr_t)c->args->o % 16 == 0;
+    if (d->batch == 0 || d->len_q == 0) return ATTN_OK;
+    return (plan->base.variant && wide && attn_sm90_aligned(c) ? run_variant : run_fallback)(c, plan, &p);
+}
+
+/* ---- words --------------------------------------------------------------------------------- */
+
+static void describe(const attn_plan *plan, attn_words *words)
+{
+    const forward_plan *own = plan->own;
+    const attn_cuda_choice *c = &own->base.cuda.chosen;
+    const attn_sm90_schedule *s = &own->params.schedule;
+    attn_say(words, "tiles      Q %lld rows", (long long)c->choice.q_tile);
+    if (s->pack > 1) attn_say(words, " of %d heads (PackGQA)", s->pack);
+    attn_say(words, ", KV %d keys", c->kernel->keys);
+    if (s->splits > 1) {
+        attn_say(words, ", split-KV");
+        if (s->parted * s->splits < s->total) attn_say(words, " of the last %d Q tiles", s->parted);
+        attn_say(words, " in %d parts, combined by LSE", s->splits);
+    }
+    attn_say(words, "\ngrid       ");
+    if (attn_cuda_is_variant(c->kernel))
+        attn_say(words, "%d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d head%s at a time\n", s->grid,
+                 c->kernel->threads, c->kernel->shared / 1024, s->total, c->dynamic ? "dynamic" : "static",
+                 s->head_group, s->head_group == 1 ? "" : "s");
+    else
+        attn_say(words, "a CTA of %u threads per tile\n", c->kernel->threads);
+    attn_sm90_describe(plan, attn_sm90_stores_wide(&plan->desc, s), words);
+}
+
+const attn_cuda_pass attn_sm90_forward = { sizeof(forward_plan), predict, create, run, describe };

@@ -1,0 +1,118 @@
+/* Tensors on Hopper: which TMA takes as they lie, their maps, and copies of the others. Contract: sm90.h. */
+#include "cuda/sm90/host/sm90.h"
+
+#include <string.h>
+
+#include "num/half.h"
+#include "problem/desc.h"
+
+enum { SOME_ADDRESS = 4096 };
+
+attn_sm90_tensor attn_sm90_tensor_of(const attn_desc *desc, int which)
+{
+    attn_shape shape = attn_shape_of(desc);
+    const int64_t *extents[] = { shape.q, shape.k, shape.v, shape.o, shape.o };
+    const int64_t *strides[] = { desc->q_stride, desc->k_stride, desc->v_stride, desc->grad_o_stride, desc->o_stride };
+    attn_sm90_tensor tensor;
+    memcpy(tensor.extent, extents[which], sizeof tensor.extent);
+    memcpy(tensor.stride, strides[which], sizeof tensor.stride);
+    return tensor;
+}
+
+attn_sm90_tensor attn_sm90_repacked(attn_sm90_tensor t)
+{
+    t.stride[2] = attn_sm90_pitch(t.extent[3]);
+    t.stride[1] = t.stride[2] * t.extent[2];
+    t.stride[0] = t.stride[1] * t.extent[1];
+    return t;
+}
+
+/* TMA takes strides of a multiple of 16 bytes, above 0 and below 2^40; the kernels take 16-bit elements. */
+bool attn_sm90_tma_takes(const attn_desc *d, int which)
+{
+    attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
+    if (which == ATTN_SM90_GRAD_O && attn_out_dtype(d) != d->dtype) return false;
+    for (int i = 0; i < 3; i++) {
+        int64_t bytes = t.stride[i] * attn_dtype_size(d->dtype);
+        if (t.extent[i] > 1 && (bytes % 16 != 0 || bytes <= 0 || bytes >= (int64_t)1 << 40)) return false;
+    }
+    return true;
+}
+
+bool attn_sm90_is_staged(const attn_desc *d)
+{
+    attn_shape shape = attn_shape_of(d);
+    bool even = d->dim_v % 8 == 0;
+    for (int i = 0; i < 3; i++)
+        even &= shape.o[i] == 1 || d->o_stride[i] % 8 == 0;
+    return !(d->flags & ATTN_OUT_F32) && !even;
+}
+
+/* ---- maps ---------------------------------------------------------------------------------- */
+
+attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, int which, int pack, attn_sm90_map *map)
+{
+    const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
+    uint32_t heads = which == ATTN_SM90_Q ? (uint32_t)pack : 1;
+    attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
+    if (plan->copied[which]) t = attn_sm90_repacked(t);
+    uint64_t size = (uint64_t)attn_dtype_size(d->dtype), extent[4], stride[3];
+    const uint32_t rows[] = { (uint32_t)k->rows / heads, (uint32_t)k->keys, (uint32_t)k->keys, (uint32_t)k->rows,
+                              ATTN_SM90_OUTPUT_ROWS };
+    uint32_t box[4] = { 64, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
+    for (int i = 0; i < 4; i++)
+        extent[i] = (uint64_t)t.extent[i < 1 ? 3 : 3 - i];
+    for (int i = 0; i < 3; i++)
+        stride[i] = t.extent[2 - i] > 1 ? (uint64_t)t.stride[2 - i] * size : 16;
+    CUtensorMap encoded;
+    int type = d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    CUresult result = plan->cuda.driver->cuTensorMapEncodeTiled(
+        &encoded, type, 4, (void *)(uintptr_t)SOME_ADDRESS, extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    memcpy(map, &encoded, sizeof encoded);
+    return result ? attn_cuda_fail(result, "cuTensorMapEncodeTiled") : ATTN_OK;
+}
+
+static const attn_sm90_plan *plan_of(const attn_cuda_call *c)
+{
+    return (const attn_sm90_plan *)c->cuda;
+}
+
+static const void *tensor_at(const attn_args *a, int which)
+{
+    const void *const at[] = { a->q, a->k, a->v, a->grad_o, a->o };
+    return at[which];
+}
+
+attn_status attn_sm90_bind_map(const attn_cuda_call *c, int which, attn_sm90_map *map)
+{
+    const attn_sm90_plan *plan = plan_of(c);
+    const void *at = plan->copied[which] ? attn_cuda_at(c, plan->copies[which]) : tensor_at(c->args, which);
+    CUtensorMap encoded;
+    memcpy(&encoded, map, sizeof encoded);
+    CUresult result = c->cuda->driver->cuTensorMapReplaceAddress(&encoded, (void *)(uintptr_t)at);
+    memcpy(map, &encoded, sizeof encoded);
+    return result ? attn_cuda_fail(result, "cuTensorMapReplaceAddress") : ATTN_OK;
+}
+
+bool attn_sm90_aligned(const attn_cuda_call *c)
+{
+    for (int i = 0; i < attn_sm90_tensors(&c->plan->desc); i++)
+        if (!plan_of(c)->copied[i] && (uintptr_t)tensor_at(c->args, i) % 16 != 0) return false;
+    return true;
+}
+
+attn_status attn_sm90_repack(const attn_cuda_call *c, int which)
+{
+    attn_sm90_tensor t = attn_sm90_tensor_of(&c->plan->desc, which);
+    const attn_sm90_plan *plan = plan_of(c);
+    if (!plan->copied[which]) return ATTN_OK;
+    attn_sm90_repack_params p = { .in = tensor_at(c->args, which),
+                                  .out = attn_cuda_at(c, plan->copies[which]),
+                                  .stride = { t.stride[0], t.stride[1], t.stride[2] },
+                                  .rows = (int)t.extent[1],
+                                  .heads = (int)t.extent[2],
+                                  .dim = (int)t.extent[3],
+                                  .pitch = (int)attn_sm90_pitch(t.extent[3]) };
+    return attn_cuda_launch(c, "attn_sm90_repack", plan->repack, t.extent[1], t.extent[0], 1, 256, &p);
+}
