@@ -232,11 +232,8 @@ static void print_text(const attn_cpu_kernel *kernels, int count)
 
 static bool compiled_in(const attn_cuda_kernel *kernel)
 {
-    const char *unit = attn_cuda_is_variant(kernel)                      ? kernel->symbol
-                       : attn_cuda_direction(kernel) == ATTN_BACKWARD ? "sm90/backward_support.cu"
-                                                                      : "sm90/support.cu";
     for (int i = 0; i < attn_cuda_image_count; i++)
-        if (!strcmp(attn_cuda_images[i].unit, unit)) return true;
+        if (!strcmp(attn_cuda_images[i].unit, kernel->unit)) return true;
     return false;
 }
 
@@ -250,7 +247,7 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
         const attn_cuda_kernel *kernel = &kernels[i];
         attn_json_open(&json, NULL, '{');
         attn_json_string(&json, "name", kernel->name);
-        attn_json_string(&json, "isa", "sm_90a");
+        attn_json_string(&json, "isa", kernel->arch->isa);
         attn_json_string(&json, "pass", attn_cuda_direction(kernel) == ATTN_BACKWARD ? "backward" : "forward");
         attn_json_string(&json, "dtype", attn_dtype_name(kernel->dtype));
         attn_json_integer(&json, "dim_max", kernel->dim);

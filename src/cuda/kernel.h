@@ -41,6 +41,7 @@ typedef struct attn_cuda_kernel {
     const attn_cuda_arch *arch;
     const char *name;   /* as `attn kernels` lists it */
     const char *symbol; /* in its code */
+    const char *unit;   /* of the image that holds it */
     attn_cuda_form form;
     attn_dtype dtype;
     int dim, dim_v; /* the greatest it takes */

@@ -113,7 +113,7 @@ static attn_status find(const attn_cuda_place *place, const attn_cuda_kernel *ke
     CUmodule in;
     CUresult result = NOT_FOUND;
     if (kernel) {
-        attn_status status = module_of(place, kernel, kernel->symbol, &in);
+        attn_status status = module_of(place, kernel, kernel->unit, &in);
         if (status) return status;
         result = driver->cuModuleGetFunction(found, in, symbol);
     }
