@@ -13,7 +13,7 @@ import subprocess
 MOST = 40
 BASE = "tests/mutants/base"
 LIST = "tests/mutants/mutants.py"
-FOLDERS = ("src", "include", "", "check", "cli", "tests", "examples/gpt")
+FOLDERS = ("src", "include", "", "device", "check", "bench", "cli", "tests", "examples/gpt")
 BESIDE = {  # what tests run or read that they do not include
     "cuda": ["tests/fake_cuda/*"],
     "emulated": ["tests/gpu/*", "tests/emulated_gpu/*", "tests/fake_cuda/*"],
@@ -96,7 +96,7 @@ class Sources:
         for pattern in BESIDE.get(name.partition("_")[0], []):
             paths += [os.path.relpath(path, self.root) for path in glob.glob(os.path.join(self.root, pattern))]
         found = self.closure(paths)
-        checks = [path[:-1] + "c" for path in found if path.startswith(("check/", "tests/")) and path.endswith(".h")]
+        checks = [path[:-1] + "c" for path in found if path.startswith(("device/", "check/", "tests/")) and path.endswith(".h")]
         return found | self.closure(checks)
 
     def of(self, mutant):
