@@ -39,7 +39,7 @@ attn_status attn_compute_run(attn_computation *c, const attn_args *args, bool qu
     void *workspace = size ? malloc(size) : NULL;
     if (size && !workspace) return attn_fail(ATTN_NO_MEMORY, "no memory for a workspace of %zu bytes", size);
     attn_progress progress;
-    attn_progress_start(&progress, c->info.seconds, quiet);
+    attn_progress_start(&progress, c->info.seconds, quiet ? ATTN_PROGRESS_QUIET : ATTN_PROGRESS_TERMINAL);
     double start = attn_seconds();
     attn_status status = attn_run(c->plan, args, workspace, NULL);
     c->seconds = attn_seconds() - start;

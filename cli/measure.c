@@ -134,7 +134,7 @@ attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t p
     double times[RUNS], total = 0;
     int runs = 0;
     attn_progress progress;
-    attn_progress_start(&progress, RUNS * predicted < 1 ? RUNS * predicted : predicted, false);
+    attn_progress_start(&progress, RUNS * predicted < 1 ? RUNS * predicted : predicted, ATTN_PROGRESS_TERMINAL);
     while (!m.status && runs < RUNS && total < 1) {
         double start = attn_seconds();
         m.status = attn_run(plan, &args, workspace, NULL);

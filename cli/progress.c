@@ -20,38 +20,44 @@ static void tenths(double seconds, char text[ATTN_NUMBER_TEXT])
         attn_seconds_text(fmax(seconds, 10), text);
 }
 
+static void show_line(const attn_progress *progress)
+{
+    char passed[ATTN_NUMBER_TEXT], all[ATTN_NUMBER_TEXT];
+    double seconds = attn_seconds() - progress->start;
+    const char *form = seconds <= progress->predicted ? "%scomputing... %s of about %s%s"
+                                                      : "%scomputing... %s, longer than the predicted %s%s";
+    tenths(seconds, passed);
+    tenths(progress->predicted, all);
+    fprintf(stderr, form, progress->terminal ? "\r\033[K" : "   ", passed, all, progress->terminal ? "" : "\n");
+}
+
 static void *show(void *context)
 {
     attn_progress *progress = context;
+    const long pause = progress->terminal ? 500 : 1500; /* milliseconds */
     bool shown = false;
     pthread_mutex_lock(&progress->mutex);
     while (!progress->done) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 500000000;
+        until.tv_nsec += pause % 1000 * 1000000, until.tv_sec += pause / 1000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&progress->changed, &progress->mutex, &until);
         if (progress->done) break;
-        char passed[ATTN_NUMBER_TEXT], all[ATTN_NUMBER_TEXT];
-        double seconds = attn_seconds() - progress->start;
-        tenths(seconds, passed);
-        tenths(progress->predicted, all);
-        if (seconds <= progress->predicted)
-            fprintf(stderr, "\r\033[Kcomputing... %s of about %s", passed, all);
-        else
-            fprintf(stderr, "\r\033[Kcomputing... %s, longer than the predicted %s", passed, all);
+        show_line(progress);
         shown = true;
     }
     pthread_mutex_unlock(&progress->mutex);
-    if (shown) fputs("\r\033[K", stderr);
+    if (shown && progress->terminal) fputs("\r\033[K", stderr);
     return NULL;
 }
 
-void attn_progress_start(attn_progress *progress, double predicted, bool quiet)
+void attn_progress_start(attn_progress *progress, double predicted, attn_progress_form form)
 {
     *progress = (attn_progress){ .start = attn_seconds(), .predicted = predicted };
-    if (quiet || !isatty(STDERR_FILENO)) return;
+    progress->terminal = isatty(STDERR_FILENO);
+    if (form == ATTN_PROGRESS_QUIET || (form == ATTN_PROGRESS_TERMINAL && !progress->terminal)) return;
     pthread_mutex_init(&progress->mutex, NULL);
     pthread_cond_init(&progress->changed, NULL);
     progress->running = !pthread_create(&progress->thread, NULL, show, progress);

@@ -2,38 +2,48 @@
  *
  *   attn_demo TEXT PLOT.svg
  *
- * 1. Bits a byte of the same SCORED bytes against the context they may look back on, by a window mask.
+ * 1. Bits per byte of the same SCORED bytes against the context that they may look back on, by a window mask.
  * 2. All of the text in one call, against standard attention: the same answer, the time, the memory.
- * 3. The text goes on, byte after byte, through the decode path and a KV cache.
+ * 3. What the next byte looks at, and how the text goes on, byte after byte, through the decode path and a KV cache.
  *
+ * A slow machine gets less to do, not more time: what would not fit into a part's SECONDS is left out, and said so.
  * "Strictly earlier" needs no mask of its own: there is one key less than there are rows, and causal aligns the ends,
  * so row i sees keys j < i. */
+#define _DEFAULT_SOURCE
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "attn.h"
 #include "base/detect.h"
-#include "command.h"
-#include "cpu/threads.h"
+#include "base/words.h"
 #include "device/clock.h"
 #include "model.h"
 #include "plot.h"
+#include "progress.h"
 #include "standard.h"
 
-enum { SCORED = 8192, CONTEXT = 65536, LENGTH = CONTEXT + SCORED, WRITTEN = 320 };
+enum { SCORED = 2048, CONTEXT = 65536, LENGTH = CONTEXT + SCORED, WRITTEN = 320, SOURCES = 5 };
 
-#define BUDGET ((int64_t)2 << 30) /* bytes of scores that standard attention may have */
+/* Of each part, and of all scores that standard attention may have: bytes. */
+#define SECONDS 30.0
+#define SCORES_MOST ((int64_t)1 << 30)
+
+#define WRITING_SCALE (4 * MODEL_SCALE) /* less by chance than it guesses */
 
 typedef struct demo {
     uint8_t text[LENGTH + WRITTEN];
     float *feature, *value, *o; /* rows of MODEL_DIM, MODEL_BYTES, MODEL_BYTES */
     int threads;
-    bool standard; /* OpenBLAS is there */
-    plot_line bits, ours, theirs;
+    bool standard;          /* OpenBLAS is there */
+    int64_t memory, unused; /* bytes of this machine */
+    double per_pair;        /* seconds, in the last call; 0: there was none */
+    double per_score;       /* the same of standard attention */
+    plot_line bits, ours, theirs, our_bytes, their_bytes, machine;
 } demo;
 
 static void die(const char *format, ...)
@@ -61,16 +71,28 @@ static attn_plan *plan_of(attn_desc *desc)
     desc->batch = desc->heads_q = 1;
     desc->dim_qk = MODEL_DIM;
     desc->dim_v = MODEL_BYTES;
-    desc->scale = MODEL_SCALE;
+    if (desc->scale <= 0) desc->scale = MODEL_SCALE;
     if (attn_plan_create(&plan, desc)) die("%s", attn_error());
     return plan;
 }
 
-static double run(const attn_plan *plan, const attn_args *args, void *workspace)
+/* Visible pairs of so many rows, the last of which sees all keys. */
+static double pairs_of(int64_t rows, int64_t keys)
 {
+    return (double)rows * ((double)keys - (double)(rows - 1) / 2);
+}
+
+static double run(demo *d, const attn_plan *plan, const attn_args *args, void *workspace, double pairs)
+{
+    attn_progress progress;
     double start = attn_seconds();
-    if (attn_run(plan, args, workspace, NULL)) die("%s", attn_error());
-    return attn_seconds() - start;
+    attn_progress_start(&progress, pairs * d->per_pair, ATTN_PROGRESS_LINES);
+    attn_status status = attn_run(plan, args, workspace, NULL);
+    attn_progress_stop(&progress);
+    if (status) die("%s", attn_error());
+    double seconds = attn_seconds() - start;
+    d->per_pair = seconds / pairs;
+    return seconds;
 }
 
 /* Bytes with a unit, for people. */
@@ -90,31 +112,42 @@ static void read_text(demo *d, const char *path)
     if (length < LENGTH) die("%s: %zu bytes; the demo takes %d", path, length, LENGTH);
 }
 
+static double bits_with(demo *d, int64_t context)
+{
+    attn_desc desc = { .flags = ATTN_CAUSAL | ATTN_WINDOW,
+                       .len_q = SCORED,
+                       .len_kv = context + SCORED - 1,
+                       .window_left = context - 1,
+                       .window_right = -1 };
+    attn_plan *plan = plan_of(&desc);
+    void *workspace = allocate(attn_plan_workspace(plan));
+    int64_t key0 = LENGTH - SCORED - context;
+    attn_args args = { .q = d->feature + (int64_t)CONTEXT * MODEL_DIM,
+                       .k = d->feature + key0 * MODEL_DIM,
+                       .v = d->value + key0 * MODEL_BYTES,
+                       .o = d->o };
+    double bits = 0.0;
+    run(d, plan, &args, workspace, (double)SCORED * (double)context);
+    for (int64_t i = 0; i < SCORED; i++)
+        bits += model_bits(d->o + i * MODEL_BYTES, d->text[CONTEXT + i]) / SCORED;
+    free(workspace);
+    attn_plan_destroy(plan);
+    return bits;
+}
+
 static void show_bits(demo *d)
 {
-    printf("1. Predicting %d bytes of the book from what comes before them\n\n", SCORED);
-    printf("   context   bits a byte        time\n");
+    double start = attn_seconds();
+    printf("1. The farther it may look back, the better it guesses the next byte\n\n");
+    printf("   bytes it sees   bits per byte (8: knows nothing)\n");
     for (int64_t context = 512; context <= CONTEXT; context *= 2) {
-        attn_desc desc = { .flags = ATTN_CAUSAL | ATTN_WINDOW,
-                           .len_q = SCORED,
-                           .len_kv = context + SCORED - 1,
-                           .window_left = context - 1,
-                           .window_right = -1 };
-        attn_plan *plan = plan_of(&desc);
-        void *workspace = allocate(attn_plan_workspace(plan));
-        int64_t key0 = LENGTH - SCORED - context;
-        attn_args args = { .q = d->feature + (int64_t)CONTEXT * MODEL_DIM,
-                           .k = d->feature + key0 * MODEL_DIM,
-                           .v = d->value + key0 * MODEL_BYTES,
-                           .o = d->o };
-        double seconds = run(plan, &args, workspace), bits = 0.0;
-        for (int64_t i = 0; i < SCORED; i++)
-            bits += model_bits(d->o + i * MODEL_BYTES, d->text[CONTEXT + i]) / SCORED;
-        printf("   %7lld   %11.3f   %7.2f s\n", (long long)context, bits, seconds);
+        double left = SECONDS - (attn_seconds() - start);
+        if ((double)SCORED * (double)context * d->per_pair > left) break;
+        double bits = bits_with(d, context);
+        printf("   %13lld   %.2f  %.*s\n", (long long)context, bits, (int)lround(6 * bits),
+               "################################################");
         fflush(stdout);
         plot_add(&d->bits, (double)context, bits);
-        free(workspace);
-        attn_plan_destroy(plan);
     }
 }
 
@@ -128,59 +161,89 @@ static double difference(const float *a, const float *b, int64_t count)
     return most;
 }
 
-/* What the last line says: of the longest text that standard attention had the memory for. */
+/* What the last lines say: of the longest text, and of the longest that standard attention had the memory for. */
 typedef struct verdict {
-    double gap, faster, less;
+    int64_t rows, bytes, other_bytes;
+    double seconds, gap, faster;
 } verdict;
 
-static void compare_at(demo *d, int64_t rows, verdict *last)
+static double run_standard(demo *d, int64_t rows, float *other, float *scores)
 {
-    attn_desc desc = { .flags = ATTN_CAUSAL, .len_q = rows, .len_kv = rows - 1 };
-    attn_plan *plan = plan_of(&desc);
-    int64_t bytes = (int64_t)attn_plan_workspace(plan), other_bytes = standard_bytes(rows, rows - 1);
-    void *workspace = allocate((size_t)bytes);
-    attn_args args = { .q = d->feature, .k = d->feature, .v = d->value, .o = d->o };
-    bool both = d->standard && other_bytes <= BUDGET;
-    float *scores = both ? allocate((size_t)other_bytes) : NULL;
-    float *other = both ? allocate((size_t)(rows * MODEL_BYTES) * sizeof *other) : NULL;
-    double seconds = INFINITY, other_seconds = INFINITY;
-    for (int turn = 0; turn < (both ? 3 : 1); turn++) { /* the best of three turns each */
-        seconds = fmin(seconds, run(plan, &args, workspace));
-        if (!both) continue;
-        double start = attn_seconds();
-        standard_attend(rows, rows - 1, MODEL_DIM, MODEL_BYTES, MODEL_SCALE, d->feature, d->feature, d->value, other,
-                        scores, d->threads);
-        other_seconds = fmin(other_seconds, attn_seconds() - start);
-    }
+    attn_progress progress;
+    double pairs = (double)rows * (double)rows, start = attn_seconds();
+    attn_progress_start(&progress, pairs * d->per_score, ATTN_PROGRESS_LINES);
+    standard_attend(rows, rows - 1, MODEL_DIM, MODEL_BYTES, MODEL_SCALE, d->feature, d->feature, d->value, other,
+                    scores, d->threads);
+    attn_progress_stop(&progress);
+    d->per_score = (attn_seconds() - start) / pairs;
+    return attn_seconds() - start;
+}
 
-    char ours[32], theirs[32];
-    printf("   %6lld   %7.2f s  %9s", (long long)rows, seconds, size_text(bytes, ours));
-    plot_add(&d->ours, (double)rows, seconds);
-    if (both) {
-        *last = (verdict){ difference(d->o, other, rows * MODEL_BYTES), other_seconds / seconds,
-                           (double)other_bytes / (double)bytes };
-        printf("   %7.2f s  %9s   %.1e", other_seconds, size_text(other_bytes, theirs), last->gap);
-        plot_add(&d->theirs, (double)rows, other_seconds);
-    } else if (d->standard) {
-        printf("         -  %9s   over its budget of %s", size_text(other_bytes, theirs), size_text(BUDGET, ours));
-    }
-    printf("\n");
-    fflush(stdout);
+/* Standard attention's time, the better of two where it is short; its answer is compared with ours. */
+static double compare_at(demo *d, int64_t rows, double seconds, verdict *v)
+{
+    float *scores = allocate((size_t)standard_bytes(rows, rows - 1));
+    float *other = allocate((size_t)(rows * MODEL_BYTES) * sizeof *other);
+    double theirs = run_standard(d, rows, other, scores);
+    if (theirs < 0.3) theirs = fmin(theirs, run_standard(d, rows, other, scores));
+    v->gap = difference(d->o, other, rows * MODEL_BYTES), v->faster = theirs / seconds;
+    plot_add(&d->theirs, (double)rows, theirs);
     free(other);
     free(scores);
+    return theirs;
+}
+
+static void run_at(demo *d, int64_t rows, const attn_plan *plan, verdict *v)
+{
+    char ours[32], theirs[32];
+    int64_t bytes = (int64_t)attn_plan_workspace(plan), other_bytes = standard_bytes(rows, rows - 1);
+    attn_args args = { .q = d->feature, .k = d->feature, .v = d->value, .o = d->o };
+    double pairs = pairs_of(rows, rows - 1);
+    void *workspace = allocate((size_t)bytes);
+    double seconds = run(d, plan, &args, workspace, pairs);
+    if (seconds < 0.3) seconds = fmin(seconds, run(d, plan, &args, workspace, pairs));
+    bool fits = other_bytes <= SCORES_MOST && other_bytes <= d->unused / 2;
+    double other_seconds = fits && d->standard ? compare_at(d, rows, seconds, v) : 0;
+    v->rows = rows, v->bytes = bytes, v->seconds = seconds;
+    plot_add(&d->ours, (double)rows, seconds);
+    printf("   %6lld   %9s  %7.2f s   %9s", (long long)rows, size_text(bytes, ours), seconds,
+           size_text(other_bytes, theirs));
+    if (other_seconds > 0)
+        printf("  %7.2f s   the same to %.0e\n", other_seconds, v->gap);
+    else
+        printf(fits ? "\n" : "          -   more than it gets here\n");
     free(workspace);
+}
+
+static void show_at(demo *d, int64_t rows, double left, verdict *v)
+{
+    char bytes[32], time[ATTN_NUMBER_TEXT];
+    attn_desc desc = { .flags = ATTN_CAUSAL, .len_q = rows, .len_kv = rows - 1 };
+    attn_plan *plan = plan_of(&desc);
+    double seconds = pairs_of(rows, rows - 1) * d->per_pair;
+    plot_add(&d->our_bytes, (double)rows, (double)attn_plan_workspace(plan) / (1 << 20));
+    plot_add(&d->their_bytes, (double)rows, (double)standard_bytes(rows, rows - 1) / (1 << 20));
+    plot_add(&d->machine, (double)rows, (double)d->memory / (1 << 20));
+    if (seconds <= left)
+        run_at(d, rows, plan, v);
+    else
+        printf("   %6lld   %9s  left out: it would take about %s on this machine now\n", (long long)rows,
+               size_text((int64_t)attn_plan_workspace(plan), bytes), attn_seconds_text(seconds, time));
+    fflush(stdout);
     attn_plan_destroy(plan);
 }
 
-static verdict show_comparison(demo *d)
+static verdict show_lengths(demo *d)
 {
-    verdict last = { 0 };
-    printf("\n2. All of the text in one call%s\n\n", d->standard ? ", beside standard attention (OpenBLAS)" : "");
-    printf("                    libattn%s\n", d->standard ? "               standard   largest" : "");
-    printf("    bytes        time     memory%s\n", d->standard ? "        time     memory   difference" : "");
+    verdict v = { 0 };
+    double start = attn_seconds();
+    printf("\n2. Every byte looks at all before it, in one call%s\n\n",
+           d->standard ? "; standard attention (OpenBLAS) beside it" : "");
+    printf("                  libattn              standard\n");
+    printf("    bytes      memory       time      memory       time   answer\n");
     for (int64_t rows = 4096; rows <= CONTEXT; rows *= 2)
-        compare_at(d, rows, &last);
-    return last;
+        show_at(d, rows, SECONDS - (attn_seconds() - start), &v);
+    return v;
 }
 
 static void append(demo *d, int64_t i)
@@ -189,52 +252,124 @@ static void append(demo *d, int64_t i)
     if (i + 1 < LENGTH + WRITTEN) model_feature(d->text, i + 1, d->feature + (i + 1) * MODEL_DIM);
 }
 
+/* So many bytes before place i on one line. */
+static void print_past(const demo *d, int64_t i, int count)
+{
+    for (int64_t j = i - count; j < i; j++)
+        putchar(d->text[j] == '\n' ? ' ' : d->text[j]);
+}
+
+/* The place after the text's last `words`. */
+static int64_t last_place(const demo *d, const char *words)
+{
+    int64_t length = (int64_t)strlen(words), at = LENGTH;
+    while (at > length && memcmp(d->text + at - length, words, (size_t)length) != 0)
+        at--;
+    return at;
+}
+
+/* The places that byte `at` looks at most: what stands before them, what followed, and their share of the sum. */
+static void show_sources(const demo *d, int64_t at)
+{
+    const float *q = d->feature + at * MODEL_DIM;
+    double *weight = allocate((size_t)at * sizeof *weight), sum = 0.0;
+    for (int64_t j = 0; j < at; j++) {
+        double dot = 0.0;
+        for (int c = 0; c < MODEL_DIM; c++)
+            dot += (double)q[c] * (double)d->feature[j * MODEL_DIM + c];
+        sum += weight[j] = exp((double)MODEL_SCALE * dot);
+    }
+    printf("\n3. Where it looks, to guess what follows \"");
+    print_past(d, at, 30);
+    printf("\"\n\n");
+    for (int n = 0; n < SOURCES; n++) {
+        int64_t most = 0;
+        for (int64_t j = 0; j < at; j++)
+            if (weight[j] > weight[most]) most = j;
+        printf("   %4.1f %% of its attention at byte %5lld: \"", 100 * weight[most] / sum, (long long)most);
+        print_past(d, most, 30);
+        printf("[%c]", d->text[most] == '\n' ? ' ' : d->text[most]);
+        print_past(d, most + 9, 8);
+        printf("\"\n");
+        weight[most] = 0;
+    }
+    free(weight);
+}
+
 static void show_writing(demo *d)
 {
-    attn_desc desc = { .flags = ATTN_LENS_KV, .len_q = 1, .len_kv = LENGTH + WRITTEN };
+    attn_desc desc = { .flags = ATTN_LENS_KV, .len_q = 1, .len_kv = LENGTH + WRITTEN, .scale = WRITING_SCALE };
     attn_plan *plan = plan_of(&desc);
     void *workspace = allocate(attn_plan_workspace(plan));
     uint64_t state = 1865;
     double seconds = 0.0;
-    printf("\n3. Going on from there, through the decode path\n\n%.160s[", (const char *)d->text + LENGTH - 160);
-    for (int64_t i = LENGTH; i < LENGTH + WRITTEN; i++) {
+    int64_t i = LENGTH;
+    printf("\n   Byte after byte it goes on (in brackets):\n\n%.160s[", (const char *)d->text + LENGTH - 160);
+    for (; i < LENGTH + WRITTEN && seconds < SECONDS; i++) {
         int32_t used = (int32_t)i;
         attn_args args = {
             .q = d->feature + i * MODEL_DIM, .k = d->feature, .v = d->value, .o = d->o, .lens_kv = &used
         };
-        seconds += run(plan, &args, workspace);
+        double start = attn_seconds();
+        if (attn_run(plan, &args, workspace, NULL)) die("%s", attn_error());
+        seconds += attn_seconds() - start;
         d->text[i] = model_draw(d->o, &state);
         append(d, i);
         putchar(d->text[i]);
         fflush(stdout);
     }
-    double bytes = (double)LENGTH * (MODEL_DIM + MODEL_BYTES) * sizeof(float) * WRITTEN;
-    printf("]\n\n   %d tokens, each from %d keys and values: %.0f tokens/s, %.1f GB/s\n", WRITTEN, LENGTH,
-           WRITTEN / seconds, bytes / seconds * 1e-9);
+    double bytes = (double)LENGTH * (MODEL_DIM + MODEL_BYTES) * sizeof(float) * (double)(i - LENGTH);
+    printf("]\n\n   %.0f bytes per second, each from %d keys and values: %.1f GB/s\n", (double)(i - LENGTH) / seconds,
+           LENGTH, bytes / seconds * 1e-9);
     free(workspace);
     attn_plan_destroy(plan);
 }
 
+/* In words: what standard attention cannot do here, and what was done instead. */
+static void say_verdict(const demo *d, const verdict *v)
+{
+    char ours[32], theirs[32], here[32];
+    printf(
+        "\nStandard attention stores every score. For %lld bytes of text these are %lld x %lld: %s for a single head\n",
+        (long long)CONTEXT, (long long)CONTEXT, (long long)CONTEXT,
+        size_text(standard_bytes(CONTEXT, CONTEXT), theirs));
+    if (standard_bytes(CONTEXT, CONTEXT) > d->memory)
+        printf("of a single layer. This machine has %s: here it cannot be done that way at all.\n",
+               size_text(d->memory, here));
+    else
+        printf("of a single layer, and a model has hundreds of heads.\n");
+    printf("libattn stores none: the call over %lld bytes took %s beside its inputs and outputs, and %.1f s.\n",
+           (long long)v->rows, size_text(v->bytes, ours), v->seconds);
+    if (v->faster > 0)
+        printf("Where both fit, the answers are the same to %.0e, and libattn is %.1f times as fast.\n", v->gap,
+               v->faster);
+    if (!d->standard) printf("(Nothing was compared: OpenBLAS, libopenblas.so.0, was not found.)\n");
+}
+
 static void plot(const demo *d, const char *path)
 {
-    plot_line times[2] = { d->ours, d->theirs };
-    plot_panel panels[2] = {
-        { "An untrained model learns from its context", "context, bytes", "bits a byte", PLOT_LOG_X, 1, &d->bits },
-        { "One attention call over the text", "length, bytes", "seconds", PLOT_LOG_BOTH, d->standard ? 2 : 1, times }
+    plot_line times[2] = { d->ours, d->theirs }, bytes[3] = { d->our_bytes, d->their_bytes, d->machine };
+    plot_panel panels[3] = {
+        { "It guesses better the farther it looks back", "bytes it sees", "bits per byte", PLOT_LOG_X, 1, &d->bits },
+        { "Memory of one call", "bytes of text", "MiB", PLOT_LOG_BOTH, 3, bytes },
+        { "Time of one call", "bytes of text", "seconds", PLOT_LOG_BOTH, d->theirs.count ? 2 : 1, times },
     };
-    if (!plot_write(path, panels, 2)) die("%s: cannot be written", path);
-    printf("   plot: %s\n\n", path);
+    if (!plot_write(path, panels, 3)) die("%s: cannot be written", path);
+    printf("The same in a picture: %s\n", path);
 }
 
 int main(int argc, char **argv)
 {
+    const char *blue = "#1d4ed8", *red = "#c2410c";
     if (argc != 3) die("usage: attn_demo TEXT PLOT.svg");
     demo *d = allocate(sizeof *d);
     memset(d, 0, sizeof *d);
-    d->bits = (plot_line){ .name = "libattn", .color = "#1d4ed8", .marked = true };
-    d->ours = d->bits;
-    d->theirs = (plot_line){ .name = "standard attention (OpenBLAS)", .color = "#c2410c", .marked = true };
+    d->bits = d->ours = d->our_bytes = (plot_line){ .name = "libattn", .color = blue, .marked = true };
+    d->theirs = d->their_bytes = (plot_line){ .name = "standard attention", .color = red, .marked = true };
+    d->machine = (plot_line){ .name = "all memory of this machine", .color = "#6b7280" };
     d->threads = attn_processors_available();
+    d->memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    d->unused = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
     d->standard = standard_load(d->threads);
     d->feature = allocate((size_t)(LENGTH + WRITTEN) * MODEL_DIM * sizeof *d->feature);
     d->value = allocate((size_t)(LENGTH + WRITTEN) * MODEL_BYTES * sizeof *d->value);
@@ -244,18 +379,15 @@ int main(int argc, char **argv)
     for (int64_t i = 0; i < LENGTH; i++)
         append(d, i);
 
-    printf(
-        "A language model without weights: softmax(%.1f q.k) v over what was read, q and k hashes of the last bytes,\n"
-        "v the byte that followed. %s, %d threads.\n\n",
-        (double)MODEL_SCALE, argv[1], d->threads);
+    printf("A language model that was never trained, in one call of attention over a book (%s), on %d threads:\n"
+           "each byte looks for places whose last six bytes are like its own, and guesses what followed there.\n\n",
+           argv[1], d->threads);
     show_bits(d);
-    verdict last = show_comparison(d);
+    verdict v = show_lengths(d);
+    show_sources(d, last_place(d, "said the D"));
     show_writing(d);
+    say_verdict(d, &v);
     plot(d, argv[2]);
-    if (d->standard)
-        printf("same answer to %.0e, %.1fx faster, %.0fx less memory\n", last.gap, last.faster, last.less);
-    else
-        printf("nothing to compare with: OpenBLAS (libopenblas.so.0) was not found\n");
     free(d->feature);
     free(d->value);
     free(d->o);

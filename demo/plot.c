@@ -108,9 +108,11 @@ static void draw_line(FILE *file, const plot_panel *panel, int l, const axis *x,
         fprintf(file, "<circle r=\"3\" fill=\"%s\" cx=\"%.1f\" cy=\"%.1f\"/>\n", line->color,
                 LEFT + WIDTH * place(x, x_of(panel, line->x[i])),
                 TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
-    if (panel->lines > 1)
-        fprintf(file, "<text x=\"%d\" y=\"%d\" fill=\"%s\">%s</text>\n",
-                LEFT + (panel->axes == PLOT_LINEAR ? WIDTH - 110 : 12), TOP + 18 + 18 * l, line->color, line->name);
+    if (panel->lines == 1)
+        return; /* the names: in the corner that curves leave free, falling ones above, rising below */
+    bool falling = panel->axes == PLOT_LINEAR;
+    fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"%s\">%s</text>\n", LEFT + WIDTH - 8,
+            falling ? TOP + 18 + 18 * l : TOP + HEIGHT - 10 - 18 * (panel->lines - 1 - l), line->color, line->name);
 }
 
 bool plot_write(const char *path, const plot_panel *panels, int count)

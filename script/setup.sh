@@ -166,6 +166,24 @@ setup_packages()
     for part in "$@"; do packages_of "$part"; done | tr ' ' '\n' | awk '!seen[$0]++' | paste -sd ' ' -
 }
 
+# A dot for each line of apt-get's, so that it is not silent for minutes; all of it if it fails.
+setup_install()
+{
+    setup_log=$(mktemp) && setup_code=$(mktemp) || return 1
+    {
+        setup_apt install -q -y -o Dpkg::Use-Pty=0 --no-install-recommends "$@" 2>&1
+        echo $? >"$setup_code"
+    } | while IFS= read -r setup_line; do
+        printf '%s\n' "$setup_line" >>"$setup_log"
+        printf .
+    done
+    echo
+    setup_status=$(cat "$setup_code")
+    [ "$setup_status" = 0 ] || cat "$setup_log" >&2
+    rm -f "$setup_log" "$setup_code"
+    return "$setup_status"
+}
+
 # Runs apt-get as root, through sudo without a question, or with one on a terminal. 125: none of these.
 setup_apt()
 {
@@ -206,7 +224,7 @@ setup()
     setup_list=$(setup_packages "$@")
     echo "+ apt-get install -y --no-install-recommends $setup_list"
     # shellcheck disable=SC2086 # a list of words
-    setup_apt install -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends $setup_list >/dev/null || return 1
+    setup_install $setup_list || return 1
     # shellcheck disable=SC2046
     set -- $(setup_missing "$@")
     [ $# = 0 ] && return 0
