@@ -34,7 +34,7 @@ static void show_line(const attn_progress *progress)
 static void *show(void *context)
 {
     attn_progress *progress = context;
-    const long pause = progress->terminal ? 500 : 1500; /* milliseconds */
+    const long pause = progress->terminal ? 500 : 1200; /* milliseconds */
     bool shown = false;
     pthread_mutex_lock(&progress->mutex);
     while (!progress->done) {

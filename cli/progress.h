@@ -1,5 +1,5 @@
 /* A line on stderr while one call computes: the time it has taken, beside what was predicted. On a terminal it is shown
- * from half a second on and wiped at the end. Elsewhere there is none, or, on request, one every one and a half seconds. */
+ * from half a second on and wiped at the end. Elsewhere there is none, or, on request, one about every second. */
 #ifndef ATTN_CLI_PROGRESS_H
 #define ATTN_CLI_PROGRESS_H
 

@@ -6,7 +6,7 @@
  * 2. All of the text in one call, against standard attention: the same answer, the time, the memory.
  * 3. What the next byte looks at, and how the text goes on, byte after byte, through the decode path and a KV cache.
  *
- * A slow machine gets less to do, not more time: what would not fit into a part's SECONDS is left out, and said so.
+ * A slow machine gets less to do, not more time: what would not fit into a part's seconds is left out, and said so.
  * "Strictly earlier" needs no mask of its own: there is one key less than there are rows, and causal aligns the ends,
  * so row i sees keys j < i. */
 #define _DEFAULT_SOURCE
@@ -29,8 +29,10 @@
 
 enum { SCORED = 2048, CONTEXT = 65536, LENGTH = CONTEXT + SCORED, WRITTEN = 320, SOURCES = 5 };
 
-/* Of each part, and of all scores that standard attention may have: bytes. */
-#define SECONDS 30.0
+/* What the parts may take, and the bytes of scores that standard attention may have. */
+#define BITS_SECONDS 12.0
+#define LENGTHS_SECONDS 50.0
+#define WRITING_SECONDS 10.0
 #define SCORES_MOST ((int64_t)1 << 30)
 
 #define WRITING_SCALE (4 * MODEL_SCALE) /* less by chance than it guesses */
@@ -141,7 +143,7 @@ static void show_bits(demo *d)
     printf("1. The farther it may look back, the better it guesses the next byte\n\n");
     printf("   bytes it sees   bits per byte (8: knows nothing)\n");
     for (int64_t context = 512; context <= CONTEXT; context *= 2) {
-        double left = SECONDS - (attn_seconds() - start);
+        double left = BITS_SECONDS - (attn_seconds() - start);
         if ((double)SCORED * (double)context * d->per_pair > left) break;
         double bits = bits_with(d, context);
         printf("   %13lld   %.2f  %.*s\n", (long long)context, bits, (int)lround(6 * bits),
@@ -242,7 +244,7 @@ static verdict show_lengths(demo *d)
     printf("                  libattn              standard\n");
     printf("    bytes      memory       time      memory       time   answer\n");
     for (int64_t rows = 4096; rows <= CONTEXT; rows *= 2)
-        show_at(d, rows, SECONDS - (attn_seconds() - start), &v);
+        show_at(d, rows, LENGTHS_SECONDS - (attn_seconds() - start), &v);
     return v;
 }
 
@@ -305,7 +307,7 @@ static void show_writing(demo *d)
     double seconds = 0.0;
     int64_t i = LENGTH;
     printf("\n   Byte after byte it goes on (in brackets):\n\n%.160s[", (const char *)d->text + LENGTH - 160);
-    for (; i < LENGTH + WRITTEN && seconds < SECONDS; i++) {
+    for (; i < LENGTH + WRITTEN && seconds < WRITING_SECONDS; i++) {
         int32_t used = (int32_t)i;
         attn_args args = {
             .q = d->feature + i * MODEL_DIM, .k = d->feature, .v = d->value, .o = d->o, .lens_kv = &used
