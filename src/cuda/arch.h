@@ -66,7 +66,7 @@ typedef struct attn_cuda_pass {
     void (*describe)(const attn_plan *plan, attn_words *words);
 } attn_cuda_pass;
 
-/* The plan behind a plan of this backend. */
+/* What a plan of this backend holds. */
 static inline const attn_cuda_plan *attn_cuda_plan_of(const attn_plan *plan)
 {
     return plan->own;

@@ -1,4 +1,4 @@
-/* Compiled kernels on disk, so that a kernel is compiled once a machine: one file a key in $ATTN_CACHE_DIR, else
+/* Compiled kernels on disk, so that a kernel is compiled once per machine: one file per key in $ATTN_CACHE_DIR, else
  * $XDG_CACHE_HOME/libattn, else $HOME/.cache/libattn.
  *
  * A file is written under a name of its own and then renamed: other processes see all of it or nothing. It carries its

@@ -8,8 +8,9 @@
 #include "planner/attention.h"
 #include "problem/desc.h"
 
-static const double ordered_tiles = 1.5; /* of a group of heads, a taker, at least: longest first, or in turns, */
-static const double unknown_tiles = 8;   /* and where nobody knows which are the longest */
+static const double ordered_tiles =
+    1.5;                               /* of a group of heads, per CTA, at least: longest first, or in a fixed order, */
+static const double unknown_tiles = 8; /* and where nobody knows which are the longest */
 
 static double max_of(double a, double b)
 {
@@ -39,11 +40,11 @@ const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, c
     return attn_machine_kernel_named(m, name);
 }
 
-int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int takers, bool in_turns)
+int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int ctas, bool ordered)
 {
     const uint32_t unknown = (ATTN_CUDA_MASKS & ~(uint32_t)ATTN_CAUSAL) | ATTN_CUDA_LENGTHS;
-    double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL || in_turns ? ordered_tiles : 0;
-    int64_t least = (int64_t)max_of(max_of(1, fit), ceil(several * takers / max_of(1, (double)tiles)));
+    double several = d->flags & unknown ? unknown_tiles : d->flags & ATTN_CAUSAL || ordered ? ordered_tiles : 0;
+    int64_t least = (int64_t)max_of(max_of(1, fit), ceil(several * ctas / max_of(1, (double)tiles)));
     if (all <= least) return all;
     return several > 0 ? attn_ceil_div(all, all / least) : least;
 }

@@ -9,7 +9,7 @@
  * without. */
 const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *kernel, const attn_said *said);
 
-/* The device as if it had as many multiprocessors as CTAs are said to run. */
+/* The device as if it had as many SMs as CTAs are said to run. */
 attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_said *said);
 
 /* What is known of the machine that the device is. */
@@ -22,7 +22,7 @@ double attn_cuda_bandwidth(const attn_cuda_device *device, const char *level);
 const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *kernel);
 
 /* What was measured of a fallback kernel, clocks, each with as many for a column of the head dims' mean: of a warp for
- * 32 pairs when it has the multiprocessor to itself; of all warps of a full multiprocessor for a pair. */
+ * 32 pairs when it has the SM to itself; of all warps of a full SM for a pair. */
 typedef struct attn_cuda_fallback {
     double alone, alone_dim, pair, pair_dim;
 } attn_cuda_fallback;
@@ -35,10 +35,10 @@ double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, i
 /* Sets time and what bounds it from the SM that computes longest and from the bytes of each level. */
 void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *choice);
 
-/* Heads, of `all`, that are worked off together, each with so many tiles: `fit` of them, 1 at least, whose memory stays
- * in L2. Where tiles differ in length, more if need be, and groups alike: a tile that its group begins late is then
- * short beside what the group leaves each of its takers (multiprocessors, or clusters). The same where tiles wait
- * `in_turns` for those of their head: fewer of a head's are then under way at once, each behind the one before. */
-int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int takers, bool in_turns);
+/* Heads, of `all`, that are taken together, each with so many tiles: `fit` of them, 1 at least, whose memory stays in
+ * L2. Where tiles differ in length, more if need be, and groups alike: a tile that its group begins late is then short
+ * beside what the group leaves each of the `ctas` (or clusters). The same where the tiles of a head are `ordered`, each
+ * waiting for the one before: fewer of a head's are then under way at once. */
+int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int ctas, bool ordered);
 
 #endif

@@ -1,7 +1,8 @@
 /* The CUDA driver, found when running: libcuda.so.1 by dlopen, so that one binary serves machines with and without a
  * GPU. The declarations are our own, in the driver's words and layout; no CUDA header is needed to build.
  *
- * The driver is looked for once a process. Whatever was found then, or why nothing was, is the answer from then on. */
+ * The driver is looked for once per process. Whatever was found then, or why nothing was, is the answer from then on.
+ */
 #ifndef ATTN_CUDA_DRIVER_H
 #define ATTN_CUDA_DRIVER_H
 

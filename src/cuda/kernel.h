@@ -24,7 +24,7 @@ enum {
 
 enum {
     ATTN_CUDA_WARPGROUP_ROWS = 64, /* of a tile, a consumer warpgroup */
-    ATTN_CUDA_FALLBACK_ROWS = 8,   /* query rows of a block of FALLBACK, rows or keys of FALLBACK_BACKWARD's */
+    ATTN_CUDA_FALLBACK_ROWS = 8,   /* query rows of a CTA of FALLBACK, rows or keys of FALLBACK_BACKWARD's */
     ATTN_CUDA_OPTIONS = 16
 };
 
@@ -47,8 +47,8 @@ typedef struct attn_cuda_kernel {
     int dim, dim_v; /* the greatest it takes */
     int rows, keys; /* of a tile */
     int stages, slots;
-    int cluster;                            /* blocks launched together: its grid is a multiple */
-    bool folded;                            /* backward: units take turns, and the last finishes grad_q */
+    int cluster;                            /* CTAs launched together: its grid is a multiple */
+    bool folded;                            /* backward: in a fixed order, and the last work item finalises dQ */
     uint32_t features;                      /* flags of attn_desc it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
@@ -78,7 +78,7 @@ const attn_cuda_arch *const *attn_cuda_archs(int *count);
 const attn_cuda_kernel *attn_cuda_kernels(int *count);
 
 /* What the build embedded: every text below sm90/, and the machine code that nvcc made, if it was there: fatbins of
- * one architecture, compressed. A unit is one compilation: of a line's source, whose image is named by the kernel's
+ * one architecture, compressed. A unit is one compilation: of a variant's source, whose image is named by the kernel's
  * symbol; and of every other *.cu, whose image has the file's name. */
 typedef struct attn_cuda_image {
     const char *unit;

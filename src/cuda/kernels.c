@@ -1,4 +1,4 @@
-/* The architectures, and the table of their kernels in memory. The build writes the rows that stand here by #include.
+/* The architectures, and the table of their kernels in memory. The build writes the rows that are here by #include.
  */
 #include "cuda/kernel.h"
 

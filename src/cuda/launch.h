@@ -4,7 +4,7 @@
 
 #include "cuda/arch.h"
 
-/* What lies at a byte offset of the workspace. */
+/* What is at a byte offset of the workspace. */
 static inline void *attn_cuda_at(const attn_cuda_call *call, uint64_t offset)
 {
     return call->workspace + offset;

@@ -1,4 +1,5 @@
-/* Kernels in contexts. A kernel is loaded once a context, whole: lazy loading inside a graph capture would break it. */
+/* Kernels in contexts. A kernel is loaded once per context, whole: lazy loading inside a graph capture would break it.
+ */
 #ifndef ATTN_CUDA_LOAD_H
 #define ATTN_CUDA_LOAD_H
 

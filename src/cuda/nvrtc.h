@@ -1,4 +1,5 @@
-/* Compiling kernels when running: NVRTC, found by dlopen, without a header of the toolkit, behind the cache on disk. */
+/* Compiling kernels when running: NVRTC, found by dlopen, without a header of the toolkit, after a look into the cache
+ * on disk. */
 #ifndef ATTN_CUDA_NVRTC_H
 #define ATTN_CUDA_NVRTC_H
 

@@ -1,6 +1,6 @@
-/* What of a plan is the backward's alone. Its workspace: two numbers a row (LSE and delta), the f32 sums of grad_q that
- * all tiles of keys add to, of all rows or, of whole heads, those in hand, and where heads that share keys are split,
- * sums of grad_k and grad_v; beside these only small tables, and copies of what TMA does not take. */
+/* What of a plan is the backward's alone. Its workspace: two numbers per row (LSE and delta), the f32 dQ
+ * accumulator that all KV tiles add to, of all rows or, head-persistent, of the heads in hand, and where heads that
+ * share keys are split, sums of dK and dV; beside these only small tables, and copies of what TMA does not take. */
 #include "cuda/sm90/host/backward.h"
 
 #include "problem/desc.h"
@@ -28,12 +28,12 @@ int64_t attn_sm90_sum_lines(const attn_desc *d, bool of_keys)
     return (int64_t)lines_of(d, pitch, of_keys ? d->heads_kv : d->heads_q);
 }
 
-int64_t attn_sm90_whole_lines(const attn_desc *d, int takers)
+int64_t attn_sm90_whole_lines(const attn_desc *d, int ctas)
 {
-    return takers * (d->heads_q / d->heads_kv) * pitch_of(d, d->len_q, d->total_q);
+    return ctas * (d->heads_q / d->heads_kv) * pitch_of(d, d->len_q, d->total_q);
 }
 
-/* Lines of the sums of grad_q. A head with one tile of keys needs none. */
+/* Lines of the sums of grad_q. A head with one KV tile needs none. */
 static double query_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
 {
     const attn_sm90_backward_schedule *s = &c->schedule;
@@ -50,7 +50,7 @@ static double key_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
     return (double)(s->shares + s->parted) * attn_sm90_unit_keys(c->base.kernel);
 }
 
-/* Parts of a slope's gradient in each sequence: by tiles of keys or, in the fallback kernel, to which a run may have to
+/* Parts of a slope's gradient in each sequence: by KV tiles or, in the fallback kernel, to which a run may have to
  * turn, of rows. */
 static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
 {

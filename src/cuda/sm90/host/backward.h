@@ -32,28 +32,28 @@ attn_status attn_sm90_run_backward(const attn_cuda_call *call);
 extern const attn_cuda_pass attn_sm90_backward;
 
 int64_t attn_sm90_sum_lines(const attn_desc *desc, bool of_keys); /* lines of sums over rows, or over keys */
-int64_t attn_sm90_whole_lines(const attn_desc *desc, int takers); /* over rows, where so many take whole heads */
+int64_t attn_sm90_whole_lines(const attn_desc *desc, int ctas);   /* over rows, where so many take whole heads */
 
-/* Keys of a backward unit. */
+/* Keys of a work item. */
 static inline int attn_sm90_unit_keys(const attn_cuda_kernel *kernel)
 {
     return kernel->keys * kernel->cluster;
 }
 
-/* Row tiles that may see one. */
+/* Q tiles that may see one. */
 static inline int64_t attn_sm90_unit_steps(const attn_desc *desc)
 {
     int64_t rows = ATTN_SM90_BACKWARD_ROWS;
     return (desc->len_q + rows - 1) / rows * (desc->heads_q / desc->heads_kv);
 }
 
-/* Whether units of keys add to grad_q in turns. */
+/* Whether work items add to dQ in a fixed order. */
 static inline bool attn_sm90_takes_turns(const attn_desc *desc, const attn_sm90_backward_schedule *s)
 {
     return s->folded || (desc->flags & ATTN_DETERMINISTIC && !s->whole);
 }
 
-/* Whether the line's kernel finishes grad_q: no sums of it are converted behind. */
+/* Whether the variant finalises dQ: it has no postprocess. */
 static inline bool attn_sm90_finishes(const attn_sm90_backward_schedule *s)
 {
     return s->folded || s->whole;

@@ -1,4 +1,4 @@
-/* A run of the backward: statistics of rows, then a line's kernel and what turns its sums into gradients, or the
+/* A run of the backward: the preprocess, then a variant and what turns its sums into gradients, or the
  * fallback kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by
  * itself. */
 #include "cuda/sm90/host/backward.h"
@@ -43,7 +43,7 @@ static bool has_lines(const attn_sm90_backward_params *p, const void *gradient, 
     return !(p->common.flags & ATTN_OUT_F32) && !(elements % 8) && !((uintptr_t)gradient % 16);
 }
 
-/* Sums are converted behind: all but the address the plan has seen to. */
+/* There is a separate dQ postprocess: all but the address the plan has seen to. */
 static void convert_none(attn_sm90_backward_params *p)
 {
     int conversions = p->schedule.conversions * p->common.heads_kv * p->common.batch;
@@ -51,7 +51,7 @@ static void convert_none(attn_sm90_backward_params *p)
     p->schedule.conversions = 0;
 }
 
-/* Of what only a line's kernel has. */
+/* Of what only a variant has. */
 static void bind_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_sm90_backward_plan *l = plan_of(c);
@@ -106,7 +106,7 @@ static attn_status convert_queries(const attn_cuda_call *c, const attn_sm90_back
     return convert(c, &q);
 }
 
-/* What makes grad_k, or grad_v, of sums: of splits, or of parts of units. */
+/* What makes dK, or dV, of sums: of splits, or of parts of work items. */
 static attn_sm90_convert_params keys_of(const attn_cuda_call *c, const attn_sm90_backward_params *p, bool values)
 {
     const attn_desc *d = &c->plan->desc;

@@ -1,6 +1,6 @@
-/* The napkin for Hopper: clocks of a step of the key loop, measured for each kernel or else from tensor cores,
- * exponentials and shared memory; steps a tile; tiles an SM; and beside them what must cross memory and L2. The algebra
- * is the model's, the constants are the machine's. */
+/* The napkin for Hopper: clocks of an iteration, measured for each kernel or else from tensor cores,
+ * exponentials and shared memory; iterations per Q tile; Q tiles per SM; and beside them what must cross memory and L2.
+ * The algebra is the model's, the constants are the machine's. */
 #include "cuda/sm90/host/forward.h"
 
 #include <math.h>
@@ -37,7 +37,7 @@ static double min_of(double a, double b)
 
 /* ---- a step -------------------------------------------------------------------------------- */
 
-/* A tile of rows against a tile of keys: shared memory to registers, of which each warpgroup reads all of the keys and
+/* A Q tile against a KV tile: shared memory to registers, of which each warpgroup reads all of the keys and
  * values; P stays in registers. */
 static double derived_step(const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
@@ -80,7 +80,7 @@ static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pa
     return k->rows / pack;
 }
 
-/* Heads whose row tiles are worked off together: under a causal mask as many as have their keys and values in half of
+/* Heads whose Q tiles are taken together: under a causal mask as many as have their keys and values in half of
  * L2. */
 static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads, int64_t tiles)
 {
@@ -91,7 +91,7 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, in
 }
 
 /* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,
- * else once a wave of tiles. Shared memory takes a tile of rows, and registers what a warpgroup reads there: its
+ * else once per wave of tiles. Shared memory takes a Q tile, and registers what a warpgroup reads there: its
  * queries once a step, all of the keys and values, tiles that the mask or the end cuts as a whole. */
 static void set_levels(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t pack,
                        double seen, double partial, attn_choice *c)
@@ -130,14 +130,14 @@ static int64_t common(int64_t a, int64_t b)
     return b ? common(b, a % b) : a;
 }
 
-/* Keys that a tile takes beyond the mean of its rows' own: half its rows and what fills up a tile of keys, on each side
+/* Keys that a tile takes beyond the mean of its rows' own: half its rows and what fills up a KV tile, on each side
  * that the mask cuts. */
 static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
 {
     return (double)attn_mask_edges(d) * (double)(rows + keys - common(rows, keys)) / 2;
 }
 
-/* Keys of the tiles that a block of a list lies in, by the block's: which blocks are listed the device alone knows, and
+/* Keys of the tiles that a block of a list is in, by the block's: which blocks are listed the device alone knows, and
  * few are. */
 static double block_share(const attn_desc *d, int64_t keys)
 {
@@ -160,13 +160,13 @@ static int64_t tiles_of_head(const problem *p, int64_t pack)
     return attn_ceil_div(p->desc->len_q, rows_of(p->desc, p->kernel, pack));
 }
 
-/* Row tiles in all, but for VARLEN. */
+/* Q tiles in all, but for VARLEN. */
 static int64_t tiles_of(const problem *p, int64_t pack)
 {
     return tiles_of_head(p, pack) * (p->desc->heads_q / pack) * p->desc->batch;
 }
 
-/* Row tiles that full waves of them leave over, where all are alike: their keys may be split to fill the last wave. */
+/* Q tiles that full waves of them leave over, where all are alike: their keys may be split to fill the last wave. */
 static int64_t tiles_over(const problem *p, int64_t pack)
 {
     int64_t tiles = tiles_of(p, pack), over = tiles % p->device->multiprocessors;
@@ -174,20 +174,20 @@ static int64_t tiles_over(const problem *p, int64_t pack)
     return tiles < p->device->multiprocessors ? 0 : pack > 1 ? attn_round_up(over, tiles_of_head(p, pack)) : over;
 }
 
-/* Whether the keys of the last `parted` row tiles alone may be split. */
+/* Whether the keys of the last `parted` Q tiles alone may be split. */
 static bool takes_tail(const problem *p, int64_t pack, int64_t parted)
 {
     if (p->desc->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS) || attn_sm90_is_staged(p->desc)) return false;
     return parted < tiles_of(p, pack) && (pack == 1 || parted % tiles_of_head(p, pack) == 0);
 }
 
-/* Merging parts of so many outputs: a launch, and what it reads. */
+/* Combining splits of so many outputs: a launch, and what it reads. */
 static double merging_seconds(const attn_cuda_device *device, double outputs)
 {
     return outputs > 0 ? combine_seconds + 4 * outputs / attn_cuda_bandwidth(device, "shared") : 0;
 }
 
-/* One row tile after another on as many SMs, then the parts of `parted` of them, and then these are merged. */
+/* One Q tile after another on as many SMs, then the splits of `parted` of them, and then these are combined. */
 static attn_sm90_forward_choice predict(const problem *p, int64_t pack, int splits, int64_t parted)
 {
     const attn_desc *d = p->desc;
@@ -235,7 +235,7 @@ static void consider(const problem *p, int64_t pack, int splits, int64_t parted,
     if (c.base.choice.seconds < worth * best->base.choice.seconds) *best = c;
 }
 
-/* The parts that all row tiles' keys may be in, or those of the last wave. */
+/* The splits that all Q tiles' keys may be in, or those of the last wave. */
 static void consider_splits(const problem *p, int64_t pack, int wanted, attn_sm90_forward_choice *best)
 {
     int64_t tiles = tiles_of(p, pack), over = tiles_over(p, pack),
@@ -257,7 +257,7 @@ static void consider_splits(const problem *p, int64_t pack, int wanted, attn_sm9
         consider(p, pack, splits, over, best);
 }
 
-/* Rows of heads that the first `parted` row tiles have; none shares a head with others if it is packed. */
+/* Rows of heads that the first `parted` Q tiles have; none shares a head with others if it is packed. */
 static int64_t lines_of(const attn_desc *d, const attn_choice *c, int64_t pack, int64_t row_tiles, int64_t parted)
 {
     if (d->flags & ATTN_VARLEN) return parted ? d->heads_q * d->total_q : 0;
