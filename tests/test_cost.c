@@ -265,7 +265,7 @@ static int64_t heads_in_l2(int64_t bytes, int64_t heads)
     return heads < fit ? heads : fit;
 }
 
-/* Where row tiles differ in length, those of a group of heads are several a multiprocessor: under a causal mask alone,
+/* Where Q tiles differ in length, those of a group of heads are several per SM: under a causal mask alone,
  * which lets the longest come first, one and a half, else eight. Where units wait for turns, one and a half. */
 static void heads_come_in_even_groups(void **state)
 {
@@ -313,9 +313,9 @@ static void turns_are_taken_in_short_rows(void **state)
     assert_int_equal(schedule_of(32, 8192, ATTN_DETERMINISTIC).head_group, 4);
 }
 
-/* Sums are converted by takers, those of the last heads behind all units: of as many as can be while the last wave of
- * equal units leaves takers over. Not where their rows are in pieces, or units take turns. */
-static void takers_convert_sums(void **state)
+/* Persistent CTAs convert dQ, that of the last heads after all work items: of as many as can be while the last wave of
+ * equal work items leaves CTAs over. Not where their rows are in pieces, or work items add in a fixed order. */
+static void ctas_convert_dq(void **state)
 {
     (void)state;
     attn_sm90_backward_schedule full = schedule_of(128, 2048, 0), causal = schedule_of(128, 2048, ATTN_CAUSAL),
@@ -330,7 +330,7 @@ static void takers_convert_sums(void **state)
     assert_int_equal(causal.late, causal.head_group);
     assert_int_equal(schedule_of(128, 2048, ATTN_DETERMINISTIC).conversions, 0);
     assert_int_equal(schedule_of(128, 2048, ATTN_OUT_F32).conversions, 0);
-    assert_int_equal(schedule_of(4, 2048, 0).conversions, 0); /* no more units than takers */
+    assert_int_equal(schedule_of(4, 2048, 0).conversions, 0); /* no more work items than CTAs */
 }
 
 /* What the kernels make of a divisor (schedule.h), beside the division. */
@@ -652,7 +652,7 @@ int main(void)
         cmocka_unit_test(plain_problems_take_plain_kernels),
         cmocka_unit_test(heads_come_in_even_groups),
         cmocka_unit_test(turns_are_taken_in_short_rows),
-        cmocka_unit_test(takers_convert_sums),
+        cmocka_unit_test(ctas_convert_dq),
         cmocka_unit_test(schedules_divide),
         cmocka_unit_test(tiles_fit_blocks),
         cmocka_unit_test(tiles_come_in_waves),

@@ -45,7 +45,7 @@ static void every_layout_is_taken(void **state)
     end_context(context);
 }
 
-/* Takers convert sums of grad_q, but where its address is no multiple of 16 they are converted behind. */
+/* Persistent CTAs convert dQ, but where its address is no multiple of 16 a separate postprocess does. */
 static void sums_are_converted_to_any_address(void **state)
 {
     (void)state;

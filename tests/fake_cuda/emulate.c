@@ -150,7 +150,7 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch }, kv_box, d->v_stride);
 }
 
-/* Rows of a head's first `count` row tiles, of which all but the first are whole. */
+/* Rows of a head's first `count` Q tiles, of which all but the first are whole. */
 static int64_t rows_of_tiles(const attn_sm90_params *p, const attn_cuda_kernel *k, int64_t count)
 {
     int64_t tiles = ceil_div(p->len_q, k->rows), first = ceil_div(p->len_q, 64) * 64 - (tiles - 1) * k->rows;

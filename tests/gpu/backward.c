@@ -36,12 +36,12 @@ static void finished_heads(const attn_cuda_kernel *k)
         { ATTN_WINDOW, -1, 5, 64, 384, 1 },
         { ATTN_CAUSAL, 0, 0, 700, 129, 1 },
     };
-    int sms = attn_cuda_machine_get()->device[0].multiprocessors, takers = sms / k->cluster;
+    int sms = attn_cuda_machine_get()->device[0].multiprocessors, ctas = sms / k->cluster;
     bool whole = !(k->features & ATTN_CHUNK) && ATTN_SM90_BACKWARD_WHOLE(k->dim);
     if (!whole && !k->folded) return;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
         if (cases[i].flags & ~k->features) continue;
-        int batch = i % 2 ? takers : 2 * takers;
+        int batch = i % 2 ? ctas : 2 * ctas;
         attn_desc desc = { .flags = cases[i].flags,
                            .batch = k->folded ? (batch + 7) / 8 : batch,
                            .heads_q = cases[i].group,
@@ -61,30 +61,30 @@ static void finished_heads(const attn_cuda_kernel *k)
  * row tiles are odd, so that there are shares of two units: they are shared out. */
 static void last_shares(const attn_cuda_kernel *k)
 {
-    int takers = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->keys * k->cluster;
+    int ctas = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->keys * k->cluster;
     bool general = k->features & ATTN_CHUNK;
     for (int many = 0; many < 2 && !general && !k->folded; many++) {
-        int64_t heads = many ? takers + takers / 2 : takers / 3 + 1, tiles = many ? 15 : takers < 16 ? 60 : 25;
+        int64_t heads = many ? ctas + ctas / 2 : ctas / 3 + 1, tiles = many ? 15 : ctas < 16 ? 60 : 25;
         attn_desc desc = { .batch = 1,
                            .heads_q = many ? 3 * heads : heads,
                            .heads_kv = heads,
                            .len_q = tiles * k->rows - 5,
                            .len_kv = many ? 20 : 2 * keys + 3 };
         bool whole = plan_says(k, desc, "head-persistent:"); /* of one tile */
-        result(whole ? many : plan_says(k, desc, "stream-K by"), "%s, %d heads, %d takers: no shares", k->name,
-               (int)heads, takers);
+        result(whole ? many : plan_says(k, desc, "stream-K by"), "%s, %d heads, %d ctas: no shares", k->name,
+               (int)heads, ctas);
         check_kernel(k, desc, options_of(many), false);
     }
 }
 
-/* Sums of grad_q that takers convert as they take units: of half of the heads behind the units of the others, of heads
- * that share keys behind all, without a mask one head at a time; a head's second conversion has two row tiles. */
+/* dQ that persistent CTAs convert as they take work items: of half of the heads after the work items of the others, of
+ * heads that share keys after all, without a mask one head at a time; a head's second conversion has two Q tiles. */
 static void conversions(const attn_cuda_kernel *k)
 {
-    int takers = attn_cuda_machine_get()->device[0].multiprocessors;
+    int ctas = attn_cuda_machine_get()->device[0].multiprocessors;
     bool general = k->features & ATTN_CHUNK;
     for (int i = 0; i < 3 && k->keys == 128 && !general; i++) {
-        int64_t heads = i == 2 ? takers : takers / 2 + 9;
+        int64_t heads = i == 2 ? ctas : ctas / 2 + 9;
         attn_desc desc = { .flags = i == 2 ? 0 : ATTN_CAUSAL,
                            .batch = i == 0 ? 2 : 1,
                            .heads_q = i == 1 ? 2 * heads : heads,
@@ -92,8 +92,8 @@ static void conversions(const attn_cuda_kernel *k)
                            .len_q = 600,
                            .len_kv = k->keys + 2 };
         bool whole = plan_says(k, desc, "head-persistent:");
-        result(whole ? i == 2 : plan_says(k, desc, "postprocess fused"), "%s, case %d: sums are converted behind",
-               k->name, i);
+        result(whole ? i == 2 : plan_says(k, desc, "postprocess fused"), "%s, case %d: a separate postprocess", k->name,
+               i);
         check_kernel(k, desc, options_of(i), false);
     }
 }
@@ -103,17 +103,17 @@ static void conversions(const attn_cuda_kernel *k)
 static void narrow_conversions(const attn_cuda_kernel *k)
 {
     const int64_t dims[] = { 8, 16, k->dim / 2 - 8, k->dim / 2, k->dim / 2 + 8, k->dim - 8 }, rows[] = { 1, 7, 16 };
-    int takers = attn_cuda_machine_get()->device[0].multiprocessors;
+    int ctas = attn_cuda_machine_get()->device[0].multiprocessors;
     bool general = k->features & ATTN_CHUNK;
     for (int i = 0; i < 6 && k->keys == 128 && !general; i++) {
         attn_desc desc = { .batch = 1,
                            .heads_q = 8,
                            .heads_kv = 4,
                            .len_q = rows[i % 3],
-                           .len_kv = (takers / 4 + 2) * k->keys - 3,
+                           .len_kv = (ctas / 4 + 2) * k->keys - 3,
                            .dim_qk = dims[i],
                            .dim_v = i < 3 ? 16 : k->dim_v };
-        result(plan_says(k, desc, "postprocess fused"), "%s, dim %d: sums are converted behind", k->name, (int)dims[i]);
+        result(plan_says(k, desc, "postprocess fused"), "%s, dim %d: a separate postprocess", k->name, (int)dims[i]);
         check_kernel(k, desc, options_of(2 + 3 * i), false);
     }
 }

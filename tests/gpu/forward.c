@@ -2,8 +2,8 @@
 
 #include "gpu.h"
 
-/* Scores that rise by 240 from a row tile's first key tile on, which is that of the last keys: where tiles are not
- * looked at, each row tile overflows, and is done again. */
+/* Scores that rise by 240 from a Q tile's first KV tile on, which is that of the last keys: with an unchecked max each
+ * Q tile overflows, and is retried. */
 static void overflows(const attn_cuda_kernel *k)
 {
     static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_VARLEN };
@@ -15,7 +15,7 @@ static void overflows(const attn_cuda_kernel *k)
     }
 }
 
-/* Two and a half waves of equal row tiles, five a head, or one and a quarter of packed heads: the last is in parts. */
+/* Two and a half waves of equal Q tiles, five per head, or one and a quarter of packed heads: the last one is split. */
 static void last_waves(const attn_cuda_kernel *k)
 {
     int sms = attn_cuda_machine_get()->device[0].multiprocessors;

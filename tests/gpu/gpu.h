@@ -26,10 +26,10 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
 
 /* Of what goes round in the ring (keys; in the backward rows): one less, none and one more than 0, 1, 2, stages - 1,
  * stages and stages + 1 tiles; of the others around one tile and two; in turn without a mask, causal, with used lengths
- * and packed, and in a fixed order or not. Spikes behind a tile of few keys are what unchecked tiles overflow by. */
+ * and packed, and in a fixed order or not. Spikes after a tile of few keys are what an unchecked max overflows by. */
 void lengths(const attn_cuda_kernel *k);
 
-/* What the forward's row tiles do beside (forward.c), and the backward's units (backward.c). */
+/* What the forward's Q tiles do besides (forward.c), and the backward's work items (backward.c). */
 void forward_tiles(const attn_cuda_kernel *k);
 void backward_units(const attn_cuda_kernel *k);
 
