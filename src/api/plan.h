@@ -27,9 +27,9 @@ struct attn_plan {
     uint64_t workspace, packed; /* bytes */
     const char *kernel_name, *isa_name;
     char why[160];
-    attn_said said;                       /* of desc.strategy */
-    char strategy[ATTN_STRATEGY_TEXT];    /* all that is decided */
-    const void *own;                      /* what the backend alone knows */
+    attn_said said;                    /* of desc.strategy */
+    char strategy[ATTN_STRATEGY_TEXT]; /* all that is decided */
+    const void *own;                   /* what the backend alone knows */
 };
 
 /* attn_plan_create with some of its choices made. For sweeps over them: tiles that a kernel cannot take are taken as
