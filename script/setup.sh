@@ -212,8 +212,9 @@ setup()
         return 1
     fi
     echo "Missing: $*."
-    setup_apt update -qq >/dev/null
-    case $? in
+    setup_updated=0
+    setup_apt update -qq >/dev/null || setup_updated=$? # where the caller ends at errors, too
+    case $setup_updated in
     0) ;;
     125)
         echo "Neither root nor sudo. To install: sudo apt-get install $(setup_packages "$@")" >&2
