@@ -28,6 +28,7 @@ static void *tensor(check_kv_case *c, uint64_t *state, int64_t count)
 
 static void *table(check_kv_case *c, int64_t bytes)
 {
+    c->table_size[c->tables] = (size_t)bytes;
     return c->table[c->tables++] = malloc((size_t)bytes + 1);
 }
 

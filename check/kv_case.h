@@ -19,6 +19,7 @@ typedef struct check_kv_case {
     check_kv_array array[CHECK_KV_ARRAYS]; /* tensors */
     int arrays;
     void *table[CHECK_KV_ARRAYS]; /* ids, lengths, cos and sin */
+    size_t table_size[CHECK_KV_ARRAYS];
     int tables;
 } check_kv_case;
 

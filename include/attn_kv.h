@@ -214,7 +214,7 @@ enum {
 typedef struct attn_kv_desc {
     attn_kv_op op;
     attn_dtype dtype;   /* of k, v, q and the pages: ATTN_F32, ATTN_F16, ATTN_BF16 */
-    attn_device device; /* ATTN_CPU; ATTN_CUDA is refused as ATTN_UNSUPPORTED */
+    attn_device device; /* ATTN_CPU, or ATTN_CUDA, which takes no threads and parallel_for */
     uint32_t flags;     /* ATTN_KV_SLOTS | ... */
 
     int64_t pages;       /* of the pools k_pages and v_pages; ids are below it */
@@ -292,11 +292,17 @@ typedef struct attn_kv_args {
     const int32_t
         *pairs; /* COPY: (count, 2): from, to; from = -1: none. No page is written twice, or read and written */
     const float *cos, *sin; /* ROTARY: (positions, rotary_dim / 2) */
-    uint32_t *fault;        /* NULL on the CPU */
+    uint32_t *fault;        /* ATTN_CUDA: see attn_kv_run; NULL: nobody is told. On the CPU NULL */
 } attn_kv_args;
 
 /* Does *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad ids, slots, lengths, positions and
- * pointers, plan or args = NULL: nothing was written. */
+ * pointers, plan or args = NULL: nothing was written.
+ *
+ * ATTN_CUDA: the plan is for the context in which it was made, pointers are of device memory, and the call puts one
+ * kernel into the stream (a CUstream, which may be capturing a graph) and returns. Only the kernel reads ids, slots,
+ * lengths and positions. A token, page or sequence of which one is out of range is not written, all others are, and
+ * *fault, a word that the caller clears, becomes 1. Rows of k and v behind cu_lens[batch] pad the run: nothing is done
+ * with them. */
 ATTN_API attn_status attn_kv_run_sized(const attn_kv_plan *plan, const attn_kv_args *args, size_t args_size,
                                        void *stream);
 static inline attn_status attn_kv_run(const attn_kv_plan *plan, const attn_kv_args *args, void *stream)

@@ -101,8 +101,7 @@ static void bad_descriptors(void **state)
     BAD(gather, len_kv, INT32_MAX, "page_table: the offsets");
     a.k_pages_stride[3] = 1;
     BAD(a, k_pages_stride[2], 2, "makes elements of k_pages overlap");
-    refuses((attn_kv_desc){ .op = ATTN_KV_COPY, .dtype = ATTN_F32, .device = ATTN_CUDA }, ATTN_UNSUPPORTED, "ATTN_CUDA",
-            __LINE__);
+    BAD(a, device, ATTN_CUDA, "threads is set: ATTN_CUDA takes none");
     attn_kv_plan *plan;
     assert_int_equal(attn_kv_plan_create(NULL, &a), ATTN_INVALID);
     assert_int_equal(attn_kv_plan_create(&plan, NULL), ATTN_INVALID);

@@ -1,5 +1,6 @@
 /* Stands for the CUDA backend in a build without it. */
 #include "base/error.h"
+#include "kv/op.h"
 #include "cuda/arch.h"
 
 const attn_cuda_image attn_cuda_images[] = { { NULL, NULL, NULL } };
@@ -35,3 +36,12 @@ static attn_status create(attn_plan *plan)
 }
 
 const attn_backend attn_cuda_backend = { .create = create };
+
+static attn_status create_kv(attn_kv_plan *plan)
+{
+    (void)plan;
+    attn_cuda_machine_get();
+    return ATTN_UNSUPPORTED;
+}
+
+const attn_kv_backend attn_kv_cuda_backend = { .create = create_kv };

@@ -60,6 +60,27 @@ attn_status attn_cuda_place_get(attn_cuda_place *place)
     return ATTN_OK;
 }
 
+attn_status attn_cuda_place_with_kernels(attn_cuda_place *place)
+{
+    attn_status status = attn_cuda_place_get(place);
+    if (status || place->arch) return status;
+    return attn_fail(ATTN_UNSUPPORTED, "%s has compute capability %d.%d: the CUDA kernels take 9.0",
+                     place->device->name, place->device->major, place->device->minor);
+}
+
+attn_status attn_cuda_check_context(const attn_cuda_driver *driver, unsigned long long made_in)
+{
+    CUcontext context = NULL;
+    unsigned long long id = 0;
+    CUresult result = driver->cuCtxGetCurrent(&context);
+    if (!result && context) result = driver->cuCtxGetId(context, &id);
+    if (result) return attn_cuda_fail(result, "the current CUDA context");
+    if (id == made_in) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "%s: the plan runs in the one it was made in",
+                     context ? "another CUDA context is current on this thread"
+                             : "no CUDA context is current on this thread");
+}
+
 /* ---- images -------------------------------------------------------------------------------- */
 
 static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, void **image)

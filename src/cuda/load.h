@@ -18,6 +18,12 @@ typedef struct attn_cuda_place {
 /* ATTN_UNSUPPORTED without a driver, ATTN_INVALID without a current context. */
 attn_status attn_cuda_place_get(attn_cuda_place *place);
 
+/* The same, and ATTN_UNSUPPORTED where there are no kernels for the device. */
+attn_status attn_cuda_place_with_kernels(attn_cuda_place *place);
+
+/* ATTN_INVALID unless the context that a plan was made in is current. */
+attn_status attn_cuda_check_context(const attn_cuda_driver *driver, unsigned long long made_in);
+
 /* The function `symbol` in the current context, ready to be launched with `shared` bytes of dynamic shared memory.
  * kernel: whose unit holds it; NULL: one of the units of the device's architecture that are no variant. */
 attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,

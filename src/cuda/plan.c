@@ -85,11 +85,8 @@ static attn_status create(attn_plan *plan)
     attn_cuda_plan *cuda = NULL;
     attn_tiles tiles = plan->tiles ? *plan->tiles : (attn_tiles){ .splits = 0 };
     tiles.said = &plan->said;
-    attn_status status = attn_cuda_place_get(&place);
+    attn_status status = attn_cuda_place_with_kernels(&place);
     if (status) return status;
-    if (!place.arch)
-        return attn_fail(ATTN_UNSUPPORTED, "%s has compute capability %d.%d: the CUDA kernels take 9.0",
-                         place.device->name, place.device->major, place.device->minor);
     attn_desc typical = attn_typical(&plan->desc);
     attn_cuda_problem problem = { &plan->desc, place.device, attn_typical_pairs(&typical), &tiles };
     status = choose(plan, &problem, place.arch, &chosen);
@@ -117,24 +114,11 @@ static void describe(const attn_plan *plan, attn_words *words)
 
 /* ---- a run --------------------------------------------------------------------------------- */
 
-static attn_status check_context(const attn_cuda_plan *cuda)
-{
-    CUcontext context = NULL;
-    unsigned long long id = 0;
-    CUresult result = cuda->driver->cuCtxGetCurrent(&context);
-    if (!result && context) result = cuda->driver->cuCtxGetId(context, &id);
-    if (result) return attn_cuda_fail(result, "the current CUDA context");
-    if (id == cuda->context) return ATTN_OK;
-    return attn_fail(ATTN_INVALID, "%s: the plan runs in the one it was made in",
-                     context ? "another CUDA context is current on this thread"
-                             : "no CUDA context is current on this thread");
-}
-
 static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
 {
     const attn_cuda_plan *cuda = attn_cuda_plan_of(plan);
     attn_status status = attn_args_check_arrays(&plan->desc, args);
-    if (!status) status = check_context(cuda);
+    if (!status) status = attn_cuda_check_context(cuda->driver, cuda->context);
     if (status) return status;
     uintptr_t start = ((uintptr_t)workspace + ATTN_CUDA_ALIGN - 1) / ATTN_CUDA_ALIGN * ATTN_CUDA_ALIGN;
     return pass_of(plan)->run(&(attn_cuda_call){ plan, cuda, args, (char *)start, stream });

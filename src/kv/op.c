@@ -14,7 +14,7 @@ attn_status attn_kv_plan_create_sized(attn_kv_plan **plan, const attn_kv_desc *d
     attn_kv_plan *made = calloc(1, sizeof *made);
     if (!made) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *made);
     made->desc = resolved;
-    made->backend = &attn_kv_cpu_backend;
+    made->backend = resolved.device == ATTN_CUDA ? &attn_kv_cuda_backend : &attn_kv_cpu_backend;
     if ((status = made->backend->create(made))) {
         free(made);
         return status;

@@ -45,12 +45,16 @@ typedef struct attn_kv_backend {
     attn_status (*run)(const attn_kv_plan *plan, const attn_kv_args *args, void *stream); /* args: not checked */
 } attn_kv_backend;
 
-extern const attn_kv_backend attn_kv_cpu_backend;
+extern const attn_kv_backend attn_kv_cpu_backend, attn_kv_cuda_backend;
 
 struct attn_kv_plan {
     const attn_kv_backend *backend;
     attn_kv_desc desc; /* resolved */
-    attn_desc loop;    /* what src/cpu/threads.h reads of a descriptor */
+
+    void *own; /* ATTN_CUDA: what its backend keeps */
+
+    /* ATTN_CPU */
+    attn_desc loop; /* what src/cpu/threads.h reads of a descriptor */
     void (*rotate)(const struct attn_rotary_task *);
     int64_t stream_items; /* a run of more items writes past the caches; tests set it */
 };

@@ -135,8 +135,8 @@ static attn_status check_kinds(const attn_kv_desc *d)
         return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)d->dtype);
     if (d->device != ATTN_CPU && d->device != ATTN_CUDA)
         return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU or ATTN_CUDA", (int)d->device);
-    if (d->device == ATTN_CUDA)
-        return attn_fail(ATTN_UNSUPPORTED, "device = ATTN_CUDA: operations on pages are built for ATTN_CPU alone");
+    if (d->device == ATTN_CUDA && (d->threads || d->parallel_for))
+        return attn_fail(ATTN_INVALID, "%s is set: ATTN_CUDA takes none", d->threads ? "threads" : "parallel_for");
     if (d->threads < 0 || d->threads > ATTN_THREADS_MOST)
         return attn_fail(ATTN_INVALID, "threads = %" PRId32 " is not in 0 to %d", d->threads, ATTN_THREADS_MOST);
     if (d->parallel_context && !d->parallel_for) return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
@@ -207,7 +207,7 @@ attn_status attn_kv_resolve(attn_kv_desc *out, const attn_kv_desc *desc, size_t 
     if (!status) status = resolve_pools(&d);
     if (!status) status = resolve_rows(&d);
     if (status) return status;
-    if (d.threads == 0) d.threads = attn_processors_available();
+    if (d.threads == 0 && d.device == ATTN_CPU) d.threads = attn_processors_available();
     *out = d;
     return ATTN_OK;
 }

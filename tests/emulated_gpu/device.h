@@ -75,6 +75,16 @@ static inline int max(int a, int b)
     return a > b ? a : b;
 }
 
+static inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+
+static inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
+
 static inline float __int_as_float(int bits)
 {
     return attn_bits_to_float((uint32_t)bits);

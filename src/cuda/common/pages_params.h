@@ -1,0 +1,36 @@
+/* What the host passes to the kernels of operations on KV pages (attn_kv.h), in types that C11 and device code lay out
+ * alike. No include.
+ *
+ * Each kernel has 256 threads a block and attn_pages_params as its only argument; NAME is f32, f16 or bf16, and UNIT
+ * the bytes that a thread moves at once, 16 or those of an element. With 16, every address, stride and dim is a
+ * multiple.
+ *
+ *   attn_pages_append_NAME_UNIT: a block per row; grid (rows of this run, or most of a run)
+ *   attn_pages_gather_UNIT: a block per entry of a page table; grid (batch entries)
+ *   attn_pages_copy_UNIT: a block per pair; grid (pairs) */
+#ifndef ATTN_CUDA_COMMON_PAGES_PARAMS_H
+#define ATTN_CUDA_COMMON_PAGES_PARAMS_H
+
+/* Strides of (page, slot, head), or (batch, row, head), in elements. */
+typedef struct attn_pages_side {
+    void *at;
+    long long stride[3];
+} attn_pages_side;
+
+typedef struct attn_pages_params {
+    attn_pages_side k_pages, v_pages;
+    attn_pages_side k, v; /* rows: new ones, or those of gather; pools that are copied from */
+    attn_pages_side q, q_out;
+    const long long *slots, *positions;
+    const int *cu_lens, *lens_kv, *page_table, *page_starts, *pairs;
+    const float *cos, *sin;
+    unsigned *fault; /* or NULL */
+    long long pages, page_size, pages_from;
+    long long rows, len_kv, cos_rows; /* rows: of k; cos_rows: of cos and sin */
+    long long table_width, table_total;
+    int batch, entries; /* entries: of a sequence, in gather's grid */
+    int heads_kv, heads_q, dim_qk, dim_v, rotary_dim, interleaved;
+    int element; /* bytes */
+} attn_pages_params;
+
+#endif
