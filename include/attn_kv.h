@@ -28,7 +28,8 @@
  *   threads that compute, call what gives pages back only after a fence: when the last work that reads them has ended,
  *   or when whatever comes after waits for it.
  *   Copies that a call adds to a list come before the K and V of the tokens that it appended. The pairs of one list may
- *   be copied in any order, all at once. Lists of different pools go in the order of their calls.
+ *   be copied in any order, all at once. Lists go into the stream in the order in which they were begun; once another
+ *   list of its pool was begun, a list takes no more pairs.
  *   Fork, publish and move a sequence after the K and V of all its tokens were put into the stream: what others then
  *   read or copy is there.
  *
@@ -104,7 +105,7 @@ static inline attn_status attn_pool_get_stats(const attn_pool *pool, attn_pool_s
 }
 
 /* Empties the prefix index: no sequence finds what was published before. For models whose weights have changed. Pages
- * that sequences hold stay theirs. */
+ * that sequences hold stay theirs; publish nothing more of sequences with tokens from before. */
 ATTN_API attn_status attn_pool_forget(attn_pool *pool);
 
 /* ---- sequences ----------------------------------------------------------------------------- */
@@ -145,8 +146,9 @@ ATTN_API attn_status attn_seq_fork(attn_pool *pool, attn_seq seq, attn_seq *fork
 
 /* Adds `count` tokens. tokens: `count` of them with ATTN_POOL_PREFIX, NULL without. If the sequence ends within a page
  * that another one holds too, it goes on in a copy: then one pair is added to *copies (NULL: no fork is expected, and
- * this is ATTN_INVALID). ATTN_POOL_FULL: too few pages are free or cached. ATTN_INVALID: the sequence would exceed
- * `width` pages; *copies has no room; the page to be copied is itself the target of a copy in the list. */
+ * this is ATTN_INVALID). ATTN_POOL_FULL: too few pages are free or cached, or those that are stand in *copies,
+ * which must go into the stream first. ATTN_INVALID: the sequence would exceed `width` pages; *copies has no room; the
+ * page to be copied is itself the target of a copy in the list. */
 ATTN_API attn_status attn_seq_append(attn_pool *pool, attn_seq seq, const int32_t *tokens, int64_t count,
                                      attn_page_copies *copies);
 
@@ -289,8 +291,8 @@ typedef struct attn_kv_args {
                                  * page was dropped, which are not written */
     const int32_t *page_starts; /* table_width = 0: (batch + 1): ids of sequence b are entries page_starts[b] to
                                  * page_starts[b + 1] - 1 */
-    const int32_t
-        *pairs; /* COPY: (count, 2): from, to; from = -1: none. No page is written twice, or read and written */
+    const int32_t *pairs;   /* COPY: (count, 2): from, to; from = -1: none. No page is the target of two, or of one and
+                             * the source of another */
     const float *cos, *sin; /* ROTARY: (positions, rotary_dim / 2) */
     uint32_t *fault;        /* ATTN_CUDA: see attn_kv_run; NULL: nobody is told. On the CPU NULL */
 } attn_kv_args;
@@ -302,7 +304,7 @@ typedef struct attn_kv_args {
  * kernel into the stream (a CUstream, which may be capturing a graph) and returns. Only the kernel reads ids, slots,
  * lengths and positions. A token, page or sequence of which one is out of range is not written, all others are, and
  * *fault, a word that the caller clears, becomes 1. Rows of k and v behind cu_lens[batch] pad the run: nothing is done
- * with them. */
+ * with them. `count` is the launch's size: a captured graph keeps it, and slots and pairs of -1 pad it. */
 ATTN_API attn_status attn_kv_run_sized(const attn_kv_plan *plan, const attn_kv_args *args, size_t args_size,
                                        void *stream);
 static inline attn_status attn_kv_run(const attn_kv_plan *plan, const attn_kv_args *args, void *stream)
