@@ -259,7 +259,7 @@ MUTANTS = [
      "packed heads are parted only in part", "cost"),
     (SM90 + "host/cost_backward.c", "c->base.dynamic |= attn_sm90_takes_turns(d, &c->schedule) || over", "c->base.dynamic |= over",
      "a fixed order: units wait for blocks that may never come", "cuda_backward"),
-    (SM90 + "host/cost_backward.c", "int64_t keys = attn_sm90_unit_keys(k), tiles", "int64_t keys = k->keys, tiles",
+    (SM90 + "host/cost_backward.c", "int64_t keys = attn_sm90_item_keys(k), tiles", "int64_t keys = k->keys, tiles",
      "clusters: units of one block's keys", "cuda_backward"),
     (SM90 + "host/cost_backward.c", "ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC", "ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS",
      "a fixed order: units are shared out", "cost"),

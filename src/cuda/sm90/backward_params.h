@@ -1,62 +1,71 @@
-/* What the host passes to the Hopper backward kernels. Behind params.h.
+/* What the host passes to the Hopper backward kernels. After params.h.
  *
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__); R = 64 query rows:
  *
- *   1. attn_sm90_backward_rows_<dtype>: LSE and delta of each row (and what 2 to 4 need zeroed).
+ *   1. attn_sm90_backward_rows_<dtype>, the preprocess: LSE and delta of each row, and zeros for what 2 to 4 add to.
  *      attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
- *   2. attn_sm90_backward_<name>, one per kernel of backward/variants.txt: gradients of q (f32 sums), k and v (and of
- * the bias, and parts of ALiBi's). attn_sm90_backward_params; grid schedule.grid, block
- *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). Needs attn_sm90_nodes
- *      before it with ATTN_INTERVALS (on .common).
- *   3. attn_sm90_backward_convert_<dtype>: sums in fragment order to a gradient. attn_sm90_convert_params; block 128,
- *      grid (ceil(rows / R), heads, batch), rows of the longest sequence. For grad_q but with schedule.folded, whole or
- *      conversions; for grad_k and grad_v where splits > 1. attn_sm90_backward_merge_<dtype>: likewise those of parted
- *      units. attn_sm90_merge_params; grid (parted * keys / R, 2), block 128.
- *   4. attn_sm90_backward_total: adds up parts of grad_alibi, of grad_sink. attn_sm90_total_params; grid count, block
- *      256.
  *
- *   In place of 2 and 3, every feature, dtype, stride and dim to 512, not fast; attn_sm90_backward_params
- * (.common.fallback in place of the maps): attn_sm90_backward_fallback_q_<dtype>: grad_q, parts of grad_alibi. Grid
- * (ceil(len_q / 8), heads_q, batch), block 256. attn_sm90_backward_fallback_kv_<dtype>: grad_k, grad_v. Grid
- * (ceil(len_kv / 8), heads_kv, batch), block 256. attn_sm90_backward_fallback_bias_<dtype>: grad_bias, each element
- * from its pairs in a fixed order: also behind 2, where ATTN_DETERMINISTIC is asked for and some axis of the bias
- * repeats. Grid (extent[3], extent[2], extent[0] * extent[1]), block 128.
- */
+ *   2. attn_sm90_backward_<name>, one per kernel of backward/variants.txt: dK and dV, the f32 dQ accumulator,
+ *      the bias's gradient and parts of ALiBi's. attn_sm90_backward_params; grid schedule.grid, block
+ *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). With ATTN_INTERVALS it needs
+ *      attn_sm90_nodes before it (on .common).
+ *
+ *   3. attn_sm90_backward_convert_<dtype>, the postprocess: sums in fragment order to a gradient.
+ *      attn_sm90_convert_params; block 128, grid (ceil(rows / R), heads, batch), rows of the longest sequence. For dQ,
+ *      unless schedule.folded, whole or conversions is set; for dK and dV where splits > 1.
+ *      attn_sm90_backward_merge_<dtype>: the same for parted work items. attn_sm90_merge_params; grid
+ *      (parted * keys / R, 2), block 128.
+ *
+ *   4. attn_sm90_backward_total: adds up parts of grad_alibi and of grad_sink. attn_sm90_total_params; grid
+ *      count, block 256.
+ *
+ * In place of 2 and 3 the fallback kernels: every feature, dtype, stride and dim to 512, not fast.
+ * attn_sm90_backward_params, with .common.fallback in place of the maps:
+ *
+ *   attn_sm90_backward_fallback_q_<dtype>: dQ, parts of grad_alibi. Grid (ceil(len_q / 8), heads_q, batch), block 256.
+ *
+ *   attn_sm90_backward_fallback_kv_<dtype>: dK, dV. Grid (ceil(len_kv / 8), heads_kv, batch), block 256.
+ *
+ *   attn_sm90_backward_fallback_bias_<dtype>: grad_bias, each element from its pairs in a fixed order. Also after 2,
+ *   where ATTN_DETERMINISTIC is asked for and some axis of the bias repeats. Grid (extent[3], extent[2],
+ *   extent[0] * extent[1]), block 128. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 #define ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 
 enum { ATTN_SM90_BACKWARD_ROWS = 64, ATTN_SM90_BACKWARD_CONVERTED = 8 };
 
-/* Order of work. A unit is a tile of keys of one KV head against the rows of `heads_q / heads_kv / splits` query heads;
- * of a cluster as many neighbouring tiles as it has blocks, and `keys` below is theirs together.
+/* Order of work. A work item is a KV tile of one KV head against the rows of `heads_q / heads_kv / splits` query heads;
+ * of a cluster as many neighbouring tiles as it has CTAs, and `keys` below is theirs together. "CTA" below is a CTA or
+ * a cluster.
+ *
  *   key_tiles  ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
  *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch; less parted and plus 2 * shares; plus
  *              conversions * heads_kv * batch
- *   takes      how often takers take: total; whole: heads; parted: total - shares
- *   head_group KV heads (over all sequences) whose tiles are worked off together: as many as have their queries, grad_o
- *              and f32 grad_q in L2 at once, more if need be where units differ in length or take turns; to 128 dims
- *              one, where units are alike and take no turns
- *   splits     a divisor of heads_q / heads_kv; 1 unless blocks are too few
- *   parted     units that full waves of takers leave over, where all are alike; 0: they are taken as others are. Their
- *              row tiles, one unit's behind another's, are cut into `shares` of `share`, and a taker takes one. A share
- *              is of two units at most: two pieces, items 2i and 2i + 1 behind all units that are whole; the second may
- *              be empty. Of share i and the t-th unit from the last, grad_k and grad_v are part i + t. For CAUSAL
- *              variants; splits 1; no mask, lengths of the problem's own, no turns, not whole
- *   folded     1 for FOLDED variants: of the units that add to a tile of rows, in turns, the first stores its share and
- *              the last finishes grad_q, so that sums are not zeroed before and not converted behind
- *   whole      1: a taker (a block, or cluster) takes all key tiles of a KV head one behind another, the last first, so
- *              that it alone adds to that head's grad_q, in a fixed order, and finishes it: no turns. For variants of
- *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every row tile sees a
+ *   takes      how often CTAs take work: total; whole: heads; parted: total - shares
+ *   head_group KV heads (over all sequences) whose tiles are taken together: as many as have their queries, dO and dQ
+ *              accumulator in L2 at once, more if need be where work items differ in length or add in a fixed order; to
+ *              128 dims one, where work items are alike and add in any order
+ *   splits     a divisor of heads_q / heads_kv; 1 unless there are too few CTAs
+ *   parted     stream-K: work items that full waves leave over, where all are alike; 0: they are taken as others are.
+ *              Their Q tiles, one work item's after another's, are cut into `shares` of `share`, and a CTA takes one. A
+ *              share is of two work items at most: two pieces, items 2i and 2i + 1 after all work items that are whole;
+ *              the second may be empty. Of share i and the t-th work item from the last, dK and dV are part i + t. For
+ *              CAUSAL variants; splits 1; no mask, lengths of the problem's own, no fixed order, not whole
+ *   folded     1 for FOLDED variants: of the work items that add to a Q tile, in order, the first stores its share and
+ *              the last finalises dQ, so the accumulator is not zeroed before and needs no postprocess
+ *   whole      1, head-persistent dQ: a CTA takes all KV tiles of a KV head one after another, the last first. So it
+ *              alone adds to that head's dQ, in a fixed order without a semaphore, and finalises it. For variants of
+ *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every Q tile sees a
  *              key: min(len_q, R) + len_kv - len_q + mask.right > 0
- *   conversions  of a KV head; 0: sums of grad_q are converted behind. Else takers take conversions as they take units:
- *              each of up to ATTN_SM90_BACKWARD_CONVERTED row tiles of a query head, when all has been added to that KV
- *              head's. For 128 keys; no lengths, no turns, not whole, not parted; more units than takers
- *   late       KV heads whose conversions come behind all units: a multiple of head_group, or all. Those of a group of
- *              others are taken behind the units of the heads that are taken `late` heads later
- *   grid       blocks: min(total, multiprocessors), of a cluster's size: of its units, whole: of heads;
- *              0 is not launched
- *   counter    one word that is 0 before the run and again after it; NULL: taker b takes units (heads) b, b + their
- *              count, ... With turns or conversions never NULL */
+ *   conversions  of a KV head; 0: the dQ postprocess is a kernel of its own. Else it is fused: CTAs take conversions as
+ *              they take work items, each of up to ATTN_SM90_BACKWARD_CONVERTED Q tiles of a query head, once all has
+ *              been added to that KV head's. For 128 keys; no lengths, no fixed order, not whole, not parted; more work
+ *              items than CTAs
+ *   late       KV heads whose conversions come after all work items: a multiple of head_group, or all. Those of a group
+ *              of others are taken after the work items of the heads that are taken `late` heads later
+ *   grid       CTAs: min(total, SMs), of a cluster's size: of its work items, whole: of heads; 0 is not launched
+ *   counter    one word that is 0 before the run and again after it; NULL: CTA b takes work items (heads) b, b + the
+ *              number of CTAs, ... With a semaphore or conversions never NULL */
 typedef struct attn_sm90_backward_schedule {
     int key_tiles, total, takes, head_group, grid, splits, parted, share, shares, folded, whole, conversions, late;
     unsigned *counter;
@@ -68,10 +77,10 @@ typedef struct attn_sm90_backward_schedule {
  *   schedule   pack = splits = 1, the rest is not read
  *   mask.node_keys  keys of the variant
  *
- * Lines. Workspace over rows has for each head whole tiles of R rows: row `row` of head h is line
+ * Aligned rows ("lines"). Workspace over rows has whole tiles of R rows for each head: row `row` of head h is line
  *   (b * heads_q + h) * pitch + row                         pitch = ceil(len_q / R) * R
  *   VARLEN: h * pitch + (cu_lens_q[b] / R + b) * R + row    pitch = (total_q / R + batch) * R
- * and there are batch (VARLEN: 1) * heads_q * pitch lines. Over keys of KV heads alike, with len_kv, total_kv,
+ * and there are batch (VARLEN: 1) * heads_q * pitch lines. Over keys of KV heads the same, with len_kv, total_kv,
  * heads_kv. Sums in fragment order have lines of the variant's dim (dim_v for v) floats. */
 typedef struct attn_sm90_backward_params {
     attn_sm90_params common;
@@ -89,17 +98,18 @@ typedef struct attn_sm90_backward_params {
     int lines;             /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
 
     /* Workspace. */
-    float *stats;      /* 2 floats a line */
+    float *stats;      /* 2 floats per line */
     void *grad_o_copy; /* NULL, or (batch, len_q, heads_q, ceil(dim_v / 8) * 8), VARLEN (total_q, ...), of dtype: where
                         * TMA does not take grad_o (f32, strides, address); written by 1 */
-    float *grad_q_sum; /* dim floats a line of rows; zeroed by 1 but folded (the fallback kernels: NULL). whole: of the
-                        * lines that one KV head's query heads have, a taker's behind another's, not zeroed */
-    float *grad_k_sum, *grad_v_sum; /* splits > 1: dim, dim_v floats a line of keys, one split behind another. parted: a
-                                     * line of a unit, one part behind another. Else NULL */
-    unsigned *turns;    /* folded, or ATTN_DETERMINISTIC but whole, else NULL: one a tile of lines of rows; zeroed by
-                         * 1 */
-    unsigned *added;    /* conversions, else NULL: one a KV head (over the batch), zeroed by 1: each of grad_q's warps
-                         * counts each unit whose additions have ended */
+    float *grad_q_sum; /* the dQ accumulator: dim floats per line of rows; zeroed by 1 unless folded (the fallback
+                        * kernels: NULL). whole: of the lines that one KV head's query heads have, one CTA's after
+                        * another's, not zeroed */
+    float *grad_k_sum, *grad_v_sum; /* splits > 1: dim, dim_v floats per line of keys, one split after another. parted:
+                                     * per line of a work item, one part after another. Else NULL */
+    unsigned *turns;    /* the dQ semaphore: folded, or ATTN_DETERMINISTIC but whole, else NULL: one count per tile of
+                         * lines of rows; zeroed by 1 */
+    unsigned *added;    /* conversions, else NULL: one per KV head (over the batch), zeroed by 1: each of dQ's warps
+                         * counts each work item whose additions have ended */
     float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
                          * ATTN_SM90_BACKWARD_ALIBI; fallback: ceil(len_q / 8) */
     int alibi_count;
@@ -120,12 +130,12 @@ typedef struct attn_sm90_convert_params {
     const int *cu_lens, *lens; /* NULL: none */
 } attn_sm90_convert_params;
 
-/* grad_k and grad_v of the units that `schedule` parts, from their parts. */
+/* dK and dV of the work items that `schedule` parts, from their parts. */
 typedef struct attn_sm90_merge_params {
     attn_sm90_convert_params of[2]; /* part_step: of a part; parts, pitch: not read */
     attn_sm90_backward_schedule schedule;
-    int keys;  /* of a unit */
-    int steps; /* row tiles that see it */
+    int keys;  /* of a work item */
+    int steps; /* Q tiles that see it */
     int batch;
 } attn_sm90_merge_params;
 
@@ -137,19 +147,21 @@ typedef struct attn_sm90_total_params {
     long long repeat_step; /* floats */
 } attn_sm90_total_params;
 
-/* Of a variant: threads of a block, floats a head of alibi_parts. */
+/* Of a variant: threads of a CTA, floats per head of alibi_parts. */
 #define ATTN_SM90_BACKWARD_THREADS(keys) ((keys) == 64 ? 384 : 512)
 #define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (8 * (((len_kv) + (keys)-1) / (keys)))
 
-/* Whether CAUSAL variants can take whole heads: if sums of 512 rows a block stay in L2, and registers suffice. */
+/* Whether CAUSAL variants can have head-persistent dQ: if accumulators of 512 rows per CTA stay in L2, and registers
+ * suffice. */
 #define ATTN_SM90_BACKWARD_WHOLE(dim) ((dim) <= 64)
 
-/* Of a variant: row tiles whose statistics there is room for (128 keys: one a place), bytes of barriers and notes. */
+/* Of a variant: Q tiles whose statistics there is room for (128 keys: one per slot), bytes of barriers and tile
+ * information. */
 #define ATTN_SM90_BACKWARD_STATISTICS(keys, stages) ((keys) == 64 ? (stages) : (stages) + 2)
 #define ATTN_SM90_BACKWARD_NOTES(keys) ((keys) == 64 ? 1024 : 2048)
 
-/* Shared memory of a variant, bytes: tiles of keys and values, the ring of query rows and grad_o, gradients of scores,
- * keys of the other block of a cluster, gradients of q or (64 keys) probabilities, barriers, statistics and notes. */
+/* Shared memory of a variant, bytes: K and V tiles, the pipeline of Q tiles with dO, dS, keys of the cluster's other
+ * CTA, dQ or (64 keys) P, statistics, barriers and tile information. */
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, cluster)                                     \
     (128 * (((keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
      ((cluster)-1) * 128 * (keys) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) +      \

@@ -8,17 +8,16 @@
  *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params; grid schedule.grid, block
  *   128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
- *   attn_sm90_combine_<dtype>: merges splits. attn_sm90_params, the forward's own; a warp a row of a head: grid
+ *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.parted_lines / 4), block 128.
  *
- *   attn_sm90_nodes: summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid (ATTN_SM90_NODES(len_kv,
- *   node_keys), interval_heads, batch), block 128.
+ *   attn_sm90_nodes: the interval summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid
+ * (ATTN_SM90_NODES(len_kv, node_keys), interval_heads, batch), block 128.
  *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
  *
  *   attn_sm90_fallback_<dtype>: every feature, dtype, stride and dim to 512, not fast. attn_sm90_params with `fallback`
- * in place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256.
- */
+ *   in place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256. */
 #ifndef ATTN_CUDA_SM90_PARAMS_H
 #define ATTN_CUDA_SM90_PARAMS_H
 
@@ -42,27 +41,27 @@ typedef struct attn_sm90_divisor {
     int shift;
 } attn_sm90_divisor;
 
-/* Order of work. A row tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
- *   heads      heads_q / pack: what a sequence's row tiles are repeated over
- *   row_tiles  of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) + batch, of
- *              which the surplus is found empty
- *   parted     row tiles whose results are parts, each of `splits` parts of its keys, merged later: none, all, or those
- *              taken last, the first rows of the first heads. Then tiles are alike, head_group is 1, and if pack > 1 no
- *              head is among them with some of its tiles only
+/* Order of work. A Q tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
+ *   heads      heads_q / pack: what a sequence's Q tiles are repeated over
+ *   row_tiles  Q tiles of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) +
+ *              batch, of which the surplus is found empty
+ *   parted     split-KV: Q tiles whose keys are split, each into `splits`, whose results are combined later: none, all,
+ *              or those taken last, the first rows of the first heads. Then tiles are alike, head_group is 1, and if
+ *              pack > 1 no head is among them with some of its tiles only
  *   parted_lines: rows of heads that these have, the first ones of lse
  *   total      row_tiles * heads, but for VARLEN * batch, and parted * (splits - 1) more
- *   head_group heads (over all sequences) whose row tiles are worked off together, from the last rows on: 1 where tiles
- *              are alike, else as many as even out their lengths, or have their keys and values in L2 at once
- *   by_...     divisors: splits; a group's row tiles; its heads; those of the group that is not full (1 if there is
+ *   head_group heads (over all sequences) whose Q tiles are taken together, from the last rows on: 1 where tiles are
+ *              alike, else as many as even out their lengths, or have their keys and values in L2 at once
+ *   by_...     divisors: splits; a group's Q tiles; its heads; those of the group that is not full (1 if there is
  *              none); heads; heads_q / heads_kv
- *   grid       min(total, multiprocessors); 0 is not launched
- *   counter    one word that is 0 before the run and again after it: tiles are handed out as blocks ask for more. NULL:
- *              block b takes tiles b, b + grid, ... in turn */
+ *   grid       min(total, SMs); 0 is not launched
+ *   counter    one word that is 0 before the run and again after it: tiles are handed out as CTAs ask for more. NULL:
+ *              CTA b takes tiles b, b + grid, ... */
 typedef struct attn_sm90_schedule {
     int heads, row_tiles, total, head_group, grid, splits, parted;
     attn_sm90_divisor by_splits, by_group, by_head_group, by_rest, by_heads, by_ratio;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
-    int rows; /* of a head in a row tile: the variant's / pack; in its first: ATTN_SM90_FIRST_ROWS where pack is 1 */
+    int rows; /* of a head in a Q tile: the variant's / pack; in its first: ATTN_SM90_FIRST_ROWS where pack is 1 */
     long long parted_lines;
     unsigned *counter;
 } attn_sm90_schedule;
@@ -117,9 +116,9 @@ typedef struct attn_sm90_params {
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
     const float *sink;                                    /* NULL: none */
 
-    /* Workspace, else NULL: where row tiles are parted: where splits > 1, and all of them where o is 16-bit but its
+    /* Workspace, else NULL: where Q tiles are parted: where splits > 1, and all of them where o is 16-bit but its
      * address or strides are no multiples of 16 bytes or dim_v is none of 8. Of these the forward stores here, and
-     * combine stores o and lse. Split s of a row of a head, at s * schedule.parted_lines + the row's place in lse, has
+     * combine stores o and lse. Split s of a row of a head, at s * schedule.parted_lines + the row's index in lse, has
      * dim_v floats of partial_o and one of partial_lse. */
     float *partial_o, *partial_lse;
 
@@ -140,17 +139,17 @@ typedef struct attn_sm90_repack_params {
     int rows, heads, dim, pitch;
 } attn_sm90_repack_params;
 
-/* Nodes of a head: one a key tile, then one a group of these. */
+/* Nodes of a head's interval summary: one per KV tile, then one per group of these. */
 #define ATTN_SM90_NODE_GROUP 32
 #define ATTN_SM90_NODES(len_kv, keys) \
     (((len_kv) + (keys)-1) / (keys) + ((len_kv) + ATTN_SM90_NODE_GROUP * (keys)-1) / (ATTN_SM90_NODE_GROUP * (keys)))
 
-/* Rows of a sequence's first row tile, whole warpgroups of 64: so many that the others are whole, but for the last
+/* Rows of a sequence's first Q tile, whole warpgroups of 64: so many that the others are whole, but for the last
  * one's last warpgroup. */
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
 
 /* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, as many
- * panels of it as there is room for, of 16 rows a warp; barriers and tile notes. */
+ * panels of it as there is room for, of 16 rows per warp; barriers and work tile info. */
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
 #define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) \

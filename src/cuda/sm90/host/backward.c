@@ -47,7 +47,7 @@ static double key_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
 {
     const attn_sm90_backward_schedule *s = &c->schedule;
     if (s->splits > 1) return s->splits * (double)attn_sm90_sum_lines(d, true);
-    return (double)(s->shares + s->parted) * attn_sm90_unit_keys(c->base.kernel);
+    return (double)(s->shares + s->parted) * attn_sm90_item_keys(c->base.kernel);
 }
 
 /* Parts of a slope's gradient in each sequence: by KV tiles or, in the fallback kernel, to which a run may have to

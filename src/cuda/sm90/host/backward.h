@@ -35,13 +35,13 @@ int64_t attn_sm90_sum_lines(const attn_desc *desc, bool of_keys); /* lines of su
 int64_t attn_sm90_whole_lines(const attn_desc *desc, int ctas);   /* over rows, where so many take whole heads */
 
 /* Keys of a work item. */
-static inline int attn_sm90_unit_keys(const attn_cuda_kernel *kernel)
+static inline int attn_sm90_item_keys(const attn_cuda_kernel *kernel)
 {
     return kernel->keys * kernel->cluster;
 }
 
 /* Q tiles that may see one. */
-static inline int64_t attn_sm90_unit_steps(const attn_desc *desc)
+static inline int64_t attn_sm90_item_steps(const attn_desc *desc)
 {
     int64_t rows = ATTN_SM90_BACKWARD_ROWS;
     return (desc->len_q + rows - 1) / rows * (desc->heads_q / desc->heads_kv);

@@ -118,7 +118,7 @@ static attn_sm90_convert_params keys_of(const attn_cuda_call *c, const attn_sm90
                                       .out = values ? p->grad_v : p->grad_k,
                                       .parts = p->schedule.splits,
                                       .part_step =
-                                          (splits ? attn_sm90_sum_lines(d, true) : attn_sm90_unit_keys(k)) * pitch,
+                                          (splits ? attn_sm90_sum_lines(d, true) : attn_sm90_item_keys(k)) * pitch,
                                       .pitch = p->kv_pitch,
                                       .heads = p->common.heads_kv,
                                       .length = p->common.len_kv,
@@ -148,8 +148,8 @@ static attn_status merge_keys(const attn_cuda_call *c, const attn_sm90_backward_
     const attn_desc *d = &c->plan->desc;
     attn_sm90_merge_params m = { .of = { keys_of(c, p, false), keys_of(c, p, true) },
                                  .schedule = p->schedule,
-                                 .keys = attn_sm90_unit_keys(c->cuda->chosen.kernel),
-                                 .steps = (int)attn_sm90_unit_steps(d),
+                                 .keys = attn_sm90_item_keys(c->cuda->chosen.kernel),
+                                 .steps = (int)attn_sm90_item_steps(d),
                                  .batch = (int)d->batch };
     return attn_cuda_launch(c, "attn_sm90_backward_merge", plan_of(c)->merge, p->schedule.parted * m.keys / TILE, 2, 1,
                             128, &m);

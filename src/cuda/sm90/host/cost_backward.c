@@ -1,5 +1,5 @@
-/* The napkin of the backward: a tile of keys against tiles of rows, five products a step, and beside them what rows'
- * statistics and the conversion of sums move through memory. [m] was measured, [e] is an estimate. */
+/* The napkin of the backward: a KV tile against Q tiles, five products per iteration, and beside them what pre- and
+ * postprocess move through memory. [m] was measured, [e] is an estimate. */
 #include "cuda/sm90/host/backward.h"
 
 #include <math.h>
@@ -9,20 +9,21 @@
 #include "planner/attention.h"
 #include "num/half.h"
 
-static const double tensor_flops = 4096;  /* a clock and SM, 16-bit, dense */
-static const double shared_bytes = 128;   /* a clock and SM */
-static const double added_bytes = 16.4;   /* [m] a clock and SM that L2 adds to grad_q's sums, all SMs at once */
-static const double score_clocks = 0.145; /* [e] a score: 2^x, and ten other instructions, beside no product */
+static const double tensor_flops = 4096;  /* per clock and SM, 16-bit, dense */
+static const double shared_bytes = 128;   /* per clock and SM */
+static const double added_bytes = 16.4;   /* [m] per clock and SM, that L2 adds to dQ accumulators, all SMs at once */
+static const double score_clocks = 0.145; /* [e] per score: 2^x, and ten other instructions, beside no product */
 static const double rich_clocks = 0.15;   /* as in the forward */
-static const double wait_clocks = 300;    /* [e] a step */
-static const double turn_share[] = { 0.09, 0.04 }; /* [m] of a step: taking turns, and who begins late; of a cluster */
-static const double unit_clocks = 4000;            /* [e] filling the pipeline, storing */
-static const int64_t share_least = 8;              /* row tiles: fewer are not worth a unit's start and end */
-static const double late_rounds = 0.2;             /* [m] as in the forward */
-static const double worth_it = 0.98;               /* splitting heads, whole heads, shares must save so much */
-static const double late_units = 1.25;    /* of a taker, at least, behind a head's own, before its sums are converted */
-static const double converted_bytes = 16; /* [e] a clock and SM that are read and stored */
-static const double kept_sums = 0.5;      /* [m] of L2, at most, for sums of whole heads: 0.55 is too much */
+static const double wait_clocks = 300;    /* [e] per iteration */
+static const double turn_share[] = { 0.09,
+                                     0.04 }; /* [m] of an iteration: a fixed order, and who begins late; of a cluster */
+static const double item_clocks = 4000;      /* [e] filling the pipeline, storing */
+static const int64_t share_least = 8;        /* Q tiles: fewer are not worth a work item's start and end */
+static const double late_rounds = 0.2;       /* [m] as in the forward */
+static const double worth_it = 0.98;         /* split-GQA, head-persistent dQ, stream-K must save so much */
+static const double late_items = 1.25;       /* per CTA, at least, after a head's own, before its dQ is converted */
+static const double converted_bytes = 16;    /* [e] per clock and SM, that are read and stored */
+static const double kept_sums = 0.5; /* [m] of L2, at most, for head-persistent accumulators: 0.55 is too much */
 
 static double max_of(double a, double b)
 {
@@ -35,7 +36,7 @@ static double min_of(double a, double b)
 }
 
 /* Two consumer warpgroups: each reads its half of keys and values and all of the rows for the scores and dP, all of the
- * rows again for its gradients, all of dS and half of the keys' dims for grad_q; dS is written once. */
+ * rows again for its gradients, all of dS and half of the keys' dims for dQ; dS is written once. */
 static double step_clocks(const attn_cuda_kernel *k)
 {
     double rows = k->rows, keys = k->keys, dim = k->dim, dims = dim + k->dim_v;
@@ -46,12 +47,12 @@ static double step_clocks(const attn_cuda_kernel *k)
     return wait_clocks + max_of(max_of(tensor, shared), added) + score * rows * keys;
 }
 
-/* Bytes through memory: beside the line's kernel, and those that it needs at least. */
+/* Bytes through memory: beside the variant, and those that it needs at least. */
 typedef struct traffic {
     double around, within;
 } traffic;
 
-/* How units' shares of grad_q come together (backward_params.h). */
+/* How work items' shares of dQ come together (backward_params.h). */
 enum { ADDED, FOLDED, WHOLE };
 
 static traffic traffic_of(const attn_desc *d, int dim, int way)
@@ -79,7 +80,7 @@ static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k,
         return;
     }
     clocks[ATTN_PER_STEP] = step_clocks(k) * (k->folded ? 1 + turn_share[k->cluster == 2] : 1);
-    clocks[ATTN_PER_TILE] = unit_clocks;
+    clocks[ATTN_PER_TILE] = item_clocks;
     clocks[ATTN_PER_RUN] = 3 * machine->start * machine->hertz;
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
 }
@@ -90,19 +91,19 @@ static bool is_general(const attn_cuda_kernel *k)
     return k->features & ((ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW)) | ATTN_CUDA_SCORES);
 }
 
-/* Why a block, or cluster, cannot take whole heads (backward_params.h); NULL: it can. */
+/* Why dQ cannot be head-persistent (backward_params.h); NULL: it can. */
 static const char *why_not_whole(const attn_desc *d, const attn_cuda_kernel *k)
 {
     bool bounded = d->flags & ATTN_CAUSAL || (d->flags & ATTN_WINDOW && d->window_right >= 0);
     int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->rows ? d->len_q : k->rows;
     if (is_general(k) || !ATTN_SM90_BACKWARD_WHOLE(k->dim))
-        return "head-persistent-dq: only kernels for dims to 64 and causal or window masks take whole heads";
+        return "head-persistent-dq: only kernels for dims to 64 and causal or window masks have it";
     if (d->flags & ATTN_CUDA_LENGTHS) return "head-persistent-dq: lengths are not the problem's own";
     if (bounded && rows + d->len_kv + right <= d->len_q) return "head-persistent-dq: some Q tile sees no key";
     return NULL;
 }
 
-/* Whether it is to: their sums stay in L2, or it is said. */
+/* Whether it is to be: the accumulators stay in L2, or it is said. */
 static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                         const attn_said *said)
 {
@@ -111,29 +112,28 @@ static bool takes_whole(const attn_desc *d, const attn_cuda_device *device, cons
            attn_said_or(said, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, sums <= kept_sums * device->l2_bytes);
 }
 
-/* Units take the same time, and none waits for another's turn. */
-static bool units_are_alike(const attn_desc *d)
+/* Work items take the same time, and none waits for another. */
+static bool items_are_alike(const attn_desc *d)
 {
     return !(d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC));
 }
 
-/* Units that full waves of takers leave over, where all are alike and a variant takes shares of them
- * (backward_params.h). */
-static int64_t units_over(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
+/* Work items that full waves of CTAs leave over, where all are alike and a variant has stream-K (backward_params.h). */
+static int64_t items_over(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
-    int64_t takers = device->multiprocessors / k->cluster,
-            units = attn_ceil_div(d->len_kv, attn_sm90_unit_keys(k)) * d->heads_kv * d->batch;
-    bool alike = units_are_alike(d) && !is_general(k) && !k->folded,
-         counted = takers * attn_sm90_unit_steps(d) <= INT32_MAX;
-    return alike && counted && takers > 0 && units >= takers ? units % takers : 0;
+    int64_t ctas = device->multiprocessors / k->cluster,
+            items = attn_ceil_div(d->len_kv, attn_sm90_item_keys(k)) * d->heads_kv * d->batch;
+    bool alike = items_are_alike(d) && !is_general(k) && !k->folded,
+         counted = ctas * attn_sm90_item_steps(d) <= INT32_MAX;
+    return alike && counted && ctas > 0 && items >= ctas ? items % ctas : 0;
 }
 
-/* Of the row tiles that see `over` units, as many as a taker takes. */
+/* Of the Q tiles that see `over` work items, as many as a CTA takes. */
 static int64_t share_of(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                         const attn_said *said, int64_t over)
 {
     if (said && said->said[ATTN_STRATEGY_STREAM_K]) return said->value[ATTN_STRATEGY_STREAM_K];
-    int64_t steps = attn_sm90_unit_steps(d), share = attn_ceil_div(over * steps, device->multiprocessors / k->cluster);
+    int64_t steps = attn_sm90_item_steps(d), share = attn_ceil_div(over * steps, device->multiprocessors / k->cluster);
     return share < share_least ? (int64_t)min_of((double)share_least, (double)steps) : share;
 }
 
@@ -142,28 +142,28 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
                     attn_sm90_backward_choice *c)
 {
     traffic bytes = traffic_of(d, k->dim, whole ? WHOLE : k->folded ? FOLDED : ADDED);
-    int keys = attn_sm90_unit_keys(k), takers = device->multiprocessors / k->cluster;
+    int keys = attn_sm90_item_keys(k), ctas = device->multiprocessors / k->cluster;
     double heads = (double)(d->heads_kv * splits) * (double)d->batch, tiles = (double)attn_ceil_div(d->len_kv, keys);
-    double units = tiles * heads, run = whole ? tiles : 1; /* units that are taken at once */
+    double items = tiles * heads, run = whole ? tiles : 1; /* work items that are taken at once */
     double key_pairs = c->base.choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
     double edge = key_pairs < (double)d->len_q ? (double)(keys + k->rows) / 2 : 0;
     double every = ceil((double)d->len_q / k->rows), seen = min_of(every, (key_pairs + edge) / k->rows);
-    bool uneven = edge > 0; /* units differ: handed out longest first, they end soon after one another */
+    bool uneven = edge > 0; /* work items differ: handed out longest first, they end soon after one another */
     double steps = (uneven ? seen : every) * (double)(d->heads_q / d->heads_kv / splits);
-    double grid = min_of(units / run, takers), rounds = units / run / max_of(1, grid);
+    double grid = min_of(items / run, ctas), rounds = items / run / max_of(1, grid);
     double share = over ? (double)share_of(d, device, k, said, over) : 0,
-           shares = over ? ceil((double)(over * attn_sm90_unit_steps(d)) / share) : 0;
+           shares = over ? ceil((double)(over * attn_sm90_item_steps(d)) / share) : 0;
     double lines = splits > 1 ? splits * (double)attn_sm90_sum_lines(d, true) : (shares + (double)over) * keys;
     double sums = 8 * lines * (k->dim + k->dim_v);
-    double *count = c->base.choice.count; /* of the busiest SM; far: what other kernels move beside the line's */
+    double *count = c->base.choice.count; /* of the busiest SM; far: what other kernels move beside the variant */
     count[ATTN_PER_FAR] = (bytes.around + sums) / device->multiprocessors;
     count[ATTN_PER_TILE] = run * (uneven && !whole ? rounds + late_rounds : ceil(rounds));
     count[ATTN_PER_STEP] = count[ATTN_PER_TILE] * steps;
-    if (over) { /* the last of the units is a share, of two of them */
+    if (over) { /* the last of the work items is a share, of two of them */
         count[ATTN_PER_STEP] += share - steps;
         count[ATTN_PER_TILE] += 1;
     }
-    /* What a folded line takes turns for is among its own clocks. */
+    /* A fixed order is among a folded variant's own clocks. */
     if (d->flags & ATTN_DETERMINISTIC && !whole && !k->folded) count[ATTN_PER_STEP] *= 1 + turn_share[k->cluster == 2];
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
@@ -173,7 +173,7 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     c->base.choice.level[0].name = "memory", c->base.choice.level[0].bytes = bytes.within;
     c->base.choice.level[1].name = "L2 to shared";
     c->base.choice.level[1].bytes =
-        units * steps * k->rows * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
+        items * steps * k->rows * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
@@ -182,29 +182,29 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
     c->base.choice.level[0].bytes += bytes.around + sums;
     c->schedule.whole = whole, c->schedule.folded = k->folded;
     c->schedule.parted = (int)over, c->schedule.share = (int)share, c->schedule.shares = (int)shares;
-    c->base.dynamic = units / run > grid; /* equal units, too: blocks that share L2 do not keep step */
+    c->base.dynamic = items / run > grid; /* equal work items, too: CTAs that share L2 do not keep step */
     c->base.dynamic = attn_said_or(said, ATTN_STRATEGY_SCHEDULER, c->base.dynamic) == ATTN_SCHEDULER_DYNAMIC;
-    /* Who waits for units of others, or takes a share, knows that a block has taken it. */
+    /* Who waits for work items of others, or takes a share, knows that a CTA has taken it. */
     bool fused =
         said && said->said[ATTN_STRATEGY_DQ_POSTPROCESS] && said->value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_FUSED;
     c->base.dynamic |= attn_sm90_takes_turns(d, &c->schedule) || over || fused;
 }
 
-/* KV heads whose tiles are worked off together: as many as have their queries, grad_o and sums in half of L2. Where
- * units are alike, one, whose rows are then there for the shortest time: but not where its units wait for each other,
- * nor above 128 dims, where they add to the same rows at once [m]. */
+/* KV heads whose tiles are taken together: as many as have their queries, dO and dQ accumulator in half of L2. Where
+ * work items are alike, one, whose rows are then there for the shortest time: but not where its work items wait for
+ * each other, nor above 128 dims, where they add to the same rows at once [m]. */
 static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t tiles)
 {
     double row = (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype) + 4.0 * k->dim;
     double head = (double)(d->heads_q / d->heads_kv) * (double)d->len_q * row;
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head));
     int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
-    if (units_are_alike(d) && k->dim <= 128) fit = 1;
-    bool in_turns = d->flags & ATTN_DETERMINISTIC && !k->folded; /* folded sums: by L2 alone [m] */
-    return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster, in_turns);
+    if (items_are_alike(d) && k->dim <= 128) fit = 1;
+    bool ordered = d->flags & ATTN_DETERMINISTIC && !k->folded; /* folded: by L2 alone [m] */
+    return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster, ordered);
 }
 
-/* Why takers cannot convert sums of grad_q as they take units (backward_params.h), at any address; NULL: they can. */
+/* Why the dQ postprocess cannot be fused (backward_params.h), at any address; NULL: it can. */
 static const char *why_not_fused(const attn_desc *d, const attn_cuda_kernel *k)
 {
     bool whole = attn_out_dtype(d) != ATTN_F32 && d->dim_qk % 8 == 0;
@@ -218,7 +218,7 @@ static const char *why_not_fused(const attn_desc *d, const attn_cuda_kernel *k)
                : NULL;
 }
 
-/* How dQ comes out of its sums. */
+/* How dQ comes out of its accumulator. */
 static int postprocess_of(const attn_desc *d, const attn_sm90_backward_choice *c, const attn_said *said)
 {
     const attn_sm90_backward_schedule *s = &c->schedule;
@@ -227,15 +227,15 @@ static int postprocess_of(const attn_desc *d, const attn_sm90_backward_choice *c
     return (int)attn_said_or(said, ATTN_STRATEGY_DQ_POSTPROCESS, can ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE);
 }
 
-/* KV heads whose sums are converted behind all units: as many as takers convert who are done while others have a unit
- * of the last wave. */
-static double late_heads(const attn_desc *d, const attn_cuda_device *device, int64_t units,
+/* KV heads whose dQ is converted after all work items: as many as those CTAs convert that are done while others have a
+ * work item of the last wave. */
+static double late_heads(const attn_desc *d, const attn_cuda_device *device, int64_t items,
                          const attn_sm90_backward_choice *c)
 {
-    int64_t takers = device->multiprocessors, over = units % takers;
-    if (!units_are_alike(d) || over == 0) return 0;
+    int64_t ctas = device->multiprocessors, over = items % ctas;
+    if (!items_are_alike(d) || over == 0) return 0;
     double hertz = attn_cuda_machine_of(device)->hertz;
-    double rate = min_of(attn_cuda_bandwidth(device, "l2"), (double)(takers - over) * hertz * converted_bytes);
+    double rate = min_of(attn_cuda_bandwidth(device, "l2"), (double)(ctas - over) * hertz * converted_bytes);
     double row = 4.0 * c->base.kernel->dim + (double)d->dim_qk * (double)attn_dtype_size(d->dtype);
     double seconds = c->base.choice.seconds / c->base.choice.count[ATTN_PER_TILE];
     return seconds * rate / ((double)(d->heads_q / d->heads_kv) * (double)d->len_q * row);
@@ -243,13 +243,13 @@ static double late_heads(const attn_desc *d, const attn_cuda_device *device, int
 
 /* False: more of them than a schedule counts. */
 static bool lay_out_conversions(const attn_desc *d, const attn_cuda_device *device, const attn_said *said,
-                                int64_t units, attn_sm90_backward_choice *c)
+                                int64_t items, attn_sm90_backward_choice *c)
 {
     attn_sm90_backward_schedule *s = &c->schedule;
     int64_t heads = d->heads_kv * d->batch, group = (int64_t)s->head_group * s->key_tiles * s->splits;
     int64_t pieces = attn_ceil_div(d->len_q, c->base.kernel->rows * ATTN_SM90_BACKWARD_CONVERTED);
-    double least = ceil(late_units * device->multiprocessors / (double)group),
-           late = max_of(least, ceil(late_heads(d, device, units, c) / s->head_group)) * s->head_group;
+    double least = ceil(late_items * device->multiprocessors / (double)group),
+           late = max_of(least, ceil(late_heads(d, device, items, c) / s->head_group)) * s->head_group;
     int64_t conversions = d->heads_q / d->heads_kv * pieces, all;
     if (__builtin_mul_overflow(heads, conversions, &all) || all + s->total > INT32_MAX) return false;
     s->conversions = (int)conversions;
@@ -271,12 +271,12 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const at
 {
     const attn_cuda_kernel *k = c->base.kernel;
     int whole = c->schedule.whole;
-    int64_t keys = attn_sm90_unit_keys(k), tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, units;
+    int64_t keys = attn_sm90_item_keys(k), tiles = attn_ceil_div(d->len_kv, keys), sequences = d->batch, items;
     if (d->flags & ATTN_VARLEN) tiles = d->total_kv / keys + d->batch, sequences = 1;
-    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->base.choice.splits, &units))
+    if (__builtin_mul_overflow(tiles * sequences, d->heads_kv * c->base.choice.splits, &items))
         return fails(c, too_many);
     int parted = c->schedule.parted, share = c->schedule.share, shares = c->schedule.shares;
-    int64_t total = units - parted + 2 * (int64_t)shares, heads = d->heads_kv * sequences;
+    int64_t total = items - parted + 2 * (int64_t)shares, heads = d->heads_kv * sequences;
     if (total > INT32_MAX) return fails(c, too_many);
     int64_t group = whole ? 1 : head_group(d, device, k, tiles * c->base.choice.splits);
     group = attn_said_or(said, ATTN_STRATEGY_HEAD_GROUP, group);
@@ -285,18 +285,18 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const at
     c->schedule = (attn_sm90_backward_schedule){
         .key_tiles = (int)tiles,
         .total = (int)total,
-        .takes = (int)(whole ? units / tiles : total - shares),
+        .takes = (int)(whole ? items / tiles : total - shares),
         .parted = parted,
         .share = share,
         .shares = shares,
         .head_group = (int)group,
-        .grid = k->cluster * (int)min_of((double)(whole ? units / tiles : units), device->multiprocessors / k->cluster),
+        .grid = k->cluster * (int)min_of((double)(whole ? items / tiles : items), device->multiprocessors / k->cluster),
         .splits = c->base.choice.splits,
         .folded = k->folded,
         .whole = whole,
     };
     int postprocess = postprocess_of(d, c, said);
-    if (postprocess == ATTN_DQ_FUSED && !lay_out_conversions(d, device, said, units, c) &&
+    if (postprocess == ATTN_DQ_FUSED && !lay_out_conversions(d, device, said, items, c) &&
         !attn_said_allows(said, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_SEPARATE))
         return fails(c, too_many);
     int late = c->schedule.late;
@@ -357,9 +357,9 @@ static const char *not_legal(const attn_desc *d, const attn_cuda_device *device,
     if (s->said[ATTN_STRATEGY_SPLIT_GQA] && group % value[ATTN_STRATEGY_SPLIT_GQA])
         return "split-gqa: it does not divide the query heads of a KV head";
     if (s->said[ATTN_STRATEGY_STREAM_K] && value[ATTN_STRATEGY_STREAM_K]) {
-        if (!units_over(d, &as, k))
+        if (!items_over(d, &as, k))
             return "stream-k: waves leave no work items over, these differ (mask, lengths), or dQ has a fixed order";
-        if (value[ATTN_STRATEGY_STREAM_K] > attn_sm90_unit_steps(d))
+        if (value[ATTN_STRATEGY_STREAM_K] > attn_sm90_item_steps(d))
             return "stream-k: it is above a work item's Q tiles";
     }
     if (whole && (why_not = why_not_whole(d, k))) return why_not;
@@ -370,7 +370,7 @@ static const char *not_legal(const attn_desc *d, const attn_cuda_device *device,
     return NULL;
 }
 
-/* Whether a way of taking units is as it is said: its order of additions, its postprocess. */
+/* Whether a way of taking work items is as it is said: its order of additions, its postprocess. */
 static bool is_said(const attn_desc *d, const attn_said *said, int64_t share, const attn_sm90_backward_choice *c)
 {
     const attn_sm90_backward_schedule *s = &c->schedule;
@@ -384,8 +384,8 @@ static bool is_said(const attn_desc *d, const attn_said *said, int64_t share, co
            (postprocess < 0 || fused || postprocess == (attn_sm90_finishes(s) ? ATTN_DQ_NONE : ATTN_DQ_SEPARATE));
 }
 
-/* How units are taken: one by one, a head's one behind another, those that are left over by shares. */
-enum { TAKE_UNITS, TAKE_WHOLE, TAKE_SHARES };
+/* How work items are taken: one by one, all of a head by one CTA, those that are left over by shares. */
+enum { TAKE_ITEMS, TAKE_WHOLE, TAKE_SHARES };
 
 bool attn_sm90_cost_backward(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel,
                              attn_sm90_backward_choice *choice)
@@ -415,7 +415,7 @@ bool attn_sm90_cost_backward(const attn_cuda_problem *problem, const attn_cuda_k
         if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
         if (!attn_said_allows(&said, ATTN_STRATEGY_SPLIT_GQA, splits)) continue;
         bool wholly = splits == 1 && takes_whole(desc, device, kernel, &said);
-        int64_t over = splits == 1 ? units_over(desc, device, kernel) : 0;
+        int64_t over = splits == 1 ? items_over(desc, device, kernel) : 0;
         for (int way = 0; way < 3; way++) {
             attn_sm90_backward_choice c = start;
             if (way == TAKE_WHOLE ? !wholly : way == TAKE_SHARES && !over) continue;
