@@ -21,6 +21,7 @@ extern "C" {
 /* ---- words of CUDA ------------------------------------------------------------------------- */
 
 #define DEVICE static inline
+#define INLINE inline
 #define __global__
 #define __grid_constant__
 #define __shared__ static /* of kernels whose blocks run one after another */

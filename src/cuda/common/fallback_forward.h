@@ -1,21 +1,15 @@
-/* Kernels for one dtype that need no tensor core: FALLBACK_DTYPE its number, FALLBACK_NAME(stem) its names; included
- * once a dtype.
- *
- * fallback: a warp a query row, 32 keys at a time: each lane scores one key, then every lane sums its columns. Sums in
- * f32. combine: a warp a row: merges splits by their LSE. */
+/* The forward for everything that no tensor core computes: a warp per query row, 32 keys at a time: each lane scores
+ * one key, then every lane sums its columns. Sums in f32. Grid: params.h. */
+#ifndef ATTN_CUDA_COMMON_FALLBACK_FORWARD_H
+#define ATTN_CUDA_COMMON_FALLBACK_FORWARD_H
 
-DEVICE void FALLBACK_NAME(store)(const attn_sm90_params *p, long long at, float x)
-{
-    if (FALLBACK_DTYPE == F32 || p->flags & FLAG_OUT_F32)
-        ((float *)p->o)[at] = x;
-    else
-        ((unsigned short *)p->o)[at] = FALLBACK_DTYPE == BF16 ? float_to_bf16(x) : float_to_half(x);
-}
+#include "common/dropout.h"
+#include "common/mask.h"
+#include "common/score.h"
+#include "common/support.h"
 
-extern "C" __global__ void __launch_bounds__(256)
-    FALLBACK_NAME(attn_sm90_fallback)(const __grid_constant__ attn_sm90_params params)
+template <int dtype> DEVICE void attend_row(const attn_sm90_params *p)
 {
-    const attn_sm90_params *p = &params;
     const attn_sm90_fallback *in = &p->fallback;
     int lane = threadIdx.x % 32, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p->heads_q / p->heads_kv);
     int row = blockIdx.x * 8 + threadIdx.x / 32, plane = p->flags & FLAG_VARLEN ? 0 : batch;
@@ -41,8 +35,7 @@ extern "C" __global__ void __launch_bounds__(256)
             long long k = plane * in->k_stride[0] + (w.start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
-                score =
-                    fmaf(load_element(FALLBACK_DTYPE, in->q, q + i), load_element(FALLBACK_DTYPE, in->k, k + i), score);
+                score = fmaf(load_element(dtype, in->q, q + i), load_element(dtype, in->k, k + i), score);
             score *= p->scale;
             if (p->flags & FLAG_SOFTCAP) score = softcap_score(p, score);
             if (p->flags & FLAG_ALIBI) score -= slope * (float)abs(t - key);
@@ -71,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 if (lane + 32 * i < p->dim_v)
-                    out[i] = fmaf(share, load_element(FALLBACK_DTYPE, in->v, v + lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, load_element(dtype, in->v, v + lane + 32 * i), out[i]);
         }
     }
 
@@ -83,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256)
     long long o = plane * p->o_stride[0] + (w.start_q + row) * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        if (lane + 32 * i < p->dim_v) FALLBACK_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
+        if (lane + 32 * i < p->dim_v) store_output<dtype>(p, o + lane + 32 * i, out[i] * factor);
     if (p->lse && lane == 0) {
         long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + w.start_q + row
                                                 : ((long long)batch * p->heads_q + head) * p->len_q + row;
@@ -91,34 +84,4 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128)
-    FALLBACK_NAME(attn_sm90_combine)(const __grid_constant__ attn_sm90_params params)
-{
-    const attn_sm90_params *p = &params;
-    int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q;
-    long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32, lines = p->schedule.parted_lines;
-    if (line >= lines) return;
-    int row = (int)(line % rows), head = (int)(line / rows % p->heads_q), batch = (int)(line / rows / p->heads_q);
-    if (!combined_row(p, batch, row)) return;
-
-    float sink = p->sink ? p->sink[head] : -INFINITE, max = sink, sum = 0, out[16] = { 0 };
-    for (int s = 0; s < p->schedule.splits; s++)
-        max = fmaxf(max, p->partial_lse[s * lines + line]);
-    float reference = max == -INFINITE ? 0 : max;
-    for (int s = 0; s < p->schedule.splits; s++) {
-        float lse = p->partial_lse[s * lines + line], weight = exp2_approx((lse - reference) * LOG2_E);
-        if (lse == -INFINITE) continue;
-        sum += weight;
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            if (lane + 32 * i < p->dim_v)
-                out[i] = fmaf(weight, p->partial_o[(s * lines + line) * p->dim_v + lane + 32 * i], out[i]);
-    }
-    sum += exp2_approx((sink - reference) * LOG2_E);
-    float factor = sum == 0 ? 0 : 1 / sum;
-    long long o = batch * p->o_stride[0] + row * p->o_stride[1] + head * p->o_stride[2];
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        if (lane + 32 * i < p->dim_v) FALLBACK_NAME(store)(p, o + lane + 32 * i, out[i] * factor);
-    if (p->lse && lane == 0) p->lse[line] = sum == 0 ? -INFINITE : reference + log2f(sum) * LN_2;
-}
+#endif

@@ -6,6 +6,7 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
+#define INLINE __device__ __forceinline__ /* of an object */
 
 #define unlikely(condition) __builtin_expect(condition, 0)
 

@@ -32,8 +32,8 @@ DEVICE key_ranges ranges_of_row(const attn_sm90_params *p, const work_item *w, i
 
 /* ---- lists and intervals ------------------------------------------------------------------- */
 
-/* Line of a row block in the lists of a head. */
-DEVICE long long list_line(const attn_sm90_params *p, const work_item *w, int head, int row)
+/* Index of a row block in the lists. */
+DEVICE long long list_row_of(const attn_sm90_params *p, const work_item *w, int head, int row)
 {
     const attn_sm90_mask *m = &p->mask;
     long long plane =
@@ -65,7 +65,7 @@ DEVICE bool listed_pair(const attn_sm90_params *p, const work_item *w, int head,
 {
     const attn_sm90_mask *m = &p->mask;
     if (p->flags & FLAG_BLOCKS) {
-        long long line = list_line(p, w, head, row);
+        long long line = list_row_of(p, w, head, row);
         int block = key / m->block_keys;
         if (listed(p, m->block_full_count, m->block_full, line, block, block)) return true;
         if (!listed(p, m->block_partial_count, m->block_partial, line, block, block)) return false;
@@ -147,7 +147,7 @@ DEVICE tile_class classify_tile(const attn_sm90_params *p, const work_item *w, i
             bool some = false;
             int left = key0 / m->block_keys, right = (key1 - 1) / m->block_keys;
             for (int block = row0 / m->block_rows; block <= (row1 - 1) / m->block_rows; block++) {
-                long long line = list_line(p, w, head, block * m->block_rows);
+                long long line = list_row_of(p, w, head, block * m->block_rows);
                 int whole = listed(p, m->block_full_count, m->block_full, line, left, right);
                 int part = listed(p, m->block_partial_count, m->block_partial, line, left, right);
                 some = some || whole || part;

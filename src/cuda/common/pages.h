@@ -1,6 +1,9 @@
 /* Operations on KV pages (pages_params.h): plain loads and stores, the widest that layouts take. What an id, a slot, a
  * length or a position out of range stands for is not written, and *fault says so. */
 
+#include "common/gpu.h"
+#include "common/pages_params.h"
+
 enum { PAGES_THREADS = 256 };
 
 DEVICE void pages_fault(const attn_pages_params *p)

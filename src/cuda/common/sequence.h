@@ -32,9 +32,9 @@ typedef struct work_item {
     int tiles; /* KV tiles, or NO_KEYS, NO_WORK, PAUSE. GENERAL: 0 or 1, some */
     int last;  /* CAUSAL: number of the first KV tile that is loaded; then it goes downwards */
     int batch, head, kv_head, row0, row1;
-    int split; /* which part of its keys; -1: all, and the results are no part's */
+    int split; /* split-KV: which of the splits; -1: none, all keys */
     int start_q, start_kv, len_q, len_kv;
-    int careful, failed; /* UNCHECKED: done again; to be done again */
+    int checked, overflowed; /* unchecked max: the item is a retry; it is to be done again */
 } work_item;
 
 DEVICE int clamp(int x, int lo, int hi)

@@ -1,6 +1,11 @@
 /* What kernels that need no tensor core share. */
-#ifndef ATTN_CUDA_SM90_SUPPORT_H
-#define ATTN_CUDA_SM90_SUPPORT_H
+#ifndef ATTN_CUDA_COMMON_SUPPORT_H
+#define ATTN_CUDA_COMMON_SUPPORT_H
+
+#include "common/gpu.h"
+#include "common/mask.h"
+#include "common/sequence.h"
+#include "sm90/params.h"
 
 #define LN_2 0.693147181f
 
@@ -29,6 +34,15 @@ DEVICE bool visible(const attn_sm90_params *p, const work_item *w, const key_ran
     if (!((key >= ranges->lo[0] && key < ranges->hi[0]) || (key >= ranges->lo[1] && key < ranges->hi[1]))) return false;
     if (p->flags & FLAG_INTERVALS && interval_hides(interval_of(p, w, head, key), row)) return false;
     return listed_pair(p, w, head, row, key);
+}
+
+/* An output of the forward, as dtype or f32. */
+template <int dtype> DEVICE void store_output(const attn_sm90_params *p, long long at, float x)
+{
+    if (dtype == F32 || p->flags & FLAG_OUT_F32)
+        ((float *)p->o)[at] = x;
+    else
+        ((unsigned short *)p->o)[at] = dtype == BF16 ? float_to_bf16(x) : float_to_half(x);
 }
 
 #endif

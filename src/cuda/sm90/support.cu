@@ -1,44 +1,28 @@
-/* The kernels around the forward: slow ones that compute everything, the merge of splits, the summary of intervals, and
- * copies of tensors that TMA does not take. */
-#include "sm90/params.h"
-#include "sm90/common/ptx.h"
-#include "common/sequence.h"
+/* The kernels around the forward: the fallback, the combination of splits, the summary of intervals, and copies of
+ * tensors that TMA does not take. */
+#include "common/combine.h"
+#include "common/fallback_forward.h"
+#include "common/gpu.h"
 #include "common/mask.h"
-#include "common/score.h"
-#include "common/dropout.h"
+#include "common/sequence.h"
 #include "common/support.h"
+#include "sm90/params.h"
 
-/* Whether a row of the tensor is some sequence's: a split stored it. VARLEN: `row` counts over all sequences. */
-DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
-{
-    if (!(p->flags & FLAG_VARLEN)) return row < sequence_of(0, p->lens_q, batch, p->len_q).y;
-    int lo = 0,
-        hi = p->batch; /* the last sequence that starts at or before the row; empty ones before it do not count */
-    while (lo < hi) {
-        int mid = (lo + hi) / 2;
-        if (p->cu_lens_q[mid + 1] <= row)
-            lo = mid + 1;
-        else
-            hi = mid;
+#define KERNELS_OF(dtype, name)                                                    \
+    extern "C" __global__ void __launch_bounds__(256)                              \
+        attn_sm90_fallback_##name(const __grid_constant__ attn_sm90_params params) \
+    {                                                                              \
+        attend_row<dtype>(&params);                                                \
+    }                                                                              \
+    extern "C" __global__ void __launch_bounds__(128)                              \
+        attn_sm90_combine_##name(const __grid_constant__ attn_sm90_params params)  \
+    {                                                                              \
+        combine_row<dtype>(&params);                                               \
     }
-    if (lo >= p->batch) return false;
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, lo, 0);
-    return row >= q.x && row < q.x + q.y;
-}
 
-#define FALLBACK_DTYPE F32
-#define FALLBACK_NAME(stem) stem##_f32
-#include "common/fallback_forward.h"
-#undef FALLBACK_DTYPE
-#undef FALLBACK_NAME
-#define FALLBACK_DTYPE F16
-#define FALLBACK_NAME(stem) stem##_f16
-#include "common/fallback_forward.h"
-#undef FALLBACK_DTYPE
-#undef FALLBACK_NAME
-#define FALLBACK_DTYPE BF16
-#define FALLBACK_NAME(stem) stem##_bf16
-#include "common/fallback_forward.h"
+KERNELS_OF(F32, f32)
+KERNELS_OF(F16, f16)
+KERNELS_OF(BF16, bf16)
 
 /* Least and greatest of each bound over a node's keys. */
 extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_constant__ attn_sm90_params params)

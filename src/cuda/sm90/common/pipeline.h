@@ -11,6 +11,10 @@
 /* Named barriers: WARPGROUP_BARRIER + w, the threads of warpgroup w. */
 enum { WARPGROUP_BARRIER = 1 };
 
+template <int stages> struct pipeline {
+    u64 full[stages], empty[stages];
+};
+
 typedef struct pipeline_state {
     int index, phase;
 } pipeline_state;

@@ -12,6 +12,7 @@
 
 #include "common/sequence.h"
 #include "sm90/common/ptx.h"
+#include "sm90/common/wgmma.h"
 
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
@@ -28,11 +29,49 @@ DEVICE u32 uniform(u32 x)
     return __shfl_sync(~0u, x, 0);
 }
 
-/* Descriptor of an operand in a swizzled panel: 8-row groups are 1024 bytes apart; where the operand ranges over several
+/* Along which dimension of a product a tile of an operand is contiguous: the one that it sums over, or the other. */
+enum order { K_MAJOR, MN_MAJOR };
+
+/* A tile in shared memory: `rows` of `columns` elements, which are contiguous, in panels of `swizzle` bytes per row. */
+template <int rows_, int columns_, order order_, int element_bytes = 2, int swizzle_ = 128> struct shared_tile {
+    static constexpr int rows = rows_, columns = columns_, swizzle = swizzle_;
+    static constexpr order major = order_;
+    static constexpr int panel_columns = swizzle / element_bytes;
+    static constexpr int panels = (columns + panel_columns - 1) / panel_columns;
+    static constexpr int panel_bytes = rows * swizzle, bytes = panels * panel_bytes;
+};
+
+/* Descriptor of an operand in a swizzled panel: groups of 8 rows are adjacent; where the operand runs over several
  * panels along its row, these are `panel` bytes apart. */
-DEVICE u64 descriptor(u32 address, u32 panel)
+template <int swizzle = 128> DEVICE u64 descriptor(u32 address, u32 panel)
 {
-    return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
+    const u64 layout = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
+    return layout << 62 | (u64)(8 * swizzle >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+/* Of a tile at `address` the k-th step of a product's sum: 32 bytes of each row, or 32 bytes / element size rows. */
+template <class tile> DEVICE u64 operand(u32 address, int k)
+{
+    const int steps = tile::swizzle / 32, rows = 32 * tile::panel_columns / tile::swizzle;
+    if (tile::major == K_MAJOR)
+        return descriptor<tile::swizzle>(address, 0) + (k / steps * tile::panel_bytes + k % steps * 32 >> 4);
+    return descriptor<tile::swizzle>(address, tile::panel_bytes) + (k * rows * tile::swizzle >> 4);
+}
+
+/* The k-th step of acc = A B, plus acc if `keep`, asynchronously; a, b: addresses of tiles, A 64 rows. */
+template <int dtype, class a_tile, class b_tile> DEVICE void multiply_shared(float *acc, u32 a, u32 b, int k, int keep)
+{
+    static_assert(a_tile::major == K_MAJOR && b_tile::major == K_MAJOR, "of K-major tiles");
+    wgmma<dtype, b_tile::rows>::ss(acc, operand<a_tile>(a, k), operand<b_tile>(b, k), keep);
+}
+
+/* The same with the step's A in registers. */
+template <int dtype, class b_tile> DEVICE void multiply_registers(float *acc, const u32 *a, u32 b, int k, int keep)
+{
+    if constexpr (b_tile::major == K_MAJOR)
+        wgmma<dtype, b_tile::rows>::rs(acc, a, operand<b_tile>(b, k), keep);
+    else
+        wgmma<dtype, b_tile::columns>::rt(acc, a, operand<b_tile>(b, k), keep);
 }
 
 /* A warpgroup's 64 rows of a tile with `panel` bytes a panel as wgmma's A operand. */

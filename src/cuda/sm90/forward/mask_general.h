@@ -1,64 +1,75 @@
-/* GENERAL masks: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers hide the hidden pairs of
- * those that are partial: a row's visible keys there are a word of bits. */
+/* GENERAL masks: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers mask those of which some
+ * pair is hidden: one bit for each of a thread's columns says what a row sees there. */
 #ifndef ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 #define ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 
-/* Where the walk over a row tile's key tiles is: tiles [from, from + 32) are looked at, `seen` and not yet taken; those
- * from `ahead` to `end` are to come. Alike in the warp. */
-typedef struct walk {
+#include "common/mask.h"
+#include "common/sequence.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/rows.h"
+#include "sm90/forward/shared.h"
+
+/* ---- the walk ------------------------------------------------------------------------------- */
+
+/* A walk over an item's KV tiles: of tiles [from, from + 32), which it has looked at, those in `seen` are not yet
+ * taken; tiles [ahead, end) follow. Alike in the warp. */
+struct tile_walk {
     int row0, row1, from, ahead, end;
     u32 seen, full, clear;
-} walk;
+};
 
-DEVICE walk walk_start(const attn_sm90_params *p, const work_item *w)
+DEVICE tile_walk start_walk(const attn_sm90_params *p, const work_item *w)
 {
-    int2 part = part_of(p, w, (w->len_kv + KEYS - 1) / KEYS);
-    walk at = { w->row0, w->row1, 0, part.x, part.y, 0, 0, 0 };
-    return at;
+    int2 split = split_of(p, w, (w->len_kv + config::keys - 1) / config::keys);
+    tile_walk walk = { w->row0, w->row1, 0, split.x, split.y, 0, 0, 0 };
+    return walk;
 }
 
-/* The first tile from `tile` on that its group's intervals do not hide as a whole; looks at 32 groups, and says where
- * these end if they hide all. */
-DEVICE int skip_groups(const attn_sm90_params *p, const work_item *w, const walk *at, int tile)
+/* The first tile from `tile` on that the intervals of its group do not hide as a whole; looks at 32 groups, and returns
+ * their end if they are all hidden. */
+DEVICE int skip_groups(const attn_sm90_params *p, const work_item *w, const tile_walk *walk, int tile)
 {
-    int first = tile / ATTN_SM90_NODE_GROUP, group = first + threadIdx.x % 32, tiles = (p->len_kv + KEYS - 1) / KEYS;
-    bool open = group * ATTN_SM90_NODE_GROUP < at->end &&
-                !hides_all(interval_summary_of(p, w, tiles + group, KEYS), at->row0, at->row1);
+    const int size = ATTN_SM90_NODE_GROUP;
+    int first = tile / size, group = first + threadIdx.x % 32, tiles = (p->len_kv + config::keys - 1) / config::keys;
+    bool open = group * size < walk->end &&
+                !hides_all(interval_summary_of(p, w, tiles + group, config::keys), walk->row0, walk->row1);
     u32 some = __ballot_sync(~0u, open);
-    return max(tile, (first + (some ? __ffs(some) - 1 : 32)) * ATTN_SM90_NODE_GROUP);
+    return max(tile, (first + (some ? __ffs(some) - 1 : 32)) * size);
 }
 
-/* The next visible key tile; false: there is none. */
-DEVICE bool walk_next(const attn_sm90_params *p, const work_item *w, walk *at, key_note *note)
+/* The next visible KV tile; false: there is none. */
+DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *walk, kv_tile_info *info)
 {
+    const int keys = config::keys;
     int shift = w->len_kv - w->len_q;
-    key_ranges first = ranges_of_row(p, w, at->row0 + shift), last = ranges_of_row(p, w, at->row1 - 1 + shift);
-    while (!at->seen) {
-        int start = at->end; /* where ranges see something again */
+    key_ranges first = ranges_of_row(p, w, walk->row0 + shift), last = ranges_of_row(p, w, walk->row1 - 1 + shift);
+    while (!walk->seen) {
+        int start = walk->end; /* where ranges show a key again */
         for (int i = 0; i < 2; i++)
-            if (max(first.lo[i], at->ahead * KEYS) < last.hi[i]) start = min(start, max(at->ahead, first.lo[i] / KEYS));
-        if (p->flags & FLAG_INTERVALS) start = skip_groups(p, w, at, start);
-        at->ahead = start;
-        if (start >= at->end) return false;
+            if (max(first.lo[i], walk->ahead * keys) < last.hi[i])
+                start = min(start, max(walk->ahead, first.lo[i] / keys));
+        if (p->flags & FLAG_INTERVALS) start = skip_groups(p, w, walk, start);
+        walk->ahead = start;
+        if (start >= walk->end) return false;
         tile_class is = { false, false, false };
         int tile = start + threadIdx.x % 32;
-        if (tile < at->end) is = classify_tile(p, w, at->row0, at->row1, tile, KEYS);
-        at->from = start, at->ahead = start + 32;
-        at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
-        at->clear = __ballot_sync(~0u, is.clear);
+        if (tile < walk->end) is = classify_tile(p, w, walk->row0, walk->row1, tile, keys);
+        walk->from = start, walk->ahead = start + 32;
+        walk->seen = __ballot_sync(~0u, is.seen), walk->full = __ballot_sync(~0u, is.full);
+        walk->clear = __ballot_sync(~0u, is.clear);
     }
-    int bit = __ffs(at->seen) - 1;
-    note->key0 = (at->from + bit) * KEYS;
-    note->partial = at->full >> bit & 1 ? 0 : at->clear >> bit & 1 ? CUT : CUT_BY_INTERVALS;
-    at->seen &= at->seen - 1;
-    u32 cut = at->seen & ~at->full;
-    note->whole = cut ? __popc(at->seen & ((cut & -cut) - 1)) : max(0, __popc(at->seen) - 1);
+    int bit = __ffs(walk->seen) - 1;
+    info->key0 = (walk->from + bit) * keys;
+    info->masked = walk->full >> bit & 1 ? UNMASKED : walk->clear >> bit & 1 ? MASKED : MASKED_BY_INTERVALS;
+    walk->seen &= walk->seen - 1;
+    u32 masked = walk->seen & ~walk->full;
+    info->unmasked_ahead = masked ? __popc(walk->seen & ((masked & -masked) - 1)) : max(0, __popc(walk->seen) - 1);
     return true;
 }
 
-/* ---- the row predicate --------------------------------------------------------------------- */
+/* ---- the columns that a row sees -------------------------------------------------------------- */
 
-DEVICE u32 bit_columns(const attn_sm90_params *p, const work_item *w, tile_row at, int key0)
+DEVICE u32 bitmask_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
     const attn_sm90_mask *m = &p->mask;
     int pitch = (p->len_kv + 7) / 8;
@@ -67,35 +78,37 @@ DEVICE u32 bit_columns(const attn_sm90_params *p, const work_item *w, tile_row a
     const unsigned char *bytes = m->bits + (plane * p->len_q + at.row) * pitch + key0 / 8;
     u32 seen = 0;
 #pragma unroll 8
-    for (int j = 0; j < min(KEYS / 8, pitch - key0 / 8); j++)
+    for (int j = 0; j < min(config::keys / 8, pitch - key0 / 8); j++)
         seen |= (u32)(bytes[j] >> fragment_col(0) & 3) << 2 * j;
     return seen;
 }
 
-DEVICE u32 block_columns(const attn_sm90_params *p, const work_item *w, tile_row at, int key0)
+DEVICE u32 block_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
     const attn_sm90_mask *m = &p->mask;
-    long long line = list_line(p, w, at.head, at.row);
-    u32 bits = p->flags & FLAG_BITS ? bit_columns(p, w, at, key0) : ~0u, seen = 0;
+    const int keys = config::keys;
+    long long row = list_row_of(p, w, at.head, at.row);
+    u32 bits = p->flags & FLAG_BITS ? bitmask_columns(p, w, at, key0) : ~0u, seen = 0;
 #pragma unroll 1
-    for (int block = key0 / m->block_keys; block * (long long)m->block_keys < min(key0 + KEYS, w->len_kv); block++) {
+    for (int block = key0 / m->block_keys; block * (long long)m->block_keys < min(key0 + keys, w->len_kv); block++) {
         int lo = block * m->block_keys - key0;
-        u32 columns = columns_between(lo, lo + m->block_keys, KEYS / 4);
-        if (listed(p, m->block_full_count, m->block_full, line, block, block))
+        u32 columns = columns_between(lo, lo + m->block_keys, keys / 4);
+        if (listed(p, m->block_full_count, m->block_full, row, block, block))
             seen |= columns;
-        else if (listed(p, m->block_partial_count, m->block_partial, line, block, block))
+        else if (listed(p, m->block_partial_count, m->block_partial, row, block, block))
             seen |= columns & bits;
     }
     return seen;
 }
 
-/* Takes what intervals hide from the thread's two rows' columns: from all at once where the tile's keys have the same,
- * else a key at a time, whose numbers are loaded once. */
-DEVICE void take_intervals(const attn_sm90_params *p, const work_item *w, const tile_row at[2], int key0, u32 seen[2])
+/* Removes what intervals hide from the columns of the thread's two rows: from all at once where all keys of the tile
+ * have the same interval, else key by key, each loaded once. */
+DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const packed_row at[2], int key0, u32 seen[2])
 {
+    const int keys = config::keys;
     int n = p->mask.interval_vectors, last = w->len_kv - 1 - key0;
-    const int4 *node = (const int4 *)interval_summary_of(p, w, key0 / KEYS, KEYS);
-    int4 least = node[0], most = node[1];
+    const int4 *summary = (const int4 *)interval_summary_of(p, w, key0 / keys, keys);
+    int4 least = summary[0], most = summary[1];
     if (least.x == most.x && least.y == most.y && least.z == most.z && least.w == most.w) {
 #pragma unroll
         for (int r = 0; r < 2; r++)
@@ -105,7 +118,7 @@ DEVICE void take_intervals(const attn_sm90_params *p, const work_item *w, const 
     const int *v = intervals_of(p, w, at[0].head) + (long long)key0 * n;
     if (n == 1) {
 #pragma unroll
-        for (int i = 0; i < KEYS / 4; i++) {
+        for (int i = 0; i < keys / 4; i++) {
             int start = v[min(fragment_col(0) + i / 2 * 8 + i % 2, last)];
 #pragma unroll
             for (int r = 0; r < 2; r++)
@@ -114,7 +127,7 @@ DEVICE void take_intervals(const attn_sm90_params *p, const work_item *w, const 
         return;
     }
 #pragma unroll 8
-    for (int i = 0; i < KEYS / 4; i++) {
+    for (int i = 0; i < keys / 4; i++) {
         int key = min(fragment_col(0) + i / 2 * 8 + i % 2, last);
         int4 hidden = interval_at(v + key * n, n, p->flags & FLAG_CAUSAL);
 #pragma unroll
@@ -123,28 +136,29 @@ DEVICE void take_intervals(const attn_sm90_params *p, const work_item *w, const 
     }
 }
 
-/* The thread's columns of the key tile at key0 that a row sees, but for intervals. */
-DEVICE u32 visible_columns(const attn_sm90_params *p, const work_item *w, tile_row at, int key0)
+/* The thread's columns of the KV tile at key0 that a row sees, but for intervals. */
+DEVICE u32 visible_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
     key_ranges ranges = ranges_of_row(p, w, at.row + w->len_kv - w->len_q);
-    u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, KEYS / 4);
-    if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, KEYS / 4);
+    u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, config::keys / 4);
+    if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, config::keys / 4);
     if (p->flags & FLAG_BLOCKS)
         seen &= block_columns(p, w, at, key0);
     else if (p->flags & FLAG_BITS)
-        seen &= bit_columns(p, w, at, key0);
+        seen &= bitmask_columns(p, w, at, key0);
     return seen;
 }
 
-/* Scores of hidden pairs of the key tile at key0 become -inf. */
-DEVICE void hide(const attn_sm90_params *p, const work_item *w, float *score, int group, int partial, int key0)
+/* Scores of hidden pairs of the KV tile at key0 become -inf. */
+DEVICE void mask_general(const attn_sm90_params *p, const work_item *w, float *s, int warpgroup, int masked, int key0)
 {
-    tile_row at[2] = { row_at(p, w, group * 64 + fragment_row(0)), row_at(p, w, group * 64 + fragment_row(2)) };
+    packed_row at[2] = { row_in_sequence(p, w, warpgroup * 64 + fragment_row(0)),
+                         row_in_sequence(p, w, warpgroup * 64 + fragment_row(2)) };
     u32 seen[2] = { visible_columns(p, w, at[0], key0), visible_columns(p, w, at[1], key0) };
-    if (partial == CUT_BY_INTERVALS) take_intervals(p, w, at, key0, seen);
+    if (masked == MASKED_BY_INTERVALS) hide_intervals(p, w, at, key0, seen);
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++)
-        score[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? score[i] : -INFINITE;
+    for (int i = 0; i < config::keys / 2; i++)
+        s[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? s[i] : -INFINITE;
 }
 
 #endif

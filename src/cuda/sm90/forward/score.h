@@ -1,67 +1,74 @@
-/* RICH kernels: softcap, ALiBi and bias of a tile's scores, and dropout of its probabilities. */
+/* RICH kernels: softcap, ALiBi and bias of a KV tile's scores, and dropout of its P. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SCORE_H
 #define ATTN_CUDA_SM90_FORWARD_SCORE_H
 
-/* bias: bias_row of the thread's rows. Keys behind the last are given its bias. */
-DEVICE void add_bias(const attn_sm90_params *p, float *score, const long long bias[2], int key0, int last)
+#include "common/dropout.h"
+#include "common/score.h"
+#include "common/sequence.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/rows.h"
+
+/* row: bias_row of the thread's two rows. Keys after the last are given its bias. */
+DEVICE void add_bias(const attn_sm90_params *p, float *s, const long long row[2], int key0, int last)
 {
-    const attn_sm90_score *s = &p->score;
-    if (s->bias_dtype == 1) {
+    const attn_sm90_score *score = &p->score;
+    if (score->bias_dtype == F32) {
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++)
-            score[i] += bounded_bias(
-                ((const float *)s->bias)[bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))]);
+        for (int i = 0; i < config::keys / 2; i++)
+            s[i] += bounded_bias(
+                ((const float *)score->bias)[row[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))]);
     } else {
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++)
-            score[i] += bounded_bias(
-                load_half(s->bias_dtype, s->bias, bias[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))));
+        for (int i = 0; i < config::keys / 2; i++)
+            s[i] += bounded_bias(load_half(score->bias_dtype, score->bias,
+                                           row[i / 2 % 2] + bias_key(p, min(key0 + fragment_col(i), last))));
     }
 }
 
-/* Raw scores to scores in natural units. */
-DEVICE void change_scores(const attn_sm90_params *p, const work_item *w, float *score, int group, int key0)
+/* Products q k of the KV tile at key0 become scores in natural units. */
+DEVICE void change_scores(const attn_sm90_params *p, const work_item *w, float *s, int warpgroup, int key0)
 {
+    const int n = config::keys / 2;
     float slope[2];
     long long bias[2];
     int t[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        tile_row at = row_at(p, w, group * 64 + fragment_row(2 * r));
+        packed_row at = row_in_sequence(p, w, warpgroup * 64 + fragment_row(2 * r));
         slope[r] = alibi_slope(p, w->batch, at.head);
         bias[r] = p->flags & FLAG_BIAS ? bias_row(p, w->batch, at.head, at.row) : 0;
         t[r] = at.row + w->len_kv - w->len_q;
     }
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++)
-        score[i] *= p->scale;
+    for (int i = 0; i < n; i++)
+        s[i] *= p->scale;
     if (p->flags & FLAG_SOFTCAP) {
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++)
-            score[i] = softcap_score(p, score[i]);
+        for (int i = 0; i < n; i++)
+            s[i] = softcap_score(p, s[i]);
     }
     if (p->flags & FLAG_ALIBI) {
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++)
-            score[i] -= slope[i / 2 % 2] * (float)abs(t[i / 2 % 2] - key0 - fragment_col(i));
+        for (int i = 0; i < n; i++)
+            s[i] -= slope[i / 2 % 2] * (float)abs(t[i / 2 % 2] - key0 - fragment_col(i));
     }
-    if (p->flags & FLAG_BIAS) add_bias(p, score, bias, key0, w->len_kv - 1);
+    if (p->flags & FLAG_BIAS) add_bias(p, s, bias, key0, w->len_kv - 1);
 }
 
-/* Zeroes dropped probabilities of the 16 keys from key0 on. */
-DEVICE void drop(const attn_sm90_params *p, const work_item *w, u32 *probability, int group, int key0)
+/* Zeroes dropped P of the 16 keys from key0 on. */
+DEVICE void drop_p(const attn_sm90_params *p, const work_item *w, u32 *packed, int warpgroup, int key0)
 {
     u32 threshold = p->score.dropout_threshold;
     if (!(p->flags & FLAG_DROPOUT)) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        tile_row at = row_at(p, w, group * 64 + fragment_row(2 * r));
+        packed_row at = row_in_sequence(p, w, warpgroup * 64 + fragment_row(2 * r));
         u32 bytes = dropout_bytes(p, w->batch * p->heads_q + at.head, at.row, key0, threadIdx.x % 4);
 #pragma unroll
         for (int half = 0; half < 2; half++, bytes >>= 16) {
             u32 keep = (bytes & 255) < threshold ? 0 : 0xffff;
             if ((bytes >> 8 & 255) >= threshold) keep |= 0xffff0000;
-            probability[2 * half + r] &= keep;
+            packed[2 * half + r] &= keep;
         }
     }
 }

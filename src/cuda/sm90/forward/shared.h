@@ -1,110 +1,130 @@
-/* Shared memory, its rings, and who waits for whom.
+/* The forward's shared memory: tiles, pipelines, and what the scheduler and producer warps tell the consumers.
  *
- * A stage is a slot of a ring: index and phase. Its barrier pair: `full` completes when the producer's bytes have
- * landed, `empty` when every consumer warp has let go of them. Queries have a ring, keys and values one together;
- * BY_TURNS, where keys are let go before the values beside which they were used, each has barriers of its own. With a
- * query tile goes a note that says what to compute; with a key tile of a GENERAL mask, a note of its place.
- *
- * Named barriers: WARPGROUP_BARRIER + w, the threads of warpgroup w; TURN + w, where it waits for its turn (BY_TURNS);
- * NOTED and NEXT, the producer's two warps: a row tile is noted, the next is asked for. */
+ * Q has a pipeline. K and V have one together: a stage holds the K of a KV tile and the V of the tile before it, since
+ * QK of the one runs beside PV of the other. Ping-pong releases K before the V beside which it was used: each has a
+ * pipeline of its own. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SHARED_H
 #define ATTN_CUDA_SM90_FORWARD_SHARED_H
 
-enum { NOTED = 6, NEXT = 7, TURN = 8 };
+#include "common/sequence.h"
+#include "sm90/common/pipeline.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/source.h"
 
-/* Where queries have one slot, the next row tile's land while the results of the one in hand are stored: its first
- * scores are computed behind that, not beside the last products. So the last values do not share a stage with its first
- * keys, which come from memory. */
-#define LATE_QUERIES (Q_SLOTS == 1 && SETS == 2 && ATTN_MASK == CAUSAL && ATTN_SCORE == PLAIN)
+/* Named barriers: WORK_READY and WORK_WANTED, between the scheduler warp and the producer warp; PINGPONG + w, where
+ * consumer warpgroup w waits for its turn. */
+enum { WORK_READY = 6, WORK_WANTED = 7, PINGPONG = 8 };
 
-/* Notes of row tiles outlive their queries: a tile's results are stored beside the next tile's first scores. */
-enum { NOTES = 4 };
+/* Work tile infos in flight: the results of one item are stored beside the first scores of the next. */
+enum { INFOS = 4 };
 
-/* CAUSAL: a warpgroup's share of a row tile. */
-typedef struct share {
-    int left;  /* key tiles that its rows see; 0: no rows of the sequence are its own, or none has a key */
-    int skip;  /* the row tile's key tiles before these, as far as the ring holds them */
-    int key0;  /* first key of the first of these */
-    int whole; /* before it, all rows see every key that a window's left bound leaves them */
-} share;
+/* CAUSAL: the KV tiles of a work item that the rows of one warpgroup see. */
+struct kv_range {
+    int tiles;        /* 0: no rows of the sequence are the warpgroup's, or none sees a key */
+    int skip;         /* the item's KV tiles before these, as far as the pipeline holds them */
+    int key0;         /* first key of the first of these */
+    int unmasked_end; /* before it all rows see every key that a window's left bound leaves them */
+};
 
-/* What consumers want to know of a row tile, computed by the warp that notes it, which has the time. */
-typedef struct tile_note {
+/* Members that only some variants have. */
+template <class type, int count> struct members {
+    type value[count];
+    INLINE type *get() const
+    {
+        return (type *)value;
+    }
+};
+template <class type> struct members<type, 0> {
+    INLINE type *get() const
+    {
+        return NULL;
+    }
+};
+
+struct work_tile {
     work_item w;
-    long long line; /* its first row's place in lse (pack 1) */
-#if !OUT_BY_TMA
-    u64 out; /* address of that row's 16-bit outputs */
-#endif
-#if ATTN_MASK == CAUSAL
-    share of[CONSUMERS];
-#endif
-} tile_note;
+    long long lse_row; /* of its first row; only without PackGQA */
+};
+struct output_address : members<u64, !config::o_by_tma> {
+}; /* of that row, 16-bit */
+struct kv_ranges : members<kv_range, config::general ? 0 : config::consumers> {
+};
 
-/* Of a key tile's pairs some are hidden; some by intervals. */
-enum { CUT = 1, CUT_BY_INTERVALS };
+/* What consumers want to know of a work item, computed by the scheduler warp, which has the time. */
+struct work_tile_info : work_tile, output_address, kv_ranges {
+};
 
-typedef struct key_note {
+/* GENERAL: what consumers want to know of a KV tile. */
+enum { UNMASKED, MASKED, MASKED_BY_INTERVALS };
+struct kv_tile_info {
     int key0;
-    int partial, last; /* 0, CUT or CUT_BY_INTERVALS; no tile follows */
-    int whole;         /* tiles that follow of which no pair is hidden, up to one behind which another follows */
-} key_note;
+    int masked, last;   /* which pairs are hidden; no tile follows */
+    int unmasked_ahead; /* unmasked tiles that follow, up to one after which another follows */
+};
 
-typedef struct barriers {
-    u64 q_full[Q_SLOTS], q_empty[Q_SLOTS];
-#if BY_TURNS
-    u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-#else
-    u64 kv_full[STAGES], kv_empty[STAGES];
-#endif
-    tile_note tiles[NOTES];
-    work_item again[NOTES + 1];
-#if ATTN_MASK == GENERAL
-    key_note keys[STAGES];
-#endif
-} barriers;
+/* Pipelines of K and of V; without ping-pong both are one. */
+enum { K, V = config::pingpong };
 
-static_assert(sizeof(barriers) <= 1024, "ATTN_SM90_SMEM has a KiB for them");
+struct storage {
+    pipeline<config::q_stages> q;
+    pipeline<config::stages> kv[V + 1];
+    work_tile_info infos[INFOS];
+    work_item retries[INFOS + 1];
+    kv_tile_info kv_infos[config::general ? config::stages : 1]; /* GENERAL only */
+};
 
-/* Shared addresses. */
-typedef struct shared {
-    u32 q, kv, out, at; /* tiles, stages, output on its way, barriers */
-    barriers *notes;
-} shared;
+static_assert(sizeof(storage) <= 1024, "ATTN_SM90_SMEM has a KiB for it");
 
-#define BARRIER(shared, ring, index) ((shared)->at + (u32)(u64) & ((barriers *)0)->ring[index])
+/* Shared addresses of Q tiles, stages of KV tiles, output, storage; and storage. */
+struct shared {
+    u32 q, kv, o, at;
+    storage *store;
+};
+
+/* The shared address of a barrier, e.g. BARRIER(s, q.full[stage]). */
+#define BARRIER(shared, member) ((shared)->at + (u32)(u64) & ((storage *)0)->member)
 
 DEVICE shared shared_layout(unsigned char *memory)
 {
-    u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + Q_SLOTS * TILE_Q;
-    u32 out = kv + STAGES * STAGE_BYTES, at = out + 4 * CONSUMERS * PANELS_OUT * PANEL_OUT;
-    shared s = { q, kv, out, at, (barriers *)(memory + (at - shared_address(memory))) };
+    u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
+    u32 o = kv + config::stages * config::stage_bytes;
+    u32 at = o + 4 * config::consumers * config::o_panels * config::o_panel::bytes;
+    shared s = { q, kv, o, at, (storage *)(memory + (at - shared_address(memory))) };
     return s;
 }
 
-DEVICE void pair_init(u32 full, u32 empty)
+DEVICE void init_stage(u32 full, u32 empty)
 {
-    barrier_init(full, 1);
-    barrier_init(empty, 4 * CONSUMERS);
+    barrier_init(full, kv_source::arrivals);
+    barrier_init(empty, 4 * config::consumers);
 }
 
-DEVICE void pipeline_init(const shared *s)
+/* Before any role begins. */
+DEVICE void init_shared(const shared *s)
 {
     if (threadIdx.x == 0) {
-        for (int i = 0; i < NOTES; i++)
-            s->notes->tiles[i].w.failed = 0;
-        for (int i = 0; i < Q_SLOTS; i++)
-            pair_init(BARRIER(s, q_full, i), BARRIER(s, q_empty, i));
-        for (int i = 0; i < STAGES; i++) {
-#if BY_TURNS
-            pair_init(BARRIER(s, k_full, i), BARRIER(s, k_empty, i));
-            pair_init(BARRIER(s, v_full, i), BARRIER(s, v_empty, i));
-#else
-            pair_init(BARRIER(s, kv_full, i), BARRIER(s, kv_empty, i));
-#endif
-        }
+        for (int i = 0; i < INFOS; i++)
+            s->store->infos[i].w.overflowed = 0;
+        for (int i = 0; i < config::q_stages; i++)
+            init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]));
+        for (int i = 0; i < config::stages; i++)
+            for (int tensor = 0; tensor <= V; tensor++)
+                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]));
         barrier_init_fence();
     }
     __syncthreads();
+}
+
+/* An item from shared memory; the compiler knows that it is alike in the warp, and keeps it in uniform registers. */
+DEVICE work_item load_uniform(const work_item *shared)
+{
+    work_item w;
+    const int *from = (const int *)shared;
+    int *to = (int *)&w;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof w / sizeof(int)); i++)
+        to[i] = (int)uniform((u32)from[i]);
+    return w;
 }
 
 #endif

@@ -1,0 +1,52 @@
+/* The forward variant that is compiled, and what follows from it. The build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM,
+ * ATTN_DIM_V, ATTN_ROWS, ATTN_KEYS, ATTN_STAGES, ATTN_Q_SLOTS, ATTN_SETS, ATTN_MASK and ATTN_SCORE from its row of
+ * variants.txt. */
+#ifndef ATTN_CUDA_SM90_FORWARD_CONFIG_H
+#define ATTN_CUDA_SM90_FORWARD_CONFIG_H
+
+#include "common/gpu.h"
+#include "sm90/common/tile.h"
+#include "sm90/params.h"
+
+enum { CAUSAL, GENERAL };
+enum { PLAIN, RICH };
+enum { TWO, ONE, TURNS };
+
+struct config {
+    static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V;
+    static constexpr int rows = ATTN_ROWS, keys = ATTN_KEYS; /* of a Q tile, of a KV tile */
+    static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_SLOTS;
+    static constexpr bool pingpong = ATTN_SETS == TURNS;
+    static constexpr bool general = ATTN_MASK == GENERAL, rich = ATTN_SCORE == RICH;
+
+    static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
+    static constexpr int s_buffers = ATTN_SETS == TWO ? 2 : 1;      /* of scores in registers */
+    static constexpr int held = pingpong && dim_v == 128 ? 128 : 0; /* first dims of Q that registers have room for */
+
+    /* Registers per thread; together with the producer's no more than the block starts with: 640 threads of 96, 512 of
+     * 128, 384 of 168. The producer of a GENERAL mask walks it. */
+    static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : general ? 224 : 232;
+    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : general ? 56 : 40;
+
+    /* Once a row has a max, KV tiles are summed up without a look at their scores. If the row sum shows at the end that
+     * they overflowed, the work item is done again with the max checked. f16 holds too little for this to be rare. */
+    static constexpr bool unchecked_max = dtype == BF16 && !rich;
+
+    /* No cross-tile overlap: where Q has one stage, the next Q tile lands while the results of this one are stored, and
+     * its first S is computed after that, not beside the last PV. So the last V does not share a stage with the next
+     * item's first K, which comes from memory. */
+    static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !general && !rich;
+
+    using q_tile = shared_tile<rows, dim, K_MAJOR>;
+    using k_tile = shared_tile<keys, dim, K_MAJOR>;
+    using v_tile = shared_tile<keys, dim_v, MN_MAJOR>;
+    static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
+
+    /* A warp's panels of O in shared memory, or 0. Whole rows leave them by TMA. Up to 64 dims that gains little and
+     * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
+    using o_panel = shared_tile<ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>;
+    static constexpr int o_panels = ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages);
+    static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
+};
+
+#endif

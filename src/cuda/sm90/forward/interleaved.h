@@ -1,0 +1,293 @@
+/* The interleaved main loop: every warpgroup by itself runs its exponentials beside its own products, 32 keys at a
+ * time.
+ *
+ *     wait for the stage -> for each 32 keys: P = 2^(S - row max), issue their PV and a piece of the next tile's QK ->
+ *     wait for QK -> mask -> row max -> wait for PV -> release the stage
+ *
+ * S has two buffers, or one: then all of QK is issued last, when S has been read. A stage holds the K of a tile and the
+ * V of the tile before. Items overlap: the first QK of one runs beside the last PV of the one before, unless
+ * config::drains. After the last tile, S is computed of whatever is there, and forgotten. */
+#ifndef ATTN_CUDA_SM90_FORWARD_INTERLEAVED_H
+#define ATTN_CUDA_SM90_FORWARD_INTERLEAVED_H
+
+#include "sm90/forward/config.h"
+#include "sm90/forward/consumer.h"
+#include "sm90/forward/shared.h"
+
+/* ---- stages ----------------------------------------------------------------------------------- */
+
+DEVICE void wait_stage(const shared *s, const consumer *c)
+{
+    barrier_wait(BARRIER(s, kv[K].full[c->kv.index]), c->kv.phase);
+}
+
+/* Releases the stages from the one at `from` to c->kv. */
+DEVICE void release_stages(const shared *s, consumer *c, int from)
+{
+#pragma unroll 1
+    while (from != c->kv.index) {
+        release(BARRIER(s, kv[K].empty[from]));
+        if (++from == config::stages) from = 0;
+    }
+    release_and_advance(BARRIER(s, kv[K].empty[from]), &c->kv, config::stages);
+}
+
+DEVICE void skip_stage(const shared *s, consumer *c)
+{
+    wait_stage(s, c);
+    release_stages(s, c, c->kv.index);
+}
+
+/* Begins the next item: c->kv becomes the stage of the first KV tile that the warpgroup's rows see. The stages before
+ * it stay taken until release_stages. */
+DEVICE void skip_to_first_tile(const shared *s, consumer *c)
+{
+#pragma unroll 1
+    for (int skip = begin_kv_range(s, c); skip > 0; skip--) {
+        advance(&c->kv, config::stages);
+        wait_stage(s, c);
+    }
+}
+
+/* Goes on to an item in which the warpgroup's rows see keys; stores the results of items without keys. v_left: the next
+ * stage holds V of an item that has ended. False: no more work. */
+DEVICE bool next_interleaved_item(const attn_sm90_params *p, const shared *s, consumer *c, bool v_left)
+{
+    while (!has_keys(s, c)) {
+        int tiles = wait_item(s, c);
+#pragma unroll 1
+        for (int stages = tiles > NO_KEYS ? tiles + config::drains : v_left; stages > 0; stages--)
+            skip_stage(s, c);
+        v_left = tiles > NO_KEYS && !config::drains;
+        if (tiles == NO_WORK) return false;
+        if (tiles == NO_KEYS) store_empty(p, &next_info(s, c)->w, c->warpgroup);
+        skip_item(s, c);
+    }
+    return true;
+}
+
+/* GENERAL: the position and mask of the tile whose K is in the stage. */
+DEVICE void load_kv_info(const shared *s, consumer *c)
+{
+    if constexpr (config::general) {
+        const kv_tile_info *info = &s->store->kv_infos[c->kv.index];
+        c->key0 = info->key0, c->masked = info->masked, c->left = info->last ? 1 : 2;
+        c->unmasked = info->unmasked_ahead;
+    }
+}
+
+/* ---- products --------------------------------------------------------------------------------- */
+
+/* The piece of 32 keys beside which step k of QK is issued. With two buffers all pieces but the last have some, so that
+ * QK is done before PV; with one, all follow after the last piece. */
+enum { PIECES = (config::keys + 31) / 32 };
+
+DEVICE int piece_of(int k)
+{
+    return config::s_buffers == 1 ? PIECES : k * (PIECES - 1) / (config::dim / 16);
+}
+
+DEVICE void issue_qk_piece(float *score, u32 q, u32 k, int piece)
+{
+#pragma unroll
+    for (int i = 0; i < config::dim / 16; i++)
+        if (piece_of(i) == piece) multiply_shared<config::dtype, config::q_tile, config::k_tile>(score, q, k, i, i > 0);
+}
+
+/* V of a stage, of which `valid` keys are the sequence's. */
+DEVICE u32 valid_v(const shared *s, const consumer *c, int stage, int valid)
+{
+    u32 v = v_address(s, stage);
+    if (valid < config::keys) clear_v(c, v, valid);
+    return v;
+}
+
+/* P of 16 keys, as wgmma's operand; S stays. */
+DEVICE void softmax_piece(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, u32 *packed,
+                          int key0, float sum[4])
+{
+    float probability[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        probability[i] = score[i];
+    exponentiate(&c->m, probability, log2_scale(p), sum);
+    pack_p(probability, packed);
+    if constexpr (config::rich) drop_p(p, &info_of(s, c)->w, packed, c->warpgroup, key0);
+}
+
+/* ---- the main loop ---------------------------------------------------------------------------- */
+
+/* From S to P, 32 keys at a time, each with its PV and a piece of the next tile's QK. next: its S, or NULL; with one
+ * buffer, score itself. */
+DEVICE void multiply(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *next, float *o,
+                     int key0, u32 k, u32 v)
+{
+    using v_tile = config::v_tile;
+    u32 packed[config::keys / 4], q = next ? q_address(s, c) : 0;
+    float sum[4] = { 0, 0, 0, 0 };
+    bool adds = config::drains || !c->first; /* the first PV overwrites O */
+#pragma unroll
+    for (int i = 0; i < config::keys / 16; i++) {
+        softmax_piece(p, s, c, score + 8 * i, packed + 4 * i, key0 + 16 * i, sum);
+        if (i % 2 == 0 && i < config::keys / 16 - 1) continue;
+        pin_words(packed + i / 2 * 8, i % 2 * 4 + 4);
+        wgmma_fence();
+        if (next) issue_qk_piece(next, q, k, i / 2);
+        if (next && piece_of(config::dim / 16 - 1) == i / 2) wgmma_commit();
+        if (i % 2) multiply_registers<config::dtype, v_tile>(o, packed + 4 * i - 4, v, i - 1, i > 1 || adds);
+        multiply_registers<config::dtype, v_tile>(o, packed + 4 * i, v, i, i > 0 || adds);
+    }
+    if (next) issue_qk_piece(next, q, k, PIECES);
+    wgmma_commit();
+    add_sums(&c->m, sum);
+}
+
+/* From the S of a KV tile to the S of the next, where neither has a hidden pair nor ends its item. */
+DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *next,
+                             float *o)
+{
+    wait_stage(s, c);
+    u32 k = k_address(s, c->kv.index);
+    multiply(p, s, c, score, next, o, 0, k, k + config::k_tile::bytes);
+    c->first = false;
+    wgmma_wait(config::s_buffers - 1); /* for QK */
+    pin_floats(next, config::keys / 2);
+    if constexpr (!config::general) {
+        c->key0 -= config::keys;
+        count_scored(s, c);
+    }
+    bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
+    wgmma_wait(0); /* for PV */
+    pin_floats(o, config::dim_v / 2);
+    release_stages(s, c, c->kv.index);
+    if (unlikely(exceeds)) {
+        float alpha[2];
+        if (renew_max(&c->m, next, log2_scale(p), alpha)) rescale(o, alpha);
+    }
+}
+
+/* The same whatever these are: the next may be the next item's first. False: there is none. */
+DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *next, float *o)
+{
+    int key0 = c->key0, valid = valid_keys(p, s, c), stage = c->kv.index;
+    bool last = !config::drains && c->left == 0, more = true; /* the item's last */
+    wait_stage(s, c);
+    c->key0 -= config::keys;
+    if (last) {
+        more = has_keys(s, c);
+        if (more) skip_to_first_tile(s, c);
+    }
+    if (more) load_kv_info(s, c);
+    u32 v = valid_v(s, c, stage, valid);
+    multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
+
+    wgmma_wait(config::s_buffers - 1); /* for QK */
+    pin_floats(next, config::keys / 2);
+    if (last) {
+        row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
+        wgmma_wait(0);
+        pin_floats(o, config::dim_v / 2);
+        if (more) release_stages(s, c, stage);
+        finish_rows(p, s, c, o, &results);
+    }
+    float alpha[2];
+    bool renewed = more && mask_and_update_max(p, s, c, next, alpha, last);
+    wgmma_wait(0); /* for PV */
+    pin_floats(o, config::dim_v / 2);
+    if (!last) release_stages(s, c, stage);
+    if (renewed && !last) rescale(o, alpha);
+    c->first = last;
+    return more;
+}
+
+/* ---- items ------------------------------------------------------------------------------------ */
+
+/* config::drains: the last PV of an item, whose stage has no K, and its results. */
+DEVICE void drain(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *o)
+{
+    wait_stage(s, c);
+    multiply(p, s, c, score, NULL, o, c->key0, 0, valid_v(s, c, c->kv.index, valid_keys(p, s, c)));
+    row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
+    wgmma_wait(0);
+    pin_floats(o, config::dim_v / 2);
+    release_stages(s, c, c->kv.index);
+    finish_rows(p, s, c, o, &results);
+}
+
+DEVICE void copy_s(float *to, const float *from)
+{
+#pragma unroll
+    for (int i = 0; i < config::keys / 2; i++)
+        to[i] = from[i];
+}
+
+/* All iterations of overlapping items, or of one that drains; iterate_masked stands here once, since it is long. With
+ * one buffer s1 is s0. */
+DEVICE void iterate_plain(const attn_sm90_params *p, const shared *s, consumer *c, float *s0, float *s1, float *o)
+{
+    bool more;
+    do {
+        int unmasked = unmasked_iterations(p, s, c);
+        for (; unmasked >= config::s_buffers; unmasked -= config::s_buffers) {
+            iterate_unmasked(p, s, c, s0, s1, o);
+            if (config::s_buffers == 2) iterate_unmasked(p, s, c, s1, s0, o);
+        }
+        if (unmasked > 0) {
+            iterate_unmasked(p, s, c, s0, s1, o);
+            copy_s(s0, s1);
+        }
+        if constexpr (config::drains) {
+            if (c->left == 0) {
+                drain(p, s, c, s0, o);
+                return;
+            }
+        }
+        more = iterate_masked(p, s, c, s0, s1, o);
+        copy_s(s0, s1);
+    } while (more);
+}
+
+DEVICE void iterate_rich(const attn_sm90_params *p, const shared *s, consumer *c, float *s0, float *s1, float *o)
+{
+    while (iterate_masked(p, s, c, s0, s1, o) && iterate_masked(p, s, c, s1, s0, o)) {
+    }
+}
+
+/* Overlapping items, up to one without keys; config::drains: one item. */
+DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    float s0[config::keys / 2], second[config::keys / 2], *s1 = config::s_buffers == 1 ? s0 : second;
+    float o[config::dim_v / 2], alpha[2];
+    begin_rows(s, c);
+    c->first = true;
+    int stage = c->kv.index;
+    wait_stage(s, c);
+    skip_to_first_tile(s, c);
+    load_kv_info(s, c);
+    u32 q = q_address(s, c), k = k_address(s, c->kv.index);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < config::dim / 16; i++)
+        multiply_shared<config::dtype, config::q_tile, config::k_tile>(s0, q, k, i, i > 0);
+    wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < (config::drains ? config::dim_v / 2 : 0); i++)
+        o[i] = 0;
+    wgmma_wait(0);
+    pin_floats(s0, config::keys / 2);
+    release_stages(s, c, stage);
+    mask_and_update_max(p, s, c, s0, alpha, true);
+    if constexpr (config::rich)
+        iterate_rich(p, s, c, s0, s1, o);
+    else
+        iterate_plain(p, s, c, s0, s1, o);
+}
+
+DEVICE void consume_interleaved(const attn_sm90_params *p, const shared *s)
+{
+    consumer c = { (int)threadIdx.x / 128 - 1 };
+    for (bool v_left = false; next_interleaved_item(p, s, &c, v_left); v_left = !config::drains)
+        attend_items(p, s, &c);
+}
+
+#endif

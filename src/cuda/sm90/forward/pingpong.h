@@ -1,0 +1,244 @@
+/* The ping-pong main loop: two warpgroups take turns at the tensor cores, so that the exponentials of one run beside
+ * the products of the other (FlashAttention-3's schedule). S has one buffer: O leaves no registers for two, or the
+ * larger KV tiles for which one makes room read fewer bytes of shared memory per score. CAUSAL and PLAIN only.
+ *
+ * An item of n KV tiles has n - 1 turns per warpgroup; a warpgroup that skips tiles passes its turns on. The first S
+ * and the last PV are in nobody's turn, and items do not overlap. */
+#ifndef ATTN_CUDA_SM90_FORWARD_PINGPONG_H
+#define ATTN_CUDA_SM90_FORWARD_PINGPONG_H
+
+#include "sm90/forward/config.h"
+#include "sm90/forward/consumer.h"
+#include "sm90/forward/shared.h"
+
+static_assert(!config::pingpong || (config::consumers == 2 && !config::general && !config::rich), "not ping-pong's");
+
+/* What a warpgroup has in registers. */
+struct fragments {
+    float s[config::keys / 2], o[config::dim_v / 2];
+    u32 p[config::keys / 4], q[config::held / 4 + 1]; /* q: one more, as there may be none */
+};
+
+DEVICE void wait_turn(const consumer *c)
+{
+    named_sync(PINGPONG + c->warpgroup, 256);
+}
+
+DEVICE void pass_turn(const consumer *c)
+{
+    named_arrive(PINGPONG + (c->warpgroup ^ 1), 256);
+}
+
+DEVICE void wait_k(const shared *s, pipeline_state at)
+{
+    barrier_wait(BARRIER(s, kv[K].full[at.index]), at.phase);
+}
+
+DEVICE void release_k(const shared *s, pipeline_state at)
+{
+    release(BARRIER(s, kv[K].empty[at.index]));
+}
+
+DEVICE void wait_v(const shared *s, pipeline_state at)
+{
+    barrier_wait(BARRIER(s, kv[V].full[at.index]), at.phase);
+}
+
+DEVICE void release_v(const shared *s, pipeline_state at)
+{
+    release(BARRIER(s, kv[V].empty[at.index]));
+}
+
+/* ---- tiles that the warpgroup's rows do not see ----------------------------------------------- */
+
+DEVICE void skip_tile(const shared *s, consumer *c)
+{
+    wait_k(s, c->kv);
+    release_k(s, c->kv);
+    wait_v(s, c->kv);
+    release_v(s, c->kv);
+    advance(&c->kv, config::stages);
+}
+
+/* `count` of them, after each of which another tile follows. */
+DEVICE void skip_tiles_and_turns(const shared *s, consumer *c, int count)
+{
+#pragma unroll 1
+    for (; count > 0; count--) {
+        skip_tile(s, c);
+        wait_turn(c);
+        pass_turn(c);
+    }
+}
+
+/* Goes on to an item in which the warpgroup's rows see keys; stores the results of items without keys. False: no more
+ * work.
+ */
+DEVICE bool next_pingpong_item(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    while (!has_keys(s, c)) {
+        int tiles = wait_item(s, c);
+        if (tiles == NO_WORK) return false;
+        if (tiles == NO_KEYS) store_empty(p, &next_info(s, c)->w, c->warpgroup);
+        if (tiles > NO_KEYS) {
+            skip_tiles_and_turns(s, c, tiles - 1);
+            skip_tile(s, c);
+        }
+        skip_item(s, c);
+    }
+    return true;
+}
+
+/* ---- steps of an iteration -------------------------------------------------------------------- */
+
+/* S = Q K^T, asynchronously. */
+DEVICE void issue_qk(const shared *s, const consumer *c, fragments *f, int stage)
+{
+    using k_tile = config::k_tile;
+    u32 q = q_address(s, c), k = k_address(s, stage);
+#pragma unroll
+    for (int i = config::held / 16; i < config::dim / 16; i++)
+        multiply_shared<config::dtype, config::q_tile, k_tile>(f->s, q, k, i, i > config::held / 16);
+#pragma unroll
+    for (int i = 0; i < config::held / 16; i++)
+        multiply_registers<config::dtype, k_tile>(f->s, f->q + 4 * i, k, i, i > 0 || config::held < config::dim);
+    wgmma_commit();
+}
+
+/* O += P V, asynchronously. */
+DEVICE void issue_pv(const shared *s, fragments *f, int stage)
+{
+    u32 v = v_address(s, stage);
+#pragma unroll
+    for (int i = 0; i < config::keys / 16; i++)
+        multiply_registers<config::dtype, config::v_tile>(f->o, f->p + 4 * i, v, i, 1);
+    wgmma_commit();
+}
+
+/* P = 2^(S - row max), in the place of S. */
+DEVICE void softmax_in_place(const attn_sm90_params *p, consumer *c, float *score)
+{
+    float sum[4] = { 0, 0, 0, 0 };
+#pragma unroll
+    for (int i = 0; i < config::keys / 16; i++)
+        exponentiate(&c->m, score + 8 * i, log2_scale(p), sum);
+    add_sums(&c->m, sum);
+}
+
+/* P becomes wgmma's operand, once PV has read the last one. */
+DEVICE void pack_all(fragments *f)
+{
+#pragma unroll
+    for (int i = 0; i < config::keys / 16; i++)
+        pack_p(f->s + 8 * i, f->p + 4 * i);
+}
+
+/* mask_and_update_max() for a tile without a hidden pair, of rows that have a max. */
+DEVICE bool update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2])
+{
+    count_scored(s, c);
+    return !config::unchecked_max && unlikely(exceeds_limit(&c->m, score)) &&
+           renew_max(&c->m, score, log2_scale(p), alpha);
+}
+
+/* Waits for V of the tile in hand, and clears what is another sequence's. */
+DEVICE void wait_and_clear_v(const attn_sm90_params *p, const shared *s, const consumer *c)
+{
+    wait_v(s, c->kv);
+    int valid = valid_keys(p, s, c);
+    if (valid < config::keys) clear_v(c, v_address(s, c->kv.index), valid);
+}
+
+/* The item's first P. */
+DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f)
+{
+    float alpha[2];
+    wait_k(s, c->kv);
+    wgmma_fence();
+    issue_qk(s, c, f, c->kv.index);
+    wgmma_wait(0);
+    pin_floats(f->s, config::keys / 2);
+    release_k(s, c->kv);
+    mask_and_update_max(p, s, c, f->s, alpha, true);
+    softmax_in_place(p, c, f->s);
+    pack_all(f);
+}
+
+/* Its last PV, and its results. */
+DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f)
+{
+    wait_and_clear_v(p, s, c);
+    wgmma_fence();
+    issue_pv(s, f, c->kv.index);
+    row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
+    wgmma_wait(0);
+    pin_floats(f->o, config::dim_v / 2);
+    release_v(s, c->kv);
+    advance(&c->kv, config::stages);
+    finish_rows(p, s, c, f->o, &results);
+}
+
+/* ---- the main loop ---------------------------------------------------------------------------- */
+
+/* One turn: from the P of a KV tile to the P of the next. All barriers are waited for before the first product: one
+ * between two batches would serialise them. */
+DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, bool masked)
+{
+    pipeline_state next = c->kv;
+    advance(&next, config::stages);
+    wait_k(s, next);
+    if (masked)
+        wait_and_clear_v(p, s, c);
+    else
+        wait_v(s, c->kv);
+    wait_turn(c);
+    wgmma_fence();
+    issue_qk(s, c, f, next.index);
+    issue_pv(s, f, c->kv.index);
+    pass_turn(c);
+
+    wgmma_wait(1); /* for QK */
+    pin_floats(f->s, config::keys / 2);
+    release_k(s, next);
+    c->key0 -= config::keys;
+    float alpha[2];
+    bool renewed = masked ? mask_and_update_max(p, s, c, f->s, alpha, false) : update_max(p, s, c, f->s, alpha);
+    softmax_in_place(p, c, f->s);
+    pin_floats(f->s, config::keys / 2);
+    wgmma_wait(0); /* for PV */
+    pin_floats(f->o, config::dim_v / 2);
+    release_v(s, c->kv);
+    if (unlikely(renewed)) rescale(f->o, alpha);
+    pack_all(f);
+    c->kv = next;
+}
+
+DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
+{
+    fragments f;
+    begin_rows(s, c);
+    if (config::held) load_fragment(f.q, q_address(s, c), config::q_tile::panel_bytes, config::held);
+    skip_tiles_and_turns(s, c, begin_kv_range(s, c));
+    prologue(p, s, c, &f);
+#pragma unroll
+    for (int i = 0; i < config::dim_v / 2; i++)
+        f.o[i] = 0;
+    while (c->left > 0) {
+        for (int n = unmasked_iterations(p, s, c); n > 0; n--)
+            iterate(p, s, c, &f, false);
+        if (c->left > 0) iterate(p, s, c, &f, true);
+    }
+    epilogue(p, s, c, &f);
+}
+
+/* The first warpgroup has the first turn, and takes the last, which nobody uses. */
+DEVICE void consume_pingpong(const attn_sm90_params *p, const shared *s)
+{
+    consumer c = { (int)threadIdx.x / 128 - 1 };
+    if (c.warpgroup == 1) pass_turn(&c);
+    while (next_pingpong_item(p, s, &c))
+        attend(p, s, &c);
+    if (c.warpgroup == 0) wait_turn(&c);
+}
+
+#endif

@@ -1,0 +1,169 @@
+/* Which work item a CTA takes when, and the scheduler warp, which prepares it.
+ *
+ * Work items are taken from the last to the first: groups of heads (params.h), in them the sequences, in these the Q
+ * tiles. So under a causal mask the longest of a sequence come first, and heads that fill no group before the groups
+ * that are full: what is taken last is short. Where items are alike and the last wave of them would not be full, they
+ * are split along their keys (split-KV). Persistent CTAs take items as they get free, or at a fixed stride. */
+#ifndef ATTN_CUDA_SM90_FORWARD_SCHEDULER_H
+#define ATTN_CUDA_SM90_FORWARD_SCHEDULER_H
+
+#include "common/sequence.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/mask_causal.h"
+#include "sm90/forward/rows.h"
+#include "sm90/forward/shared.h"
+
+/* ---- the order of work items ------------------------------------------------------------------ */
+
+/* The item that a CTA takes after `index`. */
+DEVICE int next_index(const attn_sm90_params *p, int index)
+{
+    const attn_sm90_schedule *s = &p->schedule;
+    if (!s->counter) return index + (int)gridDim.x;
+    u32 taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicInc(s->counter, (u32)s->total - 1);
+    return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
+}
+
+/* Rows of a sequence's first Q tile. Where its last tile would have too few for all warpgroups, the first one has:
+ * under a causal mask that one has the fewest keys, and is done the sooner. */
+DEVICE int first_rows(const attn_sm90_schedule *s, int len_q)
+{
+    return s->pack > 1 ? s->rows : ATTN_SM90_FIRST_ROWS(len_q, config::rows);
+}
+
+/* The item's sequence. */
+DEVICE void set_sequence(const attn_sm90_params *p, work_item *w)
+{
+    w->start_q = w->start_kv = 0, w->len_q = p->len_q, w->len_kv = p->len_kv;
+    if (!(p->flags & (FLAG_VARLEN | FLAG_LENS_Q | FLAG_LENS_KV))) return;
+    int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
+    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
+    w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
+}
+
+/* The item of a number, but for its KV tiles. Divides here, so that the producer need not. False: there is none. */
+DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
+{
+    const attn_sm90_schedule *s = &p->schedule;
+    bool varlen = p->flags & FLAG_VARLEN;
+    int all = s->heads * (varlen ? 1 : p->batch), count;
+    int from_end = s->total - 1 - index, parts = s->parted * s->splits, tile = from_end - parts + s->parted;
+    w->split = -1;
+    if (unlikely(from_end < parts)) tile = divided(from_end, s->by_splits), w->split = from_end - tile * s->splits;
+    int before = divided(tile, s->by_group), first = before * s->head_group;
+    int rest = tile - before * s->head_group * s->row_tiles, heads = min(s->head_group, all - first);
+    int number = divided(rest, heads < s->head_group ? s->by_rest : s->by_head_group);
+    int head = first + rest - number * heads;
+    w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;
+    if (varlen && !find_sequence(p->cu_lens_q, p->lens_q, p->batch, s->rows, number, &w->batch, &number, &count))
+        return false;
+    w->head = head * s->pack;
+    w->kv_head = divided(w->head, s->by_ratio);
+    set_sequence(p, w);
+    int rows = first_rows(s, w->len_q);
+    w->row1 = min(w->len_q, rows + number * s->rows);
+    w->row0 = number ? rows + (number - 1) * s->rows : 0;
+    return w->row0 < w->len_q;
+}
+
+/* ---- the scheduler warp ----------------------------------------------------------------------- */
+
+struct scheduler {
+    int index;    /* of the item taken last; -1: none yet */
+    int items;    /* published */
+    int retries;  /* items to be done again: store->retries */
+    bool pausing; /* the last one published is a PAUSE */
+};
+
+DEVICE void prefetch_q(const attn_sm90_params *p, const work_item *w)
+{
+#pragma unroll
+    for (int i = 0; i < config::q_tile::panels; i++)
+        tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
+}
+
+/* After all consumers are done with an item: if its unchecked max overflowed, it will be done again. */
+DEVICE void collect_retry(const shared *s, scheduler *at, work_item *done)
+{
+    if (!config::unchecked_max || !done->overflowed) return;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        done->overflowed = 0;
+        s->store->retries[at->retries] = *done;
+        s->store->retries[at->retries].checked = 1;
+    }
+    at->retries++;
+    __syncwarp();
+}
+
+/* Publishes an item in the info of one that consumers are done with. Where Q has one stage, which is still taken, the Q
+ * tile is prefetched to L2; a CTA's first one always, before its info takes its time. */
+DEVICE void publish(const attn_sm90_params *p, const shared *s, const work_item *w, scheduler *at)
+{
+    work_tile_info *info = &s->store->infos[at->items % INFOS];
+    int lane = threadIdx.x % 32;
+    collect_retry(s, at, &info->w);
+    if (lane == 0) {
+        if ((config::q_stages == 1 || !at->items) && w->tiles > 0) prefetch_q(p, w);
+        const packed_row first = { 0, 0 };
+        info->w = *w;
+        info->lse_row = lse_row_of(p, w, first);
+        if constexpr (!config::o_by_tma) *info->output_address::get() = (u64)p->o + 2 * o_element_of(p, w, first);
+    }
+    if constexpr (!config::general) {
+        if (lane < config::consumers) info->kv_ranges::get()[lane] = kv_range_of(p, w, lane);
+    }
+    named_arrive(WORK_READY, 64);
+    at->items++;
+}
+
+/* The next item: one to be done again, or the schedule's. False: none is left. */
+DEVICE bool next_item(const attn_sm90_params *p, const shared *s, scheduler *at, work_item *w)
+{
+    if (config::unchecked_max && at->retries) {
+        *w = load_uniform(&s->store->retries[--at->retries]);
+        return true;
+    }
+    while (at->index < p->schedule.total) {
+        at->index = at->index < 0 ? (int)blockIdx.x : next_index(p, at->index);
+        if (at->index >= p->schedule.total || !item_at(p, at->index, w)) continue;
+        if constexpr (config::general)
+            w->tiles = 1;
+        else
+            set_causal_tiles(p, w);
+        return true;
+    }
+    return false;
+}
+
+/* Waits until all items published before the pause are stored; some may have overflowed. */
+DEVICE void end_pause(const shared *s, scheduler *at)
+{
+    int item = at->items - 1;
+    at->pausing = false;
+    wait_empty(BARRIER(s, q.empty[item % config::q_stages]), item / config::q_stages % 2);
+#pragma unroll 1
+    for (int i = 0; i < INFOS; i++)
+        collect_retry(s, at, &s->store->infos[i].w);
+}
+
+/* The scheduler warp publishes items as they are wanted; after the last one a pause, since that may overflow. */
+DEVICE void schedule(const attn_sm90_params *p, const shared *s)
+{
+    scheduler at = { -1 };
+    work_item w = { 0 };
+    do {
+        bool paused = at.pausing;
+        if (at.items) named_sync(WORK_WANTED, 64);
+        if (paused) end_pause(s, &at);
+        w = work_item();
+        if (!next_item(p, s, &at, &w)) {
+            w.tiles = config::unchecked_max && !paused ? PAUSE : NO_WORK;
+            at.pausing = w.tiles == PAUSE;
+        }
+        publish(p, s, &w, &at);
+    } while (w.tiles != NO_WORK);
+}
+
+#endif

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Each header of the device code compiles alone, with device.h in place of the instructions: headers.sh CXX. The forward's
+# for two variants. Left out: the backward's, which need its variant's macros.
+set -eu
+cd "$(dirname "$0")/../.."
+variant='-DATTN_NAME=x -DATTN_DTYPE=BF16 -DATTN_DIM=128 -DATTN_DIM_V=128 -DATTN_ROWS=128 -DATTN_STAGES=3'
+plain="$variant -DATTN_KEYS=128 -DATTN_Q_SLOTS=1 -DATTN_SETS=TURNS -DATTN_MASK=CAUSAL -DATTN_SCORE=PLAIN"
+rich="$variant -DATTN_KEYS=64 -DATTN_Q_SLOTS=2 -DATTN_SETS=TWO -DATTN_MASK=GENERAL -DATTN_SCORE=RICH"
+count=0
+for header in src/cuda/common/*.h src/cuda/sm90/common/*.h src/cuda/sm90/forward/*.h; do
+    case $header in */fallback_backward.h) continue ;; esac
+    for defines in "$plain" "$rich"; do
+        # shellcheck disable=SC2086 # words
+        printf '#include "device.h"\n#include "%s"\n' "${header#src/cuda/}" | "$1" -x c++ -std=c++17 -fpermissive -w \
+            -Werror=undef -fsyntax-only -Itests/emulated_gpu -Isrc -Isrc/cuda -Iinclude $defines - ||
+            { echo "$header does not compile alone" && exit 1; }
+    done
+    count=$((count + 1))
+done
+echo "$count device headers compile alone"
