@@ -103,7 +103,7 @@ DEVICE bool interval_hides(int4 v, int row)
     return (row >= v.x && row < v.y) || (row >= v.z && row < v.w);
 }
 
-/* The summary of a key tile's intervals (params.h). */
+/* The summary of a KV tile's intervals (params.h). */
 DEVICE const int *interval_summary_of(const attn_sm90_params *p, const work_item *w, int tile, int keys)
 {
     const attn_sm90_mask *m = &p->mask;
@@ -126,8 +126,8 @@ DEVICE bool hides_nothing(const int *node, int row0, int row1)
 
 /* ---- tiles ---------------------------------------------------------------------------------- */
 
-/* Rows [row0, row1) of one or, packed, of several heads against a key tile of `keys` keys: is some pair visible, are
- * all, do intervals hide none. Says rather more than is visible, and less than all. */
+/* Rows [row0, row1) of one head, or with PackGQA of several, against a KV tile of `keys` keys: is some pair visible,
+ * are all, do intervals hide none. Says rather more than is visible, and less than all. */
 typedef struct tile_class {
     bool seen, full, clear;
 } tile_class;

@@ -34,9 +34,9 @@ extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_c
     w.batch = blockIdx.z;
     int least[4] = { 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff }, most[4] = { -1, -1, -1, -1 };
     int keys = p->mask.node_keys, tiles = (p->len_kv + keys - 1) / keys;
-    int place = node < tiles ? node : node - tiles, span = node < tiles ? keys : ATTN_SM90_NODE_GROUP * keys;
-    int end = (int)min((long long)p->len_kv, (place + 1LL) * span);
-    for (int key = place * span + threadIdx.x; key < end; key += 128) {
+    int number = node < tiles ? node : node - tiles, span = node < tiles ? keys : ATTN_SM90_NODE_GROUP * keys;
+    int end = (int)min((long long)p->len_kv, (number + 1LL) * span);
+    for (int key = number * span + threadIdx.x; key < end; key += 128) {
         int4 v = interval_of(p, &w, blockIdx.y * group, key);
         int bounds[4] = { v.x, v.y, v.z, v.w };
 #pragma unroll
