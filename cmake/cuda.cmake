@@ -1,6 +1,6 @@
-# The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of all device code (src/cuda/sm90, src/cuda/common) and,
-# where nvcc is found, the machine code that it makes of them, compressed to a sixth: one unit per kernel of
-# the tables (sm90/*/variants.txt), and one per other *.cu.
+# The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of all device code and,
+# where nvcc is found, the machine code that it makes of it, compressed to a sixth: one unit per kernel of an
+# architecture's tables (sm90/*/variants.txt), and one per other *.cu.
 # Without nvcc the texts are compiled when running.
 #
 # ATTN_NVCC is the compiler; empty: none. It is looked for in releases only: debug builds, sanitizers and fuzzers do without.
@@ -22,7 +22,7 @@ endif()
 option(ATTN_CUDA_DELAYS "CUDA kernels whose warpgroups dawdle: for tests" OFF)
 
 # A unit's machine code, made by cubin.cmake: nvcc, and a look at what it says.
-function(attn_cuda_unit unit source spills)
+function(attn_cuda_unit target unit source spills)
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${unit}.fatbin)
   set(defines ${ARGN})
   if(ATTN_CUDA_DELAYS)
@@ -30,8 +30,8 @@ function(attn_cuda_unit unit source spills)
   endif()
   list(JOIN defines "," defines)
   add_custom_command(OUTPUT ${fatbin}
-    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DFATBIN=${fatbin} -DSPILLS=${spills}
-      -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" "-DOPTIONS=${cuda_compress},-I${cuda_root}"
+    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${source} -DFATBIN=${fatbin} -DTARGET=${target}
+      -DSPILLS=${spills} -DSTRICT=${ATTN_WERROR} "-DDEFINES=${defines}" "-DOPTIONS=${cuda_compress},-I${cuda_root}"
       -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake
     DEPENDS ${cuda_texts} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/cubin.cmake VERBATIM COMMENT "CUDA ${unit}")
   list(LENGTH cuda_fatbins number)
@@ -40,10 +40,10 @@ function(attn_cuda_unit unit source spills)
   set(cuda_fatbins ${cuda_fatbins} ${fatbin} PARENT_SCOPE)
 endfunction()
 
-# Reads a table of variants (sm90/*/variants.txt): appends to the global property ATTN_CUDA_VARIANTS one item per kernel,
-# "UNIT SOURCE SPILLS DEFINITION ...", and sets *rows to the same as rows of C: MACRO(value of each column ..., spills,
+# Reads a table of an architecture's variants: appends to the global property ATTN_CUDA_VARIANTS_<arch> one item per
+# kernel, "UNIT SOURCE SPILLS DEFINITION ...", and sets *rows to the same as rows of C: MACRO(value of each column ..., spills,
 # the definitions as options of a compiler ...).
-function(attn_cuda_read_variants table macro stem source rows)
+function(attn_cuda_read_variants arch table macro stem source rows)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(STRINGS ${table} lines REGEX "^[^#]")
   list(POP_FRONT lines head)
@@ -71,7 +71,7 @@ function(attn_cuda_read_variants table macro stem source rows)
         endif()
       endforeach()
       list(JOIN defines " " words)
-      set_property(GLOBAL APPEND PROPERTY ATTN_CUDA_VARIANTS "${stem}${name} ${source} ${spills} ${words}")
+      set_property(GLOBAL APPEND PROPERTY ATTN_CUDA_VARIANTS_${arch} "${stem}${name} ${source} ${spills} ${words}")
       list(TRANSFORM defines REPLACE "(.+)" "\"-D\\1\"")
       list(JOIN cells ", " cells)
       list(JOIN defines ", " defines)
@@ -81,58 +81,65 @@ function(attn_cuda_read_variants table macro stem source rows)
   set(${rows} "${text}" PARENT_SCOPE)
 endfunction()
 
-# function(unit source spills definitions ...) for each kernel of the tables.
-macro(attn_cuda_each_variant function)
-  get_property(variants GLOBAL PROPERTY ATTN_CUDA_VARIANTS)
+# function(argument ... unit source spills definitions ...) for each kernel of an architecture's tables.
+macro(attn_cuda_each_variant arch function)
+  get_property(variants GLOBAL PROPERTY ATTN_CUDA_VARIANTS_${arch})
   foreach(variant IN LISTS variants)
     string(REPLACE " " ";" variant "${variant}")
-    cmake_language(CALL ${function} ${variant})
+    cmake_language(CALL ${function} ${ARGN} ${variant})
   endforeach()
+endmacro()
+
+# An architecture: its folder src/cuda/<arch>, which nvcc compiles for `target`. Writes its rows (host/table.h), adds its
+# texts to cuda_texts and, where there is nvcc, what becomes of it to cuda_fatbins.
+macro(attn_cuda_arch arch target)
+  set(folder ${cuda_root}/${arch})
+  string(TOUPPER ATTN_${arch} prefix)
+  attn_cuda_read_variants(${arch} ${folder}/forward/variants.txt ${prefix} attn_${arch}_ ${folder}/forward/forward.cu rows)
+  file(CONFIGURE OUTPUT ${build_folder}/${arch}_variants.def CONTENT "${rows}" @ONLY)
+  attn_cuda_read_variants(${arch} ${folder}/backward/variants.txt ${prefix}_BACKWARD attn_${arch}_backward_
+    ${folder}/backward/backward.cu rows)
+  file(CONFIGURE OUTPUT ${build_folder}/${arch}_backward_variants.def CONTENT "${rows}" @ONLY)
+  file(GLOB_RECURSE texts CONFIGURE_DEPENDS ${folder}/*.h ${folder}/*.cu)
+  list(FILTER texts EXCLUDE REGEX "/host/")
+  list(APPEND cuda_texts ${texts})
+  if(ATTN_NVCC)
+    attn_cuda_each_variant(${arch} attn_cuda_unit ${target})
+    file(GLOB units CONFIGURE_DEPENDS ${folder}/*.cu)
+    foreach(unit IN LISTS units)
+      cmake_path(RELATIVE_PATH unit BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
+      attn_cuda_unit(${target} ${name} ${unit} 8) # of which none is fast
+    endforeach()
+  endif()
 endmacro()
 
 # Sets *result to the sources of the backend, or to those that stand for it.
 function(attn_cuda_sources result)
-  set(absent ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/absent.c)
+  set(cuda_root ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda) # includes in device code start here
+  set(build_folder ${CMAKE_CURRENT_BINARY_DIR}/cuda)
   if(NOT ATTN_CUDA)
-    set(${result} ${absent} PARENT_SCOPE)
+    set(${result} ${cuda_root}/absent.c PARENT_SCOPE)
     return()
   endif()
-  set(cuda_folder ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/sm90)
-  set(build_folder ${CMAKE_CURRENT_BINARY_DIR}/cuda)
-  attn_cuda_read_variants(${cuda_folder}/forward/variants.txt ATTN_SM90 attn_sm90_ ${cuda_folder}/forward/forward.cu forward)
-  attn_cuda_read_variants(${cuda_folder}/backward/variants.txt ATTN_SM90_BACKWARD attn_sm90_backward_
-    ${cuda_folder}/backward/backward.cu backward)
-  file(CONFIGURE OUTPUT ${build_folder}/sm90_variants.def CONTENT "${forward}" @ONLY)
-  file(CONFIGURE OUTPUT ${build_folder}/sm90_backward_variants.def CONTENT "${backward}" @ONLY)
-  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/kernels.c APPEND PROPERTY INCLUDE_DIRECTORIES ${build_folder})
-  cmake_path(GET cuda_folder PARENT_PATH cuda_root) # includes in device code start here
-  file(GLOB_RECURSE cuda_texts CONFIGURE_DEPENDS ${cuda_folder}/*.h ${cuda_folder}/*.cu ${cuda_root}/common/*.h)
-  list(FILTER cuda_texts EXCLUDE REGEX "/host/")
+  file(GLOB_RECURSE cuda_texts CONFIGURE_DEPENDS ${cuda_root}/common/*.h)
+  attn_cuda_arch(sm90 90a)
+  if(ATTN_NVCC)
+    add_custom_target(attn_cubins DEPENDS ${cuda_fatbins})
+  endif()
   foreach(text IN LISTS cuda_texts)
     cmake_path(RELATIVE_PATH text BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
     string(MAKE_C_IDENTIFIER ${name} label)
     string(APPEND cuda_files "TEXT(attn_cuda_text_${label}, \"${name}\", \"${text}\")\n")
   endforeach()
-  if(ATTN_NVCC)
-    attn_cuda_each_variant(attn_cuda_unit)
-    file(GLOB units CONFIGURE_DEPENDS ${cuda_folder}/*.cu)
-    foreach(unit IN LISTS units)
-      cmake_path(RELATIVE_PATH unit BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
-      attn_cuda_unit(${name} ${unit} 8) # of which none is fast
-    endforeach()
-    add_custom_target(attn_cubins DEPENDS ${cuda_fatbins})
-  endif()
   set(list ${build_folder}/embedded.def)
   file(CONFIGURE OUTPUT ${list} CONTENT "${cuda_files}${cuda_images}" @ONLY)
-  file(GLOB sources CONFIGURE_DEPENDS src/cuda/*.c src/cuda/*/host/*.c)
-  list(REMOVE_ITEM sources ${absent})
+  file(GLOB sources CONFIGURE_DEPENDS ${cuda_root}/*.c ${cuda_root}/*/host/*.c)
+  list(REMOVE_ITEM sources ${cuda_root}/absent.c)
   if(ATTN_CUDA_DELAYS)
-    set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/unit.c APPEND PROPERTY COMPILE_DEFINITIONS
-      ATTN_CUDA_DELAYS)
+    set_property(SOURCE ${cuda_root}/unit.c APPEND PROPERTY COMPILE_DEFINITIONS ATTN_CUDA_DELAYS)
   endif()
-  set(embedded ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/embedded.c)
-  set_property(SOURCE ${embedded} APPEND PROPERTY OBJECT_DEPENDS "${list};${cuda_texts};${cuda_fatbins}")
-  set_property(SOURCE ${embedded} APPEND PROPERTY INCLUDE_DIRECTORIES ${build_folder})
+  set_property(SOURCE ${cuda_root}/embedded.c APPEND PROPERTY OBJECT_DEPENDS "${list};${cuda_texts};${cuda_fatbins}")
+  set_property(SOURCE ${cuda_root}/embedded.c ${cuda_root}/kernels.c APPEND PROPERTY INCLUDE_DIRECTORIES ${build_folder})
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
@@ -141,8 +148,8 @@ function(attn_cuda_reference source)
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/reference.fatbin)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR})
   add_custom_command(OUTPUT ${fatbin}
-    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${folder}/check/gpu/reference.cu -DFATBIN=${fatbin} -DSPILLS=0
-      -DSTRICT=${ATTN_WERROR} -DDEFINES=
+    COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${folder}/check/gpu/reference.cu -DFATBIN=${fatbin} -DTARGET=90a
+      -DSPILLS=0 -DSTRICT=${ATTN_WERROR} -DDEFINES=
       "-DOPTIONS=${cuda_compress},-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
       -P ${folder}/cmake/cubin.cmake
     DEPENDS ${folder}/check/gpu/reference.cu ${folder}/check/gpu/reference.h ${folder}/include/attn.h
