@@ -1,4 +1,5 @@
 #include <math.h>
+#include <stdio.h>
 
 #include "gpu.h"
 
@@ -15,7 +16,8 @@ static void overflows(const attn_cuda_kernel *k)
     }
 }
 
-/* Two and a half waves of equal Q tiles, five per head, or one and a quarter of packed heads: the last one is split. */
+/* Equal Q tiles, five per head, or one of packed heads: the KV tiles of those that full waves leave over are split, as
+ * the strategy says. */
 static void last_waves(const attn_cuda_kernel *k)
 {
     int sms = attn_cuda_machine_get()->device[0].multiprocessors;
@@ -23,6 +25,11 @@ static void last_waves(const attn_cuda_kernel *k)
     for (int i = 0; i < 4; i++) {
         attn_desc desc = { .batch = 2, .heads_q = heads, .heads_kv = i < 2 ? 1 : heads, .len_q = 4 * k->rows + 1 };
         attn_desc packed = { .batch = sms + sms / 4, .heads_q = 2, .heads_kv = 1, .len_q = 3 };
+        char strategy[96];
+        int over = i % 2 ? sms / 4 : (int)(10 * heads % sms);
+        snprintf(strategy, sizeof strategy, "split-kv=3,split-tail=%d,%s", over > 0 ? over : 1,
+                 i % 2 ? "pack-gqa" : "no-pack-gqa");
+        desc.strategy = packed.strategy = strategy;
         desc.flags = packed.flags = i < 2 ? 0 : ATTN_OUT_F32 | ATTN_SINK;
         desc.len_kv = packed.len_kv = 16 * k->keys - 3;
         check_kernel(k, i % 2 ? packed : desc, options_of(i + 1), true);
