@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "problem/desc.h"
+
 /* ---- factors and their levels; the first of each is its default ----------------------------- */
 
 static const int64_t lengths[][2] = {
@@ -40,6 +42,9 @@ enum { BIAS_NONE, BIAS_FULL, BIAS_DISTANCE, BIAS_HEAD_KEY, BIAS_BATCH_ROW, BIAS_
 static const attn_dtype bias_dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
 static const float dropouts[] = { 0, 0.1f, 0.5f, 0.9f };
 static const float scales[] = { 0, 0.11f };
+/* Slots of a page, and whether the table is of rows or of starts (width 0). Keys that bits are of. */
+static const int64_t pages[][2] = { { 0 }, { 16, 1 }, { 1, 0 }, { 7, 1 }, { 64, 0 }, { 300, 1 } };
+static const int64_t bits_keys[] = { 0, 13, 100 };
 enum { EACH_BATCH = 1, EACH_HEAD = 2, EACH_LEVELS = 4 }; /* of block lists and bits */
 
 /* X(factor, levels) */
@@ -62,6 +67,10 @@ enum { EACH_BATCH = 1, EACH_HEAD = 2, EACH_LEVELS = 4 }; /* of block lists and b
     X(BLOCK_LISTS, CHECK_BLOCKS_COUNT) \
     X(BLOCK_EACH, EACH_LEVELS)         \
     X(BITS, 1 + EACH_LEVELS)           \
+    X(BITS_KEYS, COUNT(bits_keys))     \
+    X(PAGES, COUNT(pages))             \
+    X(FIRST_KV, 2)                     \
+    X(POSITIONS, 2)                    \
     X(SOFTCAP, COUNT(softcaps))        \
     X(ALIBI, 3)                        \
     X(BIAS, BIAS_LEVELS)               \
@@ -108,9 +117,11 @@ static bool affordable(const uint8_t *level)
 /* An option of a feature needs the feature. */
 static bool owned(const uint8_t *level)
 {
-    static const uint8_t owners[][2] = {
-        { INTERVAL_HEADS, INTERVALS }, { BLOCK_LISTS, BLOCKS }, { BLOCK_EACH, BLOCKS }, { BIAS_DTYPE, BIAS }
-    };
+    static const uint8_t owners[][2] = { { INTERVAL_HEADS, INTERVALS },
+                                         { BLOCK_LISTS, BLOCKS },
+                                         { BLOCK_EACH, BLOCKS },
+                                         { BIAS_DTYPE, BIAS },
+                                         { BITS_KEYS, BITS } };
     for (size_t i = 0; i < sizeof owners / sizeof *owners; i++)
         if (is_set(level, owners[i][0]) && level[owners[i][1]] == 0) return false;
     return true;
@@ -154,11 +165,27 @@ static void set_sizes(const uint8_t *level, attn_desc *desc)
     if (level[DETERMINISTIC]) desc->flags |= ATTN_DETERMINISTIC;
 }
 
+/* Some pages more than are needed, or, of single slots, so few that sequences share them. */
+static void set_pages(const uint8_t *level, attn_desc *desc)
+{
+    if (!level[PAGES] || desc->direction == ATTN_BACKWARD) return;
+    int64_t size = pages[level[PAGES]][0], each = attn_ceil_div(desc->len_kv, size);
+    desc->flags |= ATTN_PAGED | ATTN_LENS_KV;
+    desc->page_size = size, desc->total_kv = 0;
+    desc->pages = size == 1 ? 1 + each : desc->batch * each + 3;
+    if (pages[level[PAGES]][1])
+        desc->table_width = each + 1;
+    else
+        desc->table_total = desc->batch * each + 2;
+}
+
 static void set_masks(const uint8_t *level, attn_desc *desc)
 {
     int64_t heads_kv = desc->heads_kv ? desc->heads_kv : desc->heads_q;
     if (level[CAUSAL]) desc->flags |= ATTN_CAUSAL;
     if (level[PREFIX]) desc->flags |= ATTN_PREFIX;
+    if (level[FIRST_KV]) desc->flags |= ATTN_FIRST_KV;
+    if (level[POSITIONS]) desc->flags |= ATTN_POSITIONS;
     if (level[WINDOW]) {
         desc->flags |= ATTN_WINDOW;
         desc->window_left = windows[level[WINDOW]][0], desc->window_right = windows[level[WINDOW]][1];
@@ -179,6 +206,7 @@ static void set_masks(const uint8_t *level, attn_desc *desc)
         desc->flags |= ATTN_BITS;
         desc->bits_batch = (level[BITS] - 1) & EACH_BATCH ? desc->batch : 1;
         desc->bits_heads = (level[BITS] - 1) & EACH_HEAD ? desc->heads_q : 1;
+        desc->bits_keys = bits_keys[level[BITS_KEYS]] < desc->len_kv ? bits_keys[level[BITS_KEYS]] : desc->len_kv;
     }
 }
 
@@ -227,6 +255,7 @@ void check_grid_case(const check_grid *grid, int number, attn_direction directio
     if (direction == ATTN_BACKWARD) shorten(desc);
     if (desc->flags & ATTN_VARLEN)
         desc->total_q = desc->batch * desc->len_q, desc->total_kv = desc->batch * desc->len_kv + 1;
+    set_pages(level, desc);
     set_masks(level, desc);
     set_scores(level, desc);
     *options = (check_options){

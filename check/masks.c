@@ -167,7 +167,7 @@ void check_fill_blocks(check_problem *problem, uint64_t *state)
 void check_fill_bits(check_problem *problem, uint64_t *state)
 {
     const attn_desc *desc = &problem->resolved;
-    int64_t rows = desc->bits_batch * desc->bits_heads * desc->len_q, pitch = attn_ceil_div(desc->len_kv, 8);
+    int64_t rows = desc->bits_batch * desc->bits_heads * desc->len_q, pitch = attn_bits_pitch(desc);
     uint8_t *bits = check_problem_allocate(problem, rows * pitch);
     problem->args.bits = bits;
     for (int64_t r = 0; r < rows; r++) {

@@ -33,11 +33,9 @@ static void add_masks(text *t, const attn_desc *d, const check_options *o)
     static const struct {
         uint32_t flag;
         const char *name;
-    } plain[] = { { ATTN_CAUSAL, "causal" },
-                  { ATTN_PREFIX, "prefix" },
-                  { ATTN_VARLEN, "varlen" },
-                  { ATTN_LENS_Q, "lens_q" },
-                  { ATTN_LENS_KV, "lens_kv" } };
+    } plain[] = { { ATTN_CAUSAL, "causal" },      { ATTN_PREFIX, "prefix" },   { ATTN_VARLEN, "varlen" },
+                  { ATTN_LENS_Q, "lens_q" },      { ATTN_LENS_KV, "lens_kv" }, { ATTN_FIRST_KV, "first_kv" },
+                  { ATTN_POSITIONS, "positions" } };
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         if (d->flags & plain[i].flag) add(t, " %s", plain[i].name);
     if (d->flags & ATTN_WINDOW) add(t, " window %lld,%lld", (long long)d->window_left, (long long)d->window_right);
@@ -50,6 +48,10 @@ static void add_masks(text *t, const attn_desc *d, const check_options *o)
             block_names[o->blocks], (long long)d->block_batch, (long long)d->block_heads);
     if (d->flags & ATTN_BITS)
         add(t, " bits batch %lld, heads %lld", (long long)d->bits_batch, (long long)d->bits_heads);
+    if (d->bits_keys) add(t, " of %lld keys", (long long)d->bits_keys);
+    if (d->flags & ATTN_PAGED)
+        add(t, " paged %lld x %lld, %s %lld", (long long)d->pages, (long long)d->page_size,
+            d->table_width ? "width" : "total", (long long)(d->table_width ? d->table_width : d->table_total));
 }
 
 static void add_scores(text *t, const attn_desc *d, const check_options *o)

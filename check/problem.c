@@ -97,6 +97,7 @@ void check_problem_lay_out(attn_desc *desc, const check_options *options)
     int64_t heads_kv = desc->heads_kv ? desc->heads_kv : desc->heads_q,
             dim_v = desc->dim_v ? desc->dim_v : desc->dim_qk;
     lay_out(desc->q_stride, layout, rows, desc->heads_q, desc->dim_qk);
+    if (desc->flags & ATTN_PAGED) keys = desc->page_size;
     lay_out(desc->k_stride, layout, keys, heads_kv, desc->dim_qk);
     lay_out(desc->v_stride, layout, keys, heads_kv, dim_v);
     check_layout out = layout == CHECK_REPEATED ? CHECK_PACKED : layout;
@@ -140,13 +141,36 @@ static int32_t *draw_lengths(check_problem *problem, uint64_t *state, int64_t mo
     return lens;
 }
 
+/* Rows that stand among the keys, before or behind them, of sequences that begin anywhere. A slope times a distance has
+ * 24 bits. */
+static void fill_positions(check_problem *problem, uint64_t *state)
+{
+    const attn_desc *desc = &problem->resolved;
+    int64_t *q = check_problem_allocate(problem, desc->batch * 8), *kv = NULL;
+    int64_t far = desc->flags & ATTN_ALIBI ? 1 << 12 : (int64_t)1 << 59;
+    if (check_chance(state, 70)) kv = check_problem_allocate(problem, desc->batch * 8);
+    for (int64_t b = 0; b < desc->batch; b++) {
+        attn_sequence seq = attn_sequence_of(&(attn_desc){ .flags = desc->flags & ~(uint32_t)ATTN_POSITIONS,
+                                                           .len_q = desc->len_q,
+                                                           .len_kv = desc->len_kv },
+                                             &problem->args, b);
+        int64_t reach = seq.len_kv + seq.len_q + 1, start = check_below(state, 1 << 20) - (1 << 19);
+        if (kv && check_chance(state, 10)) start = check_chance(state, 50) ? far - 2 * reach : 2 * reach - far;
+        if (kv) kv[b] = start;
+        q[b] = (kv ? start : 0) + seq.len_kv - seq.len_q;
+        if (check_chance(state, 60)) q[b] += check_below(state, reach) - reach / 2;
+        if (check_chance(state, 5)) q[b] = check_chance(state, 50) ? far : -far;
+    }
+    problem->args.position_q = q, problem->args.position_kv = kv;
+}
+
 static void fill_lengths(check_problem *problem, uint64_t *state)
 {
     const attn_desc *desc = &problem->resolved;
     attn_args *args = &problem->args;
     if (desc->flags & ATTN_VARLEN) {
         args->cu_lens_q = draw_starts(problem, state, desc->len_q, desc->total_q);
-        args->cu_lens_kv = draw_starts(problem, state, desc->len_kv, desc->total_kv);
+        if (!(desc->flags & ATTN_PAGED)) args->cu_lens_kv = draw_starts(problem, state, desc->len_kv, desc->total_kv);
     }
     if (desc->flags & ATTN_LENS_Q) args->lens_q = draw_lengths(problem, state, desc->len_q, args->cu_lens_q);
     if (desc->flags & ATTN_LENS_KV) args->lens_kv = draw_lengths(problem, state, desc->len_kv, args->cu_lens_kv);
@@ -156,6 +180,15 @@ static void fill_lengths(check_problem *problem, uint64_t *state)
             prefix[b] = draw_length(state, desc->len_kv);
         args->prefix = prefix;
     }
+    if (desc->flags & ATTN_FIRST_KV) {
+        int32_t *first = check_problem_allocate(problem, desc->batch * 4);
+        for (int64_t b = 0; b < desc->batch; b++)
+            first[b] = check_chance(state, 30) ? draw_length(state, desc->len_kv)
+                                               : (int32_t)check_below(state, 1 + desc->len_kv / 2);
+        args->first_kv = first;
+    }
+    if (desc->flags & ATTN_POSITIONS) fill_positions(problem, state);
+    if (desc->flags & ATTN_PAGED) check_fill_pages(problem, state);
 }
 
 /* ---- tensors ------------------------------------------------------------------------------- */
@@ -217,16 +250,18 @@ static void *fill_tensor(check_problem *problem, int tensor, uint64_t *state)
     attn_shape shape = attn_shape_of(desc);
     const int64_t *extent = tensor == TENSOR_Q ? shape.q : tensor == TENSOR_K ? shape.k : shape.v;
     const int64_t *stride = tensor == TENSOR_Q ? desc->q_stride : tensor == TENSOR_K ? desc->k_stride : desc->v_stride;
-    int64_t batch_stride = desc->flags & ATTN_VARLEN ? 0 : stride[0];
+    int64_t group = desc->heads_q / desc->heads_kv;
     void *base = check_problem_allocate_tensor(problem, desc->dtype, extent, stride);
     for (int64_t b = 0; b < desc->batch; b++) {
         attn_sequence seq = attn_sequence_of(desc, &problem->args, b);
         int64_t len = tensor == TENSOR_Q ? seq.len_q : seq.len_kv;
-        int64_t start = tensor == TENSOR_Q ? seq.start_q : seq.start_kv;
         for (int64_t i = 0; i < len; i++) {
-            int64_t at = b * batch_stride + (start + i) * stride[1];
-            for (int64_t h = 0; h < extent[2]; h++)
-                fill_row(problem, tensor, state, base, at + h * stride[2], i, len, extent[3]);
+            if (tensor != TENSOR_Q && !check_key_is_there(problem, b, i)) continue;
+            for (int64_t h = 0; h < extent[2]; h++) {
+                int64_t at = tensor == TENSOR_Q ? attn_row_at(desc, &problem->args, b, h, i, stride)
+                                                : attn_key_at(desc, &problem->args, b, h * group, i, stride);
+                fill_row(problem, tensor, state, base, at, i, len, extent[3]);
+            }
         }
     }
     return base;

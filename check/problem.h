@@ -80,7 +80,7 @@ typedef struct check_options {
     uint64_t seed;
 } check_options;
 
-enum { CHECK_BUFFERS = 30, CHECK_NAME = 64 };
+enum { CHECK_BUFFERS = 34, CHECK_NAME = 64 };
 
 /* What the backward writes; X(enumerator, argument). */
 #define CHECK_GRADIENT_LIST(X)      \
@@ -138,5 +138,9 @@ void check_fill_backward(check_problem *problem, uint64_t *state);
 void check_fill_intervals(check_problem *problem, uint64_t *state);
 void check_fill_blocks(check_problem *problem, uint64_t *state);
 void check_fill_bits(check_problem *problem, uint64_t *state);
+void check_fill_pages(check_problem *problem, uint64_t *state);
+
+/* Whether there is memory behind a key: not before first_kv, nor in a page that nobody may look at. */
+bool check_key_is_there(const check_problem *problem, int64_t batch, int64_t key);
 
 #endif

@@ -24,6 +24,9 @@ enum { LARGE_PERCENT = 3 };
 
 enum { LENGTH_MOST = 1 << 16 };
 
+/* What no kernel of a GPU takes. */
+static const uint32_t cpu_only = ATTN_PAGED | ATTN_FIRST_KV | ATTN_POSITIONS;
+
 static const uint32_t masks =
     ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS;
 
@@ -121,8 +124,31 @@ static const struct {
     CHECK_INTERVAL_LIST(INTERVAL)
 };
 
+/* A page table with room for every sequence, by rows where it was by rows. */
+static void settle_pages(attn_desc *d)
+{
+    if (d->direction == ATTN_BACKWARD) d->flags &= ~(uint32_t)ATTN_PAGED;
+    if (!(d->flags & ATTN_PAGED)) {
+        d->pages = d->page_size = d->table_width = d->table_total = 0;
+        return;
+    }
+    int64_t each = attn_ceil_div(d->len_kv, d->page_size), whole = d->batch * each;
+    d->flags |= ATTN_LENS_KV;
+    d->total_kv = 0;
+    if (d->table_width && (d->table_width < each || d->table_width > each + 9)) d->table_width = each + 1;
+    if (d->table_width)
+        d->table_total = 0;
+    else if (d->table_total < whole || d->table_total > whole + 9)
+        d->table_total = whole;
+    if (d->pages < 1 || d->pages > whole + 9) d->pages = whole + 1;
+    int64_t slot = heads_kv_of(d) * (d->dim_qk + dim_v_of(d));
+    if (d->pages > 2 * elements_limit / (d->page_size * slot))
+        d->pages = 2 * elements_limit / (d->page_size * slot) + 1;
+}
+
 void check_random_settle(attn_desc *d, check_options *o)
 {
+    settle_pages(d);
     if (intervals[o->interval].causal != !!(d->flags & ATTN_CAUSAL)) d->flags &= ~(uint32_t)ATTN_INTERVALS;
     int64_t b = d->batch, h = d->heads_q, heads_kv = heads_kv_of(d), i = d->len_q, j = d->len_kv;
     const int64_t whole[4] = { b, h, i, j };
@@ -133,7 +159,8 @@ void check_random_settle(attn_desc *d, check_options *o)
     if (!(d->flags & ATTN_INTERVALS)) d->interval_vectors = d->interval_heads = 0, o->interval = (check_interval)0;
     if (!(d->flags & ATTN_BLOCKS)) d->block_rows = d->block_keys = d->block_batch = d->block_heads = 0;
     if (!(d->flags & ATTN_BLOCKS)) o->blocks = (check_blocks)0;
-    if (!(d->flags & ATTN_BITS)) d->bits_batch = d->bits_heads = 0;
+    if (!(d->flags & ATTN_BITS)) d->bits_batch = d->bits_heads = d->bits_keys = 0;
+    if (d->bits_keys > j) d->bits_keys = j;
     if (!(d->flags & ATTN_ALIBI)) d->alibi_batch = 0;
     if (!(d->flags & ATTN_VARLEN)) d->total_q = d->total_kv = 0;
     if (d->flags & ATTN_VARLEN && o->layout == CHECK_REPEATED) o->layout = CHECK_PACKED;
@@ -152,7 +179,7 @@ void check_random_settle(attn_desc *d, check_options *o)
     if (d->bias_stride[2] < 0) d->bias_stride[1] = i + j;
     if (d->flags & ATTN_VARLEN) {
         if (d->total_q < i || d->total_q > b * i) d->total_q = b * i > i ? b * i : i;
-        if (d->total_kv < j || d->total_kv > b * j + 1) d->total_kv = b * j + 1;
+        if (!(d->flags & ATTN_PAGED) && (d->total_kv < j || d->total_kv > b * j + 1)) d->total_kv = b * j + 1;
     }
 }
 
@@ -168,7 +195,7 @@ static void bound(attn_desc *d, check_options *o)
         if (lists * (double)(d->block_batch * d->block_heads) > (double)table_most) d->block_batch = d->block_heads = 1;
         if (lists > (double)table_most) d->flags &= ~(uint32_t)ATTN_BLOCKS;
     }
-    int64_t pitch = attn_ceil_div(d->len_kv, 8) * d->len_q;
+    int64_t pitch = attn_bits_pitch(d) * d->len_q;
     if (d->bits_batch * d->bits_heads * pitch > 2 * table_most)
         d->bits_batch = d->bits_heads = d->flags & ATTN_BITS ? 1 : 0;
     if (pitch > 2 * table_most) d->flags &= ~(uint32_t)ATTN_BITS;
@@ -226,15 +253,28 @@ static void draw_bias(uint64_t *state, attn_desc *d, check_options *o)
     d->bias_stride[1] = d->len_q + d->len_kv, d->bias_stride[2] = -1, d->bias_stride[3] = 1; /* by distance */
 }
 
+/* Tables by rows and by starts; pools with pages to spare, or so small that sequences share pages. */
+static void draw_pages(uint64_t *state, attn_desc *d)
+{
+    static const int64_t sizes[] = { 1, 2, 16, 16, 32, 64, 64, 128, 256 };
+    d->page_size = check_chance(state, 70) ? PICK(state, sizes) : draw_length(state, 3000);
+    int64_t each = attn_ceil_div(d->len_kv, d->page_size);
+    if (check_chance(state, 50)) d->table_width = each + 1 + check_below(state, 3);
+    d->table_total = d->batch * each + check_below(state, 3);
+    d->pages = check_chance(state, 20) ? 1 + check_below(state, d->batch * each + 1) : d->batch * each + 3;
+}
+
 static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
 {
     static const int densities[] = { 0, 0, 5, 10, 20, 35 };
     static const float dropouts[] = { 0.1f, 0.25f, 0.5f, 0.9f, 0.001f }, softcaps[] = { 15, 0.7f, 50 };
     int density = PICK(state, densities), masked = 0;
-    for (uint32_t flag = 1; flag <= ATTN_DETERMINISTIC; flag <<= 1) {
+    for (uint32_t flag = 1; flag <= ATTN_POSITIONS; flag <<= 1) {
+        if (flag & cpu_only && d->device == ATTN_CUDA) continue;
         bool lengths = flag & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV);
         int chance = flag == ATTN_CAUSAL ? 40 : flag == ATTN_OUT_F32 || flag == ATTN_DETERMINISTIC ? 20 : density;
         if (lengths && chance < 10) chance = 8;
+        if (flag == ATTN_PAGED) chance = 25;
         if (!check_chance(state, chance) || (flag & masks && flag != ATTN_CAUSAL && masked == 3)) continue;
         d->flags |= flag;
         masked += (flag & masks) != 0;
@@ -247,7 +287,9 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     if (d->flags & ATTN_BITS) {
         d->bits_batch = check_chance(state, 50) ? d->batch : 1;
         d->bits_heads = check_chance(state, 50) ? d->heads_q : 1;
+        if (d->device == ATTN_CPU && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
     }
+    if (d->flags & ATTN_PAGED) draw_pages(state, d);
     if (d->flags & ATTN_SOFTCAP) d->softcap = PICK(state, softcaps);
     if (d->flags & ATTN_ALIBI) d->alibi_batch = check_chance(state, 50) ? d->batch : 1;
     if (d->flags & ATTN_BIAS) draw_bias(state, d, o);

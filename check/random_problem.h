@@ -36,7 +36,8 @@ typedef struct check_random_result {
 check_random_result check_random_run(const check_random_limits *limits, const attn_desc *desc,
                                      const check_options *options);
 
-/* Clears what belongs to flags that are not set, and makes tables fit the sizes: their extents are 1 or whole. */
+/* Clears what belongs to flags that are not set, and makes tables fit the sizes: their extents are 1 or whole, and page
+ * tables have room. */
 void check_random_settle(attn_desc *desc, check_options *options);
 
 /* A step of shrinking leaves something of a problem out or makes it smaller. There are check_shrink_steps of them.

@@ -33,6 +33,8 @@ static int64_t heads_kv_of(const attn_desc *d)
     X(group, set_heads(d, heads_kv_of(d), smaller(d->heads_q / heads_kv_of(d), how))) \
     X(len_q, d->len_q = smaller(d->len_q, how))                                       \
     X(len_kv, d->len_kv = smaller(d->len_kv, how))                                    \
+    X(page_size, d->page_size = smaller(d->page_size, how))                           \
+    X(pages, d->pages = smaller(d->pages, how))                                       \
     X(dim_qk, set_dims(d, smaller(d->dim_qk, how), d->dim_v ? d->dim_v : d->dim_qk))  \
     X(dim_v, set_dims(d, d->dim_qk, smaller(d->dim_v ? d->dim_v : d->dim_qk, how)))   \
     X(dims, set_dims(d, smaller(d->dim_qk, how), smaller(d->dim_v ? d->dim_v : d->dim_qk, how)))
@@ -53,12 +55,13 @@ static int64_t heads_kv_of(const attn_desc *d)
     X(threads, d->threads = d->threads ? 1 : 0)                                      \
     X(pool, d->parallel_for = NULL)                                                  \
     X(distance, memset(d->bias_stride, 0, sizeof d->bias_stride))                    \
+    X(bits_keys, d->bits_keys = 0)                                                   \
     X(bias_batch, d->bias_extent[0] = d->bias_extent[0] > 1 ? 1 : d->bias_extent[0]) \
     X(bias_heads, d->bias_extent[1] = d->bias_extent[1] > 1 ? 1 : d->bias_extent[1]) \
     X(bias_rows, d->bias_extent[2] = d->bias_extent[2] > 1 ? 1 : d->bias_extent[2])  \
     X(bias_keys, d->bias_extent[3] = d->bias_extent[3] > 1 ? 1 : d->bias_extent[3])
 
-enum { FLAGS = 17 };
+enum { FLAGS = 20 };
 
 #define ENUM(name, change) STEP_##name,
 enum { CHOICES(ENUM) CHOICE_STEPS };

@@ -42,7 +42,8 @@ static size of_keys(const check_problem *problem, const void *base, const int64_
     for (int64_t b = 0; b < d->batch; b++)
         for (int64_t h = 0; h < d->heads_q; h += d->heads_q / d->heads_kv)
             for (int64_t j = 0; j < attn_sequence_of(d, &problem->args, b).len_kv; j++)
-                measure_row(d->dtype, base, attn_key_at(d, &problem->args, b, h, j, stride), dim, &greatest);
+                if (check_key_is_there(problem, b, j))
+                    measure_row(d->dtype, base, attn_key_at(d, &problem->args, b, h, j, stride), dim, &greatest);
     return greatest;
 }
 
@@ -54,6 +55,9 @@ static double added_to_scores(const check_problem *problem)
     double slope = 0, bias = 0, distance = (double)(d->len_q > d->len_kv ? d->len_q : d->len_kv);
     for (int64_t i = 0; d->flags & ATTN_ALIBI && i < d->alibi_batch * d->heads_q; i++)
         slope = fmax(slope, fabs((double)a->alibi[i]));
+    for (int64_t b = 0; d->flags & ATTN_POSITIONS && b < d->batch; b++)
+        distance = fmax(distance, fabs((double)(a->position_q[b] - (a->position_kv ? a->position_kv[b] : 0))) +
+                                      (double)(d->len_q + d->len_kv));
     if (d->flags & ATTN_CHUNK) distance = fmin(distance, (double)d->chunk);
     const int64_t *extent = d->bias_extent, *stride = d->bias_stride;
     for (int64_t i = 0; d->flags & ATTN_BIAS && i < extent[0] * extent[1] * extent[2] * extent[3]; i++) {

@@ -44,6 +44,9 @@ int attn_features(const attn_feature **features)
         { ATTN_DROPOUT, "dropout" },
         { ATTN_OUT_F32, "f32 output" },
         { ATTN_DETERMINISTIC, "deterministic" },
+        { ATTN_PAGED, "paged keys" },
+        { ATTN_FIRST_KV, "first key" },
+        { ATTN_POSITIONS, "positions" },
     };
     *features = table;
     return (int)(sizeof table / sizeof *table);

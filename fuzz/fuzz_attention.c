@@ -53,9 +53,14 @@ static int64_t one_or(input *in, int64_t extent)
 
 static void take_masks(input *in, attn_desc *desc)
 {
-    desc->flags = (uint32_t)(take(in) | take(in) << 8 | take(in) << 16) & 0x1ffff;
+    desc->flags = (uint32_t)(take(in) | take(in) << 8 | take(in) << 16) & 0xfffff;
     if (desc->flags & ATTN_VARLEN)
         desc->total_q = wild(in, desc->len_q * 2), desc->total_kv = wild(in, desc->len_kv * 2);
+    if (desc->flags & ATTN_PAGED) {
+        desc->total_kv = wild(in, 0), desc->page_size = wild(in, 1 + below(in, 20));
+        desc->pages = wild(in, below(in, 40)), desc->table_width = wild(in, below(in, 2) * (1 + below(in, 80)));
+        desc->table_total = wild(in, desc->table_width ? 0 : 80 + below(in, 80));
+    }
     if (desc->flags & ATTN_WINDOW)
         desc->window_left = wild(in, below(in, 50)), desc->window_right = wild(in, below(in, 50));
     if (desc->flags & ATTN_CHUNK) desc->chunk = wild(in, 1 + below(in, 50));
@@ -66,7 +71,8 @@ static void take_masks(input *in, attn_desc *desc)
         desc->block_batch = one_or(in, desc->batch), desc->block_heads = one_or(in, desc->heads_q);
     }
     if (desc->flags & ATTN_BITS)
-        desc->bits_batch = one_or(in, desc->batch), desc->bits_heads = one_or(in, desc->heads_q);
+        desc->bits_batch = one_or(in, desc->batch), desc->bits_heads = one_or(in, desc->heads_q),
+        desc->bits_keys = wild(in, below(in, 2) * below(in, 80));
 }
 
 static void take_scores(input *in, attn_desc *desc)
@@ -85,8 +91,9 @@ static void take_scores(input *in, attn_desc *desc)
 /* Whether the tensors and tables take little memory: the descriptor's check comes before this, the work after. */
 static bool is_tiny(const attn_desc *d)
 {
-    int64_t sizes[] = { d->batch,  d->heads_q, d->heads_kv,    d->len_q,       d->len_kv,
-                        d->dim_qk, d->dim_v,   d->total_q / 2, d->total_kv / 2 };
+    int64_t sizes[] = { d->batch,     d->heads_q,     d->heads_kv,       d->len_q,        d->len_kv,
+                        d->dim_qk,    d->dim_v,       d->total_q / 2,    d->total_kv / 2, d->pages,
+                        d->page_size, d->table_width, d->table_total / 4 };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] < 0 || sizes[i] > 100) return false;
     return true;

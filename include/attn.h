@@ -18,11 +18,12 @@
  *   Tensors are (batch, row, head, dim) with unit stride in dim. Four zero strides mean packed; any
  *   other strides are taken as they are, in elements, 0 to repeat along an axis (inputs only).
  *   Query head i reads KV head i / (heads_q / heads_kv).
- *   Row i of a sequence has position t = i + len_kv - len_q among its keys (the last row sees the last key).
+ *   Row i of a sequence has position t = i + len_kv - len_q among its keys (the last row sees the last key), with
+ *   ATTN_POSITIONS t = i + position_q - position_kv.
  *   Score of a visible pair: s = scale q.k; softcap tanh(s / softcap); - alibi |t - j|; + bias; in this order.
  *   LSE is the natural logarithm of a row's sum of exponentials, f32, (batch, head, row), packed,
  *   before dropout, sink included. A row without a visible key has O = 0 and LSE = -inf (or its sink).
- *   Keys and values outside a sequence's length are never read into a result.
+ *   Keys and values outside a sequence's length, or before its first_kv, are never read into a result.
  *
  *   NaN and infinity show in every row that sees their key. Kernels multiply whole tiles, and 0 times NaN is NaN: so
  *   a NaN that a mask hides may show elsewhere, too. In the forward this holds for v; a hidden NaN in k reaches no
@@ -31,6 +32,13 @@
  *
  *   A bias of -inf hides its key. A finite bias beyond +-2^126 counts as +-2^126: a row that sees nothing but the
  *   least float (masks of other libraries) is the mean of v, and its LSE about -2^126.
+ *
+ *   ATTN_PAGED: k and v are pools of pages, (page, slot, head, dim) with the strides k_stride and v_stride: slots
+ * before heads or heads before slots. Key j of a sequence is slot j % page_size of the page whose id is entry j /
+ * page_size of the sequence's page table. Pages lie in any order, and sequences may share them. With ATTN_VARLEN only q
+ * is packed: total_kv is 0 and cu_lens_kv NULL. A page of which lengths, first_kv, causal, window, chunk and prefix
+ * hide every key from every row is gone: neither it nor its id is read, and the id may be anything, such as -1. Any
+ * other id out of range is an error. It is never taken as the nearest one: that is somebody else's page.
  *
  *   ATTN_BACKWARD computes the probabilities again, from q, k and the forward's lse, and turns the gradient of o (and
  *   of lse) into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory.
@@ -117,25 +125,28 @@ typedef enum attn_isa {
 } attn_isa;
 
 /* attn_desc.flags. A pair is visible if every mask leaves it; ATTN_PREFIX adds pairs. t is the row's position among
- * the keys. */
+ * the keys. Prefix, intervals, blocks, bits and bias count keys and rows from 0, whatever their positions. */
 enum {
-    ATTN_CAUSAL = 1 << 0,        /* key j visible iff j <= t */
-    ATTN_WINDOW = 1 << 1,        /* t - window_left <= j <= t + window_right; -1 is unbounded */
-    ATTN_CHUNK = 1 << 2,         /* floor(t/chunk) == floor(j/chunk) */
-    ATTN_PREFIX = 1 << 3,        /* keys j < prefix[batch] are visible too (in union with causal and window) */
-    ATTN_INTERVALS = 1 << 4,     /* FlashMask: each key names the rows that do not see it */
-    ATTN_BLOCKS = 1 << 5,        /* block-sparse: for each block of rows, a list of visible blocks of keys */
-    ATTN_BITS = 1 << 6,          /* one bit per pair */
-    ATTN_VARLEN = 1 << 7,        /* sequences packed back to back: cu_lens_q, cu_lens_kv */
-    ATTN_LENS_Q = 1 << 8,        /* used query rows of each sequence: lens_q */
-    ATTN_LENS_KV = 1 << 9,       /* used keys of each sequence: lens_kv */
-    ATTN_SOFTCAP = 1 << 10,      /* s = softcap tanh(s / softcap) */
-    ATTN_ALIBI = 1 << 11,        /* s -= alibi[head] |t - j| */
-    ATTN_BIAS = 1 << 12,         /* s += bias */
-    ATTN_SINK = 1 << 13,         /* one more logit per head, in the denominator only */
-    ATTN_DROPOUT = 1 << 14,      /* probabilities dropped at dropout_p, the others scaled up */
-    ATTN_OUT_F32 = 1 << 15,      /* o and all gradients are f32 whatever dtype is; without it they have dtype */
-    ATTN_DETERMINISTIC = 1 << 16 /* the same bits from run to run and for any number of threads */
+    ATTN_CAUSAL = 1 << 0,         /* key j visible iff j <= t */
+    ATTN_WINDOW = 1 << 1,         /* t - window_left <= j <= t + window_right; -1 is unbounded */
+    ATTN_CHUNK = 1 << 2,          /* floor(t/chunk) == floor(j/chunk); ATTN_POSITIONS: with position_kv added to both */
+    ATTN_PREFIX = 1 << 3,         /* keys j < prefix[batch] are visible too (in union with causal and window) */
+    ATTN_INTERVALS = 1 << 4,      /* FlashMask: each key names the rows that do not see it */
+    ATTN_BLOCKS = 1 << 5,         /* block-sparse: for each block of rows, a list of visible blocks of keys */
+    ATTN_BITS = 1 << 6,           /* one bit per pair */
+    ATTN_VARLEN = 1 << 7,         /* sequences packed back to back: cu_lens_q, cu_lens_kv */
+    ATTN_LENS_Q = 1 << 8,         /* used query rows of each sequence: lens_q */
+    ATTN_LENS_KV = 1 << 9,        /* used keys of each sequence: lens_kv */
+    ATTN_SOFTCAP = 1 << 10,       /* s = softcap tanh(s / softcap) */
+    ATTN_ALIBI = 1 << 11,         /* s -= alibi[head] |t - j| */
+    ATTN_BIAS = 1 << 12,          /* s += bias */
+    ATTN_SINK = 1 << 13,          /* one more logit per head, in the denominator only */
+    ATTN_DROPOUT = 1 << 14,       /* probabilities dropped at dropout_p, the others scaled up */
+    ATTN_OUT_F32 = 1 << 15,       /* o and all gradients are f32 whatever dtype is; without it they have dtype */
+    ATTN_DETERMINISTIC = 1 << 16, /* the same bits from run to run and for any number of threads */
+    ATTN_PAGED = 1 << 17,         /* k and v lie in pages: page_table; needs ATTN_LENS_KV; forward only */
+    ATTN_FIRST_KV = 1 << 18,      /* keys j < first_kv[batch] are not visible (left padding, eviction) */
+    ATTN_POSITIONS = 1 << 19      /* rows and keys have positions of their own: position_q, position_kv */
 };
 
 /* Runs task(arg, 0) ... task(arg, tasks - 1), each once, at once or in turn, and returns when all
@@ -195,6 +206,14 @@ typedef struct attn_desc {
      * device or direction, or one twice, is ATTN_INVALID; what this problem or kernel cannot do, ATTN_UNSUPPORTED.
      * The planner decides the rest. */
     const char *strategy;
+
+    /* ATTN_PAGED: pages of each pool, and slots of a page, any number from 1. page_table has room for table_width ids
+     * of each sequence; or, where that is 0, for table_total ids, and page_starts says whose they are. */
+    int64_t pages, page_size, table_width, table_total;
+
+    /* ATTN_BITS: 0: bits of all keys. Else bits of the last bits_keys keys of each sequence (those before it are
+     * visible as far as bits go): a tree of draft tokens after a long context. */
+    int64_t bits_keys;
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -287,7 +306,7 @@ typedef struct attn_args {
     const int32_t *block_partial_count, *block_partial;
 
     /* ATTN_BITS: (bits_batch, bits_heads, len_q, ceil(len_kv / 8)) bytes; bit j % 8 of byte j / 8: key j is
-     * visible. */
+     * visible. With bits_keys: ceil(bits_keys / 8) bytes; bit j is of the sequence's key lens_kv - bits_keys + j. */
     const uint8_t *bits;
 
     const float *alibi;   /* ATTN_ALIBI: (alibi_batch, heads_q) slopes, finite */
@@ -312,6 +331,17 @@ typedef struct attn_args {
      * 64-bit integers will do, signed ones too, as PyTorch keeps its generator's seed and offset. */
     const uint64_t *seed_at;        /* in place of seed */
     const uint64_t *seed_offset_at; /* its low 32 bits are added to seed_offset, modulo 2^32 */
+
+    /* ATTN_PAGED: page ids, 0 to pages - 1: (batch, table_width). Or, where table_width is 0, those of sequence b from
+     * page_starts[b] to page_starts[b + 1]: page_starts (batch + 1) begins with 0, never falls and ends at table_total
+     * at most. */
+    const int32_t *page_table, *page_starts;
+
+    const int32_t *first_kv; /* ATTN_FIRST_KV: (batch): 0 to len_kv */
+
+    /* ATTN_POSITIONS: (batch) each, -2^59 to 2^59: the position of row 0 and of key 0. They replace len_kv - len_q and
+     * 0 for causal, window, chunk and ALiBi, as where a cache was cut. position_kv = NULL: 0. */
+    const int64_t *position_q, *position_kv;
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses; NULL where that

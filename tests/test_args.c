@@ -23,7 +23,7 @@ enum {
 
 typedef struct arrays {
     float q[TOTAL_Q * HEADS * DIM], k[TOTAL_KV * HEADS * DIM], v[TOTAL_KV * HEADS * DIM];
-    int32_t cu_lens_q[BATCH + 1], cu_lens_kv[BATCH + 1], lens_q[BATCH], lens_kv[BATCH], prefix[BATCH];
+    int32_t cu_lens_q[BATCH + 1], cu_lens_kv[BATCH + 1], lens_q[BATCH], lens_kv[BATCH], prefix[BATCH], first_kv[BATCH];
     int32_t intervals[BATCH * HEADS * LEN_KV * 2];
     int32_t full_count[LINES], full[LINES * COLUMNS], partial_count[LINES], partial[LINES * COLUMNS];
     uint8_t bits[BATCH * HEADS * LEN_Q * 2];
@@ -33,6 +33,7 @@ typedef struct arrays {
     float grad_q[TOTAL_Q * HEADS * DIM], grad_k[TOTAL_KV * HEADS * DIM], grad_v[TOTAL_KV * HEADS * DIM];
     float grad_bias[LEN_Q * LEN_KV], grad_alibi[BATCH * HEADS], grad_sink[HEADS];
     _Alignas(8) uint64_t seed, seed_offset;
+    int64_t position_q[BATCH], position_kv[BATCH];
 } arrays;
 
 typedef struct world {
@@ -48,7 +49,7 @@ static world *create(attn_direction direction, uint32_t without)
         .dtype = ATTN_F32, .batch = BATCH, .heads_q = HEADS, .len_q = LEN_Q, .len_kv = LEN_KV, .dim_qk = DIM
     };
     d.direction = direction;
-    d.flags = ((ATTN_DETERMINISTIC << 1) - 1) & ~without;
+    d.flags = ((ATTN_POSITIONS << 1) - 1) & ~ATTN_PAGED & ~without;
     if (d.flags & ATTN_VARLEN) d.total_q = TOTAL_Q, d.total_kv = TOTAL_KV;
     if (d.flags & ATTN_CHUNK) d.chunk = 4;
     if (d.flags & ATTN_INTERVALS) d.interval_vectors = 2, d.interval_heads = HEADS;
@@ -103,7 +104,12 @@ static world *create(attn_direction direction, uint32_t without)
                           a->grad_alibi,
                           a->grad_sink,
                           &a->seed,
-                          &a->seed_offset };
+                          &a->seed_offset,
+                          NULL,
+                          NULL,
+                          a->first_kv,
+                          a->position_q,
+                          a->position_kv };
     return &w;
 }
 
@@ -147,6 +153,8 @@ static void whole_problems_pass(void **state)
     ACCEPTED(0, g->block_partial = g->block_partial_count = NULL);
     ACCEPTED(ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS, g->intervals = g->block_full = g->block_full_count = NULL,
              g->block_partial = g->block_partial_count = NULL, g->bits = NULL);
+    ACCEPTED(0, g->position_kv = NULL, a->first_kv[0] = LEN_KV);
+    ACCEPTED(ATTN_FIRST_KV | ATTN_POSITIONS, g->first_kv = NULL, g->position_q = g->position_kv = NULL);
     ACCEPTED(ATTN_LENS_Q | ATTN_LENS_KV | ATTN_PREFIX, g->lens_q = g->lens_kv = g->prefix = NULL);
     ACCEPTED(ATTN_DROPOUT, g->seed_at = g->seed_offset_at = NULL); /* seed and seed_offset stay 1 */
     ACCEPTED(0, g->seed_at = g->seed_offset_at = NULL);
@@ -188,6 +196,11 @@ static void missing_flags_are_named(void **state)
         POINTER(sink, ATTN_SINK),
         POINTER(seed_at, ATTN_DROPOUT),
         POINTER(seed_offset_at, ATTN_DROPOUT),
+        POINTER(page_table, ATTN_PAGED),
+        POINTER(page_starts, ATTN_PAGED),
+        POINTER(first_kv, ATTN_FIRST_KV),
+        POINTER(position_q, ATTN_POSITIONS),
+        POINTER(position_kv, ATTN_POSITIONS),
         POINTER(grad_bias, ATTN_BIAS),
         POINTER(grad_alibi, ATTN_ALIBI),
         POINTER(grad_sink, ATTN_SINK),
@@ -239,6 +252,8 @@ static void missing_arrays_are_named(void **state)
     REFUSED(0, "lens_q is NULL, but has elements", g->lens_q = NULL);
     REFUSED(0, "lens_kv is NULL, but has elements", g->lens_kv = NULL);
     REFUSED(0, "prefix is NULL, but has elements", g->prefix = NULL);
+    REFUSED(0, "first_kv is NULL, but has elements", g->first_kv = NULL);
+    REFUSED(0, "position_q is NULL, but has elements", g->position_q = NULL);
     REFUSED(0, "intervals is NULL, but has elements", g->intervals = NULL);
     REFUSED(0, "bits is NULL, but has elements", g->bits = NULL);
     REFUSED(0, "alibi is NULL, but has elements", g->alibi = NULL);
@@ -279,6 +294,7 @@ static const part parts[] = {
     PART(lens_q, lens_q),
     PART(lens_kv, lens_kv),
     PART(prefix, prefix),
+    PART(first_kv, first_kv),
     PART(intervals, intervals),
     PART(block_full_count, full_count),
     PART(block_full, full),
@@ -395,6 +411,13 @@ static void lengths_are_checked(void **state)
     REFUSED(0, "lens_kv[1] = 9 exceeds the sequence's share of cu_lens = 8", a->lens_kv[1] = 9);
     REFUSED(0, "prefix[2] = 13 exceeds len_kv = 12", a->prefix[2] = 13);
     REFUSED(0, "prefix[0] = -1 is below 0", a->prefix[0] = -1);
+    REFUSED(0, "first_kv[1] = 13 exceeds len_kv = 12", a->first_kv[1] = 13);
+    REFUSED(0, "first_kv[2] = -1 is below 0", a->first_kv[2] = -1);
+    REFUSED(0, "position_q[2] = 576460752303423489 is not in -2^59 to 2^59", a->position_q[2] = (INT64_C(1) << 59) + 1);
+    REFUSED(0, "position_kv[0] = -9223372036854775808 is not in", a->position_kv[0] = INT64_MIN);
+    ACCEPTED(0, a->position_q[0] = INT64_C(1) << 59, a->position_kv[1] = -(INT64_C(1) << 59));
+    REFUSED(0, "position_q = ", g->position_q = (int64_t *)((char *)a->position_q + 4));
+    REFUSED(0, "is not aligned to its elements of 8 bytes", g->position_kv = (int64_t *)((char *)a->position_kv + 4));
 }
 
 static void lengths_without_varlen_are_checked(void **state)
@@ -413,6 +436,90 @@ static void lengths_without_varlen_are_checked(void **state)
     lens_q[0] = 3, lens_kv[1] = 7;
     assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
     assert_string_equal(attn_error(), "lens_kv[1] = 7 exceeds len_kv = 6");
+}
+
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+/* Three sequences of 7, 0 and 12 keys in pages of 4; entries that are not looked at are no page's. */
+typedef struct paged {
+    attn_desc desc;
+    attn_args args;
+    int32_t lens[3], table[3][3], starts[4], lens_q[3];
+    float q[6], o[6], pool[20];
+} paged;
+
+static paged *create_paged(bool by_starts)
+{
+    static paged p;
+    attn_desc d = { .dtype = ATTN_F32, .flags = ATTN_PAGED | ATTN_LENS_KV | ATTN_LENS_Q, .batch = 3 };
+    d.heads_q = 1, d.len_q = 2, d.len_kv = 12, d.dim_qk = 1, d.pages = 5, d.page_size = 4;
+    d.table_width = by_starts ? 0 : 3, d.table_total = by_starts ? 9 : 0;
+    p = (paged){ .lens = { 7, 0, 12 }, .table = { { 4, 0, -1 }, { -1, 9, 9 }, { 1, 2, 1 } }, .starts = { 0, 3, 6, 9 } };
+    p.lens_q[0] = p.lens_q[1] = p.lens_q[2] = 2;
+    p.args = (attn_args){ .q = p.q, .k = p.pool, .v = p.pool, .o = p.o, .lens_q = p.lens_q, .lens_kv = p.lens };
+    p.args.page_table = p.table[0], p.args.page_starts = by_starts ? p.starts : NULL;
+    assert_ok(attn_desc_resolve(&p.desc, &d, sizeof d));
+    return &p;
+}
+
+#define PAGES_ARE(by_starts, text, ...)                                                                 \
+    do {                                                                                                \
+        paged *p = create_paged(by_starts);                                                             \
+        __VA_ARGS__;                                                                                    \
+        attn_status status = attn_args_check(&p->desc, &p->args);                                       \
+        if ((status != ATTN_OK) != (text != NULL) || (text && !strstr(attn_error(), text ? text : ""))) \
+            fail_msg("line %d: %s \"%s\"", __LINE__, attn_status_name(status), attn_error());           \
+    } while (0)
+
+/* Every id that is read is one of the pool's; no other is looked at. */
+static void pages_are_checked(void **state)
+{
+    (void)state;
+    const char *right = NULL;
+    for (int starts = 0; starts < 2; starts++) {
+        PAGES_ARE(starts, right, (void)0);
+        PAGES_ARE(starts, "page_table: sequence 0, entry 1 = 5 is no page of 0 to 4", p->table[0][1] = 5);
+        PAGES_ARE(starts, "page_table: sequence 0, entry 0 = -1 is no page of 0 to 4", p->table[0][0] = -1);
+        PAGES_ARE(starts, "page_table: sequence 2, entry 2 = -2147483648 is no", p->table[2][2] = INT32_MIN);
+        PAGES_ARE(starts, "page_table: sequence 0, entry 2 = -1 is no page", p->lens[0] = 9);
+        PAGES_ARE(starts, right, p->lens[0] = 8);
+        PAGES_ARE(starts, right, p->lens_q[2] = 0, p->table[2][0] = 77); /* no row that could see a key */
+        PAGES_ARE(starts, "lens_kv[2] = 13 exceeds len_kv = 12", p->lens[2] = 13);
+        PAGES_ARE(starts, "page_table is NULL, but has elements", p->args.page_table = NULL);
+    }
+    PAGES_ARE(false, "page_starts = 0x", p->args.page_starts = p->starts);
+    PAGES_ARE(true, "page_starts is NULL, but has elements", p->args.page_starts = NULL);
+    PAGES_ARE(true, "page_starts[0] = 1 is not 0", p->starts[0] = 1);
+    PAGES_ARE(true, "page_starts[2] = 2 is below page_starts[1] = 3", p->starts[2] = 2);
+    PAGES_ARE(true, "page_starts[3] = 10 exceeds table_total = 9", p->starts[3] = 10);
+    PAGES_ARE(true, "page_starts gives sequence 2 2 pages, but lens_kv[2] = 12 needs 3", p->starts[2] = 7);
+    PAGES_ARE(true, "page_starts[1] = -2 is below page_starts[0] = 0", p->starts[1] = -2);
+}
+
+/* Pages that a window, a chunk or first_kv leaves to no row are gone; those of a prefix stay. */
+static void pages_that_nobody_sees_are_not_looked_at(void **state)
+{
+    (void)state;
+    const char *right = NULL, *first = "sequence 2, entry 0 = -1", *second = "sequence 2, entry 1 = -1";
+#define WINDOW(left) p->desc.flags |= ATTN_CAUSAL | ATTN_WINDOW, p->desc.window_left = left
+    PAGES_ARE(false, right, WINDOW(2), p->table[2][0] = p->table[2][1] = -1);
+    PAGES_ARE(false, second, WINDOW(3), p->table[2][0] = p->table[2][1] = -1); /* row 0 is at 10 and sees key 7 */
+    PAGES_ARE(false, right, WINDOW(6), p->table[2][0] = -1);
+    PAGES_ARE(false, first, WINDOW(7), p->table[2][0] = -1);
+    int32_t prefix[3] = { 0, 0, 1 }, first_kv[3] = { 0, 0, 4 };
+    int64_t position[3] = { 0, 0, 3 };
+    PAGES_ARE(false, right, WINDOW(2), p->table[2][1] = -1, p->desc.flags |= ATTN_PREFIX, p->args.prefix = prefix);
+    PAGES_ARE(false, first, WINDOW(2), p->table[2][0] = -1, p->desc.flags |= ATTN_PREFIX, p->args.prefix = prefix);
+    PAGES_ARE(false, right, p->table[2][0] = -1, p->desc.flags |= ATTN_FIRST_KV, p->args.first_kv = first_kv);
+    first_kv[2] = 3;
+    PAGES_ARE(false, first, p->table[2][0] = -1, p->desc.flags |= ATTN_FIRST_KV, p->args.first_kv = first_kv);
+    PAGES_ARE(false, right, p->table[2][0] = p->table[2][1] = -1, p->desc.flags |= ATTN_CHUNK, p->desc.chunk = 8);
+    PAGES_ARE(false, second, p->table[2][1] = -1, p->desc.flags |= ATTN_CHUNK | ATTN_POSITIONS, p->desc.chunk = 8,
+              p->args.position_q = position); /* rows at 3 and 4 */
+    position[2] = 2;
+    PAGES_ARE(false, right, p->table[2][1] = p->table[2][2] = -1, p->desc.flags |= ATTN_CAUSAL | ATTN_POSITIONS,
+              p->args.position_q = position); /* rows at 2 and 3 */
+#undef WINDOW
 }
 
 static void blocks_are_checked(void **state)
@@ -477,6 +584,8 @@ int main(void)
         cmocka_unit_test(strides_widen_arrays),
         cmocka_unit_test(lengths_are_checked),
         cmocka_unit_test(lengths_without_varlen_are_checked),
+        cmocka_unit_test(pages_are_checked),
+        cmocka_unit_test(pages_that_nobody_sees_are_not_looked_at),
         cmocka_unit_test(blocks_are_checked),
         cmocka_unit_test(logits_are_checked),
         cmocka_unit_test(every_interval_is_checked),

@@ -26,6 +26,25 @@ static void plans_need_a_context(void **state)
     refused(attn_plan_create(&plan, &desc), ATTN_INVALID, "no CUDA context is current on this thread");
 }
 
+/* What only the CPU computes is refused by name, not ignored. */
+static void what_is_not_there_yet_is_refused(void **state)
+{
+    (void)state;
+    static const uint32_t flags[] = { ATTN_PAGED | ATTN_LENS_KV, ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
+    static const char *const names[] = { "ATTN_PAGED is", "ATTN_FIRST_KV is", "ATTN_POSITIONS is", "bits_keys is" };
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < COUNT(flags); i++) {
+        attn_plan *plan;
+        attn_desc desc = small();
+        desc.flags = flags[i];
+        if (i == 0) desc.pages = 1, desc.page_size = desc.len_kv, desc.table_width = 1;
+        if (i == 3) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
+        refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, names[i]);
+        refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "not there yet on a GPU");
+    }
+    end_context(context);
+}
+
 static void kernels_are_loaded_once_a_context(void **state)
 {
     (void)state;
@@ -482,14 +501,23 @@ int main(int argc, char **argv)
     const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
     const struct CMUnitTest old[] = { cmocka_unit_test(other_devices_are_refused) };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_need_a_context),          cmocka_unit_test(kernels_are_loaded_once_a_context),
-        cmocka_unit_test(plans_run_in_their_context),    cmocka_unit_test(forward_runs_only_launch),
-        cmocka_unit_test(backward_runs_only_launch),     cmocka_unit_test(seeds_are_read_by_kernels),
-        cmocka_unit_test(empty_problems_launch_nothing), cmocka_unit_test(clusters_are_launched_whole),
-        cmocka_unit_test(every_layout_is_taken),         cmocka_unit_test(threads_share_plans_and_kernels),
-        cmocka_unit_test(last_waves_are_merged),         cmocka_unit_test(parts_take_any_address),
-        cmocka_unit_test(features_find_their_kernels),   cmocka_unit_test(wrong_wishes_are_refused),
-        cmocka_unit_test(parameters_say_it_all),         cmocka_unit_test(forward_passes_words_on),
+        cmocka_unit_test(plans_need_a_context),
+        cmocka_unit_test(what_is_not_there_yet_is_refused),
+        cmocka_unit_test(kernels_are_loaded_once_a_context),
+        cmocka_unit_test(plans_run_in_their_context),
+        cmocka_unit_test(forward_runs_only_launch),
+        cmocka_unit_test(backward_runs_only_launch),
+        cmocka_unit_test(seeds_are_read_by_kernels),
+        cmocka_unit_test(empty_problems_launch_nothing),
+        cmocka_unit_test(clusters_are_launched_whole),
+        cmocka_unit_test(every_layout_is_taken),
+        cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(last_waves_are_merged),
+        cmocka_unit_test(parts_take_any_address),
+        cmocka_unit_test(features_find_their_kernels),
+        cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(parameters_say_it_all),
+        cmocka_unit_test(forward_passes_words_on),
         cmocka_unit_test(backward_passes_words_on),
     };
     cuda_begin();

@@ -19,12 +19,19 @@ static attn_desc plain(void)
 static attn_desc loaded(void)
 {
     attn_desc d = plain();
-    d.flags = (ATTN_DETERMINISTIC << 1) - 1;
+    d.flags = ((ATTN_POSITIONS << 1) - 1) & ~ATTN_PAGED;
     d.total_q = 9, d.total_kv = 11, d.dim_v = 8, d.scale = 0.5f, d.softcap = 30, d.dropout_p = 0.25f;
     d.window_left = 3, d.window_right = -1, d.chunk = 4, d.interval_vectors = 2, d.interval_heads = 4;
     d.block_rows = 2, d.block_keys = 3, d.block_batch = 1, d.block_heads = 12, d.bits_batch = 2, d.bits_heads = 1;
     d.alibi_batch = 2, d.bias_dtype = ATTN_F16, d.isa = ATTN_ISA_PORTABLE, d.threads = 3;
     d.bias_extent[0] = 1, d.bias_extent[1] = 12, d.bias_extent[2] = 5, d.bias_extent[3] = 7;
+    return d;
+}
+
+static attn_desc paged(void)
+{
+    attn_desc d = plain();
+    d.flags = ATTN_PAGED | ATTN_LENS_KV, d.pages = 10, d.page_size = 3, d.table_width = 3;
     return d;
 }
 
@@ -168,7 +175,7 @@ static void kinds_are_checked(void **state)
     REFUSED(plain, INVALID, "device = 7 is not ATTN_CPU", d.device = (attn_device)7);
     REFUSED(plain, INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.threads = 1);
     REFUSED(plain, INVALID, "isa is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.isa = ATTN_ISA_PORTABLE);
-    REFUSED(plain, INVALID, "flags = 0x20001 has unknown bits 0x20000", d.flags = 0x20001);
+    REFUSED(plain, INVALID, "flags = 0x100001 has unknown bits 0x100000", d.flags = 0x100001);
     REFUSED(plain, INVALID, "flags = 0x80000000 has unknown bits 0x80000000", d.flags = 0x80000000);
     REFUSED(plain, INVALID, "isa = 9 is not an attn_isa", d.isa = (attn_isa)9);
     REFUSED(plain, INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
@@ -264,6 +271,40 @@ static void masks_are_checked(void **state)
     REFUSED(plain, INVALID, "bits_heads = 1 needs ATTN_BITS", d.bits_heads = 1);
     REFUSED(loaded, INVALID, "bits_batch = 0 is neither 1 nor batch = 2", d.bits_batch = 0);
     REFUSED(loaded, INVALID, "bits_heads = -1 is neither 1 nor heads_q = 12", d.bits_heads = -1);
+}
+
+static void pages_are_checked(void **state)
+{
+    (void)state;
+    static const int64_t packed[4] = { 3 * 4 * 16, 4 * 16, 16, 1 };
+    attn_desc given = paged(), whole;
+    assert_ok(attn_desc_resolve(&whole, &given, sizeof given));
+    assert_memory_equal(whole.k_stride, packed, sizeof packed);
+    assert_memory_equal(whole.v_stride, packed, sizeof packed);
+    ACCEPTED(paged, d.pages = 0, d.page_size = INT32_MAX - 64, d.table_width = 1);
+    ACCEPTED(paged, d.pages = INT32_MAX, d.page_size = 1, d.table_width = 7);
+    ACCEPTED(paged, d.table_width = 0, d.table_total = 3);
+    ACCEPTED(paged, d.len_kv = 0, d.table_width = 0);
+    ACCEPTED(paged, d.flags |= ATTN_VARLEN, d.total_q = 9);
+    ACCEPTED(paged, set4(d.k_stride, 4 * 3 * 16, 16, 3 * 16, 1)); /* heads before slots */
+    REFUSED(plain, INVALID, "pages = 1 needs ATTN_PAGED", d.pages = 1);
+    REFUSED(plain, INVALID, "page_size = 1 needs ATTN_PAGED", d.page_size = 1);
+    REFUSED(plain, INVALID, "table_width = 1 needs ATTN_PAGED", d.table_width = 1);
+    REFUSED(plain, INVALID, "table_total = 1 needs ATTN_PAGED", d.table_total = 1);
+    REFUSED(plain, INVALID, "bits_keys = 1 needs ATTN_BITS", d.bits_keys = 1);
+    REFUSED(loaded, INVALID, "bits_keys = 8 exceeds len_kv = 7", d.bits_keys = 8);
+    REFUSED(loaded, INVALID, "bits_keys = -1 is not in 0 to", d.bits_keys = -1);
+    REFUSED(paged, INVALID, "pages = -1 is not in 0 to 2147483647", d.pages = -1);
+    REFUSED(paged, INVALID, "page_size = 0 is not in 1 to 2147483583", d.page_size = 0);
+    REFUSED(paged, INVALID, "table_width = -1 is not in 0 to", d.table_width = -1);
+    REFUSED(paged, INVALID, "ATTN_PAGED needs ATTN_LENS_KV", d.flags &= ~ATTN_LENS_KV);
+    REFUSED(paged, INVALID, "table_width = 2 pages of 3 keys hold less than len_kv = 7 keys", d.table_width = 2);
+    REFUSED(paged, INVALID, "table_total = 2 pages of 3 keys hold less", d.table_width = 0, d.table_total = 2);
+    REFUSED(paged, INVALID, "table_total = 9 is not 0, as table_width = 3 needs it", d.table_total = 9);
+    REFUSED(paged, INVALID, "total_kv = 7 is not 0: with ATTN_PAGED no keys are packed", d.flags |= ATTN_VARLEN,
+            d.total_q = 9, d.total_kv = 7);
+    REFUSED(paged, UNSUPPORTED, "direction = ATTN_BACKWARD: ATTN_PAGED is", d.direction = ATTN_BACKWARD);
+    REFUSED(paged, INVALID, "k: the offsets of its 2147483647 x", d.pages = INT32_MAX, d.page_size = INT32_MAX - 64);
 }
 
 static void biases_are_checked(void **state)
@@ -449,6 +490,7 @@ int main(void)
         cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(numbers_are_checked),
         cmocka_unit_test(masks_are_checked),
+        cmocka_unit_test(pages_are_checked),
         cmocka_unit_test(biases_are_checked),
         cmocka_unit_test(strides_are_checked),
         cmocka_unit_test(gradients_are_checked),

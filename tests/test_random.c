@@ -60,10 +60,12 @@ static void everything_is_drawn(void **state)
     enum { FEW_ROWS, FEW_KEYS, EMPTY, NAMED, PLANNED, STRIDED, SHIFTED, UNEQUAL, MANY_HEADS, TILE_EDGE, SHAPES };
     int shapes[SHAPES] = { 0 }, layouts[CHECK_LAYOUT_COUNT] = { 0 }, data[CHECK_DATA_COUNT] = { 0 };
     int kinds[2][4] = { { 0 } };
-    uint32_t flags[2] = { 0 };
+    uint32_t flags[2] = { 0 }, cpu_flags[2] = { 0 };
     for (uint64_t n = 0; n < 5000; n++) {
         attn_desc d;
         check_options o;
+        check_random_problem(&small, n, &d, &o);
+        cpu_flags[d.direction] |= d.flags;
         check_random_problem(&large, n, &d, &o);
         flags[d.direction] |= d.flags;
         kinds[d.direction][d.dtype]++, layouts[o.layout]++, data[o.data]++;
@@ -78,6 +80,8 @@ static void everything_is_drawn(void **state)
     }
     for (int direction = 0; direction < 2; direction++) {
         assert_int_equal(flags[direction], 2 * ATTN_DETERMINISTIC - 1);
+        assert_int_equal(cpu_flags[direction],
+                         (2 * ATTN_POSITIONS - 1) & ~(direction == ATTN_BACKWARD ? ATTN_PAGED : 0));
         for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
             assert_true(kinds[direction][dtype] > 300);
     }

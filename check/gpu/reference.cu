@@ -34,20 +34,34 @@ enum {
 
 typedef struct sequence {
     int64_t start_q, start_kv, len_q, len_kv, plane;
+    int64_t first, shift, position; /* keys before `first` are hidden; t = row + shift; position of key 0 */
+    const int32_t *pages;           /* NULL but for ATTN_PAGED */
+    int64_t page_size, page_count;
 } sequence;
 
 DEVICE sequence sequence_of(const check_gpu_params *p, int64_t batch)
 {
     const attn_desc *d = &p->desc;
     const attn_args *a = &p->args;
-    sequence s = { 0, 0, d->len_q, d->len_kv, batch };
+    sequence s = { 0, 0, d->len_q, d->len_kv, batch, 0, 0, 0, NULL, 0, 0 };
     if (d->flags & ATTN_VARLEN) {
         s.plane = 0;
         s.start_q = a->cu_lens_q[batch], s.len_q = a->cu_lens_q[batch + 1] - s.start_q;
-        s.start_kv = a->cu_lens_kv[batch], s.len_kv = a->cu_lens_kv[batch + 1] - s.start_kv;
     }
+    if (d->flags & ATTN_VARLEN && !(d->flags & ATTN_PAGED))
+        s.start_kv = a->cu_lens_kv[batch], s.len_kv = a->cu_lens_kv[batch + 1] - s.start_kv;
     if (d->flags & ATTN_LENS_Q) s.len_q = a->lens_q[batch];
     if (d->flags & ATTN_LENS_KV) s.len_kv = a->lens_kv[batch];
+    if (d->flags & ATTN_FIRST_KV) s.first = a->first_kv[batch];
+    s.shift = s.len_kv - s.len_q;
+    if (d->flags & ATTN_POSITIONS) {
+        if (a->position_kv) s.position = a->position_kv[batch];
+        s.shift = a->position_q[batch] - s.position;
+    }
+    if (d->flags & ATTN_PAGED) {
+        s.pages = a->page_table + (d->table_width ? batch * d->table_width : a->page_starts[batch]);
+        s.page_size = d->page_size, s.page_count = d->pages;
+    }
     return s;
 }
 
@@ -107,7 +121,16 @@ DEVICE int64_t row_at(const sequence *s, int64_t head, int64_t row, const int64_
 
 DEVICE int64_t key_at(const sequence *s, int64_t kv_head, int64_t key, const int64_t *stride)
 {
+    if (s->pages)
+        return s->pages[key / s->page_size] * stride[0] + key % s->page_size * stride[1] + kv_head * stride[2];
     return s->plane * stride[0] + (s->start_kv + key) * stride[1] + kv_head * stride[2];
+}
+
+/* Whether there is a key to read: entries of pages that nobody sees are no page's. */
+DEVICE bool is_there(const sequence *s, int64_t key)
+{
+    if (key < s->first) return false;
+    return !s->pages || (s->pages[key / s->page_size] >= 0 && s->pages[key / s->page_size] < s->page_count);
 }
 
 DEVICE int64_t lse_at(const attn_desc *d, const sequence *s, int64_t batch, int64_t head, int64_t row)
@@ -174,8 +197,8 @@ DEVICE bool is_visible(const check_gpu_params *p, const sequence *s, int64_t bat
 {
     const attn_desc *d = &p->desc;
     const attn_args *a = &p->args;
-    int64_t t = row + s->len_kv - s->len_q;
-    if (row >= s->len_q || key >= s->len_kv) return false;
+    int64_t t = row + s->shift;
+    if (row >= s->len_q || key < s->first || key >= s->len_kv) return false;
 
     bool in_band = true;
     if (d->flags & ATTN_CAUSAL && key > t) in_band = false;
@@ -183,7 +206,8 @@ DEVICE bool is_visible(const check_gpu_params *p, const sequence *s, int64_t bat
     if (d->flags & ATTN_WINDOW && d->window_right >= 0 && key - t > d->window_right) in_band = false;
     if (d->flags & ATTN_PREFIX && key < a->prefix[batch]) in_band = true;
     if (!in_band) return false;
-    if (d->flags & ATTN_CHUNK && floor_of(t, d->chunk) != floor_of(key, d->chunk)) return false;
+    if (d->flags & ATTN_CHUNK && floor_of(t + s->position, d->chunk) != floor_of(key + s->position, d->chunk))
+        return false;
     if (d->flags & ATTN_INTERVALS && is_hidden(p, batch, head, row, key)) return false;
 
     if (d->flags & ATTN_BLOCKS) {
@@ -192,14 +216,15 @@ DEVICE bool is_visible(const check_gpu_params *p, const sequence *s, int64_t bat
     }
     if (!(d->flags & ATTN_BITS)) return true;
     int64_t line = (along(d->bits_batch, batch) * d->bits_heads + along(d->bits_heads, head)) * d->len_q + row;
-    return a->bits[line * ((d->len_kv + 7) / 8) + key / 8] >> key % 8 & 1;
+    int64_t keys = d->bits_keys ? d->bits_keys : d->len_kv, bit = d->bits_keys ? key - (s->len_kv - keys) : key;
+    return bit < 0 || (a->bits[line * ((keys + 7) / 8) + bit / 8] >> bit % 8 & 1);
 }
 
 /* ---- scores --------------------------------------------------------------------------------- */
 
 DEVICE int64_t distance_of(const sequence *s, int64_t row, int64_t key)
 {
-    int64_t t = row + s->len_kv - s->len_q;
+    int64_t t = row + s->shift;
     return t < key ? key - t : t - key;
 }
 
@@ -245,11 +270,11 @@ DEVICE int kept_of(const check_gpu_params *p, int64_t batch, int64_t head, int64
     return 256 - (int)threshold;
 }
 
-/* Dot products of a tile's rows with the one key of this thread, in both precisions; `keys` of the CTA exist. Unfused
- * attention rounds the rows to `rounded`. */
+/* Dot products of a tile's rows with the one key of this thread, in both precisions; the CTA's first is `first_key`, and
+ * `keys` of them exist. Unfused attention rounds the rows to `rounded`. */
 DEVICE void dots(const void *rows_of, attn_dtype row_dtype, attn_dtype rounded, int64_t at_row, int64_t row_step,
-                 int rows, const void *keys_of, attn_dtype key_dtype, int64_t at_key, int64_t key_step, int64_t keys,
-                 int64_t dim, double *sum, float *naive)
+                 int rows, const sequence *s, const void *keys_of, attn_dtype key_dtype, int64_t kv_head,
+                 int64_t first_key, int64_t keys, const int64_t *stride, int64_t dim, double *sum, float *naive)
 {
     SHARED double a[DIMS][ROWS], b[DIMS][THREADS + 1];
     SHARED float a_naive[DIMS][ROWS], b_naive[DIMS][THREADS + 1];
@@ -261,8 +286,10 @@ DEVICE void dots(const void *rows_of, attn_dtype row_dtype, attn_dtype rounded, 
         __syncthreads();
         for (int i = thread; i < DIMS * threads; i += threads) {
             int key = i / DIMS, d = i % DIMS;
-            float x =
-                key < keys && d < dims ? attn_load_scalar(key_dtype, keys_of, at_key + key * key_step + from + d) : 0;
+            bool there = key < keys && d < dims && is_there(s, first_key + key);
+            float x = 0;
+            if (there)
+                x = attn_load_scalar(key_dtype, keys_of, key_at(s, kv_head, first_key + key, stride) + from + d);
             b[d][key] = (double)x, b_naive[d][key] = x;
         }
         for (int i = thread; i < DIMS * ROWS; i += threads) {
@@ -313,8 +340,7 @@ DEVICE void column_dots(const check_gpu_params *p, const column *c, double *sum,
     const attn_desc *d = &p->desc;
     const sequence *s = &c->at.seq;
     dots(p->args.q, d->dtype, d->dtype, row_at(s, c->at.head, c->at.row, d->q_stride), d->q_stride[1], c->at.rows,
-         p->args.k, d->dtype, key_at(s, kv_head_of(d, c->at.head), c->first_key, d->k_stride), d->k_stride[1], c->keys,
-         d->dim_qk, sum, naive);
+         s, p->args.k, d->dtype, kv_head_of(d, c->at.head), c->first_key, c->keys, d->k_stride, d->dim_qk, sum, naive);
 }
 
 /* m: scores; -inf where nothing is seen. A CTA a tile of rows and of keys. */
@@ -423,7 +449,7 @@ KERNEL check_gpu_over_keys(const __grid_constant__ check_gpu_params params)
     SHARED float m_naive[STAGED][ROWS];
     int64_t dim_tiles = (p->dim + blockDim.x - 1) / blockDim.x, dim = blockIdx.x % dim_tiles * blockDim.x + threadIdx.x;
     tile at = tile_of(p, blockIdx.x / dim_tiles);
-    int64_t base = key_at(&at.seq, kv_head_of(&p->desc, at.head), 0, p->stride) + dim;
+    int64_t kv_head = kv_head_of(&p->desc, at.head);
     double sum[ROWS];
     float naive[ROWS];
     for (int r = 0; r < ROWS; r++)
@@ -440,7 +466,9 @@ KERNEL check_gpu_over_keys(const __grid_constant__ check_gpu_params params)
         __syncthreads();
         if (dim >= p->dim) continue;
         for (int key = 0; key < count; key++) {
-            float x = attn_load_scalar(p->tensor_dtype, p->tensor, base + (from + key) * p->stride[1]);
+            if (!is_there(&at.seq, from + key)) continue;
+            float x = attn_load_scalar(p->tensor_dtype, p->tensor,
+                                       key_at(&at.seq, kv_head, from + key, p->stride) + dim);
             for (int r = 0; r < ROWS; r++)
                 sum[r] = FMA(m[key][r], (double)x, sum[r]), naive[r] += m_naive[key][r] * x;
         }
@@ -552,8 +580,8 @@ KERNEL check_gpu_pairs(const __grid_constant__ check_gpu_params params)
     if (c.any) {
         column_dots(p, &c, sum, naive);
         dots(p->args.grad_o, out_dtype, dtype, row_at(s, c.at.head, c.at.row, d->grad_o_stride), d->grad_o_stride[1],
-             c.at.rows, p->args.v, dtype, key_at(s, kv_head_of(d, c.at.head), c.first_key, d->v_stride), d->v_stride[1],
-             c.keys, d->dim_v, sum_v, naive_v);
+             c.at.rows, s, p->args.v, dtype, kv_head_of(d, c.at.head), c.first_key, c.keys, d->v_stride, d->dim_v,
+             sum_v, naive_v);
     }
     for (int r = 0; r < c.at.rows && c.key < s->len_kv; r++) {
         int64_t at = (c.at.scratch + r) * d->len_kv + c.key, row = c.at.row + r, flat = c.at.flat + r;

@@ -18,9 +18,10 @@ ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx"
 
 # attn_desc.flags
 FLAGS = ("CAUSAL", "WINDOW", "CHUNK", "PREFIX", "INTERVALS", "BLOCKS", "BITS", "VARLEN", "LENS_Q", "LENS_KV", "SOFTCAP",
-         "ALIBI", "BIAS", "SINK", "DROPOUT", "OUT_F32", "DETERMINISTIC")
+         "ALIBI", "BIAS", "SINK", "DROPOUT", "OUT_F32", "DETERMINISTIC", "PAGED",
+         "FIRST_KV", "POSITIONS")
 (CAUSAL, WINDOW, CHUNK, PREFIX, INTERVALS, BLOCKS, BITS, VARLEN, LENS_Q, LENS_KV, SOFTCAP, ALIBI, BIAS, SINK, DROPOUT,
- OUT_F32, DETERMINISTIC) = (1 << bit for bit in range(len(FLAGS)))
+ OUT_F32, DETERMINISTIC, PAGED, FIRST_KV, POSITIONS) = (1 << bit for bit in range(len(FLAGS)))
 
 
 class Desc(ctypes.Structure):
@@ -40,6 +41,7 @@ class Desc(ctypes.Structure):
         ("parallel_for", _void), ("parallel_context", _void),
         ("grad_o_stride", _four), ("grad_q_stride", _four), ("grad_k_stride", _four), ("grad_v_stride", _four),
         ("visible_share", _f64), ("strategy", ctypes.c_char_p),
+        ("pages", _i64), ("page_size", _i64), ("table_width", _i64), ("table_total", _i64), ("bits_keys", _i64),
     ]
 
 
@@ -62,7 +64,7 @@ class Args(ctypes.Structure):
         "block_full_count", "block_full", "block_partial_count", "block_partial", "bits", "alibi", "bias", "sink",
     )] + [("seed", ctypes.c_uint64), ("seed_offset", ctypes.c_uint32)] + [(name, _void) for name in (
         "grad_o", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink",
-        "seed_at", "seed_offset_at",
+        "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv",
     )]
 
 

@@ -6,6 +6,7 @@
 #include "cpu/score.h"
 #include "mask/mask.h"
 #include "problem/desc.h"
+#include "problem/keys.h"
 
 /* Prefill and decode compute the forward, gradient the backward. */
 typedef enum attn_form { ATTN_PREFILL, ATTN_DECODE, ATTN_GRADIENT, ATTN_FORMS } attn_form;
@@ -21,19 +22,19 @@ enum {
     ATTN_PAIRS_ROWS = 96,       /* a multiple of every strip and depth of bf16 pairs */
     ATTN_DECODE_ROWS = 16,      /* query rows per head that DECODE takes */
     ATTN_DECODE_TILE = 128,     /* keys of a decode tile */
+    ATTN_PACK_KEYS = 256,       /* keys that are packed at once */
     ATTN_GRADIENT_LEAST = 48,   /* least keys of a gradient tile, but for the last */
     ATTN_GRADIENT_TILE = 192,   /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
     ATTN_DIM_MOST = 512
 };
 
-/* Packs keys [key0, key0 + keys) of one KV head (kernels of bf16 pairs: as body/pairs.h says). key0 is a multiple of
- * the kernel's cols, and so is key0 + keys unless it is the end; the last panel is filled up with zeros. k_pack: panels
- * of `cols` keys; in a panel dim after dim, the cols keys of each together. v_pack: panels of `cols` columns, `pitch`
- * rows (keys) each; dim_v filled up with zero columns. */
+/* Packs keys [key0, key0 + keys) of one KV head, ATTN_PACK_KEYS at most (kernels of bf16 pairs: as body/pairs.h says).
+ * key0 is a multiple of the kernel's cols, and so is key0 + keys unless it is the end; the last panel is filled up with
+ * zeros. k_pack: panels of `cols` keys; in a panel dim after dim, the cols keys of each together. v_pack: panels of
+ * `cols` columns, `pitch` rows (keys) each; dim_v filled up with zero columns. */
 typedef struct attn_pack_task {
     attn_dtype dtype;
-    const void *k, *v;    /* row 0 of the head */
-    int64_t k_row, v_row; /* row strides, elements */
+    const void *const *k, *const *v; /* where each of the keys is, and its value */
     int64_t dim_qk, dim_v;
     int64_t key0, keys;
     int64_t base;  /* the key that is packed first: a multiple of ATTN_KEY_ALIGN */
@@ -69,8 +70,8 @@ typedef struct attn_decode_task {
     int64_t heads, group, len_q;
     const void *q; /* row 0 of the first query head */
     int64_t q_row, q_head;
-    const void *k, *v; /* row 0 of the first KV head */
-    int64_t k_row, v_row, k_head, v_head;
+    attn_keys keys;         /* of the first KV head */
+    int64_t k_head, v_head; /* bytes */
     int64_t dim_qk, dim_v;
     int64_t key0, key1, kv_tile; /* kv_tile: at most ATTN_DECODE_TILE */
     bool fetch_l2;               /* fetch the next tile into L2; else the next head into L1 */
@@ -109,8 +110,7 @@ typedef struct attn_backward_task {
     const float *delta;      /* likewise */
     int64_t statistics_head; /* of the three, from head to head */
     bool statistics;         /* only finds max and, in factor, the sum of 2^(s - max): both begin with -inf and 0 */
-    const void *k, *v;       /* row 0 of the KV head */
-    int64_t k_row, v_row;
+    attn_keys keys;          /* of the KV head */
     int64_t dim_qk, dim_v;
     int64_t key0, key1;    /* at most ATTN_GRADIENT_TILE; key0 is a multiple of the kernel's cols */
     void *grad_k, *grad_v; /* row 0 of the KV head, or NULL */

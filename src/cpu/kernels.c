@@ -5,6 +5,7 @@
 #define ALL_DTYPES (1u << ATTN_F32 | 1u << ATTN_F16 | 1u << ATTN_BF16)
 #define BF16 (1u << ATTN_BF16)
 #define ALL_FEATURES UINT32_MAX
+#define BACKWARD_FEATURES (ALL_FEATURES & ~(uint32_t)ATTN_PAGED)
 
 #define OPS_PORTABLE &attn_cpu_ops_portable
 #if defined(__x86_64__)

@@ -34,6 +34,6 @@ void attn_view_all(const attn_plan *plan, const attn_args *args, attn_interval_n
     for (int64_t i = 0; i < d->batch * d->heads_q; i++) {
         int64_t batch = i / d->heads_q, head = i % d->heads_q;
         attn_mask_view_init(&views[i], d, args, nodes, batch, head);
-        attn_score_init(&scores[i], d, args, batch, head, views[i].shift);
+        attn_score_init(&scores[i], d, args, batch, head, views[i].ranges.shift);
     }
 }

@@ -11,8 +11,6 @@
 #include "cpu/layout.h"
 #include "cpu/threads.h"
 
-enum { PACK_KEYS = 256 };
-
 typedef struct progress {
     atomic_int_fast64_t packing, packed; /* pack items taken and done */
     atomic_int_fast64_t attending;       /* attend items taken */
@@ -56,6 +54,7 @@ bool attn_prefill_lay_out(const attn_plan *plan, attn_prefill_layout *l)
 /* A unit unfolded: rows [row0, row1) of the sequence and the keys [key0, key1) they may see. */
 typedef struct unit {
     attn_sequence seq;
+    attn_keys keys;
     int64_t batch, head;
     int64_t row0, row1, key0, key1;
     int64_t packs, attends; /* items */
@@ -68,6 +67,7 @@ static unit unit_of(const run *r, int64_t index)
     int64_t segments = attn_ceil_div(d->len_q, c->segment_rows), group = d->heads_q / d->heads_kv;
     unit u = { .batch = index / segments / d->heads_kv, .head = index / segments % d->heads_kv };
     u.seq = attn_sequence_of(d, r->args, u.batch);
+    u.keys = attn_keys_of(d, r->args, u.batch, u.head);
     u.row0 = index % segments * c->segment_rows;
     u.row1 = u.seq.len_q < u.row0 + c->segment_rows ? u.seq.len_q : u.row0 + c->segment_rows;
     if (u.row0 >= u.row1) return u;
@@ -77,7 +77,7 @@ static unit unit_of(const run *r, int64_t index)
     attn_mask_span(&mask, u.row0, u.row1, &seen);
     u.key0 = seen.lo / ATTN_KEY_ALIGN * ATTN_KEY_ALIGN;
     u.key1 = seen.hi;
-    u.packs = seen.lo < seen.hi ? attn_ceil_div(u.key1 - u.key0, PACK_KEYS) : 0;
+    u.packs = seen.lo < seen.hi ? attn_ceil_div(u.key1 - u.key0, ATTN_PACK_KEYS) : 0;
     u.attends = attn_ceil_div(u.row1 - u.row0, c->q_tile) * group;
     return u;
 }
@@ -96,22 +96,22 @@ static void wait_for(atomic_int_fast64_t *counter, int64_t value)
 static void pack_item(const run *r, const unit *u, const progress *p, int64_t part)
 {
     const attn_desc *d = &r->plan->desc;
-    int64_t key0 = u->key0 + part * PACK_KEYS, batch = attn_tensor_batch(d, u->batch);
+    const void *k[ATTN_PACK_KEYS], *v[ATTN_PACK_KEYS];
+    int64_t key0 = u->key0 + part * ATTN_PACK_KEYS, left = u->key1 - key0;
     attn_pack_task task = {
         .dtype = d->dtype,
-        .k = attn_bind(d->dtype, r->args->k, d->k_stride, batch, u->seq.start_kv, u->head),
-        .v = attn_bind(d->dtype, r->args->v, d->v_stride, batch, u->seq.start_kv, u->head),
-        .k_row = d->k_stride[1],
-        .v_row = d->v_stride[1],
+        .k = k,
+        .v = v,
         .dim_qk = d->dim_qk,
         .dim_v = d->dim_v,
         .key0 = key0,
-        .keys = u->key1 - key0 < PACK_KEYS ? u->key1 - key0 : PACK_KEYS,
+        .keys = left < ATTN_PACK_KEYS ? left : ATTN_PACK_KEYS,
         .base = u->key0,
         .pitch = r->layout.pitch,
         .k_pack = slot_of(r, p),
         .v_pack = slot_of(r, p) + r->layout.k_floats,
     };
+    attn_keys_rows(&u->keys, key0, task.keys, k, v);
     attn_cpu_kernel_of(r->plan)->ops->pack(&task);
 }
 
@@ -124,7 +124,7 @@ static void attend_item(const run *r, const unit *u, const progress *p, int64_t 
     attn_mask_view mask;
     attn_score score;
     attn_mask_view_init(&mask, d, r->args, r->nodes, u->batch, head);
-    attn_score_init(&score, d, r->args, u->batch, head, mask.shift);
+    attn_score_init(&score, d, r->args, u->batch, head, mask.ranges.shift);
     attn_attend_task task = {
         .dtype = d->dtype,
         .out_dtype = out_dtype,

@@ -78,6 +78,18 @@ static attn_status allocate(const attn_cuda_problem *problem, const attn_cuda_pl
     return status;
 }
 
+/* What the CPU computes and a GPU does not yet. */
+static attn_status check_there(const attn_desc *d)
+{
+    const char *name = d->flags & ATTN_PAGED       ? "ATTN_PAGED"
+                       : d->flags & ATTN_FIRST_KV  ? "ATTN_FIRST_KV"
+                       : d->flags & ATTN_POSITIONS ? "ATTN_POSITIONS"
+                       : d->bits_keys              ? "bits_keys"
+                                                   : NULL;
+    if (!name) return ATTN_OK;
+    return attn_fail(ATTN_UNSUPPORTED, "%s is not there yet on a GPU: device = ATTN_CPU computes it", name);
+}
+
 static attn_status create(attn_plan *plan)
 {
     attn_cuda_place place;
@@ -85,7 +97,8 @@ static attn_status create(attn_plan *plan)
     attn_cuda_plan *cuda = NULL;
     attn_tiles tiles = plan->tiles ? *plan->tiles : (attn_tiles){ .splits = 0 };
     tiles.said = &plan->said;
-    attn_status status = attn_cuda_place_with_kernels(&place);
+    attn_status status = check_there(&plan->desc);
+    if (!status) status = attn_cuda_place_with_kernels(&place);
     if (status) return status;
     attn_desc typical = attn_typical(&plan->desc);
     attn_cuda_problem problem = { &plan->desc, place.device, attn_typical_pairs(&typical), &tiles };

@@ -30,7 +30,7 @@ static int64_t list_next(const attn_mask_view *view, int which, int64_t row_bloc
 }
 
 /* The first block at or after `block` that some row block lists, and whether all list it and none needs bits for it. */
-static int64_t block_next(const attn_mask_view *view, int64_t first, int64_t last, int64_t block, bool *full)
+static int64_t block_next(const attn_mask_view *view, bool bits, int64_t first, int64_t last, int64_t block, bool *full)
 {
     int64_t next = view->block_columns;
     for (int64_t r = first; r <= last; r++)
@@ -38,20 +38,20 @@ static int64_t block_next(const attn_mask_view *view, int64_t first, int64_t las
             next = min64(next, list_next(view, which, r, block));
     *full = true;
     for (int64_t r = first; r <= last && *full; r++)
-        *full = list_next(view, 0, r, next) == next || (!view->bits && list_next(view, 1, r, next) == next);
+        *full = list_next(view, 0, r, next) == next || (!bits && list_next(view, 1, r, next) == next);
     return next;
 }
 
-bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
-                    attn_mask_tile *tile)
+bool attn_list_next(const attn_mask_view *view, bool bits, int64_t row0, int64_t row1, int64_t from, int64_t end,
+                    int64_t most, attn_mask_tile *tile)
 {
     int64_t first = row0 / view->block_rows, last = (row1 - 1) / view->block_rows, size = view->block_keys;
     bool full, more_full;
-    int64_t block = block_next(view, first, last, from / size, &full);
+    int64_t block = block_next(view, bits, first, last, from / size, &full);
     int64_t lo = block * size > from ? block * size : from;
     if (block >= view->block_columns || lo >= end) return false;
     int64_t hi = (block + 1) * size;
-    while (hi < min64(end, lo + most) && block_next(view, first, last, block + 1, &more_full) == block + 1) {
+    while (hi < min64(end, lo + most) && block_next(view, bits, first, last, block + 1, &more_full) == block + 1) {
         full = full && more_full;
         hi = (++block + 1) * size;
     }
@@ -59,11 +59,11 @@ bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int6
     return true;
 }
 
-/* Blocks of [first, last] that a row block lists; whole: those without need of bits. */
-static int64_t listed(const attn_mask_view *view, int64_t row_block, int64_t first, int64_t last, bool whole)
+/* Blocks of [first, last] that a row block lists; only_full: in its list of full blocks. */
+static int64_t listed(const attn_mask_view *view, int64_t row_block, int64_t first, int64_t last, bool only_full)
 {
     int64_t count = 0;
-    for (int which = 0; which < (whole && view->bits ? 1 : 2); which++) {
+    for (int which = 0; which < (only_full ? 1 : 2); which++) {
         if (!view->lists[which]) continue;
         const int32_t *list = view->lists[which] + row_block * view->block_columns;
         int64_t length = view->counts[which][row_block];
@@ -72,7 +72,7 @@ static int64_t listed(const attn_mask_view *view, int64_t row_block, int64_t fir
     return count;
 }
 
-bool attn_list_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
+bool attn_list_rows_next(const attn_mask_view *view, bool bits, int64_t key0, int64_t key1, int64_t from, int64_t end,
                          int64_t most, attn_mask_tile *rows)
 {
     int64_t first = key0 / view->block_keys, last = (key1 - 1) / view->block_keys, size = view->block_rows;
@@ -83,7 +83,7 @@ bool attn_list_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
     if (lo >= end) return false;
     bool full = true;
     for (; hi < min64(end, lo + most) && listed(view, block, first, last, false) > 0; block++) {
-        full = full && listed(view, block, first, last, true) == last - first + 1;
+        full = full && listed(view, block, first, last, bits) == last - first + 1;
         hi = (block + 1) * size;
     }
     *rows = (attn_mask_tile){ lo, min64(hi, min64(end, lo + most)), full };
@@ -112,16 +112,25 @@ void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
         words[w] &= full[w] | partial[w];
 }
 
+/* 64 bits of a row from bit `at` on; nothing past its bytes is read. */
+static uint64_t bits_from(const attn_mask_view *view, const uint8_t *bytes, int64_t at)
+{
+    int64_t byte = at / 8, shift = at % 8;
+    uint8_t near[9] = { 0 };
+    if (byte < view->bits_pitch) memcpy(near, bytes + byte, (size_t)min64(9, view->bits_pitch - byte));
+    uint64_t word = 0;
+    for (int i = 0; i < 8; i++)
+        word |= (uint64_t)near[i] << 8 * i;
+    return shift ? word >> shift | (uint64_t)near[8] << (64 - shift) : word;
+}
+
 void attn_bits_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
     const uint8_t *bytes = view->bits + row * view->bits_pitch;
     for (int64_t base = 0; base < keys; base += 64) {
-        int64_t byte = (key0 + base) / 8, shift = (key0 + base) % 8;
-        uint8_t near[9] = { 0 };
-        if (byte < view->bits_pitch) memcpy(near, bytes + byte, (size_t)min64(9, view->bits_pitch - byte));
-        uint64_t word = 0;
-        for (int i = 0; i < 8; i++)
-            word |= (uint64_t)near[i] << 8 * i;
-        words[base / 64] &= shift ? word >> shift | (uint64_t)near[8] << (64 - shift) : word;
+        int64_t at = key0 + base - view->bits_first; /* below 0: keys without bits come first */
+        if (at <= -64) continue;
+        words[base / 64] &=
+            at >= 0 ? bits_from(view, bytes, at) : bits_from(view, bytes, 0) << -at | ((UINT64_C(1) << -at) - 1);
     }
 }

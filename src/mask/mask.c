@@ -7,8 +7,6 @@
 #include "mask/parts.h"
 #include "problem/sequence.h"
 
-#define UNBOUNDED (INT64_MAX / 4)
-
 static int64_t max64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
@@ -19,30 +17,10 @@ static int64_t clamp64(int64_t x, int64_t lo, int64_t hi)
     return max64(lo, min64(x, hi));
 }
 
-static int64_t floor_to(int64_t t, int64_t step)
-{
-    int64_t r = t % step;
-    return t - (r < 0 ? r + step : r);
-}
-
-static void range_init(attn_mask_view *view, const attn_desc *desc)
-{
-    bool window = desc->flags & ATTN_WINDOW;
-    view->left = window && desc->window_left >= 0 ? min64(desc->window_left, UNBOUNDED) : UNBOUNDED;
-    view->right = window && desc->window_right >= 0 ? min64(desc->window_right, UNBOUNDED) : UNBOUNDED;
-    if (desc->flags & ATTN_CAUSAL) view->right = 0;
-    view->chunk = desc->flags & ATTN_CHUNK ? min64(desc->chunk, UNBOUNDED) : 0;
-}
-
 void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn_args *args,
                          const attn_interval_node *nodes, int64_t batch, int64_t head)
 {
-    attn_sequence seq = attn_sequence_of(desc, args, batch);
-    *view = (attn_mask_view){
-        .flags = desc->flags, .len_q = seq.len_q, .len_kv = seq.len_kv, .shift = seq.len_kv - seq.len_q
-    };
-    range_init(view, desc);
-    view->prefix = desc->flags & ATTN_PREFIX ? args->prefix[batch] : 0;
+    *view = (attn_mask_view){ .flags = desc->flags, .ranges = attn_ranges_of(desc, args, batch) };
     if (desc->flags & ATTN_INTERVALS) {
         int64_t kv_head = head / (desc->heads_q / desc->heads_kv);
         int64_t at = batch * desc->interval_heads + (desc->interval_heads == 1 ? 0 : kv_head);
@@ -63,31 +41,15 @@ void attn_mask_view_init(attn_mask_view *view, const attn_desc *desc, const attn
     }
     if (desc->flags & ATTN_BITS) {
         int64_t b = desc->bits_batch == 1 ? 0 : batch, h = desc->bits_heads == 1 ? 0 : head;
-        view->bits_pitch = attn_ceil_div(desc->len_kv, 8);
+        view->bits_pitch = attn_bits_pitch(desc);
+        view->bits_first = desc->bits_keys ? view->ranges.len_kv - desc->bits_keys : 0;
         view->bits = args->bits + (b * desc->bits_heads + h) * desc->len_q * view->bits_pitch;
     }
 }
 
-/* The two runs of keys that ranges give one row: those before the prefix, and those around t; cut to the row's chunk.
- */
-typedef struct row_runs {
-    int64_t lo[2], hi[2];
-} row_runs;
-
-static row_runs runs_of(const attn_mask_view *view, int64_t row)
-{
-    int64_t t = row + view->shift, first = 0, last = view->len_kv;
-    if (view->chunk) {
-        first = max64(0, floor_to(t, view->chunk));
-        last = min64(last, floor_to(t, view->chunk) + view->chunk);
-    }
-    return (row_runs){ .lo = { first, max64(first, t - view->left) },
-                       .hi = { min64(last, view->prefix), min64(last, t + view->right + 1) } };
-}
-
 /* Whether [lo, hi) is seen whole by a row with the first row's ends and the last row's starts (or the reverse: hull).
  */
-static bool inside(const row_runs *runs, int64_t lo, int64_t hi)
+static bool inside(const attn_runs *runs, int64_t lo, int64_t hi)
 {
     int64_t near = runs->lo[0] <= lo ? runs->hi[0] : INT64_MIN; /* up to where the prefix covers, from lo */
     if (near >= hi) return true;
@@ -95,20 +57,19 @@ static bool inside(const row_runs *runs, int64_t lo, int64_t hi)
     return runs->lo[1] <= start && runs->hi[1] >= hi;
 }
 
-static row_runs hull_of(const attn_mask_view *view, int64_t row0, int64_t row1)
+static attn_runs hull_of(const attn_mask_view *view, int64_t row0, int64_t row1)
 {
-    row_runs first = runs_of(view, row0), last = runs_of(view, row1 - 1);
-    return (row_runs){ .lo = { first.lo[0], first.lo[1] }, .hi = { last.hi[0], last.hi[1] } };
+    return attn_ranges_hull(&view->ranges, row0, row1);
 }
 
-static row_runs core_of(const attn_mask_view *view, int64_t row0, int64_t row1)
+static attn_runs core_of(const attn_mask_view *view, int64_t row0, int64_t row1)
 {
-    row_runs first = runs_of(view, row0), last = runs_of(view, row1 - 1);
-    return (row_runs){ .lo = { last.lo[0], last.lo[1] }, .hi = { first.hi[0], first.hi[1] } };
+    attn_runs first = attn_ranges_row(&view->ranges, row0), last = attn_ranges_row(&view->ranges, row1 - 1);
+    return (attn_runs){ .lo = { last.lo[0], last.lo[1] }, .hi = { first.hi[0], first.hi[1] } };
 }
 
 /* The first run of the hull at or after `from`, the second joined to the first where they touch. */
-static bool range_next(const row_runs *hull, int64_t from, int64_t *lo, int64_t *hi)
+static bool range_next(const attn_runs *hull, int64_t from, int64_t *lo, int64_t *hi)
 {
     *lo = INT64_MAX, *hi = INT64_MIN;
     for (int i = 0; i < 2; i++) {
@@ -123,12 +84,14 @@ static bool range_next(const row_runs *hull, int64_t from, int64_t *lo, int64_t 
 bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t most,
                     attn_mask_tile *tile)
 {
-    row_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);
+    attn_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);
     int64_t lo, hi;
     while (range_next(&hull, from, &lo, &hi)) {
-        bool full = !(view->bits && !view->lists[0] && !view->lists[1]);
+        bool bits = view->bits && lo >= view->bits_first;
+        if (view->bits && !bits) hi = min64(hi, view->bits_first);
+        bool full = !(bits && !view->lists[0] && !view->lists[1]);
         if (view->lists[0] || view->lists[1]) {
-            if (!attn_list_next(view, row0, row1, lo, hi, most, tile)) {
+            if (!attn_list_next(view, bits, row0, row1, lo, hi, most, tile)) {
                 from = hi;
                 continue;
             }
@@ -152,10 +115,10 @@ bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int6
  * starts never fall from row to row. */
 static int64_t first_row(const attn_mask_view *view, int which, bool starts, int64_t key)
 {
-    int64_t lo = 0, hi = view->len_q;
+    int64_t lo = 0, hi = view->ranges.len_q;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
-        row_runs runs = runs_of(view, mid);
+        attn_runs runs = attn_ranges_row(&view->ranges, mid);
         if (starts ? runs.lo[which] >= key : runs.hi[which] > key)
             hi = mid;
         else
@@ -167,16 +130,17 @@ static int64_t first_row(const attn_mask_view *view, int which, bool starts, int
 bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t most,
                          attn_mask_tile *rows)
 {
-    row_runs seen; /* of rows: those whose first and second run of keys reach into [key0, key1) */
+    attn_runs seen; /* of rows: those whose first and second run of keys reach into [key0, key1) */
     int64_t lo, hi;
     if (key0 >= key1) return false;
     for (int i = 0; i < 2; i++)
         seen.lo[i] = first_row(view, i, false, key0), seen.hi[i] = first_row(view, i, true, key1);
+    bool bits = view->bits && key1 > view->bits_first;
     while (range_next(&seen, from, &lo, &hi)) {
-        bool full = !(view->bits && !view->lists[0] && !view->lists[1]);
+        bool full = !(bits && !view->lists[0] && !view->lists[1]);
         hi = min64(hi, lo + most);
         if (view->lists[0] || view->lists[1]) {
-            if (!attn_list_rows_next(view, key0, key1, lo, hi, most, rows)) {
+            if (!attn_list_rows_next(view, bits, key0, key1, lo, hi, most, rows)) {
                 from = hi;
                 continue;
             }
@@ -189,7 +153,7 @@ bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
             }
             lo = rows->lo, hi = rows->hi, full = full && rows->full;
         }
-        row_runs core = core_of(view, lo, hi);
+        attn_runs core = core_of(view, lo, hi);
         *rows = (attn_mask_tile){ lo, hi, full && inside(&core, key0, key1) };
         return true;
     }
@@ -198,14 +162,15 @@ bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
 
 void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile)
 {
-    row_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);
+    attn_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);
     int64_t lo = INT64_MAX, hi = INT64_MIN;
     for (int i = 0; i < 2; i++) {
         int64_t start = max64(hull.lo[i], tile->lo), end = min64(hull.hi[i], tile->hi);
         if (start < end) lo = min64(lo, start), hi = max64(hi, end);
     }
     if (lo >= hi) lo = hi = tile->lo;
-    bool listed = view->lists[0] || view->lists[1] || view->intervals || view->bits;
+    bool bits = view->bits && tile->hi > view->bits_first;
+    bool listed = view->lists[0] || view->lists[1] || view->intervals || bits;
     bool full = tile->full || (!listed && lo < hi && inside(&core, lo, hi));
     *tile = (attn_mask_tile){ lo, hi, full };
 }
@@ -222,7 +187,7 @@ bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
 {
     int64_t count = attn_ceil_div(keys, 64);
     memset(words, 0, (size_t)count * sizeof *words);
-    row_runs runs = runs_of(view, row);
+    attn_runs runs = attn_ranges_row(&view->ranges, row);
     for (int i = 0; i < 2; i++) {
         int64_t lo = clamp64(runs.lo[i] - key0, 0, keys), hi = clamp64(runs.hi[i] - key0, 0, keys);
         if (lo < hi) attn_words_set(words, lo, hi);
@@ -240,8 +205,8 @@ bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
 
 bool attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi)
 {
-    if (view->lists[0] || view->lists[1] || view->bits || view->intervals || view->prefix) return false;
-    row_runs runs = runs_of(view, row);
+    if (view->lists[0] || view->lists[1] || view->bits || view->intervals || view->ranges.prefix) return false;
+    attn_runs runs = attn_ranges_row(&view->ranges, row);
     *lo = runs.lo[1], *hi = max64(runs.lo[1], runs.hi[1]);
     return true;
 }
@@ -255,25 +220,25 @@ static double sum_clamped(int64_t t0, int64_t t1, int64_t lo, int64_t hi)
 }
 
 /* Pairs of rows t in [t0, t1) with keys [lo, hi) around them. */
-static double pairs_between(const attn_mask_view *view, int64_t t0, int64_t t1, int64_t lo, int64_t hi)
+static double pairs_between(const attn_ranges *ranges, int64_t t0, int64_t t1, int64_t lo, int64_t hi)
 {
     if (t0 >= t1 || lo >= hi) return 0;
-    int64_t ahead = view->right + 1, behind = view->left;
+    int64_t ahead = ranges->right + 1, behind = ranges->left;
     return sum_clamped(t0 + ahead, t1 + ahead, lo, hi) - sum_clamped(t0 - behind, t1 - behind, lo, hi);
 }
 
 double attn_mask_pairs(const attn_desc *desc)
 {
-    attn_mask_view view = { .flags = desc->flags };
-    range_init(&view, desc);
-    int64_t t0 = desc->len_kv - desc->len_q, t1 = desc->len_kv, chunk = view.chunk;
-    if (!chunk) return pairs_between(&view, t0, t1, 0, desc->len_kv);
+    attn_ranges ranges = attn_ranges_of_desc(desc);
+    int64_t t0 = desc->len_kv - desc->len_q, t1 = desc->len_kv, chunk = ranges.chunk;
+    if (!chunk) return pairs_between(&ranges, t0, t1, 0, desc->len_kv);
     t0 = max64(t0, 0); /* the chunks before key 0 are empty */
     if (t0 >= t1) return 0;
-    int64_t first = floor_to(t0, chunk), last = floor_to(t1 - 1, chunk);
-    double pairs = pairs_between(&view, t0, min64(t1, first + chunk), first, min64(first + chunk, desc->len_kv));
-    if (last > first) pairs += pairs_between(&view, last, t1, last, desc->len_kv);
+    int64_t first = attn_floor_to(t0, chunk), last = attn_floor_to(t1 - 1, chunk);
+    double pairs = pairs_between(&ranges, t0, min64(t1, first + chunk), first, min64(first + chunk, desc->len_kv));
+    if (last > first) pairs += pairs_between(&ranges, last, t1, last, desc->len_kv);
     if (last > first + chunk)
-        pairs += (double)(last / chunk - first / chunk - 1) * pairs_between(&view, chunk, 2 * chunk, chunk, 2 * chunk);
+        pairs +=
+            (double)(last / chunk - first / chunk - 1) * pairs_between(&ranges, chunk, 2 * chunk, chunk, 2 * chunk);
     return pairs;
 }

@@ -9,15 +9,14 @@
  *   attn_mask_rows_next  which rows see some of them, run after run.
  * Next, span and rows_next may say more than is visible, never less; "full" and the bits are exact.
  *
- * Rows and keys count from the start of their sequence. Ranges (lengths, causal, window, chunk, prefix) give a row at
- * most two runs of keys, whose ends never fall from one row to the next: the hull and the core of a tile of rows come
- * from its first and its last row. */
+ * Rows and keys count from the start of their sequence. What ranges (problem/ranges.h) let a tile of rows see at most,
+ * its hull, and at least, its core, come from its first and its last row. */
 #ifndef ATTN_MASK_MASK_H
 #define ATTN_MASK_MASK_H
 
 #include <stdbool.h>
 
-#include "attn.h"
+#include "problem/ranges.h"
 
 enum {
     ATTN_MASK_MOST = 512,     /* keys attn_mask_row answers for at once */
@@ -32,9 +31,8 @@ typedef struct attn_interval_node {
 
 typedef struct attn_mask_view {
     uint32_t flags;
-    int64_t len_q, len_kv, shift;       /* t = row + shift */
-    int64_t left, right, chunk, prefix; /* INT64_MAX / 4 where unbounded */
-    const int32_t *intervals;           /* of this head; NULL without ATTN_INTERVALS */
+    attn_ranges ranges;
+    const int32_t *intervals; /* of this head; NULL without ATTN_INTERVALS */
     int64_t interval_vectors;
     const attn_interval_node *nodes;     /* levels back to back, leaves first */
     int64_t interval_keys;               /* keys the summary was built for: desc.len_kv */
@@ -42,6 +40,7 @@ typedef struct attn_mask_view {
     int64_t block_rows, block_keys, block_columns;
     const uint8_t *bits; /* of this head; NULL without ATTN_BITS */
     int64_t bits_pitch;
+    int64_t bits_first; /* the key of a row's first bit, below 0 too; keys before it are as if their bits were set */
 } attn_mask_view;
 
 typedef struct attn_mask_tile {

@@ -9,15 +9,16 @@ static inline int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The first run in [from, end) that some row of [row0, row1) sees, at most `most` keys. False: none in [from, end). */
-bool attn_list_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
-                    attn_mask_tile *tile);
+/* The first run in [from, end) that some row of [row0, row1) sees, at most `most` keys. False: none in [from, end).
+ * bits: partial blocks have bits there. */
+bool attn_list_next(const attn_mask_view *view, bool bits, int64_t row0, int64_t row1, int64_t from, int64_t end,
+                    int64_t most, attn_mask_tile *tile);
 bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
                         attn_mask_tile *tile);
 
 /* The first run of rows in [from, end) that see some key of [key0, key1), at most `most`. False: none in [from, end).
  */
-bool attn_list_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
+bool attn_list_rows_next(const attn_mask_view *view, bool bits, int64_t key0, int64_t key1, int64_t from, int64_t end,
                          int64_t most, attn_mask_tile *rows);
 bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
                              int64_t most, attn_mask_tile *rows);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "problem/keys.h"
 #include "num/half.h"
 
 /* ---- arrays -------------------------------------------------------------------------------- */
@@ -51,11 +52,20 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
     list[n++] = strided(FIELD(v), size, shape.v, d->v_stride);
     if (d->flags & ATTN_VARLEN) {
         list[n++] = table(FIELD(cu_lens_q), 4, d->batch + 1);
-        list[n++] = table(FIELD(cu_lens_kv), 4, d->batch + 1);
+        if (!(d->flags & ATTN_PAGED)) list[n++] = table(FIELD(cu_lens_kv), 4, d->batch + 1);
+    }
+    if (d->flags & ATTN_PAGED) {
+        list[n++] = table(FIELD(page_table), 4, d->table_width ? d->batch * d->table_width : d->table_total);
+        if (!d->table_width) list[n++] = table(FIELD(page_starts), 4, d->batch + 1);
     }
     if (d->flags & ATTN_LENS_Q) list[n++] = table(FIELD(lens_q), 4, d->batch);
     if (d->flags & ATTN_LENS_KV) list[n++] = table(FIELD(lens_kv), 4, d->batch);
     if (d->flags & ATTN_PREFIX) list[n++] = table(FIELD(prefix), 4, d->batch);
+    if (d->flags & ATTN_FIRST_KV) list[n++] = table(FIELD(first_kv), 4, d->batch);
+    if (d->flags & ATTN_POSITIONS) {
+        list[n++] = table(FIELD(position_q), 8, d->batch);
+        list[n++] = optional(FIELD(position_kv), 8, d->batch);
+    }
     if (d->flags & ATTN_INTERVALS)
         list[n++] = table(FIELD(intervals), 4, d->batch * d->interval_heads * d->len_kv * d->interval_vectors);
     if (d->flags & ATTN_BLOCKS) {
@@ -67,7 +77,7 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
         list[n++] = optional(FIELD(block_partial), 4, lines * columns);
     }
     if (d->flags & ATTN_BITS)
-        list[n++] = table(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_ceil_div(d->len_kv, 8));
+        list[n++] = table(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_bits_pitch(d));
     if (d->flags & ATTN_ALIBI) list[n++] = table(FIELD(alibi), float_size, d->alibi_batch * d->heads_q);
     if (d->flags & ATTN_BIAS)
         list[n++] = strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
@@ -126,6 +136,11 @@ static attn_status check_flags(const attn_desc *d, const attn_args *a)
         if (at && !(d->flags & p->flag) && p->direction <= d->direction)
             return attn_fail(ATTN_INVALID, "%s = %p needs %s", p->name, at, p->flag_name);
     }
+    if (a->cu_lens_kv && d->flags & ATTN_PAGED)
+        return attn_fail(ATTN_INVALID, "cu_lens_kv = %p is not NULL: with ATTN_PAGED no keys are packed",
+                         (const void *)a->cu_lens_kv);
+    if (a->page_starts && d->table_width)
+        return attn_fail(ATTN_INVALID, "page_starts = %p needs table_width = 0", (const void *)a->page_starts);
     return ATTN_OK;
 }
 
@@ -209,7 +224,7 @@ static attn_status check_lengths(const attn_desc *d, const attn_args *a)
     if (d->flags & ATTN_VARLEN) {
         starts_q = a->cu_lens_q, starts_kv = a->cu_lens_kv;
         status = check_starts("q", starts_q, d->batch, d->len_q, d->total_q);
-        if (!status) status = check_starts("kv", starts_kv, d->batch, d->len_kv, d->total_kv);
+        if (!status && starts_kv) status = check_starts("kv", starts_kv, d->batch, d->len_kv, d->total_kv);
     }
     if (!status && d->flags & ATTN_LENS_Q)
         status = check_lens("lens_q", a->lens_q, starts_q, d->batch, "len_q", d->len_q);
@@ -217,6 +232,69 @@ static attn_status check_lengths(const attn_desc *d, const attn_args *a)
         status = check_lens("lens_kv", a->lens_kv, starts_kv, d->batch, "len_kv", d->len_kv);
     if (!status && d->flags & ATTN_PREFIX)
         status = check_lens("prefix", a->prefix, NULL, d->batch, "len_kv", d->len_kv);
+    if (!status && d->flags & ATTN_FIRST_KV)
+        status = check_lens("first_kv", a->first_kv, NULL, d->batch, "len_kv", d->len_kv);
+    return status;
+}
+
+static attn_status check_positions(const char *name, const int64_t *positions, int64_t batch)
+{
+    const int64_t most = (int64_t)1 << 59;
+    for (int64_t i = 0; i < batch && positions; i++)
+        if (positions[i] < -most || positions[i] > most)
+            return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId64 " is not in -2^59 to 2^59", name, i,
+                             positions[i]);
+    return ATTN_OK;
+}
+
+/* ---- pages --------------------------------------------------------------------------------- */
+
+static attn_status check_page_starts(const attn_desc *d, const attn_args *a)
+{
+    const int32_t *starts = a->page_starts;
+    if (starts[0] != 0) return attn_fail(ATTN_INVALID, "page_starts[0] = %" PRId32 " is not 0", starts[0]);
+    for (int64_t b = 0; b < d->batch; b++) {
+        int64_t needed = attn_ceil_div(a->lens_kv[b], d->page_size);
+        if (starts[b + 1] < starts[b])
+            return attn_fail(ATTN_INVALID,
+                             "page_starts[%" PRId64 "] = %" PRId32 " is below page_starts[%" PRId64 "] = %" PRId32,
+                             b + 1, starts[b + 1], b, starts[b]);
+        if (starts[b + 1] - starts[b] < needed)
+            return attn_fail(ATTN_INVALID,
+                             "page_starts gives sequence %" PRId64 " %" PRId32 " pages, but lens_kv[%" PRId64
+                             "] = %" PRId32 " needs %" PRId64,
+                             b, starts[b + 1] - starts[b], b, a->lens_kv[b], needed);
+    }
+    if (starts[d->batch] > d->table_total)
+        return attn_fail(ATTN_INVALID, "page_starts[%" PRId64 "] = %" PRId32 " exceeds table_total = %" PRId64,
+                         d->batch, starts[d->batch], d->table_total);
+    return ATTN_OK;
+}
+
+/* Only of pages with a key that ranges leave to some row. */
+static attn_status check_page_ids(const attn_desc *d, const attn_args *a, int64_t batch)
+{
+    attn_ranges ranges = attn_ranges_of(d, a, batch);
+    attn_runs seen = attn_ranges_hull(&ranges, 0, ranges.len_q);
+    int64_t room;
+    const int32_t *ids = attn_pages_of(d, a, batch, &room);
+    for (int i = 0; i < 2; i++) {
+        int64_t first = seen.lo[i] / d->page_size, last = (seen.hi[i] - 1) / d->page_size;
+        for (int64_t page = first; page <= last && seen.lo[i] < seen.hi[i]; page++)
+            if (ids[page] < 0 || ids[page] >= d->pages)
+                return attn_fail(ATTN_INVALID,
+                                 "page_table: sequence %" PRId64 ", entry %" PRId64 " = %" PRId32
+                                 " is no page of 0 to %" PRId64,
+                                 batch, page, ids[page], d->pages - 1);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_pages(const attn_desc *d, const attn_args *a)
+{
+    attn_status status = d->table_width ? ATTN_OK : check_page_starts(d, a);
+    for (int64_t b = 0; b < d->batch && !status; b++)
+        status = check_page_ids(d, a, b);
     return status;
 }
 
@@ -337,6 +415,9 @@ attn_status attn_args_check(const attn_desc *desc, const attn_args *args)
 {
     attn_status status = attn_args_check_arrays(desc, args);
     if (!status) status = check_lengths(desc, args);
+    if (!status) status = check_positions("position_q", args->position_q, desc->batch);
+    if (!status) status = check_positions("position_kv", args->position_kv, desc->batch);
+    if (!status && desc->flags & ATTN_PAGED) status = check_pages(desc, args);
     if (!status && desc->flags & ATTN_INTERVALS) status = check_intervals(desc, args);
     if (!status && desc->flags & ATTN_BLOCKS) status = check_blocks(desc, args);
     return status ? status : check_logits(desc, args);

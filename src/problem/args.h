@@ -19,7 +19,7 @@ typedef struct attn_args_array {
     int optional;         /* base may be NULL */
 } attn_args_array;
 
-enum { ATTN_ARGS_INPUTS = 23, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
+enum { ATTN_ARGS_INPUTS = 27, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
 
 /* Pointers of attn_args that only a flag makes an argument; X(name, flag, direction): ATTN_BACKWARD: a forward ignores
  * it. */
@@ -40,6 +40,11 @@ enum { ATTN_ARGS_INPUTS = 23, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
     X(sink, ATTN_SINK, ATTN_FORWARD)                  \
     X(seed_at, ATTN_DROPOUT, ATTN_FORWARD)            \
     X(seed_offset_at, ATTN_DROPOUT, ATTN_FORWARD)     \
+    X(page_table, ATTN_PAGED, ATTN_FORWARD)           \
+    X(page_starts, ATTN_PAGED, ATTN_FORWARD)          \
+    X(first_kv, ATTN_FIRST_KV, ATTN_FORWARD)          \
+    X(position_q, ATTN_POSITIONS, ATTN_FORWARD)       \
+    X(position_kv, ATTN_POSITIONS, ATTN_FORWARD)      \
     X(grad_bias, ATTN_BIAS, ATTN_BACKWARD)            \
     X(grad_alibi, ATTN_ALIBI, ATTN_BACKWARD)          \
     X(grad_sink, ATTN_SINK, ATTN_BACKWARD)

@@ -16,7 +16,7 @@ enum {
     HEADS_MOST = 1 << 20,
     DIM_MOST = 512,
     ROWS_MOST = INT32_MAX - 64, /* a tile more still fits int32_t */
-    FLAGS = (ATTN_DETERMINISTIC << 1) - 1
+    FLAGS = (ATTN_POSITIONS << 1) - 1
 };
 
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name)
@@ -37,10 +37,13 @@ attn_shape attn_shape_of(const attn_desc *desc)
 {
     bool packed = desc->flags & ATTN_VARLEN;
     int64_t batch = packed ? 1 : desc->batch;
+    bool paged = desc->flags & ATTN_PAGED;
     int64_t rows = packed ? desc->total_q : desc->len_q, keys = packed ? desc->total_kv : desc->len_kv;
+    int64_t planes = paged ? desc->pages : batch;
+    if (paged) keys = desc->page_size;
     return (attn_shape){ .q = { batch, rows, desc->heads_q, desc->dim_qk },
-                         .k = { batch, keys, desc->heads_kv, desc->dim_qk },
-                         .v = { batch, keys, desc->heads_kv, desc->dim_v },
+                         .k = { planes, keys, desc->heads_kv, desc->dim_qk },
+                         .v = { planes, keys, desc->heads_kv, desc->dim_v },
                          .o = { batch, rows, desc->heads_q, desc->dim_v } };
 }
 
@@ -111,6 +114,11 @@ static const field fields[] = {
     RANGE(bias_stride[1], ATTN_BIAS, INT64_MIN, INT64_MAX),
     RANGE(bias_stride[2], ATTN_BIAS, INT64_MIN, INT64_MAX),
     RANGE(bias_stride[3], ATTN_BIAS, INT64_MIN, INT64_MAX),
+    RANGE(pages, ATTN_PAGED, 0, INT32_MAX),
+    RANGE(page_size, ATTN_PAGED, 1, ROWS_MOST),
+    RANGE(table_width, ATTN_PAGED, 0, ROWS_MOST),
+    RANGE(table_total, ATTN_PAGED, 0, ROWS_MOST),
+    RANGE(bits_keys, ATTN_BITS, 0, ROWS_MOST),
 };
 
 static int64_t value_at(const attn_desc *desc, size_t offset)
@@ -198,6 +206,26 @@ static attn_status check_numbers(const attn_desc *desc)
 
 /* ---- fields against one another ------------------------------------------------------------ */
 
+static attn_status check_pages(const attn_desc *desc)
+{
+    int64_t table = desc->table_width ? desc->table_width : desc->table_total;
+    if (!(desc->flags & ATTN_PAGED)) return ATTN_OK;
+    if (!(desc->flags & ATTN_LENS_KV)) return attn_fail(ATTN_INVALID, "flags: ATTN_PAGED needs ATTN_LENS_KV");
+    if (desc->total_kv)
+        return attn_fail(ATTN_INVALID, "total_kv = %" PRId64 " is not 0: with ATTN_PAGED no keys are packed",
+                         desc->total_kv);
+    if (desc->table_width && desc->table_total)
+        return attn_fail(ATTN_INVALID, "table_total = %" PRId64 " is not 0, as table_width = %" PRId64 " needs it",
+                         desc->table_total, desc->table_width);
+    if (table < attn_ceil_div(desc->len_kv, desc->page_size))
+        return attn_fail(ATTN_INVALID,
+                         "%s = %" PRId64 " pages of %" PRId64 " keys hold less than len_kv = %" PRId64 " keys",
+                         desc->table_width ? "table_width" : "table_total", table, desc->page_size, desc->len_kv);
+    if (desc->direction == ATTN_BACKWARD)
+        return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: ATTN_PAGED is computed forward only");
+    return ATTN_OK;
+}
+
 static attn_status check_relations(const attn_desc *desc)
 {
     int64_t vectors = desc->interval_vectors;
@@ -206,7 +234,7 @@ static attn_status check_relations(const attn_desc *desc)
                          desc->heads_kv);
     if ((desc->flags & ATTN_VARLEN) && desc->total_q < desc->len_q)
         return attn_fail(ATTN_INVALID, "total_q = %" PRId64 " is below len_q = %" PRId64, desc->total_q, desc->len_q);
-    if ((desc->flags & ATTN_VARLEN) && desc->total_kv < desc->len_kv)
+    if ((desc->flags & ATTN_VARLEN) && !(desc->flags & ATTN_PAGED) && desc->total_kv < desc->len_kv)
         return attn_fail(ATTN_INVALID, "total_kv = %" PRId64 " is below len_kv = %" PRId64, desc->total_kv,
                          desc->len_kv);
     if ((desc->flags & ATTN_INTERVALS) && (desc->flags & ATTN_CAUSAL) && vectors > 2)
@@ -214,6 +242,9 @@ static attn_status check_relations(const attn_desc *desc)
     if ((desc->flags & ATTN_INTERVALS) && !(desc->flags & ATTN_CAUSAL) && vectors != 2 && vectors != 4)
         return attn_fail(ATTN_INVALID,
                          "interval_vectors = %" PRId64 " is not 2 or 4, as a mask without ATTN_CAUSAL takes", vectors);
+    if (desc->bits_keys > desc->len_kv)
+        return attn_fail(ATTN_INVALID, "bits_keys = %" PRId64 " exceeds len_kv = %" PRId64, desc->bits_keys,
+                         desc->len_kv);
     if ((desc->flags & ATTN_DROPOUT) && desc->batch * desc->heads_q > (int64_t)1 << 32)
         return attn_fail(ATTN_INVALID,
                          "batch * heads_q = %" PRId64 " exceeds 2^32, the most that ATTN_DROPOUT can count",
@@ -346,9 +377,11 @@ static attn_status resolve_layout(attn_desc *desc)
 static attn_status check_tables(const attn_desc *desc)
 {
     const int64_t intervals[4] = { desc->batch, desc->interval_heads, desc->len_kv, desc->interval_vectors };
-    const int64_t bits[4] = { desc->bits_batch, desc->bits_heads, desc->len_q, attn_ceil_div(desc->len_kv, 8) };
+    const int64_t bits[4] = { desc->bits_batch, desc->bits_heads, desc->len_q, attn_bits_pitch(desc) };
+    const int64_t pages[4] = { 1, 1, desc->batch, desc->table_width };
     attn_status status = resolve_strides("intervals", intervals, (int64_t[4]){ 0 });
     if (!status) status = resolve_strides("bits", bits, (int64_t[4]){ 0 });
+    if (!status) status = resolve_strides("page_table", pages, (int64_t[4]){ 0 });
     if (!status && desc->flags & ATTN_BLOCKS) {
         const int64_t blocks[4] = { desc->block_batch, desc->block_heads, attn_ceil_div(desc->len_q, desc->block_rows),
                                     attn_ceil_div(desc->len_kv, desc->block_keys) };
@@ -372,6 +405,7 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
 
     status = check_numbers(&d);
     if (!status) status = check_relations(&d);
+    if (!status) status = check_pages(&d);
     if (!status) status = check_direction(&d);
     if (!status) status = check_machine(&d);
     if (!status) status = resolve_layout(&d);

@@ -12,7 +12,8 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
  * ours. `name` is the argument's, for messages. */
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name);
 
-/* Extents (batch, row, head, dim) of the tensors of a resolved descriptor: with ATTN_VARLEN one batch of total rows. */
+/* Extents (batch, row, head, dim) of the tensors of a resolved descriptor: with ATTN_VARLEN one batch of total rows;
+ * with ATTN_PAGED k and v are (page, slot, head, dim). */
 typedef struct attn_shape {
     int64_t q[4], k[4], v[4], o[4];
 } attn_shape;
@@ -48,6 +49,17 @@ static inline int64_t attn_bias_count(const attn_desc *desc)
  * tensor's, for messages. */
 attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4]);
 attn_status attn_resolve_output(const char *name, const int64_t extent[4], int64_t stride[4]);
+
+/* Keys that a row's bits are of, and the bytes that they take. */
+static inline int64_t attn_bits_keys(const attn_desc *desc)
+{
+    return desc->bits_keys ? desc->bits_keys : desc->len_kv;
+}
+
+static inline int64_t attn_bits_pitch(const attn_desc *desc)
+{
+    return (attn_bits_keys(desc) + 7) / 8;
+}
 
 /* Offsets [lo, hi) that an array's elements lie in, 0 to 0 for an empty one. Zero if one of them, times the largest
  * element, overflows. */

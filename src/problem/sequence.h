@@ -9,6 +9,8 @@
 typedef struct attn_sequence {
     int64_t start_q, start_kv; /* rows of the tensors: 0 but for ATTN_VARLEN */
     int64_t len_q, len_kv;
+    int64_t first_kv;                /* keys before it are hidden */
+    int64_t position_q, position_kv; /* of row 0 and of key 0 */
 } attn_sequence;
 
 /* desc: resolved by attn_desc_resolve. args: valid for it. */

@@ -49,8 +49,13 @@ static bool listed(const attn_desc *d, const int32_t *counts, const int32_t *lis
 
 static bool bit_set(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row, int64_t key)
 {
-    int64_t plane = repeat(d->bits_batch, batch) * d->bits_heads + repeat(d->bits_heads, head);
-    return args->bits[(plane * d->len_q + row) * attn_ceil_div(d->len_kv, 8) + key / 8] >> key % 8 & 1;
+    int64_t plane = repeat(d->bits_batch, batch) * d->bits_heads + repeat(d->bits_heads, head), width = d->len_kv;
+    if (d->bits_keys) {
+        width = d->bits_keys;
+        key -= attn_sequence_of(d, args, batch).len_kv - d->bits_keys;
+        if (key < 0) return true;
+    }
+    return args->bits[(plane * d->len_q + row) * attn_ceil_div(width, 8) + key / 8] >> key % 8 & 1;
 }
 
 int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
@@ -58,8 +63,8 @@ int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch
 {
     const attn_desc *d = desc;
     attn_sequence s = attn_sequence_of(d, args, batch);
-    int64_t t = row + s.len_kv - s.len_q;
-    if (row < 0 || row >= s.len_q || key < 0 || key >= s.len_kv) return false;
+    int64_t t = row + s.position_q - s.position_kv;
+    if (row < 0 || row >= s.len_q || key < s.first_kv || key >= s.len_kv) return false;
 
     bool seen = true;
     if (d->flags & ATTN_CAUSAL) seen = key <= t;
@@ -67,7 +72,8 @@ int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch
         seen = seen && (d->window_left < 0 || t - key <= d->window_left) &&
                (d->window_right < 0 || key - t <= d->window_right);
     if (d->flags & ATTN_PREFIX) seen = seen || key < args->prefix[batch];
-    if (d->flags & ATTN_CHUNK) seen = seen && floor_div(t, d->chunk) == floor_div(key, d->chunk);
+    if (d->flags & ATTN_CHUNK)
+        seen = seen && floor_div(t + s.position_kv, d->chunk) == floor_div(key + s.position_kv, d->chunk);
     if (d->flags & ATTN_INTERVALS) seen = seen && !interval_hides(d, args, batch, head, row, key);
 
     bool full = false, partial = true; /* without lists every block is partial */
@@ -107,7 +113,7 @@ static int64_t alibi_at(const attn_desc *d, int64_t batch, int64_t head)
 static int64_t distance(const attn_desc *d, const attn_args *args, int64_t batch, int64_t row, int64_t key)
 {
     attn_sequence seq = attn_sequence_of(d, args, batch);
-    int64_t t = row + seq.len_kv - seq.len_q;
+    int64_t t = row + seq.position_q - seq.position_kv;
     return t < key ? key - t : t - key;
 }
 

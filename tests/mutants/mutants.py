@@ -4,6 +4,7 @@ Each is (file, old text, new text, what is wrong, test programs that must notice
 it must stand in the file exactly once: when code changes, so does this list."""
 
 MASK, BLOCKS, INTERVALS = "src/mask/mask.c", "src/mask/blocks.c", "src/mask/intervals.c"
+RANGES, RANGES_OF, KEYS = "src/problem/ranges.h", "src/problem/ranges.c", "src/problem/keys.c"
 SCORE, SOFTMAX = "src/cpu/score.c", "src/cpu/body/softmax.h"
 GEMM, LOADS, ROWS = "src/cpu/body/gemm.h", "src/cpu/body/loads.h", "src/cpu/body/rows.h"
 PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
@@ -20,27 +21,40 @@ KV = "src/kv/"
 
 MUTANTS = [
     # ranges
-    (MASK, "min64(last, t + view->right + 1)", "min64(last, t + view->right)", "causal: the diagonal is hidden", "grid:155"),
-    (MASK, "if (desc->flags & ATTN_CAUSAL) view->right = 0;", "if (desc->flags & ATTN_CAUSAL) view->right = 1;",
-     "causal: sees one key too many", "grid:155"),
-    (MASK, "max64(first, t - view->left)", "max64(first, t - view->left + 1)", "window: one key short on the left", "grid:215"),
-    (MASK, "min64(last, floor_to(t, view->chunk) + view->chunk)", "min64(last, floor_to(t, view->chunk) + view->chunk - 1)",
-     "chunk: its last key is lost", "grid:155"),
-    (MASK, "min64(last, view->prefix)", "min64(last, view->prefix - 1)", "prefix: its last key is lost", "grid:135"),
-    (MASK, ".hi = { min64(last, view->prefix),", ".hi = { first,", "prefix: no union with causal", "grid:135"),
-    (MASK, ".shift = seq.len_kv - seq.len_q", ".shift = desc->len_kv - desc->len_q", "used lengths do not shift rows", "grid:155"),
+    (RANGES, "hi = t + ranges->right + 1;", "hi = t + ranges->right;", "causal: the diagonal is hidden", "grid:155"),
+    (RANGES_OF, ".right = causal ? 0 :", ".right = causal ? 1 :", "causal: sees one key too many", "grid:155"),
+    (RANGES, "int64_t lo = t - ranges->left,", "int64_t lo = t - ranges->left + 1,", "window: one key short on the left", "grid:215"),
+    (RANGES, "last = start + ranges->chunk;", "last = start + ranges->chunk - 1;", "chunk: its last key is lost", "grid:155"),
+    (RANGES, "{ ranges->prefix < last ? ranges->prefix : last,", "{ ranges->prefix < last ? ranges->prefix - 1 : last,",
+     "prefix: its last key is lost", "grid:135"),
+    (RANGES, "{ ranges->prefix < last ? ranges->prefix : last,", "{ first,", "prefix: no union with causal", "grid:135"),
+    (RANGES_OF, "ranges.shift = seq.position_q - seq.position_kv", "ranges.shift = desc->len_kv - desc->len_q",
+     "used lengths do not shift rows", "grid:155"),
+    (RANGES_OF, "ranges.first = seq.first_kv;", "ranges.first = 0;", "keys before first_kv are visible", "grid:155 mask"),
+    (RANGES, "attn_floor_to(t + ranges->position, ranges->chunk) - ranges->position",
+     "attn_floor_to(t, ranges->chunk)", "chunks count from key 0 whatever its position", "mask"),
     (MASK, ".lo = { last.lo[0], last.lo[1] }", ".lo = { first.lo[0], first.lo[1] }",
      "a tile that some rows see is taken for full", "mask grid:55"),
-    (MASK, "view->right = window && desc->window_right >= 0 ? min64(desc->window_right, UNBOUNDED)",
-     "view->right = window && desc->window_right > 0 ? min64(desc->window_right, UNBOUNDED)",
-     "window: 0 on the right means unbounded", "grid:180"),
+    (RANGES_OF, "return set && x >= 0 &&", "return set && x > 0 &&", "window: 0 on the right means unbounded", "grid:180"),
+    # pages
+    (KEYS, "slot = key % keys->page_size;", "slot = 0;", "a run that begins within a page is read from its first slot", "grid:155"),
+    (KEYS, "page++, slot = 0;", "page++;", "the next page is read from where the last was entered", "grid:155"),
+    (KEYS, "keys->v + id * keys->v_page", "keys->v + id * keys->k_page", "values lie as far apart as keys", "grid:155"),
+    (KEYS, "if (seen->lo[i] >= seen->hi[i]) continue;", "", "an empty run is entered", "grid:155"),
+    (KEYS, "to = seen ? seen : next;", "to = end, seen = 1;", "keys that no row sees are read", "grid:155 args"),
+    ("src/problem/args.c", "last = (seen.hi[i] - 1) / d->page_size;", "last = seen.hi[i] / d->page_size;",
+     "an entry after the last key is looked at", "args"),
+    ("src/problem/args.c", "ids[page] >= d->pages)", "ids[page] > d->pages)", "one page more than there are", "args"),
+    (MASK, "if (view->bits && !bits) hi = min64(hi, view->bits_first);", "", "keys with bits are taken for keys before them", "mask"),
+    (BLOCKS, "bits_from(view, bytes, 0) << -at | ((UINT64_C(1) << -at) - 1)", "bits_from(view, bytes, 0) << -at",
+     "keys before the bits are hidden where words meet them", "mask"),
     # tables
     (MASK, "(desc->interval_heads == 1 ? 0 : kv_head)", "0 * kv_head", "intervals of head 0 for all heads", "grid:140"),
     (MASK, "h = desc->bits_heads == 1 ? 0 : head;", "h = desc->bits_heads == 1 ? 0 : head / 2;", "bits of the wrong head",
      "grid:295"),
     (BLOCKS, "attn_words_set(words, lo > 0 ? lo : 0, min64(hi, keys));",
      "attn_words_set(words, lo > 0 ? lo : 0, min64(hi + 1, keys));", "a listed block has one key too many", "grid:175"),
-    (BLOCKS, "(!view->bits && list_next(view, 1, r, next) == next)", "list_next(view, 1, r, next) == next",
+    (BLOCKS, "(!bits && list_next(view, 1, r, next) == next)", "list_next(view, 1, r, next) == next",
      "a partial block is taken for full", "grid:290"),
     (BLOCKS, "word >> shift | (uint64_t)near[8] << (64 - shift)", "word >> shift", "bits are lost where words meet", "mask"),
     (INTERVALS, "bool hide = (row >= b[0] && row < b[1])", "bool hide = (row >= b[0] && row <= b[1])",
@@ -57,7 +71,7 @@ MUTANTS = [
      "along queries: the first row that sees a key is left out", "mask grid:180"),
     (MASK, "*rows = (attn_mask_tile){ lo, hi, full && inside(&core, key0, key1) };",
      "*rows = (attn_mask_tile){ lo, hi, full };", "along queries: ranges hide nothing of a run", "mask"),
-    (BLOCKS, "listed(view, block, first, last, true) == last - first + 1", "listed(view, block, first, last, true) > 0",
+    (BLOCKS, "listed(view, block, first, last, bits) == last - first + 1", "listed(view, block, first, last, bits) > 0",
      "along queries: a row block that lists some key blocks is taken for full", "mask"),
     (INTERVALS, "if (row >= node->max[0] && row < node->min[1]) row =", "if (row >= node->min[0] && row < node->min[1]) row =",
      "along queries: rows that see some key of a node are skipped", "mask"),
@@ -105,14 +119,14 @@ MUTANTS = [
      "the last column is not stored", "grid:155"),
     (GEMM, "for (; i < steps; i++, a += stride", "for (; i + 1 < steps; i++, a += stride", "the last step of a product is dropped",
      "grid:155"),
-    (LOADS, "r[i] = i < rows ? load_up_to", "r[i] = i <= rows ? load_up_to", "a row past the end is read", "grid:395"),
+    (LOADS, "r[i] = i < count ? load_up_to", "r[i] = i <= count ? load_up_to", "a row past the end is read", "grid:395"),
     (LOADS, "return i + VL <= end ? load_as", "return i + VL <= end + 1 ? load_as", "an element past the row is read", "grid:155"),
     (DECODE, "(h * task->group + r / task->len_q) * task->q_head", "(h * task->group + r % task->group) * task->q_head",
      "decode: rows of the wrong query head", "grid:215"),
     (DECODE, "const attn_score *score = &task->score[r / task->len_q];", "const attn_score *score = &task->score[0];",
      "decode: the first head's score changes for the group", "grid:215"),
     # drivers
-    (PREFILL_RUN, "d->k_stride, batch, u->seq.start_kv, u->head)", "d->k_stride, batch, u->seq.start_kv, 0)",
+    (PREFILL_RUN, "attn_keys_of(d, r->args, u.batch, u.head)", "attn_keys_of(d, r->args, u.batch, 0)",
      "the first KV head's keys for all", "grid:155"),
     (PREFILL_RUN, "part / group) * rows", "part / group) * rows % (8 * rows)", "long problems: rows of another block", "grid:165"),
     (PREFILL_RUN, "attn_mask_span(&mask, u.row0, u.row1, &seen);", "attn_mask_span(&mask, u.row0, u.row1 - 1, &seen);",
@@ -188,7 +202,7 @@ MUTANTS = [
     ("src/problem/args.c", "list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);", "",
      "grad_v may be anything", "args"),
     ("src/problem/desc.c", 'if (!status) status = attn_resolve_output("grad_k", shape.k, desc->grad_k_stride);',
-     'if (!status) status = resolve_tensor("grad_k", shape.k, desc->grad_k_stride);', "elements of grad_k may be one", "desc"),
+     'if (!status) status = attn_resolve_tensor("grad_k", shape.k, desc->grad_k_stride);', "elements of grad_k may be one", "desc"),
     ("check/gradients.c", "isnan(x) || (zero && x != 0)", "(zero && x != 0)", "the check passes over NaN", "gradient"),
     # random problems, and their reference
     ("check/gpu/reference.cu", "if (d->flags & ATTN_CAUSAL && key > t) in_band = false;",

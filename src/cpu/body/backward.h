@@ -46,9 +46,11 @@ static backward backward_start(const attn_backward_task *task)
     b.delta = b.factor + room;
     if (task->score->flags & ATTN_DROPOUT) b.keep = (uint64_t *)(void *)(b.delta + room);
     memset(b.dk, 0, (size_t)((b.keys + STRIP) * (b.k_pitch + b.v_pitch)) * sizeof *b.dk);
+    const void *k[ATTN_GRADIENT_TILE], *v[ATTN_GRADIENT_TILE];
+    attn_keys_rows(&task->keys, task->key0, count, k, v);
     attn_pack_task keys = { .dtype = task->dtype,
-                            .k = task->k,
-                            .k_row = task->k_row,
+                            .k = k,
+                            .v = k,
                             .dim_qk = task->dim_qk,
                             .key0 = task->key0,
                             .keys = count,
@@ -56,11 +58,11 @@ static backward backward_start(const attn_backward_task *task)
                             .pitch = b.keys,
                             .k_pack = b.kt,
                             .v_pack = b.kc };
-    if (task->grad_k) keys.v = task->k, keys.v_row = task->k_row, keys.dim_v = task->dim_qk;
+    if (task->grad_k) keys.dim_v = task->dim_qk;
     pack(&keys);
     pack(&(attn_pack_task){ .dtype = task->dtype,
-                            .k = task->v,
-                            .k_row = task->v_row,
+                            .k = v,
+                            .v = v,
                             .dim_qk = task->dim_v,
                             .key0 = task->key0,
                             .keys = count,
@@ -69,26 +71,28 @@ static backward backward_start(const attn_backward_task *task)
     return b;
 }
 
-/* `rows` rows from row0 on, times `factor`, in panels of columns of `pitch` rows; strips are filled up with zeros. */
-static void pack_tile(attn_dtype dtype, const void *base, int64_t stride, int64_t row0, int64_t rows, int64_t dim,
+/* `count` rows from row0 on, times `factor`, in panels of columns of `pitch` rows; strips are filled up with zeros. */
+static void pack_tile(attn_dtype dtype, const void *base, int64_t stride, int64_t row0, int64_t count, int64_t dim,
                       float factor, float *out, int64_t pitch)
 {
+    const void *rows[ATTN_GRADIENT_TILE];
+    list_rows(dtype, base, stride, row0, count, rows);
     switch (dtype) {
     case ATTN_F32:
-        pack_columns(ATTN_F32, base, stride, row0, rows, dim, factor, out, pitch);
+        pack_columns(ATTN_F32, rows, count, dim, factor, out, pitch);
         break;
     case ATTN_F16:
-        pack_columns(ATTN_F16, base, stride, row0, rows, dim, factor, out, pitch);
+        pack_columns(ATTN_F16, rows, count, dim, factor, out, pitch);
         break;
     case ATTN_BF16:
-        pack_columns(ATTN_BF16, base, stride, row0, rows, dim, factor, out, pitch);
+        pack_columns(ATTN_BF16, rows, count, dim, factor, out, pitch);
         break;
     case ATTN_F64: /* the reference's */
         break;
     }
-    int64_t end = attn_round_up(rows, STRIP);
+    int64_t end = attn_round_up(count, STRIP);
     for (int64_t d = 0; d < dim; d += PANEL)
-        memset(out + d * pitch + rows * PANEL, 0, (size_t)((end - rows) * PANEL) * sizeof *out);
+        memset(out + d * pitch + count * PANEL, 0, (size_t)((end - count) * PANEL) * sizeof *out);
 }
 
 /* Where the packed queries of a tile of rows are; its grad_o follows them. */
@@ -237,7 +241,8 @@ static void backward_row(const backward *b, int64_t r, const attn_mask_tile *spa
     int64_t row = b->row0 + r, key0 = b->task->key0;
     const uint64_t *keep = b->keep ? b->keep + r * (ATTN_KEYS_TILE / 64) : NULL;
     uint32_t flags = b->score->flags;
-    if (flags & ATTN_RICH) change_scores(b->score, row, key0, lo, hi, b->mask->len_kv, s, b->bias, b->derivative);
+    if (flags & ATTN_RICH)
+        change_scores(b->score, row, key0, lo, hi, b->mask->ranges.len_kv, s, b->bias, b->derivative);
     hide_unseen(b->mask, row, span, key0, s, lo, hi);
     if (b->task->statistics) {
         add_statistics(b->task, b->head, row, s, lo, hi);

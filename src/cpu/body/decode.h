@@ -31,14 +31,13 @@ static decode decode_head(const decode *all, int64_t head, attn_decode_task *tas
     int64_t row = head * p.padded;
     *task = *all->task;
     task->mask += head * task->group, task->score += head * task->group;
-    task->k = row_at(task->dtype, task->k, head * task->k_head);
-    task->v = row_at(task->dtype, task->v, head * task->v_head);
     p.task = task;
+    p.k_head = head * task->k_head, p.v_head = head * task->v_head;
     p.q += row * p.q_pitch, p.o += row * p.o_pitch, p.max += row, p.sum += row * VL;
     return p;
 }
 
-/* The keys from `from` on that some query head sees, at most a tile of them. */
+/* The keys from `from` on that some query head sees, at most a tile of them, and none that may not be read. */
 static bool decode_next(const attn_decode_task *task, int64_t from, attn_mask_tile *tile)
 {
     const attn_mask_view *mask = task->mask;
@@ -56,31 +55,43 @@ static bool decode_next(const attn_decode_task *task, int64_t from, attn_mask_ti
     if (!found || tile->lo >= task->key1) return false;
     if (tile->hi > tile->lo + task->kv_tile) tile->hi = tile->lo + task->kv_tile;
     if (tile->hi > task->key1) tile->hi = task->key1;
+    const attn_runs *seen = &task->keys.seen;
+    int64_t end = tile->lo;
+    for (int i = 0; i < 2; i++)
+        if (seen->lo[i] <= tile->lo && seen->hi[i] > end) end = seen->hi[i];
+    if (tile->hi > end) tile->hi = end;
     return true;
 }
 
-ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
+/* Keys [lo, lo + count), unless they are those of the tile that was thought to be next. */
+static void decode_list(const attn_decode_task *task, decode_rows *rows, int64_t lo, int64_t count)
+{
+    if (rows->count >= count && rows->lo == lo) return;
+    rows->lo = lo, rows->count = count;
+    attn_keys_rows(&task->keys, lo, count, rows->k, rows->v);
+}
+
+ALWAYS_INLINE void decode_scores(const decode *p, attn_dtype dtype, fetch *next, int64_t keys)
 {
     int64_t step = p->padded == 1 ? SUMS : SUMS / 4;
-    for (int64_t key = lo; key < hi; key += step) {
-        for (int64_t j = key; j < key + step && j < hi; j++)
-            fetch_next(next, dtype);
+    for (int64_t key = 0; key < keys; key += step) {
+        for (int64_t j = key; j < key + step && j < keys; j++)
+            fetch_next(next);
         if (p->padded == 1)
-            dot_tile(p, dtype, 0, 1, key, hi, p->s + key - lo);
+            dot_tile(p, dtype, 0, 1, key, keys, p->s + key);
         else
             for (int64_t r = 0; r < p->padded; r += 4)
-                dot_tile(p, dtype, r, 4, key, hi, p->s + r * ATTN_DECODE_TILE + key - lo);
+                dot_tile(p, dtype, r, 4, key, keys, p->s + r * ATTN_DECODE_TILE + key);
     }
 }
 
-ALWAYS_INLINE void decode_output(const decode *p, attn_dtype dtype, fetch *next, int64_t lo, int64_t hi)
+ALWAYS_INLINE void decode_output(const decode *p, attn_dtype dtype, fetch *next, int64_t keys)
 {
-    const void *v = row_at(dtype, p->task->v, lo * p->task->v_row);
     if (p->padded == 1)
-        add_values(p, dtype, 0, 1, v, hi - lo, next);
+        add_values(p, dtype, 0, 1, keys, next);
     else
         for (int64_t r = 0; r < p->padded; r += 4)
-            add_values(p, dtype, r, 4, v, hi - lo, next);
+            add_values(p, dtype, r, 4, keys, next);
 }
 
 /* Scores of one row to probabilities, as in prefill. */
@@ -93,7 +104,7 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     float *s = p->s + r * ATTN_DECODE_TILE, *sum = p->sum + r * VL, scale = scale_left(score);
     if (score->flags & ATTN_RICH) {
         scale_row(s, 0, hi, scale);
-        change_scores(score, row, tile->lo, 0, hi, mask->len_kv, s, p->bias, NULL);
+        change_scores(score, row, tile->lo, 0, hi, mask->ranges.len_kv, s, p->bias, NULL);
         scale = 1;
     }
     uint64_t words[ATTN_DECODE_TILE / 64] = { 0 };
@@ -115,17 +126,26 @@ ALWAYS_INLINE void decode_tiles(const decode *all, attn_dtype dtype)
 {
     const attn_decode_task *t = all->task;
     attn_mask_tile tile = { .hi = t->key0 };
-    while (decode_next(t, tile.hi, &tile))
+    decode_rows rows[2];
+    rows[0].lo = rows[1].lo = -1, rows[0].count = rows[1].count = 0;
+    for (int now = 0; decode_next(t, tile.hi, &tile); now ^= 1) {
+        int64_t keys = tile.hi - tile.lo, left = t->key1 - tile.hi < keys ? t->key1 - tile.hi : keys;
+        decode_rows *next = &rows[now ^ 1];
+        decode_list(t, &rows[now], tile.lo, keys);
+        next->lo = -1;
+        decode_list(t, next, tile.hi, left);
         for (int64_t h = 0; h < t->heads; h++) {
-            fetch k = fetch_start(t, t->k, t->k_row, t->k_head, t->dim_qk, h, tile.lo, tile.hi);
-            fetch v = fetch_start(t, t->v, t->v_row, t->v_head, t->dim_v, h, tile.lo, tile.hi);
+            fetch k = fetch_start(t, rows[now].k, keys, next->k, left, t->k_head, t->dim_qk, h);
+            fetch v = fetch_start(t, rows[now].v, keys, next->v, left, t->v_head, t->dim_v, h);
             attn_decode_task task;
             decode p = decode_head(all, h, &task);
-            decode_scores(&p, dtype, &k, tile.lo, tile.hi);
+            p.keys = &rows[now];
+            decode_scores(&p, dtype, &k, keys);
             for (int64_t r = 0; r < p.rows; r++)
                 decode_row(&p, r, &tile);
-            decode_output(&p, dtype, &v, tile.lo, tile.hi);
+            decode_output(&p, dtype, &v, keys);
         }
+    }
 }
 
 static void decode_finish(const decode *p)

@@ -31,19 +31,19 @@ ALWAYS_INLINE void dot_step(vf acc[SUMS], const int rows, const float *q, int64_
     }
 }
 
-/* Scores of `rows` (1 or 4) query rows from row r with keys [key, key + SUMS / rows); of those at or past `end` the
- * last is read instead and nothing is written. */
+/* Scores of `rows` (1 or 4) query rows from row r with keys [key, key + SUMS / rows) of the tile; of those at or past
+ * `end` the last is read instead and nothing is written. */
 ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t key, int64_t end,
                             float *s)
 {
     const attn_decode_task *task = p->task;
     const int keys = SUMS / rows;
-    const void *k[SUMS];
+    const char *k[SUMS];
     const float *q = p->q + r * p->q_pitch;
     int64_t d = 0, dim = task->dim_qk;
     vf acc[SUMS], x[SUMS];
     UNROLL for (int j = 0; j < keys; j++) k[j] =
-        row_at(dtype, task->k, (key + j < end ? key + j : end - 1) * task->k_row);
+        (const char *)p->keys->k[key + j < end ? key + j : end - 1] + p->k_head;
     UNROLL for (int i = 0; i < SUMS; i++) acc[i] = v_zero();
     for (; d + VL <= dim; d += VL) {
         UNROLL for (int j = 0; j < keys; j++) x[j] = load_as(dtype, k[j], d);
@@ -60,10 +60,10 @@ ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const 
         UNROLL for (int i = 0; i < rows; i++) s[i * ATTN_DECODE_TILE + j] = scores[j * rows + i];
 }
 
-/* o[rows][columns vectors] += p v over keys [0, keys), one row fetched every so many. A single vector may be part of
+/* o[rows][columns vectors] += p v over the tile's keys, one row fetched every so many. A single vector may be part of
  * one. */
 ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t d,
-                              const int columns, const void *v, int64_t keys, fetch *next, int64_t every)
+                              const int columns, int64_t keys, fetch *next, int64_t every)
 {
     const attn_decode_task *task = p->task;
     float *o = p->o + r * p->o_pitch + d;
@@ -72,9 +72,9 @@ ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, cons
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int c = 0; c < columns; c++) acc[i * columns + c] =
         v_load(o + i * p->o_pitch + c * VL);
     for (int64_t j = 0; j < keys;) {
-        fetch_next(next, dtype);
+        fetch_next(next);
         for (int64_t end = j + every < keys ? j + every : keys; j < end; j++) {
-            const void *row = row_at(dtype, v, j * task->v_row);
+            const char *row = (const char *)p->keys->v[j] + p->v_head;
             UNROLL for (int c = 0; c < columns; c++)
             {
                 vf x = columns == 1 ? load_up_to(dtype, row, d, task->dim_v) : load_as(dtype, row, d + c * VL);
@@ -87,15 +87,14 @@ ALWAYS_INLINE void value_tile(const decode *p, attn_dtype dtype, int64_t r, cons
         v_store(o + i * p->o_pitch + c * VL, acc[i * columns + c]);
 }
 
-ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v, int64_t keys,
-                              fetch *next)
+ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t keys, fetch *next)
 {
     int64_t d = 0, dim = p->task->dim_v, wide = SUMS / rows * VL, narrow = 4 / rows * VL;
     int64_t passes = (dim / wide + dim % wide / narrow + (dim % wide % narrow + VL - 1) / VL) * (p->padded / rows);
     for (; d + wide <= dim; d += wide)
-        value_tile(p, dtype, r, rows, d, SUMS / rows, v, keys, next, passes);
+        value_tile(p, dtype, r, rows, d, SUMS / rows, keys, next, passes);
     for (; d + narrow <= dim; d += narrow)
-        value_tile(p, dtype, r, rows, d, 4 / rows, v, keys, next, passes);
+        value_tile(p, dtype, r, rows, d, 4 / rows, keys, next, passes);
     for (; d < dim; d += VL)
-        value_tile(p, dtype, r, rows, d, 1, v, keys, next, passes);
+        value_tile(p, dtype, r, rows, d, 1, keys, next, passes);
 }

@@ -5,46 +5,55 @@
  * then values added into the outputs (again SUMS accumulators). While a tile is computed the next one is fetched into
  * L2, evenly and in the order of memory, so that memory is never idle and hardware looks ahead too. */
 
+/* Where keys [lo, lo + count) of the first KV head, and their values, are. */
+typedef struct decode_rows {
+    int64_t lo, count;
+    const void *k[ATTN_DECODE_TILE], *v[ATTN_DECODE_TILE];
+} decode_rows;
+
 typedef struct decode {
     const attn_decode_task *task;
     int64_t rows, padded, q_pitch, o_pitch; /* of one head */
     float *q, *o, *max, *sum;               /* of all heads; sum: VL per row */
     float *s, *bias;                        /* of the head under way */
+    const decode_rows *keys;                /* of the tile under way, */
+    int64_t k_head, v_head;                 /* from which those of the head under way lie so many bytes */
     uint64_t *keep;
 } decode;
 
 /* Keys, or values, that are wanted next: items [at, end), key after key and in a key head after head. */
 typedef struct fetch {
-    const void *base; /* key 0 of head 0 */
-    int64_t row, head, heads, dim;
+    const void *const *rows;    /* of head 0 */
+    int64_t first, head, heads; /* bytes to the first head, and from head to head */
+    int64_t bytes;              /* of a row */
     int64_t at, end;
     bool l2;
 } fetch;
 
-/* While one head's keys [lo, hi) are computed: its share of the next tile of all heads, or the next head's keys. */
-static fetch fetch_start(const attn_decode_task *t, const void *base, int64_t row, int64_t head_step, int64_t dim,
-                         int64_t head, int64_t lo, int64_t hi)
+/* While one head's tile is computed: its share of the next tile of all heads, or the next head's rows. tile, next:
+ * `keys` and `next_keys` rows of head 0. */
+static fetch fetch_start(const attn_decode_task *t, const void *const *tile, int64_t keys, const void *const *next,
+                         int64_t next_keys, int64_t head_step, int64_t dim, int64_t head)
 {
     bool last = head + 1 == t->heads;
-    int64_t keys = hi - lo, left = t->key1 - hi < keys ? t->key1 - hi : keys;
+    int64_t bytes = dim * attn_dtype_size(t->dtype);
     if (t->fetch_l2) {
-        int64_t at = head * keys, end = at + keys < left * t->heads ? at + keys : left * t->heads;
-        return (fetch){ row_at(t->dtype, base, hi * row), row, head_step, t->heads, dim, at, end, true };
+        int64_t at = head * keys, end = at + keys < next_keys * t->heads ? at + keys : next_keys * t->heads;
+        return (fetch){ next, 0, head_step, t->heads, bytes, at, end, true };
     }
-    const void *next = row_at(t->dtype, base, (last ? 0 : head + 1) * head_step);
-    return (fetch){ next, row, 0, 1, dim, last ? hi : lo, last ? hi + left : hi, false };
+    if (last) return (fetch){ next, 0, 0, 1, bytes, 0, next_keys, false };
+    return (fetch){ tile, (head + 1) * head_step, 0, 1, bytes, 0, keys, false };
 }
 
-ALWAYS_INLINE void fetch_next(fetch *f, attn_dtype dtype)
+ALWAYS_INLINE void fetch_next(fetch *f)
 {
     if (f->at >= f->end) return;
-    int64_t at = f->l2 ? f->at / f->heads * f->row + f->at % f->heads * f->head : f->at * f->row;
-    f->at++;
-    if (!f->l2) {
-        prefetch_row(dtype, f->base, at, f->dim);
-        return;
-    }
-    const char *row = row_at(dtype, f->base, at);
-    for (int64_t i = 0; i < f->dim * attn_dtype_size(dtype); i += LINE)
-        __builtin_prefetch(row + i, 0, 2);
+    int64_t at = f->at++;
+    const char *row =
+        (const char *)f->rows[f->l2 ? at / f->heads : at] + f->first + (f->l2 ? at % f->heads * f->head : 0);
+    for (int64_t i = 0; i < f->bytes; i += LINE)
+        if (f->l2)
+            __builtin_prefetch(row + i, 0, 2);
+        else
+            __builtin_prefetch(row + i);
 }

@@ -45,19 +45,27 @@ ALWAYS_INLINE void prefetch_row(attn_dtype dtype, const void *base, int64_t at, 
         __builtin_prefetch(row + i);
 }
 
-/* Fetches rows [row, row + count) that lie before `end`: they lie far apart, where no hardware looks ahead. */
-ALWAYS_INLINE void prefetch_rows(attn_dtype dtype, const void *base, int64_t pitch, int64_t row, int64_t count,
-                                 int64_t end, int64_t dim)
+/* Where rows [row, row + count) of a tensor are. */
+static inline void list_rows(attn_dtype dtype, const void *base, int64_t pitch, int64_t row, int64_t count,
+                             const void **rows)
 {
-    for (int64_t i = row; i < row + count && i < end; i++)
-        prefetch_row(dtype, base, i * pitch, dim);
+    for (int64_t i = 0; i < count; i++)
+        rows[i] = row_at(dtype, base, (row + i) * pitch);
 }
 
-/* VL rows by VL columns from column d, transposed; rows at or past `rows` are zero. */
-ALWAYS_INLINE void load_square(attn_dtype dtype, const void *base, int64_t pitch, int64_t rows, int64_t d, int64_t dim,
+/* Fetches rows [row, row + count) that lie before `end`: they lie far apart, where no hardware looks ahead. */
+ALWAYS_INLINE void prefetch_rows(attn_dtype dtype, const void *const *rows, int64_t row, int64_t count, int64_t end,
+                                 int64_t dim)
+{
+    for (int64_t i = row; i < row + count && i < end; i++)
+        prefetch_row(dtype, rows[i], 0, dim);
+}
+
+/* VL rows by VL columns from column d, transposed; rows at or past `count` are zero. */
+ALWAYS_INLINE void load_square(attn_dtype dtype, const void *const *rows, int64_t count, int64_t d, int64_t dim,
                                vf r[VL])
 {
     for (int i = 0; i < VL; i++)
-        r[i] = i < rows ? load_up_to(dtype, row_at(dtype, base, i * pitch), d, dim) : v_zero();
+        r[i] = i < count ? load_up_to(dtype, rows[i], d, dim) : v_zero();
     v_transpose(r);
 }

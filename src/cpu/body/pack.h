@@ -3,41 +3,37 @@
 
 ALWAYS_INLINE void pack_keys(const attn_pack_task *t, attn_dtype dtype)
 {
-    for (int64_t key = t->key0; key < t->key0 + t->keys; key += PANEL) {
-        float *panel = t->k_pack + (key - t->base) * t->dim_qk;
-        prefetch_rows(dtype, t->k, t->k_row, key + PANEL, PANEL, t->key0 + t->keys, t->dim_qk);
-        for (int64_t part = 0; part < PANEL; part += VL) {
-            int64_t rows = t->key0 + t->keys - key - part;
-            const void *base = row_at(dtype, t->k, rows > 0 ? (key + part) * t->k_row : 0);
+    for (int64_t key = 0; key < t->keys; key += PANEL) {
+        float *panel = t->k_pack + (t->key0 + key - t->base) * t->dim_qk;
+        prefetch_rows(dtype, t->k, key + PANEL, PANEL, t->keys, t->dim_qk);
+        for (int64_t part = 0; part < PANEL; part += VL)
             for (int64_t d = 0; d < t->dim_qk; d += VL) {
                 vf r[VL];
-                load_square(dtype, base, t->k_row, rows, d, t->dim_qk, r);
+                load_square(dtype, t->k + key + part, t->keys - key - part, d, t->dim_qk, r);
                 for (int64_t i = 0; i < VL && d + i < t->dim_qk; i++)
                     v_store(panel + (d + i) * PANEL + part, r[i]);
             }
-        }
     }
 }
 
-/* Rows [row, row + rows) times `factor` into panels of columns, each with room for `pitch` rows; the dims are filled up
- * with zeros. out: of the first row. */
-ALWAYS_INLINE void pack_columns(attn_dtype dtype, const void *base, int64_t stride, int64_t row, int64_t rows,
-                                int64_t dim, float factor, float *out, int64_t pitch)
+/* `count` rows times `factor` into panels of columns, each with room for `pitch` rows; the dims are filled up with
+ * zeros. out: of the first row. */
+ALWAYS_INLINE void pack_columns(attn_dtype dtype, const void *const *rows, int64_t count, int64_t dim, float factor,
+                                float *out, int64_t pitch)
 {
     vf by = v_set1(factor);
-    for (int64_t i = row; i < row + rows; i++, out += PANEL) {
-        const void *in = row_at(dtype, base, i * stride);
-        prefetch_rows(dtype, base, stride, i + STRIP, 1, row + rows, dim);
+    for (int64_t i = 0; i < count; i++, out += PANEL) {
+        prefetch_rows(dtype, rows, i + STRIP, 1, count, dim);
         for (int64_t d = 0; d < dim; d += PANEL)
             for (int64_t j = 0; j < PANEL; j += VL)
-                v_store(out + d * pitch + j, d + j < dim ? v_mul(by, load_up_to(dtype, in, d + j, dim)) : v_zero());
+                v_store(out + d * pitch + j,
+                        d + j < dim ? v_mul(by, load_up_to(dtype, rows[i], d + j, dim)) : v_zero());
     }
 }
 
 ALWAYS_INLINE void pack_values(const attn_pack_task *t, attn_dtype dtype)
 {
-    pack_columns(dtype, t->v, t->v_row, t->key0, t->keys, t->dim_v, 1, t->v_pack + (t->key0 - t->base) * PANEL,
-                 t->pitch);
+    pack_columns(dtype, t->v, t->keys, t->dim_v, 1, t->v_pack + (t->key0 - t->base) * PANEL, t->pitch);
 }
 
 static void pack(const attn_pack_task *task)
@@ -57,20 +53,19 @@ static void pack(const attn_pack_task *task)
     }
 }
 
-/* Rows [row, row + rows) times `scale` into strips. Stores run VL wide over STRIP: each is put right by the next, the
- * last by the slack after the buffer. */
-ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *q, int64_t pitch, int64_t rows, int64_t dim,
-                                   float scale, float *out)
+/* `count` rows times `scale` into strips. Stores run VL wide over STRIP: each is put right by the next, the last by the
+ * slack after the buffer. */
+ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *const *rows, int64_t count, int64_t dim, float scale,
+                                   float *out)
 {
     vf factor = v_set1(scale);
-    for (int64_t row = 0; row < rows; row += STRIP, out += STRIP * dim) {
-        prefetch_rows(dtype, q, pitch, row + STRIP, STRIP, rows, dim);
+    for (int64_t row = 0; row < count; row += STRIP, out += STRIP * dim) {
+        prefetch_rows(dtype, rows, row + STRIP, STRIP, count, dim);
         for (int64_t d = 0; d < dim; d += VL) {
             vf r[(STRIP + VL - 1) / VL][VL];
             for (int64_t g = 0; g * VL < STRIP; g++) {
-                int64_t first = row + g * VL, left = rows - first < STRIP - g * VL ? rows - first : STRIP - g * VL;
-                const void *base = row_at(dtype, q, left > 0 ? first * pitch : 0);
-                load_square(dtype, base, pitch, left, d, dim, r[g]);
+                int64_t first = row + g * VL, left = count - first < STRIP - g * VL ? count - first : STRIP - g * VL;
+                load_square(dtype, rows + first, left, d, dim, r[g]);
             }
             for (int64_t i = 0; i < VL && d + i < dim; i++)
                 for (int64_t g = 0; g * VL < STRIP; g++)
@@ -79,18 +74,21 @@ ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *q, int64_t pitc
     }
 }
 
-static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t rows, int64_t dim, float scale,
+/* q: the first of `count` rows, `pitch` elements apart; at most ATTN_ROWS_MOST. */
+static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t count, int64_t dim, float scale,
                          float *out)
 {
+    const void *rows[ATTN_ROWS_MOST];
+    list_rows(dtype, q, pitch, 0, count, rows);
     switch (dtype) {
     case ATTN_F32:
-        pack_queries_as(ATTN_F32, q, pitch, rows, dim, scale, out);
+        pack_queries_as(ATTN_F32, rows, count, dim, scale, out);
         break;
     case ATTN_F16:
-        pack_queries_as(ATTN_F16, q, pitch, rows, dim, scale, out);
+        pack_queries_as(ATTN_F16, rows, count, dim, scale, out);
         break;
     case ATTN_BF16:
-        pack_queries_as(ATTN_BF16, q, pitch, rows, dim, scale, out);
+        pack_queries_as(ATTN_BF16, rows, count, dim, scale, out);
         break;
     case ATTN_F64: /* the reference's */
         break;

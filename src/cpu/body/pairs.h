@@ -41,15 +41,14 @@ ALWAYS_INLINE vf load_pairs(const uint16_t *row, int64_t d, int64_t dim)
     return v_load((const float *)(const void *)row);
 }
 
-/* Rows as columns of B: a panel of PAIR_COLS rows, their dims along the depth. rows: how many there are, zeros in place
- * of others. */
-ALWAYS_INLINE void pack_across(const uint16_t *base, int64_t pitch, int64_t rows, int64_t dim, uint16_t *panel)
+/* Rows as columns of B: a panel of PAIR_COLS rows, their dims along the depth; zeros in place of rows past `count`. */
+ALWAYS_INLINE void pack_across(const void *const *rows, int64_t count, int64_t dim, uint16_t *panel)
 {
     for (int64_t part = 0; part < PAIR_COLS; part += VL)
         for (int64_t d = 0; d < pairs_round(dim); d += 2 * VL) {
             vf r[VL];
             for (int64_t i = 0; i < VL; i++)
-                r[i] = part + i < rows ? load_pairs(base + (part + i) * pitch, d, dim) : v_zero();
+                r[i] = part + i < count ? load_pairs(rows[part + i], d, dim) : v_zero();
             v_transpose(r);
             for (int64_t i = 0; i < VL; i++)
                 v_store((float *)(void *)(panel + (d + 2 * i) * PAIR_COLS) + part, r[i]);
@@ -94,36 +93,31 @@ ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, fl
     v_store(sum, v_add(total[0], total[1]));
 }
 
-/* `rows` rows as the depth, zeros after them up to a multiple of BLOCK_DEPTH. */
-ALWAYS_INLINE void pack_depth(const uint16_t *base, int64_t pitch, int64_t rows, int64_t dim, uint16_t *out,
-                              int64_t b_panel)
+/* `count` rows as the depth, zeros after them up to a multiple of BLOCK_DEPTH. */
+ALWAYS_INLINE void pack_depth(const void *const *rows, int64_t count, int64_t dim, uint16_t *out, int64_t b_panel)
 {
-    for (int64_t r = 0; r < pairs_round(rows); r += 2) {
-        const uint16_t *even = base + r * pitch;
-        prefetch_rows(ATTN_BF16, base, pitch, r + 2 * PAIR_COLS, 2, rows, dim);
-        if (r < rows)
-            pack_along(even, r + 1 < rows ? even + pitch : NULL, dim, out + r * PAIR_COLS, b_panel);
+    for (int64_t r = 0; r < pairs_round(count); r += 2) {
+        prefetch_rows(ATTN_BF16, rows, r + 2 * PAIR_COLS, 2, count, dim);
+        if (r < count)
+            pack_along(rows[r], r + 1 < count ? rows[r + 1] : NULL, dim, out + r * PAIR_COLS, b_panel);
         else
             for (int64_t d = 0; d < attn_round_up(dim, BLOCK_COLS); d += PAIR_COLS)
                 memset(out + r * PAIR_COLS + d / PAIR_COLS * b_panel, 0, 2 * PAIR_COLS * sizeof *out);
     }
 }
 
-/* `rows` rows as columns, zeros after them up to a multiple of `step`, itself one of PAIR_COLS. */
-ALWAYS_INLINE void pack_columns_across(const uint16_t *base, int64_t pitch, int64_t rows, int64_t step, int64_t dim,
-                                       uint16_t *out)
+/* `count` rows as columns, zeros after them up to a multiple of `step`, itself one of PAIR_COLS. */
+ALWAYS_INLINE void pack_columns_across(const void *const *rows, int64_t count, int64_t step, int64_t dim, uint16_t *out)
 {
-    for (int64_t r = 0; r < attn_round_up(rows, step); r += PAIR_COLS) {
-        prefetch_rows(ATTN_BF16, base, pitch, r + PAIR_COLS, PAIR_COLS, rows, dim);
-        pack_across(base + r * pitch, pitch, rows - r, dim, out + r * pairs_round(dim));
+    for (int64_t r = 0; r < attn_round_up(count, step); r += PAIR_COLS) {
+        prefetch_rows(ATTN_BF16, rows, r + PAIR_COLS, PAIR_COLS, count, dim);
+        pack_across(rows + r, count - r, dim, out + r * pairs_round(dim));
     }
 }
 
 static void pack_pairs(const attn_pack_task *t)
 {
     int64_t first = t->key0 - t->base;
-    pack_columns_across((const uint16_t *)t->k + t->key0 * t->k_row, t->k_row, t->keys, PAIR_COLS, t->dim_qk,
-                        (uint16_t *)t->k_pack + first * pairs_round(t->dim_qk));
-    pack_depth((const uint16_t *)t->v + t->key0 * t->v_row, t->v_row, t->keys, t->dim_v,
-               (uint16_t *)t->v_pack + first * PAIR_COLS, t->pitch * PAIR_COLS);
+    pack_columns_across(t->k, t->keys, PAIR_COLS, t->dim_qk, (uint16_t *)t->k_pack + first * pairs_round(t->dim_qk));
+    pack_depth(t->v, t->keys, t->dim_v, (uint16_t *)t->v_pack + first * PAIR_COLS, t->pitch * PAIR_COLS);
 }

@@ -45,8 +45,8 @@ static pairs_tile pairs_tile_start(const attn_backward_task *task)
                      .kept = (float)attn_dropout_kept(task->score) };
     float *scratch = task->scratch;
     int64_t count = task->key1 - task->key0;
-    const uint16_t *k = (const uint16_t *)task->k + task->key0 * task->k_row;
-    const uint16_t *v = (const uint16_t *)task->v + task->key0 * task->v_row;
+    const void *k[ATTN_GRADIENT_TILE], *v[ATTN_GRADIENT_TILE];
+    attn_keys_rows(&task->keys, task->key0, count, k, v);
     b.room = attn_round_up(task->q_tile, ATTN_PAIRS_ROWS);
     b.q_dim = pairs_round(task->dim_qk), b.g_dim = pairs_round(task->dim_v);
     b.q_blocks = attn_round_up(b.q_dim, BLOCK_ROWS), b.g_blocks = attn_round_up(b.g_dim, BLOCK_ROWS);
@@ -67,9 +67,9 @@ static pairs_tile pairs_tile_start(const attn_backward_task *task)
     memset(b.dv, 0, (size_t)(b.g_blocks * b.keys) * sizeof *b.dv);
     memset(b.qt, 0, (size_t)(b.q_blocks * b.room) * sizeof *b.qt);
     memset(b.gt, 0, (size_t)(b.g_blocks * b.room) * sizeof *b.gt);
-    pack_columns_across(k, task->k_row, count, BLOCK_COLS, task->dim_qk, b.k_across);
-    pack_columns_across(v, task->v_row, count, BLOCK_COLS, task->dim_v, b.v_across);
-    if (task->grad_k) pack_depth(k, task->k_row, count, task->dim_qk, b.k_along, b.keys * PAIR_COLS);
+    pack_columns_across(k, count, BLOCK_COLS, task->dim_qk, b.k_across);
+    pack_columns_across(v, count, BLOCK_COLS, task->dim_v, b.v_across);
+    if (task->grad_k) pack_depth(k, count, task->dim_qk, b.k_along, b.keys * PAIR_COLS);
     return b;
 }
 
@@ -160,7 +160,7 @@ static void pairs_tile_row(const pairs_tile *b, int64_t strip, int64_t r, int64_
         scale_row(s, lo, hi, scale);
         scale = 1;
     }
-    if (rich) change_scores(b->score, row, key0, lo, hi, b->mask->len_kv, s, b->bias, b->derivative);
+    if (rich) change_scores(b->score, row, key0, lo, hi, b->mask->ranges.len_kv, s, b->bias, b->derivative);
     if (!span->full || span->lo - key0 != lo || span->hi - key0 != hi) hide_unseen(b->mask, row, span, key0, s, lo, hi);
     if (b->task->statistics) {
         add_statistics(b->task, b->head, row, s, lo, hi);

@@ -29,18 +29,19 @@ ALWAYS_INLINE __m512i load_bf16(const void *row, int64_t d, int64_t dim)
     return _mm512_maskz_loadu_epi16((__mmask32)((UINT64_C(1) << (dim - d)) - 1), p);
 }
 
-/* Scores of `rows` (1 or 4) query rows from row r with keys [key, key + SUMS / rows); of those at or past `end` the
- * last is read instead and nothing is written. */
+/* Scores of `rows` (1 or 4) query rows from row r with keys [key, key + SUMS / rows) of the tile; of those at or past
+ * `end` the last is read instead and nothing is written. */
 ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t key, int64_t end,
                             float *s)
 {
     const attn_decode_task *task = p->task;
     const int keys = SUMS / rows;
-    const void *k[SUMS];
+    const char *k[SUMS];
     const float *q = p->q + r * p->q_pitch;
     vf acc[SUMS];
+    (void)dtype;
     UNROLL for (int j = 0; j < keys; j++) k[j] =
-        row_at(dtype, task->k, (key + j < end ? key + j : end - 1) * task->k_row);
+        (const char *)p->keys->k[key + j < end ? key + j : end - 1] + p->k_head;
     UNROLL for (int i = 0; i < SUMS; i++) acc[i] = v_zero();
     for (int64_t d = 0; d < task->dim_qk; d += 2 * VL) {
         __m512i x[SUMS];
@@ -60,13 +61,14 @@ ALWAYS_INLINE void dot_tile(const decode *p, attn_dtype dtype, int64_t r, const 
 
 /* acc[row][column vector] += keys j and j + 1 (with_odd: it exists) of columns from d on. */
 ALWAYS_INLINE void value_pair(const decode *p, vf acc[SUMS], int64_t r, const int rows, int64_t d, const int columns,
-                              const void *v, int64_t j, bool with_odd)
+                              int64_t j, bool with_odd)
 {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     const attn_decode_task *task = p->task;
-    const void *even = row_at(ATTN_BF16, v, j * task->v_row), *odd = row_at(ATTN_BF16, v, (j + with_odd) * task->v_row);
+    const char *even = (const char *)p->keys->v[j] + p->v_head,
+               *odd = (const char *)p->keys->v[j + with_odd] + p->v_head;
     __m512bh pair[4];
     UNROLL for (int i = 0; i < rows; i++)
     {
@@ -88,9 +90,9 @@ ALWAYS_INLINE void value_pair(const decode *p, vf acc[SUMS], int64_t r, const in
     }
 }
 
-/* o[rows][columns vectors] += p v over keys [0, keys), one row fetched every so many. */
-ALWAYS_INLINE void value_tile(const decode *p, int64_t r, const int rows, int64_t d, const int columns, const void *v,
-                              int64_t keys, fetch *next, int64_t every)
+/* o[rows][columns vectors] += p v over the tile's keys, one row fetched every so many. */
+ALWAYS_INLINE void value_tile(const decode *p, int64_t r, const int rows, int64_t d, const int columns, int64_t keys,
+                              fetch *next, int64_t every)
 {
     float *o = p->o + r * p->o_pitch + d;
     vf acc[SUMS];
@@ -99,26 +101,25 @@ ALWAYS_INLINE void value_tile(const decode *p, int64_t r, const int rows, int64_
     int64_t j = 0, fetched = 0;
     for (; j + 2 <= keys; j += 2) {
         for (; fetched * every <= j + 1; fetched++)
-            fetch_next(next, ATTN_BF16);
-        value_pair(p, acc, r, rows, d, columns, v, j, true);
+            fetch_next(next);
+        value_pair(p, acc, r, rows, d, columns, j, true);
     }
     if (j < keys) {
         for (; fetched * every <= j; fetched++)
-            fetch_next(next, ATTN_BF16);
-        value_pair(p, acc, r, rows, d, columns, v, j, false);
+            fetch_next(next);
+        value_pair(p, acc, r, rows, d, columns, j, false);
     }
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int c = 0; c < columns; c++)
         v_store(o + i * p->o_pitch + c * VL, acc[i * columns + c]);
 }
 
-ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, const void *v, int64_t keys,
-                              fetch *next)
+ALWAYS_INLINE void add_values(const decode *p, attn_dtype dtype, int64_t r, const int rows, int64_t keys, fetch *next)
 {
     (void)dtype;
     int64_t d = 0, dim = p->task->dim_v, wide = SUMS / rows * VL;
     int64_t passes = (dim / wide + (dim % wide + 2 * VL - 1) / (2 * VL)) * (p->padded / rows);
     for (; d + wide <= dim; d += wide)
-        value_tile(p, r, rows, d, SUMS / rows, v, keys, next, passes);
+        value_tile(p, r, rows, d, SUMS / rows, keys, next, passes);
     for (; d < dim; d += 2 * VL)
-        value_tile(p, r, rows, d, 2, v, keys, next, passes);
+        value_tile(p, r, rows, d, 2, keys, next, passes);
 }
