@@ -363,6 +363,58 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
     return attn_run_sized(plan, args, sizeof *args, workspace, stream);
 }
 
+/* ---- merge --------------------------------------------------------------------------------- */
+
+/* Attention to keys in parts (a prefix that sequences share and each one's own keys, say), merged by the parts' LSEs:
+ *
+ *     m = max lse_i    w_i = exp(lse_i - m)    o = sum w_i o_i / sum w_i    lse = m + ln sum w_i
+ *
+ * (Milakov & Gimelshein, arXiv 1805.02867.) Each key belongs to one part, and so does a sink. A part with an LSE of
+ * -inf is empty: its o is not read. Where all are, O = 0 and LSE = -inf. An LSE of NaN or +inf shows in O and LSE.
+ *
+ * Describe -> plan -> run, as above. Running allocates nothing and needs no workspace. */
+typedef struct attn_merge_desc {
+    attn_dtype dtype;                /* of the parts: ATTN_F32, ATTN_F16, ATTN_BF16 */
+    attn_dtype out_dtype;            /* of o; 0: dtype */
+    attn_device device;              /* ATTN_CPU; ATTN_CUDA is refused as ATTN_UNSUPPORTED */
+    int32_t parts;                   /* 1 to 64 */
+    int64_t batch, rows, heads, dim; /* dim: 1 to 512; packed sequences: a batch of 1 */
+
+    int64_t part_stride[4], o_stride[4]; /* (batch, row, head, dim), as in attn_desc: all 0: packed; else dim's is 1 */
+
+    int32_t threads;                /* 0: one for each processor the caller may use; at most 1024 */
+    attn_parallel_for parallel_for; /* NULL: the library's own threads */
+    void *parallel_context;         /* its first argument */
+} attn_merge_desc;
+
+typedef struct attn_merge_plan attn_merge_plan;
+
+/* As attn_plan_create and attn_plan_destroy. */
+ATTN_API attn_status attn_merge_plan_create_sized(attn_merge_plan **plan, const attn_merge_desc *desc,
+                                                  size_t desc_size);
+static inline attn_status attn_merge_plan_create(attn_merge_plan **plan, const attn_merge_desc *desc)
+{
+    return attn_merge_plan_create_sized(plan, desc, sizeof *desc);
+}
+ATTN_API void attn_merge_plan_destroy(attn_merge_plan *plan);
+
+/* The arrays of addresses are the host's and are read by the call. o may be one of the parts' o, where out_dtype and
+ * strides are theirs, and lse one of the parts' LSEs. Otherwise an output overlaps no input. */
+typedef struct attn_merge_args {
+    const void *const *part_o;    /* (parts) addresses, each of (batch, rows, heads, dim) */
+    const float *const *part_lse; /* (parts) addresses, each of (batch, heads, rows), packed, as attn_run writes it */
+    void *o;                      /* (batch, rows, heads, dim) */
+    float *lse;                   /* (batch, heads, rows), packed; or NULL */
+} attn_merge_args;
+
+/* Merges *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad pointers, plan or args = NULL. */
+ATTN_API attn_status attn_merge_run_sized(const attn_merge_plan *plan, const attn_merge_args *args, size_t args_size,
+                                          void *stream);
+static inline attn_status attn_merge_run(const attn_merge_plan *plan, const attn_merge_args *args, void *stream)
+{
+    return attn_merge_run_sized(plan, args, sizeof *args, stream);
+}
+
 /* ---- this machine -------------------------------------------------------------------------- */
 
 /* A plan uses what is known of the machine: bandwidths, rates, what each kernel costs. The library knows some

@@ -45,7 +45,7 @@ def fields_of(body):
     for declaration in filter(None, (words(d) for d in body.split(";"))):
         base, declarators = re.fullmatch(r"((?:const )?\w+) (.*)", declaration).groups()
         for declarator in declarators.split(","):
-            stars, name, array = re.fullmatch(r"\s*(\**)(\w+)((?:\[\w+\])*)", declarator).groups()
+            stars, name, array = re.fullmatch(r"\s*((?:\*(?:const )?)*)(\w+)((?:\[\w+\])*)", declarator).groups()
             yield (base + " " + stars).strip(), name, array
 
 
