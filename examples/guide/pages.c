@@ -1,5 +1,5 @@
 /* A KV cache in pages: sequences that begin alike share pages, a fork writes into copies. One pool keeps the books; K
- * and V of the new tokens are appended where its tables say. Attention reads the sequences after they were gathered. */
+ * and V of the new tokens are appended where its tables say, and attention reads them where they lie. */
 #include "guide.h"
 
 #include <attn_kv.h>
@@ -10,9 +10,9 @@ enum { CAPACITY = WIDTH * PAGE_SIZE, ROW = HEADS_KV * DIM, TOKENS = 2 * PROMPT }
 typedef struct engine {
     attn_pool *pool;
     attn_page_copies copies;
-    attn_kv_plan *append, *copy, *gather;
+    attn_kv_plan *append, *copy;
     attn_plan *attention;
-    float *k_pages, *v_pages, *k, *v, *q, *o;
+    float *k_pages, *v_pages, *q, *o;
     int32_t table[BATCH][WIDTH], lens[BATCH];
     void *memory, *workspace; /* of the pool, of attention */
 } engine;
@@ -54,34 +54,34 @@ static void make_plans(engine *e)
                           .batch = BATCH,
                           .table_width = WIDTH };
     must(attn_kv_plan_create(&e->append, &desc));
-    desc.op = ATTN_KV_GATHER, desc.tokens = 0, desc.len_kv = CAPACITY;
-    must(attn_kv_plan_create(&e->gather, &desc));
-    desc.op = ATTN_KV_COPY, desc.batch = desc.table_width = desc.len_kv = 0;
+    desc.op = ATTN_KV_COPY, desc.tokens = desc.batch = desc.table_width = 0;
     desc.pages_from = PAGES, desc.copies = BATCH;
     must(attn_kv_plan_create(&e->copy, &desc));
 
     attn_desc attention = { .dtype = ATTN_F32,
-                            .flags = ATTN_LENS_KV,
+                            .flags = ATTN_PAGED | ATTN_LENS_KV,
                             .batch = BATCH,
                             .heads_q = HEADS_Q,
                             .heads_kv = HEADS_KV,
                             .len_q = 1,
                             .len_kv = CAPACITY,
-                            .dim_qk = DIM };
+                            .dim_qk = DIM,
+                            .pages = PAGES,
+                            .page_size = PAGE_SIZE,
+                            .table_width = WIDTH };
     must(attn_plan_create(&e->attention, &attention));
     e->workspace = take(attn_plan_workspace(e->attention));
     e->k_pages = take(PAGES * PAGE_SIZE * ROW * sizeof(float));
     e->v_pages = take(PAGES * PAGE_SIZE * ROW * sizeof(float));
-    e->k = take(BATCH * CAPACITY * ROW * sizeof(float)), e->v = take(BATCH * CAPACITY * ROW * sizeof(float));
     e->q = take(BATCH * HEADS_Q * DIM * sizeof(float)), e->o = take(BATCH * HEADS_Q * DIM * sizeof(float));
 }
 
 static void finish(engine *e)
 {
-    attn_kv_plan_destroy(e->append), attn_kv_plan_destroy(e->gather), attn_kv_plan_destroy(e->copy);
+    attn_kv_plan_destroy(e->append), attn_kv_plan_destroy(e->copy);
     attn_plan_destroy(e->attention);
     free(e->memory), free(e->workspace), free(e->copies.pairs), free(e->k_pages), free(e->v_pages);
-    free(e->k), free(e->v), free(e->q), free(e->o);
+    free(e->q), free(e->o);
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
@@ -114,13 +114,11 @@ static void append(engine *e, const attn_seq *seqs, const int32_t *const *tokens
 }
 
 /* One row of each sequence, that of its last token, over all of its keys. */
-static void attend(engine *e)
+static void attend(const engine *e)
 {
-    attn_kv_args args = { .k_pages = e->k_pages, .v_pages = e->v_pages, .k_out = e->k, .v_out = e->v };
+    attn_args args = { .q = e->q, .k = e->k_pages, .v = e->v_pages, .o = e->o };
     args.lens_kv = e->lens, args.page_table = e->table[0];
-    must(attn_kv_run(e->gather, &args, NULL));
-    must(attn_run(e->attention, &(attn_args){ .q = e->q, .k = e->k, .v = e->v, .o = e->o, .lens_kv = e->lens },
-                  e->workspace, NULL));
+    must(attn_run(e->attention, &args, e->workspace, NULL));
 }
 
 /* The same from the tokens alone, without pages. */
