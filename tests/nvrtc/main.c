@@ -177,7 +177,7 @@ static void list_units(const char *only)
     for (int i = 0; i < count; i++)
         if (attn_cuda_is_variant(&kernels[i])) add(only, kernels[i].symbol, &kernels[i]);
     for (int i = 0; i < attn_cuda_text_count; i++)
-        if (attn_cuda_is_unit(attn_cuda_texts[i].name)) add(only, attn_cuda_texts[i].name, NULL);
+        if (attn_cuda_unit_arch(attn_cuda_texts[i].name)) add(only, attn_cuda_texts[i].name, NULL);
 }
 
 static void work(void)
