@@ -1,15 +1,24 @@
 #!/bin/sh
 # Each header of the device code compiles alone, with device.h in place of the instructions: headers.sh CXX. The forward's
-# for two variants. Left out: the backward's, which need its variant's macros.
+# and the backward's for two variants each.
 set -eu
 cd "$(dirname "$0")/../.."
 variant='-DATTN_NAME=x -DATTN_DTYPE=BF16 -DATTN_DIM=128 -DATTN_DIM_V=128 -DATTN_ROWS=128 -DATTN_STAGES=3'
 plain="$variant -DATTN_KEYS=128 -DATTN_Q_SLOTS=1 -DATTN_SETS=TURNS -DATTN_MASK=CAUSAL -DATTN_SCORE=PLAIN"
 rich="$variant -DATTN_KEYS=64 -DATTN_Q_SLOTS=2 -DATTN_SETS=TWO -DATTN_MASK=GENERAL -DATTN_SCORE=RICH"
+backward='-DATTN_NAME=x -DATTN_DTYPE=BF16 -DATTN_SUMS=ADDED'
+d128="$backward -DATTN_DIM=128 -DATTN_DIM_V=128 -DATTN_BLOCK_KEYS=128 -DATTN_STAGES=3 -DATTN_CLUSTER=1 \
+    -DATTN_MASK=GENERAL -DATTN_SCORE=RICH"
+d256="$backward -DATTN_DIM=256 -DATTN_DIM_V=256 -DATTN_BLOCK_KEYS=64 -DATTN_STAGES=2 -DATTN_CLUSTER=2 \
+    -DATTN_MASK=CAUSAL -DATTN_SCORE=PLAIN"
 count=0
-for header in src/cuda/common/*.h src/cuda/sm90/common/*.h src/cuda/sm90/forward/*.h; do
-    case $header in */fallback_backward.h) continue ;; esac
-    for defines in "$plain" "$rich"; do
+for header in src/cuda/common/*.h src/cuda/sm90/common/*.h src/cuda/sm90/forward/*.h src/cuda/sm90/backward/*.h; do
+    case $header in
+    */fallback_backward.h) continue ;;
+    */backward/*) first=$d128 second=$d256 ;;
+    *) first=$plain second=$rich ;;
+    esac
+    for defines in "$first" "$second"; do
         # shellcheck disable=SC2086 # words
         printf '#include "device.h"\n#include "%s"\n' "${header#src/cuda/}" | "$1" -x c++ -std=c++17 -fpermissive -w \
             -Werror=undef -fsyntax-only -Itests/emulated_gpu -Isrc -Isrc/cuda -Iinclude $defines - ||

@@ -58,9 +58,9 @@ extern "C" __global__ void __launch_bounds__(256)
 {
     const attn_sm90_params *p = &params.common;
     __shared__ float sink_part[8];
-    int head = blockIdx.y, batch = blockIdx.z, row0 = blockIdx.x * BLOCK_ROWS, row = row0 + (int)threadIdx.x / 8;
+    int head = blockIdx.y, batch = blockIdx.z, row0 = blockIdx.x * Q_ROWS, row = row0 + (int)threadIdx.x / 8;
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
-    long long line0 = line_of(p, p->cu_lens_q, p->heads_q, params.q_pitch, batch, head) + row0;
+    long long line0 = row_offset(p, p->cu_lens_q, p->heads_q, params.q_pitch, batch, head) + row0;
     long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + q.x + row
                                             : ((long long)batch * p->heads_q + head) * p->len_q + row;
     float sink = p->sink ? p->sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lse[2] = { INFINITE, INFINITE };
@@ -76,16 +76,16 @@ extern "C" __global__ void __launch_bounds__(256)
         delta[r] = sum_of(delta[r], 8);
         if (fabsf(lse[r]) > LSE_MOST && lse[r] < INFINITE) lse[r] = INFINITE, delta[r] = 0;
         if (threadIdx.x % 8) continue;
-        float *statistics = params.stats + 2 * line0 + stat_place((int)threadIdx.x / 8 + 32 * r);
-        statistics[0] = lse[r] * LOG2_E, statistics[BLOCK_ROWS] = delta[r];
+        float *statistics = params.stats + 2 * line0 + statistic_position((int)threadIdx.x / 8 + 32 * r);
+        statistics[0] = lse[r] * LOG2_E, statistics[Q_ROWS] = delta[r];
         if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * delta[r];
     }
     if (params.grad_q_sum && !params.schedule.whole && !params.schedule.folded && row0 < q.y) {
         float4 *sums = (float4 *)(params.grad_q_sum + line0 * params.dim);
-        for (int i = threadIdx.x; i < BLOCK_ROWS * params.dim / 4; i += 256)
+        for (int i = threadIdx.x; i < Q_ROWS * params.dim / 4; i += 256)
             sums[i] = make_float4(0, 0, 0, 0);
     }
-    if (params.turns && threadIdx.x == 0 && row0 < q.y) params.turns[line0 / BLOCK_ROWS] = 0;
+    if (params.turns && threadIdx.x == 0 && row0 < q.y) params.turns[line0 / Q_ROWS] = 0;
     if (params.added && blockIdx.x == 0 && threadIdx.x == 0)
         params.added[batch * p->heads_kv + head * p->heads_kv / p->heads_q] = 0;
     if (params.alibi_parts && blockIdx.x == 0)
@@ -113,7 +113,8 @@ DEVICE void FALLBACK_NAME(convert_tile)(const attn_sm90_convert_params *p, const
         for (int j = 0; j < 4; j++) {
             float4 sum = make_float4(0, 0, 0, 0);
             for (int part = 0; part < parts && group + j < p->dim_pitch / 8; part++) {
-                float4 y = *(const float4 *)(in + part * p->part_step + sums_place(p->dim_pitch, group + j));
+                float4 y = *(const float4 *)(in + part * p->part_step +
+                                             accumulator_offset((int)threadIdx.x, p->dim_pitch, group + j));
                 sum = make_float4(sum.x + y.x, sum.y + y.y, sum.z + y.z, sum.w + y.w);
             }
             x[4 * j] = sum.x * p->scale, x[4 * j + 1] = sum.y * p->scale;
@@ -132,11 +133,11 @@ DEVICE void FALLBACK_NAME(convert_tile)(const attn_sm90_convert_params *p, const
 extern "C" __global__ void __launch_bounds__(128)
     FALLBACK_NAME(attn_sm90_backward_convert)(const __grid_constant__ attn_sm90_convert_params p)
 {
-    int row0 = blockIdx.x * BLOCK_ROWS, head = blockIdx.y, batch = blockIdx.z;
+    int row0 = blockIdx.x * Q_ROWS, head = blockIdx.y, batch = blockIdx.z;
     int2 rows = sequence_of(p.cu_lens, p.lens, batch, p.length);
     if (row0 >= rows.y) return;
     long long line = p.flags & FLAG_VARLEN
-                         ? (long long)head * p.pitch + (long long)(p.cu_lens[batch] / BLOCK_ROWS + batch) * BLOCK_ROWS
+                         ? (long long)head * p.pitch + (long long)(p.cu_lens[batch] / Q_ROWS + batch) * Q_ROWS
                          : ((long long)batch * p.heads + head) * p.pitch;
     FALLBACK_NAME(convert_tile)(&p, p.in + (line + row0) * p.dim_pitch, p.parts, batch, head, rows, row0);
 }
@@ -145,10 +146,10 @@ extern "C" __global__ void __launch_bounds__(128)
     FALLBACK_NAME(attn_sm90_backward_merge)(const __grid_constant__ attn_sm90_merge_params m)
 {
     const attn_sm90_convert_params *p = blockIdx.y ? &m.of[1] : &m.of[0];
-    int tiles = m.keys / BLOCK_ROWS, unit = blockIdx.x / tiles, inside = blockIdx.x % tiles * BLOCK_ROWS;
+    int tiles = m.keys / Q_ROWS, unit = blockIdx.x / tiles, inside = blockIdx.x % tiles * Q_ROWS;
     int share = m.schedule.share, first = unit * m.steps / share, last = ((unit + 1) * m.steps - 1) / share;
-    unit_place at = unit_place_of(&m.schedule, p->heads * m.batch, unit);
-    int row0 = (m.schedule.key_tiles - 1 - at.number) * m.keys + inside;
+    item_index at = item_index_of(&m.schedule, p->heads * m.batch, unit);
+    int row0 = (m.schedule.key_tiles - 1 - at.tile) * m.keys + inside;
     if (row0 >= p->length) return;
     const float *in = p->in + (first + unit) * p->part_step + (long long)inside * p->dim_pitch;
     FALLBACK_NAME(convert_tile)
@@ -192,7 +193,7 @@ DEVICE pair_gradient FALLBACK_NAME(pair)(const attn_sm90_backward_params *params
         bool drops = (bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold;
         kept = drops ? 0 : 256.0f / (256 - p->score.dropout_threshold);
     }
-    float weight = exp2_approx(fmaf(score, LOG2_E, -statistics[0])), ds = weight * (dp * kept - statistics[BLOCK_ROWS]);
+    float weight = exp2_approx(fmaf(score, LOG2_E, -statistics[0])), ds = weight * (dp * kept - statistics[Q_ROWS]);
     pair_gradient pair = { weight * kept, ds, ds * slope };
     return pair;
 }

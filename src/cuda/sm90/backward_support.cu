@@ -9,7 +9,7 @@
 #include "common/dropout.h"
 #include "sm90/common/store.h"
 #include "common/support.h"
-#include "sm90/backward/lines.h"
+#include "sm90/backward/workspace.h"
 
 /* A sum over `threads` neighbouring threads. */
 DEVICE float sum_of(float x, int threads)
@@ -72,9 +72,9 @@ DEVICE work_item place_at(const attn_sm90_params *p, int batch, int head)
 /* Where the LSE of a row of *w is in the statistics. */
 DEVICE long long stats_of(const attn_sm90_backward_params *params, const work_item *w, int row)
 {
-    long long line =
-        line_of(&params->common, params->common.cu_lens_q, params->common.heads_q, params->q_pitch, w->batch, w->head);
-    return 2 * (line + row / BLOCK_ROWS * BLOCK_ROWS) + stat_place(row % BLOCK_ROWS);
+    long long line = row_offset(&params->common, params->common.cu_lens_q, params->common.heads_q, params->q_pitch,
+                                w->batch, w->head);
+    return 2 * (line + row / Q_ROWS * Q_ROWS) + statistic_position(row % Q_ROWS);
 }
 
 #define FALLBACK_DTYPE F32

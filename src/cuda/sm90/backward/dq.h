@@ -1,0 +1,230 @@
+/* How a work item's share of dQ gets into memory. Three policies:
+ *
+ *   atomic             KV tiles add to f32 accumulators in any order; a preprocess kernel zeroes them, a postprocess
+ *                      converts them
+ *   dQ semaphore       the same in a fixed order (dq_semaphore.h)
+ *   head-persistent    D <= 64: one taker computes all KV tiles of a head, so it alone adds to that head's dQ. The
+ * first KV tile to see a Q tile stores its share, the last one finalises dQ
+ *
+ * and with the dQ semaphore, in variants of their own for clusters, dQ finalised in the kernel: the first KV tile in
+ * order stores, the last one finalises. Who finalises a Q tile's dQ has its accumulator loaded into registers, computes
+ * its share on top of it and stores dQ, in its type: nothing is zeroed before and nothing converted after. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_DQ_H
+#define ATTN_CUDA_SM90_BACKWARD_DQ_H
+
+#include "sm90/backward/consumer.h"
+#include "sm90/backward/dq_semaphore.h"
+#include "sm90/backward/epilogue.h"
+
+DEVICE bool is_first(dq_info to)
+{
+    return (config::head_persistent_dq || config::finalises_dq) && unlikely(to.turn & FIRST_TURN);
+}
+
+DEVICE bool is_last(dq_info to)
+{
+    return config::head_persistent_dq && unlikely(to.turn & LAST_TURN);
+}
+
+/* The thread's floats of a dQ accumulator, columns from `column` on. The offset is computed each time: there is no
+ * register for it, and for D > 128 no 32 registers for addresses that would be kept from tile to tile. */
+DEVICE float *accumulator_of(const attn_sm90_backward_params *params, dq_info to, int column)
+{
+    int thread = config::head_persistent_dq && !config::above_128 ? opaque((int)threadIdx.x) : (int)threadIdx.x;
+    int offset = accumulator_offset(thread, config::dim, column / 8);
+    if (config::above_128) offset = opaque(offset);
+    return params->grad_q_sum + (long long)to.tile * (Q_ROWS * config::dim) + offset;
+}
+
+/* Stores columns of a Q tile's dQ, from `column` on. */
+DEVICE void store_dq(const attn_sm90_backward_params *params, const kv_item *item, const q_tile_info *info, float *dq,
+                     int columns, int column)
+{
+    const attn_sm90_params *p = &params->common;
+#pragma unroll
+    for (int i = 0; i < columns / 2; i++)
+        dq[i] *= p->scale;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = info->row0 + fragment_row_of(opaque((int)threadIdx.x), 2 * r);
+        store_gradient_row(p, params->grad_q, params->grad_q_stride, item->seq.batch, row, info->head, dq, columns,
+                           column, r, p->dim_qk, row < item->seq.len_q);
+    }
+}
+
+/* ---- D <= 128: a warp's fragments, by TMA through shared memory --------------------------------------------- */
+
+/* Additions are issued by the first lane of each warp, but all lanes wait for turns and pass them on together: what
+ * lanes did by themselves would cost the assembler what it knows of the others. */
+
+/* The warp's additions to the Q tiles before the one in hand have ended, which bulk_wait has made known to the lane as
+ * if they were its own. */
+DEVICE void pass_turns(const shared *s, consumer *c)
+{
+    if (c->dq_done != c->at.tiles && threadIdx.x % 32 == 0) barrier_arrive(DQ_DONE(s, c->dq_done));
+    c->dq_done = c->at.tiles;
+}
+
+/* For the turn of the Q tile in hand. A warp that has to wait first passes on what it has done: nobody waits for that
+ * meanwhile. */
+DEVICE void wait_turn(const shared *s, consumer *c)
+{
+    u32 turn = DQ_TURN(s, c->at.tiles), phase = dq_turn_phase(c->at.tiles);
+    if (!barrier_test(turn, phase)) {
+        bulk_wait();
+        pass_turns(s, c);
+        barrier_wait(turn, phase);
+    }
+    fence_async_memory();
+}
+
+/* After the Q tile's additions, the last PANELS of the warp, have been issued: those before have ended. */
+DEVICE void end_turn(const shared *s, consumer *c)
+{
+    bulk_wait_but(PANELS);
+    pass_turns(s, c);
+}
+
+/* After a work item's last Q tile. */
+DEVICE void end_turns(const shared *s, consumer *c)
+{
+    bulk_wait();
+    pass_turns(s, c);
+}
+
+/* Where a warp's fragments of dQ pass through shared memory. */
+DEVICE u32 dq_staging(const shared *s)
+{
+    return s->dq + (threadIdx.x / 32 - config::dq_first_warp) * DQ_BYTES;
+}
+
+/* A warp's fragment of dQ to shared memory, when what was there has been added. */
+DEVICE void stage_dq(const shared *s, const float *dq)
+{
+    bulk_wait_read();
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < DQ_COLUMNS / 8; c++)
+        store_shared_floats(dq_staging(s) + c * 512 + threadIdx.x % 32 * 16, dq + 4 * c);
+    fence_async();
+}
+
+/* Adds the fragment staged, columns from `column` on, to its accumulator; the first columns when their turn has come.
+ */
+DEVICE void add_staged_dq(const attn_sm90_backward_params *params, const shared *s, consumer *c, dq_info to, int column)
+{
+    int bytes = 16 * 4 * min(DQ_COLUMNS, config::dim - column);
+    float *accumulator = accumulator_of(params, to, column);
+    if (column == 0 && params->turns) wait_turn(s, c);
+    __syncwarp();
+    if (threadIdx.x % 32) return;
+    if (is_first(to))
+        bulk_store(accumulator, dq_staging(s), bytes);
+    else
+        bulk_add(accumulator, dq_staging(s), bytes);
+}
+
+/* Head-persistent: before a work item adds to accumulators or reads them, what the warp added for the ones before it
+ * has ended. */
+DEVICE void wait_own_additions(const attn_sm90_backward_params *params)
+{
+    if (!is_head_persistent(&params->schedule)) return;
+    if (threadIdx.x % 32 == 0) bulk_wait();
+    fence_async_memory();
+    __syncwarp();
+}
+
+/* Head-persistent: the last share is computed on top of the accumulator, columns from `column` on. */
+DEVICE void load_dq(const attn_sm90_backward_params *params, dq_info to, int column, float *dq)
+{
+    const float *accumulator = accumulator_of(params, to, column);
+#pragma unroll
+    for (int i = 0; i < DQ_COLUMNS / 2; i++)
+        dq[i] = 0;
+    if (is_first(to)) return;
+#pragma unroll
+    for (int c = 0; c < DQ_COLUMNS / 8; c++)
+        if (column + 8 * c < config::dim) load_floats(dq + 4 * c, accumulator + 128 * c);
+}
+
+/* Fused postprocess: the warp's additions to the accumulators of the work item's KV head have ended. */
+DEVICE void count_additions(const attn_sm90_backward_params *params, const kv_item *item)
+{
+    if (threadIdx.x % 32 == 0) {
+        bulk_wait();
+        count_raise(additions_of(params, item));
+    }
+    __syncwarp();
+}
+
+/* ---- D > 128: a warpgroup's columns, from registers ----------------------------------------------------------- */
+
+/* A warpgroup's columns of dQ, from `first` on, of the Q tile before the one in hand. */
+typedef struct dq_part {
+    int group, first, columns;
+    bool finalises, keep; /* finalised dQ: the work item is the last of each Q tile; dq has the accumulator */
+    dq_info to;
+} dq_part;
+
+/* Their product is done: its dS is released, in both CTAs of a cluster. */
+DEVICE void retire_dq(const shared *s, const consumer *c, dq_part *part, float *dq)
+{
+    int tile = c->at.tiles - 1;
+    u32 empty = BARRIER(s, ds_empty, config::ctas == 2 ? 0 : ring_index(tile, 2));
+    pin_floats(dq, part->columns / 2);
+    part->to = q_info(s, tile)->dq;
+    release(empty);
+    if (config::ctas == 2 && threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(empty, s->peer));
+}
+
+/* Adds them to their accumulator, when their turn has come. */
+DEVICE void add_dq(const attn_sm90_backward_params *params, const shared *s, const consumer *c, const dq_part *part,
+                   const float *dq)
+{
+    float *accumulator = accumulator_of(params, part->to, part->first);
+    if (has_semaphore(params)) barrier_wait(DQ_TURN(s, c->at.tiles - 1), dq_turn_phase(c->at.tiles - 1));
+    if (is_first(part->to))
+#pragma unroll
+        for (int i = 0; i < part->columns / 8; i++)
+            store_floats(accumulator + i * 128, dq + 4 * i);
+    else
+#pragma unroll
+        for (int i = 0; i < part->columns / 8; i++)
+            add_floats(accumulator + i * 128, dq + 4 * i);
+    if (has_semaphore(params)) release(DQ_DONE(s, c->at.tiles - 1));
+}
+
+/* Adds or finalises them. */
+DEVICE void write_dq(const attn_sm90_backward_params *params, const shared *s, const consumer *c, const kv_item *item,
+                     dq_part *part, float *dq)
+{
+    if constexpr (config::finalises_dq)
+        part->to = q_info(s, c->at.tiles - 1)->dq; /* there is no register to keep it in */
+    if constexpr (config::ctas == 1) {
+        add_dq(params, s, c, part, dq);
+        return;
+    }
+    if (!part->finalises) {
+        add_dq(params, s, c, part, dq);
+        return;
+    }
+    store_dq(params, item, q_info(s, c->at.tiles - 1), dq, part->columns, part->first);
+    release(DQ_DONE(s, c->at.tiles - 1));
+}
+
+/* Finalised dQ: the accumulator of the Q tile in hand is loaded beside other products, when its turn has come. */
+DEVICE void prefetch_dq(const attn_sm90_backward_params *params, const shared *s, const consumer *c, dq_part *part,
+                        float *dq)
+{
+    if (!part->finalises) return;
+    dq_info to = q_info(s, c->at.tiles)->dq;
+    barrier_wait(DQ_TURN(s, c->at.tiles), dq_turn_phase(c->at.tiles));
+    part->keep = !is_first(to);
+    if (!part->keep) return;
+    const float *accumulator = accumulator_of(params, to, part->first);
+#pragma unroll
+    for (int i = 0; i < part->columns / 8; i++)
+        load_floats(dq + 4 * i, accumulator + i * 128);
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* What the backward kernels and those before and after them agree on: workspaces by row and the order of work items.
+ *
+ * Workspaces by row: of each head whole tiles of 64 rows, of Q or of K and V (backward_params.h).
+ *
+ * The statistics of a Q tile are 64 LSE in log2 units, inf where a row takes no part, then 64 delta, each in the order
+ * in which a thread's columns of 16 rows are neighbours. The accumulators of dQ, dK and dV are in fragment order: four
+ * floats per thread (two columns of two rows), 32 threads, then the next 8 columns, then the next 16 rows. */
+#ifndef ATTN_CUDA_SM90_BACKWARD_WORKSPACE_H
+#define ATTN_CUDA_SM90_BACKWARD_WORKSPACE_H
+
+#include "sm90/common/ptx.h"
+#include "sm90/params.h"
+#include "sm90/backward_params.h"
+#include "common/sequence.h"
+
+constexpr int Q_ROWS = ATTN_SM90_BACKWARD_ROWS; /* of a Q tile */
+constexpr int STATISTICS = 2 * 4 * Q_ROWS;      /* bytes of a Q tile's */
+
+enum { FLAG_DETERMINISTIC = 1 << 16 };
+
+/* The row offset in a workspace of row 0 of a head of a sequence. */
+DEVICE long long row_offset(const attn_sm90_params *p, const int *cu_lens, int heads, int pitch, int batch, int head)
+{
+    if (!(p->flags & FLAG_VARLEN)) return ((long long)batch * heads + head) * pitch;
+    return (long long)head * pitch + (long long)(cu_lens[batch] / Q_ROWS + batch) * Q_ROWS;
+}
+
+/* The offset in an accumulator tile of `dim` columns of the thread's four floats of columns 8c to 8c + 7. */
+DEVICE int accumulator_offset(int thread, int dim, int c)
+{
+    return (thread % 128 / 32 * (dim / 8) + c) * 128 + thread % 32 * 4;
+}
+
+/* The position of a row's statistic in its tile: columns 2c, 2c + 1, 2c + 8, 2c + 9 of 16 are neighbours. */
+DEVICE int statistic_position(int row)
+{
+    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
+
+/* A work item: its KV head (over the batch), its KV tile in that head's order, and its split. */
+typedef struct item_index {
+    int head, tile, split;
+} item_index;
+
+/* The work item after which `left` others are taken; heads: KV heads of the batch. */
+DEVICE item_index item_index_of(const attn_sm90_backward_schedule *s, int heads, int left)
+{
+    int group = s->head_group * s->key_tiles * s->splits, rest = left % group;
+    int first = left / group * s->head_group, grouped = min(s->head_group, heads - first);
+    int tile = rest / (grouped * s->splits);
+    rest -= tile * grouped * s->splits;
+    int split = rest / grouped;
+    item_index at = { first + rest - split * grouped, tile, split };
+    return at;
+}
+
+/* The postprocess item after which *left others are taken, counted from the last; heads: KV heads of the batch. -1: it
+ * is a KV tile, and *left becomes how many KV tiles are taken after it. */
+DEVICE int postprocess_of(const attn_sm90_backward_schedule *s, int heads, int *left)
+{
+    int kv_tiles = s->head_group * s->key_tiles * s->splits, group = kv_tiles + s->head_group * s->conversions;
+    int rest = *left - s->late * s->conversions, early = heads - s->late;
+    if (rest < 0) return *left;
+    int number = min(rest / group, early / s->head_group);
+    rest -= number * group;
+    int first = number * s->head_group, count = min(s->head_group, early - first) * s->conversions;
+    *left = number * kv_tiles + rest - count;
+    return rest < count ? (s->late + first) * s->conversions + rest : -1;
+}
+
+#endif
