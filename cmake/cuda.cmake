@@ -150,7 +150,7 @@ function(attn_cuda_reference source)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR})
   add_custom_command(OUTPUT ${fatbin}
     COMMAND ${CMAKE_COMMAND} -DNVCC=${ATTN_NVCC} -DSOURCE=${folder}/check/gpu/reference.cu -DFATBIN=${fatbin} -DTARGET=90a
-      -DSPILLS=0 -DSTRICT=${ATTN_WERROR} -DDEFINES=
+      -DSPILLS=64 -DSTRICT=${ATTN_WERROR} -DDEFINES=
       "-DOPTIONS=${cuda_compress},-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
       -P ${folder}/cmake/cubin.cmake
     DEPENDS ${folder}/check/gpu/reference.cu ${folder}/check/gpu/reference.h ${folder}/include/attn.h
