@@ -7,9 +7,11 @@ attention, attention_varlen and attention_backward compute; plan says how, befor
 base of what they raise.
 """
 from ._api import (Gradients, attention, attention_backward, attention_varlen, machine_use, plan, version)
-from ._c import DeviceError, Error, InvalidError, NoMemoryError, UnsupportedError
+from ._c import DeviceError, Error, InvalidError, NoMemoryError, PoolFullError, UnsupportedError
+from ._pool import PageCopies, Pool, Sequence
 from ._run import Blocks, Plan, clear_plans
 
 __version__ = version()
 __all__ = ["attention", "attention_varlen", "attention_backward", "plan", "Plan", "Blocks", "Gradients", "machine_use",
-           "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError"]
+           "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError",
+           "Pool", "Sequence", "PageCopies", "PoolFullError"]

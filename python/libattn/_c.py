@@ -68,6 +68,36 @@ class Args(ctypes.Structure):
     )]
 
 
+class PoolDesc(ctypes.Structure):
+    """attn_pool_desc: what a pool of KV pages holds."""
+
+    _fields_ = [(name, _i64) for name in ("pages", "page_size", "sequences", "width")] + [
+        ("flags", ctypes.c_uint32), ("seed", ctypes.c_uint64 * 2)]
+
+
+class PoolStats(ctypes.Structure):
+    """attn_pool_stats."""
+
+    _fields_ = [(name, _i64) for name in ("pages", "free", "cached", "used", "shared", "indexed", "evicted", "sequences",
+                                          "tokens", "waste")]
+
+
+class Seq(ctypes.Structure):
+    """attn_seq: a sequence of a pool."""
+
+    _fields_ = [("generation", ctypes.c_uint64), ("index", ctypes.c_uint32)]
+
+
+class PageCopies(ctypes.Structure):
+    """attn_page_copies: pairs of pages to be copied."""
+
+    _fields_ = [("pairs", _void), ("room", _i64), ("count", _i64), ("id", ctypes.c_uint64), ("from", _void),
+                ("to", _void)]
+
+
+POOL_PREFIX = 1
+
+
 class Error(RuntimeError):
     """A call of the C library failed; the message is the library's own and names the field and its value."""
 
@@ -88,7 +118,11 @@ class DeviceError(Error):
     """ATTN_DEVICE_FAILED: the GPU's driver or compiler reported an error."""
 
 
-_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError}
+class PoolFullError(Error):
+    """ATTN_POOL_FULL: a pool of KV pages has no page or no sequence left."""
+
+
+_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError}
 
 
 def _path() -> str:
@@ -127,6 +161,24 @@ plan_get_info = _function("attn_plan_get_info_sized", ctypes.c_int, _void, ctype
 run = _function("attn_run_sized", ctypes.c_int, _void, ctypes.POINTER(Args), ctypes.c_size_t, _void, _void)
 machine_use = _function("attn_machine_use", ctypes.c_int, ctypes.c_char_p)
 isa_available = _function("attn_isa_available", ctypes.c_int, ctypes.c_int)
+
+_copies = ctypes.POINTER(PageCopies)
+pool_memory = _function("attn_pool_memory_sized", ctypes.c_size_t, ctypes.POINTER(PoolDesc), ctypes.c_size_t)
+pool_create = _function("attn_pool_create_sized", ctypes.c_int, ctypes.POINTER(_void), ctypes.POINTER(PoolDesc),
+                        ctypes.c_size_t, _void, ctypes.c_size_t)
+pool_get_stats = _function("attn_pool_get_stats_sized", ctypes.c_int, _void, ctypes.POINTER(PoolStats), ctypes.c_size_t)
+pool_forget = _function("attn_pool_forget", ctypes.c_int, _void)
+pool_tables = _function("attn_pool_tables", ctypes.c_int, _void, _void, _i64, _void, _i64, _void)
+seq_create = _function("attn_seq_create", ctypes.c_int, _void, ctypes.c_uint64, ctypes.POINTER(Seq))
+seq_match = _function("attn_seq_match", ctypes.c_int, _void, Seq, _void, _i64, ctypes.POINTER(_i64))
+seq_fork = _function("attn_seq_fork", ctypes.c_int, _void, Seq, ctypes.POINTER(Seq))
+seq_append = _function("attn_seq_append", ctypes.c_int, _void, Seq, _void, _i64, _copies)
+seq_publish = _function("attn_seq_publish", ctypes.c_int, _void, Seq)
+seq_truncate = _function("attn_seq_truncate", ctypes.c_int, _void, Seq, _i64)
+seq_drop = _function("attn_seq_drop", ctypes.c_int, _void, Seq, _i64)
+seq_move = _function("attn_seq_move", ctypes.c_int, _void, Seq, _void, ctypes.POINTER(Seq), _copies)
+seq_free = _function("attn_seq_free", ctypes.c_int, _void, Seq)
+seq_length = _function("attn_seq_length", _i64, _void, Seq)
 
 ARGS_SIZE = ctypes.sizeof(Args)
 

@@ -9,7 +9,9 @@ import pytest
 from libattn import _c
 
 ABI = pathlib.Path(__file__).parents[2] / "tests" / "abi" / "attn.abi"
-STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_plan_info": _c.PlanInfo}
+STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_plan_info": _c.PlanInfo,
+           "attn_pool_desc": _c.PoolDesc, "attn_pool_stats": _c.PoolStats, "attn_seq": _c.Seq,
+           "attn_page_copies": _c.PageCopies}
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -34,5 +36,5 @@ def test_values():
     assert (_c.CPU, _c.CUDA, _c.FORWARD, _c.BACKWARD) == tuple(
         int(values[name]) for name in ("CPU", "CUDA", "FORWARD", "BACKWARD"))
     statuses = {"INVALID": _c.InvalidError, "UNSUPPORTED": _c.UnsupportedError, "NO_MEMORY": _c.NoMemoryError,
-                "DEVICE_FAILED": _c.DeviceError}
+                "DEVICE_FAILED": _c.DeviceError, "POOL_FULL": _c.PoolFullError}
     assert _c._ERRORS == {int(values[name]): kind for name, kind in statuses.items()}

@@ -1,0 +1,113 @@
+"""libattn.Pool: sequences, forks, prefixes, moves; what is refused."""
+import threading
+
+import numpy as np
+import pytest
+
+import libattn
+from libattn import PageCopies, Pool
+
+
+def pool(prefix=False, pages=16):
+    return Pool(pages=pages, page_size=4, sequences=4, width=8, prefix=prefix)
+
+
+def test_sequences_and_tables():
+    p = pool()
+    a, b = p.create(), p.create()
+    p.append(a, count=6)
+    p.append(b, count=4)
+    table, lens = p.tables([a, None, b], width=3)
+    assert table.dtype == lens.dtype == np.int32 and lens.tolist() == [6, 0, 4]
+    assert (table >= 0).tolist() == [[True, True, False], [False] * 3, [True, False, False]]
+    assert len(set(table[table >= 0])) == 3 and p.tables([a])[0].shape == (1, 8)
+    assert p.stats["used"] == 3 and p.stats["free"] == 13 and p.stats["tokens"] == 10 and p.stats["waste"] == 2
+    p.truncate(a, 3)
+    assert p.length(a) == 3 and p.stats["used"] == 2
+    p.append(a, count=6)
+    p.drop(a, 5)
+    assert p.length(a) == 9 and p.tables([a])[0][0, :3].tolist()[0] == -1
+    p.free(a)
+    with pytest.raises(libattn.InvalidError):
+        p.length(a)
+
+
+def test_fork_copies_a_shared_page():
+    p, copies = pool(), PageCopies(4)
+    a = p.create()
+    p.append(a, count=6)
+    b = p.fork(a)
+    with pytest.raises(libattn.InvalidError, match="copies"):
+        p.append(b, count=1)
+    assert p.length(b) == 6
+    p.append(b, count=1, copies=copies)
+    before, after = p.tables([a, b])[0][:, 1]
+    assert copies.pairs.tolist() == [[before, after]] and before != after
+    copies.clear()
+    assert len(copies.pairs) == 0
+
+
+def test_prefixes():
+    p = pool(prefix=True)
+    a = p.create()
+    prompt = np.arange(10)
+    p.append(a, prompt)
+    p.publish(a)
+    b, other = p.create(), p.create(salt=(1 << 64) - 1)
+    assert p.match(b, prompt[:9]) == 8 and p.match(other, prompt[:9]) == 0
+    assert np.array_equal(p.tables([a])[0][0, :2], p.tables([b])[0][0, :2])
+    p.forget()
+    c = p.create()
+    assert p.match(c, prompt) == 0
+
+
+def test_move():
+    here, there, copies = pool(), pool(), PageCopies(8)
+    a = here.create()
+    here.append(a, count=7)
+    pages = here.tables([a])[0][0, :2]
+    moved = here.move(a, there, copies)
+    assert there.length(moved) == 7 and here.stats["used"] == 0
+    assert np.array_equal(copies.pairs, np.stack([pages, there.tables([moved])[0][0, :2]], 1))
+
+
+def test_mistakes():
+    p = pool(pages=2)
+    a = p.create()
+    with pytest.raises(libattn.PoolFullError):
+        p.append(a, count=9)
+    assert p.length(a) == 0
+    for match, mistake in (
+            ("pages", lambda: Pool(0, 4, 4, 8)), ("page_size is 1.5", lambda: Pool(4, 1.5, 4, 8)),
+            ("salt is -1", lambda: p.create(-1)), ("either tokens or count", lambda: p.append(a)),
+            ("tokens", lambda: p.append(a, [1, 2])), ("beyond int32", lambda: pool(True).match(a, [1 << 40])),
+            ("one dimension", lambda: p.append(a, [[1]])), ("length", lambda: p.truncate(a, 5)),
+            ("width", lambda: p.tables([a], width=-1)), ("same", lambda: p.move(a, p, PageCopies(1))),
+            ("room", lambda: PageCopies("many"))):
+        with pytest.raises(libattn.InvalidError, match=match):
+            mistake()
+    for mistake in (lambda: p.length(3), lambda: p.append(a, count=1, copies=[]), lambda: p.move(a, 5, PageCopies(1)),
+                    lambda: pool(True).append(a, [1.5])):
+        with pytest.raises(TypeError):
+            mistake()
+    for _ in range(3):
+        p.create()
+    with pytest.raises(libattn.PoolFullError):
+        p.create()
+
+
+def test_threads_take_turns():
+    p = Pool(pages=256, page_size=4, sequences=16, width=32)
+
+    def work():
+        for _ in range(200):
+            seq = p.create()
+            p.append(seq, count=30)
+            p.free(seq)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert p.stats["used"] == 0 and p.stats["sequences"] == 0
