@@ -61,6 +61,7 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_backward_f16_d256_64_2cta", 20 },
         { "attn_sm90_backward_f16_d256_64_2cta_final_dq", 16 },
         { "attn_sm90_backward_f16_d256_64_masks", 16 },
+        { "attn_pages_append_f32_16", 8 },
         { "attn_sm90_backward_fallback_bias_bf16", 8 },
         { "attn_sm90_backward_fallback_bias_f16", 8 },
     };
