@@ -3,7 +3,7 @@
  *   atomic             KV tiles add to f32 accumulators in any order; a preprocess kernel zeroes them, a postprocess
  *                      converts them
  *   dQ semaphore       the same in a fixed order (dq_semaphore.h)
- *   head-persistent    D <= 64: one taker computes all KV tiles of a head, so it alone adds to that head's dQ. The
+ *   head-persistent    D <= 64: one CTA computes all KV tiles of a head, so it alone adds to that head's dQ. The
  * first KV tile to see a Q tile stores its share, the last one finalises dQ
  *
  * and with the dQ semaphore, in variants of their own for clusters, dQ finalised in the kernel: the first KV tile in

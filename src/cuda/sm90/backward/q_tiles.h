@@ -111,7 +111,7 @@ DEVICE bool next_q_tile(const attn_sm90_params *p, kv_item *item, q_walk *at, q_
         return next_by_arithmetic(p, item, at, info);
 }
 
-/* Where the dQ of a Q tile goes in head-persistent dQ: the accumulators are the taker's own, those of the head that it
+/* Where the dQ of a Q tile goes in head-persistent dQ: the accumulators are the CTA's own, those of the head that it
  * computes. KV tiles that see the rows have a key from t - left to t + right, as rows_of has it, and are taken
  * downwards. */
 DEVICE dq_info persistent_dq(const attn_sm90_backward_params *params, const kv_item *item, int head, int row0)

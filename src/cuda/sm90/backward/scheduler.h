@@ -3,9 +3,9 @@
  * Work items are taken from the last to the first, as the forward's tiles are (schedule.h): groups of KV heads, in
  * these the KV tiles, under a causal mask the longest first, in these the splits. Three strategies change that:
  *
- *   stream-K             the work items that full waves leave over are cut into shares of Q tiles, a share per taker
- *   head-persistent dQ   a taker takes all KV tiles of a KV head one after another
- *   fused postprocess    between KV tiles takers take accumulators of dQ that are complete, and finalise them */
+ *   stream-K             the work items that full waves leave over are cut into shares of Q tiles, a share per CTA
+ *   head-persistent dQ   a CTA takes all KV tiles of a KV head one after another
+ *   fused postprocess    between KV tiles CTAs take accumulators of dQ that are complete, and finalise them */
 #ifndef ATTN_CUDA_SM90_BACKWARD_SCHEDULER_H
 #define ATTN_CUDA_SM90_BACKWARD_SCHEDULER_H
 
@@ -69,15 +69,15 @@ DEVICE int next_item(const attn_sm90_backward_params *params, const shared *s, i
 {
     const attn_sm90_backward_schedule *schedule = &params->schedule;
     bool waits = waits_for_others(params);
-    u32 taken = 0, takers = gridDim.x / config::ctas, first = waits ? 0 : takers;
+    u32 taken = 0, clusters = gridDim.x / config::ctas, first = waits ? 0 : clusters;
     u32 run = is_head_persistent(schedule) ? schedule->key_tiles : 1;
     if ((u32)(index + 1) % run) return index + 1;
     if (config::stream_k && index >= first_piece(schedule) && (index - first_piece(schedule)) % 2 == 0)
         return index + 1;
     if (!waits && index < 0) return (int)(blockIdx.x / config::ctas * run);
-    if (!config::finalises_dq && !schedule->counter) return index + 1 + (int)((takers - 1) * run);
+    if (!config::finalises_dq && !schedule->counter) return index + 1 + (int)((clusters - 1) * run);
     if (threadIdx.x % 32 == 0 && s->rank == 0)
-        taken = atomicInc(schedule->counter, (u32)schedule->takes - 1 + (waits ? takers : 0));
+        taken = atomicInc(schedule->counter, (u32)schedule->takes - 1 + (waits ? clusters : 0));
     taken = (first + __shfl_sync(~0u, taken, 0)) * run;
     if (config::stream_k) taken += max(0, (int)taken - first_piece(schedule));
     return config::ctas == 2 ? share_with_peer(s, at, (int)taken) : (int)taken;
