@@ -49,29 +49,28 @@ static void fill(const attn_kv_desc *d, kv_plan *plan)
 {
     bool copy = d->op == ATTN_KV_COPY, gather = d->op == ATTN_KV_GATHER;
     attn_pages_params *p = &plan->params;
-    *p = (attn_pages_params){ .k_pages = side_of(d->k_pages_stride),
-                              .v_pages = side_of(d->v_pages_stride),
-                              .k = side_of(copy ? d->k_from_stride : d->k_stride),
-                              .v = side_of(copy ? d->v_from_stride : d->v_stride),
-                              .q = side_of(d->q_stride),
-                              .q_out = side_of(d->q_out_stride),
-                              .pages = d->pages,
-                              .page_size = d->page_size,
-                              .pages_from = d->pages_from,
-                              .rows = gather && !(d->flags & ATTN_KV_PACKED) ? d->len_kv : d->tokens,
-                              .len_kv = d->len_kv,
-                              .cos_rows = d->positions,
-                              .table_width = d->table_width,
-                              .table_total = d->table_total,
-                              .batch = (int)d->batch,
-                              .entries = (int)attn_ceil_div(d->len_kv, d->page_size),
-                              .heads_kv = (int)d->heads_kv,
-                              .heads_q = (int)d->heads_q,
-                              .dim_qk = (int)d->dim_qk,
-                              .dim_v = (int)d->dim_v,
-                              .rotary_dim = (int)d->rotary_dim,
-                              .interleaved = !!(d->flags & ATTN_KV_INTERLEAVED),
-                              .element = (int)attn_dtype_size(d->dtype) };
+    *p = (attn_pages_params){
+        .k_pages = side_of(d->k_pages_stride),
+        .v_pages = side_of(d->v_pages_stride),
+        .k = side_of(copy ? d->k_from_stride : d->k_stride),
+        .v = side_of(copy ? d->v_from_stride : d->v_stride),
+        .q = side_of(d->q_stride),
+        .q_out = side_of(d->q_out_stride),
+        .table = { .width = d->table_width, .total = d->table_total, .pages = d->pages, .page_size = d->page_size },
+        .pages_from = d->pages_from,
+        .rows = gather && !(d->flags & ATTN_KV_PACKED) ? d->len_kv : d->tokens,
+        .len_kv = d->len_kv,
+        .cos_rows = d->positions,
+        .batch = (int)d->batch,
+        .entries = (int)attn_ceil_div(d->len_kv, d->page_size),
+        .heads_kv = (int)d->heads_kv,
+        .heads_q = (int)d->heads_q,
+        .dim_qk = (int)d->dim_qk,
+        .dim_v = (int)d->dim_v,
+        .rotary_dim = (int)d->rotary_dim,
+        .interleaved = !!(d->flags & ATTN_KV_INTERLEAVED),
+        .element = (int)attn_dtype_size(d->dtype)
+    };
     plan->blocks = copy ? d->copies : gather ? d->batch * p->entries : d->tokens;
 }
 
@@ -138,8 +137,8 @@ static void bind(const attn_kv_desc *d, const attn_kv_args *a, attn_pages_params
     p->q.at = (void *)(uintptr_t)a->q, p->q_out.at = a->q_out;
     p->slots = (const long long *)a->slots, p->positions = (const long long *)a->positions;
     p->cu_lens = a->cu_lens, p->lens_kv = a->lens_kv;
-    p->page_table = a->page_table, p->page_starts = a->page_starts, p->pairs = a->pairs;
-    p->cos = a->cos, p->sin = a->sin, p->fault = a->fault;
+    p->table.ids = a->page_table, p->table.starts = a->page_starts, p->table.fault = a->fault;
+    p->pairs = a->pairs, p->cos = a->cos, p->sin = a->sin;
 }
 
 static bool is_aligned(const attn_pages_params *p)

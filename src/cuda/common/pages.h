@@ -2,13 +2,14 @@
  * length or a position out of range stands for is not written, and *fault says so. */
 
 #include "common/gpu.h"
+#include "common/page_table.h"
 #include "common/pages_params.h"
 
 enum { PAGES_THREADS = 256 };
 
 DEVICE void pages_fault(const attn_pages_params *p)
 {
-    if (p->fault && threadIdx.x == 0) *p->fault = 1;
+    if (threadIdx.x == 0) page_fault(&p->table);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
@@ -123,14 +124,6 @@ typedef struct pages_target {
     bool used;                      /* there is such a row, and nothing of it is out of range */
 } pages_target;
 
-/* Id `entry` of sequence b; -2: there is none. */
-DEVICE long long pages_id(const attn_pages_params *p, int b, long long entry)
-{
-    if (p->table_width) return entry < p->table_width ? p->page_table[b * p->table_width + entry] : -2;
-    long long start = p->page_starts[b], end = p->page_starts[b + 1];
-    return start >= 0 && end <= p->table_total && entry < end - start ? p->page_table[start + entry] : -2;
-}
-
 DEVICE pages_target pages_by_position(const attn_pages_params *p, long long row)
 {
     pages_target t = { -1, 0, 0, false };
@@ -144,18 +137,19 @@ DEVICE pages_target pages_by_position(const attn_pages_params *p, long long row)
             hi = middle;
     }
     long long token = p->lens_kv[lo] - (p->cu_lens[lo + 1] - row);
-    long long page = row >= p->cu_lens[lo] && token >= 0 ? pages_id(p, lo, token / p->page_size) : -2;
-    t.used = page >= 0 && page < p->pages;
+    long long page = NO_ENTRY, page_size = p->table.page_size;
+    if (row >= p->cu_lens[lo] && token >= 0) page = page_entry(page_list_of(&p->table, lo), token / page_size);
+    t.used = is_page(&p->table, page);
     if (!t.used) pages_fault(p);
-    t.page = page, t.slot = token % p->page_size, t.position = token;
+    t.page = page, t.slot = token % page_size, t.position = token;
     return t;
 }
 
 DEVICE pages_target pages_by_slot(const attn_pages_params *p, long long row)
 {
-    long long slot = p->slots[row];
-    pages_target t = { slot < 0 ? -1 : slot / p->page_size, slot % p->page_size, 0, true };
-    if (slot >= -1 && slot < p->pages * p->page_size) return t;
+    long long slot = p->slots[row], page_size = p->table.page_size;
+    pages_target t = { slot < 0 ? -1 : slot / page_size, slot % page_size, 0, true };
+    if (slot >= -1 && slot < p->table.pages * page_size) return t;
     pages_fault(p);
     t.used = false;
     return t;
@@ -186,17 +180,21 @@ template <int DTYPE, class T, int BYTES> DEVICE void pages_append(const attn_pag
 template <int BYTES> DEVICE void pages_gather(const attn_pages_params *p)
 {
     int b = (int)(blockIdx.x / p->entries), entry = (int)(blockIdx.x % p->entries);
-    long long len = p->lens_kv[b], first = entry * p->page_size, start = p->cu_lens ? p->cu_lens[b] : 0;
+    long long len = p->lens_kv[b], page_size = p->table.page_size, first = entry * page_size;
+    long long start = p->cu_lens ? p->cu_lens[b] : 0;
     long long room = p->cu_lens ? p->cu_lens[b + 1] - start : p->len_kv;
     if (len < 0 || len > p->len_kv || len > room || start < 0 || start + len > p->rows) {
         pages_fault(p);
         return;
     }
     if (first >= len) return;
-    long long page = pages_id(p, b, entry);
-    if (page < -1 || page >= p->pages) pages_fault(p);
-    if (page < 0 || page >= p->pages) return;
-    int slots = (int)(len - first < p->page_size ? len - first : p->page_size);
+    long long page = page_entry(page_list_of(&p->table, b), entry);
+    if (page == -1) return; /* it was dropped */
+    if (!is_page(&p->table, page)) {
+        pages_fault(p);
+        return;
+    }
+    int slots = (int)(len - first < page_size ? len - first : page_size);
     int plane = p->cu_lens ? 0 : b;
     pages_move<BYTES>(p, &p->k, plane, start + first, &p->k_pages, page, 0, slots, p->dim_qk);
     pages_move<BYTES>(p, &p->v, plane, start + first, &p->v_pages, page, 0, slots, p->dim_v);
@@ -206,12 +204,12 @@ template <int BYTES> DEVICE void pages_copy(const attn_pages_params *p)
 {
     long long from = p->pairs[2LL * blockIdx.x], to = p->pairs[2LL * blockIdx.x + 1];
     if (from == -1) return;
-    if (from < 0 || from >= p->pages_from || to < 0 || to >= p->pages) {
+    if (from < 0 || from >= p->pages_from || !is_page(&p->table, to)) {
         pages_fault(p);
         return;
     }
-    pages_move<BYTES>(p, &p->k_pages, to, 0, &p->k, from, 0, (int)p->page_size, p->dim_qk);
-    pages_move<BYTES>(p, &p->v_pages, to, 0, &p->v, from, 0, (int)p->page_size, p->dim_v);
+    pages_move<BYTES>(p, &p->k_pages, to, 0, &p->k, from, 0, (int)p->table.page_size, p->dim_qk);
+    pages_move<BYTES>(p, &p->v_pages, to, 0, &p->v, from, 0, (int)p->table.page_size, p->dim_v);
 }
 
 #define PAGES_KERNEL(name, call)                                            \

@@ -11,6 +11,15 @@
 #ifndef ATTN_CUDA_COMMON_PAGES_PARAMS_H
 #define ATTN_CUDA_COMMON_PAGES_PARAMS_H
 
+/* Ids of the pages of each sequence: `width` each, or, where width is 0, those from starts[b] to starts[b + 1] of
+ * `total`. An id is one of 0 to pages - 1. */
+typedef struct attn_page_table {
+    const int *ids, *starts;
+    long long width, total;
+    long long pages, page_size; /* slots of a page */
+    unsigned *fault;            /* set to 1 by who meets what is out of range; NULL: nobody is told */
+} attn_page_table;
+
 /* Strides of (page, slot, head), or (batch, row, head), in elements. */
 typedef struct attn_pages_side {
     void *at;
@@ -21,14 +30,13 @@ typedef struct attn_pages_params {
     attn_pages_side k_pages, v_pages;
     attn_pages_side k, v; /* rows: new ones, or those of gather; pools that are copied from */
     attn_pages_side q, q_out;
+    attn_page_table table;
     const long long *slots, *positions;
-    const int *cu_lens, *lens_kv, *page_table, *page_starts, *pairs;
+    const int *cu_lens, *lens_kv, *pairs;
     const float *cos, *sin;
-    unsigned *fault; /* or NULL */
-    long long pages, page_size, pages_from;
+    long long pages_from;
     long long rows, len_kv, cos_rows; /* rows: of k; cos_rows: of cos and sin */
-    long long table_width, table_total;
-    int batch, entries; /* entries: of a sequence, in gather's grid */
+    int batch, entries;               /* entries: of a sequence, in gather's grid */
     int heads_kv, heads_q, dim_qk, dim_v, rotary_dim, interleaved;
     int element; /* bytes */
 } attn_pages_params;
