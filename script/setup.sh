@@ -166,36 +166,35 @@ setup_packages()
     for part in "$@"; do packages_of "$part"; done | tr ' ' '\n' | awk '!seen[$0]++' | paste -sd ' ' -
 }
 
-# A dot for each line of apt-get's, so that it is not silent for minutes; all of it if it fails.
-setup_install()
+# setup_dots COMMAND ...: runs it, a dot a second; what it printed is shown if it fails.
+setup_dots()
 {
-    setup_log=$(mktemp) && setup_code=$(mktemp) || return 1
-    {
-        setup_apt install -q -y -o Dpkg::Use-Pty=0 --no-install-recommends "$@" 2>&1
-        echo $? >"$setup_code"
-    } | while IFS= read -r setup_line; do
-        printf '%s\n' "$setup_line" >>"$setup_log"
-        printf .
-    done
+    setup_log=$(mktemp) || return 1
+    while sleep 1 && kill -0 $$ 2>/dev/null; do printf .; done &
+    setup_ticker=$!
+    setup_status=0 # where the caller ends at errors, too
+    "$@" >"$setup_log" 2>&1 || setup_status=$?
+    kill "$setup_ticker" 2>/dev/null
+    wait "$setup_ticker" 2>/dev/null || :
     echo
-    setup_status=$(cat "$setup_code")
     [ "$setup_status" = 0 ] || cat "$setup_log" >&2
-    rm -f "$setup_log" "$setup_code"
+    rm -f "$setup_log"
     return "$setup_status"
 }
 
-# Runs apt-get as root, through sudo without a question, or with one on a terminal. 125: none of these.
+# Sets setup_sudo to what makes apt-get run as root: nothing, sudo without a question, or sudo that has asked its question.
+setup_root()
+{
+    setup_sudo=
+    [ "$(id -u)" = 0 ] && return 0
+    setup_sudo="sudo -n"
+    sudo -n true 2>/dev/null || { [ -t 0 ] && command -v sudo >/dev/null && sudo -v; }
+}
+
 setup_apt()
 {
-    if [ "$(id -u)" = 0 ]; then
-        env DEBIAN_FRONTEND=noninteractive apt-get "$@"
-    elif sudo -n true 2>/dev/null; then
-        sudo -n env DEBIAN_FRONTEND=noninteractive apt-get "$@"
-    elif [ -t 0 ] && command -v sudo >/dev/null; then
-        sudo env DEBIAN_FRONTEND=noninteractive apt-get "$@"
-    else
-        return 125
-    fi
+    # shellcheck disable=SC2086 # words
+    setup_dots $setup_sudo env DEBIAN_FRONTEND=noninteractive apt-get "$@"
 }
 
 setup()
@@ -212,20 +211,16 @@ setup()
         return 1
     fi
     echo "Missing: $*."
-    setup_updated=0
-    setup_apt update -qq >/dev/null || setup_updated=$? # where the caller ends at errors, too
-    case $setup_updated in
-    0) ;;
-    125)
+    if ! setup_root; then
         echo "Neither root nor sudo. To install: sudo apt-get install $(setup_packages "$@")" >&2
         return 1
-        ;;
-    *) echo "apt-get update failed; trying with the package lists at hand." >&2 ;;
-    esac
+    fi
+    echo "+ apt-get update"
+    setup_apt -q update || echo "apt-get update failed; trying with the package lists at hand." >&2
     setup_list=$(setup_packages "$@")
     echo "+ apt-get install -y --no-install-recommends $setup_list"
     # shellcheck disable=SC2086 # a list of words
-    setup_install $setup_list || return 1
+    setup_apt install -q -y -o Dpkg::Use-Pty=0 --no-install-recommends $setup_list || return 1
     # shellcheck disable=SC2046
     set -- $(setup_missing "$@")
     [ $# = 0 ] && return 0
