@@ -203,6 +203,7 @@ static void bound(attn_desc *d, check_options *o)
     if (attn_bias_count(d) > table_most) d->bias_extent[0] = d->bias_extent[2] = 1;
     if (attn_bias_count(d) > table_most) d->bias_extent[1] = 1;
     if (d->direction == ATTN_BACKWARD && d->bias_extent[2] > bias_rows_most) d->bias_extent[2] = 1;
+    if (d->direction == ATTN_BACKWARD && d->bias_extent[0] * d->bias_extent[1] > bias_rows_most) d->bias_extent[0] = 1;
     bool large = d->flags & ATTN_BIAS && pairs / (attn_bias_count(d) + 1) > summed_most;
     large = large || (d->flags & ATTN_ALIBI && pairs / (d->alibi_batch * d->heads_q) > summed_most);
     large = large || (d->flags & ATTN_SINK && d->batch * d->len_q > summed_most);

@@ -70,6 +70,34 @@ static double added_to_scores(const check_problem *problem)
     return slope * distance + bias;
 }
 
+/* What rounding O to its type does to a row's delta, which is the sum of O dO: the greatest of all rows. */
+static double delta_rounding(const check_problem *problem)
+{
+    const attn_desc *d = &problem->resolved;
+    const attn_args *a = &problem->args;
+    attn_dtype dtype = attn_out_dtype(d);
+    double unit = dtype == ATTN_BF16 ? 0x1p-8 : dtype == ATTN_F16 ? 0x1p-11 : 0x1p-24, greatest = 0;
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t h = 0; h < d->heads_q; h++)
+            for (int64_t i = 0; i < attn_sequence_of(d, a, b).len_q; i++) {
+                int64_t o = attn_row_at(d, a, b, h, i, d->o_stride), g = attn_row_at(d, a, b, h, i, d->grad_o_stride);
+                double sum = 0;
+                for (int64_t c = 0; c < d->dim_v; c++) {
+                    double x = (double)attn_load_scalar(dtype, a->o, o + c) *
+                               (double)attn_load_scalar(dtype, a->grad_o, g + c);
+                    sum += x * x;
+                }
+                greatest = fmax(greatest, sqrt(sum));
+            }
+    return unit * greatest;
+}
+
+/* Of a gradient that sums all rows in so many elements: a row adds P (dP - delta), with P of at most 1 in all. */
+static double summed_rounding(const attn_desc *d, double row, int64_t elements)
+{
+    return row * sqrt((double)(d->batch * d->heads_q * d->len_q) / fmax(1, (double)elements));
+}
+
 check_rounding check_rounding_of(const check_problem *problem)
 {
     const attn_desc *d = &problem->resolved;
@@ -79,8 +107,13 @@ check_rounding check_rounding_of(const check_problem *problem)
          k = of_keys(problem, a->k, d->k_stride, d->dim_qk), v = of_keys(problem, a->v, d->v_stride, d->dim_v),
          g = of_rows(problem, attn_out_dtype(d), a->grad_o, d->grad_o_stride, d->dim_v);
     double rows = sqrt((double)(d->len_q * (d->heads_q / d->heads_kv))), ds = unit * g.norm * v.norm;
-    return (check_rounding){ .lse = unit * ((double)d->scale * q.norm * k.norm + added_to_scores(problem)),
-                             .out = unit * sqrt((double)d->len_kv) * v.element,
-                             .gradients = { [CHECK_GRAD_Q] = ds * (double)d->scale * k.element,
-                                            [CHECK_GRAD_K] = ds * (double)d->scale * q.element * rows } };
+    const int64_t *extent = d->bias_extent;
+    double row = a->grad_bias || a->grad_sink ? ds + delta_rounding(problem) : 0;
+    return (
+        check_rounding){ .lse = unit * ((double)d->scale * q.norm * k.norm + added_to_scores(problem)),
+                         .out = unit * sqrt((double)d->len_kv) * v.element,
+                         .gradients = { [CHECK_GRAD_Q] = ds * (double)d->scale * k.element,
+                                        [CHECK_GRAD_K] = ds * (double)d->scale * q.element * rows,
+                                        [CHECK_GRAD_BIAS] = summed_rounding(d, row, extent[0] * extent[1] * extent[2]),
+                                        [CHECK_GRAD_SINK] = summed_rounding(d, row, d->heads_q) } };
 }

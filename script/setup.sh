@@ -170,7 +170,7 @@ setup_packages()
 setup_dots()
 {
     setup_log=$(mktemp) || return 1
-    while sleep 1 && kill -0 $$ 2>/dev/null; do printf .; done &
+    while printf . && sleep 1 && kill -0 $$ 2>/dev/null; do :; done &
     setup_ticker=$!
     setup_status=0 # where the caller ends at errors, too
     "$@" >"$setup_log" 2>&1 || setup_status=$?
