@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "problem/sequence.h"
+#include "base/error.h"
 #include "problem/desc.h"
 #include "device/device.h"
 #include "num/half.h"
@@ -387,17 +388,21 @@ static attn_status run_on_device(const check_problem *problem, const attn_desc *
     device_run run;
     attn_plan_info info;
     attn_desc gpu = *desc;
+    attn_args args = problem->args;
+    uint32_t fault = 0;
+    if (gpu.flags & ATTN_PAGED) args.fault = &fault;
     gpu.threads = 0, gpu.isa = ATTN_ISA_AUTO, gpu.parallel_for = NULL;
     refresh_outputs(problem);
     int shift = problem->options.shift;
     if (shift == 0 && problem->options.seed % 4 == 1) shift = 2;
-    attn_status status = device_begin(&run, &gpu, &problem->args, shift);
+    attn_status status = device_begin(&run, &gpu, &args, shift);
     if (status != ATTN_OK) return status;
     if (kernel != NULL && attn_plan_get_info(run.plan, &info) == ATTN_OK)
         snprintf(kernel, CHECK_NAME, "%s", info.kernel);
     status = device_start(&run);
     attn_status ended = device_end(&run, true);
-    return status != ATTN_OK ? status : ended;
+    if (status == ATTN_OK) status = ended;
+    return status || !fault ? status : attn_fail(ATTN_DEVICE_FAILED, "fault is set, but nothing is out of range");
 }
 
 attn_status check_problem_run(const check_problem *problem, const attn_desc *desc, char *kernel)

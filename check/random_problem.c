@@ -24,9 +24,6 @@ enum { LARGE_PERCENT = 3 };
 
 enum { LENGTH_MOST = 1 << 16 };
 
-/* What no kernel of a GPU takes. */
-static const uint32_t cpu_only = ATTN_PAGED | ATTN_FIRST_KV | ATTN_POSITIONS;
-
 static const uint32_t masks =
     ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS;
 
@@ -270,8 +267,10 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     static const int densities[] = { 0, 0, 5, 10, 20, 35 };
     static const float dropouts[] = { 0.1f, 0.25f, 0.5f, 0.9f, 0.001f }, softcaps[] = { 15, 0.7f, 50 };
     int density = PICK(state, densities), masked = 0;
+    bool caches =
+        d->device == ATTN_CPU || (d->direction == ATTN_FORWARD && check_chance(state, 30)); /* few kernels do */
     for (uint32_t flag = 1; flag <= ATTN_POSITIONS; flag <<= 1) {
-        if (flag & cpu_only && d->device == ATTN_CUDA) continue;
+        if (flag & ATTN_CUDA_CACHES && !caches) continue;
         bool lengths = flag & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV);
         int chance = flag == ATTN_CAUSAL ? 40 : flag == ATTN_OUT_F32 || flag == ATTN_DETERMINISTIC ? 20 : density;
         if (lengths && chance < 10) chance = 8;
@@ -288,7 +287,7 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     if (d->flags & ATTN_BITS) {
         d->bits_batch = check_chance(state, 50) ? d->batch : 1;
         d->bits_heads = check_chance(state, 50) ? d->heads_q : 1;
-        if (d->device == ATTN_CPU && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
+        if (caches && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
     }
     if (d->flags & ATTN_PAGED) draw_pages(state, d);
     if (d->flags & ATTN_SOFTCAP) d->softcap = PICK(state, softcaps);
@@ -370,7 +369,8 @@ static bool takes(const candidate *t, const attn_desc *d)
 {
     if (!t->name || t->direction != d->direction || !(t->dtypes >> d->dtype & 1)) return false;
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
-    return !(d->flags & ~t->features) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v && d->len_q <= t->rows;
+    uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
+    return !(needs & ~t->features) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v && d->len_q <= t->rows;
 }
 
 /* What a kernel leaves of a problem. */
@@ -380,6 +380,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     d->direction = t->direction;
     while (!(t->dtypes >> d->dtype & 1))
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
+    if (d->device == ATTN_CUDA && !(t->features & ATTN_CUDA_BITS_KEYS)) d->bits_keys = 0;
     d->flags &= t->features;
     d->dim_v = dim_v_of(d);
     if (d->dim_qk > t->dim) d->dim_qk = 1 + d->dim_qk % t->dim;

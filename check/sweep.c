@@ -88,8 +88,8 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || desc->flags & ATTN_VARLEN); /* rows and keys */
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
-               cuda->dtype == desc->dtype && (desc->flags & ~cuda->features) == 0 && desc->dim_qk <= cuda->dim &&
-               desc->dim_v <= cuda->dim_v;
+               cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
+               desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
@@ -184,15 +184,16 @@ static void run_problem(check_sweep *sweep, int number, const attn_desc *desc, c
     check_problem_destroy(&problem);
 }
 
-/* What no kernel of a GPU takes is left out, so that the rest of the case is checked there. */
-static void leave_to_cpu(attn_desc *d)
+/* Keys as most kernels of a GPU take them: in no pages, from the first on, at the positions that lengths give. */
+static void leave_out_caches(attn_desc *d)
 {
     if (d->flags & ATTN_PAGED && d->flags & ATTN_VARLEN) d->total_kv = d->batch * d->len_kv + 1;
-    d->flags &= ~(uint32_t)(ATTN_PAGED | ATTN_FIRST_KV | ATTN_POSITIONS);
+    d->flags &= ~(uint32_t)ATTN_CUDA_CACHES;
     d->pages = d->page_size = d->table_width = d->table_total = d->bits_keys = 0;
 }
 
-/* narrow: each third case of f32 once more in bf16, for the kernels that take no f32 and would else see few cases. */
+/* narrow: each third case of f32 once more in bf16, for the kernels that take no f32 and would else see few cases. On a
+ * GPU for the kernels that take caches first with them, then for all without. */
 static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow)
 {
     attn_desc desc;
@@ -201,7 +202,10 @@ static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow
                     form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
     if (narrow && (desc.dtype != ATTN_F32 || number % 3 != 2)) return;
     if (narrow) desc.dtype = ATTN_BF16;
-    if (sweep->count > 0 && sweep->reports[0].device == ATTN_CUDA) leave_to_cpu(&desc);
+    if (sweep->count > 0 && sweep->reports[0].device == ATTN_CUDA && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
+        if (form != ATTN_GRADIENT) run_problem(sweep, number, &desc, &options, form, -1, narrow);
+        leave_out_caches(&desc);
+    }
     run_problem(sweep, number, &desc, &options, form, -1, narrow);
 }
 
@@ -265,7 +269,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     if (check_case_work(sweep->grid, number) > fitted_most) return;
     attn_direction direction = attn_cuda_direction(kernel);
     check_grid_case(sweep->grid, number, direction, INT64_MAX, &desc, &options);
-    leave_to_cpu(&desc);
+    leave_out_caches(&desc);
     fit(kernel, &desc);
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);

@@ -38,7 +38,8 @@
  * page_size of the sequence's page table. Pages lie in any order, and sequences may share them. With ATTN_VARLEN only q
  * is packed: total_kv is 0 and cu_lens_kv NULL. A page of which lengths, first_kv, causal, window, chunk and prefix
  * hide every key from every row is gone: neither it nor its id is read, and the id may be anything, such as -1. Any
- * other id out of range is an error. It is never taken as the nearest one: that is somebody else's page.
+ * other id out of range is an error (on a GPU see attn_run). It is never taken as the nearest one: that is somebody
+ * else's page.
  *
  *   ATTN_BACKWARD computes the probabilities again, from q, k and the forward's lse, and turns the gradient of o (and
  *   of lse) into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory.
@@ -342,6 +343,10 @@ typedef struct attn_args {
     /* ATTN_POSITIONS: (batch) each, -2^59 to 2^59: the position of row 0 and of key 0. They replace len_kv - len_q and
      * 0 for causal, window, chunk and ALiBi, as where a cache was cut. position_kv = NULL: 0. */
     const int64_t *position_q, *position_kv;
+
+    /* ATTN_PAGED, ATTN_CUDA: a word in device memory that the caller clears: see attn_run. NULL: nobody is told. On the
+     * CPU NULL: there the run fails. */
+    uint32_t *fault;
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses; NULL where that
@@ -349,7 +354,9 @@ typedef struct attn_args {
  *
  * ATTN_CUDA: pointers are of device memory, and the plan's context is current. stream is a CUstream of it (a
  * cudaStream_t; NULL: the default stream), which may be capturing a graph. The call puts the run into the stream and
- * returns. Kernels read lengths and tables, and take what is out of range as the nearest value in range.
+ * returns. Kernels read lengths and tables, and take what is out of range as the nearest value in range. Not so with
+ * ATTN_PAGED: a sequence whose lens_kv or page_starts are out of range has no visible key, nor has a page whose id is;
+ * *fault becomes 1, and stays so. All else is computed.
  *
  * ATTN_CUDA, speed: tensors belong at multiples of 16 bytes, as cudaMalloc gives them and as slices of whole rows
  * have them if strides are multiples of 8 elements. At other addresses the result is the same, but a fallback kernel,

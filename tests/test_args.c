@@ -109,7 +109,8 @@ static world *create(attn_direction direction, uint32_t without)
                           NULL,
                           a->first_kv,
                           a->position_q,
-                          a->position_kv };
+                          a->position_kv,
+                          NULL };
     return &w;
 }
 
@@ -198,6 +199,7 @@ static void missing_flags_are_named(void **state)
         POINTER(seed_offset_at, ATTN_DROPOUT),
         POINTER(page_table, ATTN_PAGED),
         POINTER(page_starts, ATTN_PAGED),
+        POINTER(fault, ATTN_PAGED),
         POINTER(first_kv, ATTN_FIRST_KV),
         POINTER(position_q, ATTN_POSITIONS),
         POINTER(position_kv, ATTN_POSITIONS),
@@ -486,6 +488,7 @@ static void pages_are_checked(void **state)
         PAGES_ARE(starts, right, p->lens_q[2] = 0, p->table[2][0] = 77); /* no row that could see a key */
         PAGES_ARE(starts, "lens_kv[2] = 13 exceeds len_kv = 12", p->lens[2] = 13);
         PAGES_ARE(starts, "page_table is NULL, but has elements", p->args.page_table = NULL);
+        PAGES_ARE(starts, "fault is not NULL: the CPU", p->args.fault = (uint32_t *)(void *)p->starts);
     }
     PAGES_ARE(false, "page_starts = 0x", p->args.page_starts = p->starts);
     PAGES_ARE(true, "page_starts is NULL, but has elements", p->args.page_starts = NULL);

@@ -30,15 +30,15 @@ static void plans_need_a_context(void **state)
 static void what_is_not_there_yet_is_refused(void **state)
 {
     (void)state;
-    static const uint32_t flags[] = { ATTN_PAGED | ATTN_LENS_KV, ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
-    static const char *const names[] = { "ATTN_PAGED is", "ATTN_FIRST_KV is", "ATTN_POSITIONS is", "bits_keys is" };
+    static const uint32_t flags[] = { ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
+    static const char *const names[] = { "ATTN_FIRST_KV in a backward is", "ATTN_POSITIONS in a backward is",
+                                         "bits_keys in a backward is" };
     CUcontext context = fresh_context(0);
     for (int i = 0; i < COUNT(flags); i++) {
         attn_plan *plan;
         attn_desc desc = small();
-        desc.flags = flags[i];
-        if (i == 0) desc.pages = 1, desc.page_size = desc.len_kv, desc.table_width = 1;
-        if (i == 3) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
+        desc.flags = flags[i], desc.direction = ATTN_BACKWARD;
+        if (i == 2) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
         refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, names[i]);
         refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "not there yet on a GPU");
     }
@@ -389,6 +389,33 @@ static void features_find_their_kernels(void **state)
     end_context(context);
 }
 
+static void caches_go_to_the_fallback_kernel(void **state)
+{
+    (void)state;
+    static const uint32_t flags[] = { ATTN_PAGED | ATTN_LENS_KV, ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
+    static const char *const why[] = { "the only one that takes ATTN_PAGED", "the only one that takes ATTN_FIRST_KV",
+                                       "the only one that takes ATTN_POSITIONS", "the only one that takes bits_keys" };
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    for (int i = 0; i < COUNT(flags); i++) {
+        attn_desc desc = small();
+        desc.flags = flags[i];
+        if (i == 0) desc.pages = 1, desc.page_size = desc.len_kv, desc.table_width = 1;
+        if (i == 3) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
+        attn_plan_info info = info_of(&desc);
+        assert_string_equal(info.kernel, "sm90_fallback_bf16");
+        assert_ok(attn_plan_create(&plan, &desc));
+        char text[2000];
+        attn_plan_describe(plan, text, sizeof text);
+        assert_non_null(strstr(text, why[i]));
+        attn_plan_destroy(plan);
+        desc.kernel = "sm90_bf16_d64_128x128_masks";
+        refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+                i == 3 ? "it does not take bits_keys" : "it lacks a feature");
+    }
+    end_context(context);
+}
+
 static void wrong_wishes_are_refused(void **state)
 {
     (void)state;
@@ -515,6 +542,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(last_waves_are_merged),
         cmocka_unit_test(parts_take_any_address),
         cmocka_unit_test(features_find_their_kernels),
+        cmocka_unit_test(caches_go_to_the_fallback_kernel),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(parameters_say_it_all),
         cmocka_unit_test(forward_passes_words_on),

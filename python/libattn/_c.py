@@ -64,7 +64,7 @@ class Args(ctypes.Structure):
         "block_full_count", "block_full", "block_partial_count", "block_partial", "bits", "alibi", "bias", "sink",
     )] + [("seed", ctypes.c_uint64), ("seed_offset", ctypes.c_uint32)] + [(name, _void) for name in (
         "grad_o", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink",
-        "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv",
+        "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
     )]
 
 

@@ -19,8 +19,16 @@ typedef enum attn_cuda_form {
 enum {
     ATTN_CUDA_MASKS = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS,
     ATTN_CUDA_SCORES = ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS | ATTN_DROPOUT,
-    ATTN_CUDA_LENGTHS = ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV
+    ATTN_CUDA_LENGTHS = ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV,
+    ATTN_CUDA_BITS_KEYS = 1 << 30, /* no flag: bits_keys is set */
+    ATTN_CUDA_CACHES = ATTN_PAGED | ATTN_FIRST_KV | ATTN_POSITIONS | ATTN_CUDA_BITS_KEYS
 };
+
+/* What of a kernel's features a problem needs. */
+static inline uint32_t attn_cuda_needs(const attn_desc *desc)
+{
+    return desc->flags | (desc->bits_keys ? ATTN_CUDA_BITS_KEYS : 0);
+}
 
 enum {
     ATTN_CUDA_WARPGROUP_ROWS = 64, /* of a tile, a consumer warpgroup */
@@ -49,7 +57,7 @@ typedef struct attn_cuda_kernel {
     int stages, slots;
     int cluster;                            /* CTAs launched together: its grid is a multiple */
     bool folded;                            /* backward: in a fixed order, and the last work item finalises dQ */
-    uint32_t features;                      /* flags of attn_desc it computes */
+    uint32_t features;                      /* as attn_cuda_needs has them: what it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
     int spills;                             /* bytes of spilled registers that the build allows */

@@ -38,7 +38,9 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (attn_cuda_direction(k) != d->direction) return "it computes the other direction";
     if (k->dtype != d->dtype) return "it does not take dtype";
     if (d->dim_qk > k->dim || d->dim_v > k->dim_v) return "the head dimension is too large for it";
-    if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
+    uint32_t lacks = attn_cuda_needs(d) & ~k->features;
+    if (lacks & ATTN_CUDA_BITS_KEYS) return "it does not take bits_keys";
+    if (lacks) return "it lacks a feature that flags ask for";
     if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";
     if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&

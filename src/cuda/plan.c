@@ -16,6 +16,16 @@
 /* A kernel that can more does no less for each score: it is taken if it is faster by more than measuring errs. */
 static const double measured_apart = 0.97;
 
+/* The first of what caches of keys add that the problem has; NULL: it has none. */
+static const char *cache_word(const attn_desc *d)
+{
+    return d->flags & ATTN_PAGED       ? "ATTN_PAGED"
+           : d->flags & ATTN_FIRST_KV  ? "ATTN_FIRST_KV"
+           : d->flags & ATTN_POSITIONS ? "ATTN_POSITIONS"
+           : d->bits_keys              ? "bits_keys"
+                                       : NULL;
+}
+
 /* Of those that can, the one predicted fastest; of equals the first. */
 static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, const attn_cuda_arch *arch,
                           attn_cuda_choice *best)
@@ -39,10 +49,13 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
         if (!why_not && (!best->kernel || c.choice.seconds < share * best->choice.seconds)) *best = c;
     }
     if (best->kernel) {
-        snprintf(plan->why, sizeof plan->why,
+        const char *takes = attn_cuda_is_variant(best->kernel) ? NULL : cache_word(d);
+        snprintf(plan->why, sizeof plan->why, "%s%s",
                  d->kernel                            ? "asked for by name"
                  : attn_cuda_is_variant(best->kernel) ? "predicted the fastest of those that compute this"
-                                                      : "the only one that computes this");
+                 : takes                              ? "the only one that takes "
+                                                      : "the only one that computes this",
+                 !d->kernel && takes ? takes : "");
         return ATTN_OK;
     }
     if (strategy && d->strategy)
@@ -81,13 +94,9 @@ static attn_status allocate(const attn_cuda_problem *problem, const attn_cuda_pl
 /* What the CPU computes and a GPU does not yet. */
 static attn_status check_there(const attn_desc *d)
 {
-    const char *name = d->flags & ATTN_PAGED       ? "ATTN_PAGED"
-                       : d->flags & ATTN_FIRST_KV  ? "ATTN_FIRST_KV"
-                       : d->flags & ATTN_POSITIONS ? "ATTN_POSITIONS"
-                       : d->bits_keys              ? "bits_keys"
-                                                   : NULL;
-    if (!name) return ATTN_OK;
-    return attn_fail(ATTN_UNSUPPORTED, "%s is not there yet on a GPU: device = ATTN_CPU computes it", name);
+    if (d->direction == ATTN_FORWARD || !cache_word(d)) return ATTN_OK;
+    return attn_fail(ATTN_UNSUPPORTED, "%s in a backward is not there yet on a GPU: device = ATTN_CPU computes it",
+                     cache_word(d));
 }
 
 static attn_status create(attn_plan *plan)

@@ -103,6 +103,7 @@ int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *
     if (d->direction == ATTN_FORWARD) {
         list[n++] = strided(FIELD(o), size, shape.o, d->o_stride);
         list[n++] = optional(FIELD(lse), float_size, lse_count(d));
+        if (d->flags & ATTN_PAGED) list[n++] = optional(FIELD(fault), 4, 1);
         return n;
     }
     list[n++] = strided(FIELD(grad_q), size, shape.q, d->grad_q_stride);
@@ -141,6 +142,8 @@ static attn_status check_flags(const attn_desc *d, const attn_args *a)
                          (const void *)a->cu_lens_kv);
     if (a->page_starts && d->table_width)
         return attn_fail(ATTN_INVALID, "page_starts = %p needs table_width = 0", (const void *)a->page_starts);
+    if (a->fault && d->device == ATTN_CPU)
+        return attn_fail(ATTN_INVALID, "fault is not NULL: the CPU has none, it returns ATTN_INVALID");
     return ATTN_OK;
 }
 

@@ -42,6 +42,7 @@ enum { ATTN_ARGS_INPUTS = 27, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
     X(seed_offset_at, ATTN_DROPOUT, ATTN_FORWARD)     \
     X(page_table, ATTN_PAGED, ATTN_FORWARD)           \
     X(page_starts, ATTN_PAGED, ATTN_FORWARD)          \
+    X(fault, ATTN_PAGED, ATTN_FORWARD)                \
     X(first_kv, ATTN_FIRST_KV, ATTN_FORWARD)          \
     X(position_q, ATTN_POSITIONS, ATTN_FORWARD)       \
     X(position_kv, ATTN_POSITIONS, ATTN_FORWARD)      \

@@ -10,6 +10,7 @@ extern "C" {
 #include "cuda/common/pages_params.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/cache_params.h"
 
 #define KERNEL(symbol, params) void symbol(params);
 #include "kernels.def"

@@ -92,8 +92,9 @@ void fake_take(const attn_sm90_params *p, attn_dtype dtype, attn_desc *d, attn_a
                       .cu_lens_kv = p->cu_lens_kv,
                       .lens_q = p->lens_q,
                       .lens_kv = p->lens_kv };
-    if (is_varlen(p)) {
-        d->total_q = p->total_q, d->total_kv = p->cu_lens_kv[p->batch];
+    if (is_varlen(p)) d->total_q = p->total_q;
+    if (is_varlen(p) && !(p->flags & ATTN_PAGED)) {
+        d->total_kv = p->cu_lens_kv[p->batch];
         if (d->total_kv < d->len_kv) d->total_kv = d->len_kv;
     }
     for (int i = 0; i < 3; i++)
@@ -288,9 +289,29 @@ void fake_take_fallback(const attn_sm90_params *p, attn_desc *d, attn_args *a)
     }
 }
 
-static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
-                     const attn_sm90_params *p)
+/* Bounds of positions are the mask's, where these have room for them. */
+static void take_cache(const char *symbol, const attn_sm90_cached_params *params, attn_desc *d, attn_args *a)
 {
+    const attn_sm90_cache *c = &params->cache;
+    const attn_sm90_mask *m = &params->common.mask;
+    const long long bounds[][2] = { { c->left, m->left }, { c->right, m->right }, { c->chunk, m->chunk } };
+    for (int i = 0; i < 3; i++) {
+        long long bound = bounds[i][0] < 1 << 30 ? bounds[i][0] : 1 << 30;
+        fake_expect(bound == bounds[i][1], symbol, "ranges of positions");
+    }
+    if (d->flags & ATTN_WINDOW) d->window_left = c->left, d->window_right = c->right;
+    d->chunk = c->chunk, d->bits_keys = c->bits_keys;
+    a->first_kv = c->first_kv;
+    a->position_q = (const int64_t *)c->position_q, a->position_kv = (const int64_t *)c->position_kv;
+    d->pages = c->table.pages, d->page_size = c->table.page_size;
+    d->table_width = c->table.width, d->table_total = c->table.total;
+    a->page_table = c->table.ids, a->page_starts = c->table.starts;
+}
+
+static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                     const attn_sm90_cached_params *params)
+{
+    const attn_sm90_params *p = &params->common;
     attn_desc d;
     attn_args a;
     fake_expect(config->gridDimX == ceil_div(p->len_q, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256, symbol,
@@ -298,6 +319,7 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
     fake_expect(config->gridDimY == (unsigned)p->heads_q && config->gridDimZ == (unsigned)p->batch, symbol, "grid");
     fake_take(p, k->dtype, &d, &a);
     fake_take_fallback(p, &d, &a);
+    take_cache(symbol, params, &d, &a);
     fake_compute(symbol, &d, &a);
 }
 

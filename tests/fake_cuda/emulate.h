@@ -2,7 +2,9 @@
 #ifndef TESTS_FAKE_CUDA_EMULATE_H
 #define TESTS_FAKE_CUDA_EMULATE_H
 
+#include "cuda/common/pages_params.h"
 #include "cuda/sm90/host/backward.h"
+#include "cuda/sm90/cache_params.h"
 #include "cuda/sm90/host/forward.h"
 #include "fake.h"
 

@@ -134,6 +134,36 @@ static void replayed_dropout(const attn_desc *desc)
     many_end(&m);
 }
 
+/* The sequences change their places in what a kernel reads of them on the device. */
+static void rotate(const void *there, const void *here, size_t sequences, size_t size, size_t by)
+{
+    for (size_t b = 0; b < sequences; b++)
+        driver->cuMemcpyHtoD((CUdeviceptr)(uintptr_t)there + (b + by) % sequences * size, (const char *)here + b * size,
+                             size);
+}
+
+/* A replay finds the lengths and page tables of now. */
+static void replayed_pages(const attn_desc *desc)
+{
+    many m;
+    CUstream stream;
+    if (!find_graphs() || !many_begin(&m, desc)) return;
+    const attn_args *here = &m.problem.args, *there = &m.run.device;
+    size_t batch = (size_t)desc->batch;
+    driver->cuStreamCreate(&stream, 1);
+    void *executable = capture(&m, stream);
+    many_first(&m);
+    for (size_t by = 1; by < 2 * batch && executable; by++) {
+        rotate(there->lens_kv, here->lens_kv, batch, sizeof *here->lens_kv, by);
+        rotate(there->page_table, here->page_table, batch, (size_t)desc->table_width * sizeof *here->page_table, by);
+        result(!replays(&m, executable, (int)by, stream), "%s: other pages give the same", m.name);
+        many_first(&m);
+        result(replays(&m, executable, (int)by, stream), "%s: a replayed graph goes by old pages", m.name);
+    }
+    driver->cuStreamDestroy(stream);
+    many_end(&m);
+}
+
 /* ---- streams and threads ------------------------------------------------------------------- */
 
 /* A stream, outputs and a workspace of one's own. */
@@ -273,6 +303,16 @@ void host_times(attn_direction direction)
     printf("%s: on the host a plan %.1f us, a run %.1f us\n", direction ? "backward" : "forward",
            (planned - start) / PLANS, (ran - planned) / RUNS);
     many_end(&m);
+}
+
+void pages_alike(void)
+{
+    attn_desc desc = medium(ATTN_FORWARD, ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL, 64);
+    desc.page_size = 16, desc.table_width = (desc.len_kv + 15) / 16, desc.pages = desc.batch * desc.table_width;
+    alarm(WATCHDOG_SECONDS);
+    graphs(&desc);
+    replayed_pages(&desc);
+    alarm(0);
 }
 
 void alike(attn_direction direction, int repeat)

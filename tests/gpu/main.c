@@ -5,7 +5,7 @@
  *     attn_test_gpu [REPETITIONS [PART PARTS [ONLY]]]   (10000 1 1)
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
- * REPETITIONS 0: lengths alone. ONLY: forward, backward, or one kernel's lengths, by its name.
+ * REPETITIONS 0: lengths alone. ONLY: forward, backward, pages (alone), or one kernel's lengths, by its name.
  * ATTN_TEST_SCALE=n: each n-th length. */
 #include <signal.h>
 #include <stdarg.h>
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
                parts = argc > 3 ? atoi(argv[3]) : 1;
     const char *only = argc > 4 ? argv[4] : "";
     const bool wanted[] = { strcmp(only, "backward") != 0, strcmp(only, "forward") != 0 }; /* by attn_direction */
-    const bool one = only[0] && wanted[0] && wanted[1];
+    const bool caches = strcmp(only, "pages") == 0, one = only[0] && wanted[0] && wanted[1] && !caches;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -58,12 +58,13 @@ int main(int argc, char **argv)
     result(!attn_machine_use("h200"), "%s", attn_error()); /* plans, and so what is tested, are alike on all GPUs */
     driver = &attn_cuda_machine_get()->driver;
     signal(SIGALRM, bark);
-    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD && part == 1 && repeat > 0; d++) {
+    if (caches || (part == 1 && repeat > 0 && !only[0])) operations_on_pages(), paged_keys(), pages_alike();
+    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD && part == 1 && repeat > 0 && !caches; d++) {
         if (!wanted[d]) continue;
         alike((attn_direction)d, repeat);
         host_times((attn_direction)d);
     }
-    for (int i = part - 1; i < count; i += parts) {
+    for (int i = part - 1; i < count && !caches; i += parts) {
         const attn_cuda_kernel *k = &kernels[i];
         if (!attn_cuda_is_variant(k) || !wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;

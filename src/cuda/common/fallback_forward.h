@@ -3,25 +3,50 @@
 #ifndef ATTN_CUDA_COMMON_FALLBACK_FORWARD_H
 #define ATTN_CUDA_COMMON_FALLBACK_FORWARD_H
 
+#include "common/cache.h"
 #include "common/dropout.h"
 #include "common/mask.h"
 #include "common/score.h"
 #include "common/support.h"
 
-template <int dtype> DEVICE void attend_row(const attn_sm90_params *p)
+/* *pages: where the work item's keys lie, with ATTN_PAGED. */
+DEVICE work_item row_of_warp(const attn_sm90_params *p, const attn_sm90_cache *c, page_list *pages)
 {
-    const attn_sm90_fallback *in = &p->fallback;
-    int lane = threadIdx.x % 32, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p->heads_q / p->heads_kv);
-    int row = blockIdx.x * 8 + threadIdx.x / 32, plane = p->flags & FLAG_VARLEN ? 0 : batch;
-    int2 q_span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
-    int2 kv_span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
     work_item w = { 0 };
-    w.batch = batch, w.head = head, w.kv_head = kv_head, w.row0 = row;
-    w.start_q = q_span.x, w.start_kv = kv_span.x, w.len_q = q_span.y, w.len_kv = kv_span.y;
+    w.batch = blockIdx.z, w.head = blockIdx.y, w.kv_head = w.head / (p->heads_q / p->heads_kv);
+    w.row0 = blockIdx.x * 8 + threadIdx.x / 32;
+    int2 span = sequence_of(p->cu_lens_q, p->lens_q, w.batch, p->len_q);
+    w.start_q = span.x, w.len_q = span.y;
+    if (w.row0 >= w.len_q) return w;
+    if (p->flags & FLAG_PAGED) {
+        cached_keys keys = paged_keys_of(&c->table, p->lens_kv, p->len_kv, w.batch);
+        w.len_kv = keys.length, *pages = keys.pages;
+        return w;
+    }
+    span = sequence_of(p->cu_lens_kv, p->lens_kv, w.batch, p->len_kv);
+    w.start_kv = span.x, w.len_kv = span.y;
+    return w;
+}
+
+/* Where the key of lane `from` lies. */
+DEVICE long long shared_place(key_place at, const long long *stride, int from)
+{
+    return __shfl_sync(~0u, at.plane, from) * stride[0] + __shfl_sync(~0u, at.row, from) * stride[1];
+}
+
+template <int dtype> DEVICE void attend_row(const attn_sm90_cached_params *params)
+{
+    const attn_sm90_params *p = &params->common;
+    const attn_sm90_cache *c = &params->cache;
+    const attn_sm90_fallback *in = &p->fallback;
+    page_list pages = { 0, 0 };
+    work_item w = row_of_warp(p, c, &pages);
+    int lane = threadIdx.x % 32, head = w.head, batch = w.batch, row = w.row0,
+        plane = p->flags & FLAG_VARLEN ? 0 : batch;
     if (row >= w.len_q) return;
 
-    int t = row + w.len_kv - w.len_q;
-    key_ranges ranges = ranges_of_row(p, &w, t);
+    long long t = row + position_shift(c, &w);
+    key_ranges ranges = cached_ranges_of_row(p, c, &w, t);
     float slope = alibi_slope(p, batch, head), max = -INFINITE, sum = 0, out[16] = { 0 };
     long long bias = p->flags & FLAG_BIAS ? bias_row(p, batch, head, row) : 0;
     long long q = plane * in->q_stride[0] + (w.start_q + row) * in->q_stride[1] + head * in->q_stride[2];
@@ -29,16 +54,18 @@ template <int dtype> DEVICE void attend_row(const attn_sm90_params *p)
     if (ranges.lo[0] < ranges.hi[0]) start = min(start, ranges.lo[0]);
     for (int key0 = start / 32 * 32; key0 < end; key0 += 32) {
         int key = key0 + lane;
-        bool seen = key < end && visible(p, &w, &ranges, head, row, key);
+        key_place place = { 0, 0 };
+        bool seen = key < end && in_ranges(&ranges, key) && find_key(p, c, &w, pages, key, &place) &&
+                    shown_pair(p, &w, head, row, key, c->bits_keys);
         float score = -INFINITE, weight = 0;
         if (seen) {
-            long long k = plane * in->k_stride[0] + (w.start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
+            long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + w.kv_head * in->k_stride[2];
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
                 score = fmaf(load_element(dtype, in->q, q + i), load_element(dtype, in->k, k + i), score);
             score *= p->scale;
             if (p->flags & FLAG_SOFTCAP) score = softcap_score(p, score);
-            if (p->flags & FLAG_ALIBI) score -= slope * (float)abs(t - key);
+            if (p->flags & FLAG_ALIBI) score -= slope * (float)(t < key ? key - t : t - key);
             if (p->flags & FLAG_BIAS)
                 score += bounded_bias(load_element(p->score.bias_dtype, p->score.bias, bias + bias_key(p, key)));
             score *= LOG2_E;
@@ -59,8 +86,7 @@ template <int dtype> DEVICE void attend_row(const attn_sm90_params *p)
         for (; some; some &= some - 1) {
             int from = __ffs(some) - 1;
             float share = __shfl_sync(~0u, weight, from);
-            long long v =
-                plane * in->v_stride[0] + (w.start_kv + key0 + from) * in->v_stride[1] + kv_head * in->v_stride[2];
+            long long v = shared_place(place, in->v_stride, from) + w.kv_head * in->v_stride[2];
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 if (lane + 32 * i < p->dim_v)

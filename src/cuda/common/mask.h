@@ -60,8 +60,8 @@ DEVICE int listed(const attn_sm90_params *p, const int *counts, const int *lists
     return list[lo] == first && end < count && list[end] == last ? 2 : 1;
 }
 
-/* Whether lists and bits show a pair. */
-DEVICE bool listed_pair(const attn_sm90_params *p, const work_item *w, int head, int row, int key)
+/* Whether lists and bits show a pair. bits_keys: 0, or of how many last keys bits are. */
+DEVICE bool listed_pair(const attn_sm90_params *p, const work_item *w, int head, int row, int key, int bits_keys = 0)
 {
     const attn_sm90_mask *m = &p->mask;
     if (p->flags & FLAG_BLOCKS) {
@@ -72,7 +72,9 @@ DEVICE bool listed_pair(const attn_sm90_params *p, const work_item *w, int head,
     }
     if (!(p->flags & FLAG_BITS)) return true;
     long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
-    return m->bits[(plane * p->len_q + row) * ((p->len_kv + 7) / 8) + key / 8] >> key % 8 & 1;
+    int bit = bits_keys ? key - (w->len_kv - bits_keys) : key, bits = bits_keys ? bits_keys : p->len_kv;
+    if (bits_keys && bit < 0) return true;
+    return m->bits[(plane * p->len_q + row) * ((bits + 7) / 8) + bit / 8] >> bit % 8 & 1;
 }
 
 /* The intervals of key 0 for a head's queries. */

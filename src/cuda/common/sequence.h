@@ -19,7 +19,8 @@ enum {
     FLAG_ALIBI = 1 << 11,
     FLAG_BIAS = 1 << 12,
     FLAG_DROPOUT = 1 << 14,
-    FLAG_OUT_F32 = 1 << 15
+    FLAG_OUT_F32 = 1 << 15,
+    FLAG_PAGED = 1 << 17
 };
 
 #define LOG2_E 1.44269504f

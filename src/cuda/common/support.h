@@ -28,12 +28,22 @@ DEVICE float warp_sum(float x)
     return x;
 }
 
+DEVICE bool in_ranges(const key_ranges *ranges, int key)
+{
+    return (key >= ranges->lo[0] && key < ranges->hi[0]) || (key >= ranges->lo[1] && key < ranges->hi[1]);
+}
+
+/* Whether tables show a pair that ranges show. */
+DEVICE bool shown_pair(const attn_sm90_params *p, const work_item *w, int head, int row, int key, int bits_keys)
+{
+    if (p->flags & FLAG_INTERVALS && interval_hides(interval_of(p, w, head, key), row)) return false;
+    return listed_pair(p, w, head, row, key, bits_keys);
+}
+
 /* Whether `row`, whose ranges are `ranges`, sees `key`. */
 DEVICE bool visible(const attn_sm90_params *p, const work_item *w, const key_ranges *ranges, int head, int row, int key)
 {
-    if (!((key >= ranges->lo[0] && key < ranges->hi[0]) || (key >= ranges->lo[1] && key < ranges->hi[1]))) return false;
-    if (p->flags & FLAG_INTERVALS && interval_hides(interval_of(p, w, head, key), row)) return false;
-    return listed_pair(p, w, head, row, key);
+    return in_ranges(ranges, key) && shown_pair(p, w, head, row, key, 0);
 }
 
 /* An output of the forward, as dtype or f32. */

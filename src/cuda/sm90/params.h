@@ -16,8 +16,8 @@
  *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
  *
- *   attn_sm90_fallback_<dtype>: every feature, dtype, stride and dim to 512, not fast. attn_sm90_params with `fallback`
- *   in place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256. */
+ *   attn_sm90_fallback_<dtype>: every feature, dtype, stride and dim to 512, not fast. attn_sm90_cached_params
+ *   (cache_params.h), with `fallback` in place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256. */
 #ifndef ATTN_CUDA_SM90_PARAMS_H
 #define ATTN_CUDA_SM90_PARAMS_H
 
@@ -96,7 +96,8 @@ typedef struct attn_sm90_score {
 /* What attn_sm90_fallback_* reads in place of the maps: as in attn_desc. */
 typedef struct attn_sm90_fallback {
     const void *q, *k, *v;
-    long long q_stride[4], k_stride[4], v_stride[4]; /* batch, row, head, dim (1); VARLEN: the batch's is not used */
+    long long q_stride[4], k_stride[4], v_stride[4]; /* batch, row, head, dim (1); VARLEN: the batch's is not used;
+                                                      * ATTN_PAGED: k and v: page, slot, head, dim */
 } attn_sm90_fallback;
 
 typedef struct attn_sm90_params {

@@ -9,8 +9,8 @@
 #include "sm90/params.h"
 
 #define KERNELS_OF(dtype, name)                                                    \
-    extern "C" __global__ void __launch_bounds__(256)                              \
-        attn_sm90_fallback_##name(const __grid_constant__ attn_sm90_params params) \
+    extern "C" __global__ void __launch_bounds__(256)                                     \
+        attn_sm90_fallback_##name(const __grid_constant__ attn_sm90_cached_params params) \
     {                                                                              \
         attend_row<dtype>(&params);                                                \
     }                                                                              \

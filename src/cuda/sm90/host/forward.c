@@ -1,6 +1,8 @@
 /* The forward on Hopper: its plan and its run. Contract: arch.h. */
 #include "cuda/sm90/host/forward.h"
 
+#include "cuda/common/pages_params.h"
+#include "cuda/sm90/cache_params.h"
 #include "num/half.h"
 #include "problem/desc.h"
 
@@ -9,6 +11,7 @@ typedef struct forward_plan {
     uint64_t partial_o, partial_lse; /* byte offsets */
     CUfunction combine;              /* NULL: nothing is parted */
     attn_sm90_params params;         /* complete but for addresses and seeds */
+    attn_sm90_cache cache;           /* likewise */
 } forward_plan;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
@@ -43,6 +46,24 @@ static attn_status fill(const attn_desc *d, const attn_sm90_forward_choice *c, f
     return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_O, 1, &plan->params.o_map);
 }
 
+static long long bounded(int64_t x)
+{
+    const long long unbounded = 1LL << 61;
+    return x < 0 || x > unbounded ? unbounded : x;
+}
+
+static void fill_cache(const attn_desc *d, attn_sm90_cache *c)
+{
+    bool window = d->flags & ATTN_WINDOW;
+    *c = (attn_sm90_cache){
+        .table = { .width = d->table_width, .total = d->table_total, .pages = d->pages, .page_size = d->page_size },
+        .left = bounded(window ? d->window_left : -1),
+        .right = d->flags & ATTN_CAUSAL ? 0 : bounded(window ? d->window_right : -1),
+        .chunk = bounded(d->chunk),
+        .bits_keys = (int)d->bits_keys,
+    };
+}
+
 static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     forward_plan *plan = (forward_plan *)cuda;
@@ -54,6 +75,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     attn_sm90_start(problem, predict, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c.schedule, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);
+    fill_cache(d, &plan->cache);
     if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
     if (!status && c.schedule.parted) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
     return status;
@@ -61,13 +83,25 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 
 /* ---- a run --------------------------------------------------------------------------------- */
 
-static attn_status run_fallback(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_params *p)
+static void bind_cache(const attn_desc *d, const attn_args *a, attn_sm90_cache *c)
+{
+    if (d->flags & ATTN_PAGED)
+        c->table.ids = a->page_table, c->table.starts = a->page_starts, c->table.fault = a->fault;
+    if (d->flags & ATTN_FIRST_KV) c->first_kv = a->first_kv;
+    if (d->flags & ATTN_POSITIONS)
+        c->position_q = (const long long *)a->position_q, c->position_kv = (const long long *)a->position_kv;
+}
+
+static attn_status run_fallback(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_params *params)
 {
     const attn_desc *d = &c->plan->desc;
+    attn_sm90_cached_params cached = { *params, plan->cache };
+    attn_sm90_params *p = &cached.common;
+    bind_cache(d, c->args, &cached.cache);
     p->fallback.q = c->args->q, p->fallback.k = c->args->k, p->fallback.v = c->args->v;
     p->schedule.splits = 1;
     return attn_cuda_launch(c, "attn_sm90_fallback", plan->base.fallback,
-                            attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, p);
+                            attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, &cached);
 }
 
 static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_params *p)

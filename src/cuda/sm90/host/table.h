@@ -17,7 +17,8 @@ enum {
     ATTN_SM90_GENERAL = ATTN_SM90_CAUSAL | ATTN_CUDA_MASKS,
     ATTN_SM90_PLAIN = 0,
     ATTN_SM90_RICH = ATTN_CUDA_SCORES,
-    ATTN_SM90_ALL = ATTN_SM90_GENERAL | ATTN_SM90_RICH
+    ATTN_SM90_ALL = ATTN_SM90_GENERAL | ATTN_SM90_RICH,
+    ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
 
 /* What a row's sums say: the last work item finishes dQ; and which flags it then lacks. */
@@ -32,7 +33,7 @@ enum {
     {                                                                                                          \
         .arch = &attn_sm90, .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type,             \
         .unit = "sm90/support.cu", .form = ATTN_CUDA_FALLBACK, .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512, \
-        .rows = ATTN_CUDA_FALLBACK_ROWS, .keys = 1, .cluster = 1, .features = ATTN_SM90_ALL, .threads = 256    \
+        .rows = ATTN_CUDA_FALLBACK_ROWS, .keys = 1, .cluster = 1, .features = ATTN_SM90_EVERY, .threads = 256  \
     }
 
 #define ATTN_SM90_FALLBACK_BACKWARD(type, TYPE)                                                                        \

@@ -1,18 +1,16 @@
-/* Operations on KV pages on a GPU, or on one that is emulated: drawn cases against their meaning, to the last byte that
+/* Operations on KV pages: drawn cases against their meaning, to the last byte that
  * must not change, at addresses that take wide accesses and at others; and what is out of range: it is not written, the
  * rest is, and `fault` is set. */
-#include "support.h"
+#include <string.h>
+#include <unistd.h>
 
-#include <stdint.h>
-
+#include "../scale.h"
+#include "base/error.h"
 #include "check/kv_case.h"
-#include "cuda/driver.h"
 #include "device/device.h"
+#include "gpu.h"
 
-static const attn_cuda_driver *driver(void)
-{
-    return &attn_cuda_machine_get()->driver;
-}
+#define COUNT(table) (int)(sizeof(table) / sizeof *(table))
 
 /* ---- device memory ----------------------------------------------------------------------------- */
 
@@ -35,9 +33,10 @@ static void add(device_case *d, void *host, size_t size, size_t shift)
 {
     piece *p = &d->pieces[d->count++];
     *p = (piece){ .host = host, .size = size };
-    assert_int_equal(driver()->cuMemAlloc(&p->memory, size + shift + 16), 0);
+    bool good = driver->cuMemAlloc(&p->memory, size + shift + 16) == 0;
     p->at = p->memory + shift;
-    if (size > 0) assert_int_equal(driver()->cuMemcpyHtoD(p->at, host, size), 0);
+    if (size > 0) good = good && driver->cuMemcpyHtoD(p->at, host, size) == 0;
+    result(good, "memory of the GPU");
 }
 
 /* shift: bytes by which tensors miss what wide accesses take. */
@@ -85,34 +84,37 @@ static bool run_on_device(check_kv_case *c, size_t shift)
     attn_kv_args args = args_on_device(&d);
     args.fault = on_device(&d, &fault);
     c->desc.device = ATTN_CUDA, c->desc.threads = 0;
-    assert_ok(attn_kv_plan_create(&plan, &c->desc));
-    assert_ok(attn_kv_run(plan, &args, NULL));
-    assert_int_equal(driver()->cuCtxSynchronize(), 0);
+    bool good = attn_kv_plan_create(&plan, &c->desc) == ATTN_OK;
+    if (good) {
+        good = attn_kv_run(plan, &args, NULL) == ATTN_OK && device_wait() == ATTN_OK;
+        attn_kv_plan_destroy(plan);
+    }
+    result(good, "an operation on pages: %s", attn_error());
     for (int i = 0; i < d.count; i++) {
         if (i < c->arrays || d.pieces[i].host == &fault)
-            assert_int_equal(driver()->cuMemcpyDtoH(d.pieces[i].host, d.pieces[i].at, d.pieces[i].size), 0);
-        driver()->cuMemFree(d.pieces[i].memory);
+            driver->cuMemcpyDtoH(d.pieces[i].host, d.pieces[i].at, d.pieces[i].size);
+        driver->cuMemFree(d.pieces[i].memory);
     }
-    attn_kv_plan_destroy(plan);
     return fault != 0;
 }
 
 /* ---- tests ------------------------------------------------------------------------------------- */
 
-static void random_cases(void **state)
+static void random_cases(void)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 3000; seed += (uint64_t)test_scale()) {
         uint64_t random = seed;
         check_kv_case c;
         int array;
-        assert_true(check_kv_draw(&c, &random));
-        if (run_on_device(&c, seed % 4 ? 0 : (size_t)(c.desc.dtype == ATTN_F32 ? 4 : 2)))
-            fail_msg("seed %llu: fault", (unsigned long long)seed);
+        if (!check_kv_draw(&c, &random)) {
+            result(false, "pages, seed %llu: not drawn: %s", (unsigned long long)seed, attn_error());
+            continue;
+        }
+        bool fault = run_on_device(&c, seed % 4 ? 0 : (size_t)(c.desc.dtype == ATTN_F32 ? 4 : 2));
+        result(!fault, "pages, seed %llu: fault", (unsigned long long)seed);
         int64_t at = check_kv_compare(&c, &array);
-        if (at != -1)
-            fail_msg("seed %llu: op %d, tensor %d, byte %lld", (unsigned long long)seed, (int)c.desc.op, array,
-                     (long long)at);
+        result(at == -1, "pages, seed %llu: op %d, tensor %d, byte %lld", (unsigned long long)seed, (int)c.desc.op,
+               array, (long long)at);
         check_kv_destroy(&c);
     }
 }
@@ -188,11 +190,11 @@ static void expect(small_case *s, bool fault, bool first, bool second, int line)
     const float *to = gather ? s->out_k : s->pages_k, *to_v = gather ? s->out_v : s->pages_v;
     float *from = gather ? s->pages_k : s->k, *from_v = gather ? s->pages_v : s->v;
     bool set = run_on_device(&s->c, 0);
-    if (set != fault) fail_msg("line %d: fault is %d", line, set);
+    result(set == fault, "pages.c:%d: fault is %d", line, set);
     for (int i = 0; i < 4; i++) {
         bool written = i < 2 ? first : second;
-        if ((to[i] == from[i]) != written || (to_v[i] == from_v[i]) != written)
-            fail_msg("line %d: element %d is %g", line, i, (double)to[i]);
+        result((to[i] == from[i]) == written && (to_v[i] == from_v[i]) == written, "pages.c:%d: element %d is %g", line,
+               i, (double)to[i]);
     }
 }
 
@@ -204,9 +206,8 @@ static void expect(small_case *s, bool fault, bool first, bool second, int line)
         expect(&s, fault_, first_, second_, __LINE__);      \
     } while (0)
 
-static void out_of_range(void **state)
+static void out_of_range(void)
 {
-    (void)state;
     const uint32_t turned = ATTN_KV_ROTARY | ATTN_KV_POSITIONS;
     CASE(ATTN_KV_APPEND, ATTN_KV_SLOTS, (void)0, false, true, true);
     CASE(ATTN_KV_APPEND, ATTN_KV_SLOTS, s.slots[0] = -1, false, false, true);
@@ -235,40 +236,43 @@ static void out_of_range(void **state)
     CASE(ATTN_KV_COPY, 0, s.pairs[3] = 2, true, true, false);
 }
 
-/* A plan is of one context, and says so; sizes beyond what kernels count are refused. */
-static void contexts_and_sizes(void **state)
+static void refused(const small_case *s, attn_status status)
 {
-    (void)state;
+    attn_kv_plan *plan = NULL;
+    attn_status is = attn_kv_plan_create(&plan, &s->c.desc);
+    result(is == status && !plan, "pages: %s, not %s", attn_status_name(is), attn_status_name(status));
+}
+
+/* A plan is of one context, and says so; sizes beyond what kernels count are refused. */
+static void contexts_and_sizes(void)
+{
     small_case s;
-    attn_kv_plan *plan, *none = NULL;
+    attn_kv_plan *plan;
     CUcontext context;
     set_up(&s, ATTN_KV_COPY, 0);
     s.c.desc.device = ATTN_CUDA;
-    assert_ok(attn_kv_plan_create(&plan, &s.c.desc));
-    assert_int_equal(driver()->cuCtxGetCurrent(&context), 0);
-    driver()->cuCtxSetCurrent(NULL);
-    assert_int_equal(attn_kv_run(plan, &s.c.args, NULL), ATTN_INVALID);
-    assert_non_null(strstr(attn_error(), "no CUDA context is current"));
-    assert_int_equal(attn_kv_plan_create(&none, &s.c.desc), ATTN_INVALID);
-    driver()->cuCtxSetCurrent(context);
+    if (attn_kv_plan_create(&plan, &s.c.desc) || driver->cuCtxGetCurrent(&context)) {
+        result(false, "pages: %s", attn_error());
+        return;
+    }
+    driver->cuCtxSetCurrent(NULL);
+    attn_status status = attn_kv_run(plan, &s.c.args, NULL);
+    result(status == ATTN_INVALID && strstr(attn_error(), "no CUDA context is current"),
+           "pages: a run without a context");
+    refused(&s, ATTN_INVALID);
+    driver->cuCtxSetCurrent(context);
     attn_kv_plan_destroy(plan);
     s.c.desc.page_size = INT32_MAX;
-    assert_int_equal(attn_kv_plan_create(&none, &s.c.desc), ATTN_UNSUPPORTED);
+    refused(&s, ATTN_UNSUPPORTED);
     s.c.desc.page_size = 1, s.c.desc.threads = 1;
-    assert_int_equal(attn_kv_plan_create(&none, &s.c.desc), ATTN_INVALID);
-    assert_null(none);
+    refused(&s, ATTN_INVALID);
 }
 
-int main(void)
+void operations_on_pages(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(out_of_range),
-        cmocka_unit_test(contexts_and_sizes),
-        cmocka_unit_test(random_cases),
-    };
-    if (device_open()) {
-        fprintf(stderr, "%s\n", attn_error());
-        return 1;
-    }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    alarm(WATCHDOG_SECONDS);
+    out_of_range();
+    contexts_and_sizes();
+    alarm(0);
+    random_cases();
 }
