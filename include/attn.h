@@ -383,7 +383,7 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
 typedef struct attn_merge_desc {
     attn_dtype dtype;                /* of the parts: ATTN_F32, ATTN_F16, ATTN_BF16 */
     attn_dtype out_dtype;            /* of o; 0: dtype */
-    attn_device device;              /* ATTN_CPU; ATTN_CUDA is refused as ATTN_UNSUPPORTED */
+    attn_device device;              /* ATTN_CPU, or ATTN_CUDA, which takes no threads and parallel_for */
     int32_t parts;                   /* 1 to 64 */
     int64_t batch, rows, heads, dim; /* dim: 1 to 512; packed sequences: a batch of 1 */
 
@@ -414,7 +414,10 @@ typedef struct attn_merge_args {
     float *lse;                   /* (batch, heads, rows), packed; or NULL */
 } attn_merge_args;
 
-/* Merges *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad pointers, plan or args = NULL. */
+/* Merges *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad pointers, plan or args = NULL.
+ *
+ * ATTN_CUDA: the plan is for the context in which it was made; but for the two arrays of addresses, pointers are of
+ * device memory. The call puts one kernel into the stream, which may be capturing a graph, and returns. */
 ATTN_API attn_status attn_merge_run_sized(const attn_merge_plan *plan, const attn_merge_args *args, size_t args_size,
                                           void *stream);
 static inline attn_status attn_merge_run(const attn_merge_plan *plan, const attn_merge_args *args, void *stream)

@@ -189,7 +189,7 @@ static void descriptors_are_checked(void **state)
     REFUSED(INVALID, "dtype = 4 is not ATTN_F32", d.dtype = ATTN_F64);
     REFUSED(INVALID, "out_dtype = 9 is not 0, ATTN_F32", d.out_dtype = (attn_dtype)9);
     REFUSED(INVALID, "device = 2 is not ATTN_CPU", d.device = (attn_device)2);
-    REFUSED(UNSUPPORTED, "merging is not there yet on a GPU", d.device = ATTN_CUDA);
+    REFUSED(INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA);
     REFUSED(INVALID, "parts = 0 is not in 1 to 64", d.parts = 0);
     REFUSED(INVALID, "parts = 65 is not in 1 to 64", d.parts = 65);
     REFUSED(INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);

@@ -1,4 +1,5 @@
 /* Stands for the CUDA backend in a build without it. */
+#include "api/merge.h"
 #include "base/error.h"
 #include "kv/op.h"
 #include "cuda/arch.h"
@@ -45,3 +46,12 @@ static attn_status create_kv(attn_kv_plan *plan)
 }
 
 const attn_kv_backend attn_kv_cuda_backend = { .create = create_kv };
+
+static attn_status create_merge(attn_merge_plan *plan)
+{
+    (void)plan;
+    attn_cuda_machine_get();
+    return ATTN_UNSUPPORTED;
+}
+
+const attn_merge_backend attn_merge_cuda_backend = { .create = create_merge };

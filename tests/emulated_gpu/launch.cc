@@ -7,6 +7,7 @@
 #include "machine.h"
 
 extern "C" {
+#include "cuda/common/merge_params.h"
 #include "cuda/common/pages_params.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/backward_params.h"

@@ -38,10 +38,11 @@ void backward_units(const attn_cuda_kernel *k);
 /* In each mask and head dim the same bits, however often and wherever it is run. */
 void alike(attn_direction direction, int repeat);
 
-/* ---- what is tested of caches of keys ------------------------------------------------------ */
+/* ---- what is tested of caches of keys, and of merging --------------------------------------- */
 
 void operations_on_pages(void); /* pages.c */
 void paged_keys(void);          /* paged.c */
+void merges(void);              /* merge.c */
 void pages_alike(void);         /* alike.c: graphs that are replayed while lengths and tables change */
 
 /* Shown, not judged: a plan once its kernels are loaded, and a run, in microseconds. */

@@ -46,13 +46,18 @@ DEVICE bool visible(const attn_sm90_params *p, const work_item *w, const key_ran
     return in_ranges(ranges, key) && shown_pair(p, w, head, row, key, 0);
 }
 
+DEVICE void store_element(int dtype, void *to, long long at, float x)
+{
+    if (dtype == F32)
+        ((float *)to)[at] = x;
+    else
+        ((unsigned short *)to)[at] = dtype == BF16 ? float_to_bf16(x) : float_to_half(x);
+}
+
 /* An output of the forward, as dtype or f32. */
 template <int dtype> DEVICE void store_output(const attn_sm90_params *p, long long at, float x)
 {
-    if (dtype == F32 || p->flags & FLAG_OUT_F32)
-        ((float *)p->o)[at] = x;
-    else
-        ((unsigned short *)p->o)[at] = dtype == BF16 ? float_to_bf16(x) : float_to_half(x);
+    store_element(p->flags & FLAG_OUT_F32 ? F32 : dtype, p->o, at, x);
 }
 
 #endif

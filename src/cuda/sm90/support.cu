@@ -1,23 +1,29 @@
-/* The kernels around the forward: the fallback, the combination of splits, the summary of intervals, and copies of
- * tensors that TMA does not take. */
+/* The kernels around the forward: the fallback, the combination of splits, the merging of partial results, the summary
+ * of intervals, and copies of tensors that TMA does not take. */
 #include "common/combine.h"
 #include "common/fallback_forward.h"
 #include "common/gpu.h"
 #include "common/mask.h"
+#include "common/merge.h"
 #include "common/sequence.h"
 #include "common/support.h"
 #include "sm90/params.h"
 
-#define KERNELS_OF(dtype, name)                                                    \
+#define KERNELS_OF(dtype, name)                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                     \
         attn_sm90_fallback_##name(const __grid_constant__ attn_sm90_cached_params params) \
-    {                                                                              \
-        attend_row<dtype>(&params);                                                \
-    }                                                                              \
-    extern "C" __global__ void __launch_bounds__(128)                              \
-        attn_sm90_combine_##name(const __grid_constant__ attn_sm90_params params)  \
-    {                                                                              \
-        combine_row<dtype>(&params);                                               \
+    {                                                                                     \
+        attend_row<dtype>(&params);                                                       \
+    }                                                                                     \
+    extern "C" __global__ void __launch_bounds__(128)                                     \
+        attn_sm90_combine_##name(const __grid_constant__ attn_sm90_params params)         \
+    {                                                                                     \
+        combine_row<dtype>(&params);                                                      \
+    }                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256)                                     \
+        attn_merge_##name(const __grid_constant__ attn_cuda_merge_params params)          \
+    {                                                                                     \
+        merge_row<dtype>(&params);                                                        \
     }
 
 KERNELS_OF(F32, f32)
