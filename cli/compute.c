@@ -8,6 +8,7 @@
 #include "base/words.h"
 #include "device/clock.h"
 #include "device/device.h"
+#include "problem/args.h"
 #include "command.h"
 #include "progress.h"
 
@@ -24,8 +25,9 @@ static attn_status run_on_gpu(attn_computation *c, const attn_args *args)
     device_run run;
     attn_status status = device_begin(&run, &c->desc, args, 0);
     if (status) return status;
+    status = attn_args_check(&run.desc, args); /* kernels would take the nearest length and show no page out of range */
     double start = attn_seconds();
-    status = device_start(&run);
+    if (!status) status = device_start(&run);
     if (!status) status = device_wait();
     c->seconds = attn_seconds() - start;
     attn_status ended = device_end(&run, false);

@@ -172,6 +172,16 @@ static attn_status check_rank(const char *name, attn_array *array, int rank)
     return ATTN_OK;
 }
 
+static attn_status check_kv_rank(const char *name, const attn_inputs *inputs, attn_array *array)
+{
+    bool paged = inputs->desc.flags & ATTN_PAGED;
+    char shape[ATTN_SHAPE_TEXT];
+    if (paged && array->rank != 4)
+        return attn_fail(ATTN_INVALID, "%s has shape %s: with --page-table it takes (page, slot, head, dim)", name,
+                         attn_shape_text(array->extent, array->rank, shape));
+    return check_rank(name, array, paged ? 4 : inputs->rank);
+}
+
 static attn_status same(const char *what, const char *a_name, int64_t a, const char *b_name, int64_t b)
 {
     if (a == b) return ATTN_OK;
@@ -195,12 +205,14 @@ static attn_status describe_shapes(attn_inputs *inputs)
     attn_desc *desc = &inputs->desc;
     inputs->rank = inputs->q.rank;
     attn_status status = check_rank("q", &inputs->q, inputs->rank);
-    if (!status) status = check_rank("k", &inputs->k, inputs->rank);
-    if (!status) status = check_rank("v", &inputs->v, inputs->rank);
+    if (!status) status = check_kv_rank("k", inputs, &inputs->k);
+    if (!status) status = check_kv_rank("v", inputs, &inputs->v);
     const int64_t *q = inputs->q.extent, *k = inputs->k.extent, *v = inputs->v.extent;
-    if (!status) status = same("sequences", "q", q[0], "k", k[0]);
-    if (!status) status = same("sequences", "q", q[0], "v", v[0]);
-    if (!status) status = same("rows", "k", k[1], "v", v[1]);
+    bool paged = desc->flags & ATTN_PAGED;
+    if (!status && !paged) status = same("sequences", "q", q[0], "k", k[0]);
+    if (!status && paged) status = same("pages", "k", k[0], "v", v[0]);
+    if (!status && !paged) status = same("sequences", "q", q[0], "v", v[0]);
+    if (!status) status = same(paged ? "slots" : "rows", "k", k[1], "v", v[1]);
     if (!status) status = same("heads", "k", k[2], "v", v[2]);
     if (!status) status = same("dims", "q", q[3], "k", k[3]);
     if (!status && desc->direction == ATTN_BACKWARD) {
@@ -291,7 +303,7 @@ static attn_status check_gradients(const attn_inputs *inputs, const attn_input_o
 
 attn_status attn_inputs_open(attn_inputs *inputs, const attn_input_options *options, attn_direction direction)
 {
-    *inputs = (attn_inputs){ .desc.direction = direction };
+    *inputs = (attn_inputs){ .desc.direction = direction, .desc.flags = options->page_table ? ATTN_PAGED : 0 };
     attn_status status = options->tensors ? load_tensors(inputs, options->tensors) : load_files(inputs, options);
     if (!status) status = describe_shapes(inputs);
     if (!status) status = check_gradients(inputs, options);
@@ -325,7 +337,10 @@ attn_status attn_inputs_check_options(const attn_input_options *options, attn_di
                          : options->lse ? "--lse-in"
                                         : "--dlse");
     if (!options->o != !options->lse) return attn_fail(ATTN_INVALID, "--o-in and --lse-in need each other");
-    if (!options->cu_lens_q != !options->cu_lens_kv)
+    if (options->page_table && !options->lens_kv) return attn_fail(ATTN_INVALID, "--page-table needs --lens-kv");
+    if (options->page_table && options->cu_lens_kv)
+        return attn_fail(ATTN_INVALID, "--page-table says where keys are: leave out --cu-lens-kv");
+    if (!options->page_table && !options->cu_lens_q != !options->cu_lens_kv)
         return attn_fail(ATTN_INVALID, "--cu-lens-q and --cu-lens-kv need each other");
     if (options->seed.given && options->problem.dropout < 0) return attn_fail(ATTN_INVALID, "--seed needs --dropout");
     return ATTN_OK;

@@ -11,6 +11,7 @@ typedef struct attn_input_options {
     const char *q, *k, *v, *tensors;
     const char *grad_o, *o, *lse, *grad_lse; /* of `attn grad` */
     const char *alibi, *bias, *sink, *intervals, *block_mask, *mask, *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv;
+    const char *page_table; /* of `attn run` */
     attn_problem problem;
     attn_seed seed;
 } attn_input_options;
@@ -56,10 +57,10 @@ attn_status attn_inputs_check_options(const attn_input_options *options, attn_di
 enum { ATTN_INPUTS_MOST = 32 };
 
 typedef struct attn_inputs {
-    attn_array q, k, v;                  /* (batch, row, head, dim) */
+    attn_array q, k, v;                  /* (batch, row, head, dim); k, v in pages: (page, slot, head, dim) */
     attn_array grad_o, o, lse, grad_lse; /* ATTN_BACKWARD; all but grad_o: no element where not given */
     attn_array alibi, bias;              /* likewise */
-    int rank;                            /* of the files of q, k, v */
+    int rank;                            /* of the files of q, and without pages of k and v */
     attn_element out;                    /* of o, and of the gradients of q, k, v: .npy has no bfloat16 */
     attn_desc desc;
     attn_args args; /* all inputs; o and lse are NULL where not given */

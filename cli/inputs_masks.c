@@ -31,23 +31,45 @@ static attn_status open_packed(attn_inputs *inputs, const attn_input_options *op
     if (!options->cu_lens_q) return ATTN_OK;
     if (desc->batch != 1)
         return attn_fail(ATTN_INVALID,
-                         "q has a batch of %lld: with --cu-lens-q and --cu-lens-kv it takes (row, head, dim) "
-                         "or (1, row, head, dim)",
+                         "q has a batch of %lld: with --cu-lens-q it takes (row, head, dim) or (1, row, head, dim)",
                          (long long)desc->batch);
     attn_status status = attn_inputs_load(inputs, "cu-lens-q", options->cu_lens_q, &q);
     if (status) return status;
     int64_t count = q.rank == 1 && q.extent[0] > 1 ? q.extent[0] : 2;
     status = attn_inputs_expect_table(inputs, "cu-lens-q", &q, 1, &count, 0);
-    if (!status) status = load_lens(inputs, "cu-lens-kv", options->cu_lens_kv, count, &kv);
+    if (!status && options->cu_lens_kv) status = load_lens(inputs, "cu-lens-kv", options->cu_lens_kv, count, &kv);
     if (status) return status;
     desc->flags |= ATTN_VARLEN;
     desc->batch = count - 1;
     desc->total_q = desc->len_q;
-    desc->total_kv = desc->len_kv;
     desc->len_q = longest(&q, desc->total_q);
-    desc->len_kv = longest(&kv, desc->total_kv);
     inputs->args.cu_lens_q = q.data;
+    if (!options->cu_lens_kv) return ATTN_OK;
+    desc->total_kv = desc->len_kv;
+    desc->len_kv = longest(&kv, desc->total_kv);
     inputs->args.cu_lens_kv = kv.data;
+    return ATTN_OK;
+}
+
+/* A sequence may have as many keys as its entries of the table have slots. */
+static attn_status open_pages(attn_inputs *inputs, const attn_input_options *options)
+{
+    attn_desc *desc = &inputs->desc;
+    attn_array table;
+    char shape[ATTN_SHAPE_TEXT];
+    if (!options->page_table) return ATTN_OK;
+    attn_status status = attn_inputs_load(inputs, "page-table", options->page_table, &table);
+    if (status) return status;
+    int64_t extent[] = { desc->batch, table.rank == 2 && table.extent[1] ? table.extent[1] : 1 };
+    status = attn_inputs_expect_table(inputs, "page-table", &table, 2, extent, 0);
+    if (status) return status;
+    desc->pages = inputs->k.extent[0];
+    desc->page_size = inputs->k.extent[1];
+    desc->table_width = extent[1];
+    inputs->args.page_table = table.data;
+    if (__builtin_mul_overflow(desc->page_size, desc->table_width, &desc->len_kv))
+        return attn_fail(ATTN_INVALID, "--page-table has shape %s: with %lld slots to a page, too many keys",
+                         attn_shape_text(table.extent, table.rank, shape), (long long)desc->page_size);
     return ATTN_OK;
 }
 
@@ -245,6 +267,7 @@ static attn_status open_mask(attn_inputs *inputs, const attn_input_options *opti
 attn_status attn_inputs_open_masks(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_status status = open_packed(inputs, options);
+    if (!status) status = open_pages(inputs, options);
     if (!status) status = open_lens(inputs, options);
     if (!status) status = fill_prefix(inputs, options);
     if (!status) status = open_alibi(inputs, options);

@@ -13,6 +13,11 @@ static const attn_option options_table[] = {
                      "each row's log-sum-exp (batch, head, row), float32, .npy;\n"
                      "with --tensors also .safetensors (tensor lse), the output's own name included"),
     ATTN_SCORE_OPTIONS(attn_run_options, in),
+    ATTN_FILE_OPTION(
+        attn_run_options, in.page_table, "page-table",
+        "page ids (batch, pages of a sequence), int32|int64; needs --lens-kv, and packed q no --cu-lens-kv;\n"
+        "k and v are pools (page, slot, head, dim): key j is in slot j % slots of page table[j / slots];\n"
+        "ids of pages without a visible key are not read"),
     ATTN_OPTION(attn_run_options, json, "json", NULL, attn_parse_switch, "print what was done, as JSON, to stdout"),
     { "quiet", 'q', NULL, attn_parse_switch, offsetof(attn_run_options, quiet), "print nothing but errors" },
 };
@@ -34,6 +39,7 @@ const attn_command attn_run_command = {
     "  attn run --q q.npy --k k.npy --v v.npy -o o.npy --lse lse.npy --window 256,0 --dtype bf16\n"
     "  attn run --q q.npy --k k.npy --v v.npy -o o.npy --mask visible.npy\n"
     "  attn run --q q.npy --k k.npy --v v.npy -o o.npy --cu-lens-q starts.npy --cu-lens-kv starts.npy --causal\n"
+    "  attn run --q q.npy --k k_pages.npy --v v_pages.npy -o o.npy --page-table t.npy --lens-kv l.npy --causal\n"
     "  attn run --tensors qkv.safetensors -o o.safetensors --lse o.safetensors --json\n"
     "\n"
     "Ends with 0; with 1 where the files or the machine do not allow it; with 2 for a wrong command line.\n",

@@ -271,6 +271,59 @@ def used_rows(place):
         compare(place, qkv, *words, "--lens-kv", "lens.npy", causal=True, lens_q=[4, 0], lens_kv=[7, 11])
 
 
+def paged(place, batch, pages, size, table, rows=5, heads=4, heads_kv=2, dim=5, rank=4, dtype="f32"):
+    """q, and k and v as pools of pages, in files; q, and k and v as the table says, behind one another: what no page
+    holds is NaN."""
+    q = uniform(1, (batch, rows, heads, dim), dtype)
+    k, v = uniform(2, (pages, size, heads_kv, dim), dtype), uniform(3, (pages, size, heads_kv, dim + 1), dtype)
+    width, flat = len(table[0]), [page for row in table for page in row]
+    place.write("q.npy", npy(q.reshaped(*q.shape[4 - rank :])))
+    place.write("table.npy", npy(Array((len(table), width), flat, "i32" if batch == 2 else "i64")))
+    contiguous = []
+    for name, pool in (("k", k), ("v", v)):
+        place.write(name + ".npy", npy(pool))
+        step, data = size * heads_kv * pool.shape[3], []
+        for page in flat:
+            data += pool.data[page * step : (page + 1) * step] if 0 <= page < pages else [math.nan] * step
+        contiguous.append(Array((len(table), width * size, heads_kv, pool.shape[3]), data))
+    return (q, *contiguous)
+
+
+@case
+def pages(place):
+    """Keys in pages in any order, shared, and gone from a window; any score change; one row; dtypes."""
+    words = ("--page-table", "table.npy", "--lens-kv", "lens.npy", "--causal")
+    for rows, size, lens in ((5, 3, [7, 11]), (1, 3, [12, 1]), (5, 1, [4, 0]), (2, 64, [256, 65])):
+        qkv = paged(place, 2, 6, size, [[5, 0, 3, 2], [5, 1, 4, 0]], rows=rows)
+        place.write("lens.npy", npy(Array((2,), lens, "i32")))
+        compare(place, qkv, *words, causal=True, lens_kv=lens)
+        compare(place, qkv, *words, "--softcap", "2", causal=True, lens_kv=lens, softcap=2)
+        qkv = paged(place, 2, 6, size, [[5, 0, 3, 2], [5, 1, 4, 0]], rows=rows, dtype="f16")
+        compare(place, qkv, *words, dtype="f16", causal=True, lens_kv=lens)
+    qkv = paged(place, 2, 6, 3, [[-1, -1, 3, 2], [7, 1, 4, -(2**31)]])
+    place.write("lens.npy", npy(Array((2,), [12, 9], "i32")))
+    window = ("--window", "1,0")
+    compare(place, qkv, *words, *window, causal=True, window=(1, 0), lens_kv=[12, 9])
+    place.run("run", *QKV, "-o", "o.npy", *words, code=1)
+    bias = uniform(5, (2, 1, 5, 12))
+    qkv = paged(place, 2, 6, 3, [[5, 0, 3, 2], [5, 1, 4, 0]])
+    place.write("bias.npy", npy(bias))
+    meaning = {"bias": lambda n, h, i, j: bias[n, 0, i, j], "causal": True, "lens_kv": [12, 9]}
+    compare(place, qkv, *words, "--bias", "bias.npy", **meaning)
+
+
+@case
+def packed_rows_over_pages(place):
+    for rank in (3, 4):
+        q, k, v = paged(place, 1, 6, 4, [[5, 0], [1, 3], [2, 5]], rows=9, rank=rank)
+        place.write("starts.npy", npy(Array((4,), [0, 1, 5, 9], "i32")))
+        place.write("lens.npy", npy(Array((3,), [8, 5, 6], "i32")))
+        words = ("--page-table", "table.npy", "--lens-kv", "lens.npy", "--cu-lens-q", "starts.npy", "--causal")
+        k, v = (x.reshaped(1, 24, *x.shape[2:]) for x in (k, v))
+        spans = [(0, 1, 0, 8), (1, 4, 8, 5), (5, 4, 16, 6)]
+        compare(place, (q, k, v), *words, rank=rank, causal=True, spans=spans)
+
+
 @case
 def dropout(place):
     qkv = problem(place, rows=20, keys=35)

@@ -191,6 +191,42 @@ def tables(place):
 
 
 @case
+def page_tables(place):
+    def i32(shape, *data):
+        return Array(shape, data, "i32")
+
+    words = [*RUN, "--page-table", "t.npy", "--lens-kv", "l.npy"]
+    good = {"t": i32((2, 3), 0, 1, 2, 3, 4, 5), "l": i32((2,), 9, 7)}
+    good["k"] = good["v"] = uniform(2, (6, 3, 2, 5))
+    huge = {"q": uniform(1, (2, 9, 4, 1)), "k": uniform(2, (0, 2**60, 1, 1)), "v": uniform(2, (0, 2**60, 1, 1))}
+    for wrong, parts in (
+        ({"t": i32((6,), 0, 1, 2, 3, 4, 5)}, ("--page-table has shape (6,): takes (2, 1)",)),
+        ({"t": i32((3, 2), 0, 1, 2, 3, 4, 5)}, ("--page-table has shape (3, 2): takes (2, 2)",)),
+        ({"t": i32((2, 0))}, ("--page-table has shape (2, 0): takes (2, 1)",)),
+        ({"t": uniform(1, (2, 3))}, ("--page-table has dtype float32: takes int32",)),
+        ({"t": i32((2, 3), 0, 1, 6, 3, 4, 5)}, ("page_table: sequence 0, entry 2 = 6", "0 to 5")),
+        ({"t": i32((2, 3), 0, 1, 2, 3, -1, 5)}, ("page_table: sequence 1, entry 1 = -1",)),
+        ({"t": Array((2, 3), [0, 1, 2, 3, 2**31, 5], "i64")}, ("--page-table: element 4 is 2147483648",)),
+        ({"l": i32((2,), 9, 10)}, ("lens_kv[1] = 10",)),
+        ({"k": uniform(2, (18, 2, 5))}, ("k has shape (18, 2, 5): with --page-table it takes (page, slot, head, dim)",)),
+        ({"v": uniform(2, (5, 3, 2, 5))}, ("v has 5 pages, but k has 6",)),
+        ({"v": uniform(2, (6, 2, 2, 5))}, ("v has 2 slots, but k has 3",)),
+        ({"v": uniform(2, (6, 3, 1, 5))}, ("v has 1 heads, but k has 2",)),
+        ({"k": uniform(2, (6, 0, 2, 5)), "v": uniform(2, (6, 0, 2, 5))}, ("page_size = 0",)),
+        (huge, ("len_kv = 3458764513820540928",)),
+        ({**huge, "t": i32((2, 16), *[0] * 32)}, ("--page-table has shape (2, 16): with 1152921504606846976 slots",)),
+    ):
+        problem(place)
+        for name, array in {**good, **wrong}.items():
+            place.write(name + ".npy", npy(array))
+        place.refuses(words, 1, *parts)
+    place.refuses(words[:-2], 2, "--page-table needs --lens-kv")
+    place.refuses([*words, "--cu-lens-q", "t.npy", "--cu-lens-kv", "t.npy"], 2, "leave out --cu-lens-kv")
+    place.refuses([*words, "--page-table", "t.npy"], 2, "--page-table is given twice")
+    place.refuses(["grad", *words[1:]], 2, "unknown option --page-table")
+
+
+@case
 def packed_tables(place):
     problem(place, batch=1)
     good_q, good_kv = Array((2,), [0, 9], "i32"), Array((2,), [0, 13], "i32")
