@@ -186,6 +186,24 @@ static void rows_that_see_nothing_are_skipped(void **state)
     check_problem_destroy(&problem);
 }
 
+/* Chunks begin at positions, not at keys: at one that key 0 does not have, before it and far from it. */
+static void chunks_count_from_positions(void **state)
+{
+    (void)state;
+    enum { ROWS = 70, KEYS = 90 };
+    static const int64_t starts[] = { 0, 5, -3, 16, 1000003, -((int64_t)1 << 59), (int64_t)1 << 58 };
+    for (int n = 0; n < 2 * COUNT(starts); n++) {
+        int64_t position_kv = starts[n / 2], position_q = position_kv + (n % 2 ? 11 : KEYS - ROWS);
+        attn_desc desc = { .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = ROWS, .len_kv = KEYS, .dim_qk = 1 };
+        desc.flags = ATTN_CHUNK | ATTN_POSITIONS, desc.chunk = 16;
+        check_problem problem;
+        assert_ok(check_problem_create(&problem, &desc, &(check_options){ .seed = 1 }));
+        problem.args.position_q = &position_q, problem.args.position_kv = &position_kv;
+        check_problem_masks(&problem);
+        check_problem_destroy(&problem);
+    }
+}
+
 /* attn_mask_pairs counts what ranges leave visible exactly. */
 static void pairs_are_counted(void **state)
 {
@@ -218,6 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(masks_are_what_they_mean),
         cmocka_unit_test(rows_that_see_nothing_are_skipped),
+        cmocka_unit_test(chunks_count_from_positions),
         cmocka_unit_test(pairs_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
