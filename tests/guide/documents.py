@@ -53,7 +53,7 @@ def files(root):
     yield from (os.path.join(root, name) for name in sorted(os.listdir(root)) if name.endswith(".md"))
     for top in FOLDERS:
         for folder, folders, names in os.walk(os.path.join(root, top)):
-            folders[:] = sorted(name for name in folders if name not in ("__pycache__", "backward"))
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
             yield from (os.path.join(folder, name) for name in sorted(names)
                         if name.endswith((".c", ".h", ".cu", ".def", ".md", ".py", ".machine", ".nap")))
 

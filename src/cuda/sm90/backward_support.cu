@@ -7,7 +7,7 @@
 #include "common/mask.h"
 #include "common/score.h"
 #include "common/dropout.h"
-#include "sm90/common/store.h"
+#include "sm90/common/store_row.h"
 #include "common/support.h"
 #include "sm90/backward/workspace.h"
 

@@ -5,7 +5,7 @@
 #include "sm90/common/tile.h"
 #include "common/sequence.h"
 #include "common/score.h"
-#include "sm90/common/store.h"
+#include "sm90/common/store_row.h"
 #include "sm90/backward/consumer.h"
 #include "sm90/backward/scheduler.h"
 

@@ -85,19 +85,4 @@ DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
     }
 }
 
-/* How many of a thread's `columns` columns (two of every eight) lie before column `end` of the tile. */
-DEVICE int columns_before(int end, int columns)
-{
-    end -= fragment_col(0);
-    return clamp((end >> 3) * 2 + min(end & 7, 2), 0, columns);
-}
-
-/* One bit for each of the thread's columns, set where it is in [lo, hi). Bit i stands for column fragment_col(i / 2 * 4
- * + i % 2). */
-DEVICE u32 columns_between(int lo, int hi, int columns)
-{
-    int first = columns_before(lo, columns), count = columns_before(hi, columns) - first;
-    return count > 0 ? ~0u >> (32 - count) << first : 0;
-}
-
 #endif

@@ -1,5 +1,5 @@
-/* A consumer warpgroup's way through work items: which item it has, how far it is, and what it does with the S of a KV
- * tile once the product is done. Both main loops use it. */
+/* A consumer warpgroup's way through work items: which item it has, where its operands lie, and how far it is. Both
+ * main loops use it. */
 #ifndef ATTN_CUDA_SM90_FORWARD_CONSUMER_H
 #define ATTN_CUDA_SM90_FORWARD_CONSUMER_H
 
@@ -7,9 +7,6 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/epilogue.h"
-#include "sm90/forward/mask_causal.h"
-#include "sm90/forward/mask_general.h"
-#include "sm90/forward/score.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
@@ -43,35 +40,6 @@ DEVICE int wait_item(const shared *s, const consumer *c)
 {
     barrier_wait(BARRIER(s, q.full[c->q.index]), c->q.phase);
     return next_info(s, c)->w.tiles;
-}
-
-DEVICE const kv_range *next_kv_range(const shared *s, const consumer *c)
-{
-    return next_info(s, c)->kv_ranges::get() + (reread_thread() / 128 - 1);
-}
-
-/* Waits for the next item's Q; whether rows of the warpgroup see a key there. */
-DEVICE bool has_keys(const shared *s, const consumer *c)
-{
-    if constexpr (config::general) {
-        return wait_item(s, c) > NO_KEYS;
-    } else {
-        barrier_wait(BARRIER(s, q.full[c->q.index]), c->q.phase);
-        return next_kv_range(s, c)->tiles > 0;
-    }
-}
-
-/* Begins to count the next item's KV tiles that the warpgroup's rows see. Returns how many come before these. */
-DEVICE int begin_kv_range(const shared *s, consumer *c)
-{
-    if constexpr (config::general) {
-        c->left = next_info(s, c)->w.tiles;
-        return 0;
-    } else {
-        kv_range range = *next_kv_range(s, c);
-        c->left = range.tiles, c->key0 = range.key0, c->unmasked = range.unmasked_end;
-        return range.skip;
-    }
 }
 
 DEVICE void begin_rows(const shared *s, consumer *c)
@@ -137,7 +105,7 @@ DEVICE void clear_v(const consumer *c, u32 v, int valid)
     named_sync(WARPGROUP_BARRIER + c->warpgroup, 128);
 }
 
-/* ---- S: scores, masked, and their max --------------------------------------------------------- */
+/* ---- how far it is ---------------------------------------------------------------------------- */
 
 /* What a score is multiplied by to be in log2 units. */
 DEVICE float log2_scale(const attn_sm90_params *p)
@@ -167,59 +135,6 @@ DEVICE void set_have_max(consumer *c, bool have_max)
         c->have_max = have_max;
     else if (have_max)
         c->m.limit[0] = __int_as_float(HAVE_MAX);
-}
-
-/* CAUSAL: kv_range.unmasked_end of the item in hand, which kernels that drain do not keep. */
-DEVICE int unmasked_end_of(const shared *s, const consumer *c)
-{
-    return config::drains ? info_of(s, c)->kv_ranges::get()[c->warpgroup].unmasked_end : c->unmasked;
-}
-
-/* S of a KV tile, the item's first or not, is changed and masked, and rows get the max that its P will have. True: O so
- * far must be multiplied by alpha. */
-DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
-                                bool first)
-{
-    if constexpr (config::rich) change_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
-    int unmasked_end = 0;
-    if constexpr (config::general) {
-        if (unlikely(c->masked)) mask_general(p, &info_of(s, c)->w, score, c->warpgroup, c->masked, c->key0);
-    } else {
-        unmasked_end = unmasked_end_of(s, c);
-        bool masked =
-            c->key0 + config::keys > unmasked_end || c->key0 < unmasked_start(p, &info_of(s, c)->w, c->warpgroup);
-        if (unlikely(masked)) mask_causal(p, &info_of(s, c)->w, score, c->key0);
-    }
-    count_scored(s, c);
-    if (config::unchecked_max && all_have_max(c)) return false;
-    const bool unchecked_causal = config::unchecked_max && !config::general;
-    bool split = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a split's last tile */
-    if (unchecked_causal && first && c->key0 < unmasked_end && !info_of(s, c)->w.checked && !unlikely(split)) {
-        set_first_max(&c->m, score, log2_scale(p));
-        set_have_max(c, true);
-        return false;
-    }
-    bool renewed = renew_max(&c->m, score, log2_scale(p), alpha);
-    if constexpr (!config::rich) {
-        bool mine = rows_have_max(&c->m) && !(config::unchecked_max && info_of(s, c)->w.checked);
-        set_have_max(c, named_all(WARPGROUP_BARRIER + c->warpgroup, 128, mine));
-    }
-    return renewed;
-}
-
-/* Iterations, the tile in hand included, after which others follow that need no mask and end no item. */
-DEVICE int unmasked_iterations(const attn_sm90_params *p, const shared *s, const consumer *c)
-{
-    if constexpr (config::general) {
-        return all_have_max(c) ? c->unmasked : 0;
-    } else {
-        bool unmasked = all_have_max(c) && c->key0 <= unmasked_end_of(s, c);
-        if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV))
-            unmasked = unmasked && c->key0 + config::keys <= info_of(s, c)->w.len_kv;
-        return unmasked
-                   ? min(c->left, max(0, c->key0 - unmasked_start(p, &info_of(s, c)->w, c->warpgroup)) / config::keys)
-                   : 0;
-    }
 }
 
 #endif

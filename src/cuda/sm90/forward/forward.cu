@@ -7,6 +7,7 @@
 #include "sm90/forward/pingpong.h"
 #include "sm90/forward/producer.h"
 #include "sm90/forward/scheduler.h"
+#include "sm90/forward/scores.h"
 #include "sm90/forward/shared.h"
 
 extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
@@ -18,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
     if (threadIdx.x < 128) {
         REGISTERS_DROP(kv_source::registers);
         u32 warp = uniform(threadIdx.x / 32);
-        if (warp == 0) produce(&params, &s);
-        if (warp == 1) schedule(&params, &s);
+        if (warp == 0) produce<mask>(&params, &s);
+        if (warp == 1) schedule<mask>(&params, &s);
     } else {
         REGISTERS_TAKE(config::consumer_registers);
         if constexpr (config::pingpong)

@@ -1,5 +1,5 @@
-/* The interleaved main loop: every warpgroup by itself runs its exponentials beside its own products, 32 keys at a
- * time.
+/* INTERLEAVED variants: the main loop, in which every warpgroup by itself runs its exponentials beside its own
+ * products, 32 keys at a time.
  *
  *     wait for the stage -> for each 32 keys: P = 2^(S - row max), issue their PV and a piece of the next tile's QK ->
  *     wait for QK -> mask -> row max -> wait for PV -> release the stage
@@ -12,6 +12,7 @@
 
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
+#include "sm90/forward/scores.h"
 #include "sm90/forward/shared.h"
 
 /* ---- stages ----------------------------------------------------------------------------------- */
@@ -43,7 +44,7 @@ DEVICE void skip_stage(const shared *s, consumer *c)
 DEVICE void skip_to_first_tile(const shared *s, consumer *c)
 {
 #pragma unroll 1
-    for (int skip = begin_kv_range(s, c); skip > 0; skip--) {
+    for (int skip = mask::begin(s, c); skip > 0; skip--) {
         advance(&c->kv, config::stages);
         wait_stage(s, c);
     }
@@ -53,7 +54,7 @@ DEVICE void skip_to_first_tile(const shared *s, consumer *c)
  * stage holds V of an item that has ended. False: no more work. */
 DEVICE bool next_interleaved_item(const attn_sm90_params *p, const shared *s, consumer *c, bool v_left)
 {
-    while (!has_keys(s, c)) {
+    while (!mask::has_keys(s, c)) {
         int tiles = wait_item(s, c);
 #pragma unroll 1
         for (int stages = tiles > NO_KEYS ? tiles + config::drains : v_left; stages > 0; stages--)
@@ -64,16 +65,6 @@ DEVICE bool next_interleaved_item(const attn_sm90_params *p, const shared *s, co
         skip_item(s, c);
     }
     return true;
-}
-
-/* GENERAL: the position and mask of the tile whose K is in the stage. */
-DEVICE void load_kv_info(const shared *s, consumer *c)
-{
-    if constexpr (config::general) {
-        const kv_tile_info *info = &s->store->kv_infos[c->kv.index];
-        c->key0 = info->key0, c->masked = info->masked, c->left = info->last ? 1 : 2;
-        c->unmasked = info->unmasked_ahead;
-    }
 }
 
 /* ---- products --------------------------------------------------------------------------------- */
@@ -152,10 +143,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
     pin_floats(next, config::keys / 2);
-    if constexpr (!config::general) {
-        c->key0 -= config::keys;
-        count_scored(s, c);
-    }
+    mask::next_unmasked(s, c);
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
     wgmma_wait(0); /* for PV */
     pin_floats(o, config::dim_v / 2);
@@ -174,10 +162,10 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
     wait_stage(s, c);
     c->key0 -= config::keys;
     if (last) {
-        more = has_keys(s, c);
+        more = mask::has_keys(s, c);
         if (more) skip_to_first_tile(s, c);
     }
-    if (more) load_kv_info(s, c);
+    if (more) mask::load_info(s, c);
     u32 v = valid_v(s, c, stage, valid);
     multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
 
@@ -227,7 +215,7 @@ DEVICE void iterate_plain(const attn_sm90_params *p, const shared *s, consumer *
 {
     bool more;
     do {
-        int unmasked = unmasked_iterations(p, s, c);
+        int unmasked = mask::unmasked_iterations(p, s, c);
         for (; unmasked >= config::s_buffers; unmasked -= config::s_buffers) {
             iterate_unmasked(p, s, c, s0, s1, o);
             if (config::s_buffers == 2) iterate_unmasked(p, s, c, s1, s0, o);
@@ -263,7 +251,7 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     int stage = c->kv.index;
     wait_stage(s, c);
     skip_to_first_tile(s, c);
-    load_kv_info(s, c);
+    mask::load_info(s, c);
     u32 q = q_address(s, c), k = k_address(s, c->kv.index);
     wgmma_fence();
 #pragma unroll

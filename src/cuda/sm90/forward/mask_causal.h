@@ -1,25 +1,16 @@
-/* CAUSAL masks: a row sees a run of keys, cut by the sequence's length, the diagonal, a window. The KV tiles of a work
- * item are an interval of numbers, walked downwards. */
+/* CAUSAL variants: a row sees a run of keys, cut by the sequence's length, the diagonal, a window. The KV tiles of a
+ * work item are an interval of numbers, walked downwards. */
 #ifndef ATTN_CUDA_SM90_FORWARD_MASK_CAUSAL_H
 #define ATTN_CUDA_SM90_FORWARD_MASK_CAUSAL_H
 
 #include "common/sequence.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/consumer.h"
+#include "sm90/forward/producer.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 
-/* The item's KV tiles: `tiles` of them, from `last` downwards. */
-DEVICE void set_causal_tiles(const attn_sm90_params *p, work_item *w)
-{
-    int shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
-    if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
-        end = min(end - 1, w->row1 - 1 + shift + p->mask.right) + 1;
-        low = max(0, w->row0 + shift - p->mask.left) / config::keys;
-    }
-    int2 split = split_of(p, w, max(0, (max(end, 0) + config::keys - 1) / config::keys - low));
-    w->tiles = split.y - split.x;
-    w->last = low + split.y - 1;
-}
+/* ---- which keys rows see ---------------------------------------------------------------------- */
 
 /* The row at an index of the Q tile. */
 DEVICE int row_at(const attn_sm90_params *p, int index)
@@ -60,7 +51,7 @@ DEVICE kv_range kv_range_of(const attn_sm90_params *p, const work_item *w, int w
 }
 
 /* Scores of hidden pairs of the KV tile at key0 become -inf. */
-DEVICE void mask_causal(const attn_sm90_params *p, const work_item *w, float *s, int key0)
+DEVICE void hide_causal(const attn_sm90_params *p, const work_item *w, float *s, int key0)
 {
     int thread = reread_thread(), index = first_row_index(thread), column = key0 + thread % 4 * 2;
 #pragma unroll
@@ -79,5 +70,115 @@ DEVICE void mask_causal(const attn_sm90_params *p, const work_item *w, float *s,
             if (i / 2 * 8 + i % 2 < start) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITE;
     }
 }
+
+/* ---- a consumer warpgroup's tiles ------------------------------------------------------------- */
+
+DEVICE const kv_range *next_kv_range(const shared *s, const consumer *c)
+{
+    return next_info(s, c)->kv_ranges::get() + (reread_thread() / 128 - 1);
+}
+
+/* kv_range.unmasked_end of the item in hand, which kernels that drain do not keep. */
+DEVICE int unmasked_end_of(const shared *s, const consumer *c)
+{
+    return config::drains ? info_of(s, c)->kv_ranges::get()[c->warpgroup].unmasked_end : c->unmasked;
+}
+
+/* ---- what the roles of a CTA ask -------------------------------------------------------------- */
+
+/* How many of an item's KV tiles are still to be loaded when the next item is asked for, so that its Q is in L2 when
+ * there is a stage for it: fewer where CTAs take items as they get free, since another may be free sooner; but the
+ * search for a sequence takes its time. */
+DEVICE int tiles_after_asking(const attn_sm90_params *p)
+{
+    return p->schedule.counter && !(p->flags & FLAG_VARLEN) ? 1 : 3;
+}
+
+struct causal_mask {
+    /* The scheduler warp: the item's KV tiles, `tiles` of them, from `last` downwards. */
+    DEVICE void set_tiles(const attn_sm90_params *p, work_item *w)
+    {
+        int shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
+        if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
+            end = min(end - 1, w->row1 - 1 + shift + p->mask.right) + 1;
+            low = max(0, w->row0 + shift - p->mask.left) / config::keys;
+        }
+        int2 split = split_of(p, w, max(0, (max(end, 0) + config::keys - 1) / config::keys - low));
+        w->tiles = split.y - split.x;
+        w->last = low + split.y - 1;
+    }
+
+    /* What the item's info says of them. */
+    DEVICE void publish(const attn_sm90_params *p, const work_item *w, const work_tile_info *info)
+    {
+        int lane = threadIdx.x % 32;
+        if (lane < config::consumers) info->kv_ranges::get()[lane] = kv_range_of(p, w, lane);
+    }
+
+    /* The producer warp: loads an item's KV tiles and, among them, its Q. */
+    DEVICE void load_item(const attn_sm90_params *p, const shared *s, const work_item *w, producer *at)
+    {
+        int tiles = w->tiles, first = min(tiles_before_q(at), tiles), asking = max(0, tiles - tiles_after_asking(p));
+        if (tiles <= 0) load_pending(p, s, at);
+        if (first <= 0) load_q(p, s, at);
+        if (tiles <= 0) want_work();
+        for (int i = 0; i < tiles; i++) {
+            if (i == asking) want_work();
+            kv_tile_info info = { (w->last - i) * config::keys };
+            load_tile(p, s, at, w, &info);
+            if (i == first - 1) load_q(p, s, at);
+        }
+        if (config::drains || config::pingpong) load_pending(p, s, at);
+        __syncwarp();
+    }
+
+    /* A consumer warpgroup waits for the next item's Q; whether its rows see a key there. */
+    DEVICE bool has_keys(const shared *s, const consumer *c)
+    {
+        wait_item(s, c);
+        return next_kv_range(s, c)->tiles > 0;
+    }
+
+    /* Begins to count the next item's KV tiles that its rows see. Returns how many come before these. */
+    DEVICE int begin(const shared *s, consumer *c)
+    {
+        kv_range range = *next_kv_range(s, c);
+        c->left = range.tiles, c->key0 = range.key0, c->unmasked = range.unmasked_end;
+        return range.skip;
+    }
+
+    DEVICE void load_info(const shared *, consumer *)
+    {
+    }
+
+    /* Goes on to a KV tile that needs no mask. */
+    DEVICE void next_unmasked(const shared *s, consumer *c)
+    {
+        c->key0 -= config::keys;
+        count_scored(s, c);
+    }
+
+    /* Scores of hidden pairs become -inf. True: every row of the warpgroup sees a key of the tile, if no window's left
+     * bound hides all. */
+    DEVICE bool hide(const attn_sm90_params *p, const shared *s, const consumer *c, float *score)
+    {
+        int unmasked_end = unmasked_end_of(s, c);
+        bool masked =
+            c->key0 + config::keys > unmasked_end || c->key0 < unmasked_start(p, &info_of(s, c)->w, c->warpgroup);
+        if (unlikely(masked)) hide_causal(p, &info_of(s, c)->w, score, c->key0);
+        return c->key0 < unmasked_end;
+    }
+
+    /* Iterations, the tile in hand included, after which others follow that need no mask and end no item. */
+    DEVICE int unmasked_iterations(const attn_sm90_params *p, const shared *s, const consumer *c)
+    {
+        bool unmasked = all_have_max(c) && c->key0 <= unmasked_end_of(s, c);
+        if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV))
+            unmasked = unmasked && c->key0 + config::keys <= info_of(s, c)->w.len_kv;
+        return unmasked
+                   ? min(c->left, max(0, c->key0 - unmasked_start(p, &info_of(s, c)->w, c->warpgroup)) / config::keys)
+                   : 0;
+    }
+};
 
 #endif

@@ -1,11 +1,14 @@
-/* GENERAL masks: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers mask those of which some
- * pair is hidden: one bit for each of a thread's columns says what a row sees there. */
+/* GENERAL variants: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers mask those of which
+ * some pair is hidden: one bit for each of a thread's columns says what a row sees there. */
 #ifndef ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 #define ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 
 #include "common/mask.h"
 #include "common/sequence.h"
+#include "sm90/common/columns.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/consumer.h"
+#include "sm90/forward/producer.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 
@@ -150,7 +153,7 @@ DEVICE u32 visible_columns(const attn_sm90_params *p, const work_item *w, packed
 }
 
 /* Scores of hidden pairs of the KV tile at key0 become -inf. */
-DEVICE void mask_general(const attn_sm90_params *p, const work_item *w, float *s, int warpgroup, int masked, int key0)
+DEVICE void hide_general(const attn_sm90_params *p, const work_item *w, float *s, int warpgroup, int masked, int key0)
 {
     packed_row at[2] = { row_in_sequence(p, w, warpgroup * 64 + fragment_row(0)),
                          row_in_sequence(p, w, warpgroup * 64 + fragment_row(2)) };
@@ -160,5 +163,79 @@ DEVICE void mask_general(const attn_sm90_params *p, const work_item *w, float *s
     for (int i = 0; i < config::keys / 2; i++)
         s[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? s[i] : -INFINITE;
 }
+
+/* ---- what the roles of a CTA ask -------------------------------------------------------------- */
+
+struct general_mask {
+    /* The scheduler warp: only the walk knows which KV tiles there are. */
+    DEVICE void set_tiles(const attn_sm90_params *, work_item *w)
+    {
+        w->tiles = 1;
+    }
+
+    DEVICE void publish(const attn_sm90_params *, const work_item *, const work_tile_info *)
+    {
+    }
+
+    /* The producer warp: loads an item's KV tiles and, among them, its Q. */
+    DEVICE void load_item(const attn_sm90_params *p, const shared *s, work_item *w, producer *at)
+    {
+        tile_walk walk = start_walk(p, w);
+        kv_tile_info info, next;
+        w->tiles = next_tile(p, w, &walk, &info);
+        if (threadIdx.x % 32 == 0) s->store->infos[(at->items - 1) % INFOS].w.tiles = w->tiles;
+        if (!w->tiles) load_pending(p, s, at);
+        int first = w->tiles ? tiles_before_q(at) : 0;
+        if (!first) load_q(p, s, at);
+        for (bool more = w->tiles; more; info = next) {
+            more = next_tile(p, w, &walk, &next);
+            info.last = !more;
+            load_tile(p, s, at, w, &info);
+            if (first > 0 && (--first == 0 || !more)) {
+                first = 0;
+                load_q(p, s, at);
+            }
+        }
+        want_work();
+        __syncwarp();
+    }
+
+    /* A consumer warpgroup waits for the next item's Q; whether its rows may see a key there. */
+    DEVICE bool has_keys(const shared *s, const consumer *c)
+    {
+        return wait_item(s, c) > NO_KEYS;
+    }
+
+    DEVICE int begin(const shared *s, consumer *c)
+    {
+        c->left = next_info(s, c)->w.tiles;
+        return 0;
+    }
+
+    /* The position and mask of the tile whose K is in the stage. */
+    DEVICE void load_info(const shared *s, consumer *c)
+    {
+        const kv_tile_info *info = &s->store->kv_infos[c->kv.index];
+        c->key0 = info->key0, c->masked = info->masked, c->left = info->last ? 1 : 2;
+        c->unmasked = info->unmasked_ahead;
+    }
+
+    DEVICE void next_unmasked(const shared *, consumer *)
+    {
+    }
+
+    /* Scores of hidden pairs become -inf. False: rows may see nothing of the tile. */
+    DEVICE bool hide(const attn_sm90_params *p, const shared *s, const consumer *c, float *score)
+    {
+        if (unlikely(c->masked)) hide_general(p, &info_of(s, c)->w, score, c->warpgroup, c->masked, c->key0);
+        return false;
+    }
+
+    /* Iterations, the tile in hand included, after which others follow that need no mask and end no item. */
+    DEVICE int unmasked_iterations(const attn_sm90_params *, const shared *, const consumer *c)
+    {
+        return all_have_max(c) ? c->unmasked : 0;
+    }
+};
 
 #endif

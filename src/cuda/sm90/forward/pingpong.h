@@ -1,6 +1,7 @@
-/* The ping-pong main loop: two warpgroups take turns at the tensor cores, so that the exponentials of one run beside
- * the products of the other (FlashAttention-3's schedule). S has one buffer: O leaves no registers for two, or the
- * larger KV tiles for which one makes room read fewer bytes of shared memory per score. CAUSAL and PLAIN only.
+/* PINGPONG variants: the main loop, in which  two warpgroups take turns at the tensor cores, so that the exponentials
+ * of one run beside the products of the other (FlashAttention-3's schedule). S has one buffer: O leaves no registers
+ * for two, or the larger KV tiles for which one makes room read fewer bytes of shared memory per score. CAUSAL and
+ * PLAIN only.
  *
  * An item of n KV tiles has n - 1 turns per warpgroup; a warpgroup that skips tiles passes its turns on. The first S
  * and the last PV are in nobody's turn, and items do not overlap. */
@@ -9,6 +10,7 @@
 
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
+#include "sm90/forward/scores.h"
 #include "sm90/forward/shared.h"
 
 static_assert(!config::pingpong || (config::consumers == 2 && !config::general && !config::rich), "not ping-pong's");
@@ -76,7 +78,7 @@ DEVICE void skip_tiles_and_turns(const shared *s, consumer *c, int count)
  */
 DEVICE bool next_pingpong_item(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    while (!has_keys(s, c)) {
+    while (!mask::has_keys(s, c)) {
         int tiles = wait_item(s, c);
         if (tiles == NO_WORK) return false;
         if (tiles == NO_KEYS) store_empty(p, &next_info(s, c)->w, c->warpgroup);
@@ -218,13 +220,13 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     fragments f;
     begin_rows(s, c);
     if (config::held) load_fragment(f.q, q_address(s, c), config::q_tile::panel_bytes, config::held);
-    skip_tiles_and_turns(s, c, begin_kv_range(s, c));
+    skip_tiles_and_turns(s, c, mask::begin(s, c));
     prologue(p, s, c, &f);
 #pragma unroll
     for (int i = 0; i < config::dim_v / 2; i++)
         f.o[i] = 0;
     while (c->left > 0) {
-        for (int n = unmasked_iterations(p, s, c); n > 0; n--)
+        for (int n = mask::unmasked_iterations(p, s, c); n > 0; n--)
             iterate(p, s, c, &f, false);
         if (c->left > 0) iterate(p, s, c, &f, true);
     }

@@ -5,6 +5,7 @@
 
 #include "common/sequence.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/shared.h"
 
 struct packed_row {
     int row, head;
@@ -66,6 +67,26 @@ DEVICE long long o_element_of(const attn_sm90_params *p, const work_item *w, pac
     int batch = p->flags & FLAG_VARLEN ? 0 : w->batch;
     return batch * p->o_stride[0] + (w->start_q + w->row0 + at.row) * p->o_stride[1] +
            (w->head + at.head) * p->o_stride[2];
+}
+
+DEVICE long long lse_row(const attn_sm90_params *p, const work_tile_info *info, packed_row at)
+{
+    return unlikely(p->schedule.pack > 1) ? lse_row_of(p, &info->w, at) : info->lse_row + at.row;
+}
+
+/* The address of a row's 16-bit outputs. */
+DEVICE u64 o_address(const attn_sm90_params *p, const work_tile_info *info, packed_row at)
+{
+    if constexpr (!config::o_by_tma) {
+        if (!unlikely(p->schedule.pack > 1)) return *info->output_address::get() + 2 * at.row * p->o_stride[1];
+    }
+    return (u64)p->o + 2 * o_element_of(p, &info->w, at);
+}
+
+/* A row's f32 outputs: a split's, or those that the caller asks for. */
+DEVICE float *o_single(const attn_sm90_params *p, const work_item *w, packed_row at)
+{
+    return is_split(w) ? p->partial_o + lse_row_of(p, w, at) * p->dim_v : (float *)p->o + o_element_of(p, w, at);
 }
 
 #endif

@@ -9,7 +9,6 @@
 
 #include "common/sequence.h"
 #include "sm90/forward/config.h"
-#include "sm90/forward/mask_causal.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 
@@ -99,7 +98,7 @@ DEVICE void collect_retry(const shared *s, scheduler *at, work_item *done)
 
 /* Publishes an item in the info of one that consumers are done with. Where Q has one stage, which is still taken, the Q
  * tile is prefetched to L2; a CTA's first one always, before its info takes its time. */
-DEVICE void publish(const attn_sm90_params *p, const shared *s, const work_item *w, scheduler *at)
+template <class mask> DEVICE void publish(const attn_sm90_params *p, const shared *s, const work_item *w, scheduler *at)
 {
     work_tile_info *info = &s->store->infos[at->items % INFOS];
     int lane = threadIdx.x % 32;
@@ -111,15 +110,13 @@ DEVICE void publish(const attn_sm90_params *p, const shared *s, const work_item 
         info->lse_row = lse_row_of(p, w, first);
         if constexpr (!config::o_by_tma) *info->output_address::get() = (u64)p->o + 2 * o_element_of(p, w, first);
     }
-    if constexpr (!config::general) {
-        if (lane < config::consumers) info->kv_ranges::get()[lane] = kv_range_of(p, w, lane);
-    }
+    mask::publish(p, w, info);
     named_arrive(WORK_READY, 64);
     at->items++;
 }
 
 /* The next item: one to be done again, or the schedule's. False: none is left. */
-DEVICE bool next_item(const attn_sm90_params *p, const shared *s, scheduler *at, work_item *w)
+template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const shared *s, scheduler *at, work_item *w)
 {
     if (config::unchecked_max && at->retries) {
         *w = load_uniform(&s->store->retries[--at->retries]);
@@ -128,10 +125,7 @@ DEVICE bool next_item(const attn_sm90_params *p, const shared *s, scheduler *at,
     while (at->index < p->schedule.total) {
         at->index = at->index < 0 ? (int)blockIdx.x : next_index(p, at->index);
         if (at->index >= p->schedule.total || !item_at(p, at->index, w)) continue;
-        if constexpr (config::general)
-            w->tiles = 1;
-        else
-            set_causal_tiles(p, w);
+        mask::set_tiles(p, w);
         return true;
     }
     return false;
@@ -148,8 +142,9 @@ DEVICE void end_pause(const shared *s, scheduler *at)
         collect_retry(s, at, &s->store->infos[i].w);
 }
 
-/* The scheduler warp publishes items as they are wanted; after the last one a pause, since that may overflow. */
-DEVICE void schedule(const attn_sm90_params *p, const shared *s)
+/* The scheduler warp publishes items as they are wanted; after the last one a pause, since that may overflow. mask:
+ * causal_mask or general_mask. */
+template <class mask> DEVICE void schedule(const attn_sm90_params *p, const shared *s)
 {
     scheduler at = { -1 };
     work_item w = { 0 };
@@ -158,11 +153,11 @@ DEVICE void schedule(const attn_sm90_params *p, const shared *s)
         if (at.items) named_sync(WORK_WANTED, 64);
         if (paused) end_pause(s, &at);
         w = work_item();
-        if (!next_item(p, s, &at, &w)) {
+        if (!next_item<mask>(p, s, &at, &w)) {
             w.tiles = config::unchecked_max && !paused ? PAUSE : NO_WORK;
             at.pausing = w.tiles == PAUSE;
         }
-        publish(p, s, &w, &at);
+        publish<mask>(p, s, &w, &at);
     } while (w.tiles != NO_WORK);
 }
 

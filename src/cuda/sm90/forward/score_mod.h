@@ -1,6 +1,6 @@
-/* RICH kernels: softcap, ALiBi and bias of a KV tile's scores, and dropout of its P. */
-#ifndef ATTN_CUDA_SM90_FORWARD_SCORE_H
-#define ATTN_CUDA_SM90_FORWARD_SCORE_H
+/* RICH variants: softcap, ALiBi and bias of a KV tile's scores, and dropout of its P. */
+#ifndef ATTN_CUDA_SM90_FORWARD_SCORE_MOD_H
+#define ATTN_CUDA_SM90_FORWARD_SCORE_MOD_H
 
 #include "common/dropout.h"
 #include "common/score.h"

@@ -1,0 +1,36 @@
+/* INTERLEAVED variants: the producer's side of their one pipeline of K and V. */
+#ifndef ATTN_CUDA_SM90_FORWARD_LOAD_INTERLEAVED_H
+#define ATTN_CUDA_SM90_FORWARD_LOAD_INTERLEAVED_H
+
+#include "sm90/common/pipeline.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/shared.h"
+#include "sm90/forward/source.h"
+
+struct interleaved_loads {
+    pipeline_state kv = { 0, 1 };
+    tile_position pending = {
+        -1
+    }; /* whose K was loaded last, and V is to be (row -1: none); its item may have ended */
+
+    /* K of a KV tile (of row -1: none) and V of the tile before into one stage. */
+    INLINE void load(const attn_sm90_params *p, const shared *s, tile_position keys, const kv_tile_info *info)
+    {
+        tile_position values = pending;
+        int stage = kv.index;
+        wait_empty(BARRIER(s, kv[K].empty[stage]), kv.phase);
+        if (threadIdx.x % 32 == 0) {
+            u32 full = BARRIER(s, kv[K].full[stage]), to = s->kv + stage * config::stage_bytes;
+            if (config::general && keys.row >= 0) s->store->kv_infos[stage] = *info;
+            barrier_expect(full,
+                           (keys.row >= 0 ? config::k_tile::bytes : 0) + (values.row >= 0 ? config::v_tile::bytes : 0));
+            if (keys.row >= 0) kv_source::copy<config::k_tile>(p, &p->k_map, to, full, keys);
+            if (values.row >= 0)
+                kv_source::copy<config::v_tile>(p, &p->v_map, to + config::k_tile::bytes, full, values);
+        }
+        advance(&kv, config::stages);
+        pending = keys;
+    }
+};
+
+#endif

@@ -1,0 +1,36 @@
+/* S of a KV tile becomes scores: changed, masked, and with the row max that their P will have. What the mask is, and
+ * what it needs, is chosen here. */
+#ifndef ATTN_CUDA_SM90_FORWARD_SCORES_H
+#define ATTN_CUDA_SM90_FORWARD_SCORES_H
+
+#include "sm90/forward/config.h"
+#include "sm90/forward/consumer.h"
+#include "sm90/forward/mask_causal.h"
+#include "sm90/forward/mask_general.h"
+#include "sm90/forward/score_mod.h"
+
+using mask = choice<config::general, general_mask, causal_mask>::type;
+
+/* first: of its item. True: O so far must be multiplied by alpha. */
+DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
+                                bool first)
+{
+    if constexpr (config::rich) change_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
+    bool all_see_one = mask::hide(p, s, c, score);
+    count_scored(s, c);
+    if (config::unchecked_max && all_have_max(c)) return false;
+    bool split = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a split's last tile */
+    if (config::unchecked_max && first && all_see_one && !info_of(s, c)->w.checked && !unlikely(split)) {
+        set_first_max(&c->m, score, log2_scale(p));
+        set_have_max(c, true);
+        return false;
+    }
+    bool renewed = renew_max(&c->m, score, log2_scale(p), alpha);
+    if constexpr (!config::rich) {
+        bool mine = rows_have_max(&c->m) && !(config::unchecked_max && info_of(s, c)->w.checked);
+        set_have_max(c, named_all(WARPGROUP_BARRIER + c->warpgroup, 128, mine));
+    }
+    return renewed;
+}
+
+#endif
