@@ -96,6 +96,7 @@ typedef struct attn_bench_case {
     const char *baseline_name; /* NULL: the peer is other software */
     attn_desc baseline;        /* of the same tensors */
     char baseline_strategy[64];
+    bool pages_mixed; /* pages lie in no order */
     attn_bench_kind kind;
     int sequences; /* on a GPU: packed ones, or documents back to back; 0: as desc says */
     int32_t lens[ATTN_BENCH_SEQUENCES];
@@ -103,7 +104,8 @@ typedef struct attn_bench_case {
 
 /* What --suite takes, in a sentence. */
 #define ATTN_BENCH_SUITES                                                                                            \
-    "prefill, threads, decode, bwd, fwdbwd, memory, window, pool, append, shapes, order, strategies, tiles, bytes, " \
+    "prefill, threads, decode, bwd, fwdbwd, memory, window, paged, pool, append, shapes, order, strategies, tiles, " \
+    "bytes, "                                                                                                        \
     "theorem, all (but the last four)"
 
 /* The suite's bit, all of them but "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other name. */
@@ -111,6 +113,11 @@ int attn_bench_suite_find(const char *name);
 
 /* The cases of the chosen suites, to be freed. NULL and a message without memory. */
 attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count);
+
+/* Makes the case's keys paged and its baseline what it was. which: of ATTN_BENCH_PAGED, pages of 16 or 64 slots, in
+ * order or in none. */
+enum { ATTN_BENCH_PAGED = 4 };
+void attn_bench_paged(attn_bench_case *item, int which);
 
 /* Seconds a call over a runner's rounds. */
 typedef struct attn_bench_times {
@@ -157,10 +164,16 @@ bool attn_bench_fail(const char *format, ...) __attribute__((format(printf, 1, 2
 typedef struct attn_bench_tensors {
     void *q, *k, *v, *o, *grad_o, *grad_q, *grad_k, *grad_v;
     float *lse;
+    int32_t *page_table, *lens_kv; /* ATTN_PAGED: pages in order, sequences as long as they may be */
     int64_t q_bytes, k_bytes, v_bytes, o_bytes;
 } attn_bench_tensors;
 
+/* Pages follow one another as the keys do, so that k and v are those of the problem without pages, too, where their
+ * slots divide the keys. */
 bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc, attn_bench_pass pass);
+
+/* The pages in no order. */
+void attn_bench_tensors_mix(attn_bench_tensors *tensors, const attn_desc *desc);
 
 /* Bytes of them all. */
 int64_t attn_bench_tensors_bytes(const attn_desc *desc, attn_bench_pass pass);

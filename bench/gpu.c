@@ -52,6 +52,7 @@ static bool fill_args(bench *b, attn_args *args)
 {
     const attn_bench_case *item = b->item;
     const attn_bench_tensors *t = &b->tensors;
+    if (item->pages_mixed) attn_bench_tensors_mix(&b->tensors, &item->desc);
     *args = attn_bench_tensors_args(t);
     for (int i = 0; i < item->sequences; i++)
         b->starts[i + 1] = b->starts[i] + item->lens[i];

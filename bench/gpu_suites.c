@@ -257,6 +257,19 @@ static void memory(grid *g, attn_dtype dtype)
     }
 }
 
+/* Keys in pages against the same without: one row of some sequences, and a chunk of rows of few. */
+static void paged(grid *g, attn_dtype dtype)
+{
+    for (int i = 0; i < ATTN_BENCH_PAGED; i++) {
+        attn_desc decode = decode_of(g, dtype), chunk = decode;
+        decode.batch = 16, decode.len_kv = g->options->smoke ? 512 : 8192;
+        chunk.batch = 8, chunk.len_q = g->options->smoke ? 64 : 512, chunk.len_kv = 2 * decode.len_kv;
+        chunk.flags = ATTN_CAUSAL;
+        attn_bench_paged(add(g, "paged", ATTN_BENCH_DECODE, "", decode), i);
+        attn_bench_paged(add(g, "paged", ATTN_BENCH_FORWARD, "", chunk), i);
+    }
+}
+
 static void walk(grid *g)
 {
     static const int64_t usual[] = { ATTN_BF16 };
@@ -271,6 +284,7 @@ static void walk(grid *g)
         if (wants(g, "shapes")) shapes(g, dtype);
         if (wants(g, "window")) sparse(g, dtype);
         if (wants(g, "decode")) add(g, "decode", ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
+        if (wants(g, "paged")) paged(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);
         if (wants(g, "strategies")) strategies(g, dtype);
         if (wants(g, "tiles")) tiles(g, dtype);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "bench/bench.h"
+#include "problem/args.h"
 #include "device/clock.h"
 
 struct attn_bench_library {
@@ -106,6 +107,7 @@ bool attn_bench_library_setup(attn_bench_library *library, const attn_desc *desc
         if (wanted > size) size = wanted;
     }
     library->args = attn_bench_tensors_args(tensors);
+    attn_args_keep(desc->flags, &library->args);
     library->workspace = attn_bench_alloc((int64_t)size);
     return library->workspace;
 }

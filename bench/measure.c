@@ -145,6 +145,7 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
                 attn_bench_memory(item, peers, b.subject.info.workspace_bytes, result));
     } else if (attn_bench_tensors_init(&b.tensors, &item->desc, item->pass) &&
                attn_bench_subject_init(&b.subject, &item->desc, item->pass, &b.tensors)) {
+        if (item->pages_mixed) attn_bench_tensors_mix(&b.tensors, &item->desc);
         b.runners[SUBJECT] = (attn_bench_runner){ attn_bench_subject_run, &b.subject };
         done = add_limits(&b, options, item, result) && add_peer(&b, item, peers, result) &&
                attn_bench_take_turns(options, b.runners, times, RUNNERS);

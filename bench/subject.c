@@ -4,6 +4,7 @@
 
 #include "bench/bench.h"
 #include "device/clock.h"
+#include "problem/args.h"
 
 static bool plan_one(attn_plan **plan, attn_plan_info *info, const attn_desc *desc, attn_direction direction)
 {
@@ -60,6 +61,7 @@ bool attn_bench_subject_init(attn_bench_subject *s, const attn_desc *desc, attn_
 {
     if (!attn_bench_subject_plan(s, desc, pass)) return false;
     s->args = attn_bench_tensors_args(t);
+    attn_args_keep(desc->flags, &s->args);
     s->workspace = attn_bench_alloc((int64_t)s->info.workspace_bytes);
     return s->workspace && (pass != ATTN_BENCH_BACKWARD || run_forward_before(desc, &s->args));
 }

@@ -4,6 +4,7 @@
 
 #include "bench/bench.h"
 #include "base/detect.h"
+#include "problem/desc.h"
 
 typedef struct grid {
     const attn_bench_options *options;
@@ -67,6 +68,18 @@ static void add_full_and_causal(grid *g, const char *name, attn_bench_pass pass,
     items[0] = add(g, name, pass, "full", desc);
     desc.flags = ATTN_CAUSAL;
     items[1] = add(g, name, pass, "causal", desc);
+}
+
+void attn_bench_paged(attn_bench_case *item, int which)
+{
+    attn_desc *d = &item->desc;
+    item->pages_mixed = which % 2;
+    item->baseline_name = "contiguous", item->baseline = *d;
+    d->flags |= ATTN_PAGED | ATTN_LENS_KV;
+    d->page_size = which < 2 ? 16 : 64;
+    d->table_width = attn_ceil_div(d->len_kv, d->page_size);
+    d->pages = d->batch * d->table_width;
+    snprintf(item->mask, sizeof item->mask, "%s:%d", item->pages_mixed ? "mixed" : "pages", (int)d->page_size);
 }
 
 /* ---- suites -------------------------------------------------------------------------------------- */
@@ -175,6 +188,19 @@ static void theorem(grid *g, const char *name, const point *p)
     }
 }
 
+/* Keys in pages, in order and in none, against the same without pages: decode of some sequences, and a chunk of rows.
+ */
+static void paged(grid *g, const char *name, const point *p)
+{
+    const int64_t batch = p->len < 1024 ? 2 : 8, rows = p->len < 1024 ? 32 : 512;
+    for (int i = 0; i < ATTN_BENCH_PAGED; i++) {
+        attn_desc decode = describe(g, p, 32, 8, 1), chunk = describe(g, p, 8, 2, rows);
+        decode.batch = batch, chunk.flags = ATTN_CAUSAL;
+        attn_bench_paged(add(g, name, ATTN_BENCH_DECODE, "", decode), i);
+        attn_bench_paged(add(g, name, ATTN_BENCH_FORWARD, "", chunk), i);
+    }
+}
+
 /* Its len is pages. */
 static void pool(grid *g, const char *name, const point *p)
 {
@@ -197,6 +223,7 @@ static const suite suites[] = {
     { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
     { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
+    { "paged", paged, { ATTN_F32, ATTN_F16, ATTN_BF16 }, { 128 }, { 8192 }, { 160 }, 32768 },
     { "pool", pool, { ATTN_BF16 }, { 128 }, { 2048 }, { 64 }, 0 },
     { "append", append, { ATTN_BF16 }, { 128 }, { 64, 1024, 8192 }, { 64 }, 32768 },
     { .name = "shapes" }, /* on a GPU only, as the next */

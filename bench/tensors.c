@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
+#include "check/random.h"
 #include "num/half.h"
 
 bool attn_bench_fits(int64_t bytes)
@@ -56,7 +57,8 @@ static int64_t lse_bytes(const attn_desc *desc)
 static attn_bench_tensors sizes(const attn_desc *desc)
 {
     int64_t queries = desc->batch * desc->len_q * desc->heads_q * attn_dtype_size(desc->dtype);
-    int64_t keys = desc->batch * desc->len_kv * desc->heads_kv * attn_dtype_size(desc->dtype);
+    int64_t rows = desc->flags & ATTN_PAGED ? desc->pages * desc->page_size : desc->batch * desc->len_kv;
+    int64_t keys = rows * desc->heads_kv * attn_dtype_size(desc->dtype);
     return (attn_bench_tensors){ .q_bytes = queries * desc->dim_qk,
                                  .k_bytes = keys * desc->dim_qk,
                                  .v_bytes = keys * desc->dim_v,
@@ -80,6 +82,29 @@ static bool init_backward(attn_bench_tensors *t, const attn_desc *desc)
     return t->lse && t->grad_o && t->grad_q && t->grad_k && t->grad_v;
 }
 
+static bool init_pages(attn_bench_tensors *t, const attn_desc *desc)
+{
+    int64_t entries = desc->batch * desc->table_width;
+    t->page_table = attn_bench_alloc(entries * (int64_t)sizeof *t->page_table);
+    t->lens_kv = attn_bench_alloc(desc->batch * (int64_t)sizeof *t->lens_kv);
+    if (!t->page_table || !t->lens_kv) return false;
+    for (int64_t i = 0; i < entries; i++)
+        t->page_table[i] = (int32_t)i;
+    for (int64_t i = 0; i < desc->batch; i++)
+        t->lens_kv[i] = (int32_t)desc->len_kv;
+    return true;
+}
+
+void attn_bench_tensors_mix(attn_bench_tensors *t, const attn_desc *desc)
+{
+    uint64_t state = 5;
+    for (int64_t i = 0; i < desc->batch * desc->table_width; i++) {
+        int64_t j = check_below(&state, i + 1);
+        int32_t page = t->page_table[i];
+        t->page_table[i] = t->page_table[j], t->page_table[j] = page;
+    }
+}
+
 bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_bench_pass pass)
 {
     *t = sizes(desc);
@@ -89,6 +114,7 @@ bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_
     t->o = attn_bench_alloc(t->o_bytes);
     bool good = t->q && t->k && t->v && t->o;
     if (good && pass >= ATTN_BENCH_BACKWARD) good = init_backward(t, desc);
+    if (good && desc->flags & ATTN_PAGED) good = init_pages(t, desc);
     if (!good) attn_bench_tensors_free(t);
     return good;
 }
@@ -100,6 +126,8 @@ attn_args attn_bench_tensors_args(const attn_bench_tensors *t)
                         .v = t->v,
                         .o = t->o,
                         .lse = t->lse,
+                        .lens_kv = t->lens_kv,
+                        .page_table = t->page_table,
                         .grad_o = t->grad_o,
                         .grad_q = t->grad_q,
                         .grad_k = t->grad_k,
@@ -108,7 +136,8 @@ attn_args attn_bench_tensors_args(const attn_bench_tensors *t)
 
 void attn_bench_tensors_free(attn_bench_tensors *t)
 {
-    void *const all[] = { t->q, t->k, t->v, t->o, t->lse, t->grad_o, t->grad_q, t->grad_k, t->grad_v };
+    void *const all[] = { t->q,      t->k,      t->v,      t->o,          t->lse,    t->grad_o,
+                          t->grad_q, t->grad_k, t->grad_v, t->page_table, t->lens_kv };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     *t = (attn_bench_tensors){ 0 };

@@ -104,6 +104,7 @@ static attn_status create_plans(device_run *r, const device_plan *plans, int cou
         attn_desc d = plans[i].desc;
         const device_library *library = r->libraries[i] = plans[i].library;
         d.device = ATTN_CUDA;
+        r->flags[i] = d.flags;
         if (i == 0) status = attn_desc_resolve(&r->desc, &d, sizeof d);
         if (!status) status = create_plan(&r->plans[i], &d, library, tiles);
         uint64_t size = status ? 0 : (library ? library->workspace : attn_plan_workspace)(r->plans[i]);
@@ -134,9 +135,10 @@ attn_status device_begin(device_run *r, const attn_desc *desc, const attn_args *
 attn_status device_start_plan(const device_run *r, int plan)
 {
     const device_library *library = r->libraries[plan];
-    if (!library) return attn_run(r->plans[plan], &r->device, r->workspace, NULL);
-    return device_library_failed(library,
-                                 library->run(r->plans[plan], &r->device, sizeof r->device, r->workspace, NULL));
+    attn_args args = r->device;
+    if (plan > 0) attn_args_keep(r->flags[plan], &args);
+    if (!library) return attn_run(r->plans[plan], &args, r->workspace, NULL);
+    return device_library_failed(library, library->run(r->plans[plan], &args, sizeof args, r->workspace, NULL));
 }
 
 attn_status device_start(const device_run *r)

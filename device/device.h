@@ -30,6 +30,7 @@ typedef struct device_run {
     attn_plan *plan; /* the first of plans */
     attn_plan *plans[DEVICE_PLANS];
     const device_library *libraries[DEVICE_PLANS];
+    uint32_t flags[DEVICE_PLANS]; /* the plans' */
     int plan_count;
     attn_args host, device;
     void *workspace;
@@ -45,8 +46,9 @@ typedef struct device_run {
  */
 attn_status device_begin(device_run *run, const attn_desc *desc, const attn_args *args, int shift);
 
-/* The same for several plans, all of the first one's tensors: a backward, its forward, and others to compare with.
- * tiles: NULL, or what of this library's choices is made already. */
+/* The same for several plans, all of the first one's tensors: a backward, its forward, and others to compare with,
+ * whose flags say which of the first one's arguments they take. tiles: NULL, or what of this library's choices is made
+ * already. */
 attn_status device_begin_all(device_run *run, const device_plan *plans, int count, const attn_tiles *tiles,
                              const attn_args *args, int shift);
 

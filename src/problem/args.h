@@ -50,6 +50,15 @@ enum { ATTN_ARGS_INPUTS = 27, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
     X(grad_alibi, ATTN_ALIBI, ATTN_BACKWARD)          \
     X(grad_sink, ATTN_SINK, ATTN_BACKWARD)
 
+/* Leaves out what is no argument without a flag of those: arguments of one problem become those of another. */
+static inline void attn_args_keep(uint32_t flags, attn_args *args)
+{
+#define ATTN_KEEP(name, flag, direction) \
+    if (!(flags & flag)) args->name = NULL;
+    ATTN_FLAGGED_LIST(ATTN_KEEP)
+#undef ATTN_KEEP
+}
+
 /* Dropout's seed and offset, of arguments whose pointers are the host's. */
 static inline uint64_t attn_seed_of(const attn_args *args)
 {

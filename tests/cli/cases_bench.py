@@ -38,7 +38,7 @@ def bench_smoke(place):
     """Every suite, with the peer where it is found; --smoke itself looks at each figure."""
     rows = results(place, "--smoke", "--threads", "2")
     suites = {row["suite"] for row in rows}
-    check(suites == {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "append"}, "suites:", suites)
+    check(suites == {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "paged", "append"}, "suites:", suites)
     check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd", "kv"}, "passes")
     check({row["heads_q"] for row in rows if row["suite"] == "threads" and row["pass"] == "bwd"} == {1, 12}, "1 head")
     flops = {(row["suite"], row["len_q"], row["mask"]): row["flops"] for row in rows}
@@ -57,6 +57,21 @@ def bench_kv(place):
     for row in (row for row in rows if row["suite"] == "append"):
         check(row["peer"] == "memcpy" and row["ratio"] > 0 and row["read_bytes_per_second"] > 0, "append:", row)
     place.refuses([*QUICK, "--suite", "pool", "--peer-library", "x.so"], 2, "the suite pool has no peer")
+
+
+@case
+def bench_paged(place):
+    """Pages in order and in none beside the same keys without pages, on the CPU and on a GPU."""
+    kinds, gpu = ["pages:16", "mixed:16", "pages:64", "mixed:64"], gpu_environment()
+    words = ("--smoke", "--suite", "paged", "--dtype", "bf16")
+    on_cpu, on_gpu = (("--threads", "1"), None), (("--device", "cuda", "--heads", "2/1"), gpu)
+    for more, env in (on_cpu, on_gpu) if gpu else (on_cpu,):
+        rows = results(place, *words, *more, env=env)
+        for step in ("fwd", "decode"):
+            check([row["mask"] for row in rows if row["pass"] == step] == kinds, rows)
+        check(all(row["peer"] == "contiguous" and row["ratio"] > 0 for row in rows), rows)
+    if not gpu:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
 
 
 @case
