@@ -10,7 +10,7 @@
 typedef struct program {
     char *source;
     int headers;
-    char names[64][64];
+    char (*names)[64]; /* of the headers */
     const char *log;
     char *cubin;
 } program;
@@ -38,7 +38,8 @@ int nvrtcCreateProgram(program **made, const char *source, const char *name, int
     program *p = calloc(1, sizeof *p);
     (void)name, (void)text;
     p->source = strdup(source);
-    for (; p->headers < headers && p->headers < 64; p->headers++)
+    p->names = calloc((size_t)headers, sizeof *p->names);
+    for (; p->headers < headers; p->headers++)
         snprintf(p->names[p->headers], sizeof p->names[0], "%s", names[p->headers]);
     *made = p;
     return 0;
@@ -100,6 +101,7 @@ int nvrtcDestroyProgram(program **made)
 {
     free((*made)->source);
     free((*made)->cubin);
+    free((*made)->names);
     free(*made);
     *made = NULL;
     return 0;
