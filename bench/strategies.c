@@ -99,8 +99,8 @@ static void add_kernels(list *l, const attn_cuda_kernel *taken, const attn_cuda_
 {
     for (int i = 0; i < count; i++) {
         const attn_cuda_kernel *k = &kernels[i];
-        if (!alike(k, taken) || k->folded) continue;
-        if (taken->folded && k->cluster == taken->cluster) add(l, "no-finalised-dq", k->name, "");
+        if (!alike(k, taken) || k->finalises_dq) continue;
+        if (taken->finalises_dq && k->cluster == taken->cluster) add(l, "no-finalised-dq", k->name, "");
         if (taken->cluster > 1 && k->cluster == 1) add(l, "no-cluster", k->name, "");
     }
 }

@@ -39,7 +39,7 @@ static bool same(const candidate *a, const candidate *b)
 {
     const attn_choice *x = &a->point.choice, *y = &b->point.choice;
     return strcmp(a->point.kernel, b->point.kernel) == 0 && x->q_tile == y->q_tile && x->kv_tile == y->kv_tile &&
-           x->splits == y->splits && x->parted == y->parted && x->segment_rows == y->segment_rows &&
+           x->splits == y->splits && x->split_tiles == y->split_tiles && x->segment_rows == y->segment_rows &&
            x->heads_tile == y->heads_tile;
 }
 

@@ -252,8 +252,8 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
         attn_json_string(&json, "dtype", attn_dtype_name(kernel->dtype));
         attn_json_integer(&json, "dim_max", kernel->dim);
         attn_json_integer(&json, "dim_v_max", kernel->dim_v);
-        attn_json_integer(&json, "q_tile", kernel->rows);
-        attn_json_integer(&json, "kv_tile", kernel->keys);
+        attn_json_integer(&json, "q_tile", kernel->q_tile);
+        attn_json_integer(&json, "kv_tile", kernel->kv_tile);
         attn_json_integer(&json, "threads", kernel->threads);
         attn_json_integer(&json, "shared_bytes", kernel->shared);
         attn_json_open(&json, "features", '[');
@@ -277,7 +277,7 @@ static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
     for (int i = 0; i < count; i++) {
         const attn_cuda_kernel *k = &kernels[i];
         printf("%-*s %-5s %3d/%-3d %3dx%-4d %7u %5u  %-11s %s, %s\n", name, k->name, attn_dtype_name(k->dtype), k->dim,
-               k->dim_v, k->rows, k->keys, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
+               k->dim_v, k->q_tile, k->kv_tile, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
                k->features & ATTN_CHUNK ? "all" : "causal, window", k->features & ATTN_BIAS ? "all" : "scale and sink");
     }
 }

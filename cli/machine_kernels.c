@@ -138,12 +138,12 @@ static attn_status measure_cuda_kernel(const attn_cuda_device *device, const att
         attn_desc desc = { .dtype = k->dtype, .device = ATTN_CUDA, .batch = 1, .kernel = k->name };
         desc.dim_qk = k->dim, desc.dim_v = k->dim_v;
         desc.heads_q = desc.heads_kv = i < 6 ? full[i][0] : causal[i - 6][0];
-        desc.len_q = i < 6 ? tiles * k->rows : causal[i - 6][1];
-        desc.len_kv = i < 6 ? (int64_t)full[i][1] * k->keys : causal[i - 6][1];
+        desc.len_q = i < 6 ? tiles * k->q_tile : causal[i - 6][1];
+        desc.len_kv = i < 6 ? (int64_t)full[i][1] * k->kv_tile : causal[i - 6][1];
         desc.flags = i < 6 ? 0 : ATTN_CAUSAL;
         desc.direction = attn_cuda_direction(k);
         if (i < 6 && desc.direction == ATTN_BACKWARD)
-            desc.len_q = (int64_t)full[i][1] * k->rows, desc.len_kv = tiles * k->keys;
+            desc.len_q = (int64_t)full[i][1] * k->q_tile, desc.len_kv = tiles * k->kv_tile;
         status = attn_point_measure(&desc, &(attn_tiles){ .splits = 1, .pack = 1 }, 0.005, &p->point[p->count++]);
     }
     return status;

@@ -205,8 +205,8 @@ static void bytes_are_as_counted(void **state)
                                           .dtype = ATTN_BF16,
                                           .dim = (int)counted[i].dim,
                                           .dim_v = (int)counted[i].dim,
-                                          .rows = counted[i].rows,
-                                          .keys = counted[i].keys };
+                                          .q_tile = counted[i].rows,
+                                          .kv_tile = counted[i].keys };
         attn_choice c = cost(&desc, &kernel, &whole);
         double memory = c.level[0].bytes / counted[i].memory, registers = c.level[2].bytes / counted[i].registers;
         if (fabs(memory - 1) > 0.1) fail_msg("case %d: %.3f of the bytes of memory", i, memory);
@@ -277,10 +277,10 @@ static void heads_come_in_even_groups(void **state)
     for (int64_t heads = 1; heads < 40; heads++) {
         attn_desc window = problem(heads, 32768, 32768, 128, ATTN_CAUSAL | ATTN_WINDOW);
         attn_sm90_schedule window_s = forward(&window, k, 1e9, NULL).schedule;
-        assert_groups(heads, window_s.head_group, window_s.row_tiles, 8 * sms);
+        assert_groups(heads, window_s.head_group, window_s.q_tiles, 8 * sms);
         attn_desc causal = problem(heads, 16384, 16384, 128, ATTN_CAUSAL);
         attn_sm90_schedule causal_s = forward(&causal, k, 1e9, NULL).schedule;
-        assert_groups(heads, causal_s.head_group, causal_s.row_tiles, 1.5 * sms);
+        assert_groups(heads, causal_s.head_group, causal_s.q_tiles, 1.5 * sms);
         causal.direction = ATTN_BACKWARD, causal.dim_qk = causal.dim_v = 256, causal.len_q = causal.len_kv = 8192;
         attn_sm90_backward_schedule b = backward(&causal, pair, 1e9).schedule;
         assert_groups(heads, b.head_group, b.key_tiles, 1.5 * sms / 2);
@@ -357,7 +357,7 @@ static void schedules_divide(void **state)
         const attn_sm90_schedule *s = &c.schedule;
         int64_t rest = s->heads * desc.batch % s->head_group;
         assert_divides(s->by_splits, s->splits);
-        assert_divides(s->by_group, (int64_t)s->head_group * s->row_tiles);
+        assert_divides(s->by_group, (int64_t)s->head_group * s->q_tiles);
         assert_divides(s->by_head_group, s->head_group);
         if (rest) assert_divides(s->by_rest, rest);
         assert_divides(s->by_heads, s->heads);
@@ -419,13 +419,14 @@ static void last_waves_are_split(void **state)
         desc.batch = cases[i].batch;
         attn_sm90_forward_choice c = chosen(&desc, k, NULL);
         const attn_sm90_schedule *s = &c.schedule;
-        int64_t tiles = (int64_t)s->row_tiles * s->heads * desc.batch, steps = attn_ceil_div(cases[i].len, k->keys);
-        assert_int_equal(s->parted, cases[i].tiles);
+        int64_t tiles = (int64_t)s->q_tiles * s->heads * desc.batch, steps = attn_ceil_div(cases[i].len, k->kv_tile);
+        assert_int_equal(s->split_tiles, cases[i].tiles);
         assert_int_equal(s->splits, cases[i].splits);
-        assert_int_equal(s->total, tiles + s->parted * (s->splits - 1));
-        int64_t heads = s->parted / s->row_tiles, more = s->parted % s->row_tiles; /* tiles of a head that is cut */
-        int64_t lines = more ? cases[i].len - (s->row_tiles - more) * k->rows : 0;
-        assert_int_equal(s->parted_lines, heads * cases[i].len + lines);
+        assert_int_equal(s->total, tiles + s->split_tiles * (s->splits - 1));
+        int64_t heads = s->split_tiles / s->q_tiles,
+                more = s->split_tiles % s->q_tiles; /* tiles of a head that is cut */
+        int64_t lines = more ? cases[i].len - (s->q_tiles - more) * k->q_tile : 0;
+        assert_int_equal(s->split_rows, heads * cases[i].len + lines);
         assert_true(fabs(c.base.choice.count[ATTN_PER_STEP] / (double)steps / cases[i].waves - 1) < 0.01);
         if (cases[i].tiles)
             assert_true(c.base.choice.seconds / cost(&desc, k, &whole).seconds < 1.1 * cases[i].waves / cases[i].whole);
@@ -456,9 +457,10 @@ static void what_does_not_gain_is_not_taken(void **state)
             problem(cases[i].heads_kv == 8 ? 32 : 16, cases[i].len_q, cases[i].len_kv, 128, cases[i].flags);
         desc.heads_kv = cases[i].heads_kv, desc.batch = cases[i].batch;
         attn_sm90_forward_choice c = chosen(&desc, kernel_named(cases[i].kernel), NULL);
-        bool tail = c.base.choice.splits > 1 && c.base.choice.parted * c.base.choice.splits < c.schedule.total;
+        bool tail = c.base.choice.splits > 1 && c.base.choice.split_tiles * c.base.choice.splits < c.schedule.total;
         if ((c.schedule.pack > 1) != cases[i].packs || tail != cases[i].splits_tail)
-            fail_msg("case %d: %d heads packed, %d Q tiles split", (int)i, c.schedule.pack, (int)c.base.choice.parted);
+            fail_msg("case %d: %d heads packed, %d Q tiles split", (int)i, c.schedule.pack,
+                     (int)c.base.choice.split_tiles);
     }
 }
 
@@ -486,7 +488,7 @@ static void tiles_that_differ_are_taken_as_blocks_get_free(void **state)
     }
 }
 
-/* Where tiles may differ, or o is stored by merging alone, all are parted or none; packed heads as wholes. */
+/* Where tiles may differ, or o is stored by merging alone, all are split or none; packed heads as wholes. */
 static void some_tiles_are_not_split_alone(void **state)
 {
     (void)state;
@@ -494,16 +496,16 @@ static void some_tiles_are_not_split_alone(void **state)
     static const uint32_t flags[] = { ATTN_CAUSAL, ATTN_LENS_Q, ATTN_LENS_KV, ATTN_WINDOW };
     for (int i = 0; i < COUNT(flags); i++) {
         attn_desc desc = problem(27, 1280, 8192, 128, flags[i]);
-        assert_int_equal(chosen(&desc, k, NULL).schedule.parted, 0);
+        assert_int_equal(chosen(&desc, k, NULL).schedule.split_tiles, 0);
     }
     attn_desc odd = problem(27, 1280, 8192, 124, 0);
-    assert_int_equal(chosen(&odd, k, NULL).schedule.parted, 270);
+    assert_int_equal(chosen(&odd, k, NULL).schedule.split_tiles, 270);
     attn_desc packed = problem(8, 150, 65536, 128, 0);
     packed.heads_kv = 2, packed.batch = 14;
     attn_sm90_schedule s = chosen(&packed, k, &(attn_tiles){ .pack = 4 }).schedule;
-    assert_int_equal(s.row_tiles, 5);
-    assert_int_equal(s.parted, 10);
-    assert_int_equal(s.parted_lines, 8 * 150);
+    assert_int_equal(s.q_tiles, 5);
+    assert_int_equal(s.split_tiles, 10);
+    assert_int_equal(s.split_rows, 8 * 150);
 }
 
 /* Of the backward without a mask, or with flags, by bf16 kernels of head dim 128 or pairs of 256. */

@@ -58,13 +58,13 @@ void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double st
     c->bound = computing >= max_of(memory, l2) ? "arithmetic" : memory >= l2 ? "memory" : "L2";
 }
 
-double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t lines, double each, double dims,
+double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t rows, double each, double dims,
                                  const attn_cuda_fallback *m)
 {
     enum { WARPS = 8, LANES = 32, CTAS = 8 };
-    double of_head = (double)attn_ceil_div(lines, WARPS), ctas = ceil(heads * of_head / device->multiprocessors);
+    double of_head = (double)attn_ceil_div(rows, WARPS), ctas = ceil(heads * of_head / device->multiprocessors);
     double alone = (m->alone + m->alone_dim * dims) * ceil(ctas / CTAS);
-    double together = (m->pair + m->pair_dim * dims) * ctas * (double)lines / max_of(1, of_head);
+    double together = (m->pair + m->pair_dim * dims) * ctas * (double)rows / max_of(1, of_head);
     return max_of(ceil(each / LANES) * alone, each * together);
 }
 

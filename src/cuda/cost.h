@@ -5,7 +5,7 @@
 
 #include "cuda/arch.h"
 
-/* What words of either direction make illegal, NULL: nothing: a kernel that is no line has no strategies but to do
+/* What words of either direction make illegal, NULL: nothing: a fallback kernel has no strategies but to do
  * without. */
 const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *kernel, const attn_said *said);
 
@@ -27,9 +27,9 @@ typedef struct attn_cuda_fallback {
     double alone, alone_dim, pair, pair_dim;
 } attn_cuda_fallback;
 
-/* Clocks of `lines` rows (or keys) of each of so many heads, a warp each, against `each` others. CTAs are of 8 warps.
+/* Clocks of `rows` rows (or keys) of each of so many heads, a warp each, against `each` others. CTAs are of 8 warps.
  */
-double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t lines, double each, double dims,
+double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t rows, double each, double dims,
                                  const attn_cuda_fallback *measured);
 
 /* Sets time and what bounds it from the SM that computes longest and from the bytes of each level. */

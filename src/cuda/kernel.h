@@ -52,11 +52,11 @@ typedef struct attn_cuda_kernel {
     const char *unit;   /* of the image that holds it */
     attn_cuda_form form;
     attn_dtype dtype;
-    int dim, dim_v; /* the greatest it takes */
-    int rows, keys; /* of a tile */
-    int stages, slots;
+    int dim, dim_v;                         /* the greatest it takes */
+    int q_tile, kv_tile;                    /* rows of each */
+    int stages;                             /* of the pipeline that streams by */
     int cluster;                            /* CTAs launched together: its grid is a multiple */
-    bool folded;                            /* backward: in a fixed order, and the last work item finalises dQ */
+    bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
     uint32_t features;                      /* as attn_cuda_needs has them: what it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */

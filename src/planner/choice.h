@@ -19,7 +19,7 @@ enum { ATTN_CHOICE_LEVELS = 4 };
 typedef struct attn_choice {
     int threads;
     int splits;
-    int64_t parted; /* CUDA, splits > 1: Q tiles whose keys are split; all, or the last ones */
+    int64_t split_tiles; /* CUDA, splits > 1: Q tiles whose keys are split; all, or the last ones */
     int64_t q_tile, kv_tile;
     int64_t units;           /* prefill: KV heads of sequences, times segments of rows */
     int64_t segment_rows;    /* prefill: rows of a unit; less than len_q where the mask is a band */

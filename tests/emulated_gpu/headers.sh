@@ -3,12 +3,14 @@
 # and the backward's for two variants each.
 set -eu
 cd "$(dirname "$0")/../.."
-variant='-DATTN_NAME=x -DATTN_DTYPE=BF16 -DATTN_DIM=128 -DATTN_DIM_V=128 -DATTN_ROWS=128 -DATTN_STAGES=3'
-plain="$variant -DATTN_KEYS=128 -DATTN_Q_SLOTS=1 -DATTN_SETS=TURNS -DATTN_MASK=CAUSAL -DATTN_SCORE=PLAIN"
-rich="$variant -DATTN_KEYS=64 -DATTN_Q_SLOTS=2 -DATTN_SETS=TWO -DATTN_MASK=GENERAL -DATTN_SCORE=RICH"
+variant='-DATTN_NAME=x -DATTN_DTYPE=BF16 -DATTN_DIM=128 -DATTN_DIM_V=128 -DATTN_Q_TILE=128 -DATTN_STAGES=3'
+plain="$variant -DATTN_KV_TILE=128 -DATTN_Q_STAGES=1 -DATTN_SCHEDULE=PINGPONG -DATTN_S_BUFFERS=1 \
+    -DATTN_MASK=CAUSAL -DATTN_SCORE=PLAIN"
+score_mod="$variant -DATTN_KV_TILE=64 -DATTN_Q_STAGES=2 -DATTN_SCHEDULE=INTERLEAVED -DATTN_S_BUFFERS=2 \
+    -DATTN_MASK=GENERAL -DATTN_SCORE=SCORE_MOD"
 backward='-DATTN_NAME=x -DATTN_DTYPE=BF16 -DATTN_SUMS=ADDED'
 d128="$backward -DATTN_DIM=128 -DATTN_DIM_V=128 -DATTN_BLOCK_KEYS=128 -DATTN_STAGES=3 -DATTN_CLUSTER=1 \
-    -DATTN_MASK=GENERAL -DATTN_SCORE=RICH"
+    -DATTN_MASK=GENERAL -DATTN_SCORE=SCORE_MOD"
 d256="$backward -DATTN_DIM=256 -DATTN_DIM_V=256 -DATTN_BLOCK_KEYS=64 -DATTN_STAGES=2 -DATTN_CLUSTER=2 \
     -DATTN_MASK=CAUSAL -DATTN_SCORE=PLAIN"
 count=0
@@ -16,7 +18,7 @@ for header in src/cuda/common/*.h src/cuda/sm90/common/*.h src/cuda/sm90/forward
     case $header in
     */fallback_backward.h) continue ;;
     */backward/*) first=$d128 second=$d256 ;;
-    *) first=$plain second=$rich ;;
+    *) first=$plain second=$score_mod ;;
     esac
     for defines in "$first" "$second"; do
         # shellcheck disable=SC2086 # words

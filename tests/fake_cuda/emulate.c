@@ -143,7 +143,7 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     memcpy(&keys, &p->k_map, sizeof keys);
     int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv;
-    uint32_t q_box[] = { 64, pack, (uint32_t)k->rows / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->keys, 1 };
+    uint32_t q_box[] = { 64, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->kv_tile, 1 };
     if (is_varlen(p)) d->total_kv = total;
     a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
     a->k =
@@ -154,21 +154,21 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
 /* Rows of a head's first `count` Q tiles, of which all but the first are whole. */
 static int64_t rows_of_tiles(const attn_sm90_params *p, const attn_cuda_kernel *k, int64_t count)
 {
-    int64_t tiles = ceil_div(p->len_q, k->rows), first = ceil_div(p->len_q, 64) * 64 - (tiles - 1) * k->rows;
-    return count ? first + (count - 1) * k->rows : 0;
+    int64_t tiles = ceil_div(p->len_q, k->q_tile), first = ceil_div(p->len_q, 64) * 64 - (tiles - 1) * k->q_tile;
+    return count ? first + (count - 1) * k->q_tile : 0;
 }
 
-/* Row tiles that are parted without all being so: what their lines are taken to be holds of equal tiles alone. */
-static void check_parted(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, int64_t tiles)
+/* Q tiles that are split without all being so: what their lines are taken to be holds of equal tiles alone. */
+static void check_split(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, int64_t tiles)
 {
     const attn_sm90_schedule *s = &p->schedule;
     const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS;
-    int64_t heads = s->parted / s->row_tiles, more = s->parted % s->row_tiles;
-    int64_t lines = s->parted == tiles ? all_rows(p) : heads * s->pack * p->len_q + rows_of_tiles(p, k, more);
-    fake_expect(s->parted_lines == lines, symbol, "parted_lines");
-    if (s->parted == 0 || s->parted == tiles) return;
-    fake_expect(s->parted < tiles && s->head_group == 1, symbol, "parted");
-    fake_expect((more == 0 || s->pack == 1) && !(p->flags & unlike), symbol, "a part of the tiles is parted");
+    int64_t heads = s->split_tiles / s->q_tiles, more = s->split_tiles % s->q_tiles;
+    int64_t lines = s->split_tiles == tiles ? all_rows(p) : heads * s->pack * p->len_q + rows_of_tiles(p, k, more);
+    fake_expect(s->split_rows == lines, symbol, "split_rows");
+    if (s->split_tiles == 0 || s->split_tiles == tiles) return;
+    fake_expect(s->split_tiles < tiles && s->head_group == 1, symbol, "split_tiles");
+    fake_expect((more == 0 || s->pack == 1) && !(p->flags & unlike), symbol, "some of the Q tiles are split");
 }
 
 static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
@@ -176,28 +176,28 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     const attn_sm90_schedule *s = &p->schedule;
     int group = p->heads_q / p->heads_kv;
     fake_expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
-    fake_expect(s->rows == k->rows / s->pack, symbol, "rows");
-    fake_expect(k->rows % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->rows, symbol,
+    fake_expect(s->rows == k->q_tile / s->pack, symbol, "rows");
+    fake_expect(k->q_tile % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->q_tile, symbol,
                 "packs heads that do not fit");
     fake_expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
     fake_expect(s->heads * s->pack == p->heads_q, symbol, "heads");
-    int64_t tiles = is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->rows) + p->batch
-                                 : ceil_div((int64_t)p->len_q * s->pack, k->rows);
-    fake_expect(s->row_tiles == tiles, symbol, "row_tiles");
+    int64_t tiles = is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->q_tile) + p->batch
+                                 : ceil_div((int64_t)p->len_q * s->pack, k->q_tile);
+    fake_expect(s->q_tiles == tiles, symbol, "q_tiles");
     int64_t all = tiles * s->heads * (is_varlen(p) ? 1 : p->batch);
-    fake_expect(s->total == all + s->parted * (int64_t)(s->splits - 1), symbol, "total");
-    fake_expect(s->parted == 0 || p->partial_o, symbol, "nowhere to put the parts");
-    fake_expect(s->splits == 1 || s->parted > 0, symbol, "nothing is parted");
-    check_parted(symbol, k, p, all);
+    fake_expect(s->total == all + s->split_tiles * (int64_t)(s->splits - 1), symbol, "total");
+    fake_expect(s->split_tiles == 0 || p->partial_o, symbol, "nowhere to put the splits");
+    fake_expect(s->splits == 1 || s->split_tiles > 0, symbol, "no Q tile is split");
+    check_split(symbol, k, p, all);
     fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
 }
 
 /* Rows that are merged later are not there yet. */
-static void forget_parted(const attn_sm90_params *p)
+static void forget_split(const attn_sm90_params *p)
 {
     size_t element = p->flags & ATTN_OUT_F32 ? 4 : 2;
-    for (int64_t line = 0; line < p->schedule.parted_lines; line++) {
+    for (int64_t line = 0; line < p->schedule.split_rows; line++) {
         int64_t row = line % p->len_q, plane = line / p->len_q;
         int64_t at = plane / p->heads_q * p->o_stride[0] + row * p->o_stride[1] + plane % p->heads_q * p->o_stride[2];
         memset((char *)p->o + at * (int64_t)element, 0x33, (size_t)p->dim_v * element);
@@ -230,21 +230,21 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     fake_expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
     check_schedule(symbol, k, p);
     if (p->flags & ATTN_INTERVALS && p->len_kv > 0)
-        fake_expect(p->mask.nodes && p->mask.nodes[0] == k->keys && p->mask.node_keys == k->keys, symbol,
-                    "intervals were not summarised");
+        fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile,
+                    symbol, "intervals were not summarised");
     fake_take(p, k->dtype, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     check_output(symbol, p, &d);
     const attn_sm90_schedule *s = &p->schedule;
-    if (s->total > s->parted * s->splits) {
+    if (s->total > s->split_tiles * s->splits) {
         uint64_t stride = (uint64_t)(p->o_stride[1] | p->o_stride[2]);
         bool wide = (p->flags & ATTN_OUT_F32) || ((uintptr_t)p->o % 16 == 0 && p->dim_v % 8 == 0);
         fake_expect(wide && ((p->flags & ATTN_OUT_F32) || p->len_q == 1 || p->heads_q == 1 || stride % 8 == 0), symbol,
                     "o cannot be stored by 16 bytes");
         fake_compute(symbol, &d, &a);
-        forget_parted(p);
+        forget_split(p);
     }
-    size_t parts = (size_t)(s->splits * s->parted_lines);
+    size_t parts = (size_t)(s->splits * s->split_rows);
     if (parts == 0) return;
     memset(p->partial_o, 0x11, parts * (size_t)p->dim_v * sizeof(float));
     memset(p->partial_lse, 0x22, parts * sizeof(float));
@@ -259,9 +259,9 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
 {
     attn_desc d;
     attn_args a;
-    fake_expect(config->gridDimX == ceil_div(p->schedule.parted_lines, 4) && config->gridDimY == 1, symbol, "grid");
+    fake_expect(config->gridDimX == ceil_div(p->schedule.split_rows, 4) && config->gridDimY == 1, symbol, "grid");
     fake_expect(config->gridDimZ == 1 && config->blockDimX == 128, symbol, "grid");
-    fake_expect(p->partial_o && p->partial_lse && p->schedule.parted_lines > 0, symbol, "nothing to merge");
+    fake_expect(p->partial_o && p->partial_lse && p->schedule.split_rows > 0, symbol, "nothing to merge");
     fake_take(p, fake_dtype_of(symbol), &d, &a);
     fake_map q, keys;
     memcpy(&q, &p->q_map, sizeof q);
@@ -269,8 +269,8 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
-        if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].rows / p->schedule.pack == q.box[2] &&
-            kernels[i].keys == keys.box[2])
+        if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].q_tile / p->schedule.pack == q.box[2] &&
+            kernels[i].kv_tile == keys.box[2])
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
     fake_take_maps(symbol, k, p, &d, &a);
@@ -324,17 +324,17 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
 }
 
 /* Only marks its memory, from end to end. */
-static void nodes(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+static void summarise(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
 {
     fake_expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->batch, symbol,
                 "grid");
     fake_map map;
     memcpy(&map, &p->k_map, sizeof map);
     int keys = map.box[2];
-    fake_expect(config->gridDimX == (unsigned)ATTN_SM90_NODES(p->len_kv, keys), symbol, "grid");
+    fake_expect(config->gridDimX == (unsigned)ATTN_SM90_SUMMARIES(p->len_kv, keys), symbol, "grid");
     size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
     for (size_t i = 0; i < ints; i++)
-        p->mask.nodes[i] = keys;
+        p->mask.summaries[i] = keys;
 }
 
 static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)
@@ -362,8 +362,8 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
         fallback(symbol, k, config, params);
     else if (strncmp(symbol, "attn_sm90_combine_", 18) == 0)
         combine(symbol, config, params);
-    else if (strcmp(symbol, "attn_sm90_nodes") == 0)
-        nodes(symbol, config, params);
+    else if (strcmp(symbol, "attn_sm90_interval_summary") == 0)
+        summarise(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_repack") == 0)
         repack(symbol, config, params);
     else

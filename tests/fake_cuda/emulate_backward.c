@@ -181,7 +181,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
 {
     const attn_sm90_backward_schedule *s = &p->schedule;
     const attn_sm90_params *c = &p->common;
-    int group = c->heads_q / c->heads_kv, keys = k->keys * k->cluster;
+    int group = c->heads_q / c->heads_kv, keys = k->kv_tile * k->cluster;
     int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->batch : ceil_div(c->len_kv, keys);
     fake_expect(s->key_tiles == tiles, symbol, "key_tiles");
     int64_t units = tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch);
@@ -197,7 +197,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
     fake_expect(!p->turns || s->counter, symbol, "turns, and units in no order of time");
     fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");
-    fake_expect(s->folded == k->folded && !(s->folded && s->whole), symbol, "folded sums");
+    fake_expect(s->folded == k->finalises_dq && !(s->folded && s->whole), symbol, "folded sums");
     fake_expect((s->folded || (c->flags & ATTN_DETERMINISTIC && !s->whole)) == (p->turns != NULL), symbol,
                 "an order, or none, that nobody asked for");
 }
@@ -216,7 +216,7 @@ static void check_conversions(const char *symbol, const attn_cuda_kernel *k, con
     const attn_sm90_params *c = &p->common;
     int64_t heads = (int64_t)c->heads_kv * c->batch,
             each = c->heads_q / c->heads_kv * ceil_div(c->len_q, TILE * ATTN_SM90_BACKWARD_CONVERTED);
-    fake_expect(k->keys == 128 && !(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)), symbol, "it converts no sums");
+    fake_expect(k->kv_tile == 128 && !(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)), symbol, "it converts no sums");
     fake_expect(!s->whole && !s->parted && !p->turns && !(c->flags & ATTN_CUDA_LENGTHS), symbol,
                 "sums of units that are not counted are converted");
     fake_expect(s->counter && s->conversions == each, symbol, "conversions");
@@ -247,8 +247,8 @@ static void check_before(const char *symbol, const attn_cuda_kernel *k, const at
     for (int64_t i = 0; i < 2 * rows; i++)
         fake_expect(p->stats[i] == mark, symbol, "rows have no statistics");
     if (c->flags & ATTN_INTERVALS && c->len_kv > 0)
-        fake_expect(c->mask.nodes && c->mask.nodes[0] == k->keys && c->mask.node_keys == k->keys, symbol,
-                    "intervals were not summarised");
+        fake_expect(c->mask.summaries && c->mask.summaries[0] == k->kv_tile && c->mask.summary_keys == k->kv_tile,
+                    symbol, "intervals were not summarised");
     const int64_t whole[] = { c->batch, c->heads_q, c->len_q, c->len_kv };
     int64_t bias = 1;
     for (int i = 0; i < 4; i++) {
@@ -306,7 +306,7 @@ static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchCo
     hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole || s->folded || s->conversions ? NULL : p->grad_q_sum,
             p->q_pitch, k->dim, c->scale, NULL);
     fake_expect((s->splits > 1 || s->parted) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of grad_k and grad_v");
-    parted units = { s, (int64_t)c->heads_kv * c->batch, k->keys * k->cluster,
+    parted units = { s, (int64_t)c->heads_kv * c->batch, k->kv_tile * k->cluster,
                      ceil_div(c->len_q, TILE) * (c->heads_q / c->heads_kv) };
     if (s->parted) check_parted(symbol, k, p, &units);
     int64_t keys = lines_of(c, p->kv_pitch, c->heads_kv);

@@ -38,19 +38,19 @@ static void finished_heads(const attn_cuda_kernel *k)
     };
     int sms = attn_cuda_machine_get()->device[0].multiprocessors, ctas = sms / k->cluster;
     bool whole = !(k->features & ATTN_CHUNK) && ATTN_SM90_BACKWARD_WHOLE(k->dim);
-    if (!whole && !k->folded) return;
+    if (!whole && !k->finalises_dq) return;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
         if (cases[i].flags & ~k->features) continue;
         int batch = i % 2 ? ctas : 2 * ctas;
         attn_desc desc = { .flags = cases[i].flags,
-                           .batch = k->folded ? (batch + 7) / 8 : batch,
+                           .batch = k->finalises_dq ? (batch + 7) / 8 : batch,
                            .heads_q = cases[i].group,
                            .heads_kv = 1,
                            .len_q = cases[i].len_q,
                            .len_kv = cases[i].len_kv,
                            .window_left = cases[i].left,
                            .window_right = cases[i].right };
-        bool all = cases[i].len_q < k->rows + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
+        bool all = cases[i].len_q < k->q_tile + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
         result(plan_says(k, desc, "head-persistent:") == (whole && all), "%s, case %d: whole heads, or none", k->name,
                i);
         check_kernel(k, desc, options_of(i), false);
@@ -61,14 +61,14 @@ static void finished_heads(const attn_cuda_kernel *k)
  * row tiles are odd, so that there are shares of two units: they are shared out. */
 static void last_shares(const attn_cuda_kernel *k)
 {
-    int ctas = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->keys * k->cluster;
+    int ctas = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->kv_tile * k->cluster;
     bool general = k->features & ATTN_CHUNK;
-    for (int many = 0; many < 2 && !general && !k->folded; many++) {
+    for (int many = 0; many < 2 && !general && !k->finalises_dq; many++) {
         int64_t heads = many ? ctas + ctas / 2 : ctas / 3 + 1, tiles = many ? 15 : ctas < 16 ? 60 : 25;
         attn_desc desc = { .batch = 1,
                            .heads_q = many ? 3 * heads : heads,
                            .heads_kv = heads,
-                           .len_q = tiles * k->rows - 5,
+                           .len_q = tiles * k->q_tile - 5,
                            .len_kv = many ? 20 : 2 * keys + 3 };
         bool whole = plan_says(k, desc, "head-persistent:"); /* of one tile */
         result(whole ? many : plan_says(k, desc, "stream-K by"), "%s, %d heads, %d ctas: no shares", k->name,
@@ -83,14 +83,14 @@ static void conversions(const attn_cuda_kernel *k)
 {
     int ctas = attn_cuda_machine_get()->device[0].multiprocessors;
     bool general = k->features & ATTN_CHUNK;
-    for (int i = 0; i < 3 && k->keys == 128 && !general; i++) {
+    for (int i = 0; i < 3 && k->kv_tile == 128 && !general; i++) {
         int64_t heads = i == 2 ? ctas : ctas / 2 + 9;
         attn_desc desc = { .flags = i == 2 ? 0 : ATTN_CAUSAL,
                            .batch = i == 0 ? 2 : 1,
                            .heads_q = i == 1 ? 2 * heads : heads,
                            .heads_kv = heads,
                            .len_q = 600,
-                           .len_kv = k->keys + 2 };
+                           .len_kv = k->kv_tile + 2 };
         bool whole = plan_says(k, desc, "head-persistent:");
         result(whole ? i == 2 : plan_says(k, desc, "postprocess fused"), "%s, case %d: a separate postprocess", k->name,
                i);
@@ -105,12 +105,12 @@ static void narrow_conversions(const attn_cuda_kernel *k)
     const int64_t dims[] = { 8, 16, k->dim / 2 - 8, k->dim / 2, k->dim / 2 + 8, k->dim - 8 }, rows[] = { 1, 7, 16 };
     int ctas = attn_cuda_machine_get()->device[0].multiprocessors;
     bool general = k->features & ATTN_CHUNK;
-    for (int i = 0; i < 6 && k->keys == 128 && !general; i++) {
+    for (int i = 0; i < 6 && k->kv_tile == 128 && !general; i++) {
         attn_desc desc = { .batch = 1,
                            .heads_q = 8,
                            .heads_kv = 4,
                            .len_q = rows[i % 3],
-                           .len_kv = (ctas / 4 + 2) * k->keys - 3,
+                           .len_kv = (ctas / 4 + 2) * k->kv_tile - 3,
                            .dim_qk = dims[i],
                            .dim_v = i < 3 ? 16 : k->dim_v };
         result(plan_says(k, desc, "postprocess fused"), "%s, dim %d: a separate postprocess", k->name, (int)dims[i]);

@@ -19,7 +19,7 @@ void lengths(const attn_cuda_kernel *k)
     static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_LENS_Q | ATTN_LENS_KV | ATTN_CAUSAL, ATTN_VARLEN };
     int64_t tiles[] = { 0, 1, 2, k->stages - 1, k->stages, k->stages + 1 };
     bool backward = attn_cuda_direction(k) == ATTN_BACKWARD;
-    int64_t ring = backward ? k->rows : k->keys, beside_ring = backward ? k->keys : k->rows;
+    int64_t ring = backward ? k->q_tile : k->kv_tile, beside_ring = backward ? k->kv_tile : k->q_tile;
     int64_t others[] = { 1, beside_ring - 1, beside_ring, beside_ring + 1, 2 * beside_ring + 1 };
     int number = 0, scale = test_scale();
     for (int t = 0; t < 6; t++)

@@ -26,7 +26,7 @@ DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
 template <int dtype> DEVICE void combine_row(const attn_sm90_params *p)
 {
     int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q;
-    long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32, lines = p->schedule.parted_lines;
+    long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32, lines = p->schedule.split_rows;
     if (line >= lines) return;
     int row = (int)(line % rows), head = (int)(line / rows % p->heads_q), batch = (int)(line / rows / p->heads_q);
     if (!combined_row(p, batch, row)) return;

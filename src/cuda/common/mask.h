@@ -105,25 +105,25 @@ DEVICE bool interval_hides(int4 v, int row)
     return (row >= v.x && row < v.y) || (row >= v.z && row < v.w);
 }
 
-/* The summary of a KV tile's intervals (params.h). */
+/* The summary of the intervals of a KV tile or, after those of all tiles, of a group of tiles (params.h). */
 DEVICE const int *interval_summary_of(const attn_sm90_params *p, const work_item *w, int tile, int keys)
 {
     const attn_sm90_mask *m = &p->mask;
     int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
-    int nodes = ATTN_SM90_NODES(p->len_kv, keys);
-    return m->nodes + (((long long)w->batch * m->interval_heads + plane) * nodes + tile) * 8;
+    int count = ATTN_SM90_SUMMARIES(p->len_kv, keys);
+    return m->summaries + (((long long)w->batch * m->interval_heads + plane) * count + tile) * 8;
 }
 
-/* From rows [row0, row1) its intervals hide every key of the node. */
-DEVICE bool hides_all(const int *node, int row0, int row1)
+/* The intervals that a summary is of hide all their keys from rows [row0, row1). */
+DEVICE bool hides_all(const int *summary, int row0, int row1)
 {
-    return (row0 >= node[4] && row1 <= node[1]) || (row0 >= node[6] && row1 <= node[3]);
+    return (row0 >= summary[4] && row1 <= summary[1]) || (row0 >= summary[6] && row1 <= summary[3]);
 }
 
-/* From rows [row0, row1) its intervals hide no key of the tile. */
-DEVICE bool hides_nothing(const int *node, int row0, int row1)
+/* They hide none of their keys from rows [row0, row1). */
+DEVICE bool hides_nothing(const int *summary, int row0, int row1)
 {
-    return (row1 <= node[0] || row0 >= node[5]) && (row1 <= node[2] || row0 >= node[7]);
+    return (row1 <= summary[0] || row0 >= summary[5]) && (row1 <= summary[2] || row0 >= summary[7]);
 }
 
 /* ---- tiles ---------------------------------------------------------------------------------- */

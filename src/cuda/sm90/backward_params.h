@@ -8,7 +8,7 @@
  *   2. attn_sm90_backward_<name>, one per kernel of backward/variants.txt: dK and dV, the f32 dQ accumulator,
  *      the bias's gradient and parts of ALiBi's. attn_sm90_backward_params; grid schedule.grid, block
  *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). With ATTN_INTERVALS it needs
- *      attn_sm90_nodes before it (on .common).
+ *      attn_sm90_interval_summary before it (on .common).
  *
  *   3. attn_sm90_backward_convert_<dtype>, the postprocess: sums in fragment order to a gradient.
  *      attn_sm90_convert_params; block 128, grid (ceil(rows / R), heads, batch), rows of the longest sequence. For dQ,
@@ -75,7 +75,7 @@ typedef struct attn_sm90_backward_schedule {
  *   q_map      box (64, 1, R, 1); k_map, v_map: box (64, 1, keys, 1), keys of the variant
  *   o          the forward's, read; lse likewise, not NULL
  *   schedule   pack = splits = 1, the rest is not read
- *   mask.node_keys  keys of the variant
+ *   mask.summary_keys  keys of the variant
  *
  * Aligned rows ("lines"). Workspace over rows has whole tiles of R rows for each head: row `row` of head h is line
  *   (b * heads_q + h) * pitch + row                         pitch = ceil(len_q / R) * R

@@ -9,10 +9,10 @@
  *   128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
- *   ceil(schedule.parted_lines / 4), block 128.
+ *   ceil(schedule.split_rows / 4), block 128.
  *
- *   attn_sm90_nodes: the interval summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid
- * (ATTN_SM90_NODES(len_kv, node_keys), interval_heads, batch), block 128.
+ *   attn_sm90_interval_summary: the interval summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid
+ *   (ATTN_SM90_SUMMARIES(len_kv, summary_keys), interval_heads, batch), block 128.
  *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
  *
@@ -42,27 +42,26 @@ typedef struct attn_sm90_divisor {
 } attn_sm90_divisor;
 
 /* Order of work. A Q tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
- *   heads      heads_q / pack: what a sequence's Q tiles are repeated over
- *   row_tiles  Q tiles of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) +
- *              batch, of which the surplus is found empty
- *   parted     split-KV: Q tiles whose keys are split, each into `splits`, whose results are combined later: none, all,
- *              or those taken last, the first rows of the first heads. Then tiles are alike, head_group is 1, and if
- *              pack > 1 no head is among them with some of its tiles only
- *   parted_lines: rows of heads that these have, the first ones of lse
- *   total      row_tiles * heads, but for VARLEN * batch, and parted * (splits - 1) more
- *   head_group heads (over all sequences) whose Q tiles are taken together, from the last rows on: 1 where tiles are
- *              alike, else as many as even out their lengths, or have their keys and values in L2 at once
- *   by_...     divisors: splits; a group's Q tiles; its heads; those of the group that is not full (1 if there is
- *              none); heads; heads_q / heads_kv
- *   grid       min(total, SMs); 0 is not launched
- *   counter    one word that is 0 before the run and again after it: tiles are handed out as CTAs ask for more. NULL:
- *              CTA b takes tiles b, b + grid, ... */
+ *   heads        heads_q / pack: what a sequence's Q tiles are repeated over
+ *   q_tiles      Q tiles of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) +
+ *                batch, of which the surplus is found empty
+ *   split_tiles  split-KV: Q tiles whose keys are split, each into `splits`, whose results are combined later: none,
+ *                all, or those taken last, the first rows of the first heads. Then tiles are alike, head_group is 1,
+ * and if pack > 1 no head is among them with some of its tiles only split_rows   rows of heads that these have, the
+ * first ones of lse total        q_tiles * heads, but for VARLEN * batch, and split_tiles * (splits - 1) more
+ *   head_group   heads (over all sequences) whose Q tiles are taken together, from the last rows on: 1 where tiles are
+ *                alike, else as many as even out their lengths, or have their keys and values in L2 at once
+ *   by_...       divisors: splits; a group's Q tiles; its heads; those of the group that is not full (1 if there is
+ *                none); heads; heads_q / heads_kv
+ *   grid         min(total, SMs); 0 is not launched
+ *   counter      one word that is 0 before the run and again after it: tiles are handed out as CTAs ask for more. NULL:
+ *                CTA b takes tiles b, b + grid, ... */
 typedef struct attn_sm90_schedule {
-    int heads, row_tiles, total, head_group, grid, splits, parted;
+    int heads, q_tiles, total, head_group, grid, splits, split_tiles;
     attn_sm90_divisor by_splits, by_group, by_head_group, by_rest, by_heads, by_ratio;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
     int rows; /* of a head in a Q tile: the variant's / pack; in its first: ATTN_SM90_FIRST_ROWS where pack is 1 */
-    long long parted_lines;
+    long long split_rows;
     unsigned *counter;
 } attn_sm90_schedule;
 
@@ -74,8 +73,8 @@ typedef struct attn_sm90_mask {
     int bits_batch, bits_heads;
     const int *prefix;    /* NULL: none */
     const int *intervals; /* as attn_args has it */
-    int node_keys;        /* keys of the variant: a node summarises as many */
-    int *nodes; /* workspace: ATTN_SM90_NODES a head: 8 ints a node, least of LTS, LTE, UTS, UTE, then greatest */
+    int summary_keys;     /* keys of the variant: an interval summary is of as many, or of a group of such tiles */
+    int *summaries; /* workspace: ATTN_SM90_SUMMARIES per head, of 8 ints: least LTS, LTE, UTS, UTE, then greatest */
     const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
     const unsigned char *bits;
 } attn_sm90_mask;
@@ -117,9 +116,9 @@ typedef struct attn_sm90_params {
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
     const float *sink;                                    /* NULL: none */
 
-    /* Workspace, else NULL: where Q tiles are parted: where splits > 1, and all of them where o is 16-bit but its
+    /* Workspace, else NULL: where Q tiles are split: where splits > 1, and all of them where o is 16-bit but its
      * address or strides are no multiples of 16 bytes or dim_v is none of 8. Of these the forward stores here, and
-     * combine stores o and lse. Split s of a row of a head, at s * schedule.parted_lines + the row's index in lse, has
+     * combine stores o and lse. Split s of a row of a head, at s * schedule.split_rows + the row's index in lse, has
      * dim_v floats of partial_o and one of partial_lse. */
     float *partial_o, *partial_lse;
 
@@ -140,31 +139,32 @@ typedef struct attn_sm90_repack_params {
     int rows, heads, dim, pitch;
 } attn_sm90_repack_params;
 
-/* Nodes of a head's interval summary: one per KV tile, then one per group of these. */
-#define ATTN_SM90_NODE_GROUP 32
-#define ATTN_SM90_NODES(len_kv, keys) \
-    (((len_kv) + (keys)-1) / (keys) + ((len_kv) + ATTN_SM90_NODE_GROUP * (keys)-1) / (ATTN_SM90_NODE_GROUP * (keys)))
+/* Interval summaries of a head: one per KV tile, then one per group of these. */
+#define ATTN_SM90_SUMMARY_GROUP 32
+#define ATTN_SM90_SUMMARIES(len_kv, keys) \
+    (((len_kv) + (keys)-1) / (keys) +     \
+     ((len_kv) + ATTN_SM90_SUMMARY_GROUP * (keys)-1) / (ATTN_SM90_SUMMARY_GROUP * (keys)))
 
 /* Rows of a sequence's first Q tile, whole warpgroups of 64: so many that the others are whole, but for the last
  * one's last warpgroup. */
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
 
-/* Shared memory of a forward variant, bytes: queries and the rings of keys and values; output on its way, as many
- * panels of it as there is room for, of 16 rows per warp; barriers and work tile info. */
+/* Shared memory of a forward variant, bytes: the stages of Q, of K and V; output on its way, as many panels of it as
+ * there is room for, of 16 rows per warp; barriers and work tile info. */
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
-#define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) \
-    (128 * ((q_slots) * (rows)*ATTN_SM90_PANELS(dim) +           \
+#define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) \
+    (128 * ((q_stages) * (rows)*ATTN_SM90_PANELS(dim) +           \
             (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
-#define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots) \
-    ((ATTN_SM90_SMEM_MOST - 2048 - ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots)) / (128 * (rows)))
-#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots)               \
-    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots) < ATTN_SM90_PANELS(dim_v) \
-         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_slots)                     \
+#define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages) \
+    ((ATTN_SM90_SMEM_MOST - 2048 - ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages)) / (128 * (rows)))
+#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages)               \
+    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages) < ATTN_SM90_PANELS(dim_v) \
+         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages)                     \
          : ATTN_SM90_PANELS(dim_v))
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_slots) \
-    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_slots) + \
-     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_slots) + 1024 + 1024)
+#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_stages) \
+    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) + \
+     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages) + 1024 + 1024)
 
 #endif

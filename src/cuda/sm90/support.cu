@@ -30,17 +30,17 @@ KERNELS_OF(F32, f32)
 KERNELS_OF(F16, f16)
 KERNELS_OF(BF16, bf16)
 
-/* Least and greatest of each bound over a node's keys. */
-extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_constant__ attn_sm90_params params)
+/* Least and greatest of each bound over the keys of a KV tile, or of a group of tiles. */
+extern "C" __global__ void __launch_bounds__(128) attn_sm90_interval_summary(const __grid_constant__ attn_sm90_params params)
 {
     const attn_sm90_params *p = &params;
     __shared__ int part[4][8];
-    int node = blockIdx.x, heads = gridDim.y, group = p->heads_q / p->heads_kv;
+    int summary = blockIdx.x, heads = gridDim.y, group = p->heads_q / p->heads_kv;
     work_item w = { 0 };
     w.batch = blockIdx.z;
     int least[4] = { 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff }, most[4] = { -1, -1, -1, -1 };
-    int keys = p->mask.node_keys, tiles = (p->len_kv + keys - 1) / keys;
-    int number = node < tiles ? node : node - tiles, span = node < tiles ? keys : ATTN_SM90_NODE_GROUP * keys;
+    int keys = p->mask.summary_keys, tiles = (p->len_kv + keys - 1) / keys;
+    int number = summary < tiles ? summary : summary - tiles, span = summary < tiles ? keys : ATTN_SM90_SUMMARY_GROUP * keys;
     int end = (int)min((long long)p->len_kv, (number + 1LL) * span);
     for (int key = number * span + threadIdx.x; key < end; key += 128) {
         int4 v = interval_of(p, &w, blockIdx.y * group, key);
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_sm90_nodes(const __grid_c
     int x = part[0][threadIdx.x];
     for (int i = 1; i < 4; i++)
         x = threadIdx.x < 4 ? min(x, part[i][threadIdx.x]) : max_of(x, part[i][threadIdx.x]);
-    p->mask.nodes[(((long long)blockIdx.z * heads + blockIdx.y) * gridDim.x + node) * 8 + threadIdx.x] = x;
+    p->mask.summaries[(((long long)blockIdx.z * heads + blockIdx.y) * gridDim.x + summary) * 8 + threadIdx.x] = x;
 }
 
 extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)

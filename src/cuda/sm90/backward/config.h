@@ -21,17 +21,17 @@
 #include "common/dropout.h"
 #include "sm90/common/store.h"
 
-enum { CAUSAL, GENERAL }; /* ATTN_MASK */
-enum { PLAIN, RICH };     /* ATTN_SCORE */
-enum { ADDED, FOLDED };   /* ATTN_SUMS */
+enum { CAUSAL, GENERAL };  /* ATTN_MASK */
+enum { PLAIN, SCORE_MOD }; /* ATTN_SCORE */
+enum { ADDED, FOLDED };    /* ATTN_SUMS */
 
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V, kv_rows = ATTN_BLOCK_KEYS;
     static constexpr int stages = ATTN_STAGES, ctas = ATTN_CLUSTER;
     static constexpr int item_rows = ctas * kv_rows; /* of K and V in a work item: neighbouring KV tiles of a cluster */
     static constexpr bool above_128 = kv_rows == 64;
-    static constexpr bool general_mask = ATTN_MASK == GENERAL; /* else causal, a window or none */
-    static constexpr bool changes_scores = ATTN_SCORE == RICH; /* softcap, ALiBi, bias, dropout */
+    static constexpr bool general_mask = ATTN_MASK == GENERAL;      /* else causal, a window or none */
+    static constexpr bool changes_scores = ATTN_SCORE == SCORE_MOD; /* softcap, ALiBi, bias, dropout */
     static constexpr bool plain = !general_mask && !changes_scores;
 
     /* Warps. */

@@ -1,6 +1,6 @@
 /* The forward variant that is compiled, and what follows from it. The build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM,
- * ATTN_DIM_V, ATTN_ROWS, ATTN_KEYS, ATTN_STAGES, ATTN_Q_SLOTS, ATTN_SETS, ATTN_MASK and ATTN_SCORE from its row of
- * variants.txt. */
+ * ATTN_DIM_V, ATTN_Q_TILE, ATTN_KV_TILE, ATTN_STAGES, ATTN_Q_STAGES, ATTN_SCHEDULE, ATTN_S_BUFFERS, ATTN_MASK and
+ * ATTN_SCORE from its row of variants.txt. */
 #ifndef ATTN_CUDA_SM90_FORWARD_CONFIG_H
 #define ATTN_CUDA_SM90_FORWARD_CONFIG_H
 
@@ -9,18 +9,18 @@
 #include "sm90/params.h"
 
 enum { CAUSAL, GENERAL };
-enum { PLAIN, RICH };
-enum { TWO, ONE, TURNS };
+enum { PLAIN, SCORE_MOD };
+enum { INTERLEAVED, PINGPONG };
 
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V;
-    static constexpr int rows = ATTN_ROWS, keys = ATTN_KEYS; /* of a Q tile, of a KV tile */
-    static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_SLOTS;
-    static constexpr bool pingpong = ATTN_SETS == TURNS;
-    static constexpr bool general = ATTN_MASK == GENERAL, rich = ATTN_SCORE == RICH;
+    static constexpr int rows = ATTN_Q_TILE, keys = ATTN_KV_TILE; /* of a Q tile, of a KV tile */
+    static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
+    static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
+    static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD;
 
     static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
-    static constexpr int s_buffers = ATTN_SETS == TWO ? 2 : 1;      /* of scores in registers */
+    static constexpr int s_buffers = ATTN_S_BUFFERS;                /* of scores in registers */
     static constexpr int held = pingpong && dim_v == 128 ? 128 : 0; /* first dims of Q that registers have room for */
 
     /* Registers per thread; together with the producer's no more than the block starts with: 640 threads of 96, 512 of
@@ -30,12 +30,12 @@ struct config {
 
     /* Once a row has a max, KV tiles are summed up without a look at their scores. If the row sum shows at the end that
      * they overflowed, the work item is done again with the max checked. f16 holds too little for this to be rare. */
-    static constexpr bool unchecked_max = dtype == BF16 && !rich;
+    static constexpr bool unchecked_max = dtype == BF16 && !score_mod;
 
     /* No cross-tile overlap: where Q has one stage, the next Q tile lands while the results of this one are stored, and
      * its first S is computed after that, not beside the last PV. So the last V does not share a stage with the next
      * item's first K, which comes from memory. */
-    static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !general && !rich;
+    static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !general && !score_mod;
 
     using q_tile = shared_tile<rows, dim, K_MAJOR>;
     using k_tile = shared_tile<keys, dim, K_MAJOR>;

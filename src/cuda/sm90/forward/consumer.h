@@ -110,7 +110,7 @@ DEVICE void clear_v(const consumer *c, u32 v, int valid)
 /* What a score is multiplied by to be in log2 units. */
 DEVICE float log2_scale(const attn_sm90_params *p)
 {
-    return config::rich ? LOG2_E : p->scale * LOG2_E;
+    return config::score_mod ? LOG2_E : p->scale * LOG2_E;
 }
 
 /* One KV tile more is scored; after the item's last one, Q is released. */

@@ -27,7 +27,7 @@ struct row_results {
 
 DEVICE row_result result_of(const attn_sm90_params *p, const work_item *w, float sum, float max, int index)
 {
-    float scale = config::rich ? dropout_factor(p) : 1;
+    float scale = config::score_mod ? dropout_factor(p) : 1;
     if (unlikely(p->sink && !is_split(w))) {
         float sink = p->sink[w->head + row_in_item(p, w, index).head] * LOG2_E, top = fmaxf(max, sink);
         bool some = top > -INFINITE;

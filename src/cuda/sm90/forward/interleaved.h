@@ -103,7 +103,7 @@ DEVICE void softmax_piece(const attn_sm90_params *p, const shared *s, consumer *
         probability[i] = score[i];
     exponentiate(&c->m, probability, log2_scale(p), sum);
     pack_p(probability, packed);
-    if constexpr (config::rich) drop_p(p, &info_of(s, c)->w, packed, c->warpgroup, key0);
+    if constexpr (config::score_mod) drop_p(p, &info_of(s, c)->w, packed, c->warpgroup, key0);
 }
 
 /* ---- the main loop ---------------------------------------------------------------------------- */
@@ -235,7 +235,7 @@ DEVICE void iterate_plain(const attn_sm90_params *p, const shared *s, consumer *
     } while (more);
 }
 
-DEVICE void iterate_rich(const attn_sm90_params *p, const shared *s, consumer *c, float *s0, float *s1, float *o)
+DEVICE void iterate_score_mod(const attn_sm90_params *p, const shared *s, consumer *c, float *s0, float *s1, float *o)
 {
     while (iterate_masked(p, s, c, s0, s1, o) && iterate_masked(p, s, c, s1, s0, o)) {
     }
@@ -265,8 +265,8 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     pin_floats(s0, config::keys / 2);
     release_stages(s, c, stage);
     mask_and_update_max(p, s, c, s0, alpha, true);
-    if constexpr (config::rich)
-        iterate_rich(p, s, c, s0, s1, o);
+    if constexpr (config::score_mod)
+        iterate_score_mod(p, s, c, s0, s1, o);
     else
         iterate_plain(p, s, c, s0, s1, o);
 }

@@ -32,7 +32,7 @@ DEVICE tile_walk start_walk(const attn_sm90_params *p, const work_item *w)
  * their end if they are all hidden. */
 DEVICE int skip_groups(const attn_sm90_params *p, const work_item *w, const tile_walk *walk, int tile)
 {
-    const int size = ATTN_SM90_NODE_GROUP;
+    const int size = ATTN_SM90_SUMMARY_GROUP;
     int first = tile / size, group = first + threadIdx.x % 32, tiles = (p->len_kv + config::keys - 1) / config::keys;
     bool open = group * size < walk->end &&
                 !hides_all(interval_summary_of(p, w, tiles + group, config::keys), walk->row0, walk->row1);

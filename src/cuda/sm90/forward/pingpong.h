@@ -13,7 +13,8 @@
 #include "sm90/forward/scores.h"
 #include "sm90/forward/shared.h"
 
-static_assert(!config::pingpong || (config::consumers == 2 && !config::general && !config::rich), "not ping-pong's");
+static_assert(!config::pingpong || (config::consumers == 2 && !config::general && !config::score_mod),
+              "not ping-pong's");
 
 /* What a warpgroup has in registers. */
 struct fragments {
@@ -23,12 +24,12 @@ struct fragments {
 
 DEVICE void wait_turn(const consumer *c)
 {
-    named_sync(PINGPONG + c->warpgroup, 256);
+    named_sync(PINGPONG_TURN + c->warpgroup, 256);
 }
 
 DEVICE void pass_turn(const consumer *c)
 {
-    named_arrive(PINGPONG + (c->warpgroup ^ 1), 256);
+    named_arrive(PINGPONG_TURN + (c->warpgroup ^ 1), 256);
 }
 
 DEVICE void wait_k(const shared *s, pipeline_state at)

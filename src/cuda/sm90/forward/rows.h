@@ -57,7 +57,7 @@ DEVICE long long lse_row_of(const attn_sm90_params *p, const work_item *w, packe
     bool varlen = p->flags & FLAG_VARLEN;
     int rows = varlen ? p->total_q : p->len_q, plane = (varlen ? 0 : w->batch * p->heads_q) + w->head + at.head;
     long long row = (long long)plane * rows + w->start_q + w->row0 + at.row; /* start_q: VARLEN, else 0 */
-    if (unlikely(w->split > 0)) row += w->split * p->schedule.parted_lines;
+    if (unlikely(w->split > 0)) row += w->split * p->schedule.split_rows;
     return row;
 }
 

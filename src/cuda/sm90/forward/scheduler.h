@@ -47,11 +47,11 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
     const attn_sm90_schedule *s = &p->schedule;
     bool varlen = p->flags & FLAG_VARLEN;
     int all = s->heads * (varlen ? 1 : p->batch), count;
-    int from_end = s->total - 1 - index, parts = s->parted * s->splits, tile = from_end - parts + s->parted;
+    int from_end = s->total - 1 - index, parts = s->split_tiles * s->splits, tile = from_end - parts + s->split_tiles;
     w->split = -1;
     if (unlikely(from_end < parts)) tile = divided(from_end, s->by_splits), w->split = from_end - tile * s->splits;
     int before = divided(tile, s->by_group), first = before * s->head_group;
-    int rest = tile - before * s->head_group * s->row_tiles, heads = min(s->head_group, all - first);
+    int rest = tile - before * s->head_group * s->q_tiles, heads = min(s->head_group, all - first);
     int number = divided(rest, heads < s->head_group ? s->by_rest : s->by_head_group);
     int head = first + rest - number * heads;
     w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;

@@ -1,4 +1,4 @@
-/* RICH variants: softcap, ALiBi and bias of a KV tile's scores, and dropout of its P. */
+/* SCORE_MOD variants: softcap, ALiBi and bias of a KV tile's scores, and dropout of its P. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SCORE_MOD_H
 #define ATTN_CUDA_SM90_FORWARD_SCORE_MOD_H
 

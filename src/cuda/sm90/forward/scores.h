@@ -15,7 +15,7 @@ using mask = choice<config::general, general_mask, causal_mask>::type;
 DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
                                 bool first)
 {
-    if constexpr (config::rich) change_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
+    if constexpr (config::score_mod) change_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
     bool all_see_one = mask::hide(p, s, c, score);
     count_scored(s, c);
     if (config::unchecked_max && all_have_max(c)) return false;
@@ -26,7 +26,7 @@ DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, cons
         return false;
     }
     bool renewed = renew_max(&c->m, score, log2_scale(p), alpha);
-    if constexpr (!config::rich) {
+    if constexpr (!config::score_mod) {
         bool mine = rows_have_max(&c->m) && !(config::unchecked_max && info_of(s, c)->w.checked);
         set_have_max(c, named_all(WARPGROUP_BARRIER + c->warpgroup, 128, mine));
     }

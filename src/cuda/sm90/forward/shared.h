@@ -11,9 +11,9 @@
 #include "sm90/forward/config.h"
 #include "sm90/forward/source.h"
 
-/* Named barriers: WORK_READY and WORK_WANTED, between the scheduler warp and the producer warp; PINGPONG + w, where
- * consumer warpgroup w waits for its turn. */
-enum { WORK_READY = 6, WORK_WANTED = 7, PINGPONG = 8 };
+/* Named barriers: WORK_READY and WORK_WANTED, between the scheduler warp and the producer warp; PINGPONG_TURN + w,
+ * where consumer warpgroup w waits for its turn. */
+enum { WORK_READY = 6, WORK_WANTED = 7, PINGPONG_TURN = 8 };
 
 /* Work tile infos in flight: the results of one item are stored beside the first scores of the next. */
 enum { INFOS = 4 };

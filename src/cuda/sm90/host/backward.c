@@ -55,7 +55,7 @@ static double key_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
 static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
 {
     int64_t fallback = attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
-            line = attn_cuda_is_variant(k) ? ATTN_SM90_BACKWARD_ALIBI(d->len_kv, k->keys) : 0;
+            line = attn_cuda_is_variant(k) ? ATTN_SM90_BACKWARD_ALIBI(d->len_kv, k->kv_tile) : 0;
     return fallback > line ? fallback : line;
 }
 
@@ -152,7 +152,7 @@ static void describe(const attn_plan *plan, attn_words *words)
     const attn_sm90_backward_schedule *s = &c->schedule;
     const attn_desc *d = &plan->desc;
     const double mib = 1 << 20, rows = (double)attn_sm90_sum_lines(d, false);
-    attn_say(words, "tiles      Q %d rows, KV %d keys\n", c->base.kernel->rows, c->base.kernel->keys);
+    attn_say(words, "tiles      Q %d rows, KV %d keys\n", c->base.kernel->q_tile, c->base.kernel->kv_tile);
     if (!attn_cuda_is_variant(c->base.kernel)) {
         attn_say(words, "grid       a CTA of %u threads per tile\n", c->base.kernel->threads);
         return;
@@ -172,7 +172,7 @@ static void describe(const attn_plan *plan, attn_words *words)
         attn_say(words, "; dK and dV of %d parts of the query heads that share keys, %.4g MiB", s->splits, parts);
     if (s->parted)
         attn_say(words, "; dK and dV of the last %d work items, stream-K by %d rows, %.4g MiB", s->parted,
-                 s->share * c->base.kernel->rows, parts);
+                 s->share * c->base.kernel->q_tile, parts);
     attn_say(words, "; LSE and delta of rows, %.4g MiB\n", rows * 8 / mib);
     attn_sm90_describe(plan, false, words);
 }

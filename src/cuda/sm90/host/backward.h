@@ -37,7 +37,7 @@ int64_t attn_sm90_whole_lines(const attn_desc *desc, int ctas);   /* over rows, 
 /* Keys of a work item. */
 static inline int attn_sm90_item_keys(const attn_cuda_kernel *kernel)
 {
-    return kernel->keys * kernel->cluster;
+    return kernel->kv_tile * kernel->cluster;
 }
 
 /* Q tiles that may see one. */

@@ -68,7 +68,7 @@ static void bind_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
     if (attn_sm90_takes_turns(d, &p->schedule)) p->turns = attn_cuda_at(c, l->turns);
     if (p->schedule.conversions) p->added = attn_cuda_at(c, l->added);
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->base.counter);
-    p->alibi_count = (int)ATTN_SM90_BACKWARD_ALIBI(d->len_kv, c->cuda->chosen.kernel->keys);
+    p->alibi_count = (int)ATTN_SM90_BACKWARD_ALIBI(d->len_kv, c->cuda->chosen.kernel->kv_tile);
 }
 
 /* ---- launches ------------------------------------------------------------------------------ */

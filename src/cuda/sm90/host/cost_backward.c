@@ -39,7 +39,7 @@ static double min_of(double a, double b)
  * rows again for its gradients, all of dS and half of the keys' dims for dQ; dS is written once. */
 static double step_clocks(const attn_cuda_kernel *k)
 {
-    double rows = k->rows, keys = k->keys, dim = k->dim, dims = dim + k->dim_v;
+    double rows = k->q_tile, keys = k->kv_tile, dim = k->dim, dims = dim + k->dim_v;
     double tensor = 2 * rows * keys * (2 * dims + dim) / tensor_flops;
     double shared = 2 * ((keys + 2 * rows) * dims + 2 * rows * dims + 3 * rows * keys + keys * dim) / shared_bytes;
     double added = 4 * rows * dim / k->cluster / added_bytes;
@@ -79,7 +79,7 @@ static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k,
         memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
         return;
     }
-    clocks[ATTN_PER_STEP] = step_clocks(k) * (k->folded ? 1 + turn_share[k->cluster == 2] : 1);
+    clocks[ATTN_PER_STEP] = step_clocks(k) * (k->finalises_dq ? 1 + turn_share[k->cluster == 2] : 1);
     clocks[ATTN_PER_TILE] = item_clocks;
     clocks[ATTN_PER_RUN] = 3 * machine->start * machine->hertz;
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
@@ -95,7 +95,7 @@ static bool is_general(const attn_cuda_kernel *k)
 static const char *why_not_whole(const attn_desc *d, const attn_cuda_kernel *k)
 {
     bool bounded = d->flags & ATTN_CAUSAL || (d->flags & ATTN_WINDOW && d->window_right >= 0);
-    int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->rows ? d->len_q : k->rows;
+    int64_t right = d->flags & ATTN_CAUSAL ? 0 : d->window_right, rows = d->len_q < k->q_tile ? d->len_q : k->q_tile;
     if (is_general(k) || !ATTN_SM90_BACKWARD_WHOLE(k->dim))
         return "head-persistent-dq: only kernels for dims to 64 and causal or window masks have it";
     if (d->flags & ATTN_CUDA_LENGTHS) return "head-persistent-dq: lengths are not the problem's own";
@@ -123,7 +123,7 @@ static int64_t items_over(const attn_desc *d, const attn_cuda_device *device, co
 {
     int64_t ctas = device->multiprocessors / k->cluster,
             items = attn_ceil_div(d->len_kv, attn_sm90_item_keys(k)) * d->heads_kv * d->batch;
-    bool alike = items_are_alike(d) && !is_general(k) && !k->folded,
+    bool alike = items_are_alike(d) && !is_general(k) && !k->finalises_dq,
          counted = ctas * attn_sm90_item_steps(d) <= INT32_MAX;
     return alike && counted && ctas > 0 && items >= ctas ? items % ctas : 0;
 }
@@ -141,13 +141,13 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
                     const attn_said *said, const double clocks[ATTN_CONSTANTS], int splits, bool whole, int64_t over,
                     attn_sm90_backward_choice *c)
 {
-    traffic bytes = traffic_of(d, k->dim, whole ? WHOLE : k->folded ? FOLDED : ADDED);
+    traffic bytes = traffic_of(d, k->dim, whole ? WHOLE : k->finalises_dq ? FOLDED : ADDED);
     int keys = attn_sm90_item_keys(k), ctas = device->multiprocessors / k->cluster;
     double heads = (double)(d->heads_kv * splits) * (double)d->batch, tiles = (double)attn_ceil_div(d->len_kv, keys);
     double items = tiles * heads, run = whole ? tiles : 1; /* work items that are taken at once */
     double key_pairs = c->base.choice.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
-    double edge = key_pairs < (double)d->len_q ? (double)(keys + k->rows) / 2 : 0;
-    double every = ceil((double)d->len_q / k->rows), seen = min_of(every, (key_pairs + edge) / k->rows);
+    double edge = key_pairs < (double)d->len_q ? (double)(keys + k->q_tile) / 2 : 0;
+    double every = ceil((double)d->len_q / k->q_tile), seen = min_of(every, (key_pairs + edge) / k->q_tile);
     bool uneven = edge > 0; /* work items differ: handed out longest first, they end soon after one another */
     double steps = (uneven ? seen : every) * (double)(d->heads_q / d->heads_kv / splits);
     double grid = min_of(items / run, ctas), rounds = items / run / max_of(1, grid);
@@ -164,23 +164,24 @@ static void predict(const attn_desc *d, const attn_cuda_device *device, const at
         count[ATTN_PER_TILE] += 1;
     }
     /* A fixed order is among a folded variant's own clocks. */
-    if (d->flags & ATTN_DETERMINISTIC && !whole && !k->folded) count[ATTN_PER_STEP] *= 1 + turn_share[k->cluster == 2];
+    if (d->flags & ATTN_DETERMINISTIC && !whole && !k->finalises_dq)
+        count[ATTN_PER_STEP] *= 1 + turn_share[k->cluster == 2];
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * (double)(d->heads_q / d->heads_kv / splits) : 0;
     c->base.kernel = k;
-    c->base.choice.q_tile = k->rows, c->base.choice.kv_tile = k->keys, c->base.choice.splits = splits;
+    c->base.choice.q_tile = k->q_tile, c->base.choice.kv_tile = k->kv_tile, c->base.choice.splits = splits;
     c->base.choice.levels = 2;
     c->base.choice.level[0].name = "memory", c->base.choice.level[0].bytes = bytes.within;
     c->base.choice.level[1].name = "L2 to shared";
     c->base.choice.level[1].bytes =
-        items * steps * k->rows * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
+        items * steps * k->q_tile * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * clocks[i];
     double start = attn_cuda_machine_of(device)->start;
     attn_cuda_set_time(device, all, splits > 1 ? 2 * start : over ? start : 0, &c->base.choice);
     c->base.choice.level[0].bytes += bytes.around + sums;
-    c->schedule.whole = whole, c->schedule.folded = k->folded;
+    c->schedule.whole = whole, c->schedule.folded = k->finalises_dq;
     c->schedule.parted = (int)over, c->schedule.share = (int)share, c->schedule.shares = (int)shares;
     c->base.dynamic = items / run > grid; /* equal work items, too: CTAs that share L2 do not keep step */
     c->base.dynamic = attn_said_or(said, ATTN_STRATEGY_SCHEDULER, c->base.dynamic) == ATTN_SCHEDULER_DYNAMIC;
@@ -200,7 +201,7 @@ static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, co
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head));
     int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     if (items_are_alike(d) && k->dim <= 128) fit = 1;
-    bool ordered = d->flags & ATTN_DETERMINISTIC && !k->folded; /* folded: by L2 alone [m] */
+    bool ordered = d->flags & ATTN_DETERMINISTIC && !k->finalises_dq; /* folded: by L2 alone [m] */
     return attn_cuda_head_group(d, all, fit, tiles, device->multiprocessors / k->cluster, ordered);
 }
 
@@ -211,7 +212,7 @@ static const char *why_not_fused(const attn_desc *d, const attn_cuda_kernel *k)
     for (int i = 0; i < 3; i++)
         whole = whole && d->grad_q_stride[i] % 8 == 0;
     if (!whole) return "dq-postprocess=fused: rows of grad_q are not of whole 16 bytes, or f32";
-    if (k->keys != 128 || is_general(k))
+    if (k->kv_tile != 128 || is_general(k))
         return "dq-postprocess=fused: only kernels of 128 keys for causal or window masks have it";
     return d->flags & (ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC)
                ? "dq-postprocess=fused: lengths are not the problem's own, or dQ has a fixed order"
@@ -247,7 +248,7 @@ static bool lay_out_conversions(const attn_desc *d, const attn_cuda_device *devi
 {
     attn_sm90_backward_schedule *s = &c->schedule;
     int64_t heads = d->heads_kv * d->batch, group = (int64_t)s->head_group * s->key_tiles * s->splits;
-    int64_t pieces = attn_ceil_div(d->len_q, c->base.kernel->rows * ATTN_SM90_BACKWARD_CONVERTED);
+    int64_t pieces = attn_ceil_div(d->len_q, c->base.kernel->q_tile * ATTN_SM90_BACKWARD_CONVERTED);
     double least = ceil(late_items * device->multiprocessors / (double)group),
            late = max_of(least, ceil(late_heads(d, device, items, c) / s->head_group)) * s->head_group;
     int64_t conversions = d->heads_q / d->heads_kv * pieces, all;
@@ -292,7 +293,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const at
         .head_group = (int)group,
         .grid = k->cluster * (int)min_of((double)(whole ? items / tiles : items), device->multiprocessors / k->cluster),
         .splits = c->base.choice.splits,
-        .folded = k->folded,
+        .folded = k->finalises_dq,
         .whole = whole,
     };
     int postprocess = postprocess_of(d, c, said);
@@ -312,7 +313,7 @@ static void cost_fallback(const attn_desc *d, const attn_cuda_device *device, co
     traffic bytes = traffic_of(d, 0, ADDED);
     c->base.kernel = k;
     c->schedule.splits = 1;
-    c->base.choice.q_tile = k->rows, c->base.choice.kv_tile = k->keys, c->base.choice.splits = 1;
+    c->base.choice.q_tile = k->q_tile, c->base.choice.kv_tile = k->kv_tile, c->base.choice.splits = 1;
     c->base.choice.levels = 1;
     c->base.choice.level[0].name = "memory", c->base.choice.level[0].bytes = bytes.around + bytes.within;
     double heads_q = (double)d->batch * (double)d->heads_q, heads_kv = (double)d->batch * (double)d->heads_kv,
@@ -365,7 +366,8 @@ static const char *not_legal(const attn_desc *d, const attn_cuda_device *device,
     if (whole && (why_not = why_not_whole(d, k))) return why_not;
     if (attn_said_allows(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED) && s->said[ATTN_STRATEGY_DQ_POSTPROCESS])
         return why_not_fused(d, k);
-    if (s->said[ATTN_STRATEGY_DQ_POSTPROCESS] && value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_NONE && !k->folded)
+    if (s->said[ATTN_STRATEGY_DQ_POSTPROCESS] && value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_NONE &&
+        !k->finalises_dq)
         return why_not_whole(d, k);
     return NULL;
 }

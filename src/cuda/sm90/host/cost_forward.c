@@ -43,11 +43,11 @@ static double derived_step(const attn_cuda_device *device, const attn_cuda_kerne
 {
     const attn_machine *machine = attn_cuda_machine_of(device);
     attn_desc tile = { .dtype = ATTN_BF16, .batch = 1, .heads_q = 1, .heads_kv = 1 };
-    tile.len_q = k->rows, tile.len_kv = k->keys, tile.dim_qk = k->dim, tile.dim_v = k->dim_v;
+    tile.len_q = k->q_tile, tile.len_kv = k->kv_tile, tile.dim_qk = k->dim, tile.dim_v = k->dim_v;
     attn_model m = attn_model_attention(&tile, 1, 2, 2, 1);
-    attn_partition p = attn_model_attention_tiles(&m, ATTN_CUDA_WARPGROUP_ROWS, k->keys);
+    attn_partition p = attn_model_attention_tiles(&m, ATTN_CUDA_WARPGROUP_ROWS, k->kv_tile);
     m.array[ATTN_ARRAY_O].direction = 0;
-    double rows = k->rows, keys = k->keys, clock = machine->hertz * machine->cores;
+    double rows = k->q_tile, keys = k->kv_tile, clock = machine->hertz * machine->cores;
     const attn_machine_level *registers = attn_machine_level_named(machine, "registers");
     double shared = attn_model_transfer(&m, &p, 1) / (registers ? registers->all / clock : 128);
     double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) / machine->unit[ATTN_UNIT_TENSOR16],
@@ -76,8 +76,8 @@ static void clocks_of(const attn_cuda_device *device, const attn_cuda_kernel *k,
 static int64_t rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
     if (pack > 1 && d->flags & ATTN_DROPOUT) return 0;
-    if (pack > k->rows || (k->rows % pack && d->len_q * pack > k->rows)) return 0;
-    return k->rows / pack;
+    if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
+    return k->q_tile / pack;
 }
 
 /* Heads whose Q tiles are taken together: under a causal mask as many as have their keys and values in half of
@@ -174,11 +174,11 @@ static int64_t tiles_over(const problem *p, int64_t pack)
     return tiles < p->device->multiprocessors ? 0 : pack > 1 ? attn_round_up(over, tiles_of_head(p, pack)) : over;
 }
 
-/* Whether the keys of the last `parted` Q tiles alone may be split. */
-static bool takes_tail(const problem *p, int64_t pack, int64_t parted)
+/* Whether the keys of the last `split_tiles` Q tiles alone may be split. */
+static bool takes_tail(const problem *p, int64_t pack, int64_t split_tiles)
 {
     if (p->desc->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS) || attn_sm90_is_staged(p->desc)) return false;
-    return parted < tiles_of(p, pack) && (pack == 1 || parted % tiles_of_head(p, pack) == 0);
+    return split_tiles < tiles_of(p, pack) && (pack == 1 || split_tiles % tiles_of_head(p, pack) == 0);
 }
 
 /* Combining splits of so many outputs: a launch, and what it reads. */
@@ -187,30 +187,30 @@ static double merging_seconds(const attn_cuda_device *device, double outputs)
     return outputs > 0 ? combine_seconds + 4 * outputs / attn_cuda_bandwidth(device, "shared") : 0;
 }
 
-/* One Q tile after another on as many SMs, then the splits of `parted` of them, and then these are combined. */
-static attn_sm90_forward_choice predict(const problem *p, int64_t pack, int splits, int64_t parted)
+/* One Q tile after another on as many SMs, then the splits of `split_tiles` of them, and then these are combined. */
+static attn_sm90_forward_choice predict(const problem *p, int64_t pack, int splits, int64_t split_tiles)
 {
     const attn_desc *d = p->desc;
     const attn_cuda_kernel *k = p->kernel;
     attn_sm90_forward_choice c = { .base = { .kernel = k, .choice = p->start } };
     int64_t rows = rows_of(d, k, pack);
-    double tiles = (double)tiles_of(p, pack), last = (double)parted;
+    double tiles = (double)tiles_of(p, pack), last = (double)split_tiles;
     double row_pairs = p->start.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
-    double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->keys) : 0;
-    double whole = ceil((double)d->len_kv / k->keys), steps = min_of(whole, (row_pairs + edge) / k->keys);
+    double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->kv_tile) : 0;
+    double whole = ceil((double)d->len_kv / k->kv_tile), steps = min_of(whole, (row_pairs + edge) / k->kv_tile);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end soon after one another */
-    steps = (uneven ? steps : whole) * block_share(d, k->keys);
+    steps = (uneven ? steps : whole) * block_share(d, k->kv_tile);
     double works = tiles + last * (splits - 1), grid = min_of(works, p->device->multiprocessors);
     double rounds = works / max_of(1, grid), *count = c.base.choice.count; /* of the busiest SM */
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
     double parts = out * splits * last / max_of(1, tiles);
-    c.base.choice.q_tile = rows, c.base.choice.kv_tile = k->keys, c.base.choice.splits = splits,
-    c.base.choice.parted = parted;
+    c.base.choice.q_tile = rows, c.base.choice.kv_tile = k->kv_tile, c.base.choice.splits = splits,
+    c.base.choice.split_tiles = split_tiles;
     c.schedule.pack = (int)pack;
     set_levels(d, p->device, k, pack, min_of(1, steps / whole), 8 * parts, &c.base.choice);
     if (!uneven) steps = ceil(steps), rounds = ceil(rounds);
     count[ATTN_PER_TILE] = uneven ? rounds + late_rounds : rounds;
-    double uncut = parted ? ceil((tiles - last) / grid) : count[ATTN_PER_TILE];
+    double uncut = split_tiles ? ceil((tiles - last) / grid) : count[ATTN_PER_TILE];
     count[ATTN_PER_STEP] = uncut * steps + (count[ATTN_PER_TILE] - uncut) * ceil(steps / splits);
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
     count[ATTN_PER_RUN] = 1;
@@ -219,18 +219,18 @@ static attn_sm90_forward_choice predict(const problem *p, int64_t pack, int spli
         all += count[i] * p->clocks[i];
     double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
     attn_cuda_set_time(p->device, all, merging, &c.base.choice);
-    bool shorter = tiles_of_head(p, pack) > 1 && d->len_q * pack % k->rows; /* the first of a head, or the last */
+    bool shorter = tiles_of_head(p, pack) > 1 && d->len_q * pack % k->q_tile; /* the first of a head, or the last */
     bool unlike = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
     c.base.dynamic = attn_said_or(p->said, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
     return c;
 }
 
-static void consider(const problem *p, int64_t pack, int splits, int64_t parted, attn_sm90_forward_choice *best)
+static void consider(const problem *p, int64_t pack, int splits, int64_t split_tiles, attn_sm90_forward_choice *best)
 {
-    int64_t tail = parted < tiles_of(p, pack) ? parted : 0;
+    int64_t tail = split_tiles < tiles_of(p, pack) ? split_tiles : 0;
     if (!attn_said_allows(p->said, ATTN_STRATEGY_SPLIT_TAIL, tail)) return;
     if (tail && !attn_said_allows(p->said, ATTN_STRATEGY_HEAD_GROUP, 1)) return;
-    attn_sm90_forward_choice c = predict(p, pack, splits, parted);
+    attn_sm90_forward_choice c = predict(p, pack, splits, split_tiles);
     double worth = pack > 1 && tiles_of_head(p, 1) > 2 ? worth_packing : worth_it;
     if (c.base.choice.seconds < worth * best->base.choice.seconds) *best = c;
 }
@@ -239,7 +239,7 @@ static void consider(const problem *p, int64_t pack, int splits, int64_t parted,
 static void consider_splits(const problem *p, int64_t pack, int wanted, attn_sm90_forward_choice *best)
 {
     int64_t tiles = tiles_of(p, pack), over = tiles_over(p, pack),
-            steps = attn_ceil_div(p->desc->len_kv, p->kernel->keys),
+            steps = attn_ceil_div(p->desc->len_kv, p->kernel->kv_tile),
             tail = attn_said_or(p->said, ATTN_STRATEGY_SPLIT_TAIL, 0);
     if (p->said && p->said->said[ATTN_STRATEGY_SPLIT_TAIL]) over = takes_tail(p, pack, tail) ? tail : 0;
     if (p->said && p->said->said[ATTN_STRATEGY_SPLIT_KV]) {
@@ -257,12 +257,13 @@ static void consider_splits(const problem *p, int64_t pack, int wanted, attn_sm9
         consider(p, pack, splits, over, best);
 }
 
-/* Rows of heads that the first `parted` Q tiles have; none shares a head with others if it is packed. */
-static int64_t lines_of(const attn_desc *d, const attn_choice *c, int64_t pack, int64_t row_tiles, int64_t parted)
+/* Rows of heads that the first `split_tiles` Q tiles have; none shares a head with others if it is packed. */
+static int64_t split_rows_of(const attn_desc *d, const attn_choice *c, int64_t pack, int64_t q_tiles,
+                             int64_t split_tiles)
 {
-    if (d->flags & ATTN_VARLEN) return parted ? d->heads_q * d->total_q : 0;
-    int64_t more = parted % row_tiles, first = pack > 1 ? c->q_tile : ATTN_SM90_FIRST_ROWS(d->len_q, c->q_tile);
-    return parted / row_tiles * pack * d->len_q + (more ? first + (more - 1) * c->q_tile : 0);
+    if (d->flags & ATTN_VARLEN) return split_tiles ? d->heads_q * d->total_q : 0;
+    int64_t more = split_tiles % q_tiles, first = pack > 1 ? c->q_tile : ATTN_SM90_FIRST_ROWS(d->len_q, c->q_tile);
+    return split_tiles / q_tiles * pack * d->len_q + (more ? first + (more - 1) * c->q_tile : 0);
 }
 
 static attn_sm90_divisor divisor(int64_t d)
@@ -277,7 +278,7 @@ static attn_sm90_divisor divisor(int64_t d)
 static void set_divisors(const attn_desc *d, int64_t heads, attn_sm90_schedule *s)
 {
     int64_t rest = heads % s->head_group;
-    s->by_splits = divisor(s->splits), s->by_group = divisor((int64_t)s->head_group * s->row_tiles);
+    s->by_splits = divisor(s->splits), s->by_group = divisor((int64_t)s->head_group * s->q_tiles);
     s->by_head_group = divisor(s->head_group), s->by_rest = divisor(rest ? rest : 1);
     s->by_heads = divisor(s->heads), s->by_ratio = divisor(d->heads_q / d->heads_kv);
 }
@@ -295,28 +296,29 @@ static bool lay_out(const attn_desc *d, const attn_cuda_device *device, const at
                     attn_sm90_forward_choice *c)
 {
     int64_t pack = c->schedule.pack, heads = d->heads_q / pack,
-            row_tiles = attn_ceil_div(d->len_q, c->base.choice.q_tile), sequences = d->batch, tiles;
+            q_tiles = attn_ceil_div(d->len_q, c->base.choice.q_tile), sequences = d->batch, tiles;
     bool varlen = d->flags & ATTN_VARLEN;
-    if (varlen) row_tiles = attn_ceil_div(d->total_q * pack, c->base.kernel->rows) + d->batch, sequences = 1;
-    if (__builtin_mul_overflow(row_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return fails(c, too_many);
+    if (varlen) q_tiles = attn_ceil_div(d->total_q * pack, c->base.kernel->q_tile) + d->batch, sequences = 1;
+    if (__builtin_mul_overflow(q_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return fails(c, too_many);
     bool all = attn_sm90_is_staged(d) || (varlen && c->base.choice.splits > 1);
-    int64_t parted = all ? tiles : c->base.choice.parted, total = tiles + parted * (c->base.choice.splits - 1);
+    int64_t split_tiles = all ? tiles : c->base.choice.split_tiles,
+            total = tiles + split_tiles * (c->base.choice.splits - 1);
     if (total > INT32_MAX) return fails(c, too_many);
     int64_t group =
         attn_said_or(said, ATTN_STRATEGY_HEAD_GROUP, head_group(d, device, heads, total / (sequences * heads)));
     if (group > sequences * heads) return fails(c, "head-group: it is above the heads that tiles are of");
-    if (group > 1 && parted > 0 && parted < tiles) return fails(c, "head-group: with split-tail it is 1");
+    if (group > 1 && split_tiles > 0 && split_tiles < tiles) return fails(c, "head-group: with split-tail it is 1");
     c->schedule = (attn_sm90_schedule){
         .heads = (int)heads,
-        .row_tiles = (int)row_tiles,
+        .q_tiles = (int)q_tiles,
         .total = (int)total,
         .head_group = (int)group,
         .grid = (int)min_of((double)total, device->multiprocessors),
         .splits = c->base.choice.splits,
-        .parted = (int)parted,
+        .split_tiles = (int)split_tiles,
         .pack = (int)pack,
-        .rows = c->base.kernel->rows / (int)pack,
-        .parted_lines = lines_of(d, &c->base.choice, pack, row_tiles, parted),
+        .rows = c->base.kernel->q_tile / (int)pack,
+        .split_rows = split_rows_of(d, &c->base.choice, pack, q_tiles, split_tiles),
     };
     set_divisors(d, sequences * heads, &c->schedule);
     return true;
@@ -330,7 +332,7 @@ static void cost_fallback(const attn_desc *d, const attn_cuda_device *device, co
            each = c->base.choice.pairs / max_of(1, heads * (double)d->len_q);
     c->base.kernel = k;
     c->schedule.splits = 1;
-    c->base.choice.q_tile = k->rows, c->base.choice.kv_tile = k->keys, c->base.choice.splits = 1;
+    c->base.choice.q_tile = k->q_tile, c->base.choice.kv_tile = k->kv_tile, c->base.choice.splits = 1;
     set_levels(d, device, k, 1, 1, 0, &c->base.choice);
     double clocks = attn_cuda_fallback_clocks(device, heads, d->len_q, each, dims, &measured);
     attn_cuda_set_time(device, clocks, attn_cuda_machine_of(device)->start, &c->base.choice);
@@ -340,10 +342,10 @@ attn_said attn_sm90_decided_forward(const attn_desc *d, const attn_sm90_forward_
 {
     attn_said s = { .said = { false } };
     const attn_sm90_schedule *at = &c->schedule;
-    int64_t tiles = (int64_t)at->heads * at->row_tiles * (d->flags & ATTN_VARLEN ? 1 : d->batch);
+    int64_t tiles = (int64_t)at->heads * at->q_tiles * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     if (!attn_cuda_is_variant(c->base.kernel)) return s;
     attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, at->splits);
-    attn_say_value(&s, ATTN_STRATEGY_SPLIT_TAIL, at->splits > 1 && at->parted < tiles ? at->parted : 0);
+    attn_say_value(&s, ATTN_STRATEGY_SPLIT_TAIL, at->splits > 1 && at->split_tiles < tiles ? at->split_tiles : 0);
     attn_say_value(&s, ATTN_STRATEGY_PACK_GQA, at->pack > 1);
     attn_say_value(&s, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
     attn_say_value(&s, ATTN_STRATEGY_HEAD_GROUP, at->head_group);
@@ -356,7 +358,7 @@ static const char *not_legal(const problem *p)
 {
     const attn_said *s = p->said;
     const attn_desc *d = p->desc;
-    int64_t group = d->heads_q / d->heads_kv, steps = attn_ceil_div(d->len_kv, p->kernel->keys);
+    int64_t group = d->heads_q / d->heads_kv, steps = attn_ceil_div(d->len_kv, p->kernel->kv_tile);
     const char *why_not = attn_cuda_not_legal(p->device, p->kernel, s);
     if (!s || why_not || !attn_cuda_is_variant(p->kernel)) return why_not;
     if (s->said[ATTN_STRATEGY_SPLIT_KV] &&

@@ -9,7 +9,7 @@
 typedef struct forward_plan {
     attn_sm90_plan base;
     uint64_t partial_o, partial_lse; /* byte offsets */
-    CUfunction combine;              /* NULL: nothing is parted */
+    CUfunction combine;              /* NULL: no Q tile is split */
     attn_sm90_params params;         /* complete but for addresses and seeds */
     attn_sm90_cache cache;           /* likewise */
 } forward_plan;
@@ -26,7 +26,7 @@ static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *ke
 
 static bool lay_out(const attn_desc *d, const attn_sm90_schedule *s, forward_plan *plan)
 {
-    double parts = (double)s->splits * (double)s->parted_lines;
+    double parts = (double)s->splits * (double)s->split_rows;
     return attn_sm90_append(&plan->base, parts, 4.0 * (double)d->dim_v, &plan->partial_o) &&
            attn_sm90_append(&plan->base, parts, 4, &plan->partial_lse);
 }
@@ -77,7 +77,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     if (!status) status = fill(d, &c, plan);
     fill_cache(d, &plan->cache);
     if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
-    if (!status && c.schedule.parted) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
+    if (!status && c.schedule.split_tiles) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
     return status;
 }
 
@@ -115,8 +115,8 @@ static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan
     if (!status) status = attn_sm90_prepare(c, p, p->schedule.counter);
     if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, p);
     if (status || !plan->combine) return status;
-    return attn_cuda_launch(c, "attn_sm90_combine", plan->combine, attn_ceil_div(p->schedule.parted_lines, 4), 1, 1,
-                            128, p);
+    return attn_cuda_launch(c, "attn_sm90_combine", plan->combine, attn_ceil_div(p->schedule.split_rows, 4), 1, 1, 128,
+                            p);
 }
 
 static attn_status run(const attn_cuda_call *c)
@@ -139,10 +139,10 @@ static void describe(const attn_plan *plan, attn_words *words)
     const attn_sm90_schedule *s = &own->params.schedule;
     attn_say(words, "tiles      Q %lld rows", (long long)c->choice.q_tile);
     if (s->pack > 1) attn_say(words, " of %d heads (PackGQA)", s->pack);
-    attn_say(words, ", KV %d keys", c->kernel->keys);
+    attn_say(words, ", KV %d keys", c->kernel->kv_tile);
     if (s->splits > 1) {
         attn_say(words, ", split-KV");
-        if (s->parted * s->splits < s->total) attn_say(words, " of the last %d Q tiles", s->parted);
+        if (s->split_tiles * s->splits < s->total) attn_say(words, " of the last %d Q tiles", s->split_tiles);
         attn_say(words, " in %d parts, combined by LSE", s->splits);
     }
     attn_say(words, "\ngrid       ");

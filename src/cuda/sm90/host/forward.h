@@ -17,10 +17,10 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *problem, const attn_cuda_ke
 /* All that a choice decides. */
 attn_said attn_sm90_decided_forward(const attn_desc *desc, const attn_sm90_forward_choice *choice);
 
-/* Whether a variant stores o by 16 bytes: what is parted it stores as f32. */
+/* Whether a variant stores o by 16 bytes: what is split it stores as f32. */
 static inline bool attn_sm90_stores_wide(const attn_desc *desc, const attn_sm90_schedule *s)
 {
-    return s->total > s->parted * s->splits && !(desc->flags & ATTN_OUT_F32);
+    return s->total > s->split_tiles * s->splits && !(desc->flags & ATTN_OUT_F32);
 }
 
 extern const attn_cuda_pass attn_sm90_forward;

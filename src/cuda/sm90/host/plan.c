@@ -43,17 +43,17 @@ bool attn_sm90_append(attn_sm90_plan *plan, double count, double size, uint64_t 
     return plan->cuda.workspace < (uint64_t)1 << 52;
 }
 
-static int64_t node_count(const attn_desc *d, const attn_cuda_kernel *k)
+static int64_t summary_count(const attn_desc *d, const attn_cuda_kernel *k)
 {
-    return d->flags & ATTN_INTERVALS && attn_cuda_is_variant(k) ? ATTN_SM90_NODES(d->len_kv, k->keys) : 0;
+    return d->flags & ATTN_INTERVALS && attn_cuda_is_variant(k) ? ATTN_SM90_SUMMARIES(d->len_kv, k->kv_tile) : 0;
 }
 
 static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_choice *c = &plan->cuda.chosen;
-    double nodes = (double)node_count(d, c->kernel) * (double)d->interval_heads * (double)d->batch;
+    double summaries = (double)summary_count(d, c->kernel) * (double)d->interval_heads * (double)d->batch;
     bool fits = attn_sm90_append(plan, c->dynamic, sizeof(unsigned), &plan->counter) &&
-                attn_sm90_append(plan, nodes, 32, &plan->nodes_at);
+                attn_sm90_append(plan, summaries, 32, &plan->summaries_at);
     for (int i = 0; i < attn_sm90_tensors(d) && fits; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(attn_sm90_tensor_of(d, i));
         double elements = (double)t.extent[0] * (double)t.extent[1] * (double)t.stride[1];
@@ -115,7 +115,7 @@ static void fill_common(const attn_desc *d, const attn_cuda_kernel *kernel, cons
         p->fallback.v_stride[i] = d->v_stride[i];
     }
     p->schedule = *schedule;
-    p->mask.node_keys = kernel->keys;
+    p->mask.summary_keys = kernel->kv_tile;
     fill_mask(d, &p->mask);
     fill_score(d, &p->score);
 }
@@ -149,7 +149,8 @@ attn_status attn_sm90_load(const attn_desc *d, const attn_cuda_place *place, con
     attn_status status = attn_sm90_load_dtype(place, d->dtype, fallback, &plan->fallback);
     if (status || !attn_cuda_is_variant(k)) return status;
     status = attn_cuda_load(place, k, k->symbol, k->shared, &plan->variant);
-    if (!status && node_count(d, k)) status = attn_cuda_load(place, NULL, "attn_sm90_nodes", 0, &plan->nodes);
+    if (!status && summary_count(d, k))
+        status = attn_cuda_load(place, NULL, "attn_sm90_interval_summary", 0, &plan->summarise);
     if (!status && copies) status = attn_cuda_load(place, NULL, "attn_sm90_repack", 0, &plan->repack);
     return status;
 }

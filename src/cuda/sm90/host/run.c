@@ -40,8 +40,9 @@ attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsi
     for (int i = 0; i < 3 && !status; i++)
         status = attn_sm90_repack(c, i);
     if (!status && counter) status = attn_cuda_clear(c, counter, sizeof *counter);
-    if (status || !plan->nodes) return status;
-    p->mask.nodes = attn_cuda_at(c, plan->nodes_at);
-    return attn_cuda_launch(c, "attn_sm90_nodes", plan->nodes, ATTN_SM90_NODES(d->len_kv, c->cuda->chosen.kernel->keys),
-                            d->interval_heads, d->batch, 128, p);
+    if (status || !plan->summarise) return status;
+    p->mask.summaries = attn_cuda_at(c, plan->summaries_at);
+    return attn_cuda_launch(c, "attn_sm90_interval_summary", plan->summarise,
+                            ATTN_SM90_SUMMARIES(d->len_kv, c->cuda->chosen.kernel->kv_tile), d->interval_heads,
+                            d->batch, 128, p);
 }

@@ -21,8 +21,8 @@ typedef struct attn_sm90_plan {
     attn_cuda_plan cuda;
     double fallback_seconds;        /* predicted where addresses are none that TMA takes; of a variant */
     bool copied[ATTN_SM90_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
-    uint64_t counter, nodes_at, copies[ATTN_SM90_TENSORS];
-    CUfunction variant, fallback, nodes, repack; /* NULL: not needed; variant: the kernel is a fallback kernel */
+    uint64_t counter, summaries_at, copies[ATTN_SM90_TENSORS];
+    CUfunction variant, fallback, summarise, repack; /* NULL: not needed; variant: the kernel is a fallback kernel */
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
@@ -46,7 +46,7 @@ attn_sm90_tensor attn_sm90_repacked(attn_sm90_tensor tensor);
 /* Whether TMA takes its strides, and the kernels its dtype. */
 bool attn_sm90_tma_takes(const attn_desc *desc, int which);
 
-/* Whether o cannot be stored by 16 bytes: then it comes from f32 parts, all Q tiles are parted. */
+/* Whether o cannot be stored by 16 bytes: then it comes from f32 parts, all Q tiles are split. */
 bool attn_sm90_is_staged(const attn_desc *desc);
 
 /* The map of a tensor at no address yet. pack: query heads of a Q tile. */

@@ -57,8 +57,8 @@ attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, i
     attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
     if (plan->copied[which]) t = attn_sm90_repacked(t);
     uint64_t size = (uint64_t)attn_dtype_size(d->dtype), extent[4], stride[3];
-    const uint32_t rows[] = { (uint32_t)k->rows / heads, (uint32_t)k->keys, (uint32_t)k->keys, (uint32_t)k->rows,
-                              ATTN_SM90_OUTPUT_ROWS };
+    const uint32_t rows[] = { (uint32_t)k->q_tile / heads, (uint32_t)k->kv_tile, (uint32_t)k->kv_tile,
+                              (uint32_t)k->q_tile, ATTN_SM90_OUTPUT_ROWS };
     uint32_t box[4] = { 64, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
     for (int i = 0; i < 4; i++)
         extent[i] = (uint64_t)t.extent[i < 1 ? 3 : 3 - i];
