@@ -1,0 +1,64 @@
+/* What the forward can do, and why not. Contract: cost_forward.h. */
+#include "cuda/sm90/host/cost_forward.h"
+
+#include "problem/desc.h"
+
+int64_t attn_sm90_rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
+{
+    if (pack > 1 && d->flags & ATTN_DROPOUT) return 0;
+    if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
+    return k->q_tile / pack;
+}
+
+int64_t attn_sm90_tiles_of_head(const attn_sm90_forward_problem *p, int64_t pack)
+{
+    return attn_ceil_div(p->desc->len_q, attn_sm90_rows_of(p->desc, p->kernel, pack));
+}
+
+int64_t attn_sm90_tiles_of(const attn_sm90_forward_problem *p, int64_t pack)
+{
+    return attn_sm90_tiles_of_head(p, pack) * (p->desc->heads_q / pack) * p->desc->batch;
+}
+
+/* Q tiles are alike, and the variant stores those that are not split: some of them alone may be. */
+static bool may_split_tail(const attn_desc *d)
+{
+    return !(d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS)) && !attn_sm90_is_staged(d);
+}
+
+int64_t attn_sm90_tiles_over(const attn_sm90_forward_problem *p, int64_t pack)
+{
+    int64_t tiles = attn_sm90_tiles_of(p, pack), over = tiles % p->device->multiprocessors;
+    if (!may_split_tail(p->desc)) return 0;
+    return tiles < p->device->multiprocessors ? 0
+           : pack > 1                         ? attn_round_up(over, attn_sm90_tiles_of_head(p, pack))
+                                              : over;
+}
+
+bool attn_sm90_splits_tail(const attn_sm90_forward_problem *p, int64_t pack, int64_t split_tiles)
+{
+    return may_split_tail(p->desc) && split_tiles < attn_sm90_tiles_of(p, pack) &&
+           (pack == 1 || split_tiles % attn_sm90_tiles_of_head(p, pack) == 0);
+}
+
+const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
+{
+    const attn_said *s = p->said;
+    const attn_desc *d = p->desc;
+    int64_t group = d->heads_q / d->heads_kv, steps = attn_ceil_div(d->len_kv, p->kernel->kv_tile);
+    const char *why_not = attn_cuda_not_legal(p->device, p->kernel, s);
+    if (!s || why_not || !attn_cuda_is_variant(p->kernel)) return why_not;
+    if (s->said[ATTN_STRATEGY_SPLIT_KV] &&
+        s->value[ATTN_STRATEGY_SPLIT_KV] > max_of(1, min_of((double)steps, ATTN_SM90_SPLITS_MOST)))
+        return "split-kv: it is above 64, or above the KV tiles";
+    if (s->said[ATTN_STRATEGY_PACK_GQA] && s->value[ATTN_STRATEGY_PACK_GQA]) {
+        if (group == 1) return "pack-gqa: each KV head has one query head";
+        if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
+        if (!attn_sm90_rows_of(d, p->kernel, group))
+            return "pack-gqa: the query heads of a KV head do not fit a Q tile";
+    }
+    bool alone = s->said[ATTN_STRATEGY_SPLIT_TAIL] && s->value[ATTN_STRATEGY_SPLIT_TAIL] > 0;
+    if (alone && !may_split_tail(d))
+        return "split-tail: Q tiles differ, or all are combined since o is not stored by 16 bytes";
+    return NULL;
+}

@@ -1,0 +1,175 @@
+/* The napkin for the forward on Hopper: clocks of an iteration, measured for each kernel or else from tensor cores,
+ * exponentials and shared memory; iterations per Q tile; Q tiles per SM; and beside them what must cross memory and L2.
+ * The algebra is the model's, the constants are the machine's. Contract: cost_forward.h. */
+#include "cuda/sm90/host/cost_forward.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "num/half.h"
+#include "planner/attention.h"
+#include "problem/desc.h"
+
+/* Where the machine says nothing of a kernel, clocks: */
+static const double exposed = 0.9;           /* of exponentials that run beside no product, or of products */
+static const double score_mod_clocks = 0.15; /* a score, in kernels that can change scores, asked for or not */
+static const double wait_clocks = 100;       /* a step: barriers, the first and the last product */
+static const double tile_clocks = 1800;      /* a tile: filling the pipeline, storing */
+
+static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
+static const double combine_seconds = 3e-6;
+static const double late_rounds = 0.2;    /* [m] of tiles that differ: how much later than the mean the last SM ends */
+static const double tail_seconds = 25e-6; /* a split last wave, measured: its f32 results, stored beside nothing */
+
+/* ---- a step -------------------------------------------------------------------------------- */
+
+/* A Q tile against a KV tile: shared memory to registers, of which each warpgroup reads all of the keys and
+ * values; P stays in registers. */
+static double derived_step(const attn_cuda_device *device, const attn_cuda_kernel *k)
+{
+    const attn_machine *machine = attn_cuda_machine_of(device);
+    attn_desc tile = { .dtype = ATTN_BF16, .batch = 1, .heads_q = 1, .heads_kv = 1 };
+    tile.len_q = k->q_tile, tile.len_kv = k->kv_tile, tile.dim_qk = k->dim, tile.dim_v = k->dim_v;
+    attn_model m = attn_model_attention(&tile, 1, 2, 2, 1);
+    attn_partition p = attn_model_attention_tiles(&m, ATTN_CUDA_WARPGROUP_ROWS, k->kv_tile);
+    m.array[ATTN_ARRAY_O].direction = 0;
+    double rows = k->q_tile, keys = k->kv_tile, clock = machine->hertz * machine->cores;
+    const attn_machine_level *registers = attn_machine_level_named(machine, "registers");
+    double shared = attn_model_transfer(&m, &p, 1) / (registers ? registers->all / clock : 128);
+    double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) / machine->unit[ATTN_UNIT_TENSOR16],
+                        rows * keys / machine->unit[ATTN_UNIT_EXP] };
+    double change = k->features & ATTN_CUDA_SCORES ? score_mod_clocks * rows * keys : 0;
+    return wait_clocks + change + max_of(attn_model_overlap(units, 2, exposed), shared);
+}
+
+void attn_sm90_forward_clocks(const attn_cuda_device *device, const attn_cuda_kernel *k, double clocks[ATTN_CONSTANTS])
+{
+    const attn_machine_kernel *measured = attn_cuda_constants(device, k);
+    memset(clocks, 0, ATTN_CONSTANTS * sizeof *clocks);
+    if (measured && measured->clocks[ATTN_PER_STEP] > 0) {
+        memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
+        return;
+    }
+    clocks[ATTN_PER_STEP] = derived_step(device, k);
+    clocks[ATTN_PER_TILE] = tile_clocks;
+    clocks[ATTN_PER_RUN] = attn_cuda_machine_of(device)->start * attn_cuda_machine_of(device)->hertz;
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+/* L2 takes the rows of all tiles that run at once; if a head's keys and values stay there, they come from memory once,
+ * else once per wave of tiles. Shared memory takes a Q tile, and registers what a warpgroup reads there: its
+ * queries once a step, all of the keys and values, tiles that the mask or the end cuts as a whole. */
+static void set_levels(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k, int64_t pack,
+                       double seen, double partial, attn_choice *c)
+{
+    enum { L2 = 1, SHARED, REGISTERS, LEVELS };
+    double size = (double)attn_dtype_size(d->dtype), least = attn_tensor_bytes(d, (double)d->len_kv);
+    int64_t rows = c->q_tile * pack;
+    attn_model m = attn_model_attention(d, pack, size, size, seen);
+    attn_partition p;
+    attn_partition_whole(&m, LEVELS, &p);
+    for (int level = L2; level < LEVELS; level++) {
+        p.tile[level][ATTN_AXIS_HEAD] = 1, p.tile[level][ATTN_AXIS_KEY] = c->kv_tile;
+        p.tile[level][ATTN_AXIS_ROW] = level == L2       ? rows * device->multiprocessors
+                                       : level == SHARED ? rows
+                                                         : ATTN_CUDA_WARPGROUP_ROWS;
+        p.streamed[level] = 1u << ATTN_AXIS_KEY;
+    }
+    p.side_by_side[SHARED] = device->multiprocessors;
+    double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * size,
+           written = attn_model_crossing(&m, &p, L2, ATTN_ARRAY_O);
+    double again = head <= device->l2_bytes ? 0 : attn_model_transfer(&m, &p, L2) - attn_model_least(&m);
+    c->levels = 3;
+    c->level[0].name = "memory";
+    c->level[0].bytes = least + max_of(0, again) + partial - min_of(written, kept_writes * device->l2_bytes);
+    c->level[1].name = "L2 to shared", c->level[1].bytes = attn_model_transfer(&m, &p, SHARED) + partial;
+    m.axis[ATTN_AXIS_KEY].size = attn_round_up(d->len_kv, c->kv_tile);
+    m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, rows);
+    m.axis[ATTN_AXIS_DIM].size = k->dim, m.axis[ATTN_AXIS_DIM_V].size = k->dim_v;
+    m.array[ATTN_ARRAY_O].direction = 0;
+    m.array[ATTN_ARRAY_Q].density = seen; /* once a step */
+    c->level[2].name = "shared to registers", c->level[2].bytes = attn_model_transfer(&m, &p, REGISTERS);
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+static int64_t common(int64_t a, int64_t b)
+{
+    return b ? common(b, a % b) : a;
+}
+
+/* Keys that a tile takes beyond the mean of its rows' own: half its rows and what fills up a KV tile, on each side
+ * that the mask cuts. */
+static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
+{
+    return (double)attn_mask_edges(d) * (double)(rows + keys - common(rows, keys)) / 2;
+}
+
+/* Keys of the tiles that a block of a list is in, by the block's: which blocks are listed the device alone knows, and
+ * few are. */
+static double block_share(const attn_desc *d, int64_t keys)
+{
+    double block = (double)d->block_keys;
+    return d->flags & ATTN_BLOCKS ? (block + (double)(keys - common(d->block_keys, keys))) / block : 1;
+}
+
+/* Combining splits of so many outputs: a launch, and what it reads. */
+static double merging_seconds(const attn_cuda_device *device, double outputs)
+{
+    return outputs > 0 ? combine_seconds + 4 * outputs / attn_cuda_bandwidth(device, "shared") : 0;
+}
+
+/* One Q tile after another on as many SMs, then the splits of `split_tiles` of them, and then these are combined. */
+attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_problem *p, int64_t pack, int splits,
+                                                   int64_t split_tiles)
+{
+    const attn_desc *d = p->desc;
+    const attn_cuda_kernel *k = p->kernel;
+    attn_sm90_forward_choice c = { .base = { .kernel = k, .choice = p->start } };
+    int64_t rows = attn_sm90_rows_of(d, k, pack);
+    double tiles = (double)attn_sm90_tiles_of(p, pack), last = (double)split_tiles;
+    double row_pairs = p->start.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
+    double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->kv_tile) : 0;
+    double whole = ceil((double)d->len_kv / k->kv_tile), steps = min_of(whole, (row_pairs + edge) / k->kv_tile);
+    bool uneven = edge > 0; /* tiles differ: handed out longest first, they end soon after one another */
+    steps = (uneven ? steps : whole) * block_share(d, k->kv_tile);
+    double works = tiles + last * (splits - 1), grid = min_of(works, p->device->multiprocessors);
+    double rounds = works / max_of(1, grid), *count = c.base.choice.count; /* of the busiest SM */
+    double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
+    double parts = out * splits * last / max_of(1, tiles);
+    c.base.choice.q_tile = rows, c.base.choice.kv_tile = k->kv_tile, c.base.choice.splits = splits,
+    c.base.choice.split_tiles = split_tiles;
+    c.schedule.pack = (int)pack;
+    set_levels(d, p->device, k, pack, min_of(1, steps / whole), 8 * parts, &c.base.choice);
+    if (!uneven) steps = ceil(steps), rounds = ceil(rounds);
+    count[ATTN_PER_TILE] = uneven ? rounds + late_rounds : rounds;
+    double uncut = split_tiles ? ceil((tiles - last) / grid) : count[ATTN_PER_TILE];
+    count[ATTN_PER_STEP] = uncut * steps + (count[ATTN_PER_TILE] - uncut) * ceil(steps / splits);
+    count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
+    count[ATTN_PER_RUN] = 1;
+    double all = 0;
+    for (int i = 0; i < ATTN_CONSTANTS; i++)
+        all += count[i] * p->clocks[i];
+    double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
+    attn_cuda_set_time(p->device, all, merging, &c.base.choice);
+    bool shorter =
+        attn_sm90_tiles_of_head(p, pack) > 1 && d->len_q * pack % k->q_tile; /* the first of a head, or the last */
+    bool unlike = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
+    c.base.dynamic = attn_said_or(p->said, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
+    return c;
+}
+
+void attn_sm90_predict_fallback(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
+                                attn_sm90_forward_choice *c)
+{
+    static const attn_cuda_fallback measured = { .alone = 46e3, .alone_dim = 275, .pair = 37, .pair_dim = 1.13 };
+    double heads = (double)d->batch * (double)d->heads_q, dims = (double)(d->dim_qk + d->dim_v) / 2,
+           each = c->base.choice.pairs / max_of(1, heads * (double)d->len_q);
+    c->base.kernel = k;
+    c->schedule.splits = 1;
+    c->base.choice.q_tile = k->q_tile, c->base.choice.kv_tile = k->kv_tile, c->base.choice.splits = 1;
+    set_levels(d, device, k, 1, 1, 0, &c->base.choice);
+    double clocks = attn_cuda_fallback_clocks(device, heads, d->len_q, each, dims, &measured);
+    attn_cuda_set_time(device, clocks, attn_cuda_machine_of(device)->start, &c->base.choice);
+}
