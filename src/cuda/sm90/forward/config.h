@@ -14,22 +14,22 @@ enum { INTERLEAVED, PINGPONG };
 
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V;
-    static constexpr int rows = ATTN_Q_TILE, keys = ATTN_KV_TILE; /* of a Q tile, of a KV tile */
+    static constexpr int rows = ATTN_Q_TILE, keys = ATTN_KV_TILE;
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD;
 
     static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
-    static constexpr int s_buffers = ATTN_S_BUFFERS;                /* of scores in registers */
+    static constexpr int s_buffers = ATTN_S_BUFFERS;                /* in registers */
     static constexpr int held = pingpong && dim_v == 128 ? 128 : 0; /* first dims of Q that registers have room for */
 
-    /* Registers per thread; together with the producer's no more than the block starts with: 640 threads of 96, 512 of
-     * 128, 384 of 168. The producer of a GENERAL mask walks it. */
+    /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
+     * 128, 384 of 168. The producer of a GENERAL mask has more, since it walks the mask. */
     static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : general ? 224 : 232;
     static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : general ? 56 : 40;
 
-    /* Once a row has a max, KV tiles are summed up without a look at their scores. If the row sum shows at the end that
-     * they overflowed, the work item is done again with the max checked. f16 holds too little for this to be rare. */
+    /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
+     * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */
     static constexpr bool unchecked_max = dtype == BF16 && !score_mod;
 
     /* No cross-tile overlap: where Q has one stage, the next Q tile lands while the results of this one are stored, and
@@ -42,7 +42,7 @@ struct config {
     using v_tile = shared_tile<keys, dim_v, MN_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
 
-    /* A warp's panels of O in shared memory, or 0. Whole rows leave them by TMA. Up to 64 dims that gains little and
+    /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>;
     static constexpr int o_panels = ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages);

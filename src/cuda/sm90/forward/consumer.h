@@ -11,15 +11,15 @@
 #include "sm90/forward/softmax.h"
 
 struct consumer {
-    int warpgroup, items; /* items: whose last KV tile is scored */
+    int warpgroup, items; /* items: whose last S is computed */
     pipeline_state q, kv;
-    int left, key0;       /* KV tiles not yet scored (GENERAL: 2 for several); first key of the tile scored last */
+    int left, key0;       /* KV tiles whose S is to come (GENERAL: 2 for several); first key of the last one scored */
     int masked;           /* GENERAL: kv_tile_info.masked */
     int unmasked;         /* GENERAL: kv_tile_info.unmasked_ahead; CAUSAL: kv_range.unmasked_end */
     work_tile_info *info; /* if not config::drains: info_of() */
     softmax m;
     bool first;    /* the tile scored last is its item's first */
-    bool have_max; /* max still checked: all_have_max() */
+    bool have_max; /* where the max is checked: all_have_max() */
 };
 
 /* ---- work items ------------------------------------------------------------------------------- */
@@ -35,7 +35,7 @@ DEVICE work_tile_info *info_of(const shared *s, const consumer *c)
     return config::drains ? &s->store->infos[(c->items - (c->left == 0)) % INFOS] : c->info;
 }
 
-/* Waits for the next item's Q; its KV tiles, or NO_WORK, PAUSE or NO_KEYS. */
+/* Waits for the next item's Q. Returns its KV tiles, or NO_WORK, PAUSE or NO_KEYS. */
 DEVICE int wait_item(const shared *s, const consumer *c)
 {
     barrier_wait(BARRIER(s, q.full[c->q.index]), c->q.phase);
@@ -88,13 +88,13 @@ DEVICE u32 q_address(const shared *s, const consumer *c)
     return uniform(s->q + c->q.index * config::q_tile::bytes + c->warpgroup * 64 * 128);
 }
 
-/* Keys of the tile in hand that are the sequence's. */
+/* How many keys of the tile in hand the sequence has. */
 DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
     return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? info_of(s, c)->w.len_kv - c->key0 : config::keys;
 }
 
-/* V of keys after the sequence's last, which may be another sequence's, becomes 0: 0 times NaN is NaN. */
+/* Zeroes V of keys after the sequence's last. They may be another sequence's, and 0 times NaN is NaN. */
 DEVICE void clear_v(const consumer *c, u32 v, int valid)
 {
     using tile = config::v_tile;
@@ -113,15 +113,15 @@ DEVICE float log2_scale(const attn_sm90_params *p)
     return config::score_mod ? LOG2_E : p->scale * LOG2_E;
 }
 
-/* One KV tile more is scored; after the item's last one, Q is released. */
+/* S of one more KV tile is computed. The item's last one releases Q. */
 DEVICE void count_scored(const shared *s, consumer *c)
 {
     if (--c->left == 0) release_and_advance(BARRIER(s, q.empty[c->q.index]), &c->q, config::q_stages), c->items++;
 }
 
-/* PLAIN kernels: all rows of the warpgroup have a max, so unmasked iterations may follow. Its warps must agree: they
- * choose between iterations by it, and issue products together. Kernels with an unchecked max, short of registers, note
- * it in a limit, which they need no more: a NaN that no arithmetic gives. */
+/* PLAIN kernels: all rows of the warpgroup have a max, so unmasked iterations may follow. Its four warps must agree,
+ * since they issue products together. Kernels with an unchecked max are short of registers: they keep this in a limit,
+ * which they need no more, as a NaN that no arithmetic gives. */
 enum { HAVE_MAX = 0x7f8bad00 };
 
 DEVICE bool all_have_max(const consumer *c)

@@ -1,12 +1,12 @@
 /* INTERLEAVED variants: the main loop, in which every warpgroup by itself runs its exponentials beside its own
  * products, 32 keys at a time.
  *
- *     wait for the stage -> for each 32 keys: P = 2^(S - row max), issue their PV and a piece of the next tile's QK ->
+ *     wait for the stage -> for each 32 keys: P = 2^(S - row max), issue a piece of the next tile's QK and their PV ->
  *     wait for QK -> mask -> row max -> wait for PV -> release the stage
  *
  * S has two buffers, or one: then all of QK is issued last, when S has been read. A stage holds the K of a tile and the
  * V of the tile before. Items overlap: the first QK of one runs beside the last PV of the one before, unless
- * config::drains. After the last tile, S is computed of whatever is there, and forgotten. */
+ * config::drains. After the last item's last tile, the S that is computed is of no item, and nobody reads it. */
 #ifndef ATTN_CUDA_SM90_FORWARD_INTERLEAVED_H
 #define ATTN_CUDA_SM90_FORWARD_INTERLEAVED_H
 

@@ -84,11 +84,11 @@ DEVICE int unmasked_end_of(const shared *s, const consumer *c)
     return config::drains ? info_of(s, c)->kv_ranges::get()[c->warpgroup].unmasked_end : c->unmasked;
 }
 
-/* ---- what the roles of a CTA ask -------------------------------------------------------------- */
+/* ---- what the warps of a CTA ask of the mask -------------------------------------------------- */
 
-/* How many of an item's KV tiles are still to be loaded when the next item is asked for, so that its Q is in L2 when
- * there is a stage for it: fewer where CTAs take items as they get free, since another may be free sooner; but the
- * search for a sequence takes its time. */
+/* The producer asks for the next item when so many KV tiles of this one are still to be loaded: soon enough that the
+ * next Q is in L2 when there is a stage for it. Under the dynamic scheduler it asks late, since another CTA may be free
+ * sooner; but to find a sequence takes time. */
 DEVICE int tiles_after_asking(const attn_sm90_params *p)
 {
     return p->schedule.counter && !(p->flags & FLAG_VARLEN) ? 1 : 3;
@@ -108,7 +108,7 @@ struct causal_mask {
         w->last = low + split.y - 1;
     }
 
-    /* What the item's info says of them. */
+    /* The scheduler warp: writes into the item's info which of them each warpgroup sees. */
     DEVICE void publish(const attn_sm90_params *p, const work_item *w, const work_tile_info *info)
     {
         int lane = threadIdx.x % 32;
@@ -151,7 +151,7 @@ struct causal_mask {
     {
     }
 
-    /* Goes on to a KV tile that needs no mask. */
+    /* The S of a KV tile that needs no mask is computed. */
     DEVICE void next_unmasked(const shared *s, consumer *c)
     {
         c->key0 -= config::keys;

@@ -164,7 +164,7 @@ DEVICE void hide_general(const attn_sm90_params *p, const work_item *w, float *s
         s[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? s[i] : -INFINITE;
 }
 
-/* ---- what the roles of a CTA ask -------------------------------------------------------------- */
+/* ---- what the warps of a CTA ask of the mask -------------------------------------------------- */
 
 struct general_mask {
     /* The scheduler warp: only the walk knows which KV tiles there are. */

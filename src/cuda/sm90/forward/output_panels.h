@@ -23,7 +23,7 @@ DEVICE void store_packed_rows(const attn_sm90_params *p, const work_tile_info *i
     }
 }
 
-/* A panel's rows, of which some are missing, or of several heads, or TMA does not take o. */
+/* Stores a panel that TMA does not: some rows are missing, or are of several heads, or o has no map. */
 DEVICE void store_panel(const attn_sm90_params *p, const work_tile_info *info, u32 panel, int number, int index)
 {
     int lane = reread_thread() % 32, column = number * 64 + lane % 8 * 8;

@@ -18,7 +18,7 @@ struct producer {
     int items = 0; /* begun */
 };
 
-/* Of an item without KV tiles, nothing. */
+/* Loads the Q of an item; of one without KV tiles, nothing. */
 DEVICE void copy_q(const attn_sm90_params *p, const shared *s, const work_item *w, int stage)
 {
     using tile = config::q_tile;
@@ -42,14 +42,14 @@ DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, 
     at->kv.load(p, s, keys, info);
 }
 
-/* V of the tile loaded last. */
+/* Loads the V of the tile whose K was loaded last. */
 DEVICE void load_pending(const attn_sm90_params *p, const shared *s, producer *at)
 {
     const tile_position none = { -1 };
     if (at->kv.pending.row >= 0) at->kv.load(p, s, none, NULL);
 }
 
-/* Q of the item begun last. */
+/* Loads the Q of the item begun last. */
 DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
 {
     const work_item *w = &s->store->infos[(at->items - 1) % INFOS].w;
@@ -58,8 +58,9 @@ DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
     advance(&at->q, config::q_stages);
 }
 
-/* KV tiles of an item that are loaded before its Q. Where Q has one stage, that is taken until the last scores of the
- * item before. By then this many stages are empty; the first of them brings that item's last V, or has brought it. */
+/* How many KV tiles of an item are loaded before its Q. A single stage of Q is taken until the last S of the item
+ * before is computed. Until then this many stages of KV are empty; the first of them brings that item's last V, or has
+ * brought it. */
 DEVICE int tiles_before_q(const producer *at)
 {
     return config::q_stages == 1 && at->items > 1 ? config::stages - 1 - config::drains : 0;

@@ -24,8 +24,8 @@ DEVICE int next_index(const attn_sm90_params *p, int index)
     return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
 }
 
-/* Rows of a sequence's first Q tile. Where its last tile would have too few for all warpgroups, the first one has:
- * under a causal mask that one has the fewest keys, and is done the sooner. */
+/* Rows of a sequence's first Q tile. Where rows do not fill the tiles, the first tile is the short one: under a causal
+ * mask it has the fewest keys, too. */
 DEVICE int first_rows(const attn_sm90_schedule *s, int len_q)
 {
     return s->pack > 1 ? s->rows : ATTN_SM90_FIRST_ROWS(len_q, config::rows);
@@ -41,7 +41,7 @@ DEVICE void set_sequence(const attn_sm90_params *p, work_item *w)
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
 }
 
-/* The item of a number, but for its KV tiles. Divides here, so that the producer need not. False: there is none. */
+/* The item of an index, but for its KV tiles. False: there is none. It divides, so that the producer need not. */
 DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
@@ -97,7 +97,7 @@ DEVICE void collect_retry(const shared *s, scheduler *at, work_item *done)
 }
 
 /* Publishes an item in the info of one that consumers are done with. Where Q has one stage, which is still taken, the Q
- * tile is prefetched to L2; a CTA's first one always, before its info takes its time. */
+ * tile is prefetched to L2. A CTA's first one is prefetched always, before the rest of its info is computed. */
 template <class mask> DEVICE void publish(const attn_sm90_params *p, const shared *s, const work_item *w, scheduler *at)
 {
     work_tile_info *info = &s->store->infos[at->items % INFOS];
@@ -131,7 +131,7 @@ template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const sha
     return false;
 }
 
-/* Waits until all items published before the pause are stored; some may have overflowed. */
+/* Waits until the results of all items before the pause are stored. Some may have overflowed. */
 DEVICE void end_pause(const shared *s, scheduler *at)
 {
     int item = at->items - 1;
@@ -142,8 +142,8 @@ DEVICE void end_pause(const shared *s, scheduler *at)
         collect_retry(s, at, &s->store->infos[i].w);
 }
 
-/* The scheduler warp publishes items as they are wanted; after the last one a pause, since that may overflow. mask:
- * causal_mask or general_mask. */
+/* The scheduler warp publishes items as the producer wants them. After the last one it publishes a pause, since that
+ * item may overflow. mask: causal_mask or general_mask. */
 template <class mask> DEVICE void schedule(const attn_sm90_params *p, const shared *s)
 {
     scheduler at = { -1 };

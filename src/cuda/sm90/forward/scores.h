@@ -1,5 +1,5 @@
-/* S of a KV tile becomes scores: changed, masked, and with the row max that their P will have. What the mask is, and
- * what it needs, is chosen here. */
+/* From the S of a KV tile to scores that are changed and masked, and to the row max that their P will have. The kind of
+ * mask is chosen here. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SCORES_H
 #define ATTN_CUDA_SM90_FORWARD_SCORES_H
 
@@ -11,7 +11,7 @@
 
 using mask = choice<config::general, general_mask, causal_mask>::type;
 
-/* first: of its item. True: O so far must be multiplied by alpha. */
+/* first: the KV tile is its item's first. True: O so far must be multiplied by alpha. */
 DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
                                 bool first)
 {
