@@ -340,7 +340,8 @@ typedef struct candidate {
     uint32_t features;
     int dtypes; /* bits */
     int64_t dim, dim_v, rows;
-    bool some; /* rows and keys */
+    bool some;  /* rows and keys */
+    bool paged; /* these keys, and no others */
 } candidate;
 
 /* The device's kernel i, if this machine runs it; false: there are no more. */
@@ -351,8 +352,15 @@ static bool candidate_at(attn_device device, int i, candidate *t)
     if (device == ATTN_CUDA) {
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
-        *t = (candidate){ k->name,  ATTN_ISA_AUTO, attn_cuda_direction(k), k->features, 1 << k->dtype, k->dim,
-                          k->dim_v, INT64_MAX,     attn_cuda_is_variant(k) };
+        *t = (candidate){ .name = k->name,
+                          .direction = attn_cuda_direction(k),
+                          .features = k->features,
+                          .dtypes = 1 << k->dtype,
+                          .dim = k->dim,
+                          .dim_v = k->dim_v,
+                          .rows = INT64_MAX,
+                          .some = attn_cuda_is_variant(k),
+                          .paged = k->paged };
         return true;
     }
     const attn_cpu_kernel *k = attn_cpu_kernels(&count) + i;
@@ -360,7 +368,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
     if (k->ops == NULL || !attn_isa_available(k->isa)) return true;
     *t = (candidate){
         k->name,    k->isa,     k->form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD, k->features, (int)k->dtypes,
-        k->dim_max, k->dim_max, k->form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX,   false
+        k->dim_max, k->dim_max, k->form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX,   false,       false
     };
     return true;
 }
@@ -368,9 +376,21 @@ static bool candidate_at(attn_device device, int i, candidate *t)
 static bool takes(const candidate *t, const attn_desc *d)
 {
     if (!t->name || t->direction != d->direction || !(t->dtypes >> d->dtype & 1)) return false;
+    if (t->paged) return false; /* it does not take all pages: fit() */
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
     return !(needs & ~t->features) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v && d->len_q <= t->rows;
+}
+
+/* Pages of whole boxes, of heads that lie at multiples of 16 bytes. */
+static void fit_pages(uint64_t *state, attn_desc *d, check_options *o)
+{
+    if (!(d->flags & ATTN_PAGED)) draw_pages(state, d);
+    d->flags |= ATTN_PAGED;
+    d->page_size = attn_round_up(d->page_size, 8);
+    d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
+    if (d->len_kv == 0) d->len_kv = 1;
+    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;
 }
 
 /* What a kernel leaves of a problem. */
@@ -388,6 +408,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     if (d->len_q > t->rows) d->len_q = 1 + d->len_q % t->rows;
     if (t->some && d->len_q == 0) d->len_q = 1;
     if (t->some && d->len_kv == 0) d->len_kv = 1;
+    if (t->paged) fit_pages(state, d, o);
     check_random_settle(d, o);
     bound(d, o);
 }

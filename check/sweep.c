@@ -86,7 +86,9 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
     if (report->kernel == NULL) return true;
     if (report->device == ATTN_CUDA) {
         const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
-        bool some = desc->len_q > 0 && (desc->len_kv > 0 || desc->flags & ATTN_VARLEN); /* rows and keys */
+        bool packed = desc->flags & ATTN_VARLEN && !(desc->flags & ATTN_PAGED);
+        bool some = desc->len_q > 0 && (desc->len_kv > 0 || packed); /* rows and keys */
+        if (cuda->paged && !(desc->flags & ATTN_PAGED)) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
                desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
@@ -100,6 +102,12 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
 static bool is_narrow(const check_report *report)
 {
     return report->device == ATTN_CPU && report->kernel && !(kernel_named(report->kernel)->dtypes >> ATTN_F32 & 1);
+}
+
+/* A kernel of a GPU for paged keys. */
+static bool is_paged(const check_report *report)
+{
+    return report->device == ATTN_CUDA && report->kernel && cuda_kernel_named(report->kernel)->paged;
 }
 
 static void record(check_report *report, int number, const check_error *error, const check_problem *problem,
@@ -143,8 +151,9 @@ static void run_kernel(check_report *report, int number, const check_problem *pr
     desc.device = report->device;
     if (desc.device == ATTN_CUDA) desc.threads = 0, desc.parallel_for = NULL;
     desc.strategy = strategy;
-    if (strategy && attn_plan_create(&plan, &desc) != ATTN_OK) return;
-    if (strategy) attn_plan_destroy(plan);
+    bool chooses = strategy || is_paged(report); /* not every strategy, and not every size and layout of pages */
+    if (chooses && attn_plan_create(&plan, &desc) != ATTN_OK) return;
+    if (chooses) attn_plan_destroy(plan);
     run_planned(report, number, problem, reference, &desc);
     if (strategy) return;
     for (int n = 0; n < DRAWS_MOST; n++) {
@@ -235,6 +244,22 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
         d->bias_extent[i] = d->bias_stride[i] = 0;
 }
 
+/* Pages that a kernel of paged keys reads, of heads that lie at multiples of 16 bytes. */
+static void fit_pages(int number, attn_desc *d, check_options *o)
+{
+    static const int64_t sizes[] = { 16, 64, 8, 128, 24, 256 };
+    int64_t size = sizes[number / 4 % 6], each = (d->len_kv + size - 1) / size;
+    d->flags |= ATTN_PAGED | ATTN_LENS_KV;
+    d->total_kv = 0;
+    d->dim_qk = (d->dim_qk + 7) / 8 * 8, d->dim_v = (d->dim_v + 7) / 8 * 8;
+    d->page_size = size, d->pages = d->batch * each + 3, d->table_width = d->table_total = 0;
+    if (number / 8 % 2)
+        d->table_width = each + 1;
+    else
+        d->table_total = d->batch * each + 2;
+    o->layout = CHECK_PACKED;
+}
+
 /* Work items of one length, as some strategies take them, but for masks of tables. */
 static void make_alike(attn_desc *d)
 {
@@ -273,6 +298,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     fit(kernel, &desc);
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);
+    if (kernel->paged) fit_pages(number, &desc, &options);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
                 false);
 }

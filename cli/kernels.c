@@ -276,9 +276,10 @@ static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
            "compiled in", "masks, scores");
     for (int i = 0; i < count; i++) {
         const attn_cuda_kernel *k = &kernels[i];
-        printf("%-*s %-5s %3d/%-3d %3dx%-4d %7u %5u  %-11s %s, %s\n", name, k->name, attn_dtype_name(k->dtype), k->dim,
-               k->dim_v, k->q_tile, k->kv_tile, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
-               k->features & ATTN_CHUNK ? "all" : "causal, window", k->features & ATTN_BIAS ? "all" : "scale and sink");
+        printf("%-*s %-5s %3d/%-3d %3dx%-4d %7u %5u  %-11s %s, %s%s\n", name, k->name, attn_dtype_name(k->dtype),
+               k->dim, k->dim_v, k->q_tile, k->kv_tile, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
+               k->features & ATTN_CHUNK ? "all" : "causal, window", k->features & ATTN_BIAS ? "all" : "scale and sink",
+               k->paged ? ", of paged keys" : "");
     }
 }
 

@@ -179,7 +179,7 @@ static attn_status measure_cpu_kernels(attn_machine *m, const char *only, bool s
     return status;
 }
 
-/* f16 goes by what is measured of bf16. */
+/* f16 goes by what is measured of bf16, a variant of paged keys by that of contiguous ones. */
 static attn_status measure_cuda_kernels(attn_machine *m, const char *only, bool says)
 {
     int count;
@@ -188,7 +188,7 @@ static attn_status measure_cuda_kernels(attn_machine *m, const char *only, bool 
     attn_status status = cuda ? ATTN_OK : ATTN_UNSUPPORTED;
     for (int i = 0; i < count && !status; i++) {
         points p = { .count = 0 };
-        if (!attn_cuda_is_variant(&kernels[i]) || kernels[i].dtype != ATTN_BF16) continue;
+        if (!attn_cuda_is_variant(&kernels[i]) || kernels[i].dtype != ATTN_BF16 || kernels[i].paged) continue;
         if (only && !strstr(kernels[i].name, only)) continue;
         status = measure_cuda_kernel(&cuda->device[0], &kernels[i], &p);
         if (!status) status = keep(m, kernels[i].name, &p, says);

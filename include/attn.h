@@ -355,8 +355,9 @@ typedef struct attn_args {
  * ATTN_CUDA: pointers are of device memory, and the plan's context is current. stream is a CUstream of it (a
  * cudaStream_t; NULL: the default stream), which may be capturing a graph. The call puts the run into the stream and
  * returns. Kernels read lengths and tables, and take what is out of range as the nearest value in range. Not so with
- * ATTN_PAGED: a sequence whose lens_kv or page_starts are out of range has no visible key, nor has a page whose id is;
- * *fault becomes 1, and stays so. All else is computed.
+ * ATTN_PAGED: a sequence whose lens_kv or page_starts are out of range has no visible key, nor has a page whose id is,
+ * and rows that would see keys of such a page may see no others either. *fault becomes 1, and stays so. All other rows
+ * are computed.
  *
  * ATTN_CUDA, speed: tensors belong at multiples of 16 bytes, as cudaMalloc gives them and as slices of whole rows
  * have them if strides are multiples of 8 elements. At other addresses the result is the same, but a fallback kernel,

@@ -389,29 +389,61 @@ static void features_find_their_kernels(void **state)
     end_context(context);
 }
 
+static void expect_why(const attn_desc *desc, const char *kernel, const char *why)
+{
+    attn_plan *plan;
+    char text[2000];
+    assert_string_equal(info_of(desc).kernel, kernel);
+    assert_ok(attn_plan_create(&plan, desc));
+    attn_plan_describe(plan, text, sizeof text);
+    if (!strstr(text, why)) fail_msg("no \"%s\" in %s", why, text);
+    attn_plan_destroy(plan);
+}
+
+/* Variants of paged keys take whole boxes of 8 keys, at multiples of 16 bytes; the fallback the rest. */
+static void pages_find_their_kernels(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    attn_desc desc = small();
+    desc.flags = ATTN_PAGED | ATTN_LENS_KV, desc.pages = 20, desc.page_size = 16, desc.table_width = 13;
+    expect_why(&desc, "sm90_bf16_d64_128x128_paged", "of 16 keys, read 16 at a time");
+    desc.dim_qk = 40, desc.page_size = 192;
+    expect_why(&desc, "sm90_bf16_d64_128x128_paged", "of 192 keys, read 64 at a time");
+    desc.flags |= ATTN_BITS, desc.bits_batch = desc.bits_heads = 1;
+    expect_why(&desc, "sm90_bf16_d64_128x64_score_mod_paged", "predicted the fastest");
+    desc.bits_keys = 7;
+    expect_why(&desc, "sm90_fallback_bf16", "as to the variants of paged keys, it does not take bits_keys");
+    desc.flags &= ~(uint32_t)ATTN_BITS, desc.bits_batch = desc.bits_heads = desc.bits_keys = 0;
+    desc.page_size = 20;
+    expect_why(&desc, "sm90_fallback_bf16", "of paged keys, pages of page_size keys are not whole boxes of 8");
+    desc.page_size = 64, desc.dim_qk = 44;
+    expect_why(&desc, "sm90_fallback_bf16", "of paged keys, TMA does not take pages of these strides");
+    desc.dtype = ATTN_F32;
+    expect_why(&desc, "sm90_fallback_f32", "the only one that takes ATTN_PAGED\n");
+    desc = small();
+    desc.kernel = "sm90_bf16_d64_128x128_paged";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it takes paged keys alone");
+    end_context(context);
+}
+
 static void caches_go_to_the_fallback_kernel(void **state)
 {
     (void)state;
-    static const uint32_t flags[] = { ATTN_PAGED | ATTN_LENS_KV, ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
-    static const char *const why[] = { "the only one that takes ATTN_PAGED", "the only one that takes ATTN_FIRST_KV",
+    static const uint32_t flags[] = { ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
+    static const char *const why[] = { "the only one that takes ATTN_FIRST_KV",
                                        "the only one that takes ATTN_POSITIONS", "the only one that takes bits_keys" };
     CUcontext context = fresh_context(0);
     attn_plan *plan;
     for (int i = 0; i < COUNT(flags); i++) {
         attn_desc desc = small();
         desc.flags = flags[i];
-        if (i == 0) desc.pages = 1, desc.page_size = desc.len_kv, desc.table_width = 1;
-        if (i == 3) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
-        attn_plan_info info = info_of(&desc);
-        assert_string_equal(info.kernel, "sm90_fallback_bf16");
-        assert_ok(attn_plan_create(&plan, &desc));
-        char text[2000];
-        attn_plan_describe(plan, text, sizeof text);
-        assert_non_null(strstr(text, why[i]));
-        attn_plan_destroy(plan);
+        if (i == 2) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
+        expect_why(&desc, "sm90_fallback_bf16", why[i]);
         desc.kernel = "sm90_bf16_d64_128x128_masks";
         refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
-                i == 3 ? "it does not take bits_keys" : "it lacks a feature");
+                i == 2 ? "it does not take bits_keys" : "it lacks a feature");
     }
     end_context(context);
 }
@@ -542,6 +574,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(last_waves_are_merged),
         cmocka_unit_test(parts_take_any_address),
         cmocka_unit_test(features_find_their_kernels),
+        cmocka_unit_test(pages_find_their_kernels),
         cmocka_unit_test(caches_go_to_the_fallback_kernel),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(parameters_say_it_all),

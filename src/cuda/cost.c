@@ -33,11 +33,14 @@ const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, c
 {
     const attn_machine *m = attn_cuda_machine_of(device);
     const attn_machine_kernel *own = attn_machine_kernel_named(m, k->name);
-    const char *f16 = strstr(k->name, "_f16_");
-    char name[ATTN_MACHINE_NAME];
+    char name[ATTN_MACHINE_NAME], bf16[ATTN_MACHINE_NAME];
+    int size = (int)(strlen(k->name) - (k->paged ? strlen("_paged") : 0));
+    snprintf(name, sizeof name, "%.*s", size, k->name);
+    if (!own) own = attn_machine_kernel_named(m, name);
+    const char *f16 = strstr(name, "_f16_");
     if (own || !f16) return own;
-    snprintf(name, sizeof name, "%.*s_bf16_%s", (int)(f16 - k->name), k->name, f16 + strlen("_f16_"));
-    return attn_machine_kernel_named(m, name);
+    snprintf(bf16, sizeof bf16, "%.*s_bf16_%s", (int)(f16 - name), name, f16 + strlen("_f16_"));
+    return attn_machine_kernel_named(m, bf16);
 }
 
 int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_t tiles, int ctas, bool ordered)

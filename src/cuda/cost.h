@@ -18,7 +18,8 @@ const attn_machine *attn_cuda_machine_of(const attn_cuda_device *device);
 /* Bytes per second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
 double attn_cuda_bandwidth(const attn_cuda_device *device, const char *level);
 
-/* What the machine says of a kernel, or NULL. f16 takes what was measured of bf16. */
+/* What the machine says of a kernel, or NULL. f16 takes what was measured of bf16, and a variant of paged keys what was
+ * of the same tiles with contiguous ones. */
 const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *kernel);
 
 /* What was measured of a fallback kernel, clocks, each with as many for a column of the head dims' mean: of a warp for

@@ -57,6 +57,7 @@ typedef struct attn_cuda_kernel {
     int stages;                             /* of the pipeline that streams by */
     int cluster;                            /* CTAs launched together: its grid is a multiple */
     bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
+    bool paged;                             /* forward: of ATTN_PAGED alone */
     uint32_t features;                      /* as attn_cuda_needs has them: what it computes */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
@@ -64,6 +65,17 @@ typedef struct attn_cuda_kernel {
     const char *source;                     /* a variant's: what is compiled for it alone; else NULL */
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
+
+/* Keys of a box: as many as divide both a page and a KV tile. */
+static inline int64_t attn_cuda_page_box(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    int64_t a = desc->page_size, b = kernel->kv_tile;
+    while (b) {
+        int64_t rest = a % b;
+        a = b, b = rest;
+    }
+    return a;
+}
 
 static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)
 {

@@ -6,7 +6,7 @@
 #include "num/half.h"
 #include "problem/desc.h"
 
-enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
+enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30, PAGE_BOX = 8 };
 
 static const attn_cuda_kernel kernels[] = {
 #include "sm90_variants.def"
@@ -41,6 +41,8 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     uint32_t lacks = attn_cuda_needs(d) & ~k->features;
     if (lacks & ATTN_CUDA_BITS_KEYS) return "it does not take bits_keys";
     if (lacks) return "it lacks a feature that flags ask for";
+    if (k->paged && !(d->flags & ATTN_PAGED)) return "it takes paged keys alone";
+    if (k->paged && attn_cuda_page_box(k, d) % PAGE_BOX) return "pages of page_size keys are not whole boxes of 8";
     if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";
     if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&
@@ -48,5 +50,6 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
         return "rows of the bias, or its heads over the batch, are above the 65535 whose gradient it takes";
     attn_shape shape = attn_shape_of(d);
     bool empty = shape.q[0] == 0 || shape.q[1] == 0 || shape.k[1] == 0;
+    if (k->paged) empty = empty || d->len_kv == 0 || d->pages == 0;
     return attn_cuda_is_variant(k) && empty ? "there are no rows or no keys" : NULL;
 }

@@ -26,6 +26,21 @@ static const char *cache_word(const attn_desc *d)
                                        : NULL;
 }
 
+/* Why a kernel was taken. paged: NULL, or why no variant of paged keys was. */
+static void say_why(const attn_desc *d, const attn_cuda_kernel *k, const char *paged, char *why, size_t size)
+{
+    const char *cache = cache_word(d);
+    if (d->kernel)
+        snprintf(why, size, "asked for by name");
+    else if (attn_cuda_is_variant(k))
+        snprintf(why, size, "predicted the fastest of those that compute this");
+    else if (!cache)
+        snprintf(why, size, "the only one that computes this");
+    else
+        snprintf(why, size, "the only one that takes %s%s%s", cache,
+                 paged ? ", so: as to the variants of paged keys, " : "", paged ? paged : "");
+}
+
 /* Of those that can, the one predicted fastest; of equals the first. */
 static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, const attn_cuda_arch *arch,
                           attn_cuda_choice *best)
@@ -34,6 +49,7 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
     const attn_desc *d = &plan->desc;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *named = NULL;
     const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could, but not as it is said */
+    const char *paged = NULL;
     for (int i = 0; i < count; i++) {
         attn_cuda_choice c;
         const attn_cuda_kernel *k = &kernels[i];
@@ -45,17 +61,12 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
             why_not = c.why_not;
             if (!strategy) strategy = why_not;
         }
+        if (why_not && k->paged && d->flags & ATTN_PAGED && k->dtype == d->dtype) paged = why_not;
         double share = best->kernel && k->features & ~best->kernel->features ? measured_apart : 1;
         if (!why_not && (!best->kernel || c.choice.seconds < share * best->choice.seconds)) *best = c;
     }
     if (best->kernel) {
-        const char *takes = attn_cuda_is_variant(best->kernel) ? NULL : cache_word(d);
-        snprintf(plan->why, sizeof plan->why, "%s%s",
-                 d->kernel                            ? "asked for by name"
-                 : attn_cuda_is_variant(best->kernel) ? "predicted the fastest of those that compute this"
-                 : takes                              ? "the only one that takes "
-                                                      : "the only one that computes this",
-                 !d->kernel && takes ? takes : "");
+        say_why(d, best->kernel, paged, plan->why, sizeof plan->why);
         return ATTN_OK;
     }
     if (strategy && d->strategy)

@@ -13,7 +13,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CUDA = os.path.join(ROOT, "src/cuda")
-ASIDE = ("ptx.h", "wgmma.h", "gpu.h", "params.h")
+ASIDE = ("ptx.h", "wgmma.h", "gpu.h", "params.h", "pages_params.h", "cache_params.h")
 
 
 def definitions(name):

@@ -142,13 +142,38 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     uint32_t pack = (uint32_t)p->schedule.pack;
     memcpy(&keys, &p->k_map, sizeof keys);
     int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q;
-    int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv;
+    int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv, batch_kv = batch;
     uint32_t q_box[] = { 64, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->kv_tile, 1 };
-    if (is_varlen(p)) d->total_kv = total;
+    if (k->paged) {
+        total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
+        fake_expect(kv_box[2] % 8 == 0 && total % kv_box[2] == 0 && k->kv_tile % kv_box[2] == 0, symbol,
+                    "boxes of pages");
+    }
+    if (is_varlen(p) && !k->paged) d->total_kv = total;
     a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
-    a->k =
-        fake_take_map(symbol, &p->k_map, d, (int64_t[]){ p->dim_qk, p->heads_kv, total, batch }, kv_box, d->k_stride);
-    a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch }, kv_box, d->v_stride);
+    a->k = fake_take_map(symbol, &p->k_map, d, (int64_t[]){ p->dim_qk, p->heads_kv, total, batch_kv }, kv_box,
+                         d->k_stride);
+    a->v =
+        fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch_kv }, kv_box, d->v_stride);
+}
+
+/* Bounds of positions are the mask's, where these have room for them. */
+static void take_cache(const char *symbol, const attn_sm90_cached_params *params, attn_desc *d, attn_args *a)
+{
+    const attn_sm90_cache *c = &params->cache;
+    const attn_sm90_mask *m = &params->common.mask;
+    const long long bounds[][2] = { { c->left, m->left }, { c->right, m->right }, { c->chunk, m->chunk } };
+    for (int i = 0; i < 3; i++) {
+        long long bound = bounds[i][0] < 1 << 30 ? bounds[i][0] : 1 << 30;
+        fake_expect(bound == bounds[i][1], symbol, "ranges of positions");
+    }
+    if (d->flags & ATTN_WINDOW) d->window_left = c->left, d->window_right = c->right;
+    d->chunk = c->chunk, d->bits_keys = c->bits_keys;
+    a->first_kv = c->first_kv;
+    a->position_q = (const int64_t *)c->position_q, a->position_kv = (const int64_t *)c->position_kv;
+    d->pages = c->table.pages, d->page_size = c->table.page_size;
+    d->table_width = c->table.width, d->table_total = c->table.total;
+    a->page_table = c->table.ids, a->page_starts = c->table.starts;
 }
 
 /* Rows of a head's first `count` Q tiles, of which all but the first are whole. */
@@ -233,6 +258,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
         fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile,
                     symbol, "intervals were not summarised");
     fake_take(p, k->dtype, &d, &a);
+    if (k->paged) take_cache(symbol, (const attn_sm90_cached_params *)(const void *)p, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     check_output(symbol, p, &d);
     const attn_sm90_schedule *s = &p->schedule;
@@ -268,11 +294,13 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     memcpy(&keys, &p->k_map, sizeof keys);
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
+    bool paged = p->flags & ATTN_PAGED;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
         if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].q_tile / p->schedule.pack == q.box[2] &&
-            kernels[i].kv_tile == keys.box[2])
+            (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0 : kernels[i].kv_tile == keys.box[2]))
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
+    if (paged) take_cache(symbol, (const attn_sm90_cached_params *)(const void *)p, &d, &a); /* which p begins */
     fake_take_maps(symbol, k, p, &d, &a);
     fake_compute(symbol, &d, &a);
 }
@@ -287,25 +315,6 @@ void fake_take_fallback(const attn_sm90_params *p, attn_desc *d, attn_args *a)
         d->k_stride[i] = p->fallback.k_stride[i];
         d->v_stride[i] = p->fallback.v_stride[i];
     }
-}
-
-/* Bounds of positions are the mask's, where these have room for them. */
-static void take_cache(const char *symbol, const attn_sm90_cached_params *params, attn_desc *d, attn_args *a)
-{
-    const attn_sm90_cache *c = &params->cache;
-    const attn_sm90_mask *m = &params->common.mask;
-    const long long bounds[][2] = { { c->left, m->left }, { c->right, m->right }, { c->chunk, m->chunk } };
-    for (int i = 0; i < 3; i++) {
-        long long bound = bounds[i][0] < 1 << 30 ? bounds[i][0] : 1 << 30;
-        fake_expect(bound == bounds[i][1], symbol, "ranges of positions");
-    }
-    if (d->flags & ATTN_WINDOW) d->window_left = c->left, d->window_right = c->right;
-    d->chunk = c->chunk, d->bits_keys = c->bits_keys;
-    a->first_kv = c->first_kv;
-    a->position_q = (const int64_t *)c->position_q, a->position_kv = (const int64_t *)c->position_kv;
-    d->pages = c->table.pages, d->page_size = c->table.page_size;
-    d->table_width = c->table.width, d->table_total = c->table.total;
-    a->page_table = c->table.ids, a->page_starts = c->table.starts;
 }
 
 static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
@@ -330,7 +339,7 @@ static void summarise(const char *symbol, const CUlaunchConfig *config, const at
                 "grid");
     fake_map map;
     memcpy(&map, &p->k_map, sizeof map);
-    int keys = map.box[2];
+    int keys = p->flags & ATTN_PAGED ? p->mask.summary_keys : (int)map.box[2];
     fake_expect(config->gridDimX == (unsigned)ATTN_SM90_SUMMARIES(p->len_kv, keys), symbol, "grid");
     size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
     for (size_t i = 0; i < ints; i++)

@@ -39,5 +39,5 @@ static void last_waves(const attn_cuda_kernel *k)
 void forward_tiles(const attn_cuda_kernel *k)
 {
     overflows(k);
-    last_waves(k);
+    if (!k->paged) last_waves(k); /* lengths of pages differ: so do Q tiles */
 }

@@ -10,126 +10,182 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "gpu.h"
+#include "num/half.h"
 
-enum { SEQUENCES = 3, PAGES = 5, SLOTS = 2, KEYS = 6, WIDTH = 4, FRESH = 99 };
+enum { SEQUENCES = 3, PAGES = 5, SLOTS = 8, KEYS = 24, WIDTH = 4, DIM = 64, FRESH = 99 };
 
-/* Sequences of 5, 6 and 3 keys in pages 4, 0, 2; 1, 3, 0 and 2, 4. Key j of page i has v = 10 i + j. */
+/* As f32, or as bf16 in the first half. Aligned, as the variants want it. */
 typedef struct world {
-    float q[SEQUENCES], k[PAGES * SLOTS], v[PAGES * SLOTS], o[SEQUENCES], lse[SEQUENCES];
-    int32_t lens_q[SEQUENCES], lens_kv[SEQUENCES], first_kv[SEQUENCES];
+    _Alignas(16) float q[SEQUENCES * DIM];
+    _Alignas(16) float k[PAGES * SLOTS * DIM];
+    _Alignas(16) float v[PAGES * SLOTS * DIM];
+    _Alignas(16) float o[SEQUENCES * DIM];
+    float lse[SEQUENCES];
+    int32_t lens_q[SEQUENCES], lens_kv[SEQUENCES], prefix[SEQUENCES];
     int32_t table[SEQUENCES * WIDTH], starts[SEQUENCES + 1];
     uint32_t fault;
 } world;
 
+/* Where it runs: the fallback kernels leave out the keys of a page that is none, variants all keys of its rows. */
+typedef struct way {
+    attn_dtype dtype;
+    const char *kernel;
+    bool by_starts;
+    uint32_t window; /* ATTN_WINDOW: the last 8 keys, and those of the prefix */
+} way;
+
 static const int32_t ids[SEQUENCES][3] = { { 4, 0, 2 }, { 1, 3, 0 }, { 2, 4, -9 } };
 
-static world fresh(bool by_starts)
+static void set_value(world *w, attn_dtype dtype, int page, int slot, float x)
 {
-    world w = { .lens_q = { 1, 1, 1 }, .lens_kv = { 5, 6, 3 } };
-    int32_t at = 0;
+    for (int d = 0; d < DIM; d++)
+        attn_store_scalar(dtype, w->v, (page * SLOTS + slot) * DIM + d, x);
+}
+
+/* Sequences of 20, 24 and 9 keys in pages 4, 0, 2; 1, 3, 0 and 2, 4. Slot j of page i has v = 10 i + j. */
+static world fresh(const way *at)
+{
+    world w = { .lens_q = { 1, 1, 1 }, .lens_kv = { 20, 24, 9 } };
+    int32_t start = 0;
     for (int i = 0; i < PAGES * SLOTS; i++)
-        w.v[i] = (float)(10 * (i / SLOTS) + i % SLOTS);
+        set_value(&w, at->dtype, i / SLOTS, i % SLOTS, (float)(10 * (i / SLOTS) + i % SLOTS));
     for (int i = 0; i < SEQUENCES * WIDTH; i++)
         w.table[i] = INT_MIN + i; /* which nobody may look at */
+    for (int i = 0; i < SEQUENCES * DIM; i++)
+        w.o[i] = FRESH;
     for (int b = 0; b < SEQUENCES; b++) {
-        w.o[b] = w.lse[b] = FRESH;
-        memcpy(&w.table[by_starts ? at : b * WIDTH], ids[b], sizeof ids[b]);
-        w.starts[b + 1] = at += 3;
+        w.lse[b] = FRESH;
+        memcpy(&w.table[at->by_starts ? start : b * WIDTH], ids[b], sizeof ids[b]);
+        w.starts[b + 1] = start += 3;
     }
     return w;
 }
 
-static attn_desc describe(bool by_starts)
+static attn_desc describe(const way *at)
 {
-    return (attn_desc){ .dtype = ATTN_F32,
+    return (attn_desc){ .dtype = at->dtype,
                         .device = ATTN_CUDA,
-                        .flags = ATTN_PAGED | ATTN_LENS_Q | ATTN_LENS_KV | ATTN_FIRST_KV,
+                        .flags = ATTN_PAGED | ATTN_LENS_Q | ATTN_LENS_KV | ATTN_OUT_F32 | at->window |
+                                 (at->window ? ATTN_PREFIX : 0),
                         .batch = SEQUENCES,
                         .heads_q = 1,
                         .len_q = 1,
                         .len_kv = KEYS,
-                        .dim_qk = 1,
+                        .dim_qk = DIM,
+                        .window_left = at->window ? 7 : 0,
+                        .kernel = at->kernel,
                         .pages = PAGES,
                         .page_size = SLOTS,
-                        .table_width = by_starts ? 0 : WIDTH,
-                        .table_total = by_starts ? SEQUENCES * WIDTH : 0 };
+                        .table_width = at->by_starts ? 0 : WIDTH,
+                        .table_total = at->by_starts ? SEQUENCES * WIDTH : 0 };
 }
 
-static void run(world *w, bool by_starts, bool told)
+static void run(world *w, const way *at, bool told)
 {
     attn_plan *plan;
-    CUdeviceptr there = 0;
-    attn_desc desc = describe(by_starts);
+    CUdeviceptr there = 0, workspace = 0;
+    attn_desc desc = describe(at);
 #define THERE(field) (void *)(uintptr_t)(there + offsetof(world, field))
     bool good = driver->cuMemAlloc(&there, sizeof *w) == 0 && driver->cuMemcpyHtoD(there, w, sizeof *w) == 0;
     attn_args args = { .q = THERE(q), .k = THERE(k), .v = THERE(v), .o = THERE(o), .lse = THERE(lse) };
-    args.lens_q = THERE(lens_q), args.lens_kv = THERE(lens_kv), args.first_kv = THERE(first_kv);
-    args.page_table = THERE(table), args.page_starts = by_starts ? THERE(starts) : NULL;
+    args.lens_q = THERE(lens_q), args.lens_kv = THERE(lens_kv), args.prefix = at->window ? THERE(prefix) : NULL;
+    args.page_table = THERE(table), args.page_starts = at->by_starts ? THERE(starts) : NULL;
     args.fault = told ? THERE(fault) : NULL;
     if (good && attn_plan_create(&plan, &desc) == ATTN_OK) {
-        good = attn_run(plan, &args, NULL, NULL) == ATTN_OK && device_wait() == ATTN_OK;
+        good = driver->cuMemAlloc(&workspace, attn_plan_workspace(plan) + 1) == 0;
+        good = good && attn_run(plan, &args, (void *)(uintptr_t)workspace, NULL) == ATTN_OK && device_wait() == ATTN_OK;
         attn_plan_destroy(plan);
     } else {
         good = false;
     }
     result(good && driver->cuMemcpyDtoH(w, there, sizeof *w) == 0, "paged keys: %s", attn_error());
     if (there) driver->cuMemFree(there);
+    if (workspace) driver->cuMemFree(workspace);
 }
 
-/* Sequence b sees those of its keys whose bits are set; -1: its row is none and nothing was written. */
+/* Keys as bits: of the first `count`, of a page of the sequence. */
+#define FIRST(count) ((1 << (count)) - 1)
+#define PAGE(entry) (255 << 8 * (entry))
+
+/* Sequence b sees those of its keys whose bits are set; NOTHING_WRITTEN: its row is none. */
+enum { NOTHING_WRITTEN = -1 };
+
 static bool sees(const world *w, int b, int keys)
 {
-    double sum = 0, count = 0;
-    if (keys < 0) return w->o[b] == FRESH && w->lse[b] == FRESH;
+    double sum = 0, count = 0, o[2] = { (double)w->o[b * DIM], (double)w->o[b * DIM + DIM - 1] };
+    if (keys < 0) return o[0] == FRESH && w->lse[b] == FRESH;
     for (int j = 0; j < KEYS; j++)
         if (keys >> j & 1) sum += 10 * ids[b][j / SLOTS] + j % SLOTS, count++;
-    if (count == 0) return w->o[b] == 0 && w->lse[b] == -INFINITY;
-    return fabs((double)w->o[b] - sum / count) < 1e-4 && fabs((double)w->lse[b] - log(count)) < 1e-5;
+    if (count == 0) return o[0] == 0 && o[1] == 0 && w->lse[b] == -INFINITY;
+    bool mean = fabs(o[0] - sum / count) < 1e-4 && fabs(o[1] - sum / count) < 1e-4;
+    return mean && fabs((double)w->lse[b] - log(count)) < 1e-5;
 }
 
-static void expect(world *w, bool by_starts, uint32_t fault, const int keys[SEQUENCES], int line)
+static void expect(const world *w, const way *at, uint32_t fault, const int keys[SEQUENCES], int line)
 {
     for (int told = 0; told < 2; told++) {
-        world run_here = *w;
-        run(&run_here, by_starts, told);
-        result(run_here.fault == (told ? fault : w->fault), "paged.c:%d: fault is %u", line, run_here.fault);
+        world here = *w;
+        run(&here, at, told);
+        result(here.fault == (told ? fault : w->fault), "paged.c:%d, %s: fault is %u", line, at->kernel, here.fault);
         for (int b = 0; b < SEQUENCES; b++)
-            result(sees(&run_here, b, keys[b]), "paged.c:%d: sequence %d: o %g, lse %g", line, b, (double)run_here.o[b],
-                   (double)run_here.lse[b]);
+            result(sees(&here, b, keys[b]), "paged.c:%d, %s: sequence %d: o %g, lse %g", line, at->kernel, b,
+                   (double)here.o[b * DIM], (double)here.lse[b]);
     }
 }
 
-#define CASE(by_starts, change, fault, first, second, third)                           \
-    do {                                                                               \
-        world w = fresh(by_starts);                                                    \
-        change;                                                                        \
-        expect(&w, by_starts, fault, (const int[]){ first, second, third }, __LINE__); \
+#define CASE(change, fault, first, second, third)                               \
+    do {                                                                        \
+        world w = fresh(at);                                                    \
+        change;                                                                 \
+        expect(&w, at, fault, (const int[]){ first, second, third }, __LINE__); \
     } while (0)
+
+static void out_of_range(const way *at)
+{
+    int second = at->by_starts ? 3 : WIDTH, third = at->by_starts ? 6 : 2 * WIDTH; /* their entries */
+    int others = at->dtype == ATTN_F32 ? ~0 : 0; /* keys of rows that see a page that is none */
+    CASE((void)0, 0, FIRST(20), FIRST(24), FIRST(9));
+    CASE(w.fault = 7, 7, FIRST(20), FIRST(24), FIRST(9)); /* what is set stays */
+    CASE(w.table[1] = PAGES, 1, FIRST(20) & ~PAGE(1) & others, FIRST(24), FIRST(9));
+    CASE(w.table[second] = -1, 1, FIRST(20), FIRST(24) & ~PAGE(0) & others, FIRST(9));
+    CASE(w.table[third] = w.table[third + 1] = INT_MAX, 1, FIRST(20), FIRST(24), 0);
+    CASE(w.lens_kv[1] = -1, 1, FIRST(20), 0, FIRST(9));
+    CASE(w.lens_kv[1] = KEYS + 1, 1, FIRST(20), 0, FIRST(9));
+    CASE(w.lens_kv[0] = 0, 0, 0, FIRST(24), FIRST(9));
+    CASE((w.lens_kv[0] = w.lens_q[0] = 0, w.table[0] = -1), 0, NOTHING_WRITTEN, FIRST(24), FIRST(9)); /* pads a batch */
+    CASE((w.lens_q[1] = 0, w.table[second] = -1), 0, FIRST(20), NOTHING_WRITTEN, FIRST(9));
+    CASE((w.lens_kv[2] = 1, set_value(&w, at->dtype, 2, 5, NAN)), 0, FIRST(20), FIRST(24), 1); /* behind two lengths */
+    if (!at->by_starts) return;
+    CASE(w.starts[1] = -1, 1, 0, 0, FIRST(9));
+    CASE(w.starts[3] = SEQUENCES * WIDTH + 1, 1, FIRST(20), FIRST(24), 0);
+    CASE((w.starts[2] = 5, w.table[5] = 2, w.table[6] = 4), 1, FIRST(20), 0, FIRST(9)); /* two pages for 24 keys */
+    CASE(w.starts[3] = 7, 1, FIRST(20), FIRST(24), 0);
+}
+
+/* A window of 8 keys and a prefix: what neither shows is gone. */
+static void gone(const way *at)
+{
+    int others = at->dtype == ATTN_F32 ? ~0 : 0, last = FIRST(20) & ~FIRST(12), end = FIRST(24) & ~FIRST(16);
+    CASE((void)0, 0, last, end, FIRST(9) & ~1);
+    CASE((w.table[0] = -1, w.table[4] = w.table[5] = INT_MAX), 0, last, end, FIRST(9) & ~1);
+    CASE((w.table[0] = -1, w.prefix[0] = 1), 1, last & others, end, FIRST(9) & ~1);
+    CASE((w.table[4] = 1, w.table[5] = -1, w.prefix[1] = 8), 0, last, end | PAGE(0), FIRST(9) & ~1);
+    CASE((w.table[4] = 1, w.table[5] = -1, w.prefix[1] = 9), 1, last, (end | PAGE(0)) & others, FIRST(9) & ~1);
+    CASE((w.table[4] = -1, set_value(&w, at->dtype, 3, 0, NAN)), 0, last, end, FIRST(9) & ~1); /* nor read */
+    CASE(w.table[1] = -1, 1, last & ~PAGE(1) & others, end, FIRST(9) & ~1);
+}
 
 void paged_keys(void)
 {
+    static const char *const kernels[] = { "sm90_fallback_f32", "sm90_bf16_d64_128x128_paged",
+                                           "sm90_bf16_d128_128x128_paged", "sm90_bf16_d256_128x64_paged",
+                                           "sm90_bf16_d128_128x64_score_mod_paged" };
     alarm(WATCHDOG_SECONDS);
-    for (int starts = 0; starts < 2; starts++) {
-        int second = starts ? 3 : WIDTH, third = starts ? 6 : 2 * WIDTH; /* their entries */
-        CASE(starts, (void)0, 0, 31, 63, 7);
-        CASE(starts, w.fault = 7, 7, 31, 63, 7); /* what is set stays */
-        CASE(starts, w.table[1] = PAGES, 1, 31 - 12, 63, 7);
-        CASE(starts, w.table[second] = -1, 1, 31, 63 - 3, 7);
-        CASE(starts, w.table[third] = w.table[third + 1] = INT_MAX, 1, 31, 63, 0);
-        CASE(starts, (w.table[0] = -1, w.first_kv[0] = 2), 0, 31 - 3, 63, 7); /* gone */
-        CASE(starts, (w.table[0] = -1, w.first_kv[0] = 1), 1, 31 - 3, 63, 7);
-        CASE(starts, w.first_kv[1] = -5, 0, 31, 63, 7);
-        CASE(starts, w.first_kv[1] = KEYS + 1, 0, 31, 0, 7);
-        CASE(starts, w.lens_kv[1] = -1, 1, 31, 0, 7);
-        CASE(starts, w.lens_kv[1] = KEYS + 1, 1, 31, 0, 7);
-        CASE(starts, w.lens_kv[0] = 0, 0, 0, 63, 7);
-        CASE(starts, (w.lens_kv[0] = w.lens_q[0] = 0, w.table[0] = -1), 0, -1, 63, 7); /* pads a graph's batch */
-        CASE(starts, (w.lens_q[1] = 0, w.table[second] = -1), 0, 31, -1, 7);
-        CASE(starts, (w.lens_kv[2] = 1, w.v[5] = w.k[5] = NAN), 0, 31, 63, 1); /* a slot behind two lengths */
+    for (int n = 0; n < 10; n++) {
+        way at = { n < 2 ? ATTN_F32 : ATTN_BF16, kernels[n / 2], n % 2, 0 };
+        out_of_range(&at);
+        at.window = ATTN_WINDOW;
+        if (n % 2 == 0 && (n == 0 || n == 8)) gone(&at);
     }
-    CASE(true, w.starts[1] = -1, 1, 0, 0, 7);
-    CASE(true, w.starts[3] = SEQUENCES * WIDTH + 1, 1, 31, 63, 0);
-    CASE(true, (w.starts[2] = 5, w.table[5] = 2, w.table[6] = 4), 1, 31, 0, 7); /* two pages for 6 keys */
-    CASE(true, w.starts[3] = 5, 1, 31, 63, 0);
     alarm(0);
 }

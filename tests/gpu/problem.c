@@ -8,6 +8,16 @@ check_options options_of(int number)
     return (check_options){ .data = data[number % 3], .seed = (uint64_t)(4 * number) };
 }
 
+/* Boxes of 8 keys and more: several pages a KV tile, one, and less than one. */
+static void set_pages(attn_desc *d, uint64_t seed)
+{
+    static const int64_t sizes[] = { 64, 16, 256, 24, 128, 8 };
+    int64_t size = sizes[seed / 4 % 6], each = (d->len_kv + size - 1) / size;
+    d->flags |= ATTN_PAGED | ATTN_LENS_KV;
+    d->total_kv = 0;
+    d->page_size = size, d->pages = d->batch * each + 3, d->table_width = each + 1;
+}
+
 void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts)
 {
     check_problem problem;
@@ -17,6 +27,7 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
     if (!desc.dim_qk) desc.dim_qk = k->dim;
     if (!desc.dim_v) desc.dim_v = k->dim_v;
+    if (k->paged) set_pages(&desc, options.seed);
     long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());

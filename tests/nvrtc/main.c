@@ -50,11 +50,13 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_bf16_d128_128x128_masks", 104 },
         { "attn_sm90_bf16_d256_128x64_masks", 160 },
         { "attn_sm90_bf16_d256_128x64_score_mod", 276 },
+        { "attn_sm90_bf16_d256_128x64_score_mod_paged", 276 },
         { "attn_sm90_f16_d128_192x64", 76 },
         { "attn_sm90_f16_d64_128x128_masks", 96 },
         { "attn_sm90_f16_d128_128x128_masks", 60 },
         { "attn_sm90_f16_d256_128x64_masks", 148 },
         { "attn_sm90_f16_d256_128x64_score_mod", 276 },
+        { "attn_sm90_f16_d256_128x64_score_mod_paged", 276 },
         { "attn_sm90_backward_bf16_d256_64_2cta", 20 },
         { "attn_sm90_backward_bf16_d256_64_2cta_final_dq", 16 },
         { "attn_sm90_backward_bf16_d256_64_masks", 16 },
@@ -64,6 +66,7 @@ static int allowed_spills(const char *symbol)
         { "attn_pages_append_f32_16", 8 },
         { "attn_sm90_backward_fallback_bias_bf16", 8 },
         { "attn_sm90_backward_fallback_bias_f16", 8 },
+        { "attn_sm90_backward_fallback_bias_f32", 8 },
     };
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);

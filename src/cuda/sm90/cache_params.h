@@ -1,6 +1,6 @@
 /* What caches of keys add to a problem. After common/pages_params.h and params.h.
  *
- * Of the kernels, attn_sm90_fallback_<dtype> takes attn_sm90_cached_params in place of attn_sm90_params. */
+ * attn_sm90_fallback_<dtype> takes all of it; the variants of paged keys take the table. */
 #ifndef ATTN_CUDA_SM90_CACHE_PARAMS_H
 #define ATTN_CUDA_SM90_CACHE_PARAMS_H
 
@@ -12,6 +12,8 @@ typedef struct attn_sm90_cache {
     const long long *position_q, *position_kv;
     long long left, right, chunk; /* as in attn_sm90_mask, but of positions: 1 << 61 where unbounded; chunk 0: none */
     int bits_keys;                /* attn_desc's */
+    int box;                      /* a variant's: keys that a box of k_map and v_map has: page_size and the KV tile
+                                   * are multiples */
 } attn_sm90_cache;
 
 typedef struct attn_sm90_cached_params {

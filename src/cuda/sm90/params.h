@@ -5,8 +5,8 @@
  *
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
  *
- *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params; grid schedule.grid, block
- *   128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
+ *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params, or of paged keys
+ *   attn_sm90_cached_params; grid schedule.grid, block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.split_rows / 4), block 128.
@@ -26,6 +26,7 @@
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1);  v: likewise with dim_v
  *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
+ * A variant of paged keys: k extents (dim_qk, heads_kv, page_size, pages), box (64, 1, cache.box, 1); v likewise.
  * VARLEN: total_q and total_kv in place of the lengths, batch 1.
  * rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the variant's.
  * Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */

@@ -1,6 +1,6 @@
 /* The forward variant that is compiled, and what follows from it. The build defines ATTN_NAME, ATTN_DTYPE, ATTN_DIM,
- * ATTN_DIM_V, ATTN_Q_TILE, ATTN_KV_TILE, ATTN_STAGES, ATTN_Q_STAGES, ATTN_SCHEDULE, ATTN_S_BUFFERS, ATTN_MASK and
- * ATTN_SCORE from its row of variants.txt. */
+ * ATTN_DIM_V, ATTN_Q_TILE, ATTN_KV_TILE, ATTN_STAGES, ATTN_Q_STAGES, ATTN_SCHEDULE, ATTN_S_BUFFERS, ATTN_MASK,
+ * ATTN_SCORE and ATTN_KV from its row of variants.txt. */
 #ifndef ATTN_CUDA_SM90_FORWARD_CONFIG_H
 #define ATTN_CUDA_SM90_FORWARD_CONFIG_H
 
@@ -11,13 +11,14 @@
 enum { CAUSAL, GENERAL };
 enum { PLAIN, SCORE_MOD };
 enum { INTERLEAVED, PINGPONG };
+enum { CONTIGUOUS, PAGED };
 
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V;
     static constexpr int rows = ATTN_Q_TILE, keys = ATTN_KV_TILE;
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
-    static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD;
+    static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
 
     static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS;                /* in registers */

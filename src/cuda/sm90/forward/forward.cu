@@ -11,22 +11,23 @@
 #include "sm90/forward/shared.h"
 
 extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
-    PASTE(attn_sm90_, ATTN_NAME)(const __grid_constant__ attn_sm90_params params)
+    PASTE(attn_sm90_, ATTN_NAME)(const __grid_constant__ kv_source::params params)
 {
+    const attn_sm90_params *p = (const attn_sm90_params *)&params;
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
     init_shared(&s);
     if (threadIdx.x < 128) {
         REGISTERS_DROP(kv_source::registers);
         u32 warp = uniform(threadIdx.x / 32);
-        if (warp == 0) produce<mask>(&params, &s);
-        if (warp == 1) schedule<mask>(&params, &s);
+        if (warp == 0) produce<mask>(p, &s);
+        if (warp == 1) schedule<mask>(p, &s);
     } else {
         REGISTERS_TAKE(config::consumer_registers);
         if constexpr (config::pingpong)
-            consume_pingpong(&params, &s);
+            consume_pingpong(p, &s);
         else
-            consume_interleaved(&params, &s);
+            consume_interleaved(p, &s);
         if (config::o_by_tma) bulk_wait_read(); /* shared memory is the CTA's only while it lasts */
     }
 }

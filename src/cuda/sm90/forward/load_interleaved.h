@@ -9,21 +9,21 @@
 
 struct interleaved_loads {
     pipeline_state kv = { 0, 1 };
-    tile_position pending = {
+    kv_source::position pending = {
         -1
     }; /* whose K was loaded last, and V is to be (row -1: none); its item may have ended */
 
     /* K of a KV tile (of row -1: none) and V of the tile before into one stage. */
-    INLINE void load(const attn_sm90_params *p, const shared *s, tile_position keys, const kv_tile_info *info)
+    INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *info)
     {
-        tile_position values = pending;
+        kv_source::position values = pending;
         int stage = kv.index;
         wait_empty(BARRIER(s, kv[K].empty[stage]), kv.phase);
-        if (threadIdx.x % 32 == 0) {
+        if (threadIdx.x % 32 < kv_source::arrivals) {
             u32 full = BARRIER(s, kv[K].full[stage]), to = s->kv + stage * config::stage_bytes;
             if (config::general && keys.row >= 0) s->store->kv_infos[stage] = *info;
-            barrier_expect(full,
-                           (keys.row >= 0 ? config::k_tile::bytes : 0) + (values.row >= 0 ? config::v_tile::bytes : 0));
+            int bytes = (keys.row >= 0 ? config::k_tile::bytes : 0) + (values.row >= 0 ? config::v_tile::bytes : 0);
+            barrier_expect(full, bytes / kv_source::arrivals);
             if (keys.row >= 0) kv_source::copy<config::k_tile>(p, &p->k_map, to, full, keys);
             if (values.row >= 0)
                 kv_source::copy<config::v_tile>(p, &p->v_map, to + config::k_tile::bytes, full, values);

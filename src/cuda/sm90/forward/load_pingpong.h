@@ -9,24 +9,24 @@
 
 struct pingpong_loads {
     pipeline_state k = { 0, 1 }, v = { 0, 1 };
-    tile_position pending = { -1 }; /* whose K was loaded last, and V is to be (row -1: none) */
+    kv_source::position pending = { -1 }; /* whose K was loaded last, and V is to be (row -1: none) */
 
     /* K or V into its part of a stage. */
     template <class tile>
     DEVICE void load_tensor(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, u32 empty,
-                            pipeline_state *state, tile_position from)
+                            pipeline_state *state, kv_source::position from)
     {
         if (from.row < 0) return;
         wait_empty(empty, state->phase);
-        if (threadIdx.x % 32 == 0) {
-            barrier_expect(full, tile::bytes);
+        if (threadIdx.x % 32 < kv_source::arrivals) {
+            barrier_expect(full, tile::bytes / kv_source::arrivals);
             kv_source::copy<tile>(p, map, to, full, from);
         }
         advance(state, config::stages);
     }
 
     /* K of a KV tile, then V of the tile before; keys of row -1: no tile. */
-    INLINE void load(const attn_sm90_params *p, const shared *s, tile_position keys, const kv_tile_info *)
+    INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *)
     {
         load_tensor<config::k_tile>(p, &p->k_map, s->kv + k.index * config::stage_bytes,
                                     BARRIER(s, kv[K].full[k.index]), BARRIER(s, kv[K].empty[k.index]), &k, keys);

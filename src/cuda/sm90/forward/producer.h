@@ -38,14 +38,13 @@ DEVICE void copy_q(const attn_sm90_params *p, const shared *s, const work_item *
 DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, const work_item *w,
                       const kv_tile_info *info)
 {
-    tile_position keys = { w->start_kv + info->key0, w->kv_head, w->batch };
-    at->kv.load(p, s, keys, info);
+    at->kv.load(p, s, kv_source::find(p, w, info->key0), info);
 }
 
 /* Loads the V of the tile whose K was loaded last. */
 DEVICE void load_pending(const attn_sm90_params *p, const shared *s, producer *at)
 {
-    const tile_position none = { -1 };
+    const kv_source::position none = { -1 };
     if (at->kv.pending.row >= 0) at->kv.load(p, s, none, NULL);
 }
 

@@ -93,9 +93,9 @@ DEVICE shared shared_layout(unsigned char *memory)
     return s;
 }
 
-DEVICE void init_stage(u32 full, u32 empty)
+DEVICE void init_stage(u32 full, u32 empty, int arrivals)
 {
-    barrier_init(full, kv_source::arrivals);
+    barrier_init(full, arrivals);
     barrier_init(empty, 4 * config::consumers);
 }
 
@@ -106,10 +106,10 @@ DEVICE void init_shared(const shared *s)
         for (int i = 0; i < INFOS; i++)
             s->store->infos[i].w.overflowed = 0;
         for (int i = 0; i < config::q_stages; i++)
-            init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]));
+            init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1);
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor <= V; tensor++)
-                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]));
+                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]), kv_source::arrivals);
         barrier_init_fence();
     }
     __syncthreads();

@@ -1,23 +1,30 @@
-/* Where K and V come from. A source says how many threads arrive at a stage's full barrier, how many registers the
- * producer has, and how a tile gets into a stage. */
+/* Where K and V come from. A source says what the kernel's parameters are (attn_sm90_params comes first), how many
+ * lanes of the producer warp issue copies, each of which expects its share of the bytes, how many registers the
+ * producer has, where a tile lies, and how it gets into a stage. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SOURCE_H
 #define ATTN_CUDA_SM90_FORWARD_SOURCE_H
 
 #include "common/sequence.h"
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"
-
-/* A tile's first row in a tensor, its head, its sequence. */
-struct tile_position {
-    int row, head, batch;
-};
+#include "sm90/forward/paged_source.h"
 
 /* TMA from a contiguous tensor: one thread issues the copies. */
 struct tma_source {
     static constexpr int arrivals = 1, registers = config::producer_registers;
+    using params = attn_sm90_params;
+    /* A tile's first row in a tensor, its head, its sequence. */
+    struct position {
+        int row, head, batch;
+    };
+
+    DEVICE position find(const attn_sm90_params *, const work_item *w, int key0)
+    {
+        return { w->start_kv + key0, w->kv_head, w->batch };
+    }
 
     template <class tile>
-    DEVICE void copy(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, tile_position from)
+    DEVICE void copy(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, position from)
     {
 #pragma unroll
         for (int i = 0; i < tile::panels; i++)
@@ -26,6 +33,6 @@ struct tma_source {
     }
 };
 
-using kv_source = tma_source;
+using kv_source = choice<config::paged, paged_source, tma_source>::type;
 
 #endif

@@ -76,6 +76,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c.schedule, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);
     fill_cache(d, &plan->cache);
+    if (c.base.kernel->paged) plan->cache.box = (int)attn_cuda_page_box(c.base.kernel, d);
     if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
     if (!status && c.schedule.split_tiles) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
     return status;
@@ -92,20 +93,20 @@ static void bind_cache(const attn_desc *d, const attn_args *a, attn_sm90_cache *
         c->position_q = (const long long *)a->position_q, c->position_kv = (const long long *)a->position_kv;
 }
 
-static attn_status run_fallback(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_params *params)
+static attn_status run_fallback(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_cached_params *params)
 {
     const attn_desc *d = &c->plan->desc;
-    attn_sm90_cached_params cached = { *params, plan->cache };
-    attn_sm90_params *p = &cached.common;
-    bind_cache(d, c->args, &cached.cache);
+    attn_sm90_params *p = &params->common;
     p->fallback.q = c->args->q, p->fallback.k = c->args->k, p->fallback.v = c->args->v;
     p->schedule.splits = 1;
     return attn_cuda_launch(c, "attn_sm90_fallback", plan->base.fallback,
-                            attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, &cached);
+                            attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, params);
 }
 
-static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_params *p)
+/* What comes before and after the variant takes the first member alone, as variants of contiguous keys do. */
+static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_cached_params *params)
 {
+    attn_sm90_params *p = &params->common;
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, plan->base.counter);
     if (plan->combine) {
         p->partial_o = attn_cuda_at(c, plan->partial_o);
@@ -113,7 +114,7 @@ static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan
     }
     attn_status status = p->o_mapped ? attn_sm90_bind_map(c, ATTN_SM90_O, &p->o_map) : ATTN_OK;
     if (!status) status = attn_sm90_prepare(c, p, p->schedule.counter);
-    if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, p);
+    if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, params);
     if (status || !plan->combine) return status;
     return attn_cuda_launch(c, "attn_sm90_combine", plan->combine, attn_ceil_div(p->schedule.split_rows, 4), 1, 1, 128,
                             p);
@@ -123,9 +124,10 @@ static attn_status run(const attn_cuda_call *c)
 {
     const forward_plan *plan = (const forward_plan *)c->cuda;
     const attn_desc *d = &c->plan->desc;
-    attn_sm90_params p = plan->params;
-    attn_sm90_bind(c, &p);
-    bool wide = !attn_sm90_stores_wide(d, &p.schedule) || (uintptr_t)c->args->o % 16 == 0;
+    attn_sm90_cached_params p = { plan->params, plan->cache };
+    attn_sm90_bind(c, &p.common);
+    bind_cache(d, c->args, &p.cache);
+    bool wide = !attn_sm90_stores_wide(d, &p.common.schedule) || (uintptr_t)c->args->o % 16 == 0;
     if (d->batch == 0 || d->len_q == 0) return ATTN_OK;
     return (plan->base.variant && wide && attn_sm90_aligned(c) ? run_variant : run_fallback)(c, plan, &p);
 }
@@ -145,6 +147,9 @@ static void describe(const attn_plan *plan, attn_words *words)
         if (s->split_tiles * s->splits < s->total) attn_say(words, " of the last %d Q tiles", s->split_tiles);
         attn_say(words, " in %d parts, combined by LSE", s->splits);
     }
+    if (c->kernel->paged)
+        attn_say(words, "\npages      of %lld keys, read %d at a time", (long long)plan->desc.page_size,
+                 own->cache.box);
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_variant(c->kernel))
         attn_say(words, "%d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d head%s at a time\n", s->grid,

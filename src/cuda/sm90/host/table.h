@@ -11,10 +11,12 @@
 
 extern const attn_cuda_arch attn_sm90;
 
-/* What a row's mask and score say: flags of attn_desc. */
+/* What a row's mask, score and kv say: flags of attn_desc. */
 enum {
     ATTN_SM90_CAUSAL = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CUDA_LENGTHS | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
     ATTN_SM90_GENERAL = ATTN_SM90_CAUSAL | ATTN_CUDA_MASKS,
+    ATTN_SM90_CONTIGUOUS = 0,
+    ATTN_SM90_PAGED = ATTN_PAGED,
     ATTN_SM90_PLAIN = 0,
     ATTN_SM90_SCORE_MOD = ATTN_CUDA_SCORES,
     ATTN_SM90_ALL = ATTN_SM90_GENERAL | ATTN_SM90_SCORE_MOD,
@@ -45,11 +47,12 @@ enum {
     }
 
 #define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_, \
-                  score_, spills_, ...)                                                                             \
+                  score_, kv_, spills_, ...)                                                                        \
     {                                                                                                               \
         .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
-        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_,   \
+        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .paged = ATTN_SM90_##kv_ != 0,                        \
+        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_,                                       \
         .threads = 128 * (q_tile_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                  \
         .shared = ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),                              \
         .source = "sm90/forward/forward.cu", .spills = spills_, .options = {                                        \
