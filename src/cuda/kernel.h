@@ -31,8 +31,7 @@ static inline uint32_t attn_cuda_needs(const attn_desc *desc)
 }
 
 enum {
-    ATTN_CUDA_WARPGROUP_ROWS = 64, /* of a tile, a consumer warpgroup */
-    ATTN_CUDA_FALLBACK_ROWS = 8,   /* query rows of a CTA of FALLBACK, rows or keys of FALLBACK_BACKWARD's */
+    ATTN_CUDA_FALLBACK_ROWS = 8, /* query rows of a CTA of FALLBACK, rows or keys of FALLBACK_BACKWARD's */
     ATTN_CUDA_OPTIONS = 16
 };
 

@@ -146,6 +146,8 @@ typedef struct attn_sm90_repack_params {
     (((len_kv) + (keys)-1) / (keys) +     \
      ((len_kv) + ATTN_SM90_SUMMARY_GROUP * (keys)-1) / (ATTN_SM90_SUMMARY_GROUP * (keys)))
 
+#define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
+
 /* Rows of a sequence's first Q tile, whole warpgroups of 64: so many that the others are whole, but for the last
  * one's last warpgroup. */
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)

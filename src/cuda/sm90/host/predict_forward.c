@@ -31,7 +31,7 @@ static double derived_step(const attn_cuda_device *device, const attn_cuda_kerne
     attn_desc tile = { .dtype = ATTN_BF16, .batch = 1, .heads_q = 1, .heads_kv = 1 };
     tile.len_q = k->q_tile, tile.len_kv = k->kv_tile, tile.dim_qk = k->dim, tile.dim_v = k->dim_v;
     attn_model m = attn_model_attention(&tile, 1, 2, 2, 1);
-    attn_partition p = attn_model_attention_tiles(&m, ATTN_CUDA_WARPGROUP_ROWS, k->kv_tile);
+    attn_partition p = attn_model_attention_tiles(&m, ATTN_SM90_WARPGROUP_ROWS, k->kv_tile);
     m.array[ATTN_ARRAY_O].direction = 0;
     double rows = k->q_tile, keys = k->kv_tile, clock = machine->hertz * machine->cores;
     const attn_machine_level *registers = attn_machine_level_named(machine, "registers");
@@ -73,7 +73,7 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
         p.tile[level][ATTN_AXIS_HEAD] = 1, p.tile[level][ATTN_AXIS_KEY] = c->kv_tile;
         p.tile[level][ATTN_AXIS_ROW] = level == L2       ? rows * device->multiprocessors
                                        : level == SHARED ? rows
-                                                         : ATTN_CUDA_WARPGROUP_ROWS;
+                                                         : ATTN_SM90_WARPGROUP_ROWS;
         p.streamed[level] = 1u << ATTN_AXIS_KEY;
     }
     p.side_by_side[SHARED] = device->multiprocessors;

@@ -53,7 +53,7 @@ enum {
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
         .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .paged = ATTN_SM90_##kv_ != 0,                        \
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_,                                       \
-        .threads = 128 * (q_tile_ / ATTN_CUDA_WARPGROUP_ROWS + 1),                                                  \
+        .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
         .shared = ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),                              \
         .source = "sm90/forward/forward.cu", .spills = spills_, .options = {                                        \
             __VA_ARGS__                                                                                             \
