@@ -153,7 +153,8 @@ function(attn_cuda_reference source)
       -DSPILLS=64 -DSTRICT=${ATTN_WERROR} -DDEFINES=
       "-DOPTIONS=${cuda_compress},-fmad=false,-I${folder},-I${folder}/include,-I${folder}/src"
       -P ${folder}/cmake/cubin.cmake
-    DEPENDS ${folder}/check/gpu/reference.cu ${folder}/check/gpu/reference.h ${folder}/include/attn.h
+    DEPENDS ${folder}/check/gpu/reference.cu ${folder}/check/gpu/reference.h ${folder}/check/gpu/reference_pairs.h
+      ${folder}/check/gpu/reference_gradients.h ${folder}/include/attn.h
       ${folder}/src/num/half.h ${folder}/src/num/philox.h ${folder}/cmake/cubin.cmake VERBATIM COMMENT "CUDA reference")
   set_property(SOURCE ${source} APPEND PROPERTY OBJECT_DEPENDS ${fatbin})
   set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS CHECK_GPU_CUBIN="${fatbin}")

@@ -210,7 +210,7 @@ MUTANTS = [
      'if (!status) status = attn_resolve_tensor("grad_k", shape.k, desc->grad_k_stride);', "elements of grad_k may be one", "desc"),
     ("check/gradients.c", "isnan(x) || (zero && x != 0)", "(zero && x != 0)", "the check passes over NaN", "gradient"),
     # random problems, and their reference
-    ("check/gpu/reference.cu", "if (d->flags & ATTN_CAUSAL && key > t) in_band = false;",
+    ("check/gpu/reference_pairs.h", "if (d->flags & ATTN_CAUSAL && key > t) in_band = false;",
      "if (d->flags & ATTN_CAUSAL && key >= t) in_band = false;", "the GPU's reference: the diagonal is hidden", "random"),
     ("check/gpu/reference.cu", "sum[k] = there ? sums[k * p->dim] : 0, naive[k]", "sum[k] = 0, naive[k]",
      "the GPU's reference: each launch begins its sums anew", "random"),
