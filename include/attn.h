@@ -363,7 +363,7 @@ typedef struct attn_args {
  * have them if strides are multiples of 8 elements. At other addresses the result is the same, but a fallback kernel,
  * one warp per row, takes many times as long: attn_plan_describe and `attn explain` name the tensors and that time.
  * It computes f32 and head dims above 256, too, at about 0.9 TFLOP/s, where f16 and bf16 with head dims up to 256
- * reach hundreds. */
+ * reach hundreds. Likewise ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys, and pages of other than multiples of 8 slots. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
