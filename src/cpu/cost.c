@@ -299,12 +299,18 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
 }
 
 /* As many keys as leave a head's keys and values in L1, or more where that is faster: memory is read as fast either
- * way. */
+ * way. But bf16, whose products take the fewest clocks, waits for memory where pages begin: less if a tile is in one.
+ */
 static void decode_choose(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
                           attn_choice *c)
 {
     attn_choice best = { .seconds = INFINITY };
-    for (int64_t keys = decode_tile(d, tiles->keys); keys <= ATTN_DECODE_TILE; keys *= 2) {
+    int64_t first = decode_tile(d, tiles->keys), most = ATTN_DECODE_TILE;
+    if (d->flags & ATTN_PAGED && d->dtype == ATTN_BF16 && !tiles->keys) {
+        most = decode_tile(d, d->page_size);
+        first = first < most ? first : most;
+    }
+    for (int64_t keys = first; keys <= most; keys *= 2) {
         attn_choice t = *c;
         decode_cost(d, host, k, tiles, keys, &t);
         if (t.seconds < 0.99 * best.seconds) best = t;

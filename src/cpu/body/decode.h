@@ -122,21 +122,41 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     probabilities(s, hi, scale, p->max[r], sum, score->flags & ATTN_DROPOUT ? p->keep : NULL);
 }
 
+/* Pages lie anywhere: where one begins, memory and the address's translation are waited for, and hardware has not
+ * looked ahead. So each row's first line is asked for a tile before the row is fetched; these are one head's share.
+ * Inlined: gcc takes a call that only prefetches for one without effect. */
+ALWAYS_INLINE void decode_ask(const decode_rows *rows, int64_t head, int64_t heads)
+{
+    for (int64_t j = head * rows->count / heads; j < (head + 1) * rows->count / heads; j++) {
+        __builtin_prefetch(rows->k[j], 0, 2);
+        __builtin_prefetch(rows->v[j], 0, 2);
+    }
+}
+
+/* How many of `keys` keys from `from` on are the task's. */
+static int64_t decode_left(const attn_decode_task *task, int64_t from, int64_t keys)
+{
+    int64_t left = task->key1 > from ? task->key1 - from : 0;
+    return left < keys ? left : keys;
+}
+
 ALWAYS_INLINE void decode_tiles(const decode *all, attn_dtype dtype)
 {
     const attn_decode_task *t = all->task;
     attn_mask_tile tile = { .hi = t->key0 };
-    decode_rows rows[2];
-    rows[0].lo = rows[1].lo = -1, rows[0].count = rows[1].count = 0;
-    for (int now = 0; decode_next(t, tile.hi, &tile); now ^= 1) {
-        int64_t keys = tile.hi - tile.lo, left = t->key1 - tile.hi < keys ? t->key1 - tile.hi : keys;
-        decode_rows *next = &rows[now ^ 1];
+    bool ask = t->keys.pages && t->fetch_l2;
+    decode_rows rows[3];
+    rows[0].lo = rows[1].lo = rows[2].lo = -1, rows[0].count = rows[1].count = rows[2].count = 0;
+    for (int now = 0; decode_next(t, tile.hi, &tile); now = (now + 1) % 3) {
+        int64_t keys = tile.hi - tile.lo, left = decode_left(t, tile.hi, keys);
+        decode_rows *next = &rows[(now + 1) % 3], *after = &rows[(now + 2) % 3];
         decode_list(t, &rows[now], tile.lo, keys);
-        next->lo = -1;
         decode_list(t, next, tile.hi, left);
+        if (ask) decode_list(t, after, tile.hi + left, decode_left(t, tile.hi + left, keys));
         for (int64_t h = 0; h < t->heads; h++) {
             fetch k = fetch_start(t, rows[now].k, keys, next->k, left, t->k_head, t->dim_qk, h);
             fetch v = fetch_start(t, rows[now].v, keys, next->v, left, t->v_head, t->dim_v, h);
+            if (ask) decode_ask(after, h, t->heads);
             attn_decode_task task;
             decode p = decode_head(all, h, &task);
             p.keys = &rows[now];
