@@ -3,10 +3,11 @@
 import itertools
 import json
 import math
+import os
 
 from arrays import Array, npy, read_npy, read_safetensors, safetensors, uniform
 from attention import attention
-from harness import case, check, close
+from harness import case, check, close, gpu_environment, skip
 
 TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 
@@ -310,6 +311,24 @@ def pages(place):
     place.write("bias.npy", npy(bias))
     meaning = {"bias": lambda n, h, i, j: bias[n, 0, i, j], "causal": True, "lens_kv": [12, 9]}
     compare(place, qkv, *words, "--bias", "bias.npy", **meaning)
+
+
+@case
+def pages_on_a_gpu(place):
+    """The same answer; an id that is no page's, and a length, are refused as on the CPU."""
+    gpu = gpu_environment()
+    if not gpu:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+    q, k, v = paged(place, 2, 6, 3, [[5, 0, 3, 2], [5, 1, 4, 0]])
+    words = ["run", *QKV, "-o", "o.npy", "--page-table", "table.npy", "--lens-kv", "lens.npy", "--causal", "--device", "cuda"]
+    place.write("lens.npy", npy(Array((2,), [12, 8], "i32")))
+    place.run(*words, env=gpu)
+    close(read_npy(place.path("o.npy")), attention(q, k, v, causal=True, lens_kv=[12, 8])[0], TOLERANCE["f32"])
+    os.remove(place.path("o.npy"))
+    place.write("table.npy", npy(Array((2, 4), [5, 0, 3, 2, 5, 6, 4, 0], "i32")))
+    place.refuses(words, 1, "page_table: sequence 1, entry 1 = 6", env=gpu)
+    place.write("lens.npy", npy(Array((2,), [12, 13], "i32")))
+    place.refuses(words, 1, "lens_kv[1] = 13", env=gpu)
 
 
 @case

@@ -6,7 +6,7 @@ import pty
 import re
 import sys
 
-from harness import case, check, skip
+from harness import case, check, gpu_environment, skip
 
 QUICK = "bench --len 40 --dim 16 --heads 2/1 --threads 1 --min-time 0.0001 --repeat 5".split()
 
@@ -177,12 +177,6 @@ def bench_sweeps(place):
     rows = json.loads(place.run(*words, "--min-time", "0.001", "--repeat", "1").out)["results"]
     check({row["pass"] for row in rows} == {"fwd", "bwd", "decode"}, rows)
     check(all(row["peer"] == "best-tiles" and 0 < row["ratio"] <= 1 for row in rows), rows)
-
-
-def gpu_environment():
-    """With the driver that stands for a GPU's, or None."""
-    cuda = os.environ.get("ATTN_TEST_CUDA")
-    return cuda and {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": ""}
 
 
 @case

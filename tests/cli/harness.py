@@ -72,6 +72,12 @@ class Place:
         check(self.files() == before, "left", self.files(), "where", before, "was")
 
 
+def gpu_environment():
+    """With the driver that stands for a GPU's, or None."""
+    cuda = os.environ.get("ATTN_TEST_CUDA")
+    return cuda and {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": ""}
+
+
 def close(got, wanted, tolerance, what="o"):
     check(got.shape == wanted.shape, what, "has shape", got.shape, "not", wanted.shape)
     for i, (x, y) in enumerate(zip(got.data, wanted.data)):
