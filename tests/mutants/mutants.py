@@ -317,7 +317,7 @@ MUTANTS = [
     (CUDA + "cost.c", "ordered_tiles = 1.5;", "ordered_tiles = 0.5;", "groups of heads end with one's longest tiles", "schedule"),
     (SM90 + "host/predict_forward.c", "* block_share(d, k->kv_tile);", ";", "listed blocks lie across tiles", "cost"),
     (SM90 + "host/run.c", "ATTN_SM90_SUMMARIES(d->len_kv, c->cuda->chosen.kernel->kv_tile)",
-     "attn_ceil_div(d->len_kv, c->cuda->chosen.kernel->kv_tile)", "no summaries of summaries", "cuda"),
+     "(d->len_kv - 1) / c->cuda->chosen.kernel->kv_tile + 1", "no summaries of summaries", "cuda"),
     (SM90 + "host/schedule_forward.c", "+ d->batch, sequences", ", sequences", "packed sequences: tiles that begin with a sequence are not counted", "cuda"),
     (CUDA + "cache.c", "same(h.hash, attn_hash_more(attn_hash_start(), data, (size_t)h.size))", "h.size > 0",
      "a damaged kernel is taken from the cache", "nvrtc"),
