@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 
-MOST = 40
+MOST = 24
 BASE = "tests/mutants/base"
 LIST = "tests/mutants/mutants.py"
 FOLDERS = ("src", "include", "", "device", "check", "bench", "cli", "tests", "examples/gpt")
@@ -122,9 +122,10 @@ def draw(root, mutants, most=MOST):
 
 
 def choose(root, mutants, most=MOST):
-    """What a run without words tries, and the line that says so."""
+    """What a run without words tries, what else is touched, and the line that says so."""
     candidates, base = touched(root, mutants)
     chosen = draw(root, candidates, most)
+    others = [mutant for mutant in candidates if mutant not in chosen]
     since = f"touched since {base[:12]}" if base else f"in all, since {BASE} names no commit that is known here"
-    return chosen, (f"{len(candidates)} of {len(mutants)} mutants {since}; of these {len(chosen)} are tried, drawn by the "
-                    f"commit, and {len(candidates) - len(chosen)} left out; all: tests/mutants/run --all")
+    return chosen, others, (f"{len(candidates)} of {len(mutants)} mutants {since}; of these {len(chosen)} are tried, drawn by "
+                            f"the commit, and {len(others)} only compiled; all: tests/mutants/run --all")

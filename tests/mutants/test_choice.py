@@ -103,7 +103,7 @@ class Choice(unittest.TestCase):
             self.assertEqual(choice.touched(self.root, ALL), (ALL, ""))
         os.remove(os.path.join(self.root, choice.BASE))
         self.assertEqual(choice.touched(self.root, ALL), (ALL, ""))
-        self.assertIn("names no commit", choice.choose(self.root, ALL)[1])
+        self.assertIn("names no commit", choice.choose(self.root, ALL)[2])
         with tempfile.TemporaryDirectory() as empty:  # no repository: a tarball
             self.assertEqual(choice.touched(empty, ALL), (ALL, ""))
 
@@ -119,10 +119,10 @@ class Choice(unittest.TestCase):
             drawn |= set(choice.draw(self.root, many, 10))
         self.assertGreater(len(drawn), 90)
         self.assertEqual(choice.draw(self.root, many, 1000), many)
-        chosen, said = choice.choose(self.root, many, 10)
-        self.assertEqual(len(chosen), 10)
+        chosen, others, said = choice.choose(self.root, many, 10)
+        self.assertEqual((len(chosen), sorted(chosen + others)), (10, sorted(many)))
         self.assertIn("100 of 100 mutants touched since", said)
-        self.assertIn("10 are tried, drawn by the commit, and 90 left out", said)
+        self.assertIn("10 are tried, drawn by the commit, and 90 only compiled", said)
 
 
 if __name__ == "__main__":
