@@ -44,10 +44,11 @@ typedef enum attn_bench_peer {
     ATTN_PEER_MATH,
     ATTN_PEER_FLEX,
     ATTN_PEER_FA3,
+    ATTN_PEER_FA4,
     ATTN_PEER_UNSAID /* OpenBLAS, on a GPU cuDNN; none with a peer library */
 } attn_bench_peer;
 
-/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3"; NULL for any other number. */
+/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4"; NULL for any other number. */
 const char *attn_bench_peer_name(attn_bench_peer peer);
 
 typedef struct attn_bench_options {

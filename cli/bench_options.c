@@ -88,7 +88,7 @@ static attn_status parse_dtypes(const char *text, void *value)
 
 const char *attn_bench_peer_name(attn_bench_peer peer)
 {
-    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3" };
+    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4" };
     return (unsigned)peer < sizeof names / sizeof *names ? names[peer] : NULL;
 }
 
@@ -97,7 +97,7 @@ static attn_status parse_peer(const char *text, void *value)
     for (int i = 0; attn_bench_peer_name((attn_bench_peer)i); i++)
         if (strcmp(text, attn_bench_peer_name((attn_bench_peer)i)) == 0)
             return *(attn_bench_peer *)value = (attn_bench_peer)i, ATTN_OK;
-    return attn_fail(ATTN_INVALID, "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex, fa3 or none");
+    return attn_fail(ATTN_INVALID, "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex, fa3, fa4 or none");
 }
 
 static attn_status parse_repeat(const char *text, void *value)
@@ -126,7 +126,8 @@ static const attn_option options[] = {
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
     { "peer", 0, "NAME", parse_peer, AT(peer),
-      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, all through PyTorch, none "
+      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, fa4, all through PyTorch, "
+      "none "
       "(cudnn)" },
     { "peer-library", 0, "FILE", attn_parse_text, AT(peer_library),
       "another build of libattn as the peer, both in this process: the shared library" },

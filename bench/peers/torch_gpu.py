@@ -6,8 +6,8 @@ Requests on stdin, one per line, each answered by one line on stdout:
     run CALLS   -> seconds, the median of the calls
     memory 1    -> the most bytes that a call allocates, its inputs and results among them
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
-BACKEND is cudnn, fa2 or math (scaled_dot_product_attention held to it), flex (compiled FlexAttention) or fa3
-(flash_attn_interface from the folder FA3). PASS is fwd, bwd (from a forward that is not timed) or fwdbwd. MASK is full,
+BACKEND is cudnn, fa2 or math (scaled_dot_product_attention held to it), flex (compiled FlexAttention), fa3
+(flash_attn_interface from the folder FA3) or fa4 (flash_attn.cute, the package flash-attn-4). PASS is fwd, bwd (from a forward that is not timed) or fwdbwd. MASK is full,
 causal, window (causal, LEFT keys before the row's own) or documents (causal within runs of LEN keys). packed: sequences
 of LEN rows and keys back to back, each by itself. Tensors are contiguous, random normal, in the order of axes that
 suits the backend. A call is timed between two events, L2 overwritten before.
@@ -96,26 +96,36 @@ def sdpa(p):
 def fa3(p):
     if p.fa3 not in sys.path:
         sys.path.insert(0, p.fa3)
-    from flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+    import flash_attn_interface
+    return flash_attention(p, flash_attn_interface)
+
+
+def fa4(p):
+    from flash_attn.cute import interface
+    return flash_attention(p, interface)
+
+
+def flash_attention(p, module):
+    """The module has FlashAttention-3's functions."""
     if p.mask == "documents":
-        raise ValueError("FlashAttention-3 has no documents")
+        raise ValueError("FlashAttention has no documents")
     how = {"causal": p.mask != "full"}
     if p.mask == "window":
         how["window_size"] = (p.left, 0)
     first = lambda out: out[0] if isinstance(out, tuple) else out
     if not p.packed:
         q, k, v, grad = p.tensors(True, p.len_q, p.len_kv, p.batch)
-        return lambda: first(flash_attn_func(q, k, v, **how)), (q, k, v), grad
+        return lambda: first(module.flash_attn_func(q, k, v, **how)), (q, k, v), grad
     starts = torch.tensor([0] + p.lens, device="cuda").cumsum(0, dtype=torch.int32)
     q, k, v, grad = (t[0].detach().requires_grad_(t.requires_grad) for t in p.tensors(True, sum(p.lens), sum(p.lens), 1))
-    most = max(p.lens)
-    return lambda: first(flash_attn_varlen_func(q, k, v, starts, starts, most, most, **how)), (q, k, v), grad
+    how |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": max(p.lens), "max_seqlen_k": max(p.lens)}
+    return lambda: first(module.flash_attn_varlen_func(q, k, v, **how)), (q, k, v), grad
 
 
 def setup(words):
     """The call to be timed."""
     p = Problem(words)
-    attend, inputs, grad = {"flex": flex, "fa3": fa3}.get(p.backend, sdpa)(p)
+    attend, inputs, grad = {"flex": flex, "fa3": fa3, "fa4": fa4}.get(p.backend, sdpa)(p)
     if p.what == "fwd":
         return attend
     if p.what == "fwdbwd":
