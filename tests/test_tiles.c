@@ -83,6 +83,19 @@ static void run_emulated(const attn_cpu_kernel *kernel, const check_problem *pro
     check_buffer_destroy(&workspace);
 }
 
+/* Fails unless what the kernel computes of case n is as near to the reference as it must be. */
+static void check_emulated(const attn_cpu_kernel *kernel, const attn_desc *desc, const check_options *options, int n)
+{
+    check_problem problem;
+    assert_ok(check_problem_create(&problem, desc, options));
+    check_reference reference = check_reference_create(&problem);
+    run_emulated(kernel, &problem);
+    check_error error = check_compare(&problem, &reference);
+    if (error.message[0]) fail_msg("case %d: %s", n, error.message);
+    check_reference_destroy(&reference);
+    check_problem_destroy(&problem);
+}
+
 static void agrees_with_reference(attn_form form, double work_most)
 {
     attn_cpu_kernel kernel = emulated(form);
@@ -91,18 +104,11 @@ static void agrees_with_reference(attn_form form, double work_most)
     for (int n = 0; n < grid->count; n++) {
         attn_desc desc;
         check_options options;
-        check_problem problem;
         check_grid_case(grid, n, form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD, INT64_MAX, &desc, &options);
         if (desc.dtype != ATTN_BF16 || desc.flags & ~kernel.features || check_case_work(grid, n) > work_most) continue;
         if (desc.batch == 0 || desc.len_q == 0) continue; /* nothing to run */
         if (cases++ % test_scale() != 0) continue;
-        assert_ok(check_problem_create(&problem, &desc, &options));
-        check_reference reference = check_reference_create(&problem);
-        run_emulated(&kernel, &problem);
-        check_error error = check_compare(&problem, &reference);
-        if (error.message[0]) fail_msg("case %d: %s", n, error.message);
-        check_reference_destroy(&reference);
-        check_problem_destroy(&problem);
+        check_emulated(&kernel, &desc, &options, n);
     }
     free(grid);
     assert_true(cases > 0);
@@ -121,11 +127,29 @@ static void backward_agrees(void **state)
     agrees_with_reference(ATTN_GRADIENT, 4e7);
 }
 
+/* Scores that rise and fall by so much over a few items that outputs are rescaled, more than one strip of rows. */
+static void maximum_moves(void **state)
+{
+    (void)state;
+    attn_cpu_kernel kernel = emulated(ATTN_PREFILL);
+    attn_desc desc = { .dtype = ATTN_BF16,
+                       .batch = 1,
+                       .heads_q = 2,
+                       .heads_kv = 1,
+                       .len_q = BLOCK_ROWS + 8,
+                       .len_kv = 4 * ATTN_ITEM_KEYS,
+                       .dim_qk = 24,
+                       .dim_v = 40 };
+    for (int data = 0; data < CHECK_DATA_COUNT; data++)
+        check_emulated(&kernel, &desc, &(check_options){ .data = (check_data)data, .seed = 5 }, data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prefill_agrees),
         cmocka_unit_test(backward_agrees),
+        cmocka_unit_test(maximum_moves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "kv/op.h"
 #include "cuda/arch.h"
+#include "cuda/load.h"
 
 const attn_cuda_image attn_cuda_images[] = { { NULL, NULL, NULL } };
 const int attn_cuda_image_count = 0;
@@ -29,11 +30,30 @@ const attn_cuda_kernel *attn_cuda_kernels(int *count)
     return NULL;
 }
 
+static attn_status refuse(void)
+{
+    attn_cuda_machine_get();
+    return ATTN_UNSUPPORTED;
+}
+
+attn_status attn_cuda_place_get(attn_cuda_place *place)
+{
+    *place = (attn_cuda_place){ NULL, NULL, NULL, 0 };
+    return refuse();
+}
+
+attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+                           unsigned shared, CUfunction *function)
+{
+    (void)place, (void)kernel, (void)symbol, (void)shared;
+    *function = NULL;
+    return refuse();
+}
+
 static attn_status create(attn_plan *plan)
 {
     (void)plan;
-    attn_cuda_machine_get();
-    return ATTN_UNSUPPORTED;
+    return refuse();
 }
 
 const attn_backend attn_cuda_backend = { .create = create };
@@ -41,8 +61,7 @@ const attn_backend attn_cuda_backend = { .create = create };
 static attn_status create_kv(attn_kv_plan *plan)
 {
     (void)plan;
-    attn_cuda_machine_get();
-    return ATTN_UNSUPPORTED;
+    return refuse();
 }
 
 const attn_kv_backend attn_kv_cuda_backend = { .create = create_kv };
@@ -50,8 +69,7 @@ const attn_kv_backend attn_kv_cuda_backend = { .create = create_kv };
 static attn_status create_merge(attn_merge_plan *plan)
 {
     (void)plan;
-    attn_cuda_machine_get();
-    return ATTN_UNSUPPORTED;
+    return refuse();
 }
 
 const attn_merge_backend attn_merge_cuda_backend = { .create = create_merge };
