@@ -192,6 +192,25 @@ ATTN_API attn_status attn_pool_tables(const attn_pool *pool, const attn_seq *seq
 ATTN_API attn_status attn_pool_tables_csr(const attn_pool *pool, const attn_seq *seqs, int64_t count, int32_t *starts,
                                           int32_t *ids, int64_t room, int32_t *lens);
 
+/* A level of a batch, as a cascade takes it (below). `count` is that of the sequences, whatever groups there are: what
+ * is behind the last group has no rows and no keys, so a plan whose levels have `count` groups takes every batch. */
+enum { ATTN_CASCADE_LEVELS = 8 }; /* most shared levels */
+typedef struct attn_pool_level {
+    int32_t *cu_lens_q; /* (count + 1): written */
+    int32_t *lens_kv;   /* (count): written */
+    int32_t *table;     /* (count, width): written, unused ids -1 */
+    int64_t groups;     /* written */
+} attn_pool_level;
+
+/* Writes what a batch's sequences have in common: full pages, without those of the tokens that are rows of this run.
+ * cu_lens_q (count + 1): rows of the run. level: `levels` shared levels, 1 to ATTN_CASCADE_LEVELS, then the sequences'
+ * own keys. At level 0 sequences that follow one another and begin with the same pages, `least` keys of them at least,
+ * are a group; at the next level those of a group that go on with the same pages; and so on. So let sequences that
+ * share much stand together. ATTN_INVALID: a sequence has more than `width` pages, or more rows than tokens. */
+ATTN_API attn_status attn_pool_levels(const attn_pool *pool, const attn_seq *seqs, int64_t count,
+                                      const int32_t *cu_lens_q, int64_t least, int64_t width, attn_pool_level *level,
+                                      int32_t levels);
+
 /* ---- operations on pages ------------------------------------------------------------------- */
 
 /* Describe -> plan -> run, as in attn.h, for what is done to the pages themselves. A plan never changes; any number of
@@ -310,6 +329,74 @@ ATTN_API attn_status attn_kv_run_sized(const attn_kv_plan *plan, const attn_kv_a
 static inline attn_status attn_kv_run(const attn_kv_plan *plan, const attn_kv_args *args, void *stream)
 {
     return attn_kv_run_sized(plan, args, sizeof *args, stream);
+}
+
+/* ---- cascade ------------------------------------------------------------------------------- */
+
+/* Attention of a batch whose sequences have keys in common: a system prompt, a document that many ask about. Keys come
+ * in levels. At a shared level, sequences that follow one another in the batch form a group, whose keys are computed
+ * once for all its rows; the last level is each sequence's own. What the levels give is merged by LSE, once rounded.
+ * (Hydragen, arXiv 2402.05099, section 3; FlashInfer, arXiv 2501.01005, section 3.1.)
+ *
+ *     attn_cascade_level prompt = { .groups = 1, .len_q = 64, .len_kv = 8192, .table_width = 512 };
+ *     if (attn_cascade_plan_create(&plan, &desc, &prompt, 1)) die(attn_error());
+ *     ...
+ *     attn_cascade_keys shared = { .cu_lens_q = rows, .lens_kv = lens, .page_table = pages };
+ *     attn_cascade_run(plan, &args, &shared, workspace, stream);
+ *
+ * A sequence's keys are those of its group at the first level, then at the next, at last its own. */
+
+/* A shared level. A batch of sequences that share nothing at it is a group of 0 keys, or in no group. */
+typedef struct attn_cascade_level {
+    int64_t groups;                   /* as attn_desc.batch */
+    int64_t len_q;                    /* most query rows of a group, over all its sequences */
+    int64_t len_kv;                   /* most keys of a group */
+    int64_t table_width, table_total; /* as in attn_desc, of the groups' page table */
+    const char *kernel, *strategy;    /* as in attn_desc; NULL: the planner's choice */
+} attn_cascade_level;
+
+typedef struct attn_cascade_plan attn_cascade_plan;
+
+/* desc: as for attn_run over each sequence's own keys; flags: ATTN_VARLEN, ATTN_PAGED and ATTN_LENS_KV, which it must
+ * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC. Rows see all shared keys. levels:
+ * `count` of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same pools. Otherwise as attn_plan_create. */
+ATTN_API attn_status attn_cascade_plan_create_sized(attn_cascade_plan **plan, const attn_desc *desc, size_t desc_size,
+                                                    const attn_cascade_level *levels, size_t level_size, int32_t count);
+static inline attn_status attn_cascade_plan_create(attn_cascade_plan **plan, const attn_desc *desc,
+                                                   const attn_cascade_level *levels, int32_t count)
+{
+    return attn_cascade_plan_create_sized(plan, desc, sizeof *desc, levels, sizeof *levels, count);
+}
+
+/* NULL is allowed. No run of the plan may be under way. */
+ATTN_API void attn_cascade_plan_destroy(attn_cascade_plan *plan);
+
+/* As attn_plan_workspace: the workspaces of the levels, and their results, 4 (dim_v + 1) bytes per row, query head and
+ * level. */
+ATTN_API size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan);
+
+/* As attn_plan_describe: each level's plan, the merge, and what it is predicted to take if every sequence read all of
+ * its keys itself. */
+ATTN_API size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, size_t size);
+
+/* The keys of a shared level. */
+typedef struct attn_cascade_keys {
+    const int32_t *cu_lens_q;   /* (groups + 1): where each group's rows begin in the packed q: from 0, never falling */
+    const int32_t *lens_kv;     /* (groups): 0 to len_kv */
+    const int32_t *page_table;  /* as in attn_args, of groups in place of sequences */
+    const int32_t *page_starts; /* likewise */
+} attn_cascade_keys;
+
+/* As attn_run. args: as for attn_run over each sequence's own keys, which with ATTN_CAUSAL are those of its query rows
+ * at least. shared: one for each level. Rows of no sequence become 0, and their LSE -inf. On the CPU a run that fails
+ * has written nothing but workspace. */
+ATTN_API attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_args *args, size_t args_size,
+                                            const attn_cascade_keys *shared, size_t shared_size, void *workspace,
+                                            void *stream);
+static inline attn_status attn_cascade_run(const attn_cascade_plan *plan, const attn_args *args,
+                                           const attn_cascade_keys *shared, void *workspace, void *stream)
+{
+    return attn_cascade_run_sized(plan, args, sizeof *args, shared, sizeof *shared, workspace, stream);
 }
 
 #ifdef __cplusplus

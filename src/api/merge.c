@@ -132,7 +132,7 @@ static bool is_in_place(const attn_merge_desc *d)
 static attn_status check_args(const attn_merge_plan *plan, const attn_merge_args *a)
 {
     const attn_merge_desc *d = &plan->desc;
-    int64_t lses = d->batch * d->heads * d->rows * 4, size = attn_dtype_size(d->dtype);
+    int64_t lses = 4 * attn_merge_lines(d), size = attn_dtype_size(d->dtype);
     const extent o = { "o", a->o, plan->out_bytes[0], plan->out_bytes[1], attn_dtype_size(d->out_dtype) };
     const extent lse = { "lse", a->lse, 0, lses, 4 };
     if (!a->part_o || !a->part_lse)

@@ -11,6 +11,8 @@ typedef struct attn_merge_backend {
     attn_status (*create)(attn_merge_plan *plan);
     void (*destroy)(attn_merge_plan *plan);
     attn_status (*run)(const attn_merge_plan *plan, const attn_merge_args *args, void *stream);
+    /* Makes all rows of a part empty: its LSEs become -inf. */
+    attn_status (*empty)(const attn_merge_plan *plan, float *lse, void *stream);
 } attn_merge_backend;
 
 extern const attn_merge_backend attn_merge_cpu_backend, attn_merge_cuda_backend;
@@ -22,6 +24,12 @@ struct attn_merge_plan {
     attn_desc loop;                      /* ATTN_CPU: what src/cpu/threads.h reads of a descriptor */
     void *own;                           /* ATTN_CUDA: what its backend keeps */
 };
+
+/* LSEs of a part, and of the result. */
+static inline int64_t attn_merge_lines(const attn_merge_desc *d)
+{
+    return d->batch * d->heads * d->rows;
+}
 
 /* Element at which a row of a tensor of these strides begins. */
 static inline int64_t attn_merge_at(const int64_t stride[4], int64_t batch, int64_t row, int64_t head)

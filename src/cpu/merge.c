@@ -71,4 +71,12 @@ static attn_status run(const attn_merge_plan *plan, const attn_merge_args *args,
     return ATTN_OK;
 }
 
-const attn_merge_backend attn_merge_cpu_backend = { create, destroy, run };
+static attn_status empty(const attn_merge_plan *plan, float *lse, void *stream)
+{
+    (void)stream;
+    for (int64_t i = 0; i < attn_merge_lines(&plan->desc); i++)
+        lse[i] = -INFINITY;
+    return ATTN_OK;
+}
+
+const attn_merge_backend attn_merge_cpu_backend = { create, destroy, run, empty };

@@ -82,6 +82,8 @@ typedef struct CUlaunchConfig {
     X(cuModuleGetFunction, cuModuleGetFunction, (CUfunction *, CUmodule, const char *name))                      \
     X(cuFuncSetAttribute, cuFuncSetAttribute, (CUfunction, int attribute, int value))                            \
     X(cuFuncLoad, cuFuncLoad, (CUfunction))                                                                      \
+    X(cuMemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char value, size_t count, CUstream))              \
+    X(cuMemsetD32Async, cuMemsetD32Async, (CUdeviceptr, unsigned value, size_t count, CUstream))                 \
     X(cuLaunchKernelEx, cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **parameters, void **extra)) \
     X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled,                                                            \
       (CUtensorMap *, int type, uint32_t rank, void *address, const uint64_t *extent, const uint64_t *stride,    \
@@ -94,7 +96,6 @@ typedef struct CUlaunchConfig {
     X(cuMemFree, cuMemFree_v2, (CUdeviceptr))                                                                    \
     X(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *from, size_t bytes))                              \
     X(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *to, CUdeviceptr, size_t bytes))                                      \
-    X(cuMemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char value, size_t count, CUstream))              \
     X(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned flags))                                              \
     X(cuStreamSynchronize, cuStreamSynchronize, (CUstream))                                                      \
     X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                           \

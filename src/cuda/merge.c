@@ -21,7 +21,7 @@ typedef struct merge_plan {
 
 static void fill(const attn_merge_desc *d, attn_cuda_merge_params *p)
 {
-    *p = (attn_cuda_merge_params){ .lines = d->batch * d->heads * d->rows,
+    *p = (attn_cuda_merge_params){ .lines = attn_merge_lines(d),
                                    .parts = d->parts,
                                    .rows = (int)d->rows,
                                    .heads = (int)d->heads,
@@ -38,7 +38,7 @@ static attn_status create(attn_merge_plan *plan)
     char symbol[32];
     attn_status status = attn_cuda_place_with_kernels(&place);
     if (status) return status;
-    if (attn_ceil_div(d->batch * d->heads * d->rows, ROWS) > INT32_MAX)
+    if (attn_ceil_div(attn_merge_lines(d), ROWS) > INT32_MAX)
         return attn_fail(ATTN_UNSUPPORTED, "rows = %lld: on a GPU batch heads rows is below 2^34", (long long)d->rows);
     merge_plan *own = calloc(1, sizeof *own);
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
@@ -78,4 +78,15 @@ static attn_status run(const attn_merge_plan *plan, const attn_merge_args *args,
     return result ? attn_cuda_fail(result, "a merge") : ATTN_OK;
 }
 
-const attn_merge_backend attn_merge_cuda_backend = { create, destroy, run };
+static attn_status empty(const attn_merge_plan *plan, float *lse, void *stream)
+{
+    const merge_plan *own = plan->own;
+    const unsigned minus_infinity = 0xff800000;
+    attn_status status = attn_cuda_check_context(own->driver, own->context);
+    if (status || own->params.lines == 0) return status;
+    CUresult result =
+        own->driver->cuMemsetD32Async((CUdeviceptr)(uintptr_t)lse, minus_infinity, (size_t)own->params.lines, stream);
+    return result ? attn_cuda_fail(result, "cuMemsetD32Async") : ATTN_OK;
+}
+
+const attn_merge_backend attn_merge_cuda_backend = { create, destroy, run, empty };

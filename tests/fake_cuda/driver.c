@@ -431,6 +431,15 @@ CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t count, CUst
     return 0;
 }
 
+CUresult cuMemsetD32Async(CUdeviceptr at, unsigned value, size_t count, CUstream stream)
+{
+    CALLED;
+    (void)stream;
+    for (size_t i = 0; i < count; i++)
+        ((unsigned *)(uintptr_t)at)[i] = value;
+    return 0;
+}
+
 CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     CALLED;

@@ -43,6 +43,7 @@ void alike(attn_direction direction, int repeat);
 void operations_on_pages(void); /* pages.c */
 void paged_keys(void);          /* paged.c */
 void merges(void);              /* merge.c */
+void cascades(int count);       /* cascade.c: so many random batches */
 void pages_alike(void);         /* alike.c: graphs that are replayed while lengths and tables change */
 
 /* Shown, not judged: a plan once its kernels are loaded, and a run, in microseconds. */

@@ -58,7 +58,10 @@ int main(int argc, char **argv)
     result(!attn_machine_use("h200"), "%s", attn_error()); /* plans, and so what is tested, are alike on all GPUs */
     driver = &attn_cuda_machine_get()->driver;
     signal(SIGALRM, bark);
-    if (caches || (part == 1 && repeat > 0 && !only[0])) operations_on_pages(), paged_keys(), merges(), pages_alike();
+    if (caches || (part == 1 && repeat > 0 && !only[0])) {
+        operations_on_pages(), paged_keys(), merges(), pages_alike();
+        cascades(repeat > 0 ? 120 : 24);
+    }
     for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD && part == 1 && repeat > 0 && !caches; d++) {
         if (!wanted[d]) continue;
         alike((attn_direction)d, repeat);

@@ -1,0 +1,292 @@
+/* Attention over keys in levels: a plan per level, of packed query rows over pages, and a merge. Contract: attn_kv.h.
+ */
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/merge.h"
+#include "attn_kv.h"
+#include "base/error.h"
+#include "base/words.h"
+#include "problem/args.h"
+#include "problem/desc.h"
+
+enum {
+    NEEDED = ATTN_VARLEN | ATTN_PAGED | ATTN_LENS_KV,
+    TAKEN = NEEDED | ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
+    OWN = ATTN_CAUSAL | ATTN_SINK, /* of the last level alone */
+    PARTS = ATTN_CASCADE_LEVELS + 1,
+    ALIGN = 256
+};
+
+struct attn_cascade_plan {
+    attn_desc desc; /* resolved: each sequence's own keys, o as the caller has it */
+    int parts;      /* levels: the shared ones, then each sequence's own */
+    attn_plan *part[PARTS];
+    attn_merge_plan *merge;
+    double seconds, seconds_alone; /* predicted: of all levels; if every sequence read all of its keys; 0: not known */
+    size_t o_at[PARTS], lse_at[PARTS], scratch_at, workspace; /* in the workspace, from a multiple of ALIGN */
+};
+
+/* ---- plan ------------------------------------------------------------------------------------ */
+
+static attn_status check(const attn_desc *d, int32_t count)
+{
+    if (count < 1 || count > ATTN_CASCADE_LEVELS)
+        return attn_fail(ATTN_INVALID, "count = %" PRId32 " is not in 1 to %d", count, ATTN_CASCADE_LEVELS);
+    if (d->direction != ATTN_FORWARD)
+        return attn_fail(ATTN_INVALID, "direction = %d: a cascade is a forward", (int)d->direction);
+    if (d->dtype == ATTN_F64) return attn_fail(ATTN_INVALID, "dtype = ATTN_F64: a cascade takes f32, f16 and bf16");
+    if ((d->flags & NEEDED) != NEEDED)
+        return attn_fail(ATTN_INVALID, "flags = 0x%" PRIx32 ": a cascade needs ATTN_VARLEN, ATTN_PAGED, ATTN_LENS_KV",
+                         d->flags);
+    if (d->flags & ~(uint32_t)TAKEN)
+        return attn_fail(ATTN_INVALID,
+                         "flags = 0x%" PRIx32 ": beside what it needs, a cascade takes ATTN_CAUSAL, ATTN_SOFTCAP, "
+                         "ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC",
+                         d->flags);
+    return ATTN_OK;
+}
+
+/* Results of parts are f32, packed. */
+static attn_desc desc_of_part(const attn_desc *desc)
+{
+    attn_desc d = *desc;
+    d.flags |= ATTN_OUT_F32;
+    memset(d.o_stride, 0, sizeof d.o_stride);
+    return d;
+}
+
+static attn_desc desc_of_level(const attn_desc *desc, const attn_cascade_level *level)
+{
+    attn_desc d = desc_of_part(desc);
+    d.flags &= ~(uint32_t)OWN;
+    d.batch = level->groups, d.len_q = level->len_q, d.len_kv = level->len_kv;
+    d.table_width = level->table_width, d.table_total = level->table_total;
+    d.kernel = level->kernel, d.strategy = level->strategy;
+    return d;
+}
+
+/* Says which level refuses. */
+static attn_status create_level(attn_cascade_plan *plan, int i, const attn_cascade_level *level)
+{
+    char why[400];
+    attn_desc d = desc_of_level(&plan->desc, level);
+    attn_status status = attn_plan_create(&plan->part[i], &d);
+    if (!status) return ATTN_OK;
+    snprintf(why, sizeof why, "%s", attn_error());
+    return attn_fail(status, "levels[%d]: %s", i, why);
+}
+
+static attn_status create_merge(attn_cascade_plan *plan)
+{
+    const attn_desc *d = &plan->desc;
+    attn_merge_desc merge = { .dtype = ATTN_F32,
+                              .out_dtype = attn_out_dtype(d),
+                              .device = d->device,
+                              .parts = plan->parts,
+                              .batch = 1,
+                              .rows = d->total_q,
+                              .heads = d->heads_q,
+                              .dim = d->dim_v,
+                              .parallel_for = d->parallel_for,
+                              .parallel_context = d->parallel_context };
+    if (d->device == ATTN_CPU) merge.threads = d->threads;
+    memcpy(merge.o_stride, d->o_stride, sizeof merge.o_stride);
+    return attn_merge_plan_create(&plan->merge, &merge);
+}
+
+/* The parts' results lie one after another; levels use one scratch in turn. */
+static attn_status lay_out(attn_cascade_plan *plan)
+{
+    const attn_desc *d = &plan->desc;
+    size_t at = 0, scratch = 0, lses;
+    bool fits = !__builtin_mul_overflow((size_t)d->total_q, 4 * (size_t)d->heads_q, &lses) &&
+                lses < SIZE_MAX / 2 / (size_t)(d->dim_v + 1) / PARTS;
+    if (!fits) return attn_fail(ATTN_INVALID, "total_q = %" PRId64 ": the workspace would exceed memory", d->total_q);
+    for (int i = 0; i < plan->parts; i++) {
+        size_t needs = attn_plan_workspace(plan->part[i]);
+        plan->o_at[i] = at, at += (size_t)attn_round_up((int64_t)lses * d->dim_v, ALIGN);
+        plan->lse_at[i] = at, at += (size_t)attn_round_up((int64_t)lses, ALIGN);
+        if (needs > scratch) scratch = needs;
+    }
+    plan->scratch_at = at, plan->workspace = at + scratch + ALIGN;
+    return ATTN_OK;
+}
+
+/* Every sequence with all of its keys, as if none were shared; 0: not known. */
+static double seconds_alone(const attn_desc *desc, const attn_cascade_level *levels, int count)
+{
+    attn_desc d = *desc;
+    attn_plan *plan;
+    attn_plan_info info;
+    d.kernel = d.strategy = NULL;
+    for (int i = 0; i < count; i++)
+        d.len_kv += levels[i].len_kv;
+    d.table_width = attn_ceil_div(d.len_kv, d.page_size), d.table_total = 0;
+    if (attn_plan_create(&plan, &d)) return 0;
+    double seconds = attn_plan_get_info(plan, &info) ? 0 : info.seconds;
+    attn_plan_destroy(plan);
+    return seconds;
+}
+
+static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *levels, int32_t count)
+{
+    attn_desc own = desc_of_part(&plan->desc);
+    attn_status status = attn_plan_create(&plan->part[count], &own);
+    for (int i = 0; i < count && !status; i++)
+        status = create_level(plan, i, &levels[i]);
+    plan->parts = count + 1;
+    if (!status) status = create_merge(plan);
+    if (!status) status = lay_out(plan);
+    for (int i = 0; i < plan->parts && !status; i++) {
+        attn_plan_info info;
+        status = attn_plan_get_info(plan->part[i], &info);
+        if (!status) plan->seconds += info.seconds;
+    }
+    if (!status) plan->seconds_alone = seconds_alone(&plan->desc, levels, count);
+    plan->desc.kernel = plan->desc.strategy = NULL; /* the caller's strings may go */
+    return status;
+}
+
+attn_status attn_cascade_plan_create_sized(attn_cascade_plan **out, const attn_desc *desc, size_t desc_size,
+                                           const attn_cascade_level *levels, size_t level_size, int32_t count)
+{
+    attn_cascade_level level[ATTN_CASCADE_LEVELS];
+    attn_desc resolved;
+    if (!out) return attn_fail(ATTN_INVALID, "plan = NULL: it takes the address of a pointer");
+    attn_status status = attn_desc_resolve(&resolved, desc, desc_size);
+    if (!status) status = check(&resolved, count);
+    for (int i = 0; i < count && !status; i++)
+        status =
+            attn_struct_copy(&level[i], sizeof *level, levels ? (const char *)levels + (size_t)i * level_size : NULL,
+                             level_size, "cascade_level");
+    if (status) return status;
+    attn_cascade_plan *plan = calloc(1, sizeof *plan);
+    if (!plan) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
+    plan->desc = resolved;
+    if ((status = create(plan, level, count))) {
+        attn_cascade_plan_destroy(plan);
+        return status;
+    }
+    *out = plan;
+    return ATTN_OK;
+}
+
+void attn_cascade_plan_destroy(attn_cascade_plan *plan)
+{
+    if (!plan) return;
+    for (int i = 0; i < PARTS; i++)
+        attn_plan_destroy(plan->part[i]);
+    attn_merge_plan_destroy(plan->merge);
+    free(plan);
+}
+
+size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan)
+{
+    if (plan) return plan->workspace;
+    attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_cascade_plan_create");
+    return 0;
+}
+
+static void say_plan(attn_words *w, const attn_plan *plan)
+{
+    bool fits = w->length < w->size;
+    w->length += attn_plan_describe(plan, fits ? w->text + w->length : NULL, fits ? w->size - w->length : 0);
+}
+
+size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, size_t size)
+{
+    if (size && !text) attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
+    if (size && text) text[0] = 0;
+    if (!plan) attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_cascade_plan_create");
+    if (!plan || (size && !text)) return 0;
+    attn_words w = { text, size, 0 };
+    for (int i = 0; i < plan->parts; i++) {
+        if (i + 1 < plan->parts) attn_say(&w, "level %d: keys that groups of sequences share\n", i);
+        if (i + 1 == plan->parts) attn_say(&w, "level %d: each sequence's own keys\n", i);
+        say_plan(&w, plan->part[i]);
+    }
+    attn_say(&w, "merge of %d parts; workspace ", plan->parts);
+    attn_say_bytes(&w, (double)plan->workspace);
+    attn_say(&w, "\npredicted for all levels ");
+    attn_say_seconds(&w, plan->seconds);
+    if (plan->seconds_alone > 0) {
+        attn_say(&w, "; if every sequence read all of its keys ");
+        attn_say_seconds(&w, plan->seconds_alone);
+    }
+    attn_say(&w, "\n");
+    return w.length;
+}
+
+/* ---- run ------------------------------------------------------------------------------------- */
+
+/* Where the host may read them: lengths and tables of the sequences' own keys, of which ATTN_CAUSAL takes as many as
+ * there are rows. */
+static attn_status check_own(const attn_desc *d, const attn_args *a)
+{
+    if (d->device == ATTN_CUDA) return attn_args_check_arrays(d, a);
+    attn_status status = attn_args_check(d, a);
+    for (int64_t b = 0; b < d->batch && !status && d->flags & ATTN_CAUSAL; b++) {
+        int32_t rows = a->cu_lens_q[b + 1] - a->cu_lens_q[b];
+        if (a->lens_kv[b] < rows)
+            status = attn_fail(ATTN_INVALID,
+                               "lens_kv[%" PRId64 "] = %" PRId32 ": with ATTN_CAUSAL the sequence's %" PRId32
+                               " rows have keys of their own",
+                               b, a->lens_kv[b], rows);
+    }
+    return status;
+}
+
+/* What all levels have in common with the caller's. */
+static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *keys)
+{
+    return (attn_args){ .q = args->q,
+                        .k = args->k,
+                        .v = args->v,
+                        .cu_lens_q = keys->cu_lens_q,
+                        .lens_kv = keys->lens_kv,
+                        .page_table = keys->page_table,
+                        .page_starts = keys->page_starts,
+                        .fault = args->fault };
+}
+
+static attn_status run_level(const attn_cascade_plan *plan, int i, const attn_args *args, char *scratch, void *stream)
+{
+    char why[400];
+    attn_status status = attn_run(plan->part[i], args, scratch, stream);
+    if (!status || i + 1 == plan->parts) return status;
+    snprintf(why, sizeof why, "%s", attn_error());
+    return attn_fail(status, "shared[%d]: %s", i, why);
+}
+
+attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_args *args, size_t args_size,
+                                   const attn_cascade_keys *shared, size_t shared_size, void *workspace, void *stream)
+{
+    attn_args own;
+    attn_cascade_keys keys[ATTN_CASCADE_LEVELS];
+    const void *part_o[PARTS];
+    const float *part_lse[PARTS];
+    if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_cascade_plan_create");
+    attn_status status = attn_struct_copy(&own, sizeof own, args, args_size, "args");
+    for (int i = 0; i + 1 < plan->parts && !status; i++)
+        status =
+            attn_struct_copy(&keys[i], sizeof *keys, shared ? (const char *)shared + (size_t)i * shared_size : NULL,
+                             shared_size, "cascade_keys");
+    if (!status) status = check_own(&plan->desc, &own);
+    if (!status && !workspace)
+        status = attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %zu bytes", plan->workspace);
+    if (status) return status;
+    char *base = (char *)workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
+    for (int i = 0; i < plan->parts && !status; i++) {
+        attn_args part = i + 1 < plan->parts ? args_of_level(&own, &keys[i]) : own;
+        part_o[i] = part.o = base + plan->o_at[i];
+        part_lse[i] = part.lse = (float *)(void *)(base + plan->lse_at[i]);
+        status = plan->merge->backend->empty(plan->merge, part.lse, stream);
+        if (!status) status = run_level(plan, i, &part, base + plan->scratch_at, stream);
+    }
+    attn_merge_args merge = { .part_o = part_o, .part_lse = part_lse, .o = own.o, .lse = own.lse };
+    return status ? status : attn_merge_run(plan->merge, &merge, stream);
+}

@@ -1,0 +1,88 @@
+/* Attention over keys in levels: on the GPU what attention over all keys is on the CPU. A page id that is none sets the
+ * fault, and changes no row of other groups. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../cascade_support.h"
+#include "base/error.h"
+#include "device/device.h"
+#include "gpu.h"
+
+static cascade_arrays drawn, got, want;
+
+static bool run_all(const cascade_problem *p)
+{
+    attn_plan *plan;
+    want = drawn;
+    attn_args args = cascade_args(p, &want, true);
+    if (attn_plan_create(&plan, &p->all)) return false;
+    char *workspace = malloc(attn_plan_workspace(plan) + 1);
+    bool good = attn_run(plan, &args, workspace, NULL) == ATTN_OK;
+    free(workspace);
+    attn_plan_destroy(plan);
+    return good;
+}
+
+/* The cascade over *p->at, into `got`. */
+static bool run_levels(const cascade_problem *p, const attn_cascade_plan *plan)
+{
+    CUdeviceptr there, workspace;
+    attn_cascade_keys keys[CASCADE_SHARED];
+    cascade_arrays *at;
+    if (driver->cuMemAlloc(&there, sizeof got)) return false;
+    if (driver->cuMemAlloc(&workspace, attn_cascade_plan_workspace(plan))) return driver->cuMemFree(there), false;
+    at = (cascade_arrays *)(uintptr_t)there;
+    attn_args args = cascade_args(p, at, false);
+    args.fault = &at->fault;
+    cascade_shared_keys(p, at, keys);
+    bool good = driver->cuMemcpyHtoD(there, p->at, sizeof got) == 0;
+    good = good && driver->cuMemsetD8Async(workspace, 0xff, attn_cascade_plan_workspace(plan), NULL) == 0;
+    good = good && attn_cascade_run(plan, &args, keys, (void *)(uintptr_t)workspace, NULL) == ATTN_OK;
+    good = good && device_wait() == ATTN_OK && driver->cuMemcpyDtoH(&got, there, sizeof got) == 0;
+    driver->cuMemFree(there);
+    driver->cuMemFree(workspace);
+    return good;
+}
+
+/* Rows of groups other than the first are as before. */
+static void spoil(cascade_problem *p, const attn_cascade_plan *plan, int number)
+{
+    cascade_level_arrays *level = &drawn.level[0];
+    int rows = level->cu_lens_q[1];
+    if (level->lens_kv[0] == 0 || rows == 0) return;
+    level->table[0] = (int32_t)p->own.pages;
+    result(run_levels(p, plan), "cascade %d: %s", number, attn_error());
+    result(got.fault == 1, "cascade %d: a page id that is none sets no fault", number);
+    for (int64_t head = 0; head < p->own.heads_q; head++)
+        memcpy(got.lse + head * p->own.total_q, want.lse + head * p->own.total_q, (size_t)rows * sizeof *got.lse);
+    memcpy(got.o, want.o, (size_t)(rows * p->own.heads_q * p->own.dim_v * attn_dtype_size(attn_out_dtype(&p->own))));
+    int64_t line = cascade_difference(p, &got, &want);
+    result(line < 0, "cascade %d: a page id that is none changes line %lld", number, (long long)line);
+}
+
+static void check(int number)
+{
+    attn_cascade_plan *plan;
+    cascade_problem p = cascade_draw(&drawn, number, (attn_dtype)(ATTN_F32 + number % 3));
+    result(run_all(&p), "cascade %d on the CPU: %s", number, attn_error());
+    p.own.device = ATTN_CUDA;
+    if (attn_cascade_plan_create(&plan, &p.own, p.level, p.levels)) {
+        result(false, "cascade %d: %s", number, attn_error());
+        return;
+    }
+    result(run_levels(&p, plan), "cascade %d: %s", number, attn_error());
+    int64_t line = cascade_difference(&p, &got, &want);
+    result(line < 0 && got.fault == 0, "cascade %d: line %lld differs, fault %u", number, (long long)line, got.fault);
+    spoil(&p, plan, number);
+    attn_cascade_plan_destroy(plan);
+}
+
+void cascades(int count)
+{
+    for (int number = 0; number < count; number++) {
+        alarm(WATCHDOG_SECONDS);
+        check(number);
+    }
+    alarm(0);
+}
