@@ -523,7 +523,6 @@ MUTANTS = [
      "cascade: a sink at every level", "cascade"),
     (KV + "cascade.c", "status = plan->merge->backend->empty(plan->merge, part.lse, stream);", "",
      "cascade: rows of no sequence are merged", "cascade"),
-    (KV + "cascade.c", "plan->scratch_at = at, plan->workspace", "plan->scratch_at = 0, plan->workspace", "cascade: levels compute over what others gave", "cascade"),
     (KV + "levels.c", "(s->length - rows) / a->pool->desc.page_size", "s->length / a->pool->desc.page_size",
      "levels: tokens of this run are shared", "cascade"),
     (KV + "levels.c", "if (same < pages) pages = same;", "", "levels: a group has what its first sequence has", "cascade"),
