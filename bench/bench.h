@@ -86,7 +86,8 @@ typedef enum attn_bench_kind {
     ATTN_BENCH_BYTES,   /* once more, for the bytes at each level */
     ATTN_BENCH_THEOREM, /* nothing is run: bytes over a memory of any size */
     ATTN_BENCH_POOL,    /* what the pool of pages does */
-    ATTN_BENCH_APPEND   /* tokens into pages */
+    ATTN_BENCH_APPEND,  /* tokens into pages */
+    ATTN_BENCH_CASCADE  /* sequences with keys in common, in levels */
 } attn_bench_kind;
 
 typedef struct attn_bench_case {
@@ -104,10 +105,9 @@ typedef struct attn_bench_case {
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
-#define ATTN_BENCH_SUITES                                                                                            \
-    "prefill, threads, decode, bwd, fwdbwd, memory, window, paged, pool, append, shapes, order, strategies, tiles, " \
-    "bytes, "                                                                                                        \
-    "theorem, all (but the last four)"
+#define ATTN_BENCH_SUITES                                                                                              \
+    "prefill, threads, decode, bwd, fwdbwd, memory, window, paged, cascade, pool, append, shapes, order, strategies, " \
+    "tiles, bytes, theorem, all (but the last four)"
 
 /* The suite's bit, all of them but "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other name. */
 int attn_bench_suite_find(const char *name);
@@ -209,6 +209,9 @@ bool attn_bench_subject_init(attn_bench_subject *subject, const attn_desc *desc,
                              const attn_bench_tensors *tensors);
 void attn_bench_subject_free(attn_bench_subject *subject);
 double attn_bench_subject_run(void *subject, int calls);
+
+/* ATTN_ISA_PORTABLE, or the one of this name (attn_isa_name). */
+attn_isa attn_bench_isa_named(const char *name);
 
 /* ---- vector loops (simd.c) ----------------------------------------------------------- */
 
@@ -320,6 +323,9 @@ attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *co
 bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
                             const attn_bench_peers *peers, attn_bench_result *result);
 
+/* The median of some calls (device_measure_calls); negative after a failure, which it has reported. */
+double attn_bench_gpu_median(attn_status (*call)(const void *self), const void *self, int calls);
+
 /* ---- strategies (strategies.c) ------------------------------------------------------- */
 
 /* A case for each strategy that the plan of a point on a GPU takes: its baseline goes without. Returns how many. */
@@ -330,6 +336,11 @@ int attn_bench_alternatives(const attn_bench_case *point, attn_bench_case cases[
 /* The pool: seconds a page, fork or token. Append: beside memcpy. */
 bool attn_bench_pool(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
 bool attn_bench_append(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+
+/* ---- cascades (cascade.c) -------------------------------------------------------------- */
+
+/* desc: len_kv keys that all sequences have in common; each has some of its own, which are added. */
+bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
 
 /* ---- tiles (tiles.c) ----------------------------------------------------------------- */
 

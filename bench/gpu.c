@@ -84,11 +84,24 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double run_timed(void *self, int calls)
+static attn_status start_timed(const void *self)
 {
     const struct timed *t = self;
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < t->count && !status; i++)
+        status = device_start_plan(t->run, t->plans[i]);
+    return status;
+}
+
+static double run_timed(void *self, int calls)
+{
+    return attn_bench_gpu_median(start_timed, self, calls);
+}
+
+double attn_bench_gpu_median(attn_status (*call)(const void *self), const void *self, int calls)
+{
     double *times = malloc((size_t)calls * sizeof *times), median = -1;
-    if (!times || device_measure(t->run, t->plans, t->count, calls, times))
+    if (!times || device_measure_calls(call, self, calls, times))
         attn_bench_fail("%s", times ? attn_error() : "out of memory");
     else
         qsort(times, (size_t)calls, sizeof *times, by_size), median = times[calls / 2];
@@ -192,6 +205,7 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
     *result = (attn_bench_result){ 0 };
     if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
     if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
+    if (item->kind == ATTN_BENCH_CASCADE) return attn_bench_cascade(options, item, result);
     bool begun = begin(&b, item, peers->library), done = begun;
     if (begun && item->kind == ATTN_BENCH_MEMORY) {
         done = measure_memory(options, &b, peers, result);

@@ -270,6 +270,19 @@ static void paged(grid *g, attn_dtype dtype)
     }
 }
 
+/* Sequences with keys in common: a row each. */
+static void cascade(grid *g, attn_dtype dtype)
+{
+    static const int64_t batches[] = { 4, 16, 64 }, lens[] = { 1024, 8192, 32768 };
+    char mask[16];
+    for (int i = 0; i < 9; i++) {
+        attn_desc desc = decode_of(g, dtype);
+        desc.batch = batches[i / 3], desc.len_kv = g->options->smoke ? 128 : lens[i % 3];
+        snprintf(mask, sizeof mask, "batch:%d", (int)desc.batch);
+        add(g, "cascade", ATTN_BENCH_DECODE, mask, desc)->kind = ATTN_BENCH_CASCADE;
+    }
+}
+
 static void walk(grid *g)
 {
     static const int64_t usual[] = { ATTN_BF16 };
@@ -285,6 +298,7 @@ static void walk(grid *g)
         if (wants(g, "window")) sparse(g, dtype);
         if (wants(g, "decode")) add(g, "decode", ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
         if (wants(g, "paged")) paged(g, dtype);
+        if (wants(g, "cascade")) cascade(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);
         if (wants(g, "strategies")) strategies(g, dtype);
         if (wants(g, "tiles")) tiles(g, dtype);

@@ -70,9 +70,9 @@ static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, c
     snprintf(point->kernel, sizeof point->kernel, "%s", r.plan->kernel_name);
     if (budget <= 0) return device_end(&r, false);
     if (backward) status = device_start_plan(&r, FORWARD);
-    if (!status) status = device_measure(&r, (int[]){ MAIN }, 1, RUNS_LEAST, times);
+    if (!status) status = device_measure(&r, RUNS_LEAST, times);
     int runs = (int)fmin(RUNS_MOST, fmax(RUNS_LEAST, budget / fmax(times[0], 1e-4)));
-    if (!status) status = device_measure(&r, (int[]){ MAIN }, 1, runs, times);
+    if (!status) status = device_measure(&r, runs, times);
     qsort(times, (size_t)runs, sizeof *times, by_size);
     point->seconds = times[runs / 2];
     attn_status ended = device_end(&r, false);

@@ -14,7 +14,7 @@ static bool plan_one(attn_plan **plan, attn_plan_info *info, const attn_desc *de
            attn_bench_fail("%s", attn_error());
 }
 
-static attn_isa isa_named(const char *name)
+attn_isa attn_bench_isa_named(const char *name)
 {
     attn_isa isa = ATTN_ISA_PORTABLE;
     while (attn_isa_name(isa) && strcmp(attn_isa_name(isa), name) != 0)
@@ -28,10 +28,10 @@ bool attn_bench_subject_plan(attn_bench_subject *s, const attn_desc *desc, attn_
     *s = (attn_bench_subject){ 0 };
     if (pass != ATTN_BENCH_BACKWARD && !plan_one(&s->forward, &forward, desc, ATTN_FORWARD)) return false;
     s->info = forward;
-    if (s->forward) s->isa = isa_named(forward.isa);
+    if (s->forward) s->isa = attn_bench_isa_named(forward.isa);
     if (pass < ATTN_BENCH_BACKWARD) return true;
     if (!plan_one(&s->backward, &s->info, desc, ATTN_BACKWARD)) return false;
-    if (s->isa < isa_named(s->info.isa)) s->isa = isa_named(s->info.isa);
+    if (s->isa < attn_bench_isa_named(s->info.isa)) s->isa = attn_bench_isa_named(s->info.isa);
     s->info.flops += forward.flops;
     s->info.seconds += forward.seconds;
     s->info.memory_bytes += forward.memory_bytes;

@@ -201,6 +201,19 @@ static void paged(grid *g, const char *name, const point *p)
     }
 }
 
+/* Its len is of keys in common. */
+static void cascade(grid *g, const char *name, const point *p)
+{
+    static const int batches[] = { 4, 16, 64 };
+    for (int i = 0; i < 3; i++) {
+        attn_desc desc = describe(g, p, 32, 8, 1);
+        char mask[16];
+        desc.batch = batches[i];
+        snprintf(mask, sizeof mask, "batch:%d", batches[i]);
+        add(g, name, ATTN_BENCH_DECODE, mask, desc)->kind = ATTN_BENCH_CASCADE;
+    }
+}
+
 /* Its len is pages. */
 static void pool(grid *g, const char *name, const point *p)
 {
@@ -224,6 +237,7 @@ static const suite suites[] = {
     { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },
     { "window", window, { ATTN_F32 }, { 64 }, { 32768 }, { 512 }, 0 },
     { "paged", paged, { ATTN_F32, ATTN_F16, ATTN_BF16 }, { 128 }, { 8192 }, { 160 }, 32768 },
+    { "cascade", cascade, { ATTN_BF16 }, { 128 }, { 1024, 8192 }, { 128 }, 32768 },
     { "pool", pool, { ATTN_BF16 }, { 128 }, { 2048 }, { 64 }, 0 },
     { "append", append, { ATTN_BF16 }, { 128 }, { 64, 1024, 8192 }, { 64 }, 32768 },
     { .name = "shapes" }, /* on a GPU only, as the next */

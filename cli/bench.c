@@ -79,6 +79,8 @@ static bool sound(const attn_bench_case *item, const attn_bench_result *r)
     if (item->kind == ATTN_BENCH_THEOREM) return r->level[0].counted > 0.0;
     if (item->kind == ATTN_BENCH_MEMORY) return r->memory.peak > 0.0 && r->peer_memory.counted > 0.0;
     if (item->kind == ATTN_BENCH_POOL) return r->subject.min > 0.0;
+    if (item->kind == ATTN_BENCH_CASCADE)
+        return r->subject.min > 0.0 && r->peer.min > 0.0 && r->flops > 0.0 && r->kv_bytes > 0.0;
     if (item->kind == ATTN_BENCH_APPEND) return r->subject.min > 0.0 && r->peer.min > 0.0 && isfinite(r->read);
     double share = r->limit / r->subject.median;
     return isfinite(share) && share > 0.0 && isfinite(r->peak) && r->peak > 0.0 && r->subject.min > 0.0 &&

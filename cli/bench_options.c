@@ -194,7 +194,8 @@ static void name_machine(attn_bench_options *o)
 /* Suites whose cases another library takes a turn in. */
 static bool library_takes(const attn_bench_options *o)
 {
-    static const char *const others[] = { "memory", "pool", "append", "strategies", "tiles", "bytes", "theorem" };
+    static const char *const others[] = { "memory",     "cascade", "pool",  "append",
+                                          "strategies", "tiles",   "bytes", "theorem" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (o->suites & attn_bench_suite_find(others[i]))
             return attn_bench_fail("--peer-library: the suite %s has no peer that could be a library; leave it out",

@@ -112,7 +112,7 @@ static attn_status measure_on_gpu(const attn_desc *desc, const attn_args *args, 
     double times[GPU_RUNS];
     attn_status status = device_begin(&run, desc, args, 0);
     if (status) return status;
-    status = device_measure(&run, (int[]){ 0 }, 1, GPU_RUNS, times);
+    status = device_measure(&run, GPU_RUNS, times);
     attn_status ended = device_end(&run, false);
     *seconds = median(times, GPU_RUNS);
     return status ? status : ended;

@@ -220,14 +220,13 @@ static void timing_destroy(timing *t)
     if (t->flush) driver->cuMemFree(t->flush);
 }
 
-static attn_status measure_once(const device_run *r, const int *plans, int count, const timing *t, double *seconds)
+static attn_status measure_once(device_call *call, const void *self, const timing *t, double *seconds)
 {
     float milliseconds = 0;
     CUresult result = driver->cuMemsetD8Async(t->flush, 0, t->flush_size, NULL);
     if (!result) result = driver->cuEventRecord(t->begin, NULL);
     attn_status status = result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
-    for (int i = 0; i < count && !status; i++)
-        status = device_start_plan(r, plans[i]);
+    if (!status) status = call(self);
     if (status) return status;
     result = driver->cuEventRecord(t->end, NULL);
     if (!result) result = driver->cuEventSynchronize(t->end);
@@ -236,13 +235,23 @@ static attn_status measure_once(const device_run *r, const int *plans, int count
     return result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
 }
 
-attn_status device_measure(const device_run *run, const int *plans, int count, int runs, double *seconds)
+attn_status device_measure_calls(device_call *call, const void *self, int runs, double *seconds)
 {
     timing t = { .begin = NULL };
     CUresult result = timing_create(&t);
     attn_status status = result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
     for (int i = 0; i < runs && !status; i++)
-        status = measure_once(run, plans, count, &t, &seconds[i]);
+        status = measure_once(call, self, &t, &seconds[i]);
     timing_destroy(&t);
     return status;
+}
+
+static attn_status start_first(const void *run)
+{
+    return device_start(run);
+}
+
+attn_status device_measure(const device_run *run, int runs, double *seconds)
+{
+    return device_measure_calls(start_first, run, runs, seconds);
 }

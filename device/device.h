@@ -58,8 +58,12 @@ attn_status device_start_plan(const device_run *run, int plan);
 
 attn_status device_wait(void);
 
-/* Times of `runs` runs of some plans one after another, between two events each, L2 overwritten before. */
-attn_status device_measure(const device_run *run, const int *plans, int count, int runs, double *seconds);
+/* Times of `runs` calls that put work into the default stream, between two events each, L2 overwritten before. */
+typedef attn_status device_call(const void *self);
+attn_status device_measure_calls(device_call *call, const void *self, int runs, double *seconds);
+
+/* The same of runs of the plan. */
+attn_status device_measure(const device_run *run, int runs, double *seconds);
 
 /* What the first GPU runs at and draws now; 0 where nobody says (nvml.c). */
 void device_state(double *megahertz, double *watts);

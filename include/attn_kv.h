@@ -379,6 +379,19 @@ ATTN_API size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan);
  * its keys itself. */
 ATTN_API size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, size_t size);
 
+/* Whether levels pay: predicted seconds of all of them, and of attn_run over all keys of each sequence, 0 if not known.
+ * The merge is not among them. ATTN_INVALID: an argument is NULL. */
+typedef struct attn_cascade_info {
+    double seconds, seconds_alone;
+    uint64_t workspace_bytes;
+} attn_cascade_info;
+ATTN_API attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn_cascade_info *info,
+                                                      size_t info_size);
+static inline attn_status attn_cascade_plan_get_info(const attn_cascade_plan *plan, attn_cascade_info *info)
+{
+    return attn_cascade_plan_get_info_sized(plan, info, sizeof *info);
+}
+
 /* The keys of a shared level. */
 typedef struct attn_cascade_keys {
     const int32_t *cu_lens_q;   /* (groups + 1): where each group's rows begin in the packed q: from 0, never falling */

@@ -252,6 +252,12 @@ static void plans_are_described(void **state)
     assert_int_equal(attn_cascade_plan_describe(plan, part, sizeof part), length);
     assert_int_equal(strlen(part), sizeof part - 1);
     assert_memory_equal(part, text, sizeof part - 1);
+    attn_cascade_info info;
+    assert_ok(attn_cascade_plan_get_info(plan, &info));
+    assert_true(info.seconds > 0 && info.seconds_alone > 0);
+    assert_int_equal(info.workspace_bytes, attn_cascade_plan_workspace(plan));
+    refused(attn_cascade_plan_get_info(plan, NULL), "info = NULL");
+    refused(attn_cascade_plan_get_info(NULL, &info), "plan = NULL");
     attn_cascade_plan_destroy(plan);
 }
 

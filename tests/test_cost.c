@@ -59,6 +59,50 @@ static void no_typical_length_is_above_the_longest(void **state)
         }
 }
 
+/* Decode of a batch takes as long with its rows packed as without: over pages only they are. */
+static void packed_rows_over_pages_have_keys(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 4; n++) {
+        attn_desc desc = { .dtype = ATTN_BF16,
+                           .device = n % 2 ? ATTN_CUDA : ATTN_CPU,
+                           .flags = ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL,
+                           .batch = 24,
+                           .heads_q = 32,
+                           .heads_kv = 8,
+                           .len_q = n < 2 ? 1 : 64,
+                           .len_kv = 4096,
+                           .dim_qk = 128,
+                           .pages = 8192,
+                           .page_size = 16,
+                           .table_width = 256,
+                           .threads = n % 2 ? 0 : 2 },
+                  packed = desc;
+        packed.flags |= ATTN_VARLEN, packed.total_q = packed.batch * packed.len_q;
+        attn_desc resolved[2];
+        assert_ok(attn_desc_resolve(&resolved[0], &desc, sizeof desc));
+        assert_ok(attn_desc_resolve(&resolved[1], &packed, sizeof packed));
+        double took[2];
+        for (int i = 0; i < 2; i++) {
+            attn_desc typical = attn_typical(&resolved[i]);
+            assert_int_equal(typical.len_kv, 4096);
+            if (n % 2) {
+                took[i] =
+                    seconds(&resolved[i], kernel_named("sm90_bf16_d128_128x128_paged"), attn_typical_pairs(&typical));
+            } else {
+                attn_plan *plan;
+                attn_plan_info info;
+                assert_ok(attn_plan_create(&plan, &resolved[i]));
+                assert_ok(attn_plan_get_info(plan, &info));
+                took[i] = info.seconds;
+                attn_plan_destroy(plan);
+            }
+        }
+        double ratio = took[1] / took[0];
+        if (!(ratio > 0.8 && ratio < 1.25)) fail_msg("case %d: packed %.3f of the time without", n, ratio);
+    }
+}
+
 /* Milliseconds of the fallback kernels that were measured on an H200: full and hardly used multiprocessors. */
 static void the_fallback_is_predicted(void **state)
 {
@@ -212,6 +256,7 @@ int main(void)
         cmocka_unit_test(lengths_of_the_run_are_predicted),
         cmocka_unit_test(the_fallback_is_predicted),
         cmocka_unit_test(no_typical_length_is_above_the_longest),
+        cmocka_unit_test(packed_rows_over_pages_have_keys),
         cmocka_unit_test(bytes_are_as_counted),
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),

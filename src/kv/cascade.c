@@ -191,6 +191,15 @@ size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan)
     return 0;
 }
 
+attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn_cascade_info *info, size_t info_size)
+{
+    if (!plan || !info) return attn_fail(ATTN_INVALID, "%s = NULL", plan ? "info" : "plan");
+    attn_cascade_info full = { plan->seconds, plan->seconds_alone, plan->workspace };
+    if (info_size > sizeof full) memset((char *)info + sizeof full, 0, info_size - sizeof full);
+    memcpy(info, &full, info_size < sizeof full ? info_size : sizeof full);
+    return ATTN_OK;
+}
+
 static void say_plan(attn_words *w, const attn_plan *plan)
 {
     bool fits = w->length < w->size;

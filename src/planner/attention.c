@@ -67,6 +67,10 @@ attn_desc attn_typical(const attn_desc *desc)
     attn_desc d = *desc;
     double rows = rows_of(d.total_q, d.batch, d.len_q), keys = rows_of(d.total_kv, d.batch, d.len_kv);
     if (!(d.flags & ATTN_VARLEN) || rows == 0) return d;
+    if (d.flags & ATTN_PAGED) { /* only rows are packed: each sequence may have all keys */
+        d.len_q = (int64_t)ceil(rows / (double)d.batch);
+        return d;
+    }
     double least = ceil(rows / (double)d.len_q); /* none becomes longer than the longest */
     double batch = fmax(least, round(rows * rows / squares_of((double)d.batch, rows, (double)d.len_q)));
     d.batch = (int64_t)batch, d.len_q = (int64_t)ceil(rows / batch);
@@ -93,7 +97,8 @@ double attn_tensor_bytes(const attn_desc *d, double keys)
     attn_shape s = attn_shape_of(d);
     double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
     double rows = (double)s.q[0] * (double)s.q[1] * (double)d->heads_q;
-    double read = d->flags & ATTN_VARLEN ? (double)s.k[1] : (double)d->batch * keys;
+    bool packed = d->flags & ATTN_VARLEN && !(d->flags & ATTN_PAGED);
+    double read = packed ? (double)s.k[1] : (double)d->batch * keys;
     return rows * ((double)d->dim_qk * size + (double)d->dim_v * out) +
            read * (double)d->heads_kv * (double)(d->dim_qk + d->dim_v) * size;
 }

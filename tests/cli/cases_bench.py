@@ -38,7 +38,8 @@ def bench_smoke(place):
     """Every suite, with the peer where it is found; --smoke itself looks at each figure."""
     rows = results(place, "--smoke", "--threads", "2")
     suites = {row["suite"] for row in rows}
-    check(suites == {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "paged", "append"}, "suites:", suites)
+    wanted = {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "paged", "cascade", "append"}
+    check(suites == wanted, "suites:", suites)
     check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd", "kv"}, "passes")
     check({row["heads_q"] for row in rows if row["suite"] == "threads" and row["pass"] == "bwd"} == {1, 12}, "1 head")
     flops = {(row["suite"], row["len_q"], row["mask"]): row["flops"] for row in rows}
@@ -70,6 +71,20 @@ def bench_paged(place):
         for step in ("fwd", "decode"):
             check([row["mask"] for row in rows if row["pass"] == step] == kinds, rows)
         check(all(row["peer"] == "contiguous" and row["ratio"] > 0 for row in rows), rows)
+    if not gpu:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+
+
+@case
+def bench_cascade(place):
+    """Shared keys once beside all keys for each sequence, on the CPU and on a GPU."""
+    gpu, words = gpu_environment(), ("--smoke", "--suite", "cascade", "--heads", "2/1")
+    on_cpu, on_gpu = (("--threads", "1"), None), (("--device", "cuda"), gpu)
+    for more, env in (on_cpu, on_gpu) if gpu else (on_cpu,):
+        rows = results(place, *words, *more, env=env)
+        check({row["mask"] for row in rows} == {"batch:4", "batch:16", "batch:64"}, rows)
+        check(all(row["peer"] == "alone" and row["ratio"] > 0 for row in rows), rows)
+    place.refuses([*QUICK, "--suite", "cascade", "--peer-library", "x.so"], 2, "the suite cascade has no peer")
     if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
 

@@ -1,0 +1,218 @@
+/* The suite "cascade": sequences with len keys in common and OWN keys of their own, one query row each, in levels
+ * (attn_cascade_run); beside the same where each reads all of its keys. Pages of 64, in order. The limit is reading
+ * all keys and values once. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn_kv.h"
+#include "base/error.h"
+#include "bench/bench.h"
+#include "cuda/driver.h"
+#include "device/clock.h"
+#include "device/device.h"
+#include "problem/desc.h"
+
+enum { PAGE_SIZE = 64, OWN = 256, OWN_PAGES = OWN / PAGE_SIZE };
+enum { LEVELS, ALONE, LIMIT, RUNNERS };
+
+/* Arrays of numbers, which are copied to a GPU whole; tables lie after them. */
+typedef struct numbers {
+    int32_t group_rows[2], shared_len, rows[ATTN_BENCH_SEQUENCES + 1];
+    int32_t own_lens[ATTN_BENCH_SEQUENCES], all_lens[ATTN_BENCH_SEQUENCES];
+    int32_t table[]; /* the group's, then the sequences' own, then of each sequence all */
+} numbers;
+
+typedef struct cascade {
+    const attn_bench_case *item;
+    attn_bench_tensors tensors;
+    numbers *numbers;
+    size_t numbers_bytes;
+    int64_t shared_pages, pages;
+    attn_cascade_plan *levels;
+    attn_plan *alone;
+    attn_cascade_keys shared;
+    attn_args args[2]; /* of the levels, and alone */
+    void *workspace[2];
+    CUdeviceptr memory; /* on a GPU */
+    attn_bench_limit *read;
+} cascade;
+
+/* ---- the problem ------------------------------------------------------------------------------- */
+
+static attn_desc desc_of(const cascade *c, bool alone)
+{
+    attn_desc d = c->item->desc;
+    d.len_kv = alone ? d.len_kv + OWN : OWN;
+    d.total_q = d.batch, d.flags |= ATTN_VARLEN | ATTN_PAGED | ATTN_LENS_KV;
+    d.pages = c->pages, d.page_size = PAGE_SIZE;
+    d.table_width = alone ? c->shared_pages + OWN_PAGES : OWN_PAGES;
+    return d;
+}
+
+static bool fill_numbers(cascade *c)
+{
+    int64_t batch = c->item->desc.batch, shared = c->shared_pages, width = shared + OWN_PAGES;
+    c->numbers_bytes = sizeof(numbers) + 4 * (size_t)(shared + batch * (OWN_PAGES + width));
+    numbers *n = c->numbers = attn_bench_alloc((int64_t)c->numbers_bytes);
+    if (!n) return false;
+    int32_t *own = n->table + shared, *all = own + batch * OWN_PAGES;
+    n->group_rows[1] = (int32_t)batch, n->shared_len = (int32_t)(shared * PAGE_SIZE);
+    for (int64_t i = 0; i < shared; i++)
+        n->table[i] = (int32_t)i;
+    for (int64_t b = 0; b < batch; b++) {
+        n->rows[b + 1] = (int32_t)b + 1, n->own_lens[b] = OWN, n->all_lens[b] = (int32_t)(width * PAGE_SIZE);
+        for (int64_t i = 0; i < OWN_PAGES; i++)
+            own[b * OWN_PAGES + i] = (int32_t)(shared + b * OWN_PAGES + i);
+        memcpy(all + b * width, n->table, 4 * (size_t)shared);
+        memcpy(all + b * width + shared, own + b * OWN_PAGES, 4 * OWN_PAGES);
+    }
+    return true;
+}
+
+static void point_args(cascade *c, const attn_bench_tensors *t, const numbers *n)
+{
+    const int32_t *own = n->table + c->shared_pages, *all = own + c->item->desc.batch * OWN_PAGES;
+    c->args[LEVELS] = attn_bench_tensors_args(t);
+    c->args[LEVELS].cu_lens_q = n->rows;
+    c->args[LEVELS].lens_kv = n->own_lens, c->args[LEVELS].page_table = own;
+    c->args[ALONE] = c->args[LEVELS];
+    c->args[ALONE].lens_kv = n->all_lens, c->args[ALONE].page_table = all;
+    c->shared = (attn_cascade_keys){ .cu_lens_q = n->group_rows, .lens_kv = &n->shared_len, .page_table = n->table };
+}
+
+static attn_status plan(cascade *c)
+{
+    attn_desc levels = desc_of(c, false), alone = desc_of(c, true);
+    attn_cascade_level shared = {
+        .groups = 1, .len_q = alone.batch, .len_kv = c->shared_pages * PAGE_SIZE, .table_width = c->shared_pages
+    };
+    attn_status status = attn_cascade_plan_create(&c->levels, &levels, &shared, 1);
+    return status ? status : attn_plan_create(&c->alone, &alone);
+}
+
+/* Arrays and workspaces where they are used: the host's, or copies in one piece of device memory. */
+static attn_status place(cascade *c)
+{
+    attn_bench_tensors *t = &c->tensors, there = { 0 };
+    size_t workspace[2] = { attn_cascade_plan_workspace(c->levels), attn_plan_workspace(c->alone) };
+    if (c->item->desc.device == ATTN_CPU) {
+        point_args(c, t, c->numbers);
+        for (int i = 0; i < 2; i++)
+            if (!(c->workspace[i] = attn_bench_alloc((int64_t)workspace[i]))) return ATTN_NO_MEMORY;
+        return ATTN_OK;
+    }
+    const attn_cuda_driver *driver = &attn_cuda_machine_get()->driver;
+    const void *from[] = { t->q, t->k, t->v, t->o, c->numbers, NULL, NULL };
+    const size_t bytes[] = { (size_t)t->q_bytes, (size_t)t->k_bytes, (size_t)t->v_bytes, (size_t)t->o_bytes,
+                             c->numbers_bytes,   workspace[0],       workspace[1] };
+    void *at[7];
+    size_t total = 0;
+    for (int i = 0; i < 7; i++)
+        total += (size_t)attn_round_up((int64_t)bytes[i], 256);
+    CUresult result = driver->cuMemAlloc(&c->memory, total);
+    CUdeviceptr next = c->memory;
+    for (int i = 0; i < 7 && !result; i++) {
+        at[i] = (void *)(uintptr_t)next;
+        if (from[i] && bytes[i]) result = driver->cuMemcpyHtoD(next, from[i], bytes[i]);
+        next += (CUdeviceptr)attn_round_up((int64_t)bytes[i], 256);
+    }
+    if (result) return attn_cuda_fail(result, "memory for a cascade");
+    there.q = at[0], there.k = at[1], there.v = at[2], there.o = at[3];
+    point_args(c, &there, at[4]);
+    c->workspace[0] = at[5], c->workspace[1] = at[6];
+    return ATTN_OK;
+}
+
+/* ---- runners ----------------------------------------------------------------------------------- */
+
+static attn_status start_levels(const void *self)
+{
+    const cascade *c = self;
+    return attn_cascade_run(c->levels, &c->args[LEVELS], &c->shared, c->workspace[LEVELS], NULL);
+}
+
+static attn_status start_alone(const void *self)
+{
+    const cascade *c = self;
+    return attn_run(c->alone, &c->args[ALONE], c->workspace[ALONE], NULL);
+}
+
+static double run(const cascade *c, device_call *start, int calls)
+{
+    if (c->item->desc.device == ATTN_CUDA) return attn_bench_gpu_median(start, c, calls);
+    double begin = attn_seconds();
+    for (int i = 0; i < calls; i++)
+        if (start(c)) return attn_bench_fail("%s", attn_error()), -1.0;
+    return (attn_seconds() - begin) / calls;
+}
+
+static double run_levels(void *self, int calls)
+{
+    return run(self, start_levels, calls);
+}
+
+static double run_alone(void *self, int calls)
+{
+    return run(self, start_alone, calls);
+}
+
+static void fill_result(const cascade *c, const attn_bench_times *times, attn_bench_result *r)
+{
+    const attn_desc *d = &c->item->desc;
+    double pairs = (double)(d->batch * d->heads_q) * (double)(c->shared_pages * PAGE_SIZE + OWN);
+    attn_cascade_info info = { 0, 0, 0 };
+    attn_cascade_plan_get_info(c->levels, &info);
+    snprintf(r->kernel, sizeof r->kernel, "cascade");
+    r->kv_bytes = (double)(c->tensors.k_bytes + c->tensors.v_bytes);
+    r->flops = 2 * pairs * (double)(d->dim_qk + d->dim_v);
+    r->workspace = info.workspace_bytes, r->predicted_seconds = info.seconds;
+    r->subject = times[LEVELS], r->peer = times[ALONE];
+    r->peer_name = "alone";
+    if (c->read) {
+        r->read = attn_bench_limit_work(c->read) / times[LIMIT].median;
+    } else {
+        const attn_cuda_device *device = &attn_cuda_machine_get()->device[0];
+        r->read = 2e3 * device->memory_khz * device->memory_bits / 8; /* nominal */
+    }
+    r->limit = r->read > 0 ? r->kv_bytes / r->read : 0;
+}
+
+static void end(cascade *c)
+{
+    if (c->memory)
+        attn_cuda_machine_get()->driver.cuMemFree(c->memory);
+    else
+        free(c->workspace[0]), free(c->workspace[1]);
+    attn_bench_limit_free(c->read);
+    attn_cascade_plan_destroy(c->levels);
+    attn_plan_destroy(c->alone);
+    free(c->numbers);
+    attn_bench_tensors_free(&c->tensors);
+}
+
+bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result)
+{
+    cascade c = { .item = item, .shared_pages = attn_ceil_div(item->desc.len_kv, PAGE_SIZE) };
+    attn_bench_runner runners[RUNNERS] = { { run_levels, &c }, { run_alone, &c } };
+    attn_bench_times times[RUNNERS] = { 0 };
+    *result = (attn_bench_result){ 0 };
+    c.pages = c.shared_pages + item->desc.batch * OWN_PAGES;
+    attn_desc alone = desc_of(&c, true);
+    bool done = attn_bench_tensors_init(&c.tensors, &alone, item->pass) && fill_numbers(&c);
+    if (done && (plan(&c) || place(&c))) done = attn_bench_fail("%s", attn_error());
+    if (done && item->desc.device == ATTN_CPU) {
+        attn_plan_info info;
+        const attn_bench_simd *simd;
+        attn_plan_get_info(c.alone, &info);
+        simd = attn_bench_simd_of(attn_bench_isa_named(info.isa));
+        const void *const base[] = { c.tensors.k, c.tensors.v };
+        const int64_t bytes[] = { c.tensors.k_bytes, c.tensors.v_bytes };
+        c.read = attn_bench_read(simd, item->desc.threads, base, bytes);
+        runners[LIMIT] = (attn_bench_runner){ attn_bench_limit_run, c.read };
+        done = c.read != NULL;
+    }
+    done = done && attn_bench_take_turns(options, runners, times, RUNNERS);
+    if (done) fill_result(&c, times, result);
+    end(&c);
+    return done;
+}
