@@ -77,16 +77,11 @@ def bench_paged(place):
 
 @case
 def bench_cascade(place):
-    """Shared keys once beside all keys for each sequence, on the CPU and on a GPU."""
-    gpu, words = gpu_environment(), ("--smoke", "--suite", "cascade", "--heads", "2/1")
-    on_cpu, on_gpu = (("--threads", "1"), None), (("--device", "cuda"), gpu)
-    for more, env in (on_cpu, on_gpu) if gpu else (on_cpu,):
-        rows = results(place, *words, *more, env=env)
-        check({row["mask"] for row in rows} == {"batch:4", "batch:16", "batch:64"}, rows)
-        check(all(row["peer"] == "alone" and row["ratio"] > 0 for row in rows), rows)
+    """Shared keys once beside all keys for each sequence."""
+    rows = results(place, "--smoke", "--suite", "cascade", "--heads", "2/1", "--threads", "1")
+    check([row["mask"] for row in rows] == ["batch:4", "batch:16", "batch:64"], rows)
+    check(all(row["peer"] == "alone" and row["ratio"] > 0 for row in rows), rows)
     place.refuses([*QUICK, "--suite", "cascade", "--peer-library", "x.so"], 2, "the suite cascade has no peer")
-    if not gpu:
-        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
 
 
 @case
