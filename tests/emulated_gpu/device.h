@@ -1,10 +1,11 @@
-/* What the kernels' sources see here in place of common/gpu.h, sm90/common/ptx.h and wgmma.h: the same names on the
- * machine of machine.h, and the few words of CUDA that they use. It is included before them: they find their guards
- * defined. */
+/* What the kernels' sources see here in place of common/gpu.h and warp.h, sm90/common/ptx.h and wgmma.h: the same names
+ * on the machine of machine.h, and the few words of CUDA that they use. It is included before them: they find their
+ * guards defined. */
 #ifndef ATTN_CUDA_SM90_PTX_H
 #define ATTN_CUDA_SM90_PTX_H
 #define ATTN_CUDA_SM90_WGMMA_H
 #define ATTN_CUDA_COMMON_GPU_H
+#define ATTN_CUDA_COMMON_WARP_H
 
 #include <math.h>
 #include <string.h>
@@ -489,6 +490,40 @@ DEVICE int reread_thread(void)
 DEVICE u64 in_register(u64 x)
 {
     return x;
+}
+
+/* ---- warp.h ---------------------------------------------------------------------------------- */
+
+template <int dtype> static inline void warp_mma(float *sums, const u32 *a, const u32 *b)
+{
+    gpu_warp_product(dtype, sums, a, b);
+}
+
+DEVICE void ldmatrix_x4_trans(u32 out[4], u32 address)
+{
+    gpu_load_transposed(address, out);
+}
+
+DEVICE void copy_async(u32 to, const void *from, u32 bytes)
+{
+    gpu_copy(to, from, bytes);
+}
+
+DEVICE void copy_async_commit(void)
+{
+    gpu_commit_copies();
+}
+
+template <int newer> static inline void copy_async_wait()
+{
+    gpu_wait_copies(newer);
+}
+
+DEVICE u64 add_acq_rel(u64 *count, u64 x)
+{
+    u64 before = *count;
+    *count = before + x;
+    return before;
 }
 
 /* ---- wgmma.h --------------------------------------------------------------------------------- */

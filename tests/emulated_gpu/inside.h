@@ -20,6 +20,8 @@ struct thread {
     warp *crew;
     uint32_t result; /* of the collective operation that it waits in */
     bool started, yielded;
+    uint32_t exchanges;    /* of words with its warp */
+    uint32_t copy_groups;  /* committed */
     uint64_t asleep_until; /* turn; the lane by itself */
     const char *waits_for;
     uint32_t waits_at;
@@ -34,8 +36,9 @@ struct warp {
     gpu_vote vote;
     uint32_t value[LANES];
     int from[LANES];
-    uint64_t asleep_until; /* turn */
-    int next;              /* the lane that runs first */
+    uint32_t words[2][LANES][6]; /* warp.cc */
+    uint64_t asleep_until;       /* turn */
+    int next;                    /* the lane that runs first */
 };
 
 /* mbarrier: a phase ends when no arrival and no bytes are left. */

@@ -11,7 +11,7 @@ extern "C" {
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-enum later_kind { TENSOR, BULK, SEND, STORE, ADD, STORE_TENSOR };
+enum later_kind { TENSOR, BULK, SEND, COPY, STORE, ADD, STORE_TENSOR };
 
 struct later {
     later_kind kind;
@@ -22,7 +22,7 @@ struct later {
     std::vector<unsigned char> data; /* SEND; from STORE on: what was read already */
     fake_map map;
     uint64_t due;    /* turn */
-    uint64_t number; /* in the order in which they were asked for */
+    uint64_t number; /* in the order in which they were asked for; COPY: its group */
 };
 
 static std::vector<later> waiting;
@@ -93,6 +93,10 @@ static void perform(const later *l)
     case SEND:
         memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes);
         break;
+    case COPY:
+        memcpy(memory_at(b, l->to, 16, 16), l->from, l->bytes);
+        memset(memory_at(b, l->to, 16, 16) + l->bytes, 0, 16 - l->bytes);
+        return;
     case STORE:
         memcpy((void *)l->from, source_of(l), l->bytes);
         return;
@@ -126,7 +130,8 @@ bool do_one_later(bool now)
 static void put_off(later l)
 {
     static uint64_t numbers;
-    l.due = turn + (random_below(4) ? 0 : random_below(3000)), l.number = ++numbers;
+    l.due = turn + (random_below(4) ? 0 : random_below(3000));
+    if (l.kind != COPY) l.number = ++numbers;
     waiting.push_back(std::move(l));
 }
 
@@ -183,6 +188,27 @@ void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier)
     const unsigned char *from = (const unsigned char *)data;
     gpu_at(to, bytes, 16);
     put_off({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {}, 0, 0 });
+}
+
+void gpu_copy(uint32_t to, const void *from, uint32_t bytes)
+{
+    if ((uintptr_t)from % 16 || bytes > 16) die("a copy of %u bytes from %p", bytes, from);
+    memset(gpu_at(to, 16, 16), 0xff, 16);
+    put_off({ COPY, running, to, 0, bytes, from, {}, {}, {}, 0, running->copy_groups });
+}
+
+void gpu_commit_copies(void)
+{
+    running->copy_groups++;
+}
+
+void gpu_wait_copies(int newer)
+{
+    dawdle(true);
+    for (size_t i = waiting.size(); i-- > 0;)
+        if (waiting[i].by == running && waiting[i].kind == COPY &&
+            waiting[i].number + (uint64_t)newer < running->copy_groups)
+            perform_at(i);
 }
 
 static void put_off_write(later_kind kind, float *to, uint32_t from, uint32_t bytes)

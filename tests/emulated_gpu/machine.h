@@ -46,7 +46,15 @@ extern const gpu_grid *gpu_grid_here; /* of the launch */
 
 /* ---- collective operations ----------------------------------------------------------------- */
 
-typedef enum gpu_vote { GPU_SYNC, GPU_SHUFFLE, GPU_BALLOT, GPU_LEAST, GPU_GREATEST } gpu_vote;
+typedef enum gpu_vote {
+    GPU_SYNC,
+    GPU_SHUFFLE,
+    GPU_BALLOT,
+    GPU_LEAST,
+    GPU_GREATEST,
+    GPU_MULTIPLY,
+    GPU_LOAD,
+} gpu_vote;
 
 /* All lanes of the warp meet; what each gets: SHUFFLE: `value` of lane `from`; BALLOT: the mask of lanes where it is
  * not 0; LEAST, GREATEST: of signed ints. */
@@ -85,6 +93,12 @@ void gpu_add_bulk(float *to, uint32_t from, uint32_t bytes);
 void gpu_wait_bulk(int newer); /* for the thread's stores and additions but the `newer` last ones */
 void gpu_wait_bulk_read();     /* until they have read shared memory */
 
+/* A thread's copy of 16 bytes, of which those after the first `bytes` become zeros. Until it waits, what is there is no
+ * number. gpu_wait_copies: for the thread's groups but the `newer` last ones. */
+void gpu_copy(uint32_t to, const void *from, uint32_t bytes);
+void gpu_commit_copies(void);
+void gpu_wait_copies(int newer);
+
 /* Operands of a product of a warpgroup: 64 x n x 16. Bits of `form`. */
 enum { GPU_A_REGISTERS = 1, GPU_A_ALONG = 2, GPU_B_ALONG = 4 }; /* ALONG: rows, or columns, along the line */
 
@@ -92,8 +106,12 @@ void gpu_product(int form, int dtype, int n, float *sums, uint64_t a, const uint
 void gpu_commit(void);
 void gpu_wait(int pending);
 
+/* Of a warp: sums 16 x 8 += A 16 x 16 by B 16 x 8. */
+void gpu_warp_product(int dtype, float *sums, const uint32_t *a, const uint32_t *b);
+
 /* Of four 8 x 8 matrices, with the whole warp. */
 void gpu_store_matrices(uint32_t address, const uint32_t *words);
 void gpu_load_matrices(uint32_t address, uint32_t *words);
+void gpu_load_transposed(uint32_t address, uint32_t *words);
 
 #endif
