@@ -188,7 +188,18 @@ static void few_heads(grid *g, attn_bench_pass pass, attn_dtype dtype, int64_t d
     }
 }
 
-/* Squares of the grid, grouped heads, few heads, and one query. */
+/* Few long heads: hardly more work items than full waves hold, what stream-K is for. */
+static void few_long_heads(grid *g, attn_dtype dtype, const attn_bench_list *dims)
+{
+    for (int d = 0; d < dims->count; d++) {
+        attn_desc few = describe(g, dtype, 12000, dims->values[d]);
+        few.batch = 1;
+        if (!g->options->heads[0]) few.heads_q = few.heads_kv = 3;
+        add_alternatives(g, ATTN_BENCH_BACKWARD, "full", few);
+    }
+}
+
+/* Squares of the grid, grouped heads, few heads, few long heads, and one query. */
 static void strategies(grid *g, attn_dtype dtype)
 {
     static const attn_bench_pass passes[] = { ATTN_BENCH_BACKWARD, ATTN_BENCH_FORWARD };
@@ -209,6 +220,7 @@ static void strategies(grid *g, attn_dtype dtype)
         few_heads(g, passes[i], dtype, 64, 16, 16);
     }
     if (o->dims.count || o->lens.count || o->smoke) return;
+    few_long_heads(g, dtype, dims);
     add_alternatives(g, ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
 }
 

@@ -232,9 +232,9 @@ static void some_tiles_are_not_split_alone(void **state)
     assert_int_equal(s.split_rows, 8 * 150);
 }
 
-/* Of the backward without a mask, or with flags, by bf16 kernels of head dim 128 or pairs of 256. */
-static attn_sm90_backward_choice shared_out(const char *kernel, int64_t heads_q, int64_t heads_kv, int64_t len,
-                                            uint32_t flags)
+/* How a kernel would run the backward of as many heads, with flags. */
+static attn_sm90_backward_choice backward_of(const char *kernel, int64_t heads_q, int64_t heads_kv, int64_t len,
+                                             uint32_t flags)
 {
     const attn_cuda_kernel *k = kernel_named(kernel);
     attn_desc desc = problem(heads_q, len, len, k->dim, flags);
@@ -243,47 +243,50 @@ static attn_sm90_backward_choice shared_out(const char *kernel, int64_t heads_q,
     return backward(&desc, k, pairs);
 }
 
-/* Units of keys that full waves leave over are shared out by row tiles, if that saves what merging takes: the time is
- * that of the waves before and a share. */
-static void units_left_over_are_shared_out(void **state)
+/* stream-K: work items that full waves leave over are shared out by Q tiles, if that saves what merging takes. The time
+ * is that of the waves before and a share. */
+static void work_items_left_over_are_shared_out(void **state)
 {
     (void)state;
     static const struct {
         const char *kernel;
         int64_t heads_q, heads_kv, len;
-        int units, takers, share; /* share 0: none */
+        int items, ctas, share; /* share 0: none */
     } cases[] = {
+        { "sm90_backward_bf16_d64_128", 3, 3, 12000, 282, 132, 26 }, /* few long heads: docs/notebook/strategies.md */
         { "sm90_backward_bf16_d128_128", 3, 3, 12000, 282, 132, 26 },
+        { "sm90_backward_bf16_d256_64_2cta", 3, 3, 12000, 282, 66, 52 },
         { "sm90_backward_bf16_d128_128", 12, 3, 12000, 282, 132, 103 },
         { "sm90_backward_bf16_d256_64_2cta", 3, 3, 6000, 141, 66, 13 },
-        { "sm90_backward_bf16_d128_128", 5320, 133, 128, 133, 132, 8 },  /* not one row tile each */
-        { "sm90_backward_bf16_d128_128", 133, 133, 128, 133, 132, 0 },   /* two row tiles a unit */
+        { "sm90_backward_bf16_d128_128", 5320, 133, 128, 133, 132, 8 },  /* not one Q tile each */
+        { "sm90_backward_bf16_d128_128", 133, 133, 128, 133, 132, 0 },   /* two Q tiles per work item */
         { "sm90_backward_bf16_d128_128", 133, 133, 4096, 4256, 132, 0 }, /* 32.2 waves */
         { "sm90_backward_bf16_d128_128", 133, 133, 1024, 1064, 132, 0 },
         { "sm90_backward_bf16_d128_128", 131, 131, 128, 131, 132, 0 },
         { "sm90_backward_bf16_d128_128", 132, 132, 128, 132, 132, 0 },
     };
     for (int i = 0; i < COUNT(cases); i++) {
-        attn_sm90_backward_choice c = shared_out(cases[i].kernel, cases[i].heads_q, cases[i].heads_kv, cases[i].len, 0);
+        attn_sm90_backward_choice c =
+            backward_of(cases[i].kernel, cases[i].heads_q, cases[i].heads_kv, cases[i].len, 0);
         const attn_sm90_backward_schedule *s = &c.schedule;
-        int over = cases[i].share ? cases[i].units % cases[i].takers : 0, steps = (int)attn_ceil_div(cases[i].len, 64);
+        int over = cases[i].share ? cases[i].items % cases[i].ctas : 0, steps = (int)attn_ceil_div(cases[i].len, 64);
         steps *= (int)(cases[i].heads_q / cases[i].heads_kv);
         assert_int_equal(s->parted, over);
         assert_int_equal(s->share, cases[i].share);
         assert_int_equal(s->shares, over ? attn_ceil_div(over * steps, s->share) : 0);
-        int taken = cases[i].units - over + s->conversions * (int)cases[i].heads_kv;
+        int taken = cases[i].items - over + s->conversions * (int)cases[i].heads_kv;
         assert_int_equal(s->total, taken + 2 * s->shares);
         assert_int_equal(s->takes, taken + s->shares);
-        double waves = ceil(1.0 * (cases[i].units - over) / cases[i].takers);
+        double waves = ceil(1.0 * (cases[i].items - over) / cases[i].ctas);
         if (!over) continue;
         assert_true(c.base.choice.count[ATTN_PER_STEP] == waves * steps + s->share);
         assert_true(c.base.choice.count[ATTN_PER_TILE] == waves + 2);
     }
     static const uint32_t flags[] = { ATTN_CAUSAL, ATTN_WINDOW, ATTN_LENS_KV, ATTN_LENS_Q, ATTN_DETERMINISTIC };
     for (int i = 0; i < COUNT(flags); i++)
-        assert_int_equal(shared_out("sm90_backward_bf16_d128_128", 3, 3, 12000, flags[i]).schedule.parted, 0);
-    assert_int_equal(shared_out("sm90_backward_bf16_d128_128_masks", 3, 3, 12000, 0).schedule.parted, 0);
-    assert_int_equal(shared_out("sm90_backward_bf16_d128_128", 3, 3, 1 << 29, 0).schedule.parted, 0);
+        assert_int_equal(backward_of("sm90_backward_bf16_d128_128", 3, 3, 12000, flags[i]).schedule.parted, 0);
+    assert_int_equal(backward_of("sm90_backward_bf16_d128_128_masks", 3, 3, 12000, 0).schedule.parted, 0);
+    assert_int_equal(backward_of("sm90_backward_bf16_d128_128", 3, 3, 1 << 29, 0).schedule.parted, 0);
 }
 
 /* ---- strategies ------------------------------------------------------------------------------ */
@@ -378,7 +381,7 @@ int main(void)
         cmocka_unit_test(what_does_not_gain_is_not_taken),
         cmocka_unit_test(tiles_that_differ_are_taken_as_blocks_get_free),
         cmocka_unit_test(some_tiles_are_not_split_alone),
-        cmocka_unit_test(units_left_over_are_shared_out),
+        cmocka_unit_test(work_items_left_over_are_shared_out),
         cmocka_unit_test(strategies_are_followed_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
