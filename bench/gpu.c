@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "bench/bench.h"
+#include "device/clock.h"
 #include "device/device.h"
 #include "cuda/driver.h"
 
@@ -78,12 +79,6 @@ static double flops_of(const attn_bench_case *item, double planned)
 
 /* ---- runners ------------------------------------------------------------------------------- */
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static attn_status start_timed(const void *self)
 {
     const struct timed *t = self;
@@ -104,7 +99,7 @@ double attn_bench_gpu_median(attn_status (*call)(const void *self), const void *
     if (!times || device_measure_calls(call, self, calls, times))
         attn_bench_fail("%s", times ? attn_error() : "out of memory");
     else
-        qsort(times, (size_t)calls, sizeof *times, by_size), median = times[calls / 2];
+        median = attn_median(times, calls);
     free(times);
     return median;
 }

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "device/clock.h"
 #include "device/device.h"
 
 enum { RUNS_LEAST = 3, RUNS_MOST = 31 };
@@ -49,16 +50,10 @@ static attn_status run_forward(const attn_desc *desc, const attn_args *args)
     return status;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, const attn_args *args, double budget,
                                attn_point *point)
 {
-    enum { MAIN, FORWARD };
+    enum { FORWARD = 1 }; /* after the one that is timed */
     device_run r;
     double times[RUNS_MOST];
     bool backward = desc->direction == ATTN_BACKWARD; /* its o and LSE are computed there */
@@ -73,8 +68,7 @@ static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, c
     if (!status) status = device_measure(&r, RUNS_LEAST, times);
     int runs = (int)fmin(RUNS_MOST, fmax(RUNS_LEAST, budget / fmax(times[0], 1e-4)));
     if (!status) status = device_measure(&r, runs, times);
-    qsort(times, (size_t)runs, sizeof *times, by_size);
-    point->seconds = times[runs / 2];
+    point->seconds = attn_median(times, runs);
     attn_status ended = device_end(&r, false);
     return status ? status : ended;
 }

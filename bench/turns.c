@@ -1,16 +1,10 @@
 /* The runners' turns, and medians over the rounds. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include "bench/bench.h"
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
+#include "device/clock.h"
 
 static void pause_between(double seconds)
 {
@@ -50,10 +44,8 @@ bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_r
     for (int r = 0; r < count; r++) {
         times[r] = (attn_bench_times){ 0 };
         if (!runners[r].run) continue;
-        qsort(samples[r], (size_t)rounds, sizeof(double), compare_doubles);
-        double middle = samples[r][rounds / 2];
-        if (rounds % 2 == 0) middle = (middle + samples[r][rounds / 2 - 1]) / 2;
-        times[r] = (attn_bench_times){ middle, samples[r][0], samples[r][rounds - 1] };
+        double median = attn_median(samples[r], rounds);
+        times[r] = (attn_bench_times){ median, samples[r][0], samples[r][rounds - 1] };
     }
     return true;
 }

@@ -94,18 +94,6 @@ static attn_status run_forward(const attn_desc *desc, const attn_args *args)
     return status;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *times, int count)
-{
-    qsort(times, (size_t)count, sizeof *times, by_size);
-    return times[count / 2];
-}
-
 static attn_status measure_on_gpu(const attn_desc *desc, const attn_args *args, double *seconds)
 {
     device_run run;
@@ -114,7 +102,7 @@ static attn_status measure_on_gpu(const attn_desc *desc, const attn_args *args, 
     if (status) return status;
     status = device_measure(&run, GPU_RUNS, times);
     attn_status ended = device_end(&run, false);
-    *seconds = median(times, GPU_RUNS);
+    *seconds = attn_median(times, GPU_RUNS);
     return status ? status : ended;
 }
 
@@ -141,7 +129,7 @@ attn_status attn_measure(const attn_plan *plan, const attn_desc *desc, int64_t p
         total += times[runs++] = attn_seconds() - start;
     }
     attn_progress_stop(&progress);
-    if (!m.status) *seconds = median(times, runs);
+    if (!m.status) *seconds = attn_median(times, runs);
     release(&m);
     return m.status;
 }

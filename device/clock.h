@@ -5,4 +5,7 @@
 /* Seconds on the monotonic clock. */
 double attn_seconds(void);
 
+/* Sorts them; of an even number the mean of the two in the middle. */
+double attn_median(double *seconds, int count);
+
 #endif

@@ -95,16 +95,6 @@ static inline void end_context(CUcontext context)
     context_destroy(context);
 }
 
-static inline attn_plan_info info_of(const attn_desc *desc)
-{
-    attn_plan *plan;
-    attn_plan_info info;
-    assert_ok(attn_plan_create(&plan, desc));
-    assert_ok(attn_plan_get_info(plan, &info));
-    attn_plan_destroy(plan);
-    return info;
-}
-
 /* Around all tests: the fake driver and compiler, and a cache of its own. */
 static inline void cuda_begin(void)
 {

@@ -43,4 +43,16 @@ static inline attn_dtype dtype_of(const attn_cpu_kernel *kernel)
     return kernel->dtypes >> ATTN_F32 & 1 ? ATTN_F32 : ATTN_BF16;
 }
 
+/* What a plan says of itself; its strategy and reason go with it. */
+static inline attn_plan_info info_of(const attn_desc *desc)
+{
+    attn_plan *plan;
+    attn_plan_info info;
+    assert_ok(attn_plan_create(&plan, desc));
+    assert_ok(attn_plan_get_info(plan, &info));
+    assert_true(info.why[0] != '\0');
+    attn_plan_destroy(plan);
+    return info;
+}
+
 #endif

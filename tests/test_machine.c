@@ -205,16 +205,6 @@ static void built_in_machines_are_whole(void **state)
 
 /* ---- used ---------------------------------------------------------------------------------- */
 
-static attn_plan_info info_of(const attn_desc *desc)
-{
-    attn_plan *plan;
-    attn_plan_info info;
-    assert_ok(attn_plan_create(&plan, desc));
-    assert_ok(attn_plan_get_info(plan, &info));
-    attn_plan_destroy(plan);
-    return info;
-}
-
 static void plans_go_by_the_file(void **state)
 {
     (void)state;

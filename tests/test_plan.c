@@ -26,19 +26,6 @@ static attn_plan *plan_of(const attn_desc *desc)
     return plan;
 }
 
-static attn_plan_info info_of(const attn_desc *desc)
-{
-    attn_plan *plan = plan_of(desc);
-    attn_plan_info info;
-    static char kernel[CHECK_NAME];
-    assert_ok(attn_plan_get_info(plan, &info));
-    assert_true(info.why[0] != '\0');
-    snprintf(kernel, sizeof kernel, "%s", info.kernel);
-    info.kernel = kernel;
-    attn_plan_destroy(plan);
-    return info;
-}
-
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
 static const struct feature {
