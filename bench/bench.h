@@ -120,6 +120,11 @@ attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count)
 enum { ATTN_BENCH_PAGED = 4 };
 void attn_bench_paged(attn_bench_case *item, int which);
 
+/* A row each of some sequences, with keys in common and of their own: attn_bench_cascade. which: of
+ * ATTN_BENCH_CASCADES, 4, 16 or 64 sequences. */
+enum { ATTN_BENCH_CASCADES = 3 };
+void attn_bench_cascades(attn_bench_case *item, int which);
+
 /* Seconds a call over a runner's rounds. */
 typedef struct attn_bench_times {
     double median, min, max;

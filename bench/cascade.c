@@ -91,15 +91,15 @@ static attn_status plan(cascade *c)
 }
 
 /* Arrays and workspaces where they are used: the host's, or copies in one piece of device memory. */
-static attn_status place(cascade *c)
+static bool place(cascade *c)
 {
     attn_bench_tensors *t = &c->tensors, there = { 0 };
     size_t workspace[2] = { attn_cascade_plan_workspace(c->levels), attn_plan_workspace(c->alone) };
     if (c->item->desc.device == ATTN_CPU) {
         point_args(c, t, c->numbers);
         for (int i = 0; i < 2; i++)
-            if (!(c->workspace[i] = attn_bench_alloc((int64_t)workspace[i]))) return ATTN_NO_MEMORY;
-        return ATTN_OK;
+            if (!(c->workspace[i] = attn_bench_alloc((int64_t)workspace[i]))) return false;
+        return true;
     }
     const attn_cuda_driver *driver = &attn_cuda_machine_get()->driver;
     const void *from[] = { t->q, t->k, t->v, t->o, c->numbers, NULL, NULL };
@@ -116,11 +116,14 @@ static attn_status place(cascade *c)
         if (from[i] && bytes[i]) result = driver->cuMemcpyHtoD(next, from[i], bytes[i]);
         next += (CUdeviceptr)attn_round_up((int64_t)bytes[i], 256);
     }
-    if (result) return attn_cuda_fail(result, "memory for a cascade");
+    if (result) {
+        attn_cuda_fail(result, "memory for a cascade");
+        return attn_bench_fail("%s", attn_error());
+    }
     there.q = at[0], there.k = at[1], there.v = at[2], there.o = at[3];
     point_args(c, &there, at[4]);
     c->workspace[0] = at[5], c->workspace[1] = at[6];
-    return ATTN_OK;
+    return true;
 }
 
 /* ---- runners ----------------------------------------------------------------------------------- */
@@ -199,7 +202,8 @@ bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case
     c.pages = c.shared_pages + item->desc.batch * OWN_PAGES;
     attn_desc alone = desc_of(&c, true);
     bool done = attn_bench_tensors_init(&c.tensors, &alone, item->pass) && fill_numbers(&c);
-    if (done && (plan(&c) || place(&c))) done = attn_bench_fail("%s", attn_error());
+    if (done && plan(&c)) done = attn_bench_fail("%s", attn_error());
+    done = done && place(&c);
     if (done && item->desc.device == ATTN_CPU) {
         attn_plan_info info;
         const attn_bench_simd *simd;

@@ -285,14 +285,13 @@ static void paged(grid *g, attn_dtype dtype)
 /* Sequences with keys in common: a row each. */
 static void cascade(grid *g, attn_dtype dtype)
 {
-    static const int64_t batches[] = { 4, 16, 64 }, lens[] = { 1024, 8192, 32768 };
-    char mask[16];
-    for (int i = 0; i < 9; i += g->options->smoke ? 4 : 1) {
-        attn_desc desc = decode_of(g, dtype);
-        desc.batch = batches[i / 3], desc.len_kv = g->options->smoke ? 128 : lens[i % 3];
-        snprintf(mask, sizeof mask, "batch:%d", (int)desc.batch);
-        add(g, "cascade", ATTN_BENCH_DECODE, mask, desc)->kind = ATTN_BENCH_CASCADE;
-    }
+    static const int64_t lens[] = { 1024, 8192, 32768 };
+    for (int i = 0; i < ATTN_BENCH_CASCADES; i++)
+        for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
+            attn_desc desc = decode_of(g, dtype);
+            desc.len_kv = g->options->smoke ? 128 : lens[n];
+            attn_bench_cascades(add(g, "cascade", ATTN_BENCH_DECODE, "", desc), i);
+        }
 }
 
 static void walk(grid *g)

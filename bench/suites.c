@@ -82,6 +82,14 @@ void attn_bench_paged(attn_bench_case *item, int which)
     snprintf(item->mask, sizeof item->mask, "%s:%d", item->pages_mixed ? "mixed" : "pages", (int)d->page_size);
 }
 
+void attn_bench_cascades(attn_bench_case *item, int which)
+{
+    static const int batches[ATTN_BENCH_CASCADES] = { 4, 16, 64 };
+    item->kind = ATTN_BENCH_CASCADE;
+    item->desc.batch = batches[which];
+    snprintf(item->mask, sizeof item->mask, "batch:%d", batches[which]);
+}
+
 /* ---- suites -------------------------------------------------------------------------------------- */
 
 static void prefill(grid *g, const char *name, const point *p)
@@ -204,14 +212,8 @@ static void paged(grid *g, const char *name, const point *p)
 /* Its len is of keys in common. */
 static void cascade(grid *g, const char *name, const point *p)
 {
-    static const int batches[] = { 4, 16, 64 };
-    for (int i = 0; i < 3; i++) {
-        attn_desc desc = describe(g, p, 32, 8, 1);
-        char mask[16];
-        desc.batch = batches[i];
-        snprintf(mask, sizeof mask, "batch:%d", batches[i]);
-        add(g, name, ATTN_BENCH_DECODE, mask, desc)->kind = ATTN_BENCH_CASCADE;
-    }
+    for (int i = 0; i < ATTN_BENCH_CASCADES; i++)
+        attn_bench_cascades(add(g, name, ATTN_BENCH_DECODE, "", describe(g, p, 32, 8, 1)), i);
 }
 
 /* Its len is pages. */

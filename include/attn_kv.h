@@ -193,7 +193,7 @@ ATTN_API attn_status attn_pool_tables_csr(const attn_pool *pool, const attn_seq 
                                           int32_t *ids, int64_t room, int32_t *lens);
 
 /* A level of a batch, as a cascade takes it (below). `count` is that of the sequences, whatever groups there are: what
- * is behind the last group has no rows and no keys, so a plan whose levels have `count` groups takes every batch. */
+ * is after the last group has no rows and no keys, so a plan whose levels have `count` groups takes every batch. */
 enum { ATTN_CASCADE_LEVELS = 8 }; /* most shared levels */
 typedef struct attn_pool_level {
     int32_t *cu_lens_q; /* (count + 1): written */
@@ -346,7 +346,7 @@ static inline attn_status attn_kv_run(const attn_kv_plan *plan, const attn_kv_ar
  *
  * A sequence's keys are those of its group at the first level, then at the next, at last its own. */
 
-/* A shared level. A batch of sequences that share nothing at it is a group of 0 keys, or in no group. */
+/* A shared level. Sequences that share nothing at it are groups of 0 keys or, at the batch's end, in no group. */
 typedef struct attn_cascade_level {
     int64_t groups;                   /* as attn_desc.batch */
     int64_t len_q;                    /* most query rows of a group, over all its sequences */

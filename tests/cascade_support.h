@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "attn_kv.h"
@@ -160,6 +161,20 @@ static void cascade_shared_keys(const cascade_problem *p, cascade_arrays *at, at
                                        .lens_kv = at->level[i].lens_kv,
                                        .page_table = at->level[i].table,
                                        .page_starts = p->level[i].table_total ? at->level[i].starts : NULL };
+}
+
+/* The same without levels, on the CPU, over and into *at. */
+static attn_status cascade_run_all(const cascade_problem *p, cascade_arrays *at)
+{
+    attn_plan *plan;
+    attn_args args = cascade_args(p, at, true);
+    attn_status status = attn_plan_create(&plan, &p->all);
+    if (status) return status;
+    char *workspace = malloc(attn_plan_workspace(plan) + 1);
+    status = attn_run(plan, &args, workspace, NULL);
+    free(workspace);
+    attn_plan_destroy(plan);
+    return status;
 }
 
 /* The first line, of total_q heads_q, where two results differ by more than rounding; -1: none. Rows of no sequence:

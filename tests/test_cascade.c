@@ -21,17 +21,6 @@ static void run_cascade(const cascade_problem *p, cascade_arrays *at)
     attn_cascade_plan_destroy(plan);
 }
 
-static void run_all(const cascade_problem *p, cascade_arrays *at)
-{
-    attn_plan *plan;
-    attn_args args = cascade_args(p, at, true);
-    assert_ok(attn_plan_create(&plan, &p->all));
-    char *workspace = malloc(attn_plan_workspace(plan) + 1);
-    assert_ok(attn_run(plan, &args, workspace, NULL));
-    free(workspace);
-    attn_plan_destroy(plan);
-}
-
 static void levels_are_all_keys(void **state)
 {
     (void)state;
@@ -39,7 +28,7 @@ static void levels_are_all_keys(void **state)
         cascade_problem p = cascade_draw(&got, n, (attn_dtype)(ATTN_F32 + n % 3));
         want = got;
         run_cascade(&p, &got);
-        run_all(&p, &want);
+        assert_ok(cascade_run_all(&p, &want));
         int64_t line = cascade_difference(&p, &got, &want);
         if (line >= 0) fail_msg("problem %d: line %lld differs", n, (long long)line);
     }

@@ -1,8 +1,7 @@
 /* What a plan says of itself, in words and in numbers. */
-#include <string.h>
-
 #include "base/error.h"
 #include "api/plan.h"
+#include "problem/desc.h"
 
 attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info, size_t info_size)
 {
@@ -26,8 +25,7 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
         .seconds = c->seconds,
         .strategy = plan->strategy,
     };
-    if (info_size > sizeof full) memset((char *)info + sizeof full, 0, info_size - sizeof full);
-    memcpy(info, &full, info_size < sizeof full ? info_size : sizeof full);
+    attn_struct_fill(info, info_size, &full, sizeof full);
     return ATTN_OK;
 }
 
@@ -45,13 +43,10 @@ static void say_flags(attn_words *w, uint32_t flags)
 size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
 {
     static const char *const dtypes[] = { "", "f32", "f16", "bf16", "f64" };
-    if (size && !text) attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
-    if (size && text) text[0] = 0;
-    if (!plan) attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
-    if (!plan || (size && !text)) return 0;
+    attn_words w;
+    if (!attn_words_begin(&w, text, size, plan, "plan", "attn_plan_create")) return 0;
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
-    attn_words w = { text, size, 0 };
     attn_say(&w, "problem    %s, %s, batch %lld, heads %lld/%lld, %lld rows x %lld keys, dim %lld/%lld",
              d->direction == ATTN_BACKWARD ? "backward" : "forward", dtypes[d->dtype], (long long)d->batch,
              (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,

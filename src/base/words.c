@@ -3,10 +3,20 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 
 #include "base/error.h"
+
+bool attn_words_begin(attn_words *w, char *text, size_t size, const void *thing, const char *name, const char *maker)
+{
+    *w = (attn_words){ text, size, 0 };
+    if (size && text) text[0] = 0;
+    if (!thing)
+        attn_fail(ATTN_INVALID, "%s = NULL: it takes a %s from %s", name, name, maker);
+    else if (size && !text)
+        attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
+    return thing && (text || !size);
+}
 
 void attn_say(attn_words *w, const char *format, ...)
 {

@@ -2,12 +2,18 @@
 #ifndef ATTN_BASE_WORDS_H
 #define ATTN_BASE_WORDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct attn_words {
     char *text;
     size_t size, length; /* length: of the whole text, which may be beyond size */
 } attn_words;
+
+/* What a public call that describes begins with: false, and why in attn_error, if `text` is NULL but for a `size` of 0,
+ * or there is no `thing`, which `maker` makes. name: the thing's argument. */
+bool attn_words_begin(attn_words *words, char *text, size_t size, const void *thing, const char *name,
+                      const char *maker);
 
 void attn_say(attn_words *words, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

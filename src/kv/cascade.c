@@ -69,15 +69,19 @@ static attn_desc desc_of_level(const attn_desc *desc, const attn_cascade_level *
     return d;
 }
 
-/* Says which level refuses. */
-static attn_status create_level(attn_cascade_plan *plan, int i, const attn_cascade_level *level)
+/* Says which of the caller's `what` refused, if status is not ATTN_OK. */
+static attn_status about(attn_status status, const char *what, int i)
 {
     char why[400];
-    attn_desc d = desc_of_level(&plan->desc, level);
-    attn_status status = attn_plan_create(&plan->part[i], &d);
     if (!status) return ATTN_OK;
     snprintf(why, sizeof why, "%s", attn_error());
-    return attn_fail(status, "levels[%d]: %s", i, why);
+    return attn_fail(status, "%s[%d]: %s", what, i, why);
+}
+
+static attn_status create_level(attn_cascade_plan *plan, int i, const attn_cascade_level *level)
+{
+    attn_desc d = desc_of_level(&plan->desc, level);
+    return about(attn_plan_create(&plan->part[i], &d), "levels", i);
 }
 
 static attn_status create_merge(attn_cascade_plan *plan)
@@ -195,8 +199,7 @@ attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn
 {
     if (!plan || !info) return attn_fail(ATTN_INVALID, "%s = NULL", plan ? "info" : "plan");
     attn_cascade_info full = { plan->seconds, plan->seconds_alone, plan->workspace };
-    if (info_size > sizeof full) memset((char *)info + sizeof full, 0, info_size - sizeof full);
-    memcpy(info, &full, info_size < sizeof full ? info_size : sizeof full);
+    attn_struct_fill(info, info_size, &full, sizeof full);
     return ATTN_OK;
 }
 
@@ -208,11 +211,8 @@ static void say_plan(attn_words *w, const attn_plan *plan)
 
 size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, size_t size)
 {
-    if (size && !text) attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
-    if (size && text) text[0] = 0;
-    if (!plan) attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_cascade_plan_create");
-    if (!plan || (size && !text)) return 0;
-    attn_words w = { text, size, 0 };
+    attn_words w;
+    if (!attn_words_begin(&w, text, size, plan, "plan", "attn_cascade_plan_create")) return 0;
     for (int i = 0; i < plan->parts; i++) {
         if (i + 1 < plan->parts) attn_say(&w, "level %d: keys that groups of sequences share\n", i);
         if (i + 1 == plan->parts) attn_say(&w, "level %d: each sequence's own keys\n", i);
@@ -264,11 +264,8 @@ static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *k
 
 static attn_status run_level(const attn_cascade_plan *plan, int i, const attn_args *args, char *scratch, void *stream)
 {
-    char why[400];
     attn_status status = attn_run(plan->part[i], args, scratch, stream);
-    if (!status || i + 1 == plan->parts) return status;
-    snprintf(why, sizeof why, "%s", attn_error());
-    return attn_fail(status, "shared[%d]: %s", i, why);
+    return i + 1 < plan->parts ? about(status, "shared", i) : status;
 }
 
 attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_args *args, size_t args_size,

@@ -18,7 +18,8 @@ typedef struct batch {
     const attn_pool *pool;
     const attn_seq *seqs;
     const int32_t *cu_lens_q;
-    int64_t count, least; /* pages that a group has in common at least */
+    int64_t count, width; /* sequences; most pages of one */
+    int64_t least;        /* pages that a group has in common at least */
     int32_t *shared;      /* pages of each sequence that are in levels already */
 } batch;
 
@@ -26,9 +27,8 @@ static attn_status open_member(const batch *a, int64_t i, member *m)
 {
     attn_pool_sequence *s;
     *m = (member){ NULL, 0, 0, 0 };
-    if (a->seqs[i].generation == 0 && a->seqs[i].index == 0) return ATTN_OK; /* it pads the batch */
-    attn_status status = attn_pool_open(a->pool, a->seqs[i], &s);
-    if (status) return status;
+    attn_status status = attn_pool_open_row(a->pool, a->seqs, i, a->width, &s);
+    if (status || !s) return status;
     int64_t rows = (int64_t)a->cu_lens_q[i + 1] - a->cu_lens_q[i];
     *m = (member){ attn_pool_row(a->pool, s), s->length, s->pages, (s->length - rows) / a->pool->desc.page_size };
     if (rows < 0 || rows > s->length)
@@ -47,14 +47,14 @@ static member member_at(const batch *a, int64_t i)
     return m;
 }
 
-static attn_status check(const batch *a, int64_t width, const attn_pool_level *level, int32_t levels)
+static attn_status check(const batch *a, const attn_pool_level *level, int32_t levels)
 {
     if (!a->pool || !level) return attn_fail(ATTN_INVALID, "%s is NULL", a->pool ? "level" : "pool");
     if (levels < 1 || levels > ATTN_CASCADE_LEVELS)
         return attn_fail(ATTN_INVALID, "levels = %" PRId32 " is not in 1 to %d", levels, ATTN_CASCADE_LEVELS);
-    if (a->count < 0 || width < 1)
+    if (a->count < 0 || a->width < 1)
         return attn_fail(ATTN_INVALID, "count = %" PRId64 " is below 0 or width = %" PRId64 " below 1", a->count,
-                         width);
+                         a->width);
     if (!a->cu_lens_q || (a->count > 0 && !a->seqs))
         return attn_fail(ATTN_INVALID, "%s is NULL", a->cu_lens_q ? "seqs" : "cu_lens_q");
     for (int n = 0; n <= levels; n++)
@@ -66,9 +66,6 @@ static attn_status check(const batch *a, int64_t width, const attn_pool_level *l
     for (int64_t i = 0; i < a->count; i++) {
         member m;
         attn_status status = open_member(a, i, &m);
-        if (!status && m.pages > width)
-            status = attn_fail(ATTN_INVALID, "width = %" PRId64 ": sequence %" PRId64 " has %" PRId64 " pages", width,
-                               i, m.pages);
         if (status) return status;
     }
     return ATTN_OK;
@@ -85,15 +82,15 @@ static int64_t common(const batch *a, int64_t first, int64_t other)
     return at - from;
 }
 
-static void write_row(const member *m, int64_t from, int64_t pages, int32_t *row, int64_t width)
+static void write_row(const batch *a, const member *m, int64_t from, int64_t pages, int32_t *row)
 {
     if (pages > 0) memcpy(row, m->page + from, sizeof *row * (size_t)pages);
-    for (int64_t j = pages; j < width; j++)
+    for (int64_t j = pages; j < a->width; j++)
         row[j] = ATTN_NO_PAGE;
 }
 
 /* One shared level. Groups that there are not have no rows. */
-static void write_level(batch *a, attn_pool_level *level, int64_t width)
+static void write_level(batch *a, attn_pool_level *level)
 {
     level->groups = 0, level->cu_lens_q[0] = a->cu_lens_q[0];
     for (int64_t first = 0, end; first < a->count; first = end, level->groups++) {
@@ -105,26 +102,26 @@ static void write_level(batch *a, attn_pool_level *level, int64_t width)
             if (same < pages) pages = same;
         }
         if (end == first + 1) pages = 0;
-        write_row(&m, a->shared[first], pages, level->table + level->groups * width, width);
+        write_row(a, &m, a->shared[first], pages, level->table + level->groups * a->width);
         level->lens_kv[level->groups] = (int32_t)(pages * a->pool->desc.page_size);
         level->cu_lens_q[level->groups + 1] = a->cu_lens_q[end];
         for (int64_t i = first; i < end; i++)
             a->shared[i] += (int32_t)pages;
     }
     for (int64_t g = level->groups; g < a->count; g++) {
-        write_row(NULL, 0, 0, level->table + g * width, width);
+        write_row(a, NULL, 0, 0, level->table + g * a->width);
         level->lens_kv[g] = 0, level->cu_lens_q[g + 1] = a->cu_lens_q[a->count];
     }
 }
 
-static void write_own(const batch *a, attn_pool_level *level, int64_t width)
+static void write_own(const batch *a, attn_pool_level *level)
 {
     level->groups = a->count;
     memmove(level->cu_lens_q, a->cu_lens_q, sizeof *a->cu_lens_q * (size_t)(a->count + 1));
     for (int64_t i = 0; i < a->count; i++) {
         member m = member_at(a, i);
         int64_t shared = a->shared[i];
-        write_row(&m, shared, m.pages - shared, level->table + i * width, width);
+        write_row(a, &m, shared, m.pages - shared, level->table + i * a->width);
         level->lens_kv[i] = (int32_t)(m.length - shared * a->pool->desc.page_size);
     }
 }
@@ -132,8 +129,8 @@ static void write_own(const batch *a, attn_pool_level *level, int64_t width)
 attn_status attn_pool_levels(const attn_pool *pool, const attn_seq *seqs, int64_t count, const int32_t *cu_lens_q,
                              int64_t least, int64_t width, attn_pool_level *level, int32_t levels)
 {
-    batch a = { .pool = pool, .seqs = seqs, .cu_lens_q = cu_lens_q, .count = count };
-    attn_status status = check(&a, width, level, levels);
+    batch a = { .pool = pool, .seqs = seqs, .cu_lens_q = cu_lens_q, .count = count, .width = width };
+    attn_status status = check(&a, level, levels);
     if (!status && least < 1) status = attn_fail(ATTN_INVALID, "least = %" PRId64 " is below 1", least);
     if (status) return status;
     a.least = (least - 1) / pool->desc.page_size + 1;
@@ -141,7 +138,7 @@ attn_status attn_pool_levels(const attn_pool *pool, const attn_seq *seqs, int64_
     for (int64_t i = 0; i < count; i++)
         a.shared[i] = 0;
     for (int32_t n = 0; n < levels; n++)
-        write_level(&a, &level[n], width);
-    write_own(&a, &level[levels], width);
+        write_level(&a, &level[n]);
+    write_own(&a, &level[levels]);
     return ATTN_OK;
 }

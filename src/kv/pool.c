@@ -134,9 +134,7 @@ attn_status attn_pool_get_stats_sized(const attn_pool *pool, attn_pool_stats *st
     if (!stats) return attn_fail(ATTN_INVALID, "stats is NULL");
     if (stats_size == 0 || stats_size > 4096)
         return attn_fail(ATTN_INVALID, "stats_size = %zu is not the size of an attn_pool_stats", stats_size);
-    size_t known = stats_size < sizeof *stats ? stats_size : sizeof *stats;
-    memset(stats, 0, stats_size);
-    memcpy(stats, &pool->stats, known);
+    attn_struct_fill(stats, stats_size, &pool->stats, sizeof pool->stats);
     return ATTN_OK;
 }
 
@@ -151,6 +149,19 @@ attn_status attn_pool_open(const attn_pool *pool, attn_seq seq, attn_pool_sequen
                          seq.index, seq.generation);
     *found = &pool->sequence[seq.index];
     return ATTN_OK;
+}
+
+attn_status attn_pool_open_row(const attn_pool *pool, const attn_seq *seqs, int64_t i, int64_t width,
+                               attn_pool_sequence **found)
+{
+    attn_pool_sequence *s = *found = NULL;
+    if (seqs[i].generation == 0 && seqs[i].index == 0) return ATTN_OK;
+    attn_status status = attn_pool_open(pool, seqs[i], &s);
+    if (status) return status;
+    *found = s;
+    if (s->pages <= width) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "width = %" PRId64 ": sequence %" PRId64 " has %" PRId32 " pages", width, i,
+                     s->pages);
 }
 
 attn_status attn_pool_sequence_new(attn_pool *pool, uint64_t salt, attn_pool_sequence **made, attn_seq *seq)

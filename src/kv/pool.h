@@ -68,6 +68,10 @@ static inline int32_t *attn_pool_row(const attn_pool *pool, const attn_pool_sequ
 /* Checks `pool` and the handle: ATTN_OK, and *found, or ATTN_INVALID. */
 attn_status attn_pool_open(const attn_pool *pool, attn_seq seq, attn_pool_sequence **found);
 
+/* The same for sequence i of a batch, which has `width` pages at most; one of zeros pads the batch: NULL. */
+attn_status attn_pool_open_row(const attn_pool *pool, const attn_seq *seqs, int64_t i, int64_t width,
+                               attn_pool_sequence **found);
+
 /* A new sequence without tokens; ATTN_POOL_FULL. And one, without pages, that is no more. */
 attn_status attn_pool_sequence_new(attn_pool *pool, uint64_t salt, attn_pool_sequence **made, attn_seq *seq);
 void attn_pool_sequence_end(attn_pool *pool, attn_pool_sequence *s);

@@ -5,13 +5,6 @@
 #include "base/error.h"
 #include "kv/pool.h"
 
-/* The sequence of a row; NULL for one that pads the batch. */
-static attn_status row_of(const attn_pool *pool, const attn_seq *seqs, int64_t i, attn_pool_sequence **s)
-{
-    *s = NULL;
-    return seqs[i].generation == 0 && seqs[i].index == 0 ? ATTN_OK : attn_pool_open(pool, seqs[i], s);
-}
-
 static attn_status check(const attn_pool *pool, const attn_seq *seqs, int64_t count, const void *ids, const void *lens)
 {
     if (!pool) return attn_fail(ATTN_INVALID, "pool is NULL");
@@ -28,15 +21,11 @@ attn_status attn_pool_tables(const attn_pool *pool, const attn_seq *seqs, int64_
     attn_pool_sequence *s;
     attn_status status = check(pool, seqs, count, table, lens);
     if (!status && width < 1) return attn_fail(ATTN_INVALID, "width = %" PRId64 " is below 1", width);
-    for (int64_t i = 0; i < count && !status; i++) {
-        status = row_of(pool, seqs, i, &s);
-        if (!status && s && s->pages > width)
-            return attn_fail(ATTN_INVALID, "width = %" PRId64 ": sequence %" PRId64 " has %" PRId32 " pages", width, i,
-                             s->pages);
-    }
+    for (int64_t i = 0; i < count && !status; i++)
+        status = attn_pool_open_row(pool, seqs, i, width, &s);
     for (int64_t i = 0; i < count && !status; i++) {
         int32_t *row = table + i * width, pages = 0;
-        status = row_of(pool, seqs, i, &s);
+        status = attn_pool_open_row(pool, seqs, i, width, &s);
         if (s) memcpy(row, attn_pool_row(pool, s), sizeof *row * (size_t)(pages = s->pages));
         for (int64_t j = pages; j < width; j++)
             row[j] = ATTN_NO_PAGE;
@@ -54,7 +43,7 @@ attn_status attn_pool_tables_csr(const attn_pool *pool, const attn_seq *seqs, in
     if (status) return status;
     if (!starts) return attn_fail(ATTN_INVALID, "starts is NULL");
     for (int64_t i = 0; i < count; i++) {
-        if ((status = row_of(pool, seqs, i, &s))) return status;
+        if ((status = attn_pool_open_row(pool, seqs, i, pool->desc.width, &s))) return status;
         total += s ? s->pages : 0;
     }
     if (total > room || total > INT32_MAX)
@@ -62,7 +51,7 @@ attn_status attn_pool_tables_csr(const attn_pool *pool, const attn_seq *seqs, in
                          room, total);
     starts[0] = 0;
     for (int64_t i = 0; i < count; i++) {
-        status = row_of(pool, seqs, i, &s);
+        status = attn_pool_open_row(pool, seqs, i, pool->desc.width, &s);
         int32_t pages = s ? s->pages : 0;
         if (pages > 0) memcpy(ids + starts[i], attn_pool_row(pool, s), sizeof *ids * (size_t)pages);
         starts[i + 1] = starts[i] + pages;

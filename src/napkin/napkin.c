@@ -46,11 +46,8 @@ void attn_napkin_destroy(attn_napkin *napkin)
 
 size_t attn_napkin_describe(const attn_napkin *napkin, attn_napkin_part part, const char *name, char *text, size_t size)
 {
-    if (size && !text) attn_fail(ATTN_INVALID, "text = NULL, but size = %zu", size);
-    if (size && text) text[0] = 0;
-    if (!napkin) attn_fail(ATTN_INVALID, "napkin = NULL: it takes a napkin from attn_napkin_create");
-    if (!napkin || (size && !text)) return 0;
-    attn_words words = { text, size, 0 };
+    attn_words words;
+    if (!attn_words_begin(&words, text, size, napkin, "napkin", "attn_napkin_create")) return 0;
     const attn_derivation *v = &napkin->derivation;
     if (!name) name = "napkin";
     if (part == ATTN_NAPKIN_STEPS) attn_nap_report(&words, v);

@@ -33,6 +33,12 @@ attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t 
     return ATTN_OK;
 }
 
+void attn_struct_fill(void *out, size_t out_size, const void *full, size_t full_size)
+{
+    if (out_size > full_size) memset((char *)out + full_size, 0, out_size - full_size);
+    memcpy(out, full, out_size < full_size ? out_size : full_size);
+}
+
 attn_shape attn_shape_of(const attn_desc *desc)
 {
     bool packed = desc->flags & ATTN_VARLEN;

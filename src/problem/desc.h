@@ -12,6 +12,11 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
  * ours. `name` is the argument's, for messages. */
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name);
 
+/* The way back: fills the caller's struct, of `out_size` bytes, as far as it reaches. What is newer than ours becomes
+ * 0.
+ */
+void attn_struct_fill(void *out, size_t out_size, const void *full, size_t full_size);
+
 /* Extents (batch, row, head, dim) of the tensors of a resolved descriptor: with ATTN_VARLEN one batch of total rows;
  * with ATTN_PAGED k and v are (page, slot, head, dim). */
 typedef struct attn_shape {

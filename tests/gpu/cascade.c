@@ -1,6 +1,5 @@
 /* Attention over keys in levels: on the GPU what attention over all keys is on the CPU. A page id that is none sets the
  * fault, and changes no row of other groups. */
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -10,19 +9,6 @@
 #include "gpu.h"
 
 static cascade_arrays drawn, got, want;
-
-static bool run_all(const cascade_problem *p)
-{
-    attn_plan *plan;
-    want = drawn;
-    attn_args args = cascade_args(p, &want, true);
-    if (attn_plan_create(&plan, &p->all)) return false;
-    char *workspace = malloc(attn_plan_workspace(plan) + 1);
-    bool good = attn_run(plan, &args, workspace, NULL) == ATTN_OK;
-    free(workspace);
-    attn_plan_destroy(plan);
-    return good;
-}
 
 /* The cascade over *p->at, into `got`. */
 static bool run_levels(const cascade_problem *p, const attn_cascade_plan *plan)
@@ -65,7 +51,8 @@ static void check(int number)
 {
     attn_cascade_plan *plan;
     cascade_problem p = cascade_draw(&drawn, number, (attn_dtype)(ATTN_F32 + number % 3));
-    result(run_all(&p), "cascade %d on the CPU: %s", number, attn_error());
+    want = drawn;
+    result(cascade_run_all(&p, &want) == ATTN_OK, "cascade %d on the CPU: %s", number, attn_error());
     p.own.device = ATTN_CUDA;
     if (attn_cascade_plan_create(&plan, &p.own, p.level, p.levels)) {
         result(false, "cascade %d: %s", number, attn_error());

@@ -517,7 +517,7 @@ MUTANTS = [
     (SM90 + "forward/paged_source.h", "tile::panel_bytes + first * 128, map,", "tile::panel_bytes, map,",
      "boxes of a KV tile lie on one another", "emulated/sm90_bf16_d64_128x128_paged"),
     (CUDA + "common/merge.h", "full_far = __ballot_sync(~0u, far != -INFINITE);", "full_far = ~0u;", "merging reads empty parts", "emulated/pages"),
-    # the pool of pages
+    # cascades
     (KV + "cascade.c", "d.flags &= ~(uint32_t)OWN;", "d.flags &= ~(uint32_t)ATTN_SINK;", "cascade: rows do not see all shared keys", "cascade"),
     (KV + "cascade.c", "d.flags &= ~(uint32_t)OWN;", "d.flags &= ~(uint32_t)ATTN_CAUSAL;",
      "cascade: a sink at every level", "cascade"),
@@ -529,6 +529,7 @@ MUTANTS = [
     (KV + "levels.c", "if (a->shared[other] != from) return 0;", "", "levels: sequences of two groups share", "cascade"),
     (KV + "levels.c", "if (same < a->least) break;", "if (same == 0) break;", "levels: less than the least is shared", "cascade"),
     (KV + "cascade.c", "if (a->lens_kv[b] < rows)", "if (a->lens_kv[b] < 0)", "cascade: rows without keys of their own", "cascade"),
+    # the pool of pages
     (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = false;", "pool: a fork writes into a shared page", "pool prefix"),
     (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = pool->refs[*last] > 2 && slots > 0;",
      "pool: two may write one page", "pool prefix"),
