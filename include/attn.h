@@ -371,6 +371,14 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
     return attn_run_sized(plan, args, sizeof *args, workspace, stream);
 }
 
+/* Checks *args as attn_run does, and computes nothing: ask before other work that must not be done if this run fails,
+ * such as an append to the pages that it reads. ATTN_CUDA: no array is read. */
+ATTN_API attn_status attn_check_sized(const attn_plan *plan, const attn_args *args, size_t args_size);
+static inline attn_status attn_check(const attn_plan *plan, const attn_args *args)
+{
+    return attn_check_sized(plan, args, sizeof *args);
+}
+
 /* ---- merge --------------------------------------------------------------------------------- */
 
 /* Attention to keys in parts (a prefix that sequences share and each one's own keys, say), merged by the parts' LSEs:

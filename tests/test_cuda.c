@@ -77,6 +77,7 @@ static void plans_run_in_their_context(void **state)
     assert_ok(attn_plan_create(&plan, &desc));
     void *workspace = malloc(attn_plan_workspace(plan) + 1);
     assert_ok(attn_run(plan, &args, workspace, NULL));
+    assert_ok(attn_check(plan, &args));
     CUcontext two = fresh_context(0);
     refused(attn_run(plan, &args, workspace, NULL), ATTN_INVALID, "another CUDA context is current on this thread");
     driver()->cuCtxSetCurrent(NULL);
@@ -85,6 +86,25 @@ static void plans_run_in_their_context(void **state)
     free(workspace);
     context_destroy(two);
     end_context(one);
+}
+
+/* The host cannot read lengths in device memory. */
+static void checks_read_no_array(void **state)
+{
+    (void)state;
+    static tensors t;
+    attn_plan *plan;
+    attn_desc desc = small();
+    attn_args args = args_of(&t);
+    CUcontext context = fresh_context(0);
+    desc.flags |= ATTN_LENS_KV;
+    assert_ok(attn_plan_create(&plan, &desc));
+    args.lens_kv = (const int32_t *)64;
+    assert_ok(attn_check(plan, &args));
+    args.lens_kv = NULL;
+    refused(attn_check(plan, &args), ATTN_INVALID, "lens_kv is NULL, but has elements");
+    attn_plan_destroy(plan);
+    end_context(context);
 }
 
 /* ---- runs ---------------------------------------------------------------------------------- */
@@ -564,6 +584,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_not_there_yet_is_refused),
         cmocka_unit_test(kernels_are_loaded_once_a_context),
         cmocka_unit_test(plans_run_in_their_context),
+        cmocka_unit_test(checks_read_no_array),
         cmocka_unit_test(forward_runs_only_launch),
         cmocka_unit_test(backward_runs_only_launch),
         cmocka_unit_test(seeds_are_read_by_kernels),

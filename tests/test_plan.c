@@ -407,6 +407,8 @@ static void null_is_refused(void **state)
     refused(attn_run(NULL, &(attn_args){ 0 }, NULL, NULL), no_plan);
     refused(attn_run(plan, NULL, NULL, NULL), "args is NULL");
     refused(attn_run(plan, &(attn_args){ .q = NULL }, text, NULL), "q is NULL, but has elements");
+    refused(attn_check(NULL, &(attn_args){ 0 }), no_plan);
+    refused(attn_check(plan, NULL), "args is NULL");
     assert_int_equal(attn_plan_workspace(NULL), 0);
     assert_string_equal(attn_error(), no_plan);
     refused(attn_plan_get_info(plan, NULL), "info = NULL");
@@ -420,6 +422,32 @@ static void null_is_refused(void **state)
     assert_ok(attn_machine_use(NULL));
     attn_plan_destroy(plan);
     attn_plan_destroy(NULL);
+}
+
+/* attn_check refuses what a run refuses, in the same words, and writes nothing. */
+static void arguments_are_checked_without_a_run(void **state)
+{
+    (void)state;
+    attn_desc desc = base_desc(4, 4);
+    desc.batch = 1, desc.flags = ATTN_LENS_KV;
+    attn_plan *plan = plan_of(&desc);
+    size_t count = (size_t)(4 * desc.heads_q * desc.dim_qk);
+    float *q = calloc(count, sizeof *q), *o = calloc(count, sizeof *o);
+    int32_t lens[] = { 5 };
+    char *workspace = malloc(attn_plan_workspace(plan) + 1);
+    attn_args args = { .q = q, .k = q, .v = q, .o = o, .lens_kv = lens };
+    o[0] = 7;
+    refused(attn_check(plan, &args), "lens_kv[0] = 5 exceeds len_kv = 4");
+    refused(attn_run(plan, &args, workspace, NULL), "lens_kv[0] = 5 exceeds len_kv = 4");
+    args.lens_kv = NULL;
+    refused(attn_check(plan, &args), "lens_kv is NULL, but has elements");
+    args.lens_kv = lens, lens[0] = 4;
+    assert_ok(attn_check(plan, &args));
+    assert_true(o[0] == 7);
+    assert_ok(attn_run(plan, &args, workspace, NULL));
+    assert_true(o[0] == 0);
+    attn_plan_destroy(plan);
+    free(q), free(o), free(workspace);
 }
 
 int main(void)
@@ -437,6 +465,7 @@ int main(void)
         cmocka_unit_test(workspace_of_the_backward_is_linear),
         cmocka_unit_test(workspace_is_exact_at_any_address),
         cmocka_unit_test(null_is_refused),
+        cmocka_unit_test(arguments_are_checked_without_a_run),
         cmocka_unit_test(planning_takes_microseconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

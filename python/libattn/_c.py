@@ -68,6 +68,41 @@ class Args(ctypes.Structure):
     )]
 
 
+class MergeDesc(ctypes.Structure):
+    """attn_merge_desc: which partial results are merged."""
+
+    _fields_ = [
+        ("dtype", ctypes.c_int), ("out_dtype", ctypes.c_int), ("device", ctypes.c_int), ("parts", _i32),
+        ("batch", _i64), ("rows", _i64), ("heads", _i64), ("dim", _i64), ("part_stride", _four), ("o_stride", _four),
+        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void),
+    ]
+
+
+class MergeArgs(ctypes.Structure):
+    """attn_merge_args: arrays of the parts' addresses, and the outputs."""
+
+    _fields_ = [(name, _void) for name in ("part_o", "part_lse", "o", "lse")]
+
+
+class KvDesc(ctypes.Structure):
+    """attn_kv_desc: an operation on pages of a KV cache."""
+
+    _fields_ = [("op", ctypes.c_int), ("dtype", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_uint32)] + [
+        (name, _i64) for name in ("pages", "page_size", "heads_kv", "dim_qk", "dim_v", "tokens", "batch", "table_width",
+                                  "table_total", "len_kv", "pages_from", "copies", "heads_q", "rotary_dim", "positions")
+    ] + [(name + "_stride", _four) for name in ("k_pages", "v_pages", "k_from", "v_from", "k", "v", "q", "q_out")] + [
+        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void)]
+
+
+class KvArgs(ctypes.Structure):
+    """attn_kv_args: the tensors of such an operation, by address."""
+
+    _fields_ = [(name, _void) for name in ("k", "v", "k_pages", "v_pages", "q", "q_out", "k_out", "v_out", "k_from",
+                                           "v_from")] + [("count", _i64)] + [
+        (name, _void) for name in ("slots", "positions", "cu_lens", "lens_kv", "page_table", "page_starts", "pairs",
+                                   "cos", "sin", "fault")]
+
+
 class PoolDesc(ctypes.Structure):
     """attn_pool_desc: what a pool of KV pages holds."""
 
@@ -96,6 +131,10 @@ class PageCopies(ctypes.Structure):
 
 
 POOL_PREFIX = 1
+KV_APPEND = 1  # attn_kv_op
+KV_FLAGS = ("KV_SLOTS", "KV_ROTARY", "KV_ROTARY_Q", "KV_INTERLEAVED", "KV_POSITIONS", "KV_PACKED")
+(KV_SLOTS, KV_ROTARY, KV_ROTARY_Q, KV_INTERLEAVED, KV_POSITIONS, KV_PACKED) = (
+    1 << bit for bit in range(len(KV_FLAGS)))
 
 
 class Error(RuntimeError):
@@ -159,6 +198,15 @@ plan_workspace = _function("attn_plan_workspace", ctypes.c_size_t, _void)
 plan_describe = _function("attn_plan_describe", ctypes.c_size_t, _void, _void, ctypes.c_size_t)
 plan_get_info = _function("attn_plan_get_info_sized", ctypes.c_int, _void, ctypes.POINTER(PlanInfo), ctypes.c_size_t)
 run = _function("attn_run_sized", ctypes.c_int, _void, ctypes.POINTER(Args), ctypes.c_size_t, _void, _void)
+check_args = _function("attn_check_sized", ctypes.c_int, _void, ctypes.POINTER(Args), ctypes.c_size_t)
+merge_plan_create = _function("attn_merge_plan_create_sized", ctypes.c_int, ctypes.POINTER(_void),
+                              ctypes.POINTER(MergeDesc), ctypes.c_size_t)
+merge_plan_destroy = _function("attn_merge_plan_destroy", None, _void)
+merge_run = _function("attn_merge_run_sized", ctypes.c_int, _void, ctypes.POINTER(MergeArgs), ctypes.c_size_t, _void)
+kv_plan_create = _function("attn_kv_plan_create_sized", ctypes.c_int, ctypes.POINTER(_void), ctypes.POINTER(KvDesc),
+                           ctypes.c_size_t)
+kv_plan_destroy = _function("attn_kv_plan_destroy", None, _void)
+kv_run = _function("attn_kv_run_sized", ctypes.c_int, _void, ctypes.POINTER(KvArgs), ctypes.c_size_t, _void)
 machine_use = _function("attn_machine_use", ctypes.c_int, ctypes.c_char_p)
 isa_available = _function("attn_isa_available", ctypes.c_int, ctypes.c_int)
 
@@ -180,7 +228,7 @@ seq_move = _function("attn_seq_move", ctypes.c_int, _void, Seq, _void, ctypes.PO
 seq_free = _function("attn_seq_free", ctypes.c_int, _void, Seq)
 seq_length = _function("attn_seq_length", _i64, _void, Seq)
 
-ARGS_SIZE = ctypes.sizeof(Args)
+ARGS_SIZE, KV_ARGS_SIZE, MERGE_ARGS_SIZE = ctypes.sizeof(Args), ctypes.sizeof(KvArgs), ctypes.sizeof(MergeArgs)
 
 
 def check(status: int) -> None:

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Iterable, Iterator
 
 from . import _c
-from ._tensor import View, cupy_of, is_torch, stream_handle
+from ._tensor import View, cupy_of, is_torch
 
 _driver: Any = None
 
@@ -43,15 +43,27 @@ def current(tensor: Any) -> Iterator[int]:
             yield _context()
 
 
-def record(tensors: Iterable[Any], stream: Any) -> None:
+@contextlib.contextmanager
+def on_stream(handle: int) -> Iterator[None]:
+    """Makes a stream the current one of torch and CuPy while it lasts: what they allocate and compute is in its order.
+    """
+    torch: Any = sys.modules.get("torch")
+    cupy: Any = sys.modules.get("cupy")
+    with contextlib.ExitStack() as stack:
+        if torch is not None and torch.cuda.is_available():
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(handle)))
+        if cupy is not None:
+            stack.enter_context(cupy.cuda.ExternalStream(handle))
+        yield
+
+
+def record(tensors: Iterable[Any], handle: int) -> None:
     """Tells torch's allocator that a stream other than its current one uses the tensors: freed early, their memory is
     not given to others before the stream is done with them."""
     torch: Any = sys.modules.get("torch")
     for tensor in tensors:
         if is_torch(tensor) and tensor.is_cuda:
-            if not isinstance(stream, torch.cuda.Stream):
-                stream = torch.cuda.ExternalStream(stream_handle(stream), tensor.device)
-            tensor.record_stream(stream)
+            tensor.record_stream(torch.cuda.ExternalStream(handle, tensor.device))
 
 
 def find_nvrtc() -> None:

@@ -9,7 +9,7 @@ import ctypes
 import operator
 import sys
 import threading
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -50,22 +50,28 @@ class Static(NamedTuple):
     strategy: Optional[str] = None
 
 
-class Plan:
+class Handle:
+    """A plan of the C library, destroyed with it."""
+
+    def __init__(self, desc: ctypes.Structure, create: Any, destroy: Any):
+        self._destroy, handle = destroy, ctypes.c_void_p()
+        _c.check(create(ctypes.byref(handle), ctypes.byref(desc), ctypes.sizeof(desc)))
+        self._handle = handle.value
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self._destroy(self._handle)
+            self._handle = None
+
+
+class Plan(Handle):
     """How one problem will be computed: kernel, tiles, splits, threads, predicted bytes and time. It never changes, and
     threads may share it. Made by libattn.plan()."""
 
     def __init__(self, desc: _c.Desc):
-        self._handle = None
-        handle = ctypes.c_void_p()
-        _c.check(_c.plan_create(ctypes.byref(handle), ctypes.byref(desc), ctypes.sizeof(desc)))
-        self._handle = handle.value
+        super().__init__(desc, _c.plan_create, _c.plan_destroy)
         #: Bytes of workspace that a run needs.
         self.workspace_bytes: int = _c.plan_workspace(self._handle)
-
-    def __del__(self, destroy=_c.plan_destroy):  # at the interpreter's end modules may be gone already
-        if getattr(self, "_handle", None):
-            destroy(self._handle)
-            self._handle = None
 
     def explain(self) -> str:
         """The plan in words: kernel and why, tiles, splits, threads, memory, predicted bytes and time."""
@@ -100,7 +106,7 @@ class Prepared(NamedTuple):
 
 
 LIMIT = 1024  # plans kept
-_plans: Dict[tuple, Prepared] = {}
+_plans: Dict[tuple, Any] = {}
 _local = threading.local()
 _KEEP = 64 << 20  # bytes of workspace that a thread keeps between calls
 _EMPTY = (ctypes.c_char * 64)()  # where tensors without elements are said to lie
@@ -119,13 +125,15 @@ def table_dtype(name: str, dtype: str) -> str:
     """The type of a table, where q is of `dtype`."""
     if name in ("alibi", "sink"):
         return "float64" if dtype == "float64" else "float32"
+    if name in ("rotary_cos", "rotary_sin"):
+        return "float32"
     return "uint8" if name == "bits" else "int32"
 
 
 # ---- arrays of options ---------------------------------------------------------------------------
 
 
-def _device_of(seen: Any) -> Optional[int]:
+def device_of(seen: Any) -> Optional[int]:
     if type(seen) is np.ndarray:
         return None
     if type(seen) is View:
@@ -137,7 +145,7 @@ def _where(device: Optional[int]) -> str:
     return "the CPU" if device is None else f"GPU {device}" if device >= 0 else "a GPU"
 
 
-def _same_device(name: str, device: Optional[int], wanted: Optional[int]) -> None:
+def same_device(name: str, device: Optional[int], wanted: Optional[int]) -> None:
     if device != wanted and (device is None or wanted is None or min(device, wanted) >= 0):
         raise _c.InvalidError(f"{name} is on {_where(device)}, q on {_where(wanted)}")
 
@@ -153,7 +161,7 @@ def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: O
             return seen
         return _converted(seen, name, dtype)
     is_at = layout(seen, name)
-    _same_device(name, is_at.device, device)
+    same_device(name, is_at.device, device)
     if is_at.dtype == dtype and is_packed(is_at):
         return seen
     if device is None and is_at.dtype != "bfloat16" and not (type(seen) is not View and seen.requires_grad):
@@ -176,7 +184,7 @@ def _converted(array: np.ndarray, name: str, dtype: str) -> np.ndarray:
     return np.ascontiguousarray(array, wanted)
 
 
-def _shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> None:
+def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> None:
     if tuple(shape) not in allowed:
         raise _c.InvalidError(f"{name} has shape {tuple(shape)}; it takes {' or '.join(str(a) for a in allowed)}")
 
@@ -184,17 +192,17 @@ def _shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> N
 # ---- making a plan -------------------------------------------------------------------------------
 
 
-def _strides(tensor: Layout, name: str, varlen: bool) -> Tuple[int, ...]:
-    """Strides as the descriptor takes them: (batch, row, head, dim) in elements, dim's 1."""
+def strides_of(tensor: Layout, name: str) -> Tuple[int, ...]:
+    """Strides as the descriptor takes them: (batch, row, head, dim) in elements, dim's 1; of packed rows the first is 0.
+    """
     strides = tensor.strides
     if tensor.shape[-1] > 1 and strides[-1] != 1:
         raise _c.InvalidError(f"{name}: the last dimension must be contiguous; its stride is {strides[-1]} elements "
                               f"(shape {tensor.shape}). A copy, as of numpy.ascontiguousarray, is")
-    strides = strides[:-1] + (1,)
-    return (0,) + strides if varlen else strides
+    return (0,) * (4 - len(strides)) + strides[:-1] + (1,)
 
 
-def _typed(name: str, tensor: Layout, dtype: str) -> None:
+def typed(name: str, tensor: Layout, dtype: str) -> None:
     if tensor.dtype != dtype:
         raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {dtype}")
 
@@ -217,8 +225,22 @@ def _number(name: str, value: Any) -> float:
         raise _c.InvalidError(f"{name} is {value!r}; it takes a number") from None
 
 
+def check_tensor(name: str, tensor: Layout, q: Layout, wanted: str) -> None:
+    """Raises unless the tensor has the dimensions that `wanted` lists, q's type and device, and heads and dim."""
+    if len(tensor.shape) != wanted.count(",") + 1:
+        raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
+    if tensor.dtype not in _c.DTYPES:
+        raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64")
+    typed(name, tensor, q.dtype)
+    same_device(name, tensor.device, q.device)
+    if min(tensor.shape[-2:]) < 1:
+        raise _c.InvalidError(f"{name} has shape {tensor.shape}: heads and dim must be at least 1")
+
+
 class Problem:
     """A problem while its plan is made: layouts of the tensors, options, arrays by name."""
+
+    labels: Dict[str, str] = {}  # what the caller calls a tensor, if not by its field in attn_args
 
     def __init__(self, direction, tensors: Dict[str, Layout], static: Static, arrays: Dict[str, Layout],
                  varlen: Optional[Tuple[int, int]], blocks: Optional[Tuple[int, int]], outputs: Dict[str, Layout]):
@@ -235,60 +257,57 @@ class Problem:
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         wanted = "(total rows, heads, dim)" if self.varlen else "(batch, rows, heads, dim)"
         for name in ("q", "k", "v"):
-            tensor = tensors[name]
-            if len(tensor.shape) != (3 if self.varlen else 4):
-                raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
-            if tensor.dtype not in _c.DTYPES:
-                raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on "
-                                      "the CPU float64")
-            _typed(name, tensor, q.dtype)
-            _same_device(name, tensor.device, q.device)
-            if min(tensor.shape[-2:]) < 1:
-                raise _c.InvalidError(f"{name} has shape {tensor.shape}: heads and dim must be at least 1")
+            check_tensor(name, tensors[name], q, wanted)
         if k.shape[:-1] != v.shape[:-1]:
             raise _c.InvalidError(f"k has shape {k.shape} and v {v.shape}: all but their last dimensions must be equal")
-        if k.shape[-1] != q.shape[-1]:
-            raise _c.InvalidError(f"q has dim {q.shape[-1]} and k {k.shape[-1]}: they must be equal")
-        if q.shape[-2] % k.shape[-2]:
-            raise _c.InvalidError(f"q has {q.shape[-2]} heads, k and v {k.shape[-2]}: the first must be a multiple of "
-                                  "the second")
+        self._heads("k", "k and v")
         if self.varlen:
             desc.flags |= _c.VARLEN
             desc.batch = self.arrays["cu_lens_q"].shape[0] - 1
             desc.len_q, desc.len_kv = _integer("max_len_q", self.varlen[0]), _integer("max_len_kv", self.varlen[1])
             desc.total_q, desc.total_kv = q.shape[0], k.shape[0]
             for name in ("cu_lens_q", "cu_lens_kv"):
-                _shape_is(name, self.arrays[name].shape, (max(desc.batch, 0) + 1,))
+                shape_is(name, self.arrays[name].shape, (max(desc.batch, 0) + 1,))
         else:
             if q.shape[0] != k.shape[0]:
                 raise _c.InvalidError(f"q has a batch of {q.shape[0]}, k and v of {k.shape[0]}: they must be equal")
             desc.batch, desc.len_q, desc.len_kv = q.shape[0], q.shape[1], k.shape[1]
+
+    def _heads(self, name, both):
+        """Heads and dims, types and what outputs look like. name: k's; both: k's and v's."""
+        desc = self.desc
+        q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
+        if k.shape[-1] != q.shape[-1]:
+            raise _c.InvalidError(f"q has dim {q.shape[-1]} and {name} {k.shape[-1]}: they must be equal")
+        if q.shape[-2] % k.shape[-2]:
+            raise _c.InvalidError(f"q has {q.shape[-2]} heads, {both} {k.shape[-2]}: the first must be a multiple of "
+                                  "the second")
         desc.dtype = _c.DTYPES[q.dtype]
         desc.device = _c.CPU if q.device is None else _c.CUDA
         desc.heads_q, desc.dim_qk = q.shape[-2:]
         desc.heads_kv, desc.dim_v = v.shape[-2:]
         self.o_shape = q.shape[:-1] + v.shape[-1:]
-        self.lse_shape = (q.shape[1], q.shape[0]) if self.varlen else (q.shape[0], q.shape[2], q.shape[1])
+        self.lse_shape = (q.shape[1], q.shape[0]) if len(q.shape) == 3 else (q.shape[0], q.shape[2], q.shape[1])
 
     def _layouts(self):
-        desc, static, varlen = self.desc, self.static, bool(self.varlen)
+        desc, static = self.desc, self.static
         q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
         self.dtype = "float32" if static.out_f32 else q.dtype
         self.floats = table_dtype("sink", q.dtype)
         shapes = {"o": self.o_shape, "grad_o": self.o_shape, "grad_q": q.shape, "grad_k": k.shape, "grad_v": v.shape}
         for name in ("q", "k", "v"):
-            getattr(desc, name + "_stride")[:] = _strides(self.tensors[name], name, varlen)
+            getattr(desc, name + "_stride")[:] = strides_of(self.tensors[name], self.labels.get(name, name))
         given = [(name, self.tensors[name]) for name in ("o", "grad_o") if name in self.tensors]
         for name, tensor in given + [item for item in self.outputs.items() if item[0] in shapes]:
-            _shape_is(name, tensor.shape, shapes[name])
-            _typed(name, tensor, self.dtype)
-            _same_device(name, tensor.device, q.device)
-            getattr(desc, name + "_stride")[:] = _strides(tensor, name, varlen)
+            shape_is(name, tensor.shape, shapes[name])
+            typed(name, tensor, self.dtype)
+            same_device(name, tensor.device, q.device)
+            getattr(desc, name + "_stride")[:] = strides_of(tensor, name)
         lses = [(name, self.tensors[name]) for name in ("lse", "grad_lse") if name in self.tensors]
         for name, tensor in lses + [item for item in self.outputs.items() if item[0] == "lse"]:
-            _shape_is(name, tensor.shape, self.lse_shape)
-            _typed(name, tensor, self.floats)
-            _same_device(name, tensor.device, q.device)
+            shape_is(name, tensor.shape, self.lse_shape)
+            typed(name, tensor, self.floats)
+            same_device(name, tensor.device, q.device)
             if not is_packed(tensor):
                 raise _c.InvalidError(f"{name} has strides {tensor.strides}; it takes a packed tensor")
 
@@ -326,17 +345,18 @@ class Problem:
     def _arrays(self):
         desc, arrays = self.desc, self.arrays
         batch, heads = desc.batch, desc.heads_q
-        for name, flag in (("lens_q", _c.LENS_Q), ("lens_kv", _c.LENS_KV), ("prefix", _c.PREFIX)):
+        for name, flag in (("lens_q", _c.LENS_Q), ("lens_kv", _c.LENS_KV), ("prefix", _c.PREFIX),
+                           ("first_kv", _c.FIRST_KV)):
             if name in arrays:
                 desc.flags |= flag
-                _shape_is(name, arrays[name].shape, (batch,))
+                shape_is(name, arrays[name].shape, (batch,))
         if "sink" in arrays:
             desc.flags |= _c.SINK
-            _shape_is("sink", arrays["sink"].shape, (heads,))
+            shape_is("sink", arrays["sink"].shape, (heads,))
         if "alibi" in arrays:
             desc.flags |= _c.ALIBI
             shape = arrays["alibi"].shape
-            _shape_is("alibi", shape, (heads,), (1, heads), (batch, heads))
+            shape_is("alibi", shape, (heads,), (1, heads), (batch, heads))
             desc.alibi_batch = 1 if len(shape) == 1 else shape[0]
         if "bias" in arrays:
             self._bias(arrays["bias"])
@@ -344,13 +364,13 @@ class Problem:
             desc.flags |= _c.INTERVALS
             shape = arrays["intervals"].shape
             vectors, kv = shape[-1] if shape else 0, desc.heads_kv
-            _shape_is("intervals", shape, (batch, 1, desc.len_kv, vectors), (batch, kv, desc.len_kv, vectors))
+            shape_is("intervals", shape, (batch, 1, desc.len_kv, vectors), (batch, kv, desc.len_kv, vectors))
             desc.interval_heads, desc.interval_vectors = shape[1], vectors
         if "bits" in arrays:
             desc.flags |= _c.BITS
             width = (desc.len_kv + 7) // 8
             shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
-            _shape_is("bits (or mask)", arrays["bits"].shape, *dict.fromkeys(shapes))
+            shape_is("bits (or mask)", arrays["bits"].shape, *dict.fromkeys(shapes))
             desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]
         if self.blocks:
             self._blocks()
@@ -390,8 +410,8 @@ class Problem:
             if len(lead) != 2 or lead[0] not in (1, desc.batch) or lead[1] not in (1, desc.heads_q):
                 raise _c.InvalidError(f"blocks.{kind}_count has shape {count.shape}; it takes (1 or {desc.batch}, 1 or "
                                       f"{desc.heads_q}, {rows})")
-            _shape_is(f"blocks.{kind}_count", count.shape, lead + (rows,))
-            _shape_is(f"blocks.{kind}", table.shape, lead + (rows, keys))
+            shape_is(f"blocks.{kind}_count", count.shape, lead + (rows,))
+            shape_is(f"blocks.{kind}", table.shape, lead + (rows, keys))
         if lead is None:
             raise _c.InvalidError("blocks has neither full nor partial ones: no key would be visible")
         desc.block_batch, desc.block_heads = lead
@@ -409,7 +429,7 @@ class Problem:
 # ---- a run ---------------------------------------------------------------------------------------
 
 
-def _layouts(tensors: Dict[str, Any]) -> Dict[str, Layout]:
+def layouts(tensors: Dict[str, Any]) -> Dict[str, Layout]:
     return {name: layout(tensor, name) for name, tensor in tensors.items()}
 
 
@@ -419,17 +439,21 @@ def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, contex
            *[signature(t) for t in tensors.values()],
            *[(name, signature(t)) for name, t in arrays.items()],
            *[(name, signature(t)) for name, t in outputs.items()])
+    return kept(key, context, static, lambda: Problem(
+        direction, layouts(tensors), Static(*static), layouts(arrays), varlen, blocks, layouts(outputs)).prepare())
+
+
+def kept(key: tuple, context: Optional[int], options: tuple, make: Callable[[], Any]) -> Any:
+    """What make() gave for this key before, or gives now: plans. context: None on the CPU."""
     try:
         found = _plans.get(key)
     except TypeError:
-        raise _c.InvalidError(f"an option is of a type that it does not take: {Static(*static)}") from None
+        raise _c.InvalidError(f"an option is of a type that it does not take: {Static(*options)}") from None
     if found is None:
-        problem = Problem(direction, _layouts(tensors), Static(*static), _layouts(arrays), varlen, blocks,
-                          _layouts(outputs))
         if context is not None:
             from . import _gpu
             _gpu.find_nvrtc()
-        found = problem.prepare()
+        found = make()
         while len(_plans) >= LIMIT:
             try:
                 _plans.pop(next(iter(_plans)), None)
@@ -480,20 +504,30 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     """
     handle = None if stream is None else _tensor.stream_handle(stream)
     tensors = {name: see(tensor, name, handle) for name, tensor in given.items()}
-    device = _device_of(tensors["q"])
     rest = static, tables, varlen, blocks, out, want, seed, seed_offset
+    return placed(tensors["q"], given["q"], handle, [*given.values(), *tables.values(), *out.values()],
+                  lambda *where: _run(direction, tensors, *where, *rest))
+
+
+def placed(seen: Any, tensor: Any, handle: Optional[int], used: List[Any], body: Callable[..., Any]) -> Any:
+    """body(device, context, stream) where a tensor lies: (None, None, None) on the CPU; on a GPU that is the current
+    one. handle: the stream given by the caller, for which torch's allocator then holds what is `used`; None: the current
+    one of the tensor's library."""
+    device = device_of(seen)
     if device is None:
-        return _run(direction, tensors, None, None, None, *rest)
+        return body(None, None, None)
     if device == -2:
-        layout(tensors["q"], "q")  # raises: it is neither on the CPU nor on a CUDA GPU
+        layout(seen, "q")  # raises: it is neither on the CPU nor on a CUDA GPU
     from . import _gpu
 
     if handle is None:
-        handle = _tensor.current_stream(given["q"])
-    with _gpu.current(tensors["q"]) as context:
-        results = _run(direction, tensors, device, context, handle, *rest)
-        if stream is not None:
-            _gpu.record([*given.values(), *tables.values(), *results.values()], stream)
+        current = _tensor.current_stream(tensor)
+        with _gpu.current(seen) as context:
+            return body(device, context, current)
+    with _gpu.current(seen) as context:
+        with _gpu.on_stream(handle):
+            results = body(device, context, handle)
+        _gpu.record(used, handle)
         return results
 
 
@@ -502,7 +536,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     for name, value in tables.items():
         if name == "bias":
             arrays[name] = see(value, name, handle)
-            _same_device(name, _device_of(arrays[name]), device)
+            same_device(name, device_of(arrays[name]), device)
         else:
             of = layout(tensors["q"], "q").dtype if name in ("alibi", "sink") else ""
             arrays[name] = as_table(value, name, table_dtype(name, of), device, handle)
@@ -543,7 +577,7 @@ def _seed(args, seed, seed_offset, device, handle):
             continue
         seen = see(value, name, handle)
         is_at = layout(seen, name)
-        _same_device(name, is_at.device, device)
+        same_device(name, is_at.device, device)
         if is_at.dtype not in ("int64", "uint64") or int(np.prod(is_at.shape)) != 1:
             raise _c.InvalidError(f"{name} is {is_at.dtype} of shape {is_at.shape}; it takes one 64-bit integer")
         setattr(args, name + "_at", address(seen))

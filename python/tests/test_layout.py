@@ -11,7 +11,8 @@ from libattn import _c
 ABI = pathlib.Path(__file__).parents[2] / "tests" / "abi" / "attn.abi"
 STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_plan_info": _c.PlanInfo,
            "attn_pool_desc": _c.PoolDesc, "attn_pool_stats": _c.PoolStats, "attn_seq": _c.Seq,
-           "attn_page_copies": _c.PageCopies}
+           "attn_page_copies": _c.PageCopies, "attn_kv_desc": _c.KvDesc, "attn_kv_args": _c.KvArgs,
+           "attn_merge_desc": _c.MergeDesc, "attn_merge_args": _c.MergeArgs}
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -27,7 +28,7 @@ def test_struct(name):
 
 def test_values():
     values = dict(re.findall(r"^value ATTN_(\w+) (\d+)$", ABI.read_text(), re.M))
-    for name in _c.FLAGS:
+    for name in _c.FLAGS + _c.KV_FLAGS + ("KV_APPEND", "POOL_PREFIX"):
         assert getattr(_c, name) == int(values[name]), name
     for name, code in _c.DTYPES.items():
         assert code == int(values[{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}[name]])

@@ -3,8 +3,9 @@
 
 #include <stdlib.h>
 
-#include "problem/desc.h"
 #include "base/error.h"
+#include "problem/args.h"
+#include "problem/desc.h"
 
 static attn_status create(attn_plan **out, const attn_desc *desc, size_t desc_size, const attn_tiles *tiles)
 {
@@ -64,4 +65,14 @@ attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t 
         return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes",
                          (unsigned long long)plan->workspace);
     return plan->backend->run(plan, &full, workspace, stream);
+}
+
+attn_status attn_check_sized(const attn_plan *plan, const attn_args *args, size_t args_size)
+{
+    attn_args full = { 0 };
+    if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
+    attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
+    if (status) return status;
+    bool on_host = plan->desc.device == ATTN_CPU;
+    return on_host ? attn_args_check(&plan->desc, &full) : attn_args_check_arrays(&plan->desc, &full);
 }

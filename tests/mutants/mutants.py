@@ -148,6 +148,8 @@ MUTANTS = [
      "deterministic: keys are not split", "plan"),
     ("src/cpu/plan.c", "    plan->desc.threads = 1;\n", "", "deterministic: the form depends on the threads", "threads"),
     ("src/cpu/plan.c", "    attn_host_unknown(&unknown);\n", "    unknown = *host;\n", "deterministic: tiles depend on the machine", "threads"),
+    ("src/api/plan.c", "on_host ? attn_args_check(", "on_host ? attn_args_check_arrays(",
+     "attn_check looks at no length", "plan"),
     ("src/cpu/plan.c", "plan->workspace += ATTN_WORKSPACE_ALIGN - 1;", "", "workspace: no room to align it", "plan"),
     ("src/base/error.c", "static _Thread_local char message", "static char message", "threads share one message", "threads"),
     ("src/ref/ref.c", "if (d->flags & ATTN_CAUSAL) seen = key <= t;", "if (d->flags & ATTN_CAUSAL) seen = key < t;",
