@@ -3,15 +3,17 @@
     import libattn
     o = libattn.attention(q, k, v, causal=True)     # (batch, row, head, dim)
 
-attention, attention_varlen and attention_backward compute; plan says how, before anything runs. libattn.Error is the
-base of what they raise.
+attention, attention_varlen and attention_backward compute, attention_with_kvcache over a cache that grows; merge_states
+merges results of keys in parts; plan says how, before anything runs. libattn.Error is the base of what they raise.
 """
 from ._api import (Gradients, attention, attention_backward, attention_varlen, machine_use, plan, version)
 from ._c import DeviceError, Error, InvalidError, NoMemoryError, PoolFullError, UnsupportedError
+from ._kv import append_kvcache, attention_with_kvcache, merge_states
 from ._pool import PageCopies, Pool, Sequence
 from ._run import Blocks, Plan, clear_plans
 
 __version__ = version()
-__all__ = ["attention", "attention_varlen", "attention_backward", "plan", "Plan", "Blocks", "Gradients", "machine_use",
+__all__ = ["attention", "attention_varlen", "attention_backward", "attention_with_kvcache",
+           "append_kvcache", "merge_states", "plan", "Plan", "Blocks", "Gradients", "machine_use",
            "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError",
            "Pool", "Sequence", "PageCopies", "PoolFullError"]

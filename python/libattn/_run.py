@@ -145,9 +145,10 @@ def _where(device: Optional[int]) -> str:
     return "the CPU" if device is None else f"GPU {device}" if device >= 0 else "a GPU"
 
 
-def same_device(name: str, device: Optional[int], wanted: Optional[int]) -> None:
+def same_device(name: str, device: Optional[int], wanted: Optional[int], other: str = "q") -> None:
+    """Raises unless a tensor is where `other` is, on device `wanted`."""
     if device != wanted and (device is None or wanted is None or min(device, wanted) >= 0):
-        raise _c.InvalidError(f"{name} is on {_where(device)}, q on {_where(wanted)}")
+        raise _c.InvalidError(f"{name} is on {_where(device)}, {other} on {_where(wanted)}")
 
 
 def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: Optional[int] = None) -> Any:
@@ -189,14 +190,19 @@ def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> No
         raise _c.InvalidError(f"{name} has shape {tuple(shape)}; it takes {' or '.join(str(a) for a in allowed)}")
 
 
+def address_of(seen: Any) -> int:
+    """Where a tensor lies; one without elements somewhere."""
+    return address(seen) or ctypes.addressof(_EMPTY)
+
+
 # ---- making a plan -------------------------------------------------------------------------------
 
 
 def strides_of(tensor: Layout, name: str) -> Tuple[int, ...]:
-    """Strides as the descriptor takes them: (batch, row, head, dim) in elements, dim's 1; of packed rows the first is 0.
+    """Strides as the descriptor takes them: (batch, row, head, dim) in elements, dim's 1. Packed rows have no batch: 0.
     """
     strides = tensor.strides
-    if tensor.shape[-1] > 1 and strides[-1] != 1:
+    if tensor.shape[-1] > 1 and strides[-1] != 1 and 0 not in tensor.shape:
         raise _c.InvalidError(f"{name}: the last dimension must be contiguous; its stride is {strides[-1]} elements "
                               f"(shape {tensor.shape}). A copy, as of numpy.ascontiguousarray, is")
     return (0,) * (4 - len(strides)) + strides[:-1] + (1,)
@@ -225,14 +231,15 @@ def _number(name: str, value: Any) -> float:
         raise _c.InvalidError(f"{name} is {value!r}; it takes a number") from None
 
 
-def check_tensor(name: str, tensor: Layout, q: Layout, wanted: str) -> None:
-    """Raises unless the tensor has the dimensions that `wanted` lists, q's type and device, and heads and dim."""
-    if len(tensor.shape) != wanted.count(",") + 1:
+def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q") -> None:
+    """Raises unless the tensor has the dimensions that `wanted` lists, the type and device of `like`, which is the
+    argument `other`, and heads and dim."""
+    if wanted is not None and len(tensor.shape) != wanted.count(",") + 1:
         raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
     if tensor.dtype not in _c.DTYPES:
         raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64")
-    typed(name, tensor, q.dtype)
-    same_device(name, tensor.device, q.device)
+    typed(name, tensor, like.dtype)
+    same_device(name, tensor.device, like.device, other)
     if min(tensor.shape[-2:]) < 1:
         raise _c.InvalidError(f"{name} has shape {tensor.shape}: heads and dim must be at least 1")
 
@@ -510,9 +517,9 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
 
 
 def placed(seen: Any, tensor: Any, handle: Optional[int], used: List[Any], body: Callable[..., Any]) -> Any:
-    """body(device, context, stream) where a tensor lies: (None, None, None) on the CPU; on a GPU that is the current
-    one. handle: the stream given by the caller, for which torch's allocator then holds what is `used`; None: the current
-    one of the tensor's library."""
+    """body(device, context, stream) where a tensor lies: (None, None, None) on the CPU; on a GPU, made current. handle:
+    the caller's stream, for which torch's allocator then holds what is `used`; None: the current one of the tensor's
+    library."""
     device = device_of(seen)
     if device is None:
         return body(None, None, None)
@@ -544,9 +551,9 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context)
     args = _c.Args()
     for name, tensor in tensors.items():
-        setattr(args, name, address(tensor) or ctypes.addressof(_EMPTY))
+        setattr(args, name, address_of(tensor))
     for name, tensor in arrays.items():
-        setattr(args, name, address(tensor) or ctypes.addressof(_EMPTY))
+        setattr(args, name, address_of(tensor))
     results, like = {}, tensors["q"]
     partly = varlen is not None or "lens_q" in arrays or "lens_kv" in arrays  # rows outside sequences are not written
     for name in want:
@@ -555,7 +562,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         else:
             dtype = plan.dtype if name in _OF_DTYPE else plan.floats
             results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name, partly)
-        setattr(args, name, address(seen) or ctypes.addressof(_EMPTY))
+        setattr(args, name, address_of(seen))
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
     owner, place = workspace(like, device, plan.workspace)
     _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle))

@@ -33,6 +33,8 @@ def test_shapes_and_types(make):
     odd = np.zeros(q.size * 5, np.uint8).view([("x", "f4"), ("y", "u1")])["x"].reshape(q.shape)
     refuses("no multiples", odd, k, v, kind=ValueError)
     refuses("dim_qk", *[np.zeros((1, 2, 1, 600), "f")] * 3)
+    nothing = np.random.default_rng(0).standard_normal((0, 5, 4, 24)).astype("f")  # NumPy gives it strides of 0
+    assert libattn.attention(nothing, nothing[:, :, :2], nothing[:, :, :2]).shape == (0, 5, 4, 24)
 
 
 def test_options(make):

@@ -1,0 +1,563 @@
+"""KV caches: merge_states, append_kvcache and attention_with_kvcache."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import _c, _run, _tensor
+from ._api import Window, _no_grad
+from ._run import Handle, Plan, address_of, as_table, layouts, same_device, shape_is, strides_of, writable
+from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature
+
+# ---- merging ---------------------------------------------------------------------------------------
+
+
+def merge_states(
+    o: Sequence[Any], lse: Sequence[Any], *, out: Any = None, out_lse: Any = None, out_f32: bool = False,
+    threads: int = 0, stream: Any = None,
+) -> Tuple[Any, Any]:
+    """Attention to keys in parts, merged: what attention to all keys at once would give.
+
+        m = max lse_i    w_i = exp(lse_i - m)    o = sum w_i o_i / sum w_i    lse = m + ln sum w_i
+
+        o        a list of 1 to 64 parts' results, each (batch, rows, heads, dim) or packed (rows, heads, dim), float32,
+                 float16 or bfloat16, all of the same shape, dtype and strides
+        lse      a list of as many logarithms of sums of exponentials, natural ones, each (batch, heads, rows) or packed
+                 (heads, rows), float32, without gaps: as attention(return_lse=True) gives them
+        out      the array that o is written into: a new one if None; one of the parts will do
+        out_lse  likewise for lse
+        out_f32  the new o is float32 whatever the parts are
+        threads  0: one for each processor the caller may use (CPU)
+        stream   as attention takes it
+
+    Each key belongs to one part, and so does a sink. A part with an lse of -inf is empty; where all are, o is 0.
+    Returns (o, lse), of the parts' library.
+
+    Raises as attention does. Source: arXiv 1805.02867.
+
+        >>> o, lse = libattn.merge_states([o_prefix, o_own], [lse_prefix, lse_own])
+    """
+    for name, parts in (("o", o), ("lse", lse)):
+        if not isinstance(parts, (list, tuple)):
+            raise TypeError(f"{name} is {type(parts).__name__}; it takes a list of the parts' arrays")
+    if len(o) != len(lse) or not o:
+        raise _c.InvalidError(f"o has {len(o)} parts and lse {len(lse)}: they take the same number, at least one")
+    _no_grad(**{f"o[{i}]": part for i, part in enumerate(o)}, **{f"lse[{i}]": part for i, part in enumerate(lse)})
+    handle = None if stream is None else _tensor.stream_handle(stream)
+    parts = [see(part, f"o[{i}]", handle) for i, part in enumerate(o)]
+    lses = [see(part, f"lse[{i}]", handle) for i, part in enumerate(lse)]
+    return _run.placed(parts[0], o[0], handle, [*o, *lse, out, out_lse], lambda *where: _merge(
+        *where, parts, lses, out, out_lse, bool(out_f32), threads))
+
+
+def _merge(device, context, handle, parts, lses, out, out_lse, out_f32, threads):
+    outputs = {name: writable(tensor, name, handle) for name, tensor in (("out", out), ("out_lse", out_lse))
+               if tensor is not None}
+    key = ("merge", out_f32, threads, context, *map(signature, parts), *map(signature, lses),
+           *[(name, signature(tensor)) for name, tensor in outputs.items()])
+    plan, dtype = _run.kept(key, context, (), lambda: _merge_plan(parts, lses, outputs, out_f32, threads))
+    results = []
+    for name, given, like, kind in (("out", out, parts[0], dtype), ("out_lse", out_lse, lses[0], "float32")):
+        seen = outputs.get(name)
+        if seen is None:
+            given, seen = empty(parts[0], _shape(like), kind, name, False)
+        results.append((given, address_of(seen)))
+    addresses = ctypes.c_void_p * len(parts)
+    part_o, part_lse = addresses(*map(address_of, parts)), addresses(*map(address_of, lses))
+    args = _c.MergeArgs(ctypes.addressof(part_o), ctypes.addressof(part_lse), results[0][1], results[1][1])
+    _c.check(_c.merge_run(plan._handle, args, _c.MERGE_ARGS_SIZE, handle))
+    return results[0][0], results[1][0]
+
+
+def _merge_plan(parts, lses, outputs, out_f32, threads) -> Tuple[Handle, str]:
+    """(plan, dtype of o)."""
+    all_o, all_lse = ([layout(part, f"{name}[{i}]") for i, part in enumerate(listed)]
+                      for name, listed in (("o", parts), ("lse", lses)))
+    first = all_o[0]
+    if len(first.shape) not in (3, 4):
+        raise _c.InvalidError(f"o[0] has shape {first.shape}; it takes (batch, rows, heads, dim) or (rows, heads, dim)")
+    batch, (rows, heads, dim) = first.shape[:-3], first.shape[-3:]
+    if first.dtype not in _c.DTYPES:
+        raise _c.InvalidError(f"o[0] is {first.dtype}; it takes float32, float16 or bfloat16")
+    for i, part in enumerate(all_o):
+        shape_is(f"o[{i}]", part.shape, first.shape)
+        _run.typed(f"o[{i}]", part, first.dtype)
+        same_device(f"o[{i}]", part.device, first.device, "o[0]")
+        if _steps(part) != _steps(first):
+            raise _c.InvalidError(f"o[{i}] has strides {part.strides} and o[0] {first.strides}: all parts take the "
+                                  "same")
+    checked = [(f"lse[{i}]", part) for i, part in enumerate(all_lse)]
+    if "out_lse" in outputs:
+        checked.append(("out_lse", layout(outputs["out_lse"], "out_lse")))
+    for name, part in checked:
+        shape_is(name, part.shape, (*batch, heads, rows))
+        _run.typed(name, part, "float32")
+        same_device(name, part.device, first.device, "o[0]")
+        if not _run.is_packed(part):
+            raise _c.InvalidError(f"{name} has strides {part.strides}; it takes a packed tensor")
+    dtype = "float32" if out_f32 else first.dtype
+    desc = _c.MergeDesc(
+        dtype=_c.DTYPES[first.dtype], out_dtype=_c.DTYPES[dtype], device=_c.CPU if first.device is None else _c.CUDA,
+        parts=len(parts), batch=batch[0] if batch else 1, rows=rows, heads=heads, dim=dim,
+        threads=_run._integer("threads", threads, 32))
+    desc.part_stride[:] = strides_of(first, "o[0]")
+    if "out" in outputs:
+        is_at = layout(outputs["out"], "out")
+        shape_is("out", is_at.shape, first.shape)
+        _run.typed("out", is_at, dtype)
+        same_device("out", is_at.device, first.device, "o[0]")
+        desc.o_stride[:] = strides_of(is_at, "out")
+    return Handle(desc, _c.merge_plan_create, _c.merge_plan_destroy), dtype
+
+
+def _shape(seen: Any) -> Tuple[int, ...]:
+    return seen.layout.shape if type(seen) is View else tuple(seen.shape)
+
+
+def _steps(tensor: Layout) -> Tuple[int, ...]:
+    """Strides, but for those of single elements, which mean nothing."""
+    return tuple(step if n > 1 else 0 for n, step in zip(tensor.shape, tensor.strides))
+
+
+# ---- caches ----------------------------------------------------------------------------------------
+
+_CACHE = """
+        k_cache        the keys' cache: pages in any order, (pages, page_size, heads_kv, dim), with page_table; without,
+                       one stretch for each sequence, (batch, capacity, heads_kv, dim). Any strides, but the last
+                       dimension's must be 1
+        v_cache        the values': the same but for dim_v
+        cache_seqlens  tokens of each sequence that are in the cache before the call: (batch) int32, or one number for
+                       all. It is not changed: after a call with new tokens the sequences have cache_seqlens + new
+        page_table     (batch, width) int32: key j of a sequence is slot j % page_size of page page_table[j //
+                       page_size]. Entries that are not used may be anything. A batch that is a choice of a larger
+                       cache's stretches is page_table=choice[:, None]
+"""
+_ROTARY = """
+        rotary_cos     (positions, rotary_dim / 2) float32, and rotary_sin: of a new k and of q at position p in its
+                       sequence, pair i, (a, b), becomes (a c - b s, b c + a s), where c = cos[p, i] and s = sin[p, i];
+                       elements beyond rotary_dim stay (RoFormer, arXiv 2104.09864)
+        rotary_interleaved
+                       True: pairs are elements 2 i and 2 i + 1; False: i and i + rotary_dim / 2. It has no default
+"""
+_RUN = """
+        fault          on a GPU: one int32 or uint32 that the caller clears; it becomes 1 where a length or a page id
+                       is out of range, which there only the kernels see: see attn_run and attn_kv_run in attn.h
+        stream         as attention takes it
+"""
+_RAISES = """
+    Raises as attention does. A call that raises has written nothing, nor into the cache: what can be wrong with the
+    attention is known before the append runs (on a GPU but for what `fault` tells). The same call once more gives the
+    same.
+"""
+
+
+class Rotary(NamedTuple):
+    cos: Any
+    sin: Any
+    interleaved: bool
+
+
+def _rotary(cos: Any, sin: Any, interleaved: Optional[bool], k: Any) -> Optional[Rotary]:
+    if cos is None and sin is None:
+        if interleaved is not None:
+            raise _c.InvalidError("rotary_interleaved is given without rotary_cos and rotary_sin")
+        return None
+    if cos is None or sin is None:
+        raise _c.InvalidError("rotary_cos and rotary_sin belong together; one is missing")
+    if interleaved is None:
+        raise _c.InvalidError("rotary_interleaved is None; with rotary_cos it takes True (pairs are elements 2 i and "
+                              "2 i + 1) or False (i and i + rotary_dim / 2)")
+    if k is None:
+        raise _c.InvalidError("rotary_cos is given without k and v: the cache holds keys that are turned already")
+    return Rotary(cos, sin, bool(interleaved))
+
+
+def _together(k: Any, v: Any) -> None:
+    if (k is None) != (v is None):
+        raise _c.InvalidError(f"{'k' if k is None else 'v'} is None: k and v belong together")
+
+
+def append_kvcache(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, page_table: Any = None, cu_lens: Any = None,
+    q: Any = None, rotary_cos: Any = None, rotary_sin: Any = None, rotary_interleaved: Optional[bool] = None,
+    threads: int = 0, fault: Any = None, stream: Any = None,
+) -> Any:
+    """Writes keys and values of new tokens into a cache, after those that are there.
+
+        k              (batch, new, heads_kv, dim), and v, (batch, new, heads_kv, dim_v), of the cache's dtype; rows of
+                       several sequences at even distances
+        cu_lens        (batch + 1) int32: k, v and q are packed, (total, heads, dim): where each sequence's rows start,
+                       then where the last one's end
+        q              (batch, new, heads_q, dim): turned like k where rotary_cos is given. q itself stays
+        threads        0: one for each processor the caller may use (CPU)
+"""
+    _no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q)
+    if k is None or v is None:
+        raise _c.InvalidError(f"{'k' if k is None else 'v'} is None: append_kvcache takes both")
+    rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, k)
+    if q is not None and rotary is None:
+        raise _c.InvalidError("q is given without rotary_cos: nothing would be done with it")
+    handle = None if stream is None else _tensor.stream_handle(stream)
+    used = [k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, q, rotary_cos, rotary_sin, fault]
+    seen = see(k, "k", handle)
+
+    def body(device, context, handle):
+        call = _Append(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, "cu_lens",
+                       q, rotary, threads, fault)
+        prepared = _run.kept(("append", *call.key()), context, (), lambda: _append_plan(call))
+        turned = call.fill(prepared)
+        call.run(prepared)
+        return turned
+
+    return _run.placed(seen, k, handle, used, body)
+
+
+def attention_with_kvcache(
+    q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, *, cache_seqlens: Any, page_table: Any = None,
+    cu_lens_q: Any = None, max_len_q: Optional[int] = None, rotary_cos: Any = None, rotary_sin: Any = None,
+    rotary_interleaved: Optional[bool] = None, first_kv: Any = None, causal: bool = False, window: Window = None,
+    chunk: Optional[int] = None, scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Any = None,
+    sink: Any = None, out: Any = None, return_lse: bool = False, out_f32: bool = False, deterministic: bool = False,
+    threads: int = 0, isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None,
+    fault: Any = None, stream: Any = None,
+) -> Any:
+    """Appends keys and values of new tokens to a cache (append_kvcache), then computes attention to all of it.
+
+        q              (batch, len_q, heads_q, dim), of the cache's dtype; the last row of a sequence stands at its last
+                       key
+"""
+    _no_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi=alibi, sink=sink)
+    _together(k, v)
+    rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, k)
+    if cu_lens_q is not None and max_len_q is None:
+        from ._api import _longest
+
+        max_len_q = _longest(cu_lens_q, "cu_lens_q")
+    if cu_lens_q is None and max_len_q is not None:
+        raise _c.InvalidError("max_len_q is given without cu_lens_q")
+    static = (causal, window, chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel, strategy)
+    tables = {name: value for name, value in (("first_kv", first_kv), ("alibi", alibi), ("sink", sink))
+              if value is not None}
+    handle = None if stream is None else _tensor.stream_handle(stream)
+    used = [q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, rotary_cos, rotary_sin, out, fault,
+            *tables.values()]
+    seen = see(q, "q", handle)
+
+    def body(device, context, handle):
+        call = _Append(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens_q,
+                       "cu_lens_q", q, rotary, threads, fault)
+        return _attend(call, static, tables, max_len_q, out, bool(return_lse))
+
+    return _run.placed(seen, q, handle, used, body)
+
+
+append_kvcache.__doc__ = (append_kvcache.__doc__ or "") + _CACHE + _ROTARY + _RUN + """
+    Returns q turned, a new array, where q is given, else None.
+""" + _RAISES
+attention_with_kvcache.__doc__ = (attention_with_kvcache.__doc__ or "") + _CACHE + """
+        k              (batch, new, heads_kv, dim), and v, (batch, new, heads_kv, dim_v): new tokens; None: the cache is
+                       read as it is. With rotary_cos new is len_q: both are turned at their positions
+        cu_lens_q      (batch + 1) int32: q, k and v are packed, (total, heads, dim): where each sequence's rows start,
+                       then where the last one's end
+        max_len_q      rows of the longest sequence, or more; None: found in cu_lens_q (CPU only)
+""" + _ROTARY + """
+        first_kv       (batch) int32: keys before it are not visible (left padding); positions count from key 0 all the
+                       same
+        causal, window, chunk, scale, softcap, alibi, sink
+                       as attention takes them; len_kv is cache_seqlens + new
+        out            the array that o is written into; None: a new one
+        out_f32, deterministic, threads, isa, kernel, strategy
+                       as attention takes them
+""" + _RUN + """
+    Returns o, (batch, len_q, heads_q, dim_v) or packed, with return_lse (o, lse), lse as attention's.
+""" + _RAISES
+
+
+# ---- a call ----------------------------------------------------------------------------------------
+
+
+def _host(seen: Any) -> np.ndarray:
+    """A table on the CPU as NumPy's."""
+    return seen if type(seen) is np.ndarray else np.from_dlpack(seen.source if type(seen) is View else seen)
+
+
+def _library(like: Any, device: Optional[int]) -> Any:
+    """What makes small tables where `like` lies: NumPy, torch or CuPy. All three know int32, arange and full."""
+    if device is None:
+        return np
+    if is_torch(like):
+        import torch
+
+        return torch
+    cupy = _tensor.cupy_of(like.source)
+    if cupy is None:
+        raise TypeError(f"q is {type(like.source).__name__}; on a GPU lengths are computed by torch or CuPy, so q must "
+                        "be theirs")
+    return cupy
+
+
+_PAGES = "(pages or batch, slots, heads, dim)"
+
+
+class Prepared(NamedTuple):
+    """Plans of a call, and what its outputs look like."""
+
+    append: Optional[Handle]
+    attention: Optional[Plan]
+    dtype: str  # of q
+    out: str  # of o
+    shapes: Dict[str, Tuple[int, ...]]
+
+
+class _Append:
+    """A call's tensors, and the arguments of its append. Without k it appends nothing, and is what the attention reads.
+    """
+
+    def __init__(self, device, context, handle, k, v, k_cache, v_cache, seqlens, page_table, cu_lens, cu_name, q,
+                 rotary, threads, fault):
+        self.device, self.context, self.handle, self.threads = device, context, handle, threads
+        self.interleaved = None if rotary is None else rotary.interleaved
+        take = see if k is None else writable
+        self.tensors = {"k_cache": take(k_cache, "k_cache", handle), "v_cache": take(v_cache, "v_cache", handle)}
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor is not None:
+                self.tensors[name] = see(tensor, name, handle)
+        self.like = self.tensors["q" if q is not None else "k"]
+        self.tables: Dict[str, Any] = {}
+        if rotary is not None:
+            self.tables["rotary_cos"], self.tables["rotary_sin"] = (
+                as_table(value, name, "float32", device, handle)
+                for name, value in (("rotary_cos", rotary.cos), ("rotary_sin", rotary.sin)))
+        if cu_lens is not None:
+            self.tables["cu_lens"] = as_table(cu_lens, cu_name, "int32", device, handle)
+        if page_table is not None:
+            self.tables["page_table"] = as_table(page_table, "page_table", "int32", device, handle)
+        self._rows(cu_name)
+        self._lengths(seqlens)
+        self.fault = None if fault is None else _fault(fault, device, handle)
+
+    def _rows(self, cu_name):
+        """batch, and new rows of each sequence, where they are not packed."""
+        packed_by = self.tables.get("cu_lens")
+        wanted = "(batch, rows, heads, dim)" if packed_by is None else "(total rows, heads, dim)"
+        for name in ("q", "k", "v"):
+            if name in self.tensors and len(_shape(self.tensors[name])) != wanted.count(",") + 1:
+                raise _c.InvalidError(f"{name} has shape {_shape(self.tensors[name])}; it takes {wanted}")
+        if packed_by is None:
+            self.batch = _shape(self.like)[0]
+            self.new = _shape(self.tensors["k"])[1] if "k" in self.tensors else 0
+            return
+        shape = _shape(packed_by)
+        if len(shape) != 1 or shape[0] < 1:
+            raise _c.InvalidError(f"{cu_name} has shape {shape}; it takes (batch + 1)")
+        self.batch = shape[0] - 1
+
+    def layouts(self) -> Dict[str, Layout]:
+        """Of the tensors, checked as far as attention and append take the same."""
+        at = layouts(self.tensors)
+        for name, tensor in at.items():
+            _run.check_tensor(name, tensor, at["k_cache"], _PAGES if "cache" in name else None, "k_cache")
+        if at["k_cache"].shape[:-1] != at["v_cache"].shape[:-1]:
+            raise _c.InvalidError(f"k_cache has shape {at['k_cache'].shape} and v_cache {at['v_cache'].shape}: all but "
+                                  "their last dimensions must be equal")
+        shape = _shape(self.tables["page_table"])
+        if len(shape) != 2 or shape[0] != self.batch:
+            raise _c.InvalidError(f"page_table has shape {shape}; it takes ({self.batch}, width)")
+        return at
+
+    def _lengths(self, seqlens):
+        """lens_kv, the append's cu_lens, and the table of a cache without pages."""
+        library, device = _library(self.like, self.device), self.device
+        place = {"device": self.like.device} if device is not None and is_torch(self.like) else {}
+        if isinstance(seqlens, (int, np.integer)):
+            number = _run._integer("cache_seqlens", seqlens, 32)
+            lens = library.full((self.batch,), number, dtype=library.int32, **place)
+        else:
+            seen = as_table(seqlens, "cache_seqlens", "int32", device, self.handle)
+            shape_is("cache_seqlens", _shape(seen), (self.batch,))
+            lens = self._array(seen)
+        if "k" in self.tensors:
+            if "cu_lens" in self.tables:
+                starts = self._array(self.tables["cu_lens"])
+                lens = lens + (starts[1:] - starts[:-1])
+            else:
+                lens = lens + self.new
+                self.tables["cu_lens"] = see(self._steps(library, self.batch + 1, self.new, place), "cu_lens")
+        self.tables["lens_kv"] = see(lens, "lens_kv")
+        if "page_table" not in self.tables:
+            shape = _shape(self.tensors["k_cache"])
+            if not shape or shape[0] != self.batch:
+                raise _c.InvalidError(f"k_cache has shape {shape}, where the batch is {self.batch}: without page_table "
+                                      "it takes (batch, capacity, heads, dim)")
+            table = self._steps(library, self.batch, 1, place).reshape(-1, 1)
+            self.tables["page_table"] = see(table, "page_table")
+
+    def _array(self, seen: Any) -> Any:
+        """A table as an array that knows + and slices."""
+        if self.device is None:
+            return _host(seen)
+        return seen.source if type(seen) is View else seen
+
+    @staticmethod
+    def _steps(library, count, step, place):
+        return library.arange(count, dtype=library.int32, **place) * step
+
+    def key(self) -> tuple:
+        return (self.interleaved, self.threads, self.context,
+                *[(name, signature(tensor)) for name, tensor in self.tensors.items()],
+                *[(name, signature(table)) for name, table in self.tables.items()])
+
+    def fill(self, prepared: Prepared) -> Any:
+        """Sets the append's arguments; returns the new array for q turned, or None."""
+        tensors, tables = self.tensors, self.tables
+        self.args = _c.KvArgs(
+            k=address_of(tensors["k"]), v=address_of(tensors["v"]), k_pages=address_of(tensors["k_cache"]),
+            v_pages=address_of(tensors["v_cache"]), cu_lens=address_of(tables["cu_lens"]),
+            lens_kv=address_of(tables["lens_kv"]), page_table=address_of(tables["page_table"]), fault=self.fault)
+        if self.interleaved is None:
+            return None
+        self.args.cos, self.args.sin = address_of(tables["rotary_cos"]), address_of(tables["rotary_sin"])
+        if "q" not in tensors:
+            return None
+        turned, seen = empty(tensors["q"], _shape(tensors["q"]), prepared.dtype, "q turned", False)
+        self.args.q, self.args.q_out = address_of(tensors["q"]), address_of(seen)
+        return turned
+
+    def run(self, prepared: Prepared) -> None:
+        _c.check(_c.kv_run(prepared.append._handle, self.args, _c.KV_ARGS_SIZE, self.handle))
+
+
+def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
+    seen = writable(fault, "fault", handle)
+    is_at = layout(seen, "fault")
+    same_device("fault", is_at.device, device)
+    if is_at.dtype not in ("int32", "uint32") or int(np.prod(is_at.shape)) != 1:
+        raise _c.InvalidError(f"fault is {is_at.dtype} of shape {is_at.shape}; it takes one int32 or uint32")
+    return address_of(seen)
+
+
+def _attend(call: _Append, static, tables, max_len_q, out, return_lse):
+    arrays = {name: as_table(value, name, _run.table_dtype(name, ""), call.device, call.handle)
+              for name, value in tables.items()}
+    arrays["lens_kv"], arrays["page_table"] = call.tables["lens_kv"], call.tables["page_table"]
+    if max_len_q is not None:
+        arrays["cu_lens_q"] = call.tables["cu_lens"]
+    outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
+    key = ("with_kvcache", static, max_len_q, *call.key(),
+           *[(name, signature(array)) for name, array in arrays.items()], *map(signature, outputs.values()))
+    prepared = _run.kept(key, call.context, static, lambda: _plans(call, static, arrays, max_len_q, outputs))
+    turned = call.fill(prepared) if prepared.append else None
+    args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"]),
+                   k=address_of(call.tensors["k_cache"]), v=address_of(call.tensors["v_cache"]), fault=call.fault)
+    for name, array in arrays.items():
+        setattr(args, name, address_of(array))
+    results: List[Any] = []
+    for name, dtype in (("o", prepared.out), ("lse", "float32"))[:1 + return_lse]:
+        if name in outputs:
+            made, seen = out, outputs[name]
+        else:
+            made, seen = empty(call.like, prepared.shapes[name], dtype, name, max_len_q is not None)
+        results.append(made)
+        setattr(args, name, address_of(seen))
+    plan = prepared.attention
+    owner, place = _run.workspace(call.like, call.device, plan.workspace_bytes)
+    if prepared.append:
+        _c.check(_c.check_args(plan._handle, args, _c.ARGS_SIZE))
+        call.run(prepared)
+    _c.check(_c.run(plan._handle, args, _c.ARGS_SIZE, place, call.handle))
+    del owner
+    return tuple(results) if return_lse else results[0]
+
+
+# ---- plans -----------------------------------------------------------------------------------------
+
+
+class _Problem(_run.Problem):
+    """Attention of q to the pages of a cache."""
+
+    labels = {"k": "k_cache", "v": "v_cache"}
+
+    def _shapes(self):
+        desc, q, k, table = self.desc, self.tensors["q"], self.tensors["k"], self.arrays["page_table"]
+        self._heads("k_cache", "the cache")
+        desc.flags |= _c.PAGED
+        desc.batch, desc.table_width = table.shape
+        desc.pages, desc.page_size = k.shape[:2]
+        desc.len_kv = min(desc.table_width * desc.page_size, (1 << 31) - 65)  # lengths are int32
+        if self.varlen is None:
+            desc.len_q = q.shape[1]
+        else:
+            desc.flags |= _c.VARLEN
+            desc.len_q, desc.total_q = _run._integer("max_len_q", self.varlen), q.shape[0]
+
+
+def _plans(call: _Append, static, arrays, max_len_q, outputs) -> Prepared:
+    at = call.layouts()
+    q = at["q"] if call.interleaved is None else at["q"]._replace(strides=packed(at["q"].shape))
+    problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _run.Static(*static),
+                       layouts(arrays), max_len_q, None, layouts(outputs))
+    attention = problem.prepare()
+    append = _append_plan(call).append if "k" in at else None
+    return Prepared(append, attention.plan, q.dtype, attention.dtype, attention.shapes)
+
+
+def _append_plan(call: _Append) -> Prepared:
+    at = call.layouts()
+    k, v = at["k"], at["v"]
+    if k.shape[:-1] != v.shape[:-1]:
+        raise _c.InvalidError(f"k has shape {k.shape} and v {v.shape}: all but their last dimensions must be equal")
+    if len(k.shape) == 4 and k.shape[0] != call.batch:
+        raise _c.InvalidError(f"k has shape {k.shape}; its batch must be {call.batch}, as q's")
+    for name, new, cache in (("k", k, at["k_cache"]), ("v", v, at["v_cache"])):
+        if new.shape[-2:] != cache.shape[-2:]:
+            raise _c.InvalidError(f"{name} has heads and dim {new.shape[-2:]}, {name}_cache {cache.shape[-2:]}: they "
+                                  "must be equal")
+    pages, size, heads, dim = at["k_cache"].shape
+    desc = _c.KvDesc(
+        op=_c.KV_APPEND, dtype=_c.DTYPES[k.dtype], device=_c.CPU if k.device is None else _c.CUDA, pages=pages,
+        page_size=size, heads_kv=heads, dim_qk=dim, dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
+        batch=call.batch, table_width=_shape(call.tables["page_table"])[1],
+        threads=_run._integer("threads", call.threads, 32))
+    for name, tensor in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
+        getattr(desc, name + "_stride")[:] = strides_of(at[tensor], tensor)
+    for name, tensor in (("k", k), ("v", v)):
+        getattr(desc, name + "_stride")[:] = _token_strides(tensor, name)
+    if call.interleaved is not None:
+        _turn(call, at, desc)
+    return Prepared(Handle(desc, _c.kv_plan_create, _c.kv_plan_destroy), None, k.dtype, "", {})
+
+
+def _turn(call: _Append, at: Dict[str, Layout], desc: _c.KvDesc) -> None:
+    """Rotary embedding of k, and of q if it is there."""
+    cos, sin = (_shape(call.tables[name]) for name in ("rotary_cos", "rotary_sin"))
+    if len(cos) != 2 or cos != sin:
+        raise _c.InvalidError(f"rotary_cos has shape {cos} and rotary_sin {sin}; both take (positions, rotary_dim / 2)")
+    desc.flags |= _c.KV_ROTARY | _c.KV_INTERLEAVED * call.interleaved
+    desc.positions, desc.rotary_dim = cos[0], 2 * cos[1]
+    if not cos[1]:
+        raise _c.InvalidError(f"rotary_cos has shape {cos}; rotary_dim is at least 2")
+    if "q" not in at:
+        return
+    q, k = at["q"], at["k"]
+    if q.shape[:-2] != k.shape[:-2]:
+        raise _c.InvalidError(f"q has shape {q.shape} and k {k.shape}: with rotary_cos they have the same rows")
+    desc.flags |= _c.KV_ROTARY_Q
+    desc.heads_q = q.shape[-2]
+    if q.shape[-1] != k.shape[-1]:
+        raise _c.InvalidError(f"q has dim {q.shape[-1]} and k {k.shape[-1]}: they must be equal")
+    desc.q_stride[:] = _token_strides(q, "q")
+    desc.q_out_stride[:] = _token_strides(q._replace(strides=packed(q.shape)), "q")
+
+
+def _token_strides(tensor: Layout, name: str) -> Tuple[int, ...]:
+    """Strides of (1, token, head, dim): the rows of a batch, one sequence's after another's."""
+    batch_step, row, head, dim = strides_of(tensor, name)
+    if len(tensor.shape) == 4:
+        batch, rows = tensor.shape[:2]
+        if batch > 1 and rows > 1 and batch_step != rows * row:
+            raise _c.InvalidError(f"{name} has strides {tensor.strides} and shape {tensor.shape}: rows of several "
+                                  "sequences take one distance, as those of a contiguous tensor have it")
+        row = batch_step if rows == 1 else row
+    return 0, row, head, dim
