@@ -1,4 +1,4 @@
-/* attn.h: exact, IO-aware attention.
+/* attn.h: exact attention that never stores the scores in memory (IO-aware).
  *
  *     O = softmax(scale * Q K^T + bias | mask) * V
  *
@@ -15,11 +15,12 @@
  *     if (attn_run(plan, &(attn_args){ .q = q, .k = k, .v = v, .o = o }, workspace, NULL)) die(attn_error());
  *
  * Conventions
- *   Tensors are (batch, row, head, dim) with unit stride in dim. Four zero strides mean packed; any
- *   other strides are taken as they are, in elements, 0 to repeat along an axis (inputs only).
+ *   Tensors are (batch, row, head, dim) with unit stride in dim. Four zero strides mean packed; any other strides are
+ *   taken as they are, in elements: negative ones, too, and 0 to repeat along an axis (inputs only).
  *   Query head i reads KV head i / (heads_q / heads_kv).
- *   Row i of a sequence has position t = i + len_kv - len_q among its keys (the last row sees the last key), with
- *   ATTN_POSITIONS t = i + position_q - position_kv.
+ *   Row i of a sequence has position t = i + len_kv - len_q among its keys (the last row sees the last key), where
+ *   len_q and len_kv are the sequence's lengths in this run (lens, cu_lens), not the descriptor's. With ATTN_POSITIONS
+ *   t = i + position_q - position_kv.
  *   Score of a visible pair: s = scale q.k; softcap tanh(s / softcap); - alibi |t - j|; + bias; in this order.
  *   LSE is the natural logarithm of a row's sum of exponentials, f32, (batch, head, row), packed,
  *   before dropout, sink included. A row without a visible key has O = 0 and LSE = -inf (or its sink).
@@ -30,22 +31,22 @@
  *   output. In the backward it holds for q, k, v and grad_o. So what a mask hides must be finite, and memory that was
  *   never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
  *
- *   A bias of -inf hides its key. A finite bias beyond +-2^126 counts as +-2^126: a row that sees nothing but the
- *   least float (masks of other libraries) is the mean of v, and its LSE about -2^126.
+ *   A bias of -inf hides its key. A finite bias beyond +-2^126 counts as +-2^126. Some libraries mask with -FLT_MAX: a
+ *   row with only such keys gives the mean of v, and its LSE is about -2^126.
  *
- *   ATTN_PAGED: k and v are pools of pages, (page, slot, head, dim) with the strides k_stride and v_stride: slots
- * before heads or heads before slots. Key j of a sequence is slot j % page_size of the page whose id is entry j /
- * page_size of the sequence's page table. Pages lie in any order, and sequences may share them. With ATTN_VARLEN only q
- * is packed: total_kv is 0 and cu_lens_kv NULL. A page of which lengths, first_kv, causal, window, chunk and prefix
- * hide every key from every row is gone: neither it nor its id is read, and the id may be anything, such as -1. Any
- * other id out of range is an error (on a GPU see attn_run). It is never taken as the nearest one: that is somebody
- * else's page.
+ *   ATTN_PAGED: k and v are arrays of pages, (page, slot, head, dim) with the strides k_stride and v_stride: slots
+ *   before heads or heads before slots. Key j of a sequence is slot j % page_size of the page whose id is entry
+ *   j / page_size of the sequence's page table. Pages lie in any order, and sequences may share them. With ATTN_VARLEN
+ *   only q is packed: total_kv is 0 and cu_lens_kv NULL. A page of which lengths, first_kv, causal, window, chunk and
+ *   prefix hide every key from every row is gone: neither it nor its id is read, and the id may be anything, such as
+ *   -1. Any other id out of range is an error (on a GPU see attn_run). It is never taken as the nearest one: that is
+ *   somebody else's page.
  *
  *   ATTN_BACKWARD computes the probabilities again, from q, k and the forward's lse, and turns the gradient of o (and
  *   of lse) into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory.
- *   A row or a key without a visible pair has gradients of 0. Where a row's |LSE| is beyond 2^24, f32 holds it to no
- *   better than 1: on a GPU the row's gradients are 0; on the CPU they are right if lse is what this library's
- *   forward wrote for the same keys (the CPU computes again what rounding to f32 took away), else 0.
+ *   A row or a key without a visible pair has gradients of 0. Where a row's |LSE| is above 2^24, f32 holds it to no
+ *   better than 1. A GPU then returns gradients of 0 for the row. A CPU computes again what rounding took away: its
+ *   gradients are right if lse is what this library's forward wrote for the same keys, else 0.
  *
  *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
@@ -114,7 +115,7 @@ typedef enum attn_device { ATTN_CPU = 0, ATTN_CUDA = 1 } attn_device;
 
 /* Instruction sets of the CPU kernels. ATTN_ISA_AUTO takes the best this machine runs, or what the
  * environment variable ATTN_ISA names. An instruction set includes those above it in this list, of the same
- * architecture: what has no kernel for ATTN_ISA_AMX, a kernel for ATTN_ISA_AVX512 computes. */
+ * architecture: if ATTN_ISA_AMX has no kernel for a problem, one for ATTN_ISA_AVX512 computes it. */
 typedef enum attn_isa {
     ATTN_ISA_AUTO = 0,
     ATTN_ISA_PORTABLE = 1,
@@ -154,12 +155,13 @@ enum {
  * have ended. For programs that bring their own thread pool. */
 typedef void (*attn_parallel_for)(void *context, int tasks, void (*task)(void *arg, int index), void *arg);
 
-/* Extents and strides list (batch, row, head, dim), but for bias: (batch, head, row, key).
- * Where 0 is a default it says so; every other 0 is a 0. */
+/* Extents and strides list (batch, row, head, dim), but for bias: (batch, head, row, key). A field whose flag is
+ * missing must be 0. Where 0 is a default it says so; every other 0 is a 0. Where lengths vary, batch, len and total
+ * are limits: a smaller batch is filled up with empty sequences, and cu_lens may end before the totals. */
 typedef struct attn_desc {
     attn_dtype dtype;         /* of q, k and v */
     attn_direction direction; /* ATTN_FORWARD, or ATTN_BACKWARD for a plan that computes gradients */
-    attn_device device;       /* ATTN_CPU, or ATTN_CUDA, which takes no threads, isa and parallel_for */
+    attn_device device;       /* ATTN_CPU, or ATTN_CUDA, which takes no threads, isa or parallel_for */
     uint32_t flags;           /* ATTN_CAUSAL | ... */
 
     int64_t batch;             /* sequences */
@@ -208,7 +210,7 @@ typedef struct attn_desc {
      * The planner decides the rest. */
     const char *strategy;
 
-    /* ATTN_PAGED: pages of each pool, and slots of a page, any number from 1. page_table has room for table_width ids
+    /* ATTN_PAGED: pages of k, and of v, and slots of a page, any number from 1. page_table has room for table_width ids
      * of each sequence; or, where that is 0, for table_total ids, and page_starts says whose they are. */
     int64_t pages, page_size, table_width, table_total;
 
@@ -294,15 +296,16 @@ typedef struct attn_args {
     const int32_t *lens_kv; /* ATTN_LENS_KV: (batch): likewise */
     const int32_t *prefix;  /* ATTN_PREFIX: (batch): 0 to len_kv */
 
-    /* ATTN_INTERVALS: (batch, interval_heads, len_kv, interval_vectors), each 0 to len_q. Key j is hidden
-     * from rows [LTS, LTE) and [UTS, UTE). Vectors: causal 1: LTS (LTE = len_q); causal 2: LTS, LTE;
-     * 2: LTS, UTE (LTE = len_q, UTS = 0); 4: LTS, LTE, UTS, UTE. (FlashMask, arXiv 2410.01359) */
+    /* ATTN_INTERVALS: (batch, interval_heads, len_kv, interval_vectors), each 0 to len_q. Key j is hidden from rows
+     * [LTS, LTE) and [UTS, UTE): start and end in the lower and in the upper triangle of the scores. Vectors: causal 1:
+     * LTS (LTE = len_q); causal 2: LTS, LTE; 2: LTS, UTE (LTE = len_q, UTS = 0); 4: LTS, LTE, UTS, UTE. (FlashMask,
+     * arXiv 2410.01359) */
     const int32_t *intervals;
 
     /* ATTN_BLOCKS: there are R = ceil(len_q / block_rows) row blocks and C = ceil(len_kv / block_keys) key blocks. Each
      * row block has a list of visible key blocks, rising, of which the first `count` numbers are read: counts
      * (block_batch, block_heads, R), lists (block_batch, block_heads, R, C). A full block is seen by all of its rows, a
-     * partial one as ATTN_BITS says (or whole, without bits). Either pair may be NULL. */
+     * partial one as ATTN_BITS says (or whole, without bits). Those of one kind may be NULL. */
     const int32_t *block_full_count, *block_full;
     const int32_t *block_partial_count, *block_partial;
 
@@ -355,15 +358,18 @@ typedef struct attn_args {
  * ATTN_CUDA: pointers are of device memory, and the plan's context is current. stream is a CUstream of it (a
  * cudaStream_t; NULL: the default stream), which may be capturing a graph. The call puts the run into the stream and
  * returns. Kernels read lengths and tables, and take what is out of range as the nearest value in range. Not so with
- * ATTN_PAGED: a sequence whose lens_kv or page_starts are out of range has no visible key, nor has a page whose id is,
- * and rows that would see keys of such a page may see no others either. *fault becomes 1, and stays so. All other rows
- * are computed.
+ * ATTN_PAGED: if lens_kv or page_starts of a sequence are out of range, its rows see no key. If a page id is, that page
+ * is hidden, and rows that need it may see no other key either. *fault becomes 1, and stays so. All other rows are
+ * computed.
  *
- * ATTN_CUDA, speed: tensors belong at multiples of 16 bytes, as cudaMalloc gives them and as slices of whole rows
- * have them if strides are multiples of 8 elements. At other addresses the result is the same, but a fallback kernel,
- * one warp per row, takes many times as long: attn_plan_describe and `attn explain` name the tensors and that time.
- * It computes f32 and head dims above 256, too, at about 0.9 TFLOP/s, where f16 and bf16 with head dims up to 256
- * reach hundreds. Likewise ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys, and pages of other than multiples of 8 slots. */
+ * ATTN_CUDA, speed: a fallback kernel, one warp per row, computes what the fast kernels do not take, at below 1 TFLOP/s
+ * on an H200, where they reach hundreds. attn_plan_describe names kernel, tensors and time. It computes
+ *   - f32, and head dims above 256
+ *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are)
+ *   - ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys
+ *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative
+ *   - ATTN_PAGED: a page_size that is no multiple of 8
+ * Other tensors of such strides are copied first, which takes workspace and time. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
@@ -392,7 +398,7 @@ static inline attn_status attn_check(const attn_plan *plan, const attn_args *arg
 typedef struct attn_merge_desc {
     attn_dtype dtype;                /* of the parts: ATTN_F32, ATTN_F16, ATTN_BF16 */
     attn_dtype out_dtype;            /* of o; 0: dtype */
-    attn_device device;              /* ATTN_CPU, or ATTN_CUDA, which takes no threads and parallel_for */
+    attn_device device;              /* ATTN_CPU, or ATTN_CUDA, which takes no threads or parallel_for */
     int32_t parts;                   /* 1 to 64 */
     int64_t batch, rows, heads, dim; /* dim: 1 to 512; packed sequences: a batch of 1 */
 

@@ -1,6 +1,6 @@
 /* attn_kv.h: KV caches in pages.
  *
- * Keys and values of many sequences lie in pools of pages: K in one array (page, slot, head, dim), V in another. A page
+ * Keys and values of many sequences lie in pages: K in one array (page, slot, head, dim), V in another. A page
  * has page_size slots, and a slot holds one token. A sequence's page table lists the pages of its tokens in order:
  * token i lies in slot i % page_size of page table[i / page_size]. Attention reads it in place (attn.h).
  *
@@ -23,13 +23,14 @@
  *     attn_seq_free(pool, seq);
  *
  * What goes into the stream, and when
- *   A page that is given back (free, truncate, drop, move, eviction) may be handed out by the next call. That is right
- *   where all that reads and writes pages is put into one stream, in the order of these calls. With several streams, or
- *   threads that compute, call what gives pages back only after a fence: when the last work that reads them has ended,
- *   or when whatever comes after waits for it.
+ *   A page that is given back (free, truncate, drop, move, eviction) may be handed out by the next call. With one
+ *   stream, in the order of these calls, this is safe. With several, or with threads that compute, give pages back only
+ *   after the work that reads them has ended, or when whatever comes after waits for it.
  *   Copies that a call adds to a list come before the K and V of the tokens that it appended. The pairs of one list may
- *   be copied in any order, all at once. Lists go into the stream in the order in which they were begun; once another
- *   list of its pool was begun, a list takes no more pairs.
+ *   be copied in any order, all at once. Start a new list only when the old one of its pool is complete; enqueue lists
+ *   in the order in which you started them.
+ *   On a GPU kernels read tables in device memory: copy what the pool wrote on the host (tables, lengths, pairs) there,
+ *   in the same stream, before the runs; the host's stay unchanged until the copies are done.
  *   Fork, publish and move a sequence after the K and V of all its tokens were put into the stream: what others then
  *   read or copy is there.
  *
@@ -192,8 +193,9 @@ ATTN_API attn_status attn_pool_tables(const attn_pool *pool, const attn_seq *seq
 ATTN_API attn_status attn_pool_tables_csr(const attn_pool *pool, const attn_seq *seqs, int64_t count, int32_t *starts,
                                           int32_t *ids, int64_t room, int32_t *lens);
 
-/* A level of a batch, as a cascade takes it (below). `count` is that of the sequences, whatever groups there are: what
- * is after the last group has no rows and no keys, so a plan whose levels have `count` groups takes every batch. */
+/* A level of a batch, as a cascade takes it (below). Arrays have room for as many groups as there are sequences,
+ * `count`. Those after the last group have no rows and no keys, so a plan whose levels have `count` groups takes every
+ * batch. */
 enum { ATTN_CASCADE_LEVELS = 8 }; /* most shared levels */
 typedef struct attn_pool_level {
     int32_t *cu_lens_q; /* (count + 1): written */
@@ -206,7 +208,14 @@ typedef struct attn_pool_level {
  * cu_lens_q (count + 1): rows of the run. level: `levels` shared levels, 1 to ATTN_CASCADE_LEVELS, then the sequences'
  * own keys. At level 0 sequences that follow one another and begin with the same pages, `least` keys of them at least,
  * are a group; at the next level those of a group that go on with the same pages; and so on. So let sequences that
- * share much stand together. ATTN_INVALID: a sequence has more than `width` pages, or more rows than tokens. */
+ * share much stand together. Three sequences of 10, 10 and 6 tokens in pages of 4, `least` = 4, one row each:
+ *
+ *     pages: 0 1 2, 0 1 3 and 0 4        cu_lens_q = 0 1 2 3
+ *     level[0]: groups = 1, cu_lens_q = 0 3 3 3, lens_kv = 4 0 0, pages 0                 (page 0, for all)
+ *     level[1]: groups = 2, cu_lens_q = 0 2 3 3, lens_kv = 4 0 0, pages 1 and none        (page 1, for the first two)
+ *     level[2]: groups = 3, cu_lens_q = 0 1 2 3, lens_kv = 2 2 2, pages 2, 3 and 4        (each one's own)
+ *
+ * ATTN_INVALID: a sequence has more than `width` pages, or more rows than tokens. */
 ATTN_API attn_status attn_pool_levels(const attn_pool *pool, const attn_seq *seqs, int64_t count,
                                       const int32_t *cu_lens_q, int64_t least, int64_t width, attn_pool_level *level,
                                       int32_t levels);
@@ -235,10 +244,10 @@ enum {
 typedef struct attn_kv_desc {
     attn_kv_op op;
     attn_dtype dtype;   /* of k, v, q and the pages: ATTN_F32, ATTN_F16, ATTN_BF16 */
-    attn_device device; /* ATTN_CPU, or ATTN_CUDA, which takes no threads and parallel_for */
+    attn_device device; /* ATTN_CPU, or ATTN_CUDA, which takes no threads or parallel_for */
     uint32_t flags;     /* ATTN_KV_SLOTS | ... */
 
-    int64_t pages;       /* of the pools k_pages and v_pages; ids are below it */
+    int64_t pages;       /* of k_pages, and of v_pages; ids are below it */
     int64_t page_size;   /* slots of a page, >= 1 */
     int64_t heads_kv;    /* >= 1 */
     int64_t dim_qk;      /* 1 to 1024 */
@@ -248,14 +257,14 @@ typedef struct attn_kv_desc {
     int64_t table_width; /* without SLOTS: page_table has room for table_width ids of each sequence */
     int64_t table_total; /* or, where that is 0, for table_total ids, and page_starts says whose they are */
     int64_t len_kv;      /* GATHER: most tokens of a sequence: without PACKED, rows of k_out and v_out for each */
-    int64_t pages_from;  /* COPY: of the pools k_from and v_from */
+    int64_t pages_from;  /* COPY: of k_from, and of v_from */
     int64_t copies;      /* COPY: most pairs of a run */
 
     int64_t heads_q;    /* ROTARY_Q: >= 1 */
     int64_t rotary_dim; /* ROTARY: the first rotary_dim elements of a row turn: even, 2 to dim_qk; 0: dim_qk */
     int64_t positions;  /* ROTARY: rows of cos and sin */
 
-    /* In elements; all 0: packed; else dim's is 1. (page, slot, head, dim) of pools: slots before heads or heads before
+    /* In elements; all 0: packed; else dim's is 1. (page, slot, head, dim) of pages: slots before heads or heads before
      * slots, and any distance between pages, so that K and V may share an array. */
     int64_t k_pages_stride[4], v_pages_stride[4];
     int64_t k_from_stride[4], v_from_stride[4]; /* COPY */
@@ -323,7 +332,9 @@ typedef struct attn_kv_args {
  * kernel into the stream (a CUstream, which may be capturing a graph) and returns. Only the kernel reads ids, slots,
  * lengths and positions. A token, page or sequence of which one is out of range is not written, all others are, and
  * *fault, a word that the caller clears, becomes 1. Rows of k and v behind cu_lens[batch] pad the run: nothing is done
- * with them. `count` is the launch's size: a captured graph keeps it, and slots and pairs of -1 pad it. */
+ * with them. `count` is the launch's size: a captured graph keeps it, and slots and pairs of -1 pad it. To copy
+ * pages to host memory, let k_pages and v_pages be pinned memory that the GPU addresses (cuMemHostAlloc), or copy the
+ * pairs yourself (cuMemcpyAsync). */
 ATTN_API attn_status attn_kv_run_sized(const attn_kv_plan *plan, const attn_kv_args *args, size_t args_size,
                                        void *stream);
 static inline attn_status attn_kv_run(const attn_kv_plan *plan, const attn_kv_args *args, void *stream)
@@ -359,7 +370,7 @@ typedef struct attn_cascade_plan attn_cascade_plan;
 
 /* desc: as for attn_run over each sequence's own keys; flags: ATTN_VARLEN, ATTN_PAGED and ATTN_LENS_KV, which it must
  * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC. Rows see all shared keys. levels:
- * `count` of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same pools. Otherwise as attn_plan_create. */
+ * `count` of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same arrays. Else as attn_plan_create. */
 ATTN_API attn_status attn_cascade_plan_create_sized(attn_cascade_plan **plan, const attn_desc *desc, size_t desc_size,
                                                     const attn_cascade_level *levels, size_t level_size, int32_t count);
 static inline attn_status attn_cascade_plan_create(attn_cascade_plan **plan, const attn_desc *desc,

@@ -28,6 +28,8 @@ enum { CU_STREAM_NON_BLOCKING = 1, CU_STREAM_CAPTURE_MODE_GLOBAL = 0 };
     X(cuMemFree, "cuMemFree_v2", (CUdeviceptr))                                                    \
     X(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *from, size_t bytes))              \
     X(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, CUdeviceptr, size_t bytes))                      \
+    X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void *, size_t, CUstream))    \
+    X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *, CUdeviceptr, size_t, CUstream))          \
     X(cuStreamCreate, "cuStreamCreate", (CUstream *, unsigned flags))                              \
     X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                      \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream))                                           \

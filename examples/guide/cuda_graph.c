@@ -44,7 +44,7 @@ int main(void)
     double difference = 0, simple[DIM];
     for (int i = 0; i < STEPS; i++) {
         used++; /* one key more; a model would write q, k and v here, at the same addresses */
-        CUDA(cuMemcpyHtoD((CUdeviceptr)(uintptr_t)args.lens_kv, &used, sizeof used));
+        CUDA(cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)args.lens_kv, &used, sizeof used, stream));
         CUDA(cuGraphLaunch(step, stream));
         CUDA(cuStreamSynchronize(stream));
         CUDA(cuMemcpyDtoH(o, (CUdeviceptr)(uintptr_t)args.o, sizeof o));

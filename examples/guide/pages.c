@@ -1,4 +1,4 @@
-/* A KV cache in pages: sequences that begin alike share pages, a fork writes into copies. One pool keeps the books; K
+/* A KV cache in pages: sequences that begin alike share pages, a fork writes into copies. A pool says whose they are; K
  * and V of the new tokens are appended where its tables say, and attention reads them where they lie. */
 #include "guide.h"
 
@@ -86,7 +86,7 @@ static void finish(engine *e)
 
 /* ---- steps ---------------------------------------------------------------------------------- */
 
-/* Appends new tokens, count[i] to sequence i: first the books, then what they ask for. */
+/* Appends new tokens, count[i] to sequence i: first in the pool, then what it asks for. */
 static void append(engine *e, const attn_seq *seqs, const int32_t *const *tokens, const int *count)
 {
     float k[TOKENS][ROW], v[TOKENS][ROW];

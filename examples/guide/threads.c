@@ -1,4 +1,4 @@
-/* Threads and pools: the library's own threads, a program's own pool, and one plan run by two threads at once. */
+/* Threads: the library's own, a program's own thread pool, and one plan run by two threads at once. */
 #include "guide.h"
 
 #include <pthread.h>

@@ -118,6 +118,9 @@ static int setting(const char *name, int normal)
 /* The prototypes, under the symbols' own names. */
 #define PROTOTYPE(member, symbol, arguments) API CUresult symbol arguments;
 ATTN_CUDA_FUNCTIONS(PROTOTYPE)
+/* And of those that programs call, but the library does not. */
+PROTOTYPE(, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *from, size_t bytes, CUstream))
+PROTOTYPE(, cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr, size_t bytes, CUstream))
 
 static _Thread_local CUcontext current;
 static struct CUctx_st primary[2] = { { 0, 1 }, { 1, 2 } };
@@ -419,6 +422,22 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
     CALLED;
+    memcpy(to, (void *)(uintptr_t)from, bytes);
+    return 0;
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    CALLED;
+    (void)stream;
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return 0;
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    CALLED;
+    (void)stream;
     memcpy(to, (void *)(uintptr_t)from, bytes);
     return 0;
 }
