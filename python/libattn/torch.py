@@ -4,7 +4,8 @@
 
 attention and attention_varlen take tensors as libattn's do, (batch, row, head, dim); scaled_dot_product_attention takes
 those of torch.nn.functional's, (batch, head, row, dim), and means the same by every argument. The operators are
-torch.ops.libattn.forward and torch.ops.libattn.backward.
+torch.ops.libattn.forward and torch.ops.libattn.backward; those of KV caches, which have no autograd,
+torch.ops.libattn.append_kvcache and torch.ops.libattn.with_kvcache.
 """
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from torch import Tensor
 from . import _c, _run, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
+from ._torch_kv import append_kvcache, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
 
-__all__ = ["attention", "attention_varlen", "scaled_dot_product_attention", "pack_mask",
-           "from_block_mask"]
+__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache",
+           "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
 
 # Tables have no gradients and are seldom there: one list, empty or of all of them.
 _TABLES = ("cu_lens_q", "cu_lens_kv", "lens_q", "lens_kv", "prefix", "intervals", "block_full_count", "block_full",

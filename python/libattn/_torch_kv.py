@@ -1,0 +1,153 @@
+"""KV caches as operators of PyTorch, torch.ops.libattn.append_kvcache and torch.ops.libattn.with_kvcache: they write into
+the cache that they are given, and have no autograd."""
+from __future__ import annotations
+
+import warnings
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _c, _kv
+from ._api import Window
+
+_CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
+_WHERE = "Tensor cache_seqlens, Tensor? page_table, Tensor? cu_lens, "
+_ROTARY = "Tensor? rotary_cos, Tensor? rotary_sin, bool? rotary_interleaved, "
+
+_library = torch.library.Library("libattn", "FRAGMENT")
+_library.define(f"append_kvcache({_CACHE}Tensor k, Tensor v, {_WHERE}Tensor? q, {_ROTARY}int threads, "
+                "Tensor(c!)? fault) -> Tensor")
+_library.define(f"with_kvcache({_CACHE}Tensor? k, Tensor? v, {_WHERE}Tensor q, {_ROTARY}int threads, "
+                "Tensor(c!)? fault, SymInt? max_len_q, Tensor? first_kv, Tensor? alibi, Tensor? sink, bool causal, "
+                "SymInt[]? window, SymInt? chunk, float? scale, float? softcap, bool out_f32, bool deterministic) -> "
+                "(Tensor, Tensor)")
+_NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin")
+
+
+def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault):
+    turned = _kv.append_kvcache(
+        k, v, k_cache, v_cache, cache_seqlens=seqlens, page_table=page_table, cu_lens=cu_lens, q=q, rotary_cos=cos,
+        rotary_sin=sin, rotary_interleaved=interleaved, threads=threads, fault=fault)
+    return k.new_empty(0) if turned is None else turned
+
+
+def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault,
+                  max_len_q, first_kv, alibi, sink, causal, window, chunk, scale, softcap, out_f32, deterministic):
+    return _kv.attention_with_kvcache(
+        q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
+        max_len_q=max_len_q, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, first_kv=first_kv,
+        causal=causal, window=None if window is None else tuple(window), chunk=chunk, scale=scale, softcap=softcap,
+        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic, threads=threads,
+        fault=fault)
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("append_kvcache", _append, _key)
+    _library.impl("with_kvcache", _with_kvcache, _key)
+
+
+@torch.library.register_fake("libattn::append_kvcache", lib=_library)
+def _append_fake(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, *rest):
+    return k.new_empty(0) if q is None else q.new_empty(q.shape)
+
+
+@torch.library.register_fake("libattn::with_kvcache", lib=_library)
+def _with_kvcache_fake(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, *rest):
+    out_f32 = rest[-2]
+    lse = (q.shape[0], q.shape[2], q.shape[1]) if cu_lens is None else (q.shape[1], q.shape[0])
+    return (q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=torch.float32 if out_f32 else q.dtype),
+            q.new_empty(lse, dtype=torch.float32))
+
+
+_append_op, _with_op = torch.ops.libattn.append_kvcache.default, torch.ops.libattn.with_kvcache.default
+
+
+def _refuse_gradients(arguments: Tuple[Any, ...]) -> None:
+    for name, tensor in zip((*_NAMES, *[f"argument {i}" for i in range(len(_NAMES), len(arguments))]), arguments):
+        if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+            raise _c.InvalidError(f"{name} requires grad, and what writes into a cache has no autograd: call it under "
+                                  "torch.no_grad()")
+
+
+def _without_autograd(op: Any) -> Any:
+    def kernel(*arguments):
+        _refuse_gradients(arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*arguments)
+
+    return kernel
+
+
+def _counting_versions(op: Any) -> Any:
+    """Autograd knows by a tensor's version that it was written."""
+
+    def kernel(keyset, *arguments):
+        for written in (*(arguments[:2] if arguments[2] is not None else ()), arguments[12]):
+            if written is not None:
+                torch.autograd.graph.increment_version(written)
+        return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *arguments)
+
+    return kernel
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that torch has a kernel of its own for this key
+    for _name, _op in (("append_kvcache", _append_op), ("with_kvcache", _with_op)):
+        _library.impl(_name, _without_autograd(_op), "Autograd")
+        _library.impl(_name, _counting_versions(_op), "ADInplaceOrView", with_keyset=True)
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def _lengths(seqlens: Union[int, Tensor], like: Tensor, cu_lens: Optional[Tensor]) -> Tensor:
+    if isinstance(seqlens, Tensor):
+        return seqlens
+    batch = like.shape[0] if cu_lens is None else cu_lens.shape[0] - 1
+    return torch.full((batch,), seqlens, dtype=torch.int32, device=like.device)
+
+
+def append_kvcache(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Union[int, Tensor],
+    page_table: Optional[Tensor] = None, cu_lens: Optional[Tensor] = None, q: Optional[Tensor] = None,
+    rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
+    rotary_interleaved: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
+) -> Optional[Tensor]:
+    """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs; without autograd: a tensor that requires
+    grad raises InvalidError, unless under torch.no_grad()."""
+    turned = _append_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, k, cu_lens), page_table, cu_lens, q, rotary_cos,
+                        rotary_sin, rotary_interleaved, threads, fault)
+    return None if q is None else turned
+
+
+def attention_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None, *,
+    cache_seqlens: Union[int, Tensor], page_table: Optional[Tensor] = None, cu_lens_q: Optional[Tensor] = None,
+    max_len_q: Optional[int] = None, rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
+    rotary_interleaved: Optional[bool] = None, first_kv: Optional[Tensor] = None, causal: bool = False,
+    window: Window = None, chunk: Optional[int] = None, scale: Optional[float] = None,
+    softcap: Optional[float] = None, alibi: Optional[Tensor] = None, sink: Optional[Tensor] = None,
+    return_lse: bool = False, out_f32: bool = False, deterministic: Optional[bool] = None, threads: int = 0,
+    fault: Optional[Tensor] = None,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """libattn.attention_with_kvcache as an operator, for torch.compile and CUDA graphs.
+
+        cu_lens_q      with it max_len_q is needed, on the CPU too
+        alibi, sink    any floating type
+        deterministic  None: as torch.use_deterministic_algorithms says
+
+    It has no autograd: a tensor that requires grad raises InvalidError, unless under torch.no_grad(). Autocast casts
+    nothing: q, k and v are of the cache's type. The rest is as libattn.attention_with_kvcache has it.
+    """
+    if cu_lens_q is not None and max_len_q is None:
+        raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
+    if window is not None:
+        window = [-1 if side is None else side for side in window]  # type: ignore[assignment]
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
+    o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
+                      rotary_cos, rotary_sin, rotary_interleaved, threads, fault, max_len_q, first_kv, alibi, sink, causal,
+                      window, chunk, scale, softcap, out_f32, deterministic)
+    return (o, lse) if return_lse else o
