@@ -1,5 +1,5 @@
-"""KV caches as operators of PyTorch, torch.ops.libattn.append_kvcache and torch.ops.libattn.with_kvcache: they write into
-the cache that they are given, and have no autograd."""
+"""KV caches as operators of PyTorch, torch.ops.libattn.append_kvcache and torch.ops.libattn.with_kvcache: they write
+into the cache that they are given, and have no autograd."""
 from __future__ import annotations
 
 import warnings
@@ -114,8 +114,8 @@ def append_kvcache(
     rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
     rotary_interleaved: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
-    """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs; without autograd: a tensor that requires
-    grad raises InvalidError, unless under torch.no_grad()."""
+    """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs. It has no autograd: a tensor that
+    requires grad raises InvalidError, unless under torch.no_grad()."""
     turned = _append_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, k, cu_lens), page_table, cu_lens, q, rotary_cos,
                         rotary_sin, rotary_interleaved, threads, fault)
     return None if q is None else turned
@@ -148,6 +148,6 @@ def attention_with_kvcache(
         deterministic = torch.are_deterministic_algorithms_enabled()
     alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
-                      rotary_cos, rotary_sin, rotary_interleaved, threads, fault, max_len_q, first_kv, alibi, sink, causal,
-                      window, chunk, scale, softcap, out_f32, deterministic)
+                      rotary_cos, rotary_sin, rotary_interleaved, threads, fault, max_len_q, first_kv, alibi, sink,
+                      causal, window, chunk, scale, softcap, out_f32, deterministic)
     return (o, lse) if return_lse else o

@@ -66,7 +66,10 @@ def is_block_mask(mask: Any) -> bool:
 
 def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, Optional[Tensor]]:
     """(blocks, bits) of FlexAttention's BlockMask over len_q rows and len_kv keys. Its mask_mod is asked about pairs of
-    partial blocks alone; the result is kept with the BlockMask."""
+    partial blocks alone; the result is kept with the BlockMask.
+
+    torch.compile takes what is kept. Where nothing is, its graph asks about all pairs, at each run: the number of
+    partial blocks would be a number that it cannot know. So call this outside, once, for a mask that stays."""
     kept = getattr(block_mask, "_libattn", None)
     if kept is not None and kept[0] == (len_q, len_kv):
         return kept[1]
@@ -82,6 +85,8 @@ def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, O
         if lists[place] is not None:
             lists[place] = lists[place][..., :count[0]].int().contiguous()
             lists[place + 1] = _rising(lists[place + 1][..., :count[0], :count[1]], lists[place])
+    if torch.compiler.is_compiling():
+        return Blocks(rows, keys, *lists), _all_bits(block_mask.mask_mod, lists[2], len_q, len_kv)
     made = Blocks(rows, keys, *lists), _partial_bits(block_mask.mask_mod, lists[2], lists[3], (rows, keys),
                                                      (len_q, len_kv))
     block_mask._libattn = ((len_q, len_kv), made)
@@ -93,6 +98,13 @@ def _rising(indices: Tensor, counts: Tensor) -> Tensor:
     place = torch.arange(indices.shape[-1], device=indices.device)
     beyond = place >= counts[..., None]
     return torch.where(beyond, indices.shape[-1], indices).sort(-1).values.int().contiguous()
+
+
+def _all_bits(mask_mod: Any, counts: Tensor, len_q: int, len_kv: int) -> Tensor:
+    """Bits in which all pairs are as mask_mod says; the kernels look at those of partial blocks."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    return pack_mask(create_mask(mask_mod, counts.shape[0], counts.shape[1], len_q, len_kv, device=counts.device))
 
 
 def _partial_bits(mask_mod: Any, counts: Tensor, lists: Tensor, size: Tuple[int, int], lens: Tuple[int, int]) -> Tensor:

@@ -165,3 +165,31 @@ def test_block_mask(heads, rows, keys):
     for match, q in (("200|256", q[:, 1:]), ("neither blocks nor bits", q)):
         with pytest.raises(libattn.InvalidError, match=match):
             la.attention(q, k, v, mask=mask, **({"bits": bits} if q.shape[1] == rows else {}))
+
+
+@pytest.mark.parametrize("way", ["closure", "argument", "converted", "inside"])
+def test_block_mask_in_compiled_code(way):
+    torch = pytest.importorskip("torch")
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    import libattn.torch as la
+
+    ids = torch.arange(512) // 130
+
+    def make(shift=10):
+        return flex.create_block_mask(lambda b, h, i, j: (ids[i] == ids[j]) & (i >= j - shift * b), 2, None, 200, 256,
+                                      device="cpu", BLOCK_SIZE=(64, 32))
+
+    inputs = [torch.randn(2, rows, 4, 16, requires_grad=True) for rows in (200, 256, 256)]
+    mask, other = make(), make(30)
+    if way == "converted":
+        la.from_block_mask(mask, 200, 256), la.from_block_mask(other, 200, 256)
+    given = (mask,) if way in ("argument", "converted") else ()
+    compiled = torch.compile(lambda q, k, v, *mine: la.attention(
+        q, k, v, mask=mine[0] if mine else make() if way == "inside" else mask), fullgraph=True, backend="aot_eager")
+    for wanted_mask, given in ((make(), given), *([(make(30), (other,))] if given else [])):
+        o, wanted = compiled(*inputs, *given), la.attention(*inputs, mask=wanted_mask)
+        assert torch.equal(o, wanted)
+        for ours, theirs in zip(torch.autograd.grad(o.sum(), inputs), torch.autograd.grad(wanted.sum(), inputs)):
+            torch.testing.assert_close(ours, theirs)
+    if way != "converted":
+        assert not hasattr(mask, "_libattn")  # a graph keeps nothing

@@ -85,8 +85,8 @@ def test_operator_is_the_direct_call(name):
 def test_append_is_an_operator():
     given = problem()
     wanted, packed = direct(given), copied(given)
-    append = {name: given[name] for name in ("k", "v", "k_cache", "v_cache", "cache_seqlens", "page_table", "rotary_cos",
-                                             "rotary_sin", "rotary_interleaved")}
+    append = {name: given[name] for name in ("k", "v", "k_cache", "v_cache", "cache_seqlens", "page_table",
+                                             "rotary_cos", "rotary_sin", "rotary_interleaved")}
     q = la.append_kvcache(**append, q=given["q"])
     same((given["k_cache"], given["v_cache"]), wanted[2:])
     o = la.attention_with_kvcache(q, given["k_cache"], given["v_cache"], cache_seqlens=given["cache_seqlens"] + 2,
