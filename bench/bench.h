@@ -17,7 +17,7 @@
 #include <stdio.h>
 
 #include "attn.h"
-#include "device/library.h"
+#include "device/device.h"
 
 enum {
     ATTN_BENCH_LIST_MOST = 16,
@@ -45,10 +45,12 @@ typedef enum attn_bench_peer {
     ATTN_PEER_FLEX,
     ATTN_PEER_FA3,
     ATTN_PEER_FA4,
+    ATTN_PEER_FLASHINFER,
     ATTN_PEER_UNSAID /* OpenBLAS, on a GPU cuDNN; none with a peer library */
 } attn_bench_peer;
 
-/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4"; NULL for any other number. */
+/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4", "flashinfer"; NULL for any other number.
+ */
 const char *attn_bench_peer_name(attn_bench_peer peer);
 
 typedef struct attn_bench_options {
@@ -62,6 +64,7 @@ typedef struct attn_bench_options {
     float min_time; /* of a runner's turn */
     float pause;    /* before it */
     bool full, json, smoke, once;
+    const char *kernel;                                      /* of a forward; NULL: the planner's choice */
     const char *csv, *machine, *python, *fa3, *peer_library; /* or NULL */
     char device[128];                                        /* the machine's name: given, or that of the CSV file */
 } attn_bench_options;
@@ -100,7 +103,8 @@ typedef struct attn_bench_case {
     char baseline_strategy[64];
     bool pages_mixed; /* pages lie in no order */
     attn_bench_kind kind;
-    int sequences; /* on a GPU: packed ones, or documents back to back; 0: as desc says */
+    int sequences; /* lengths: over pages, each sequence's keys; on a GPU besides those of packed sequences, or of
+                      documents back to back; 0: as desc says */
     int32_t lens[ATTN_BENCH_SEQUENCES];
 } attn_bench_case;
 
@@ -125,6 +129,18 @@ void attn_bench_paged(attn_bench_case *item, int which);
 enum { ATTN_BENCH_CASCADES = 3 };
 void attn_bench_cascades(attn_bench_case *item, int which);
 
+/* Decode in the shapes of serving, on the device, in the dtype and by the threads of *like. Returns how many cases
+ * there are. cases: NULL, or what is filled. */
+int attn_bench_decode(const attn_desc *like, bool smoke, attn_bench_case *cases);
+
+/* Of a decode: bytes of the keys and values that some row sees; FLOPs, which a plan does not know where lengths are a
+ * run's. */
+double attn_bench_kv_bytes(const attn_bench_case *item);
+double attn_bench_decode_flops(const attn_bench_case *item, double planned);
+
+/* The i-th of numbers whose logarithms are spread evenly, in an order that is none. */
+double attn_bench_log_uniform(double least, double most, int i);
+
 /* Seconds a call over a runner's rounds. */
 typedef struct attn_bench_times {
     double median, min, max;
@@ -147,6 +163,7 @@ typedef struct attn_bench_result {
     double peak, read, read_far;    /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
     int64_t far_bytes;              /* the footprint of read_far */
     double limit;                   /* seconds */
+    double launch;                  /* seconds of a graph that only sets 4 bytes; 0: not measured */
     double megahertz, watts;        /* of a GPU, just after; 0: not known */
     attn_bench_footprint memory, peer_memory;
     struct {
@@ -169,7 +186,7 @@ bool attn_bench_fail(const char *format, ...) __attribute__((format(printf, 1, 2
 /* q, k, v and grad_o are random normal; all are packed, aligned and touched. Those that the pass lacks are NULL. */
 typedef struct attn_bench_tensors {
     void *q, *k, *v, *o, *grad_o, *grad_q, *grad_k, *grad_v;
-    float *lse;
+    float *lse, *sink;
     int32_t *page_table, *lens_kv; /* ATTN_PAGED: pages in order, sequences as long as they may be */
     int64_t q_bytes, k_bytes, v_bytes, o_bytes;
 } attn_bench_tensors;
@@ -177,6 +194,9 @@ typedef struct attn_bench_tensors {
 /* Pages follow one another as the keys do, so that k and v are those of the problem without pages, too, where their
  * slots divide the keys. */
 bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc, attn_bench_pass pass);
+
+/* Of a case with lengths of its own: as many keys, in as many pages as these take, in order. */
+void attn_bench_tensors_ragged(attn_bench_tensors *tensors, const attn_bench_case *item);
 
 /* The pages in no order. */
 void attn_bench_tensors_mix(attn_bench_tensors *tensors, const attn_desc *desc);
@@ -328,8 +348,12 @@ attn_bench_case *attn_bench_gpu_cases(const attn_bench_options *options, int *co
 bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
                             const attn_bench_peers *peers, attn_bench_result *result);
 
-/* The median of some calls (device_measure_calls); negative after a failure, which it has reported. */
-double attn_bench_gpu_median(attn_status (*call)(const void *self), const void *self, int calls);
+/* The median of some calls (device_measure_calls), or, of at most a few hundred, as a graph (device_measure_graph);
+ * negative after a failure, which it has reported. */
+double attn_bench_gpu_median(device_call *call, const void *self, bool graph, int calls);
+
+/* Bytes per second at which the GPU was once measured to read its memory (its machine file). */
+double attn_bench_gpu_read(void);
 
 /* ---- strategies (strategies.c) ------------------------------------------------------- */
 

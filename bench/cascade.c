@@ -128,24 +128,24 @@ static bool place(cascade *c)
 
 /* ---- runners ----------------------------------------------------------------------------------- */
 
-static attn_status start_levels(const void *self)
+static attn_status start_levels(const void *self, void *stream)
 {
     const cascade *c = self;
-    return attn_cascade_run(c->levels, &c->args[LEVELS], &c->shared, c->workspace[LEVELS], NULL);
+    return attn_cascade_run(c->levels, &c->args[LEVELS], &c->shared, c->workspace[LEVELS], stream);
 }
 
-static attn_status start_alone(const void *self)
+static attn_status start_alone(const void *self, void *stream)
 {
     const cascade *c = self;
-    return attn_run(c->alone, &c->args[ALONE], c->workspace[ALONE], NULL);
+    return attn_run(c->alone, &c->args[ALONE], c->workspace[ALONE], stream);
 }
 
 static double run(const cascade *c, device_call *start, int calls)
 {
-    if (c->item->desc.device == ATTN_CUDA) return attn_bench_gpu_median(start, c, calls);
+    if (c->item->desc.device == ATTN_CUDA) return attn_bench_gpu_median(start, c, true, calls);
     double begin = attn_seconds();
     for (int i = 0; i < calls; i++)
-        if (start(c)) return attn_bench_fail("%s", attn_error()), -1.0;
+        if (start(c, NULL)) return attn_bench_fail("%s", attn_error()), -1.0;
     return (attn_seconds() - begin) / calls;
 }
 
@@ -171,13 +171,8 @@ static void fill_result(const cascade *c, const attn_bench_times *times, attn_be
     r->workspace = info.workspace_bytes, r->predicted_seconds = info.seconds;
     r->subject = times[LEVELS], r->peer = times[ALONE];
     r->peer_name = "alone";
-    if (c->read) {
-        r->read = attn_bench_limit_work(c->read) / times[LIMIT].median;
-    } else {
-        const attn_cuda_device *device = &attn_cuda_machine_get()->device[0];
-        r->read = 2e3 * device->memory_khz * device->memory_bits / 8; /* nominal */
-    }
-    r->limit = r->read > 0 ? r->kv_bytes / r->read : 0;
+    r->read = c->read ? attn_bench_limit_work(c->read) / times[LIMIT].median : attn_bench_gpu_read();
+    r->limit = r->kv_bytes / r->read;
 }
 
 static void end(cascade *c)

@@ -1,6 +1,8 @@
 /* attn bench --device cuda: a case on the first GPU, peers through PyTorch in a child process, or the library itself on
  * a baseline. Both time a call between two events after overwriting L2, and a turn's time is the median of its calls.
- * The limit is what the tensor cores do at their nominal clock. */
+ * A decode is a
+ * graph. The limit is what the tensor cores do at their nominal clock, or of a decode reading its keys and values. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,8 +11,10 @@
 #include "device/clock.h"
 #include "device/device.h"
 #include "cuda/driver.h"
+#include "planner/machine.h"
 
-enum { SUBJECT, PEER, RUNNERS, TENSOR_FLOPS = 4096 };
+enum { SUBJECT, PEER, LAUNCH, RUNNERS };
+enum { TENSOR_FLOPS = 4096, GRAPHS_MOST = 500 }; /* GRAPHS_MOST: a turn, for overwriting L2 takes longer than they do */
 
 /* Plans of a run: the subject's first, as device_begin_all has it, then its forward; the baseline's, or those of
  * another library. */
@@ -24,6 +28,7 @@ typedef struct bench {
     struct timed {
         const device_run *run;
         int plans[2], count;
+        bool graph;
     } subject, baseline;
 } bench;
 
@@ -54,6 +59,7 @@ static bool fill_args(bench *b, attn_args *args)
     const attn_bench_case *item = b->item;
     const attn_bench_tensors *t = &b->tensors;
     if (item->pages_mixed) attn_bench_tensors_mix(&b->tensors, &item->desc);
+    if (item->desc.flags & ATTN_PAGED && item->sequences) attn_bench_tensors_ragged(&b->tensors, item);
     *args = attn_bench_tensors_args(t);
     for (int i = 0; i < item->sequences; i++)
         b->starts[i + 1] = b->starts[i] + item->lens[i];
@@ -69,7 +75,7 @@ static double flops_of(const attn_bench_case *item, double planned)
 {
     const attn_desc *d = &item->desc;
     double pairs = 0, passes = item->pass == ATTN_BENCH_BOTH ? 3.5 : item->pass == ATTN_BENCH_BACKWARD ? 2.5 : 1;
-    if (item->sequences == 0) return planned;
+    if (item->sequences == 0 || item->pass == ATTN_BENCH_DECODE) return attn_bench_decode_flops(item, planned);
     for (int i = 0; i < item->sequences; i++) {
         double len = item->lens[i];
         pairs += d->flags & ATTN_CAUSAL ? len * (len + 1) / 2 : len * len;
@@ -79,24 +85,38 @@ static double flops_of(const attn_bench_case *item, double planned)
 
 /* ---- runners ------------------------------------------------------------------------------- */
 
-static attn_status start_timed(const void *self)
+static attn_status start_timed(const void *self, void *stream)
 {
     const struct timed *t = self;
     attn_status status = ATTN_OK;
     for (int i = 0; i < t->count && !status; i++)
-        status = device_start_plan(t->run, t->plans[i]);
+        status = device_start_plan(t->run, t->plans[i], stream);
     return status;
 }
 
 static double run_timed(void *self, int calls)
 {
-    return attn_bench_gpu_median(start_timed, self, calls);
+    const struct timed *t = self;
+    return attn_bench_gpu_median(start_timed, self, t->graph, calls);
 }
 
-double attn_bench_gpu_median(attn_status (*call)(const void *self), const void *self, int calls)
+static double run_launch(void *self, int calls)
 {
+    (void)self;
+    return attn_bench_gpu_median(NULL, NULL, true, calls);
+}
+
+double attn_bench_gpu_read(void)
+{
+    const attn_machine *machine = attn_machine_for(ATTN_CUDA, attn_cuda_machine_get()->device[0].name);
+    return attn_machine_level_named(machine, "l2")->all;
+}
+
+double attn_bench_gpu_median(device_call *call, const void *self, bool graph, int calls)
+{
+    if (graph && calls > GRAPHS_MOST) calls = GRAPHS_MOST;
     double *times = malloc((size_t)calls * sizeof *times), median = -1;
-    if (!times || device_measure_calls(call, self, calls, times))
+    if (!times || (graph ? device_measure_graph : device_measure_calls)(call, self, calls, times))
         attn_bench_fail("%s", times ? attn_error() : "out of memory");
     else
         median = attn_median(times, calls);
@@ -141,13 +161,14 @@ static bool begin(bench *b, const attn_bench_case *item, const attn_bench_librar
     b->item = item;
     if (!attn_bench_tensors_init(&b->tensors, &shape, item->pass) || !fill_args(b, &args)) return false;
     if (device_begin_all(&b->run, plans, count, NULL, &args, 0)) return attn_bench_fail("%s", attn_error());
-    b->subject = (struct timed){ &b->run, { MAIN }, 1 };
-    b->baseline = (struct timed){ &b->run, { BASELINE }, 1 };
+    bool graph = item->pass == ATTN_BENCH_DECODE;
+    b->subject = (struct timed){ &b->run, { MAIN }, 1, graph };
+    b->baseline = (struct timed){ &b->run, { BASELINE }, 1, graph };
     if (item->pass == ATTN_BENCH_BOTH) {
-        b->subject = (struct timed){ &b->run, { BEFORE, MAIN }, 2 };
-        b->baseline = (struct timed){ &b->run, { BASELINE_BEFORE, BASELINE }, 2 };
+        b->subject = (struct timed){ &b->run, { BEFORE, MAIN }, 2, false };
+        b->baseline = (struct timed){ &b->run, { BASELINE_BEFORE, BASELINE }, 2, false };
     }
-    if (item->pass < ATTN_BENCH_BACKWARD || !device_start_plan(&b->run, BEFORE)) return true;
+    if (item->pass < ATTN_BENCH_BACKWARD || !device_start_plan(&b->run, BEFORE, NULL)) return true;
     attn_bench_fail("%s", attn_error());
     device_end(&b->run, false);
     return false;
@@ -172,6 +193,10 @@ static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], a
     result->peer = times[PEER];
     result->peak = (double)TENSOR_FLOPS * device->multiprocessors * 1e3 * device->clock_khz;
     result->limit = result->flops / result->peak;
+    if (b->item->pass != ATTN_BENCH_DECODE) return;
+    result->launch = times[LAUNCH].median;
+    result->kv_bytes = attn_bench_kv_bytes(b->item), result->read = attn_bench_gpu_read();
+    result->limit = fmax(result->limit, result->kv_bytes / result->read);
 }
 
 /* What lies on the GPU beside what PyTorch at its highest allocates there. */
@@ -183,7 +208,7 @@ static bool measure_memory(const attn_bench_options *options, const bench *b, co
     result->memory.peak = (double)b->run.total;
     result->peer_memory.counted = tensors + (double)attn_bench_standard_bytes(&b->item->desc);
     result->peer_name = "standard";
-    if (device_start_plan(&b->run, MAIN) || device_wait()) return attn_bench_fail("%s", attn_error());
+    if (device_start_plan(&b->run, MAIN, NULL) || device_wait()) return attn_bench_fail("%s", attn_error());
     if (peers->torch &&
         attn_bench_torch_setup_gpu(peers->torch, attn_bench_peer_name(ATTN_PEER_MATH), options->fa3, b->item))
         result->peer_memory.peak = attn_bench_torch_memory(peers->torch);
@@ -207,6 +232,7 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
     } else if (begun) {
         runners[SUBJECT] = (attn_bench_runner){ run_timed, &b.subject };
         add_peer(options, &b, peers, &runners[PEER], result);
+        if (b.subject.graph) runners[LAUNCH] = (attn_bench_runner){ run_launch, NULL };
         done = attn_bench_take_turns(options, runners, times, RUNNERS);
         device_state(&result->megahertz, &result->watts);
     }

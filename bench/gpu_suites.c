@@ -89,8 +89,7 @@ static int log_uniform(double least, double most, double cost, bool linear, int3
 {
     int count = 0;
     for (double left = cost; count < ATTN_BENCH_SEQUENCES && left >= 1; count++) {
-        double place = fmod(0.5 + 0.6180339887 * count, 1); /* golden section: low discrepancy */
-        double rest = linear ? left : sqrt(left), len = fmin(rest, least * pow(most / least, place));
+        double rest = linear ? left : sqrt(left), len = fmin(rest, attn_bench_log_uniform(least, most, count));
         lens[count] = (int32_t)len;
         left -= linear ? lens[count] : (double)lens[count] * lens[count];
         if (len == rest) left = 0;
@@ -158,6 +157,23 @@ static attn_desc decode_of(const grid *g, attn_dtype dtype)
     desc.len_q = 1;
     if (!g->options->heads[0]) desc.heads_q = 32, desc.heads_kv = 8;
     return desc;
+}
+
+/* The shapes of serving; or one row over what is given. */
+static void decode(grid *g, attn_dtype dtype)
+{
+    const attn_bench_options *o = g->options;
+    attn_desc like = { .dtype = dtype, .device = ATTN_CUDA }, one = decode_of(g, dtype);
+    if (!o->heads[0] && !o->dims.count && !o->lens.count) {
+        g->count += attn_bench_decode(&like, o->smoke, g->cases ? g->cases + g->count : NULL);
+        return;
+    }
+    for (int d = 0; d < (o->dims.count ? o->dims.count : 1); d++)
+        for (int n = 0; n < (o->lens.count ? o->lens.count : 1); n++) {
+            if (o->dims.count) one.dim_qk = one.dim_v = o->dims.values[d];
+            if (o->lens.count) one.len_kv = o->lens.values[n];
+            add(g, "decode", ATTN_BENCH_DECODE, "full", one);
+        }
 }
 
 /* The point's plan against itself without each of its strategies. */
@@ -307,7 +323,7 @@ static void walk(grid *g)
         order(g, dtype);
         if (wants(g, "shapes")) shapes(g, dtype);
         if (wants(g, "window")) sparse(g, dtype);
-        if (wants(g, "decode")) add(g, "decode", ATTN_BENCH_FORWARD, "full", decode_of(g, dtype));
+        if (wants(g, "decode")) decode(g, dtype);
         if (wants(g, "paged")) paged(g, dtype);
         if (wants(g, "cascade")) cascade(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);

@@ -50,7 +50,10 @@ static bool add_limits(bench *b, const attn_bench_options *options, const attn_b
     if (!add_limit(b, PEAK, &b->peak, attn_bench_peak(b->subject.isa, threads))) return false;
     if (item->pass != ATTN_BENCH_DECODE) return true;
     const void *near[2] = { b->tensors.k, b->tensors.v }, *far[2] = { NULL, NULL };
-    int64_t near_bytes[2] = { b->tensors.k_bytes, b->tensors.v_bytes }, far_bytes[2] = { 0, 0 };
+    int64_t far_bytes[2] = { 0, 0 }, near_bytes[2] = { b->tensors.k_bytes, b->tensors.v_bytes };
+    double share = attn_bench_kv_bytes(item) / (double)(near_bytes[0] + near_bytes[1]); /* that a window leaves */
+    for (int i = 0; i < 2 && share < 1; i++)
+        near_bytes[i] = (int64_t)(share * (double)near_bytes[i]);
     void *buffer;
     if (!add_limit(b, READ, &b->read, attn_bench_read(simd, threads, near, near_bytes))) return false;
     if (options->smoke) return true;
@@ -95,14 +98,15 @@ static double rate(const attn_bench_limit *limit, attn_bench_times times)
     return limit ? attn_bench_limit_work(limit) / times.median : 0.0;
 }
 
-static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], attn_bench_result *result)
+static void fill_result(const bench *b, const attn_bench_case *item, const attn_bench_times times[RUNNERS],
+                        attn_bench_result *result)
 {
     const attn_plan_info *info = &b->subject.info;
     snprintf(result->kernel, sizeof result->kernel, "%s", info->kernel);
     snprintf(result->isa, sizeof result->isa, "%s", info->isa);
     result->splits = info->splits;
-    result->flops = info->flops;
-    result->kv_bytes = (double)(b->tensors.k_bytes + b->tensors.v_bytes);
+    result->flops = attn_bench_decode_flops(item, info->flops);
+    if (item->pass == ATTN_BENCH_DECODE) result->kv_bytes = attn_bench_kv_bytes(item);
     result->predicted_seconds = info->seconds;
     result->predicted_bytes = info->memory_bytes;
     result->workspace = info->workspace_bytes;
@@ -147,11 +151,12 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
     } else if (attn_bench_tensors_init(&b.tensors, &item->desc, item->pass) &&
                attn_bench_subject_init(&b.subject, &item->desc, item->pass, &b.tensors)) {
         if (item->pages_mixed) attn_bench_tensors_mix(&b.tensors, &item->desc);
+        if (item->sequences) attn_bench_tensors_ragged(&b.tensors, item);
         b.runners[SUBJECT] = (attn_bench_runner){ attn_bench_subject_run, &b.subject };
         done = add_limits(&b, options, item, result) && add_peer(&b, item, peers, result) &&
                attn_bench_take_turns(options, b.runners, times, RUNNERS);
     }
-    if (done) fill_result(&b, times, result);
+    if (done) fill_result(&b, item, times, result);
     bench_free(&b);
     return done;
 }

@@ -23,7 +23,7 @@ bool attn_bench_fail(const char *format, ...)
 
 void attn_bench_table_header(FILE *file)
 {
-    fprintf(file, "%-10s %-4s %4s %-10s %5s %6s %3s  %-17s %10s %6s %9s %7s %6s  %-36s %10s %6s %10s\n", "suite",
+    fprintf(file, "%-10s %-4s %4s %-19s %5s %6s %3s  %-17s %10s %6s %9s %7s %6s  %-36s %10s %6s %10s\n", "suite",
             "type", "dim", "mask", "heads", "len", "thr", "kernel", "ms", "spread", "GFLOP/s", "GB/s", "limit", "peer",
             "peer ms", "ratio", "predicted");
 }
@@ -74,7 +74,7 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
     char heads[32], peer[72], text[ATTN_NUMBER_TEXT];
     snprintf(heads, sizeof heads, d->heads_q == d->heads_kv ? "%lld" : "%lld/%lld", (long long)d->heads_q,
              (long long)d->heads_kv);
-    fprintf(file, "%-10s %-4s %4lld %-10s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
+    fprintf(file, "%-10s %-4s %4lld %-19s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
             (long long)d->dim_qk, item->mask, heads, (long long)d->len_kv, d->threads, r->kernel);
     if (item->kind == ATTN_BENCH_MEMORY) {
         memory_row(file, r);
@@ -111,6 +111,10 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
     }
     fprintf(file, "%10s\n", attn_number_text(1e3 * r->predicted_seconds, text));
     if (r->level[0].name) levels_row(file, r);
+    if (r->launch > 0.0)
+        fprintf(file, "        floor %s ms at %.4g GB/s, predicted %+.1f %%, a graph that sets 4 bytes %.3g us\n",
+                attn_number_text(1e3 * r->limit, text), 1e-9 * r->read,
+                100 * (r->predicted_seconds / r->subject.median - 1), 1e6 * r->launch);
     if (r->watts > 0.0) fprintf(file, "        just after: %.0f MHz, %.0f W\n", r->megahertz, r->watts);
     if (r->read_far > 0.0)
         fprintf(file,
@@ -151,6 +155,7 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
     json_number(file, "seconds_min", r->subject.min);
     json_number(file, "seconds_max", r->subject.max);
     json_number(file, "limit_seconds", r->limit);
+    json_number(file, "launch_seconds", r->launch);
     json_number(file, "peak_flops", r->peak);
     json_number(file, "read_bytes_per_second", r->read);
     json_number(file, "far_read_bytes_per_second", r->read_far);

@@ -64,7 +64,7 @@ static attn_status measure_gpu(const attn_desc *desc, const attn_tiles *tiles, c
     point->choice = r.plan->choice;
     snprintf(point->kernel, sizeof point->kernel, "%s", r.plan->kernel_name);
     if (budget <= 0) return device_end(&r, false);
-    if (backward) status = device_start_plan(&r, FORWARD);
+    if (backward) status = device_start_plan(&r, FORWARD, NULL);
     if (!status) status = device_measure(&r, RUNS_LEAST, times);
     int runs = (int)fmin(RUNS_MOST, fmax(RUNS_LEAST, budget / fmax(times[0], 1e-4)));
     if (!status) status = device_measure(&r, runs, times);

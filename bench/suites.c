@@ -135,6 +135,16 @@ static void decode(grid *g, const char *name, const point *p)
     add(g, name, ATTN_BENCH_DECODE, "full", describe(g, p, 32, 8, 1));
 }
 
+/* Heads, dims and lengths are the points' own. */
+static void decode_shapes(grid *g, const char *name, const point *p)
+{
+    const attn_bench_options *o = g->options;
+    attn_desc like = { .dtype = (attn_dtype)p->dtype, .threads = (int32_t)p->threads, .isa = o->isa };
+    (void)name;
+    if (o->heads[0] || o->dims.count || o->lens.count) return;
+    g->count += attn_bench_decode(&like, o->smoke, g->cases ? g->cases + g->count : NULL);
+}
+
 /* The forward's workspace, and all memory of forward and backward. */
 static void memory(grid *g, const char *name, const point *p)
 {
@@ -233,7 +243,8 @@ static void append(grid *g, const char *name, const point *p)
 static const suite suites[] = {
     { "prefill", prefill, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96, 160 }, 8192 },
     { "threads", threads_over_one, { ATTN_F32 }, { 64, 128 }, { 2048, 4096 }, { 160 }, 0 },
-    { "decode", decode, { ATTN_F32, ATTN_F16, ATTN_BF16 }, { 128 }, { 32768 }, { 512 }, 0 },
+    { "decode", decode, { ATTN_F32, ATTN_F16, ATTN_BF16 }, { 128 }, { 512, 4096, 32768 }, { 512 }, 0 },
+    { "decode", decode_shapes, { ATTN_BF16 }, { 128 }, { 4096 }, { 160 }, 0 },
     { "bwd", backward, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96, 160 }, 8192 },
     { "fwdbwd", both, { ATTN_F32 }, { 64, 128 }, { 1024, 2048, 4096 }, { 96 }, 8192 },
     { "memory", memory, { ATTN_F32 }, { 64 }, { 1024, 2048, 4096, 8192, 16384, 32768, 65536 }, { 512 }, 0 },

@@ -7,6 +7,7 @@
 #include "bench/bench.h"
 #include "check/random.h"
 #include "num/half.h"
+#include "problem/desc.h"
 
 bool attn_bench_fits(int64_t bytes)
 {
@@ -95,6 +96,19 @@ static bool init_pages(attn_bench_tensors *t, const attn_desc *desc)
     return true;
 }
 
+void attn_bench_tensors_ragged(attn_bench_tensors *t, const attn_bench_case *item)
+{
+    const attn_desc *d = &item->desc;
+    int32_t next = 0;
+    for (int i = 0; i < item->sequences; i++) {
+        int32_t *row = t->page_table + i * d->table_width;
+        int64_t pages = attn_ceil_div(item->lens[i], d->page_size);
+        t->lens_kv[i] = item->lens[i];
+        for (int64_t j = 0; j < d->table_width; j++)
+            row[j] = j < pages ? next++ : -1;
+    }
+}
+
 void attn_bench_tensors_mix(attn_bench_tensors *t, const attn_desc *desc)
 {
     uint64_t state = 5;
@@ -115,6 +129,8 @@ bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_
     bool good = t->q && t->k && t->v && t->o;
     if (good && pass >= ATTN_BENCH_BACKWARD) good = init_backward(t, desc);
     if (good && desc->flags & ATTN_PAGED) good = init_pages(t, desc);
+    if (good && desc->flags & ATTN_SINK)
+        good = (t->sink = normal(ATTN_F32, desc->heads_q * (int64_t)sizeof *t->sink, 6)) != NULL;
     if (!good) attn_bench_tensors_free(t);
     return good;
 }
@@ -126,6 +142,7 @@ attn_args attn_bench_tensors_args(const attn_bench_tensors *t)
                         .v = t->v,
                         .o = t->o,
                         .lse = t->lse,
+                        .sink = t->sink,
                         .lens_kv = t->lens_kv,
                         .page_table = t->page_table,
                         .grad_o = t->grad_o,
@@ -136,8 +153,8 @@ attn_args attn_bench_tensors_args(const attn_bench_tensors *t)
 
 void attn_bench_tensors_free(attn_bench_tensors *t)
 {
-    void *const all[] = { t->q,      t->k,      t->v,      t->o,          t->lse,    t->grad_o,
-                          t->grad_q, t->grad_k, t->grad_v, t->page_table, t->lens_kv };
+    void *const all[] = { t->q,      t->k,      t->v,      t->o,          t->lse,     t->grad_o,
+                          t->grad_q, t->grad_k, t->grad_v, t->page_table, t->lens_kv, t->sink };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     *t = (attn_bench_tensors){ 0 };

@@ -138,15 +138,19 @@ bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, co
                                 const attn_bench_case *item)
 {
     const attn_desc *d = &item->desc;
-    const char *mask = d->flags & ATTN_INTERVALS ? "documents"
-                       : d->flags & ATTN_WINDOW  ? "window"
-                       : d->flags & ATTN_CAUSAL  ? "causal"
-                                                 : "full";
+    const char *mask = d->flags & ATTN_SINK        ? "sink"
+                       : d->flags & ATTN_INTERVALS ? "documents"
+                       : d->flags & ATTN_WINDOW    ? "window"
+                       : d->flags & ATTN_CAUSAL    ? "causal"
+                                                   : "full";
     fprintf(torch->requests, "setup %s %s %s %lld %lld %lld %lld %lld %lld %lld %s %lld %s ", backend,
             attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), (long long)d->batch, (long long)d->heads_q,
             (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk,
             (long long)d->dim_v, mask, (long long)d->window_left, fa3 ? fa3 : "-");
-    fprintf(torch->requests, d->flags & ATTN_VARLEN ? "packed" : "apart");
+    if (d->flags & ATTN_PAGED)
+        fprintf(torch->requests, "pages:%lld", (long long)d->page_size);
+    else
+        fprintf(torch->requests, d->flags & ATTN_VARLEN ? "packed" : "apart");
     for (int i = 0; i < item->sequences; i++)
         fprintf(torch->requests, " %d", (int)item->lens[i]);
     fputc('\n', torch->requests);

@@ -137,6 +137,18 @@ static int walk(const attn_bench_options *o, const attn_bench_peers *peers, attn
     return done;
 }
 
+/* Has all cases run that kernel; false, and said so, where one is more than a forward. */
+static bool force_kernel(const char *kernel, attn_bench_case *cases, int count)
+{
+    for (int i = 0; i < count; i++) {
+        bool forward = cases[i].pass == ATTN_BENCH_FORWARD || cases[i].pass == ATTN_BENCH_DECODE;
+        if (!forward || cases[i].kind != ATTN_BENCH_TIMED)
+            return attn_bench_fail("--kernel: the suite %s is not of forwards alone; leave it out", cases[i].suite);
+        cases[i].desc.kernel = kernel;
+    }
+    return true;
+}
+
 static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int count)
 {
     attn_cpu_info cpu;
@@ -173,7 +185,9 @@ int attn_cmd_bench(int argc, char **argv)
     attn_bench_case *cases = (o.on == ATTN_CUDA ? attn_bench_gpu_cases : attn_bench_cases)(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;
     code = ATTN_EXIT_FAILURE;
-    if (o.once)
+    if (o.kernel && !force_kernel(o.kernel, cases, count))
+        code = ATTN_EXIT_USAGE;
+    else if (o.once)
         code = attn_bench_once(cases, count) ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
     else if (count > 0 && attn_bench_bytes_prepare(cases, count, argc, argv))
         code = measure_all(&o, cases, count);

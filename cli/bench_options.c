@@ -88,7 +88,8 @@ static attn_status parse_dtypes(const char *text, void *value)
 
 const char *attn_bench_peer_name(attn_bench_peer peer)
 {
-    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4" };
+    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2",
+                                         "math",     "flex",  "fa3",  "fa4",   "flashinfer" };
     return (unsigned)peer < sizeof names / sizeof *names ? names[peer] : NULL;
 }
 
@@ -97,7 +98,9 @@ static attn_status parse_peer(const char *text, void *value)
     for (int i = 0; attn_bench_peer_name((attn_bench_peer)i); i++)
         if (strcmp(text, attn_bench_peer_name((attn_bench_peer)i)) == 0)
             return *(attn_bench_peer *)value = (attn_bench_peer)i, ATTN_OK;
-    return attn_fail(ATTN_INVALID, "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex, fa3, fa4 or none");
+    return attn_fail(ATTN_INVALID,
+                     "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex, fa3, fa4, flashinfer "
+                     "or none");
 }
 
 static attn_status parse_repeat(const char *text, void *value)
@@ -123,12 +126,13 @@ static const attn_option options[] = {
     { "dim", 0, "LIST", parse_counts, AT(dims), "head dims (64,128; as the suite says)" },
     { "len", 0, "LIST", parse_counts, AT(lens), "rows and keys; decode: keys (as the suite says)" },
     { "heads", 0, "Q[/KV]", attn_parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
+    { "kernel", 0, "NAME", attn_parse_text, AT(kernel),
+      "the kernel (attn kernels) in place of the planner's\nchoice; for suites of forwards" },
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
     { "peer", 0, "NAME", parse_peer, AT(peer),
-      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, fa4, all through PyTorch, "
-      "none "
-      "(cudnn)" },
+      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, fa4, flashinfer, all "
+      "through\nPyTorch, none (cudnn)" },
     { "peer-library", 0, "FILE", attn_parse_text, AT(peer_library),
       "another build of libattn as the peer, both in this process: the shared library" },
     { "fa3", 0, "PATH", attn_parse_text, AT(fa3), "for --peer fa3: the folder of a built flash_attn_interface" },
@@ -169,7 +173,8 @@ static const attn_command command = {
     "  attn bench --suite bwd,fwdbwd --dtype bf16 --heads 16 --len 512,2048,8192 --peer torch\n"
     "  attn bench --suite decode --threads 2 --dtype bf16\n"
     "  attn bench --device cuda --csv bench/results/h200.csv  forward on a GPU against cuDNN\n"
-    "  attn bench --device cuda --suite bwd,fwdbwd,shapes,window --peer flex\n",
+    "  attn bench --device cuda --suite bwd,fwdbwd,shapes,window --peer flex\n"
+    "  attn bench --device cuda --suite decode --peer flashinfer --pause 0.25\n",
 };
 
 /* ---- settled ------------------------------------------------------------------------------------- */

@@ -132,18 +132,18 @@ attn_status device_begin(device_run *r, const attn_desc *desc, const attn_args *
     return device_begin_all(r, &(device_plan){ *desc, NULL }, 1, NULL, args, shift);
 }
 
-attn_status device_start_plan(const device_run *r, int plan)
+attn_status device_start_plan(const device_run *r, int plan, void *stream)
 {
     const device_library *library = r->libraries[plan];
     attn_args args = r->device;
     if (plan > 0) attn_args_keep(r->flags[plan], &args);
-    if (!library) return attn_run(r->plans[plan], &args, r->workspace, NULL);
-    return device_library_failed(library, library->run(r->plans[plan], &args, sizeof args, r->workspace, NULL));
+    if (!library) return attn_run(r->plans[plan], &args, r->workspace, stream);
+    return device_library_failed(library, library->run(r->plans[plan], &args, sizeof args, r->workspace, stream));
 }
 
 attn_status device_start(const device_run *r)
 {
-    return device_start_plan(r, 0);
+    return device_start_plan(r, 0, NULL);
 }
 
 attn_status device_wait(void)
@@ -226,7 +226,7 @@ static attn_status measure_once(device_call *call, const void *self, const timin
     CUresult result = driver->cuMemsetD8Async(t->flush, 0, t->flush_size, NULL);
     if (!result) result = driver->cuEventRecord(t->begin, NULL);
     attn_status status = result ? attn_cuda_fail(result, "measuring") : ATTN_OK;
-    if (!status) status = call(self);
+    if (!status) status = call(self, NULL);
     if (status) return status;
     result = driver->cuEventRecord(t->end, NULL);
     if (!result) result = driver->cuEventSynchronize(t->end);
@@ -246,9 +246,45 @@ attn_status device_measure_calls(device_call *call, const void *self, int runs, 
     return status;
 }
 
-static attn_status start_first(const void *run)
+static attn_status set_bytes(const void *at, void *stream)
 {
-    return device_start(run);
+    CUresult result = driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)at, DEVICE_FRESH, 4, stream);
+    return result ? attn_cuda_fail(result, "cuMemsetD8Async") : ATTN_OK;
+}
+
+/* *executable: to be destroyed, whatever comes of it. */
+static attn_status capture(device_call *call, const void *self, CUgraph *graph, CUgraphExec *executable)
+{
+    CUstream stream = NULL;
+    CUresult result = driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    if (!result) result = driver->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    attn_status status = result ? attn_cuda_fail(result, "capturing a graph") : call(self, stream);
+    if (!result) result = driver->cuStreamEndCapture(stream, graph);
+    if (!result && !status) result = driver->cuGraphInstantiate(executable, *graph, 0);
+    if (stream) driver->cuStreamDestroy(stream);
+    return result && !status ? attn_cuda_fail(result, "capturing a graph") : status;
+}
+
+static attn_status launch_graph(const void *executable, void *stream)
+{
+    CUresult result = driver->cuGraphLaunch((CUgraphExec)(uintptr_t)executable, stream);
+    return result ? attn_cuda_fail(result, "cuGraphLaunch") : ATTN_OK;
+}
+
+attn_status device_measure_graph(device_call *call, const void *self, int runs, double *seconds)
+{
+    CUgraph graph = NULL;
+    CUgraphExec executable = NULL;
+    attn_status status = capture(call ? call : set_bytes, call ? self : pointer(0), &graph, &executable);
+    if (!status) status = device_measure_calls(launch_graph, executable, runs, seconds);
+    if (executable) driver->cuGraphExecDestroy(executable);
+    if (graph) driver->cuGraphDestroy(graph);
+    return status;
+}
+
+static attn_status start_first(const void *run, void *stream)
+{
+    return device_start_plan(run, 0, stream);
 }
 
 attn_status device_measure(const device_run *run, int runs, double *seconds)

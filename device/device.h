@@ -52,15 +52,18 @@ attn_status device_begin(device_run *run, const attn_desc *desc, const attn_args
 attn_status device_begin_all(device_run *run, const device_plan *plans, int count, const attn_tiles *tiles,
                              const attn_args *args, int shift);
 
-/* Puts a run of the plan, or of the n-th, into the default stream. */
+/* Puts a run of the plan into the default stream; of the n-th into a stream. */
 attn_status device_start(const device_run *run);
-attn_status device_start_plan(const device_run *run, int plan);
+attn_status device_start_plan(const device_run *run, int plan, void *stream);
 
 attn_status device_wait(void);
 
-/* Times of `runs` calls that put work into the default stream, between two events each, L2 overwritten before. */
-typedef attn_status device_call(const void *self);
+/* Times of `runs` calls that put work into the stream, between two events each, L2 overwritten before. */
+typedef attn_status device_call(const void *self, void *stream);
 attn_status device_measure_calls(device_call *call, const void *self, int runs, double *seconds);
+
+/* The same where a call is captured into a graph once, which is launched. Without a call: a graph that sets 4 bytes. */
+attn_status device_measure_graph(device_call *call, const void *self, int runs, double *seconds);
 
 /* The same of runs of the plan. */
 attn_status device_measure(const device_run *run, int runs, double *seconds);

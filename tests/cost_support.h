@@ -17,9 +17,7 @@ static const attn_cuda_device h200 = { .name = "NVIDIA H200",
                                        .multiprocessors = 132,
                                        .shared_bytes = 232448,
                                        .l2_bytes = 50 << 20,
-                                       .clock_khz = 1980000,
-                                       .memory_khz = 3201000,
-                                       .memory_bits = 6144 };
+                                       .clock_khz = 1980000 };
 
 static inline const attn_cuda_kernel *kernel_named(const char *name)
 {

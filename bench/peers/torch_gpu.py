@@ -1,16 +1,18 @@
 """Attention of PyTorch on the first GPU as a peer of `attn bench --device cuda`, which starts this as a child process.
 
 Requests on stdin, one per line, each answered by one line on stdout:
-    setup BACKEND PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V MASK LEFT FA3 packed|apart [LEN ...]
+    setup BACKEND PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V MASK LEFT FA3 KEYS [LEN ...]
                 -> ok | error WHY
     run CALLS   -> seconds, the median of the calls
     memory 1    -> the most bytes that a call allocates, its inputs and results among them
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
 BACKEND is cudnn, fa2 or math (scaled_dot_product_attention held to it), flex (compiled FlexAttention), fa3
-(flash_attn_interface from the folder FA3) or fa4 (flash_attn.cute, the package flash-attn-4). PASS is fwd, bwd (from a forward that is not timed) or fwdbwd. MASK is full,
-causal, window (causal, LEFT keys before the row's own) or documents (causal within runs of LEN keys). packed: sequences
-of LEN rows and keys back to back, each by itself. Tensors are contiguous, random normal, in the order of axes that
-suits the backend. A call is timed between two events, L2 overwritten before.
+(flash_attn_interface from the folder FA3), fa4 (flash_attn.cute, the package flash-attn-4) or flashinfer (its package,
+decode alone). PASS is fwd, decode (a forward over a cache of keys, as a CUDA graph), bwd (from a forward that is not
+timed) or fwdbwd. MASK is full, causal, window (causal, LEFT keys before the row's own), documents (causal within runs
+of LEN keys) or sink, which no backend has. KEYS is apart, packed (sequences of LEN rows and keys back to back, each by
+itself) or pages:SIZE (LEN keys of each sequence, or LEN_KV, in pages of SIZE in order). Tensors are contiguous, random
+normal, in the order of axes that suits the backend. A call is timed between two events, L2 overwritten before.
 """
 
 import functools
@@ -36,9 +38,10 @@ class Problem:
         self.backend, self.what, dtype = words[:3]
         self.dtype = DTYPES[dtype]
         self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv, self.dim_qk, self.dim_v = map(int, words[3:10])
-        self.mask, self.left, self.fa3, packed = words[10], int(words[11]), words[12], words[13]
+        self.mask, self.left, self.fa3, keys = words[10], int(words[11]), words[12], words[13]
         self.lens = list(map(int, words[14:]))
-        self.packed = packed == "packed"
+        self.packed = keys == "packed"
+        self.page = int(keys.partition(":")[2] or 0)
 
     def tensors(self, rows_first, rows, keys, batch):
         """q, k, v and the gradient of the output."""
@@ -49,8 +52,16 @@ class Problem:
             shape = (batch, length, heads, dim) if rows_first else (batch, heads, length, dim)
             made.append(torch.randn(shape, device="cuda", dtype=self.dtype))
         for tensor in made[:3]:
-            tensor.requires_grad_(self.what != "fwd")
+            tensor.requires_grad_(self.what in ("bwd", "fwdbwd"))
         return made
+
+    def pages(self, size):
+        """The sequences' lengths, how many pages of this size each has, and q, k and v, in pages back to back."""
+        lens = torch.tensor(self.lens or [self.len_kv] * self.batch, dtype=torch.int32)
+        counts = (lens + size - 1) // size
+        shapes = [(self.batch, self.len_q, self.heads_q, self.dim_qk)]
+        shapes += [(int(counts.sum()), size, self.heads_kv, dim) for dim in (self.dim_qk, self.dim_v)]
+        return lens, counts, [torch.randn(shape, device="cuda", dtype=self.dtype) for shape in shapes]
 
 
 @functools.cache
@@ -63,8 +74,8 @@ def compiled_flex():
 
 def flex(p):
     from torch.nn.attention.flex_attention import create_block_mask
-    if p.packed:
-        raise ValueError("packed sequences are not measured with flex")
+    if p.packed or p.page or (p.what == "decode" and p.mask != "full"):
+        raise ValueError("packed sequences, pages and decode with a mask are not measured with flex")
     rule = None
     if p.mask == "causal":
         rule = lambda b, h, i, j: i >= j
@@ -80,8 +91,8 @@ def flex(p):
 
 
 def sdpa(p):
-    if p.packed or p.mask not in ("full", "causal"):
-        raise ValueError("scaled_dot_product_attention has no such mask")
+    if p.packed or p.page or p.mask not in ("full", "causal") or (p.mask == "causal" and p.len_q != p.len_kv):
+        raise ValueError("scaled_dot_product_attention has no such mask, nor pages")
     q, k, v, grad = p.tensors(False, p.len_q, p.len_kv, p.batch)
     gqa = p.heads_q != p.heads_kv
 
@@ -97,10 +108,12 @@ def fa3(p):
     if p.fa3 not in sys.path:
         sys.path.insert(0, p.fa3)
     import flash_attn_interface
-    return flash_attention(p, flash_attn_interface)
+    return (flash_cache if p.what == "decode" else flash_attention)(p, flash_attn_interface)
 
 
 def fa4(p):
+    if p.what == "decode":
+        raise ValueError("FlashAttention-4 does not split keys on Hopper")
     from flash_attn.cute import interface
     return flash_attention(p, interface)
 
@@ -122,12 +135,78 @@ def flash_attention(p, module):
     return lambda: first(module.flash_attn_varlen_func(q, k, v, **how)), (q, k, v), grad
 
 
+def flash_cache(p, module):
+    """FlashAttention-3 over a cache; where lengths differ, what it prepares of them is in the call."""
+    how = {"causal": p.mask != "full"}
+    if p.mask == "window":
+        how["window_size"] = (p.left, 0)
+    if p.page:
+        lens, counts, (q, k, v) = p.pages(p.page)
+        table = torch.zeros(p.batch, int(counts.max()), dtype=torch.int32)
+        first = 0
+        for row, count in zip(table, counts.tolist()):
+            row[:count] = torch.arange(first, first + count)
+            first += count
+        how |= {"cache_seqlens": lens.cuda(), "page_table": table.cuda()}
+    else:
+        q, k, v, _ = p.tensors(True, p.len_q, p.len_kv, p.batch)
+    return lambda: module.flash_attn_with_kvcache(q, k, v, **how), (q, k, v), None
+
+
+def flashinfer(p):
+    """The faster of its two kernels, planned before; keys that lie apart are in pages of 16."""
+    import flashinfer
+    if p.what != "decode" or p.len_q != 1 or p.mask != "full" or p.dim_qk != p.dim_v:
+        raise ValueError("FlashInfer is measured with one row over all keys")
+    size = p.page or 16
+    lens, counts, (q, k, v) = p.pages(size)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)]).cuda()
+    ids = torch.arange(int(counts.sum()), dtype=torch.int32, device="cuda")
+    last = ((lens - 1) % size + 1).cuda()
+    flush, times, why = torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), [], None
+
+    def plan(tensor_cores):
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
+        wrapper.plan(starts, ids, last, p.heads_q, p.heads_kv, p.dim_qk, size, q_data_type=p.dtype, kv_data_type=p.dtype)
+        return lambda: wrapper.run(q[:, 0], (k, v))
+
+    for tensor_cores in (True, False):
+        try:
+            call = plan(tensor_cores)
+            times.append((run(graph_of(call), flush, 50), tensor_cores, call))
+        except Exception as error:  # a kernel may lack a number of heads
+            why = error
+    if not times:
+        raise why
+    return min(times)[2], (q, k, v), None
+
+
+def graph_of(call):
+    """Replays what the call does, and keeps its tensors."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return lambda keep=call: graph.replay()
+
+
 def setup(words):
     """The call to be timed."""
     p = Problem(words)
-    attend, inputs, grad = {"flex": flex, "fa3": fa3, "fa4": fa4}.get(p.backend, sdpa)(p)
+    if p.mask == "sink":
+        raise ValueError("sinks are not measured")
+    known = {"flex": flex, "fa3": fa3, "fa4": fa4, "flashinfer": flashinfer}
+    attend, inputs, grad = known.get(p.backend, sdpa)(p)
     if p.what == "fwd":
         return attend
+    if p.what == "decode":
+        return graph_of(attend)
     if p.what == "fwdbwd":
         return lambda: torch.autograd.grad(attend(), inputs, grad)
     out = attend()

@@ -60,8 +60,6 @@ static bool ask_device(int ordinal)
     d->shared_bytes = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     d->l2_bytes = attribute(device, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
     d->clock_khz = attribute(device, CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
-    d->memory_khz = attribute(device, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
-    d->memory_bits = attribute(device, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
     return d->multiprocessors > 0;
 }
 

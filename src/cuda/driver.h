@@ -20,18 +20,19 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
 
 enum {
     CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13, /* kHz */
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE = 36, /* kHz */
-    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH = 37,
     CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
+enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
@@ -99,6 +100,12 @@ typedef struct CUlaunchConfig {
     X(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned flags))                                              \
     X(cuStreamSynchronize, cuStreamSynchronize, (CUstream))                                                      \
     X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                           \
+    X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int mode))                                       \
+    X(cuStreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph *))                                             \
+    X(cuGraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long flags))       \
+    X(cuGraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                                     \
+    X(cuGraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))                                                     \
+    X(cuGraphDestroy, cuGraphDestroy, (CUgraph))                                                                 \
     X(cuEventCreate, cuEventCreate, (CUevent *, unsigned flags))                                                 \
     X(cuEventRecord, cuEventRecord, (CUevent, CUstream))                                                         \
     X(cuEventSynchronize, cuEventSynchronize, (CUevent))                                                         \
@@ -118,7 +125,7 @@ typedef struct attn_cuda_device {
     char name[96];
     int major, minor; /* compute capability */
     int multiprocessors, shared_bytes, l2_bytes;
-    int clock_khz, memory_khz, memory_bits; /* 0: unknown */
+    int clock_khz; /* 0: unknown */
     uint64_t memory_bytes;
 } attn_cuda_device;
 

@@ -21,29 +21,37 @@ extern "C" {
 struct kernel {
     const char *symbol;
     void (*entry)(const void *params);
+    size_t params_size;
 };
 
-#define KERNEL(symbol, params) { #symbol, [](const void *p) { symbol(*(const params *)p); } },
+#define KERNEL(symbol, params) { #symbol, [](const void *p) { symbol(*(const params *)p); }, sizeof(params) },
 static const kernel kernels[] = {
 #include "kernels.def"
 };
 #undef KERNEL
 
+static const kernel &find(const char *symbol)
+{
+    for (const kernel &k : kernels)
+        if (strcmp(k.symbol, symbol) == 0) return k;
+    fake_die("%s has not been built", symbol);
+}
+
+extern "C" size_t fake_params_size(const char *symbol, const void *)
+{
+    return find(symbol).params_size;
+}
+
 extern "C" void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)
 {
     static std::mutex lock;
     std::lock_guard<std::mutex> held(lock);
-    for (const kernel &k : kernels) {
-        if (strcmp(k.symbol, symbol) != 0) continue;
-        gpu_grid grid = { { config->gridDimX, config->gridDimY, config->gridDimZ },
-                          { config->blockDimX, config->blockDimY, config->blockDimZ },
-                          fake_cluster(config),
-                          config->sharedMemBytes,
-                          symbol,
-                          k.entry,
-                          params };
-        gpu_run(&grid);
-        return;
-    }
-    fake_die("%s has not been built", symbol);
+    gpu_grid grid = { { config->gridDimX, config->gridDimY, config->gridDimZ },
+                      { config->blockDimX, config->blockDimY, config->blockDimZ },
+                      fake_cluster(config),
+                      config->sharedMemBytes,
+                      symbol,
+                      find(symbol).entry,
+                      params };
+    gpu_run(&grid);
 }

@@ -9,7 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
+enum {
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_CONTEXT = 201,
+    NOT_FOUND = 500
+};
 
 struct CUctx_st {
     CUdevice device;
@@ -30,8 +37,29 @@ struct CUfunc_st {
     bool loaded;
 };
 
+/* What a graph does: launches, and memory that is set. */
+typedef struct node {
+    char symbol[64]; /* "": count numbers of `size` bytes, from `at` */
+    CUlaunchConfig config;
+    CUlaunchAttribute attribute;
+    void *params;
+    CUdeviceptr at;
+    size_t count, size;
+    unsigned value;
+} node;
+
+struct CUgraph_st {
+    node *nodes;
+    int count;
+};
+
+struct CUgraphExec_st {
+    CUgraph graph;
+};
+
 struct CUstream_st {
     CUcontext context;
+    CUgraph captured; /* NULL: its work is done at once */
 };
 
 struct CUevent_st {
@@ -184,8 +212,6 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
              : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 232448
              : attribute == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE                     ? 50 << 20
              : attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE                        ? 1980000
-             : attribute == CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE                 ? 3201000
-             : attribute == CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH           ? 6144
                                                                                   : 0;
     return 0;
 }
@@ -341,6 +367,19 @@ unsigned fake_cluster(const CUlaunchConfig *config)
     return blocks;
 }
 
+static bool capturing(CUstream stream)
+{
+    return stream && stream->captured;
+}
+
+static node *node_new(CUgraph graph)
+{
+    graph->nodes = realloc(graph->nodes, (size_t)++graph->count * sizeof *graph->nodes);
+    node *n = &graph->nodes[graph->count - 1];
+    *n = (node){ .count = 0 };
+    return n;
+}
+
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CALLED;
@@ -356,7 +395,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         fake_die("%s: grid %u x %u x %u", function->symbol, config->gridDimX, config->gridDimY, config->gridDimZ);
     if (fake_cluster(config) < 1 || fake_cluster(config) > 8 || config->gridDimX % fake_cluster(config))
         fake_die("%s: %u blocks in clusters of %u", function->symbol, config->gridDimX, fake_cluster(config));
-    fake_launch(function->symbol, config, parameters[0]);
+    if (!capturing(config->hStream)) return fake_launch(function->symbol, config, parameters[0]), 0;
+    node *n = node_new(config->hStream->captured);
+    size_t size = fake_params_size(function->symbol, parameters[0]);
+    snprintf(n->symbol, sizeof n->symbol, "%s", function->symbol);
+    n->config = *config;
+    if (config->numAttrs > 0) n->attribute = config->attrs[0];
+    n->params = memcpy(aligned_alloc(64, (size + 63) / 64 * 64), parameters[0], size);
     return 0;
 }
 
@@ -402,7 +447,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
 {
     CALLED;
     *at = (CUdeviceptr)(uintptr_t)aligned_alloc(512, (bytes + 511) / 512 * 512);
-    return *at ? 0 : 2;
+    return *at ? 0 : OUT_OF_MEMORY;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr at)
@@ -429,7 +474,7 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     CALLED;
-    (void)stream;
+    if (capturing(stream)) fake_die("a copy in a graph");
     memcpy((void *)(uintptr_t)to, from, bytes);
     return 0;
 }
@@ -437,25 +482,37 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CU
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     CALLED;
-    (void)stream;
+    if (capturing(stream)) fake_die("a copy in a graph");
     memcpy(to, (void *)(uintptr_t)from, bytes);
     return 0;
+}
+
+static void set_memory(const node *n)
+{
+    if (n->size == 1) memset((void *)(uintptr_t)n->at, (unsigned char)n->value, n->count);
+    for (size_t i = 0; i < n->count && n->size == 4; i++)
+        ((unsigned *)(uintptr_t)n->at)[i] = n->value;
+}
+
+static void set_memory_in(CUstream stream, node n)
+{
+    if (capturing(stream))
+        *node_new(stream->captured) = n;
+    else
+        set_memory(&n);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t count, CUstream stream)
 {
     CALLED;
-    (void)stream;
-    memset((void *)(uintptr_t)at, value, count);
+    set_memory_in(stream, (node){ .at = at, .value = value, .count = count, .size = 1 });
     return 0;
 }
 
 CUresult cuMemsetD32Async(CUdeviceptr at, unsigned value, size_t count, CUstream stream)
 {
     CALLED;
-    (void)stream;
-    for (size_t i = 0; i < count; i++)
-        ((unsigned *)(uintptr_t)at)[i] = value;
+    set_memory_in(stream, (node){ .at = at, .value = value, .count = count, .size = 4 });
     return 0;
 }
 
@@ -478,6 +535,63 @@ CUresult cuStreamSynchronize(CUstream stream)
 CUresult cuStreamDestroy_v2(CUstream stream)
 {
     free(stream);
+    return 0;
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
+{
+    CALLED;
+    (void)mode;
+    if (!stream || stream->captured) return INVALID_VALUE; /* nobody captures the default stream */
+    stream->captured = calloc(1, sizeof *stream->captured);
+    return stream->captured ? 0 : OUT_OF_MEMORY;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+    CALLED;
+    *graph = stream->captured;
+    stream->captured = NULL;
+    return *graph ? 0 : INVALID_VALUE;
+}
+
+/* The graph's nodes are its own from then on; here they are the same, so it must live as long. */
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, unsigned long long flags)
+{
+    CALLED;
+    (void)flags;
+    *executable = calloc(1, sizeof **executable);
+    (*executable)->graph = graph;
+    return 0;
+}
+
+CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream)
+{
+    CALLED;
+    if (capturing(stream)) fake_die("a graph is launched into a stream that is captured");
+    for (int i = 0; i < executable->graph->count; i++) {
+        node *n = &executable->graph->nodes[i];
+        n->config.attrs = &n->attribute;
+        if (n->symbol[0])
+            fake_launch(n->symbol, &n->config, n->params);
+        else
+            set_memory(n);
+    }
+    return 0;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec executable)
+{
+    free(executable);
+    return 0;
+}
+
+CUresult cuGraphDestroy(CUgraph graph)
+{
+    for (int i = 0; i < graph->count; i++)
+        free(graph->nodes[i].params);
+    free(graph->nodes);
+    free(graph);
     return 0;
 }
 

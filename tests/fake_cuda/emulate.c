@@ -360,6 +360,17 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
                         i < p->dim ? in[b * p->stride[0] + r * p->stride[1] + h * p->stride[2] + i] : 0;
 }
 
+/* Of the forward: graphs of a backward are not asked for here. */
+size_t fake_params_size(const char *symbol, const void *params)
+{
+    const attn_cuda_kernel *k = kernel_of(symbol);
+    const attn_sm90_params *p = params;
+    if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
+    if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
+    bool fallback = k && k->form != ATTN_CUDA_FORWARD;
+    return fallback || p->flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
+}
+
 void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)
 {
     const attn_cuda_kernel *k = kernel_of(symbol);

@@ -32,6 +32,9 @@ unsigned fake_cluster(const CUlaunchConfig *config);
 /* Ends the process. */
 _Noreturn void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Bytes of what the kernel `symbol` is launched with. */
+size_t fake_params_size(const char *symbol, const void *params);
+
 /* Does what the kernel `symbol` would do. */
 void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params);
 
