@@ -151,6 +151,7 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
             "\"dim_qk\": %lld, \"dim_v\": %lld, \"flops\": %.0f, \"workspace_bytes\": %llu, \"packed_kv_bytes\": %llu",
             (long long)d->dim_qk, (long long)d->dim_v, r->flops, (unsigned long long)r->workspace,
             (unsigned long long)r->packed);
+    json_number(file, "kv_bytes", r->kv_bytes);
     json_number(file, "seconds", r->subject.median);
     json_number(file, "seconds_min", r->subject.min);
     json_number(file, "seconds_max", r->subject.max);

@@ -26,6 +26,9 @@ for line in sys.stdin:
     print("ok flash" if line.startswith("setup") else "0.25", flush=True)
 """ % os.fsencode(sys.executable)
 
+# The same on a GPU, which says no more than "ok"; there are no sinks.
+TORCH_GPU = TORCH.replace(b'print("ok flash" if line', b'print("error no" if " sink " in line else "ok" if line')
+
 NO_TORCH = b'#!/bin/sh\necho "error $1"\n'
 
 
@@ -82,6 +85,53 @@ def bench_cascade(place):
     check([row["mask"] for row in rows] == ["batch:4", "batch:16", "batch:64"], rows)
     check(all(row["peer"] == "alone" and row["ratio"] > 0 for row in rows), rows)
     place.refuses([*QUICK, "--suite", "cascade", "--peer-library", "x.so"], 2, "the suite cascade has no peer")
+
+
+@case
+def bench_decode(place):
+    """The shapes of serving: as many keys in ragged and uniform sequences, those of a window alone where there is one."""
+    rows = results(place, "--smoke", "--suite", "decode", "--threads", "1", "--peer", "none")
+    kinds = "full", "batch:3 rows:4", "batch:3 pages:16", "batch:3 pages:64", "batch:3 ragged", "batch:3 uniform"
+    check({row["mask"] for row in rows} == {*kinds, "batch:3", "batch:3 window:127"}, rows)
+    check({row["heads_q"] for row in rows} >= {4, 7, 12} and {row["dim_qk"] for row in rows} == {64, 128, 256}, rows)
+    of = {row["mask"]: row for row in rows if row["dtype"] == "bf16"}
+    ragged, uniform, window = of["batch:3 ragged"], of["batch:3 uniform"], of["batch:3 window:127"]
+    check(ragged["len_kv"] > uniform["len_kv"], ragged, uniform)
+    for key in "flops", "kv_bytes":
+        check(ragged[key] == uniform[key] and ragged[key] < 3 * ragged["len_kv"] * 4 * 512, key, ragged, uniform)
+    check(window["kv_bytes"] == 3 * 128 * (64 + 64) * 2, window)
+    check(all(row["peer"] == "contiguous" for row in rows if "pages" in row["mask"]), rows)
+    words = ("--suite", "decode", "--len", "40,80", "--dim", "16", "--threads", "1", "--min-time", "1e-4", "--peer", "none")
+    rows = results(place, *words, "--dtype", "f32", "--kernel", "portable_decode")
+    check([row["len_kv"] for row in rows] == [40, 80] and {row["kernel"] for row in rows} == {"portable_decode"}, rows)
+    place.refuses([*QUICK, "--suite", "bwd", "--kernel", "portable_decode"], 2, "the suite bwd is not of forwards alone")
+
+
+@case
+def bench_decode_gpu(place):
+    """On a GPU as a graph, beside its launch and its floor; peers are asked for decode."""
+    gpu = gpu_environment()
+    if not gpu:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+    place.write("python", TORCH_GPU)
+    os.chmod(place.path("python"), 0o755)
+    words = "--device cuda --suite decode --repeat 1 --min-time 1e-9 --python ./python --peer flashinfer".split()
+    row = results(place, *words, "--len", "64", "--heads", "2/1", env=gpu)[0]
+    bytes = 64 * 256 * 2
+    check(row["pass"] == "decode" and row["kv_bytes"] == bytes and row["seconds"] == row["launch_seconds"] == 1e-3, row)
+    check(abs(row["limit_seconds"] * row["read_bytes_per_second"] / bytes - 1) < 1e-6, row)
+    check(row["peer"] == "flashinfer" and row["peer_seconds"] == 0.25, row)
+    rows = results(place, *words, "--smoke", env=gpu)
+    with open(place.path("log")) as file:
+        log = file.read().split("\n")
+    setups = [line for line in log if line.startswith("setup flashinfer decode bf16 ")]
+    shapes = [line.partition("bf16 ")[2] for line in setups]
+    check("3 4 1 1 160 128 128 full 0 - apart" in shapes and "3 4 1 4 160 128 128 causal 0 - apart" in shapes, shapes)
+    ragged = [row for row in rows if row["mask"] == "batch:3 ragged"][0]
+    asked = [shape.split() for shape in shapes if " pages:64 " in shape]
+    check(len(asked) == 2 and all(len(words[11:]) == 3 for words in asked), shapes)
+    check(sum(map(int, asked[0][11:])) * 256 * 2 == ragged["kv_bytes"], asked, ragged)
+    check([row["peer"] for row in rows if "window" in row["mask"]] == [None], rows)
 
 
 @case
