@@ -232,7 +232,7 @@ def attention_varlen(
 
 def _longest(table: Any, name: str) -> int:
     """The longest sequence of cu_lens on the CPU."""
-    seen = _tensor.see(table, name) if hasattr(table, "__dlpack__") else np.asarray(table)
+    seen = _tensor.see(table, name) if _tensor.is_tensor(table) else np.asarray(table)
     if _run.device_of(seen) is not None:
         raise _c.InvalidError(f"max_{name[3:].replace('lens', 'len')} is needed where {name} is on a GPU: finding it "
                               "would wait for the GPU")

@@ -154,7 +154,7 @@ def same_device(name: str, device: Optional[int], wanted: Optional[int], other: 
 def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: Optional[int] = None) -> Any:
     """A packed array of `dtype` on q's device. On the CPU lists and other types of the same kind are converted, where
     no value changes; on a GPU the array must be right as it is, for converting would need to wait for it."""
-    if device is None and not hasattr(value, "__dlpack__"):
+    if device is None and not _tensor.is_tensor(value):
         value = np.asarray(value)
     seen = see(value, name, stream)
     if device is None and type(seen) is np.ndarray:

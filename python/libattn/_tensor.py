@@ -147,6 +147,11 @@ def is_torch(tensor: Any) -> bool:
     return known
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor, and no list."""
+    return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
 def see(tensor: Any, name: str, stream: Optional[int] = None) -> Any:
     """The tensor itself if it is NumPy's or torch's, else a View of it."""
     if type(tensor) is np.ndarray or is_torch(tensor) or type(tensor) is View:

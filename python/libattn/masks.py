@@ -135,7 +135,7 @@ def intervals_of(mask: Mask, rows: int, keys: int, batch: int, is_causal: bool) 
         return None
     first, last = np.zeros((batch, keys), np.int64), np.full((batch, keys), keys)
     for ids in mask.documents:
-        seen = _tensor.see(ids, "documents") if hasattr(ids, "__dlpack__") else np.asarray(ids)
+        seen = _tensor.see(ids, "documents") if _tensor.is_tensor(ids) else np.asarray(ids)
         if _tensor.layout(seen, "documents").device is not None:
             raise _c.InvalidError("documents are on a GPU: pass intervals, made there; libattn.torch.attention makes "
                                   "them")

@@ -182,3 +182,8 @@ def test_device_mismatch(make):
     refuses("stream: is needed", OnGpu(q), OnGpu(k), OnGpu(v), kind=ValueError)
     refuses("is no stream", OnGpu(q), OnGpu(k), OnGpu(v), stream="main", kind=TypeError)
     refuses("bias is on a GPU", q, k, v, bias=OnGpu(np.zeros((9, 13), "f")))
+    lens = OnGpu(np.array([1, 2], np.int32))
+    refuses("lens_kv is on a GPU, q on the CPU", q, k, v, lens_kv=lens)
+    refuses("documents are on a GPU", q, k, v, mask=libattn.masks.documents(lens))
+    with pytest.raises(libattn.InvalidError, match="max_len_q is needed where cu_lens_q is on a GPU"):
+        libattn.attention_varlen(q[0], k[0], v[0], lens, [0, 13])

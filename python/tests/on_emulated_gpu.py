@@ -1,0 +1,235 @@
+"""What test_emulated.py runs in a process of its own, with the driver of tests/emulated_gpu in place of CUDA's: the
+package's way to a GPU, whose memory is the host's there. CuPy is played by a few lines around NumPy."""
+import contextlib
+import ctypes
+import sys
+import types
+
+import numpy as np
+
+driver = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+for status in (driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+               driver.cuCtxSetCurrent(context)):
+    assert status == 0
+
+
+class Device(contextlib.nullcontext):
+    id = 0
+
+
+class Array:
+    """An array on the GPU, as CuPy's: what is in `a` the host must not look at before the stream is done."""
+
+    device = Device()
+
+    def __init__(self, a):
+        self.a = np.asarray(a)
+        self.__cuda_array_interface__ = {"shape": self.a.shape, "typestr": self.a.dtype.str, "version": 3,
+                                         "strides": self.a.strides, "data": (self.a.ctypes.data, False)}
+
+    shape = property(lambda self: self.a.shape)
+    dtype = property(lambda self: self.a.dtype)
+
+    def __add__(self, other):
+        return Array(self.a + getattr(other, "a", other))
+
+    def __sub__(self, other):
+        return Array(self.a - other.a)
+
+    def __mul__(self, number):
+        return Array(self.a * number)
+
+    def __getitem__(self, key):
+        return Array(self.a[key])
+
+    def reshape(self, *shape):
+        return Array(self.a.reshape(*shape))
+
+
+class Stream(contextlib.nullcontext):
+    used = []
+
+    def __init__(self, ptr=0):
+        super().__init__()
+        self.ptr = ptr
+
+    def __enter__(self):
+        Stream.used.append(self.ptr)
+
+
+class Memory:
+    def __init__(self, size):
+        self.a = np.empty(size, np.uint8)
+        self.ptr = self.a.ctypes.data
+
+
+cupy = types.ModuleType("cupy")
+cupy.ndarray, cupy.int32 = Array, np.int32
+for name in ("full", "arange", "empty", "zeros"):
+    setattr(cupy, name, lambda *args, _make=getattr(np, name), **options: Array(_make(*args, **options)))
+cupy.cuda = types.SimpleNamespace(get_current_stream=Stream, ExternalStream=Stream, alloc=Memory)
+sys.modules["cupy"] = cupy
+
+import libattn  # noqa: E402
+
+random = np.random.default_rng(5)
+
+
+def normal(*shape, dtype=np.float16):
+    return random.standard_normal(shape).astype(dtype)
+
+
+def up(values):
+    return {name: Array(x.copy()) if isinstance(x, np.ndarray) else x for name, x in values.items()}
+
+
+def close(found, wanted, tolerance):
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def done():
+    assert driver.cuCtxSynchronize() == 0
+
+
+def problem(new=2, packed=False, page_size=8, rotary_dim=8, dtype=np.float16):
+    lead = (2 * new,) if packed else (2, new)
+    given = {"q": normal(*lead, 4, 16, dtype=dtype), "k": normal(*lead, 2, 16, dtype=dtype),
+             "v": normal(*lead, 2, 16, dtype=dtype), "k_cache": normal(9, page_size, 2, 16, dtype=dtype),
+             "v_cache": normal(9, page_size, 2, 16, dtype=dtype), "cache_seqlens": np.array([13, 3], np.int32),
+             "page_table": np.array([[7, 1, 4, 6], [2, 8, 0, 3]], np.int32)}
+    if packed:
+        given.update(cu_lens_q=np.array([0, new, 2 * new], np.int32), max_len_q=new)
+    if rotary_dim:
+        given.update(rotary_cos=normal(40, rotary_dim // 2, dtype=np.float32), rotary_interleaved=rotary_dim == 8,
+                     rotary_sin=normal(40, rotary_dim // 2, dtype=np.float32))
+    return given
+
+
+def attention():
+    host = [normal(2, rows, heads, 64) for rows, heads in ((5, 4), (70, 2), (70, 2))]
+    for stream in ({}, {"stream": 0}):
+        gpu = [Array(x) for x in host]
+        o, lse = libattn.attention(*gpu, causal=True, return_lse=True, **stream)
+        grad = libattn.attention_backward(o, *gpu, o, lse, causal=True, **stream)
+        done()
+        wanted, wanted_lse = libattn.attention(*host, causal=True, return_lse=True)
+        close(o.a, wanted, 2e-3)
+        right = libattn.attention_backward(o.a, *host, o.a, lse.a, causal=True)
+        for found, expected in zip((lse.a, grad.q.a, grad.k.a, grad.v.a), (wanted_lse, right.q, right.k, right.v)):
+            close(found, expected, 1e-2)
+
+
+def caches():
+    for options in ({}, {"packed": True}, {"page_size": 5, "rotary_dim": 16}, {"new": 1, "rotary_dim": 0},
+                    {"dtype": np.float32, "rotary_dim": 6}):
+        for more in ({}, {"causal": True, "window": (9, None), "deterministic": True}, {"stream": 0}):
+            host = problem(**options)
+            gpu = up(host)
+            stream = {"stream": more["stream"]} if "stream" in more else {}
+            o, lse = libattn.attention_with_kvcache(**gpu, return_lse=True, **more)
+            done()
+            wanted = libattn.attention_with_kvcache(**host, return_lse=True, **more)
+            assert isinstance(o, Array) and o.dtype == host["q"].dtype and lse.dtype == np.float32
+            close(o.a, wanted[0], 2e-3)
+            close(lse.a, wanted[1], 2e-3)
+            for name in ("k_cache", "v_cache"):  # rotary is the same to the bit on every device
+                assert np.array_equal(gpu[name].a, host[name])
+            again = libattn.attention_with_kvcache(**gpu, return_lse=True, **more)
+            append = {name: gpu[name] for name in gpu if name not in ("q", "cu_lens_q", "max_len_q")}
+            if options.get("packed"):
+                append["cu_lens"] = gpu["cu_lens_q"]
+            q = libattn.append_kvcache(**append, q=gpu["q"] if "rotary_cos" in gpu else None, **stream)
+            done()
+            assert np.array_equal(again[0].a, o.a) and np.array_equal(gpu["k_cache"].a, host["k_cache"])
+            rest = {name: gpu[name] for name in ("k_cache", "v_cache", "page_table", "cu_lens_q", "max_len_q")
+                    if name in gpu}
+            apart = libattn.attention_with_kvcache(gpu["q"] if q is None else q, return_lse=True, **rest, **more,
+                                                   cache_seqlens=gpu["cache_seqlens"] + (options.get("new", 2)))
+            done()
+            assert np.array_equal(apart[0].a, o.a) and np.array_equal(apart[1].a, lse.a)
+    assert 0 in Stream.used
+
+
+def one_stretch_for_each():
+    host = {"q": normal(2, 1, 4, 16), "k_cache": normal(2, 24, 2, 16), "v_cache": normal(2, 24, 2, 16),
+            "k": normal(2, 1, 2, 16), "v": normal(2, 1, 2, 16), "cache_seqlens": 7}
+    gpu = up(host)
+    o = libattn.attention_with_kvcache(**gpu)
+    done()
+    close(o.a, libattn.attention_with_kvcache(**host), 2e-3)
+    assert np.array_equal(gpu["k_cache"].a, host["k_cache"])
+
+
+def faults():
+    host = problem(rotary_dim=0)
+    for name, wrong in (("page_table", np.array([[7, 99, 4, 6], [2, 8, 0, 3]], np.int32)),
+                        ("cache_seqlens", np.array([31, 3], np.int32))):
+        gpu = up(dict(host, fault=np.zeros(1, np.uint32), **{name: wrong}))
+        o = libattn.attention_with_kvcache(**gpu)
+        done()
+        assert gpu["fault"].a.tolist() == [1], name
+        close(o.a[1], libattn.attention_with_kvcache(**{key: x.copy() for key, x in host.items()})[1], 2e-3)
+        full = [1, 4, 7]  # of sequence 0; page 6 has room for the first of the tokens that are too many
+        assert np.array_equal(gpu["k_cache"].a[full], host["k_cache"][full])
+    gpu = up(dict(host, fault=np.zeros(1, np.uint32)))
+    libattn.attention_with_kvcache(**gpu)
+    done()
+    assert gpu["fault"].a.tolist() == [0]
+
+
+def merging():
+    for dtype in (np.float16, np.float32):
+        o = [normal(2, 3, 4, 8, dtype=dtype) for _ in range(3)]
+        lse = [normal(2, 4, 3, dtype=np.float32) for _ in range(3)]
+        wanted = libattn.merge_states(o, lse)
+        found = libattn.merge_states([Array(x) for x in o], [Array(x) for x in lse])
+        done()
+        close(found[0].a, wanted[0], 2e-3)
+        close(found[1].a, wanted[1], 1e-5)
+
+
+def refuses(match, call, kind=libattn.InvalidError):
+    try:
+        call()
+    except kind as problem:
+        assert match in str(problem), f"{problem!r} does not say {match!r}"
+        return
+    raise AssertionError(f"{match}: nothing was raised")
+
+
+class Raw:
+    """An array of a library that is neither torch nor CuPy."""
+
+    def __init__(self, array):
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+def mistakes():
+    host = problem()
+    gpu = up(host)
+    before = gpu["k_cache"].a.copy()
+    for match, wrong in (
+            ("k is on the CPU, k_cache on GPU 0", {"k": host["k"]}), ("cache_seqlens is on the CPU",
+                                                                        {"cache_seqlens": host["cache_seqlens"]}),
+            ("page_table is on the CPU", {"page_table": host["page_table"]}),
+            ("rotary_cos is on the CPU", {"rotary_cos": host["rotary_cos"]}),
+            ("takes packed int32", {"page_table": Array(host["page_table"].astype(np.int64))}),
+            ("takes packed float32", {"rotary_cos": Array(host["rotary_cos"].astype(np.float16))}),
+            ("fault is int64", {"fault": Array(np.zeros(1, np.int64))}), ("threads is set", {"threads": 2}),
+            ("fault is on the CPU", {"fault": np.zeros(1, np.uint32)}),
+            ("max_len_q is needed", {"cu_lens_q": Array(np.array([0, 2, 4], np.int32))}),
+            ("v has heads and dim", {"v": Array(host["v"][..., :8].copy())}), ("scale", {"scale": -1})):
+        refuses(match, lambda: libattn.attention_with_kvcache(**dict(gpu, **wrong)))
+        assert np.array_equal(gpu["k_cache"].a, before), match
+    refuses("out_lse is on the CPU, o[0] on GPU 0", lambda: libattn.merge_states(
+        [gpu["q"]] * 2, [Array(normal(2, 4, 2, dtype=np.float32))] * 2, out_lse=normal(2, 4, 2, dtype=np.float32)))
+    raw = dict(gpu, q=Raw(gpu["q"]))
+    refuses("stream: is needed", lambda: libattn.attention_with_kvcache(**raw), ValueError)
+    refuses("q is Raw", lambda: libattn.attention_with_kvcache(**raw, stream=0), TypeError)
+
+
+for test in (attention, caches, one_stretch_for_each, faults, merging, mistakes):
+    test()
+    print(test.__name__, "passed", flush=True)
