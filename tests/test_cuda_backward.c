@@ -46,7 +46,7 @@ static void every_layout_is_taken(void **state)
 }
 
 /* Persistent CTAs convert dQ, but where its address is no multiple of 16 a separate postprocess does. */
-static void sums_are_converted_to_any_address(void **state)
+static void dq_is_stored_at_any_address(void **state)
 {
     (void)state;
     enum { HEADS = 140, ROWS = 16, KEYS = 260, DIM = 72, SIZE = HEADS * KEYS * DIM };
@@ -97,7 +97,7 @@ static void the_workspace_is_exact(void **state)
     end_context(context);
 }
 
-static bool takes_whole_heads(const attn_desc *desc, size_t *workspace)
+static bool is_head_persistent(const attn_desc *desc, size_t *workspace)
 {
     attn_plan *plan;
     char text[2000];
@@ -108,38 +108,39 @@ static bool takes_whole_heads(const attn_desc *desc, size_t *workspace)
     return strstr(text, "head-persistent:") != NULL;
 }
 
-/* Where heads are short and many, a block takes all of one: sums are those of the rows in hand, in a fixed order. */
-static void short_heads_are_taken_whole(void **state)
+/* Where heads are short and many, dQ is head-persistent: the accumulators are those of the heads in hand. */
+static void dq_of_short_heads_is_head_persistent(void **state)
 {
     (void)state;
-    enum { ROUND = 255, COUNTER = 256, BLOCKS = 132 };
+    enum { ROUND = 255, COUNTER = 256, CTAS = 132 };
     CUcontext context = fresh_context(0);
     attn_desc desc = small_backward();
     size_t bytes, rows = 32 * 32 * 512;
     desc.batch = desc.heads_q = desc.heads_kv = 32, desc.len_q = desc.len_kv = 512;
     for (int i = 0; i < 4; i++) {
         desc.flags = (i & 1 ? ATTN_CAUSAL : 0) | (i & 2 ? ATTN_DETERMINISTIC : 0);
-        assert_true(takes_whole_heads(&desc, &bytes));
-        assert_int_equal(bytes, COUNTER + 8 * rows + BLOCKS * 512 * 64 * 4 + ROUND);
+        assert_true(is_head_persistent(&desc, &bytes));
+        assert_int_equal(bytes, COUNTER + 8 * rows + CTAS * 512 * 64 * 4 + ROUND);
     }
-    desc.flags = 0, desc.len_kv = 128; /* one tile of keys: no sums */
-    assert_true(takes_whole_heads(&desc, &bytes));
+    desc.flags = 0, desc.len_kv = 128; /* one KV tile: no accumulator */
+    assert_true(is_head_persistent(&desc, &bytes));
     assert_int_equal(bytes, COUNTER + 8 * rows + ROUND);
     desc.flags = ATTN_CAUSAL; /* most rows see no key */
-    assert_false(takes_whole_heads(&desc, &bytes));
+    assert_false(is_head_persistent(&desc, &bytes));
     desc.len_q = desc.len_kv = 512, desc.flags = ATTN_LENS_KV;
-    assert_false(takes_whole_heads(&desc, &bytes));
-    desc.flags = 0, desc.heads_kv = 8; /* sums of four heads a block do not stay in L2 */
-    assert_false(takes_whole_heads(&desc, &bytes));
+    assert_false(is_head_persistent(&desc, &bytes));
+    desc.flags = 0, desc.heads_kv = 8; /* accumulators of four heads per CTA do not stay in L2 */
+    assert_false(is_head_persistent(&desc, &bytes));
     desc.batch = 1, desc.heads_kv = 32, desc.len_q = desc.len_kv = 16384; /* heads are too few */
-    assert_false(takes_whole_heads(&desc, &bytes));
-    assert_int_equal(bytes, COUNTER + rows * (8 + 64 * 4) + (128 + 4) * 128 * 4 * (64 + 64) + ROUND); /* shares of 4 */
+    assert_false(is_head_persistent(&desc, &bytes));
+    assert_int_equal(bytes,
+                     COUNTER + rows * (8 + 64 * 4) + (128 + 4) * 128 * 4 * (64 + 64) + ROUND); /* stream-K by 4 */
     end_context(context);
 }
 
-/* Where a head has few tiles of keys, the last of them finishes grad_q: what would zero and convert its sums takes
- * longer than turns do. */
-static void sums_of_short_heads_are_folded(void **state)
+/* Where a head has few KV tiles, the last of them finalises dQ: preprocess and postprocess would take longer than the
+ * dQ semaphore does. */
+static void dq_of_short_heads_is_finalised(void **state)
 {
     (void)state;
     CUcontext context = fresh_context(0);
@@ -270,10 +271,10 @@ int main(void)
         cmocka_unit_test(kernels_are_chosen),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(every_layout_is_taken),
-        cmocka_unit_test(sums_are_converted_to_any_address),
+        cmocka_unit_test(dq_is_stored_at_any_address),
         cmocka_unit_test(the_workspace_is_exact),
-        cmocka_unit_test(short_heads_are_taken_whole),
-        cmocka_unit_test(sums_of_short_heads_are_folded),
+        cmocka_unit_test(dq_of_short_heads_is_head_persistent),
+        cmocka_unit_test(dq_of_short_heads_is_finalised),
         cmocka_unit_test(what_is_empty_has_gradients_of_0),
         cmocka_unit_test(a_bias_has_one_gradient),
         cmocka_unit_test(parameters_say_it_all),

@@ -18,7 +18,8 @@ static int64_t heads_in_l2(int64_t bytes, int64_t heads)
 }
 
 /* Where Q tiles differ in length, those of a group of heads are several per SM: under a causal mask alone,
- * which lets the longest come first, one and a half, else eight. Where units wait for turns, one and a half. */
+ * which lets the longest come first, one and a half, else eight. Where work items wait for a dQ semaphore, one and
+ * a half. */
 static void heads_come_in_even_groups(void **state)
 {
     (void)state;
@@ -35,14 +36,14 @@ static void heads_come_in_even_groups(void **state)
         assert_groups(heads, causal_s.head_group, causal_s.q_tiles, 1.5 * sms);
         causal.direction = ATTN_BACKWARD, causal.dim_qk = causal.dim_v = 256, causal.len_q = causal.len_kv = 8192;
         attn_sm90_backward_schedule b = backward(&causal, pair, 1e9).schedule;
-        assert_groups(heads, b.head_group, b.key_tiles, 1.5 * sms / 2);
+        assert_groups(heads, b.head_group, b.kv_tiles, 1.5 * sms / 2);
         attn_desc full = problem(heads, 16384, 16384, 128, 0);
         assert_int_equal(forward(&full, k, 1e9, NULL).schedule.head_group, 1);
         full.direction = ATTN_BACKWARD, full.len_q = full.len_kv = 2048;
         assert_int_equal(backward(&full, single, 1e9).schedule.head_group, 1);
         full.flags = ATTN_DETERMINISTIC;
         b = backward(&full, single, 1e9).schedule;
-        assert_groups(heads, b.head_group, b.key_tiles, 1.5 * sms);
+        assert_groups(heads, b.head_group, b.kv_tiles, 1.5 * sms);
         assert_true(b.head_group >= heads_in_l2(2048 * 128 * (2 + 2 + 4), heads));
         full.flags = 0, full.dim_qk = full.dim_v = 256;
         assert_int_equal(backward(&full, pair, 1e9).schedule.head_group, heads_in_l2(2048 * 256 * (2 + 2 + 4), heads));
@@ -57,8 +58,9 @@ static attn_sm90_backward_schedule schedule_of(int64_t heads, int64_t length, ui
     return backward(&d, kernel_named("sm90_backward_bf16_d128_128"), 1e9).schedule;
 }
 
-/* Units that take turns come in groups of the sizes that were the fastest (docs/notebook/backward.md). */
-static void turns_are_taken_in_short_rows(void **state)
+/* Heads whose work items wait for a dQ semaphore come in groups of the sizes that were the fastest
+ * (docs/notebook/backward.md). */
+static void a_semaphore_takes_small_groups(void **state)
 {
     (void)state;
     assert_int_equal(schedule_of(16, 16384, ATTN_DETERMINISTIC).head_group, 2);
@@ -72,17 +74,17 @@ static void ctas_convert_dq(void **state)
     (void)state;
     attn_sm90_backward_schedule full = schedule_of(128, 2048, 0), causal = schedule_of(128, 2048, ATTN_CAUSAL),
                                 waves = schedule_of(132, 2048, 0), longer = schedule_of(32, 8192, 0);
-    assert_int_equal(full.conversions, 4);
+    assert_int_equal(full.postprocess_items, 4);
     assert_int_equal(full.total, 128 * (16 + 4));
     assert_int_equal(full.takes, full.total);
-    assert_true(full.late > 40 && full.late < 128);
-    assert_int_equal(waves.late, 11); /* 165 units */
-    assert_int_equal(longer.late, 32);
+    assert_true(full.late_heads > 40 && full.late_heads < 128);
+    assert_int_equal(waves.late_heads, 11); /* 165 work items */
+    assert_int_equal(longer.late_heads, 32);
     assert_true(causal.head_group > 1);
-    assert_int_equal(causal.late, causal.head_group);
-    assert_int_equal(schedule_of(128, 2048, ATTN_DETERMINISTIC).conversions, 0);
-    assert_int_equal(schedule_of(128, 2048, ATTN_OUT_F32).conversions, 0);
-    assert_int_equal(schedule_of(4, 2048, 0).conversions, 0); /* no more work items than CTAs */
+    assert_int_equal(causal.late_heads, causal.head_group);
+    assert_int_equal(schedule_of(128, 2048, ATTN_DETERMINISTIC).postprocess_items, 0);
+    assert_int_equal(schedule_of(128, 2048, ATTN_OUT_F32).postprocess_items, 0);
+    assert_int_equal(schedule_of(4, 2048, 0).postprocess_items, 0); /* no more work items than CTAs */
 }
 
 /* What the kernels make of a divisor (schedule.h), beside the division. */
@@ -189,8 +191,8 @@ static void what_does_not_gain_is_not_taken(void **state)
 }
 
 /* Row tiles that are alike are taken at a fixed stride; where the first of a head is shorter, or a mask or lengths make
- * them differ, as blocks get free. */
-static void tiles_that_differ_are_taken_as_blocks_get_free(void **state)
+ * them differ, as CTAs get free. */
+static void tiles_that_differ_are_taken_as_ctas_get_free(void **state)
 {
     (void)state;
     static const struct {
@@ -271,22 +273,22 @@ static void work_items_left_over_are_shared_out(void **state)
         const attn_sm90_backward_schedule *s = &c.schedule;
         int over = cases[i].share ? cases[i].items % cases[i].ctas : 0, steps = (int)attn_ceil_div(cases[i].len, 64);
         steps *= (int)(cases[i].heads_q / cases[i].heads_kv);
-        assert_int_equal(s->parted, over);
-        assert_int_equal(s->share, cases[i].share);
-        assert_int_equal(s->shares, over ? attn_ceil_div(over * steps, s->share) : 0);
-        int taken = cases[i].items - over + s->conversions * (int)cases[i].heads_kv;
-        assert_int_equal(s->total, taken + 2 * s->shares);
-        assert_int_equal(s->takes, taken + s->shares);
+        assert_int_equal(s->stream_k_items, over);
+        assert_int_equal(s->stream_k_q_tiles, cases[i].share);
+        assert_int_equal(s->stream_k_shares, over ? attn_ceil_div(over * steps, s->stream_k_q_tiles) : 0);
+        int taken = cases[i].items - over + s->postprocess_items * (int)cases[i].heads_kv;
+        assert_int_equal(s->total, taken + 2 * s->stream_k_shares);
+        assert_int_equal(s->takes, taken + s->stream_k_shares);
         double waves = ceil(1.0 * (cases[i].items - over) / cases[i].ctas);
         if (!over) continue;
-        assert_true(c.base.choice.count[ATTN_PER_STEP] == waves * steps + s->share);
+        assert_true(c.base.choice.count[ATTN_PER_STEP] == waves * steps + s->stream_k_q_tiles);
         assert_true(c.base.choice.count[ATTN_PER_TILE] == waves + 2);
     }
     static const uint32_t flags[] = { ATTN_CAUSAL, ATTN_WINDOW, ATTN_LENS_KV, ATTN_LENS_Q, ATTN_DETERMINISTIC };
     for (int i = 0; i < COUNT(flags); i++)
-        assert_int_equal(backward_of("sm90_backward_bf16_d128_128", 3, 3, 12000, flags[i]).schedule.parted, 0);
-    assert_int_equal(backward_of("sm90_backward_bf16_d128_128_masks", 3, 3, 12000, 0).schedule.parted, 0);
-    assert_int_equal(backward_of("sm90_backward_bf16_d128_128", 3, 3, 1 << 29, 0).schedule.parted, 0);
+        assert_int_equal(backward_of("sm90_backward_bf16_d128_128", 3, 3, 12000, flags[i]).schedule.stream_k_items, 0);
+    assert_int_equal(backward_of("sm90_backward_bf16_d128_128_masks", 3, 3, 12000, 0).schedule.stream_k_items, 0);
+    assert_int_equal(backward_of("sm90_backward_bf16_d128_128", 3, 3, 1 << 29, 0).schedule.stream_k_items, 0);
 }
 
 /* ---- strategies ------------------------------------------------------------------------------ */
@@ -374,12 +376,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_come_in_even_groups),
-        cmocka_unit_test(turns_are_taken_in_short_rows),
+        cmocka_unit_test(a_semaphore_takes_small_groups),
         cmocka_unit_test(ctas_convert_dq),
         cmocka_unit_test(schedules_divide),
         cmocka_unit_test(last_waves_are_split),
         cmocka_unit_test(what_does_not_gain_is_not_taken),
-        cmocka_unit_test(tiles_that_differ_are_taken_as_blocks_get_free),
+        cmocka_unit_test(tiles_that_differ_are_taken_as_ctas_get_free),
         cmocka_unit_test(some_tiles_are_not_split_alone),
         cmocka_unit_test(work_items_left_over_are_shared_out),
         cmocka_unit_test(strategies_are_followed_or_refused),

@@ -12,11 +12,6 @@ static const double ordered_tiles =
     1.5;                               /* of a group of heads, per CTA, at least: longest first, or in a fixed order, */
 static const double unknown_tiles = 8; /* and where nobody knows which are the longest */
 
-static double max_of(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 const attn_machine *attn_cuda_machine_of(const attn_cuda_device *device)
 {
     return attn_machine_for(ATTN_CUDA, device->name);

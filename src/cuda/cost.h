@@ -5,6 +5,16 @@
 
 #include "cuda/arch.h"
 
+static inline double max_of(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static inline double min_of(double a, double b)
+{
+    return a < b ? a : b;
+}
+
 /* What words of either direction make illegal, NULL: nothing: a fallback kernel has no strategies but to do
  * without. */
 const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *kernel, const attn_said *said);

@@ -311,7 +311,7 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned option
     (*module)->context = current;
     if (memcmp(image, "fake cubin", 10) == 0) {
         const char *name = strstr(image, "-DATTN_NAME=");
-        bool backward = strstr(image, "-DATTN_BLOCK_KEYS=");
+        bool backward = strstr(image, "-DATTN_CLUSTER=");
         strcpy((*module)->only, !name ? "" : backward ? "attn_sm90_backward_" : "attn_sm90_");
         if (name) sscanf(name, "-DATTN_NAME=%40s", (*module)->only + strlen((*module)->only));
     } else if (memcmp(image, "\177ELF", 4) != 0 && memcmp(image, "\x50\xed\x55\xba", 4) != 0) {

@@ -1,6 +1,6 @@
 /* The kernels of sm90/backward_params.h on the CPU. Each that computes has the CPU backend compute all gradients into
- * memory of its own and hands on only what is its to write; sums have an order of this file's. What `rows` leaves is
- * only marked, so that a kernel that is launched without it notices. */
+ * memory of its own and stores only what is its to write; sums have an order of this file's. What the preprocess leaves
+ * is only marked, so that a kernel that is launched without it notices. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,19 +19,19 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* ---- lines --------------------------------------------------------------------------------- */
+/* ---- aligned rows -------------------------------------------------------------------------- */
 
 static bool is_varlen(const attn_sm90_params *p)
 {
     return p->flags & ATTN_VARLEN;
 }
 
-static int64_t lines_of(const attn_sm90_params *p, int64_t pitch, int64_t heads)
+static int64_t rows_of(const attn_sm90_params *p, int64_t pitch, int64_t heads)
 {
     return (is_varlen(p) ? 1 : p->batch) * heads * pitch;
 }
 
-static int64_t line_of(bool varlen, int64_t pitch, int64_t heads, int64_t b, int64_t h, int64_t start, int64_t row)
+static int64_t aligned_row(bool varlen, int64_t pitch, int64_t heads, int64_t b, int64_t h, int64_t start, int64_t row)
 {
     return varlen ? h * pitch + (start / TILE + b) * TILE + row : (b * heads + h) * pitch + row;
 }
@@ -41,7 +41,7 @@ static void check_pitches(const char *symbol, const attn_sm90_backward_params *p
     const attn_sm90_params *c = &p->common;
     int64_t rows = ceil_div(c->len_q, TILE) * TILE, keys = ceil_div(c->len_kv, TILE) * TILE;
     if (is_varlen(c)) rows = (c->total_q / TILE + c->batch) * TILE;
-    fake_expect(p->q_pitch == rows && (is_varlen(c) || p->kv_pitch == keys), symbol, "pitch of lines");
+    fake_expect(p->q_pitch == rows && (is_varlen(c) || p->kv_pitch == keys), symbol, "pitch of aligned rows");
 }
 
 /* ---- gradients ----------------------------------------------------------------------------- */
@@ -87,43 +87,43 @@ static void gradients_free(gradients *g)
 
 enum { QUERIES, KEYS, VALUES };
 
-/* Units whose row tiles are shared out: what a share computes is a part of their grad_k and grad_v. */
-typedef struct parted {
+/* stream-K: what a share computes of a work item is a part of its dK and dV. */
+typedef struct stream_k {
     const attn_sm90_backward_schedule *schedule;
-    int64_t heads, keys, steps; /* KV heads over the batch, keys of a unit, row tiles that see it */
-} parted;
+    int64_t heads, keys, q_tiles; /* KV heads over the batch, keys of a work item, Q tiles that see it */
+} stream_k;
 
-/* How many units are taken behind that of a key. */
-static int64_t behind_of(const parted *p, int64_t head, int64_t key)
+/* How many work items are taken after that of a key. */
+static int64_t taken_after(const stream_k *p, int64_t head, int64_t key)
 {
     const attn_sm90_backward_schedule *s = p->schedule;
     int64_t first = head / s->head_group * s->head_group, left = p->heads - first;
-    int64_t heads = left < s->head_group ? left : s->head_group, number = s->key_tiles - 1 - key / p->keys;
-    return first * s->key_tiles + number * heads + head - first;
+    int64_t heads = left < s->head_group ? left : s->head_group, number = s->kv_tiles - 1 - key / p->keys;
+    return first * s->kv_tiles + number * heads + head - first;
 }
 
-/* The parts of a unit's sums: from the one of the share that has its first row tile to that of its last. */
-static int64_t first_part(const parted *p, int64_t unit)
+/* The parts of a work item: from the one of the share that has its first Q tile to that of its last. */
+static int64_t first_part(const stream_k *p, int64_t item)
 {
-    return unit * p->steps / p->schedule->share + unit;
+    return item * p->q_tiles / p->schedule->stream_k_q_tiles + item;
 }
 
-static int64_t last_part(const parted *p, int64_t unit)
+static int64_t last_part(const stream_k *p, int64_t item)
 {
-    return ((unit + 1) * p->steps - 1) / p->schedule->share + unit;
+    return ((item + 1) * p->q_tiles - 1) / p->schedule->stream_k_q_tiles + item;
 }
 
-/* A key's line in its unit's last part; -1: its unit is taken whole. */
-static int64_t part_line(const parted *p, int64_t head, int64_t key)
+/* A key's row in its work item's last part; -1: its work item is not cut. */
+static int64_t part_row(const stream_k *p, int64_t head, int64_t key)
 {
-    int64_t unit = behind_of(p, head, key);
-    return unit < p->schedule->parted ? last_part(p, unit) * p->keys + key % p->keys : -1;
+    int64_t item = taken_after(p, head, key);
+    return item < p->schedule->stream_k_items ? last_part(p, item) * p->keys + key % p->keys : -1;
 }
 
-/* Hands on a gradient's rows within sequences: to where it belongs or, if `sums`, to lines of f32, divided by factor;
- * if `units`, those of parted units alone. */
-static void hand_on(const gradients *g, int which, void *out, const long long stride[3], float *sums, int64_t pitch,
-                    int dim_pitch, float factor, const parted *units)
+/* Stores a gradient's rows within sequences: where it belongs or, if `sums`, to aligned rows of f32, divided by factor;
+ * if `cut`, those of work items that stream-K cuts alone. */
+static void store(const gradients *g, int which, void *out, const long long stride[3], float *sums, int64_t pitch,
+                  int dim_pitch, float factor, const stream_k *cut)
 {
     const attn_desc *d = &g->desc;
     attn_shape shape = attn_shape_of(d);
@@ -138,13 +138,13 @@ static void hand_on(const gradients *g, int which, void *out, const long long st
             int64_t row = i / extent[2], h = i % extent[2], in_batch = varlen ? 0 : b;
             int64_t at = ((in_batch * extent[1] + start + row) * extent[2] + h) * extent[3];
             int64_t to = in_batch * stride[0] + (start + row) * stride[1] + h * stride[2];
-            int64_t line = units  ? part_line(units, b * extent[2] + h, row)
-                           : sums ? line_of(varlen, pitch, extent[2], b, h, start, row)
-                                  : -1;
+            int64_t at_sum = cut    ? part_row(cut, b * extent[2] + h, row)
+                             : sums ? aligned_row(varlen, pitch, extent[2], b, h, start, row)
+                                    : -1;
             for (int64_t x = 0; x < extent[3]; x++) {
                 float value = attn_load_scalar(dtype, from, at + x);
-                if (line >= 0)
-                    sums[line * dim_pitch + x] = value / factor;
+                if (at_sum >= 0)
+                    sums[at_sum * dim_pitch + x] = value / factor;
                 else
                     attn_store_scalar(dtype, out, to + x, value);
             }
@@ -152,17 +152,18 @@ static void hand_on(const gradients *g, int which, void *out, const long long st
     }
 }
 
-static void hand_on_alibi(const gradients *g, const attn_sm90_backward_params *p)
+static void store_alibi(const gradients *g, const attn_sm90_backward_params *p)
 {
     const attn_desc *d = &g->desc;
     if (!p->alibi_parts) return;
     memset(p->alibi_parts, 0, (size_t)(d->batch * d->heads_q * p->alibi_count) * 4);
-    int64_t last = d->alibi_batch == 1 ? (d->batch - 1) * d->heads_q : 0; /* shared slopes: the last sequence's share */
+    int64_t last = d->alibi_batch == 1 ? (d->batch - 1) * d->heads_q : 0; /* shared slopes: the last sequence's part */
     for (int64_t i = 0; i < d->alibi_batch * d->heads_q && d->batch > 0; i++)
         p->alibi_parts[(last + i) * p->alibi_count + p->alibi_count - 1] = g->args.grad_alibi[i];
 }
 
-/* Sinks: what of their gradient `rows` would have left is marked; here, where q, k and v are known, it is computed. */
+/* Sinks: what the preprocess would have left of their gradient is marked; here, where q, k and v are known, it is
+ * computed. */
 static void fill_sinks(const gradients *g, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
@@ -174,7 +175,7 @@ static void fill_sinks(const gradients *g, const attn_sm90_backward_params *p)
     }
 }
 
-/* ---- a line's kernel ----------------------------------------------------------------------- */
+/* ---- variants ------------------------------------------------------------------------------- */
 
 static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
                            const attn_desc *d)
@@ -183,23 +184,24 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     const attn_sm90_params *c = &p->common;
     int group = c->heads_q / c->heads_kv, keys = k->kv_tile * k->cluster;
     int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->batch : ceil_div(c->len_kv, keys);
-    fake_expect(s->key_tiles == tiles, symbol, "key_tiles");
-    int64_t units = tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch);
-    int64_t converted = (int64_t)s->conversions * c->heads_kv * c->batch;
-    fake_expect(s->total == units - s->parted + 2 * s->shares + converted, symbol, "total");
-    fake_expect(s->takes == (s->whole ? units / tiles : s->total - s->shares), symbol, "takes");
+    fake_expect(s->kv_tiles == tiles, symbol, "kv_tiles");
+    int64_t items = tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch);
+    int64_t postprocess = (int64_t)s->postprocess_items * c->heads_kv * c->batch;
+    fake_expect(s->total == items - s->stream_k_items + 2 * s->stream_k_shares + postprocess, symbol, "total");
+    fake_expect(s->takes == (s->head_persistent ? items / tiles : s->total - s->stream_k_shares), symbol, "takes");
     fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
     fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= k->cluster * s->total && s->grid <= 132, symbol,
                 "grid");
-    fake_expect(!s->whole || (s->head_group == 1 && s->splits == 1 && s->grid <= k->cluster * (s->total / tiles) &&
-                              !(c->flags & ATTN_CUDA_LENGTHS)),
-                symbol, "whole heads");
+    fake_expect(!s->head_persistent || (s->head_group == 1 && s->splits == 1 &&
+                                        s->grid <= k->cluster * (s->total / tiles) && !(c->flags & ATTN_CUDA_LENGTHS)),
+                symbol, "head-persistent dQ");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
-    fake_expect(!p->turns || s->counter, symbol, "turns, and units in no order of time");
+    fake_expect(!p->dq_semaphores || s->counter, symbol, "a dQ semaphore, and work items in no order of time");
     fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");
-    fake_expect(s->folded == k->finalises_dq && !(s->folded && s->whole), symbol, "folded sums");
-    fake_expect((s->folded || (c->flags & ATTN_DETERMINISTIC && !s->whole)) == (p->turns != NULL), symbol,
-                "an order, or none, that nobody asked for");
+    fake_expect(s->finalises_dq == k->finalises_dq && !(s->finalises_dq && s->head_persistent), symbol, "finalised dQ");
+    fake_expect((s->finalises_dq || (c->flags & ATTN_DETERMINISTIC && !s->head_persistent)) ==
+                    (p->dq_semaphores != NULL),
+                symbol, "an order, or none, that nobody asked for");
 }
 
 /* Rows of a gradient are of whole 16 bytes. */
@@ -209,41 +211,46 @@ static bool is_even(const attn_desc *d, const void *gradient, const long long st
            stride[1] % 8 == 0 && stride[2] % 8 == 0;
 }
 
-static void check_conversions(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
-                              const attn_desc *d)
+static void check_fused_postprocess(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
+                                    const attn_desc *d)
 {
     const attn_sm90_backward_schedule *s = &p->schedule;
     const attn_sm90_params *c = &p->common;
     int64_t heads = (int64_t)c->heads_kv * c->batch,
-            each = c->heads_q / c->heads_kv * ceil_div(c->len_q, TILE * ATTN_SM90_BACKWARD_CONVERTED);
-    fake_expect(k->kv_tile == 128 && !(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)), symbol, "it converts no sums");
-    fake_expect(!s->whole && !s->parted && !p->turns && !(c->flags & ATTN_CUDA_LENGTHS), symbol,
-                "sums of units that are not counted are converted");
-    fake_expect(s->counter && s->conversions == each, symbol, "conversions");
-    fake_expect(s->late >= 0 && s->late <= heads && (s->late % s->head_group == 0 || s->late == heads), symbol, "late");
-    fake_expect(is_even(d, p->grad_q, p->grad_q_stride, c->dim_qk), symbol, "rows of grad_q are converted in pieces");
+            each = c->heads_q / c->heads_kv * ceil_div(c->len_q, TILE * ATTN_SM90_BACKWARD_POSTPROCESS_TILES);
+    fake_expect(k->kv_tile == 128 && !(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)), symbol,
+                "it fuses no postprocess");
+    fake_expect(!s->head_persistent && !s->stream_k_items && !p->dq_semaphores && !(c->flags & ATTN_CUDA_LENGTHS),
+                symbol, "a fused postprocess of work items that are not counted");
+    fake_expect(s->counter && s->postprocess_items == each, symbol, "postprocess_items");
+    fake_expect(s->late_heads >= 0 && s->late_heads <= heads &&
+                    (s->late_heads % s->head_group == 0 || s->late_heads == heads),
+                symbol, "late_heads");
+    fake_expect(is_even(d, p->grad_q, p->grad_q_stride, c->dim_qk), symbol, "rows of grad_q are stored in pieces");
     for (int64_t i = 0; i < heads; i++)
-        fake_expect(p->added[i] == 0, symbol, "a count of units is not 0");
+        fake_expect(p->dq_additions[i] == 0, symbol, "a count of work items is not 0");
 }
 
-static void check_parted(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
-                         const parted *units)
+static void check_stream_k(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p,
+                           const stream_k *cut)
 {
     const attn_sm90_backward_schedule *s = &p->schedule;
     const uint32_t others = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_CUDA_SCORES;
-    int64_t steps = s->parted * units->steps;
-    fake_expect(s->splits == 1 && !s->folded && !s->whole && !p->turns && !(p->common.flags & others), symbol,
-                "units that differ, or have an order, are parted");
+    int64_t q_tiles = s->stream_k_items * cut->q_tiles;
+    fake_expect(s->splits == 1 && !s->finalises_dq && !s->head_persistent && !p->dq_semaphores &&
+                    !(p->common.flags & others),
+                symbol, "stream-K of work items that differ, or have an order");
     fake_expect(!(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)) && s->counter, symbol, "it takes no shares");
-    fake_expect(s->share <= units->steps && s->shares * s->share >= steps && (s->shares - 1) * s->share < steps, symbol,
-                "shares");
-    fake_expect(s->parted < s->grid / k->cluster, symbol, "more than a wave is parted");
+    fake_expect(s->stream_k_q_tiles <= cut->q_tiles && s->stream_k_shares * s->stream_k_q_tiles >= q_tiles &&
+                    (s->stream_k_shares - 1) * s->stream_k_q_tiles < q_tiles,
+                symbol, "shares");
+    fake_expect(s->stream_k_items < s->grid / k->cluster, symbol, "stream-K of more than a wave");
 }
 
 static void check_before(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t rows = lines_of(c, p->q_pitch, c->heads_q);
+    int64_t rows = rows_of(c, p->q_pitch, c->heads_q);
     for (int64_t i = 0; i < 2 * rows; i++)
         fake_expect(p->stats[i] == mark, symbol, "rows have no statistics");
     if (c->flags & ATTN_INTERVALS && c->len_kv > 0)
@@ -253,7 +260,7 @@ static void check_before(const char *symbol, const attn_cuda_kernel *k, const at
     int64_t bias = 1;
     for (int i = 0; i < 4; i++) {
         bias *= c->score.bias_extent[i];
-        fake_expect(!p->grad_bias || !p->turns || c->score.bias_extent[i] == whole[i], symbol,
+        fake_expect(!p->grad_bias || !p->dq_semaphores || c->score.bias_extent[i] == whole[i], symbol,
                     "sums of a bias in no order");
     }
     for (int64_t i = 0; i < bias && p->grad_bias; i++)
@@ -273,15 +280,15 @@ static void take_grad_o(const char *symbol, const attn_sm90_backward_params *p, 
 }
 
 /* What the kernel may store 16 bytes at a time. */
-static void check_lines(const char *symbol, const attn_sm90_backward_params *p, const attn_desc *d)
+static void check_wide(const char *symbol, const attn_sm90_backward_params *p, const attn_desc *d)
 {
     bool whole =
         is_even(d, p->grad_k, p->grad_k_stride, d->dim_qk) && is_even(d, p->grad_v, p->grad_v_stride, d->dim_v);
-    fake_expect(p->lines == whole, symbol, "rows of whole 16 bytes");
+    fake_expect(p->stores_wide == whole, symbol, "rows of whole 16 bytes");
 }
 
-static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
-                 const attn_sm90_backward_params *p)
+static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                    const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
     const attn_sm90_backward_schedule *s = &p->schedule;
@@ -296,34 +303,36 @@ static void line(const char *symbol, const attn_cuda_kernel *k, const CUlaunchCo
     fake_take_maps(symbol, k, c, &d, &a);
     take_grad_o(symbol, p, &d);
     check_schedule(symbol, k, p, &d);
-    check_lines(symbol, p, &d);
-    if (s->conversions) check_conversions(symbol, k, p, &d);
+    check_wide(symbol, p, &d);
+    if (s->postprocess_items) check_fused_postprocess(symbol, k, p, &d);
     gradients g = gradients_of(symbol, p, d, a);
-    fake_expect(p->grad_q_sum, symbol, "nowhere to add up grad_q");
-    if (s->whole && s->key_tiles > 1)
-        memset(p->grad_q_sum, 0x55,
+    fake_expect(p->dq_accumulator, symbol, "no dQ accumulator");
+    if (s->head_persistent && s->kv_tiles > 1)
+        memset(p->dq_accumulator, 0x55,
                (size_t)(s->grid / k->cluster * (c->heads_q / c->heads_kv) * p->q_pitch) * (size_t)k->dim * 4);
-    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, s->whole || s->folded || s->conversions ? NULL : p->grad_q_sum,
-            p->q_pitch, k->dim, c->scale, NULL);
-    fake_expect((s->splits > 1 || s->parted) == (p->grad_k_sum && p->grad_v_sum), symbol, "sums of grad_k and grad_v");
-    parted units = { s, (int64_t)c->heads_kv * c->batch, k->kv_tile * k->cluster,
+    store(&g, QUERIES, p->grad_q, p->grad_q_stride,
+          s->head_persistent || s->finalises_dq || s->postprocess_items ? NULL : p->dq_accumulator, p->q_pitch, k->dim,
+          c->scale, NULL);
+    fake_expect((s->splits > 1 || s->stream_k_items) == (p->dk_partials && p->dv_partials), symbol,
+                "parts of dK and dV");
+    stream_k cut = { s, (int64_t)c->heads_kv * c->batch, k->kv_tile * k->cluster,
                      ceil_div(c->len_q, TILE) * (c->heads_q / c->heads_kv) };
-    if (s->parted) check_parted(symbol, k, p, &units);
-    int64_t keys = lines_of(c, p->kv_pitch, c->heads_kv);
-    int64_t lines = s->parted ? (s->shares + s->parted) * units.keys : s->splits * keys;
+    if (s->stream_k_items) check_stream_k(symbol, k, p, &cut);
+    int64_t keys = rows_of(c, p->kv_pitch, c->heads_kv);
+    int64_t partial_rows = s->stream_k_items ? (s->stream_k_shares + s->stream_k_items) * cut.keys : s->splits * keys;
     float kept = 256 / (256 - (float)c->score.dropout_threshold);
-    if (p->grad_k_sum) {
-        memset(p->grad_k_sum, 0, (size_t)(lines * k->dim) * 4);
-        memset(p->grad_v_sum, 0, (size_t)(lines * k->dim_v) * 4);
+    if (p->dk_partials) {
+        memset(p->dk_partials, 0, (size_t)(partial_rows * k->dim) * 4);
+        memset(p->dv_partials, 0, (size_t)(partial_rows * k->dim_v) * 4);
     }
     int64_t last = (s->splits - 1) * keys;
-    const parted *only = s->parted ? &units : NULL;
-    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, p->grad_k_sum ? p->grad_k_sum + last * k->dim : NULL, p->kv_pitch,
-            k->dim, c->scale, only);
-    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, p->grad_v_sum ? p->grad_v_sum + last * k->dim_v : NULL,
-            p->kv_pitch, k->dim_v, kept, only);
+    const stream_k *only = s->stream_k_items ? &cut : NULL;
+    store(&g, KEYS, p->grad_k, p->grad_k_stride, p->dk_partials ? p->dk_partials + last * k->dim : NULL, p->kv_pitch,
+          k->dim, c->scale, only);
+    store(&g, VALUES, p->grad_v, p->grad_v_stride, p->dv_partials ? p->dv_partials + last * k->dim_v : NULL,
+          p->kv_pitch, k->dim_v, kept, only);
     if (p->grad_bias) memcpy(p->grad_bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
-    hand_on_alibi(&g, p);
+    store_alibi(&g, p);
     fill_sinks(&g, p);
     gradients_free(&g);
 }
@@ -345,10 +354,10 @@ static void copy_grad_o(const attn_sm90_backward_params *p, attn_dtype dtype)
             }
 }
 
-static void rows(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+static void preprocess(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t count = lines_of(c, p->q_pitch, c->heads_q), tiles = ceil_div(c->len_q, TILE);
+    int64_t count = rows_of(c, p->q_pitch, c->heads_q), tiles = ceil_div(c->len_q, TILE);
     fake_expect(config->gridDimX == tiles && config->blockDimX == 256, symbol, "grid");
     fake_expect(config->gridDimY == (unsigned)c->heads_q && config->gridDimZ == (unsigned)c->batch, symbol, "grid");
     fake_expect(c->lse != NULL, symbol, "no LSE");
@@ -356,8 +365,8 @@ static void rows(const char *symbol, const CUlaunchConfig *config, const attn_sm
     for (int64_t i = 0; i < 2 * count; i++)
         p->stats[i] = mark;
     if (p->grad_o_copy) copy_grad_o(p, fake_dtype_of(symbol));
-    if (p->added) memset(p->added, 0, (size_t)(c->batch * c->heads_kv) * sizeof *p->added);
-    if (p->turns) memset(p->turns, 0, (size_t)(count / TILE) * sizeof *p->turns);
+    if (p->dq_additions) memset(p->dq_additions, 0, (size_t)(c->batch * c->heads_kv) * sizeof *p->dq_additions);
+    if (p->dq_semaphores) memset(p->dq_semaphores, 0, (size_t)(count / TILE) * sizeof *p->dq_semaphores);
     if (!p->sink_parts) return;
     memset(p->sink_parts, 0, (size_t)(c->heads_q * c->batch * tiles) * sizeof *p->sink_parts);
     for (int64_t b = 0; b < c->batch; b++)
@@ -380,11 +389,11 @@ static void fallback_q(const char *symbol, const CUlaunchConfig *config, const a
     int64_t blocks = ceil_div(c->len_q, ATTN_CUDA_FALLBACK_ROWS);
     fake_expect(config->gridDimX == blocks && config->gridDimY == (unsigned)c->heads_q && config->blockDimX == 256,
                 symbol, "grid");
-    fake_expect(p->stats[0] == mark && !p->grad_q_sum, symbol, "statistics, or sums");
+    fake_expect(p->stats[0] == mark && !p->dq_accumulator, symbol, "statistics, or an accumulator");
     fake_expect(!p->alibi_parts || p->alibi_count == blocks, symbol, "alibi_count");
     gradients g = fallback_gradients(symbol, p);
-    hand_on(&g, QUERIES, p->grad_q, p->grad_q_stride, NULL, 0, 0, 1, NULL);
-    hand_on_alibi(&g, p);
+    store(&g, QUERIES, p->grad_q, p->grad_q_stride, NULL, 0, 0, 1, NULL);
+    store_alibi(&g, p);
     fill_sinks(&g, p);
     gradients_free(&g);
 }
@@ -396,12 +405,12 @@ static void fallback_kv(const char *symbol, const CUlaunchConfig *config, const 
                     config->gridDimY == (unsigned)c->heads_kv && config->gridDimZ == (unsigned)c->batch,
                 symbol, "grid");
     gradients g = fallback_gradients(symbol, p);
-    hand_on(&g, KEYS, p->grad_k, p->grad_k_stride, NULL, 0, 0, 1, NULL);
-    hand_on(&g, VALUES, p->grad_v, p->grad_v_stride, NULL, 0, 0, 1, NULL);
+    store(&g, KEYS, p->grad_k, p->grad_k_stride, NULL, 0, 0, 1, NULL);
+    store(&g, VALUES, p->grad_v, p->grad_v_stride, NULL, 0, 0, 1, NULL);
     gradients_free(&g);
 }
 
-/* Behind a line's kernel q, k and v are in maps. */
+/* After a variant q, k and v are in maps. */
 static void fallback_bias(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
 {
     const int *extent = p->common.score.bias_extent;
@@ -414,7 +423,7 @@ static void fallback_bias(const char *symbol, const CUlaunchConfig *config, cons
     gradients_free(&g);
 }
 
-static void convert(const char *symbol, const CUlaunchConfig *config, const attn_sm90_convert_params *p)
+static void postprocess(const char *symbol, const CUlaunchConfig *config, const attn_sm90_postprocess_params *p)
 {
     attn_dtype dtype = p->flags & ATTN_OUT_F32 ? ATTN_F32 : fake_dtype_of(symbol);
     bool varlen = p->flags & ATTN_VARLEN;
@@ -426,7 +435,7 @@ static void convert(const char *symbol, const CUlaunchConfig *config, const attn
         if (p->lens) length = p->lens[b];
         for (int64_t i = 0; i < length * p->heads; i++) {
             int64_t row = i / p->heads, h = i % p->heads;
-            const float *in = p->in + line_of(varlen, p->pitch, p->heads, b, h, start, row) * p->dim_pitch;
+            const float *in = p->in + aligned_row(varlen, p->pitch, p->heads, b, h, start, row) * p->dim_pitch;
             int64_t to = (varlen ? 0 : b * p->stride[0]) + (start + row) * p->stride[1] + h * p->stride[2];
             for (int64_t x = 0; x < p->dim; x++) {
                 float sum = 0;
@@ -440,21 +449,21 @@ static void convert(const char *symbol, const CUlaunchConfig *config, const attn
 
 static void merge(const char *symbol, const CUlaunchConfig *config, const attn_sm90_merge_params *m)
 {
-    parted units = { &m->schedule, (int64_t)m->of[0].heads * m->batch, m->keys, m->steps };
-    fake_expect(config->gridDimX == (unsigned)(m->schedule.parted * m->keys / TILE) && config->gridDimY == 2 &&
+    stream_k cut = { &m->schedule, (int64_t)m->of[0].heads * m->batch, m->keys, m->q_tiles };
+    fake_expect(config->gridDimX == (unsigned)(m->schedule.stream_k_items * m->keys / TILE) && config->gridDimY == 2 &&
                     config->blockDimX == 128,
                 symbol, "grid");
     for (int i = 0; i < 2; i++) {
-        const attn_sm90_convert_params *p = &m->of[i];
+        const attn_sm90_postprocess_params *p = &m->of[i];
         attn_dtype dtype = p->flags & ATTN_OUT_F32 ? ATTN_F32 : fake_dtype_of(symbol);
         fake_expect(p->part_step == (long long)m->keys * p->dim_pitch, symbol, "part_step");
-        for (int64_t at = 0; at < units.heads * p->length; at++) {
-            int64_t head = at / p->length, key = at % p->length, unit = behind_of(&units, head, key);
+        for (int64_t at = 0; at < cut.heads * p->length; at++) {
+            int64_t head = at / p->length, key = at % p->length, item = taken_after(&cut, head, key);
             int64_t to = head / p->heads * p->stride[0] + key * p->stride[1] + head % p->heads * p->stride[2];
-            if (unit >= m->schedule.parted) continue;
+            if (item >= m->schedule.stream_k_items) continue;
             for (int64_t x = 0; x < p->dim; x++) {
                 float sum = 0;
-                for (int64_t part = first_part(&units, unit); part <= last_part(&units, unit); part++)
+                for (int64_t part = first_part(&cut, item); part <= last_part(&cut, item); part++)
                     sum += p->in[part * p->part_step + key % m->keys * p->dim_pitch + x];
                 attn_store_scalar(dtype, p->out, to + x, p->scale * sum);
             }
@@ -477,17 +486,17 @@ bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *k, const C
     if (strncmp(symbol, "attn_sm90_backward_", 19) != 0) return false;
     const char *name = symbol + 19;
     if (k && k->form == ATTN_CUDA_BACKWARD)
-        line(symbol, k, config, params);
-    else if (strncmp(name, "rows_", 5) == 0)
-        rows(symbol, config, params);
+        variant(symbol, k, config, params);
+    else if (strncmp(name, "preprocess_", 11) == 0)
+        preprocess(symbol, config, params);
     else if (strncmp(name, "fallback_q_", 11) == 0)
         fallback_q(symbol, config, params);
     else if (strncmp(name, "fallback_kv_", 12) == 0)
         fallback_kv(symbol, config, params);
     else if (strncmp(name, "fallback_bias_", 14) == 0)
         fallback_bias(symbol, config, params);
-    else if (strncmp(name, "convert_", 8) == 0)
-        convert(symbol, config, params);
+    else if (strncmp(name, "postprocess_", 12) == 0)
+        postprocess(symbol, config, params);
     else if (strncmp(name, "merge_", 6) == 0)
         merge(symbol, config, params);
     else if (strcmp(name, "total") == 0)

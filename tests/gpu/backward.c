@@ -17,10 +17,10 @@ static bool plan_says(const attn_cuda_kernel *k, attn_desc desc, const char *wor
     return strstr(text, words) != NULL;
 }
 
-/* Heads of several tiles of keys whose sums the last tile finishes: without a mask, causal and by windows, in which
- * units are the first, the last, both or neither that see a tile of rows; rows without keys. As many KV heads as there
- * are blocks, or twice as many: a block takes whole heads; or, of folded sums, as few as let blocks wait for turns. */
-static void finished_heads(const attn_cuda_kernel *k)
+/* Heads of several KV tiles, the last of which finalises dQ: without a mask, causal and by windows, in which work items
+ * are the first, the last, both or neither that see a Q tile; rows without keys. Head-persistent: as many KV heads as
+ * CTAs, or twice as many. With a dQ semaphore: as few as let CTAs wait for each other. */
+static void finalised_heads(const attn_cuda_kernel *k)
 {
     static const struct {
         uint32_t flags;
@@ -37,8 +37,8 @@ static void finished_heads(const attn_cuda_kernel *k)
         { ATTN_CAUSAL, 0, 0, 700, 129, 1 },
     };
     int sms = attn_cuda_machine_get()->device[0].multiprocessors, ctas = sms / k->cluster;
-    bool whole = !(k->features & ATTN_CHUNK) && ATTN_SM90_BACKWARD_WHOLE(k->dim);
-    if (!whole && !k->finalises_dq) return;
+    bool persistent = !(k->features & ATTN_CHUNK) && ATTN_SM90_BACKWARD_HEAD_PERSISTENT(k->dim);
+    if (!persistent && !k->finalises_dq) return;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
         if (cases[i].flags & ~k->features) continue;
         int batch = i % 2 ? ctas : 2 * ctas;
@@ -50,16 +50,16 @@ static void finished_heads(const attn_cuda_kernel *k)
                            .len_kv = cases[i].len_kv,
                            .window_left = cases[i].left,
                            .window_right = cases[i].right };
-        bool all = cases[i].len_q < k->q_tile + cases[i].len_kv + cases[i].right; /* tiles of rows see keys */
-        result(plan_says(k, desc, "head-persistent:") == (whole && all), "%s, case %d: whole heads, or none", k->name,
-               i);
+        bool all = cases[i].len_q < k->q_tile + cases[i].len_kv + cases[i].right; /* Q tiles see keys */
+        result(plan_says(k, desc, "head-persistent:") == (persistent && all), "%s, case %d: head-persistent, or not",
+               k->name, i);
         check_kernel(k, desc, options_of(i), false);
     }
 }
 
-/* Equal units of which a full wave leaves over a few, three a head, or half as many, of heads that share keys, whose
- * row tiles are odd, so that there are shares of two units: they are shared out. */
-static void last_shares(const attn_cuda_kernel *k)
+/* stream-K: equal work items of which a full wave leaves over a few, three per head, or half as many, of heads that
+ * share keys, whose Q tiles are odd, so that there are shares of two work items. */
+static void stream_k(const attn_cuda_kernel *k)
 {
     int ctas = attn_cuda_machine_get()->device[0].multiprocessors / k->cluster, keys = k->kv_tile * k->cluster;
     bool general = k->features & ATTN_CHUNK;
@@ -70,16 +70,16 @@ static void last_shares(const attn_cuda_kernel *k)
                            .heads_kv = heads,
                            .len_q = tiles * k->q_tile - 5,
                            .len_kv = many ? 20 : 2 * keys + 3 };
-        bool whole = plan_says(k, desc, "head-persistent:"); /* of one tile */
-        result(whole ? many : plan_says(k, desc, "stream-K by"), "%s, %d heads, %d ctas: no shares", k->name,
+        bool persistent = plan_says(k, desc, "head-persistent:"); /* of one tile */
+        result(persistent ? many : plan_says(k, desc, "stream-K by"), "%s, %d heads, %d ctas: no stream-K", k->name,
                (int)heads, ctas);
         check_kernel(k, desc, options_of(many), false);
     }
 }
 
-/* dQ that persistent CTAs convert as they take work items: of half of the heads after the work items of the others, of
- * heads that share keys after all, without a mask one head at a time; a head's second conversion has two Q tiles. */
-static void conversions(const attn_cuda_kernel *k)
+/* The fused postprocess: of half of the heads after the work items of the others, of heads that share keys after all,
+ * without a mask one head at a time; a head's second postprocess item has two Q tiles. */
+static void fused_postprocess(const attn_cuda_kernel *k)
 {
     int ctas = attn_cuda_machine_get()->device[0].multiprocessors;
     bool general = k->features & ATTN_CHUNK;
@@ -91,16 +91,16 @@ static void conversions(const attn_cuda_kernel *k)
                            .heads_kv = heads,
                            .len_q = 600,
                            .len_kv = k->kv_tile + 2 };
-        bool whole = plan_says(k, desc, "head-persistent:");
-        result(whole ? i == 2 : plan_says(k, desc, "postprocess fused"), "%s, case %d: a separate postprocess", k->name,
-               i);
+        bool persistent = plan_says(k, desc, "head-persistent:");
+        result(persistent ? i == 2 : plan_says(k, desc, "postprocess fused"), "%s, case %d: a separate postprocess",
+               k->name, i);
         check_kernel(k, desc, options_of(i), false);
     }
 }
 
-/* dQ converted in the kernel where a row of it is shorter than a warpgroup's share of the kernel's columns, about as
- * long, and longer: few rows and so many keys that there are more work items than CTAs. */
-static void narrow_conversions(const attn_cuda_kernel *k)
+/* The fused postprocess where a row of dQ is shorter than a warpgroup's part of the kernel's columns, about as long,
+ * and longer: few rows and so many keys that there are more work items than CTAs. */
+static void fused_postprocess_of_narrow_rows(const attn_cuda_kernel *k)
 {
     const int64_t dims[] = { 8, 16, k->dim / 2 - 8, k->dim / 2, k->dim / 2 + 8, k->dim - 8 }, rows[] = { 1, 7, 16 };
     int ctas = attn_cuda_machine_get()->device[0].multiprocessors;
@@ -118,10 +118,10 @@ static void narrow_conversions(const attn_cuda_kernel *k)
     }
 }
 
-void backward_units(const attn_cuda_kernel *k)
+void backward_schedules(const attn_cuda_kernel *k)
 {
-    finished_heads(k);
-    last_shares(k);
-    conversions(k);
-    narrow_conversions(k);
+    finalised_heads(k);
+    stream_k(k);
+    fused_postprocess(k);
+    fused_postprocess_of_narrow_rows(k);
 }

@@ -31,7 +31,7 @@ void lengths(const attn_cuda_kernel *k);
 
 /* What the forward's Q tiles do besides (forward.c), and the backward's work items (backward.c). */
 void forward_tiles(const attn_cuda_kernel *k);
-void backward_units(const attn_cuda_kernel *k);
+void backward_schedules(const attn_cuda_kernel *k);
 
 /* ---- what is tested of a direction (alike.c) ----------------------------------------------- */
 

@@ -73,7 +73,7 @@ int main(int argc, char **argv)
         if (one && strcmp(k->name, only) != 0) continue;
         lengths(k);
         if (attn_cuda_direction(k) == ATTN_BACKWARD)
-            backward_units(k);
+            backward_schedules(k);
         else
             forward_tiles(k);
     }

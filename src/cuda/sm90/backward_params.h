@@ -2,19 +2,19 @@
  *
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__); R = 64 query rows:
  *
- *   1. attn_sm90_backward_rows_<dtype>, the preprocess: LSE and delta of each row, and zeros for what 2 to 4 add to.
+ *   1. attn_sm90_backward_preprocess_<dtype>: LSE and delta of each row, and zeros for what 2 to 4 add to.
  *      attn_sm90_backward_params; grid (ceil(len_q / R), heads_q, batch), block 256.
  *
  *   2. attn_sm90_backward_<name>, one per kernel of backward/variants.txt: dK and dV, the f32 dQ accumulator,
  *      the bias's gradient and parts of ALiBi's. attn_sm90_backward_params; grid schedule.grid, block
- *      ATTN_SM90_BACKWARD_THREADS(keys), shared memory ATTN_SM90_BACKWARD_SMEM(...). With ATTN_INTERVALS it needs
+ *      ATTN_SM90_BACKWARD_THREADS(kv_tile), shared memory ATTN_SM90_BACKWARD_SMEM(...). With ATTN_INTERVALS it needs
  *      attn_sm90_interval_summary before it (on .common).
  *
- *   3. attn_sm90_backward_convert_<dtype>, the postprocess: sums in fragment order to a gradient.
- *      attn_sm90_convert_params; block 128, grid (ceil(rows / R), heads, batch), rows of the longest sequence. For dQ,
- *      unless schedule.folded, whole or conversions is set; for dK and dV where splits > 1.
- *      attn_sm90_backward_merge_<dtype>: the same for parted work items. attn_sm90_merge_params; grid
- *      (parted * keys / R, 2), block 128.
+ *   3. attn_sm90_backward_postprocess_<dtype>: an accumulator in fragment order to a gradient.
+ *      attn_sm90_postprocess_params; block 128, grid (ceil(rows / R), heads, batch), rows of the longest sequence. For
+ *      dQ, unless schedule.finalises_dq, head_persistent or postprocess_items is set; for dK and dV where splits > 1.
+ *      attn_sm90_backward_merge_<dtype>: the same for the work items of stream-K. attn_sm90_merge_params; grid
+ *      (stream_k_items * keys / R, 2), block 128.
  *
  *   4. attn_sm90_backward_total: adds up parts of grad_alibi and of grad_sink. attn_sm90_total_params; grid
  *      count, block 256.
@@ -32,56 +32,59 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 #define ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 
-enum { ATTN_SM90_BACKWARD_ROWS = 64, ATTN_SM90_BACKWARD_CONVERTED = 8 };
+enum { ATTN_SM90_BACKWARD_ROWS = 64, ATTN_SM90_BACKWARD_POSTPROCESS_TILES = 8 };
 
-/* Order of work. A work item is a KV tile of one KV head against the rows of `heads_q / heads_kv / splits` query heads;
- * of a cluster as many neighbouring tiles as it has CTAs, and `keys` below is theirs together. "CTA" below is a CTA or
- * a cluster.
+/* The schedule. A work item is a KV tile of one KV head against the Q tiles of `heads_q / heads_kv / splits` query
+ * heads; of a cluster as many neighbouring tiles as it has CTAs, and `keys` below is theirs together. "CTA" below is a
+ * CTA or a cluster.
  *
- *   key_tiles  ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
- *   total      key_tiles * heads_kv * splits, and but for VARLEN * batch; less parted and plus 2 * shares; plus
- *              conversions * heads_kv * batch
- *   takes      how often CTAs take work: total; whole: heads; parted: total - shares
+ *   kv_tiles   ceil(len_kv / keys); VARLEN: total_kv / keys + batch, over all sequences, some of them empty
+ *   total      kv_tiles * heads_kv * splits, and but for VARLEN * batch; less stream_k_items and plus 2 *
+ *              stream_k_shares; plus postprocess_items * heads_kv * batch
+ *   takes      how often CTAs take work: total; head_persistent: heads; stream-K: total - stream_k_shares
  *   head_group KV heads (over all sequences) whose tiles are taken together: as many as have their queries, dO and dQ
  *              accumulator in L2 at once, more if need be where work items differ in length or add in a fixed order; to
  *              128 dims one, where work items are alike and add in any order
- *   splits     a divisor of heads_q / heads_kv; 1 unless there are too few CTAs
- *   parted     stream-K: work items that full waves leave over, where all are alike; 0: they are taken as others are.
- *              Their Q tiles, one work item's after another's, are cut into `shares` of `share`, and a CTA takes one. A
- *              share is of two work items at most: two pieces, items 2i and 2i + 1 after all work items that are whole;
- *              the second may be empty. Of share i and the t-th work item from the last, dK and dV are part i + t. For
- *              CAUSAL variants; splits 1; no mask, lengths of the problem's own, no fixed order, not whole
- *   folded     1 for FOLDED variants: of the work items that add to a Q tile, in order, the first stores its share and
- *              the last finalises dQ, so the accumulator is not zeroed before and needs no postprocess
- *   whole      1, head-persistent dQ: a CTA takes all KV tiles of a KV head one after another, the last first. So it
- *              alone adds to that head's dQ, in a fixed order without a semaphore, and finalises it. For variants of
- *              ATTN_SM90_BACKWARD_WHOLE; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every Q tile sees a
- *              key: min(len_q, R) + len_kv - len_q + mask.right > 0
- *   conversions  of a KV head; 0: the dQ postprocess is a kernel of its own. Else it is fused: CTAs take conversions as
- *              they take work items, each of up to ATTN_SM90_BACKWARD_CONVERTED Q tiles of a query head, once all has
- *              been added to that KV head's. For 128 keys; no lengths, no fixed order, not whole, not parted; more work
- *              items than CTAs
- *   late       KV heads whose conversions come after all work items: a multiple of head_group, or all. Those of a group
- *              of others are taken after the work items of the heads that are taken `late` heads later
- *   grid       CTAs: min(total, SMs), of a cluster's size: of its work items, whole: of heads; 0 is not launched
+ *   splits     split-GQA, a divisor of heads_q / heads_kv; 1 unless there are too few CTAs
+ *   stream_k_items  stream-K: work items that full waves leave over, where all are alike; 0: they are taken as others
+ *              are. Their Q tiles, one work item's after another's, are cut into stream_k_shares of stream_k_q_tiles,
+ *              and a CTA takes a share. A share is of two work items at most: two pieces, items 2i and 2i + 1 after all
+ *              items that are not cut; the second may be empty. Share i computes part i + t of dK and dV of the t-th
+ *              work item from the last. For CAUSAL variants; splits 1; no mask, lengths of the problem's own, no fixed
+ *              order, not head_persistent
+ *   finalises_dq  1 for FINALISED variants: of the work items that add to a Q tile, in order, the first stores its
+ *              product and the last finalises dQ, so the accumulator is not zeroed before and needs no postprocess
+ *   head_persistent  1, head-persistent dQ: a CTA takes all KV tiles of a KV head one after another, the last first. So
+ *              it alone adds to that head's dQ, in a fixed order without a semaphore, and finalises it. For variants of
+ *              ATTN_SM90_BACKWARD_HEAD_PERSISTENT; head_group and splits 1; no VARLEN, LENS_Q or LENS_KV; every Q tile
+ *              sees a key: min(len_q, R) + len_kv - len_q + mask.right > 0
+ *   postprocess_items  per KV head; 0: the dQ postprocess is a kernel of its own. Else it is fused: CTAs take
+ *              postprocess items as they take work items, each of up to ATTN_SM90_BACKWARD_POSTPROCESS_TILES Q tiles of
+ *              a query head, once all has been added to that KV head's. For KV tiles of 128; no lengths, no fixed
+ *              order, not head_persistent, no stream-K; more work items than CTAs
+ *   late_heads KV heads whose postprocess items come after all work items: a multiple of head_group, or all. Those of a
+ *              group of others are taken after the work items of the heads that are taken `late_heads` heads later
+ *   grid       CTAs: min(total, SMs), of a cluster's size: of its work items, head_persistent: of heads; 0 is not
+ *              launched
  *   counter    one word that is 0 before the run and again after it; NULL: CTA b takes work items (heads) b, b + the
- *              number of CTAs, ... With a semaphore or conversions never NULL */
+ *              number of CTAs, ... With a semaphore or postprocess items never NULL */
 typedef struct attn_sm90_backward_schedule {
-    int key_tiles, total, takes, head_group, grid, splits, parted, share, shares, folded, whole, conversions, late;
+    int kv_tiles, total, takes, head_group, grid, splits, stream_k_items, stream_k_q_tiles, stream_k_shares;
+    int finalises_dq, head_persistent, postprocess_items, late_heads;
     unsigned *counter;
 } attn_sm90_backward_schedule;
 
 /* common: as the forward has it, but
- *   q_map      box (64, 1, R, 1); k_map, v_map: box (64, 1, keys, 1), keys of the variant
+ *   q_map      box (64, 1, R, 1); k_map, v_map: box (64, 1, kv_tile, 1), kv_tile of the variant
  *   o          the forward's, read; lse likewise, not NULL
  *   schedule   pack = splits = 1, the rest is not read
- *   mask.summary_keys  keys of the variant
+ *   mask.summary_keys  kv_tile of the variant
  *
- * Aligned rows ("lines"). Workspace over rows has whole tiles of R rows for each head: row `row` of head h is line
+ * Aligned rows. Workspace over rows has whole tiles of R rows for each head: row `row` of head h is aligned row
  *   (b * heads_q + h) * pitch + row                         pitch = ceil(len_q / R) * R
  *   VARLEN: h * pitch + (cu_lens_q[b] / R + b) * R + row    pitch = (total_q / R + batch) * R
- * and there are batch (VARLEN: 1) * heads_q * pitch lines. Over keys of KV heads the same, with len_kv, total_kv,
- * heads_kv. Sums in fragment order have lines of the variant's dim (dim_v for v) floats. */
+ * and there are batch (VARLEN: 1) * heads_q * pitch of them. Over keys of KV heads the same, with len_kv, total_kv,
+ * heads_kv. An accumulator in fragment order has the variant's dim (dim_v for v) floats per aligned row. */
 typedef struct attn_sm90_backward_params {
     attn_sm90_params common;
     attn_sm90_map grad_o_map; /* of 16-bit grad_o (or grad_o_copy): extents as o's, box (64, 1, R, 1) */
@@ -93,49 +96,49 @@ typedef struct attn_sm90_backward_params {
     const float *grad_lse;                                                            /* NULL: 0 */
     float *grad_bias;      /* packed as bias_extent; zeroed before 2. NULL: not asked for (and, for 2, if
                             * attn_sm90_backward_fallback_bias is to compute it) */
-    int q_pitch, kv_pitch; /* of lines */
+    int q_pitch, kv_pitch; /* in aligned rows */
     int dim;               /* of the variant */
-    int lines;             /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
+    int stores_wide;       /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
 
     /* Workspace. */
-    float *stats;      /* 2 floats per line */
+    float *stats;      /* 2 floats per aligned row */
     void *grad_o_copy; /* NULL, or (batch, len_q, heads_q, ceil(dim_v / 8) * 8), VARLEN (total_q, ...), of dtype: where
                         * TMA does not take grad_o (f32, strides, address); written by 1 */
-    float *grad_q_sum; /* the dQ accumulator: dim floats per line of rows; zeroed by 1 unless folded (the fallback
-                        * kernels: NULL). whole: of the lines that one KV head's query heads have, one CTA's after
-                        * another's, not zeroed */
-    float *grad_k_sum, *grad_v_sum; /* splits > 1: dim, dim_v floats per line of keys, one split after another. parted:
-                                     * per line of a work item, one part after another. Else NULL */
-    unsigned *turns;    /* the dQ semaphore: folded, or ATTN_DETERMINISTIC but whole, else NULL: one count per tile of
-                         * lines of rows; zeroed by 1 */
-    unsigned *added;    /* conversions, else NULL: one per KV head (over the batch), zeroed by 1: each of dQ's warps
-                         * counts each work item whose additions have ended */
-    float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
-                         * ATTN_SM90_BACKWARD_ALIBI; fallback: ceil(len_q / 8) */
+    float *dq_accumulator; /* dim floats per aligned row; zeroed by 1 unless finalises_dq (the fallback kernels: NULL).
+                            * head_persistent: of the rows of one KV head's query heads, one CTA's after another's, not
+                            * zeroed */
+    float *dk_partials, *dv_partials; /* splits > 1: dim, dim_v floats per aligned row of keys, one split after another.
+                                       * stream-K: per key of a work item, one part after another. Else NULL */
+    unsigned *dq_semaphores; /* finalises_dq, or ATTN_DETERMINISTIC but head_persistent, else NULL: one count per R
+                              * aligned rows; zeroed by 1 */
+    unsigned *dq_additions;  /* with postprocess items, else NULL: one per KV head (over the batch), zeroed by 1: each
+                              * of dQ's warps counts each work item whose additions have ended */
+    float *alibi_parts;      /* NULL, or (batch, heads_q, alibi_count) floats; zeroed by 1, written by 2. alibi_count:
+                              * ATTN_SM90_BACKWARD_ALIBI; fallback: ceil(len_q / 8) */
     int alibi_count;
     float *sink_parts; /* NULL, or (heads_q, batch, ceil(len_q / R)) floats; written by 1 */
 } attn_sm90_backward_params;
 
-/* Rows [0, length) of sequences: out = scale * the sum of `parts` sums. */
-typedef struct attn_sm90_convert_params {
+/* Rows [0, length) of sequences: out = scale * the sum of `parts` accumulators. */
+typedef struct attn_sm90_postprocess_params {
     const float *in;
     void *out;
     long long stride[3]; /* of out: batch, row, head; VARLEN: the batch's is not used */
     int parts;
     long long part_step;       /* floats */
-    int pitch, heads, length;  /* of lines; length: of a sequence */
-    int dim_pitch, dim;        /* floats of a line; columns stored */
+    int pitch, heads, length;  /* pitch: in aligned rows; length: of a sequence */
+    int dim_pitch, dim;        /* floats of an aligned row; columns stored */
     float scale;               /* grad_q, grad_k: the scores'; grad_v: what survives dropout is multiplied by */
     unsigned flags;            /* attn_desc.flags */
     const int *cu_lens, *lens; /* NULL: none */
-} attn_sm90_convert_params;
+} attn_sm90_postprocess_params;
 
-/* dK and dV of the work items that `schedule` parts, from their parts. */
+/* dK and dV of the work items that stream-K cuts, from their parts. */
 typedef struct attn_sm90_merge_params {
-    attn_sm90_convert_params of[2]; /* part_step: of a part; parts, pitch: not read */
+    attn_sm90_postprocess_params of[2]; /* part_step: of a part; parts, pitch: not read */
     attn_sm90_backward_schedule schedule;
-    int keys;  /* of a work item */
-    int steps; /* Q tiles that see it */
+    int keys;    /* of a work item */
+    int q_tiles; /* that see it */
     int batch;
 } attn_sm90_merge_params;
 
@@ -148,23 +151,23 @@ typedef struct attn_sm90_total_params {
 } attn_sm90_total_params;
 
 /* Of a variant: threads of a CTA, floats per head of alibi_parts. */
-#define ATTN_SM90_BACKWARD_THREADS(keys) ((keys) == 64 ? 384 : 512)
-#define ATTN_SM90_BACKWARD_ALIBI(len_kv, keys) (8 * (((len_kv) + (keys)-1) / (keys)))
+#define ATTN_SM90_BACKWARD_THREADS(kv_tile) ((kv_tile) == 64 ? 384 : 512)
+#define ATTN_SM90_BACKWARD_ALIBI(len_kv, kv_tile) (8 * (((len_kv) + (kv_tile)-1) / (kv_tile)))
 
 /* Whether CAUSAL variants can have head-persistent dQ: if accumulators of 512 rows per CTA stay in L2, and registers
  * suffice. */
-#define ATTN_SM90_BACKWARD_WHOLE(dim) ((dim) <= 64)
+#define ATTN_SM90_BACKWARD_HEAD_PERSISTENT(dim) ((dim) <= 64)
 
-/* Of a variant: Q tiles whose statistics there is room for (128 keys: one per slot), bytes of barriers and tile
- * information. */
-#define ATTN_SM90_BACKWARD_STATISTICS(keys, stages) ((keys) == 64 ? (stages) : (stages) + 2)
-#define ATTN_SM90_BACKWARD_NOTES(keys) ((keys) == 64 ? 1024 : 2048)
+/* Of a variant: Q tiles whose statistics there is room for (KV tiles of 128: one per slot), bytes of barriers and of
+ * infos of work items and Q tiles. */
+#define ATTN_SM90_BACKWARD_STATISTICS(kv_tile, stages) ((kv_tile) == 64 ? (stages) : (stages) + 2)
+#define ATTN_SM90_BACKWARD_INFO_BYTES(kv_tile) ((kv_tile) == 64 ? 1024 : 2048)
 
 /* Shared memory of a variant, bytes: K and V tiles, the pipeline of Q tiles with dO, dS, keys of the cluster's other
- * CTA, dQ or (64 keys) P, statistics, barriers and tile information. */
-#define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, keys, stages, cluster)                                     \
-    (128 * (((keys) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (keys)) + \
-     ((cluster)-1) * 128 * (keys) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) +      \
-     ATTN_SM90_BACKWARD_STATISTICS(keys, stages) * 512 + ATTN_SM90_BACKWARD_NOTES(keys))
+ * CTA, dQ or (KV tiles of 64) P, statistics, barriers and infos. */
+#define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, kv_tile, stages, cluster)                                        \
+    (128 * (((kv_tile) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (kv_tile)) + \
+     ((cluster)-1) * 128 * (kv_tile) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) +         \
+     ATTN_SM90_BACKWARD_STATISTICS(kv_tile, stages) * 512 + ATTN_SM90_BACKWARD_INFO_BYTES(kv_tile))
 
 #endif

@@ -1,96 +1,47 @@
-/* The kernels around the backward: what comes before it and behind it, and slow ones that compute everything. */
-#include "sm90/params.h"
-#include "sm90/backward_params.h"
-#include "sm90/common/ptx.h"
-#include "sm90/common/tile.h"
-#include "common/sequence.h"
-#include "common/mask.h"
-#include "common/score.h"
-#include "common/dropout.h"
-#include "sm90/common/store_row.h"
+/* The kernels around the backward: preprocess, postprocess, totals, and the fallback. */
+#include "common/fallback_backward.h"
 #include "common/support.h"
-#include "sm90/backward/workspace.h"
+#include "sm90/backward/postprocess.h"
+#include "sm90/backward/preprocess.h"
+#include "sm90/backward_params.h"
 
-/* A sum over `threads` neighbouring threads. */
-DEVICE float sum_of(float x, int threads)
-{
-    for (int step = threads / 2; step; step /= 2)
-        x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
-/* Eight elements of a 16-bit dtype. */
-DEVICE void unpack_eight(int dtype, uint4 words, float *out)
-{
-    u32 word[4] = { words.x, words.y, words.z, words.w };
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        unsigned short half = (unsigned short)(word[i / 2] >> i % 2 * 16);
-        out[i] = dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half);
+#define KERNELS_OF(dtype, name)                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                                      \
+        attn_sm90_backward_preprocess_##name(const __grid_constant__ attn_sm90_backward_params params)     \
+    {                                                                                                      \
+        preprocess<dtype>(&params);                                                                        \
+    }                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128)                                                      \
+        attn_sm90_backward_postprocess_##name(const __grid_constant__ attn_sm90_postprocess_params params) \
+    {                                                                                                      \
+        postprocess<dtype>(&params);                                                                       \
+    }                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128)                                                      \
+        attn_sm90_backward_merge_##name(const __grid_constant__ attn_sm90_merge_params params)             \
+    {                                                                                                      \
+        merge_parts<dtype>(&params);                                                                       \
+    }                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256)                                                      \
+        attn_sm90_backward_fallback_q_##name(const __grid_constant__ attn_sm90_backward_params params)     \
+    {                                                                                                      \
+        fallback_q<dtype>(&params);                                                                        \
+    }                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256)                                                      \
+        attn_sm90_backward_fallback_kv_##name(const __grid_constant__ attn_sm90_backward_params params)    \
+    {                                                                                                      \
+        fallback_kv<dtype>(&params);                                                                       \
+    }                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128)                                                      \
+        attn_sm90_backward_fallback_bias_##name(const __grid_constant__ attn_sm90_backward_params params)  \
+    {                                                                                                      \
+        fallback_bias<dtype>(&params);                                                                     \
     }
-}
 
-/* Eight neighbouring elements of a row from `at` on, those from `count` on zeros. */
-DEVICE void load_eight(int dtype, const void *x, long long at, int count, float *out)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        out[i] = i < count ? load_element(dtype, x, at + i) : 0;
-}
+KERNELS_OF(F32, f32)
+KERNELS_OF(F16, f16)
+KERNELS_OF(BF16, bf16)
 
-DEVICE float dot_eight(const float *x, const float *y, float sum)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        sum = fmaf(x[i], y[i], sum);
-    return sum;
-}
-
-/* Whether a tensor's rows begin at multiples of 16 bytes. */
-DEVICE bool is_even(const void *x, const long long *stride)
-{
-    return !((stride[0] | stride[1] | stride[2]) & 7) && !((unsigned long long)x & 15);
-}
-
-/* attn.h: f32 holds no LSE beyond to within 1; its row's gradients are 0, as those of a row without a key. */
-#define LSE_MOST 0x1p24f
-
-typedef struct pair_gradient {
-    float p, ds, dqk;
-} pair_gradient;
-
-/* A head of a sequence. */
-DEVICE work_item place_at(const attn_sm90_params *p, int batch, int head)
-{
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
-    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work_item w = { 0 };
-    w.batch = batch, w.head = head, w.start_q = q.x, w.start_kv = kv.x, w.len_q = q.y, w.len_kv = kv.y;
-    return w;
-}
-
-/* Where the LSE of a row of *w is in the statistics. */
-DEVICE long long stats_of(const attn_sm90_backward_params *params, const work_item *w, int row)
-{
-    long long line = row_offset(&params->common, params->common.cu_lens_q, params->common.heads_q, params->q_pitch,
-                                w->batch, w->head);
-    return 2 * (line + row / Q_ROWS * Q_ROWS) + statistic_position(row % Q_ROWS);
-}
-
-#define FALLBACK_DTYPE F32
-#define FALLBACK_NAME(stem) stem##_f32
-#include "common/fallback_backward.h"
-#undef FALLBACK_DTYPE
-#undef FALLBACK_NAME
-#define FALLBACK_DTYPE F16
-#define FALLBACK_NAME(stem) stem##_f16
-#include "common/fallback_backward.h"
-#undef FALLBACK_DTYPE
-#undef FALLBACK_NAME
-#define FALLBACK_DTYPE BF16
-#define FALLBACK_NAME(stem) stem##_bf16
-#include "common/fallback_backward.h"
-
+/* A total per block. */
 extern "C" __global__ void __launch_bounds__(256)
     attn_sm90_backward_total(const __grid_constant__ attn_sm90_total_params p)
 {

@@ -1,5 +1,5 @@
 /* A backward variant: the columns of its row in variants.txt, which the build defines as ATTN_NAME, ATTN_DTYPE,
- * ATTN_DIM, ATTN_DIM_V, ATTN_BLOCK_KEYS, ATTN_STAGES, ATTN_CLUSTER, ATTN_SUMS, ATTN_MASK and ATTN_SCORE, and what
+ * ATTN_DIM, ATTN_DIM_V, ATTN_KV_TILE, ATTN_STAGES, ATTN_CLUSTER, ATTN_DQ, ATTN_MASK and ATTN_SCORE, and what
  * follows from them.
  *
  * D <= 128: a KV tile has 128 rows. Two consumer warpgroups compute S, dS, dK and dV of 64 rows each, a third one dQ.
@@ -21,12 +21,12 @@
 #include "common/dropout.h"
 #include "sm90/common/store.h"
 
-enum { CAUSAL, GENERAL };  /* ATTN_MASK */
-enum { PLAIN, SCORE_MOD }; /* ATTN_SCORE */
-enum { ADDED, FOLDED };    /* ATTN_SUMS */
+enum { CAUSAL, GENERAL };        /* ATTN_MASK */
+enum { PLAIN, SCORE_MOD };       /* ATTN_SCORE */
+enum { ACCUMULATED, FINALISED }; /* ATTN_DQ */
 
 struct config {
-    static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V, kv_rows = ATTN_BLOCK_KEYS;
+    static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V, kv_rows = ATTN_KV_TILE;
     static constexpr int stages = ATTN_STAGES, ctas = ATTN_CLUSTER;
     static constexpr int item_rows = ctas * kv_rows; /* of K and V in a work item: neighbouring KV tiles of a cluster */
     static constexpr bool above_128 = kv_rows == 64;
@@ -49,8 +49,9 @@ struct config {
     static constexpr int registers_dq = general_mask || dim > 64 ? 64 : 72;
 
     /* How dQ is accumulated (dq.h). */
-    static constexpr bool finalises_dq = ATTN_SUMS == FOLDED;
-    static constexpr bool head_persistent_dq = !general_mask && !finalises_dq && ATTN_SM90_BACKWARD_WHOLE(dim);
+    static constexpr bool finalises_dq = ATTN_DQ == FINALISED;
+    static constexpr bool head_persistent_dq =
+        !general_mask && !finalises_dq && ATTN_SM90_BACKWARD_HEAD_PERSISTENT(dim);
     static constexpr bool fuses_postprocess = !above_128 && !general_mask;
     /* How work items are cut (scheduler.h). */
     static constexpr bool stream_k = !general_mask && !finalises_dq;

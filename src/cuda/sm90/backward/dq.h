@@ -1,14 +1,14 @@
-/* How a work item's share of dQ gets into memory. Three policies:
+/* How a work item's product dS K gets into dQ. Three policies:
  *
  *   atomic             KV tiles add to f32 accumulators in any order; a preprocess kernel zeroes them, a postprocess
  *                      converts them
  *   dQ semaphore       the same in a fixed order (dq_semaphore.h)
  *   head-persistent    D <= 64: one CTA computes all KV tiles of a head, so it alone adds to that head's dQ. The
- * first KV tile to see a Q tile stores its share, the last one finalises dQ
+ *                      first KV tile that sees a Q tile stores its product, the last one finalises dQ
  *
  * and with the dQ semaphore, in variants of their own for clusters, dQ finalised in the kernel: the first KV tile in
- * order stores, the last one finalises. Who finalises a Q tile's dQ has its accumulator loaded into registers, computes
- * its share on top of it and stores dQ, in its type: nothing is zeroed before and nothing converted after. */
+ * order stores, the last one finalises. The KV tile that finalises a Q tile's dQ loads its accumulator into registers,
+ * computes its product on top of it and stores dQ, in its type: no preprocess zeroes, and no postprocess converts. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_DQ_H
 #define ATTN_CUDA_SM90_BACKWARD_DQ_H
 
@@ -18,12 +18,12 @@
 
 DEVICE bool is_first(dq_info to)
 {
-    return (config::head_persistent_dq || config::finalises_dq) && unlikely(to.turn & FIRST_TURN);
+    return (config::head_persistent_dq || config::finalises_dq) && unlikely(to.order & FIRST_TO_ADD);
 }
 
 DEVICE bool is_last(dq_info to)
 {
-    return config::head_persistent_dq && unlikely(to.turn & LAST_TURN);
+    return config::head_persistent_dq && unlikely(to.order & LAST_TO_ADD);
 }
 
 /* The thread's floats of a dQ accumulator, columns from `column` on. The offset is computed each time: there is no
@@ -33,7 +33,7 @@ DEVICE float *accumulator_of(const attn_sm90_backward_params *params, dq_info to
     int thread = config::head_persistent_dq && !config::above_128 ? opaque((int)threadIdx.x) : (int)threadIdx.x;
     int offset = accumulator_offset(thread, config::dim, column / 8);
     if (config::above_128) offset = opaque(offset);
-    return params->grad_q_sum + (long long)to.tile * (Q_ROWS * config::dim) + offset;
+    return params->dq_accumulator + (long long)to.tile * (Q_ROWS * config::dim) + offset;
 }
 
 /* Stores columns of a Q tile's dQ, from `column` on. */
@@ -54,42 +54,41 @@ DEVICE void store_dq(const attn_sm90_backward_params *params, const kv_item *ite
 
 /* ---- D <= 128: a warp's fragments, by TMA through shared memory --------------------------------------------- */
 
-/* Additions are issued by the first lane of each warp, but all lanes wait for turns and pass them on together: what
- * lanes did by themselves would cost the assembler what it knows of the others. */
+/* The first lane of each warp issues additions, but all lanes wait for the semaphore's warp and signal it together: if
+ * one lane did so by itself, the assembler would no longer know that the others' values are uniform. */
 
-/* The warp's additions to the Q tiles before the one in hand have ended, which bulk_wait has made known to the lane as
- * if they were its own. */
-DEVICE void pass_turns(const shared *s, consumer *c)
+/* Signals that the warp's additions to the Q tiles before the one in hand have ended, after bulk_wait. */
+DEVICE void signal_dq_done(const shared *s, consumer *c)
 {
     if (c->dq_done != c->at.tiles && threadIdx.x % 32 == 0) barrier_arrive(DQ_DONE(s, c->dq_done));
     c->dq_done = c->at.tiles;
 }
 
-/* For the turn of the Q tile in hand. A warp that has to wait first passes on what it has done: nobody waits for that
- * meanwhile. */
-DEVICE void wait_turn(const shared *s, consumer *c)
+/* Waits until the warp may add to the Q tile in hand. A warp that has to wait first signals what it has added, so that
+ * no other CTA waits for that meanwhile. */
+DEVICE void wait_dq_ready(const shared *s, consumer *c)
 {
-    u32 turn = DQ_TURN(s, c->at.tiles), phase = dq_turn_phase(c->at.tiles);
-    if (!barrier_test(turn, phase)) {
+    u32 ready = DQ_READY(s, c->at.tiles), phase = dq_ring_phase(c->at.tiles);
+    if (!barrier_test(ready, phase)) {
         bulk_wait();
-        pass_turns(s, c);
-        barrier_wait(turn, phase);
+        signal_dq_done(s, c);
+        barrier_wait(ready, phase);
     }
     fence_async_memory();
 }
 
-/* After the Q tile's additions, the last PANELS of the warp, have been issued: those before have ended. */
-DEVICE void end_turn(const shared *s, consumer *c)
+/* After the additions to the Q tile in hand, the warp's last PANELS, have been issued: waits for those before. */
+DEVICE void end_additions_before(const shared *s, consumer *c)
 {
     bulk_wait_but(PANELS);
-    pass_turns(s, c);
+    signal_dq_done(s, c);
 }
 
 /* After a work item's last Q tile. */
-DEVICE void end_turns(const shared *s, consumer *c)
+DEVICE void end_additions(const shared *s, consumer *c)
 {
     bulk_wait();
-    pass_turns(s, c);
+    signal_dq_done(s, c);
 }
 
 /* Where a warp's fragments of dQ pass through shared memory. */
@@ -109,13 +108,12 @@ DEVICE void stage_dq(const shared *s, const float *dq)
     fence_async();
 }
 
-/* Adds the fragment staged, columns from `column` on, to its accumulator; the first columns when their turn has come.
- */
+/* Adds the fragment staged, columns from `column` on, to its accumulator; the first columns wait for the semaphore. */
 DEVICE void add_staged_dq(const attn_sm90_backward_params *params, const shared *s, consumer *c, dq_info to, int column)
 {
     int bytes = 16 * 4 * min(DQ_COLUMNS, config::dim - column);
     float *accumulator = accumulator_of(params, to, column);
-    if (column == 0 && params->turns) wait_turn(s, c);
+    if (column == 0 && params->dq_semaphores) wait_dq_ready(s, c);
     __syncwarp();
     if (threadIdx.x % 32) return;
     if (is_first(to))
@@ -124,8 +122,8 @@ DEVICE void add_staged_dq(const attn_sm90_backward_params *params, const shared 
         bulk_add(accumulator, dq_staging(s), bytes);
 }
 
-/* Head-persistent: before a work item adds to accumulators or reads them, what the warp added for the ones before it
- * has ended. */
+/* Head-persistent: a work item waits for what the warp added for earlier ones, before it adds to accumulators or loads
+ * them. */
 DEVICE void wait_own_additions(const attn_sm90_backward_params *params)
 {
     if (!is_head_persistent(&params->schedule)) return;
@@ -134,7 +132,7 @@ DEVICE void wait_own_additions(const attn_sm90_backward_params *params)
     __syncwarp();
 }
 
-/* Head-persistent: the last share is computed on top of the accumulator, columns from `column` on. */
+/* Head-persistent: loads the accumulator, columns from `column` on, on top of which the last product is computed. */
 DEVICE void load_dq(const attn_sm90_backward_params *params, dq_info to, int column, float *dq)
 {
     const float *accumulator = accumulator_of(params, to, column);
@@ -147,7 +145,7 @@ DEVICE void load_dq(const attn_sm90_backward_params *params, dq_info to, int col
         if (column + 8 * c < config::dim) load_floats(dq + 4 * c, accumulator + 128 * c);
 }
 
-/* Fused postprocess: the warp's additions to the accumulators of the work item's KV head have ended. */
+/* Fused postprocess: counts that the warp's additions to the accumulators of the work item's KV head have ended. */
 DEVICE void count_additions(const attn_sm90_backward_params *params, const kv_item *item)
 {
     if (threadIdx.x % 32 == 0) {
@@ -166,7 +164,7 @@ typedef struct dq_part {
     dq_info to;
 } dq_part;
 
-/* Their product is done: its dS is released, in both CTAs of a cluster. */
+/* After their product: releases its dS, in both CTAs of a cluster. */
 DEVICE void retire_dq(const shared *s, const consumer *c, dq_part *part, float *dq)
 {
     int tile = c->at.tiles - 1;
@@ -177,12 +175,12 @@ DEVICE void retire_dq(const shared *s, const consumer *c, dq_part *part, float *
     if (config::ctas == 2 && threadIdx.x % 32 == 0) barrier_arrive_cluster(peer_address(empty, s->peer));
 }
 
-/* Adds them to their accumulator, when their turn has come. */
+/* Adds them to their accumulator, in the semaphore's order if there is one. */
 DEVICE void add_dq(const attn_sm90_backward_params *params, const shared *s, const consumer *c, const dq_part *part,
                    const float *dq)
 {
     float *accumulator = accumulator_of(params, part->to, part->first);
-    if (has_semaphore(params)) barrier_wait(DQ_TURN(s, c->at.tiles - 1), dq_turn_phase(c->at.tiles - 1));
+    if (has_semaphore(params)) barrier_wait(DQ_READY(s, c->at.tiles - 1), dq_ring_phase(c->at.tiles - 1));
     if (is_first(part->to))
 #pragma unroll
         for (int i = 0; i < part->columns / 8; i++)
@@ -212,13 +210,13 @@ DEVICE void write_dq(const attn_sm90_backward_params *params, const shared *s, c
     release(DQ_DONE(s, c->at.tiles - 1));
 }
 
-/* Finalised dQ: the accumulator of the Q tile in hand is loaded beside other products, when its turn has come. */
+/* Finalised dQ: loads the accumulator of the Q tile in hand beside other products, when all others have added. */
 DEVICE void prefetch_dq(const attn_sm90_backward_params *params, const shared *s, const consumer *c, dq_part *part,
                         float *dq)
 {
     if (!part->finalises) return;
     dq_info to = q_info(s, c->at.tiles)->dq;
-    barrier_wait(DQ_TURN(s, c->at.tiles), dq_turn_phase(c->at.tiles));
+    barrier_wait(DQ_READY(s, c->at.tiles), dq_ring_phase(c->at.tiles));
     part->keep = !is_first(to);
     if (!part->keep) return;
     const float *accumulator = accumulator_of(params, to, part->first);

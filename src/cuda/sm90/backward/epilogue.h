@@ -21,12 +21,12 @@ DEVICE void store_gradient_row(const attn_sm90_params *p, void *out, const long 
     store_row(dtype, out, at, x, columns, r, dim - column, valid, even);
 }
 
-/* Where a split's or a share's part of dK or dV begins; first: its first key in the sequence. */
+/* Where a part of dK or dV begins, a split's or a stream-K share's; first: its first key in the sequence. */
 DEVICE long long partial_offset(const attn_sm90_backward_params *params, const kv_item *item, int first)
 {
     const attn_sm90_params *p = &params->common;
     long long rows = (is_packed(p) ? 1 : (long long)p->batch) * p->heads_kv * params->kv_pitch, offset = first;
-    if (config::stream_k && params->schedule.parted)
+    if (config::stream_k && params->schedule.stream_k_items)
         rows = config::item_rows, offset -= item->first_key;
     else
         offset += row_offset(p, p->cu_lens_kv, p->heads_kv, params->kv_pitch, item->seq.batch, item->kv_head);

@@ -52,14 +52,14 @@ extern "C" __global__ void __launch_bounds__(config::threads, 1)
 {
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
-    barriers_init(&s, (config::finalises_dq || params.turns));
+    barriers_init(&s, (config::finalises_dq || params.dq_semaphores));
     if (threadIdx.x < 128) {
         REGISTERS_DROP(config::registers_producer);
         u32 warp = uniform(threadIdx.x / 32);
         if (warp == 0)
             produce(&params, &s);
-        else if (warp == 1 && (config::finalises_dq || params.turns))
-            keep_semaphore(&params, &s);
+        else if (warp == 1 && (config::finalises_dq || params.dq_semaphores))
+            run_semaphore_warp(&params, &s);
     } else {
         consume(&params, &s);
     }

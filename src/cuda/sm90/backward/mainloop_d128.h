@@ -12,7 +12,7 @@
 #include "sm90/backward/consumer.h"
 #include "sm90/backward/dq.h"
 #include "sm90/backward/epilogue.h"
-#include "sm90/backward/postprocess.h"
+#include "sm90/backward/fused_postprocess.h"
 #include "sm90/backward/softmax.h"
 
 /* ---- dQ ---------------------------------------------------------------------------------------------------- */
@@ -54,10 +54,10 @@ DEVICE void mainloop_dq(const attn_sm90_backward_params *params, const shared *s
                 add_staged_dq(params, s, c, info.dq, panel * DQ_COLUMNS);
             }
         }
-        if (params->turns) end_turn(s, c);
+        if (params->dq_semaphores) end_additions_before(s, c);
         last = info.last;
     }
-    if (params->turns) end_turns(s, c);
+    if (params->dq_semaphores) end_additions(s, c);
 }
 
 /* dQ's warpgroup. */
@@ -74,7 +74,7 @@ DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
         } else {
             release_twice(threadIdx.x, s, k_slot(&c.at));
         }
-        if (config::fuses_postprocess && params->added && !is_postprocess(item)) count_additions(params, item);
+        if (config::fuses_postprocess && params->dq_additions && !is_postprocess(item)) count_additions(params, item);
     }
     bulk_wait();
 }
@@ -173,15 +173,15 @@ DEVICE void consume_item_d128(const attn_sm90_backward_params *params, const sha
         mainloop_dkv(params, s, c, item, dk, dv);
     }
     release_by(thread_of(c), BARRIER(s, empty, k_slot(&c->at)));
-    if (item->has_tiles && params->lines && item->partial < 0) {
+    if (item->has_tiles && params->stores_wide && item->partial < 0) {
         store_dkv_rows(params, s, c, item, dk, dv);
         return;
     }
     if (item->has_tiles) release_twice(thread_of(c), s, v_slot(&c->at));
-    store_dkv(params, item, c->group * 64, params->grad_k, params->grad_k_stride, params->grad_k_sum, dk, config::dim,
+    store_dkv(params, item, c->group * 64, params->grad_k, params->grad_k_stride, params->dk_partials, dk, config::dim,
               p->dim_qk, p->scale);
-    store_dkv(params, item, c->group * 64, params->grad_v, params->grad_v_stride, params->grad_v_sum, dv, config::dim_v,
-              p->dim_v, dropout_factor(p));
+    store_dkv(params, item, c->group * 64, params->grad_v, params->grad_v_stride, params->dv_partials, dv,
+              config::dim_v, p->dim_v, dropout_factor(p));
 }
 
 #endif

@@ -1,50 +1,69 @@
-/* The fused postprocess (D <= 128): dQ accumulators that are complete, in the slots of Q tiles, become dQ in its type.
- */
+/* The postprocess of the backward as a kernel of its own: accumulators in fragment order become a gradient in its type.
+ * dQ's, and dK's and dV's where they come in parts. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_POSTPROCESS_H
 #define ATTN_CUDA_SM90_BACKWARD_POSTPROCESS_H
 
-#include "sm90/backward/consumer.h"
-#include "sm90/backward/epilogue.h"
+#include "common/sequence.h"
+#include "sm90/backward/workspace.h"
+#include "sm90/common/store_row.h"
+#include "sm90/common/tile.h"
 
-/* dQ's warps wait for accumulators, too, of which they make no use: who waited for a later use of their slot alone
- * might take one phase for the other. */
-DEVICE void skip_accumulator(const shared *s, slot_state *at)
+/* Stores the sum of `parts` accumulator tiles from `in` on as rows, or keys, from row0 on of a sequence (start and
+ * length). A warp stores 16 rows. */
+template <int dtype>
+DEVICE void store_tile(const attn_sm90_postprocess_params *p, const float *in, int parts, int batch, int head,
+                       int2 rows, int row0)
 {
-    u32 slot = q_slot(at);
-    barrier_wait(BARRIER(s, full, slot), q_phase(at));
-    release_twice(threadIdx.x, s, slot);
-    end_slot(at);
+    bool varlen = p->flags & FLAG_VARLEN;
+    int out_dtype = p->flags & FLAG_OUT_F32 ? F32 : dtype;
+    for (int group = 0; group < p->dim_pitch / 8; group += 4) {
+        float x[16];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int part = 0; part < parts && group + j < p->dim_pitch / 8; part++) {
+                float4 y = *(const float4 *)(in + part * p->part_step +
+                                             accumulator_offset((int)threadIdx.x, p->dim_pitch, group + j));
+                sum = make_float4(sum.x + y.x, sum.y + y.y, sum.z + y.z, sum.w + y.w);
+            }
+            x[4 * j] = sum.x * p->scale, x[4 * j + 1] = sum.y * p->scale;
+            x[4 * j + 2] = sum.z * p->scale, x[4 * j + 3] = sum.w * p->scale;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = row0 + fragment_row(2 * r);
+            long long at = (varlen ? 0 : batch * p->stride[0]) + (rows.x + row) * p->stride[1] + head * p->stride[2];
+            bool even = !((at | p->dim) & 7) && !((unsigned long long)p->out & 15);
+            store_row(out_dtype, p->out, at + 8 * group, x, 32, r, p->dim - 8 * group, row < rows.y, even);
+        }
+    }
 }
 
-/* Finalises a postprocess item's accumulators: a warpgroup half of the panels' columns, a warp its own rows, by way of
- * where they were accumulated. */
-DEVICE void postprocess_dq(const attn_sm90_backward_params *params, const shared *s, consumer *c, const kv_item *item)
+/* A tile of R rows of a head. */
+template <int dtype> DEVICE void postprocess(const attn_sm90_postprocess_params *p)
 {
-    constexpr int columns = 32 * PANELS;
-    u32 thread = (u32)opaque((int)thread_of(c)), warp = thread % 128 / 32;
-    int first = (int)(thread / 128 - 1) * columns, dim = min(params->common.dim_qk - first, columns);
-    int row = item->skip * Q_ROWS + (int)warp * 16, left = item->seq.len_q - row;
-    u64 to = (u64)params->grad_q + 2 * (item->seq.batch * params->grad_q_stride[0] + row * params->grad_q_stride[1] +
-                                        item->first_head * params->grad_q_stride[2] + first);
-    release_by(thread, BARRIER(s, empty, k_slot(&c->at)));
-    for (int i = 0; i < item->most_tiles; i++) {
-        float x[columns / 2];
-        u32 slot = q_slot(&c->at), accumulator = q_address(s, slot) + (warp * config::dim + first) * 64;
-        barrier_wait(BARRIER(s, full, slot), q_phase(&c->at));
-#pragma unroll
-        for (int k = 0; k < columns / 8; k++) {
-            float4 four = make_float4(0, 0, 0, 0);
-            if (first + 8 * k < config::dim) four = load_shared_floats(accumulator + 512 * k + thread % 32 * 16);
-            x[4 * k] = four.x, x[4 * k + 1] = four.y, x[4 * k + 2] = four.z, x[4 * k + 3] = four.w;
-        }
-        __syncwarp();
-        store_rows_of_16(to, params->grad_q_stride[1], left, accumulator, thread % 32, x, columns, dim,
-                         params->common.scale);
-        fence_async();
-        release_by(thread, BARRIER(s, empty, slot));
-        end_slot(&c->at);
-        to += 2 * Q_ROWS * params->grad_q_stride[1], left -= Q_ROWS;
-    }
+    int row0 = blockIdx.x * Q_ROWS, head = blockIdx.y, batch = blockIdx.z;
+    int2 rows = sequence_of(p->cu_lens, p->lens, batch, p->length);
+    if (row0 >= rows.y) return;
+    long long first = p->flags & FLAG_VARLEN
+                          ? (long long)head * p->pitch + (long long)(p->cu_lens[batch] / Q_ROWS + batch) * Q_ROWS
+                          : ((long long)batch * p->heads + head) * p->pitch;
+    store_tile<dtype>(p, p->in + (first + row0) * p->dim_pitch, p->parts, batch, head, rows, row0);
+}
+
+/* stream-K: adds up the parts of dK or dV of 64 keys. Share i has computed part i + t of the t-th work item that is
+ * cut, counted from the last. */
+template <int dtype> DEVICE void merge_parts(const attn_sm90_merge_params *m)
+{
+    const attn_sm90_postprocess_params *p = blockIdx.y ? &m->of[1] : &m->of[0];
+    int tiles = m->keys / Q_ROWS, item = blockIdx.x / tiles, inside = blockIdx.x % tiles * Q_ROWS;
+    int share = m->schedule.stream_k_q_tiles, first = item * m->q_tiles / share,
+        last = ((item + 1) * m->q_tiles - 1) / share;
+    item_index at = item_index_of(&m->schedule, p->heads * m->batch, item);
+    int row0 = (m->schedule.kv_tiles - 1 - at.tile) * m->keys + inside;
+    if (row0 >= p->length) return;
+    const float *in = p->in + (first + item) * p->part_step + (long long)inside * p->dim_pitch;
+    store_tile<dtype>(p, in, last - first + 1, at.head / p->heads, at.head % p->heads, make_int2(0, p->length), row0);
 }
 
 #endif

@@ -78,10 +78,10 @@ DEVICE void load_q_tile(const attn_sm90_backward_params *params, const shared *s
         int batch = is_packed(p) ? 0 : item->seq.batch, row = item->seq.start_q + info.row0;
         long long offset =
             info.row0 + row_offset(p, p->cu_lens_q, p->heads_q, params->q_pitch, item->seq.batch, info.head);
-        info.dq.tile = (int)(offset / Q_ROWS), info.dq.turn = 0;
-        if (config::finalises_dq && info.dq.rank == 0) info.dq.turn = FIRST_TURN;
+        info.dq.tile = (int)(offset / Q_ROWS), info.dq.order = 0;
+        if (config::finalises_dq && info.dq.rank == 0) info.dq.order = FIRST_TO_ADD;
         if constexpr (config::head_persistent_dq)
-            if (params->schedule.whole) info.dq = persistent_dq(params, item, info.head, info.row0);
+            if (params->schedule.head_persistent) info.dq = persistent_dq(params, item, info.head, info.row0);
         *q_info(s, at->at.tiles) = info;
         barrier_expect(full, Q_TILE + DOUT_TILE + STATISTICS);
         load_panels(q_address(s, slot), &p->q_map, full, 0, PANELS, Q_PANEL, info.head, row, batch);
@@ -99,7 +99,7 @@ DEVICE void wait_additions(const attn_sm90_backward_params *params, const kv_ite
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
     const u32 *added = additions_of(params, item);
-    while (count_read(added) < (u32)(s->key_tiles * s->splits * config::dq_warps))
+    while (count_read(added) < (u32)(s->kv_tiles * s->splits * config::dq_warps))
         ;
     fence_async_memory();
 }
@@ -114,7 +114,7 @@ DEVICE void load_accumulators(const attn_sm90_backward_params *params, const sha
     load_kv(p, s, item, at);
     wait_additions(params, item);
     long long offset = row_offset(p, NULL, p->heads_q, params->q_pitch, item->seq.batch, item->first_head);
-    const float *dq = params->grad_q_sum + (offset + item->skip * Q_ROWS) * config::dim;
+    const float *dq = params->dq_accumulator + (offset + item->skip * Q_ROWS) * config::dim;
 #pragma unroll 1
     for (int i = 0; i < item->most_tiles; i++, dq += Q_ROWS * config::dim) {
         u32 slot = q_slot(&at->at), full = BARRIER(s, full, slot);

@@ -9,7 +9,7 @@
 
 /* Where the walk over a work item's Q tiles is: head by head, tiles [first, end). General masks: tiles [from, from +
  * 32) are judged, `seen` and not yet taken; those from `ahead` on are to come. Stream-K: `left` are to be taken.
- * FLAG_DETERMINISTIC with a general mask: all are taken, so that every KV tile has its turn at every Q tile. */
+ * FLAG_DETERMINISTIC with a general mask: all are taken, so that every KV tile raises every Q tile's semaphore. */
 typedef struct q_walk {
     int head, first, end, ahead, from, left;
     u32 seen, full;
@@ -122,8 +122,8 @@ DEVICE dq_info persistent_dq(const attn_sm90_backward_params *params, const kv_i
     int first_key = max(0, row0 + shift - m->left), last_key = min(seq->len_kv - 1, last_row + shift + m->right);
     int plane = (int)(blockIdx.x / config::ctas) * (item->end_head - item->first_head) + head - item->first_head;
     dq_info to = { plane * (params->q_pitch / Q_ROWS) + row0 / Q_ROWS, 0, 0 };
-    to.turn += last_key < item->first_key + config::item_rows ? FIRST_TURN : 0;
-    to.turn += first_key >= item->first_key ? LAST_TURN : 0;
+    to.order += last_key < item->first_key + config::item_rows ? FIRST_TO_ADD : 0;
+    to.order += first_key >= item->first_key ? LAST_TO_ADD : 0;
     return to;
 }
 

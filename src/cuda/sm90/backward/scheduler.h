@@ -3,7 +3,7 @@
  * Work items are taken from the last to the first, as the forward's tiles are (schedule.h): groups of KV heads, in
  * these the KV tiles, under a causal mask the longest first, in these the splits. Three strategies change that:
  *
- *   stream-K             the work items that full waves leave over are cut into shares of Q tiles, a share per CTA
+ *   stream-K             the work items that full waves leave over are cut by Q tiles into shares, one per CTA
  *   head-persistent dQ   a CTA takes all KV tiles of a KV head one after another
  *   fused postprocess    between KV tiles CTAs take accumulators of dQ that are complete, and finalise them */
 #ifndef ATTN_CUDA_SM90_BACKWARD_SCHEDULER_H
@@ -19,15 +19,15 @@ DEVICE bool is_packed(const attn_sm90_params *p)
     return !config::finalises_dq && p->flags & FLAG_VARLEN;
 }
 
-/* There is a dQ semaphore: KV tiles add to a Q tile's dQ one after another, in a fixed order. */
+/* Whether there is a dQ semaphore: KV tiles add to a Q tile's dQ one after another, in a fixed order. */
 DEVICE bool has_semaphore(const attn_sm90_backward_params *params)
 {
-    return config::finalises_dq || params->turns;
+    return config::finalises_dq || params->dq_semaphores;
 }
 
 DEVICE bool is_head_persistent(const attn_sm90_backward_schedule *s)
 {
-    return config::head_persistent_dq && s->whole;
+    return config::head_persistent_dq && s->head_persistent;
 }
 
 /* What the first CTA of a cluster took, sent to the other. */
@@ -49,28 +49,28 @@ DEVICE int share_with_peer(const shared *s, pipeline_state *at, int taken)
     return (int)words[0];
 }
 
-/* The number of the first piece of a share: all work items before it are whole. */
+/* The number of the first piece of a stream-K share: no work item before it is cut. */
 DEVICE int first_piece(const attn_sm90_backward_schedule *s)
 {
-    return s->total - 2 * s->shares;
+    return s->total - 2 * s->stream_k_shares;
 }
 
-/* CTAs wait for work items of others: for their turn, or until all have added. */
+/* Whether CTAs wait for work items of others: for the dQ semaphore, or until all have added. */
 DEVICE bool waits_for_others(const attn_sm90_backward_params *params)
 {
-    return has_semaphore(params) || (config::fuses_postprocess && params->added);
+    return has_semaphore(params) || (config::fuses_postprocess && params->dq_additions);
 }
 
 /* The number of the work item that a CTA, or a cluster, takes after `index`; -1: its first. Where CTAs wait for others
- * all numbers come from the counter, in order: a running CTA then waits only for what running CTAs hold. Those of a
- * head-persistent head follow one another, and the two pieces of a share; heads and shares are taken as work items are
- * else. */
+ * all numbers come from the counter, in order: a running CTA then waits only for what running CTAs hold. The work items
+ * of a head-persistent head follow one another, and so do the two pieces of a share; the counter then counts heads, or
+ * shares. */
 DEVICE int next_item(const attn_sm90_backward_params *params, const shared *s, int index, pipeline_state *at)
 {
     const attn_sm90_backward_schedule *schedule = &params->schedule;
     bool waits = waits_for_others(params);
     u32 taken = 0, clusters = gridDim.x / config::ctas, first = waits ? 0 : clusters;
-    u32 run = is_head_persistent(schedule) ? schedule->key_tiles : 1;
+    u32 run = is_head_persistent(schedule) ? schedule->kv_tiles : 1;
     if ((u32)(index + 1) % run) return index + 1;
     if (config::stream_k && index >= first_piece(schedule) && (index - first_piece(schedule)) % 2 == 0)
         return index + 1;
@@ -85,13 +85,14 @@ DEVICE int next_item(const attn_sm90_backward_params *params, const shared *s, i
 
 /* ---- stream-K -------------------------------------------------------------------------------------- */
 
-/* A piece of a share: Q tiles of a work item; *left: after how many others this one is taken. False: it is empty. */
+/* A piece of a share: Q tiles of a work item, after which *left others are taken. False: it is empty. */
 DEVICE bool piece_at(const attn_sm90_backward_params *params, int piece, kv_item *item, int *left)
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
     const attn_sm90_params *p = &params->common;
     int q_tiles = p->heads_q / p->heads_kv * ((p->len_q + Q_ROWS - 1) / Q_ROWS);
-    int first = piece / 2 * s->share, end = min(first + s->share, s->parted * q_tiles), number = first / q_tiles;
+    int first = piece / 2 * s->stream_k_q_tiles, end = min(first + s->stream_k_q_tiles, s->stream_k_items * q_tiles),
+        number = first / q_tiles;
     if (piece % 2) first = ++number * q_tiles;
     item->partial = piece / 2 + number, *left = number;
     item->skip = first - number * q_tiles, item->most_tiles = min(end - number * q_tiles, q_tiles) - item->skip;
@@ -104,14 +105,15 @@ DEVICE bool piece_at(const attn_sm90_backward_params *params, int piece, kv_item
 DEVICE void postprocess_at(const attn_sm90_backward_params *params, int number, kv_item *item)
 {
     const attn_sm90_params *p = &params->common;
-    int head = number / params->schedule.conversions, piece = number - head * params->schedule.conversions;
+    int head = number / params->schedule.postprocess_items, piece = number - head * params->schedule.postprocess_items;
     int tiles = (p->len_q + Q_ROWS - 1) / Q_ROWS;
-    int pieces = (tiles + ATTN_SM90_BACKWARD_CONVERTED - 1) / ATTN_SM90_BACKWARD_CONVERTED, query = piece / pieces;
+    int pieces = (tiles + ATTN_SM90_BACKWARD_POSTPROCESS_TILES - 1) / ATTN_SM90_BACKWARD_POSTPROCESS_TILES,
+        query = piece / pieces;
     item->seq.batch = head / p->heads_kv, item->kv_head = head - item->seq.batch * p->heads_kv;
     item->seq.len_q = p->len_q;
     item->first_head = item->kv_head * (p->heads_q / p->heads_kv) + query;
-    item->skip = (piece - query * pieces) * ATTN_SM90_BACKWARD_CONVERTED;
-    item->partial = POSTPROCESS, item->most_tiles = min(ATTN_SM90_BACKWARD_CONVERTED, tiles - item->skip);
+    item->skip = (piece - query * pieces) * ATTN_SM90_BACKWARD_POSTPROCESS_TILES;
+    item->partial = POSTPROCESS, item->most_tiles = min(ATTN_SM90_BACKWARD_POSTPROCESS_TILES, tiles - item->skip);
 }
 
 /* ---- work items --------------------------------------------------------------------------------------- */
@@ -124,11 +126,11 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
     const attn_sm90_params *p = &params->common;
     work_item *seq = &item->seq;
     bool packed = is_packed(p);
-    int left = first_piece(s) + s->parted - 1 - index, piece = index - first_piece(s), count = s->key_tiles;
-    item->partial = WHOLE, item->skip = 0, item->most_tiles = 1 << 30;
+    int left = first_piece(s) + s->stream_k_items - 1 - index, piece = index - first_piece(s), count = s->kv_tiles;
+    item->partial = COMPLETE, item->skip = 0, item->most_tiles = 1 << 30;
     if (config::stream_k && piece >= 0 && !piece_at(params, piece, item, &left)) return false;
     int heads = p->heads_kv * (packed ? 1 : p->batch), postprocess = -1;
-    if (config::fuses_postprocess && s->conversions) postprocess = postprocess_of(s, heads, &left);
+    if (config::fuses_postprocess && s->postprocess_items) postprocess = postprocess_of(s, heads, &left);
     if (postprocess >= 0) {
         postprocess_at(params, postprocess, item);
         return true;
@@ -156,7 +158,7 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
 /* How many of dQ's warps have added all they had to the accumulators of the KV head. */
 DEVICE u32 *additions_of(const attn_sm90_backward_params *params, const kv_item *item)
 {
-    return params->added + item->seq.batch * params->common.heads_kv + item->kv_head;
+    return params->dq_additions + item->seq.batch * params->common.heads_kv + item->kv_head;
 }
 
 #endif

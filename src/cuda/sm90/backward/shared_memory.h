@@ -42,14 +42,14 @@ DEVICE u32 first_peer_panel(u32 rank)
 typedef struct kv_item {
     work_item seq;                                      /* its sequence */
     int first_key, key0, kv_head, first_head, end_head; /* first_key: of the cluster; key0: of the CTA */
-    int partial;          /* which part of dK and dV it computes: a split's or a stream-K share's; WHOLE: all of them;
+    int partial;          /* which part of dK and dV it computes, of splits or stream-K; COMPLETE: all of them;
                            * POSTPROCESS: it is no KV tile at all */
     int skip, most_tiles; /* stream-K: Q tiles before its first, and how many it takes at most */
     int has_tiles;        /* some Q tile follows; NO_WORK: no more work items */
 } kv_item;
 
 /* POSTPROCESS: `most_tiles` dQ accumulators of its first head are finalised, from the one after `skip` on. */
-enum { WHOLE = -1, POSTPROCESS = -2 };
+enum { COMPLETE = -1, POSTPROCESS = -2 };
 
 DEVICE bool is_postprocess(const kv_item *item)
 {
@@ -59,10 +59,10 @@ DEVICE bool is_postprocess(const kv_item *item)
 /* Where the dQ of a Q tile goes: its tile of the dQ accumulator, its rank in the order of those that add to it, and, in
  * head-persistent and finalised dQ, whether it is the first of these, which stores, or the last, which finalises. */
 typedef struct dq_info {
-    int tile, rank, turn;
+    int tile, rank, order;
 } dq_info;
 
-enum { FIRST_TURN = 1, LAST_TURN = 2 };
+enum { FIRST_TO_ADD = 1, LAST_TO_ADD = 2 };
 
 typedef struct q_tile_info {
     int row0, head;
@@ -79,7 +79,7 @@ constexpr int SLOTS = config::stages + (config::above_128 ? 1 : 2);
 constexpr int ITEM_INFOS = config::above_128 ? 2 : SLOTS + 1, Q_INFOS = config::above_128 ? config::stages + 2 : 8;
 static_assert(Q_INFOS >= config::stages + 2, "a Q tile's info outlives its slot by two tiles");
 
-constexpr int DQ_TURNS = 4; /* ring of Q tiles whose dQ semaphore is waited for or raised (dq_semaphore.h) */
+constexpr int DQ_RING = 4; /* ring of Q tiles whose dQ semaphore is waited for or raised (dq_semaphore.h) */
 
 /* That empty a slot, but for the dQ semaphore's warp. D <= 128: dQ's warps release K, too, and slots of Q tiles stand
  * for any tile: where dQ's warps have no part in one, a warp of S counts twice. */
@@ -92,16 +92,16 @@ typedef struct alignas(16) barriers { /* the infos after them are loaded 16 byte
     u64 ds_full[2], ds_empty[2];
     u64 p_full[1], p_empty[1];
     u64 index_full[2], index_empty[2]; /* of a cluster */
-    u64 dq_turn[DQ_TURNS], dq_done[DQ_TURNS];
+    u64 dq_ready[DQ_RING], dq_done[DQ_RING];
 } barriers;
 
 typedef struct infos {
     kv_item items[ITEM_INFOS];
     q_tile_info q_tiles[Q_INFOS];
-    int dq_tiles[DQ_TURNS]; /* the dQ semaphore warp's own */
+    int dq_tiles[DQ_RING]; /* the dQ semaphore warp's own */
 } infos;
 
-static_assert(sizeof(barriers) + sizeof(infos) <= ATTN_SM90_BACKWARD_NOTES(config::kv_rows), "no room for them");
+static_assert(sizeof(barriers) + sizeof(infos) <= ATTN_SM90_BACKWARD_INFO_BYTES(config::kv_rows), "no room for them");
 
 /* Addresses in shared memory of the first of each kind of tile, and of the barriers. */
 typedef struct shared {
@@ -139,8 +139,8 @@ DEVICE void barriers_init(const shared *s, int semaphore_warps)
         barrier_init(BARRIER(s, p_full, 0), 4), barrier_init(BARRIER(s, p_empty, 0), 4);
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, index_full, i), 1), barrier_init(BARRIER(s, index_empty, i), 1);
-        for (int i = 0; i < DQ_TURNS; i++)
-            barrier_init(BARRIER(s, dq_turn, i), 1), barrier_init(BARRIER(s, dq_done, i), config::dq_warps);
+        for (int i = 0; i < DQ_RING; i++)
+            barrier_init(BARRIER(s, dq_ready, i), 1), barrier_init(BARRIER(s, dq_done, i), config::dq_warps);
         barrier_init_fence();
     }
     if (config::ctas == 2)

@@ -45,7 +45,7 @@ typedef struct item_index {
 /* The work item after which `left` others are taken; heads: KV heads of the batch. */
 DEVICE item_index item_index_of(const attn_sm90_backward_schedule *s, int heads, int left)
 {
-    int group = s->head_group * s->key_tiles * s->splits, rest = left % group;
+    int group = s->head_group * s->kv_tiles * s->splits, rest = left % group;
     int first = left / group * s->head_group, grouped = min(s->head_group, heads - first);
     int tile = rest / (grouped * s->splits);
     rest -= tile * grouped * s->splits;
@@ -58,14 +58,14 @@ DEVICE item_index item_index_of(const attn_sm90_backward_schedule *s, int heads,
  * is a KV tile, and *left becomes how many KV tiles are taken after it. */
 DEVICE int postprocess_of(const attn_sm90_backward_schedule *s, int heads, int *left)
 {
-    int kv_tiles = s->head_group * s->key_tiles * s->splits, group = kv_tiles + s->head_group * s->conversions;
-    int rest = *left - s->late * s->conversions, early = heads - s->late;
+    int kv_tiles = s->head_group * s->kv_tiles * s->splits, group = kv_tiles + s->head_group * s->postprocess_items;
+    int rest = *left - s->late_heads * s->postprocess_items, early = heads - s->late_heads;
     if (rest < 0) return *left;
     int number = min(rest / group, early / s->head_group);
     rest -= number * group;
-    int first = number * s->head_group, count = min(s->head_group, early - first) * s->conversions;
+    int first = number * s->head_group, count = min(s->head_group, early - first) * s->postprocess_items;
     *left = number * kv_tiles + rest - count;
-    return rest < count ? (s->late + first) * s->conversions + rest : -1;
+    return rest < count ? (s->late_heads + first) * s->postprocess_items + rest : -1;
 }
 
 #endif

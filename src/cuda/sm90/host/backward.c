@@ -1,6 +1,6 @@
 /* What of a plan is the backward's alone. Its workspace: two numbers per row (LSE and delta), the f32 dQ
- * accumulator that all KV tiles add to, of all rows or, head-persistent, of the heads in hand, and where heads that
- * share keys are split, sums of dK and dV; beside these only small tables, and copies of what TMA does not take. */
+ * accumulator that all KV tiles add to, of all rows or, head-persistent, of the heads in hand, and with split-GQA or
+ * stream-K parts of dK and dV; beside these only small tables, and copies of what TMA does not take. */
 #include "cuda/sm90/host/backward.h"
 
 #include "problem/desc.h"
@@ -11,43 +11,43 @@ enum { TILE = ATTN_SM90_BACKWARD_ROWS };
 
 /* ---- workspace ----------------------------------------------------------------------------- */
 
-/* Lines of a head, and of all: of rows, or of keys. */
+/* Aligned rows of a head, and of all: of rows, or of keys. */
 static int64_t pitch_of(const attn_desc *d, int64_t length, int64_t total)
 {
     return d->flags & ATTN_VARLEN ? (total / TILE + d->batch) * TILE : attn_ceil_div(length, TILE) * TILE;
 }
 
-static double lines_of(const attn_desc *d, int64_t pitch, int64_t heads)
+static double rows_of(const attn_desc *d, int64_t pitch, int64_t heads)
 {
     return (d->flags & ATTN_VARLEN ? 1 : (double)d->batch) * (double)heads * (double)pitch;
 }
 
-int64_t attn_sm90_sum_lines(const attn_desc *d, bool of_keys)
+int64_t attn_sm90_aligned_rows(const attn_desc *d, bool of_keys)
 {
     int64_t pitch = of_keys ? pitch_of(d, d->len_kv, d->total_kv) : pitch_of(d, d->len_q, d->total_q);
-    return (int64_t)lines_of(d, pitch, of_keys ? d->heads_kv : d->heads_q);
+    return (int64_t)rows_of(d, pitch, of_keys ? d->heads_kv : d->heads_q);
 }
 
-int64_t attn_sm90_whole_lines(const attn_desc *d, int ctas)
+int64_t attn_sm90_head_persistent_rows(const attn_desc *d, int ctas)
 {
     return ctas * (d->heads_q / d->heads_kv) * pitch_of(d, d->len_q, d->total_q);
 }
 
-/* Lines of the sums of grad_q. A head with one KV tile needs none. */
-static double query_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
+/* Aligned rows of the dQ accumulator. A head with one KV tile needs none. */
+static double accumulator_rows(const attn_desc *d, const attn_sm90_backward_choice *c)
 {
     const attn_sm90_backward_schedule *s = &c->schedule;
-    if (!attn_cuda_is_variant(c->base.kernel) || (s->whole && s->key_tiles == 1)) return 0;
-    return (double)(s->whole ? attn_sm90_whole_lines(d, s->grid / c->base.kernel->cluster)
-                             : attn_sm90_sum_lines(d, false));
+    if (!attn_cuda_is_variant(c->base.kernel) || (s->head_persistent && s->kv_tiles == 1)) return 0;
+    return (double)(s->head_persistent ? attn_sm90_head_persistent_rows(d, s->grid / c->base.kernel->cluster)
+                                       : attn_sm90_aligned_rows(d, false));
 }
 
-/* Lines of the sums of grad_k, and of grad_v. */
-static double key_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
+/* Aligned rows of the parts of dK, and of dV. */
+static double partial_rows(const attn_desc *d, const attn_sm90_backward_choice *c)
 {
     const attn_sm90_backward_schedule *s = &c->schedule;
-    if (s->splits > 1) return s->splits * (double)attn_sm90_sum_lines(d, true);
-    return (double)(s->shares + s->parted) * attn_sm90_item_keys(c->base.kernel);
+    if (s->splits > 1) return s->splits * (double)attn_sm90_aligned_rows(d, true);
+    return (double)(s->stream_k_shares + s->stream_k_items) * attn_sm90_item_keys(c->base.kernel);
 }
 
 /* Parts of a slope's gradient in each sequence: by KV tiles or, in the fallback kernel, to which a run may have to
@@ -55,26 +55,26 @@ static double key_lines(const attn_desc *d, const attn_sm90_backward_choice *c)
 static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
 {
     int64_t fallback = attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
-            line = attn_cuda_is_variant(k) ? ATTN_SM90_BACKWARD_ALIBI(d->len_kv, k->kv_tile) : 0;
-    return fallback > line ? fallback : line;
+            variant = attn_cuda_is_variant(k) ? ATTN_SM90_BACKWARD_ALIBI(d->len_kv, k->kv_tile) : 0;
+    return fallback > variant ? fallback : variant;
 }
 
 static bool lay_out(const attn_desc *d, const attn_sm90_backward_choice *c, attn_sm90_backward_plan *plan)
 {
     const attn_cuda_kernel *k = c->base.kernel;
     attn_sm90_plan *p = &plan->base;
-    bool turns = attn_cuda_is_variant(k) && attn_sm90_takes_turns(d, &c->schedule);
-    double rows = (double)attn_sm90_sum_lines(d, false), keys = attn_cuda_is_variant(k) ? key_lines(d, c) : 0;
+    bool semaphore = attn_cuda_is_variant(k) && attn_sm90_has_semaphore(d, &c->schedule);
+    double rows = (double)attn_sm90_aligned_rows(d, false), partials = attn_cuda_is_variant(k) ? partial_rows(d, c) : 0;
     double heads = (double)d->batch * (double)d->heads_q;
-    double added = c->schedule.conversions ? (double)d->batch * (double)d->heads_kv : 0;
+    double counts = c->schedule.postprocess_items ? (double)d->batch * (double)d->heads_kv : 0;
     double slopes = d->flags & ATTN_ALIBI ? heads * (double)alibi_parts(d, k) : 0;
     double sinks = d->flags & ATTN_SINK ? heads * (double)attn_ceil_div(d->len_q, TILE) : 0;
     return attn_sm90_append(p, rows, 2 * sizeof(float), &plan->stats) &&
-           attn_sm90_append(p, query_lines(d, c), sizeof(float) * (double)k->dim, &plan->grad_q_sum) &&
-           attn_sm90_append(p, keys, sizeof(float) * (double)k->dim, &plan->grad_k_sum) &&
-           attn_sm90_append(p, keys, sizeof(float) * (double)k->dim_v, &plan->grad_v_sum) &&
-           attn_sm90_append(p, turns ? rows / TILE : 0, sizeof(unsigned), &plan->turns) &&
-           attn_sm90_append(p, added, sizeof(unsigned), &plan->added) &&
+           attn_sm90_append(p, accumulator_rows(d, c), sizeof(float) * (double)k->dim, &plan->dq_accumulator) &&
+           attn_sm90_append(p, partials, sizeof(float) * (double)k->dim, &plan->dk_partials) &&
+           attn_sm90_append(p, partials, sizeof(float) * (double)k->dim_v, &plan->dv_partials) &&
+           attn_sm90_append(p, semaphore ? rows / TILE : 0, sizeof(unsigned), &plan->dq_semaphores) &&
+           attn_sm90_append(p, counts, sizeof(unsigned), &plan->dq_additions) &&
            attn_sm90_append(p, slopes, sizeof(float), &plan->alibi_parts) &&
            attn_sm90_append(p, sinks, sizeof(float), &plan->sink_parts);
 }
@@ -100,17 +100,18 @@ static attn_status fill(const attn_desc *d, const attn_sm90_backward_choice *c, 
 static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_sm90_backward_plan *plan)
 {
     const attn_sm90_backward_schedule *s = &plan->params.schedule;
-    bool converts = attn_cuda_is_variant(plan->base.cuda.chosen.kernel) && (!attn_sm90_finishes(s) || s->splits > 1);
+    bool separate =
+        attn_cuda_is_variant(plan->base.cuda.chosen.kernel) && (!attn_sm90_finalises_dq(s) || s->splits > 1);
     const struct {
         bool wanted;
         const char *stem;
         CUfunction *function;
     } functions[] = {
-        { true, "backward_rows", &plan->rows },
+        { true, "backward_preprocess", &plan->preprocess },
         { true, "backward_fallback_kv", &plan->fallback_kv },
         { d->flags & ATTN_BIAS, "backward_fallback_bias", &plan->fallback_bias },
-        { converts, "backward_convert", &plan->convert },
-        { s->parted, "backward_merge", &plan->merge },
+        { separate, "backward_postprocess", &plan->postprocess },
+        { s->stream_k_items, "backward_merge", &plan->merge },
     };
     attn_status status = attn_sm90_load(d, place, "backward_fallback_q", &plan->base);
     for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
@@ -148,10 +149,10 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 static void describe(const attn_plan *plan, attn_words *words)
 {
     const attn_sm90_backward_plan *own = plan->own;
-    attn_sm90_backward_choice whole = { own->base.cuda.chosen, own->params.schedule }, *c = &whole;
+    attn_sm90_backward_choice chosen = { own->base.cuda.chosen, own->params.schedule }, *c = &chosen;
     const attn_sm90_backward_schedule *s = &c->schedule;
     const attn_desc *d = &plan->desc;
-    const double mib = 1 << 20, rows = (double)attn_sm90_sum_lines(d, false);
+    const double mib = 1 << 20, rows = (double)attn_sm90_aligned_rows(d, false);
     attn_say(words, "tiles      Q %d rows, KV %d keys\n", c->base.kernel->q_tile, c->base.kernel->kv_tile);
     if (!attn_cuda_is_variant(c->base.kernel)) {
         attn_say(words, "grid       a CTA of %u threads per tile\n", c->base.kernel->threads);
@@ -161,18 +162,19 @@ static void describe(const attn_plan *plan, attn_words *words)
              "grid       %d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d KV head%s at a time\n",
              s->grid, c->base.kernel->threads, c->base.kernel->shared / 1024, s->total,
              c->base.dynamic ? "dynamic" : "static", s->head_group, s->head_group == 1 ? "" : "s");
-    attn_say(words, "dQ         accumulator in f32, %.4g MiB, %s", query_lines(d, c) * c->base.kernel->dim * 4 / mib,
-             s->whole                      ? "head-persistent: a CTA adds up all of a head, in a fixed order"
-             : s->folded                   ? "in a fixed order (dQ semaphore); the last work item stores dQ"
-             : s->conversions              ? "atomic; postprocess fused"
-             : attn_sm90_takes_turns(d, s) ? "in a fixed order (dQ semaphore)"
-                                           : "atomic");
-    double parts = key_lines(d, c) * (c->base.kernel->dim + c->base.kernel->dim_v) * 4 / mib;
+    attn_say(words, "dQ         accumulator in f32, %.4g MiB, %s",
+             accumulator_rows(d, c) * c->base.kernel->dim * 4 / mib,
+             s->head_persistent              ? "head-persistent: a CTA computes all of a head, in a fixed order"
+             : s->finalises_dq               ? "in a fixed order (dQ semaphore); the last work item stores dQ"
+             : s->postprocess_items          ? "atomic; postprocess fused"
+             : attn_sm90_has_semaphore(d, s) ? "in a fixed order (dQ semaphore)"
+                                             : "atomic");
+    double parts = partial_rows(d, c) * (c->base.kernel->dim + c->base.kernel->dim_v) * 4 / mib;
     if (s->splits > 1)
         attn_say(words, "; dK and dV of %d parts of the query heads that share keys, %.4g MiB", s->splits, parts);
-    if (s->parted)
-        attn_say(words, "; dK and dV of the last %d work items, stream-K by %d rows, %.4g MiB", s->parted,
-                 s->share * c->base.kernel->q_tile, parts);
+    if (s->stream_k_items)
+        attn_say(words, "; dK and dV of the last %d work items, stream-K by %d rows, %.4g MiB", s->stream_k_items,
+                 s->stream_k_q_tiles * c->base.kernel->q_tile, parts);
     attn_say(words, "; LSE and delta of rows, %.4g MiB\n", rows * 8 / mib);
     attn_sm90_describe(plan, false, words);
 }

@@ -21,8 +21,9 @@ attn_said attn_sm90_decided_backward(const attn_desc *desc, const attn_sm90_back
 
 typedef struct attn_sm90_backward_plan {
     attn_sm90_plan base;
-    uint64_t stats, grad_q_sum, grad_k_sum, grad_v_sum, turns, added, alibi_parts, sink_parts; /* byte offsets */
-    CUfunction rows, convert, merge, totals, fallback_kv, fallback_bias;                       /* NULL: not needed */
+    uint64_t stats, dq_accumulator, dk_partials, dv_partials, dq_semaphores, dq_additions, alibi_parts,
+        sink_parts;                                                                /* byte offsets */
+    CUfunction preprocess, postprocess, merge, totals, fallback_kv, fallback_bias; /* NULL: not needed */
     attn_sm90_backward_params params; /* complete but for addresses and seeds */
 } attn_sm90_backward_plan;
 
@@ -31,8 +32,10 @@ attn_status attn_sm90_run_backward(const attn_cuda_call *call);
 
 extern const attn_cuda_pass attn_sm90_backward;
 
-int64_t attn_sm90_sum_lines(const attn_desc *desc, bool of_keys); /* lines of sums over rows, or over keys */
-int64_t attn_sm90_whole_lines(const attn_desc *desc, int ctas);   /* over rows, where so many take whole heads */
+/* Aligned rows of the workspace (backward_params.h): over rows, or over keys; and those of head-persistent dQ, of so
+ * many CTAs. */
+int64_t attn_sm90_aligned_rows(const attn_desc *desc, bool of_keys);
+int64_t attn_sm90_head_persistent_rows(const attn_desc *desc, int ctas);
 
 /* Keys of a work item. */
 static inline int attn_sm90_item_keys(const attn_cuda_kernel *kernel)
@@ -41,22 +44,22 @@ static inline int attn_sm90_item_keys(const attn_cuda_kernel *kernel)
 }
 
 /* Q tiles that may see one. */
-static inline int64_t attn_sm90_item_steps(const attn_desc *desc)
+static inline int64_t attn_sm90_item_q_tiles(const attn_desc *desc)
 {
     int64_t rows = ATTN_SM90_BACKWARD_ROWS;
     return (desc->len_q + rows - 1) / rows * (desc->heads_q / desc->heads_kv);
 }
 
 /* Whether work items add to dQ in a fixed order. */
-static inline bool attn_sm90_takes_turns(const attn_desc *desc, const attn_sm90_backward_schedule *s)
+static inline bool attn_sm90_has_semaphore(const attn_desc *desc, const attn_sm90_backward_schedule *s)
 {
-    return s->folded || (desc->flags & ATTN_DETERMINISTIC && !s->whole);
+    return s->finalises_dq || (desc->flags & ATTN_DETERMINISTIC && !s->head_persistent);
 }
 
 /* Whether the variant finalises dQ: it has no postprocess. */
-static inline bool attn_sm90_finishes(const attn_sm90_backward_schedule *s)
+static inline bool attn_sm90_finalises_dq(const attn_sm90_backward_schedule *s)
 {
-    return s->folded || s->whole;
+    return s->finalises_dq || s->head_persistent;
 }
 
 #endif

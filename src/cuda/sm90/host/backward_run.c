@@ -1,6 +1,5 @@
-/* A run of the backward: the preprocess, then a variant and what turns its sums into gradients, or the
- * fallback kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by
- * itself. */
+/* A run of the backward: the preprocess, then a variant and the postprocess of its accumulators, or the fallback
+ * kernels; then totals of slopes' and sinks' parts and, where it needs an order, the bias's gradient by itself. */
 #include "cuda/sm90/host/backward.h"
 
 #include "problem/desc.h"
@@ -37,18 +36,18 @@ static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
 }
 
 /* Rows of a gradient are of whole 16 bytes, of 16-bit elements. */
-static bool has_lines(const attn_sm90_backward_params *p, const void *gradient, const long long stride[3], int dim)
+static bool is_wide(const attn_sm90_backward_params *p, const void *gradient, const long long stride[3], int dim)
 {
     long long elements = dim | stride[0] | stride[1] | stride[2];
     return !(p->common.flags & ATTN_OUT_F32) && !(elements % 8) && !((uintptr_t)gradient % 16);
 }
 
-/* There is a separate dQ postprocess: all but the address the plan has seen to. */
-static void convert_none(attn_sm90_backward_params *p)
+/* The dQ postprocess becomes a kernel of its own: the plan did not know the address. */
+static void fuse_no_postprocess(attn_sm90_backward_params *p)
 {
-    int conversions = p->schedule.conversions * p->common.heads_kv * p->common.batch;
-    p->schedule.total -= conversions, p->schedule.takes -= conversions;
-    p->schedule.conversions = 0;
+    int items = p->schedule.postprocess_items * p->common.heads_kv * p->common.batch;
+    p->schedule.total -= items, p->schedule.takes -= items;
+    p->schedule.postprocess_items = 0;
 }
 
 /* Of what only a variant has. */
@@ -57,102 +56,103 @@ static void bind_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
     const attn_sm90_backward_plan *l = plan_of(c);
     const attn_desc *d = &c->plan->desc;
     if (l->base.copied[ATTN_SM90_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->base.copies[ATTN_SM90_GRAD_O]);
-    p->lines = has_lines(p, p->grad_k, p->grad_k_stride, p->common.dim_qk) &&
-               has_lines(p, p->grad_v, p->grad_v_stride, p->common.dim_v);
-    if (p->schedule.conversions && (uintptr_t)p->grad_q % 16) convert_none(p);
-    p->grad_q_sum = attn_cuda_at(c, l->grad_q_sum);
-    if (p->schedule.splits > 1 || p->schedule.parted) {
-        p->grad_k_sum = attn_cuda_at(c, l->grad_k_sum);
-        p->grad_v_sum = attn_cuda_at(c, l->grad_v_sum);
+    p->stores_wide = is_wide(p, p->grad_k, p->grad_k_stride, p->common.dim_qk) &&
+                     is_wide(p, p->grad_v, p->grad_v_stride, p->common.dim_v);
+    if (p->schedule.postprocess_items && (uintptr_t)p->grad_q % 16) fuse_no_postprocess(p);
+    p->dq_accumulator = attn_cuda_at(c, l->dq_accumulator);
+    if (p->schedule.splits > 1 || p->schedule.stream_k_items) {
+        p->dk_partials = attn_cuda_at(c, l->dk_partials);
+        p->dv_partials = attn_cuda_at(c, l->dv_partials);
     }
-    if (attn_sm90_takes_turns(d, &p->schedule)) p->turns = attn_cuda_at(c, l->turns);
-    if (p->schedule.conversions) p->added = attn_cuda_at(c, l->added);
+    if (attn_sm90_has_semaphore(d, &p->schedule)) p->dq_semaphores = attn_cuda_at(c, l->dq_semaphores);
+    if (p->schedule.postprocess_items) p->dq_additions = attn_cuda_at(c, l->dq_additions);
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, l->base.counter);
     p->alibi_count = (int)ATTN_SM90_BACKWARD_ALIBI(d->len_kv, c->cuda->chosen.kernel->kv_tile);
 }
 
 /* ---- launches ------------------------------------------------------------------------------ */
 
-static attn_status run_rows(const attn_cuda_call *c, attn_sm90_backward_params *p)
+static attn_status preprocess(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    return attn_cuda_launch(c, "attn_sm90_backward_rows", plan_of(c)->rows, attn_ceil_div(d->len_q, TILE), d->heads_q,
-                            d->batch, 256, p);
+    return attn_cuda_launch(c, "attn_sm90_backward_preprocess", plan_of(c)->preprocess, attn_ceil_div(d->len_q, TILE),
+                            d->heads_q, d->batch, 256, p);
 }
 
-static attn_status convert(const attn_cuda_call *c, attn_sm90_convert_params *p)
+static attn_status postprocess(const attn_cuda_call *c, attn_sm90_postprocess_params *p)
 {
-    return attn_cuda_launch(c, "attn_sm90_backward_convert", plan_of(c)->convert, attn_ceil_div(p->length, TILE),
-                            p->heads, c->plan->desc.batch, 128, p);
+    return attn_cuda_launch(c, "attn_sm90_backward_postprocess", plan_of(c)->postprocess,
+                            attn_ceil_div(p->length, TILE), p->heads, c->plan->desc.batch, 128, p);
 }
 
-static attn_status convert_queries(const attn_cuda_call *c, const attn_sm90_backward_params *p)
+static attn_status postprocess_dq(const attn_cuda_call *c, const attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    attn_sm90_convert_params q = { .in = p->grad_q_sum,
-                                   .out = p->grad_q,
-                                   .parts = 1,
-                                   .pitch = p->q_pitch,
-                                   .heads = p->common.heads_q,
-                                   .length = p->common.len_q,
-                                   .dim_pitch = c->cuda->chosen.kernel->dim,
-                                   .dim = p->common.dim_qk,
-                                   .scale = d->scale,
-                                   .flags = d->flags,
-                                   .cu_lens = p->common.cu_lens_q,
-                                   .lens = p->common.lens_q };
+    attn_sm90_postprocess_params q = { .in = p->dq_accumulator,
+                                       .out = p->grad_q,
+                                       .parts = 1,
+                                       .pitch = p->q_pitch,
+                                       .heads = p->common.heads_q,
+                                       .length = p->common.len_q,
+                                       .dim_pitch = c->cuda->chosen.kernel->dim,
+                                       .dim = p->common.dim_qk,
+                                       .scale = d->scale,
+                                       .flags = d->flags,
+                                       .cu_lens = p->common.cu_lens_q,
+                                       .lens = p->common.lens_q };
     for (int i = 0; i < 3; i++)
         q.stride[i] = p->grad_q_stride[i];
-    return convert(c, &q);
+    return postprocess(c, &q);
 }
 
-/* What makes dK, or dV, of sums: of splits, or of parts of work items. */
-static attn_sm90_convert_params keys_of(const attn_cuda_call *c, const attn_sm90_backward_params *p, bool values)
+/* What makes dK, or dV, of its parts: of splits, or of stream-K. */
+static attn_sm90_postprocess_params dkv_of(const attn_cuda_call *c, const attn_sm90_backward_params *p, bool values)
 {
     const attn_desc *d = &c->plan->desc;
     const attn_cuda_kernel *k = c->cuda->chosen.kernel;
     double kept = d->flags & ATTN_DROPOUT ? 256.0 / (256.0 - p->common.score.dropout_threshold) : 1;
     int pitch = values ? k->dim_v : k->dim;
     bool splits = p->schedule.splits > 1;
-    attn_sm90_convert_params keys = { .in = values ? p->grad_v_sum : p->grad_k_sum,
-                                      .out = values ? p->grad_v : p->grad_k,
-                                      .parts = p->schedule.splits,
-                                      .part_step =
-                                          (splits ? attn_sm90_sum_lines(d, true) : attn_sm90_item_keys(k)) * pitch,
-                                      .pitch = p->kv_pitch,
-                                      .heads = p->common.heads_kv,
-                                      .length = p->common.len_kv,
-                                      .dim_pitch = pitch,
-                                      .dim = values ? p->common.dim_v : p->common.dim_qk,
-                                      .scale = values ? (float)kept : d->scale,
-                                      .flags = d->flags,
-                                      .cu_lens = p->common.cu_lens_kv,
-                                      .lens = p->common.lens_kv };
+    attn_sm90_postprocess_params keys = {
+        .in = values ? p->dv_partials : p->dk_partials,
+        .out = values ? p->grad_v : p->grad_k,
+        .parts = p->schedule.splits,
+        .part_step = (splits ? attn_sm90_aligned_rows(d, true) : attn_sm90_item_keys(k)) * pitch,
+        .pitch = p->kv_pitch,
+        .heads = p->common.heads_kv,
+        .length = p->common.len_kv,
+        .dim_pitch = pitch,
+        .dim = values ? p->common.dim_v : p->common.dim_qk,
+        .scale = values ? (float)kept : d->scale,
+        .flags = d->flags,
+        .cu_lens = p->common.cu_lens_kv,
+        .lens = p->common.lens_kv
+    };
     for (int i = 0; i < 3; i++)
         keys.stride[i] = values ? p->grad_v_stride[i] : p->grad_k_stride[i];
     return keys;
 }
 
-static attn_status convert_keys(const attn_cuda_call *c, const attn_sm90_backward_params *p)
+static attn_status postprocess_dkv(const attn_cuda_call *c, const attn_sm90_backward_params *p)
 {
     attn_status status = ATTN_OK;
     for (int values = 0; values < 2 && !status; values++) {
-        attn_sm90_convert_params keys = keys_of(c, p, values);
-        status = convert(c, &keys);
+        attn_sm90_postprocess_params dkv = dkv_of(c, p, values);
+        status = postprocess(c, &dkv);
     }
     return status;
 }
 
-static attn_status merge_keys(const attn_cuda_call *c, const attn_sm90_backward_params *p)
+static attn_status merge_dkv(const attn_cuda_call *c, const attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    attn_sm90_merge_params m = { .of = { keys_of(c, p, false), keys_of(c, p, true) },
+    attn_sm90_merge_params m = { .of = { dkv_of(c, p, false), dkv_of(c, p, true) },
                                  .schedule = p->schedule,
                                  .keys = attn_sm90_item_keys(c->cuda->chosen.kernel),
-                                 .steps = (int)attn_sm90_item_steps(d),
+                                 .q_tiles = (int)attn_sm90_item_q_tiles(d),
                                  .batch = (int)d->batch };
-    return attn_cuda_launch(c, "attn_sm90_backward_merge", plan_of(c)->merge, p->schedule.parted * m.keys / TILE, 2, 1,
-                            128, &m);
+    return attn_cuda_launch(c, "attn_sm90_backward_merge", plan_of(c)->merge,
+                            p->schedule.stream_k_items * m.keys / TILE, 2, 1, 128, &m);
 }
 
 static attn_status run_bias(const attn_cuda_call *c, attn_sm90_backward_params *p)
@@ -191,7 +191,7 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
 {
     const attn_desc *d = &c->plan->desc;
     p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS);
-    attn_status status = run_rows(c, p);
+    attn_status status = preprocess(c, p);
     if (!status)
         status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", plan_of(c)->base.fallback,
                                   attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, p);
@@ -212,11 +212,12 @@ static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_param
     if (bias_after) p->grad_bias = NULL;
     if (!status && p->grad_bias)
         status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
-    if (!status) status = run_rows(c, p);
+    if (!status) status = preprocess(c, p);
     if (!status) status = attn_cuda_launch_variant(c, plan_of(c)->base.variant, p->schedule.grid, p);
-    if (!status && !attn_sm90_finishes(&p->schedule) && !p->schedule.conversions) status = convert_queries(c, p);
-    if (!status && p->schedule.splits > 1) status = convert_keys(c, p);
-    if (!status && p->schedule.parted) status = merge_keys(c, p);
+    if (!status && !attn_sm90_finalises_dq(&p->schedule) && !p->schedule.postprocess_items)
+        status = postprocess_dq(c, p);
+    if (!status && p->schedule.splits > 1) status = postprocess_dkv(c, p);
+    if (!status && p->schedule.stream_k_items) status = merge_dkv(c, p);
     if (!status && bias_after) status = run_bias(c, p);
     return status;
 }

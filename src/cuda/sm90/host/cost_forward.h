@@ -17,16 +17,6 @@ typedef struct attn_sm90_forward_problem {
     attn_choice start;             /* pairs and flops */
 } attn_sm90_forward_problem;
 
-static inline double max_of(double a, double b)
-{
-    return a > b ? a : b;
-}
-
-static inline double min_of(double a, double b)
-{
-    return a < b ? a : b;
-}
-
 /* Query rows that share a tile of one KV head; 0: `pack` heads do not fit it. Dropout's blocks of rows are of one head.
  */
 int64_t attn_sm90_rows_of(const attn_desc *desc, const attn_cuda_kernel *kernel, int64_t pack);

@@ -23,12 +23,12 @@ enum {
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
 
-/* What a row's sums say: the last work item finishes dQ; and which flags it then lacks. */
+/* What a row's dq says: the last work item finalises dQ; and which flags it then lacks. */
 enum {
-    ATTN_SM90_FINALISES_ADDED = 0,
-    ATTN_SM90_FINALISES_FOLDED = 1,
-    ATTN_SM90_LACKS_ADDED = 0,
-    ATTN_SM90_LACKS_FOLDED = ATTN_WINDOW | ATTN_CUDA_LENGTHS
+    ATTN_SM90_FINALISES_ACCUMULATED = 0,
+    ATTN_SM90_FINALISES_FINALISED = 1,
+    ATTN_SM90_LACKS_ACCUMULATED = 0,
+    ATTN_SM90_LACKS_FINALISED = ATTN_WINDOW | ATTN_CUDA_LENGTHS
 };
 
 #define ATTN_SM90_FALLBACK(type, TYPE)                                                                             \
@@ -60,18 +60,18 @@ enum {
         }                                                                                                           \
     }
 
-#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, keys_, stages_, cluster_, sums_, mask_, score_, spills_, ...) \
-    {                                                                                                                 \
-        .arch = &attn_sm90, .name = "sm90_backward_" #name_, .symbol = "attn_sm90_backward_" #name_,                  \
-        .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_, .dim = dim_,        \
-        .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS, .kv_tile = keys_, .stages = stages_, .cluster = cluster_, \
-        .finalises_dq = ATTN_SM90_FINALISES_##sums_,                                                                  \
-        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##sums_,                              \
-        .threads = ATTN_SM90_BACKWARD_THREADS(keys_),                                                                 \
-        .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, keys_, stages_, cluster_),                                    \
-        .source = "sm90/backward/backward.cu", .spills = spills_, .options = {                                        \
-            __VA_ARGS__                                                                                               \
-        }                                                                                                             \
+#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, cluster_, dq_, mask_, score_, spills_, ...) \
+    {                                                                                                                  \
+        .arch = &attn_sm90, .name = "sm90_backward_" #name_, .symbol = "attn_sm90_backward_" #name_,                   \
+        .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_, .dim = dim_,         \
+        .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS, .kv_tile = kv_tile_, .stages = stages_,                    \
+        .cluster = cluster_, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                                \
+        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                                 \
+        .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                                                               \
+        .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_),                                  \
+        .source = "sm90/backward/backward.cu", .spills = spills_, .options = {                                         \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
     }
 
 #endif
