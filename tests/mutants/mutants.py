@@ -531,7 +531,13 @@ MUTANTS = [
     (KV + "levels.c", "if (a->shared[other] != from) return 0;", "", "levels: sequences of two groups share", "cascade"),
     (KV + "levels.c", "if (same < a->least) break;", "if (same == 0) break;", "levels: less than the least is shared", "cascade"),
     (KV + "cascade.c", "if (a->lens_kv[b] < rows)", "if (a->lens_kv[b] < 0)", "cascade: rows without keys of their own", "cascade"),
+    (KV + "cascade.c", "return i + 1 < plan->parts ? about(status, \"shared\", i) : status;", "return status;",
+     "cascade: what is wrong with shared keys is said of the sequences' own", "cascade"),
     # the pool of pages
+    (KV + "pool.c", "if (s->pages <= width) return ATTN_OK;", "return ATTN_OK;", "pool: tables are written past their width", "pool cascade"),
+    ("src/problem/desc.c", "if (out_size > full_size) memset((char *)out + full_size, 0, out_size - full_size);", "",
+     "what a newer caller's struct has besides is left as it was", "plan pool"),
+    ("src/base/words.c", "if (size && text) text[0] = 0;", "", "a description that fails leaves the old text", "plan"),
     (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = false;", "pool: a fork writes into a shared page", "pool prefix"),
     (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = pool->refs[*last] > 2 && slots > 0;",
      "pool: two may write one page", "pool prefix"),
