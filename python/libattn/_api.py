@@ -109,7 +109,7 @@ def _pack(mask: Any, keys: int) -> np.ndarray:
         raise _c.InvalidError(f"mask is {is_at.dtype}; it takes bool, or floats that are 0 or -inf")
     if is_at.device is not None:
         raise _c.InvalidError("mask is on a GPU: pass bits, packed there")
-    array: Any = mask if isinstance(mask, np.ndarray) else np.from_dlpack(mask)
+    array: Any = _tensor.host(seen)
     if is_at.dtype != "bool":
         visible = array == 0
         if not np.all(visible | (array == -np.inf)):
@@ -236,15 +236,15 @@ def _longest(table: Any, name: str) -> int:
     if _run.device_of(seen) is not None:
         raise _c.InvalidError(f"max_{name[3:].replace('lens', 'len')} is needed where {name} is on a GPU: finding it "
                               "would wait for the GPU")
-    starts = np.from_dlpack(table) if hasattr(table, "__dlpack__") else seen
+    starts = _tensor.host(_run.as_table(table, name, "int32", None))
     if starts.ndim != 1 or starts.size < 1:
         raise _c.InvalidError(f"{name} has shape {starts.shape}; it takes (batch + 1)")
     return int(np.diff(starts.astype(np.int64)).max(initial=0))
 
 
 def _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv) -> Tuple[Dict[str, Any], Tuple[int, int]]:
-    longest = (_longest(cu_lens_q, "cu_lens_q") if max_len_q is None else int(max_len_q),
-               _longest(cu_lens_kv, "cu_lens_kv") if max_len_kv is None else int(max_len_kv))
+    longest = (_longest(cu_lens_q, "cu_lens_q") if max_len_q is None else _run._integer("max_len_q", max_len_q),
+               _longest(cu_lens_kv, "cu_lens_kv") if max_len_kv is None else _run._integer("max_len_kv", max_len_kv))
     return {"cu_lens_q": cu_lens_q, "cu_lens_kv": cu_lens_kv}, longest
 
 

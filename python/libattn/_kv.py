@@ -278,11 +278,6 @@ attention_with_kvcache.__doc__ = (attention_with_kvcache.__doc__ or "") + _CACHE
 # ---- a call ----------------------------------------------------------------------------------------
 
 
-def _host(seen: Any) -> np.ndarray:
-    """A table on the CPU as NumPy's."""
-    return seen if type(seen) is np.ndarray else np.from_dlpack(seen.source if type(seen) is View else seen)
-
-
 def _library(like: Any, device: Optional[int]) -> Any:
     """What makes small tables where `like` lies: NumPy, torch or CuPy. All three know int32, arange and full."""
     if device is None:
@@ -397,7 +392,7 @@ class _Append:
     def _array(self, seen: Any) -> Any:
         """A table as an array that knows + and slices."""
         if self.device is None:
-            return _host(seen)
+            return _tensor.host(seen)
         return seen.source if type(seen) is View else seen
 
     @staticmethod

@@ -166,7 +166,7 @@ def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: O
     if is_at.dtype == dtype and is_packed(is_at):
         return seen
     if device is None and is_at.dtype != "bfloat16" and not (type(seen) is not View and seen.requires_grad):
-        return _converted(np.from_dlpack(value), name, dtype)
+        return _converted(_tensor.host(seen), name, dtype)
     if device is None and dtype in ("float32", "float64") and type(seen) is not View:
         return seen.detach().to(getattr(sys.modules["torch"], dtype)).contiguous()
     raise _c.InvalidError(f"{name} is {is_at.dtype} with strides {is_at.strides}; it takes packed {dtype}")
@@ -175,7 +175,7 @@ def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: O
 def _converted(array: np.ndarray, name: str, dtype: str) -> np.ndarray:
     wanted = np.dtype(dtype)
     if wanted.kind in "iu":
-        if array.dtype.kind not in "iu" and array.size:
+        if array.dtype.kind not in "iu" and (array.size or array.dtype.kind != "f"):  # NumPy's [] is of floats
             raise TypeError(f"{name} is {array.dtype}; it takes {dtype}")
         limits = np.iinfo(wanted)
         if array.size and (array.min() < limits.min or array.max() > limits.max):

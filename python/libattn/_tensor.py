@@ -163,6 +163,11 @@ def see(tensor: Any, name: str, stream: Optional[int] = None) -> Any:
     return View(tensor, name, stream)
 
 
+def host(seen: Any) -> np.ndarray:
+    """What is seen on the CPU, as NumPy's."""
+    return seen if type(seen) is np.ndarray else np.from_dlpack(seen.source if type(seen) is View else seen)
+
+
 def signature(seen: Any) -> tuple:
     """What two tensors must have in common to be served by one plan."""
     if type(seen) is np.ndarray:

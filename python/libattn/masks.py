@@ -139,7 +139,7 @@ def intervals_of(mask: Mask, rows: int, keys: int, batch: int, is_causal: bool) 
         if _tensor.layout(seen, "documents").device is not None:
             raise _c.InvalidError("documents are on a GPU: pass intervals, made there; libattn.torch.attention makes "
                                   "them")
-        array = seen if isinstance(seen, np.ndarray) else np.from_dlpack(ids)
+        array = _tensor.host(seen)
         check_ids(array.shape, str(array.dtype), batch, keys)
         starts, ends = _runs(np.broadcast_to(array, (batch, keys)))
         first, last = np.maximum(first, starts), np.minimum(last, ends)

@@ -91,6 +91,66 @@ def test_tables(make):
         libattn.attention_varlen(q, k, v, [0, 4, 9], [0, 6, 13], max_len_q=3)
 
 
+def odd_values(tensors):
+    """What somebody may pass for anything."""
+    numbers = [None, 0, 1, -1, 3, 1 << 31, 1 << 40, 1.5, float("nan"), "x", b"y", [], [1], [[1]], [1, 2, 3], (1, 2),
+               (None, None), (1 << 40, 0), {}, object(), True]
+    shapes = [(0,), (), (1,), (2,), (3,), (4,), (9, 13), (2, 4, 9, 13), (1, 1, 9, 2), (2, 1, 13, 1), (2, 2, 13, 4),
+              (2, 4), (3, 0), (0, 3), (2, 13, 2, 0), (2, 13, 0, 24), (0, 13, 2, 24), (9, 4, 24), (2, 13, 2, 48)]
+    arrays = [np.full(shape, value, dtype) for shape in shapes for value, dtype in (
+        (0, "f"), (np.nan, "f"), (0, np.float16), (0, bool), (0, np.int32), (-1, np.int32), (99, np.int32),
+        (1 << 30, np.int64), (7, np.uint8), (0, complex), (0, object), (0, ">f4"))]
+    lists = [libattn.Blocks(4, 5, *(np.full((1, 1, 3, *more), x, np.int32) for x, more in ((count, ()), (at, (3,)))))
+             for count, at in ((0, 0), (9, 0), (2, 7), (-1, -1))]
+    masks = libattn.masks
+    return [*numbers, *arrays, *lists, libattn.Blocks("a", 2, 1, 1), masks.causal, masks.window(2, 1),
+            masks.documents(3), masks.documents(np.arange(13) // 4), masks.prefix([1, 2]), masks.chunk(0), np.ma.zeros((2, 13, 2, 24), "f"),
+            *tensors, *(x.T for x in tensors), *(x[..., ::2] for x in tensors)]
+
+
+def test_whatever_is_passed_raises_or_runs(make):
+    """Up to three arguments are anything; what is raised is of the kinds that are promised, and nothing crashes."""
+    import random
+
+    choose = random.Random(3)
+    scores = ["causal", "window", "chunk", "scale", "softcap", "alibi", "sink", "out_f32", "deterministic", "threads",
+              "isa", "kernel", "strategy", "stream"]
+    more = ["prefix", "lens_q", "lens_kv", "mask", "bits", "intervals", "blocks", "bias", "dropout_p", "seed",
+            "seed_offset"]
+    lens = np.array([3, 5], np.int32)
+    table, ran = np.array([[0, 1], [2, 3]], np.int32), 0
+    for _ in range(1500):
+        q, k, v = make()
+        cache = np.zeros((2, 4, 8, 2, 24), np.float32)
+        o, lse = libattn.attention(q, k, v, return_lse=True)
+        new = {"q": q, "k_cache": cache[0], "v_cache": cache[1], "k": k[:, :2], "v": v[:, :2], "cache_seqlens": lens,
+               "page_table": table}
+        rotary = ["rotary_cos", "rotary_sin", "rotary_interleaved", "fault"]
+        function, given, names = choose.choice([
+            (libattn.attention, {"q": q, "k": k, "v": v}, scores + more + ["out", "return_lse"]),
+            (libattn.attention_varlen, {"q": q[0], "k": k[0], "v": v[0], "cu_lens_q": [0, 4, 9],
+                                        "cu_lens_kv": [0, 6, 13]}, scores + more + ["max_len_q", "max_len_kv", "out"]),
+            (libattn.attention_backward, {"grad_o": o, "q": q, "k": k, "v": v, "o": o, "lse": lse},
+             scores + more + ["grad_lse", "cu_lens_q", "cu_lens_kv", "grad_sink"]),
+            (libattn.attention_with_kvcache, new, scores + rotary + ["cu_lens_q", "max_len_q", "first_kv", "out"]),
+            (libattn.append_kvcache, {name: new[name] for name in new if name != "q"},
+             rotary + ["q", "cu_lens", "threads"]),
+            (libattn.merge_states, {"o": [o, o], "lse": [lse, lse]},
+             ["out", "out_lse", "out_f32", "threads", "stream"])])
+        names = [*given, *names]
+        for name in choose.sample(names, choose.randint(1, 3)):
+            value = choose.choice(odd_values([q, k, v, lse]))
+            given[name] = [value, given[name][1]] if name in ("o", "lse") and choose.random() < 0.7 and isinstance(
+                given[name], list) else value
+        try:
+            function(**given)
+            ran += 1
+        except (libattn.Error, TypeError, ValueError, BufferError):
+            if "k_cache" in given and given["k_cache"] is cache[0]:
+                assert not cache.any()
+    assert ran > 25
+
+
 def test_outputs(make):
     q, k, v = make()
     out = np.full_like(q, 7)

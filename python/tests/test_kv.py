@@ -1,5 +1,7 @@
 """merge_states, append_kvcache and attention_with_kvcache over NumPy arrays: against the definition, and bit by bit
 against the calls that they put together."""
+import threading
+
 import numpy as np
 import pytest
 
@@ -377,6 +379,61 @@ def test_a_mistake_leaves_the_cache_as_it_was():
         assert np.array_equal(p.k_cache, before[0]) and np.array_equal(p.v_cache, before[1]), match
     libattn.attention_with_kvcache(**right)
     assert not np.array_equal(p.k_cache, before[0])
+
+
+def test_sizes_of_nothing():
+    p = Problem()
+    right = dict(q=p.q, k=p.k, v=p.v, cache_seqlens=p.lens, page_table=p.table)
+    for match, k_cache, table in (
+            ("page_size", p.k_cache[:, :0], p.table), ("at least 1", p.k_cache[:, :, :0], p.table),
+            ("page|lens_kv", p.k_cache[:0], p.table), ("page|lens_kv", p.k_cache, p.table[:, :0])):
+        with pytest.raises(libattn.InvalidError, match=match):
+            libattn.attention_with_kvcache(k_cache=k_cache, v_cache=k_cache.copy(), **dict(right, page_table=table))
+
+
+class Foreign:
+    """A tensor of a library that nothing is known of but DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+
+def test_dlpack_freed_arrays_and_forgotten_plans():
+    p = Problem(rotary_dim=8)
+    given = dict(q=p.q, k=p.k, v=p.v, cache_seqlens=p.lens, page_table=p.table, **p.rotary(False))
+    caches = [p.k_cache.copy(), p.v_cache.copy()]
+    wanted = libattn.attention_with_kvcache(k_cache=p.k_cache, v_cache=p.v_cache, **given)
+    foreign = {name: Foreign(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    o = libattn.attention_with_kvcache(k_cache=Foreign(caches[0]), v_cache=Foreign(caches[1]), **foreign)
+    assert np.array_equal(o, wanted) and np.array_equal(caches[0], p.k_cache)  # written where they lie
+    lse = normal(3, 4, 3)
+    merged = libattn.merge_states([Foreign(o), o], [Foreign(lse), lse])
+    assert np.array_equal(merged[0], libattn.merge_states([o, o], [lse, lse])[0])
+    fixed = caches[0].copy()
+    fixed.flags.writeable = False
+    with pytest.raises((libattn.InvalidError, BufferError), match="read-?only"):
+        libattn.attention_with_kvcache(k_cache=Foreign(fixed), v_cache=caches[1], **given)
+    stop = []
+
+    def forget():
+        while not stop:
+            libattn.clear_plans()
+
+    worker = threading.Thread(target=forget)
+    worker.start()
+    try:
+        for _ in range(200):
+            fresh = {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in given.items()}
+            assert np.array_equal(libattn.attention_with_kvcache(k_cache=caches[0], v_cache=caches[1], **fresh), wanted)
+    finally:
+        stop.append(True)
+        worker.join()
 
 
 def test_packed_mistakes():
