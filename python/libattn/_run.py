@@ -110,6 +110,7 @@ _plans: Dict[tuple, Any] = {}
 _local = threading.local()
 _KEEP = 64 << 20  # bytes of workspace that a thread keeps between calls
 _EMPTY = (ctypes.c_char * 64)()  # where tensors without elements are said to lie
+_NOWHERE = ctypes.addressof(_EMPTY)
 
 
 def clear_plans() -> None:
@@ -192,7 +193,7 @@ def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> No
 
 def address_of(seen: Any) -> int:
     """Where a tensor lies; one without elements somewhere."""
-    return address(seen) or ctypes.addressof(_EMPTY)
+    return address(seen) or _NOWHERE
 
 
 # ---- making a plan -------------------------------------------------------------------------------
@@ -512,6 +513,8 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     handle = None if stream is None else _tensor.stream_handle(stream)
     tensors = {name: see(tensor, name, handle) for name, tensor in given.items()}
     rest = static, tables, varlen, blocks, out, want, seed, seed_offset
+    if device_of(tensors["q"]) is None:
+        return _run(direction, tensors, None, None, None, *rest)
     return placed(tensors["q"], given["q"], handle, [*given.values(), *tables.values(), *out.values()],
                   lambda *where: _run(direction, tensors, *where, *rest))
 
@@ -551,9 +554,9 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context)
     args = _c.Args()
     for name, tensor in tensors.items():
-        setattr(args, name, address_of(tensor))
+        setattr(args, name, address(tensor) or _NOWHERE)
     for name, tensor in arrays.items():
-        setattr(args, name, address_of(tensor))
+        setattr(args, name, address(tensor) or _NOWHERE)
     results, like = {}, tensors["q"]
     partly = varlen is not None or "lens_q" in arrays or "lens_kv" in arrays  # rows outside sequences are not written
     for name in want:
@@ -562,7 +565,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         else:
             dtype = plan.dtype if name in _OF_DTYPE else plan.floats
             results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name, partly)
-        setattr(args, name, address_of(seen))
+        setattr(args, name, address(seen) or _NOWHERE)
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
     owner, place = workspace(like, device, plan.workspace)
     _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle))

@@ -104,8 +104,8 @@ def odd_values(tensors):
              for count, at in ((0, 0), (9, 0), (2, 7), (-1, -1))]
     masks = libattn.masks
     return [*numbers, *arrays, *lists, libattn.Blocks("a", 2, 1, 1), masks.causal, masks.window(2, 1),
-            masks.documents(3), masks.documents(np.arange(13) // 4), masks.prefix([1, 2]), masks.chunk(0), np.ma.zeros((2, 13, 2, 24), "f"),
-            *tensors, *(x.T for x in tensors), *(x[..., ::2] for x in tensors)]
+            masks.documents(3), masks.documents(np.arange(13) // 4), masks.prefix([1, 2]), masks.chunk(0),
+            np.ma.zeros((2, 13, 2, 24), "f"), *tensors, *(x.T for x in tensors), *(x[..., ::2] for x in tensors)]
 
 
 def test_whatever_is_passed_raises_or_runs(make):

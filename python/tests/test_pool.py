@@ -71,6 +71,41 @@ def test_move():
     assert np.array_equal(copies.pairs, np.stack([pages, there.tables([moved])[0][0, :2]], 1))
 
 
+def test_sequences_of_a_pool_decode():
+    """Prompts, then tokens one by one, with a fork: what attention to all keys at once gives."""
+    random = np.random.default_rng(3)
+    p, copies = pool(), PageCopies(4)
+    caches = [np.zeros((16, 4, 2, 8), np.float32) for _ in range(2)]
+    first, second = p.create(), p.create()
+    seqs, told = [first, second], {first: [], second: []}  # told: (k, v) of each token
+
+    def step(counts):
+        rows = sum(counts)
+        q, k, v = (random.standard_normal((rows, heads, 8)).astype("f") for heads in (4, 2, 2))
+        starts = np.cumsum([0, *counts])
+        for seq, count, start in zip(seqs, counts, starts):
+            p.append(seq, count=count, copies=copies)
+            told[seq] += list(zip(k[start:start + count], v[start:start + count]))
+        for origin, to in copies.pairs:
+            for cache in caches:
+                cache[to] = cache[origin]
+        copies.clear()
+        table, lens = p.tables(seqs)
+        o = libattn.attention_with_kvcache(q, *caches, k, v, cache_seqlens=lens - counts, page_table=table,
+                                           cu_lens_q=starts, causal=True)
+        for seq, a, b in zip(seqs, starts, starts[1:]):
+            keys, values = (np.stack(x)[None] for x in zip(*told[seq]))
+            np.testing.assert_allclose(o[a:b], libattn.attention(q[None, a:b], keys, values, causal=True)[0], atol=2e-5)
+
+    step([6, 3])
+    step([1, 1])
+    forked = p.fork(first)
+    seqs.append(forked)
+    told[forked] = list(told[first])
+    for _ in range(3):
+        step([1, 2, 1])
+
+
 def test_mistakes():
     p = pool(pages=2)
     a = p.create()
