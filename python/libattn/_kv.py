@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _c, _run, _tensor
 from ._api import Window, _no_grad
-from ._run import Handle, Plan, address_of, as_table, layouts, same_device, shape_is, strides_of, writable
+from ._run import Handle, address_of, as_table, layouts, same_device, shape_is, strides_of, writable
 from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature
 
 # ---- merging ---------------------------------------------------------------------------------------
@@ -48,8 +48,8 @@ def merge_states(
     handle = None if stream is None else _tensor.stream_handle(stream)
     parts = [see(part, f"o[{i}]", handle) for i, part in enumerate(o)]
     lses = [see(part, f"lse[{i}]", handle) for i, part in enumerate(lse)]
-    return _run.placed(parts[0], o[0], handle, [*o, *lse, out, out_lse], lambda *where: _merge(
-        *where, parts, lses, out, out_lse, bool(out_f32), threads))
+    return _run.placed(parts[0], o[0], handle, [*o, *lse, out, out_lse], lambda device, context, current: _merge(
+        device, context, current, parts, lses, out, out_lse, bool(out_f32), threads))
 
 
 def _merge(device, context, handle, parts, lses, out, out_lse, out_f32, threads):
@@ -204,7 +204,7 @@ def append_kvcache(
     seen = see(k, "k", handle)
 
     def body(device, context, handle):
-        call = _Append(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, "cu_lens",
+        call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, "cu_lens",
                        q, rotary, threads, fault)
         prepared = _run.kept(("append", *call.key()), context, (), lambda: _append_plan(call))
         turned = call.fill(prepared)
@@ -246,7 +246,7 @@ def attention_with_kvcache(
     seen = see(q, "q", handle)
 
     def body(device, context, handle):
-        call = _Append(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens_q,
+        call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens_q,
                        "cu_lens_q", q, rotary, threads, fault)
         return _attend(call, static, tables, max_len_q, out, bool(return_lse))
 
@@ -299,16 +299,15 @@ _PAGES = "(pages or batch, slots, heads, dim)"
 class Prepared(NamedTuple):
     """Plans of a call, and what its outputs look like."""
 
-    append: Optional[Handle]
-    attention: Optional[Plan]
+    append: Any  # a Handle, or None
+    attention: Any  # a Plan, or None
     dtype: str  # of q
     out: str  # of o
     shapes: Dict[str, Tuple[int, ...]]
 
 
-class _Append:
-    """A call's tensors, and the arguments of its append. Without k it appends nothing, and is what the attention reads.
-    """
+class _Call:
+    """A call's tensors and tables, and the arguments of its append; without k it appends nothing."""
 
     def __init__(self, device, context, handle, k, v, k_cache, v_cache, seqlens, page_table, cu_lens, cu_name, q,
                  rotary, threads, fault):
@@ -433,7 +432,7 @@ def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
     return address_of(seen)
 
 
-def _attend(call: _Append, static, tables, max_len_q, out, return_lse):
+def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
     arrays = {name: as_table(value, name, _run.table_dtype(name, ""), call.device, call.handle)
               for name, value in tables.items()}
     arrays["lens_kv"], arrays["page_table"] = call.tables["lens_kv"], call.tables["page_table"]
@@ -488,7 +487,7 @@ class _Problem(_run.Problem):
             desc.len_q, desc.total_q = _run._integer("max_len_q", self.varlen), q.shape[0]
 
 
-def _plans(call: _Append, static, arrays, max_len_q, outputs) -> Prepared:
+def _plans(call: _Call, static, arrays, max_len_q, outputs) -> Prepared:
     at = call.layouts()
     q = at["q"] if call.interleaved is None else at["q"]._replace(strides=packed(at["q"].shape))
     problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _run.Static(*static),
@@ -498,25 +497,26 @@ def _plans(call: _Append, static, arrays, max_len_q, outputs) -> Prepared:
     return Prepared(append, attention.plan, q.dtype, attention.dtype, attention.shapes)
 
 
-def _append_plan(call: _Append) -> Prepared:
+def _append_plan(call: _Call) -> Prepared:
     at = call.layouts()
     k, v = at["k"], at["v"]
     if k.shape[:-1] != v.shape[:-1]:
         raise _c.InvalidError(f"k has shape {k.shape} and v {v.shape}: all but their last dimensions must be equal")
     if len(k.shape) == 4 and k.shape[0] != call.batch:
         raise _c.InvalidError(f"k has shape {k.shape}; its batch must be {call.batch}, as q's")
-    for name, new, cache in (("k", k, at["k_cache"]), ("v", v, at["v_cache"])):
-        if new.shape[-2:] != cache.shape[-2:]:
-            raise _c.InvalidError(f"{name} has heads and dim {new.shape[-2:]}, {name}_cache {cache.shape[-2:]}: they "
-                                  "must be equal")
+    for name, new in (("k", k), ("v", v)):
+        wanted = at[name + "_cache"].shape[-2:]
+        if new.shape[-2:] != wanted:
+            raise _c.InvalidError(f"{name} has heads and dim {new.shape[-2:]}, {name}_cache {wanted}: they must be "
+                                  "equal")
     pages, size, heads, dim = at["k_cache"].shape
     desc = _c.KvDesc(
         op=_c.KV_APPEND, dtype=_c.DTYPES[k.dtype], device=_c.CPU if k.device is None else _c.CUDA, pages=pages,
         page_size=size, heads_kv=heads, dim_qk=dim, dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
         batch=call.batch, table_width=_shape(call.tables["page_table"])[1],
         threads=_run._integer("threads", call.threads, 32))
-    for name, tensor in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
-        getattr(desc, name + "_stride")[:] = strides_of(at[tensor], tensor)
+    for name, cache in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
+        getattr(desc, name + "_stride")[:] = strides_of(at[cache], cache)
     for name, tensor in (("k", k), ("v", v)):
         getattr(desc, name + "_stride")[:] = _token_strides(tensor, name)
     if call.interleaved is not None:
@@ -524,7 +524,7 @@ def _append_plan(call: _Append) -> Prepared:
     return Prepared(Handle(desc, _c.kv_plan_create, _c.kv_plan_destroy), None, k.dtype, "", {})
 
 
-def _turn(call: _Append, at: Dict[str, Layout], desc: _c.KvDesc) -> None:
+def _turn(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> None:
     """Rotary embedding of k, and of q if it is there."""
     cos, sin = (_shape(call.tables[name]) for name in ("rotary_cos", "rotary_sin"))
     if len(cos) != 2 or cos != sin:

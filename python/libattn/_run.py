@@ -516,7 +516,7 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     if device_of(tensors["q"]) is None:
         return _run(direction, tensors, None, None, None, *rest)
     return placed(tensors["q"], given["q"], handle, [*given.values(), *tables.values(), *out.values()],
-                  lambda *where: _run(direction, tensors, *where, *rest))
+                  lambda device, context, current: _run(direction, tensors, device, context, current, *rest))
 
 
 def placed(seen: Any, tensor: Any, handle: Optional[int], used: List[Any], body: Callable[..., Any]) -> Any:
