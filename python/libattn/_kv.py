@@ -279,7 +279,7 @@ attention_with_kvcache.__doc__ = (attention_with_kvcache.__doc__ or "") + _CACHE
 
 
 def _library(like: Any, device: Optional[int]) -> Any:
-    """What makes small tables where `like` lies: NumPy, torch or CuPy. All three know int32, arange and full."""
+    """What makes small tables where `like` lies: NumPy, torch or CuPy. All know int32, arange, full and zeros."""
     if device is None:
         return np
     if is_torch(like):
@@ -396,7 +396,9 @@ class _Call:
 
     @staticmethod
     def _steps(library, count, step, place):
-        return library.arange(count, dtype=library.int32, **place) * step
+        if not step:
+            return library.zeros((count,), dtype=library.int32, **place)
+        return library.arange(0, count * step, step, dtype=library.int32, **place)
 
     def key(self) -> tuple:
         return (self.interleaved, self.threads, self.context,

@@ -17,6 +17,11 @@ APPEND = ("k", "v", "k_cache", "v_cache", "cache_seqlens", "page_table", "rotary
           "rotary_interleaved")
 
 
+def on_gpu(**options):
+    """A problem whose results have the same bits at each run."""
+    return dict(problem(device="cuda", **options), deterministic=True)
+
+
 def moved(given, device):
     return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
 
@@ -31,23 +36,23 @@ def close(found, wanted, tolerance=2e-2):
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 def test_with_kvcache_is_the_cpus_and_the_separate_calls(interleaved, packed, dtype):
     given = dict(problem(packed=packed, dtype=dtype), rotary_interleaved=interleaved)
-    on_gpu, apart = moved(given, "cuda"), moved(given, "cuda")
+    there, apart = moved(given, "cuda"), moved(given, "cuda")
     options = {"causal": True, "return_lse": True, "deterministic": True}
     wanted = libattn.attention_with_kvcache(**given, **options)
     for _ in range(2):  # once more gives the same
-        found = libattn.attention_with_kvcache(**on_gpu, **options)
+        found = libattn.attention_with_kvcache(**there, **options)
         assert found[0].is_cuda and found[0].dtype == dtype and found[1].dtype == torch.float32
         close(found[0], wanted[0])
         close(found[1], wanted[1])
         for name in ("k_cache", "v_cache"):  # rotary embedding has the same bits on every device
-            assert torch.equal(on_gpu[name].cpu(), given[name])
+            assert torch.equal(there[name].cpu(), given[name])
     append = {name: apart[name] for name in APPEND}
     q = libattn.append_kvcache(q=apart["q"], **append, **({"cu_lens": apart["cu_lens_q"]} if packed else {}))
     rest = {name: apart[name] for name in ("k_cache", "v_cache", "page_table", "cu_lens_q", "max_len_q")
             if name in apart}
     again = libattn.attention_with_kvcache(q, cache_seqlens=apart["cache_seqlens"] + 2, **rest, **options)
     assert torch.equal(again[0], found[0]) and torch.equal(again[1], found[1])
-    assert torch.equal(apart["k_cache"], on_gpu["k_cache"])
+    assert torch.equal(apart["k_cache"], there["k_cache"])
     operator = moved(problem(packed=packed, dtype=dtype), "cuda")
     operator["rotary_interleaved"] = interleaved
     o, lse = la.attention_with_kvcache(**operator, **options)
@@ -62,20 +67,20 @@ def test_decoding_over_pages(dim, page_size):
     table = torch.randperm(3 * width).reshape(3, width).int()
     q, k, v = (torch.randn(3, 1, heads, dim).half() for heads in (8, 2, 2))
     caches = [torch.randn(3 * width, page_size, 2, dim).half() for _ in range(2)]
-    on_gpu = [x.cuda() for x in (q, *caches, k, v)]
-    o = la.attention_with_kvcache(*on_gpu, cache_seqlens=lens.cuda(), page_table=table.cuda(), causal=True)
+    there = [x.cuda() for x in (q, *caches, k, v)]
+    o = la.attention_with_kvcache(*there, cache_seqlens=lens.cuda(), page_table=table.cuda(), causal=True)
     close(o, la.attention_with_kvcache(q, *caches, k, v, cache_seqlens=lens, page_table=table, causal=True))
-    assert torch.equal(on_gpu[1].cpu(), caches[0]) and torch.equal(on_gpu[2].cpu(), caches[1])
+    assert torch.equal(there[1].cpu(), caches[0]) and torch.equal(there[2].cpu(), caches[1])
 
 
 def test_one_stretch_for_each_sequence():
     torch.manual_seed(2)
     cache, q, k, v = (torch.randn(shape).half() for shape in (
         (2, 2, 40, 2, 64), (2, 3, 4, 64), (2, 3, 2, 64), (2, 3, 2, 64)))
-    on_gpu = cache.cuda()
-    o = la.attention_with_kvcache(q.cuda(), *on_gpu, k.cuda(), v.cuda(), cache_seqlens=9, causal=True)
+    there = cache.cuda()
+    o = la.attention_with_kvcache(q.cuda(), *there, k.cuda(), v.cuda(), cache_seqlens=9, causal=True)
     close(o, la.attention_with_kvcache(q, *cache, k, v, cache_seqlens=9, causal=True))
-    assert torch.equal(on_gpu.cpu(), cache)
+    assert torch.equal(there.cpu(), cache)
 
 
 def test_merge_states():
@@ -93,7 +98,7 @@ def test_merge_states():
 
 
 def test_faults_are_told():
-    given = problem(dtype=torch.float16, device="cuda")
+    given = on_gpu(dtype=torch.float16)
     right = la.attention_with_kvcache(**copied(given))
     for name, at, wrong in (("page_table", (0, 1), 99), ("cache_seqlens", 0, 30)):
         broken, fault = copied(given), torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -107,7 +112,7 @@ def test_faults_are_told():
 
 
 def test_another_stream_and_what_is_freed_early():
-    given = problem(dtype=torch.float16, device="cuda")
+    given = on_gpu(dtype=torch.float16)
     wanted = copied(given)
     right = la.attention_with_kvcache(**wanted)
     stream = torch.cuda.Stream()
@@ -132,7 +137,7 @@ def test_another_stream_and_what_is_freed_early():
 
 def test_a_graph_goes_on_decoding():
     """Captured once, replayed with other tokens, lengths and pages."""
-    given = problem(new=1, dtype=torch.float16, device="cuda")
+    given = on_gpu(new=1, dtype=torch.float16)
     eager = copied(given)
     la.attention_with_kvcache(**copied(given))  # plans and kernels are made before the capture
     graph = torch.cuda.CUDAGraph()
@@ -154,7 +159,7 @@ def test_a_graph_goes_on_decoding():
 
 def test_operators_and_compiled_code(monkeypatch):
     arguments, op = [], _torch_kv._with_op
-    given = problem(dtype=torch.float16, device="cuda")
+    given = on_gpu(dtype=torch.float16)
     compiled = torch.compile(lambda given: la.attention_with_kvcache(**given, causal=True) * 2, fullgraph=True,
                              backend="aot_eager")
     theirs = copied(given)
@@ -181,7 +186,7 @@ class Foreign:
 def test_dlpack():
     torch.manual_seed(2)
     q, k, v = (torch.randn(2, n, 4, 64, device="cuda").bfloat16() for n in (30, 90, 90))
-    wanted = libattn.attention(q, k, v, causal=True)
+    wanted = libattn.attention(q, k, v, causal=True, deterministic=True)
     with pytest.raises(ValueError, match="stream: is needed"):
         libattn.attention(*(Foreign(x) for x in (q, k, v)))
     stream = torch.cuda.current_stream()
@@ -189,15 +194,16 @@ def test_dlpack():
         libattn.attention(*(Foreign(x) for x in (q, k, v)), stream=stream)
     for wrapped in (lambda x: x, Foreign):
         out = torch.zeros_like(q)
-        libattn.attention(*(Foreign(x) for x in (q, k, v)), causal=True, out=wrapped(out), stream=stream)
+        libattn.attention(*(Foreign(x) for x in (q, k, v)), causal=True, deterministic=True, out=wrapped(out),
+                          stream=stream)
         assert torch.equal(out, wanted)
-    o = libattn.attention(q, Foreign(k), Foreign(v), causal=True)  # q is torch's
+    o = libattn.attention(q, Foreign(k), Foreign(v), causal=True, deterministic=True)  # q is torch's
     assert torch.equal(o, wanted)
 
 
 def test_cupy():
     cupy = pytest.importorskip("cupy")
-    given = problem(dtype=torch.float16, device="cuda")
+    given = on_gpu(dtype=torch.float16)
     arrays = {name: cupy.from_dlpack(x) if isinstance(x, torch.Tensor) else x for name, x in copied(given).items()}
     right = libattn.attention_with_kvcache(**given)
     torch.cuda.synchronize()
@@ -249,16 +255,16 @@ def test_block_mask():
 
     right = la.attention(*(x.float().cpu() for x in (q, k, v)), mask=make("cpu"))
     mask = make("cuda")
-    compiled = torch.compile(lambda q, k, v, mask: la.attention(q, k, v, mask=mask), fullgraph=True,
+    compiled = torch.compile(lambda q, k, v, mask: la.attention(q, k, v, mask=mask, deterministic=True), fullgraph=True,
                              backend="aot_eager")
     in_graph = compiled(q, k, v, mask)
-    o = la.attention(q, k, v, mask=mask)
+    o = la.attention(q, k, v, mask=mask, deterministic=True)
     close(o, right)
     assert torch.equal(in_graph, o) and torch.equal(compiled(q, k, v, mask), o)
 
 
 def test_mistakes():
-    given = problem(dtype=torch.float16, device="cuda")
+    given = on_gpu(dtype=torch.float16)
     before = given["k_cache"].clone()
     for match, wrong in (
             ("cache_seqlens is on the CPU", {"cache_seqlens": given["cache_seqlens"].cpu()}),
