@@ -437,12 +437,12 @@ def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
 def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
     arrays = {name: as_table(value, name, _run.table_dtype(name, ""), call.device, call.handle)
               for name, value in tables.items()}
-    arrays["lens_kv"], arrays["page_table"] = call.tables["lens_kv"], call.tables["page_table"]
-    if max_len_q is not None:
-        arrays["cu_lens_q"] = call.tables["cu_lens"]
     outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
     key = ("with_kvcache", static, max_len_q, *call.key(),
            *[(name, signature(array)) for name, array in arrays.items()], *map(signature, outputs.values()))
+    arrays["lens_kv"], arrays["page_table"] = call.tables["lens_kv"], call.tables["page_table"]
+    if max_len_q is not None:
+        arrays["cu_lens_q"] = call.tables["cu_lens"]
     prepared = _run.kept(key, call.context, static, lambda: _plans(call, static, arrays, max_len_q, outputs))
     turned = call.fill(prepared) if prepared.append else None
     args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"]),

@@ -22,7 +22,8 @@ _library.define(f"with_kvcache({_CACHE}Tensor? k, Tensor? v, {_WHERE}Tensor q, {
                 "Tensor(c!)? fault, SymInt? max_len_q, Tensor? first_kv, Tensor? alibi, Tensor? sink, bool causal, "
                 "SymInt[]? window, SymInt? chunk, float? scale, float? softcap, bool out_f32, bool deterministic) -> "
                 "(Tensor, Tensor)")
-_NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin")
+_NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin",
+          "rotary_interleaved", "threads", "fault", "max_len_q", "first_kv", "alibi", "sink")
 
 
 def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault):
@@ -64,9 +65,9 @@ _append_op, _with_op = torch.ops.libattn.append_kvcache.default, torch.ops.libat
 
 
 def _refuse_gradients(arguments: Tuple[Any, ...]) -> None:
-    for name, tensor in zip((*_NAMES, *[f"argument {i}" for i in range(len(_NAMES), len(arguments))]), arguments):
-        if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
-            raise _c.InvalidError(f"{name} requires grad, and what writes into a cache has no autograd: call it under "
+    for place, tensor in enumerate(arguments if torch.is_grad_enabled() else ()):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise _c.InvalidError(f"{_NAMES[place]} requires grad, and what writes into a cache has no autograd: call it under "
                                   "torch.no_grad()")
 
 
