@@ -240,10 +240,10 @@ static void check_stream_k(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->splits == 1 && !s->finalises_dq && !s->head_persistent && !p->dq_semaphores &&
                     !(p->common.flags & others),
                 symbol, "stream-K of work items that differ, or have an order");
-    fake_expect(!(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)) && s->counter, symbol, "it takes no shares");
+    fake_expect(!(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)) && s->counter, symbol, "it has no stream-K");
     fake_expect(s->stream_k_q_tiles <= cut->q_tiles && s->stream_k_shares * s->stream_k_q_tiles >= q_tiles &&
                     (s->stream_k_shares - 1) * s->stream_k_q_tiles < q_tiles,
-                symbol, "shares");
+                symbol, "stream-K");
     fake_expect(s->stream_k_items < s->grid / k->cluster, symbol, "stream-K of more than a wave");
 }
 

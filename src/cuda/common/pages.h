@@ -91,7 +91,7 @@ DEVICE void pages_turn_pairs(const attn_pages_params *p, const float *cosines, c
     *(piece *)(to + x) = first, *(piece *)(to + y) = second;
 }
 
-/* One row of `heads` heads: pairs turn; what lies behind them is copied, unless it is there already. */
+/* One row of `heads` heads: pairs turn; what lies after them is copied, unless it is there already. */
 template <int DTYPE, class T, int COUNT, bool INTERLEAVED>
 DEVICE void pages_turn_row(const attn_pages_params *p, int heads, long long position, const attn_pages_side *to,
                            long long to_outer, long long to_middle, const attn_pages_side *from, long long row)
@@ -128,7 +128,7 @@ DEVICE pages_target pages_by_position(const attn_pages_params *p, long long row)
 {
     pages_target t = { -1, 0, 0, false };
     if (p->batch == 0 || row >= p->cu_lens[p->batch]) return t; /* rows that this run does not have */
-    int lo = 0, hi = p->batch - 1;                              /* the first sequence that ends behind the row */
+    int lo = 0, hi = p->batch - 1;                              /* the first sequence that ends after the row */
     while (lo < hi) {
         int middle = (lo + hi) / 2;
         if (p->cu_lens[middle + 1] <= row)

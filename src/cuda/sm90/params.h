@@ -48,8 +48,9 @@ typedef struct attn_sm90_divisor {
  *                batch, of which the surplus is found empty
  *   split_tiles  split-KV: Q tiles whose keys are split, each into `splits`, whose results are combined later: none,
  *                all, or those taken last, the first rows of the first heads. Then tiles are alike, head_group is 1,
- * and if pack > 1 no head is among them with some of its tiles only split_rows   rows of heads that these have, the
- * first ones of lse total        q_tiles * heads, but for VARLEN * batch, and split_tiles * (splits - 1) more
+ *                and if pack > 1 no head is among them with some of its tiles only
+ *   split_rows   rows of heads that these have, the first ones of lse
+ *   total        q_tiles * heads, but for VARLEN * batch, and split_tiles * (splits - 1) more
  *   head_group   heads (over all sequences) whose Q tiles are taken together, from the last rows on: 1 where tiles are
  *                alike, else as many as even out their lengths, or have their keys and values in L2 at once
  *   by_...       divisors: splits; a group's Q tiles; its heads; those of the group that is not full (1 if there is

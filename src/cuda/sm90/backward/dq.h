@@ -160,6 +160,7 @@ DEVICE void count_additions(const attn_sm90_backward_params *params, const kv_it
 /* A warpgroup's columns of dQ, from `first` on, of the Q tile before the one in hand. */
 typedef struct dq_part {
     int group, first, columns;
+    bool before;          /* there is a Q tile before the one in hand */
     bool finalises, keep; /* finalised dQ: the work item is the last of each Q tile; dq has the accumulator */
     dq_info to;
 } dq_part;

@@ -100,6 +100,27 @@ DEVICE void issue_dq_before(const shared *s, const consumer *c, const dq_part *p
     wgmma_commit();
 }
 
+/* After dV's or dK's product of the Q tile in hand, in `acc`, has been issued: dQ of the Q tile before is added beside
+ * it, and the slot is released. True: the Q tile is the work item's last. */
+DEVICE bool end_iteration(const attn_sm90_backward_params *params, const shared *s, const consumer *c,
+                          const kv_item *item, const q_tile_info *info, dq_part *part, float *dq, float *acc,
+                          int floats, u32 slot)
+{
+    if constexpr (CLUSTER) {
+        if (part->before) write_dq(params, s, c, item, part, dq);
+        prefetch_dq(params, s, c, part, dq);
+    }
+    if constexpr (!DQ_BESIDE) wgmma_wait(0);
+    if constexpr (!CLUSTER) issue_dq_before(s, c, part, dq);
+    bool last = info->last;
+    wgmma_wait(0);
+    pin_floats(acc, floats);
+    release(BARRIER(s, empty, slot));
+    if constexpr (!CLUSTER)
+        if (part->before) retire_dq(s, c, part, dq), write_dq(params, s, c, item, part, dq);
+    return last;
+}
+
 /* dQ of the work item's last Q tile. */
 DEVICE void end_dq(const attn_sm90_backward_params *params, const shared *s, const consumer *c, const kv_item *item,
                    dq_part *part, float *dq)
@@ -153,7 +174,7 @@ DEVICE void mainloop_dv(const attn_sm90_backward_params *params, const shared *s
         float score[Q_ROWS / 2];
         u32 probability[Q_ROWS / 4], derivative[DERIVATIVE_WORDS], slot = q_slot(&c->at);
         const q_tile_info *info = q_info(s, c->at.tiles);
-        bool before = c->at.tiles > start; /* there is a Q tile before the one in hand */
+        part.before = c->at.tiles > start;
         wait_q_tile(p, s, c, item, info);
         visible_pairs seen;
         if (unlikely(info->masked)) seen = pairs_of(p, item, info, 0);
@@ -167,23 +188,12 @@ DEVICE void mainloop_dv(const attn_sm90_backward_params *params, const shared *s
         softmax(p, item, info, seen, score, derivative, probability, 0, statistics_of(s, slot, threadIdx.x), NULL);
         if constexpr (CLUSTER) wgmma_wait(0);
         if constexpr (CLUSTER)
-            if (before) retire_dq(s, c, &part, dq);
+            if (part.before) retire_dq(s, c, &part, dq);
         send_p(s, c, probability, derivative);
 
         zero_dropped(probability);
         issue_dkv<config::dim_v>(dv, probability, uniform(dout_address(s, slot)));
-        if constexpr (CLUSTER) {
-            if (before) write_dq(params, s, c, item, &part, dq);
-            prefetch_dq(params, s, c, &part, dq);
-        }
-        if constexpr (!DQ_BESIDE) wgmma_wait(0);
-        if constexpr (!CLUSTER) issue_dq_before(s, c, &part, dq);
-        last = info->last;
-        wgmma_wait(0);
-        pin_floats(dv, config::dim_v / 2);
-        release(BARRIER(s, empty, slot));
-        if constexpr (!CLUSTER)
-            if (before) retire_dq(s, c, &part, dq), write_dq(params, s, c, item, &part, dq);
+        last = end_iteration(params, s, c, item, info, &part, dq, dv, config::dim_v / 2, slot);
     }
     end_dq(params, s, c, item, &part, dq);
 }
@@ -203,7 +213,7 @@ DEVICE void mainloop_dk(const attn_sm90_backward_params *params, const shared *s
         float dp[Q_ROWS / 2];
         u32 ds[Q_ROWS / 4], slot = q_slot(&c->at);
         const q_tile_info *info = q_info(s, c->at.tiles);
-        bool before = c->at.tiles > start; /* there is a Q tile before the one in hand */
+        part.before = c->at.tiles > start;
         wait_q_tile(p, s, c, item, info);
 
         if constexpr (CLUSTER) issue_dq_before(s, c, &part, dq);
@@ -212,7 +222,7 @@ DEVICE void mainloop_dk(const attn_sm90_backward_params *params, const shared *s
         wgmma_commit();
         if constexpr (CLUSTER) wgmma_wait(1);
         if constexpr (CLUSTER)
-            if (before) retire_dq(s, c, &part, dq);
+            if (part.before) retire_dq(s, c, &part, dq);
         barrier_wait(BARRIER(s, p_full, 0), c->at.tiles & 1);
         wgmma_wait(0);
         pin_floats(dp, Q_ROWS / 2);
@@ -221,18 +231,7 @@ DEVICE void mainloop_dk(const attn_sm90_backward_params *params, const shared *s
         send_ds(s, c, ds);
 
         issue_dkv<config::dim>(dk, ds, uniform(q_address(s, slot)));
-        if constexpr (CLUSTER) {
-            if (before) write_dq(params, s, c, item, &part, dq);
-            prefetch_dq(params, s, c, &part, dq);
-        }
-        if constexpr (!DQ_BESIDE) wgmma_wait(0);
-        if constexpr (!CLUSTER) issue_dq_before(s, c, &part, dq);
-        last = info->last;
-        wgmma_wait(0);
-        pin_floats(dk, config::dim / 2);
-        release(BARRIER(s, empty, slot));
-        if constexpr (!CLUSTER)
-            if (before) retire_dq(s, c, &part, dq), write_dq(params, s, c, item, &part, dq);
+        last = end_iteration(params, s, c, item, info, &part, dq, dk, config::dim / 2, slot);
     }
     store_slope(params, item, &slope);
     end_dq(params, s, c, item, &part, dq);

@@ -14,13 +14,6 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/backward/shared_memory.h"
 
-template <bool first, class A, class B> struct either {
-    typedef A type;
-};
-template <class A, class B> struct either<false, A, B> {
-    typedef B type;
-};
-
 /* Both states have the same functions. A state says how far a warp is: counts of work items and Q tiles that it is done
  * with or, the producer, has loaded. */
 
@@ -191,7 +184,7 @@ DEVICE u32 v_address(const shared *s, const rotating_state *at)
 
 /* ---- both ------------------------------------------------------------------------------------------- */
 
-typedef either<config::above_128, ring_state, rotating_state>::type slot_state;
+typedef choice<config::above_128, ring_state, rotating_state>::type slot_state;
 
 DEVICE u32 q_address(const shared *s, u32 slot)
 {

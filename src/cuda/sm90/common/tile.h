@@ -17,6 +17,14 @@
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 
+/* One of two types, by what a variant is. */
+template <bool condition, class yes, class no> struct choice {
+    using type = yes;
+};
+template <class yes, class no> struct choice<false, yes, no> {
+    using type = no;
+};
+
 /* Row and column of fragment element i in the thread's warpgroup. */
 #define fragment_row_of(thread, i) ((thread) % 128 / 32 * 16 + (thread) % 32 / 4 + (i) / 2 % 2 * 8)
 #define fragment_row(i) fragment_row_of((int)threadIdx.x, i)

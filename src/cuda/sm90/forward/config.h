@@ -50,12 +50,4 @@ struct config {
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 
-/* One of two types: which of two rooms a variant uses. */
-template <bool condition, class yes, class no> struct choice {
-    using type = yes;
-};
-template <class yes, class no> struct choice<false, yes, no> {
-    using type = no;
-};
-
 #endif

@@ -9,9 +9,8 @@
 
 struct interleaved_loads {
     pipeline_state kv = { 0, 1 };
-    kv_source::position pending = {
-        -1
-    }; /* whose K was loaded last, and V is to be (row -1: none); its item may have ended */
+    /* Whose K was loaded last, and V is to be (row -1: none); its item may have ended. */
+    kv_source::position pending = { -1 };
 
     /* K of a KV tile (of row -1: none) and V of the tile before into one stage. */
     INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *info)

@@ -1,4 +1,4 @@
-/* PINGPONG variants: the main loop, in which  two warpgroups take turns at the tensor cores, so that the exponentials
+/* PINGPONG variants: the main loop, in which two warpgroups take turns at the tensor cores, so that the exponentials
  * of one run beside the products of the other (FlashAttention-3's schedule). S has one buffer: O leaves no registers
  * for two, or the larger KV tiles for which one makes room read fewer bytes of shared memory per score. CAUSAL and
  * PLAIN only.
