@@ -85,14 +85,14 @@ static void the_workspace_is_exact(void **state)
     attn_desc desc = small_backward();
     CUcontext context = fresh_context(0);
     desc.flags = ATTN_CAUSAL;
-    size_t lines = 2 * 4 * 256, counter = 0; /* 200 rows are four tiles of 64 */
+    size_t aligned_rows = 2 * 4 * 256, counter = 0; /* 200 rows are four tiles of 64 */
     assert_ok(attn_plan_create(&plan, &desc));
-    assert_int_equal(attn_plan_workspace(plan), counter + lines * (8 + 64 * 4) + ROUND);
+    assert_int_equal(attn_plan_workspace(plan), counter + aligned_rows * (8 + 64 * 4) + ROUND);
     attn_plan_destroy(plan);
     desc.flags = ATTN_VARLEN, desc.total_q = 300, desc.total_kv = 400, desc.heads_q = 2;
-    lines = 2 * (300 / 64 + 2) * 64;
+    aligned_rows = 2 * (300 / 64 + 2) * 64;
     assert_ok(attn_plan_create(&plan, &desc));
-    assert_int_equal(attn_plan_workspace(plan), lines * (8 + 64 * 4) + ROUND);
+    assert_int_equal(attn_plan_workspace(plan), aligned_rows * (8 + 64 * 4) + ROUND);
     attn_plan_destroy(plan);
     end_context(context);
 }
@@ -167,7 +167,7 @@ static void kernels_are_chosen(void **state)
     attn_desc desc = small_backward();
     assert_non_null(strstr(info_of(&desc).kernel, "sm90_backward_bf16_d64_128")); /* plain or not: as measured */
     desc.batch = 1, desc.heads_q = 8, desc.heads_kv = 1;
-    assert_int_equal(info_of(&desc).splits, 8); /* two tiles of keys leave most SMs idle */
+    assert_int_equal(info_of(&desc).splits, 8); /* two KV tiles leave most SMs idle */
     desc.dtype = ATTN_F32;
     assert_string_equal(info_of(&desc).kernel, "sm90_backward_fallback_f32");
     end_context(context);
@@ -246,7 +246,7 @@ static void a_bias_has_one_gradient(void **state)
     end_context(context);
 }
 
-/* Cases fitted to the kernels of a line, in which heads are split too, computed from nothing but what is launched. */
+/* Cases fitted to each variant, in which heads are split too, computed from nothing but what is launched. */
 static void parameters_say_it_all(void **state)
 {
     (void)state;

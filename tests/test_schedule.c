@@ -151,8 +151,8 @@ static void last_waves_are_split(void **state)
         assert_int_equal(s->total, tiles + s->split_tiles * (s->splits - 1));
         int64_t heads = s->split_tiles / s->q_tiles,
                 more = s->split_tiles % s->q_tiles; /* tiles of a head that is cut */
-        int64_t lines = more ? cases[i].len - (s->q_tiles - more) * k->q_tile : 0;
-        assert_int_equal(s->split_rows, heads * cases[i].len + lines);
+        int64_t rest = more ? cases[i].len - (s->q_tiles - more) * k->q_tile : 0;
+        assert_int_equal(s->split_rows, heads * cases[i].len + rest);
         assert_true(fabs(c.base.choice.count[ATTN_PER_STEP] / (double)steps / cases[i].waves - 1) < 0.01);
         if (cases[i].tiles)
             assert_true(c.base.choice.seconds / cost(&desc, k, &whole).seconds < 1.1 * cases[i].waves / cases[i].whole);
@@ -190,7 +190,7 @@ static void what_does_not_gain_is_not_taken(void **state)
     }
 }
 
-/* Row tiles that are alike are taken at a fixed stride; where the first of a head is shorter, or a mask or lengths make
+/* Q tiles that are alike are taken at a fixed stride; where the first of a head is shorter, or a mask or lengths make
  * them differ, as CTAs get free. */
 static void tiles_that_differ_are_taken_as_ctas_get_free(void **state)
 {

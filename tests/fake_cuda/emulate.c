@@ -183,14 +183,14 @@ static int64_t rows_of_tiles(const attn_sm90_params *p, const attn_cuda_kernel *
     return count ? first + (count - 1) * k->q_tile : 0;
 }
 
-/* Q tiles that are split without all being so: what their lines are taken to be holds of equal tiles alone. */
+/* Q tiles that are split without all being so: their rows are counted as those of equal tiles. */
 static void check_split(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, int64_t tiles)
 {
     const attn_sm90_schedule *s = &p->schedule;
     const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS;
     int64_t heads = s->split_tiles / s->q_tiles, more = s->split_tiles % s->q_tiles;
-    int64_t lines = s->split_tiles == tiles ? all_rows(p) : heads * s->pack * p->len_q + rows_of_tiles(p, k, more);
-    fake_expect(s->split_rows == lines, symbol, "split_rows");
+    int64_t rows = s->split_tiles == tiles ? all_rows(p) : heads * s->pack * p->len_q + rows_of_tiles(p, k, more);
+    fake_expect(s->split_rows == rows, symbol, "split_rows");
     if (s->split_tiles == 0 || s->split_tiles == tiles) return;
     fake_expect(s->split_tiles < tiles && s->head_group == 1, symbol, "split_tiles");
     fake_expect((more == 0 || s->pack == 1) && !(p->flags & unlike), symbol, "some of the Q tiles are split");
