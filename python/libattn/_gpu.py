@@ -43,6 +43,11 @@ def current(tensor: Any) -> Iterator[int]:
             yield _context()
 
 
+def _torch_stream(torch: Any, handle: int, device: Any) -> Any:
+    """torch's name for a stream; its ExternalStream(0) would be a stream of its own pool, not the default one."""
+    return torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
+
+
 @contextlib.contextmanager
 def on_stream(handle: int) -> Iterator[None]:
     """Makes a stream the current one of torch and CuPy while it lasts: what they allocate and compute is in its order.
@@ -51,7 +56,7 @@ def on_stream(handle: int) -> Iterator[None]:
     cupy: Any = sys.modules.get("cupy")
     with contextlib.ExitStack() as stack:
         if torch is not None and torch.cuda.is_available():
-            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(handle)))
+            stack.enter_context(torch.cuda.stream(_torch_stream(torch, handle, None)))
         if cupy is not None:
             stack.enter_context(cupy.cuda.ExternalStream(handle))
         yield
@@ -63,7 +68,7 @@ def record(tensors: Iterable[Any], handle: int) -> None:
     torch: Any = sys.modules.get("torch")
     for tensor in tensors:
         if is_torch(tensor) and tensor.is_cuda:
-            tensor.record_stream(torch.cuda.ExternalStream(handle, tensor.device))
+            tensor.record_stream(_torch_stream(torch, handle, tensor.device))
 
 
 def find_nvrtc() -> None:

@@ -116,7 +116,7 @@ def test_another_stream_and_what_is_freed_early():
     wanted = copied(given)
     right = la.attention_with_kvcache(**wanted)
     stream = torch.cuda.Stream()
-    for of_caller in (stream, stream.cuda_stream):
+    for of_caller in (stream, stream.cuda_stream, torch.cuda.current_stream(), 0):
         mine = copied(given)
         caches = mine["k_cache"], mine["v_cache"]
         stream.wait_stream(torch.cuda.current_stream())
@@ -124,7 +124,7 @@ def test_another_stream_and_what_is_freed_early():
         del mine
         for _ in range(4):
             torch.randn(9, 8, 2, 16, device="cuda")
-        stream.synchronize()
+        torch.cuda.synchronize()
         assert torch.equal(o, right)
         assert torch.equal(caches[0], wanted["k_cache"]) and torch.equal(caches[1], wanted["v_cache"])
     mine = copied(given)
