@@ -382,12 +382,12 @@ static bool takes(const candidate *t, const attn_desc *d)
     return !(needs & ~t->features) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v && d->len_q <= t->rows;
 }
 
-/* Pages of whole boxes, of heads that lie at multiples of 16 bytes. */
+/* Pages of whole boxes or of any size, of heads that lie at multiples of 16 bytes. */
 static void fit_pages(uint64_t *state, attn_desc *d, check_options *o)
 {
     if (!(d->flags & ATTN_PAGED)) draw_pages(state, d);
     d->flags |= ATTN_PAGED;
-    d->page_size = attn_round_up(d->page_size, 8);
+    if (check_chance(state, 50)) d->page_size = attn_round_up(d->page_size, 8);
     d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
     if (d->len_kv == 0) d->len_kv = 1;
     o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;

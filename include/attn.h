@@ -368,8 +368,8 @@ typedef struct attn_args {
  *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are)
  *   - ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative
- *   - ATTN_PAGED: a page_size that is no multiple of 8
- * Other tensors of such strides are copied first, which takes workspace and time. */
+ * Other tensors of such strides are copied first, which takes workspace and time. Pages are read fastest where
+ * page_size is a multiple of 8. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)

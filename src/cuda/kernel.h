@@ -65,7 +65,9 @@ typedef struct attn_cuda_kernel {
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
 
-/* Keys of a box: as many as divide both a page and a KV tile. */
+/* Keys of a box that a variant of paged keys copies at once: as many as divide both a page and a KV tile, a multiple of
+ * ATTN_CUDA_PAGE_BOX; 0: there are none, and threads copy single keys. */
+enum { ATTN_CUDA_PAGE_BOX = 8 };
 static inline int64_t attn_cuda_page_box(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {
     int64_t a = desc->page_size, b = kernel->kv_tile;
@@ -73,7 +75,7 @@ static inline int64_t attn_cuda_page_box(const attn_cuda_kernel *kernel, const a
         int64_t rest = a % b;
         a = b, b = rest;
     }
-    return a;
+    return a % ATTN_CUDA_PAGE_BOX ? 0 : a;
 }
 
 static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)

@@ -6,7 +6,7 @@
 #include "num/half.h"
 #include "problem/desc.h"
 
-enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30, PAGE_BOX = 8 };
+enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
 
 static const attn_cuda_kernel kernels[] = {
 #include "sm90_variants.def"
@@ -42,7 +42,6 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (lacks & ATTN_CUDA_BITS_KEYS) return "it does not take bits_keys";
     if (lacks) return "it lacks a feature that flags ask for";
     if (k->paged && !(d->flags & ATTN_PAGED)) return "it takes paged keys alone";
-    if (k->paged && attn_cuda_page_box(k, d) % PAGE_BOX) return "pages of page_size keys are not whole boxes of 8";
     if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";
     if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&

@@ -99,10 +99,11 @@ static inline int __float_as_int(float x)
 
 template <class T> static inline T __shfl_sync(u32, T x, int from)
 {
-    u32 bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits = gpu_warp(GPU_SHUFFLE, bits, from);
-    memcpy(&x, &bits, sizeof x);
+    u32 words[sizeof x / sizeof(u32)];
+    memcpy(words, &x, sizeof x);
+    for (u32 &word : words)
+        word = gpu_warp(GPU_SHUFFLE, word, from);
+    memcpy(&x, words, sizeof x);
     return x;
 }
 

@@ -146,7 +146,8 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     uint32_t q_box[] = { 64, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->kv_tile, 1 };
     if (k->paged) {
         total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
-        fake_expect(kv_box[2] % 8 == 0 && total % kv_box[2] == 0 && k->kv_tile % kv_box[2] == 0, symbol,
+        bool whole = total % ATTN_CUDA_PAGE_BOX != 0 || total % kv_box[2] == 0; /* or threads read the pages */
+        fake_expect(kv_box[2] % ATTN_CUDA_PAGE_BOX == 0 && whole && k->kv_tile % kv_box[2] == 0, symbol,
                     "boxes of pages");
     }
     if (is_varlen(p) && !k->paged) d->total_kv = total;
@@ -174,6 +175,19 @@ static void take_cache(const char *symbol, const attn_sm90_cached_params *params
     d->pages = c->table.pages, d->page_size = c->table.page_size;
     d->table_width = c->table.width, d->table_total = c->table.total;
     a->page_table = c->table.ids, a->page_starts = c->table.starts;
+}
+
+/* What a variant reads pages by, and where the pools are if it is not by maps. */
+static void check_pages(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_cached_params *params,
+                        const attn_desc *d, const attn_args *a)
+{
+    fake_expect(params->cache.box == attn_cuda_page_box(k, d), symbol, "box");
+    const attn_sm90_fallback *pools = &params->common.fallback;
+    fake_expect(pools->k == a->k && pools->v == a->v, symbol, "pools");
+    for (int i = 0; i < 3; i++) {
+        fake_expect(pools->k_stride[i] == d->k_stride[i] || d->k_stride[i] == 8, symbol, "strides of k's pool");
+        fake_expect(pools->v_stride[i] == d->v_stride[i] || d->v_stride[i] == 8, symbol, "strides of v's pool");
+    }
 }
 
 /* Rows of a head's first `count` Q tiles, of which all but the first are whole. */
@@ -260,6 +274,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     fake_take(p, k->dtype, &d, &a);
     if (k->paged) take_cache(symbol, (const attn_sm90_cached_params *)(const void *)p, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
+    if (k->paged) check_pages(symbol, k, (const attn_sm90_cached_params *)(const void *)p, &d, &a);
     check_output(symbol, p, &d);
     const attn_sm90_schedule *s = &p->schedule;
     if (s->total > s->split_tiles * s->splits) {

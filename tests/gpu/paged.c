@@ -12,7 +12,7 @@
 #include "gpu.h"
 #include "num/half.h"
 
-enum { SEQUENCES = 3, PAGES = 5, SLOTS = 8, KEYS = 24, WIDTH = 4, DIM = 64, FRESH = 99 };
+enum { SEQUENCES = 3, PAGES = 5, SLOTS = 8, WIDTH = 4, DIM = 64, FRESH = 99 }; /* SLOTS: of a page at most */
 
 /* As f32, or as bf16 in the first half. Aligned, as the variants want it. */
 typedef struct world {
@@ -31,24 +31,27 @@ typedef struct way {
     attn_dtype dtype;
     const char *kernel;
     bool by_starts;
-    uint32_t window; /* ATTN_WINDOW: the last 8 keys, and those of the prefix */
+    int slots;       /* of a page */
+    uint32_t window; /* ATTN_WINDOW: as many keys as a page has, the last ones, and those of the prefix */
 } way;
 
 static const int32_t ids[SEQUENCES][3] = { { 4, 0, 2 }, { 1, 3, 0 }, { 2, 4, -9 } };
 
-static void set_value(world *w, attn_dtype dtype, int page, int slot, float x)
+static void set_slot(float *pool, const way *at, int page, int slot, float x)
 {
     for (int d = 0; d < DIM; d++)
-        attn_store_scalar(dtype, w->v, (page * SLOTS + slot) * DIM + d, x);
+        attn_store_scalar(at->dtype, pool, (page * at->slots + slot) * DIM + d, x);
 }
 
-/* Sequences of 20, 24 and 9 keys in pages 4, 0, 2; 1, 3, 0 and 2, 4. Slot j of page i has v = 10 i + j. */
+/* Sequences of two pages and 4 keys, three pages, and a page and a key, in pages 4, 0, 2; 1, 3, 0 and 2, 4. Slot j of
+ * page i has v = 10 i + j. */
 static world fresh(const way *at)
 {
-    world w = { .lens_q = { 1, 1, 1 }, .lens_kv = { 20, 24, 9 } };
+    int n = at->slots;
+    world w = { .lens_q = { 1, 1, 1 }, .lens_kv = { 2 * n + 4, 3 * n, n + 1 } };
     int32_t start = 0;
-    for (int i = 0; i < PAGES * SLOTS; i++)
-        set_value(&w, at->dtype, i / SLOTS, i % SLOTS, (float)(10 * (i / SLOTS) + i % SLOTS));
+    for (int i = 0; i < PAGES * n; i++)
+        set_slot(w.v, at, i / n, i % n, (float)(10 * (i / n) + i % n));
     for (int i = 0; i < SEQUENCES * WIDTH; i++)
         w.table[i] = INT_MIN + i; /* which nobody may look at */
     for (int i = 0; i < SEQUENCES * DIM; i++)
@@ -70,12 +73,12 @@ static attn_desc describe(const way *at)
                         .batch = SEQUENCES,
                         .heads_q = 1,
                         .len_q = 1,
-                        .len_kv = KEYS,
+                        .len_kv = 3 * at->slots,
                         .dim_qk = DIM,
-                        .window_left = at->window ? 7 : 0,
+                        .window_left = at->window ? at->slots - 1 : 0,
                         .kernel = at->kernel,
                         .pages = PAGES,
-                        .page_size = SLOTS,
+                        .page_size = at->slots,
                         .table_width = at->by_starts ? 0 : WIDTH,
                         .table_total = at->by_starts ? SEQUENCES * WIDTH : 0 };
 }
@@ -105,17 +108,17 @@ static void run(world *w, const way *at, bool told)
 
 /* Keys as bits: of the first `count`, of a page of the sequence. */
 #define FIRST(count) ((1 << (count)) - 1)
-#define PAGE(entry) (255 << 8 * (entry))
+#define PAGE(entry) (FIRST(n) << n * (entry))
 
 /* Sequence b sees those of its keys whose bits are set; NOTHING_WRITTEN: its row is none. */
 enum { NOTHING_WRITTEN = -1 };
 
-static bool sees(const world *w, int b, int keys)
+static bool sees(const world *w, const way *at, int b, int keys)
 {
     double sum = 0, count = 0, o[2] = { (double)w->o[b * DIM], (double)w->o[b * DIM + DIM - 1] };
     if (keys < 0) return o[0] == FRESH && w->lse[b] == FRESH;
-    for (int j = 0; j < KEYS; j++)
-        if (keys >> j & 1) sum += 10 * ids[b][j / SLOTS] + j % SLOTS, count++;
+    for (int j = 0; j < 3 * at->slots; j++)
+        if (keys >> j & 1) sum += 10 * ids[b][j / at->slots] + j % at->slots, count++;
     if (count == 0) return o[0] == 0 && o[1] == 0 && w->lse[b] == -INFINITY;
     bool mean = fabs(o[0] - sum / count) < 1e-4 && fabs(o[1] - sum / count) < 1e-4;
     return mean && fabs((double)w->lse[b] - log(count)) < 1e-5;
@@ -126,10 +129,11 @@ static void expect(const world *w, const way *at, uint32_t fault, const int keys
     for (int told = 0; told < 2; told++) {
         world here = *w;
         run(&here, at, told);
-        result(here.fault == (told ? fault : w->fault), "paged.c:%d, %s: fault is %u", line, at->kernel, here.fault);
+        result(here.fault == (told ? fault : w->fault), "paged.c:%d, %s, pages of %d: fault is %u", line, at->kernel,
+               at->slots, here.fault);
         for (int b = 0; b < SEQUENCES; b++)
-            result(sees(&here, b, keys[b]), "paged.c:%d, %s: sequence %d: o %g, lse %g", line, at->kernel, b,
-                   (double)here.o[b * DIM], (double)here.lse[b]);
+            result(sees(&here, at, b, keys[b]), "paged.c:%d, %s, pages of %d: sequence %d: o %g, lse %g", line,
+                   at->kernel, at->slots, b, (double)here.o[b * DIM], (double)here.lse[b]);
     }
 }
 
@@ -142,37 +146,40 @@ static void expect(const world *w, const way *at, uint32_t fault, const int keys
 
 static void out_of_range(const way *at)
 {
+    int n = at->slots, all[SEQUENCES] = { FIRST(2 * n + 4), FIRST(3 * n), FIRST(n + 1) };
     int second = at->by_starts ? 3 : WIDTH, third = at->by_starts ? 6 : 2 * WIDTH; /* their entries */
     int others = at->dtype == ATTN_F32 ? ~0 : 0; /* keys of rows that see a page that is none */
-    CASE((void)0, 0, FIRST(20), FIRST(24), FIRST(9));
-    CASE(w.fault = 7, 7, FIRST(20), FIRST(24), FIRST(9)); /* what is set stays */
-    CASE(w.table[1] = PAGES, 1, FIRST(20) & ~PAGE(1) & others, FIRST(24), FIRST(9));
-    CASE(w.table[second] = -1, 1, FIRST(20), FIRST(24) & ~PAGE(0) & others, FIRST(9));
-    CASE(w.table[third] = w.table[third + 1] = INT_MAX, 1, FIRST(20), FIRST(24), 0);
-    CASE(w.lens_kv[1] = -1, 1, FIRST(20), 0, FIRST(9));
-    CASE(w.lens_kv[1] = KEYS + 1, 1, FIRST(20), 0, FIRST(9));
-    CASE(w.lens_kv[0] = 0, 0, 0, FIRST(24), FIRST(9));
-    CASE((w.lens_kv[0] = w.lens_q[0] = 0, w.table[0] = -1), 0, NOTHING_WRITTEN, FIRST(24), FIRST(9)); /* pads a batch */
-    CASE((w.lens_q[1] = 0, w.table[second] = -1), 0, FIRST(20), NOTHING_WRITTEN, FIRST(9));
-    CASE((w.lens_kv[2] = 1, set_value(&w, at->dtype, 2, 5, NAN)), 0, FIRST(20), FIRST(24), 1); /* behind two lengths */
+    CASE((void)0, 0, all[0], all[1], all[2]);
+    CASE(w.fault = 7, 7, all[0], all[1], all[2]); /* what is set stays */
+    CASE(w.table[1] = PAGES, 1, all[0] & ~PAGE(1) & others, all[1], all[2]);
+    CASE(w.table[second] = -1, 1, all[0], all[1] & ~PAGE(0) & others, all[2]);
+    CASE(w.table[third] = w.table[third + 1] = INT_MAX, 1, all[0], all[1], 0);
+    CASE(w.lens_kv[1] = -1, 1, all[0], 0, all[2]);
+    CASE(w.lens_kv[1] = 3 * n + 1, 1, all[0], 0, all[2]);
+    CASE(w.lens_kv[0] = 0, 0, 0, all[1], all[2]);
+    CASE((w.lens_kv[0] = w.lens_q[0] = 0, w.table[0] = -1), 0, NOTHING_WRITTEN, all[1], all[2]); /* pads a batch */
+    CASE((w.lens_q[1] = 0, w.table[second] = -1), 0, all[0], NOTHING_WRITTEN, all[2]);
+    CASE((w.lens_kv[2] = 1, set_slot(w.k, at, 2, n - 1, NAN), set_slot(w.v, at, 2, n - 1, NAN)), 0, all[0], all[1],
+         1); /* behind two lengths; and of k behind a key's last dim */
     if (!at->by_starts) return;
-    CASE(w.starts[1] = -1, 1, 0, 0, FIRST(9));
-    CASE(w.starts[3] = SEQUENCES * WIDTH + 1, 1, FIRST(20), FIRST(24), 0);
-    CASE((w.starts[2] = 5, w.table[5] = 2, w.table[6] = 4), 1, FIRST(20), 0, FIRST(9)); /* two pages for 24 keys */
-    CASE(w.starts[3] = 7, 1, FIRST(20), FIRST(24), 0);
+    CASE(w.starts[1] = -1, 1, 0, 0, all[2]);
+    CASE(w.starts[3] = SEQUENCES * WIDTH + 1, 1, all[0], all[1], 0);
+    CASE((w.starts[2] = 5, w.table[5] = 2, w.table[6] = 4), 1, all[0], 0, all[2]); /* two pages for three */
+    CASE(w.starts[3] = 7, 1, all[0], all[1], 0);
 }
 
-/* A window of 8 keys and a prefix: what neither shows is gone. */
+/* A window of a page of keys and a prefix: what neither shows is gone. */
 static void gone(const way *at)
 {
-    int others = at->dtype == ATTN_F32 ? ~0 : 0, last = FIRST(20) & ~FIRST(12), end = FIRST(24) & ~FIRST(16);
-    CASE((void)0, 0, last, end, FIRST(9) & ~1);
-    CASE((w.table[0] = -1, w.table[4] = w.table[5] = INT_MAX), 0, last, end, FIRST(9) & ~1);
-    CASE((w.table[0] = -1, w.prefix[0] = 1), 1, last & others, end, FIRST(9) & ~1);
-    CASE((w.table[4] = 1, w.table[5] = -1, w.prefix[1] = 8), 0, last, end | PAGE(0), FIRST(9) & ~1);
-    CASE((w.table[4] = 1, w.table[5] = -1, w.prefix[1] = 9), 1, last, (end | PAGE(0)) & others, FIRST(9) & ~1);
-    CASE((w.table[4] = -1, set_value(&w, at->dtype, 3, 0, NAN)), 0, last, end, FIRST(9) & ~1); /* nor read */
-    CASE(w.table[1] = -1, 1, last & ~PAGE(1) & others, end, FIRST(9) & ~1);
+    int n = at->slots, others = at->dtype == ATTN_F32 ? ~0 : 0, third = FIRST(n + 1) & ~1;
+    int last = FIRST(2 * n + 4) & ~FIRST(n + 4), end = FIRST(3 * n) & ~FIRST(2 * n);
+    CASE((void)0, 0, last, end, third);
+    CASE((w.table[0] = -1, w.table[4] = w.table[5] = INT_MAX), 0, last, end, third);
+    CASE((w.table[0] = -1, w.prefix[0] = 1), 1, last & others, end, third);
+    CASE((w.table[4] = 1, w.table[5] = -1, w.prefix[1] = n), 0, last, end | PAGE(0), third);
+    CASE((w.table[4] = 1, w.table[5] = -1, w.prefix[1] = n + 1), 1, last, (end | PAGE(0)) & others, third);
+    CASE((w.table[4] = -1, set_slot(w.v, at, 3, 0, NAN)), 0, last, end, third); /* nor read */
+    CASE(w.table[1] = -1, 1, last & ~PAGE(1) & others, end, third);
 }
 
 void paged_keys(void)
@@ -181,11 +188,11 @@ void paged_keys(void)
                                            "sm90_bf16_d128_128x128_paged", "sm90_bf16_d256_128x64_paged",
                                            "sm90_bf16_d128_128x64_score_mod_paged" };
     alarm(WATCHDOG_SECONDS);
-    for (int n = 0; n < 10; n++) {
-        way at = { n < 2 ? ATTN_F32 : ATTN_BF16, kernels[n / 2], n % 2, 0 };
+    for (int n = 0; n < 20; n++) {
+        way at = { n < 4 ? ATTN_F32 : ATTN_BF16, kernels[n / 4], n % 2, n / 2 % 2 ? 5 : SLOTS, 0 };
         out_of_range(&at);
         at.window = ATTN_WINDOW;
-        if (n % 2 == 0 && (n == 0 || n == 8)) gone(&at);
+        if (n % 2 == 0 && (n < 4 || n >= 16)) gone(&at);
     }
     alarm(0);
 }

@@ -8,11 +8,11 @@ check_options options_of(int number)
     return (check_options){ .data = data[number % 3], .seed = (uint64_t)(4 * number) };
 }
 
-/* Boxes of 8 keys and more: several pages a KV tile, one, and less than one. */
+/* Boxes of 8 keys and more: several pages a KV tile, one, and less than one; and pages without. */
 static void set_pages(attn_desc *d, uint64_t seed)
 {
-    static const int64_t sizes[] = { 64, 16, 256, 24, 128, 8 };
-    int64_t size = sizes[seed / 4 % 6], each = (d->len_kv + size - 1) / size;
+    static const int64_t sizes[] = { 64, 12, 16, 1, 256, 100, 24, 5, 128, 3, 8, 300 };
+    int64_t size = sizes[seed / 4 % 12], each = (d->len_kv + size - 1) / size;
     d->flags |= ATTN_PAGED | ATTN_LENS_KV;
     d->total_kv = 0;
     d->page_size = size, d->pages = d->batch * each + 3, d->table_width = each + 1;

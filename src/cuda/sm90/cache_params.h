@@ -12,8 +12,9 @@ typedef struct attn_sm90_cache {
     const long long *position_q, *position_kv;
     long long left, right, chunk; /* as in attn_sm90_mask, but of positions: 1 << 61 where unbounded; chunk 0: none */
     int bits_keys;                /* attn_desc's */
-    int box;                      /* a variant's: keys that a box of k_map and v_map has: page_size and the KV tile
-                                   * are multiples */
+    int box;                      /* a variant's: keys that a box of k_map and v_map has, a multiple of 8: page_size
+                                   * and the KV tile are multiples. 0: page_size is none of 8, and the variant reads
+                                   * common.fallback's k and v, at multiples of 16 bytes, in place of the maps */
 } attn_sm90_cache;
 
 typedef struct attn_sm90_cached_params {

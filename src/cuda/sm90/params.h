@@ -94,7 +94,8 @@ typedef struct attn_sm90_score {
     unsigned dropout_threshold; /* attn_dropout_threshold(p) */
 } attn_sm90_score;
 
-/* What attn_sm90_fallback_* reads in place of the maps: as in attn_desc. */
+/* What attn_sm90_fallback_* reads in place of the maps, and variants of paged keys where there are no boxes: as in
+ * attn_desc. */
 typedef struct attn_sm90_fallback {
     const void *q, *k, *v;
     long long q_stride[4], k_stride[4], v_stride[4]; /* batch, row, head, dim (1); VARLEN: the batch's is not used;

@@ -1,8 +1,9 @@
-/* The forward kernel: persistent CTAs of one producer warpgroup, of which one warp schedules and one loads, and of
- * consumer warpgroups of 64 rows each, which keep S, P and O in registers. One variant: config.h. */
+/* The forward kernel: persistent CTAs of one producer warpgroup, of which one warp schedules, one loads and two may copy
+ * for it, and of consumer warpgroups of 64 rows each, which keep S, P and O in registers. One variant: config.h. */
 #include "common/gpu.h"
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/copy_keys.h"
 #include "sm90/forward/interleaved.h"
 #include "sm90/forward/pingpong.h"
 #include "sm90/forward/producer.h"
@@ -16,12 +17,13 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
     const attn_sm90_params *p = (const attn_sm90_params *)&params;
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
-    init_shared(&s);
+    init_shared(&s, config::paged ? paged_source::arrivals(p) : kv_source::lanes);
     if (threadIdx.x < 128) {
         REGISTERS_DROP(kv_source::registers);
         u32 warp = uniform(threadIdx.x / 32);
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);
+        if constexpr (config::paged) copy_ordered_keys(p, &s, warp);
     } else {
         REGISTERS_TAKE(config::consumer_registers);
         if constexpr (config::pingpong)

@@ -7,7 +7,7 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/source.h"
 
-struct interleaved_loads {
+struct interleaved_loads : kv_source {
     pipeline_state kv = { 0, 1 };
     /* Whose K was loaded last, and V is to be (row -1: none); its item may have ended. */
     kv_source::position pending = { -1 };
@@ -18,14 +18,13 @@ struct interleaved_loads {
         kv_source::position values = pending;
         int stage = kv.index;
         wait_empty(BARRIER(s, kv[K].empty[stage]), kv.phase);
-        if (threadIdx.x % 32 < kv_source::arrivals) {
+        if (threadIdx.x % 32 < kv_source::lanes) {
             u32 full = BARRIER(s, kv[K].full[stage]), to = s->kv + stage * config::stage_bytes;
             if (config::general && keys.row >= 0) s->store->kv_infos[stage] = *info;
             int bytes = (keys.row >= 0 ? config::k_tile::bytes : 0) + (values.row >= 0 ? config::v_tile::bytes : 0);
-            barrier_expect(full, bytes / kv_source::arrivals);
-            if (keys.row >= 0) kv_source::copy<config::k_tile>(p, &p->k_map, to, full, keys);
-            if (values.row >= 0)
-                kv_source::copy<config::v_tile>(p, &p->v_map, to + config::k_tile::bytes, full, values);
+            expect(p, full, bytes);
+            if (keys.row >= 0) copy<config::k_tile>(p, s, &p->k_map, to, full, values.row < 0, keys);
+            if (values.row >= 0) copy<config::v_tile>(p, s, &p->v_map, to + config::k_tile::bytes, full, true, values);
         }
         advance(&kv, config::stages);
         pending = keys;

@@ -1,15 +1,19 @@
-/* K and V in pages: a KV tile is several boxes, each whole in one page; each lane of the producer warp finds the page
- * of one box and issues its copies.
+/* K and V in pages. Where a page holds whole boxes, a KV tile is several of them, each in one page: each lane of the
+ * producer warp finds the page of one box and issues its copies. Of other pages (cache.box is 0) it orders each tile
+ * from the two copying warps, which find the pages of single keys (copy_keys.h).
  *
  * Ids are those of the run's table: one that is no page's is a coordinate outside of the map, and TMA reads zeros.
  * Nobody scores these: the scheduler warp has looked at all pages of an item before, and one with a page that is none
- * has no keys. A box without a key that some row of the item sees is zeros, too: its page may be gone. */
+ * has no keys. A box, or key, that no row of the item sees is zeros, too: its page may be gone. */
 #ifndef ATTN_CUDA_SM90_FORWARD_PAGED_SOURCE_H
 #define ATTN_CUDA_SM90_FORWARD_PAGED_SOURCE_H
 
 #include "common/cache.h"
+#include "sm90/common/pipeline.h"
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/orders.h"
+#include "sm90/forward/shared.h"
 
 DEVICE const attn_sm90_cache *cache_of(const attn_sm90_params *p)
 {
@@ -45,13 +49,41 @@ DEVICE bool has_pages(const attn_sm90_params *p, const work_item *w)
     return false;
 }
 
+/* The page of the key at `key`, and its slot there; page -1: rows see none of the `count` keys from it on. */
+DEVICE int2 find_page(const attn_sm90_params *p, const work_item *w, const key_ranges *ranges, int key, int count)
+{
+    const attn_page_table *t = &cache_of(p)->table;
+    int size = (int)t->page_size, entry = (u32)key / (u32)size;
+    bool shown = false;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        shown = shown || max(key, ranges->lo[i]) < min(key + count, ranges->hi[i]);
+    int2 at = { -1, key - entry * size };
+    if (shown) at.x = (int)page_entry(page_list_of(t, w->batch), entry);
+    return at;
+}
+
 struct paged_source {
-    static constexpr int arrivals = 32, registers = config::producer_registers;
+    static constexpr int lanes = 32, registers = config::producer_registers;
     using params = attn_sm90_cached_params;
-    /* A tile's first key (-1: no tile) and head; page and slot of the lane's box. */
+    /* A tile's first key (-1: no tile) and head; page and slot of the lane's box. What is ordered has its item's place
+     * in storage.infos instead of a page. */
     struct position {
         int row, head, page, slot;
     };
+
+    pipeline_state orders = { 0, 1 };
+
+    /* Pages hold no whole boxes. */
+    DEVICE bool by_threads(const attn_sm90_params *p)
+    {
+        return cache_of(p)->box == 0;
+    }
+
+    DEVICE int arrivals(const attn_sm90_params *p)
+    {
+        return by_threads(p) ? 32 * COPYING_WARPS : lanes;
+    }
 
     /* The scheduler warp: an item of a sequence whose length or table, or of whose pages one, is out of range has no
      * keys. */
@@ -61,22 +93,36 @@ struct paged_source {
         if (!has_pages(p, w)) w->len_kv = 0;
     }
 
-    DEVICE position find(const attn_sm90_params *p, const work_item *w, int key0)
+    DEVICE position find(const attn_sm90_params *p, const work_item *w, int item, int key0)
     {
-        const attn_sm90_cache *c = cache_of(p);
-        int key = key0 + (int)(threadIdx.x % 32) * c->box, size = (int)c->table.page_size, entry = (u32)key / (u32)size;
+        position at = { key0, w->kv_head, item, 0 };
+        if (by_threads(p)) return at;
+        int box = cache_of(p)->box, first = (int)(threadIdx.x % 32) * box;
         key_ranges ranges = ranges_of_item(p, w);
-        bool shown = false;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            shown = shown || max(key, ranges.lo[i]) < min(key + c->box, ranges.hi[i]);
-        position at = { key0, w->kv_head, -1, key - entry * size };
-        if (shown && key < key0 + config::keys) at.page = (int)page_entry(page_list_of(&c->table, w->batch), entry);
+        int2 found = { -1, 0 };
+        if (first < config::keys) found = find_page(p, w, &ranges, key0 + first, box);
+        at.page = found.x, at.slot = found.y;
         return at;
     }
 
+    DEVICE void expect(const attn_sm90_params *p, u32 full, int bytes)
+    {
+        if (!by_threads(p)) barrier_expect(full, bytes / lanes);
+    }
+
+    INLINE void order(const shared *s, copy_order what)
+    {
+        copy_orders *to = s->store->order_ring::get();
+        wait_empty(order_taken(to, orders.index), orders.phase);
+        if (threadIdx.x % 32 == 0) {
+            to->order[orders.index] = what;
+            barrier_arrive(order_posted(to, orders.index));
+        }
+        advance(&orders, ORDERS);
+    }
+
     template <class tile>
-    DEVICE void copy(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, position from)
+    DEVICE void copy_boxes(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, position from)
     {
         int first = (int)(threadIdx.x % 32) * cache_of(p)->box;
         if (first >= config::keys) return;
@@ -84,6 +130,21 @@ struct paged_source {
         for (int i = 0; i < tile::panels; i++)
             tma_load(to + i * tile::panel_bytes + first * 128, map, full, tile::panel_columns * i, from.head, from.slot,
                      from.page);
+    }
+
+    template <class tile>
+    INLINE void copy(const attn_sm90_params *p, const shared *s, const attn_sm90_map *map, u32 to, u32 full, bool last,
+                     position from)
+    {
+        if (by_threads(p))
+            order(s, { to, last ? full : 0, tile::major == MN_MAJOR, from.row, from.page });
+        else
+            copy_boxes<tile>(p, map, to, full, from);
+    }
+
+    INLINE void end(const attn_sm90_params *p, const shared *s)
+    {
+        if (by_threads(p)) order(s, { 0 });
     }
 };
 

@@ -11,6 +11,7 @@
 #include "sm90/forward/load_interleaved.h"
 #include "sm90/forward/load_pingpong.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/source.h"
 
 struct producer {
     pipeline_state q = { 0, 1 };
@@ -38,7 +39,7 @@ DEVICE void copy_q(const attn_sm90_params *p, const shared *s, const work_item *
 DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, const work_item *w,
                       const kv_tile_info *info)
 {
-    at->kv.load(p, s, kv_source::find(p, w, info->key0), info);
+    at->kv.load(p, s, kv_source::find(p, w, (at->items - 1) % INFOS, info->key0), info);
 }
 
 /* Loads the V of the tile whose K was loaded last. */
@@ -86,6 +87,7 @@ template <class mask> DEVICE void produce(const attn_sm90_params *p, const share
         if (w.tiles == NO_WORK) break;
         want_work();
     }
+    at.kv.end(p, s);
 }
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "common/sequence.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/paged_source.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 

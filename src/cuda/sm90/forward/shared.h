@@ -9,7 +9,7 @@
 #include "common/sequence.h"
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
-#include "sm90/forward/source.h"
+#include "sm90/forward/orders.h"
 
 /* Named barriers: WORK_READY and WORK_WANTED, between the scheduler warp and the producer warp; PINGPONG_TURN + w,
  * where consumer warpgroup w waits for its turn. */
@@ -50,6 +50,9 @@ struct output_address : members<u64, !config::o_by_tma> {
 struct kv_ranges : members<kv_range, config::general ? 0 : config::consumers> {
 };
 
+struct order_ring : members<copy_orders, config::paged> {
+};
+
 /* What consumers want to know of a work item, computed by the scheduler warp, which has the time. */
 struct work_tile_info : work_tile, output_address, kv_ranges {
 };
@@ -65,7 +68,7 @@ struct kv_tile_info {
 /* Pipelines of K and of V; without ping-pong both are one. */
 enum { K, V = config::pingpong };
 
-struct storage {
+struct storage : order_ring {
     pipeline<config::q_stages> q;
     pipeline<config::stages> kv[V + 1];
     work_tile_info infos[INFOS];
@@ -99,8 +102,8 @@ DEVICE void init_stage(u32 full, u32 empty, int arrivals)
     barrier_init(empty, 4 * config::consumers);
 }
 
-/* Before any role begins. */
-DEVICE void init_shared(const shared *s)
+/* Before any role begins. arrivals: at a stage of K or V. */
+DEVICE void init_shared(const shared *s, int arrivals)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < INFOS; i++)
@@ -109,7 +112,8 @@ DEVICE void init_shared(const shared *s)
             init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1);
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor <= V; tensor++)
-                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]), kv_source::arrivals);
+                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]), arrivals);
+        if constexpr (config::paged) init_orders(s->store->order_ring::get());
         barrier_init_fence();
     }
     __syncthreads();

@@ -1,6 +1,6 @@
 /* Where K and V come from. A source says what the kernel's parameters are (attn_sm90_params comes first), how many
- * lanes of the producer warp issue copies, each of which expects its share of the bytes, how many registers the
- * producer has, where a tile lies, and how it gets into a stage. */
+ * lanes of the producer warp issue copies, how many registers the producer has, where a tile of an item lies, and how
+ * it gets into a stage: expect(), then copy() for all that is for its `full`. end(): after the last tile. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SOURCE_H
 #define ATTN_CUDA_SM90_FORWARD_SOURCE_H
 
@@ -8,28 +8,39 @@
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/paged_source.h"
+#include "sm90/forward/shared.h"
 
 /* TMA from a contiguous tensor: one thread issues the copies. */
 struct tma_source {
-    static constexpr int arrivals = 1, registers = config::producer_registers;
+    static constexpr int lanes = 1, registers = config::producer_registers;
     using params = attn_sm90_params;
     /* A tile's first row in a tensor, its head, its sequence. */
     struct position {
         int row, head, batch;
     };
 
-    DEVICE position find(const attn_sm90_params *, const work_item *w, int key0)
+    DEVICE position find(const attn_sm90_params *, const work_item *w, int, int key0)
     {
         return { w->start_kv + key0, w->kv_head, w->batch };
     }
 
+    DEVICE void expect(const attn_sm90_params *, u32 full, int bytes)
+    {
+        barrier_expect(full, bytes);
+    }
+
     template <class tile>
-    DEVICE void copy(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, position from)
+    DEVICE void copy(const attn_sm90_params *p, const shared *, const attn_sm90_map *map, u32 to, u32 full, bool,
+                     position from)
     {
 #pragma unroll
         for (int i = 0; i < tile::panels; i++)
             tma_load(to + i * tile::panel_bytes, map, full, tile::panel_columns * i, from.head, from.row,
                      p->flags & FLAG_VARLEN ? 0 : from.batch);
+    }
+
+    DEVICE void end(const attn_sm90_params *, const shared *)
+    {
     }
 };
 

@@ -70,6 +70,8 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *of, const attn_cuda_kernel 
     }
     choice->base.choice.seconds = INFINITY;
     attn_sm90_forward_clocks(device, kernel, p.clocks);
+    if (kernel->paged && !attn_cuda_page_box(kernel, desc))
+        p.clocks[ATTN_PER_STEP] = max_of(p.clocks[ATTN_PER_STEP], attn_sm90_copying_clocks(kernel));
     int64_t packs[2] = { 1, desc->heads_q / desc->heads_kv };
     for (int i = 0; i < 2; i++)
         if (attn_sm90_rows_of(desc, kernel, packs[i]) && (i == 0 || packs[i] > 1) &&

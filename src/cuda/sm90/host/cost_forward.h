@@ -38,6 +38,9 @@ bool attn_sm90_splits_tail(const attn_sm90_forward_problem *problem, int64_t pac
 void attn_sm90_forward_clocks(const attn_cuda_device *device, const attn_cuda_kernel *kernel,
                               double clocks[ATTN_CONSTANTS]);
 
+/* Of a step whose KV tile threads copy: below it the step cannot be, if it is above what the step takes by itself. */
+double attn_sm90_copying_clocks(const attn_cuda_kernel *kernel);
+
 /* How long it takes with `pack` heads per Q tile and the keys of `split_tiles` Q tiles in `splits` parts. */
 attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_problem *problem, int64_t pack, int splits,
                                                    int64_t split_tiles);

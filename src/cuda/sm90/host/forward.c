@@ -84,10 +84,13 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 
 /* ---- a run --------------------------------------------------------------------------------- */
 
-static void bind_cache(const attn_desc *d, const attn_args *a, attn_sm90_cache *c)
+static void bind_cache(const attn_desc *d, const attn_args *a, attn_sm90_cached_params *p)
 {
-    if (d->flags & ATTN_PAGED)
+    attn_sm90_cache *c = &p->cache;
+    if (d->flags & ATTN_PAGED) {
         c->table.ids = a->page_table, c->table.starts = a->page_starts, c->table.fault = a->fault;
+        p->common.fallback.k = a->k, p->common.fallback.v = a->v;
+    }
     if (d->flags & ATTN_FIRST_KV) c->first_kv = a->first_kv;
     if (d->flags & ATTN_POSITIONS)
         c->position_q = (const long long *)a->position_q, c->position_kv = (const long long *)a->position_kv;
@@ -126,7 +129,7 @@ static attn_status run(const attn_cuda_call *c)
     const attn_desc *d = &c->plan->desc;
     attn_sm90_cached_params p = { plan->params, plan->cache };
     attn_sm90_bind(c, &p.common);
-    bind_cache(d, c->args, &p.cache);
+    bind_cache(d, c->args, &p);
     bool wide = !attn_sm90_stores_wide(d, &p.common.schedule) || (uintptr_t)c->args->o % 16 == 0;
     if (d->batch == 0 || d->len_q == 0) return ATTN_OK;
     return (plan->base.variant && wide && attn_sm90_aligned(c) ? run_variant : run_fallback)(c, plan, &p);
@@ -147,9 +150,9 @@ static void describe(const attn_plan *plan, attn_words *words)
         if (s->split_tiles * s->splits < s->total) attn_say(words, " of the last %d Q tiles", s->split_tiles);
         attn_say(words, " in %d parts, combined by LSE", s->splits);
     }
-    if (c->kernel->paged)
-        attn_say(words, "\npages      of %lld keys, read %d at a time", (long long)plan->desc.page_size,
-                 own->cache.box);
+    if (c->kernel->paged) attn_say(words, "\npages      of %lld keys, ", (long long)plan->desc.page_size);
+    if (c->kernel->paged && own->cache.box) attn_say(words, "read %d at a time", own->cache.box);
+    if (c->kernel->paged && !own->cache.box) attn_say(words, "no multiple of 8: threads copy key by key");
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_variant(c->kernel))
         attn_say(words, "%d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d head%s at a time\n", s->grid,

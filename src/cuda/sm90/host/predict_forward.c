@@ -16,6 +16,11 @@ static const double score_mod_clocks = 0.15; /* a score, in kernels that can cha
 static const double wait_clocks = 100;       /* a step: barriers, the first and the last product */
 static const double tile_clocks = 1800;      /* a tile: filling the pipeline, storing */
 
+/* Pages of single keys, assumed, not measured: of one of two warps, to find the pages of K's and of V's keys, and to
+ * issue a copy of 512 bytes, four lines of a panel. */
+static const double find_clocks = 400;
+static const double copy_clocks = 25;
+
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double combine_seconds = 3e-6;
 static const double late_rounds = 0.2;    /* [m] of tiles that differ: how much later than the mean the last SM ends */
@@ -53,6 +58,12 @@ void attn_sm90_forward_clocks(const attn_cuda_device *device, const attn_cuda_ke
     clocks[ATTN_PER_STEP] = derived_step(device, k);
     clocks[ATTN_PER_TILE] = tile_clocks;
     clocks[ATTN_PER_RUN] = attn_cuda_machine_of(device)->start * attn_cuda_machine_of(device)->hertz;
+}
+
+double attn_sm90_copying_clocks(const attn_cuda_kernel *k)
+{
+    int panels = ATTN_SM90_PANELS(k->dim) + ATTN_SM90_PANELS(k->dim_v);
+    return 2 * find_clocks + copy_clocks * panels * k->kv_tile / 4 / 2;
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */

@@ -60,7 +60,8 @@ attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, i
     const uint32_t rows[] = { (uint32_t)k->q_tile / heads, (uint32_t)k->kv_tile, (uint32_t)k->kv_tile,
                               (uint32_t)k->q_tile, ATTN_SM90_OUTPUT_ROWS };
     uint32_t box[4] = { 64, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
-    if (k->paged && (which == ATTN_SM90_K || which == ATTN_SM90_V)) box[2] = (uint32_t)attn_cuda_page_box(k, d);
+    bool pages = k->paged && (which == ATTN_SM90_K || which == ATTN_SM90_V);
+    if (pages && attn_cuda_page_box(k, d)) box[2] = (uint32_t)attn_cuda_page_box(k, d);
     for (int i = 0; i < 4; i++)
         extent[i] = (uint64_t)t.extent[i < 1 ? 3 : 3 - i];
     for (int i = 0; i < 3; i++)
