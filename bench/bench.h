@@ -120,8 +120,8 @@ int attn_bench_suite_find(const char *name);
 attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count);
 
 /* Makes the case's keys paged and its baseline what it was. which: of ATTN_BENCH_PAGED, pages of 16 or 64 slots, in
- * order or in none. */
-enum { ATTN_BENCH_PAGED = 4 };
+ * order or in none, or of 12 in none. */
+enum { ATTN_BENCH_PAGED = 5 };
 void attn_bench_paged(attn_bench_case *item, int which);
 
 /* A row each of some sequences, with keys in common and of their own: attn_bench_cascade. which: of

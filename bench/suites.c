@@ -72,11 +72,12 @@ static void add_full_and_causal(grid *g, const char *name, attn_bench_pass pass,
 
 void attn_bench_paged(attn_bench_case *item, int which)
 {
+    static const int64_t sizes[ATTN_BENCH_PAGED] = { 16, 16, 64, 64, 12 };
     attn_desc *d = &item->desc;
-    item->pages_mixed = which % 2;
+    item->pages_mixed = which % 2 || sizes[which] == 12;
     item->baseline_name = "contiguous", item->baseline = *d;
     d->flags |= ATTN_PAGED | ATTN_LENS_KV;
-    d->page_size = which < 2 ? 16 : 64;
+    d->page_size = sizes[which];
     d->table_width = attn_ceil_div(d->len_kv, d->page_size);
     d->pages = d->batch * d->table_width;
     snprintf(item->mask, sizeof item->mask, "%s:%d", item->pages_mixed ? "mixed" : "pages", (int)d->page_size);

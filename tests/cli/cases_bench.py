@@ -66,7 +66,7 @@ def bench_kv(place):
 @case
 def bench_paged(place):
     """Pages in order and in none beside the same keys without pages, on the CPU and on a GPU."""
-    kinds, gpu = ["pages:16", "mixed:16", "pages:64", "mixed:64"], gpu_environment()
+    kinds, gpu = ["pages:16", "mixed:16", "pages:64", "mixed:64", "mixed:12"], gpu_environment()
     words = ("--smoke", "--suite", "paged", "--dtype", "bf16")
     on_cpu, on_gpu = (("--threads", "1"), None), (("--device", "cuda", "--heads", "2/1"), gpu)
     for more, env in (on_cpu, on_gpu) if gpu else (on_cpu,):
