@@ -340,8 +340,9 @@ typedef struct candidate {
     uint32_t features;
     int dtypes; /* bits */
     int64_t dim, dim_v, rows;
-    bool some;  /* rows and keys */
-    bool paged; /* these keys, and no others */
+    bool some;           /* rows and keys */
+    bool paged;          /* these keys, and no others */
+    int64_t packed_rows; /* of a decode kernel, which are few, and lie at multiples of 16 bytes; else 0 */
 } candidate;
 
 /* The device's kernel i, if this machine runs it; false: there are no more. */
@@ -360,23 +361,28 @@ static bool candidate_at(attn_device device, int i, candidate *t)
                           .dim_v = k->dim_v,
                           .rows = INT64_MAX,
                           .some = attn_cuda_is_variant(k),
-                          .paged = k->paged };
+                          .paged = k->paged,
+                          .packed_rows = k->form == ATTN_CUDA_DECODE ? k->q_tile : 0 };
         return true;
     }
     const attn_cpu_kernel *k = attn_cpu_kernels(&count) + i;
     if (i >= count) return false;
     if (k->ops == NULL || !attn_isa_available(k->isa)) return true;
-    *t = (candidate){
-        k->name,    k->isa,     k->form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD, k->features, (int)k->dtypes,
-        k->dim_max, k->dim_max, k->form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX,   false,       false
-    };
+    *t = (candidate){ .name = k->name,
+                      .isa = k->isa,
+                      .direction = k->form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
+                      .features = k->features,
+                      .dtypes = (int)k->dtypes,
+                      .dim = k->dim_max,
+                      .dim_v = k->dim_max,
+                      .rows = k->form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX };
     return true;
 }
 
 static bool takes(const candidate *t, const attn_desc *d)
 {
     if (!t->name || t->direction != d->direction || !(t->dtypes >> d->dtype & 1)) return false;
-    if (t->paged) return false; /* it does not take all pages: fit() */
+    if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
     return !(needs & ~t->features) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v && d->len_q <= t->rows;
@@ -390,6 +396,17 @@ static void fit_pages(uint64_t *state, attn_desc *d, check_options *o)
     if (check_chance(state, 50)) d->page_size = attn_round_up(d->page_size, 8);
     d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
     if (d->len_kv == 0) d->len_kv = 1;
+    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;
+}
+
+/* So few packed rows as decode kernels take. */
+static void fit_rows(int64_t most, attn_desc *d, check_options *o)
+{
+    int64_t heads_kv = heads_kv_of(d), group = d->heads_q / heads_kv;
+    if (group > most) group = 1 + group % most;
+    d->heads_q = group * heads_kv;
+    if (d->len_q * group > most) d->len_q = 1 + d->len_q % (most / group);
+    d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
     o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;
 }
 
@@ -409,6 +426,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     if (t->some && d->len_q == 0) d->len_q = 1;
     if (t->some && d->len_kv == 0) d->len_kv = 1;
     if (t->paged) fit_pages(state, d, o);
+    if (t->packed_rows) fit_rows(t->packed_rows, d, o);
     check_random_settle(d, o);
     bound(d, o);
 }

@@ -80,6 +80,12 @@ void check_sweep_only(check_sweep *sweep, attn_direction direction)
     sweep->left_out[!direction] = true;
 }
 
+/* Query rows of a sequence that share keys. */
+static int64_t packed_rows(const attn_desc *desc)
+{
+    return desc->len_q * (desc->heads_kv ? desc->heads_q / desc->heads_kv : 1);
+}
+
 static bool takes(const check_report *report, attn_form form, const attn_desc *desc)
 {
     if (report->skipped) return false;
@@ -89,6 +95,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         bool packed = desc->flags & ATTN_VARLEN && !(desc->flags & ATTN_PAGED);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || packed); /* rows and keys */
         if (cuda->paged && !(desc->flags & ATTN_PAGED)) return false;
+        if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
                desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
@@ -104,10 +111,12 @@ static bool is_narrow(const check_report *report)
     return report->device == ATTN_CPU && report->kernel && !(kernel_named(report->kernel)->dtypes >> ATTN_F32 & 1);
 }
 
-/* A kernel of a GPU for paged keys. */
-static bool is_paged(const check_report *report)
+/* A kernel of a GPU that does not take every size and layout: for paged keys, or for few rows. */
+static bool is_choosy(const check_report *report)
 {
-    return report->device == ATTN_CUDA && report->kernel && cuda_kernel_named(report->kernel)->paged;
+    if (report->device != ATTN_CUDA || !report->kernel) return false;
+    const attn_cuda_kernel *k = cuda_kernel_named(report->kernel);
+    return k->paged || k->form == ATTN_CUDA_DECODE;
 }
 
 static void record(check_report *report, int number, const check_error *error, const check_problem *problem,
@@ -151,7 +160,7 @@ static void run_kernel(check_report *report, int number, const check_problem *pr
     desc.device = report->device;
     if (desc.device == ATTN_CUDA) desc.threads = 0, desc.parallel_for = NULL;
     desc.strategy = strategy;
-    bool chooses = strategy || is_paged(report); /* not every strategy, and not every size and layout of pages */
+    bool chooses = strategy || is_choosy(report); /* not every strategy, size and layout */
     if (chooses && attn_plan_create(&plan, &desc) != ATTN_OK) return;
     if (chooses) attn_plan_destroy(plan);
     run_planned(report, number, problem, reference, &desc);
@@ -220,6 +229,14 @@ static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow
 
 /* ---- a GPU's kernels that have few features ---------------------------------------------------- */
 
+static void leave_out_bias(attn_desc *d)
+{
+    d->flags &= ~(uint32_t)ATTN_BIAS;
+    d->bias_dtype = (attn_dtype)0;
+    for (int i = 0; i < 4; i++)
+        d->bias_extent[i] = d->bias_stride[i] = 0;
+}
+
 /* What the kernel's dtype, features and dims leave of a problem. */
 static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
 {
@@ -238,10 +255,7 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
     if (gone & ATTN_SOFTCAP) d->softcap = 0;
     if (gone & ATTN_ALIBI) d->alibi_batch = 0;
     if (gone & ATTN_DROPOUT) d->dropout_p = 0;
-    if (!(gone & ATTN_BIAS)) return;
-    d->bias_dtype = (attn_dtype)0;
-    for (int i = 0; i < 4; i++)
-        d->bias_extent[i] = d->bias_stride[i] = 0;
+    if (gone & ATTN_BIAS) leave_out_bias(d);
 }
 
 /* Pages that a kernel of paged keys reads, of heads that lie at multiples of 16 bytes. */
@@ -258,6 +272,20 @@ static void fit_pages(int number, attn_desc *d, check_options *o)
     else
         d->table_total = d->batch * each + 2;
     o->layout = CHECK_PACKED;
+}
+
+/* Few rows of whole 16 bytes, over more keys than a warp's ring holds, as a decode kernel takes them. */
+static void fit_decode(const attn_cuda_kernel *k, int number, attn_desc *d, check_options *o)
+{
+    static const int64_t keys[] = { 129, 300, 65, 37, 200 };
+    int64_t group = d->heads_kv ? d->heads_q / d->heads_kv : 1;
+    if (group > k->q_tile) d->heads_q = d->heads_kv = group = 1;
+    d->dim_qk = (d->dim_qk + 7) / 8 * 8, d->dim_v = (d->dim_v + 7) / 8 * 8;
+    o->layout = CHECK_PACKED;
+    if (d->len_q * group > k->q_tile) leave_out_bias(d); /* whose extents are the lengths */
+    if (d->len_q * group > k->q_tile) d->len_q = 1 + number % (k->q_tile / group);
+    if (!(d->flags & ATTN_BIAS)) d->len_kv = keys[number % 5];
+    if (d->flags & ATTN_VARLEN) d->total_q = d->batch * d->len_q, d->total_kv = d->batch * d->len_kv + 1;
 }
 
 /* Work items of one length, as some strategies take them, but for masks of tables. */
@@ -298,7 +326,8 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     fit(kernel, &desc);
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);
-    if (kernel->paged) fit_pages(number, &desc, &options);
+    if (kernel->form == ATTN_CUDA_DECODE) fit_decode(kernel, number, &desc, &options);
+    if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
                 false);
 }

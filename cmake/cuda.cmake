@@ -98,6 +98,9 @@ macro(attn_cuda_arch arch target)
   string(TOUPPER ATTN_${arch} prefix)
   attn_cuda_read_variants(${arch} ${folder}/forward/variants.txt ${prefix} attn_${arch}_ ${folder}/forward/forward.cu rows)
   file(CONFIGURE OUTPUT ${build_folder}/${arch}_variants.def CONTENT "${rows}" @ONLY)
+  attn_cuda_read_variants(${arch} ${folder}/decode/variants.txt ${prefix}_DECODE attn_${arch}_decode_ ${folder}/decode/decode.cu
+    rows)
+  file(CONFIGURE OUTPUT ${build_folder}/${arch}_decode_variants.def CONTENT "${rows}" @ONLY)
   attn_cuda_read_variants(${arch} ${folder}/backward/variants.txt ${prefix}_BACKWARD attn_${arch}_backward_
     ${folder}/backward/backward.cu rows)
   file(CONFIGURE OUTPUT ${build_folder}/${arch}_backward_variants.def CONTENT "${rows}" @ONLY)

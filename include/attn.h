@@ -366,7 +366,7 @@ typedef struct attn_args {
  * on an H200, where they reach hundreds. attn_plan_describe names kernel, tensors and time. It computes
  *   - f32, and head dims above 256
  *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are)
- *   - ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys
+ *   - ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys, of more than 16 packed rows (len_q * heads_q / heads_kv)
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative
  * Other tensors of such strides are copied first, which takes workspace and time. Pages are read fastest where
  * page_size is a multiple of 8. */

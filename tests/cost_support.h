@@ -57,7 +57,7 @@ static inline double seconds(const attn_desc *desc, const attn_cuda_kernel *kern
 {
     attn_cuda_choice c;
     attn_cuda_problem of = { desc, &h200, pairs, NULL };
-    assert_true(kernel->arch->pass[desc->direction]->predict(&of, kernel, &c));
+    assert_true(attn_cuda_pass_of(kernel)->predict(&of, kernel, &c));
     return c.choice.seconds;
 }
 

@@ -405,7 +405,11 @@ static void features_find_their_kernels(void **state)
         assert_null(strstr(info_of(&desc).kernel, (const char *[]){ "masks", "score_mod", "fallback" }[i]));
     desc = small();
     desc.batch = 1, desc.heads_q = desc.heads_kv = 1, desc.len_q = 1, desc.len_kv = 1 << 16;
+    assert_string_equal(info_of(&desc).kernel, "sm90_decode_bf16_d64");
+    desc.kernel = "sm90_bf16_d64_128x128";
     assert_true(info_of(&desc).splits > 8);
+    desc.kernel = NULL, desc.len_q = 17;
+    assert_null(strstr(info_of(&desc).kernel, "decode"));
     end_context(context);
 }
 

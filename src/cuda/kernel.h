@@ -7,11 +7,12 @@
 #include "attn.h"
 #include "cuda/nvrtc.h"
 
-/* FORWARD, BACKWARD: a variant, a row of an architecture's variants.txt. FALLBACK, FALLBACK_BACKWARD: every feature,
- * stride and dim, not fast. */
+/* FORWARD, DECODE, BACKWARD: a variant, a row of an architecture's variants.txt; DECODE: the forward of few rows.
+ * FALLBACK, FALLBACK_BACKWARD: every feature, stride and dim, not fast. */
 typedef enum attn_cuda_form {
     ATTN_CUDA_FORWARD,
     ATTN_CUDA_FALLBACK,
+    ATTN_CUDA_DECODE,
     ATTN_CUDA_BACKWARD,
     ATTN_CUDA_FALLBACK_BACKWARD
 } attn_cuda_form;
@@ -41,7 +42,7 @@ typedef struct attn_cuda_arch {
     const char *compile;                  /* the option that has NVRTC compile for it */
     const char *folder;                   /* of its texts, as #include names it */
     int major, minor;                     /* compute capability */
-    const struct attn_cuda_pass *pass[2]; /* by attn_direction */
+    const struct attn_cuda_pass *pass[3]; /* attn_cuda_pass_of */
 } attn_cuda_arch;
 
 typedef struct attn_cuda_kernel {
@@ -83,10 +84,26 @@ static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)
     return kernel->form >= ATTN_CUDA_BACKWARD ? ATTN_BACKWARD : ATTN_FORWARD;
 }
 
-/* Reads its tensors by TMA, and takes no problem without rows or keys. */
+/* Takes no problem without rows or keys. */
 static inline bool attn_cuda_is_variant(const attn_cuda_kernel *kernel)
 {
     return kernel->source != NULL;
+}
+
+/* Reads its tensors by TMA. */
+static inline bool attn_cuda_uses_tma(const attn_cuda_kernel *kernel)
+{
+    return kernel->form == ATTN_CUDA_FORWARD || kernel->form == ATTN_CUDA_BACKWARD;
+}
+
+/* What predicts, plans and runs a kernel: the passes of an architecture are those of the forward, the backward and
+ * decode. */
+enum { ATTN_CUDA_PASS_DECODE = ATTN_BACKWARD + 1 };
+
+static inline const struct attn_cuda_pass *attn_cuda_pass_of(const attn_cuda_kernel *kernel)
+{
+    return kernel->arch
+        ->pass[kernel->form == ATTN_CUDA_DECODE ? ATTN_CUDA_PASS_DECODE : (int)attn_cuda_direction(kernel)];
 }
 
 /* Why a kernel cannot compute a problem on any device, however it is planned; NULL: it can. desc: resolved. */

@@ -10,6 +10,7 @@ enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
 
 static const attn_cuda_kernel kernels[] = {
 #include "sm90_variants.def"
+#include "sm90_decode_variants.def"
     ATTN_SM90_FALLBACK(f32, F32),
     ATTN_SM90_FALLBACK(f16, F16),
     ATTN_SM90_FALLBACK(bf16, BF16),

@@ -57,7 +57,7 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
             continue;
         named = k;
         why_not = k->arch != arch ? "it is for another architecture" : attn_cuda_obstacle(k, d);
-        if (!why_not && !arch->pass[d->direction]->predict(problem, k, &c)) {
+        if (!why_not && !attn_cuda_pass_of(k)->predict(problem, k, &c)) {
             why_not = c.why_not;
             if (!strategy) strategy = why_not;
         }
@@ -82,13 +82,13 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
 
 static const attn_cuda_pass *pass_of(const attn_plan *plan)
 {
-    return attn_cuda_plan_of(plan)->chosen.kernel->arch->pass[plan->desc.direction];
+    return attn_cuda_pass_of(attn_cuda_plan_of(plan)->chosen.kernel);
 }
 
 static attn_status allocate(const attn_cuda_problem *problem, const attn_cuda_place *place,
                             const attn_cuda_choice *chosen, attn_cuda_plan **out)
 {
-    const attn_cuda_pass *pass = chosen->kernel->arch->pass[problem->desc->direction];
+    const attn_cuda_pass *pass = attn_cuda_pass_of(chosen->kernel);
     attn_cuda_plan *cuda = calloc(1, pass->plan_size);
     if (!cuda) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", pass->plan_size);
     cuda->context = place->context;

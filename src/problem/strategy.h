@@ -39,6 +39,8 @@ enum {
       "parts that keys are split into, combined by LSE (CPU backward: their dQ is added)")                           \
     X(SPLIT_TAIL, "split-tail", CUDA_FORWARD, COUNT, 0, 0, (0, 1, 2, 5),                                             \
       "split-kv splits only the keys of so many Q tiles, those taken last; off: of all")                             \
+    X(SPLIT_KEYS, "split-keys", CUDA_FORWARD, COUNT, 0, 0, (0, 32, 64, 160, 512),                                    \
+      "decode: keys of a part, so that a sequence's bits do not depend on the batch; off: CTAs share keys evenly")   \
     X(PACK_GQA, "pack-gqa", CUDA_FORWARD, SWITCH, 0, 0, (0, 1), "query heads of a KV head share a Q tile (PackGQA)") \
     X(SPLIT_GQA, "split-gqa", CUDA_BACKWARD, COUNT, 1, 1, (1, 2, 3),                                                 \
       "parts that the query heads of a KV head are split into, whose dK and dV are added")                           \

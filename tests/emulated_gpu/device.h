@@ -22,6 +22,7 @@ extern "C" {
 /* ---- words of CUDA ------------------------------------------------------------------------- */
 
 #define DEVICE static inline
+#define OUTLINE static
 #define INLINE inline
 #define __global__
 #define __grid_constant__
@@ -43,6 +44,9 @@ typedef struct alignas(16) int4 {
 typedef struct alignas(16) uint4 {
     unsigned x, y, z, w;
 } uint4;
+typedef struct alignas(8) float2 {
+    float x, y;
+} float2;
 typedef struct alignas(16) float4 {
     float x, y, z, w;
 } float4;
@@ -60,6 +64,11 @@ static inline int4 make_int4(int x, int y, int z, int w)
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
 {
     return { x, y, z, w };
+}
+
+static inline float2 make_float2(float x, float y)
+{
+    return { x, y };
 }
 
 static inline float4 make_float4(float x, float y, float z, float w)
@@ -160,6 +169,13 @@ static inline u32 atomicInc(u32 *count, u32 most)
 {
     u32 before = *count;
     *count = before >= most ? 0 : before + 1;
+    return before;
+}
+
+static inline u64 atomicCAS(u64 *word, u64 expected, u64 x)
+{
+    u64 before = *word;
+    if (before == expected) *word = x;
     return before;
 }
 
@@ -518,6 +534,11 @@ DEVICE void copy_async_commit(void)
 template <int newer> static inline void copy_async_wait()
 {
     gpu_wait_copies(newer);
+}
+
+DEVICE u64 load_relaxed(const u64 *at)
+{
+    return *at;
 }
 
 DEVICE u64 add_acq_rel(u64 *count, u64 x)

@@ -14,8 +14,9 @@ d128="$backward -DATTN_DIM=128 -DATTN_DIM_V=128 -DATTN_KV_TILE=128 -DATTN_STAGES
 d256="$backward -DATTN_DIM=256 -DATTN_DIM_V=256 -DATTN_KV_TILE=64 -DATTN_STAGES=2 -DATTN_CLUSTER=2 \
     -DATTN_MASK=CAUSAL -DATTN_SCORE=PLAIN"
 count=0
-for header in src/cuda/common/*.h src/cuda/sm90/common/*.h src/cuda/sm90/forward/*.h src/cuda/sm90/backward/*.h; do
+for header in src/cuda/common/*.h src/cuda/common/decode/*.h src/cuda/sm90/common/*.h src/cuda/sm90/forward/*.h src/cuda/sm90/backward/*.h; do
     case $header in
+    */decode/params.h) continue ;; # it includes nothing, for the host's sake
     */backward/*) first=$d128 second=$d256 ;;
     *) first=$plain second=$score_mod ;;
     esac

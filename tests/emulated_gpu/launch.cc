@@ -12,6 +12,7 @@ extern "C" {
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/cache_params.h"
+#include "cuda/common/decode/params.h"
 
 #define KERNEL(symbol, params) void symbol(params);
 #include "kernels.def"

@@ -311,8 +311,10 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned option
     (*module)->context = current;
     if (memcmp(image, "fake cubin", 10) == 0) {
         const char *name = strstr(image, "-DATTN_NAME=");
-        bool backward = strstr(image, "-DATTN_CLUSTER=");
-        strcpy((*module)->only, !name ? "" : backward ? "attn_sm90_backward_" : "attn_sm90_");
+        const char *stem = strstr(image, "-DATTN_CLUSTER=")  ? "attn_sm90_backward_"
+                           : strstr(image, "-DATTN_Q_TILE=") ? "attn_sm90_"
+                                                             : "attn_sm90_decode_";
+        strcpy((*module)->only, name ? stem : "");
         if (name) sscanf(name, "-DATTN_NAME=%40s", (*module)->only + strlen((*module)->only));
     } else if (memcmp(image, "\177ELF", 4) != 0 && memcmp(image, "\x50\xed\x55\xba", 4) != 0) {
         return INVALID_VALUE;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/common/decode/params.h"
 #include "num/half.h"
 
 static const attn_cuda_kernel *kernel_of(const char *symbol)
@@ -348,6 +349,27 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
 }
 
 /* Only marks its memory, from end to end. */
+static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
+                   const attn_decode_params *params)
+{
+    const attn_sm90_params *p = &params->base.common;
+    attn_desc d;
+    attn_args a;
+    fake_expect(config->gridDimX > 0 && config->gridDimY == 1 && config->gridDimZ == 1, symbol, "grid");
+    fake_expect(config->blockDimX == ATTN_DECODE_THREADS && config->sharedMemBytes == k->shared, symbol, "block");
+    fake_expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect(p->len_q * (p->heads_q / p->heads_kv) <= ATTN_DECODE_GROUP_ROWS, symbol, "rows");
+    fake_expect(params->tag && !(params->tag & 0xffff) && params->arrivals && p->partial_o && p->partial_lse, symbol,
+                "workspace");
+    fake_take(p, k->dtype, &d, &a);
+    fake_take_fallback(p, &d, &a);
+    take_cache(symbol, &params->base, &d, &a);
+    const void *const read[] = { a.q, a.k, a.v };
+    for (int i = 0; i < 3; i++)
+        fake_expect((uintptr_t)read[i] % 16 == 0, symbol, "an address is no multiple of 16");
+    fake_compute(symbol, &d, &a);
+}
+
 static void summarise(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
 {
     fake_expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->batch, symbol,
@@ -382,6 +404,7 @@ size_t fake_params_size(const char *symbol, const void *params)
     const attn_sm90_params *p = params;
     if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
+    if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
     bool fallback = k && k->form != ATTN_CUDA_FORWARD;
     return fallback || p->flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
 }
@@ -393,6 +416,8 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
     if (fake_launch_backward(symbol, k, config, params)) return;
     if (k && k->form == ATTN_CUDA_FORWARD)
         forward(symbol, k, config, params);
+    else if (k && k->form == ATTN_CUDA_DECODE)
+        decode(symbol, k, config, params);
     else if (k)
         fallback(symbol, k, config, params);
     else if (strncmp(symbol, "attn_sm90_combine_", 18) == 0)

@@ -287,6 +287,9 @@ void pages_alike(void)
     alarm(WATCHDOG_SECONDS);
     graphs(&desc, 8);
     replayed_pages(&desc);
+    desc.len_q = 3, desc.heads_q = 4; /* for decode, which deals out keys by the lengths it finds */
+    graphs(&desc, 8);
+    replayed_pages(&desc);
     alarm(0);
 }
 
@@ -294,8 +297,9 @@ void alike(attn_direction direction, int repeat)
 {
     static const int64_t dims[] = { 64, 128, 256 };
     static const uint32_t flags[] = { 0, ATTN_CAUSAL };
-    for (int i = 0; i < 6; i++) {
-        attn_desc desc = medium(direction, flags[i % 2] | (direction ? ATTN_DETERMINISTIC : 0), dims[i / 2]);
+    for (int i = 0; i < (direction ? 6 : 9); i++) {
+        attn_desc desc = medium(direction, flags[i % 2] | (direction ? ATTN_DETERMINISTIC : 0), dims[i % 6 / 2]);
+        if (i >= 6) desc.len_q = 3, desc.dim_qk = dims[i - 6]; /* decode */
         alarm(WATCHDOG_SECONDS);
         graphs(&desc, 50);
         side_by_side(&desc);

@@ -71,6 +71,11 @@ int main(int argc, char **argv)
         const attn_cuda_kernel *k = &kernels[i];
         if (!attn_cuda_is_variant(k) || !wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;
+        if (k->form == ATTN_CUDA_DECODE) {
+            decode_lengths(k);
+            if (k->dim == 64) decode_batches(k);
+            continue;
+        }
         lengths(k);
         if (attn_cuda_direction(k) == ATTN_BACKWARD)
             backward_schedules(k);

@@ -15,6 +15,7 @@ REF = "src/ref/ref_body.h"
 GPT = "examples/gpt/"
 CUDA = "src/cuda/"
 SM90 = "src/cuda/sm90/"
+DECODING = "src/cuda/common/decode/"
 MODEL = "src/planner/model.c"
 NAPKIN = "src/napkin/"
 KV = "src/kv/"
@@ -385,6 +386,25 @@ MUTANTS = [
      "what is chosen otherwise is skipped", "napkin"),
     (NAPKIN + "emit.c", "if (within && !k->step[s].within) close_block(e);", "", "what follows a sum in chunks is in each of them",
      "napkin"),
+    # decode kernels, on the emulated GPU
+    (DECODING + "deal.h", "s->shift + row_in_sequence(p, lane));", "s->shift);", "all rows of a segment see what row 0 sees",
+     "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "deal.h", "if (b + lane <= at->batch) mine = 0;", "", "sequences that are over are dealt again",
+     "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "load.h", "newer = 2 * stages - 1;", "newer = 2 * stages;", "products do not wait for the last copy",
+     "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "load.h", "present = there ? present >> first : 0;", "present = ~0u;", "keys that are not there are copied",
+     "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "attend.h", "rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];", "", "O keeps an old max",
+     "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "attend.h", "rows->top[i] = top[i], rows->sum[i] *= shrink[i];", "rows->top[i] = top[i];",
+     "the sum keeps an old max", "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "finish.h", "all = fmaf(weight, e->sum[w][r], all);", "all += e->sum[w][r];",
+     "sums of warps are added as if they had one max", "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "finish.h", "atomicCAS(word, there, (u64)d->tag + 1)", "atomicCAS(word, there, (u64)d->tag)",
+     "who begins a count is not counted", "emulated/sm90_decode_bf16_d64"),
+    (DECODING + "kernel.h", "rows->out); } __syncwarp(); copy_values();", "rows->out); } copy_values();",
+     "values are overwritten while other lanes read them", "emulated/sm90_decode_bf16_d64"),
     # the Hopper kernels themselves, on the emulated GPU
     (SM90 + "common/pipeline.h", "barrier_wait(empty, phase); __syncwarp();", "barrier_wait(empty, phase);",
      "a slot is filled before the whole warp has seen it empty", "emulated/sm90_bf16_d128_192x64"),

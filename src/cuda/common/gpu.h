@@ -6,7 +6,8 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
-#define INLINE __device__ __forceinline__ /* of an object */
+#define OUTLINE static __device__ __noinline__ /* called from several places, none of them hot */
+#define INLINE __device__ __forceinline__      /* of an object */
 
 #define unlikely(condition) __builtin_expect(condition, 0)
 

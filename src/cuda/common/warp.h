@@ -5,6 +5,11 @@
 
 #include "common/gpu.h"
 
+DEVICE u32 shared_address(const void *pointer)
+{
+    return (u32)__cvta_generic_to_shared(pointer);
+}
+
 /* sums 16 x 8 += A 16 x 16 by B 16 x 8, dtype BF16 or F16 (PTX ISA, mma.m16n8k16). Lane 4g + t has
  *   a: rows g, g + 8, g, g + 8 at k = 2t, 2t, 2t + 8, 2t + 8, two elements each; b: column g at k = 2t, 2t + 8;
  *   sums: rows g, g, g + 8, g + 8, columns 2t, 2t + 1. */
@@ -22,6 +27,14 @@ template <int dtype> DEVICE void warp_mma(float *sums, const u32 *a, const u32 *
                      "{%0, %1, %2, %3};"
                      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+DEVICE void ldmatrix_x4(u32 out[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
 }
 
 /* Four 8 x 8 matrices: lane 8m + r names row r of matrix m, 16 bytes; lane 4c + i gets rows 2i, 2i + 1 of column c. */
@@ -49,6 +62,13 @@ DEVICE void copy_async_commit(void)
 template <int newer> DEVICE void copy_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
+}
+
+DEVICE u64 load_relaxed(const u64 *at)
+{
+    u64 x;
+    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
 }
 
 /* What was there. Writes before it are seen by whoever finds its sum. */

@@ -4,13 +4,9 @@
 #define ATTN_CUDA_SM90_PTX_H
 
 #include "common/gpu.h"
+#include "common/warp.h"
 
 /* ---- addresses and barriers ---------------------------------------------------------------- */
-
-DEVICE u32 shared_address(const void *pointer)
-{
-    return (u32)__cvta_generic_to_shared(pointer);
-}
 
 DEVICE void barrier_init(u32 barrier, int arrivals)
 {
@@ -160,14 +156,6 @@ DEVICE void stmatrix_x4(u32 address, const u32 *in)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(in[0]),
                  "r"(in[1]), "r"(in[2]), "r"(in[3])
-                 : "memory");
-}
-
-DEVICE void ldmatrix_x4(u32 out[4], u32 address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(address)
                  : "memory");
 }
 

@@ -1,5 +1,6 @@
 /* Hopper, as an architecture of the backend (arch.h). */
 #include "cuda/sm90/host/backward.h"
+#include "cuda/sm90/host/decode.h"
 #include "cuda/sm90/host/forward.h"
 #include "cuda/sm90/host/table.h"
 
@@ -9,5 +10,7 @@ const attn_cuda_arch attn_sm90 = {
     .folder = "sm90/",
     .major = 9,
     .minor = 0,
-    .pass = { [ATTN_FORWARD] = &attn_sm90_forward, [ATTN_BACKWARD] = &attn_sm90_backward },
+    .pass = { [ATTN_FORWARD] = &attn_sm90_forward,
+              [ATTN_BACKWARD] = &attn_sm90_backward,
+              [ATTN_CUDA_PASS_DECODE] = &attn_sm90_decode },
 };

@@ -1,8 +1,6 @@
 /* The forward on Hopper: its plan and its run. Contract: arch.h. */
 #include "cuda/sm90/host/forward.h"
 
-#include "cuda/common/pages_params.h"
-#include "cuda/sm90/cache_params.h"
 #include "num/half.h"
 #include "problem/desc.h"
 
@@ -46,24 +44,6 @@ static attn_status fill(const attn_desc *d, const attn_sm90_forward_choice *c, f
     return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_O, 1, &plan->params.o_map);
 }
 
-static long long bounded(int64_t x)
-{
-    const long long unbounded = 1LL << 61;
-    return x < 0 || x > unbounded ? unbounded : x;
-}
-
-static void fill_cache(const attn_desc *d, attn_sm90_cache *c)
-{
-    bool window = d->flags & ATTN_WINDOW;
-    *c = (attn_sm90_cache){
-        .table = { .width = d->table_width, .total = d->table_total, .pages = d->pages, .page_size = d->page_size },
-        .left = bounded(window ? d->window_left : -1),
-        .right = d->flags & ATTN_CAUSAL ? 0 : bounded(window ? d->window_right : -1),
-        .chunk = bounded(d->chunk),
-        .bits_keys = (int)d->bits_keys,
-    };
-}
-
 static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     forward_plan *plan = (forward_plan *)cuda;
@@ -75,7 +55,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     attn_sm90_start(problem, predict, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c.schedule, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);
-    fill_cache(d, &plan->cache);
+    attn_sm90_fill_cache(d, &plan->cache);
     if (c.base.kernel->paged) plan->cache.box = (int)attn_cuda_page_box(c.base.kernel, d);
     if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
     if (!status && c.schedule.split_tiles) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
@@ -83,28 +63,6 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 }
 
 /* ---- a run --------------------------------------------------------------------------------- */
-
-static void bind_cache(const attn_desc *d, const attn_args *a, attn_sm90_cached_params *p)
-{
-    attn_sm90_cache *c = &p->cache;
-    if (d->flags & ATTN_PAGED) {
-        c->table.ids = a->page_table, c->table.starts = a->page_starts, c->table.fault = a->fault;
-        p->common.fallback.k = a->k, p->common.fallback.v = a->v;
-    }
-    if (d->flags & ATTN_FIRST_KV) c->first_kv = a->first_kv;
-    if (d->flags & ATTN_POSITIONS)
-        c->position_q = (const long long *)a->position_q, c->position_kv = (const long long *)a->position_kv;
-}
-
-static attn_status run_fallback(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_cached_params *params)
-{
-    const attn_desc *d = &c->plan->desc;
-    attn_sm90_params *p = &params->common;
-    p->fallback.q = c->args->q, p->fallback.k = c->args->k, p->fallback.v = c->args->v;
-    p->schedule.splits = 1;
-    return attn_cuda_launch(c, "attn_sm90_fallback", plan->base.fallback,
-                            attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, params);
-}
 
 /* What comes before and after the variant takes the first member alone, as variants of contiguous keys do. */
 static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_cached_params *params)
@@ -129,10 +87,11 @@ static attn_status run(const attn_cuda_call *c)
     const attn_desc *d = &c->plan->desc;
     attn_sm90_cached_params p = { plan->params, plan->cache };
     attn_sm90_bind(c, &p.common);
-    bind_cache(d, c->args, &p);
+    attn_sm90_bind_cache(d, c->args, &p);
     bool wide = !attn_sm90_stores_wide(d, &p.common.schedule) || (uintptr_t)c->args->o % 16 == 0;
     if (d->batch == 0 || d->len_q == 0) return ATTN_OK;
-    return (plan->base.variant && wide && attn_sm90_aligned(c) ? run_variant : run_fallback)(c, plan, &p);
+    if (plan->base.variant && wide && attn_sm90_aligned(c)) return run_variant(c, plan, &p);
+    return attn_sm90_run_fallback(c, &p);
 }
 
 /* ---- words --------------------------------------------------------------------------------- */

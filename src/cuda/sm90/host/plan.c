@@ -29,7 +29,8 @@ static double fallback_seconds(const attn_cuda_problem *problem, const attn_cuda
 void attn_sm90_start(const attn_cuda_problem *problem, attn_cuda_predict *predict, attn_sm90_plan *plan)
 {
     if (!attn_cuda_is_variant(plan->cuda.chosen.kernel)) return;
-    for (int i = 0; i < attn_sm90_tensors(problem->desc); i++)
+    bool copies = attn_cuda_uses_tma(plan->cuda.chosen.kernel);
+    for (int i = 0; i < attn_sm90_tensors(problem->desc) && copies; i++)
         plan->copied[i] = !attn_sm90_tma_takes(problem->desc, i);
     plan->fallback_seconds = fallback_seconds(problem, plan->cuda.chosen.kernel->arch, predict);
 }
@@ -45,7 +46,7 @@ bool attn_sm90_append(attn_sm90_plan *plan, double count, double size, uint64_t 
 
 static int64_t summary_count(const attn_desc *d, const attn_cuda_kernel *k)
 {
-    return d->flags & ATTN_INTERVALS && attn_cuda_is_variant(k) ? ATTN_SM90_SUMMARIES(d->len_kv, k->kv_tile) : 0;
+    return d->flags & ATTN_INTERVALS && attn_cuda_uses_tma(k) ? ATTN_SM90_SUMMARIES(d->len_kv, k->kv_tile) : 0;
 }
 
 static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
@@ -126,9 +127,38 @@ attn_status attn_sm90_fill(const attn_desc *d, const attn_sm90_plan *plan, const
     attn_sm90_map *const maps[] = { &p->q_map, &p->k_map, &p->v_map };
     attn_status status = ATTN_OK;
     fill_common(d, plan->cuda.chosen.kernel, schedule, p);
-    for (int i = 0; i < 3 && attn_cuda_is_variant(plan->cuda.chosen.kernel) && !status; i++)
+    for (int i = 0; i < 3 && attn_cuda_uses_tma(plan->cuda.chosen.kernel) && !status; i++)
         status = attn_sm90_fill_map(d, plan, i, schedule->pack, maps[i]);
     return status;
+}
+
+attn_sm90_divisor attn_sm90_divisor_of(int64_t d)
+{
+    attn_sm90_divisor by = { .shift = 0 };
+    while ((int64_t)1 << by.shift < d)
+        by.shift++;
+    by.factor = (unsigned)(((((uint64_t)1 << by.shift) - (uint64_t)d) << 32) / (uint64_t)d + 1);
+    return by;
+}
+
+/* ---- caches of keys ------------------------------------------------------------------------ */
+
+static long long bounded_long(int64_t x)
+{
+    const long long unbounded = 1LL << 61;
+    return x < 0 || x > unbounded ? unbounded : x;
+}
+
+void attn_sm90_fill_cache(const attn_desc *d, attn_sm90_cache *c)
+{
+    bool window = d->flags & ATTN_WINDOW;
+    *c = (attn_sm90_cache){
+        .table = { .width = d->table_width, .total = d->table_total, .pages = d->pages, .page_size = d->page_size },
+        .left = bounded_long(window ? d->window_left : -1),
+        .right = d->flags & ATTN_CAUSAL ? 0 : bounded_long(window ? d->window_right : -1),
+        .chunk = bounded_long(d->chunk),
+        .bits_keys = (int)d->bits_keys,
+    };
 }
 
 /* ---- functions ----------------------------------------------------------------------------- */

@@ -1,6 +1,8 @@
 /* Runs on Hopper: what both directions do before a variant. Contract: sm90.h. */
 #include "cuda/sm90/host/sm90.h"
 
+#include "problem/desc.h"
+
 static void bind_tables(const attn_desc *d, const attn_args *a, attn_sm90_params *p)
 {
     if (d->flags & ATTN_VARLEN) p->cu_lens_q = a->cu_lens_q, p->cu_lens_kv = a->cu_lens_kv;
@@ -45,4 +47,27 @@ attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsi
     return attn_cuda_launch(c, "attn_sm90_interval_summary", plan->summarise,
                             ATTN_SM90_SUMMARIES(d->len_kv, c->cuda->chosen.kernel->kv_tile), d->interval_heads,
                             d->batch, 128, p);
+}
+
+void attn_sm90_bind_cache(const attn_desc *d, const attn_args *a, attn_sm90_cached_params *p)
+{
+    attn_sm90_cache *c = &p->cache;
+    if (d->flags & ATTN_PAGED) {
+        c->table.ids = a->page_table, c->table.starts = a->page_starts, c->table.fault = a->fault;
+        p->common.fallback.k = a->k, p->common.fallback.v = a->v;
+    }
+    if (d->flags & ATTN_FIRST_KV) c->first_kv = a->first_kv;
+    if (d->flags & ATTN_POSITIONS)
+        c->position_q = (const long long *)a->position_q, c->position_kv = (const long long *)a->position_kv;
+}
+
+attn_status attn_sm90_run_fallback(const attn_cuda_call *c, attn_sm90_cached_params *params)
+{
+    const attn_desc *d = &c->plan->desc;
+    const attn_sm90_plan *plan = (const attn_sm90_plan *)c->cuda;
+    attn_sm90_params *p = &params->common;
+    p->fallback.q = c->args->q, p->fallback.k = c->args->k, p->fallback.v = c->args->v;
+    p->schedule.splits = 1;
+    return attn_cuda_launch(c, "attn_sm90_fallback", plan->fallback, attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
+                            d->heads_q, d->batch, 256, params);
 }

@@ -25,21 +25,13 @@ static int64_t split_rows_of(const attn_desc *d, const attn_choice *c, int64_t p
     return split_tiles / q_tiles * pack * d->len_q + (more ? first + (more - 1) * c->q_tile : 0);
 }
 
-static attn_sm90_divisor divisor(int64_t d)
-{
-    attn_sm90_divisor by = { .shift = 0 };
-    while ((int64_t)1 << by.shift < d)
-        by.shift++;
-    by.factor = (unsigned)(((((uint64_t)1 << by.shift) - (uint64_t)d) << 32) / (uint64_t)d + 1);
-    return by;
-}
-
 static void set_divisors(const attn_desc *d, int64_t heads, attn_sm90_schedule *s)
 {
     int64_t rest = heads % s->head_group;
-    s->by_splits = divisor(s->splits), s->by_group = divisor((int64_t)s->head_group * s->q_tiles);
-    s->by_head_group = divisor(s->head_group), s->by_rest = divisor(rest ? rest : 1);
-    s->by_heads = divisor(s->heads), s->by_ratio = divisor(d->heads_q / d->heads_kv);
+    s->by_splits = attn_sm90_divisor_of(s->splits),
+    s->by_group = attn_sm90_divisor_of((int64_t)s->head_group * s->q_tiles);
+    s->by_head_group = attn_sm90_divisor_of(s->head_group), s->by_rest = attn_sm90_divisor_of(rest ? rest : 1);
+    s->by_heads = attn_sm90_divisor_of(s->heads), s->by_ratio = attn_sm90_divisor_of(d->heads_q / d->heads_kv);
 }
 
 static const char too_many[] = "its tiles are too many";
@@ -91,6 +83,7 @@ attn_said attn_sm90_decided_forward(const attn_desc *d, const attn_sm90_forward_
     if (!attn_cuda_is_variant(c->base.kernel)) return s;
     attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, at->splits);
     attn_say_value(&s, ATTN_STRATEGY_SPLIT_TAIL, at->splits > 1 && at->split_tiles < tiles ? at->split_tiles : 0);
+    attn_say_value(&s, ATTN_STRATEGY_SPLIT_KEYS, 0);
     attn_say_value(&s, ATTN_STRATEGY_PACK_GQA, at->pack > 1);
     attn_say_value(&s, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
     attn_say_value(&s, ATTN_STRATEGY_HEAD_GROUP, at->head_group);

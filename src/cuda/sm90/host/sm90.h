@@ -7,6 +7,9 @@
 #include "cuda/launch.h"
 #include "cuda/sm90/params.h"
 
+#include "cuda/common/pages_params.h"
+#include "cuda/sm90/cache_params.h"
+
 /* The tensors that kernels read by TMA, grad_o in the backward only, and the one that the forward stores by it. */
 enum { ATTN_SM90_Q, ATTN_SM90_K, ATTN_SM90_V, ATTN_SM90_GRAD_O, ATTN_SM90_O, ATTN_SM90_TENSORS };
 
@@ -77,6 +80,12 @@ attn_status attn_sm90_lay_out(const attn_desc *desc, bool fits, attn_sm90_plan *
 attn_status attn_sm90_fill(const attn_desc *desc, const attn_sm90_plan *plan, const attn_sm90_schedule *schedule,
                            attn_sm90_params *params);
 
+/* What caches of keys add to them. */
+void attn_sm90_fill_cache(const attn_desc *desc, attn_sm90_cache *cache);
+
+/* What 0 <= a < 2^31 is divided by (params.h). */
+attn_sm90_divisor attn_sm90_divisor_of(int64_t d);
+
 /* The functions that both directions have. fallback: stem of the fallback kernel's name. */
 attn_status attn_sm90_load(const attn_desc *desc, const attn_cuda_place *place, const char *fallback,
                            attn_sm90_plan *plan);
@@ -92,6 +101,12 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_words *wor
 
 /* This run's output, tables and seeds. */
 void attn_sm90_bind(const attn_cuda_call *call, attn_sm90_params *params);
+
+/* This run's tables of caches, and the pages. */
+void attn_sm90_bind_cache(const attn_desc *desc, const attn_args *args, attn_sm90_cached_params *params);
+
+/* The fallback kernel of the forward, with bound parameters. */
+attn_status attn_sm90_run_fallback(const attn_cuda_call *call, attn_sm90_cached_params *params);
 
 /* Before a variant: maps at this run's addresses; q, k and v copied; the counter, if any, cleared; the summary of
  * intervals. */

@@ -1,5 +1,6 @@
-/* How a row of Hopper's table becomes a kernel of the host's: ATTN_SM90(...) and ATTN_SM90_BACKWARD(...), as the build
- * writes them from sm90/forward/variants.txt and sm90/backward/variants.txt, and the fallback kernels, once per dtype.
+/* How a row of Hopper's table becomes a kernel of the host's: ATTN_SM90(...), ATTN_SM90_DECODE(...) and
+ * ATTN_SM90_BACKWARD(...), as the build writes them from sm90/forward, decode and backward/variants.txt, and the
+ * fallback kernels, once per dtype.
  */
 #ifndef ATTN_CUDA_SM90_HOST_TABLE_H
 #define ATTN_CUDA_SM90_HOST_TABLE_H
@@ -7,7 +8,11 @@
 #include "cuda/kernel.h"
 #include "cuda/sm90/params.h"
 
+#include "cuda/common/pages_params.h"
 #include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/cache_params.h"
+
+#include "cuda/common/decode/params.h"
 
 extern const attn_cuda_arch attn_sm90;
 
@@ -58,6 +63,18 @@ enum {
         .source = "sm90/forward/forward.cu", .spills = spills_, .options = {                                        \
             __VA_ARGS__                                                                                             \
         }                                                                                                           \
+    }
+
+#define ATTN_SM90_DECODE(name_, dtype_, dim_, kv_tile_, stages_, spills_, ...)                                     \
+    {                                                                                                              \
+        .arch = &attn_sm90, .name = "sm90_decode_" #name_, .symbol = "attn_sm90_decode_" #name_,                   \
+        .unit = "attn_sm90_decode_" #name_, .form = ATTN_CUDA_DECODE, .dtype = ATTN_##dtype_, .dim = dim_,         \
+        .dim_v = dim_, .q_tile = ATTN_DECODE_GROUP_ROWS, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1,     \
+        .features = ATTN_SM90_EVERY, .threads = ATTN_DECODE_THREADS,                                               \
+        .shared = ATTN_DECODE_SMEM(dim_, kv_tile_, stages_), .source = "sm90/decode/decode.cu", .spills = spills_, \
+        .options = {                                                                                               \
+            __VA_ARGS__                                                                                            \
+        }                                                                                                          \
     }
 
 #define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, cluster_, dq_, mask_, score_, spills_, ...) \

@@ -1,0 +1,188 @@
+/* A warp's packed rows against KV tiles in shared memory: online softmax (FlashAttention, Algorithm 1) with products of
+ * fragments. Packed row r is row r / group of the query head r % group among those of the KV head. Lane 4g + t has rows
+ * g and g + 8, and of each eight columns 2t and 2t + 1 (warp_mma). */
+#ifndef ATTN_CUDA_COMMON_DECODE_ATTEND_H
+#define ATTN_CUDA_COMMON_DECODE_ATTEND_H
+
+#include "common/cache.h"
+#include "common/dropout.h"
+#include "common/gpu.h"
+#include "common/mask.h"
+#include "common/score.h"
+#include "common/support.h"
+#include "common/warp.h"
+
+#include "common/decode/deal.h"
+#include "common/decode/load.h"
+#include "common/decode/params.h"
+
+/* What is asked of a pair one by one, beside ranges; what the kernel does to scores. */
+enum {
+    FLAG_DECODE_PAIRS = FLAG_INTERVALS | FLAG_BLOCKS | FLAG_BITS | FLAG_SOFTCAP | FLAG_ALIBI | FLAG_BIAS | FLAG_DROPOUT
+};
+
+template <class C> struct decode_rows {
+    float out[C::dim / 8][4];
+    float top[2], sum[2]; /* of scores in log2 units; sum: of the lane's columns alone */
+    key_ranges ranges[2];
+};
+
+template <class C> DEVICE void begin_rows(const decode_segment *s, decode_rows<C> *rows)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        rows->top[i] = -INFINITE, rows->sum[i] = 0;
+        rows->ranges[i] = s->ranges[threadIdx.x % 32 / 4 + 8 * i];
+    }
+#pragma unroll
+    for (int i = 0; i < C::dim / 8; i++)
+        zero_floats(rows->out[i], 4);
+}
+
+/* Scores of pairs that tables hide, or that change one by one. Scores come as products of q and k, and go in log2
+ * units. Returns which of the lane's pairs dropout keeps. */
+template <class C>
+DEVICE u32 change_scores(const attn_decode_params *d, const decode_segment *s, int key0, float (*scores)[4])
+{
+    const attn_sm90_params *p = &d->base.common;
+    float score[C::keys / 2];
+    u32 kept = ~0u;
+    int lane = threadIdx.x % 32, count = packed_rows(p, s);
+    work_item w = { 0 };
+    w.batch = s->batch, w.kv_head = s->kv_head, w.len_q = s->of.len_q, w.len_kv = s->of.len_kv;
+#pragma unroll
+    for (int e = 0; e < C::keys / 2; e++)
+        score[e] = scores[e / 4][e % 4];
+#pragma unroll 1
+    for (int e = 0; e < C::keys / 2; e++) {
+        int r = lane / 4 + 8 * (e / 2 & 1), key = key0 + e / 4 * 8 + 2 * (lane % 4) + (e & 1);
+        int row = row_in_sequence(p, r), head = head_of_row(p, s, r);
+        long long t = row + s->shift;
+        float x = score[e] * p->scale;
+        bool seen =
+            r < count && in_ranges(&s->ranges[r], key) && shown_pair(p, &w, head, row, key, d->base.cache.bits_keys);
+        score[e] = -INFINITE;
+        if (!seen) continue;
+        if (p->flags & FLAG_SOFTCAP) x = softcap_score(p, x);
+        if (p->flags & FLAG_ALIBI) x -= alibi_slope(p, s->batch, head) * (float)(t < key ? key - t : t - key);
+        if (p->flags & FLAG_BIAS)
+            x += bounded_bias(
+                load_element(p->score.bias_dtype, p->score.bias, bias_row(p, s->batch, head, row) + bias_key(p, key)));
+        score[e] = x * LOG2_E;
+        if (!(p->flags & FLAG_DROPOUT)) continue;
+        u32 bytes = dropout_bytes(p, s->batch * p->heads_q + head, row, key, (key & 7) / 2);
+        if ((bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold) kept &= ~(1u << e);
+    }
+#pragma unroll
+    for (int e = 0; e < C::keys / 2; e++)
+        scores[e / 4][e % 4] = score[e];
+    return kept;
+}
+
+/* Whether a row sees all keys of a tile. */
+template <class C> DEVICE bool sees_all(const key_ranges *ranges, int key0)
+{
+    return ranges->lo[1] <= key0 && key0 + C::keys <= ranges->hi[1];
+}
+
+/* S = Q K' of a tile's keys at `keys`. */
+template <class C> DEVICE void multiply_keys(const decode_queries<C> *q, u32 keys, float (*scores)[4])
+{
+    int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
+#pragma unroll
+    for (int i = 0; i < C::keys / 8; i++)
+        zero_floats(scores[i], 4);
+#pragma unroll
+    for (int k = 0; k < C::dim / 16; k++) {
+        uint4 x = q->fragment[32 * k + lane];
+        u32 a[4] = { x.x, x.y, x.z, x.w };
+#pragma unroll
+        for (int n = 0; n < C::keys / 16; n++) {
+            u32 b[4];
+            ldmatrix_x4(b, keys + piece_of<C::dim>(n * 16 + row, 2 * k + lane / 8 % 2));
+            warp_mma<C::dtype>(scores[2 * n], a, b);
+            warp_mma<C::dtype>(scores[2 * n + 1], a, b + 2);
+        }
+    }
+}
+
+/* O += P V of a tile's values at `values`. */
+template <class C> DEVICE void multiply_values(const float (*p)[4], u32 values, float (*out)[4])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < C::keys / 16; n++) {
+        const float *left = p[2 * n], *right = p[2 * n + 1];
+        u32 a[4] = { pack_as(C::dtype, left[0], left[1]), pack_as(C::dtype, left[2], left[3]),
+                     pack_as(C::dtype, right[0], right[1]), pack_as(C::dtype, right[2], right[3]) };
+#pragma unroll
+        for (int column = 0; column < C::dim / 16; column++) {
+            u32 b[4];
+            ldmatrix_x4_trans(b, values + piece_of<C::dim>(n * 16 + lane % 16, 2 * column + lane / 16));
+            warp_mma<C::dtype>(out[2 * column], a, b);
+            warp_mma<C::dtype>(out[2 * column + 1], a, b + 2);
+        }
+    }
+}
+
+/* Scores of a tile become P = 2^(score - top); `top` rises, and what was summed shrinks. present: the keys that are in
+ * shared memory. */
+template <class C>
+DEVICE void soften(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows, int key0, u32 present,
+                   float (*scores)[4])
+{
+    const attn_sm90_params *p = &d->base.common;
+    int column = 2 * (threadIdx.x % 4);
+    u32 kept = ~0u;
+    bool full =
+        present == ~0u >> (32 - C::keys) && sees_all<C>(&rows->ranges[0], key0) && sees_all<C>(&rows->ranges[1], key0);
+    if (p->flags & FLAG_DECODE_PAIRS) {
+        kept = change_scores<C>(d, s, key0, scores);
+    } else {
+#pragma unroll
+        for (int i = 0; i < C::keys / 2; i++)
+            scores[i / 4][i % 4] *= p->scale * LOG2_E;
+    }
+    if (!__all_sync(~0u, full)) {
+#pragma unroll
+        for (int i = 0; i < C::keys / 2; i++) {
+            int at = i / 4 * 8 + column + i % 2;
+            if (!(present >> at & 1) || !in_ranges(&rows->ranges[i / 2 % 2], key0 + at))
+                scores[i / 4][i % 4] = -INFINITE;
+        }
+    }
+    float top[2] = { rows->top[0], rows->top[1] };
+#pragma unroll
+    for (int i = 0; i < C::keys / 2; i++)
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], scores[i / 4][i % 4]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
+        top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
+    }
+    if (__any_sync(~0u, top[0] > rows->top[0] || top[1] > rows->top[1])) {
+        float shrink[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            shrink[i] = top[i] > rows->top[i] ? exp2_approx(rows->top[i] - top[i]) : 1;
+            rows->top[i] = top[i], rows->sum[i] *= shrink[i];
+        }
+#pragma unroll
+        for (int i = 0; i < C::dim / 2; i++)
+            rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];
+    }
+    const float reference[2] = { top[0] == -INFINITE ? 0 : top[0], top[1] == -INFINITE ? 0 : top[1] };
+#pragma unroll
+    for (int i = 0; i < C::keys / 2; i++) {
+        float *x = &scores[i / 4][i % 4];
+        *x = exp2_approx(*x - reference[i / 2 % 2]);
+        rows->sum[i / 2 % 2] += *x;
+    }
+    if (p->flags & FLAG_DROPOUT) {
+#pragma unroll
+        for (int i = 0; i < C::keys / 2; i++)
+            if (!(kept >> i & 1)) scores[i / 4][i % 4] = 0;
+    }
+}
+
+#endif

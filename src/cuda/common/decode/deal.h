@@ -1,0 +1,280 @@
+/* Who computes what in decode, found on the device from the lengths: no plan on the host depends on them.
+ *
+ * The rows of a sequence see, by ranges, two runs of keys at most: one before the prefix, one around the rows. These
+ * are cut into KV tiles, and tiles into units: a tile each or, with split-keys, a part each. Units of all (sequence, KV
+ * head) stand in this order, and CTAs take ranges of them that are as long as each other. */
+#ifndef ATTN_CUDA_COMMON_DECODE_DEAL_H
+#define ATTN_CUDA_COMMON_DECODE_DEAL_H
+
+#include "common/cache.h"
+#include "common/gpu.h"
+#include "common/mask.h"
+#include "common/sequence.h"
+#include "common/support.h"
+#include "sm90/params.h"
+
+#include "common/decode/params.h"
+
+/* A sequence, and the runs of keys [lo, hi) that its rows see: of each run `tiles` KV tiles from `first` on. Without
+ * rows there is no tile; rows that see no key have one, in which they see none. */
+typedef struct decode_sequence {
+    int start_q, len_q, start_kv, len_kv;
+    int lo[2], hi[2], first[2], tiles[2];
+    page_list pages;
+} decode_sequence;
+
+/* A launch finds no instruction in any cache, and each that is executed once costs as much as ten of a loop: so what is
+ * asked for in several places is a function, and what most problems do not need is jumped over. */
+
+OUTLINE u32 divide(u32 a, u32 b)
+{
+    return a / b;
+}
+
+/* A sequence's rows among its keys: row 0 is at position `shift`. */
+DEVICE long long shift_of(const attn_decode_params *d, const decode_sequence *s, int batch)
+{
+    work_item w = { 0 };
+    w.batch = batch, w.len_q = s->len_q, w.len_kv = s->len_kv;
+    return position_shift(&d->base.cache, &w);
+}
+
+/* The ranges of a row at position t. */
+OUTLINE key_ranges ranges_at(const attn_decode_params *d, const decode_sequence *s, int batch, long long t)
+{
+    work_item w = { 0 };
+    w.batch = batch, w.len_kv = s->len_kv;
+    return cached_ranges_of_row(&d->base.common, &d->base.cache, &w, t);
+}
+
+/* Whether all rows of a sequence see all its keys, as far as ranges go. */
+DEVICE bool sees_whole(const attn_decode_params *d, const decode_sequence *s)
+{
+    const attn_sm90_params *p = &d->base.common;
+    const attn_sm90_cache *c = &d->base.cache;
+    bool ends = p->flags & FLAG_CAUSAL && (s->len_q > 1 || c->position_q);
+    return !(p->flags & FLAG_WINDOW) && !ends && !c->first_kv && !c->chunk;
+}
+
+template <int keys> OUTLINE void sequence_at(const attn_decode_params *d, int batch, decode_sequence *s)
+{
+    const attn_sm90_params *p = &d->base.common;
+    *s = { 0 };
+    int2 span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
+    s->start_q = span.x, s->len_q = clamp(span.y, 0, p->len_q);
+    if (s->len_q == 0) return;
+    if (p->flags & FLAG_PAGED) {
+        cached_keys cached = paged_keys_of(&d->base.cache.table, p->lens_kv, p->len_kv, batch);
+        s->len_kv = cached.length, s->pages = cached.pages;
+    } else {
+        span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
+        s->start_kv = span.x, s->len_kv = span.y;
+    }
+    if (sees_whole(d, s)) {
+        s->hi[1] = s->len_kv, s->tiles[1] = max(1, (s->len_kv + keys - 1) / keys);
+        return;
+    }
+    long long shift = shift_of(d, s, batch);
+    key_ranges first = ranges_at(d, s, batch, shift), last = ranges_at(d, s, batch, shift + s->len_q - 1);
+    for (int run = 0; run < 2; run++) {
+        s->lo[run] = first.lo[run], s->hi[run] = max(last.hi[run], s->lo[run]);
+        s->first[run] = s->lo[run] / keys;
+        if (run) s->first[1] = max(s->first[1], s->first[0] + s->tiles[0]);
+        if (s->hi[run] > s->lo[run]) s->tiles[run] = max(0, (s->hi[run] + keys - 1) / keys - s->first[run]);
+    }
+    if (s->tiles[0] + s->tiles[1] == 0) s->tiles[1] = 1;
+}
+
+/* The units of a KV head of the sequence. */
+DEVICE u32 units_of(const attn_decode_params *d, const decode_sequence *s)
+{
+    u32 tiles = (u32)(s->tiles[0] + s->tiles[1]);
+    return d->part_tiles ? divide(tiles + d->part_tiles - 1, d->part_tiles) : tiles;
+}
+
+template <int keys> OUTLINE u32 units_at(const attn_decode_params *d, int batch)
+{
+    if (batch >= d->base.common.batch) return 0;
+    decode_sequence s;
+    sequence_at<keys>(d, batch, &s);
+    return units_of(d, &s);
+}
+
+/* `total` units in groups of `units`, each of which `per_group` CTAs share: the first `more` of them `each` + 1. */
+typedef struct decode_deal {
+    u32 total, units, each, more, ctas, per_group;
+} decode_deal;
+
+DEVICE u32 begin_of(const decode_deal *deal, u32 cta)
+{
+    u32 group = divide(cta, deal->per_group), at = cta - group * deal->per_group;
+    return group * deal->units + at * deal->each + (at < deal->more ? at : deal->more);
+}
+
+/* The CTA whose range has the unit. */
+DEVICE u32 cta_of(const decode_deal *deal, u32 unit)
+{
+    u32 group = divide(unit, deal->units), at = unit - group * deal->units, longer = deal->more * (deal->each + 1);
+    u32 in = at < longer ? divide(at, deal->each + 1) : deal->more + divide(at - longer, deal->each);
+    return group * deal->per_group + in;
+}
+
+DEVICE u32 warp_total(u32 x)
+{
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+/* The units of 32 sequences, one per lane, kept in shared memory: those from `batch` on. */
+typedef struct decode_chunk {
+    int batch;
+    u32 units[32];
+} decode_chunk;
+
+template <int keys> DEVICE u32 units_of_chunk(const attn_decode_params *d, decode_chunk *chunk, int batch)
+{
+    int lane = threadIdx.x % 32;
+    if (chunk->batch == batch) return chunk->units[lane];
+    u32 mine = units_at<keys>(d, batch + lane);
+    __syncwarp();
+    chunk->batch = batch, chunk->units[lane] = mine;
+    __syncwarp();
+    return mine;
+}
+
+/* Where sequences are alike and nearly all CTAs are enough, ranges end where heads do: then most heads are in few
+ * parts, or in one. By the whole warp. */
+template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, decode_chunk *chunk)
+{
+    const attn_sm90_params *p = &d->base.common;
+    u32 sum = 0, some = 0, heads = p->heads_kv;
+    int most = 0, least = 0x7fffffff;
+    for (int b = 0; b < p->batch; b += 32) {
+        int mine = (int)units_of_chunk<keys>(d, chunk, b);
+        sum += mine, some += mine > 0, most = max(most, mine), least = min(least, mine ? mine : least);
+    }
+    u32 total = warp_total(sum) * heads, works = warp_total(some) * heads, ctas = min((int)gridDim.x, (int)total);
+    u32 alike = __reduce_max_sync(~0u, most);
+    decode_deal deal = { total, total, 0, 0, ctas, ctas };
+    if (works && __reduce_min_sync(~0u, least) == (int)alike) {
+        u32 heads_each = divide(works + ctas - 1, ctas), ctas_each = min((int)divide(ctas, works), (int)alike);
+        u32 ends = divide(works, heads_each); /* CTAs, where heads_each divides works */
+        if (works >= ctas && ends * heads_each == works && ends * 10 >= ctas * 9)
+            deal.units = heads_each * alike, deal.per_group = 1, deal.ctas = ends;
+        else if (works < ctas && ctas_each * works * 10 >= ctas * 9)
+            deal.units = alike, deal.per_group = ctas_each, deal.ctas = ctas_each * works;
+    }
+    if (total) deal.each = divide(deal.units, deal.per_group), deal.more = deal.units - deal.each * deal.per_group;
+    return deal;
+}
+
+/* What a CTA computes of one KV head of a sequence: tiles [tile, end) of the sequence's. The head is in `parts` parts,
+ * of which this is number `part`; they are combined by whoever completes them. after: the unit that comes next. */
+typedef struct decode_segment {
+    decode_sequence of;
+    long long shift;                           /* position of row 0 among the keys */
+    key_ranges ranges[ATTN_DECODE_GROUP_ROWS]; /* of each packed row */
+    int batch, kv_head;
+    int tile, end, part, parts;
+    u32 slot; /* of part 0 in the workspace */
+    u32 after;
+} decode_segment;
+
+/* Packed row `r`: its row in the sequence, and its query head. */
+DEVICE int row_in_sequence(const attn_sm90_params *p, int r)
+{
+    return divided(r, p->schedule.by_ratio);
+}
+
+DEVICE int head_of_row(const attn_sm90_params *p, const decode_segment *s, int r)
+{
+    int group = p->heads_q / p->heads_kv;
+    return s->kv_head * group + r - row_in_sequence(p, r) * group;
+}
+
+DEVICE int packed_rows(const attn_sm90_params *p, const decode_segment *s)
+{
+    return min(s->of.len_q * (p->heads_q / p->heads_kv), ATTN_DECODE_GROUP_ROWS);
+}
+
+/* The workspace's slot of a part. */
+DEVICE u32 slot_of(const attn_decode_params *d, const decode_segment *s, int part)
+{
+    if (d->part_tiles) return s->slot + part;
+    return s->slot + 2 * part - (part > 0);
+}
+
+/* A warp on its way through its CTA's range. `units` of the sequence `batch`, before which there are `base`, both of
+ * one head. */
+typedef struct decode_cursor {
+    u32 unit, end, base, units;
+    int batch;
+} decode_cursor;
+
+/* Moves to the sequence that has unit `at->unit`, by the whole warp. */
+template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decode_chunk *chunk, decode_cursor *at)
+{
+    u32 heads = d->base.common.heads_kv;
+    int lane = threadIdx.x % 32;
+    if (at->unit < (at->base + at->units) * heads) return;
+    u32 behind = at->base + at->units;
+    for (int b = (at->batch + 1) / 32 * 32;; b += 32) {
+        u32 mine = units_of_chunk<keys>(d, chunk, b);
+        if (b + lane <= at->batch) mine = 0;
+        u32 end = mine;
+        for (int step = 1; step < 32; step *= 2) {
+            u32 below = __shfl_up_sync(~0u, end, step);
+            if (lane >= step) end += below;
+        }
+        u32 above = __ballot_sync(~0u, (behind + end) * heads > at->unit);
+        if (above) {
+            int found = __ffs(above) - 1;
+            at->batch = b + found, at->units = __shfl_sync(~0u, mine, found);
+            at->base = behind + __shfl_sync(~0u, end - mine, found);
+            return;
+        }
+        behind += __shfl_sync(~0u, end, 31);
+    }
+}
+
+/* The segment that begins at `at->unit`, which is in the range; moves behind it. By the whole warp, in shared memory.
+ */
+template <int keys>
+OUTLINE void next_segment(const attn_decode_params *d, const decode_deal *deal, decode_chunk *chunk,
+                          decode_cursor *cursor, decode_segment *s)
+{
+    const attn_sm90_params *p = &d->base.common;
+    int lane = threadIdx.x % 32;
+    decode_cursor at = *cursor;
+    seek_sequence<keys>(d, chunk, &at);
+    u32 before = at.base * p->heads_kv, in = at.unit - before, kv_head = divide(in, at.units), left = at.end - at.unit;
+    u32 head = before + kv_head * at.units, first = at.unit - head;
+    __syncwarp();
+    if (lane == 0) {
+        sequence_at<keys>(d, at.batch, &s->of);
+        int tiles = s->of.tiles[0] + s->of.tiles[1];
+        s->batch = at.batch, s->kv_head = kv_head, s->shift = shift_of(d, &s->of, at.batch);
+        if (d->part_tiles) {
+            s->part = first, s->parts = at.units, s->slot = head;
+            s->tile = first * d->part_tiles, s->end = min(s->tile + d->part_tiles, tiles);
+            s->after = at.unit + 1;
+        } else {
+            u32 from = cta_of(deal, head), to = cta_of(deal, head + at.units - 1);
+            s->part = blockIdx.x - from, s->parts = to - from + 1, s->slot = 2 * from + 1;
+            s->tile = first, s->end = min((int)(first + left), tiles);
+            s->after = at.unit + (s->end - s->tile);
+        }
+        at.unit = s->after, *cursor = at;
+    }
+    __syncwarp();
+    if (lane >= ATTN_DECODE_GROUP_ROWS) return;
+    key_ranges all = { { 0, 0 }, { 0, 0x7fffffff } }; /* of rows that there are not, too */
+    if (sees_whole(d, &s->of))
+        all.hi[1] = s->of.len_kv;
+    else if (lane < packed_rows(p, s))
+        all = ranges_at(d, &s->of, s->batch, s->shift + row_in_sequence(p, lane));
+    s->ranges[lane] = all;
+}
+
+#endif

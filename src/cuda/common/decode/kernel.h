@@ -1,0 +1,139 @@
+/* The forward of few rows: 16 packed rows at most read keys and values once. A block takes a range of all KV tiles
+ * (deal.h); its warps take turns at the tiles, each with a ring of its own (load.h), so no barrier of the block lies
+ * between two tiles; at the end of a KV head they add up what they have (finish.h). After FlashDecoding (Dao, Haziza,
+ * Massa, Sizov, 2023), dealt as in FlashInfer (Ye et al., 2025, section 3.3.1), but on the device. */
+#ifndef ATTN_CUDA_COMMON_DECODE_KERNEL_H
+#define ATTN_CUDA_COMMON_DECODE_KERNEL_H
+
+#include "common/gpu.h"
+#include "common/warp.h"
+
+#include "common/decode/attend.h"
+#include "common/decode/deal.h"
+#include "common/decode/finish.h"
+#include "common/decode/load.h"
+#include "common/decode/params.h"
+
+template <class C> struct decode_warp {
+    const attn_decode_params *d;
+    decode_loader<C> loader;
+    decode_notes<C> *notes;
+    u32 ring;  /* its address */
+    int stage; /* of the tile that is computed; the one copied next takes its place */
+
+    INLINE u32 keys_at(int at) const
+    {
+        return ring + at * C::stage;
+    }
+
+    /* Copies the keys of the tile that was looked up, and says which. */
+    INLINE void copy_keys()
+    {
+        const attn_sm90_params *p = &d->base.common;
+        if (loader.some) {
+            u32 present = settle<C>(d, &loader);
+            if (threadIdx.x % 32 == 0) notes->present[stage] = present;
+            copy_rows<C>(keys_at(stage), p->fallback.k, p->fallback.k_stride, notes->segments[loader.segment].kv_head,
+                         p->dim_qk, present, loader.place);
+        }
+        copy_async_commit();
+    }
+
+    INLINE void copy_values()
+    {
+        const attn_sm90_params *p = &d->base.common;
+        if (loader.some)
+            copy_rows<C>(keys_at(stage) + C::half, p->fallback.v, p->fallback.v_stride,
+                         notes->segments[loader.segment].kv_head, p->dim_v, __ballot_sync(~0u, loader.exists),
+                         loader.place);
+        copy_async_commit();
+    }
+
+    /* The tile of the current stage, if there is one, against the rows; the one that was looked up takes its place. */
+    INLINE void step(const decode_segment *s, const decode_queries<C> *queries, decode_rows<C> *rows, int tile,
+                     bool some)
+    {
+        float scores[C::keys / 8][4];
+        u32 keys = keys_at(stage), present = notes->present[stage];
+        if (some) {
+            copy_async_wait<C::newer>();
+            __syncwarp();
+            multiply_keys<C>(queries, keys, scores);
+        }
+        __syncwarp();
+        copy_keys();
+        if (some) {
+            soften(d, s, rows, key_of_tile<C::keys>(&s->of, tile), present, scores);
+            copy_async_wait<C::newer>();
+            __syncwarp();
+            multiply_values<C>(scores, keys + C::half, rows->out);
+        }
+        __syncwarp();
+        copy_values();
+        stage = stage + 1 == C::stages ? 0 : stage + 1;
+    }
+};
+
+/* The parameters in shared memory, where functions that are called find them fast. By the whole block. */
+DEVICE const attn_decode_params *copy_params(const attn_decode_params *d, unsigned char *to)
+{
+    static_assert(sizeof *d % 16 == 0 && sizeof *d <= ATTN_DECODE_PARAMS, "the parameters are larger than their room");
+    for (int i = threadIdx.x; i < (int)sizeof *d / 16; i += ATTN_DECODE_THREADS)
+        ((uint4 *)to)[i] = ((const uint4 *)d)[i];
+    __syncthreads();
+    return (const attn_decode_params *)to;
+}
+
+template <class C> DEVICE void decode(const attn_decode_params *d)
+{
+    SHARED_MEMORY(memory);
+    constexpr int at_exchange = ATTN_DECODE_RING(C::dim, C::keys, C::stages),
+                  at_queries = at_exchange + ATTN_DECODE_EXCHANGE,
+                  at_params = at_queries + ATTN_DECODE_QUERIES(C::dim, C::stages),
+                  at_notes = at_params + ATTN_DECODE_PARAMS;
+    static_assert(sizeof(decode_exchange) <= ATTN_DECODE_EXCHANGE, "the exchange is larger than its room");
+    static_assert(decode_notes<C>::slots * sizeof(decode_queries<C>) == ATTN_DECODE_QUERIES(C::dim, C::stages),
+                  "queries fill their room");
+    static_assert(sizeof(decode_notes<C>) <= ATTN_DECODE_NOTES(C::stages), "notes are larger than their room");
+    int number = threadIdx.x / 32;
+    decode_exchange *exchange = (decode_exchange *)(memory + at_exchange);
+    decode_queries<C> *queries = (decode_queries<C> *)(memory + at_queries);
+    decode_notes<C> *notes = (decode_notes<C> *)(memory + at_notes + number * ATTN_DECODE_NOTES(C::stages));
+    notes->chunk.batch = -1;
+    const attn_decode_params *copy = copy_params(d, memory + at_params);
+    decode_deal deal = deal_of<C::keys>(copy, &notes->chunk);
+    if (blockIdx.x >= deal.ctas) return;
+
+    u32 at = begin_of(&deal, blockIdx.x), end = begin_of(&deal, blockIdx.x + 1);
+    if (threadIdx.x % 32 == 0) notes->deal = deal, notes->cursor = { at, end, 0, 0, -1 };
+    __syncwarp();
+    decode_warp<C> warp;
+    warp.d = d, warp.notes = notes, warp.ring = shared_address(memory) + number * (C::stages * C::stage),
+    warp.stage = 0;
+    warp.loader.share.slot = warp.loader.segment = -1, warp.loader.tile = warp.loader.end = 0, warp.loader.some = false;
+    decode_rows<C> rows;
+    const decode_segment *s = notes->segments;
+    int tile = 0, slot = 0;
+    for (int filled = -1;;) { /* stages; -1: until the first tile is looked up */
+        bool full = filled == C::stages;
+        warp.step(s, queries + slot, &rows, tile, full && tile < s->end);
+        look_up(d, copy, notes, queries, &warp.loader);
+        if (!full) {
+            if (++filled < C::stages) continue;
+        } else if ((tile += ATTN_DECODE_WARPS) < s->end) {
+            continue;
+        }
+        store_queries(&warp.loader.share, queries);
+        if (full) {
+            at = s->after, slot = slot + 1 == notes->slots ? 0 : slot + 1;
+            finish_segment(d, s, &rows, exchange);
+            if (at == end) return;
+            s = &notes->segments[slot];
+        } else {
+            __syncthreads();
+        }
+        begin_rows(s, &rows), tile = s->tile + number;
+    }
+}
+
+#endif

@@ -1,0 +1,44 @@
+/* What the host passes to the decode kernels, in types that C11 and device code lay out alike. No include: after
+ * sm90/params.h, common/pages_params.h and sm90/cache_params.h.
+ *
+ *   attn_<arch>_decode_<name>: the forward of at most ATTN_DECODE_ROWS_MOST packed rows (query rows of a sequence,
+ * times heads_q / heads_kv), one per kernel of <arch>/decode/variants.txt. attn_decode_params; block
+ * ATTN_DECODE_THREADS, shared memory ATTN_DECODE_SMEM(...); any grid. */
+#ifndef ATTN_CUDA_COMMON_DECODE_PARAMS_H
+#define ATTN_CUDA_COMMON_DECODE_PARAMS_H
+
+#define ATTN_DECODE_GROUP_ROWS 16 /* packed rows that share a read of keys */
+#define ATTN_DECODE_WARPS 8
+#define ATTN_DECODE_THREADS (32 * ATTN_DECODE_WARPS)
+#define ATTN_DECODE_PARTS_MOST 65535 /* that a KV head of a sequence may be in */
+
+/* base.common.fallback holds q, k and v: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v
+ * of 8 elements. Of base.common the maps and the schedule are not used but for schedule.by_ratio; partial_o and
+ * partial_lse are the workspace for parts: each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim in partial_o. */
+typedef struct attn_decode_params {
+    attn_sm90_cached_params base;
+    unsigned long long *arrivals; /* (batch, heads_kv), of any content: counts of parts, under the tag */
+    unsigned long long tag;       /* in the upper 48 bits, of the plan alone; the lower 16 are 0 */
+    int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: CTAs share evenly */
+    int wide;       /* o is stored four elements at a time */
+    attn_sm90_divisor by_page; /* page_size; ATTN_PAGED */
+} attn_decode_params;
+
+/* Parts in the workspace: the first and the last of each CTA's range; with split-keys one per part. */
+#define ATTN_DECODE_PARTS(ctas) (2LL * (ctas))
+
+/* Shared memory: each warp's ring of KV tiles; the exchange of O between warps, so many columns at a time, with tops
+ * and sums; the queries; a copy of the parameters; the notes of each warp. */
+#define ATTN_DECODE_COLUMNS 64
+#define ATTN_DECODE_RING(dim, keys, stages) (ATTN_DECODE_WARPS * (stages) * (keys) * (dim)*4)
+#define ATTN_DECODE_EXCHANGE \
+    (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * (ATTN_DECODE_COLUMNS + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
+#define ATTN_DECODE_SLOTS(stages) ((stages) + 2) /* segments that a warp knows of */
+#define ATTN_DECODE_QUERIES(dim, stages) (ATTN_DECODE_SLOTS(stages) * ATTN_DECODE_GROUP_ROWS * (dim)*2)
+#define ATTN_DECODE_PARAMS 2048
+#define ATTN_DECODE_NOTES(stages) (ATTN_DECODE_SLOTS(stages) * 400 + 256)
+#define ATTN_DECODE_SMEM(dim, keys, stages)                                                          \
+    (ATTN_DECODE_RING(dim, keys, stages) + ATTN_DECODE_EXCHANGE + ATTN_DECODE_QUERIES(dim, stages) + \
+     ATTN_DECODE_PARAMS + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages))
+
+#endif

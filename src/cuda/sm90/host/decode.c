@@ -1,0 +1,214 @@
+/* Decode on Hopper: prediction, plan and run. Work is dealt on the device, so a plan decides little: how many CTAs run,
+ * and whether parts have a fixed length. Contract: decode.h, arch.h. */
+#include "cuda/sm90/host/decode.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "cuda/common/decode/params.h"
+#include "cuda/sm90/host/forward.h"
+#include "num/half.h"
+#include "planner/attention.h"
+#include "problem/desc.h"
+
+/* Where the machine says nothing of the kernel, clocks: of a warp for a KV tile; of a CTA for a KV head; of a run. */
+static const double step_clocks = 1500, head_clocks = 1000, run_clocks = 2.77e4;
+
+typedef struct decode_plan {
+    attn_sm90_plan base;
+    uint64_t partial_o, partial_lse, arrivals; /* byte offsets */
+    int grid;
+    attn_decode_params params; /* complete but for addresses and seeds */
+} decode_plan;
+
+/* ---- what is legal --------------------------------------------------------------------------- */
+
+static int64_t keys_of_part(const attn_said *said)
+{
+    return attn_said_or(said, ATTN_STRATEGY_SPLIT_KEYS, 0);
+}
+
+/* KV tiles that a KV head of a sequence has at most: its keys may be two runs. */
+static int64_t tiles_most(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    return attn_ceil_div(d->len_kv, k->kv_tile) + 1;
+}
+
+/* Whether k and v are read, and q is, 16 bytes at a time from where they lie. */
+static bool lies_well(const attn_desc *d)
+{
+    bool even = d->dim_qk % 8 == 0 && d->dim_v % 8 == 0;
+    for (int i = 0; i < 3; i++)
+        even = even && d->q_stride[i] % 8 == 0 && d->k_stride[i] % 8 == 0 && d->v_stride[i] % 8 == 0;
+    return even;
+}
+
+static const char *illegal_words(const attn_said *s, const attn_desc *d, const attn_cuda_kernel *k)
+{
+    static const attn_strategy_word others[] = { ATTN_STRATEGY_SPLIT_KV, ATTN_STRATEGY_SPLIT_TAIL };
+    int count;
+    int64_t keys = keys_of_part(s);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!attn_said_allows(s, others[i], attn_strategies(&count)[others[i]].off))
+            return "split-kv, split-tail: decode kernels deal out keys on the device";
+    if (!attn_said_allows(s, ATTN_STRATEGY_PACK_GQA, d->heads_q > d->heads_kv))
+        return "pack-gqa: decode kernels always pack the query heads of a KV head";
+    if (s && (s->said[ATTN_STRATEGY_SCHEDULER] || s->said[ATTN_STRATEGY_HEAD_GROUP]))
+        return "scheduler, head-group: decode kernels deal out keys, not heads";
+    if (keys % k->kv_tile) return "split-keys: it is no multiple of the kernel's KV tile";
+    if (keys && attn_ceil_div(tiles_most(d, k), keys / k->kv_tile) > ATTN_DECODE_PARTS_MOST)
+        return "split-keys: len_kv would be in more than 65535 parts";
+    return NULL;
+}
+
+static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel *k)
+{
+    const attn_desc *d = of->desc;
+    const attn_said *said = of->tiles ? of->tiles->said : NULL;
+    const char *why_not = attn_cuda_not_legal(of->device, k, said);
+    if (why_not) return why_not;
+    if (d->len_q * (d->heads_q / d->heads_kv) > ATTN_DECODE_GROUP_ROWS)
+        return "it takes 16 packed rows at most: len_q * heads_q / heads_kv";
+    if (!lies_well(d)) return "it takes head dims and strides of q, k and v that are multiples of 8";
+    if ((double)d->batch * (double)d->heads_kv * (double)tiles_most(d, k) > INT32_MAX) return "its tiles are too many";
+    return illegal_words(said, d, k);
+}
+
+/* ---- prediction ------------------------------------------------------------------------------ */
+
+/* Keys that the rows of a sequence see together: neighbours see nearly the same. */
+static double keys_seen(const attn_desc *d, double pairs)
+{
+    double rows = (double)d->batch * (double)d->heads_q * (double)d->len_q, each = rows > 0 ? pairs / rows : 0;
+    double keys = each + (double)d->len_q - 1;
+    return keys < (double)d->len_kv ? keys : (double)d->len_kv;
+}
+
+static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn_cuda_choice *choice)
+{
+    attn_desc typical = attn_typical(of->desc);
+    const attn_said *said = of->tiles ? of->tiles->said : NULL;
+    attn_cuda_device device = attn_cuda_device_of(of->device, said);
+    const attn_machine_kernel *measured = attn_cuda_constants(&device, k);
+    attn_choice *c = &choice->choice;
+    *choice = (attn_cuda_choice){ .kernel = k, .choice.pairs = of->pairs, .ctas = device.multiprocessors };
+    c->flops = 2 * of->pairs * (double)(of->desc->dim_qk + of->desc->dim_v);
+    if ((choice->why_not = not_legal(of, k))) return false;
+    double clocks[ATTN_CONSTANTS] = {
+        [ATTN_PER_STEP] = step_clocks, [ATTN_PER_TILE] = head_clocks, [ATTN_PER_RUN] = run_clocks
+    };
+    if (measured) memcpy(clocks, measured->clocks, sizeof clocks);
+    double keys = keys_seen(&typical, of->pairs), heads = (double)typical.batch * (double)typical.heads_kv,
+           bytes = attn_tensor_bytes(&typical, keys), all = 0;
+    double tiles = heads * ceil(keys / k->kv_tile),
+           ctas = tiles < device.multiprocessors ? tiles : device.multiprocessors;
+    if (ctas < 1) ctas = 1;
+    c->q_tile = k->q_tile, c->kv_tile = k->kv_tile, c->splits = 1;
+    c->count[ATTN_PER_STEP] = ceil(tiles / ctas / ATTN_DECODE_WARPS);
+    c->count[ATTN_PER_TILE] = ceil(heads / ctas), c->count[ATTN_PER_RUN] = 1;
+    for (int i = 0; i < ATTN_CONSTANTS; i++)
+        all += i == ATTN_PER_RUN ? 0 : c->count[i] * clocks[i];
+    c->levels = 2;
+    c->level[0].name = "memory", c->level[1].name = "L2 to shared";
+    c->level[0].bytes = c->level[1].bytes = bytes;
+    attn_cuda_set_time(&device, all, clocks[ATTN_PER_RUN] / attn_cuda_machine_of(&device)->hertz, c);
+    return true;
+}
+
+/* ---- the plan -------------------------------------------------------------------------------- */
+
+/* A word that no other plan of this process has; what another process left in memory is not seen. */
+static unsigned long long unique_tag(void)
+{
+    static atomic_ullong made;
+    unsigned long long x = ((unsigned long long)time(NULL) << 24) + atomic_fetch_add(&made, 1) + 1;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    return (x ^ x >> 27) * 0x94D049BB133111EBu & ~0xFFFFull;
+}
+
+static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *plan)
+{
+    double heads = (double)d->batch * (double)d->heads_kv, slots = (double)ATTN_DECODE_PARTS(plan->grid);
+    if (plan->params.part_tiles) slots = heads * (double)attn_ceil_div(tiles_most(d, k), plan->params.part_tiles);
+    return attn_sm90_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4.0 * k->dim, &plan->partial_o) &&
+           attn_sm90_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4, &plan->partial_lse) &&
+           attn_sm90_append(&plan->base, heads, 8, &plan->arrivals);
+}
+
+static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *place, attn_cuda_plan *cuda)
+{
+    decode_plan *plan = (decode_plan *)cuda;
+    const attn_desc *d = of->desc;
+    const attn_cuda_kernel *k = cuda->chosen.kernel;
+    const attn_said *said = of->tiles ? of->tiles->said : NULL;
+    int64_t keys = keys_of_part(said);
+    predict(of, k, &cuda->chosen);
+    attn_say_value(&cuda->decided, ATTN_STRATEGY_SPLIT_KEYS, keys);
+    attn_say_value(&cuda->decided, ATTN_STRATEGY_CTAS, cuda->chosen.ctas);
+    attn_sm90_start(of, attn_sm90_forward.predict, &plan->base);
+    plan->grid = cuda->chosen.ctas;
+    plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
+    plan->params.by_page = attn_sm90_divisor_of(d->page_size ? d->page_size : 1);
+    attn_sm90_schedule schedule = { .pack = 1, .by_ratio = attn_sm90_divisor_of(d->heads_q / d->heads_kv) };
+    attn_status status = attn_sm90_lay_out(d, lay_out(d, k, plan), &plan->base);
+    if (!status) status = attn_sm90_fill(d, &plan->base, &schedule, &plan->params.base.common);
+    attn_sm90_fill_cache(d, &plan->params.base.cache);
+    if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
+    return status;
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+static bool is_aligned(const void *at)
+{
+    return (uintptr_t)at % 16 == 0;
+}
+
+/* Whether rows of o begin at multiples of 16 bytes. */
+static bool stores_wide(const attn_desc *d, const void *o)
+{
+    int64_t size = attn_dtype_size(attn_out_dtype(d));
+    bool wide = is_aligned(o) && d->dim_v % 8 == 0;
+    for (int i = 0; i < 3; i++)
+        wide = wide && d->o_stride[i] * size % 16 == 0;
+    return wide;
+}
+
+static attn_status run(const attn_cuda_call *c)
+{
+    const decode_plan *plan = (const decode_plan *)c->cuda;
+    const attn_desc *d = &c->plan->desc;
+    const attn_args *a = c->args;
+    attn_decode_params p = plan->params;
+    attn_sm90_params *common = &p.base.common;
+    attn_sm90_bind(c, common);
+    attn_sm90_bind_cache(d, a, &p.base);
+    if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v)) return attn_sm90_run_fallback(c, &p.base);
+    common->fallback.q = a->q, common->fallback.k = a->k, common->fallback.v = a->v;
+    common->partial_o = attn_cuda_at(c, plan->partial_o), common->partial_lse = attn_cuda_at(c, plan->partial_lse);
+    p.arrivals = attn_cuda_at(c, plan->arrivals), p.wide = stores_wide(d, a->o);
+    return attn_cuda_launch_variant(c, plan->base.variant, plan->grid, &p);
+}
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+static void describe(const attn_plan *plan, attn_words *words)
+{
+    const decode_plan *own = plan->own;
+    const attn_desc *d = &plan->desc;
+    const attn_cuda_kernel *k = own->base.cuda.chosen.kernel;
+    int64_t group = d->heads_q / d->heads_kv;
+    attn_say(words, "tiles      Q %lld rows of %lld heads (PackGQA), KV %d keys per warp\n", (long long)d->len_q,
+             (long long)group, k->kv_tile);
+    if (own->params.part_tiles)
+        attn_say(words, "keys       in parts of %d, combined by LSE\n", own->params.part_tiles * k->kv_tile);
+    else
+        attn_say(words,
+                 "keys       of all sequences shared evenly by the CTAs, on the device; parts combined by LSE\n");
+    attn_say(words, "grid       %d CTAs of %u threads and %u KiB\n", own->grid, k->threads, k->shared / 1024);
+    attn_sm90_describe(plan, false, words);
+}
+
+const attn_cuda_pass attn_sm90_decode = { sizeof(decode_plan), predict, create, run, describe };

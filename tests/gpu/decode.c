@@ -1,0 +1,107 @@
+/* What decode kernels do besides: lengths around their tiles, rings and warps, rows up to all that share keys; with
+ * split-keys the same bits whatever else is in the batch; workspaces of any content. */
+#include <string.h>
+#include <unistd.h>
+
+#include "../scale.h"
+#include "base/error.h"
+#include "device/device.h"
+#include "gpu.h"
+#include "num/half.h"
+
+void decode_lengths(const attn_cuda_kernel *k)
+{
+    static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_LENS_Q | ATTN_LENS_KV | ATTN_CAUSAL, ATTN_VARLEN };
+    static const int64_t tiles[] = { 0, 1, 2, 7, 8, 9, 16, 17, 24, 33 }, rows[] = { 1, 2, 5, 8 };
+    int number = 0, scale = test_scale();
+    for (int t = 0; t < 10; t++)
+        for (int64_t beside = -1; beside <= 1; beside++)
+            for (int r = 0; r < 4; r++, number++) {
+                int64_t keys = tiles[t] * k->kv_tile + beside;
+                if (keys < 1 || number % scale) continue;
+                attn_desc desc = { .flags = flags[number % 4],
+                                   .batch = 3,
+                                   .heads_q = number % 3 ? 4 : 2,
+                                   .heads_kv = 2,
+                                   .len_q = rows[r],
+                                   .len_kv = keys };
+                if (number % 5 == 4) desc.heads_q = 32 / rows[r]; /* all the packed rows that there may be */
+                if (desc.flags & ATTN_VARLEN) desc.total_q = 3 * rows[r], desc.total_kv = 3 * keys + 1;
+                check_kernel(k, desc, options_of(number), false);
+            }
+}
+
+/* ---- the batch ------------------------------------------------------------------------------- */
+
+enum { BATCH = 5, HEADS_Q = 6, HEADS_KV = 2, KEYS = 1500, DIM = 64, ROWS = 2 };
+enum { Q_SIZE = ROWS * HEADS_Q * DIM, KV_SIZE = KEYS * HEADS_KV * DIM, LSES = HEADS_Q * ROWS };
+
+typedef struct world {
+    _Alignas(16) uint16_t q[BATCH * Q_SIZE];
+    _Alignas(16) uint16_t k[BATCH * KV_SIZE];
+    _Alignas(16) uint16_t v[BATCH * KV_SIZE];
+    _Alignas(16) uint16_t o[BATCH * Q_SIZE];
+    float lse[BATCH * LSES];
+    int32_t lens_kv[BATCH];
+} world;
+
+static world drawn, together, alone;
+
+static void draw(const attn_cuda_kernel *k)
+{
+    static const int32_t lens[] = { 700, 1, 1500, 33, 1024 };
+    uint64_t random = 11;
+    for (int i = 0; i < BATCH * Q_SIZE; i++)
+        attn_store_scalar(k->dtype, drawn.q, i, check_normal(&random));
+    for (int i = 0; i < BATCH * KV_SIZE; i++) {
+        attn_store_scalar(k->dtype, drawn.k, i, check_normal(&random));
+        attn_store_scalar(k->dtype, drawn.v, i, check_normal(&random));
+    }
+    memcpy(drawn.lens_kv, lens, sizeof lens);
+}
+
+/* `count` sequences from the one numbered `from` on, in w. */
+static bool run_sequences(const attn_cuda_kernel *k, const char *strategy, int from, int count, world *w)
+{
+    attn_desc desc = { .dtype = k->dtype,
+                       .device = ATTN_CUDA,
+                       .flags = ATTN_CAUSAL | ATTN_LENS_KV,
+                       .batch = count,
+                       .heads_q = HEADS_Q,
+                       .heads_kv = HEADS_KV,
+                       .len_q = ROWS,
+                       .len_kv = KEYS,
+                       .dim_qk = DIM,
+                       .strategy = strategy };
+    attn_args args = { .q = w->q + from * Q_SIZE,
+                       .k = w->k + from * KV_SIZE,
+                       .v = w->v + from * KV_SIZE,
+                       .o = w->o + from * Q_SIZE,
+                       .lse = w->lse + from * LSES,
+                       .lens_kv = w->lens_kv + from };
+    device_run run;
+    alarm(WATCHDOG_SECONDS);
+    bool good = !device_begin(&run, &desc, &args, 0);
+    good = good && !device_start(&run);
+    good = good && !device_end(&run, true);
+    alarm(0);
+    result(good, "%s, %s: %s", k->name, strategy, attn_error());
+    return good;
+}
+
+/* With the planner's kernel, as a caller asks for it. */
+void decode_batches(const attn_cuda_kernel *k)
+{
+    static const char *const ways[] = { "split-keys=64", "split-keys=512", "split-keys=64,ctas=1",
+                                        "split-keys=512,ctas=3" };
+    draw(k);
+    for (int i = 0; i < 4; i++) {
+        together = alone = drawn;
+        bool good = run_sequences(k, ways[i], 0, BATCH, &together);
+        for (int b = 0; b < BATCH && good; b++)
+            good = run_sequences(k, ways[i & ~2], b, 1, &alone);
+        result(good && !memcmp(together.o, alone.o, sizeof alone.o) &&
+                   !memcmp(together.lse, alone.lse, sizeof alone.lse),
+               "%s, %s: other bits in another batch", k->name, ways[i]);
+    }
+}
