@@ -250,6 +250,40 @@ static void tiles_come_in_waves(void **state)
     assert_true(cost(&few, k, NULL).splits > 1 && cost(&few, k, NULL).seconds < cost(&few, k, &whole).seconds / 3);
 }
 
+/* One query row per sequence, bf16, measured on an H200 as docs/notebook/decode.md says: within a fifth. */
+static void few_rows_are_predicted(void **state)
+{
+    (void)state;
+    static const struct {
+        int batch, heads_q, heads_kv, dim, keys;
+        const char *kernel;
+        double microseconds;
+    } measured[] = {
+        { 16, 32, 8, 128, 4096, "sm90_bf16_d128_128x128", 79.1 },
+        { 16, 32, 8, 128, 8192, "sm90_bf16_d128_128x128", 144.2 },
+        { 16, 32, 8, 64, 8192, "sm90_bf16_d64_128x128", 79.9 },
+        { 16, 32, 8, 256, 8192, "sm90_bf16_d256_128x80", 271.4 },
+        { 16, 32, 8, 128, 32768, "sm90_decode_bf16_d128", 490.9 },
+        { 64, 32, 8, 128, 8192, "sm90_decode_bf16_d128", 499.4 },
+        { 1, 32, 8, 128, 4096, "sm90_decode_bf16_d128", 19.8 },
+        { 1, 32, 8, 128, 8192, "sm90_decode_bf16_d128", 25.4 },
+        { 1, 32, 8, 128, 32768, "sm90_decode_bf16_d128", 53.5 },
+        { 1, 64, 8, 128, 131072, "sm90_decode_bf16_d128", 147.3 },
+        { 16, 28, 4, 128, 8192, "sm90_decode_bf16_d128", 84.3 },
+        { 16, 32, 8, 64, 8192, "sm90_decode_bf16_d64", 81.1 },
+        { 16, 32, 8, 256, 8192, "sm90_decode_bf16_d256", 264 },
+    };
+    for (int i = 0; i < COUNT(measured); i++) {
+        attn_desc desc = problem(measured[i].heads_q, 1, measured[i].keys, measured[i].dim, 0);
+        desc.batch = measured[i].batch, desc.heads_kv = measured[i].heads_kv;
+        double pairs = attn_mask_pairs(&desc) * (double)desc.batch * (double)desc.heads_q;
+        double predicted = seconds(&desc, kernel_named(measured[i].kernel), pairs) * 1e6;
+        if (fabs(predicted / measured[i].microseconds - 1) > 0.2)
+            fail_msg("%d x %d, %s: %.1f us for %.1f", measured[i].batch, measured[i].keys, measured[i].kernel,
+                     predicted, measured[i].microseconds);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -257,6 +291,7 @@ int main(void)
         cmocka_unit_test(the_fallback_is_predicted),
         cmocka_unit_test(no_typical_length_is_above_the_longest),
         cmocka_unit_test(packed_rows_over_pages_have_keys),
+        cmocka_unit_test(few_rows_are_predicted),
         cmocka_unit_test(bytes_are_as_counted),
         cmocka_unit_test(long_keys_come_again),
         cmocka_unit_test(plain_problems_take_plain_kernels),

@@ -395,7 +395,7 @@ MUTANTS = [
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "load.h", "present = there ? present >> first : 0;", "present = ~0u;", "keys that are not there are copied",
      "emulated/sm90_decode_bf16_d64"),
-    (DECODING + "attend.h", "rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];", "", "O keeps an old max",
+    (DECODING + "attend.h", "rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];", ";", "O keeps an old max",
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "attend.h", "rows->top[i] = top[i], rows->sum[i] *= shrink[i];", "rows->top[i] = top[i];",
      "the sum keeps an old max", "emulated/sm90_decode_bf16_d64"),
@@ -403,8 +403,6 @@ MUTANTS = [
      "sums of warps are added as if they had one max", "emulated/sm90_decode_bf16_d64"),
     (DECODING + "finish.h", "atomicCAS(word, there, (u64)d->tag + 1)", "atomicCAS(word, there, (u64)d->tag)",
      "who begins a count is not counted", "emulated/sm90_decode_bf16_d64"),
-    (DECODING + "kernel.h", "rows->out); } __syncwarp(); copy_values();", "rows->out); } copy_values();",
-     "values are overwritten while other lanes read them", "emulated/sm90_decode_bf16_d64"),
     # the Hopper kernels themselves, on the emulated GPU
     (SM90 + "common/pipeline.h", "barrier_wait(empty, phase); __syncwarp();", "barrier_wait(empty, phase);",
      "a slot is filled before the whole warp has seen it empty", "emulated/sm90_bf16_d128_192x64"),

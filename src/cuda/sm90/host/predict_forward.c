@@ -24,6 +24,7 @@ static const double copy_clocks = 25;
 static const double kept_writes = 0.16; /* of L2: what is written last and goes to memory later */
 static const double few_rows_share =
     0.87; /* [m] of memory's bandwidth, where a head has few rows: they wait for loads */
+static const double few_rows_seconds = 12e-6; /* [m] of a run of these besides: no cache holds the kernels' code */
 static const double combine_seconds = 3e-6;
 static const double late_rounds = 0.2;    /* [m] of tiles that differ: how much later than the mean the last SM ends */
 static const double tail_seconds = 25e-6; /* a split last wave, measured: its f32 results, stored beside nothing */
@@ -167,9 +168,10 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
     double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
+    bool few = d->len_q * (d->heads_q / d->heads_kv) <= FEW_ROWS;
+    if (few) merging += few_rows_seconds;
     attn_cuda_set_time(p->device, all, merging, &c.base.choice);
     double memory = c.base.choice.level[0].bytes / attn_cuda_bandwidth(p->device, "l2") / few_rows_share;
-    bool few = d->len_q * (d->heads_q / d->heads_kv) <= FEW_ROWS;
     if (few && merging + memory > c.base.choice.seconds) c.base.choice.seconds = merging + memory;
     bool shorter =
         attn_sm90_tiles_of_head(p, pack) > 1 && d->len_q * pack % k->q_tile; /* the first of a head, or the last */
