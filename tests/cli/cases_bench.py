@@ -90,19 +90,19 @@ def bench_cascade(place):
 @case
 def bench_decode(place):
     """The shapes of serving: as many keys in ragged and uniform sequences, those of a window alone where there is one."""
-    rows = results(place, "--smoke", "--suite", "decode", "--threads", "1", "--peer", "none")
+    words = ("--smoke", "--suite", "decode", "--dtype", "bf16", "--threads", "1", "--peer", "none", "--repeat", "1")
+    rows = results(place, *words)
     kinds = "full", "batch:3 rows:4", "batch:3 pages:16", "batch:3 pages:64", "batch:3 ragged", "batch:3 uniform"
     check({row["mask"] for row in rows} == {*kinds, "batch:3", "batch:3 window:127"}, rows)
     check({row["heads_q"] for row in rows} >= {4, 7, 12} and {row["dim_qk"] for row in rows} == {64, 128, 256}, rows)
-    of = {row["mask"]: row for row in rows if row["dtype"] == "bf16"}
+    of = {row["mask"]: row for row in rows}
     ragged, uniform, window = of["batch:3 ragged"], of["batch:3 uniform"], of["batch:3 window:127"]
     check(ragged["len_kv"] > uniform["len_kv"], ragged, uniform)
     for key in "flops", "kv_bytes":
         check(ragged[key] == uniform[key] and ragged[key] < 3 * ragged["len_kv"] * 4 * 512, key, ragged, uniform)
     check(window["kv_bytes"] == 3 * 128 * (64 + 64) * 2, window)
     check(all(row["peer"] == "contiguous" for row in rows if "pages" in row["mask"]), rows)
-    words = ("--suite", "decode", "--len", "40,80", "--dim", "16", "--threads", "1", "--min-time", "1e-4", "--peer", "none")
-    rows = results(place, *words, "--dtype", "f32", "--kernel", "portable_decode")
+    rows = results(place, *words[:3], "--len", "40,80", "--dim", "16", *words[5:], "--dtype", "f32", "--kernel", "portable_decode")
     check([row["len_kv"] for row in rows] == [40, 80] and {row["kernel"] for row in rows} == {"portable_decode"}, rows)
     place.refuses([*QUICK, "--suite", "bwd", "--kernel", "portable_decode"], 2, "the suite bwd is not of forwards alone")
 
