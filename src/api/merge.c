@@ -165,5 +165,6 @@ attn_status attn_merge_run_sized(const attn_merge_plan *plan, const attn_merge_a
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_merge_plan_create");
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
     if (!status) status = check_args(plan, &full);
-    return status ? status : plan->backend->run(plan, &full, stream);
+    attn_merge_call call = { &full, plan->desc.parts, NULL };
+    return status ? status : plan->backend->run(plan, &call, stream);
 }

@@ -6,13 +6,19 @@
 
 enum { ATTN_MERGE_PARTS = 64, ATTN_MERGE_DIM = 512 };
 
+/* What is merged: the parts of args, as many as are said here. rows: NULL, or for each part where the number of its
+ * rows is found, where the device reads it; rows from there on are empty, and nothing of them is read. */
+typedef struct attn_merge_call {
+    const attn_merge_args *args;
+    int parts; /* at most ATTN_MERGE_PARTS */
+    const int32_t *const *rows;
+} attn_merge_call;
+
 /* create: desc is resolved; fails and leaves nothing to free, or succeeds. run: args are checked. */
 typedef struct attn_merge_backend {
     attn_status (*create)(attn_merge_plan *plan);
     void (*destroy)(attn_merge_plan *plan);
-    attn_status (*run)(const attn_merge_plan *plan, const attn_merge_args *args, void *stream);
-    /* Makes all rows of a part empty: its LSEs become -inf. */
-    attn_status (*empty)(const attn_merge_plan *plan, float *lse, void *stream);
+    attn_status (*run)(const attn_merge_plan *plan, const attn_merge_call *call, void *stream);
 } attn_merge_backend;
 
 extern const attn_merge_backend attn_merge_cpu_backend, attn_merge_cuda_backend;

@@ -64,7 +64,14 @@ attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t 
     if (!workspace && plan->workspace)
         return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes",
                          (unsigned long long)plan->workspace);
-    return plan->backend->run(plan, &full, workspace, stream);
+    return plan->backend->run(plan, &full, workspace, stream, NULL);
+}
+
+attn_status attn_run_parts(const attn_plan *plan, const attn_args *args, void *workspace, void *stream,
+                           attn_parts *parts)
+{
+    *parts = (attn_parts){ .most = parts->most, .count = 1, .o = args->o, .lse = args->lse };
+    return plan->backend->run(plan, args, workspace, stream, parts);
 }
 
 attn_status attn_check_sized(const attn_plan *plan, const attn_args *args, size_t args_size)

@@ -6,13 +6,23 @@
 #include "problem/strategy.h"
 #include "base/words.h"
 
+/* What a run leaves where it may: partial results of each row's keys in place of o and lse, for a merge. f32, as if
+ * each were all; part i begins i steps of elements after the first. */
+typedef struct attn_parts {
+    int most; /* that may be left, 1 at least; set by the caller */
+    int count;
+    const float *o, *lse; /* (1, head, row, dim), and (1, head, row), packed */
+    int64_t o_step, lse_step;
+} attn_parts;
+
 typedef struct attn_backend {
     /* For plan->desc, which is resolved: sets all the rest but `backend`, or fails and leaves nothing to free. */
     attn_status (*create)(attn_plan *plan);
     /* Frees what create made, but for the plan itself. */
     void (*destroy)(attn_plan *plan);
-    /* workspace: not NULL where the plan needs one. Nothing of *args has been checked. */
-    attn_status (*run)(const attn_plan *plan, const attn_args *args, void *workspace, void *stream);
+    /* workspace: not NULL where the plan needs one. Nothing of *args has been checked. parts: NULL, or as
+     * attn_run_parts has it, with one part, o and lse: left so by a backend that does not know of parts. */
+    attn_status (*run)(const attn_plan *plan, const attn_args *args, void *workspace, void *stream, attn_parts *parts);
     /* Says the plan's lines between "kernel" and "workspace". */
     void (*describe)(const attn_plan *plan, attn_words *words);
 } attn_backend;
@@ -31,6 +41,11 @@ struct attn_plan {
     char strategy[ATTN_STRATEGY_TEXT]; /* all that is decided */
     const void *own;                   /* what the backend alone knows */
 };
+
+/* attn_run of packed sequences (ATTN_VARLEN, ATTN_OUT_F32, o head by head, packed), which may leave parts. They lie in
+ * the workspace, or are one: o and lse of *args. */
+attn_status attn_run_parts(const attn_plan *plan, const attn_args *args, void *workspace, void *stream,
+                           attn_parts *parts);
 
 /* attn_plan_create with some of its choices made. For sweeps over them: tiles that a kernel cannot take are taken as
  * the nearest that it can. */

@@ -81,8 +81,9 @@ static void backward(const attn_desc *d, const attn_args *args)
     }
 }
 
-static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
+static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream, attn_parts *parts)
 {
+    (void)parts;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
     attn_status status = attn_args_check(&plan->desc, args);
     if (status) return status;

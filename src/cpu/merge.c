@@ -12,31 +12,37 @@ enum { ITEM_ROWS = 16 };
 
 typedef struct call {
     const attn_merge_desc *desc;
-    const attn_merge_args *args;
+    const attn_merge_call *of;
     int64_t blocks; /* of rows, of a head */
 } call;
+
+static float lse_of(const call *c, int part, int64_t at, int64_t row)
+{
+    return c->of->rows && row >= *c->of->rows[part] ? -INFINITY : c->of->args->part_lse[part][at];
+}
 
 /* Row `at` of (batch, head, row). */
 static void merge_row(const call *c, int64_t at, int64_t batch, int64_t head, int64_t row)
 {
     const attn_merge_desc *d = c->desc;
+    const attn_merge_args *a = c->of->args;
     int64_t from = attn_merge_at(d->part_stride, batch, row, head), to = attn_merge_at(d->o_stride, batch, row, head);
     float weight[ATTN_MERGE_PARTS], out[ATTN_MERGE_DIM] = { 0 }, top = -INFINITY, sum = 0;
-    for (int32_t i = 0; i < d->parts; i++) {
-        float lse = c->args->part_lse[i][at];
+    for (int i = 0; i < c->of->parts; i++) {
+        float lse = lse_of(c, i, at, row);
         if (lse > top || isnan(lse)) top = lse;
         if (isnan(top)) break;
     }
-    for (int32_t i = 0; i < d->parts; i++) {
-        float lse = c->args->part_lse[i][at];
+    for (int i = 0; i < c->of->parts; i++) {
+        float lse = lse_of(c, i, at, row);
         weight[i] = lse == -INFINITY ? 0 : expf(lse - top);
         sum += weight[i];
         for (int64_t k = 0; k < d->dim && lse != -INFINITY; k++)
-            out[k] += weight[i] * attn_load_scalar(d->dtype, c->args->part_o[i], from + k);
+            out[k] += weight[i] * attn_load_scalar(d->dtype, a->part_o[i], from + k);
     }
     for (int64_t k = 0; k < d->dim; k++)
-        attn_store_scalar(d->out_dtype, c->args->o, to + k, sum != 0 ? out[k] / sum : 0);
-    if (c->args->lse) c->args->lse[at] = sum != 0 ? top + logf(sum) : -INFINITY;
+        attn_store_scalar(d->out_dtype, a->o, to + k, sum != 0 ? out[k] / sum : 0);
+    if (a->lse) a->lse[at] = sum != 0 ? top + logf(sum) : -INFINITY;
 }
 
 static void merge_item(void *arg, int64_t item, int worker)
@@ -62,21 +68,13 @@ static void destroy(attn_merge_plan *plan)
     (void)plan;
 }
 
-static attn_status run(const attn_merge_plan *plan, const attn_merge_args *args, void *stream)
+static attn_status run(const attn_merge_plan *plan, const attn_merge_call *of, void *stream)
 {
     const attn_merge_desc *d = &plan->desc;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
-    call c = { d, args, attn_ceil_div(d->rows, ITEM_ROWS) };
+    call c = { d, of, attn_ceil_div(d->rows, ITEM_ROWS) };
     attn_threads_each(&plan->loop, d->threads, d->batch * d->heads * c.blocks, merge_item, &c);
     return ATTN_OK;
 }
 
-static attn_status empty(const attn_merge_plan *plan, float *lse, void *stream)
-{
-    (void)stream;
-    for (int64_t i = 0; i < attn_merge_lines(&plan->desc); i++)
-        lse[i] = -INFINITY;
-    return ATTN_OK;
-}
-
-const attn_merge_backend attn_merge_cpu_backend = { create, destroy, run, empty };
+const attn_merge_backend attn_merge_cpu_backend = { create, destroy, run };

@@ -281,8 +281,9 @@ static void destroy(attn_plan *plan)
     (void)plan;
 }
 
-static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
+static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream, attn_parts *parts)
 {
+    (void)parts;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
     attn_status status = attn_args_check(&plan->desc, args);
     if (status || is_empty(&plan->desc)) return status;

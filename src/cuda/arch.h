@@ -43,6 +43,7 @@ typedef struct attn_cuda_call {
     const attn_args *args;
     char *workspace; /* aligned */
     CUstream stream;
+    attn_parts *parts; /* NULL, or where parts may be left uncombined */
 } attn_cuda_call;
 
 /* kernel: of this architecture and direction, whose features, dims and dtype are the problem's. False: it cannot as it

@@ -1,4 +1,5 @@
 /* Merging on a GPU: one launch a run. Contract: api/merge.h, common/merge_params.h. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -6,6 +7,7 @@
 #include "base/error.h"
 #include "cuda/common/merge_params.h"
 #include "cuda/load.h"
+#include "num/half.h"
 #include "problem/desc.h"
 
 enum { THREADS = 256, ROWS = 8 }; /* of a block */
@@ -22,7 +24,6 @@ typedef struct merge_plan {
 static void fill(const attn_merge_desc *d, attn_cuda_merge_params *p)
 {
     *p = (attn_cuda_merge_params){ .lines = attn_merge_lines(d),
-                                   .parts = d->parts,
                                    .rows = (int)d->rows,
                                    .heads = (int)d->heads,
                                    .dim = (int)d->dim,
@@ -58,15 +59,30 @@ static void destroy(attn_merge_plan *plan)
     free(plan->own);
 }
 
-static attn_status run(const attn_merge_plan *plan, const attn_merge_args *args, void *stream)
+/* Whether rows are read and written four elements at a time. */
+static bool is_wide(const attn_merge_desc *d, const attn_merge_call *call)
+{
+    int64_t size = attn_dtype_size(d->out_dtype);
+    bool wide = d->dtype == ATTN_F32 && d->dim % 4 == 0 && (uintptr_t)call->args->o % (uintptr_t)(4 * size) == 0;
+    for (int i = 0; i < 3; i++)
+        wide = wide && d->part_stride[i] % 4 == 0 && d->o_stride[i] % 4 == 0;
+    for (int i = 0; i < call->parts; i++)
+        wide = wide && (uintptr_t)call->args->part_o[i] % 16 == 0;
+    return wide;
+}
+
+static attn_status run(const attn_merge_plan *plan, const attn_merge_call *call, void *stream)
 {
     const merge_plan *own = plan->own;
     attn_status status = attn_cuda_check_context(own->driver, own->context);
     if (status || own->params.lines == 0) return status;
     attn_cuda_merge_params p = own->params;
-    for (int i = 0; i < p.parts; i++)
-        p.part_o[i] = args->part_o[i], p.part_lse[i] = args->part_lse[i];
-    p.o = args->o, p.lse = args->lse;
+    p.parts = call->parts, p.wide = is_wide(&plan->desc, call);
+    for (int i = 0; i < p.parts; i++) {
+        p.part_o[i] = call->args->part_o[i], p.part_lse[i] = call->args->part_lse[i];
+        p.part_rows[i] = call->rows ? call->rows[i] : NULL;
+    }
+    p.o = call->args->o, p.lse = call->args->lse;
     CUlaunchConfig config = { .gridDimX = (unsigned)attn_ceil_div(p.lines, ROWS),
                               .gridDimY = 1,
                               .gridDimZ = 1,
@@ -78,15 +94,4 @@ static attn_status run(const attn_merge_plan *plan, const attn_merge_args *args,
     return result ? attn_cuda_fail(result, "a merge") : ATTN_OK;
 }
 
-static attn_status empty(const attn_merge_plan *plan, float *lse, void *stream)
-{
-    const merge_plan *own = plan->own;
-    const unsigned minus_infinity = 0xff800000;
-    attn_status status = attn_cuda_check_context(own->driver, own->context);
-    if (status || own->params.lines == 0) return status;
-    CUresult result =
-        own->driver->cuMemsetD32Async((CUdeviceptr)(uintptr_t)lse, minus_infinity, (size_t)own->params.lines, stream);
-    return result ? attn_cuda_fail(result, "cuMemsetD32Async") : ATTN_OK;
-}
-
-const attn_merge_backend attn_merge_cuda_backend = { create, destroy, run, empty };
+const attn_merge_backend attn_merge_cuda_backend = { create, destroy, run };

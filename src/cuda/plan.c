@@ -147,14 +147,14 @@ static void describe(const attn_plan *plan, attn_words *words)
 
 /* ---- a run --------------------------------------------------------------------------------- */
 
-static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
+static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream, attn_parts *parts)
 {
     const attn_cuda_plan *cuda = attn_cuda_plan_of(plan);
     attn_status status = attn_args_check_arrays(&plan->desc, args);
     if (!status) status = attn_cuda_check_context(cuda->driver, cuda->context);
     if (status) return status;
     uintptr_t start = ((uintptr_t)workspace + ATTN_CUDA_ALIGN - 1) / ATTN_CUDA_ALIGN * ATTN_CUDA_ALIGN;
-    return pass_of(plan)->run(&(attn_cuda_call){ plan, cuda, args, (char *)start, stream });
+    return pass_of(plan)->run(&(attn_cuda_call){ plan, cuda, args, (char *)start, stream, parts });
 }
 
 const attn_backend attn_cuda_backend = { create, destroy, run, describe };

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "api/merge.h"
+#include "api/plan.h"
 #include "attn_kv.h"
 #include "base/error.h"
-#include "base/words.h"
 #include "problem/args.h"
 #include "problem/desc.h"
 
@@ -27,7 +27,7 @@ struct attn_cascade_plan {
     attn_plan *part[PARTS];
     attn_merge_plan *merge;
     double seconds, seconds_alone; /* predicted: of all levels; if every sequence read all of its keys; 0: not known */
-    size_t o_at[PARTS], lse_at[PARTS], scratch_at, workspace; /* in the workspace, from a multiple of ALIGN */
+    size_t o_at[PARTS], lse_at[PARTS], scratch_at[PARTS], workspace; /* in the workspace, from a multiple of ALIGN */
 };
 
 /* ---- plan ------------------------------------------------------------------------------------ */
@@ -50,12 +50,18 @@ static attn_status check(const attn_desc *d, int32_t count)
     return ATTN_OK;
 }
 
-/* Results of parts are f32, packed. */
+/* Results of parts are f32, packed, head by head: so lie the splits that a level may leave. */
+static void set_part_stride(const attn_desc *d, int64_t stride[4])
+{
+    int64_t head = d->dim_v * (d->total_q ? d->total_q : 1);
+    stride[0] = head * d->heads_q, stride[1] = d->dim_v, stride[2] = head, stride[3] = 1;
+}
+
 static attn_desc desc_of_part(const attn_desc *desc)
 {
     attn_desc d = *desc;
     d.flags |= ATTN_OUT_F32;
-    memset(d.o_stride, 0, sizeof d.o_stride);
+    set_part_stride(&d, d.o_stride);
     return d;
 }
 
@@ -99,24 +105,31 @@ static attn_status create_merge(attn_cascade_plan *plan)
                               .parallel_context = d->parallel_context };
     if (d->device == ATTN_CPU) merge.threads = d->threads;
     memcpy(merge.o_stride, d->o_stride, sizeof merge.o_stride);
+    set_part_stride(d, merge.part_stride);
     return attn_merge_plan_create(&plan->merge, &merge);
 }
 
-/* The parts' results lie one after another; levels use one scratch in turn. */
+/* The levels' results lie one after another. So do their scratches on a GPU, where a level may leave its splits in it;
+ * on the CPU levels use one in turn. */
 static attn_status lay_out(attn_cascade_plan *plan)
 {
     const attn_desc *d = &plan->desc;
-    size_t at = 0, scratch = 0, lses;
+    size_t at = 0, end, lses;
     bool fits = !__builtin_mul_overflow((size_t)d->total_q, 4 * (size_t)d->heads_q, &lses) &&
                 lses < SIZE_MAX / 2 / (size_t)(d->dim_v + 1) / PARTS;
     if (!fits) return attn_fail(ATTN_INVALID, "total_q = %" PRId64 ": the workspace would exceed memory", d->total_q);
     for (int i = 0; i < plan->parts; i++) {
-        size_t needs = attn_plan_workspace(plan->part[i]);
         plan->o_at[i] = at, at += (size_t)attn_round_up((int64_t)lses * d->dim_v, ALIGN);
         plan->lse_at[i] = at, at += (size_t)attn_round_up((int64_t)lses, ALIGN);
-        if (needs > scratch) scratch = needs;
     }
-    plan->scratch_at = at, plan->workspace = at + scratch + ALIGN;
+    end = at;
+    for (int i = 0; i < plan->parts; i++) {
+        size_t after = at + (size_t)attn_round_up((int64_t)attn_plan_workspace(plan->part[i]), ALIGN);
+        plan->scratch_at[i] = at;
+        if (after > end) end = after;
+        if (d->device == ATTN_CUDA) at = after;
+    }
+    plan->workspace = end + ALIGN;
     return ATTN_OK;
 }
 
@@ -262,9 +275,24 @@ static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *k
                         .fault = args->fault };
 }
 
-static attn_status run_level(const attn_cascade_plan *plan, int i, const attn_args *args, char *scratch, void *stream)
+/* What is merged: of each level o and LSE, or its splits. A level has the rows of its groups, the first ones. */
+typedef struct results {
+    int count;
+    const void *o[ATTN_MERGE_PARTS];
+    const float *lse[ATTN_MERGE_PARTS];
+    const int32_t *rows[ATTN_MERGE_PARTS];
+} results;
+
+static attn_status run_level(const attn_cascade_plan *plan, int i, attn_args *args, char *base, void *stream,
+                             results *all)
 {
-    attn_status status = attn_run(plan->part[i], args, scratch, stream);
+    attn_parts left = { .most = ATTN_MERGE_PARTS - all->count - (plan->parts - 1 - i) };
+    args->o = base + plan->o_at[i], args->lse = (float *)(void *)(base + plan->lse_at[i]);
+    attn_status status = attn_run_parts(plan->part[i], args, base + plan->scratch_at[i], stream, &left);
+    for (int part = 0; part < left.count && !status; part++, all->count++) {
+        all->o[all->count] = left.o + part * left.o_step, all->lse[all->count] = left.lse + part * left.lse_step;
+        all->rows[all->count] = args->cu_lens_q + plan->part[i]->desc.batch;
+    }
     return i + 1 < plan->parts ? about(status, "shared", i) : status;
 }
 
@@ -273,8 +301,7 @@ attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_arg
 {
     attn_args own;
     attn_cascade_keys keys[ATTN_CASCADE_LEVELS];
-    const void *part_o[PARTS];
-    const float *part_lse[PARTS];
+    results all = { .count = 0 };
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_cascade_plan_create");
     attn_status status = attn_struct_copy(&own, sizeof own, args, args_size, "args");
     for (int i = 0; i + 1 < plan->parts && !status; i++)
@@ -288,11 +315,9 @@ attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_arg
     char *base = (char *)workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
     for (int i = 0; i < plan->parts && !status; i++) {
         attn_args part = i + 1 < plan->parts ? args_of_level(&own, &keys[i]) : own;
-        part_o[i] = part.o = base + plan->o_at[i];
-        part_lse[i] = part.lse = (float *)(void *)(base + plan->lse_at[i]);
-        status = plan->merge->backend->empty(plan->merge, part.lse, stream);
-        if (!status) status = run_level(plan, i, &part, base + plan->scratch_at, stream);
+        status = run_level(plan, i, &part, base, stream, &all);
     }
-    attn_merge_args merge = { .part_o = part_o, .part_lse = part_lse, .o = own.o, .lse = own.lse };
-    return status ? status : attn_merge_run(plan->merge, &merge, stream);
+    attn_merge_args merge = { .part_o = all.o, .part_lse = all.lse, .o = own.o, .lse = own.lse };
+    attn_merge_call call = { &merge, all.count, all.rows };
+    return status ? status : plan->merge->backend->run(plan->merge, &call, stream);
 }

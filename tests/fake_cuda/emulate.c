@@ -221,7 +221,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
                 "packs heads that do not fit");
     fake_expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
     fake_expect(s->heads * s->pack == p->heads_q, symbol, "heads");
-    int64_t tiles = is_varlen(p) ? ceil_div((int64_t)p->total_q * s->pack, k->q_tile) + p->batch
+    int64_t tiles = is_varlen(p) ? (p->total_q + (int64_t)p->batch * (s->rows - 1)) / s->rows
                                  : ceil_div((int64_t)p->len_q * s->pack, k->q_tile);
     fake_expect(s->q_tiles == tiles, symbol, "q_tiles");
     int64_t all = tiles * s->heads * (is_varlen(p) ? 1 : p->batch);

@@ -47,29 +47,45 @@ static void spoil(cascade_problem *p, const attn_cascade_plan *plan, int number)
     result(line < 0, "cascade %d: a page id that is none changes line %lld", number, (long long)line);
 }
 
-static void check(int number)
+/* Has some levels split their keys, so that the merge takes the splits; whether one does. */
+static bool split_levels(cascade_problem *p, int number)
+{
+    uint64_t random = (uint64_t)number;
+    bool split = false;
+    for (int i = 0; i < p->levels; i++) {
+        bool can = p->own.dtype != ATTN_F32 && p->level[i].len_q > 0 && p->level[i].len_kv > 128;
+        if (can && check_chance(&random, 70)) p->level[i].strategy = "split-kv=2", split = true;
+    }
+    return split;
+}
+
+static bool check(int number)
 {
     attn_cascade_plan *plan;
     cascade_problem p = cascade_draw(&drawn, number, (attn_dtype)(ATTN_F32 + number % 3));
     want = drawn;
     result(cascade_run_all(&p, &want) == ATTN_OK, "cascade %d on the CPU: %s", number, attn_error());
     p.own.device = ATTN_CUDA;
+    bool split = split_levels(&p, number);
     if (attn_cascade_plan_create(&plan, &p.own, p.level, p.levels)) {
         result(false, "cascade %d: %s", number, attn_error());
-        return;
+        return split;
     }
     result(run_levels(&p, plan), "cascade %d: %s", number, attn_error());
     int64_t line = cascade_difference(&p, &got, &want);
     result(line < 0 && got.fault == 0, "cascade %d: line %lld differs, fault %u", number, (long long)line, got.fault);
     spoil(&p, plan, number);
     attn_cascade_plan_destroy(plan);
+    return split;
 }
 
 void cascades(int count)
 {
+    int split = 0;
     for (int number = 0; number < count; number++) {
         alarm(WATCHDOG_SECONDS);
-        check(number);
+        split += check(number);
     }
     alarm(0);
+    result(split >= count / 8, "only %d of %d cascades have levels in splits", split, count);
 }

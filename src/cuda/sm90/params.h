@@ -44,8 +44,8 @@ typedef struct attn_sm90_divisor {
 
 /* Order of work. A Q tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
  *   heads        heads_q / pack: what a sequence's Q tiles are repeated over
- *   q_tiles      Q tiles of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, ceil(total_q * pack / rows) +
- *                batch, of which the surplus is found empty
+ *   q_tiles      Q tiles of a head: ceil(len_q * pack / rows); VARLEN: of all sequences, as many as total_q rows of
+ *                `batch` sequences may be in, of which the surplus is found empty
  *   split_tiles  split-KV: Q tiles whose keys are split, each into `splits`, whose results are combined later: none,
  *                all, or those taken last, the first rows of the first heads. Then tiles are alike, head_group is 1,
  *                and if pack > 1 no head is among them with some of its tiles only

@@ -20,7 +20,7 @@
     {                                                                                     \
         combine_row<dtype>(&params);                                                      \
     }                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256)                                     \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                  \
         attn_merge_##name(const __grid_constant__ attn_cuda_merge_params params)          \
     {                                                                                     \
         merge_row<dtype>(&params);                                                        \

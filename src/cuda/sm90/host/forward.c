@@ -64,6 +64,16 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 
 /* ---- a run --------------------------------------------------------------------------------- */
 
+/* Leaves the splits to a merge, if it has room for them. A sink is none's, so it takes combining. */
+static bool leaves_parts(const attn_cuda_call *c, const attn_sm90_params *p)
+{
+    int splits = p->schedule.splits;
+    if (!c->parts || splits > c->parts->most || p->sink) return false;
+    int64_t lines = p->schedule.split_rows;
+    *c->parts = (attn_parts){ c->parts->most, splits, p->partial_o, p->partial_lse, lines * p->dim_v, lines };
+    return true;
+}
+
 /* What comes before and after the variant takes the first member alone, as variants of contiguous keys do. */
 static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_cached_params *params)
 {
@@ -76,7 +86,7 @@ static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan
     attn_status status = p->o_mapped ? attn_sm90_bind_map(c, ATTN_SM90_O, &p->o_map) : ATTN_OK;
     if (!status) status = attn_sm90_prepare(c, p, p->schedule.counter);
     if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, params);
-    if (status || !plan->combine) return status;
+    if (status || !plan->combine || leaves_parts(c, p)) return status;
     return attn_cuda_launch(c, "attn_sm90_combine", plan->combine, attn_ceil_div(p->schedule.split_rows, 4), 1, 1, 128,
                             p);
 }

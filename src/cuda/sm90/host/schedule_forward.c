@@ -49,7 +49,7 @@ bool attn_sm90_schedule_forward(const attn_desc *d, const attn_cuda_device *devi
     int64_t pack = c->schedule.pack, heads = d->heads_q / pack,
             q_tiles = attn_ceil_div(d->len_q, c->base.choice.q_tile), sequences = d->batch, tiles;
     bool varlen = d->flags & ATTN_VARLEN;
-    if (varlen) q_tiles = attn_ceil_div(d->total_q * pack, c->base.kernel->q_tile) + d->batch, sequences = 1;
+    if (varlen) q_tiles = (d->total_q + d->batch * (c->base.choice.q_tile - 1)) / c->base.choice.q_tile, sequences = 1;
     if (__builtin_mul_overflow(q_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return fails(c, too_many);
     bool all = attn_sm90_is_staged(d) || (varlen && c->base.choice.splits > 1);
     int64_t split_tiles = all ? tiles : c->base.choice.split_tiles,
