@@ -4,7 +4,6 @@
 
 #include <csetjmp>
 #include <deque>
-#include <ucontext.h>
 #include <vector>
 
 #include "machine.h"
@@ -14,19 +13,23 @@ enum { LANES = 32, GROUP_LANES = 128, WINDOW = 1 << 18 /* addresses of a block's
 struct block;
 struct warp;
 
+/* A stack, on which one thread runs after the other. */
+struct fiber {
+    jmp_buf state;
+};
+
 struct thread {
     gpu_place place;
     block *home;
     warp *crew;
     uint32_t result; /* of the collective operation that it waits in */
-    bool started, yielded;
+    bool yielded;
     uint32_t exchanges;    /* of words with its warp */
     uint32_t copy_groups;  /* committed */
     uint64_t asleep_until; /* turn; the lane by itself */
     const char *waits_for;
     uint32_t waits_at;
-    jmp_buf state;
-    ucontext_t start;
+    fiber *on;
 };
 
 struct warp {

@@ -6,12 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
+#include <ucontext.h>
 
 thread *running;
 const gpu_place *gpu_here;
 const gpu_grid *gpu_grid_here;
 
-static const size_t STACK = 64 << 10;
+static const size_t STACK = 128 << 10;
 static const uint64_t IDLE_MOST = 4000000; /* turns in which threads only look whether something has changed */
 
 static jmp_buf scheduler;
@@ -41,21 +42,9 @@ uint32_t random_below(uint32_t count)
 
 /* ---- switching ----------------------------------------------------------------------------- */
 
-/* Stacks live as long as the process: index of the resident thread. */
-static char *stack_of(size_t index)
-{
-    static std::vector<char *> stacks;
-    while (stacks.size() <= index) {
-        void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (stack == MAP_FAILED) die("no memory for stacks");
-        stacks.push_back((char *)stack);
-    }
-    return stacks[index];
-}
-
 void leave()
 {
-    if (!_setjmp(running->state)) _longjmp(scheduler, 1);
+    if (!_setjmp(running->on->state)) _longjmp(scheduler, 1);
 }
 
 static uint32_t bit_of(const thread *t)
@@ -92,24 +81,47 @@ static void begin_late()
     }
 }
 
-static void thread_main()
+static void end(thread *t)
 {
-    gpu_grid_here->entry(gpu_grid_here->params);
-    thread *t = running;
     t->crew->live &= ~bit_of(t), t->crew->ready &= ~bit_of(t);
     live_threads--;
     if (--t->home->live == 0) begin_late();
     if (t->crew->arrived && t->crew->arrived == t->crew->live) die("ended while the rest of its warp waits for it");
-    _longjmp(scheduler, 1);
+}
+
+static fiber *made; /* the one that begins */
+
+static void fiber_main()
+{
+    for (fiber *own = made;;) {
+        if (!_setjmp(own->state)) _longjmp(scheduler, 1);
+        gpu_grid_here->entry(gpu_grid_here->params);
+        end(running);
+    }
+}
+
+/* The resident thread's. Fibers live as long as the process, since to begin one takes system calls. Their stacks lie so
+ * that those of a warp do not share the same few lines of a cache. */
+static fiber *fiber_of(size_t index)
+{
+    static std::vector<fiber *> fibers;
+    while (fibers.size() <= index) {
+        ucontext_t start;
+        void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (stack == MAP_FAILED) die("no memory for stacks");
+        fibers.push_back(made = new fiber);
+        getcontext(&start);
+        start.uc_stack.ss_sp = stack, start.uc_stack.ss_size = STACK - (fibers.size() % 64) * 576;
+        makecontext(&start, fiber_main, 0);
+        if (!_setjmp(scheduler)) setcontext(&start);
+    }
+    return fibers[index];
 }
 
 static void resume(thread *t)
 {
     running = t, gpu_here = &t->place;
-    if (_setjmp(scheduler)) return;
-    if (t->started) _longjmp(t->state, 1);
-    t->started = true;
-    setcontext(&t->start);
+    if (!_setjmp(scheduler)) _longjmp(t->on->state, 1);
 }
 
 /* ---- who runs ------------------------------------------------------------------------------ */
@@ -214,9 +226,7 @@ static void thread_init(thread *t, block *b, unsigned index, size_t number)
     t->home = b, t->crew = &b->warps[index / LANES];
     t->crew->lanes[t->place.lane] = t;
     t->crew->live |= bit_of(t), t->crew->ready |= bit_of(t);
-    getcontext(&t->start);
-    t->start.uc_stack.ss_sp = stack_of(number), t->start.uc_stack.ss_size = STACK;
-    makecontext(&t->start, thread_main, 0);
+    t->on = fiber_of(number);
 }
 
 /* base: of its shared memory, which holds no numbers. */
@@ -263,11 +273,10 @@ void gpu_run(const gpu_grid *grid)
 
 /* ---- meeting ------------------------------------------------------------------------------- */
 
-static uint32_t voted(const warp *w, int lane)
+static uint32_t voted(const warp *w)
 {
     int32_t most = INT32_MIN, least = INT32_MAX;
     uint32_t mask = 0;
-    if (w->vote == GPU_SHUFFLE) return w->live >> w->from[lane] & 1 ? w->value[w->from[lane]] : w->value[lane];
     for (int i = 0; i < LANES; i++) {
         if (!(w->live >> i & 1)) continue;
         int32_t value = (int32_t)w->value[i];
@@ -288,9 +297,10 @@ uint32_t gpu_warp(gpu_vote vote, uint32_t value, int from)
         wait_here("the rest of the warp, at operation", vote);
         return t->result;
     }
+    uint32_t all = vote == GPU_SHUFFLE ? 0 : voted(w);
     for (uint32_t lanes = w->live; lanes; lanes &= lanes - 1) {
-        int lane = __builtin_ctz(lanes);
-        w->lanes[lane]->result = voted(w, lane);
+        int lane = __builtin_ctz(lanes), giver = w->live >> w->from[lane] & 1 ? w->from[lane] : lane;
+        w->lanes[lane]->result = vote == GPU_SHUFFLE ? w->value[giver] : all;
     }
     w->arrived = 0, w->ready = w->live;
     leave();
