@@ -163,7 +163,7 @@ static void fill_result(const cascade *c, const attn_bench_times *times, attn_be
 {
     const attn_desc *d = &c->item->desc;
     double pairs = (double)(d->batch * d->heads_q) * (double)(c->shared_pages * PAGE_SIZE + OWN);
-    attn_cascade_info info = { 0, 0, 0 };
+    attn_cascade_info info = { .seconds = 0 };
     attn_cascade_plan_get_info(c->levels, &info);
     snprintf(r->kernel, sizeof r->kernel, "cascade");
     r->kv_bytes = (double)(c->tensors.k_bytes + c->tensors.v_bytes);

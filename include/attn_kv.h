@@ -202,6 +202,7 @@ typedef struct attn_pool_level {
     int32_t *lens_kv;   /* (count): written */
     int32_t *table;     /* (count, width): written, unused ids -1 */
     int64_t groups;     /* written */
+    int64_t saved;      /* written: keys that need not be read: of each group its keys, times its sequences less one */
 } attn_pool_level;
 
 /* Writes what a batch's sequences have in common: full pages, without those of the tokens that are rows of this run.
@@ -211,9 +212,12 @@ typedef struct attn_pool_level {
  * share much stand together. Three sequences of 10, 10 and 6 tokens in pages of 4, `least` = 4, one row each:
  *
  *     pages: 0 1 2, 0 1 3 and 0 4        cu_lens_q = 0 1 2 3
- *     level[0]: groups = 1, cu_lens_q = 0 3 3 3, lens_kv = 4 0 0, pages 0                 (page 0, for all)
- *     level[1]: groups = 2, cu_lens_q = 0 2 3 3, lens_kv = 4 0 0, pages 1 and none        (page 1, for the first two)
- *     level[2]: groups = 3, cu_lens_q = 0 1 2 3, lens_kv = 2 2 2, pages 2, 3 and 4        (each one's own)
+ *     level[0]: groups = 1, cu_lens_q = 0 3 3 3, lens_kv = 4 0 0, pages 0            saved = 8: page 0, for all
+ *     level[1]: groups = 2, cu_lens_q = 0 2 3 3, lens_kv = 4 0 0, pages 1 and none   saved = 4: page 1, for the first
+ * two level[2]: groups = 3, cu_lens_q = 0 1 2 3, lens_kv = 2 2 2, pages 2, 3 and 4   saved = 0: each one's own
+ *
+ * Where all levels together save less than attn_cascade_info.saved_least, a run without levels is faster
+ * (attn_pool_tables, attn_run).
  *
  * ATTN_INVALID: a sequence has more than `width` pages, or more rows than tokens. */
 ATTN_API attn_status attn_pool_levels(const attn_pool *pool, const attn_seq *seqs, int64_t count,
@@ -386,15 +390,19 @@ ATTN_API void attn_cascade_plan_destroy(attn_cascade_plan *plan);
  * level. */
 ATTN_API size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan);
 
-/* As attn_plan_describe: each level's plan, the merge, and what it is predicted to take if every sequence read all of
- * its keys itself. */
+/* As attn_plan_describe: each level's plan, the merge, what it is predicted to take, with levels and if every sequence
+ * read all of its keys itself, and what levels must save to pay. */
 ATTN_API size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, size_t size);
 
-/* Whether levels pay: predicted seconds of all of them, and of attn_run over all keys of each sequence, 0 if not known.
- * The merge is not among them. ATTN_INVALID: an argument is NULL. */
+/* Whether levels pay. A cascade always runs its levels: which page lists are whose, only the caller knows, and how much
+ * a batch has in common changes from run to run while a plan has capacities. So ask for each batch: where its levels
+ * save fewer keys than saved_least, attn_run over all keys of each sequence is predicted to be faster. seconds and
+ * seconds_alone are of both at the capacities. On a GPU keys that several sequences read come from its L2 cache for all
+ * but one, which is counted. ATTN_INVALID: an argument is NULL. */
 typedef struct attn_cascade_info {
-    double seconds, seconds_alone;
+    double seconds, seconds_alone; /* predicted: levels and merge; attn_run over all keys, 0 if not known */
     uint64_t workspace_bytes;
+    int64_t saved_least; /* keys that the levels must save, all together (attn_pool_level.saved); -1: not known */
 } attn_cascade_info;
 ATTN_API attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn_cascade_info *info,
                                                       size_t info_size);

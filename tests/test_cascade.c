@@ -85,6 +85,10 @@ static void check_levels(const fixture *f, const attn_seq *seqs, int64_t count, 
 {
     static int32_t table[MEMBERS * WIDTH], lens[MEMBERS];
     assert_ok(attn_pool_tables(f->pool, seqs, count, table, WIDTH, lens));
+    int64_t saved[DEEP + 1] = { 0 };
+    for (int n = 0; n < DEEP; n++)
+        for (int64_t group = 0; group < levels[n].groups; group++)
+            saved[n] -= levels[n].lens_kv[group];
     for (int64_t i = 0; i < count; i++) {
         int64_t at = 0, keys = 0;
         for (int n = 0; n <= DEEP; n++) {
@@ -95,10 +99,13 @@ static void check_levels(const fixture *f, const attn_seq *seqs, int64_t count, 
             if (n < DEEP && len) assert_true(len % 4 == 0 && len >= least);
             assert_memory_equal(levels[n].table + group * WIDTH, table + i * WIDTH + at, (size_t)pages * 4);
             at += pages, keys += len;
+            if (n < DEEP) saved[n] += len;
         }
         assert_int_equal(keys, lens[i]);
         if (lens[i]) assert_true(levels[DEEP].lens_kv[i] >= rows[i + 1] - rows[i]);
     }
+    for (int n = 0; n <= DEEP; n++)
+        assert_int_equal(levels[n].saved, saved[n]);
 }
 
 static void levels_of_a_pool(void **state)
@@ -117,7 +124,7 @@ static void levels_of_a_pool(void **state)
             rows[i + 1] = rows[i] + 1 + (int32_t)check_below(&random, length > 2 ? 3 : length > 0 ? length : 1);
         }
         for (int i = 0; i <= DEEP; i++)
-            levels[i] = (attn_pool_level){ level_of[i].cu_lens_q, level_of[i].lens_kv, level_of[i].table, 0 };
+            levels[i] = (attn_pool_level){ level_of[i].cu_lens_q, level_of[i].lens_kv, level_of[i].table, 0, 0 };
         assert_ok(attn_pool_levels(f.pool, seqs, count, rows, least, WIDTH, levels, DEEP));
         check_levels(&f, seqs, count, rows, least);
         for (int i = 0; i < DEEP; i++)
@@ -203,7 +210,7 @@ static void levels_are_refused(void **state)
     append(&f, seqs[0], 0, 9);
     append(&f, seqs[1], 0, 3);
     for (int i = 0; i <= DEEP; i++)
-        levels[i] = (attn_pool_level){ level_of[i].cu_lens_q, level_of[i].lens_kv, level_of[i].table, 0 };
+        levels[i] = (attn_pool_level){ level_of[i].cu_lens_q, level_of[i].lens_kv, level_of[i].table, 0, 0 };
     assert_ok(attn_pool_levels(f.pool, seqs, 2, rows, 1, 3, levels, 1));
     refused(attn_pool_levels(NULL, seqs, 2, rows, 1, 3, levels, 1), "pool is NULL");
     refused(attn_pool_levels(f.pool, NULL, 2, rows, 1, 3, levels, 1), "seqs is NULL");
@@ -237,13 +244,14 @@ static void plans_are_described(void **state)
     assert_non_null(strstr(text, "level 2: each sequence's own keys\nproblem    forward, bf16"));
     assert_non_null(strstr(text, "merge of 3 parts"));
     assert_non_null(strstr(text, "; if every sequence read all of its keys"));
+    assert_non_null(strstr(text, "levels pay where they save"));
     assert_int_equal(attn_cascade_plan_describe(plan, NULL, 0), length);
     assert_int_equal(attn_cascade_plan_describe(plan, part, sizeof part), length);
     assert_int_equal(strlen(part), sizeof part - 1);
     assert_memory_equal(part, text, sizeof part - 1);
     attn_cascade_info info;
     assert_ok(attn_cascade_plan_get_info(plan, &info));
-    assert_true(info.seconds > 0 && info.seconds_alone > 0);
+    assert_true(info.seconds > 0 && info.seconds_alone > 0 && info.saved_least > 0);
     assert_int_equal(info.workspace_bytes, attn_cascade_plan_workspace(plan));
     refused(attn_cascade_plan_get_info(plan, NULL), "info = NULL");
     refused(attn_cascade_plan_get_info(NULL, &info), "plan = NULL");

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "attn_kv.h"
 #include "check/sweep.h"
 #include "cuda_support.h"
 
@@ -556,6 +557,36 @@ static void backward_passes_words_on(void **state)
     the_drivers_words_are_passed_on(ATTN_BACKWARD);
 }
 
+/* ---- cascades ------------------------------------------------------------------------------ */
+
+/* Sequences of 256 keys of their own, a row each, and others in common: whether levels were measured to be faster. */
+static void levels_pay_where_measured(void **state)
+{
+    (void)state;
+    static const struct {
+        int batch, keys;
+        bool pay;
+    } points[] = { { 4, 1024, false }, { 16, 1024, false }, { 4, 8192, false }, { 16, 8192, true },
+                   { 64, 8192, true }, { 16, 32768, true }, { 64, 32768, true } };
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < COUNT(points); i++) {
+        attn_cascade_plan *plan;
+        attn_cascade_info info;
+        int batch = points[i].batch, keys = points[i].keys;
+        attn_cascade_level level = { .groups = 1, .len_q = batch, .len_kv = keys, .table_width = keys / 64 };
+        attn_desc d = { .dtype = ATTN_BF16, .device = ATTN_CUDA, .batch = batch, .total_q = batch, .len_q = 1 };
+        d.flags = ATTN_VARLEN | ATTN_PAGED | ATTN_LENS_KV, d.len_kv = 256;
+        d.heads_q = 32, d.heads_kv = 8, d.dim_qk = 128, d.pages = 4096, d.page_size = 64, d.table_width = 4;
+        assert_ok(attn_cascade_plan_create(&plan, &d, &level, 1));
+        assert_ok(attn_cascade_plan_get_info(plan, &info));
+        attn_cascade_plan_destroy(plan);
+        assert_in_range(info.saved_least, 40000, 100000);
+        assert_int_equal((int64_t)(batch - 1) * keys >= info.saved_least, points[i].pay);
+        assert_int_equal(info.seconds < info.seconds_alone, points[i].pay);
+    }
+    end_context(context);
+}
+
 /* ---- without ------------------------------------------------------------------------------- */
 
 static void no_device_is_no_device(void **state)
@@ -602,6 +633,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pages_find_their_kernels),
         cmocka_unit_test(caches_go_to_the_fallback_kernel),
         cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(levels_pay_where_measured),
         cmocka_unit_test(parameters_say_it_all),
         cmocka_unit_test(forward_passes_words_on),
         cmocka_unit_test(backward_passes_words_on),

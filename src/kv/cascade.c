@@ -26,9 +26,17 @@ struct attn_cascade_plan {
     int parts;      /* levels: the shared ones, then each sequence's own */
     attn_plan *part[PARTS];
     attn_merge_plan *merge;
-    double seconds, seconds_alone; /* predicted: of all levels; if every sequence read all of its keys; 0: not known */
+    double seconds,
+        seconds_alone;   /* predicted: of levels and merge; if every sequence read all of its keys; 0: not known */
+    int64_t saved_least; /* keys; -1: not known */
     size_t o_at[PARTS], lse_at[PARTS], scratch_at[PARTS], workspace; /* in the workspace, from a multiple of ALIGN */
 };
+
+/* On a GPU, of the reading of a key: of one that another sequence reads too, which comes from L2 [m]. */
+static const double cached_share = 0.45;
+/* On a GPU, seconds beside what levels are predicted to take: of a shared level, whose kernel's code no cache holds; of
+ * the merge. */
+static const double level_seconds = 8e-6, merge_seconds = 4e-6;
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
@@ -133,20 +141,56 @@ static attn_status lay_out(attn_cascade_plan *plan)
     return ATTN_OK;
 }
 
-/* Every sequence with all of its keys, as if none were shared; 0: not known. */
-static double seconds_alone(const attn_desc *desc, const attn_cascade_level *levels, int count)
+/* ---- whether levels pay ---------------------------------------------------------------------- */
+
+static double seconds_of(const attn_plan *plan)
 {
-    attn_desc d = *desc;
-    attn_plan *plan;
     attn_plan_info info;
+    return attn_plan_get_info(plan, &info) ? 0 : info.seconds;
+}
+
+/* Predicted of a problem, however it is planned; 0: not known. */
+static double predicted(attn_desc d)
+{
+    attn_plan *plan;
     d.kernel = d.strategy = NULL;
-    for (int i = 0; i < count; i++)
-        d.len_kv += levels[i].len_kv;
-    d.table_width = attn_ceil_div(d.len_kv, d.page_size), d.table_total = 0;
     if (attn_plan_create(&plan, &d)) return 0;
-    double seconds = attn_plan_get_info(plan, &info) ? 0 : info.seconds;
+    double seconds = seconds_of(plan);
     attn_plan_destroy(plan);
     return seconds;
+}
+
+/* Seconds of levels that have hardly a key. */
+static double seconds_of_levels(const attn_cascade_plan *plan, const attn_cascade_level *levels)
+{
+    double seconds = plan->desc.device == ATTN_CUDA ? merge_seconds : 0;
+    for (int i = 0; i + 1 < plan->parts; i++) {
+        attn_desc d = desc_of_level(&plan->desc, &levels[i]);
+        if (d.len_kv > d.page_size) d.len_kv = d.page_size;
+        seconds += predicted(d) + (d.device == ATTN_CUDA ? level_seconds : 0);
+    }
+    return seconds;
+}
+
+/* Each sequence with all of its keys; what levels would save costs less if it comes from a cache. */
+static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
+{
+    attn_desc all = plan->desc;
+    double saved = 0, share = all.device == ATTN_CUDA ? cached_share : 1, shared_keys = 0;
+    int count = plan->parts - 1;
+    for (int i = 0; i < count; i++) {
+        double members = (double)(all.batch - levels[i].groups);
+        all.len_kv += levels[i].len_kv, shared_keys += (double)levels[i].len_kv;
+        if (members > 0) saved += members * (double)levels[i].len_kv;
+    }
+    all.table_width = attn_ceil_div(all.len_kv, all.page_size), all.table_total = 0;
+    for (int i = 0; i < plan->parts; i++)
+        plan->seconds += seconds_of(plan->part[i]);
+    if (all.device == ATTN_CUDA) plan->seconds += merge_seconds + level_seconds * count;
+    double alone = predicted(all), own = predicted(plan->desc), keys = (double)all.batch * shared_keys;
+    double key = keys > 0 && alone > own && own > 0 ? (alone - own) / keys : 0;
+    plan->seconds_alone = alone - saved * key * (1 - share);
+    plan->saved_least = key > 0 ? (int64_t)(seconds_of_levels(plan, levels) / (key * share)) + 1 : -1;
 }
 
 static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *levels, int32_t count)
@@ -158,12 +202,7 @@ static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *lev
     plan->parts = count + 1;
     if (!status) status = create_merge(plan);
     if (!status) status = lay_out(plan);
-    for (int i = 0; i < plan->parts && !status; i++) {
-        attn_plan_info info;
-        status = attn_plan_get_info(plan->part[i], &info);
-        if (!status) plan->seconds += info.seconds;
-    }
-    if (!status) plan->seconds_alone = seconds_alone(&plan->desc, levels, count);
+    if (!status) predict(plan, levels);
     plan->desc.kernel = plan->desc.strategy = NULL; /* the caller's strings may go */
     return status;
 }
@@ -211,7 +250,7 @@ size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan)
 attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn_cascade_info *info, size_t info_size)
 {
     if (!plan || !info) return attn_fail(ATTN_INVALID, "%s = NULL", plan ? "info" : "plan");
-    attn_cascade_info full = { plan->seconds, plan->seconds_alone, plan->workspace };
+    attn_cascade_info full = { plan->seconds, plan->seconds_alone, plan->workspace, plan->saved_least };
     attn_struct_fill(info, info_size, &full, sizeof full);
     return ATTN_OK;
 }
@@ -233,12 +272,15 @@ size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, siz
     }
     attn_say(&w, "merge of %d parts; workspace ", plan->parts);
     attn_say_bytes(&w, (double)plan->workspace);
-    attn_say(&w, "\npredicted for all levels ");
+    attn_say(&w, "\npredicted for levels and merge ");
     attn_say_seconds(&w, plan->seconds);
     if (plan->seconds_alone > 0) {
         attn_say(&w, "; if every sequence read all of its keys ");
         attn_say_seconds(&w, plan->seconds_alone);
     }
+    if (plan->saved_least >= 0)
+        attn_say(&w, "\nlevels pay where they save %" PRId64 " keys: those of each group, times its sequences less one",
+                 plan->saved_least);
     attn_say(&w, "\n");
     return w.length;
 }

@@ -92,7 +92,7 @@ static void write_row(const batch *a, const member *m, int64_t from, int64_t pag
 /* One shared level. Groups that there are not have no rows. */
 static void write_level(batch *a, attn_pool_level *level)
 {
-    level->groups = 0, level->cu_lens_q[0] = a->cu_lens_q[0];
+    level->groups = level->saved = 0, level->cu_lens_q[0] = a->cu_lens_q[0];
     for (int64_t first = 0, end; first < a->count; first = end, level->groups++) {
         member m = member_at(a, first);
         int64_t pages = m.most;
@@ -105,6 +105,7 @@ static void write_level(batch *a, attn_pool_level *level)
         write_row(a, &m, a->shared[first], pages, level->table + level->groups * a->width);
         level->lens_kv[level->groups] = (int32_t)(pages * a->pool->desc.page_size);
         level->cu_lens_q[level->groups + 1] = a->cu_lens_q[end];
+        level->saved += (end - first - 1) * level->lens_kv[level->groups];
         for (int64_t i = first; i < end; i++)
             a->shared[i] += (int32_t)pages;
     }
@@ -116,7 +117,7 @@ static void write_level(batch *a, attn_pool_level *level)
 
 static void write_own(const batch *a, attn_pool_level *level)
 {
-    level->groups = a->count;
+    level->groups = a->count, level->saved = 0;
     memmove(level->cu_lens_q, a->cu_lens_q, sizeof *a->cu_lens_q * (size_t)(a->count + 1));
     for (int64_t i = 0; i < a->count; i++) {
         member m = member_at(a, i);
