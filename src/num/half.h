@@ -33,13 +33,14 @@ static inline uint16_t attn_float_to_bf16(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
+/* Without branches, so that a loop of it becomes vectors. */
 static inline float attn_f16_to_float(uint16_t h)
 {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 31u, mantissa = h & 0x3ffu;
-    if (exponent == 31u) return attn_bits_to_float(sign | 0x7f800000u | mantissa << 13);
-    if (exponent != 0u) return attn_bits_to_float(sign | (exponent + 112u) << 23 | mantissa << 13);
-    float x = (float)mantissa * 0x1p-24f; /* zero and subnormals */
-    return sign ? -x : x;
+    uint32_t wide = h, sign = (wide & 0x8000u) << 16, bits = (wide & 0x7fffu) << 13;
+    uint32_t small = attn_float_to_bits(attn_bits_to_float(bits + (113u << 23)) - 0x1p-14f); /* zero and subnormals */
+    uint32_t is_small = 0u - (bits < 1u << 23), is_infinite = 0u - (bits >= 31u << 23);      /* or NaN */
+    bits += (112u << 23) + (is_infinite & 112u << 23);
+    return attn_bits_to_float(sign | (small & is_small) | (bits & ~is_small));
 }
 
 static inline uint16_t attn_float_to_f16(float x)
