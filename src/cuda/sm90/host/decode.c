@@ -9,7 +9,6 @@
 
 #include "cuda/common/decode/params.h"
 #include "cuda/sm90/host/forward.h"
-#include "num/half.h"
 #include "planner/attention.h"
 #include "problem/desc.h"
 
@@ -166,16 +165,6 @@ static bool is_aligned(const void *at)
     return (uintptr_t)at % 16 == 0;
 }
 
-/* Whether rows of o begin at multiples of 16 bytes. */
-static bool stores_wide(const attn_desc *d, const void *o)
-{
-    int64_t size = attn_dtype_size(attn_out_dtype(d));
-    bool wide = is_aligned(o) && d->dim_v % 8 == 0;
-    for (int i = 0; i < 3; i++)
-        wide = wide && d->o_stride[i] * size % 16 == 0;
-    return wide;
-}
-
 static attn_status run(const attn_cuda_call *c)
 {
     const decode_plan *plan = (const decode_plan *)c->cuda;
@@ -188,7 +177,7 @@ static attn_status run(const attn_cuda_call *c)
     if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v)) return attn_sm90_run_fallback(c, &p.base);
     common->fallback.q = a->q, common->fallback.k = a->k, common->fallback.v = a->v;
     common->partial_o = attn_cuda_at(c, plan->partial_o), common->partial_lse = attn_cuda_at(c, plan->partial_lse);
-    p.arrivals = attn_cuda_at(c, plan->arrivals), p.wide = stores_wide(d, a->o);
+    p.arrivals = attn_cuda_at(c, plan->arrivals), p.wide = is_aligned(a->o) && attn_sm90_o_is_even(d);
     return attn_cuda_launch_variant(c, plan->base.variant, plan->grid, &p);
 }
 

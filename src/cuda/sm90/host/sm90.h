@@ -49,6 +49,9 @@ attn_sm90_tensor attn_sm90_repacked(attn_sm90_tensor tensor);
 /* Whether TMA takes its strides, and the kernels its dtype. */
 bool attn_sm90_tma_takes(const attn_desc *desc, int which);
 
+/* Whether o's rows are of whole 16 bytes, and begin at multiples of them if o does. */
+bool attn_sm90_o_is_even(const attn_desc *desc);
+
 /* Whether o cannot be stored by 16 bytes: then it comes from f32 parts, all Q tiles are split. */
 bool attn_sm90_is_staged(const attn_desc *desc);
 
