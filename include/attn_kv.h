@@ -400,7 +400,7 @@ ATTN_API size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *
  * seconds_alone are of both at the capacities. On a GPU keys that several sequences read come from its L2 cache for all
  * but one, which is counted. ATTN_INVALID: an argument is NULL. */
 typedef struct attn_cascade_info {
-    double seconds, seconds_alone; /* predicted: levels and merge; attn_run over all keys, 0 if not known */
+    double seconds, seconds_alone; /* predicted: levels in turn, and merge; attn_run over all keys, 0 if not known */
     uint64_t workspace_bytes;
     int64_t saved_least; /* keys that the levels must save, all together (attn_pool_level.saved); -1: not known */
 } attn_cascade_info;
@@ -421,7 +421,12 @@ typedef struct attn_cascade_keys {
 
 /* As attn_run. args: as for attn_run over each sequence's own keys, which with ATTN_CAUSAL are those of its query rows
  * at least. shared: one for each level. Rows of no sequence become 0, and their LSE -inf. On the CPU a run that fails
- * has written nothing but workspace. */
+ * has written nothing but workspace.
+ *
+ * ATTN_CUDA: the call puts a kernel per level and one that merges into the stream, and now and then a small one before
+ * a level. In a captured graph the levels are branches, which run at once: each on a share of the multiprocessors where
+ * that is predicted to be faster, and neither a kernel or strategy nor ATTN_DETERMINISTIC is asked for. Bits may differ
+ * from those of a run that was not captured. */
 ATTN_API attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_args *args, size_t args_size,
                                             const attn_cascade_keys *shared, size_t shared_size, void *workspace,
                                             void *stream);

@@ -1,4 +1,5 @@
 /* Stands for the CUDA backend in a build without it. */
+#include "api/branches.h"
 #include "api/merge.h"
 #include "base/error.h"
 #include "kv/op.h"
@@ -57,6 +58,18 @@ static attn_status create(attn_plan *plan)
 }
 
 const attn_backend attn_cuda_backend = { .create = create };
+
+bool attn_branches_begin(attn_branches *branches, void *stream)
+{
+    (void)branches, (void)stream;
+    return false;
+}
+
+attn_status attn_branches_next(attn_branches *branches, bool last)
+{
+    (void)branches, (void)last;
+    return refuse();
+}
 
 static attn_status create_kv(attn_kv_plan *plan)
 {

@@ -21,6 +21,7 @@ typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 
 enum {
@@ -32,7 +33,8 @@ enum {
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
-enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_NON_BLOCKING = 1 };
+enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_NON_BLOCKING = 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1 };
+enum { CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_STREAM_CAPTURE_STATUS_ACTIVE = 1 };
 enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
@@ -86,6 +88,10 @@ typedef struct CUlaunchConfig {
     X(cuMemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char value, size_t count, CUstream))              \
     X(cuMemsetD32Async, cuMemsetD32Async, (CUdeviceptr, unsigned value, size_t count, CUstream))                 \
     X(cuLaunchKernelEx, cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **parameters, void **extra)) \
+    X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3,                                                         \
+      (CUstream, int *status, uint64_t *, CUgraph *, const CUgraphNode **, const void **, size_t *count))        \
+    X(cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_v2,                                   \
+      (CUstream, CUgraphNode *, const void *edges, size_t count, unsigned flags))                                \
     X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled,                                                            \
       (CUtensorMap *, int type, uint32_t rank, void *address, const uint64_t *extent, const uint64_t *stride,    \
        const uint32_t *box, const uint32_t *step, int interleave, int swizzle, int promotion, int fill))         \

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/branches.h"
 #include "api/merge.h"
 #include "api/plan.h"
 #include "attn_kv.h"
@@ -25,10 +26,12 @@ struct attn_cascade_plan {
     attn_desc desc; /* resolved: each sequence's own keys, o as the caller has it */
     int parts;      /* levels: the shared ones, then each sequence's own */
     attn_plan *part[PARTS];
+    attn_plan *beside[PARTS]; /* for captured graphs: each on a share of the multiprocessors, all at once; or NULL */
     attn_merge_plan *merge;
     double seconds,
-        seconds_alone;   /* predicted: of levels and merge; if every sequence read all of its keys; 0: not known */
-    int64_t saved_least; /* keys; -1: not known */
+        seconds_alone;     /* predicted: of levels and merge; if every sequence read all of its keys; 0: not known */
+    double seconds_beside; /* predicted of levels at once; 0: they are not */
+    int64_t saved_least;   /* keys; -1: not known */
     size_t o_at[PARTS], lse_at[PARTS], scratch_at[PARTS], workspace; /* in the workspace, from a multiple of ALIGN */
 };
 
@@ -132,7 +135,9 @@ static attn_status lay_out(attn_cascade_plan *plan)
     }
     end = at;
     for (int i = 0; i < plan->parts; i++) {
-        size_t after = at + (size_t)attn_round_up((int64_t)attn_plan_workspace(plan->part[i]), ALIGN);
+        size_t needs = attn_plan_workspace(plan->part[i]), other = 0;
+        if (plan->beside[i]) other = attn_plan_workspace(plan->beside[i]);
+        size_t after = at + (size_t)attn_round_up((int64_t)(needs > other ? needs : other), ALIGN);
         plan->scratch_at[i] = at;
         if (after > end) end = after;
         if (d->device == ATTN_CUDA) at = after;
@@ -193,6 +198,53 @@ static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
     plan->saved_least = key > 0 ? (int64_t)(seconds_of_levels(plan, levels) / (key * share)) + 1 : -1;
 }
 
+/* ---- levels at once -------------------------------------------------------------------------- */
+
+/* CTAs that run at once, as a plan's strategy says; 0: it says none. */
+static int ctas_of(const attn_plan *plan)
+{
+    attn_plan_info info;
+    int ctas = 0;
+    const char *said = attn_plan_get_info(plan, &info) ? NULL : strstr(info.strategy, "ctas=");
+    return said && sscanf(said, "ctas=%d", &ctas) == 1 ? ctas : 0;
+}
+
+/* Whether the planner may divide the multiprocessors: nothing is said, and bits may depend on how a run is launched. */
+static bool may_divide(const attn_cascade_plan *plan, const attn_cascade_level *levels)
+{
+    const attn_desc *d = &plan->desc;
+    bool may = d->device == ATTN_CUDA && !(d->flags & ATTN_DETERMINISTIC) && !d->kernel && !d->strategy;
+    for (int i = 0; i < plan->parts && may; i++)
+        may = ctas_of(plan->part[i]) > 0 && (i + 1 == plan->parts || (!levels[i].kernel && !levels[i].strategy));
+    return may;
+}
+
+static void destroy_beside(attn_cascade_plan *plan)
+{
+    for (int i = 0; i < PARTS; i++)
+        attn_plan_destroy(plan->beside[i]), plan->beside[i] = NULL;
+}
+
+/* Plans of the levels on shares of the multiprocessors, as they take time, where these are predicted to pay. */
+static void create_beside(attn_cascade_plan *plan, const attn_cascade_level *levels)
+{
+    char strategy[32];
+    double all = 0, longest = 0;
+    bool good = may_divide(plan, levels);
+    for (int i = 0; i < plan->parts; i++)
+        all += seconds_of(plan->part[i]);
+    for (int i = 0; i < plan->parts && good; i++) {
+        attn_desc d = i + 1 < plan->parts ? desc_of_level(&plan->desc, &levels[i]) : desc_of_part(&plan->desc);
+        int share = (int)(ctas_of(plan->part[i]) * seconds_of(plan->part[i]) / all);
+        snprintf(strategy, sizeof strategy, "ctas=%d", share);
+        d.strategy = strategy;
+        good = share > 0 && !attn_plan_create(&plan->beside[i], &d);
+        if (good && seconds_of(plan->beside[i]) > longest) longest = seconds_of(plan->beside[i]);
+    }
+    if (!good || longest >= all) destroy_beside(plan);
+    plan->seconds_beside = plan->beside[0] ? longest + merge_seconds + level_seconds : 0;
+}
+
 static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *levels, int32_t count)
 {
     attn_desc own = desc_of_part(&plan->desc);
@@ -201,6 +253,7 @@ static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *lev
         status = create_level(plan, i, &levels[i]);
     plan->parts = count + 1;
     if (!status) status = create_merge(plan);
+    if (!status) create_beside(plan, levels);
     if (!status) status = lay_out(plan);
     if (!status) predict(plan, levels);
     plan->desc.kernel = plan->desc.strategy = NULL; /* the caller's strings may go */
@@ -236,6 +289,7 @@ void attn_cascade_plan_destroy(attn_cascade_plan *plan)
     if (!plan) return;
     for (int i = 0; i < PARTS; i++)
         attn_plan_destroy(plan->part[i]);
+    destroy_beside(plan);
     attn_merge_plan_destroy(plan->merge);
     free(plan);
 }
@@ -274,6 +328,14 @@ size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, siz
     attn_say_bytes(&w, (double)plan->workspace);
     attn_say(&w, "\npredicted for levels and merge ");
     attn_say_seconds(&w, plan->seconds);
+    if (plan->seconds_beside > 0) {
+        attn_say(&w, ", in a captured graph ");
+        attn_say_seconds(&w, plan->seconds_beside);
+        attn_say(&w, ": levels at once, on");
+        for (int i = 0; i < plan->parts; i++)
+            attn_say(&w, "%s %d", i ? " and" : "", ctas_of(plan->beside[i]));
+        attn_say(&w, " multiprocessors");
+    }
     if (plan->seconds_alone > 0) {
         attn_say(&w, "; if every sequence read all of its keys ");
         attn_say_seconds(&w, plan->seconds_alone);
@@ -325,15 +387,15 @@ typedef struct results {
     const int32_t *rows[ATTN_MERGE_PARTS];
 } results;
 
-static attn_status run_level(const attn_cascade_plan *plan, int i, attn_args *args, char *base, void *stream,
-                             results *all)
+static attn_status run_level(const attn_cascade_plan *plan, int i, const attn_plan *part, attn_args *args, char *base,
+                             void *stream, results *all)
 {
     attn_parts left = { .most = ATTN_MERGE_PARTS - all->count - (plan->parts - 1 - i) };
     args->o = base + plan->o_at[i], args->lse = (float *)(void *)(base + plan->lse_at[i]);
-    attn_status status = attn_run_parts(plan->part[i], args, base + plan->scratch_at[i], stream, &left);
-    for (int part = 0; part < left.count && !status; part++, all->count++) {
-        all->o[all->count] = left.o + part * left.o_step, all->lse[all->count] = left.lse + part * left.lse_step;
-        all->rows[all->count] = args->cu_lens_q + plan->part[i]->desc.batch;
+    attn_status status = attn_run_parts(part, args, base + plan->scratch_at[i], stream, &left);
+    for (int k = 0; k < left.count && !status; k++, all->count++) {
+        all->o[all->count] = left.o + k * left.o_step, all->lse[all->count] = left.lse + k * left.lse_step;
+        all->rows[all->count] = args->cu_lens_q + part->desc.batch;
     }
     return i + 1 < plan->parts ? about(status, "shared", i) : status;
 }
@@ -344,6 +406,7 @@ attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_arg
     attn_args own;
     attn_cascade_keys keys[ATTN_CASCADE_LEVELS];
     results all = { .count = 0 };
+    attn_branches branches;
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_cascade_plan_create");
     attn_status status = attn_struct_copy(&own, sizeof own, args, args_size, "args");
     for (int i = 0; i + 1 < plan->parts && !status; i++)
@@ -355,9 +418,12 @@ attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_arg
         status = attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %zu bytes", plan->workspace);
     if (status) return status;
     char *base = (char *)workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
+    bool captured = plan->desc.device == ATTN_CUDA && attn_branches_begin(&branches, stream);
     for (int i = 0; i < plan->parts && !status; i++) {
-        attn_args part = i + 1 < plan->parts ? args_of_level(&own, &keys[i]) : own;
-        status = run_level(plan, i, &part, base, stream, &all);
+        attn_args level = i + 1 < plan->parts ? args_of_level(&own, &keys[i]) : own;
+        const attn_plan *part = captured && plan->beside[i] ? plan->beside[i] : plan->part[i];
+        status = run_level(plan, i, part, &level, base, stream, &all);
+        if (!status && captured) status = attn_branches_next(&branches, i + 1 == plan->parts);
     }
     attn_merge_args merge = { .part_o = all.o, .part_lse = all.lse, .o = own.o, .lse = own.lse };
     attn_merge_call call = { &merge, all.count, all.rows };

@@ -37,8 +37,17 @@ struct CUfunc_st {
     bool loaded;
 };
 
-/* What a graph does: launches, and memory that is set. */
+/* What a graph does: launches, and memory that is set; which nodes before it a node waits for. */
+enum { WAITS_MOST = 16 };
+
+typedef struct waits {
+    size_t count;
+    CUgraphNode of[WAITS_MOST]; /* 1 + a node's number */
+} waits;
+
 typedef struct node {
+    waits waits;
+    bool done;
     char symbol[64]; /* "": count numbers of `size` bytes, from `at` */
     CUlaunchConfig config;
     CUlaunchAttribute attribute;
@@ -60,6 +69,7 @@ struct CUgraphExec_st {
 struct CUstream_st {
     CUcontext context;
     CUgraph captured; /* NULL: its work is done at once */
+    waits waits;      /* of what is captured next */
 };
 
 struct CUevent_st {
@@ -374,11 +384,13 @@ static bool capturing(CUstream stream)
     return stream && stream->captured;
 }
 
-static node *node_new(CUgraph graph)
+static node *node_new(CUstream stream)
 {
+    CUgraph graph = stream->captured;
     graph->nodes = realloc(graph->nodes, (size_t)++graph->count * sizeof *graph->nodes);
     node *n = &graph->nodes[graph->count - 1];
-    *n = (node){ .count = 0 };
+    *n = (node){ .waits = stream->waits };
+    stream->waits = (waits){ 1, { (CUgraphNode)(uintptr_t)graph->count } };
     return n;
 }
 
@@ -398,7 +410,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (fake_cluster(config) < 1 || fake_cluster(config) > 8 || config->gridDimX % fake_cluster(config))
         fake_die("%s: %u blocks in clusters of %u", function->symbol, config->gridDimX, fake_cluster(config));
     if (!capturing(config->hStream)) return fake_launch(function->symbol, config, parameters[0]), 0;
-    node *n = node_new(config->hStream->captured);
+    node *n = node_new(config->hStream);
     size_t size = fake_params_size(function->symbol, parameters[0]);
     snprintf(n->symbol, sizeof n->symbol, "%s", function->symbol);
     n->config = *config;
@@ -498,10 +510,12 @@ static void set_memory(const node *n)
 
 static void set_memory_in(CUstream stream, node n)
 {
-    if (capturing(stream))
-        *node_new(stream->captured) = n;
-    else
+    if (!capturing(stream)) {
         set_memory(&n);
+        return;
+    }
+    node *to = node_new(stream);
+    n.waits = to->waits, *to = n;
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t count, CUstream stream)
@@ -545,8 +559,33 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
     CALLED;
     (void)mode;
     if (!stream || stream->captured) return INVALID_VALUE; /* nobody captures the default stream */
-    stream->captured = calloc(1, sizeof *stream->captured);
+    stream->captured = calloc(1, sizeof *stream->captured), stream->waits.count = 0;
     return stream->captured ? 0 : OUT_OF_MEMORY;
+}
+
+CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
+                                   const CUgraphNode **nodes, const void **edges, size_t *count)
+{
+    CALLED;
+    if (id || graph || edges) fake_die("asked for more of a capture than what is waited for");
+    *status = capturing(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    if (capturing(stream)) *nodes = stream->waits.of, *count = stream->waits.count;
+    return 0;
+}
+
+CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *nodes, const void *edges, size_t count,
+                                              unsigned flags)
+{
+    CALLED;
+    if (!capturing(stream) || edges || count > WAITS_MOST || flags != CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+        return INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < i; k++)
+            if (nodes[i] == nodes[k]) return INVALID_VALUE;
+    stream->waits.count = count;
+    for (size_t i = 0; i < count; i++)
+        stream->waits.of[i] = nodes[i];
+    return 0;
 }
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
@@ -567,13 +606,27 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, uns
     return 0;
 }
 
+/* Of those that wait for none the last: branches are done in the order in which they were not captured. */
+static node *next_node(CUgraph graph)
+{
+    for (int i = graph->count; i-- > 0;) {
+        node *n = &graph->nodes[i];
+        bool ready = !n->done;
+        for (size_t k = 0; k < n->waits.count && ready; k++)
+            ready = graph->nodes[(uintptr_t)n->waits.of[k] - 1].done;
+        if (ready) return n;
+    }
+    return NULL;
+}
+
 CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream)
 {
     CALLED;
     if (capturing(stream)) fake_die("a graph is launched into a stream that is captured");
-    for (int i = 0; i < executable->graph->count; i++) {
-        node *n = &executable->graph->nodes[i];
-        n->config.attrs = &n->attribute;
+    for (int i = 0; i < executable->graph->count; i++)
+        executable->graph->nodes[i].done = false;
+    for (node *n; (n = next_node(executable->graph));) {
+        n->done = true, n->config.attrs = &n->attribute;
         if (n->symbol[0])
             fake_launch(n->symbol, &n->config, n->params);
         else

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cuda/common/decode/params.h"
+#include "cuda/common/merge_params.h"
 #include "num/half.h"
 
 static const attn_cuda_kernel *kernel_of(const char *symbol)
@@ -403,6 +404,7 @@ size_t fake_params_size(const char *symbol, const void *params)
     const attn_cuda_kernel *k = kernel_of(symbol);
     const attn_sm90_params *p = params;
     if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
+    if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
     bool fallback = k && k->form != ATTN_CUDA_FORWARD;

@@ -10,24 +10,56 @@
 
 static cascade_arrays drawn, got, want;
 
-/* The cascade over *p->at, into `got`. */
-static bool run_levels(const cascade_problem *p, const attn_cascade_plan *plan)
-{
-    CUdeviceptr there, workspace;
+typedef struct cascade_run {
+    const attn_cascade_plan *plan;
+    attn_args args;
     attn_cascade_keys keys[CASCADE_SHARED];
+    CUdeviceptr workspace;
+} cascade_run;
+
+static bool start(const cascade_run *r, CUstream stream)
+{
+    return attn_cascade_run(r->plan, &r->args, r->keys, (void *)(uintptr_t)r->workspace, stream) == ATTN_OK;
+}
+
+/* The same from a captured graph, in which levels are branches. */
+static bool start_captured(const cascade_run *r)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUgraphExec executable;
+    bool good = driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == 0 &&
+                driver->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == 0;
+    good = good && start(r, stream);
+    if (driver->cuStreamEndCapture(stream, &graph)) return false;
+    good = good && driver->cuGraphInstantiate(&executable, graph, 0) == 0;
+    if (good) {
+        good = driver->cuGraphLaunch(executable, stream) == 0 && driver->cuStreamSynchronize(stream) == 0;
+        driver->cuGraphExecDestroy(executable);
+    }
+    driver->cuGraphDestroy(graph);
+    driver->cuStreamDestroy(stream);
+    return good;
+}
+
+/* The cascade over *p->at, into `got`. */
+static bool run_levels(const cascade_problem *p, const attn_cascade_plan *plan, bool captured)
+{
+    CUdeviceptr there;
+    cascade_run r = { .plan = plan };
     cascade_arrays *at;
     if (driver->cuMemAlloc(&there, sizeof got)) return false;
-    if (driver->cuMemAlloc(&workspace, attn_cascade_plan_workspace(plan))) return driver->cuMemFree(there), false;
+    if (driver->cuMemAlloc(&r.workspace, attn_cascade_plan_workspace(plan))) return driver->cuMemFree(there), false;
     at = (cascade_arrays *)(uintptr_t)there;
-    attn_args args = cascade_args(p, at, false);
-    args.fault = &at->fault;
-    cascade_shared_keys(p, at, keys);
+    r.args = cascade_args(p, at, false);
+    r.args.fault = &at->fault;
+    cascade_shared_keys(p, at, r.keys);
     bool good = driver->cuMemcpyHtoD(there, p->at, sizeof got) == 0;
-    good = good && driver->cuMemsetD8Async(workspace, 0xff, attn_cascade_plan_workspace(plan), NULL) == 0;
-    good = good && attn_cascade_run(plan, &args, keys, (void *)(uintptr_t)workspace, NULL) == ATTN_OK;
+    good = good && driver->cuMemsetD8Async(r.workspace, 0xff, attn_cascade_plan_workspace(plan), NULL) == 0;
+    good = good && device_wait() == ATTN_OK && (captured ? start_captured(&r) : start(&r, NULL));
     good = good && device_wait() == ATTN_OK && driver->cuMemcpyDtoH(&got, there, sizeof got) == 0;
     driver->cuMemFree(there);
-    driver->cuMemFree(workspace);
+    driver->cuMemFree(r.workspace);
     return good;
 }
 
@@ -38,7 +70,7 @@ static void spoil(cascade_problem *p, const attn_cascade_plan *plan, int number)
     int rows = level->cu_lens_q[1];
     if (level->lens_kv[0] == 0 || rows == 0) return;
     level->table[0] = (int32_t)p->own.pages;
-    result(run_levels(p, plan), "cascade %d: %s", number, attn_error());
+    result(run_levels(p, plan, number % 2), "cascade %d: %s", number, attn_error());
     result(got.fault == 1, "cascade %d: a page id that is none sets no fault", number);
     for (int64_t head = 0; head < p->own.heads_q; head++)
         memcpy(got.lse + head * p->own.total_q, want.lse + head * p->own.total_q, (size_t)rows * sizeof *got.lse);
@@ -71,9 +103,12 @@ static bool check(int number)
         result(false, "cascade %d: %s", number, attn_error());
         return split;
     }
-    result(run_levels(&p, plan), "cascade %d: %s", number, attn_error());
-    int64_t line = cascade_difference(&p, &got, &want);
-    result(line < 0 && got.fault == 0, "cascade %d: line %lld differs, fault %u", number, (long long)line, got.fault);
+    for (int captured = 0; captured < 2; captured++) {
+        result(run_levels(&p, plan, captured), "cascade %d: %s", number, attn_error());
+        int64_t line = cascade_difference(&p, &got, &want);
+        result(line < 0 && got.fault == 0, "cascade %d: line %lld differs, fault %u", number, (long long)line,
+               got.fault);
+    }
     spoil(&p, plan, number);
     attn_cascade_plan_destroy(plan);
     return split;
