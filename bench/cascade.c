@@ -168,7 +168,7 @@ static void fill_result(const cascade *c, const attn_bench_times *times, attn_be
     snprintf(r->kernel, sizeof r->kernel, "cascade");
     r->kv_bytes = (double)(c->tensors.k_bytes + c->tensors.v_bytes);
     r->flops = 2 * pairs * (double)(d->dim_qk + d->dim_v);
-    r->workspace = info.workspace_bytes, r->predicted_seconds = info.seconds;
+    r->workspace = info.workspace_bytes, r->predicted_seconds = info.seconds_captured;
     r->subject = times[LEVELS], r->peer = times[ALONE];
     r->peer_name = "alone";
     r->read = c->read ? attn_bench_limit_work(c->read) / times[LIMIT].median : attn_bench_gpu_read();

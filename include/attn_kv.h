@@ -402,7 +402,8 @@ ATTN_API size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *
 typedef struct attn_cascade_info {
     double seconds, seconds_alone; /* predicted: levels in turn, and merge; attn_run over all keys, 0 if not known */
     uint64_t workspace_bytes;
-    int64_t saved_least; /* keys that the levels must save, all together (attn_pool_level.saved); -1: not known */
+    int64_t saved_least;     /* keys that the levels must save, all together (attn_pool_level.saved); -1: not known */
+    double seconds_captured; /* seconds in a captured graph, where levels may run at once */
 } attn_cascade_info;
 ATTN_API attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn_cascade_info *info,
                                                       size_t info_size);

@@ -252,6 +252,7 @@ static void plans_are_described(void **state)
     attn_cascade_info info;
     assert_ok(attn_cascade_plan_get_info(plan, &info));
     assert_true(info.seconds > 0 && info.seconds_alone > 0 && info.saved_least > 0);
+    assert_true(info.seconds_captured == info.seconds);
     assert_int_equal(info.workspace_bytes, attn_cascade_plan_workspace(plan));
     refused(attn_cascade_plan_get_info(plan, NULL), "info = NULL");
     refused(attn_cascade_plan_get_info(NULL, &info), "plan = NULL");

@@ -304,7 +304,8 @@ size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan)
 attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn_cascade_info *info, size_t info_size)
 {
     if (!plan || !info) return attn_fail(ATTN_INVALID, "%s = NULL", plan ? "info" : "plan");
-    attn_cascade_info full = { plan->seconds, plan->seconds_alone, plan->workspace, plan->saved_least };
+    attn_cascade_info full = { plan->seconds, plan->seconds_alone, plan->workspace, plan->saved_least,
+                               plan->seconds_beside > 0 ? plan->seconds_beside : plan->seconds };
     attn_struct_fill(info, info_size, &full, sizeof full);
     return ATTN_OK;
 }
