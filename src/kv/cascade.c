@@ -219,30 +219,59 @@ static bool may_divide(const attn_cascade_plan *plan, const attn_cascade_level *
     return may;
 }
 
-static void destroy_beside(attn_cascade_plan *plan)
+static void destroy_all(attn_plan *plans[PARTS])
 {
     for (int i = 0; i < PARTS; i++)
-        attn_plan_destroy(plan->beside[i]), plan->beside[i] = NULL;
+        attn_plan_destroy(plans[i]), plans[i] = NULL;
 }
 
-/* Plans of the levels on shares of the multiprocessors, as they take time, where these are predicted to pay. */
-static void create_beside(attn_cascade_plan *plan, const attn_cascade_level *levels)
+/* Plans of the levels on so many multiprocessors each. The seconds of the one that takes longest, which gets `step` of
+ * the one that takes least for the next time; 0: a plan cannot be. */
+static double divide(const attn_cascade_plan *plan, const attn_cascade_level *levels, int share[PARTS], int step,
+                     attn_plan *to[PARTS])
 {
     char strategy[32];
-    double all = 0, longest = 0;
-    bool good = may_divide(plan, levels);
+    int most = 0, least = 0;
+    for (int i = 0; i < plan->parts; i++) {
+        attn_desc d = i + 1 < plan->parts ? desc_of_level(&plan->desc, &levels[i]) : desc_of_part(&plan->desc);
+        snprintf(strategy, sizeof strategy, "ctas=%d", share[i]);
+        d.strategy = strategy;
+        if (share[i] < 1 || attn_plan_create(&to[i], &d)) return 0;
+        if (seconds_of(to[i]) > seconds_of(to[most])) most = i;
+        if (seconds_of(to[i]) < seconds_of(to[least])) least = i;
+    }
+    share[most] += step, share[least] -= step;
+    return seconds_of(to[most]);
+}
+
+/* Plans of the levels on shares of the multiprocessors, where these are predicted to pay: first as they take time one
+ * after another, then more for the one that takes longest. */
+static void create_beside(attn_cascade_plan *plan, const attn_cascade_level *levels)
+{
+    enum { ROUNDS = 4, STEPS = 24 };
+    int share[PARTS], step = 0;
+    double all = 0;
+    if (!may_divide(plan, levels)) return;
     for (int i = 0; i < plan->parts; i++)
         all += seconds_of(plan->part[i]);
-    for (int i = 0; i < plan->parts && good; i++) {
-        attn_desc d = i + 1 < plan->parts ? desc_of_level(&plan->desc, &levels[i]) : desc_of_part(&plan->desc);
-        int share = (int)(ctas_of(plan->part[i]) * seconds_of(plan->part[i]) / all);
-        snprintf(strategy, sizeof strategy, "ctas=%d", share);
-        d.strategy = strategy;
-        good = share > 0 && !attn_plan_create(&plan->beside[i], &d);
-        if (good && seconds_of(plan->beside[i]) > longest) longest = seconds_of(plan->beside[i]);
+    for (int i = 0; i < plan->parts; i++) {
+        share[i] = (int)(ctas_of(plan->part[i]) * seconds_of(plan->part[i]) / all);
+        step = ctas_of(plan->part[i]) / STEPS;
     }
-    if (!good || longest >= all) destroy_beside(plan);
-    plan->seconds_beside = plan->beside[0] ? longest + merge_seconds + level_seconds : 0;
+    double best = all;
+    for (int round = 0; round < ROUNDS; round++) {
+        attn_plan *to[PARTS] = { NULL };
+        double seconds = divide(plan, levels, share, step, to);
+        if (seconds > 0 && seconds < best) {
+            destroy_all(plan->beside);
+            memcpy(plan->beside, to, sizeof to);
+            best = seconds;
+        } else {
+            destroy_all(to);
+        }
+        if (seconds == 0 || step == 0) break;
+    }
+    plan->seconds_beside = plan->beside[0] ? best + merge_seconds + level_seconds : 0;
 }
 
 static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *levels, int32_t count)
@@ -287,9 +316,8 @@ attn_status attn_cascade_plan_create_sized(attn_cascade_plan **out, const attn_d
 void attn_cascade_plan_destroy(attn_cascade_plan *plan)
 {
     if (!plan) return;
-    for (int i = 0; i < PARTS; i++)
-        attn_plan_destroy(plan->part[i]);
-    destroy_beside(plan);
+    destroy_all(plan->part);
+    destroy_all(plan->beside);
     attn_merge_plan_destroy(plan->merge);
     free(plan);
 }
