@@ -387,7 +387,7 @@ MUTANTS = [
     (NAPKIN + "emit.c", "if (within && !k->step[s].within) close_block(e);", "", "what follows a sum in chunks is in each of them",
      "napkin"),
     # decode kernels, on the emulated GPU
-    (DECODING + "deal.h", "s->shift + row_in_sequence(p, lane));", "s->shift);", "all rows of a segment see what row 0 sees",
+    (DECODING + "deal.h", "s->shift + row_in_sequence(d, lane));", "s->shift);", "all rows of a segment see what row 0 sees",
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "deal.h", "if (b + lane <= at->batch) mine = 0;", "", "sequences that are over are dealt again",
      "emulated/sm90_decode_bf16_d64"),
@@ -399,7 +399,7 @@ MUTANTS = [
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "attend.h", "rows->top[i] = top[i], rows->sum[i] *= shrink[i];", "rows->top[i] = top[i];",
      "the sum keeps an old max", "emulated/sm90_decode_bf16_d64"),
-    (DECODING + "finish.h", "all = fmaf(weight, e->sum[w][r], all);", "all += e->sum[w][r];",
+    (DECODING + "finish.h", "add_weighted(&all, exp2_approx(e->top[w][r] - reference),", "add_weighted(&all, 1,",
      "sums of warps are added as if they had one max", "emulated/sm90_decode_bf16_d64"),
     (DECODING + "finish.h", "atomicCAS(word, there, (u64)d->tag + 1)", "atomicCAS(word, there, (u64)d->tag)",
      "who begins a count is not counted", "emulated/sm90_decode_bf16_d64"),

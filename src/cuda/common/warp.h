@@ -75,7 +75,10 @@ DEVICE u64 load_relaxed(const u64 *at)
 DEVICE u64 add_acq_rel(u64 *count, u64 x)
 {
     u64 before;
-    asm volatile("atom.add.acq_rel.gpu.u64 %0, [%1], %2;" : "=l"(before) : "l"(count), "l"(x) : "memory");
+    asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(__cvta_generic_to_global(count)), "l"(x)
+                 : "memory");
     return before;
 }
 

@@ -39,39 +39,51 @@ template <class C> DEVICE void begin_rows(const decode_segment *s, decode_rows<C
         zero_floats(rows->out[i], 4);
 }
 
-/* Scores of pairs that tables hide, or that change one by one. Scores come as products of q and k, and go in log2
- * units. Returns which of the lane's pairs dropout keeps. */
+/* The score of packed row `r` and a key whose product of q and k is x, in log2 units: for tables that hide the pair,
+ * and what changes scores one by one. */
+OUTLINE float changed_score(const attn_decode_params *d, const decode_segment *s, int r, int key, float x)
+{
+    const attn_sm90_params *p = &d->base.common;
+    int row = row_in_sequence(d, r), head = head_of_row(d, s, r);
+    long long t = row + s->shift;
+    work_item w = { 0 };
+    w.batch = s->batch, w.kv_head = s->kv_head, w.len_q = s->of.len_q, w.len_kv = s->of.len_kv;
+    if (r >= packed_rows(d, s) || !in_ranges(&s->ranges[r], key) ||
+        !shown_pair(p, &w, head, row, key, d->base.cache.bits_keys))
+        return -INFINITE;
+    x *= p->scale;
+    if (p->flags & FLAG_SOFTCAP) x = softcap_score(p, x);
+    if (p->flags & FLAG_ALIBI) x -= alibi_slope(p, s->batch, head) * (float)(t < key ? key - t : t - key);
+    if (p->flags & FLAG_BIAS)
+        x += bounded_bias(
+            load_element(p->score.bias_dtype, p->score.bias, bias_row(p, s->batch, head, row) + bias_key(p, key)));
+    return x * LOG2_E;
+}
+
+OUTLINE bool is_dropped(const attn_decode_params *d, const decode_segment *s, int r, int key)
+{
+    const attn_sm90_params *p = &d->base.common;
+    u32 bytes =
+        dropout_bytes(p, s->batch * p->heads_q + head_of_row(d, s, r), row_in_sequence(d, r), key, (key & 7) / 2);
+    return (bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold;
+}
+
+/* Of a tile's products. Returns which of the lane's pairs dropout keeps. */
 template <class C>
 DEVICE u32 change_scores(const attn_decode_params *d, const decode_segment *s, int key0, float (*scores)[4])
 {
-    const attn_sm90_params *p = &d->base.common;
     float score[C::keys / 2];
     u32 kept = ~0u;
-    int lane = threadIdx.x % 32, count = packed_rows(p, s);
-    work_item w = { 0 };
-    w.batch = s->batch, w.kv_head = s->kv_head, w.len_q = s->of.len_q, w.len_kv = s->of.len_kv;
+    int lane = threadIdx.x % 32;
 #pragma unroll
     for (int e = 0; e < C::keys / 2; e++)
         score[e] = scores[e / 4][e % 4];
 #pragma unroll 1
     for (int e = 0; e < C::keys / 2; e++) {
         int r = lane / 4 + 8 * (e / 2 & 1), key = key0 + e / 4 * 8 + 2 * (lane % 4) + (e & 1);
-        int row = row_in_sequence(p, r), head = head_of_row(p, s, r);
-        long long t = row + s->shift;
-        float x = score[e] * p->scale;
-        bool seen =
-            r < count && in_ranges(&s->ranges[r], key) && shown_pair(p, &w, head, row, key, d->base.cache.bits_keys);
-        score[e] = -INFINITE;
-        if (!seen) continue;
-        if (p->flags & FLAG_SOFTCAP) x = softcap_score(p, x);
-        if (p->flags & FLAG_ALIBI) x -= alibi_slope(p, s->batch, head) * (float)(t < key ? key - t : t - key);
-        if (p->flags & FLAG_BIAS)
-            x += bounded_bias(
-                load_element(p->score.bias_dtype, p->score.bias, bias_row(p, s->batch, head, row) + bias_key(p, key)));
-        score[e] = x * LOG2_E;
-        if (!(p->flags & FLAG_DROPOUT)) continue;
-        u32 bytes = dropout_bytes(p, s->batch * p->heads_q + head, row, key, (key & 7) / 2);
-        if ((bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold) kept &= ~(1u << e);
+        score[e] = changed_score(d, s, r, key, score[e]);
+        if (d->base.common.flags & FLAG_DROPOUT && score[e] != -INFINITE && is_dropped(d, s, r, key))
+            kept &= ~(1u << e);
     }
 #pragma unroll
     for (int e = 0; e < C::keys / 2; e++)

@@ -23,13 +23,8 @@ typedef struct decode_sequence {
     page_list pages;
 } decode_sequence;
 
-/* A launch finds no instruction in any cache, and each that is executed once costs as much as ten of a loop: so what is
- * asked for in several places is a function, and what most problems do not need is jumped over. */
-
-OUTLINE u32 divide(u32 a, u32 b)
-{
-    return a / b;
-}
+/* A launch finds no instruction in any cache: code that lies in the order of its execution is fetched ahead of it, a
+ * jump far away waits for memory. So what every problem needs is inlined, and what few need is a function. */
 
 /* A sequence's rows among its keys: row 0 is at position `shift`. */
 DEVICE long long shift_of(const attn_decode_params *d, const decode_sequence *s, int batch)
@@ -40,10 +35,10 @@ DEVICE long long shift_of(const attn_decode_params *d, const decode_sequence *s,
 }
 
 /* The ranges of a row at position t. */
-OUTLINE key_ranges ranges_at(const attn_decode_params *d, const decode_sequence *s, int batch, long long t)
+OUTLINE key_ranges ranges_at(const attn_decode_params *d, int batch, int len_kv, long long t)
 {
     work_item w = { 0 };
-    w.batch = batch, w.len_kv = s->len_kv;
+    w.batch = batch, w.len_kv = len_kv;
     return cached_ranges_of_row(&d->base.common, &d->base.cache, &w, t);
 }
 
@@ -56,7 +51,7 @@ DEVICE bool sees_whole(const attn_decode_params *d, const decode_sequence *s)
     return !(p->flags & FLAG_WINDOW) && !ends && !c->first_kv && !c->chunk;
 }
 
-template <int keys> OUTLINE void sequence_at(const attn_decode_params *d, int batch, decode_sequence *s)
+template <int keys> DEVICE void sequence_at(const attn_decode_params *d, int batch, decode_sequence *s)
 {
     const attn_sm90_params *p = &d->base.common;
     *s = { 0 };
@@ -75,7 +70,8 @@ template <int keys> OUTLINE void sequence_at(const attn_decode_params *d, int ba
         return;
     }
     long long shift = shift_of(d, s, batch);
-    key_ranges first = ranges_at(d, s, batch, shift), last = ranges_at(d, s, batch, shift + s->len_q - 1);
+    key_ranges first = ranges_at(d, batch, s->len_kv, shift),
+               last = ranges_at(d, batch, s->len_kv, shift + s->len_q - 1);
     for (int run = 0; run < 2; run++) {
         s->lo[run] = first.lo[run], s->hi[run] = max(last.hi[run], s->lo[run]);
         s->first[run] = s->lo[run] / keys;
@@ -89,10 +85,10 @@ template <int keys> OUTLINE void sequence_at(const attn_decode_params *d, int ba
 DEVICE u32 units_of(const attn_decode_params *d, const decode_sequence *s)
 {
     u32 tiles = (u32)(s->tiles[0] + s->tiles[1]);
-    return d->part_tiles ? divide(tiles + d->part_tiles - 1, d->part_tiles) : tiles;
+    return d->part_tiles ? (tiles + d->part_tiles - 1) / d->part_tiles : tiles;
 }
 
-template <int keys> OUTLINE u32 units_at(const attn_decode_params *d, int batch)
+template <int keys> DEVICE u32 units_at(const attn_decode_params *d, int batch)
 {
     if (batch >= d->base.common.batch) return 0;
     decode_sequence s;
@@ -100,23 +96,34 @@ template <int keys> OUTLINE u32 units_at(const attn_decode_params *d, int batch)
     return units_of(d, &s);
 }
 
-/* `total` units in groups of `units`, each of which `per_group` CTAs share: the first `more` of them `each` + 1. */
+/* Units in groups of `units`, each of which `per_group` CTAs share: the first `more` of them `each` + 1. */
 typedef struct decode_deal {
-    u32 total, units, each, more, ctas, per_group;
+    u32 units, each, more, ctas, per_group;
+    u32 first; /* of the CTAs that share this one's group */
 } decode_deal;
 
-DEVICE u32 begin_of(const decode_deal *deal, u32 cta)
+/* A warp on its way through its CTA's range. `units` of the sequence `batch`, before which there are `base`, both of
+ * one head. */
+typedef struct decode_cursor {
+    u32 unit, end, base, units;
+    int batch;
+} decode_cursor;
+
+DEVICE decode_cursor begin_of(const decode_deal *deal)
 {
-    u32 group = divide(cta, deal->per_group), at = cta - group * deal->per_group;
-    return group * deal->units + at * deal->each + (at < deal->more ? at : deal->more);
+    u32 at = blockIdx.x - deal->first, each = deal->each + (at < deal->more);
+    u32 group = deal->first ? deal->first / deal->per_group : 0;
+    u32 begin = group * deal->units + at * deal->each + min(at, deal->more);
+    return { begin, begin + each, 0, 0, -1 };
 }
 
-/* The CTA whose range has the unit. */
+/* The CTA whose range has the unit, where all are one group. */
 DEVICE u32 cta_of(const decode_deal *deal, u32 unit)
 {
-    u32 group = divide(unit, deal->units), at = unit - group * deal->units, longer = deal->more * (deal->each + 1);
-    u32 in = at < longer ? divide(at, deal->each + 1) : deal->more + divide(at - longer, deal->each);
-    return group * deal->per_group + in;
+    u32 longer = deal->more * (deal->each + 1);
+    bool in_longer = unit < longer;
+    u32 in = (in_longer ? unit : unit - longer) / (deal->each + in_longer);
+    return in_longer ? in : in + deal->more;
 }
 
 DEVICE u32 warp_total(u32 x)
@@ -132,15 +139,20 @@ typedef struct decode_chunk {
     u32 units[32];
 } decode_chunk;
 
-template <int keys> DEVICE u32 units_of_chunk(const attn_decode_params *d, decode_chunk *chunk, int batch)
+template <int keys> DEVICE u32 read_chunk(const attn_decode_params *d, decode_chunk *chunk, int batch)
 {
     int lane = threadIdx.x % 32;
-    if (chunk->batch == batch) return chunk->units[lane];
     u32 mine = units_at<keys>(d, batch + lane);
     __syncwarp();
     chunk->batch = batch, chunk->units[lane] = mine;
     __syncwarp();
     return mine;
+}
+
+/* Other chunks than the one that is kept: of batches of more than 32. */
+template <int keys> OUTLINE u32 read_other_chunk(const attn_decode_params *d, decode_chunk *chunk, int batch)
+{
+    return read_chunk<keys>(d, chunk, batch);
 }
 
 /* Where sequences are alike and nearly all CTAs are enough, ranges end where heads do: then most heads are in few
@@ -151,21 +163,25 @@ template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, deco
     u32 sum = 0, some = 0, heads = p->heads_kv;
     int most = 0, least = 0x7fffffff;
     for (int b = 0; b < p->batch; b += 32) {
-        int mine = (int)units_of_chunk<keys>(d, chunk, b);
+        int mine = (int)read_chunk<keys>(d, chunk, b);
         sum += mine, some += mine > 0, most = max(most, mine), least = min(least, mine ? mine : least);
     }
     u32 total = warp_total(sum) * heads, works = warp_total(some) * heads, ctas = min((int)gridDim.x, (int)total);
     u32 alike = __reduce_max_sync(~0u, most);
-    decode_deal deal = { total, total, 0, 0, ctas, ctas };
+    decode_deal deal = { total, 0, 0, ctas, ctas, 0 };
     if (works && __reduce_min_sync(~0u, least) == (int)alike) {
-        u32 heads_each = divide(works + ctas - 1, ctas), ctas_each = min((int)divide(ctas, works), (int)alike);
-        u32 ends = divide(works, heads_each); /* CTAs, where heads_each divides works */
-        if (works >= ctas && ends * heads_each == works && ends * 10 >= ctas * 9)
-            deal.units = heads_each * alike, deal.per_group = 1, deal.ctas = ends;
-        else if (works < ctas && ctas_each * works * 10 >= ctas * 9)
-            deal.units = alike, deal.per_group = ctas_each, deal.ctas = ctas_each * works;
+        if (works < ctas) {
+            u32 ctas_each = min((int)(ctas / works), (int)alike);
+            if (ctas_each * works * 10 >= ctas * 9)
+                deal.units = alike, deal.per_group = ctas_each, deal.ctas = ctas_each * works;
+        } else {
+            u32 heads_each = (works + ctas - 1) / ctas, ends = works / heads_each;
+            if (ends * heads_each == works && ends * 10 >= ctas * 9)
+                deal.units = heads_each * alike, deal.per_group = 1, deal.ctas = ends;
+        }
     }
-    if (total) deal.each = divide(deal.units, deal.per_group), deal.more = deal.units - deal.each * deal.per_group;
+    if (total) deal.each = deal.units / deal.per_group, deal.more = deal.units - deal.each * deal.per_group;
+    if (deal.per_group < deal.ctas) deal.first = blockIdx.x / deal.per_group * deal.per_group;
     return deal;
 }
 
@@ -182,20 +198,19 @@ typedef struct decode_segment {
 } decode_segment;
 
 /* Packed row `r`: its row in the sequence, and its query head. */
-DEVICE int row_in_sequence(const attn_sm90_params *p, int r)
+DEVICE int row_in_sequence(const attn_decode_params *d, int r)
 {
-    return divided(r, p->schedule.by_ratio);
+    return divided(r, d->base.common.schedule.by_ratio);
 }
 
-DEVICE int head_of_row(const attn_sm90_params *p, const decode_segment *s, int r)
+DEVICE int head_of_row(const attn_decode_params *d, const decode_segment *s, int r)
 {
-    int group = p->heads_q / p->heads_kv;
-    return s->kv_head * group + r - row_in_sequence(p, r) * group;
+    return s->kv_head * d->group + r - row_in_sequence(d, r) * d->group;
 }
 
-DEVICE int packed_rows(const attn_sm90_params *p, const decode_segment *s)
+DEVICE int packed_rows(const attn_decode_params *d, const decode_segment *s)
 {
-    return min(s->of.len_q * (p->heads_q / p->heads_kv), ATTN_DECODE_GROUP_ROWS);
+    return min(s->of.len_q * d->group, ATTN_DECODE_GROUP_ROWS);
 }
 
 /* The workspace's slot of a part. */
@@ -205,13 +220,6 @@ DEVICE u32 slot_of(const attn_decode_params *d, const decode_segment *s, int par
     return s->slot + 2 * part - (part > 0);
 }
 
-/* A warp on its way through its CTA's range. `units` of the sequence `batch`, before which there are `base`, both of
- * one head. */
-typedef struct decode_cursor {
-    u32 unit, end, base, units;
-    int batch;
-} decode_cursor;
-
 /* Moves to the sequence that has unit `at->unit`, by the whole warp. */
 template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decode_chunk *chunk, decode_cursor *at)
 {
@@ -220,7 +228,7 @@ template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decod
     if (at->unit < (at->base + at->units) * heads) return;
     u32 behind = at->base + at->units;
     for (int b = (at->batch + 1) / 32 * 32;; b += 32) {
-        u32 mine = units_of_chunk<keys>(d, chunk, b);
+        u32 mine = chunk->batch == b ? chunk->units[lane] : read_other_chunk<keys>(d, chunk, b);
         if (b + lane <= at->batch) mine = 0;
         u32 end = mine;
         for (int step = 1; step < 32; step *= 2) {
@@ -241,14 +249,14 @@ template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decod
 /* The segment that begins at `at->unit`, which is in the range; moves behind it. By the whole warp, in shared memory.
  */
 template <int keys>
-OUTLINE void next_segment(const attn_decode_params *d, const decode_deal *deal, decode_chunk *chunk,
-                          decode_cursor *cursor, decode_segment *s)
+DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, decode_chunk *chunk,
+                         decode_cursor *cursor, decode_segment *s)
 {
     const attn_sm90_params *p = &d->base.common;
     int lane = threadIdx.x % 32;
     decode_cursor at = *cursor;
     seek_sequence<keys>(d, chunk, &at);
-    u32 before = at.base * p->heads_kv, in = at.unit - before, kv_head = divide(in, at.units), left = at.end - at.unit;
+    u32 before = at.base * p->heads_kv, in = at.unit - before, kv_head = in / at.units, left = at.end - at.unit;
     u32 head = before + kv_head * at.units, first = at.unit - head;
     __syncwarp();
     if (lane == 0) {
@@ -260,8 +268,9 @@ OUTLINE void next_segment(const attn_decode_params *d, const decode_deal *deal, 
             s->tile = first * d->part_tiles, s->end = min(s->tile + d->part_tiles, tiles);
             s->after = at.unit + 1;
         } else {
-            u32 from = cta_of(deal, head), to = cta_of(deal, head + at.units - 1);
-            s->part = blockIdx.x - from, s->parts = to - from + 1, s->slot = 2 * from + 1;
+            u32 from = deal->first, parts = deal->per_group;
+            if (parts == deal->ctas) from = cta_of(deal, head), parts = cta_of(deal, head + at.units - 1) - from + 1;
+            s->part = blockIdx.x - from, s->parts = parts, s->slot = 2 * from + 1;
             s->tile = first, s->end = min((int)(first + left), tiles);
             s->after = at.unit + (s->end - s->tile);
         }
@@ -272,8 +281,8 @@ OUTLINE void next_segment(const attn_decode_params *d, const decode_deal *deal, 
     key_ranges all = { { 0, 0 }, { 0, 0x7fffffff } }; /* of rows that there are not, too */
     if (sees_whole(d, &s->of))
         all.hi[1] = s->of.len_kv;
-    else if (lane < packed_rows(p, s))
-        all = ranges_at(d, &s->of, s->batch, s->shift + row_in_sequence(p, lane));
+    else if (lane < packed_rows(d, s))
+        all = ranges_at(d, s->batch, s->of.len_kv, s->shift + row_in_sequence(d, lane));
     s->ranges[lane] = all;
 }
 

@@ -15,19 +15,34 @@
 
 /* Of the block, in shared memory: columns of each warp's O, its rows' tops and sums, and whether this block completes a
  * head. */
-struct decode_exchange {
-    float out[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS][ATTN_DECODE_COLUMNS + 8];
+template <class C> struct decode_exchange {
+    static constexpr int columns = ATTN_DECODE_COLUMNS(C::dim);
+    float out[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS][columns + 8];
     float top[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS], sum[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS];
     int last;
 };
 
-/* Packed row `r` of O and LSE, four columns from `column` on: x / sum, where sums are relative to 2^top. */
+/* Four columns of a packed row of O: x / sum, where sums are relative to 2^top. */
+struct decode_quad {
+    float4 x;
+    float top, sum;
+};
+
+DEVICE void add_weighted(decode_quad *to, float weight, float4 x, float sum)
+{
+    to->sum = fmaf(weight, sum, to->sum);
+    to->x = make_float4(fmaf(weight, x.x, to->x.x), fmaf(weight, x.y, to->x.y), fmaf(weight, x.z, to->x.z),
+                        fmaf(weight, x.w, to->x.w));
+}
+
+/* Columns from `column` on of packed row `r` of O; and its LSE. */
 template <class C>
-DEVICE void store_row(const attn_decode_params *d, const decode_segment *s, int r, int column, float4 x, float top,
-                      float sum)
+DEVICE void store_row(const attn_decode_params *d, const decode_segment *s, int r, int column, decode_quad quad)
 {
     const attn_sm90_params *p = &d->base.common;
-    int head = head_of_row(p, s, r), row = row_in_sequence(p, r);
+    int head = head_of_row(d, s, r), row = row_in_sequence(d, r);
+    float top = quad.top, sum = quad.sum;
+    float4 x = quad.x;
     float sink = p->sink ? p->sink[head] * LOG2_E : -INFINITE, most = fmaxf(top, sink);
     float shrink = top == -INFINITE ? 0 : exp2_approx(top - most);
     float all = sum * shrink + (sink == -INFINITE ? 0 : exp2_approx(sink - most));
@@ -58,42 +73,43 @@ DEVICE long long part_row(u32 slot, int r)
     return (long long)slot * ATTN_DECODE_GROUP_ROWS + r;
 }
 
-template <class C>
-DEVICE void store_part(const attn_decode_params *d, u32 slot, int r, int column, float4 x, float top, float sum)
+template <class C> DEVICE void store_part(const attn_decode_params *d, u32 slot, int r, int column, decode_quad quad)
 {
     const attn_sm90_params *p = &d->base.common;
-    float factor = sum == 0 ? 0 : 1 / sum;
+    float factor = quad.sum == 0 ? 0 : 1 / quad.sum;
     *(float4 *)(p->partial_o + part_row(slot, r) * C::dim + column) =
-        make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
-    if (column == 0) p->partial_lse[part_row(slot, r)] = sum == 0 ? -INFINITE : top + log2f(sum);
+        make_float4(quad.x.x * factor, quad.x.y * factor, quad.x.z * factor, quad.x.w * factor);
+    if (column == 0) p->partial_lse[part_row(slot, r)] = quad.sum == 0 ? -INFINITE : quad.top + log2f(quad.sum);
 }
 
-/* What the warp has of rows it takes from the workspace: each eighth part, as if the warp had computed it. */
-template <class C> DEVICE void load_parts(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows)
+/* All parts of a row, in the order of the keys. So many are asked for at once. */
+template <class C> DEVICE decode_quad add_parts(const attn_decode_params *d, const decode_segment *s, int r, int column)
 {
+    constexpr int at_once = 8;
     const attn_sm90_params *p = &d->base.common;
-    int lane = threadIdx.x % 32, count = packed_rows(p, s);
-    begin_rows(s, rows);
+    decode_quad all = { make_float4(0, 0, 0, 0), -INFINITE, 0 };
 #pragma unroll 1
-    for (int part = threadIdx.x / 32; part < s->parts; part += ATTN_DECODE_WARPS) {
+    for (int part = 0; part < s->parts; part += at_once) {
+        float lse[at_once], most = all.top;
+        float4 x[at_once];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int r = lane / 4 + 8 * i;
-            if (r >= count) continue;
-            long long at = part_row(slot_of(d, s, part), r);
-            const float *from = p->partial_o + at * C::dim + 2 * (lane % 4);
-            float lse = p->partial_lse[at], most = fmaxf(rows->top[i], lse), reference = most == -INFINITE ? 0 : most;
-            float shrink = exp2_approx(rows->top[i] - reference), weight = exp2_approx(lse - reference);
-            rows->top[i] = most,
-            rows->sum[i] = rows->sum[i] * shrink + (lane % 4 ? 0 : weight); /* summed over four lanes */
-#pragma unroll
-            for (int k = 0; k < C::dim / 8; k++) {
-                float2 x = *(const float2 *)(from + 8 * k);
-                rows->out[k][2 * i] = fmaf(weight, x.x, rows->out[k][2 * i] * shrink);
-                rows->out[k][2 * i + 1] = fmaf(weight, x.y, rows->out[k][2 * i + 1] * shrink);
-            }
+        for (int i = 0; i < at_once; i++) {
+            bool some = part + i < s->parts;
+            long long at = part_row(slot_of(d, s, some ? part + i : 0), r);
+            lse[i] = some ? p->partial_lse[at] : -INFINITE;
+            x[i] = some ? *(const float4 *)(p->partial_o + at * C::dim + column) : make_float4(0, 0, 0, 0);
         }
+#pragma unroll
+        for (int i = 0; i < at_once; i++)
+            most = fmaxf(most, lse[i]);
+        float reference = most == -INFINITE ? 0 : most, shrink = exp2_approx(all.top - reference);
+        all.top = most, all.sum *= shrink;
+        all.x = make_float4(all.x.x * shrink, all.x.y * shrink, all.x.z * shrink, all.x.w * shrink);
+#pragma unroll
+        for (int i = 0; i < at_once; i++)
+            add_weighted(&all, exp2_approx(lse[i] - reference), x[i], 1);
     }
+    return all;
 }
 
 /* Counts a part of a head; whether it was the last: then the count is 0 again. What is there and not under the plan's
@@ -118,35 +134,27 @@ DEVICE bool arrive(const attn_decode_params *d, const decode_segment *s)
     return last;
 }
 
-/* What the warps have of a row, four columns of what is exchanged, with all relative to 2^top. */
-DEVICE float4 add_warps(const decode_exchange *e, int r, int column, float *top, float *sum)
+/* What the warps have of a row, from column `column` of the exchange on. */
+template <class C> DEVICE decode_quad add_warps(const decode_exchange<C> *e, int r, int column)
 {
-    float4 x = make_float4(0, 0, 0, 0);
-    float most = -INFINITE, all = 0;
+    decode_quad all = { make_float4(0, 0, 0, 0), -INFINITE, 0 };
 #pragma unroll
     for (int w = 0; w < ATTN_DECODE_WARPS; w++)
-        most = fmaxf(most, e->top[w][r]);
-    float reference = most == -INFINITE ? 0 : most;
+        all.top = fmaxf(all.top, e->top[w][r]);
+    float reference = all.top == -INFINITE ? 0 : all.top;
 #pragma unroll
-    for (int w = 0; w < ATTN_DECODE_WARPS; w++) {
-        float weight = exp2_approx(e->top[w][r] - reference);
-        all = fmaf(weight, e->sum[w][r], all);
-        float4 y = *(const float4 *)&e->out[w][r][column];
-        x = make_float4(fmaf(weight, y.x, x.x), fmaf(weight, y.y, x.y), fmaf(weight, y.z, x.z), fmaf(weight, y.w, x.w));
-    }
-    *top = most, *sum = all;
-    return x;
+    for (int w = 0; w < ATTN_DECODE_WARPS; w++)
+        add_weighted(&all, exp2_approx(e->top[w][r] - reference), *(const float4 *)&e->out[w][r][column], e->sum[w][r]);
+    return all;
 }
 
-/* Adds up what the warps have of rows, and stores it: as a part, or as O. */
+/* Adds up what the warps have of rows, and stores it: as O, or as a part. */
 template <class C>
 DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows,
-                          decode_exchange *e, bool as_part)
+                          decode_exchange<C> *e)
 {
-    constexpr int columns = ATTN_DECODE_COLUMNS, quads = columns / 4;
+    constexpr int columns = e->columns, quads = columns / 4;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    int r = threadIdx.x / quads, column = threadIdx.x % quads * 4;
-    bool mine = r < packed_rows(&d->base.common, s);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float sum = rows->sum[i];
@@ -160,13 +168,14 @@ DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, 
             *(float2 *)&e->out[warp][g + i / 2 % 2 * 8][i / 4 * 8 + 2 * t] =
                 make_float2(rows->out[chunk / 8 + i / 4][i % 4], rows->out[chunk / 8 + i / 4][i % 4 + 1]);
         __syncthreads();
-        if (mine) {
-            float top, sum;
-            float4 x = add_warps(e, r, column, &top, &sum);
-            if (as_part)
-                store_part<C>(d, slot_of(d, s, s->part), r, chunk + column, x, top, sum);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < packed_rows(d, s) * quads; i += ATTN_DECODE_THREADS) {
+            int r = i / quads, column = i % quads * 4;
+            decode_quad quad = add_warps<C>(e, r, column);
+            if (s->parts > 1)
+                store_part<C>(d, slot_of(d, s, s->part), r, chunk + column, quad);
             else
-                store_row<C>(d, s, r, chunk + column, x, top, sum);
+                store_row<C>(d, s, r, chunk + column, quad);
         }
         __syncthreads();
     }
@@ -175,17 +184,17 @@ DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, 
 /* By the whole block. rows: what the warp has. */
 template <class C>
 DEVICE void finish_segment(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows,
-                           decode_exchange *e)
+                           decode_exchange<C> *e)
 {
+    exchange_rows(d, s, rows, e);
+    if (s->parts == 1) return;
+    if (threadIdx.x == 0) e->last = arrive(d, s);
+    __syncthreads();
+    if (!e->last) return;
+    constexpr int quads = C::dim / 4;
 #pragma unroll 1
-    for (bool as_part = s->parts > 1;; as_part = false) {
-        exchange_rows(d, s, rows, e, as_part);
-        if (!as_part) return;
-        if (threadIdx.x == 0) e->last = arrive(d, s);
-        __syncthreads();
-        if (!e->last) return;
-        load_parts(d, s, rows);
-    }
+    for (int i = threadIdx.x; i < packed_rows(d, s) * quads; i += ATTN_DECODE_THREADS)
+        store_row<C>(d, s, i / quads, i % quads * 4, add_parts<C>(d, s, i / quads, i % quads * 4));
 }
 
 #endif

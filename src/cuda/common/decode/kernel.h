@@ -74,38 +74,26 @@ template <class C> struct decode_warp {
     }
 };
 
-/* The parameters in shared memory, where functions that are called find them fast. By the whole block. */
-DEVICE const attn_decode_params *copy_params(const attn_decode_params *d, unsigned char *to)
-{
-    static_assert(sizeof *d % 16 == 0 && sizeof *d <= ATTN_DECODE_PARAMS, "the parameters are larger than their room");
-    for (int i = threadIdx.x; i < (int)sizeof *d / 16; i += ATTN_DECODE_THREADS)
-        ((uint4 *)to)[i] = ((const uint4 *)d)[i];
-    __syncthreads();
-    return (const attn_decode_params *)to;
-}
-
 template <class C> DEVICE void decode(const attn_decode_params *d)
 {
     SHARED_MEMORY(memory);
     constexpr int at_exchange = ATTN_DECODE_RING(C::dim, C::keys, C::stages),
-                  at_queries = at_exchange + ATTN_DECODE_EXCHANGE,
-                  at_params = at_queries + ATTN_DECODE_QUERIES(C::dim, C::stages),
-                  at_notes = at_params + ATTN_DECODE_PARAMS;
-    static_assert(sizeof(decode_exchange) <= ATTN_DECODE_EXCHANGE, "the exchange is larger than its room");
+                  at_queries = at_exchange + ATTN_DECODE_EXCHANGE(C::dim),
+                  at_notes = at_queries + ATTN_DECODE_QUERIES(C::dim, C::stages);
+    static_assert(sizeof(decode_exchange<C>) <= ATTN_DECODE_EXCHANGE(C::dim), "the exchange is larger than its room");
     static_assert(decode_notes<C>::slots * sizeof(decode_queries<C>) == ATTN_DECODE_QUERIES(C::dim, C::stages),
                   "queries fill their room");
     static_assert(sizeof(decode_notes<C>) <= ATTN_DECODE_NOTES(C::stages), "notes are larger than their room");
     int number = threadIdx.x / 32;
-    decode_exchange *exchange = (decode_exchange *)(memory + at_exchange);
+    decode_exchange<C> *exchange = (decode_exchange<C> *)(memory + at_exchange);
     decode_queries<C> *queries = (decode_queries<C> *)(memory + at_queries);
     decode_notes<C> *notes = (decode_notes<C> *)(memory + at_notes + number * ATTN_DECODE_NOTES(C::stages));
     notes->chunk.batch = -1;
-    const attn_decode_params *copy = copy_params(d, memory + at_params);
-    decode_deal deal = deal_of<C::keys>(copy, &notes->chunk);
+    decode_deal deal = deal_of<C::keys>(d, &notes->chunk);
     if (blockIdx.x >= deal.ctas) return;
 
-    u32 at = begin_of(&deal, blockIdx.x), end = begin_of(&deal, blockIdx.x + 1);
-    if (threadIdx.x % 32 == 0) notes->deal = deal, notes->cursor = { at, end, 0, 0, -1 };
+    decode_cursor cursor = begin_of(&deal);
+    if (threadIdx.x % 32 == 0) notes->deal = deal, notes->cursor = cursor;
     __syncwarp();
     decode_warp<C> warp;
     warp.d = d, warp.notes = notes, warp.ring = shared_address(memory) + number * (C::stages * C::stage),
@@ -114,10 +102,12 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
     decode_rows<C> rows;
     const decode_segment *s = notes->segments;
     int tile = 0, slot = 0;
+    bool begins = true;
     for (int filled = -1;;) { /* stages; -1: until the first tile is looked up */
         bool full = filled == C::stages;
+        if (begins) begin_rows(s, &rows), begins = !full;
         warp.step(s, queries + slot, &rows, tile, full && tile < s->end);
-        look_up(d, copy, notes, queries, &warp.loader);
+        look_up(d, notes, queries, &warp.loader);
         if (!full) {
             if (++filled < C::stages) continue;
         } else if ((tile += ATTN_DECODE_WARPS) < s->end) {
@@ -125,14 +115,14 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
         }
         store_queries(&warp.loader.share, queries);
         if (full) {
-            at = s->after, slot = slot + 1 == notes->slots ? 0 : slot + 1;
+            cursor.unit = s->after, slot = slot + 1 == notes->slots ? 0 : slot + 1;
             finish_segment(d, s, &rows, exchange);
-            if (at == end) return;
+            if (cursor.unit == cursor.end) return;
             s = &notes->segments[slot];
         } else {
             __syncthreads();
         }
-        begin_rows(s, &rows), tile = s->tile + number;
+        begins = true, tile = s->tile + number;
     }
 }
 

@@ -51,18 +51,19 @@ template <class C> struct decode_query_share {
 };
 
 template <class C>
-DEVICE void load_queries(const attn_sm90_params *p, const decode_segment *s, int slot, decode_query_share<C> *share)
+DEVICE void load_queries(const attn_decode_params *d, const decode_segment *s, int slot, decode_query_share<C> *share)
 {
+    const attn_sm90_params *p = &d->base.common;
     share->slot = slot;
-    int lane = threadIdx.x % 32, rows = packed_rows(p, s);
+    int lane = threadIdx.x % 32, rows = packed_rows(d, s);
     const long long *stride = p->fallback.q_stride;
     long long plane = p->flags & FLAG_VARLEN ? 0 : s->batch;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         int r = lane / 4 + 8 * (e % 2);
         const unsigned short *from = (const unsigned short *)p->fallback.q + plane * stride[0] +
-                                     (s->of.start_q + row_in_sequence(p, r)) * stride[1] +
-                                     head_of_row(p, s, r) * stride[2];
+                                     (s->of.start_q + row_in_sequence(d, r)) * stride[1] +
+                                     head_of_row(d, s, r) * stride[2];
 #pragma unroll
         for (int i = 0; i < share->count; i++) {
             int column = 16 * (threadIdx.x / 32 + ATTN_DECODE_WARPS * i) + e / 2 * 8;
@@ -102,21 +103,20 @@ template <int keys> DEVICE int key_of_tile(const decode_sequence *s, int tile)
 }
 
 /* Goes to the warp's next tile, in a new segment if need be: whose queries it then asks for, since while copies are
- * under way an answer takes microseconds. Each warp has one tile of each segment at least, which may be nothing. copy:
- * the parameters in shared memory. */
+ * under way an answer takes microseconds. Each warp has one tile of each segment at least, which may be nothing. */
 template <class C>
-DEVICE void look_up(const attn_decode_params *d, const attn_decode_params *copy, decode_notes<C> *notes,
-                    decode_queries<C> *queries, decode_loader<C> *l)
+DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_queries<C> *queries,
+                    decode_loader<C> *l)
 {
     l->tile += ATTN_DECODE_WARPS, l->some = false, l->exists = false;
     if (l->tile >= l->end) {
         if (notes->cursor.unit >= notes->cursor.end) return;
         l->segment = l->segment + 1 == notes->slots ? 0 : l->segment + 1;
         decode_segment *opened = &notes->segments[l->segment];
-        next_segment<C::keys>(copy, &notes->deal, &notes->chunk, &notes->cursor, opened);
+        next_segment<C::keys>(d, &notes->deal, &notes->chunk, &notes->cursor, opened);
         __syncwarp();
         store_queries(&l->share, queries);
-        load_queries(&d->base.common, opened, l->segment, &l->share);
+        load_queries(d, opened, l->segment, &l->share);
         l->tile = opened->tile + threadIdx.x / 32, l->end = opened->end;
     }
     if (l->tile >= l->end) return;

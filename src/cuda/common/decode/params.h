@@ -1,7 +1,7 @@
 /* What the host passes to the decode kernels, in types that C11 and device code lay out alike. No include: after
  * sm90/params.h, common/pages_params.h and sm90/cache_params.h.
  *
- *   attn_<arch>_decode_<name>: the forward of at most ATTN_DECODE_ROWS_MOST packed rows (query rows of a sequence,
+ *   attn_<arch>_decode_<name>: the forward of at most ATTN_DECODE_GROUP_ROWS packed rows (query rows of a sequence,
  * times heads_q / heads_kv), one per kernel of <arch>/decode/variants.txt. attn_decode_params; block
  * ATTN_DECODE_THREADS, shared memory ATTN_DECODE_SMEM(...); any grid. */
 #ifndef ATTN_CUDA_COMMON_DECODE_PARAMS_H
@@ -20,6 +20,7 @@ typedef struct attn_decode_params {
     unsigned long long *arrivals; /* (batch, heads_kv), of any content: counts of parts, under the tag */
     unsigned long long tag;       /* in the upper 48 bits, of the plan alone; the lower 16 are 0 */
     int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: CTAs share evenly */
+    int group;      /* query heads per KV head */
     int wide;       /* o is stored four elements at a time */
     attn_sm90_divisor by_page; /* page_size; ATTN_PAGED */
 } attn_decode_params;
@@ -28,17 +29,16 @@ typedef struct attn_decode_params {
 #define ATTN_DECODE_PARTS(ctas) (2LL * (ctas))
 
 /* Shared memory: each warp's ring of KV tiles; the exchange of O between warps, so many columns at a time, with tops
- * and sums; the queries; a copy of the parameters; the notes of each warp. */
-#define ATTN_DECODE_COLUMNS 64
+ * and sums; the queries; the notes of each warp. */
+#define ATTN_DECODE_COLUMNS(dim) ((dim) > 128 ? 64 : (dim))
 #define ATTN_DECODE_RING(dim, keys, stages) (ATTN_DECODE_WARPS * (stages) * (keys) * (dim)*4)
-#define ATTN_DECODE_EXCHANGE \
-    (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * (ATTN_DECODE_COLUMNS + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
+#define ATTN_DECODE_EXCHANGE(dim) \
+    (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * (ATTN_DECODE_COLUMNS(dim) + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
 #define ATTN_DECODE_SLOTS(stages) ((stages) + 2) /* segments that a warp knows of */
 #define ATTN_DECODE_QUERIES(dim, stages) (ATTN_DECODE_SLOTS(stages) * ATTN_DECODE_GROUP_ROWS * (dim)*2)
-#define ATTN_DECODE_PARAMS 2048
 #define ATTN_DECODE_NOTES(stages) (ATTN_DECODE_SLOTS(stages) * 400 + 256)
-#define ATTN_DECODE_SMEM(dim, keys, stages)                                                          \
-    (ATTN_DECODE_RING(dim, keys, stages) + ATTN_DECODE_EXCHANGE + ATTN_DECODE_QUERIES(dim, stages) + \
-     ATTN_DECODE_PARAMS + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages))
+#define ATTN_DECODE_SMEM(dim, keys, stages)                                                               \
+    (ATTN_DECODE_RING(dim, keys, stages) + ATTN_DECODE_EXCHANGE(dim) + ATTN_DECODE_QUERIES(dim, stages) + \
+     ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages))
 
 #endif

@@ -149,6 +149,7 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *pl
     attn_sm90_start(of, attn_sm90_forward.predict, &plan->base);
     plan->grid = cuda->chosen.ctas;
     plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
+    plan->params.group = (int)(d->heads_q / d->heads_kv);
     plan->params.by_page = attn_sm90_divisor_of(d->page_size ? d->page_size : 1);
     attn_sm90_schedule schedule = { .pack = 1, .by_ratio = attn_sm90_divisor_of(d->heads_q / d->heads_kv) };
     attn_status status = attn_sm90_lay_out(d, lay_out(d, k, plan), &plan->base);
