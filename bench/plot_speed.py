@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The figures of README.md out of bench/results: plot_speed.py GPU.csv CPU.csv TORCH.csv [--out docs]. Needs Python alone.
 
-speed.svg   how many times as fast as its peers: on the GPU of GPU.csv beside cuDNN and FlashAttention-3, on the CPU of
-            TORCH.csv beside PyTorch
+speed.svg   how many times as fast as its peers: on the GPU of GPU.csv beside cuDNN and FlashAttention-3 and 4, on the CPU
+            of TORCH.csv beside PyTorch
 memory.svg  peak memory of forward and backward beside standard attention's (suite memory of GPU.csv and CPU.csv)
 Both say which machine and which commits were measured."""
 import argparse
@@ -11,7 +11,7 @@ import os
 
 from plot_svg import Axis, Figure, Panel
 
-PEERS = (("cudnn", "cuDNN"), ("fa3", "FlashAttention-3"))
+PEERS = (("cudnn", "cuDNN", 0), ("fa3", "FlashAttention-3", 1), ("fa4", "FlashAttention-4", 4))  # peer, name, colour
 MACHINES = {"h200": "NVIDIA H200", "epyc-2core": "2-core EPYC", "xeon-amx": "16-core Xeon"}
 MASKS = (("full", "", ""), ("causal", "dash", "open"))
 CPU_PANELS = (("prefill", "bf16", "amx", "forward, bf16 in AMX"), ("bwd", "bf16", "amx", "backward, bf16 in AMX"),
@@ -45,8 +45,8 @@ def ratio_panel(figure, x, y, rows, up, title, label, groups):
 
 
 def ratio_legend(figure, y, names):
-    figure.legend(LEFT, y, [(i, line, mark or True, f"{name}, {mask}") for i, name in names
-                            for mask, line, mark in MASKS])
+    figure.legend(LEFT, y, [(i, "", True, name) for i, name in names])
+    figure.legend(530, y, [(names[0][0], "dash", "open", "causal")])
 
 
 def axis_without_labels(axis):
@@ -54,22 +54,22 @@ def axis_without_labels(axis):
 
 
 def plot_gpu(figure, rows, top):
-    rows = [r for r in rows if r["suite"] in ("prefill", "bwd") and r["peer"] in dict(PEERS)]
+    rows = [r for r in rows if r["suite"] in ("prefill", "bwd") and r["peer"] in [peer for peer, _, _ in PEERS]]
     ratios = [float(r["ratio"]) for r in rows]
     low, high = min(ratios + [1]) - 0.05, max(ratios) + 0.05
     up = Axis(low, high, [(v / 10, "%.1f" % (v / 10)) for v in range(6, 40, 2) if low <= v / 10 <= high],
               "speed, peer = 1")
     figure.text(16, top, f"{MACHINES[rows[0]['device']]}, {rows[0]['dtype']}, batch x N = 16K, 2048 / head dim heads: "
-                "libattn beside cuDNN and FlashAttention-3", "t")
-    ratio_legend(figure, top + 24, enumerate(name for _, name in PEERS))
+                "libattn beside its peers", "t")
+    ratio_legend(figure, top + 24, [(series, name) for _, name, series in PEERS])
     for j, (suite, name) in enumerate((("prefill", "forward"), ("bwd", "backward"))):
         for i, dim in enumerate((64, 128, 256)):
             ratio_panel(figure, LEFT + STEP * i, top + 62 + 202 * j, select(rows, suite=suite, head_dim=dim),
                         axis_without_labels(up) if i else up, f"{name}, head dim {dim}",
                         "rows and keys, N" if j else "",
-                        [(series, {"peer": peer}) for series, (peer, _) in enumerate(PEERS)])
-    figure.text(16, top + 476, "libattn beside cuDNN at " + commits(select(rows, peer="cudnn"))
-                + "; beside FlashAttention-3 at " + commits(select(rows, peer="fa3")), "g")
+                        [(series, {"peer": peer}) for peer, _, series in PEERS])
+    figure.text(16, top + 476, "libattn at " + "; ".join(f"{commits(select(rows, peer=peer))} beside {name}"
+                                                         for peer, name, _ in PEERS), "g")
 
 
 def plot_cpu(figure, rows, top):
