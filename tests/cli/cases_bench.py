@@ -67,7 +67,7 @@ def bench_kv(place):
 def bench_paged(place):
     """Pages in order and in none beside the same keys without pages, on the CPU and on a GPU."""
     kinds, gpu = ["pages:16", "mixed:16", "pages:64", "mixed:64", "mixed:12"], gpu_environment()
-    words = ("--smoke", "--suite", "paged", "--dtype", "bf16")
+    words = ("--smoke", "--suite", "paged", "--dtype", "bf16", "--repeat", "1", "--min-time", "1e-9")
     on_cpu, on_gpu = (("--threads", "1"), None), (("--device", "cuda", "--heads", "2/1"), gpu)
     for more, env in (on_cpu, on_gpu) if gpu else (on_cpu,):
         rows = results(place, *words, *more, env=env)
