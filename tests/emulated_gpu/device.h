@@ -536,11 +536,6 @@ template <int newer> static inline void copy_async_wait()
     gpu_wait_copies(newer);
 }
 
-DEVICE u64 load_relaxed(const u64 *at)
-{
-    return *at;
-}
-
 DEVICE u64 add_acq_rel(u64 *count, u64 x)
 {
     u64 before = *count;

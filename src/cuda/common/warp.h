@@ -64,13 +64,6 @@ template <int newer> DEVICE void copy_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
 }
 
-DEVICE u64 load_relaxed(const u64 *at)
-{
-    u64 x;
-    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
-    return x;
-}
-
 /* What was there. Writes before it are seen by whoever finds its sum. */
 DEVICE u64 add_acq_rel(u64 *count, u64 x)
 {
