@@ -321,7 +321,7 @@ MUTANTS = [
     (SM90 + "host/predict_forward.c", "* block_share(d, k->kv_tile);", ";", "listed blocks lie across tiles", "cost"),
     (SM90 + "host/run.c", "ATTN_SM90_SUMMARIES(d->len_kv, c->cuda->chosen.kernel->kv_tile)",
      "(d->len_kv - 1) / c->cuda->chosen.kernel->kv_tile + 1", "no summaries of summaries", "cuda"),
-    (SM90 + "host/schedule_forward.c", "+ d->batch, sequences", ", sequences", "packed sequences: tiles that begin with a sequence are not counted", "cuda"),
+    (SM90 + "host/schedule_forward.c", "(d->total_q + d->batch * (c->base.choice.q_tile - 1)) /", "d->total_q /", "packed sequences: tiles that begin with a sequence are not counted", "cuda"),
     (CUDA + "cache.c", "same(h.hash, attn_hash_more(attn_hash_start(), data, (size_t)h.size))", "h.size > 0",
      "a damaged kernel is taken from the cache", "nvrtc"),
     (CUDA + "cache.c", "|| !same(h.key, key)", "|| (same(h.key, key) && false)", "another kernel's file is taken from the cache", "nvrtc"),
