@@ -212,9 +212,9 @@ typedef struct attn_pool_level {
  * share much stand together. Three sequences of 10, 10 and 6 tokens in pages of 4, `least` = 4, one row each:
  *
  *     pages: 0 1 2, 0 1 3 and 0 4        cu_lens_q = 0 1 2 3
- *     level[0]: groups = 1, cu_lens_q = 0 3 3 3, lens_kv = 4 0 0, pages 0            saved = 8: page 0, for all
- *     level[1]: groups = 2, cu_lens_q = 0 2 3 3, lens_kv = 4 0 0, pages 1 and none   saved = 4: page 1, for the first
- * two level[2]: groups = 3, cu_lens_q = 0 1 2 3, lens_kv = 2 2 2, pages 2, 3 and 4   saved = 0: each one's own
+ *     level[0]: groups = 1, cu_lens_q = 0 3 3 3, lens_kv = 4 0 0, pages 0            page 0, for all: saved = 8
+ *     level[1]: groups = 2, cu_lens_q = 0 2 3 3, lens_kv = 4 0 0, pages 1 and none   page 1, for two: saved = 4
+ *     level[2]: groups = 3, cu_lens_q = 0 1 2 3, lens_kv = 2 2 2, pages 2, 3 and 4   each one's own: saved = 0
  *
  * Where all levels together save less than attn_cascade_info.saved_least, a run without levels is faster
  * (attn_pool_tables, attn_run).
