@@ -99,7 +99,7 @@ template <int keys> DEVICE u32 units_at(const attn_decode_params *d, int batch)
 /* Units in groups of `units`, each of which `per_group` CTAs share: the first `more` of them `each` + 1. */
 typedef struct decode_deal {
     u32 units, each, more, ctas, per_group;
-    u32 first; /* of the CTAs that share this one's group */
+    u32 group; /* this CTA's */
 } decode_deal;
 
 /* A warp on its way through its CTA's range. `units` of the sequence `batch`, before which there are `base`, both of
@@ -111,9 +111,8 @@ typedef struct decode_cursor {
 
 DEVICE decode_cursor begin_of(const decode_deal *deal)
 {
-    u32 at = blockIdx.x - deal->first, each = deal->each + (at < deal->more);
-    u32 group = deal->first ? deal->first / deal->per_group : 0;
-    u32 begin = group * deal->units + at * deal->each + min(at, deal->more);
+    u32 at = blockIdx.x - deal->group * deal->per_group, each = deal->each + (at < deal->more);
+    u32 begin = deal->group * deal->units + at * deal->each + min(at, deal->more);
     return { begin, begin + each, 0, 0, -1 };
 }
 
@@ -181,7 +180,7 @@ template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, deco
         }
     }
     if (total) deal.each = deal.units / deal.per_group, deal.more = deal.units - deal.each * deal.per_group;
-    if (deal.per_group < deal.ctas) deal.first = blockIdx.x / deal.per_group * deal.per_group;
+    if (deal.per_group < deal.ctas) deal.group = blockIdx.x / deal.per_group;
     return deal;
 }
 
@@ -268,7 +267,7 @@ DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, d
             s->tile = first * d->part_tiles, s->end = min(s->tile + d->part_tiles, tiles);
             s->after = at.unit + 1;
         } else {
-            u32 from = deal->first, parts = deal->per_group;
+            u32 from = deal->group * deal->per_group, parts = deal->per_group;
             if (parts == deal->ctas) from = cta_of(deal, head), parts = cta_of(deal, head + at.units - 1) - from + 1;
             s->part = blockIdx.x - from, s->parts = parts, s->slot = 2 * from + 1;
             s->tile = first, s->end = min((int)(first + left), tiles);

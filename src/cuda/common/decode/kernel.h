@@ -88,7 +88,6 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
     decode_exchange<C> *exchange = (decode_exchange<C> *)(memory + at_exchange);
     decode_queries<C> *queries = (decode_queries<C> *)(memory + at_queries);
     decode_notes<C> *notes = (decode_notes<C> *)(memory + at_notes + number * ATTN_DECODE_NOTES(C::stages));
-    notes->chunk.batch = -1;
     decode_deal deal = deal_of<C::keys>(d, &notes->chunk);
     if (blockIdx.x >= deal.ctas) return;
 
