@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "problem/args.h"
 #include "problem/desc.h"
+#include "problem/strategy.h"
 
 enum {
     NEEDED = ATTN_VARLEN | ATTN_PAGED | ATTN_LENS_KV,
@@ -204,9 +205,11 @@ static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
 static int ctas_of(const attn_plan *plan)
 {
     attn_plan_info info;
-    int ctas = 0;
-    const char *said = attn_plan_get_info(plan, &info) ? NULL : strstr(info.strategy, "ctas=");
-    return said && sscanf(said, "ctas=%d", &ctas) == 1 ? ctas : 0;
+    attn_said said;
+    attn_desc d = plan->desc;
+    if (attn_plan_get_info(plan, &info)) return 0;
+    d.strategy = info.strategy;
+    return attn_strategy_read(&said, &d) ? 0 : (int)attn_said_or(&said, ATTN_STRATEGY_CTAS, 0);
 }
 
 /* Whether the planner may divide the multiprocessors: nothing is said, and bits may depend on how a run is launched. */
