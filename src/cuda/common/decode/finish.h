@@ -153,7 +153,7 @@ template <class C>
 DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows,
                           decode_exchange<C> *e)
 {
-    constexpr int columns = e->columns, quads = columns / 4;
+    constexpr int columns = decode_exchange<C>::columns, quads = columns / 4;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
