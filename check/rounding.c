@@ -47,18 +47,26 @@ static size of_keys(const check_problem *problem, const void *base, const int64_
     return greatest;
 }
 
+/* The greatest between a row and a key that it may see. */
+static double distance_of(const check_problem *problem)
+{
+    const attn_desc *d = &problem->resolved;
+    const attn_args *a = &problem->args;
+    double distance = (double)(d->len_q > d->len_kv ? d->len_q : d->len_kv);
+    for (int64_t b = 0; d->flags & ATTN_POSITIONS && b < d->batch; b++)
+        distance = fmax(distance, fabs((double)(a->position_q[b] - (a->position_kv ? a->position_kv[b] : 0))) +
+                                      (double)(d->len_q + d->len_kv));
+    return d->flags & ATTN_CHUNK ? fmin(distance, (double)d->chunk) : distance;
+}
+
 /* The greatest share of a score that is added to q.k. */
 static double added_to_scores(const check_problem *problem)
 {
     const attn_desc *d = &problem->resolved;
     const attn_args *a = &problem->args;
-    double slope = 0, bias = 0, distance = (double)(d->len_q > d->len_kv ? d->len_q : d->len_kv);
+    double slope = 0, bias = 0;
     for (int64_t i = 0; d->flags & ATTN_ALIBI && i < d->alibi_batch * d->heads_q; i++)
         slope = fmax(slope, fabs((double)a->alibi[i]));
-    for (int64_t b = 0; d->flags & ATTN_POSITIONS && b < d->batch; b++)
-        distance = fmax(distance, fabs((double)(a->position_q[b] - (a->position_kv ? a->position_kv[b] : 0))) +
-                                      (double)(d->len_q + d->len_kv));
-    if (d->flags & ATTN_CHUNK) distance = fmin(distance, (double)d->chunk);
     const int64_t *extent = d->bias_extent, *stride = d->bias_stride;
     for (int64_t i = 0; d->flags & ATTN_BIAS && i < extent[0] * extent[1] * extent[2] * extent[3]; i++) {
         int64_t key = i % extent[3], row = i / extent[3] % extent[2], head = i / extent[3] / extent[2] % extent[1];
@@ -67,7 +75,7 @@ static double added_to_scores(const check_problem *problem)
             (double)attn_load_scalar(d->bias_dtype, a->bias, at + i / extent[3] / extent[2] / extent[1] * stride[0]);
         if (isfinite(x)) bias = fmax(bias, fabs(x));
     }
-    return slope * distance + bias;
+    return slope * distance_of(problem) + bias;
 }
 
 /* What rounding O to its type does to a row's delta, which is the sum of O dO: the greatest of all rows. */
@@ -106,14 +114,17 @@ check_rounding check_rounding_of(const check_problem *problem)
     size q = of_rows(problem, d->dtype, a->q, d->q_stride, d->dim_qk),
          k = of_keys(problem, a->k, d->k_stride, d->dim_qk), v = of_keys(problem, a->v, d->v_stride, d->dim_v),
          g = of_rows(problem, attn_out_dtype(d), a->grad_o, d->grad_o_stride, d->dim_v);
-    double rows = sqrt((double)(d->len_q * (d->heads_q / d->heads_kv))), ds = unit * g.norm * v.norm;
+    double kept = d->flags & ATTN_DROPOUT ? 1 - (double)d->dropout_p : 1;
+    double rows = sqrt((double)(d->len_q * (d->heads_q / d->heads_kv))), ds = unit * g.norm * v.norm / kept;
     const int64_t *extent = d->bias_extent;
-    double row = a->grad_bias || a->grad_sink ? ds + delta_rounding(problem) : 0;
-    return (
-        check_rounding){ .lse = unit * ((double)d->scale * q.norm * k.norm + added_to_scores(problem)),
-                         .out = unit * sqrt((double)d->len_kv) * v.element,
-                         .gradients = { [CHECK_GRAD_Q] = ds * (double)d->scale * k.element,
-                                        [CHECK_GRAD_K] = ds * (double)d->scale * q.element * rows,
-                                        [CHECK_GRAD_BIAS] = summed_rounding(d, row, extent[0] * extent[1] * extent[2]),
-                                        [CHECK_GRAD_SINK] = summed_rounding(d, row, d->heads_q) } };
+    double row = a->grad_bias || a->grad_alibi || a->grad_sink ? ds + delta_rounding(problem) : 0;
+    return (check_rounding){
+        .lse = unit * ((double)d->scale * q.norm * k.norm + added_to_scores(problem)),
+        .out = unit * sqrt((double)d->len_kv) * v.element,
+        .gradients = { [CHECK_GRAD_Q] = ds * (double)d->scale * k.element,
+                       [CHECK_GRAD_K] = ds * (double)d->scale * q.element * rows,
+                       [CHECK_GRAD_BIAS] = summed_rounding(d, row, extent[0] * extent[1] * extent[2]),
+                       [CHECK_GRAD_ALIBI] = summed_rounding(d, row * distance_of(problem), d->alibi_batch * d->heads_q),
+                       [CHECK_GRAD_SINK] = summed_rounding(d, row, d->heads_q) }
+    };
 }
