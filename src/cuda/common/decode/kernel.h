@@ -101,27 +101,24 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
     decode_rows<C> rows;
     const decode_segment *s = notes->segments;
     int tile = 0, slot = 0;
-    bool begins = true;
-    for (int filled = -1;;) { /* stages; -1: until the first tile is looked up */
-        bool full = filled == C::stages;
-        if (begins) begin_rows(s, &rows), begins = !full;
-        warp.step(s, queries + slot, &rows, tile, full && tile < s->end);
+    bool full = false, ended = false; /* full: the ring is; ended: filling it, or the segment */
+    for (int filled = 0;;) {          /* stages */
         look_up(d, notes, queries, &warp.loader);
-        if (!full) {
-            if (++filled < C::stages) continue;
-        } else if ((tile += ATTN_DECODE_WARPS) < s->end) {
-            continue;
+        if (ended) {
+            store_queries(&warp.loader.share, queries);
+            if (full) {
+                cursor.unit = s->after, slot = slot + 1 == notes->slots ? 0 : slot + 1;
+                finish_segment(d, s, &rows, exchange);
+                if (cursor.unit == cursor.end) return;
+                s = &notes->segments[slot];
+            } else {
+                __syncthreads();
+            }
+            full = true, tile = s->tile + number;
         }
-        store_queries(&warp.loader.share, queries);
-        if (full) {
-            cursor.unit = s->after, slot = slot + 1 == notes->slots ? 0 : slot + 1;
-            finish_segment(d, s, &rows, exchange);
-            if (cursor.unit == cursor.end) return;
-            s = &notes->segments[slot];
-        } else {
-            __syncthreads();
-        }
-        begins = true, tile = s->tile + number;
+        if (ended || !full) begin_rows(s, &rows);
+        warp.step(s, queries + slot, &rows, tile, full && tile < s->end);
+        ended = full ? (tile += ATTN_DECODE_WARPS) >= s->end : ++filled == C::stages;
     }
 }
 
