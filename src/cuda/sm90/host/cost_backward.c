@@ -7,7 +7,8 @@
 #include "planner/attention.h"
 #include "problem/desc.h"
 
-static const double worth_it = 0.98;         /* split-GQA, head-persistent dQ, stream-K must save so much */
+static const double worth_it = 0.98;         /* split-GQA and head-persistent dQ must save so much */
+static const double worth_sharing = 0.95;    /* and stream-K [m]: half a wave of 16, 3 %, it does not gain */
 static const double kept_accumulators = 0.5; /* [m] of L2, at most, for head-persistent dQ: 0.55 is too much */
 
 /* Whether dQ is to be head-persistent: the accumulators stay in L2, or it is said. */
@@ -36,7 +37,8 @@ static bool is_said(const attn_sm90_backward_problem *p, const attn_sm90_backwar
 static void consider(const attn_sm90_backward_problem *p, attn_sm90_backward_way way, attn_sm90_backward_choice *best)
 {
     attn_sm90_backward_choice c = attn_sm90_predict_backward(p, way);
-    if (is_said(p, &c) && c.base.choice.seconds < worth_it * best->base.choice.seconds) *best = c;
+    double worth = way.stream_k_items ? worth_sharing : worth_it;
+    if (is_said(p, &c) && c.base.choice.seconds < worth * best->base.choice.seconds) *best = c;
 }
 
 bool attn_sm90_cost_backward(const attn_cuda_problem *of, const attn_cuda_kernel *kernel,
