@@ -352,6 +352,10 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
  * negative after a failure, which it has reported. */
 double attn_bench_gpu_median(device_call *call, const void *self, bool graph, int calls);
 
+/* Copies arrays, or where `from` has none leaves room for one, into one piece of device memory, to be freed; *at: where
+ * they are. False after a failure, which it has reported. */
+bool attn_bench_gpu_place(uint64_t *memory, const void *const from[], const size_t bytes[], int count, void *at[]);
+
 /* Bytes per second at which the GPU was once measured to read its memory (its machine file). */
 double attn_bench_gpu_read(void);
 
@@ -360,10 +364,12 @@ double attn_bench_gpu_read(void);
 /* A case for each strategy that the plan of a point on a GPU takes: its baseline goes without. Returns how many. */
 int attn_bench_alternatives(const attn_bench_case *point, attn_bench_case cases[ATTN_BENCH_ALTERNATIVES]);
 
-/* ---- KV caches (kv.c) ------------------------------------------------------------------ */
+/* ---- KV caches (pool.c, append.c) ------------------------------------------------------ */
 
-/* The pool: seconds a page, fork or token. Append: beside memcpy. */
+/* The pool: seconds a page, fork or token. */
 bool attn_bench_pool(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+
+/* len_kv new tokens of batch sequences, beside a copy. */
 bool attn_bench_append(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
 
 /* ---- cascades (cascade.c) -------------------------------------------------------------- */

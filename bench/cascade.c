@@ -101,25 +101,11 @@ static bool place(cascade *c)
             if (!(c->workspace[i] = attn_bench_alloc((int64_t)workspace[i]))) return false;
         return true;
     }
-    const attn_cuda_driver *driver = &attn_cuda_machine_get()->driver;
     const void *from[] = { t->q, t->k, t->v, t->o, c->numbers, NULL, NULL };
     const size_t bytes[] = { (size_t)t->q_bytes, (size_t)t->k_bytes, (size_t)t->v_bytes, (size_t)t->o_bytes,
                              c->numbers_bytes,   workspace[0],       workspace[1] };
     void *at[7];
-    size_t total = 0;
-    for (int i = 0; i < 7; i++)
-        total += (size_t)attn_round_up((int64_t)bytes[i], 256);
-    CUresult result = driver->cuMemAlloc(&c->memory, total);
-    CUdeviceptr next = c->memory;
-    for (int i = 0; i < 7 && !result; i++) {
-        at[i] = (void *)(uintptr_t)next;
-        if (from[i] && bytes[i]) result = driver->cuMemcpyHtoD(next, from[i], bytes[i]);
-        next += (CUdeviceptr)attn_round_up((int64_t)bytes[i], 256);
-    }
-    if (result) {
-        attn_cuda_fail(result, "memory for a cascade");
-        return attn_bench_fail("%s", attn_error());
-    }
+    if (!attn_bench_gpu_place(&c->memory, from, bytes, 7, at)) return false;
     there.q = at[0], there.k = at[1], there.v = at[2], there.o = at[3];
     point_args(c, &there, at[4]);
     c->workspace[0] = at[5], c->workspace[1] = at[6];

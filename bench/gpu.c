@@ -124,6 +124,24 @@ double attn_bench_gpu_median(device_call *call, const void *self, bool graph, in
     return median;
 }
 
+bool attn_bench_gpu_place(uint64_t *memory, const void *const from[], const size_t bytes[], int count, void *at[])
+{
+    const attn_cuda_driver *driver = &attn_cuda_machine_get()->driver;
+    size_t total = 0;
+    for (int i = 0; i < count; i++)
+        total += (size_t)attn_round_up((int64_t)bytes[i], 256);
+    CUresult result = driver->cuMemAlloc(memory, total);
+    CUdeviceptr next = *memory;
+    for (int i = 0; i < count && !result; i++) {
+        at[i] = (void *)(uintptr_t)next;
+        if (from[i] && bytes[i]) result = driver->cuMemcpyHtoD(next, from[i], bytes[i]);
+        next += (CUdeviceptr)attn_round_up((int64_t)bytes[i], 256);
+    }
+    if (!result) return true;
+    attn_cuda_fail(result, "memory for a bench");
+    return attn_bench_fail("%s", attn_error());
+}
+
 /* A peer that cannot compute this leaves the row without one. */
 static void add_peer(const attn_bench_options *options, bench *b, const attn_bench_peers *peers,
                      attn_bench_runner *runner, attn_bench_result *result)
@@ -226,6 +244,7 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
     if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
     if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
     if (item->kind == ATTN_BENCH_CASCADE) return attn_bench_cascade(options, item, result);
+    if (item->kind == ATTN_BENCH_APPEND) return attn_bench_append(options, item, result);
     bool begun = begin(&b, item, peers->library), done = begun;
     if (begun && item->kind == ATTN_BENCH_MEMORY) {
         done = measure_memory(options, &b, peers, result);

@@ -310,6 +310,19 @@ static void cascade(grid *g, attn_dtype dtype)
         }
 }
 
+/* New tokens of 64 sequences: one each, or some. */
+static void append(grid *g, attn_dtype dtype)
+{
+    static const int64_t tokens[] = { 64, 1024, 8192 };
+    static const char *const pairs[] = { "halves", "neighbours" };
+    for (int i = 0; i < 2; i++)
+        for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
+            attn_desc desc = decode_of(g, dtype);
+            desc.batch = 64, desc.len_kv = tokens[n], desc.heads_q = desc.heads_kv;
+            add(g, "append", ATTN_BENCH_KV, pairs[i], desc)->kind = ATTN_BENCH_APPEND;
+        }
+}
+
 static void walk(grid *g)
 {
     static const int64_t usual[] = { ATTN_BF16 };
@@ -326,6 +339,7 @@ static void walk(grid *g)
         if (wants(g, "decode")) decode(g, dtype);
         if (wants(g, "paged")) paged(g, dtype);
         if (wants(g, "cascade")) cascade(g, dtype);
+        if (wants(g, "append")) append(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);
         if (wants(g, "strategies")) strategies(g, dtype);
         if (wants(g, "tiles")) tiles(g, dtype);

@@ -111,10 +111,12 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
     }
     fprintf(file, "%10s\n", attn_number_text(1e3 * r->predicted_seconds, text));
     if (r->level[0].name) levels_row(file, r);
-    if (r->launch > 0.0)
-        fprintf(file, "        floor %s ms at %.4g GB/s, predicted %+.1f %%, a graph that sets 4 bytes %.3g us\n",
-                attn_number_text(1e3 * r->limit, text), 1e-9 * r->read,
-                100 * (r->predicted_seconds / r->subject.median - 1), 1e6 * r->launch);
+    if (r->launch > 0.0) {
+        fprintf(file, "        floor %s ms at %.4g GB/s, ", attn_number_text(1e3 * r->limit, text), 1e-9 * r->read);
+        if (r->predicted_seconds > 0.0)
+            fprintf(file, "predicted %+.1f %%, ", 100 * (r->predicted_seconds / r->subject.median - 1));
+        fprintf(file, "a graph that sets 4 bytes %.3g us\n", 1e6 * r->launch);
+    }
     if (r->watts > 0.0) fprintf(file, "        just after: %.0f MHz, %.0f W\n", r->megahertz, r->watts);
     if (r->read_far > 0.0)
         fprintf(file,

@@ -103,6 +103,7 @@ typedef struct CUlaunchConfig {
     X(cuMemFree, cuMemFree_v2, (CUdeviceptr))                                                                    \
     X(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *from, size_t bytes))                              \
     X(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *to, CUdeviceptr, size_t bytes))                                      \
+    X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr, size_t bytes, CUstream))            \
     X(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned flags))                                              \
     X(cuStreamSynchronize, cuStreamSynchronize, (CUstream))                                                      \
     X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                           \

@@ -536,6 +536,11 @@ template <int newer> static inline void copy_async_wait()
     gpu_wait_copies(newer);
 }
 
+DEVICE void prefetch_to_l2(const void *at)
+{
+    (void)*(const volatile char *)at;
+}
+
 DEVICE u64 add_acq_rel(u64 *count, u64 x)
 {
     u64 before = *count;

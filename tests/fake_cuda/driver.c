@@ -37,7 +37,7 @@ struct CUfunc_st {
     bool loaded;
 };
 
-/* What a graph does: launches, and memory that is set; which nodes before it a node waits for. */
+/* What a graph does: launches, and memory that is set or copied; which nodes before it a node waits for. */
 enum { WAITS_MOST = 16 };
 
 typedef struct waits {
@@ -48,11 +48,11 @@ typedef struct waits {
 typedef struct node {
     waits waits;
     bool done;
-    char symbol[64]; /* "": count numbers of `size` bytes, from `at` */
+    char symbol[64]; /* "": count numbers of `size` bytes, from `at`; or count bytes, from `from` */
     CUlaunchConfig config;
     CUlaunchAttribute attribute;
     void *params;
-    CUdeviceptr at;
+    CUdeviceptr at, from;
     size_t count, size;
     unsigned value;
 } node;
@@ -504,12 +504,13 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 static void set_memory(const node *n)
 {
     if (n->count >= FLUSH) return; /* to empty caches, which are not here */
+    if (n->from) memcpy((void *)(uintptr_t)n->at, (void *)(uintptr_t)n->from, n->count);
     if (n->size == 1) memset((void *)(uintptr_t)n->at, (unsigned char)n->value, n->count);
     for (size_t i = 0; i < n->count && n->size == 4; i++)
         ((unsigned *)(uintptr_t)n->at)[i] = n->value;
 }
 
-static void set_memory_in(CUstream stream, node n)
+static void set_or_copy(CUstream stream, node n)
 {
     if (!capturing(stream)) {
         set_memory(&n);
@@ -519,17 +520,24 @@ static void set_memory_in(CUstream stream, node n)
     n.waits = to->waits, *to = n;
 }
 
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    CALLED;
+    set_or_copy(stream, (node){ .at = to, .from = from, .count = bytes });
+    return 0;
+}
+
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t count, CUstream stream)
 {
     CALLED;
-    set_memory_in(stream, (node){ .at = at, .value = value, .count = count, .size = 1 });
+    set_or_copy(stream, (node){ .at = at, .value = value, .count = count, .size = 1 });
     return 0;
 }
 
 CUresult cuMemsetD32Async(CUdeviceptr at, unsigned value, size_t count, CUstream stream)
 {
     CALLED;
-    set_memory_in(stream, (node){ .at = at, .value = value, .count = count, .size = 4 });
+    set_or_copy(stream, (node){ .at = at, .value = value, .count = count, .size = 4 });
     return 0;
 }
 

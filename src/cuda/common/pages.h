@@ -4,8 +4,11 @@
 #include "common/gpu.h"
 #include "common/page_table.h"
 #include "common/pages_params.h"
+#include "common/warp.h"
 
-enum { PAGES_THREADS = 256 };
+/* Of a block that moves pages; of each half of one that appends a row: few, so that the loads of many rows are under
+ * way at once. */
+enum { PAGES_THREADS = 256, PAGES_ROW_THREADS = 64 };
 
 DEVICE void pages_fault(const attn_pages_params *p)
 {
@@ -34,17 +37,28 @@ DEVICE char *pages_at(const attn_pages_params *p, const attn_pages_side *side, l
 
 /* Rows [0, rows) of all heads, from (from_outer, from_middle) on to (to_outer, to_middle) on: fewer than 2^31 elements.
  */
-template <int BYTES>
+template <int BYTES, int THREADS>
 DEVICE void pages_move(const attn_pages_params *p, const attn_pages_side *to, long long to_outer, long long to_middle,
                        const attn_pages_side *from, long long from_outer, long long from_middle, int rows, int dim)
 {
     typedef typename pages_unit<BYTES>::type unit;
     u32 units = (u32)(dim * p->element / BYTES), of_row = units * (u32)p->heads_kv, all = of_row * (u32)rows;
-    for (u32 i = threadIdx.x; i < all; i += PAGES_THREADS) {
+    for (u32 i = threadIdx.x % THREADS; i < all; i += THREADS) {
         u32 row = i / of_row, rest = i - row * of_row, head = rest / units, u = rest - head * units;
         ((unit *)pages_at(p, to, to_outer, to_middle + row, head))[u] =
             ((const unit *)pages_at(p, from, from_outer, from_middle + row, head))[u];
     }
+}
+
+/* Asks for the row's K, or V, while tables are read that say where it goes. */
+DEVICE void pages_prefetch(const attn_pages_params *p, long long row)
+{
+    enum { LINE = 128 };
+    bool second = threadIdx.x >= PAGES_ROW_THREADS;
+    const attn_pages_side *from = second ? &p->v : &p->k;
+    int lines = ((second ? p->dim_v : p->dim_qk) * p->element + LINE - 1) / LINE;
+    for (int i = threadIdx.x % PAGES_ROW_THREADS; i < p->heads_kv * lines; i += PAGES_ROW_THREADS)
+        prefetch_to_l2(pages_at(p, from, 0, row, i / lines) + i % lines * LINE);
 }
 
 /* ---- rotary embedding ---------------------------------------------------------------------- */
@@ -98,11 +112,11 @@ DEVICE void pages_turn_row(const attn_pages_params *p, int heads, long long posi
 {
     int half = p->rotary_dim / 2, groups = half / COUNT, rest = p->dim_qk - p->rotary_dim;
     const float *cosines = p->cos + position * half, *sines = p->sin + position * half;
-    for (int i = threadIdx.x; i < heads * groups; i += PAGES_THREADS)
+    for (int i = threadIdx.x % PAGES_ROW_THREADS; i < heads * groups; i += PAGES_ROW_THREADS)
         pages_turn_pairs<DTYPE, T, COUNT, INTERLEAVED>(p, cosines, sines, i % groups * COUNT,
                                                        (const T *)pages_at(p, from, 0, row, i / groups),
                                                        (T *)pages_at(p, to, to_outer, to_middle, i / groups));
-    for (int i = threadIdx.x; i < heads * rest && from->at != to->at; i += PAGES_THREADS)
+    for (int i = threadIdx.x % PAGES_ROW_THREADS; i < heads * rest && from->at != to->at; i += PAGES_ROW_THREADS)
         ((T *)pages_at(p, to, to_outer, to_middle, i / rest))[p->rotary_dim + i % rest] =
             ((const T *)pages_at(p, from, 0, row, i / rest))[p->rotary_dim + i % rest];
 }
@@ -124,24 +138,31 @@ typedef struct pages_target {
     bool used;                      /* there is such a row, and nothing of it is out of range */
 } pages_target;
 
+/* The first sequence that ends after the row: by the whole warp, since each load waits for the one before. */
+DEVICE int sequence_of_row(const attn_pages_params *p, long long row)
+{
+    int lo = 0, count = p->batch, lane = threadIdx.x % 32;
+    while (count > 1) {
+        int step = (count + 31) / 32, end = min((lane + 1) * step, count);
+        int found = __ffs(__ballot_sync(~0u, p->cu_lens[lo + end] > row)) - 1;
+        lo += found * step, count = min(step, count - found * step);
+    }
+    return lo;
+}
+
 DEVICE pages_target pages_by_position(const attn_pages_params *p, long long row)
 {
     pages_target t = { -1, 0, 0, false };
     if (p->batch == 0 || row >= p->cu_lens[p->batch]) return t; /* rows that this run does not have */
-    int lo = 0, hi = p->batch - 1;                              /* the first sequence that ends after the row */
-    while (lo < hi) {
-        int middle = (lo + hi) / 2;
-        if (p->cu_lens[middle + 1] <= row)
-            lo = middle + 1;
-        else
-            hi = middle;
-    }
+    pages_prefetch(p, row);
+    int lo = sequence_of_row(p, row);
     long long token = p->lens_kv[lo] - (p->cu_lens[lo + 1] - row);
-    long long page = NO_ENTRY, page_size = p->table.page_size;
-    if (row >= p->cu_lens[lo] && token >= 0) page = page_entry(page_list_of(&p->table, lo), token / page_size);
+    long long page = NO_ENTRY;
+    u32 page_size = (u32)p->table.page_size, entry = (u32)token / page_size; /* of a token that is in 31 bits */
+    if (row >= p->cu_lens[lo] && token >= 0) page = page_entry(page_list_of(&p->table, lo), entry);
     t.used = is_page(&p->table, page);
     if (!t.used) pages_fault(p);
-    t.page = page, t.slot = token % page_size, t.position = token;
+    t.page = page, t.slot = (u32)token - entry * page_size, t.position = token;
     return t;
 }
 
@@ -157,6 +178,7 @@ DEVICE pages_target pages_by_slot(const attn_pages_params *p, long long row)
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
+/* The block's first half turns or moves K, and turns q; the second one moves V. */
 template <int DTYPE, class T, int BYTES> DEVICE void pages_append(const attn_pages_params *p)
 {
     enum { COUNT = BYTES / sizeof(T) };
@@ -168,13 +190,17 @@ template <int DTYPE, class T, int BYTES> DEVICE void pages_append(const attn_pag
         pages_fault(p);
         return;
     }
+    if (threadIdx.x >= PAGES_ROW_THREADS) {
+        if (t.page >= 0)
+            pages_move<BYTES, PAGES_ROW_THREADS>(p, &p->v_pages, t.page, t.slot, &p->v, 0, row, 1, p->dim_v);
+        return;
+    }
     if (p->q.at) pages_turn<DTYPE, T, COUNT>(p, p->heads_q, t.position, &p->q_out, 0, row, &p->q, row);
     if (t.page < 0) return;
     if (p->cos)
         pages_turn<DTYPE, T, COUNT>(p, p->heads_kv, t.position, &p->k_pages, t.page, t.slot, &p->k, row);
     else
-        pages_move<BYTES>(p, &p->k_pages, t.page, t.slot, &p->k, 0, row, 1, p->dim_qk);
-    pages_move<BYTES>(p, &p->v_pages, t.page, t.slot, &p->v, 0, row, 1, p->dim_v);
+        pages_move<BYTES, PAGES_ROW_THREADS>(p, &p->k_pages, t.page, t.slot, &p->k, 0, row, 1, p->dim_qk);
 }
 
 template <int BYTES> DEVICE void pages_gather(const attn_pages_params *p)
@@ -196,8 +222,8 @@ template <int BYTES> DEVICE void pages_gather(const attn_pages_params *p)
     }
     int slots = (int)(len - first < page_size ? len - first : page_size);
     int plane = p->cu_lens ? 0 : b;
-    pages_move<BYTES>(p, &p->k, plane, start + first, &p->k_pages, page, 0, slots, p->dim_qk);
-    pages_move<BYTES>(p, &p->v, plane, start + first, &p->v_pages, page, 0, slots, p->dim_v);
+    pages_move<BYTES, PAGES_THREADS>(p, &p->k, plane, start + first, &p->k_pages, page, 0, slots, p->dim_qk);
+    pages_move<BYTES, PAGES_THREADS>(p, &p->v, plane, start + first, &p->v_pages, page, 0, slots, p->dim_v);
 }
 
 template <int BYTES> DEVICE void pages_copy(const attn_pages_params *p)
@@ -208,26 +234,26 @@ template <int BYTES> DEVICE void pages_copy(const attn_pages_params *p)
         pages_fault(p);
         return;
     }
-    pages_move<BYTES>(p, &p->k_pages, to, 0, &p->k, from, 0, (int)p->table.page_size, p->dim_qk);
-    pages_move<BYTES>(p, &p->v_pages, to, 0, &p->v, from, 0, (int)p->table.page_size, p->dim_v);
+    pages_move<BYTES, PAGES_THREADS>(p, &p->k_pages, to, 0, &p->k, from, 0, (int)p->table.page_size, p->dim_qk);
+    pages_move<BYTES, PAGES_THREADS>(p, &p->v_pages, to, 0, &p->v, from, 0, (int)p->table.page_size, p->dim_v);
 }
 
-#define PAGES_KERNEL(name, call)                                            \
-    extern "C" __global__ void __launch_bounds__(PAGES_THREADS)             \
+#define PAGES_KERNEL(name, threads, call)                                   \
+    extern "C" __global__ void __launch_bounds__(threads)                   \
         attn_pages_##name(const __grid_constant__ attn_pages_params params) \
     {                                                                       \
         call(&params);                                                      \
     }
 
-PAGES_KERNEL(append_f32_4, (pages_append<F32, u32, 4>))
-PAGES_KERNEL(append_f32_16, (pages_append<F32, u32, 16>))
-PAGES_KERNEL(append_f16_2, (pages_append<F16, unsigned short, 2>))
-PAGES_KERNEL(append_f16_16, (pages_append<F16, unsigned short, 16>))
-PAGES_KERNEL(append_bf16_2, (pages_append<BF16, unsigned short, 2>))
-PAGES_KERNEL(append_bf16_16, (pages_append<BF16, unsigned short, 16>))
-PAGES_KERNEL(gather_2, pages_gather<2>)
-PAGES_KERNEL(gather_4, pages_gather<4>)
-PAGES_KERNEL(gather_16, pages_gather<16>)
-PAGES_KERNEL(copy_2, pages_copy<2>)
-PAGES_KERNEL(copy_4, pages_copy<4>)
-PAGES_KERNEL(copy_16, pages_copy<16>)
+PAGES_KERNEL(append_f32_4, 2 * PAGES_ROW_THREADS, (pages_append<F32, u32, 4>))
+PAGES_KERNEL(append_f32_16, 2 * PAGES_ROW_THREADS, (pages_append<F32, u32, 16>))
+PAGES_KERNEL(append_f16_2, 2 * PAGES_ROW_THREADS, (pages_append<F16, unsigned short, 2>))
+PAGES_KERNEL(append_f16_16, 2 * PAGES_ROW_THREADS, (pages_append<F16, unsigned short, 16>))
+PAGES_KERNEL(append_bf16_2, 2 * PAGES_ROW_THREADS, (pages_append<BF16, unsigned short, 2>))
+PAGES_KERNEL(append_bf16_16, 2 * PAGES_ROW_THREADS, (pages_append<BF16, unsigned short, 16>))
+PAGES_KERNEL(gather_2, PAGES_THREADS, pages_gather<2>)
+PAGES_KERNEL(gather_4, PAGES_THREADS, pages_gather<4>)
+PAGES_KERNEL(gather_16, PAGES_THREADS, pages_gather<16>)
+PAGES_KERNEL(copy_2, PAGES_THREADS, pages_copy<2>)
+PAGES_KERNEL(copy_4, PAGES_THREADS, pages_copy<4>)
+PAGES_KERNEL(copy_16, PAGES_THREADS, pages_copy<16>)

@@ -1,9 +1,9 @@
 /* What the host passes to the kernels of operations on KV pages (attn_kv.h), in types that C11 and device code lay out
  * alike. No include.
  *
- * Each kernel has 256 threads a block and attn_pages_params as its only argument; NAME is f32, f16 or bf16, and UNIT
- * the bytes that a thread moves at once, 16 or those of an element. With 16, every address, stride and dim is a
- * multiple.
+ * Each kernel has attn_pages_params as its only argument, and 256 threads a block, or 128 where it appends; NAME is
+ * f32, f16 or bf16, and UNIT the bytes that a thread moves at once, 16 or those of an element. With 16, every address,
+ * stride and dim is a multiple.
  *
  *   attn_pages_append_NAME_UNIT: a block per row; grid (rows of this run, or most of a run)
  *   attn_pages_gather_UNIT: a block per entry of a page table; grid (batch entries)

@@ -64,6 +64,12 @@ template <int newer> DEVICE void copy_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
 }
 
+/* The line of L2 that has the byte, from memory. */
+DEVICE void prefetch_to_l2(const void *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+}
+
 /* What was there. Writes before it are seen by whoever finds its sum. */
 DEVICE u64 add_acq_rel(u64 *count, u64 x)
 {

@@ -1,12 +1,8 @@
-/* The suites "pool" and "append".
- *
- * pool: what the bookkeeping of pages costs, one thing a case; nothing is computed:
+/* The suite "pool": what the bookkeeping of pages costs, one thing a case; nothing is computed:
  *   page      a page taken and given back, of a sequence of len pages
  *   fork      a sequence of len pages forked
  *   append    a token appended to each of 64 sequences in turn
- *   lookup    a page of len found in the prefix index
- * append: K and V of len new tokens go into pages of 16 that lie in any order, K with its rotary embedding. The peer,
- * and the limit, is memcpy of as many bytes. */
+ *   lookup    a page of len found in the prefix index */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,12 +10,8 @@
 #include "bench/bench.h"
 #include "check/random.h"
 #include "device/clock.h"
-#include "num/half.h"
-#include "problem/desc.h"
 
 enum { PAGE_SIZE = 16, APPENDING = 64, APPENDED = 1024 };
-
-/* ---- the pool ------------------------------------------------------------------------------------ */
 
 typedef struct pool_bench {
     attn_pool *pool;
@@ -143,103 +135,5 @@ bool attn_bench_pool(const attn_bench_options *options, const attn_bench_case *i
     snprintf(result->kernel, sizeof result->kernel, "pool");
     free(b.memory);
     free(b.tokens);
-    return done;
-}
-
-/* ---- append -------------------------------------------------------------------------------------- */
-
-typedef struct append_bench {
-    attn_kv_plan *plan;
-    attn_kv_args args;
-    char *k, *v, *k_pages, *v_pages;
-    float *cosines, *sines;
-    int32_t *table, starts[2], length;
-    int64_t k_bytes, v_bytes;
-} append_bench;
-
-static double run_append(void *self, int calls)
-{
-    append_bench *b = self;
-    double start = attn_seconds();
-    for (int i = 0; i < calls; i++)
-        if (attn_kv_run(b->plan, &b->args, NULL)) return attn_bench_fail("%s", attn_error()), -1.0;
-    return (attn_seconds() - start) / calls;
-}
-
-static double run_copy(void *self, int calls)
-{
-    append_bench *b = self;
-    double start = attn_seconds();
-    for (int i = 0; i < calls; i++) {
-        memcpy(b->k_pages, b->k, (size_t)b->k_bytes);
-        memcpy(b->v_pages, b->v, (size_t)b->v_bytes);
-    }
-    return (attn_seconds() - start) / calls;
-}
-
-static bool start_append(append_bench *b, const attn_bench_case *item)
-{
-    const attn_desc *d = &item->desc;
-    int64_t tokens = d->len_kv, pages = attn_ceil_div(tokens, PAGE_SIZE), half = d->dim_qk / 2;
-    attn_kv_desc desc = { .op = ATTN_KV_APPEND,
-                          .dtype = d->dtype,
-                          .flags = ATTN_KV_ROTARY,
-                          .pages = pages,
-                          .page_size = PAGE_SIZE,
-                          .heads_kv = d->heads_kv,
-                          .dim_qk = d->dim_qk,
-                          .dim_v = d->dim_v,
-                          .tokens = tokens,
-                          .batch = 1,
-                          .table_width = pages,
-                          .positions = tokens,
-                          .threads = d->threads };
-    uint64_t random = 1;
-    if (strcmp(item->mask, "neighbours") == 0) desc.flags |= ATTN_KV_INTERLEAVED;
-    b->k_bytes = tokens * d->heads_kv * d->dim_qk * attn_dtype_size(d->dtype);
-    b->v_bytes = tokens * d->heads_kv * d->dim_v * attn_dtype_size(d->dtype);
-    b->k = attn_bench_alloc(b->k_bytes), b->v = attn_bench_alloc(b->v_bytes);
-    b->k_pages = attn_bench_alloc(b->k_bytes + PAGE_SIZE * b->k_bytes / tokens);
-    b->v_pages = attn_bench_alloc(b->v_bytes + PAGE_SIZE * b->v_bytes / tokens);
-    b->cosines = attn_bench_alloc(4 * tokens * half), b->sines = attn_bench_alloc(4 * tokens * half);
-    b->table = attn_bench_alloc(4 * pages);
-    if (!b->k || !b->v || !b->k_pages || !b->v_pages || !b->cosines || !b->sines || !b->table) return false;
-    for (int64_t i = 0; i < tokens * half; i++)
-        b->cosines[i] = check_normal(&random), b->sines[i] = check_normal(&random);
-    for (int64_t i = 0; i < pages; i++) {
-        int64_t j = check_below(&random, i + 1);
-        b->table[i] = b->table[j], b->table[j] = (int32_t)i;
-    }
-    b->starts[1] = b->length = (int32_t)tokens;
-    b->args = (attn_kv_args){ .k = b->k,
-                              .v = b->v,
-                              .k_pages = b->k_pages,
-                              .v_pages = b->v_pages,
-                              .cu_lens = b->starts,
-                              .lens_kv = &b->length,
-                              .page_table = b->table,
-                              .cos = b->cosines,
-                              .sin = b->sines };
-    return attn_kv_plan_create(&b->plan, &desc) == ATTN_OK || attn_bench_fail("%s", attn_error());
-}
-
-bool attn_bench_append(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result)
-{
-    append_bench b = { 0 };
-    attn_bench_runner runners[2] = { { run_append, &b }, { run_copy, &b } };
-    attn_bench_times times[2];
-    bool done = start_append(&b, item) && attn_bench_take_turns(options, runners, times, 2);
-    if (done) {
-        snprintf(result->kernel, sizeof result->kernel, "append");
-        result->subject = times[0], result->peer = times[1];
-        result->peer_name = "memcpy";
-        result->kv_bytes = 2.0 * (double)(b.k_bytes + b.v_bytes); /* read and written */
-        result->limit = times[1].median;
-        result->read = result->kv_bytes / result->limit;
-    }
-    attn_kv_plan_destroy(b.plan);
-    void *arrays[] = { b.k, b.v, b.k_pages, b.v_pages, b.cosines, b.sines, b.table };
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        free(arrays[i]);
     return done;
 }
