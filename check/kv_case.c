@@ -157,6 +157,7 @@ static bool sequences(check_kv_case *c, uint64_t *state)
         if (cu) cu[b] = (int32_t)(d->tokens - left);
         if (csr) starts[b] = (int32_t)total;
         int64_t fresh = cu ? check_below(state, (left < most ? left : most) + 1) : most;
+        if (cu && d->batch > 5 && check_chance(state, 80)) fresh = 0; /* for others */
         int64_t len = append ? fresh + check_below(state, most - fresh + 1) : check_below(state, fresh + 1);
         int64_t first = append ? (len - fresh) / d->page_size : 0, used = (len + d->page_size - 1) / d->page_size;
         if (append && fresh == 0) first = used;
@@ -223,7 +224,7 @@ static void draw_sizes(attn_kv_desc *d, uint64_t *state)
     if (d->op == ATTN_KV_APPEND && check_chance(state, 40)) d->flags |= ATTN_KV_SLOTS;
     if (d->op == ATTN_KV_GATHER && d->tokens) d->flags |= ATTN_KV_PACKED;
     if (d->op == ATTN_KV_COPY) d->tokens = 0;
-    if (d->op != ATTN_KV_COPY && !(d->flags & ATTN_KV_SLOTS)) d->batch = check_below(state, 6);
+    if (d->op != ATTN_KV_COPY && !(d->flags & ATTN_KV_SLOTS)) d->batch = check_below(state, check_chance(state, 80) ? 6 : 100);
     if (d->op != ATTN_KV_APPEND || d->dim_qk < 2 || check_chance(state, 30)) return;
     d->flags |= ATTN_KV_ROTARY;
     d->rotary_dim = d->dim_qk % 2 || check_chance(state, 50) ? 2 * (1 + check_below(state, d->dim_qk / 2)) : 0;

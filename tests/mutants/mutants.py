@@ -526,6 +526,7 @@ MUTANTS = [
     (SM90 + "backward/mainloop_d256.h", "uniform(s->ds + ring_index(tile, 2) * DS_TILE)", "uniform(s->ds)", "one buffer of dS is read", "emulated/sm90_backward_bf16_d256_64"),
     # pages and merging on a GPU
     (CUDA + "common/page_table.h", "return id >= 0 && id < t->pages;", "return id < t->pages;", "a page id below 0 is taken", "emulated/pages"),
+    (CUDA + "common/pages.h", "lo += found * step, count", "lo += found, count", "append: a row of many sequences goes to another one", "emulated/pages"),
     (CUDA + "common/page_table.h", "start <= end && end <= t->total;", "start <= end;", "entries behind the table are read", "emulated/pages"),
     (CUDA + "common/cache.h", "bool good = keys.length >= 0 && keys.length <= len_kv &&", "bool good = keys.length >= 0 &&",
      "a sequence longer than the descriptor allows is read", "emulated/pages"),

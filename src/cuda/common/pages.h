@@ -138,24 +138,29 @@ typedef struct pages_target {
     bool used;                      /* there is such a row, and nothing of it is out of range */
 } pages_target;
 
-/* The first sequence that ends after the row: by the whole warp, since each load waits for the one before. */
+/* The first of the sequences that ends after the row, `batch` if none does: by the whole warp, since each load waits
+ * for the one before. */
 DEVICE int sequence_of_row(const attn_pages_params *p, long long row)
 {
     int lo = 0, count = p->batch, lane = threadIdx.x % 32;
-    while (count > 1) {
+    do {
         int step = (count + 31) / 32, end = min((lane + 1) * step, count);
-        int found = __ffs(__ballot_sync(~0u, p->cu_lens[lo + end] > row)) - 1;
+        u32 after = __ballot_sync(~0u, p->cu_lens[lo + end] > row);
+        if (!after) return p->batch;
+        int found = __ffs(after) - 1;
         lo += found * step, count = min(step, count - found * step);
-    }
+    } while (count > 1);
     return lo;
 }
 
 DEVICE pages_target pages_by_position(const attn_pages_params *p, long long row)
 {
     pages_target t = { -1, 0, 0, false };
-    if (p->batch == 0 || row >= p->cu_lens[p->batch]) return t; /* rows that this run does not have */
-    pages_prefetch(p, row);
+    if (p->batch == 0) return t;
+    prefetch_to_l2(p->lens_kv + (row < p->batch ? row : 0)); /* of new tokens that are one per sequence */
     int lo = sequence_of_row(p, row);
+    if (lo == p->batch) return t; /* a row that this run does not have */
+    pages_prefetch(p, row);
     long long token = p->lens_kv[lo] - (p->cu_lens[lo + 1] - row);
     long long page = NO_ENTRY;
     u32 page_size = (u32)p->table.page_size, entry = (u32)token / page_size; /* of a token that is in 31 bits */
