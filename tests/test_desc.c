@@ -300,6 +300,7 @@ static void pages_are_checked(void **state)
     REFUSED(paged, INVALID, "ATTN_PAGED needs ATTN_LENS_KV", d.flags &= ~ATTN_LENS_KV);
     REFUSED(paged, INVALID, "table_width = 2 pages of 3 keys hold less than len_kv = 7 keys", d.table_width = 2);
     REFUSED(paged, INVALID, "table_total = 2 pages of 3 keys hold less", d.table_width = 0, d.table_total = 2);
+    REFUSED(paged, INVALID, "table_width = 0 pages of 3 keys hold less", d.table_width = 0);
     REFUSED(paged, INVALID, "table_total = 9 is not 0, as table_width = 3 needs it", d.table_total = 9);
     REFUSED(paged, INVALID, "total_kv = 7 is not 0: with ATTN_PAGED no keys are packed", d.flags |= ATTN_VARLEN,
             d.total_q = 9, d.total_kv = 7);
@@ -333,6 +334,7 @@ static void strides_are_checked(void **state)
 {
     (void)state;
     REFUSED(plain, INVALID, "q_stride[3] = 2 is not 1", set4(d.q_stride, 1920, 384, 32, 2));
+    REFUSED(plain, INVALID, "q_stride[3] = 2 is not 1", set4(d.q_stride, 0, 0, 0, 2));
     REFUSED(plain, INVALID, "k_stride[3] = 0 is not 1", set4(d.k_stride, 0, 0, 16, 0));
     REFUSED(plain, INVALID, "v_stride[3] = -1 is not 1", set4(d.v_stride, 448, 64, 16, -1));
     REFUSED(plain, INVALID, "o_stride[3] = 16 is not 1", set4(d.o_stride, 960, 192, 1, 16));

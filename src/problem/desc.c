@@ -226,7 +226,7 @@ static attn_status check_pages(const attn_desc *desc)
     if (table < attn_ceil_div(desc->len_kv, desc->page_size))
         return attn_fail(ATTN_INVALID,
                          "%s = %" PRId64 " pages of %" PRId64 " keys hold less than len_kv = %" PRId64 " keys",
-                         desc->table_width ? "table_width" : "table_total", table, desc->page_size, desc->len_kv);
+                         desc->table_total ? "table_total" : "table_width", table, desc->page_size, desc->len_kv);
     if (desc->direction == ATTN_BACKWARD)
         return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: ATTN_PAGED is computed forward only");
     return ATTN_OK;
@@ -317,7 +317,7 @@ static attn_status resolve_strides(const char *name, const int64_t extent[4], in
 
 attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4])
 {
-    if ((stride[0] || stride[1] || stride[2]) && stride[3] != 1)
+    if (stride[3] != 1 && (stride[0] || stride[1] || stride[2] || stride[3]))
         return attn_fail(ATTN_INVALID, "%s_stride[3] = %" PRId64 " is not 1", name, stride[3]);
     return resolve_strides(name, extent, stride);
 }
