@@ -186,8 +186,8 @@ static void bad_ids_and_lengths(void **state)
 {
     (void)state;
     APPEND((void)0, NULL);
-    APPEND(b.table[0][1] = 4, "page 1 of sequence 0 has id 4, which is not in 0 to pages - 1 = 3");
-    APPEND(b.table[1][0] = -1, "page 0 of sequence 1 has id -1");
+    APPEND(b.table[0][1] = 4, "page_table: sequence 0, entry 1 = 4 is no page of 0 to 3");
+    APPEND(b.table[1][0] = -1, "page_table: sequence 1, entry 0 = -1");
     APPEND(b.table[0][0] = 99, NULL); /* no new token goes there */
     APPEND(b.table[1][1] = INT32_MIN, NULL);
     APPEND(b.cu[0] = 1, "cu_lens[0] = 1 is not 0");
@@ -215,7 +215,7 @@ static void bad_ids_and_lengths(void **state)
     SLOTS(b.args.count = -1, "count = -1");
     GATHER((void)0, NULL);
     GATHER(b.table[0][0] = -1, NULL);
-    GATHER(b.table[0][0] = -2, "page 0 of sequence 0 has id -2");
+    GATHER(b.table[0][0] = -2, "page_table: sequence 0, entry 0 = -2");
     GATHER(b.lens[0] = 5, "lens_kv[0] = 5 exceeds len_kv");
     GATHER((b.desc.flags = ATTN_KV_PACKED, b.desc.tokens = 8, b.args.cu_lens = b.cu),
            "lens_kv[0] = 3 exceeds the sequence's share of cu_lens");
@@ -244,7 +244,7 @@ static void bad_pointers(void **state)
     APPEND(b.args.k_out = b.k_out, "needs op = ATTN_KV_GATHER");
     APPEND(b.args.k_from = b.k_out, "needs op = ATTN_KV_COPY");
     APPEND(b.args.pairs = b.pairs[0], "needs op = ATTN_KV_COPY");
-    APPEND(b.args.count = 1, "count = 1 is not in 0 to tokens = 0");
+    APPEND(b.args.count = 1, "count = 1 needs ATTN_KV_SLOTS or op = ATTN_KV_COPY");
     APPEND(b.args.fault = (uint32_t *)(void *)b.starts, "fault is not NULL");
     APPEND(b.args.k = (char *)b.k + 2, "is not aligned to its elements of 4 bytes");
     APPEND(b.args.lens_kv = (const int32_t *)(const void *)((char *)b.lens + 1), "is not aligned");

@@ -151,7 +151,10 @@ static attn_status check_overlap(const attn_kv_desc *d, const attn_kv_args *a, c
 attn_status attn_kv_check_arrays(const attn_kv_desc *d, const attn_kv_args *a)
 {
     uint32_t needs = attn_kv_needs(d);
-    int64_t most = d->op == ATTN_KV_COPY ? d->copies : d->flags & ATTN_KV_SLOTS ? d->tokens : 0;
+    int64_t most = d->op == ATTN_KV_COPY ? d->copies : d->tokens;
+    if (a->count && !(needs >> ATTN_KV_NEED_BIT_COUNT & 1))
+        return attn_fail(ATTN_INVALID, "count = %" PRId64 " needs %s", a->count,
+                         attn_kv_need_name(ATTN_KV_NEED_BIT_COUNT));
     if (a->count < 0 || a->count > most)
         return attn_fail(ATTN_INVALID, "count = %" PRId64 " is not in 0 to %s = %" PRId64, a->count,
                          d->op == ATTN_KV_COPY ? "copies" : "tokens", most);
@@ -205,9 +208,9 @@ static attn_status check_ids(const attn_kv_desc *d, const attn_kv_args *a, int64
     for (int64_t i = first; i < last; i++)
         if (ids[i] < least || ids[i] >= d->pages)
             return attn_fail(ATTN_INVALID,
-                             "page %" PRId64 " of sequence %" PRId64 " has id %" PRId32
-                             ", which is not in 0 to pages - 1 = %" PRId64,
-                             i, b, ids[i], d->pages - 1);
+                             "page_table: sequence %" PRId64 ", entry %" PRId64 " = %" PRId32
+                             " is no page of 0 to %" PRId64,
+                             b, i, ids[i], d->pages - 1);
     return ATTN_OK;
 }
 
