@@ -255,6 +255,19 @@ static void text_is_cut_like_snprintf(void **state)
     attn_plan_destroy(plan);
 }
 
+static void f64_says_that_it_is_slow(void **state)
+{
+    (void)state;
+    char text[1024];
+    attn_desc desc = base_desc(8, 8);
+    desc.dtype = ATTN_F64;
+    attn_plan *plan = plan_of(&desc);
+    attn_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "from the definition: slow\n"));
+    assert_null(strstr(text, "predicted")); /* nobody knows */
+    attn_plan_destroy(plan);
+}
+
 static void numbers_add_up(void **state)
 {
     (void)state;
@@ -460,6 +473,7 @@ int main(void)
         cmocka_unit_test(deterministic_decode_is_split),
         cmocka_unit_test(environment_is_asked_too),
         cmocka_unit_test(text_is_cut_like_snprintf),
+        cmocka_unit_test(f64_says_that_it_is_slow),
         cmocka_unit_test(numbers_add_up),
         cmocka_unit_test(workspace_does_not_grow_with_length),
         cmocka_unit_test(workspace_of_the_backward_is_linear),

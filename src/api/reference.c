@@ -1,5 +1,6 @@
 /* ATTN_F64: the definition itself as a kernel, in double precision on one thread. Gradients are added up where they are
  * to lie. */
+#include <stdio.h>
 #include <string.h>
 
 #include "api/plan.h"
@@ -22,7 +23,7 @@ static attn_status create(attn_plan *plan)
                              attn_strategies(&(int){ 0 })[word].name);
     plan->kernel_name = "reference";
     plan->isa_name = attn_isa_name(ATTN_ISA_PORTABLE);
-    memcpy(plan->why, "f64, from the definition", sizeof "f64, from the definition");
+    snprintf(plan->why, sizeof plan->why, "f64, pair by pair, from the definition: slow");
     c->threads = c->splits = 1;
     c->q_tile = c->kv_tile = 1;
     c->pairs = attn_typical_pairs(d);
