@@ -94,6 +94,17 @@ static attn_status describe(const values *v, attn_desc *desc)
     return ATTN_OK;
 }
 
+/* A machine of the other device would be left unused. */
+static attn_status use_machine(const char *name, attn_device device)
+{
+    static attn_machine m;
+    attn_status status = attn_machine_load(name, &m);
+    if (!status && m.device != device)
+        status = attn_fail(ATTN_INVALID, "--machine %s is of a %s", name,
+                           m.device == ATTN_CUDA ? "GPU: it goes with --device cuda" : "CPU: leave out --device cuda");
+    return status ? status : attn_machine_use(name);
+}
+
 static attn_status print_words(const attn_plan *plan)
 {
     size_t length = attn_plan_describe(plan, NULL, 0);
@@ -196,6 +207,6 @@ int attn_cmd_explain(int argc, char **argv)
         attn_fail(ATTN_INVALID, "--once prints nothing: it takes no --measure and no --json");
         return attn_report_usage("explain");
     }
-    if (describe(&v, &desc) || (v.machine && attn_machine_use(v.machine))) return attn_report_usage("explain");
+    if (describe(&v, &desc) || (v.machine && use_machine(v.machine, desc.device))) return attn_report_usage("explain");
     return explain(&v, &desc, argc, argv) ? attn_report_failure("explain") : ATTN_EXIT_OK;
 }

@@ -97,6 +97,8 @@ def machine(place):
     for command in (["machine"], shape):
         place.refuses([*command, "--machine", "bad.machine"], 2, "bad.machine:2:7: takes a number, 0 or more, not 'fast'")
         place.refuses([*command, "--machine", "none.machine"], 2, "none.machine: No such file")
+    place.refuses([*shape, "--machine", "h200"], 2, "--machine h200 is of a GPU: it goes with --device cuda")
+    place.refuses([*shape, "--machine", "cpu", "--device", "cuda"], 2, "--machine cpu is of a CPU")
     place.refuses(["machine", "--measure", "--machine", "cpu"], 2, "takes no --machine")
     place.refuses(["machine", "--only", "avx2"], 2, "--only needs --measure")
     place.refuses(["machine", "-o", "no/such/place"], 1, "No such file")
