@@ -58,7 +58,7 @@ static attn_status take_suite(void *suites, const void *value)
 static attn_status parse_suite(const char *text, void *value)
 {
     *(int *)value = attn_bench_suite_find(text);
-    return *(int *)value ? ATTN_OK : attn_fail(ATTN_INVALID, "'%s' is not one of " ATTN_BENCH_SUITES, text);
+    return *(int *)value ? ATTN_OK : attn_fail(ATTN_INVALID, "'%s' is not one of " ATTN_BENCH_SUITES(" "), text);
 }
 
 static attn_status parse_suites(const char *text, void *value)
@@ -120,7 +120,7 @@ static attn_status parse_pause(const char *text, void *value)
 #define AT(field) offsetof(attn_bench_options, field)
 
 static const attn_option options[] = {
-    { "suite", 0, "LIST", parse_suites, AT(suites), ATTN_BENCH_SUITES " (prefill)" },
+    { "suite", 0, "LIST", parse_suites, AT(suites), ATTN_BENCH_SUITES("\n") " (prefill)" },
     { "threads", 't', "LIST", parse_threads, AT(threads), "threads to measure with (1 and all processors)" },
     { "dtype", 0, "LIST", parse_dtypes, AT(dtypes), "f32, f16, bf16 (f32; decode: all of them)" },
     { "dim", 0, "LIST", parse_counts, AT(dims), "head dims (64,128; as the suite says)" },
@@ -149,7 +149,8 @@ static const attn_option options[] = {
     { "json", 0, NULL, attn_parse_switch, AT(json), "print JSON" },
     { "once", 0, NULL, attn_parse_switch, AT(once),
       "run each case of the suite bytes once, for a profiler; print nothing" },
-    { "smoke", 0, NULL, attn_parse_switch, AT(smoke), "a second on tiny problems: does it measure at all?" },
+    { "smoke", 0, NULL, attn_parse_switch, AT(smoke),
+      "every suite on tiny problems, some seconds: does it measure at all?" },
 };
 
 static const attn_command command = {
@@ -227,7 +228,6 @@ static bool check(const attn_bench_options *o)
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
     if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
         return attn_bench_fail("--device cuda takes no --isa and no --threads");
-    if (o->on == ATTN_CUDA && device_open() != ATTN_OK) return attn_bench_fail("%s", attn_error());
     if (o->isa != ATTN_ISA_AUTO && !attn_isa_available(o->isa))
         return attn_bench_fail("--isa %s: this machine or build does not run it", attn_isa_name(o->isa));
     return true;
@@ -246,6 +246,7 @@ int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
     }
     name_machine(o);
     if (!check(o)) return ATTN_EXIT_USAGE;
+    if (o->on == ATTN_CUDA && device_open() != ATTN_OK) return attn_bench_fail("%s", attn_error()), ATTN_EXIT_FAILURE;
     if (o->peer == ATTN_PEER_UNSAID)
         o->peer = o->peer_library ? ATTN_PEER_NONE : o->on == ATTN_CUDA ? ATTN_PEER_CUDNN : ATTN_PEER_OPENBLAS;
     return code;

@@ -136,11 +136,7 @@ static attn_status choose(const values *v, attn_machine *m)
     if (!v->measure && v->only) return attn_fail(ATTN_INVALID, "--only needs --measure");
     if (v->machine) return attn_machine_load(v->machine, m);
     attn_machine_identity(identity, sizeof identity);
-    if (v->device == ATTN_CUDA) {
-        attn_status status = device_open();
-        if (status) return status;
-        snprintf(identity, sizeof identity, "%s", attn_cuda_machine_get()->device[0].name);
-    }
+    if (v->device == ATTN_CUDA) snprintf(identity, sizeof identity, "%s", attn_cuda_machine_get()->device[0].name);
     *m = *attn_machine_for(v->device, identity);
     return ATTN_OK;
 }
@@ -151,6 +147,7 @@ int attn_cmd_machine(int argc, char **argv)
     values v = { .measure = false };
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
+    if (v.device == ATTN_CUDA && !v.machine && device_open()) return attn_report_failure("machine");
     if (choose(&v, &m)) return attn_report_usage("machine");
     if (v.measure && measure(&v, &m)) return attn_report_failure("machine");
     if (v.output && write_file(v.output, &m)) return attn_report_failure("machine");
