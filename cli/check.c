@@ -132,13 +132,16 @@ static const char *status_of(const check_report *report)
 
 static void print_table(const check_sweep *sweep, int cases, int failed, int skipped)
 {
-    printf("%-20s %6s %10s %6s %10s %6s\n", "kernel", "cases", "error", "case", "LSE error", "case");
+    int width = 20;
+    for (int i = 0; i < sweep->count; i++)
+        if ((int)strlen(name_of(&sweep->reports[i])) > width) width = (int)strlen(name_of(&sweep->reports[i]));
+    printf("%-*s %6s %10s %6s %10s %6s\n", width, "kernel", "cases", "error", "case", "LSE error", "case");
     for (int i = 0; i < sweep->count; i++) {
         const check_report *r = &sweep->reports[i];
         if (r->skipped)
-            printf("%-20s %6s\n", name_of(r), status_of(r));
+            printf("%-*s %6s\n", width, name_of(r), status_of(r));
         else
-            printf("%-20s %6d %9.1f%% %6d %9.1f%% %6d  %s\n", name_of(r), r->cases, 100 * r->out, r->out_case,
+            printf("%-*s %6d %9.1f%% %6d %9.1f%% %6d  %s\n", width, name_of(r), r->cases, 100 * r->out, r->out_case,
                    100 * r->lse, r->lse_case, status_of(r));
     }
     for (int i = 0; i < sweep->count; i++) {
@@ -263,7 +266,7 @@ int attn_cmd_check(int argc, char **argv)
         skipped += sweep.reports[i].skipped;
     }
     (v.json ? print_json : print_table)(&sweep, cases, failed, skipped);
-    if (!v.json && !v.strategy) attn_check_strategies_print(&sweep, v.strategies);
+    if (!v.json && !v.strategy && (v.strategies || !v.number.given)) attn_check_strategies_print(&sweep, v.strategies);
     bool whole = !v.quick && !v.number.given && v.part[1] == 1 && !v.strategy;
     int missing = whole ? attn_check_strategies_missing(&sweep) : 0;
     free(grid);

@@ -73,6 +73,19 @@ static attn_status open_pages(attn_inputs *inputs, const attn_input_options *opt
     return ATTN_OK;
 }
 
+static attn_status check_pages_hold(const attn_inputs *inputs)
+{
+    const attn_desc *desc = &inputs->desc;
+    const int32_t *lens = inputs->args.lens_kv;
+    for (int64_t i = 0; i < desc->batch; i++)
+        if (lens[i] > desc->len_kv)
+            return attn_fail(
+                ATTN_INVALID,
+                "--lens-kv: lens_kv[%lld] = %d, and a sequence's %lld pages in --page-table hold %lld keys",
+                (long long)i, (int)lens[i], (long long)desc->table_width, (long long)desc->len_kv);
+    return ATTN_OK;
+}
+
 static attn_status open_lens(attn_inputs *inputs, const attn_input_options *options)
 {
     attn_array lens;
@@ -87,7 +100,7 @@ static attn_status open_lens(attn_inputs *inputs, const attn_input_options *opti
         inputs->desc.flags |= ATTN_LENS_KV;
         inputs->args.lens_kv = lens.data;
     }
-    return status;
+    return !status && inputs->desc.page_size > 0 ? check_pages_hold(inputs) : status;
 }
 
 static attn_status fill_prefix(attn_inputs *inputs, const attn_input_options *options)

@@ -207,7 +207,7 @@ def page_tables(place):
         ({"t": i32((2, 3), 0, 1, 6, 3, 4, 5)}, ("page_table: sequence 0, entry 2 = 6", "0 to 5")),
         ({"t": i32((2, 3), 0, 1, 2, 3, -1, 5)}, ("page_table: sequence 1, entry 1 = -1",)),
         ({"t": Array((2, 3), [0, 1, 2, 3, 2**31, 5], "i64")}, ("--page-table: element 4 is 2147483648",)),
-        ({"l": i32((2,), 9, 10)}, ("lens_kv[1] = 10",)),
+        ({"l": i32((2,), 9, 10)}, ("--lens-kv: lens_kv[1] = 10, and a sequence's 3 pages in --page-table hold 9 keys",)),
         ({"k": uniform(2, (18, 2, 5))}, ("k has shape (18, 2, 5): with --page-table it takes (page, slot, head, dim)",)),
         ({"v": uniform(2, (5, 3, 2, 5))}, ("v has 5 pages, but k has 6",)),
         ({"v": uniform(2, (6, 2, 2, 5))}, ("v has 2 slots, but k has 3",)),
