@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -208,7 +208,10 @@ def append_kvcache(
                        q, rotary, threads, fault)
         prepared = _run.kept(("append", *call.key()), context, (), lambda: _append_plan(call))
         turned = call.fill(prepared)
-        call.run(prepared)
+        try:
+            call.run(prepared)
+        except _c.InvalidError as error:
+            call.refuse(error)
         return turned
 
     return _run.placed(seen, k, handle, used, body)
@@ -328,6 +331,7 @@ class _Call:
             self.tables["cu_lens"] = as_table(cu_lens, cu_name, "int32", device, handle)
         if page_table is not None:
             self.tables["page_table"] = as_table(page_table, "page_table", "int32", device, handle)
+        self.paged = page_table is not None
         self._rows(cu_name)
         self._lengths(seqlens)
         self.fault = None if fault is None else _fault(fault, device, handle)
@@ -372,6 +376,7 @@ class _Call:
             seen = as_table(seqlens, "cache_seqlens", "int32", device, self.handle)
             shape_is("cache_seqlens", _shape(seen), (self.batch,))
             lens = self._array(seen)
+        self.before = lens
         if "k" in self.tensors:
             if "cu_lens" in self.tables:
                 starts = self._array(self.tables["cu_lens"])
@@ -387,6 +392,24 @@ class _Call:
                                       "it takes (batch, capacity, heads, dim)")
             table = self._steps(library, self.batch, 1, place).reshape(-1, 1)
             self.tables["page_table"] = see(table, "page_table")
+
+    def refuse(self, error: _c.InvalidError) -> NoReturn:
+        """Raises it, with cache_seqlens in it: the library itself knows only the lengths after the append."""
+        if self.device is not None or not str(error).startswith("lens_kv["):
+            raise error
+        after = _tensor.host(self.tables["lens_kv"]).tolist()
+        slots, width = _shape(self.tensors["k_cache"])[1], _shape(self.tables["page_table"])[1]
+        rooms = [(slots * width, f"slots of {'page_table' if self.paged else 'k_cache'}")]
+        if self.interleaved is not None:
+            rooms.append((_shape(self.tables["rotary_cos"])[0], "positions of rotary_cos"))
+        for i, before in enumerate(np.asarray(self.before).tolist()):
+            if before < 0:
+                raise _c.InvalidError(f"cache_seqlens[{i}] is {before}; it takes 0 or more") from None
+            for room, name in rooms:
+                if after[i] > room:
+                    new = f" with {after[i] - before} new" if "k" in self.tensors else ""
+                    raise _c.InvalidError(f"cache_seqlens[{i}] is {before}:{new} more than the {room} {name}") from None
+        raise error
 
     def _array(self, seen: Any) -> Any:
         """A table as an array that knows + and slices."""
@@ -459,10 +482,13 @@ def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
         setattr(args, name, address_of(seen))
     plan = prepared.attention
     owner, place = _run.workspace(call.like, call.device, plan.workspace_bytes)
-    if prepared.append:
-        _c.check(_c.check_args(plan._handle, args, _c.ARGS_SIZE))
-        call.run(prepared)
-    _c.check(_c.run(plan._handle, args, _c.ARGS_SIZE, place, call.handle))
+    try:
+        if prepared.append:
+            _c.check(_c.check_args(plan._handle, args, _c.ARGS_SIZE))
+            call.run(prepared)
+        _c.check(_c.run(plan._handle, args, _c.ARGS_SIZE, place, call.handle))
+    except _c.InvalidError as error:
+        call.refuse(error)
     del owner
     return tuple(results) if return_lse else results[0]
 

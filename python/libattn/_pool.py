@@ -74,6 +74,10 @@ class Pool:
         with self._lock:
             _c.check(function(self._handle, *arguments))
 
+    def _needs_prefix(self) -> None:
+        if not self.prefix:
+            raise _c.InvalidError("the pool has no prefix index: it takes prefix=True")
+
     def create(self, salt: int = 0) -> Sequence:
         """A new sequence without tokens. salt: 64 bits; sequences find prefixes of their own salt only."""
         made = _c.Seq()
@@ -84,6 +88,7 @@ class Pool:
         """Begins the sequence, which has no tokens yet, with the pages of the longest published prefix of the tokens;
         its length, 0 if there is none. Pass one token less than the prompt has, if its logits are wanted."""
         array, found = _tokens(tokens), ctypes.c_int64()
+        self._needs_prefix()
         self._call(_c.seq_match, _seq(seq), array.ctypes.data, len(array), ctypes.byref(found))
         return found.value
 
@@ -101,10 +106,14 @@ class Pool:
             raise _c.InvalidError("append takes either tokens or count")
         array = None if tokens is None else _tokens(tokens)
         number = _integer("count", count) if array is None else len(array)
+        if self.prefix != (count is None):
+            wanted = "tokens" if self.prefix else "count"
+            raise _c.InvalidError(f"the pool has prefix={self.prefix}: append takes {wanted}")
         self._call(_c.seq_append, _seq(seq), None if array is None else array.ctypes.data, number, _list(copies))
 
     def publish(self, seq: Sequence) -> None:
         """Lets match find the sequence's full pages."""
+        self._needs_prefix()
         self._call(_c.seq_publish, _seq(seq))
 
     def truncate(self, seq: Sequence, length: int) -> None:

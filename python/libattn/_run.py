@@ -239,7 +239,8 @@ def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str],
         raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
     if tensor.dtype not in _c.DTYPES:
         raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64")
-    typed(name, tensor, like.dtype)
+    if tensor.dtype != like.dtype:
+        raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {like.dtype}, as {other} is")
     same_device(name, tensor.device, like.device, other)
     if min(tensor.shape[-2:]) < 1:
         raise _c.InvalidError(f"{name} has shape {tensor.shape}: heads and dim must be at least 1")

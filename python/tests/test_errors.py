@@ -16,7 +16,7 @@ def test_shapes_and_types(make):
     q, k, v = make()
     refuses("q has shape", q[0], k, v)
     refuses("k has shape", q, k[0], v)
-    refuses("k is float32, where it takes float64", q.astype(np.float64), k, v)
+    refuses("k is float32, where it takes float64, as q is", q.astype(np.float64), k, v)
     refuses("q is int64", q.astype(np.int64), k, v)
     refuses("ATTN_OUT_F32", *(x.astype(np.float64) for x in (q, k, v)), out_f32=True)
     refuses("k is float16, where it takes float32", q, k.astype(np.float16), v)

@@ -312,7 +312,7 @@ def mistakes(p):
     yield "k_cache has shape .* and v_cache", {"v_cache": p.v_cache[1:]}
     yield "v is float16", {"v": p.v.astype(np.float16)}
     yield "q is float16", {"q": p.q.astype(np.float16)}
-    yield "v_cache is float32, where it takes float16", {"k_cache": p.k_cache.astype(np.float16)}
+    yield "v_cache is float32, where it takes float16, as k_cache is", {"k_cache": p.k_cache.astype(np.float16)}
     yield "q is int64", {"q": p.q.astype(np.int64)}
     yield "dim 15 and k", {"q": p.q[..., :15]}
     yield "k has heads and dim", {"k": p.k[:, :, :1], "v": p.v[:, :, :1]}
@@ -331,8 +331,8 @@ def mistakes(p):
     yield "cache_seqlens has shape", {"cache_seqlens": p.lens[:2]}
     yield "cache_seqlens is float", {"cache_seqlens": p.lens.astype(np.float32)}
     yield "cache_seqlens is 'five'|is no tensor|<U4", {"cache_seqlens": "five"}
-    yield r"lens_kv\[1\] = 31 exceeds", {"cache_seqlens": np.array([0, 28, 0], np.int32)}
-    yield r"lens_kv\[1\] = 2 is below", {"cache_seqlens": np.array([0, -1, 0], np.int32)}
+    for lens, match in ((28, "28: with 3 new more than the 30 slots of page_table"), (-1, "-1; it takes 0 or more")):
+        yield rf"cache_seqlens\[1\] is {match}", {"cache_seqlens": np.array([0, lens, 0], np.int32)}
     yield "beyond int32", {"cache_seqlens": [0, 1 << 40, 0]}
     yield "32 bits", {"cache_seqlens": 1 << 40}
     for entry, name in ((0, "an old page"), (2, "a new page")):
@@ -345,7 +345,7 @@ def mistakes(p):
     yield "both take", {"rotary_sin": p.sin[:, 1:]}
     yield "rotary_dim", {"rotary_cos": normal(30, 9), "rotary_sin": normal(30, 9)}
     yield "rotary_dim", {"rotary_cos": normal(30, 0), "rotary_sin": normal(30, 0)}
-    yield "exceeds positions = 12", {"rotary_cos": p.cos[:12], "rotary_sin": p.sin[:12]}
+    yield "more than the 12 positions of rotary_cos", {"rotary_cos": p.cos[:12], "rotary_sin": p.sin[:12]}
     yield "the same rows", {"q": normal(3, 4, 4, 16)}
     yield "sink has shape", {"sink": [1.0]}
     yield "sink.0. = nan|sink.0. = NaN|sink", {"sink": np.array([np.nan, 0, 0, 0], "f")}
@@ -462,7 +462,7 @@ def test_append_mistakes():
     for match, wrong in (("v is None", {"v": None}), ("q is given without", {"q": p.q}),
                          ("k_cache is read-only", {"k_cache": fixed}), ("v_cache is read-only", {"v_cache": fixed}),
                          ("k_pages overlaps k", {"k": inside}),
-                         ("lens_kv", {"cache_seqlens": 40})):
+                         (r"cache_seqlens\[0\] is 40: with", {"cache_seqlens": 40})):
         with pytest.raises(libattn.InvalidError, match=match):
             libattn.append_kvcache(**dict(right, **wrong))
         assert np.array_equal(p.k_cache, before)

@@ -115,7 +115,10 @@ def test_mistakes():
     for match, mistake in (
             ("pages", lambda: Pool(0, 4, 4, 8)), ("page_size is 1.5", lambda: Pool(4, 1.5, 4, 8)),
             ("salt is -1", lambda: p.create(-1)), ("either tokens or count", lambda: p.append(a)),
-            ("tokens", lambda: p.append(a, [1, 2])), ("beyond int32", lambda: pool(True).match(a, [1 << 40])),
+            ("prefix=False: append takes count", lambda: p.append(a, [1, 2])),
+            ("prefix=True: append takes tokens", lambda: pool(True).append(a, count=1)),
+            ("takes prefix=True", lambda: p.publish(a)), ("takes prefix=True", lambda: p.match(a, [1])),
+            ("beyond int32", lambda: pool(True).match(a, [1 << 40])),
             ("one dimension", lambda: p.append(a, [[1]])), ("length", lambda: p.truncate(a, 5)),
             ("width", lambda: p.tables([a], width=-1)), ("same", lambda: p.move(a, p, PageCopies(1))),
             ("room", lambda: PageCopies("many"))):
