@@ -72,9 +72,9 @@ class Place:
         check(self.files() == before, "left", self.files(), "where", before, "was")
 
 
-def gpu_environment():
-    """With the driver that stands for a GPU's, or None."""
-    cuda = os.environ.get("ATTN_TEST_CUDA")
+def gpu_environment(variable="ATTN_TEST_CUDA"):
+    """With the driver that stands for a GPU's, or None. ATTN_TEST_EMULATED: that whose kernels are their own source."""
+    cuda = os.environ.get(variable)
     return cuda and {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": ""}
 
 
