@@ -31,7 +31,7 @@ static int taken(const check_sweep *sweep, int word, int index, int at)
 void attn_check_strategies_print(const check_sweep *sweep, bool all)
 {
     char text[64];
-    printf("\n%-28s %7s %6s %6s  %s\n", "strategy", "kernels", "cases", "least", "in");
+    bool begun = false;
     for (int w = 0; w < ATTN_STRATEGIES; w++)
         for (int i = 0; i < ATTN_STRATEGY_TRIES; i++) {
             int kernels = 0, cases = 0, least = -1;
@@ -40,6 +40,8 @@ void attn_check_strategies_print(const check_sweep *sweep, bool all)
                 if (least < 0 || taken(sweep, w, i, at) < taken(sweep, w, i, least)) least = at;
             }
             if (!kernels) continue;
+            if (!begun) printf("\n%-28s %7s %6s %6s  %s\n", "strategy", "kernels", "cases", "least", "in");
+            begun = true;
             printf("%-28s %7d %6d %6d  %s\n", text_of(w, i, text), kernels, cases, taken(sweep, w, i, least),
                    name_of(&sweep->reports[least]));
             for (int at = all ? next_legal(sweep, w, i, -1) : -1; at >= 0; at = next_legal(sweep, w, i, at))

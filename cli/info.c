@@ -145,7 +145,7 @@ static int print_text(const machine *m)
         printf(" %s%s", attn_isa_name((attn_isa)i), state);
     }
     printf("\nchosen      %s\n", m->plan ? m->info.isa : m->error);
-    printf("built in    forward on the CPU:");
+    printf("built in    on the CPU:");
     for (int i = 0; i < count; i++) {
         if (kernels[i].ops) printf(" %s", kernels[i].name);
     }

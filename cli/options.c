@@ -35,7 +35,7 @@ const char *attn_nearest(const char *text, const char *const *names, int count)
     const char *nearest = NULL;
     for (int i = 0; i < count && length <= NAME_MOST; i++) {
         if (strlen(names[i]) > NAME_MOST) continue;
-        size_t d = distance(text, names[i]);
+        size_t d = length && strncmp(names[i], text, length) == 0 ? 0 : distance(text, names[i]);
         if (d > best || (nearest && d == best)) continue;
         best = d;
         nearest = names[i];

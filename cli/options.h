@@ -78,7 +78,7 @@ void attn_options_visit(void (*visit)(const attn_command *command, void *context
 /* Help from its list of options on. */
 void attn_options_print(const attn_command *command);
 
-/* The nearest of `names` to `text`, or NULL if none is near. */
+/* The first of `names` that begins with `text`, else the nearest to it, or NULL if none is near. */
 const char *attn_nearest(const char *text, const char *const *names, int count);
 
 #endif

@@ -42,6 +42,7 @@ def wrong_names(place):
 def unknown_options(place):
     problem(place)
     place.refuses([*RUN, "--casual"], 2, "unknown option --casual", "did you mean --causal?")
+    place.refuses([*RUN, "--o", "x.npy"], 2, "unknown option --o; did you mean --output?")
     place.refuses([*RUN, "--windows=1,2"], 2, "unknown option --windows=1,2", "did you mean --window?")
     place.refuses([*RUN, "--frobnicate"], 2, "unknown option --frobnicate")
     place.refuses([*RUN, "-x"], 2, "unknown option -x")
