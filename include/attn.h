@@ -164,7 +164,7 @@ typedef struct attn_desc {
     attn_device device;       /* ATTN_CPU, or ATTN_CUDA, which takes no threads, isa or parallel_for */
     uint32_t flags;           /* ATTN_CAUSAL | ... */
 
-    int64_t batch;             /* sequences */
+    int64_t batch;             /* sequences; 0: none, a run computes nothing */
     int64_t heads_q;           /* a multiple of heads_kv */
     int64_t heads_kv;          /* 0: heads_q */
     int64_t len_q, len_kv;     /* rows and keys of a sequence; of the longest, where lengths vary */
