@@ -157,7 +157,7 @@ DEVICE pages_target pages_by_position(const attn_pages_params *p, long long row)
 {
     pages_target t = { -1, 0, 0, false };
     if (p->batch == 0) return t;
-    prefetch_to_l2(p->lens_kv + (row < p->batch ? row : 0)); /* of new tokens that are one per sequence */
+    if (row < p->batch) prefetch_to_l2(p->lens_kv + row); /* its sequence's, where new tokens are one each */
     int lo = sequence_of_row(p, row);
     if (lo == p->batch) return t; /* a row that this run does not have */
     pages_prefetch(p, row);

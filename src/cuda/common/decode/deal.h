@@ -190,7 +190,8 @@ typedef struct decode_segment {
     decode_sequence of;
     long long shift;                           /* position of row 0 among the keys */
     key_ranges ranges[ATTN_DECODE_GROUP_ROWS]; /* of each packed row */
-    int batch, kv_head;
+    int batch;                                 /* the sequence; what is before it is alike for all its heads */
+    int kv_head;
     int tile, end, part, parts;
     u32 slot; /* of part 0 in the workspace */
     u32 after;
@@ -245,23 +246,34 @@ template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decod
     }
 }
 
+/* What a segment knows of its sequence, from another one of the same: by the whole warp. */
+DEVICE void copy_sequence(const decode_segment *from, decode_segment *to)
+{
+    constexpr int words = __builtin_offsetof(decode_segment, batch) / 4;
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < words; i += 32)
+        ((u32 *)to)[i] = ((const u32 *)from)[i];
+}
+
 /* The segment that begins at `at->unit`, which is in the range; moves behind it. By the whole warp, in shared memory.
- */
+ * before: the one before it, or NULL. */
 template <int keys>
 DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, decode_chunk *chunk,
-                         decode_cursor *cursor, decode_segment *s)
+                         decode_cursor *cursor, const decode_segment *before, decode_segment *s)
 {
     const attn_sm90_params *p = &d->base.common;
     int lane = threadIdx.x % 32;
     decode_cursor at = *cursor;
     seek_sequence<keys>(d, chunk, &at);
-    u32 before = at.base * p->heads_kv, in = at.unit - before, kv_head = in / at.units, left = at.end - at.unit;
-    u32 head = before + kv_head * at.units, first = at.unit - head;
+    u32 sequence = at.base * p->heads_kv, in = at.unit - sequence, kv_head = in / at.units, left = at.end - at.unit;
+    u32 head = sequence + kv_head * at.units, first = at.unit - head;
+    bool known = before && before->batch == at.batch;
+    if (known) copy_sequence(before, s);
     __syncwarp();
     if (lane == 0) {
-        sequence_at<keys>(d, at.batch, &s->of);
+        if (!known) sequence_at<keys>(d, at.batch, &s->of), s->shift = shift_of(d, &s->of, at.batch);
         int tiles = s->of.tiles[0] + s->of.tiles[1];
-        s->batch = at.batch, s->kv_head = kv_head, s->shift = shift_of(d, &s->of, at.batch);
+        s->batch = at.batch, s->kv_head = kv_head;
         if (d->part_tiles) {
             s->part = first, s->parts = at.units, s->slot = head;
             s->tile = first * d->part_tiles, s->end = min(s->tile + d->part_tiles, tiles);
@@ -276,7 +288,7 @@ DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, d
         at.unit = s->after, *cursor = at;
     }
     __syncwarp();
-    if (lane >= ATTN_DECODE_GROUP_ROWS) return;
+    if (known || lane >= ATTN_DECODE_GROUP_ROWS) return;
     key_ranges all = { { 0, 0 }, { 0, 0x7fffffff } }; /* of rows that there are not, too */
     if (sees_whole(d, &s->of))
         all.hi[1] = s->of.len_kv;

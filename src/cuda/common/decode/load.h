@@ -111,9 +111,10 @@ DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_
     l->tile += ATTN_DECODE_WARPS, l->some = false, l->exists = false;
     if (l->tile >= l->end) {
         if (notes->cursor.unit >= notes->cursor.end) return;
+        const decode_segment *before = l->segment < 0 ? NULL : &notes->segments[l->segment];
         l->segment = l->segment + 1 == notes->slots ? 0 : l->segment + 1;
         decode_segment *opened = &notes->segments[l->segment];
-        next_segment<C::keys>(d, &notes->deal, &notes->chunk, &notes->cursor, opened);
+        next_segment<C::keys>(d, &notes->deal, &notes->chunk, &notes->cursor, before, opened);
         __syncwarp();
         store_queries(&l->share, queries);
         load_queries(d, opened, l->segment, &l->share);
