@@ -71,6 +71,7 @@ static void stream_k(const attn_cuda_kernel *k)
                            .len_q = tiles * k->q_tile - 5,
                            .len_kv = many ? 20 : 2 * keys + 3 };
         bool persistent = plan_says(k, desc, "head-persistent:"); /* of one tile */
+        if (many && !persistent) desc.strategy = "stream-k=23";   /* half a wave is too little for the planner */
         result(persistent ? many : plan_says(k, desc, "stream-K by"), "%s, %d heads, %d ctas: no stream-K", k->name,
                (int)heads, ctas);
         check_kernel(k, desc, options_of(many), false);
