@@ -1,5 +1,6 @@
-/* The suite "append": K and V of len new tokens go into pages of 16 that lie in any order, K with its rotary embedding;
- * of one sequence, or of batch sequences as many each. The peer, and the limit, is a copy of as many bytes. */
+/* The suite "append": K and V of len new tokens go into pages that lie in any order, K with its rotary embedding or
+ * without, and q turns or not; of one sequence, or of batch sequences as many each. The peer, and the limit, is a copy
+ * of as many bytes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,9 +14,21 @@
 #include "num/half.h"
 #include "problem/desc.h"
 
-enum { PAGE_SIZE = 16 };
 enum { APPEND, COPY, LAUNCH, RUNNERS };
-enum { K, V, K_PAGES, V_PAGES, COSINES, SINES, NUMBERS, ARRAYS };
+/* Those that a copy reads, then those that it writes. */
+enum { K, V, Q, K_PAGES, V_PAGES, Q_OUT, COSINES, SINES, NUMBERS, ARRAYS, MOVED = K_PAGES };
+
+typedef struct form {
+    const char *name;
+    uint32_t flags; /* ATTN_KV_ROTARY, ... */
+    int64_t page_size;
+} form;
+
+static const form forms[ATTN_BENCH_APPENDS] = { { "halves", ATTN_KV_ROTARY, 16 },
+                                                { "neighbours", ATTN_KV_ROTARY | ATTN_KV_INTERLEAVED, 16 },
+                                                { "plain", 0, 16 },
+                                                { "halves:64", ATTN_KV_ROTARY, 64 },
+                                                { "halves and q", ATTN_KV_ROTARY | ATTN_KV_ROTARY_Q, 16 } };
 
 /* Arrays of numbers, which are copied to a GPU whole. */
 typedef struct numbers {
@@ -25,6 +38,7 @@ typedef struct numbers {
 
 typedef struct append {
     const attn_desc *desc;
+    const form *form;
     attn_kv_plan *plan;
     attn_kv_args args;
     void *array[ARRAYS]; /* the host's */
@@ -35,35 +49,53 @@ typedef struct append {
 
 /* ---- the problem ------------------------------------------------------------------------------- */
 
-static attn_kv_desc desc_of(const attn_desc *d, bool interleaved)
+void attn_bench_appends(attn_bench_case *item, int which)
 {
-    int64_t width = attn_ceil_div(d->len_kv / d->batch, PAGE_SIZE);
+    item->kind = ATTN_BENCH_APPEND;
+    if (!(forms[which].flags & ATTN_KV_ROTARY_Q)) item->desc.heads_q = item->desc.heads_kv;
+    snprintf(item->mask, sizeof item->mask, "%s", forms[which].name);
+}
+
+static const form *form_of(const attn_bench_case *item)
+{
+    const form *f = forms;
+    while (strcmp(item->mask, f->name) != 0)
+        f++;
+    return f;
+}
+
+static attn_kv_desc desc_of(const attn_desc *d, const form *f)
+{
+    int64_t width = attn_ceil_div(d->len_kv / d->batch, f->page_size);
     return (attn_kv_desc){ .op = ATTN_KV_APPEND,
                            .dtype = d->dtype,
                            .device = d->device,
-                           .flags = ATTN_KV_ROTARY | (interleaved ? ATTN_KV_INTERLEAVED : 0),
+                           .flags = f->flags,
                            .pages = d->batch * width,
-                           .page_size = PAGE_SIZE,
+                           .page_size = f->page_size,
                            .heads_kv = d->heads_kv,
+                           .heads_q = f->flags & ATTN_KV_ROTARY_Q ? d->heads_q : 0,
                            .dim_qk = d->dim_qk,
                            .dim_v = d->dim_v,
                            .tokens = d->len_kv,
                            .batch = d->batch,
                            .table_width = width,
-                           .positions = d->len_kv,
+                           .positions = f->flags & ATTN_KV_ROTARY ? d->len_kv : 0,
                            .threads = d->device == ATTN_CPU ? d->threads : 0 };
 }
 
 /* Arrays on the host: pages in no order, sequences of as many tokens each. */
 static bool fill(append *a, const attn_kv_desc *kv)
 {
-    size_t row = (size_t)(kv->heads_kv * attn_dtype_size(kv->dtype)), slots = (size_t)(kv->pages * PAGE_SIZE),
-           tokens = (size_t)kv->tokens, half = (size_t)kv->dim_qk / 2, dim_qk = (size_t)kv->dim_qk,
-           dim_v = (size_t)kv->dim_v;
+    size_t element = (size_t)attn_dtype_size(kv->dtype), row = (size_t)kv->heads_kv * element,
+           slots = (size_t)(kv->pages * kv->page_size), tokens = (size_t)kv->tokens, half = (size_t)kv->dim_qk / 2,
+           dim_qk = (size_t)kv->dim_qk, dim_v = (size_t)kv->dim_v, q = tokens * (size_t)kv->heads_q * element * dim_qk;
     const size_t bytes[ARRAYS] = { [K] = tokens * row * dim_qk,
                                    [V] = tokens * row * dim_v,
+                                   [Q] = q,
                                    [K_PAGES] = slots * row * dim_qk,
                                    [V_PAGES] = slots * row * dim_v,
+                                   [Q_OUT] = q,
                                    [COSINES] = 4 * tokens * half,
                                    [SINES] = 4 * tokens * half,
                                    [NUMBERS] = sizeof(numbers) + 4 * (size_t)kv->pages };
@@ -93,14 +125,14 @@ static void point_args(append *a)
                               .v_pages = a->at[V_PAGES],
                               .cu_lens = n->starts,
                               .lens_kv = n->lens,
-                              .page_table = n->table,
-                              .cos = a->at[COSINES],
-                              .sin = a->at[SINES] };
+                              .page_table = n->table };
+    if (a->form->flags & ATTN_KV_ROTARY) a->args.cos = a->at[COSINES], a->args.sin = a->at[SINES];
+    if (a->form->flags & ATTN_KV_ROTARY_Q) a->args.q = a->at[Q], a->args.q_out = a->at[Q_OUT];
 }
 
-static bool begin(append *a, bool interleaved)
+static bool begin(append *a)
 {
-    attn_kv_desc kv = desc_of(a->desc, interleaved);
+    attn_kv_desc kv = desc_of(a->desc, a->form);
     if (!fill(a, &kv)) return false;
     memcpy(a->at, a->array, sizeof a->at);
     if (kv.device == ATTN_CUDA && !attn_bench_gpu_place(&a->memory, (const void **)a->array, a->bytes, ARRAYS, a->at))
@@ -125,18 +157,22 @@ static attn_status start_append(const void *self, void *stream)
     return attn_kv_run(a->plan, &a->args, stream);
 }
 
-/* On a GPU K and V lie one after the other, and so do their pages. */
+static size_t moved_bytes(const append *a)
+{
+    return a->bytes[K] + a->bytes[V] + a->bytes[Q];
+}
+
+/* On a GPU those that are read lie one after the other, and so do those that are written. */
 static attn_status start_copy(const void *self, void *stream)
 {
     const append *a = self;
     if (a->desc->device == ATTN_CUDA) {
-        CUresult result = attn_cuda_machine_get()->driver.cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)a->at[K_PAGES],
-                                                                            (CUdeviceptr)(uintptr_t)a->at[K],
-                                                                            a->bytes[K] + a->bytes[V], stream);
+        CUresult result = attn_cuda_machine_get()->driver.cuMemcpyDtoDAsync(
+            (CUdeviceptr)(uintptr_t)a->at[K_PAGES], (CUdeviceptr)(uintptr_t)a->at[K], moved_bytes(a), stream);
         return result ? attn_cuda_fail(result, "cuMemcpyDtoDAsync") : ATTN_OK;
     }
-    memcpy(a->at[K_PAGES], a->at[K], a->bytes[K]);
-    memcpy(a->at[V_PAGES], a->at[V], a->bytes[V]);
+    for (int i = 0; i < MOVED; i++)
+        memcpy(a->at[MOVED + i], a->at[i], a->bytes[i]);
     return ATTN_OK;
 }
 
@@ -175,18 +211,17 @@ static double run_launch(void *self, int calls)
 
 bool attn_bench_append(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result)
 {
-    append a = { .desc = &item->desc };
+    append a = { .desc = &item->desc, .form = form_of(item) };
     attn_bench_runner runners[RUNNERS] = { { run_append, &a }, { run_copy, &a } };
     attn_bench_times times[RUNNERS] = { 0 };
     *result = (attn_bench_result){ 0 };
     if (item->desc.device == ATTN_CUDA) runners[LAUNCH] = (attn_bench_runner){ run_launch, &a };
-    bool done =
-        begin(&a, strcmp(item->mask, "neighbours") == 0) && attn_bench_take_turns(options, runners, times, RUNNERS);
+    bool done = begin(&a) && attn_bench_take_turns(options, runners, times, RUNNERS);
     if (done) {
         snprintf(result->kernel, sizeof result->kernel, "append");
         result->subject = times[APPEND], result->peer = times[COPY], result->launch = times[LAUNCH].median;
         result->peer_name = item->desc.device == ATTN_CUDA ? "copy" : "memcpy";
-        result->kv_bytes = 2.0 * (double)(a.bytes[K] + a.bytes[V]); /* read and written */
+        result->kv_bytes = 2.0 * (double)moved_bytes(&a); /* read and written */
         result->limit = times[COPY].median;
         result->read = result->kv_bytes / result->limit;
     }

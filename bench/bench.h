@@ -129,6 +129,11 @@ void attn_bench_paged(attn_bench_case *item, int which);
 enum { ATTN_BENCH_CASCADES = 3 };
 void attn_bench_cascades(attn_bench_case *item, int which);
 
+/* New tokens into pages: attn_bench_append. which: of ATTN_BENCH_APPENDS, pages of 16 with K turned by halves or by
+ * neighbours, or as it is, pages of 64 by halves, and of 16 by halves and q besides. */
+enum { ATTN_BENCH_APPENDS = 5 };
+void attn_bench_appends(attn_bench_case *item, int which);
+
 /* Decode in the shapes of serving, on the device, in the dtype and by the threads of *like. Returns how many cases
  * there are. cases: NULL, or what is filled. */
 int attn_bench_decode(const attn_desc *like, bool smoke, attn_bench_case *cases);

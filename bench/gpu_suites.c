@@ -314,12 +314,11 @@ static void cascade(grid *g, attn_dtype dtype)
 static void append(grid *g, attn_dtype dtype)
 {
     static const int64_t tokens[] = { 64, 1024, 8192 };
-    static const char *const pairs[] = { "halves", "neighbours" };
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < ATTN_BENCH_APPENDS; i++)
         for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
             attn_desc desc = decode_of(g, dtype);
-            desc.batch = 64, desc.len_kv = tokens[n], desc.heads_q = desc.heads_kv;
-            add(g, "append", ATTN_BENCH_KV, pairs[i], desc)->kind = ATTN_BENCH_APPEND;
+            desc.batch = 64, desc.len_kv = tokens[n];
+            attn_bench_appends(add(g, "append", ATTN_BENCH_KV, "", desc), i);
         }
 }
 

@@ -237,8 +237,8 @@ static void pool(grid *g, const char *name, const point *p)
 
 static void append(grid *g, const char *name, const point *p)
 {
-    add(g, name, ATTN_BENCH_KV, "halves", describe(g, p, 8, 8, 1))->kind = ATTN_BENCH_APPEND;
-    add(g, name, ATTN_BENCH_KV, "neighbours", describe(g, p, 8, 8, 1))->kind = ATTN_BENCH_APPEND;
+    for (int i = 0; i < ATTN_BENCH_APPENDS; i++)
+        attn_bench_appends(add(g, name, ATTN_BENCH_KV, "", describe(g, p, 32, 8, 1)), i);
 }
 
 static const suite suites[] = {
