@@ -224,7 +224,8 @@ static void draw_sizes(attn_kv_desc *d, uint64_t *state)
     if (d->op == ATTN_KV_APPEND && check_chance(state, 40)) d->flags |= ATTN_KV_SLOTS;
     if (d->op == ATTN_KV_GATHER && d->tokens) d->flags |= ATTN_KV_PACKED;
     if (d->op == ATTN_KV_COPY) d->tokens = 0;
-    if (d->op != ATTN_KV_COPY && !(d->flags & ATTN_KV_SLOTS)) d->batch = check_below(state, check_chance(state, 80) ? 6 : 100);
+    if (d->op != ATTN_KV_COPY && !(d->flags & ATTN_KV_SLOTS))
+        d->batch = check_below(state, check_chance(state, 80) ? 6 : 100);
     if (d->op != ATTN_KV_APPEND || d->dim_qk < 2 || check_chance(state, 30)) return;
     d->flags |= ATTN_KV_ROTARY;
     d->rotary_dim = d->dim_qk % 2 || check_chance(state, 50) ? 2 * (1 + check_below(state, d->dim_qk / 2)) : 0;
