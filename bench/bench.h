@@ -380,7 +380,8 @@ bool attn_bench_append(const attn_bench_options *options, const attn_bench_case 
 /* ---- cascades (cascade.c) -------------------------------------------------------------- */
 
 /* desc: len_kv keys that all sequences have in common; each has some of its own, which are added. */
-bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
+                        attn_bench_result *result);
 
 /* ---- tiles (tiles.c) ----------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* The suite "cascade": sequences with len keys in common and OWN keys of their own, one query row each, in levels
- * (attn_cascade_run); beside the same where each reads all of its keys. Pages of 64, in order. The limit is reading
- * all keys and values once. */
+ * (attn_cascade_run); beside the same where each reads all of its keys, or beside FlashInfer's levels. Pages of 64, in
+ * order. The limit is reading all keys and values once. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 #include "problem/desc.h"
 
 enum { PAGE_SIZE = 64, OWN = 256, OWN_PAGES = OWN / PAGE_SIZE };
-enum { LEVELS, ALONE, LIMIT, RUNNERS };
+enum { LEVELS, ALONE, LIMIT, RUNNERS }; /* FlashInfer runs in ALONE's place */
 
 /* Arrays of numbers, which are copied to a GPU whole; tables lie after them. */
 typedef struct numbers {
@@ -145,6 +145,22 @@ static double run_alone(void *self, int calls)
     return run(self, start_alone, calls);
 }
 
+/* In place of each sequence alone, where it is asked for and computes this. */
+static bool add_flashinfer(const attn_bench_options *options, const attn_bench_peers *peers, const cascade *c,
+                           attn_bench_runner *runner)
+{
+    attn_bench_case item = *c->item;
+    if (options->peer != ATTN_PEER_FLASHINFER || !peers->torch) return false;
+    item.desc.flags |= ATTN_PAGED, item.desc.page_size = PAGE_SIZE;
+    item.desc.len_kv = c->shared_pages * PAGE_SIZE;
+    item.sequences = (int)item.desc.batch;
+    for (int i = 0; i < item.sequences; i++)
+        item.lens[i] = OWN;
+    if (!attn_bench_torch_setup_gpu(peers->torch, attn_bench_peer_name(options->peer), NULL, &item)) return false;
+    *runner = (attn_bench_runner){ attn_bench_torch_run, peers->torch };
+    return true;
+}
+
 static void fill_result(const cascade *c, const attn_bench_times *times, attn_bench_result *r)
 {
     const attn_desc *d = &c->item->desc;
@@ -156,7 +172,6 @@ static void fill_result(const cascade *c, const attn_bench_times *times, attn_be
     r->flops = 2 * pairs * (double)(d->dim_qk + d->dim_v);
     r->workspace = info.workspace_bytes, r->predicted_seconds = info.seconds_captured;
     r->subject = times[LEVELS], r->peer = times[ALONE];
-    r->peer_name = "alone";
     r->read = c->read ? attn_bench_limit_work(c->read) / times[LIMIT].median : attn_bench_gpu_read();
     r->limit = r->kv_bytes / r->read;
 }
@@ -174,12 +189,13 @@ static void end(cascade *c)
     attn_bench_tensors_free(&c->tensors);
 }
 
-bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result)
+bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
+                        attn_bench_result *result)
 {
     cascade c = { .item = item, .shared_pages = attn_ceil_div(item->desc.len_kv, PAGE_SIZE) };
     attn_bench_runner runners[RUNNERS] = { { run_levels, &c }, { run_alone, &c } };
     attn_bench_times times[RUNNERS] = { 0 };
-    *result = (attn_bench_result){ 0 };
+    *result = (attn_bench_result){ .peer_name = "alone" };
     c.pages = c.shared_pages + item->desc.batch * OWN_PAGES;
     attn_desc alone = desc_of(&c, true);
     bool done = attn_bench_tensors_init(&c.tensors, &alone, item->pass) && fill_numbers(&c);
@@ -196,6 +212,7 @@ bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case
         runners[LIMIT] = (attn_bench_runner){ attn_bench_limit_run, c.read };
         done = c.read != NULL;
     }
+    if (done && add_flashinfer(options, peers, &c, &runners[ALONE])) result->peer_name = "flashinfer";
     done = done && attn_bench_take_turns(options, runners, times, RUNNERS);
     if (done) fill_result(&c, times, result);
     end(&c);

@@ -243,7 +243,7 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
     *result = (attn_bench_result){ 0 };
     if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
     if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
-    if (item->kind == ATTN_BENCH_CASCADE) return attn_bench_cascade(options, item, result);
+    if (item->kind == ATTN_BENCH_CASCADE) return attn_bench_cascade(options, item, peers, result);
     if (item->kind == ATTN_BENCH_APPEND) return attn_bench_append(options, item, result);
     bool begun = begin(&b, item, peers->library), done = begun;
     if (begun && item->kind == ATTN_BENCH_MEMORY) {

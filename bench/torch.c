@@ -148,7 +148,8 @@ bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, co
             (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk,
             (long long)d->dim_v, mask, (long long)d->window_left, fa3 ? fa3 : "-");
     if (d->flags & ATTN_PAGED)
-        fprintf(torch->requests, "pages:%lld", (long long)d->page_size);
+        fprintf(torch->requests, "%s:%lld", item->kind == ATTN_BENCH_CASCADE ? "cascade" : "pages",
+                (long long)d->page_size);
     else
         fprintf(torch->requests, d->flags & ATTN_VARLEN ? "packed" : "apart");
     for (int i = 0; i < item->sequences; i++)

@@ -11,8 +11,9 @@ BACKEND is cudnn, fa2 or math (scaled_dot_product_attention held to it), flex (c
 decode alone). PASS is fwd, decode (a forward over a cache of keys, as a CUDA graph), bwd (from a forward that is not
 timed) or fwdbwd. MASK is full, causal, window (causal, LEFT keys before the row's own), documents (causal within runs
 of LEN keys) or sink, which no backend has. KEYS is apart, packed (sequences of LEN rows and keys back to back, each by
-itself) or pages:SIZE (LEN keys of each sequence, or LEN_KV, in pages of SIZE in order). Tensors are contiguous, random
-normal, in the order of axes that suits the backend. A call is timed between two events, L2 overwritten before.
+itself), pages:SIZE (LEN keys of each sequence, or LEN_KV, in pages of SIZE in order) or cascade:SIZE (besides LEN_KV
+keys in common, in pages before theirs; flashinfer alone). Tensors are contiguous, random normal, in the order of axes
+that suits the backend. A call is timed between two events, L2 overwritten before.
 """
 
 import functools
@@ -40,7 +41,7 @@ class Problem:
         self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv, self.dim_qk, self.dim_v = map(int, words[3:10])
         self.mask, self.left, self.fa3, keys = words[10], int(words[11]), words[12], words[13]
         self.lens = list(map(int, words[14:]))
-        self.packed = keys == "packed"
+        self.packed, self.cascade = keys == "packed", keys.startswith("cascade:")
         self.page = int(keys.partition(":")[2] or 0)
 
     def tensors(self, rows_first, rows, keys, batch):
@@ -56,8 +57,10 @@ class Problem:
         return made
 
     def pages(self, size):
-        """The sequences' lengths, how many pages of this size each has, and q, k and v, in pages back to back."""
-        lens = torch.tensor(self.lens or [self.len_kv] * self.batch, dtype=torch.int32)
+        """The sequences' lengths, in a cascade before them what they share, how many pages of this size each has, and
+        q, k and v, in pages back to back."""
+        lens = [self.len_kv] * self.cascade + (self.lens or [self.len_kv] * self.batch)
+        lens = torch.tensor(lens, dtype=torch.int32)
         counts = (lens + size - 1) // size
         shapes = [(self.batch, self.len_q, self.heads_q, self.dim_qk)]
         shapes += [(int(counts.sum()), size, self.heads_kv, dim) for dim in (self.dim_qk, self.dim_v)]
@@ -154,32 +157,78 @@ def flash_cache(p, module):
 
 
 def flashinfer(p):
-    """The faster of its two kernels, planned before; keys that lie apart are in pages of 16."""
+    """The fastest of its forms, each planned before, for these very lengths."""
     import flashinfer
-    if p.what != "decode" or p.len_q != 1 or p.mask != "full" or p.dim_qk != p.dim_v:
-        raise ValueError("FlashInfer is measured with one row over all keys")
-    size = p.page or 16
-    lens, counts, (q, k, v) = p.pages(size)
-    starts = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)]).cuda()
-    ids = torch.arange(int(counts.sum()), dtype=torch.int32, device="cuda")
-    last = ((lens - 1) % size + 1).cuda()
+    if p.what != "decode" or p.mask not in ("full", "causal") or p.dim_qk != p.dim_v:
+        raise ValueError("FlashInfer is measured in decode, without a window")
+    forms, tensors = (flashinfer_cascade if p.cascade else flashinfer_decode)(p, flashinfer)
     flush, times, why = torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), [], None
-
-    def plan(tensor_cores):
-        workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
-        wrapper.plan(starts, ids, last, p.heads_q, p.heads_kv, p.dim_qk, size, q_data_type=p.dtype, kv_data_type=p.dtype)
-        return lambda: wrapper.run(q[:, 0], (k, v))
-
-    for tensor_cores in (True, False):
+    for number, form in enumerate(forms):
         try:
-            call = plan(tensor_cores)
-            times.append((run(graph_of(call), flush, 50), tensor_cores, call))
-        except Exception as error:  # a kernel may lack a number of heads
+            call = form()
+            times.append((run(graph_of(call), flush, 50), number, call))
+        except Exception as error:  # a kernel may lack a number of heads, or have but one row
             why = error
     if not times:
         raise why
-    return min(times)[2], (q, k, v), None
+    return min(times)[2], tensors, None
+
+
+def flashinfer_decode(p, module):
+    """Functions that plan and return a call, and the tensors: on tensor cores and without; one sequence also as such.
+    Keys that lie apart are in pages of 16."""
+    size = p.page or 16
+    lens, counts, (q, k, v) = p.pages(size)
+    keys = [t.flatten(0, 1)[:p.len_kv] for t in (k, v)]
+
+    def batch(tensor_cores):
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(flashinfer_workspace(), use_tensor_cores=tensor_cores)
+        wrapper.plan(*flashinfer_pages(lens, counts, 0, size), p.heads_q, p.heads_kv, p.dim_qk, size,
+                     q_data_type=p.dtype, kv_data_type=p.dtype, q_len_per_req=p.len_q)
+        return lambda: wrapper.run(q.flatten(0, 1), (k, v))
+
+    def single(tensor_cores):
+        return lambda: module.single_decode_with_kv_cache(q[0, 0], *keys, use_tensor_cores=tensor_cores)
+
+    kinds = [batch, single] if p.batch == p.len_q == 1 and not p.page else [batch]
+    return [functools.partial(kind, tensor_cores) for kind in kinds for tensor_cores in (True, False)], (q, k, v)
+
+
+def flashinfer_cascade(p, module):
+    """The same of its cascade: what MultiLevelCascadeAttentionWrapper does, by the kernel that it takes (FA3), and by
+    FA2's, which splits keys."""
+    lens, counts, (q, k, v) = p.pages(p.page)
+    starts = torch.arange(p.batch + 1, dtype=torch.int32, device="cuda")
+
+    def level(backend, starts, which, first):
+        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(flashinfer_workspace(), backend=backend)
+        wrapper.plan(starts, *flashinfer_pages(lens[which], counts[which], first, p.page), p.heads_q, p.heads_kv,
+                     p.dim_qk, p.page, q_data_type=p.dtype, kv_data_type=p.dtype)
+        return lambda: wrapper.run(q[:, 0], (k, v), return_lse=True)
+
+    def levels(backend):
+        shared = level(backend, starts[[0, -1]], slice(1), 0)
+        own = level(backend, starts, slice(1, None), int(counts[0]))
+
+        def call():
+            out, lse = own()
+            module.merge_state_in_place(out, lse, *shared())
+            return out
+
+        return call
+
+    return [functools.partial(levels, backend) for backend in ("auto", "fa2")], (q, k, v)
+
+
+def flashinfer_workspace():
+    return torch.zeros(256 << 20, dtype=torch.uint8, device="cuda")
+
+
+def flashinfer_pages(lens, counts, first, size):
+    """Of sequences whose pages lie back to back from the first on: where each one's begin, pages, slots of its last."""
+    starts = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)])
+    ids = torch.arange(first, first + int(counts.sum()), dtype=torch.int32)
+    return starts.cuda(), ids.cuda(), ((lens - 1) % size + 1).cuda()
 
 
 def graph_of(call):

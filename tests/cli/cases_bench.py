@@ -89,6 +89,15 @@ def bench_cascade(place):
     rows = results(place, "--smoke", "--suite", "cascade", "--heads", "2/1", "--threads", "1")
     check([row["mask"] for row in rows] == ["batch:4", "batch:16", "batch:64"], rows)
     check(all(row["peer"] == "alone" and row["ratio"] > 0 for row in rows), rows)
+    if gpu := gpu_environment("ATTN_TEST_EMULATED"):
+        place.write("python", TORCH_GPU)
+        os.chmod(place.path("python"), 0o755)
+        words = "--device cuda --smoke --suite cascade --heads 2/1 --python ./python --peer flashinfer".split()
+        rows = results(place, *words, env={**gpu, "FAKE_CUDA_MULTIPROCESSORS": "4"})
+        check(all(row["peer"] == "flashinfer" and row["peer_seconds"] == 0.25 for row in rows), rows)
+        with open(place.path("log")) as file:
+            setup = f"setup flashinfer decode bf16 4 2 1 1 128 128 128 full 0 - cascade:64{4 * ' 256'}\n"
+            check(setup in file, setup)
     place.refuses([*QUICK, "--suite", "cascade", "--peer-library", "x.so"], 2, "the suite cascade has no peer")
 
 
