@@ -24,6 +24,7 @@ enum {
     DETERMINISTIC_PARTS = 32,
     ROWS_STEP = 48,
     DECODE_TILE_STEP = 16,
+    DECODE_TILE_LEAST = 32, /* where the next tile is fetched into L2 */
     GRADIENT_STEP = 48,
     GRADIENT_ROWS = 96, /* more gain nothing [m] */
     GRADIENT_PARTS = 16,
@@ -269,6 +270,11 @@ static int64_t decode_heads(const attn_desc *d, const attn_host *host, int64_t k
     return heads;
 }
 
+static bool fetches_l2(const attn_host *host, const attn_tiles *tiles)
+{
+    return tiles->prefetch ? tiles->prefetch - 1 == ATTN_PREFETCH_L2 : host->info.fetches_l2;
+}
+
 static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
                         int64_t kv_tile, attn_choice *c)
 {
@@ -277,7 +283,7 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
     double keys = min_of((double)d->len_kv, c->pairs / max_of(1, units * rows) + (double)d->len_q);
     double padded = rows == 1 ? 1 : (double)attn_round_up((int64_t)rows, k->rows);
     double dims = (double)(d->dim_qk + d->dim_v);
-    c->fetch_l2 = tiles->prefetch ? tiles->prefetch - 1 == ATTN_PREFETCH_L2 : host->info.fetches_l2;
+    c->fetch_l2 = fetches_l2(host, tiles);
     c->kv_tile = kv_tile;
     c->heads_tile = decode_heads(d, host, kv_tile, tiles);
     c->q_tile = (int64_t)rows;
@@ -299,13 +305,17 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
 }
 
 /* As many keys as leave a head's keys and values in L1, or more where that is faster: memory is read as fast either
- * way. But bf16, whose products take the fewest clocks, waits for memory where pages begin: less if a tile is in one.
- */
+ * way. Where the next tile of all heads is fetched, not so few that rows of scores, two vectors at least, are half
+ * empty, unless fewer heads were then read side by side. But bf16, whose products take the fewest clocks, waits for
+ * memory where pages begin: less if a tile is in one. */
 static void decode_choose(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
                           attn_choice *c)
 {
     attn_choice best = { .seconds = INFINITY };
     int64_t first = decode_tile(d, tiles->keys), most = ATTN_DECODE_TILE;
+    if (fetches_l2(host, tiles) && !tiles->keys && first < DECODE_TILE_LEAST &&
+        decode_heads(d, host, DECODE_TILE_LEAST, tiles) == decode_heads(d, host, first, tiles))
+        first = DECODE_TILE_LEAST;
     if (d->flags & ATTN_PAGED && d->dtype == ATTN_BF16 && !tiles->keys) {
         most = decode_tile(d, d->page_size);
         first = first < most ? first : most;

@@ -45,6 +45,8 @@ static fetch fetch_start(const attn_decode_task *t, const void *const *tile, int
     return (fetch){ tile, (head + 1) * head_step, 0, 1, bytes, 0, keys, false };
 }
 
+/* Into L1 too where the next tile of all heads is fetched, though it is evicted from there before it is read: fetching
+ * into L2 alone is slower (docs/KERNELS.md). */
 ALWAYS_INLINE void fetch_next(fetch *f)
 {
     if (f->at >= f->end) return;
@@ -52,8 +54,5 @@ ALWAYS_INLINE void fetch_next(fetch *f)
     const char *row =
         (const char *)f->rows[f->l2 ? at / f->heads : at] + f->first + (f->l2 ? at % f->heads * f->head : 0);
     for (int64_t i = 0; i < f->bytes; i += LINE)
-        if (f->l2)
-            __builtin_prefetch(row + i, 0, 2);
-        else
-            __builtin_prefetch(row + i);
+        __builtin_prefetch(row + i);
 }
