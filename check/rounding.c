@@ -117,12 +117,12 @@ check_rounding check_rounding_of(const check_problem *problem)
     double kept = d->flags & ATTN_DROPOUT ? 1 - (double)d->dropout_p : 1;
     double rows = sqrt((double)(d->len_q * (d->heads_q / d->heads_kv))), ds = unit * g.norm * v.norm / kept;
     const int64_t *extent = d->bias_extent;
-    double row = a->grad_bias || a->grad_alibi || a->grad_sink ? ds + delta_rounding(problem) : 0;
+    double row = ds + (d->direction == ATTN_BACKWARD ? delta_rounding(problem) : 0);
     return (check_rounding){
         .lse = unit * ((double)d->scale * q.norm * k.norm + added_to_scores(problem)),
         .out = unit * sqrt((double)d->len_kv) * v.element,
-        .gradients = { [CHECK_GRAD_Q] = ds * (double)d->scale * k.element,
-                       [CHECK_GRAD_K] = ds * (double)d->scale * q.element * rows,
+        .gradients = { [CHECK_GRAD_Q] = row * (double)d->scale * k.element,
+                       [CHECK_GRAD_K] = row * (double)d->scale * q.element * rows,
                        [CHECK_GRAD_BIAS] = summed_rounding(d, row, extent[0] * extent[1] * extent[2]),
                        [CHECK_GRAD_ALIBI] = summed_rounding(d, row * distance_of(problem), d->alibi_batch * d->heads_q),
                        [CHECK_GRAD_SINK] = summed_rounding(d, row, d->heads_q) }

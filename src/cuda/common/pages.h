@@ -50,27 +50,15 @@ DEVICE void pages_move(const attn_pages_params *p, const attn_pages_side *to, lo
     }
 }
 
-enum { PAGES_LINE = 128 }; /* bytes */
-
 /* Asks for the row's K, or V, while tables are read that say where it goes. */
 DEVICE void pages_prefetch(const attn_pages_params *p, long long row)
 {
+    enum { LINE = 128 };
     bool second = threadIdx.x >= PAGES_ROW_THREADS;
     const attn_pages_side *from = second ? &p->v : &p->k;
-    int lines = ((second ? p->dim_v : p->dim_qk) * p->element + PAGES_LINE - 1) / PAGES_LINE;
+    int lines = ((second ? p->dim_v : p->dim_qk) * p->element + LINE - 1) / LINE;
     for (int i = threadIdx.x % PAGES_ROW_THREADS; i < p->heads_kv * lines; i += PAGES_ROW_THREADS)
-        prefetch_to_l2(pages_at(p, from, 0, row, i / lines) + i % lines * PAGES_LINE);
-}
-
-/* Asks for a position's cosines and sines while its page is looked up. */
-DEVICE void pages_prefetch_angles(const attn_pages_params *p, long long position)
-{
-    enum { ANGLES = PAGES_LINE / sizeof(float) };
-    if (!p->cos || p->positions || position >= p->cos_rows) return;
-    int half = p->rotary_dim / 2, i = threadIdx.x * ANGLES;
-    if (i >= half) return;
-    prefetch_to_l2(p->cos + position * half + i);
-    prefetch_to_l2(p->sin + position * half + i);
+        prefetch_to_l2(pages_at(p, from, 0, row, i / lines) + i % lines * LINE);
 }
 
 /* ---- rotary embedding ---------------------------------------------------------------------- */
@@ -176,10 +164,7 @@ DEVICE pages_target pages_by_position(const attn_pages_params *p, long long row)
     long long token = p->lens_kv[lo] - (p->cu_lens[lo + 1] - row);
     long long page = NO_ENTRY;
     u32 page_size = (u32)p->table.page_size, entry = (u32)token / page_size; /* of a token that is in 31 bits */
-    if (row >= p->cu_lens[lo] && token >= 0) {
-        pages_prefetch_angles(p, token);
-        page = page_entry(page_list_of(&p->table, lo), entry);
-    }
+    if (row >= p->cu_lens[lo] && token >= 0) page = page_entry(page_list_of(&p->table, lo), entry);
     t.used = is_page(&p->table, page);
     if (!t.used) pages_fault(p);
     t.page = page, t.slot = (u32)token - entry * page_size, t.position = token;
