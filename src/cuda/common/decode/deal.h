@@ -184,18 +184,21 @@ template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, deco
     return deal;
 }
 
-/* What a CTA computes of one KV head of a sequence: tiles [tile, end) of the sequence's. The head is in `parts` parts,
- * of which this is number `part`; they are combined by whoever completes them. after: the unit that comes next. */
-typedef struct decode_segment {
+/* What is alike for all KV heads of a sequence. */
+struct decode_rows_and_keys {
     decode_sequence of;
     long long shift;                           /* position of row 0 among the keys */
     key_ranges ranges[ATTN_DECODE_GROUP_ROWS]; /* of each packed row */
-    int batch;                                 /* the sequence; what is before it is alike for all its heads */
-    int kv_head;
+};
+
+/* What a CTA computes of one KV head of a sequence: tiles [tile, end) of the sequence's. The head is in `parts` parts,
+ * of which this is number `part`; they are combined by whoever completes them. after: the unit that comes next. */
+struct decode_segment : decode_rows_and_keys {
+    int batch, kv_head;
     int tile, end, part, parts;
     u32 slot; /* of part 0 in the workspace */
     u32 after;
-} decode_segment;
+};
 
 /* Packed row `r`: its row in the sequence, and its query head. */
 DEVICE int row_in_sequence(const attn_decode_params *d, int r)
@@ -246,10 +249,10 @@ template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decod
     }
 }
 
-/* What a segment knows of its sequence, from another one of the same: by the whole warp. */
-DEVICE void copy_sequence(const decode_segment *from, decode_segment *to)
+/* By the whole warp. */
+DEVICE void copy_sequence(const decode_rows_and_keys *from, decode_rows_and_keys *to)
 {
-    constexpr int words = __builtin_offsetof(decode_segment, batch) / 4;
+    constexpr int words = sizeof *to / 4;
 #pragma unroll
     for (int i = threadIdx.x % 32; i < words; i += 32)
         ((u32 *)to)[i] = ((const u32 *)from)[i];
