@@ -167,8 +167,9 @@ static void run_kernel(check_report *report, int number, const check_problem *pr
     if (desc.device == ATTN_CUDA) desc.threads = 0, desc.parallel_for = NULL;
     desc.strategy = strategy;
     bool chooses = strategy || is_choosy(report); /* not every strategy, size and layout */
-    if (chooses && attn_plan_create(&plan, &desc) != ATTN_OK) return;
-    if (chooses) attn_plan_destroy(plan);
+    attn_status status = chooses ? attn_plan_create(&plan, &desc) : ATTN_OK;
+    if (status == ATTN_INVALID || status == ATTN_UNSUPPORTED) return;
+    if (chooses && !status) attn_plan_destroy(plan);
     run_planned(report, number, problem, reference, &desc);
     if (strategy) return;
     for (int n = 0; n < (is_fallback(report) ? 1 : DRAWS_MOST); n++) {
