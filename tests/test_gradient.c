@@ -139,7 +139,7 @@ static void run_naive(const check_problem *problem)
     attn_naive_gradients g = { args->grad_q,    args->grad_k,     args->grad_v,
                                args->grad_bias, args->grad_alibi, args->grad_sink };
     for (int i = 0; i < CHECK_GRADIENTS; i++) /* 0 where something belongs: here every element does */
-        memset(problem->gradients[i].data, 0, problem->gradients[i].size);
+        if (problem->gradients[i].data) memset(problem->gradients[i].data, 0, problem->gradients[i].size);
     for (int64_t b = 0; b < desc->batch; b++)
         for (int64_t h = 0; h < desc->heads_q; h++)
             for (int64_t i = 0; i < desc->len_q; i++) {
