@@ -9,7 +9,6 @@
 #include "bench/bench.h"
 #include "check/random.h"
 #include "cuda/driver.h"
-#include "device/clock.h"
 #include "device/device.h"
 #include "num/half.h"
 #include "problem/desc.h"
@@ -185,28 +184,19 @@ static attn_status start_nothing(const void *self, void *stream)
     return result ? attn_cuda_fail(result, "cuMemsetD32Async") : ATTN_OK;
 }
 
-static double run(const append *a, device_call *start, int calls)
-{
-    if (a->desc->device == ATTN_CUDA) return attn_bench_gpu_median(start, a, true, calls);
-    double begin = attn_seconds();
-    for (int i = 0; i < calls; i++)
-        if (start(a, NULL)) return attn_bench_fail("%s", attn_error()), -1.0;
-    return (attn_seconds() - begin) / calls;
-}
-
 static double run_append(void *self, int calls)
 {
-    return run(self, start_append, calls);
+    return attn_bench_run_calls(((const append *)self)->desc->device, start_append, self, calls);
 }
 
 static double run_copy(void *self, int calls)
 {
-    return run(self, start_copy, calls);
+    return attn_bench_run_calls(((const append *)self)->desc->device, start_copy, self, calls);
 }
 
 static double run_launch(void *self, int calls)
 {
-    return run(self, start_nothing, calls);
+    return attn_bench_gpu_median(start_nothing, self, true, calls);
 }
 
 bool attn_bench_append(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result)

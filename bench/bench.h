@@ -335,6 +335,9 @@ double attn_bench_library_run(void *library, int calls);
 bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_runner *runners, attn_bench_times *times,
                            int count);
 
+/* What a runner's run does whose call is the same on either device: seconds per call, on a GPU the median of graphs. */
+double attn_bench_run_calls(attn_device device, device_call *call, const void *self, int calls);
+
 /* ---- one case (measure.c) ------------------------------------------------------------ */
 
 typedef struct attn_bench_peers {

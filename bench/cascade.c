@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "bench/bench.h"
 #include "cuda/driver.h"
-#include "device/clock.h"
 #include "device/device.h"
 #include "problem/desc.h"
 
@@ -126,23 +125,14 @@ static attn_status start_alone(const void *self, void *stream)
     return attn_run(c->alone, &c->args[ALONE], c->workspace[ALONE], stream);
 }
 
-static double run(const cascade *c, device_call *start, int calls)
-{
-    if (c->item->desc.device == ATTN_CUDA) return attn_bench_gpu_median(start, c, true, calls);
-    double begin = attn_seconds();
-    for (int i = 0; i < calls; i++)
-        if (start(c, NULL)) return attn_bench_fail("%s", attn_error()), -1.0;
-    return (attn_seconds() - begin) / calls;
-}
-
 static double run_levels(void *self, int calls)
 {
-    return run(self, start_levels, calls);
+    return attn_bench_run_calls(((const cascade *)self)->item->desc.device, start_levels, self, calls);
 }
 
 static double run_alone(void *self, int calls)
 {
-    return run(self, start_alone, calls);
+    return attn_bench_run_calls(((const cascade *)self)->item->desc.device, start_alone, self, calls);
 }
 
 /* In place of each sequence alone, where it is asked for and computes this. */

@@ -49,3 +49,12 @@ bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_r
     }
     return true;
 }
+
+double attn_bench_run_calls(attn_device device, device_call *call, const void *self, int calls)
+{
+    if (device == ATTN_CUDA) return attn_bench_gpu_median(call, self, true, calls);
+    double begin = attn_seconds();
+    for (int i = 0; i < calls; i++)
+        if (call(self, NULL)) return attn_bench_fail("%s", attn_error()), -1.0;
+    return (attn_seconds() - begin) / calls;
+}

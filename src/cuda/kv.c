@@ -9,7 +9,7 @@
 #include "kv/op.h"
 #include "problem/desc.h"
 
-enum { THREADS = 256, ROW_THREADS = 128, WIDE = 16 };
+enum { WIDE = 16 };
 
 typedef struct kv_plan {
     const attn_cuda_driver *driver;
@@ -161,7 +161,7 @@ static attn_status run(const attn_kv_plan *plan, const attn_kv_args *args, void 
     CUlaunchConfig config = { .gridDimX = (unsigned)(counted ? args->count : own->blocks),
                               .gridDimY = 1,
                               .gridDimZ = 1,
-                              .blockDimX = plan->desc.op == ATTN_KV_APPEND ? ROW_THREADS : THREADS,
+                              .blockDimX = d->op == ATTN_KV_APPEND ? 2 * ATTN_PAGES_ROW_THREADS : ATTN_PAGES_THREADS,
                               .blockDimY = 1,
                               .blockDimZ = 1,
                               .hStream = stream };

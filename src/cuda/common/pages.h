@@ -6,9 +6,8 @@
 #include "common/pages_params.h"
 #include "common/warp.h"
 
-/* Of a block that moves pages; of each half of one that appends a row: few, so that the loads of many rows are under
- * way at once. */
-enum { PAGES_THREADS = 256, PAGES_ROW_THREADS = 64 };
+/* Few threads per appended row, so that the loads of many rows are under way at once. */
+enum { PAGES_THREADS = ATTN_PAGES_THREADS, PAGES_ROW_THREADS = ATTN_PAGES_ROW_THREADS };
 
 DEVICE void pages_fault(const attn_pages_params *p)
 {

@@ -1,15 +1,18 @@
 /* What the host passes to the kernels of operations on KV pages (attn_kv.h), in types that C11 and device code lay out
  * alike. No include.
  *
- * Each kernel has attn_pages_params as its only argument, and 256 threads a block, or 128 where it appends; NAME is
- * f32, f16 or bf16, and UNIT the bytes that a thread moves at once, 16 or those of an element. With 16, every address,
- * stride and dim is a multiple.
+ * Each kernel has attn_pages_params as its only argument, and ATTN_PAGES_THREADS threads a block, or twice
+ * ATTN_PAGES_ROW_THREADS where it appends; NAME is f32, f16 or bf16, and UNIT the bytes that a thread moves at once, 16
+ * or those of an element. With 16, every address, stride and dim is a multiple.
  *
  *   attn_pages_append_NAME_UNIT: a block per row; grid (rows of this run, or most of a run)
  *   attn_pages_gather_UNIT: a block per entry of a page table; grid (batch entries)
  *   attn_pages_copy_UNIT: a block per pair; grid (pairs) */
 #ifndef ATTN_CUDA_COMMON_PAGES_PARAMS_H
 #define ATTN_CUDA_COMMON_PAGES_PARAMS_H
+
+#define ATTN_PAGES_THREADS 256
+#define ATTN_PAGES_ROW_THREADS 64 /* of each half of a block that appends */
 
 /* Ids of the pages of each sequence: `width` each, or, where width is 0, those from starts[b] to starts[b + 1] of
  * `total`. An id is one of 0 to pages - 1. */
