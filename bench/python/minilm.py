@@ -4,7 +4,8 @@
     python bench/python/minilm.py [--rounds 5]
 
 128 sentences of 4 to 180 words in batches of 32, sorted by length as sentence-transformers sorts them. "whole" is from
-token ids to embeddings, "attention" the same less what it takes with attention left out. Alternating rounds, the least of each.
+token ids to embeddings, "attention" the same less what it takes with attention left out. Alternating rounds, the least
+of each.
 """
 import argparse
 import time

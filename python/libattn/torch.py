@@ -118,7 +118,7 @@ class _Attention(torch.autograd.Function):
         if grad_o is None:
             grad_o = torch.zeros_like(o)
         wanted = list(ctx.needs_input_grad[3:6])
-        grads = _backward_op(grad_o, grad_lse, q, k, v, o, lse, bias, alibi, sink, seed, tables, *ctx.static, wanted)
+        grads = _run_backward(grad_o, grad_lse, q, k, v, o, lse, bias, alibi, sink, seed, tables, *ctx.static, wanted)
         return (*(grad.to(q.dtype) for grad in grads[:3]),
                 *(grad.to(tensor.dtype) if is_wanted else None
                   for grad, tensor, is_wanted in zip(grads[3:], (bias, alibi, sink), wanted)),
@@ -148,12 +148,20 @@ _library.impl("forward", _autograd, "Autograd")
 _library.impl("backward", _no_second_gradient, "Autograd")
 
 
-def _run_forward(*arguments):
+def _directly(operator, arguments, may_record):
     """The operator; in eager mode without the turn through autograd where there is nothing to record."""
-    if torch.compiler.is_compiling() or _wants_gradient(*arguments[:6]):
-        return _forward_op(*arguments)
+    if torch.compiler.is_compiling() or _wants_gradient(*arguments[:may_record]):
+        return operator(*arguments)
     with _below_autograd():
-        return _forward_op(*arguments)
+        return operator(*arguments)
+
+
+def _run_forward(*arguments):
+    return _directly(_forward_op, arguments, 6)
+
+
+def _run_backward(*arguments):
+    return _directly(_backward_op, arguments, 7)
 
 
 # ---- functions -----------------------------------------------------------------------------------

@@ -44,3 +44,20 @@ def test_first_steps(tmp_path):
     run = subprocess.run([sys.executable, str(ROOT / "examples/python/first_steps.py"), str(tmp_path / "figure.png")],
                          capture_output=True, text=True, check=True)
     assert "largest difference" in run.stdout and "window of 128" in run.stdout
+
+
+def measurement(name, *arguments):
+    run = subprocess.run([sys.executable, str(ROOT / "bench/python" / name), *arguments], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_overhead():
+    assert "import libattn: 0." in measurement("overhead.py", "--seconds", "0.01")
+
+
+def test_train_gpt():
+    pytest.importorskip("torch")
+    first, *_ = measurement("train_gpt.py", "--rounds", "1").splitlines()
+    ours, sdpa = first.removeprefix("step 1: losses ").split(", ")
+    assert abs(float(ours) - float(sdpa)) < 1e-4
