@@ -47,7 +47,8 @@ def test_first_steps(tmp_path):
 
 
 def measurement(name, *arguments):
-    run = subprocess.run([sys.executable, str(ROOT / "bench/python" / name), *arguments], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, str(ROOT / "bench/python" / name), *arguments], capture_output=True,
+                         text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
