@@ -70,10 +70,11 @@ const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_
 {
     static const attn_strategy_word counted[] = { ATTN_STRATEGY_SCHEDULER, ATTN_STRATEGY_HEAD_GROUP,
                                                   ATTN_STRATEGY_CTAS },
-                                    extra[] = { ATTN_STRATEGY_SPLIT_KV,           ATTN_STRATEGY_SPLIT_TAIL,
-                                                ATTN_STRATEGY_PACK_GQA,           ATTN_STRATEGY_SPLIT_KEYS,
-                                                ATTN_STRATEGY_SPLIT_GQA,          ATTN_STRATEGY_STREAM_K,
-                                                ATTN_STRATEGY_HEAD_PERSISTENT_DQ, ATTN_STRATEGY_DQ_SEMAPHORE };
+                                    extra[] = { ATTN_STRATEGY_SPLIT_KV,    ATTN_STRATEGY_SPLIT_TAIL,
+                                                ATTN_STRATEGY_PACK_GQA,    ATTN_STRATEGY_SPLIT_KEYS,
+                                                ATTN_STRATEGY_TEAMS,       ATTN_STRATEGY_SPLIT_GQA,
+                                                ATTN_STRATEGY_STREAM_K,    ATTN_STRATEGY_HEAD_PERSISTENT_DQ,
+                                                ATTN_STRATEGY_DQ_SEMAPHORE };
     int count;
     if (!s) return NULL;
     if (s->said[ATTN_STRATEGY_CTAS] &&

@@ -41,6 +41,8 @@ enum {
       "split-kv splits only the keys of so many Q tiles, those taken last; off: of all")                             \
     X(SPLIT_KEYS, "split-keys", CUDA_FORWARD, COUNT, 0, 0, (0, 32, 64, 160, 512),                                    \
       "decode: keys of a part, so that a sequence's bits do not depend on the batch; off: CTAs share keys evenly")   \
+    X(TEAMS, "teams", CUDA_FORWARD, COUNT, 1, 1, (1, 2, 4),                                                          \
+      "decode: teams of a CTA's warps, each with keys of its own; off: one of all warps")                            \
     X(PACK_GQA, "pack-gqa", CUDA_FORWARD, SWITCH, 0, 0, (0, 1), "query heads of a KV head share a Q tile (PackGQA)") \
     X(SPLIT_GQA, "split-gqa", CUDA_BACKWARD, COUNT, 1, 1, (1, 2, 3),                                                 \
       "parts that the query heads of a KV head are split into, whose dK and dV are added")                           \

@@ -360,6 +360,9 @@ static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunch
     fake_expect(config->blockDimX == ATTN_DECODE_THREADS && config->sharedMemBytes == k->shared, symbol, "block");
     fake_expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
     fake_expect(p->len_q * (p->heads_q / p->heads_kv) <= ATTN_DECODE_GROUP_ROWS, symbol, "rows");
+    fake_expect(params->team == 4 || params->team == ATTN_DECODE_WARPS ||
+                    params->team == ATTN_DECODE_TEAM_LEAST(k->dim),
+                symbol, "team");
     fake_expect(params->tag && !(params->tag & 0xffff) && params->arrivals && p->partial_o && p->partial_lse, symbol,
                 "workspace");
     fake_take(p, k->dtype, &d, &a);

@@ -92,16 +92,21 @@ static bool run_sequences(const attn_cuda_kernel *k, const char *strategy, int f
 /* With the planner's kernel, as a caller asks for it. */
 void decode_batches(const attn_cuda_kernel *k)
 {
-    static const char *const ways[] = { "split-keys=64", "split-keys=512", "split-keys=64,ctas=1",
-                                        "split-keys=512,ctas=3" };
+    static const struct {
+        const char *together, *alone;
+    } ways[] = { { "split-keys=64", "split-keys=64" },
+                 { "split-keys=512", "split-keys=512" },
+                 { "split-keys=64,ctas=1", "split-keys=64" },
+                 { "split-keys=512,ctas=3", "split-keys=512" },
+                 { "split-keys=64,teams=2,ctas=3", "split-keys=64,teams=2" } };
     draw(k);
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         together = alone = drawn;
-        bool good = run_sequences(k, ways[i], 0, BATCH, &together);
+        bool good = run_sequences(k, ways[i].together, 0, BATCH, &together);
         for (int b = 0; b < BATCH && good; b++)
-            good = run_sequences(k, ways[i & ~2], b, 1, &alone);
+            good = run_sequences(k, ways[i].alone, b, 1, &alone);
         result(good && !memcmp(together.o, alone.o, sizeof alone.o) &&
                    !memcmp(together.lse, alone.lse, sizeof alone.lse),
-               "%s, %s: other bits in another batch", k->name, ways[i]);
+               "%s, %s: other bits in another batch", k->name, ways[i].together);
     }
 }

@@ -1,4 +1,4 @@
-/* What a warp does by itself on every GPU since sm_80: products of fragments, transposed matrices, copies by threads.
+/* What warps do on every GPU since sm_80: products of fragments, transposed matrices, copies by threads, barriers.
  * One wrapper an instruction. Shared memory is addressed by 32-bit addresses. */
 #ifndef ATTN_CUDA_COMMON_WARP_H
 #define ATTN_CUDA_COMMON_WARP_H
@@ -8,6 +8,25 @@
 DEVICE u32 shared_address(const void *pointer)
 {
     return (u32)__cvta_generic_to_shared(pointer);
+}
+
+/* ATTN_DELAYS, for tests: one warpgroup of a block sleeps up to 2 us before it waits or arrives, one time in four;
+ * which one changes from block to block and every few thousand clocks. */
+DEVICE void test_delay(void)
+{
+#ifdef ATTN_DELAYS
+    u32 now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    u32 turn = (blockIdx.x * 0x9e3779b1u ^ now >> 13) * 0x85ebca6bu, chance = (now >> 5) * 0xc2b2ae35u;
+    if ((turn >> 16) % (blockDim.x / 128) == threadIdx.x / 128 && chance >> 30 == 0) __nanosleep(chance >> 16 & 2047);
+#endif
+}
+
+/* Named barriers: `threads` of a block meet. 0 is __syncthreads. */
+DEVICE void named_sync(int id, int threads)
+{
+    test_delay();
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* sums 16 x 8 += A 16 x 16 by B 16 x 8, dtype BF16 or F16 (PTX ISA, mma.m16n8k16). Lane 4g + t has

@@ -2,7 +2,8 @@
  *
  * The rows of a sequence see, by ranges, two runs of keys at most: one before the prefix, one around the rows. These
  * are cut into KV tiles, and tiles into units: a tile each or, with split-keys, a part each. Units of all (sequence, KV
- * head) stand in this order, and CTAs take ranges of them that are as long as each other. */
+ * head) stand in this order, and teams, d->team warps of a CTA each, take ranges of them that are as long as each
+ * other. */
 #ifndef ATTN_CUDA_COMMON_DECODE_DEAL_H
 #define ATTN_CUDA_COMMON_DECODE_DEAL_H
 
@@ -11,6 +12,7 @@
 #include "common/mask.h"
 #include "common/sequence.h"
 #include "common/support.h"
+#include "common/warp.h"
 #include "sm90/params.h"
 
 #include "common/decode/params.h"
@@ -96,13 +98,30 @@ template <int keys> DEVICE u32 units_at(const attn_decode_params *d, int batch)
     return units_of(d, &s);
 }
 
-/* Units in groups of `units`, each of which `per_group` CTAs share: the first `more` of them `each` + 1. */
+/* This warp's place in its team: the first is 0. */
+DEVICE int warp_in_team(const attn_decode_params *d)
+{
+    return threadIdx.x / 32 & (d->team - 1);
+}
+
+/* This team's number in its CTA. */
+DEVICE int team_in_block(const attn_decode_params *d)
+{
+    return threadIdx.x / 32 >> (__ffs(d->team) - 1);
+}
+
+DEVICE void team_sync(const attn_decode_params *d)
+{
+    named_sync(1 + team_in_block(d), 32 * d->team);
+}
+
+/* Units in groups of `units`, each of which `per_group` teams share: the first `more` of them `each` + 1. */
 typedef struct decode_deal {
-    u32 units, each, more, ctas, per_group;
-    u32 group; /* this CTA's */
+    u32 units, each, more, teams, per_group;
+    u32 team, group; /* this one, and its group */
 } decode_deal;
 
-/* A warp on its way through its CTA's range. `units` of the sequence `batch`, before which there are `base`, both of
+/* A warp on its way through its team's range. `units` of the sequence `batch`, before which there are `base`, both of
  * one head. */
 typedef struct decode_cursor {
     u32 unit, end, base, units;
@@ -111,13 +130,13 @@ typedef struct decode_cursor {
 
 DEVICE decode_cursor begin_of(const decode_deal *deal)
 {
-    u32 at = blockIdx.x - deal->group * deal->per_group, each = deal->each + (at < deal->more);
+    u32 at = deal->team - deal->group * deal->per_group, each = deal->each + (at < deal->more);
     u32 begin = deal->group * deal->units + at * deal->each + min(at, deal->more);
     return { begin, begin + each, 0, 0, -1 };
 }
 
-/* The CTA whose range has the unit, where all are one group. */
-DEVICE u32 cta_of(const decode_deal *deal, u32 unit)
+/* The team whose range has the unit, where all are one group. */
+DEVICE u32 team_of(const decode_deal *deal, u32 unit)
 {
     u32 longer = deal->more * (deal->each + 1);
     bool in_longer = unit < longer;
@@ -154,7 +173,7 @@ template <int keys> OUTLINE u32 read_other_chunk(const attn_decode_params *d, de
     return read_chunk<keys>(d, chunk, batch);
 }
 
-/* Where sequences are alike and nearly all CTAs are enough, ranges end where heads do: then most heads are in few
+/* Where sequences are alike and nearly all teams are enough, ranges end where heads do: then most heads are in few
  * parts, or in one. By the whole warp. */
 template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, decode_chunk *chunk)
 {
@@ -165,22 +184,23 @@ template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, deco
         int mine = (int)read_chunk<keys>(d, chunk, b);
         sum += mine, some += mine > 0, most = max(most, mine), least = min(least, mine ? mine : least);
     }
-    u32 total = warp_total(sum) * heads, works = warp_total(some) * heads, ctas = min((int)gridDim.x, (int)total);
+    u32 total = warp_total(sum) * heads, works = warp_total(some) * heads;
+    u32 per_block = ATTN_DECODE_WARPS >> (__ffs(d->team) - 1), teams = min((int)(gridDim.x * per_block), (int)total);
     u32 alike = __reduce_max_sync(~0u, most);
-    decode_deal deal = { total, 0, 0, ctas, ctas, 0 };
+    decode_deal deal = { total, 0, 0, teams, teams, blockIdx.x * per_block + team_in_block(d), 0 };
     if (works && __reduce_min_sync(~0u, least) == (int)alike) {
-        if (works < ctas) {
-            u32 ctas_each = min((int)(ctas / works), (int)alike);
-            if (ctas_each * works * 10 >= ctas * 9)
-                deal.units = alike, deal.per_group = ctas_each, deal.ctas = ctas_each * works;
+        if (works < teams) {
+            u32 teams_each = min((int)(teams / works), (int)alike);
+            if (teams_each * works * 10 >= teams * 9)
+                deal.units = alike, deal.per_group = teams_each, deal.teams = teams_each * works;
         } else {
-            u32 heads_each = (works + ctas - 1) / ctas, ends = works / heads_each;
-            if (ends * heads_each == works && ends * 10 >= ctas * 9)
-                deal.units = heads_each * alike, deal.per_group = 1, deal.ctas = ends;
+            u32 heads_each = (works + teams - 1) / teams, ends = works / heads_each;
+            if (ends * heads_each == works && ends * 10 >= teams * 9)
+                deal.units = heads_each * alike, deal.per_group = 1, deal.teams = ends;
         }
     }
     if (total) deal.each = deal.units / deal.per_group, deal.more = deal.units - deal.each * deal.per_group;
-    if (deal.per_group < deal.ctas) deal.group = blockIdx.x / deal.per_group;
+    if (deal.per_group < deal.teams) deal.group = deal.team / deal.per_group;
     return deal;
 }
 
@@ -191,7 +211,7 @@ struct decode_rows_and_keys {
     key_ranges ranges[ATTN_DECODE_GROUP_ROWS]; /* of each packed row */
 };
 
-/* What a CTA computes of one KV head of a sequence: tiles [tile, end) of the sequence's. The head is in `parts` parts,
+/* What a team computes of one KV head of a sequence: tiles [tile, end) of the sequence's. The head is in `parts` parts,
  * of which this is number `part`; they are combined by whoever completes them. after: the unit that comes next. */
 struct decode_segment : decode_rows_and_keys {
     int batch, kv_head;
@@ -283,8 +303,8 @@ DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, d
             s->after = at.unit + 1;
         } else {
             u32 from = deal->group * deal->per_group, parts = deal->per_group;
-            if (parts == deal->ctas) from = cta_of(deal, head), parts = cta_of(deal, head + at.units - 1) - from + 1;
-            s->part = blockIdx.x - from, s->parts = parts, s->slot = 2 * from + 1;
+            if (parts == deal->teams) from = team_of(deal, head), parts = team_of(deal, head + at.units - 1) - from + 1;
+            s->part = deal->team - from, s->parts = parts, s->slot = 2 * from + 1;
             s->tile = first, s->end = min((int)(first + left), tiles);
             s->after = at.unit + (s->end - s->tile);
         }

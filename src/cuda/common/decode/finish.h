@@ -1,5 +1,5 @@
-/* The end of a segment: what the warps have of it is added up; a KV head in one part is stored, one in several leaves
- * the part in the workspace, and whoever leaves the last one combines them, in the order of the keys. */
+/* The end of a segment: what the team's warps have of it is added up; a KV head in one part is stored, one in several
+ * leaves the part in the workspace, and whoever leaves the last one combines them, in the order of the keys. */
 #ifndef ATTN_CUDA_COMMON_DECODE_FINISH_H
 #define ATTN_CUDA_COMMON_DECODE_FINISH_H
 
@@ -13,13 +13,16 @@
 #include "common/decode/deal.h"
 #include "common/decode/params.h"
 
-/* Of the block, in shared memory: columns of each warp's O, its rows' tops and sums, and whether this block completes a
- * head. */
-template <class C> struct decode_exchange {
-    static constexpr int columns = ATTN_DECODE_COLUMNS(C::dim);
-    float out[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS][columns + 8];
+/* Of the block, in shared memory: each warp's rows' tops and sums; whether its team completes a head; columns of its O,
+ * all of them where the block is one team. */
+struct decode_exchange {
     float top[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS], sum[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS];
-    int last;
+    int last[ATTN_DECODE_WARPS];
+};
+
+template <int columns_> struct decode_exchanged : decode_exchange {
+    static constexpr int columns = columns_;
+    float out[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS][columns + 8];
 };
 
 /* Four columns of a packed row of O: x / sum, where sums are relative to 2^top. */
@@ -134,27 +137,29 @@ DEVICE bool arrive(const attn_decode_params *d, const decode_segment *s)
     return last;
 }
 
-/* What the warps have of a row, from column `column` of the exchange on. */
-template <class C> DEVICE decode_quad add_warps(const decode_exchange<C> *e, int r, int column)
+/* What the team's warps, at most `most` from `first` on, have of a row from column `column` of the exchange on. */
+template <int most, class E>
+DEVICE decode_quad add_warps(const attn_decode_params *d, const E *e, int first, int r, int column)
 {
     decode_quad all = { make_float4(0, 0, 0, 0), -INFINITE, 0 };
 #pragma unroll
-    for (int w = 0; w < ATTN_DECODE_WARPS; w++)
-        all.top = fmaxf(all.top, e->top[w][r]);
+    for (int w = 0; w < most; w++)
+        if (most == ATTN_DECODE_WARPS || w < d->team) all.top = fmaxf(all.top, e->top[first + w][r]);
     float reference = all.top == -INFINITE ? 0 : all.top;
 #pragma unroll
-    for (int w = 0; w < ATTN_DECODE_WARPS; w++)
-        add_weighted(&all, exp2_approx(e->top[w][r] - reference), *(const float4 *)&e->out[w][r][column], e->sum[w][r]);
+    for (int w = 0; w < most; w++)
+        if (most == ATTN_DECODE_WARPS || w < d->team)
+            add_weighted(&all, exp2_approx(e->top[first + w][r] - reference),
+                         *(const float4 *)&e->out[first + w][r][column], e->sum[first + w][r]);
     return all;
 }
 
-/* Adds up what the warps have of rows, and stores it: as O, or as a part. */
-template <class C>
-DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows,
-                          decode_exchange<C> *e)
+/* Adds up what the team's warps, `most` of them at most, have of rows, and stores it: as O, or as a part. */
+template <class C, int most, class E>
+DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows, E *e)
 {
-    constexpr int columns = decode_exchange<C>::columns, quads = columns / 4;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    constexpr int columns = E::columns, quads = columns / 4;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, in_team = warp_in_team(d);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float sum = rows->sum[i];
@@ -167,33 +172,41 @@ DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, 
         for (int i = 0; i < columns / 2; i += 2)
             *(float2 *)&e->out[warp][g + i / 2 % 2 * 8][i / 4 * 8 + 2 * t] =
                 make_float2(rows->out[chunk / 8 + i / 4][i % 4], rows->out[chunk / 8 + i / 4][i % 4 + 1]);
-        __syncthreads();
+        team_sync(d);
 #pragma unroll 1
-        for (int i = threadIdx.x; i < packed_rows(d, s) * quads; i += ATTN_DECODE_THREADS) {
+        for (int i = 32 * in_team + lane; i < packed_rows(d, s) * quads; i += 32 * d->team) {
             int r = i / quads, column = i % quads * 4;
-            decode_quad quad = add_warps<C>(e, r, column);
+            decode_quad quad = add_warps<most>(d, e, warp - in_team, r, column);
             if (s->parts > 1)
                 store_part<C>(d, slot_of(d, s, s->part), r, chunk + column, quad);
             else
                 store_row<C>(d, s, r, chunk + column, quad);
         }
-        __syncthreads();
+        team_sync(d);
     }
 }
 
-/* By the whole block. rows: what the warp has. */
+/* By the whole team. rows: what the warp has. */
 template <class C>
 DEVICE void finish_segment(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows,
-                           decode_exchange<C> *e)
+                           decode_exchange *e)
 {
-    exchange_rows(d, s, rows, e);
+    using whole = decode_exchanged<ATTN_DECODE_COLUMNS(C::dim)>;
+    using shared = decode_exchanged<ATTN_DECODE_COLUMNS_LEAST>;
+    static_assert(sizeof(whole) <= ATTN_DECODE_EXCHANGE(whole::columns), "the exchange is larger than its room");
+    static_assert(sizeof(shared) <= ATTN_DECODE_EXCHANGE(shared::columns), "the exchange is larger than its room");
+    if (d->team == ATTN_DECODE_WARPS)
+        exchange_rows<C, ATTN_DECODE_WARPS>(d, s, rows, (whole *)e);
+    else
+        exchange_rows<C, ATTN_DECODE_WARPS / 2>(d, s, rows, (shared *)e);
     if (s->parts == 1) return;
-    if (threadIdx.x == 0) e->last = arrive(d, s);
-    __syncthreads();
-    if (!e->last) return;
+    int in_team = warp_in_team(d), thread = 32 * in_team + threadIdx.x % 32, team = team_in_block(d);
+    if (thread == 0) e->last[team] = arrive(d, s);
+    team_sync(d);
+    if (!e->last[team]) return;
     constexpr int quads = C::dim / 4;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < packed_rows(d, s) * quads; i += ATTN_DECODE_THREADS)
+    for (int i = thread; i < packed_rows(d, s) * quads; i += 32 * d->team)
         store_row<C>(d, s, i / quads, i % quads * 4, add_parts<C>(d, s, i / quads, i % quads * 4));
 }
 

@@ -1,7 +1,8 @@
-/* The forward of few rows: 16 packed rows at most read keys and values once. A block takes a range of all KV tiles
- * (deal.h); its warps take turns at the tiles, each with a ring of its own (load.h), so no barrier of the block lies
- * between two tiles; at the end of a KV head they add up what they have (finish.h). After FlashDecoding (Dao, Haziza,
- * Massa, Sizov, 2023), dealt as in FlashInfer (Ye et al., 2025, section 3.3.1), but on the device. */
+/* The forward of few rows: 16 packed rows at most read keys and values once. The warps of a block are one team or
+ * several; a team takes a range of all KV tiles (deal.h). Its warps take turns at the tiles, each with a ring of its
+ * own (load.h), so no barrier lies between two tiles; at the end of a KV head they add up what they have (finish.h),
+ * while the rings of other teams go on. After FlashDecoding (Dao, Haziza, Massa, Sizov, 2023), dealt as in FlashInfer
+ * (Ye et al., 2025, section 3.3.1), but on the device. */
 #ifndef ATTN_CUDA_COMMON_DECODE_KERNEL_H
 #define ATTN_CUDA_COMMON_DECODE_KERNEL_H
 
@@ -77,19 +78,19 @@ template <class C> struct decode_warp {
 template <class C> DEVICE void decode(const attn_decode_params *d)
 {
     SHARED_MEMORY(memory);
-    constexpr int at_exchange = ATTN_DECODE_RING(C::dim, C::keys, C::stages),
-                  at_queries = at_exchange + ATTN_DECODE_EXCHANGE(C::dim),
-                  at_notes = at_queries + ATTN_DECODE_QUERIES(C::dim, C::stages);
-    static_assert(sizeof(decode_exchange<C>) <= ATTN_DECODE_EXCHANGE(C::dim), "the exchange is larger than its room");
+    constexpr int at_notes = ATTN_DECODE_RING(C::dim, C::keys, C::stages),
+                  at_exchange = at_notes + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(C::stages);
     static_assert(decode_notes<C>::slots * sizeof(decode_queries<C>) == ATTN_DECODE_QUERIES(C::dim, C::stages),
                   "queries fill their room");
     static_assert(sizeof(decode_notes<C>) <= ATTN_DECODE_NOTES(C::stages), "notes are larger than their room");
-    int number = threadIdx.x / 32;
-    decode_exchange<C> *exchange = (decode_exchange<C> *)(memory + at_exchange);
-    decode_queries<C> *queries = (decode_queries<C> *)(memory + at_queries);
+    int number = threadIdx.x / 32,
+        columns = d->team == ATTN_DECODE_WARPS ? ATTN_DECODE_COLUMNS(C::dim) : ATTN_DECODE_COLUMNS_LEAST;
+    decode_exchange *exchange = (decode_exchange *)(memory + at_exchange);
+    decode_queries<C> *queries = (decode_queries<C> *)(memory + at_exchange + ATTN_DECODE_EXCHANGE(columns)) +
+                                 team_in_block(d) * ATTN_DECODE_SLOTS(C::stages);
     decode_notes<C> *notes = (decode_notes<C> *)(memory + at_notes + number * ATTN_DECODE_NOTES(C::stages));
     decode_deal deal = deal_of<C::keys>(d, &notes->chunk);
-    if (blockIdx.x >= deal.ctas) return;
+    if (deal.team >= deal.teams) return;
 
     decode_cursor cursor = begin_of(&deal);
     if (threadIdx.x % 32 == 0) notes->deal = deal, notes->cursor = cursor;
@@ -105,20 +106,20 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
     for (int filled = 0;;) {          /* stages */
         look_up(d, notes, queries, &warp.loader);
         if (ended) {
-            store_queries(&warp.loader.share, queries);
+            store_queries(d, &warp.loader.share, queries);
             if (full) {
                 cursor.unit = s->after, slot = slot + 1 == notes->slots ? 0 : slot + 1;
                 finish_segment(d, s, &rows, exchange);
                 if (cursor.unit == cursor.end) return;
                 s = &notes->segments[slot];
             } else {
-                __syncthreads();
+                team_sync(d);
             }
-            full = true, tile = s->tile + number;
+            full = true, tile = s->tile + warp_in_team(d);
         }
         if (ended || !full) begin_rows(s, &rows);
         warp.step(s, queries + slot, &rows, tile, full && tile < s->end);
-        ended = full ? (tile += ATTN_DECODE_WARPS) >= s->end : ++filled == C::stages;
+        ended = full ? (tile += d->team) >= s->end : ++filled == C::stages;
     }
 }
 

@@ -19,8 +19,8 @@ template <int dtype_, int dim_, int keys_, int stages_> struct decode_config {
     static constexpr int newer = 2 * stages - 1; /* groups after the one that is waited for: of the tiles that follow */
 };
 
-/* What a warp keeps in shared memory beside its ring: the deal, and its place in the CTA's range; segments, between the
- * one that is computed and the one that was looked up last; which keys of each stage are there. */
+/* What a warp keeps in shared memory beside its ring: the deal, and its place in the team's range; segments, between
+ * the one that is computed and the one that was looked up last; which keys of each stage are there. */
 template <class C> struct decode_notes {
     static constexpr int slots = ATTN_DECODE_SLOTS(C::stages);
     decode_segment segments[slots];
@@ -36,7 +36,7 @@ template <int dim> DEVICE u32 piece_of(int row, int piece)
     return row * (dim * 2) + (piece ^ (row & 7)) * 16;
 }
 
-/* A segment's Q in shared memory, for all warps: 16 bytes per lane and 16 columns, as warp_mma takes them: fragment k
+/* A segment's Q in shared memory, for the team: 16 bytes per lane and 16 columns, as warp_mma takes them: fragment k
  * of a lane is at 32 k + lane. */
 template <class C> struct decode_queries {
     uint4 fragment[C::dim / 16 * 32];
@@ -45,7 +45,7 @@ template <class C> struct decode_queries {
 /* The warp's share of a segment's queries, on its way to the slot in shared memory; -1: none is. Rows that there are
  * not have zeros. */
 template <class C> struct decode_query_share {
-    static constexpr int count = (C::dim / 16 + ATTN_DECODE_WARPS - 1) / ATTN_DECODE_WARPS;
+    static constexpr int least = ATTN_DECODE_TEAM_LEAST(C::dim), count = (C::dim / 16 + least - 1) / least;
     u32 words[count][4];
     int slot;
 };
@@ -66,7 +66,8 @@ DEVICE void load_queries(const attn_decode_params *d, const decode_segment *s, i
                                      head_of_row(d, s, r) * stride[2];
 #pragma unroll
         for (int i = 0; i < share->count; i++) {
-            int column = 16 * (threadIdx.x / 32 + ATTN_DECODE_WARPS * i) + e / 2 * 8;
+            int k = warp_in_team(d) + d->team * i, column = 16 * k + e / 2 * 8;
+            if (k >= C::dim / 16) break;
             bool there = r < rows && column < p->dim_qk;
             share->words[i][e] = there ? *(const u32 *)(from + column + 2 * (lane % 4)) : 0;
         }
@@ -74,15 +75,16 @@ DEVICE void load_queries(const attn_decode_params *d, const decode_segment *s, i
 }
 
 /* slots: of shared memory. */
-template <class C> DEVICE void store_queries(decode_query_share<C> *share, decode_queries<C> *slots)
+template <class C>
+DEVICE void store_queries(const attn_decode_params *d, decode_query_share<C> *share, decode_queries<C> *slots)
 {
     if (share->slot < 0) return;
 #pragma unroll
     for (int i = 0; i < share->count; i++) {
-        int k = threadIdx.x / 32 + ATTN_DECODE_WARPS * i;
+        int k = warp_in_team(d) + d->team * i;
         const u32 *a = share->words[i];
-        if (k < C::dim / 16)
-            slots[share->slot].fragment[32 * k + threadIdx.x % 32] = make_uint4(a[0], a[1], a[2], a[3]);
+        if (k >= C::dim / 16) break;
+        slots[share->slot].fragment[32 * k + threadIdx.x % 32] = make_uint4(a[0], a[1], a[2], a[3]);
     }
     share->slot = -1;
 }
@@ -108,7 +110,7 @@ template <class C>
 DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_queries<C> *queries,
                     decode_loader<C> *l)
 {
-    l->tile += ATTN_DECODE_WARPS, l->some = false, l->exists = false;
+    l->tile += d->team, l->some = false, l->exists = false;
     if (l->tile >= l->end) {
         if (notes->cursor.unit >= notes->cursor.end) return;
         const decode_segment *before = l->segment < 0 ? NULL : &notes->segments[l->segment];
@@ -116,9 +118,9 @@ DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_
         decode_segment *opened = &notes->segments[l->segment];
         next_segment<C::keys>(d, &notes->deal, &notes->chunk, &notes->cursor, before, opened);
         __syncwarp();
-        store_queries(&l->share, queries);
+        store_queries(d, &l->share, queries);
         load_queries(d, opened, l->segment, &l->share);
-        l->tile = opened->tile + threadIdx.x / 32, l->end = opened->end;
+        l->tile = opened->tile + warp_in_team(d), l->end = opened->end;
     }
     if (l->tile >= l->end) return;
     const decode_segment *s = &notes->segments[l->segment];

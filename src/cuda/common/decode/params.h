@@ -11,6 +11,7 @@
 #define ATTN_DECODE_WARPS 8
 #define ATTN_DECODE_THREADS (32 * ATTN_DECODE_WARPS)
 #define ATTN_DECODE_PARTS_MOST 65535 /* that a KV head of a sequence may be in */
+#define ATTN_DECODE_TEAM_LEAST(dim) ((dim) > 128 ? 4 : 2)
 
 /* base.common.fallback holds q, k and v: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v
  * of 8 elements. Of base.common the maps and the schedule are not used but for schedule.by_ratio; partial_o and
@@ -19,26 +20,34 @@ typedef struct attn_decode_params {
     attn_sm90_cached_params base;
     unsigned long long *arrivals; /* (batch, heads_kv), of any content: counts of parts, under the tag */
     unsigned long long tag;       /* in the upper 48 bits, of the plan alone; the lower 16 are 0 */
-    int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: CTAs share evenly */
+    int team;       /* warps that share a range of tiles: ATTN_DECODE_TEAM_LEAST(dim), 4 or ATTN_DECODE_WARPS */
+    int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: teams share evenly */
     int group;      /* query heads per KV head */
     int wide;       /* o is stored four elements at a time */
     attn_sm90_divisor by_page; /* page_size; ATTN_PAGED */
 } attn_decode_params;
 
-/* Parts in the workspace: the first and the last of each CTA's range; with split-keys one per part. */
-#define ATTN_DECODE_PARTS(ctas) (2LL * (ctas))
+/* Parts in the workspace: the first and the last of each team's range; with split-keys one per part. */
+#define ATTN_DECODE_PARTS(teams) (2LL * (teams))
 
-/* Shared memory: each warp's ring of KV tiles; the exchange of O between warps, so many columns at a time, with tops
- * and sums; the queries; the notes of each warp. */
-#define ATTN_DECODE_COLUMNS(dim) ((dim) > 128 ? 64 : (dim))
+/* Shared memory: each warp's ring of KV tiles, and its notes; the exchange of O between the warps of a team, so many
+ * columns at a time, with tops and sums; each team's queries. A CTA of one team exchanges more columns at once. */
+#define ATTN_DECODE_COLUMNS_LEAST 64
+#define ATTN_DECODE_COLUMNS(dim) ((dim) > 128 ? ATTN_DECODE_COLUMNS_LEAST : (dim))
 #define ATTN_DECODE_RING(dim, keys, stages) (ATTN_DECODE_WARPS * (stages) * (keys) * (dim)*4)
-#define ATTN_DECODE_EXCHANGE(dim) \
-    (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * (ATTN_DECODE_COLUMNS(dim) + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
+#define ATTN_DECODE_EXCHANGE(columns) \
+    (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * ((columns) + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
 #define ATTN_DECODE_SLOTS(stages) ((stages) + 2) /* segments that a warp knows of */
 #define ATTN_DECODE_QUERIES(dim, stages) (ATTN_DECODE_SLOTS(stages) * ATTN_DECODE_GROUP_ROWS * (dim)*2)
 #define ATTN_DECODE_NOTES(stages) (ATTN_DECODE_SLOTS(stages) * 400 + 256)
-#define ATTN_DECODE_SMEM(dim, keys, stages)                                                               \
-    (ATTN_DECODE_RING(dim, keys, stages) + ATTN_DECODE_EXCHANGE(dim) + ATTN_DECODE_QUERIES(dim, stages) + \
-     ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages))
+#define ATTN_DECODE_ONE_TEAM(dim, stages) \
+    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS(dim)) + ATTN_DECODE_QUERIES(dim, stages))
+#define ATTN_DECODE_TEAMS(dim, stages)                 \
+    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS_LEAST) + \
+     ATTN_DECODE_WARPS / ATTN_DECODE_TEAM_LEAST(dim) * ATTN_DECODE_QUERIES(dim, stages))
+#define ATTN_DECODE_SMEM(dim, keys, stages)                                                                  \
+    (ATTN_DECODE_RING(dim, keys, stages) + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages) +                   \
+     (ATTN_DECODE_ONE_TEAM(dim, stages) > ATTN_DECODE_TEAMS(dim, stages) ? ATTN_DECODE_ONE_TEAM(dim, stages) \
+                                                                         : ATTN_DECODE_TEAMS(dim, stages)))
 
 #endif

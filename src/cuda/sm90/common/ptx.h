@@ -18,18 +18,6 @@ DEVICE void barrier_init_fence(void)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* ATTN_DELAYS, for tests: one warpgroup of a block sleeps up to 2 us before it waits or arrives, one time in four;
- * which one changes from block to block and every few thousand clocks. */
-DEVICE void test_delay(void)
-{
-#ifdef ATTN_DELAYS
-    u32 now;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
-    u32 turn = (blockIdx.x * 0x9e3779b1u ^ now >> 13) * 0x85ebca6bu, chance = (now >> 5) * 0xc2b2ae35u;
-    if ((turn >> 16) % (blockDim.x / 128) == threadIdx.x / 128 && chance >> 30 == 0) __nanosleep(chance >> 16 & 2047);
-#endif
-}
-
 DEVICE void barrier_arrive(u32 barrier)
 {
     test_delay();
@@ -73,14 +61,7 @@ DEVICE bool barrier_test(u32 barrier, u32 parity)
     return done;
 }
 
-/* Named barriers: `threads` of a block meet. 0 is __syncthreads. */
-DEVICE void named_sync(int id, int threads)
-{
-    test_delay();
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/* As one of those that meet, without waiting for the others. */
+/* At a named barrier (named_sync): as one of those that meet, without waiting for the others. */
 DEVICE void named_arrive(int id, int threads)
 {
     test_delay();

@@ -18,8 +18,8 @@ static const double step_clocks = 1500, head_clocks = 1000, run_clocks = 2.77e4;
 typedef struct decode_plan {
     attn_sm90_plan base;
     uint64_t partial_o, partial_lse, arrivals; /* byte offsets */
-    int grid;
-    attn_decode_params params; /* complete but for addresses and seeds */
+    int grid, teams;                           /* CTAs, and teams of each */
+    attn_decode_params params;                 /* complete but for addresses and seeds */
 } decode_plan;
 
 /* ---- what is legal --------------------------------------------------------------------------- */
@@ -27,6 +27,19 @@ typedef struct decode_plan {
 static int64_t keys_of_part(const attn_said *said)
 {
     return attn_said_or(said, ATTN_STRATEGY_SPLIT_KEYS, 0);
+}
+
+static int teams_most(const attn_cuda_kernel *k)
+{
+    return ATTN_DECODE_WARPS / ATTN_DECODE_TEAM_LEAST(k->dim);
+}
+
+/* Teams of a CTA: several where it has two KV heads or more, so that one ends while others are read; one where bits do
+ * not depend on the batch. */
+static int teams_of(const attn_desc *d, const attn_cuda_kernel *k, const attn_said *said, int ctas)
+{
+    bool many = d->batch * d->heads_kv >= 2 * (int64_t)ctas;
+    return (int)attn_said_or(said, ATTN_STRATEGY_TEAMS, many && !keys_of_part(said) ? teams_most(k) : 1);
 }
 
 /* KV tiles that a KV head of a sequence has at most: its keys may be two runs. */
@@ -48,7 +61,7 @@ static const char *illegal_words(const attn_said *s, const attn_desc *d, const a
 {
     static const attn_strategy_word others[] = { ATTN_STRATEGY_SPLIT_KV, ATTN_STRATEGY_SPLIT_TAIL };
     int count;
-    int64_t keys = keys_of_part(s);
+    int64_t keys = keys_of_part(s), teams = attn_said_or(s, ATTN_STRATEGY_TEAMS, 1);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (!attn_said_allows(s, others[i], attn_strategies(&count)[others[i]].off))
             return "split-kv, split-tail: decode kernels deal out keys on the device";
@@ -56,6 +69,8 @@ static const char *illegal_words(const attn_said *s, const attn_desc *d, const a
         return "pack-gqa: decode kernels always pack the query heads of a KV head";
     if (s && (s->said[ATTN_STRATEGY_SCHEDULER] || s->said[ATTN_STRATEGY_HEAD_GROUP]))
         return "scheduler, head-group: decode kernels deal out keys, not heads";
+    if (teams & (teams - 1) || teams > teams_most(k))
+        return "teams: it is none of 1, 2 and, up to a head dim of 128, 4";
     if (keys % k->kv_tile) return "split-keys: it is no multiple of the kernel's KV tile";
     if (keys && attn_ceil_div(tiles_most(d, k), keys / k->kv_tile) > ATTN_DECODE_PARTS_MOST)
         return "split-keys: len_kv would be in more than 65535 parts";
@@ -106,7 +121,8 @@ static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn
     if (ctas < 1) ctas = 1;
     c->q_tile = k->q_tile, c->kv_tile = k->kv_tile, c->splits = 1;
     c->count[ATTN_PER_STEP] = ceil(tiles / ctas / ATTN_DECODE_WARPS);
-    c->count[ATTN_PER_TILE] = ceil(heads / ctas), c->count[ATTN_PER_RUN] = 1;
+    c->count[ATTN_PER_TILE] = ceil(heads / ctas / teams_of(&typical, k, said, device.multiprocessors));
+    c->count[ATTN_PER_RUN] = 1;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += i == ATTN_PER_RUN ? 0 : c->count[i] * clocks[i];
     c->levels = 2;
@@ -129,7 +145,7 @@ static unsigned long long unique_tag(void)
 
 static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *plan)
 {
-    double heads = (double)d->batch * (double)d->heads_kv, slots = (double)ATTN_DECODE_PARTS(plan->grid);
+    double heads = (double)d->batch * (double)d->heads_kv, slots = (double)ATTN_DECODE_PARTS(plan->grid * plan->teams);
     if (plan->params.part_tiles) slots = heads * (double)attn_ceil_div(tiles_most(d, k), plan->params.part_tiles);
     return attn_sm90_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4.0 * k->dim, &plan->partial_o) &&
            attn_sm90_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4, &plan->partial_lse) &&
@@ -145,9 +161,12 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *pl
     int64_t keys = keys_of_part(said);
     predict(of, k, &cuda->chosen);
     attn_say_value(&cuda->decided, ATTN_STRATEGY_SPLIT_KEYS, keys);
+    plan->teams = teams_of(d, k, said, cuda->chosen.ctas);
+    attn_say_value(&cuda->decided, ATTN_STRATEGY_TEAMS, plan->teams);
     attn_say_value(&cuda->decided, ATTN_STRATEGY_CTAS, cuda->chosen.ctas);
     attn_sm90_start(of, attn_sm90_forward.predict, &plan->base);
     plan->grid = cuda->chosen.ctas;
+    plan->params.team = ATTN_DECODE_WARPS / plan->teams;
     plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
     plan->params.group = (int)(d->heads_q / d->heads_kv);
     plan->params.by_page = attn_sm90_divisor_of(d->page_size ? d->page_size : 1);
@@ -195,9 +214,11 @@ static void describe(const attn_plan *plan, attn_words *words)
     if (own->params.part_tiles)
         attn_say(words, "keys       in parts of %d, combined by LSE\n", own->params.part_tiles * k->kv_tile);
     else
-        attn_say(words,
-                 "keys       of all sequences shared evenly by the CTAs, on the device; parts combined by LSE\n");
-    attn_say(words, "grid       %d CTAs of %u threads and %u KiB\n", own->grid, k->threads, k->shared / 1024);
+        attn_say(words, "keys       of all sequences shared evenly by %s, on the device; parts combined by LSE\n",
+                 own->teams > 1 ? "teams of warps" : "the CTAs");
+    attn_say(words, "grid       %d CTAs of %u threads and %u KiB", own->grid, k->threads, k->shared / 1024);
+    if (own->teams > 1) attn_say(words, ", in %d teams", own->teams);
+    attn_say(words, "\n");
     attn_sm90_describe(plan, false, words);
 }
 

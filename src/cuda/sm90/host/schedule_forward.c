@@ -84,6 +84,7 @@ attn_said attn_sm90_decided_forward(const attn_desc *d, const attn_sm90_forward_
     attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, at->splits);
     attn_say_value(&s, ATTN_STRATEGY_SPLIT_TAIL, at->splits > 1 && at->split_tiles < tiles ? at->split_tiles : 0);
     attn_say_value(&s, ATTN_STRATEGY_SPLIT_KEYS, 0);
+    attn_say_value(&s, ATTN_STRATEGY_TEAMS, 1);
     attn_say_value(&s, ATTN_STRATEGY_PACK_GQA, at->pack > 1);
     attn_say_value(&s, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
     attn_say_value(&s, ATTN_STRATEGY_HEAD_GROUP, at->head_group);
