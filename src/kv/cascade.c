@@ -38,9 +38,12 @@ struct attn_cascade_plan {
 
 /* On a GPU, of the reading of a key: of one that another sequence reads too, which comes from L2 [m]. */
 static const double cached_share = 0.45;
-/* On a GPU, seconds beside what levels are predicted to take: of a shared level, whose kernel's code no cache holds; of
- * the merge. */
-static const double level_seconds = 8e-6, merge_seconds = 4e-6;
+/* On a GPU, seconds beside what levels are predicted to take [m]: of the merge; of a shared level of hardly a key; of
+ * one by another kernel than the sequences' own, whose code no cache holds. */
+static const double merge_seconds = 4e-6, level_seconds = 8e-6, kernel_seconds = 14e-6;
+/* Levels at once share memory: what they take, the merge included, of the longest alone; and what levels in turn take
+ * of that at least [m]. */
+static const double at_once = 1.45, in_turn = 1.1;
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
@@ -155,6 +158,17 @@ static double seconds_of(const attn_plan *plan)
     return attn_plan_get_info(plan, &info) ? 0 : info.seconds;
 }
 
+/* Of the kernels of shared levels. */
+static double seconds_of_kernels(const attn_cascade_plan *plan, attn_plan *const plans[PARTS])
+{
+    attn_plan_info own, info;
+    double seconds = 0;
+    if (attn_plan_get_info(plans[plan->parts - 1], &own)) return 0;
+    for (int i = 0; i + 1 < plan->parts; i++)
+        if (!attn_plan_get_info(plans[i], &info) && strcmp(info.kernel, own.kernel)) seconds += kernel_seconds;
+    return seconds;
+}
+
 /* Predicted of a problem, however it is planned; 0: not known. */
 static double predicted(attn_desc d)
 {
@@ -192,7 +206,8 @@ static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
     all.table_width = attn_ceil_div(all.len_kv, all.page_size), all.table_total = 0;
     for (int i = 0; i < plan->parts; i++)
         plan->seconds += seconds_of(plan->part[i]);
-    if (all.device == ATTN_CUDA) plan->seconds += merge_seconds + level_seconds * count;
+    if (all.device == ATTN_CUDA) plan->seconds += merge_seconds + seconds_of_kernels(plan, plan->part);
+    if (plan->seconds < in_turn * plan->seconds_beside) plan->seconds = in_turn * plan->seconds_beside;
     double alone = predicted(all), own = predicted(plan->desc), keys = (double)all.batch * shared_keys;
     double key = keys > 0 && alone > own && own > 0 ? (alone - own) / keys : 0;
     plan->seconds_alone = alone - saved * key * (1 - share);
@@ -274,7 +289,7 @@ static void create_beside(attn_cascade_plan *plan, const attn_cascade_level *lev
         }
         if (seconds == 0 || step == 0) break;
     }
-    plan->seconds_beside = plan->beside[0] ? best + merge_seconds + level_seconds : 0;
+    if (plan->beside[0]) plan->seconds_beside = at_once * best + seconds_of_kernels(plan, plan->beside);
 }
 
 static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *levels, int32_t count)

@@ -34,11 +34,11 @@ static int teams_most(const attn_cuda_kernel *k)
     return ATTN_DECODE_WARPS / ATTN_DECODE_TEAM_LEAST(k->dim);
 }
 
-/* Teams of a CTA: several where it has two KV heads or more, so that one ends while others are read; one where bits do
- * not depend on the batch. */
+/* Teams of a CTA: several where it has three KV heads or more [m], so that one ends while others are read; one where
+ * bits do not depend on the batch. */
 static int teams_of(const attn_desc *d, const attn_cuda_kernel *k, const attn_said *said, int ctas)
 {
-    bool many = d->batch * d->heads_kv >= 2 * (int64_t)ctas;
+    bool many = d->batch * d->heads_kv >= 3 * (int64_t)ctas;
     return (int)attn_said_or(said, ATTN_STRATEGY_TEAMS, many && !keys_of_part(said) ? teams_most(k) : 1);
 }
 
