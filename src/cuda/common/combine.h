@@ -23,33 +23,52 @@ DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
     return row >= q.x && row < q.x + q.y;
 }
 
+enum { COMBINED_COLUMNS = 128, COMBINED_AT_ONCE = 4 }; /* of a row; splits of it that are asked for at once */
+
 template <int dtype> DEVICE void combine_row(const attn_sm90_params *p)
 {
-    int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q;
+    constexpr int per_lane = COMBINED_COLUMNS / 32;
+    int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q, splits = p->schedule.splits;
     long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32, lines = p->schedule.split_rows;
     if (line >= lines) return;
     int row = (int)(line % rows), head = (int)(line / rows % p->heads_q), batch = (int)(line / rows / p->heads_q);
     if (!combined_row(p, batch, row)) return;
 
-    float sink = p->sink ? p->sink[head] : -INFINITE, max = sink, sum = 0, out[16] = { 0 };
-    for (int s = 0; s < p->schedule.splits; s++)
+    float sink = p->sink ? p->sink[head] : -INFINITE, max = sink, sum = 0;
+#pragma unroll 4
+    for (int s = 0; s < splits; s++)
         max = fmaxf(max, p->partial_lse[s * lines + line]);
     float reference = max == -INFINITE ? 0 : max;
-    for (int s = 0; s < p->schedule.splits; s++) {
-        float lse = p->partial_lse[s * lines + line], weight = exp2_approx((lse - reference) * LOG2_E);
-        if (lse == -INFINITE) continue;
-        sum += weight;
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            if (lane + 32 * i < p->dim_v)
-                out[i] = fmaf(weight, p->partial_o[(s * lines + line) * p->dim_v + lane + 32 * i], out[i]);
-    }
-    sum += exp2_approx((sink - reference) * LOG2_E);
-    float factor = sum == 0 ? 0 : 1 / sum;
     long long o = batch * p->o_stride[0] + row * p->o_stride[1] + head * p->o_stride[2];
+    for (int column = lane; column < p->dim_v + lane; column += COMBINED_COLUMNS) {
+        float out[per_lane] = { 0 };
+        sum = 0;
+#pragma unroll 1
+        for (int first = 0; first < splits; first += COMBINED_AT_ONCE) {
+            float weight[COMBINED_AT_ONCE], x[COMBINED_AT_ONCE][per_lane];
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        if (lane + 32 * i < p->dim_v) store_output<dtype>(p, o + lane + 32 * i, out[i] * factor);
+            for (int k = 0; k < COMBINED_AT_ONCE; k++) {
+                long long at = (first + k) * lines + line;
+                float lse = first + k < splits ? p->partial_lse[at] : -INFINITE;
+                weight[k] = exp2_approx((lse - reference) * LOG2_E), sum += weight[k];
+#pragma unroll
+                for (int i = 0; i < per_lane; i++) /* of a split without keys nothing was written */
+                    x[k][i] = lse != -INFINITE && column + 32 * i < p->dim_v
+                                  ? p->partial_o[at * p->dim_v + column + 32 * i]
+                                  : 0;
+            }
+#pragma unroll
+            for (int k = 0; k < COMBINED_AT_ONCE; k++)
+#pragma unroll
+                for (int i = 0; i < per_lane; i++)
+                    out[i] = fmaf(weight[k], x[k][i], out[i]);
+        }
+        sum += exp2_approx((sink - reference) * LOG2_E);
+        float factor = sum == 0 ? 0 : 1 / sum;
+#pragma unroll
+        for (int i = 0; i < per_lane; i++)
+            if (column + 32 * i < p->dim_v) store_output<dtype>(p, o + column + 32 * i, out[i] * factor);
+    }
     if (p->lse && lane == 0) p->lse[line] = sum == 0 ? -INFINITE : reference + log2f(sum) * LN_2;
 }
 
