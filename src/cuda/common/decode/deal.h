@@ -173,8 +173,9 @@ template <int keys> OUTLINE u32 read_other_chunk(const attn_decode_params *d, de
     return read_chunk<keys>(d, chunk, batch);
 }
 
-/* Where sequences are alike and nearly all teams are enough, ranges end where heads do: then most heads are in few
- * parts, or in one. By the whole warp. */
+/* As many teams as have a tile for each of their warps, or a head: to combine more parts takes longer than to read
+ * them. Where sequences are alike and nearly all teams are enough, ranges end where heads do: then most heads are in
+ * few parts, or in one. By the whole warp. */
 template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, decode_chunk *chunk)
 {
     const attn_sm90_params *p = &d->base.common;
@@ -185,7 +186,8 @@ template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, deco
         sum += mine, some += mine > 0, most = max(most, mine), least = min(least, mine ? mine : least);
     }
     u32 total = warp_total(sum) * heads, works = warp_total(some) * heads;
-    u32 per_block = ATTN_DECODE_WARPS >> (__ffs(d->team) - 1), teams = min((int)(gridDim.x * per_block), (int)total);
+    int team_log = __ffs(d->team) - 1, wanted = d->part_tiles ? total : max((int)works, (int)(total >> team_log));
+    u32 per_block = ATTN_DECODE_WARPS >> team_log, teams = min((int)(gridDim.x * per_block), wanted);
     u32 alike = __reduce_max_sync(~0u, most);
     decode_deal deal = { total, 0, 0, teams, teams, blockIdx.x * per_block + team_in_block(d), 0 };
     if (works && __reduce_min_sync(~0u, least) == (int)alike) {
