@@ -149,6 +149,8 @@ def explain(options: argparse.Namespace) -> int:
             import torch
         except ImportError:
             raise _c.UnsupportedError("explain --device cuda needs torch, whose CUDA context it uses") from None
+        if not torch.cuda.is_available():
+            raise _c.UnsupportedError("explain --device cuda: torch finds no CUDA GPU here")
         torch.cuda.current_stream().synchronize()
     print(libattn.plan(q, k, dtype=options.dtype, device=options.device, backward=options.backward,
                        causal=options.causal, window=window).explain(), end="")

@@ -355,6 +355,8 @@ class _Call:
     def layouts(self) -> Dict[str, Layout]:
         """Of the tensors, checked as far as attention and append take the same."""
         at = layouts(self.tensors)
+        if "k" in at and at["k_cache"].dtype == "float64":
+            raise _c.InvalidError("k_cache is float64; k and v are appended in float32, float16 and bfloat16")
         for name, tensor in at.items():
             _run.check_tensor(name, tensor, at["k_cache"], _PAGES if "cache" in name else None, "k_cache")
         if at["k_cache"].shape[:-1] != at["v_cache"].shape[:-1]:
@@ -432,16 +434,17 @@ class _Call:
         """Sets the append's arguments; returns the new array for q turned, or None."""
         tensors, tables = self.tensors, self.tables
         self.args = _c.KvArgs(
-            k=address_of(tensors["k"]), v=address_of(tensors["v"]), k_pages=address_of(tensors["k_cache"]),
-            v_pages=address_of(tensors["v_cache"]), cu_lens=address_of(tables["cu_lens"]),
-            lens_kv=address_of(tables["lens_kv"]), page_table=address_of(tables["page_table"]), fault=self.fault)
+            k=address_of(tensors["k"], "k"), v=address_of(tensors["v"], "v"),
+            k_pages=address_of(tensors["k_cache"], "k_cache"), v_pages=address_of(tensors["v_cache"], "v_cache"),
+            cu_lens=address_of(tables["cu_lens"]), lens_kv=address_of(tables["lens_kv"]),
+            page_table=address_of(tables["page_table"]), fault=self.fault)
         if self.interleaved is None:
             return None
         self.args.cos, self.args.sin = address_of(tables["rotary_cos"]), address_of(tables["rotary_sin"])
         if "q" not in tensors:
             return None
         turned, seen = empty(tensors["q"], _shape(tensors["q"]), prepared.dtype, "q turned", False)
-        self.args.q, self.args.q_out = address_of(tensors["q"]), address_of(seen)
+        self.args.q, self.args.q_out = address_of(tensors["q"], "q"), address_of(seen)
         return turned
 
     def run(self, prepared: Prepared) -> None:
@@ -458,7 +461,8 @@ def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
 
 
 def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
-    arrays = {name: as_table(value, name, _run.table_dtype(name, ""), call.device, call.handle)
+    of = layout(call.tensors["q"], "q").dtype
+    arrays = {name: as_table(value, name, _run.table_dtype(name, of), call.device, call.handle)
               for name, value in tables.items()}
     outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
     key = ("with_kvcache", static, max_len_q, *call.key(),
@@ -468,18 +472,20 @@ def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
         arrays["cu_lens_q"] = call.tables["cu_lens"]
     prepared = _run.kept(key, call.context, static, lambda: _plans(call, static, arrays, max_len_q, outputs))
     turned = call.fill(prepared) if prepared.append else None
-    args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"]),
-                   k=address_of(call.tensors["k_cache"]), v=address_of(call.tensors["v_cache"]), fault=call.fault)
+    args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"], "q"),
+                   k=address_of(call.tensors["k_cache"], "k_cache"), v=address_of(call.tensors["v_cache"], "v_cache"),
+                   fault=call.fault)
     for name, array in arrays.items():
-        setattr(args, name, address_of(array))
+        setattr(args, name, address_of(array, name))
     results: List[Any] = []
-    for name, dtype in (("o", prepared.out), ("lse", "float32"))[:1 + return_lse]:
+    floats = "float64" if of == "float64" else "float32"
+    for name, dtype in (("o", prepared.out), ("lse", floats))[:1 + return_lse]:
         if name in outputs:
             made, seen = out, outputs[name]
         else:
             made, seen = empty(call.like, prepared.shapes[name], dtype, name, max_len_q is not None)
         results.append(made)
-        setattr(args, name, address_of(seen))
+        setattr(args, name, address_of(seen, "out"))
     plan = prepared.attention
     owner, place = _run.workspace(call.like, call.device, plan.workspace_bytes)
     try:

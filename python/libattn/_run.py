@@ -143,7 +143,9 @@ def device_of(seen: Any) -> Optional[int]:
 
 
 def _where(device: Optional[int]) -> str:
-    return "the CPU" if device is None else f"GPU {device}" if device >= 0 else "a GPU"
+    if device is None:
+        return "the CPU"
+    return f"GPU {device}" if device >= 0 else "a GPU" if device == -1 else "neither the CPU nor a CUDA GPU"
 
 
 def same_device(name: str, device: Optional[int], wanted: Optional[int], other: str = "q") -> None:
@@ -191,9 +193,14 @@ def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> No
         raise _c.InvalidError(f"{name} has shape {tuple(shape)}; it takes {' or '.join(str(a) for a in allowed)}")
 
 
-def address_of(seen: Any) -> int:
+def address_of(seen: Any, name: str = "a tensor") -> int:
     """Where a tensor lies; one without elements somewhere."""
-    return address(seen) or _NOWHERE
+    place = address(seen)
+    if place:
+        return place
+    if 0 not in (seen.layout.shape if type(seen) is View else seen.shape):
+        raise _c.InvalidError(f"{name} has no memory: what it held was freed")
+    return _NOWHERE
 
 
 # ---- making a plan -------------------------------------------------------------------------------
@@ -555,9 +562,9 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context)
     args = _c.Args()
     for name, tensor in tensors.items():
-        setattr(args, name, address(tensor) or _NOWHERE)
+        setattr(args, name, address_of(tensor, name))
     for name, tensor in arrays.items():
-        setattr(args, name, address(tensor) or _NOWHERE)
+        setattr(args, name, address_of(tensor, name))
     results, like = {}, tensors["q"]
     partly = varlen is not None or "lens_q" in arrays or "lens_kv" in arrays  # rows outside sequences are not written
     for name in want:
@@ -566,7 +573,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         else:
             dtype = plan.dtype if name in _OF_DTYPE else plan.floats
             results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name, partly)
-        setattr(args, name, address(seen) or _NOWHERE)
+        setattr(args, name, address_of(seen, "out" if name == "o" else name))
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
     owner, place = workspace(like, device, plan.workspace)
     _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle))

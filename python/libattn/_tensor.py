@@ -174,7 +174,7 @@ def signature(seen: Any) -> tuple:
         return seen.dtype, seen.shape, seen.strides
     if type(seen) is View:
         return seen.layout
-    return seen.dtype, seen.shape, seen.stride(), seen.device
+    return seen.dtype, seen.shape, seen.stride(), seen.device, seen.is_neg()
 
 
 def _fast_address() -> Any:
@@ -208,7 +208,10 @@ def layout(seen: Any, name: str) -> Layout:
         except (TypeError, ValueError) as problem:
             raise type(problem)(f"{name}: {problem}") from None
     torch = sys.modules["torch"]
-    if seen.layout != torch.strided or seen.is_conj() or seen.is_neg():
+    if seen.is_neg() or seen.is_conj():
+        raise TypeError(f"{name}: a view that negates or conjugates what it shows; .resolve_neg() or .resolve_conj() "
+                        "gives a tensor of these values")
+    if seen.layout != torch.strided:
         raise TypeError(f"{name}: a tensor of layout {seen.layout}; it takes strided ones, as .to_dense() gives them")
     if seen.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name}: is on {seen.device}; it takes the CPU or a CUDA GPU")

@@ -58,7 +58,7 @@ def _with_kvcache_fake(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, 
     out_f32 = rest[-2]
     lse = (q.shape[0], q.shape[2], q.shape[1]) if cu_lens is None else (q.shape[1], q.shape[0])
     return (q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=torch.float32 if out_f32 else q.dtype),
-            q.new_empty(lse, dtype=torch.float32))
+            q.new_empty(lse, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32))
 
 
 _append_op, _with_op = torch.ops.libattn.append_kvcache.default, torch.ops.libattn.with_kvcache.default

@@ -14,6 +14,7 @@ from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _c, _run, _torch_masks, masks
 from ._api import Window
@@ -148,8 +149,17 @@ _library.impl("forward", _autograd, "Autograd")
 _library.impl("backward", _no_second_gradient, "Autograd")
 
 
+def _refuse_tangents(tensors):
+    """Forward-mode differentiation: refused rather than silently 0."""
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise _c.UnsupportedError("libattn has no forward-mode gradients (torch.func.jvp, forward_ad)")
+
+
 def _directly(operator, arguments, may_record):
     """The operator; in eager mode without the turn through autograd where there is nothing to record."""
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(arguments[:may_record])
     if torch.compiler.is_compiling() or _wants_gradient(*arguments[:may_record]):
         return operator(*arguments)
     with _below_autograd():
@@ -168,11 +178,16 @@ def _run_backward(*arguments):
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in autocast's type, where it is on; nothing else is cast."""
+    """q, k and v in autocast's type, where it is on; nothing else is cast, nor, as by torch, float64."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+        if tensor.device != q.device or tensor.is_meta:
+            raise _c.InvalidError(f"{name} is on {tensor.device} and q on {q.device}; they take one CPU or CUDA GPU")
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        return q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     return q, k, v
 
 
@@ -182,6 +197,8 @@ def _seed(dropout_p: float, seed: Optional[Tensor], device: torch.device) -> Opt
         return None
     if seed is None:
         return torch.randint(-(1 << 63), (1 << 63) - 1, (2,), dtype=torch.int64, device=device)
+    if not isinstance(seed, Tensor):
+        raise TypeError(f"seed is {type(seed).__name__}; it takes a tensor of two int64")
     if seed.shape != (2,) or seed.dtype != torch.int64:
         raise _c.InvalidError(f"seed is {seed.dtype} of shape {tuple(seed.shape)}; it takes torch.int64 of shape (2)")
     return seed
@@ -192,8 +209,17 @@ def _floats(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _float(tensor: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
-    return None if tensor is None else tensor.to(_floats(q))
+def _float(tensor: Optional[Tensor], name: str, q: Tensor) -> Optional[Tensor]:
+    return None if tensor is None else _beside(tensor, name, q).to(_floats(q))
+
+
+def _beside(tensor: Any, name: str, q: Tensor) -> Tensor:
+    """A tensor where q is."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+    if tensor.device != q.device:
+        raise _c.InvalidError(f"{name} is on {tensor.device}, q on {q.device}")
+    return tensor
 
 
 def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
@@ -238,8 +264,12 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
         lists = (None,) * 4 if blocks is None else (
             blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
         tables = [cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits]
+        for name, table in zip(_TABLES, tables):
+            if table is not None and not isinstance(table, Tensor):
+                raise TypeError(f"{name} is {type(table).__name__}; it takes a torch tensor")
     o, lse = _run_forward(
-        q, k, v, bias, _float(alibi, q), _float(sink, q), _seed(dropout_p, seed, q.device), tables, max_lens,
+        q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
+        _seed(dropout_p, seed, q.device), tables, max_lens,
         None if blocks is None else [blocks.rows, blocks.keys], causal, window, chunk, scale, softcap, dropout_p,
         out_f32, deterministic, threads)
     return (o, lse) if return_lse else o
@@ -336,6 +366,9 @@ def scaled_dot_product_attention(
     """
     if fallback not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not isinstance(tensor, Tensor) and (name != "attn_mask" or tensor is not None):
+            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
         raise _c.InvalidError(f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions; all "
                               "must have the same number, 2 or more")
@@ -349,9 +382,10 @@ def scaled_dot_product_attention(
         _warn(reason)
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    lead = q.shape[:-3]
+    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    q, k, v = (x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
     q, k, v = (x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
-    if not enable_gqa and q.shape[1] != k.shape[1]:
+    if not enable_gqa and q.shape[1] != k.shape[1] != 1:
         raise _c.InvalidError(f"query has {q.shape[1]} heads and key {k.shape[1]}: enable_gqa=True shares them")
     rows, keys = q.shape[2], k.shape[2]
     window, bits, bias = None, None, None
@@ -360,7 +394,11 @@ def scaled_dot_product_attention(
     elif is_causal and rows > keys:
         is_causal, window = False, [-1, rows - keys]
     if attn_mask is not None:
-        if attn_mask.dim() > 4:
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            raise _c.InvalidError(f"attn_mask is {attn_mask.dtype}; it takes torch.bool, or a floating type")
+        if attn_mask.dim() > max(query.dim(), 2):
+            raise _c.InvalidError(f"attn_mask has {attn_mask.dim()} dimensions, query {query.dim()}: it takes no more")
+        if len(lead) > 1 and attn_mask.dim() > 3:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, -4)
         if attn_mask.dtype == torch.bool:
             if attn_mask.shape[-1] == 1 or attn_mask.shape[-2] == 1:
@@ -372,4 +410,4 @@ def scaled_dot_product_attention(
         _rows(q.transpose(1, 2)), _rows(k.transpose(1, 2)), _rows(v.transpose(1, 2)), bias, None, None,
         _seed(dropout_p, None, q.device), [] if bits is None else [None] * 10 + [bits], None, None, is_causal, window,
         None, scale, None, dropout_p, False, torch.are_deterministic_algorithms_enabled(), 0)[0]
-    return o.transpose(1, 2).reshape(query.shape[:-1] + value.shape[-1:])
+    return o.transpose(1, 2).reshape(*lead, *query.shape[-3:-1], value.shape[-1])

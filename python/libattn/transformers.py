@@ -72,7 +72,7 @@ def attention_forward(
     sliding_window: Optional[int] = None, softcap: Optional[float] = None, s_aux: Optional[Tensor] = None,
     position_bias: Optional[Tensor] = None, output_attentions: Optional[bool] = None,
     cu_seq_lens_q: Optional[Tensor] = None, cu_seq_lens_k: Optional[Tensor] = None, max_length_q: Optional[int] = None,
-    max_length_k: Optional[int] = None, **keywords: Any,
+    max_length_k: Optional[int] = None, deterministic: Optional[bool] = None, **keywords: Any,
 ) -> Tuple[Tensor, None]:
     """A layer's attention.
 
@@ -95,7 +95,8 @@ def attention_forward(
                                   'attn_implementation="eager" does')
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    options: dict = {"scale": scaling, "softcap": softcap, "sink": s_aux, "dropout_p": dropout}
+    options: dict = {"scale": scaling, "softcap": softcap, "sink": s_aux, "dropout_p": dropout,
+                     "deterministic": deterministic}
     window = None if sliding_window is None else (sliding_window - 1, 0 if causal else sliding_window - 1)
     if cu_seq_lens_q is not None:
         if position_bias is not None:

@@ -469,3 +469,13 @@ def test_append_mistakes():
     with pytest.raises(libattn.InvalidError, match="k_cache is read-only"):
         libattn.attention_with_kvcache(p.q, fixed, p.v_cache, p.k, p.v, cache_seqlens=p.lens, page_table=p.table)
     libattn.attention_with_kvcache(p.q, fixed, p.v_cache, cache_seqlens=p.lens, page_table=p.table)  # it is only read
+
+
+def test_float64_is_float64_throughout():
+    q, k, v = normal(1, 1, 300, 8, dtype=np.float64), *normal(2, 1, 4, 300, 8, dtype=np.float64)
+    slopes = np.linspace(0.5, 1, 300)
+    o, lse = libattn.attention_with_kvcache(q, k, v, cache_seqlens=4, alibi=slopes, return_lse=True)
+    wanted, wanted_lse = libattn.attention(q, k, v, alibi=slopes, return_lse=True)
+    assert lse.dtype == np.float64 and np.array_equal(lse, wanted_lse) and np.array_equal(o, wanted)
+    with pytest.raises(libattn.InvalidError, match="k_cache is float64"):
+        libattn.append_kvcache(k, v, k.copy(), v.copy(), cache_seqlens=0)

@@ -308,3 +308,78 @@ def test_inputs_may_be_freed_before_the_backward():
     o.sum().backward()
     for ours, theirs in zip((q, k, v), torch.autograd.grad(eager(q, k, v)[0].sum(), (q, k, v))):
         close(ours.grad, theirs, 1e-4)
+
+
+# ---- what would be silently wrong ------------------------------------------------------------------
+
+
+def freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_freed_memory_is_refused():
+    q, k, v = tensors(heads_kv=4)
+    for call in (libattn.attention, la.attention):
+        with pytest.raises(libattn.InvalidError, match="k has no memory"):
+            call(q, freed(k.clone()), v)
+    with pytest.raises(libattn.InvalidError, match="out has no memory"):
+        libattn.attention(q, k, v, out=freed(q.clone()))
+    with pytest.raises(libattn.InvalidError, match="v_cache has no memory"):
+        la.append_kvcache(k, v, k.clone(), freed(v.clone()), cache_seqlens=0)
+
+
+def test_negating_views_are_refused_also_with_a_plan_at_hand():
+    q, k, v = tensors(heads_kv=4)
+    libattn.attention(q, k, v)
+    with pytest.raises(TypeError, match="resolve_neg"):
+        libattn.attention(q, k, torch._neg_view(v))
+
+
+def test_forward_mode_is_refused():
+    q, k, v = tensors(heads_kv=4)
+    with pytest.raises(libattn.UnsupportedError, match="forward-mode"):
+        torch.func.jvp(lambda x: la.attention(x, k, v), (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(libattn.UnsupportedError, match="forward-mode"):
+            la.attention(q, torch.autograd.forward_ad.make_dual(k, k), v)
+        assert la.attention(q, k, v).shape == q.shape
+
+
+def test_autocast_leaves_float64():
+    q, k, v = tensors(dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert la.attention(q, k, v).dtype == torch.float64
+        assert la.scaled_dot_product_attention(*(x.float().transpose(1, 2) for x in (q, k, v)),
+                                               enable_gqa=True).dtype == torch.bfloat16
+
+
+def test_tensors_elsewhere_or_of_no_torch():
+    q, k, v = tensors(heads_kv=4)
+    away = torch.empty_like(k, device="meta")
+    for call, error, says in (
+            (lambda: la.attention(q, away, v), libattn.InvalidError, "k is on meta"),
+            (lambda: la.attention(q, k, v, bias=away), libattn.InvalidError, "bias is on meta"),
+            (lambda: la.scaled_dot_product_attention(q, away, v), libattn.InvalidError, "k is on meta"),
+            (lambda: la.attention(q.numpy(), k, v), TypeError, "q is ndarray"),
+            (lambda: la.scaled_dot_product_attention(q, k, v.numpy()), TypeError, "value is ndarray"),
+            (lambda: la.attention(q, k, v, lens_kv=[3, 4]), TypeError, "lens_kv is list"),
+            (lambda: la.attention(q, k, v, alibi=[1.0] * 4), TypeError, "alibi is list"),
+            (lambda: la.attention(q, k, v, dropout_p=0.5, seed=3), TypeError, "seed is int"),
+            (lambda: la.scaled_dot_product_attention(q, q, q, torch.ones(4, 4, dtype=torch.int32)),
+             libattn.InvalidError, "attn_mask is torch.int32")):
+        with pytest.raises(error, match=says):
+            call()
+
+
+@pytest.mark.parametrize("shapes, mask", [
+    (((2, 3, 4, 9, 16),) * 3, (3, 4, 9, 9)), (((2, 3, 4, 9, 16),) * 3, (2, 1, 1, 9, 9)),
+    (((2, 4, 9, 16), (2, 1, 7, 16), (2, 1, 7, 16)), None), (((2, 4, 9, 16), (1, 4, 7, 16), (1, 4, 7, 16)), None),
+    (((1, 4, 9, 16), (3, 4, 7, 16), (3, 4, 7, 16)), (3, 1, 9, 7))], ids=str)
+def test_sdpa_broadcasts(shapes, mask):
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(shape) for shape in shapes)
+    mask = None if mask is None else torch.randn(mask)
+    for given in (mask, None if mask is None else mask > -1):
+        ours, theirs = (f(q, k, v, given) for f in (la.scaled_dot_product_attention, F.scaled_dot_product_attention))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
