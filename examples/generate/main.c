@@ -179,15 +179,29 @@ static int running(const engine *e)
     return count;
 }
 
+/* Whether it waits for its prompt, which another request reads or will read. */
+static bool is_early(const engine *e, const request *r)
+{
+    const request *parent = r->parent < 0 ? NULL : &e->list[r->parent];
+    return parent && r->state == WAITING && parent->state != DONE && parent->length == parent->prompt;
+}
+
+/* Places that are not kept for answers which will fork from prompts that are being read. */
+static int places_left(const engine *e)
+{
+    int left = BATCH - running(e);
+    for (int i = 0; i < e->count; i++)
+        left -= is_early(e, &e->list[i]) && e->list[e->list[i].parent].state == RUNNING;
+    return left;
+}
+
 /* Requests that wait join the batch, with what published pages have of their text. An answer waits until its prompt was
  * read, to fork from it or to find its pages. */
 static void admit(engine *e)
 {
-    for (int i = 0, place; i < e->count && (place = free_place(e)) >= 0; i++) {
+    for (int i = 0, place; i < e->count && places_left(e) > 0 && (place = free_place(e)) >= 0; i++) {
         request *r = &e->list[i];
-        bool early = r->parent >= 0 && e->list[r->parent].state != DONE &&
-                     e->list[r->parent].length == e->list[r->parent].prompt;
-        if (r->state != WAITING || early) continue;
+        if (r->state != WAITING || is_early(e, r)) continue;
         if (e->crowded && running(e) > 0) return; /* one at a time, until somebody ends */
         gpt_must(attn_seq_create(e->pool, 0, &r->seq));
         gpt_must(attn_seq_match(e->pool, r->seq, r->text, r->length - 1, &r->cached));
