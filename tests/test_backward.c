@@ -495,6 +495,117 @@ static void large_scores_lose_no_digit(void **state)
         }
 }
 
+/* ---- keys with a mean ---------------------------------------------------------------------- */
+
+enum { MEAN_ROWS = 16, MEAN_KEYS = 100, MEAN_DIM_MOST = 512 };
+
+static double rounded(bool single, double x)
+{
+    return single ? (float)x : x;
+}
+
+static double dot(bool single, const float *a, const float *b, int64_t dim)
+{
+    double sum = 0;
+    for (int64_t d = 0; d < dim; d++)
+        sum = rounded(single, sum + (double)a[d] * b[d]);
+    return sum;
+}
+
+/* grad_q as FlashAttention's definition has it, with P = exp(S - LSE) and delta = grad_o . o, all of it rounded to f32
+ * on request. */
+static void define_grad_q(bool single, const attn_args *a, int64_t dim, double *grad_q)
+{
+    const float *q = a->q, *k = a->k, *v = a->v, *g = a->grad_o;
+    double scale = 1 / sqrt((double)dim), s[MEAN_KEYS], o[MEAN_DIM_MOST];
+    for (int64_t i = 0; i < MEAN_ROWS; i++, q += dim, g += dim, grad_q += dim) {
+        double max = -INFINITY, sum = 0, delta = 0;
+        for (int64_t j = 0; j < MEAN_KEYS; j++)
+            s[j] = rounded(single, scale * dot(single, q, k + j * dim, dim)), max = fmax(max, s[j]);
+        for (int64_t j = 0; j < MEAN_KEYS; j++)
+            sum = rounded(single, sum + exp(s[j] - max));
+        double lse = rounded(single, max + log(sum));
+        for (int64_t d = 0; d < dim; d++) {
+            o[d] = 0, grad_q[d] = 0;
+            for (int64_t j = 0; j < MEAN_KEYS; j++)
+                o[d] = rounded(single, o[d] + exp(s[j] - max) / sum * v[j * dim + d]);
+            delta = rounded(single, delta + o[d] * g[d]);
+        }
+        for (int64_t j = 0; j < MEAN_KEYS; j++) {
+            double ds = rounded(single, exp(s[j] - lse) * (dot(single, g, v + j * dim, dim) - delta) * scale);
+            for (int64_t d = 0; d < dim; d++)
+                grad_q[d] = rounded(single, grad_q[d] + ds * k[j * dim + d]);
+        }
+    }
+}
+
+/* Scores of about `size` that differ by some units: queries and keys have a mean, and a little of their own. */
+static void set_mean(const attn_args *a, int64_t dim, float size)
+{
+    float mean = sqrtf(size / sqrtf((float)dim)), own = 24 / size, *q = (float *)(uintptr_t)a->q,
+          *k = (float *)(uintptr_t)a->k;
+    for (int64_t i = 0; i < MEAN_ROWS * dim; i++)
+        q[i] = mean * (1 + own * fmaxf(-1, fminf(1, q[i])));
+    for (int64_t i = 0; i < MEAN_KEYS * dim; i++)
+        k[i] = mean * (1 + own * fmaxf(-1, fminf(1, k[i])));
+}
+
+static double mean_error(const float *found, const double *other, const double *right, int64_t count)
+{
+    double squares = 0, of = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double x = found ? found[i] : other[i];
+        squares += (x - right[i]) * (x - right[i]), of += right[i] * right[i];
+    }
+    return sqrt(squares / of);
+}
+
+static void check_mean(int64_t dim, float size)
+{
+    static double right[MEAN_ROWS * MEAN_DIM_MOST], single[MEAN_ROWS * MEAN_DIM_MOST];
+    attn_desc desc = { .dtype = ATTN_F32,
+                       .direction = ATTN_BACKWARD,
+                       .batch = 1,
+                       .heads_q = 1,
+                       .len_q = MEAN_ROWS,
+                       .len_kv = MEAN_KEYS,
+                       .dim_qk = dim,
+                       .threads = 1 };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    check_problem problem;
+    assert_ok(check_problem_create(&problem, &desc, &(check_options){ .no_lse = true, .seed = 14 }));
+    set_mean(&problem.args, dim, size);
+    define_grad_q(false, &problem.args, dim, right), define_grad_q(true, &problem.args, dim, single);
+    double bound = 2 * mean_error(NULL, single, right, MEAN_ROWS * dim) + 1e-6;
+    for (int n = 0; n < count * count; n++) {
+        const attn_cpu_kernel *k = &kernels[n / count], *from = &kernels[n % count];
+        attn_desc forward = desc;
+        if (!runs_backward(k) || !runs(from) || dtype_of(k) != ATTN_F32 || from->form == ATTN_GRADIENT ||
+            !(from->dtypes >> ATTN_F32 & 1))
+            continue;
+        desc.kernel = k->name, forward.direction = ATTN_FORWARD, forward.kernel = from->name;
+        assert_ok(check_problem_run(&problem, &forward, NULL));
+        assert_ok(check_problem_run(&problem, &desc, NULL));
+        double error =
+            mean_error((const float *)(void *)problem.gradients[CHECK_GRAD_Q].data, NULL, right, MEAN_ROWS * dim);
+        if (!(error <= bound))
+            fail_msg("%s after %s, dim %d, scores of %g: grad_q is off by %.2g, %.2g allowed", k->name, from->name,
+                     (int)dim, (double)size, error, bound);
+    }
+    check_problem_destroy(&problem);
+}
+
+/* P (grad_o V' - delta) of all keys cancels what they have in common, if delta is of the same P: also where O came from
+ * a kernel that adds up scores in another order, as those of few rows do. */
+static void keys_may_have_a_mean(void **state)
+{
+    (void)state;
+    static const float sizes[] = { 100, 4e3f, 4e4f };
+    for (int i = 0; i < COUNT(sizes); i++)
+        check_mean(64, sizes[i]), check_mean(MEAN_DIM_MOST, sizes[i]);
+}
+
 /* Half of the keys, with the LSE and O of all of them, bring half of grad_q and their own grad_v: the LSE that is given
  * counts, though the keys' own statistics are found anew. */
 static void lse_may_be_of_more_keys(void **state)
@@ -531,13 +642,10 @@ static void lse_may_be_of_more_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_scores_lose_no_digit),
-        cmocka_unit_test(lse_may_be_of_more_keys),
-        cmocka_unit_test(relations_hold),
-        cmocka_unit_test(gradients_are_linear),
-        cmocka_unit_test(parts_add_up),
-        cmocka_unit_test(sums_are_of_the_whole_bias),
-        cmocka_unit_test(threads_do_not_change_a_bit),
+        cmocka_unit_test(large_scores_lose_no_digit), cmocka_unit_test(keys_may_have_a_mean),
+        cmocka_unit_test(lse_may_be_of_more_keys),    cmocka_unit_test(relations_hold),
+        cmocka_unit_test(gradients_are_linear),       cmocka_unit_test(parts_add_up),
+        cmocka_unit_test(sums_are_of_the_whole_bias), cmocka_unit_test(threads_do_not_change_a_bit),
         cmocka_unit_test(nothing_has_no_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

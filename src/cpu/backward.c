@@ -200,7 +200,8 @@ static void bind_bias(const run *r, int64_t unit, attn_backward_task *task)
  * here on that would show in the gradients, and the maximum and the sum of a row's scores are found anew. */
 static bool is_far(const attn_desc *d, float lse)
 {
-    return isfinite(lse) && fabsf(lse) > (d->dtype == ATTN_F32 ? 64.0f : 4096.0f);
+    float limit = d->dtype != ATTN_F32 ? 4096 : d->len_q <= ATTN_DECODE_ROWS ? 16 : 64;
+    return isfinite(lse) && fabsf(lse) > limit;
 }
 
 /* What a row's LSE alone says. That of a row without a key, or beyond LSE_MOST, lies above all scores: P is 0. */
@@ -212,45 +213,72 @@ static void settle_by_lse(float lse, float *max, float *factor)
 }
 
 /* *max and *factor hold the statistics found. The LSE may be of more keys than are here (a sequence spread over
- * machines): they stand for it only where they agree with it, up to the few last bits in which two kernels' scores
- * differ (one folds the scale into the queries, another multiplies sums by it). */
-static void settle(const attn_score *score, float lse, float *max, float *factor)
+ * machines): they stand for it only where they agree with it, up to the last bits in which two kernels' scores differ
+ * (one folds the scale into the queries, another multiplies sums by it; they add up `dim` products in other orders).
+ * Whether they do. */
+static bool settle(const attn_score *score, int64_t dim, float lse, float *max, float *factor)
 {
-    float found = -INFINITY;
+    float found = -INFINITY, bits = 4 * (sqrtf((float)dim) + 8) * 0x1p-24f;
     attn_score_finish(score, *max, *factor, &found);
-    if (!(*max > -INFINITY && fabsf(found - lse) <= 0x1p-21f * fabsf(lse))) {
+    if (!(*max > -INFINITY && fabsf(found - lse) <= bits * fabsf(lse))) {
         settle_by_lse(lse, max, factor);
-        return;
+        return false;
     }
     double total = *factor;
     if (score->flags & ATTN_SINK) total += exp2((double)score->sink * 1.4426950408889634 - (double)*max);
     *factor = (float)(1 / total);
+    return true;
 }
 
-/* max and factor of rows [row0, row1) of query head `index` of all. */
-static void find_statistics(const run *r, int64_t index, const attn_sequence *seq, const float *lse, int64_t row0,
-                            int64_t row1, int worker)
+/* The task's pass over all keys. */
+static void pass_keys(const run *r, const attn_sequence *seq, attn_backward_task *task)
+{
+    const attn_cpu_kernel *k = attn_cpu_kernel_of(r->plan);
+    int64_t keys = r->plan->choice.kv_tile;
+    if (k->ops->rows) k->ops->rows(task);
+    for (task->key0 = 0; task->key0 < seq->len_kv; task->key0 += keys) {
+        task->key1 = task->key0 + keys < seq->len_kv ? task->key0 + keys : seq->len_kv;
+        k->ops->backward(task);
+    }
+}
+
+/* A forward of few rows adds up scores in another order than the backward. Where they are large, its P and O differ
+ * from those here by more than a rounding, and P (grad_o V^T) and delta = grad_o . o no longer cancel: delta is
+ * computed of this P. `own`: of which rows, row 0 and on. */
+static void find_delta(const run *r, const attn_sequence *seq, attn_backward_task *task,
+                       const bool own[ATTN_DECODE_ROWS], const attn_delta_task *to)
+{
+    float sums[ATTN_DECODE_ROWS] = { 0 };
+    task->statistics = false, task->own_delta = sums, task->dim_v = to->dim_v;
+    pass_keys(r, seq, task);
+    for (int64_t row = 0; row < to->rows; row++)
+        if (own[row]) to->delta[row] = sums[row] - (to->grad_lse ? to->grad_lse[row] : 0);
+}
+
+/* max and factor of the rows of `of`, which are of query head `index` of all; of few rows delta, too. */
+static void find_statistics(const run *r, int64_t index, const attn_sequence *seq, const attn_delta_task *of,
+                            int worker)
 {
     const attn_desc *d = &r->plan->desc;
-    int64_t group = d->heads_q / d->heads_kv, keys = r->plan->choice.kv_tile;
+    int64_t group = d->heads_q / d->heads_kv, row0 = of->row0, row1 = row0 + of->rows;
     attn_backward_task task = task_of(r, index / group, seq, worker);
-    bool far = false;
+    bool far = false, own[ATTN_DECODE_ROWS] = { false }, some = false;
     task_of_head(d, index % group, &task);
     task.statistics = true, task.row0 = row0, task.row1 = row1, task.dim_v = 0;
-    for (int64_t row = row0; row < row1; row++)
-        far = far || is_far(d, lse[row]);
-    for (int64_t row = row0; row < row1; row++)
+    for (int64_t row = row0; row < row1; row++) {
+        far = far || is_far(d, of->lse[row]);
         task.max[row] = -INFINITY, task.factor[row] = 0;
-    if (far && attn_cpu_kernel_of(r->plan)->ops->rows) attn_cpu_kernel_of(r->plan)->ops->rows(&task);
-    for (task.key0 = 0; far && task.key0 < seq->len_kv; task.key0 += keys) {
-        task.key1 = task.key0 + keys < seq->len_kv ? task.key0 + keys : seq->len_kv;
-        attn_cpu_kernel_of(r->plan)->ops->backward(&task);
     }
-    for (int64_t row = row0; row < row1; row++)
-        if (is_far(d, lse[row]))
-            settle(task.score, lse[row], task.max + row, task.factor + row);
+    if (far) pass_keys(r, seq, &task);
+    for (int64_t row = row0; row < row1; row++) {
+        bool found = false;
+        if (is_far(d, of->lse[row]))
+            found = settle(task.score, d->dim_qk, of->lse[row], task.max + row, task.factor + row);
         else
-            settle_by_lse(lse[row], task.max + row, task.factor + row);
+            settle_by_lse(of->lse[row], task.max + row, task.factor + row);
+        if (d->dtype == ATTN_F32 && d->len_q <= ATTN_DECODE_ROWS) own[row] = found, some = some || found;
+    }
+    if (some) find_delta(r, seq, &task, own, of);
 }
 
 /* Item: a block of rows of one query head. */
@@ -280,7 +308,7 @@ static void delta_item(void *arg, int64_t item, int worker)
         .delta = r->delta + index * d->len_q,
     };
     attn_cpu_kernel_of(r->plan)->ops->delta(&task);
-    find_statistics(r, index, &seq, task.lse, row0, row1, worker);
+    find_statistics(r, index, &seq, &task, worker);
     if (d->flags & ATTN_SINK) r->sinks[item] = sink_gradient(task.lse, task.delta, row0, row1, r->args->sink[head]);
 }
 

@@ -110,7 +110,8 @@ typedef struct attn_backward_task {
     const float *delta;      /* likewise */
     int64_t statistics_head; /* of the three, from head to head */
     bool statistics;         /* only finds max and, in factor, the sum of 2^(s - max): both begin with -inf and 0 */
-    attn_keys keys;          /* of the KV head */
+    float *own_delta; /* or NULL: only adds the row's sum of P (grad_o V^T) to it; row 0, of one head; dtype f32 */
+    attn_keys keys;   /* of the KV head */
     int64_t dim_qk, dim_v;
     int64_t key0, key1;    /* at most ATTN_GRADIENT_TILE; key0 is a multiple of the kernel's cols */
     void *grad_k, *grad_v; /* row 0 of the KV head, or NULL */

@@ -235,6 +235,19 @@ ALWAYS_INLINE void score_gradients(float *s, float *dp, int64_t lo, int64_t hi, 
     }
 }
 
+/* attn_backward_task.own_delta: takes in a row's scores and its grad_o V^T. What is hidden may be of any value there.
+ */
+static void add_delta(const attn_backward_task *t, int64_t row, float *s, const float *dp, int64_t lo, int64_t hi,
+                      float max, float factor)
+{
+    float lanes[VL] = { 0 };
+    double sum = 0;
+    exponentials(s, lo, hi, max, lanes);
+    for (int64_t i = lo; i < hi; i++)
+        if (s[i] > 0) sum += (double)s[i] * dp[i];
+    t->own_delta[row] += (float)(sum * factor);
+}
+
 static void backward_row(const backward *b, int64_t r, const attn_mask_tile *span, int64_t lo, int64_t hi)
 {
     float *s = b->s + r * ATTN_SCORE_PITCH, *dp = b->dp + r * ATTN_SCORE_PITCH;
@@ -249,6 +262,10 @@ static void backward_row(const backward *b, int64_t r, const attn_mask_tile *spa
         return;
     }
     if (flags & ATTN_DROPOUT) hide_keys(dp, lo, hi, keep, 0);
+    if (b->task->own_delta) {
+        add_delta(b->task, row, s, dp, lo, hi, b->max[r], b->factor[r]);
+        return;
+    }
     score_gradients(s, dp, lo, hi, b->max[r], b->delta[r]);
     if (b->factor[r] != 1) {
         scale_row(s, lo, hi, b->factor[r]);
