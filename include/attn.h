@@ -31,8 +31,9 @@
  *   output. In the backward it holds for q, k, v and grad_o. So what a mask hides must be finite, and memory that was
  *   never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
  *
- *   A bias of -inf hides its key. A finite bias beyond +-2^126 counts as +-2^126. Some libraries mask with -FLT_MAX: a
- *   row with only such keys gives the mean of v, and its LSE is about -2^126.
+ *   A bias of -inf hides its key, but not a NaN or infinity of its score. A finite bias beyond +-2^126 counts as
+ *   +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, and its LSE is about
+ *   -2^126.
  *
  *   ATTN_PAGED: k and v are arrays of pages, (page, slot, head, dim) with the strides k_stride and v_stride: slots
  *   before heads or heads before slots. Key j of a sequence is slot j % page_size of the page whose id is entry
@@ -126,13 +127,14 @@ typedef enum attn_isa {
     ATTN_ISA_NEON = 6
 } attn_isa;
 
-/* attn_desc.flags. A pair is visible if every mask leaves it; ATTN_PREFIX adds pairs. t is the row's position among
- * the keys. Prefix, intervals, blocks, bits and bias count keys and rows from 0, whatever their positions. */
+/* attn_desc.flags. A pair is visible if causal and window, or else prefix, show it, and every other mask does. t is the
+ * row's position among the keys. Prefix, intervals, blocks, bits and bias count keys and rows from 0, whatever their
+ * positions. */
 enum {
     ATTN_CAUSAL = 1 << 0,         /* key j visible iff j <= t */
     ATTN_WINDOW = 1 << 1,         /* t - window_left <= j <= t + window_right; -1 is unbounded */
     ATTN_CHUNK = 1 << 2,          /* floor(t/chunk) == floor(j/chunk); ATTN_POSITIONS: with position_kv added to both */
-    ATTN_PREFIX = 1 << 3,         /* keys j < prefix[batch] are visible too (in union with causal and window) */
+    ATTN_PREFIX = 1 << 3,         /* keys j < prefix[batch] are visible too, whatever causal and window hide */
     ATTN_INTERVALS = 1 << 4,      /* FlashMask: each key names the rows that do not see it */
     ATTN_BLOCKS = 1 << 5,         /* block-sparse: for each block of rows, a list of visible blocks of keys */
     ATTN_BITS = 1 << 6,           /* one bit per pair */

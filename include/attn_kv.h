@@ -63,7 +63,8 @@ typedef struct attn_pool_desc {
     int64_t sequences; /* most at a time, 1 to 2^31 - 1 */
     int64_t width;     /* most pages of a sequence, >= 1; width page_size < 2^31 */
     uint32_t flags;    /* ATTN_POOL_PREFIX */
-    uint64_t seed[2];  /* ATTN_POOL_PREFIX: the key of its hash: random and secret, lest prompts be made to collide */
+    uint64_t seed[2];  /* ATTN_POOL_PREFIX: the key of its hash: random and secret, lest prompts be made to collide;
+                        * without the flag 0 */
 } attn_pool_desc;
 
 /* Bytes that the pool needs, any alignment will do: about 4 sequences width + 16 pages, and with ATTN_POOL_PREFIX
@@ -112,15 +113,16 @@ ATTN_API attn_status attn_pool_forget(attn_pool *pool);
 /* ---- sequences ----------------------------------------------------------------------------- */
 
 /* A sequence of a pool. Each has a generation that no other of that pool ever has, so a handle whose sequence was freed
- * is refused: ATTN_INVALID. All zero: no sequence. */
+ * is refused: ATTN_INVALID. A handle of another pool is not told from one of this: keep them apart. All zero: no
+ * sequence. */
 typedef struct attn_seq {
     uint64_t generation;
     uint32_t index;
 } attn_seq;
 
 /* Page copies that a call asks for: pair i is (pairs[2 i], pairs[2 i + 1]), from and to. Calls add pairs after the
- * first `count`; the caller sets count to 0 once they are in the stream. Zero but for pairs and room before
- * the first use. A list is for the pool it began with (attn_seq_move: for the two). */
+ * first `count`; the caller sets count to 0 once they are in the stream. Before the first use set pairs and
+ * room, and all else to 0. A list is for the pool it began with (attn_seq_move: for the two). */
 typedef struct attn_page_copies {
     int32_t *pairs;
     int64_t room;  /* pairs that fit */
@@ -131,7 +133,8 @@ typedef struct attn_page_copies {
 
 /* A new sequence without tokens. salt: whatever must keep its pages apart from others' besides the tokens, such as a
  * number of the tenant, the adapter or both: sequences find prefixes of their own salt only. (Where tokens stand for an
- * image, let them hold a hash of it: tokens are any int32 and compared whole.) ATTN_POOL_FULL: no sequence is left. */
+ * image, let them hold a hash of it: tokens are any int32 and compared whole.) Without ATTN_POOL_PREFIX it is 0.
+ * ATTN_POOL_FULL: the pool has as many sequences as its descriptor allows. */
 ATTN_API attn_status attn_seq_create(attn_pool *pool, uint64_t salt, attn_seq *seq);
 
 /* ATTN_POOL_PREFIX: finds the longest prefix of the `count` tokens, in full pages, that was published with the same
@@ -147,16 +150,17 @@ ATTN_API attn_status attn_seq_fork(attn_pool *pool, attn_seq seq, attn_seq *fork
 
 /* Adds `count` tokens. tokens: `count` of them with ATTN_POOL_PREFIX, NULL without. If the sequence ends within a page
  * that another one holds too, it goes on in a copy: then one pair is added to *copies (NULL: no fork is expected, and
- * this is ATTN_INVALID). ATTN_POOL_FULL: too few pages are free or cached, or those that are stand in *copies,
- * which must go into the stream first. ATTN_INVALID: the sequence would exceed `width` pages; *copies has no room; the
- * page to be copied is itself the target of a copy in the list. */
+ * this is ATTN_INVALID). ATTN_POOL_FULL: too few pages are free or cached. Pages named in *copies do not count as free:
+ * put the copies into the stream, set count to 0, and try again. ATTN_INVALID: the sequence would exceed `width` pages;
+ * *copies has no room; the page to be copied is itself the target of a copy in the list. */
 ATTN_API attn_status attn_seq_append(attn_pool *pool, attn_seq seq, const int32_t *tokens, int64_t count,
                                      attn_page_copies *copies);
 
-/* ATTN_POOL_PREFIX: lets attn_seq_match find the sequence's full pages. A page whose prefix and tokens another one of
- * the index has stays the sequence's own. Published pages that no sequence holds any more are cached; when no page is
- * free, the one that was used least recently, of one sequence the last, is evicted. A page that a sequence holds never
- * is: to pin a prefix, keep a sequence of it. Pages dropped before they were published end what can be published. */
+/* ATTN_POOL_PREFIX: lets attn_seq_match find the sequence's full pages. Where the index has a page with the same tokens
+ * and the same prefix already, it keeps that one. Published pages that no sequence holds any more are cached. When no
+ * page is free, the cached page that was used least recently is evicted, a sequence's last page before its first. A
+ * page that a sequence holds is never evicted: to pin a prefix, keep a sequence of it. A sequence whose first pages
+ * were dropped (attn_seq_drop) before it published them can publish nothing after them. */
 ATTN_API attn_status attn_seq_publish(attn_pool *pool, attn_seq seq);
 
 /* Takes back all but the first `length` tokens: rejected drafts. Into a page that others hold: the next append copies
@@ -240,7 +244,7 @@ enum {
     ATTN_KV_ROTARY = 1 << 1,      /* APPEND: k is rotated before it is stored */
     ATTN_KV_ROTARY_Q = 1 << 2,    /* and q */
     ATTN_KV_INTERLEAVED = 1 << 3, /* pairs are elements 2 i and 2 i + 1 of a row; without: i and i + rotary_dim / 2 */
-    ATTN_KV_POSITIONS = 1 << 4,   /* positions says where in cos and sin each token stands; with SLOTS it must */
+    ATTN_KV_POSITIONS = 1 << 4,   /* positions says where in cos and sin each token stands; SLOTS with ROTARY need it */
     ATTN_KV_PACKED = 1 << 5       /* GATHER: sequences lie back to back: cu_lens says where they start */
 };
 
@@ -269,7 +273,7 @@ typedef struct attn_kv_desc {
     int64_t positions;  /* ROTARY: rows of cos and sin */
 
     /* In elements; all 0: packed; else dim's is 1. (page, slot, head, dim) of pages: slots before heads or heads before
-     * slots, and any distance between pages, so that K and V may share an array. */
+     * slots, and any distance between pages, so that K and V may share an array, but no element. */
     int64_t k_pages_stride[4], v_pages_stride[4];
     int64_t k_from_stride[4], v_from_stride[4]; /* COPY */
     int64_t k_stride[4], v_stride[4];           /* APPEND: of k, v; GATHER: of k_out, v_out; (batch, row, head, dim) */
@@ -298,8 +302,9 @@ ATTN_API void attn_kv_plan_destroy(attn_kv_plan *plan);
  * APPEND by position (without SLOTS): the tokens of sequence b are rows cu_lens[b] to cu_lens[b + 1] - 1 of k and v,
  * the last ones of its lens_kv[b] tokens: row cu_lens[b + 1] - 1 is token lens_kv[b] - 1. Token i goes to slot i %
  * page_size of page_table's entry i / page_size; other entries are not read. APPEND by SLOTS: row i goes to slot
- * slots[i] % page_size of page slots[i] / page_size; -1: nowhere (its q turns all the same). No two rows may go to one
- * slot.
+ * slots[i] % page_size of page slots[i] / page_size; -1: nowhere (its q turns all the same, and its position must be
+ * one, too). No two rows may go to one slot, by whichever way. Nobody checks that: what is then in the slot is one of
+ * them, or parts of both.
  *
  * ROTARY (RoFormer, arXiv 2104.09864): of a row x at position p, with c = cos[p, i] and s = sin[p, i], pair i, (a, b),
  * becomes (a c - b s, b c + a s). Products, sums and the result are each rounded once, on every device alike. p is the

@@ -249,6 +249,7 @@ static void bad_pointers(void **state)
     APPEND(b.args.k = (char *)b.k + 2, "is not aligned to its elements of 4 bytes");
     APPEND(b.args.lens_kv = (const int32_t *)(const void *)((char *)b.lens + 1), "is not aligned");
     APPEND(b.args.k = b.k_pages, "k_pages overlaps k");
+    APPEND(b.args.v_pages = b.k_pages, "k_pages and v_pages are the same array");
     APPEND(b.args.q_out = b.k_pages, "k_pages overlaps q_out");
     APPEND(b.args.q_out = b.q[1], "q_out overlaps q");
     APPEND((b.desc.q_out_stride[1] = 5, b.desc.q_out_stride[3] = 1), "q_out overlaps q");

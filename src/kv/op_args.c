@@ -136,7 +136,8 @@ static attn_status check_overlap(const attn_kv_desc *d, const attn_kv_args *a, c
     const array *rows[] = { &all->k, &all->v, &all->q, &all->q_out }, *from[] = { &all->k_from, &all->v_from };
     const array *pools[] = { &all->k_pages, &all->v_pages };
     attn_status status = ATTN_OK;
-    if (a->k_pages == a->v_pages && memcmp(d->k_pages_stride, d->v_pages_stride, strides) == 0)
+    if (d->op == ATTN_KV_APPEND && a->k_pages == a->v_pages &&
+        memcmp(d->k_pages_stride, d->v_pages_stride, strides) == 0)
         return attn_fail(ATTN_INVALID, "k_pages and v_pages are the same array: values would lie upon keys");
     for (int i = 0; i < 2 && !status; i++) {
         status = check_apart_from(pools[i], rows, 4);
