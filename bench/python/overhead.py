@@ -7,7 +7,6 @@ One row, one key, one head of 8, one thread: the C call takes a microsecond or t
 share (a call of attn_version) is taken off. A row is the median in microseconds, alternating with the C call.
 """
 import argparse
-import ctypes
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import time
 import numpy as np
 
 import libattn
-from libattn import _c, _run
+from libattn import _c
 
 try:
     import torch
@@ -27,10 +26,6 @@ except ImportError:
 SHAPE = (1, 1, 1, 8)
 
 
-def median(times):
-    return 1e6 * float(np.median(times))
-
-
 def alternating(calls, seconds):
     """The median time of each call, in microseconds."""
     times = [[] for _ in calls]
@@ -40,7 +35,7 @@ def alternating(calls, seconds):
             begin = time.perf_counter()
             call()
             taken.append(time.perf_counter() - begin)
-    return [median(taken) for taken in times]
+    return [1e6 * float(np.median(taken)) for taken in times]
 
 
 def c_call(direction):
