@@ -15,7 +15,7 @@ typedef struct values {
     int64_t len, len_q, len_kv;          /* -1: not given */
     int64_t batch, heads[2], dim, dim_v; /* heads: of queries, of keys and values */
     bool backward, alibi, bias, sink, measure, once, json;
-    const char *machine, *kernel;
+    const char *machine;
     attn_problem problem;
 } values;
 
@@ -36,7 +36,6 @@ static const attn_option options[] = {
     { "sink", 0, NULL, attn_parse_switch, AT(sink), "with a sink" },
     { "machine", 0, "NAME", attn_parse_text, AT(machine),
       "plan by a built-in machine or a file of attn machine;\ndefault: what the library knows of this one" },
-    { "kernel", 0, "NAME", attn_parse_text, AT(kernel), "by this kernel; default: the planner's choice" },
     { "measure", 0, NULL, attn_parse_switch, AT(measure),
       "compute it on random data; print time and bytes beside what was predicted" },
     { "once", 0, NULL, attn_parse_switch, AT(once), "compute it on random data once, for a profiler; print nothing" },
@@ -75,7 +74,6 @@ static attn_status describe(const values *v, attn_desc *desc)
                          .dim_qk = v->dim,
                          .dim_v = v->dim_v };
     attn_problem_apply(&v->problem, desc);
-    desc->kernel = v->kernel;
     if (v->sink) desc->flags |= ATTN_SINK;
     if (v->alibi) {
         desc->flags |= ATTN_ALIBI;

@@ -114,7 +114,7 @@ static attn_status plan_and_compute(work *w)
         return attn_fail(ATTN_INVALID, "%s writes what the forward computes, but --tensors %.200s holds o and lse",
                          w->options->output ? "-o" : "--lse", w->options->in.tensors);
     attn_status status = attn_compute_plan(&w->backward, &desc);
-    desc.direction = ATTN_FORWARD, desc.strategy = NULL; /* which is the backward's */
+    desc.direction = ATTN_FORWARD, desc.kernel = desc.strategy = NULL; /* which are the backward's */
     if (!status && w->recomputed) status = attn_compute_plan(&w->forward, &desc);
     if (!status) status = compute(w);
     if (!status && w->options->json)

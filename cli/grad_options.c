@@ -35,9 +35,10 @@ const attn_command attn_grad_command = {
     options_table,
     sizeof options_table / sizeof *options_table,
     "For a loss L: from dL/do (and dL/dlse) to dL/dq, dL/dk, dL/dv and, on request, those of bias, sinks and slopes.\n"
-    "Options of the problem are those of attn run and must be those of its forward, --seed included. Gradients have\n"
-    "q's dtype, or that of --dtype (bfloat16 in .npy: float32); do and o are converted likewise. Rows and keys that\n"
-    "take part in no visible pair have gradients of 0. Files are written whole or not at all.\n"
+    "Options of the problem are those of attn run and must be those of its forward, --seed included; --kernel and\n"
+    "--strategy are the backward's alone. Gradients have q's dtype, or that of --dtype (bfloat16 in .npy: float32);\n"
+    "do and o are converted likewise. Rows and keys that take part in no visible pair have gradients of 0. Files are\n"
+    "written whole or not at all.\n"
     "\n"
     "Examples\n"
     "  attn grad --q q.npy --k k.npy --v v.npy --do do.npy --dq dq.npy --dk dk.npy --dv dv.npy --causal\n"

@@ -23,6 +23,7 @@ void attn_problem_apply(const attn_problem *problem, attn_desc *desc)
     desc->device = problem->device;
     desc->isa = problem->isa;
     desc->threads = problem->threads;
+    desc->kernel = problem->kernel;
     desc->strategy = problem->strategy;
 }
 

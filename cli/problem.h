@@ -16,8 +16,8 @@ typedef struct attn_problem {
     attn_dtype dtype;  /* 0: not said */
     attn_device device;
     attn_isa isa;
-    int32_t threads;      /* 0: the default */
-    const char *strategy; /* NULL: the planner's */
+    int32_t threads;               /* 0: the default */
+    const char *kernel, *strategy; /* NULL: the planner's */
 } attn_problem;
 
 #define ATTN_PROBLEM_INIT                                 \
@@ -51,6 +51,8 @@ typedef struct attn_problem {
         ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa,                                                       \
                     "auto, portable, avx2, avx512, avx512bf16, amx or neon"),                                         \
         ATTN_OPTION(type, p.threads, "threads", "N", attn_parse_threads, "default: one per processor"),               \
+        ATTN_OPTION(type, p.kernel, "kernel", "NAME", attn_parse_text,                                                \
+                    "compute by this kernel (attn kernels); default: the planner's choice"),                          \
         ATTN_OPTION(type, p.strategy, "strategy", "WORDS", attn_parse_text,                                           \
                     "decide this instead of the planner: split-kv=4,... (attn kernels --strategies)")
 

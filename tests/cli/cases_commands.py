@@ -10,6 +10,7 @@ import subprocess
 
 from arrays import Array, npy, read_npy, uniform
 from cases_answers import QKV, problem
+from cases_grad import GRAD, upstream
 from harness import case, check, close, skip
 
 
@@ -33,6 +34,26 @@ def run_reports(place):
     check(report["output"] == name and name in place.files(), report)
     report = json.loads(place.run("run", *QKV, "-o", b"\xff.npy", "--json").out)
     check(report["output"] == "\ufffd.npy", report)
+
+
+@case
+def kernels_by_name(place):
+    """Kernels and strategies instead of the planner's; for `attn grad` the backward's."""
+    upstream(place, problem(place))
+    for words, wanted in (
+        (["--kernel", "portable_prefill"], {"kernel": "portable_prefill"}),
+        (["--kernel", "portable_decode", "--strategy", "form=decode"], {"kernel": "portable_decode"}),
+        (["--strategy", "form=prefill", "--isa", "portable"], {"kernel": "portable_prefill"}),
+    ):
+        report = json.loads(place.run("run", *QKV, "-o", "o.npy", *words, "--json").out)
+        check(wanted.items() <= report.items(), words, "gave", report)
+    report = json.loads(place.run(*GRAD, "--kernel", "portable_backward", "--strategy", "q-tile=48", "--json").out)
+    check(report["kernel"] == "portable_backward" and "q-tile=48" in report["strategy"].split(","), report)
+    run, other = ["run", *QKV, "-o", "p.npy"], "it computes the other direction"
+    place.refuses([*run, "--kernel", "none"], 1, "kernel = none is no kernel of this library")
+    place.refuses([*run, "--kernel", "portable_backward"], 1, "kernel = portable_backward: " + other)
+    place.refuses([*run, "--strategy", "q-tile"], 1, "strategy: q-tile")
+    place.refuses([*GRAD, "--kernel", "portable_prefill"], 1, "kernel = portable_prefill: " + other)
 
 
 @case

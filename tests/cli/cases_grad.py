@@ -252,7 +252,7 @@ def gradients_report(place):
     for option in (
         "q k v tensors do o-in lse-in dlse dq dk dv dbias dsink dalibi output lse causal window chunk prefix softcap "
         "scale alibi bias sink intervals block-mask cu-lens-q cu-lens-kv lens-kv dropout seed deterministic dtype isa "
-        "threads json quiet"
+        "threads kernel strategy json quiet"
     ).split():
         check("--" + option + " " in text, "help lacks --" + option)
 
