@@ -132,7 +132,12 @@ static const char *status_of(const check_report *report)
 
 static void print_table(const check_sweep *sweep, int cases, int failed, int skipped)
 {
+    unsigned long long seed = sweep->grid->seed;
     int width = 20;
+    if (skipped == sweep->count && sweep->reports[0].device == ATTN_CUDA) { /* attn_cmd_check has said why */
+        printf("%d cases, seed %llu; all SKIPPED\n", cases, seed);
+        return;
+    }
     for (int i = 0; i < sweep->count; i++)
         if ((int)strlen(name_of(&sweep->reports[i])) > width) width = (int)strlen(name_of(&sweep->reports[i]));
     printf("%-*s %6s %10s %6s %10s %6s\n", width, "kernel", "cases", "error", "case", "LSE error", "case");
@@ -150,8 +155,7 @@ static void print_table(const check_sweep *sweep, int cases, int failed, int ski
         printf("\n%s failed %d of %d cases, first case %d: %s\n", name_of(r), r->failures, r->cases, r->failed_case,
                r->message);
     }
-    printf("%d cases, seed %llu; %d failed, %d SKIPPED\n", cases, (unsigned long long)sweep->grid->seed, failed,
-           skipped);
+    printf("%d cases, seed %llu; %d failed, %d SKIPPED\n", cases, seed, failed, skipped);
 }
 
 static void print_json(const check_sweep *sweep, int cases, int failed, int skipped)

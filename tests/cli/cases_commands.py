@@ -158,6 +158,13 @@ def checks(place):
         check(all(("backward" in name) == (word == "backward") for name in names if name != "planner"), names)
         # The case, and the same in bf16; each by up to four strategies besides.
         check(told["failed"] == 0 and all(k["cases"] <= 10 for k in told["kernels"]), told)
+    nowhere = {"env": {**os.environ, "CUDA_VISIBLE_DEVICES": ""}}
+    for words, cases in (["--part", "2/100"], 5), (["--case", "3"], 1):
+        done = place.run("check", "--device", "cuda", *words, **nowhere)
+        check(done.out == "%d cases, seed 1; all SKIPPED\n" % cases, done.out)
+        check(done.err.count("SKIPPED: ") == 1, done.err)
+        told = json.loads(place.run("check", "--device", "cuda", *words, "--json", **nowhere).out)
+        check(told["cases"] == cases and told["skipped"] == len(told["kernels"]) > 0, told)
     place.refuses(["check", "--pass", "both"], 2, "--pass both: takes forward or backward")
     place.refuses(["check", "--pass", "backward", "--kernel", "avx2_decode"], 2, "--pass backward: attn kernels lists no")
 
