@@ -117,10 +117,12 @@ attn_status attn_inputs_expect(const char *option, const attn_array *array, unsi
     bool fits = array->rank == rank;
     size_t length = 0;
     for (int i = 0; i < rank; i++) {
-        bool one = may_be_one >> i & 1;
-        if (fits && array->extent[i] != extent[i] && !(one && array->extent[i] == 1)) fits = false;
-        length += (size_t)snprintf(wanted + length, sizeof wanted - length, "%s%s%lld", i ? ", " : "",
-                                   one && extent[i] != 1 ? "1 or " : "", (long long)extent[i]);
+        bool one = may_be_one >> i & 1, more = extent[i] < 0;
+        int64_t least = more ? ATTN_OR_MORE(extent[i]) : extent[i];
+        if (fits && (more ? array->extent[i] < least : array->extent[i] != least) && !(one && array->extent[i] == 1))
+            fits = false;
+        length += (size_t)snprintf(wanted + length, sizeof wanted - length, "%s%s%lld%s", i ? ", " : "",
+                                   one && least != 1 ? "1 or " : "", (long long)least, more ? " or more" : "");
     }
     if (fits) return ATTN_OK;
     return attn_fail(ATTN_INVALID, "--%s has shape %s: takes (%s)", option,

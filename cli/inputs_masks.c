@@ -35,12 +35,12 @@ static attn_status open_packed(attn_inputs *inputs, const attn_input_options *op
                          (long long)desc->batch);
     attn_status status = attn_inputs_load(inputs, "cu-lens-q", options->cu_lens_q, &q);
     if (status) return status;
-    int64_t count = q.rank == 1 && q.extent[0] > 1 ? q.extent[0] : 2;
-    status = attn_inputs_expect_table(inputs, "cu-lens-q", &q, 1, &count, 0);
-    if (!status && options->cu_lens_kv) status = load_lens(inputs, "cu-lens-kv", options->cu_lens_kv, count, &kv);
+    int64_t starts = ATTN_OR_MORE(2);
+    status = attn_inputs_expect_table(inputs, "cu-lens-q", &q, 1, &starts, 0);
+    if (!status && options->cu_lens_kv) status = load_lens(inputs, "cu-lens-kv", options->cu_lens_kv, q.count, &kv);
     if (status) return status;
     desc->flags |= ATTN_VARLEN;
-    desc->batch = count - 1;
+    desc->batch = q.count - 1;
     desc->total_q = desc->len_q;
     desc->len_q = longest(&q, desc->total_q);
     inputs->args.cu_lens_q = q.data;
@@ -60,12 +60,12 @@ static attn_status open_pages(attn_inputs *inputs, const attn_input_options *opt
     if (!options->page_table) return ATTN_OK;
     attn_status status = attn_inputs_load(inputs, "page-table", options->page_table, &table);
     if (status) return status;
-    int64_t extent[] = { desc->batch, table.rank == 2 && table.extent[1] ? table.extent[1] : 1 };
+    int64_t extent[] = { desc->batch, ATTN_OR_MORE(1) };
     status = attn_inputs_expect_table(inputs, "page-table", &table, 2, extent, 0);
     if (status) return status;
     desc->pages = inputs->k.extent[0];
     desc->page_size = inputs->k.extent[1];
-    desc->table_width = extent[1];
+    desc->table_width = table.extent[1];
     inputs->args.page_table = table.data;
     if (__builtin_mul_overflow(desc->page_size, desc->table_width, &desc->len_kv))
         return attn_fail(ATTN_INVALID, "--page-table has shape %s: with %lld slots to a page, too many keys",
@@ -172,12 +172,12 @@ static attn_status open_intervals(attn_inputs *inputs, const attn_input_options 
     if (!options->intervals) return ATTN_OK;
     attn_status status = attn_inputs_load(inputs, "intervals", options->intervals, &table);
     if (status) return status;
-    int64_t vectors = table.rank == 4 ? table.extent[3] : 0;
-    if (table.rank == 4 && vectors != 1 && vectors != 2 && vectors != 4)
+    int64_t extent[] = { desc->batch, desc->heads_kv, desc->len_kv, ATTN_OR_MORE(1) };
+    status = attn_inputs_expect_table(inputs, "intervals", &table, 4, extent, 2);
+    int64_t vectors = table.extent[3];
+    if (!status && vectors != 1 && vectors != 2 && vectors != 4)
         return attn_fail(ATTN_INVALID, "--intervals has %lld vectors: takes 1 or 2 with --causal, 2 or 4 without",
                          (long long)vectors);
-    int64_t extent[] = { desc->batch, desc->heads_kv, desc->len_kv, table.rank == 4 ? vectors : 1 };
-    status = attn_inputs_expect_table(inputs, "intervals", &table, 4, extent, 2);
     desc->flags |= ATTN_INTERVALS;
     desc->interval_vectors = vectors;
     desc->interval_heads = table.extent[1];
@@ -221,8 +221,7 @@ static attn_status open_blocks(attn_inputs *inputs, const attn_input_options *op
     if (!options->block_mask) return ATTN_OK;
     attn_status status = attn_inputs_load(inputs, "block-mask", options->block_mask, &mask);
     if (status) return status;
-    int64_t extent[] = { desc->batch, desc->heads_q, mask.rank == 4 ? mask.extent[2] : 1,
-                         mask.rank == 4 ? mask.extent[3] : 1 };
+    int64_t extent[] = { desc->batch, desc->heads_q, ATTN_OR_MORE(0), ATTN_OR_MORE(0) };
     status = attn_inputs_expect("block-mask", &mask, ATTN_TAKES_MASK, 4, extent, 3);
     if (!status) status = block_size("rows", desc->len_q, mask.extent[2], &desc->block_rows);
     if (!status) status = block_size("keys", desc->len_kv, mask.extent[3], &desc->block_keys);

@@ -20,7 +20,10 @@ enum {
     ATTN_TAKES_MASK = 1 << ATTN_ELEMENT_U8 | 1 << ATTN_ELEMENT_BOOL
 };
 
-/* Checks dtype and shape: axis i has extent[i], or 1 where bit i of may_be_one is set. */
+/* An extent that the file itself gives. */
+#define ATTN_OR_MORE(n) (-1 - (int64_t)(n))
+
+/* Checks dtype and shape: axis i has extent[i], which may be ATTN_OR_MORE, or 1 where bit i of may_be_one is set. */
 attn_status attn_inputs_expect(const char *option, const attn_array *array, unsigned elements, int rank,
                                const int64_t *extent, unsigned may_be_one);
 

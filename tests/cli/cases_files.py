@@ -164,9 +164,9 @@ def tables(place):
         (
             "intervals",
             i32((1, 1, 13, 2), *[0] * 26),
-            ("--intervals has shape (1, 1, 13, 2): takes (2, 1 or 2, 13, 2)",),
+            ("--intervals has shape (1, 1, 13, 2): takes (2, 1 or 2, 13, 1 or more)",),
         ),
-        ("intervals", i32((13,), *[0] * 13), ("--intervals has shape (13,)",)),
+        ("intervals", i32((13,), *[0] * 13), ("--intervals has shape (13,): takes (2, 1 or 2, 13, 1 or more)",)),
         ("intervals", i32((2, 1, 13, 1), *[0] * 26), ("interval_vectors = 1",)),
         ("intervals", i32((2, 1, 13, 2), *[0] * 51, 10), ("intervals", "10")),
         (
@@ -182,7 +182,7 @@ def tables(place):
         ("block-mask", Array((1, 1, 14, 0), [], "u8"), ("--block-mask has 14 blocks for 9 rows",)),
         ("block-mask", Array((3, 1, 3, 3), [1] * 27, "u8"), ("--block-mask has shape (3, 1, 3, 3): takes (1 or 2,",)),
         ("block-mask", uniform(1, (1, 1, 1, 1)), ("--block-mask has dtype float32: takes uint8",)),
-        ("block-mask", Array((3,), [1] * 3, "u8"), ("--block-mask has shape (3,)",)),
+        ("block-mask", Array((3,), [1] * 3, "u8"), ("--block-mask has shape (3,): takes (1 or 2, 1 or 4, 0 or more, 0 or more)",)),
     ):
         place.write("t.npy", npy(array))
         place.refuses([*RUN, "--" + option, "t.npy"], 1, *parts)
@@ -200,9 +200,9 @@ def page_tables(place):
     good["k"] = good["v"] = uniform(2, (6, 3, 2, 5))
     huge = {"q": uniform(1, (2, 9, 4, 1)), "k": uniform(2, (0, 2**60, 1, 1)), "v": uniform(2, (0, 2**60, 1, 1))}
     for wrong, parts in (
-        ({"t": i32((6,), 0, 1, 2, 3, 4, 5)}, ("--page-table has shape (6,): takes (2, 1)",)),
-        ({"t": i32((3, 2), 0, 1, 2, 3, 4, 5)}, ("--page-table has shape (3, 2): takes (2, 2)",)),
-        ({"t": i32((2, 0))}, ("--page-table has shape (2, 0): takes (2, 1)",)),
+        ({"t": i32((6,), 0, 1, 2, 3, 4, 5)}, ("--page-table has shape (6,): takes (2, 1 or more)",)),
+        ({"t": i32((3, 2), 0, 1, 2, 3, 4, 5)}, ("--page-table has shape (3, 2): takes (2, 1 or more)",)),
+        ({"t": i32((2, 0))}, ("--page-table has shape (2, 0): takes (2, 1 or more)",)),
         ({"t": uniform(1, (2, 3))}, ("--page-table has dtype float32: takes int32",)),
         ({"t": i32((2, 3), 0, 1, 6, 3, 4, 5)}, ("page_table: sequence 0, entry 2 = 6", "0 to 5")),
         ({"t": i32((2, 3), 0, 1, 2, 3, -1, 5)}, ("page_table: sequence 1, entry 1 = -1",)),
@@ -233,8 +233,8 @@ def packed_tables(place):
     words = [*RUN, "--cu-lens-q", "a.npy", "--cu-lens-kv", "b.npy"]
     for a, b, parts in (
         (Array((3,), [0, 5, 9], "i32"), good_kv, ("--cu-lens-kv has shape (2,): takes (3)",)),
-        (Array((1,), [0], "i32"), good_kv, ("--cu-lens-q has shape (1,)",)),
-        (Array((1, 2), [0, 9], "i32"), good_kv, ("--cu-lens-q has shape (1, 2)",)),
+        (Array((1,), [0], "i32"), good_kv, ("--cu-lens-q has shape (1,): takes (2 or more)",)),
+        (Array((1, 2), [0, 9], "i32"), good_kv, ("--cu-lens-q has shape (1, 2): takes (2 or more)",)),
         (uniform(1, (2,)), good_kv, ("--cu-lens-q has dtype float32: takes int32",)),
         (Array((4,), [0, 6, 4, 9], "i32"), Array((4,), [0, 1, 2, 13], "i32"), ("cu_lens_q[2] = 4",)),
         (Array((2,), [1, 9], "i32"), good_kv, ("cu_lens_q[0] = 1",)),
