@@ -478,8 +478,7 @@ def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
     for name, array in arrays.items():
         setattr(args, name, address_of(array, name))
     results: List[Any] = []
-    floats = "float64" if of == "float64" else "float32"
-    for name, dtype in (("o", prepared.out), ("lse", floats))[:1 + return_lse]:
+    for name, dtype in (("o", prepared.out), ("lse", _run.table_dtype("sink", of)))[:1 + return_lse]:
         if name in outputs:
             made, seen = out, outputs[name]
         else:

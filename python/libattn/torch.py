@@ -179,11 +179,6 @@ def _run_backward(*arguments):
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's type, where it is on; nothing else is cast, nor, as by torch, float64."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
-        if tensor.device != q.device or tensor.is_meta:
-            raise _c.InvalidError(f"{name} is on {tensor.device} and q on {q.device}; they take one CPU or CUDA GPU")
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -213,12 +208,12 @@ def _float(tensor: Optional[Tensor], name: str, q: Tensor) -> Optional[Tensor]:
     return None if tensor is None else _beside(tensor, name, q).to(_floats(q))
 
 
-def _beside(tensor: Any, name: str, q: Tensor) -> Tensor:
-    """A tensor where q is."""
+def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
+    """The tensor, if it is torch's and where q is. other: what the caller calls q."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
-    if tensor.device != q.device:
-        raise _c.InvalidError(f"{name} is on {tensor.device}, q on {q.device}")
+    if tensor.device != q.device or tensor.is_meta:
+        raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
 
 
@@ -249,6 +244,8 @@ def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
 def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits,
               intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse, out_f32, deterministic,
               threads):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _beside(tensor, name, q)
     q, k, v = _autocast(q, k, v)
     if mask is not None:
         lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)
@@ -265,8 +262,8 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
             blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
         tables = [cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits]
         for name, table in zip(_TABLES, tables):
-            if table is not None and not isinstance(table, Tensor):
-                raise TypeError(f"{name} is {type(table).__name__}; it takes a torch tensor")
+            if table is not None:
+                _beside(table, name, q)
     o, lse = _run_forward(
         q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
         _seed(dropout_p, seed, q.device), tables, max_lens,
@@ -367,8 +364,8 @@ def scaled_dot_product_attention(
     if fallback not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
-        if not isinstance(tensor, Tensor) and (name != "attn_mask" or tensor is not None):
-            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+        if name != "attn_mask" or tensor is not None:
+            _beside(tensor, name, query, "query")
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
         raise _c.InvalidError(f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions; all "
                               "must have the same number, 2 or more")

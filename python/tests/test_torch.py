@@ -358,12 +358,13 @@ def test_tensors_elsewhere_or_of_no_torch():
     q, k, v = tensors(heads_kv=4)
     away = torch.empty_like(k, device="meta")
     for call, error, says in (
-            (lambda: la.attention(q, away, v), libattn.InvalidError, "k is on meta"),
+            (lambda: la.attention(q, away, v), libattn.InvalidError, "k is on meta and q on cpu"),
             (lambda: la.attention(q, k, v, bias=away), libattn.InvalidError, "bias is on meta"),
-            (lambda: la.scaled_dot_product_attention(q, away, v), libattn.InvalidError, "k is on meta"),
+            (lambda: la.scaled_dot_product_attention(q, away, v), libattn.InvalidError, "key is on meta and query"),
             (lambda: la.attention(q.numpy(), k, v), TypeError, "q is ndarray"),
             (lambda: la.scaled_dot_product_attention(q, k, v.numpy()), TypeError, "value is ndarray"),
             (lambda: la.attention(q, k, v, lens_kv=[3, 4]), TypeError, "lens_kv is list"),
+            (lambda: la.attention(q, k, v, lens_kv=away), libattn.InvalidError, "lens_kv is on meta and q on cpu"),
             (lambda: la.attention(q, k, v, alibi=[1.0] * 4), TypeError, "alibi is list"),
             (lambda: la.attention(q, k, v, dropout_p=0.5, seed=3), TypeError, "seed is int"),
             (lambda: la.scaled_dot_product_attention(q, q, q, torch.ones(4, 4, dtype=torch.int32)),
