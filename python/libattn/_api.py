@@ -233,7 +233,7 @@ def attention_varlen(
 def _longest(table: Any, name: str) -> int:
     """The longest sequence of cu_lens on the CPU."""
     seen = _tensor.see(table, name) if _tensor.is_tensor(table) else np.asarray(table)
-    if _run.device_of(seen) is not None:
+    if _tensor.device_of(seen) is not None:
         raise _c.InvalidError(f"max_{name[3:].replace('lens', 'len')} is needed where {name} is on a GPU: finding it "
                               "would wait for the GPU")
     starts = _tensor.host(_run.as_table(table, name, "int32", None))

@@ -8,8 +8,8 @@ import numpy as np
 
 from . import _c, _run, _tensor
 from ._api import Window, _no_grad
-from ._run import Handle, address_of, as_table, layouts, same_device, shape_is, strides_of, writable
-from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature
+from ._run import Handle, address_of, as_table, layouts, same_device, shape_is, strides_of
+from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature, writable
 
 # ---- merging ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from . import _c, _tensor
-from ._tensor import Layout, View, address, empty, layout, packed, see, signature
+from ._tensor import Layout, View, address, device_of, empty, layout, packed, see, signature, writable
 
 
 class Blocks(NamedTuple):
@@ -132,14 +132,6 @@ def table_dtype(name: str, dtype: str) -> str:
 
 
 # ---- arrays of options ---------------------------------------------------------------------------
-
-
-def device_of(seen: Any) -> Optional[int]:
-    if type(seen) is np.ndarray:
-        return None
-    if type(seen) is View:
-        return seen.layout.device
-    return None if seen.is_cpu else seen.get_device() if seen.is_cuda else -2
 
 
 def _where(device: Optional[int]) -> str:
@@ -492,22 +484,6 @@ def workspace(like: Any, device: Optional[int], size: int) -> Tuple[Any, Optiona
         if size <= _KEEP:
             _local.workspace = kept
     return kept[1], kept[2]
-
-
-def writable(tensor: Any, name: str, stream: Optional[int]) -> Any:
-    """What an output given by the caller is seen as; it must not be read-only, nor take part in autograd."""
-    seen = see(tensor, name, stream)
-    if type(seen) is np.ndarray:
-        readonly = not seen.flags.writeable
-    elif type(seen) is View:
-        readonly = seen.layout.readonly
-    else:
-        readonly = seen.requires_grad
-        if readonly:
-            raise _c.InvalidError(f"{name} requires grad: what is written into it would escape autograd")
-    if readonly:
-        raise _c.InvalidError(f"{name} is read-only")
-    return seen
 
 
 def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, Any], varlen: Optional[Tuple[int, int]],

@@ -163,6 +163,22 @@ def see(tensor: Any, name: str, stream: Optional[int] = None) -> Any:
     return View(tensor, name, stream)
 
 
+def writable(tensor: Any, name: str, stream: Optional[int]) -> Any:
+    """What an output given by the caller is seen as; it must not be read-only, nor take part in autograd."""
+    seen = see(tensor, name, stream)
+    if type(seen) is np.ndarray:
+        readonly = not seen.flags.writeable
+    elif type(seen) is View:
+        readonly = seen.layout.readonly
+    else:
+        readonly = seen.requires_grad
+        if readonly:
+            raise _c.InvalidError(f"{name} requires grad: what is written into it would escape autograd")
+    if readonly:
+        raise _c.InvalidError(f"{name} is read-only")
+    return seen
+
+
 def host(seen: Any) -> np.ndarray:
     """What is seen on the CPU, as NumPy's."""
     return seen if type(seen) is np.ndarray else np.from_dlpack(seen.source if type(seen) is View else seen)
@@ -217,6 +233,15 @@ def layout(seen: Any, name: str) -> Layout:
         raise ValueError(f"{name}: is on {seen.device}; it takes the CPU or a CUDA GPU")
     index = None if seen.device.type == "cpu" else seen.device.index
     return Layout(str(seen.dtype).rsplit(".", 1)[-1], tuple(seen.shape), tuple(seen.stride()), index, False)
+
+
+def device_of(seen: Any) -> Optional[int]:
+    """The GPU's index, -1 if only that it is one is known; None: the CPU; -2: neither."""
+    if type(seen) is np.ndarray:
+        return None
+    if type(seen) is View:
+        return seen.layout.device
+    return None if seen.is_cpu else seen.get_device() if seen.is_cuda else -2
 
 
 # ---- memory --------------------------------------------------------------------------------------
