@@ -1,9 +1,14 @@
-"""Which mutants a run tries: all, or those that what changed since a commit may have touched.
+"""The mutants, one wrong thing each, and which of them a run tries: all, or those that what changed since a commit may have
+touched.
+
+mutants_*.py list them, by folders. Each is (file, old text, new text, what is wrong, test programs that must notice). Blanks
+in the old text match any blanks; it must stand in the file exactly once: when code changes, so does its list.
 
 tests/mutants/base names the commit at which all mutants were last caught; `run --all` alone writes it. A mutant is touched if
 its own line changed since, its source file, a header that this includes, its tests' sources, or what those include. Where
 history does not say (no git, a shallow clone, no base), all are. Of more than MOST, those are tried whose hash with that of
 the commit is least: others at each commit, the same whoever runs it."""
+import fnmatch
 import glob
 import hashlib
 import os
@@ -12,7 +17,7 @@ import subprocess
 
 MOST = 24
 BASE = "tests/mutants/base"
-LIST = "tests/mutants/mutants.py"
+LISTS = "tests/mutants/mutants_*.py"
 FOLDERS = ("src", "include", "", "device", "check", "bench", "cli", "tests", "examples/gpt")
 BESIDE = {  # what tests run or read that they do not include
     "cuda": ["tests/fake_cuda/*"],
@@ -57,10 +62,27 @@ def changed_files(root, commit):
     return None if known is None or new is None else {*known.split("\n"), *new.split("\n")} - {""}
 
 
+def mutants_of(lists):
+    """Of the texts of files."""
+    found = []
+    for text in lists:
+        names = {}
+        exec(text, names)
+        found += names["MUTANTS"]
+    return found
+
+
+def mutants_here(root):
+    lists = []
+    for path in sorted(glob.glob(os.path.join(root, LISTS))):
+        with open(path) as file:
+            lists.append(file.read())
+    return mutants_of(lists)
+
+
 def mutants_at(root, commit):
-    names = {}
-    exec(git(root, "show", f"{commit}:{LIST}") or "MUTANTS = []", names)
-    return set(names["MUTANTS"])
+    paths = (git(root, "ls-tree", "-r", "--name-only", commit, os.path.dirname(LISTS) + "/") or "").split("\n")
+    return mutants_of(git(root, "show", f"{commit}:{path}") for path in fnmatch.filter(paths, LISTS))
 
 
 class Sources:
@@ -109,7 +131,7 @@ def touched(root, mutants):
     files = changed_files(root, base) if base else None
     if files is None:
         return list(mutants), ""
-    before, sources = mutants_at(root, base), Sources(root)
+    before, sources = set(mutants_at(root, base)), Sources(root)
     return [m for m in mutants if m not in before or sources.of(m) & files], base
 
 

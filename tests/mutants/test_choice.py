@@ -38,7 +38,8 @@ class Choice(unittest.TestCase):
         self.root = self.place.name
         for path, text in FILES.items():
             self.write(path, text)
-        self.write(choice.LIST, f"MUTANTS = {ALL!r}\n")
+        for name, mutants in ("a", [A]), ("b", [B, E]):
+            self.write(choice.LISTS.replace("*", name), f"MUTANTS = {mutants!r}\n")
         self.git("init", "-q")
         self.write(choice.BASE, self.commit() + "\n")
         self.commit()
@@ -65,6 +66,12 @@ class Choice(unittest.TestCase):
         found, base = choice.touched(self.root, mutants)
         self.assertTrue(base)
         return found
+
+    def test_lists(self):
+        self.assertEqual(choice.mutants_here(self.root), ALL)
+        os.remove(os.path.join(self.root, choice.LISTS.replace("*", "a")))
+        self.assertEqual(choice.mutants_here(self.root), [B, E])
+        self.assertEqual(choice.mutants_at(self.root, "HEAD"), ALL)
 
     def test_nothing(self):
         self.assertEqual(self.touched(), [])
