@@ -1,6 +1,6 @@
 /* Contract: fake.h. Every function counts its calls and can be told to fail. */
 #define _GNU_SOURCE
-#include "fake.h"
+#include "driver.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -8,15 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    INVALID_VALUE = 1,
-    OUT_OF_MEMORY = 2,
-    NOT_INITIALIZED = 3,
-    NO_DEVICE = 100,
-    INVALID_CONTEXT = 201,
-    NOT_FOUND = 500
-};
 
 struct CUctx_st {
     CUdevice device;
@@ -37,41 +28,6 @@ struct CUfunc_st {
     bool loaded;
 };
 
-/* What a graph does: launches, and memory that is set or copied; which nodes before it a node waits for. */
-enum { WAITS_MOST = 16 };
-
-typedef struct waits {
-    size_t count;
-    CUgraphNode of[WAITS_MOST]; /* 1 + a node's number */
-} waits;
-
-typedef struct node {
-    waits waits;
-    bool done;
-    char symbol[64]; /* "": count numbers of `size` bytes, from `at`; or count bytes, from `from` */
-    CUlaunchConfig config;
-    CUlaunchAttribute attribute;
-    void *params;
-    CUdeviceptr at, from;
-    size_t count, size;
-    unsigned value;
-} node;
-
-struct CUgraph_st {
-    node *nodes;
-    int count;
-};
-
-struct CUgraphExec_st {
-    CUgraph graph;
-};
-
-struct CUstream_st {
-    CUcontext context;
-    CUgraph captured; /* NULL: its work is done at once */
-    waits waits;      /* of what is captured next */
-};
-
 struct CUevent_st {
     int unused;
 };
@@ -89,7 +45,7 @@ _Noreturn void fake_die(const char *format, ...)
 
 /* ---- counting and failing ------------------------------------------------------------------ */
 
-enum { FUNCTIONS_MOST = 64, FLUSH = 256 << 20 };
+enum { FUNCTIONS_MOST = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -107,7 +63,7 @@ static int place_of(const char *name)
     fake_die("too many functions");
 }
 
-static CUresult called(const char *name)
+CUresult fake_called(const char *name)
 {
     pthread_mutex_lock(&lock);
     int i = place_of(name);
@@ -118,13 +74,6 @@ static CUresult called(const char *name)
     return result;
 }
 
-#define CALLED                               \
-    do {                                     \
-        CUresult result_ = called(__func__); \
-        if (result_) return result_;         \
-    } while (0)
-
-#define API __attribute__((visibility("default")))
 API fake_cuda_fail_next fake_cuda_fail;
 API fake_cuda_calls fake_cuda_count;
 API fake_cuda_context_create fake_cuda_create;
@@ -152,13 +101,6 @@ static int setting(const char *name, int normal)
 }
 
 /* ---- the driver ---------------------------------------------------------------------------- */
-
-/* The prototypes, under the symbols' own names. */
-#define PROTOTYPE(member, symbol, arguments) API CUresult symbol arguments;
-ATTN_CUDA_FUNCTIONS(PROTOTYPE)
-/* And of those that programs call, but the library does not. */
-PROTOTYPE(, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *from, size_t bytes, CUstream))
-PROTOTYPE(, cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr, size_t bytes, CUstream))
 
 static _Thread_local CUcontext current;
 static struct CUctx_st primary[2] = { { 0, 1 }, { 1, 2 } };
@@ -379,21 +321,6 @@ unsigned fake_cluster(const CUlaunchConfig *config)
     return blocks;
 }
 
-static bool capturing(CUstream stream)
-{
-    return stream && stream->captured;
-}
-
-static node *node_new(CUstream stream)
-{
-    CUgraph graph = stream->captured;
-    graph->nodes = realloc(graph->nodes, (size_t)++graph->count * sizeof *graph->nodes);
-    node *n = &graph->nodes[graph->count - 1];
-    *n = (node){ .waits = stream->waits };
-    stream->waits = (waits){ 1, { (CUgraphNode)(uintptr_t)graph->count } };
-    return n;
-}
-
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CALLED;
@@ -409,13 +336,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         fake_die("%s: grid %u x %u x %u", function->symbol, config->gridDimX, config->gridDimY, config->gridDimZ);
     if (fake_cluster(config) < 1 || fake_cluster(config) > 8 || config->gridDimX % fake_cluster(config))
         fake_die("%s: %u blocks in clusters of %u", function->symbol, config->gridDimX, fake_cluster(config));
-    if (!capturing(config->hStream)) return fake_launch(function->symbol, config, parameters[0]), 0;
-    node *n = node_new(config->hStream);
-    size_t size = fake_params_size(function->symbol, parameters[0]);
-    snprintf(n->symbol, sizeof n->symbol, "%s", function->symbol);
-    n->config = *config;
-    if (config->numAttrs > 0) n->attribute = config->attrs[0];
-    n->params = memcpy(aligned_alloc(64, (size + 63) / 64 * 64), parameters[0], size);
+    if (capturing(config->hStream))
+        fake_capture_launch(function->symbol, config, parameters[0]);
+    else
+        fake_launch(function->symbol, config, parameters[0]);
     return 0;
 }
 
@@ -501,46 +425,6 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
     return 0;
 }
 
-static void set_memory(const node *n)
-{
-    if (n->count >= FLUSH) return; /* to empty caches, which are not here */
-    if (n->from) memcpy((void *)(uintptr_t)n->at, (void *)(uintptr_t)n->from, n->count);
-    if (n->size == 1) memset((void *)(uintptr_t)n->at, (unsigned char)n->value, n->count);
-    for (size_t i = 0; i < n->count && n->size == 4; i++)
-        ((unsigned *)(uintptr_t)n->at)[i] = n->value;
-}
-
-static void set_or_copy(CUstream stream, node n)
-{
-    if (!capturing(stream)) {
-        set_memory(&n);
-        return;
-    }
-    node *to = node_new(stream);
-    n.waits = to->waits, *to = n;
-}
-
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
-    CALLED;
-    set_or_copy(stream, (node){ .at = to, .from = from, .count = bytes });
-    return 0;
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t count, CUstream stream)
-{
-    CALLED;
-    set_or_copy(stream, (node){ .at = at, .value = value, .count = count, .size = 1 });
-    return 0;
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr at, unsigned value, size_t count, CUstream stream)
-{
-    CALLED;
-    set_or_copy(stream, (node){ .at = at, .value = value, .count = count, .size = 4 });
-    return 0;
-}
-
 CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     CALLED;
@@ -560,102 +444,6 @@ CUresult cuStreamSynchronize(CUstream stream)
 CUresult cuStreamDestroy_v2(CUstream stream)
 {
     free(stream);
-    return 0;
-}
-
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
-{
-    CALLED;
-    (void)mode;
-    if (!stream || stream->captured) return INVALID_VALUE; /* nobody captures the default stream */
-    stream->captured = calloc(1, sizeof *stream->captured), stream->waits.count = 0;
-    return stream->captured ? 0 : OUT_OF_MEMORY;
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
-                                   const CUgraphNode **nodes, const void **edges, size_t *count)
-{
-    CALLED;
-    if (id || graph || edges) fake_die("asked for more of a capture than what is waited for");
-    *status = capturing(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-    if (capturing(stream)) *nodes = stream->waits.of, *count = stream->waits.count;
-    return 0;
-}
-
-CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *nodes, const void *edges, size_t count,
-                                              unsigned flags)
-{
-    CALLED;
-    if (!capturing(stream) || edges || count > WAITS_MOST || flags != CU_STREAM_SET_CAPTURE_DEPENDENCIES)
-        return INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        for (size_t k = 0; k < i; k++)
-            if (nodes[i] == nodes[k]) return INVALID_VALUE;
-    stream->waits.count = count;
-    for (size_t i = 0; i < count; i++)
-        stream->waits.of[i] = nodes[i];
-    return 0;
-}
-
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
-{
-    CALLED;
-    *graph = stream->captured;
-    stream->captured = NULL;
-    return *graph ? 0 : INVALID_VALUE;
-}
-
-/* The graph's nodes are its own from then on; here they are the same, so it must live as long. */
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, unsigned long long flags)
-{
-    CALLED;
-    (void)flags;
-    *executable = calloc(1, sizeof **executable);
-    (*executable)->graph = graph;
-    return 0;
-}
-
-/* Of those that wait for none the last: branches are done in the order in which they were not captured. */
-static node *next_node(CUgraph graph)
-{
-    for (int i = graph->count; i-- > 0;) {
-        node *n = &graph->nodes[i];
-        bool ready = !n->done;
-        for (size_t k = 0; k < n->waits.count && ready; k++)
-            ready = graph->nodes[(uintptr_t)n->waits.of[k] - 1].done;
-        if (ready) return n;
-    }
-    return NULL;
-}
-
-CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream)
-{
-    CALLED;
-    if (capturing(stream)) fake_die("a graph is launched into a stream that is captured");
-    for (int i = 0; i < executable->graph->count; i++)
-        executable->graph->nodes[i].done = false;
-    for (node *n; (n = next_node(executable->graph));) {
-        n->done = true, n->config.attrs = &n->attribute;
-        if (n->symbol[0])
-            fake_launch(n->symbol, &n->config, n->params);
-        else
-            set_memory(n);
-    }
-    return 0;
-}
-
-CUresult cuGraphExecDestroy(CUgraphExec executable)
-{
-    free(executable);
-    return 0;
-}
-
-CUresult cuGraphDestroy(CUgraph graph)
-{
-    for (int i = 0; i < graph->count; i++)
-        free(graph->nodes[i].params);
-    free(graph->nodes);
-    free(graph);
     return 0;
 }
 
