@@ -78,7 +78,7 @@ MUTANTS = [
     (SM90 + "host/sm90.h", "return desc->direction == ATTN_BACKWARD ? ATTN_SM90_O : ATTN_SM90_GRAD_O;",
      "return ATTN_SM90_GRAD_O; (void)desc;", "grad_o at any address", "cuda_backward cuda"),
     (SM90 + "host/table.h", "ATTN_CAUSAL | ATTN_WINDOW | ATTN_CUDA_LENGTHS", "ATTN_CAUSAL | ATTN_CUDA_LENGTHS",
-     "windows by kernels of every mask", "cuda"),
+     "windows by kernels of every mask", "cuda_choices"),
     (CUDA + "cost.c", "attn_ceil_div(all, all / least)", "least", "the last group of heads is small", "schedule"),
     (SM90 + "host/schedule_backward.c", "d->flags & ATTN_DETERMINISTIC && !k->finalises_dq;", "false;", "a head's work items wait in one long row", "schedule"),
     (CUDA + "cost.c", "ordered_tiles = 1.5;", "ordered_tiles = 0.5;", "groups of heads end with one's longest tiles", "schedule"),

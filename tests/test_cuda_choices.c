@@ -1,0 +1,141 @@
+/* Which CUDA kernel a plan takes, and what is refused, on the driver of fake_cuda/. */
+#define _GNU_SOURCE
+#include "cuda_support.h"
+
+static void features_find_their_kernels(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small();
+    assert_null(strstr(info_of(&desc).kernel, "fallback"));
+    assert_string_equal(info_of(&desc).isa, "sm_90a");
+    desc.dtype = ATTN_F32;
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_f32");
+    desc = small();
+    desc.dim_qk = 264;
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_bf16");
+    desc = small();
+    desc.kernel = "sm90_fallback_bf16";
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_bf16");
+    desc = small();
+    desc.flags = ATTN_CAUSAL | ATTN_WINDOW, desc.window_left = 512, desc.len_q = desc.len_kv = 4096;
+    for (int i = 0; i < 3; i++)
+        assert_null(strstr(info_of(&desc).kernel, (const char *[]){ "masks", "score_mod", "fallback" }[i]));
+    desc = small();
+    desc.batch = 1, desc.heads_q = desc.heads_kv = 1, desc.len_q = 1, desc.len_kv = 1 << 16;
+    assert_string_equal(info_of(&desc).kernel, "sm90_decode_bf16_d64");
+    desc.kernel = "sm90_bf16_d64_128x128";
+    assert_true(info_of(&desc).splits > 8);
+    desc.kernel = NULL, desc.len_q = 17;
+    assert_null(strstr(info_of(&desc).kernel, "decode"));
+    end_context(context);
+}
+
+static void expect_why(const attn_desc *desc, const char *kernel, const char *why)
+{
+    attn_plan *plan;
+    char text[2000];
+    assert_string_equal(info_of(desc).kernel, kernel);
+    assert_ok(attn_plan_create(&plan, desc));
+    attn_plan_describe(plan, text, sizeof text);
+    if (!strstr(text, why)) fail_msg("no \"%s\" in %s", why, text);
+    attn_plan_destroy(plan);
+}
+
+/* Variants of paged keys take pages of any size, at multiples of 16 bytes; the fallback the rest. */
+static void pages_find_their_kernels(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    attn_desc desc = small();
+    desc.flags = ATTN_PAGED | ATTN_LENS_KV, desc.pages = 20, desc.page_size = 16, desc.table_width = 13;
+    expect_why(&desc, "sm90_bf16_d64_128x128_paged", "of 16 keys, read 16 at a time");
+    desc.dim_qk = 40, desc.page_size = 192;
+    expect_why(&desc, "sm90_bf16_d64_128x128_paged", "of 192 keys, read 64 at a time");
+    desc.flags |= ATTN_BITS, desc.bits_batch = desc.bits_heads = 1;
+    expect_why(&desc, "sm90_bf16_d64_128x64_score_mod_paged", "predicted the fastest");
+    desc.bits_keys = 7;
+    expect_why(&desc, "sm90_fallback_bf16", "as to the variants of paged keys, it does not take bits_keys");
+    desc.flags &= ~(uint32_t)ATTN_BITS, desc.bits_batch = desc.bits_heads = desc.bits_keys = 0;
+    desc.page_size = 20;
+    expect_why(&desc, "sm90_bf16_d64_128x128_paged", "of 20 keys, no multiple of 8: threads copy key by key");
+    desc.page_size = 64, desc.dim_qk = 44;
+    expect_why(&desc, "sm90_fallback_bf16", "of paged keys, TMA does not take pages of these strides");
+    desc.dtype = ATTN_F32;
+    expect_why(&desc, "sm90_fallback_f32", "the only one that takes ATTN_PAGED\n");
+    desc = small();
+    desc.kernel = "sm90_bf16_d64_128x128_paged";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it takes paged keys alone");
+    end_context(context);
+}
+
+static void caches_go_to_the_fallback_kernel(void **state)
+{
+    (void)state;
+    static const uint32_t flags[] = { ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
+    static const char *const why[] = { "the only one that takes ATTN_FIRST_KV",
+                                       "the only one that takes ATTN_POSITIONS", "the only one that takes bits_keys" };
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    for (int i = 0; i < COUNT(flags); i++) {
+        attn_desc desc = small();
+        desc.flags = flags[i];
+        if (i == 2) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
+        expect_why(&desc, "sm90_fallback_bf16", why[i]);
+        desc.kernel = "sm90_bf16_d64_128x128_masks";
+        refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+                i == 2 ? "it does not take bits_keys" : "it lacks a feature");
+    }
+    end_context(context);
+}
+
+static void wrong_wishes_are_refused(void **state)
+{
+    (void)state;
+    attn_plan *plan;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small();
+    desc.kernel = "avx2_prefill";
+    refused(attn_plan_create(&plan, &desc), ATTN_INVALID, "kernel = avx2_prefill is no CUDA kernel");
+    desc.kernel = "sm90_fallback_f16";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_fallback_f16: it does not take dtype");
+    desc = small();
+    desc.batch = 70000;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "batch or heads_q is above the 65535 it takes");
+    desc = small();
+    desc.kernel = "sm90_backward_fallback_bf16";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+            "kernel = sm90_backward_fallback_bf16: it computes the other direction");
+    end_context(context);
+}
+
+/* What only the CPU computes is refused by name, not ignored. */
+static void what_is_not_there_yet_is_refused(void **state)
+{
+    (void)state;
+    static const uint32_t flags[] = { ATTN_FIRST_KV, ATTN_POSITIONS, ATTN_BITS };
+    static const char *const names[] = { "ATTN_FIRST_KV in a backward is", "ATTN_POSITIONS in a backward is",
+                                         "bits_keys in a backward is" };
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < COUNT(flags); i++) {
+        attn_plan *plan;
+        attn_desc desc = small();
+        desc.flags = flags[i], desc.direction = ATTN_BACKWARD;
+        if (i == 2) desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
+        refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, names[i]);
+        refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "not there yet on a GPU");
+    }
+    end_context(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(features_find_their_kernels),      cmocka_unit_test(pages_find_their_kernels),
+        cmocka_unit_test(caches_go_to_the_fallback_kernel), cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(what_is_not_there_yet_is_refused),
+    };
+    cuda_begin();
+    return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));
+}
