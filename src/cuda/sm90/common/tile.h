@@ -40,30 +40,27 @@ DEVICE u32 uniform(u32 x)
 /* Along which dimension of a product a tile of an operand is contiguous: the one that it sums over, or the other. */
 enum order { K_MAJOR, MN_MAJOR };
 
-/* A tile in shared memory: `rows` of `columns` elements, which are contiguous, in panels of `swizzle` bytes per row. */
-template <int rows_, int columns_, order order_, int element_bytes = 2, int swizzle_ = 128> struct shared_tile {
-    static constexpr int rows = rows_, columns = columns_, swizzle = swizzle_;
+/* A tile in shared memory: `rows` of `columns` elements, which are contiguous. */
+template <int rows_, int columns_, order order_> struct shared_tile {
+    static constexpr int rows = rows_, columns = columns_, panel_columns = 64;
     static constexpr order major = order_;
-    static constexpr int panel_columns = swizzle / element_bytes;
     static constexpr int panels = (columns + panel_columns - 1) / panel_columns;
-    static constexpr int panel_bytes = rows * swizzle, bytes = panels * panel_bytes;
+    static constexpr int panel_bytes = rows * 128, bytes = panels * panel_bytes;
 };
 
-/* Descriptor of an operand in a swizzled panel: groups of 8 rows are adjacent; where the operand runs over several
- * panels along its row, these are `panel` bytes apart. */
-template <int swizzle = 128> DEVICE u64 descriptor(u32 address, u32 panel)
+/* Descriptor of an operand in a panel: groups of 8 rows are adjacent; where the operand runs over several panels along
+ * its row, these are `panel` bytes apart. */
+DEVICE u64 descriptor(u32 address, u32 panel)
 {
-    const u64 layout = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
-    return layout << 62 | (u64)(8 * swizzle >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
+    const u64 swizzle = 1; /* of 128 bytes */
+    return swizzle << 62 | (u64)(1024 >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-/* Of a tile at `address` the k-th step of a product's sum: 32 bytes of each row, or 32 bytes / element size rows. */
+/* Of a tile at `address` the k-th step of a product's sum: 16 columns, or 16 rows. */
 template <class tile> DEVICE u64 operand(u32 address, int k)
 {
-    const int steps = tile::swizzle / 32, rows = 32 * tile::panel_columns / tile::swizzle;
-    if (tile::major == K_MAJOR)
-        return descriptor<tile::swizzle>(address, 0) + (k / steps * tile::panel_bytes + k % steps * 32 >> 4);
-    return descriptor<tile::swizzle>(address, tile::panel_bytes) + (k * rows * tile::swizzle >> 4);
+    if (tile::major == K_MAJOR) return descriptor(address, 0) + (k / 4 * tile::panel_bytes + k % 4 * 32 >> 4);
+    return descriptor(address, tile::panel_bytes) + (k * 16 * 128 >> 4);
 }
 
 /* The k-th step of acc = A B, plus acc if `keep`, asynchronously; a, b: addresses of tiles, A 64 rows. */

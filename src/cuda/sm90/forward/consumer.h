@@ -44,7 +44,7 @@ DEVICE int wait_item(const shared *s, const consumer *c)
 
 DEVICE void begin_rows(const shared *s, consumer *c)
 {
-    c->m = softmax_start(), c->have_max = false;
+    c->m = softmax(), c->have_max = false;
     c->info = next_info(s, c);
 }
 
@@ -57,17 +57,24 @@ DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c,
     begin_rows(s, c);
 }
 
-DEVICE void release_and_advance(u32 empty, pipeline_state *state, int stages)
-{
-    release(empty);
-    advance(state, stages);
-}
-
-/* Goes on to the next item without a look at its Q. */
-DEVICE void skip_item(const shared *s, consumer *c)
+/* Releases Q: the next item is the next one. */
+DEVICE void release_q(const shared *s, consumer *c)
 {
     c->items++;
-    release_and_advance(BARRIER(s, q.empty[c->q.index]), &c->q, config::q_stages);
+    release(BARRIER(s, q.empty[c->q.index]));
+    advance(&c->q, config::q_stages);
+}
+
+/* ---- stages of K and of V (tensor: K or V) ---------------------------------------------------- */
+
+DEVICE void wait_full(const shared *s, int tensor, pipeline_state at)
+{
+    barrier_wait(BARRIER(s, kv[tensor].full[at.index]), at.phase);
+}
+
+DEVICE void release_stage(const shared *s, int tensor, int stage)
+{
+    release(BARRIER(s, kv[tensor].empty[stage]));
 }
 
 /* ---- operands --------------------------------------------------------------------------------- */
@@ -116,7 +123,7 @@ DEVICE float log2_scale(const attn_sm90_params *p)
 /* S of one more KV tile is computed. The item's last one releases Q. */
 DEVICE void count_scored(const shared *s, consumer *c)
 {
-    if (--c->left == 0) release_and_advance(BARRIER(s, q.empty[c->q.index]), &c->q, config::q_stages), c->items++;
+    if (--c->left == 0) release_q(s, c);
 }
 
 /* PLAIN kernels: all rows of the warpgroup have a max, so unmasked iterations may follow. Its four warps must agree,

@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
     shared s = shared_layout(memory);
     init_shared(&s, config::paged ? paged_source::arrivals(p) : kv_source::lanes);
     if (threadIdx.x < 128) {
-        REGISTERS_DROP(kv_source::registers);
+        REGISTERS_DROP(config::producer_registers);
         u32 warp = uniform(threadIdx.x / 32);
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);

@@ -17,26 +17,16 @@
 
 /* ---- stages ----------------------------------------------------------------------------------- */
 
-DEVICE void wait_stage(const shared *s, const consumer *c)
-{
-    barrier_wait(BARRIER(s, kv[K].full[c->kv.index]), c->kv.phase);
-}
-
 /* Releases the stages from the one at `from` to c->kv. */
 DEVICE void release_stages(const shared *s, consumer *c, int from)
 {
 #pragma unroll 1
     while (from != c->kv.index) {
-        release(BARRIER(s, kv[K].empty[from]));
+        release_stage(s, K, from);
         if (++from == config::stages) from = 0;
     }
-    release_and_advance(BARRIER(s, kv[K].empty[from]), &c->kv, config::stages);
-}
-
-DEVICE void skip_stage(const shared *s, consumer *c)
-{
-    wait_stage(s, c);
-    release_stages(s, c, c->kv.index);
+    release_stage(s, K, from);
+    advance(&c->kv, config::stages);
 }
 
 /* Begins the next item: c->kv becomes the stage of the first KV tile that the warpgroup's rows see. The stages before
@@ -46,7 +36,7 @@ DEVICE void skip_to_first_tile(const shared *s, consumer *c)
 #pragma unroll 1
     for (int skip = mask::begin(s, c); skip > 0; skip--) {
         advance(&c->kv, config::stages);
-        wait_stage(s, c);
+        wait_full(s, K, c->kv);
     }
 }
 
@@ -57,12 +47,14 @@ DEVICE bool next_interleaved_item(const attn_sm90_params *p, const shared *s, co
     while (!mask::has_keys(s, c)) {
         int tiles = wait_item(s, c);
 #pragma unroll 1
-        for (int stages = tiles > NO_KEYS ? tiles + config::drains : v_left; stages > 0; stages--)
-            skip_stage(s, c);
+        for (int stages = tiles > NO_KEYS ? tiles + config::drains : v_left; stages > 0; stages--) {
+            wait_full(s, K, c->kv);
+            release_stages(s, c, c->kv.index);
+        }
         v_left = tiles > NO_KEYS && !config::drains;
         if (tiles == NO_WORK) return false;
         if (tiles == NO_KEYS) store_empty(p, &next_info(s, c)->w, c->warpgroup);
-        skip_item(s, c);
+        release_q(s, c);
     }
     return true;
 }
@@ -137,13 +129,16 @@ DEVICE void multiply(const attn_sm90_params *p, const shared *s, consumer *c, co
 DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *next,
                              float *o)
 {
-    wait_stage(s, c);
+    wait_full(s, K, c->kv);
     u32 k = k_address(s, c->kv.index);
     multiply(p, s, c, score, next, o, 0, k, k + config::k_tile::bytes);
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
     pin_floats(next, config::keys / 2);
-    mask::next_unmasked(s, c);
+    if (!config::general) {
+        c->key0 -= config::keys;
+        count_scored(s, c);
+    }
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
     wgmma_wait(0); /* for PV */
     pin_floats(o, config::dim_v / 2);
@@ -159,13 +154,13 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
 {
     int key0 = c->key0, valid = valid_keys(p, s, c), stage = c->kv.index;
     bool last = !config::drains && c->left == 0, more = true; /* the item's last */
-    wait_stage(s, c);
+    wait_full(s, K, c->kv);
     c->key0 -= config::keys;
     if (last) {
         more = mask::has_keys(s, c);
         if (more) skip_to_first_tile(s, c);
     }
-    if (more) mask::load_info(s, c);
+    if (config::general && more) general_mask::load_info(s, c);
     u32 v = valid_v(s, c, stage, valid);
     multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
 
@@ -193,7 +188,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
 /* config::drains: the last PV of an item, whose stage has no K, and its results. */
 DEVICE void drain(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *o)
 {
-    wait_stage(s, c);
+    wait_full(s, K, c->kv);
     multiply(p, s, c, score, NULL, o, c->key0, 0, valid_v(s, c, c->kv.index, valid_keys(p, s, c)));
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     wgmma_wait(0);
@@ -249,9 +244,9 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     begin_rows(s, c);
     c->first = true;
     int stage = c->kv.index;
-    wait_stage(s, c);
+    wait_full(s, K, c->kv);
     skip_to_first_tile(s, c);
-    mask::load_info(s, c);
+    if (config::general) general_mask::load_info(s, c);
     u32 q = q_address(s, c), k = k_address(s, c->kv.index);
     wgmma_fence();
 #pragma unroll

@@ -11,27 +11,26 @@ struct pingpong_loads : kv_source {
     pipeline_state k = { 0, 1 }, v = { 0, 1 };
     kv_source::position pending = { -1 }; /* whose K was loaded last, and V is to be (row -1: none) */
 
-    /* K or V into its part of a stage. */
+    /* K or V into its part of a stage, which is at `offset` there. */
     template <class tile>
-    INLINE void load_tensor(const attn_sm90_params *p, const shared *s, const attn_sm90_map *map, u32 to, u32 full,
-                            u32 empty, pipeline_state *state, kv_source::position from)
+    INLINE void load_tensor(const attn_sm90_params *p, const shared *s, const attn_sm90_map *map, int tensor,
+                            int offset, pipeline_state *at, kv_source::position from)
     {
+        u32 to = s->kv + at->index * config::stage_bytes + offset, full = BARRIER(s, kv[tensor].full[at->index]);
         if (from.row < 0) return;
-        wait_empty(empty, state->phase);
+        wait_empty(BARRIER(s, kv[tensor].empty[at->index]), at->phase);
         if (threadIdx.x % 32 < kv_source::lanes) {
             expect(p, full, tile::bytes);
             copy<tile>(p, s, map, to, full, true, from);
         }
-        advance(state, config::stages);
+        advance(at, config::stages);
     }
 
     /* K of a KV tile, then V of the tile before; keys of row -1: no tile. */
     INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *)
     {
-        load_tensor<config::k_tile>(p, s, &p->k_map, s->kv + k.index * config::stage_bytes,
-                                    BARRIER(s, kv[K].full[k.index]), BARRIER(s, kv[K].empty[k.index]), &k, keys);
-        load_tensor<config::v_tile>(p, s, &p->v_map, s->kv + v.index * config::stage_bytes + config::k_tile::bytes,
-                                    BARRIER(s, kv[V].full[v.index]), BARRIER(s, kv[V].empty[v.index]), &v, pending);
+        load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
+        load_tensor<config::v_tile>(p, s, &p->v_map, V, config::k_tile::bytes, &v, pending);
         pending = keys;
     }
 };

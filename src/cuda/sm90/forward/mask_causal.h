@@ -86,14 +86,6 @@ DEVICE int unmasked_end_of(const shared *s, const consumer *c)
 
 /* ---- what the warps of a CTA ask of the mask -------------------------------------------------- */
 
-/* The producer asks for the next item when so many KV tiles of this one are still to be loaded: soon enough that the
- * next Q is in L2 when there is a stage for it. Under the dynamic scheduler it asks late, since another CTA may be free
- * sooner; but to find a sequence takes time. */
-DEVICE int tiles_after_asking(const attn_sm90_params *p)
-{
-    return p->schedule.counter && !(p->flags & FLAG_VARLEN) ? 1 : 3;
-}
-
 struct causal_mask {
     /* The scheduler warp: the item's KV tiles, `tiles` of them, from `last` downwards. */
     DEVICE void set_tiles(const attn_sm90_params *p, work_item *w)
@@ -115,15 +107,18 @@ struct causal_mask {
         if (lane < config::consumers) info->kv_ranges::get()[lane] = kv_range_of(p, w, lane);
     }
 
-    /* The producer warp: loads an item's KV tiles and, among them, its Q. */
+    /* The producer warp: loads an item's KV tiles and, among them, its Q. It asks for the next item soon enough that
+     * the next Q is in L2 when there is a stage for it. Under the dynamic scheduler it asks late, since another CTA may
+     * be free sooner; but to find a sequence takes time. */
     DEVICE void load_item(const attn_sm90_params *p, const shared *s, const work_item *w, producer *at)
     {
-        int tiles = w->tiles, first = min(tiles_before_q(at), tiles), asking = max(0, tiles - tiles_after_asking(p));
+        int tiles = w->tiles, first = min(tiles_before_q(at), tiles);
+        int asking = max(0, tiles - (p->schedule.counter && !(p->flags & FLAG_VARLEN) ? 1 : 3));
         if (tiles <= 0) load_pending(p, s, at);
         if (first <= 0) load_q(p, s, at);
-        if (tiles <= 0) want_work();
+        if (tiles <= 0) named_arrive(WORK_WANTED, 64);
         for (int i = 0; i < tiles; i++) {
-            if (i == asking) want_work();
+            if (i == asking) named_arrive(WORK_WANTED, 64);
             kv_tile_info info = { (w->last - i) * config::keys };
             load_tile(p, s, at, w, &info);
             if (i == first - 1) load_q(p, s, at);
@@ -145,17 +140,6 @@ struct causal_mask {
         kv_range range = *next_kv_range(s, c);
         c->left = range.tiles, c->key0 = range.key0, c->unmasked = range.unmasked_end;
         return range.skip;
-    }
-
-    DEVICE void load_info(const shared *, consumer *)
-    {
-    }
-
-    /* The S of a KV tile that needs no mask is computed. */
-    DEVICE void next_unmasked(const shared *s, consumer *c)
-    {
-        c->key0 -= config::keys;
-        count_scored(s, c);
     }
 
     /* Scores of hidden pairs become -inf. True: every row of the warpgroup sees a key of the tile, if no window's left

@@ -24,8 +24,7 @@ struct tile_walk {
 DEVICE tile_walk start_walk(const attn_sm90_params *p, const work_item *w)
 {
     int2 split = split_of(p, w, (w->len_kv + config::keys - 1) / config::keys);
-    tile_walk walk = { w->row0, w->row1, 0, split.x, split.y, 0, 0, 0 };
-    return walk;
+    return { w->row0, w->row1, 0, split.x, split.y, 0, 0, 0 };
 }
 
 /* The first tile from `tile` on that the intervals of its group do not hide as a whole; looks at 32 groups, and returns
@@ -196,7 +195,7 @@ struct general_mask {
                 load_q(p, s, at);
             }
         }
-        want_work();
+        named_arrive(WORK_WANTED, 64);
         __syncwarp();
     }
 
@@ -218,10 +217,6 @@ struct general_mask {
         const kv_tile_info *info = &s->store->kv_infos[c->kv.index];
         c->key0 = info->key0, c->masked = info->masked, c->left = info->last ? 1 : 2;
         c->unmasked = info->unmasked_ahead;
-    }
-
-    DEVICE void next_unmasked(const shared *, consumer *)
-    {
     }
 
     /* Scores of hidden pairs become -inf. False: rows may see nothing of the tile. */

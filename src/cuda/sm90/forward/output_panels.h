@@ -50,9 +50,8 @@ struct o_box {
 
 DEVICE o_box box_of(const attn_sm90_params *p, const work_item *w, u32 panels, int index)
 {
-    o_box box = { uniform(panels), uniform(w->head), uniform(w->start_q + w->row0 + index),
-                  uniform(p->flags & FLAG_VARLEN ? 0 : w->batch) };
-    return box;
+    return { uniform(panels), uniform(w->head), uniform(w->start_q + w->row0 + index),
+             uniform(p->flags & FLAG_VARLEN ? 0 : w->batch) };
 }
 
 /* Stores all panels in shared memory, from panel `number` of the rows on, asynchronously. */
@@ -73,8 +72,7 @@ DEVICE void store_o_by_panels(const attn_sm90_params *p, const work_tile_info *i
     int lane = reread_thread() % 32;
     u32 write = panels + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
     bool by_tma = config::o_by_tma && p->o_mapped && info->w.row0 + index + ATTN_SM90_OUTPUT_ROWS <= info->w.row1;
-    o_box box = { 0 };
-    if (config::o_by_tma) box = box_of(p, &info->w, panels, index);
+    o_box box = config::o_by_tma ? box_of(p, &info->w, panels, index) : o_box();
     if (config::o_by_tma && config::unchecked_max && unlikely(info->w.checked))
         bulk_wait(); /* the first try must not overtake the retry */
 #pragma unroll

@@ -64,7 +64,7 @@ DEVICE int2 find_page(const attn_sm90_params *p, const work_item *w, const key_r
 }
 
 struct paged_source {
-    static constexpr int lanes = 32, registers = config::producer_registers;
+    static constexpr int lanes = 32;
     using params = attn_sm90_cached_params;
     /* A tile's first key (-1: no tile) and head; page and slot of the lane's box. What is ordered has its item's place
      * in storage.infos instead of a page. */

@@ -32,34 +32,14 @@ DEVICE void pass_turn(const consumer *c)
     named_arrive(PINGPONG_TURN + (c->warpgroup ^ 1), 256);
 }
 
-DEVICE void wait_k(const shared *s, pipeline_state at)
-{
-    barrier_wait(BARRIER(s, kv[K].full[at.index]), at.phase);
-}
-
-DEVICE void release_k(const shared *s, pipeline_state at)
-{
-    release(BARRIER(s, kv[K].empty[at.index]));
-}
-
-DEVICE void wait_v(const shared *s, pipeline_state at)
-{
-    barrier_wait(BARRIER(s, kv[V].full[at.index]), at.phase);
-}
-
-DEVICE void release_v(const shared *s, pipeline_state at)
-{
-    release(BARRIER(s, kv[V].empty[at.index]));
-}
-
 /* ---- tiles that the warpgroup's rows do not see ----------------------------------------------- */
 
 DEVICE void skip_tile(const shared *s, consumer *c)
 {
-    wait_k(s, c->kv);
-    release_k(s, c->kv);
-    wait_v(s, c->kv);
-    release_v(s, c->kv);
+    wait_full(s, K, c->kv);
+    release_stage(s, K, c->kv.index);
+    wait_full(s, V, c->kv);
+    release_stage(s, V, c->kv.index);
     advance(&c->kv, config::stages);
 }
 
@@ -87,7 +67,7 @@ DEVICE bool next_pingpong_item(const attn_sm90_params *p, const shared *s, consu
             skip_tiles_and_turns(s, c, tiles - 1);
             skip_tile(s, c);
         }
-        skip_item(s, c);
+        release_q(s, c);
     }
     return true;
 }
@@ -147,7 +127,7 @@ DEVICE bool update_max(const attn_sm90_params *p, const shared *s, consumer *c, 
 /* Waits for V of the tile in hand, and clears what is another sequence's. */
 DEVICE void wait_and_clear_v(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
-    wait_v(s, c->kv);
+    wait_full(s, V, c->kv);
     int valid = valid_keys(p, s, c);
     if (valid < config::keys) clear_v(c, v_address(s, c->kv.index), valid);
 }
@@ -156,12 +136,12 @@ DEVICE void wait_and_clear_v(const attn_sm90_params *p, const shared *s, const c
 DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f)
 {
     float alpha[2];
-    wait_k(s, c->kv);
+    wait_full(s, K, c->kv);
     wgmma_fence();
     issue_qk(s, c, f, c->kv.index);
     wgmma_wait(0);
     pin_floats(f->s, config::keys / 2);
-    release_k(s, c->kv);
+    release_stage(s, K, c->kv.index);
     mask_and_update_max(p, s, c, f->s, alpha, true);
     softmax_in_place(p, c, f->s);
     pack_all(f);
@@ -176,7 +156,7 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     wgmma_wait(0);
     pin_floats(f->o, config::dim_v / 2);
-    release_v(s, c->kv);
+    release_stage(s, V, c->kv.index);
     advance(&c->kv, config::stages);
     finish_rows(p, s, c, f->o, &results);
 }
@@ -189,11 +169,11 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
 {
     pipeline_state next = c->kv;
     advance(&next, config::stages);
-    wait_k(s, next);
+    wait_full(s, K, next);
     if (masked)
         wait_and_clear_v(p, s, c);
     else
-        wait_v(s, c->kv);
+        wait_full(s, V, c->kv);
     wait_turn(c);
     wgmma_fence();
     issue_qk(s, c, f, next.index);
@@ -202,7 +182,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
 
     wgmma_wait(1); /* for QK */
     pin_floats(f->s, config::keys / 2);
-    release_k(s, next);
+    release_stage(s, K, next.index);
     c->key0 -= config::keys;
     float alpha[2];
     bool renewed = masked ? mask_and_update_max(p, s, c, f->s, alpha, false) : update_max(p, s, c, f->s, alpha);
@@ -210,7 +190,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     pin_floats(f->s, config::keys / 2);
     wgmma_wait(0); /* for PV */
     pin_floats(f->o, config::dim_v / 2);
-    release_v(s, c->kv);
+    release_stage(s, V, c->kv.index);
     if (unlikely(renewed)) rescale(f->o, alpha);
     pack_all(f);
     c->kv = next;

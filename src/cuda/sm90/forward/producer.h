@@ -66,11 +66,6 @@ DEVICE int tiles_before_q(const producer *at)
     return config::q_stages == 1 && at->items > 1 ? config::stages - 1 - config::drains : 0;
 }
 
-DEVICE void want_work(void)
-{
-    named_arrive(WORK_WANTED, 64);
-}
-
 /* mask: causal_mask or general_mask. */
 template <class mask> DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
@@ -85,7 +80,7 @@ template <class mask> DEVICE void produce(const attn_sm90_params *p, const share
         load_pending(p, s, &at);
         load_q(p, s, &at);
         if (w.tiles == NO_WORK) break;
-        want_work();
+        named_arrive(WORK_WANTED, 64);
     }
     at.kv.end(p, s);
 }

@@ -27,8 +27,7 @@ DEVICE packed_row row_in_sequence(const attn_sm90_params *p, const work_item *w,
 {
     int pack = p->schedule.pack, row = index, head = 0;
     if (pack > 1) row = quotient(index, pack), head = index - row * pack;
-    packed_row at = { min(w->row0 + row, w->len_q - 1), w->head + head };
-    return at;
+    return { min(w->row0 + row, w->len_q - 1), w->head + head };
 }
 
 /* The row index in its Q tile of a consumer thread's first row; its second is 8 below. */

@@ -25,13 +25,6 @@ DEVICE int next_index(const attn_sm90_params *p, int index)
     return (int)(gridDim.x + __shfl_sync(~0u, taken, 0));
 }
 
-/* Rows of a sequence's first Q tile. Where rows do not fill the tiles, the first tile is the short one: under a causal
- * mask it has the fewest keys, too. */
-DEVICE int first_rows(const attn_sm90_schedule *s, int len_q)
-{
-    return s->pack > 1 ? s->rows : ATTN_SM90_FIRST_ROWS(len_q, config::rows);
-}
-
 /* The item's sequence. */
 DEVICE void set_sequence(const attn_sm90_params *p, work_item *w)
 {
@@ -61,7 +54,8 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
     w->head = head * s->pack;
     w->kv_head = divided(w->head, s->by_ratio);
     set_sequence(p, w);
-    int rows = first_rows(s, w->len_q);
+    /* Where rows do not fill the tiles, the first tile is the short one: under a causal mask it has the fewest keys. */
+    int rows = s->pack > 1 ? s->rows : ATTN_SM90_FIRST_ROWS(w->len_q, config::rows);
     w->row1 = min(w->len_q, rows + number * s->rows);
     w->row0 = number ? rows + (number - 1) * s->rows : 0;
     return w->row0 < w->len_q;

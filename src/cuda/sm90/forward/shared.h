@@ -41,19 +41,14 @@ template <class type> struct members<type, 0> {
     }
 };
 
+/* What consumers want to know of a work item, computed by the scheduler warp, which has the time. */
 struct work_tile {
     work_item w;
     long long lse_row; /* of its first row; only without PackGQA */
 };
-struct output_address : members<u64, !config::o_by_tma> {
-}; /* of that row, 16-bit */
-struct kv_ranges : members<kv_range, config::general ? 0 : config::consumers> {
-};
+using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
+using kv_ranges = members<kv_range, config::general ? 0 : config::consumers>;
 
-struct order_ring : members<copy_orders, config::paged> {
-};
-
-/* What consumers want to know of a work item, computed by the scheduler warp, which has the time. */
 struct work_tile_info : work_tile, output_address, kv_ranges {
 };
 
@@ -67,6 +62,8 @@ struct kv_tile_info {
 
 /* Pipelines of K and of V; without ping-pong both are one. */
 enum { K, V = config::pingpong };
+
+using order_ring = members<copy_orders, config::paged>;
 
 struct storage : order_ring {
     pipeline<config::q_stages> q;
@@ -92,8 +89,7 @@ DEVICE shared shared_layout(unsigned char *memory)
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
     u32 o = kv + config::stages * config::stage_bytes;
     u32 at = o + 4 * config::consumers * config::o_panels * config::o_panel::bytes;
-    shared s = { q, kv, o, at, (storage *)(memory + (at - shared_address(memory))) };
-    return s;
+    return { q, kv, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }
 
 DEVICE void init_stage(u32 full, u32 empty, int arrivals)

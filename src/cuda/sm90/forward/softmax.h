@@ -11,19 +11,13 @@
 #include "sm90/forward/config.h"
 
 struct softmax {
-    float row_max[2]; /* times scale; -inf: the row has had no key */
-    float row_sum[2]; /* of the thread's own columns */
-    float limit[2];   /* scores above it renew the row max */
+    float row_max[2] = { -INFINITE, -INFINITE }; /* times scale; -inf: the row has had no key */
+    float row_sum[2] = { 0, 0 };                 /* of the thread's own columns */
+    float limit[2] = { -INFINITE, -INFINITE };   /* scores above it renew the row max */
 };
 
 /* P stays below 2^HEADROOM, which its type holds, and f32 sums of millions of them. */
 enum { HEADROOM = config::dtype == BF16 ? 40 : 14 };
-
-DEVICE softmax softmax_start(void)
-{
-    softmax m = { { -INFINITE, -INFINITE }, { 0, 0 }, { -INFINITE, -INFINITE } };
-    return m;
-}
 
 DEVICE float quad_max(float x)
 {

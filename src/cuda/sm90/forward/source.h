@@ -1,6 +1,6 @@
 /* Where K and V come from. A source says what the kernel's parameters are (attn_sm90_params comes first), how many
- * lanes of the producer warp issue copies, how many registers the producer has, where a tile of an item lies, and how
- * it gets into a stage: expect(), then copy() for all that is for its `full`. end(): after the last tile. */
+ * lanes of the producer warp issue copies, where a tile of an item lies, and how it gets into a stage: expect(), then
+ * copy() for all that is for its `full`. end(): after the last tile. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SOURCE_H
 #define ATTN_CUDA_SM90_FORWARD_SOURCE_H
 
@@ -12,7 +12,7 @@
 
 /* TMA from a contiguous tensor: one thread issues the copies. */
 struct tma_source {
-    static constexpr int lanes = 1, registers = config::producer_registers;
+    static constexpr int lanes = 1;
     using params = attn_sm90_params;
     /* A tile's first row in a tensor, its head, its sequence. */
     struct position {
