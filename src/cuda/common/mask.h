@@ -1,4 +1,4 @@
-/* Which keys a row sees: the predicate of a pair, and its summary for a tile of pairs.
+/* Which keys a row sees, and what of a tile some rows see. Of a single pair: mask_pair.h.
  *
  * Kinds of masks intersect: ranges (lengths, causal, window, chunk, prefix), block lists, bits, intervals of hidden
  * rows. t = row + len_kv - len_q is the position of a row among the keys. */
@@ -60,23 +60,6 @@ DEVICE int listed(const attn_sm90_params *p, const int *counts, const int *lists
     return list[lo] == first && end < count && list[end] == last ? 2 : 1;
 }
 
-/* Whether lists and bits show a pair. bits_keys: 0, or of how many last keys bits are. */
-DEVICE bool listed_pair(const attn_sm90_params *p, const work_item *w, int head, int row, int key, int bits_keys = 0)
-{
-    const attn_sm90_mask *m = &p->mask;
-    if (p->flags & FLAG_BLOCKS) {
-        long long line = list_row_of(p, w, head, row);
-        int block = key / m->block_keys;
-        if (listed(p, m->block_full_count, m->block_full, line, block, block)) return true;
-        if (!listed(p, m->block_partial_count, m->block_partial, line, block, block)) return false;
-    }
-    if (!(p->flags & FLAG_BITS)) return true;
-    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
-    int bit = bits_keys ? key - (w->len_kv - bits_keys) : key, bits = bits_keys ? bits_keys : p->len_kv;
-    if (bits_keys && bit < 0) return true;
-    return m->bits[(plane * p->len_q + row) * ((bits + 7) / 8) + bit / 8] >> bit % 8 & 1;
-}
-
 /* The intervals of key 0 for a head's queries. */
 DEVICE const int *intervals_of(const attn_sm90_params *p, const work_item *w, int head)
 {
@@ -92,12 +75,6 @@ DEVICE int4 interval_at(const int *v, int n, bool causal)
                      n == 4              ? v[3]
                      : n == 2 && !causal ? v[1]
                                          : 0);
-}
-
-DEVICE int4 interval_of(const attn_sm90_params *p, const work_item *w, int head, int key)
-{
-    int n = p->mask.interval_vectors;
-    return interval_at(intervals_of(p, w, head) + (long long)key * n, n, p->flags & FLAG_CAUSAL);
 }
 
 DEVICE bool interval_hides(int4 v, int row)

@@ -4,6 +4,7 @@
 
 #include "common/gpu.h"
 #include "common/mask.h"
+#include "common/mask_pair.h"
 #include "common/sequence.h"
 #include "sm90/params.h"
 
