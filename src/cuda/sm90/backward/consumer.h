@@ -76,7 +76,7 @@ DEVICE void publish_ds(const shared *s, const consumer *c)
 {
     int buffer = ring_index(c->at.tiles, 2);
     fence_async();
-    release_by(thread_of(c), BARRIER(s, ds_full, buffer));
+    release(BARRIER(s, ds_full, buffer), thread_of(c));
 }
 
 #endif

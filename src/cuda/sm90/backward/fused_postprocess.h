@@ -26,7 +26,7 @@ DEVICE void postprocess_dq(const attn_sm90_backward_params *params, const shared
     int row = item->skip * Q_ROWS + (int)warp * 16, left = item->seq.len_q - row;
     u64 to = (u64)params->grad_q + 2 * (item->seq.batch * params->grad_q_stride[0] + row * params->grad_q_stride[1] +
                                         item->first_head * params->grad_q_stride[2] + first);
-    release_by(thread, BARRIER(s, empty, k_slot(&c->at)));
+    release(BARRIER(s, empty, k_slot(&c->at)), thread);
     for (int i = 0; i < item->most_tiles; i++) {
         float x[columns / 2];
         u32 slot = q_slot(&c->at), accumulator = q_address(s, slot) + (warp * config::dim + first) * 64;
@@ -41,7 +41,7 @@ DEVICE void postprocess_dq(const attn_sm90_backward_params *params, const shared
         store_rows_of_16(to, params->grad_q_stride[1], left, accumulator, thread % 32, x, columns, dim,
                          params->common.scale);
         fence_async();
-        release_by(thread, BARRIER(s, empty, slot));
+        release(BARRIER(s, empty, slot), thread);
         end_slot(&c->at);
         to += 2 * Q_ROWS * params->grad_q_stride[1], left -= Q_ROWS;
     }

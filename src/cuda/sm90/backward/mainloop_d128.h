@@ -172,7 +172,7 @@ DEVICE void consume_item_d128(const attn_sm90_backward_params *params, const sha
         wait_kv(s, c, item);
         mainloop_dkv(params, s, c, item, dk, dv);
     }
-    release_by(thread_of(c), BARRIER(s, empty, k_slot(&c->at)));
+    release(BARRIER(s, empty, k_slot(&c->at)), thread_of(c));
     if (item->has_tiles && params->stores_wide && item->partial < 0) {
         store_dkv_rows(params, s, c, item, dk, dv);
         return;

@@ -33,15 +33,10 @@ DEVICE void wait_empty(u32 empty, int phase)
 }
 
 /* A warp releases a stage; `thread`: the number of the calling thread. */
-DEVICE void release_by(u32 thread, u32 empty)
+DEVICE void release(u32 empty, u32 thread = threadIdx.x)
 {
     __syncwarp();
     if (thread % 32 == 0) barrier_arrive(empty);
-}
-
-DEVICE void release(u32 empty)
-{
-    release_by(threadIdx.x, empty);
 }
 
 #endif
