@@ -48,46 +48,11 @@ DEVICE int divided(int a, attn_sm90_divisor by)
     return (int)((__umulhi((u32)a, by.factor) + (u32)a) >> by.shift);
 }
 
-/* a / b for 0 <= a, 0 < b < 2^20, in two digits: a third of the time of what the assembler makes of it. */
-DEVICE int quotient(int a, int b)
-{
-    float inverse = reciprocal_approx((float)b);
-    int first = (int)((float)a * inverse), rest = a - first * b;
-    return first + (int)floorf(((float)rest + 0.5f) * inverse);
-}
-
 /* Start and length of sequence b along one axis: the whole axis, its share of cu_lens, or what of it is used. */
 DEVICE int2 sequence_of(const int *cu_lens, const int *lens, int b, int whole)
 {
     int start = cu_lens ? cu_lens[b] : 0, length = cu_lens ? cu_lens[b + 1] - start : whole;
     return make_int2(start, lens ? clamp(lens[b], 0, length) : length);
-}
-
-/* VARLEN: finds tile `tile` of the tiles of `size` that all sequences have along an axis, one sequence after another,
- * 32 at a time, by the whole warp: the sequence, the tile's number in it, and how many it has. */
-DEVICE bool find_sequence(const int *cu_lens, const int *lens, int batch, int size, int tile, int *sequence,
-                          int *number, int *count)
-{
-    int lane = threadIdx.x % 32;
-    for (int b = 0; b < batch; b += 32) {
-        int mine = 0;
-        if (b + lane < batch) mine = (sequence_of(cu_lens, lens, b + lane, 0).y + size - 1) / size;
-        int end = mine;
-        for (int step = 1; step < 32; step *= 2) {
-            int below = __shfl_up_sync(~0u, end, step);
-            if (lane >= step) end += below;
-        }
-        u32 above = __ballot_sync(~0u, end > tile);
-        if (above) {
-            int found = __ffs(above) - 1;
-            *sequence = b + found;
-            *number = tile - __shfl_sync(~0u, end - mine, found);
-            *count = __shfl_sync(~0u, mine, found);
-            return true;
-        }
-        tile -= __shfl_sync(~0u, end, 31);
-    }
-    return false;
 }
 
 #endif

@@ -9,6 +9,7 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_SCHEDULER_H
 #define ATTN_CUDA_SM90_BACKWARD_SCHEDULER_H
 
+#include "common/find_sequence.h"
 #include "sm90/backward/pipeline.h"
 
 /* ---- how dQ is accumulated ----------------------------------------------------------------------- */

@@ -57,7 +57,7 @@ DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c,
     begin_rows(s, c);
 }
 
-/* Releases Q: the next item is the next one. */
+/* Releases the Q of an item: all of its S is computed, or none will be. */
 DEVICE void release_q(const shared *s, consumer *c)
 {
     c->items++;
@@ -93,23 +93,6 @@ DEVICE u32 v_address(const shared *s, int stage)
 DEVICE u32 q_address(const shared *s, const consumer *c)
 {
     return uniform(s->q + c->q.index * config::q_tile::bytes + c->warpgroup * 64 * 128);
-}
-
-/* How many keys of the tile in hand the sequence has. */
-DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
-{
-    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? info_of(s, c)->w.len_kv - c->key0 : config::keys;
-}
-
-/* Zeroes V of keys after the sequence's last. They may be another sequence's, and 0 times NaN is NaN. */
-DEVICE void clear_v(const consumer *c, u32 v, int valid)
-{
-    using tile = config::v_tile;
-    u32 pieces = (config::keys - valid) * 8;
-    for (u32 i = threadIdx.x % 128; i < tile::panels * pieces; i += 128)
-        store_zeros(v + i / pieces * tile::panel_bytes + valid * 128 + i % pieces * 16);
-    fence_async();
-    named_sync(WARPGROUP_BARRIER + c->warpgroup, 128);
 }
 
 /* ---- how far it is ---------------------------------------------------------------------------- */

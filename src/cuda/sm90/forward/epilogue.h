@@ -5,10 +5,10 @@
 
 #include "common/dropout.h"
 #include "common/sequence.h"
-#include "sm90/common/store.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/output_panels.h"
 #include "sm90/forward/output_rows.h"
+#include "sm90/forward/output_special.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
@@ -65,11 +65,7 @@ DEVICE void store_results(const attn_sm90_params *p, const work_tile_info *info,
     for (int i = 0; i < config::dim_v / 2; i++)
         o[i] *= results->row[i / 2 % 2].factor;
     if (unlikely(is_split(w) || p->flags & FLAG_OUT_F32)) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            packed_row at = row_in_item(p, w, index + 8 * r);
-            store_row32(o_single(p, w, at), o, config::dim_v, r, p->dim_v, at.row >= 0);
-        }
+        store_o_single(p, w, o, index);
     } else {
         int warp_index = index - index % ATTN_SM90_OUTPUT_ROWS;
         if constexpr (config::o_panels > 0)
@@ -82,25 +78,6 @@ DEVICE void store_results(const attn_sm90_params *p, const work_tile_info *info,
     if (lse && r < 2) {
         packed_row at = row_in_item(p, w, index + 8 * r);
         if (at.row >= 0) lse[lse_row(p, info, at)] = r ? results->row[1].lse : results->row[0].lse;
-    }
-}
-
-/* The same where no row sees a key. */
-DEVICE void store_empty(const attn_sm90_params *p, const work_item *w, int warpgroup)
-{
-    float *lse = is_split(w) ? p->partial_lse : p->lse;
-#pragma unroll 1
-    for (int i = threadIdx.x % 128 / 8; i < 64; i += 16) {
-        packed_row at = row_in_item(p, w, warpgroup * 64 + i);
-        if (at.row < 0) continue;
-#pragma unroll 1
-        for (int col = threadIdx.x % 8; col < p->dim_v; col += 8)
-            if (is_split(w) || p->flags & FLAG_OUT_F32)
-                o_single(p, w, at)[col] = 0;
-            else
-                ((unsigned short *)p->o)[o_element_of(p, w, at) + col] = 0;
-        if (lse && threadIdx.x % 8 == 0)
-            lse[lse_row_of(p, w, at)] = p->sink && !is_split(w) ? p->sink[w->head + at.head] : -INFINITE;
     }
 }
 

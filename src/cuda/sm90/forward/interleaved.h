@@ -10,9 +10,11 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_INTERLEAVED_H
 #define ATTN_CUDA_SM90_FORWARD_INTERLEAVED_H
 
+#include "sm90/forward/checked_max.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/scores.h"
+#include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
 
 /* ---- stages ----------------------------------------------------------------------------------- */
@@ -85,7 +87,7 @@ DEVICE u32 valid_v(const shared *s, const consumer *c, int stage, int valid)
     return v;
 }
 
-/* P of 16 keys, as wgmma's operand; S stays. */
+/* P of 16 keys, as wgmma's operand. S stays: with P in its place the compiler spills. */
 DEVICE void softmax_piece(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, u32 *packed,
                           int key0, float sum[4])
 {

@@ -6,35 +6,18 @@
 #include "common/sequence.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
+#include "sm90/forward/mask_window.h"
 #include "sm90/forward/producer.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 
 /* ---- which keys rows see ---------------------------------------------------------------------- */
 
-/* The row at an index of the Q tile. */
-DEVICE int row_at(const attn_sm90_params *p, int index)
-{
-    return unlikely(p->schedule.pack > 1) ? quotient(index, p->schedule.pack) : index;
-}
-
 /* Number of keys up to the last one that the item's first row sees; those after the sequence's last count, too. */
 DEVICE int causal_end(const attn_sm90_params *p, const work_item *w)
 {
     bool cut = p->flags & (FLAG_CAUSAL | FLAG_WINDOW);
     return cut ? w->row0 + w->len_kv - w->len_q + p->mask.right + 1 : w->len_kv;
-}
-
-/* The first key that a window's left bound leaves the row at an index. */
-DEVICE int window_start(const attn_sm90_params *p, const work_item *w, int index)
-{
-    return w->row0 + w->len_kv - w->len_q - p->mask.left + row_at(p, index);
-}
-
-/* From it on, a window's left bound hides no key from the warpgroup's rows. */
-DEVICE int unmasked_start(const attn_sm90_params *p, const work_item *w, int warpgroup)
-{
-    return unlikely(p->flags & FLAG_WINDOW) ? window_start(p, w, opaque(warpgroup * 64 + 63)) : 0;
 }
 
 DEVICE kv_range kv_range_of(const attn_sm90_params *p, const work_item *w, int warpgroup)
@@ -61,14 +44,7 @@ DEVICE void hide_causal(const attn_sm90_params *p, const work_item *w, float *s,
         for (int i = 0; i < config::keys / 4; i++)
             if (i / 2 * 8 + i % 2 >= end) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITE;
     }
-    if (!unlikely(p->flags & FLAG_WINDOW)) return;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int start = window_start(p, w, index + 8 * r) - column;
-#pragma unroll
-        for (int i = 0; i < config::keys / 4; i++)
-            if (i / 2 * 8 + i % 2 < start) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITE;
-    }
+    if (unlikely(p->flags & FLAG_WINDOW)) hide_before_window(p, w, s, index, column);
 }
 
 /* ---- a consumer warpgroup's tiles ------------------------------------------------------------- */

@@ -7,21 +7,10 @@
 
 #include "sm90/common/store.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/output_special.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
-
-/* A panel's rows, of several heads; index: of the lane's first row. */
-DEVICE void store_packed_rows(const attn_sm90_params *p, const work_tile_info *info, u32 read, int column, int index)
-{
-#pragma unroll 1
-    for (int i = 0; i < 4; i++) {
-        packed_row at = row_in_item(p, &info->w, index + 4 * i);
-        u32 words[4];
-        load_panel_row(read, i, words);
-        if (at.row >= 0 && column < p->dim_v) store_words(o_address(p, info, at) + 2 * column, words);
-    }
-}
 
 /* Stores a panel that TMA does not: some rows are missing, or are of several heads, or o has no map. */
 DEVICE void store_panel(const attn_sm90_params *p, const work_tile_info *info, u32 panel, int number, int index)

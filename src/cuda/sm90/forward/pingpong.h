@@ -8,9 +8,11 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_PINGPONG_H
 #define ATTN_CUDA_SM90_FORWARD_PINGPONG_H
 
+#include "sm90/forward/checked_max.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/scores.h"
+#include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
 
 static_assert(!config::pingpong || (config::consumers == 2 && !config::general && !config::score_mod),

@@ -45,8 +45,7 @@ DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, 
 /* Loads the V of the tile whose K was loaded last. */
 DEVICE void load_pending(const attn_sm90_params *p, const shared *s, producer *at)
 {
-    const kv_source::position none = { -1 };
-    if (at->kv.pending.row >= 0) at->kv.load(p, s, none, NULL);
+    if (at->kv.pending.row >= 0) at->kv.load(p, s, { -1 }, NULL);
 }
 
 /* Loads the Q of the item begun last. */

@@ -1,34 +1,11 @@
-/* Rows of a work item: which row of which head has which row index of the Q tile, and where its results go. With
- * PackGQA the row indices run over the heads of a row, then over rows. */
+/* Rows of a work item: which row index of the Q tile a thread has, and where a row's results go. */
 #ifndef ATTN_CUDA_SM90_FORWARD_ROWS_H
 #define ATTN_CUDA_SM90_FORWARD_ROWS_H
 
 #include "common/sequence.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/pack_gqa.h"
 #include "sm90/forward/shared.h"
-
-struct packed_row {
-    int row, head;
-};
-
-/* The row at an index, from the item's first row and head on; row -1: there is none. */
-DEVICE packed_row row_in_item(const attn_sm90_params *p, const work_item *w, int index)
-{
-    int pack = p->schedule.pack;
-    packed_row at = { index, 0 };
-    if (unlikely(pack > 1)) at.row = quotient(index, pack), at.head = index - at.row * pack;
-    if (at.row >= w->row1 - w->row0) at.row = -1;
-    return at;
-}
-
-/* The row at an index, from the sequence's first row and the tensor's first head on; indices after the last row have
- * the last row. */
-DEVICE packed_row row_in_sequence(const attn_sm90_params *p, const work_item *w, int index)
-{
-    int pack = p->schedule.pack, row = index, head = 0;
-    if (pack > 1) row = quotient(index, pack), head = index - row * pack;
-    return { min(w->row0 + row, w->len_q - 1), w->head + head };
-}
 
 /* The row index in its Q tile of a consumer thread's first row; its second is 8 below. */
 DEVICE int first_row_index(int thread)
@@ -80,12 +57,6 @@ DEVICE u64 o_address(const attn_sm90_params *p, const work_tile_info *info, pack
         if (!unlikely(p->schedule.pack > 1)) return *info->output_address::get() + 2 * at.row * p->o_stride[1];
     }
     return (u64)p->o + 2 * o_element_of(p, &info->w, at);
-}
-
-/* A row's f32 outputs: a split's, or those that the caller asks for. */
-DEVICE float *o_single(const attn_sm90_params *p, const work_item *w, packed_row at)
-{
-    return is_split(w) ? p->partial_o + lse_row_of(p, w, at) * p->dim_v : (float *)p->o + o_element_of(p, w, at);
 }
 
 #endif

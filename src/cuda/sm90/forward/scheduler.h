@@ -7,9 +7,11 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_SCHEDULER_H
 #define ATTN_CUDA_SM90_FORWARD_SCHEDULER_H
 
+#include "common/find_sequence.h"
 #include "common/sequence.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/paged_source.h"
+#include "sm90/forward/retry.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 
@@ -64,10 +66,9 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
 /* ---- the scheduler warp ----------------------------------------------------------------------- */
 
 struct scheduler {
-    int index;    /* of the item taken last; -1: none yet */
-    int items;    /* published */
-    int retries;  /* items to be done again: store->retries */
-    bool pausing; /* the last one published is a PAUSE */
+    int index; /* of the item taken last; -1: none yet */
+    int items; /* published */
+    retries again;
 };
 
 DEVICE void prefetch_q(const attn_sm90_params *p, const work_item *w)
@@ -77,33 +78,18 @@ DEVICE void prefetch_q(const attn_sm90_params *p, const work_item *w)
         tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
-/* After all consumers are done with an item: if its unchecked max overflowed, it will be done again. */
-DEVICE void collect_retry(const shared *s, scheduler *at, work_item *done)
-{
-    if (!config::unchecked_max || !done->overflowed) return;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        done->overflowed = 0;
-        s->store->retries[at->retries] = *done;
-        s->store->retries[at->retries].checked = 1;
-    }
-    at->retries++;
-    __syncwarp();
-}
-
 /* Publishes an item in the info of one that consumers are done with. Where Q has one stage, which is still taken, the Q
  * tile is prefetched to L2. A CTA's first one is prefetched always, before the rest of its info is computed. */
 template <class mask> DEVICE void publish(const attn_sm90_params *p, const shared *s, const work_item *w, scheduler *at)
 {
     work_tile_info *info = &s->store->infos[at->items % INFOS];
     int lane = threadIdx.x % 32;
-    collect_retry(s, at, &info->w);
+    collect_retry(s, &at->again, &info->w);
     if (lane == 0) {
         if ((config::q_stages == 1 || !at->items) && w->tiles > 0) prefetch_q(p, w);
-        const packed_row first = { 0, 0 };
         info->w = *w;
-        info->lse_row = lse_row_of(p, w, first);
-        if constexpr (!config::o_by_tma) *info->output_address::get() = (u64)p->o + 2 * o_element_of(p, w, first);
+        info->lse_row = lse_row_of(p, w, { 0, 0 });
+        if constexpr (!config::o_by_tma) *info->output_address::get() = (u64)p->o + 2 * o_element_of(p, w, { 0, 0 });
     }
     mask::publish(p, w, info);
     named_arrive(WORK_READY, 64);
@@ -113,8 +99,8 @@ template <class mask> DEVICE void publish(const attn_sm90_params *p, const share
 /* The next item: one to be done again, or the schedule's. False: none is left. */
 template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const shared *s, scheduler *at, work_item *w)
 {
-    if (config::unchecked_max && at->retries) {
-        *w = load_uniform(&s->store->retries[--at->retries]);
+    if (config::unchecked_max && at->again.count) {
+        *w = load_uniform(&s->store->retries[--at->again.count]);
         return true;
     }
     while (at->index < p->schedule.total) {
@@ -127,31 +113,19 @@ template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const sha
     return false;
 }
 
-/* Waits until the results of all items before the pause are stored. Some may have overflowed. */
-DEVICE void end_pause(const shared *s, scheduler *at)
-{
-    int item = at->items - 1;
-    at->pausing = false;
-    wait_empty(BARRIER(s, q.empty[item % config::q_stages]), item / config::q_stages % 2);
-#pragma unroll 1
-    for (int i = 0; i < INFOS; i++)
-        collect_retry(s, at, &s->store->infos[i].w);
-}
-
-/* The scheduler warp publishes items as the producer wants them. After the last one it publishes a pause, since that
- * item may overflow. mask: causal_mask or general_mask. */
+/* The scheduler warp publishes items as the producer wants them. mask: causal_mask or general_mask. */
 template <class mask> DEVICE void schedule(const attn_sm90_params *p, const shared *s)
 {
     scheduler at = { -1 };
     work_item w = { 0 };
     do {
-        bool paused = at.pausing;
+        bool paused = at.again.pausing;
         if (at.items) named_sync(WORK_WANTED, 64);
-        if (paused) end_pause(s, &at);
+        if (paused) end_pause(s, &at.again, at.items - 1);
         w = work_item();
         if (!next_item<mask>(p, s, &at, &w)) {
             w.tiles = config::unchecked_max && !paused ? PAUSE : NO_WORK;
-            at.pausing = w.tiles == PAUSE;
+            at.again.pausing = w.tiles == PAUSE;
         }
         publish<mask>(p, s, &w, &at);
     } while (w.tiles != NO_WORK);

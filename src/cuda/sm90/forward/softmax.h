@@ -85,23 +85,6 @@ DEVICE bool has_overflowed(float row_max, float row_sum)
     return !(row_sum < 0x1p64f && (row_sum > 0x1p-60f || row_max == -INFINITE));
 }
 
-/* Some score of the warp is above its row's limit. Compares bits as integers, three at a time: the order of negative
- * numbers is wrong, but they stay below all others. */
-DEVICE bool exceeds_limit(const softmax *m, const float *s)
-{
-    int top[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        top[j] = __float_as_int(s[j]);
-#pragma unroll
-        for (int i = j + 4; i + 4 < config::keys / 2; i += 8)
-            top[j] = __vimax3_s32(top[j], __float_as_int(s[i]), __float_as_int(s[i + 4]));
-        top[j] = max(top[j], __float_as_int(s[config::keys / 2 - 4 + j]));
-    }
-    return __any_sync(~0u, max(top[0], top[1]) > __float_as_int(m->limit[0]) ||
-                               max(top[2], top[3]) > __float_as_int(m->limit[1]));
-}
-
 /* The scores of 16 keys become P in place, and are added to sums: two per row. */
 DEVICE void exponentiate(const softmax *m, float *s, float scale, float sum[4])
 {

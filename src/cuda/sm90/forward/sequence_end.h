@@ -1,0 +1,29 @@
+/* Only where sequences have lengths of their own (ATTN_VARLEN, lens_kv): keys of a KV tile after its sequence's last
+ * one. Masks hide their scores; their values are zeroed here. */
+#ifndef ATTN_CUDA_SM90_FORWARD_SEQUENCE_END_H
+#define ATTN_CUDA_SM90_FORWARD_SEQUENCE_END_H
+
+#include "common/sequence.h"
+#include "sm90/common/pipeline.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/consumer.h"
+#include "sm90/forward/shared.h"
+
+/* How many keys of the tile in hand the sequence has. */
+DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
+{
+    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? info_of(s, c)->w.len_kv - c->key0 : config::keys;
+}
+
+/* Zeroes V of keys after the sequence's last. They may be another sequence's, and 0 times NaN is NaN. */
+DEVICE void clear_v(const consumer *c, u32 v, int valid)
+{
+    using tile = config::v_tile;
+    u32 pieces = (config::keys - valid) * 8;
+    for (u32 i = threadIdx.x % 128; i < tile::panels * pieces; i += 128)
+        store_zeros(v + i / pieces * tile::panel_bytes + valid * 128 + i % pieces * 16);
+    fence_async();
+    named_sync(WARPGROUP_BARRIER + c->warpgroup, 128);
+}
+
+#endif
