@@ -9,6 +9,7 @@
 #include "sm90/forward/output_panels.h"
 #include "sm90/forward/output_rows.h"
 #include "sm90/forward/output_special.h"
+#include "sm90/forward/retry.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
@@ -25,30 +26,24 @@ struct row_results {
     bool fine;         /* no unchecked max overflowed */
 };
 
-DEVICE row_result result_of(const attn_sm90_params *p, const work_item *w, float sum, float max, int index)
-{
-    float scale = config::score_mod ? dropout_factor(p) : 1;
-    if (unlikely(p->sink && !is_split(w))) {
-        float sink = p->sink[w->head + row_in_item(p, w, index).head] * LOG2_E, top = fmaxf(max, sink);
-        bool some = top > -INFINITE;
-        float kept = some ? exp2_approx(max - top) : 1;
-        sum = some ? sum * kept + exp2_approx(sink - top) : sum;
-        scale *= kept, max = top;
-    }
-    row_result result = { sum == 0 ? -INFINITE : (max + log2_approx(sum)) * 0.693147181f,
-                          sum == 0 ? 0 : scale * reciprocal_approx(sum) };
-    return result;
-}
-
+/* The thread's rows' results, of what their softmax is by now. */
 DEVICE row_results finish_softmax(const attn_sm90_params *p, const work_item *w, const softmax *m)
 {
     int index = first_row_index(reread_thread());
     row_results results = { {}, true };
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = quad_sum(m->row_sum[r]);
-        results.fine = results.fine && !has_overflowed(m->row_max[r], sum);
-        results.row[r] = result_of(p, w, sum, m->row_max[r], index + 8 * r);
+        float sum = quad_sum(m->row_sum[r]), max = m->row_max[r], scale = config::score_mod ? dropout_factor(p) : 1;
+        results.fine = results.fine && !has_overflowed(max, sum);
+        if (unlikely(p->sink && !is_split(w))) {
+            float sink = p->sink[w->head + row_in_item(p, w, index + 8 * r).head] * LOG2_E, top = fmaxf(max, sink);
+            bool some = top > -INFINITE;
+            float kept = some ? exp2_approx(max - top) : 1;
+            sum = some ? sum * kept + exp2_approx(sink - top) : sum;
+            scale *= kept, max = top;
+        }
+        results.row[r] = { sum == 0 ? -INFINITE : (max + log2_approx(sum)) * 0.693147181f,
+                           sum == 0 ? 0 : scale * reciprocal_approx(sum) };
     }
     return results;
 }

@@ -79,14 +79,6 @@ DEVICE void issue_qk_piece(float *score, u32 q, u32 k, int piece)
         if (piece_of(i) == piece) multiply_shared<config::dtype, config::q_tile, config::k_tile>(score, q, k, i, i > 0);
 }
 
-/* V of a stage, of which `valid` keys are the sequence's. */
-DEVICE u32 valid_v(const shared *s, const consumer *c, int stage, int valid)
-{
-    u32 v = v_address(s, stage);
-    if (valid < config::keys) clear_v(c, v, valid);
-    return v;
-}
-
 /* P of 16 keys, as wgmma's operand. S stays: with P in its place the compiler spills. */
 DEVICE void softmax_piece(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, u32 *packed,
                           int key0, float sum[4])
@@ -232,12 +224,6 @@ DEVICE void iterate_plain(const attn_sm90_params *p, const shared *s, consumer *
     } while (more);
 }
 
-DEVICE void iterate_score_mod(const attn_sm90_params *p, const shared *s, consumer *c, float *s0, float *s1, float *o)
-{
-    while (iterate_masked(p, s, c, s0, s1, o) && iterate_masked(p, s, c, s1, s0, o)) {
-    }
-}
-
 /* Overlapping items, up to one without keys; config::drains: one item. */
 DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c)
 {
@@ -262,10 +248,12 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     pin_floats(s0, config::keys / 2);
     release_stages(s, c, stage);
     mask_and_update_max(p, s, c, s0, alpha, true);
-    if constexpr (config::score_mod)
-        iterate_score_mod(p, s, c, s0, s1, o);
-    else
+    if constexpr (config::score_mod) {
+        while (iterate_masked(p, s, c, s0, s1, o) && iterate_masked(p, s, c, s1, s0, o)) {
+        }
+    } else {
         iterate_plain(p, s, c, s0, s1, o);
+    }
 }
 
 DEVICE void consume_interleaved(const attn_sm90_params *p, const shared *s)

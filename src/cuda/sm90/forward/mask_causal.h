@@ -135,9 +135,9 @@ struct causal_mask {
         bool unmasked = all_have_max(c) && c->key0 <= unmasked_end_of(s, c);
         if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV))
             unmasked = unmasked && c->key0 + config::keys <= info_of(s, c)->w.len_kv;
-        return unmasked
-                   ? min(c->left, max(0, c->key0 - unmasked_start(p, &info_of(s, c)->w, c->warpgroup)) / config::keys)
-                   : 0;
+        if (!unmasked) return 0;
+        int start = unmasked_start(p, &info_of(s, c)->w, c->warpgroup);
+        return min(c->left, max(0, c->key0 - start) / config::keys);
     }
 };
 

@@ -37,12 +37,6 @@ struct o_box {
     u32 from, head, row, batch;
 };
 
-DEVICE o_box box_of(const attn_sm90_params *p, const work_item *w, u32 panels, int index)
-{
-    return { uniform(panels), uniform(w->head), uniform(w->start_q + w->row0 + index),
-             uniform(p->flags & FLAG_VARLEN ? 0 : w->batch) };
-}
-
 /* Stores all panels in shared memory, from panel `number` of the rows on, asynchronously. */
 DEVICE void store_panels_by_tma(const attn_sm90_params *p, o_box box, int number)
 {
@@ -57,12 +51,16 @@ DEVICE void store_panels_by_tma(const attn_sm90_params *p, o_box box, int number
 DEVICE void store_o_by_panels(const attn_sm90_params *p, const work_tile_info *info, const float *o, u32 panels,
                               int index)
 {
+    const work_item *w = &info->w;
     const int panel_count = config::o_panels > 0 ? config::o_panels : 1, steps = config::dim_v / 16;
     int lane = reread_thread() % 32;
     u32 write = panels + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
-    bool by_tma = config::o_by_tma && p->o_mapped && info->w.row0 + index + ATTN_SM90_OUTPUT_ROWS <= info->w.row1;
-    o_box box = config::o_by_tma ? box_of(p, &info->w, panels, index) : o_box();
-    if (config::o_by_tma && config::unchecked_max && unlikely(info->w.checked))
+    bool by_tma = config::o_by_tma && p->o_mapped && w->row0 + index + ATTN_SM90_OUTPUT_ROWS <= w->row1;
+    o_box box = {};
+    if (config::o_by_tma)
+        box = { uniform(panels), uniform(w->head), uniform(w->start_q + w->row0 + index),
+                uniform(p->flags & FLAG_VARLEN ? 0 : w->batch) };
+    if (config::o_by_tma && config::unchecked_max && unlikely(w->checked))
         bulk_wait(); /* the first try must not overtake the retry */
 #pragma unroll
     for (int k = 0; k < steps; k++) {

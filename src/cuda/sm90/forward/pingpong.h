@@ -20,7 +20,7 @@ static_assert(!config::pingpong || (config::consumers == 2 && !config::general &
 
 /* What a warpgroup has in registers. */
 struct fragments {
-    float s[config::keys / 2], o[config::dim_v / 2];
+    float s[config::keys / 2], o[config::dim_v / 2] = {};
     u32 p[config::keys / 4], q[config::held / 4 + 1]; /* q: one more, as there may be none */
 };
 
@@ -126,14 +126,6 @@ DEVICE bool update_max(const attn_sm90_params *p, const shared *s, consumer *c, 
            renew_max(&c->m, score, log2_scale(p), alpha);
 }
 
-/* Waits for V of the tile in hand, and clears what is another sequence's. */
-DEVICE void wait_and_clear_v(const attn_sm90_params *p, const shared *s, const consumer *c)
-{
-    wait_full(s, V, c->kv);
-    int valid = valid_keys(p, s, c);
-    if (valid < config::keys) clear_v(c, v_address(s, c->kv.index), valid);
-}
-
 /* The item's first P. */
 DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f)
 {
@@ -205,9 +197,6 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     if (config::held) load_fragment(f.q, q_address(s, c), config::q_tile::panel_bytes, config::held);
     skip_tiles_and_turns(s, c, mask::begin(s, c));
     prologue(p, s, c, &f);
-#pragma unroll
-    for (int i = 0; i < config::dim_v / 2; i++)
-        f.o[i] = 0;
     while (c->left > 0) {
         for (int n = mask::unmasked_iterations(p, s, c); n > 0; n--)
             iterate(p, s, c, &f, false);

@@ -19,23 +19,6 @@ struct producer {
     int items = 0; /* begun */
 };
 
-/* Loads the Q of an item; of one without KV tiles, nothing. */
-DEVICE void copy_q(const attn_sm90_params *p, const shared *s, const work_item *w, int stage)
-{
-    using tile = config::q_tile;
-    int pack = p->schedule.pack;
-    u32 full = BARRIER(s, q.full[stage]);
-    if (w->tiles <= 0) {
-        barrier_arrive(full);
-        return;
-    }
-    barrier_expect(full, tile::panels * 128 * p->schedule.rows * pack);
-#pragma unroll
-    for (int i = 0; i < tile::panels; i++)
-        tma_load(s->q + stage * tile::bytes + i * tile::panel_bytes, &p->q_map, full, 64 * i, w->head,
-                 w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
-}
-
 DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, const work_item *w,
                       const kv_tile_info *info)
 {
@@ -48,12 +31,26 @@ DEVICE void load_pending(const attn_sm90_params *p, const shared *s, producer *a
     if (at->kv.pending.row >= 0) at->kv.load(p, s, { -1 }, NULL);
 }
 
-/* Loads the Q of the item begun last. */
+/* Loads the Q of the item begun last; of one without KV tiles, nothing. */
 DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
 {
+    using tile = config::q_tile;
     const work_item *w = &s->store->infos[(at->items - 1) % INFOS].w;
-    wait_empty(BARRIER(s, q.empty[at->q.index]), at->q.phase);
-    if (threadIdx.x % 32 == 0) copy_q(p, s, w, at->q.index);
+    int stage = at->q.index;
+    wait_empty(BARRIER(s, q.empty[stage]), at->q.phase);
+    if (threadIdx.x % 32 == 0) {
+        int pack = p->schedule.pack;
+        u32 full = BARRIER(s, q.full[stage]);
+        if (w->tiles <= 0) {
+            barrier_arrive(full);
+        } else {
+            barrier_expect(full, tile::panels * 128 * p->schedule.rows * pack);
+#pragma unroll
+            for (int i = 0; i < tile::panels; i++)
+                tma_load(s->q + stage * tile::bytes + i * tile::panel_bytes, &p->q_map, full, 64 * i, w->head,
+                         w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
+        }
+    }
     advance(&at->q, config::q_stages);
 }
 

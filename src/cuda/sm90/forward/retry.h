@@ -1,5 +1,5 @@
-/* The scheduler warp's part of the unchecked max (config::unchecked_max): items in which it overflowed are done again,
- * with the max checked. Other variants, and items without such scores, have nothing to do here.
+/* Unchecked max (config::unchecked_max): items in which it overflowed are done again, with the max checked. Other
+ * variants, and items without such scores, have nothing to do here.
  *
  * A consumer warpgroup sets `overflowed` in the item's info; the scheduler warp finds it when it needs the info again.
  * After the last item it publishes a pause, an item without anything, to wait for what those before it set. */
@@ -10,6 +10,12 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/shared.h"
+
+/* Unchecked scores of a row were too great for its max, or too small, or no numbers: checked sums lie in between. */
+DEVICE bool has_overflowed(float row_max, float row_sum)
+{
+    return !(row_sum < 0x1p64f && (row_sum > 0x1p-60f || row_max == -INFINITE));
+}
 
 struct retries {
     int count;    /* items to be done again: store->retries */

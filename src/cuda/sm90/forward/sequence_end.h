@@ -26,4 +26,20 @@ DEVICE void clear_v(const consumer *c, u32 v, int valid)
     named_sync(WARPGROUP_BARRIER + c->warpgroup, 128);
 }
 
+/* PINGPONG: waits for V of the tile in hand, and clears what is another sequence's. */
+DEVICE void wait_and_clear_v(const attn_sm90_params *p, const shared *s, const consumer *c)
+{
+    wait_full(s, V, c->kv);
+    int valid = valid_keys(p, s, c);
+    if (valid < config::keys) clear_v(c, v_address(s, c->kv.index), valid);
+}
+
+/* INTERLEAVED: the address of V of a stage, of which `valid` keys are the sequence's. */
+DEVICE u32 valid_v(const shared *s, const consumer *c, int stage, int valid)
+{
+    u32 v = v_address(s, stage);
+    if (valid < config::keys) clear_v(c, v, valid);
+    return v;
+}
+
 #endif

@@ -79,12 +79,6 @@ DEVICE bool rows_have_max(const softmax *m)
     return m->limit[0] > least && m->limit[1] > least;
 }
 
-/* Unchecked scores of a row were too great for its max, or too small, or no numbers: checked sums lie in between. */
-DEVICE bool has_overflowed(float row_max, float row_sum)
-{
-    return !(row_sum < 0x1p64f && (row_sum > 0x1p-60f || row_max == -INFINITE));
-}
-
 /* The scores of 16 keys become P in place, and are added to sums: two per row. */
 DEVICE void exponentiate(const softmax *m, float *s, float scale, float sum[4])
 {
