@@ -31,6 +31,24 @@ void decode_lengths(const attn_cuda_kernel *k)
             }
 }
 
+/* One team per CTA and more; fewer heads than teams, and more, of which the last team has fewer; lengths that are alike
+ * and not, of more sequences than a warp keeps. */
+void decode_sequences(const attn_cuda_kernel *k)
+{
+    static const char *strategies[] = { "ctas=4", "ctas=4,teams=2", "ctas=3" };
+    static const int64_t batches[] = { 3, 5, 7, 33, 70, 131 };
+    for (int number = 0; number < 36; number++) {
+        attn_desc desc = { .flags = number % 2 ? ATTN_LENS_KV : 0,
+                           .batch = batches[number / 6],
+                           .heads_q = 4,
+                           .heads_kv = 1,
+                           .len_q = 1,
+                           .len_kv = (number % 4 < 2 ? 3 : 9) * k->kv_tile + 5,
+                           .strategy = strategies[number % 3] };
+        check_kernel(k, desc, options_of(number), false);
+    }
+}
+
 /* ---- the batch ------------------------------------------------------------------------------- */
 
 enum { BATCH = 5, HEADS_Q = 6, HEADS_KV = 2, KEYS = 1500, DIM = 64, ROWS = 2 };

@@ -33,8 +33,9 @@ void lengths(const attn_cuda_kernel *k);
 void forward_tiles(const attn_cuda_kernel *k);
 void backward_schedules(const attn_cuda_kernel *k);
 
-/* The same of decode kernels: lengths, and the bits of split-keys in other batches (decode.c). */
+/* The same of decode kernels: lengths, numbers of sequences, and the bits of split-keys in other batches (decode.c). */
 void decode_lengths(const attn_cuda_kernel *k);
+void decode_sequences(const attn_cuda_kernel *k);
 void decode_batches(const attn_cuda_kernel *k);
 
 /* ---- what is tested of a direction (alike.c) ----------------------------------------------- */

@@ -73,6 +73,7 @@ int main(int argc, char **argv)
         if (one && strcmp(k->name, only) != 0) continue;
         if (k->form == ATTN_CUDA_DECODE) {
             decode_lengths(k);
+            decode_sequences(k);
             if (k->dim == 64) decode_batches(k);
             continue;
         }

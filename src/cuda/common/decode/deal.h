@@ -17,22 +17,25 @@
 
 #include "common/decode/params.h"
 
-/* A sequence, and the runs of keys [lo, hi) that its rows see: of each run `tiles` KV tiles from `first` on. Without
- * rows there is no tile; rows that see no key have one, in which they see none. */
-typedef struct decode_sequence {
-    int start_q, len_q, start_kv, len_kv;
+/* The runs of keys [lo, hi) that a sequence's rows see: of each run `tiles` KV tiles from `first` on. Without rows
+ * there is no tile; rows that see no key have one, in which they see none. */
+struct decode_runs {
     int lo[2], hi[2], first[2], tiles[2];
+};
+
+struct decode_sequence : decode_runs {
+    int start_q, len_q, start_kv, len_kv;
     page_list pages;
-} decode_sequence;
+};
 
 /* A launch finds no instruction in any cache: code that lies in the order of its execution is fetched ahead of it, a
  * jump far away waits for memory. So what every problem needs is inlined, and what few need is a function. */
 
 /* A sequence's rows among its keys: row 0 is at position `shift`. */
-DEVICE long long shift_of(const attn_decode_params *d, const decode_sequence *s, int batch)
+DEVICE long long shift_of(const attn_decode_params *d, int batch, int len_q, int len_kv)
 {
     work_item w = { 0 };
-    w.batch = batch, w.len_q = s->len_q, w.len_kv = s->len_kv;
+    w.batch = batch, w.len_q = len_q, w.len_kv = len_kv;
     return position_shift(&d->base.cache, &w);
 }
 
@@ -53,10 +56,26 @@ DEVICE bool sees_whole(const attn_decode_params *d, const decode_sequence *s)
     return !(p->flags & FLAG_WINDOW) && !ends && !c->first_kv && !c->chunk;
 }
 
+/* The runs of a sequence whose rows do not see all its keys. */
+template <int keys> OUTLINE decode_runs runs_of(const attn_decode_params *d, int batch, int len_q, int len_kv)
+{
+    decode_runs runs = {};
+    long long shift = shift_of(d, batch, len_q, len_kv);
+    key_ranges first = ranges_at(d, batch, len_kv, shift), last = ranges_at(d, batch, len_kv, shift + len_q - 1);
+    for (int run = 0; run < 2; run++) {
+        runs.lo[run] = first.lo[run], runs.hi[run] = max(last.hi[run], first.lo[run]);
+        runs.first[run] = runs.lo[run] / keys;
+        if (run) runs.first[1] = max(runs.first[1], runs.first[0] + runs.tiles[0]);
+        if (runs.hi[run] > runs.lo[run]) runs.tiles[run] = max(0, (runs.hi[run] + keys - 1) / keys - runs.first[run]);
+    }
+    if (runs.tiles[0] + runs.tiles[1] == 0) runs.tiles[1] = 1;
+    return runs;
+}
+
 template <int keys> DEVICE void sequence_at(const attn_decode_params *d, int batch, decode_sequence *s)
 {
     const attn_sm90_params *p = &d->base.common;
-    *s = { 0 };
+    *s = decode_sequence();
     int2 span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     s->start_q = span.x, s->len_q = clamp(span.y, 0, p->len_q);
     if (s->len_q == 0) return;
@@ -67,20 +86,10 @@ template <int keys> DEVICE void sequence_at(const attn_decode_params *d, int bat
         span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
         s->start_kv = span.x, s->len_kv = span.y;
     }
-    if (sees_whole(d, s)) {
+    if (sees_whole(d, s))
         s->hi[1] = s->len_kv, s->tiles[1] = max(1, (s->len_kv + keys - 1) / keys);
-        return;
-    }
-    long long shift = shift_of(d, s, batch);
-    key_ranges first = ranges_at(d, batch, s->len_kv, shift),
-               last = ranges_at(d, batch, s->len_kv, shift + s->len_q - 1);
-    for (int run = 0; run < 2; run++) {
-        s->lo[run] = first.lo[run], s->hi[run] = max(last.hi[run], s->lo[run]);
-        s->first[run] = s->lo[run] / keys;
-        if (run) s->first[1] = max(s->first[1], s->first[0] + s->tiles[0]);
-        if (s->hi[run] > s->lo[run]) s->tiles[run] = max(0, (s->hi[run] + keys - 1) / keys - s->first[run]);
-    }
-    if (s->tiles[0] + s->tiles[1] == 0) s->tiles[1] = 1;
+    else
+        *(decode_runs *)s = runs_of<keys>(d, batch, s->len_q, s->len_kv);
 }
 
 /* The units of a KV head of the sequence. */
@@ -115,9 +124,9 @@ DEVICE void team_sync(const attn_decode_params *d)
     named_sync(1 + team_in_block(d), 32 * d->team);
 }
 
-/* Units in groups of `units`, each of which `per_group` teams share: the first `more` of them `each` + 1. */
+/* `total` units in groups of `units`, each of which `per_group` teams share: the first `more` of them `each` + 1. */
 typedef struct decode_deal {
-    u32 units, each, more, teams, per_group;
+    u32 total, units, each, more, teams, per_group;
     u32 team, group; /* this one, and its group */
 } decode_deal;
 
@@ -132,7 +141,7 @@ DEVICE decode_cursor begin_of(const decode_deal *deal)
 {
     u32 at = deal->team - deal->group * deal->per_group, each = deal->each + (at < deal->more);
     u32 begin = deal->group * deal->units + at * deal->each + min(at, deal->more);
-    return { begin, begin + each, 0, 0, -1 };
+    return { begin, min(begin + each, deal->total), 0, 0, -1 };
 }
 
 /* The team whose range has the unit, where all are one group. */
@@ -151,57 +160,63 @@ DEVICE u32 warp_total(u32 x)
     return x;
 }
 
-/* The units of 32 sequences, one per lane, kept in shared memory: those from `batch` on. */
+/* The units of sequences, kept in shared memory: of those from `batch` on. */
+enum { DECODE_CHUNK = 64 };
 typedef struct decode_chunk {
     int batch;
-    u32 units[32];
+    u32 units[DECODE_CHUNK];
 } decode_chunk;
 
-template <int keys> DEVICE u32 read_chunk(const attn_decode_params *d, decode_chunk *chunk, int batch)
+/* Of 32 sequences from `batch` on, one per lane. */
+template <int keys> DEVICE u32 read_units(const attn_decode_params *d, decode_chunk *chunk, int batch)
 {
     int lane = threadIdx.x % 32;
     u32 mine = units_at<keys>(d, batch + lane);
     __syncwarp();
-    chunk->batch = batch, chunk->units[lane] = mine;
+    chunk->batch = batch / DECODE_CHUNK * DECODE_CHUNK, chunk->units[batch % DECODE_CHUNK + lane] = mine;
     __syncwarp();
     return mine;
 }
 
-/* Other chunks than the one that is kept: of batches of more than 32. */
-template <int keys> OUTLINE u32 read_other_chunk(const attn_decode_params *d, decode_chunk *chunk, int batch)
+/* Other chunks than the one that is kept: of larger batches. */
+template <int keys> OUTLINE void read_chunk(const attn_decode_params *d, decode_chunk *chunk, int batch)
 {
-    return read_chunk<keys>(d, chunk, batch);
+#pragma unroll 1
+    for (int b = 0; b < DECODE_CHUNK; b += 32)
+        read_units<keys>(d, chunk, batch / DECODE_CHUNK * DECODE_CHUNK + b);
 }
 
 /* As many teams as have a tile for each of their warps, or a head: to combine more parts takes longer than to read
- * them. Where sequences are alike and nearly all teams are enough, ranges end where heads do: then most heads are in
- * few parts, or in one. By the whole warp. */
+ * them. Where sequences are alike and ranges are short or nearly all teams are enough, ranges end where heads do: then
+ * most heads are in few parts, or in one. By the whole warp. */
 template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, decode_chunk *chunk)
 {
     const attn_sm90_params *p = &d->base.common;
     u32 sum = 0, some = 0, heads = p->heads_kv;
     int most = 0, least = 0x7fffffff;
     for (int b = 0; b < p->batch; b += 32) {
-        int mine = (int)read_chunk<keys>(d, chunk, b);
+        int mine = (int)read_units<keys>(d, chunk, b);
         sum += mine, some += mine > 0, most = max(most, mine), least = min(least, mine ? mine : least);
     }
     u32 total = warp_total(sum) * heads, works = warp_total(some) * heads;
     int team_log = __ffs(d->team) - 1, wanted = d->part_tiles ? total : max((int)works, (int)(total >> team_log));
     u32 per_block = ATTN_DECODE_WARPS >> team_log, teams = min((int)(gridDim.x * per_block), wanted);
     u32 alike = __reduce_max_sync(~0u, most);
-    decode_deal deal = { total, 0, 0, teams, teams, blockIdx.x * per_block + team_in_block(d), 0 };
+    u32 own = blockIdx.x * per_block + team_in_block(d), whole = ATTN_DECODE_WHOLE_TILES / max(d->part_tiles, 1);
+    decode_deal deal = { total, total, 0, 0, teams, teams, own, 0 };
     if (works && __reduce_min_sync(~0u, least) == (int)alike) {
         if (works < teams) {
             u32 teams_each = min((int)(teams / works), (int)alike);
-            if (teams_each * works * 10 >= teams * 9)
+            if (teams_each * works * 10 >= teams * 9 || alike <= teams_each * whole)
                 deal.units = alike, deal.per_group = teams_each, deal.teams = teams_each * works;
         } else {
-            u32 heads_each = (works + teams - 1) / teams, ends = works / heads_each;
-            if (ends * heads_each == works && ends * 10 >= teams * 9)
+            u32 heads_each = (works + teams - 1) / teams, ends = (works + heads_each - 1) / heads_each;
+            if (ends * 10 >= teams * 9 || heads_each * alike <= whole)
                 deal.units = heads_each * alike, deal.per_group = 1, deal.teams = ends;
         }
     }
     if (total) deal.each = deal.units / deal.per_group, deal.more = deal.units - deal.each * deal.per_group;
+    if (deal.teams * 10 < teams * 9) deal.team = team_in_block(d) * gridDim.x + blockIdx.x; /* on all SMs */
     if (deal.per_group < deal.teams) deal.group = deal.team / deal.per_group;
     return deal;
 }
@@ -253,7 +268,8 @@ template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decod
     if (at->unit < (at->base + at->units) * heads) return;
     u32 behind = at->base + at->units;
     for (int b = (at->batch + 1) / 32 * 32;; b += 32) {
-        u32 mine = chunk->batch == b ? chunk->units[lane] : read_other_chunk<keys>(d, chunk, b);
+        if (chunk->batch != b / DECODE_CHUNK * DECODE_CHUNK) read_chunk<keys>(d, chunk, b);
+        u32 mine = chunk->units[b % DECODE_CHUNK + lane];
         if (b + lane <= at->batch) mine = 0;
         u32 end = mine;
         for (int step = 1; step < 32; step *= 2) {
@@ -296,7 +312,7 @@ DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, d
     if (known) copy_sequence(before, s);
     __syncwarp();
     if (lane == 0) {
-        if (!known) sequence_at<keys>(d, at.batch, &s->of), s->shift = shift_of(d, &s->of, at.batch);
+        if (!known) sequence_at<keys>(d, at.batch, &s->of), s->shift = shift_of(d, at.batch, s->of.len_q, s->of.len_kv);
         int tiles = s->of.tiles[0] + s->of.tiles[1];
         s->batch = at.batch, s->kv_head = kv_head;
         if (d->part_tiles) {

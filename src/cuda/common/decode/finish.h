@@ -14,16 +14,23 @@
 #include "common/decode/params.h"
 
 /* Of the block, in shared memory: each warp's rows' tops and sums; whether its team completes a head; columns of its O,
- * all of them where the block is one team. */
+ * `decode_columns` at a time, rows 8 floats farther apart. */
 struct decode_exchange {
     float top[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS], sum[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS];
     int last[ATTN_DECODE_WARPS];
+    float out[];
+
+    INLINE float *at(int warp, int r, int column, int columns)
+    {
+        return out + (warp * ATTN_DECODE_GROUP_ROWS + r) * (columns + 8) + column;
+    }
 };
 
-template <int columns_> struct decode_exchanged : decode_exchange {
-    static constexpr int columns = columns_;
-    float out[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS][columns + 8];
-};
+/* The queries of fewer teams leave room for more columns. A power of two. */
+template <class C> DEVICE int decode_columns(const attn_decode_params *d)
+{
+    return d->team == ATTN_DECODE_WARPS ? ATTN_DECODE_COLUMNS(C::dim) : ATTN_DECODE_COLUMNS_LEAST;
+}
 
 /* Four columns of a packed row of O: x / sum, where sums are relative to 2^top. */
 struct decode_quad {
@@ -137,50 +144,65 @@ DEVICE bool arrive(const attn_decode_params *d, const decode_segment *s)
     return last;
 }
 
-/* What the team's warps, at most `most` from `first` on, have of a row from column `column` of the exchange on. */
-template <int most, class E>
-DEVICE decode_quad add_warps(const attn_decode_params *d, const E *e, int first, int r, int column)
+/* What the team's warps, from `first` on, have of a row from column `column` of the exchange on. Without a branch: the
+ * warps of a smaller team are read again, with no weight. */
+DEVICE decode_quad add_warps(const attn_decode_params *d, decode_exchange *e, int first, int r, int column, int columns)
 {
     decode_quad all = { make_float4(0, 0, 0, 0), -INFINITE, 0 };
 #pragma unroll
-    for (int w = 0; w < most; w++)
-        if (most == ATTN_DECODE_WARPS || w < d->team) all.top = fmaxf(all.top, e->top[first + w][r]);
+    for (int w = 0; w < ATTN_DECODE_WARPS; w++)
+        all.top = fmaxf(all.top, e->top[first + (w & (d->team - 1))][r]);
     float reference = all.top == -INFINITE ? 0 : all.top;
 #pragma unroll
-    for (int w = 0; w < most; w++)
-        if (most == ATTN_DECODE_WARPS || w < d->team)
-            add_weighted(&all, exp2_approx(e->top[first + w][r] - reference),
-                         *(const float4 *)&e->out[first + w][r][column], e->sum[first + w][r]);
+    for (int w = 0; w < ATTN_DECODE_WARPS; w++) {
+        int warp = first + (w & (d->team - 1));
+        float weight = w < d->team ? exp2_approx(e->top[warp][r] - reference) : 0;
+        add_weighted(&all, weight, *(const float4 *)e->at(warp, r, column, columns), e->sum[warp][r]);
+    }
     return all;
 }
 
-/* Adds up what the team's warps, `most` of them at most, have of rows, and stores it: as O, or as a part. */
-template <class C, int most, class E>
-DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows, E *e)
+/* The warp's O of `columns` columns from `from` on. */
+template <class C> DEVICE void give_columns(const decode_rows<C> *rows, int from, int columns, decode_exchange *e)
 {
-    constexpr int columns = E::columns, quads = columns / 4;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, in_team = warp_in_team(d);
+    constexpr int block = ATTN_DECODE_COLUMNS_LEAST;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int b = 0; b < C::dim; b += block) {
+        if (b < from || b >= from + columns) continue;
+        float *to = e->at(warp, lane / 4, b - from + 2 * (lane % 4), columns);
+#pragma unroll
+        for (int i = 0; i < block / 2; i += 2)
+            *(float2 *)(to + i / 2 % 2 * 8 * (columns + 8) + i / 4 * 8) =
+                make_float2(rows->out[b / 8 + i / 4][i % 4], rows->out[b / 8 + i / 4][i % 4 + 1]);
+    }
+}
+
+/* Adds up what the team's warps have of rows, and stores it: as O, or as a part. */
+template <class C>
+DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows,
+                          decode_exchange *e)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_team = warp_in_team(d), columns = decode_columns<C>(d);
+    int row_log = __ffs(columns) - 3; /* of quads */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float sum = rows->sum[i];
         sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
-        if (t == 0) e->top[warp][g + 8 * i] = rows->top[i], e->sum[warp][g + 8 * i] = sum;
+        if (lane % 4 == 0) e->top[warp][lane / 4 + 8 * i] = rows->top[i], e->sum[warp][lane / 4 + 8 * i] = sum;
     }
-#pragma unroll
-    for (int chunk = 0; chunk < C::dim; chunk += columns) {
-#pragma unroll
-        for (int i = 0; i < columns / 2; i += 2)
-            *(float2 *)&e->out[warp][g + i / 2 % 2 * 8][i / 4 * 8 + 2 * t] =
-                make_float2(rows->out[chunk / 8 + i / 4][i % 4], rows->out[chunk / 8 + i / 4][i % 4 + 1]);
+#pragma unroll 1
+    for (int from = 0; from < C::dim; from += columns) {
+        give_columns(rows, from, columns, e);
         team_sync(d);
 #pragma unroll 1
-        for (int i = 32 * in_team + lane; i < packed_rows(d, s) * quads; i += 32 * d->team) {
-            int r = i / quads, column = i % quads * 4;
-            decode_quad quad = add_warps<most>(d, e, warp - in_team, r, column);
+        for (int i = 32 * in_team + lane; i < packed_rows(d, s) << row_log; i += 32 * d->team) {
+            int r = i >> row_log, column = (i * 4) & (columns - 1);
+            decode_quad quad = add_warps(d, e, warp - in_team, r, column, columns);
             if (s->parts > 1)
-                store_part<C>(d, slot_of(d, s, s->part), r, chunk + column, quad);
+                store_part<C>(d, slot_of(d, s, s->part), r, from + column, quad);
             else
-                store_row<C>(d, s, r, chunk + column, quad);
+                store_row<C>(d, s, r, from + column, quad);
         }
         team_sync(d);
     }
@@ -191,14 +213,7 @@ template <class C>
 DEVICE void finish_segment(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows,
                            decode_exchange *e)
 {
-    using whole = decode_exchanged<ATTN_DECODE_COLUMNS(C::dim)>;
-    using shared = decode_exchanged<ATTN_DECODE_COLUMNS_LEAST>;
-    static_assert(sizeof(whole) <= ATTN_DECODE_EXCHANGE(whole::columns), "the exchange is larger than its room");
-    static_assert(sizeof(shared) <= ATTN_DECODE_EXCHANGE(shared::columns), "the exchange is larger than its room");
-    if (d->team == ATTN_DECODE_WARPS)
-        exchange_rows<C, ATTN_DECODE_WARPS>(d, s, rows, (whole *)e);
-    else
-        exchange_rows<C, ATTN_DECODE_WARPS / 2>(d, s, rows, (shared *)e);
+    exchange_rows<C>(d, s, rows, e);
     if (s->parts == 1) return;
     int in_team = warp_in_team(d), thread = 32 * in_team + threadIdx.x % 32, team = team_in_block(d);
     if (thread == 0) e->last[team] = arrive(d, s);

@@ -82,12 +82,15 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
                   at_exchange = at_notes + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(C::stages);
     static_assert(decode_notes<C>::slots * sizeof(decode_queries<C>) == ATTN_DECODE_QUERIES(C::dim, C::stages),
                   "queries fill their room");
+    static_assert(sizeof(decode_exchange) + ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * 8 * 4 <=
+                      ATTN_DECODE_EXCHANGE(0),
+                  "the exchange is larger than its room");
     static_assert(sizeof(decode_notes<C>) <= ATTN_DECODE_NOTES(C::stages), "notes are larger than their room");
-    int number = threadIdx.x / 32,
-        columns = d->team == ATTN_DECODE_WARPS ? ATTN_DECODE_COLUMNS(C::dim) : ATTN_DECODE_COLUMNS_LEAST;
+    int number = threadIdx.x / 32;
     decode_exchange *exchange = (decode_exchange *)(memory + at_exchange);
-    decode_queries<C> *queries = (decode_queries<C> *)(memory + at_exchange + ATTN_DECODE_EXCHANGE(columns)) +
-                                 team_in_block(d) * ATTN_DECODE_SLOTS(C::stages);
+    decode_queries<C> *queries =
+        (decode_queries<C> *)(memory + at_exchange + ATTN_DECODE_EXCHANGE(decode_columns<C>(d))) +
+        team_in_block(d) * ATTN_DECODE_SLOTS(C::stages);
     decode_notes<C> *notes = (decode_notes<C> *)(memory + at_notes + number * ATTN_DECODE_NOTES(C::stages));
     decode_deal deal = deal_of<C::keys>(d, &notes->chunk);
     if (deal.team >= deal.teams) return;

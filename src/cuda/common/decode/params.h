@@ -12,6 +12,9 @@
 #define ATTN_DECODE_THREADS (32 * ATTN_DECODE_WARPS)
 #define ATTN_DECODE_PARTS_MOST 65535 /* that a KV head of a sequence may be in */
 #define ATTN_DECODE_TEAM_LEAST(dim) ((dim) > 128 ? 4 : 2)
+/* KV tiles of a team's range up to which it ends where a head does, though teams are left without work: parts and their
+ * combination cost more [m]. */
+#define ATTN_DECODE_WHOLE_TILES 128
 
 /* base.common.fallback holds q, k and v: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v
  * of 8 elements. Of base.common the maps and the schedule are not used but for schedule.by_ratio; partial_o and
@@ -39,7 +42,7 @@ typedef struct attn_decode_params {
     (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * ((columns) + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
 #define ATTN_DECODE_SLOTS(stages) ((stages) + 2) /* segments that a warp knows of */
 #define ATTN_DECODE_QUERIES(dim, stages) (ATTN_DECODE_SLOTS(stages) * ATTN_DECODE_GROUP_ROWS * (dim)*2)
-#define ATTN_DECODE_NOTES(stages) (ATTN_DECODE_SLOTS(stages) * 400 + 256)
+#define ATTN_DECODE_NOTES(stages) (ATTN_DECODE_SLOTS(stages) * 400 + 384)
 #define ATTN_DECODE_ONE_TEAM(dim, stages) \
     (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS(dim)) + ATTN_DECODE_QUERIES(dim, stages))
 #define ATTN_DECODE_TEAMS(dim, stages)                 \

@@ -100,6 +100,21 @@ static double keys_seen(const attn_desc *d, double pairs)
     return keys < (double)d->len_kv ? keys : (double)d->len_kv;
 }
 
+/* A team's range: its KV tiles, and the heads that they are of. */
+typedef struct decode_range {
+    double tiles, heads;
+} decode_range;
+
+/* The longest, of `heads` heads of `tiles` KV tiles each, shared out as deal.h does. */
+static decode_range longest_range(double heads, double tiles, double teams)
+{
+    double each = ceil(heads / teams), teams_each = fmax(1, fmin(floor(teams / heads), tiles));
+    double used = heads < teams ? teams_each * heads : ceil(heads / each);
+    decode_range whole = { ceil(each * tiles / teams_each), each };
+    if (used >= 0.9 * teams || whole.tiles <= ATTN_DECODE_WHOLE_TILES) return whole;
+    return (decode_range){ ceil(heads * tiles / teams), each };
+}
+
 static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn_cuda_choice *choice)
 {
     attn_desc typical = attn_typical(of->desc);
@@ -116,12 +131,14 @@ static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn
     if (measured) memcpy(clocks, measured->clocks, sizeof clocks);
     double keys = keys_seen(&typical, of->pairs), heads = (double)typical.batch * (double)typical.heads_kv,
            bytes = attn_tensor_bytes(&typical, keys), all = 0;
-    double tiles = heads * ceil(keys / k->kv_tile),
-           ctas = tiles < device.multiprocessors ? tiles : device.multiprocessors;
-    if (ctas < 1) ctas = 1;
+    double tiles = heads * ceil(keys / k->kv_tile);
+    int team = ATTN_DECODE_WARPS / teams_of(&typical, k, said, device.multiprocessors);
+    double most = (double)device.multiprocessors * ATTN_DECODE_WARPS / team;
+    double teams = fmax(1, fmin(most, fmax(heads, floor(tiles / team))));
+    decode_range range = longest_range(heads, ceil(keys / k->kv_tile), teams);
     c->q_tile = k->q_tile, c->kv_tile = k->kv_tile, c->splits = 1;
-    c->count[ATTN_PER_STEP] = ceil(tiles / ctas / ATTN_DECODE_WARPS);
-    c->count[ATTN_PER_TILE] = ceil(heads / ctas / teams_of(&typical, k, said, device.multiprocessors));
+    c->count[ATTN_PER_STEP] = ceil(range.tiles / team);
+    c->count[ATTN_PER_TILE] = range.heads;
     c->count[ATTN_PER_RUN] = 1;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += i == ATTN_PER_RUN ? 0 : c->count[i] * clocks[i];
