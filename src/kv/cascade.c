@@ -1,6 +1,7 @@
 /* Attention over keys in levels: a plan per level, of packed query rows over pages, and a merge. Contract: attn_kv.h.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,11 +40,12 @@ struct attn_cascade_plan {
 /* On a GPU, of the reading of a key: of one that another sequence reads too, which comes from L2 [m]. */
 static const double cached_share = 0.45;
 /* On a GPU, seconds beside what levels are predicted to take [m]: of the merge; of a shared level of hardly a key; of
- * one by another kernel than the sequences' own, whose code no cache holds. */
-static const double merge_seconds = 4e-6, level_seconds = 8e-6, kernel_seconds = 14e-6;
+ * one by another kernel than the sequences' own, whose code no cache holds, in turn and beside it. */
+static const double merge_seconds = 4e-6, level_seconds = 8e-6, kernel_seconds = 14e-6, beside_seconds = 8e-6;
 /* Levels at once share memory: what they take, the merge included, of the longest alone; and what levels in turn take
- * of that at least [m]. */
-static const double at_once = 1.45, in_turn = 1.1;
+ * of that at least. Shares of the multiprocessors with which the longest level takes so much of the least are as good
+ * [m]. */
+static const double at_once = 1.45, in_turn = 1.1, nearly = 1.2;
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
@@ -158,15 +160,15 @@ static double seconds_of(const attn_plan *plan)
     return attn_plan_get_info(plan, &info) ? 0 : info.seconds;
 }
 
-/* Of the kernels of shared levels. */
-static double seconds_of_kernels(const attn_cascade_plan *plan, attn_plan *const plans[PARTS])
+/* Shared levels whose kernel is not the sequences' own. */
+static int kernels_of(const attn_cascade_plan *plan, attn_plan *const plans[PARTS])
 {
     attn_plan_info own, info;
-    double seconds = 0;
+    int kernels = 0;
     if (attn_plan_get_info(plans[plan->parts - 1], &own)) return 0;
     for (int i = 0; i + 1 < plan->parts; i++)
-        if (!attn_plan_get_info(plans[i], &info) && strcmp(info.kernel, own.kernel)) seconds += kernel_seconds;
-    return seconds;
+        kernels += !attn_plan_get_info(plans[i], &info) && strcmp(info.kernel, own.kernel);
+    return kernels;
 }
 
 /* Predicted of a problem, however it is planned; 0: not known. */
@@ -206,7 +208,7 @@ static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
     all.table_width = attn_ceil_div(all.len_kv, all.page_size), all.table_total = 0;
     for (int i = 0; i < plan->parts; i++)
         plan->seconds += seconds_of(plan->part[i]);
-    if (all.device == ATTN_CUDA) plan->seconds += merge_seconds + seconds_of_kernels(plan, plan->part);
+    if (all.device == ATTN_CUDA) plan->seconds += merge_seconds + kernels_of(plan, plan->part) * kernel_seconds;
     if (plan->seconds < in_turn * plan->seconds_beside) plan->seconds = in_turn * plan->seconds_beside;
     double alone = predicted(all), own = predicted(plan->desc), keys = (double)all.batch * shared_keys;
     double key = keys > 0 && alone > own && own > 0 ? (alone - own) / keys : 0;
@@ -243,53 +245,62 @@ static void destroy_all(attn_plan *plans[PARTS])
         attn_plan_destroy(plans[i]), plans[i] = NULL;
 }
 
-/* Plans of the levels on so many multiprocessors each. The seconds of the one that takes longest, which gets `step` of
- * the one that takes least for the next time; 0: a plan cannot be. */
-static double divide(const attn_cascade_plan *plan, const attn_cascade_level *levels, int share[PARTS], int step,
-                     attn_plan *to[PARTS])
+/* Plans of the levels on so many multiprocessors each. Which takes longest; -1: a plan cannot be. */
+static int divide(const attn_cascade_plan *plan, const attn_cascade_level *levels, const int share[PARTS],
+                  attn_plan *to[PARTS])
 {
     char strategy[32];
-    int most = 0, least = 0;
+    int longest = 0;
     for (int i = 0; i < plan->parts; i++) {
         attn_desc d = i + 1 < plan->parts ? desc_of_level(&plan->desc, &levels[i]) : desc_of_part(&plan->desc);
         snprintf(strategy, sizeof strategy, "ctas=%d", share[i]);
         d.strategy = strategy;
-        if (share[i] < 1 || attn_plan_create(&to[i], &d)) return 0;
-        if (seconds_of(to[i]) > seconds_of(to[most])) most = i;
-        if (seconds_of(to[i]) < seconds_of(to[least])) least = i;
+        if (attn_plan_create(&to[i], &d)) return -1;
+        if (seconds_of(to[i]) > seconds_of(to[longest])) longest = i;
     }
-    share[most] += step, share[least] -= step;
-    return seconds_of(to[most]);
+    return longest;
 }
 
-/* Plans of the levels on shares of the multiprocessors, where these are predicted to pay: first as they take time one
- * after another, then more for the one that takes longest. */
+/* From a step of the multiprocessors for each shared level on, the level that takes longest gets another, which the
+ * sequences' own keys give, until levels at once take `enough` or these keys take longest. Leaves the last plans in
+ * `to`; returns the least seconds of any. */
+static double share_out(const attn_cascade_plan *plan, const attn_cascade_level *levels, double enough,
+                        attn_plan *to[PARTS])
+{
+    enum { STEPS = 16 };
+    int own = plan->parts - 1, all = ctas_of(plan->part[own]), step = all / STEPS, share[PARTS] = { 0 };
+    double least = INFINITY;
+    share[own] = all - own * step;
+    for (int i = 0; i < own; i++)
+        share[i] = step;
+    while (step > 0 && share[own] > 0) {
+        destroy_all(to);
+        int longest = divide(plan, levels, share, to);
+        if (longest < 0) return INFINITY;
+        double seconds = seconds_of(to[longest]);
+        if (seconds < least) least = seconds;
+        if (seconds <= enough || longest == own) break;
+        share[longest] += step, share[own] -= step;
+    }
+    return least;
+}
+
+/* Plans of the levels on shares of the multiprocessors, where these are predicted to pay. Of shares that take nearly as
+ * long, those with the fewest multiprocessors for shared levels: they leave the fewest splits to merge. */
 static void create_beside(attn_cascade_plan *plan, const attn_cascade_level *levels)
 {
-    enum { ROUNDS = 4, STEPS = 24 };
-    int share[PARTS], step = 0;
-    double all = 0;
+    double in_turn_all = 0;
     if (!may_divide(plan, levels)) return;
     for (int i = 0; i < plan->parts; i++)
-        all += seconds_of(plan->part[i]);
-    for (int i = 0; i < plan->parts; i++) {
-        share[i] = (int)(ctas_of(plan->part[i]) * seconds_of(plan->part[i]) / all);
-        step = ctas_of(plan->part[i]) / STEPS;
+        in_turn_all += seconds_of(plan->part[i]);
+    double least = share_out(plan, levels, 0, plan->beside), seconds = 0;
+    if (least >= in_turn_all || share_out(plan, levels, nearly * least, plan->beside) == INFINITY) {
+        destroy_all(plan->beside);
+        return;
     }
-    double best = all;
-    for (int round = 0; round < ROUNDS; round++) {
-        attn_plan *to[PARTS] = { NULL };
-        double seconds = divide(plan, levels, share, step, to);
-        if (seconds > 0 && seconds < best) {
-            destroy_all(plan->beside);
-            memcpy(plan->beside, to, sizeof to);
-            best = seconds;
-        } else {
-            destroy_all(to);
-        }
-        if (seconds == 0 || step == 0) break;
-    }
-    if (plan->beside[0]) plan->seconds_beside = at_once * best + seconds_of_kernels(plan, plan->beside);
+    for (int i = 0; i < plan->parts; i++)
+        seconds = fmax(seconds, seconds_of(plan->beside[i]));
+    plan->seconds_beside = at_once * seconds + kernels_of(plan, plan->beside) * beside_seconds;
 }
 
 static attn_status create(attn_cascade_plan *plan, const attn_cascade_level *levels, int32_t count)
