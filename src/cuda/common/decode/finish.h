@@ -13,16 +13,15 @@
 #include "common/decode/deal.h"
 #include "common/decode/params.h"
 
-/* Of the block, in shared memory: each warp's rows' tops and sums; whether its team completes a head; columns of its O,
- * `decode_columns` at a time, rows 8 floats farther apart. */
+/* Of the block, in shared memory: each warp's rows' tops and sums; whether its team completes a head; after that
+ * columns of its O, `decode_columns` at a time, rows 8 floats farther apart. */
 struct decode_exchange {
     float top[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS], sum[ATTN_DECODE_WARPS][ATTN_DECODE_GROUP_ROWS];
     int last[ATTN_DECODE_WARPS];
-    float out[];
 
     INLINE float *at(int warp, int r, int column, int columns)
     {
-        return out + (warp * ATTN_DECODE_GROUP_ROWS + r) * (columns + 8) + column;
+        return (float *)(this + 1) + (warp * ATTN_DECODE_GROUP_ROWS + r) * (columns + 8) + column;
     }
 };
 
