@@ -1,6 +1,9 @@
+#include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu.h"
+#include "problem/sequence.h"
 
 /* Whether the backward's plan has these words. */
 static bool plan_says(const attn_cuda_kernel *k, attn_desc desc, const char *words)
@@ -119,8 +122,47 @@ static void fused_postprocess_of_narrow_rows(const attn_cuda_kernel *k)
     }
 }
 
+/* Each row sees one key, so dP and delta cancel, also where the products' dO is the caller's f32, rounded: dQ is 0 but
+ * for f32's rounding, where unfused attention's is not. */
+static void rows_of_one_key(const attn_cuda_kernel *k)
+{
+    check_options options = { .data = CHECK_PLAIN, .seed = 4, .no_lse = true };
+    check_problem problem;
+    char name[CHECK_NAME];
+    attn_desc desc = { .dtype = k->dtype,
+                       .direction = ATTN_BACKWARD,
+                       .flags = ATTN_WINDOW | ATTN_OUT_F32,
+                       .batch = 1,
+                       .heads_q = 2,
+                       .heads_kv = 1,
+                       .len_q = k->q_tile + 3,
+                       .len_kv = k->q_tile + 3,
+                       .dim_qk = k->dim,
+                       .dim_v = k->dim_v };
+    if (!(k->features & ATTN_WINDOW)) return;
+    if (check_problem_create(&problem, &desc, &options)) {
+        result(false, "%s: %s", k->name, attn_error());
+        return;
+    }
+    desc.device = ATTN_CUDA, desc.kernel = k->name;
+    alarm(WATCHDOG_SECONDS);
+    attn_status status = check_problem_run(&problem, &desc, name);
+    alarm(0);
+    double most = 0;
+    for (int64_t i = 0; i < desc.len_q && !status; i++)
+        for (int64_t h = 0; h < desc.heads_q; h++) {
+            int64_t at = attn_row_at(&problem.resolved, &problem.args, 0, h, i, problem.resolved.grad_q_stride);
+            for (int64_t c = 0; c < desc.dim_qk; c++)
+                most = fmax(most, fabs((double)((const float *)problem.args.grad_q)[at + c]));
+        }
+    result(!status, "%s, rows of one key: %s", k->name, attn_error());
+    result(most < 1e-4, "%s, rows of one key: dQ has %g", k->name, most);
+    check_problem_destroy(&problem);
+}
+
 void backward_schedules(const attn_cuda_kernel *k)
 {
+    rows_of_one_key(k);
     finalised_heads(k);
     stream_k(k);
     fused_postprocess(k);

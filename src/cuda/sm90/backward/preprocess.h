@@ -53,9 +53,12 @@ DEVICE bool is_even(const void *x, const long long *stride)
 /* attn.h: f32 holds no LSE beyond to within 1; its row's gradients are 0, as those of a row without a key. */
 #define LSE_MOST 0x1p24f
 
-/* The thread's eighth of grad_o · o of two rows of a head, `row` and the one 32 below it; copies of grad_o. */
+/* The thread's eighth of grad_o · o of two rows of a head, `row` and the one 32 below it; copies of grad_o. A copy is
+ * rounded, and so is the grad_o of delta, as dP has it: of a row that sees one key the two cancel. lost: what rounding
+ * takes from delta. */
 template <int dtype>
-DEVICE void row_delta(const attn_sm90_backward_params *params, int2 q, int plane, int head, int row, float *delta)
+DEVICE void row_delta(const attn_sm90_backward_params *params, int2 q, int plane, int head, int row, float *delta,
+                      float *lost)
 {
     const attn_sm90_params *p = &params->common;
     int part = threadIdx.x % 8, out_dtype = p->flags & FLAG_OUT_F32 ? F32 : dtype, pitch = (p->dim_v + 7) / 8 * 8;
@@ -93,10 +96,17 @@ DEVICE void row_delta(const attn_sm90_backward_params *params, int2 q, int plane
             float x[8], y[8];
             load_eight(out_dtype, p->o, o + 32 * r * p->o_stride[1] + i, p->dim_v - i, x);
             load_eight(out_dtype, params->grad_o, g + 32 * r * params->grad_o_stride[1] + i, p->dim_v - i, y);
+            if (params->grad_o_copy) {
+                uint4 words = make_uint4(pack_as(dtype, y[0], y[1]), pack_as(dtype, y[2], y[3]),
+                                         pack_as(dtype, y[4], y[5]), pack_as(dtype, y[6], y[7]));
+                float rounded[8];
+                *(uint4 *)(copy + r * below + i) = words;
+                unpack_eight(dtype, words, rounded);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    lost[r] = fmaf(x[j], y[j] - rounded[j], lost[r]), y[j] = rounded[j];
+            }
             delta[r] = dot_eight(x, y, delta[r]);
-            if (params->grad_o_copy)
-                *(uint4 *)(copy + r * below + i) = make_uint4(pack_as(dtype, y[0], y[1]), pack_as(dtype, y[2], y[3]),
-                                                              pack_as(dtype, y[4], y[5]), pack_as(dtype, y[6], y[7]));
         }
 }
 
@@ -109,22 +119,23 @@ template <int dtype> DEVICE void preprocess(const attn_sm90_backward_params *par
     long long row_at = row_offset(p, p->cu_lens_q, p->heads_q, params->q_pitch, batch, head) + row0;
     long long lse_at = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + q.x + row
                                               : ((long long)batch * p->heads_q + head) * p->len_q + row;
-    float sink = p->sink ? p->sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lse[2] = { INFINITE, INFINITE };
+    float sink = p->sink ? p->sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lost[2] = { 0, 0 },
+          lse[2] = { INFINITE, INFINITE };
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (row + 32 * r >= q.y) continue;
         lse[r] = p->lse[lse_at + 32 * r];
         if (params->grad_lse && threadIdx.x % 8 == 0) delta[r] = -params->grad_lse[lse_at + 32 * r];
     }
-    row_delta<dtype>(params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta);
+    row_delta<dtype>(params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta, lost);
 #pragma unroll
     for (int r = 0; r < 2 && row0 < q.y; r++) {
-        delta[r] = sum_of(delta[r], 8);
-        if (fabsf(lse[r]) > LSE_MOST && lse[r] < INFINITE) lse[r] = INFINITE, delta[r] = 0;
+        delta[r] = sum_of(delta[r], 8), lost[r] = sum_of(lost[r], 8);
+        if (fabsf(lse[r]) > LSE_MOST && lse[r] < INFINITE) lse[r] = INFINITE, delta[r] = lost[r] = 0;
         if (threadIdx.x % 8) continue;
         float *statistics = params->stats + 2 * row_at + statistic_position((int)threadIdx.x / 8 + 32 * r);
         statistics[0] = lse[r] * LOG2_E, statistics[Q_ROWS] = delta[r];
-        if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * delta[r];
+        if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * (delta[r] + lost[r]);
     }
     if (params->dq_accumulator && !params->schedule.head_persistent && !params->schedule.finalises_dq && row0 < q.y) {
         float4 *accumulator = (float4 *)(params->dq_accumulator + row_at * params->dim);
