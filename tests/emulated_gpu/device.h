@@ -141,6 +141,13 @@ static inline bool __all_sync(u32 mask, bool holds)
     return !__ballot_sync(mask, !holds);
 }
 
+static inline u32 __reduce_add_sync(u32 mask, u32 x)
+{
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(mask, x, step);
+    return x;
+}
+
 static inline int __reduce_min_sync(u32, int x)
 {
     return (int)gpu_warp(GPU_LEAST, (u32)x, 0);
@@ -522,6 +529,22 @@ DEVICE void ldmatrix_x4_trans(u32 out[4], u32 address)
 }
 
 DEVICE void copy_async(u32 to, const void *from, u32 bytes)
+{
+    gpu_copy(to, from, bytes);
+}
+
+/* There is no L2. */
+DEVICE u64 evict_normal(void)
+{
+    return 0;
+}
+
+DEVICE u64 evict_first(void)
+{
+    return 1;
+}
+
+DEVICE void copy_async_by(u64, u32 to, const void *from, u32 bytes)
 {
     gpu_copy(to, from, bytes);
 }

@@ -71,6 +71,28 @@ DEVICE void copy_async(u32 to, const void *from, u32 bytes)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+/* What L2 does with lines that are read: keeps them like others, or gives them up first. */
+DEVICE u64 evict_normal(void)
+{
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+DEVICE u64 evict_first(void)
+{
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+DEVICE void copy_async_by(u64 policy, u32 to, const void *from, u32 bytes)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(bytes), "l"(policy)
+                 : "memory");
+}
+
 /* The thread's copies since the last commit are a group. */
 DEVICE void copy_async_commit(void)
 {

@@ -153,13 +153,6 @@ DEVICE u32 team_of(const decode_deal *deal, u32 unit)
     return in_longer ? in : in + deal->more;
 }
 
-DEVICE u32 warp_total(u32 x)
-{
-    for (int step = 16; step; step /= 2)
-        x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
 /* The units of sequences, kept in shared memory: of those from `batch` on. */
 enum { DECODE_CHUNK = 64 };
 typedef struct decode_chunk {
@@ -198,7 +191,7 @@ template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, deco
         int mine = (int)read_units<keys>(d, chunk, b);
         sum += mine, some += mine > 0, most = max(most, mine), least = min(least, mine ? mine : least);
     }
-    u32 total = warp_total(sum) * heads, works = warp_total(some) * heads;
+    u32 total = __reduce_add_sync(~0u, sum) * heads, works = __reduce_add_sync(~0u, some) * heads;
     int team_log = __ffs(d->team) - 1, wanted = d->part_tiles ? total : max((int)works, (int)(total >> team_log));
     u32 per_block = ATTN_DECODE_WARPS >> team_log, teams = min((int)(gridDim.x * per_block), wanted);
     u32 alike = __reduce_max_sync(~0u, most);

@@ -19,8 +19,9 @@ template <class C> struct decode_warp {
     const attn_decode_params *d;
     decode_loader<C> loader;
     decode_notes<C> *notes;
-    u32 ring;  /* its address */
-    int stage; /* of the tile that is computed; the one copied next takes its place */
+    u32 ring;   /* its address */
+    int stage;  /* of the tile that is computed; the one copied next takes its place */
+    u64 policy; /* L2's, of keys and values */
 
     INLINE u32 keys_at(int at) const
     {
@@ -34,8 +35,8 @@ template <class C> struct decode_warp {
         if (loader.some) {
             u32 present = settle<C>(d, &loader);
             if (threadIdx.x % 32 == 0) notes->present[stage] = present;
-            copy_rows<C>(keys_at(stage), p->fallback.k, p->fallback.k_stride, notes->segments[loader.segment].kv_head,
-                         p->dim_qk, present, loader.place);
+            copy_rows<C>(policy, keys_at(stage), p->fallback.k, p->fallback.k_stride,
+                         notes->segments[loader.segment].kv_head, p->dim_qk, present, loader.place);
         }
         copy_async_commit();
     }
@@ -44,7 +45,7 @@ template <class C> struct decode_warp {
     {
         const attn_sm90_params *p = &d->base.common;
         if (loader.some)
-            copy_rows<C>(keys_at(stage) + C::half, p->fallback.v, p->fallback.v_stride,
+            copy_rows<C>(policy, keys_at(stage) + C::half, p->fallback.v, p->fallback.v_stride,
                          notes->segments[loader.segment].kv_head, p->dim_v, __ballot_sync(~0u, loader.exists),
                          loader.place);
         copy_async_commit();
@@ -100,7 +101,7 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
     __syncwarp();
     decode_warp<C> warp;
     warp.d = d, warp.notes = notes, warp.ring = shared_address(memory) + number * (C::stages * C::stage),
-    warp.stage = 0;
+    warp.stage = 0, warp.policy = deal.total > d->passing_units ? evict_normal() : evict_first();
     warp.loader.share.slot = warp.loader.segment = -1, warp.loader.tile = warp.loader.end = 0, warp.loader.some = false;
     decode_rows<C> rows;
     const decode_segment *s = notes->segments;

@@ -145,9 +145,9 @@ template <class C> DEVICE u32 settle(const attn_decode_params *d, decode_loader<
     return C::keys == 32 ? all : all & ((1u << C::keys % 32) - 1);
 }
 
-/* Rows of k or v, `dim` elements of each, into half a stage; of keys that are not present, zeros. */
+/* Rows of k or v, `dim` elements of each, into half a stage; of keys that are not present, zeros. policy: of L2. */
 template <class C>
-DEVICE void copy_rows(u32 to, const void *tensor, const long long *stride, int head, int dim, u32 present,
+DEVICE void copy_rows(u64 policy, u32 to, const void *tensor, const long long *stride, int head, int dim, u32 present,
                       key_place place)
 {
     constexpr int pieces = C::dim / 8, at_once = 32 / pieces;
@@ -159,8 +159,8 @@ DEVICE void copy_rows(u32 to, const void *tensor, const long long *stride, int h
 #pragma unroll
     for (int i = 0; i < C::keys / at_once; i++) {
         int row = i * at_once + first;
-        copy_async(to + piece_of<C::dim>(row, piece), from + __shfl_sync(~0u, mine, row),
-                   present >> i * at_once << 4 & 16);
+        copy_async_by(policy, to + piece_of<C::dim>(row, piece), from + __shfl_sync(~0u, mine, row),
+                      present >> i * at_once << 4 & 16);
     }
 }
 

@@ -16,6 +16,10 @@
  * combination cost more [m]. */
 #define ATTN_DECODE_WHOLE_TILES 128
 
+/* Keys and values, which are read once, in multiples of L2 up to which its other lines are kept from being replaced by
+ * them: writing those that were changed takes time; of more, all are replaced in any case [m]. */
+#define ATTN_DECODE_PASSING 6
+
 /* base.common.fallback holds q, k and v: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v
  * of 8 elements. Of base.common the maps and the schedule are not used but for schedule.by_ratio; partial_o and
  * partial_lse are the workspace for parts: each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim in partial_o. */
@@ -25,8 +29,9 @@ typedef struct attn_decode_params {
     unsigned long long tag;       /* in the upper 48 bits, of the plan alone; the lower 16 are 0 */
     int team;       /* warps that share a range of tiles: ATTN_DECODE_TEAM_LEAST(dim), 4 or ATTN_DECODE_WARPS */
     int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: teams share evenly */
-    int group;      /* query heads per KV head */
-    int wide;       /* o is stored four elements at a time */
+    unsigned passing_units; /* deal.h's: if there are no more, L2 gives up their keys and values before other lines */
+    int group;              /* query heads per KV head */
+    int wide;               /* o is stored four elements at a time */
     attn_sm90_divisor by_page; /* page_size; ATTN_PAGED */
 } attn_decode_params;
 

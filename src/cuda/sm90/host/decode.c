@@ -160,6 +160,13 @@ static unsigned long long unique_tag(void)
     return (x ^ x >> 27) * 0x94D049BB133111EBu & ~0xFFFFull;
 }
 
+/* Of which all keys and values are ATTN_DECODE_PASSING times L2. */
+static unsigned passing_units(const attn_cuda_device *device, const attn_cuda_kernel *k, int part_tiles)
+{
+    int64_t unit = (int64_t)k->kv_tile * (k->dim + k->dim_v) * 2 * (part_tiles ? part_tiles : 1);
+    return (unsigned)(ATTN_DECODE_PASSING * (int64_t)device->l2_bytes / unit);
+}
+
 static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *plan)
 {
     double heads = (double)d->batch * (double)d->heads_kv, slots = (double)ATTN_DECODE_PARTS(plan->grid * plan->teams);
@@ -185,6 +192,7 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *pl
     plan->grid = cuda->chosen.ctas;
     plan->params.team = ATTN_DECODE_WARPS / plan->teams;
     plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
+    plan->params.passing_units = passing_units(of->device, k, plan->params.part_tiles);
     plan->params.group = (int)(d->heads_q / d->heads_kv);
     plan->params.by_page = attn_sm90_divisor_of(d->page_size ? d->page_size : 1);
     attn_sm90_schedule schedule = { .pack = 1, .by_ratio = attn_sm90_divisor_of(d->heads_q / d->heads_kv) };
