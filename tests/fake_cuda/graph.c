@@ -50,9 +50,10 @@ void fake_capture_launch(const char *symbol, const CUlaunchConfig *config, const
 
 static void set_memory(const node *n)
 {
-    if (n->count >= FLUSH) return; /* to empty caches, which are not here */
+    bool bytes = !n->from && n->size == 1;
+    if (bytes && !n->value && n->count >= FLUSH) return; /* to empty caches, which are not here */
     if (n->from) memcpy((void *)(uintptr_t)n->at, (void *)(uintptr_t)n->from, n->count);
-    if (n->size == 1) memset((void *)(uintptr_t)n->at, (unsigned char)n->value, n->count);
+    if (bytes) memset((void *)(uintptr_t)n->at, (unsigned char)n->value, n->count);
     for (size_t i = 0; i < n->count && n->size == 4; i++)
         ((unsigned *)(uintptr_t)n->at)[i] = n->value;
 }
