@@ -73,6 +73,7 @@ static void fill_lengths(attn_bench_case *item, bool ragged)
         d->pages += attn_ceil_div(item->lens[i], PAGE_SIZE);
     }
     d->len_kv = longest, d->table_width = attn_ceil_div(longest, PAGE_SIZE);
+    d->visible_share = (double)total / (double)(d->batch * longest);
 }
 
 static void fill(attn_bench_case *item, const point *p, bool smoke)

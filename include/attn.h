@@ -201,9 +201,10 @@ typedef struct attn_desc {
     /* ATTN_BACKWARD; likewise: all 0: packed; else dim's is 1 */
     int64_t grad_o_stride[4], grad_q_stride[4], grad_k_stride[4], grad_v_stride[4];
 
-    /* ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS: of the pairs that the other masks leave, the share that these leave:
-     * 0 < share <= 1; 0: not known, taken as 1. A plan cannot know it. Its choice and predictions depend on it, results
-     * do not. */
+    /* ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_LENS_Q, ATTN_LENS_KV: of the pairs that the other masks leave of
+     * len_q rows and len_kv keys, the share that tables and lengths of a run leave, as a rule: for lens_kv of 4000 on
+     * average and len_kv = 16000 0.25. 0 < share <= 1; 0: not known, taken as 1. A plan cannot know it. Its choice and
+     * predictions depend on it, results do not. */
     double visible_share;
 
     /* NULL: the planner decides everything. Else what you decide instead, in words with commas or spaces between them:

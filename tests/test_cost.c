@@ -59,6 +59,16 @@ static void no_typical_length_is_above_the_longest(void **state)
         }
 }
 
+static double planned_seconds(const attn_desc *desc)
+{
+    attn_plan *plan;
+    attn_plan_info info;
+    assert_ok(attn_plan_create(&plan, desc));
+    assert_ok(attn_plan_get_info(plan, &info));
+    attn_plan_destroy(plan);
+    return info.seconds;
+}
+
 /* Decode of a batch takes as long with its rows packed as without: over pages only they are. */
 static void packed_rows_over_pages_have_keys(void **state)
 {
@@ -90,16 +100,41 @@ static void packed_rows_over_pages_have_keys(void **state)
                 took[i] =
                     seconds(&resolved[i], kernel_named("sm90_bf16_d128_128x128_paged"), attn_typical_pairs(&typical));
             } else {
-                attn_plan *plan;
-                attn_plan_info info;
-                assert_ok(attn_plan_create(&plan, &resolved[i]));
-                assert_ok(attn_plan_get_info(plan, &info));
-                took[i] = info.seconds;
-                attn_plan_destroy(plan);
+                took[i] = planned_seconds(&resolved[i]);
             }
         }
         double ratio = took[1] / took[0];
         if (!(ratio > 0.8 && ratio < 1.25)) fail_msg("case %d: packed %.3f of the time without", n, ratio);
+    }
+}
+
+/* Sequences whose lengths are a quarter of len_kv, as visible_share says, take as long as those of that len_kv. */
+static void a_share_of_lengths_is_a_length(void **state)
+{
+    (void)state;
+    static const char *const kernel[] = { NULL, "sm90_decode_bf16_d128", "sm90_bf16_d128_128x128" };
+    for (int n = 0; n < 3; n++) {
+        attn_desc desc = { .dtype = ATTN_BF16,
+                           .device = kernel[n] ? ATTN_CUDA : ATTN_CPU,
+                           .flags = ATTN_LENS_KV,
+                           .batch = 16,
+                           .heads_q = 32,
+                           .heads_kv = 8,
+                           .len_q = n == 2 ? 128 : 1,
+                           .len_kv = 8192,
+                           .dim_qk = 128,
+                           .threads = kernel[n] ? 0 : 2 };
+        double took[2];
+        for (int i = 0; i < 2; i++) {
+            attn_desc resolved;
+            if (i) desc.len_kv *= 4, desc.visible_share = 0.25;
+            assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
+            attn_desc typical = attn_typical(&resolved);
+            took[i] = kernel[n] ? seconds(&resolved, kernel_named(kernel[n]), attn_typical_pairs(&typical))
+                                : planned_seconds(&resolved);
+        }
+        double ratio = took[1] / took[0];
+        if (!(ratio > 0.9 && ratio < 1.1)) fail_msg("case %d: %.3f of the time", n, ratio);
     }
 }
 
@@ -293,6 +328,7 @@ int main(void)
         cmocka_unit_test(the_fallback_is_predicted),
         cmocka_unit_test(no_typical_length_is_above_the_longest),
         cmocka_unit_test(packed_rows_over_pages_have_keys),
+        cmocka_unit_test(a_share_of_lengths_is_a_length),
         cmocka_unit_test(few_rows_are_predicted),
         cmocka_unit_test(bytes_are_as_counted),
         cmocka_unit_test(long_keys_come_again),

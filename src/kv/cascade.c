@@ -45,7 +45,7 @@ static const double merge_seconds = 4e-6, level_seconds = 8e-6, kernel_seconds =
 /* Levels at once share memory: what they take, the merge included, of the longest alone; and what levels in turn take
  * of that at least. Shares of the multiprocessors with which the longest level takes so much of the least are as good
  * [m]. */
-static const double at_once = 1.45, in_turn = 1.1, nearly = 1.2;
+static const double at_once = 1.4, in_turn = 1.1, nearly = 1.2;
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 

@@ -15,6 +15,9 @@ enum {
     DIMS_V = 1u << ATTN_AXIS_DIM_V
 };
 
+/* Masks by tables of a run. */
+static const uint32_t of_tables = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS;
+
 attn_model attn_model_attention(const attn_desc *d, int64_t pack, double wire, double inside, double seen)
 {
     double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
@@ -62,9 +65,21 @@ static double rows_of(int64_t total, int64_t batch, int64_t longest)
     return fmin((double)total, (double)batch * (double)longest);
 }
 
+/* Shorter rows and keys in place of the share that lengths of a run leave, if nothing else leaves less. */
+static void shorten(attn_desc *d)
+{
+    bool packed = d->flags & ATTN_VARLEN, rows = d->flags & ATTN_LENS_Q && !packed, keys = d->flags & ATTN_LENS_KV;
+    double share = d->visible_share, each = rows && keys ? sqrt(share) : share;
+    if (share == 0 || d->flags & of_tables || (packed && !(d->flags & ATTN_PAGED)) || !(rows || keys)) return;
+    if (rows) d->len_q = (int64_t)ceil(each * (double)d->len_q);
+    if (keys) d->len_kv = (int64_t)ceil(each * (double)d->len_kv);
+    d->visible_share = 0;
+}
+
 attn_desc attn_typical(const attn_desc *desc)
 {
     attn_desc d = *desc;
+    shorten(&d);
     double rows = rows_of(d.total_q, d.batch, d.len_q), keys = rows_of(d.total_kv, d.batch, d.len_kv);
     if (!(d.flags & ATTN_VARLEN) || rows == 0) return d;
     if (d.flags & ATTN_PAGED) { /* only rows are packed: each sequence may have all keys */
@@ -89,7 +104,8 @@ int attn_mask_edges(const attn_desc *d)
     bool window = d->flags & ATTN_WINDOW, chunk = d->flags & ATTN_CHUNK;
     bool right = d->flags & ATTN_CAUSAL || (window && d->window_right >= 0) || chunk;
     bool left = (window && d->window_left >= 0) || chunk;
-    return (right && left) || d->visible_share > 0 ? 2 : 1;
+    bool holes = d->visible_share > 0 && d->flags & of_tables;
+    return (right && left) || holes ? 2 : 1;
 }
 
 double attn_tensor_bytes(const attn_desc *d, double keys)

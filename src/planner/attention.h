@@ -22,7 +22,8 @@ int attn_mask_edges(const attn_desc *desc);
 /* What times are predicted of. Lengths of packed sequences are given at the run; of a batch with a maximum and a sum of
  * lengths one sequence has the maximum, and the others are taken as spread as widely as the mean and the maximum let
  * them (the distribution of greatest entropy): equal sequences, with as many rows in all and as many pairs. Packed rows
- * over pages: as many sequences, of the mean of their rows, each with all keys. Else *desc. */
+ * over pages: as many sequences, of the mean of their rows, each with all keys. Where visible_share is of lengths
+ * alone, rows and keys are as much shorter. Else *desc. */
 attn_desc attn_typical(const attn_desc *desc);
 
 /* Visible pairs of *desc, a typical one, over batch and heads. */
