@@ -15,7 +15,8 @@ typedef enum shape {
     PAGES_64,
     RAGGED,  /* pages of 64; lengths log-uniform up to len */
     UNIFORM, /* pages of 64; as many keys in all */
-    WINDOW   /* and a sink */
+    WINDOW,  /* and a sink */
+    SPLIT    /* in parts of 512 keys, so that bits do not depend on the batch; beside the same shared out freely */
 } shape;
 
 typedef struct point {
@@ -36,7 +37,8 @@ static const point of_gpu[] = {
     { 16, 32, 8, 128, 1, 8192, 160, PAGES_16 },   { 16, 32, 8, 128, 1, 8192, 160, PAGES_64 },
     { 64, 32, 8, 128, 1, 65536, 300, RAGGED },    { 64, 32, 8, 128, 1, 65536, 300, UNIFORM },
     { 16, 64, 8, 64, 1, 1024, 0, WINDOW },        { 16, 64, 8, 64, 1, 8192, 300, WINDOW },
-    { 16, 64, 8, 64, 1, 131072, 0, WINDOW },
+    { 16, 64, 8, 64, 1, 131072, 0, WINDOW },      { 16, 32, 8, 128, 1, 8192, 160, SPLIT },
+    { 1, 32, 8, 128, 1, 32768, 0, SPLIT },
 };
 
 /* The same, of fewer and shorter sequences. What one sequence takes is in the suite already. */
@@ -96,6 +98,10 @@ static void fill(attn_bench_case *item, const point *p, bool smoke)
     } else if (p->shape == WINDOW) {
         d->flags |= ATTN_CAUSAL | ATTN_WINDOW | ATTN_SINK, d->window_left = WINDOW_LEFT, d->window_right = -1;
         snprintf(kind, sizeof kind, " window:%d", WINDOW_LEFT);
+    } else if (p->shape == SPLIT) {
+        item->baseline_name = "free", item->baseline = *d;
+        d->strategy = "split-keys=512";
+        strcpy(kind, " split:512");
     }
     snprintf(item->mask, sizeof item->mask, "batch:%d%s", (int)d->batch, kind);
 }
