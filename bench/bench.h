@@ -124,9 +124,9 @@ attn_bench_case *attn_bench_cases(const attn_bench_options *options, int *count)
 enum { ATTN_BENCH_PAGED = 5 };
 void attn_bench_paged(attn_bench_case *item, int which);
 
-/* A row each of some sequences, with keys in common and of their own: attn_bench_cascade. which: of
+/* A row each of some sequences, with keys in common, whole pages, and of their own: attn_bench_cascade. which: of
  * ATTN_BENCH_CASCADES, 4, 16 or 64 sequences. */
-enum { ATTN_BENCH_CASCADES = 3 };
+enum { ATTN_BENCH_CASCADES = 3, ATTN_BENCH_CASCADE_PAGE = 64 };
 void attn_bench_cascades(attn_bench_case *item, int which);
 
 /* New tokens into pages: attn_bench_append. which: of ATTN_BENCH_APPENDS, pages of 16 with K turned by halves or by

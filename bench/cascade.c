@@ -11,7 +11,7 @@
 #include "device/device.h"
 #include "problem/desc.h"
 
-enum { PAGE_SIZE = 64, OWN = 256, OWN_PAGES = OWN / PAGE_SIZE };
+enum { PAGE_SIZE = ATTN_BENCH_CASCADE_PAGE, OWN = 256, OWN_PAGES = OWN / PAGE_SIZE };
 enum { LEVELS, ALONE, LIMIT, RUNNERS }; /* FlashInfer runs in ALONE's place */
 
 /* Arrays of numbers, which are copied to a GPU whole; tables lie after them. */
@@ -182,7 +182,7 @@ static void end(cascade *c)
 bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
                         attn_bench_result *result)
 {
-    cascade c = { .item = item, .shared_pages = attn_ceil_div(item->desc.len_kv, PAGE_SIZE) };
+    cascade c = { .item = item, .shared_pages = item->desc.len_kv / PAGE_SIZE };
     attn_bench_runner runners[RUNNERS] = { { run_levels, &c }, { run_alone, &c } };
     attn_bench_times times[RUNNERS] = { 0 };
     *result = (attn_bench_result){ .peer_name = "alone" };

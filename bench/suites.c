@@ -88,6 +88,7 @@ void attn_bench_cascades(attn_bench_case *item, int which)
     static const int batches[ATTN_BENCH_CASCADES] = { 4, 16, 64 };
     item->kind = ATTN_BENCH_CASCADE;
     item->desc.batch = batches[which];
+    item->desc.len_kv = attn_round_up(item->desc.len_kv, ATTN_BENCH_CASCADE_PAGE);
     snprintf(item->mask, sizeof item->mask, "batch:%d", batches[which]);
 }
 

@@ -223,7 +223,8 @@ typedef struct attn_pool_level {
  * Where all levels together save less than attn_cascade_info.saved_least, a run without levels is faster
  * (attn_pool_tables, attn_run).
  *
- * ATTN_INVALID: a sequence has more than `width` pages, or more rows than tokens. */
+ * ATTN_INVALID: a sequence has more than `width` pages, or more rows than tokens; cu_lens_q does not begin with 0, or
+ * falls. A sequence of zeros may have rows: they see no key. */
 ATTN_API attn_status attn_pool_levels(const attn_pool *pool, const attn_seq *seqs, int64_t count,
                                       const int32_t *cu_lens_q, int64_t least, int64_t width, attn_pool_level *level,
                                       int32_t levels);
@@ -364,7 +365,8 @@ static inline attn_status attn_kv_run(const attn_kv_plan *plan, const attn_kv_ar
  *     attn_cascade_keys shared = { .cu_lens_q = rows, .lens_kv = lens, .page_table = pages };
  *     attn_cascade_run(plan, &args, &shared, workspace, stream);
  *
- * A sequence's keys are those of its group at the first level, then at the next, at last its own. */
+ * A sequence's keys are those of its group at the first level, then at the next, at last its own. With ATTN_CAUSAL its
+ * rows are its last own keys; if it has no keys at any level, they see none. */
 
 /* A shared level. Sequences that share nothing at it are groups of 0 keys or, at the batch's end, in no group. */
 typedef struct attn_cascade_level {
@@ -407,7 +409,8 @@ ATTN_API size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *
 typedef struct attn_cascade_info {
     double seconds, seconds_alone; /* predicted: levels in turn, and merge; attn_run over all keys, 0 if not known */
     uint64_t workspace_bytes;
-    int64_t saved_least;     /* keys that the levels must save, all together (attn_pool_level.saved); -1: not known */
+    int64_t saved_least;     /* keys that the levels must save, all together (attn_pool_level.saved); -1: not known,
+                              * INT64_MAX: they never pay */
     double seconds_captured; /* seconds in a captured graph, where levels may run at once */
 } attn_cascade_info;
 ATTN_API attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn_cascade_info *info,

@@ -118,7 +118,8 @@ static cascade_problem cascade_draw(cascade_arrays *at, int number, attn_dtype d
         cascade_share(&p, n, own->cu_lens_q, counts, &random);
     for (int64_t b = 0; b < d->batch; b++) {
         int64_t keys = own->cu_lens_q[b + 1] - own->cu_lens_q[b] + check_below(&random, 40);
-        if (!(d->flags & ATTN_CAUSAL) && check_chance(&random, 20)) keys = 0;
+        bool may_have_none = !(d->flags & ATTN_CAUSAL) || at->all.lens_kv[b] == 0;
+        if (may_have_none && check_chance(&random, 20)) keys = 0;
         int64_t count = cascade_take(&p, own->table + b * CASCADE_ENTRIES, 0, keys);
         memcpy(at->all.table + b * CASCADE_ENTRIES + counts[b], own->table + b * CASCADE_ENTRIES, (size_t)count * 4);
         own->lens_kv[b] = (int32_t)keys, at->all.lens_kv[b] += (int32_t)keys;

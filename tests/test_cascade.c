@@ -145,16 +145,16 @@ static void descriptors_are_refused(void **state)
     attn_desc d = p.own;
     refused(attn_cascade_plan_create(NULL, &d, p.level, p.levels), "plan = NULL");
     refused(attn_cascade_plan_create(&plan, NULL, p.level, p.levels), "desc is NULL");
-    refused(attn_cascade_plan_create(&plan, &d, NULL, p.levels), "cascade_level is NULL");
+    refused(attn_cascade_plan_create(&plan, &d, NULL, p.levels), "levels is NULL");
     refused(attn_cascade_plan_create(&plan, &d, p.level, 0), "count = 0 is not in 1 to 8");
     refused(attn_cascade_plan_create(&plan, &d, p.level, 9), "count = 9");
-    refused(attn_cascade_plan_create_sized(&plan, &d, sizeof d, p.level, 0, 1), "cascade_level_size = 0");
+    refused(attn_cascade_plan_create_sized(&plan, &d, sizeof d, p.level, 0, 1), "level_size = 0");
     d.flags |= ATTN_WINDOW, d.window_left = d.window_right = -1;
     refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "beside what it needs");
     d = p.own, d.flags = 0, d.softcap = 0, d.pages = d.page_size = d.table_width = d.total_q = 0;
     refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "needs ATTN_VARLEN, ATTN_PAGED");
     p.level[1].groups = -1;
-    refused(attn_cascade_plan_create(&plan, &p.own, p.level, p.levels), "levels[1]: batch = -1");
+    refused(attn_cascade_plan_create(&plan, &p.own, p.level, p.levels), "levels[1]: groups = -1 is below 0");
     p.level[1].groups = 1, p.level[0].kernel = "none";
     refused(attn_cascade_plan_create(&plan, &p.own, p.level, p.levels), "levels[0]: kernel");
     assert_null(plan);
@@ -178,7 +178,7 @@ static void arguments_are_refused(void **state)
     assert_ok(attn_cascade_plan_create(&plan, &p.own, p.level, p.levels));
     char *workspace = malloc(attn_cascade_plan_workspace(plan));
     refused(attn_cascade_run(plan, NULL, keys, workspace, NULL), "args is NULL");
-    refused(attn_cascade_run(plan, &good, NULL, workspace, NULL), "cascade_keys is NULL");
+    refused(attn_cascade_run(plan, &good, NULL, workspace, NULL), "shared is NULL");
     refused(attn_cascade_run(plan, &good, keys, NULL, NULL), "workspace = NULL");
     bad.o = got.k;
     refused(attn_cascade_run(plan, &bad, keys, workspace, NULL), "overlap");
@@ -187,10 +187,17 @@ static void arguments_are_refused(void **state)
     keys[0].page_table = NULL;
     refused(attn_cascade_run(plan, &good, keys, workspace, NULL), "shared[0]: page_table");
     cascade_shared_keys(&p, &got, keys);
+    bad = good, bad.o = level->cu_lens_q;
+    refused(attn_cascade_run(plan, &bad, keys, workspace, NULL), "shared[0]: o overlaps cu_lens_q");
+    bad.o = level->lens_kv;
+    refused(attn_cascade_run(plan, &bad, keys, workspace, NULL), "shared[0]: o overlaps");
+    bad = good, bad.lse = (float *)(void *)level->table;
+    refused(attn_cascade_run(plan, &bad, keys, workspace, NULL), "shared[0]: lse overlaps page_table");
     for (int64_t b = 0; b < p.own.batch; b++) {
         int32_t kept = own->lens_kv[b], rows = own->cu_lens_q[b + 1] - own->cu_lens_q[b];
         own->lens_kv[b] = rows - 1;
-        if (rows > 0) refused(attn_cascade_run(plan, &good, keys, workspace, NULL), "keys of their own");
+        if (rows > 1 || (rows == 1 && got.all.lens_kv[b] > kept)) /* those without any key pad the batch */
+            refused(attn_cascade_run(plan, &good, keys, workspace, NULL), "keys of their own");
         own->lens_kv[b] = kept;
     }
     level->lens_kv[0] = (int32_t)p.level[0].len_kv + 1;
@@ -223,7 +230,14 @@ static void levels_are_refused(void **state)
     refused(attn_pool_levels(f.pool, seqs, 2, rows, 1, 3, levels, 9), "levels = 9");
     rows[2] = 5;
     refused(attn_pool_levels(f.pool, seqs, 2, rows, 1, 3, levels, 1), "4 rows, but the sequence has 3 tokens");
-    rows[2] = 4, levels[1].table = NULL;
+    rows[0] = 1, rows[2] = 4;
+    refused(attn_pool_levels(f.pool, seqs, 2, rows, 1, 3, levels, 1), "cu_lens_q[0] = 1 is not 0");
+    attn_seq padded[3] = { seqs[0], { 0 }, seqs[1] };
+    const int32_t falling[] = { 0, 1, 0, 2 }, rising[] = { 0, 1, 2, 3 };
+    refused(attn_pool_levels(f.pool, padded, 3, falling, 1, 3, levels, 1),
+            "cu_lens_q[2] = 0 is below the one before, 1");
+    assert_ok(attn_pool_levels(f.pool, padded, 3, rising, 1, 3, levels, 1));
+    rows[0] = 0, levels[1].table = NULL;
     refused(attn_pool_levels(f.pool, seqs, 2, rows, 1, 3, levels, 1), "level[1] has no table");
     levels[1].table = level_of[1].table;
     assert_ok(attn_seq_free(f.pool, seqs[1]));

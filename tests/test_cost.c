@@ -59,14 +59,14 @@ static void no_typical_length_is_above_the_longest(void **state)
         }
 }
 
-static double planned_seconds(const attn_desc *desc)
+static attn_plan_info plan_of(const attn_desc *desc)
 {
     attn_plan *plan;
     attn_plan_info info;
     assert_ok(attn_plan_create(&plan, desc));
     assert_ok(attn_plan_get_info(plan, &info));
     attn_plan_destroy(plan);
-    return info.seconds;
+    return info;
 }
 
 /* Decode of a batch takes as long with its rows packed as without: over pages only they are. */
@@ -100,7 +100,7 @@ static void packed_rows_over_pages_have_keys(void **state)
                 took[i] =
                     seconds(&resolved[i], kernel_named("sm90_bf16_d128_128x128_paged"), attn_typical_pairs(&typical));
             } else {
-                took[i] = planned_seconds(&resolved[i]);
+                took[i] = plan_of(&resolved[i]).seconds;
             }
         }
         double ratio = took[1] / took[0];
@@ -131,10 +131,39 @@ static void a_share_of_lengths_is_a_length(void **state)
             assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
             attn_desc typical = attn_typical(&resolved);
             took[i] = kernel[n] ? seconds(&resolved, kernel_named(kernel[n]), attn_typical_pairs(&typical))
-                                : planned_seconds(&resolved);
+                                : plan_of(&resolved).seconds;
         }
         double ratio = took[1] / took[0];
         if (!(ratio > 0.9 && ratio < 1.1)) fail_msg("case %d: %.3f of the time", n, ratio);
+    }
+}
+
+/* A window's decode on the CPU is as long in a long context, and in as many parts. */
+static void windows_are_split_by_their_keys(void **state)
+{
+    (void)state;
+    static const uint32_t flags[] = { 0, ATTN_DETERMINISTIC };
+    for (int n = 0; n < 4; n++) {
+        attn_desc desc = { .dtype = ATTN_BF16,
+                           .flags = ATTN_WINDOW | ATTN_CAUSAL | flags[n % 2],
+                           .batch = 1,
+                           .heads_q = 16,
+                           .heads_kv = 4,
+                           .len_q = n < 2 ? 1 : 16,
+                           .dim_qk = 128,
+                           .window_left = 4095,
+                           .window_right = -1,
+                           .threads = 2 },
+                  resolved;
+        attn_plan_info info[2];
+        for (int i = 0; i < 2; i++) {
+            desc.len_kv = i ? 1 << 20 : 8192;
+            assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
+            info[i] = plan_of(&resolved);
+        }
+        assert_string_equal(info[0].kernel, info[1].kernel);
+        assert_int_equal(info[0].splits, info[1].splits);
+        assert_in_range(info[0].splits, 1, 9); /* parts of 512 keys at least */
     }
 }
 
@@ -329,6 +358,7 @@ int main(void)
         cmocka_unit_test(no_typical_length_is_above_the_longest),
         cmocka_unit_test(packed_rows_over_pages_have_keys),
         cmocka_unit_test(a_share_of_lengths_is_a_length),
+        cmocka_unit_test(windows_are_split_by_their_keys),
         cmocka_unit_test(few_rows_are_predicted),
         cmocka_unit_test(bytes_are_as_counted),
         cmocka_unit_test(long_keys_come_again),

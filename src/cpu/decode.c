@@ -1,6 +1,6 @@
-/* Decode over all heads: a unit is one KV head of one sequence, a part one of `splits` runs of its keys; an item
- * computes a part for `heads_tile` neighbouring heads. All parts of
- * all units are computed in any order, then each unit's partial states are merged in the order of their keys. */
+/* Decode over all heads: a unit is one KV head of one sequence, a part one of `splits` runs of the keys that its rows
+ * see by ranges; an item computes a part for `heads_tile` neighbouring heads. All parts of all units are computed in
+ * any order, then each unit's partial states are merged in the order of their keys. */
 #include <math.h>
 
 #include "problem/desc.h"
@@ -34,10 +34,18 @@ bool attn_decode_lay_out(const attn_plan *plan, attn_decode_layout *l)
                        &l->scratch);
 }
 
-/* Keys a part takes: whole tiles, so that parts but the last are alike. */
-static int64_t part_keys(const run *r, const attn_sequence *seq)
+/* Keys [lo, hi) of a part, of those that ranges show the sequence's rows: whole tiles, so that parts but the last are
+ * alike. Empty: lo >= hi. */
+static attn_mask_tile keys_of_part(const run *r, const attn_sequence *seq, const attn_mask_view *view, int64_t part)
 {
-    return attn_round_up(attn_ceil_div(seq->len_kv, r->plan->choice.splits), ATTN_DECODE_TILE);
+    attn_mask_tile seen = { 0, seq->len_kv, false };
+    attn_mask_span(view, 0, seq->len_q, &seen);
+    if (seen.lo >= seen.hi) return seen;
+    int64_t first = seen.lo / ATTN_DECODE_TILE * ATTN_DECODE_TILE;
+    int64_t keys = attn_round_up(attn_ceil_div(seen.hi - first, r->plan->choice.splits), ATTN_DECODE_TILE);
+    seen.lo = first + part * keys;
+    if (seen.lo + keys < seen.hi) seen.hi = seen.lo + keys;
+    return seen;
 }
 
 /* Item: (sequence, part, some neighbouring heads). */
@@ -49,8 +57,9 @@ static void part_item(void *arg, int64_t item, int worker)
     int64_t batch = item / ranges / splits, part = item / ranges % splits, head = item % ranges * heads;
     int64_t group = d->heads_q / d->heads_kv, unit = batch * d->heads_kv + head;
     attn_sequence seq = attn_sequence_of(d, r->args, batch);
-    int64_t tensor_batch = attn_tensor_batch(d, batch), keys = part_keys(r, &seq), key0 = part * keys;
+    int64_t tensor_batch = attn_tensor_batch(d, batch);
     if (!seq.len_q) return;
+    attn_mask_tile keys = keys_of_part(r, &seq, r->views + unit * group, part);
     attn_decode_task task = {
         .dtype = d->dtype,
         .mask = r->views + unit * group,
@@ -66,8 +75,8 @@ static void part_item(void *arg, int64_t item, int worker)
         .v_head = d->v_stride[2] * attn_dtype_size(d->dtype),
         .dim_qk = d->dim_qk,
         .dim_v = d->dim_v,
-        .key0 = key0,
-        .key1 = key0 + keys < seq.len_kv ? key0 + keys : seq.len_kv,
+        .key0 = keys.lo,
+        .key1 = keys.hi,
         .kv_tile = r->plan->choice.kv_tile,
         .fetch_l2 = r->plan->choice.fetch_l2,
         .partial = r->partials + (unit * splits + part) * r->layout.partial_floats,

@@ -42,6 +42,8 @@ static const double cached_share = 0.45;
 /* On a GPU, seconds beside what levels are predicted to take [m]: of the merge; of a shared level of hardly a key; of
  * one by another kernel than the sequences' own, whose code no cache holds, in turn and beside it. */
 static const double merge_seconds = 4e-6, level_seconds = 8e-6, kernel_seconds = 14e-6, beside_seconds = 8e-6;
+/* On a CPU, a thread's seconds for a value of a part that is merged [m]. */
+static const double merge_value_seconds = 8e-10;
 /* Levels at once share memory: what they take, the merge included, of the longest alone; and what levels in turn take
  * of that at least. Shares of the multiprocessors with which the longest level takes so much of the least are as good
  * [m]. */
@@ -49,7 +51,7 @@ static const double at_once = 1.4, in_turn = 1.1, nearly = 1.2;
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
-static attn_status check(const attn_desc *d, int32_t count)
+static attn_status check_desc(const attn_desc *d, int32_t count)
 {
     if (count < 1 || count > ATTN_CASCADE_LEVELS)
         return attn_fail(ATTN_INVALID, "count = %" PRId32 " is not in 1 to %d", count, ATTN_CASCADE_LEVELS);
@@ -104,6 +106,8 @@ static attn_status about(attn_status status, const char *what, int i)
 static attn_status create_level(attn_cascade_plan *plan, int i, const attn_cascade_level *level)
 {
     attn_desc d = desc_of_level(&plan->desc, level);
+    if (level->groups < 0)
+        return attn_fail(ATTN_INVALID, "levels[%d]: groups = %" PRId64 " is below 0", i, level->groups);
     return about(attn_plan_create(&plan->part[i], &d), "levels", i);
 }
 
@@ -182,10 +186,19 @@ static double predicted(attn_desc d)
     return seconds;
 }
 
-/* Seconds of levels that have hardly a key. */
+static double seconds_of_merge(const attn_cascade_plan *plan)
+{
+    const attn_desc *d = &plan->desc;
+    attn_plan_info info;
+    if (d->device == ATTN_CUDA) return merge_seconds;
+    double values = (double)d->total_q * (double)d->heads_q * (double)d->dim_v * plan->parts;
+    return attn_plan_get_info(plan->part[plan->parts - 1], &info) ? 0 : values * merge_value_seconds / info.threads;
+}
+
+/* Seconds of shared levels that have hardly a key. */
 static double seconds_of_levels(const attn_cascade_plan *plan, const attn_cascade_level *levels)
 {
-    double seconds = plan->desc.device == ATTN_CUDA ? merge_seconds : 0;
+    double seconds = 0;
     for (int i = 0; i + 1 < plan->parts; i++) {
         attn_desc d = desc_of_level(&plan->desc, &levels[i]);
         if (d.len_kv > d.page_size) d.len_kv = d.page_size;
@@ -194,26 +207,32 @@ static double seconds_of_levels(const attn_cascade_plan *plan, const attn_cascad
     return seconds;
 }
 
-/* Each sequence with all of its keys; what levels would save costs less if it comes from a cache. */
+/* Each sequence with all of its keys. What levels save costs less on a GPU, where it comes from a cache; on a CPU they
+ * save reading a key again, but not its products. */
 static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
 {
     attn_desc all = plan->desc;
-    double saved = 0, share = all.device == ATTN_CUDA ? cached_share : 1, shared_keys = 0;
+    bool gpu = all.device == ATTN_CUDA;
+    double saved = 0, share = gpu ? cached_share : 1, shared_keys = 0, least = seconds_of_levels(plan, levels),
+           grown = 0, merge = seconds_of_merge(plan);
     int count = plan->parts - 1;
     for (int i = 0; i < count; i++) {
         double members = (double)(all.batch - levels[i].groups);
         all.len_kv += levels[i].len_kv, shared_keys += (double)levels[i].len_kv;
         if (members > 0) saved += members * (double)levels[i].len_kv;
+        grown += seconds_of(plan->part[i]);
     }
     all.table_width = attn_ceil_div(all.len_kv, all.page_size), all.table_total = 0;
-    for (int i = 0; i < plan->parts; i++)
-        plan->seconds += seconds_of(plan->part[i]);
-    if (all.device == ATTN_CUDA) plan->seconds += merge_seconds + kernels_of(plan, plan->part) * kernel_seconds;
+    plan->seconds = grown + seconds_of(plan->part[count]) + merge;
+    if (gpu) plan->seconds += kernels_of(plan, plan->part) * kernel_seconds;
     if (plan->seconds < in_turn * plan->seconds_beside) plan->seconds = in_turn * plan->seconds_beside;
     double alone = predicted(all), own = predicted(plan->desc), keys = (double)all.batch * shared_keys;
-    double key = keys > 0 && alone > own && own > 0 ? (alone - own) / keys : 0;
+    double key = keys > 0 && alone > own && own > 0 ? (alone - own) / keys : 0, gain = key * share;
+    if (!gpu && saved > 0) gain = (keys * key - fmax(0, grown - least)) / saved;
     plan->seconds_alone = alone - saved * key * (1 - share);
-    plan->saved_least = key > 0 ? (int64_t)(seconds_of_levels(plan, levels) / (key * share)) + 1 : -1;
+    plan->saved_least = key == 0                         ? -1
+                        : gain > (merge + least) * 1e-15 ? (int64_t)((merge + least) / gain) + 1
+                                                         : INT64_MAX;
 }
 
 /* ---- levels at once -------------------------------------------------------------------------- */
@@ -325,11 +344,11 @@ attn_status attn_cascade_plan_create_sized(attn_cascade_plan **out, const attn_d
     attn_desc resolved;
     if (!out) return attn_fail(ATTN_INVALID, "plan = NULL: it takes the address of a pointer");
     attn_status status = attn_desc_resolve(&resolved, desc, desc_size);
-    if (!status) status = check(&resolved, count);
+    if (!status) status = check_desc(&resolved, count);
+    if (!status && !levels) status = attn_fail(ATTN_INVALID, "levels is NULL");
     for (int i = 0; i < count && !status; i++)
-        status =
-            attn_struct_copy(&level[i], sizeof *level, levels ? (const char *)levels + (size_t)i * level_size : NULL,
-                             level_size, "cascade_level");
+        status = attn_struct_copy(&level[i], sizeof *level, (const char *)levels + (size_t)i * level_size, level_size,
+                                  "level");
     if (status) return status;
     attn_cascade_plan *plan = calloc(1, sizeof *plan);
     if (!plan) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
@@ -398,7 +417,9 @@ size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, siz
         attn_say(&w, "; if every sequence read all of its keys ");
         attn_say_seconds(&w, plan->seconds_alone);
     }
-    if (plan->saved_least >= 0)
+    if (plan->saved_least == INT64_MAX)
+        attn_say(&w, "\nlevels do not pay: they save reading keys, which takes no time beside the products");
+    else if (plan->saved_least >= 0)
         attn_say(&w, "\nlevels pay where they save %" PRId64 " keys: those of each group, times its sequences less one",
                  plan->saved_least);
     attn_say(&w, "\n");
@@ -406,23 +427,6 @@ size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, siz
 }
 
 /* ---- run ------------------------------------------------------------------------------------- */
-
-/* Where the host may read them: lengths and tables of the sequences' own keys, of which ATTN_CAUSAL takes as many as
- * there are rows. */
-static attn_status check_own(const attn_desc *d, const attn_args *a)
-{
-    if (d->device == ATTN_CUDA) return attn_args_check_arrays(d, a);
-    attn_status status = attn_args_check(d, a);
-    for (int64_t b = 0; b < d->batch && !status && d->flags & ATTN_CAUSAL; b++) {
-        int32_t rows = a->cu_lens_q[b + 1] - a->cu_lens_q[b];
-        if (a->lens_kv[b] < rows)
-            status = attn_fail(ATTN_INVALID,
-                               "lens_kv[%" PRId64 "] = %" PRId32 ": with ATTN_CAUSAL the sequence's %" PRId32
-                               " rows have keys of their own",
-                               b, a->lens_kv[b], rows);
-    }
-    return status;
-}
 
 /* What all levels have in common with the caller's. */
 static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *keys)
@@ -435,6 +439,50 @@ static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *k
                         .page_table = keys->page_table,
                         .page_starts = keys->page_starts,
                         .fault = args->fault };
+}
+
+/* The arrays of shared levels, o and lse being the caller's: that they are apart. */
+static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *own, const attn_cascade_keys *keys)
+{
+    attn_status status = ATTN_OK;
+    for (int i = 0; i + 1 < plan->parts && !status; i++) {
+        attn_desc d = plan->part[i]->desc;
+        attn_args args = args_of_level(own, &keys[i]);
+        args.o = own->o, args.lse = own->lse;
+        d.flags = (d.flags & ~(uint32_t)ATTN_OUT_F32) | (plan->desc.flags & ATTN_OUT_F32);
+        memcpy(d.o_stride, plan->desc.o_stride, sizeof d.o_stride);
+        status = d.device == ATTN_CPU ? attn_args_check(&d, &args) : attn_args_check_arrays(&d, &args);
+        status = about(status, "shared", i);
+    }
+    return status;
+}
+
+/* Whether a shared level has keys for rows [row0, row1). */
+static bool are_shared(const attn_cascade_plan *plan, const attn_cascade_keys *keys, int32_t row0, int32_t row1)
+{
+    for (int i = 0; i + 1 < plan->parts; i++)
+        for (int64_t g = 0; g < plan->part[i]->desc.batch; g++)
+            if (keys[i].lens_kv[g] > 0 && keys[i].cu_lens_q[g] < row1 && row0 < keys[i].cu_lens_q[g + 1]) return true;
+    return false;
+}
+
+/* Where the host may read them: lengths and tables. With ATTN_CAUSAL a sequence's rows are its last own keys, unless it
+ * has no keys at all. */
+static attn_status check(const attn_cascade_plan *plan, const attn_args *a, const attn_cascade_keys *keys)
+{
+    const attn_desc *d = &plan->desc;
+    bool host = d->device == ATTN_CPU;
+    attn_status status = host ? attn_args_check(d, a) : attn_args_check_arrays(d, a);
+    if (!status) status = check_shared(plan, a, keys);
+    for (int64_t b = 0; host && b < d->batch && !status && d->flags & ATTN_CAUSAL; b++) {
+        int32_t row0 = a->cu_lens_q[b], row1 = a->cu_lens_q[b + 1], rows = row1 - row0;
+        if (a->lens_kv[b] < rows && (a->lens_kv[b] > 0 || are_shared(plan, keys, row0, row1)))
+            status = attn_fail(ATTN_INVALID,
+                               "lens_kv[%" PRId64 "] = %" PRId32 ": with ATTN_CAUSAL the sequence's %" PRId32
+                               " rows have keys of their own",
+                               b, a->lens_kv[b], rows);
+    }
+    return status;
 }
 
 /* What is merged: of each level o and LSE, or its splits. A level has the rows of its groups, the first ones. */
@@ -470,8 +518,8 @@ attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_arg
     for (int i = 0; i + 1 < plan->parts && !status; i++)
         status =
             attn_struct_copy(&keys[i], sizeof *keys, shared ? (const char *)shared + (size_t)i * shared_size : NULL,
-                             shared_size, "cascade_keys");
-    if (!status) status = check_own(&plan->desc, &own);
+                             shared_size, "shared");
+    if (!status) status = check(plan, &own, keys);
     if (!status && !workspace)
         status = attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %zu bytes", plan->workspace);
     if (status) return status;

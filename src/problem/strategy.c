@@ -80,7 +80,8 @@ static attn_status bad_value(const attn_strategy *s, const char *word)
     char text[160] = "";
     attn_words takes = { text, sizeof text, 0 };
     if (s->kind == ATTN_STRATEGY_SWITCH) attn_say(&takes, "%s", s->name);
-    if (s->kind == ATTN_STRATEGY_COUNT) attn_say(&takes, "%s=N, N from %" PRId64 " on", s->name, s->least);
+    if (s->kind == ATTN_STRATEGY_COUNT)
+        attn_say(&takes, "%s=N, N from %" PRId64 " to %" PRId32, s->name, s->least, INT32_MAX);
     for (int i = 0; s->kind == ATTN_STRATEGY_CHOICE && i < s->try_count; i++)
         attn_say(&takes, "%s%s=%s", i ? ", " : "", s->name, s->alternatives[i]);
     if (s->off >= 0) attn_say(&takes, ", or no-%s", s->name);
