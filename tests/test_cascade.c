@@ -198,6 +198,9 @@ static void arguments_are_refused(void **state)
         own->lens_kv[b] = rows - 1;
         if (rows > 1 || (rows == 1 && got.all.lens_kv[b] > kept)) /* those without any key pad the batch */
             refused(attn_cascade_run(plan, &good, keys, workspace, NULL), "keys of their own");
+        own->lens_kv[b] = 0;
+        if (rows > 0 && got.all.lens_kv[b] > kept)
+            refused(attn_cascade_run(plan, &good, keys, workspace, NULL), "keys of their own");
         own->lens_kv[b] = kept;
     }
     level->lens_kv[0] = (int32_t)p.level[0].len_kv + 1;

@@ -503,7 +503,7 @@ static attn_status run_level(const attn_cascade_plan *plan, int i, const attn_pl
         all->o[all->count] = left.o + k * left.o_step, all->lse[all->count] = left.lse + k * left.lse_step;
         all->rows[all->count] = args->cu_lens_q + part->desc.batch;
     }
-    return i + 1 < plan->parts ? about(status, "shared", i) : status;
+    return status;
 }
 
 attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_args *args, size_t args_size,

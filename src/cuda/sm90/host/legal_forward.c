@@ -50,7 +50,8 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
     bool lies = attn_sm90_tma_takes(d, ATTN_SM90_K) && attn_sm90_tma_takes(d, ATTN_SM90_V);
     if (!why_not && p->kernel->paged && !lies) return "TMA does not take pages of these strides";
     if (!s || why_not || !attn_cuda_is_variant(p->kernel)) return why_not;
-    if (!attn_said_allows(s, ATTN_STRATEGY_SPLIT_KEYS, 0)) return "split-keys: only decode kernels have it, in multiples of their KV tile";
+    if (!attn_said_allows(s, ATTN_STRATEGY_SPLIT_KEYS, 0))
+        return "split-keys: only decode kernels have it, in multiples of their KV tile";
     if (!attn_said_allows(s, ATTN_STRATEGY_TEAMS, 1)) return "teams: only decode kernels have them";
     if (s->said[ATTN_STRATEGY_SPLIT_KV] &&
         s->value[ATTN_STRATEGY_SPLIT_KV] > max_of(1, min_of((double)steps, ATTN_SM90_SPLITS_MOST)))
