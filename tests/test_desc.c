@@ -229,7 +229,8 @@ static void numbers_are_checked(void **state)
     REFUSED(loaded, INVALID, "softcap = -2.5 is not a finite number above 0", d.softcap = -2.5f);
     REFUSED(loaded, INVALID, "softcap = inf is not a finite number above 0", d.softcap = INFINITY);
     REFUSED(plain, INVALID, "dropout_p = 0.5 needs ATTN_DROPOUT", d.dropout_p = 0.5f);
-    REFUSED(plain, INVALID, "visible_share = 0.5 needs ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_LENS_Q or ATTN_LENS_KV",
+    REFUSED(plain, INVALID,
+            "visible_share = 0.5 needs ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_LENS_Q or ATTN_LENS_KV",
             d.visible_share = 0.5);
     REFUSED(loaded, INVALID, "visible_share = 1.5 is not in 0 to 1", d.visible_share = 1.5);
     REFUSED(loaded, INVALID, "visible_share = nan is not in 0 to 1", d.visible_share = NAN);
