@@ -201,10 +201,10 @@ typedef struct attn_desc {
     /* ATTN_BACKWARD; likewise: all 0: packed; else dim's is 1 */
     int64_t grad_o_stride[4], grad_q_stride[4], grad_k_stride[4], grad_v_stride[4];
 
-    /* ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_LENS_Q, ATTN_LENS_KV: of the pairs that the other masks leave of
-     * len_q rows and len_kv keys, the share that tables and lengths of a run leave, as a rule: for lens_kv of 4000 on
-     * average and len_kv = 16000 0.25. 0 < share <= 1; 0: not known, taken as 1. A plan cannot know it. Its choice and
-     * predictions depend on it, results do not. */
+    /* ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS: of the pairs that the other masks leave, the share that these leave. With
+     * ATTN_LENS_Q or ATTN_LENS_KV alone: of the pairs of len_q and len_kv, the share that a run's lengths leave; of
+     * lens_kv that are 4000 on average and len_kv = 16000: 0.25. 0 < share <= 1; 0: not known, taken as 1. A plan
+     * cannot know it. Its choice and predictions depend on it, results only by rounding. */
     double visible_share;
 
     /* NULL: the planner decides everything. Else what you decide instead, in words with commas or spaces between them:
@@ -296,7 +296,7 @@ typedef struct attn_args {
 
     const int32_t *cu_lens_q, *cu_lens_kv; /* ATTN_VARLEN: (batch + 1): starts, then the end; from 0, never falling */
     const int32_t *lens_q;  /* ATTN_LENS_Q: (batch): 0 to len_q, or to the sequence's share of cu_lens_q */
-    const int32_t *lens_kv; /* ATTN_LENS_KV: (batch): likewise */
+    const int32_t *lens_kv; /* ATTN_LENS_KV: (batch): 0 to len_kv, or to the sequence's share of cu_lens_kv */
     const int32_t *prefix;  /* ATTN_PREFIX: (batch): 0 to len_kv */
 
     /* ATTN_INTERVALS: (batch, interval_heads, len_kv, interval_vectors), each 0 to len_q. Key j is hidden from rows

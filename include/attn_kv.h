@@ -212,8 +212,9 @@ typedef struct attn_pool_level {
 /* Writes what a batch's sequences have in common: full pages, without those of the tokens that are rows of this run.
  * cu_lens_q (count + 1): rows of the run. level: `levels` shared levels, 1 to ATTN_CASCADE_LEVELS, then the sequences'
  * own keys. At level 0 sequences that follow one another and begin with the same pages, `least` keys of them at least,
- * are a group; at the next level those of a group that go on with the same pages; and so on. So let sequences that
- * share much stand together. Three sequences of 10, 10 and 6 tokens in pages of 4, `least` = 4, one row each:
+ * are a group; at the next level those of a group that go on with the same pages, as many at least; and so on. So let
+ * sequences that share much stand together. Three sequences of 10, 10 and 6 tokens in pages of 4, `least` = 4, one row
+ * each:
  *
  *     pages: 0 1 2, 0 1 3 and 0 4        cu_lens_q = 0 1 2 3
  *     level[0]: groups = 1, cu_lens_q = 0 3 3 3, lens_kv = 4 0 0, pages 0            page 0, for all: saved = 8
@@ -380,8 +381,9 @@ typedef struct attn_cascade_level {
 typedef struct attn_cascade_plan attn_cascade_plan;
 
 /* desc: as for attn_run over each sequence's own keys; flags: ATTN_VARLEN, ATTN_PAGED and ATTN_LENS_KV, which it must
- * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC. Rows see all shared keys. levels:
- * `count` of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same arrays. Else as attn_plan_create. */
+ * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC; no visible_share. Rows see all
+ * shared keys. levels: `count` of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same arrays. Else as
+ * attn_plan_create. */
 ATTN_API attn_status attn_cascade_plan_create_sized(attn_cascade_plan **plan, const attn_desc *desc, size_t desc_size,
                                                     const attn_cascade_level *levels, size_t level_size, int32_t count);
 static inline attn_status attn_cascade_plan_create(attn_cascade_plan **plan, const attn_desc *desc,
@@ -393,8 +395,8 @@ static inline attn_status attn_cascade_plan_create(attn_cascade_plan **plan, con
 /* NULL is allowed. No run of the plan may be under way. */
 ATTN_API void attn_cascade_plan_destroy(attn_cascade_plan *plan);
 
-/* As attn_plan_workspace: the workspaces of the levels, and their results, 4 (dim_v + 1) bytes per row, query head and
- * level. */
+/* As attn_plan_workspace: the workspaces of the levels (on the CPU the largest of them), and their results, which take
+ * 4 (dim_v + 1) bytes per row, query head and level. */
 ATTN_API size_t attn_cascade_plan_workspace(const attn_cascade_plan *plan);
 
 /* As attn_plan_describe: each level's plan, the merge, what it is predicted to take, with levels and if every sequence
@@ -403,9 +405,9 @@ ATTN_API size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *
 
 /* Whether levels pay. A cascade always runs its levels: which page lists are whose, only the caller knows, and how much
  * a batch has in common changes from run to run while a plan has capacities. So ask for each batch: where its levels
- * save fewer keys than saved_least, attn_run over all keys of each sequence is predicted to be faster. seconds and
- * seconds_alone are of both at the capacities. On a GPU keys that several sequences read come from its L2 cache for all
- * but one, which is counted. ATTN_INVALID: an argument is NULL. */
+ * save fewer keys than saved_least, attn_run over all keys of each sequence is predicted to be faster than levels in
+ * turn. seconds and seconds_alone are of both at the capacities. On a GPU all reads of a shared key but the first are
+ * taken as from its L2 cache. ATTN_INVALID: an argument is NULL. */
 typedef struct attn_cascade_info {
     double seconds, seconds_alone; /* predicted: levels in turn, and merge; attn_run over all keys, 0 if not known */
     uint64_t workspace_bytes;
@@ -429,8 +431,8 @@ typedef struct attn_cascade_keys {
 } attn_cascade_keys;
 
 /* As attn_run. args: as for attn_run over each sequence's own keys, which with ATTN_CAUSAL are those of its query rows
- * at least. shared: one for each level. Rows of no sequence become 0, and their LSE -inf. On the CPU a run that fails
- * has written nothing but workspace.
+ * at least, unless it has none at any level. shared: one for each level. Rows of no sequence become 0, and their LSE
+ * -inf. On the CPU a run that fails has written nothing but workspace.
  *
  * ATTN_CUDA: the call puts a kernel per level and one that merges into the stream, and now and then a small one before
  * a level. In a captured graph the levels are branches, which run at once: each on a share of the multiprocessors where

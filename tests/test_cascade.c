@@ -151,6 +151,8 @@ static void descriptors_are_refused(void **state)
     refused(attn_cascade_plan_create_sized(&plan, &d, sizeof d, p.level, 0, 1), "level_size = 0");
     d.flags |= ATTN_WINDOW, d.window_left = d.window_right = -1;
     refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "beside what it needs");
+    d = p.own, d.visible_share = 0.5;
+    refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "visible_share = 0.5: a cascade takes none");
     d = p.own, d.flags = 0, d.softcap = 0, d.pages = d.page_size = d.table_width = d.total_q = 0;
     refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "needs ATTN_VARLEN, ATTN_PAGED");
     p.level[1].groups = -1;

@@ -37,7 +37,7 @@ struct attn_cascade_plan {
     size_t o_at[PARTS], lse_at[PARTS], scratch_at[PARTS], workspace; /* in the workspace, from a multiple of ALIGN */
 };
 
-/* On a GPU, of the reading of a key: of one that another sequence reads too, which comes from L2 [m]. */
+/* On a GPU: the time of a key that another sequence read before, from L2, as share of that of one from memory [m]. */
 static const double cached_share = 0.45;
 /* On a GPU, seconds beside what levels are predicted to take [m]: of the merge; of a shared level of hardly a key; of
  * one by another kernel than the sequences' own, whose code no cache holds, in turn and beside it. */
@@ -53,6 +53,7 @@ static const double at_once = 1.4, in_turn = 1.1, nearly = 1.2;
 
 static attn_status check_desc(const attn_desc *d, int32_t count)
 {
+    char text[ATTN_DECIMAL_SIZE];
     if (count < 1 || count > ATTN_CASCADE_LEVELS)
         return attn_fail(ATTN_INVALID, "count = %" PRId32 " is not in 1 to %d", count, ATTN_CASCADE_LEVELS);
     if (d->direction != ATTN_FORWARD)
@@ -66,6 +67,9 @@ static attn_status check_desc(const attn_desc *d, int32_t count)
                          "flags = 0x%" PRIx32 ": beside what it needs, a cascade takes ATTN_CAUSAL, ATTN_SOFTCAP, "
                          "ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC",
                          d->flags);
+    if (d->visible_share != 0)
+        return attn_fail(ATTN_INVALID, "visible_share = %s: a cascade takes none",
+                         attn_decimal(text, d->visible_share));
     return ATTN_OK;
 }
 
@@ -441,7 +445,7 @@ static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *k
                         .fault = args->fault };
 }
 
-/* The arrays of shared levels, o and lse being the caller's: that they are apart. */
+/* Arrays of shared levels: that they are apart from the caller's o and lse; on a CPU what they hold, too. */
 static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *own, const attn_cascade_keys *keys)
 {
     attn_status status = ATTN_OK;

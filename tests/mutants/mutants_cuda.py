@@ -95,6 +95,9 @@ MUTANTS = [
     (CUDA + "nvrtc.c", "load_builtins(info.dli_fname);", "(void)load_builtins;",
      "NVRTC's second library is not loaded from beside it", "nvrtc"),
     # decode kernels, on the emulated GPU
+    (SM90 + "host/decode.c", "return may_share(d) ? 0 :", "return", "decode: keys that sequences share pass through L2", "cuda_choices"),
+    (SM90 + "host/decode.c", "d->batch > 1 && (d->flags & ATTN_PAGED", "(d->flags & ATTN_PAGED",
+     "decode: pages of one sequence stay in L2", "cuda_choices"),
     (DECODING + "deal.h", "s->shift + row_in_sequence(d, lane));", "s->shift);", "all rows of a segment see what row 0 sees",
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "deal.h", "if (b + lane <= at->batch) mine = 0;", "", "sequences that are over are dealt again",

@@ -16,8 +16,8 @@
  * combination cost more [m]. */
 #define ATTN_DECODE_WHOLE_TILES 128
 
-/* Keys and values, which are read once, in multiples of L2 up to which its other lines are kept from being replaced by
- * them: writing those that were changed takes time; of more, all are replaced in any case [m]. */
+/* Keys and values that are read once, in multiples of L2 up to which it gives them up before other lines: what they
+ * would replace may have to be written first. Of more, keeping it costs more than that [m]. */
 #define ATTN_DECODE_PASSING 6
 
 /* base.common.fallback holds q, k and v: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v
@@ -29,9 +29,9 @@ typedef struct attn_decode_params {
     unsigned long long tag;       /* in the upper 48 bits, of the plan alone; the lower 16 are 0 */
     int team;       /* warps that share a range of tiles: ATTN_DECODE_TEAM_LEAST(dim), 4 or ATTN_DECODE_WARPS */
     int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: teams share evenly */
-    unsigned passing_units; /* deal.h's: if there are no more, L2 gives up their keys and values before other lines */
-    int group;              /* query heads per KV head */
-    int wide;               /* o is stored four elements at a time */
+    unsigned passing_units;    /* of deal.h: up to so many L2 gives up keys and values before other lines */
+    int group;                 /* query heads per KV head */
+    int wide;                  /* o is stored four elements at a time */
     attn_sm90_divisor by_page; /* page_size; ATTN_PAGED */
 } attn_decode_params;
 
