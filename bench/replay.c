@@ -272,7 +272,7 @@ static void walk_decode(const walk *w)
 attn_status attn_replay(const attn_plan *plan, const attn_args *args, const double *sizes, int levels, double *bytes)
 {
     const attn_cpu_kernel *k = attn_cpu_kernel_of(plan);
-    const uint32_t tables = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV;
+    const uint32_t tables = ATTN_MASK_TABLES | ATTN_VARLEN | ATTN_RUN_LENGTHS;
     if (!k || k->form == ATTN_GRADIENT || plan->desc.flags & tables)
         return attn_fail(ATTN_UNSUPPORTED, "accesses are counted only for forwards on the CPU without tables");
     attn_cache *cache[8] = { NULL };

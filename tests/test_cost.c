@@ -59,16 +59,6 @@ static void no_typical_length_is_above_the_longest(void **state)
         }
 }
 
-static attn_plan_info plan_of(const attn_desc *desc)
-{
-    attn_plan *plan;
-    attn_plan_info info;
-    assert_ok(attn_plan_create(&plan, desc));
-    assert_ok(attn_plan_get_info(plan, &info));
-    attn_plan_destroy(plan);
-    return info;
-}
-
 /* Decode of a batch takes as long with its rows packed as without: over pages only they are. */
 static void packed_rows_over_pages_have_keys(void **state)
 {
@@ -100,7 +90,7 @@ static void packed_rows_over_pages_have_keys(void **state)
                 took[i] =
                     seconds(&resolved[i], kernel_named("sm90_bf16_d128_128x128_paged"), attn_typical_pairs(&typical));
             } else {
-                took[i] = plan_of(&resolved[i]).seconds;
+                took[i] = info_of(&resolved[i]).seconds;
             }
         }
         double ratio = took[1] / took[0];
@@ -131,7 +121,7 @@ static void a_share_of_lengths_is_a_length(void **state)
             assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
             attn_desc typical = attn_typical(&resolved);
             took[i] = kernel[n] ? seconds(&resolved, kernel_named(kernel[n]), attn_typical_pairs(&typical))
-                                : plan_of(&resolved).seconds;
+                                : info_of(&resolved).seconds;
         }
         double ratio = took[1] / took[0];
         if (!(ratio > 0.9 && ratio < 1.1)) fail_msg("case %d: %.3f of the time", n, ratio);
@@ -159,7 +149,7 @@ static void windows_are_split_by_their_keys(void **state)
         for (int i = 0; i < 2; i++) {
             desc.len_kv = i ? 1 << 20 : 8192;
             assert_ok(attn_desc_resolve(&resolved, &desc, sizeof desc));
-            info[i] = plan_of(&resolved);
+            info[i] = info_of(&resolved);
         }
         assert_string_equal(info[0].kernel, info[1].kernel);
         assert_int_equal(info[0].splits, info[1].splits);

@@ -275,13 +275,6 @@ static bool fetches_l2(const attn_host *host, const attn_tiles *tiles)
     return tiles->prefetch ? tiles->prefetch - 1 == ATTN_PREFETCH_L2 : host->info.fetches_l2;
 }
 
-/* That the rows of a sequence see together: neighbours see nearly the same. */
-static double keys_in_ranges(const attn_desc *d)
-{
-    double rows = max_of(1, (double)d->len_q);
-    return min_of((double)d->len_kv, attn_mask_pairs(d) / rows + rows - 1);
-}
-
 static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cpu_kernel *k, const attn_tiles *tiles,
                         int64_t kv_tile, attn_choice *c)
 {
@@ -294,7 +287,8 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
     c->kv_tile = kv_tile;
     c->heads_tile = decode_heads(d, host, kv_tile, tiles);
     c->q_tile = (int64_t)rows;
-    int64_t parts = (int64_t)ceil(keys_in_ranges(d) / DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
+    double in_ranges = attn_keys_seen(d, attn_mask_pairs(d) / max_of(1, (double)d->len_q));
+    int64_t parts = (int64_t)ceil(in_ranges / DECODE_PART_KEYS), wanted = DETERMINISTIC_PARTS;
     double items = units / (double)c->heads_tile;
     if (!(d->flags & ATTN_DETERMINISTIC))
         wanted = c->threads == 1 ? 1 : (int64_t)ceil(8.0 * c->threads / max_of(1, items));

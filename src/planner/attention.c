@@ -15,9 +15,6 @@ enum {
     DIMS_V = 1u << ATTN_AXIS_DIM_V
 };
 
-/* Masks by tables of a run. */
-static const uint32_t of_tables = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS;
-
 attn_model attn_model_attention(const attn_desc *d, int64_t pack, double wire, double inside, double seen)
 {
     double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
@@ -70,7 +67,7 @@ static void shorten(attn_desc *d)
 {
     bool packed = d->flags & ATTN_VARLEN, rows = d->flags & ATTN_LENS_Q && !packed, keys = d->flags & ATTN_LENS_KV;
     double share = d->visible_share, each = rows && keys ? sqrt(share) : share;
-    if (share == 0 || d->flags & of_tables || (packed && !(d->flags & ATTN_PAGED)) || !(rows || keys)) return;
+    if (share == 0 || d->flags & ATTN_MASK_TABLES || (packed && !(d->flags & ATTN_PAGED)) || !(rows || keys)) return;
     if (rows) d->len_q = (int64_t)ceil(each * (double)d->len_q);
     if (keys) d->len_kv = (int64_t)ceil(each * (double)d->len_kv);
     d->visible_share = 0;
@@ -99,12 +96,17 @@ double attn_typical_pairs(const attn_desc *d)
     return share * attn_mask_pairs(d) * (double)d->batch * (double)d->heads_q;
 }
 
+double attn_keys_seen(const attn_desc *d, double each)
+{
+    return fmin((double)d->len_kv, each + (double)d->len_q - 1);
+}
+
 int attn_mask_edges(const attn_desc *d)
 {
     bool window = d->flags & ATTN_WINDOW, chunk = d->flags & ATTN_CHUNK;
     bool right = d->flags & ATTN_CAUSAL || (window && d->window_right >= 0) || chunk;
     bool left = (window && d->window_left >= 0) || chunk;
-    bool holes = d->visible_share > 0 && d->flags & of_tables;
+    bool holes = d->visible_share > 0 && d->flags & ATTN_MASK_TABLES;
     return (right && left) || holes ? 2 : 1;
 }
 

@@ -29,6 +29,9 @@ attn_desc attn_typical(const attn_desc *desc);
 /* Visible pairs of *desc, a typical one, over batch and heads. */
 double attn_typical_pairs(const attn_desc *desc);
 
+/* Keys that the rows of a sequence see together, where a row sees `each`: neighbours see nearly the same. */
+double attn_keys_seen(const attn_desc *desc, double each);
+
 /* Bytes that cross memory at least: every input read and every output written once. keys: that are read, a head. */
 double attn_tensor_bytes(const attn_desc *desc, double keys);
 

@@ -202,8 +202,7 @@ static attn_status check_numbers(const attn_desc *desc)
     if (attn_dropout_threshold(desc->dropout_p) >= 256)
         return attn_fail(ATTN_INVALID, "dropout_p = %s drops everything: it is applied as round(256 p) / 256",
                          attn_decimal(text, desc->dropout_p));
-    const int64_t of_a_run = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS | ATTN_LENS_Q | ATTN_LENS_KV;
-    if (desc->visible_share != 0 && !(desc->flags & of_a_run))
+    if (desc->visible_share != 0 && !(desc->flags & (ATTN_MASK_TABLES | ATTN_RUN_LENGTHS)))
         return attn_fail(ATTN_INVALID,
                          "visible_share = %s needs ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_LENS_Q or ATTN_LENS_KV",
                          attn_decimal(text, desc->visible_share));

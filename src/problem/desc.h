@@ -4,6 +4,12 @@
 
 #include "attn.h"
 
+/* What only a run knows: masks by tables, lengths. */
+enum {
+    ATTN_MASK_TABLES = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS,
+    ATTN_RUN_LENGTHS = ATTN_LENS_Q | ATTN_LENS_KV,
+};
+
 /* Checks `desc` (of `size` bytes) whole and copies it to `out` with every default filled in: heads_kv, dim_v, scale,
  * strides, threads. Resolving a resolved descriptor changes nothing. */
 attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size);

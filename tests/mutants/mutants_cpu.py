@@ -131,7 +131,7 @@ MUTANTS = [
     (DECODE_RUN, "int64_t first = seen.lo / ATTN_DECODE_TILE * ATTN_DECODE_TILE;", "int64_t first = seen.lo + 1;",
      "decode: a window's first key is in no part", "visible grid:170"),
     (DECODE_RUN, "if (seen.lo + keys < seen.hi) seen.hi = seen.lo + keys;", "", "decode: parts go to the end", "grid:170"),
-    ("src/cpu/cost.c", "ceil(keys_in_ranges(d) / DECODE_PART_KEYS)", "attn_ceil_div(d->len_kv, DECODE_PART_KEYS)",
+    ("src/cpu/cost.c", "attn_mask_pairs(d) / max_of(1, (double)d->len_q)", "(double)d->len_kv",
      "decode: a window's parts are of the whole context", "cost"),
     ("src/planner/attention.c", "shorten(&d);", "", "lengths that visible_share tells are not taken as shorter", "cost"),
     (DECODE_RUN, "float weight = max == top ? 1 : exp2f(max - top);", "float weight = 1; (void)top;",

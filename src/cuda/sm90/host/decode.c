@@ -92,14 +92,6 @@ static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel
 
 /* ---- prediction ------------------------------------------------------------------------------ */
 
-/* Keys that the rows of a sequence see together: neighbours see nearly the same. */
-static double keys_seen(const attn_desc *d, double pairs)
-{
-    double rows = (double)d->batch * (double)d->heads_q * (double)d->len_q, each = rows > 0 ? pairs / rows : 0;
-    double keys = each + (double)d->len_q - 1;
-    return keys < (double)d->len_kv ? keys : (double)d->len_kv;
-}
-
 /* A team's range: its KV tiles, and the heads that they are of. */
 typedef struct decode_range {
     double tiles, heads;
@@ -129,8 +121,9 @@ static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn
         [ATTN_PER_STEP] = step_clocks, [ATTN_PER_TILE] = head_clocks, [ATTN_PER_RUN] = run_clocks
     };
     if (measured) memcpy(clocks, measured->clocks, sizeof clocks);
-    double keys = keys_seen(&typical, of->pairs), heads = (double)typical.batch * (double)typical.heads_kv,
-           bytes = attn_tensor_bytes(&typical, keys), all = 0;
+    double rows = (double)typical.batch * (double)typical.heads_q * (double)typical.len_q;
+    double keys = attn_keys_seen(&typical, rows > 0 ? of->pairs / rows : 0);
+    double heads = (double)typical.batch * (double)typical.heads_kv, bytes = attn_tensor_bytes(&typical, keys), all = 0;
     double tiles = heads * ceil(keys / k->kv_tile);
     int team = ATTN_DECODE_WARPS / teams_of(&typical, k, said, device.multiprocessors);
     double most = (double)device.multiprocessors * ATTN_DECODE_WARPS / team;
