@@ -211,6 +211,12 @@ static double seconds_of_levels(const attn_cascade_plan *plan, const attn_cascad
     return seconds;
 }
 
+/* As many keys as gain what `seconds` cost; INT64_MAX: no number does. */
+static int64_t keys_for(double seconds, double gain)
+{
+    return gain > seconds * 1e-15 ? (int64_t)(seconds / gain) + 1 : INT64_MAX;
+}
+
 /* Each sequence with all of its keys. What levels save costs less on a GPU, where it comes from a cache; on a CPU they
  * save reading a key again, but not its products. */
 static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
@@ -234,9 +240,7 @@ static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
     double key = keys > 0 && alone > own && own > 0 ? (alone - own) / keys : 0, gain = key * share;
     if (!gpu && saved > 0) gain = (keys * key - fmax(0, grown - least)) / saved;
     plan->seconds_alone = alone - saved * key * (1 - share);
-    plan->saved_least = key == 0                         ? -1
-                        : gain > (merge + least) * 1e-15 ? (int64_t)((merge + least) / gain) + 1
-                                                         : INT64_MAX;
+    plan->saved_least = key > 0 ? keys_for(merge + least, gain) : -1;
 }
 
 /* ---- levels at once -------------------------------------------------------------------------- */
@@ -445,7 +449,7 @@ static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *k
                         .fault = args->fault };
 }
 
-/* Arrays of shared levels: that they are apart from the caller's o and lse; on a CPU what they hold, too. */
+/* Arrays of shared levels: that they are apart from the caller's o and lse. What they hold is the levels' to check. */
 static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *own, const attn_cascade_keys *keys)
 {
     attn_status status = ATTN_OK;
@@ -455,8 +459,7 @@ static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *
         args.o = own->o, args.lse = own->lse;
         d.flags = (d.flags & ~(uint32_t)ATTN_OUT_F32) | (plan->desc.flags & ATTN_OUT_F32);
         memcpy(d.o_stride, plan->desc.o_stride, sizeof d.o_stride);
-        status = d.device == ATTN_CPU ? attn_args_check(&d, &args) : attn_args_check_arrays(&d, &args);
-        status = about(status, "shared", i);
+        status = about(attn_args_check_arrays(&d, &args), "shared", i);
     }
     return status;
 }
@@ -507,7 +510,7 @@ static attn_status run_level(const attn_cascade_plan *plan, int i, const attn_pl
         all->o[all->count] = left.o + k * left.o_step, all->lse[all->count] = left.lse + k * left.lse_step;
         all->rows[all->count] = args->cu_lens_q + part->desc.batch;
     }
-    return status;
+    return i + 1 < plan->parts ? about(status, "shared", i) : status;
 }
 
 attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_args *args, size_t args_size,

@@ -28,13 +28,10 @@ static attn_status open_member(const batch *a, int64_t i, member *m)
     attn_pool_sequence *s;
     *m = (member){ NULL, 0, 0, 0 };
     attn_status status = attn_pool_open_row(a->pool, a->seqs, i, a->width, &s);
-    int64_t rows = (int64_t)a->cu_lens_q[i + 1] - a->cu_lens_q[i];
-    if (!status && !s && rows < 0)
-        return attn_fail(ATTN_INVALID, "cu_lens_q[%" PRId64 "] = %" PRId32 " is below the one before, %" PRId32, i + 1,
-                         a->cu_lens_q[i + 1], a->cu_lens_q[i]);
     if (status || !s) return status;
+    int64_t rows = (int64_t)a->cu_lens_q[i + 1] - a->cu_lens_q[i];
     *m = (member){ attn_pool_row(a->pool, s), s->length, s->pages, (s->length - rows) / a->pool->desc.page_size };
-    if (rows < 0 || rows > s->length)
+    if (rows > s->length)
         return attn_fail(ATTN_INVALID,
                          "cu_lens_q[%" PRId64 "] to the next: %" PRId64 " rows, but the sequence has %" PRId64
                          " tokens",
@@ -69,6 +66,9 @@ static attn_status check(const batch *a, const attn_pool_level *level, int32_t l
     if (a->cu_lens_q[0] != 0) return attn_fail(ATTN_INVALID, "cu_lens_q[0] = %" PRId32 " is not 0", a->cu_lens_q[0]);
     for (int64_t i = 0; i < a->count; i++) {
         member m;
+        if (a->cu_lens_q[i + 1] < a->cu_lens_q[i])
+            return attn_fail(ATTN_INVALID, "cu_lens_q[%" PRId64 "] = %" PRId32 " is below the one before, %" PRId32,
+                             i + 1, a->cu_lens_q[i + 1], a->cu_lens_q[i]);
         attn_status status = open_member(a, i, &m);
         if (status) return status;
     }

@@ -25,9 +25,11 @@ MUTANTS = [
     (KV + "cascade.c", "(a->lens_kv[b] > 0 || are_shared(plan, keys, row0, row1))", "true",
      "cascade: rows without a key do not pad", "cascade"),
     (KV + "cascade.c", "if (!status) status = check_shared(plan, a, keys);", "", "cascade: o lies over a level's arrays", "cascade"),
-    (KV + "levels.c", "if (!status && !s && rows < 0)", "if (false)", "levels: cu_lens_q falls at a row that pads", "cascade"),
+    (KV + "levels.c", "if (a->cu_lens_q[i + 1] < a->cu_lens_q[i])", "if (false)", "levels: cu_lens_q falls", "cascade"),
     (KV + "levels.c", "if (a->cu_lens_q[0] != 0)", "if (a->cu_lens_q[0] < 0)", "levels: cu_lens_q begins with 1", "cascade"),
-    (KV + "cascade.c", "status = about(status, \"shared\", i);", "",
+    (KV + "cascade.c", "about(attn_args_check_arrays(&d, &args), \"shared\", i);", "attn_args_check_arrays(&d, &args);",
+     "cascade: an array of a level is said to be the sequences' own", "cascade"),
+    (KV + "cascade.c", "return i + 1 < plan->parts ? about(status, \"shared\", i) : status;", "return status;",
      "cascade: what is wrong with shared keys is said of the sequences' own", "cascade"),
     # the pool of pages
     (KV + "pool.c", "if (s->pages <= width) return ATTN_OK;", "return ATTN_OK;", "pool: tables are written past their width", "pool cascade"),
