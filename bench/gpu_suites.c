@@ -301,13 +301,18 @@ static void paged(grid *g, attn_dtype dtype)
 /* Sequences with keys in common: a row each. */
 static void cascade(grid *g, attn_dtype dtype)
 {
-    static const int64_t lens[] = { 1024, 8192, 32768 };
-    for (int i = 0; i < ATTN_BENCH_CASCADES; i++)
-        for (int n = 0; n < (g->options->smoke ? 1 : 3); n++) {
-            attn_desc desc = decode_of(g, dtype);
-            desc.len_kv = g->options->smoke ? 128 : lens[n];
-            attn_bench_cascades(add(g, "cascade", ATTN_BENCH_DECODE, "", desc), i);
-        }
+    static const attn_bench_list usual_dims = { 1, { 128 } }, usual_lens = { 3, { 1024, 8192, 32768 } };
+    const attn_bench_options *o = g->options;
+    const attn_bench_list *dims = o->dims.count ? &o->dims : &usual_dims,
+                          *lens = o->lens.count ? &o->lens : &usual_lens;
+    for (int d = 0; d < dims->count; d++)
+        for (int i = 0; i < ATTN_BENCH_CASCADES; i++)
+            for (int n = 0; n < (o->smoke ? 1 : lens->count); n++) {
+                attn_desc desc = decode_of(g, dtype);
+                desc.dim_qk = desc.dim_v = dims->values[d];
+                desc.len_kv = o->smoke ? 128 : lens->values[n];
+                attn_bench_cascades(add(g, "cascade", ATTN_BENCH_DECODE, "", desc), i);
+            }
 }
 
 /* New tokens of 64 sequences: one each, or some. */

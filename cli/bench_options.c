@@ -211,8 +211,21 @@ static bool library_takes(const attn_bench_options *o)
     return o->peer == ATTN_PEER_UNSAID || attn_bench_fail("--peer-library and --peer: one peer at a time");
 }
 
+/* Suites that have sizes of their own on a GPU. */
+static bool sizes_are_taken(const attn_bench_options *o)
+{
+    static const char *const fixed[] = { "shapes", "window", "paged", "append", "memory", "bytes" };
+    if (o->on != ATTN_CUDA || (!o->lens.count && !o->dims.count)) return true;
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (o->suites & attn_bench_suite_find(fixed[i]))
+            return attn_bench_fail("--%s: the suite %s has sizes of its own on a GPU; name others by --suite",
+                                   o->lens.count ? "len" : "dim", fixed[i]);
+    return true;
+}
+
 static bool check(const attn_bench_options *o)
 {
+    if (!sizes_are_taken(o)) return false;
     if (o->peer_library && !library_takes(o)) return false;
     if (!only_commas_lack(o->device))
         return attn_bench_fail("machine = %s: takes a name without commas and quotes", o->device);

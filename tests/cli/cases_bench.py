@@ -98,7 +98,12 @@ def bench_cascade(place):
         with open(place.path("log")) as file:
             setup = f"setup flashinfer decode bf16 4 2 1 1 128 128 128 full 0 - cascade:64{4 * ' 256'}\n"
             check(setup in file, setup)
+        words = "--device cuda --suite cascade --len 100 --dim 64 --heads 2/1 --peer none --repeat 1 --min-time 1e-9"
+        rows = results(place, *words.split(), env={**gpu, "FAKE_CUDA_MULTIPROCESSORS": "4"})
+        check([(row["len_kv"], row["dim_qk"]) for row in rows] == 3 * [(128, 64)], rows)
     place.refuses([*QUICK, "--suite", "cascade", "--peer-library", "x.so"], 2, "the suite cascade has no peer")
+    place.refuses(["bench", "--device", "cuda", "--suite", "cascade,paged", "--len", "64"], 2, "--len: the suite paged")
+    place.refuses(["bench", "--device", "cuda", "--suite", "window", "--dim", "64"], 2, "--dim: the suite window")
 
 
 @case
