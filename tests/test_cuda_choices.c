@@ -42,28 +42,31 @@ static void expect_why(const attn_desc *desc, const char *kernel, const char *wh
     attn_plan_destroy(plan);
 }
 
-/* Keys that are read once pass through L2; pages of a batch, and keys that all its sequences have, may be read again.
- */
-static void keys_pass_through_l2(void **state)
+/* Boxes of pages pass through L2 where one Q tile reads them, and they are no more than L2 had better give up. */
+static void boxes_pass_through_l2(void **state)
 {
     (void)state;
     CUcontext context = fresh_context(0);
-    for (int n = 0; n < 5; n++) {
-        bool paged = n == 1 || n == 2, alone = n == 2, same = n == 3, packed = n == 4, passes = n != 1 && n != 3;
+    static const struct {
+        int64_t batch, len_q, pages, page_size;
+        bool passes;
+    } cases[] = { { 4, 32, 256, 64, true },
+                  { 4, 32, 1024, 16, true },
+                  { 4, 256, 256, 64, false },
+                  { 64, 32, 4096, 64, false },
+                  { 4, 32, 1376, 12, false } };
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         attn_desc desc = small();
         attn_plan *plan;
         char text[2000];
-        desc.batch = alone ? 1 : 4, desc.len_q = 1, desc.len_kv = 4096, desc.kernel = "sm90_decode_bf16_d64";
-        if (paged)
-            desc.flags |= ATTN_PAGED | ATTN_LENS_KV, desc.pages = 1024, desc.page_size = 16, desc.table_width = 256;
-        if (packed) desc.flags |= ATTN_VARLEN, desc.total_q = 4, desc.total_kv = 16384;
-        int64_t row = desc.heads_kv * desc.dim_qk;
-        for (int i = 0; i < 4 && same; i++)
-            desc.k_stride[i] = desc.v_stride[i] = (const int64_t[]){ 0, row, desc.dim_qk, 1 }[i];
+        desc.dim_qk = desc.dim_v = 128, desc.heads_q = 32, desc.heads_kv = 8, desc.flags |= ATTN_PAGED | ATTN_LENS_KV;
+        desc.batch = cases[n].batch, desc.len_q = cases[n].len_q, desc.len_kv = 4096;
+        desc.pages = cases[n].pages, desc.page_size = cases[n].page_size;
+        desc.table_width = attn_ceil_div(desc.len_kv, desc.page_size);
+        desc.kernel = "sm90_bf16_d128_128x128_paged";
         assert_ok(attn_plan_create(&plan, &desc));
         attn_plan_describe(plan, text, sizeof text);
-        if (!strstr(text, "gives up keys and values before other lines where they are at most") == passes)
-            fail_msg("case %d: %s", n, text);
+        if (!strstr(text, "L2 gives them up before other lines") == cases[n].passes) fail_msg("case %zu: %s", n, text);
         attn_plan_destroy(plan);
     }
     end_context(context);
@@ -160,7 +163,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(features_find_their_kernels), cmocka_unit_test(pages_find_their_kernels),
-        cmocka_unit_test(keys_pass_through_l2),        cmocka_unit_test(caches_go_to_the_fallback_kernel),
+        cmocka_unit_test(boxes_pass_through_l2),       cmocka_unit_test(caches_go_to_the_fallback_kernel),
         cmocka_unit_test(wrong_wishes_are_refused),    cmocka_unit_test(what_is_not_there_yet_is_refused),
     };
     cuda_begin();

@@ -24,6 +24,12 @@ double attn_cuda_bandwidth(const attn_cuda_device *device, const char *name)
     return level && level->count > 1 ? all * device->multiprocessors / level->count : all;
 }
 
+/* What keys would replace may have to be written first; of more keys, keeping it costs more than that [m]. */
+int64_t attn_cuda_passing_bytes(const attn_cuda_device *device)
+{
+    return 6 * (int64_t)device->l2_bytes;
+}
+
 const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
     const attn_machine *m = attn_cuda_machine_of(device);

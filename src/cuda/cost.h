@@ -28,6 +28,9 @@ const attn_machine *attn_cuda_machine_of(const attn_cuda_device *device);
 /* Bytes per second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
 double attn_cuda_bandwidth(const attn_cuda_device *device, const char *level);
 
+/* Keys and values that are read once, up to which L2 had better give them up before other lines. */
+int64_t attn_cuda_passing_bytes(const attn_cuda_device *device);
+
 /* What the machine says of a kernel, or NULL. f16 takes what was measured of bf16, and a variant of paged keys what was
  * of the same tiles with contiguous ones. */
 const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, const attn_cuda_kernel *kernel);

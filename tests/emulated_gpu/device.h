@@ -86,6 +86,11 @@ DEVICE void tma_load(u32 to, const void *map, u32 barrier, int x, int y, int z, 
     gpu_load_tensor(to, map, barrier, at);
 }
 
+DEVICE void tma_load_by(u64, u32 to, const void *map, u32 barrier, int x, int y, int z, int w)
+{
+    tma_load(to, map, barrier, x, y, z, w);
+}
+
 DEVICE void tma_prefetch(const void *map, int x, int y, int z, int w)
 {
     (void)map, (void)x, (void)y, (void)z, (void)w;

@@ -95,9 +95,10 @@ MUTANTS = [
     (CUDA + "nvrtc.c", "load_builtins(info.dli_fname);", "(void)load_builtins;",
      "NVRTC's second library is not loaded from beside it", "nvrtc"),
     # decode kernels, on the emulated GPU
-    (SM90 + "host/decode.c", "return may_share(d) ? 0 :", "return", "decode: keys that sequences share pass through L2", "cuda_choices"),
-    (SM90 + "host/decode.c", "d->batch > 1 && (d->flags & ATTN_PAGED", "(d->flags & ATTN_PAGED",
-     "decode: pages of one sequence stay in L2", "cuda_choices"),
+    (SM90 + "host/forward.c", "return once &&", "return", "pages that Q tiles share pass through L2", "cuda_choices"),
+    (SM90 + "host/forward.c", "return once && choice->level[0].bytes <= (double)attn_cuda_passing_bytes(problem->device);", "return once;",
+     "more pages than L2 had better give up pass through it", "cuda_choices"),
+    (SM90 + "host/forward.c", "= plan->cache.box && passes", "= passes", "threads' copies are said to pass through L2", "cuda_choices"),
     (DECODING + "deal.h", "s->shift + row_in_sequence(d, lane));", "s->shift);", "all rows of a segment see what row 0 sees",
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "deal.h", "if (b + lane <= at->batch) mine = 0;", "", "sequences that are over are dealt again",

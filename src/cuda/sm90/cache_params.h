@@ -15,6 +15,7 @@ typedef struct attn_sm90_cache {
     int box;                      /* a variant's: keys that a box of k_map and v_map has, a multiple of 8: page_size
                                    * and the KV tile are multiples. 0: page_size is none of 8, and the variant reads
                                    * common.fallback's k and v, at multiples of 16 bytes, in place of the maps */
+    int passes;                   /* a variant's: L2 gives boxes up before other lines */
 } attn_sm90_cache;
 
 typedef struct attn_sm90_cached_params {

@@ -16,10 +16,6 @@
  * combination cost more [m]. */
 #define ATTN_DECODE_WHOLE_TILES 128
 
-/* Keys and values that are read once, in multiples of L2 up to which it gives them up before other lines: what they
- * would replace may have to be written first. Of more, keeping it costs more than that [m]. */
-#define ATTN_DECODE_PASSING 6
-
 /* base.common.fallback holds q, k and v: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v
  * of 8 elements. Of base.common the maps and the schedule are not used but for schedule.by_ratio; partial_o and
  * partial_lse are the workspace for parts: each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim in partial_o. */

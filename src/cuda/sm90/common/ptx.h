@@ -103,6 +103,15 @@ DEVICE void tma_load(u32 to, const void *map, u32 barrier, int x, int y, int z, 
                  : "memory");
 }
 
+/* The same, with what L2 does with its lines. */
+DEVICE void tma_load_by(u64 policy, u32 to, const void *map, u32 barrier, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+                 : "memory");
+}
+
 /* The box at (x, y, z, w) to L2. */
 DEVICE void tma_prefetch(const void *map, int x, int y, int z, int w)
 {

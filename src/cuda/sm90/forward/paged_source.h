@@ -127,9 +127,14 @@ struct paged_source {
         int first = (int)(threadIdx.x % 32) * cache_of(p)->box;
         if (first >= config::keys) return;
 #pragma unroll
-        for (int i = 0; i < tile::panels; i++)
-            tma_load(to + i * tile::panel_bytes + first * 128, map, full, tile::panel_columns * i, from.head, from.slot,
-                     from.page);
+        for (int i = 0; i < tile::panels; i++) {
+            u32 panel = to + i * tile::panel_bytes + first * 128;
+            int column = tile::panel_columns * i;
+            if (cache_of(p)->passes)
+                tma_load_by(evict_first(), panel, map, full, column, from.head, from.slot, from.page);
+            else
+                tma_load(panel, map, full, column, from.head, from.slot, from.page);
+        }
     }
 
     template <class tile>

@@ -153,25 +153,10 @@ static unsigned long long unique_tag(void)
     return (x ^ x >> 27) * 0x94D049BB133111EBu & ~0xFFFFull;
 }
 
-/* Whether sequences may have the same keys, which then come from L2 for all but one. */
-static bool may_share(const attn_desc *d)
-{
-    bool packed = d->flags & ATTN_VARLEN;
-    return d->batch > 1 && (d->flags & ATTN_PAGED || (!packed && (d->k_stride[0] == 0 || d->v_stride[0] == 0)));
-}
-
 /* Bytes of keys and values of a unit of deal.h. */
 static int64_t unit_bytes(const attn_cuda_kernel *k, int part_tiles)
 {
     return (int64_t)k->kv_tile * (k->dim + k->dim_v) * 2 * (part_tiles ? part_tiles : 1);
-}
-
-/* Of which all keys and values are ATTN_DECODE_PASSING times L2; 0 where they may be read again. */
-static unsigned passing_units(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
-                              int part_tiles)
-{
-    int64_t most = ATTN_DECODE_PASSING * (int64_t)device->l2_bytes;
-    return may_share(d) ? 0 : (unsigned)(most / unit_bytes(k, part_tiles));
 }
 
 static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *plan)
@@ -199,7 +184,8 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *pl
     plan->grid = cuda->chosen.ctas;
     plan->params.team = ATTN_DECODE_WARPS / plan->teams;
     plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
-    plan->params.passing_units = passing_units(d, of->device, k, plan->params.part_tiles);
+    plan->params.passing_units =
+        (unsigned)(attn_cuda_passing_bytes(of->device) / unit_bytes(k, plan->params.part_tiles));
     plan->params.group = (int)(d->heads_q / d->heads_kv);
     plan->params.by_page = attn_sm90_divisor_of(d->page_size ? d->page_size : 1);
     attn_sm90_schedule schedule = { .pack = 1, .by_ratio = attn_sm90_divisor_of(d->heads_q / d->heads_kv) };
@@ -251,11 +237,9 @@ static void describe(const attn_plan *plan, attn_words *words)
     attn_say(words, "grid       %d CTAs of %u threads and %u KiB", own->grid, k->threads, k->shared / 1024);
     if (own->teams > 1) attn_say(words, ", in %d teams", own->teams);
     attn_say(words, "\n");
-    if (own->params.passing_units) {
-        attn_say(words, "L2         gives up keys and values before other lines where they are at most ");
-        attn_say_bytes(words, (double)own->params.passing_units * (double)unit_bytes(k, own->params.part_tiles));
-        attn_say(words, "\n");
-    }
+    attn_say(words, "L2         gives up keys and values before other lines where they are at most ");
+    attn_say_bytes(words, (double)own->params.passing_units * (double)unit_bytes(k, own->params.part_tiles));
+    attn_say(words, "\n");
     attn_sm90_describe(plan, false, words);
 }
 

@@ -44,6 +44,15 @@ static attn_status fill(const attn_desc *d, const attn_sm90_forward_choice *c, f
     return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_O, 1, &plan->params.o_map);
 }
 
+/* A variant that takes the keys of a sequence once, and no more of all than L2 had better give up again. */
+static bool passes(const attn_cuda_problem *problem, const attn_sm90_forward_choice *c)
+{
+    const attn_desc *d = problem->desc;
+    const attn_choice *choice = &c->base.choice;
+    bool once = d->len_q <= choice->q_tile && c->schedule.heads == d->heads_kv;
+    return once && choice->level[0].bytes <= (double)attn_cuda_passing_bytes(problem->device);
+}
+
 static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *cuda)
 {
     forward_plan *plan = (forward_plan *)cuda;
@@ -57,6 +66,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     if (!status) status = fill(d, &c, plan);
     attn_sm90_fill_cache(d, &plan->cache);
     if (c.base.kernel->paged) plan->cache.box = (int)attn_cuda_page_box(c.base.kernel, d);
+    plan->cache.passes = plan->cache.box && passes(problem, &c);
     if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
     if (!status && c.schedule.split_tiles) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
     return status;
@@ -121,6 +131,7 @@ static void describe(const attn_plan *plan, attn_words *words)
     }
     if (c->kernel->paged) attn_say(words, "\npages      of %lld keys, ", (long long)plan->desc.page_size);
     if (c->kernel->paged && own->cache.box) attn_say(words, "read %d at a time", own->cache.box);
+    if (own->cache.passes) attn_say(words, "; L2 gives them up before other lines");
     if (c->kernel->paged && !own->cache.box) attn_say(words, "no multiple of 8: threads copy key by key");
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_variant(c->kernel))
