@@ -95,6 +95,9 @@ MUTANTS = [
     (CUDA + "nvrtc.c", "load_builtins(info.dli_fname);", "(void)load_builtins;",
      "NVRTC's second library is not loaded from beside it", "nvrtc"),
     # decode kernels, on the emulated GPU
+    (SM90 + "host/decode.c", "clocks[ATTN_PER_RUN] + ends * clocks[ATTN_PER_TILE];", "clocks[ATTN_PER_RUN];",
+     "split-keys: parts end for nothing", "cost"),
+    (SM90 + "host/decode.c", "step * fmin(1, range.teams / most)", "step", "few teams share memory with those that are idle", "cost"),
     (SM90 + "host/forward.c", "return once &&", "return", "pages that Q tiles share pass through L2", "cuda_choices"),
     (SM90 + "host/forward.c", "return once && choice->level[0].bytes <= (double)attn_cuda_passing_bytes(problem->device);", "return once;",
      "more pages than L2 had better give up pass through it", "cuda_choices"),

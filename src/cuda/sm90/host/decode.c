@@ -14,6 +14,10 @@
 
 /* Where the machine says nothing of the kernel, clocks: of a warp for a KV tile; of a CTA for a KV head; of a run. */
 static const double step_clocks = 1500, head_clocks = 1000, run_clocks = 2.77e4;
+/* Clocks of a KV tile where other warps leave memory to it [m]; the fewer they are, the less it takes. */
+static const double alone_clocks = 2300;
+/* With split-keys the end of each part, and each round of combining so many, takes as long as a head besides [m]. */
+static const double parts_at_once = 8;
 
 typedef struct decode_plan {
     attn_sm90_plan base;
@@ -92,19 +96,20 @@ static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel
 
 /* ---- prediction ------------------------------------------------------------------------------ */
 
-/* A team's range: its KV tiles, and the heads that they are of. */
+/* A team's range: its units (deal.h), and the heads that they are of. teams: that have one. */
 typedef struct decode_range {
-    double tiles, heads;
+    double units, heads, teams;
 } decode_range;
 
-/* The longest, of `heads` heads of `tiles` KV tiles each, shared out as deal.h does. */
-static decode_range longest_range(double heads, double tiles, double teams)
+/* The longest, of `heads` heads of `units` units each, shared out as deal.h does. whole: units of a range up to which
+ * it ends where a head does. */
+static decode_range longest_range(double heads, double units, double teams, double whole)
 {
-    double each = ceil(heads / teams), teams_each = fmax(1, fmin(floor(teams / heads), tiles));
+    double each = ceil(heads / teams), teams_each = fmax(1, fmin(floor(teams / heads), units));
     double used = heads < teams ? teams_each * heads : ceil(heads / each);
-    decode_range whole = { ceil(each * tiles / teams_each), each };
-    if (used >= 0.9 * teams || whole.tiles <= ATTN_DECODE_WHOLE_TILES) return whole;
-    return (decode_range){ ceil(heads * tiles / teams), each };
+    decode_range ends = { ceil(each * units / teams_each), each, used };
+    if (used >= 0.9 * teams || ends.units <= whole) return ends;
+    return (decode_range){ ceil(heads * units / teams), each, teams };
 }
 
 static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn_cuda_choice *choice)
@@ -124,13 +129,17 @@ static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn
     double rows = (double)typical.batch * (double)typical.heads_q * (double)typical.len_q;
     double keys = attn_keys_seen(&typical, rows > 0 ? of->pairs / rows : 0);
     double heads = (double)typical.batch * (double)typical.heads_kv, bytes = attn_tensor_bytes(&typical, keys), all = 0;
-    double tiles = heads * ceil(keys / k->kv_tile);
     int team = ATTN_DECODE_WARPS / teams_of(&typical, k, said, device.multiprocessors);
+    double part = (double)(keys_of_part(said) / k->kv_tile), unit = fmax(1, part), /* in tiles */
+        tiles = ceil(keys / k->kv_tile), units = ceil(tiles / unit);
     double most = (double)device.multiprocessors * ATTN_DECODE_WARPS / team;
-    double teams = fmax(1, fmin(most, fmax(heads, floor(tiles / team))));
-    decode_range range = longest_range(heads, ceil(keys / k->kv_tile), teams);
+    double teams = fmax(1, fmin(most, part > 0 ? heads * units : fmax(heads, floor(heads * tiles / team))));
+    decode_range range = longest_range(heads, units, teams, floor(ATTN_DECODE_WHOLE_TILES / unit));
+    double ends = part > 0 ? range.units + ceil(units / parts_at_once) : 0;
+    double step = clocks[ATTN_PER_STEP];
+    clocks[ATTN_PER_STEP] = fmax(step * fmin(1, range.teams / most), fmin(step, alone_clocks));
     c->q_tile = k->q_tile, c->kv_tile = k->kv_tile, c->splits = 1;
-    c->count[ATTN_PER_STEP] = ceil(range.tiles / team);
+    c->count[ATTN_PER_STEP] = ceil(range.units * fmin(unit, tiles) / team);
     c->count[ATTN_PER_TILE] = range.heads;
     c->count[ATTN_PER_RUN] = 1;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
@@ -138,7 +147,8 @@ static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn
     c->levels = 2;
     c->level[0].name = "memory", c->level[1].name = "L2 to shared";
     c->level[0].bytes = c->level[1].bytes = bytes;
-    attn_cuda_set_time(&device, all, clocks[ATTN_PER_RUN] / attn_cuda_machine_of(&device)->hertz, c);
+    double start = clocks[ATTN_PER_RUN] + ends * clocks[ATTN_PER_TILE];
+    attn_cuda_set_time(&device, all, start / attn_cuda_machine_of(&device)->hertz, c);
     return true;
 }
 
