@@ -273,7 +273,7 @@ MUTANTS = [
     (SM90 + "forward/paged_source.h", "last ? full : 0", "full", "copied keys: K fills a stage without V", "emulated/sm90_bf16_d64_128x128_paged"),
     (SM90 + "forward/paged_source.h", "-1, key - entry * size };", "-1, 0 };", "boxes are read from their page's first slot",
      "emulated/sm90_bf16_d64_128x128_paged"),
-    (SM90 + "forward/paged_source.h", "tile::panel_bytes + first * 128, map,", "tile::panel_bytes, map,",
+    (SM90 + "forward/paged_source.h", "tile::panel_bytes + first * 128;", "tile::panel_bytes;",
      "boxes of a KV tile lie on one another", "emulated/sm90_bf16_d64_128x128_paged"),
     (CUDA + "common/merge.h", "w.full_far = __ballot_sync(~0u, far != -INFINITE);", "w.full_far = ~0u;", "merging reads empty parts", "emulated/pages"),
 ]
