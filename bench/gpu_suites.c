@@ -52,6 +52,12 @@ static void add_full_and_causal(grid *g, const char *suite, attn_bench_pass pass
     items[1] = add(g, suite, pass, "causal", desc);
 }
 
+/* The given list, or the suite's own. */
+static const attn_bench_list *list_or(const attn_bench_list *given, const attn_bench_list *own)
+{
+    return given->count ? given : own;
+}
+
 /* ---- squares ------------------------------------------------------------------------------- */
 
 /* Every head dim and length, those given or else the grid's, full and causal. */
@@ -59,8 +65,8 @@ static void squares(grid *g, const char *suite, attn_bench_pass pass, attn_dtype
 {
     static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } },
                                  usual_lens = { 6, { 512, 1024, 2048, 4096, 8192, 16384 } };
-    const attn_bench_list *dims = g->options->dims.count ? &g->options->dims : &usual_dims,
-                          *lens = g->options->lens.count ? &g->options->lens : &usual_lens;
+    const attn_bench_list *dims = list_or(&g->options->dims, &usual_dims),
+                          *lens = list_or(&g->options->lens, &usual_lens);
     if (!wants(g, suite)) return;
     for (int d = 0; d < dims->count; d++)
         for (int n = 0; n < (g->options->smoke ? 1 : lens->count); n++) {
@@ -221,8 +227,7 @@ static void strategies(grid *g, attn_dtype dtype)
     static const attn_bench_pass passes[] = { ATTN_BENCH_BACKWARD, ATTN_BENCH_FORWARD };
     static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } }, usual_lens = { 4, { 512, 2048, 8192, 16384 } };
     const attn_bench_options *o = g->options;
-    const attn_bench_list *dims = o->dims.count ? &o->dims : &usual_dims,
-                          *lens = o->lens.count ? &o->lens : &usual_lens;
+    const attn_bench_list *dims = list_or(&o->dims, &usual_dims), *lens = list_or(&o->lens, &usual_lens);
     for (int i = 0; i < 2; i++) {
         for (int d = 0; d < dims->count; d++)
             for (int n = 0; n < (o->smoke ? 1 : lens->count); n++)
@@ -303,8 +308,7 @@ static void cascade(grid *g, attn_dtype dtype)
 {
     static const attn_bench_list usual_dims = { 1, { 128 } }, usual_lens = { 3, { 1024, 8192, 32768 } };
     const attn_bench_options *o = g->options;
-    const attn_bench_list *dims = o->dims.count ? &o->dims : &usual_dims,
-                          *lens = o->lens.count ? &o->lens : &usual_lens;
+    const attn_bench_list *dims = list_or(&o->dims, &usual_dims), *lens = list_or(&o->lens, &usual_lens);
     for (int d = 0; d < dims->count; d++)
         for (int i = 0; i < ATTN_BENCH_CASCADES; i++)
             for (int n = 0; n < (o->smoke ? 1 : lens->count); n++) {

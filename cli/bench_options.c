@@ -197,15 +197,22 @@ static void name_machine(attn_bench_options *o)
     if (!o->machine && length > 4 && strcmp(o->device + length - 4, ".csv") == 0) o->device[length - 4] = 0;
 }
 
+/* The first of the named suites that is asked for, or NULL. names: end with NULL. */
+static const char *asked_of(const attn_bench_options *o, const char *const names[])
+{
+    while (*names && !(o->suites & attn_bench_suite_find(*names)))
+        names++;
+    return *names;
+}
+
 /* Suites whose cases another library takes a turn in. */
 static bool library_takes(const attn_bench_options *o)
 {
-    static const char *const others[] = { "memory",     "cascade", "pool",  "append",
-                                          "strategies", "tiles",   "bytes", "theorem" };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (o->suites & attn_bench_suite_find(others[i]))
-            return attn_bench_fail("--peer-library: the suite %s has no peer that could be a library; leave it out",
-                                   others[i]);
+    static const char *const others[] = { "memory", "cascade", "pool",    "append", "strategies",
+                                          "tiles",  "bytes",   "theorem", NULL };
+    const char *other = asked_of(o, others);
+    if (other)
+        return attn_bench_fail("--peer-library: the suite %s has no peer that could be a library; leave it out", other);
     if (!only_commas_lack(o->peer_library))
         return attn_bench_fail("--peer-library %s: takes a name without commas and quotes", o->peer_library);
     return o->peer == ATTN_PEER_UNSAID || attn_bench_fail("--peer-library and --peer: one peer at a time");
@@ -214,13 +221,11 @@ static bool library_takes(const attn_bench_options *o)
 /* Suites that have sizes of their own on a GPU. */
 static bool sizes_are_taken(const attn_bench_options *o)
 {
-    static const char *const fixed[] = { "shapes", "window", "paged", "append", "memory", "bytes" };
-    if (o->on != ATTN_CUDA || (!o->lens.count && !o->dims.count)) return true;
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        if (o->suites & attn_bench_suite_find(fixed[i]))
-            return attn_bench_fail("--%s: the suite %s has sizes of its own on a GPU; name others by --suite",
-                                   o->lens.count ? "len" : "dim", fixed[i]);
-    return true;
+    static const char *const fixed[] = { "shapes", "window", "paged", "append", "memory", "bytes", NULL };
+    const char *suite = asked_of(o, fixed);
+    if (o->on != ATTN_CUDA || !suite || (!o->lens.count && !o->dims.count)) return true;
+    return attn_bench_fail("--%s: the suite %s has sizes of its own on a GPU; name others by --suite",
+                           o->lens.count ? "len" : "dim", suite);
 }
 
 static bool check(const attn_bench_options *o)

@@ -101,6 +101,8 @@ MUTANTS = [
     (SM90 + "host/forward.c", "return once &&", "return", "pages that Q tiles share pass through L2", "cuda_choices"),
     (SM90 + "host/forward.c", "return once && choice->level[0].bytes <= (double)attn_cuda_passing_bytes(problem->device);", "return once;",
      "more pages than L2 had better give up pass through it", "cuda_choices"),
+    (SM90 + "host/decode.c", "attn_cuda_passing_bytes(of->device) / unit_bytes", "attn_cuda_passing_bytes(of->device) / 2 / unit_bytes",
+     "decode: L2 gives up half as many keys", "cuda_choices"),
     (SM90 + "host/forward.c", "= plan->cache.box && passes", "= passes", "threads' copies are said to pass through L2", "cuda_choices"),
     (DECODING + "deal.h", "s->shift + row_in_sequence(d, lane));", "s->shift);", "all rows of a segment see what row 0 sees",
      "emulated/sm90_decode_bf16_d64"),
