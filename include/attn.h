@@ -169,7 +169,8 @@ typedef struct attn_desc {
     int64_t batch;             /* sequences; 0: none, a run computes nothing */
     int64_t heads_q;           /* a multiple of heads_kv */
     int64_t heads_kv;          /* 0: heads_q */
-    int64_t len_q, len_kv;     /* rows and keys of a sequence; of the longest, where lengths vary */
+    int64_t len_q, len_kv;     /* rows and keys of a sequence; where lengths vary, any bound above the longest's. With
+                                * ATTN_VARLEN it may exceed the totals; then the totals count, but in tables' layouts */
     int64_t total_q, total_kv; /* ATTN_VARLEN: rows of the packed q and k (a batch extent of 1) */
     int64_t dim_qk;            /* 1 to 512 */
     int64_t dim_v;             /* 1 to 512; 0: dim_qk */
@@ -297,7 +298,7 @@ typedef struct attn_args {
     const int32_t *cu_lens_q, *cu_lens_kv; /* ATTN_VARLEN: (batch + 1): starts, then the end; from 0, never falling */
     const int32_t *lens_q;  /* ATTN_LENS_Q: (batch): 0 to len_q, or to the sequence's share of cu_lens_q */
     const int32_t *lens_kv; /* ATTN_LENS_KV: (batch): 0 to len_kv, or to the sequence's share of cu_lens_kv */
-    const int32_t *prefix;  /* ATTN_PREFIX: (batch): 0 to len_kv */
+    const int32_t *prefix;  /* ATTN_PREFIX: (batch): 0 to len_kv, or to total_kv if that is less */
 
     /* ATTN_INTERVALS: (batch, interval_heads, len_kv, interval_vectors), each 0 to len_q. Key j is hidden from rows
      * [LTS, LTE) and [UTS, UTE): start and end in the lower and in the upper triangle of the scores. Vectors: causal 1:
@@ -344,7 +345,7 @@ typedef struct attn_args {
      * at most. */
     const int32_t *page_table, *page_starts;
 
-    const int32_t *first_kv; /* ATTN_FIRST_KV: (batch): 0 to len_kv */
+    const int32_t *first_kv; /* ATTN_FIRST_KV: (batch): 0 to len_kv, or to total_kv if that is less */
 
     /* ATTN_POSITIONS: (batch) each, -2^59 to 2^59: the position of row 0 and of key 0. They replace len_kv - len_q and
      * 0 for causal, window, chunk and ALiBi, as where a cache was cut. position_kv = NULL: 0. */

@@ -405,8 +405,9 @@ static void lengths_are_checked(void **state)
     REFUSED(0, "cu_lens_q[2] = 3 is below cu_lens_q[1] = 4", a->cu_lens_q[2] = 3);
     REFUSED(0, "cu_lens_kv[1] = -2147483648 is below cu_lens_kv[0] = 0", a->cu_lens_kv[1] = INT32_MIN);
     REFUSED(0, "cu_lens_q gives sequence 0 5 rows, which exceeds len_q = 4", a->cu_lens_q[1] = 5);
-    REFUSED(0, "cu_lens_kv gives sequence 2 2147483629 rows, which exceeds len_kv = 12", a->cu_lens_kv[3] = INT32_MAX);
+    REFUSED(0, "cu_lens_kv gives sequence 0 13 rows, which exceeds len_kv = 12", a->cu_lens_kv[1] = 13);
     REFUSED(0, "cu_lens_q[3] = 10 exceeds total_q = 9", a->cu_lens_q[2] = 7, a->cu_lens_q[3] = 10);
+    REFUSED(0, "cu_lens_kv[3] = 2147483647 exceeds total_kv = 30", a->cu_lens_kv[3] = INT32_MAX);
     REFUSED(0, "cu_lens_kv[3] = 31 exceeds total_kv = 30", a->cu_lens_kv[2] = 20, a->cu_lens_kv[3] = 31);
     REFUSED(0, "lens_q[1] = 1 exceeds the sequence's share of cu_lens = 0", a->lens_q[1] = 1);
     REFUSED(0, "lens_q[2] = -3 is below 0", a->lens_q[2] = -3);

@@ -212,8 +212,34 @@ static void sizes_are_checked(void **state)
     REFUSED(plain, INVALID, "total_kv = 9 needs ATTN_VARLEN", d.total_kv = 9);
     REFUSED(loaded, INVALID, "total_q = 2147483584 is not in 0 to", d.total_q = INT32_MAX - 63);
     REFUSED(loaded, INVALID, "total_kv = -1 is not in 0 to", d.total_kv = -1);
-    REFUSED(loaded, INVALID, "total_q = 4 is below len_q = 5", d.total_q = 4);
-    REFUSED(loaded, INVALID, "total_kv = 6 is below len_kv = 7", d.total_kv = 6);
+}
+
+/* Lengths of packed sequences are bounds: the totals count where they are less, and tables keep their layouts. */
+static void lengths_are_any_bound(void **state)
+{
+    (void)state;
+    attn_desc d = plain(), r, again;
+    d.flags = ATTN_VARLEN, d.total_q = 9, d.total_kv = 11, d.len_q = 1000, d.len_kv = 1 << 30;
+    assert_ok(attn_desc_resolve(&r, &d, sizeof d));
+    assert_int_equal(r.len_q, 9);
+    assert_int_equal(r.len_kv, 11);
+    assert_ok(attn_desc_resolve(&again, &r, sizeof r));
+    assert_memory_equal(&again, &r, sizeof r);
+
+    d.flags |= ATTN_BITS, d.bits_batch = d.bits_heads = 1, d.len_kv = 3000;
+    assert_ok(attn_desc_resolve(&r, &d, sizeof d));
+    assert_int_equal(r.len_q, 1000);
+    assert_int_equal(r.len_kv, 3000);
+    d.flags = ATTN_VARLEN | ATTN_BIAS, d.bits_batch = d.bits_heads = 0, d.bias_dtype = ATTN_F32;
+    d.bias_extent[0] = d.bias_extent[1] = d.bias_extent[2] = 1, d.bias_extent[3] = 3000;
+    assert_ok(attn_desc_resolve(&r, &d, sizeof d));
+    assert_int_equal(r.len_q, 9);
+    assert_int_equal(r.len_kv, 3000);
+    d = plain(), d.flags = ATTN_VARLEN | ATTN_PAGED | ATTN_LENS_KV, d.total_q = 9, d.len_q = 1000, d.len_kv = 64;
+    d.pages = 8, d.page_size = 16, d.table_width = 4;
+    assert_ok(attn_desc_resolve(&r, &d, sizeof d));
+    assert_int_equal(r.len_q, 9);
+    assert_int_equal(r.len_kv, 64);
 }
 
 static void numbers_are_checked(void **state)
@@ -491,6 +517,7 @@ int main(void)
         cmocka_unit_test(edges_are_accepted),
         cmocka_unit_test(kinds_are_checked),
         cmocka_unit_test(sizes_are_checked),
+        cmocka_unit_test(lengths_are_any_bound),
         cmocka_unit_test(numbers_are_checked),
         cmocka_unit_test(masks_are_checked),
         cmocka_unit_test(pages_are_checked),

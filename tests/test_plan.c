@@ -463,6 +463,38 @@ static void arguments_are_checked_without_a_run(void **state)
     free(q), free(o), free(workspace);
 }
 
+/* Of packed sequences a looser bound of the lengths changes nothing: neither the choice, nor workspace or prediction;
+ * where tables are laid out by it, the prediction at least. */
+static void bounds_above_the_totals_change_nothing(void **state)
+{
+    (void)state;
+    for (int backward = 0; backward < 2; backward++)
+        for (int bits = 0; bits < 2; bits++) {
+            attn_desc tight = { .dtype = ATTN_F32,
+                                .direction = (attn_direction)backward,
+                                .flags = ATTN_VARLEN | ATTN_CAUSAL | (bits ? ATTN_BITS : 0),
+                                .batch = 3,
+                                .heads_q = 4,
+                                .len_q = 900,
+                                .len_kv = 1800,
+                                .total_q = 900,
+                                .total_kv = 1800,
+                                .dim_qk = 64,
+                                .bits_batch = bits,
+                                .bits_heads = bits,
+                                .threads = 2 },
+                      loose = tight;
+            loose.len_q = 20000, loose.len_kv = 1 << 20;
+            attn_plan_info a = info_of(&tight), b = info_of(&loose);
+            assert_string_equal(a.kernel, b.kernel);
+            assert_true(a.pairs == b.pairs && a.flops == b.flops);
+            if (bits) continue;
+            assert_true(a.seconds == b.seconds && a.memory_bytes == b.memory_bytes);
+            assert_int_equal(a.workspace_bytes, b.workspace_bytes);
+            assert_string_equal(a.strategy, b.strategy);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -478,6 +510,7 @@ int main(void)
         cmocka_unit_test(workspace_does_not_grow_with_length),
         cmocka_unit_test(workspace_of_the_backward_is_linear),
         cmocka_unit_test(workspace_is_exact_at_any_address),
+        cmocka_unit_test(bounds_above_the_totals_change_nothing),
         cmocka_unit_test(null_is_refused),
         cmocka_unit_test(arguments_are_checked_without_a_run),
         cmocka_unit_test(planning_takes_microseconds),

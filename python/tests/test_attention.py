@@ -148,6 +148,29 @@ def test_varlen(make):
     close(grad.v.sum(0), np.full((2, 24), 7 * 2.0))
 
 
+@pytest.mark.parametrize("bound", [6, 9, 14, 1000, (1 << 31) - 65])
+def test_lengths_of_varlen_are_any_bound(make, bound):
+    q, k, v = (x[0] for x in make(1, 9, 13))
+    starts = [0, 3, 3, 9], [0, 5, 9, 13]
+    for options in ({"causal": True}, {"prefix": [2, 0, 4], "causal": True}, {"bias": np.ones((4, 1, 1), np.float32)}):
+        tight = dict(options, max_len_q=6, max_len_kv=5)
+        loose = dict(options, max_len_q=bound, max_len_kv=bound)
+        wanted = libattn.attention_varlen(q, k, v, *starts, return_lse=True, **tight)
+        found = libattn.attention_varlen(q, k, v, *starts, return_lse=True, **loose)
+        close(found[0], wanted[0])
+        close(found[1], wanted[1])
+        cu = dict(zip(("cu_lens_q", "cu_lens_kv"), starts))
+        for ours, theirs in zip(libattn.attention_backward(found[0], q, k, v, *found, **cu, **loose)[:3],
+                                libattn.attention_backward(found[0], q, k, v, *found, **cu, **tight)[:3]):
+            close(ours, theirs, 1e-4)
+    if bound > 1000:
+        return
+    seen = np.random.default_rng(3).random((bound, bound)) < 0.7  # a table is laid out by the bound, used in part
+    short = seen[:6, :6]
+    close(libattn.attention_varlen(q, k, v, *starts, mask=seen, max_len_q=bound, max_len_kv=bound),
+          libattn.attention_varlen(q, k, v, *starts, mask=short, max_len_q=6, max_len_kv=6))
+
+
 def test_backward_is_the_slope_of_the_forward(make):
     q, k, v = make(1, 5, 7, 2, 1, 8)
     random = np.random.default_rng(8)

@@ -274,6 +274,15 @@ def test_other_numbers_of_rows_strides_and_empty_calls():
     assert nobody.shape == (0, 2, 4, 16)
 
 
+def test_max_len_q_is_any_bound():
+    p = Problem(new=2)
+    q, k, v = (x.reshape(6, *x.shape[2:]) for x in (p.q, p.k, p.v))
+    cache = {"cache_seqlens": p.lens, "page_table": p.table, "cu_lens_q": [0, 2, 4, 6], "causal": True}
+    wanted = libattn.attention_with_kvcache(q, p.k_cache, p.v_cache, k, v, **cache)
+    for bound in (2, 6, 7, 5000, (1 << 31) - 65):
+        close(libattn.attention_with_kvcache(q, p.k_cache, p.v_cache, k, v, max_len_q=bound, **cache), wanted)
+
+
 def test_bfloat16_of_ml_dtypes():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     p = Problem(dtype=ml_dtypes.bfloat16, rotary_dim=16)

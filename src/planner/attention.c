@@ -77,6 +77,8 @@ attn_desc attn_typical(const attn_desc *desc)
 {
     attn_desc d = *desc;
     shorten(&d);
+    if (d.flags & ATTN_VARLEN && d.len_q > d.total_q) d.len_q = d.total_q; /* as where tables keep a looser bound */
+    if (d.flags & ATTN_VARLEN && !(d.flags & ATTN_PAGED) && d.len_kv > d.total_kv) d.len_kv = d.total_kv;
     double rows = rows_of(d.total_q, d.batch, d.len_q), keys = rows_of(d.total_kv, d.batch, d.len_kv);
     if (!(d.flags & ATTN_VARLEN) || rows == 0) return d;
     if (d.flags & ATTN_PAGED) { /* only rows are packed: each sequence may have all keys */

@@ -195,14 +195,14 @@ static attn_status check_starts(const char *side, const int32_t *cu, int64_t bat
             return attn_fail(ATTN_INVALID,
                              "cu_lens_%s[%" PRId64 "] = %" PRId32 " is below cu_lens_%s[%" PRId64 "] = %" PRId32, side,
                              i + 1, cu[i + 1], side, i, cu[i]);
+        if (cu[i + 1] > total)
+            return attn_fail(ATTN_INVALID, "cu_lens_%s[%" PRId64 "] = %" PRId32 " exceeds total_%s = %" PRId64, side,
+                             i + 1, cu[i + 1], side, total);
         if (cu[i + 1] - cu[i] > len)
             return attn_fail(ATTN_INVALID,
                              "cu_lens_%s gives sequence %" PRId64 " %" PRId32 " rows, which exceeds len_%s = %" PRId64,
                              side, i, cu[i + 1] - cu[i], side, len);
     }
-    if (cu[batch] > total)
-        return attn_fail(ATTN_INVALID, "cu_lens_%s[%" PRId64 "] = %" PRId32 " exceeds total_%s = %" PRId64, side, batch,
-                         cu[batch], side, total);
     return ATTN_OK;
 }
 
@@ -223,6 +223,8 @@ static attn_status check_lens(const char *name, const int32_t *lens, const int32
 static attn_status check_lengths(const attn_desc *d, const attn_args *a)
 {
     const int32_t *starts_q = NULL, *starts_kv = NULL;
+    bool packed_kv = d->flags & ATTN_VARLEN && !(d->flags & ATTN_PAGED);
+    const char *keys = packed_kv && d->len_kv >= d->total_kv ? "total_kv" : "len_kv"; /* the lower bound's name */
     attn_status status = ATTN_OK;
     if (d->flags & ATTN_VARLEN) {
         starts_q = a->cu_lens_q, starts_kv = a->cu_lens_kv;
@@ -233,10 +235,9 @@ static attn_status check_lengths(const attn_desc *d, const attn_args *a)
         status = check_lens("lens_q", a->lens_q, starts_q, d->batch, "len_q", d->len_q);
     if (!status && d->flags & ATTN_LENS_KV)
         status = check_lens("lens_kv", a->lens_kv, starts_kv, d->batch, "len_kv", d->len_kv);
-    if (!status && d->flags & ATTN_PREFIX)
-        status = check_lens("prefix", a->prefix, NULL, d->batch, "len_kv", d->len_kv);
+    if (!status && d->flags & ATTN_PREFIX) status = check_lens("prefix", a->prefix, NULL, d->batch, keys, d->len_kv);
     if (!status && d->flags & ATTN_FIRST_KV)
-        status = check_lens("first_kv", a->first_kv, NULL, d->batch, "len_kv", d->len_kv);
+        status = check_lens("first_kv", a->first_kv, NULL, d->batch, keys, d->len_kv);
     return status;
 }
 

@@ -239,11 +239,6 @@ static attn_status check_relations(const attn_desc *desc)
     if (desc->heads_q % desc->heads_kv != 0)
         return attn_fail(ATTN_INVALID, "heads_q = %" PRId64 " is not a multiple of heads_kv = %" PRId64, desc->heads_q,
                          desc->heads_kv);
-    if ((desc->flags & ATTN_VARLEN) && desc->total_q < desc->len_q)
-        return attn_fail(ATTN_INVALID, "total_q = %" PRId64 " is below len_q = %" PRId64, desc->total_q, desc->len_q);
-    if ((desc->flags & ATTN_VARLEN) && !(desc->flags & ATTN_PAGED) && desc->total_kv < desc->len_kv)
-        return attn_fail(ATTN_INVALID, "total_kv = %" PRId64 " is below len_kv = %" PRId64, desc->total_kv,
-                         desc->len_kv);
     if ((desc->flags & ATTN_INTERVALS) && (desc->flags & ATTN_CAUSAL) && vectors > 2)
         return attn_fail(ATTN_INVALID, "interval_vectors = %" PRId64 " is not 1 or 2, as ATTN_CAUSAL takes", vectors);
     if ((desc->flags & ATTN_INTERVALS) && !(desc->flags & ATTN_CAUSAL) && vectors != 2 && vectors != 4)
@@ -257,6 +252,17 @@ static attn_status check_relations(const attn_desc *desc)
                          "batch * heads_q = %" PRId64 " exceeds 2^32, the most that ATTN_DROPOUT can count",
                          desc->batch * desc->heads_q);
     return ATTN_OK;
+}
+
+/* No packed sequence is longer than all rows together, so no kernel, workspace or prediction needs a looser bound.
+ * Tables are the exception: they are laid out by the bound, so with them it stays. */
+static void tighten_lengths(attn_desc *desc)
+{
+    bool tables = desc->flags & ATTN_MASK_TABLES;
+    if (!(desc->flags & ATTN_VARLEN)) return;
+    if (!tables && desc->bias_extent[2] <= 1 && desc->len_q > desc->total_q) desc->len_q = desc->total_q;
+    if (!tables && desc->bias_extent[3] <= 1 && desc->len_kv > desc->total_kv && !(desc->flags & ATTN_PAGED))
+        desc->len_kv = desc->total_kv;
 }
 
 /* The forward has no gradients to lay out. */
@@ -412,6 +418,7 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
 
     status = check_numbers(&d);
     if (!status) status = check_relations(&d);
+    if (!status) tighten_lengths(&d);
     if (!status) status = check_pages(&d);
     if (!status) status = check_direction(&d);
     if (!status) status = check_machine(&d);
