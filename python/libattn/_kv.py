@@ -117,8 +117,8 @@ def _shape(seen: Any) -> Tuple[int, ...]:
 
 
 def _steps(tensor: Layout) -> Tuple[int, ...]:
-    """Strides, but for those of single elements, which mean nothing."""
-    return tuple(step if n > 1 else 0 for n, step in zip(tensor.shape, tensor.strides))
+    """Strides, but for those of single elements, or of none, which mean nothing."""
+    return () if 0 in tensor.shape else tuple(step if n > 1 else 0 for n, step in zip(tensor.shape, tensor.strides))
 
 
 # ---- caches ----------------------------------------------------------------------------------------

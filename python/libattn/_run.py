@@ -119,7 +119,8 @@ def clear_plans() -> None:
 
 
 def is_packed(tensor: Layout) -> bool:
-    return all(n < 2 or step == wanted for n, step, wanted in zip(tensor.shape, tensor.strides, packed(tensor.shape)))
+    """Whether there are no gaps; a tensor without elements has none, whatever its strides."""
+    return 0 in tensor.shape or all(n < 2 or step == wanted for n, step, wanted in zip(tensor.shape, tensor.strides, packed(tensor.shape)))
 
 
 def table_dtype(name: str, dtype: str) -> str:

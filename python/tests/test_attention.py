@@ -131,6 +131,28 @@ def test_no_rows_no_keys_no_batch(make):
     assert libattn.attention(q[:0], k[:0], v[:0]).shape == (0, 9, 4, 24)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("batch, rows, keys", [(0, 0, 0), (0, 3, 4), (0, 0, 4), (2, 0, 0), (2, 0, 4), (2, 3, 0)])
+def test_empty_problems_forward_backward_and_merged(batch, rows, keys, dtype):
+    for heads, tables in ((1, {}), (2, {"sink": np.zeros(4)}), (2, {"alibi": np.ones(4)}),
+                          (2, {"bias": np.ones((1, 1, rows, keys), dtype)}), (2, {"lens_kv": [keys] * batch}),
+                          (2, {"mask": np.ones((batch, 1, rows, keys), bool)}), (2, {"causal": True})):
+        q, k, v = (np.ones((batch, n, h, dim), dtype) for n, h, dim in ((rows, 2 * heads, 8), (keys, heads, 8),
+                                                                        (keys, heads, 6)))
+        o, lse = libattn.attention(q, k, v, return_lse=True, **tables)
+        assert o.shape == (batch, rows, 2 * heads, 6) and not o.any()
+        assert lse.shape == (batch, 2 * heads, rows) and ("sink" in tables or np.all(np.isneginf(lse)))
+        wants = {"grad_" + name: True for name in ("sink", "alibi", "bias") if name in tables}
+        found = libattn.attention_backward(np.ones_like(o), q, k, v, o, lse, grad_lse=np.ones_like(lse), **wants,
+                                           **tables)
+        assert [x.shape for x in found[:3]] == [q.shape, k.shape, v.shape]
+        assert all("sink" in tables or not x.any() for x in found if x is not None)
+        if dtype == "float64":
+            continue
+        merged = libattn.merge_states([o, o], [lse, lse])
+        assert merged[0].shape == o.shape and not merged[0].any() and merged[1].shape == lse.shape
+
+
 def test_varlen(make):
     lens_q, lens_kv = [3, 0, 6], [5, 4, 4]
     q, k, v = (x[0] for x in make(1, 9, 13))
