@@ -275,7 +275,8 @@ typedef struct attn_kv_desc {
     int64_t positions;  /* ROTARY: rows of cos and sin */
 
     /* In elements; all 0: packed; else dim's is 1. (page, slot, head, dim) of pages: slots before heads or heads before
-     * slots, and any distance between pages, so that K and V may share an array, but no element. */
+     * slots, and any distance between pages, so that K and V may share an array, but no element; nor may
+     * k_out and v_out. */
     int64_t k_pages_stride[4], v_pages_stride[4];
     int64_t k_from_stride[4], v_from_stride[4]; /* COPY */
     int64_t k_stride[4], v_stride[4];           /* APPEND: of k, v; GATHER: of k_out, v_out; (batch, row, head, dim) */
@@ -299,7 +300,8 @@ static inline attn_status attn_kv_plan_create(attn_kv_plan **plan, const attn_kv
 /* NULL is allowed. No run of the plan may be under way. */
 ATTN_API void attn_kv_plan_destroy(attn_kv_plan *plan);
 
-/* What the operation and its flags do not use must be NULL or 0.
+/* What the operation and its flags do not use must be NULL or 0. The bytes of what is written, `fault` included, may
+ * not overlap those of anything else here, but where a field says so.
  *
  * APPEND by position (without SLOTS): the tokens of sequence b are rows cu_lens[b] to cu_lens[b + 1] - 1 of k and v,
  * the last ones of its lens_kv[b] tokens: row cu_lens[b + 1] - 1 is token lens_kv[b] - 1. Token i goes to slot i %

@@ -2,7 +2,11 @@
  * nothing written. */
 #include "support.h"
 
+#include <stdbool.h>
+
 #include "attn_kv.h"
+#include "kv/op.h"
+#include "check/random.h"
 
 /* ---- descriptors ------------------------------------------------------------------------------- */
 
@@ -249,7 +253,7 @@ static void bad_pointers(void **state)
     APPEND(b.args.k = (char *)b.k + 2, "is not aligned to its elements of 4 bytes");
     APPEND(b.args.lens_kv = (const int32_t *)(const void *)((char *)b.lens + 1), "is not aligned");
     APPEND(b.args.k = b.k_pages, "k_pages overlaps k");
-    APPEND(b.args.v_pages = b.k_pages, "k_pages and v_pages are the same array");
+    APPEND(b.args.v_pages = b.k_pages, "k_pages overlaps v_pages");
     APPEND(b.args.q_out = b.k_pages, "k_pages overlaps q_out");
     APPEND(b.args.q_out = b.q[1], "q_out overlaps q");
     APPEND((b.desc.q_out_stride[1] = 5, b.desc.q_out_stride[3] = 1), "q_out overlaps q");
@@ -270,12 +274,120 @@ static void bad_pointers(void **state)
     attn_kv_plan_destroy(plan);
 }
 
+#define AT(name)                            \
+    {                                       \
+#name, offsetof(attn_kv_args, name) \
+    }
+
+/* Every array that an operation writes against every other one that it takes, with the fault that a GPU has. */
+static void every_overlap_is_refused(void **state)
+{
+    (void)state;
+    enum { APPENDS, SLOTTED, GATHERS, COPIES, OPS };
+    typedef struct member {
+        const char *name;
+        size_t offset;
+    } member;
+    static const struct {
+        int written;
+        member list[16];
+    } table[OPS] = {
+        [APPENDS] = { 4,
+                      { AT(k_pages), AT(v_pages), AT(q_out), AT(fault), AT(k), AT(v), AT(q), AT(cu_lens), AT(lens_kv),
+                        AT(page_table), AT(cos), AT(sin) } },
+        [SLOTTED] = { 4,
+                      { AT(k_pages), AT(v_pages), AT(q_out), AT(fault), AT(k), AT(v), AT(q), AT(slots), AT(positions),
+                        AT(cos), AT(sin) } },
+        [GATHERS] = { 3, { AT(k_out), AT(v_out), AT(fault), AT(k_pages), AT(v_pages), AT(lens_kv), AT(page_table) } },
+        [COPIES] = { 3, { AT(k_pages), AT(v_pages), AT(fault), AT(k_from), AT(v_from), AT(pairs) } },
+    };
+    static _Alignas(8) char memory[16][1 << 12];
+    for (int op = 0; op < OPS; op++) {
+        problem b;
+        attn_kv_desc d;
+        attn_kv_args good;
+        int count = 0;
+        if (op == SLOTTED) set_up_slots(&b);
+        if (op != SLOTTED) set_up(&b, op == APPENDS ? ATTN_KV_APPEND : op == GATHERS ? ATTN_KV_GATHER : ATTN_KV_COPY);
+        b.desc.device = ATTN_CUDA, b.desc.threads = 0;
+        assert_ok(attn_kv_resolve(&d, &b.desc, sizeof b.desc));
+        good = b.args;
+        for (; table[op].list[count].name; count++) {
+            const void *apart = memory[count];
+            memcpy((char *)&good + table[op].list[count].offset, &apart, sizeof apart);
+        }
+        assert_ok(attn_kv_check_arrays(&d, &good));
+        for (int out = 0; out < table[op].written; out++)
+            for (int other = out + 1; other < count; other++) {
+                const member *a = &table[op].list[out], *o = &table[op].list[other];
+                attn_kv_args args = good;
+                if (strcmp(a->name, "q_out") == 0 && strcmp(o->name, "q") == 0) continue; /* in place */
+                memcpy((char *)&args + o->offset, (char *)&good + a->offset, sizeof(void *));
+                if (attn_kv_check_arrays(&d, &args) != ATTN_INVALID || !strstr(attn_error(), "overlaps") ||
+                    !strstr(attn_error(), a->name) || !strstr(attn_error(), o->name))
+                    fail_msg("operation %d, %s on %s: \"%s\"", op, o->name, a->name, attn_error());
+            }
+        if (op >= GATHERS) continue;
+        good.q_out = (void *)(uintptr_t)good.q;
+        assert_ok(attn_kv_check_arrays(&d, &good));
+        good.k = good.q; /* q in place on k */
+        assert_int_equal(attn_kv_check_arrays(&d, &good), ATTN_INVALID);
+    }
+}
+
+/* K and V may share an array, but no element: compared with marks in it, for distances, layouts and dims by chance. */
+static void shared_arrays_share_no_element(void **state)
+{
+    (void)state;
+    enum { SPAN = 400 };
+    static float memory[4 * SPAN];
+    uint64_t random = 7;
+    int refused = 0, runs = 20000;
+    for (int n = 0; n < runs; n++) {
+        attn_kv_desc desc = { .op = ATTN_KV_COPY, .dtype = ATTN_F32, .copies = 1 }, d;
+        desc.pages = desc.pages_from = check_below(&random, 3) + 1, desc.page_size = check_below(&random, 3) + 1;
+        desc.heads_kv = check_below(&random, 3) + 1;
+        desc.dim_qk = check_below(&random, 5) + 1, desc.dim_v = check_below(&random, 5) + 1;
+        for (int t = 0; t < 2; t++) {
+            int64_t *stride = t ? desc.v_pages_stride : desc.k_pages_stride;
+            int64_t head = 5 + check_below(&random, 6), slot = head * desc.heads_kv + check_below(&random, 9);
+            int64_t page = slot * desc.page_size + check_below(&random, 9);
+            bool down = check_below(&random, 4) == 0;
+            stride[0] = down ? -page : page, stride[1] = slot, stride[2] = head, stride[3] = 1;
+            memcpy(t ? desc.v_from_stride : desc.k_from_stride, stride, sizeof desc.k_pages_stride);
+        }
+        assert_ok(attn_kv_resolve(&d, &desc, sizeof desc));
+        float *base[2] = { memory + 2 * SPAN, memory + 2 * SPAN + check_below(&random, 120) - 60 };
+        unsigned char marks[4 * SPAN] = { 0 };
+        bool both = false;
+        for (int t = 0; t < 2; t++)
+            for (int64_t i = 0; i < d.pages * d.page_size * d.heads_kv * (t ? d.dim_v : d.dim_qk); i++) {
+                int64_t dim = t ? d.dim_v : d.dim_qk, *stride = t ? d.v_pages_stride : d.k_pages_stride;
+                int64_t row = i / dim, token = row / d.heads_kv;
+                int64_t at = base[t] - memory + token / d.page_size * stride[0] + token % d.page_size * stride[1] +
+                             row % d.heads_kv * stride[2] + i % dim;
+                marks[at] |= (unsigned char)(1 << t);
+                if (marks[at] == 3) both = true;
+            }
+        int32_t pair[2] = { -1, 0 };
+        attn_kv_args args = {
+            .k_pages = base[0], .v_pages = base[1], .k_from = base[0], .v_from = base[1], .pairs = pair
+        };
+        attn_status status = attn_kv_check_arrays(&d, &args);
+        if ((status != ATTN_OK) != both) fail_msg("case %d: %d, marks %d", n, (int)status, both);
+        refused += both;
+    }
+    if (refused < runs / 20 || refused > runs * 19 / 20) fail_msg("%d of %d were refused", refused, runs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_descriptors),
         cmocka_unit_test(bad_ids_and_lengths),
         cmocka_unit_test(bad_pointers),
+        cmocka_unit_test(every_overlap_is_refused),
+        cmocka_unit_test(shared_arrays_share_no_element),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -227,6 +227,8 @@ static void arguments_are_checked(void **state)
     REFUSED("is not aligned to its elements", a.o = (char *)out + 2);
     REFUSED("of part 1 is not aligned to its elements of 4 bytes", part_o[1] = (char *)o_of[1] + 1);
     REFUSED("o overlaps lse", a.lse = out + 4);
+    REFUSED("o overlaps part_o, the array of addresses", a.lse = NULL, a.o = (void *)(uintptr_t)a.part_o);
+    REFUSED(", the array of addresses", a.lse = (float *)(uintptr_t)a.part_lse);
     REFUSED("o overlaps part_o of part 1", a.o = o_of[1]); /* whose strides are others */
     REFUSED("o overlaps part_lse of part 0", part_lse[0] = out);
     REFUSED("lse overlaps part_lse of part 1", a.lse = lse_of[1] + 1);

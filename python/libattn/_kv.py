@@ -460,6 +460,34 @@ def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
     return address_of(seen)
 
 
+def _reach(tensor: Any, name: str) -> Tuple[int, int]:
+    """Bytes [first, end) that the tensor's elements lie in."""
+    at = layout(tensor, name)
+    if 0 in at.shape:
+        return 0, 0
+    size = _tensor.numpy_dtype(at.dtype).itemsize if at.dtype != "bfloat16" else 2
+    steps = [(n - 1) * step * size for n, step in zip(at.shape, at.strides)]
+    start = address_of(tensor, name)
+    return start + sum(step for step in steps if step < 0), start + sum(step for step in steps if step > 0) + size
+
+
+def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    """Refuses what neither of a call's two runs sees: an input of one in what the other writes."""
+    tensors, tables = call.tensors, call.tables
+    written = {name: tensors[name] for name in ("k_cache", "v_cache")} if "k" in tensors else {}
+    late = {"q": tensors["q"], **arrays, **{"out": tensor for tensor in outputs.values()}}
+    early = {name: tensor for name, tensor in {**tensors, **tables}.items() if name not in ("k_cache", "v_cache")}
+    pairs = [(late, written)] if written else []
+    pairs += [(early, {"out": tensor}) for tensor in outputs.values()]
+    for inputs, outs in pairs:
+        for name, tensor in inputs.items():
+            first, end = _reach(tensor, name)
+            for other, output in outs.items():
+                start, stop = _reach(output, other)
+                if first < stop and start < end:
+                    raise _c.InvalidError(f"{name} overlaps {other}, which the call writes")
+
+
 def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
     of = layout(call.tensors["q"], "q").dtype
     arrays = {name: as_table(value, name, _run.table_dtype(name, of), call.device, call.handle)
@@ -471,6 +499,7 @@ def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
     if max_len_q is not None:
         arrays["cu_lens_q"] = call.tables["cu_lens"]
     prepared = _run.kept(key, call.context, static, lambda: _plans(call, static, arrays, max_len_q, outputs))
+    _check_apart(call, arrays, outputs)
     turned = call.fill(prepared) if prepared.append else None
     args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"], "q"),
                    k=address_of(call.tensors["k_cache"], "k_cache"), v=address_of(call.tensors["v_cache"], "v_cache"),

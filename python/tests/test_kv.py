@@ -283,6 +283,42 @@ def test_max_len_q_is_any_bound():
         close(libattn.attention_with_kvcache(q, p.k_cache, p.v_cache, k, v, max_len_q=bound, **cache), wanted)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_overlap_of_an_input_with_what_is_written_is_refused(turned, packed):
+    """Each input in turn lies in the bytes of each array that the call writes: refused, and nothing is written."""
+    p = Problem(new=3)
+    total = (9,) if packed else (3, 3)
+    room = {name: np.zeros(4096, np.float32) for name in ("k_cache", "v_cache", "out")}
+    given = {"k_cache": p.k_cache, "v_cache": p.v_cache, "out": np.zeros((*total, 4, 16), np.float32)}
+    given.update({name: x.reshape(*total, *x.shape[2:]) for name, x in (("q", p.q), ("k", p.k), ("v", p.v))})
+    given.update(page_table=p.table, first_kv=np.zeros(3, np.int32), sink=np.zeros(4, np.float32),
+                 alibi=np.zeros(4, np.float32))
+    if packed:
+        given["cu_lens_q"] = np.array([0, 3, 6, 9], np.int32)
+    if turned:
+        given.update(rotary_cos=np.ones((30, 4), np.float32), rotary_sin=np.zeros((30, 4), np.float32))
+    for name in room:
+        place = room[name][:given[name].size].reshape(given[name].shape)
+        place[...] = given[name]
+        given[name] = place
+    options = {"cache_seqlens": p.lens, **({"rotary_interleaved": False} if turned else {})}
+    libattn.attention_with_kvcache(**given, **options)
+    for written in room:
+        for name in given.keys() - room.keys():
+            before = {each: room[each].copy() for each in room}
+            whole = room[written].view(given[name].dtype)
+            inside = whole[:given[name].size].reshape(given[name].shape)
+            kept = inside.copy()
+            inside[...] = given[name]
+            holds = {each: room[each].copy() for each in room}
+            with pytest.raises(libattn.InvalidError, match="overlaps"):
+                libattn.attention_with_kvcache(**{**given, name: inside}, **options)
+            assert all(np.array_equal(room[each], holds[each]) for each in room), (name, written)
+            inside[...] = kept
+            assert all(np.array_equal(room[each], before[each]) for each in room)
+
+
 def test_bfloat16_of_ml_dtypes():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     p = Problem(dtype=ml_dtypes.bfloat16, rotary_dim=16)

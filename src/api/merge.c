@@ -142,6 +142,12 @@ static attn_status check_args(const attn_merge_plan *plan, const attn_merge_args
     if ((uintptr_t)a->o % (uintptr_t)o.size || (uintptr_t)a->lse % 4)
         return attn_fail(ATTN_INVALID, "o = %p or lse = %p is not aligned to its elements", a->o, (void *)a->lse);
     if (!is_apart(&o, &lse)) return attn_fail(ATTN_INVALID, "o overlaps lse");
+    const extent addresses[2] = { { "part_o", a->part_o, 0, d->parts * (int64_t)sizeof *a->part_o, 1 },
+                                  { "part_lse", a->part_lse, 0, d->parts * (int64_t)sizeof *a->part_lse, 1 } };
+    for (int i = 0; i < 4; i++)
+        if (d->device == ATTN_CPU && !is_apart(i < 2 ? &o : &lse, &addresses[i % 2]))
+            return attn_fail(ATTN_INVALID, "%s overlaps %s, the array of addresses", i < 2 ? "o" : "lse",
+                             addresses[i % 2].name);
     for (int32_t i = 0; i < d->parts; i++) {
         const extent part[2] = { { "part_o", a->part_o[i], plan->part_bytes[0], plan->part_bytes[1], size },
                                  { "part_lse", a->part_lse[i], 0, lses, 4 } };

@@ -38,18 +38,20 @@ typedef struct array {
     const char *name;
     const void *base;
     int64_t lo, hi;
+    const int64_t *stride; /* of a tensor, in elements of `size` bytes; NULL: a line */
+    int64_t extent[4], size;
 } array;
 
 static array tensor(const char *name, const void *base, int64_t size, const int64_t extent[4], const int64_t stride[4])
 {
     int64_t lo, hi;
     attn_reach(extent, stride, &lo, &hi);
-    return (array){ name, base, lo * size, hi * size };
+    return (array){ name, base, lo * size, hi * size, stride, { extent[0], extent[1], extent[2], extent[3] }, size };
 }
 
 static array line(const char *name, const void *base, int64_t size, int64_t count)
 {
-    return (array){ name, base, 0, size * count };
+    return (array){ .name = name, .base = base, .hi = size * count };
 }
 
 typedef struct arrays {
@@ -116,6 +118,62 @@ static attn_status check_apart(const array *out, const array *other)
     return attn_fail(ATTN_INVALID, "%s overlaps %s", out->name, other->name);
 }
 
+/* A step of |stride| elements that may be taken 0 to `most` times. */
+typedef struct step {
+    int64_t stride, most;
+} step;
+
+/* Whether steps, the longest first, can go exactly `distance`. A step is tried only as often as shorter ones can make
+ * up for the rest: once or twice where axes lie within axes. After *tries the answer is yes, which refuses the run. */
+static bool can_go(const step *steps, int count, int64_t distance, int *tries)
+{
+    int64_t rest = 0;
+    if (count == 0) return distance == 0;
+    if (--*tries < 0) return true;
+    for (int i = 1; i < count; i++)
+        rest += steps[i].stride * steps[i].most;
+    int64_t first = distance > rest ? attn_ceil_div(distance - rest, steps->stride) : 0;
+    int64_t last = distance / steps->stride;
+    for (int64_t n = first; distance >= 0 && n <= last && n <= steps->most; n++)
+        if (can_go(steps + 1, count - 1, distance - n * steps->stride, tries)) return true;
+    return false;
+}
+
+/* Whether two tensors of one dtype share an element. From b's lowest element, steps of b go up to some element of b.
+ * From a's highest, steps of a go down to some element of a. Both meet where all steps together go from b's lowest to
+ * a's highest. */
+static bool share_elements(const array *a, const array *b)
+{
+    enum { TRIES = 10000 };
+    step steps[8];
+    int count = 0, tries = TRIES;
+    int64_t distance = ((int64_t)((uintptr_t)a->base - (uintptr_t)b->base) + a->lo - b->lo) / a->size;
+    for (int i = 0; i < 8; i++) {
+        const array *of = i < 4 ? a : b;
+        int64_t stride = of->stride[i % 4] < 0 ? -of->stride[i % 4] : of->stride[i % 4], most = of->extent[i % 4] - 1;
+        if (of == a) distance += stride * most;
+        if (stride == 0 || most == 0) continue;
+        int at = count++;
+        for (; at > 0 && steps[at - 1].stride < stride; at--)
+            steps[at] = steps[at - 1];
+        steps[at] = (step){ stride, most };
+    }
+    for (int i = 1; i < count; i++)
+        if (steps[i].stride == steps[i - 1].stride) {
+            steps[i - 1].most += steps[i].most;
+            memmove(&steps[i], &steps[i + 1], (size_t)(--count - i) * sizeof *steps);
+            i--;
+        }
+    return can_go(steps, count, distance, &tries);
+}
+
+/* Of tensors that may lie in one array, each one's elements between the other's. */
+static attn_status check_interleaved(const array *out, const array *other)
+{
+    attn_status status = check_apart(out, other);
+    return status && !share_elements(out, other) ? ATTN_OK : status;
+}
+
 static attn_status check_apart_from(const array *out, const array *const *others, int count)
 {
     attn_status status = ATTN_OK;
@@ -136,9 +194,10 @@ static attn_status check_overlap(const attn_kv_desc *d, const attn_kv_args *a, c
     const array *rows[] = { &all->k, &all->v, &all->q, &all->q_out }, *from[] = { &all->k_from, &all->v_from };
     const array *pools[] = { &all->k_pages, &all->v_pages };
     attn_status status = ATTN_OK;
-    if (d->op == ATTN_KV_APPEND && a->k_pages == a->v_pages &&
-        memcmp(d->k_pages_stride, d->v_pages_stride, strides) == 0)
-        return attn_fail(ATTN_INVALID, "k_pages and v_pages are the same array: values would lie upon keys");
+    if (d->op != ATTN_KV_GATHER) status = check_interleaved(&all->k_pages, &all->v_pages);
+    if (!status && gather) status = check_interleaved(&all->k, &all->v);
+    for (int i = 0; i < 2 && !status && in_place; i++)
+        status = check_interleaved(&all->q_out, rows[i]);
     for (int i = 0; i < 2 && !status; i++) {
         status = check_apart_from(pools[i], rows, 4);
         if (!status && !one_pool) status = check_apart_from(pools[i], from, 2);
@@ -148,6 +207,12 @@ static attn_status check_overlap(const attn_kv_desc *d, const attn_kv_args *a, c
     for (int i = 0; i < 3; i++)
         for (size_t t = 0; t < sizeof all->table / sizeof *all->table && !status; t++)
             status = check_apart(outputs[i], &all->table[t]);
+    const array fault = line("fault", a->fault, 4, 1);
+    const array *tensors[] = { &all->k_pages, &all->v_pages, &all->k_from, &all->v_from,
+                               &all->k,       &all->v,       &all->q,      &all->q_out };
+    if (!status) status = check_apart_from(&fault, tensors, 8);
+    for (size_t t = 0; t < sizeof all->table / sizeof *all->table && !status; t++)
+        status = check_apart(&fault, &all->table[t]);
     return status;
 }
 
