@@ -355,6 +355,8 @@ def _device_index(device: Any) -> Optional[int]:
 def machine_use(path: Optional[str] = None) -> None:
     """Plans made from now on go by this machine file (as `attn machine --measure` writes it) or built-in machine; None:
     by the library's own choice again."""
+    if path is not None and "\0" in str(path):
+        raise _c.InvalidError(f"path is {str(path)!r}; it takes text without NUL")
     _c.check(_c.machine_use(None if path is None else str(path).encode()))
     _run.clear_plans()
 

@@ -225,6 +225,14 @@ def _integer(name: str, value: Any, bits: int = 64) -> int:
     return number
 
 
+def _text(name: str, value: Any) -> Optional[bytes]:
+    """As C holds it, None if empty; C would read it up to its first NUL."""
+    text = str(value) if value else ""
+    if "\0" in text:
+        raise _c.InvalidError(f"{name} is {text!r}; it takes text without NUL")
+    return text.encode() or None
+
+
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
@@ -348,8 +356,7 @@ class Problem:
         if static.isa not in _c.ISAS:
             raise _c.InvalidError(f"isa is {static.isa!r}; it takes {', '.join(_c.ISAS)}")
         desc.isa = _c.ISAS[static.isa]
-        desc.kernel = str(static.kernel).encode() if static.kernel else None
-        desc.strategy = str(static.strategy).encode() if static.strategy else None
+        desc.kernel, desc.strategy = _text("kernel", static.kernel), _text("strategy", static.strategy)
 
     def _arrays(self):
         desc, arrays = self.desc, self.arrays

@@ -12,6 +12,18 @@ def refuses(match, *tensors, kind=libattn.InvalidError, **options):
         libattn.attention(*tensors, **options)
 
 
+@pytest.mark.parametrize("name", ["kernel", "strategy"])
+def test_text_with_a_nul_is_refused(make, name):
+    q, k, v = make()
+    taken = getattr(libattn.plan(q, k, v), "info")[name]
+    libattn.attention(q, k, v, **{name: taken})
+    for text in (taken + "\0", taken + "\0nonsense", "\0"):
+        with pytest.raises(libattn.InvalidError, match=f"{name} is .*without NUL"):
+            libattn.attention(q, k, v, **{name: text})
+    with pytest.raises(libattn.InvalidError, match="path is .*without NUL"):
+        libattn.machine_use("cpu\0")
+
+
 def test_shapes_and_types(make):
     q, k, v = make()
     refuses("q has shape", q[0], k, v)
