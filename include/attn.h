@@ -221,6 +221,8 @@ typedef struct attn_desc {
     /* ATTN_BITS: 0: bits of all keys. Else bits of the last bits_keys keys of each sequence (those before it are
      * visible as far as bits go): a tree of draft tokens after a long context. */
     int64_t bits_keys;
+
+    double scale_f64; /* ATTN_F64: > 0: in place of scale, which is then 0 or this rounded to float; 0: as scale says */
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */

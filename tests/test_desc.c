@@ -268,6 +268,25 @@ static void numbers_are_checked(void **state)
             d.heads_q = 24, d.heads_kv = 1, d.batch = 178956971);
 }
 
+/* ATTN_F64 has a scale of its own precision, whichever field says it. */
+static void f64_has_a_double_scale(void **state)
+{
+    (void)state;
+    attn_desc given = plain(), r, again;
+    given.dtype = ATTN_F64, given.dim_qk = 7;
+    for (int i = 0; i < 3; i++) {
+        given.scale = i == 1 ? 0.3f : 0, given.scale_f64 = i == 2 ? 0.1 : 0;
+        assert_ok(attn_desc_resolve(&r, &given, sizeof given));
+        assert_true(r.scale_f64 == (i == 0 ? 1 / sqrt(7.0) : i == 1 ? 0.3f : 0.1) && r.scale == (float)r.scale_f64);
+        assert_ok(attn_desc_resolve(&again, &r, sizeof r));
+        assert_memory_equal(&again, &r, sizeof r);
+    }
+    REFUSED(plain, INVALID, "needs dtype = ATTN_F64", d.scale_f64 = 0.1);
+    REFUSED(plain, INVALID, "is not a finite number above 0", d.dtype = ATTN_F64, d.scale_f64 = -1);
+    REFUSED(plain, INVALID, "is not a finite number above 0", d.dtype = ATTN_F64, d.scale_f64 = 1e-300);
+    REFUSED(plain, INVALID, "neither 0 nor scale_f64", d.dtype = ATTN_F64, d.scale_f64 = 0.1, d.scale = 0.2f);
+}
+
 static void masks_are_checked(void **state)
 {
     (void)state;
@@ -519,6 +538,7 @@ int main(void)
         cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(lengths_are_any_bound),
         cmocka_unit_test(numbers_are_checked),
+        cmocka_unit_test(f64_has_a_double_scale),
         cmocka_unit_test(masks_are_checked),
         cmocka_unit_test(pages_are_checked),
         cmocka_unit_test(biases_are_checked),

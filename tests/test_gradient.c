@@ -353,7 +353,7 @@ static void f64_is_the_reference(void **state)
             if (list[i].base && holds_floats(&list[i])) set_array(&args, &list[i], in_doubles(&r, &list[i], true));
 
         wide = problem.desc;
-        wide.dtype = ATTN_F64;
+        wide.dtype = ATTN_F64, wide.scale = problem.resolved.scale; /* the default would be more exact than f32 */
         if (wide.flags & ATTN_BIAS) wide.bias_dtype = ATTN_F64;
         attn_desc ahead = wide, resolved = problem.resolved;
         ahead.direction = resolved.direction = ATTN_FORWARD;

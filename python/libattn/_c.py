@@ -42,6 +42,7 @@ class Desc(ctypes.Structure):
         ("grad_o_stride", _four), ("grad_q_stride", _four), ("grad_k_stride", _four), ("grad_v_stride", _four),
         ("visible_share", _f64), ("strategy", ctypes.c_char_p),
         ("pages", _i64), ("page_size", _i64), ("table_width", _i64), ("table_total", _i64), ("bits_keys", _i64),
+        ("scale_f64", _f64),
     ]
 
 

@@ -120,7 +120,8 @@ def clear_plans() -> None:
 
 def is_packed(tensor: Layout) -> bool:
     """Whether there are no gaps; a tensor without elements has none, whatever its strides."""
-    return 0 in tensor.shape or all(n < 2 or step == wanted for n, step, wanted in zip(tensor.shape, tensor.strides, packed(tensor.shape)))
+    return 0 in tensor.shape or all(
+        n < 2 or step == wanted for n, step, wanted in zip(tensor.shape, tensor.strides, packed(tensor.shape)))
 
 
 def table_dtype(name: str, dtype: str) -> str:
@@ -343,8 +344,12 @@ class Problem:
             desc.flags |= _c.CHUNK
             desc.chunk = _integer("chunk", static.chunk)
         if static.scale is not None:
-            desc.scale = _number("scale", static.scale)
-            if not desc.scale > 0:
+            scale = _number("scale", static.scale)
+            if desc.dtype == _c.DTYPES["float64"]:
+                desc.scale_f64 = scale
+            else:
+                desc.scale = scale
+            if not (desc.scale or desc.scale_f64) > 0:
                 raise _c.InvalidError(f"scale is {static.scale}; it takes numbers > 0, or None for 1 / sqrt(dim)")
         if static.softcap is not None:
             desc.flags |= _c.SOFTCAP

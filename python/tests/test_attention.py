@@ -124,6 +124,20 @@ def test_strides_are_taken_as_they_are(make):
     assert np.all(wide[..., :3] == 0) and np.all(wide[..., 27:] == 0)
 
 
+@pytest.mark.parametrize("scale", [None, 0.1, 1 / 3])
+def test_float64_has_a_scale_of_float64(scale):
+    q, k, v = (np.random.default_rng(n).standard_normal((1, 5, 2, 7)) for n in range(3))
+    s = np.einsum("bihd,bjhd->bhij", q, k) * (7 ** -0.5 if scale is None else scale)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    o, lse = libattn.attention(q, k, v, scale=scale, return_lse=True)
+    assert np.abs(o - np.einsum("bhij,bjhd->bihd", p, v)).max() < 1e-14
+    found = libattn.attention_backward(np.ones_like(o), q, k, v, o, lse, scale=scale).k
+    dp = np.einsum("bihd,bjhd->bhij", np.ones_like(o), v)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * (7 ** -0.5 if scale is None else scale)
+    assert np.abs(found - np.einsum("bhij,bihd->bjhd", ds, q)).max() < 1e-14
+
+
 def test_no_rows_no_keys_no_batch(make):
     q, k, v = make()
     assert libattn.attention(q[:, :0], k, v).shape == (2, 0, 4, 24)

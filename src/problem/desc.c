@@ -187,6 +187,14 @@ static attn_status check_kinds(const attn_desc *desc)
 static attn_status check_numbers(const attn_desc *desc)
 {
     char text[ATTN_DECIMAL_SIZE];
+    if (desc->scale_f64 != 0 && desc->dtype != ATTN_F64)
+        return attn_fail(ATTN_INVALID, "scale_f64 = %s needs dtype = ATTN_F64", attn_decimal(text, desc->scale_f64));
+    if (desc->scale_f64 != 0 && !((float)desc->scale_f64 > 0 && isfinite((float)desc->scale_f64)))
+        return attn_fail(ATTN_INVALID, "scale_f64 = %s is not a finite number above 0, as a float holds it too",
+                         attn_decimal(text, desc->scale_f64));
+    if (desc->scale_f64 != 0 && desc->scale != (float)desc->scale_f64)
+        return attn_fail(ATTN_INVALID, "scale = %s is neither 0 nor scale_f64 rounded to float",
+                         attn_decimal(text, desc->scale));
     if (!(desc->scale > 0 && isfinite(desc->scale)))
         return attn_fail(ATTN_INVALID, "scale = %s is not a finite number above 0", attn_decimal(text, desc->scale));
     if (!(desc->flags & ATTN_SOFTCAP) && desc->softcap != 0)
@@ -414,7 +422,8 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     status = check_kinds(&d);
     if (!status) status = check_fields(&d);
     if (status) return status;
-    if (d.scale == 0) d.scale = (float)(1 / sqrt((double)d.dim_qk));
+    if (d.dtype == ATTN_F64 && d.scale_f64 == 0) d.scale_f64 = d.scale == 0 ? 1 / sqrt((double)d.dim_qk) : d.scale;
+    if (d.scale == 0) d.scale = (float)(d.scale_f64 != 0 ? d.scale_f64 : 1 / sqrt((double)d.dim_qk));
 
     status = check_numbers(&d);
     if (!status) status = check_relations(&d);

@@ -49,6 +49,12 @@ static inline attn_dtype attn_float_dtype(const attn_desc *desc)
     return desc->dtype == ATTN_F64 ? ATTN_F64 : ATTN_F32;
 }
 
+/* The scale of the scores, as exact as the descriptor has it. */
+static inline double attn_scale_of(const attn_desc *desc)
+{
+    return desc->scale_f64 != 0 ? desc->scale_f64 : desc->scale;
+}
+
 /* Elements of the bias, and so of its gradient. */
 static inline int64_t attn_bias_count(const attn_desc *desc)
 {

@@ -39,7 +39,7 @@ static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, 
     real s = 0;
     for (int64_t i = 0; i < d->dim_qk; i++)
         s += q[i] * k[i];
-    s *= (real)d->scale;
+    s *= (real)attn_scale_of(d);
     *slope = 1;
     if (d->flags & ATTN_SOFTCAP) {
         real share = fn(tanh)(s / (real)d->softcap);
@@ -129,7 +129,7 @@ void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
         for (int64_t i = 0; i < d->dim_v; i++)
             dp += grad_o[i] * v[i];
         real ds = rounded(d->dtype, rounded(d->dtype, p) * (rounded(d->dtype, dp * kept) - delta));
-        real dqk = rounded(d->dtype, ds * slope) * (real)d->scale;
+        real dqk = rounded(d->dtype, ds * slope) * (real)attn_scale_of(d);
 
         real *dq = g->q + attn_row_at(d, args, batch, head, row, d->grad_q_stride);
         real *dk = g->k + attn_key_at(d, args, batch, head, key, d->grad_k_stride);
