@@ -241,7 +241,7 @@ static double compare_lse(const check_problem *problem, const check_reference *r
 static check_deviation allowed_besides(const check_problem *problem, const check_reference *reference)
 {
     const attn_desc *desc = &problem->resolved;
-    double unit = desc->dtype == ATTN_BF16 ? 0x1p-9 : desc->dtype == ATTN_F16 ? 0x1p-12 : 0x1p-25;
+    double unit = ldexp(1, -2 - attn_dtype_of(desc->dtype)->mantissa);
     int64_t n = reference->count * desc->dim_v;
     check_deviation size = { 0 };
     for (int64_t i = 0; i < n; i++)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "check/problem.h"
+#include "problem/desc.h"
 
 #define NAME(enumerator, name) [enumerator] = name,
 #define INTERVAL_NAME(enumerator, name, causal, vectors) [enumerator] = name,
@@ -10,7 +11,6 @@ static const char *const data_names[] = { CHECK_DATA_LIST(NAME) };
 static const char *const layout_names[] = { CHECK_LAYOUT_LIST(NAME) };
 static const char *const interval_names[] = { CHECK_INTERVAL_LIST(INTERVAL_NAME) };
 static const char *const block_names[] = { CHECK_BLOCK_LIST(NAME) };
-static const char *const dtype_names[] = { "?", "f32", "f16", "bf16" };
 
 typedef struct text {
     char *at;
@@ -60,7 +60,7 @@ static void add_scores(text *t, const attn_desc *d, const check_options *o)
     if (d->flags & ATTN_SOFTCAP) add(t, " softcap %g", (double)d->softcap);
     if (d->flags & ATTN_ALIBI) add(t, " alibi batch %lld", (long long)d->alibi_batch);
     if (d->flags & ATTN_BIAS)
-        add(t, " bias %s %lldx%lldx%lldx%lld%s%s", dtype_names[d->bias_dtype], (long long)d->bias_extent[0],
+        add(t, " bias %s %lldx%lldx%lldx%lld%s%s", attn_dtype_name(d->bias_dtype), (long long)d->bias_extent[0],
             (long long)d->bias_extent[1], (long long)d->bias_extent[2], (long long)d->bias_extent[3],
             d->bias_stride[2] < 0 ? " by distance" : "", o->bias_infinite ? " with -inf" : "");
     if (d->flags & ATTN_SINK) add(t, " sink");
@@ -95,7 +95,7 @@ void check_problem_print(const attn_desc *d, const check_options *o, char *out, 
     text t = { out, size };
     int64_t heads_kv = d->heads_kv ? d->heads_kv : d->heads_q;
     add(&t, "%s%s%s batch %lld, heads %lld/%lld, lengths %lldx%lld, dims %lld/%lld",
-        d->direction == ATTN_BACKWARD ? "backward, " : "", dtype_names[d->dtype],
+        d->direction == ATTN_BACKWARD ? "backward, " : "", attn_dtype_name(d->dtype),
         d->flags & ATTN_OUT_F32 ? " to f32" : "", (long long)d->batch, (long long)d->heads_q, (long long)heads_kv,
         (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk, (long long)(d->dim_v ? d->dim_v : d->dim_qk));
     add_masks(&t, d, o);

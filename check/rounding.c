@@ -84,7 +84,7 @@ static double delta_rounding(const check_problem *problem)
     const attn_desc *d = &problem->resolved;
     const attn_args *a = &problem->args;
     attn_dtype dtype = attn_out_dtype(d);
-    double unit = dtype == ATTN_BF16 ? 0x1p-8 : dtype == ATTN_F16 ? 0x1p-11 : 0x1p-24, greatest = 0;
+    double unit = ldexp(1, -1 - attn_dtype_of(dtype)->mantissa), greatest = 0;
     for (int64_t b = 0; b < d->batch; b++)
         for (int64_t h = 0; h < d->heads_q; h++)
             for (int64_t i = 0; i < attn_sequence_of(d, a, b).len_q; i++) {

@@ -50,6 +50,27 @@ static void expect_why(const attn_desc *desc, const char *kernel, const char *wh
 
 /* Decode says up to what keys pass through L2. Boxes of pages do where one Q tile reads them, and they are no more than
  * L2 had better give up. */
+/* A flag that the header will have one day: no kernel takes it and ignores it. (Bit 30 is kernel.h's, for bits_keys.)
+ */
+static void new_flags_are_refused(void **state)
+{
+    (void)state;
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    for (int i = 0; i < count; i++)
+        for (int bit = 20; bit < 30; bit++) {
+            const attn_cuda_kernel *k = &kernels[i];
+            assert_non_null(attn_cuda_pass_of(k)); /* each form of the table has what plans and runs it */
+            attn_desc desc = small();
+            desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.dim_v = desc.dim_qk;
+            desc.flags = 1u << bit;
+            const char *why = attn_cuda_obstacle(k, &desc);
+            if (!why || strcmp(why, "it lacks a feature that flags ask for") != 0)
+                fail_msg("%s and flag %d: %s", k->name, bit, why ? why : "taken");
+        }
+    assert_true(count > 0);
+}
+
 static void keys_pass_through_l2(void **state)
 {
     (void)state;
@@ -167,9 +188,13 @@ static void what_is_not_there_yet_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(features_find_their_kernels), cmocka_unit_test(pages_find_their_kernels),
-        cmocka_unit_test(keys_pass_through_l2),        cmocka_unit_test(caches_go_to_the_fallback_kernel),
-        cmocka_unit_test(wrong_wishes_are_refused),    cmocka_unit_test(what_is_not_there_yet_is_refused),
+        cmocka_unit_test(new_flags_are_refused),
+        cmocka_unit_test(features_find_their_kernels),
+        cmocka_unit_test(pages_find_their_kernels),
+        cmocka_unit_test(keys_pass_through_l2),
+        cmocka_unit_test(caches_go_to_the_fallback_kernel),
+        cmocka_unit_test(wrong_wishes_are_refused),
+        cmocka_unit_test(what_is_not_there_yet_is_refused),
     };
     cuda_begin();
     return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));

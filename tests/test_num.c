@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "num/half.h"
+#include "problem/desc.h"
 #include "num/philox.h"
 
 typedef struct half_type {
@@ -30,6 +31,30 @@ static double value_of(const half_type *type, uint16_t code)
     if (exponent > 0) fraction += 1 << type->mantissa;
     double magnitude = ldexp(fraction, (exponent > 0 ? exponent : 1) - type->exponent_bias - type->mantissa);
     return code & 0x8000 ? -magnitude : magnitude;
+}
+
+/* What is no dtype is taken for none. */
+static void dtypes_are_a_table(void **state)
+{
+    (void)state;
+    static const struct {
+        attn_dtype dtype;
+        const char *name;
+        int size;
+    } known[] = { { ATTN_F32, "f32", 4 }, { ATTN_F16, "f16", 2 }, { ATTN_BF16, "bf16", 2 }, { ATTN_F64, "f64", 8 } };
+    const double number = 1;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        assert_string_equal(attn_dtype_name(known[i].dtype), known[i].name);
+        assert_int_equal(attn_dtype_size(known[i].dtype), known[i].size);
+    }
+    for (int i = -1; i < 9; i++) {
+        attn_dtype dtype = (attn_dtype)i;
+        if (i >= 1 && i <= 4) continue;
+        assert_null(attn_dtype_of(dtype));
+        assert_string_equal(attn_dtype_name(dtype), "unknown");
+        assert_int_equal(attn_dtype_size(dtype), 0);
+        assert_true(isnan(attn_load_scalar(dtype, &number, 0)));
+    }
 }
 
 static void every_code_round_trips(void **state)
@@ -168,6 +193,7 @@ static void dropout_threshold_rounds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dtypes_are_a_table),
         cmocka_unit_test(every_code_round_trips),
         cmocka_unit_test(rounding_is_to_nearest_even),
         cmocka_unit_test(every_nan_stays_one),

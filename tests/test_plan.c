@@ -4,6 +4,7 @@
 #include "support.h"
 
 #include "base/detect.h"
+#include "cpu/cpu.h"
 
 #include <time.h>
 
@@ -99,6 +100,39 @@ static void kernel_is_the_best_one(void **state)
                     fail_msg("%s, %d rows, form %d, isa %s: %s", features[f].name, (int)desc.len_q, form,
                              attn_isa_name(desc.isa), info.kernel);
             }
+    }
+}
+
+/* A flag that the header will have one day: no kernel takes it and ignores it. */
+static void new_flags_are_refused(void **state)
+{
+    (void)state;
+    int count, run = 0;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++)
+        for (int bit = 20; bit < 32; bit++) {
+            const attn_cpu_kernel *k = &kernels[i];
+            attn_desc desc = { .dtype = k->dtypes >> ATTN_F32 & 1 ? ATTN_F32 : ATTN_BF16,
+                               .direction = k->form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
+                               .batch = 1,
+                               .heads_q = 1,
+                               .heads_kv = 1,
+                               .len_q = 1,
+                               .len_kv = 1,
+                               .dim_qk = 8,
+                               .dim_v = 8 };
+            bool here = !attn_cpu_obstacle(k, &desc, ATTN_ISA_AUTO);
+            desc.flags = 1u << bit;
+            const char *why = attn_cpu_obstacle(k, &desc, ATTN_ISA_AUTO);
+            if (!why || k->features >> bit & 1) fail_msg("%s takes flag %d", k->name, bit);
+            if (here) assert_string_equal(why, "it lacks a feature that flags ask for");
+            run += here;
+        }
+    assert_true(run > 0);
+    for (int bit = 20; bit < 32; bit++) {
+        attn_plan plan = { .desc = { .dtype = ATTN_F64, .flags = 1u << bit, .batch = 1 } };
+        assert_int_equal(attn_reference_backend.create(&plan), ATTN_UNSUPPORTED);
+        assert_non_null(strstr(attn_error(), "ATTN_F64 does not take 0x"));
     }
 }
 
@@ -499,6 +533,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernel_is_the_best_one),
+        cmocka_unit_test(new_flags_are_refused),
         cmocka_unit_test(kernel_can_be_asked_for),
         cmocka_unit_test(words_of_a_strategy_are_checked),
         cmocka_unit_test(strategy_is_followed),

@@ -1,5 +1,6 @@
 /* ATTN_F64: the definition itself as a kernel, in double precision on one thread. Gradients are added up where they are
  * to lie. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,12 +12,22 @@
 #include "problem/sequence.h"
 #include "ref/ref.h"
 
+/* Flags that it computes, by name: a new one is refused until it stands here. */
+enum {
+    TAKEN = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS |
+            ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS | ATTN_SINK | ATTN_DROPOUT | ATTN_VARLEN | ATTN_LENS_Q |
+            ATTN_LENS_KV | ATTN_FIRST_KV | ATTN_POSITIONS | ATTN_PAGED | ATTN_DETERMINISTIC
+};
+
 static attn_status create(attn_plan *plan)
 {
     const attn_desc *d = &plan->desc;
     attn_choice *c = &plan->choice;
     if (d->kernel && strcmp(d->kernel, "reference") != 0)
         return attn_fail(ATTN_UNSUPPORTED, "kernel = %.64s: ATTN_F64 is computed by \"reference\" alone", d->kernel);
+    if (d->flags & ~(uint32_t)TAKEN)
+        return attn_fail(ATTN_UNSUPPORTED, "flags = 0x%" PRIx32 ": ATTN_F64 does not take 0x%" PRIx32, d->flags,
+                         d->flags & ~(uint32_t)TAKEN);
     for (int word = 0; word < ATTN_STRATEGIES; word++)
         if (plan->said.said[word])
             return attn_fail(ATTN_UNSUPPORTED, "strategy: ATTN_F64 takes none, and so not %s",

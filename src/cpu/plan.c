@@ -28,8 +28,7 @@ attn_status attn_cpu_wanted_isa(attn_isa asked, attn_isa *isa)
     return ATTN_OK;
 }
 
-/* Why a kernel cannot compute the problem; NULL if it can. */
-static const char *obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_isa isa)
+const char *attn_cpu_obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_isa isa)
 {
     if (!k->ops || !attn_isa_available(k->isa)) return "this machine does not run its instruction set";
     if (isa != ATTN_ISA_AUTO && k->isa > isa) return "it needs a greater instruction set than isa allows";
@@ -136,7 +135,7 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++) {
         if (strcmp(kernels[i].name, plan->desc.kernel) != 0) continue;
-        const char *why_not = obstacle(&kernels[i], &plan->desc, isa);
+        const char *why_not = attn_cpu_obstacle(&kernels[i], &plan->desc, isa);
         if (why_not) return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: %s", kernels[i].name, why_not);
         why_not = not_legal(&kernels[i], &plan->desc, &plan->said);
         if (why_not) return attn_fail(ATTN_UNSUPPORTED, "strategy: %s (kernel %s)", why_not, kernels[i].name);
@@ -159,7 +158,7 @@ static void fastest_of_form(const attn_plan *plan, const attn_host *host, attn_i
     *best = NULL;
     for (int i = 0; i < count; i++) {
         attn_choice c;
-        if (kernels[i].form != form || obstacle(&kernels[i], &plan->desc, isa)) continue;
+        if (kernels[i].form != form || attn_cpu_obstacle(&kernels[i], &plan->desc, isa)) continue;
         const char *illegal = not_legal(&kernels[i], &plan->desc, &plan->said);
         bool said = attn_said_allows(&plan->said, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
         if (illegal && (said || !*why_not)) *why_not = illegal;

@@ -1,5 +1,5 @@
 /* An architecture of GPUs, as the rest of the CUDA backend sees it: kernels of the table (kernel.h) that name it, and
- * for each direction how a kernel is predicted, planned and run. plan.c chooses and knows nothing else of a kernel. */
+ * for each form how a kernel is predicted, planned and run. plan.c chooses and knows nothing else of a kernel. */
 #ifndef ATTN_CUDA_ARCH_H
 #define ATTN_CUDA_ARCH_H
 
@@ -51,7 +51,7 @@ typedef struct attn_cuda_call {
 typedef bool attn_cuda_predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel,
                                attn_cuda_choice *choice);
 
-/* A direction on an architecture. */
+/* Kernels of a form on an architecture. */
 typedef struct attn_cuda_pass {
     size_t plan_size; /* bytes of its plan; nothing in it needs freeing but itself */
     attn_cuda_predict *predict;

@@ -14,7 +14,8 @@ typedef enum attn_cuda_form {
     ATTN_CUDA_FALLBACK,
     ATTN_CUDA_DECODE,
     ATTN_CUDA_BACKWARD,
-    ATTN_CUDA_FALLBACK_BACKWARD
+    ATTN_CUDA_FALLBACK_BACKWARD,
+    ATTN_CUDA_FORMS
 } attn_cuda_form;
 
 enum {
@@ -38,11 +39,11 @@ enum {
 
 /* An architecture of GPUs. Its device code has a folder of its own; what the backend asks of it is in arch.h. */
 typedef struct attn_cuda_arch {
-    const char *isa;                      /* as attn_plan_info.isa names it */
-    const char *compile;                  /* the option that has NVRTC compile for it */
-    const char *folder;                   /* of its texts, as #include names it */
-    int major, minor;                     /* compute capability */
-    const struct attn_cuda_pass *pass[3]; /* attn_cuda_pass_of */
+    const char *isa;                                    /* as attn_plan_info.isa names it */
+    const char *compile;                                /* the option that has NVRTC compile for it */
+    const char *folder;                                 /* of its texts, as #include names it */
+    int major, minor;                                   /* compute capability */
+    const struct attn_cuda_pass *pass[ATTN_CUDA_FORMS]; /* what predicts, plans and runs kernels of each form */
 } attn_cuda_arch;
 
 typedef struct attn_cuda_kernel {
@@ -79,9 +80,27 @@ static inline int64_t attn_cuda_page_box(const attn_cuda_kernel *kernel, const a
     return a % ATTN_CUDA_PAGE_BOX ? 0 : a;
 }
 
+/* What every architecture's kernels of a form have in common. */
+typedef struct attn_cuda_traits {
+    attn_direction direction;
+    bool tma; /* tensors are read by TMA */
+} attn_cuda_traits;
+
+static inline const attn_cuda_traits *attn_cuda_traits_of(attn_cuda_form form)
+{
+    static const attn_cuda_traits traits[ATTN_CUDA_FORMS] = {
+        [ATTN_CUDA_FORWARD] = { ATTN_FORWARD, true },
+        [ATTN_CUDA_FALLBACK] = { ATTN_FORWARD, false },
+        [ATTN_CUDA_DECODE] = { ATTN_FORWARD, false },
+        [ATTN_CUDA_BACKWARD] = { ATTN_BACKWARD, true },
+        [ATTN_CUDA_FALLBACK_BACKWARD] = { ATTN_BACKWARD, false },
+    };
+    return &traits[form];
+}
+
 static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)
 {
-    return kernel->form >= ATTN_CUDA_BACKWARD ? ATTN_BACKWARD : ATTN_FORWARD;
+    return attn_cuda_traits_of(kernel->form)->direction;
 }
 
 /* Takes no problem without rows or keys. */
@@ -93,17 +112,12 @@ static inline bool attn_cuda_is_variant(const attn_cuda_kernel *kernel)
 /* Reads its tensors by TMA. */
 static inline bool attn_cuda_uses_tma(const attn_cuda_kernel *kernel)
 {
-    return kernel->form == ATTN_CUDA_FORWARD || kernel->form == ATTN_CUDA_BACKWARD;
+    return attn_cuda_traits_of(kernel->form)->tma;
 }
-
-/* What predicts, plans and runs a kernel: the passes of an architecture are those of the forward, the backward and
- * decode. */
-enum { ATTN_CUDA_PASS_DECODE = ATTN_BACKWARD + 1 };
 
 static inline const struct attn_cuda_pass *attn_cuda_pass_of(const attn_cuda_kernel *kernel)
 {
-    return kernel->arch
-        ->pass[kernel->form == ATTN_CUDA_DECODE ? ATTN_CUDA_PASS_DECODE : (int)attn_cuda_direction(kernel)];
+    return kernel->arch->pass[kernel->form];
 }
 
 /* Why a kernel cannot compute a problem on any device, however it is planned; NULL: it can. desc: resolved. */

@@ -76,10 +76,9 @@ static void fill(const attn_kv_desc *d, kv_plan *plan)
 
 static attn_status load(const attn_kv_desc *d, const attn_cuda_place *place, int bytes, CUfunction *function)
 {
-    static const char *const dtypes[] = { [ATTN_F32] = "f32", [ATTN_F16] = "f16", [ATTN_BF16] = "bf16" };
     char symbol[64];
     if (d->op == ATTN_KV_APPEND)
-        snprintf(symbol, sizeof symbol, "attn_pages_append_%s_%d", dtypes[d->dtype], bytes);
+        snprintf(symbol, sizeof symbol, "attn_pages_append_%s_%d", attn_dtype_name(d->dtype), bytes);
     else
         snprintf(symbol, sizeof symbol, "attn_pages_%s_%d", d->op == ATTN_KV_GATHER ? "gather" : "copy", bytes);
     return attn_cuda_load(place, NULL, symbol, 0, function);

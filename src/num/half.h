@@ -56,17 +56,41 @@ static inline uint16_t attn_float_to_f16(float x)
     return (uint16_t)(sign | ((bits + 0xfffu + (bits >> 13 & 1u) - 0x38000000u) >> 13));
 }
 
+/* The element types: X(dtype, name, bytes, bits of the mantissa that are stored, what they are summed in and what
+ * attn_args declares as float, whether a GPU takes them). Nothing that is no row here is taken for one. */
+#define ATTN_DTYPE_LIST(X)                     \
+    X(ATTN_F32, "f32", 4, 23, ATTN_F32, true)  \
+    X(ATTN_F16, "f16", 2, 10, ATTN_F32, true)  \
+    X(ATTN_BF16, "bf16", 2, 7, ATTN_F32, true) \
+    X(ATTN_F64, "f64", 8, 52, ATTN_F64, false)
+
+/* Bytes of an element; 0 of what is no dtype. */
 static inline int64_t attn_dtype_size(attn_dtype dtype)
 {
-    return dtype == ATTN_F64 ? 8 : dtype == ATTN_F32 ? 4 : 2;
+    switch (dtype) {
+#define ATTN_DTYPE_SIZE(type, name, bytes, mantissa, sums, on_gpu) \
+    case type:                                                     \
+        return bytes;
+        ATTN_DTYPE_LIST(ATTN_DTYPE_SIZE)
+#undef ATTN_DTYPE_SIZE
+    }
+    return 0;
 }
 
-/* Element i of an array of dtype, which is not ATTN_F64. */
+/* Element i of an array of dtype, which is not ATTN_F64; NaN if it is, or is no dtype. */
 static inline float attn_load_scalar(attn_dtype dtype, const void *base, int64_t i)
 {
-    if (dtype == ATTN_F32) return ((const float *)base)[i];
-    uint16_t h = ((const uint16_t *)base)[i];
-    return dtype == ATTN_F16 ? attn_f16_to_float(h) : attn_bf16_to_float(h);
+    switch (dtype) {
+    case ATTN_F32:
+        return ((const float *)base)[i];
+    case ATTN_F16:
+        return attn_f16_to_float(((const uint16_t *)base)[i]);
+    case ATTN_BF16:
+        return attn_bf16_to_float(((const uint16_t *)base)[i]);
+    case ATTN_F64:
+        break;
+    }
+    return attn_bits_to_float(0x7fc00000u);
 }
 
 /* Element i of an array of any dtype. */
@@ -77,10 +101,19 @@ static inline double attn_load_double(attn_dtype dtype, const void *base, int64_
 
 static inline void attn_store_scalar(attn_dtype dtype, void *base, int64_t i, float x)
 {
-    if (dtype == ATTN_F32)
+    switch (dtype) {
+    case ATTN_F32:
         ((float *)base)[i] = x;
-    else
-        ((uint16_t *)base)[i] = dtype == ATTN_F16 ? attn_float_to_f16(x) : attn_float_to_bf16(x);
+        break;
+    case ATTN_F16:
+        ((uint16_t *)base)[i] = attn_float_to_f16(x);
+        break;
+    case ATTN_BF16:
+        ((uint16_t *)base)[i] = attn_float_to_bf16(x);
+        break;
+    case ATTN_F64: /* the reference's */
+        break;
+    }
 }
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/detect.h"
+#include "num/half.h"
 #include "num/philox.h"
 
 enum {
@@ -66,6 +67,23 @@ int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, in
     }
     *hi += *hi < INT64_MAX;
     return *lo >= -most && *hi <= most;
+}
+
+const attn_dtype_info *attn_dtype_of(attn_dtype dtype)
+{
+    static const attn_dtype_info table[] = {
+#define ATTN_DTYPE_ROW(type, name, bytes, mantissa, sums, on_gpu) [type] = { name, mantissa, sums, on_gpu },
+        ATTN_DTYPE_LIST(ATTN_DTYPE_ROW)
+#undef ATTN_DTYPE_ROW
+    };
+    bool is = (int)dtype >= 0 && (size_t)dtype < sizeof table / sizeof *table && table[dtype].name;
+    return is ? &table[dtype] : NULL;
+}
+
+const char *attn_dtype_name(attn_dtype dtype)
+{
+    const attn_dtype_info *info = attn_dtype_of(dtype);
+    return info ? info->name : "unknown";
 }
 
 /* ---- one field after the other ------------------------------------------------------------- */
@@ -156,7 +174,7 @@ static attn_status check_fields(const attn_desc *desc)
 
 static bool is_dtype(attn_dtype dtype)
 {
-    return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16 || dtype == ATTN_F64;
+    return attn_dtype_of(dtype) != NULL;
 }
 
 static attn_status check_kinds(const attn_desc *desc)
@@ -179,7 +197,7 @@ static attn_status check_kinds(const attn_desc *desc)
         return attn_fail(ATTN_INVALID, "bias_dtype = ATTN_F64 needs dtype = ATTN_F64");
     if (desc->dtype == ATTN_F64 && desc->flags & ATTN_OUT_F32)
         return attn_fail(ATTN_INVALID, "dtype = ATTN_F64 does not take ATTN_OUT_F32");
-    if (desc->dtype == ATTN_F64 && desc->device != ATTN_CPU)
+    if (desc->device != ATTN_CPU && !attn_dtype_of(desc->dtype)->on_gpu)
         return attn_fail(ATTN_UNSUPPORTED, "dtype = ATTN_F64 is computed on the CPU alone");
     return ATTN_OK;
 }

@@ -2,6 +2,8 @@
 #ifndef ATTN_PROBLEM_DESC_H
 #define ATTN_PROBLEM_DESC_H
 
+#include <stdbool.h>
+
 #include "attn.h"
 
 /* What only a run knows: masks by tables, lengths. */
@@ -31,11 +33,19 @@ typedef struct attn_shape {
 
 attn_shape attn_shape_of(const attn_desc *desc);
 
-/* "f32", "f16", "bf16". */
-static inline const char *attn_dtype_name(attn_dtype dtype)
-{
-    return dtype == ATTN_F32 ? "f32" : dtype == ATTN_F16 ? "f16" : "bf16";
-}
+/* A row of the table of element types (num/half.h). */
+typedef struct attn_dtype_info {
+    const char *name;
+    int mantissa; /* its stored bits */
+    attn_dtype sums;
+    bool on_gpu;
+} attn_dtype_info;
+
+/* NULL: it is no dtype. */
+const attn_dtype_info *attn_dtype_of(attn_dtype dtype);
+
+/* "f32", "f16", "bf16", "f64"; "unknown" for any other number. */
+const char *attn_dtype_name(attn_dtype dtype);
 
 /* The type of o and of the gradients of q, k and v. */
 static inline attn_dtype attn_out_dtype(const attn_desc *desc)
@@ -46,7 +56,7 @@ static inline attn_dtype attn_out_dtype(const attn_desc *desc)
 /* The type of what attn_args declares as float. */
 static inline attn_dtype attn_float_dtype(const attn_desc *desc)
 {
-    return desc->dtype == ATTN_F64 ? ATTN_F64 : ATTN_F32;
+    return attn_dtype_of(desc->dtype)->sums;
 }
 
 /* The scale of the scores, as exact as the descriptor has it. */

@@ -3,11 +3,12 @@
 CUDA = "src/cuda/"
 SM90 = "src/cuda/sm90/"
 KV = "src/kv/"
+CASCADE = "src/cascade/cascade.c"
 
 MUTANTS = [
     # cascades
-    (KV + "cascade.c", "d.flags &= ~(uint32_t)OWN;", "d.flags &= ~(uint32_t)ATTN_SINK;", "cascade: rows do not see all shared keys", "cascade"),
-    (KV + "cascade.c", "d.flags &= ~(uint32_t)OWN;", "d.flags &= ~(uint32_t)ATTN_CAUSAL;",
+    (CASCADE, "d.flags &= ~(uint32_t)OWN;", "d.flags &= ~(uint32_t)ATTN_SINK;", "cascade: rows do not see all shared keys", "cascade"),
+    (CASCADE, "d.flags &= ~(uint32_t)OWN;", "d.flags &= ~(uint32_t)ATTN_CAUSAL;",
      "cascade: a sink at every level", "cascade"),
     ("src/cpu/merge.c", "row >= *c->of->rows[part]", "row > *c->of->rows[part]", "cascade: rows of no sequence are merged", "cascade"),
     (CUDA + "common/merge.h", "row >= *rows", "row > *rows", "cascade on a GPU: rows of no sequence are merged", "emulated/pages"),
@@ -16,20 +17,20 @@ MUTANTS = [
     (SM90 + "host/forward.c", "splits > c->parts->most || p->sink", "p->sink", "cascade: the merge is given more than it takes", "cuda_cascade"),
     (KV + "levels.c", "(end - first - 1) * level->lens_kv", "(end - first) * level->lens_kv",
      "levels: what a group's first sequence reads is saved", "cascade"),
-    (KV + "cascade.c", "gain = key * share;", "gain = key;", "cascade: shared keys are read from memory again and again", "cuda_cascade"),
+    (CASCADE, "gain = key * share;", "gain = key;", "cascade: shared keys are read from memory again and again", "cuda_cascade"),
     (KV + "levels.c", "if (same < pages) pages = same;", "", "levels: a group has what its first sequence has", "cascade"),
     (KV + "levels.c", "if (a->shared[other] != from) return 0;", "", "levels: sequences of two groups share", "cascade"),
     (KV + "levels.c", "if (same < a->least) break;", "if (same == 0) break;", "levels: less than the least is shared", "cascade"),
-    (KV + "cascade.c", "if (a->lens_kv[b] < rows && ", "if (a->lens_kv[b] < 0 && ", "cascade: rows without keys of their own", "cascade"),
-    (KV + "cascade.c", "are_shared(plan, keys, row0, row1))", "false)", "cascade: rows with shared keys alone", "cascade"),
-    (KV + "cascade.c", "(a->lens_kv[b] > 0 || are_shared(plan, keys, row0, row1))", "true",
+    (CASCADE, "if (a->lens_kv[b] < rows && ", "if (a->lens_kv[b] < 0 && ", "cascade: rows without keys of their own", "cascade"),
+    (CASCADE, "are_shared(plan, keys, row0, row1))", "false)", "cascade: rows with shared keys alone", "cascade"),
+    (CASCADE, "(a->lens_kv[b] > 0 || are_shared(plan, keys, row0, row1))", "true",
      "cascade: rows without a key do not pad", "cascade"),
-    (KV + "cascade.c", "if (!status) status = check_shared(plan, a, keys);", "", "cascade: o lies over a level's arrays", "cascade"),
+    (CASCADE, "if (!status) status = check_shared(plan, a, keys);", "", "cascade: o lies over a level's arrays", "cascade"),
     (KV + "levels.c", "if (a->cu_lens_q[i + 1] < a->cu_lens_q[i])", "if (false)", "levels: cu_lens_q falls", "cascade"),
     (KV + "levels.c", "if (a->cu_lens_q[0] != 0)", "if (a->cu_lens_q[0] < 0)", "levels: cu_lens_q begins with 1", "cascade"),
-    (KV + "cascade.c", "about(attn_args_check_arrays(&d, &args), \"shared\", i);", "attn_args_check_arrays(&d, &args);",
+    (CASCADE, "about(attn_args_check_arrays(&d, &args), \"shared\", i);", "attn_args_check_arrays(&d, &args);",
      "cascade: an array of a level is said to be the sequences' own", "cascade"),
-    (KV + "cascade.c", "return i + 1 < plan->parts ? about(status, \"shared\", i) : status;", "return status;",
+    (CASCADE, "return i + 1 < plan->parts ? about(status, \"shared\", i) : status;", "return status;",
      "cascade: what is wrong with shared keys is said of the sequences' own", "cascade"),
     # the pool of pages
     (KV + "pool.c", "if (s->pages <= width) return ATTN_OK;", "return ATTN_OK;", "pool: tables are written past their width", "pool cascade"),

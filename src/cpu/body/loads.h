@@ -13,9 +13,35 @@ enum { LINE = 64 }; /* bytes of a cache line */
 /* Elements [i, i + VL) of a row of `dtype`, a constant where this is inlined. */
 ALWAYS_INLINE vf load_as(attn_dtype dtype, const void *row, int64_t i)
 {
-    if (dtype == ATTN_F32) return v_load((const float *)row + i);
-    const uint16_t *half = (const uint16_t *)row + i;
-    return dtype == ATTN_F16 ? v_load_f16(half) : v_load_bf16(half);
+    switch (dtype) {
+    case ATTN_F32:
+        return v_load((const float *)row + i);
+    case ATTN_F16:
+        return v_load_f16((const uint16_t *)row + i);
+    case ATTN_BF16:
+        return v_load_bf16((const uint16_t *)row + i);
+    case ATTN_F64: /* the reference's */
+        break;
+    }
+    return v_set1(attn_bits_to_float(0x7fc00000u)); /* NaN */
+}
+
+/* Stores them, rounded. */
+ALWAYS_INLINE void store_as(attn_dtype dtype, void *row, int64_t i, vf x)
+{
+    switch (dtype) {
+    case ATTN_F32:
+        v_store((float *)row + i, x);
+        break;
+    case ATTN_F16:
+        v_store_f16((uint16_t *)row + i, x);
+        break;
+    case ATTN_BF16:
+        v_store_bf16((uint16_t *)row + i, x);
+        break;
+    case ATTN_F64: /* the reference's */
+        break;
+    }
 }
 
 /* The first `count` < VL of them, zeros after them; nothing past them is read. */

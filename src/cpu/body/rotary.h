@@ -1,16 +1,6 @@
 /* Rotary embedding of the rows of one token. Products and their sum are rounded each, never fused, so that every
  * instruction set and device gives the same bits. */
 
-ALWAYS_INLINE void store_as(attn_dtype dtype, void *row, int64_t i, vf x)
-{
-    if (dtype == ATTN_F32)
-        v_store((float *)row + i, x);
-    else if (dtype == ATTN_F16)
-        v_store_f16((uint16_t *)row + i, x);
-    else
-        v_store_bf16((uint16_t *)row + i, x);
-}
-
 /* What lies behind rotary_dim. */
 ALWAYS_INLINE void copy_rest(const attn_rotary_task *t, const void *in, void *out)
 {
@@ -193,8 +183,10 @@ static void rotate(const attn_rotary_task *t)
     case ATTN_F16:
         rotate_as(t, ATTN_F16);
         break;
-    default:
+    case ATTN_BF16:
         rotate_as(t, ATTN_BF16);
+        break;
+    case ATTN_F64: /* no operation on pages takes it */
         break;
     }
 }

@@ -24,15 +24,8 @@ static void hide_unseen(const attn_mask_view *mask, int64_t row, const attn_mask
 ALWAYS_INLINE void store_row(attn_dtype dtype, void *out, const float *o, int64_t dim, float factor)
 {
     int64_t d = 0;
-    for (; d + VL <= dim; d += VL) {
-        vf x = v_mul(v_load(o + d), v_set1(factor));
-        if (dtype == ATTN_F32)
-            v_store((float *)out + d, x);
-        else if (dtype == ATTN_F16)
-            v_store_f16((uint16_t *)out + d, x);
-        else
-            v_store_bf16((uint16_t *)out + d, x);
-    }
+    for (; d + VL <= dim; d += VL)
+        store_as(dtype, out, d, v_mul(v_load(o + d), v_set1(factor)));
     for (; d < dim; d++)
         attn_store_scalar(dtype, out, d, o[d] * factor);
 }

@@ -10,7 +10,9 @@ const attn_cuda_arch attn_sm90 = {
     .folder = "sm90/",
     .major = 9,
     .minor = 0,
-    .pass = { [ATTN_FORWARD] = &attn_sm90_forward,
-              [ATTN_BACKWARD] = &attn_sm90_backward,
-              [ATTN_CUDA_PASS_DECODE] = &attn_sm90_decode },
+    .pass = { [ATTN_CUDA_FORWARD] = &attn_sm90_forward,
+              [ATTN_CUDA_FALLBACK] = &attn_sm90_forward,
+              [ATTN_CUDA_DECODE] = &attn_sm90_decode,
+              [ATTN_CUDA_BACKWARD] = &attn_sm90_backward,
+              [ATTN_CUDA_FALLBACK_BACKWARD] = &attn_sm90_backward },
 };

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/error.h"
 #include "num/half.h"
 #include "problem/desc.h"
 
@@ -73,7 +74,10 @@ attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, i
     for (int i = 0; i < 3; i++)
         stride[i] = t.extent[2 - i] > 1 ? (uint64_t)t.stride[2 - i] * size : 16;
     CUtensorMap encoded;
-    int type = d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    bool f16 = d->dtype == ATTN_F16;
+    if (!f16 && d->dtype != ATTN_BF16)
+        return attn_fail(ATTN_UNSUPPORTED, "dtype = %s: tensor maps are of f16 and bf16", attn_dtype_name(d->dtype));
+    int type = f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     CUresult result = plan->cuda.driver->cuTensorMapEncodeTiled(
         &encoded, type, 4, (void *)(uintptr_t)SOME_ADDRESS, extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
