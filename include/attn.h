@@ -31,6 +31,9 @@
  *   output. In the backward it holds for q, k, v and grad_o. So what a mask hides must be finite, and memory that was
  *   never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
  *
+ *   Values nearer to 0 than 2^-126 (about 1.2e-38) are kept, but not by the kernels of bf16 pairs, ATTN_ISA_AVX512BF16
+ *   and ATTN_ISA_AMX: their instructions take such inputs, products and sums for 0.
+ *
  *   A bias of -inf hides its key, but not a NaN or infinity of its score. A finite bias beyond +-2^126 counts as
  *   +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, and its LSE is about
  *   -2^126.
