@@ -11,6 +11,7 @@ typedef struct check_pool_seq {
     attn_seq handle;
     uint64_t salt;
     int64_t length, written, published; /* tokens; written: their K and V were put into the stream */
+    bool forgotten; /* began before the index was last emptied: what it publishes need not be found */
     int64_t dropped, pages;
     int32_t tokens[CHECK_POOL_TOKENS];
     uint64_t history[CHECK_POOL_TOKENS]; /* what stands for tokens 0 to i, and the salt */

@@ -44,16 +44,25 @@ static const char *lists_hold(const attn_pool *pool, int32_t *seen)
     return NULL;
 }
 
-static const char *index_holds(const attn_pool *pool)
+/* Twins are side by side, so each serial begins once: `begun` serials, and of each one cached page at most. */
+static const char *index_holds(const attn_pool *pool, const int32_t *seen)
 {
-    int64_t indexed = 0, chained = 0;
+    int64_t indexed = 0, chained = 0, begun = 0, cached = 0;
     for (int64_t p = 0; p < pool->desc.pages; p++)
         indexed += pool->node[p].indexed;
-    for (uint64_t b = 0; b <= pool->bucket_mask; b++)
-        for (int32_t p = pool->bucket[b]; p != ATTN_NO_PAGE; p = pool->node[p].chain, chained++)
+    for (uint64_t b = 0; b <= pool->bucket_mask; b++) {
+        uint64_t serial = 0;
+        for (int32_t p = pool->bucket[b]; p != ATTN_NO_PAGE; p = pool->node[p].chain, chained++) {
             if (!pool->node[p].indexed || (pool->node[p].hash & pool->bucket_mask) != b || chained > indexed)
                 return "a bucket has a page that does not belong there";
-    return indexed == chained && indexed == pool->stats.indexed ? NULL : "a page of the index is in no bucket";
+            if (pool->node[p].serial != serial) begun++, cached = 0;
+            serial = pool->node[p].serial;
+            cached += seen[p] == 2000;
+            if (cached > 1) return "two pages with the same tokens are cached";
+        }
+    }
+    if (indexed != chained) return "a page of the index is in no bucket";
+    return begun == pool->stats.indexed ? NULL : "pages that the index finds are miscounted, or twins are apart";
 }
 
 static const char *stats_hold(const attn_pool *pool, const int32_t *refs)
@@ -83,7 +92,7 @@ const char *check_pool_invariants(const attn_pool *pool)
     if (!wrong) wrong = lists_hold(pool, refs);
     for (int64_t p = 0; p < pool->desc.pages && !wrong; p++)
         if (refs[p] == 0) wrong = "a page is neither held, nor free, nor cached";
-    if (!wrong && pool->node) wrong = index_holds(pool);
+    if (!wrong && pool->node) wrong = index_holds(pool, refs);
     free(refs);
     return wrong;
 }

@@ -71,28 +71,39 @@ static void write_token(check_pool_seq *s, int64_t at, int32_t token)
     s->history[at] = (before ^ (before >> 29)) * 0xBF58476D1CE4E5B9u + (uint64_t)token + 1;
 }
 
-/* The length of the longest prefix of s->tokens[0, count) that a sequence of the pool has published. */
+/* The length of the longest prefix of of->tokens[0, count) that must be found: a live sequence of the pool has
+ * published it, and holds all of its pages still (none was dropped), or nothing has left the index. */
 static int64_t published_prefix(const check_pool *m, const check_pool_seq *of, int64_t count)
 {
     int64_t size = m->desc[0].page_size, longest = 0;
-    for (const check_pool_seq *s = m->seq; s < m->seq + 2 * CHECK_POOL_SEQUENCES; s++)
-        for (int64_t n = size; s->live && s->where == of->where && n <= count && n <= s->published; n += size)
+    for (const check_pool_seq *s = m->seq; s < m->seq + 2 * CHECK_POOL_SEQUENCES; s++) {
+        if (!s->live || s->where != of->where || s->forgotten || (s->dropped > 0 && !m->clean[s->where])) continue;
+        for (int64_t n = size; n <= count && n <= s->published; n += size)
             if (s->history[n - 1] == of->history[n - 1] && n > longest) longest = n;
+    }
     return longest;
+}
+
+/* What a new sequence looks for: tokens that are drawn or, as often, those of another sequence. */
+static int64_t draw_prompt(check_pool *m, check_pool_seq *s)
+{
+    const check_pool_seq *like = check_pool_below(m, 2) ? any_live(m) : NULL;
+    int64_t count = check_pool_below(m, CHECK_POOL_TOKENS + 1);
+    for (int64_t i = 0; i < count; i++)
+        write_token(s, i, like && i < like->length ? like->tokens[i] : (int32_t)check_pool_below(m, 8) / 7);
+    return count;
 }
 
 static const char *match(check_pool *m, check_pool_seq *s)
 {
-    int64_t count = check_pool_below(m, CHECK_POOL_TOKENS + 1), got = -1, size = m->desc[0].page_size;
-    for (int64_t i = 0; i < count; i++)
-        write_token(s, i, (int32_t)check_pool_below(m, 8) / 7);
+    int64_t count = draw_prompt(m, s), got = -1, size = m->desc[0].page_size;
     if (count > m->desc[0].width * size) count = m->desc[0].width * size;
     int64_t want = published_prefix(m, s, count);
     if (attn_seq_match(m->pool[s->where], s->handle, s->tokens, count, &got))
         return check_pool_wrong("match: %s", attn_error());
     if (got % size != 0 || got > count || got < 0)
         return check_pool_wrong("match: %" PRId64 " of %" PRId64, got, count);
-    if (m->clean[s->where] && got < want)
+    if (got < want)
         return check_pool_wrong("match: %" PRId64 " tokens, although %" PRId64 " were published", got, want);
     s->length = s->written = s->published = got;
     m->counts->matched += got > 0, m->counts->found_whole += got > 0 && got == want;
@@ -230,7 +241,7 @@ static const char *move(check_pool *m, check_pool_seq *s)
         return check_pool_wrong("move: %s: %s", attn_status_name(status), attn_error());
     if (status) return check_pool_read_back(m, s);
     m->counts->moved += need > 0;
-    s->where = to, s->handle = handle, s->published = 0;
+    s->where = to, s->handle = handle, s->published = 0, s->forgotten = false;
     m->stale = old;
     if (attn_seq_length(m->pool[from], old) != -1) return check_pool_wrong("move: the old handle lives");
     s->flies = need > 0;
@@ -250,6 +261,8 @@ static const char *forget(check_pool *m)
     int where = (int)check_pool_below(m, 2);
     check_pool_flush(m);
     if (attn_pool_forget(m->pool[where])) return check_pool_wrong("forget: %s", attn_error());
+    for (check_pool_seq *s = m->seq; s < m->seq + 2 * CHECK_POOL_SEQUENCES; s++)
+        s->forgotten |= s->live && s->where == where;
     return m->pool[where]->stats.cached ? check_pool_wrong("forget: pages are cached") : NULL;
 }
 

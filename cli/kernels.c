@@ -188,6 +188,9 @@ static void print_markdown(const attn_cpu_kernel *kernels, int count)
     printf("\n| head dims |");
     for (int i = 0; i < count; i++)
         printf(" 1 to %d |", (int)kernels[i].dim_max);
+    printf("\n| values below 2^-126 |");
+    for (int i = 0; i < count; i++)
+        printf(" %s |", attn_multiplies_pairs(&kernels[i]) ? "taken for 0" : "kept");
     printf("\n| full, MHA, GQA, MQA, strides |");
     for (int i = 0; i < count; i++)
         printf(" %s |", dtypes_text(&kernels[i], text));

@@ -31,6 +31,9 @@
  *   output. In the backward it holds for q, k, v and grad_o. So what a mask hides must be finite, and memory that was
  *   never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
  *
+ *   Values nearer to 0 than 2^-126 (about 1.2e-38) are kept, but not by the kernels of bf16 pairs, ATTN_ISA_AVX512BF16
+ *   and ATTN_ISA_AMX: their instructions take such inputs, products and sums for 0.
+ *
  *   A bias of -inf hides its key, but not a NaN or infinity of its score. A finite bias beyond +-2^126 counts as
  *   +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, and its LSE is about
  *   -2^126.
@@ -53,6 +56,11 @@
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
  *   takes the same kernel; the choice depends on the instruction set, so fix isa or kernel to compare machines. On a
  *   GPU it holds from run to run, on the same model of GPU and with the same build.
+ *   Of descriptors that differ, the flag promises nothing. Today a CPU's prefill kernel, asked for by name, gives a
+ *   row of a causal problem the same bits alone and in a batch, contiguous and in pages of any size, in chunks of any
+ *   number of rows. A decode kernel does so alone and in a batch. Its bits change with pages and splits unless the
+ *   strategy fixes them (kv-tile=16,split-kv=1), and are never a prefill kernel's. docs/SAME-BITS.md has the table,
+ *   per kernel, which a test holds true.
  *
  * A call that fails returns a status other than ATTN_OK, writes nothing, and leaves a message that
  * names the field, its value and what it takes: attn_error(). Each thread has a message of its own.

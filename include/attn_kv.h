@@ -157,10 +157,12 @@ ATTN_API attn_status attn_seq_append(attn_pool *pool, attn_seq seq, const int32_
                                      attn_page_copies *copies);
 
 /* ATTN_POOL_PREFIX: lets attn_seq_match find the sequence's full pages. Where the index has a page with the same tokens
- * and the same prefix already, it keeps that one. Published pages that no sequence holds any more are cached. When no
- * page is free, the cached page that was used least recently is evicted, a sequence's last page before its first. A
- * page that a sequence holds is never evicted: to pin a prefix, keep a sequence of it. A sequence whose first pages
- * were dropped (attn_seq_drop) before it published them can publish nothing after them. */
+ * and the same prefix already, that one is found as long as it is there, then this sequence's. Published pages that no
+ * sequence holds any more are cached, unless another page with the same tokens and prefix is there. When no page is
+ * free, the cached page that was used least recently is evicted, a sequence's last page before its first. A page that a
+ * sequence holds is never evicted: to pin a prefix, keep a sequence of it. A sequence whose first pages were dropped
+ * (attn_seq_drop) before it published them can publish nothing after them; and what follows dropped pages is found only
+ * until these are evicted. */
 ATTN_API attn_status attn_seq_publish(attn_pool *pool, attn_seq seq);
 
 /* Takes back all but the first `length` tokens: rejected drafts. Into a page that others hold: the next append copies

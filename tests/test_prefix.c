@@ -87,22 +87,73 @@ static void children_of_the_evicted_are_not_found(void **state)
 {
     (void)state;
     fixture f = make(small());
-    attn_seq a = create(&f, 0), b = create(&f, 0), c, d;
-    append(&f, a, 0, 4);
-    append(&f, b, 0, 8); /* the same first page, computed twice */
-    assert_ok(attn_seq_publish(f.pool, a));
-    assert_ok(attn_seq_publish(f.pool, b)); /* its second page follows a's first */
+    attn_seq b = create(&f, 0), c, d;
+    append(&f, b, 0, 8);
+    assert_ok(attn_seq_publish(f.pool, b));
     assert_int_equal(stats_of(&f).indexed, 2);
-    assert_ok(attn_seq_free(f.pool, a));
+    assert_ok(attn_seq_drop(f.pool, b, 4));
     c = create(&f, 0);
-    append(&f, c, 50, 24); /* a's page is evicted, and holds something else */
+    append(&f, c, 50, 28); /* b's first page is evicted, and holds something else */
     assert_int_equal(stats_of(&f).evicted, 1);
     assert_ok(attn_seq_publish(f.pool, c));
     d = create(&f, 0);
     assert_int_equal(match(&f, d, 0, 8), 0);
     assert_ok(attn_seq_free(f.pool, d));
     d = create(&f, 0);
-    assert_int_equal(match(&f, d, 50, 24), 24);
+    assert_int_equal(match(&f, d, 50, 28), 28);
+    done(&f);
+}
+
+/* Two sequences compute the same pages; whoever lives has them found, though the other's were given away. */
+static void what_several_published_is_found_while_one_lives(void **state)
+{
+    (void)state;
+    for (int first_goes = 0; first_goes < 2; first_goes++)
+        for (int again = 0; again < 2; again++) {
+            fixture f = make(small());
+            attn_seq two[2] = { create(&f, 0), create(&f, 0) }, other = create(&f, 0), found = create(&f, 0);
+            for (int i = 0; i < 2; i++) {
+                append(&f, two[i], 0, 8);
+                assert_ok(attn_seq_publish(f.pool, two[i]));
+            }
+            assert_int_equal(stats_of(&f).indexed, 2);
+            attn_seq stays = two[first_goes];
+            assert_ok(attn_seq_free(f.pool, two[!first_goes]));
+            assert_int_equal(stats_of(&f).cached, 0); /* its tokens are held: they need no second page */
+            append(&f, other, 50, 24);                /* all pages but those that are held */
+            if (again) assert_ok(attn_seq_publish(f.pool, stays));
+            assert_int_equal(match(&f, found, 0, 8), 8);
+            assert_int_equal(page(&f, found, 1), page(&f, stays, 1));
+            assert_ok(attn_seq_free(f.pool, found));
+            assert_ok(attn_seq_free(f.pool, stays));
+            assert_int_equal(stats_of(&f).cached, 2);
+            done(&f);
+        }
+}
+
+/* The same where the other's page is rewritten, and where it was cached when its tokens were computed again. */
+static void what_is_computed_again_is_found(void **state)
+{
+    (void)state;
+    fixture f = make(small());
+    attn_seq a = create(&f, 0), b = create(&f, 0), c;
+    append(&f, a, 0, 8);
+    append(&f, b, 0, 8);
+    assert_ok(attn_seq_publish(f.pool, a));
+    assert_ok(attn_seq_publish(f.pool, b));
+    assert_ok(attn_seq_truncate(f.pool, a, 7));
+    append(&f, a, 70, 1);
+    assert_int_equal(match(&f, c = create(&f, 0), 0, 8), 8);
+    assert_ok(attn_seq_free(f.pool, c));
+    assert_ok(attn_seq_free(f.pool, b));
+    assert_int_equal(stats_of(&f).cached, 1); /* page 0 is a's, too */
+    b = create(&f, 0);
+    assert_int_equal(match(&f, b, 0, 7), 4);
+    append(&f, b, 4, 4);
+    assert_ok(attn_seq_publish(f.pool, b)); /* beside the cached page */
+    append(&f, a, 100, 20);                 /* which is evicted */
+    assert_int_equal(stats_of(&f).evicted, 1);
+    assert_int_equal(match(&f, create(&f, 0), 0, 8), 8);
     done(&f);
 }
 
@@ -248,6 +299,8 @@ int main(void)
         cmocka_unit_test(eviction_is_in_order),
         cmocka_unit_test(collisions_serve_nobody),
         cmocka_unit_test(children_of_the_evicted_are_not_found),
+        cmocka_unit_test(what_several_published_is_found_while_one_lives),
+        cmocka_unit_test(what_is_computed_again_is_found),
         cmocka_unit_test(own_pages_leave_the_index_when_rewritten),
         cmocka_unit_test(forgotten_prefixes),
         cmocka_unit_test(windows_drop_pages),

@@ -101,7 +101,7 @@ def _merge_plan(parts, lses, outputs, out_f32, threads) -> Tuple[Handle, str]:
     desc = _c.MergeDesc(
         dtype=_c.DTYPES[first.dtype], out_dtype=_c.DTYPES[dtype], device=_c.CPU if first.device is None else _c.CUDA,
         parts=len(parts), batch=batch[0] if batch else 1, rows=rows, heads=heads, dim=dim,
-        threads=_run._integer("threads", threads, 32))
+        threads=_run._integer("threads", threads, 31))
     desc.part_stride[:] = strides_of(first, "o[0]")
     if "out" in outputs:
         is_at = layout(outputs["out"], "out")
@@ -372,7 +372,7 @@ class _Call:
         library, device = _library(self.like, self.device), self.device
         place = {"device": self.like.device} if device is not None and is_torch(self.like) else {}
         if isinstance(seqlens, (int, np.integer)):
-            number = _run._integer("cache_seqlens", seqlens, 32)
+            number = _run._integer("cache_seqlens", seqlens, 31)
             lens = library.full((self.batch,), number, dtype=library.int32, **place)
         else:
             seen = as_table(seqlens, "cache_seqlens", "int32", device, self.handle)
@@ -576,7 +576,7 @@ def _append_plan(call: _Call) -> Prepared:
         op=_c.KV_APPEND, dtype=_c.DTYPES[k.dtype], device=_c.CPU if k.device is None else _c.CUDA, pages=pages,
         page_size=size, heads_kv=heads, dim_qk=dim, dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
         batch=call.batch, table_width=_shape(call.tables["page_table"])[1],
-        threads=_run._integer("threads", call.threads, 32))
+        threads=_run._integer("threads", call.threads, 31))
     for name, cache in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
         getattr(desc, name + "_stride")[:] = strides_of(at[cache], cache)
     for name, tensor in (("k", k), ("v", v)):

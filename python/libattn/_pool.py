@@ -3,6 +3,7 @@ touches keys or values."""
 from __future__ import annotations
 
 import ctypes
+import itertools
 import secrets
 import threading
 from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
@@ -18,6 +19,10 @@ class Sequence(NamedTuple):
 
     generation: int
     index: int
+    pool: int  # which pool's: each has a number that no other of the process has
+
+
+_numbers = itertools.count(1)
 
 
 class PageCopies:
@@ -63,7 +68,7 @@ class Pool:
         if not size:
             raise _c.InvalidError(_c.error().decode())
         self._memory = np.empty(size, np.uint8)
-        self._lock = threading.RLock()
+        self._lock, self._number = threading.RLock(), next(_numbers)
         self.width, self.prefix = fields["width"], bool(prefix)
         handle = ctypes.c_void_p()
         _c.check(_c.pool_create(ctypes.byref(handle), ctypes.byref(desc), ctypes.sizeof(desc), self._memory.ctypes.data,
@@ -74,6 +79,16 @@ class Pool:
         with self._lock:
             _c.check(function(self._handle, *arguments))
 
+    def _made(self, seq: _c.Seq) -> Sequence:
+        return Sequence(seq.generation, seq.index, self._number)
+
+    def _seq(self, seq: Sequence) -> _c.Seq:
+        if not isinstance(seq, Sequence):
+            raise TypeError(f"seq is {type(seq).__name__}; it takes a Sequence, as Pool.create makes them")
+        if seq.pool != self._number:
+            raise _c.InvalidError(f"seq is {seq}, of another pool; it takes this pool's, with pool={self._number}")
+        return _c.Seq(seq.generation, seq.index)
+
     def _needs_prefix(self) -> None:
         if not self.prefix:
             raise _c.InvalidError("the pool has no prefix index: it takes prefix=True")
@@ -81,22 +96,22 @@ class Pool:
     def create(self, salt: int = 0) -> Sequence:
         """A new sequence without tokens. salt: 64 bits; sequences find prefixes of their own salt only."""
         made = _c.Seq()
-        self._call(_c.seq_create, _unsigned("salt", salt), ctypes.byref(made))
-        return Sequence(made.generation, made.index)
+        self._call(_c.seq_create, _integer("salt", salt, 64, 0), ctypes.byref(made))
+        return self._made(made)
 
     def match(self, seq: Sequence, tokens: Any) -> int:
         """Begins the sequence, which has no tokens yet, with the pages of the longest published prefix of the tokens;
         its length, 0 if there is none. Pass one token less than the prompt has, if its logits are wanted."""
         array, found = _tokens(tokens), ctypes.c_int64()
         self._needs_prefix()
-        self._call(_c.seq_match, _seq(seq), array.ctypes.data, len(array), ctypes.byref(found))
+        self._call(_c.seq_match, self._seq(seq), array.ctypes.data, len(array), ctypes.byref(found))
         return found.value
 
     def fork(self, seq: Sequence) -> Sequence:
         """A new sequence with the same tokens and pages."""
         made = _c.Seq()
-        self._call(_c.seq_fork, _seq(seq), ctypes.byref(made))
-        return Sequence(made.generation, made.index)
+        self._call(_c.seq_fork, self._seq(seq), ctypes.byref(made))
+        return self._made(made)
 
     def append(self, seq: Sequence, tokens: Any = None, *, count: Optional[int] = None,
                copies: Optional[PageCopies] = None) -> None:
@@ -109,21 +124,21 @@ class Pool:
         if self.prefix != (count is None):
             wanted = "tokens" if self.prefix else "count"
             raise _c.InvalidError(f"the pool has prefix={self.prefix}: append takes {wanted}")
-        self._call(_c.seq_append, _seq(seq), None if array is None else array.ctypes.data, number, _list(copies))
+        self._call(_c.seq_append, self._seq(seq), None if array is None else array.ctypes.data, number, _list(copies))
 
     def publish(self, seq: Sequence) -> None:
         """Lets match find the sequence's full pages."""
         self._needs_prefix()
-        self._call(_c.seq_publish, _seq(seq))
+        self._call(_c.seq_publish, self._seq(seq))
 
     def truncate(self, seq: Sequence, length: int) -> None:
         """Takes back all but the first `length` tokens: rejected drafts."""
-        self._call(_c.seq_truncate, _seq(seq), _integer("length", length))
+        self._call(_c.seq_truncate, self._seq(seq), _integer("length", length))
 
     def drop(self, seq: Sequence, tokens: int) -> None:
         """Gives back the pages all of whose tokens are among the first `tokens`: a window left them behind. In tables
         their ids are -1; the length stays."""
-        self._call(_c.seq_drop, _seq(seq), _integer("tokens", tokens))
+        self._call(_c.seq_drop, self._seq(seq), _integer("tokens", tokens))
 
     def move(self, seq: Sequence, to: "Pool", copies: PageCopies) -> Sequence:
         """Moves the sequence to another pool of the same page size: a new sequence there, a pair in copies for each
@@ -133,17 +148,17 @@ class Pool:
         made = _c.Seq()
         first, second = sorted((self, to), key=id)
         with first._lock, second._lock:
-            self._call(_c.seq_move, _seq(seq), to._handle, ctypes.byref(made), _list(copies))
-        return Sequence(made.generation, made.index)
+            self._call(_c.seq_move, self._seq(seq), to._handle, ctypes.byref(made), _list(copies))
+        return to._made(made)
 
     def free(self, seq: Sequence) -> None:
         """Gives back all pages of the sequence, and its handle."""
-        self._call(_c.seq_free, _seq(seq))
+        self._call(_c.seq_free, self._seq(seq))
 
     def length(self, seq: Sequence) -> int:
         """Tokens of the sequence."""
         with self._lock:
-            found = _c.seq_length(self._handle, _seq(seq))
+            found = _c.seq_length(self._handle, self._seq(seq))
         if found < 0:
             raise _c.InvalidError(_c.error().decode())
         return found
@@ -151,7 +166,7 @@ class Pool:
     def tables(self, seqs: Iterable[Optional[Sequence]], width: Optional[int] = None) -> Tuple[np.ndarray, np.ndarray]:
         """(page tables, lengths) of sequences: (count, width) int32, unused ids -1, and (count) int32. None is a row
         that pads the batch: length 0. width: None: the pool's."""
-        listed = [_c.Seq() if seq is None else _seq(seq) for seq in seqs]
+        listed = [_c.Seq() if seq is None else self._seq(seq) for seq in seqs]
         width = self.width if width is None else _integer("width", width)
         if width < 0:
             raise _c.InvalidError(f"width is {width}; it takes 0 or more")
@@ -170,19 +185,6 @@ class Pool:
     def forget(self) -> None:
         """No sequence finds what was published before: for models whose weights have changed."""
         self._call(_c.pool_forget)
-
-
-def _unsigned(name: str, value: Any) -> int:
-    number = _integer(name, value, 65)
-    if number < 0:
-        raise _c.InvalidError(f"{name} is {number}; it takes 0 to 2^64 - 1")
-    return number
-
-
-def _seq(seq: Sequence) -> _c.Seq:
-    if not isinstance(seq, Sequence):
-        raise TypeError(f"seq is {type(seq).__name__}; it takes a Sequence, as Pool.create makes them")
-    return _c.Seq(*seq)
 
 
 def _list(copies: Optional[PageCopies]) -> Any:

@@ -215,14 +215,15 @@ def typed(name: str, tensor: Layout, dtype: str) -> None:
         raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {dtype}")
 
 
-def _integer(name: str, value: Any, bits: int = 64) -> int:
-    """The integer as C holds it; ctypes would cut off what is too large."""
+def _integer(name: str, value: Any, bits: int = 63, least: Optional[int] = None) -> int:
+    """The integer as C holds it, below 2^bits; ctypes would cut off what is too large. least: None: -2^bits."""
     try:
         number = operator.index(value)
     except TypeError:
         raise _c.InvalidError(f"{name} is {value!r}; it takes an integer") from None
-    if not -(1 << bits - 1) <= number < 1 << bits - 1:
-        raise _c.InvalidError(f"{name} is {number}; it takes an integer of {bits} bits")
+    if not (-(1 << bits) if least is None else least) <= number < 1 << bits:
+        raise _c.InvalidError(f"{name} is {number}; it takes an integer from {f'-2^{bits}' if least is None else least} "
+                              f"to 2^{bits} - 1")
     return number
 
 
@@ -357,7 +358,7 @@ class Problem:
         if static.dropout_p:
             desc.flags |= _c.DROPOUT
             desc.dropout_p = _number("dropout_p", static.dropout_p)
-        desc.threads = _integer("threads", static.threads, 32)
+        desc.threads = _integer("threads", static.threads, 31)
         if static.isa not in _c.ISAS:
             raise _c.InvalidError(f"isa is {static.isa!r}; it takes {', '.join(_c.ISAS)}")
         desc.isa = _c.ISAS[static.isa]

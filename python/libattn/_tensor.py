@@ -78,14 +78,11 @@ class View:
         self.layout = Layout(_native(dtype), shape, strides, index, bool(readonly))
 
     def _from_dlpack(self, source, name, stream):
-        keywords = {}
-        on_gpu = source.__dlpack_device__()[0] in _CUDA_TYPES
-        if on_gpu:
-            keywords["stream"] = stream if stream else 1  # DLPack's name for the default stream
         try:
-            capsule = source.__dlpack__(max_version=(1, 0), **keywords)
-        except TypeError:
-            capsule = source.__dlpack__(**keywords)
+            on_gpu, capsule = _exported(source, stream)
+        except Exception as problem:
+            raise BufferError(f"{name}: {type(source).__name__} does not export itself by DLPack: "
+                              f"{type(problem).__name__}: {problem}") from problem
         # The capsule stays ours and is never renamed: its destructor frees what it holds once this view is gone.
         self.owner = capsule
         readonly = False
@@ -108,6 +105,17 @@ class View:
         strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed(shape)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.layout = Layout(dtype, shape, strides, tensor.device_id if on_gpu else None, readonly)
+
+
+def _exported(source: Any, stream: Optional[int]) -> Tuple[bool, Any]:
+    """Whether it is on a GPU, and its capsule."""
+    device, _ = source.__dlpack_device__()
+    on_gpu = device in _CUDA_TYPES
+    keywords = {"stream": stream if stream else 1} if on_gpu else {}  # 1: DLPack's name for the default stream
+    try:
+        return on_gpu, source.__dlpack__(max_version=(1, 0), **keywords)
+    except TypeError:  # from before versions
+        return on_gpu, source.__dlpack__(**keywords)
 
 
 def packed(shape: Tuple[int, ...]) -> Tuple[int, ...]:

@@ -221,6 +221,47 @@ class Odd(Foreign):
         return 5
 
 
+class Broken(Foreign):
+    """One whose export fails in a way of its own, where `at` says."""
+
+    def __init__(self, array, at, problem):
+        super().__init__(array)
+        self.at, self.problem = at, problem
+
+    def __dlpack_device__(self):
+        if self.at == "no pair":
+            return None
+        if self.at == "device":
+            raise self.problem
+        return super().__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        raise self.problem
+
+
+@pytest.mark.parametrize("at", ["device", "no pair", "capsule"])
+@pytest.mark.parametrize("problem", [TypeError("its own"), ValueError("its own"), KeyError("its own"),
+                                     RuntimeError("its own")], ids=lambda problem: type(problem).__name__)
+def test_dlpack_that_fails(make, at, problem):
+    """One kind of exception, which names the argument and what the tensor said."""
+    q, k, v = make()
+    said = "k: Broken does not export itself by DLPack: " + ("TypeError" if at == "no pair" else ".*its own")
+    refuses(said, q, Broken(k, at, problem), v, kind=BufferError)
+    with pytest.raises(BufferError, match="lens_kv: Broken"):
+        libattn.attention(q, k, v, lens_kv=Broken(np.array([13, 13], np.int32), at, problem))
+
+
+@pytest.mark.parametrize("name, value, range_", [
+    ("threads", 1 << 31, "from -2^31 to 2^31 - 1"), ("threads", -(1 << 31) - 1, "from -2^31 to 2^31 - 1"),
+    ("window", (1 << 63, 0), "from -2^63 to 2^63 - 1")])
+def test_integers_too_large(make, name, value, range_):
+    """The message has the range itself, not a count of bits that no C type has."""
+    number = value[0] if isinstance(value, tuple) else value
+    with pytest.raises(libattn.InvalidError) as error:
+        libattn.attention(*make(), **{name: value})
+    assert str(error.value) == f"{name} is {number}; it takes an integer {range_}"
+
+
 def test_dlpack(make):
     q, k, v = make()
     wanted = libattn.attention(q, k, v)

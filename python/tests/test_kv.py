@@ -379,7 +379,7 @@ def mistakes(p):
     for lens, match in ((28, "28: with 3 new more than the 30 slots of page_table"), (-1, "-1; it takes 0 or more")):
         yield rf"cache_seqlens\[1\] is {match}", {"cache_seqlens": np.array([0, lens, 0], np.int32)}
     yield "beyond int32", {"cache_seqlens": [0, 1 << 40, 0]}
-    yield "32 bits", {"cache_seqlens": 1 << 40}
+    yield r"to 2\^31 - 1", {"cache_seqlens": 1 << 40}
     for entry, name in ((0, "an old page"), (2, "a new page")):
         table = p.table.copy()
         table[1, entry] = len(p.k_cache)

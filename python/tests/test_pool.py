@@ -149,3 +149,31 @@ def test_threads_take_turns():
     for worker in workers:
         worker.join()
     assert p.stats["used"] == 0 and p.stats["sequences"] == 0
+
+
+def test_sequences_of_another_pool_are_refused():
+    """Handles of two pools look alike: each call tells them apart by the pool's number, and changes nothing."""
+    p, other = pool(prefix=True), pool(prefix=True)
+    mine, theirs = p.create(), other.create()
+    assert mine != theirs and mine[:2] == theirs[:2]
+    copies = PageCopies(4)
+    calls = [lambda: p.append(theirs, [1, 2]), lambda: p.match(theirs, [1, 2]), lambda: p.fork(theirs),
+             lambda: p.publish(theirs), lambda: p.truncate(theirs, 0), lambda: p.drop(theirs, 0),
+             lambda: p.move(theirs, other, copies), lambda: p.free(theirs), lambda: p.length(theirs),
+             lambda: p.tables([mine, theirs])]
+    before = p.stats, other.stats
+    for call in calls:
+        with pytest.raises(libattn.InvalidError, match=r"seq is Sequence\(.*\), of another pool"):
+            call()
+    assert (p.stats, other.stats) == before
+    moved = p.move(mine, other, copies)
+    other.append(moved, [1])
+    with pytest.raises(libattn.InvalidError, match="of another pool"):
+        p.append(moved, [1])
+
+
+@pytest.mark.parametrize("salt", [-1, 1 << 64])
+def test_salts_out_of_range(salt):
+    with pytest.raises(libattn.InvalidError) as error:
+        pool(prefix=True).create(salt=salt)
+    assert str(error.value) == f"salt is {salt}; it takes an integer from 0 to 2^64 - 1"

@@ -59,8 +59,12 @@ void attn_pool_release(attn_pool *pool, int32_t page)
         return;
     }
     pool->stats.used--;
-    if (pool->node && pool->node[page].indexed)
-        attn_prefix_cache(pool, page);
-    else
-        pool->free[pool->stats.free++] = page;
+    if (pool->node && pool->node[page].indexed) {
+        if (!attn_prefix_has_twin(pool, page)) {
+            attn_prefix_cache(pool, page);
+            return;
+        }
+        attn_prefix_remove(pool, page);
+    }
+    pool->free[pool->stats.free++] = page;
 }

@@ -8,7 +8,10 @@
  *   4. In the index, a page is full, and so is each page before it. Its node's serial stands for all tokens up to its
  *      end, and `parent` for those before it: the serial of the page there, or, in a first page, the salt. A serial is
  *      given once, so what was evicted and written anew is never taken for what it was.
- *   5. mark[p] = 2 id + 1 if page p is the target of a copy in list `id`, 2 id if it is only the source of one. Ids of
+ *   5. Where several sequences computed the same page, the index has all of them: twins, with one serial, side by side
+ * in their bucket. The first is found. A page that has a twin is freed when nobody holds it any more, so of twins one
+ *      at most is cached; and as long as any of them is held, it is in the index.
+ *   6. mark[p] = 2 id + 1 if page p is the target of a copy in list `id`, 2 id if it is only the source of one. Ids of
  *      lists rise over all pools, and a list is filled by one pool (or two) only. */
 #ifndef ATTN_KV_POOL_H
 #define ATTN_KV_POOL_H
@@ -112,6 +115,8 @@ void attn_copies_add(attn_page_copies *copies, attn_pool *from, int32_t page, at
 /* ---- the prefix index (prefix.c) ------------------------------------------------------------- */
 
 void attn_prefix_clear(attn_pool *pool);
+/* Whether the index has another page with what this one of the index holds. */
+bool attn_prefix_has_twin(const attn_pool *pool, int32_t page);
 /* Takes a page out of the index; not of the list of cached ones. */
 void attn_prefix_remove(attn_pool *pool, int32_t page);
 /* A page that nobody holds any more, and one that somebody holds again. */

@@ -63,26 +63,48 @@ static int32_t find(const attn_pool *pool, const content *c)
     return ATTN_NO_PAGE;
 }
 
-static void insert(attn_pool *pool, int32_t page, const content *c)
+/* `known`: the page that is found today, behind which this one waits; ATTN_NO_PAGE: the content is new. */
+static void insert(attn_pool *pool, int32_t page, const content *c, int32_t known)
 {
     attn_pool_node *n = &pool->node[page];
-    int32_t *bucket = &pool->bucket[c->hash & pool->bucket_mask];
+    bool twin = known != ATTN_NO_PAGE;
+    int32_t *at = twin ? &pool->node[known].chain : &pool->bucket[c->hash & pool->bucket_mask];
     n->hash = c->hash, n->parent = c->parent, n->first = c->first;
-    n->serial = ++pool->serial;
-    n->chain = *bucket, n->indexed = 1;
-    *bucket = page;
-    pool->stats.indexed++;
+    n->serial = twin ? pool->node[known].serial : ++pool->serial;
+    n->chain = *at, n->indexed = 1;
+    *at = page;
+    pool->stats.indexed += !twin;
+}
+
+static bool same(const attn_pool *pool, int32_t page, const attn_pool_node *n)
+{
+    return page != ATTN_NO_PAGE && pool->node[page].serial == n->serial;
+}
+
+/* The link that leads to a page of the index; *twin: whether a twin stands before or behind it. */
+static int32_t *link_to(const attn_pool *pool, int32_t page, bool *twin)
+{
+    const attn_pool_node *n = &pool->node[page];
+    int32_t *at = &pool->bucket[n->hash & pool->bucket_mask], before = ATTN_NO_PAGE;
+    for (; *at != page; at = &pool->node[before].chain)
+        before = *at;
+    *twin = same(pool, before, n) || same(pool, n->chain, n);
+    return at;
+}
+
+bool attn_prefix_has_twin(const attn_pool *pool, int32_t page)
+{
+    bool twin;
+    link_to(pool, page, &twin);
+    return twin;
 }
 
 void attn_prefix_remove(attn_pool *pool, int32_t page)
 {
-    attn_pool_node *n = &pool->node[page];
-    int32_t *at = &pool->bucket[n->hash & pool->bucket_mask];
-    while (*at != page)
-        at = &pool->node[*at].chain;
-    *at = n->chain;
-    n->indexed = 0;
-    pool->stats.indexed--;
+    bool twin;
+    *link_to(pool, page, &twin) = pool->node[page].chain;
+    pool->node[page].indexed = 0;
+    pool->stats.indexed -= !twin;
 }
 
 void attn_prefix_clear(attn_pool *pool)
@@ -157,16 +179,15 @@ attn_status attn_seq_match(attn_pool *pool, attn_seq seq, const int32_t *tokens,
     return ATTN_OK;
 }
 
-/* Puts a sequence's page into the index, unless its content is there: then it stands for the same all the same. */
+/* Puts a sequence's page into the index. If its content is there, the page becomes a twin of the one that is. */
 static void publish(attn_pool *pool, int32_t page, const content *c)
 {
     int32_t known = find(pool, c);
-    if (known == page) return;
-    if (pool->node[page].indexed) attn_prefix_remove(pool, page); /* after a parent that is there no more */
-    if (known == ATTN_NO_PAGE)
-        insert(pool, page, c);
-    else
-        pool->node[page].serial = pool->node[known].serial;
+    if (pool->node[page].indexed) {
+        if (same(pool, known, &pool->node[page])) return;
+        attn_prefix_remove(pool, page); /* after a parent that is there no more */
+    }
+    insert(pool, page, c, known);
 }
 
 attn_status attn_seq_publish(attn_pool *pool, attn_seq seq)
