@@ -81,12 +81,16 @@ static const attn_command command = {
     "The worst cases can be run alone: attn check --kernel NAME --case N.\n",
 };
 
+/* On a terminal one line that changes; elsewhere a line every few seconds, so that a log shows that work goes on. */
 static void show_progress(int done, int count)
 {
     static double shown;
-    if (!isatty(STDERR_FILENO) || attn_seconds() - shown < 0.1) return;
-    shown = attn_seconds();
-    fprintf(stderr, "\rcase %d of %d ", done, count);
+    bool terminal = isatty(STDERR_FILENO);
+    double now = attn_seconds();
+    if (shown == 0 && !terminal) shown = now;
+    if (now - shown < (terminal ? 0.1 : 5)) return;
+    shown = now;
+    fprintf(stderr, terminal ? "\rcase %d of %d " : "case %d of %d\n", done, count);
 }
 
 static void hide_progress(void)

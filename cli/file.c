@@ -126,6 +126,7 @@ attn_status attn_file_open(attn_file *file, const char *path, attn_file_extent *
     reader r = { .file = file, .descriptor = open(path, O_RDONLY | O_CLOEXEC) };
     if (r.descriptor < 0) return system_failure("open");
     attn_status status = fstat(r.descriptor, &r.info) ? system_failure("open") : ATTN_OK;
+    file->device = (uint64_t)r.info.st_dev, file->number = (uint64_t)r.info.st_ino;
     r.regular = !status && S_ISREG(r.info.st_mode) && r.info.st_size > 0; /* in /proc they have no size */
     r.end = r.regular ? (uint64_t)r.info.st_size : extent ? UINT64_MAX : STREAM_MOST;
     if (!status) status = read_whole(&r, extent);
@@ -284,6 +285,12 @@ bool attn_output_same(const attn_output *a, const attn_output *b)
     struct stat in_a, in_b;
     return !strcmp(a->target + folder_length(a->target), b->target + folder_length(b->target)) &&
            stat_folder(a, &in_a) && stat_folder(b, &in_b) && in_a.st_dev == in_b.st_dev && in_a.st_ino == in_b.st_ino;
+}
+
+bool attn_output_replaces(const attn_output *output, const attn_file *file)
+{
+    struct stat now;
+    return !stat(output->target, &now) && (uint64_t)now.st_dev == file->device && (uint64_t)now.st_ino == file->number;
 }
 
 static void forget(attn_output *output)

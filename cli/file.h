@@ -19,6 +19,7 @@
 typedef struct attn_file {
     unsigned char *bytes; /* at a multiple of 64 */
     size_t size;
+    uint64_t device, number; /* which file it is: stat's st_dev and st_ino */
 } attn_file;
 
 /* Says, by the first `size` bytes of a file, how long the file is; or, if that takes more of its header, up to where it
@@ -44,6 +45,9 @@ attn_status attn_output_create(attn_output *output, const char *path, size_t siz
 
 /* Whether both will be renamed to the same name. */
 bool attn_output_same(const attn_output *a, const attn_output *b);
+
+/* Whether the output will replace the file that was read. */
+bool attn_output_replaces(const attn_output *output, const attn_file *file);
 
 /* Writes the temporary file: all that may fail for want of space. */
 attn_status attn_output_write(attn_output *output);

@@ -90,7 +90,8 @@ static attn_status compute(work *w)
     attn_outputs outputs;
     attn_args *args = &w->inputs.args;
     describe_results(w);
-    attn_status status = attn_outputs_create(&outputs, w->results, ATTN_GRAD_RESULTS);
+    attn_status status =
+        attn_outputs_create(&outputs, w->results, ATTN_GRAD_RESULTS, w->inputs.files, w->inputs.file_count);
     if (status) return status;
     args->grad_q = w->results[ATTN_GRAD_Q].data;
     args->grad_k = w->results[ATTN_GRAD_K].data;

@@ -338,6 +338,10 @@ attn_status attn_inputs_check_options(const attn_input_options *options, attn_di
                          options->o     ? "--o-in"
                          : options->lse ? "--lse-in"
                                         : "--dlse");
+    const char *dot = options->tensors ? strrchr(options->tensors, '.') : NULL;
+    if (dot && !strcmp(dot, ".npy"))
+        return attn_fail(ATTN_INVALID, "--tensors %.200s: takes one .safetensors file; .npy files are given as %s",
+                         options->tensors, all);
     if (!options->o != !options->lse) return attn_fail(ATTN_INVALID, "--o-in and --lse-in need each other");
     if (options->page_table && !options->lens_kv) return attn_fail(ATTN_INVALID, "--page-table needs --lens-kv");
     if (options->page_table && options->cu_lens_kv)

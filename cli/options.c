@@ -29,13 +29,25 @@ static size_t distance(const char *a, const char *b)
     return row[n];
 }
 
+/* Whether the letters of `short_form` come in `name` in this order, the first one first: secs in seconds. */
+static bool abbreviates(const char *short_form, const char *name)
+{
+    if (*short_form != *name) return false;
+    for (; *name && *short_form; name++)
+        short_form += *short_form == *name;
+    return !*short_form;
+}
+
 const char *attn_nearest(const char *text, const char *const *names, int count)
 {
     size_t length = strlen(text), best = length / 3 + 1;
     const char *nearest = NULL;
     for (int i = 0; i < count && length <= NAME_MOST; i++) {
         if (strlen(names[i]) > NAME_MOST) continue;
-        size_t d = length && strncmp(names[i], text, length) == 0 ? 0 : distance(text, names[i]);
+        size_t d = !length                                     ? distance(text, names[i])
+                   : strncmp(names[i], text, length) == 0      ? 0
+                   : length > 2 && abbreviates(text, names[i]) ? 1
+                                                               : distance(text, names[i]);
         if (d > best || (nearest && d == best)) continue;
         best = d;
         nearest = names[i];

@@ -99,7 +99,18 @@ static attn_status create_tensors(attn_outputs *outputs, attn_result *first, att
     return status;
 }
 
-attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count)
+static attn_status refuse_inputs(const attn_outputs *outputs, const attn_file *files, int read)
+{
+    for (int i = 0; i < outputs->count; i++)
+        for (int j = 0; j < read; j++)
+            if (attn_output_replaces(&outputs->files[i], &files[j]))
+                return attn_fail(ATTN_INVALID, "%s %.200s: is an input, too: takes another file",
+                                 outputs->first[i]->option, outputs->first[i]->path);
+    return ATTN_OK;
+}
+
+attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count, const attn_file *files,
+                                int read)
 {
     attn_status status = ATTN_OK;
     *outputs = (attn_outputs){ .count = 0 };
@@ -112,6 +123,7 @@ attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int
         if (!r->path || r->data) continue;
         status = ends_with(r->path, npy) ? create_npy(outputs, r) : create_tensors(outputs, r, results + count);
     }
+    if (!status) status = refuse_inputs(outputs, files, read);
     if (status) attn_outputs_discard(outputs);
     return status;
 }

@@ -24,9 +24,10 @@ typedef struct attn_outputs {
 /* Whether names end as they must, and only .safetensors are shared. tensors: inputs came from one. */
 attn_status attn_outputs_check(const attn_result *results, int count, bool tensors);
 
-/* Makes the temporaries, with headers, and sets data; count is at most ATTN_OUTPUTS_MOST. On failure nothing is
- * left. */
-attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count);
+/* Makes the temporaries, with headers, and sets data; count is at most ATTN_OUTPUTS_MOST. Refuses to replace one of the
+ * `read` files of the inputs. On failure nothing is left. */
+attn_status attn_outputs_create(attn_outputs *outputs, attn_result *results, int count, const attn_file *files,
+                                int read);
 
 /* How many elements of all results are NaN. Unless `quiet`, says of each result that has any how many, on stderr. */
 int64_t attn_outputs_nans(const char *command, const attn_result *results, int count, bool quiet);

@@ -50,7 +50,8 @@ static attn_status compute(work *w)
     attn_run_results(w->options, w->results);
     w->results[0].array = attn_inputs_like(&w->inputs, &w->inputs.q, w->inputs.v.extent[3]);
     w->results[1].array = attn_inputs_lse(&w->inputs);
-    attn_status status = attn_outputs_create(&outputs, w->results, ATTN_RUN_RESULTS);
+    attn_status status =
+        attn_outputs_create(&outputs, w->results, ATTN_RUN_RESULTS, w->inputs.files, w->inputs.file_count);
     if (status) return status;
     w->inputs.args.o = w->results[0].data;
     w->inputs.args.lse = w->results[1].data;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "problem/desc.h"
+#include "processor.h"
 #include "api/plan.h"
 #include "cpu/cost.h"
 #include "num/decimal.h"
@@ -194,6 +195,12 @@ static void built_in_machines_are_whole(void **state)
     assert_ptr_equal(attn_machine_for(ATTN_CPU, "AuthenticAMD family 25 model 17: x"), attn_machine_named("zen4"));
     assert_ptr_equal(attn_machine_for(ATTN_CPU, "AuthenticAMD family 25 model 1: x"), attn_machine_named("zen3"));
     assert_ptr_equal(attn_machine_for(ATTN_CPU, "H100"), attn_machine_named("cpu"));
+    for (int i = 0; i < COUNT(names); i++) { /* each of a CPU has its processor in processor.c */
+        bool has = attn_machine_named(names[i])->device != ATTN_CPU;
+        for (int p = 0; test_processor_name(p); p++)
+            has = has || strcmp(test_processor_name(p), names[i]) == 0;
+        assert_true(has);
+    }
     int count; /* every CPU kernel has its constants wherever it may run */
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)
@@ -201,6 +208,19 @@ static void built_in_machines_are_whole(void **state)
             const attn_machine_kernel *k = attn_machine_kernel_named(attn_machine_named(names[m]), kernels[i].name);
             if (!k || k->clocks[ATTN_PER_PRODUCT] <= 0) fail_msg("%s on %s", kernels[i].name, names[m]);
         }
+}
+
+static void processors_take_their_machines(void **state)
+{
+    (void)state;
+    const char *processor;
+    for (int p = 0; (processor = test_processor_name(p)); p++) {
+        attn_host host;
+        test_processor(processor, NULL);
+        attn_host_detect(&host);
+        assert_string_equal(host.machine->name, processor);
+    }
+    test_processor_asked(NULL);
 }
 
 /* ---- used ---------------------------------------------------------------------------------- */
@@ -264,11 +284,16 @@ static void tiles_can_be_asked_for(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_is_read),           cmocka_unit_test(base_is_taken_over),
-        cmocka_unit_test(mistakes_are_placed),    cmocka_unit_test(crowds_are_refused),
-        cmocka_unit_test(numbers_in_any_locale),  cmocka_unit_test(built_in_machines_are_whole),
-        cmocka_unit_test(amx_is_predicted),       cmocka_unit_test(plans_go_by_the_file),
-        cmocka_unit_test(tiles_can_be_asked_for),
+        cmocka_unit_test(text_is_read),
+        cmocka_unit_test(base_is_taken_over),
+        cmocka_unit_test(mistakes_are_placed),
+        cmocka_unit_test(crowds_are_refused),
+        cmocka_unit_test(numbers_in_any_locale),
+        cmocka_unit_test(built_in_machines_are_whole),
+        cmocka_unit_test(amx_is_predicted),
+        cmocka_unit_test(plans_go_by_the_file),
+        cmocka_unit_test(processors_take_their_machines),
+        runs_here(tiles_can_be_asked_for),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, test_processor_asked, NULL);
 }

@@ -27,6 +27,7 @@ refuses() { # code, part of the message, options ...
 }
 
 refuses 2 'unknown option --stepz; did you mean --steps?' --stepz 3
+refuses 2 'unknown option --secs; did you mean --seconds?' --secs 3
 refuses 2 '--steps 0: takes a whole number, 1 or more' --steps 0
 refuses 2 '--attention fast: takes libattn or standard' --attention fast
 refuses 2 'takes a name that ends in .safetensors' --out model.bin
