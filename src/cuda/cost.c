@@ -53,6 +53,17 @@ int64_t attn_cuda_head_group(const attn_desc *d, int64_t all, double fit, int64_
     return several > 0 ? attn_ceil_div(all, all / least) : least;
 }
 
+double attn_cuda_change_clocks(const attn_cuda_kernel *k)
+{
+    const struct {
+        uint32_t flag;
+        double clocks;
+    } alone[] = { { ATTN_SOFTCAP, 0.12 }, { ATTN_ALIBI, 0.02 }, { ATTN_DROPOUT, 0.06 } };
+    for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
+        if (k->needs & alone[i].flag) return alone[i].clocks;
+    return k->features & ATTN_CUDA_SCORES ? 0.15 : 0;
+}
+
 void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *c)
 {
     double computing = clocks / attn_cuda_machine_of(device)->hertz;

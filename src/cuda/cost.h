@@ -55,4 +55,8 @@ void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double st
  * waiting for the one before: fewer of a head's are then under way at once. */
 int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int64_t tiles, int ctas, bool ordered);
 
+/* Estimate of what a kernel's changes of scores take beside no product, clocks per score of an SM: exponentials and
+ * reciprocals of a softcap, Philox of dropout; of a kernel for all changes, asked for or not. */
+double attn_cuda_change_clocks(const attn_cuda_kernel *kernel);
+
 #endif

@@ -60,6 +60,7 @@ typedef struct attn_cuda_kernel {
     bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
     bool paged;                             /* forward: of ATTN_PAGED alone */
     uint32_t features;                      /* as attn_cuda_needs has them: what it computes */
+    uint32_t needs;                         /* of these, what a problem must ask for */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
     int spills;                             /* bytes of spilled registers that the build allows */

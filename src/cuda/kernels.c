@@ -7,6 +7,9 @@
 #include "problem/desc.h"
 
 enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
+enum {
+    SOFTCAP_MOST = 128
+}; /* of kernels for a softcap alone: scores are exact to 2^-23 of the cap, LSE must be to 2e-5 */
 
 static const attn_cuda_kernel kernels[] = {
 #include "sm90_variants.def"
@@ -42,6 +45,8 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     uint32_t lacks = attn_cuda_needs(d) & ~k->features;
     if (lacks & ATTN_CUDA_BITS_KEYS) return "it does not take bits_keys";
     if (lacks) return "it lacks a feature that flags ask for";
+    if (k->needs & ~d->flags) return "it is for another change of scores or for causal masks";
+    if (k->needs & ATTN_SOFTCAP && d->softcap > SOFTCAP_MOST) return "softcap is above the 128 it takes";
     if (k->paged && !(d->flags & ATTN_PAGED)) return "it takes paged keys alone";
     if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";

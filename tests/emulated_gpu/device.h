@@ -255,6 +255,24 @@ DEVICE float log2_approx(float x)
     return log2f(flushed(x));
 }
 
+/* Bytes of b:a by the digits of a selector; a digit's bit 3: the byte's sign in all its bits. */
+DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector)
+{
+    u64 bytes = (u64)b << 32 | a;
+    u32 result = 0;
+    for (int i = 0; i < 4; i++) {
+        u32 digit = selector >> (4 * i) & 15, byte = (u32)(bytes >> (8 * (digit & 7))) & 255;
+        if (digit & 8) byte = byte >> 7 ? 255 : 0;
+        result |= byte << (8 * i);
+    }
+    return result;
+}
+
+DEVICE float min_nan(float x, float y)
+{
+    return x != x || y != y ? x + y : x < y ? x : y;
+}
+
 DEVICE float reciprocal_approx(float x)
 {
     return flushed(1 / flushed(x));

@@ -6,11 +6,22 @@
 #include "common/sequence.h"
 #include "sm90/params.h"
 
-DEVICE uint4 philox(const attn_sm90_params *p, u32 c0, u32 c1, u32 c2)
+/* The key of Philox, and the last word of its counter. */
+struct dropout_seed {
+    u32 k0, k1, offset;
+};
+
+DEVICE dropout_seed read_seed(const attn_sm90_params *p)
 {
-    u32 k0 = (u32)p->score.seed, k1 = (u32)(p->score.seed >> 32), c3 = p->score.seed_offset;
-    if (unlikely(p->seed_at != NULL)) k0 = ((const u32 *)p->seed_at)[0], k1 = ((const u32 *)p->seed_at)[1];
-    if (unlikely(p->seed_offset_at != NULL)) c3 += *(const u32 *)p->seed_offset_at;
+    dropout_seed seed = { (u32)p->score.seed, (u32)(p->score.seed >> 32), p->score.seed_offset };
+    if (unlikely(p->seed_at != NULL)) seed.k0 = ((const u32 *)p->seed_at)[0], seed.k1 = ((const u32 *)p->seed_at)[1];
+    if (unlikely(p->seed_offset_at != NULL)) seed.offset += *(const u32 *)p->seed_offset_at;
+    return seed;
+}
+
+DEVICE uint4 philox(dropout_seed seed, u32 c0, u32 c1, u32 c2)
+{
+    u32 k0 = seed.k0, k1 = seed.k1, c3 = seed.offset;
 #pragma unroll
     for (int round = 0; round < 10; round++) {
         u32 high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
@@ -25,9 +36,22 @@ DEVICE uint4 philox(const attn_sm90_params *p, u32 c0, u32 c1, u32 c2)
 /* The bytes of row `row` for keys {2c, 2c+1, 2c+8, 2c+9} of the 16 from key0 on, the first in the low bits. */
 DEVICE u32 dropout_bytes(const attn_sm90_params *p, u32 batch_head, int row, int key0, int c)
 {
-    uint4 x = philox(p, (row >> 4) * 4 + (row & 7) / 2, (key0 >> 4) * 4 + c, batch_head);
+    uint4 x = philox(read_seed(p), (row >> 4) * 4 + (row & 7) / 2, (key0 >> 4) * 4 + c, batch_head);
     u32 low = row & 1 ? x.y : x.x, high = row & 1 ? x.w : x.z;
     return row & 8 ? high : low;
+}
+
+/* Of four bytes, those that are at least as great as the byte in all four of `threshold`: bit 7 of each. */
+DEVICE u32 bytes_at_least(u32 bytes, u32 threshold)
+{
+    u32 low = (bytes | 0x80808080u) - (threshold & 0x7f7f7f7fu); /* bit 7: the low seven bits are */
+    return (bytes & ~threshold) | (~(bytes ^ threshold) & low);
+}
+
+/* Masks of the 16-bit halves that are kept, of bytes 0 and 1, or 2 and 3, of bytes_at_least. */
+DEVICE u32 kept_halves(u32 kept, int pair)
+{
+    return permute_bytes(kept, 0, pair ? 0xbbaa : 0x9988); /* a byte's sign, twice */
 }
 
 /* What survives dropout is multiplied by. */

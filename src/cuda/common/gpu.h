@@ -34,6 +34,22 @@ DEVICE float log2_approx(float x)
     return y;
 }
 
+/* Bytes of b:a by the digits of a selector; a digit's bit 3: the byte's sign in all its bits. */
+DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector)
+{
+    u32 bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selector));
+    return bytes;
+}
+
+/* The lesser; NaN if one is. */
+DEVICE float min_nan(float x, float y)
+{
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+    return least;
+}
+
 DEVICE float reciprocal_approx(float x)
 {
     float y;

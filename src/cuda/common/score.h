@@ -14,6 +14,15 @@ DEVICE float tanh_of(float x)
     return fabsf(x) < 0.25f ? x * near : copysignf(far, x);
 }
 
+/* tanh of two numbers, x in units of log2(e^2x), by one reciprocal: (e^2x - 1) / (e^2x + 1). The difference is exact
+ * where it cancels. NaN stays. */
+DEVICE void tanh_of_two(float *x, float *y)
+{
+    float a = exp2_approx(min_nan(*x, 60)), b = exp2_approx(min_nan(*y, 60));
+    float a1 = a + 1, b1 = b + 1, inverse = reciprocal_approx(a1 * b1);
+    *x = (a - 1) * (inverse * b1), *y = (b - 1) * (inverse * a1);
+}
+
 DEVICE float load_half(int dtype, const void *x, long long i)
 {
     unsigned short half = ((const unsigned short *)x)[i];
@@ -56,7 +65,7 @@ DEVICE long long bias_key(const attn_sm90_params *p, int key)
 
 DEVICE float softcap_score(const attn_sm90_params *p, float score)
 {
-    return p->score.softcap * tanh_of(score / p->score.softcap);
+    return p->score.softcap * tanh_of(score * reciprocal_approx(p->score.softcap));
 }
 
 DEVICE float alibi_slope(const attn_sm90_params *p, int batch, int head)

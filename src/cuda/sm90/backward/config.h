@@ -21,9 +21,9 @@
 #include "common/dropout.h"
 #include "sm90/common/store.h"
 
-enum { CAUSAL, GENERAL };        /* ATTN_MASK */
-enum { PLAIN, SCORE_MOD };       /* ATTN_SCORE */
-enum { ACCUMULATED, FINALISED }; /* ATTN_DQ */
+enum { CAUSAL, GENERAL };                           /* ATTN_MASK */
+enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT }; /* ATTN_SCORE */
+enum { ACCUMULATED, FINALISED };                    /* ATTN_DQ */
 
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V, kv_rows = ATTN_KV_TILE;
@@ -32,7 +32,15 @@ struct config {
     static constexpr bool above_128 = kv_rows == 64;
     static constexpr bool general_mask = ATTN_MASK == GENERAL;      /* else causal, a window or none */
     static constexpr bool changes_scores = ATTN_SCORE == SCORE_MOD; /* softcap, ALiBi, bias, dropout */
-    static constexpr bool plain = !general_mask && !changes_scores;
+    /* What scores may be changed by; SCORE_MOD: flags say which of it, else it is (has()). */
+    static constexpr u32 changes = ATTN_SCORE == SCORE_MOD ? FLAG_SOFTCAP | FLAG_ALIBI | FLAG_BIAS | FLAG_DROPOUT
+                                   : ATTN_SCORE == SOFTCAP ? FLAG_SOFTCAP
+                                   : ATTN_SCORE == ALIBI   ? FLAG_ALIBI
+                                   : ATTN_SCORE == DROPOUT ? FLAG_DROPOUT
+                                                           : 0;
+    static constexpr bool may_cap = changes & FLAG_SOFTCAP, may_drop = changes & FLAG_DROPOUT,
+                          may_slope = changes & FLAG_ALIBI;
+    static constexpr bool plain = !general_mask && !changes;
 
     /* Warps. */
     static constexpr int warpgroups = 2, warps = 4 * warpgroups; /* that compute S or dS */
@@ -60,7 +68,14 @@ struct config {
     static constexpr bool k_registers = dim <= 64;   /* K is held as fragments, else read from shared memory */
     static constexpr bool v_registers = dim_v <= 64; /* likewise V */
     /* The thread index is kept: asked for again it takes 200 clocks beside products. */
-    static constexpr bool keeps_thread = !above_128 && dtype == BF16 && !changes_scores;
+    static constexpr bool keeps_thread = !above_128 && dtype == BF16 && !changes;
 };
+
+/* Whether a change of scores is asked for. */
+template <u32 flag> DEVICE bool has(const attn_sm90_params *p)
+{
+    if constexpr (!(config::changes & flag)) return false;
+    return config::changes == flag || p->flags & flag;
+}
 
 #endif

@@ -113,7 +113,7 @@ DEVICE void store_dkv_rows(const attn_sm90_backward_params *params, const shared
     u64 dv_at = key_row(params, item, params->grad_v, params->grad_v_stride, first);
     if (!config::v_registers) named_sync(WARPGROUP_BARRIER + c->group, 128);
     store_rows_of_16(dv_at, params->grad_v_stride[1], left, staging, thread % 32, dv, config::dim_v, p->dim_v,
-                     config::changes_scores ? dropout_factor(p) : 1);
+                     config::may_drop ? dropout_factor(p) : 1);
     store_rows_of_16(dk_at, params->grad_k_stride[1], left, staging, thread % 32, dk, config::dim, p->dim_qk, p->scale);
     fence_async();
     release_twice(thread, s, v_slot(&c->at));

@@ -82,7 +82,7 @@ DEVICE void consume_ds(const attn_sm90_backward_params *params, const shared *s)
 /* ---- S, dS, dK and dV ----------------------------------------------------------------------------------------- */
 
 /* dV's product is issued before dS is computed; else after it, as dropped probabilities are still needed. */
-constexpr bool DV_EARLY = !config::changes_scores;
+constexpr bool DV_EARLY = !config::may_drop;
 
 /* dP's product is issued with that of S; else when S has left its registers to it. */
 constexpr bool DP_EARLY = DV_EARLY && config::dim < 128;

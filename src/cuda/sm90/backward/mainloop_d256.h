@@ -136,7 +136,7 @@ DEVICE void send_p(const shared *s, const consumer *c, const u32 *probability, c
 {
     barrier_wait(CLUSTER ? BARRIER(s, ds_empty, 0) : BARRIER(s, p_empty, 0), (c->at.tiles & 1) ^ 1);
     send_fragment(CLUSTER ? s->ds : s->p, probability);
-    if constexpr (config::changes_scores) send_fragment(s->p + P_TILE / 2, derivative);
+    if constexpr (config::may_cap) send_fragment(s->p + P_TILE / 2, derivative);
     release(BARRIER(s, p_full, 0));
 }
 

@@ -1,4 +1,4 @@
-/* Changes of scores, in variants with config::changes_scores: softcap, ALiBi, bias and dropout, and the gradients of
+/* Changes of scores, of config::changes: softcap, ALiBi, bias and dropout, and the gradients of
  * bias and slopes, on fragments whose rows are keys and whose columns are rows of Q. A dropped pair's probability is
  * marked by its sign until it becomes 0. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_SCORE_H
@@ -14,7 +14,7 @@ typedef struct slope_sum {
     int head; /* -1: none */
 } slope_sum;
 
-constexpr int DERIVATIVE_WORDS = config::changes_scores ? Q_ROWS / 4 : 1; /* of a fragment, the softcap's */
+constexpr int DERIVATIVE_WORDS = config::may_cap ? Q_ROWS / 4 : 1; /* of a fragment, the softcap's */
 
 /* Element i of a packed fragment. */
 DEVICE float unpacked(const u32 *packed, int i)
@@ -23,7 +23,7 @@ DEVICE float unpacked(const u32 *packed, int i)
     return config::dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half);
 }
 
-/* Row and key of element i, and their distance. */
+/* Row and key of element i. */
 DEVICE int row_of(const q_tile_info *info, int i)
 {
     return info->row0 + fragment_col(i);
@@ -34,12 +34,56 @@ DEVICE int key_of(const kv_item *item, int first, int i)
     return item->key0 + first + fragment_row(i);
 }
 
-DEVICE float distance_of(const work_item *seq, int row, int key)
+/* Keys from the thread's two keys to the row of its column 0; columns and distances count alike. */
+struct distances {
+    float to_row[2];
+};
+
+DEVICE distances distances_of(const kv_item *item, const q_tile_info *info, int first)
 {
-    return (float)abs(row + seq->len_kv - seq->len_q - key);
+    int t = row_of(info, 0) + item->seq.len_kv - item->seq.len_q;
+    return { { (float)(t - key_of(item, first, 0)), (float)(t - key_of(item, first, 2)) } };
 }
 
-/* Raw scores to scores in natural units; derivative: the softcap's, as pairs of f16. */
+/* Of element i; causal variants for ALiBi alone see no key after its row. */
+DEVICE float distance_of(const distances &from, int i)
+{
+    float distance = from.to_row[i / 2 % 2] + (float)(i / 4 * 8 + i % 2);
+    return config::changes == FLAG_ALIBI ? distance : fabsf(distance);
+}
+
+/* SOFTCAP, ALIBI: products to scores in units of the cap, or of products; derivative: as below. */
+DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, float *score,
+                           u32 *derivative, int first)
+{
+    if constexpr (config::changes == FLAG_SOFTCAP) {
+        float unit = 2 * LOG2_E * p->scale / p->score.softcap;
+#pragma unroll
+        for (int i = 0; i < Q_ROWS / 2; i += 2) {
+            float x = score[i] * unit, y = score[i + 1] * unit;
+            tanh_of_two(&x, &y);
+            score[i] = x, score[i + 1] = y;
+            derivative[i / 2] = pack_as(F16, fmaf(-x, x, 1), fmaf(-y, y, 1));
+        }
+    }
+    if constexpr (config::changes == FLAG_ALIBI) {
+        float slope = alibi_slope(p, item->seq.batch, info->head) * reciprocal_approx(p->scale);
+        distances from = distances_of(item, info, first);
+        from.to_row[0] *= slope, from.to_row[1] *= slope;
+#pragma unroll
+        for (int i = 0; i < Q_ROWS / 2; i++)
+            score[i] -= fmaf(slope, (float)(i / 4 * 8 + i % 2), from.to_row[i / 2 % 2]);
+    }
+}
+
+/* What scores are multiplied by to be in log2 units, when they have been changed. */
+DEVICE float log2_unit(const attn_sm90_params *p)
+{
+    if (config::changes_scores) return LOG2_E;
+    return (config::changes == FLAG_SOFTCAP ? p->score.softcap : p->scale) * LOG2_E;
+}
+
+/* SCORE_MOD: raw scores to scores in natural units; derivative: the softcap's, as pairs of f16. */
 DEVICE void change_scores(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, float *score,
                           u32 *derivative, int first)
 {
@@ -48,19 +92,20 @@ DEVICE void change_scores(const attn_sm90_params *p, const kv_item *item, const 
     for (int i = 0; i < Q_ROWS / 2; i++)
         score[i] *= p->scale;
     if (p->flags & FLAG_SOFTCAP) {
-        float cap = p->score.softcap, share[2];
+        float cap = p->score.softcap, inverse = reciprocal_approx(cap), share[2];
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++) {
-            share[i % 2] = tanh_of(score[i] / cap);
+            share[i % 2] = tanh_of(score[i] * inverse);
             score[i] = cap * share[i % 2];
             if (i % 2) derivative[i / 2] = pack_as(F16, 1 - share[0] * share[0], 1 - share[1] * share[1]);
         }
     }
     if (p->flags & FLAG_ALIBI) {
         float slope = alibi_slope(p, seq->batch, info->head);
+        distances from = distances_of(item, info, first);
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++)
-            score[i] -= slope * distance_of(seq, row_of(info, i), key_of(item, first, i));
+            score[i] -= slope * distance_of(from, i);
     }
     if (p->flags & FLAG_BIAS) {
 #pragma unroll
@@ -72,19 +117,30 @@ DEVICE void change_scores(const attn_sm90_params *p, const kv_item *item, const 
     }
 }
 
+/* A call of Philox is for two keys, which lanes 4 apart have: each computes every other 16 rows for both, and they
+ * exchange. */
 DEVICE void mark_dropped(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, u32 *probability,
                          int first)
 {
-    if (!(p->flags & FLAG_DROPOUT)) return;
+    if (!has<FLAG_DROPOUT>(p)) return;
     u32 batch_head = item->seq.batch * p->heads_q + info->head, key = key_of(item, first, 0);
+    u32 column = (key >> 4) * 4 + (key & 7) / 2, row = info->row0 / 16 * 4 + threadIdx.x % 4;
+    u32 threshold = p->score.dropout_threshold * 0x01010101u;
+    bool odd = key & 1;
+    dropout_seed seed = read_seed(p);
 #pragma unroll
-    for (int m = 0; m < Q_ROWS / 16; m++) {
-        uint4 x = philox(p, (info->row0 / 16 + m) * 4 + threadIdx.x % 4, (key >> 4) * 4 + (key & 7) / 2, batch_head);
-        u32 words[4] = { x.x, x.y, x.z, x.w }; /* of columns 0, 1, 8, 9 */
+    for (int m = 0; m < Q_ROWS / 16; m += 2) {
+        uint4 x = philox(seed, row + 4 * m + (odd ? 4 : 0), column, batch_head); /* of columns 0, 1, 8, 9 */
+        u32 mine = odd ? 0x7351 : 0x6240, other = odd ? 0x6240 : 0x7351;         /* the bytes of a lane's two keys */
+        u32 keep[2] = { permute_bytes(x.x, x.y, mine), permute_bytes(x.z, x.w, mine) }, got[2];
+        got[0] = __shfl_xor_sync(~0u, permute_bytes(x.x, x.y, other), 4);
+        got[1] = __shfl_xor_sync(~0u, permute_bytes(x.z, x.w, other), 4);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            u32 byte = words[i / 4 * 2 + i % 2] >> (8 * ((key & 1) + i / 2 % 2 * 2)) & 255;
-            if (byte < p->score.dropout_threshold) probability[4 * m + i / 2] |= 0x8000u << i % 2 * 16;
+        for (int j = 0; j < 4; j++) {
+            u32 kept = bytes_at_least(odd == j / 2 ? keep[j % 2] : got[j % 2], threshold);
+            u32 *words = probability + 4 * (m + j / 2) + 2 * (j % 2);
+            words[0] |= ~kept_halves(kept, 0) & 0x80008000u;
+            words[1] |= ~kept_halves(kept, 1) & 0x80008000u;
         }
     }
 }
@@ -92,10 +148,10 @@ DEVICE void mark_dropped(const attn_sm90_params *p, const kv_item *item, const q
 /* Marked probabilities become 0. */
 DEVICE void zero_dropped(u32 *probability)
 {
-    if constexpr (config::changes_scores) {
+    if constexpr (config::may_drop) {
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 4; i++)
-            probability[i] &= ~((probability[i] >> 15 & 0x10001) * 0xffff);
+            probability[i] &= ~permute_bytes(probability[i], 0, 0xbb99); /* the sign of each half, in all its bits */
     }
 }
 
@@ -106,12 +162,13 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const kv_ite
 {
     const attn_sm90_params *p = &params->common;
     const work_item *seq = &item->seq;
-    if (p->flags & FLAG_ALIBI) {
+    if (has<FLAG_ALIBI>(p) && params->alibi_parts) {
+        distances from = distances_of(item, info, first);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            *slope -= ds[i] * distance_of(seq, row_of(info, 8 * m + i), key_of(item, first, i));
+            *slope -= ds[i] * distance_of(from, 8 * m + i);
     }
-    if (params->grad_bias) {
+    if (config::changes_scores && params->grad_bias) {
         const int *extent = p->score.bias_extent;
         long long plane = (long long)(extent[0] == 1 ? 0 : seq->batch) * extent[1] + (extent[1] == 1 ? 0 : info->head);
 #pragma unroll
@@ -121,7 +178,7 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const kv_ite
             if (ds[i] != 0 && row < seq->len_q && key < seq->len_kv) atomicAdd(params->grad_bias + at, ds[i]);
         }
     }
-    if (p->flags & FLAG_SOFTCAP) {
+    if (has<FLAG_SOFTCAP>(p)) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
             ds[i] *= half_to_float((unsigned short)(derivative[i / 2] >> i % 2 * 16));
@@ -131,7 +188,7 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const kv_ite
 /* Stores and forgets what a warp summed. */
 DEVICE void store_slope(const attn_sm90_backward_params *params, const kv_item *item, slope_sum *slope)
 {
-    if constexpr (config::changes_scores) {
+    if constexpr (config::may_slope) {
         float sum = slope->sum;
         if (!params->alibi_parts || slope->head < 0) return;
         for (int step = 16; step; step /= 2)

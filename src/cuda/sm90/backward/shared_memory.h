@@ -22,7 +22,7 @@ constexpr int K_TILE = PANELS * KV_PANEL, V_TILE = PANELS_V * KV_PANEL;
 constexpr int DS_TILE = config::kv_rows * 128; /* dS of a KV tile's rows and a Q tile's; two of them */
 
 /* D > 128, one CTA: P, and the softcap's derivatives, on their way from one warpgroup to the other. */
-constexpr int P_TILE = config::above_128 && config::ctas == 1 ? DS_TILE * (config::changes_scores ? 2 : 1) : 0;
+constexpr int P_TILE = config::above_128 && config::ctas == 1 ? DS_TILE * (config::may_cap ? 2 : 1) : 0;
 
 /* D <= 128: a warp's fragment of dQ on its way to memory, 16 rows of a panel's columns. */
 constexpr int DQ_COLUMNS = 64, DQ_BYTES = config::above_128 ? 0 : 16 * 4 * DQ_COLUMNS;

@@ -13,13 +13,13 @@ constexpr bool KEEPS_P = config::plain && !config::above_128 && config::dim < 12
 
 /* What is loaded from shared memory after a product is issued arrives after it, too: a warp's loads and its products
  * are served in order. So LSE is loaded before S is issued, where that is the only product that P waits for. */
-constexpr bool LSE_FIRST = !config::above_128 && config::dim == 128 && !config::changes_scores;
+constexpr bool LSE_FIRST = !config::above_128 && config::dim == 128 && !config::changes;
 
 /* Of a Q tile's four groups of 16 rows, those whose statistics are loaded before products are waited for. */
 constexpr int STATISTICS_AHEAD = LSE_FIRST && config::dtype == BF16 ? 4 : config::above_128 ? 0 : 2;
 
 /* D > 128: what dS is computed from is loaded 16 rows ahead. */
-constexpr bool DS_AHEAD = config::above_128 && !config::changes_scores;
+constexpr bool DS_AHEAD = config::above_128 && !config::changes;
 
 DEVICE void load_ahead(float4 *ahead, u32 statistics)
 {
@@ -49,11 +49,13 @@ DEVICE void exponentials(float *score, u32 *probability, float unit, u32 statist
 DEVICE void softmax(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, visible_pairs seen,
                     float *score, u32 *derivative, u32 *probability, int first, u32 statistics, const float4 *ahead)
 {
-    float unit = config::changes_scores ? LOG2_E : p->scale * LOG2_E;
-    if constexpr (config::changes_scores) change_scores(p, item, info, score, derivative, first);
+    if constexpr (config::changes_scores)
+        change_scores(p, item, info, score, derivative, first);
+    else
+        change_special(p, item, info, score, derivative, first);
     if (unlikely(info->masked)) hide_scores(score, seen);
-    exponentials(score, probability, unit, statistics, ahead);
-    if constexpr (config::changes_scores) mark_dropped(p, item, info, probability, first);
+    exponentials(score, probability, log2_unit(p), statistics, ahead);
+    if constexpr (config::may_drop) mark_dropped(p, item, info, probability, first);
 }
 
 /* ---- dS ----------------------------------------------------------------------------------------------------- */
@@ -81,12 +83,12 @@ DEVICE void load_piece(const ds_inputs *from, u32 statistics, int m, ds_piece *t
     to->delta = m < STATISTICS_AHEAD ? from->delta[m] : load_statistics(statistics + 4 * Q_ROWS, m);
     if constexpr (config::above_128) {
         load_shared_words(from->sent + fragment_offset(m), to->probability);
-        if (config::changes_scores) load_shared_words(from->sent + P_TILE / 2 + fragment_offset(m), to->derivative);
+        if (config::may_cap) load_shared_words(from->sent + P_TILE / 2 + fragment_offset(m), to->derivative);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             to->probability[i] = from->probability[4 * m + i];
-            if (config::changes_scores) to->derivative[i] = from->derivative[4 * m + i];
+            if (config::may_cap) to->derivative[i] = from->derivative[4 * m + i];
         }
     }
 }
@@ -97,12 +99,12 @@ DEVICE void ds_of_piece(const ds_inputs *from, const ds_piece *piece, int m, con
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float weight = KEEPS_P ? p[8 * m + i] : unpacked(piece->probability, i), dropped = dp[8 * m + i];
-        if constexpr (config::changes_scores)
-            if (from->params->common.flags & FLAG_DROPOUT)
+        if constexpr (config::may_drop)
+            if (has<FLAG_DROPOUT>(&from->params->common))
                 dropped *= signbit(weight) ? 0 : dropout_factor(&from->params->common), weight = fabsf(weight);
         ds[i] = weight * (dropped - statistic(piece->delta, i));
     }
-    if constexpr (config::changes_scores)
+    if constexpr (config::changes)
         pass_gradients(from->params, from->item, from->info, ds, m, piece->derivative, &from->slope->sum, from->first);
 }
 
@@ -110,7 +112,7 @@ DEVICE void ds_of_piece(const ds_inputs *from, const ds_piece *piece, int m, con
 DEVICE void compute_ds(const ds_inputs *from, const float *p, const float *dp, u32 *ds, u32 statistics)
 {
     ds_piece pieces[2];
-    if constexpr (config::changes_scores) {
+    if constexpr (config::may_slope) {
         if (from->info->head != from->slope->head) store_slope(from->params, from->item, from->slope);
         from->slope->head = from->info->head;
     }

@@ -9,7 +9,7 @@
 #include "sm90/params.h"
 
 enum { CAUSAL, GENERAL };
-enum { PLAIN, SCORE_MOD };
+enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
 
@@ -19,6 +19,9 @@ struct config {
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
+
+    /* What is changed always, and nothing else: nothing of it is asked when running. */
+    static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
 
     static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS;                /* in registers */

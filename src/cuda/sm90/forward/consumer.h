@@ -7,6 +7,7 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/epilogue.h"
+#include "sm90/forward/score_special.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
@@ -18,6 +19,7 @@ struct consumer {
     int unmasked;         /* GENERAL: kv_tile_info.unmasked_ahead; CAUSAL: kv_range.unmasked_end */
     work_tile_info *info; /* if not config::drains: info_of() */
     softmax m;
+    score_special special;
     bool first;    /* the tile scored last is its item's first */
     bool have_max; /* where the max is checked: all_have_max() */
 };
@@ -100,7 +102,7 @@ DEVICE u32 q_address(const shared *s, const consumer *c)
 /* What a score is multiplied by to be in log2 units. */
 DEVICE float log2_scale(const attn_sm90_params *p)
 {
-    return config::score_mod ? LOG2_E : p->scale * LOG2_E;
+    return config::score_mod ? LOG2_E : (config::softcap ? p->score.softcap : p->scale) * LOG2_E;
 }
 
 /* S of one more KV tile is computed. The item's last one releases Q. */

@@ -33,7 +33,8 @@ DEVICE row_results finish_softmax(const attn_sm90_params *p, const work_item *w,
     row_results results = { {}, true };
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = quad_sum(m->row_sum[r]), max = m->row_max[r], scale = config::score_mod ? dropout_factor(p) : 1;
+        float sum = quad_sum(m->row_sum[r]), max = m->row_max[r],
+              scale = config::score_mod || config::dropout ? dropout_factor(p) : 1;
         results.fine = results.fine && !has_overflowed(max, sum);
         if (unlikely(p->sink && !is_split(w))) {
             float sink = p->sink[w->head + row_in_item(p, w, index + 8 * r).head] * LOG2_E, top = fmaxf(max, sink);

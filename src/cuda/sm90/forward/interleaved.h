@@ -107,6 +107,10 @@ DEVICE void multiply(const attn_sm90_params *p, const shared *s, consumer *c, co
     for (int i = 0; i < config::keys / 16; i++) {
         softmax_piece(p, s, c, score + 8 * i, packed + 4 * i, key0 + 16 * i, sum);
         if (i % 2 == 0 && i < config::keys / 16 - 1) continue;
+        if (i % 2)
+            drop_special<2>(&c->special, packed + 4 * i - 4, key0 + 16 * i - 16);
+        else
+            drop_special<1>(&c->special, packed + 4 * i, key0 + 16 * i);
         pin_words(packed + i / 2 * 8, i % 2 * 4 + 4);
         wgmma_fence();
         if (next) issue_qk_piece(next, q, k, i / 2);
@@ -125,12 +129,13 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
 {
     wait_full(s, K, c->kv);
     u32 k = k_address(s, c->kv.index);
-    multiply(p, s, c, score, next, o, 0, k, k + config::k_tile::bytes);
+    multiply(p, s, c, score, next, o, c->key0, k, k + config::k_tile::bytes);
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
     pin_floats(next, config::keys / 2);
     if (!config::general) {
         c->key0 -= config::keys;
+        change_special(p, &c->special, next, c->key0);
         count_scored(s, c);
     }
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);

@@ -111,16 +111,18 @@ DEVICE void softmax_in_place(const attn_sm90_params *p, consumer *c, float *scor
 }
 
 /* P becomes wgmma's operand, once PV has read the last one. */
-DEVICE void pack_all(fragments *f)
+DEVICE void pack_all(const consumer *c, fragments *f)
 {
 #pragma unroll
     for (int i = 0; i < config::keys / 16; i++)
         pack_p(f->s + 8 * i, f->p + 4 * i);
+    drop_special<config::keys / 16>(&c->special, f->p, c->key0);
 }
 
 /* mask_and_update_max() for a tile without a hidden pair, of rows that have a max. */
 DEVICE bool update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2])
 {
+    change_special(p, &c->special, score, c->key0);
     count_scored(s, c);
     return !config::unchecked_max && unlikely(exceeds_limit(&c->m, score)) &&
            renew_max(&c->m, score, log2_scale(p), alpha);
@@ -138,7 +140,7 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     release_stage(s, K, c->kv.index);
     mask_and_update_max(p, s, c, f->s, alpha, true);
     softmax_in_place(p, c, f->s);
-    pack_all(f);
+    pack_all(c, f);
 }
 
 /* Its last PV, and its results. */
@@ -186,7 +188,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     pin_floats(f->o, config::dim_v / 2);
     release_stage(s, V, c->kv.index);
     if (unlikely(renewed)) rescale(f->o, alpha);
-    pack_all(f);
+    pack_all(c, f);
     c->kv = next;
 }
 

@@ -48,9 +48,10 @@ DEVICE void change_scores(const attn_sm90_params *p, const work_item *w, float *
             s[i] = softcap_score(p, s[i]);
     }
     if (p->flags & FLAG_ALIBI) {
+        float from[2] = { (float)(t[0] - key0 - fragment_col(0)), (float)(t[1] - key0 - fragment_col(0)) };
 #pragma unroll
         for (int i = 0; i < n; i++)
-            s[i] -= slope[i / 2 % 2] * (float)abs(t[i / 2 % 2] - key0 - fragment_col(i));
+            s[i] -= slope[i / 2 % 2] * fabsf(from[i / 2 % 2] - (float)(i / 4 * 8 + i % 2));
     }
     if (p->flags & FLAG_BIAS) add_bias(p, s, bias, key0, w->len_kv - 1);
 }

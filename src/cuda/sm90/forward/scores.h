@@ -16,6 +16,8 @@ DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, cons
                                 bool first)
 {
     if constexpr (config::score_mod) change_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
+    if (first) begin_special(p, &info_of(s, c)->w, c->warpgroup, &c->special);
+    change_special(p, &c->special, score, c->key0);
     bool all_see_one = mask::hide(p, s, c, score);
     count_scored(s, c);
     if (config::unchecked_max && all_have_max(c)) return false;

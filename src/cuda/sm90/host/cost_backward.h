@@ -59,4 +59,7 @@ attn_sm90_backward_choice attn_sm90_predict_backward_fallback(const attn_sm90_ba
 /* The schedule of a choice; false: it cannot be, choice->base.why_not says why. */
 bool attn_sm90_schedule_backward(const attn_sm90_backward_problem *problem, attn_sm90_backward_choice *choice);
 
+/* Bytes of a row of a query head that work items read and add to: of Q, dO and the dQ accumulator. */
+double attn_sm90_row_bytes(const attn_sm90_backward_problem *problem);
+
 #endif

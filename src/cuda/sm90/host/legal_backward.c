@@ -3,10 +3,10 @@
 
 #include "problem/desc.h"
 
-/* Takes every mask, or changes scores. */
+/* Takes every mask. */
 static bool is_general(const attn_cuda_kernel *k)
 {
-    return k->features & ((ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW)) | ATTN_CUDA_SCORES);
+    return k->features & ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW);
 }
 
 const char *attn_sm90_not_head_persistent(const attn_sm90_backward_problem *p)

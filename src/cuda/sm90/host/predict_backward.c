@@ -13,11 +13,11 @@ static const double tensor_flops = 4096;  /* per clock and SM, 16-bit, dense */
 static const double shared_bytes = 128;   /* per clock and SM */
 static const double added_bytes = 16.4;   /* [m] per clock and SM, that L2 adds to dQ accumulators, all SMs at once */
 static const double score_clocks = 0.145; /* [e] per score: 2^x, and ten other instructions, beside no product */
-static const double score_mod_clocks = 0.15; /* as in the forward */
-static const double wait_clocks = 300;       /* [e] per iteration */
-static const double item_clocks = 4000;      /* [e] filling the pipeline, storing */
-static const int64_t share_least = 8;        /* Q tiles: fewer are not worth a work item's start and end */
-static const double late_rounds = 0.2;       /* [m] as in the forward */
+static const double wait_clocks = 300;    /* [e] per iteration */
+static const double item_clocks = 4000;   /* [e] filling the pipeline, storing */
+static const double kept_rows = 0.8;      /* [m] of L2, for the rows of work items in hand */
+static const int64_t share_least = 8;     /* Q tiles: fewer are not worth a work item's start and end */
+static const double late_rounds = 0.2;    /* [m] as in the forward */
 
 /* [m] of an iteration: a fixed order, and who begins late; of one CTA, of a cluster. */
 static const double semaphore_share[] = { 0.09, 0.04 };
@@ -33,7 +33,7 @@ static double derived_iteration(const attn_cuda_kernel *k)
     double tensor = 2 * rows * keys * (2 * dims + dim) / tensor_flops;
     double shared = 2 * ((keys + 2 * rows) * dims + 2 * rows * dims + 3 * rows * keys + keys * dim) / shared_bytes;
     double added = 4 * rows * dim / k->cluster / added_bytes;
-    double score = score_clocks + (k->features & ATTN_CUDA_SCORES ? score_mod_clocks : 0);
+    double score = score_clocks + attn_cuda_change_clocks(k);
     return wait_clocks + max_of(max_of(tensor, shared), added) + score * rows * keys;
 }
 
@@ -72,6 +72,21 @@ static traffic traffic_of(const attn_desc *d, int dim, int dq)
                           (dq == ACCUMULATED ? 2 * accumulated : stored + (dq == FINALISED ? accumulated : 0))) +
                   keys * (double)(d->dim_qk + d->dim_v) * (size + out),
     };
+}
+
+double attn_sm90_row_bytes(const attn_sm90_backward_problem *p)
+{
+    return (double)(p->desc->dim_qk + p->desc->dim_v) * (double)attn_dtype_size(p->desc->dtype) + 4.0 * p->kernel->dim;
+}
+
+/* What comes from memory again, and goes there, since L2 does not hold the rows of all the KV heads in hand: work items
+ * of `heads` KV heads, `tiles` of each, that read `rows` rows of Q in all. */
+static double missed_bytes(const attn_sm90_backward_problem *p, double heads, double tiles, double group, double rows)
+{
+    double in_hand = min_of(heads, ceil(attn_sm90_clusters(p) / max_of(1, tiles))),
+           live = in_hand * group * (double)p->typical->len_q * attn_sm90_row_bytes(p),
+           share = 1 - kept_rows * p->device->l2_bytes / max_of(1, live);
+    return share > 0 ? share * rows * (attn_sm90_row_bytes(p) + 4.0 * p->kernel->dim) : 0;
 }
 
 /* ---- time ---------------------------------------------------------------------------------- */
@@ -132,7 +147,9 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * group : 0;
     c.base.choice.q_tile = k->q_tile, c.base.choice.kv_tile = k->kv_tile, c.base.choice.splits = way.splits;
     c.base.choice.levels = 2;
-    c.base.choice.level[0].name = "memory", c.base.choice.level[0].bytes = bytes.within;
+    c.base.choice.level[0].name = "memory",
+    c.base.choice.level[0].bytes =
+        bytes.within + (persistent ? 0 : missed_bytes(p, heads, tiles, group, items * steps * k->q_tile));
     c.base.choice.level[1].name = "L2 to shared";
     c.base.choice.level[1].bytes =
         items * steps * k->q_tile * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);

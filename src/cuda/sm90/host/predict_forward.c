@@ -11,10 +11,9 @@
 #include "problem/desc.h"
 
 /* Where the machine says nothing of a kernel, clocks: */
-static const double exposed = 0.9;           /* of exponentials that run beside no product, or of products */
-static const double score_mod_clocks = 0.15; /* a score, in kernels that can change scores, asked for or not */
-static const double wait_clocks = 100;       /* a step: barriers, the first and the last product */
-static const double tile_clocks = 1800;      /* a tile: filling the pipeline, storing */
+static const double exposed = 0.9;      /* of exponentials that run beside no product, or of products */
+static const double wait_clocks = 100;  /* a step: barriers, the first and the last product */
+static const double tile_clocks = 1800; /* a tile: filling the pipeline, storing */
 
 /* Pages of single keys, assumed, not measured: of one of two warps, to find the pages of K's and of V's keys, and to
  * issue a copy of 512 bytes, four lines of a panel. */
@@ -48,7 +47,7 @@ static double derived_step(const attn_cuda_device *device, const attn_cuda_kerne
     double shared = attn_model_transfer(&m, &p, 1) / (registers ? registers->all / clock : 128);
     double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) / machine->unit[ATTN_UNIT_TENSOR16],
                         rows * keys / machine->unit[ATTN_UNIT_EXP] };
-    double change = k->features & ATTN_CUDA_SCORES ? score_mod_clocks * rows * keys : 0;
+    double change = attn_cuda_change_clocks(k) * rows * keys;
     return wait_clocks + change + max_of(attn_model_overlap(units, 2, exposed), shared);
 }
 

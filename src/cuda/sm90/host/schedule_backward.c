@@ -9,20 +9,28 @@
 static const double late_items = 1.25;      /* per CTA, at least, after a head's own, before its dQ is converted */
 static const double postprocess_bytes = 16; /* [e] per clock and SM, that are read and stored */
 
-/* KV heads whose tiles are taken together: as many as have their queries, dO and dQ accumulator in half of L2. Where
- * work items are alike, one, whose rows are then there for the shortest time: but not where its work items wait for
- * each other, nor above 128 dims, where they add to the same rows at once [m]. */
+/* KV heads whose tiles are taken together: as many as have their queries, dO and dQ accumulator in half of L2, beside
+ * those that all CTAs have in hand whatever the group. Where work items are alike, one, whose rows are then there for
+ * the shortest time: but not where its work items wait for each other, nor above 128 dims, where they add to the same
+ * rows at once [m]. Of masks by tables nobody knows which work items are long, so groups even nothing out: L2 alone
+ * decides. */
 static int64_t head_group(const attn_sm90_backward_problem *p, int64_t tiles)
 {
     const attn_desc *d = p->desc;
     const attn_cuda_kernel *k = p->kernel;
-    double row = (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype) + 4.0 * k->dim;
-    double head = (double)(d->heads_q / d->heads_kv) * (double)d->len_q * row;
-    double fit = floor(0.5 * p->device->l2_bytes / max_of(1, head));
+    int ctas = attn_sm90_clusters(p);
+    double head = (double)(d->heads_q / d->heads_kv) * (double)d->len_q * attn_sm90_row_bytes(p);
+    double fit = 0.5 * p->device->l2_bytes / max_of(1, head);
+    bool unknown =
+        d->flags & ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW) && !(d->flags & ATTN_CUDA_LENGTHS);
     int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     if (attn_sm90_items_are_alike(d) && k->dim <= 128) fit = 1;
     bool ordered = d->flags & ATTN_DETERMINISTIC && !k->finalises_dq; /* else by L2 alone [m] */
-    return attn_cuda_head_group(d, all, fit, tiles, attn_sm90_clusters(p), ordered);
+    if (unknown && !ordered) {
+        fit = floor(fit - (double)ctas / max_of(1, (double)tiles));
+        return (int64_t)max_of(1, min_of(fit, (double)all));
+    }
+    return attn_cuda_head_group(d, all, floor(fit), tiles, ctas, ordered);
 }
 
 /* ---- dQ's postprocess ---------------------------------------------------------------------- */

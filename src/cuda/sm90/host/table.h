@@ -24,8 +24,20 @@ enum {
     ATTN_SM90_PAGED = ATTN_PAGED,
     ATTN_SM90_PLAIN = 0,
     ATTN_SM90_SCORE_MOD = ATTN_CUDA_SCORES,
+    ATTN_SM90_SOFTCAP = ATTN_SOFTCAP,
+    ATTN_SM90_ALIBI = ATTN_ALIBI,
+    ATTN_SM90_DROPOUT = ATTN_DROPOUT,
     ATTN_SM90_ALL = ATTN_SM90_GENERAL | ATTN_SM90_SCORE_MOD,
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
+};
+
+/* What a problem must ask for, by a row's score. */
+enum {
+    ATTN_SM90_NEEDS_PLAIN = 0,
+    ATTN_SM90_NEEDS_SCORE_MOD = 0,
+    ATTN_SM90_NEEDS_SOFTCAP = ATTN_SOFTCAP,
+    ATTN_SM90_NEEDS_ALIBI = ATTN_ALIBI | ATTN_CAUSAL, /* keys after a row are hidden: ALiBi is linear in the key */
+    ATTN_SM90_NEEDS_DROPOUT = ATTN_DROPOUT
 };
 
 /* What a row's dq says: the last work item finalises dQ; and which flags it then lacks. */
@@ -57,7 +69,7 @@ enum {
         .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
         .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .paged = ATTN_SM90_##kv_ != 0,                        \
-        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_,                                       \
+        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_, .needs = ATTN_SM90_NEEDS_##score_,    \
         .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
         .shared = ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),                              \
         .source = "sm90/forward/forward.cu", .spills = spills_, .options = {                                        \
@@ -84,7 +96,7 @@ enum {
         .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS, .kv_tile = kv_tile_, .stages = stages_,                    \
         .cluster = cluster_, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                                \
         .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                                 \
-        .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                                                               \
+        .needs = ATTN_SM90_NEEDS_##score_, .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                            \
         .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_),                                  \
         .source = "sm90/backward/backward.cu", .spills = spills_, .options = {                                         \
             __VA_ARGS__                                                                                                \

@@ -1,0 +1,83 @@
+/* SOFTCAP, ALIBI and DROPOUT variants: one change of scores or of P, of every KV tile, masked or not. Scores stay in
+ * units of which log2_scale makes log2 units, so the softmax is that of a plain variant. */
+#ifndef ATTN_CUDA_SM90_FORWARD_SCORE_SPECIAL_H
+#define ATTN_CUDA_SM90_FORWARD_SCORE_SPECIAL_H
+
+#include "common/dropout.h"
+#include "common/score.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/rows.h"
+
+/* What of an item a thread keeps. */
+struct score_special {
+    float slope[2], start[2];   /* ALIBI: of its two rows, in units of products: per key, and at key 0 */
+    u32 rows, plane, threshold; /* DROPOUT: Philox' counters, of rows and of the head; the threshold in every byte */
+    dropout_seed seed;
+};
+
+DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int warpgroup, score_special *at)
+{
+    int thread = reread_thread();
+    if constexpr (config::alibi) {
+        float unit = reciprocal_approx(p->scale);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            packed_row row = row_in_sequence(p, w, warpgroup * 64 + fragment_row_of(thread, 2 * r));
+            at->slope[r] = alibi_slope(p, w->batch, row.head) * unit;
+            at->start[r] = (float)(thread % 4 * 2 - (row.row + w->len_kv - w->len_q));
+        }
+    }
+    if constexpr (config::dropout) {
+        int row = w->row0 + warpgroup * 64 + thread % 128 / 32 * 16;
+        at->rows = (u32)(row >> 4) * 4 + thread % 32 / 8;
+        at->plane = w->batch * p->heads_q + w->head;
+        at->threshold = p->score.dropout_threshold * 0x01010101u;
+        at->seed = read_seed(p);
+    }
+}
+
+/* Products of the KV tile at key0 become scores: of SOFTCAP in units of the cap, of ALIBI in those of products. Of
+ * ALIBI all visible keys are before their row (causal), so a hidden pair's score may be anything. */
+DEVICE void change_special(const attn_sm90_params *p, const score_special *at, float *s, int key0)
+{
+    if constexpr (config::softcap) {
+        float unit = 2 * LOG2_E * p->scale / p->score.softcap;
+#pragma unroll
+        for (int i = 0; i < config::keys / 2; i += 2) {
+            float x = s[i] * unit, y = s[i + 1] * unit;
+            tanh_of_two(&x, &y);
+            s[i] = x, s[i + 1] = y;
+        }
+    }
+    if constexpr (config::alibi) {
+        float start[2] = { at->slope[0] * (at->start[0] + (float)key0), at->slope[1] * (at->start[1] + (float)key0) };
+#pragma unroll
+        for (int i = 0; i < config::keys / 2; i++)
+            s[i] += fmaf(at->slope[i / 2 % 2], (float)(i / 4 * 8 + i % 2), start[i / 2 % 2]);
+    }
+}
+
+/* Zeroes dropped P of `count` groups of 16 keys, from key0 on. A call of Philox is for two rows, which neighbouring
+ * lanes have, 4 apart: each computes every other group for both, and they exchange. */
+template <int count> DEVICE void drop_special(const score_special *at, u32 *packed, int key0)
+{
+    if constexpr (config::dropout) {
+        u32 column = (u32)(key0 >> 4) * 4 + threadIdx.x % 4;
+        bool odd = threadIdx.x & 4;
+#pragma unroll
+        for (int i = 0; i < count; i += 2) {
+            uint4 x = philox(at->seed, at->rows, column + 4 * i + (odd ? 4 : 0), at->plane);
+            u32 keep0 = odd ? x.y : x.x, keep1 = odd ? x.w : x.z;
+            u32 got0 = __shfl_xor_sync(~0u, odd ? x.x : x.y, 4), got1 = __shfl_xor_sync(~0u, odd ? x.z : x.w, 4);
+            u32 bytes[4] = { odd ? got0 : keep0, odd ? got1 : keep1, odd ? keep0 : got0, odd ? keep1 : got1 };
+#pragma unroll
+            for (int j = 0; j < 4 && i + j / 2 < count; j++) {
+                u32 kept = bytes_at_least(bytes[j], at->threshold);
+                packed[4 * (i + j / 2) + j % 2] &= kept_halves(kept, 0);
+                packed[4 * (i + j / 2) + 2 + j % 2] &= kept_halves(kept, 1);
+            }
+        }
+    }
+}
+
+#endif
