@@ -5,17 +5,21 @@
 
 Both halves belong together. Without the mask function Transformers gives attention no mask at all, and padded batches
 would be silently wrong: then it raises here.
+
+A model whose code computes attention itself is refused by its class's name, when it is made where Transformers can tell,
+else where its code uses the mask.
 """
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from . import _c
-from ._transformers_masks import attention_mask
+from ._transformers_masks import Mask, attention_mask, refusal
 from .torch import attention, attention_varlen, pack_mask
 
 __all__ = ["NAME", "attention_forward", "attention_mask", "register"]
@@ -42,12 +46,18 @@ def _bits(mask: Tensor) -> Tensor:
 def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
     """What a mask, made by attention_mask() or by the caller, is to attention."""
     shape = tuple(mask.shape)
-    if mask.dtype == torch.int64 and shape[1:] == (1, 1, 1):
-        return {"lens_kv": mask[:, 0, 0, 0].int()}
-    if mask.dtype == torch.int32 and shape[1:] in ((1, keys, 1), (1, keys, 2)):
-        return {"intervals": mask, "causal": shape[-1] == 1}
-    if mask.dtype == torch.uint8 and shape[2:] == (rows, (keys + 7) // 8):
-        return {"bits": mask}
+    if isinstance(mask, Mask):
+        mask = mask.plain()
+        if mask.dtype == torch.bool:
+            return {"causal": shape[-1] == 1 and rows > 1}
+        if mask.dtype == torch.int64:
+            return {"lens_kv": mask[:, 0, 0, 0].int()}
+        if mask.dtype == torch.int32 and shape[2] == keys:
+            return {"intervals": mask, "causal": shape[-1] == 1}
+        if mask.dtype == torch.uint8 and shape[2:] == (rows, (keys + 7) // 8):
+            return {"bits": mask}
+        raise _c.InvalidError(f"attention_mask was made for {shape[2]} rows or keys and attention has {rows} rows and "
+                              f"{keys} keys")
     if not (mask.dtype == torch.bool or mask.is_floating_point()) or len(shape) != 4 or shape[-1] < keys:
         raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function "
                               f"\"{NAME}\" makes, or bool or floating point of shape (batch, heads or 1, {rows}, {keys})")
@@ -117,10 +127,27 @@ def attention_forward(
     return attention(q, k, v, **options), None
 
 
+def _refuse_others() -> None:
+    """PreTrainedModel's choice of an implementation refuses SDPA where a class has none; so it does libattn from now on.
+    Transformers has no hook for that. What it asks there, whether a class's file calls the interface, is its own test."""
+    choose = PreTrainedModel.get_correct_attn_implementation
+    if hasattr(choose, "__wrapped__"):
+        return
+
+    @functools.wraps(choose)
+    def choose_or_refuse(self: PreTrainedModel, requested: Optional[str], *arguments: Any, **keywords: Any) -> str:
+        if requested == NAME and not self._can_set_attn_implementation():
+            raise _c.UnsupportedError(refusal(type(self).__name__, "computes attention itself"))
+        return choose(self, requested, *arguments, **keywords)
+
+    PreTrainedModel.get_correct_attn_implementation = choose_or_refuse  # type: ignore[method-assign]
+
+
 def register() -> None:
     """Registers attention and masks as "libattn"; importing this module does it."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
+    _refuse_others()
 
 
 register()
