@@ -34,7 +34,7 @@ class Mask(Tensor):
     mask is allowed, and so are its attributes."""
 
     _WHOLE = frozenset((
-        "__get__", "__getitem__", "__deepcopy__", "__hash__", "__repr__", "_is_view", "clone", "contiguous", "cpu", "cuda",
+        "__get__", "__getitem__", "__hash__", "__repr__", "_is_view", "clone", "contiguous", "cpu", "cuda",
         "data_ptr", "detach", "dim", "element_size", "is_conj", "is_contiguous", "is_floating_point", "is_inference",
         "is_neg", "ndimension", "numel", "requires_grad_", "size", "storage_offset", "stride", "to", "untyped_storage"))
 

@@ -98,7 +98,7 @@ def attention_forward(
     """
     unknown = [name for name, given in keywords.items() if given is not None and name not in _IGNORED]
     if unknown:
-        raise _c.InvalidError(f"attention is given {', '.join(sorted(unknown))}, which libattn.transformers does not "
+        raise _c.InvalidError(f"{type(module).__name__} gives attention {', '.join(sorted(unknown))}, which libattn.transformers does not "
                               "know")
     if output_attentions:
         raise _c.UnsupportedError("output_attentions is True: libattn stores no probabilities; "
