@@ -1,4 +1,4 @@
-"""The mask of a batch, as Transformers' mask functions are asked for it, without a matrix wherever the pattern is known.
+"""The mask of a batch, as Transformers asks its mask functions for it, without a matrix where the pattern is known.
 
 It is a Mask, a tensor that attention_forward() alone reads. Its dtype tells what it holds (it has four dimensions, as
 Transformers wants masks to have):

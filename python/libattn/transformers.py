@@ -6,12 +6,15 @@
 Both halves belong together. Without the mask function Transformers gives attention no mask at all, and padded batches
 would be silently wrong: then it raises here.
 
-A model whose code computes attention itself is refused by its class's name, when it is made where Transformers can tell,
-else where its code uses the mask.
+A model whose code computes attention itself is refused by its class's name: when it is made, where Transformers can
+tell, else where its code uses the mask.
 """
 from __future__ import annotations
 
 import functools
+import inspect
+import re
+import sys
 from typing import Any, Optional, Tuple
 
 import torch
@@ -59,8 +62,8 @@ def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
         raise _c.InvalidError(f"attention_mask was made for {shape[2]} rows or keys and attention has {rows} rows and "
                               f"{keys} keys")
     if not (mask.dtype == torch.bool or mask.is_floating_point()) or len(shape) != 4 or shape[-1] < keys:
-        raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function "
-                              f"\"{NAME}\" makes, or bool or floating point of shape (batch, heads or 1, {rows}, {keys})")
+        raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function \"{NAME}\" "
+                              f"makes, or bool or floating point of shape (batch, heads or 1, {rows}, {keys})")
     mask = mask if shape[-1] == keys else mask[..., :keys]
     return {"bits": _bits(mask)} if mask.dtype == torch.bool else {"bias": mask}
 
@@ -98,8 +101,8 @@ def attention_forward(
     """
     unknown = [name for name, given in keywords.items() if given is not None and name not in _IGNORED]
     if unknown:
-        raise _c.InvalidError(f"{type(module).__name__} gives attention {', '.join(sorted(unknown))}, which libattn.transformers does not "
-                              "know")
+        raise _c.InvalidError(f"{type(module).__name__} gives attention {', '.join(sorted(unknown))}, which "
+                              "libattn.transformers does not know")
     if output_attentions:
         raise _c.UnsupportedError("output_attentions is True: libattn stores no probabilities; "
                                   'attn_implementation="eager" does')
@@ -127,17 +130,29 @@ def attention_forward(
     return attention(q, k, v, **options), None
 
 
+@functools.cache
+def _own_attention(kind: type) -> Optional[str]:
+    """Why models of this class have attention of their own, as their file tells; None: they have none."""
+    if not kind._can_set_attn_implementation():  # type: ignore[attr-defined]
+        return "computes attention itself"
+    file = sys.modules[kind.__module__]
+    for table in re.findall(r"\b(\w+)\[config\._attn_implementation\]", inspect.getsource(file)):
+        if NAME not in getattr(file, table, (NAME,)):
+            return f"takes attention from {table}"
+    return None
+
+
 def _refuse_others() -> None:
-    """PreTrainedModel's choice of an implementation refuses SDPA where a class has none; so it does libattn from now on.
-    Transformers has no hook for that. What it asks there, whether a class's file calls the interface, is its own test."""
+    """PreTrainedModel chooses an implementation, and refuses SDPA where a class has none. From now on it refuses libattn
+    there, too, where the class's file does not leave attention to the interface. There is no hook for it."""
     choose = PreTrainedModel.get_correct_attn_implementation
     if hasattr(choose, "__wrapped__"):
         return
 
     @functools.wraps(choose)
     def choose_or_refuse(self: PreTrainedModel, requested: Optional[str], *arguments: Any, **keywords: Any) -> str:
-        if requested == NAME and not self._can_set_attn_implementation():
-            raise _c.UnsupportedError(refusal(type(self).__name__, "computes attention itself"))
+        if requested == NAME and (why := _own_attention(type(self))):
+            raise _c.UnsupportedError(refusal(type(self).__name__, why))
         return choose(self, requested, *arguments, **keywords)
 
     PreTrainedModel.get_correct_attn_implementation = choose_or_refuse  # type: ignore[method-assign]

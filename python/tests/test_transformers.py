@@ -253,17 +253,19 @@ def test_a_mask_is_packed_once():
 
 def test_a_class_without_the_interface_is_refused_by_name():
     small = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50)
-    for config, name in ((transformers.MPNetConfig(**small), "MPNetModel"),
-                         (transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=2), "BloomModel"),
-                         (transformers.DebertaConfig(**small), "DebertaModel")):
-        with pytest.raises(libattn.UnsupportedError, match=f"{name} does not support .*computes attention itself"):
+    bloom = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=2)
+    for config, name, why in ((transformers.MPNetConfig(**small), "MPNetModel", "computes attention itself"),
+                              (bloom, "BloomModel", "computes attention itself"),
+                              (transformers.DebertaConfig(**small), "DebertaModel", "computes attention itself"),
+                              (transformers.GitConfig(**small), "GitModel", "from GIT_SELF_ATTENTION_CLASSES")):
+        with pytest.raises(libattn.UnsupportedError, match=f"{name} does not support .*{why}"):
             transformers.AutoModel.from_config(config, attn_implementation="libattn")
         assert transformers.AutoModel.from_config(config, attn_implementation="eager")
 
 
 @pytest.mark.parametrize("padding", ["none", "right"])
 def test_code_that_reads_the_mask_is_refused_by_name(padding):
-    """Doge's file calls the interface, with a mask of its own making. BigBird-Pegasus' decoder calls it as it should."""
+    """Doge's file calls the interface, with a mask that it makes of the model's."""
     config = transformers.DogeConfig(**GROUPED)
     model = transformers.AutoModel.from_config(config, attn_implementation="libattn").eval()
     tokens, mask = padded()

@@ -21,8 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 import libattn  # noqa: E402
 import libattn.transformers as lt  # noqa: E402
 
-SAMPLE = ("bart bert bigbird_pegasus bloom convbert distilbert doge electra gemma gpt2 gpt_neox llama mistral mpnet mpt "
-          "opt rembert roformer squeezebert t5 tapas vit xglm").split()
+SAMPLE = ("bart bert bigbird_pegasus bloom convbert distilbert doge electra gemma gpt2 gpt_neox llama mistral mpnet "
+          "mpt opt rembert roformer squeezebert t5 tapas vit xglm").split()
 SMALL = {
     32: "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim emb_dim image_size hidden_dim",
     48: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner",
@@ -33,9 +33,9 @@ SMALL = {
     8: "head_dim d_kv patch_size qk_nope_head_dim qk_rope_head_dim v_head_dim",
     16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank",
     6: "sliding_window", 64: "max_position_embeddings n_positions max_seq_len", 99: "vocab_size n_vocab",
-    0: "pad_token_id", 1: "bos_token_id decoder_start_token_id n_shared_experts n_group topk_group num_key_value_groups"}
+    0: "pad_token_id", 1: "bos_token_id decoder_start_token_id n_shared_experts n_group topk_group"}
 SMALL = {name: value for value, names in SMALL.items() for name in names.split()}
-LARGEST = 20_000_000  # parameters
+LARGEST = 30_000_000  # parameters
 TABLES = [getattr(modeling_auto, f"MODEL_{name}MAPPING_NAMES")
           for name in ("", "FOR_CAUSAL_LM_", "FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_")]
 PADDINGS = {"none": torch.ones(2, 12, dtype=torch.bool), "right": torch.arange(12) < torch.tensor([[12], [7]]),
@@ -44,10 +44,11 @@ PADDINGS = {"none": torch.ones(2, 12, dtype=torch.bool), "right": torch.arange(1
 
 def small(config_class):
     """A config with the sizes above wherever its class has them, and its parts likewise."""
-    given = {name: SMALL[name] for name, value in vars(config_class()).items()
+    usual = config_class()
+    given = {name: SMALL[name] for name, value in vars(usual).items()
              if name in SMALL and (isinstance(value, int) or name.endswith("token_id"))}
-    given.update({name: small(part) for name, part in config_class.sub_configs.items()
-                  if hasattr(part, "model_type") and part is not transformers.AutoConfig})
+    parts = {name: getattr(usual, name, None) for name in config_class.sub_configs}
+    given.update({name: small(type(part)) for name, part in parts.items() if part is not None})
     return config_class(**given)
 
 
