@@ -306,3 +306,10 @@ def test_compiled():
     with torch.no_grad():
         wanted, found = (model(tokens, attention_mask=mask).logits for model in (eager, compiled))
     torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+def test_features_need_not_be_contiguous():
+    q = torch.randn(1, 2, 8, 5)
+    wanted = lt.attention_forward(torch.nn.Module(), *[q.transpose(2, 3).contiguous()] * 3, None)[0]
+    found = lt.attention_forward(torch.nn.Module(), *[q.transpose(2, 3)] * 3, None)[0]
+    assert torch.equal(found, wanted)
