@@ -62,8 +62,9 @@ def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
         raise _c.InvalidError(f"attention_mask was made for {shape[2]} rows or keys and attention has {rows} rows and "
                               f"{keys} keys")
     if not (mask.dtype == torch.bool or mask.is_floating_point()) or len(shape) != 4 or shape[-1] < keys:
-        raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function \"{NAME}\" "
-                              f"makes, or bool or floating point of shape (batch, heads or 1, {rows}, {keys})")
+        raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function "
+                              f"\"{NAME}\" makes, or bool or floating point of shape (batch, heads or 1, "
+                              f"{rows}, {keys})")
     mask = mask if shape[-1] == keys else mask[..., :keys]
     return {"bits": _bits(mask)} if mask.dtype == torch.bool else {"bias": mask}
 
@@ -144,8 +145,8 @@ def _own_attention(kind: type) -> Optional[str]:
 
 
 def _refuse_others() -> None:
-    """PreTrainedModel chooses an implementation, and refuses SDPA where a class has none. From now on it refuses libattn
-    there, too, where the class's file does not leave attention to the interface. There is no hook for it."""
+    """PreTrainedModel chooses an implementation, and refuses SDPA where a class has none. From now on it refuses
+    libattn there, too, where the class's file does not leave attention to the interface. There is no hook for it."""
     choose = PreTrainedModel.get_correct_attn_implementation
     if hasattr(choose, "__wrapped__"):
         return
