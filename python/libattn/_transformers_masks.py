@@ -1,8 +1,10 @@
-"""The mask of a batch, as Transformers' mask functions are asked for it, without a matrix wherever the pattern is known.
+"""The mask of a batch, as Transformers asks its mask functions for it, without a matrix where the pattern is known.
 
-What it is tells its dtype (all have four dimensions, as Transformers wants masks to have):
+It is a Mask, a tensor that attention_forward() alone reads. Its dtype tells what it holds (it has four dimensions, as
+Transformers wants masks to have):
 
-    None    the last row sees the last key, causal or full as the layer says; nothing is padded
+    bool    (batch, 1, 0, 0): each row sees each key
+    bool    (batch, 1, 0, 1): causal, the last row sees the last key
     int64   (batch, 1, 1, 1): used keys of each sequence, which all rows see
     int32   (batch, 1, len_kv, 1): causal, and each key is hidden from this row on
     int32   (batch, 1, len_kv, 2): each key is seen from the second number's row on and hidden from the first one's on
@@ -12,6 +14,7 @@ Numbers of keys and rows come from tensors on the mask's device: nothing here wa
 """
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -19,9 +22,52 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from . import _c
 from ._torch_masks import pack_mask, runs
 
 Offset = Union[int, Tensor]
+
+
+class Mask(Tensor):
+    """A mask in a form of libattn's. A model that computes attention itself would add these numbers to its scores: any
+    use of them but by attention_forward() raises, with the name of the class that tried. What moves or copies the whole
+    mask is allowed, and so are its attributes."""
+
+    _WHOLE = frozenset((
+        "__get__", "__getitem__", "__hash__", "__repr__", "_is_view", "clone", "contiguous", "cpu", "cuda",
+        "data_ptr", "detach", "dim", "element_size", "is_conj", "is_contiguous", "is_floating_point", "is_inference",
+        "is_neg", "ndimension", "numel", "requires_grad_", "size", "storage_offset", "stride", "to", "untyped_storage"))
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ not in cls._WHOLE:
+            raise _c.UnsupportedError(refusal(_caller(), f"calls {func.__name__} on the attention mask"))
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, Mask) and (result.shape, result.dtype) != (args[0].shape, args[0].dtype):
+            raise _c.UnsupportedError(refusal(_caller(), f"takes a part of the attention mask by {func.__name__}"))
+        return result
+
+    def plain(self) -> Tensor:
+        """The numbers, for attention_forward()."""
+        with torch._C.DisableTorchFunctionSubclass():  # a view: torch.compile cannot trace as_subclass() back to Tensor
+            return self.view(self.shape)
+
+
+def refusal(name: str, why: str) -> str:
+    """The sentence with which a class is refused."""
+    return (f'{name} does not support attn_implementation="libattn": it {why} instead of leaving attention to '
+            'Transformers\' AttentionInterface; attn_implementation="eager" works')
+
+
+def _caller() -> str:
+    """The class of the module that is running."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module):
+            return type(module).__name__
+        frame = frame.f_back  # type: ignore[assignment]
+    return "This code"
 
 
 class Pattern(NamedTuple):
@@ -85,7 +131,7 @@ def attention_mask(
     mask_function: Callable = causal_mask_function, attention_mask: Optional[Tensor] = None,
     allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
     device: Union[torch.device, str] = "cpu", **keywords: Any,
-) -> Optional[Tensor]:
+) -> Mask:
     """The mask of a batch (the top of this file says what the result is). Arguments: those of Transformers' mask
     functions; row i stands at q_offset + i, key j at kv_offset + j, and attention_mask, (batch, keys), is True at used
     keys."""
@@ -93,18 +139,17 @@ def attention_mask(
     if pattern is None:
         return pack_mask(sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-            allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device, **keywords))
+            allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device, **keywords)).as_subclass(Mask)
     used = _used(attention_mask, kv_length, kv_offset)
     ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    whole = pattern.left is None or pattern.left >= kv_length - 1
-    if used is None and not pattern.documents and whole and (
-            allow_is_causal_skip and ends_together if pattern.causal
-            else allow_is_bidirectional_skip and (pattern.right is None or pattern.right >= kv_length - 1)):
-        return None
+    if used is None and not pattern.documents and all(
+            side is None or side >= kv_length - 1 for side in (pattern.left, pattern.right)) and (
+            ends_together or pattern == Pattern()):
+        return torch.empty(batch_size, 1, 0, int(pattern.causal), dtype=torch.bool, device=device).as_subclass(Mask)
     if pattern == Pattern() and used is not None and used.device.type == "cpu" and _only_ends(used):
-        return used.sum(1)[:, None, None, None]
+        return used.sum(1)[:, None, None, None].as_subclass(Mask)
     return _intervals(pattern, used, batch_size, q_length, kv_length, q_offset, kv_offset, device,
-                      pattern.causal and ends_together)
+                      pattern.causal and ends_together).as_subclass(Mask)
 
 
 def _used(attention_mask: Optional[Tensor], kv_length: int, kv_offset: int) -> Optional[Tensor]:

@@ -5,17 +5,24 @@
 
 Both halves belong together. Without the mask function Transformers gives attention no mask at all, and padded batches
 would be silently wrong: then it raises here.
+
+A model whose code computes attention itself is refused by its class's name: when it is made, where Transformers can
+tell, else where its code uses the mask.
 """
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import sys
 from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from . import _c
-from ._transformers_masks import attention_mask
+from ._transformers_masks import Mask, attention_mask, refusal
 from .torch import attention, attention_varlen, pack_mask
 
 __all__ = ["NAME", "attention_forward", "attention_mask", "register"]
@@ -42,15 +49,22 @@ def _bits(mask: Tensor) -> Tensor:
 def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
     """What a mask, made by attention_mask() or by the caller, is to attention."""
     shape = tuple(mask.shape)
-    if mask.dtype == torch.int64 and shape[1:] == (1, 1, 1):
-        return {"lens_kv": mask[:, 0, 0, 0].int()}
-    if mask.dtype == torch.int32 and shape[1:] in ((1, keys, 1), (1, keys, 2)):
-        return {"intervals": mask, "causal": shape[-1] == 1}
-    if mask.dtype == torch.uint8 and shape[2:] == (rows, (keys + 7) // 8):
-        return {"bits": mask}
+    if isinstance(mask, Mask):
+        mask = mask.plain()
+        if mask.dtype == torch.bool:
+            return {"causal": shape[-1] == 1 and rows > 1}
+        if mask.dtype == torch.int64:
+            return {"lens_kv": mask[:, 0, 0, 0].int()}
+        if mask.dtype == torch.int32 and shape[2] == keys:
+            return {"intervals": mask, "causal": shape[-1] == 1}
+        if mask.dtype == torch.uint8 and shape[2:] == (rows, (keys + 7) // 8):
+            return {"bits": mask}
+        raise _c.InvalidError(f"attention_mask was made for {shape[2]} rows or keys and attention has {rows} rows and "
+                              f"{keys} keys")
     if not (mask.dtype == torch.bool or mask.is_floating_point()) or len(shape) != 4 or shape[-1] < keys:
         raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function "
-                              f"\"{NAME}\" makes, or bool or floating point of shape (batch, heads or 1, {rows}, {keys})")
+                              f"\"{NAME}\" makes, or bool or floating point of shape (batch, heads or 1, "
+                              f"{rows}, {keys})")
     mask = mask if shape[-1] == keys else mask[..., :keys]
     return {"bits": _bits(mask)} if mask.dtype == torch.bool else {"bias": mask}
 
@@ -88,13 +102,14 @@ def attention_forward(
     """
     unknown = [name for name, given in keywords.items() if given is not None and name not in _IGNORED]
     if unknown:
-        raise _c.InvalidError(f"attention is given {', '.join(sorted(unknown))}, which libattn.transformers does not "
-                              "know")
+        raise _c.InvalidError(f"{type(module).__name__} gives attention {', '.join(sorted(unknown))}, which "
+                              "libattn.transformers does not know")
     if output_attentions:
         raise _c.UnsupportedError("output_attentions is True: libattn stores no probabilities; "
                                   'attn_implementation="eager" does')
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    # Some layers (Inkling's) hand over features that are not contiguous; eager attention and SDPA take them, too.
+    q, k, v = ((x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in (query, key, value))
     options: dict = {"scale": scaling, "softcap": softcap, "sink": s_aux, "dropout_p": dropout,
                      "deterministic": deterministic}
     window = None if sliding_window is None else (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -117,10 +132,39 @@ def attention_forward(
     return attention(q, k, v, **options), None
 
 
+@functools.cache
+def _own_attention(kind: type) -> Optional[str]:
+    """Why models of this class have attention of their own, as their file tells; None: they have none."""
+    if not kind._can_set_attn_implementation():  # type: ignore[attr-defined]
+        return "computes attention itself"
+    file = sys.modules[kind.__module__]
+    for table in re.findall(r"\b(\w+)\[config\._attn_implementation\]", inspect.getsource(file)):
+        if NAME not in getattr(file, table, (NAME,)):
+            return f"takes attention from {table}"
+    return None
+
+
+def _refuse_others() -> None:
+    """PreTrainedModel chooses an implementation, and refuses SDPA where a class has none. From now on it refuses
+    libattn there, too, where the class's file does not leave attention to the interface. There is no hook for it."""
+    choose = PreTrainedModel.get_correct_attn_implementation
+    if hasattr(choose, "__wrapped__"):
+        return
+
+    @functools.wraps(choose)
+    def choose_or_refuse(self: PreTrainedModel, requested: Optional[str], *arguments: Any, **keywords: Any) -> str:
+        if requested == NAME and (why := _own_attention(type(self))):
+            raise _c.UnsupportedError(refusal(type(self).__name__, why))
+        return choose(self, requested, *arguments, **keywords)
+
+    PreTrainedModel.get_correct_attn_implementation = choose_or_refuse  # type: ignore[method-assign]
+
+
 def register() -> None:
     """Registers attention and masks as "libattn"; importing this module does it."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
+    _refuse_others()
 
 
 register()

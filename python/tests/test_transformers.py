@@ -1,4 +1,6 @@
 """libattn.transformers: small models with random weights give what Transformers' eager attention gives."""
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -32,10 +34,11 @@ def config_of(name):
 
 def both(config, kind=transformers.AutoModelForCausalLM):
     torch.manual_seed(5)
-    eager = kind.from_config(config, attn_implementation="eager").eval()
-    ours = kind.from_config(config, attn_implementation="libattn").eval()
+    # A copy for each: from_config() writes the implementation into the config that it is given, and keeps that.
+    eager, ours = (kind.from_config(copy.deepcopy(config), attn_implementation=name).eval()
+                   for name in ("eager", "libattn"))
     ours.load_state_dict(eager.state_dict())
-    assert ours.config._attn_implementation == "libattn"
+    assert (eager.config._attn_implementation, ours.config._attn_implementation) == ("eager", "libattn")
     return eager, ours
 
 
@@ -130,6 +133,9 @@ def test_packed_sequences():
 
 def dense_of(mask, rows, keys):
     """(batch, 1, rows, keys) bool of what attention_mask returns."""
+    mask = mask.plain()
+    if mask.dtype == torch.bool:
+        return torch.ones(len(mask), 1, rows, keys, dtype=torch.bool).tril(keys - rows if mask.shape[-1] else keys)
     if mask.dtype == torch.int64:
         return (torch.arange(keys) < mask).expand(-1, 1, rows, keys)
     if mask.dtype == torch.uint8:
@@ -162,11 +168,8 @@ def test_masks_by_pattern(name, padding):
             continue  # Transformers has packed sequences without a cache alone
         wanted = M.sdpa_mask(2, rows, 12, q_offset, 0, function, used, allow_is_causal_skip=False)
         found = lt.attention_mask(2, rows, 12, q_offset, 0, function, used, allow_is_bidirectional_skip=True)
-        if found is None:
-            assert padding == "none" and name in ("causal", "full")
-            assert torch.equal(wanted[0, 0], torch.ones(rows, 12).tril(12 - rows if name == "causal" else 99) > 0)
-            continue
-        assert found.dtype == (torch.int64 if (name, padding) == ("full", "right") else dtype)
+        whole = padding == "none" and (name == "full" or name == "causal" and isinstance(q_offset, int))
+        assert found.dtype == (torch.bool if whole else torch.int64 if (name, padding) == ("full", "right") else dtype)
         assert torch.equal(dense_of(found, rows, 12), wanted)
         q, k = torch.randn(2, 4, rows, 16), torch.randn(2, 4, 12, 16)
         o, none = lt.attention_forward(torch.nn.Module(), q, k, k, found)
@@ -246,3 +249,67 @@ def test_a_mask_is_packed_once():
     assert lt._bits(mask) is first
     mask[:] = True
     assert torch.all(lt._bits(mask) == 31)
+
+
+def test_a_class_without_the_interface_is_refused_by_name():
+    small = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50)
+    bloom = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=2)
+    for config, name, why in ((transformers.MPNetConfig(**small), "MPNetModel", "computes attention itself"),
+                              (bloom, "BloomModel", "computes attention itself"),
+                              (transformers.DebertaConfig(**small), "DebertaModel", "computes attention itself"),
+                              (transformers.GitConfig(**small), "GitModel", "from GIT_SELF_ATTENTION_CLASSES")):
+        with pytest.raises(libattn.UnsupportedError, match=f"{name} does not support .*{why}"):
+            transformers.AutoModel.from_config(config, attn_implementation="libattn")
+        assert transformers.AutoModel.from_config(config, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("padding", ["none", "right"])
+def test_code_that_reads_the_mask_is_refused_by_name(padding):
+    """Doge's file calls the interface, with a mask that it makes of the model's."""
+    config = transformers.DogeConfig(**GROUPED)
+    model = transformers.AutoModel.from_config(config, attn_implementation="libattn").eval()
+    tokens, mask = padded()
+    with pytest.raises(libattn.UnsupportedError, match="DogeAttention does not support"):
+        model(tokens, attention_mask=None if padding == "none" else mask.flip(1))
+
+
+def test_the_mask_says_whether_it_is_causal():
+    """The layers of BigBird-Pegasus' decoder do not say that they are."""
+    config = transformers.BigBirdPegasusConfig(
+        vocab_size=99, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, is_decoder=True, add_cross_attention=False)
+    eager, ours = both(config)
+    tokens, mask = padded()
+    with torch.no_grad():
+        wanted, found = (model(tokens).logits for model in (eager, ours))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_is_moved_whole_and_not_read():
+    used = torch.arange(12) < torch.tensor([[12], [5]])
+    mask = lt.attention_mask(2, 12, 12, 0, 0, M.causal_mask_function, used)
+    for same in (mask.clone(), mask.contiguous(), mask.to("cpu"), mask[:, :, :, :12]):
+        assert torch.equal(same.plain(), mask.plain()) and type(same) is type(mask)
+    assert mask.dim() == 4 and "Mask" in repr(mask)
+    scores = torch.zeros(2, 1, 12, 12)
+    for use in (lambda: scores + mask, lambda: scores.masked_fill(mask, 0), lambda: torch.where(mask, scores, 0),
+                lambda: mask == 0, lambda: bool(mask.all()), lambda: mask.to(torch.float32), lambda: mask[:, :, -3:],
+                lambda: torch.cat([mask, mask]), lambda: mask.tolist(), lambda: mask[:1]):
+        with pytest.raises(libattn.UnsupportedError, match="attention mask"):
+            use()
+
+
+def test_compiled():
+    eager, ours = both(config_of("gemma3"))
+    tokens, mask = padded()
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        wanted, found = (model(tokens, attention_mask=mask).logits for model in (eager, compiled))
+    torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+def test_features_need_not_be_contiguous():
+    q = torch.randn(1, 2, 8, 5)
+    wanted = lt.attention_forward(torch.nn.Module(), *[q.transpose(2, 3).contiguous()] * 3, None)[0]
+    found = lt.attention_forward(torch.nn.Module(), *[q.transpose(2, 3)] * 3, None)[0]
+    assert torch.equal(found, wanted)
