@@ -20,9 +20,11 @@ class Sequence(NamedTuple):
     index: int
 
 
-class PageCopies:
+class PageCopies(_c.Unpicklable):
     """Pages to be copied, as calls of a pool ask for them: `pairs`, (count, 2) int32, from and to. clear() once the
     copies are under way, before the keys and values of the tokens that were appended."""
+
+    _instead = "pass `pairs`, an array, or make another"
 
     def __init__(self, room: int):
         self._pairs = np.empty((max(_integer("room", room), 0), 2), np.int32)
@@ -36,7 +38,7 @@ class PageCopies:
         self._struct.count = 0
 
 
-class Pool:
+class Pool(_c.Unpicklable):
     """A pool of `pages` pages of `page_size` slots, a token each, for at most `sequences` sequences of `width` pages
     (PagedAttention, arXiv 2309.06180, section 4).
 
@@ -52,6 +54,8 @@ class Pool:
         >>> pool.tables([seq])[1]
         array([20], dtype=int32)
     """
+
+    _instead = "its pages are those of one cache; fork copies a sequence within the pool, move takes it to another"
 
     def __init__(self, pages: int, page_size: int, sequences: int, width: int, prefix: bool = False):
         fields = {name: _integer(name, value) for name, value in (

@@ -50,8 +50,10 @@ class Static(NamedTuple):
     strategy: Optional[str] = None
 
 
-class Handle:
+class Handle(_c.Shared):
     """A plan of the C library, destroyed with it."""
+
+    _instead = "it lies in this process's memory; plan again where it is needed"
 
     def __init__(self, desc: ctypes.Structure, create: Any, destroy: Any):
         self._destroy, handle = destroy, ctypes.c_void_p()
