@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _c
+from . import _c, _options
 from ._run import _converted, _integer
 
 
@@ -58,9 +58,10 @@ class Pool(_c.Unpicklable):
     _instead = "its pages are those of one cache; fork copies a sequence within the pool, move takes it to another"
 
     def __init__(self, pages: int, page_size: int, sequences: int, width: int, prefix: bool = False):
+        prefix = _options.flag("prefix", prefix)
         fields = {name: _integer(name, value) for name, value in (
             ("pages", pages), ("page_size", page_size), ("sequences", sequences), ("width", width))}
-        desc = _c.PoolDesc(**fields, flags=_c.POOL_PREFIX * bool(prefix))
+        desc = _c.PoolDesc(**fields, flags=_c.POOL_PREFIX * prefix)
         if prefix:
             desc.seed[:] = [secrets.randbits(64), secrets.randbits(64)]
         size = _c.pool_memory(ctypes.byref(desc), ctypes.sizeof(desc))
@@ -68,7 +69,7 @@ class Pool(_c.Unpicklable):
             raise _c.InvalidError(_c.error().decode())
         self._memory = np.empty(size, np.uint8)
         self._lock = threading.RLock()
-        self.width, self.prefix = fields["width"], bool(prefix)
+        self.width, self.prefix = fields["width"], prefix
         handle = ctypes.c_void_p()
         _c.check(_c.pool_create(ctypes.byref(handle), ctypes.byref(desc), ctypes.sizeof(desc), self._memory.ctypes.data,
                                 size))

@@ -306,7 +306,7 @@ def gpu_workspace(like: Any, size: int) -> Tuple[Any, int]:
 
 def stream_handle(stream: Any) -> int:
     """The CUstream of an integer, of a torch or CuPy stream, or of what has __cuda_stream__."""
-    if isinstance(stream, int):
+    if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:

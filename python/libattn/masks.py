@@ -10,11 +10,11 @@ window, chunk and prefix are options of the plan, documents two numbers for each
 """
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _tensor
+from . import _c, _options, _tensor
 
 __all__ = ["Mask", "Prefix", "causal", "chunk", "documents", "prefix", "window"]
 
@@ -26,6 +26,14 @@ class Prefix(NamedTuple):
 
     def __or__(self, other: Any) -> "Mask":
         return other | self
+
+    def __bool__(self) -> bool:
+        return _no_truth()
+
+
+def _no_truth() -> NoReturn:
+    raise _c.InvalidError("a mask is neither true nor false: `and`, `or` and `not` would keep one of two masks. & "
+                          "leaves the pairs that both leave, as in causal & window(10), and | joins a prefix")
 
 
 class Mask(NamedTuple):
@@ -62,6 +70,9 @@ class Mask(NamedTuple):
 
     __rand__ = __and__
 
+    def __bool__(self) -> bool:
+        return _no_truth()
+
     def __or__(self, other: Any) -> "Mask":
         if not isinstance(other, Prefix):
             raise _c.InvalidError(f"a mask | {type(other).__name__}: only a prefix can be joined by |")
@@ -85,14 +96,14 @@ causal = Mask(causal=True)
 
 def window(left: Optional[int], right: Optional[int] = None) -> Mask:
     """t - left <= j <= t + right; None is unbounded. Its own key and `left` keys before it: causal & window(left)."""
-    if any(side is not None and side < 0 for side in (left, right)):
+    if any(side is not None and _options.integer("window", side) < 0 for side in (left, right)):
         raise _c.InvalidError(f"window is ({left}, {right}); it takes numbers >= 0, or None for unbounded")
     return Mask(left=left, right=right)
 
 
 def chunk(size: int) -> Mask:
     """A row sees the keys of its own chunk of `size`: floor(t / size) == floor(j / size)."""
-    return Mask(chunk=size)
+    return Mask(chunk=_options.integer("chunk", size))
 
 
 def prefix(lens: Any) -> Prefix:
@@ -118,7 +129,7 @@ ADDED = ("mask holds numbers other than 0 and -inf; it takes bool, or 0 where a 
 def options(mask: Mask, given: Dict[str, Any]) -> Dict[str, Any]:
     """causal, window, chunk and prefix of a mask, together with those given beside it."""
     found = dict(given)
-    found["causal"] = bool(given["causal"] or mask.causal)
+    found["causal"] = _options.flag("causal", given["causal"]) or mask.causal
     sides = None if mask.left is None and mask.right is None else (mask.left, mask.right)
     for name, value in (("window", sides), ("chunk", mask.chunk), ("prefix", mask.prefix)):
         if value is not None and given[name] is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _c, _run, _torch_masks, masks
+from . import _c, _options, _run, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
 from ._torch_kv import append_kvcache, attention_with_kvcache
@@ -241,21 +241,28 @@ def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
     return given, intervals, blocks, bits
 
 
+_OPTIONS = ("causal", "window", "chunk", "scale", "softcap", "dropout_p", "return_lse", "out_f32", "deterministic",
+            "threads", "max_len_q", "max_len_kv")
+
+
 def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits,
               intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse, out_f32, deterministic,
               threads):
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _beside(tensor, name, q)
+    window = _options.window(window)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    if not torch.compiler.is_compiling():  # whose graphs check types themselves
+        _options.check_all(_OPTIONS, (causal, window, chunk, scale, softcap, dropout_p, return_lse, out_f32,
+                                      deterministic, threads, *(max_lens or ())))
     q, k, v = _autocast(q, k, v)
     if mask is not None:
         lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)
         given = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
         given, intervals, blocks, bits = _by_mask(mask, given, intervals, blocks, bits, lens, k, max_lens is not None)
         causal, window, chunk, prefix = given["causal"], given["window"], given["chunk"], given["prefix"]
-    if window is not None:
-        window = [-1 if side is None else side for side in window]
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
+    window = _options.window(window)  # a mask's
     tables = []
     if not cu_lens_q is lens_q is lens_kv is prefix is intervals is blocks is bits is None:
         lists = (None,) * 4 if blocks is None else (
@@ -361,7 +368,7 @@ def scaled_dot_product_attention(
 
     A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v).
     """
-    if fallback not in (None, "sdpa"):
+    if _options.check("fallback", fallback) not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if name != "attn_mask" or tensor is not None:
@@ -369,6 +376,8 @@ def scaled_dot_product_attention(
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
         raise _c.InvalidError(f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions; all "
                               "must have the same number, 2 or more")
+    if not torch.compiler.is_compiling():
+        _options.check_all(("dropout_p", "is_causal", "scale", "enable_gqa"), (dropout_p, is_causal, scale, enable_gqa))
     if is_causal and attn_mask is not None:
         raise _c.InvalidError("attn_mask and is_causal exclude each other")
     q, k, v = _autocast(query, key, value)
