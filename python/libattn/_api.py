@@ -82,7 +82,8 @@ def _no_grad(**tensors: Any) -> None:
                                       "libattn.torch.attention has; or call it under torch.no_grad()")
 
 
-def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink) -> Dict[str, Any]:
+def _tables(q, k, starts, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+            sink) -> Dict[str, Any]:
     tables: Dict[str, Any] = {}
     for name, value in (("lens_q", lens_q), ("lens_kv", lens_kv), ("prefix", prefix), ("intervals", intervals),
                         ("bits", bits), ("alibi", alibi), ("bias", bias), ("sink", sink)):
@@ -91,7 +92,7 @@ def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, 
     if mask is not None:
         if bits is not None:
             raise _c.InvalidError("mask and bits are both given: they mean the same")
-        tables["bits"] = _pack(mask, _keys(k, longest))
+        tables["bits"] = _pack(mask, _full(q, k, starts, longest))
     if blocks is not None:
         if not isinstance(blocks, Blocks):
             raise TypeError(f"blocks is {type(blocks).__name__}; it takes libattn.Blocks")
@@ -102,7 +103,7 @@ def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, 
     return tables
 
 
-def _pack(mask: Any, keys: int) -> np.ndarray:
+def _pack(mask: Any, full: Tuple[int, ...]) -> np.ndarray:
     """A mask of bool, or of 0 and -inf, as bits, of four dimensions."""
     seen = _tensor.see(mask, "mask")
     is_at = _tensor.layout(seen, "mask")
@@ -116,20 +117,25 @@ def _pack(mask: Any, keys: int) -> np.ndarray:
         if not np.all(visible | (array == -np.inf)):
             raise _c.InvalidError(masks.ADDED)
         array = visible
-    if not 2 <= array.ndim <= 4:
-        raise _c.InvalidError(f"mask has shape {array.shape}; it takes 2 to 4 dimensions: (batch, heads_q, len_q, "
-                              "len_kv)")
-    if array.shape[-1] != keys:
-        raise _c.InvalidError(f"mask has shape {array.shape}; its last dimension must be the {keys} keys")
-    return np.packbits(array.reshape((1,) * (4 - array.ndim) + array.shape), axis=-1, bitorder="little")
+    masks.check_shape("mask", array.shape, full)
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    bits = np.packbits(np.broadcast_to(array, (*array.shape[:3], full[3])), axis=-1, bitorder="little")
+    return np.broadcast_to(bits, (*bits.shape[:2], full[2], bits.shape[3]))
 
 
-def _keys(k: Any, longest: Optional[Tuple[int, int]]) -> int:
-    """Keys of the longest sequence."""
-    if longest:
-        return longest[1]
-    shape = k if isinstance(k, (tuple, list)) else _tensor.layout(_tensor.see(k, "k"), "k").shape
-    return shape[1] if len(shape) > 1 else 0
+def _full(q: Any, k: Any, starts: Any, longest: Optional[Tuple[int, int]]) -> Tuple[int, int, int, int]:
+    """(batch, heads_q, len_q, len_kv); starts: cu_lens_q, and longest: rows and keys, of packed sequences."""
+    of_q, of_k = (tuple(x) if isinstance(x, (tuple, list)) else _tensor.layout(_tensor.see(x, name), name).shape
+                  for name, x in (("q", q), ("k", k)))
+    dims = 3 if longest else 4
+    for name, shape in (("q", of_q), ("k", of_k)):
+        if len(shape) != dims:
+            raise _c.InvalidError(f"{name} has shape {shape}; it takes {dims} dimensions")
+    if longest is None:
+        return of_q[0], of_q[2], of_q[1], of_k[1]
+    of_starts = _tensor.layout(_tensor.see(starts, "cu_lens_q"), "cu_lens_q").shape if _tensor.is_tensor(
+        starts) else np.shape(starts)
+    return of_starts[0] - 1, of_q[1], *longest
 
 
 def _named(mask: Any, q: Any, k: Any, longest: Optional[Tuple[int, int]], intervals: Any,
@@ -191,7 +197,7 @@ def attention(
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
     tables: Dict[str, Any] = {}
     if not lens_q is lens_kv is prefix is mask is bits is intervals is blocks is alibi is bias is sink is None:
-        tables = _tables(k, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
+        tables = _tables(q, k, None, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, None, _size(blocks),
                        {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed, seed_offset, stream)
     return (results["o"], results["lse"]) if return_lse else results["o"]
@@ -225,7 +231,7 @@ def attention_varlen(
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
-    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
                           sink))
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, longest, _size(blocks),
                        {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed, seed_offset, stream)
@@ -287,7 +293,7 @@ def attention_backward(
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
-    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
                           sink))
     want = ["grad_q", "grad_k", "grad_v"]
     for name, wanted in (("bias", grad_bias), ("alibi", grad_alibi), ("sink", grad_sink)):
@@ -338,7 +344,7 @@ def plan(
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
                           sink))
     arrays = {}
     for name, value in tables.items():

@@ -362,7 +362,7 @@ class Problem:
             desc.flags |= _c.BITS
             width = (desc.len_kv + 7) // 8
             shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
-            shape_is("bits (or mask)", arrays["bits"].shape, *dict.fromkeys(shapes))
+            shape_is("bits", arrays["bits"].shape, *dict.fromkeys(shapes))
             desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]
         if self.blocks:
             self._blocks()

@@ -26,10 +26,16 @@ _NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_len
           "rotary_interleaved", "threads", "fault", "max_len_q", "first_kv", "alibi", "sink")
 
 
+def threads_of(threads: int, q: Tensor) -> int:
+    """As many as torch uses, when it runs, unless the caller says a number; a GPU has none."""
+    return threads or (torch.get_num_threads() if q.is_cpu else 0)
+
+
 def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault):
     turned = _kv.append_kvcache(
         k, v, k_cache, v_cache, cache_seqlens=seqlens, page_table=page_table, cu_lens=cu_lens, q=q, rotary_cos=cos,
-        rotary_sin=sin, rotary_interleaved=interleaved, threads=threads, fault=fault)
+        rotary_sin=sin, rotary_interleaved=interleaved, threads=threads_of(threads, k),
+        fault=fault)
     return k.new_empty(0) if turned is None else turned
 
 
@@ -39,7 +45,7 @@ def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, 
         q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
         max_len_q=max_len_q, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, first_kv=first_kv,
         causal=causal, window=None if window is None else tuple(window), chunk=chunk, scale=scale, softcap=softcap,
-        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic, threads=threads,
+        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic, threads=threads_of(threads, q),
         fault=fault)
 
 

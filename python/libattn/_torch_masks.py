@@ -28,6 +28,15 @@ def pack_mask(mask: Tensor) -> Tensor:
     return (mask.to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
 
 
+def bits_of(name: str, mask: Tensor, full: Tuple[int, int, int, int]) -> Tensor:
+    """Bits of a mask that broadcasts to (batch, heads_q, len_q, len_kv)."""
+    masks.check_shape(name, tuple(mask.shape), full)
+    if mask.shape[-1] != full[3]:
+        mask = mask.expand(*mask.shape[:-1], full[3])
+    bits = pack_mask(mask)
+    return bits if bits.shape[2] == full[2] else bits.expand(-1, -1, full[2], -1).contiguous()
+
+
 def _require(condition: Tensor, message: str) -> None:
     """Raises unless it holds: at once where the CPU can look, else when the GPU comes to it."""
     if torch.compiler.is_compiling() or condition.is_cuda:

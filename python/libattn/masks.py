@@ -126,6 +126,21 @@ ADDED = ("mask holds numbers other than 0 and -inf; it takes bool, or 0 where a 
          "(numbers that are added to scores are a bias)")
 
 
+def check_shape(name: str, shape: Tuple[int, ...], full: Tuple[int, int, int, int]) -> None:
+    """Raises unless a mask of 2 to 4 dimensions broadcasts to (batch, heads_q, len_q, len_kv)."""
+    if 2 <= len(shape) <= 4 and all(n in (1, most) for n, most in zip(shape[::-1], full[::-1])):
+        return
+    batch, _, rows, keys = full
+    hint = ""
+    if shape == (batch, keys):
+        hint = (f". Two dimensions are (len_q, len_kv): write {name}[:, None, None, :] for the keys of each sequence; "
+                "lens_kv says the same of padding after the keys, and is faster")
+    elif shape == (batch, rows, keys):
+        hint = f". Three dimensions are (heads_q, len_q, len_kv): write {name}[:, None] for each sequence's pairs"
+    raise _c.InvalidError(f"{name} has shape {shape}; it takes 2 to 4 dimensions that broadcast to (batch, heads_q, len_q, "
+                          f"len_kv), here {full}{hint}")
+
+
 def options(mask: Mask, given: Dict[str, Any]) -> Dict[str, Any]:
     """causal, window, chunk and prefix of a mask, together with those given beside it."""
     found = dict(given)

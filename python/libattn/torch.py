@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from . import _c, _options, _run, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
-from ._torch_kv import append_kvcache, attention_with_kvcache
+from ._torch_kv import append_kvcache, attention_with_kvcache, threads_of
 from ._torch_masks import from_block_mask, pack_mask
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache",
@@ -45,7 +45,7 @@ def _call(direction, given, want, bias, alibi, sink, seed, tables, max_lens, blo
         if tensor is not None:
             arrays[name] = tensor
     static = (causal, None if window is None else tuple(window), chunk, scale, softcap, dropout_p, out_f32,
-              deterministic, threads, "auto", None, None)
+              deterministic, threads_of(threads, given["q"]), "auto", None, None)
     return _run.run(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
                     None if blocks is None else tuple(blocks), {}, want, 0 if seed is None else seed[0],
                     0 if seed is None else seed[1])
@@ -217,8 +217,8 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     return tensor
 
 
-def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
-    """What `mask` means beside the options given: (causal, window, chunk and prefix), intervals, blocks, bits."""
+def _by_mask(mask, given, intervals, blocks, bits, lens, around, k, is_varlen):
+    """What `mask` means beside the options given, around: batch and heads_q: (causal, window, chunk and prefix), intervals, blocks, bits."""
     if _torch_masks.is_block_mask(mask):
         if blocks is not None or bits is not None or is_varlen:
             raise _c.InvalidError("mask is a BlockMask, which goes with neither blocks nor bits nor cu_lens")
@@ -235,9 +235,7 @@ def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
             raise _c.InvalidError("mask and bits are both given: they mean the same")
         if not isinstance(mask, Tensor):
             raise TypeError(f"mask is {type(mask).__name__}; it takes a tensor, a BlockMask, or masks by name")
-        if mask.shape[-1] != lens[1]:
-            raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; its last dimension must be the {lens[1]} keys")
-        bits = pack_mask(mask)
+        bits = _torch_masks.bits_of("mask", mask, (*around, *lens))
     return given, intervals, blocks, bits
 
 
@@ -259,8 +257,10 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
     q, k, v = _autocast(q, k, v)
     if mask is not None:
         lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)
+        around = (q.shape[0] if cu_lens_q is None else cu_lens_q.shape[0] - 1, q.shape[-2])
         given = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
-        given, intervals, blocks, bits = _by_mask(mask, given, intervals, blocks, bits, lens, k, max_lens is not None)
+        given, intervals, blocks, bits = _by_mask(mask, given, intervals, blocks, bits, lens,
+                                                  around, k, max_lens is not None)
         causal, window, chunk, prefix = given["causal"], given["window"], given["chunk"], given["prefix"]
     window = _options.window(window)  # a mask's
     tables = []
@@ -292,6 +292,7 @@ def attention(
 
         q, k, v        (batch, len_q, heads_q, dim), (batch, len_kv, heads_kv, dim), (batch, len_kv, heads_kv, dim_v)
         alibi, sink    any floating type
+        threads        0: as many as torch.get_num_threads() says when it runs (CPU)
         q.dtype        float64 too, on the CPU, for torch.autograd.gradcheck
         mask           by name (libattn.masks), FlexAttention's BlockMask, or a tensor, on the CPU or a GPU, of bool or
                        of 0 and -inf; see pack_mask
@@ -406,11 +407,11 @@ def scaled_dot_product_attention(
             raise _c.InvalidError(f"attn_mask has {attn_mask.dim()} dimensions, query {query.dim()}: it takes no more")
         if len(lead) > 1 and attn_mask.dim() > 3:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, -4)
+        full = (q.shape[0], q.shape[1], rows, keys)
         if attn_mask.dtype == torch.bool:
-            if attn_mask.shape[-1] == 1 or attn_mask.shape[-2] == 1:
-                attn_mask = attn_mask.expand(*attn_mask.shape[:-2], rows, keys)
-            bits = pack_mask(attn_mask)
+            bits = _torch_masks.bits_of("attn_mask", attn_mask, full)
         else:
+            masks.check_shape("attn_mask", tuple(attn_mask.shape), full)
             bias = attn_mask.to(q.dtype) if attn_mask.dtype == torch.float64 else attn_mask
     o = _run_forward(
         _rows(q.transpose(1, 2)), _rows(k.transpose(1, 2)), _rows(v.transpose(1, 2)), bias, None, None,
