@@ -190,6 +190,10 @@ def attention(
     """
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, None, None)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, False)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, None, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
@@ -226,6 +230,10 @@ def attention_varlen(
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
@@ -288,6 +296,10 @@ def attention_backward(
         tensors["grad_lse"] = grad_lse
     _no_grad(**tensors, bias=bias, alibi=alibi, sink=sink)
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
@@ -340,6 +352,10 @@ def plan(
             layouts[name] = _tensor.layout(_tensor.see(tensor, name), name)
     on = layouts["q"].device
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)

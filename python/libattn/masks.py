@@ -126,6 +126,32 @@ ADDED = ("mask holds numbers other than 0 and -inf; it takes bool, or 0 where a 
          "(numbers that are added to scores are a bias)")
 
 
+def is_causal_bias(bias: Any) -> bool:
+    """Whether it is one of torch.nn.attention.bias, which are tensors without values."""
+    return type(bias).__name__ == "CausalBias" and type(bias).__module__ == "torch.nn.attention.bias"
+
+
+def of_causal_bias(name: str, bias: Any, rows: int, keys: int) -> bool:
+    """Whether it is aligned at the bottom right (causal_lower_right), as this library's causal masks are."""
+    if (bias.seq_len_q, bias.seq_len_kv) != (rows, keys):
+        raise _c.InvalidError(f"{name} is a causal bias of {(bias.seq_len_q, bias.seq_len_kv)} rows and keys; q and k have "
+                              f"{(rows, keys)}")
+    return bias.variant.name == "LOWER_RIGHT" or rows == keys
+
+
+def by_causal_bias(bias: Any, rows: int, keys: int, causal: Any, window: Any, prefix: Any,
+                   is_varlen: bool) -> Tuple[bool, Optional[Tuple[int, int]]]:
+    """(causal, window) that mean what a bias of torch.nn.attention.bias does."""
+    if causal or window is not None or prefix is not None or is_varlen:
+        raise _c.InvalidError("bias is a causal bias, which goes with neither causal, window, prefix nor cu_lens")
+    if of_causal_bias("bias", bias, rows, keys):
+        return True, None
+    if rows < keys:
+        raise _c.InvalidError(f"bias is causal_upper_left of {rows} rows and {keys} keys, of which no row sees the last "
+                              f"{keys - rows}: pass causal=True and the first {rows} keys")
+    return False, (-1, rows - keys)
+
+
 def check_shape(name: str, shape: Tuple[int, ...], full: Tuple[int, int, int, int]) -> None:
     """Raises unless a mask of 2 to 4 dimensions broadcasts to (batch, heads_q, len_q, len_kv)."""
     if 2 <= len(shape) <= 4 and all(n in (1, most) for n, most in zip(shape[::-1], full[::-1])):

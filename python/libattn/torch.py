@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _c, _options, _run, _torch_masks, masks
+from . import _c, _options, _run, _tensor, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
 from ._torch_kv import append_kvcache, attention_with_kvcache, threads_of
@@ -212,6 +212,9 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     """The tensor, if it is torch's and where q is. other: what the caller calls q."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+    if not torch.compiler.is_compiling() and type(tensor) is not Tensor and not hasattr(
+            type(tensor), "__tensor_flatten__") and not isinstance(tensor, torch._subclasses.FakeTensor):
+        _tensor.plain(type(tensor), name)
     if tensor.device != q.device or tensor.is_meta:
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
@@ -255,6 +258,9 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
         _options.check_all(_OPTIONS, (causal, window, chunk, scale, softcap, dropout_p, return_lse, out_f32,
                                       deterministic, threads, *(max_lens or ())))
     q, k, v = _autocast(q, k, v)
+    if bias is not None and masks.is_causal_bias(bias):
+        causal, window = masks.by_causal_bias(bias, q.shape[1], k.shape[1], causal, window, prefix, max_lens is not None)
+        bias = None
     if mask is not None:
         lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)
         around = (q.shape[0] if cu_lens_q is None else cu_lens_q.shape[0] - 1, q.shape[-2])
@@ -371,7 +377,9 @@ def scaled_dot_product_attention(
     """
     if _options.check("fallback", fallback) not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+    variant = attn_mask if attn_mask is not None and masks.is_causal_bias(attn_mask) else None
+    others = None if variant is not None else attn_mask
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", others)):
         if name != "attn_mask" or tensor is not None:
             _beside(tensor, name, query, "query")
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
@@ -395,10 +403,12 @@ def scaled_dot_product_attention(
     if not enable_gqa and q.shape[1] != k.shape[1] != 1:
         raise _c.InvalidError(f"query has {q.shape[1]} heads and key {k.shape[1]}: enable_gqa=True shares them")
     rows, keys = q.shape[2], k.shape[2]
-    window, bits, bias = None, None, None
-    if is_causal and rows < keys:
+    window, bits, bias, attn_mask = None, None, None, others
+    at_end = variant is not None and masks.of_causal_bias("attn_mask", variant, rows, keys)
+    is_causal = is_causal or variant is not None
+    if is_causal and not at_end and rows < keys:
         k, v, keys = k[:, :, :rows], v[:, :, :rows], rows  # the keys after the last row's are seen by none
-    elif is_causal and rows > keys:
+    elif is_causal and not at_end and rows > keys:
         is_causal, window = False, [-1, rows - keys]
     if attn_mask is not None:
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
