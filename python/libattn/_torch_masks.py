@@ -3,7 +3,7 @@ these waits for a GPU, but for the first look at a BlockMask."""
 from __future__ import annotations
 
 import types
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -84,8 +84,10 @@ def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, O
     kept = getattr(block_mask, "_libattn", None)
     known = None
     if torch.compiler.is_compiling():
-        if kept is not None and kept[0] == (len_q, len_kv):
-            return kept[1]
+        if kept is not None and kept[0] == (len_q, len_kv) and kept[3] is block_mask.mask_mod:
+            blocks, bits = kept[1]
+            counts = torch.ops.libattn.unchanged(blocks.partial_count, *kept[4])
+            return blocks._replace(partial_count=counts), bits
     else:
         known = _state(block_mask)
         if kept is not None and kept[0] == (len_q, len_kv) and _same(kept[2], known):
@@ -106,8 +108,33 @@ def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, O
         return Blocks(rows, keys, *lists), _all_bits(block_mask.mask_mod, lists[2], len_q, len_kv)
     made = Blocks(rows, keys, *lists), _partial_bits(block_mask.mask_mod, lists[2], lists[3], (rows, keys),
                                                      (len_q, len_kv))
-    block_mask._libattn = ((len_q, len_kv), made, known)
+    if known is None:
+        block_mask._libattn = None
+    else:
+        written = [(thing, version) for thing, version in known if isinstance(thing, Tensor)]
+        block_mask._libattn = ((len_q, len_kv), made, known, block_mask.mask_mod, tuple(map(list, zip(*written))))
     return made
+
+
+# In compiled code, which sees tensors and no objects, a look at each run.
+_library = torch.library.Library("libattn", "FRAGMENT")
+_library.define("unchanged(Tensor counts, Tensor[] of, int[] versions) -> Tensor")
+
+
+def _unchanged(counts: Tensor, of: List[Tensor], versions: List[int]) -> Tensor:
+    """The counts, a copy; raises if one of the tensors was written since it had that version."""
+    if [tensor._version for tensor in of] != versions:
+        raise _c.InvalidError("mask is a BlockMask whose tensors, or those of its mask_mod, were written after "
+                              "from_block_mask was called: call it again, outside of compiled code")
+    return counts.clone()
+
+
+_library.impl("unchanged", _unchanged, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("libattn::unchanged", lib=_library)
+def _unchanged_fake(counts, of, versions):
+    return counts.new_empty(counts.shape)
 
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, types.ModuleType, type,

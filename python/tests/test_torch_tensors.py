@@ -76,10 +76,12 @@ def test_block_masks_follow_what_they_capture():
     def by_global(b, h, i, j):
         return OUTSIDE[i] == OUTSIDE[j]
 
-    def by_default(b, h, i, j, ids=ids):
+    other = torch.arange(64) // 20
+
+    def by_default(b, h, i, j, ids=other):
         return ids[i] == ids[j]
 
-    for mod, tensor in ((by_cell, ids), (by_global, OUTSIDE), (by_default, ids)):
+    for mod, tensor in ((by_cell, ids), (by_global, OUTSIDE), (by_default, other)):
         mask = create_block_mask(mod, 1, 1, 64, 64, device="cpu", BLOCK_SIZE=32)
         first = la.from_block_mask(mask, 64, 64)
         assert la.from_block_mask(mask, 64, 64) is first  # nothing has changed
@@ -118,3 +120,19 @@ def test_what_cannot_be_known_is_not_kept():
     first = la.from_block_mask(mask, 64, 64)[1]
     held.far = 3
     assert not torch.equal(la.from_block_mask(mask, 64, 64)[1], first)
+
+
+def test_compiled_code_notices_what_changed(make):
+    ids = torch.arange(64) // 20
+    mask = create_block_mask(lambda b, h, i, j: ids[i] == ids[j], 1, 1, 64, 64, device="cpu", BLOCK_SIZE=32)
+    q, k, v = map(torch.from_numpy, make(rows=64, keys=64))
+    la.from_block_mask(mask, 64, 64)
+    compiled = torch.compile(lambda q, k, v: la.attention(q, k, v, mask=mask), fullgraph=True, backend="aot_eager")
+    seen = ids[:, None] == ids
+    close(compiled(q, k, v), reference(q, k, v, seen.numpy())[0])
+    close(compiled(q, k, v), reference(q, k, v, seen.numpy())[0])
+    ids[10:30] += 7
+    with pytest.raises(libattn.InvalidError, match="from_block_mask"):
+        compiled(q, k, v)
+    la.from_block_mask(mask, 64, 64)
+    close(compiled(q, k, v), reference(q, k, v, (ids[:, None] == ids).numpy())[0])
