@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -198,12 +198,14 @@ def attention(
         mask, intervals, named = _named(mask, q, k, None, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
+    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
+              kernel, strategy)
     tables: Dict[str, Any] = {}
     if not lens_q is lens_kv is prefix is mask is bits is intervals is blocks is alibi is bias is sink is None:
         tables = _tables(q, k, None, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, None, _size(blocks),
-                       {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed, seed_offset, stream)
+                       {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed,
+                       seed_offset, stream)
     return (results["o"], results["lse"]) if return_lse else results["o"]
 
 
@@ -238,11 +240,13 @@ def attention_varlen(
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
-    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
-                          sink))
+    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
+              kernel, strategy)
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
+                          blocks, alibi, bias, sink))
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, longest, _size(blocks),
-                       {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed, seed_offset, stream)
+                       {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed,
+                       seed_offset, stream)
     return (results["o"], results["lse"]) if return_lse else results["o"]
 
 
@@ -304,9 +308,10 @@ def attention_backward(
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
-    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
-                          sink))
+    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
+              kernel, strategy)
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
+                          blocks, alibi, bias, sink))
     want = ["grad_q", "grad_k", "grad_v"]
     for name, wanted in (("bias", grad_bias), ("alibi", grad_alibi), ("sink", grad_sink)):
         wanted = _options.flag("grad_" + name, wanted)
@@ -320,7 +325,7 @@ def attention_backward(
 
 
 def plan(
-    q: Any, k: Any, v: Any = None, *, dtype: Optional[str] = None, device: Union[str, Any] = None, backward: bool = False,
+    q: Any, k: Any, v: Any = None, *, dtype: Optional[str] = None, device: Any = None, backward: bool = False,
     cu_lens_q: Any = None, cu_lens_kv: Any = None, max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None,
     causal: bool = False, window: Window = None, chunk: Optional[int] = None, prefix: Any = None, lens_q: Any = None,
     lens_kv: Any = None, mask: Any = None, bits: Any = None, intervals: Any = None, blocks: Optional[Blocks] = None,
@@ -360,22 +365,22 @@ def plan(
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
-                          sink))
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
+                          blocks, alibi, bias, sink))
     arrays = {}
     for name, value in tables.items():
         kind = _run.table_dtype(name, layouts["q"].dtype)
         seen = _tensor.see(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
         arrays[name] = _tensor.layout(seen, name)
-    static = _run.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel,
-                         strategy)
+    static = _run.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
+                         threads, isa, kernel, strategy)
     _options.check_all(static._fields, static)
     if on is not None:
         from . import _gpu
 
         _gpu.find_nvrtc()
-    return _run.Problem(_c.BACKWARD if _options.flag("backward", backward) else _c.FORWARD, layouts, static, arrays, longest, _size(blocks),
-                        {}).prepare().plan
+    direction = _c.BACKWARD if _options.flag("backward", backward) else _c.FORWARD
+    return _run.Problem(direction, layouts, static, arrays, longest, _size(blocks), {}).prepare().plan
 
 
 def _device_index(device: Any) -> Optional[int]:

@@ -246,7 +246,8 @@ def attention_with_kvcache(
         raise _c.InvalidError("max_len_q is given without cu_lens_q")
     return_lse = _options.flag("return_lse", return_lse)
     max_len_q = _options.check("max_len_q", max_len_q)
-    static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel, strategy)
+    static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel,
+              strategy)
     _options.check_all(_run.Static._fields, static)
     tables = {name: value for name, value in (("first_kv", first_kv), ("alibi", alibi), ("sink", sink))
               if value is not None}

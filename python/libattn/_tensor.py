@@ -159,8 +159,8 @@ def plain(kind: type, name: str) -> None:
             function in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
             and dispatch in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl))
     if not _has_plain_bytes[kind]:
-        raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, whose bytes need not be its values: it takes "
-                        "a plain tensor, as .as_subclass(torch.Tensor) gives one of the bytes")
+        raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, whose bytes need not be its values: it "
+                        "takes a plain tensor, as .as_subclass(torch.Tensor) gives one of the bytes")
 
 
 def is_tensor(value: Any) -> bool:

@@ -45,8 +45,8 @@ def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, 
         q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
         max_len_q=max_len_q, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, first_kv=first_kv,
         causal=causal, window=None if window is None else tuple(window), chunk=chunk, scale=scale, softcap=softcap,
-        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic, threads=threads_of(threads, q),
-        fault=fault)
+        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic,
+        threads=threads_of(threads, q), fault=fault)
 
 
 for _key in ("CPU", "CUDA"):
@@ -161,8 +161,8 @@ def attention_with_kvcache(
         deterministic = torch.are_deterministic_algorithms_enabled()
     if not torch.compiler.is_compiling():
         _options.check("rotary_interleaved", rotary_interleaved)
-        _options.check_all(_OPTIONS, (return_lse, causal, window, chunk, scale, softcap, out_f32, deterministic, threads,
-                                      max_len_q))
+        _options.check_all(_OPTIONS, (return_lse, causal, window, chunk, scale, softcap, out_f32, deterministic,
+                                      threads, max_len_q))
     alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
                       rotary_cos, rotary_sin, rotary_interleaved, threads, fault, max_len_q, first_kv, alibi, sink,

@@ -77,7 +77,7 @@ def is_block_mask(mask: Any) -> bool:
 def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, Optional[Tensor]]:
     """(blocks, bits) of FlexAttention's BlockMask over len_q rows and len_kv keys. Its mask_mod is asked about pairs of
     partial blocks alone; the result is kept with the BlockMask until a tensor that this or its mask_mod refers to is
-    written by torch or replaced. It is not kept where mask_mod refers to what cannot be looked through, such as an object.
+    written by torch or replaced. It is not kept where mask_mod refers to what cannot be looked through: an object, say.
 
     torch.compile takes what is kept. Where nothing is, its graph asks about all pairs, at each run: the number of
     partial blocks would be a number that it cannot know. So call this outside, once, for a mask that stays."""
@@ -143,7 +143,7 @@ _LOOKS = 1000  # at objects, before a mask counts as not known
 
 
 def _state(block_mask: Any) -> Optional[list]:
-    """What its tables depend on: a list of (object, version), each tensor with the number of writes into it so far. None
+    """What its tables depend on: a list of (object, version), each tensor with the number of writes into it. None
     where that cannot be known: then nothing is kept."""
     found: list = []
     seen: set = set()

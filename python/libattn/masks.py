@@ -134,8 +134,8 @@ def is_causal_bias(bias: Any) -> bool:
 def of_causal_bias(name: str, bias: Any, rows: int, keys: int) -> bool:
     """Whether it is aligned at the bottom right (causal_lower_right), as this library's causal masks are."""
     if (bias.seq_len_q, bias.seq_len_kv) != (rows, keys):
-        raise _c.InvalidError(f"{name} is a causal bias of {(bias.seq_len_q, bias.seq_len_kv)} rows and keys; q and k have "
-                              f"{(rows, keys)}")
+        raise _c.InvalidError(f"{name} is a causal bias of {(bias.seq_len_q, bias.seq_len_kv)} rows and keys; q and k "
+                              f"have {(rows, keys)}")
     return bias.variant.name == "LOWER_RIGHT" or rows == keys
 
 
@@ -147,8 +147,8 @@ def by_causal_bias(bias: Any, rows: int, keys: int, causal: Any, window: Any, pr
     if of_causal_bias("bias", bias, rows, keys):
         return True, None
     if rows < keys:
-        raise _c.InvalidError(f"bias is causal_upper_left of {rows} rows and {keys} keys, of which no row sees the last "
-                              f"{keys - rows}: pass causal=True and the first {rows} keys")
+        raise _c.InvalidError(f"bias is causal_upper_left of {rows} rows and {keys} keys, of which no row sees the "
+                              f"last {keys - rows}: pass causal=True and the first {rows} keys")
     return False, (-1, rows - keys)
 
 
@@ -163,8 +163,8 @@ def check_shape(name: str, shape: Tuple[int, ...], full: Tuple[int, int, int, in
                 "lens_kv says the same of padding after the keys, and is faster")
     elif shape == (batch, rows, keys):
         hint = f". Three dimensions are (heads_q, len_q, len_kv): write {name}[:, None] for each sequence's pairs"
-    raise _c.InvalidError(f"{name} has shape {shape}; it takes 2 to 4 dimensions that broadcast to (batch, heads_q, len_q, "
-                          f"len_kv), here {full}{hint}")
+    raise _c.InvalidError(f"{name} has shape {shape}; it takes 2 to 4 dimensions that broadcast to (batch, heads_q, "
+                          f"len_q, len_kv), here {full}{hint}")
 
 
 def options(mask: Mask, given: Dict[str, Any]) -> Dict[str, Any]:

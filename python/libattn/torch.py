@@ -221,7 +221,8 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
 
 
 def _by_mask(mask, given, intervals, blocks, bits, lens, around, k, is_varlen):
-    """What `mask` means beside the options given, around: batch and heads_q: (causal, window, chunk and prefix), intervals, blocks, bits."""
+    """What `mask` means beside the options given: (causal, window, chunk and prefix), intervals, blocks, bits. around:
+    batch and heads_q."""
     if _torch_masks.is_block_mask(mask):
         if blocks is not None or bits is not None or is_varlen:
             raise _c.InvalidError("mask is a BlockMask, which goes with neither blocks nor bits nor cu_lens")
@@ -259,7 +260,8 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
                                       deterministic, threads, *(max_lens or ())))
     q, k, v = _autocast(q, k, v)
     if bias is not None and masks.is_causal_bias(bias):
-        causal, window = masks.by_causal_bias(bias, q.shape[1], k.shape[1], causal, window, prefix, max_lens is not None)
+        causal, window = masks.by_causal_bias(bias, q.shape[1], k.shape[1], causal, window, prefix,
+                                              max_lens is not None)
         bias = None
     if mask is not None:
         lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)

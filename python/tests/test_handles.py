@@ -1,6 +1,7 @@
 """What holds a handle of the C library ends it once: copies, pickles, threads, and interpreters that end."""
 import copy
 import gc
+import inspect
 import os
 import pickle
 import subprocess
@@ -56,7 +57,8 @@ def test_pools_are_not_copied(way):
 
 def test_every_holder_says_how_it_is_copied():
     held = [kind for module in (_run, _kv, _pool) for kind in vars(module).values()
-            if hasattr(kind, "__init__") and "_handle" in getattr(kind.__init__, "__code__", copy.copy.__code__).co_names]
+            if inspect.isclass(kind) and inspect.isfunction(kind.__init__)
+            if "_handle" in kind.__init__.__code__.co_names]
     assert {_run.Handle, _pool.Pool} <= set(held) and all(issubclass(kind, _c.Unpicklable) for kind in held)
 
 

@@ -88,8 +88,8 @@ def padding(batch=2, keys=13):
     return np.arange(keys) < np.array([5, 11])[:, None]
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 13), (2, 4, 1, 13), (1, 1, 1, 13), (4, 1, 13), (1, 13), (2, 1, 9, 1), (9, 1),
-                                   (1, 4, 9, 13)])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 13), (2, 4, 1, 13), (1, 1, 1, 13), (4, 1, 13), (1, 13), (2, 1, 9, 1),
+                                   (9, 1), (1, 4, 9, 13)])
 def test_masks_that_broadcast(make, shape):
     q, k, v = make()
     seen = np.random.default_rng(2).random(shape) < 0.7
