@@ -1,11 +1,12 @@
 """The functions of the package: attention, attention_varlen, their backward, and plan."""
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+import os
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _run, _tensor, masks
+from . import _c, _options, _run, _tensor, masks
 from ._run import Blocks, Plan
 
 _WANT = (("o",), ("o", "lse"))
@@ -81,7 +82,8 @@ def _no_grad(**tensors: Any) -> None:
                                       "libattn.torch.attention has; or call it under torch.no_grad()")
 
 
-def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink) -> Dict[str, Any]:
+def _tables(q, k, starts, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
+            sink) -> Dict[str, Any]:
     tables: Dict[str, Any] = {}
     for name, value in (("lens_q", lens_q), ("lens_kv", lens_kv), ("prefix", prefix), ("intervals", intervals),
                         ("bits", bits), ("alibi", alibi), ("bias", bias), ("sink", sink)):
@@ -90,7 +92,7 @@ def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, 
     if mask is not None:
         if bits is not None:
             raise _c.InvalidError("mask and bits are both given: they mean the same")
-        tables["bits"] = _pack(mask, _keys(k, longest))
+        tables["bits"] = _pack(mask, _full(q, k, starts, longest))
     if blocks is not None:
         if not isinstance(blocks, Blocks):
             raise TypeError(f"blocks is {type(blocks).__name__}; it takes libattn.Blocks")
@@ -101,7 +103,7 @@ def _tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, 
     return tables
 
 
-def _pack(mask: Any, keys: int) -> np.ndarray:
+def _pack(mask: Any, full: Tuple[int, ...]) -> np.ndarray:
     """A mask of bool, or of 0 and -inf, as bits, of four dimensions."""
     seen = _tensor.see(mask, "mask")
     is_at = _tensor.layout(seen, "mask")
@@ -115,20 +117,25 @@ def _pack(mask: Any, keys: int) -> np.ndarray:
         if not np.all(visible | (array == -np.inf)):
             raise _c.InvalidError(masks.ADDED)
         array = visible
-    if not 2 <= array.ndim <= 4:
-        raise _c.InvalidError(f"mask has shape {array.shape}; it takes 2 to 4 dimensions: (batch, heads_q, len_q, "
-                              "len_kv)")
-    if array.shape[-1] != keys:
-        raise _c.InvalidError(f"mask has shape {array.shape}; its last dimension must be the {keys} keys")
-    return np.packbits(array.reshape((1,) * (4 - array.ndim) + array.shape), axis=-1, bitorder="little")
+    masks.check_shape("mask", array.shape, full)
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    bits = np.packbits(np.broadcast_to(array, (*array.shape[:3], full[3])), axis=-1, bitorder="little")
+    return np.broadcast_to(bits, (*bits.shape[:2], full[2], bits.shape[3]))
 
 
-def _keys(k: Any, longest: Optional[Tuple[int, int]]) -> int:
-    """Keys of the longest sequence."""
-    if longest:
-        return longest[1]
-    shape = k if isinstance(k, (tuple, list)) else _tensor.layout(_tensor.see(k, "k"), "k").shape
-    return shape[1] if len(shape) > 1 else 0
+def _full(q: Any, k: Any, starts: Any, longest: Optional[Tuple[int, int]]) -> Tuple[int, int, int, int]:
+    """(batch, heads_q, len_q, len_kv); starts: cu_lens_q, and longest: rows and keys, of packed sequences."""
+    of_q, of_k = (tuple(x) if isinstance(x, (tuple, list)) else _tensor.layout(_tensor.see(x, name), name).shape
+                  for name, x in (("q", q), ("k", k)))
+    dims = 3 if longest else 4
+    for name, shape in (("q", of_q), ("k", of_k)):
+        if len(shape) != dims:
+            raise _c.InvalidError(f"{name} has shape {shape}; it takes {dims} dimensions")
+    if longest is None:
+        return of_q[0], of_q[2], of_q[1], of_k[1]
+    of_starts = _tensor.layout(_tensor.see(starts, "cu_lens_q"), "cu_lens_q").shape if _tensor.is_tensor(
+        starts) else np.shape(starts)
+    return of_starts[0] - 1, of_q[1], *longest
 
 
 def _named(mask: Any, q: Any, k: Any, longest: Optional[Tuple[int, int]], intervals: Any,
@@ -149,7 +156,8 @@ def _named(mask: Any, q: Any, k: Any, longest: Optional[Tuple[int, int]], interv
 
 
 def _size(blocks: Optional[Blocks]) -> Optional[Tuple[int, int]]:
-    return None if blocks is None else (blocks.rows, blocks.keys)
+    return None if blocks is None else (_run._integer("blocks.rows", blocks.rows),
+                                        _run._integer("blocks.keys", blocks.keys))
 
 
 def attention(
@@ -182,16 +190,22 @@ def attention(
     """
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, None, None)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, False)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, None, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
+    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
+              kernel, strategy)
     tables: Dict[str, Any] = {}
     if not lens_q is lens_kv is prefix is mask is bits is intervals is blocks is alibi is bias is sink is None:
-        tables = _tables(k, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
+        tables = _tables(q, k, None, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, None, _size(blocks),
-                       {} if out is None else {"o": out}, _WANT[bool(return_lse)], seed, seed_offset, stream)
+                       {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed,
+                       seed_offset, stream)
     return (results["o"], results["lse"]) if return_lse else results["o"]
 
 
@@ -218,15 +232,21 @@ def attention_varlen(
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
-    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
-                          sink))
+    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
+              kernel, strategy)
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
+                          blocks, alibi, bias, sink))
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, longest, _size(blocks),
-                       {} if out is None else {"o": out}, _WANT[bool(return_lse)], seed, seed_offset, stream)
+                       {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed,
+                       seed_offset, stream)
     return (results["o"], results["lse"]) if return_lse else results["o"]
 
 
@@ -242,7 +262,15 @@ def _longest(table: Any, name: str) -> int:
     return int(np.diff(starts.astype(np.int64)).max(initial=0))
 
 
-def _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv) -> Tuple[Dict[str, Any], Tuple[int, int]]:
+def _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv) -> Tuple[Dict[str, Any], Optional[Tuple[int, int]]]:
+    """cu_lens as tables, and the longest sequence's rows and keys; {} and None without."""
+    if (cu_lens_q is None) != (cu_lens_kv is None):
+        raise _c.InvalidError("cu_lens_q and cu_lens_kv belong together; one is missing")
+    if cu_lens_q is None:
+        for name, given in (("max_len_q", max_len_q), ("max_len_kv", max_len_kv)):
+            if given is not None:
+                raise _c.InvalidError(f"{name} is given without cu_lens_q and cu_lens_kv")
+        return {}, None
     longest = (_longest(cu_lens_q, "cu_lens_q") if max_len_q is None else _run._integer("max_len_q", max_len_q),
                _longest(cu_lens_kv, "cu_lens_kv") if max_len_kv is None else _run._integer("max_len_kv", max_len_kv))
     return {"cu_lens_q": cu_lens_q, "cu_lens_kv": cu_lens_kv}, longest
@@ -271,18 +299,22 @@ def attention_backward(
     if grad_lse is not None:
         tensors["grad_lse"] = grad_lse
     _no_grad(**tensors, bias=bias, alibi=alibi, sink=sink)
-    if (cu_lens_q is None) != (cu_lens_kv is None):
-        raise _c.InvalidError("cu_lens_q and cu_lens_kv belong together; one is missing")
-    tables, longest = ({}, None) if cu_lens_q is None else _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    static = (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel, strategy)
-    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
-                          sink))
+    static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
+              kernel, strategy)
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
+                          blocks, alibi, bias, sink))
     want = ["grad_q", "grad_k", "grad_v"]
     for name, wanted in (("bias", grad_bias), ("alibi", grad_alibi), ("sink", grad_sink)):
+        wanted = _options.flag("grad_" + name, wanted)
         if wanted and name not in tables:
             raise _c.InvalidError(f"grad_{name} is True, but there is no {name}")
         if wanted:
@@ -293,7 +325,7 @@ def attention_backward(
 
 
 def plan(
-    q: Any, k: Any, v: Any = None, *, dtype: str = "float32", device: Union[str, Any] = "cpu", backward: bool = False,
+    q: Any, k: Any, v: Any = None, *, dtype: Optional[str] = None, device: Any = None, backward: bool = False,
     cu_lens_q: Any = None, cu_lens_kv: Any = None, max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None,
     causal: bool = False, window: Window = None, chunk: Optional[int] = None, prefix: Any = None, lens_q: Any = None,
     lens_kv: Any = None, mask: Any = None, bits: Any = None, intervals: Any = None, blocks: Optional[Blocks] = None,
@@ -303,47 +335,56 @@ def plan(
 ) -> Plan:
     """The plan by which attention (or, with backward, attention_backward) of such tensors is computed.
 
-        q, k, v   tensors, or their shapes with dtype ("float32", "float16", "bfloat16", "float64") and device ("cpu", "cuda"); v:
-                  None is as k
+        q, k, v   tensors, or their shapes; v: None is as k
+        dtype     of shapes: "float32" (None), "float16", "bfloat16" or "float64"
+        device    of shapes: "cpu" (None) or "cuda"
 
         >>> print(libattn.plan((1, 4096, 32, 128), (1, 4096, 8, 128), causal=True).explain())
     """
     v = k if v is None else v
+    for name, given in (("dtype", dtype), ("device", device)):
+        if given is not None and not any(isinstance(tensor, (tuple, list)) for tensor in (q, k, v)):
+            raise _c.InvalidError(f"{name} is {given!r}, beside tensors, which have their own: it belongs to shapes")
+    dtype = "float32" if dtype is None else _options.check("dtype", dtype)
+    if dtype not in _c.DTYPES:
+        raise _c.InvalidError(f"dtype is {dtype!r}; it takes {', '.join(_c.DTYPES)}")
     layouts = {}
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if isinstance(tensor, (tuple, list)):
-            shape = tuple(int(n) for n in tensor)
+            shape = tuple(_run._integer(f"{name}'s shape", n) for n in tensor)
             layouts[name] = _tensor.Layout(dtype, shape, _tensor.packed(shape), _device_index(device), False)
         else:
             layouts[name] = _tensor.layout(_tensor.see(tensor, name), name)
     on = layouts["q"].device
-    tables: Dict[str, Any] = {}
-    longest = None
-    if cu_lens_q is not None:
-        tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
+        bias = None
     if mask is not None:
         mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
                                         prefix=prefix)
         causal, window, chunk, prefix = named.values()
-    tables.update(_tables(k, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
-                          sink))
+    tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
+                          blocks, alibi, bias, sink))
     arrays = {}
     for name, value in tables.items():
         kind = _run.table_dtype(name, layouts["q"].dtype)
         seen = _tensor.see(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
         arrays[name] = _tensor.layout(seen, name)
-    static = _run.Static(causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa, kernel,
-                         strategy)
+    static = _run.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
+                         threads, isa, kernel, strategy)
+    _options.check_all(static._fields, static)
     if on is not None:
         from . import _gpu
 
         _gpu.find_nvrtc()
-    return _run.Problem(_c.BACKWARD if backward else _c.FORWARD, layouts, static, arrays, longest, _size(blocks),
-                        {}).prepare().plan
+    direction = _c.BACKWARD if _options.flag("backward", backward) else _c.FORWARD
+    return _run.Problem(direction, layouts, static, arrays, longest, _size(blocks), {}).prepare().plan
 
 
 def _device_index(device: Any) -> Optional[int]:
-    name = str(device)
+    name = "cpu" if device is None else str(device)
     if name == "cpu":
         return None
     kind, _, index = name.partition(":")
@@ -355,9 +396,8 @@ def _device_index(device: Any) -> Optional[int]:
 def machine_use(path: Optional[str] = None) -> None:
     """Plans made from now on go by this machine file (as `attn machine --measure` writes it) or built-in machine; None:
     by the library's own choice again."""
-    if path is not None and "\0" in str(path):
-        raise _c.InvalidError(f"path is {str(path)!r}; it takes text without NUL")
-    _c.check(_c.machine_use(None if path is None else str(path).encode()))
+    _options.check("path", path)
+    _c.check(_c.machine_use(None if path is None else _options.text("path", os.fsdecode(path))))
     _run.clear_plans()
 
 

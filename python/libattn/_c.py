@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Any, NoReturn
 
 _void, _i32, _i64, _f32, _f64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 _four = _i64 * 4
@@ -181,10 +182,12 @@ def _path() -> str:
 
 library_path = _path()
 _lib = ctypes.CDLL(library_path)
+# What ends a handle keeps the GIL: it may run while an interpreter ends, when a GIL once given up never comes back.
+_ending = ctypes.PyDLL(library_path)
 
 
 def _function(name, result, *arguments):
-    function = getattr(_lib, name)
+    function = getattr(_ending if name.endswith("_destroy") else _lib, name)
     function.restype, function.argtypes = result, arguments
     return function
 
@@ -228,6 +231,27 @@ seq_drop = _function("attn_seq_drop", ctypes.c_int, _void, Seq, _i64)
 seq_move = _function("attn_seq_move", ctypes.c_int, _void, Seq, _void, ctypes.POINTER(Seq), _copies)
 seq_free = _function("attn_seq_free", ctypes.c_int, _void, Seq)
 seq_length = _function("attn_seq_length", _i64, _void, Seq)
+
+
+
+class Unpicklable:
+    """What lies in this process's memory: no copy of it holds the same, and no other process finds anything there."""
+
+    _instead = ""  # what to do instead
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} of libattn cannot be copied or pickled: {self._instead}")
+
+
+class Shared(Unpicklable):
+    """The same, of what never changes: a copy is the object itself, so that what it holds is ended once."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
 
 ARGS_SIZE, KV_ARGS_SIZE, MERGE_ARGS_SIZE = ctypes.sizeof(Args), ctypes.sizeof(KvArgs), ctypes.sizeof(MergeArgs)
 

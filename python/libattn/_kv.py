@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import ctypes
+import numbers
 from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _c, _run, _tensor
+from . import _c, _options, _run, _tensor
 from ._api import Window, _no_grad
 from ._run import Handle, address_of, as_table, layouts, same_device, shape_is, strides_of
 from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature, writable
@@ -44,12 +45,13 @@ def merge_states(
             raise TypeError(f"{name} is {type(parts).__name__}; it takes a list of the parts' arrays")
     if len(o) != len(lse) or not o:
         raise _c.InvalidError(f"o has {len(o)} parts and lse {len(lse)}: they take the same number, at least one")
+    _options.check("threads", threads)
     _no_grad(**{f"o[{i}]": part for i, part in enumerate(o)}, **{f"lse[{i}]": part for i, part in enumerate(lse)})
     handle = None if stream is None else _tensor.stream_handle(stream)
     parts = [see(part, f"o[{i}]", handle) for i, part in enumerate(o)]
     lses = [see(part, f"lse[{i}]", handle) for i, part in enumerate(lse)]
     return _run.placed(parts[0], o[0], handle, [*o, *lse, out, out_lse], lambda device, context, current: _merge(
-        device, context, current, parts, lses, out, out_lse, bool(out_f32), threads))
+        device, context, current, parts, lses, out, out_lse, _options.flag("out_f32", out_f32), threads))
 
 
 def _merge(device, context, handle, parts, lses, out, out_lse, out_f32, threads):
@@ -57,7 +59,7 @@ def _merge(device, context, handle, parts, lses, out, out_lse, out_f32, threads)
                if tensor is not None}
     key = ("merge", out_f32, threads, context, *map(signature, parts), *map(signature, lses),
            *[(name, signature(tensor)) for name, tensor in outputs.items()])
-    plan, dtype = _run.kept(key, context, (), lambda: _merge_plan(parts, lses, outputs, out_f32, threads))
+    plan, dtype = _run.kept(key, context, lambda: _merge_plan(parts, lses, outputs, out_f32, threads))
     results = []
     for name, given, like, kind in (("out", out, parts[0], dtype), ("out_lse", out_lse, lses[0], "float32")):
         seen = outputs.get(name)
@@ -160,6 +162,7 @@ class Rotary(NamedTuple):
 
 
 def _rotary(cos: Any, sin: Any, interleaved: Optional[bool], k: Any) -> Optional[Rotary]:
+    _options.check("rotary_interleaved", interleaved)
     if cos is None and sin is None:
         if interleaved is not None:
             raise _c.InvalidError("rotary_interleaved is given without rotary_cos and rotary_sin")
@@ -194,6 +197,7 @@ def append_kvcache(
         threads        0: one for each processor the caller may use (CPU)
 """
     _no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q)
+    _options.check("threads", threads)
     if k is None or v is None:
         raise _c.InvalidError(f"{'k' if k is None else 'v'} is None: append_kvcache takes both")
     rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, k)
@@ -206,7 +210,7 @@ def append_kvcache(
     def body(device, context, handle):
         call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, "cu_lens",
                        q, rotary, threads, fault)
-        prepared = _run.kept(("append", *call.key()), context, (), lambda: _append_plan(call))
+        prepared = _run.kept(("append", *call.key()), context, lambda: _append_plan(call))
         turned = call.fill(prepared)
         try:
             call.run(prepared)
@@ -240,7 +244,11 @@ def attention_with_kvcache(
         max_len_q = _longest(cu_lens_q, "cu_lens_q")
     if cu_lens_q is None and max_len_q is not None:
         raise _c.InvalidError("max_len_q is given without cu_lens_q")
-    static = (causal, window, chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel, strategy)
+    return_lse = _options.flag("return_lse", return_lse)
+    max_len_q = _options.check("max_len_q", max_len_q)
+    static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel,
+              strategy)
+    _options.check_all(_run.Static._fields, static)
     tables = {name: value for name, value in (("first_kv", first_kv), ("alibi", alibi), ("sink", sink))
               if value is not None}
     handle = None if stream is None else _tensor.stream_handle(stream)
@@ -251,7 +259,7 @@ def attention_with_kvcache(
     def body(device, context, handle):
         call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens_q,
                        "cu_lens_q", q, rotary, threads, fault)
-        return _attend(call, static, tables, max_len_q, out, bool(return_lse))
+        return _attend(call, static, tables, max_len_q, out, return_lse)
 
     return _run.placed(seen, q, handle, used, body)
 
@@ -371,7 +379,7 @@ class _Call:
         """lens_kv, the append's cu_lens, and the table of a cache without pages."""
         library, device = _library(self.like, self.device), self.device
         place = {"device": self.like.device} if device is not None and is_torch(self.like) else {}
-        if isinstance(seqlens, (int, np.integer)):
+        if isinstance(seqlens, numbers.Integral):
             number = _run._integer("cache_seqlens", seqlens, 31)
             lens = library.full((self.batch,), number, dtype=library.int32, **place)
         else:
@@ -498,7 +506,7 @@ def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
     arrays["lens_kv"], arrays["page_table"] = call.tables["lens_kv"], call.tables["page_table"]
     if max_len_q is not None:
         arrays["cu_lens_q"] = call.tables["cu_lens"]
-    prepared = _run.kept(key, call.context, static, lambda: _plans(call, static, arrays, max_len_q, outputs))
+    prepared = _run.kept(key, call.context, lambda: _plans(call, static, arrays, max_len_q, outputs))
     _check_apart(call, arrays, outputs)
     turned = call.fill(prepared) if prepared.append else None
     args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"], "q"),

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _c
+from . import _c, _options
 from ._run import _converted, _integer
 
 
@@ -25,9 +25,11 @@ class Sequence(NamedTuple):
 _numbers = itertools.count(1)
 
 
-class PageCopies:
+class PageCopies(_c.Unpicklable):
     """Pages to be copied, as calls of a pool ask for them: `pairs`, (count, 2) int32, from and to. clear() once the
     copies are under way, before the keys and values of the tokens that were appended."""
+
+    _instead = "pass `pairs`, an array, or make another"
 
     def __init__(self, room: int):
         self._pairs = np.empty((max(_integer("room", room), 0), 2), np.int32)
@@ -41,7 +43,7 @@ class PageCopies:
         self._struct.count = 0
 
 
-class Pool:
+class Pool(_c.Unpicklable):
     """A pool of `pages` pages of `page_size` slots, a token each, for at most `sequences` sequences of `width` pages
     (PagedAttention, arXiv 2309.06180, section 4).
 
@@ -58,10 +60,13 @@ class Pool:
         array([20], dtype=int32)
     """
 
+    _instead = "its pages are those of one cache; fork copies a sequence within the pool, move takes it to another"
+
     def __init__(self, pages: int, page_size: int, sequences: int, width: int, prefix: bool = False):
+        prefix = _options.flag("prefix", prefix)
         fields = {name: _integer(name, value) for name, value in (
             ("pages", pages), ("page_size", page_size), ("sequences", sequences), ("width", width))}
-        desc = _c.PoolDesc(**fields, flags=_c.POOL_PREFIX * bool(prefix))
+        desc = _c.PoolDesc(**fields, flags=_c.POOL_PREFIX * prefix)
         if prefix:
             desc.seed[:] = [secrets.randbits(64), secrets.randbits(64)]
         size = _c.pool_memory(ctypes.byref(desc), ctypes.sizeof(desc))
@@ -69,7 +74,7 @@ class Pool:
             raise _c.InvalidError(_c.error().decode())
         self._memory = np.empty(size, np.uint8)
         self._lock, self._number = threading.RLock(), next(_numbers)
-        self.width, self.prefix = fields["width"], bool(prefix)
+        self.width, self.prefix = fields["width"], prefix
         handle = ctypes.c_void_p()
         _c.check(_c.pool_create(ctypes.byref(handle), ctypes.byref(desc), ctypes.sizeof(desc), self._memory.ctypes.data,
                                 size))

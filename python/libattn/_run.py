@@ -6,14 +6,14 @@ options with those of plans made before, by one look into a dictionary.
 from __future__ import annotations
 
 import ctypes
-import operator
+import numbers
 import sys
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _tensor
+from . import _c, _options, _tensor
 from ._tensor import Layout, View, address, device_of, empty, layout, packed, see, signature, writable
 
 
@@ -37,7 +37,7 @@ class Static(NamedTuple):
     """Options that are no arrays. Each call hands over all of them, in this order."""
 
     causal: bool = False
-    window: Optional[Tuple[Optional[int], Optional[int]]] = None
+    window: Optional[Tuple[int, int]] = None
     chunk: Optional[int] = None
     scale: Optional[float] = None
     softcap: Optional[float] = None
@@ -50,8 +50,10 @@ class Static(NamedTuple):
     strategy: Optional[str] = None
 
 
-class Handle:
+class Handle(_c.Shared):
     """A plan of the C library, destroyed with it."""
+
+    _instead = "it lies in this process's memory; plan again where it is needed"
 
     def __init__(self, desc: ctypes.Structure, create: Any, destroy: Any):
         self._destroy, handle = destroy, ctypes.c_void_p()
@@ -215,31 +217,7 @@ def typed(name: str, tensor: Layout, dtype: str) -> None:
         raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {dtype}")
 
 
-def _integer(name: str, value: Any, bits: int = 63, least: Optional[int] = None) -> int:
-    """The integer as C holds it, below 2^bits; ctypes would cut off what is too large. least: None: -2^bits."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise _c.InvalidError(f"{name} is {value!r}; it takes an integer") from None
-    if not (-(1 << bits) if least is None else least) <= number < 1 << bits:
-        raise _c.InvalidError(f"{name} is {number}; it takes an integer from {f'-2^{bits}' if least is None else least} "
-                              f"to 2^{bits} - 1")
-    return number
-
-
-def _text(name: str, value: Any) -> Optional[bytes]:
-    """As C holds it, None if empty; C would read it up to its first NUL."""
-    text = str(value) if value else ""
-    if "\0" in text:
-        raise _c.InvalidError(f"{name} is {text!r}; it takes text without NUL")
-    return text.encode() or None
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise _c.InvalidError(f"{name} is {value!r}; it takes a number") from None
+_integer, _number = _options.integer, _options.number
 
 
 def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q") -> None:
@@ -335,12 +313,8 @@ class Problem:
         desc.flags |= _c.CAUSAL * bool(static.causal) | _c.OUT_F32 * bool(static.out_f32)
         desc.flags |= _c.DETERMINISTIC * bool(static.deterministic)
         if static.window is not None:
-            try:
-                left, right = (-1 if side is None else side for side in static.window)
-            except (TypeError, ValueError):
-                raise _c.InvalidError(f"window is {static.window!r}; it takes (left, right)") from None
             desc.flags |= _c.WINDOW
-            desc.window_left, desc.window_right = _integer("window", left), _integer("window", right)
+            desc.window_left, desc.window_right = static.window
         if static.chunk is not None:
             desc.flags |= _c.CHUNK
             desc.chunk = _integer("chunk", static.chunk)
@@ -362,7 +336,9 @@ class Problem:
         if static.isa not in _c.ISAS:
             raise _c.InvalidError(f"isa is {static.isa!r}; it takes {', '.join(_c.ISAS)}")
         desc.isa = _c.ISAS[static.isa]
-        desc.kernel, desc.strategy = _text("kernel", static.kernel), _text("strategy", static.strategy)
+        for name in ("kernel", "strategy"):
+            given = getattr(static, name)
+            setattr(desc, name, None if given is None else _options.text(name, given))
 
     def _arrays(self):
         desc, arrays = self.desc, self.arrays
@@ -392,7 +368,7 @@ class Problem:
             desc.flags |= _c.BITS
             width = (desc.len_kv + 7) // 8
             shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
-            shape_is("bits (or mask)", arrays["bits"].shape, *dict.fromkeys(shapes))
+            shape_is("bits", arrays["bits"].shape, *dict.fromkeys(shapes))
             desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]
         if self.blocks:
             self._blocks()
@@ -461,16 +437,13 @@ def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, contex
            *[signature(t) for t in tensors.values()],
            *[(name, signature(t)) for name, t in arrays.items()],
            *[(name, signature(t)) for name, t in outputs.items()])
-    return kept(key, context, static, lambda: Problem(
+    return kept(key, context, lambda: Problem(
         direction, layouts(tensors), Static(*static), layouts(arrays), varlen, blocks, layouts(outputs)).prepare())
 
 
-def kept(key: tuple, context: Optional[int], options: tuple, make: Callable[[], Any]) -> Any:
+def kept(key: tuple, context: Optional[int], make: Callable[[], Any]) -> Any:
     """What make() gave for this key before, or gives now: plans. context: None on the CPU."""
-    try:
-        found = _plans.get(key)
-    except TypeError:
-        raise _c.InvalidError(f"an option is of a type that it does not take: {Static(*options)}") from None
+    found = _plans.get(key)
     if found is None:
         if context is not None:
             from . import _gpu
@@ -508,6 +481,9 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     given: q, k, v and (backward) o, lse, grad_o, grad_lse. tables: arrays by their field in attn_args. want: o, lse, or
     gradients.
     """
+    _options.check_all(Static._fields, static)
+    if type(seed) is not int or type(seed_offset) is not int:
+        _seeds(seed, seed_offset)
     handle = None if stream is None else _tensor.stream_handle(stream)
     tensors = {name: see(tensor, name, handle) for name, tensor in given.items()}
     rest = static, tables, varlen, blocks, out, want, seed, seed_offset
@@ -574,11 +550,18 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
 _OF_DTYPE = {"o", "grad_q", "grad_k", "grad_v"}
 
 
+def _seeds(seed: Any, seed_offset: Any) -> None:
+    """Raises unless both are numbers or arrays, with dropout or without."""
+    for name, value in (("seed", seed), ("seed_offset", seed_offset)):
+        if isinstance(value, bool) or not (isinstance(value, numbers.Integral) or _tensor.is_tensor(value)):
+            raise _c.InvalidError(f"{name} is {value!r}; it takes an integer, or an array of one 64-bit integer")
+
+
 def _seed(args, seed, seed_offset, device, handle):
     """Sets dropout's seed: numbers, or arrays of one 64-bit integer that the run reads."""
     held = []
     for name, value, bits in (("seed", seed, 64), ("seed_offset", seed_offset, 32)):
-        if isinstance(value, (int, np.integer)):
+        if isinstance(value, numbers.Integral):
             if not 0 <= value < 1 << bits:
                 raise _c.InvalidError(f"{name} is {value}; it takes 0 to 2^{bits} - 1")
             setattr(args, name, int(value))

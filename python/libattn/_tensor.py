@@ -142,6 +142,7 @@ def _native(dtype: np.dtype) -> str:
 # ---- kinds ---------------------------------------------------------------------------------------
 
 _is_torch: dict = {np.ndarray: False}  # by type, once looked at
+_has_plain_bytes: dict = {}
 
 
 def is_torch(tensor: Any) -> bool:
@@ -155,6 +156,21 @@ def is_torch(tensor: Any) -> bool:
     return known
 
 
+def plain(kind: type, name: str) -> None:
+    """Raises unless a class of torch tensors is Tensor, or one that leaves operations their meaning, as Parameter does:
+    else its bytes need not be its values."""
+    if kind not in _has_plain_bytes:
+        torch = sys.modules["torch"]
+        function, dispatch = (getattr(getattr(kind, hook), "__func__", getattr(kind, hook))
+                              for hook in ("__torch_function__", "__torch_dispatch__"))
+        _has_plain_bytes[kind] = (
+            function in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+            and dispatch in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl))
+    if not _has_plain_bytes[kind]:
+        raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, whose bytes need not be its values: it "
+                        "takes a plain tensor, as .as_subclass(torch.Tensor) gives one of the bytes")
+
+
 def is_tensor(value: Any) -> bool:
     """Whether it is a tensor, and no list."""
     return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
@@ -162,7 +178,11 @@ def is_tensor(value: Any) -> bool:
 
 def see(tensor: Any, name: str, stream: Optional[int] = None) -> Any:
     """The tensor itself if it is NumPy's or torch's, else a View of it."""
-    if type(tensor) is np.ndarray or is_torch(tensor) or type(tensor) is View:
+    if type(tensor) is np.ndarray or type(tensor) is View:
+        return tensor
+    if is_torch(tensor):
+        if not _has_plain_bytes.get(type(tensor)):
+            plain(type(tensor), name)
         return tensor
     if isinstance(tensor, np.ndarray):
         if isinstance(tensor, np.ma.MaskedArray):
@@ -314,7 +334,7 @@ def gpu_workspace(like: Any, size: int) -> Tuple[Any, int]:
 
 def stream_handle(stream: Any) -> int:
     """The CUstream of an integer, of a torch or CuPy stream, or of what has __cuda_stream__."""
-    if isinstance(stream, int):
+    if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:

@@ -8,7 +8,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _c, _kv
+from . import _c, _kv, _options
 from ._api import Window
 
 _CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
@@ -26,10 +26,16 @@ _NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_len
           "rotary_interleaved", "threads", "fault", "max_len_q", "first_kv", "alibi", "sink")
 
 
+def threads_of(threads: int, q: Tensor) -> int:
+    """As many as torch uses, when it runs, unless the caller says a number; a GPU has none."""
+    return threads or (torch.get_num_threads() if q.is_cpu else 0)
+
+
 def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault):
     turned = _kv.append_kvcache(
         k, v, k_cache, v_cache, cache_seqlens=seqlens, page_table=page_table, cu_lens=cu_lens, q=q, rotary_cos=cos,
-        rotary_sin=sin, rotary_interleaved=interleaved, threads=threads, fault=fault)
+        rotary_sin=sin, rotary_interleaved=interleaved, threads=threads_of(threads, k),
+        fault=fault)
     return k.new_empty(0) if turned is None else turned
 
 
@@ -39,8 +45,8 @@ def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, 
         q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
         max_len_q=max_len_q, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, first_kv=first_kv,
         causal=causal, window=None if window is None else tuple(window), chunk=chunk, scale=scale, softcap=softcap,
-        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic, threads=threads,
-        fault=fault)
+        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic,
+        threads=threads_of(threads, q), fault=fault)
 
 
 for _key in ("CPU", "CUDA"):
@@ -117,9 +123,16 @@ def append_kvcache(
 ) -> Optional[Tensor]:
     """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs. It has no autograd: a tensor that
     requires grad raises InvalidError, unless under torch.no_grad()."""
+    if not torch.compiler.is_compiling():
+        _options.check_all(("threads",), (threads,))
+        _options.check("rotary_interleaved", rotary_interleaved)
     turned = _append_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, k, cu_lens), page_table, cu_lens, q, rotary_cos,
                         rotary_sin, rotary_interleaved, threads, fault)
     return None if q is None else turned
+
+
+_OPTIONS = ("return_lse", "causal", "window", "chunk", "scale", "softcap", "out_f32", "deterministic", "threads",
+            "max_len_q")
 
 
 def attention_with_kvcache(
@@ -143,10 +156,13 @@ def attention_with_kvcache(
     """
     if cu_lens_q is not None and max_len_q is None:
         raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
-    if window is not None:
-        window = [-1 if side is None else side for side in window]  # type: ignore[assignment]
+    window = _options.window(window)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    if not torch.compiler.is_compiling():
+        _options.check("rotary_interleaved", rotary_interleaved)
+        _options.check_all(_OPTIONS, (return_lse, causal, window, chunk, scale, softcap, out_f32, deterministic,
+                                      threads, max_len_q))
     alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
                       rotary_cos, rotary_sin, rotary_interleaved, threads, fault, max_len_q, first_kv, alibi, sink,

@@ -2,7 +2,8 @@
 these waits for a GPU, but for the first look at a BlockMask."""
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+import types
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,15 @@ def pack_mask(mask: Tensor) -> Tensor:
     mask = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8)).unflatten(-1, (-1, 8))
     weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
     return (mask.to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
+
+
+def bits_of(name: str, mask: Tensor, full: Tuple[int, int, int, int]) -> Tensor:
+    """Bits of a mask that broadcasts to (batch, heads_q, len_q, len_kv)."""
+    masks.check_shape(name, tuple(mask.shape), full)
+    if mask.shape[-1] != full[3]:
+        mask = mask.expand(*mask.shape[:-1], full[3])
+    bits = pack_mask(mask)
+    return bits if bits.shape[2] == full[2] else bits.expand(-1, -1, full[2], -1).contiguous()
 
 
 def _require(condition: Tensor, message: str) -> None:
@@ -66,13 +76,22 @@ def is_block_mask(mask: Any) -> bool:
 
 def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, Optional[Tensor]]:
     """(blocks, bits) of FlexAttention's BlockMask over len_q rows and len_kv keys. Its mask_mod is asked about pairs of
-    partial blocks alone; the result is kept with the BlockMask.
+    partial blocks alone; the result is kept with the BlockMask until a tensor that this or its mask_mod refers to is
+    written by torch or replaced. It is not kept where mask_mod refers to what cannot be looked through: an object, say.
 
     torch.compile takes what is kept. Where nothing is, its graph asks about all pairs, at each run: the number of
     partial blocks would be a number that it cannot know. So call this outside, once, for a mask that stays."""
     kept = getattr(block_mask, "_libattn", None)
-    if kept is not None and kept[0] == (len_q, len_kv):
-        return kept[1]
+    known = None
+    if torch.compiler.is_compiling():
+        if kept is not None and kept[0] == (len_q, len_kv) and kept[3] is block_mask.mask_mod:
+            blocks, bits = kept[1]
+            counts = torch.ops.libattn.unchanged(blocks.partial_count, *kept[4])
+            return blocks._replace(partial_count=counts), bits
+    else:
+        known = _state(block_mask)
+        if kept is not None and kept[0] == (len_q, len_kv) and _same(kept[2], known):
+            return kept[1]
     rows, keys = block_mask.BLOCK_SIZE
     if keys % 8:
         raise _c.InvalidError(f"mask is a BlockMask with blocks of {keys} keys; it takes multiples of 8")
@@ -89,8 +108,101 @@ def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, O
         return Blocks(rows, keys, *lists), _all_bits(block_mask.mask_mod, lists[2], len_q, len_kv)
     made = Blocks(rows, keys, *lists), _partial_bits(block_mask.mask_mod, lists[2], lists[3], (rows, keys),
                                                      (len_q, len_kv))
-    block_mask._libattn = ((len_q, len_kv), made)
+    if known is None:
+        block_mask._libattn = None
+    else:
+        written = [(thing, version) for thing, version in known if isinstance(thing, Tensor)]
+        block_mask._libattn = ((len_q, len_kv), made, known, block_mask.mask_mod, tuple(map(list, zip(*written))))
     return made
+
+
+# In compiled code, which sees tensors and no objects, a look at each run.
+_library = torch.library.Library("libattn", "FRAGMENT")
+_library.define("unchanged(Tensor counts, Tensor[] of, int[] versions) -> Tensor")
+
+
+def _unchanged(counts: Tensor, of: List[Tensor], versions: List[int]) -> Tensor:
+    """The counts, a copy; raises if one of the tensors was written since it had that version."""
+    if [tensor._version for tensor in of] != versions:
+        raise _c.InvalidError("mask is a BlockMask whose tensors, or those of its mask_mod, were written after "
+                              "from_block_mask was called: call it again, outside of compiled code")
+    return counts.clone()
+
+
+_library.impl("unchanged", _unchanged, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("libattn::unchanged", lib=_library)
+def _unchanged_fake(counts, of, versions):
+    return counts.new_empty(counts.shape)
+
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, types.ModuleType, type,
+          types.BuiltinFunctionType)
+_LOOKS = 1000  # at objects, before a mask counts as not known
+
+
+def _state(block_mask: Any) -> Optional[list]:
+    """What its tables depend on: a list of (object, version), each tensor with the number of writes into it. None
+    where that cannot be known: then nothing is kept."""
+    found: list = []
+    seen: set = set()
+
+    def look(thing: Any) -> bool:
+        if isinstance(thing, Tensor):
+            if thing.is_inference():  # it counts no writes
+                return False
+            found.append((thing, thing._version))
+        elif isinstance(thing, _ATOMS):
+            found.append((thing, 0))
+        elif isinstance(thing, (tuple, list)):
+            found.append((None, len(thing)))
+            return all(map(look, thing))
+        elif isinstance(thing, types.FunctionType):
+            found.append((thing.__code__, 0))
+            if id(thing) in seen:
+                return True
+            seen.add(id(thing))
+            return len(seen) + len(found) < _LOOKS and all(map(look, _refers_to(thing)))
+        else:
+            return False
+        return True
+
+    parts = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks,
+             block_mask.full_kv_indices, tuple(block_mask.BLOCK_SIZE), block_mask.mask_mod)
+    return found if all(map(look, parts)) else None
+
+
+def _refers_to(function: types.FunctionType) -> list:
+    """What a function reads besides its arguments. torch's own functions are taken not to change."""
+    things = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        try:
+            things.append(cell.cell_contents)
+        except ValueError:  # empty: not assigned yet
+            things.append(object())
+    if (function.__module__ or "").partition(".")[0] == "torch":
+        return things
+    names, codes = set(), [function.__code__]
+    for code in codes:
+        names.update(code.co_names)
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    ordered = sorted(names)
+    owners = [function.__globals__[name] for name in ordered if name in function.__globals__]
+    things.extend(owners)
+    for owner in owners:  # module.name, and class.name
+        if isinstance(owner, (types.ModuleType, type)) and (
+                getattr(owner, "__module__", None) or owner.__name__).partition(".")[0] != "torch":
+            things.extend(getattr(owner, name) for name in ordered if hasattr(owner, name))
+    return things
+
+
+def _same(kept: Optional[list], known: Optional[list]) -> bool:
+    """Whether nothing has changed: the same tensors and objects, or equal numbers and texts, in the same states."""
+    return kept is not None and known is not None and len(kept) == len(known) and all(
+        version == now and (thing is other or (type(thing) is type(other) and not isinstance(thing, Tensor)
+                                               and thing == other))
+        for (thing, version), (other, now) in zip(kept, known))
 
 
 def _rising(indices: Tensor, counts: Tensor) -> Tensor:

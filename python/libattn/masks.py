@@ -10,11 +10,11 @@ window, chunk and prefix are options of the plan, documents two numbers for each
 """
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _tensor
+from . import _c, _options, _tensor
 
 __all__ = ["Mask", "Prefix", "causal", "chunk", "documents", "prefix", "window"]
 
@@ -26,6 +26,14 @@ class Prefix(NamedTuple):
 
     def __or__(self, other: Any) -> "Mask":
         return other | self
+
+    def __bool__(self) -> bool:
+        return _no_truth()
+
+
+def _no_truth() -> NoReturn:
+    raise _c.InvalidError("a mask is neither true nor false: `and`, `or` and `not` would keep one of two masks. & "
+                          "leaves the pairs that both leave, as in causal & window(10), and | joins a prefix")
 
 
 class Mask(NamedTuple):
@@ -62,6 +70,9 @@ class Mask(NamedTuple):
 
     __rand__ = __and__
 
+    def __bool__(self) -> bool:
+        return _no_truth()
+
     def __or__(self, other: Any) -> "Mask":
         if not isinstance(other, Prefix):
             raise _c.InvalidError(f"a mask | {type(other).__name__}: only a prefix can be joined by |")
@@ -85,14 +96,14 @@ causal = Mask(causal=True)
 
 def window(left: Optional[int], right: Optional[int] = None) -> Mask:
     """t - left <= j <= t + right; None is unbounded. Its own key and `left` keys before it: causal & window(left)."""
-    if any(side is not None and side < 0 for side in (left, right)):
+    if any(side is not None and _options.integer("window", side) < 0 for side in (left, right)):
         raise _c.InvalidError(f"window is ({left}, {right}); it takes numbers >= 0, or None for unbounded")
     return Mask(left=left, right=right)
 
 
 def chunk(size: int) -> Mask:
     """A row sees the keys of its own chunk of `size`: floor(t / size) == floor(j / size)."""
-    return Mask(chunk=size)
+    return Mask(chunk=_options.integer("chunk", size))
 
 
 def prefix(lens: Any) -> Prefix:
@@ -115,10 +126,51 @@ ADDED = ("mask holds numbers other than 0 and -inf; it takes bool, or 0 where a 
          "(numbers that are added to scores are a bias)")
 
 
+def is_causal_bias(bias: Any) -> bool:
+    """Whether it is one of torch.nn.attention.bias, which are tensors without values."""
+    return type(bias).__name__ == "CausalBias" and type(bias).__module__ == "torch.nn.attention.bias"
+
+
+def of_causal_bias(name: str, bias: Any, rows: int, keys: int) -> bool:
+    """Whether it is aligned at the bottom right (causal_lower_right), as this library's causal masks are."""
+    if (bias.seq_len_q, bias.seq_len_kv) != (rows, keys):
+        raise _c.InvalidError(f"{name} is a causal bias of {(bias.seq_len_q, bias.seq_len_kv)} rows and keys; q and k "
+                              f"have {(rows, keys)}")
+    return bias.variant.name == "LOWER_RIGHT" or rows == keys
+
+
+def by_causal_bias(bias: Any, rows: int, keys: int, causal: Any, window: Any, prefix: Any,
+                   is_varlen: bool) -> Tuple[bool, Optional[Tuple[int, int]]]:
+    """(causal, window) that mean what a bias of torch.nn.attention.bias does."""
+    if causal or window is not None or prefix is not None or is_varlen:
+        raise _c.InvalidError("bias is a causal bias, which goes with neither causal, window, prefix nor cu_lens")
+    if of_causal_bias("bias", bias, rows, keys):
+        return True, None
+    if rows < keys:
+        raise _c.InvalidError(f"bias is causal_upper_left of {rows} rows and {keys} keys, of which no row sees the "
+                              f"last {keys - rows}: pass causal=True and the first {rows} keys")
+    return False, (-1, rows - keys)
+
+
+def check_shape(name: str, shape: Tuple[int, ...], full: Tuple[int, int, int, int]) -> None:
+    """Raises unless a mask of 2 to 4 dimensions broadcasts to (batch, heads_q, len_q, len_kv)."""
+    if 2 <= len(shape) <= 4 and all(n in (1, most) for n, most in zip(shape[::-1], full[::-1])):
+        return
+    batch, _, rows, keys = full
+    hint = ""
+    if shape == (batch, keys):
+        hint = (f". Two dimensions are (len_q, len_kv): write {name}[:, None, None, :] for the keys of each sequence; "
+                "lens_kv says the same of padding after the keys, and is faster")
+    elif shape == (batch, rows, keys):
+        hint = f". Three dimensions are (heads_q, len_q, len_kv): write {name}[:, None] for each sequence's pairs"
+    raise _c.InvalidError(f"{name} has shape {shape}; it takes 2 to 4 dimensions that broadcast to (batch, heads_q, "
+                          f"len_q, len_kv), here {full}{hint}")
+
+
 def options(mask: Mask, given: Dict[str, Any]) -> Dict[str, Any]:
     """causal, window, chunk and prefix of a mask, together with those given beside it."""
     found = dict(given)
-    found["causal"] = bool(given["causal"] or mask.causal)
+    found["causal"] = _options.flag("causal", given["causal"]) or mask.causal
     sides = None if mask.left is None and mask.right is None else (mask.left, mask.right)
     for name, value in (("window", sides), ("chunk", mask.chunk), ("prefix", mask.prefix)):
         if value is not None and given[name] is not None:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _c, _run, _torch_masks, masks
+from . import _c, _options, _run, _tensor, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
-from ._torch_kv import append_kvcache, attention_with_kvcache
+from ._torch_kv import append_kvcache, attention_with_kvcache, threads_of
 from ._torch_masks import from_block_mask, pack_mask
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache",
@@ -45,7 +45,7 @@ def _call(direction, given, want, bias, alibi, sink, seed, tables, max_lens, blo
         if tensor is not None:
             arrays[name] = tensor
     static = (causal, None if window is None else tuple(window), chunk, scale, softcap, dropout_p, out_f32,
-              deterministic, threads, "auto", None, None)
+              deterministic, threads_of(threads, given["q"]), "auto", None, None)
     return _run.run(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
                     None if blocks is None else tuple(blocks), {}, want, 0 if seed is None else seed[0],
                     0 if seed is None else seed[1])
@@ -212,13 +212,17 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     """The tensor, if it is torch's and where q is. other: what the caller calls q."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+    if not torch.compiler.is_compiling() and type(tensor) is not Tensor and not hasattr(
+            type(tensor), "__tensor_flatten__") and not isinstance(tensor, torch._subclasses.FakeTensor):
+        _tensor.plain(type(tensor), name)
     if tensor.device != q.device or tensor.is_meta:
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
 
 
-def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
-    """What `mask` means beside the options given: (causal, window, chunk and prefix), intervals, blocks, bits."""
+def _by_mask(mask, given, intervals, blocks, bits, lens, around, k, is_varlen):
+    """What `mask` means beside the options given: (causal, window, chunk and prefix), intervals, blocks, bits. around:
+    batch and heads_q."""
     if _torch_masks.is_block_mask(mask):
         if blocks is not None or bits is not None or is_varlen:
             raise _c.InvalidError("mask is a BlockMask, which goes with neither blocks nor bits nor cu_lens")
@@ -235,10 +239,12 @@ def _by_mask(mask, given, intervals, blocks, bits, lens, k, is_varlen):
             raise _c.InvalidError("mask and bits are both given: they mean the same")
         if not isinstance(mask, Tensor):
             raise TypeError(f"mask is {type(mask).__name__}; it takes a tensor, a BlockMask, or masks by name")
-        if mask.shape[-1] != lens[1]:
-            raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; its last dimension must be the {lens[1]} keys")
-        bits = pack_mask(mask)
+        bits = _torch_masks.bits_of("mask", mask, (*around, *lens))
     return given, intervals, blocks, bits
+
+
+_OPTIONS = ("causal", "window", "chunk", "scale", "softcap", "dropout_p", "return_lse", "out_f32", "deterministic",
+            "threads", "max_len_q", "max_len_kv")
 
 
 def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits,
@@ -246,16 +252,25 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
               threads):
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _beside(tensor, name, q)
-    q, k, v = _autocast(q, k, v)
-    if mask is not None:
-        lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)
-        given = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
-        given, intervals, blocks, bits = _by_mask(mask, given, intervals, blocks, bits, lens, k, max_lens is not None)
-        causal, window, chunk, prefix = given["causal"], given["window"], given["chunk"], given["prefix"]
-    if window is not None:
-        window = [-1 if side is None else side for side in window]
+    window = _options.window(window)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    if not torch.compiler.is_compiling():  # whose graphs check types themselves
+        _options.check_all(_OPTIONS, (causal, window, chunk, scale, softcap, dropout_p, return_lse, out_f32,
+                                      deterministic, threads, *(max_lens or ())))
+    q, k, v = _autocast(q, k, v)
+    if bias is not None and masks.is_causal_bias(bias):
+        causal, window = masks.by_causal_bias(bias, q.shape[1], k.shape[1], causal, window, prefix,
+                                              max_lens is not None)
+        bias = None
+    if mask is not None:
+        lens = (q.shape[1], k.shape[1]) if max_lens is None else tuple(max_lens)
+        around = (q.shape[0] if cu_lens_q is None else cu_lens_q.shape[0] - 1, q.shape[-2])
+        given = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
+        given, intervals, blocks, bits = _by_mask(mask, given, intervals, blocks, bits, lens,
+                                                  around, k, max_lens is not None)
+        causal, window, chunk, prefix = given["causal"], given["window"], given["chunk"], given["prefix"]
+    window = _options.window(window)  # a mask's
     tables = []
     if not cu_lens_q is lens_q is lens_kv is prefix is intervals is blocks is bits is None:
         lists = (None,) * 4 if blocks is None else (
@@ -285,6 +300,7 @@ def attention(
 
         q, k, v        (batch, len_q, heads_q, dim), (batch, len_kv, heads_kv, dim), (batch, len_kv, heads_kv, dim_v)
         alibi, sink    any floating type
+        threads        0: as many as torch.get_num_threads() says when it runs (CPU)
         q.dtype        float64 too, on the CPU, for torch.autograd.gradcheck
         mask           by name (libattn.masks), FlexAttention's BlockMask, or a tensor, on the CPU or a GPU, of bool or
                        of 0 and -inf; see pack_mask
@@ -361,14 +377,18 @@ def scaled_dot_product_attention(
 
     A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v).
     """
-    if fallback not in (None, "sdpa"):
+    if _options.check("fallback", fallback) not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+    variant = attn_mask if attn_mask is not None and masks.is_causal_bias(attn_mask) else None
+    others = None if variant is not None else attn_mask
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", others)):
         if name != "attn_mask" or tensor is not None:
             _beside(tensor, name, query, "query")
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
         raise _c.InvalidError(f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions; all "
                               "must have the same number, 2 or more")
+    if not torch.compiler.is_compiling():
+        _options.check_all(("dropout_p", "is_causal", "scale", "enable_gqa"), (dropout_p, is_causal, scale, enable_gqa))
     if is_causal and attn_mask is not None:
         raise _c.InvalidError("attn_mask and is_causal exclude each other")
     q, k, v = _autocast(query, key, value)
@@ -388,10 +408,12 @@ def scaled_dot_product_attention(
     if not enable_gqa and q.shape[1] != k.shape[1] != 1:
         raise _c.InvalidError(f"query has {q.shape[1]} heads and key {k.shape[1]}: enable_gqa=True shares them")
     rows, keys = q.shape[2], k.shape[2]
-    window, bits, bias = None, None, None
-    if is_causal and rows < keys:
+    window, bits, bias, attn_mask = None, None, None, others
+    at_end = variant is not None and masks.of_causal_bias("attn_mask", variant, rows, keys)
+    is_causal = is_causal or variant is not None
+    if is_causal and not at_end and rows < keys:
         k, v, keys = k[:, :, :rows], v[:, :, :rows], rows  # the keys after the last row's are seen by none
-    elif is_causal and rows > keys:
+    elif is_causal and not at_end and rows > keys:
         is_causal, window = False, [-1, rows - keys]
     if attn_mask is not None:
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
@@ -400,11 +422,11 @@ def scaled_dot_product_attention(
             raise _c.InvalidError(f"attn_mask has {attn_mask.dim()} dimensions, query {query.dim()}: it takes no more")
         if len(lead) > 1 and attn_mask.dim() > 3:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, -4)
+        full = (q.shape[0], q.shape[1], rows, keys)
         if attn_mask.dtype == torch.bool:
-            if attn_mask.shape[-1] == 1 or attn_mask.shape[-2] == 1:
-                attn_mask = attn_mask.expand(*attn_mask.shape[:-2], rows, keys)
-            bits = pack_mask(attn_mask)
+            bits = _torch_masks.bits_of("attn_mask", attn_mask, full)
         else:
+            masks.check_shape("attn_mask", tuple(attn_mask.shape), full)
             bias = attn_mask.to(q.dtype) if attn_mask.dtype == torch.float64 else attn_mask
     o = _run_forward(
         _rows(q.transpose(1, 2)), _rows(k.transpose(1, 2)), _rows(v.transpose(1, 2)), bias, None, None,

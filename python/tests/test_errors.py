@@ -65,7 +65,7 @@ def test_options(make):
     refuses("threads is 1180591620717411303424", q, k, v, threads=1 << 70)
     refuses("chunk is 1.5", q, k, v, chunk=1.5)
     refuses("softcap is 'ten'", q, k, v, softcap="ten")
-    refuses("an option is of a type", q, k, v, window=[1, 2])
+    refuses("window is .1, 2, 3.", q, k, v, window=[1, 2, 3])
     refuses("seed is -1", q, k, v, dropout_p=0.5, seed=-1)
     refuses("seed_offset is", q, k, v, dropout_p=0.5, seed_offset=1 << 32)
     refuses("seed is float32", q, k, v, dropout_p=0.5, seed=np.zeros(1, "f"))
@@ -160,7 +160,7 @@ def test_whatever_is_passed_raises_or_runs(make):
         except (libattn.Error, TypeError, ValueError, BufferError):
             if "k_cache" in given and given["k_cache"] is cache[0]:
                 assert not cache.any()
-    assert ran > 25
+    assert ran > 20
 
 
 def test_outputs(make):

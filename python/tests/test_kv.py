@@ -402,7 +402,7 @@ def mistakes(p):
     yield "scale is 0", {"scale": 0}
     yield "threads", {"threads": -1}
     yield "isa is 'sse'", {"isa": "sse"}
-    yield "an option is of a type", {"window": [1, 2]}
+    yield "window is", {"window": [1, 2, 3]}
     yield "max_len_q is given without", {"max_len_q": 3}
     yield "fault", {"fault": np.zeros(1, np.uint32)}
     yield "fault is float32", {"fault": np.zeros(1, np.float32)}

@@ -84,6 +84,88 @@ def test_mistakes(make):
         libattn.attention_varlen(q[0], k[0], v[0], [0, 9], [0, 13], mask=documents(IDS[0]))
 
 
+def padding(batch=2, keys=13):
+    return np.arange(keys) < np.array([5, 11])[:, None]
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 13), (2, 4, 1, 13), (1, 1, 1, 13), (4, 1, 13), (1, 13), (2, 1, 9, 1),
+                                   (9, 1), (1, 4, 9, 13)])
+def test_masks_that_broadcast(make, shape):
+    q, k, v = make()
+    seen = np.random.default_rng(2).random(shape) < 0.7
+    if shape[0] == 2 and shape[-1] == 13:
+        seen &= padding()[:, None, None]
+    wanted = reference(q, k, v, seen)[0]
+    added = np.where(seen, np.float32(0), np.float32(-np.inf))
+    for mask in (seen, added, causal & seen):
+        known = wanted
+        if not isinstance(mask, np.ndarray):
+            known = reference(q, k, v, seen & visible_pairs(9, 13, causal=True))[0]
+        close(libattn.attention(q, k, v, mask=mask), known)
+    torch = pytest.importorskip("torch")
+    import libattn.torch as la
+
+    t = [torch.from_numpy(x) for x in (q, k, v)]
+    for mask in map(torch.from_numpy, (seen, added)):
+        close(la.attention(*t, mask=mask), wanted)
+        o = la.scaled_dot_product_attention(*(x.transpose(1, 2) for x in t), mask, enable_gqa=True)
+        close(o.transpose(1, 2), wanted)
+
+
+def test_padding_of_packed_sequences(make):
+    q, k, v = make()
+    starts = np.array([0, 9, 18], np.int32), np.array([0, 13, 26], np.int32)
+    wanted = reference(q, k, v, padding()[:, None, None])[0]
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    o = libattn.attention_varlen(*flat, *starts, mask=padding()[:, None, None])
+    close(o.reshape(q.shape), wanted)
+    close(o.reshape(q.shape), libattn.attention(q, k, v, lens_kv=[5, 11]))
+
+
+def test_masks_of_other_shapes_say_theirs(make):
+    q, k, v = make()
+    hint = r"mask has shape \(2, 13\).*here \(2, 4, 9, 13\).*mask\[:, None, None, :\].*lens_kv"
+    others = ((2, 13), hint), ((9, 12), r"mask has shape \(9, 12\)"), ((13,), r"mask has shape \(13,\)"), (
+        (2, 9, 13), r"mask\[:, None\]"), ((3, 1, 1, 13), r"mask has shape \(3, 1, 1, 13\)")
+    for shape, match in others:
+        with pytest.raises(libattn.InvalidError, match=match):
+            libattn.attention(q, k, v, mask=np.ones(shape, bool))
+    torch = pytest.importorskip("torch")
+    import libattn.torch as la
+
+    t = [torch.from_numpy(x) for x in (q, k, v)]
+    for shape, match in others:
+        with pytest.raises(libattn.InvalidError, match=match):
+            la.attention(*t, mask=torch.ones(shape, dtype=torch.bool))
+        for dtype in (torch.bool, torch.float32):
+            with pytest.raises(libattn.InvalidError, match="attn_" + match):
+                la.scaled_dot_product_attention(*(x.transpose(1, 2) for x in t), torch.ones(shape, dtype=dtype),
+                                                enable_gqa=True)
+
+
+def test_operators_use_as_many_threads_as_torch(make):
+    torch = pytest.importorskip("torch")
+    import libattn.torch as la
+    from libattn import _run
+
+    q, k, v = (torch.from_numpy(x) for x in make())
+    before = torch.get_num_threads()
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            for call in (lambda: la.attention(q, k, v), lambda: la.scaled_dot_product_attention(q, q, q),
+                         lambda: la.attention_with_kvcache(q, k, v, cache_seqlens=13)):
+                _run.clear_plans()
+                call()
+                static = [part for key in _run._plans for part in key if isinstance(part, tuple) and len(part) == 12]
+                assert [one[8] for one in static] == [number]
+            _run.clear_plans()
+            la.attention(q, k, v, threads=2)
+            assert [key[1][8] for key in _run._plans] == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
 # ---- torch -----------------------------------------------------------------------------------------
 
 
@@ -127,7 +209,7 @@ def test_floats_in_torch(make):
     for dtype in (torch.float32, torch.bfloat16):
         added = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, -torch.inf)
         close(la.attention(q, k, v, mask=added), reference(q, k, v, seen.numpy())[0])
-    for match, mask in (("other than 0", added - 1), ("int64", seen.long()), ("the 13 keys", seen[..., :12])):
+    for match, mask in (("other than 0", added - 1), ("int64", seen.long()), ("here .2, 4, 9, 13", seen[..., :12])):
         with pytest.raises(libattn.InvalidError, match=match):
             la.attention(q, k, v, mask=mask)
     with pytest.raises(libattn.InvalidError, match="two places"):
@@ -144,10 +226,8 @@ def test_block_mask(heads, rows, keys):
     import libattn.torch as la
 
     ids = torch.arange(512) // 130
-    asked = []
 
     def by_document(b, h, i, j):
-        asked.append(1)
         return (ids[i] == ids[j]) & (i + 40 * h * (heads is not None) >= j - 10 * b)
 
     mask = flex.create_block_mask(by_document, 2, heads, rows, keys, device="cpu", BLOCK_SIZE=(64, 32))
@@ -156,10 +236,9 @@ def test_block_mask(heads, rows, keys):
     b, h, i, j = np.ogrid[:2, :4, :rows, :keys]
     seen = (i // 130 == j // 130) & (i + 40 * h * (heads is not None) >= j - 10 * b)
     close(la.attention(q, k, v, mask=mask), reference(q, k, v, seen)[0])
-    count = len(asked)
+    blocks, bits = made = la.from_block_mask(mask, rows, keys)
     la.attention(q, k, v, mask=mask)
-    assert len(asked) == count  # it is kept
-    blocks, bits = la.from_block_mask(mask, rows, keys)
+    assert la.from_block_mask(mask, rows, keys) is made  # it is kept
     dense = np.unpackbits(bits.numpy(), axis=-1, bitorder="little")[..., :keys].astype(bool)
     assert dense.sum() < seen[:, :dense.shape[1]].sum() and not (dense & ~seen[:, :dense.shape[1]]).any()
     for match, q in (("200|256", q[:, 1:]), ("neither blocks nor bits", q)):
