@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _c, _kv, _options
 from ._api import Window
+from ._torch_ops import threads_of
 
 _CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
 _WHERE = "Tensor cache_seqlens, Tensor? page_table, Tensor? cu_lens, "
@@ -24,11 +25,6 @@ _library.define(f"with_kvcache({_CACHE}Tensor? k, Tensor? v, {_WHERE}Tensor q, {
                 "(Tensor, Tensor)")
 _NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin",
           "rotary_interleaved", "threads", "fault", "max_len_q", "first_kv", "alibi", "sink")
-
-
-def threads_of(threads: int, q: Tensor) -> int:
-    """As many as torch uses, when it runs, unless the caller says a number; a GPU has none."""
-    return threads or (torch.get_num_threads() if q.is_cpu else 0)
 
 
 def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault):

@@ -24,7 +24,8 @@ def pack_mask(mask: Tensor) -> Tensor:
     if not 2 <= mask.dim() <= 4:
         raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; it takes 2 to 4 dimensions")
     mask = mask[(None,) * (4 - mask.dim())]
-    mask = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    bytes_of_row = (mask.shape[-1] + 7) // 8  # no remainder, which dynamic shapes of torch.export cannot follow
+    mask = torch.nn.functional.pad(mask, (0, 8 * bytes_of_row - mask.shape[-1])).unflatten(-1, (bytes_of_row, 8))
     weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
     return (mask.to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
 

@@ -14,165 +14,16 @@ from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from . import _c, _options, _run, _tensor, _torch_masks, masks
+from . import _c, _options, _tensor, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
-from ._torch_kv import append_kvcache, attention_with_kvcache, threads_of
+from ._torch_kv import append_kvcache, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
+from ._torch_ops import ARRAYS, floats_of, rows_of, run_forward
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache",
            "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
-
-# Tables have no gradients and are seldom there: one list, empty or of all of them.
-_TABLES = ("cu_lens_q", "cu_lens_kv", "lens_q", "lens_kv", "prefix", "intervals", "block_full_count", "block_full",
-           "block_partial_count", "block_partial", "bits")
-_REST = ("Tensor? bias, Tensor? alibi, Tensor? sink, Tensor? seed, Tensor?[] tables, SymInt[]? max_lens, "
-         "SymInt[]? blocks, bool causal, SymInt[]? window, SymInt? chunk, float? scale, float? softcap, "
-         "float dropout_p, bool out_f32, bool deterministic, int threads")
-
-_library = torch.library.Library("libattn", "DEF")
-_library.define(f"forward(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor, Tensor)")
-_library.define(f"backward(Tensor grad_o, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-                f"{_REST}, bool[3] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
-
-
-def _call(direction, given, want, bias, alibi, sink, seed, tables, max_lens, blocks, causal, window, chunk, scale,
-          softcap, dropout_p, out_f32, deterministic, threads):
-    arrays = {name: table for name, table in zip(_TABLES, tables) if table is not None}
-    for name, tensor in (("bias", bias), ("alibi", alibi), ("sink", sink)):
-        if tensor is not None:
-            arrays[name] = tensor
-    static = (causal, None if window is None else tuple(window), chunk, scale, softcap, dropout_p, out_f32,
-              deterministic, threads_of(threads, given["q"]), "auto", None, None)
-    return _run.run(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
-                    None if blocks is None else tuple(blocks), {}, want, 0 if seed is None else seed[0],
-                    0 if seed is None else seed[1])
-
-
-def _forward(q, k, v, *rest):
-    results = _call(_c.FORWARD, {"q": q, "k": k, "v": v}, ("o", "lse"), *rest)
-    return results["o"], results["lse"]
-
-
-def _backward(grad_o, grad_lse, q, k, v, o, lse, *rest):
-    given = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": _rows(grad_o)}
-    if grad_lse is not None:
-        given["grad_lse"] = grad_lse.contiguous()
-    *rest, wanted = rest
-    want = ("grad_q", "grad_k", "grad_v") + tuple(
-        "grad_" + name for name, is_wanted in zip(("bias", "alibi", "sink"), wanted) if is_wanted)
-    results = _call(_c.BACKWARD, given, want, *rest)
-    return tuple(results["grad_" + name] if "grad_" + name in results else q.new_empty(0, dtype=lse.dtype)
-                 for name in ("q", "k", "v", "bias", "alibi", "sink"))
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """As it is if the kernels take it: with a stride of 1 in dim."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-for _key in ("CPU", "CUDA"):
-    _library.impl("forward", _forward, _key)
-    _library.impl("backward", _backward, _key)
-
-
-@torch.library.register_fake("libattn::forward", lib=_library)
-def _forward_fake(q, k, v, bias, alibi, sink, seed, tables, max_lens, blocks, causal, window, chunk, scale, softcap,
-                  dropout_p, out_f32, deterministic, threads):
-    o = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.float32 if out_f32 else q.dtype)
-    lse = (q.shape[0], q.shape[2], q.shape[1]) if max_lens is None else (q.shape[1], q.shape[0])
-    return o, q.new_empty(lse, dtype=_floats(q))
-
-
-@torch.library.register_fake("libattn::backward", lib=_library)
-def _backward_fake(grad_o, grad_lse, q, k, v, o, lse, bias, alibi, sink, *rest):
-    made = [q.new_empty(tensor.shape, dtype=o.dtype) for tensor in (q, k, v)]
-    for tensor, is_wanted in zip((bias, alibi, sink), rest[-1]):
-        made.append(q.new_empty(tensor.shape if is_wanted else (0,), dtype=lse.dtype))
-    return tuple(made)
-
-
-_forward_op, _backward_op = torch.ops.libattn.forward.default, torch.ops.libattn.backward.default
-_below_autograd = torch._C._AutoDispatchBelowAutograd
-
-
-class _Attention(torch.autograd.Function):
-    """The forward operator's gradient is the backward operator. register_autograd's own Function takes several times as
-    long for every call."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, bias, alibi, sink, seed, tables, *static):
-        with _below_autograd():
-            o, lse = _forward_op(q, k, v, bias, alibi, sink, seed, tables, *static)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, o, lse, bias, alibi, sink, seed, *tables)
-        ctx.static = static
-        return o, lse
-
-    @staticmethod
-    def backward(ctx, grad_o, grad_lse):
-        if grad_o is None and grad_lse is None:
-            return (None,) * (8 + len(ctx.static))
-        q, k, v, o, lse, bias, alibi, sink, seed, *tables = ctx.saved_tensors
-        if grad_o is None:
-            grad_o = torch.zeros_like(o)
-        wanted = list(ctx.needs_input_grad[3:6])
-        grads = _run_backward(grad_o, grad_lse, q, k, v, o, lse, bias, alibi, sink, seed, tables, *ctx.static, wanted)
-        return (*(grad.to(q.dtype) for grad in grads[:3]),
-                *(grad.to(tensor.dtype) if is_wanted else None
-                  for grad, tensor, is_wanted in zip(grads[3:], (bias, alibi, sink), wanted)),
-                None, None, *(None for _ in ctx.static))
-
-
-def _wants_gradient(*tensors: Optional[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-def _autograd(*arguments):
-    if _wants_gradient(*arguments[:6]):
-        return _Attention.apply(*arguments)
-    with _below_autograd():
-        return _forward_op(*arguments)
-
-
-def _no_second_gradient(*arguments):
-    """Gradients of gradients: refused rather than silently 0."""
-    if _wants_gradient(*arguments[:7]):
-        raise _c.UnsupportedError("libattn's backward has no gradient of its own: create_graph=True is not supported")
-    with _below_autograd():
-        return _backward_op(*arguments)
-
-
-_library.impl("forward", _autograd, "Autograd")
-_library.impl("backward", _no_second_gradient, "Autograd")
-
-
-def _refuse_tangents(tensors):
-    """Forward-mode differentiation: refused rather than silently 0."""
-    for tensor in tensors:
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise _c.UnsupportedError("libattn has no forward-mode gradients (torch.func.jvp, forward_ad)")
-
-
-def _directly(operator, arguments, may_record):
-    """The operator; in eager mode without the turn through autograd where there is nothing to record."""
-    if forward_ad._current_level >= 0:
-        _refuse_tangents(arguments[:may_record])
-    if torch.compiler.is_compiling() or _wants_gradient(*arguments[:may_record]):
-        return operator(*arguments)
-    with _below_autograd():
-        return operator(*arguments)
-
-
-def _run_forward(*arguments):
-    return _directly(_forward_op, arguments, 6)
-
-
-def _run_backward(*arguments):
-    return _directly(_backward_op, arguments, 7)
-
 
 # ---- functions -----------------------------------------------------------------------------------
 
@@ -199,13 +50,8 @@ def _seed(dropout_p: float, seed: Optional[Tensor], device: torch.device) -> Opt
     return seed
 
 
-def _floats(q: Tensor) -> torch.dtype:
-    """The type of lse, alibi and sink."""
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
 def _float(tensor: Optional[Tensor], name: str, q: Tensor) -> Optional[Tensor]:
-    return None if tensor is None else _beside(tensor, name, q).to(_floats(q))
+    return None if tensor is None else _beside(tensor, name, q).to(floats_of(q))
 
 
 def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
@@ -271,19 +117,16 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
                                                   around, k, max_lens is not None)
         causal, window, chunk, prefix = given["causal"], given["window"], given["chunk"], given["prefix"]
     window = _options.window(window)  # a mask's
-    tables = []
-    if not cu_lens_q is lens_q is lens_kv is prefix is intervals is blocks is bits is None:
-        lists = (None,) * 4 if blocks is None else (
-            blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
-        tables = [cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits]
-        for name, table in zip(_TABLES, tables):
-            if table is not None:
-                _beside(table, name, q)
-    o, lse = _run_forward(
+    lists = (None,) * 4 if blocks is None else (
+        blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
+    tables = cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits
+    for name, table in zip(ARRAYS[3:], tables):
+        if table is not None:
+            _beside(table, name, q)
+    o, lse = run_forward(
         q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
-        _seed(dropout_p, seed, q.device), tables, max_lens,
-        None if blocks is None else [blocks.rows, blocks.keys], causal, window, chunk, scale, softcap, dropout_p,
-        out_f32, deterministic, threads)
+        *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else [blocks.rows, blocks.keys],
+        causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads)
     return (o, lse) if return_lse else o
 
 
@@ -428,8 +271,8 @@ def scaled_dot_product_attention(
         else:
             masks.check_shape("attn_mask", tuple(attn_mask.shape), full)
             bias = attn_mask.to(q.dtype) if attn_mask.dtype == torch.float64 else attn_mask
-    o = _run_forward(
-        _rows(q.transpose(1, 2)), _rows(k.transpose(1, 2)), _rows(v.transpose(1, 2)), bias, None, None,
-        _seed(dropout_p, None, q.device), [] if bits is None else [None] * 10 + [bits], None, None, is_causal, window,
-        None, scale, None, dropout_p, False, torch.are_deterministic_algorithms_enabled(), 0)[0]
+    o = run_forward(
+        rows_of(q.transpose(1, 2)), rows_of(k.transpose(1, 2)), rows_of(v.transpose(1, 2)), bias, None, None,
+        *(None,) * 10, bits, _seed(dropout_p, None, q.device), None, None, is_causal, window, None, scale, None,
+        dropout_p, False, torch.are_deterministic_algorithms_enabled(), 0)[0]
     return o.transpose(1, 2).reshape(*lead, *query.shape[-3:-1], value.shape[-1])

@@ -1,0 +1,212 @@
+"""Attention as operators of PyTorch, torch.ops.libattn.forward and torch.ops.libattn.backward: their schemas, kernels,
+shapes and autograd. The functions of libattn.torch call run_forward."""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+from . import _c, _run
+
+# Each array is an argument of its own, None where it is not there: torch.jit.trace knows no lists of optional tensors.
+_OPTIONS = (
+    "Tensor? bias=None, Tensor? alibi=None, Tensor? sink=None, Tensor? cu_lens_q=None, Tensor? cu_lens_kv=None, "
+    "Tensor? lens_q=None, Tensor? lens_kv=None, Tensor? prefix=None, Tensor? intervals=None, "
+    "Tensor? block_full_count=None, Tensor? block_full=None, Tensor? block_partial_count=None, "
+    "Tensor? block_partial=None, Tensor? bits=None, Tensor? seed=None, SymInt[]? max_lens=None, SymInt[]? blocks=None, "
+    "bool causal=False, SymInt[]? window=None, SymInt? chunk=None, float? scale=None, float? softcap=None, "
+    "float dropout_p=0.0, bool out_f32=False, bool deterministic=False, int threads=0")
+
+def threads_of(threads: int, q: Tensor) -> int:
+    """As many as torch uses, when it runs, unless the caller says a number; a GPU has none."""
+    return threads or (torch.get_num_threads() if q.is_cpu else 0)
+
+
+library = torch.library.Library("libattn", "DEF")
+library.define(f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+library.define("backward(Tensor grad_o, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+               f"bool want_bias, bool want_alibi, bool want_sink, {_OPTIONS}) -> "
+               "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+forward_op, backward_op = torch.ops.libattn.forward.default, torch.ops.libattn.backward.default
+
+OPTIONS = tuple(argument.name for argument in forward_op._schema.arguments[3:])
+_DEFAULTS = tuple(argument.default_value for argument in forward_op._schema.arguments[3:])
+_TENSORS = OPTIONS.index("seed") + 1  # options that are tensors come first
+ARRAYS = OPTIONS[:_TENSORS - 1]
+
+
+def filled(arguments: Tuple[Any, ...], before: int) -> Tuple[Any, ...]:
+    """With the defaults of options at the end, which the dispatcher leaves away. before: arguments before options."""
+    return arguments + _DEFAULTS[len(arguments) - before:]
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+
+def _call(direction, given, want, options):
+    options = filled(options, 0)
+    arrays = {name: array for name, array in zip(ARRAYS, options) if array is not None}
+    (seed, max_lens, blocks, causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic,
+     threads) = options[len(ARRAYS):]
+    static = (causal, None if window is None else tuple(window), chunk, scale, softcap, dropout_p, out_f32,
+              deterministic, threads_of(threads, given["q"]), "auto", None, None)
+    return _run.run(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
+                    None if blocks is None else tuple(blocks), {}, want, 0 if seed is None else seed[0],
+                    0 if seed is None else seed[1])
+
+
+def _forward(q, k, v, *options):
+    results = _call(_c.FORWARD, {"q": q, "k": k, "v": v}, ("o", "lse"), options)
+    return results["o"], results["lse"]
+
+
+def _backward(grad_o, grad_lse, q, k, v, o, lse, want_bias, want_alibi, want_sink, *options):
+    given = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": rows_of(grad_o)}
+    if grad_lse is not None:
+        given["grad_lse"] = grad_lse.contiguous()
+    wanted = (True, True, True, want_bias, want_alibi, want_sink)
+    names = ("grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink")
+    results = _call(_c.BACKWARD, given, tuple(name for name, is_wanted in zip(names, wanted) if is_wanted), options)
+    return tuple(results[name] if is_wanted else q.new_empty(0, dtype=lse.dtype)
+                 for name, is_wanted in zip(names, wanted))
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """As it is if the kernels take it: with a stride of 1 in dim."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+for _key in ("CPU", "CUDA"):
+    library.impl("forward", _forward, _key)
+    library.impl("backward", _backward, _key)
+
+
+def floats_of(q: Tensor) -> torch.dtype:
+    """The type of lse, alibi and sink."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+@torch.library.register_fake("libattn::forward", lib=library)
+def _forward_fake(q, k, v, *options):
+    option = dict(zip(OPTIONS, filled(options, 0)))
+    o = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.float32 if option["out_f32"] else q.dtype)
+    lse = (q.shape[0], q.shape[2], q.shape[1]) if option["max_lens"] is None else (q.shape[1], q.shape[0])
+    return o, q.new_empty(lse, dtype=floats_of(q))
+
+
+@torch.library.register_fake("libattn::backward", lib=library)
+def _backward_fake(grad_o, grad_lse, q, k, v, o, lse, want_bias, want_alibi, want_sink, *options):
+    made = [q.new_empty(tensor.shape, dtype=o.dtype) for tensor in (q, k, v)]
+    for tensor, is_wanted in zip(filled(options, 0), (want_bias, want_alibi, want_sink)):
+        made.append(q.new_empty(tensor.shape if is_wanted else (0,), dtype=lse.dtype))
+    return tuple(made)
+
+
+# ---- autograd ------------------------------------------------------------------------------------
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_under_transforms = torch._C._are_functorch_transforms_active  # torch.func's
+
+
+class _Attention(torch.autograd.Function):
+    """The forward operator's gradient is the backward operator. register_autograd's own Function takes several times as
+    long for every call, and knows no transforms of torch.func."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        o, lse = _inside(forward_op, arguments)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(o, lse, *arguments[:3 + _TENSORS])
+        ctx.static = arguments[3 + _TENSORS:]
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, grad_o, grad_lse):
+        nothing = (None,) * (_TENSORS - 3 + len(ctx.static))
+        if grad_o is None and grad_lse is None:
+            return (None,) * 6 + nothing
+        o, lse, q, k, v, *tensors = ctx.saved_tensors
+        if grad_o is None:
+            grad_o = torch.zeros_like(o)
+        wanted = ctx.needs_input_grad[3:6]
+        grads = _run_backward(grad_o, grad_lse, q, k, v, o, lse, *wanted, *tensors, *ctx.static)
+        return (*(grad.to(q.dtype) for grad in grads[:3]),
+                *(grad.to(tensor.dtype) if is_wanted else None
+                  for grad, tensor, is_wanted in zip(grads[3:], tensors, wanted)), *nothing)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise _c.UnsupportedError("libattn has no forward-mode gradients (torch.func.jvp, jacfwd, hessian, forward_ad)")
+
+
+class _Backward(_Attention):
+    """Has no gradient of its own: who asks for one is refused, rather than given 0."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        return _inside(backward_op, arguments)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise _c.UnsupportedError("libattn's backward has no gradient of its own: second derivatives (create_graph=True) "
+                                  "are not supported")
+
+
+def _inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
+    """The operator below autograd. torch.func's next transform may record it, too, which Functions switch off."""
+    if _under_transforms():
+        with torch.enable_grad(), _below_autograd():
+            return operator(*arguments)
+    with _below_autograd():
+        return operator(*arguments)
+
+
+def _wants_gradient(tensors: Tuple[Optional[Tensor], ...]) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _differentiable(tensors: Tuple[Optional[Tensor], ...]) -> bool:
+    """Whether a gradient may be asked for, or a tangent be at hand."""
+    return forward_ad._current_level >= 0 or _wants_gradient(tensors)
+
+
+def _autograd_of(function: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
+    """The operator's kernel for autograd: records if one of the first `may_record` arguments asks for it."""
+    # Function.apply itself would start anew with all of torch.func's transforms: the dispatcher is at one of them.
+    apply = super(torch.autograd.Function, function).apply
+
+    def kernel(*arguments):
+        if not _differentiable(arguments[:may_record]):
+            with _below_autograd():
+                return operator(*arguments)
+        arguments = filled(arguments, before)
+        if not _under_transforms():
+            return apply(*arguments)
+        with enable_single_level_autograd_function():
+            return apply(*arguments)
+
+    return kernel
+
+
+library.impl("forward", _autograd_of(_Attention, forward_op, 6, 3), "Autograd")
+library.impl("backward", _autograd_of(_Backward, backward_op, 7, 10), "Autograd")
+
+
+def _directly(operator, arguments, may_record):
+    """The operator; in eager mode without the turn through autograd where there is nothing to record."""
+    if torch.compiler.is_compiling() or _under_transforms() or _differentiable(arguments[:may_record]):
+        return operator(*arguments)
+    with _below_autograd():
+        return operator(*arguments)
+
+
+def run_forward(*arguments):
+    """The forward operator, of all of its arguments in order."""
+    return _directly(forward_op, arguments, 6)
+
+
+def _run_backward(*arguments):
+    return _directly(backward_op, arguments, 7)
