@@ -128,6 +128,8 @@ def table_dtype(name: str, dtype: str) -> str:
         return "float64" if dtype == "float64" else "float32"
     if name in ("rotary_cos", "rotary_sin"):
         return "float32"
+    if name in ("position_q", "position_kv", "rotary_positions"):
+        return "int64"
     return "uint8" if name == "bits" else "int32"
 
 
@@ -376,7 +378,7 @@ class Problem:
             desc.interval_heads, desc.interval_vectors = shape[1], vectors
         if "bits" in arrays:
             desc.flags |= _c.BITS
-            width = (desc.len_kv + 7) // 8
+            width = ((desc.bits_keys or desc.len_kv) + 7) // 8
             shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
             shape_is("bits (or mask)", arrays["bits"].shape, *dict.fromkeys(shapes))
             desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]

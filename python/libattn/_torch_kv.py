@@ -10,37 +10,42 @@ from torch import Tensor
 
 from . import _c, _kv
 from ._api import Window
+from ._torch_masks import pack_mask
 
 _CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
 _WHERE = "Tensor cache_seqlens, Tensor? page_table, Tensor? cu_lens, "
-_ROTARY = "Tensor? rotary_cos, Tensor? rotary_sin, bool? rotary_interleaved, "
+_ROTARY = "Tensor? rotary_cos, Tensor? rotary_sin, bool? rotary_interleaved, Tensor? rotary_positions, "
 
 _library = torch.library.Library("libattn", "FRAGMENT")
 _library.define(f"append_kvcache({_CACHE}Tensor k, Tensor v, {_WHERE}Tensor? q, {_ROTARY}int threads, "
                 "Tensor(c!)? fault) -> Tensor")
 _library.define(f"with_kvcache({_CACHE}Tensor? k, Tensor? v, {_WHERE}Tensor q, {_ROTARY}int threads, "
-                "Tensor(c!)? fault, SymInt? max_len_q, Tensor? first_kv, Tensor? alibi, Tensor? sink, bool causal, "
-                "SymInt[]? window, SymInt? chunk, float? scale, float? softcap, bool out_f32, bool deterministic) -> "
-                "(Tensor, Tensor)")
+                "Tensor(c!)? fault, SymInt? max_len_q, Tensor? first_kv, Tensor? position_q, Tensor? position_kv, "
+                "Tensor? prefix, Tensor? bits, Tensor? alibi, Tensor? sink, SymInt? max_len_kv, SymInt? bits_keys, "
+                "float? visible_share, bool causal, SymInt[]? window, SymInt? chunk, float? scale, float? softcap, "
+                "bool out_f32, bool deterministic) -> (Tensor, Tensor)")
 _NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin",
-          "rotary_interleaved", "threads", "fault", "max_len_q", "first_kv", "alibi", "sink")
+          "rotary_interleaved", "rotary_positions", "threads", "fault", "max_len_q", "first_kv", "position_q",
+          "position_kv", "prefix", "bits", "alibi", "sink")
 
 
-def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault):
+def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads, fault):
     turned = _kv.append_kvcache(
         k, v, k_cache, v_cache, cache_seqlens=seqlens, page_table=page_table, cu_lens=cu_lens, q=q, rotary_cos=cos,
-        rotary_sin=sin, rotary_interleaved=interleaved, threads=threads, fault=fault)
+        rotary_sin=sin, rotary_interleaved=interleaved, rotary_positions=positions, threads=threads, fault=fault)
     return k.new_empty(0) if turned is None else turned
 
 
-def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault,
-                  max_len_q, first_kv, alibi, sink, causal, window, chunk, scale, softcap, out_f32, deterministic):
+def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads,
+                  fault, max_len_q, first_kv, position_q, position_kv, prefix, bits, alibi, sink, max_len_kv, bits_keys,
+                  visible_share, causal, window, chunk, scale, softcap, out_f32, deterministic):
     return _kv.attention_with_kvcache(
         q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
-        max_len_q=max_len_q, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, first_kv=first_kv,
-        causal=causal, window=None if window is None else tuple(window), chunk=chunk, scale=scale, softcap=softcap,
-        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic, threads=threads,
-        fault=fault)
+        max_len_q=max_len_q, max_len_kv=max_len_kv, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved,
+        rotary_positions=positions, first_kv=first_kv, position_q=position_q, position_kv=position_kv, causal=causal,
+        window=None if window is None else tuple(window), chunk=chunk, prefix=prefix, bits=bits, bits_keys=bits_keys,
+        scale=scale, softcap=softcap, alibi=alibi, sink=sink, visible_share=visible_share, return_lse=True,
+        out_f32=out_f32, deterministic=deterministic, threads=threads, fault=fault)
 
 
 for _key in ("CPU", "CUDA"):
@@ -84,7 +89,7 @@ def _counting_versions(op: Any) -> Any:
     """Autograd knows by a tensor's version that it was written."""
 
     def kernel(keyset, *arguments):
-        for written in (*(arguments[:2] if arguments[2] is not None else ()), arguments[12]):
+        for written in (*(arguments[:2] if arguments[2] is not None else ()), arguments[_NAMES.index("fault")]):
             if written is not None:
                 torch.autograd.graph.increment_version(written)
         return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *arguments)
@@ -109,32 +114,49 @@ def _lengths(seqlens: Union[int, Tensor], like: Tensor, cu_lens: Optional[Tensor
     return torch.full((batch,), seqlens, dtype=torch.int32, device=like.device)
 
 
+def _pack(mask: Any, bits_keys: Optional[int], k_cache: Tensor, page_table: Optional[Tensor],
+          max_len_kv: Optional[int]) -> Tensor:
+    """A mask of the last bits_keys keys, or of all, as bits."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is {type(mask).__name__}; it takes a tensor, or masks by name")
+    if bits_keys is None:
+        room = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
+        bits_keys = room if max_len_kv is None else min(max_len_kv, room)
+    if mask.shape[-1] != bits_keys:
+        raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; its last dimension must be the {bits_keys} keys")
+    return pack_mask(mask)
+
+
 def append_kvcache(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Union[int, Tensor],
     page_table: Optional[Tensor] = None, cu_lens: Optional[Tensor] = None, q: Optional[Tensor] = None,
     rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
-    rotary_interleaved: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
+    rotary_interleaved: Optional[bool] = None, rotary_positions: Optional[Tensor] = None, threads: int = 0,
+    fault: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
     """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs. It has no autograd: a tensor that
     requires grad raises InvalidError, unless under torch.no_grad()."""
     turned = _append_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, k, cu_lens), page_table, cu_lens, q, rotary_cos,
-                        rotary_sin, rotary_interleaved, threads, fault)
+                        rotary_sin, rotary_interleaved, rotary_positions, threads, fault)
     return None if q is None else turned
 
 
 def attention_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None, *,
     cache_seqlens: Union[int, Tensor], page_table: Optional[Tensor] = None, cu_lens_q: Optional[Tensor] = None,
-    max_len_q: Optional[int] = None, rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
-    rotary_interleaved: Optional[bool] = None, first_kv: Optional[Tensor] = None, causal: bool = False,
-    window: Window = None, chunk: Optional[int] = None, scale: Optional[float] = None,
-    softcap: Optional[float] = None, alibi: Optional[Tensor] = None, sink: Optional[Tensor] = None,
-    return_lse: bool = False, out_f32: bool = False, deterministic: Optional[bool] = None, threads: int = 0,
-    fault: Optional[Tensor] = None,
+    max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None, rotary_cos: Optional[Tensor] = None,
+    rotary_sin: Optional[Tensor] = None, rotary_interleaved: Optional[bool] = None,
+    rotary_positions: Optional[Tensor] = None, first_kv: Optional[Tensor] = None, position_q: Optional[Tensor] = None,
+    position_kv: Optional[Tensor] = None, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
+    prefix: Optional[Tensor] = None, mask: Any = None, bits: Optional[Tensor] = None, bits_keys: Optional[int] = None,
+    scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None, visible_share: Optional[float] = None, return_lse: bool = False,
+    out_f32: bool = False, deterministic: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """libattn.attention_with_kvcache as an operator, for torch.compile and CUDA graphs.
 
         cu_lens_q      with it max_len_q is needed, on the CPU too
+        mask           a tensor, on the CPU or a GPU, packed by pack_mask; or masks by name, without documents
         alibi, sink    any floating type
         deterministic  None: as torch.use_deterministic_algorithms says
 
@@ -143,12 +165,16 @@ def attention_with_kvcache(
     """
     if cu_lens_q is not None and max_len_q is None:
         raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
+    causal, window, chunk, prefix, mask = _kv._masks(mask, bits, causal, window, chunk, prefix)
+    if mask is not None:
+        bits = _pack(mask, bits_keys, k_cache, page_table, max_len_kv)
     if window is not None:
         window = [-1 if side is None else side for side in window]  # type: ignore[assignment]
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
-                      rotary_cos, rotary_sin, rotary_interleaved, threads, fault, max_len_q, first_kv, alibi, sink,
-                      causal, window, chunk, scale, softcap, out_f32, deterministic)
+                      rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, max_len_q, first_kv,
+                      position_q, position_kv, prefix, bits, alibi, sink, max_len_kv, bits_keys, visible_share, causal,
+                      window, chunk, scale, softcap, out_f32, deterministic)
     return (o, lse) if return_lse else o
