@@ -348,6 +348,12 @@ def _masks(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: A
     return (*found.values(), mask)
 
 
+def most_keys(width: int, size: int, limit: Optional[int]) -> int:
+    """Keys of `width` pages, or fewer, where there is a limit."""
+    room = min(width * size, (1 << 31) - 65)  # lengths are int32
+    return room if limit is None else min(_run._integer("max_len_kv", limit), room)
+
+
 class Prepared(NamedTuple):
     """Plans of a call, and what its outputs look like."""
 
@@ -452,8 +458,7 @@ class _Call:
         cache, table = _shape(self.tensors["k_cache"]), _shape(self.tables["page_table"])
         if len(cache) < 2 or len(table) != 2:
             self.layouts()  # raises
-        room = min(table[1] * cache[1], (1 << 31) - 65)  # lengths are int32
-        return room if more.max_len_kv is None else min(_run._integer("max_len_kv", more.max_len_kv), room)
+        return most_keys(table[1], cache[1], more.max_len_kv)
 
     def refuse(self, error: _c.InvalidError, more: Optional[More] = None) -> NoReturn:
         """Raises it, with cache_seqlens in it: the library itself knows only the lengths after the append."""
