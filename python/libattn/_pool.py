@@ -196,7 +196,7 @@ class Pool:
             raise _c.InvalidError(f"width is {width}; it takes 0 or more")
         made = [(np.empty(count + 1, np.int32), np.empty(count, np.int32), np.empty((count, width), np.int32))
                 for _ in range(shared + 1)]
-        levels = (_c.PoolLevel * len(made))(*[_c.PoolLevel(*(array.ctypes.data for array in arrays)) for arrays in made])
+        levels = (_c.PoolLevel * len(made))(*[_c.PoolLevel(*(x.ctypes.data for x in arrays)) for arrays in made])
         handles = (_c.Seq * count)(*listed)
         self._call(_c.pool_levels, ctypes.addressof(handles), count, rows.ctypes.data, _integer("least", least), width,
                    ctypes.addressof(levels), shared)

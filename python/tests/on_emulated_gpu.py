@@ -184,7 +184,8 @@ def masks():
             close(o.a, wanted[0], 2e-3)
             close(lse.a, wanted[1], 2e-3)
             assert np.array_equal(gpu["k_cache"].a, given["k_cache"])
-    refuses("mask is on a GPU: pass bits", lambda: libattn.attention_with_kvcache(**up(dict(host, mask=tree, bits_keys=4))))
+    gpu = up(dict(host, mask=tree, bits_keys=4))
+    refuses("mask is on a GPU: pass bits", lambda: libattn.attention_with_kvcache(**gpu))
 
 
 def cascades():

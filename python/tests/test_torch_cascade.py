@@ -76,6 +76,7 @@ def test_mistakes():
     for match, kind, wrong in (
             (r"levels\[1\].lens_kv is list", TypeError, [levels[0], (levels[1][0], [1], levels[1][2]), levels[2]]),
             ("levels has 1", libattn.InvalidError, levels[2:]),
-            (r"levels\[0\]: lens_kv", libattn.InvalidError, [(levels[0][0], levels[0][1] + 99, levels[0][2]), levels[2]])):
+            (r"levels\[0\]: lens_kv", libattn.InvalidError, [
+                (levels[0][0], levels[0][1] + 99, levels[0][2]), levels[2]])):
         with pytest.raises(kind, match=match):
             la.attention_cascade(**dict(given, levels=wrong))
