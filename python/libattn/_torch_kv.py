@@ -25,8 +25,9 @@ _library.define(f"with_kvcache({_CACHE}Tensor? k, Tensor? v, {_WHERE}Tensor q, {
                 "float? visible_share, bool causal, SymInt[]? window, SymInt? chunk, float? scale, float? softcap, "
                 "bool out_f32, bool deterministic) -> (Tensor, Tensor)")
 _library.define("cascade(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? sink, Tensor(a!)? fault, "
-                "Tensor[] cu_lens_q, Tensor[] lens_kv, Tensor[] page_tables, SymInt max_len_q, SymInt[]? max_len_kv, bool causal, "
-                "float? scale, float? softcap, bool out_f32, bool deterministic, int threads) -> (Tensor, Tensor)")
+                "Tensor[] cu_lens_q, Tensor[] lens_kv, Tensor[] page_tables, SymInt max_len_q, SymInt[]? max_len_kv, "
+                "bool causal, float? scale, float? softcap, bool out_f32, bool deterministic, int threads) -> "
+                "(Tensor, Tensor)")
 _CASCADE_NAMES = ("q", "k_cache", "v_cache", "sink", "fault")
 _NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin",
           "rotary_interleaved", "rotary_positions", "threads", "fault", "max_len_q", "first_kv", "position_q",
