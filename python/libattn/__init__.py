@@ -15,6 +15,7 @@ from ._run import Blocks, Plan, clear_plans
 
 __version__ = version()
 __all__ = ["attention", "attention_varlen", "attention_backward", "attention_with_kvcache",
-           "append_kvcache", "merge_states", "attention_cascade", "plan_cascade", "Cascade", "Level", "plan", "Plan", "Blocks", "Gradients", "machine_use",
+           "append_kvcache", "merge_states", "attention_cascade", "plan_cascade", "Cascade", "Level",
+           "plan", "Plan", "Blocks", "Gradients", "machine_use",
            "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError",
            "Pool", "Sequence", "PageCopies", "PoolFullError"]
