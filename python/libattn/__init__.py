@@ -8,12 +8,14 @@ merges results of keys in parts; plan says how, before anything runs. libattn.Er
 """
 from ._api import (Gradients, attention, attention_backward, attention_varlen, machine_use, plan, version)
 from ._c import DeviceError, Error, InvalidError, NoMemoryError, PoolFullError, UnsupportedError
+from ._cascade import Cascade, attention_cascade, plan_cascade
 from ._kv import append_kvcache, attention_with_kvcache, merge_states
-from ._pool import PageCopies, Pool, Sequence
+from ._pool import Level, PageCopies, Pool, Sequence
 from ._run import Blocks, Plan, clear_plans
 
 __version__ = version()
 __all__ = ["attention", "attention_varlen", "attention_backward", "attention_with_kvcache",
-           "append_kvcache", "merge_states", "plan", "Plan", "Blocks", "Gradients", "machine_use",
+           "append_kvcache", "merge_states", "attention_cascade", "plan_cascade", "Cascade", "Level",
+           "plan", "Plan", "Blocks", "Gradients", "machine_use",
            "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError",
            "Pool", "Sequence", "PageCopies", "PoolFullError"]

@@ -125,6 +125,32 @@ class Seq(ctypes.Structure):
     _fields_ = [("generation", ctypes.c_uint64), ("index", ctypes.c_uint32)]
 
 
+class PoolLevel(ctypes.Structure):
+    """attn_pool_level: a level of a batch, as a pool writes it."""
+
+    _fields_ = [(name, _void) for name in ("cu_lens_q", "lens_kv", "table")] + [("groups", _i64), ("saved", _i64)]
+
+
+class CascadeLevel(ctypes.Structure):
+    """attn_cascade_level: a shared level's limits."""
+
+    _fields_ = [(name, _i64) for name in ("groups", "len_q", "len_kv", "table_width", "table_total")] + [
+        ("kernel", ctypes.c_char_p), ("strategy", ctypes.c_char_p)]
+
+
+class CascadeInfo(ctypes.Structure):
+    """attn_cascade_info: a cascade's plan in numbers."""
+
+    _fields_ = [("seconds", _f64), ("seconds_alone", _f64), ("workspace_bytes", ctypes.c_uint64), ("saved_least", _i64),
+                ("seconds_captured", _f64)]
+
+
+class CascadeKeys(ctypes.Structure):
+    """attn_cascade_keys: a shared level's tables."""
+
+    _fields_ = [(name, _void) for name in ("cu_lens_q", "lens_kv", "page_table", "page_starts")]
+
+
 class PageCopies(ctypes.Structure):
     """attn_page_copies: pairs of pages to be copied."""
 
@@ -211,6 +237,15 @@ kv_plan_create = _function("attn_kv_plan_create_sized", ctypes.c_int, ctypes.POI
                            ctypes.c_size_t)
 kv_plan_destroy = _function("attn_kv_plan_destroy", None, _void)
 kv_run = _function("attn_kv_run_sized", ctypes.c_int, _void, ctypes.POINTER(KvArgs), ctypes.c_size_t, _void)
+cascade_plan_create = _function("attn_cascade_plan_create_sized", ctypes.c_int, ctypes.POINTER(_void),
+                                ctypes.POINTER(Desc), ctypes.c_size_t, _void, ctypes.c_size_t, _i32)
+cascade_plan_destroy = _function("attn_cascade_plan_destroy", None, _void)
+cascade_plan_workspace = _function("attn_cascade_plan_workspace", ctypes.c_size_t, _void)
+cascade_plan_describe = _function("attn_cascade_plan_describe", ctypes.c_size_t, _void, _void, ctypes.c_size_t)
+cascade_plan_get_info = _function("attn_cascade_plan_get_info_sized", ctypes.c_int, _void, ctypes.POINTER(CascadeInfo),
+                                  ctypes.c_size_t)
+cascade_run = _function("attn_cascade_run_sized", ctypes.c_int, _void, ctypes.POINTER(Args), ctypes.c_size_t, _void,
+                        ctypes.c_size_t, _void, _void)
 machine_use = _function("attn_machine_use", ctypes.c_int, ctypes.c_char_p)
 isa_available = _function("attn_isa_available", ctypes.c_int, ctypes.c_int)
 
@@ -221,6 +256,7 @@ pool_create = _function("attn_pool_create_sized", ctypes.c_int, ctypes.POINTER(_
 pool_get_stats = _function("attn_pool_get_stats_sized", ctypes.c_int, _void, ctypes.POINTER(PoolStats), ctypes.c_size_t)
 pool_forget = _function("attn_pool_forget", ctypes.c_int, _void)
 pool_tables = _function("attn_pool_tables", ctypes.c_int, _void, _void, _i64, _void, _i64, _void)
+pool_levels = _function("attn_pool_levels", ctypes.c_int, _void, _void, _i64, _void, _i64, _i64, _void, _i32)
 seq_create = _function("attn_seq_create", ctypes.c_int, _void, ctypes.c_uint64, ctypes.POINTER(Seq))
 seq_match = _function("attn_seq_match", ctypes.c_int, _void, Seq, _void, _i64, ctypes.POINTER(_i64))
 seq_fork = _function("attn_seq_fork", ctypes.c_int, _void, Seq, ctypes.POINTER(Seq))

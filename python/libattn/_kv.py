@@ -7,8 +7,8 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tu
 
 import numpy as np
 
-from . import _c, _options, _run, _tensor
-from ._api import Window, _no_grad
+from . import _c, _options, _run, _tensor, masks
+from ._api import Window, _longest, _no_grad, _pack
 from ._run import Handle, address_of, as_table, layouts, same_device, shape_is, strides_of
 from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature, writable
 
@@ -142,6 +142,9 @@ _ROTARY = """
                        elements beyond rotary_dim stay (RoFormer, arXiv 2104.09864)
         rotary_interleaved
                        True: pairs are elements 2 i and 2 i + 1; False: i and i + rotary_dim / 2. It has no default
+        rotary_positions
+                       (batch, new) or packed (total) int64: the position of each new token, 0 to positions - 1, as in
+                       a tree of drafts, whose siblings stand at one position; None: its index in its sequence
 """
 _RUN = """
         fault          on a GPU: one int32 or uint32 that the caller clears; it becomes 1 where a length or a page id
@@ -159,13 +162,15 @@ class Rotary(NamedTuple):
     cos: Any
     sin: Any
     interleaved: bool
+    positions: Any
 
 
-def _rotary(cos: Any, sin: Any, interleaved: Optional[bool], k: Any) -> Optional[Rotary]:
+def _rotary(cos: Any, sin: Any, interleaved: Optional[bool], positions: Any, k: Any) -> Optional[Rotary]:
     _options.check("rotary_interleaved", interleaved)
     if cos is None and sin is None:
-        if interleaved is not None:
-            raise _c.InvalidError("rotary_interleaved is given without rotary_cos and rotary_sin")
+        for name, value in (("rotary_interleaved", interleaved), ("rotary_positions", positions)):
+            if value is not None:
+                raise _c.InvalidError(f"{name} is given without rotary_cos and rotary_sin")
         return None
     if cos is None or sin is None:
         raise _c.InvalidError("rotary_cos and rotary_sin belong together; one is missing")
@@ -174,7 +179,7 @@ def _rotary(cos: Any, sin: Any, interleaved: Optional[bool], k: Any) -> Optional
                               "2 i + 1) or False (i and i + rotary_dim / 2)")
     if k is None:
         raise _c.InvalidError("rotary_cos is given without k and v: the cache holds keys that are turned already")
-    return Rotary(cos, sin, bool(interleaved))
+    return Rotary(cos, sin, bool(interleaved), positions)
 
 
 def _together(k: Any, v: Any) -> None:
@@ -185,7 +190,7 @@ def _together(k: Any, v: Any) -> None:
 def append_kvcache(
     k: Any, v: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, page_table: Any = None, cu_lens: Any = None,
     q: Any = None, rotary_cos: Any = None, rotary_sin: Any = None, rotary_interleaved: Optional[bool] = None,
-    threads: int = 0, fault: Any = None, stream: Any = None,
+    rotary_positions: Any = None, threads: int = 0, fault: Any = None, stream: Any = None,
 ) -> Any:
     """Writes keys and values of new tokens into a cache, after those that are there.
 
@@ -200,11 +205,12 @@ def append_kvcache(
     _options.check("threads", threads)
     if k is None or v is None:
         raise _c.InvalidError(f"{'k' if k is None else 'v'} is None: append_kvcache takes both")
-    rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, k)
+    rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, k)
     if q is not None and rotary is None:
         raise _c.InvalidError("q is given without rotary_cos: nothing would be done with it")
     handle = None if stream is None else _tensor.stream_handle(stream)
-    used = [k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, q, rotary_cos, rotary_sin, fault]
+    used = [k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, q, rotary_cos, rotary_sin, rotary_positions,
+            fault]
     seen = see(k, "k", handle)
 
     def body(device, context, handle):
@@ -223,12 +229,14 @@ def append_kvcache(
 
 def attention_with_kvcache(
     q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, *, cache_seqlens: Any, page_table: Any = None,
-    cu_lens_q: Any = None, max_len_q: Optional[int] = None, rotary_cos: Any = None, rotary_sin: Any = None,
-    rotary_interleaved: Optional[bool] = None, first_kv: Any = None, causal: bool = False, window: Window = None,
-    chunk: Optional[int] = None, scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Any = None,
-    sink: Any = None, out: Any = None, return_lse: bool = False, out_f32: bool = False, deterministic: bool = False,
-    threads: int = 0, isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None,
-    fault: Any = None, stream: Any = None,
+    cu_lens_q: Any = None, max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None, rotary_cos: Any = None,
+    rotary_sin: Any = None, rotary_interleaved: Optional[bool] = None, rotary_positions: Any = None,
+    first_kv: Any = None, position_q: Any = None, position_kv: Any = None, causal: bool = False, window: Window = None,
+    chunk: Optional[int] = None, prefix: Any = None, mask: Any = None, bits: Any = None,
+    bits_keys: Optional[int] = None, scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Any = None,
+    sink: Any = None, visible_share: Optional[float] = None, out: Any = None, return_lse: bool = False,
+    out_f32: bool = False, deterministic: bool = False, threads: int = 0, isa: str = "auto",
+    kernel: Optional[str] = None, strategy: Optional[str] = None, fault: Any = None, stream: Any = None,
 ) -> Any:
     """Appends keys and values of new tokens to a cache (append_kvcache), then computes attention to all of it.
 
@@ -237,29 +245,32 @@ def attention_with_kvcache(
 """
     _no_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi=alibi, sink=sink)
     _together(k, v)
-    rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, k)
+    rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, k)
     if cu_lens_q is not None and max_len_q is None:
-        from ._api import _longest
-
         max_len_q = _longest(cu_lens_q, "cu_lens_q")
     if cu_lens_q is None and max_len_q is not None:
         raise _c.InvalidError("max_len_q is given without cu_lens_q")
     return_lse = _options.flag("return_lse", return_lse)
     max_len_q = _options.check("max_len_q", max_len_q)
+    causal, window, chunk, prefix, mask = _masks(mask, bits, causal, window, chunk, prefix)
     static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel,
               strategy)
     _options.check_all(_run.Static._fields, static)
-    tables = {name: value for name, value in (("first_kv", first_kv), ("alibi", alibi), ("sink", sink))
-              if value is not None}
+    more = More(_options.check("max_len_kv", max_len_kv), _options.check("bits_keys", bits_keys),
+                _options.check("visible_share", visible_share))
+    tables = {name: value for name, value in (
+        ("first_kv", first_kv), ("position_q", position_q), ("position_kv", position_kv), ("prefix", prefix),
+        ("bits", bits), ("alibi", alibi), ("sink", sink)) if value is not None}
     handle = None if stream is None else _tensor.stream_handle(stream)
-    used = [q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, rotary_cos, rotary_sin, out, fault,
-            *tables.values()]
+    used = [q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, rotary_cos, rotary_sin, rotary_positions,
+            out, fault, *tables.values()]
     seen = see(q, "q", handle)
 
     def body(device, context, handle):
         call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens_q,
                        "cu_lens_q", q, rotary, threads, fault)
-        return _attend(call, static, tables, max_len_q, out, return_lse)
+        given = tables if mask is None else dict(tables, bits=_pack(mask, call.mask_shape(more, max_len_q)))
+        return _attend(call, static, more, given, max_len_q, out, return_lse)
 
     return _run.placed(seen, q, handle, used, body)
 
@@ -273,11 +284,28 @@ attention_with_kvcache.__doc__ = (attention_with_kvcache.__doc__ or "") + _CACHE
         cu_lens_q      (batch + 1) int32: q, k and v are packed, (total, heads, dim): where each sequence's rows start,
                        then where the last one's end
         max_len_q      rows of the longest sequence, or more; None: found in cu_lens_q (CPU only)
+        max_len_kv     keys of the longest sequence, or more; None: all that page_table, or the cache, has room for. The
+                       plan goes by it: it is a limit, not a length
 """ + _ROTARY + """
         first_kv       (batch) int32: keys before it are not visible (left padding); positions count from key 0 all the
                        same
+        position_q     (batch) int64, -2^59 to 2^59: where row 0 stands, for causal, window, chunk and alibi; None: at
+                       len_kv - len_q. position_kv, with position_q: where key 0 stands; None: at 0. For a cache that
+                       was cut
+        mask           bool, (1 or batch, 1 or heads_q, len_q, keys) or fewer dimensions: True is visible; or floats, 0:
+                       visible, -inf: not; keys is bits_keys, or max_len_kv without. Packed into bits on each call, CPU
+                       only. Or masks by name, without documents: libattn.masks
+        bits           uint8, (1 or batch, 1 or heads_q, len_q, ceil(keys / 8)): bit j % 8 of byte j / 8: key j is
+                       visible. Rows count from 0 in each sequence; of packed rows len_q is max_len_q
+        bits_keys      mask and bits are of the last bits_keys keys of each sequence, its new ones included, and key j
+                       is key len_kv - bits_keys + j: the mask of a tree of drafts. Keys before these are visible as far
+                       as bits go. At least 1; None: mask and bits are of all keys
+        prefix         (batch) int32: as attention takes it
         causal, window, chunk, scale, softcap, alibi, sink
                        as attention takes them; len_kv is cache_seqlens + new
+        visible_share  0 < share <= 1: of the pairs that the other masks leave, the share that bits leave; without bits,
+                       of the pairs of max_len_kv, the share that lengths leave. The plan's choice and predictions
+                       depend on it, results only by rounding; None: not known, taken as 1
         out            the array that o is written into; None: a new one
         out_f32, deterministic, threads, isa, kernel, strategy
                        as attention takes them
@@ -305,6 +333,34 @@ def _library(like: Any, device: Optional[int]) -> Any:
 
 
 _PAGES = "(pages or batch, slots, heads, dim)"
+
+
+class More(NamedTuple):
+    """Options of attention to a cache that attention to tensors does not have."""
+
+    max_len_kv: Optional[int]
+    bits_keys: Optional[int]
+    visible_share: Optional[float]
+
+
+def _masks(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: Any) -> Tuple[Any, ...]:
+    """causal, window, chunk and prefix with what a mask by name says, and the mask that is an array."""
+    if isinstance(mask, masks.Prefix):
+        raise _c.InvalidError("mask is a prefix alone: it is joined to another, as in causal | prefix(lens)")
+    found = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
+    if isinstance(mask, masks.Mask):
+        if mask.documents:
+            raise _c.InvalidError("mask has documents, which a cache does not take: bits can say the same")
+        found, mask = masks.options(mask, found), mask.array
+    if mask is not None and bits is not None:
+        raise _c.InvalidError("mask and bits are both given: they mean the same")
+    return (*found.values(), mask)
+
+
+def most_keys(width: int, size: int, limit: Optional[int]) -> int:
+    """Keys of `width` pages, or fewer, where there is a limit."""
+    room = min(width * size, (1 << 31) - 65)  # lengths are int32
+    return room if limit is None else min(_run._integer("max_len_kv", limit), room)
 
 
 class Prepared(NamedTuple):
@@ -335,6 +391,9 @@ class _Call:
             self.tables["rotary_cos"], self.tables["rotary_sin"] = (
                 as_table(value, name, "float32", device, handle)
                 for name, value in (("rotary_cos", rotary.cos), ("rotary_sin", rotary.sin)))
+            if rotary.positions is not None:
+                self.tables["rotary_positions"] = as_table(rotary.positions, "rotary_positions", "int64", device,
+                                                           handle)
         if cu_lens is not None:
             self.tables["cu_lens"] = as_table(cu_lens, cu_name, "int32", device, handle)
         if page_table is not None:
@@ -403,14 +462,25 @@ class _Call:
             table = self._steps(library, self.batch, 1, place).reshape(-1, 1)
             self.tables["page_table"] = see(table, "page_table")
 
-    def refuse(self, error: _c.InvalidError) -> NoReturn:
+    def keys(self, more: More) -> int:
+        """Keys of a sequence, at most."""
+        cache, table = _shape(self.tensors["k_cache"]), _shape(self.tables["page_table"])
+        if len(cache) < 2 or len(table) != 2:
+            self.layouts()  # raises
+        return most_keys(table[1], cache[1], more.max_len_kv)
+
+    def refuse(self, error: _c.InvalidError, more: Optional[More] = None) -> NoReturn:
         """Raises it, with cache_seqlens in it: the library itself knows only the lengths after the append."""
+        if str(error).startswith("positions["):
+            raise _c.InvalidError(f"rotary_{error}") from None
         if self.device is not None or not str(error).startswith("lens_kv["):
             raise error
         after = _tensor.host(self.tables["lens_kv"]).tolist()
         slots, width = _shape(self.tensors["k_cache"])[1], _shape(self.tables["page_table"])[1]
         rooms = [(slots * width, f"slots of {'page_table' if self.paged else 'k_cache'}")]
-        if self.interleaved is not None:
+        if more is not None and more.max_len_kv is not None:
+            rooms.append((more.max_len_kv, "keys of max_len_kv"))
+        if self.interleaved is not None and "rotary_positions" not in self.tables:
             rooms.append((_shape(self.tables["rotary_cos"])[0], "positions of rotary_cos"))
         for i, before in enumerate(np.asarray(self.before).tolist()):
             if before < 0:
@@ -449,6 +519,8 @@ class _Call:
         if self.interleaved is None:
             return None
         self.args.cos, self.args.sin = address_of(tables["rotary_cos"]), address_of(tables["rotary_sin"])
+        if "rotary_positions" in tables:
+            self.args.positions = address_of(tables["rotary_positions"], "rotary_positions")
         if "q" not in tensors:
             return None
         turned, seen = empty(tensors["q"], _shape(tensors["q"]), prepared.dtype, "q turned", False)
@@ -496,17 +568,17 @@ def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -
                     raise _c.InvalidError(f"{name} overlaps {other}, which the call writes")
 
 
-def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
+def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     of = layout(call.tensors["q"], "q").dtype
     arrays = {name: as_table(value, name, _run.table_dtype(name, of), call.device, call.handle)
               for name, value in tables.items()}
     outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
-    key = ("with_kvcache", static, max_len_q, *call.key(),
+    key = ("with_kvcache", static, more, max_len_q, *call.key(),
            *[(name, signature(array)) for name, array in arrays.items()], *map(signature, outputs.values()))
     arrays["lens_kv"], arrays["page_table"] = call.tables["lens_kv"], call.tables["page_table"]
     if max_len_q is not None:
         arrays["cu_lens_q"] = call.tables["cu_lens"]
-    prepared = _run.kept(key, call.context, lambda: _plans(call, static, arrays, max_len_q, outputs))
+    prepared = _run.kept(key, call.context, lambda: _plans(call, static, more, arrays, max_len_q, outputs))
     _check_apart(call, arrays, outputs)
     turned = call.fill(prepared) if prepared.append else None
     args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"], "q"),
@@ -530,7 +602,7 @@ def _attend(call: _Call, static, tables, max_len_q, out, return_lse):
             call.run(prepared)
         _c.check(_c.run(plan._handle, args, _c.ARGS_SIZE, place, call.handle))
     except _c.InvalidError as error:
-        call.refuse(error)
+        call.refuse(error, more)
     del owner
     return tuple(results) if return_lse else results[0]
 
@@ -543,25 +615,50 @@ class _Problem(_run.Problem):
 
     labels = {"k": "k_cache", "v": "v_cache"}
 
+    def __init__(self, *arguments: Any, keys: int, more: More):
+        self.keys, self.more = keys, more
+        super().__init__(*arguments)
+
     def _shapes(self):
         desc, q, k, table = self.desc, self.tensors["q"], self.tensors["k"], self.arrays["page_table"]
         self._heads("k_cache", "the cache")
         desc.flags |= _c.PAGED
         desc.batch, desc.table_width = table.shape
         desc.pages, desc.page_size = k.shape[:2]
-        desc.len_kv = min(desc.table_width * desc.page_size, (1 << 31) - 65)  # lengths are int32
+        desc.len_kv = self.keys
         if self.varlen is None:
             desc.len_q = q.shape[1]
         else:
             desc.flags |= _c.VARLEN
             desc.len_q, desc.total_q = _run._integer("max_len_q", self.varlen), q.shape[0]
 
+    def _options(self):
+        super()._options()
+        desc, more = self.desc, self.more
+        if more.bits_keys is not None:
+            desc.bits_keys = _run._integer("bits_keys", more.bits_keys)
+            if desc.bits_keys < 1:
+                raise _c.InvalidError(f"bits_keys is {desc.bits_keys}; it takes 1 or more, or None for all keys")
+        if more.visible_share is not None:
+            desc.visible_share = _run._number("visible_share", more.visible_share)
+            if not desc.visible_share > 0:
+                raise _c.InvalidError(f"visible_share is {more.visible_share}; it takes numbers above 0 and up to 1")
 
-def _plans(call: _Call, static, arrays, max_len_q, outputs) -> Prepared:
+    def _arrays(self):
+        super()._arrays()
+        if "position_kv" in self.arrays and "position_q" not in self.arrays:
+            raise _c.InvalidError("position_kv is given without position_q")
+        for name in ("position_q", "position_kv"):
+            if name in self.arrays:
+                self.desc.flags |= _c.POSITIONS
+                shape_is(name, self.arrays[name].shape, (self.desc.batch,))
+
+
+def _plans(call: _Call, static, more, arrays, max_len_q, outputs) -> Prepared:
     at = call.layouts()
     q = at["q"] if call.interleaved is None else at["q"]._replace(strides=packed(at["q"].shape))
     problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _run.Static(*static),
-                       layouts(arrays), max_len_q, None, layouts(outputs))
+                       layouts(arrays), max_len_q, None, layouts(outputs), keys=call.keys(more), more=more)
     attention = problem.prepare()
     append = _append_plan(call).append if "k" in at else None
     return Prepared(append, attention.plan, q.dtype, attention.dtype, attention.shapes)
@@ -603,6 +700,9 @@ def _turn(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> None:
     desc.positions, desc.rotary_dim = cos[0], 2 * cos[1]
     if not cos[1]:
         raise _c.InvalidError(f"rotary_cos has shape {cos}; rotary_dim is at least 2")
+    if "rotary_positions" in call.tables:
+        desc.flags |= _c.KV_POSITIONS
+        shape_is("rotary_positions", _shape(call.tables["rotary_positions"]), at["k"].shape[:-2])
     if "q" not in at:
         return
     q, k = at["q"], at["k"]

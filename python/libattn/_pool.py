@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import secrets
 import threading
-from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -23,6 +23,16 @@ class Sequence(NamedTuple):
 
 
 _numbers = itertools.count(1)
+
+
+class Level(NamedTuple):
+    """What a batch's sequences share at one level, as attention_cascade takes it (Pool.levels)."""
+
+    cu_lens_q: Any  # (count + 1) int32: where each group's rows start, then where the last one's end
+    lens_kv: Any  # (count) int32: keys of each group
+    page_table: Any  # (count, width) int32: their pages, unused ids -1
+    groups: int  # those after the last group have no rows and no keys
+    saved: int  # keys that need not be read: of each group its keys, times its sequences less one
 
 
 class PageCopies(_c.Unpicklable):
@@ -179,6 +189,38 @@ class Pool(_c.Unpicklable):
         table, lens = np.empty((len(listed), width), np.int32), np.empty(len(listed), np.int32)
         self._call(_c.pool_tables, ctypes.addressof(handles), len(listed), table.ctypes.data, width, lens.ctypes.data)
         return table, lens
+
+    def levels(self, seqs: Iterable[Optional[Sequence]], cu_lens_q: Any, shared: int = 1, least: int = 1,
+               width: Optional[int] = None) -> List[Level]:
+        """What a batch's sequences have in common, for attention_cascade: `shared` levels, 1 to 8, then each sequence's
+        own keys. Sequences that follow one another and begin with the same full pages, `least` keys of them at least,
+        are a group; at the next level those of a group that go on with the same pages. So let sequences that share much
+        stand together.
+
+            cu_lens_q  (count + 1) int32: where each sequence's rows of this run start, then where the last one's end.
+                       Tokens that are rows are nobody's shared keys
+            width      columns of the page tables; None: the pool's
+
+        All arrays have room for as many groups as there are sequences, so one plan serves every batch of that many.
+        The sum of `saved` over the levels, beside Cascade.info["saved_least"], says whether levels pay.
+        """
+        listed = [_c.Seq() if seq is None else _seq(seq) for seq in seqs]
+        rows = _converted(np.asarray(cu_lens_q), "cu_lens_q", "int32")
+        count, shared = len(listed), _integer("shared", shared, 32)
+        if rows.shape != (count + 1,):
+            raise _c.InvalidError(f"cu_lens_q has shape {rows.shape}; it takes ({count + 1},)")
+        if not 1 <= shared <= 8:
+            raise _c.InvalidError(f"shared is {shared}; it takes 1 to 8")
+        width = self.width if width is None else _integer("width", width)
+        if width < 0:
+            raise _c.InvalidError(f"width is {width}; it takes 0 or more")
+        made = [(np.empty(count + 1, np.int32), np.empty(count, np.int32), np.empty((count, width), np.int32))
+                for _ in range(shared + 1)]
+        levels = (_c.PoolLevel * len(made))(*[_c.PoolLevel(*(x.ctypes.data for x in arrays)) for arrays in made])
+        handles = (_c.Seq * count)(*listed)
+        self._call(_c.pool_levels, ctypes.addressof(handles), count, rows.ctypes.data, _integer("least", least), width,
+                   ctypes.addressof(levels), shared)
+        return [Level(*arrays, level.groups, level.saved) for arrays, level in zip(made, levels)]
 
     @property
     def stats(self) -> Dict[str, int]:

@@ -66,6 +66,22 @@ class Handle(_c.Shared):
             self._handle = None
 
 
+def described(describe: Any, handle: int) -> str:
+    """What a describing function of C says of a plan."""
+    size = describe(handle, None, 0) + 1
+    text = ctypes.create_string_buffer(size)
+    describe(handle, text, size)
+    return text.value.decode()
+
+
+def numbers(struct: Any, get: Any, handle: int) -> Dict[str, Any]:
+    """A plan's info, by the names of its struct."""
+    info = struct()
+    _c.check(get(handle, ctypes.byref(info), ctypes.sizeof(info)))
+    values = ((field[0], getattr(info, field[0])) for field in info._fields_)
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values}
+
+
 class Plan(Handle):
     """How one problem will be computed: kernel, tiles, splits, threads, predicted bytes and time. It never changes, and
     threads may share it. Made by libattn.plan()."""
@@ -77,19 +93,13 @@ class Plan(Handle):
 
     def explain(self) -> str:
         """The plan in words: kernel and why, tiles, splits, threads, memory, predicted bytes and time."""
-        size = _c.plan_describe(self._handle, None, 0) + 1
-        text = ctypes.create_string_buffer(size)
-        _c.plan_describe(self._handle, text, size)
-        return text.value.decode()
+        return described(_c.plan_describe, self._handle)
 
     @property
     def info(self) -> Dict[str, Any]:
         """The plan in numbers, by the names of attn_plan_info: kernel, isa, why, threads, splits, q_tile, kv_tile,
         workspace_bytes, pairs, flops, memory_bytes, cache_bytes, seconds, strategy and others."""
-        info = _c.PlanInfo()
-        _c.check(_c.plan_get_info(self._handle, ctypes.byref(info), ctypes.sizeof(info)))
-        values = ((field[0], getattr(info, field[0])) for field in info._fields_)
-        return {name: value.decode() if isinstance(value, bytes) else value for name, value in values}
+        return numbers(_c.PlanInfo, _c.plan_get_info, self._handle)
 
     def __repr__(self) -> str:
         info = self.info
@@ -132,6 +142,8 @@ def table_dtype(name: str, dtype: str) -> str:
         return "float64" if dtype == "float64" else "float32"
     if name in ("rotary_cos", "rotary_sin"):
         return "float32"
+    if name in ("position_q", "position_kv", "rotary_positions"):
+        return "int64"
     return "uint8" if name == "bits" else "int32"
 
 
@@ -366,7 +378,7 @@ class Problem:
             desc.interval_heads, desc.interval_vectors = shape[1], vectors
         if "bits" in arrays:
             desc.flags |= _c.BITS
-            width = (desc.len_kv + 7) // 8
+            width = ((desc.bits_keys or desc.len_kv) + 7) // 8
             shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
             shape_is("bits", arrays["bits"].shape, *dict.fromkeys(shapes))
             desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]

@@ -1,53 +1,73 @@
-"""KV caches as operators of PyTorch, torch.ops.libattn.append_kvcache and torch.ops.libattn.with_kvcache: they write
-into the cache that they are given, and have no autograd."""
+"""KV caches as operators of PyTorch, torch.ops.libattn.append_kvcache and torch.ops.libattn.with_kvcache, which write
+into the cache that they are given, and torch.ops.libattn.cascade. They have no autograd."""
 from __future__ import annotations
 
 import warnings
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from . import _c, _kv, _options
+from . import _c, _cascade, _kv, _options
 from ._api import Window
+from ._torch_masks import pack_mask
 from ._torch_ops import threads_of
 
 _CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
 _WHERE = "Tensor cache_seqlens, Tensor? page_table, Tensor? cu_lens, "
-_ROTARY = "Tensor? rotary_cos, Tensor? rotary_sin, bool? rotary_interleaved, "
+_ROTARY = "Tensor? rotary_cos, Tensor? rotary_sin, bool? rotary_interleaved, Tensor? rotary_positions, "
 
 _library = torch.library.Library("libattn", "FRAGMENT")
 _library.define(f"append_kvcache({_CACHE}Tensor k, Tensor v, {_WHERE}Tensor? q, {_ROTARY}int threads, "
                 "Tensor(c!)? fault) -> Tensor")
 _library.define(f"with_kvcache({_CACHE}Tensor? k, Tensor? v, {_WHERE}Tensor q, {_ROTARY}int threads, "
-                "Tensor(c!)? fault, SymInt? max_len_q, Tensor? first_kv, Tensor? alibi, Tensor? sink, bool causal, "
-                "SymInt[]? window, SymInt? chunk, float? scale, float? softcap, bool out_f32, bool deterministic) -> "
+                "Tensor(c!)? fault, SymInt? max_len_q, Tensor? first_kv, Tensor? position_q, Tensor? position_kv, "
+                "Tensor? prefix, Tensor? bits, Tensor? alibi, Tensor? sink, SymInt? max_len_kv, SymInt? bits_keys, "
+                "float? visible_share, bool causal, SymInt[]? window, SymInt? chunk, float? scale, float? softcap, "
+                "bool out_f32, bool deterministic) -> (Tensor, Tensor)")
+_library.define("cascade(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? sink, Tensor(a!)? fault, "
+                "Tensor[] cu_lens_q, Tensor[] lens_kv, Tensor[] page_tables, SymInt max_len_q, SymInt[]? max_len_kv, "
+                "bool causal, float? scale, float? softcap, bool out_f32, bool deterministic, int threads) -> "
                 "(Tensor, Tensor)")
+_CASCADE_NAMES = ("q", "k_cache", "v_cache", "sink", "fault")
 _NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin",
-          "rotary_interleaved", "threads", "fault", "max_len_q", "first_kv", "alibi", "sink")
+          "rotary_interleaved", "rotary_positions", "threads", "fault", "max_len_q", "first_kv", "position_q",
+          "position_kv", "prefix", "bits", "alibi", "sink")
 
 
-def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault):
+def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads, fault):
     turned = _kv.append_kvcache(
         k, v, k_cache, v_cache, cache_seqlens=seqlens, page_table=page_table, cu_lens=cu_lens, q=q, rotary_cos=cos,
-        rotary_sin=sin, rotary_interleaved=interleaved, threads=threads_of(threads, k),
+        rotary_sin=sin, rotary_interleaved=interleaved, rotary_positions=positions, threads=threads_of(threads, k),
         fault=fault)
     return k.new_empty(0) if turned is None else turned
 
 
-def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, threads, fault,
-                  max_len_q, first_kv, alibi, sink, causal, window, chunk, scale, softcap, out_f32, deterministic):
+def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads,
+                  fault, max_len_q, first_kv, position_q, position_kv, prefix, bits, alibi, sink, max_len_kv, bits_keys,
+                  visible_share, causal, window, chunk, scale, softcap, out_f32, deterministic):
     return _kv.attention_with_kvcache(
         q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
-        max_len_q=max_len_q, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, first_kv=first_kv,
-        causal=causal, window=None if window is None else tuple(window), chunk=chunk, scale=scale, softcap=softcap,
-        alibi=alibi, sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic,
+        max_len_q=max_len_q, max_len_kv=max_len_kv, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved,
+        rotary_positions=positions, first_kv=first_kv, position_q=position_q, position_kv=position_kv, causal=causal,
+        window=None if window is None else tuple(window), chunk=chunk, prefix=prefix, bits=bits, bits_keys=bits_keys,
+        scale=scale, softcap=softcap, alibi=alibi, sink=sink, visible_share=visible_share, return_lse=True,
+        out_f32=out_f32, deterministic=deterministic, threads=threads_of(threads, q), fault=fault)
+
+
+def _cascaded(q, k_cache, v_cache, sink, fault, cu_lens_q, lens_kv, page_tables, max_len_q, max_len_kv, causal, scale,
+              softcap, out_f32, deterministic, threads):
+    return _cascade.attention_cascade(
+        q, k_cache, v_cache, list(zip(cu_lens_q, lens_kv, page_tables)), max_len_q=max_len_q,
+        max_len_kv=None if max_len_kv is None else tuple(max_len_kv), causal=causal, scale=scale, softcap=softcap,
+        sink=sink, return_lse=True, out_f32=out_f32, deterministic=deterministic,
         threads=threads_of(threads, q), fault=fault)
 
 
 for _key in ("CPU", "CUDA"):
     _library.impl("append_kvcache", _append, _key)
     _library.impl("with_kvcache", _with_kvcache, _key)
+    _library.impl("cascade", _cascaded, _key)
 
 
 @torch.library.register_fake("libattn::append_kvcache", lib=_library)
@@ -63,30 +83,40 @@ def _with_kvcache_fake(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, 
             q.new_empty(lse, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32))
 
 
+@torch.library.register_fake("libattn::cascade", lib=_library)
+def _cascade_fake(q, k_cache, v_cache, *rest):
+    out_f32 = rest[-3]
+    return (q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=torch.float32 if out_f32 else q.dtype),
+            q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32))
+
+
 _append_op, _with_op = torch.ops.libattn.append_kvcache.default, torch.ops.libattn.with_kvcache.default
+_cascade_op = torch.ops.libattn.cascade.default
 
 
-def _refuse_gradients(arguments: Tuple[Any, ...]) -> None:
+def _refuse_gradients(arguments: Tuple[Any, ...], names: Tuple[str, ...]) -> None:
     for place, tensor in enumerate(arguments if torch.is_grad_enabled() else ()):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
-            raise _c.InvalidError(f"{_NAMES[place]} requires grad, and what writes into a cache has no autograd: call it under "
-                                  "torch.no_grad()")
+            raise _c.InvalidError(f"{names[place]} requires grad, and attention to a cache has no autograd: call it "
+                                  "under torch.no_grad()")
 
 
-def _without_autograd(op: Any) -> Any:
+def _without_autograd(op: Any, names: Tuple[str, ...]) -> Any:
     def kernel(*arguments):
-        _refuse_gradients(arguments)
+        _refuse_gradients(arguments, names)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*arguments)
 
     return kernel
 
 
-def _counting_versions(op: Any) -> Any:
-    """Autograd knows by a tensor's version that it was written."""
+def _counting_versions(op: Any, names: Tuple[str, ...]) -> Any:
+    """Autograd knows by a tensor's version that it was written: the cache if there are new tokens, and fault."""
 
     def kernel(keyset, *arguments):
-        for written in (*(arguments[:2] if arguments[2] is not None else ()), arguments[12]):
+        given = dict(zip(names, arguments))
+        caches = (given["k_cache"], given["v_cache"]) if given.get("k") is not None else ()
+        for written in (*caches, given["fault"]):
             if written is not None:
                 torch.autograd.graph.increment_version(written)
         return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *arguments)
@@ -96,9 +126,10 @@ def _counting_versions(op: Any) -> Any:
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that torch has a kernel of its own for this key
-    for _name, _op in (("append_kvcache", _append_op), ("with_kvcache", _with_op)):
-        _library.impl(_name, _without_autograd(_op), "Autograd")
-        _library.impl(_name, _counting_versions(_op), "ADInplaceOrView", with_keyset=True)
+    for _name, _op, _names in (("append_kvcache", _append_op, _NAMES), ("with_kvcache", _with_op, _NAMES),
+                               ("cascade", _cascade_op, _CASCADE_NAMES)):
+        _library.impl(_name, _without_autograd(_op, _names), "Autograd")
+        _library.impl(_name, _counting_versions(_op, _names), "ADInplaceOrView", with_keyset=True)
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -111,11 +142,25 @@ def _lengths(seqlens: Union[int, Tensor], like: Tensor, cu_lens: Optional[Tensor
     return torch.full((batch,), seqlens, dtype=torch.int32, device=like.device)
 
 
+def _pack(mask: Any, bits_keys: Optional[int], k_cache: Tensor, page_table: Optional[Tensor],
+          max_len_kv: Optional[int]) -> Tensor:
+    """A mask of the last bits_keys keys, or of all, as bits."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is {type(mask).__name__}; it takes a tensor, or masks by name")
+    if bits_keys is None:
+        room = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
+        bits_keys = room if max_len_kv is None else min(max_len_kv, room)
+    if mask.shape[-1] != bits_keys:
+        raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; its last dimension must be the {bits_keys} keys")
+    return pack_mask(mask)
+
+
 def append_kvcache(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Union[int, Tensor],
     page_table: Optional[Tensor] = None, cu_lens: Optional[Tensor] = None, q: Optional[Tensor] = None,
     rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
-    rotary_interleaved: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
+    rotary_interleaved: Optional[bool] = None, rotary_positions: Optional[Tensor] = None, threads: int = 0,
+    fault: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
     """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs. It has no autograd: a tensor that
     requires grad raises InvalidError, unless under torch.no_grad()."""
@@ -123,7 +168,7 @@ def append_kvcache(
         _options.check_all(("threads",), (threads,))
         _options.check("rotary_interleaved", rotary_interleaved)
     turned = _append_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, k, cu_lens), page_table, cu_lens, q, rotary_cos,
-                        rotary_sin, rotary_interleaved, threads, fault)
+                        rotary_sin, rotary_interleaved, rotary_positions, threads, fault)
     return None if q is None else turned
 
 
@@ -134,16 +179,19 @@ _OPTIONS = ("return_lse", "causal", "window", "chunk", "scale", "softcap", "out_
 def attention_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None, *,
     cache_seqlens: Union[int, Tensor], page_table: Optional[Tensor] = None, cu_lens_q: Optional[Tensor] = None,
-    max_len_q: Optional[int] = None, rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
-    rotary_interleaved: Optional[bool] = None, first_kv: Optional[Tensor] = None, causal: bool = False,
-    window: Window = None, chunk: Optional[int] = None, scale: Optional[float] = None,
-    softcap: Optional[float] = None, alibi: Optional[Tensor] = None, sink: Optional[Tensor] = None,
-    return_lse: bool = False, out_f32: bool = False, deterministic: Optional[bool] = None, threads: int = 0,
-    fault: Optional[Tensor] = None,
+    max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None, rotary_cos: Optional[Tensor] = None,
+    rotary_sin: Optional[Tensor] = None, rotary_interleaved: Optional[bool] = None,
+    rotary_positions: Optional[Tensor] = None, first_kv: Optional[Tensor] = None, position_q: Optional[Tensor] = None,
+    position_kv: Optional[Tensor] = None, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
+    prefix: Optional[Tensor] = None, mask: Any = None, bits: Optional[Tensor] = None, bits_keys: Optional[int] = None,
+    scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None, visible_share: Optional[float] = None, return_lse: bool = False,
+    out_f32: bool = False, deterministic: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """libattn.attention_with_kvcache as an operator, for torch.compile and CUDA graphs.
 
         cu_lens_q      with it max_len_q is needed, on the CPU too
+        mask           a tensor, on the CPU or a GPU, packed by pack_mask; or masks by name, without documents
         alibi, sink    any floating type
         deterministic  None: as torch.use_deterministic_algorithms says
 
@@ -152,6 +200,9 @@ def attention_with_kvcache(
     """
     if cu_lens_q is not None and max_len_q is None:
         raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
+    causal, window, chunk, prefix, mask = _kv._masks(mask, bits, causal, window, chunk, prefix)
+    if mask is not None:
+        bits = _pack(mask, bits_keys, k_cache, page_table, max_len_kv)
     window = _options.window(window)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -161,6 +212,37 @@ def attention_with_kvcache(
                                       threads, max_len_q))
     alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
-                      rotary_cos, rotary_sin, rotary_interleaved, threads, fault, max_len_q, first_kv, alibi, sink,
-                      causal, window, chunk, scale, softcap, out_f32, deterministic)
+                      rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, max_len_q, first_kv,
+                      position_q, position_kv, prefix, bits, alibi, sink, max_len_kv, bits_keys, visible_share, causal,
+                      window, chunk, scale, softcap, out_f32, deterministic)
+    return (o, lse) if return_lse else o
+
+
+def attention_cascade(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, levels: Sequence[Any], *, max_len_q: int,
+    max_len_kv: Optional[Sequence[int]] = None, causal: bool = False, scale: Optional[float] = None,
+    softcap: Optional[float] = None, sink: Optional[Tensor] = None, return_lse: bool = False, out_f32: bool = False,
+    deterministic: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """libattn.attention_cascade as an operator, for torch.compile and CUDA graphs.
+
+        levels         of tensors on q's device, int32: each (cu_lens_q, lens_kv, page_table)
+        max_len_q      rows of the longest sequence, or more
+        sink           any floating type
+        deterministic  None: as torch.use_deterministic_algorithms says
+
+    It has no autograd: a tensor that requires grad raises InvalidError, unless under torch.no_grad(). The rest is as
+    libattn.attention_cascade has it.
+
+        >>> levels = [tuple(torch.from_numpy(x).cuda() for x in level[:3]) for level in pool.levels(seqs, rows)]
+    """
+    for i, level in enumerate(levels):
+        for name, table in zip(("cu_lens_q", "lens_kv", "page_table"), level):
+            if not isinstance(table, Tensor):
+                raise TypeError(f"levels[{i}].{name} is {type(table).__name__}; it takes a torch tensor")
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    cu_lens_q, lens_kv, page_tables = ([level[i] for level in levels] for i in range(3))
+    o, lse = _cascade_op(q, k_cache, v_cache, None if sink is None else sink.float(), fault, cu_lens_q, lens_kv,
+                         page_tables, max_len_q, max_len_kv, causal, scale, softcap, out_f32, deterministic, threads)
     return (o, lse) if return_lse else o

@@ -5,7 +5,7 @@
 attention and attention_varlen take tensors as libattn's do, (batch, row, head, dim); scaled_dot_product_attention takes
 those of torch.nn.functional's, (batch, head, row, dim), and means the same by every argument. The operators are
 torch.ops.libattn.forward and torch.ops.libattn.backward; those of KV caches, which have no autograd,
-torch.ops.libattn.append_kvcache and torch.ops.libattn.with_kvcache.
+torch.ops.libattn.append_kvcache, torch.ops.libattn.with_kvcache and torch.ops.libattn.cascade.
 """
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import Tensor
 from . import _c, _options, _tensor, _torch_masks, masks
 from ._api import Window
 from ._run import Blocks
-from ._torch_kv import append_kvcache, attention_with_kvcache
+from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
 from ._torch_ops import ARRAYS, floats_of, rows_of, run_forward
 
-__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache",
+__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
            "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
 
 # ---- functions -----------------------------------------------------------------------------------

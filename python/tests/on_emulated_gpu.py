@@ -162,6 +162,63 @@ def one_stretch_for_each():
     assert np.array_equal(gpu["k_cache"].a, host["k_cache"])
 
 
+def masks():
+    """A tree of drafts, positions and limits: what the host's kernels give."""
+    tree = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool)
+    bits = np.packbits(tree, -1, bitorder="little")[None, None]
+    depth = np.array([0, 1, 1, 2])
+    for options in ({}, {"packed": True}, {"page_size": 5}):
+        host = problem(new=4, **options)
+        positions = host["cache_seqlens"][:, None] + depth
+        first = {"bits": bits, "bits_keys": 4, "first_kv": np.array([2, 0], np.int32), "max_len_kv": 20,
+                 "rotary_positions": positions.ravel() if options.get("packed") else positions}
+        for more in (first, {"bits": np.full((2, 1, 4, -(-4 * host["k_cache"].shape[1] // 8)), 0x5b, np.uint8)},
+                     {"position_q": np.array([20, 9]), "position_kv": np.array([3, 4]), "causal": True,
+                      "window": (9, None)}, {"prefix": np.array([4, 0], np.int32), "causal": True,
+                                             "window": (2, None), "visible_share": 0.5}):
+            given = {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in dict(host, **more).items()}
+            gpu = up(given)
+            o, lse = libattn.attention_with_kvcache(**gpu, return_lse=True)
+            done()
+            wanted = libattn.attention_with_kvcache(**given, return_lse=True)
+            close(o.a, wanted[0], 2e-3)
+            close(lse.a, wanted[1], 2e-3)
+            assert np.array_equal(gpu["k_cache"].a, given["k_cache"])
+    gpu = up(dict(host, mask=tree, bits_keys=4))
+    refuses("mask is on a GPU: pass bits", lambda: libattn.attention_with_kvcache(**gpu))
+
+
+def cascades():
+    pool = libattn.Pool(pages=32, page_size=8, sequences=8, width=6)
+    root = pool.create()
+    pool.append(root, count=24)
+    seqs = [pool.fork(root) for _ in range(4)]
+    for seq, count in zip(seqs, (2, 9, 3, 12)):
+        pool.append(seq, count=count)
+    host = {"q": normal(6, 4, 16), "k_cache": normal(32, 8, 2, 16), "v_cache": normal(32, 8, 2, 16)}
+    levels = pool.levels(seqs, [0, 2, 4, 4, 6], shared=2)
+    gpu, there = up(host), [tuple(map(Array, level[:3])) for level in levels]
+    for more in ({"causal": True}, {"max_len_kv": [24, 24, 12], "softcap": 3.0}):
+        wanted = libattn.attention_cascade(**host, levels=levels, return_lse=True, **more)
+        for stream in ({}, {"stream": 0}):
+            fault = Array(np.zeros(1, np.uint32))
+            o, lse = libattn.attention_cascade(**gpu, levels=there, max_len_q=2, return_lse=True, fault=fault, **more,
+                                               **stream)
+            done()
+            assert isinstance(o, Array) and o.dtype == np.float16 and fault.a.tolist() == [0]
+            close(o.a, wanted[0], 2e-3)
+            close(lse.a, wanted[1], 2e-3)
+    plan = libattn.plan_cascade(**gpu, levels=there, max_len_q=2, causal=True)
+    assert plan.info["seconds"] > 0 and "merge of 3 parts" in plan.explain()
+    far = [(there[0][0], Array(levels[0].lens_kv + 99), there[0][2]), *there[1:]]
+    libattn.attention_cascade(**gpu, levels=far, max_len_q=2, fault=fault)
+    done()
+    assert fault.a.tolist() == [1]
+    refuses("max_len_q is needed", lambda: libattn.attention_cascade(**gpu, levels=there))
+    refuses("levels[0].lens_kv is on the CPU", lambda: libattn.attention_cascade(
+        **gpu, levels=[(there[0][0], levels[0].lens_kv, there[0][2]), *there[1:]], max_len_q=2))
+
+
 def faults():
     host = problem(rotary_dim=0)
     for name, wrong in (("page_table", np.array([[7, 99, 4, 6], [2, 8, 0, 3]], np.int32)),
@@ -230,6 +287,6 @@ def mistakes():
     refuses("q is Raw", lambda: libattn.attention_with_kvcache(**raw, stream=0), TypeError)
 
 
-for test in (attention, caches, one_stretch_for_each, faults, merging, mistakes):
+for test in (attention, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
     test()
     print(test.__name__, "passed", flush=True)

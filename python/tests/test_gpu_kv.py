@@ -11,6 +11,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
 import libattn  # noqa: E402
 import libattn.torch as la  # noqa: E402
 from libattn import _torch_kv  # noqa: E402
+from test_torch_cascade import problem as cascade_problem  # noqa: E402
 from test_torch_kv import copied, problem  # noqa: E402
 
 APPEND = ("k", "v", "k_cache", "v_cache", "cache_seqlens", "page_table", "rotary_cos", "rotary_sin",
@@ -81,6 +82,73 @@ def test_one_stretch_for_each_sequence():
     o = la.attention_with_kvcache(q.cuda(), *there, k.cuda(), v.cuda(), cache_seqlens=9, causal=True)
     close(o, la.attention_with_kvcache(q, *cache, k, v, cache_seqlens=9, causal=True))
     assert torch.equal(there.cpu(), cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("drafts, page_size", [(4, 16), (13, 16), (40, 64), (13, 5)])
+def test_a_tree_of_drafts(drafts, page_size, dtype):
+    torch.manual_seed(2)
+    tree = torch.eye(drafts, dtype=torch.bool)
+    for i in range(1, drafts):
+        tree[i] |= tree[torch.randint(i, ()).item()]
+    lens = torch.tensor([700, 33, 0], dtype=torch.int32)
+    width = -(-(700 + drafts) // page_size)
+    table = torch.randperm(3 * width).reshape(3, width).int()
+    q, k, v = (torch.randn(3, drafts, heads, 64).to(dtype) for heads in (8, 2, 2))
+    caches = [torch.randn(3 * width, page_size, 2, 64).to(dtype) for _ in range(2)]
+    given = {"q": q, "k_cache": caches[0], "v_cache": caches[1], "k": k, "v": v, "cache_seqlens": lens,
+             "page_table": table, "mask": tree, "rotary_cos": torch.randn(800, 32), "rotary_sin": torch.randn(800, 32),
+             "rotary_positions": lens.long()[:, None] + tree.sum(1) - 1}
+    there = moved(given, "cuda")
+    options = {"bits_keys": drafts, "rotary_interleaved": False, "max_len_kv": 750}
+    o = la.attention_with_kvcache(**there, **options)
+    close(o, la.attention_with_kvcache(**given, **options))
+    assert torch.equal(there["k_cache"].cpu(), given["k_cache"])
+    compiled = torch.compile(lambda there: la.attention_with_kvcache(**there, **options, deterministic=True),
+                             fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(there), la.attention_with_kvcache(**there, **options, deterministic=True))
+
+
+def test_positions_prefix_and_first_keys():
+    for more in ({"position_q": torch.tensor([20, 9]), "position_kv": torch.tensor([3, 4]), "causal": True,
+                  "window": (9, None)},
+                 {"prefix": torch.tensor([4, 0]).int(), "causal": True, "window": (2, None), "visible_share": 0.5},
+                 {"first_kv": torch.tensor([2, 1]).int(), "bits": torch.full((2, 4, 2, 3), 0x5b, dtype=torch.uint8)}):
+        given = dict(problem(dtype=torch.float16), **more)
+        there = moved(given, "cuda")
+        close(la.attention_with_kvcache(**there), la.attention_with_kvcache(**given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cascades(dtype):
+    given, alone = cascade_problem(dtype, "cuda")
+    right = cascade_problem(dtype)[0]
+    for options in ({}, {"causal": True}, {"sink": torch.randn(4), "max_len_kv": [24, 24, 12]}):
+        there = moved(options, "cuda")
+        o, lse = la.attention_cascade(**given, **there, return_lse=True)
+        wanted = la.attention_cascade(**right, **options, return_lse=True)
+        close(o, wanted[0])
+        close(lse, wanted[1], 1e-2)
+        there.pop("max_len_kv", None)
+        close(o, la.attention_with_kvcache(**alone, **there))
+    compiled = torch.compile(lambda given: la.attention_cascade(**given, deterministic=True), fullgraph=True,
+                             backend="aot_eager")
+    wanted = la.attention_cascade(**given, deterministic=True)
+    assert torch.equal(compiled(given), wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = la.attention_cascade(**given, deterministic=True)
+    for _ in range(2):
+        given["q"].copy_(torch.randn_like(given["q"]))
+        given["levels"][2][1].sub_(1)
+        graph.replay()
+        assert torch.equal(o, la.attention_cascade(**given, deterministic=True))
+    fault = torch.zeros(1, dtype=torch.int32, device="cuda")
+    given["levels"][0][1].add_(99)
+    la.attention_cascade(**given, fault=fault)
+    assert fault.item() == 1
+    with pytest.raises(libattn.InvalidError, match=r"levels\[0\].lens_kv is on the CPU"):
+        la.attention_cascade(**dict(given, levels=right["levels"][:1] + given["levels"][1:]))
 
 
 def test_merge_states():

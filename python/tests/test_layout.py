@@ -11,7 +11,9 @@ from libattn import _c
 ABI = pathlib.Path(__file__).parents[2] / "tests" / "abi" / "attn.abi"
 STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_plan_info": _c.PlanInfo,
            "attn_pool_desc": _c.PoolDesc, "attn_pool_stats": _c.PoolStats, "attn_seq": _c.Seq,
-           "attn_page_copies": _c.PageCopies, "attn_kv_desc": _c.KvDesc, "attn_kv_args": _c.KvArgs,
+           "attn_page_copies": _c.PageCopies, "attn_pool_level": _c.PoolLevel,
+           "attn_cascade_level": _c.CascadeLevel, "attn_cascade_info": _c.CascadeInfo,
+           "attn_cascade_keys": _c.CascadeKeys, "attn_kv_desc": _c.KvDesc, "attn_kv_args": _c.KvArgs,
            "attn_merge_desc": _c.MergeDesc, "attn_merge_args": _c.MergeArgs}
 
 

@@ -30,6 +30,11 @@ CASES = {
     "plain": {}, "causal": {"causal": True, "deterministic": True}, "packed": {"packed": True, "window": (4, None)},
     "read": {"k": None, "v": None, "rotary_cos": None, "rotary_sin": None, "rotary_interleaved": None},
     "scores": {"alibi": torch.rand(4), "sink": torch.randn(4).double(), "softcap": 3.0, "out_f32": True},
+    "tree": {"mask": torch.tensor([[[True, False]], [[False, True]]])[:, None].expand(2, 1, 2, 2), "bits_keys": 2,
+             "rotary_positions": torch.tensor([[13, 13], [3, 3]]), "max_len_kv": 20, "visible_share": 0.5},
+    "bits": {"bits": torch.randint(0, 256, (2, 4, 2, 3), dtype=torch.uint8), "prefix": torch.tensor([3, 0]).int(),
+             "causal": True, "packed": True},
+    "positions": {"position_q": torch.tensor([30, 9]), "position_kv": torch.tensor([20, 4]), "causal": True},
     "bf16": {"dtype": torch.bfloat16, "first_kv": torch.tensor([2, 0], dtype=torch.int32)},
 }
 
@@ -107,6 +112,24 @@ def test_one_length_for_all():
     same((o, cache), (la.attention_with_kvcache(q, *other, k, v, cache_seqlens=lens), other))
 
 
+def test_masks_of_tensors_and_by_name():
+    from libattn.masks import causal, documents, prefix
+
+    given, mask = problem(), torch.rand(2, 1, 2, 24) < 0.6
+    bits = np.packbits(mask.numpy(), -1, bitorder="little")
+    wanted = direct(dict(given, bits=torch.from_numpy(bits), causal=True))
+    for options in ({"mask": mask, "causal": True}, {"mask": causal & mask},
+                    {"mask": torch.where(mask, 0.0, -torch.inf), "causal": True},
+                    {"mask": (causal | prefix(torch.zeros(2).int())) & mask}):
+        same((la.attention_with_kvcache(**copied(given), **options),), wanted)
+    for match, options in (
+            ("must be the 24 keys", {"mask": mask[..., :20]}), ("both given", {"mask": mask, "bits": mask}),
+            ("must be the 9 keys", {"mask": mask, "max_len_kv": 9}), ("list", {"mask": mask.tolist()}),
+            ("documents", {"mask": documents([1])}), ("must be the 3 keys", {"mask": mask, "bits_keys": 3})):
+        with pytest.raises((libattn.InvalidError, TypeError), match=match):
+            la.attention_with_kvcache(**given, **options)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_opcheck(name, monkeypatch):
     calls, given = [], case(name)
@@ -128,6 +151,7 @@ def test_opcheck_of_append(with_q, monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_compile_without_graph_breaks(name):
+    torch.compiler.reset()  # of one function only so many graphs are kept
     given = case(name)
     wanted = direct(given)
     compiled = torch.compile(lambda given: la.attention_with_kvcache(**given) * 2, fullgraph=True, backend="aot_eager")
