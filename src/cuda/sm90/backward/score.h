@@ -193,6 +193,7 @@ DEVICE void store_slope(const attn_sm90_backward_params *params, const kv_item *
     if constexpr (config::may_slope) {
         float sum = slope->sum;
         if (!params->alibi_parts || slope->head < 0) return;
+        if (config::ctas == 2 && item->key0 >= item->seq.len_kv) return; /* the KV tile after the last has no part */
         for (int step = 16; step; step /= 2)
             sum += __shfl_xor_sync(~0u, sum, step);
         long long plane = (long long)item->seq.batch * params->common.heads_q + slope->head;
