@@ -446,3 +446,11 @@ void check_parallel_for(void *context, int tasks, void (*task)(void *arg, int in
     pool_work(&p);
     if (two) pthread_join(thread, NULL);
 }
+
+void check_problem_add(attn_desc *desc, uint32_t flags)
+{
+    desc->flags |= flags;
+    if (flags & ATTN_SOFTCAP) desc->softcap = desc->dim_qk % 2 ? 50 : 15;
+    if (flags & ATTN_ALIBI) desc->alibi_batch = 1;
+    if (flags & ATTN_DROPOUT) desc->dropout_p = 0.25f;
+}

@@ -120,6 +120,9 @@ attn_status check_problem_run(const check_problem *problem, const attn_desc *des
 /* Gives a descriptor without strides those that the options say. */
 void check_problem_lay_out(attn_desc *desc, const check_options *options);
 
+/* Adds features that a kernel is for alone: a softcap, slopes of all batches, dropout, a causal mask. */
+void check_problem_add(attn_desc *desc, uint32_t flags);
+
 /* A line of text: everything about the problem that is not a default. */
 void check_problem_print(const attn_desc *desc, const check_options *options, char *text, size_t size);
 

@@ -337,7 +337,7 @@ typedef struct candidate {
     const char *name;
     attn_isa isa;
     attn_direction direction;
-    uint32_t features;
+    uint32_t features, needs;
     int dtypes; /* bits */
     int64_t dim, dim_v, rows;
     bool some;           /* rows and keys */
@@ -356,6 +356,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
         *t = (candidate){ .name = k->name,
                           .direction = attn_cuda_direction(k),
                           .features = k->features,
+                          .needs = k->needs,
                           .dtypes = 1 << k->dtype,
                           .dim = k->dim,
                           .dim_v = k->dim_v,
@@ -385,7 +386,8 @@ static bool takes(const candidate *t, const attn_desc *d)
     if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
-    return !(needs & ~t->features) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v && d->len_q <= t->rows;
+    return !(needs & ~t->features) && !(t->needs & ~d->flags) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v &&
+           d->len_q <= t->rows;
 }
 
 /* Pages of whole boxes or of any size, of heads that lie at multiples of 16 bytes. */
@@ -419,6 +421,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
     if (d->device == ATTN_CUDA && !(t->features & ATTN_CUDA_BITS_KEYS)) d->bits_keys = 0;
     d->flags &= t->features;
+    check_problem_add(d, t->needs & ~d->flags);
     d->dim_v = dim_v_of(d);
     if (d->dim_qk > t->dim) d->dim_qk = 1 + d->dim_qk % t->dim;
     if (d->dim_v > t->dim_v) d->dim_v = 1 + d->dim_v % t->dim_v;

@@ -98,7 +98,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
-               desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
+               !(cuda->needs & ~desc->flags) && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
@@ -263,6 +263,7 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
     if (gone & ATTN_ALIBI) d->alibi_batch = 0;
     if (gone & ATTN_DROPOUT) d->dropout_p = 0;
     if (gone & ATTN_BIAS) leave_out_bias(d);
+    check_problem_add(d, kernel->needs & ~d->flags);
 }
 
 /* Pages that a kernel of paged keys reads, of heads that lie at multiples of 16 bytes. */

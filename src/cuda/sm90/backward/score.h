@@ -59,12 +59,14 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
     if constexpr (config::changes == FLAG_SOFTCAP) {
         float unit = 2 * LOG2_E * p->scale / p->score.softcap;
 #pragma unroll
-        for (int i = 0; i < Q_ROWS / 2; i += 2) {
-            float x = score[i] * unit, y = score[i + 1] * unit;
-            tanh_of_two(&x, &y);
-            score[i] = x, score[i + 1] = y;
-            derivative[i / 2] = pack_as(F16, fmaf(-x, x, 1), fmaf(-y, y, 1));
-        }
+        for (int i = 0; i < Q_ROWS / 2; i++)
+            score[i] *= unit;
+#pragma unroll
+        for (int i = 0; i < Q_ROWS / 2; i += i % 4 == 1 ? 3 : 1)
+            tanh_of_two(&score[i], &score[i + 2]); /* of two keys: NaN of a row stays in it */
+#pragma unroll
+        for (int i = 0; i < Q_ROWS / 2; i += 2)
+            derivative[i / 2] = pack_as(F16, fmaf(-score[i], score[i], 1), fmaf(-score[i + 1], score[i + 1], 1));
     }
     if constexpr (config::changes == FLAG_ALIBI) {
         float slope = alibi_slope(p, item->seq.batch, info->head) * reciprocal_approx(p->scale);
@@ -191,6 +193,7 @@ DEVICE void store_slope(const attn_sm90_backward_params *params, const kv_item *
     if constexpr (config::may_slope) {
         float sum = slope->sum;
         if (!params->alibi_parts || slope->head < 0) return;
+        if (config::ctas == 2 && item->key0 >= item->seq.len_kv) return; /* the KV tile after the last has no part */
         for (int step = 16; step; step /= 2)
             sum += __shfl_xor_sync(~0u, sum, step);
         long long plane = (long long)item->seq.batch * params->common.heads_q + slope->head;

@@ -51,8 +51,9 @@ DEVICE void softmax(const attn_sm90_params *p, const kv_item *item, const q_tile
 {
     if constexpr (config::changes_scores)
         change_scores(p, item, info, score, derivative, first);
-    else
-        change_special(p, item, info, score, derivative, first);
+    else if (config::changes == FLAG_SOFTCAP && unlikely(info->masked))
+        hide_scores(score, seen); /* a hidden NaN would reach the key that shares its reciprocal */
+    if constexpr (!config::changes_scores) change_special(p, item, info, score, derivative, first);
     if (unlikely(info->masked)) hide_scores(score, seen);
     exponentials(score, probability, log2_unit(p), statistics, ahead);
     if constexpr (config::may_drop) mark_dropped(p, item, info, probability, first);

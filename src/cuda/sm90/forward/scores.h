@@ -17,6 +17,7 @@ DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, cons
 {
     if constexpr (config::score_mod) change_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
     if (first) begin_special(p, &info_of(s, c)->w, c->warpgroup, &c->special);
+    if (config::softcap) mask::hide(p, s, c, score); /* a hidden NaN would reach the key that shares its reciprocal */
     change_special(p, &c->special, score, c->key0);
     bool all_see_one = mask::hide(p, s, c, score);
     count_scored(s, c);
