@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import _c, _kv, _run, _tensor
+from . import _c, _options, _kv, _run, _tensor
 from ._api import _longest, _no_grad
 from ._run import Handle, address_of, as_table, layouts, shape_is
 from ._tensor import empty, layout, see, signature, writable
@@ -58,7 +58,7 @@ class Cascade(Handle):
                               call attention_with_kvcache over all keys. -1: not known, 2^63 - 1: they never pay
             workspace_bytes   bytes of workspace
         """
-        return _run.numbers(_c.CascadeInfo, _c.cascade_plan_get_info, self._handle)
+        return _run.info_of(_c.CascadeInfo, _c.cascade_plan_get_info, self._handle)
 
     def __repr__(self) -> str:
         info = self.info
@@ -136,6 +136,7 @@ def _checked(q, k_cache, v_cache, levels, sink, max_len_q) -> int:
     for i, level in enumerate(levels):
         if len(level) < 3:
             raise _c.InvalidError(f"levels[{i}] has {len(level)} arrays; it takes (cu_lens_q, lens_kv, page_table)")
+    _options.check("max_len_q", max_len_q)
     if max_len_q is None:
         return _longest(levels[-1][0], "cu_lens_q")
     return _run._integer("max_len_q", max_len_q)
@@ -152,8 +153,10 @@ def attention_cascade(
     sequences shares are computed once for all of its rows, each sequence's own keys by themselves, and what the levels
     give is merged.
 """
+    return_lse = _options.flag("return_lse", return_lse)
     max_len_q = _checked(q, k_cache, v_cache, levels, sink, max_len_q)
     static = (causal, None, None, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel, strategy)
+    _options.check_all(_run.Static._fields, static)
     handle = None if stream is None else _tensor.stream_handle(stream)
     used = [q, k_cache, v_cache, sink, out, fault, *[table for level in levels for table in level[:3]]]
 
@@ -161,7 +164,7 @@ def attention_cascade(
         call = _see(q, k_cache, v_cache, levels, sink, out, device, handle)
         prepared = _prepared(call, static, max_len_q, max_len_kv, context)
         word = None if fault is None else _kv._fault(fault, device, handle)
-        return _attend(call, prepared, word, out, bool(return_lse), device, handle)
+        return _attend(call, prepared, word, out, return_lse, device, handle)
 
     return _run.placed(see(q, "q", handle), q, handle, used, body)
 
@@ -206,6 +209,7 @@ def plan_cascade(
 """
     max_len_q = _checked(q, k_cache, v_cache, levels, sink, max_len_q)
     static = (causal, None, None, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel, strategy)
+    _options.check_all(_run.Static._fields, static)
     return _run.placed(see(q, "q"), q, None, [], lambda device, context, handle: _prepared(
         _see(q, k_cache, v_cache, levels, sink, None, device, handle), static, max_len_q, max_len_kv, context).plan)
 

@@ -462,6 +462,12 @@ class _Call:
             table = self._steps(library, self.batch, 1, place).reshape(-1, 1)
             self.tables["page_table"] = see(table, "page_table")
 
+    def mask_shape(self, more: More, max_len_q: Optional[int]) -> Tuple[int, int, int, int]:
+        """What a mask is broadcast to: batch, heads, rows, and the keys that it is of."""
+        shape = layout(self.tensors["q"], "q").shape
+        rows = max_len_q if max_len_q is not None else shape[1] if len(shape) > 1 else 0
+        return self.batch, shape[-2] if len(shape) > 1 else 0, rows, more.bits_keys or self.keys(more)
+
     def keys(self, more: More) -> int:
         """Keys of a sequence, at most."""
         cache, table = _shape(self.tensors["k_cache"]), _shape(self.tables["page_table"])

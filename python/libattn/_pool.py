@@ -204,7 +204,7 @@ class Pool(_c.Unpicklable):
         All arrays have room for as many groups as there are sequences, so one plan serves every batch of that many.
         The sum of `saved` over the levels, beside Cascade.info["saved_least"], says whether levels pay.
         """
-        listed = [_c.Seq() if seq is None else _seq(seq) for seq in seqs]
+        listed = [_c.Seq() if seq is None else self._seq(seq) for seq in seqs]
         rows = _converted(np.asarray(cu_lens_q), "cu_lens_q", "int32")
         count, shared = len(listed), _integer("shared", shared, 32)
         if rows.shape != (count + 1,):

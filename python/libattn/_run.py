@@ -74,7 +74,7 @@ def described(describe: Any, handle: int) -> str:
     return text.value.decode()
 
 
-def numbers(struct: Any, get: Any, handle: int) -> Dict[str, Any]:
+def info_of(struct: Any, get: Any, handle: int) -> Dict[str, Any]:
     """A plan's info, by the names of its struct."""
     info = struct()
     _c.check(get(handle, ctypes.byref(info), ctypes.sizeof(info)))
@@ -99,7 +99,7 @@ class Plan(Handle):
     def info(self) -> Dict[str, Any]:
         """The plan in numbers, by the names of attn_plan_info: kernel, isa, why, threads, splits, q_tile, kv_tile,
         workspace_bytes, pairs, flops, memory_bytes, cache_bytes, seconds, strategy and others."""
-        return numbers(_c.PlanInfo, _c.plan_get_info, self._handle)
+        return info_of(_c.PlanInfo, _c.plan_get_info, self._handle)
 
     def __repr__(self) -> str:
         info = self.info

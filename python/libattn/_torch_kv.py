@@ -173,7 +173,8 @@ def append_kvcache(
 
 
 _OPTIONS = ("return_lse", "causal", "window", "chunk", "scale", "softcap", "out_f32", "deterministic", "threads",
-            "max_len_q")
+            "max_len_q", "max_len_kv", "bits_keys", "visible_share")
+_CASCADE_OPTIONS = ("return_lse", "causal", "scale", "softcap", "out_f32", "deterministic", "threads", "max_len_q")
 
 
 def attention_with_kvcache(
@@ -209,7 +210,7 @@ def attention_with_kvcache(
     if not torch.compiler.is_compiling():
         _options.check("rotary_interleaved", rotary_interleaved)
         _options.check_all(_OPTIONS, (return_lse, causal, window, chunk, scale, softcap, out_f32, deterministic,
-                                      threads, max_len_q))
+                                      threads, max_len_q, max_len_kv, bits_keys, visible_share))
     alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
                       rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, max_len_q, first_kv,
@@ -242,6 +243,9 @@ def attention_cascade(
                 raise TypeError(f"levels[{i}].{name} is {type(table).__name__}; it takes a torch tensor")
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    if not torch.compiler.is_compiling():
+        _options.check_all(_CASCADE_OPTIONS, (return_lse, causal, scale, softcap, out_f32, deterministic, threads,
+                                              max_len_q))
     cu_lens_q, lens_kv, page_tables = ([level[i] for level in levels] for i in range(3))
     o, lse = _cascade_op(q, k_cache, v_cache, None if sink is None else sink.float(), fault, cu_lens_q, lens_kv,
                          page_tables, max_len_q, max_len_kv, causal, scale, softcap, out_f32, deterministic, threads)

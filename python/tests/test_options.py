@@ -10,7 +10,7 @@ from libattn import _options, masks
 # What is no option: tensors, tables, and what says itself what it takes.
 ARRAYS = set("""q k v o lse grad_o grad_lse cu_lens cu_lens_q cu_lens_kv prefix lens_q lens_kv mask bits intervals
     blocks alibi bias sink seed seed_offset out out_lse stream k_cache v_cache cache_seqlens page_table rotary_cos rotary_sin
-    first_kv fault device query key value attn_mask block_mask len_q len_kv""".split())
+    rotary_positions position_q position_kv levels     first_kv fault device query key value attn_mask block_mask len_q len_kv""".split())
 
 
 def functions():
@@ -39,13 +39,22 @@ def right(function, make):
                  (("query", "q"), ("key", "k"), ("value", "v"))}
     given = {name: named[name] for name, one in inspect.signature(function).parameters.items()
              if name in named and (one.default is inspect.Parameter.empty or name.startswith("max_len"))}
+    if "levels" in inspect.signature(function).parameters:
+        pages = np.array([[0], [1]])
+        levels = [(np.array([0, 4]), np.array([3]), pages[:1]), (np.array([0, 2, 4]), np.array([5, 2]), pages)]
+        given.update(q=q[0, :4].copy(), k_cache=k, v_cache=v, levels=levels, max_len_q=2)
     if "kvcache" in function.__name__:
         given.update(k=named["k"], v=named["v"])
     if function.__module__.startswith(("libattn.torch", "libattn._torch")):
         import torch
 
-        given = {name: torch.from_numpy(np.ascontiguousarray(value, value.dtype if value.dtype.kind == "f" else "i4"))
-                 if isinstance(value, np.ndarray) else value for name, value in given.items()}
+        def tensors(value):
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(tensors, value))
+            return torch.from_numpy(np.ascontiguousarray(value, value.dtype if value.dtype.kind == "f" else "i4")) if (
+                isinstance(value, np.ndarray)) else value
+
+        given = {name: tensors(value) for name, value in given.items()}
     return given
 
 
@@ -62,7 +71,7 @@ def test_every_option_takes_its_types(make, function):
     given = right(function, make) if len(set(parameters) & ARRAYS) > 1 and "mask" not in function.__name__ else {}
     if given:
         function(**given)
-    for name in set(parameters) - ARRAYS:
+    for name in set(parameters) - ARRAYS - ({"max_len_kv"} if "levels" in parameters else set()):  # of each level
         for value in wrong(_options.KINDS[name]):
             if value is None and parameters[name].default is None:
                 continue
