@@ -268,7 +268,8 @@ static void plain_problems_take_plain_kernels(void **state)
                 double least = INFINITY;
                 for (int i = 0; i < count; i++) {
                     const attn_cuda_kernel *k = &kernels[i];
-                    if (k->form != ATTN_CUDA_FORWARD || k->dtype != ATTN_BF16 || k->dim < dims[d] || k->dim_v < dims[d])
+                    if (k->form != ATTN_CUDA_FORWARD || k->dtype != ATTN_BF16 || k->needs || k->dim < dims[d] ||
+                        k->dim_v < dims[d])
                         continue;
                     double seconds = cost(&desc, k, NULL).seconds;
                     if (seconds < least) least = seconds, best = k;

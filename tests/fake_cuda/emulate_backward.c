@@ -218,8 +218,7 @@ static void check_fused_postprocess(const char *symbol, const attn_cuda_kernel *
     const attn_sm90_params *c = &p->common;
     int64_t heads = (int64_t)c->heads_kv * c->batch,
             each = c->heads_q / c->heads_kv * ceil_div(c->len_q, TILE * ATTN_SM90_BACKWARD_POSTPROCESS_TILES);
-    fake_expect(k->kv_tile == 128 && !(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)), symbol,
-                "it fuses no postprocess");
+    fake_expect(k->kv_tile == 128 && !(k->features & ATTN_CHUNK), symbol, "it fuses no postprocess");
     fake_expect(!s->head_persistent && !s->stream_k_items && !p->dq_semaphores && !(c->flags & ATTN_CUDA_LENGTHS),
                 symbol, "a fused postprocess of work items that are not counted");
     fake_expect(s->counter && s->postprocess_items == each, symbol, "postprocess_items");
@@ -235,12 +234,12 @@ static void check_stream_k(const char *symbol, const attn_cuda_kernel *k, const 
                            const stream_k *cut)
 {
     const attn_sm90_backward_schedule *s = &p->schedule;
-    const uint32_t others = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS | ATTN_CUDA_SCORES;
+    const uint32_t others = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS;
     int64_t q_tiles = s->stream_k_items * cut->q_tiles;
     fake_expect(s->splits == 1 && !s->finalises_dq && !s->head_persistent && !p->dq_semaphores &&
                     !(p->common.flags & others),
                 symbol, "stream-K of work items that differ, or have an order");
-    fake_expect(!(k->features & (ATTN_CUDA_SCORES | ATTN_CHUNK)) && s->counter, symbol, "it has no stream-K");
+    fake_expect(!(k->features & ATTN_CHUNK) && s->counter, symbol, "it has no stream-K");
     fake_expect(s->stream_k_q_tiles <= cut->q_tiles && s->stream_k_shares * s->stream_k_q_tiles >= q_tiles &&
                     (s->stream_k_shares - 1) * s->stream_k_q_tiles < q_tiles,
                 symbol, "stream-K");
