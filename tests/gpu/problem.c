@@ -25,6 +25,7 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     attn_plan *plan;
     attn_plan_info info = { .splits = 0 };
     desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
+    check_problem_add(&desc, k->needs & ~desc.flags);
     if (!desc.dim_qk) desc.dim_qk = k->dim;
     if (!desc.dim_v) desc.dim_v = k->dim_v;
     if (k->paged) set_pages(&desc, options.seed);
