@@ -129,7 +129,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
 {
     wait_full(s, K, c->kv);
     u32 k = k_address(s, c->kv.index);
-    multiply(p, s, c, score, next, o, c->key0, k, k + config::k_tile::bytes);
+    multiply(p, s, c, score, next, o, config::dropout ? c->key0 : 0, k, k + config::k_tile::bytes);
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
     pin_floats(next, config::keys / 2);

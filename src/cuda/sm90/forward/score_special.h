@@ -17,8 +17,8 @@ struct score_special {
 
 DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int warpgroup, score_special *at)
 {
-    int thread = reread_thread();
     if constexpr (config::alibi) {
+        int thread = reread_thread();
         float unit = reciprocal_approx(p->scale);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -28,7 +28,7 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
         }
     }
     if constexpr (config::dropout) {
-        int row = w->row0 + warpgroup * 64 + thread % 128 / 32 * 16;
+        int thread = reread_thread(), row = w->row0 + warpgroup * 64 + thread % 128 / 32 * 16;
         at->rows = (u32)(row >> 4) * 4 + thread % 32 / 8;
         at->plane = w->batch * p->heads_q + w->head;
         at->threshold = p->score.dropout_threshold * 0x01010101u;
