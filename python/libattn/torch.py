@@ -235,8 +235,9 @@ def scaled_dot_product_attention(
     if is_causal and attn_mask is not None:
         raise _c.InvalidError("attn_mask and is_causal exclude each other")
     q, k, v = _autocast(query, key, value)
-    if 0 in (*q.shape[-3:-2], v.shape[-1]):  # without heads or dims of values: a result without elements, which torch
-        return q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())  # 2.11 divides by 0 for
+    if 0 in (*q.shape[-3:-2], v.shape[-1]):
+        # Without heads or dims of values the result has no elements; torch 2.11 divides by zero for it.
+        return q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
     reason = _no_fast_kernel(q, v)
     if reason is not None:
         if fallback is None:
