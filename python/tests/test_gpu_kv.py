@@ -147,7 +147,7 @@ def test_cascades(dtype):
     given["levels"][0][1].add_(99)
     la.attention_cascade(**given, fault=fault)
     assert fault.item() == 1
-    with pytest.raises(libattn.InvalidError, match=r"levels\[0\].lens_kv is on the CPU"):
+    with pytest.raises(libattn.InvalidError, match=r"levels\[0\]\.cu_lens_q is on the CPU"):
         la.attention_cascade(**dict(given, levels=right["levels"][:1] + given["levels"][1:]))
 
 

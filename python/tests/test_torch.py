@@ -259,21 +259,19 @@ def test_sdpa(kind, rows, keys):
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.bool}, {"attn_mask": torch.float32}],
                          ids=str)
 def test_empty_shapes_as_torch_takes_them(options):
-    """Batches, heads, rows, keys or dims of values that are 0: results and gradients of torch's shapes, all 0."""
+    """Batches, heads, rows, keys or dims of values that are 0: results and gradients of torch's shapes, all 0. (Some
+    versions of torch end the process where heads are 0: nothing is computed beside it.)"""
     for batch, heads, rows, keys, dim_v in ((0, 2, 3, 4, 8), (2, 0, 3, 4, 8), (2, 2, 0, 4, 8), (2, 2, 3, 0, 8),
                                             (2, 2, 3, 4, 0), (0, 0, 0, 0, 8), (0, 2, 0, 0, 8), (2, 1, 0, 0, 6)):
         given = dict(options)
         if "attn_mask" in given:
             given["attn_mask"] = torch.ones(rows, keys, dtype=given["attn_mask"])
-        found = []
-        for function in (la.scaled_dot_product_attention, F.scaled_dot_product_attention):
-            inputs = [torch.ones(batch, heads, *shape, requires_grad=True) for shape in ((rows, 8), (keys, 8),
-                                                                                         (keys, dim_v))]
-            o = function(*inputs, **given)
-            o.sum().backward()
-            found.append([o, *(x.grad for x in inputs)])
-        for ours, theirs in zip(*found):
-            assert ours.shape == theirs.shape and not ours.any()
+        inputs = [torch.ones(batch, heads, *shape, requires_grad=True) for shape in ((rows, 8), (keys, 8),
+                                                                                     (keys, dim_v))]
+        o = la.scaled_dot_product_attention(*inputs, **given)
+        o.sum().backward()
+        assert o.shape == (batch, heads, rows, dim_v) and not o.any()
+        assert all(x.grad.shape == x.shape and not x.grad.any() for x in inputs)
         if heads and dim_v and "attn_mask" not in given:
             inputs = [x.transpose(1, 2).detach().requires_grad_() for x in inputs]
             o, lse = la.attention(*inputs, causal="is_causal" in given, return_lse=True)
