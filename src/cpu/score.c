@@ -50,39 +50,6 @@ void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t l
         bias[i] = 0;
 }
 
-/* The 16 bytes of one Philox call into the words of their rows. */
-static void keep_block(const uint32_t random[4], uint32_t threshold, int64_t row, int64_t rows, int64_t at,
-                       int64_t keys, int64_t pitch, uint64_t *words)
-{
-    static const int offset[4] = { 0, 1, 8, 9 };
-    for (int r = 0; r < 4; r++) {
-        if (row + offset[r] < 0 || row + offset[r] >= rows) continue;
-        uint64_t *line = words + (row + offset[r]) * pitch;
-        for (int k = 0; k < 4; k++) {
-            int64_t i = at + offset[k];
-            uint64_t kept = (random[r] >> 8 * k & 255u) >= threshold;
-            if (i >= 0 && i < keys) line[i / 64] |= kept << i % 64;
-        }
-    }
-}
-
-void attn_dropout_keep(const attn_score *score, int64_t row0, int64_t rows, int64_t key0, int64_t keys, int64_t pitch,
-                       uint64_t *words)
-{
-    for (int64_t r = 0; r < rows; r++)
-        memset(words + r * pitch, 0, (size_t)((keys + 63) / 64) * sizeof *words);
-    for (int64_t tile_row = row0 / 16; tile_row * 16 < row0 + rows; tile_row++)
-        for (int64_t tile_key = key0 / 16; tile_key * 16 < key0 + keys; tile_key++)
-            for (uint32_t block = 0; block < 16; block++) {
-                uint32_t a = block / 4, c = block % 4, random[4];
-                uint32_t counter[4] = { (uint32_t)tile_row * 4 + a, (uint32_t)tile_key * 4 + c, score->batch_head,
-                                        score->seed_offset };
-                attn_philox(counter, score->seed, random);
-                keep_block(random, score->threshold, tile_row * 16 + 2 * a - row0, rows, tile_key * 16 + 2 * c - key0,
-                           keys, pitch, words);
-            }
-}
-
 float attn_score_finish(const attn_score *score, float max, float sum, float *lse)
 {
     double top = max, total = sum, scale = 1;

@@ -35,10 +35,6 @@ static inline double attn_dropout_kept(const attn_score *score)
 void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
                    float *bias);
 
-/* Dropout: bit i of the words of row row0 + r (`pitch` words apart) set: the pair with key0 + i is kept. */
-void attn_dropout_keep(const attn_score *score, int64_t row0, int64_t rows, int64_t key0, int64_t keys, int64_t pitch,
-                       uint64_t *words);
-
 /* Ends a row whose probabilities 2^(s - max) add up to `sum` (max -inf, sum 0: no key): its LSE, and the factor that
  * divides its output by the sum, sink included, and makes up for dropout. */
 float attn_score_finish(const attn_score *score, float max, float sum, float *lse);

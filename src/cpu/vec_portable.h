@@ -9,6 +9,7 @@
 #include "num/half.h"
 
 typedef float vf __attribute__((vector_size(16)));
+typedef uint64_t vw __attribute__((vector_size(16)));
 typedef int32_t v_int __attribute__((vector_size(16)));
 typedef const float *v_four;
 
@@ -106,6 +107,49 @@ static inline vf v_keep(const uint64_t *words, int64_t at, vf x, vf other)
     int32_t bits = (int32_t)(words[at / 64] >> at % 64 & 15);
     v_int set = ((v_int){ bits, bits, bits, bits } & (v_int){ 1, 2, 4, 8 }) != (v_int){ 0, 0, 0, 0 };
     return v_select(set, x, other);
+}
+
+static inline vw w_set1(uint64_t x)
+{
+    return (vw){ x, x };
+}
+
+static inline vw w_load(const uint64_t *p)
+{
+    return (vw){ p[0], p[1] };
+}
+
+static inline vw w_and(vw a, vw b)
+{
+    return a & b;
+}
+
+static inline vw w_xor(vw a, vw b)
+{
+    return a ^ b;
+}
+
+static inline vw w_left(vw a, const unsigned n)
+{
+    return a << n;
+}
+
+static inline vw w_right(vw a, const unsigned n)
+{
+    return a >> n;
+}
+
+static inline vw w_mul(vw a, vw b)
+{
+    return (a & UINT32_MAX) * (b & UINT32_MAX);
+}
+
+static inline uint64_t w_at_least(vw a, uint8_t x)
+{
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 16; i++)
+        bits |= (uint64_t)((a[i / 8] >> i % 8 * 8 & 255) >= x) << i;
+    return bits;
 }
 
 static inline float v_hmax(vf a)

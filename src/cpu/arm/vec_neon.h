@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 typedef float32x4_t vf;
+typedef uint64x2_t vw;
 typedef float32x4_t v_four;
 
 enum { VL = 4, STRIP = 6, PANEL = 16, SUMS = 12 };
@@ -97,6 +98,48 @@ static inline vf v_keep(const uint64_t *words, int64_t at, vf x, vf other)
 {
     const uint32x4_t bit = { 1, 2, 4, 8 };
     return vbslq_f32(vtstq_u32(vdupq_n_u32((uint32_t)(words[at / 64] >> at % 64)), bit), x, other);
+}
+
+static inline vw w_set1(uint64_t x)
+{
+    return vdupq_n_u64(x);
+}
+
+static inline vw w_load(const uint64_t *p)
+{
+    return vld1q_u64(p);
+}
+
+static inline vw w_and(vw a, vw b)
+{
+    return vandq_u64(a, b);
+}
+
+static inline vw w_xor(vw a, vw b)
+{
+    return veorq_u64(a, b);
+}
+
+static inline vw w_left(vw a, const unsigned n)
+{
+    return vshlq_u64(a, vdupq_n_s64((int64_t)n));
+}
+
+static inline vw w_right(vw a, const unsigned n)
+{
+    return vshlq_u64(a, vdupq_n_s64(-(int64_t)n));
+}
+
+static inline vw w_mul(vw a, vw b)
+{
+    return vmull_u32(vmovn_u64(a), vmovn_u64(b));
+}
+
+static inline uint64_t w_at_least(vw a, uint8_t x)
+{
+    const uint8x16_t bit = { 1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128 };
+    uint8x16_t bits = vandq_u8(vcgeq_u8(vreinterpretq_u8_u64(a), vdupq_n_u8(x)), bit);
+    return vaddv_u8(vget_low_u8(bits)) | (uint64_t)vaddv_u8(vget_high_u8(bits)) << 8;
 }
 
 static inline float v_hmax(vf a)

@@ -136,8 +136,8 @@ static int64_t backward_load(backward *b, int64_t lo, int64_t hi)
     int64_t r0 = b->first * STRIP;
     load_statistics(t, b->head, b->row0 + r0, b->rows - r0, b->max + r0, b->factor + r0, b->delta + r0);
     if (b->keep)
-        attn_dropout_keep(b->score, b->row0 + r0, b->rows - r0, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64,
-                          b->keep + r0 * (ATTN_KEYS_TILE / 64));
+        dropout_keep(b->score, b->row0 + r0, b->rows - r0, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64,
+                     b->keep + r0 * (ATTN_KEYS_TILE / 64));
     return b->row0 + b->rows;
 }
 

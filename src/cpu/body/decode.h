@@ -118,7 +118,7 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
         scale_row(s, 0, hi, scale);
         scale = 1;
     }
-    if (score->flags & ATTN_DROPOUT) attn_dropout_keep(score, row, 1, tile->lo, keys, ATTN_DECODE_TILE / 64, p->keep);
+    if (score->flags & ATTN_DROPOUT) dropout_keep(score, row, 1, tile->lo, keys, ATTN_DECODE_TILE / 64, p->keep);
     probabilities(s, hi, scale, p->max[r], sum, score->flags & ATTN_DROPOUT ? p->keep : NULL);
 }
 

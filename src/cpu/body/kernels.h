@@ -12,6 +12,7 @@
 #include "cpu/body/pack.h"
 #include "cpu/body/gemm.h"
 #include "cpu/body/softmax.h"
+#include "cpu/body/dropout.h"
 #include "cpu/body/rows.h"
 #include "cpu/body/prefill.h"
 #include "cpu/body/decode_state.h"

@@ -112,7 +112,7 @@ static void pairs_tile_load(pairs_tile *b, const attn_mask_tile *rows)
     load_rows(b, row_at(t->dtype, t->grad_o, b->head * t->grad_o_head), t->grad_o_row, t->dim_v, b->g, b->gt);
     load_statistics(t, b->head, b->row0, b->rows, b->max, b->factor, b->delta);
     if (b->score->flags & ATTN_DROPOUT)
-        attn_dropout_keep(b->score, b->row0, b->rows, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64, b->keep);
+        dropout_keep(b->score, b->row0, b->rows, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64, b->keep);
 }
 
 ALWAYS_INLINE void multiply(const product *p)

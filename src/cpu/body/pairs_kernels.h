@@ -11,6 +11,7 @@
 
 #include "cpu/body/loads.h"
 #include "cpu/body/softmax.h"
+#include "cpu/body/dropout.h"
 #include "cpu/body/rows.h"
 #include "cpu/body/gradients.h"
 #include "cpu/body/pairs.h"

@@ -216,8 +216,8 @@ static void pairs_softmax(pairs *p, const item *u, work *w)
     if (u->strip >= 0) {
         rows = task->rows - u->strip * BLOCK_ROWS < BLOCK_ROWS ? task->rows - u->strip * BLOCK_ROWS : BLOCK_ROWS;
         if (task->score->flags & ATTN_DROPOUT)
-            attn_dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0, u->hi,
-                              ATTN_ITEM_KEYS / 64, p->keep);
+            dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0, u->hi, ATTN_ITEM_KEYS / 64,
+                         p->keep);
     }
     for (int64_t r = 0; r < rows; r++) {
         pairs_row(p, u, r);

@@ -85,7 +85,7 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
 static void prefill_softmax(prefill *p, int64_t key0, int64_t end)
 {
     const attn_attend_task *task = p->task;
-    if (p->keep) attn_dropout_keep(task->score, task->row0, task->rows, key0, end - key0, ATTN_KEYS_TILE / 64, p->keep);
+    if (p->keep) dropout_keep(task->score, task->row0, task->rows, key0, end - key0, ATTN_KEYS_TILE / 64, p->keep);
     for (int64_t i = 0; i < p->strips; i++)
         if (p->span[i].lo < p->span[i].hi) prefill_strip(p, i, key0);
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 typedef __m256 vf;
+typedef __m256i vw;
 typedef const float *v_four;
 
 enum { VL = 8, STRIP = 6, PANEL = 16, SUMS = 12 };
@@ -96,6 +97,46 @@ static inline vf v_keep(const uint64_t *words, int64_t at, vf x, vf other)
     __m256i bits = _mm256_set1_epi32((int)(words[at / 64] >> at % 64 & 255));
     __m256i clear = _mm256_cmpeq_epi32(_mm256_and_si256(bits, bit), _mm256_setzero_si256());
     return _mm256_blendv_ps(x, other, _mm256_castsi256_ps(clear));
+}
+
+static inline vw w_set1(uint64_t x)
+{
+    return _mm256_set1_epi64x((long long)x);
+}
+
+static inline vw w_load(const uint64_t *p)
+{
+    return _mm256_loadu_si256((const void *)p);
+}
+
+static inline vw w_and(vw a, vw b)
+{
+    return _mm256_and_si256(a, b);
+}
+
+static inline vw w_xor(vw a, vw b)
+{
+    return _mm256_xor_si256(a, b);
+}
+
+static inline vw w_left(vw a, const unsigned n)
+{
+    return _mm256_slli_epi64(a, (int)n);
+}
+
+static inline vw w_right(vw a, const unsigned n)
+{
+    return _mm256_srli_epi64(a, (int)n);
+}
+
+static inline vw w_mul(vw a, vw b)
+{
+    return _mm256_mul_epu32(a, b);
+}
+
+static inline uint64_t w_at_least(vw a, uint8_t x)
+{
+    return (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(a, _mm256_set1_epi8((char)x)), a));
 }
 
 static inline float v_hmax(vf a)

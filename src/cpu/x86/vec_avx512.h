@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 typedef __m512 vf;
+typedef __m512i vw;
 typedef const float *v_four;
 
 enum { VL = 16, STRIP = 12, PANEL = 32, SUMS = 16 };
@@ -93,6 +94,46 @@ static inline vf v_scale2(vf x, vf t)
 static inline vf v_keep(const uint64_t *words, int64_t at, vf x, vf other)
 {
     return _mm512_mask_blend_ps((__mmask16)(words[at / 64] >> at % 64), other, x);
+}
+
+static inline vw w_set1(uint64_t x)
+{
+    return _mm512_set1_epi64((long long)x);
+}
+
+static inline vw w_load(const uint64_t *p)
+{
+    return _mm512_loadu_si512((const void *)p);
+}
+
+static inline vw w_and(vw a, vw b)
+{
+    return _mm512_and_si512(a, b);
+}
+
+static inline vw w_xor(vw a, vw b)
+{
+    return _mm512_xor_si512(a, b);
+}
+
+static inline vw w_left(vw a, const unsigned n)
+{
+    return _mm512_slli_epi64(a, (int)n);
+}
+
+static inline vw w_right(vw a, const unsigned n)
+{
+    return _mm512_srli_epi64(a, (int)n);
+}
+
+static inline vw w_mul(vw a, vw b)
+{
+    return _mm512_mul_epu32(a, b);
+}
+
+static inline uint64_t w_at_least(vw a, uint8_t x)
+{
+    return _mm512_cmpge_epu8_mask(a, _mm512_set1_epi8((char)x));
 }
 
 static inline float v_hmax(vf a)
