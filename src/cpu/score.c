@@ -2,7 +2,6 @@
 #include "cpu/score.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "problem/args.h"
 #include "problem/desc.h"
@@ -33,21 +32,6 @@ void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *
         score->batch_head = (uint32_t)(batch * desc->heads_q + head);
         score->threshold = attn_dropout_threshold(desc->dropout_p);
     }
-}
-
-void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
-                   float *bias)
-{
-    int64_t size = attn_dtype_size(score->bias_dtype), step = score->bias_key,
-            end = keys - key0 < hi ? keys - key0 : hi;
-    const char *base = (const char *)score->bias + (row * score->bias_row + key0 * step) * size;
-    if (score->bias_dtype == ATTN_F32 && step == 1 && end > lo)
-        memcpy(bias + lo, base + lo * size, (size_t)(end - lo) * sizeof *bias);
-    else
-        for (int64_t i = lo; i < end; i++)
-            bias[i] = attn_load_scalar(score->bias_dtype, base, i * step);
-    for (int64_t i = end > lo ? end : lo; i < hi; i++)
-        bias[i] = 0;
 }
 
 float attn_score_finish(const attn_score *score, float max, float sum, float *lse)

@@ -31,10 +31,6 @@ static inline double attn_dropout_kept(const attn_score *score)
     return score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1;
 }
 
-/* bias[i] of key key0 + i for lo <= i < hi; 0 for keys at or past `keys`, which are not read. */
-void attn_bias_row(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
-                   float *bias);
-
 /* Ends a row whose probabilities 2^(s - max) add up to `sum` (max -inf, sum 0: no key): its LSE, and the factor that
  * divides its output by the sum, sink included, and makes up for dropout. */
 float attn_score_finish(const attn_score *score, float max, float sum, float *lse);

@@ -255,7 +255,7 @@ static void backward_row(const backward *b, int64_t r, const attn_mask_tile *spa
     const uint64_t *keep = b->keep ? b->keep + r * (ATTN_KEYS_TILE / 64) : NULL;
     uint32_t flags = b->score->flags;
     if (flags & ATTN_RICH)
-        change_scores(b->score, row, key0, lo, hi, b->mask->ranges.len_kv, s, b->bias, b->derivative);
+        change_scores(b->score, 1, row, key0, lo, hi, b->mask->ranges.len_kv, s, b->bias, b->derivative);
     hide_unseen(b->mask, row, span, key0, s, lo, hi);
     if (b->task->statistics) {
         add_statistics(b->task, b->head, row, s, lo, hi);

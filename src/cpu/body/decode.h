@@ -103,8 +103,7 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     int64_t row = r % task->len_q, keys = tile->hi - tile->lo, hi = attn_round_up(keys, 2 * VL);
     float *s = p->s + r * ATTN_DECODE_TILE, *sum = p->sum + r * VL, scale = scale_left(score);
     if (score->flags & ATTN_RICH) {
-        scale_row(s, 0, hi, scale);
-        change_scores(score, row, tile->lo, 0, hi, mask->ranges.len_kv, s, p->bias, NULL);
+        change_scores(score, scale, row, tile->lo, 0, hi, mask->ranges.len_kv, s, p->bias, NULL);
         scale = 1;
     }
     uint64_t words[ATTN_DECODE_TILE / 64] = { 0 };

@@ -156,11 +156,11 @@ static void pairs_tile_row(const pairs_tile *b, int64_t strip, int64_t r, int64_
     const uint64_t *keep = b->score->flags & ATTN_DROPOUT ? b->keep + at * (ATTN_KEYS_TILE / 64) : NULL;
     bool rich = b->score->flags & ATTN_RICH;
     bool exact = b->task->statistics || b->factor[at] != 1 || fabsf(b->max[at]) > LARGE_MAX;
-    if (rich || exact) {
+    if (rich)
+        change_scores(b->score, scale, row, key0, lo, hi, b->mask->ranges.len_kv, s, b->bias, b->derivative);
+    else if (exact)
         scale_row(s, lo, hi, scale);
-        scale = 1;
-    }
-    if (rich) change_scores(b->score, row, key0, lo, hi, b->mask->ranges.len_kv, s, b->bias, b->derivative);
+    if (rich || exact) scale = 1;
     if (!span->full || span->lo - key0 != lo || span->hi - key0 != hi) hide_unseen(b->mask, row, span, key0, s, lo, hi);
     if (b->task->statistics) {
         add_statistics(b->task, b->head, row, s, lo, hi);

@@ -189,8 +189,7 @@ ALWAYS_INLINE void pairs_row(pairs *p, const item *u, int64_t r)
     int64_t at = u->strip * BLOCK_ROWS + r, row = task->row0 + at;
     float *s = u->s + r * S_PITCH, scale = score->scale, *sum = p->sum + at * VL;
     if (score->flags & ATTN_RICH) {
-        scale_row(s, u->lo, u->hi, scale);
-        change_scores(score, row, u->key0, u->lo, u->hi, task->mask->ranges.len_kv, s, p->bias, NULL);
+        change_scores(score, scale, row, u->key0, u->lo, u->hi, task->mask->ranges.len_kv, s, p->bias, NULL);
         scale = 1;
     }
     if (!u->span.full || u->span.lo - u->key0 != u->lo || u->span.hi - u->key0 != u->hi)

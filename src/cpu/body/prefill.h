@@ -70,7 +70,7 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
     for (int64_t r = first; r < last; r++) {
         float *s = p->s + r * ATTN_SCORE_PITCH;
         if (score->flags & ATTN_RICH)
-            change_scores(score, p->task->row0 + r, key0, lo, hi, p->task->mask->ranges.len_kv, s, p->bias, NULL);
+            change_scores(score, 1, p->task->row0 + r, key0, lo, hi, p->task->mask->ranges.len_kv, s, p->bias, NULL);
         hide_unseen(p->task->mask, p->task->row0 + r, span, key0, s, lo, hi);
         top[r - first] = row_max(s, lo, hi);
     }

@@ -48,16 +48,10 @@ ALWAYS_INLINE vf tanh_of(vf x)
     return v_select_less(size, v_set1(0.625f), near, far);
 }
 
-/* Bounds biases as attn.h says: seldom, so that the others only pay for the look. */
+/* Bounds biases as attn.h says. */
 static void bound_bias(float *bias, int64_t lo, int64_t hi)
 {
-    vf most = v_set1(BIAS_MOST), top[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
-    int64_t at = lo;
-    for (; at + 4 * VL <= hi; at += 4 * VL)
-        UNROLL for (int u = 0; u < 4; u++) top[u] = v_max(v_abs(v_load(bias + at + u * VL)), top[u]);
-    for (; at < hi; at += VL)
-        top[0] = v_max(v_abs(v_load(bias + at)), top[0]);
-    if (v_hmax(v_max(v_max(top[0], top[1]), v_max(top[2], top[3]))) <= BIAS_MOST) return;
+    const vf most = v_set1(BIAS_MOST);
     for (int64_t i = lo; i < hi; i += VL) {
         vf x = v_load(bias + i), size = v_abs(x);
         vf bound = v_select_less(x, v_zero(), v_set1(-BIAS_MOST), most);
@@ -66,28 +60,66 @@ static void bound_bias(float *bias, int64_t lo, int64_t hi)
     }
 }
 
-/* Rich rows: scores of keys key0 + [lo, hi), from natural units to log2 units. bias: hi floats of room. derivative:
- * NULL, or where that of the softcap goes. */
-static void change_scores(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
-                          float *s, float *bias, float *derivative)
+/* Elements [lo, end) of a row whose keys lie together, and zeros to hi; returns the greatest magnitude, lane by lane.
+ */
+ALWAYS_INLINE vf bias_as(attn_dtype dtype, const void *row, int64_t lo, int64_t end, int64_t hi, float *bias)
+{
+    vf top[2] = { v_zero(), v_zero() };
+    int64_t at = lo;
+    for (; at + 2 * VL <= end; at += 2 * VL)
+        UNROLL for (int u = 0; u < 2; u++)
+        {
+            vf x = load_as(dtype, row, at + u * VL);
+            v_store(bias + at + u * VL, x);
+            top[u] = v_max(v_abs(x), top[u]);
+        }
+    for (; at < hi; at += VL) {
+        vf x = at < end ? load_up_to(dtype, row, at, end) : v_zero();
+        v_store(bias + at, x);
+        top[0] = v_max(v_abs(x), top[0]);
+    }
+    return v_max(top[0], top[1]);
+}
+
+/* bias[i] of key key0 + i for lo <= i < hi, bounded; 0 for keys at or past `keys`, which are not read. */
+static void load_bias(const attn_score *score, int64_t row, int64_t key0, int64_t lo, int64_t hi, int64_t keys,
+                      float *bias)
+{
+    attn_dtype dtype = score->bias_dtype;
+    int64_t step = score->bias_key, end = keys - key0 < lo ? lo : keys - key0 < hi ? keys - key0 : hi;
+    const void *from = row_at(dtype, score->bias, row * score->bias_row + key0 * step);
+    vf top = v_set1(INFINITY);
+    if (step == 1 && dtype == ATTN_F32)
+        top = bias_as(ATTN_F32, from, lo, end, hi, bias);
+    else if (step == 1 && dtype == ATTN_F16)
+        top = bias_as(ATTN_F16, from, lo, end, hi, bias);
+    else if (step == 1 && dtype == ATTN_BF16)
+        top = bias_as(ATTN_BF16, from, lo, end, hi, bias);
+    else
+        for (int64_t i = lo; i < hi; i++)
+            bias[i] = i < end ? attn_load_scalar(dtype, from, i * step) : 0;
+    if (v_hmax(top) > BIAS_MOST) bound_bias(bias, lo, hi);
+}
+
+/* Rich rows: scores of keys key0 + [lo, hi) times `scale`, changed, in units of log2. bias: hi floats of room.
+ * derivative: NULL, or where that of the softcap goes. */
+static void change_scores(const attn_score *score, float scale, int64_t row, int64_t key0, int64_t lo, int64_t hi,
+                          int64_t keys, float *s, float *bias, float *derivative)
 {
     bool cap = score->flags & ATTN_SOFTCAP, alibi = score->flags & ATTN_ALIBI, add = score->flags & ATTN_BIAS;
-    if (add) {
-        attn_bias_row(score, row, key0, lo, hi, keys, bias);
-        bound_bias(bias, lo, hi);
-    }
-    vf softcap = v_set1(score->softcap), inverse = v_set1(cap ? 1 / score->softcap : 0), slope = v_set1(-score->slope);
-    vf distance = v_sub(v_set1((float)(row + score->shift - key0)), v_iota());
+    if (add) load_bias(score, row, key0, lo, hi, keys, bias);
+    vf factor = v_set1(cap ? scale / score->softcap : scale * LOG2E), softcap = v_set1(score->softcap * LOG2E);
+    vf slope = v_set1(-score->slope * LOG2E), distance = v_sub(v_set1((float)(row + score->shift - key0)), v_iota());
     for (int64_t i = lo; i < hi; i += VL) {
-        vf x = v_load(s + i);
+        vf x = v_mul(v_load(s + i), factor);
         if (cap) {
-            vf t = tanh_of(v_mul(x, inverse));
+            vf t = tanh_of(x);
             if (derivative) v_store(derivative + i, v_sub(v_set1(1.0f), v_mul(t, t)));
             x = v_mul(softcap, t);
         }
         if (alibi) x = v_fma(slope, v_abs(v_sub(distance, v_set1((float)i))), x);
-        if (add) x = v_add(x, v_load(bias + i));
-        v_store(s + i, v_mul(x, v_set1(LOG2E)));
+        if (add) x = v_fma(v_load(bias + i), v_set1(LOG2E), x);
+        v_store(s + i, x);
     }
 }
 
