@@ -4,10 +4,13 @@ A sample of types runs always; ATTN_TEST_MODELS=all runs every type, ATTN_TEST_M
 prints its line, and the counts come last.
 """
 import collections
+import contextlib
 import copy
 import functools
 import inspect
 import os
+import signal
+import time
 import warnings
 
 import pytest
@@ -30,12 +33,13 @@ SMALL = {
        "num_encoder_layers num_key_value_heads num_experts_per_tok eos_token_id",
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
        "num_decoder_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts",
-    8: "head_dim d_kv patch_size qk_nope_head_dim qk_rope_head_dim v_head_dim",
-    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank",
-    6: "sliding_window", 64: "max_position_embeddings n_positions max_seq_len", 99: "vocab_size n_vocab",
+    8: "head_dim d_kv patch_size qk_nope_head_dim qk_rope_head_dim v_head_dim mamba_n_heads mamba_d_head",
+    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank mamba_d_state mamba_chunk_size",
+    6: "sliding_window", 64: "max_position_embeddings n_positions max_seq_len mamba_d_ssm", 99: "vocab_size n_vocab",
     0: "pad_token_id", 1: "bos_token_id decoder_start_token_id n_shared_experts n_group topk_group"}
 SMALL = {name: value for value, names in SMALL.items() for name in names.split()}
 LARGEST = 30_000_000  # parameters
+LONGEST = 120  # seconds that eager attention, and libattn's, may take for a class
 TABLES = [getattr(modeling_auto, f"MODEL_{name}MAPPING_NAMES")
           for name in ("", "FOR_CAUSAL_LM_", "FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_")]
 PADDINGS = {"none": torch.ones(2, 12, dtype=torch.bool), "right": torch.arange(12) < torch.tensor([[12], [7]]),
@@ -103,6 +107,21 @@ def outputs_of(model, inputs, used):
     return [x[used] if x.shape[:2] == used.shape else x for x in tensors]
 
 
+@contextlib.contextmanager
+def limited(seconds):
+    """TimeoutError where what is inside takes longer: some models loop over tokens and states in Python."""
+    def stop(*_):
+        raise TimeoutError(f"longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def sort_of(model_class, config):
     """(what came of it, why) for a class."""
     calls = []
@@ -115,20 +134,23 @@ def sort_of(model_class, config):
         inputs = inputs_of(model_class)
         if inputs is None:
             return "not run", "no known inputs"
-        eager = made(model_class, config, "eager")
-        draw_weights(eager)
-        wanted = {padding: outputs_of(eager, inputs, used) for padding, used in PADDINGS.items()}
+        with limited(LONGEST):
+            eager = made(model_class, config, "eager")
+            draw_weights(eager)
+            wanted = {padding: outputs_of(eager, inputs, used) for padding, used in PADDINGS.items()}
         if not all(values and all(x.isfinite().all() for x in values) for values in wanted.values()):
             return "not run", "no outputs, or not finite ones, from eager attention"
     except Exception as error:  # whatever Transformers raises for a config that does not suit a class
         return "not run", f"{type(error).__name__}: {error}"
     transformers.AttentionInterface.register("libattn", counted)
     try:
-        ours = made(model_class, config, "libattn")
-        ours.load_state_dict(eager.state_dict())
-        for padding, used in PADDINGS.items():
-            for found, x in zip(outputs_of(ours, inputs, used), wanted[padding], strict=True):
-                error = float((found - x).abs().max() / x.abs().max())
+        with limited(LONGEST):
+            ours = made(model_class, config, "libattn")
+            ours.load_state_dict(eager.state_dict())
+            results = {padding: outputs_of(ours, inputs, used) for padding, used in PADDINGS.items()}
+        for padding, found in results.items():
+            for y, x in zip(found, wanted[padding], strict=True):
+                error = float((y - x).abs().max() / x.abs().max())
                 if not error <= 2 ** 11 * torch.finfo(x.dtype).eps:
                     return "WRONG", f"padding {padding}: relative error {error:.2g}"
     except libattn.Error as error:
@@ -149,6 +171,13 @@ COUNTS = collections.Counter()
 def counts():
     yield
     print("\n" + "\n".join(f"{count:5} {what}" for what, count in sorted(COUNTS.items())))
+
+
+def test_a_class_that_takes_too_long_is_reported(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.LONGEST", 0.1)
+    monkeypatch.setattr(f"{__name__}.outputs_of", lambda *_: time.sleep(10))
+    config = small(CONFIG_MAPPING["bert"])
+    assert sort_of(transformers.BertModel, config) == ("not run", "TimeoutError: longer than 0.1 s")
 
 
 @pytest.mark.parametrize("model_type", TYPES)
