@@ -58,9 +58,10 @@
  *   GPU it holds from run to run, on the same model of GPU and with the same build.
  *   Of descriptors that differ, the flag promises nothing. Today a CPU's prefill kernel, asked for by name, gives a
  *   row of a causal problem the same bits alone and in a batch, contiguous and in pages of any size, in chunks of any
- *   number of rows. A decode kernel does so alone and in a batch. Its bits change with pages and splits unless the
- *   strategy fixes them (kv-tile=16,split-kv=1), and are never a prefill kernel's. docs/SAME-BITS.md has the table,
- *   per kernel, which a test holds true.
+ *   number of rows. A decode kernel does so alone and in a batch. Its bits change with pages, chunks and splits unless
+ *   the strategy fixes them (kv-tile=16,split-kv=1), and are never a prefill kernel's. On a GPU a prefill kernel, asked
+ *   for by name, needs split-kv=1 for it, a decode kernel split-keys=N. docs/SAME-BITS.md has the tables, per kernel,
+ *   which a test holds true.
  *
  * A call that fails returns a status other than ATTN_OK, writes nothing, and leaves a message that
  * names the field, its value and what it takes: attn_error(). Each thread has a message of its own.

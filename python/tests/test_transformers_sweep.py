@@ -30,13 +30,15 @@ SMALL = {
     32: "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim emb_dim image_size hidden_dim",
     48: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers "
-       "num_encoder_layers num_key_value_heads num_experts_per_tok eos_token_id",
+       "num_encoder_layers num_key_value_heads num_experts_per_tok eos_token_id attn_layer_period",
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
        "num_decoder_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts",
-    8: "head_dim d_kv patch_size qk_nope_head_dim qk_rope_head_dim v_head_dim mamba_n_heads mamba_d_head",
-    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank mamba_d_state mamba_chunk_size",
-    6: "sliding_window", 64: "max_position_embeddings n_positions max_seq_len mamba_d_ssm", 99: "vocab_size n_vocab",
-    0: "pad_token_id", 1: "bos_token_id decoder_start_token_id n_shared_experts n_group topk_group"}
+    8: "head_dim d_kv patch_size qk_nope_head_dim qk_rope_head_dim v_head_dim mamba_n_heads mamba_d_head rotary_dim",
+    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank mamba_d_state mamba_chunk_size "
+        "hidden_size_per_layer_input",
+    6: "sliding_window", 64: "max_position_embeddings n_positions max_seq_len mamba_d_ssm",
+    99: "vocab_size n_vocab vocab_size_per_layer_input",
+    0: "pad_token_id", 1: "bos_token_id decoder_start_token_id n_shared_experts n_group topk_group attn_layer_offset"}
 SMALL = {name: value for value, names in SMALL.items() for name in names.split()}
 LARGEST = 30_000_000  # parameters
 LONGEST = 120  # seconds that eager attention, and libattn's, may take for a class
@@ -50,10 +52,21 @@ def small(config_class):
     """A config with the sizes above wherever its class has them, and its parts likewise."""
     usual = config_class()
     given = {name: SMALL[name] for name, value in vars(usual).items()
-             if name in SMALL and (isinstance(value, int) or name.endswith("token_id"))}
+             if name in SMALL and (isinstance(value, int) or name.endswith(("token_id", "experts_per_tok")))}
+    if hasattr(usual, "kv_lora_rank") and "num_attention_heads" in given:
+        given["num_key_value_heads"] = given["num_attention_heads"]  # each head has its own keys
+    if hasattr(usual, "attn_layer_indices"):
+        given["attn_layer_indices"] = [1]
     parts = {name: getattr(usual, name, None) for name in config_class.sub_configs}
     given.update({name: small(type(part)) for name, part in parts.items() if part is not None})
-    return config_class(**given)
+    config = config_class(**given)
+    if set(vars(config).get("layer_types") or ()) == {"linear_attention"}:
+        config = config_class(**given, layer_types=["linear_attention", "full_attention"])
+    rope = getattr(config, "rope_parameters", None)
+    if rope and "rope_type" in rope:  # how much of half a head each of three positions turns; most models ignore it
+        half = int((getattr(config, "head_dim", None) or 8) * rope.get("partial_rotary_factor", 1)) // 2
+        rope["mrope_section"] = [half - half // 2, (half // 2 + 1) // 2, half // 4]
+    return config
 
 
 def classes_of(model_type):
