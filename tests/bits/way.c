@@ -68,9 +68,9 @@ static attn_status run(const attn_desc *desc, const attn_args *args)
 {
     if (desc->device == ATTN_CUDA) {
         device_run on;
-        alarm(WATCHDOG_SECONDS);
         attn_status status = device_begin(&on, desc, args, 0);
         if (status) return status;
+        alarm(WATCHDOG_SECONDS); /* a kernel that hangs */
         status = device_start(&on);
         attn_status ended = device_end(&on, true);
         alarm(0);
@@ -86,7 +86,7 @@ static attn_status run(const attn_desc *desc, const attn_args *args)
     return status;
 }
 
-/* The sequence is the last of the batch; the others are other lengths of it. */
+/* The sequence is the last of the batch; the others have other lengths of it. */
 bool way_compute(const way *w, way_result *r)
 {
     static const float slopes[HEADS_Q] = { 0.25f, 0.0625f };
