@@ -24,8 +24,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 import libattn  # noqa: E402
 import libattn.transformers as lt  # noqa: E402
 
-SAMPLE = ("bart bert bigbird_pegasus bloom convbert distilbert doge electra gemma gpt2 gpt_neox llama mistral mpnet "
-          "mpt opt rembert roformer squeezebert t5 tapas vit xglm").split()
+SAMPLE = ("bart bert bigbird_pegasus bloom convbert deepseek_v3 distilbert doge electra falcon_h1 gemma gpt2 gpt_neox "
+          "llama mistral mpnet mpt opt qwen2_vl_text qwen3_next rembert roformer squeezebert t5 tapas vit xglm").split()
 SMALL = {
     32: "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim emb_dim image_size hidden_dim",
     48: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner",
