@@ -203,7 +203,11 @@ def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> No
 
 def address_of(seen: Any, name: str = "a tensor") -> int:
     """Where a tensor lies; one without elements somewhere."""
-    place = address(seen)
+    try:
+        place = address(seen)
+    except RuntimeError as problem:  # torch's wrappers, as of torch.func, and its fake tensors
+        raise _c.UnsupportedError(f"{name} has no memory to read, as under transforms of torch.func: the functions of "
+                                  "libattn.torch have operators for these") from problem
     if place:
         return place
     if 0 not in (seen.layout.shape if type(seen) is View else seen.shape):

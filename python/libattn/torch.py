@@ -15,7 +15,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _c, _options, _tensor, _torch_masks, masks
+from . import _c, _options, _tensor, _torch_masks, _torch_vmap, masks  # noqa: F401 (its rules)
 from ._api import Window
 from ._run import Blocks
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
