@@ -111,13 +111,16 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 _under_transforms = torch._C._are_functorch_transforms_active  # torch.func's
 
 
+FORWARD_MODE = "libattn has no forward-mode gradients (torch.func.jvp, jacfwd, hessian, forward_ad)"
+
+
 class _Attention(torch.autograd.Function):
     """The forward operator's gradient is the backward operator. register_autograd's own Function takes several times as
     long for every call, and knows no transforms of torch.func."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        o, lse = _inside(forward_op, arguments)
+        o, lse = inside(forward_op, arguments)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(o, lse, *arguments[:3 + _TENSORS])
         ctx.static = arguments[3 + _TENSORS:]
@@ -139,7 +142,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        raise _c.UnsupportedError("libattn has no forward-mode gradients (torch.func.jvp, jacfwd, hessian, forward_ad)")
+        raise _c.UnsupportedError(FORWARD_MODE)
 
 
 class _Backward(_Attention):
@@ -147,7 +150,7 @@ class _Backward(_Attention):
 
     @staticmethod
     def forward(ctx, *arguments):
-        return _inside(backward_op, arguments)
+        return inside(backward_op, arguments)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -155,7 +158,7 @@ class _Backward(_Attention):
                                   "are not supported")
 
 
-def _inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
+def inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
     """The operator below autograd. torch.func's next transform may record it, too, which Functions switch off."""
     if _under_transforms():
         with torch.enable_grad(), _below_autograd():
@@ -168,25 +171,34 @@ def _wants_gradient(tensors: Tuple[Optional[Tensor], ...]) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def _differentiable(tensors: Tuple[Optional[Tensor], ...]) -> bool:
+def differentiable(tensors: Tuple[Optional[Tensor], ...]) -> bool:
     """Whether a gradient may be asked for, or a tangent be at hand."""
     return forward_ad._current_level >= 0 or _wants_gradient(tensors)
 
 
-def _autograd_of(function: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
-    """The operator's kernel for autograd: records if one of the first `may_record` arguments asks for it."""
-    # Function.apply itself would start anew with all of torch.func's transforms: the dispatcher is at one of them.
+def applying(function: Any) -> Callable[..., Any]:
+    """The Function, applied where the dispatcher is. Function.apply itself would start anew with all of torch.func's
+    transforms, at one of which the dispatcher is."""
     apply = super(torch.autograd.Function, function).apply
 
-    def kernel(*arguments):
-        if not _differentiable(arguments[:may_record]):
-            with _below_autograd():
-                return operator(*arguments)
-        arguments = filled(arguments, before)
+    def applied(*arguments):
         if not _under_transforms():
             return apply(*arguments)
         with enable_single_level_autograd_function():
             return apply(*arguments)
+
+    return applied
+
+
+def _autograd_of(function: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
+    """The operator's kernel for autograd: records if one of the first `may_record` arguments asks for it."""
+    apply = applying(function)
+
+    def kernel(*arguments):
+        if differentiable(arguments[:may_record]):
+            return apply(*filled(arguments, before))
+        with _below_autograd():
+            return operator(*arguments)
 
     return kernel
 
@@ -197,7 +209,7 @@ library.impl("backward", _autograd_of(_Backward, backward_op, 7, 10), "Autograd"
 
 def _directly(operator, arguments, may_record):
     """The operator; in eager mode without the turn through autograd where there is nothing to record."""
-    if torch.compiler.is_compiling() or _under_transforms() or _differentiable(arguments[:may_record]):
+    if torch.compiler.is_compiling() or _under_transforms() or differentiable(arguments[:may_record]):
         return operator(*arguments)
     with _below_autograd():
         return operator(*arguments)

@@ -4,8 +4,8 @@
 
 attention and attention_varlen take tensors as libattn's do, (batch, row, head, dim); scaled_dot_product_attention takes
 those of torch.nn.functional's, (batch, head, row, dim), and means the same by every argument. The operators are
-torch.ops.libattn.forward and torch.ops.libattn.backward; those of KV caches, which have no autograd,
-torch.ops.libattn.append_kvcache, torch.ops.libattn.with_kvcache and torch.ops.libattn.cascade.
+torch.ops.libattn.forward, torch.ops.libattn.backward and torch.ops.libattn.merge; those of KV caches, which have no
+autograd, torch.ops.libattn.append_kvcache, torch.ops.libattn.with_kvcache and torch.ops.libattn.cascade.
 """
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from ._api import Window
 from ._run import Blocks
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
+from ._torch_merge import merge_states
 from ._torch_ops import ARRAYS, floats_of, rows_of, run_forward
 
-__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
+__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade", "merge_states",
            "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
 
 # ---- functions -----------------------------------------------------------------------------------
