@@ -500,6 +500,11 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     _options.check_all(Static._fields, static)
     if type(seed) is not int or type(seed_offset) is not int:
         _seeds(seed, seed_offset)
+    return run_typed(direction, given, static, tables, varlen, blocks, out, want, seed, seed_offset, stream)
+
+
+def run_typed(direction, given, static, tables, varlen, blocks, out, want, seed, seed_offset, stream):
+    """Likewise, of options that are known to be of the right types, as those of torch's operators are."""
     handle = None if stream is None else _tensor.stream_handle(stream)
     tensors = {name: see(tensor, name, handle) for name, tensor in given.items()}
     rest = static, tables, varlen, blocks, out, want, seed, seed_offset

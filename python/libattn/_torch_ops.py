@@ -53,9 +53,9 @@ def _call(direction, given, want, options):
      threads) = options[len(ARRAYS):]
     static = (causal, None if window is None else tuple(window), chunk, scale, softcap, dropout_p, out_f32,
               deterministic, threads_of(threads, given["q"]), "auto", None, None)
-    return _run.run(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
-                    None if blocks is None else tuple(blocks), {}, want, 0 if seed is None else seed[0],
-                    0 if seed is None else seed[1])
+    return _run.run_typed(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
+                          None if blocks is None else tuple(blocks), {}, want,
+                          *((0, 0) if seed is None else (seed[0], seed[1])), None)
 
 
 def _forward(q, k, v, *options):
@@ -70,8 +70,9 @@ def _backward(grad_o, grad_lse, q, k, v, o, lse, want_bias, want_alibi, want_sin
     wanted = (True, True, True, want_bias, want_alibi, want_sink)
     names = ("grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink")
     results = _call(_c.BACKWARD, given, tuple(name for name, is_wanted in zip(names, wanted) if is_wanted), options)
-    return tuple(results[name] if is_wanted else q.new_empty(0, dtype=lse.dtype)
-                 for name, is_wanted in zip(names, wanted))
+    if len(results) < len(names):
+        results.update((name, lse.new_empty(0)) for name in names if name not in results)
+    return tuple(results[name] for name in names)
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -168,7 +169,11 @@ def inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
 
 
 def _wants_gradient(tensors: Tuple[Optional[Tensor], ...]) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def differentiable(tensors: Tuple[Optional[Tensor], ...]) -> bool:
@@ -190,10 +195,8 @@ def applying(function: Any) -> Callable[..., Any]:
     return applied
 
 
-def _autograd_of(function: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
+def _autograd_of(apply: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
     """The operator's kernel for autograd: records if one of the first `may_record` arguments asks for it."""
-    apply = applying(function)
-
     def kernel(*arguments):
         if differentiable(arguments[:may_record]):
             return apply(*filled(arguments, before))
@@ -203,22 +206,25 @@ def _autograd_of(function: Any, operator: Callable[..., Any], may_record: int, b
     return kernel
 
 
-library.impl("forward", _autograd_of(_Attention, forward_op, 6, 3), "Autograd")
-library.impl("backward", _autograd_of(_Backward, backward_op, 7, 10), "Autograd")
+_apply_forward, _apply_backward = applying(_Attention), applying(_Backward)
+library.impl("forward", _autograd_of(_apply_forward, forward_op, 6, 3), "Autograd")
+library.impl("backward", _autograd_of(_apply_backward, backward_op, 7, 10), "Autograd")
 
 
-def _directly(operator, arguments, may_record):
-    """The operator; in eager mode without the turn through autograd where there is nothing to record."""
-    if torch.compiler.is_compiling() or _under_transforms() or differentiable(arguments[:may_record]):
+def _directly(operator, apply, arguments, may_record):
+    """The operator; in eager mode without the dispatcher's turn through autograd, which takes all arguments once more."""
+    if torch.compiler.is_compiling() or _under_transforms() or torch._C._get_tracing_state() is not None:
         return operator(*arguments)
+    if differentiable(arguments[:may_record]):
+        return apply(*arguments)
     with _below_autograd():
         return operator(*arguments)
 
 
 def run_forward(*arguments):
     """The forward operator, of all of its arguments in order."""
-    return _directly(forward_op, arguments, 6)
+    return _directly(forward_op, _apply_forward, arguments, 6)
 
 
 def _run_backward(*arguments):
-    return _directly(backward_op, arguments, 7)
+    return _directly(backward_op, _apply_backward, arguments, 7)

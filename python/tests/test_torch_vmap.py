@@ -15,7 +15,7 @@ N, BATCH, ROWS, KEYS, HEADS, KV, DIM = 3, 2, 5, 7, 4, 2, 8
 def runs(monkeypatch):
     """How often the C library ran."""
     made = []
-    monkeypatch.setattr(_run, "run", lambda *arguments, run=_run.run: made.append(0) or run(*arguments))
+    monkeypatch.setattr(_run, "run_typed", lambda *arguments, run=_run.run_typed: made.append(0) or run(*arguments))
     return made
 
 
