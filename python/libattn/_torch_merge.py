@@ -81,14 +81,22 @@ library.impl("merge", _recorded, "Autograd")
 
 def _mapped(info, in_dims, o, lse, out_f32=False, threads=0):
     """vmap: packed elements become a batch, batches one batch."""
-    size = info.batch_size
+    size, dims = info.batch_size, (*in_dims[0], *in_dims[1])
+    ranks = {x.dim() - (dim is not None) + (i >= len(o)) for i, (x, dim) in enumerate(zip((*o, *lse), dims))}
 
     def joined(tensors, dims, rank):
         all_of = [x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in zip(tensors, dims)]
         return [(x if x.dim() == rank else x.flatten(0, 1)).contiguous() for x in all_of], all_of[0].shape
 
-    (o, shape_o), (lse, shape_lse) = joined(o, in_dims[0], 4), joined(lse, in_dims[1], 3)
-    merged, merged_lse = _merge_op(o, lse, out_f32, threads)
+    try:
+        if ranks not in ({3}, {4}):
+            raise _c.InvalidError("o and lse have different numbers of dimensions, or not those that merge_states takes")
+        (all_o, shape_o), (all_lse, shape_lse) = joined(o, in_dims[0], 4), joined(lse, in_dims[1], 3)
+        merged, merged_lse = _merge_op(all_o, all_lse, out_f32, threads)
+    except _c.InvalidError:
+        first = [x if dim is None else x.select(dim, 0) for x, dim in zip((*o, *lse), dims)]
+        _merge_op(first[:len(o)], first[len(o):], out_f32, threads)  # says the same of the shapes that the caller sees
+        raise
     return (merged.reshape(shape_o), merged_lse.reshape(shape_lse)), (0, 0)
 
 
