@@ -24,7 +24,7 @@ class Axes(NamedTuple):
 _BOTH = ("batch", "heads")
 _COUNTS, _LISTS = ("block_full_count", "block_partial_count"), ("block_full", "block_partial")
 _OPTIONS = {
-    "bias": Axes(4, 0, 1, _BOTH), "alibi": Axes(2, 0, 1, _BOTH), "sink": Axes(1, None, 0),
+    "bias": Axes(4, 0, 1, _BOTH), "alibi": Axes(2, 0, 1, ("batch",)), "sink": Axes(1, None, 0),
     **dict.fromkeys(("cu_lens_q", "cu_lens_kv", "seed"), Axes(1, None, None)),
     **dict.fromkeys(("lens_q", "lens_kv", "prefix"), Axes(1, 0, None)), "intervals": Axes(4, 0, 1, ("heads",)),
     **dict.fromkeys(_COUNTS, Axes(3, 0, 1, _BOTH)), **dict.fromkeys((*_LISTS, "bits"), Axes(4, 0, 1, _BOTH))}

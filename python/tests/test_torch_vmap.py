@@ -103,6 +103,9 @@ CASES = {
     "alibi": (with_option("alibi"), lambda: (*tensors(N), rand(N, HEADS)), 0, 1),
     "alibi of the batch": (with_option("alibi"), lambda: (*tensors(N), rand(BATCH, N, HEADS)), (0, 0, 0, 1), 1),
     "one alibi": (with_option("alibi"), lambda: (*tensors(N), rand(HEADS)), (0, 0, 0, None), 1),
+    "slopes and sinks of one head": (
+        lambda q, k, v, a, s: la.attention(q[..., :1, :], k[..., :1, :], v[..., :1, :], alibi=a, sink=s, return_lse=True),
+        lambda: (*tensors(N), rand(1), rand(N, 1)), (0, 0, 0, None, 0), 1),
     "sink": (with_option("sink"), lambda: (*tensors(N), rand(N, HEADS)), 0, 1),
     "one sink": (with_option("sink"), lambda: (*tensors(N), rand(HEADS)), (0, 0, 0, None), 1),
     "lens_q": (with_option("lens_q"), lambda: (*tensors(N), integers(ROWS + 1, N, BATCH)), 0, 1),
