@@ -43,8 +43,8 @@ def bits_of(name: str, mask: Tensor, full: Tuple[int, int, int, int]) -> Tensor:
 def _require(condition: Tensor, message: str) -> None:
     """Raises unless it holds: at once where the CPU can look, else when the GPU comes to it."""
     if torch.compiler.is_compiling() and is_batchedtensor(condition):
-        raise _c.UnsupportedError("mask is of numbers, or of documents, that vmap maps in compiled code: what they hold "
-                                  "cannot be checked there; it takes a bool mask")
+        raise _c.UnsupportedError("mask is of numbers, or of documents, that vmap maps in compiled code, where their "
+                                  "values cannot be checked; it takes a bool mask")
     while not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(condition):
         condition = get_unwrapped(condition)
     condition = condition.all()  # of all elements of vmap

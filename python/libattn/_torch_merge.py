@@ -27,8 +27,8 @@ def _merge_fake(o, lse, out_f32=False, threads=0):
 
 
 class _Merge(torch.autograd.Function):
-    """w_i = exp(lse_i - lse) is a part's share: grad_o_i = w_i grad_o, grad_lse_i = w_i (grad_o . (o_i - o) + grad_lse).
-    All in operations of PyTorch, which have gradients themselves."""
+    """A part's share is w_i = exp(lse_i - lse): grad_o_i = w_i grad_o, and grad_lse_i = w_i (grad_o . (o_i - o) +
+    grad_lse). All are operations of PyTorch, which have gradients themselves."""
 
     @staticmethod
     def forward(ctx, out_f32, threads, *tensors):
@@ -90,7 +90,7 @@ def _mapped(info, in_dims, o, lse, out_f32=False, threads=0):
 
     try:
         if ranks not in ({3}, {4}):
-            raise _c.InvalidError("o and lse have different numbers of dimensions, or not those that merge_states takes")
+            raise _c.InvalidError("o and lse have numbers of dimensions that merge_states does not take")
         (all_o, shape_o), (all_lse, shape_lse) = joined(o, in_dims[0], 4), joined(lse, in_dims[1], 3)
         merged, merged_lse = _merge_op(all_o, all_lse, out_f32, threads)
     except _c.InvalidError:

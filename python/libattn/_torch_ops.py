@@ -212,7 +212,8 @@ library.impl("backward", _autograd_of(_apply_backward, backward_op, 7, 10), "Aut
 
 
 def _directly(operator, apply, arguments, may_record):
-    """The operator; in eager mode without the dispatcher's turn through autograd, which takes all arguments once more."""
+    """The operator. In eager mode the dispatcher's turn through autograd, which passes all arguments again, is left out.
+    """
     if torch.compiler.is_compiling() or _under_transforms() or torch._C._get_tracing_state() is not None:
         return operator(*arguments)
     if differentiable(arguments[:may_record]):

@@ -1,5 +1,5 @@
-"""torch.func.vmap over the operators: all elements become one problem, whose batch or heads the mapped axis joins. Where
-no such problem exists, the elements are computed one after another."""
+"""torch.func.vmap over the operators: all elements become one problem, whose batch or heads the mapped axis joins.
+Where no such problem exists, the elements are computed one after another."""
 from __future__ import annotations
 
 import functools

@@ -23,8 +23,8 @@ from ._torch_masks import from_block_mask, pack_mask
 from ._torch_merge import merge_states
 from ._torch_ops import ARRAYS, floats_of, rows_of, run_forward
 
-__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade", "merge_states",
-           "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
+__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
+           "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
 
 # ---- functions -----------------------------------------------------------------------------------
 

@@ -170,7 +170,8 @@ def test_refusals():
         libattn.merge_states(wanting, lse)
     for call, says in ((lambda: vmap(la.merge_states)([torch.randn(3, 3, 8)] * 2, [torch.randn(3, 3)] * 2),
                         r"o\[0\] has shape \(3, 8\)"),
-                       (lambda: vmap(la.merge_states)([o[0], o[1][:, None]], lse[:2]), r"o\[1\] has shape \(1, 5, 3, 8\)"),
+                       (lambda: vmap(la.merge_states)([o[0], o[1][:, None]], lse[:2]),
+                        r"o\[1\] has shape \(1, 5, 3, 8\)"),
                        (lambda: vmap(la.merge_states)(o, [x[:, :1] for x in lse]), r"lse\[0\] has shape \(1, 5\)")):
         with pytest.raises(libattn.InvalidError, match=says):
             call()

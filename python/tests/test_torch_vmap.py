@@ -104,7 +104,7 @@ CASES = {
     "alibi of the batch": (with_option("alibi"), lambda: (*tensors(N), rand(BATCH, N, HEADS)), (0, 0, 0, 1), 1),
     "one alibi": (with_option("alibi"), lambda: (*tensors(N), rand(HEADS)), (0, 0, 0, None), 1),
     "slopes and sinks of one head": (
-        lambda q, k, v, a, s: la.attention(q[..., :1, :], k[..., :1, :], v[..., :1, :], alibi=a, sink=s, return_lse=True),
+        lambda q, k, v, a, s: la.attention(*(x[..., :1, :] for x in (q, k, v)), alibi=a, sink=s, return_lse=True),
         lambda: (*tensors(N), rand(1), rand(N, 1)), (0, 0, 0, None, 0), 1),
     "sink": (with_option("sink"), lambda: (*tensors(N), rand(N, HEADS)), 0, 1),
     "one sink": (with_option("sink"), lambda: (*tensors(N), rand(HEADS)), (0, 0, 0, None), 1),
@@ -250,8 +250,8 @@ def test_sdpa_and_its_masks():
 def test_gradients_of_many_weights():
     """torch.autograd's own batch of vectors, as functional.jacobian(vectorize=True) takes them."""
     q, k, v = tensors()
-    find = lambda f: torch.autograd.functional.jacobian(lambda *x: f(*x).sum(0), (q, k, v), vectorize=True)  # noqa: E731
-    assert_same(find(la.attention), find(lambda *x: theirs(*x)[0]))
+    assert_same(*(torch.autograd.functional.jacobian(lambda *x, f=f: f(*x).sum(0), (q, k, v), vectorize=True)
+                  for f in (la.attention, lambda *x: theirs(*x)[0])))
 
 
 def test_ensembles():
@@ -269,9 +269,12 @@ def test_ensembles():
 
     layers = [Layer(la.attention).double() for _ in range(N)]
     state, x = stack_module_state(layers), rand(4, ROWS, 8)
-    sample = lambda f: vmap(vmap(grad(lambda p, x: functional_call(f, (p, {}), (x[None],)).square().sum()),  # noqa: E731
-                                 in_dims=(None, 0)), in_dims=(0, None))(state[0], x)
-    found, wanted = sample(layers[0]), sample(Layer(lambda *x, **options: theirs(*x, **options)[0]).double())
+
+    def of_samples(layer):
+        of_one = grad(lambda p, x: functional_call(layer, (p, {}), (x[None],)).square().sum())
+        return vmap(vmap(of_one, in_dims=(None, 0)), in_dims=(0, None))(state[0], x)
+
+    found, wanted = map(of_samples, (layers[0], Layer(lambda *x, **options: theirs(*x, **options)[0]).double()))
     assert_same(found.values(), wanted.values())
 
 
