@@ -79,7 +79,8 @@ def _no_grad(**tensors: Any) -> None:
 
             if torch.is_grad_enabled():
                 raise _c.InvalidError(f"{name} requires grad, and this function has no autograd: "
-                                      "libattn.torch.attention has; or call it under torch.no_grad()")
+                                      "attention and merge_states of libattn.torch have; or call it under "
+                                      "torch.no_grad()")
 
 
 def _tables(q, k, starts, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,

@@ -40,11 +40,7 @@ def merge_states(
 
         >>> o, lse = libattn.merge_states([o_prefix, o_own], [lse_prefix, lse_own])
     """
-    for name, parts in (("o", o), ("lse", lse)):
-        if not isinstance(parts, (list, tuple)):
-            raise TypeError(f"{name} is {type(parts).__name__}; it takes a list of the parts' arrays")
-    if len(o) != len(lse) or not o:
-        raise _c.InvalidError(f"o has {len(o)} parts and lse {len(lse)}: they take the same number, at least one")
+    check_parts(o, lse)
     _options.check("threads", threads)
     _no_grad(**{f"o[{i}]": part for i, part in enumerate(o)}, **{f"lse[{i}]": part for i, part in enumerate(lse)})
     handle = None if stream is None else _tensor.stream_handle(stream)
@@ -52,6 +48,15 @@ def merge_states(
     lses = [see(part, f"lse[{i}]", handle) for i, part in enumerate(lse)]
     return _run.placed(parts[0], o[0], handle, [*o, *lse, out, out_lse], lambda device, context, current: _merge(
         device, context, current, parts, lses, out, out_lse, _options.flag("out_f32", out_f32), threads))
+
+
+def check_parts(o: Any, lse: Any) -> None:
+    """Raises unless both are lists, of equally many."""
+    for name, parts in (("o", o), ("lse", lse)):
+        if not isinstance(parts, (list, tuple)):
+            raise TypeError(f"{name} is {type(parts).__name__}; it takes a list of the parts' arrays")
+    if len(o) != len(lse) or not o:
+        raise _c.InvalidError(f"o has {len(o)} parts and lse {len(lse)}: they take the same number, at least one")
 
 
 def _merge(device, context, handle, parts, lses, out, out_lse, out_f32, threads):

@@ -203,7 +203,11 @@ def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> No
 
 def address_of(seen: Any, name: str = "a tensor") -> int:
     """Where a tensor lies; one without elements somewhere."""
-    place = address(seen)
+    try:
+        place = address(seen)
+    except RuntimeError as problem:  # torch's wrappers, as of torch.func, and its fake tensors
+        raise _c.UnsupportedError(f"{name} has no memory to read, as under transforms of torch.func: the functions of "
+                                  "libattn.torch have operators for these") from problem
     if place:
         return place
     if 0 not in (seen.layout.shape if type(seen) is View else seen.shape):
@@ -496,6 +500,11 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     _options.check_all(Static._fields, static)
     if type(seed) is not int or type(seed_offset) is not int:
         _seeds(seed, seed_offset)
+    return run_typed(direction, given, static, tables, varlen, blocks, out, want, seed, seed_offset, stream)
+
+
+def run_typed(direction, given, static, tables, varlen, blocks, out, want, seed, seed_offset, stream):
+    """Likewise, of options that are known to be of the right types, as those of torch's operators are."""
     handle = None if stream is None else _tensor.stream_handle(stream)
     tensors = {name: see(tensor, name, handle) for name, tensor in given.items()}
     rest = static, tables, varlen, blocks, out, want, seed, seed_offset

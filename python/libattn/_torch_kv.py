@@ -110,6 +110,13 @@ def _without_autograd(op: Any, names: Tuple[str, ...]) -> Any:
     return kernel
 
 
+def _refuse_vmap(name: str) -> Any:
+    def rule(info, in_dims, *arguments):
+        raise _c.UnsupportedError(f"libattn's {name} has no torch.func.vmap: its tensors are those of a whole batch")
+
+    return rule
+
+
 def _counting_versions(op: Any, names: Tuple[str, ...]) -> Any:
     """Autograd knows by a tensor's version that it was written: the cache if there are new tokens, and fault."""
 
@@ -130,6 +137,7 @@ with warnings.catch_warnings():
                                ("cascade", _cascade_op, _CASCADE_NAMES)):
         _library.impl(_name, _without_autograd(_op, _names), "Autograd")
         _library.impl(_name, _counting_versions(_op, _names), "ADInplaceOrView", with_keyset=True)
+        torch.library.register_vmap(f"libattn::{_name}", _refuse_vmap(_name), lib=_library)
 
 
 # ---- functions -----------------------------------------------------------------------------------

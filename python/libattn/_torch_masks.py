@@ -7,6 +7,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 from . import _c, masks
 from ._run import Blocks
@@ -41,6 +42,12 @@ def bits_of(name: str, mask: Tensor, full: Tuple[int, int, int, int]) -> Tensor:
 
 def _require(condition: Tensor, message: str) -> None:
     """Raises unless it holds: at once where the CPU can look, else when the GPU comes to it."""
+    if torch.compiler.is_compiling() and is_batchedtensor(condition):
+        raise _c.UnsupportedError("mask is of numbers, or of documents, that vmap maps in compiled code, where their "
+                                  "values cannot be checked; it takes a bool mask")
+    while not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(condition):
+        condition = get_unwrapped(condition)
+    condition = condition.all()  # of all elements of vmap
     if torch.compiler.is_compiling() or condition.is_cuda:
         torch._assert_async(condition, message)
     elif not condition:
@@ -105,7 +112,8 @@ def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, O
         if lists[place] is not None:
             lists[place] = lists[place][..., :count[0]].int().contiguous()
             lists[place + 1] = _rising(lists[place + 1][..., :count[0], :count[1]], lists[place])
-    if torch.compiler.is_compiling():
+    looked_at = [*lists, *(thing for thing, _ in known or ())]
+    if torch.compiler.is_compiling() or any(map(_is_mapped, looked_at)):
         return Blocks(rows, keys, *lists), _all_bits(block_mask.mask_mod, lists[2], len_q, len_kv)
     made = Blocks(rows, keys, *lists), _partial_bits(block_mask.mask_mod, lists[2], lists[3], (rows, keys),
                                                      (len_q, len_kv))
@@ -204,6 +212,15 @@ def _same(kept: Optional[list], known: Optional[list]) -> bool:
         version == now and (thing is other or (type(thing) is type(other) and not isinstance(thing, Tensor)
                                                and thing == other))
         for (thing, version), (other, now) in zip(kept, known))
+
+
+def _is_mapped(thing: Any) -> bool:
+    """Whether it is a tensor over which torch.func.vmap is, below other transforms or not."""
+    while isinstance(thing, Tensor) and is_functorch_wrapped_tensor(thing):
+        if is_batchedtensor(thing):
+            return True
+        thing = get_unwrapped(thing)
+    return False
 
 
 def _rising(indices: Tensor, counts: Tensor) -> Tensor:

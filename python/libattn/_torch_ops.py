@@ -53,9 +53,9 @@ def _call(direction, given, want, options):
      threads) = options[len(ARRAYS):]
     static = (causal, None if window is None else tuple(window), chunk, scale, softcap, dropout_p, out_f32,
               deterministic, threads_of(threads, given["q"]), "auto", None, None)
-    return _run.run(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
-                    None if blocks is None else tuple(blocks), {}, want, 0 if seed is None else seed[0],
-                    0 if seed is None else seed[1])
+    return _run.run_typed(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
+                          None if blocks is None else tuple(blocks), {}, want,
+                          *((0, 0) if seed is None else (seed[0], seed[1])), None)
 
 
 def _forward(q, k, v, *options):
@@ -70,8 +70,9 @@ def _backward(grad_o, grad_lse, q, k, v, o, lse, want_bias, want_alibi, want_sin
     wanted = (True, True, True, want_bias, want_alibi, want_sink)
     names = ("grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink")
     results = _call(_c.BACKWARD, given, tuple(name for name, is_wanted in zip(names, wanted) if is_wanted), options)
-    return tuple(results[name] if is_wanted else q.new_empty(0, dtype=lse.dtype)
-                 for name, is_wanted in zip(names, wanted))
+    if len(results) < len(names):
+        results.update((name, lse.new_empty(0)) for name in names if name not in results)
+    return tuple(results[name] for name in names)
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -111,13 +112,16 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 _under_transforms = torch._C._are_functorch_transforms_active  # torch.func's
 
 
+FORWARD_MODE = "libattn has no forward-mode gradients (torch.func.jvp, jacfwd, hessian, forward_ad)"
+
+
 class _Attention(torch.autograd.Function):
     """The forward operator's gradient is the backward operator. register_autograd's own Function takes several times as
     long for every call, and knows no transforms of torch.func."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        o, lse = _inside(forward_op, arguments)
+        o, lse = inside(forward_op, arguments)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(o, lse, *arguments[:3 + _TENSORS])
         ctx.static = arguments[3 + _TENSORS:]
@@ -139,7 +143,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        raise _c.UnsupportedError("libattn has no forward-mode gradients (torch.func.jvp, jacfwd, hessian, forward_ad)")
+        raise _c.UnsupportedError(FORWARD_MODE)
 
 
 class _Backward(_Attention):
@@ -147,7 +151,7 @@ class _Backward(_Attention):
 
     @staticmethod
     def forward(ctx, *arguments):
-        return _inside(backward_op, arguments)
+        return inside(backward_op, arguments)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -155,7 +159,7 @@ class _Backward(_Attention):
                                   "are not supported")
 
 
-def _inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
+def inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
     """The operator below autograd. torch.func's next transform may record it, too, which Functions switch off."""
     if _under_transforms():
         with torch.enable_grad(), _below_autograd():
@@ -165,48 +169,63 @@ def _inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
 
 
 def _wants_gradient(tensors: Tuple[Optional[Tensor], ...]) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
-def _differentiable(tensors: Tuple[Optional[Tensor], ...]) -> bool:
+def differentiable(tensors: Tuple[Optional[Tensor], ...]) -> bool:
     """Whether a gradient may be asked for, or a tangent be at hand."""
     return forward_ad._current_level >= 0 or _wants_gradient(tensors)
 
 
-def _autograd_of(function: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
-    """The operator's kernel for autograd: records if one of the first `may_record` arguments asks for it."""
-    # Function.apply itself would start anew with all of torch.func's transforms: the dispatcher is at one of them.
+def applying(function: Any) -> Callable[..., Any]:
+    """The Function, applied where the dispatcher is. Function.apply itself would start anew with all of torch.func's
+    transforms, at one of which the dispatcher is."""
     apply = super(torch.autograd.Function, function).apply
 
-    def kernel(*arguments):
-        if not _differentiable(arguments[:may_record]):
-            with _below_autograd():
-                return operator(*arguments)
-        arguments = filled(arguments, before)
+    def applied(*arguments):
         if not _under_transforms():
             return apply(*arguments)
         with enable_single_level_autograd_function():
             return apply(*arguments)
 
+    return applied
+
+
+def _autograd_of(apply: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
+    """The operator's kernel for autograd: records if one of the first `may_record` arguments asks for it."""
+    def kernel(*arguments):
+        if differentiable(arguments[:may_record]):
+            return apply(*filled(arguments, before))
+        with _below_autograd():
+            return operator(*arguments)
+
     return kernel
 
 
-library.impl("forward", _autograd_of(_Attention, forward_op, 6, 3), "Autograd")
-library.impl("backward", _autograd_of(_Backward, backward_op, 7, 10), "Autograd")
+_apply_forward, _apply_backward = applying(_Attention), applying(_Backward)
+library.impl("forward", _autograd_of(_apply_forward, forward_op, 6, 3), "Autograd")
+library.impl("backward", _autograd_of(_apply_backward, backward_op, 7, 10), "Autograd")
 
 
-def _directly(operator, arguments, may_record):
-    """The operator; in eager mode without the turn through autograd where there is nothing to record."""
-    if torch.compiler.is_compiling() or _under_transforms() or _differentiable(arguments[:may_record]):
+def _directly(operator, apply, arguments, may_record):
+    """The operator. In eager mode the dispatcher's turn through autograd, which passes all arguments again, is left out.
+    """
+    if torch.compiler.is_compiling() or _under_transforms() or torch._C._get_tracing_state() is not None:
         return operator(*arguments)
+    if differentiable(arguments[:may_record]):
+        return apply(*arguments)
     with _below_autograd():
         return operator(*arguments)
 
 
 def run_forward(*arguments):
     """The forward operator, of all of its arguments in order."""
-    return _directly(forward_op, arguments, 6)
+    return _directly(forward_op, _apply_forward, arguments, 6)
 
 
 def _run_backward(*arguments):
-    return _directly(backward_op, arguments, 7)
+    return _directly(backward_op, _apply_backward, arguments, 7)

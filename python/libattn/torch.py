@@ -4,8 +4,8 @@
 
 attention and attention_varlen take tensors as libattn's do, (batch, row, head, dim); scaled_dot_product_attention takes
 those of torch.nn.functional's, (batch, head, row, dim), and means the same by every argument. The operators are
-torch.ops.libattn.forward and torch.ops.libattn.backward; those of KV caches, which have no autograd,
-torch.ops.libattn.append_kvcache, torch.ops.libattn.with_kvcache and torch.ops.libattn.cascade.
+torch.ops.libattn.forward, torch.ops.libattn.backward and torch.ops.libattn.merge; those of KV caches, which have no
+autograd, torch.ops.libattn.append_kvcache, torch.ops.libattn.with_kvcache and torch.ops.libattn.cascade.
 """
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _c, _options, _tensor, _torch_masks, masks
+from . import _c, _options, _tensor, _torch_masks, _torch_vmap, masks  # noqa: F401 (its rules)
 from ._api import Window
 from ._run import Blocks
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
+from ._torch_merge import merge_states
 from ._torch_ops import ARRAYS, floats_of, rows_of, run_forward
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
-           "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
+           "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
 
 # ---- functions -----------------------------------------------------------------------------------
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's type, where it is on; nothing else is cast, nor, as by torch, float64."""
-    kind = q.device.type
+    kind = "cpu" if q.is_cpu else q.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
@@ -56,11 +57,12 @@ def _float(tensor: Optional[Tensor], name: str, q: Tensor) -> Optional[Tensor]:
 
 def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     """The tensor, if it is torch's and where q is. other: what the caller calls q."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
-    if not torch.compiler.is_compiling() and type(tensor) is not Tensor and not hasattr(
-            type(tensor), "__tensor_flatten__") and not isinstance(tensor, torch._subclasses.FakeTensor):
-        _tensor.plain(type(tensor), name)
+    if type(tensor) is not Tensor:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+        if not torch.compiler.is_compiling() and not hasattr(type(tensor), "__tensor_flatten__") and not isinstance(
+                tensor, torch._subclasses.FakeTensor):
+            _tensor.plain(type(tensor), name)
     if tensor.device != q.device or tensor.is_meta:
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
@@ -115,14 +117,15 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
         given = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
         given, intervals, blocks, bits = _by_mask(mask, given, intervals, blocks, bits, lens,
                                                   around, k, max_lens is not None)
-        causal, window, chunk, prefix = given["causal"], given["window"], given["chunk"], given["prefix"]
-    window = _options.window(window)  # a mask's
+        causal, chunk, prefix = given["causal"], given["chunk"], given["prefix"]
+        window = _options.window(given["window"])
     lists = (None,) * 4 if blocks is None else (
         blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
     tables = cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits
-    for name, table in zip(ARRAYS[3:], tables):
-        if table is not None:
-            _beside(table, name, q)
+    if not (cu_lens_q is cu_lens_kv is lens_q is lens_kv is prefix is intervals is blocks is bits is None):
+        for name, table in zip(ARRAYS[3:], tables):
+            if table is not None:
+                _beside(table, name, q)
     o, lse = run_forward(
         q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
         *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else [blocks.rows, blocks.keys],

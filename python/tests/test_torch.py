@@ -221,8 +221,8 @@ def test_checkpointing_draws_the_same_dropout():
 
 def test_deterministic_mode_is_honoured(monkeypatch):
     seen = []
-    run = libattn._run.run
-    monkeypatch.setattr(libattn._run, "run", lambda *arguments: seen.append(arguments[2][7]) or run(*arguments))
+    run = libattn._run.run_typed
+    monkeypatch.setattr(libattn._run, "run_typed", lambda *arguments: seen.append(arguments[2][7]) or run(*arguments))
     q, k, v = tensors()
     la.attention(q, k, v)
     torch.use_deterministic_algorithms(True)

@@ -40,6 +40,15 @@ def test_trace(masked):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_trace_of_what_records():
+    given = [x.requires_grad_() for x in inputs()]
+    traced = torch.jit.trace(Module(), given)
+    assert "libattn::forward" in str(traced.graph)
+    found, wanted = (torch.autograd.grad(f(*given).sum(), given) for f in (traced, Module()))
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_trace_of_packed_rows():
     assert torch.equal(torch.jit.trace(Packed(), packed())(*(given := packed())), Packed()(*given))
 
