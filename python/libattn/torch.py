@@ -15,6 +15,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
+from . import _torch_flops  # noqa: F401 - FlopCounterMode's formulas
 from . import _c, _options, _tensor, _torch_masks, _torch_vmap, masks  # noqa: F401 (its rules)
 from ._api import Window
 from ._run import Blocks
@@ -32,7 +33,7 @@ __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kv
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's type, where it is on; nothing else is cast, nor, as by torch, float64."""
     kind = "cpu" if q.is_cpu else q.device.type
-    if torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     return q, k, v
@@ -63,7 +64,7 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
         if not torch.compiler.is_compiling() and not hasattr(type(tensor), "__tensor_flatten__") and not isinstance(
                 tensor, torch._subclasses.FakeTensor):
             _tensor.plain(type(tensor), name)
-    if tensor.device != q.device or tensor.is_meta:
+    if tensor.device != q.device or tensor.device.type not in ("cpu", "cuda", "meta"):
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
 
@@ -184,13 +185,14 @@ def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:
     """Why no fast kernel computes such a problem; None if one does."""
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"query is {q.dtype}; libattn takes float32, float16 and bfloat16"
-    if q.device.type not in ("cpu", "cuda"):
+    if q.device.type not in ("cpu", "cuda", "meta"):
         return f"query is on {q.device}; libattn takes the CPU and CUDA GPUs"
     most = max(q.shape[-1], v.shape[-1])
-    if most > (512 if q.device.type == "cpu" else 256):
-        return f"the head dim is {most}; libattn's fast kernels take {512 if q.device.type == 'cpu' else 256} at most"
-    if q.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(q.device)
+    if most > (256 if q.is_cuda else 512):
+        return f"the head dim is {most}; libattn's fast kernels take {256 if q.is_cuda else 512} at most"
+    if q.is_cuda:
+        is_real = torch.cuda.is_available() or _torch_masks.has_values(q)
+        capability = torch.cuda.get_device_capability(q.device) if is_real else (9, 0)
         if capability != (9, 0):
             return f"the GPU has compute capability {capability[0]}.{capability[1]}; libattn has kernels for 9.0"
         if q.dtype == torch.float32:
@@ -250,7 +252,7 @@ def scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     q, k, v = (x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
-    q, k, v = (x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
+    q, k, v = (_torch_masks.four(x) if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
     if not enable_gqa and q.shape[1] != k.shape[1] != 1:
         raise _c.InvalidError(f"query has {q.shape[1]} heads and key {k.shape[1]}: enable_gqa=True shares them")
     rows, keys = q.shape[2], k.shape[2]
@@ -258,7 +260,7 @@ def scaled_dot_product_attention(
     at_end = variant is not None and masks.of_causal_bias("attn_mask", variant, rows, keys)
     is_causal = is_causal or variant is not None
     if is_causal and not at_end and rows < keys:
-        k, v, keys = k[:, :, :rows], v[:, :, :rows], rows  # the keys after the last row's are seen by none
+        k, v, keys = k.narrow(2, 0, rows), v.narrow(2, 0, rows), rows  # the keys after the last row's are seen by none
     elif is_causal and not at_end and rows > keys:
         is_causal, window = False, [-1, rows - keys]
     if attn_mask is not None:
