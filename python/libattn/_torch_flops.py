@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _torch_kv, _torch_ops  # noqa: F401 - which define the operators
-from ._torch_masks import has_values
+from ._torch_nested import has_values
 
 Sequences = List[Tuple[int, ...]]  # each rows, keys, prefix, first key, position of row 0 among the keys and of key 0
 

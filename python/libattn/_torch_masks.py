@@ -8,16 +8,16 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
-from . import _c, masks
+from . import _c, _torch_nested, masks
 from ._run import Blocks
+from ._torch_nested import has_values
 
 
 def pack_mask(mask: Tensor) -> Tensor:
     """Bits (uint8) of a mask of (1 or batch, 1 or heads_q, len_q, len_kv) or fewer dimensions: bool, True: visible; or
     floats, 0: visible, -inf: not."""
+    _torch_nested.refuse(mask=mask)
     if mask.is_floating_point():
         visible = mask == 0
         _require((visible | (mask == -torch.inf)).all(), masks.ADDED)
@@ -45,11 +45,6 @@ def bits_of(name: str, mask: Tensor, full: Tuple[int, int, int, int]) -> Tensor:
         mask = mask.expand(*mask.shape[:-1], full[3])
     bits = pack_mask(mask)
     return bits if bits.shape[2] == full[2] else bits.expand(-1, -1, full[2], -1).contiguous()
-
-
-def has_values(tensor: Tensor) -> bool:
-    """Whether it can be read: a tensor on the meta device cannot, nor one that stands for another while torch traces."""
-    return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))
 
 
 def _require(condition: Tensor, message: str) -> None:

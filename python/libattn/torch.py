@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _torch_flops  # noqa: F401 - FlopCounterMode's formulas
-from . import _c, _options, _tensor, _torch_masks, _torch_vmap, masks  # noqa: F401 (its rules)
+from . import _c, _options, _tensor, _torch_masks, _torch_nested, _torch_vmap, masks  # noqa: F401 (its rules)
 from ._api import Window
 from ._run import Blocks
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
@@ -64,6 +64,7 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
         if not torch.compiler.is_compiling() and not hasattr(type(tensor), "__tensor_flatten__") and not isinstance(
                 tensor, torch._subclasses.FakeTensor):
             _tensor.plain(type(tensor), name)
+    _tensor.not_nested(tensor, name)
     if tensor.device != q.device or tensor.device.type not in ("cpu", "cuda", "meta"):
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
@@ -134,6 +135,14 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
     return (o, lse) if return_lse else o
 
 
+def _nested(q, k, v, given, options):
+    """(o, lse) of nested tensors. given: options that do not go with them."""
+    _torch_nested.check_options(given)
+    rows, lens = _torch_nested.packed(q, k, v, ("q", "k", "v"), 1)
+    o, lse = attention_varlen(*rows, *lens, **options, return_lse=True)
+    return _torch_nested.like(o, q, 1), _torch_nested.like(lse, q, 2)
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
     prefix: Optional[Tensor] = None, lens_q: Optional[Tensor] = None, lens_kv: Optional[Tensor] = None,
@@ -156,7 +165,20 @@ def attention(
 
     Under autocast q, k and v are cast to its type, and nothing else. Returns o, (batch, len_q, heads_q, dim_v), with
     return_lse (o, lse), both differentiable. The other options, and errors: libattn.attention.
+
+    Nested tensors of layout torch.jagged, (batch, j, heads, dim), are computed as packed rows; o, and lse of (batch,
+    heads, j), are nested like q. They go with all options that are not of rows or keys: causal, window, chunk, prefix,
+    masks of these, scale, softcap, alibi, sink, dropout_p and those of execution.
     """
+    if _torch_nested.is_any(q, k, v):
+        named = isinstance(mask, masks.Mask) and mask.array is None and not mask.documents
+        o, lse = _nested(
+            q, k, v, dict(lens_q=lens_q, lens_kv=lens_kv, mask=None if named else mask, bits=bits, intervals=intervals,
+                          blocks=blocks, bias=bias),
+            dict(causal=causal, window=window, chunk=chunk, prefix=prefix, mask=mask, scale=scale, softcap=softcap,
+                 alibi=alibi, sink=sink, dropout_p=dropout_p, seed=seed, out_f32=out_f32, deterministic=deterministic,
+                 threads=threads))
+        return (o, lse) if _options.flag("return_lse", return_lse) else o
     return _operator(q, k, v, None, None, None, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits, intervals,
                      blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse, out_f32, deterministic,
                      threads)
@@ -191,7 +213,7 @@ def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:
     if most > (256 if q.is_cuda else 512):
         return f"the head dim is {most}; libattn's fast kernels take {256 if q.is_cuda else 512} at most"
     if q.is_cuda:
-        is_real = torch.cuda.is_available() or _torch_masks.has_values(q)
+        is_real = torch.cuda.is_available() or _torch_nested.has_values(q)
         capability = torch.cuda.get_device_capability(q.device) if is_real else (9, 0)
         if capability != (9, 0):
             return f"the GPU has compute capability {capability[0]}.{capability[1]}; libattn has kernels for 9.0"
@@ -203,11 +225,34 @@ def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:
 _warned = False
 
 
-def _warn(reason: str) -> None:
+def _leave(reason: str, fallback: Optional[str], calls: int, *arguments: Any) -> Tensor:
+    """What no fast kernel computes: by torch if the caller wants that. calls: between the caller and here."""
     global _warned
+    if fallback is None:
+        raise _c.UnsupportedError(reason)
     if not _warned:
         _warned = True
-        warnings.warn(f"libattn leaves this to torch's scaled_dot_product_attention: {reason}", stacklevel=3)
+        warnings.warn(f"libattn leaves this to torch's scaled_dot_product_attention: {reason}", stacklevel=calls + 1)
+    *arguments, scale, enable_gqa = arguments
+    return torch.nn.functional.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+
+
+_HEADS = "query has {} heads and key {}: enable_gqa=True shares them"
+
+
+def _nested_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback):
+    _torch_nested.check_options({"attn_mask": attn_mask})
+    (q, k, v), lens = _torch_nested.packed(query, key, value, ("query", "key", "value"), 2)
+    if _options.flag("is_causal", is_causal) and query.shape[2] != key.shape[2]:
+        raise _c.InvalidError("is_causal is True, and query and key have offsets of their own; it takes the same tensor of "
+                              "offsets. libattn.torch.attention has causal masks for other lengths, aligned at the end")
+    if not _options.flag("enable_gqa", enable_gqa) and q.shape[1] != k.shape[1] != 1:
+        raise _c.InvalidError(_HEADS.format(q.shape[1], k.shape[1]))
+    reason = _no_fast_kernel(_autocast(q, k, v)[0], v)
+    if reason is not None:
+        return _leave(reason, fallback, 2, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    o = attention_varlen(*(rows_of(x) for x in (q, k, v)), *lens, causal=is_causal, scale=scale, dropout_p=dropout_p)
+    return _torch_nested.like(o.transpose(0, 1), query, 2)
 
 
 def scaled_dot_product_attention(
@@ -223,10 +268,13 @@ def scaled_dot_product_attention(
         fallback   "sdpa": what libattn has no fast kernel for is left to torch's function, with one warning. None: it
                    raises UnsupportedError with the reason
 
-    A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v).
+    A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v). Nested tensors of layout torch.jagged, (batch,
+    heads, j, dim), are computed as packed rows, without attn_mask.
     """
     if _options.check("fallback", fallback) not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
+    if _torch_nested.is_any(query, key, value):
+        return _nested_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
     variant = attn_mask if attn_mask is not None and masks.is_causal_bias(attn_mask) else None
     others = None if variant is not None else attn_mask
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", others)):
@@ -245,16 +293,12 @@ def scaled_dot_product_attention(
         return q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
     reason = _no_fast_kernel(q, v)
     if reason is not None:
-        if fallback is None:
-            raise _c.UnsupportedError(reason)
-        _warn(reason)
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _leave(reason, fallback, 1, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     q, k, v = (x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
     q, k, v = (_torch_masks.four(x) if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
     if not enable_gqa and q.shape[1] != k.shape[1] != 1:
-        raise _c.InvalidError(f"query has {q.shape[1]} heads and key {k.shape[1]}: enable_gqa=True shares them")
+        raise _c.InvalidError(_HEADS.format(q.shape[1], k.shape[1]))
     rows, keys = q.shape[2], k.shape[2]
     window, bits, bias, attn_mask = None, None, None, others
     at_end = variant is not None and masks.of_causal_bias("attn_mask", variant, rows, keys)

@@ -1,0 +1,72 @@
+"""Jagged nested tensors as packed rows, and back; and tensors without values."""
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from . import _c, _tensor
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether it can be read: a tensor on the meta device cannot, nor one that stands for another while torch traces."""
+    return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))
+
+
+def is_any(*tensors: Any) -> bool:
+    return any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
+
+
+def refuse(**tensors: Any) -> None:
+    """Raises if one is nested: in functions that take no nested tensors."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor):
+            _tensor.not_nested(tensor, name)
+
+
+def check_options(options: Dict[str, Any]) -> None:
+    """Raises if one is given. options: those that say something of rows or keys beyond their own sequence's."""
+    for name, value in options.items():
+        if value is not None:
+            raise _c.InvalidError(f"{name} is given, and does not go with nested tensors: attention_varlen takes it")
+
+
+def packed(q: Any, k: Any, v: Any, names: Tuple[str, str, str], jagged: int) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+    """(rows of q, k and v, (cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)) of nested tensors. names: what the caller
+    calls them; jagged: the dimension that is."""
+    shape = "(batch, j, heads, dim)" if jagged == 1 else "(batch, heads, j, dim)"
+    for name, tensor in zip(names, (q, k, v)):
+        if not is_any(tensor):
+            raise _c.InvalidError(f"{name} is no nested tensor, as another of {', '.join(names)} is: all are, or none")
+        if tensor.layout != torch.jagged:
+            raise _c.InvalidError(f"{name} is a nested tensor of layout {tensor.layout}; it takes torch.jagged")
+        if tensor.dim() != 4 or tensor._ragged_idx != jagged:
+            raise _c.InvalidError(f"{name} is a nested tensor of {tensor.dim()} dimensions, jagged in number "
+                                  f"{tensor._ragged_idx}; it takes {shape}, jagged in number {jagged}")
+        if tensor.lengths() is not None:
+            raise _c.InvalidError(f"{name} is a nested tensor with gaps between sequences (lengths); its "
+                                  ".contiguous() has none")
+    if q.shape[0] != k.shape[0] or k.shape[0] != v.shape[0]:
+        raise _c.InvalidError(f"{', '.join(names)} have {q.shape[0]}, {k.shape[0]} and {v.shape[0]} sequences; they take "
+                              "the same number")
+    if k.shape[jagged] != v.shape[jagged]:
+        raise _c.InvalidError(f"{names[1]} and {names[2]} have offsets of their own; they take the same tensor of offsets")
+    rows = tuple(x.values() if jagged == 1 else x.values().transpose(0, 1) for x in (q, k, v))
+    return rows, (q.offsets().int(), k.offsets().int(), _most(q, rows[0]), _most(k, rows[1]))
+
+
+def _most(tensor: Any, rows: Tensor) -> int:
+    """The longest sequence's rows, or more where that is not known."""
+    if tensor._maybe_max_seqlen is None and not has_values(tensor.offsets()):
+        return rows.shape[0]
+    return tensor._get_max_seqlen()
+
+
+def like(rows: Tensor, tensor: Any, jagged: int) -> Tensor:
+    """A nested tensor of the sequences that another has. rows: with its jagged dimension at jagged - 1."""
+    return torch.nested.nested_tensor_from_jagged(rows, tensor.offsets(), jagged_dim=jagged,
+                                                  min_seqlen=tensor._maybe_min_seqlen,
+                                                  max_seqlen=tensor._maybe_max_seqlen)
