@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
@@ -171,10 +171,9 @@ def plain(kind: type, name: str) -> None:
                         "takes a plain tensor, as .as_subclass(torch.Tensor) gives one of the bytes")
 
 
-def not_nested(tensor: Any, name: str) -> None:
-    if tensor.is_nested:
-        raise _c.InvalidError(f"{name} is a nested tensor, which it may not be; q, k and v of attention and of "
-                              "scaled_dot_product_attention in libattn.torch may")
+def refuse_nested(name: str) -> NoReturn:
+    raise _c.InvalidError(f"{name} is a nested tensor, which it may not be; q, k and v of attention and of "
+                          "scaled_dot_product_attention in libattn.torch may")
 
 
 def is_tensor(value: Any) -> bool:
@@ -187,7 +186,8 @@ def see(tensor: Any, name: str, stream: Optional[int] = None) -> Any:
     if type(tensor) is np.ndarray or type(tensor) is View:
         return tensor
     if is_torch(tensor):
-        not_nested(tensor, name)
+        if tensor.is_nested:
+            refuse_nested(name)
         if not _has_plain_bytes.get(type(tensor)):
             plain(type(tensor), name)
         return tensor

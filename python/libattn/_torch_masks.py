@@ -11,6 +11,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wr
 
 from . import _c, _torch_nested, masks
 from ._run import Blocks
+from ._torch_dtensor import replicated
 from ._torch_nested import has_values
 
 
@@ -29,7 +30,7 @@ def pack_mask(mask: Tensor) -> Tensor:
     mask = four(mask)
     bytes_of_row = (mask.shape[-1] + 7) // 8  # no remainder, which dynamic shapes of torch.export cannot follow
     mask = torch.nn.functional.pad(mask, (0, 8 * bytes_of_row - mask.shape[-1])).unflatten(-1, (bytes_of_row, 8))
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
+    weights = replicated(torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device), mask)
     return (mask.to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
 
 

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from . import _torch_flops  # noqa: F401 - FlopCounterMode's formulas
-from . import _c, _options, _tensor, _torch_masks, _torch_nested, _torch_vmap, masks  # noqa: F401 (its rules)
+from . import _c, _options, _tensor, _torch_dtensor, _torch_masks, _torch_nested, masks
+from . import _torch_vmap  # noqa: F401 - its rules
 from ._api import Window
 from ._run import Blocks
+from ._torch_dtensor import forward_of
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
 from ._torch_merge import merge_states
-from ._torch_ops import ARRAYS, floats_of, rows_of, run_forward
+from ._torch_ops import ARRAYS, floats_of, rows_of
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
            "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
@@ -58,13 +60,15 @@ def _float(tensor: Optional[Tensor], name: str, q: Tensor) -> Optional[Tensor]:
 
 def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     """The tensor, if it is torch's and where q is. other: what the caller calls q."""
-    if type(tensor) is not Tensor:
+    if type(tensor) is not Tensor or type(q) is not Tensor:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
-        if not torch.compiler.is_compiling() and not hasattr(type(tensor), "__tensor_flatten__") and not isinstance(
-                tensor, torch._subclasses.FakeTensor):
+        _torch_dtensor.check_beside(tensor, name, q, other)
+        if not torch.compiler.is_compiling() and type(tensor) is not Tensor and not hasattr(
+                type(tensor), "__tensor_flatten__") and not isinstance(tensor, torch._subclasses.FakeTensor):
             _tensor.plain(type(tensor), name)
-    _tensor.not_nested(tensor, name)
+    if tensor.is_nested:
+        _tensor.refuse_nested(name)
     if tensor.device != q.device or tensor.device.type not in ("cpu", "cuda", "meta"):
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
@@ -128,7 +132,7 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
         for name, table in zip(ARRAYS[3:], tables):
             if table is not None:
                 _beside(table, name, q)
-    o, lse = run_forward(
+    o, lse = forward_of(q)(
         q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
         *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else [blocks.rows, blocks.keys],
         causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads)
@@ -320,7 +324,7 @@ def scaled_dot_product_attention(
         else:
             masks.check_shape("attn_mask", tuple(attn_mask.shape), full)
             bias = attn_mask.to(q.dtype) if attn_mask.dtype == torch.float64 else attn_mask
-    o = run_forward(
+    o = forward_of(q)(
         rows_of(q.transpose(1, 2)), rows_of(k.transpose(1, 2)), rows_of(v.transpose(1, 2)), bias, None, None,
         *(None,) * 10, bits, _seed(dropout_p, None, q.device), None, None, is_causal, window, None, scale, None,
         dropout_p, False, torch.are_deterministic_algorithms_enabled(), 0)[0]
