@@ -1,8 +1,8 @@
 """DTensors: each process computes its own sequences or heads, and no process talks to another.
 
 The functions hand over local tensors here, and say of each gradient whether it is a part of a sum. A sharding rule
-registered for the operator (register_sharding) would not do: it is of one dimension of the mesh, and two dimensions that
-both divide the KV heads need not do so together.
+registered for the operator (register_sharding) would not do: it is for one dimension of the mesh. KV heads that each of
+two dimensions divides evenly may not be divided evenly by both.
 """
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def check_beside(tensor: Tensor, name: str, q: Tensor, other: str) -> None:
     """Raises unless both or neither are DTensors, of one mesh."""
     if is_dtensor(tensor) != is_dtensor(q):
         distributed, plain = (name, other) if is_dtensor(tensor) else (other, name)
-        raise _c.InvalidError(f"{distributed} is a DTensor and {plain} is none: distribute_tensor makes it one, replicated "
-                              "or sharded")
+        raise _c.InvalidError(f"{distributed} is a DTensor and {plain} is none: distribute_tensor makes it one, "
+                              "replicated or sharded")
     if is_dtensor(q) and tensor.device_mesh != q.device_mesh:
         raise _c.InvalidError(f"{name} is on {tensor.device_mesh} and {other} on {q.device_mesh}; they take one")
 
@@ -52,8 +52,8 @@ def _run_local(*arguments: Any) -> Tuple[Tensor, Tensor]:
 
     named = dict(zip(_NAMES, arguments))
     if named["dropout_p"]:
-        raise _c.InvalidError(f"dropout_p is {named['dropout_p']}; with DTensors it takes 0: every process would drop the "
-                              "same pairs of its own heads or sequences")
+        raise _c.InvalidError(f"dropout_p is {named['dropout_p']}; with DTensors it takes 0: every process would drop "
+                              "the same pairs of its own heads or sequences")
     is_varlen, mesh = named["max_lens"] is not None, q.device_mesh
     shared = _shared(q, k, v, is_varlen)
     local = []
@@ -112,7 +112,7 @@ def _dims(name: str, tensor: Tensor, is_varlen: bool) -> Dict[str, int]:
 
 
 def _placements(dims: Dict[str, int], shared: List[Optional[str]], is_gradient: bool) -> List[Any]:
-    """Of a tensor, or of its gradient: what is whole where others are shared out gets a part of it from each process."""
+    """Of a tensor, or of its gradient, of which a tensor that is not shared out gets a part from each process."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     return [Shard(dims[name]) if name in dims else Partial() if name and is_gradient else Replicate()

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import _torch_kv, _torch_ops  # noqa: F401 - which define the operators
-from ._torch_nested import has_values
+from . import _torch_kv  # noqa: F401 - its operators
+from ._torch_ops import has_values
 
 Sequences = List[Tuple[int, ...]]  # each rows, keys, prefix, first key, position of row 0 among the keys and of key 0
 

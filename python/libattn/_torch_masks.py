@@ -12,7 +12,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wr
 from . import _c, _torch_nested, masks
 from ._run import Blocks
 from ._torch_dtensor import replicated
-from ._torch_nested import has_values
+from ._torch_ops import has_values
 
 
 def pack_mask(mask: Tensor) -> Tensor:

@@ -1,19 +1,13 @@
-"""Jagged nested tensors as packed rows, and back; and tensors without values."""
+"""Jagged nested tensors as packed rows, and back."""
 from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from . import _c, _tensor
-
-
-def has_values(tensor: Tensor) -> bool:
-    """Whether it can be read: a tensor on the meta device cannot, nor one that stands for another while torch traces."""
-    return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))
+from ._torch_ops import has_values
 
 
 def is_any(*tensors: Any) -> bool:
@@ -34,7 +28,8 @@ def check_options(options: Dict[str, Any]) -> None:
     """Raises if one is given. options: those that say something of rows or keys beyond their own sequence's."""
     for name, value in options.items():
         if value is not None:
-            raise _c.InvalidError(f"{name} is given, and does not go with nested tensors: attention_varlen takes it")
+            raise _c.InvalidError(f"{name} is given, and does not go with nested tensors: attention_varlen takes "
+                                  "packed rows with masks and biases")
 
 
 def packed(q: Any, k: Any, v: Any, names: Tuple[str, str, str], jagged: int) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
@@ -53,10 +48,11 @@ def packed(q: Any, k: Any, v: Any, names: Tuple[str, str, str], jagged: int) -> 
             raise _c.InvalidError(f"{name} is a nested tensor with gaps between sequences (lengths); its "
                                   ".contiguous() has none")
     if q.shape[0] != k.shape[0] or k.shape[0] != v.shape[0]:
-        raise _c.InvalidError(f"{', '.join(names)} have {q.shape[0]}, {k.shape[0]} and {v.shape[0]} sequences; they take "
-                              "the same number")
+        raise _c.InvalidError(f"{', '.join(names)} have {q.shape[0]}, {k.shape[0]} and {v.shape[0]} sequences; they "
+                              "take the same number")
     if k.shape[jagged] != v.shape[jagged]:
-        raise _c.InvalidError(f"{names[1]} and {names[2]} have offsets of their own; they take the same tensor of offsets")
+        raise _c.InvalidError(f"{names[1]} and {names[2]} have offsets of their own; they take the same "
+                              "tensor of offsets")
     rows = tuple(x.values() if jagged == 1 else x.values().transpose(0, 1) for x in (q, k, v))
     return rows, (q.offsets().int(), k.offsets().int(), _most(q, rows[0]), _most(k, rows[1]))
 

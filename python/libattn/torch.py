@@ -24,7 +24,7 @@ from ._torch_dtensor import forward_of
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
 from ._torch_merge import merge_states
-from ._torch_ops import ARRAYS, floats_of, rows_of
+from ._torch_ops import ARRAYS, floats_of, has_values, rows_of
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
            "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
@@ -217,7 +217,7 @@ def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:
     if most > (256 if q.is_cuda else 512):
         return f"the head dim is {most}; libattn's fast kernels take {256 if q.is_cuda else 512} at most"
     if q.is_cuda:
-        is_real = torch.cuda.is_available() or _torch_nested.has_values(q)
+        is_real = torch.cuda.is_available() or has_values(q)
         capability = torch.cuda.get_device_capability(q.device) if is_real else (9, 0)
         if capability != (9, 0):
             return f"the GPU has compute capability {capability[0]}.{capability[1]}; libattn has kernels for 9.0"
@@ -248,8 +248,9 @@ def _nested_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enab
     _torch_nested.check_options({"attn_mask": attn_mask})
     (q, k, v), lens = _torch_nested.packed(query, key, value, ("query", "key", "value"), 2)
     if _options.flag("is_causal", is_causal) and query.shape[2] != key.shape[2]:
-        raise _c.InvalidError("is_causal is True, and query and key have offsets of their own; it takes the same tensor of "
-                              "offsets. libattn.torch.attention has causal masks for other lengths, aligned at the end")
+        raise _c.InvalidError("is_causal is True, and query and key have offsets of their own; it takes the same "
+                              "tensor of offsets. The causal of libattn.torch.attention is aligned at the end, and "
+                              "takes others, too")
     if not _options.flag("enable_gqa", enable_gqa) and q.shape[1] != k.shape[1] != 1:
         raise _c.InvalidError(_HEADS.format(q.shape[1], k.shape[1]))
     reason = _no_fast_kernel(_autocast(q, k, v)[0], v)

@@ -174,6 +174,7 @@ def test_refused_everywhere_else():
         "sink": [lambda: la.attention(dense, dense, dense, sink=q)],
         "bias": [lambda: la.attention(dense, dense, dense, bias=q)],
     }
+    calls["o.0."] = [lambda: la.merge_states([q, q], [dense, dense])]
     for name, functions in calls.items():
         for function in functions:
             with pytest.raises(libattn.InvalidError, match=f"^{name} is a nested tensor"):
