@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
@@ -171,6 +171,11 @@ def plain(kind: type, name: str) -> None:
                         "takes a plain tensor, as .as_subclass(torch.Tensor) gives one of the bytes")
 
 
+def refuse_nested(name: str) -> NoReturn:
+    raise _c.InvalidError(f"{name} is a nested tensor, which it may not be; q, k and v of attention and of "
+                          "scaled_dot_product_attention in libattn.torch may")
+
+
 def is_tensor(value: Any) -> bool:
     """Whether it is a tensor, and no list."""
     return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
@@ -181,6 +186,8 @@ def see(tensor: Any, name: str, stream: Optional[int] = None) -> Any:
     if type(tensor) is np.ndarray or type(tensor) is View:
         return tensor
     if is_torch(tensor):
+        if tensor.is_nested:
+            refuse_nested(name)
         if not _has_plain_bytes.get(type(tensor)):
             plain(type(tensor), name)
         return tensor

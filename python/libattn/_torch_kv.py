@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _c, _cascade, _kv, _options
+from . import _c, _cascade, _kv, _options, _torch_nested
 from ._api import Window
 from ._torch_masks import pack_mask
 from ._torch_ops import threads_of
@@ -172,6 +172,7 @@ def append_kvcache(
 ) -> Optional[Tensor]:
     """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs. It has no autograd: a tensor that
     requires grad raises InvalidError, unless under torch.no_grad()."""
+    _torch_nested.refuse(k=k, v=v, q=q)
     if not torch.compiler.is_compiling():
         _options.check_all(("threads",), (threads,))
         _options.check("rotary_interleaved", rotary_interleaved)
@@ -207,6 +208,7 @@ def attention_with_kvcache(
     It has no autograd: a tensor that requires grad raises InvalidError, unless under torch.no_grad(). Autocast casts
     nothing: q, k and v are of the cache's type. The rest is as libattn.attention_with_kvcache has it.
     """
+    _torch_nested.refuse(q=q, k=k, v=v)
     if cu_lens_q is not None and max_len_q is None:
         raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
     causal, window, chunk, prefix, mask = _kv._masks(mask, bits, causal, window, chunk, prefix)
@@ -245,6 +247,7 @@ def attention_cascade(
 
         >>> levels = [tuple(torch.from_numpy(x).cuda() for x in level[:3]) for level in pool.levels(seqs, rows)]
     """
+    _torch_nested.refuse(q=q)
     for i, level in enumerate(levels):
         for name, table in zip(("cu_lens_q", "lens_kv", "page_table"), level):
             if not isinstance(table, Tensor):

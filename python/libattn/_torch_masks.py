@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
-from . import _c, masks
+from . import _c, _torch_nested, masks
 from ._run import Blocks
+from ._torch_dtensor import replicated
+from ._torch_ops import has_values
 
 
 def pack_mask(mask: Tensor) -> Tensor:
     """Bits (uint8) of a mask of (1 or batch, 1 or heads_q, len_q, len_kv) or fewer dimensions: bool, True: visible; or
     floats, 0: visible, -inf: not."""
+    _torch_nested.refuse(mask=mask)
     if mask.is_floating_point():
         visible = mask == 0
         _require((visible | (mask == -torch.inf)).all(), masks.ADDED)
@@ -24,11 +27,16 @@ def pack_mask(mask: Tensor) -> Tensor:
         raise _c.InvalidError(f"mask is {mask.dtype}; it takes torch.bool, or floats that are 0 or -inf")
     if not 2 <= mask.dim() <= 4:
         raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; it takes 2 to 4 dimensions")
-    mask = mask[(None,) * (4 - mask.dim())]
+    mask = four(mask)
     bytes_of_row = (mask.shape[-1] + 7) // 8  # no remainder, which dynamic shapes of torch.export cannot follow
     mask = torch.nn.functional.pad(mask, (0, 8 * bytes_of_row - mask.shape[-1])).unflatten(-1, (bytes_of_row, 8))
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
+    weights = replicated(torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device), mask)
     return (mask.to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
+
+
+def four(tensor: Tensor) -> Tensor:
+    """With dimensions of 1 in front, so that they are four. (An index of None needs the device of a fake tensor.)"""
+    return tensor.expand((1,) * (4 - tensor.dim()) + tuple(tensor.shape))
 
 
 def bits_of(name: str, mask: Tensor, full: Tuple[int, int, int, int]) -> Tensor:
@@ -41,14 +49,14 @@ def bits_of(name: str, mask: Tensor, full: Tuple[int, int, int, int]) -> Tensor:
 
 
 def _require(condition: Tensor, message: str) -> None:
-    """Raises unless it holds: at once where the CPU can look, else when the GPU comes to it."""
+    """Raises unless it holds: at once where the CPU can look, else when the GPU or the compiled code comes to it."""
     if torch.compiler.is_compiling() and is_batchedtensor(condition):
         raise _c.UnsupportedError("mask is of numbers, or of documents, that vmap maps in compiled code, where their "
                                   "values cannot be checked; it takes a bool mask")
     while not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(condition):
         condition = get_unwrapped(condition)
     condition = condition.all()  # of all elements of vmap
-    if torch.compiler.is_compiling() or condition.is_cuda:
+    if torch.compiler.is_compiling() or condition.device.type != "cpu" or not has_values(condition):
         torch._assert_async(condition, message)
     elif not condition:
         raise _c.InvalidError(message)
@@ -65,15 +73,15 @@ def intervals_of(mask: masks.Mask, rows: int, keys: int, batch: int, is_causal: 
         last = ends if last is None else torch.minimum(last, ends)
     later = keys - rows
     vectors = [last - later] if is_causal else [last - later, first - later]
-    return torch.stack(vectors, -1).clamp(0, rows).int()[:, None]
+    return torch.stack(vectors, -1).clamp(0, rows).int().unsqueeze(1)
 
 
 def runs(ids: Tensor) -> Tuple[Tensor, Tensor]:
     """Where the run of equal numbers that a place is in begins and ends, both (batch, keys)."""
-    new = ids[:, 1:] != ids[:, :-1]
-    in_order = ids.sort(1).values
-    _require(((in_order[:, 1:] != in_order[:, :-1]).sum(1) == new.sum(1)).all(), masks.SPREAD)
-    number = torch.nn.functional.pad(new.cumsum(1), (1, 0))[:, :ids.shape[1]].contiguous()
+    new = ids.diff(dim=1) != 0
+    in_order = ids.sort(1).values.diff(dim=1) != 0
+    _require((in_order.sum(1) == new.sum(1)).all(), masks.SPREAD)
+    number = torch.nn.functional.pad(new.cumsum(1), (1, 0)).narrow(1, 0, ids.shape[1]).contiguous()
     return torch.searchsorted(number, number), torch.searchsorted(number, number, right=True)
 
 
@@ -113,7 +121,7 @@ def from_block_mask(block_mask: Any, len_q: int, len_kv: int) -> Tuple[Blocks, O
             lists[place] = lists[place][..., :count[0]].int().contiguous()
             lists[place + 1] = _rising(lists[place + 1][..., :count[0], :count[1]], lists[place])
     looked_at = [*lists, *(thing for thing, _ in known or ())]
-    if torch.compiler.is_compiling() or any(map(_is_mapped, looked_at)):
+    if torch.compiler.is_compiling() or not has_values(lists[2]) or any(map(_is_mapped, looked_at)):
         return Blocks(rows, keys, *lists), _all_bits(block_mask.mask_mod, lists[2], len_q, len_kv)
     made = Blocks(rows, keys, *lists), _partial_bits(block_mask.mask_mod, lists[2], lists[3], (rows, keys),
                                                      (len_q, len_kv))

@@ -6,7 +6,7 @@ from typing import Sequence, Tuple
 import torch
 from torch import Tensor
 
-from . import _c, _kv, _options
+from . import _c, _kv, _options, _tensor
 from ._torch_ops import FORWARD_MODE, applying, differentiable, inside, library, threads_of
 
 library.define("merge(Tensor[] o, Tensor[] lse, bool out_f32=False, int threads=0) -> (Tensor, Tensor)")
@@ -116,4 +116,6 @@ def merge_states(o: Sequence[Tensor], lse: Sequence[Tensor], *, out_f32: bool = 
         for i, part in enumerate(parts):
             if not isinstance(part, Tensor):
                 raise TypeError(f"{name}[{i}] is {type(part).__name__}; it takes a torch tensor")
+            if part.is_nested:
+                _tensor.refuse_nested(f"{name}[{i}]")
     return _merge_op(o, lse, out_f32, threads)

@@ -7,6 +7,8 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from . import _c, _run
@@ -19,6 +21,12 @@ _OPTIONS = (
     "Tensor? block_partial=None, Tensor? bits=None, Tensor? seed=None, SymInt[]? max_lens=None, SymInt[]? blocks=None, "
     "bool causal=False, SymInt[]? window=None, SymInt? chunk=None, float? scale=None, float? softcap=None, "
     "float dropout_p=0.0, bool out_f32=False, bool deterministic=False, int threads=0")
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether it can be read, as tensors on the meta device cannot, nor those that torch traces with."""
+    return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))
+
 
 def threads_of(threads: int, q: Tensor) -> int:
     """As many as torch uses, when it runs, unless the caller says a number; a GPU has none."""

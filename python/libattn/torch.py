@@ -15,13 +15,16 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _c, _options, _tensor, _torch_masks, _torch_vmap, masks  # noqa: F401 (its rules)
+from . import _torch_flops  # noqa: F401 - FlopCounterMode's formulas
+from . import _c, _options, _tensor, _torch_dtensor, _torch_masks, _torch_nested, masks
+from . import _torch_vmap  # noqa: F401 - its rules
 from ._api import Window
 from ._run import Blocks
+from ._torch_dtensor import forward_of
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
 from ._torch_merge import merge_states
-from ._torch_ops import ARRAYS, floats_of, rows_of, run_forward
+from ._torch_ops import ARRAYS, floats_of, has_values, rows_of
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
            "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
@@ -32,7 +35,7 @@ __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kv
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's type, where it is on; nothing else is cast, nor, as by torch, float64."""
     kind = "cpu" if q.is_cpu else q.device.type
-    if torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     return q, k, v
@@ -57,13 +60,16 @@ def _float(tensor: Optional[Tensor], name: str, q: Tensor) -> Optional[Tensor]:
 
 def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     """The tensor, if it is torch's and where q is. other: what the caller calls q."""
-    if type(tensor) is not Tensor:
+    if type(tensor) is not Tensor or type(q) is not Tensor:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
-        if not torch.compiler.is_compiling() and not hasattr(type(tensor), "__tensor_flatten__") and not isinstance(
-                tensor, torch._subclasses.FakeTensor):
+        _torch_dtensor.check_beside(tensor, name, q, other)
+        if not torch.compiler.is_compiling() and type(tensor) is not Tensor and not hasattr(
+                type(tensor), "__tensor_flatten__") and not isinstance(tensor, torch._subclasses.FakeTensor):
             _tensor.plain(type(tensor), name)
-    if tensor.device != q.device or tensor.is_meta:
+    if tensor.is_nested:
+        _tensor.refuse_nested(name)
+    if tensor.device != q.device or tensor.device.type not in ("cpu", "cuda", "meta"):
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
 
@@ -126,11 +132,19 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
         for name, table in zip(ARRAYS[3:], tables):
             if table is not None:
                 _beside(table, name, q)
-    o, lse = run_forward(
+    o, lse = forward_of(q)(
         q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
         *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else [blocks.rows, blocks.keys],
         causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads)
     return (o, lse) if return_lse else o
+
+
+def _nested(q, k, v, given, options):
+    """(o, lse) of nested tensors. given: options that do not go with them."""
+    _torch_nested.check_options(given)
+    rows, lens = _torch_nested.packed(q, k, v, ("q", "k", "v"), 1)
+    o, lse = attention_varlen(*rows, *lens, **options, return_lse=True)
+    return _torch_nested.like(o, q, 1), _torch_nested.like(lse, q, 2)
 
 
 def attention(
@@ -155,7 +169,20 @@ def attention(
 
     Under autocast q, k and v are cast to its type, and nothing else. Returns o, (batch, len_q, heads_q, dim_v), with
     return_lse (o, lse), both differentiable. The other options, and errors: libattn.attention.
+
+    Nested tensors of layout torch.jagged, (batch, j, heads, dim), are computed as packed rows; o, and lse of (batch,
+    heads, j), are nested like q. They go with all options that are not of rows or keys: causal, window, chunk, prefix,
+    masks of these, scale, softcap, alibi, sink, dropout_p and those of execution.
     """
+    if _torch_nested.is_any(q, k, v):
+        named = isinstance(mask, masks.Mask) and mask.array is None and not mask.documents
+        o, lse = _nested(
+            q, k, v, dict(lens_q=lens_q, lens_kv=lens_kv, mask=None if named else mask, bits=bits, intervals=intervals,
+                          blocks=blocks, bias=bias),
+            dict(causal=causal, window=window, chunk=chunk, prefix=prefix, mask=mask, scale=scale, softcap=softcap,
+                 alibi=alibi, sink=sink, dropout_p=dropout_p, seed=seed, out_f32=out_f32, deterministic=deterministic,
+                 threads=threads))
+        return (o, lse) if _options.flag("return_lse", return_lse) else o
     return _operator(q, k, v, None, None, None, causal, window, chunk, prefix, lens_q, lens_kv, mask, bits, intervals,
                      blocks, scale, softcap, alibi, bias, sink, dropout_p, seed, return_lse, out_f32, deterministic,
                      threads)
@@ -184,13 +211,14 @@ def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:
     """Why no fast kernel computes such a problem; None if one does."""
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"query is {q.dtype}; libattn takes float32, float16 and bfloat16"
-    if q.device.type not in ("cpu", "cuda"):
+    if q.device.type not in ("cpu", "cuda", "meta"):
         return f"query is on {q.device}; libattn takes the CPU and CUDA GPUs"
     most = max(q.shape[-1], v.shape[-1])
-    if most > (512 if q.device.type == "cpu" else 256):
-        return f"the head dim is {most}; libattn's fast kernels take {512 if q.device.type == 'cpu' else 256} at most"
-    if q.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(q.device)
+    if most > (256 if q.is_cuda else 512):
+        return f"the head dim is {most}; libattn's fast kernels take {256 if q.is_cuda else 512} at most"
+    if q.is_cuda:
+        is_real = torch.cuda.is_available() or has_values(q)
+        capability = torch.cuda.get_device_capability(q.device) if is_real else (9, 0)
         if capability != (9, 0):
             return f"the GPU has compute capability {capability[0]}.{capability[1]}; libattn has kernels for 9.0"
         if q.dtype == torch.float32:
@@ -201,11 +229,35 @@ def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:
 _warned = False
 
 
-def _warn(reason: str) -> None:
+def _leave(reason: str, fallback: Optional[str], calls: int, *arguments: Any) -> Tensor:
+    """What no fast kernel computes: by torch if the caller wants that. calls: between the caller and here."""
     global _warned
+    if fallback is None:
+        raise _c.UnsupportedError(reason)
     if not _warned:
         _warned = True
-        warnings.warn(f"libattn leaves this to torch's scaled_dot_product_attention: {reason}", stacklevel=3)
+        warnings.warn(f"libattn leaves this to torch's scaled_dot_product_attention: {reason}", stacklevel=calls + 1)
+    *arguments, scale, enable_gqa = arguments
+    return torch.nn.functional.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+
+
+_HEADS = "query has {} heads and key {}: enable_gqa=True shares them"
+
+
+def _nested_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback):
+    _torch_nested.check_options({"attn_mask": attn_mask})
+    (q, k, v), lens = _torch_nested.packed(query, key, value, ("query", "key", "value"), 2)
+    if _options.flag("is_causal", is_causal) and query.shape[2] != key.shape[2]:
+        raise _c.InvalidError("is_causal is True, and query and key have offsets of their own; it takes the same "
+                              "tensor of offsets. The causal of libattn.torch.attention is aligned at the end, and "
+                              "takes others, too")
+    if not _options.flag("enable_gqa", enable_gqa) and q.shape[1] != k.shape[1] != 1:
+        raise _c.InvalidError(_HEADS.format(q.shape[1], k.shape[1]))
+    reason = _no_fast_kernel(_autocast(q, k, v)[0], v)
+    if reason is not None:
+        return _leave(reason, fallback, 2, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    o = attention_varlen(*(rows_of(x) for x in (q, k, v)), *lens, causal=is_causal, scale=scale, dropout_p=dropout_p)
+    return _torch_nested.like(o.transpose(0, 1), query, 2)
 
 
 def scaled_dot_product_attention(
@@ -221,10 +273,13 @@ def scaled_dot_product_attention(
         fallback   "sdpa": what libattn has no fast kernel for is left to torch's function, with one warning. None: it
                    raises UnsupportedError with the reason
 
-    A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v).
+    A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v). Nested tensors of layout torch.jagged, (batch,
+    heads, j, dim), are computed as packed rows, without attn_mask.
     """
     if _options.check("fallback", fallback) not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
+    if _torch_nested.is_any(query, key, value):
+        return _nested_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
     variant = attn_mask if attn_mask is not None and masks.is_causal_bias(attn_mask) else None
     others = None if variant is not None else attn_mask
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", others)):
@@ -243,22 +298,18 @@ def scaled_dot_product_attention(
         return q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
     reason = _no_fast_kernel(q, v)
     if reason is not None:
-        if fallback is None:
-            raise _c.UnsupportedError(reason)
-        _warn(reason)
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _leave(reason, fallback, 1, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     q, k, v = (x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
-    q, k, v = (x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
+    q, k, v = (_torch_masks.four(x) if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
     if not enable_gqa and q.shape[1] != k.shape[1] != 1:
-        raise _c.InvalidError(f"query has {q.shape[1]} heads and key {k.shape[1]}: enable_gqa=True shares them")
+        raise _c.InvalidError(_HEADS.format(q.shape[1], k.shape[1]))
     rows, keys = q.shape[2], k.shape[2]
     window, bits, bias, attn_mask = None, None, None, others
     at_end = variant is not None and masks.of_causal_bias("attn_mask", variant, rows, keys)
     is_causal = is_causal or variant is not None
     if is_causal and not at_end and rows < keys:
-        k, v, keys = k[:, :, :rows], v[:, :, :rows], rows  # the keys after the last row's are seen by none
+        k, v, keys = k.narrow(2, 0, rows), v.narrow(2, 0, rows), rows  # the keys after the last row's are seen by none
     elif is_causal and not at_end and rows > keys:
         is_causal, window = False, [-1, rows - keys]
     if attn_mask is not None:
@@ -274,7 +325,7 @@ def scaled_dot_product_attention(
         else:
             masks.check_shape("attn_mask", tuple(attn_mask.shape), full)
             bias = attn_mask.to(q.dtype) if attn_mask.dtype == torch.float64 else attn_mask
-    o = run_forward(
+    o = forward_of(q)(
         rows_of(q.transpose(1, 2)), rows_of(k.transpose(1, 2)), rows_of(v.transpose(1, 2)), bias, None, None,
         *(None,) * 10, bits, _seed(dropout_p, None, q.device), None, None, is_causal, window, None, scale, None,
         dropout_p, False, torch.are_deterministic_algorithms_enabled(), 0)[0]

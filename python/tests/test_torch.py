@@ -166,14 +166,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_opcheck(name, monkeypatch):
     calls = []
-    monkeypatch.setattr(la, "run_forward", lambda *arguments: calls.append(arguments) or OP(*arguments))
+    monkeypatch.setattr(la, "forward_of", lambda _: lambda *arguments: calls.append(arguments) or OP(*arguments))
     la.attention(*tensors(grad=True), **CASES[name])
     torch.library.opcheck(OP, calls[0])
 
 
 def test_opcheck_varlen(monkeypatch):
     calls = []
-    monkeypatch.setattr(la, "run_forward", lambda *arguments: calls.append(arguments) or OP(*arguments))
+    monkeypatch.setattr(la, "forward_of", lambda _: lambda *arguments: calls.append(arguments) or OP(*arguments))
     q, k, v = (x[0].detach().requires_grad_() for x in tensors(1))
     cu_q, cu_kv = torch.tensor([0, 4, 9], dtype=torch.int32), torch.tensor([0, 6, 13], dtype=torch.int32)
     la.attention_varlen(q, k, v, cu_q, cu_kv, 5, 7)
