@@ -68,11 +68,13 @@ void gpt_run_allocate(gpt_run *run)
 
 void gpt_run_set_steps(gpt_run *run, int64_t steps)
 {
+    run->steps = steps;
+    if (steps <= run->room) return;
     gpt_record *curve = gpt_allocate(steps, sizeof *curve);
     if (run->step) memcpy(curve, run->curve, (size_t)run->step * sizeof *curve);
     free(run->curve);
     run->curve = curve;
-    run->steps = steps;
+    run->room = steps;
 }
 
 void gpt_run_free(gpt_run *run)

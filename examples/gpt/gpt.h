@@ -173,12 +173,13 @@ typedef struct gpt_record {
 /* All that a run goes on from. */
 typedef struct gpt_run {
     gpt_shape shape;
-    int64_t context, batch, steps;
+    int64_t context, batch, steps; /* steps: in all */
     float rate;
     int64_t step; /* steps done */
     uint64_t random;
     gpt_weights weights, mean, square;
-    gpt_record *curve; /* of each step; room for `steps` */
+    gpt_record *curve; /* of each step done */
+    int64_t room;      /* records that it has room for: `steps` or more */
 } gpt_run;
 
 /* ATTN_INVALID and a message unless a step of batch * context tokens is of a size that this program is for. */
@@ -217,8 +218,13 @@ double gpt_gradient(gpt_trainer *trainer);
 /* One step on a batch of the text: run->step grows by 1, and its loss joins the curve. */
 double gpt_step(gpt_trainer *trainer, const gpt_text *text);
 
+/* The number of steps in all of a run that is to take so many seconds, after the first `step` of them took `elapsed`
+ * seconds: step / steps is then the share of the time that is over. It is `step` where the next one would end later. */
+int64_t gpt_steps_in(int64_t step, double elapsed, double seconds);
+
 /* Steps up to run->steps, with their progress on stdout; `out` (NULL: nothing is saved) gets a checkpoint now and then
- * and at the end, and beside it the curve as .svg. seconds: 0, or the time it is to take, which sets run->steps. */
+ * and at the end, and beside it the curve as .svg. seconds: 0, or the time that a fresh run is to take: it sets
+ * run->steps anew after each step. */
 attn_status gpt_train(gpt_run *run, const gpt_text *text, gpt_attention_maker *maker, const char *out, double seconds);
 
 /* The model at work: keys and values of all that it has read. */

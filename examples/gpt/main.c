@@ -37,7 +37,7 @@ static const attn_option options[] = {
     { "context", 0, "N", attn_parse_count, AT(context), "bytes per sequence (256)" },
     { "batch", 0, "N", attn_parse_count, AT(batch), "sequences a step (1)" },
     { "steps", 0, "N", attn_parse_count, AT(steps), "training steps (1000); with --resume the number in all" },
-    { "seconds", 0, "S", attn_parse_positive, AT(seconds), "as many steps as fit into this time instead" },
+    { "seconds", 0, "S", attn_parse_positive, AT(seconds), "stop after this time instead" },
     { "lr", 0, "X", attn_parse_positive, AT(rate), "greatest learning rate (0.004)" },
     { "seed", 0, "N", attn_parse_seed, AT(seed), "of weights, batches and the sample" },
     { "threads", 0, "N", attn_parse_threads, AT(threads), "of everything (all processors)" },

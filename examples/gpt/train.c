@@ -79,19 +79,10 @@ static double held_loss(gpt_trainer *t, const gpt_text *text)
     return loss;
 }
 
-/* How many steps fit into so many seconds, the held-out text included: by the time of a few that change nothing. */
-static int64_t steps_in(gpt_trainer *t, const gpt_text *text, double seconds)
+int64_t gpt_steps_in(int64_t step, double elapsed, double seconds)
 {
-    enum { TIMED = 3 };
-    uint64_t random = 1;
-    double start = 0.0;
-    gpt_text_batch(text->train, text->train_count, t->run->batch, t->run->context, &random, t->bytes, t->targets);
-    for (int i = 0; i <= TIMED; i++) {
-        if (i == 1) start = attn_seconds(); /* the first one touches the memory */
-        gpt_gradient(t);
-    }
-    double steps = seconds / ((attn_seconds() - start) / TIMED) - LINES * (double)held_batches(t->run) / 3.0;
-    return steps < LINES ? LINES : steps > GPT_STEPS_MOST ? GPT_STEPS_MOST : (int64_t)steps;
+    double steps = floor((double)step * seconds / elapsed + 0.5);
+    return steps < (double)step ? step : steps > GPT_STEPS_MOST ? GPT_STEPS_MOST : (int64_t)steps;
 }
 
 /* ---- progress ------------------------------------------------------------------------------ */
@@ -100,6 +91,7 @@ typedef struct progress {
     bool terminal;
     double start, shown, saved; /* seconds */
     int64_t first, line;        /* steps at the start and at the last line */
+    int64_t lines;              /* twentieths of the way that are behind */
 } progress;
 
 static void show(const progress *p, const gpt_run *run, double loss, const char *held)
@@ -108,6 +100,11 @@ static void show(const progress *p, const gpt_run *run, double loss, const char 
     int left = (int)(seconds / done * (double)(run->steps - run->step) + 0.5);
     printf("%s   %6lld   %6.3f   %8s   %8.0f   %3d:%02d", p->terminal ? "\r\033[K" : "", (long long)run->step, loss,
            held, done * (double)(run->batch * run->context) / seconds, left / 60, left % 60);
+}
+
+static int64_t twentieths(const gpt_run *run)
+{
+    return run->step * LINES / run->steps;
 }
 
 /* The mean over the steps since the last line. */
@@ -123,8 +120,7 @@ static void after_step(progress *p, gpt_trainer *t, const gpt_text *text)
 {
     gpt_run *run = t->run;
     char held[16] = "";
-    int64_t every = (run->steps + LINES - 1) / LINES;
-    bool line = run->step % every == 0 || run->step == run->steps;
+    bool line = twentieths(run) > p->lines;
     if (line && text->held_count > run->context) {
         gpt_record *record = &run->curve[run->step - 1];
         record->held = (float)held_loss(t, text);
@@ -135,6 +131,7 @@ static void after_step(progress *p, gpt_trainer *t, const gpt_text *text)
     if (line) {
         putchar('\n');
         p->line = run->step;
+        p->lines = twentieths(run);
     }
     fflush(stdout);
     p->shown = attn_seconds();
@@ -168,11 +165,11 @@ static attn_status draw(const gpt_run *run, const char *checkpoint)
 
 /* ---- the loop ------------------------------------------------------------------------------ */
 
-static attn_status loop(gpt_trainer *t, const gpt_text *text, const char *out)
+static attn_status loop(gpt_trainer *t, const gpt_text *text, const char *out, double seconds)
 {
     gpt_run *run = t->run;
     double now = attn_seconds();
-    progress p = { isatty(STDOUT_FILENO), now, now, now, run->step, run->step };
+    progress p = { isatty(STDOUT_FILENO), now, now, now, run->step, run->step, twentieths(run) };
     attn_status status = out ? gpt_save(run, out) : ATTN_OK; /* what cannot be saved shows before the work */
     if (status) return status;
     printf("     step     loss   held out   tokens/s     left\n");
@@ -181,6 +178,7 @@ static attn_status loop(gpt_trainer *t, const gpt_text *text, const char *out)
         if (!isfinite(loss))
             return attn_fail(ATTN_INVALID, "the loss of step %lld is not finite: a smaller --lr may help",
                              (long long)run->step);
+        if (seconds > 0.0) gpt_run_set_steps(run, gpt_steps_in(run->step, attn_seconds() - p.start, seconds));
         after_step(&p, t, text);
         bool last = run->step == run->steps;
         if (!out || (!last && attn_seconds() < p.saved + SAVE_SECONDS)) continue;
@@ -201,8 +199,7 @@ attn_status gpt_train(gpt_run *run, const gpt_text *text, gpt_attention_maker *m
     if (!status) {
         printf("memory of a step: activations %.1f MiB, attention %.1f MiB\n\n", (double)t.pass->bytes / (1 << 20),
                (double)t.attention->bytes / (1 << 20));
-        if (seconds > 0.0) gpt_run_set_steps(run, steps_in(&t, text, seconds));
-        status = loop(&t, text, out);
+        status = loop(&t, text, out, seconds);
     }
     gpt_trainer_free(&t);
     return status;

@@ -152,6 +152,19 @@ static void memory_grows_with_rows(void **state)
     }
 }
 
+/* A run by the clock: its number of steps follows what they take, and it ends when the time is over. */
+static void steps_by_the_clock(void **state)
+{
+    (void)state;
+    assert_int_equal(gpt_steps_in(1, 0.5, 60.0), 120);
+    assert_int_equal(gpt_steps_in(60, 30.0, 60.0), 120);  /* as fast as expected */
+    assert_int_equal(gpt_steps_in(61, 45.0, 60.0), 81);   /* the last one was slow: fewer follow */
+    assert_int_equal(gpt_steps_in(100, 59.7, 60.0), 101); /* nearer to the time with another step than without it */
+    assert_int_equal(gpt_steps_in(100, 59.8, 60.0), 100);
+    assert_int_equal(gpt_steps_in(7, 200.0, 60.0), 7);
+    assert_int_equal(gpt_steps_in(1, 1e-9, 60.0), GPT_STEPS_MOST);
+}
+
 static void adamw_steps(void **state)
 {
     gpt_shape shape = { 1, 4, 1 };
@@ -404,6 +417,7 @@ int main(void)
         cmocka_unit_test(gradients_are_slopes),
         cmocka_unit_test(attentions_agree),
         cmocka_unit_test(memory_grows_with_rows),
+        cmocka_unit_test(steps_by_the_clock),
         cmocka_unit_test(adamw_steps),
         cmocka_unit_test(it_learns),
         cmocka_unit_test(resumed_goes_on_to_the_bit),

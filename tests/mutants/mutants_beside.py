@@ -23,5 +23,7 @@ MUTANTS = [
     (GPT + "sample.c", ".window_left = r->context - 1", ".window_left = r->context", "the cache: one key too far back", "gpt"),
     (GPT + "checkpoint.c", "run->random = (uint64_t)state[2] << 32 | state[1];", "run->random = state[1];",
      "half of the generator is not resumed", "gpt"),
+    (GPT + "train.c", "return steps < (double)step ? step :", "return steps < (double)step ? step + 1 :",
+     "a run by the clock goes on when its time is over", "gpt"),
     (GPT + "adamw.c", "norm > 1.0 ? (float)(1.0 / norm) : 1.0f", "1.0f", "gradients are not clipped", "gpt"),
 ]
