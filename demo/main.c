@@ -46,6 +46,7 @@ typedef struct demo {
     double per_pair;        /* seconds, in the last call; 0: there was none */
     double per_score;       /* the same of standard attention */
     plot_line bits, ours, theirs, our_bytes, their_bytes, machine;
+    plot_line our_prediction, their_prediction; /* bytes where the call was left out */
 } demo;
 
 static void die(const char *format, ...)
@@ -103,6 +104,11 @@ static const char *size_text(int64_t bytes, char text[32])
     snprintf(text, 32, bytes >= 1 << 30 ? "%.1f GiB" : "%.1f MiB",
              (double)bytes / (bytes >= 1 << 30 ? 1 << 30 : 1 << 20));
     return text;
+}
+
+static double mib(int64_t bytes)
+{
+    return (double)bytes / (1 << 20);
 }
 
 static void read_text(demo *d, const char *path)
@@ -190,6 +196,7 @@ static double compare_at(demo *d, int64_t rows, double seconds, verdict *v)
     if (theirs < 0.3) theirs = fmin(theirs, run_standard(d, rows, other, scores));
     v->gap = difference(d->o, other, rows * MODEL_BYTES), v->faster = theirs / seconds;
     plot_add(&d->theirs, (double)rows, theirs);
+    plot_add(&d->their_bytes, (double)rows, mib(standard_bytes(rows, rows - 1)));
     free(other);
     free(scores);
     return theirs;
@@ -208,6 +215,8 @@ static void run_at(demo *d, int64_t rows, const attn_plan *plan, verdict *v)
     double other_seconds = fits && d->standard ? compare_at(d, rows, seconds, v) : 0;
     v->rows = rows, v->bytes = bytes, v->seconds = seconds;
     plot_add(&d->ours, (double)rows, seconds);
+    plot_add(&d->our_bytes, (double)rows, mib(bytes));
+    if (!(other_seconds > 0)) plot_add(&d->their_prediction, (double)rows, mib(other_bytes));
     printf("   %6lld   %9s  %7.2f s   %9s", (long long)rows, size_text(bytes, ours), seconds,
            size_text(other_bytes, theirs));
     if (other_seconds > 0)
@@ -223,14 +232,15 @@ static void show_at(demo *d, int64_t rows, double left, verdict *v)
     attn_desc desc = { .flags = ATTN_CAUSAL, .len_q = rows, .len_kv = rows - 1 };
     attn_plan *plan = plan_of(&desc);
     double seconds = pairs_of(rows, rows - 1) * d->per_pair;
-    plot_add(&d->our_bytes, (double)rows, (double)attn_plan_workspace(plan) / (1 << 20));
-    plot_add(&d->their_bytes, (double)rows, (double)standard_bytes(rows, rows - 1) / (1 << 20));
-    plot_add(&d->machine, (double)rows, (double)d->memory / (1 << 20));
-    if (seconds <= left)
+    plot_add(&d->machine, (double)rows, mib(d->memory));
+    if (seconds <= left) {
         run_at(d, rows, plan, v);
-    else
+    } else {
+        plot_add(&d->our_prediction, (double)rows, mib((int64_t)attn_plan_workspace(plan)));
+        plot_add(&d->their_prediction, (double)rows, mib(standard_bytes(rows, rows - 1)));
         printf("   %6lld   %9s  left out: it would take about %s on this machine now\n", (long long)rows,
                size_text((int64_t)attn_plan_workspace(plan), bytes), attn_seconds_text(seconds, time));
+    }
     fflush(stdout);
     attn_plan_destroy(plan);
 }
@@ -350,13 +360,24 @@ static void say_verdict(const demo *d, const verdict *v)
 
 static void plot(const demo *d, const char *path)
 {
-    plot_line times[2] = { d->ours, d->theirs }, bytes[3] = { d->our_bytes, d->their_bytes, d->machine };
+    plot_line times[2] = { d->ours, d->theirs }, bytes[5];
+    const plot_line *all[5] = { &d->our_bytes, &d->our_prediction, &d->their_bytes, &d->their_prediction, &d->machine };
+    attn_cpu_info cpu;
+    char note[256], memory[32];
+    int lines = 0;
+    for (int i = 0; i < 5; i++)
+        if (all[i]->count) bytes[lines++] = *all[i];
+    attn_cpu_detect(&cpu);
+    snprintf(note, sizeof note,
+             "Measured on %s, %d threads, %s of memory. Standard attention is OpenBLAS's products and "
+             "a softmax of stored scores, in f32.",
+             cpu.model, d->threads, size_text(d->memory, memory));
     plot_panel panels[3] = {
         { "It guesses better the farther it looks back", "bytes it sees", "bits per byte", PLOT_LOG_X, 1, &d->bits },
-        { "Memory of one call", "bytes of text", "MiB", PLOT_LOG_BOTH, 3, bytes },
+        { "Memory of one call", "bytes of text", "MiB", PLOT_LOG_BOTH, lines, bytes },
         { "Time of one call", "bytes of text", "seconds", PLOT_LOG_BOTH, d->theirs.count ? 2 : 1, times },
     };
-    if (!plot_write(path, panels, 3)) die("%s: cannot be written", path);
+    if (!plot_write(path, panels, 3, note)) die("%s: cannot be written", path);
     printf("The same in a picture: %s\n", path);
 }
 
@@ -368,6 +389,8 @@ int main(int argc, char **argv)
     memset(d, 0, sizeof *d);
     d->bits = d->ours = d->our_bytes = (plot_line){ .name = "libattn", .color = blue, .marked = true };
     d->theirs = d->their_bytes = (plot_line){ .name = "standard attention", .color = red, .marked = true };
+    d->our_prediction = d->our_bytes, d->our_prediction.predicted = true;
+    d->their_prediction = d->their_bytes, d->their_prediction.predicted = true;
     d->machine = (plot_line){ .name = "all memory of this machine", .color = "#6b7280" };
     d->threads = attn_processors_available();
     d->memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);

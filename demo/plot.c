@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 enum {
     LEFT = 64,
@@ -10,8 +11,11 @@ enum {
     WIDTH = 380,
     HEIGHT = 240,
     PANEL_WIDTH = LEFT + WIDTH + 36,
-    PANEL_HEIGHT = TOP + HEIGHT + 56
+    LEGEND = TOP + HEIGHT + 64, /* the middle of its first line */
+    PITCH = 18
 };
+
+#define DASHES " stroke-dasharray=\"5 4\""
 
 typedef struct axis {
     double least, most; /* after the logarithm */
@@ -96,42 +100,78 @@ static void draw_axes(FILE *file, const plot_panel *panel, const axis *x, const 
             TOP + HEIGHT / 2, panel->y_title);
 }
 
+static const char *mark_fill(const plot_line *line)
+{
+    return line->predicted ? "#fff" : line->color;
+}
+
+/* A sample and a name for each line, below the axes: no curve and no line of the grid runs through them. */
+static void draw_legend(FILE *file, const plot_panel *panel)
+{
+    enum { SAMPLE = 26 };
+    if (panel->lines == 1) return;
+    for (int l = 0; l < panel->lines; l++) {
+        const plot_line *line = &panel->line[l];
+        int middle = LEGEND + PITCH * l;
+        fprintf(file, "<path fill=\"none\" stroke-width=\"2\"%s stroke=\"%s\" d=\"M%d %dh%d\"/>\n",
+                line->predicted ? DASHES : "", line->color, LEFT, middle, SAMPLE);
+        if (line->marked)
+            fprintf(file, "<circle r=\"3\" fill=\"%s\" stroke=\"%s\" cx=\"%d\" cy=\"%d\"/>\n", mark_fill(line),
+                    line->color, LEFT + SAMPLE / 2, middle);
+        fprintf(file, "<text x=\"%d\" y=\"%d\" fill=\"%s\">%s%s</text>\n", LEFT + SAMPLE + 8, middle + 4, line->color,
+                line->name, line->predicted ? ", predicted" : "");
+    }
+}
+
 static void draw_line(FILE *file, const plot_panel *panel, int l, const axis *x, const axis *y)
 {
     const plot_line *line = &panel->line[l];
-    fprintf(file, "<path fill=\"none\" stroke-width=\"2\" stroke=\"%s\" d=\"", line->color);
+    fprintf(file, "<path fill=\"none\" stroke-width=\"2\"%s stroke=\"%s\" d=\"", line->predicted ? DASHES : "",
+            line->color);
     for (int i = 0; i < line->count; i++)
         fprintf(file, "%c%.1f %.1f", i ? 'L' : 'M', LEFT + WIDTH * place(x, x_of(panel, line->x[i])),
                 TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
     fprintf(file, "\"/>\n");
     for (int i = 0; line->marked && i < line->count; i++)
-        fprintf(file, "<circle r=\"3\" fill=\"%s\" cx=\"%.1f\" cy=\"%.1f\"/>\n", line->color,
-                LEFT + WIDTH * place(x, x_of(panel, line->x[i])),
+        fprintf(file, "<circle r=\"3\" fill=\"%s\" stroke=\"%s\" cx=\"%.1f\" cy=\"%.1f\"/>\n", mark_fill(line),
+                line->color, LEFT + WIDTH * place(x, x_of(panel, line->x[i])),
                 TOP + HEIGHT * (1.0 - place(y, y_of(panel, line->y[i]))));
-    if (panel->lines == 1)
-        return; /* the names: in the corner that curves leave free, falling ones above, rising below */
-    bool falling = panel->axes == PLOT_LINEAR;
-    fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"%s\">%s</text>\n", LEFT + WIDTH - 8,
-            falling ? TOP + 18 + 18 * l : TOP + HEIGHT - 10 - 18 * (panel->lines - 1 - l), line->color, line->name);
 }
 
-bool plot_write(const char *path, const plot_panel *panels, int count)
+static void draw_note(FILE *file, const char *note, int y)
+{
+    fprintf(file, "<text x=\"%d\" y=\"%d\" fill=\"#555\">", LEFT, y);
+    for (const char *c = note; *c; c++)
+        if (*c == '&' || *c == '<')
+            fprintf(file, "&#%d;", *c);
+        else
+            fputc(*c, file);
+    fprintf(file, "</text>\n");
+}
+
+bool plot_write(const char *path, const plot_panel *panels, int count, const char *note)
 {
     FILE *file = fopen(path, "w");
     if (!file) return false;
+    int lines = 1; /* of the longest legend */
+    for (int p = 0; p < count; p++)
+        if (panels[p].lines > lines) lines = panels[p].lines;
+    int bottom = LEGEND + PITCH * (lines > 1 ? lines : 0);
     fprintf(file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
             "font-size=\"12\" fill=\"#222\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
-            PANEL_WIDTH * count, PANEL_HEIGHT);
+            PANEL_WIDTH * count, bottom + (note ? PITCH : 0));
     for (int p = 0; p < count; p++) {
         axis x, y;
         fit(&panels[p], &x, &y);
         fprintf(file, "<g transform=\"translate(%d 0)\">\n", PANEL_WIDTH * p);
         draw_axes(file, &panels[p], &x, &y);
+        draw_legend(file, &panels[p]);
         for (int l = 0; l < panels[p].lines; l++)
             draw_line(file, &panels[p], l, &x, &y);
         fprintf(file, "</g>\n");
     }
+    if (note) draw_note(file, note, bottom + 6);
     fprintf(file, "</svg>\n");
     bool failed = ferror(file);
     return !fclose(file) && !failed;

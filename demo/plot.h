@@ -8,7 +8,8 @@ enum { PLOT_MOST = 256 };
 
 typedef struct plot_line {
     const char *name, *color;
-    bool marked; /* its points are */
+    bool marked;    /* its points are */
+    bool predicted; /* not measured: it is dashed, its points hollow, and its name says so */
     int count;
     double x[PLOT_MOST], y[PLOT_MOST];
 } plot_line;
@@ -26,7 +27,7 @@ typedef struct plot_panel {
 /* At most PLOT_MOST points; the line's further ones are left out. */
 void plot_add(plot_line *line, double x, double y);
 
-/* Writes the panels beside one another. False if the file could not be written. */
-bool plot_write(const char *path, const plot_panel *panels, int count);
+/* Writes the panels beside one another, and below them a note (NULL: none). False if the file could not be written. */
+bool plot_write(const char *path, const plot_panel *panels, int count, const char *note);
 
 #endif

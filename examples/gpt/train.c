@@ -158,7 +158,7 @@ static attn_status draw(const gpt_run *run, const char *checkpoint)
     for (int64_t i = 0; i < run->step; i++)
         if (run->curve[i].held > 0.0f) plot_add(&lines[1], (double)(i + 1), (double)run->curve[i].held);
     snprintf(path, sizeof path, "%.*s.svg", stem, checkpoint);
-    if (!plot_write(path, &panel, 1)) return attn_fail(ATTN_INVALID, "%.200s: cannot be written", path);
+    if (!plot_write(path, &panel, 1, NULL)) return attn_fail(ATTN_INVALID, "%.200s: cannot be written", path);
     printf("   %s, %s\n", checkpoint, path);
     return ATTN_OK;
 }
