@@ -4,7 +4,7 @@
 speed.svg   how many times as fast as its peers: on the GPU of GPU.csv beside cuDNN and FlashAttention-3 and 4, on the CPU
             of TORCH.csv beside PyTorch
 memory.svg  peak memory of forward and backward beside standard attention's (suite memory of GPU.csv and CPU.csv)
-Both say which machine and which commits were measured."""
+Both say which machine was measured; speed.svg names the files of its numbers, memory.svg their commits."""
 import argparse
 import csv
 import os
@@ -14,9 +14,11 @@ from plot_svg import Axis, Figure, Panel
 PEERS = (("cudnn", "cuDNN", 0), ("fa3", "FlashAttention-3", 1), ("fa4", "FlashAttention-4", 4))  # peer, name, colour
 MACHINES = {"h200": "NVIDIA H200", "epyc-2core": "2-core EPYC", "xeon-amx": "16-core Xeon"}
 MASKS = (("full", "", ""), ("causal", "dash", "open"))
+SPEED = "libattn's speed, peer = 1"
 CPU_PANELS = (("prefill", "bf16", "amx", "forward, bf16 in AMX"), ("bwd", "bf16", "amx", "backward, bf16 in AMX"),
-              ("prefill", "f32", "avx512", "forward, f32 in AVX-512"))
-LEFT, STEP, WIDE, HIGH = 62, 252, 220, 150
+              ("prefill", "f32", "avx512", "forward, f32 in AVX-512"),
+              ("bwd", "f32", "avx512", "backward, f32 in AVX-512"))
+LEFT, ACROSS, DOWN, WIDE, HIGH = 72, 378, 244, 350, 190  # of a panel: its first left edge, two steps, its size
 
 
 def commits(rows):
@@ -46,30 +48,32 @@ def ratio_panel(figure, x, y, rows, up, title, label, groups):
 
 def ratio_legend(figure, y, names):
     figure.legend(LEFT, y, [(i, "", True, name) for i, name in names])
-    figure.legend(530, y, [(names[0][0], "dash", "open", "causal")])
+    figure.legend(LEFT + ACROSS + 120, y, [(names[0][0], "dash", "open", "any of them, causal")])
 
 
 def axis_without_labels(axis):
     return Axis(axis.low, axis.high, [(v, "") for v, _ in axis.ticks], "", axis.log)
 
 
+def ratio_grid(figure, top, panels, up, groups):
+    """Panels (rows, title), two in each line; the outer ones have the labels of the axes. Returns the lower edge."""
+    for i, (rows, title) in enumerate(panels):
+        ratio_panel(figure, LEFT + ACROSS * (i % 2), top + DOWN * (i // 2), rows,
+                    axis_without_labels(up) if i % 2 else up, title, "rows and keys, N" if i + 2 >= len(panels) else "", groups)
+    return top + DOWN * ((len(panels) + 1) // 2)
+
+
 def plot_gpu(figure, rows, top):
     rows = [r for r in rows if r["suite"] in ("prefill", "bwd") and r["peer"] in [peer for peer, _, _ in PEERS]]
     ratios = [float(r["ratio"]) for r in rows]
     low, high = min(ratios + [1]) - 0.05, max(ratios) + 0.05
-    up = Axis(low, high, [(v / 10, "%.1f" % (v / 10)) for v in range(6, 40, 2) if low <= v / 10 <= high],
-              "speed, peer = 1")
-    figure.text(16, top, f"{MACHINES[rows[0]['device']]}, {rows[0]['dtype']}, batch x N = 16K, 2048 / head dim heads: "
-                "libattn beside its peers", "t")
-    ratio_legend(figure, top + 24, [(series, name) for _, name, series in PEERS])
-    for j, (suite, name) in enumerate((("prefill", "forward"), ("bwd", "backward"))):
-        for i, dim in enumerate((64, 128, 256)):
-            ratio_panel(figure, LEFT + STEP * i, top + 62 + 202 * j, select(rows, suite=suite, head_dim=dim),
-                        axis_without_labels(up) if i else up, f"{name}, head dim {dim}",
-                        "rows and keys, N" if j else "",
-                        [(series, {"peer": peer}) for peer, _, series in PEERS])
-    figure.text(16, top + 476, "libattn at " + "; ".join(f"{commits(select(rows, peer=peer))} beside {name}"
-                                                         for peer, name, _ in PEERS), "g")
+    up = Axis(low, high, [(v / 10, "%.1f" % (v / 10)) for v in range(6, 40, 2) if low <= v / 10 <= high], SPEED)
+    figure.text(16, top, f"{MACHINES[rows[0]['device']]}, {rows[0]['dtype']}, "
+                "batch x N = 16K, 2048 / head dim heads", "t")
+    ratio_legend(figure, top + 28, [(series, name) for _, name, series in PEERS])
+    panels = [(select(rows, suite=suite, head_dim=dim), f"{name}, head dim {dim}") for dim in (64, 128, 256)
+              for suite, name in (("prefill", "forward"), ("bwd", "backward"))]
+    return ratio_grid(figure, top + 70, panels, up, [(series, {"peer": peer}) for peer, _, series in PEERS])
 
 
 def plot_cpu(figure, rows, top):
@@ -78,20 +82,19 @@ def plot_cpu(figure, rows, top):
     every = [r for some, _ in panels for r in some]
     high = max(float(r["ratio"]) for r in every) * 1.15
     up = Axis(min(float(r["ratio"]) for r in every + [{"ratio": 1}]) / 1.15, high,
-              [(2.0**e, "%d" % 2**e) for e in range(6) if 2**e <= high], "speed, peer = 1", True)
+              [(2.0**e, "%d" % 2**e) for e in range(6) if 2**e <= high], SPEED, True)
     figure.text(16, top, f"{MACHINES[every[0]['device']]}, {every[0]['threads']} threads, batch 1, "
-                f"{every[0]['heads_q']} heads: libattn beside PyTorch", "t")
-    ratio_legend(figure, top + 24, [(2, "head dim 64"), (3, "head dim 128")])
-    for i, (some, name) in enumerate(panels):
-        ratio_panel(figure, LEFT + STEP * i, top + 62, some, axis_without_labels(up) if i else up, name,
-                    "rows and keys, N", [(2, {"head_dim": 64}), (3, {"head_dim": 128})])
-    figure.text(16, top + 274, f"libattn at {commits(every)}. In all panels: above 1 libattn is faster", "g")
+                f"{every[0]['heads_q']} heads, beside PyTorch", "t")
+    ratio_legend(figure, top + 28, [(2, "head dim 64"), (3, "head dim 128")])
+    return ratio_grid(figure, top + 70, panels, up, [(2, {"head_dim": 64}), (3, {"head_dim": 128})])
 
 
-def plot_speed(gpu, cpu, path):
-    figure = Figure(820, 808)
-    plot_gpu(figure, gpu, 24)
-    plot_cpu(figure, cpu, 526)
+def plot_speed(gpu, cpu, names, path):
+    figure = Figure(820, 1446, 14)
+    bottom = plot_gpu(figure, gpu, 24)
+    bottom = plot_cpu(figure, cpu, bottom + 16)
+    figure.text(16, bottom + 20, "Above 1 libattn is faster. The numbers, each with its commit: bench/results, "
+                + " and ".join(map(os.path.basename, names)), "g")
     figure.save(path)
 
 
@@ -139,7 +142,7 @@ def main():
     parser.add_argument("--out", default=".")
     options = parser.parse_args()
     gpu, cpu = read(options.gpu), read(options.cpu)
-    plot_speed(gpu, read(options.torch), os.path.join(options.out, "speed.svg"))
+    plot_speed(gpu, read(options.torch), (options.gpu, options.torch), os.path.join(options.out, "speed.svg"))
     plot_memory([gpu, cpu], os.path.join(options.out, "memory.svg"))
 
 

@@ -16,10 +16,6 @@ STYLE = (
 SIZE = 12
 
 
-def text_width(text):
-    return 0.62 * SIZE * len(text)
-
-
 def number(x):
     return ("%.1f" % x).rstrip("0").rstrip(".") or "0"
 
@@ -58,8 +54,15 @@ class Axis:
 class Figure:
     style = STYLE
 
-    def __init__(self, width, height):
-        self.width, self.height, self.parts = width, height, []
+    def __init__(self, width, height, size=SIZE):
+        self.width, self.height, self.size, self.parts = width, height, size, []
+
+    def text_width(self, text):
+        return 0.62 * self.size * len(text)
+
+    def scaled(self, length):
+        """A length beside text of SIZE, beside text of this figure's size."""
+        return length * self.size / SIZE
 
     def text(self, x, y, text, kind="", turned=False):
         text = text.replace("&", "&amp;").replace("<", "&lt;")
@@ -80,7 +83,7 @@ class Figure:
             if marked:
                 self.path("m%d%s" % (series, " open" if marked == "open" else ""), [mark(series, x + 13, y - 4)])
             self.text(x + 32, y, text)
-            x += 32 + text_width(text) + 18
+            x += 32 + self.text_width(text) + 18
 
     def save(self, path):
         with open(path, "w") as file:
@@ -88,7 +91,7 @@ class Figure:
                 '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
                 'font-family="sans-serif" font-size="%d">\n<style>%s</style>\n'
                 '<rect width="100%%" height="100%%" fill="#fff"/>\n%s\n</svg>\n'
-                % (self.width, self.height, self.width, self.height, SIZE, self.style, "\n".join(self.parts))
+                % (self.width, self.height, self.width, self.height, self.size, self.style, "\n".join(self.parts))
             )
 
 
@@ -102,17 +105,17 @@ class Panel:
         figure.path("axis", ["M%sV%sh%s" % (point(x, y), number(y + height), number(width))]
                     + ["M%sv4" % point(self.column(v), y + height) for v, _ in across.ticks])
         for value, label in across.ticks:
-            figure.text(self.column(value), y + height + 17, label, "m")
+            figure.text(self.column(value), y + height + figure.scaled(17), label, "m")
         for value, label in up.ticks:
             if label:
                 figure.text(x - 7, self.row(value) + 4, label, "e")
         if title:
             figure.text(x, y - 8, title, "t")
         if across.label:
-            figure.text(x + width / 2, y + height + 35, across.label, "m g")
+            figure.text(x + width / 2, y + height + figure.scaled(35), across.label, "m g")
         if up.label:
-            wide = max(text_width(label) for _, label in up.ticks)
-            figure.text(x - 16 - wide, y + height / 2 + text_width(up.label) / 2, up.label, "g", True)
+            wide = max(figure.text_width(label) for _, label in up.ticks)
+            figure.text(x - 16 - wide, y + height / 2 + figure.text_width(up.label) / 2, up.label, "g", True)
 
     def column(self, value):
         return self.x + self.width * self.across.share(value)
