@@ -1,5 +1,7 @@
-"""The project's prose: documents.py ROOT. Lines of documents end before column 121, their links lead somewhere, and
-one word is said for one thing: the field's, not what it was once called here."""
+"""The project's prose: documents.py ROOT. Lines of documents end before column 121, their links lead somewhere, what
+their commands leave at the root is ignored by git, and one word is said for one thing: the field's, not what it was
+once called here."""
+import fnmatch
 import os
 import re
 import sys
@@ -41,6 +43,24 @@ def faults_of_document(path, text):
                     yield 0, "no heading of the link " + link.group(1)
 
 
+def outputs(command):
+    """The names of files at the root that a command of a document may leave there."""
+    words = re.split(r"[\s'\"()=,]+", command.split("  # ")[0])
+    yield from (word for word in words if re.fullmatch(r"[\w-]+\.(npy|safetensors|svg|png|csv|json|o|whl)", word))
+    yield from (name for option, name in zip(words, words[1:]) if option in ("-o", ">") and "/" not in name)
+    if "cc" in words and not {"-o", "-c"} & set(words):
+        yield "a.out"
+
+
+def faults_of_outputs(text, ignored):
+    text = re.sub(r"^```.*?^```", lambda fence: "\n" * fence.group().count("\n"), text, flags=re.M | re.S)  # code
+    for number, line in enumerate(text.split("\n"), 1):
+        commands = [line] if line.startswith("    ") else re.findall(r"`+(cc .*?)`+", line)
+        for name in (name for command in commands for name in outputs(command)):
+            if not any(fnmatch.fnmatchcase("/" + name, pattern) for pattern in ignored):
+                yield number, "a command leaves %s, which .gitignore does not name" % name
+
+
 def faults_of_words(text):
     for number, line in enumerate(text.split("\n"), 1):
         for word, said in WORDS.items():
@@ -61,12 +81,17 @@ def files(root):
 def main(root):
     planted = "x" * 121 + "\n[a](nowhere.md) [b](#nothing)\n"
     assert len(list(faults_of_document(os.path.join(root, "README.md"), planted))) == 3
+    with open(os.path.join(root, ".gitignore")) as file:
+        ignored = file.read().split()
+    assert len(list(faults_of_outputs("    attn run --q q.npy -o out.bin > log\n`cc a.c` text q.npy\n", []))) == 4
     assert len(list(faults_of_words("the taker\n\nrow tile"))) == 2
     found = documents = 0
     for path in files(root):
         with open(path) as file:
             text = file.read()
-        faults = list(faults_of_words(text)) + (list(faults_of_document(path, text)) if path.endswith(".md") else [])
+        faults = list(faults_of_words(text))
+        if path.endswith(".md"):
+            faults += [*faults_of_document(path, text), *faults_of_outputs(text, ignored)]
         documents += path.endswith(".md")
         for number, what in faults:
             print("%s:%d: %s" % (os.path.relpath(path, root), number, what))
