@@ -6,7 +6,8 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-NEEDS = {"libattn.torch": "torch", "libattn.transformers": "transformers"}  # what else an import takes
+OPTIONAL = {"torch": "torch", "libattn.torch": "torch", "transformers": "transformers",  # what imports need
+            "libattn.transformers": "transformers"}
 
 
 class Document:
@@ -19,13 +20,14 @@ class Document:
                        for found in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)]
 
     def lacks(self, index):
-        """A package that a block imports and that is not here, or None."""
+        """A package that a block's imports need, that may be missing and is, or None."""
         for node in ast.walk(ast.parse(self.blocks[index][1])):
             names = ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
                      [node.module] if isinstance(node, ast.ImportFrom) else [])
             for name in names:
                 try:
-                    __import__(NEEDS.get(name, name))
+                    if name in OPTIONAL:
+                        __import__(OPTIONAL[name])
                 except ModuleNotFoundError as error:
                     return error.name
         return None
@@ -47,7 +49,7 @@ DOCUMENTS = [Document("README.md"), Document("docs/PYTHON.md")]
 def test_block_runs(document, index):
     missing = document.lacks(index)
     if missing:
-        pytest.skip(f"imports {missing}, which is not here")
+        pytest.skip(f"needs {missing}, which is not here")
     document.run_to(index)
 
 
