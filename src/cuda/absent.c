@@ -31,6 +31,18 @@ const attn_cuda_kernel *attn_cuda_kernels(int *count)
     return NULL;
 }
 
+const attn_cuda_image *attn_cuda_image_of(const char *unit)
+{
+    (void)unit;
+    return NULL;
+}
+
+bool attn_cuda_can_load(const attn_cuda_kernel *kernel)
+{
+    (void)kernel;
+    return false;
+}
+
 static attn_status refuse(void)
 {
     attn_cuda_machine_get();
