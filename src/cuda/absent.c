@@ -43,6 +43,18 @@ bool attn_cuda_can_load(const attn_cuda_kernel *kernel)
     return false;
 }
 
+const attn_cuda_arch *const *attn_cuda_archs(int *count)
+{
+    *count = 0;
+    return NULL;
+}
+
+const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    (void)kernel, (void)desc;
+    return "this library was built without CUDA (ATTN_CUDA=OFF)";
+}
+
 static attn_status refuse(void)
 {
     attn_cuda_machine_get();
