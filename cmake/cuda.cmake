@@ -19,6 +19,9 @@ if(ATTN_NVCC)
   endif()
 endif()
 
+# Libraries for machines without NVRTC; script/same-code compares every kernel.
+option(ATTN_CUDA_ASKED "Have nvcc compile also the kernels that src/cuda/budget.txt leaves to NVRTC" OFF)
+
 option(ATTN_CUDA_DELAYS "CUDA kernels whose warpgroups dawdle: for tests" OFF)
 
 # What src/cuda/budget.txt says of a unit: sets *made to AHEAD or ASKED.
@@ -135,7 +138,11 @@ macro(attn_cuda_arch arch target)
   list(FILTER texts EXCLUDE REGEX "/host/")
   list(APPEND cuda_texts ${texts})
   if(ATTN_NVCC)
-    attn_cuda_each_variant(${arch} AHEAD attn_cuda_unit ${target})
+    set(made_by_nvcc AHEAD)
+    if(ATTN_CUDA_ASKED)
+      set(made_by_nvcc "AHEAD|ASKED")
+    endif()
+    attn_cuda_each_variant(${arch} "${made_by_nvcc}" attn_cuda_unit ${target})
   endif()
   file(GLOB units CONFIGURE_DEPENDS ${folder}/*.cu)
   foreach(unit IN LISTS units)
