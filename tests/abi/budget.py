@@ -48,6 +48,9 @@ def faults(text, units, size=0):
             yield f"{f.name}: its seconds are not measured"
         spent[f.budget] += f.nvcc if f.made == "AHEAD" else 0
         spent["emulated"] += f.emulated
+    for unit, family in units:
+        if family not in (f.name for f in families):
+            yield f"{unit}: no family has it"
     for name, most in limits.items():
         if spent[name] > most:
             yield f"{name}: {spent[name]} seconds, above the {most} that it may take"
@@ -66,6 +69,7 @@ def try_faults():
             ("emulated: 10 seconds", table.replace("1 5 5 A", "1 5 6 A"), units, 0),
             ("two: its seconds", table.replace("1 5 5 A", "1 0 5 A"), units, 0),
             ("two: there is no limit for b", table.replace("two a", "two b"), units, 0),
+            ("z: no family has it", table, units + [("z", "none")], 0),
             ("libattn.so: ", table, units, LIBRARY_MOST + 1)):
         said = list(faults(changed, of, size))
         assert any(line.startswith(what) for line in said), (what, said)
