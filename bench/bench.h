@@ -45,8 +45,7 @@ typedef enum attn_bench_peer {
     ATTN_PEER_FLEX,
     ATTN_PEER_FA3,
     ATTN_PEER_FA4,
-    ATTN_PEER_FLASHINFER,
-    ATTN_PEER_UNSAID /* OpenBLAS, on a GPU cuDNN; none with a peer library */
+    ATTN_PEER_FLASHINFER
 } attn_bench_peer;
 
 /* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4", "flashinfer"; NULL for any other number.
@@ -59,10 +58,11 @@ typedef struct attn_bench_options {
     int64_t heads[2];                            /* query and KV heads; 0: each suite's own */
     attn_isa isa;
     attn_device on;
-    attn_bench_peer peer;
-    int64_t repeat; /* rounds */
-    float min_time; /* of a runner's turn */
-    float pause;    /* before it */
+    attn_bench_list peers; /* attn_bench_peer each, one at least */
+    attn_bench_peer peer;  /* of these the one whose turn it is */
+    int64_t repeat;        /* rounds */
+    float min_time;        /* of a runner's turn */
+    float pause;           /* before it */
     bool full, json, smoke, once;
     const char *kernel;                                      /* of a forward; NULL: the planner's choice */
     const char *csv, *machine, *python, *fa3, *peer_library; /* or NULL */

@@ -13,13 +13,40 @@ static const char columns[] = "commit,suite,device,kernel,pass,dtype,head_dim,ma
                               "threads,ms,spread,tflops,gbps,limit_fraction,peer,peer_ms,ratio,predicted_ms,"
                               "predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,peer_counted_bytes,"
                               "level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,"
-                              "level3_counted";
+                              "level3_counted,dim_v,kv_dtype,page_size,variant";
 
-enum { CSV_COLUMNS_LEAST = 24, CSV_KEY_FIRST = 1, CSV_KEY_LAST = 13, CSV_PEER = 19, CSV_ROW = 1024 };
+enum {
+    CSV_COLUMNS_LEAST = 24,
+    CSV_KEY_FIRST = 1,
+    CSV_KEY_LAST = 13,
+    CSV_PEER = 19,
+    CSV_DIM_V = 34,
+    CSV_VARIANT = 37,
+    CSV_ROW = 1024
+};
 
 static void csv_number(FILE *file, double value, double scale)
 {
     if (value > 0.0 && isfinite(value)) fprintf(file, "%.6g", value * scale);
+}
+
+/* What the mask does not say of the problem: "softcap+dropout". */
+static void csv_variant(FILE *file, const attn_desc *d)
+{
+    static const struct {
+        uint32_t flag;
+        const char *name;
+    } changes[] = {
+        { ATTN_SOFTCAP, "softcap" }, { ATTN_ALIBI, "alibi" },         { ATTN_BIAS, "bias" },
+        { ATTN_SINK, "sink" },       { ATTN_DROPOUT, "dropout" },     { ATTN_OUT_F32, "out-f32" },
+        { ATTN_FIRST_KV, "first" },  { ATTN_POSITIONS, "positions" }, { ATTN_DETERMINISTIC, "deterministic" },
+    };
+    bool said = false;
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        if (!(d->flags & changes[i].flag)) continue;
+        fprintf(file, "%s%s", said ? "+" : "", changes[i].name);
+        said = true;
+    }
 }
 
 static void csv_row(FILE *file, const char *machine, const attn_bench_case *item, const attn_bench_result *r)
@@ -61,6 +88,9 @@ static void csv_row(FILE *file, const char *machine, const attn_bench_case *item
         fputc(',', file);
         csv_number(file, r->level[i].counted, 1.0);
     }
+    fprintf(file, ",%lld,%s,%lld,", (long long)(d->dim_v ? d->dim_v : d->dim_qk), attn_dtype_name(d->dtype),
+            (long long)d->page_size);
+    csv_variant(file, d);
     fputc('\n', file);
 }
 
@@ -82,10 +112,20 @@ static bool same_column(const char *a, const char *b, int index)
     return x && y && a_length == b_length && memcmp(x, y, a_length) == 0;
 }
 
+/* A row of a version that had no dim_v yet, nor what follows it: it stands for any. */
+static bool is_older(const char *row)
+{
+    size_t length;
+    csv_column(row, CSV_DIM_V, &length);
+    return length == 0;
+}
+
 /* Whether two rows measure the same: all but the commit and the figures. */
 static bool same_measurement(const char *a, const char *b)
 {
     for (int i = CSV_KEY_FIRST; i <= CSV_KEY_LAST; i++)
+        if (!same_column(a, b, i)) return false;
+    for (int i = CSV_DIM_V; i <= CSV_VARIANT && !is_older(a) && !is_older(b); i++)
         if (!same_column(a, b, i)) return false;
     return same_column(a, b, CSV_PEER);
 }

@@ -6,7 +6,7 @@
 #include "check/compare.h"
 #include "device/device.h"
 #include "cpu/kernel.h"
-#include "cuda/kernel.h"
+#include "cuda/load.h"
 
 /* Multiply-adds of the cases that run_fitted takes. */
 static const double fitted_most = 5e7;
@@ -40,8 +40,9 @@ static check_sweep create_for_cuda(const check_grid *grid, const char *kernel)
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     for (int i = 0; i < count && sweep.count < CHECK_REPORTS - 1; i++)
         if (kernel == NULL || strcmp(kernel, kernels[i].name) == 0)
-            sweep.reports[sweep.count++] =
-                (check_report){ .device = ATTN_CUDA, .kernel = kernels[i].name, .skipped = skipped };
+            sweep.reports[sweep.count++] = (check_report){ .device = ATTN_CUDA,
+                                                           .kernel = kernels[i].name,
+                                                           .skipped = skipped || !attn_cuda_can_load(&kernels[i]) };
     if (kernel == NULL || strcmp(kernel, "planner") == 0)
         sweep.reports[sweep.count++] = (check_report){ .device = ATTN_CUDA, .skipped = skipped };
     return sweep;

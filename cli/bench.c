@@ -20,23 +20,60 @@
 
 /* ---- the walk ------------------------------------------------------------------------------------ */
 
-static void start_peers(const attn_bench_options *o, attn_bench_peers *peers, FILE *notes)
+static bool asks_for(const attn_bench_options *o, attn_bench_peer peer)
+{
+    for (int i = 0; i < o->peers.count; i++)
+        if (o->peers.values[i] == peer) return true;
+    return false;
+}
+
+/* PyTorch's child, which all of its peers share. */
+static void start_torch(const attn_bench_options *o, attn_bench_peers *peers, FILE *notes)
 {
     char text[512];
+    peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", o->on, text, sizeof text);
+    for (int i = 0; i < o->peers.count; i++) {
+        attn_bench_peer peer = (attn_bench_peer)o->peers.values[i];
+        if (peer == ATTN_PEER_TORCH) fprintf(notes, peers->torch ? "peer: PyTorch %s\n" : "no peer: %s\n", text);
+        if (peer > ATTN_PEER_NONE)
+            fprintf(notes, peers->torch ? "peer: %s of PyTorch %s\n" : "no peer: %s: %s\n", attn_bench_peer_name(peer),
+                    text);
+    }
+}
+
+static void start_peers(const attn_bench_options *o, attn_bench_peers *peers, FILE *notes)
+{
     const char *reason;
+    bool torch = false;
     if (peers->library) {
         fprintf(notes, "peer: libattn %s, %s\n", attn_bench_library_version(peers->library), o->peer_library);
-    } else if (o->on == ATTN_CUDA && o->peer != ATTN_PEER_NONE) {
-        peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", o->on, text, sizeof text);
-        fprintf(notes, peers->torch ? "peer: %s of PyTorch %s\n" : "no peer: %s: %s\n", attn_bench_peer_name(o->peer),
-                text);
-    } else if (o->peer == ATTN_PEER_OPENBLAS) {
+        return;
+    }
+    for (int i = 0; i < o->peers.count; i++)
+        torch = torch || o->peers.values[i] == ATTN_PEER_TORCH || o->peers.values[i] > ATTN_PEER_NONE;
+    if (asks_for(o, ATTN_PEER_OPENBLAS)) {
         peers->openblas = attn_bench_openblas_load(o->isa, &reason);
         if (!peers->openblas) fprintf(notes, "no peer: %s\n", reason);
-    } else if (o->peer == ATTN_PEER_TORCH) {
-        peers->torch = attn_bench_torch_start(o->python ? o->python : "python3", o->on, text, sizeof text);
-        fprintf(notes, peers->torch ? "peer: PyTorch %s\n" : "no peer: %s\n", text);
     }
+    if (torch) start_torch(o, peers, notes);
+}
+
+/* How many times a case is measured: once beside each peer, but for those whose peer is their own. */
+static int turns_of(const attn_bench_options *o, const attn_bench_peers *peers, const attn_bench_case *item)
+{
+    return item->kind == ATTN_BENCH_TIMED && !item->baseline_name && !peers->library ? o->peers.count : 1;
+}
+
+/* The peers of one turn, and in o->peer which of them it is of. A case of a single turn sees all of them. */
+static attn_bench_peers take_turn(attn_bench_options *o, const attn_bench_peers *all, int turn, int turns)
+{
+    attn_bench_peers one = *all;
+    o->peer = (attn_bench_peer)o->peers.values[turn];
+    if (turns == 1 && asks_for(o, ATTN_PEER_FLASHINFER)) o->peer = ATTN_PEER_FLASHINFER; /* of cascades */
+    if (turns == 1) return one;
+    one.openblas = one.openblas && o->peer == ATTN_PEER_OPENBLAS;
+    if (o->peer == ATTN_PEER_OPENBLAS || o->peer == ATTN_PEER_NONE) one.torch = NULL;
+    return one;
 }
 
 /* A guess at a case's seconds, for the time left: what was predicted of all cases so far, beside what they took,
@@ -98,43 +135,61 @@ static bool keep(const attn_bench_options *o, const attn_bench_case *cases, cons
     return !status || attn_bench_fail("%s: %s", o->csv, attn_error());
 }
 
-/* Measures the cases, in place of those that fail the next ones, and keeps each result at once: what ends it midway
- * loses none. Returns how many are left. */
-static int walk(const attn_bench_options *o, const attn_bench_peers *peers, attn_bench_case *cases,
-                attn_bench_result *results, int count)
+static void say_no_result(const attn_bench_case *item)
 {
-    int done = 0;
+    const attn_desc *d = &item->desc;
+    attn_bench_fail("no result for %s, %s, %s, dim %lld, %s, %lld keys, %d threads", item->suite,
+                    attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), (long long)d->dim_qk, item->mask,
+                    (long long)d->len_kv, d->threads);
+}
+
+static bool measure(const attn_bench_options *o, const attn_bench_case *item, const attn_bench_peers *peers,
+                    attn_bench_result *result)
+{
+    *result = (attn_bench_result){ 0 };
+    bool good = (o->on == ATTN_CUDA ? attn_bench_gpu_measure : attn_bench_measure)(o, item, peers, result);
+    hide_progress();
+    if (good && o->smoke && !sound(item, result))
+        good = attn_bench_fail("%s: a figure is missing or not a number", item->suite);
+    if (!good) say_no_result(item);
+    return good;
+}
+
+static void show(const attn_bench_options *o, const attn_bench_case *item, const attn_bench_result *result, bool first)
+{
+    if (o->json && !first) fputs(",\n  ", stdout);
+    (o->json ? attn_bench_json_row : attn_bench_table_row)(stdout, item, result);
+    fflush(stdout);
+}
+
+/* Measures the cases, each beside its peers one after the other, and keeps each result at once: what ends it midway
+ * loses none. Returns whether there is one of all. */
+static bool walk(const attn_bench_options *o, const attn_bench_peers *peers, const attn_bench_case *cases, int count)
+{
+    bool all = true;
+    int rows = 0;
     double start = attn_seconds(), passed = 0, left = 0;
     for (int i = 0; i < count; i++)
-        left += guess(o, &cases[i]);
+        left += turns_of(o, peers, &cases[i]) * guess(o, &cases[i]);
     for (int i = 0; i < count; i++) {
-        double scale = passed > 0 ? (attn_seconds() - start) / passed : 1, share = guess(o, &cases[i]);
-        show_progress(&cases[i], i + 1, count, scale * left);
-        passed += share, left -= share;
-        cases[done] = cases[i];
-        bool good =
-            (o->on == ATTN_CUDA ? attn_bench_gpu_measure : attn_bench_measure)(o, &cases[done], peers, &results[done]);
-        hide_progress();
-        if (good && o->smoke && !sound(&cases[done], &results[done]))
-            good = attn_bench_fail("%s: a figure is missing or not a number", cases[done].suite);
-        if (!good) {
-            const attn_desc *d = &cases[i].desc;
-            attn_bench_fail("no result for %s, %s, %s, dim %lld, %s, %lld keys, %d threads", cases[i].suite,
-                            attn_bench_pass_name(cases[i].pass), attn_dtype_name(d->dtype), (long long)d->dim_qk,
-                            cases[i].mask, (long long)d->len_kv, d->threads);
-            continue;
+        int turns = turns_of(o, peers, &cases[i]), of_case = 0;
+        for (int turn = 0; turn < turns; turn++) {
+            attn_bench_result result;
+            attn_bench_options now = *o;
+            attn_bench_peers beside = take_turn(&now, peers, turn, turns);
+            double scale = passed > 0 ? (attn_seconds() - start) / passed : 1, share = guess(o, &cases[i]);
+            show_progress(&cases[i], i + 1, count, scale * left);
+            passed += share, left -= share;
+            if (!measure(&now, &cases[i], &beside, &result)) {
+                all = false;
+            } else if (result.peer_name || !of_case) { /* a row without a peer is no news after another one */
+                show(o, &cases[i], &result, rows == 0);
+                if (!keep(o, &cases[i], &result, 1)) return false;
+                rows++, of_case++;
+            }
         }
-        if (o->json) {
-            if (done) fputs(",\n  ", stdout);
-            attn_bench_json_row(stdout, &cases[done], &results[done]);
-        } else {
-            attn_bench_table_row(stdout, &cases[done], &results[done]);
-        }
-        fflush(stdout);
-        if (!keep(o, &cases[done], &results[done], 1)) break;
-        done++;
     }
-    return done;
+    return all;
 }
 
 /* Has all cases run that kernel; false, and said so, where one is more than a forward. */
@@ -149,14 +204,12 @@ static bool force_kernel(const char *kernel, attn_bench_case *cases, int count)
     return true;
 }
 
-static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int count)
+static int measure_all(const attn_bench_options *o, const attn_bench_case *cases, int count)
 {
     attn_cpu_info cpu;
     attn_bench_peers peers = { 0 };
     FILE *notes = o->json ? stderr : stdout;
     if (o->peer_library && !(peers.library = attn_bench_library_load(o->peer_library))) return ATTN_EXIT_FAILURE;
-    attn_bench_result *results = calloc((size_t)count + 1, sizeof *results);
-    if (!results) return attn_bench_fail("out of memory"), ATTN_EXIT_FAILURE;
     attn_cpu_detect(&cpu);
     fprintf(notes, "%s, commit %s\n", o->on == ATTN_CUDA ? attn_cuda_machine_get()->device[0].name : cpu.model,
             ATTN_COMMIT);
@@ -166,12 +219,11 @@ static int measure_all(const attn_bench_options *o, attn_bench_case *cases, int 
     else
         attn_bench_table_header(stdout);
     fflush(stdout);
-    int done = walk(o, &peers, cases, results, count);
+    bool all = walk(o, &peers, cases, count);
     if (o->json) printf("\n]}\n");
     attn_bench_torch_stop(peers.torch);
     attn_bench_library_free(peers.library);
-    free(results);
-    return done == count ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
+    return all ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
 }
 
 int attn_cmd_bench(int argc, char **argv)

@@ -103,6 +103,21 @@ static attn_status parse_peer(const char *text, void *value)
                      "or none");
 }
 
+static attn_status take_peer(void *list, const void *value)
+{
+    const attn_bench_peer peer = *(const attn_bench_peer *)value;
+    const attn_bench_list *peers = list;
+    for (int i = 0; i < peers->count; i++)
+        if (peers->values[i] == peer) return attn_fail(ATTN_INVALID, "names %s twice", attn_bench_peer_name(peer));
+    return take_number(list, peer);
+}
+
+static attn_status parse_peers(const char *text, void *value)
+{
+    attn_bench_peer peer = ATTN_PEER_NONE;
+    return parse_list(text, parse_peer, &peer, take_peer, value);
+}
+
 static attn_status parse_repeat(const char *text, void *value)
 {
     attn_status status = attn_parse_count(text, value);
@@ -130,9 +145,9 @@ static const attn_option options[] = {
       "the kernel (attn kernels) in place of the planner's\nchoice; for suites of forwards" },
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
-    { "peer", 0, "NAME", parse_peer, AT(peer),
+    { "peer", 0, "LIST", parse_peers, AT(peers),
       "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, fa4, flashinfer, all "
-      "through\nPyTorch, none (cudnn)" },
+      "through\nPyTorch, none (cudnn); of several each takes its turn\nbeside each case" },
     { "peer-library", 0, "FILE", attn_parse_text, AT(peer_library),
       "another build of libattn as the peer, both in this process: the shared library" },
     { "fa3", 0, "PATH", attn_parse_text, AT(fa3), "for --peer fa3: the folder of a built flash_attn_interface" },
@@ -174,7 +189,7 @@ static const attn_command command = {
     "  attn bench --suite bwd,fwdbwd --dtype bf16 --heads 16 --len 512,2048,8192 --peer torch\n"
     "  attn bench --suite decode --threads 2 --dtype bf16\n"
     "  attn bench --device cuda --csv bench/results/h200.csv  forward on a GPU against cuDNN\n"
-    "  attn bench --device cuda --suite bwd,fwdbwd,shapes,window --peer flex\n"
+    "  attn bench --device cuda --suite bwd,fwdbwd,shapes,window --peer cudnn,flex\n"
     "  attn bench --device cuda --suite decode --peer flashinfer --pause 0.25\n",
 };
 
@@ -215,7 +230,7 @@ static bool library_takes(const attn_bench_options *o)
         return attn_bench_fail("--peer-library: the suite %s has no peer that could be a library; leave it out", other);
     if (!only_commas_lack(o->peer_library))
         return attn_bench_fail("--peer-library %s: takes a name without commas and quotes", o->peer_library);
-    return o->peer == ATTN_PEER_UNSAID || attn_bench_fail("--peer-library and --peer: one peer at a time");
+    return !o->peers.count || attn_bench_fail("--peer-library and --peer: one peer at a time");
 }
 
 /* Suites that have sizes of their own on a GPU. */
@@ -230,6 +245,7 @@ static bool sizes_are_taken(const attn_bench_options *o)
 
 static bool check(const attn_bench_options *o)
 {
+    bool fa3 = false;
     if (!sizes_are_taken(o)) return false;
     if (o->peer_library && !library_takes(o)) return false;
     if (!only_commas_lack(o->device))
@@ -238,11 +254,17 @@ static bool check(const attn_bench_options *o)
     if (o->csv && o->repeat < ATTN_BENCH_ROUNDS_LEAST)
         return attn_bench_fail("--repeat %d: results for --csv take at least %d rounds", (int)o->repeat,
                                ATTN_BENCH_ROUNDS_LEAST);
-    if (o->on == ATTN_CPU && o->peer > ATTN_PEER_NONE && o->peer < ATTN_PEER_UNSAID)
-        return attn_bench_fail("--peer %s needs --device cuda", attn_bench_peer_name(o->peer));
-    if (o->on == ATTN_CUDA && o->peer < ATTN_PEER_NONE)
-        return attn_bench_fail("--peer %s: it does not compute on a GPU", attn_bench_peer_name(o->peer));
-    if ((o->peer == ATTN_PEER_FA3) != (o->fa3 != NULL)) return attn_bench_fail("--peer fa3 and --fa3 PATH go together");
+    for (int i = 0; i < o->peers.count; i++) {
+        attn_bench_peer peer = (attn_bench_peer)o->peers.values[i];
+        if (o->on == ATTN_CPU && peer > ATTN_PEER_NONE)
+            return attn_bench_fail("--peer %s needs --device cuda", attn_bench_peer_name(peer));
+        if (o->on == ATTN_CUDA && peer < ATTN_PEER_NONE)
+            return attn_bench_fail("--peer %s: it does not compute on a GPU", attn_bench_peer_name(peer));
+        if (peer == ATTN_PEER_NONE && o->peers.count > 1)
+            return attn_bench_fail("--peer none: takes no other beside it");
+        fa3 = fa3 || peer == ATTN_PEER_FA3;
+    }
+    if (fa3 != (o->fa3 != NULL)) return attn_bench_fail("--peer fa3 and --fa3 PATH go together");
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
     if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
         return attn_bench_fail("--device cuda takes no --isa and no --threads");
@@ -253,7 +275,7 @@ static bool check(const attn_bench_options *o)
 
 int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
 {
-    *o = (attn_bench_options){ .peer = ATTN_PEER_UNSAID, .repeat = 7, .min_time = 0.1f, .pause = 0.02f };
+    *o = (attn_bench_options){ .repeat = 7, .min_time = 0.1f, .pause = 0.02f };
     int code = attn_options_start(&command, argc, argv, o);
     if (code != ATTN_OPTIONS_READY) return code;
     if (!o->suites) o->suites = attn_bench_suite_find(o->smoke ? "all" : "prefill");
@@ -265,7 +287,9 @@ int attn_bench_options_start(int argc, char **argv, attn_bench_options *o)
     name_machine(o);
     if (!check(o)) return ATTN_EXIT_USAGE;
     if (o->on == ATTN_CUDA && device_open() != ATTN_OK) return attn_bench_fail("%s", attn_error()), ATTN_EXIT_FAILURE;
-    if (o->peer == ATTN_PEER_UNSAID)
-        o->peer = o->peer_library ? ATTN_PEER_NONE : o->on == ATTN_CUDA ? ATTN_PEER_CUDNN : ATTN_PEER_OPENBLAS;
+    if (!o->peers.count)
+        take_number(&o->peers, o->peer_library      ? ATTN_PEER_NONE
+                               : o->on == ATTN_CUDA ? ATTN_PEER_CUDNN
+                                                    : ATTN_PEER_OPENBLAS);
     return code;
 }

@@ -11,10 +11,11 @@
 #include "cuda/kernel.h"
 #include "json.h"
 #include "options.h"
+#include "support.h"
 
 typedef struct values {
     attn_device device;
-    bool json, markdown, strategies;
+    bool json, markdown, strategies, support;
 } values;
 
 static const attn_option options[] = {
@@ -24,12 +25,14 @@ static const attn_option options[] = {
       "print a table of feature x kernel, whose cells are dtypes; the same on every machine" },
     { "strategies", 0, NULL, attn_parse_switch, offsetof(values, strategies),
       "instead, the words that --strategy takes, of every device; with --markdown as a table" },
+    { "support", 0, NULL, attn_parse_switch, offsetof(values, support),
+      "instead, what every device computes, and what of it is fast: docs/SUPPORT.md" },
 };
 
 static const attn_command command = {
     "kernels",
     "the kernel table",
-    "[--device NAME] [--strategies] [--json | --markdown]",
+    "[--device NAME] [--strategies] [--support] [--json | --markdown]",
     options,
     sizeof options / sizeof *options,
     "Kernels are listed best first within a form. prefill packs keys and values once per KV head; decode streams them, "
@@ -42,6 +45,18 @@ static int wider(int width, const char *text)
 {
     int length = (int)strlen(text);
     return length > width ? length : width;
+}
+
+/* An array of the flags' names. */
+static void print_flags(attn_json *json, const char *name, uint32_t flags)
+{
+    const attn_feature *features;
+    int count = attn_features(&features);
+    attn_json_open(json, name, '[');
+    for (int f = 0; f < count; f++) {
+        if (flags & features[f].flag) attn_json_string(json, NULL, features[f].name);
+    }
+    attn_json_close(json, ']');
 }
 
 /* ---- strategies ---------------------------------------------------------------------------- */
@@ -138,8 +153,6 @@ static const char *dtypes_text(const attn_cpu_kernel *kernel, char text[32])
 
 static void print_json(const attn_cpu_kernel *kernels, int count)
 {
-    const attn_feature *features;
-    int feature_count = attn_features(&features);
     attn_json json = { .out = stdout };
     attn_json_open(&json, NULL, '[');
     for (int i = 0; i < count; i++) {
@@ -156,11 +169,7 @@ static void print_json(const attn_cpu_kernel *kernels, int count)
         attn_json_integer(&json, "dim_max", kernel->dim_max);
         attn_json_integer(&json, "rows", kernel->rows);
         attn_json_integer(&json, "cols", kernel->cols);
-        attn_json_open(&json, "features", '[');
-        for (int f = 0; f < feature_count; f++) {
-            if (kernel->features & features[f].flag) attn_json_string(&json, NULL, features[f].name);
-        }
-        attn_json_close(&json, ']');
+        print_flags(&json, "features", kernel->features);
         attn_json_bool(&json, "built_in", kernel->ops != NULL);
         attn_json_bool(&json, "runs_here", runs_here(kernel));
         attn_json_close(&json, '}');
@@ -235,15 +244,25 @@ static void print_text(const attn_cpu_kernel *kernels, int count)
 
 static bool compiled_in(const attn_cuda_kernel *kernel)
 {
-    for (int i = 0; i < attn_cuda_image_count; i++)
-        if (!strcmp(attn_cuda_images[i].unit, kernel->unit)) return true;
-    return false;
+    return attn_cuda_image_of(kernel->unit) != NULL;
+}
+
+/* What a kernel does to scores besides the scale: "softcap always, sink". */
+static const char *scores_text(const attn_cuda_kernel *kernel, char text[64])
+{
+    const attn_feature *features;
+    int count = attn_features(&features);
+    attn_words words = { text, 64, 0 };
+    text[0] = 0;
+    for (int f = 0; f < count; f++) {
+        if (kernel->needs & features[f].flag) attn_say(&words, "%s%s", text[0] ? " and " : "", features[f].name);
+    }
+    attn_say(&words, "%s", kernel->features & ATTN_BIAS ? "all" : text[0] ? " always, sink" : "sink");
+    return text;
 }
 
 static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
 {
-    const attn_feature *features;
-    int feature_count = attn_features(&features);
     attn_json json = { .out = stdout };
     attn_json_open(&json, NULL, '[');
     for (int i = 0; i < count; i++) {
@@ -259,12 +278,10 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
         attn_json_integer(&json, "kv_tile", kernel->kv_tile);
         attn_json_integer(&json, "threads", kernel->threads);
         attn_json_integer(&json, "shared_bytes", kernel->shared);
-        attn_json_open(&json, "features", '[');
-        for (int f = 0; f < feature_count; f++) {
-            if (kernel->features & features[f].flag) attn_json_string(&json, NULL, features[f].name);
-        }
-        attn_json_close(&json, ']');
+        print_flags(&json, "features", kernel->features);
+        print_flags(&json, "needs", kernel->needs);
         attn_json_bool(&json, "compiled_in", compiled_in(kernel));
+        attn_json_bool(&json, "asked", kernel->asked);
         attn_json_close(&json, '}');
     }
     attn_json_close(&json, ']');
@@ -273,16 +290,20 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
 static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
 {
     int name = 6;
+    char scores[64];
     for (int i = 0; i < count; i++)
         name = wider(name, kernels[i].name);
     printf("%-*s %-5s %-7s %-8s %7s %5s  %-11s %s\n", name, "kernel", "dtype", "dims to", "tile", "threads", "KiB",
-           "compiled in", "masks, scores");
+           "compiled in", "masks; scores");
     for (int i = 0; i < count; i++) {
         const attn_cuda_kernel *k = &kernels[i];
-        printf("%-*s %-5s %3d/%-3d %3dx%-4d %7u %5u  %-11s %s, %s%s\n", name, k->name, attn_dtype_name(k->dtype),
-               k->dim, k->dim_v, k->q_tile, k->kv_tile, k->threads, k->shared / 1024, compiled_in(k) ? "yes" : "no",
-               k->features & ATTN_CHUNK ? "all" : "causal, window", k->features & ATTN_BIAS ? "all" : "scale and sink",
-               k->paged ? ", of paged keys" : "");
+        printf("%-*s %-5s %3d/%-3d %3dx%-4d %7u %5u  %-11s %s; %s%s\n", name, k->name, attn_dtype_name(k->dtype),
+               k->dim, k->dim_v, k->q_tile, k->kv_tile, k->threads, k->shared / 1024,
+               compiled_in(k) ? "yes"
+               : k->asked     ? "if asked"
+                              : "no",
+               k->features & ATTN_CHUNK ? "all" : "causal, window", scores_text(k, scores),
+               k->paged ? "; paged keys alone" : "");
     }
 }
 
@@ -307,6 +328,14 @@ int attn_cmd_kernels(int argc, char **argv)
     if (v.json && v.markdown) {
         attn_fail(ATTN_INVALID, "--json and --markdown exclude each other");
         return attn_report_usage("kernels");
+    }
+    if (v.support) {
+        if (v.strategies || v.json || v.markdown || v.device != ATTN_CPU) {
+            attn_fail(ATTN_INVALID, "--support takes no other option");
+            return attn_report_usage("kernels");
+        }
+        attn_support_print();
+        return ATTN_EXIT_OK;
     }
     if (v.strategies) {
         if (v.json)

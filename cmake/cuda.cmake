@@ -1,6 +1,6 @@
 # The CUDA backend's host code, and what it embeds (src/cuda/kernel.h): the text of all device code and,
 # where nvcc is found, the machine code that it makes of it, compressed to a sixth: one unit per kernel of an
-# architecture's tables (sm90/*/variants.txt), and one per other *.cu.
+# architecture's tables (sm90/*/variants.txt) that budget.txt has made ahead of time, and one per other *.cu.
 # Without nvcc the texts are compiled when running.
 #
 # ATTN_NVCC is the compiler; empty: none. It is looked for in releases only: debug builds, sanitizers and fuzzers do without.
@@ -19,7 +19,29 @@ if(ATTN_NVCC)
   endif()
 endif()
 
+# Libraries for machines without NVRTC; script/same-code compares every kernel.
+option(ATTN_CUDA_ASKED "Have nvcc compile also the kernels that src/cuda/budget.txt leaves to NVRTC" OFF)
+
 option(ATTN_CUDA_DELAYS "CUDA kernels whose warpgroups dawdle: for tests" OFF)
+
+# What src/cuda/budget.txt says of a unit: sets *made to AHEAD or ASKED.
+function(attn_cuda_made unit made)
+  foreach(line IN LISTS cuda_families)
+    if(NOT line MATCHES "^family +([^ ]+) +[^ ]+ +[0-9]+ +[0-9]+ +[0-9]+ +(AHEAD|ASKED) +([^ ]+)$")
+      message(FATAL_ERROR "${cuda_budget}: a family has eight words: ${line}")
+    endif()
+    set(family ${CMAKE_MATCH_1})
+    set(how ${CMAKE_MATCH_2})
+    set(units ${CMAKE_MATCH_3})
+    if(unit MATCHES "${units}")
+      set(${made} ${how} PARENT_SCOPE)
+      set_property(GLOBAL APPEND_STRING PROPERTY ATTN_CUDA_UNITS "${unit} ${family}\n")
+      return()
+    endif()
+  endforeach()
+  set(${made} AHEAD PARENT_SCOPE) # of no family, to which the test objects
+  set_property(GLOBAL APPEND_STRING PROPERTY ATTN_CUDA_UNITS "${unit} none\n")
+endfunction()
 
 # A unit's machine code, made by cubin.cmake: nvcc, and a look at what it says.
 function(attn_cuda_unit target unit source spills)
@@ -41,8 +63,8 @@ function(attn_cuda_unit target unit source spills)
 endfunction()
 
 # Reads a table of an architecture's variants: appends to the global property ATTN_CUDA_VARIANTS_<arch> one item per
-# kernel, "UNIT SOURCE SPILLS DEFINITION ...", and sets *rows to the same as rows of C: MACRO(value of each column ..., spills,
-# the definitions as options of a compiler ...).
+# kernel, "MADE UNIT SOURCE SPILLS DEFINITION ...", and sets *rows to the same as rows of C: MACRO(value of each column ...,
+# spills, made, the definitions as options of a compiler ...).
 function(attn_cuda_read_variants arch table macro stem source rows)
   set(text)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -75,21 +97,27 @@ function(attn_cuda_read_variants arch table macro stem source rows)
         continue()
       endif()
       list(JOIN defines "|" words)
-      set_property(GLOBAL APPEND PROPERTY ATTN_CUDA_VARIANTS_${arch} "${stem}${name}|${source}|${spills}|${words}")
+      attn_cuda_made(${stem}${name} made)
+      set_property(GLOBAL APPEND PROPERTY ATTN_CUDA_VARIANTS_${arch} "${made}|${stem}${name}|${source}|${spills}|${words}")
       list(TRANSFORM defines REPLACE "(.+)" "\"-D\\1\"")
       list(JOIN cells ", " cells)
       list(JOIN defines ", " defines)
-      string(APPEND text "${macro}(${cells}, ${spills}, ${defines}),\n")
+      string(APPEND text "${macro}(${cells}, ${spills}, ${made}, ${defines}),\n")
     endforeach()
   endforeach()
   set(${rows} "${text}" PARENT_SCOPE)
 endfunction()
 
-# function(argument ... unit source spills definitions ...) for each kernel of an architecture's tables.
-macro(attn_cuda_each_variant arch function)
+# function(argument ... unit source spills definitions ...) for each kernel of an architecture's tables that is made as
+# `made` says: AHEAD, or, of all, AHEAD|ASKED.
+macro(attn_cuda_each_variant arch made function)
   get_property(variants GLOBAL PROPERTY ATTN_CUDA_VARIANTS_${arch})
   foreach(variant IN LISTS variants)
     string(REPLACE "|" ";" variant "${variant}")
+    list(POP_FRONT variant variant_made)
+    if(NOT variant_made MATCHES "${made}")
+      continue()
+    endif()
     cmake_language(CALL ${function} ${ARGN} ${variant})
   endforeach()
 endmacro()
@@ -111,13 +139,20 @@ macro(attn_cuda_arch arch target)
   list(FILTER texts EXCLUDE REGEX "/host/")
   list(APPEND cuda_texts ${texts})
   if(ATTN_NVCC)
-    attn_cuda_each_variant(${arch} attn_cuda_unit ${target})
-    file(GLOB units CONFIGURE_DEPENDS ${folder}/*.cu)
-    foreach(unit IN LISTS units)
-      cmake_path(RELATIVE_PATH unit BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
-      attn_cuda_unit(${target} ${name} ${unit} 8) # of which none is fast
-    endforeach()
+    set(made_by_nvcc AHEAD)
+    if(ATTN_CUDA_ASKED)
+      set(made_by_nvcc "AHEAD|ASKED")
+    endif()
+    attn_cuda_each_variant(${arch} "${made_by_nvcc}" attn_cuda_unit ${target})
   endif()
+  file(GLOB units CONFIGURE_DEPENDS ${folder}/*.cu)
+  foreach(unit IN LISTS units)
+    cmake_path(RELATIVE_PATH unit BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
+    attn_cuda_made(${name} made)
+    if(ATTN_NVCC)
+      attn_cuda_unit(${target} ${name} ${unit} 8) # of which none is fast
+    endif()
+  endforeach()
 endmacro()
 
 # Sets *result to the sources of the backend, or to those that stand for it.
@@ -128,8 +163,13 @@ function(attn_cuda_sources result)
     set(${result} ${cuda_root}/absent.c PARENT_SCOPE)
     return()
   endif()
+  set(cuda_budget ${cuda_root}/budget.txt)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${cuda_budget})
+  file(STRINGS ${cuda_budget} cuda_families REGEX "^family")
   file(GLOB_RECURSE cuda_texts CONFIGURE_DEPENDS ${cuda_root}/common/*.h)
   attn_cuda_arch(sm90 90a)
+  get_property(units GLOBAL PROPERTY ATTN_CUDA_UNITS)
+  file(CONFIGURE OUTPUT ${build_folder}/units.txt CONTENT "${units}" @ONLY)
   if(ATTN_NVCC)
     add_custom_target(attn_cubins DEPENDS ${cuda_fatbins})
   endif()

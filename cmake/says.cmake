@@ -1,5 +1,5 @@
-# cmake -DBUILD=folder -P says.cmake: says, before a build, what becomes of the GPU kernels in it, and how to have it
-# otherwise.
+# cmake -DBUILD=folder -P says.cmake: says, before a build, what becomes of the GPU kernels in it, what they take
+# (src/cuda/budget.txt), and how to have it otherwise.
 load_cache(${BUILD} READ_WITH_PREFIX cache_ ATTN_CUDA ATTN_NVCC)
 set(nvcc "${cache_ATTN_NVCC}")
 file(GLOB units ${BUILD}/cuda/*.fatbin)
@@ -11,7 +11,17 @@ if(NOT cache_ATTN_CUDA)
 elseif(NOT nvcc OR nvcc MATCHES "NOTFOUND$")
   set(kernels "GPU kernels as sources, which NVRTC compiles when they are used (with nvcc: make NVCC=nvcc)")
 elseif(made LESS count)
-  set(kernels "among it ${count} units of GPU kernels, six minutes of processor time (without: make NVCC=)")
+  file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../src/cuda/budget.txt families REGEX "^family.* AHEAD ")
+  set(seconds 0)
+  foreach(family IN LISTS families)
+    string(REGEX REPLACE "^family +([^ ]+) +[^ ]+ +([0-9]+) +([0-9]+) .*" "\\1;\\2;\\3" family "${family}")
+    list(GET family 0 name)
+    list(GET family 1 units)
+    list(GET family 2 of_nvcc)
+    math(EXPR seconds "${seconds} + ${of_nvcc}")
+    string(APPEND shares "\n  ${name}: ${units} units, ${of_nvcc} s")
+  endforeach()
+  set(kernels "among it ${count} units of GPU kernels, ${seconds} s of one processor (without: make NVCC=)${shares}")
 else()
   set(kernels "GPU kernels in it (without: make NVCC=)")
 endif()

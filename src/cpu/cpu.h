@@ -14,6 +14,9 @@ static inline const attn_cpu_kernel *attn_cpu_kernel_of(const attn_plan *plan)
 /* Why a kernel cannot compute a resolved problem with instruction sets up to isa; NULL: it can. */
 const char *attn_cpu_obstacle(const attn_cpu_kernel *kernel, const attn_desc *desc, attn_isa isa);
 
+/* The same but for the instruction set: of a machine that runs the kernel. */
+const char *attn_cpu_cannot(const attn_cpu_kernel *kernel, const attn_desc *desc);
+
 /* The instruction set that a plan is for: the one asked for, or, where that is ATTN_ISA_AUTO, the environment's. */
 attn_status attn_cpu_wanted_isa(attn_isa asked, attn_isa *isa);
 

@@ -32,6 +32,11 @@ const char *attn_cpu_obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn
 {
     if (!k->ops || !attn_isa_available(k->isa)) return "this machine does not run its instruction set";
     if (isa != ATTN_ISA_AUTO && k->isa > isa) return "it needs a greater instruction set than isa allows";
+    return attn_cpu_cannot(k, d);
+}
+
+const char *attn_cpu_cannot(const attn_cpu_kernel *k, const attn_desc *d)
+{
     if (!(k->dtypes >> d->dtype & 1)) return "it does not take dtype";
     if (d->dim_qk > k->dim_max || d->dim_v > k->dim_max) return "the head dimension is too large for it";
     if (d->flags & ~k->features) return "it lacks a feature that flags ask for";

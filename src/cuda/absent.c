@@ -31,6 +31,30 @@ const attn_cuda_kernel *attn_cuda_kernels(int *count)
     return NULL;
 }
 
+const attn_cuda_image *attn_cuda_image_of(const char *unit)
+{
+    (void)unit;
+    return NULL;
+}
+
+bool attn_cuda_can_load(const attn_cuda_kernel *kernel)
+{
+    (void)kernel;
+    return false;
+}
+
+const attn_cuda_arch *const *attn_cuda_archs(int *count)
+{
+    *count = 0;
+    return NULL;
+}
+
+const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    (void)kernel, (void)desc;
+    return "this library was built without CUDA (ATTN_CUDA=OFF)";
+}
+
 static attn_status refuse(void)
 {
     attn_cuda_machine_get();

@@ -64,6 +64,7 @@ typedef struct attn_cuda_kernel {
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */
     int spills;                             /* bytes of spilled registers that the build allows */
+    bool asked;                             /* nvcc does not compile it into the library: NVRTC does, for a plan */
     const char *source;                     /* a variant's: what is compiled for it alone; else NULL */
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
@@ -141,5 +142,8 @@ typedef struct attn_cuda_image {
 extern const attn_cuda_image attn_cuda_images[];
 extern const attn_cuda_text attn_cuda_texts[];
 extern const int attn_cuda_image_count, attn_cuda_text_count;
+
+/* The unit's machine code; NULL: nvcc made none, and NVRTC compiles it. */
+const attn_cuda_image *attn_cuda_image_of(const char *unit);
 
 #endif

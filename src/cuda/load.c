@@ -94,13 +94,11 @@ static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, voi
 static attn_status load_module(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *unit,
                                CUmodule *loaded)
 {
-    const void *image = NULL;
+    const attn_cuda_image *image = attn_cuda_image_of(unit);
     void *compiled = NULL;
-    for (int i = 0; i < attn_cuda_image_count && !image; i++)
-        if (strcmp(attn_cuda_images[i].unit, unit) == 0) image = attn_cuda_images[i].data;
     attn_status status = image ? ATTN_OK : compile(kernel, unit, &compiled);
     if (status) return status;
-    CUresult result = place->machine->driver.cuModuleLoadDataEx(loaded, image ? image : compiled, 0, NULL, NULL);
+    CUresult result = place->machine->driver.cuModuleLoadDataEx(loaded, image ? image->data : compiled, 0, NULL, NULL);
     free(compiled);
     return result ? attn_cuda_fail(result, unit) : ATTN_OK;
 }
@@ -121,6 +119,11 @@ static attn_status module_of(const attn_cuda_place *place, const attn_cuda_kerne
     *added = (loaded_module){ modules, place->context, unit, *loaded };
     modules = added;
     return ATTN_OK;
+}
+
+bool attn_cuda_can_load(const attn_cuda_kernel *kernel)
+{
+    return attn_cuda_image_of(kernel->unit) || attn_cuda_nvrtc_version();
 }
 
 /* ---- functions ----------------------------------------------------------------------------- */

@@ -29,4 +29,8 @@ attn_status attn_cuda_check_context(const attn_cuda_driver *driver, unsigned lon
 attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
                            unsigned shared, CUfunction *function);
 
+/* Whether the kernel's code is in this library, or there is NVRTC, which compiles it; else why not is in attn_error().
+ */
+bool attn_cuda_can_load(const attn_cuda_kernel *kernel);
+
 #endif

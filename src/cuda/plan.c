@@ -26,19 +26,33 @@ static const char *cache_word(const attn_desc *d)
                                        : NULL;
 }
 
-/* Why a kernel was taken. paged: NULL, or why no variant of paged keys was. */
-static void say_why(const attn_desc *d, const attn_cuda_kernel *k, const char *paged, char *why, size_t size)
+/* Why a kernel was taken. paged: NULL, or why no variant of paged keys was; waits: NULL, or a faster one, which NVRTC
+ * would compile. */
+static void say_why(const attn_desc *d, const attn_cuda_kernel *k, const char *paged, const attn_cuda_kernel *waits,
+                    char *why, size_t size)
 {
     const char *cache = cache_word(d);
     if (d->kernel)
         snprintf(why, size, "asked for by name");
+    else if (waits)
+        snprintf(why, size, "predicted the fastest without NVRTC, which compiles %s when it is asked for", waits->name);
     else if (attn_cuda_is_variant(k))
-        snprintf(why, size, "predicted the fastest of those that compute this");
+        snprintf(why, size, "predicted the fastest of those that compute this%s",
+                 k->asked && !attn_cuda_image_of(k->unit) ? "; NVRTC compiled it" : "");
     else if (!cache)
         snprintf(why, size, "the only one that computes this");
     else
         snprintf(why, size, "the only one that takes %s%s%s", cache,
                  paged ? ", so: as to the variants of paged keys, " : "", paged ? paged : "");
+}
+
+/* A kernel that alone computes it, where there is nothing that compiles it. */
+static attn_status refuse_without_nvrtc(const attn_cuda_kernel *k)
+{
+    char why_not[400];
+    attn_cuda_nvrtc_version();
+    snprintf(why_not, sizeof why_not, "%s", attn_error());
+    return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: NVRTC compiles it when it is asked for: %s", k->name, why_not);
 }
 
 /* Of those that can, the one predicted fastest; of equals the first. */
@@ -50,6 +64,7 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *named = NULL;
     const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could, but not as it is said */
     const char *paged = NULL;
+    attn_cuda_choice waits = { .kernel = NULL }; /* the best of those that NVRTC would compile, if it were there */
     for (int i = 0; i < count; i++) {
         attn_cuda_choice c;
         const attn_cuda_kernel *k = &kernels[i];
@@ -62,13 +77,19 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
             if (!strategy) strategy = why_not;
         }
         if (why_not && k->paged && d->flags & ATTN_PAGED && k->dtype == d->dtype) paged = why_not;
+        if (!why_not && attn_cuda_is_variant(k) && !attn_cuda_can_load(k)) { /* of a fallback its load says so */
+            why_not = "NVRTC compiles it when it is asked for, and is not there";
+            if (!waits.kernel || c.choice.seconds < waits.choice.seconds) waits = c;
+        }
         double share = best->kernel && k->features & ~best->kernel->features ? measured_apart : 1;
         if (!why_not && (!best->kernel || c.choice.seconds < share * best->choice.seconds)) *best = c;
     }
     if (best->kernel) {
-        say_why(d, best->kernel, paged, plan->why, sizeof plan->why);
+        bool slower = waits.kernel && waits.choice.seconds < best->choice.seconds;
+        say_why(d, best->kernel, paged, slower ? waits.kernel : NULL, plan->why, sizeof plan->why);
         return ATTN_OK;
     }
+    if (waits.kernel) return refuse_without_nvrtc(waits.kernel);
     if (strategy && d->strategy)
         return attn_fail(ATTN_UNSUPPORTED, "strategy: %s%s%s", strategy, d->kernel ? ", in kernel " : "",
                          d->kernel ? d->kernel : "");

@@ -18,6 +18,13 @@ const attn_cuda_arch *attn_cuda_unit_arch(const char *text)
     return NULL;
 }
 
+const attn_cuda_image *attn_cuda_image_of(const char *unit)
+{
+    for (int i = 0; i < attn_cuda_image_count; i++)
+        if (strcmp(attn_cuda_images[i].unit, unit) == 0) return &attn_cuda_images[i];
+    return NULL;
+}
+
 static const char *text_of(const char *name)
 {
     for (int i = 0; i < attn_cuda_text_count; i++)

@@ -13,7 +13,8 @@ QUICK = "bench --len 40 --dim 16 --heads 2/1 --threads 1 --min-time 0.0001 --rep
 COLUMNS = (
     "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,threads,ms,spread,tflops,gbps,"
     "limit_fraction,peer,peer_ms,ratio,predicted_ms,predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,"
-    "peer_counted_bytes,level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,level3_counted"
+    "peer_counted_bytes,level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,level3_counted,"
+    "dim_v,kv_dtype,page_size,variant"
 ).split(",")
 
 # Stands for a Python that has PyTorch: says which script it is to run, and logs what it is asked.
@@ -185,6 +186,41 @@ def bench_keeps(place):
     place.run(*QUICK, "--peer", "none", "--csv", "kept.csv")
     check([line[4] for line in lines()] == ["pass", "bwd", "bwd", "fwd", "fwd"], lines())
     check(all(len(line) == len(COLUMNS) for line in lines()), lines())
+    # Of rows that differ in a later column alone, the new one replaces the same, and an older version's, whose is empty.
+    kept = [dict(zip(COLUMNS, line)) for line in lines()[1:]]
+    check(all(row["dim_v"] in ("", row["head_dim"]) and row["page_size"] in ("", "0") for row in kept), kept)
+    new = next(row for row in kept if row["pass"] == "fwd")
+    check((new["kv_dtype"], new["variant"]) == (new["dtype"], ""), new)
+    others = [{**new, "commit": "other", **change} for change in
+              ({"dim_v": "8"}, {"kv_dtype": "e4m3"}, {"page_size": "16"}, {"variant": "softcap"})]
+    older = {**new, "commit": "older", **dict.fromkeys(COLUMNS[-4:], "")}
+    text = "\n".join(",".join(row.values()) for row in (dict(zip(COLUMNS, COLUMNS)), older, new, *others))
+    place.write("kept.csv", text.encode() + b"\n")
+    place.run(*QUICK, "--peer", "none", "--csv", "kept.csv")
+    commits = [line[0] for line in lines()[1:] if line[COLUMNS.index("mask")] == new["mask"]]
+    check(commits == ["other"] * 4 + [new["commit"]], commits)
+
+
+@case
+def bench_peers(place):
+    """Each peer takes its turn beside each case; one that computes nothing leaves no second row."""
+    gpu = gpu_environment()
+    for words, text in ((["--peer", "none,torch"], "takes no other beside it"), (["--peer", "torch,torch"], "names torch twice"),
+                        (["--peer", "torch,cudnn"], "--peer cudnn needs --device cuda"), (["--peer", "torch,"], "--peer")):
+        place.refuses(["bench", *words], 2, text)
+    if not gpu:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+    place.write("python", TORCH_GPU)
+    os.chmod(place.path("python"), 0o755)
+    words = "--device cuda --suite prefill --len 64 --dim 64 --heads 2/1 --repeat 5 --min-time 1e-9 --python ./python".split()
+    rows = results(place, *words, "--peer", "cudnn,flex", env=gpu)
+    check([(row["mask"], row["peer"]) for row in rows] == [(m, p) for m in ("full", "causal") for p in ("cudnn", "flex")], rows)
+    with open(place.path("log")) as file:
+        log = file.read()
+    check(all(log.count("setup " + peer) == 2 for peer in ("cudnn", "flex")), log)
+    place.run("bench", *words, "--peer", "cudnn,flex", "--csv", "gpu.csv", env=gpu)
+    with open(place.path("gpu.csv")) as file:
+        check(sum(",cudnn," in line for line in file) == 2, "rows of each peer")
 
 
 @case

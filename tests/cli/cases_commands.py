@@ -11,7 +11,7 @@ import subprocess
 from arrays import Array, npy, read_npy, uniform
 from cases_answers import QKV, problem
 from cases_grad import GRAD, upstream
-from harness import case, check, close, skip
+from harness import case, check, close, gpu_environment, skip
 
 
 @case
@@ -147,6 +147,53 @@ def kernels(place):
     check(all(line.count("|") == len(table) + 2 for line in lines), markdown)
     check(any(line.startswith("| causal |") for line in lines), markdown)
     place.refuses(["kernels", "--json", "--markdown"], 2, "exclude each other")
+    place.refuses(["kernels", "--support", "--json"], 2, "--support takes no other option")
+
+
+@case
+def kernels_of_gpus(place):
+    """What a kernel does to scores is said as it is: some change them always, whatever is asked for."""
+    lines = place.run("kernels", "--device", "cuda").out.splitlines()
+    said = {line.split()[0]: line for line in lines}
+    if len(lines) < 2:
+        return skip("built without CUDA")
+    for name, words in (("d64_128x128", "causal, window; sink"), ("d64_128x128_softcap", "causal, window; softcap always, sink"),
+                        ("d64_128x128_alibi", "causal, window; causal and ALiBi always, sink"),
+                        ("d64_128x128_dropout", "causal, window; dropout always, sink"),
+                        ("d64_128x64_score_mod_paged", "all; all; paged keys alone")):
+        check(said["sm90_bf16_" + name].endswith("  " + words), said["sm90_bf16_" + name])
+    for kernel in json.loads(place.run("kernels", "--device", "cuda", "--json").out):
+        changes = {"softcap", "ALiBi", "dropout"} & set(kernel["needs"])
+        check(bool(changes) == kernel["name"].endswith(("_softcap", "_alibi", "_dropout")), kernel)
+        check(set(kernel["needs"]) <= set(kernel["features"]), kernel)
+        check(kernel["asked"] <= ("f16" == kernel["dtype"]), kernel)
+
+
+@case
+def support(place):
+    """docs/SUPPORT.md's cells against what plans take, where a driver stands for a GPU's."""
+    env = gpu_environment()
+    if not env:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+    tables = {}
+    for section in place.run("kernels", "--support").out.split("\n## ")[1:]:
+        title, *lines = section.splitlines()
+        rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+        tables[title] = {name: cells for name, *cells in rows[1:]}
+    for title, rows in tables.items():
+        arch, _, dtypes = title.partition(": ")
+        if arch != "sm_90a" or dtypes == "f64":  # which the command does not explain
+            continue
+        for name, words in ("none", []), ("chunk", ["--chunk", "64"]), ("softcap", ["--softcap", "30"]):
+            cell = rows.get(name, rows["none"])[0]
+            fast = re.search(r"fast(?: ¹)? to (\d+)", cell)
+            for dtype in dtypes.split(", "):
+                for dim in 64, 256, 264, 512:
+                    done = place.run("explain", "--device", "cuda", "--dtype", dtype, "--heads", "4", "--len", "512", "--dim",
+                                     str(dim), *words, "--json", env=env, code=cell == "refused")
+                    if cell != "refused":
+                        slow = "fallback" in json.loads(done.out)["kernel"]
+                        check(slow == (not fast or dim > int(fast.group(1))), title, name, dim, cell, done.out)
 
 
 @case

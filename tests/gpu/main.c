@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "device/device.h"
+#include "cuda/load.h"
 #include "gpu.h"
 
 enum { FAILURES_SHOWN = 10 };
@@ -71,6 +72,10 @@ int main(int argc, char **argv)
         const attn_cuda_kernel *k = &kernels[i];
         if (!attn_cuda_is_variant(k) || !wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;
+        if (!attn_cuda_can_load(k)) {
+            printf("SKIPPED: %s: %s\n", k->name, attn_error());
+            continue;
+        }
         if (k->form == ATTN_CUDA_DECODE) {
             decode_lengths(k);
             decode_sequences(k);

@@ -40,6 +40,9 @@ enum {
     ATTN_SM90_NEEDS_DROPOUT = ATTN_DROPOUT
 };
 
+/* What budget.txt says of a row's unit. */
+enum { ATTN_SM90_IS_AHEAD = 0, ATTN_SM90_IS_ASKED = 1 };
+
 /* What a row's dq says: the last work item finalises dQ; and which flags it then lacks. */
 enum {
     ATTN_SM90_FINALISES_ACCUMULATED = 0,
@@ -64,7 +67,7 @@ enum {
     }
 
 #define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_, \
-                  score_, kv_, spills_, ...)                                                                        \
+                  score_, kv_, spills_, made_, ...)                                                                 \
     {                                                                                                               \
         .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
@@ -72,35 +75,36 @@ enum {
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_, .needs = ATTN_SM90_NEEDS_##score_,    \
         .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
         .shared = ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),                              \
-        .source = "sm90/forward/forward.cu", .spills = spills_, .options = {                                        \
+        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {         \
             __VA_ARGS__                                                                                             \
         }                                                                                                           \
     }
 
-#define ATTN_SM90_DECODE(name_, dtype_, dim_, kv_tile_, stages_, spills_, ...)                                     \
+#define ATTN_SM90_DECODE(name_, dtype_, dim_, kv_tile_, stages_, spills_, made_, ...)                              \
     {                                                                                                              \
         .arch = &attn_sm90, .name = "sm90_decode_" #name_, .symbol = "attn_sm90_decode_" #name_,                   \
         .unit = "attn_sm90_decode_" #name_, .form = ATTN_CUDA_DECODE, .dtype = ATTN_##dtype_, .dim = dim_,         \
         .dim_v = dim_, .q_tile = ATTN_DECODE_GROUP_ROWS, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1,     \
         .features = ATTN_SM90_EVERY, .threads = ATTN_DECODE_THREADS,                                               \
         .shared = ATTN_DECODE_SMEM(dim_, kv_tile_, stages_), .source = "sm90/decode/decode.cu", .spills = spills_, \
-        .options = {                                                                                               \
+        .asked = ATTN_SM90_IS_##made_, .options = {                                                                \
             __VA_ARGS__                                                                                            \
         }                                                                                                          \
     }
 
-#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, cluster_, dq_, mask_, score_, spills_, ...) \
-    {                                                                                                                  \
-        .arch = &attn_sm90, .name = "sm90_backward_" #name_, .symbol = "attn_sm90_backward_" #name_,                   \
-        .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_, .dim = dim_,         \
-        .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS, .kv_tile = kv_tile_, .stages = stages_,                    \
-        .cluster = cluster_, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                                \
-        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                                 \
-        .needs = ATTN_SM90_NEEDS_##score_, .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                            \
-        .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_),                                  \
-        .source = "sm90/backward/backward.cu", .spills = spills_, .options = {                                         \
-            __VA_ARGS__                                                                                                \
-        }                                                                                                              \
+#define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, cluster_, dq_, mask_, score_, spills_, \
+                           made_, ...)                                                                            \
+    {                                                                                                             \
+        .arch = &attn_sm90, .name = "sm90_backward_" #name_, .symbol = "attn_sm90_backward_" #name_,              \
+        .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_, .dim = dim_,    \
+        .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS, .kv_tile = kv_tile_, .stages = stages_,               \
+        .cluster = cluster_, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                           \
+        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                            \
+        .needs = ATTN_SM90_NEEDS_##score_, .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                       \
+        .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_),                             \
+        .source = "sm90/backward/backward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {     \
+            __VA_ARGS__                                                                                           \
+        }                                                                                                         \
     }
 
 #endif
