@@ -88,7 +88,7 @@ static void ctas_convert_dq(void **state)
 }
 
 /* What the kernels make of a divisor (schedule.h), beside the division. */
-static void assert_divides(attn_sm90_divisor by, int64_t d)
+static void assert_divides(attn_cuda_divisor by, int64_t d)
 {
     const uint32_t close[] = { 0, 1, (uint32_t)d - 1, (uint32_t)d, (uint32_t)d + 1, INT32_MAX - 1, INT32_MAX };
     for (uint32_t i = 0; i < 1000 + COUNT(close); i++) {

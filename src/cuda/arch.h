@@ -36,6 +36,13 @@ typedef struct attn_cuda_plan {
 
 enum { ATTN_CUDA_ALIGN = 256 };
 
+/* Appends count * size bytes, aligned, to the plan's workspace; their position goes to *at. False: more than can be
+ * addressed. */
+bool attn_cuda_append(attn_cuda_plan *plan, double count, double size, uint64_t *at);
+
+/* What a plan then fails with. */
+attn_status attn_cuda_too_large(const attn_desc *desc);
+
 /* A run. */
 typedef struct attn_cuda_call {
     const attn_plan *plan;

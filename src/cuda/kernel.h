@@ -39,6 +39,7 @@ enum {
 
 /* An architecture of GPUs. Its device code has a folder of its own; what the backend asks of it is in arch.h. */
 typedef struct attn_cuda_arch {
+    const char *name;                                   /* in its kernels' names */
     const char *isa;                                    /* as attn_plan_info.isa names it */
     const char *compile;                                /* the option that has NVRTC compile for it */
     const char *folder;                                 /* of its texts, as #include names it */
@@ -59,6 +60,7 @@ typedef struct attn_cuda_kernel {
     int cluster;                            /* CTAs launched together: its grid is a multiple */
     bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
     bool paged;                             /* forward: of ATTN_PAGED alone */
+    bool tma;                               /* a variant that reads its tensors by TMA */
     uint32_t features;                      /* as attn_cuda_needs has them: what it computes */
     uint32_t needs;                         /* of these, what a problem must ask for */
     unsigned threads;                       /* of a block */
@@ -82,39 +84,20 @@ static inline int64_t attn_cuda_page_box(const attn_cuda_kernel *kernel, const a
     return a % ATTN_CUDA_PAGE_BOX ? 0 : a;
 }
 
-/* What every architecture's kernels of a form have in common. */
-typedef struct attn_cuda_traits {
-    attn_direction direction;
-    bool tma; /* tensors are read by TMA */
-} attn_cuda_traits;
-
-static inline const attn_cuda_traits *attn_cuda_traits_of(attn_cuda_form form)
-{
-    static const attn_cuda_traits traits[ATTN_CUDA_FORMS] = {
-        [ATTN_CUDA_FORWARD] = { ATTN_FORWARD, true },
-        [ATTN_CUDA_FALLBACK] = { ATTN_FORWARD, false },
-        [ATTN_CUDA_DECODE] = { ATTN_FORWARD, false },
-        [ATTN_CUDA_BACKWARD] = { ATTN_BACKWARD, true },
-        [ATTN_CUDA_FALLBACK_BACKWARD] = { ATTN_BACKWARD, false },
-    };
-    return &traits[form];
-}
-
 static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)
 {
-    return attn_cuda_traits_of(kernel->form)->direction;
+    static const attn_direction of[ATTN_CUDA_FORMS] = { [ATTN_CUDA_FORWARD] = ATTN_FORWARD,
+                                                        [ATTN_CUDA_FALLBACK] = ATTN_FORWARD,
+                                                        [ATTN_CUDA_DECODE] = ATTN_FORWARD,
+                                                        [ATTN_CUDA_BACKWARD] = ATTN_BACKWARD,
+                                                        [ATTN_CUDA_FALLBACK_BACKWARD] = ATTN_BACKWARD };
+    return of[kernel->form];
 }
 
 /* Takes no problem without rows or keys. */
 static inline bool attn_cuda_is_variant(const attn_cuda_kernel *kernel)
 {
     return kernel->source != NULL;
-}
-
-/* Reads its tensors by TMA. */
-static inline bool attn_cuda_uses_tma(const attn_cuda_kernel *kernel)
-{
-    return attn_cuda_traits_of(kernel->form)->tma;
 }
 
 static inline const struct attn_cuda_pass *attn_cuda_pass_of(const attn_cuda_kernel *kernel)

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "cuda/unit.h"
+#include "problem/desc.h"
 
 typedef struct loaded_module {
     struct loaded_module *next;
@@ -183,4 +184,11 @@ attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel 
     attn_status status = load(place, kernel, symbol, shared, function);
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+attn_status attn_cuda_load_dtype(const attn_cuda_place *place, attn_dtype dtype, const char *stem, CUfunction *function)
+{
+    char symbol[64];
+    snprintf(symbol, sizeof symbol, "attn_%s_%s_%s", place->arch->name, stem, attn_dtype_name(dtype));
+    return attn_cuda_load(place, NULL, symbol, 0, function);
 }

@@ -33,4 +33,8 @@ attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel 
  */
 bool attn_cuda_can_load(const attn_cuda_kernel *kernel);
 
+/* attn_<architecture>_<stem>_<dtype>, of a unit that is no variant. */
+attn_status attn_cuda_load_dtype(const attn_cuda_place *place, attn_dtype dtype, const char *stem,
+                                 CUfunction *function);
+
 #endif

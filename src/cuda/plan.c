@@ -123,6 +123,20 @@ static attn_status allocate(const attn_cuda_problem *problem, const attn_cuda_pl
     return status;
 }
 
+bool attn_cuda_append(attn_cuda_plan *plan, double count, double size, uint64_t *at)
+{
+    double bytes = count * size;
+    *at = plan->workspace;
+    if (bytes > 0x1p52) return false;
+    plan->workspace += ((uint64_t)bytes + ATTN_CUDA_ALIGN - 1) / ATTN_CUDA_ALIGN * ATTN_CUDA_ALIGN;
+    return plan->workspace < (uint64_t)1 << 52;
+}
+
+attn_status attn_cuda_too_large(const attn_desc *d)
+{
+    return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address", (long long)d->len_kv);
+}
+
 /* What the CPU computes and a GPU does not yet. */
 static attn_status check_there(const attn_desc *d)
 {

@@ -9,10 +9,11 @@
 extern "C" {
 #include "cuda/common/merge_params.h"
 #include "cuda/common/pages_params.h"
+#include "cuda/common/params.h"
 #include "cuda/sm90/params.h"
-#include "cuda/sm90/backward_params.h"
-#include "cuda/sm90/cache_params.h"
+
 #include "cuda/common/decode/params.h"
+#include "cuda/sm90/backward_params.h"
 
 #define KERNEL(symbol, params) void symbol(params);
 #include "kernels.def"

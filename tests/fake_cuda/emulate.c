@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/common/decode/params.h"
 #include "cuda/common/merge_params.h"
 #include "num/half.h"
+
+#include "cuda/common/decode/params.h"
 
 static const attn_cuda_kernel *kernel_of(const char *symbol)
 {
@@ -31,20 +32,20 @@ static int64_t ceil_div(int64_t a, int64_t b)
 
 static bool is_varlen(const attn_sm90_params *p)
 {
-    return p->flags & ATTN_VARLEN;
+    return p->shape.flags & ATTN_VARLEN;
 }
 
 /* Query rows over all sequences and heads, as lse and partials hold them. */
 static int64_t all_rows(const attn_sm90_params *p)
 {
-    return (is_varlen(p) ? p->total_q : (int64_t)p->batch * p->len_q) * p->heads_q;
+    return (is_varlen(p) ? p->shape.total_q : (int64_t)p->shape.batch * p->shape.len_q) * p->shape.heads_q;
 }
 
 /* ---- attention from parameters ------------------------------------------------------------- */
 
-static void take_masks(const attn_sm90_params *p, attn_desc *d, attn_args *a)
+static void take_masks(const attn_cuda_params *p, attn_desc *d, attn_args *a)
 {
-    const attn_sm90_mask *m = &p->mask;
+    const attn_cuda_mask *m = &p->mask;
     const int unbounded = 1 << 30;
     if (d->flags & ATTN_CAUSAL && m->right != 0) fake_die("causal, and %d keys after the diagonal", m->right);
     if (!(d->flags & ATTN_WINDOW) && (m->left != unbounded || (m->right != unbounded && !(d->flags & ATTN_CAUSAL))))
@@ -61,46 +62,54 @@ static void take_masks(const attn_sm90_params *p, attn_desc *d, attn_args *a)
     a->block_partial_count = m->block_partial_count, a->block_partial = m->block_partial;
 }
 
-static void take_scores(const attn_sm90_params *p, attn_desc *d, attn_args *a)
+static void take_scores(const attn_cuda_params *p, attn_desc *d, attn_args *a)
 {
-    const attn_sm90_score *s = &p->score;
+    const attn_cuda_score *s = &p->score;
     d->softcap = s->softcap;
     d->alibi_batch = s->alibi_batch;
     d->bias_dtype = (attn_dtype)s->bias_dtype;
     for (int i = 0; i < 4; i++)
         d->bias_extent[i] = s->bias_extent[i], d->bias_stride[i] = s->bias_stride[i];
     d->dropout_p = (float)s->dropout_threshold / 256;
-    a->alibi = s->alibi, a->bias = s->bias, a->sink = p->sink;
+    a->alibi = s->alibi, a->bias = s->bias, a->sink = p->shape.sink;
     a->seed = s->seed, a->seed_offset = s->seed_offset;
-    a->seed_at = (const uint64_t *)p->seed_at, a->seed_offset_at = (const uint64_t *)p->seed_offset_at;
+    a->seed_at = (const uint64_t *)p->seeds.seed_at, a->seed_offset_at = (const uint64_t *)p->seeds.seed_offset_at;
 }
 
-void fake_take(const attn_sm90_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
+attn_cuda_params fake_common(const attn_sm90_params *p)
+{
+    return (attn_cuda_params){
+        .shape = p->shape, .mask = p->mask, .score = p->score, .tensors = p->tensors, .seeds = p->seeds
+    };
+}
+
+void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
 {
     *d = (attn_desc){ .dtype = dtype,
-                      .flags = p->flags,
-                      .batch = p->batch,
-                      .heads_q = p->heads_q,
-                      .heads_kv = p->heads_kv,
-                      .len_q = p->len_q,
-                      .len_kv = p->len_kv,
-                      .dim_qk = p->dim_qk,
-                      .dim_v = p->dim_v,
-                      .scale = p->scale,
+                      .flags = p->shape.flags,
+                      .batch = p->shape.batch,
+                      .heads_q = p->shape.heads_q,
+                      .heads_kv = p->shape.heads_kv,
+                      .len_q = p->shape.len_q,
+                      .len_kv = p->shape.len_kv,
+                      .dim_qk = p->shape.dim_qk,
+                      .dim_v = p->shape.dim_v,
+                      .scale = p->shape.scale,
                       .threads = 1 };
-    *a = (attn_args){ .o = p->o,
-                      .lse = p->lse,
-                      .cu_lens_q = p->cu_lens_q,
-                      .cu_lens_kv = p->cu_lens_kv,
-                      .lens_q = p->lens_q,
-                      .lens_kv = p->lens_kv };
-    if (is_varlen(p)) d->total_q = p->total_q;
-    if (is_varlen(p) && !(p->flags & ATTN_PAGED)) {
-        d->total_kv = p->cu_lens_kv[p->batch];
+    *a = (attn_args){ .o = p->shape.o,
+                      .lse = p->shape.lse,
+                      .cu_lens_q = p->shape.cu_lens_q,
+                      .cu_lens_kv = p->shape.cu_lens_kv,
+                      .lens_q = p->shape.lens_q,
+                      .lens_kv = p->shape.lens_kv };
+    bool varlen = p->shape.flags & ATTN_VARLEN;
+    if (varlen) d->total_q = p->shape.total_q;
+    if (varlen && !(p->shape.flags & ATTN_PAGED)) {
+        d->total_kv = p->shape.cu_lens_kv[p->shape.batch];
         if (d->total_kv < d->len_kv) d->total_kv = d->len_kv;
     }
     for (int i = 0; i < 3; i++)
-        d->o_stride[i] = p->o_stride[i];
+        d->o_stride[i] = p->shape.o_stride[i];
     d->o_stride[3] = 1;
     take_masks(p, d, a);
     take_scores(p, d, a);
@@ -143,8 +152,8 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     fake_map keys;
     uint32_t pack = (uint32_t)p->schedule.pack;
     memcpy(&keys, &p->k_map, sizeof keys);
-    int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q;
-    int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->len_kv, batch_kv = batch;
+    int64_t batch = is_varlen(p) ? 1 : p->shape.batch, rows = is_varlen(p) ? p->shape.total_q : p->shape.len_q;
+    int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->shape.len_kv, batch_kv = batch;
     uint32_t q_box[] = { 64, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->kv_tile, 1 };
     if (k->paged) {
         total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
@@ -153,18 +162,18 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
                     "boxes of pages");
     }
     if (is_varlen(p) && !k->paged) d->total_kv = total;
-    a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->dim_qk, p->heads_q, rows, batch }, q_box, d->q_stride);
-    a->k = fake_take_map(symbol, &p->k_map, d, (int64_t[]){ p->dim_qk, p->heads_kv, total, batch_kv }, kv_box,
-                         d->k_stride);
-    a->v =
-        fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->dim_v, p->heads_kv, total, batch_kv }, kv_box, d->v_stride);
+    a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->shape.dim_qk, p->shape.heads_q, rows, batch }, q_box,
+                         d->q_stride);
+    a->k = fake_take_map(symbol, &p->k_map, d, (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv },
+                         kv_box, d->k_stride);
+    a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->shape.dim_v, p->shape.heads_kv, total, batch_kv },
+                         kv_box, d->v_stride);
 }
 
 /* Bounds of positions are the mask's, where these have room for them. */
-static void take_cache(const char *symbol, const attn_sm90_cached_params *params, attn_desc *d, attn_args *a)
+static void take_cache(const char *symbol, const attn_cuda_mask *m, const attn_cuda_kv_cache *c, attn_desc *d,
+                       attn_args *a)
 {
-    const attn_sm90_cache *c = &params->cache;
-    const attn_sm90_mask *m = &params->common.mask;
     const long long bounds[][2] = { { c->left, m->left }, { c->right, m->right }, { c->chunk, m->chunk } };
     for (int i = 0; i < 3; i++) {
         long long bound = bounds[i][0] < 1 << 30 ? bounds[i][0] : 1 << 30;
@@ -184,7 +193,7 @@ static void check_pages(const char *symbol, const attn_cuda_kernel *k, const att
                         const attn_desc *d, const attn_args *a)
 {
     fake_expect(params->cache.box == attn_cuda_page_box(k, d), symbol, "box");
-    const attn_sm90_fallback *pools = &params->common.fallback;
+    const attn_cuda_tensors *pools = &params->common.tensors;
     fake_expect(pools->k == a->k && pools->v == a->v, symbol, "pools");
     for (int i = 0; i < 3; i++) {
         fake_expect(pools->k_stride[i] == d->k_stride[i] || d->k_stride[i] == 8, symbol, "strides of k's pool");
@@ -195,7 +204,8 @@ static void check_pages(const char *symbol, const attn_cuda_kernel *k, const att
 /* Rows of a head's first `count` Q tiles, of which all but the first are whole. */
 static int64_t rows_of_tiles(const attn_sm90_params *p, const attn_cuda_kernel *k, int64_t count)
 {
-    int64_t tiles = ceil_div(p->len_q, k->q_tile), first = ceil_div(p->len_q, 64) * 64 - (tiles - 1) * k->q_tile;
+    int64_t tiles = ceil_div(p->shape.len_q, k->q_tile),
+            first = ceil_div(p->shape.len_q, 64) * 64 - (tiles - 1) * k->q_tile;
     return count ? first + (count - 1) * k->q_tile : 0;
 }
 
@@ -205,29 +215,29 @@ static void check_split(const char *symbol, const attn_cuda_kernel *k, const att
     const attn_sm90_schedule *s = &p->schedule;
     const uint32_t unlike = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS;
     int64_t heads = s->split_tiles / s->q_tiles, more = s->split_tiles % s->q_tiles;
-    int64_t rows = s->split_tiles == tiles ? all_rows(p) : heads * s->pack * p->len_q + rows_of_tiles(p, k, more);
+    int64_t rows = s->split_tiles == tiles ? all_rows(p) : heads * s->pack * p->shape.len_q + rows_of_tiles(p, k, more);
     fake_expect(s->split_rows == rows, symbol, "split_rows");
     if (s->split_tiles == 0 || s->split_tiles == tiles) return;
     fake_expect(s->split_tiles < tiles && s->head_group == 1, symbol, "split_tiles");
-    fake_expect((more == 0 || s->pack == 1) && !(p->flags & unlike), symbol, "some of the Q tiles are split");
+    fake_expect((more == 0 || s->pack == 1) && !(p->shape.flags & unlike), symbol, "some of the Q tiles are split");
 }
 
 static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
 {
     const attn_sm90_schedule *s = &p->schedule;
-    int group = p->heads_q / p->heads_kv;
+    int group = p->shape.heads_q / p->shape.heads_kv;
     fake_expect(s->pack == 1 || s->pack == group, symbol, "packs a part of a group");
     fake_expect(s->rows == k->q_tile / s->pack, symbol, "rows");
-    fake_expect(k->q_tile % s->pack == 0 || (int64_t)p->len_q * s->pack <= k->q_tile, symbol,
+    fake_expect(k->q_tile % s->pack == 0 || (int64_t)p->shape.len_q * s->pack <= k->q_tile, symbol,
                 "packs heads that do not fit");
-    fake_expect(s->pack == 1 || !(p->flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
-    fake_expect(s->heads * s->pack == p->heads_q, symbol, "heads");
-    int64_t tiles = is_varlen(p) ? (p->total_q + (int64_t)p->batch * (s->rows - 1)) / s->rows
-                                 : ceil_div((int64_t)p->len_q * s->pack, k->q_tile);
+    fake_expect(s->pack == 1 || !(p->shape.flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
+    fake_expect(s->heads * s->pack == p->shape.heads_q, symbol, "heads");
+    int64_t tiles = is_varlen(p) ? (p->shape.total_q + (int64_t)p->shape.batch * (s->rows - 1)) / s->rows
+                                 : ceil_div((int64_t)p->shape.len_q * s->pack, k->q_tile);
     fake_expect(s->q_tiles == tiles, symbol, "q_tiles");
-    int64_t all = tiles * s->heads * (is_varlen(p) ? 1 : p->batch);
+    int64_t all = tiles * s->heads * (is_varlen(p) ? 1 : p->shape.batch);
     fake_expect(s->total == all + s->split_tiles * (int64_t)(s->splits - 1), symbol, "total");
-    fake_expect(s->split_tiles == 0 || p->partial_o, symbol, "nowhere to put the splits");
+    fake_expect(s->split_tiles == 0 || p->shape.partial_o, symbol, "nowhere to put the splits");
     fake_expect(s->splits == 1 || s->split_tiles > 0, symbol, "no Q tile is split");
     check_split(symbol, k, p, all);
     fake_expect(s->grid > 0 && s->grid <= s->total && s->head_group >= 1, symbol, "grid");
@@ -237,27 +247,30 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
 /* Rows that are merged later are not there yet. */
 static void forget_split(const attn_sm90_params *p)
 {
-    size_t element = p->flags & ATTN_OUT_F32 ? 4 : 2;
+    size_t element = p->shape.flags & ATTN_OUT_F32 ? 4 : 2;
     for (int64_t line = 0; line < p->schedule.split_rows; line++) {
-        int64_t row = line % p->len_q, plane = line / p->len_q;
-        int64_t at = plane / p->heads_q * p->o_stride[0] + row * p->o_stride[1] + plane % p->heads_q * p->o_stride[2];
-        memset((char *)p->o + at * (int64_t)element, 0x33, (size_t)p->dim_v * element);
-        if (p->lse) memset(p->lse + line, 0x33, sizeof *p->lse);
+        int64_t row = line % p->shape.len_q, plane = line / p->shape.len_q;
+        int64_t at = plane / p->shape.heads_q * p->shape.o_stride[0] + row * p->shape.o_stride[1] +
+                     plane % p->shape.heads_q * p->shape.o_stride[2];
+        memset((char *)p->shape.o + at * (int64_t)element, 0x33, (size_t)p->shape.dim_v * element);
+        if (p->shape.lse) memset(p->shape.lse + line, 0x33, sizeof *p->shape.lse);
     }
 }
 
 /* The map that whole tiles of o are stored by lies where o does. */
 static void check_output(const char *symbol, const attn_sm90_params *p, const attn_desc *d)
 {
-    if (!p->o_mapped) return;
-    int64_t batch = is_varlen(p) ? 1 : p->batch, rows = is_varlen(p) ? p->total_q : p->len_q, stride[4];
-    const int64_t extent[] = { p->dim_v, p->heads_q, rows, batch };
+    if (!p->shape.o_wide) return;
+    int64_t batch = is_varlen(p) ? 1 : p->shape.batch, rows = is_varlen(p) ? p->shape.total_q : p->shape.len_q,
+            stride[4];
+    const int64_t extent[] = { p->shape.dim_v, p->shape.heads_q, rows, batch };
     const uint32_t box[] = { 64, 1, ATTN_SM90_OUTPUT_ROWS, 1 };
-    fake_expect(p->schedule.pack == 1 && !(p->flags & ATTN_OUT_F32), symbol,
+    fake_expect(p->schedule.pack == 1 && !(p->shape.flags & ATTN_OUT_F32), symbol,
                 "o is mapped, but no tile of it is stored so");
-    fake_expect(fake_take_map(symbol, &p->o_map, d, extent, box, stride) == p->o, symbol, "o is mapped elsewhere");
+    fake_expect(fake_take_map(symbol, &p->o_map, d, extent, box, stride) == p->shape.o, symbol,
+                "o is mapped elsewhere");
     for (int i = 0; i < 3; i++)
-        fake_expect(extent[3 - i] == 1 || stride[i] == p->o_stride[i], symbol, "o is mapped by other strides");
+        fake_expect(extent[3 - i] == 1 || stride[i] == p->shape.o_stride[i], symbol, "o is mapped by other strides");
 }
 
 /* What is merged later is computed then; here its memory is only written. */
@@ -268,29 +281,32 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     attn_args a;
     fake_expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
     fake_expect(config->gridDimX == (unsigned)p->schedule.grid, symbol, "grid");
-    fake_expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect((p->shape.flags & ~k->features) == 0, symbol, "lacks a feature");
     check_schedule(symbol, k, p);
-    if (p->flags & ATTN_INTERVALS && p->len_kv > 0)
+    if (p->shape.flags & ATTN_INTERVALS && p->shape.len_kv > 0)
         fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile,
                     symbol, "intervals were not summarised");
-    fake_take(p, k->dtype, &d, &a);
-    if (k->paged) take_cache(symbol, (const attn_sm90_cached_params *)(const void *)p, &d, &a);
+    attn_cuda_params common = fake_common(p);
+    const attn_sm90_cached_params *cached = (const attn_sm90_cached_params *)(const void *)p;
+    fake_take(&common, k->dtype, &d, &a);
+    if (k->paged) take_cache(symbol, &p->mask, &cached->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
-    if (k->paged) check_pages(symbol, k, (const attn_sm90_cached_params *)(const void *)p, &d, &a);
+    if (k->paged) check_pages(symbol, k, cached, &d, &a);
     check_output(symbol, p, &d);
     const attn_sm90_schedule *s = &p->schedule;
     if (s->total > s->split_tiles * s->splits) {
-        uint64_t stride = (uint64_t)(p->o_stride[1] | p->o_stride[2]);
-        bool wide = (p->flags & ATTN_OUT_F32) || ((uintptr_t)p->o % 16 == 0 && p->dim_v % 8 == 0);
-        fake_expect(wide && ((p->flags & ATTN_OUT_F32) || p->len_q == 1 || p->heads_q == 1 || stride % 8 == 0), symbol,
-                    "o cannot be stored by 16 bytes");
+        uint64_t stride = (uint64_t)(p->shape.o_stride[1] | p->shape.o_stride[2]);
+        bool wide = (p->shape.flags & ATTN_OUT_F32) || ((uintptr_t)p->shape.o % 16 == 0 && p->shape.dim_v % 8 == 0);
+        fake_expect(wide && ((p->shape.flags & ATTN_OUT_F32) || p->shape.len_q == 1 || p->shape.heads_q == 1 ||
+                             stride % 8 == 0),
+                    symbol, "o cannot be stored by 16 bytes");
         fake_compute(symbol, &d, &a);
         forget_split(p);
     }
     size_t parts = (size_t)(s->splits * s->split_rows);
     if (parts == 0) return;
-    memset(p->partial_o, 0x11, parts * (size_t)p->dim_v * sizeof(float));
-    memset(p->partial_lse, 0x22, parts * sizeof(float));
+    memset(p->shape.partial_o, 0x11, parts * (size_t)p->shape.dim_v * sizeof(float));
+    memset(p->shape.partial_lse, 0x22, parts * sizeof(float));
 }
 
 attn_dtype fake_dtype_of(const char *symbol)
@@ -304,48 +320,50 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     attn_args a;
     fake_expect(config->gridDimX == ceil_div(p->schedule.split_rows, 4) && config->gridDimY == 1, symbol, "grid");
     fake_expect(config->gridDimZ == 1 && config->blockDimX == 128, symbol, "grid");
-    fake_expect(p->partial_o && p->partial_lse && p->schedule.split_rows > 0, symbol, "nothing to merge");
-    fake_take(p, fake_dtype_of(symbol), &d, &a);
+    fake_expect(p->shape.partial_o && p->shape.partial_lse && p->schedule.split_rows > 0, symbol, "nothing to merge");
+    attn_cuda_params common = fake_common(p);
+    fake_take(&common, fake_dtype_of(symbol), &d, &a);
     fake_map q, keys;
     memcpy(&q, &p->q_map, sizeof q);
     memcpy(&keys, &p->k_map, sizeof keys);
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
-    bool paged = p->flags & ATTN_PAGED;
+    bool paged = p->shape.flags & ATTN_PAGED;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
         if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].q_tile / p->schedule.pack == q.box[2] &&
             (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0 : kernels[i].kv_tile == keys.box[2]))
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
-    if (paged) take_cache(symbol, (const attn_sm90_cached_params *)(const void *)p, &d, &a); /* which p begins */
+    if (paged) /* which p begins */
+        take_cache(symbol, &p->mask, &((const attn_sm90_cached_params *)(const void *)p)->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     fake_compute(symbol, &d, &a);
 }
 
 /* ---- the others ---------------------------------------------------------------------------- */
 
-void fake_take_fallback(const attn_sm90_params *p, attn_desc *d, attn_args *a)
+void fake_take_tensors(const attn_cuda_params *p, attn_desc *d, attn_args *a)
 {
-    a->q = p->fallback.q, a->k = p->fallback.k, a->v = p->fallback.v;
+    a->q = p->tensors.q, a->k = p->tensors.k, a->v = p->tensors.v;
     for (int i = 0; i < 4; i++) {
-        d->q_stride[i] = p->fallback.q_stride[i];
-        d->k_stride[i] = p->fallback.k_stride[i];
-        d->v_stride[i] = p->fallback.v_stride[i];
+        d->q_stride[i] = p->tensors.q_stride[i];
+        d->k_stride[i] = p->tensors.k_stride[i];
+        d->v_stride[i] = p->tensors.v_stride[i];
     }
 }
 
 static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
-                     const attn_sm90_cached_params *params)
+                     const attn_cuda_params *p)
 {
-    const attn_sm90_params *p = &params->common;
     attn_desc d;
     attn_args a;
-    fake_expect(config->gridDimX == ceil_div(p->len_q, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256, symbol,
+    fake_expect(config->gridDimX == ceil_div(p->shape.len_q, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256,
+                symbol, "grid");
+    fake_expect(config->gridDimY == (unsigned)p->shape.heads_q && config->gridDimZ == (unsigned)p->shape.batch, symbol,
                 "grid");
-    fake_expect(config->gridDimY == (unsigned)p->heads_q && config->gridDimZ == (unsigned)p->batch, symbol, "grid");
     fake_take(p, k->dtype, &d, &a);
-    fake_take_fallback(p, &d, &a);
-    take_cache(symbol, params, &d, &a);
+    fake_take_tensors(p, &d, &a);
+    take_cache(symbol, &p->mask, &p->cache, &d, &a);
     fake_compute(symbol, &d, &a);
 }
 
@@ -353,21 +371,22 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
 static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
                    const attn_decode_params *params)
 {
-    const attn_sm90_params *p = &params->base.common;
+    const attn_cuda_params *p = &params->base;
     attn_desc d;
     attn_args a;
     fake_expect(config->gridDimX > 0 && config->gridDimY == 1 && config->gridDimZ == 1, symbol, "grid");
     fake_expect(config->blockDimX == ATTN_DECODE_THREADS && config->sharedMemBytes == k->shared, symbol, "block");
-    fake_expect((p->flags & ~k->features) == 0, symbol, "lacks a feature");
-    fake_expect(p->len_q * (p->heads_q / p->heads_kv) <= ATTN_DECODE_GROUP_ROWS, symbol, "rows");
+    fake_expect((p->shape.flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect(p->shape.len_q * (p->shape.heads_q / p->shape.heads_kv) <= ATTN_DECODE_GROUP_ROWS, symbol, "rows");
     fake_expect(params->team == 4 || params->team == ATTN_DECODE_WARPS ||
                     params->team == ATTN_DECODE_TEAM_LEAST(k->dim),
                 symbol, "team");
-    fake_expect(params->tag && !(params->tag & 0xffff) && params->arrivals && p->partial_o && p->partial_lse, symbol,
-                "workspace");
+    fake_expect(params->tag && !(params->tag & 0xffff) && params->arrivals && p->shape.partial_o &&
+                    p->shape.partial_lse,
+                symbol, "workspace");
     fake_take(p, k->dtype, &d, &a);
-    fake_take_fallback(p, &d, &a);
-    take_cache(symbol, &params->base, &d, &a);
+    fake_take_tensors(p, &d, &a);
+    take_cache(symbol, &p->mask, &p->cache, &d, &a);
     const void *const read[] = { a.q, a.k, a.v };
     for (int i = 0; i < 3; i++)
         fake_expect((uintptr_t)read[i] % 16 == 0, symbol, "an address is no multiple of 16");
@@ -376,12 +395,12 @@ static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunch
 
 static void summarise(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
 {
-    fake_expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->batch, symbol,
-                "grid");
+    fake_expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->shape.batch,
+                symbol, "grid");
     fake_map map;
     memcpy(&map, &p->k_map, sizeof map);
-    int keys = p->flags & ATTN_PAGED ? p->mask.summary_keys : (int)map.box[2];
-    fake_expect(config->gridDimX == (unsigned)ATTN_SM90_SUMMARIES(p->len_kv, keys), symbol, "grid");
+    int keys = p->shape.flags & ATTN_PAGED ? p->mask.summary_keys : (int)map.box[2];
+    fake_expect(config->gridDimX == (unsigned)ATTN_CUDA_SUMMARIES(p->shape.len_kv, keys), symbol, "grid");
     size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
     for (size_t i = 0; i < ints; i++)
         p->mask.summaries[i] = keys;
@@ -410,8 +429,8 @@ size_t fake_params_size(const char *symbol, const void *params)
     if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
-    bool fallback = k && k->form != ATTN_CUDA_FORWARD;
-    return fallback || p->flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
+    if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_params);
+    return p->shape.flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
 }
 
 void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)

@@ -2,9 +2,7 @@
 #ifndef TESTS_FAKE_CUDA_EMULATE_H
 #define TESTS_FAKE_CUDA_EMULATE_H
 
-#include "cuda/common/pages_params.h"
 #include "cuda/sm90/host/backward.h"
-#include "cuda/sm90/cache_params.h"
 #include "cuda/sm90/host/forward.h"
 #include "fake.h"
 
@@ -12,7 +10,7 @@ void fake_expect(bool right, const char *symbol, const char *what);
 
 /* The problem that parameters describe: everything but q, k, v and their strides; and these from the maps of `kernel`.
  */
-void fake_take(const attn_sm90_params *params, attn_dtype dtype, attn_desc *desc, attn_args *args);
+void fake_take(const attn_cuda_params *params, attn_dtype dtype, attn_desc *desc, attn_args *args);
 void fake_take_maps(const char *symbol, const attn_cuda_kernel *kernel, const attn_sm90_params *params, attn_desc *desc,
                     attn_args *args);
 
@@ -20,8 +18,11 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *kernel, const at
 const void *fake_take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *desc, const int64_t extent[4],
                           const uint32_t box[4], int64_t stride[4]);
 
-/* q, k and v as the fallback kernels have them. */
-void fake_take_fallback(const attn_sm90_params *params, attn_desc *desc, attn_args *args);
+/* The common ones among a variant's. */
+attn_cuda_params fake_common(const attn_sm90_params *params);
+
+/* q, k and v as kernels have them that read them where they lie. */
+void fake_take_tensors(const attn_cuda_params *params, attn_desc *desc, attn_args *args);
 
 /* Computes it on the CPU. */
 void fake_compute(const char *symbol, const attn_desc *desc, const attn_args *args);

@@ -23,12 +23,12 @@ static int64_t ceil_div(int64_t a, int64_t b)
 
 static bool is_varlen(const attn_sm90_params *p)
 {
-    return p->flags & ATTN_VARLEN;
+    return p->shape.flags & ATTN_VARLEN;
 }
 
 static int64_t rows_of(const attn_sm90_params *p, int64_t pitch, int64_t heads)
 {
-    return (is_varlen(p) ? 1 : p->batch) * heads * pitch;
+    return (is_varlen(p) ? 1 : p->shape.batch) * heads * pitch;
 }
 
 static int64_t aligned_row(bool varlen, int64_t pitch, int64_t heads, int64_t b, int64_t h, int64_t start, int64_t row)
@@ -39,8 +39,8 @@ static int64_t aligned_row(bool varlen, int64_t pitch, int64_t heads, int64_t b,
 static void check_pitches(const char *symbol, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t rows = ceil_div(c->len_q, TILE) * TILE, keys = ceil_div(c->len_kv, TILE) * TILE;
-    if (is_varlen(c)) rows = (c->total_q / TILE + c->batch) * TILE;
+    int64_t rows = ceil_div(c->shape.len_q, TILE) * TILE, keys = ceil_div(c->shape.len_kv, TILE) * TILE;
+    if (is_varlen(c)) rows = (c->shape.total_q / TILE + c->shape.batch) * TILE;
     fake_expect(p->q_pitch == rows && (is_varlen(c) || p->kv_pitch == keys), symbol, "pitch of aligned rows");
 }
 
@@ -57,14 +57,14 @@ static void *make(const int64_t extent[4], int64_t size)
 }
 
 /* desc and args: with q, k and v. Packed gradients, all of them. */
-static gradients gradients_of(const char *symbol, const attn_sm90_backward_params *p, attn_desc d, attn_args a)
+static gradients gradients_of(const char *symbol, const attn_cuda_gradients *of, attn_desc d, attn_args a)
 {
     gradients g;
     d.direction = ATTN_BACKWARD;
     for (int i = 0; i < 3; i++)
-        d.grad_o_stride[i] = p->grad_o_stride[i];
+        d.grad_o_stride[i] = of->o_stride[i];
     d.grad_o_stride[3] = 1;
-    a.grad_o = p->grad_o, a.grad_lse = p->grad_lse;
+    a.grad_o = of->o, a.grad_lse = of->lse;
     if (attn_desc_resolve(&g.desc, &d, sizeof d)) fake_die("%s: %s", symbol, attn_error());
     attn_shape shape = attn_shape_of(&g.desc);
     int64_t size = attn_dtype_size(attn_out_dtype(&d)), slopes[] = { 1, 1, d.alibi_batch, d.heads_q };
@@ -152,14 +152,14 @@ static void store(const gradients *g, int which, void *out, const long long stri
     }
 }
 
-static void store_alibi(const gradients *g, const attn_sm90_backward_params *p)
+static void store_alibi(const gradients *g, float *parts, int count)
 {
     const attn_desc *d = &g->desc;
-    if (!p->alibi_parts) return;
-    memset(p->alibi_parts, 0, (size_t)(d->batch * d->heads_q * p->alibi_count) * 4);
+    if (!parts) return;
+    memset(parts, 0, (size_t)(d->batch * d->heads_q * count) * 4);
     int64_t last = d->alibi_batch == 1 ? (d->batch - 1) * d->heads_q : 0; /* shared slopes: the last sequence's part */
     for (int64_t i = 0; i < d->alibi_batch * d->heads_q && d->batch > 0; i++)
-        p->alibi_parts[(last + i) * p->alibi_count + p->alibi_count - 1] = g->args.grad_alibi[i];
+        parts[(last + i) * count + count - 1] = g->args.grad_alibi[i];
 }
 
 /* Sinks: what the preprocess would have left of their gradient is marked; here, where q, k and v are known, it is
@@ -167,11 +167,11 @@ static void store_alibi(const gradients *g, const attn_sm90_backward_params *p)
 static void fill_sinks(const gradients *g, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t tiles = ceil_div(c->len_q, TILE);
-    for (int64_t h = 0; h < c->heads_q && p->sink_parts; h++) {
-        for (int64_t b = 0; b < c->batch; b++)
-            p->sink_parts[(h * c->batch + b) * tiles] = 0;
-        p->sink_parts[h * c->batch * tiles] = g->args.grad_sink[h];
+    int64_t tiles = ceil_div(c->shape.len_q, TILE);
+    for (int64_t h = 0; h < c->shape.heads_q && p->sink_parts; h++) {
+        for (int64_t b = 0; b < c->shape.batch; b++)
+            p->sink_parts[(h * c->shape.batch + b) * tiles] = 0;
+        p->sink_parts[h * c->shape.batch * tiles] = g->args.grad_sink[h];
     }
 }
 
@@ -182,24 +182,25 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
 {
     const attn_sm90_backward_schedule *s = &p->schedule;
     const attn_sm90_params *c = &p->common;
-    int group = c->heads_q / c->heads_kv, keys = k->kv_tile * k->cluster;
-    int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->batch : ceil_div(c->len_kv, keys);
+    int group = c->shape.heads_q / c->shape.heads_kv, keys = k->kv_tile * k->cluster;
+    int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->shape.batch : ceil_div(c->shape.len_kv, keys);
     fake_expect(s->kv_tiles == tiles, symbol, "kv_tiles");
-    int64_t items = tiles * c->heads_kv * s->splits * (is_varlen(c) ? 1 : c->batch);
-    int64_t postprocess = (int64_t)s->postprocess_items * c->heads_kv * c->batch;
+    int64_t items = tiles * c->shape.heads_kv * s->splits * (is_varlen(c) ? 1 : c->shape.batch);
+    int64_t postprocess = (int64_t)s->postprocess_items * c->shape.heads_kv * c->shape.batch;
     fake_expect(s->total == items - s->stream_k_items + 2 * s->stream_k_shares + postprocess, symbol, "total");
     fake_expect(s->takes == (s->head_persistent ? items / tiles : s->total - s->stream_k_shares), symbol, "takes");
     fake_expect(s->splits >= 1 && group % s->splits == 0, symbol, "splits");
     fake_expect(s->head_group >= 1 && s->grid > 0 && s->grid <= k->cluster * s->total && s->grid <= 132, symbol,
                 "grid");
-    fake_expect(!s->head_persistent || (s->head_group == 1 && s->splits == 1 &&
-                                        s->grid <= k->cluster * (s->total / tiles) && !(c->flags & ATTN_CUDA_LENGTHS)),
+    fake_expect(!s->head_persistent ||
+                    (s->head_group == 1 && s->splits == 1 && s->grid <= k->cluster * (s->total / tiles) &&
+                     !(c->shape.flags & ATTN_CUDA_LENGTHS)),
                 symbol, "head-persistent dQ");
     fake_expect(!s->counter || *s->counter == 0, symbol, "the counter is not 0");
     fake_expect(!p->dq_semaphores || s->counter, symbol, "a dQ semaphore, and work items in no order of time");
     fake_expect(c->schedule.pack == 1 && c->schedule.splits == 1, symbol, "packs rows");
     fake_expect(s->finalises_dq == k->finalises_dq && !(s->finalises_dq && s->head_persistent), symbol, "finalised dQ");
-    fake_expect((s->finalises_dq || (c->flags & ATTN_DETERMINISTIC && !s->head_persistent)) ==
+    fake_expect((s->finalises_dq || (c->shape.flags & ATTN_DETERMINISTIC && !s->head_persistent)) ==
                     (p->dq_semaphores != NULL),
                 symbol, "an order, or none, that nobody asked for");
 }
@@ -216,16 +217,18 @@ static void check_fused_postprocess(const char *symbol, const attn_cuda_kernel *
 {
     const attn_sm90_backward_schedule *s = &p->schedule;
     const attn_sm90_params *c = &p->common;
-    int64_t heads = (int64_t)c->heads_kv * c->batch,
-            each = c->heads_q / c->heads_kv * ceil_div(c->len_q, TILE * ATTN_SM90_BACKWARD_POSTPROCESS_TILES);
+    int64_t heads = (int64_t)c->shape.heads_kv * c->shape.batch,
+            each = c->shape.heads_q / c->shape.heads_kv *
+                   ceil_div(c->shape.len_q, TILE * ATTN_SM90_BACKWARD_POSTPROCESS_TILES);
     fake_expect(k->kv_tile == 128 && !(k->features & ATTN_CHUNK), symbol, "it fuses no postprocess");
-    fake_expect(!s->head_persistent && !s->stream_k_items && !p->dq_semaphores && !(c->flags & ATTN_CUDA_LENGTHS),
+    fake_expect(!s->head_persistent && !s->stream_k_items && !p->dq_semaphores && !(c->shape.flags & ATTN_CUDA_LENGTHS),
                 symbol, "a fused postprocess of work items that are not counted");
     fake_expect(s->counter && s->postprocess_items == each, symbol, "postprocess_items");
     fake_expect(s->late_heads >= 0 && s->late_heads <= heads &&
                     (s->late_heads % s->head_group == 0 || s->late_heads == heads),
                 symbol, "late_heads");
-    fake_expect(is_even(d, p->grad_q, p->grad_q_stride, c->dim_qk), symbol, "rows of grad_q are stored in pieces");
+    fake_expect(is_even(d, p->grad.q, p->grad.q_stride, c->shape.dim_qk), symbol,
+                "rows of grad_q are stored in pieces");
     for (int64_t i = 0; i < heads; i++)
         fake_expect(p->dq_additions[i] == 0, symbol, "a count of work items is not 0");
 }
@@ -237,7 +240,7 @@ static void check_stream_k(const char *symbol, const attn_cuda_kernel *k, const 
     const uint32_t others = ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS;
     int64_t q_tiles = s->stream_k_items * cut->q_tiles;
     fake_expect(s->splits == 1 && !s->finalises_dq && !s->head_persistent && !p->dq_semaphores &&
-                    !(p->common.flags & others),
+                    !(p->common.shape.flags & others),
                 symbol, "stream-K of work items that differ, or have an order");
     fake_expect(!(k->features & ATTN_CHUNK) && s->counter, symbol, "it has no stream-K");
     fake_expect(s->stream_k_q_tiles <= cut->q_tiles && s->stream_k_shares * s->stream_k_q_tiles >= q_tiles &&
@@ -249,40 +252,41 @@ static void check_stream_k(const char *symbol, const attn_cuda_kernel *k, const 
 static void check_before(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t rows = rows_of(c, p->q_pitch, c->heads_q);
+    int64_t rows = rows_of(c, p->q_pitch, c->shape.heads_q);
     for (int64_t i = 0; i < 2 * rows; i++)
         fake_expect(p->stats[i] == mark, symbol, "rows have no statistics");
-    if (c->flags & ATTN_INTERVALS && c->len_kv > 0)
+    if (c->shape.flags & ATTN_INTERVALS && c->shape.len_kv > 0)
         fake_expect(c->mask.summaries && c->mask.summaries[0] == k->kv_tile && c->mask.summary_keys == k->kv_tile,
                     symbol, "intervals were not summarised");
-    const int64_t whole[] = { c->batch, c->heads_q, c->len_q, c->len_kv };
+    const int64_t whole[] = { c->shape.batch, c->shape.heads_q, c->shape.len_q, c->shape.len_kv };
     int64_t bias = 1;
     for (int i = 0; i < 4; i++) {
         bias *= c->score.bias_extent[i];
-        fake_expect(!p->grad_bias || !p->dq_semaphores || c->score.bias_extent[i] == whole[i], symbol,
+        fake_expect(!p->grad.bias || !p->dq_semaphores || c->score.bias_extent[i] == whole[i], symbol,
                     "sums of a bias in no order");
     }
-    for (int64_t i = 0; i < bias && p->grad_bias; i++)
-        fake_expect(p->grad_bias[i] == 0, symbol, "grad_bias is not zeroed");
+    for (int64_t i = 0; i < bias && p->grad.bias; i++)
+        fake_expect(p->grad.bias[i] == 0, symbol, "grad_bias is not zeroed");
 }
 
 static void take_grad_o(const char *symbol, const attn_sm90_backward_params *p, const attn_desc *d)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t rows = is_varlen(c) ? c->total_q : c->len_q, batch = is_varlen(c) ? 1 : c->batch, stride[4];
-    const int64_t extent[] = { c->dim_v, c->heads_q, rows, batch };
+    int64_t rows = is_varlen(c) ? c->shape.total_q : c->shape.len_q, batch = is_varlen(c) ? 1 : c->shape.batch,
+            stride[4];
+    const int64_t extent[] = { c->shape.dim_v, c->shape.heads_q, rows, batch };
     const void *at = fake_take_map(symbol, &p->grad_o_map, d, extent, (uint32_t[]){ 64, 1, TILE, 1 }, stride);
-    fake_expect(at == (p->grad_o_copy ? p->grad_o_copy : p->grad_o), symbol, "a map of another grad_o");
+    fake_expect(at == (p->grad_o_copy ? p->grad_o_copy : p->grad.o), symbol, "a map of another grad_o");
     fake_expect(p->grad_o_copy || attn_out_dtype(d) == d->dtype, symbol, "grad_o is f32");
     for (int i = 0; i < 3 && !p->grad_o_copy; i++)
-        fake_expect(extent[3 - i] == 1 || stride[i] == p->grad_o_stride[i], symbol, "strides of grad_o");
+        fake_expect(extent[3 - i] == 1 || stride[i] == p->grad.o_stride[i], symbol, "strides of grad_o");
 }
 
 /* What the kernel may store 16 bytes at a time. */
 static void check_wide(const char *symbol, const attn_sm90_backward_params *p, const attn_desc *d)
 {
     bool whole =
-        is_even(d, p->grad_k, p->grad_k_stride, d->dim_qk) && is_even(d, p->grad_v, p->grad_v_stride, d->dim_v);
+        is_even(d, p->grad.k, p->grad.k_stride, d->dim_qk) && is_even(d, p->grad.v, p->grad.v_stride, d->dim_v);
     fake_expect(p->stores_wide == whole, symbol, "rows of whole 16 bytes");
 }
 
@@ -295,29 +299,31 @@ static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     attn_args a;
     fake_expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
     fake_expect(config->gridDimX == (unsigned)s->grid, symbol, "grid");
-    fake_expect((c->flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect((c->shape.flags & ~k->features) == 0, symbol, "lacks a feature");
     check_pitches(symbol, p);
     check_before(symbol, k, p);
-    fake_take(c, k->dtype, &d, &a);
+    attn_cuda_params common = fake_common(c);
+    fake_take(&common, k->dtype, &d, &a);
     fake_take_maps(symbol, k, c, &d, &a);
     take_grad_o(symbol, p, &d);
     check_schedule(symbol, k, p, &d);
     check_wide(symbol, p, &d);
     if (s->postprocess_items) check_fused_postprocess(symbol, k, p, &d);
-    gradients g = gradients_of(symbol, p, d, a);
+    gradients g = gradients_of(symbol, &p->grad, d, a);
     fake_expect(p->dq_accumulator, symbol, "no dQ accumulator");
     if (s->head_persistent && s->kv_tiles > 1)
         memset(p->dq_accumulator, 0x55,
-               (size_t)(s->grid / k->cluster * (c->heads_q / c->heads_kv) * p->q_pitch) * (size_t)k->dim * 4);
-    store(&g, QUERIES, p->grad_q, p->grad_q_stride,
+               (size_t)(s->grid / k->cluster * (c->shape.heads_q / c->shape.heads_kv) * p->q_pitch) * (size_t)k->dim *
+                   4);
+    store(&g, QUERIES, p->grad.q, p->grad.q_stride,
           s->head_persistent || s->finalises_dq || s->postprocess_items ? NULL : p->dq_accumulator, p->q_pitch, k->dim,
-          c->scale, NULL);
+          c->shape.scale, NULL);
     fake_expect((s->splits > 1 || s->stream_k_items) == (p->dk_partials && p->dv_partials), symbol,
                 "parts of dK and dV");
-    stream_k cut = { s, (int64_t)c->heads_kv * c->batch, k->kv_tile * k->cluster,
-                     ceil_div(c->len_q, TILE) * (c->heads_q / c->heads_kv) };
+    stream_k cut = { s, (int64_t)c->shape.heads_kv * c->shape.batch, k->kv_tile * k->cluster,
+                     ceil_div(c->shape.len_q, TILE) * (c->shape.heads_q / c->shape.heads_kv) };
     if (s->stream_k_items) check_stream_k(symbol, k, p, &cut);
-    int64_t keys = rows_of(c, p->kv_pitch, c->heads_kv);
+    int64_t keys = rows_of(c, p->kv_pitch, c->shape.heads_kv);
     int64_t partial_rows = s->stream_k_items ? (s->stream_k_shares + s->stream_k_items) * cut.keys : s->splits * keys;
     float kept = 256 / (256 - (float)c->score.dropout_threshold);
     if (p->dk_partials) {
@@ -326,12 +332,12 @@ static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     }
     int64_t last = (s->splits - 1) * keys;
     const stream_k *only = s->stream_k_items ? &cut : NULL;
-    store(&g, KEYS, p->grad_k, p->grad_k_stride, p->dk_partials ? p->dk_partials + last * k->dim : NULL, p->kv_pitch,
-          k->dim, c->scale, only);
-    store(&g, VALUES, p->grad_v, p->grad_v_stride, p->dv_partials ? p->dv_partials + last * k->dim_v : NULL,
+    store(&g, KEYS, p->grad.k, p->grad.k_stride, p->dk_partials ? p->dk_partials + last * k->dim : NULL, p->kv_pitch,
+          k->dim, c->shape.scale, only);
+    store(&g, VALUES, p->grad.v, p->grad.v_stride, p->dv_partials ? p->dv_partials + last * k->dim_v : NULL,
           p->kv_pitch, k->dim_v, kept, only);
-    if (p->grad_bias) memcpy(p->grad_bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
-    store_alibi(&g, p);
+    if (p->grad.bias) memcpy(p->grad.bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
+    store_alibi(&g, p->alibi_parts, p->alibi_count);
     fill_sinks(&g, p);
     gradients_free(&g);
 }
@@ -341,84 +347,91 @@ static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
 static void copy_grad_o(const attn_sm90_backward_params *p, attn_dtype dtype)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t rows = is_varlen(c) ? c->total_q : c->len_q, pitch = ceil_div(c->dim_v, 8) * 8;
-    attn_dtype from = c->flags & ATTN_OUT_F32 ? ATTN_F32 : dtype;
-    for (int64_t b = 0; b < (is_varlen(c) ? 1 : c->batch); b++)
-        for (int64_t i = 0; i < rows * c->heads_q; i++)
-            for (int64_t x = 0; x < c->dim_v; x++) {
-                int64_t row = i / c->heads_q, h = i % c->heads_q;
-                int64_t at = b * p->grad_o_stride[0] + row * p->grad_o_stride[1] + h * p->grad_o_stride[2];
-                attn_store_scalar(dtype, p->grad_o_copy, (b * rows * c->heads_q + i) * pitch + x,
-                                  attn_load_scalar(from, p->grad_o, at + x));
+    int64_t rows = is_varlen(c) ? c->shape.total_q : c->shape.len_q, pitch = ceil_div(c->shape.dim_v, 8) * 8;
+    attn_dtype from = c->shape.flags & ATTN_OUT_F32 ? ATTN_F32 : dtype;
+    for (int64_t b = 0; b < (is_varlen(c) ? 1 : c->shape.batch); b++)
+        for (int64_t i = 0; i < rows * c->shape.heads_q; i++)
+            for (int64_t x = 0; x < c->shape.dim_v; x++) {
+                int64_t row = i / c->shape.heads_q, h = i % c->shape.heads_q;
+                int64_t at = b * p->grad.o_stride[0] + row * p->grad.o_stride[1] + h * p->grad.o_stride[2];
+                attn_store_scalar(dtype, p->grad_o_copy, (b * rows * c->shape.heads_q + i) * pitch + x,
+                                  attn_load_scalar(from, p->grad.o, at + x));
             }
 }
+
+/* What the preprocess of a run was launched with: of it the fallback kernels know less. */
+static _Thread_local attn_sm90_backward_params preprocessed;
 
 static void preprocess(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t count = rows_of(c, p->q_pitch, c->heads_q), tiles = ceil_div(c->len_q, TILE);
+    int64_t count = rows_of(c, p->q_pitch, c->shape.heads_q), tiles = ceil_div(c->shape.len_q, TILE);
     fake_expect(config->gridDimX == tiles && config->blockDimX == 256, symbol, "grid");
-    fake_expect(config->gridDimY == (unsigned)c->heads_q && config->gridDimZ == (unsigned)c->batch, symbol, "grid");
-    fake_expect(c->lse != NULL, symbol, "no LSE");
+    fake_expect(config->gridDimY == (unsigned)c->shape.heads_q && config->gridDimZ == (unsigned)c->shape.batch, symbol,
+                "grid");
+    fake_expect(c->shape.lse != NULL, symbol, "no LSE");
+    preprocessed = *p;
     check_pitches(symbol, p);
     for (int64_t i = 0; i < 2 * count; i++)
         p->stats[i] = mark;
     if (p->grad_o_copy) copy_grad_o(p, fake_dtype_of(symbol));
-    if (p->dq_additions) memset(p->dq_additions, 0, (size_t)(c->batch * c->heads_kv) * sizeof *p->dq_additions);
+    if (p->dq_additions)
+        memset(p->dq_additions, 0, (size_t)(c->shape.batch * c->shape.heads_kv) * sizeof *p->dq_additions);
     if (p->dq_semaphores) memset(p->dq_semaphores, 0, (size_t)(count / TILE) * sizeof *p->dq_semaphores);
     if (!p->sink_parts) return;
-    memset(p->sink_parts, 0, (size_t)(c->heads_q * c->batch * tiles) * sizeof *p->sink_parts);
-    for (int64_t b = 0; b < c->batch; b++)
-        for (int64_t h = 0; h < c->heads_q; h++)
-            p->sink_parts[(h * c->batch + b) * tiles] = mark;
+    memset(p->sink_parts, 0, (size_t)(c->shape.heads_q * c->shape.batch * tiles) * sizeof *p->sink_parts);
+    for (int64_t b = 0; b < c->shape.batch; b++)
+        for (int64_t h = 0; h < c->shape.heads_q; h++)
+            p->sink_parts[(h * c->shape.batch + b) * tiles] = mark;
 }
 
-static gradients fallback_gradients(const char *symbol, const attn_sm90_backward_params *p)
+static gradients fallback_gradients(const char *symbol, const attn_cuda_backward_params *p)
 {
     attn_desc d;
     attn_args a;
     fake_take(&p->common, fake_dtype_of(symbol), &d, &a);
-    fake_take_fallback(&p->common, &d, &a);
-    return gradients_of(symbol, p, d, a);
+    fake_take_tensors(&p->common, &d, &a);
+    return gradients_of(symbol, &p->grad, d, a);
 }
 
-static void fallback_q(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+static void fallback_q(const char *symbol, const CUlaunchConfig *config, const attn_cuda_backward_params *p)
 {
-    const attn_sm90_params *c = &p->common;
-    int64_t blocks = ceil_div(c->len_q, ATTN_CUDA_FALLBACK_ROWS);
-    fake_expect(config->gridDimX == blocks && config->gridDimY == (unsigned)c->heads_q && config->blockDimX == 256,
+    const attn_cuda_params *c = &p->common;
+    int64_t blocks = ceil_div(c->shape.len_q, ATTN_CUDA_FALLBACK_ROWS);
+    fake_expect(config->gridDimX == blocks && config->gridDimY == (unsigned)c->shape.heads_q &&
+                    config->blockDimX == 256,
                 symbol, "grid");
-    fake_expect(p->stats[0] == mark && !p->dq_accumulator, symbol, "statistics, or an accumulator");
+    fake_expect(p->stats[0] == mark && !preprocessed.dq_accumulator, symbol, "statistics, or an accumulator");
     fake_expect(!p->alibi_parts || p->alibi_count == blocks, symbol, "alibi_count");
     gradients g = fallback_gradients(symbol, p);
-    store(&g, QUERIES, p->grad_q, p->grad_q_stride, NULL, 0, 0, 1, NULL);
-    store_alibi(&g, p);
-    fill_sinks(&g, p);
+    store(&g, QUERIES, p->grad.q, p->grad.q_stride, NULL, 0, 0, 1, NULL);
+    store_alibi(&g, p->alibi_parts, p->alibi_count);
+    fill_sinks(&g, &preprocessed);
     gradients_free(&g);
 }
 
-static void fallback_kv(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+static void fallback_kv(const char *symbol, const CUlaunchConfig *config, const attn_cuda_backward_params *p)
 {
-    const attn_sm90_params *c = &p->common;
-    fake_expect(config->gridDimX == ceil_div(c->len_kv, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256 &&
-                    config->gridDimY == (unsigned)c->heads_kv && config->gridDimZ == (unsigned)c->batch,
+    const attn_cuda_params *c = &p->common;
+    fake_expect(config->gridDimX == ceil_div(c->shape.len_kv, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256 &&
+                    config->gridDimY == (unsigned)c->shape.heads_kv && config->gridDimZ == (unsigned)c->shape.batch,
                 symbol, "grid");
     gradients g = fallback_gradients(symbol, p);
-    store(&g, KEYS, p->grad_k, p->grad_k_stride, NULL, 0, 0, 1, NULL);
-    store(&g, VALUES, p->grad_v, p->grad_v_stride, NULL, 0, 0, 1, NULL);
+    store(&g, KEYS, p->grad.k, p->grad.k_stride, NULL, 0, 0, 1, NULL);
+    store(&g, VALUES, p->grad.v, p->grad.v_stride, NULL, 0, 0, 1, NULL);
     gradients_free(&g);
 }
 
 /* After a variant q, k and v are in maps. */
-static void fallback_bias(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
+static void fallback_bias(const char *symbol, const CUlaunchConfig *config, const attn_cuda_backward_params *p)
 {
     const int *extent = p->common.score.bias_extent;
     fake_expect(config->gridDimX == (unsigned)extent[3] && config->gridDimY == (unsigned)extent[2] &&
                     config->gridDimZ == (unsigned)(extent[0] * extent[1]) && config->blockDimX == 128,
                 symbol, "grid");
-    fake_expect(p->common.fallback.q && p->common.fallback.k && p->common.fallback.v, symbol, "no q, k and v");
+    fake_expect(p->common.tensors.q && p->common.tensors.k && p->common.tensors.v, symbol, "no q, k and v");
     gradients g = fallback_gradients(symbol, p);
-    memcpy(p->grad_bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
+    memcpy(p->grad.bias, g.args.grad_bias, (size_t)attn_bias_count(&g.desc) * 4);
     gradients_free(&g);
 }
 

@@ -14,7 +14,7 @@ MUTANTS = [
     (CUDA + "common/merge.h", "row >= *rows", "row > *rows", "cascade on a GPU: rows of no sequence are merged", "emulated/pages"),
     (KV + "levels.c", "(s->length - rows) / a->pool->desc.page_size", "s->length / a->pool->desc.page_size",
      "levels: tokens of this run are shared", "cascade"),
-    (SM90 + "host/forward.c", "splits > c->parts->most || p->sink", "p->sink", "cascade: the merge is given more than it takes", "cuda_cascade"),
+    (SM90 + "host/forward.c", "splits > c->parts->most || p->shape.sink", "p->shape.sink", "cascade: the merge is given more than it takes", "cuda_cascade"),
     (KV + "levels.c", "(end - first - 1) * level->lens_kv", "(end - first) * level->lens_kv",
      "levels: what a group's first sequence reads is saved", "cascade"),
     (CASCADE, "gain = key * share;", "gain = key;", "cascade: shared keys are read from memory again and again", "cuda_cascade"),

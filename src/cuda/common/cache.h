@@ -4,7 +4,8 @@
 
 #include "common/mask.h"
 #include "common/page_table.h"
-#include "sm90/cache_params.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 
 /* A sequence's pages; those of one whose length or list is out of range are none, and it has no keys. */
 typedef struct cached_keys {
@@ -36,23 +37,23 @@ DEVICE long long position_at(const long long *positions, int sequence)
 }
 
 /* t - row: where row 0 stands among the keys. */
-DEVICE long long position_shift(const attn_sm90_cache *c, const work_item *w)
+DEVICE long long position_shift(const attn_cuda_kv_cache *c, int batch, int len_q, int len_kv)
 {
-    if (!c->position_q) return w->len_kv - w->len_q;
-    return position_at(c->position_q, w->batch) - position_at(c->position_kv, w->batch);
+    if (!c->position_q) return len_kv - len_q;
+    return position_at(c->position_q, batch) - position_at(c->position_kv, batch);
 }
 
 /* ranges_of_row (mask.h), with a first key and positions. */
-DEVICE key_ranges cached_ranges_of_row(const attn_sm90_params *p, const attn_sm90_cache *c, const work_item *w,
+DEVICE key_ranges cached_ranges_of_row(const attn_cuda_mask *m, const attn_cuda_kv_cache *c, int batch, int len_kv,
                                        long long t)
 {
-    long long most = w->len_kv, first = c->first_kv ? clamp_long(c->first_kv[w->batch], 0, most) : 0, last = most;
+    long long most = len_kv, first = c->first_kv ? clamp_long(c->first_kv[batch], 0, most) : 0, last = most;
     if (c->chunk) {
-        long long start = position_at(c->position_kv, w->batch), at = (t + start) % c->chunk;
+        long long start = position_at(c->position_kv, batch), at = (t + start) % c->chunk;
         start = t - (at < 0 ? at + c->chunk : at);
         first = clamp_long(start, first, most), last = clamp_long(start + c->chunk, 0, most);
     }
-    int prefix = p->mask.prefix ? p->mask.prefix[w->batch] : 0;
+    int prefix = m->prefix ? m->prefix[batch] : 0;
     key_ranges ranges = { { (int)first, (int)clamp_long(t - c->left, first, most) },
                           { min((int)last, prefix), (int)clamp_long(t + c->right + 1, 0, last) } };
     return ranges;
@@ -65,12 +66,12 @@ typedef struct key_place {
     int plane, row;
 } key_place;
 
-/* A key that ranges show. False: it is in no page. */
-DEVICE bool find_key(const attn_sm90_params *p, const attn_sm90_cache *c, const work_item *w, page_list pages, int key,
-                     key_place *at)
+/* A key that ranges show of a sequence whose keys begin at row start_kv. False: it is in no page. */
+DEVICE bool find_key(const attn_cuda_shape *shape, const attn_cuda_kv_cache *c, int batch, int start_kv,
+                     page_list pages, int key, key_place *at)
 {
-    at->plane = p->flags & FLAG_VARLEN ? 0 : w->batch, at->row = w->start_kv + key;
-    if (!(p->flags & FLAG_PAGED)) return true;
+    at->plane = shape->flags & FLAG_VARLEN ? 0 : batch, at->row = start_kv + key;
+    if (!(shape->flags & FLAG_PAGED)) return true;
     u32 entry = (u32)key / (u32)c->table.page_size;
     at->plane = (int)page_entry(pages, entry), at->row = key - (int)(entry * (u32)c->table.page_size);
     if (is_page(&c->table, at->plane)) return true;

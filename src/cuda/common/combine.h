@@ -2,11 +2,14 @@
 #ifndef ATTN_CUDA_COMMON_COMBINE_H
 #define ATTN_CUDA_COMMON_COMBINE_H
 
+#include "common/element.h"
+#include "common/gpu.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "common/sequence.h"
-#include "common/support.h"
 
 /* Whether a row of the tensor is some sequence's: a split stored it. VARLEN: `row` counts over all sequences. */
-DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
+DEVICE bool combined_row(const attn_cuda_shape *p, int batch, int row)
 {
     if (!(p->flags & FLAG_VARLEN)) return row < sequence_of(0, p->lens_q, batch, p->len_q).y;
     int lo = 0,
@@ -25,11 +28,12 @@ DEVICE bool combined_row(const attn_sm90_params *p, int batch, int row)
 
 enum { COMBINED_COLUMNS = 128, COMBINED_AT_ONCE = 4 }; /* of a row; splits of it that are asked for at once */
 
-template <int dtype> DEVICE void combine_row(const attn_sm90_params *p)
+/* `lines`: rows of heads that are split, into `splits` each. */
+template <int dtype> DEVICE void combine_row(const attn_cuda_shape *p, int splits, long long lines)
 {
     constexpr int per_lane = COMBINED_COLUMNS / 32;
-    int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q, splits = p->schedule.splits;
-    long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32, lines = p->schedule.split_rows;
+    int lane = threadIdx.x % 32, rows = p->flags & FLAG_VARLEN ? p->total_q : p->len_q;
+    long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32;
     if (line >= lines) return;
     int row = (int)(line % rows), head = (int)(line / rows % p->heads_q), batch = (int)(line / rows / p->heads_q);
     if (!combined_row(p, batch, row)) return;

@@ -3,19 +3,20 @@
 #define ATTN_CUDA_COMMON_DROPOUT_H
 
 #include "common/gpu.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "common/sequence.h"
-#include "sm90/params.h"
 
 /* The key of Philox, and the last word of its counter. */
 struct dropout_seed {
     u32 k0, k1, offset;
 };
 
-DEVICE dropout_seed read_seed(const attn_sm90_params *p)
+DEVICE dropout_seed read_seed(const attn_cuda_score *s, const attn_cuda_seeds *at)
 {
-    dropout_seed seed = { (u32)p->score.seed, (u32)(p->score.seed >> 32), p->score.seed_offset };
-    if (unlikely(p->seed_at != NULL)) seed.k0 = ((const u32 *)p->seed_at)[0], seed.k1 = ((const u32 *)p->seed_at)[1];
-    if (unlikely(p->seed_offset_at != NULL)) seed.offset += *(const u32 *)p->seed_offset_at;
+    dropout_seed seed = { (u32)s->seed, (u32)(s->seed >> 32), s->seed_offset };
+    if (unlikely(at->seed_at != NULL)) seed.k0 = ((const u32 *)at->seed_at)[0], seed.k1 = ((const u32 *)at->seed_at)[1];
+    if (unlikely(at->seed_offset_at != NULL)) seed.offset += *(const u32 *)at->seed_offset_at;
     return seed;
 }
 
@@ -34,9 +35,10 @@ DEVICE uint4 philox(dropout_seed seed, u32 c0, u32 c1, u32 c2)
 }
 
 /* The bytes of row `row` for keys {2c, 2c+1, 2c+8, 2c+9} of the 16 from key0 on, the first in the low bits. */
-DEVICE u32 dropout_bytes(const attn_sm90_params *p, u32 batch_head, int row, int key0, int c)
+DEVICE u32 dropout_bytes(const attn_cuda_score *s, const attn_cuda_seeds *seeds, u32 batch_head, int row, int key0,
+                         int c)
 {
-    uint4 x = philox(read_seed(p), (row >> 4) * 4 + (row & 7) / 2, (key0 >> 4) * 4 + c, batch_head);
+    uint4 x = philox(read_seed(s, seeds), (row >> 4) * 4 + (row & 7) / 2, (key0 >> 4) * 4 + c, batch_head);
     u32 low = row & 1 ? x.y : x.x, high = row & 1 ? x.w : x.z;
     return row & 8 ? high : low;
 }
@@ -55,9 +57,9 @@ DEVICE u32 kept_halves(u32 kept, int pair)
 }
 
 /* What survives dropout is multiplied by. */
-DEVICE float dropout_factor(const attn_sm90_params *p)
+DEVICE float dropout_factor(const attn_cuda_shape *shape, const attn_cuda_score *s)
 {
-    return p->flags & FLAG_DROPOUT ? 256.0f / (256 - p->score.dropout_threshold) : 1;
+    return shape->flags & FLAG_DROPOUT ? 256.0f / (256 - s->dropout_threshold) : 1;
 }
 
 #endif

@@ -4,124 +4,121 @@
 #ifndef ATTN_CUDA_COMMON_FALLBACK_BACKWARD_H
 #define ATTN_CUDA_COMMON_FALLBACK_BACKWARD_H
 
-#include "common/dropout.h"
+#include "common/element.h"
 #include "common/mask.h"
-#include "common/score.h"
+#include "common/mask_pair.h"
+#include "common/pages_params.h"
+#include "common/params.h"
+#include "common/reduce.h"
+#include "common/score_pair.h"
 #include "common/sequence.h"
-#include "common/support.h"
-#include "sm90/backward/workspace.h"
-#include "sm90/common/store_row.h"
+#include "common/statistics.h"
 
 typedef struct pair_gradient {
     float p, ds, dqk;
 } pair_gradient;
 
 /* A head of a sequence. */
-DEVICE work_item work_item_of(const attn_sm90_params *p, int batch, int head)
+typedef struct fallback_head {
+    int batch, head, start_q, start_kv, len_q, len_kv;
+} fallback_head;
+
+DEVICE fallback_head head_of_sequence(const attn_cuda_shape *p, int batch, int head)
 {
     int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
-    work_item w = { 0 };
-    w.batch = batch, w.head = head, w.start_q = q.x, w.start_kv = kv.x, w.len_q = q.y, w.len_kv = kv.y;
-    return w;
+    return { batch, head, q.x, kv.x, q.y, kv.y };
 }
 
 /* Where the LSE of a row of *w is in the statistics. */
-DEVICE long long stats_of(const attn_sm90_backward_params *params, const work_item *w, int row)
+DEVICE long long stats_of(const attn_cuda_backward_params *params, const fallback_head *w, int row)
 {
-    long long first = row_offset(&params->common, params->common.cu_lens_q, params->common.heads_q, params->q_pitch,
-                                 w->batch, w->head);
+    const attn_cuda_shape *p = &params->common.shape;
+    long long first = row_offset(p, p->cu_lens_q, p->heads_q, params->q_pitch, w->batch, w->head);
     return 2 * (first + row / Q_ROWS * Q_ROWS) + statistic_position(row % Q_ROWS);
 }
 
-/* Adds up what the visible pair of a row of *w's head and a key makes: P as grad_v sees it, and dS before (the gradient
- * of the score) and after (that of scale q k) the softcap. */
-template <int dtype>
-DEVICE pair_gradient pair_of(const attn_sm90_backward_params *params, const work_item *w, int row, int key)
+/* Whether a row of *w sees a key. */
+DEVICE bool sees(const attn_cuda_params *p, const fallback_head *w, int row, int key)
 {
-    const attn_sm90_params *p = &params->common;
-    const attn_sm90_fallback *in = &p->fallback;
+    key_ranges ranges = ranges_of_row(&p->mask, w, row + w->len_kv - w->len_q);
+    return in_ranges(&ranges, key) && shown_pair(&p->shape, &p->mask, w, w->head, row, key, 0);
+}
+
+/* Adds up what the visible pair of a row of *w and a key makes: P as grad_v sees it, and dS before (the gradient of the
+ * score) and after (that of scale q k) the softcap. */
+template <int dtype>
+DEVICE pair_gradient pair_of(const attn_cuda_backward_params *params, const fallback_head *w, int row, int key)
+{
+    const attn_cuda_shape *p = &params->common.shape;
+    const attn_cuda_tensors *in = &params->common.tensors;
+    const attn_cuda_gradients *grad = &params->grad;
     int head = w->head, kv_head = head / (p->heads_q / p->heads_kv), plane = p->flags & FLAG_VARLEN ? 0 : w->batch;
     long long q = plane * in->q_stride[0] + (w->start_q + row) * in->q_stride[1] + head * in->q_stride[2];
     long long k = plane * in->k_stride[0] + (w->start_kv + key) * in->k_stride[1] + kv_head * in->k_stride[2];
     long long v = plane * in->v_stride[0] + (w->start_kv + key) * in->v_stride[1] + kv_head * in->v_stride[2];
-    long long g = plane * params->grad_o_stride[0] + (w->start_q + row) * params->grad_o_stride[1] +
-                  head * params->grad_o_stride[2];
+    long long g = plane * grad->o_stride[0] + (w->start_q + row) * grad->o_stride[1] + head * grad->o_stride[2];
     int g_dtype = p->flags & FLAG_OUT_F32 ? F32 : dtype;
     const float *statistics = params->stats + stats_of(params, w, row);
-    float score = 0, dp = 0, slope = 1, kept = 1;
+    const attn_cuda_score *s = &params->common.score;
+    float product = 0, dp = 0, kept = 1;
 #pragma unroll 2
     for (int i = 0; i < p->dim_qk; i++)
-        score = fmaf(load_element(dtype, in->q, q + i), load_element(dtype, in->k, k + i), score);
+        product = fmaf(load_element(dtype, in->q, q + i), load_element(dtype, in->k, k + i), product);
 #pragma unroll 2
     for (int i = 0; i < p->dim_v; i++)
-        dp = fmaf(load_element(g_dtype, params->grad_o, g + i), load_element(dtype, in->v, v + i), dp);
-    score *= p->scale;
-    if (p->flags & FLAG_SOFTCAP) {
-        float share = tanh_of(score / p->score.softcap);
-        score = p->score.softcap * share;
-        slope = 1 - share * share;
-    }
-    if (p->flags & FLAG_ALIBI) score -= alibi_slope(p, w->batch, head) * (float)abs(row + w->len_kv - w->len_q - key);
-    if (p->flags & FLAG_BIAS)
-        score += load_element(p->score.bias_dtype, p->score.bias, bias_row(p, w->batch, head, row) + bias_key(p, key));
-    if (p->flags & FLAG_DROPOUT) {
-        u32 bytes = dropout_bytes(p, w->batch * p->heads_q + head, row, key, (key & 7) / 2);
-        bool drops = (bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold;
-        kept = drops ? 0 : 256.0f / (256 - p->score.dropout_threshold);
-    }
-    float weight = exp2_approx(fmaf(score, LOG2_E, -statistics[0])), ds = weight * (dp * kept - statistics[Q_ROWS]);
-    pair_gradient pair = { weight * kept, ds, ds * slope };
-    return pair;
+        dp = fmaf(load_element(g_dtype, grad->o, g + i), load_element(dtype, in->v, v + i), dp);
+    pair_score of = score_of_pair(p, s, w->batch, head, row, key, row + w->len_kv - w->len_q, product);
+    if (p->flags & FLAG_DROPOUT)
+        kept = is_dropped(p, s, &params->common.seeds, w->batch, head, row, key) ? 0 : dropout_factor(p, s);
+    float weight = exp2_approx(fmaf(of.score, LOG2_E, -statistics[0])), ds = weight * (dp * kept - statistics[Q_ROWS]);
+    return { weight * kept, ds, ds * of.derivative };
 }
 
 template <int dtype>
-DEVICE void store_gradient(const attn_sm90_params *p, void *out, long long at, const float *x, int dim)
+DEVICE void store_gradient(const attn_cuda_shape *p, void *out, long long at, const float *x, int dim)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int col = threadIdx.x % 32 + 32 * i;
         if (col >= dim) continue;
-        if (dtype == F32 || p->flags & FLAG_OUT_F32)
-            ((float *)out)[at + col] = x[i];
-        else
-            ((unsigned short *)out)[at + col] = (unsigned short)pack_as(dtype, x[i], 0);
+        store_element(p->flags & FLAG_OUT_F32 ? F32 : dtype, out, at + col, x[i]);
     }
 }
 
-template <int dtype> DEVICE void fallback_q(const attn_sm90_backward_params *params)
+template <int dtype> DEVICE void fallback_q(const attn_cuda_backward_params *params)
 {
-    const attn_sm90_params *p = &params->common;
+    const attn_cuda_shape *p = &params->common.shape;
     __shared__ float alibi_part[8];
     int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
-    work_item w = work_item_of(p, blockIdx.z, blockIdx.y);
+    fallback_head w = head_of_sequence(p, blockIdx.z, blockIdx.y);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch, kv_head = w.head / (p->heads_q / p->heads_kv);
     int t = row + w.len_kv - w.len_q;
-    key_ranges ranges = ranges_of_row(p, &w, t);
     float out[16] = { 0 }, alibi = 0;
     for (int key0 = 0; key0 < w.len_kv && row < w.len_q; key0 += 32) {
         int key = key0 + lane;
         pair_gradient pair = { 0, 0, 0 };
-        bool seen = key < w.len_kv && visible(p, &w, &ranges, w.head, row, key);
+        bool seen = key < w.len_kv && sees(&params->common, &w, row, key);
         if (seen) pair = pair_of<dtype>(params, &w, row, key);
         alibi -= pair.ds * (float)abs(t - key);
         for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
             int from = __ffs(some) - 1;
             float share = __shfl_sync(~0u, pair.dqk, from);
-            long long k = plane * p->fallback.k_stride[0] + (w.start_kv + key0 + from) * p->fallback.k_stride[1] +
-                          kv_head * p->fallback.k_stride[2];
+            long long k = plane * params->common.tensors.k_stride[0] +
+                          (w.start_kv + key0 + from) * params->common.tensors.k_stride[1] +
+                          kv_head * params->common.tensors.k_stride[2];
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 if (lane + 32 * i < p->dim_qk)
-                    out[i] = fmaf(share, load_element(dtype, p->fallback.k, k + lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, load_element(dtype, params->common.tensors.k, k + lane + 32 * i), out[i]);
         }
     }
 #pragma unroll
     for (int i = 0; i < 16; i++)
         out[i] *= p->scale;
-    long long at = plane * params->grad_q_stride[0] + (w.start_q + row) * params->grad_q_stride[1] +
-                   w.head * params->grad_q_stride[2];
-    if (row < w.len_q) store_gradient<dtype>(p, params->grad_q, at, out, p->dim_qk);
+    long long at = plane * params->grad.q_stride[0] + (w.start_q + row) * params->grad.q_stride[1] +
+                   w.head * params->grad.q_stride[2];
+    if (row < w.len_q) store_gradient<dtype>(p, params->grad.q, at, out, p->dim_qk);
     if (!params->alibi_parts) return;
     alibi = warp_sum(alibi);
     if (lane == 0) alibi_part[threadIdx.x / 32] = alibi;
@@ -132,12 +129,12 @@ template <int dtype> DEVICE void fallback_q(const attn_sm90_backward_params *par
     params->alibi_parts[((long long)w.batch * p->heads_q + w.head) * params->alibi_count + blockIdx.x] = alibi;
 }
 
-template <int dtype> DEVICE void fallback_kv(const attn_sm90_backward_params *params)
+template <int dtype> DEVICE void fallback_kv(const attn_cuda_backward_params *params)
 {
-    const attn_sm90_params *p = &params->common;
+    const attn_cuda_shape *p = &params->common.shape;
     int lane = threadIdx.x % 32, key = blockIdx.x * 8 + threadIdx.x / 32, group = p->heads_q / p->heads_kv;
     int kv_head = blockIdx.y, g_dtype = p->flags & FLAG_OUT_F32 ? F32 : dtype;
-    work_item w = work_item_of(p, blockIdx.z, kv_head * group);
+    fallback_head w = head_of_sequence(p, blockIdx.z, kv_head * group);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch;
     if (key >= w.len_kv) return;
     float grad_k[16] = { 0 }, grad_v[16] = { 0 };
@@ -145,25 +142,22 @@ template <int dtype> DEVICE void fallback_kv(const attn_sm90_backward_params *pa
         for (int row0 = 0; row0 < w.len_q; row0 += 32) {
             int row = row0 + lane;
             pair_gradient pair = { 0, 0, 0 };
-            bool seen = false;
-            if (row < w.len_q) {
-                key_ranges ranges = ranges_of_row(p, &w, row + w.len_kv - w.len_q);
-                seen = visible(p, &w, &ranges, w.head, row, key);
-            }
+            bool seen = row < w.len_q && sees(&params->common, &w, row, key);
             if (seen) pair = pair_of<dtype>(params, &w, row, key);
             for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
                 int from = __ffs(some) - 1, at = w.start_q + row0 + from;
                 float dqk = __shfl_sync(~0u, pair.dqk, from), weight = __shfl_sync(~0u, pair.p, from);
-                long long q =
-                    plane * p->fallback.q_stride[0] + at * p->fallback.q_stride[1] + w.head * p->fallback.q_stride[2];
-                long long g = plane * params->grad_o_stride[0] + at * params->grad_o_stride[1] +
-                              w.head * params->grad_o_stride[2];
+                long long q = plane * params->common.tensors.q_stride[0] + at * params->common.tensors.q_stride[1] +
+                              w.head * params->common.tensors.q_stride[2];
+                long long g = plane * params->grad.o_stride[0] + at * params->grad.o_stride[1] +
+                              w.head * params->grad.o_stride[2];
 #pragma unroll
                 for (int i = 0; i < 16; i++) {
                     int col = lane + 32 * i;
-                    if (col < p->dim_qk) grad_k[i] = fmaf(dqk, load_element(dtype, p->fallback.q, q + col), grad_k[i]);
+                    if (col < p->dim_qk)
+                        grad_k[i] = fmaf(dqk, load_element(dtype, params->common.tensors.q, q + col), grad_k[i]);
                     if (col < p->dim_v)
-                        grad_v[i] = fmaf(weight, load_element(g_dtype, params->grad_o, g + col), grad_v[i]);
+                        grad_v[i] = fmaf(weight, load_element(g_dtype, params->grad.o, g + col), grad_v[i]);
                 }
             }
         }
@@ -171,20 +165,20 @@ template <int dtype> DEVICE void fallback_kv(const attn_sm90_backward_params *pa
     for (int i = 0; i < 16; i++)
         grad_k[i] *= p->scale;
     long long at = w.start_kv + key;
-    store_gradient<dtype>(p, params->grad_k,
-                          plane * params->grad_k_stride[0] + at * params->grad_k_stride[1] +
-                              kv_head * params->grad_k_stride[2],
+    store_gradient<dtype>(p, params->grad.k,
+                          plane * params->grad.k_stride[0] + at * params->grad.k_stride[1] +
+                              kv_head * params->grad.k_stride[2],
                           grad_k, p->dim_qk);
-    store_gradient<dtype>(p, params->grad_v,
-                          plane * params->grad_v_stride[0] + at * params->grad_v_stride[1] +
-                              kv_head * params->grad_v_stride[2],
+    store_gradient<dtype>(p, params->grad.v,
+                          plane * params->grad.v_stride[0] + at * params->grad.v_stride[1] +
+                              kv_head * params->grad.v_stride[2],
                           grad_v, p->dim_v);
 }
 
-template <int dtype> DEVICE void fallback_bias(const attn_sm90_backward_params *params)
+template <int dtype> DEVICE void fallback_bias(const attn_cuda_backward_params *params)
 {
-    const attn_sm90_params *p = &params->common;
-    const int *extent = p->score.bias_extent;
+    const attn_cuda_shape *p = &params->common.shape;
+    const int *extent = params->common.score.bias_extent;
     __shared__ float part[4];
     int plane = blockIdx.z, first[4] = { plane / extent[1], plane % extent[1], (int)blockIdx.y, (int)blockIdx.x };
     int whole[4] = { p->batch, p->heads_q, 0, 0 }, count[4];
@@ -192,21 +186,20 @@ template <int dtype> DEVICE void fallback_bias(const attn_sm90_backward_params *
         count[i] = extent[i] == 1 ? whole[i] : 1, first[i] = extent[i] == 1 ? 0 : first[i];
     float sum = 0;
     for (int at = 0; at < count[0] * count[1]; at++) {
-        work_item w = work_item_of(p, first[0] + at / count[1], first[1] + at % count[1]);
+        fallback_head w = head_of_sequence(p, first[0] + at / count[1], first[1] + at % count[1]);
         count[2] = extent[2] == 1 ? w.len_q : 1, count[3] = extent[3] == 1 ? w.len_kv : 1;
         int row0 = extent[2] == 1 ? 0 : first[2], key0 = extent[3] == 1 ? 0 : first[3];
         for (long long i = threadIdx.x; i < (long long)count[2] * count[3]; i += 128) {
             int row = row0 + (int)(i / count[3]), key = key0 + (int)(i % count[3]);
             if (row >= w.len_q || key >= w.len_kv) continue;
-            key_ranges ranges = ranges_of_row(p, &w, row + w.len_kv - w.len_q);
-            if (visible(p, &w, &ranges, w.head, row, key)) sum += pair_of<dtype>(params, &w, row, key).ds;
+            if (sees(&params->common, &w, row, key)) sum += pair_of<dtype>(params, &w, row, key).ds;
         }
     }
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x == 0)
-        params->grad_bias[((long long)plane * extent[2] + blockIdx.y) * extent[3] + blockIdx.x] =
+        params->grad.bias[((long long)plane * extent[2] + blockIdx.y) * extent[3] + blockIdx.x] =
             sum + part[1] + part[2] + part[3];
 }
 

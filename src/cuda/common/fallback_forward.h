@@ -4,26 +4,36 @@
 #define ATTN_CUDA_COMMON_FALLBACK_FORWARD_H
 
 #include "common/cache.h"
-#include "common/dropout.h"
+#include "common/element.h"
 #include "common/mask.h"
-#include "common/score.h"
-#include "common/support.h"
+#include "common/mask_pair.h"
+#include "common/pages_params.h"
+#include "common/params.h"
+#include "common/reduce.h"
+#include "common/score_pair.h"
+#include "common/sequence.h"
 
-/* *pages: where the work item's keys lie, with ATTN_PAGED. */
-DEVICE work_item row_of_warp(const attn_sm90_params *p, const attn_sm90_cache *c, page_list *pages)
+/* A warp's row, of a head of a sequence. */
+typedef struct fallback_row {
+    int batch, head, kv_head, row, start_q, start_kv, len_q, len_kv;
+    page_list pages; /* ATTN_PAGED: where its keys lie */
+} fallback_row;
+
+DEVICE fallback_row row_of_warp(const attn_cuda_params *p)
 {
-    work_item w = { 0 };
-    w.batch = blockIdx.z, w.head = blockIdx.y, w.kv_head = w.head / (p->heads_q / p->heads_kv);
-    w.row0 = blockIdx.x * 8 + threadIdx.x / 32;
-    int2 span = sequence_of(p->cu_lens_q, p->lens_q, w.batch, p->len_q);
+    const attn_cuda_shape *shape = &p->shape;
+    fallback_row w = { 0 };
+    w.batch = blockIdx.z, w.head = blockIdx.y, w.kv_head = w.head / (shape->heads_q / shape->heads_kv);
+    w.row = blockIdx.x * 8 + threadIdx.x / 32;
+    int2 span = sequence_of(shape->cu_lens_q, shape->lens_q, w.batch, shape->len_q);
     w.start_q = span.x, w.len_q = span.y;
-    if (w.row0 >= w.len_q) return w;
-    if (p->flags & FLAG_PAGED) {
-        cached_keys keys = paged_keys_of(&c->table, p->lens_kv, p->len_kv, w.batch);
-        w.len_kv = keys.length, *pages = keys.pages;
+    if (w.row >= w.len_q) return w;
+    if (shape->flags & FLAG_PAGED) {
+        cached_keys keys = paged_keys_of(&p->cache.table, shape->lens_kv, shape->len_kv, w.batch);
+        w.len_kv = keys.length, w.pages = keys.pages;
         return w;
     }
-    span = sequence_of(p->cu_lens_kv, p->lens_kv, w.batch, p->len_kv);
+    span = sequence_of(shape->cu_lens_kv, shape->lens_kv, w.batch, shape->len_kv);
     w.start_kv = span.x, w.len_kv = span.y;
     return w;
 }
@@ -34,41 +44,34 @@ DEVICE long long shared_place(key_place at, const long long *stride, int from)
     return __shfl_sync(~0u, at.plane, from) * stride[0] + __shfl_sync(~0u, at.row, from) * stride[1];
 }
 
-template <int dtype> DEVICE void attend_row(const attn_sm90_cached_params *params)
+template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
 {
-    const attn_sm90_params *p = &params->common;
-    const attn_sm90_cache *c = &params->cache;
-    const attn_sm90_fallback *in = &p->fallback;
-    page_list pages = { 0, 0 };
-    work_item w = row_of_warp(p, c, &pages);
-    int lane = threadIdx.x % 32, head = w.head, batch = w.batch, row = w.row0,
+    const attn_cuda_shape *p = &params->shape;
+    const attn_cuda_kv_cache *c = &params->cache;
+    const attn_cuda_tensors *in = &params->tensors;
+    fallback_row w = row_of_warp(params);
+    int lane = threadIdx.x % 32, head = w.head, batch = w.batch, row = w.row,
         plane = p->flags & FLAG_VARLEN ? 0 : batch;
     if (row >= w.len_q) return;
 
-    long long t = row + position_shift(c, &w);
-    key_ranges ranges = cached_ranges_of_row(p, c, &w, t);
-    float slope = alibi_slope(p, batch, head), max = -INFINITE, sum = 0, out[16] = { 0 };
-    long long bias = p->flags & FLAG_BIAS ? bias_row(p, batch, head, row) : 0;
+    long long t = row + position_shift(c, batch, w.len_q, w.len_kv);
+    key_ranges ranges = cached_ranges_of_row(&params->mask, c, batch, w.len_kv, t);
+    float max = -INFINITE, sum = 0, out[16] = { 0 };
     long long q = plane * in->q_stride[0] + (w.start_q + row) * in->q_stride[1] + head * in->q_stride[2];
-    int end = max_of(ranges.hi[0], ranges.hi[1]), start = ranges.lo[1];
+    int end = ranges.hi[0] > ranges.hi[1] ? ranges.hi[0] : ranges.hi[1], start = ranges.lo[1];
     if (ranges.lo[0] < ranges.hi[0]) start = min(start, ranges.lo[0]);
     for (int key0 = start / 32 * 32; key0 < end; key0 += 32) {
         int key = key0 + lane;
         key_place place = { 0, 0 };
-        bool seen = key < end && in_ranges(&ranges, key) && find_key(p, c, &w, pages, key, &place) &&
-                    shown_pair(p, &w, head, row, key, c->bits_keys);
+        bool seen = key < end && in_ranges(&ranges, key) && find_key(p, c, batch, w.start_kv, w.pages, key, &place) &&
+                    shown_pair(p, &params->mask, &w, head, row, key, c->bits_keys);
         float score = -INFINITE, weight = 0;
         if (seen) {
             long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + w.kv_head * in->k_stride[2];
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
                 score = fmaf(load_element(dtype, in->q, q + i), load_element(dtype, in->k, k + i), score);
-            score *= p->scale;
-            if (p->flags & FLAG_SOFTCAP) score = softcap_score(p, score);
-            if (p->flags & FLAG_ALIBI) score -= slope * (float)(t < key ? key - t : t - key);
-            if (p->flags & FLAG_BIAS)
-                score += bounded_bias(load_element(p->score.bias_dtype, p->score.bias, bias + bias_key(p, key)));
-            score *= LOG2_E;
+            score = score_of_pair(p, &params->score, batch, head, row, key, t, score).score * LOG2_E;
         }
         u32 some = __ballot_sync(~0u, seen);
         if (!some) continue;
@@ -76,10 +79,7 @@ template <int dtype> DEVICE void attend_row(const attn_sm90_cached_params *param
         max = top;
         if (seen) weight = exp2_approx(score - (max == -INFINITE ? 0 : max));
         sum = sum * alpha + weight;
-        if (p->flags & FLAG_DROPOUT) {
-            u32 bytes = dropout_bytes(p, batch * p->heads_q + head, row, key, (key & 7) / 2);
-            if ((bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold) weight = 0;
-        }
+        if (p->flags & FLAG_DROPOUT && is_dropped(p, &params->score, &params->seeds, batch, head, row, key)) weight = 0;
 #pragma unroll
         for (int i = 0; i < 16; i++)
             out[i] *= alpha;
@@ -97,8 +97,7 @@ template <int dtype> DEVICE void attend_row(const attn_sm90_cached_params *param
     sum = warp_sum(sum);
     float sink = p->sink ? p->sink[head] * LOG2_E : -INFINITE, top = fmaxf(max, sink), alpha = 1;
     if (top > -INFINITE) alpha = exp2_approx(max - top), sum = sum * alpha + exp2_approx(sink - top);
-    float factor = sum == 0 ? 0 : alpha / sum;
-    if (p->flags & FLAG_DROPOUT) factor *= 256.0f / (256 - p->score.dropout_threshold);
+    float factor = sum == 0 ? 0 : alpha / sum * dropout_factor(p, &params->score);
     long long o = plane * p->o_stride[0] + (w.start_q + row) * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
     for (int i = 0; i < 16; i++)

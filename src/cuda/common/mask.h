@@ -1,13 +1,16 @@
 /* Which keys a row sees, and what of a tile some rows see. Of a single pair: mask_pair.h.
  *
  * Kinds of masks intersect: ranges (lengths, causal, window, chunk, prefix), block lists, bits, intervals of hidden
- * rows. t = row + len_kv - len_q is the position of a row among the keys. */
+ * rows. t = row + len_kv - len_q is the position of a row among the keys.
+ *
+ * Functions ask whatever they are about, `w`, for its batch, len_q and len_kv: its sequence; and some for its head. */
 #ifndef ATTN_CUDA_COMMON_MASK_H
 #define ATTN_CUDA_COMMON_MASK_H
 
 #include "common/gpu.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "common/sequence.h"
-#include "sm90/params.h"
 
 /* ---- ranges -------------------------------------------------------------------------------- */
 
@@ -16,9 +19,8 @@ typedef struct key_ranges {
     int lo[2], hi[2];
 } key_ranges;
 
-DEVICE key_ranges ranges_of_row(const attn_sm90_params *p, const work_item *w, int t)
+template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int t)
 {
-    const attn_sm90_mask *m = &p->mask;
     int first = 0, last = w->len_kv;
     if (m->chunk) {
         int start = t / m->chunk * m->chunk;
@@ -30,22 +32,28 @@ DEVICE key_ranges ranges_of_row(const attn_sm90_params *p, const work_item *w, i
     return ranges;
 }
 
+DEVICE bool in_ranges(const key_ranges *ranges, int key)
+{
+    return (key >= ranges->lo[0] && key < ranges->hi[0]) || (key >= ranges->lo[1] && key < ranges->hi[1]);
+}
+
 /* ---- lists and intervals ------------------------------------------------------------------- */
 
 /* Index of a row block in the lists. */
-DEVICE long long list_row_of(const attn_sm90_params *p, const work_item *w, int head, int row)
+template <class rows>
+DEVICE long long list_row_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int head, int row)
 {
-    const attn_sm90_mask *m = &p->mask;
     long long plane =
         (long long)(m->block_batch == 1 ? 0 : w->batch) * m->block_heads + (m->block_heads == 1 ? 0 : head);
-    return plane * ((p->len_q + m->block_rows - 1) / m->block_rows) + row / m->block_rows;
+    return plane * ((shape->len_q + m->block_rows - 1) / m->block_rows) + row / m->block_rows;
 }
 
 /* Blocks [first, last] that a list holds: 0 none, 1 some, 2 all. */
-DEVICE int listed(const attn_sm90_params *p, const int *counts, const int *lists, long long line, int first, int last)
+DEVICE int listed(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
+                  long long line, int first, int last)
 {
     if (!counts) return 0;
-    int columns = (p->len_kv + p->mask.block_keys - 1) / p->mask.block_keys, count = min(counts[line], columns);
+    int columns = (shape->len_kv + m->block_keys - 1) / m->block_keys, count = min(counts[line], columns);
     const int *list = lists + line * columns;
     int lo = 0, hi = count;
     while (lo < hi) {
@@ -61,11 +69,11 @@ DEVICE int listed(const attn_sm90_params *p, const int *counts, const int *lists
 }
 
 /* The intervals of key 0 for a head's queries. */
-DEVICE const int *intervals_of(const attn_sm90_params *p, const work_item *w, int head)
+template <class rows>
+DEVICE const int *intervals_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int head)
 {
-    const attn_sm90_mask *m = &p->mask;
-    int plane = m->interval_heads == 1 ? 0 : head / (p->heads_q / p->heads_kv);
-    return m->intervals + ((long long)w->batch * m->interval_heads + plane) * p->len_kv * m->interval_vectors;
+    int plane = m->interval_heads == 1 ? 0 : head / (shape->heads_q / shape->heads_kv);
+    return m->intervals + ((long long)w->batch * m->interval_heads + plane) * shape->len_kv * m->interval_vectors;
 }
 
 /* What a key hides, as LTS, LTE, UTS, UTE; v: its `n` numbers. */
@@ -83,11 +91,12 @@ DEVICE bool interval_hides(int4 v, int row)
 }
 
 /* The summary of the intervals of a KV tile or, after those of all tiles, of a group of tiles (params.h). */
-DEVICE const int *interval_summary_of(const attn_sm90_params *p, const work_item *w, int tile, int keys)
+template <class rows>
+DEVICE const int *interval_summary_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int tile,
+                                      int keys)
 {
-    const attn_sm90_mask *m = &p->mask;
-    int plane = m->interval_heads == 1 ? 0 : w->head / (p->heads_q / p->heads_kv);
-    int count = ATTN_SM90_SUMMARIES(p->len_kv, keys);
+    int plane = m->interval_heads == 1 ? 0 : w->head / (shape->heads_q / shape->heads_kv);
+    int count = ATTN_CUDA_SUMMARIES(shape->len_kv, keys);
     return m->summaries + (((long long)w->batch * m->interval_heads + plane) * count + tile) * 8;
 }
 
@@ -105,40 +114,42 @@ DEVICE bool hides_nothing(const int *summary, int row0, int row1)
 
 /* ---- tiles ---------------------------------------------------------------------------------- */
 
-/* Rows [row0, row1) of one head, or with PackGQA of several, against a KV tile of `keys` keys: is some pair visible,
- * are all, do intervals hide none. Says rather more than is visible, and less than all. */
+/* Rows [row0, row1) of one head, or with PackGQA of `pack`, against a KV tile of `keys` keys: is some pair visible, are
+ * all, do intervals hide none. Says rather more than is visible, and less than all.
+ * pack is read where it is needed, as what w has: copies made before are other machine code. */
 typedef struct tile_class {
     bool seen, full, clear;
 } tile_class;
 
-DEVICE tile_class classify_tile(const attn_sm90_params *p, const work_item *w, int row0, int row1, int tile, int keys)
+template <class rows>
+DEVICE tile_class classify_tile(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, const int &pack,
+                                int row0, int row1, int tile, int keys)
 {
     tile_class is = { false, false, true };
-    const attn_sm90_mask *m = &p->mask;
     int shift = w->len_kv - w->len_q, key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
-    key_ranges first = ranges_of_row(p, w, row0 + shift), last = ranges_of_row(p, w, row1 - 1 + shift);
+    key_ranges first = ranges_of_row(m, w, row0 + shift), last = ranges_of_row(m, w, row1 - 1 + shift);
     is.seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
     int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
     is.full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
-    bool bits = p->flags & FLAG_BITS;
-    for (int head = w->head; head < w->head + p->schedule.pack && is.seen; head++) {
-        if (p->flags & FLAG_BLOCKS) {
+    bool bits = shape->flags & FLAG_BITS;
+    for (int head = w->head; head < w->head + pack && is.seen; head++) {
+        if (shape->flags & FLAG_BLOCKS) {
             bool some = false;
             int left = key0 / m->block_keys, right = (key1 - 1) / m->block_keys;
             for (int block = row0 / m->block_rows; block <= (row1 - 1) / m->block_rows; block++) {
-                long long line = list_row_of(p, w, head, block * m->block_rows);
-                int whole = listed(p, m->block_full_count, m->block_full, line, left, right);
-                int part = listed(p, m->block_partial_count, m->block_partial, line, left, right);
+                long long line = list_row_of(shape, m, w, head, block * m->block_rows);
+                int whole = listed(shape, m, m->block_full_count, m->block_full, line, left, right);
+                int part = listed(shape, m, m->block_partial_count, m->block_partial, line, left, right);
                 some = some || whole || part;
                 is.full = is.full && (whole == 2 || (part == 2 && !bits));
             }
-            if (p->schedule.pack == 1) is.seen = some;
+            if (pack == 1) is.seen = some;
         } else if (bits) {
             is.full = false;
         }
     }
-    if (is.seen && p->flags & FLAG_INTERVALS) {
-        const int *v = interval_summary_of(p, w, tile, keys);
+    if (is.seen && shape->flags & FLAG_INTERVALS) {
+        const int *v = interval_summary_of(shape, m, w, tile, keys);
         is.seen = !hides_all(v, row0, row1);
         is.clear = hides_nothing(v, row0, row1);
         is.full = is.full && is.clear;

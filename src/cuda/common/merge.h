@@ -3,10 +3,11 @@
 #ifndef ATTN_CUDA_COMMON_MERGE_H
 #define ATTN_CUDA_COMMON_MERGE_H
 
+#include "common/element.h"
 #include "common/gpu.h"
 #include "common/merge_params.h"
-#include "common/score.h"
-#include "common/support.h"
+#include "common/reduce.h"
+#include "common/sequence.h"
 
 /* What a lane knows of parts `lane` and `lane` + 32; bits of full parts, of all lanes. */
 struct merge_weights {

@@ -3,8 +3,9 @@
 #define ATTN_CUDA_COMMON_SCORE_H
 
 #include "common/gpu.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "common/sequence.h"
-#include "sm90/params.h"
 
 /* Relative error 1e-6: a series near 0, where 1 - 2 / (e^2x + 1) cancels. */
 DEVICE float tanh_of(float x)
@@ -23,22 +24,9 @@ DEVICE void tanh_of_two(float *x, float *y)
     *x = (a - 1) * (inverse * b1), *y = (b - 1) * (inverse * a1);
 }
 
-DEVICE float load_half(int dtype, const void *x, long long i)
-{
-    unsigned short half = ((const unsigned short *)x)[i];
-    float single = half_to_float(half);
-    return dtype == BF16 ? __int_as_float(half << 16) : single;
-}
-
-DEVICE float load_element(int dtype, const void *x, long long i)
-{
-    return dtype == 1 ? ((const float *)x)[i] : load_half(dtype, x, i);
-}
-
 /* Bias of a row's key 0; strides of axes whose extent is 1 do not count. */
-DEVICE long long bias_row(const attn_sm90_params *p, int batch, int head, int row)
+DEVICE long long bias_row(const attn_cuda_score *s, int batch, int head, int row)
 {
-    const attn_sm90_score *s = &p->score;
     int at[3] = { batch, head, row };
     long long offset = 0;
 #pragma unroll
@@ -58,20 +46,19 @@ DEVICE float bounded_bias(float bias)
 }
 
 /* Offset of a key from its row's key 0. */
-DEVICE long long bias_key(const attn_sm90_params *p, int key)
+DEVICE long long bias_key(const attn_cuda_score *s, int key)
 {
-    return p->score.bias_extent[3] == 1 ? 0 : key * p->score.bias_stride[3];
+    return s->bias_extent[3] == 1 ? 0 : key * s->bias_stride[3];
 }
 
-DEVICE float softcap_score(const attn_sm90_params *p, float score)
+DEVICE float softcap_score(const attn_cuda_score *s, float score)
 {
-    return p->score.softcap * tanh_of(score * reciprocal_approx(p->score.softcap));
+    return s->softcap * tanh_of(score * reciprocal_approx(s->softcap));
 }
 
-DEVICE float alibi_slope(const attn_sm90_params *p, int batch, int head)
+DEVICE float alibi_slope(const attn_cuda_shape *shape, const attn_cuda_score *s, int batch, int head)
 {
-    const attn_sm90_score *s = &p->score;
-    return p->flags & FLAG_ALIBI ? s->alibi[(s->alibi_batch == 1 ? 0 : batch) * p->heads_q + head] : 0;
+    return shape->flags & FLAG_ALIBI ? s->alibi[(s->alibi_batch == 1 ? 0 : batch) * shape->heads_q + head] : 0;
 }
 
 #endif

@@ -1,9 +1,10 @@
-/* Features, sequences and work items: what each kernel asks about the problem. */
+/* Features and sequences: what each kernel asks about the problem. */
 #ifndef ATTN_CUDA_COMMON_SEQUENCE_H
 #define ATTN_CUDA_COMMON_SEQUENCE_H
 
 #include "common/gpu.h"
-#include "sm90/params.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 
 /* Feature bits of attn_desc.flags that device code asks for. */
 enum {
@@ -24,26 +25,14 @@ enum {
 };
 
 #define LOG2_E 1.44269504f
-
-/* In place of a count of KV tiles. PAUSE: nothing, until all before it is stored. */
-enum { PAUSE = -2, NO_WORK = -1, NO_KEYS = 0 };
-
-/* A work item: a Q tile, rows [row0, row1) of a sequence, of `pack` heads from `head` on. */
-typedef struct work_item {
-    int tiles; /* KV tiles, or NO_KEYS, NO_WORK, PAUSE. GENERAL: 0 or 1, some */
-    int last;  /* CAUSAL: number of the first KV tile that is loaded; then it goes downwards */
-    int batch, head, kv_head, row0, row1;
-    int split; /* split-KV: which of the splits; -1: none, all keys */
-    int start_q, start_kv, len_q, len_kv;
-    int checked, overflowed; /* unchecked max: the item is a retry; it is to be done again */
-} work_item;
+#define LN_2 0.693147181f
 
 DEVICE int clamp(int x, int lo, int hi)
 {
     return max(lo, min(x, hi));
 }
 
-DEVICE int divided(int a, attn_sm90_divisor by)
+DEVICE int divided(int a, attn_cuda_divisor by)
 {
     return (int)((__umulhi((u32)a, by.factor) + (u32)a) >> by.shift);
 }

@@ -19,20 +19,12 @@
  *   4. attn_sm90_backward_total: adds up parts of grad_alibi and of grad_sink. attn_sm90_total_params; grid
  *      count, block 256.
  *
- * In place of 2 and 3 the fallback kernels: every feature, dtype, stride and dim to 512, not fast.
- * attn_sm90_backward_params, with .common.fallback in place of the maps:
- *
- *   attn_sm90_backward_fallback_q_<dtype>: dQ, parts of grad_alibi. Grid (ceil(len_q / 8), heads_q, batch), block 256.
- *
- *   attn_sm90_backward_fallback_kv_<dtype>: dK, dV. Grid (ceil(len_kv / 8), heads_kv, batch), block 256.
- *
- *   attn_sm90_backward_fallback_bias_<dtype>: grad_bias, each element from its pairs in a fixed order. Also after 2,
- *   where ATTN_DETERMINISTIC is asked for and some axis of the bias repeats. Grid (extent[3], extent[2],
- *   extent[0] * extent[1]), block 128. */
+ * In place of 2 and 3 the fallback kernels (common/params.h). attn_sm90_backward_fallback_bias_<dtype> also after 2,
+ * where ATTN_DETERMINISTIC is asked for and some axis of the bias repeats. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 #define ATTN_CUDA_SM90_BACKWARD_PARAMS_H
 
-enum { ATTN_SM90_BACKWARD_ROWS = 64, ATTN_SM90_BACKWARD_POSTPROCESS_TILES = 8 };
+enum { ATTN_SM90_BACKWARD_ROWS = ATTN_CUDA_ALIGNED_ROWS, ATTN_SM90_BACKWARD_POSTPROCESS_TILES = 8 };
 
 /* The schedule. A work item is a KV tile of one KV head against the Q tiles of `heads_q / heads_kv / splits` query
  * heads; of a cluster as many neighbouring tiles as it has CTAs, and `keys` below is theirs together. "CTA" below is a
@@ -80,25 +72,18 @@ typedef struct attn_sm90_backward_schedule {
  *   schedule   pack = splits = 1, the rest is not read
  *   mask.summary_keys  kv_tile of the variant
  *
- * Aligned rows. Workspace over rows has whole tiles of R rows for each head: row `row` of head h is aligned row
- *   (b * heads_q + h) * pitch + row                         pitch = ceil(len_q / R) * R
- *   VARLEN: h * pitch + (cu_lens_q[b] / R + b) * R + row    pitch = (total_q / R + batch) * R
- * and there are batch (VARLEN: 1) * heads_q * pitch of them. Over keys of KV heads the same, with len_kv, total_kv,
- * heads_kv. An accumulator in fragment order has the variant's dim (dim_v for v) floats per aligned row. */
+ * Workspace over rows has aligned rows (common/params.h) of R rows. An accumulator in fragment order has the variant's
+ * dim (dim_v for v) floats per aligned row. */
 typedef struct attn_sm90_backward_params {
     attn_sm90_params common;
     attn_sm90_map grad_o_map; /* of 16-bit grad_o (or grad_o_copy): extents as o's, box (64, 1, R, 1) */
     attn_sm90_backward_schedule schedule;
 
-    const void *grad_o; /* of dtype, or f32 with ATTN_OUT_F32; so are grad_q, grad_k, grad_v */
-    void *grad_q, *grad_k, *grad_v;
-    long long grad_o_stride[3], grad_q_stride[3], grad_k_stride[3], grad_v_stride[3]; /* batch, row, head */
-    const float *grad_lse;                                                            /* NULL: 0 */
-    float *grad_bias;      /* packed as bias_extent; zeroed before 2. NULL: not asked for (and, for 2, if
-                            * attn_sm90_backward_fallback_bias is to compute it) */
-    int q_pitch, kv_pitch; /* in aligned rows */
-    int dim;               /* of the variant */
-    int stores_wide;       /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
+    attn_cuda_gradients grad; /* bias: zeroed before 2; NULL for 2, too, if attn_sm90_backward_fallback_bias is to
+                               * compute it */
+    int q_pitch, kv_pitch;    /* in aligned rows */
+    int dim;                  /* of the variant */
+    int stores_wide;          /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
 
     /* Workspace. */
     float *stats;      /* 2 floats per aligned row */

@@ -1,8 +1,12 @@
 /* The kernels around the backward: preprocess, postprocess, totals, and the fallback. */
 #include "common/fallback_backward.h"
-#include "common/support.h"
+#include "common/pages_params.h"
+#include "common/params.h"
+#include "common/reduce.h"
 #include "sm90/backward/postprocess.h"
 #include "sm90/backward/preprocess.h"
+#include "sm90/params.h"
+
 #include "sm90/backward_params.h"
 
 #define KERNELS_OF(dtype, name)                                                                            \
@@ -22,17 +26,17 @@
         merge_parts<dtype>(&params);                                                                       \
     }                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256)                                                      \
-        attn_sm90_backward_fallback_q_##name(const __grid_constant__ attn_sm90_backward_params params)     \
+        attn_sm90_backward_fallback_q_##name(const __grid_constant__ attn_cuda_backward_params params)     \
     {                                                                                                      \
         fallback_q<dtype>(&params);                                                                        \
     }                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256)                                                      \
-        attn_sm90_backward_fallback_kv_##name(const __grid_constant__ attn_sm90_backward_params params)    \
+        attn_sm90_backward_fallback_kv_##name(const __grid_constant__ attn_cuda_backward_params params)    \
     {                                                                                                      \
         fallback_kv<dtype>(&params);                                                                       \
     }                                                                                                      \
     extern "C" __global__ void __launch_bounds__(128)                                                      \
-        attn_sm90_backward_fallback_bias_##name(const __grid_constant__ attn_sm90_backward_params params)  \
+        attn_sm90_backward_fallback_bias_##name(const __grid_constant__ attn_cuda_backward_params params)  \
     {                                                                                                      \
         fallback_bias<dtype>(&params);                                                                     \
     }

@@ -1,7 +1,5 @@
-/* What the host passes to the Hopper kernels, in types that C11 and device code lay out alike. No include.
- *
- * Rows and keys count from the start of their sequence and fit 31 bits; strides and offsets are in elements, 64-bit.
- * Feature bits are those of attn_desc.flags (attn.h).
+/* What the host passes to the Hopper kernels, in types that C11 and device code lay out alike. No
+ * include: after common/params.h.
  *
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
  *
@@ -12,12 +10,10 @@
  *   ceil(schedule.split_rows / 4), block 128.
  *
  *   attn_sm90_interval_summary: the interval summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid
- *   (ATTN_SM90_SUMMARIES(len_kv, summary_keys), interval_heads, batch), block 128.
+ *   (ATTN_CUDA_SUMMARIES(len_kv, summary_keys), interval_heads, batch), block 128.
  *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
- *
- *   attn_sm90_fallback_<dtype>: every feature, dtype, stride and dim to 512, not fast. attn_sm90_cached_params
- *   (cache_params.h), with `fallback` in place of the maps; grid (ceil(len_q / 8), heads_q, batch), block 256. */
+ */
 #ifndef ATTN_CUDA_SM90_PARAMS_H
 #define ATTN_CUDA_SM90_PARAMS_H
 
@@ -33,14 +29,6 @@
 typedef struct __attribute__((aligned(64))) attn_sm90_map {
     unsigned long long opaque[16];
 } attn_sm90_map;
-
-/* What 0 <= a < 2^31 is divided by, some d from 1 to 2^31: (the high word of a * factor, plus a) >> shift, where
- * 2^shift is the least >= d and factor = 2^32 (2^shift - d) / d + 1 (Granlund, Montgomery, Division by Invariant
- * Integers using Multiplication, 1994, figure 4.1). */
-typedef struct attn_sm90_divisor {
-    unsigned factor;
-    int shift;
-} attn_sm90_divisor;
 
 /* Order of work. A Q tile is rows / pack query rows of `pack` heads of one KV head (pack = 1: of one head).
  *   heads        heads_q / pack: what a sequence's Q tiles are repeated over
@@ -60,79 +48,34 @@ typedef struct attn_sm90_divisor {
  *                CTA b takes tiles b, b + grid, ... */
 typedef struct attn_sm90_schedule {
     int heads, q_tiles, total, head_group, grid, splits, split_tiles;
-    attn_sm90_divisor by_splits, by_group, by_head_group, by_rest, by_heads, by_ratio;
+    attn_cuda_divisor by_splits, by_group, by_head_group, by_rest, by_heads, by_ratio;
     int pack; /* 1, or heads_q / heads_kv where rows % pack == 0 or rows > pack: for few queries */
     int rows; /* of a head in a Q tile: the variant's / pack; in its first: ATTN_SM90_FIRST_ROWS where pack is 1 */
     long long split_rows;
     unsigned *counter;
 } attn_sm90_schedule;
 
-typedef struct attn_sm90_mask {
-    int left, right; /* t - left <= j <= t + right; 1 << 30 where unbounded. ATTN_CAUSAL: right = 0 */
-    int chunk;       /* 0: none */
-    int interval_vectors, interval_heads;
-    int block_rows, block_keys, block_batch, block_heads;
-    int bits_batch, bits_heads;
-    const int *prefix;    /* NULL: none */
-    const int *intervals; /* as attn_args has it */
-    int summary_keys;     /* keys of the variant: an interval summary is of as many, or of a group of such tiles */
-    int *summaries; /* workspace: ATTN_SM90_SUMMARIES per head, of 8 ints: least LTS, LTE, UTS, UTE, then greatest */
-    const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
-    const unsigned char *bits;
-} attn_sm90_mask;
-
-typedef struct attn_sm90_score {
-    float softcap; /* > 0 with ATTN_SOFTCAP */
-    int alibi_batch;
-    const float *alibi;
-    const void *bias;
-    int bias_dtype; /* attn_dtype */
-    int bias_extent[4];
-    long long bias_stride[4];
-    unsigned long long seed;
-    unsigned seed_offset;
-    unsigned dropout_threshold; /* attn_dropout_threshold(p) */
-} attn_sm90_score;
-
-/* What attn_sm90_fallback_* reads in place of the maps, and variants of paged keys where there are no boxes: as in
- * attn_desc. */
-typedef struct attn_sm90_fallback {
-    const void *q, *k, *v;
-    long long q_stride[4], k_stride[4], v_stride[4]; /* batch, row, head, dim (1); VARLEN: the batch's is not used;
-                                                      * ATTN_PAGED: k and v: page, slot, head, dim */
-} attn_sm90_fallback;
-
+/* shape.o_wide: there is an o_map.
+ * shape.partial_o and partial_lse: not NULL where Q tiles are split: where splits > 1, and all of them where o is
+ * 16-bit but its address or strides are no multiples of 16 bytes or dim_v is none of 8. Of these the forward stores
+ * here, and combine stores o and lse. Split s of a row of a head, at s * schedule.split_rows + the row's index in lse,
+ * has dim_v floats of partial_o and one of partial_lse. tensors: what variants of paged keys read in place of k_map and
+ * v_map where cache.box is 0. */
 typedef struct attn_sm90_params {
     attn_sm90_map q_map, k_map, v_map, o_map;
-
-    unsigned flags; /* attn_desc.flags */
-    int batch, heads_q, heads_kv;
-    int len_q, len_kv; /* of a sequence; VARLEN: of the longest */
-    int total_q;       /* VARLEN: rows of lse */
-    int dim_qk, dim_v;
-    float scale;
-
-    void *o;               /* of dtype, or f32 with ATTN_OUT_F32 */
-    int o_mapped;          /* there is an o_map */
-    long long o_stride[3]; /* batch, row, head; VARLEN: the batch's is not used */
-    float *lse;            /* (batch, heads_q, len_q), VARLEN (heads_q, total_q); or NULL */
-    const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
-    const float *sink;                                    /* NULL: none */
-
-    /* Workspace, else NULL: where Q tiles are split: where splits > 1, and all of them where o is 16-bit but its
-     * address or strides are no multiples of 16 bytes or dim_v is none of 8. Of these the forward stores here, and
-     * combine stores o and lse. Split s of a row of a head, at s * schedule.split_rows + the row's index in lse, has
-     * dim_v floats of partial_o and one of partial_lse. */
-    float *partial_o, *partial_lse;
-
+    attn_cuda_shape shape;
     attn_sm90_schedule schedule;
-    attn_sm90_mask mask;
-    attn_sm90_score score;
-    attn_sm90_fallback fallback;
-
-    const unsigned long long *seed_at;        /* in place of score.seed; NULL: none */
-    const unsigned long long *seed_offset_at; /* its low word is added to score.seed_offset; NULL: none */
+    attn_cuda_mask mask;
+    attn_cuda_score score;
+    attn_cuda_tensors tensors;
+    attn_cuda_seeds seeds;
 } attn_sm90_params;
+
+/* cache.box: of k_map and v_map too, a multiple of 8; where it is 0, page_size is no multiple of 8. */
+typedef struct attn_sm90_cached_params {
+    attn_sm90_params common;
+    attn_cuda_kv_cache cache;
+} attn_sm90_cached_params;
 
 /* out: (batch, rows, heads, pitch) packed, 16-bit elements; pitch is a multiple of 8, at least dim. */
 typedef struct attn_sm90_repack_params {
@@ -141,12 +84,6 @@ typedef struct attn_sm90_repack_params {
     long long stride[3]; /* of in: batch, row, head */
     int rows, heads, dim, pitch;
 } attn_sm90_repack_params;
-
-/* Interval summaries of a head: one per KV tile, then one per group of these. */
-#define ATTN_SM90_SUMMARY_GROUP 32
-#define ATTN_SM90_SUMMARIES(len_kv, keys) \
-    (((len_kv) + (keys)-1) / (keys) +     \
-     ((len_kv) + ATTN_SM90_SUMMARY_GROUP * (keys)-1) / (ATTN_SM90_SUMMARY_GROUP * (keys)))
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
 

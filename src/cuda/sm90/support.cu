@@ -3,27 +3,27 @@
 #include "common/combine.h"
 #include "common/fallback_forward.h"
 #include "common/gpu.h"
-#include "common/mask.h"
+#include "common/mask_pair.h"
 #include "common/merge.h"
-#include "common/sequence.h"
-#include "common/support.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "sm90/params.h"
 
-#define KERNELS_OF(dtype, name)                                                           \
-    extern "C" __global__ void __launch_bounds__(256)                                     \
-        attn_sm90_fallback_##name(const __grid_constant__ attn_sm90_cached_params params) \
-    {                                                                                     \
-        attend_row<dtype>(&params);                                                       \
-    }                                                                                     \
-    extern "C" __global__ void __launch_bounds__(128)                                     \
-        attn_sm90_combine_##name(const __grid_constant__ attn_sm90_params params)         \
-    {                                                                                     \
-        combine_row<dtype>(&params);                                                      \
-    }                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, 4)                                  \
-        attn_merge_##name(const __grid_constant__ attn_cuda_merge_params params)          \
-    {                                                                                     \
-        merge_row<dtype>(&params);                                                        \
+#define KERNELS_OF(dtype, name)                                                                \
+    extern "C" __global__ void __launch_bounds__(256)                                          \
+        attn_sm90_fallback_##name(const __grid_constant__ attn_cuda_params params)             \
+    {                                                                                          \
+        attend_row<dtype>(&params);                                                            \
+    }                                                                                          \
+    extern "C" __global__ void __launch_bounds__(128)                                          \
+        attn_sm90_combine_##name(const __grid_constant__ attn_sm90_params params)              \
+    {                                                                                          \
+        combine_row<dtype>(&params.shape, params.schedule.splits, params.schedule.split_rows); \
+    }                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                       \
+        attn_merge_##name(const __grid_constant__ attn_cuda_merge_params params)               \
+    {                                                                                          \
+        merge_row<dtype>(&params);                                                             \
     }
 
 KERNELS_OF(F32, f32)
@@ -31,23 +31,26 @@ KERNELS_OF(F16, f16)
 KERNELS_OF(BF16, bf16)
 
 /* Least and greatest of each bound over the keys of a KV tile, or of a group of tiles. */
-extern "C" __global__ void __launch_bounds__(128) attn_sm90_interval_summary(const __grid_constant__ attn_sm90_params params)
+extern "C" __global__ void __launch_bounds__(128)
+    attn_sm90_interval_summary(const __grid_constant__ attn_sm90_params params)
 {
     const attn_sm90_params *p = &params;
     __shared__ int part[4][8];
-    int summary = blockIdx.x, heads = gridDim.y, group = p->heads_q / p->heads_kv;
-    work_item w = { 0 };
-    w.batch = blockIdx.z;
+    int summary = blockIdx.x, heads = gridDim.y, group = p->shape.heads_q / p->shape.heads_kv;
+    struct {
+        int batch;
+    } sequence = { (int)blockIdx.z };
     int least[4] = { 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff }, most[4] = { -1, -1, -1, -1 };
-    int keys = p->mask.summary_keys, tiles = (p->len_kv + keys - 1) / keys;
-    int number = summary < tiles ? summary : summary - tiles, span = summary < tiles ? keys : ATTN_SM90_SUMMARY_GROUP * keys;
-    int end = (int)min((long long)p->len_kv, (number + 1LL) * span);
+    int keys = p->mask.summary_keys, tiles = (p->shape.len_kv + keys - 1) / keys;
+    int number = summary < tiles ? summary : summary - tiles,
+        span = summary < tiles ? keys : ATTN_CUDA_SUMMARY_GROUP * keys;
+    int end = (int)min((long long)p->shape.len_kv, (number + 1LL) * span);
     for (int key = number * span + threadIdx.x; key < end; key += 128) {
-        int4 v = interval_of(p, &w, blockIdx.y * group, key);
+        int4 v = interval_of(&p->shape, &p->mask, &sequence, blockIdx.y * group, key);
         int bounds[4] = { v.x, v.y, v.z, v.w };
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            least[i] = min(least[i], bounds[i]), most[i] = max_of(most[i], bounds[i]);
+            least[i] = min(least[i], bounds[i]), most[i] = max(most[i], bounds[i]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -58,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_sm90_interval_summary(con
     if (threadIdx.x >= 8) return;
     int x = part[0][threadIdx.x];
     for (int i = 1; i < 4; i++)
-        x = threadIdx.x < 4 ? min(x, part[i][threadIdx.x]) : max_of(x, part[i][threadIdx.x]);
+        x = threadIdx.x < 4 ? min(x, part[i][threadIdx.x]) : max(x, part[i][threadIdx.x]);
     p->mask.summaries[(((long long)blockIdx.z * heads + blockIdx.y) * gridDim.x + summary) * 8 + threadIdx.x] = x;
 }
 

@@ -1,9 +1,8 @@
 /* What `attn machine --measure` ranges to learn how fast a GPU can be: memory and L2 by reading, shared memory, the
  * exponential unit, the tensor cores. A launch is one loop of `rounds`; what it computes goes where nobody looks. */
-#include "sm90/params.h"
 #include "sm90/common/ptx.h"
-#include "sm90/common/wgmma.h"
 #include "sm90/common/tile.h"
+#include "sm90/common/wgmma.h"
 
 enum { THREADS = 1024, PRODUCT_THREADS = 256, PRODUCT_KEYS = 128, PRODUCT_DIM = 64 };
 

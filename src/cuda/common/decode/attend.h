@@ -4,12 +4,11 @@
 #ifndef ATTN_CUDA_COMMON_DECODE_ATTEND_H
 #define ATTN_CUDA_COMMON_DECODE_ATTEND_H
 
-#include "common/cache.h"
-#include "common/dropout.h"
 #include "common/gpu.h"
 #include "common/mask.h"
-#include "common/score.h"
-#include "common/support.h"
+#include "common/mask_pair.h"
+#include "common/score_pair.h"
+#include "common/sequence.h"
 #include "common/warp.h"
 
 #include "common/decode/deal.h"
@@ -43,29 +42,21 @@ template <class C> DEVICE void begin_rows(const decode_segment *s, decode_rows<C
  * and what changes scores one by one. */
 OUTLINE float changed_score(const attn_decode_params *d, const decode_segment *s, int r, int key, float x)
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_params *p = &d->base;
     int row = row_in_sequence(d, r), head = head_of_row(d, s, r);
-    long long t = row + s->shift;
-    work_item w = { 0 };
-    w.batch = s->batch, w.kv_head = s->kv_head, w.len_q = s->of.len_q, w.len_kv = s->of.len_kv;
+    struct {
+        int batch, len_kv;
+    } sequence = { s->batch, s->of.len_kv };
     if (r >= packed_rows(d, s) || !in_ranges(&s->ranges[r], key) ||
-        !shown_pair(p, &w, head, row, key, d->base.cache.bits_keys))
+        !shown_pair(&p->shape, &p->mask, &sequence, head, row, key, p->cache.bits_keys))
         return -INFINITE;
-    x *= p->scale;
-    if (p->flags & FLAG_SOFTCAP) x = softcap_score(p, x);
-    if (p->flags & FLAG_ALIBI) x -= alibi_slope(p, s->batch, head) * (float)(t < key ? key - t : t - key);
-    if (p->flags & FLAG_BIAS)
-        x += bounded_bias(
-            load_element(p->score.bias_dtype, p->score.bias, bias_row(p, s->batch, head, row) + bias_key(p, key)));
-    return x * LOG2_E;
+    return score_of_pair(&p->shape, &p->score, s->batch, head, row, key, row + s->shift, x).score * LOG2_E;
 }
 
-OUTLINE bool is_dropped(const attn_decode_params *d, const decode_segment *s, int r, int key)
+OUTLINE bool drops_pair(const attn_decode_params *d, const decode_segment *s, int r, int key)
 {
-    const attn_sm90_params *p = &d->base.common;
-    u32 bytes =
-        dropout_bytes(p, s->batch * p->heads_q + head_of_row(d, s, r), row_in_sequence(d, r), key, (key & 7) / 2);
-    return (bytes >> 8 * ((key & 1) + (key & 8) / 4) & 255) < p->score.dropout_threshold;
+    const attn_cuda_params *p = &d->base;
+    return is_dropped(&p->shape, &p->score, &p->seeds, s->batch, head_of_row(d, s, r), row_in_sequence(d, r), key);
 }
 
 /* Of a tile's products. Returns which of the lane's pairs dropout keeps. */
@@ -82,8 +73,7 @@ DEVICE u32 change_scores(const attn_decode_params *d, const decode_segment *s, i
     for (int e = 0; e < C::keys / 2; e++) {
         int r = lane / 4 + 8 * (e / 2 & 1), key = key0 + e / 4 * 8 + 2 * (lane % 4) + (e & 1);
         score[e] = changed_score(d, s, r, key, score[e]);
-        if (d->base.common.flags & FLAG_DROPOUT && score[e] != -INFINITE && is_dropped(d, s, r, key))
-            kept &= ~(1u << e);
+        if (d->base.shape.flags & FLAG_DROPOUT && score[e] != -INFINITE && drops_pair(d, s, r, key)) kept &= ~(1u << e);
     }
 #pragma unroll
     for (int e = 0; e < C::keys / 2; e++)
@@ -143,7 +133,7 @@ template <class C>
 DEVICE void soften(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows, int key0, u32 present,
                    float (*scores)[4])
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     int column = 2 * (threadIdx.x % 4);
     u32 kept = ~0u;
     bool full =

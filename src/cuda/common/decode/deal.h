@@ -10,10 +10,10 @@
 #include "common/cache.h"
 #include "common/gpu.h"
 #include "common/mask.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "common/sequence.h"
-#include "common/support.h"
 #include "common/warp.h"
-#include "sm90/params.h"
 
 #include "common/decode/params.h"
 
@@ -34,24 +34,20 @@ struct decode_sequence : decode_runs {
 /* A sequence's rows among its keys: row 0 is at position `shift`. */
 DEVICE long long shift_of(const attn_decode_params *d, int batch, int len_q, int len_kv)
 {
-    work_item w = { 0 };
-    w.batch = batch, w.len_q = len_q, w.len_kv = len_kv;
-    return position_shift(&d->base.cache, &w);
+    return position_shift(&d->base.cache, batch, len_q, len_kv);
 }
 
 /* The ranges of a row at position t. */
 OUTLINE key_ranges ranges_at(const attn_decode_params *d, int batch, int len_kv, long long t)
 {
-    work_item w = { 0 };
-    w.batch = batch, w.len_kv = len_kv;
-    return cached_ranges_of_row(&d->base.common, &d->base.cache, &w, t);
+    return cached_ranges_of_row(&d->base.mask, &d->base.cache, batch, len_kv, t);
 }
 
 /* Whether all rows of a sequence see all its keys, as far as ranges go. */
 DEVICE bool sees_whole(const attn_decode_params *d, const decode_sequence *s)
 {
-    const attn_sm90_params *p = &d->base.common;
-    const attn_sm90_cache *c = &d->base.cache;
+    const attn_cuda_shape *p = &d->base.shape;
+    const attn_cuda_kv_cache *c = &d->base.cache;
     bool ends = p->flags & FLAG_CAUSAL && (s->len_q > 1 || c->position_q);
     return !(p->flags & FLAG_WINDOW) && !ends && !c->first_kv && !c->chunk;
 }
@@ -74,7 +70,7 @@ template <int keys> OUTLINE decode_runs runs_of(const attn_decode_params *d, int
 
 template <int keys> DEVICE void sequence_at(const attn_decode_params *d, int batch, decode_sequence *s)
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     *s = decode_sequence();
     int2 span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
     s->start_q = span.x, s->len_q = clamp(span.y, 0, p->len_q);
@@ -101,7 +97,7 @@ DEVICE u32 units_of(const attn_decode_params *d, const decode_sequence *s)
 
 template <int keys> DEVICE u32 units_at(const attn_decode_params *d, int batch)
 {
-    if (batch >= d->base.common.batch) return 0;
+    if (batch >= d->base.shape.batch) return 0;
     decode_sequence s;
     sequence_at<keys>(d, batch, &s);
     return units_of(d, &s);
@@ -184,7 +180,7 @@ template <int keys> OUTLINE void read_chunk(const attn_decode_params *d, decode_
  * most heads are in few parts, or in one. By the whole warp. */
 template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, decode_chunk *chunk)
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     u32 sum = 0, some = 0, heads = p->heads_kv;
     int most = 0, least = 0x7fffffff;
     for (int b = 0; b < p->batch; b += 32) {
@@ -233,7 +229,7 @@ struct decode_segment : decode_rows_and_keys {
 /* Packed row `r`: its row in the sequence, and its query head. */
 DEVICE int row_in_sequence(const attn_decode_params *d, int r)
 {
-    return divided(r, d->base.common.schedule.by_ratio);
+    return divided(r, d->by_group);
 }
 
 DEVICE int head_of_row(const attn_decode_params *d, const decode_segment *s, int r)
@@ -256,7 +252,7 @@ DEVICE u32 slot_of(const attn_decode_params *d, const decode_segment *s, int par
 /* Moves to the sequence that has unit `at->unit`, by the whole warp. */
 template <int keys> DEVICE void seek_sequence(const attn_decode_params *d, decode_chunk *chunk, decode_cursor *at)
 {
-    u32 heads = d->base.common.heads_kv;
+    u32 heads = d->base.shape.heads_kv;
     int lane = threadIdx.x % 32;
     if (at->unit < (at->base + at->units) * heads) return;
     u32 behind = at->base + at->units;
@@ -295,7 +291,7 @@ template <int keys>
 DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, decode_chunk *chunk,
                          decode_cursor *cursor, const decode_segment *before, decode_segment *s)
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     int lane = threadIdx.x % 32;
     decode_cursor at = *cursor;
     seek_sequence<keys>(d, chunk, &at);

@@ -4,9 +4,9 @@
 #define ATTN_CUDA_COMMON_DECODE_FINISH_H
 
 #include "common/dropout.h"
+#include "common/element.h"
 #include "common/gpu.h"
 #include "common/sequence.h"
-#include "common/support.h"
 #include "common/warp.h"
 
 #include "common/decode/attend.h"
@@ -48,14 +48,14 @@ DEVICE void add_weighted(decode_quad *to, float weight, float4 x, float sum)
 template <class C>
 DEVICE void store_row(const attn_decode_params *d, const decode_segment *s, int r, int column, decode_quad quad)
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     int head = head_of_row(d, s, r), row = row_in_sequence(d, r);
     float top = quad.top, sum = quad.sum;
     float4 x = quad.x;
     float sink = p->sink ? p->sink[head] * LOG2_E : -INFINITE, most = fmaxf(top, sink);
     float shrink = top == -INFINITE ? 0 : exp2_approx(top - most);
     float all = sum * shrink + (sink == -INFINITE ? 0 : exp2_approx(sink - most));
-    float factor = all == 0 ? 0 : shrink / all * dropout_factor(p);
+    float factor = all == 0 ? 0 : shrink / all * dropout_factor(p, &d->base.score);
     long long plane = p->flags & FLAG_VARLEN ? 0 : s->batch, line = s->of.start_q + row;
     long long at = plane * p->o_stride[0] + line * p->o_stride[1] + head * p->o_stride[2] + column;
     if (p->lse && column == 0) {
@@ -65,9 +65,9 @@ DEVICE void store_row(const attn_decode_params *d, const decode_segment *s, int 
     }
     if (column >= p->dim_v) return;
     x = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
-    if (d->wide && p->flags & FLAG_OUT_F32) {
+    if (p->o_wide && p->flags & FLAG_OUT_F32) {
         *(float4 *)((float *)p->o + at) = x;
-    } else if (d->wide) {
+    } else if (p->o_wide) {
         u64 low = pack_as(C::dtype, x.x, x.y), high = pack_as(C::dtype, x.z, x.w);
         *(u64 *)((unsigned short *)p->o + at) = low | high << 32;
     } else {
@@ -84,7 +84,7 @@ DEVICE long long part_row(u32 slot, int r)
 
 template <class C> DEVICE void store_part(const attn_decode_params *d, u32 slot, int r, int column, decode_quad quad)
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     float factor = quad.sum == 0 ? 0 : 1 / quad.sum;
     *(float4 *)(p->partial_o + part_row(slot, r) * C::dim + column) =
         make_float4(quad.x.x * factor, quad.x.y * factor, quad.x.z * factor, quad.x.w * factor);
@@ -95,7 +95,7 @@ template <class C> DEVICE void store_part(const attn_decode_params *d, u32 slot,
 template <class C> DEVICE decode_quad add_parts(const attn_decode_params *d, const decode_segment *s, int r, int column)
 {
     constexpr int at_once = 8;
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     decode_quad all = { make_float4(0, 0, 0, 0), -INFINITE, 0 };
 #pragma unroll 1
     for (int part = 0; part < s->parts; part += at_once) {
@@ -125,7 +125,7 @@ template <class C> DEVICE decode_quad add_parts(const attn_decode_params *d, con
  * tag is what the workspace held before: then whoever notices first begins the count, and the others count anew. */
 DEVICE bool arrive(const attn_decode_params *d, const decode_segment *s)
 {
-    u64 *word = d->arrivals + (long long)s->batch * d->base.common.heads_kv + s->kv_head, before = add_acq_rel(word, 1);
+    u64 *word = d->arrivals + (long long)s->batch * d->base.shape.heads_kv + s->kv_head, before = add_acq_rel(word, 1);
     while (unlikely(before >> 16 != d->tag >> 16)) {
         u64 there = before + 1;
         __threadfence();

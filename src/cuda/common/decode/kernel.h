@@ -31,11 +31,11 @@ template <class C> struct decode_warp {
     /* Copies the keys of the tile that was looked up, and says which. */
     INLINE void copy_keys()
     {
-        const attn_sm90_params *p = &d->base.common;
+        const attn_cuda_shape *p = &d->base.shape;
         if (loader.some) {
             u32 present = settle<C>(d, &loader);
             if (threadIdx.x % 32 == 0) notes->present[stage] = present;
-            copy_rows<C>(policy, keys_at(stage), p->fallback.k, p->fallback.k_stride,
+            copy_rows<C>(policy, keys_at(stage), d->base.tensors.k, d->base.tensors.k_stride,
                          notes->segments[loader.segment].kv_head, p->dim_qk, present, loader.place);
         }
         copy_async_commit();
@@ -43,9 +43,9 @@ template <class C> struct decode_warp {
 
     INLINE void copy_values()
     {
-        const attn_sm90_params *p = &d->base.common;
+        const attn_cuda_shape *p = &d->base.shape;
         if (loader.some)
-            copy_rows<C>(policy, keys_at(stage) + C::half, p->fallback.v, p->fallback.v_stride,
+            copy_rows<C>(policy, keys_at(stage) + C::half, d->base.tensors.v, d->base.tensors.v_stride,
                          notes->segments[loader.segment].kv_head, p->dim_v, __ballot_sync(~0u, loader.exists),
                          loader.place);
         copy_async_commit();

@@ -53,15 +53,15 @@ template <class C> struct decode_query_share {
 template <class C>
 DEVICE void load_queries(const attn_decode_params *d, const decode_segment *s, int slot, decode_query_share<C> *share)
 {
-    const attn_sm90_params *p = &d->base.common;
+    const attn_cuda_shape *p = &d->base.shape;
     share->slot = slot;
     int lane = threadIdx.x % 32, rows = packed_rows(d, s);
-    const long long *stride = p->fallback.q_stride;
+    const long long *stride = d->base.tensors.q_stride;
     long long plane = p->flags & FLAG_VARLEN ? 0 : s->batch;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         int r = lane / 4 + 8 * (e % 2);
-        const unsigned short *from = (const unsigned short *)p->fallback.q + plane * stride[0] +
+        const unsigned short *from = (const unsigned short *)d->base.tensors.q + plane * stride[0] +
                                      (s->of.start_q + row_in_sequence(d, r)) * stride[1] +
                                      head_of_row(d, s, r) * stride[2];
 #pragma unroll
@@ -127,8 +127,8 @@ DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_
     int key = key_of_tile<C::keys>(&s->of, l->tile) + threadIdx.x % C::keys;
     l->some = true;
     l->exists = (key >= s->of.lo[0] && key < s->of.hi[0]) || (key >= s->of.lo[1] && key < s->of.hi[1]);
-    l->place.plane = d->base.common.flags & FLAG_VARLEN ? 0 : s->batch, l->place.row = s->of.start_kv + key;
-    if (!(d->base.common.flags & FLAG_PAGED) || !l->exists) return;
+    l->place.plane = d->base.shape.flags & FLAG_VARLEN ? 0 : s->batch, l->place.row = s->of.start_kv + key;
+    if (!(d->base.shape.flags & FLAG_PAGED) || !l->exists) return;
     int entry = divided(key, d->by_page);
     l->place.plane = (int)page_entry(s->of.pages, entry);
     l->place.row = key - entry * (int)d->base.cache.table.page_size;
@@ -138,7 +138,7 @@ DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_
 template <class C> DEVICE u32 settle(const attn_decode_params *d, decode_loader<C> *l)
 {
     const attn_page_table *t = &d->base.cache.table;
-    bool lost = l->exists && d->base.common.flags & FLAG_PAGED && !is_page(t, l->place.plane);
+    bool lost = l->exists && d->base.shape.flags & FLAG_PAGED && !is_page(t, l->place.plane);
     if (lost) page_fault(t);
     if (lost || !l->exists) l->exists = false, l->place.plane = l->place.row = 0;
     u32 all = __ballot_sync(~0u, l->exists);

@@ -1,5 +1,5 @@
 /* What the host passes to the decode kernels, in types that C11 and device code lay out alike. No include: after
- * sm90/params.h, common/pages_params.h and sm90/cache_params.h.
+ * common/params.h.
  *
  *   attn_<arch>_decode_<name>: the forward of at most ATTN_DECODE_GROUP_ROWS packed rows (query rows of a sequence,
  * times heads_q / heads_kv), one per kernel of <arch>/decode/variants.txt. attn_decode_params; block
@@ -16,19 +16,18 @@
  * combination cost more [m]. */
 #define ATTN_DECODE_WHOLE_TILES 128
 
-/* base.common.fallback holds q, k and v: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v
- * of 8 elements. Of base.common the maps and the schedule are not used but for schedule.by_ratio; partial_o and
- * partial_lse are the workspace for parts: each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim in partial_o. */
+/* base.tensors: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v of 8 elements.
+ * base.shape: with o_wide o is stored four elements at a time; partial_o and partial_lse are the workspace for parts:
+ * each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim in partial_o. */
 typedef struct attn_decode_params {
-    attn_sm90_cached_params base;
+    attn_cuda_params base;
     unsigned long long *arrivals; /* (batch, heads_kv), of any content: counts of parts, under the tag */
     unsigned long long tag;       /* in the upper 48 bits, of the plan alone; the lower 16 are 0 */
     int team;       /* warps that share a range of tiles: ATTN_DECODE_TEAM_LEAST(dim), 4 or ATTN_DECODE_WARPS */
     int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: teams share evenly */
-    unsigned passing_units;    /* of deal.h: up to so many L2 gives up keys and values before other lines */
-    int group;                 /* query heads per KV head */
-    int wide;                  /* o is stored four elements at a time */
-    attn_sm90_divisor by_page; /* page_size; ATTN_PAGED */
+    unsigned passing_units;              /* of deal.h: up to so many L2 gives up keys and values before other lines */
+    int group;                           /* query heads per KV head */
+    attn_cuda_divisor by_group, by_page; /* by_page: page_size; ATTN_PAGED */
 } attn_decode_params;
 
 /* Parts in the workspace: the first and the last of each team's range; with split-keys one per part. */

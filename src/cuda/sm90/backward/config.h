@@ -9,8 +9,11 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_CONFIG_H
 #define ATTN_CUDA_SM90_BACKWARD_CONFIG_H
 
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "sm90/common/ptx.h"
 #include "sm90/params.h"
+
 #include "sm90/backward_params.h"
 #include "sm90/common/wgmma.h"
 #include "sm90/common/tile.h"
@@ -75,7 +78,7 @@ struct config {
 template <u32 flag> DEVICE bool has(const attn_sm90_params *p)
 {
     if constexpr (!(config::changes & flag)) return false;
-    return config::changes == flag || p->flags & flag;
+    return config::changes == flag || p->shape.flags & flag;
 }
 
 #endif

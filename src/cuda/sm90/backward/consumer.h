@@ -54,7 +54,7 @@ DEVICE void wait_q_tile(const attn_sm90_params *p, const shared *s, const consum
 {
     u32 slot = q_slot(&c->at);
     barrier_wait(BARRIER(s, full, slot), q_phase(&c->at));
-    if (config::finalises_dq || !(p->flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
+    if (config::finalises_dq || !(p->shape.flags & (FLAG_VARLEN | FLAG_LENS_Q))) return;
     int valid = item->seq.len_q - info->row0;
     if (valid >= Q_ROWS) return;
     zero_tail(q_address(s, slot), PANELS, Q_ROWS, valid);

@@ -43,12 +43,12 @@ DEVICE void store_dq(const attn_sm90_backward_params *params, const kv_item *ite
     const attn_sm90_params *p = &params->common;
 #pragma unroll
     for (int i = 0; i < columns / 2; i++)
-        dq[i] *= p->scale;
+        dq[i] *= p->shape.scale;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = info->row0 + fragment_row_of(opaque((int)threadIdx.x), 2 * r);
-        store_gradient_row(p, params->grad_q, params->grad_q_stride, item->seq.batch, row, info->head, dq, columns,
-                           column, r, p->dim_qk, row < item->seq.len_q);
+        store_gradient_row(p, params->grad.q, params->grad.q_stride, item->seq.batch, row, info->head, dq, columns,
+                           column, r, p->shape.dim_qk, row < item->seq.len_q);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "sm90/common/store_row.h"
 #include "sm90/backward/consumer.h"
 #include "sm90/backward/scheduler.h"
+#include "sm90/common/work_item.h"
 
 /* ---- any type, any stride ---------------------------------------------------------------------------------- */
 
@@ -15,7 +16,7 @@
 DEVICE void store_gradient_row(const attn_sm90_params *p, void *out, const long long *stride, int batch, int row,
                                int head, const float *x, int columns, int column, int r, int dim, bool valid)
 {
-    int dtype = p->flags & FLAG_OUT_F32 ? 1 : config::dtype;
+    int dtype = p->shape.flags & FLAG_OUT_F32 ? 1 : config::dtype;
     long long at = (is_packed(p) ? 0 : batch * stride[0]) + row * stride[1] + head * stride[2] + column;
     bool even = !((at | dim) & 7) && !((unsigned long long)out & 15);
     store_row(dtype, out, at, x, columns, r, dim - column, valid, even);
@@ -25,11 +26,13 @@ DEVICE void store_gradient_row(const attn_sm90_params *p, void *out, const long 
 DEVICE long long partial_offset(const attn_sm90_backward_params *params, const kv_item *item, int first)
 {
     const attn_sm90_params *p = &params->common;
-    long long rows = (is_packed(p) ? 1 : (long long)p->batch) * p->heads_kv * params->kv_pitch, offset = first;
+    long long rows = (is_packed(p) ? 1 : (long long)p->shape.batch) * p->shape.heads_kv * params->kv_pitch,
+              offset = first;
     if (config::stream_k && params->schedule.stream_k_items)
         rows = config::item_rows, offset -= item->first_key;
     else
-        offset += row_offset(p, p->cu_lens_kv, p->heads_kv, params->kv_pitch, item->seq.batch, item->kv_head);
+        offset += row_offset(&p->shape, p->shape.cu_lens_kv, p->shape.heads_kv, params->kv_pitch, item->seq.batch,
+                             item->kv_head);
     return offset + item->partial * rows;
 }
 
@@ -109,12 +112,13 @@ DEVICE void store_dkv_rows(const attn_sm90_backward_params *params, const shared
     u32 thread = (u32)opaque((int)thread_of(c));
     int first = c->group * 64 + (int)(thread % 128 / 32) * 16, left = item->seq.len_kv - item->key0 - first;
     u32 staging = v_address(s, &c->at) + first * 128;
-    u64 dk_at = key_row(params, item, params->grad_k, params->grad_k_stride, first);
-    u64 dv_at = key_row(params, item, params->grad_v, params->grad_v_stride, first);
+    u64 dk_at = key_row(params, item, params->grad.k, params->grad.k_stride, first);
+    u64 dv_at = key_row(params, item, params->grad.v, params->grad.v_stride, first);
     if (!config::v_registers) named_sync(WARPGROUP_BARRIER + c->group, 128);
-    store_rows_of_16(dv_at, params->grad_v_stride[1], left, staging, thread % 32, dv, config::dim_v, p->dim_v,
-                     config::may_drop ? dropout_factor(p) : 1);
-    store_rows_of_16(dk_at, params->grad_k_stride[1], left, staging, thread % 32, dk, config::dim, p->dim_qk, p->scale);
+    store_rows_of_16(dv_at, params->grad.v_stride[1], left, staging, thread % 32, dv, config::dim_v, p->shape.dim_v,
+                     config::may_drop ? dropout_factor(&p->shape, &p->score) : 1);
+    store_rows_of_16(dk_at, params->grad.k_stride[1], left, staging, thread % 32, dk, config::dim, p->shape.dim_qk,
+                     p->shape.scale);
     fence_async();
     release_twice(thread, s, v_slot(&c->at));
 }

@@ -22,10 +22,10 @@ DEVICE void postprocess_dq(const attn_sm90_backward_params *params, const shared
 {
     constexpr int columns = 32 * PANELS;
     u32 thread = (u32)opaque((int)thread_of(c)), warp = thread % 128 / 32;
-    int first = (int)(thread / 128 - 1) * columns, dim = min(params->common.dim_qk - first, columns);
+    int first = (int)(thread / 128 - 1) * columns, dim = min(params->common.shape.dim_qk - first, columns);
     int row = item->skip * Q_ROWS + (int)warp * 16, left = item->seq.len_q - row;
-    u64 to = (u64)params->grad_q + 2 * (item->seq.batch * params->grad_q_stride[0] + row * params->grad_q_stride[1] +
-                                        item->first_head * params->grad_q_stride[2] + first);
+    u64 to = (u64)params->grad.q + 2 * (item->seq.batch * params->grad.q_stride[0] + row * params->grad.q_stride[1] +
+                                        item->first_head * params->grad.q_stride[2] + first);
     release(BARRIER(s, empty, k_slot(&c->at)), thread);
     for (int i = 0; i < item->most_tiles; i++) {
         float x[columns / 2];
@@ -38,12 +38,12 @@ DEVICE void postprocess_dq(const attn_sm90_backward_params *params, const shared
             x[4 * k] = four.x, x[4 * k + 1] = four.y, x[4 * k + 2] = four.z, x[4 * k + 3] = four.w;
         }
         __syncwarp();
-        store_rows_of_16(to, params->grad_q_stride[1], left, accumulator, thread % 32, x, columns, dim,
-                         params->common.scale);
+        store_rows_of_16(to, params->grad.q_stride[1], left, accumulator, thread % 32, x, columns, dim,
+                         params->common.shape.scale);
         fence_async();
         release(BARRIER(s, empty, slot), thread);
         end_slot(&c->at);
-        to += 2 * Q_ROWS * params->grad_q_stride[1], left -= Q_ROWS;
+        to += 2 * Q_ROWS * params->grad.q_stride[1], left -= Q_ROWS;
     }
 }
 

@@ -178,10 +178,10 @@ DEVICE void consume_item_d128(const attn_sm90_backward_params *params, const sha
         return;
     }
     if (item->has_tiles) release_twice(thread_of(c), s, v_slot(&c->at));
-    store_dkv(params, item, c->group * 64, params->grad_k, params->grad_k_stride, params->dk_partials, dk, config::dim,
-              p->dim_qk, p->scale);
-    store_dkv(params, item, c->group * 64, params->grad_v, params->grad_v_stride, params->dv_partials, dv,
-              config::dim_v, p->dim_v, dropout_factor(p));
+    store_dkv(params, item, c->group * 64, params->grad.k, params->grad.k_stride, params->dk_partials, dk, config::dim,
+              p->shape.dim_qk, p->shape.scale);
+    store_dkv(params, item, c->group * 64, params->grad.v, params->grad.v_stride, params->dv_partials, dv,
+              config::dim_v, p->shape.dim_v, dropout_factor(&p->shape, &p->score));
 }
 
 #endif

@@ -43,14 +43,14 @@ DEVICE void consume_item_d256(const attn_sm90_backward_params *params, const sha
         float dv[config::dim_v / 2] = { 0 };
         if (item->has_tiles) mainloop_dv(params, s, c, item, dv);
         release(BARRIER(s, empty, k_slot(&c->at)));
-        store_dkv(params, item, 0, params->grad_v, params->grad_v_stride, params->dv_partials, dv, config::dim_v,
-                  p->dim_v, dropout_factor(p));
+        store_dkv(params, item, 0, params->grad.v, params->grad.v_stride, params->dv_partials, dv, config::dim_v,
+                  p->shape.dim_v, dropout_factor(&p->shape, &p->score));
     } else {
         float dk[config::dim / 2] = { 0 };
         if (item->has_tiles) mainloop_dk(params, s, c, item, dk);
         release(BARRIER(s, empty, k_slot(&c->at)));
-        store_dkv(params, item, 0, params->grad_k, params->grad_k_stride, params->dk_partials, dk, config::dim,
-                  p->dim_qk, p->scale);
+        store_dkv(params, item, 0, params->grad.k, params->grad.k_stride, params->dk_partials, dk, config::dim,
+                  p->shape.dim_qk, p->shape.scale);
     }
 }
 

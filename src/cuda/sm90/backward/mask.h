@@ -7,6 +7,7 @@
 #include "sm90/common/columns.h"
 #include "sm90/common/tile.h"
 #include "sm90/backward/shared_memory.h"
+#include "sm90/common/work_item.h"
 
 /* Which of a Q tile's pairs are visible. Bit 16 r + c: the thread's key r is seen from its column c (of 16,
  * fragment_col(c / 2 * 4 + c % 2)). */
@@ -25,7 +26,7 @@ DEVICE u32 row_columns(const q_tile_info *info, int lo, int hi)
 /* The columns that see the key, but for block lists and bits. */
 DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const q_tile_info *info, int key)
 {
-    const attn_sm90_mask *m = &p->mask;
+    const attn_cuda_mask *m = &p->mask;
     if (key >= seq->len_kv) return 0;
     int shift = seq->len_kv - seq->len_q, first = key - m->right, last = key + m->left;
     if constexpr (config::general_mask) {
@@ -37,8 +38,8 @@ DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const
     }
     u32 columns = row_columns(info, first - shift, last - shift + 1);
     if constexpr (config::general_mask) {
-        if (columns && p->flags & FLAG_INTERVALS) {
-            int4 hidden = interval_of(p, seq, info->head, key);
+        if (columns && p->shape.flags & FLAG_INTERVALS) {
+            int4 hidden = interval_of(&p->shape, m, seq, info->head, key);
             columns &= ~(row_columns(info, hidden.x, hidden.y) | row_columns(info, hidden.z, hidden.w));
         }
     }
@@ -53,13 +54,13 @@ DEVICE visible_pairs pairs_of(const attn_sm90_params *p, const kv_item *item, co
     int key[2] = { first_key + fragment_row_of(thread, 0), first_key + fragment_row_of(thread, 2) };
     visible_pairs seen = { columns_of_key(p, seq, info, key[0]) | columns_of_key(p, seq, info, key[1]) << 16 };
     if constexpr (config::general_mask) {
-        if (!(p->flags & (FLAG_BLOCKS | FLAG_BITS))) return seen;
+        if (!(p->shape.flags & (FLAG_BLOCKS | FLAG_BITS))) return seen;
 #pragma unroll 1
         for (int c = 0; c < Q_ROWS / 4; c++) {
             int row = min(info->row0 + fragment_col(0) + c / 2 * 8 + c % 2, seq->len_q - 1);
 #pragma unroll
             for (int r = 0; r < 2; r++)
-                if (seen.bits >> (16 * r + c) & 1 && !listed_pair(p, seq, info->head, row, key[r]))
+                if (seen.bits >> (16 * r + c) & 1 && !listed_pair(&p->shape, &p->mask, seq, info->head, row, key[r]))
                     seen.bits &= ~(1u << (16 * r + c));
         }
     }

@@ -13,6 +13,7 @@
 #include "sm90/common/ptx.h"
 #include "sm90/common/pipeline.h"
 #include "sm90/backward/shared_memory.h"
+#include "sm90/common/work_item.h"
 
 /* Both states have the same functions. A state says how far a warp is: counts of work items and Q tiles that it is done
  * with or, the producer, has loaded. */

@@ -3,9 +3,9 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_PREPROCESS_H
 #define ATTN_CUDA_SM90_BACKWARD_PREPROCESS_H
 
-#include "common/score.h"
+#include "common/element.h"
+#include "common/reduce.h"
 #include "common/sequence.h"
-#include "common/support.h"
 #include "sm90/backward/workspace.h"
 #include "sm90/common/tile.h"
 
@@ -61,24 +61,26 @@ DEVICE void row_delta(const attn_sm90_backward_params *params, int2 q, int plane
                       float *lost)
 {
     const attn_sm90_params *p = &params->common;
-    int part = threadIdx.x % 8, out_dtype = p->flags & FLAG_OUT_F32 ? F32 : dtype, pitch = (p->dim_v + 7) / 8 * 8;
-    long long o = plane * p->o_stride[0] + (q.x + row) * p->o_stride[1] + head * p->o_stride[2];
+    int part = threadIdx.x % 8, out_dtype = p->shape.flags & FLAG_OUT_F32 ? F32 : dtype,
+        pitch = (p->shape.dim_v + 7) / 8 * 8;
+    long long o = plane * p->shape.o_stride[0] + (q.x + row) * p->shape.o_stride[1] + head * p->shape.o_stride[2];
     long long g =
-        plane * params->grad_o_stride[0] + (q.x + row) * params->grad_o_stride[1] + head * params->grad_o_stride[2];
+        plane * params->grad.o_stride[0] + (q.x + row) * params->grad.o_stride[1] + head * params->grad.o_stride[2];
     unsigned short *copy = (unsigned short *)params->grad_o_copy;
-    copy += ((plane * (long long)p->len_q + q.x + row) * p->heads_q + head) * pitch;
-    long long below = 32LL * p->heads_q * pitch;
-    bool even = is_even(p->o, p->o_stride) && is_even(params->grad_o, params->grad_o_stride) && p->dim_v % 8 == 0;
+    copy += ((plane * (long long)p->shape.len_q + q.x + row) * p->shape.heads_q + head) * pitch;
+    long long below = 32LL * p->shape.heads_q * pitch;
+    bool even = is_even(p->shape.o, p->shape.o_stride) && is_even(params->grad.o, params->grad.o_stride) &&
+                p->shape.dim_v % 8 == 0;
     if (out_dtype != F32 && even) {
-        for (int i = 8 * part; i < p->dim_v; i += 64) {
+        for (int i = 8 * part; i < p->shape.dim_v; i += 64) {
             uint4 words[4];
             float x[8], y[8];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 bool in = row + 32 * r < q.y;
-                const unsigned short *from = (const unsigned short *)p->o + o + 32 * r * p->o_stride[1] + i;
+                const unsigned short *from = (const unsigned short *)p->shape.o + o + 32 * r * p->shape.o_stride[1] + i;
                 const unsigned short *grad =
-                    (const unsigned short *)params->grad_o + g + 32 * r * params->grad_o_stride[1] + i;
+                    (const unsigned short *)params->grad.o + g + 32 * r * params->grad.o_stride[1] + i;
                 words[2 * r] = in ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
                 words[2 * r + 1] = in ? *(const uint4 *)grad : make_uint4(0, 0, 0, 0);
             }
@@ -92,10 +94,10 @@ DEVICE void row_delta(const attn_sm90_backward_params *params, int2 q, int plane
         return;
     }
     for (int r = 0; r < 2 && row + 32 * r < q.y; r++)
-        for (int i = 8 * part; i < p->dim_v; i += 64) {
+        for (int i = 8 * part; i < p->shape.dim_v; i += 64) {
             float x[8], y[8];
-            load_eight(out_dtype, p->o, o + 32 * r * p->o_stride[1] + i, p->dim_v - i, x);
-            load_eight(out_dtype, params->grad_o, g + 32 * r * params->grad_o_stride[1] + i, p->dim_v - i, y);
+            load_eight(out_dtype, p->shape.o, o + 32 * r * p->shape.o_stride[1] + i, p->shape.dim_v - i, x);
+            load_eight(out_dtype, params->grad.o, g + 32 * r * params->grad.o_stride[1] + i, p->shape.dim_v - i, y);
             if (params->grad_o_copy) {
                 uint4 words = make_uint4(pack_as(dtype, y[0], y[1]), pack_as(dtype, y[2], y[3]),
                                          pack_as(dtype, y[4], y[5]), pack_as(dtype, y[6], y[7]));
@@ -115,19 +117,20 @@ template <int dtype> DEVICE void preprocess(const attn_sm90_backward_params *par
     const attn_sm90_params *p = &params->common;
     __shared__ float sink_part[8];
     int head = blockIdx.y, batch = blockIdx.z, row0 = blockIdx.x * Q_ROWS, row = row0 + (int)threadIdx.x / 8;
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
-    long long row_at = row_offset(p, p->cu_lens_q, p->heads_q, params->q_pitch, batch, head) + row0;
-    long long lse_at = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + q.x + row
-                                              : ((long long)batch * p->heads_q + head) * p->len_q + row;
-    float sink = p->sink ? p->sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lost[2] = { 0, 0 },
+    int2 q = sequence_of(p->shape.cu_lens_q, p->shape.lens_q, batch, p->shape.len_q);
+    long long row_at = row_offset(&p->shape, p->shape.cu_lens_q, p->shape.heads_q, params->q_pitch, batch, head) + row0;
+    long long lse_at = p->shape.flags & FLAG_VARLEN
+                           ? (long long)head * p->shape.total_q + q.x + row
+                           : ((long long)batch * p->shape.heads_q + head) * p->shape.len_q + row;
+    float sink = p->shape.sink ? p->shape.sink[head] : 0, sink_sum = 0, delta[2] = { 0, 0 }, lost[2] = { 0, 0 },
           lse[2] = { INFINITE, INFINITE };
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (row + 32 * r >= q.y) continue;
-        lse[r] = p->lse[lse_at + 32 * r];
-        if (params->grad_lse && threadIdx.x % 8 == 0) delta[r] = -params->grad_lse[lse_at + 32 * r];
+        lse[r] = p->shape.lse[lse_at + 32 * r];
+        if (params->grad.lse && threadIdx.x % 8 == 0) delta[r] = -params->grad.lse[lse_at + 32 * r];
     }
-    row_delta<dtype>(params, q, p->flags & FLAG_VARLEN ? 0 : batch, head, row, delta, lost);
+    row_delta<dtype>(params, q, p->shape.flags & FLAG_VARLEN ? 0 : batch, head, row, delta, lost);
 #pragma unroll
     for (int r = 0; r < 2 && row0 < q.y; r++) {
         delta[r] = sum_of(delta[r], 8), lost[r] = sum_of(lost[r], 8);
@@ -135,7 +138,8 @@ template <int dtype> DEVICE void preprocess(const attn_sm90_backward_params *par
         if (threadIdx.x % 8) continue;
         float *statistics = params->stats + 2 * row_at + statistic_position((int)threadIdx.x / 8 + 32 * r);
         statistics[0] = lse[r] * LOG2_E, statistics[Q_ROWS] = delta[r];
-        if (p->sink && row + 32 * r < q.y) sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * (delta[r] + lost[r]);
+        if (p->shape.sink && row + 32 * r < q.y)
+            sink_sum -= exp2_approx((sink - lse[r]) * LOG2_E) * (delta[r] + lost[r]);
     }
     if (params->dq_accumulator && !params->schedule.head_persistent && !params->schedule.finalises_dq && row0 < q.y) {
         float4 *accumulator = (float4 *)(params->dq_accumulator + row_at * params->dim);
@@ -144,10 +148,10 @@ template <int dtype> DEVICE void preprocess(const attn_sm90_backward_params *par
     }
     if (params->dq_semaphores && threadIdx.x == 0 && row0 < q.y) params->dq_semaphores[row_at / Q_ROWS] = 0;
     if (params->dq_additions && blockIdx.x == 0 && threadIdx.x == 0)
-        params->dq_additions[batch * p->heads_kv + head * p->heads_kv / p->heads_q] = 0;
+        params->dq_additions[batch * p->shape.heads_kv + head * p->shape.heads_kv / p->shape.heads_q] = 0;
     if (params->alibi_parts && blockIdx.x == 0)
         for (int i = threadIdx.x; i < params->alibi_count; i += 256)
-            params->alibi_parts[((long long)batch * p->heads_q + head) * params->alibi_count + i] = 0;
+            params->alibi_parts[((long long)batch * p->shape.heads_q + head) * params->alibi_count + i] = 0;
     if (!params->sink_parts) return;
     sink_sum = warp_sum(sink_sum);
     if (threadIdx.x % 32 == 0) sink_part[threadIdx.x / 32] = sink_sum;

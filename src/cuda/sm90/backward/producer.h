@@ -7,6 +7,7 @@
 #include "sm90/backward/pipeline.h"
 #include "sm90/backward/q_tiles.h"
 #include "sm90/backward/scheduler.h"
+#include "sm90/common/work_item.h"
 
 typedef struct producer {
     pipeline_state index; /* cluster: of the numbers of work items that go from one CTA to the other */
@@ -76,8 +77,8 @@ DEVICE void load_q_tile(const attn_sm90_backward_params *params, const shared *s
     wait_empty(BARRIER(s, empty, slot), (int)q_phase(&at->at) ^ 1);
     if (threadIdx.x % 32 == 0) {
         int batch = is_packed(p) ? 0 : item->seq.batch, row = item->seq.start_q + info.row0;
-        long long offset =
-            info.row0 + row_offset(p, p->cu_lens_q, p->heads_q, params->q_pitch, item->seq.batch, info.head);
+        long long offset = info.row0 + row_offset(&p->shape, p->shape.cu_lens_q, p->shape.heads_q, params->q_pitch,
+                                                  item->seq.batch, info.head);
         info.dq.tile = (int)(offset / Q_ROWS), info.dq.order = 0;
         if (config::finalises_dq && info.dq.rank == 0) info.dq.order = FIRST_TO_ADD;
         if constexpr (config::head_persistent_dq)
@@ -113,7 +114,8 @@ DEVICE void load_accumulators(const attn_sm90_backward_params *params, const sha
     item->has_tiles = 0;
     load_kv(p, s, item, at);
     wait_additions(params, item);
-    long long offset = row_offset(p, NULL, p->heads_q, params->q_pitch, item->seq.batch, item->first_head);
+    long long offset =
+        row_offset(&p->shape, NULL, p->shape.heads_q, params->q_pitch, item->seq.batch, item->first_head);
     const float *dq = params->dq_accumulator + (offset + item->skip * Q_ROWS) * config::dim;
 #pragma unroll 1
     for (int i = 0; i < item->most_tiles; i++, dq += Q_ROWS * config::dim) {

@@ -6,6 +6,7 @@
 #include "sm90/common/tile.h"
 #include "common/mask.h"
 #include "sm90/backward/scheduler.h"
+#include "sm90/common/work_item.h"
 
 /* Where the walk over a work item's Q tiles is: head by head, tiles [first, end). General masks: tiles [from, from +
  * 32) are judged, `seen` and not yet taken; those from `ahead` on are to come. Stream-K: `left` are to be taken.
@@ -24,7 +25,7 @@ typedef struct row_bounds {
  * decide. */
 DEVICE row_bounds rows_of(const attn_sm90_params *p, const work_item *seq, int key0)
 {
-    const attn_sm90_mask *m = &p->mask;
+    const attn_cuda_mask *m = &p->mask;
     int shift = seq->len_kv - seq->len_q, last = min(key0 + config::item_rows, seq->len_kv) - 1;
     row_bounds rows = { max(0, key0 - shift - m->right), min(seq->len_q - 1, last - shift + m->left) + 1 };
     if constexpr (config::general_mask) {
@@ -33,8 +34,8 @@ DEVICE row_bounds rows_of(const attn_sm90_params *p, const work_item *seq, int k
             rows.first = max(rows.first, key0 / m->chunk * m->chunk - shift);
             rows.end = min(rows.end, last / m->chunk * m->chunk + m->chunk - shift);
         }
-        if (p->flags & FLAG_INTERVALS) {
-            const int *v = interval_summary_of(p, seq, key0 / config::kv_rows, config::kv_rows);
+        if (p->shape.flags & FLAG_INTERVALS) {
+            const int *v = interval_summary_of(&p->shape, &p->mask, seq, key0 / config::kv_rows, config::kv_rows);
             if (v[1] >= rows.end) rows.end = min(rows.end, v[4]);
             if (v[6] <= rows.first) rows.first = max(rows.first, v[3]);
         }
@@ -49,7 +50,7 @@ DEVICE q_walk walk_start(const attn_sm90_params *p, const kv_item *item)
     seq.head = item->first_head;
     if (item->first_key >= seq.len_kv)
         rows.end = 0;
-    else if (!config::general_mask || !(p->flags & FLAG_DETERMINISTIC))
+    else if (!config::general_mask || !(p->shape.flags & FLAG_DETERMINISTIC))
         rows = rows_of(p, &seq, item->first_key);
     if (config::finalises_dq && item->first_key == 0) rows.first = 0; /* it finalises rows without keys, too */
     int first = rows.first / Q_ROWS;
@@ -67,7 +68,7 @@ DEVICE bool next_by_arithmetic(const attn_sm90_params *p, kv_item *item, q_walk 
     info->head = at->head, info->row0 = at->ahead++ * Q_ROWS;
     int last = item->key0 + config::kv_rows - 1, seen = seq->len_kv - 1; /* seen: the last key that the rows see */
     info->masked = last > seen;
-    if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
+    if (p->shape.flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
         int first_row = info->row0 + seq->len_kv - seq->len_q, last_row = min(first_row + Q_ROWS, seq->len_kv) - 1;
         info->masked |= last - p->mask.right > first_row || item->key0 + p->mask.left < last_row;
         seen = min(seen, last_row + p->mask.right);
@@ -88,9 +89,9 @@ DEVICE bool next_by_judgement(const attn_sm90_params *p, kv_item *item, q_walk *
         int tile = at->ahead + threadIdx.x % 32;
         seq->head = at->head;
         if (tile < at->end)
-            is = classify_tile(p, seq, tile * Q_ROWS, min((tile + 1) * Q_ROWS, seq->len_q),
-                               item->key0 / config::kv_rows, config::kv_rows);
-        if (p->flags & FLAG_DETERMINISTIC && tile < at->end) is.full = is.full && is.seen, is.seen = true;
+            is = classify_tile(&p->shape, &p->mask, seq, p->schedule.pack, tile * Q_ROWS,
+                               min((tile + 1) * Q_ROWS, seq->len_q), item->key0 / config::kv_rows, config::kv_rows);
+        if (p->shape.flags & FLAG_DETERMINISTIC && tile < at->end) is.full = is.full && is.seen, is.seen = true;
         at->from = at->ahead, at->ahead += 32;
         at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
     }
@@ -116,7 +117,7 @@ DEVICE bool next_q_tile(const attn_sm90_params *p, kv_item *item, q_walk *at, q_
  * downwards. */
 DEVICE dq_info persistent_dq(const attn_sm90_backward_params *params, const kv_item *item, int head, int row0)
 {
-    const attn_sm90_mask *m = &params->common.mask;
+    const attn_cuda_mask *m = &params->common.mask;
     const work_item *seq = &item->seq;
     int shift = seq->len_kv - seq->len_q, last_row = min(row0 + Q_ROWS, seq->len_q) - 1;
     int first_key = max(0, row0 + shift - m->left), last_key = min(seq->len_kv - 1, last_row + shift + m->right);

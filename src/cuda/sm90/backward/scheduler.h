@@ -11,13 +11,14 @@
 
 #include "common/find_sequence.h"
 #include "sm90/backward/pipeline.h"
+#include "sm90/common/work_item.h"
 
 /* ---- how dQ is accumulated ----------------------------------------------------------------------- */
 
 /* Finalised dQ takes neither packed sequences nor used lengths. */
 DEVICE bool is_packed(const attn_sm90_params *p)
 {
-    return !config::finalises_dq && p->flags & FLAG_VARLEN;
+    return !config::finalises_dq && p->shape.flags & FLAG_VARLEN;
 }
 
 /* Whether there is a dQ semaphore: KV tiles add to a Q tile's dQ one after another, in a fixed order. */
@@ -91,7 +92,7 @@ DEVICE bool piece_at(const attn_sm90_backward_params *params, int piece, kv_item
 {
     const attn_sm90_backward_schedule *s = &params->schedule;
     const attn_sm90_params *p = &params->common;
-    int q_tiles = p->heads_q / p->heads_kv * ((p->len_q + Q_ROWS - 1) / Q_ROWS);
+    int q_tiles = p->shape.heads_q / p->shape.heads_kv * ((p->shape.len_q + Q_ROWS - 1) / Q_ROWS);
     int first = piece / 2 * s->stream_k_q_tiles, end = min(first + s->stream_k_q_tiles, s->stream_k_items * q_tiles),
         number = first / q_tiles;
     if (piece % 2) first = ++number * q_tiles;
@@ -107,12 +108,12 @@ DEVICE void postprocess_at(const attn_sm90_backward_params *params, int number, 
 {
     const attn_sm90_params *p = &params->common;
     int head = number / params->schedule.postprocess_items, piece = number - head * params->schedule.postprocess_items;
-    int tiles = (p->len_q + Q_ROWS - 1) / Q_ROWS;
+    int tiles = (p->shape.len_q + Q_ROWS - 1) / Q_ROWS;
     int pieces = (tiles + ATTN_SM90_BACKWARD_POSTPROCESS_TILES - 1) / ATTN_SM90_BACKWARD_POSTPROCESS_TILES,
         query = piece / pieces;
-    item->seq.batch = head / p->heads_kv, item->kv_head = head - item->seq.batch * p->heads_kv;
-    item->seq.len_q = p->len_q;
-    item->first_head = item->kv_head * (p->heads_q / p->heads_kv) + query;
+    item->seq.batch = head / p->shape.heads_kv, item->kv_head = head - item->seq.batch * p->shape.heads_kv;
+    item->seq.len_q = p->shape.len_q;
+    item->first_head = item->kv_head * (p->shape.heads_q / p->shape.heads_kv) + query;
     item->skip = (piece - query * pieces) * ATTN_SM90_BACKWARD_POSTPROCESS_TILES;
     item->partial = POSTPROCESS, item->most_tiles = min(ATTN_SM90_BACKWARD_POSTPROCESS_TILES, tiles - item->skip);
 }
@@ -130,7 +131,7 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
     int left = first_piece(s) + s->stream_k_items - 1 - index, piece = index - first_piece(s), count = s->kv_tiles;
     item->partial = COMPLETE, item->skip = 0, item->most_tiles = 1 << 30;
     if (config::stream_k && piece >= 0 && !piece_at(params, piece, item, &left)) return false;
-    int heads = p->heads_kv * (packed ? 1 : p->batch), postprocess = -1;
+    int heads = p->shape.heads_kv * (packed ? 1 : p->shape.batch), postprocess = -1;
     if (config::fuses_postprocess && s->postprocess_items) postprocess = postprocess_of(s, heads, &left);
     if (postprocess >= 0) {
         postprocess_at(params, postprocess, item);
@@ -138,19 +139,19 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
     }
     item_index at = item_index_of(s, heads, left);
     int tile = at.tile;
-    seq->batch = at.head / p->heads_kv, item->kv_head = at.head - seq->batch * p->heads_kv;
+    seq->batch = at.head / p->shape.heads_kv, item->kv_head = at.head - seq->batch * p->shape.heads_kv;
     if (s->splits > 1) item->partial = at.split;
-    if (packed &&
-        !find_sequence(p->cu_lens_kv, p->lens_kv, p->batch, config::item_rows, tile, &seq->batch, &tile, &count))
+    if (packed && !find_sequence(p->shape.cu_lens_kv, p->shape.lens_kv, p->shape.batch, config::item_rows, tile,
+                                 &seq->batch, &tile, &count))
         return false;
     bool upwards = has_semaphore(params) || is_head_persistent(s);
     item->first_key = (upwards ? tile : count - 1 - tile) * config::item_rows;
-    int heads_q = p->heads_q / p->heads_kv / s->splits;
-    item->first_head = item->kv_head * (p->heads_q / p->heads_kv) + at.split * heads_q;
+    int heads_q = p->shape.heads_q / p->shape.heads_kv / s->splits;
+    item->first_head = item->kv_head * (p->shape.heads_q / p->shape.heads_kv) + at.split * heads_q;
     item->end_head = item->first_head + heads_q;
-    int2 q = { 0, p->len_q }, kv = { 0, p->len_kv };
-    if (!config::finalises_dq) q = sequence_of(p->cu_lens_q, p->lens_q, seq->batch, p->len_q);
-    if (!config::finalises_dq) kv = sequence_of(p->cu_lens_kv, p->lens_kv, seq->batch, p->len_kv);
+    int2 q = { 0, p->shape.len_q }, kv = { 0, p->shape.len_kv };
+    if (!config::finalises_dq) q = sequence_of(p->shape.cu_lens_q, p->shape.lens_q, seq->batch, p->shape.len_q);
+    if (!config::finalises_dq) kv = sequence_of(p->shape.cu_lens_kv, p->shape.lens_kv, seq->batch, p->shape.len_kv);
     seq->start_q = q.x, seq->len_q = q.y, seq->start_kv = kv.x, seq->len_kv = kv.y;
     item->key0 = item->first_key + (config::ctas == 2 ? (int)cluster_rank() * config::kv_rows : 0);
     return item->first_key < seq->len_kv;
@@ -159,7 +160,7 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
 /* How many of dQ's warps have added all they had to the accumulators of the KV head. */
 DEVICE u32 *additions_of(const attn_sm90_backward_params *params, const kv_item *item)
 {
-    return params->dq_additions + item->seq.batch * params->common.heads_kv + item->kv_head;
+    return params->dq_additions + item->seq.batch * params->common.shape.heads_kv + item->kv_head;
 }
 
 #endif

@@ -4,9 +4,11 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_SCORE_H
 #define ATTN_CUDA_SM90_BACKWARD_SCORE_H
 
+#include "common/element.h"
 #include "common/score.h"
 #include "sm90/common/tile.h"
 #include "sm90/backward/shared_memory.h"
+#include "sm90/common/work_item.h"
 
 /* What a warp has summed for the gradient of a head's ALiBi slope. */
 typedef struct slope_sum {
@@ -57,7 +59,7 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
                            u32 *derivative, int first)
 {
     if constexpr (config::changes == FLAG_SOFTCAP) {
-        float unit = 2 * LOG2_E * p->scale / p->score.softcap;
+        float unit = 2 * LOG2_E * p->shape.scale / p->score.softcap;
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++)
             score[i] *= unit;
@@ -69,7 +71,8 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
             derivative[i / 2] = pack_as(F16, fmaf(-score[i], score[i], 1), fmaf(-score[i + 1], score[i + 1], 1));
     }
     if constexpr (config::changes == FLAG_ALIBI) {
-        float slope = alibi_slope(p, item->seq.batch, info->head) * reciprocal_approx(p->scale);
+        float slope =
+            alibi_slope(&p->shape, &p->score, item->seq.batch, info->head) * reciprocal_approx(p->shape.scale);
         distances from = distances_of(item, info, first);
         from.to_row[0] *= slope, from.to_row[1] *= slope;
 #pragma unroll
@@ -82,7 +85,7 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
 DEVICE float log2_unit(const attn_sm90_params *p)
 {
     if (config::changes_scores) return LOG2_E;
-    return (config::changes == FLAG_SOFTCAP ? p->score.softcap : p->scale) * LOG2_E;
+    return (config::changes == FLAG_SOFTCAP ? p->score.softcap : p->shape.scale) * LOG2_E;
 }
 
 /* SCORE_MOD: raw scores to scores in natural units; derivative: the softcap's, as pairs of f16. */
@@ -92,8 +95,8 @@ DEVICE void change_scores(const attn_sm90_params *p, const kv_item *item, const 
     const work_item *seq = &item->seq;
 #pragma unroll
     for (int i = 0; i < Q_ROWS / 2; i++)
-        score[i] *= p->scale;
-    if (p->flags & FLAG_SOFTCAP) {
+        score[i] *= p->shape.scale;
+    if (p->shape.flags & FLAG_SOFTCAP) {
         float cap = p->score.softcap, inverse = reciprocal_approx(cap), share[2];
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++) {
@@ -102,19 +105,19 @@ DEVICE void change_scores(const attn_sm90_params *p, const kv_item *item, const 
             if (i % 2) derivative[i / 2] = pack_as(F16, 1 - share[0] * share[0], 1 - share[1] * share[1]);
         }
     }
-    if (p->flags & FLAG_ALIBI) {
-        float slope = alibi_slope(p, seq->batch, info->head);
+    if (p->shape.flags & FLAG_ALIBI) {
+        float slope = alibi_slope(&p->shape, &p->score, seq->batch, info->head);
         distances from = distances_of(item, info, first);
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++)
             score[i] -= slope * distance_of(from, i);
     }
-    if (p->flags & FLAG_BIAS) {
+    if (p->shape.flags & FLAG_BIAS) {
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++) {
             int row = min(row_of(info, i), seq->len_q - 1), key = min(key_of(item, first, i), seq->len_kv - 1);
             score[i] += load_element(p->score.bias_dtype, p->score.bias,
-                                     bias_row(p, seq->batch, info->head, row) + bias_key(p, key));
+                                     bias_row(&p->score, seq->batch, info->head, row) + bias_key(&p->score, key));
         }
     }
 }
@@ -125,11 +128,11 @@ DEVICE void mark_dropped(const attn_sm90_params *p, const kv_item *item, const q
                          int first)
 {
     if (!has<FLAG_DROPOUT>(p)) return;
-    u32 batch_head = item->seq.batch * p->heads_q + info->head, key = key_of(item, first, 0);
+    u32 batch_head = item->seq.batch * p->shape.heads_q + info->head, key = key_of(item, first, 0);
     u32 column = (key >> 4) * 4 + (key & 7) / 2, row = info->row0 / 16 * 4 + threadIdx.x % 4;
     u32 threshold = p->score.dropout_threshold * 0x01010101u;
     bool odd = key & 1;
-    dropout_seed seed = read_seed(p);
+    dropout_seed seed = read_seed(&p->score, &p->seeds);
 #pragma unroll
     for (int m = 0; m < Q_ROWS / 16; m += 2) {
         uint4 x = philox(seed, row + 4 * m + (odd ? 4 : 0), column, batch_head); /* of columns 0, 1, 8, 9 */
@@ -170,14 +173,14 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const kv_ite
         for (int i = 0; i < 8; i++)
             *slope -= ds[i] * distance_of(from, 8 * m + i);
     }
-    if (config::changes_scores && params->grad_bias) {
+    if (config::changes_scores && params->grad.bias) {
         const int *extent = p->score.bias_extent;
         long long plane = (long long)(extent[0] == 1 ? 0 : seq->batch) * extent[1] + (extent[1] == 1 ? 0 : info->head);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             int row = row_of(info, 8 * m + i), key = key_of(item, first, i);
             long long at = (plane * extent[2] + (extent[2] == 1 ? 0 : row)) * extent[3] + (extent[3] == 1 ? 0 : key);
-            if (ds[i] != 0 && row < seq->len_q && key < seq->len_kv) atomicAdd(params->grad_bias + at, ds[i]);
+            if (ds[i] != 0 && row < seq->len_q && key < seq->len_kv) atomicAdd(params->grad.bias + at, ds[i]);
         }
     }
     if (has<FLAG_SOFTCAP>(p)) {
@@ -196,7 +199,7 @@ DEVICE void store_slope(const attn_sm90_backward_params *params, const kv_item *
         if (config::ctas == 2 && item->key0 >= item->seq.len_kv) return; /* the KV tile after the last has no part */
         for (int step = 16; step; step /= 2)
             sum += __shfl_xor_sync(~0u, sum, step);
-        long long plane = (long long)item->seq.batch * params->common.heads_q + slope->head;
+        long long plane = (long long)item->seq.batch * params->common.shape.heads_q + slope->head;
         int part = item->key0 / config::kv_rows * config::warps + (int)threadIdx.x / 32 - 4;
         if (threadIdx.x % 32 == 0) params->alibi_parts[plane * params->alibi_count + part] = sum;
         slope->sum = 0;

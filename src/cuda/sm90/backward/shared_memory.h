@@ -6,6 +6,7 @@
 
 #include "sm90/backward/config.h"
 #include "sm90/backward/workspace.h"
+#include "sm90/common/work_item.h"
 
 /* The thread index. Finalised dQ has no register to keep what follows from it. */
 DEVICE int thread_index(void)

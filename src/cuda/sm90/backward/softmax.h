@@ -102,7 +102,9 @@ DEVICE void ds_of_piece(const ds_inputs *from, const ds_piece *piece, int m, con
         float weight = KEEPS_P ? p[8 * m + i] : unpacked(piece->probability, i), dropped = dp[8 * m + i];
         if constexpr (config::may_drop)
             if (has<FLAG_DROPOUT>(&from->params->common))
-                dropped *= signbit(weight) ? 0 : dropout_factor(&from->params->common), weight = fabsf(weight);
+                dropped *=
+                    signbit(weight) ? 0 : dropout_factor(&from->params->common.shape, &from->params->common.score),
+                    weight = fabsf(weight);
         ds[i] = weight * (dropped - statistic(piece->delta, i));
     }
     if constexpr (config::changes)

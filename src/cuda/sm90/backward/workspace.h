@@ -1,40 +1,27 @@
 /* What the backward kernels and those before and after them agree on: workspaces by row and the order of work items.
  *
- * Workspaces by row: of each head whole tiles of 64 rows, of Q or of K and V (backward_params.h).
- *
- * The statistics of a Q tile are 64 LSE in log2 units, inf where a row takes no part, then 64 delta, each in the order
- * in which a thread's columns of 16 rows are neighbours. The accumulators of dQ, dK and dV are in fragment order: four
- * floats per thread (two columns of two rows), 32 threads, then the next 8 columns, then the next 16 rows. */
+ * The accumulators of dQ, dK and dV are in fragment order: four floats per thread (two columns of two rows), 32
+ * threads, then the next 8 columns, then the next 16 rows. Statistics: common/statistics.h. */
 #ifndef ATTN_CUDA_SM90_BACKWARD_WORKSPACE_H
 #define ATTN_CUDA_SM90_BACKWARD_WORKSPACE_H
 
+#include "common/pages_params.h"
+#include "common/params.h"
+#include "common/sequence.h"
+#include "common/statistics.h"
 #include "sm90/common/ptx.h"
 #include "sm90/params.h"
-#include "sm90/backward_params.h"
-#include "common/sequence.h"
 
-constexpr int Q_ROWS = ATTN_SM90_BACKWARD_ROWS; /* of a Q tile */
-constexpr int STATISTICS = 2 * 4 * Q_ROWS;      /* bytes of a Q tile's */
+#include "sm90/backward_params.h"
+
+constexpr int STATISTICS = 2 * 4 * Q_ROWS; /* bytes of a Q tile's */
 
 enum { FLAG_DETERMINISTIC = 1 << 16 };
-
-/* The row offset in a workspace of row 0 of a head of a sequence. */
-DEVICE long long row_offset(const attn_sm90_params *p, const int *cu_lens, int heads, int pitch, int batch, int head)
-{
-    if (!(p->flags & FLAG_VARLEN)) return ((long long)batch * heads + head) * pitch;
-    return (long long)head * pitch + (long long)(cu_lens[batch] / Q_ROWS + batch) * Q_ROWS;
-}
 
 /* The offset in an accumulator tile of `dim` columns of the thread's four floats of columns 8c to 8c + 7. */
 DEVICE int accumulator_offset(int thread, int dim, int c)
 {
     return (thread % 128 / 32 * (dim / 8) + c) * 128 + thread % 32 * 4;
-}
-
-/* The position of a row's statistic in its tile: columns 2c, 2c + 1, 2c + 8, 2c + 9 of 16 are neighbours. */
-DEVICE int statistic_position(int row)
-{
-    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
 }
 
 /* A work item: its KV head (over the batch), its KV tile in that head's order, and its split. */

@@ -5,6 +5,8 @@
 #define ATTN_CUDA_SM90_FORWARD_CONFIG_H
 
 #include "common/gpu.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 

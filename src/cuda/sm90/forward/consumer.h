@@ -5,6 +5,7 @@
 
 #include "common/sequence.h"
 #include "sm90/common/pipeline.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/epilogue.h"
 #include "sm90/forward/score_special.h"
@@ -102,7 +103,7 @@ DEVICE u32 q_address(const shared *s, const consumer *c)
 /* What a score is multiplied by to be in log2 units. */
 DEVICE float log2_scale(const attn_sm90_params *p)
 {
-    return config::score_mod ? LOG2_E : (config::softcap ? p->score.softcap : p->scale) * LOG2_E;
+    return config::score_mod ? LOG2_E : (config::softcap ? p->score.softcap : p->shape.scale) * LOG2_E;
 }
 
 /* S of one more KV tile is computed. The item's last one releases Q. */

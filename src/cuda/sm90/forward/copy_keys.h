@@ -8,6 +8,7 @@
 
 #include "common/warp.h"
 #include "sm90/common/pipeline.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/orders.h"
 #include "sm90/forward/paged_source.h"
@@ -16,7 +17,7 @@
 /* The address of a key's row in its pool; 0: no row of the item sees it. */
 DEVICE u64 key_address(const attn_sm90_params *p, const work_item *w, const key_ranges *ranges, int key, bool of_v)
 {
-    const attn_sm90_fallback *pools = &p->fallback;
+    const attn_cuda_tensors *pools = &p->tensors;
     const long long *stride = of_v ? pools->v_stride : pools->k_stride;
     int2 at = find_page(p, w, ranges, key, 1);
     if (!is_page(&cache_of(p)->table, at.x)) return 0;
@@ -40,7 +41,7 @@ template <class tile> DEVICE void copy_keys(const attn_sm90_params *p, const sha
     for (int i = 0; i < part / 4; i++) {
         u64 key = __shfl_sync(~0u, mine[i / 8], i % 8 * 4 + row);
         u32 there = to + i * 512 + ((piece ^ (i % 2 * 4 + row)) << 4);
-        int bytes = key ? 2 * (of_v ? p->dim_v : p->dim_qk) - 16 * piece : 0;
+        int bytes = key ? 2 * (of_v ? p->shape.dim_v : p->shape.dim_qk) - 16 * piece : 0;
 #pragma unroll
         for (int j = 0; j < tile::panels; j++)
             copy_async(there + j * tile::panel_bytes, (const void *)(key + 16 * piece + 128 * j),

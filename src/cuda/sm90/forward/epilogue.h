@@ -5,6 +5,7 @@
 
 #include "common/dropout.h"
 #include "common/sequence.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/output_panels.h"
 #include "sm90/forward/output_rows.h"
@@ -34,10 +35,11 @@ DEVICE row_results finish_softmax(const attn_sm90_params *p, const work_item *w,
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = quad_sum(m->row_sum[r]), max = m->row_max[r],
-              scale = config::score_mod || config::dropout ? dropout_factor(p) : 1;
+              scale = config::score_mod || config::dropout ? dropout_factor(&p->shape, &p->score) : 1;
         results.fine = results.fine && !has_overflowed(max, sum);
-        if (unlikely(p->sink && !is_split(w))) {
-            float sink = p->sink[w->head + row_in_item(p, w, index + 8 * r).head] * LOG2_E, top = fmaxf(max, sink);
+        if (unlikely(p->shape.sink && !is_split(w))) {
+            float sink = p->shape.sink[w->head + row_in_item(p, w, index + 8 * r).head] * LOG2_E,
+                  top = fmaxf(max, sink);
             bool some = top > -INFINITE;
             float kept = some ? exp2_approx(max - top) : 1;
             sum = some ? sum * kept + exp2_approx(sink - top) : sum;
@@ -60,7 +62,7 @@ DEVICE void store_results(const attn_sm90_params *p, const work_tile_info *info,
 #pragma unroll
     for (int i = 0; i < config::dim_v / 2; i++)
         o[i] *= results->row[i / 2 % 2].factor;
-    if (unlikely(is_split(w) || p->flags & FLAG_OUT_F32)) {
+    if (unlikely(is_split(w) || p->shape.flags & FLAG_OUT_F32)) {
         store_o_single(p, w, o, index);
     } else {
         int warp_index = index - index % ATTN_SM90_OUTPUT_ROWS;
@@ -69,7 +71,7 @@ DEVICE void store_results(const attn_sm90_params *p, const work_tile_info *info,
         else
             store_o_by_rows(p, info, o, warp_index);
     }
-    float *lse = is_split(w) ? p->partial_lse : p->lse;
+    float *lse = is_split(w) ? p->shape.partial_lse : p->shape.lse;
     int r = opaque(threadIdx.x % 4);
     if (lse && r < 2) {
         packed_row at = row_in_item(p, w, index + 8 * r);

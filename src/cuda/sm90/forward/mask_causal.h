@@ -4,6 +4,7 @@
 #define ATTN_CUDA_SM90_FORWARD_MASK_CAUSAL_H
 
 #include "common/sequence.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/mask_window.h"
@@ -16,7 +17,7 @@
 /* Number of keys up to the last one that the item's first row sees; those after the sequence's last count, too. */
 DEVICE int causal_end(const attn_sm90_params *p, const work_item *w)
 {
-    bool cut = p->flags & (FLAG_CAUSAL | FLAG_WINDOW);
+    bool cut = p->shape.flags & (FLAG_CAUSAL | FLAG_WINDOW);
     return cut ? w->row0 + w->len_kv - w->len_q + p->mask.right + 1 : w->len_kv;
 }
 
@@ -44,7 +45,7 @@ DEVICE void hide_causal(const attn_sm90_params *p, const work_item *w, float *s,
         for (int i = 0; i < config::keys / 4; i++)
             if (i / 2 * 8 + i % 2 >= end) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITE;
     }
-    if (unlikely(p->flags & FLAG_WINDOW)) hide_before_window(p, w, s, index, column);
+    if (unlikely(p->shape.flags & FLAG_WINDOW)) hide_before_window(p, w, s, index, column);
 }
 
 /* ---- a consumer warpgroup's tiles ------------------------------------------------------------- */
@@ -67,7 +68,7 @@ struct causal_mask {
     DEVICE void set_tiles(const attn_sm90_params *p, work_item *w)
     {
         int shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
-        if (p->flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
+        if (p->shape.flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
             end = min(end - 1, w->row1 - 1 + shift + p->mask.right) + 1;
             low = max(0, w->row0 + shift - p->mask.left) / config::keys;
         }
@@ -89,7 +90,7 @@ struct causal_mask {
     DEVICE void load_item(const attn_sm90_params *p, const shared *s, const work_item *w, producer *at)
     {
         int tiles = w->tiles, first = min(tiles_before_q(at), tiles);
-        int asking = max(0, tiles - (p->schedule.counter && !(p->flags & FLAG_VARLEN) ? 1 : 3));
+        int asking = max(0, tiles - (p->schedule.counter && !(p->shape.flags & FLAG_VARLEN) ? 1 : 3));
         if (tiles <= 0) load_pending(p, s, at);
         if (first <= 0) load_q(p, s, at);
         if (tiles <= 0) named_arrive(WORK_WANTED, 64);
@@ -133,7 +134,7 @@ struct causal_mask {
     DEVICE int unmasked_iterations(const attn_sm90_params *p, const shared *s, const consumer *c)
     {
         bool unmasked = all_have_max(c) && c->key0 <= unmasked_end_of(s, c);
-        if (p->flags & (FLAG_VARLEN | FLAG_LENS_KV))
+        if (p->shape.flags & (FLAG_VARLEN | FLAG_LENS_KV))
             unmasked = unmasked && c->key0 + config::keys <= info_of(s, c)->w.len_kv;
         if (!unmasked) return 0;
         int start = unmasked_start(p, &info_of(s, c)->w, c->warpgroup);

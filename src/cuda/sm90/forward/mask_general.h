@@ -6,6 +6,7 @@
 #include "common/mask.h"
 #include "common/sequence.h"
 #include "sm90/common/columns.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/producer.h"
@@ -31,10 +32,12 @@ DEVICE tile_walk start_walk(const attn_sm90_params *p, const work_item *w)
  * their end if they are all hidden. */
 DEVICE int skip_groups(const attn_sm90_params *p, const work_item *w, const tile_walk *walk, int tile)
 {
-    const int size = ATTN_SM90_SUMMARY_GROUP;
-    int first = tile / size, group = first + threadIdx.x % 32, tiles = (p->len_kv + config::keys - 1) / config::keys;
-    bool open = group * size < walk->end &&
-                !hides_all(interval_summary_of(p, w, tiles + group, config::keys), walk->row0, walk->row1);
+    const int size = ATTN_CUDA_SUMMARY_GROUP;
+    int first = tile / size, group = first + threadIdx.x % 32,
+        tiles = (p->shape.len_kv + config::keys - 1) / config::keys;
+    bool open =
+        group * size < walk->end &&
+        !hides_all(interval_summary_of(&p->shape, &p->mask, w, tiles + group, config::keys), walk->row0, walk->row1);
     u32 some = __ballot_sync(~0u, open);
     return max(tile, (first + (some ? __ffs(some) - 1 : 32)) * size);
 }
@@ -44,18 +47,20 @@ DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *
 {
     const int keys = config::keys;
     int shift = w->len_kv - w->len_q;
-    key_ranges first = ranges_of_row(p, w, walk->row0 + shift), last = ranges_of_row(p, w, walk->row1 - 1 + shift);
+    key_ranges first = ranges_of_row(&p->mask, w, walk->row0 + shift),
+               last = ranges_of_row(&p->mask, w, walk->row1 - 1 + shift);
     while (!walk->seen) {
         int start = walk->end; /* where ranges show a key again */
         for (int i = 0; i < 2; i++)
             if (max(first.lo[i], walk->ahead * keys) < last.hi[i])
                 start = min(start, max(walk->ahead, first.lo[i] / keys));
-        if (p->flags & FLAG_INTERVALS) start = skip_groups(p, w, walk, start);
+        if (p->shape.flags & FLAG_INTERVALS) start = skip_groups(p, w, walk, start);
         walk->ahead = start;
         if (start >= walk->end) return false;
         tile_class is = { false, false, false };
         int tile = start + threadIdx.x % 32;
-        if (tile < walk->end) is = classify_tile(p, w, walk->row0, walk->row1, tile, keys);
+        if (tile < walk->end)
+            is = classify_tile(&p->shape, &p->mask, w, p->schedule.pack, walk->row0, walk->row1, tile, keys);
         walk->from = start, walk->ahead = start + 32;
         walk->seen = __ballot_sync(~0u, is.seen), walk->full = __ballot_sync(~0u, is.full);
         walk->clear = __ballot_sync(~0u, is.clear);
@@ -73,11 +78,11 @@ DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *
 
 DEVICE u32 bitmask_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
-    const attn_sm90_mask *m = &p->mask;
-    int pitch = (p->len_kv + 7) / 8;
+    const attn_cuda_mask *m = &p->mask;
+    int pitch = (p->shape.len_kv + 7) / 8;
     long long plane =
         (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : at.head);
-    const unsigned char *bytes = m->bits + (plane * p->len_q + at.row) * pitch + key0 / 8;
+    const unsigned char *bytes = m->bits + (plane * p->shape.len_q + at.row) * pitch + key0 / 8;
     u32 seen = 0;
 #pragma unroll 8
     for (int j = 0; j < min(config::keys / 8, pitch - key0 / 8); j++)
@@ -87,17 +92,17 @@ DEVICE u32 bitmask_columns(const attn_sm90_params *p, const work_item *w, packed
 
 DEVICE u32 block_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
-    const attn_sm90_mask *m = &p->mask;
+    const attn_cuda_mask *m = &p->mask;
     const int keys = config::keys;
-    long long row = list_row_of(p, w, at.head, at.row);
-    u32 bits = p->flags & FLAG_BITS ? bitmask_columns(p, w, at, key0) : ~0u, seen = 0;
+    long long row = list_row_of(&p->shape, m, w, at.head, at.row);
+    u32 bits = p->shape.flags & FLAG_BITS ? bitmask_columns(p, w, at, key0) : ~0u, seen = 0;
 #pragma unroll 1
     for (int block = key0 / m->block_keys; block * (long long)m->block_keys < min(key0 + keys, w->len_kv); block++) {
         int lo = block * m->block_keys - key0;
         u32 columns = columns_between(lo, lo + m->block_keys, keys / 4);
-        if (listed(p, m->block_full_count, m->block_full, row, block, block))
+        if (listed(&p->shape, m, m->block_full_count, m->block_full, row, block, block))
             seen |= columns;
-        else if (listed(p, m->block_partial_count, m->block_partial, row, block, block))
+        else if (listed(&p->shape, m, m->block_partial_count, m->block_partial, row, block, block))
             seen |= columns & bits;
     }
     return seen;
@@ -109,7 +114,7 @@ DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const 
 {
     const int keys = config::keys;
     int n = p->mask.interval_vectors, last = w->len_kv - 1 - key0;
-    const int4 *summary = (const int4 *)interval_summary_of(p, w, key0 / keys, keys);
+    const int4 *summary = (const int4 *)interval_summary_of(&p->shape, &p->mask, w, key0 / keys, keys);
     int4 least = summary[0], most = summary[1];
     if (least.x == most.x && least.y == most.y && least.z == most.z && least.w == most.w) {
 #pragma unroll
@@ -117,7 +122,7 @@ DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const 
             if (interval_hides(least, at[r].row)) seen[r] = 0;
         return;
     }
-    const int *v = intervals_of(p, w, at[0].head) + (long long)key0 * n;
+    const int *v = intervals_of(&p->shape, &p->mask, w, at[0].head) + (long long)key0 * n;
     if (n == 1) {
 #pragma unroll
         for (int i = 0; i < keys / 4; i++) {
@@ -131,7 +136,7 @@ DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const 
 #pragma unroll 8
     for (int i = 0; i < keys / 4; i++) {
         int key = min(fragment_col(0) + i / 2 * 8 + i % 2, last);
-        int4 hidden = interval_at(v + key * n, n, p->flags & FLAG_CAUSAL);
+        int4 hidden = interval_at(v + key * n, n, p->shape.flags & FLAG_CAUSAL);
 #pragma unroll
         for (int r = 0; r < 2; r++)
             if (interval_hides(hidden, at[r].row)) seen[r] &= ~(1u << i);
@@ -141,12 +146,12 @@ DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const 
 /* The thread's columns of the KV tile at key0 that a row sees, but for intervals. */
 DEVICE u32 visible_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
-    key_ranges ranges = ranges_of_row(p, w, at.row + w->len_kv - w->len_q);
+    key_ranges ranges = ranges_of_row(&p->mask, w, at.row + w->len_kv - w->len_q);
     u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, config::keys / 4);
     if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, config::keys / 4);
-    if (p->flags & FLAG_BLOCKS)
+    if (p->shape.flags & FLAG_BLOCKS)
         seen &= block_columns(p, w, at, key0);
-    else if (p->flags & FLAG_BITS)
+    else if (p->shape.flags & FLAG_BITS)
         seen &= bitmask_columns(p, w, at, key0);
     return seen;
 }

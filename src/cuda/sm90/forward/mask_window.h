@@ -3,6 +3,7 @@
 #define ATTN_CUDA_SM90_FORWARD_MASK_WINDOW_H
 
 #include "common/sequence.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/pack_gqa.h"
 
@@ -15,7 +16,7 @@ DEVICE int window_start(const attn_sm90_params *p, const work_item *w, int index
 /* From it on, a window's left bound hides no key from the warpgroup's rows. */
 DEVICE int unmasked_start(const attn_sm90_params *p, const work_item *w, int warpgroup)
 {
-    return unlikely(p->flags & FLAG_WINDOW) ? window_start(p, w, opaque(warpgroup * 64 + 63)) : 0;
+    return unlikely(p->shape.flags & FLAG_WINDOW) ? window_start(p, w, opaque(warpgroup * 64 + 63)) : 0;
 }
 
 /* Scores before the bound become -inf; index and column: of the thread's first row in the Q tile, of its first key. */

@@ -6,6 +6,7 @@
 #define ATTN_CUDA_SM90_FORWARD_OUTPUT_PANELS_H
 
 #include "sm90/common/store.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/output_special.h"
 #include "sm90/forward/rows.h"
@@ -22,8 +23,8 @@ DEVICE void store_panel(const attn_sm90_params *p, const work_tile_info *info, u
         store_packed_rows(p, info, read, column, first.row);
         return;
     }
-    int rows = column < p->dim_v ? info->w.row1 - info->w.row0 - first.row : 0;
-    u64 to = in_register(o_address(p, info, first) + 2 * column), step = in_register(8 * p->o_stride[1]);
+    int rows = column < p->shape.dim_v ? info->w.row1 - info->w.row0 - first.row : 0;
+    u64 to = in_register(o_address(p, info, first) + 2 * column), step = in_register(8 * p->shape.o_stride[1]);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         u32 words[4];
@@ -55,11 +56,11 @@ DEVICE void store_o_by_panels(const attn_sm90_params *p, const work_tile_info *i
     const int panel_count = config::o_panels > 0 ? config::o_panels : 1, steps = config::dim_v / 16;
     int lane = reread_thread() % 32;
     u32 write = panels + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
-    bool by_tma = config::o_by_tma && p->o_mapped && w->row0 + index + ATTN_SM90_OUTPUT_ROWS <= w->row1;
+    bool by_tma = config::o_by_tma && p->shape.o_wide && w->row0 + index + ATTN_SM90_OUTPUT_ROWS <= w->row1;
     o_box box = {};
     if (config::o_by_tma)
         box = { uniform(panels), uniform(w->head), uniform(w->start_q + w->row0 + index),
-                uniform(p->flags & FLAG_VARLEN ? 0 : w->batch) };
+                uniform(p->shape.flags & FLAG_VARLEN ? 0 : w->batch) };
     if (config::o_by_tma && config::unchecked_max && unlikely(w->checked))
         bulk_wait(); /* the first try must not overtake the retry */
 #pragma unroll

@@ -14,7 +14,7 @@ DEVICE void store_o_by_rows(const attn_sm90_params *p, const work_tile_info *inf
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         packed_row to = row_in_item(p, &info->w, at + 8 * r);
-        store_row16(config::dtype, (unsigned short *)o_address(p, info, to), o, config::dim_v, r, p->dim_v,
+        store_row16(config::dtype, (unsigned short *)o_address(p, info, to), o, config::dim_v, r, p->shape.dim_v,
                     to.row >= 0);
     }
 }

@@ -4,6 +4,7 @@
 #define ATTN_CUDA_SM90_FORWARD_PACK_GQA_H
 
 #include "common/sequence.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 
 /* a / b for 0 <= a, 0 < b < 2^20, in two digits: a third of the time of what the assembler makes of it. */

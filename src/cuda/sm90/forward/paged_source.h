@@ -11,11 +11,12 @@
 #include "common/cache.h"
 #include "sm90/common/pipeline.h"
 #include "sm90/common/ptx.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/orders.h"
 #include "sm90/forward/shared.h"
 
-DEVICE const attn_sm90_cache *cache_of(const attn_sm90_params *p)
+DEVICE const attn_cuda_kv_cache *cache_of(const attn_sm90_params *p)
 {
     return &((const attn_sm90_cached_params *)p)->cache;
 }
@@ -24,7 +25,8 @@ DEVICE const attn_sm90_cache *cache_of(const attn_sm90_params *p)
 DEVICE key_ranges ranges_of_item(const attn_sm90_params *p, const work_item *w)
 {
     int shift = w->len_kv - w->len_q;
-    key_ranges ranges = ranges_of_row(p, w, w->row0 + shift), last = ranges_of_row(p, w, w->row1 - 1 + shift);
+    key_ranges ranges = ranges_of_row(&p->mask, w, w->row0 + shift),
+               last = ranges_of_row(&p->mask, w, w->row1 - 1 + shift);
     ranges.hi[0] = last.hi[0], ranges.hi[1] = last.hi[1];
     return ranges;
 }
@@ -89,7 +91,7 @@ struct paged_source {
      * keys. */
     DEVICE void settle(const attn_sm90_params *p, work_item *w)
     {
-        w->len_kv = paged_keys_of(&cache_of(p)->table, p->lens_kv, p->len_kv, w->batch).length;
+        w->len_kv = paged_keys_of(&cache_of(p)->table, p->shape.lens_kv, p->shape.len_kv, w->batch).length;
         if (!has_pages(p, w)) w->len_kv = 0;
     }
 

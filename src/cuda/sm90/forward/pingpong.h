@@ -8,6 +8,7 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_PINGPONG_H
 #define ATTN_CUDA_SM90_FORWARD_PINGPONG_H
 
+#include "sm90/common/work_item.h"
 #include "sm90/forward/checked_max.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"

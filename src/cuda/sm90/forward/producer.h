@@ -7,6 +7,7 @@
 
 #include "common/sequence.h"
 #include "sm90/common/pipeline.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/load_interleaved.h"
 #include "sm90/forward/load_pingpong.h"
@@ -48,7 +49,7 @@ DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
 #pragma unroll
             for (int i = 0; i < tile::panels; i++)
                 tma_load(s->q + stage * tile::bytes + i * tile::panel_bytes, &p->q_map, full, 64 * i, w->head,
-                         w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
+                         w->start_q + w->row0, p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
         }
     }
     advance(&at->q, config::q_stages);

@@ -3,6 +3,7 @@
 #define ATTN_CUDA_SM90_FORWARD_ROWS_H
 
 #include "common/sequence.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/pack_gqa.h"
 #include "sm90/forward/shared.h"
@@ -30,8 +31,9 @@ DEVICE int2 split_of(const attn_sm90_params *p, const work_item *w, int all)
 /* The index of a row (row_in_item) in LSE; a split's come after those of the splits before it. */
 DEVICE long long lse_row_of(const attn_sm90_params *p, const work_item *w, packed_row at)
 {
-    bool varlen = p->flags & FLAG_VARLEN;
-    int rows = varlen ? p->total_q : p->len_q, plane = (varlen ? 0 : w->batch * p->heads_q) + w->head + at.head;
+    bool varlen = p->shape.flags & FLAG_VARLEN;
+    int rows = varlen ? p->shape.total_q : p->shape.len_q,
+        plane = (varlen ? 0 : w->batch * p->shape.heads_q) + w->head + at.head;
     long long row = (long long)plane * rows + w->start_q + w->row0 + at.row; /* start_q: VARLEN, else 0 */
     if (unlikely(w->split > 0)) row += w->split * p->schedule.split_rows;
     return row;
@@ -40,9 +42,9 @@ DEVICE long long lse_row_of(const attn_sm90_params *p, const work_item *w, packe
 /* Its first element in o. */
 DEVICE long long o_element_of(const attn_sm90_params *p, const work_item *w, packed_row at)
 {
-    int batch = p->flags & FLAG_VARLEN ? 0 : w->batch;
-    return batch * p->o_stride[0] + (w->start_q + w->row0 + at.row) * p->o_stride[1] +
-           (w->head + at.head) * p->o_stride[2];
+    int batch = p->shape.flags & FLAG_VARLEN ? 0 : w->batch;
+    return batch * p->shape.o_stride[0] + (w->start_q + w->row0 + at.row) * p->shape.o_stride[1] +
+           (w->head + at.head) * p->shape.o_stride[2];
 }
 
 DEVICE long long lse_row(const attn_sm90_params *p, const work_tile_info *info, packed_row at)
@@ -54,9 +56,9 @@ DEVICE long long lse_row(const attn_sm90_params *p, const work_tile_info *info, 
 DEVICE u64 o_address(const attn_sm90_params *p, const work_tile_info *info, packed_row at)
 {
     if constexpr (!config::o_by_tma) {
-        if (!unlikely(p->schedule.pack > 1)) return *info->output_address::get() + 2 * at.row * p->o_stride[1];
+        if (!unlikely(p->schedule.pack > 1)) return *info->output_address::get() + 2 * at.row * p->shape.o_stride[1];
     }
-    return (u64)p->o + 2 * o_element_of(p, &info->w, at);
+    return (u64)p->shape.o + 2 * o_element_of(p, &info->w, at);
 }
 
 #endif

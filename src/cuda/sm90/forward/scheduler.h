@@ -9,6 +9,7 @@
 
 #include "common/find_sequence.h"
 #include "common/sequence.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/retry.h"
@@ -30,10 +31,10 @@ DEVICE int next_index(const attn_sm90_params *p, int index)
 /* The item's sequence. */
 DEVICE void set_sequence(const attn_sm90_params *p, work_item *w)
 {
-    w->start_q = w->start_kv = 0, w->len_q = p->len_q, w->len_kv = p->len_kv;
-    if (!(p->flags & (FLAG_VARLEN | FLAG_LENS_Q | FLAG_LENS_KV))) return;
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, w->batch, p->len_q);
-    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, w->batch, p->len_kv);
+    w->start_q = w->start_kv = 0, w->len_q = p->shape.len_q, w->len_kv = p->shape.len_kv;
+    if (!(p->shape.flags & (FLAG_VARLEN | FLAG_LENS_Q | FLAG_LENS_KV))) return;
+    int2 q = sequence_of(p->shape.cu_lens_q, p->shape.lens_q, w->batch, p->shape.len_q);
+    int2 kv = sequence_of(p->shape.cu_lens_kv, p->shape.lens_kv, w->batch, p->shape.len_kv);
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
 }
 
@@ -41,8 +42,8 @@ DEVICE void set_sequence(const attn_sm90_params *p, work_item *w)
 DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
 {
     const attn_sm90_schedule *s = &p->schedule;
-    bool varlen = p->flags & FLAG_VARLEN;
-    int all = s->heads * (varlen ? 1 : p->batch), count;
+    bool varlen = p->shape.flags & FLAG_VARLEN;
+    int all = s->heads * (varlen ? 1 : p->shape.batch), count;
     int from_end = s->total - 1 - index, parts = s->split_tiles * s->splits, tile = from_end - parts + s->split_tiles;
     w->split = -1;
     if (unlikely(from_end < parts)) tile = divided(from_end, s->by_splits), w->split = from_end - tile * s->splits;
@@ -51,7 +52,8 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
     int number = divided(rest, heads < s->head_group ? s->by_rest : s->by_head_group);
     int head = first + rest - number * heads;
     w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;
-    if (varlen && !find_sequence(p->cu_lens_q, p->lens_q, p->batch, s->rows, number, &w->batch, &number, &count))
+    if (varlen && !find_sequence(p->shape.cu_lens_q, p->shape.lens_q, p->shape.batch, s->rows, number, &w->batch,
+                                 &number, &count))
         return false;
     w->head = head * s->pack;
     w->kv_head = divided(w->head, s->by_ratio);
@@ -75,7 +77,7 @@ DEVICE void prefetch_q(const attn_sm90_params *p, const work_item *w)
 {
 #pragma unroll
     for (int i = 0; i < config::q_tile::panels; i++)
-        tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->flags & FLAG_VARLEN ? 0 : w->batch);
+        tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
 /* Publishes an item in the info of one that consumers are done with. Where Q has one stage, which is still taken, the Q
@@ -89,7 +91,8 @@ template <class mask> DEVICE void publish(const attn_sm90_params *p, const share
         if ((config::q_stages == 1 || !at->items) && w->tiles > 0) prefetch_q(p, w);
         info->w = *w;
         info->lse_row = lse_row_of(p, w, { 0, 0 });
-        if constexpr (!config::o_by_tma) *info->output_address::get() = (u64)p->o + 2 * o_element_of(p, w, { 0, 0 });
+        if constexpr (!config::o_by_tma)
+            *info->output_address::get() = (u64)p->shape.o + 2 * o_element_of(p, w, { 0, 0 });
     }
     mask::publish(p, w, info);
     named_arrive(WORK_READY, 64);

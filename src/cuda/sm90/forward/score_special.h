@@ -5,6 +5,7 @@
 
 #include "common/dropout.h"
 #include "common/score.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/rows.h"
 
@@ -19,20 +20,20 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
 {
     if constexpr (config::alibi) {
         int thread = reread_thread();
-        float unit = reciprocal_approx(p->scale);
+        float unit = reciprocal_approx(p->shape.scale);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             packed_row row = row_in_sequence(p, w, warpgroup * 64 + fragment_row_of(thread, 2 * r));
-            at->slope[r] = alibi_slope(p, w->batch, row.head) * unit;
+            at->slope[r] = alibi_slope(&p->shape, &p->score, w->batch, row.head) * unit;
             at->start[r] = (float)(thread % 4 * 2 - (row.row + w->len_kv - w->len_q));
         }
     }
     if constexpr (config::dropout) {
         int thread = reread_thread(), row = w->row0 + warpgroup * 64 + thread % 128 / 32 * 16;
         at->rows = (u32)(row >> 4) * 4 + thread % 32 / 8;
-        at->plane = w->batch * p->heads_q + w->head;
+        at->plane = w->batch * p->shape.heads_q + w->head;
         at->threshold = p->score.dropout_threshold * 0x01010101u;
-        at->seed = read_seed(p);
+        at->seed = read_seed(&p->score, &p->seeds);
     }
 }
 
@@ -41,7 +42,7 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
 DEVICE void change_special(const attn_sm90_params *p, const score_special *at, float *s, int key0)
 {
     if constexpr (config::softcap) {
-        float unit = 2 * LOG2_E * p->scale / p->score.softcap;
+        float unit = 2 * LOG2_E * p->shape.scale / p->score.softcap;
 #pragma unroll
         for (int i = 0; i < config::keys / 2; i += 2) {
             float x = s[i] * unit, y = s[i + 1] * unit;

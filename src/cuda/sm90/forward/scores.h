@@ -22,7 +22,8 @@ DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, cons
     bool all_see_one = mask::hide(p, s, c, score);
     count_scored(s, c);
     if (config::unchecked_max && all_have_max(c)) return false;
-    bool split = p->flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a split's last tile */
+    bool split =
+        p->shape.flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a split's last tile */
     if (config::unchecked_max && first && all_see_one && !info_of(s, c)->w.checked && !unlikely(split)) {
         set_first_max(&c->m, score, log2_scale(p));
         set_have_max(c, true);

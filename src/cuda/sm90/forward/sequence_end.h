@@ -12,7 +12,7 @@
 /* How many keys of the tile in hand the sequence has. */
 DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
-    return p->flags & (FLAG_VARLEN | FLAG_LENS_KV) ? info_of(s, c)->w.len_kv - c->key0 : config::keys;
+    return p->shape.flags & (FLAG_VARLEN | FLAG_LENS_KV) ? info_of(s, c)->w.len_kv - c->key0 : config::keys;
 }
 
 /* Zeroes V of keys after the sequence's last. They may be another sequence's, and 0 times NaN is NaN. */

@@ -8,6 +8,7 @@
 
 #include "common/sequence.h"
 #include "sm90/common/pipeline.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/orders.h"
 

@@ -6,6 +6,7 @@
 
 #include "common/sequence.h"
 #include "sm90/common/ptx.h"
+#include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/shared.h"
@@ -36,7 +37,7 @@ struct tma_source {
 #pragma unroll
         for (int i = 0; i < tile::panels; i++)
             tma_load(to + i * tile::panel_bytes, map, full, tile::panel_columns * i, from.head, from.row,
-                     p->flags & FLAG_VARLEN ? 0 : from.batch);
+                     p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
     }
 
     DEVICE void end(const attn_sm90_params *, const shared *)

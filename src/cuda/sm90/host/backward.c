@@ -62,21 +62,21 @@ static int64_t alibi_parts(const attn_desc *d, const attn_cuda_kernel *k)
 static bool lay_out(const attn_desc *d, const attn_sm90_backward_choice *c, attn_sm90_backward_plan *plan)
 {
     const attn_cuda_kernel *k = c->base.kernel;
-    attn_sm90_plan *p = &plan->base;
+    attn_cuda_plan *p = &plan->base.cuda;
     bool semaphore = attn_cuda_is_variant(k) && attn_sm90_has_semaphore(d, &c->schedule);
     double rows = (double)attn_sm90_aligned_rows(d, false), partials = attn_cuda_is_variant(k) ? partial_rows(d, c) : 0;
     double heads = (double)d->batch * (double)d->heads_q;
     double counts = c->schedule.postprocess_items ? (double)d->batch * (double)d->heads_kv : 0;
     double slopes = d->flags & ATTN_ALIBI ? heads * (double)alibi_parts(d, k) : 0;
     double sinks = d->flags & ATTN_SINK ? heads * (double)attn_ceil_div(d->len_q, TILE) : 0;
-    return attn_sm90_append(p, rows, 2 * sizeof(float), &plan->stats) &&
-           attn_sm90_append(p, accumulator_rows(d, c), sizeof(float) * (double)k->dim, &plan->dq_accumulator) &&
-           attn_sm90_append(p, partials, sizeof(float) * (double)k->dim, &plan->dk_partials) &&
-           attn_sm90_append(p, partials, sizeof(float) * (double)k->dim_v, &plan->dv_partials) &&
-           attn_sm90_append(p, semaphore ? rows / TILE : 0, sizeof(unsigned), &plan->dq_semaphores) &&
-           attn_sm90_append(p, counts, sizeof(unsigned), &plan->dq_additions) &&
-           attn_sm90_append(p, slopes, sizeof(float), &plan->alibi_parts) &&
-           attn_sm90_append(p, sinks, sizeof(float), &plan->sink_parts);
+    return attn_cuda_append(p, rows, 2 * sizeof(float), &plan->stats) &&
+           attn_cuda_append(p, accumulator_rows(d, c), sizeof(float) * (double)k->dim, &plan->dq_accumulator) &&
+           attn_cuda_append(p, partials, sizeof(float) * (double)k->dim, &plan->dk_partials) &&
+           attn_cuda_append(p, partials, sizeof(float) * (double)k->dim_v, &plan->dv_partials) &&
+           attn_cuda_append(p, semaphore ? rows / TILE : 0, sizeof(unsigned), &plan->dq_semaphores) &&
+           attn_cuda_append(p, counts, sizeof(unsigned), &plan->dq_additions) &&
+           attn_cuda_append(p, slopes, sizeof(float), &plan->alibi_parts) &&
+           attn_cuda_append(p, sinks, sizeof(float), &plan->sink_parts);
 }
 
 /* ---- parameters and functions -------------------------------------------------------------- */
@@ -87,8 +87,8 @@ static attn_status fill(const attn_desc *d, const attn_sm90_backward_choice *c, 
     attn_sm90_backward_params *p = &plan->params;
     p->schedule = c->schedule;
     for (int i = 0; i < 3; i++) {
-        p->grad_o_stride[i] = d->grad_o_stride[i], p->grad_q_stride[i] = d->grad_q_stride[i];
-        p->grad_k_stride[i] = d->grad_k_stride[i], p->grad_v_stride[i] = d->grad_v_stride[i];
+        p->grad.o_stride[i] = d->grad_o_stride[i], p->grad.q_stride[i] = d->grad_q_stride[i];
+        p->grad.k_stride[i] = d->grad_k_stride[i], p->grad.v_stride[i] = d->grad_v_stride[i];
     }
     p->dim = c->base.kernel->dim;
     p->q_pitch = (int)pitch_of(d, d->len_q, d->total_q), p->kv_pitch = (int)pitch_of(d, d->len_kv, d->total_kv);
@@ -97,8 +97,9 @@ static attn_status fill(const attn_desc *d, const attn_sm90_backward_choice *c, 
     return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_GRAD_O, 1, &p->grad_o_map);
 }
 
-static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_sm90_backward_plan *plan)
+static attn_status load(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_sm90_backward_plan *plan)
 {
+    const attn_desc *d = problem->desc;
     const attn_sm90_backward_schedule *s = &plan->params.schedule;
     bool separate =
         attn_cuda_is_variant(plan->base.cuda.chosen.kernel) && (!attn_sm90_finalises_dq(s) || s->splits > 1);
@@ -113,10 +114,10 @@ static attn_status load(const attn_desc *d, const attn_cuda_place *place, attn_s
         { separate, "backward_postprocess", &plan->postprocess },
         { s->stream_k_items, "backward_merge", &plan->merge },
     };
-    attn_status status = attn_sm90_load(d, place, "backward_fallback_q", &plan->base);
+    attn_status status = attn_sm90_load(problem, place, "backward_fallback_q", &plan->base);
     for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
         if (functions[i].wanted)
-            status = attn_sm90_load_dtype(place, d->dtype, functions[i].stem, functions[i].function);
+            status = attn_cuda_load_dtype(place, d->dtype, functions[i].stem, functions[i].function);
     if (!status && d->flags & (ATTN_ALIBI | ATTN_SINK))
         status = attn_cuda_load(place, NULL, "attn_sm90_backward_total", 0, &plan->totals);
     return status;
@@ -138,10 +139,10 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     attn_sm90_cost_backward(problem, cuda->chosen.kernel, &c);
     cuda->chosen = c.base;
     cuda->decided = attn_sm90_decided_backward(d, &c);
-    attn_sm90_start(problem, predict, &plan->base);
+    attn_sm90_start(d, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);
-    return status ? status : load(d, place, plan);
+    return status ? status : load(problem, place, plan);
 }
 
 /* ---- words --------------------------------------------------------------------------------- */

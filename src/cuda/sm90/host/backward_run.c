@@ -26,10 +26,9 @@ static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
     const attn_sm90_backward_plan *l = plan_of(c);
     const attn_desc *d = &c->plan->desc;
     const attn_args *a = c->args;
-    p->grad_o = a->grad_o, p->grad_lse = a->grad_lse;
-    p->grad_q = a->grad_q, p->grad_k = a->grad_k, p->grad_v = a->grad_v;
-    p->common.fallback.q = a->q, p->common.fallback.k = a->k, p->common.fallback.v = a->v;
-    if (d->flags & ATTN_BIAS) p->grad_bias = a->grad_bias;
+    p->grad.o = a->grad_o, p->grad.lse = a->grad_lse;
+    p->grad.q = a->grad_q, p->grad.k = a->grad_k, p->grad.v = a->grad_v;
+    if (d->flags & ATTN_BIAS) p->grad.bias = a->grad_bias;
     p->stats = attn_cuda_at(c, l->stats);
     if (d->flags & ATTN_ALIBI && a->grad_alibi) p->alibi_parts = attn_cuda_at(c, l->alibi_parts);
     if (d->flags & ATTN_SINK && a->grad_sink) p->sink_parts = attn_cuda_at(c, l->sink_parts);
@@ -39,13 +38,13 @@ static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
 static bool is_wide(const attn_sm90_backward_params *p, const void *gradient, const long long stride[3], int dim)
 {
     long long elements = dim | stride[0] | stride[1] | stride[2];
-    return !(p->common.flags & ATTN_OUT_F32) && !(elements % 8) && !((uintptr_t)gradient % 16);
+    return !(p->common.shape.flags & ATTN_OUT_F32) && !(elements % 8) && !((uintptr_t)gradient % 16);
 }
 
 /* The dQ postprocess becomes a kernel of its own: the plan did not know the address. */
 static void fuse_no_postprocess(attn_sm90_backward_params *p)
 {
-    int items = p->schedule.postprocess_items * p->common.heads_kv * p->common.batch;
+    int items = p->schedule.postprocess_items * p->common.shape.heads_kv * p->common.shape.batch;
     p->schedule.total -= items, p->schedule.takes -= items;
     p->schedule.postprocess_items = 0;
 }
@@ -56,9 +55,9 @@ static void bind_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
     const attn_sm90_backward_plan *l = plan_of(c);
     const attn_desc *d = &c->plan->desc;
     if (l->base.copied[ATTN_SM90_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->base.copies[ATTN_SM90_GRAD_O]);
-    p->stores_wide = is_wide(p, p->grad_k, p->grad_k_stride, p->common.dim_qk) &&
-                     is_wide(p, p->grad_v, p->grad_v_stride, p->common.dim_v);
-    if (p->schedule.postprocess_items && (uintptr_t)p->grad_q % 16) fuse_no_postprocess(p);
+    p->stores_wide = is_wide(p, p->grad.k, p->grad.k_stride, p->common.shape.dim_qk) &&
+                     is_wide(p, p->grad.v, p->grad.v_stride, p->common.shape.dim_v);
+    if (p->schedule.postprocess_items && (uintptr_t)p->grad.q % 16) fuse_no_postprocess(p);
     p->dq_accumulator = attn_cuda_at(c, l->dq_accumulator);
     if (p->schedule.splits > 1 || p->schedule.stream_k_items) {
         p->dk_partials = attn_cuda_at(c, l->dk_partials);
@@ -89,19 +88,19 @@ static attn_status postprocess_dq(const attn_cuda_call *c, const attn_sm90_backw
 {
     const attn_desc *d = &c->plan->desc;
     attn_sm90_postprocess_params q = { .in = p->dq_accumulator,
-                                       .out = p->grad_q,
+                                       .out = p->grad.q,
                                        .parts = 1,
                                        .pitch = p->q_pitch,
-                                       .heads = p->common.heads_q,
-                                       .length = p->common.len_q,
+                                       .heads = p->common.shape.heads_q,
+                                       .length = p->common.shape.len_q,
                                        .dim_pitch = c->cuda->chosen.kernel->dim,
-                                       .dim = p->common.dim_qk,
+                                       .dim = p->common.shape.dim_qk,
                                        .scale = d->scale,
                                        .flags = d->flags,
-                                       .cu_lens = p->common.cu_lens_q,
-                                       .lens = p->common.lens_q };
+                                       .cu_lens = p->common.shape.cu_lens_q,
+                                       .lens = p->common.shape.lens_q };
     for (int i = 0; i < 3; i++)
-        q.stride[i] = p->grad_q_stride[i];
+        q.stride[i] = p->grad.q_stride[i];
     return postprocess(c, &q);
 }
 
@@ -115,21 +114,21 @@ static attn_sm90_postprocess_params dkv_of(const attn_cuda_call *c, const attn_s
     bool splits = p->schedule.splits > 1;
     attn_sm90_postprocess_params keys = {
         .in = values ? p->dv_partials : p->dk_partials,
-        .out = values ? p->grad_v : p->grad_k,
+        .out = values ? p->grad.v : p->grad.k,
         .parts = p->schedule.splits,
         .part_step = (splits ? attn_sm90_aligned_rows(d, true) : attn_sm90_item_keys(k)) * pitch,
         .pitch = p->kv_pitch,
-        .heads = p->common.heads_kv,
-        .length = p->common.len_kv,
+        .heads = p->common.shape.heads_kv,
+        .length = p->common.shape.len_kv,
         .dim_pitch = pitch,
-        .dim = values ? p->common.dim_v : p->common.dim_qk,
+        .dim = values ? p->common.shape.dim_v : p->common.shape.dim_qk,
         .scale = values ? (float)kept : d->scale,
         .flags = d->flags,
-        .cu_lens = p->common.cu_lens_kv,
-        .lens = p->common.lens_kv
+        .cu_lens = p->common.shape.cu_lens_kv,
+        .lens = p->common.shape.lens_kv
     };
     for (int i = 0; i < 3; i++)
-        keys.stride[i] = values ? p->grad_v_stride[i] : p->grad_k_stride[i];
+        keys.stride[i] = values ? p->grad.v_stride[i] : p->grad.k_stride[i];
     return keys;
 }
 
@@ -155,12 +154,26 @@ static attn_status merge_dkv(const attn_cuda_call *c, const attn_sm90_backward_p
                             p->schedule.stream_k_items * m.keys / TILE, 2, 1, 128, &m);
 }
 
-static attn_status run_bias(const attn_cuda_call *c, attn_sm90_backward_params *p)
+/* The fallback kernels' parameters. */
+static attn_cuda_backward_params fallback_of(const attn_sm90_backward_params *p)
+{
+    const attn_sm90_params *c = &p->common;
+    return (attn_cuda_backward_params){
+        .common = { .shape = c->shape, .mask = c->mask, .score = c->score, .tensors = c->tensors, .seeds = c->seeds },
+        .grad = p->grad,
+        .stats = p->stats,
+        .q_pitch = p->q_pitch,
+        .alibi_count = p->alibi_count,
+        .alibi_parts = p->alibi_parts
+    };
+}
+
+static attn_status run_bias(const attn_cuda_call *c, attn_cuda_backward_params p)
 {
     const int64_t *extent = c->plan->desc.bias_extent;
-    p->grad_bias = c->args->grad_bias;
+    p.grad.bias = c->args->grad_bias;
     return attn_cuda_launch(c, "attn_sm90_backward_fallback_bias", plan_of(c)->fallback_bias, extent[3], extent[2],
-                            extent[0] * extent[1], 128, p);
+                            extent[0] * extent[1], 128, &p);
 }
 
 static attn_status run_totals(const attn_cuda_call *c, const attn_sm90_backward_params *p)
@@ -191,41 +204,44 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
 {
     const attn_desc *d = &c->plan->desc;
     p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS);
+    attn_cuda_backward_params f = fallback_of(p);
     attn_status status = preprocess(c, p);
     if (!status)
-        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", plan_of(c)->base.fallback,
-                                  attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, p);
+        status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", plan_of(c)->base.fallback.function,
+                                  attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, &f);
     if (!status)
         status = attn_cuda_launch(c, "attn_sm90_backward_fallback_kv", plan_of(c)->fallback_kv,
-                                  attn_ceil_div(d->len_kv, ATTN_CUDA_FALLBACK_ROWS), d->heads_kv, d->batch, 256, p);
-    if (!status && p->grad_bias) status = run_bias(c, p);
+                                  attn_ceil_div(d->len_kv, ATTN_CUDA_FALLBACK_ROWS), d->heads_kv, d->batch, 256, &f);
+    if (!status && p->grad.bias) status = run_bias(c, f);
     return status;
 }
 
 static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    bool bias_after = p->grad_bias && d->flags & ATTN_DETERMINISTIC && repeats(d);
+    bool bias_after = p->grad.bias && d->flags & ATTN_DETERMINISTIC && repeats(d);
     bind_variant(c, p);
     attn_status status = attn_sm90_bind_map(c, ATTN_SM90_GRAD_O, &p->grad_o_map);
     if (!status) status = attn_sm90_prepare(c, &p->common, p->schedule.counter);
-    if (bias_after) p->grad_bias = NULL;
-    if (!status && p->grad_bias)
-        status = attn_cuda_clear(c, p->grad_bias, (size_t)attn_bias_count(d) * sizeof *p->grad_bias);
+    if (bias_after) p->grad.bias = NULL;
+    if (!status && p->grad.bias)
+        status = attn_cuda_clear(c, p->grad.bias, (size_t)attn_bias_count(d) * sizeof *p->grad.bias);
     if (!status) status = preprocess(c, p);
     if (!status) status = attn_cuda_launch_variant(c, plan_of(c)->base.variant, p->schedule.grid, p);
     if (!status && !attn_sm90_finalises_dq(&p->schedule) && !p->schedule.postprocess_items)
         status = postprocess_dq(c, p);
     if (!status && p->schedule.splits > 1) status = postprocess_dkv(c, p);
     if (!status && p->schedule.stream_k_items) status = merge_dkv(c, p);
-    if (!status && bias_after) status = run_bias(c, p);
+    if (!status && bias_after) status = run_bias(c, fallback_of(p));
     return status;
 }
 
 attn_status attn_sm90_run_backward(const attn_cuda_call *c)
 {
     attn_sm90_backward_params p = plan_of(c)->params;
-    attn_sm90_bind(c, &p.common);
+    attn_cuda_params common = plan_of(c)->base.common;
+    attn_cuda_bind(&c->plan->desc, c->args, &common);
+    attn_sm90_take(&common, &p.common);
     bind(c, &p);
     attn_status status = plan_of(c)->base.variant && attn_sm90_aligned(c) ? run_variant(c, &p) : run_fallback(c, &p);
     return status ? status : run_totals(c, &p);

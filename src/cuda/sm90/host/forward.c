@@ -8,8 +8,7 @@ typedef struct forward_plan {
     attn_sm90_plan base;
     uint64_t partial_o, partial_lse; /* byte offsets */
     CUfunction combine;              /* NULL: no Q tile is split */
-    attn_sm90_params params;         /* complete but for addresses and seeds */
-    attn_sm90_cache cache;           /* likewise */
+    attn_sm90_params params;         /* maps and schedule */
 } forward_plan;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
@@ -25,8 +24,8 @@ static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *ke
 static bool lay_out(const attn_desc *d, const attn_sm90_schedule *s, forward_plan *plan)
 {
     double parts = (double)s->splits * (double)s->split_rows;
-    return attn_sm90_append(&plan->base, parts, 4.0 * (double)d->dim_v, &plan->partial_o) &&
-           attn_sm90_append(&plan->base, parts, 4, &plan->partial_lse);
+    return attn_cuda_append(&plan->base.cuda, parts, 4.0 * (double)d->dim_v, &plan->partial_o) &&
+           attn_cuda_append(&plan->base.cuda, parts, 4, &plan->partial_lse);
 }
 
 /* The variant stores whole tiles of o by TMA. */
@@ -39,8 +38,8 @@ static bool maps_output(const attn_desc *d, const attn_sm90_forward_choice *c)
 static attn_status fill(const attn_desc *d, const attn_sm90_forward_choice *c, forward_plan *plan)
 {
     attn_status status = attn_sm90_fill(d, &plan->base, &c->schedule, &plan->params);
-    plan->params.o_mapped = maps_output(d, c);
-    if (status || !plan->params.o_mapped) return status;
+    plan->base.common.shape.o_wide = maps_output(d, c);
+    if (status || !plan->base.common.shape.o_wide) return status;
     return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_O, 1, &plan->params.o_map);
 }
 
@@ -57,18 +56,18 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 {
     forward_plan *plan = (forward_plan *)cuda;
     const attn_desc *d = problem->desc;
+    attn_cuda_kv_cache *cache = &plan->base.common.cache;
     attn_sm90_forward_choice c;
     attn_sm90_cost_forward(problem, cuda->chosen.kernel, &c);
     cuda->chosen = c.base;
     cuda->decided = attn_sm90_decided_forward(d, &c);
-    attn_sm90_start(problem, predict, &plan->base);
+    attn_sm90_start(d, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c.schedule, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);
-    attn_sm90_fill_cache(d, &plan->cache);
-    if (c.base.kernel->paged) plan->cache.box = (int)attn_cuda_page_box(c.base.kernel, d);
-    plan->cache.passes = plan->cache.box && passes(problem, &c);
-    if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
-    if (!status && c.schedule.split_tiles) status = attn_sm90_load_dtype(place, d->dtype, "combine", &plan->combine);
+    if (c.base.kernel->paged) cache->box = (int)attn_cuda_page_box(c.base.kernel, d);
+    cache->passes = cache->box && passes(problem, &c);
+    if (!status) status = attn_sm90_load(problem, place, "fallback", &plan->base);
+    if (!status && c.schedule.split_tiles) status = attn_cuda_load_dtype(place, d->dtype, "combine", &plan->combine);
     return status;
 }
 
@@ -78,9 +77,10 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 static bool leaves_parts(const attn_cuda_call *c, const attn_sm90_params *p)
 {
     int splits = p->schedule.splits;
-    if (!c->parts || splits > c->parts->most || p->sink) return false;
+    if (!c->parts || splits > c->parts->most || p->shape.sink) return false;
     int64_t lines = p->schedule.split_rows;
-    *c->parts = (attn_parts){ c->parts->most, splits, p->partial_o, p->partial_lse, lines * p->dim_v, lines };
+    *c->parts =
+        (attn_parts){ c->parts->most, splits, p->shape.partial_o, p->shape.partial_lse, lines * p->shape.dim_v, lines };
     return true;
 }
 
@@ -90,10 +90,10 @@ static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan
     attn_sm90_params *p = &params->common;
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, plan->base.counter);
     if (plan->combine) {
-        p->partial_o = attn_cuda_at(c, plan->partial_o);
-        p->partial_lse = attn_cuda_at(c, plan->partial_lse);
+        p->shape.partial_o = attn_cuda_at(c, plan->partial_o);
+        p->shape.partial_lse = attn_cuda_at(c, plan->partial_lse);
     }
-    attn_status status = p->o_mapped ? attn_sm90_bind_map(c, ATTN_SM90_O, &p->o_map) : ATTN_OK;
+    attn_status status = p->shape.o_wide ? attn_sm90_bind_map(c, ATTN_SM90_O, &p->o_map) : ATTN_OK;
     if (!status) status = attn_sm90_prepare(c, p, p->schedule.counter);
     if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, params);
     if (status || !plan->combine || leaves_parts(c, p)) return status;
@@ -105,13 +105,15 @@ static attn_status run(const attn_cuda_call *c)
 {
     const forward_plan *plan = (const forward_plan *)c->cuda;
     const attn_desc *d = &c->plan->desc;
-    attn_sm90_cached_params p = { plan->params, plan->cache };
-    attn_sm90_bind(c, &p.common);
-    attn_sm90_bind_cache(d, c->args, &p);
-    bool wide = !attn_sm90_stores_wide(d, &p.common.schedule) || (uintptr_t)c->args->o % 16 == 0;
+    attn_cuda_params common = plan->base.common;
+    attn_cuda_bind(d, c->args, &common);
+    bool wide = !attn_sm90_stores_wide(d, &plan->params.schedule) || (uintptr_t)c->args->o % 16 == 0;
     if (d->batch == 0 || d->len_q == 0) return ATTN_OK;
-    if (plan->base.variant && wide && attn_sm90_aligned(c)) return run_variant(c, plan, &p);
-    return attn_sm90_run_fallback(c, &p);
+    if (!plan->base.variant || !wide || !attn_sm90_aligned(c))
+        return attn_cuda_run_fallback(c, &plan->base.fallback, &common);
+    attn_sm90_cached_params p = { plan->params, common.cache };
+    attn_sm90_take(&common, &p.common);
+    return run_variant(c, plan, &p);
 }
 
 /* ---- words --------------------------------------------------------------------------------- */
@@ -130,9 +132,10 @@ static void describe(const attn_plan *plan, attn_words *words)
         attn_say(words, " in %d parts, combined by LSE", s->splits);
     }
     if (c->kernel->paged) attn_say(words, "\npages      of %lld keys, ", (long long)plan->desc.page_size);
-    if (c->kernel->paged && own->cache.box) attn_say(words, "read %d at a time", own->cache.box);
-    if (own->cache.passes) attn_say(words, "; L2 gives them up before other lines");
-    if (c->kernel->paged && !own->cache.box) attn_say(words, "no multiple of 8: threads copy key by key");
+    if (c->kernel->paged && own->base.common.cache.box)
+        attn_say(words, "read %d at a time", own->base.common.cache.box);
+    if (own->base.common.cache.passes) attn_say(words, "; L2 gives them up before other lines");
+    if (c->kernel->paged && !own->base.common.cache.box) attn_say(words, "no multiple of 8: threads copy key by key");
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_variant(c->kernel))
         attn_say(words, "%d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d head%s at a time\n", s->grid,

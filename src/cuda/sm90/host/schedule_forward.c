@@ -28,10 +28,10 @@ static int64_t split_rows_of(const attn_desc *d, const attn_choice *c, int64_t p
 static void set_divisors(const attn_desc *d, int64_t heads, attn_sm90_schedule *s)
 {
     int64_t rest = heads % s->head_group;
-    s->by_splits = attn_sm90_divisor_of(s->splits),
-    s->by_group = attn_sm90_divisor_of((int64_t)s->head_group * s->q_tiles);
-    s->by_head_group = attn_sm90_divisor_of(s->head_group), s->by_rest = attn_sm90_divisor_of(rest ? rest : 1);
-    s->by_heads = attn_sm90_divisor_of(s->heads), s->by_ratio = attn_sm90_divisor_of(d->heads_q / d->heads_kv);
+    s->by_splits = attn_cuda_divisor_of(s->splits),
+    s->by_group = attn_cuda_divisor_of((int64_t)s->head_group * s->q_tiles);
+    s->by_head_group = attn_cuda_divisor_of(s->head_group), s->by_rest = attn_cuda_divisor_of(rest ? rest : 1);
+    s->by_heads = attn_cuda_divisor_of(s->heads), s->by_ratio = attn_cuda_divisor_of(d->heads_q / d->heads_kv);
 }
 
 static const char too_many[] = "its tiles are too many";

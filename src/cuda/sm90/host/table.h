@@ -6,13 +6,11 @@
 #define ATTN_CUDA_SM90_HOST_TABLE_H
 
 #include "cuda/kernel.h"
+#include "cuda/params.h"
 #include "cuda/sm90/params.h"
 
-#include "cuda/common/pages_params.h"
-#include "cuda/sm90/backward_params.h"
-#include "cuda/sm90/cache_params.h"
-
 #include "cuda/common/decode/params.h"
+#include "cuda/sm90/backward_params.h"
 
 extern const attn_cuda_arch attn_sm90;
 
@@ -71,7 +69,7 @@ enum {
     {                                                                                                               \
         .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
-        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .paged = ATTN_SM90_##kv_ != 0,                        \
+        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_, .needs = ATTN_SM90_NEEDS_##score_,    \
         .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
         .shared = ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),                              \
@@ -98,7 +96,7 @@ enum {
         .arch = &attn_sm90, .name = "sm90_backward_" #name_, .symbol = "attn_sm90_backward_" #name_,              \
         .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_, .dim = dim_,    \
         .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS, .kv_tile = kv_tile_, .stages = stages_,               \
-        .cluster = cluster_, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                           \
+        .cluster = cluster_, .tma = true, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                              \
         .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                            \
         .needs = ATTN_SM90_NEEDS_##score_, .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                       \
         .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_),                             \

@@ -40,19 +40,9 @@ bool attn_sm90_tma_takes(const attn_desc *d, int which)
     return true;
 }
 
-bool attn_sm90_o_is_even(const attn_desc *d)
-{
-    attn_shape shape = attn_shape_of(d);
-    int64_t size = attn_dtype_size(attn_out_dtype(d));
-    bool even = d->dim_v % 8 == 0;
-    for (int i = 0; i < 3; i++)
-        even &= shape.o[i] == 1 || d->o_stride[i] * size % 16 == 0;
-    return even;
-}
-
 bool attn_sm90_is_staged(const attn_desc *d)
 {
-    return !(d->flags & ATTN_OUT_F32) && !attn_sm90_o_is_even(d);
+    return !(d->flags & ATTN_OUT_F32) && !attn_cuda_o_is_even(d);
 }
 
 /* ---- maps ---------------------------------------------------------------------------------- */

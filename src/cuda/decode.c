@@ -1,16 +1,20 @@
-/* Decode on Hopper: prediction, plan and run. Work is dealt on the device, so a plan decides little: how many CTAs run,
+/* Decode: prediction, plan and run. Work is dealt on the device, so a plan decides little: how many CTAs run,
  * and whether parts have a fixed length. Contract: decode.h, arch.h. */
-#include "cuda/sm90/host/decode.h"
+#include "cuda/decode.h"
 
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
-#include "cuda/common/decode/params.h"
-#include "cuda/sm90/host/forward.h"
+#include "cuda/cost.h"
+#include "cuda/fallback.h"
+#include "cuda/launch.h"
+#include "cuda/params.h"
 #include "planner/attention.h"
 #include "problem/desc.h"
+
+#include "cuda/common/decode/params.h"
 
 /* Where the machine says nothing of the kernel, clocks: of a warp for a KV tile; of a CTA for a KV head; of a run. */
 static const double step_clocks = 1500, head_clocks = 1000, run_clocks = 2.77e4;
@@ -20,7 +24,9 @@ static const double alone_clocks = 2300;
 static const double parts_at_once = 8;
 
 typedef struct decode_plan {
-    attn_sm90_plan base;
+    attn_cuda_plan base;
+    attn_cuda_fallback_kernel fallback; /* at addresses that are no multiples of 16 */
+    CUfunction variant;
     uint64_t partial_o, partial_lse, arrivals; /* byte offsets */
     int grid, teams;                           /* CTAs, and teams of each */
     attn_decode_params params;                 /* complete but for addresses and seeds */
@@ -173,9 +179,9 @@ static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *
 {
     double heads = (double)d->batch * (double)d->heads_kv, slots = (double)ATTN_DECODE_PARTS(plan->grid * plan->teams);
     if (plan->params.part_tiles) slots = heads * (double)attn_ceil_div(tiles_most(d, k), plan->params.part_tiles);
-    return attn_sm90_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4.0 * k->dim, &plan->partial_o) &&
-           attn_sm90_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4, &plan->partial_lse) &&
-           attn_sm90_append(&plan->base, heads, 8, &plan->arrivals);
+    return attn_cuda_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4.0 * k->dim, &plan->partial_o) &&
+           attn_cuda_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4, &plan->partial_lse) &&
+           attn_cuda_append(&plan->base, heads, 8, &plan->arrivals);
 }
 
 static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *place, attn_cuda_plan *cuda)
@@ -190,19 +196,18 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *pl
     plan->teams = teams_of(d, k, said, cuda->chosen.ctas);
     attn_say_value(&cuda->decided, ATTN_STRATEGY_TEAMS, plan->teams);
     attn_say_value(&cuda->decided, ATTN_STRATEGY_CTAS, cuda->chosen.ctas);
-    attn_sm90_start(of, attn_sm90_forward.predict, &plan->base);
     plan->grid = cuda->chosen.ctas;
     plan->params.team = ATTN_DECODE_WARPS / plan->teams;
     plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
     plan->params.passing_units =
         (unsigned)(attn_cuda_passing_bytes(of->device) / unit_bytes(k, plan->params.part_tiles));
     plan->params.group = (int)(d->heads_q / d->heads_kv);
-    plan->params.by_page = attn_sm90_divisor_of(d->page_size ? d->page_size : 1);
-    attn_sm90_schedule schedule = { .pack = 1, .by_ratio = attn_sm90_divisor_of(d->heads_q / d->heads_kv) };
-    attn_status status = attn_sm90_lay_out(d, lay_out(d, k, plan), &plan->base);
-    if (!status) status = attn_sm90_fill(d, &plan->base, &schedule, &plan->params.base.common);
-    attn_sm90_fill_cache(d, &plan->params.base.cache);
-    if (!status) status = attn_sm90_load(d, place, "fallback", &plan->base);
+    plan->params.by_page = attn_cuda_divisor_of(d->page_size ? d->page_size : 1);
+    plan->params.by_group = attn_cuda_divisor_of(plan->params.group);
+    attn_cuda_fill(d, k->kv_tile, &plan->params.base);
+    if (!lay_out(d, k, plan)) return attn_cuda_too_large(d);
+    attn_status status = attn_cuda_load_fallback(of, place, k, "fallback", &plan->fallback);
+    if (!status) status = attn_cuda_load(place, k, k->symbol, k->shared, &plan->variant);
     return status;
 }
 
@@ -219,14 +224,13 @@ static attn_status run(const attn_cuda_call *c)
     const attn_desc *d = &c->plan->desc;
     const attn_args *a = c->args;
     attn_decode_params p = plan->params;
-    attn_sm90_params *common = &p.base.common;
-    attn_sm90_bind(c, common);
-    attn_sm90_bind_cache(d, a, &p.base);
-    if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v)) return attn_sm90_run_fallback(c, &p.base);
-    common->fallback.q = a->q, common->fallback.k = a->k, common->fallback.v = a->v;
-    common->partial_o = attn_cuda_at(c, plan->partial_o), common->partial_lse = attn_cuda_at(c, plan->partial_lse);
-    p.arrivals = attn_cuda_at(c, plan->arrivals), p.wide = is_aligned(a->o) && attn_sm90_o_is_even(d);
-    return attn_cuda_launch_variant(c, plan->base.variant, plan->grid, &p);
+    attn_cuda_shape *shape = &p.base.shape;
+    attn_cuda_bind(d, a, &p.base);
+    if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v))
+        return attn_cuda_run_fallback(c, &plan->fallback, &p.base);
+    shape->partial_o = attn_cuda_at(c, plan->partial_o), shape->partial_lse = attn_cuda_at(c, plan->partial_lse);
+    shape->o_wide = is_aligned(a->o) && attn_cuda_o_is_even(d), p.arrivals = attn_cuda_at(c, plan->arrivals);
+    return attn_cuda_launch_variant(c, plan->variant, plan->grid, &p);
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -235,7 +239,7 @@ static void describe(const attn_plan *plan, attn_words *words)
 {
     const decode_plan *own = plan->own;
     const attn_desc *d = &plan->desc;
-    const attn_cuda_kernel *k = own->base.cuda.chosen.kernel;
+    const attn_cuda_kernel *k = own->base.chosen.kernel;
     int64_t group = d->heads_q / d->heads_kv;
     attn_say(words, "tiles      Q %lld rows of %lld heads (PackGQA), KV %d keys per warp\n", (long long)d->len_q,
              (long long)group, k->kv_tile);
@@ -250,7 +254,8 @@ static void describe(const attn_plan *plan, attn_words *words)
     attn_say(words, "L2         gives up keys and values before other lines where they are at most ");
     attn_say_bytes(words, (double)own->params.passing_units * (double)unit_bytes(k, own->params.part_tiles));
     attn_say(words, "\n");
-    attn_sm90_describe(plan, false, words);
+    attn_say(words, "addresses  q k v");
+    attn_cuda_say_fallback(&own->fallback, words);
 }
 
-const attn_cuda_pass attn_sm90_decode = { sizeof(decode_plan), predict, create, run, describe };
+const attn_cuda_pass attn_cuda_decode = { sizeof(decode_plan), predict, create, run, describe };
