@@ -14,8 +14,6 @@
 /* Multiply-adds that the CPU's reference may spend on a problem, but for so many rows. */
 static const double work_most = 8e6, rows_least = 64;
 
-enum { DIM_MOST = 512 };
-
 /* ---- which rows ------------------------------------------------------------------------------ */
 
 static bool beside_edge(int64_t row, int64_t len)
@@ -134,7 +132,7 @@ static check_reference compute_rows(const check_problem *problem, yardstick *y)
     choose_rows(problem, share, reference.rows);
     check_deviation naive = { 0 }, slack = { 0 };
     double *scratch = check_allocate((size_t)desc->len_kv * sizeof *scratch);
-    float naive_o[DIM_MOST];
+    float naive_o[ATTN_DIM_MOST];
     all_rows rows = { 0 };
     if (on_gpu) rows = all_rows_create(problem);
     for (int r = 0; r < reference.count; r++) {

@@ -25,7 +25,6 @@ enum {
     ATTN_PACK_KEYS = 256,       /* keys that are packed at once */
     ATTN_GRADIENT_LEAST = 48,   /* least keys of a gradient tile, but for the last */
     ATTN_GRADIENT_TILE = 192,   /* most rows and most keys of a gradient tile: a multiple of every rows and cols */
-    ATTN_DIM_MOST = 512
 };
 
 /* Packs keys [key0, key0 + keys) of one KV head, ATTN_PACK_KEYS at most (kernels of bf16 pairs: as body/pairs.h says).

@@ -179,7 +179,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *
 {
     double heads = (double)d->batch * (double)d->heads_kv, slots = (double)ATTN_DECODE_PARTS(plan->grid * plan->teams);
     if (plan->params.part_tiles) slots = heads * (double)attn_ceil_div(tiles_most(d, k), plan->params.part_tiles);
-    return attn_cuda_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4.0 * k->dim, &plan->partial_o) &&
+    return attn_cuda_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4.0 * k->dim_v, &plan->partial_o) &&
            attn_cuda_append(&plan->base, slots * ATTN_DECODE_GROUP_ROWS, 4, &plan->partial_lse) &&
            attn_cuda_append(&plan->base, heads, 8, &plan->arrivals);
 }

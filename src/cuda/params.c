@@ -7,6 +7,8 @@
 
 enum { UNBOUNDED = 1 << 30 };
 
+_Static_assert((int)ATTN_CUDA_DIM_MOST == (int)ATTN_DIM_MOST, "the fallback kernels take every head");
+
 /* ---- of a plan ----------------------------------------------------------------------------- */
 
 static int bounded(int64_t x)

@@ -15,7 +15,6 @@
 enum {
     STRUCT_SIZE_MOST = 1 << 16, /* no header's struct is as large: the size is garbage */
     HEADS_MOST = 1 << 20,
-    DIM_MOST = 512,
     ROWS_MOST = INT32_MAX - 64, /* a tile more still fits int32_t */
     FLAGS = (ATTN_POSITIONS << 1) - 1
 };
@@ -116,8 +115,8 @@ static const field fields[] = {
     RANGE(len_kv, 0, 0, ROWS_MOST),
     RANGE(total_q, ATTN_VARLEN, 0, ROWS_MOST),
     RANGE(total_kv, ATTN_VARLEN, 0, ROWS_MOST),
-    RANGE(dim_qk, 0, 1, DIM_MOST),
-    RANGE(dim_v, 0, 1, DIM_MOST),
+    RANGE(dim_qk, 0, 1, ATTN_DIM_MOST),
+    RANGE(dim_v, 0, 1, ATTN_DIM_MOST),
     RANGE(window_left, ATTN_WINDOW, -1, INT64_MAX),
     RANGE(window_right, ATTN_WINDOW, -1, INT64_MAX),
     RANGE(chunk, ATTN_CHUNK, 1, INT64_MAX),

@@ -6,6 +6,8 @@
 
 #include "attn.h"
 
+enum { ATTN_DIM_MOST = 512 }; /* of dim_qk and dim_v, on every device */
+
 /* What only a run knows: masks by tables, lengths. */
 enum {
     ATTN_MASK_TABLES = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS,

@@ -2,6 +2,7 @@
 #ifndef ATTN_PROBLEM_KEYS_H
 #define ATTN_PROBLEM_KEYS_H
 
+#include "problem/desc.h"
 #include "problem/ranges.h"
 
 /* Distances are in bytes. */
@@ -19,7 +20,7 @@ attn_keys attn_keys_of(const attn_desc *desc, const attn_args *args, int64_t bat
 
 /* Where keys [key, key + count) and their values are, one address each. A key that may not be read is a row of
  * ATTN_KEYS_ZEROS bytes of zeros. */
-enum { ATTN_KEYS_ZEROS = 2048 }; /* 512 floats, the largest head */
+enum { ATTN_KEYS_ZEROS = 4 * ATTN_DIM_MOST }; /* floats of the largest head */
 void attn_keys_rows(const attn_keys *keys, int64_t key, int64_t count, const void **k, const void **v);
 
 /* The ids of a sequence's pages in args->page_table, and how many it has room for. */

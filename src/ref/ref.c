@@ -87,8 +87,6 @@ int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch
 
 /* ---- the row, twice ------------------------------------------------------------------------ */
 
-enum { DIM_MOST = 512 };
-
 static int64_t bias_at(const attn_desc *d, int64_t batch, int64_t head, int64_t row, int64_t key)
 {
     const int64_t *extent = d->bias_extent, *stride = d->bias_stride;

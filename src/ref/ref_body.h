@@ -68,7 +68,7 @@ void attend_row(const attn_desc *desc, const attn_args *args, int64_t batch, int
 {
     const attn_desc *d = desc;
     int64_t keys = attn_sequence_of(d, args, batch).len_kv;
-    real q[DIM_MOST], k[DIM_MOST], v[DIM_MOST], slope;
+    real q[ATTN_DIM_MOST], k[ATTN_DIM_MOST], v[ATTN_DIM_MOST], slope;
 
     real sink = d->flags & ATTN_SINK ? fn(number)(d, args->sink, head) : -INFINITY, max = sink, sum = 0;
     fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
@@ -107,7 +107,7 @@ void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
 {
     const attn_desc *d = desc;
     int64_t keys = attn_sequence_of(d, args, batch).len_kv;
-    real q[DIM_MOST], grad_o[DIM_MOST], k[DIM_MOST], v[DIM_MOST], slope, delta = 0;
+    real q[ATTN_DIM_MOST], grad_o[ATTN_DIM_MOST], k[ATTN_DIM_MOST], v[ATTN_DIM_MOST], slope, delta = 0;
     if (lse == -INFINITY) return;
 
     fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);

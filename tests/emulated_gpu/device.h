@@ -7,11 +7,14 @@
 #define ATTN_CUDA_COMMON_GPU_H
 #define ATTN_CUDA_COMMON_WARP_H
 
+#include <stdlib.h>
+
 #include "builtins.h"
 
 /* ---- ptx.h: addresses and barriers ---------------------------------------------------------- */
 
 #define unlikely(condition) __builtin_expect(condition, 0)
+#define EXPECT(condition) ((condition) ? (void)0 : abort())
 #define INFINITE __int_as_float(0x7f800000)
 
 enum { F32 = 1, F16 = 2, BF16 = 3 };
@@ -290,6 +293,7 @@ DEVICE unsigned short float_to_half(float x)
 
 DEVICE u32 pack_as(int dtype, float low, float high)
 {
+    EXPECT(dtype == F16 || dtype == BF16);
     return dtype == BF16 ? (u32)float_to_bf16(high) << 16 | float_to_bf16(low)
                          : (u32)float_to_half(high) << 16 | float_to_half(low);
 }

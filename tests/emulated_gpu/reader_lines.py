@@ -13,7 +13,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CUDA = os.path.join(ROOT, "src/cuda")
-ASIDE = ("ptx.h", "wgmma.h", "gpu.h", "params.h", "pages_params.h", "cache_params.h")
+ASIDE = ("ptx.h", "wgmma.h", "gpu.h", "params.h", "pages_params.h")
 
 
 def definitions(name):
@@ -22,7 +22,8 @@ def definitions(name):
         rows = [line.split() for line in file if not line.startswith("#")]
     for row in rows[1:]:
         if row[0] == name:
-            return ["-DATTN_DTYPE=BF16"] + [f"-DATTN_{key.upper()}={value}" for key, value in zip(rows[0], row)]
+            columns = {**dict(zip(rows[0], row)), "dtype": "BF16"}
+            return [f"-DATTN_{key.upper()}={value}" for key, value in columns.items()]
     sys.exit(f"variants.txt has no {name}")
 
 

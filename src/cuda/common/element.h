@@ -1,24 +1,50 @@
-/* Elements of tensors, in memory. */
+/* Elements of tensors: what there is of each dtype, and how they lie in memory. */
 #ifndef ATTN_CUDA_COMMON_ELEMENT_H
 #define ATTN_CUDA_COMMON_ELEMENT_H
 
 #include "common/gpu.h"
 #include "common/sequence.h"
 
+/* What follows from the bytes of an element: columns of a panel of shared memory, whose rows have 128 bytes, and of a
+ * step of a product, an instruction, which sums over 32 bytes. A dtype that is not here is none that kernels take. */
+template <int bytes_> struct element_of_bytes {
+    static constexpr int bytes = bytes_, panel_columns = 128 / bytes, step = 32 / bytes;
+};
+template <int dtype> struct element;
+template <> struct element<F32> : element_of_bytes<4> {
+};
+template <> struct element<F16> : element_of_bytes<2> {
+};
+template <> struct element<BF16> : element_of_bytes<2> {
+};
+
+/* Of a 16-bit dtype. */
+template <int dtype> DEVICE float unpack(unsigned short x)
+{
+    static_assert(dtype == F16 || dtype == BF16, "16-bit types");
+    if constexpr (dtype == BF16)
+        return __int_as_float(x << 16);
+    else
+        return half_to_float(x);
+}
+
+/* Of one that is known when running: both, then the right one. */
 DEVICE float load_half(int dtype, const void *x, long long i)
 {
-    unsigned short half = ((const unsigned short *)x)[i];
-    float single = half_to_float(half);
-    return dtype == BF16 ? __int_as_float(half << 16) : single;
+    unsigned short element = ((const unsigned short *)x)[i];
+    float half = half_to_float(element);
+    EXPECT(dtype == F16 || dtype == BF16);
+    return dtype == BF16 ? __int_as_float(element << 16) : half;
 }
 
 DEVICE float load_element(int dtype, const void *x, long long i)
 {
-    return dtype == 1 ? ((const float *)x)[i] : load_half(dtype, x, i);
+    return dtype == F32 ? ((const float *)x)[i] : load_half(dtype, x, i);
 }
 
 DEVICE void store_element(int dtype, void *to, long long at, float x)
 {
+    EXPECT(dtype == F32 || dtype == F16 || dtype == BF16);
     if (dtype == F32)
         ((float *)to)[at] = x;
     else

@@ -79,7 +79,7 @@ template <int dtype>
 DEVICE void store_gradient(const attn_cuda_shape *p, void *out, long long at, const float *x, int dim)
 {
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++) {
         int col = threadIdx.x % 32 + 32 * i;
         if (col >= dim) continue;
         store_element(p->flags & FLAG_OUT_F32 ? F32 : dtype, out, at + col, x[i]);
@@ -94,7 +94,7 @@ template <int dtype> DEVICE void fallback_q(const attn_cuda_backward_params *par
     fallback_head w = head_of_sequence(p, blockIdx.z, blockIdx.y);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch, kv_head = w.head / (p->heads_q / p->heads_kv);
     int t = row + w.len_kv - w.len_q;
-    float out[16] = { 0 }, alibi = 0;
+    float out[ATTN_CUDA_FALLBACK_COLUMNS] = { 0 }, alibi = 0;
     for (int key0 = 0; key0 < w.len_kv && row < w.len_q; key0 += 32) {
         int key = key0 + lane;
         pair_gradient pair = { 0, 0, 0 };
@@ -108,13 +108,13 @@ template <int dtype> DEVICE void fallback_q(const attn_cuda_backward_params *par
                           (w.start_kv + key0 + from) * params->common.tensors.k_stride[1] +
                           kv_head * params->common.tensors.k_stride[2];
 #pragma unroll
-            for (int i = 0; i < 16; i++)
+            for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
                 if (lane + 32 * i < p->dim_qk)
                     out[i] = fmaf(share, load_element(dtype, params->common.tensors.k, k + lane + 32 * i), out[i]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
         out[i] *= p->scale;
     long long at = plane * params->grad.q_stride[0] + (w.start_q + row) * params->grad.q_stride[1] +
                    w.head * params->grad.q_stride[2];
@@ -137,7 +137,7 @@ template <int dtype> DEVICE void fallback_kv(const attn_cuda_backward_params *pa
     fallback_head w = head_of_sequence(p, blockIdx.z, kv_head * group);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch;
     if (key >= w.len_kv) return;
-    float grad_k[16] = { 0 }, grad_v[16] = { 0 };
+    float grad_k[ATTN_CUDA_FALLBACK_COLUMNS] = { 0 }, grad_v[ATTN_CUDA_FALLBACK_COLUMNS] = { 0 };
     for (; w.head < (kv_head + 1) * group; w.head++)
         for (int row0 = 0; row0 < w.len_q; row0 += 32) {
             int row = row0 + lane;
@@ -152,7 +152,7 @@ template <int dtype> DEVICE void fallback_kv(const attn_cuda_backward_params *pa
                 long long g = plane * params->grad.o_stride[0] + at * params->grad.o_stride[1] +
                               w.head * params->grad.o_stride[2];
 #pragma unroll
-                for (int i = 0; i < 16; i++) {
+                for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++) {
                     int col = lane + 32 * i;
                     if (col < p->dim_qk)
                         grad_k[i] = fmaf(dqk, load_element(dtype, params->common.tensors.q, q + col), grad_k[i]);
@@ -162,7 +162,7 @@ template <int dtype> DEVICE void fallback_kv(const attn_cuda_backward_params *pa
             }
         }
 #pragma unroll
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
         grad_k[i] *= p->scale;
     long long at = w.start_kv + key;
     store_gradient<dtype>(p, params->grad.k,

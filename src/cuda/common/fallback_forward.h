@@ -56,7 +56,7 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
 
     long long t = row + position_shift(c, batch, w.len_q, w.len_kv);
     key_ranges ranges = cached_ranges_of_row(&params->mask, c, batch, w.len_kv, t);
-    float max = -INFINITE, sum = 0, out[16] = { 0 };
+    float max = -INFINITE, sum = 0, out[ATTN_CUDA_FALLBACK_COLUMNS] = { 0 };
     long long q = plane * in->q_stride[0] + (w.start_q + row) * in->q_stride[1] + head * in->q_stride[2];
     int end = ranges.hi[0] > ranges.hi[1] ? ranges.hi[0] : ranges.hi[1], start = ranges.lo[1];
     if (ranges.lo[0] < ranges.hi[0]) start = min(start, ranges.lo[0]);
@@ -81,14 +81,14 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
         sum = sum * alpha + weight;
         if (p->flags & FLAG_DROPOUT && is_dropped(p, &params->score, &params->seeds, batch, head, row, key)) weight = 0;
 #pragma unroll
-        for (int i = 0; i < 16; i++)
+        for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
             out[i] *= alpha;
         for (; some; some &= some - 1) {
             int from = __ffs(some) - 1;
             float share = __shfl_sync(~0u, weight, from);
             long long v = shared_place(place, in->v_stride, from) + w.kv_head * in->v_stride[2];
 #pragma unroll
-            for (int i = 0; i < 16; i++)
+            for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
                 if (lane + 32 * i < p->dim_v)
                     out[i] = fmaf(share, load_element(dtype, in->v, v + lane + 32 * i), out[i]);
         }
@@ -100,7 +100,7 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
     float factor = sum == 0 ? 0 : alpha / sum * dropout_factor(p, &params->score);
     long long o = plane * p->o_stride[0] + (w.start_q + row) * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
         if (lane + 32 * i < p->dim_v) store_output<dtype>(p, o + lane + 32 * i, out[i] * factor);
     if (p->lse && lane == 0) {
         long long line = p->flags & FLAG_VARLEN ? (long long)head * p->total_q + w.start_q + row

@@ -1,6 +1,7 @@
 /* Operations on KV pages (pages_params.h): plain loads and stores, the widest that layouts take. What an id, a slot, a
  * length or a position out of range stands for is not written, and *fault says so. */
 
+#include "common/element.h"
 #include "common/gpu.h"
 #include "common/page_table.h"
 #include "common/pages_params.h"
@@ -69,14 +70,22 @@ template <class T, int COUNT> struct alignas(COUNT * sizeof(T)) pages_piece {
 
 template <int DTYPE, class T> DEVICE float pages_float(T x)
 {
-    if (DTYPE == F32) return __int_as_float((int)x);
-    return DTYPE == BF16 ? __int_as_float((int)((u32)x << 16)) : half_to_float((unsigned short)x);
+    static_assert(sizeof(T) == element<DTYPE>::bytes, "T holds an element");
+    if constexpr (DTYPE == F32)
+        return __int_as_float((int)x);
+    else
+        return unpack<DTYPE>((unsigned short)x);
 }
 
 template <int DTYPE, class T> DEVICE T pages_element(float x)
 {
-    if (DTYPE == F32) return (T)__float_as_int(x);
-    return DTYPE == BF16 ? float_to_bf16(x) : float_to_half(x);
+    static_assert(sizeof(T) == element<DTYPE>::bytes, "T holds an element");
+    if constexpr (DTYPE == F32)
+        return (T)__float_as_int(x);
+    else if constexpr (DTYPE == BF16)
+        return float_to_bf16(x);
+    else if constexpr (DTYPE == F16)
+        return float_to_half(x);
 }
 
 /* Turns the pair (a, b). Products and their sum are rounded each. */

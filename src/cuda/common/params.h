@@ -21,7 +21,8 @@
 #ifndef ATTN_CUDA_COMMON_PARAMS_H
 #define ATTN_CUDA_COMMON_PARAMS_H
 
-#define ATTN_CUDA_DIM_MOST 512 /* of a head: what the fallback kernels have registers for */
+#define ATTN_CUDA_DIM_MOST 512                               /* of a head */
+#define ATTN_CUDA_FALLBACK_COLUMNS (ATTN_CUDA_DIM_MOST / 32) /* of a lane of the fallback kernels */
 
 /* What 0 <= a < 2^31 is divided by, some d from 1 to 2^31: (the high word of a * factor, plus a) >> shift, where
  * 2^shift is the least >= d and factor = 2^32 (2^shift - d) / d + 1 (Granlund, Montgomery, Division by Invariant

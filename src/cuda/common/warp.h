@@ -35,7 +35,7 @@ DEVICE void named_sync(int id, int threads)
 template <int dtype> DEVICE void warp_mma(float *sums, const u32 *a, const u32 *b)
 {
     static_assert(dtype == BF16 || dtype == F16, "16-bit types");
-    if (dtype == BF16)
+    if constexpr (dtype == BF16)
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
             "{%0, %1, %2, %3};"

@@ -94,7 +94,8 @@ typedef struct attn_sm90_repack_params {
 /* Shared memory of a forward variant, bytes: the stages of Q, of K and V; output on its way, as many panels of it as
  * there is room for, of 16 rows per warp; barriers and work tile info. */
 #define ATTN_SM90_OUTPUT_ROWS 16
-#define ATTN_SM90_PANELS(dim) (((dim) + 63) / 64)
+#define ATTN_SM90_ELEMENT 2 /* bytes of an element of variants, f16 or bf16 */
+#define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
 #define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) \
     (128 * ((q_stages) * (rows)*ATTN_SM90_PANELS(dim) +           \
             (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))))

@@ -21,7 +21,7 @@ enum {
 };
 
 template <class C> struct decode_rows {
-    float out[C::dim / 8][4];
+    float out[C::dim_v / 8][4];
     float top[2], sum[2]; /* of scores in log2 units; sum: of the lane's columns alone */
     key_ranges ranges[2];
 };
@@ -34,7 +34,7 @@ template <class C> DEVICE void begin_rows(const decode_segment *s, decode_rows<C
         rows->ranges[i] = s->ranges[threadIdx.x % 32 / 4 + 8 * i];
     }
 #pragma unroll
-    for (int i = 0; i < C::dim / 8; i++)
+    for (int i = 0; i < C::dim_v / 8; i++)
         zero_floats(rows->out[i], 4);
 }
 
@@ -95,7 +95,7 @@ template <class C> DEVICE void multiply_keys(const decode_queries<C> *q, u32 key
     for (int i = 0; i < C::keys / 8; i++)
         zero_floats(scores[i], 4);
 #pragma unroll
-    for (int k = 0; k < C::dim / 16; k++) {
+    for (int k = 0; k < C::dim / C::step; k++) {
         uint4 x = q->fragment[32 * k + lane];
         u32 a[4] = { x.x, x.y, x.z, x.w };
 #pragma unroll
@@ -113,14 +113,14 @@ template <class C> DEVICE void multiply_values(const float (*p)[4], u32 values, 
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int n = 0; n < C::keys / 16; n++) {
+    for (int n = 0; n < C::keys / C::step; n++) {
         const float *left = p[2 * n], *right = p[2 * n + 1];
         u32 a[4] = { pack_as(C::dtype, left[0], left[1]), pack_as(C::dtype, left[2], left[3]),
                      pack_as(C::dtype, right[0], right[1]), pack_as(C::dtype, right[2], right[3]) };
 #pragma unroll
-        for (int column = 0; column < C::dim / 16; column++) {
+        for (int column = 0; column < C::dim_v / 16; column++) {
             u32 b[4];
-            ldmatrix_x4_trans(b, values + piece_of<C::dim>(n * 16 + lane % 16, 2 * column + lane / 16));
+            ldmatrix_x4_trans(b, values + piece_of<C::dim_v>(n * 16 + lane % 16, 2 * column + lane / 16));
             warp_mma<C::dtype>(out[2 * column], a, b);
             warp_mma<C::dtype>(out[2 * column + 1], a, b + 2);
         }
@@ -170,7 +170,7 @@ DEVICE void soften(const attn_decode_params *d, const decode_segment *s, decode_
             rows->top[i] = top[i], rows->sum[i] *= shrink[i];
         }
 #pragma unroll
-        for (int i = 0; i < C::dim / 2; i++)
+        for (int i = 0; i < C::dim_v / 2; i++)
             rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];
     }
     const float reference[2] = { top[0] == -INFINITE ? 0 : top[0], top[1] == -INFINITE ? 0 : top[1] };

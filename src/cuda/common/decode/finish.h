@@ -28,7 +28,7 @@ struct decode_exchange {
 /* The queries of fewer teams leave room for more columns. A power of two. */
 template <class C> DEVICE int decode_columns(const attn_decode_params *d)
 {
-    return d->team == ATTN_DECODE_WARPS ? ATTN_DECODE_COLUMNS(C::dim) : ATTN_DECODE_COLUMNS_LEAST;
+    return d->team == ATTN_DECODE_WARPS ? ATTN_DECODE_COLUMNS(C::dim_v) : ATTN_DECODE_COLUMNS_LEAST;
 }
 
 /* Four columns of a packed row of O: x / sum, where sums are relative to 2^top. */
@@ -86,7 +86,7 @@ template <class C> DEVICE void store_part(const attn_decode_params *d, u32 slot,
 {
     const attn_cuda_shape *p = &d->base.shape;
     float factor = quad.sum == 0 ? 0 : 1 / quad.sum;
-    *(float4 *)(p->partial_o + part_row(slot, r) * C::dim + column) =
+    *(float4 *)(p->partial_o + part_row(slot, r) * C::dim_v + column) =
         make_float4(quad.x.x * factor, quad.x.y * factor, quad.x.z * factor, quad.x.w * factor);
     if (column == 0) p->partial_lse[part_row(slot, r)] = quad.sum == 0 ? -INFINITE : quad.top + log2f(quad.sum);
 }
@@ -106,7 +106,7 @@ template <class C> DEVICE decode_quad add_parts(const attn_decode_params *d, con
             bool some = part + i < s->parts;
             long long at = part_row(slot_of(d, s, some ? part + i : 0), r);
             lse[i] = some ? p->partial_lse[at] : -INFINITE;
-            x[i] = some ? *(const float4 *)(p->partial_o + at * C::dim + column) : make_float4(0, 0, 0, 0);
+            x[i] = some ? *(const float4 *)(p->partial_o + at * C::dim_v + column) : make_float4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int i = 0; i < at_once; i++)
@@ -167,7 +167,7 @@ template <class C> DEVICE void give_columns(const decode_rows<C> *rows, int from
     constexpr int block = ATTN_DECODE_COLUMNS_LEAST;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int b = 0; b < C::dim; b += block) {
+    for (int b = 0; b < C::dim_v; b += block) {
         if (b < from || b >= from + columns) continue;
         float *to = e->at(warp, lane / 4, b - from + 2 * (lane % 4), columns);
 #pragma unroll
@@ -191,7 +191,7 @@ DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, 
         if (lane % 4 == 0) e->top[warp][lane / 4 + 8 * i] = rows->top[i], e->sum[warp][lane / 4 + 8 * i] = sum;
     }
 #pragma unroll 1
-    for (int from = 0; from < C::dim; from += columns) {
+    for (int from = 0; from < C::dim_v; from += columns) {
         give_columns(rows, from, columns, e);
         team_sync(d);
 #pragma unroll 1
@@ -218,7 +218,7 @@ DEVICE void finish_segment(const attn_decode_params *d, const decode_segment *s,
     if (thread == 0) e->last[team] = arrive(d, s);
     team_sync(d);
     if (!e->last[team]) return;
-    constexpr int quads = C::dim / 4;
+    constexpr int quads = C::dim_v / 4;
 #pragma unroll 1
     for (int i = thread; i < packed_rows(d, s) * quads; i += 32 * d->team)
         store_row<C>(d, s, i / quads, i % quads * 4, add_parts<C>(d, s, i / quads, i % quads * 4));

@@ -35,8 +35,8 @@ template <class C> struct decode_warp {
         if (loader.some) {
             u32 present = settle<C>(d, &loader);
             if (threadIdx.x % 32 == 0) notes->present[stage] = present;
-            copy_rows<C>(policy, keys_at(stage), d->base.tensors.k, d->base.tensors.k_stride,
-                         notes->segments[loader.segment].kv_head, p->dim_qk, present, loader.place);
+            copy_rows<C, C::dim>(policy, keys_at(stage), d->base.tensors.k, d->base.tensors.k_stride,
+                                 notes->segments[loader.segment].kv_head, p->dim_qk, present, loader.place);
         }
         copy_async_commit();
     }
@@ -45,9 +45,9 @@ template <class C> struct decode_warp {
     {
         const attn_cuda_shape *p = &d->base.shape;
         if (loader.some)
-            copy_rows<C>(policy, keys_at(stage) + C::half, d->base.tensors.v, d->base.tensors.v_stride,
-                         notes->segments[loader.segment].kv_head, p->dim_v, __ballot_sync(~0u, loader.exists),
-                         loader.place);
+            copy_rows<C, C::dim_v>(policy, keys_at(stage) + C::key_bytes, d->base.tensors.v, d->base.tensors.v_stride,
+                                   notes->segments[loader.segment].kv_head, p->dim_v, __ballot_sync(~0u, loader.exists),
+                                   loader.place);
         copy_async_commit();
     }
 
@@ -68,7 +68,7 @@ template <class C> struct decode_warp {
             soften(d, s, rows, key_of_tile<C::keys>(&s->of, tile), present, scores);
             copy_async_wait<C::newer>();
             __syncwarp();
-            multiply_values<C>(scores, keys + C::half, rows->out);
+            multiply_values<C>(scores, keys + C::key_bytes, rows->out);
         }
         __syncwarp();
         copy_values();
@@ -79,7 +79,7 @@ template <class C> struct decode_warp {
 template <class C> DEVICE void decode(const attn_decode_params *d)
 {
     SHARED_MEMORY(memory);
-    constexpr int at_notes = ATTN_DECODE_RING(C::dim, C::keys, C::stages),
+    constexpr int at_notes = ATTN_DECODE_RING(C::dim, C::dim_v, C::keys, C::stages),
                   at_exchange = at_notes + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(C::stages);
     static_assert(decode_notes<C>::slots * sizeof(decode_queries<C>) == ATTN_DECODE_QUERIES(C::dim, C::stages),
                   "queries fill their room");

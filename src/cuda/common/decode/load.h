@@ -6,16 +6,19 @@
 #define ATTN_CUDA_COMMON_DECODE_LOAD_H
 
 #include "common/cache.h"
+#include "common/element.h"
 #include "common/gpu.h"
 #include "common/warp.h"
 
 #include "common/decode/deal.h"
 #include "common/decode/params.h"
 
-/* dim: of rows in shared memory. keys: of a tile. */
-template <int dtype_, int dim_, int keys_, int stages_> struct decode_config {
-    static constexpr int dtype = dtype_, dim = dim_, keys = keys_, stages = stages_;
-    static constexpr int half = keys * dim * 2, stage = 2 * half; /* bytes */
+/* dim, dim_v: of rows of keys and of values in shared memory. keys: of a tile. */
+template <int dtype_, int dim_, int dim_v_, int keys_, int stages_> struct decode_config {
+    static constexpr int dtype = dtype_, dim = dim_, dim_v = dim_v_, keys = keys_, stages = stages_;
+    static constexpr int step = element<dtype>::step; /* columns, or keys, that an instruction sums over */
+    static constexpr int key_bytes = keys * dim * element<dtype>::bytes,
+                         stage = key_bytes + keys * dim_v * element<dtype>::bytes;
     static constexpr int newer = 2 * stages - 1; /* groups after the one that is waited for: of the tiles that follow */
 };
 
@@ -39,13 +42,13 @@ template <int dim> DEVICE u32 piece_of(int row, int piece)
 /* A segment's Q in shared memory, for the team: 16 bytes per lane and 16 columns, as warp_mma takes them: fragment k
  * of a lane is at 32 k + lane. */
 template <class C> struct decode_queries {
-    uint4 fragment[C::dim / 16 * 32];
+    uint4 fragment[C::dim / C::step * 32];
 };
 
 /* The warp's share of a segment's queries, on its way to the slot in shared memory; -1: none is. Rows that there are
  * not have zeros. */
 template <class C> struct decode_query_share {
-    static constexpr int least = ATTN_DECODE_TEAM_LEAST(C::dim), count = (C::dim / 16 + least - 1) / least;
+    static constexpr int least = ATTN_DECODE_TEAM_LEAST(C::dim), count = (C::dim / C::step + least - 1) / least;
     u32 words[count][4];
     int slot;
 };
@@ -67,7 +70,7 @@ DEVICE void load_queries(const attn_decode_params *d, const decode_segment *s, i
 #pragma unroll
         for (int i = 0; i < share->count; i++) {
             int k = warp_in_team(d) + d->team * i, column = 16 * k + e / 2 * 8;
-            if (k >= C::dim / 16) break;
+            if (k >= C::dim / C::step) break;
             bool there = r < rows && column < p->dim_qk;
             share->words[i][e] = there ? *(const u32 *)(from + column + 2 * (lane % 4)) : 0;
         }
@@ -83,7 +86,7 @@ DEVICE void store_queries(const attn_decode_params *d, decode_query_share<C> *sh
     for (int i = 0; i < share->count; i++) {
         int k = warp_in_team(d) + d->team * i;
         const u32 *a = share->words[i];
-        if (k >= C::dim / 16) break;
+        if (k >= C::dim / C::step) break;
         slots[share->slot].fragment[32 * k + threadIdx.x % 32] = make_uint4(a[0], a[1], a[2], a[3]);
     }
     share->slot = -1;
@@ -145,12 +148,13 @@ template <class C> DEVICE u32 settle(const attn_decode_params *d, decode_loader<
     return C::keys == 32 ? all : all & ((1u << C::keys % 32) - 1);
 }
 
-/* Rows of k or v, `dim` elements of each, into half a stage; of keys that are not present, zeros. policy: of L2. */
-template <class C>
+/* Rows of k or v, `dim` elements of each, to rows of `columns` in a stage; of keys that are not present, zeros. policy:
+ * of L2. */
+template <class C, int columns>
 DEVICE void copy_rows(u64 policy, u32 to, const void *tensor, const long long *stride, int head, int dim, u32 present,
                       key_place place)
 {
-    constexpr int pieces = C::dim / 8, at_once = 32 / pieces;
+    constexpr int pieces = columns / 8, at_once = 32 / pieces;
     int lane = threadIdx.x % 32, piece = lane % pieces, first = lane / pieces;
     long long mine = place.plane * stride[0] + place.row * stride[1];
     bool there = piece * 8 < dim;
@@ -159,7 +163,7 @@ DEVICE void copy_rows(u64 policy, u32 to, const void *tensor, const long long *s
 #pragma unroll
     for (int i = 0; i < C::keys / at_once; i++) {
         int row = i * at_once + first;
-        copy_async_by(policy, to + piece_of<C::dim>(row, piece), from + __shfl_sync(~0u, mine, row),
+        copy_async_by(policy, to + piece_of<columns>(row, piece), from + __shfl_sync(~0u, mine, row),
                       present >> i * at_once << 4 & 16);
     }
 }

@@ -18,7 +18,7 @@
 
 /* base.tensors: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v of 8 elements.
  * base.shape: with o_wide o is stored four elements at a time; partial_o and partial_lse are the workspace for parts:
- * each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim in partial_o. */
+ * each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim_v in partial_o. */
 typedef struct attn_decode_params {
     attn_cuda_params base;
     unsigned long long *arrivals; /* (batch, heads_kv), of any content: counts of parts, under the tag */
@@ -36,21 +36,23 @@ typedef struct attn_decode_params {
 /* Shared memory: each warp's ring of KV tiles, and its notes; the exchange of O between the warps of a team, so many
  * columns at a time, with tops and sums; each team's queries. A CTA of one team exchanges more columns at once. */
 #define ATTN_DECODE_COLUMNS_LEAST 64
-#define ATTN_DECODE_COLUMNS(dim) ((dim) > 128 ? ATTN_DECODE_COLUMNS_LEAST : (dim))
-#define ATTN_DECODE_RING(dim, keys, stages) (ATTN_DECODE_WARPS * (stages) * (keys) * (dim)*4)
+#define ATTN_DECODE_COLUMNS(dim_v) ((dim_v) > 128 ? ATTN_DECODE_COLUMNS_LEAST : (dim_v))
+/* dim: of keys; dim_v: of values; elements have 2 bytes. */
+#define ATTN_DECODE_RING(dim, dim_v, keys, stages) (ATTN_DECODE_WARPS * (stages) * (keys) * ((dim) + (dim_v)) * 2)
 #define ATTN_DECODE_EXCHANGE(columns) \
     (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * ((columns) + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
 #define ATTN_DECODE_SLOTS(stages) ((stages) + 2) /* segments that a warp knows of */
 #define ATTN_DECODE_QUERIES(dim, stages) (ATTN_DECODE_SLOTS(stages) * ATTN_DECODE_GROUP_ROWS * (dim)*2)
 #define ATTN_DECODE_NOTES(stages) (ATTN_DECODE_SLOTS(stages) * 400 + 384)
-#define ATTN_DECODE_ONE_TEAM(dim, stages) \
-    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS(dim)) + ATTN_DECODE_QUERIES(dim, stages))
+#define ATTN_DECODE_ONE_TEAM(dim, dim_v, stages) \
+    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS(dim_v)) + ATTN_DECODE_QUERIES(dim, stages))
 #define ATTN_DECODE_TEAMS(dim, stages)                 \
     (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS_LEAST) + \
      ATTN_DECODE_WARPS / ATTN_DECODE_TEAM_LEAST(dim) * ATTN_DECODE_QUERIES(dim, stages))
-#define ATTN_DECODE_SMEM(dim, keys, stages)                                                                  \
-    (ATTN_DECODE_RING(dim, keys, stages) + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages) +                   \
-     (ATTN_DECODE_ONE_TEAM(dim, stages) > ATTN_DECODE_TEAMS(dim, stages) ? ATTN_DECODE_ONE_TEAM(dim, stages) \
-                                                                         : ATTN_DECODE_TEAMS(dim, stages)))
+#define ATTN_DECODE_SMEM(dim, dim_v, keys, stages)                                                \
+    (ATTN_DECODE_RING(dim, dim_v, keys, stages) + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages) + \
+     (ATTN_DECODE_ONE_TEAM(dim, dim_v, stages) > ATTN_DECODE_TEAMS(dim, stages)                   \
+          ? ATTN_DECODE_ONE_TEAM(dim, dim_v, stages)                                              \
+          : ATTN_DECODE_TEAMS(dim, stages)))
 
 #endif

@@ -9,6 +9,7 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_CONFIG_H
 #define ATTN_CUDA_SM90_BACKWARD_CONFIG_H
 
+#include "common/element.h"
 #include "common/pages_params.h"
 #include "common/params.h"
 #include "sm90/common/ptx.h"
@@ -29,6 +30,7 @@ enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT }; /* ATTN_SCORE */
 enum { ACCUMULATED, FINALISED };                    /* ATTN_DQ */
 
 struct config {
+    static constexpr int step = element<ATTN_DTYPE>::step, panel_columns = element<ATTN_DTYPE>::panel_columns;
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V, kv_rows = ATTN_KV_TILE;
     static constexpr int stages = ATTN_STAGES, ctas = ATTN_CLUSTER;
     static constexpr int item_rows = ctas * kv_rows; /* of K and V in a work item: neighbouring KV tiles of a cluster */

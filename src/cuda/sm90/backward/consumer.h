@@ -45,8 +45,8 @@ DEVICE void wait_kv(const shared *s, consumer *c, const kv_item *item)
                       clamp(left - (int)s->peer * config::kv_rows, 0, config::kv_rows));
         sync_warpgroup(c->group);
     }
-    if (config::k_registers) load_fragment(c->k, k + c->group * 64 * 128, KV_PANEL, config::dim);
-    if (config::v_registers) load_fragment(c->v, v + c->group * 64 * 128, KV_PANEL, config::dim_v);
+    if (config::k_registers) load_fragment<config::dtype>(c->k, k + c->group * 64 * 128, KV_PANEL, config::dim);
+    if (config::v_registers) load_fragment<config::dtype>(c->v, v + c->group * 64 * 128, KV_PANEL, config::dim_v);
 }
 
 DEVICE void wait_q_tile(const attn_sm90_params *p, const shared *s, const consumer *c, const kv_item *item,

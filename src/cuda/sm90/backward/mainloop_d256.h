@@ -82,7 +82,9 @@ DEVICE void issue_dq_before(const shared *s, const consumer *c, const dq_part *p
 {
     int tile = c->at.tiles - 1;
     if constexpr (CLUSTER) {
-        u32 column = first_dq_column(s, part->group), at = column / 64 * KV_PANEL + column % 64 * 2;
+        u32 column = first_dq_column(s, part->group),
+            at = column / config::panel_columns * KV_PANEL +
+                 column % config::panel_columns * element<config::dtype>::bytes;
         barrier_wait(BARRIER(s, ds_full, 0), tile & 1);
         fence_async();
         u32 ds = uniform(s->ds), peer_ds = uniform(s->ds + DS_TILE);
@@ -93,7 +95,7 @@ DEVICE void issue_dq_before(const shared *s, const consumer *c, const dq_part *p
     } else {
         barrier_wait(BARRIER(s, ds_full, ring_index(tile, 2)), ring_phase(tile, 2));
         u32 ds = uniform(s->ds + ring_index(tile, 2) * DS_TILE);
-        u32 k = uniform(s->k + part->first / 64 * KV_PANEL);
+        u32 k = uniform(s->k + part->first / config::panel_columns * KV_PANEL);
         wgmma_fence();
         issue_dq_part(part->group, dq, ds, k, KV_PANEL, 0);
     }

@@ -20,7 +20,7 @@ DEVICE void load_panels(u32 to, const attn_sm90_map *map, u32 full, int first, i
 {
 #pragma unroll
     for (int i = 0; i < panels; i++)
-        tma_load(to + i * panel, map, full, 64 * (first + i), head, row, batch);
+        tma_load(to + i * panel, map, full, config::panel_columns * (first + i), head, row, batch);
 }
 
 /* D <= 128: the V tile, after its K tile. */

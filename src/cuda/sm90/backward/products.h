@@ -14,7 +14,7 @@
 DEVICE void issue_held(float *score, const u32 *kv, u32 q, int dim)
 {
 #pragma unroll
-    for (int k = 0; k < dim / 16; k++)
+    for (int k = 0; k < dim / config::step; k++)
         wgmma<config::dtype, 64>::rs(score, kv + 4 * k, descriptor(q, 0) + (k / 4 * Q_PANEL + k % 4 * 32 >> 4), k > 0);
 }
 
@@ -22,7 +22,7 @@ DEVICE void issue_held(float *score, const u32 *kv, u32 q, int dim)
 DEVICE void issue_shared(float *score, u32 kv, u32 q, int dim)
 {
 #pragma unroll
-    for (int k = 0; k < dim / 16; k++)
+    for (int k = 0; k < dim / config::step; k++)
         wgmma<config::dtype, 64>::ss(score, descriptor(kv, 0) + (k / 4 * KV_PANEL + k % 4 * 32 >> 4),
                                      descriptor(q, 0) + (k / 4 * Q_PANEL + k % 4 * 32 >> 4), k > 0);
 }
@@ -33,8 +33,9 @@ template <int dim> DEVICE void issue_dkv(float *acc, u32 *fragment, u32 tile)
     pin_words(fragment, Q_ROWS / 4);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < Q_ROWS / 16; k++)
-        wgmma<config::dtype, dim>::rt(acc, fragment + 4 * k, descriptor(tile, Q_PANEL) + (k * 2048 >> 4), 1);
+    for (int k = 0; k < Q_ROWS / config::step; k++)
+        wgmma<config::dtype, dim>::rt(acc, fragment + 4 * k, descriptor(tile, Q_PANEL) + (k * config::step * 128 >> 4),
+                                      1);
     wgmma_commit();
 }
 
@@ -42,9 +43,9 @@ template <int dim> DEVICE void issue_dkv(float *acc, u32 *fragment, u32 tile)
 template <int columns> DEVICE void issue_dq(float *dq, u32 ds, u32 k, u32 panel, int keep)
 {
 #pragma unroll
-    for (int i = 0; i < config::kv_rows / 16; i++)
-        wgmma<config::dtype, columns>::tt(dq, descriptor(ds, 0) + (i * 2048 >> 4),
-                                          descriptor(k, panel) + (i * 2048 >> 4), keep || i > 0);
+    for (int i = 0; i < config::kv_rows / config::step; i++)
+        wgmma<config::dtype, columns>::tt(dq, descriptor(ds, 0) + (i * config::step * 128 >> 4),
+                                          descriptor(k, panel) + (i * config::step * 128 >> 4), keep || i > 0);
 }
 
 /* A warpgroup's dS^T to its 64 rows of dS's tile. */

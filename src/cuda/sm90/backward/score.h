@@ -22,7 +22,7 @@ constexpr int DERIVATIVE_WORDS = config::may_cap ? Q_ROWS / 4 : 1; /* of a fragm
 DEVICE float unpacked(const u32 *packed, int i)
 {
     unsigned short half = (unsigned short)(packed[i / 2] >> i % 2 * 16);
-    return config::dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half);
+    return config::dtype == BF16 ? __int_as_float(half << 16) : half_to_float(half); /* unpack() is other code */
 }
 
 /* Row and key of element i. */

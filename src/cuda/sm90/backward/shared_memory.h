@@ -16,7 +16,8 @@ DEVICE int thread_index(void)
 
 /* ---- bytes of tiles ---------------------------------------------------------------------------- */
 
-constexpr int PANELS = (config::dim + 63) / 64, PANELS_V = (config::dim_v + 63) / 64;
+constexpr int PANELS = (config::dim + config::panel_columns - 1) / config::panel_columns;
+constexpr int PANELS_V = (config::dim_v + config::panel_columns - 1) / config::panel_columns;
 constexpr int Q_PANEL = Q_ROWS * 128, KV_PANEL = config::kv_rows * 128;
 constexpr int Q_TILE = PANELS * Q_PANEL, DOUT_TILE = PANELS_V * Q_PANEL;
 constexpr int K_TILE = PANELS * KV_PANEL, V_TILE = PANELS_V * KV_PANEL;

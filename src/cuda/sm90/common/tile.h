@@ -1,6 +1,6 @@
 /* Tiles in shared memory and fragments in registers.
  *
- * A tile is panels of 64 columns, one after another; a panel is rows of 128 bytes, the 16-byte pieces of a row
+ * A tile is panels of columns, one after another; a panel is rows of 128 bytes, the 16-byte pieces of a row
  * permuted by the row's low three bits (128-byte swizzle), as TMA writes and wgmma reads it. Tiles start at multiples
  * of 1024 bytes.
  *
@@ -10,6 +10,7 @@
 #ifndef ATTN_CUDA_SM90_TILE_H
 #define ATTN_CUDA_SM90_TILE_H
 
+#include "common/element.h"
 #include "common/sequence.h"
 #include "sm90/common/ptx.h"
 #include "sm90/common/wgmma.h"
@@ -41,8 +42,9 @@ DEVICE u32 uniform(u32 x)
 enum order { K_MAJOR, MN_MAJOR };
 
 /* A tile in shared memory: `rows` of `columns` elements, which are contiguous. */
-template <int rows_, int columns_, order order_> struct shared_tile {
-    static constexpr int rows = rows_, columns = columns_, panel_columns = 64;
+template <int dtype, int rows_, int columns_, order order_> struct shared_tile {
+    static constexpr int rows = rows_, columns = columns_, panel_columns = element<dtype>::panel_columns;
+    static constexpr int step = element<dtype>::step;
     static constexpr order major = order_;
     static constexpr int panels = (columns + panel_columns - 1) / panel_columns;
     static constexpr int panel_bytes = rows * 128, bytes = panels * panel_bytes;
@@ -56,11 +58,11 @@ DEVICE u64 descriptor(u32 address, u32 panel)
     return swizzle << 62 | (u64)(1024 >> 4) << 32 | (u64)(panel >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-/* Of a tile at `address` the k-th step of a product's sum: 16 columns, or 16 rows. */
+/* Of a tile at `address` the k-th step of a product's sum: columns, or rows. */
 template <class tile> DEVICE u64 operand(u32 address, int k)
 {
     if (tile::major == K_MAJOR) return descriptor(address, 0) + (k / 4 * tile::panel_bytes + k % 4 * 32 >> 4);
-    return descriptor(address, tile::panel_bytes) + (k * 16 * 128 >> 4);
+    return descriptor(address, tile::panel_bytes) + (k * tile::step * 128 >> 4);
 }
 
 /* The k-th step of acc = A B, plus acc if `keep`, asynchronously; a, b: addresses of tiles, A 64 rows. */
@@ -80,11 +82,11 @@ template <int dtype, class b_tile> DEVICE void multiply_registers(float *acc, co
 }
 
 /* A warpgroup's 64 rows of a tile with `panel` bytes a panel as wgmma's A operand. */
-DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
+template <int dtype> DEVICE void load_fragment(u32 *fragment, u32 tile, u32 panel, int dim)
 {
     u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int k = 0; k < dim / 16; k++) {
+    for (int k = 0; k < dim / element<dtype>::step; k++) {
         u32 piece = k % 4 * 2 + lane / 16;
         ldmatrix_x4(fragment + 4 * k, tile + k / 4 * panel + row * 128 + ((piece ^ row % 8) << 4));
     }

@@ -7,5 +7,5 @@
 extern "C" __global__ void __launch_bounds__(ATTN_DECODE_THREADS, 1)
     SYMBOL(ATTN_NAME)(const __grid_constant__ attn_decode_params params)
 {
-    decode<decode_config<ATTN_DTYPE, ATTN_DIM, ATTN_KV_TILE, ATTN_STAGES>>(&params);
+    decode<decode_config<ATTN_DTYPE, ATTN_DIM, ATTN_DIM_V, ATTN_KV_TILE, ATTN_STAGES>>(&params);
 }

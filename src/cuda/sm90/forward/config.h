@@ -4,6 +4,7 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_CONFIG_H
 #define ATTN_CUDA_SM90_FORWARD_CONFIG_H
 
+#include "common/element.h"
 #include "common/gpu.h"
 #include "common/pages_params.h"
 #include "common/params.h"
@@ -18,6 +19,7 @@ enum { CONTIGUOUS, PAGED };
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V;
     static constexpr int rows = ATTN_Q_TILE, keys = ATTN_KV_TILE;
+    static constexpr int step = element<dtype>::step; /* columns, or keys, that an instruction sums over */
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
@@ -43,14 +45,14 @@ struct config {
      * item's first K, which comes from memory. */
     static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !general && !score_mod;
 
-    using q_tile = shared_tile<rows, dim, K_MAJOR>;
-    using k_tile = shared_tile<keys, dim, K_MAJOR>;
-    using v_tile = shared_tile<keys, dim_v, MN_MAJOR>;
+    using q_tile = shared_tile<dtype, rows, dim, K_MAJOR>;
+    using k_tile = shared_tile<dtype, keys, dim, K_MAJOR>;
+    using v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
 
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
-    using o_panel = shared_tile<ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>;
+    using o_panel = shared_tile<dtype, ATTN_SM90_OUTPUT_ROWS, element<dtype>::panel_columns, K_MAJOR>;
     static constexpr int o_panels = ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages);
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };

@@ -70,13 +70,13 @@ enum { PIECES = (config::keys + 31) / 32 };
 
 DEVICE int piece_of(int k)
 {
-    return config::s_buffers == 1 ? PIECES : k * (PIECES - 1) / (config::dim / 16);
+    return config::s_buffers == 1 ? PIECES : k * (PIECES - 1) / (config::dim / config::step);
 }
 
 DEVICE void issue_qk_piece(float *score, u32 q, u32 k, int piece)
 {
 #pragma unroll
-    for (int i = 0; i < config::dim / 16; i++)
+    for (int i = 0; i < config::dim / config::step; i++)
         if (piece_of(i) == piece) multiply_shared<config::dtype, config::q_tile, config::k_tile>(score, q, k, i, i > 0);
 }
 
@@ -105,9 +105,9 @@ DEVICE void multiply(const attn_sm90_params *p, const shared *s, consumer *c, co
     float sum[4] = { 0, 0, 0, 0 };
     bool adds = config::drains || !c->first; /* the first PV overwrites O */
 #pragma unroll
-    for (int i = 0; i < config::keys / 16; i++) {
+    for (int i = 0; i < config::keys / config::step; i++) {
         softmax_piece(p, s, c, score + 8 * i, packed + 4 * i, key0 + 16 * i, sum);
-        if (i % 2 == 0 && i < config::keys / 16 - 1) continue;
+        if (i % 2 == 0 && i < config::keys / config::step - 1) continue;
         if (i % 2)
             drop_special<2>(&c->special, packed + 4 * i - 4, key0 + 16 * i - 16);
         else
@@ -115,7 +115,7 @@ DEVICE void multiply(const attn_sm90_params *p, const shared *s, consumer *c, co
         pin_words(packed + i / 2 * 8, i % 2 * 4 + 4);
         wgmma_fence();
         if (next) issue_qk_piece(next, q, k, i / 2);
-        if (next && piece_of(config::dim / 16 - 1) == i / 2) wgmma_commit();
+        if (next && piece_of(config::dim / config::step - 1) == i / 2) wgmma_commit();
         if (i % 2) multiply_registers<config::dtype, v_tile>(o, packed + 4 * i - 4, v, i - 1, i > 1 || adds);
         multiply_registers<config::dtype, v_tile>(o, packed + 4 * i, v, i, i > 0 || adds);
     }
@@ -244,7 +244,7 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     u32 q = q_address(s, c), k = k_address(s, c->kv.index);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < config::dim / 16; i++)
+    for (int i = 0; i < config::dim / config::step; i++)
         multiply_shared<config::dtype, config::q_tile, config::k_tile>(s0, q, k, i, i > 0);
     wgmma_commit();
 #pragma unroll

@@ -44,7 +44,8 @@ DEVICE void store_panels_by_tma(const attn_sm90_params *p, o_box box, int number
     if (reread_thread() % 32 != 0) return;
 #pragma unroll
     for (int i = 0; i < min(config::o_panels, config::v_tile::panels - number); i++)
-        tma_store(&p->o_map, box.from + i * config::o_panel::bytes, 64 * (number + i), box.head, box.row, box.batch);
+        tma_store(&p->o_map, box.from + i * config::o_panel::bytes, config::o_panel::columns * (number + i), box.head,
+                  box.row, box.batch);
     bulk_commit();
 }
 

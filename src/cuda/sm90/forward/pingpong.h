@@ -83,10 +83,10 @@ DEVICE void issue_qk(const shared *s, const consumer *c, fragments *f, int stage
     using k_tile = config::k_tile;
     u32 q = q_address(s, c), k = k_address(s, stage);
 #pragma unroll
-    for (int i = config::held / 16; i < config::dim / 16; i++)
-        multiply_shared<config::dtype, config::q_tile, k_tile>(f->s, q, k, i, i > config::held / 16);
+    for (int i = config::held / config::step; i < config::dim / config::step; i++)
+        multiply_shared<config::dtype, config::q_tile, k_tile>(f->s, q, k, i, i > config::held / config::step);
 #pragma unroll
-    for (int i = 0; i < config::held / 16; i++)
+    for (int i = 0; i < config::held / config::step; i++)
         multiply_registers<config::dtype, k_tile>(f->s, f->q + 4 * i, k, i, i > 0 || config::held < config::dim);
     wgmma_commit();
 }
@@ -96,7 +96,7 @@ DEVICE void issue_pv(const shared *s, fragments *f, int stage)
 {
     u32 v = v_address(s, stage);
 #pragma unroll
-    for (int i = 0; i < config::keys / 16; i++)
+    for (int i = 0; i < config::keys / config::step; i++)
         multiply_registers<config::dtype, config::v_tile>(f->o, f->p + 4 * i, v, i, 1);
     wgmma_commit();
 }
@@ -106,7 +106,7 @@ DEVICE void softmax_in_place(const attn_sm90_params *p, consumer *c, float *scor
 {
     float sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
-    for (int i = 0; i < config::keys / 16; i++)
+    for (int i = 0; i < config::keys / config::step; i++)
         exponentiate(&c->m, score + 8 * i, log2_scale(p), sum);
     add_sums(&c->m, sum);
 }
@@ -115,9 +115,9 @@ DEVICE void softmax_in_place(const attn_sm90_params *p, consumer *c, float *scor
 DEVICE void pack_all(const consumer *c, fragments *f)
 {
 #pragma unroll
-    for (int i = 0; i < config::keys / 16; i++)
+    for (int i = 0; i < config::keys / config::step; i++)
         pack_p(f->s + 8 * i, f->p + 4 * i);
-    drop_special<config::keys / 16>(&c->special, f->p, c->key0);
+    drop_special<config::keys / config::step>(&c->special, f->p, c->key0);
 }
 
 /* mask_and_update_max() for a tile without a hidden pair, of rows that have a max. */
@@ -197,7 +197,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
     fragments f;
     begin_rows(s, c);
-    if (config::held) load_fragment(f.q, q_address(s, c), config::q_tile::panel_bytes, config::held);
+    if (config::held) load_fragment<config::dtype>(f.q, q_address(s, c), config::q_tile::panel_bytes, config::held);
     skip_tiles_and_turns(s, c, mask::begin(s, c));
     prologue(p, s, c, &f);
     while (c->left > 0) {

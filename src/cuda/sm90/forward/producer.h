@@ -48,8 +48,8 @@ DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
             barrier_expect(full, tile::panels * 128 * p->schedule.rows * pack);
 #pragma unroll
             for (int i = 0; i < tile::panels; i++)
-                tma_load(s->q + stage * tile::bytes + i * tile::panel_bytes, &p->q_map, full, 64 * i, w->head,
-                         w->start_q + w->row0, p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
+                tma_load(s->q + stage * tile::bytes + i * tile::panel_bytes, &p->q_map, full, tile::panel_columns * i,
+                         w->head, w->start_q + w->row0, p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
         }
     }
     advance(&at->q, config::q_stages);

@@ -77,7 +77,8 @@ DEVICE void prefetch_q(const attn_sm90_params *p, const work_item *w)
 {
 #pragma unroll
     for (int i = 0; i < config::q_tile::panels; i++)
-        tma_prefetch(&p->q_map, 64 * i, w->head, w->start_q + w->row0, p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
+        tma_prefetch(&p->q_map, config::q_tile::panel_columns * i, w->head, w->start_q + w->row0,
+                     p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
 /* Publishes an item in the info of one that consumers are done with. Where Q has one stage, which is still taken, the Q

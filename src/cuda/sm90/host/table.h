@@ -49,19 +49,20 @@ enum {
     ATTN_SM90_LACKS_FINALISED = ATTN_WINDOW | ATTN_CUDA_LENGTHS
 };
 
-#define ATTN_SM90_FALLBACK(type, TYPE)                                                                             \
-    {                                                                                                              \
-        .arch = &attn_sm90, .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type,                 \
-        .unit = "sm90/support.cu", .form = ATTN_CUDA_FALLBACK, .dtype = ATTN_##TYPE, .dim = 512, .dim_v = 512,     \
-        .q_tile = ATTN_CUDA_FALLBACK_ROWS, .kv_tile = 1, .cluster = 1, .features = ATTN_SM90_EVERY, .threads = 256 \
+#define ATTN_SM90_FALLBACK(type, TYPE)                                                                           \
+    {                                                                                                            \
+        .arch = &attn_sm90, .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type,               \
+        .unit = "sm90/fallback.cu", .form = ATTN_CUDA_FALLBACK, .dtype = ATTN_##TYPE, .dim = ATTN_CUDA_DIM_MOST, \
+        .dim_v = ATTN_CUDA_DIM_MOST, .q_tile = ATTN_CUDA_FALLBACK_ROWS, .kv_tile = 1, .cluster = 1,              \
+        .features = ATTN_SM90_EVERY, .threads = 256                                                              \
     }
 
 #define ATTN_SM90_FALLBACK_BACKWARD(type, TYPE)                                                                        \
     {                                                                                                                  \
         .arch = &attn_sm90, .name = "sm90_backward_fallback_" #type, .symbol = "attn_sm90_backward_fallback_q_" #type, \
-        .unit = "sm90/backward_support.cu", .form = ATTN_CUDA_FALLBACK_BACKWARD, .dtype = ATTN_##TYPE, .dim = 512,     \
-        .dim_v = 512, .q_tile = ATTN_CUDA_FALLBACK_ROWS, .kv_tile = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1,             \
-        .features = ATTN_SM90_ALL, .threads = 256                                                                      \
+        .unit = "sm90/fallback.cu", .form = ATTN_CUDA_FALLBACK_BACKWARD, .dtype = ATTN_##TYPE,                         \
+        .dim = ATTN_CUDA_DIM_MOST, .dim_v = ATTN_CUDA_DIM_MOST, .q_tile = ATTN_CUDA_FALLBACK_ROWS,                     \
+        .kv_tile = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1, .features = ATTN_SM90_ALL, .threads = 256                    \
     }
 
 #define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_, \
@@ -78,16 +79,16 @@ enum {
         }                                                                                                           \
     }
 
-#define ATTN_SM90_DECODE(name_, dtype_, dim_, kv_tile_, stages_, spills_, made_, ...)                              \
-    {                                                                                                              \
-        .arch = &attn_sm90, .name = "sm90_decode_" #name_, .symbol = "attn_sm90_decode_" #name_,                   \
-        .unit = "attn_sm90_decode_" #name_, .form = ATTN_CUDA_DECODE, .dtype = ATTN_##dtype_, .dim = dim_,         \
-        .dim_v = dim_, .q_tile = ATTN_DECODE_GROUP_ROWS, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1,     \
-        .features = ATTN_SM90_EVERY, .threads = ATTN_DECODE_THREADS,                                               \
-        .shared = ATTN_DECODE_SMEM(dim_, kv_tile_, stages_), .source = "sm90/decode/decode.cu", .spills = spills_, \
-        .asked = ATTN_SM90_IS_##made_, .options = {                                                                \
-            __VA_ARGS__                                                                                            \
-        }                                                                                                          \
+#define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, spills_, made_, ...)                    \
+    {                                                                                                            \
+        .arch = &attn_sm90, .name = "sm90_decode_" #name_, .symbol = "attn_sm90_decode_" #name_,                 \
+        .unit = "attn_sm90_decode_" #name_, .form = ATTN_CUDA_DECODE, .dtype = ATTN_##dtype_, .dim = dim_,       \
+        .dim_v = dim_v_, .q_tile = ATTN_DECODE_GROUP_ROWS, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, \
+        .features = ATTN_SM90_EVERY, .threads = ATTN_DECODE_THREADS,                                             \
+        .shared = ATTN_DECODE_SMEM(dim_, dim_v_, kv_tile_, stages_), .source = "sm90/decode/decode.cu",          \
+        .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {                                           \
+            __VA_ARGS__                                                                                          \
+        }                                                                                                        \
     }
 
 #define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, cluster_, dq_, mask_, score_, spills_, \

@@ -1,5 +1,4 @@
-/* The kernels around the backward: preprocess, postprocess, totals, and the fallback. */
-#include "common/fallback_backward.h"
+/* The kernels before and after a variant of the backward: preprocess, postprocess, totals. */
 #include "common/pages_params.h"
 #include "common/params.h"
 #include "common/reduce.h"
@@ -24,21 +23,6 @@
         attn_sm90_backward_merge_##name(const __grid_constant__ attn_sm90_merge_params params)             \
     {                                                                                                      \
         merge_parts<dtype>(&params);                                                                       \
-    }                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256)                                                      \
-        attn_sm90_backward_fallback_q_##name(const __grid_constant__ attn_cuda_backward_params params)     \
-    {                                                                                                      \
-        fallback_q<dtype>(&params);                                                                        \
-    }                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256)                                                      \
-        attn_sm90_backward_fallback_kv_##name(const __grid_constant__ attn_cuda_backward_params params)    \
-    {                                                                                                      \
-        fallback_kv<dtype>(&params);                                                                       \
-    }                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128)                                                      \
-        attn_sm90_backward_fallback_bias_##name(const __grid_constant__ attn_cuda_backward_params params)  \
-    {                                                                                                      \
-        fallback_bias<dtype>(&params);                                                                     \
     }
 
 KERNELS_OF(F32, f32)

@@ -1,34 +1,22 @@
-/* The kernels around the forward: the fallback, the combination of splits, the merging of partial results, the summary
- * of intervals, and copies of tensors that TMA does not take. */
+/* The kernels before and after a variant of the forward: the summary of intervals, copies of tensors that TMA does not
+ * take, the combination of splits. */
 #include "common/combine.h"
-#include "common/fallback_forward.h"
 #include "common/gpu.h"
 #include "common/mask_pair.h"
-#include "common/merge.h"
 #include "common/pages_params.h"
 #include "common/params.h"
 #include "sm90/params.h"
 
-#define KERNELS_OF(dtype, name)                                                                \
-    extern "C" __global__ void __launch_bounds__(256)                                          \
-        attn_sm90_fallback_##name(const __grid_constant__ attn_cuda_params params)             \
-    {                                                                                          \
-        attend_row<dtype>(&params);                                                            \
-    }                                                                                          \
+#define COMBINE(dtype, name)                                                                   \
     extern "C" __global__ void __launch_bounds__(128)                                          \
         attn_sm90_combine_##name(const __grid_constant__ attn_sm90_params params)              \
     {                                                                                          \
         combine_row<dtype>(&params.shape, params.schedule.splits, params.schedule.split_rows); \
-    }                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256, 4)                                       \
-        attn_merge_##name(const __grid_constant__ attn_cuda_merge_params params)               \
-    {                                                                                          \
-        merge_row<dtype>(&params);                                                             \
     }
 
-KERNELS_OF(F32, f32)
-KERNELS_OF(F16, f16)
-KERNELS_OF(BF16, bf16)
+COMBINE(F32, f32)
+COMBINE(F16, f16)
+COMBINE(BF16, bf16)
 
 /* Least and greatest of each bound over the keys of a KV tile, or of a group of tiles. */
 extern "C" __global__ void __launch_bounds__(128)
