@@ -124,19 +124,44 @@ macro(attn_cuda_each_variant arch made function)
   endforeach()
 endmacro()
 
-# An architecture: its folder src/cuda/<arch>, which nvcc compiles for `target`. Writes its rows (host/table.h), adds its
-# texts to cuda_texts and, where there is nvcc, what becomes of it to cuda_fatbins.
+# Appends an architecture's kernels as rows of C to cuda_kernels, those of its tables forward, decode and backward/variants.txt
+# before the fallback kernels of their direction; what makes them initialisers to cuda_tables; itself to cuda_archs (kernels.c).
+macro(attn_cuda_rows arch folder)
+  string(TOUPPER ATTN_${arch} prefix)
+  foreach(form forward decode backward)
+    string(TOUPPER _${form} macro)
+    set(stem attn_${arch}_${form}_)
+    if(form STREQUAL "forward")
+      set(macro)
+      set(stem attn_${arch}_)
+    endif()
+    set(rows)
+    if(EXISTS ${folder}/${form}/variants.txt)
+      attn_cuda_read_variants(${arch} ${folder}/${form}/variants.txt ${prefix}${macro} ${stem} ${folder}/${form}/${form}.cu rows)
+    endif()
+    string(APPEND cuda_kernels "${rows}")
+    if(form STREQUAL "decode")
+      string(APPEND cuda_kernels "${prefix}_FALLBACKS\n")
+    elseif(form STREQUAL "backward")
+      string(APPEND cuda_kernels "${prefix}_BACKWARD_FALLBACKS\n")
+    endif()
+  endforeach()
+  string(APPEND cuda_tables "#include \"cuda/${arch}/host/table.h\"\n")
+  string(APPEND cuda_archs "&attn_${arch},\n")
+endmacro()
+
+# Writes what kernels.c includes of them.
+macro(attn_cuda_write_rows output)
+  foreach(name kernels tables archs)
+    file(CONFIGURE OUTPUT ${output}/cuda_${name}.def CONTENT "${cuda_${name}}" @ONLY)
+  endforeach()
+endmacro()
+
+# An architecture: its folder src/cuda/<arch>, which nvcc compiles for `target`. Adds its rows, its texts to cuda_texts and,
+# where there is nvcc, what becomes of it to cuda_fatbins.
 macro(attn_cuda_arch arch target)
   set(folder ${cuda_root}/${arch})
-  string(TOUPPER ATTN_${arch} prefix)
-  attn_cuda_read_variants(${arch} ${folder}/forward/variants.txt ${prefix} attn_${arch}_ ${folder}/forward/forward.cu rows)
-  file(CONFIGURE OUTPUT ${build_folder}/${arch}_variants.def CONTENT "${rows}" @ONLY)
-  attn_cuda_read_variants(${arch} ${folder}/decode/variants.txt ${prefix}_DECODE attn_${arch}_decode_ ${folder}/decode/decode.cu
-    rows)
-  file(CONFIGURE OUTPUT ${build_folder}/${arch}_decode_variants.def CONTENT "${rows}" @ONLY)
-  attn_cuda_read_variants(${arch} ${folder}/backward/variants.txt ${prefix}_BACKWARD attn_${arch}_backward_
-    ${folder}/backward/backward.cu rows)
-  file(CONFIGURE OUTPUT ${build_folder}/${arch}_backward_variants.def CONTENT "${rows}" @ONLY)
+  attn_cuda_rows(${arch} ${folder})
   file(GLOB_RECURSE texts CONFIGURE_DEPENDS ${folder}/*.h ${folder}/*.cu)
   list(FILTER texts EXCLUDE REGEX "/host/")
   list(APPEND cuda_texts ${texts})
@@ -170,6 +195,7 @@ function(attn_cuda_sources result)
   file(STRINGS ${cuda_budget} cuda_families REGEX "^family")
   file(GLOB_RECURSE cuda_texts CONFIGURE_DEPENDS ${cuda_root}/common/*.h)
   attn_cuda_arch(sm90 90a)
+  attn_cuda_write_rows(${build_folder})
   get_property(units GLOBAL PROPERTY ATTN_CUDA_UNITS)
   file(CONFIGURE OUTPUT ${build_folder}/units.txt CONTENT "${units}" @ONLY)
   if(ATTN_NVCC)

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/branches.h"
 #include "api/merge.h"
 #include "api/plan.h"
 #include "attn_kv.h"
 #include "base/error.h"
+#include "cuda/branches.h"
 #include "problem/args.h"
 #include "problem/desc.h"
 #include "problem/strategy.h"

@@ -1,9 +1,9 @@
 /* Stands for the CUDA backend in a build without it. */
-#include "api/branches.h"
 #include "api/merge.h"
 #include "base/error.h"
 #include "kv/op.h"
 #include "cuda/arch.h"
+#include "cuda/branches.h"
 #include "cuda/load.h"
 
 const attn_cuda_image attn_cuda_images[] = { { NULL, NULL, NULL } };

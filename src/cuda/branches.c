@@ -1,6 +1,6 @@
 /* Branches of a captured graph: a capture remembers which nodes the stream's next one waits for, and lets them be set.
- * So no second stream is needed, and no event: threads that capture at once share nothing. Contract: api/branches.h. */
-#include "api/branches.h"
+ * So no second stream is needed, and no event: threads that capture at once share nothing. Contract: branches.h. */
+#include "cuda/branches.h"
 
 #include "base/error.h"
 #include "cuda/driver.h"

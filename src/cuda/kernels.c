@@ -2,7 +2,7 @@
  */
 #include "cuda/kernel.h"
 
-#include "cuda/sm90/host/table.h"
+#include "cuda_tables.def" /* of each architecture, host/table.h */
 #include "num/half.h"
 #include "problem/desc.h"
 
@@ -12,18 +12,12 @@ enum {
 }; /* of kernels for a softcap alone: scores are exact to 2^-23 of the cap, LSE must be to 2e-5 */
 
 static const attn_cuda_kernel kernels[] = {
-#include "sm90_variants.def"
-#include "sm90_decode_variants.def"
-    ATTN_SM90_FALLBACK(f32, F32),
-    ATTN_SM90_FALLBACK(f16, F16),
-    ATTN_SM90_FALLBACK(bf16, BF16),
-#include "sm90_backward_variants.def"
-    ATTN_SM90_FALLBACK_BACKWARD(f32, F32),
-    ATTN_SM90_FALLBACK_BACKWARD(f16, F16),
-    ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
+#include "cuda_kernels.def"
 };
 
-static const attn_cuda_arch *const archs[] = { &attn_sm90 };
+static const attn_cuda_arch *const archs[] = {
+#include "cuda_archs.def"
+};
 
 const attn_cuda_kernel *attn_cuda_kernels(int *count)
 {

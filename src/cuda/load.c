@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "cuda/unit.h"
 #include "problem/desc.h"
 
@@ -65,8 +66,14 @@ attn_status attn_cuda_place_with_kernels(attn_cuda_place *place)
 {
     attn_status status = attn_cuda_place_get(place);
     if (status || place->arch) return status;
-    return attn_fail(ATTN_UNSUPPORTED, "%s has compute capability %d.%d: the CUDA kernels take 9.0",
-                     place->device->name, place->device->major, place->device->minor);
+    int count;
+    char known[64] = "";
+    const attn_cuda_arch *const *archs = attn_cuda_archs(&count);
+    attn_words words = { known, sizeof known, 0 };
+    for (int i = 0; i < count; i++)
+        attn_say(&words, "%s%d.%d", i ? ", " : "", archs[i]->major, archs[i]->minor);
+    return attn_fail(ATTN_UNSUPPORTED, "%s has compute capability %d.%d: the CUDA kernels take %s", place->device->name,
+                     place->device->major, place->device->minor, known);
 }
 
 attn_status attn_cuda_check_context(const attn_cuda_driver *driver, unsigned long long made_in)

@@ -4,7 +4,8 @@
 - A folder includes only folders of the steps below its own. The order is the sentence of DESIGN.md that begins with
   "The order from the bottom:"; it names every folder once.
 - No files include each other in a circle. In src/cuda a NAME.c, NAME.h and NAME.cu of one folder count as one.
-- There device code includes only device code, and the host includes of it only the *params.h.
+- There device code includes only device code, and the host includes of it only the *params.h. Of the
+  architectures, folders there but for common, none includes another, and what is in no such folder includes none.
 
     tests/abi/folders.py ROOT [--generated NAME ...]      ROOT: of the sources; NAME: a file that the build writes"""
 import argparse
@@ -90,6 +91,12 @@ def check_order(graph, steps):
                 sys.exit(f"{path} includes {name}: {below} is not below {above}")
 
 
+def architecture_of(path):
+    """The folder of src/cuda that a source is in; None: it is in none."""
+    parts = path.split(os.sep)
+    return parts[2] if parts[:2] == ["src", "cuda"] and len(parts) > 3 else None
+
+
 def check_device(graph):
     for path, names in sorted(graph.items()):
         for name in sorted(names):
@@ -98,6 +105,9 @@ def check_device(graph):
                     sys.exit(f"{path} is the host's and includes {name}, which is device code and no *params.h")
             if DEVICE.match(path) and not DEVICE.match(name):
                 sys.exit(f"{path} is device code and includes {name}, which is not")
+            of, other = architecture_of(path), architecture_of(name)
+            if path.startswith("src/cuda/") and other not in (None, of, "common"):
+                sys.exit(f"{path} includes {name}, of another architecture")
 
 
 def circle(graph):

@@ -23,6 +23,8 @@ PLANTED = [  # where, what is included there, what folders.py must say
     ("src/cuda/plan.c", "cuda/common/gpu.h", "is device code and no *params.h"),
     ("src/cuda/common/gpu.h", "num/philox.h", "is device code and includes src/num/philox.h"),
     ("src/cuda/common/gpu.h", "sm90/common/none.h", "is nowhere"),
+    ("src/cuda/common/reduce.h", "sm90/common/columns.h", "of another architecture"),
+    ("src/cuda/decode.c", "cuda/sm90/host/sm90.h", "of another architecture"),
 ]
 
 

@@ -1,7 +1,6 @@
 /* How a row of Hopper's table becomes a kernel of the host's: ATTN_SM90(...), ATTN_SM90_DECODE(...) and
- * ATTN_SM90_BACKWARD(...), as the build writes them from sm90/forward, decode and backward/variants.txt, and the
- * fallback kernels, once per dtype.
- */
+ * ATTN_SM90_BACKWARD(...), as the build writes them from sm90/forward, decode and backward/variants.txt; and the
+ * fallback kernels: ATTN_SM90_FALLBACKS and ATTN_SM90_BACKWARD_FALLBACKS. */
 #ifndef ATTN_CUDA_SM90_HOST_TABLE_H
 #define ATTN_CUDA_SM90_HOST_TABLE_H
 
@@ -64,6 +63,11 @@ enum {
         .dim = ATTN_CUDA_DIM_MOST, .dim_v = ATTN_CUDA_DIM_MOST, .q_tile = ATTN_CUDA_FALLBACK_ROWS,                     \
         .kv_tile = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1, .features = ATTN_SM90_ALL, .threads = 256                    \
     }
+
+#define ATTN_SM90_FALLBACKS ATTN_SM90_FALLBACK(f32, F32), ATTN_SM90_FALLBACK(f16, F16), ATTN_SM90_FALLBACK(bf16, BF16),
+#define ATTN_SM90_BACKWARD_FALLBACKS                                              \
+    ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
+        ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
 
 #define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_, \
                   score_, kv_, spills_, made_, ...)                                                                 \

@@ -1,6 +1,6 @@
 /* In a captured graph: work in a stream that need not wait for other work in it. */
-#ifndef ATTN_API_BRANCHES_H
-#define ATTN_API_BRANCHES_H
+#ifndef ATTN_CUDA_BRANCHES_H
+#define ATTN_CUDA_BRANCHES_H
 
 #include <stdbool.h>
 #include <stddef.h>
