@@ -54,6 +54,7 @@ DEVICE void store_element(int dtype, void *to, long long at, float x)
 /* An output of the forward, as dtype or f32. */
 template <int dtype> DEVICE void store_output(const attn_cuda_shape *shape, long long at, float x)
 {
+    static_assert(element<dtype>::bytes, "a dtype that kernels know");
     store_element(shape->flags & FLAG_OUT_F32 ? F32 : dtype, shape->o, at, x);
 }
 

@@ -78,6 +78,7 @@ DEVICE pair_gradient pair_of(const attn_cuda_backward_params *params, const fall
 template <int dtype>
 DEVICE void store_gradient(const attn_cuda_shape *p, void *out, long long at, const float *x, int dim)
 {
+    static_assert(element<dtype>::bytes, "a dtype that kernels know");
 #pragma unroll
     for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++) {
         int col = threadIdx.x % 32 + 32 * i;

@@ -97,6 +97,7 @@ DEVICE long long merge_divide(long long a, int b, long long *rest)
 /* LSEs are read by all lanes before one is written. */
 template <int dtype> DEVICE void merge_row(const attn_cuda_merge_params *p)
 {
+    static_assert(element<dtype>::bytes, "a dtype that kernels know");
     int lane = threadIdx.x % 32;
     long long line = (long long)blockIdx.x * 8 + threadIdx.x / 32;
     if (line >= p->lines) return;
