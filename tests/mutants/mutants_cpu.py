@@ -2,7 +2,7 @@
 
 MASK, BLOCKS, INTERVALS = "src/mask/mask.c", "src/mask/blocks.c", "src/mask/intervals.c"
 RANGES, RANGES_OF, KEYS = "src/problem/ranges.h", "src/problem/ranges.c", "src/problem/keys.c"
-SCORE, SOFTMAX = "src/cpu/score.c", "src/cpu/body/softmax.h"
+SCORE, SOFTMAX, DROPOUT = "src/cpu/score.c", "src/cpu/body/softmax.h", "src/cpu/body/dropout.h"
 GEMM, LOADS, ROWS = "src/cpu/body/gemm.h", "src/cpu/body/loads.h", "src/cpu/body/rows.h"
 PREFILL, DECODE = "src/cpu/body/prefill.h", "src/cpu/body/decode.h"
 PREFILL_RUN, DECODE_RUN = "src/cpu/prefill.c", "src/cpu/decode.c"
@@ -78,10 +78,10 @@ MUTANTS = [
     (INTERVALS, "if (next_seen(node, hi) == hi) hi = next_hidden(node, hi, end);", "hi = end;",
      "along queries: a run goes on through rows that see nothing", "mask"),
     # scores
-    (SOFTMAX, "slope = v_set1(-score->slope)", "slope = v_set1(score->slope)", "ALiBi favours what is far", "grid:155"),
+    (SOFTMAX, "slope = v_set1(-score->slope * LOG2E)", "slope = v_set1(score->slope * LOG2E)", "ALiBi favours what is far", "grid:155"),
     (SCORE, "(desc->alibi_batch == 1 ? 0 : batch) * desc->heads_q + head", "head", "ALiBi: the first sequence's slopes for all",
      "grid:160"),
-    (SOFTMAX, "tanh_of(v_mul(x, inverse))", "tanh_of(x)",
+    (SOFTMAX, "v_set1(cap ? scale / score->softcap : scale * LOG2E)", "v_set1(cap ? scale : scale * LOG2E)",
      "softcap: the score is not divided by the cap", "grid:155"),
     (SCORE, "stride[i] = desc->bias_extent[i] == 1 ? 0 : desc->bias_stride[i];", "stride[i] = desc->bias_stride[i];",
      "bias: an extent of 1 does not repeat", "grid:155"),
@@ -97,7 +97,10 @@ MUTANTS = [
     # dropout
     ("src/cpu/score.h", "score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1", "1; (void)score",
      "dropout: the others are not scaled up", "grid:155"),
-    (SCORE, ">= threshold;", "> threshold;", "dropout: one byte in 256 too many", "grid:155"),
+    (DROPOUT, "w_at_least(second, (uint8_t)score->threshold)", "w_at_least(second, (uint8_t)(score->threshold + 1))",
+     "dropout: of half of the keys one byte in 256 too many", "grid:155"),
+    (DROPOUT, "if (skipped && w) line[-1] |= bits[i] << (64 - skipped);", "",
+     "dropout: what lies in two words of keys is dropped", "grid:155"),
     (SCORE, "score->batch_head = (uint32_t)(batch * desc->heads_q + head);", "score->batch_head = (uint32_t)head;",
      "dropout: the same for each sequence", "grid:175"),
     (PREFILL, "exponentials(s, lo, hi, p->max[r], sum); if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);",
@@ -171,7 +174,7 @@ MUTANTS = [
     (BACKWARD_RUN, "fabsf(found - lse) <= bits * fabsf(lse)", "1", "statistics replace an LSE of more keys", "backward_scores"),
     (BACKWARD_RUN, "if (own[row]) to->delta[row]", "if (row < 0) to->delta[row]",
      "few rows: delta is of the forward's P", "backward_scores"),
-    (SOFTMAX, "bound_bias(bias, lo, hi);\n", "",
+    (SOFTMAX, "if (v_hmax(top) > BIAS_MOST) bound_bias(bias, lo, hi);", "",
      "a row masked by the least float is 0", "nan"),
     (DECODE, "if (scale != 1 && fabsf(p->max[r]) > LARGE_MAX) {", "if (0) {", "bf16: scores above 2^30 overflow", "nan"),
     (BACKWARD_RUN, "*max = none ? INFINITY :", "*max = none ? -INFINITY :", "a row without weight has NaN for gradients",
