@@ -160,7 +160,7 @@ def check_shape(name: str, shape: Tuple[int, ...], full: Tuple[int, int, int, in
     hint = ""
     if shape == (batch, keys):
         hint = (f". Two dimensions are (len_q, len_kv): write {name}[:, None, None, :] for the keys of each sequence; "
-                "lens_kv says the same of padding after the keys, and is faster")
+                "attention's lens_kv says the same of padding after the keys, and is faster")
     elif shape == (batch, rows, keys):
         hint = f". Three dimensions are (heads_q, len_q, len_kv): write {name}[:, None] for each sequence's pairs"
     raise _c.InvalidError(f"{name} has shape {shape}; it takes 2 to 4 dimensions that broadcast to (batch, heads_q, "
