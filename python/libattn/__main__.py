@@ -94,7 +94,7 @@ def bench(options: argparse.Namespace) -> int:
                "len_q", "len_kv", "threads", "ms", "tflops", "peer", "peer_ms", "ratio")
     rows: List[Dict[str, Any]] = []
     if options.csv:
-        open(options.csv, "a", encoding="utf-8").close()  # where it cannot be written, that is said before minutes of work
+        open(options.csv, "a", encoding="utf-8").close()  # fails before minutes of measuring, not after them
     print(f"{'N':>6} {'mask':<6} {'ms':>9} {'TFLOP/s':>8}  times of others / ours")
     for length in options.lens:
         options.len, options.len_kv = length, None

@@ -23,7 +23,10 @@ expect() # status, what fails, arguments of script/test
     shift 2
     : >"$temp/log"
     "$temp/script/test" "$@" >"$temp/out" 2>&1 || status=$?
-    [ $status = "$wanted" ] || { echo "script/test $* with '$FAIL' failing: $status, not $wanted" && cat "$temp/out" && exit 1; }
+    [ $status = "$wanted" ] && return
+    echo "script/test $* with '$FAIL' failing: $status, not $wanted"
+    cat "$temp/out"
+    exit 1
 }
 
 for kernel in sm90_bf16_d64_128x128 sm90_fallback_f32; do
