@@ -89,6 +89,7 @@ def _by_mask(mask, given, intervals, blocks, bits, lens, around, k, is_varlen):
             intervals = _torch_masks.intervals_of(mask, *lens, k.shape[0], given["causal"], k.device)
         mask = mask.array
     if mask is not None:
+        masks.check_kind(mask)
         if bits is not None:
             raise _c.InvalidError("mask and bits are both given: they mean the same")
         if not isinstance(mask, Tensor):
