@@ -59,6 +59,8 @@ def kernels_by_name(place):
 @case
 def helps(place):
     check("Commands" in place.run("help").out and place.run("--help").out == place.run("help").out, "help")
+    for words in (["help", "--help"], ["help", "help"], ["help", "-h"], ["--help", "--help"]):
+        check(place.run(*words).out == place.run("help").out, words)
     for command in ("run", "grad", "explain", "check", "bench", "info", "machine", "kernels", "napkin"):
         text = place.run(command, "--help").out
         check(text == place.run("help", command).out and text.startswith("attn " + command), command, "help:", text)
