@@ -106,9 +106,25 @@ static void print_json(const attn_machine *m)
     attn_json_close(&json, '}');
 }
 
+static attn_status fail_at(const char *path, attn_status status)
+{
+    char where[300];
+    snprintf(where, sizeof where, "-o %.200s", path);
+    return status ? attn_fail_in(status, where) : ATTN_OK;
+}
+
+/* Whether a file can be written there: asked before a minute of measuring. */
+static attn_status try_file(const char *path)
+{
+    attn_output output;
+    attn_status status = attn_output_create(&output, path, 1);
+    if (!status) attn_output_discard(&output);
+    return fail_at(path, status);
+}
+
 static attn_status write_file(const char *path, const attn_machine *m)
 {
-    char *text = NULL, where[300];
+    char *text = NULL;
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);
     if (!file) return attn_fail(ATTN_NO_MEMORY, "no memory for a text");
@@ -117,8 +133,7 @@ static attn_status write_file(const char *path, const attn_machine *m)
     attn_status status = fclose(file) ? attn_fail(ATTN_NO_MEMORY, "no memory for a text") : ATTN_OK;
     if (!status) status = attn_output_text(path, text, size);
     free(text);
-    snprintf(where, sizeof where, "-o %.200s", path);
-    return status ? attn_fail_in(status, where) : ATTN_OK;
+    return fail_at(path, status);
 }
 
 static attn_status measure(const values *v, attn_machine *m)
@@ -149,6 +164,7 @@ int attn_cmd_machine(int argc, char **argv)
     if (code != ATTN_OPTIONS_READY) return code;
     if (v.device == ATTN_CUDA && !v.machine && device_open()) return attn_report_failure("machine");
     if (choose(&v, &m)) return attn_report_usage("machine");
+    if (v.output && try_file(v.output)) return attn_report_failure("machine");
     if (v.measure && measure(&v, &m)) return attn_report_failure("machine");
     if (v.output && write_file(v.output, &m)) return attn_report_failure("machine");
     if (v.json)

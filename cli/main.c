@@ -51,9 +51,14 @@ static const attn_entry *find(const char *name)
     return NULL;
 }
 
+static bool asks_help(const char *word)
+{
+    return !strcmp(word, "help") || !strcmp(word, "--help") || !strcmp(word, "-h");
+}
+
 static int help(int argc, char **argv)
 {
-    if (argc == 1) return print_help(stdout);
+    if (argc == 1 || asks_help(argv[1])) return print_help(stdout);
     const attn_entry *wanted = find(argv[1]);
     char word[] = "--help", *words[] = { argv[1], word, NULL };
     return wanted ? wanted->run(2, words) : ATTN_EXIT_USAGE;
@@ -77,8 +82,7 @@ int main(int argc, char **argv)
         printf("attn %s\n", attn_version());
         return finish(ATTN_EXIT_OK);
     }
-    if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
-        return finish(help(argc - 1, argv + 1));
+    if (asks_help(argv[1])) return finish(help(argc - 1, argv + 1));
     if (!strcmp(argv[1], "--manual") && argc == 3) return attn_manual_write(commands, COMMANDS, argv[2]);
     const attn_entry *wanted = find(argv[1]);
     return wanted ? finish(wanted->run(argc - 1, argv + 1)) : ATTN_EXIT_USAGE;

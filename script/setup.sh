@@ -228,6 +228,17 @@ setup()
     return 1
 }
 
+# --help of whichever script this is: the comment that it opens with. Those that include this file stand in script's
+# parent by now, where a relative $0 no longer leads.
+case ${1:-} in
+-h | --help)
+    setup_script=script/${0##*/}
+    [ -f "$setup_script" ] || setup_script=$0
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$setup_script"
+    exit 0
+    ;;
+esac
+
 case ${0##*/} in
 setup.sh) setup "$@" ;;
 esac

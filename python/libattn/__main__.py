@@ -93,6 +93,8 @@ def bench(options: argparse.Namespace) -> int:
     columns = ("suite", "device", "kernel", "pass", "dtype", "head_dim", "mask", "batch", "heads_q", "heads_kv",
                "len_q", "len_kv", "threads", "ms", "tflops", "peer", "peer_ms", "ratio")
     rows: List[Dict[str, Any]] = []
+    if options.csv:
+        open(options.csv, "a", encoding="utf-8").close()  # fails before minutes of measuring, not after them
     print(f"{'N':>6} {'mask':<6} {'ms':>9} {'TFLOP/s':>8}  times of others / ours")
     for length in options.lens:
         options.len, options.len_kv = length, None
@@ -220,21 +222,23 @@ def _parser() -> argparse.ArgumentParser:
     for name, run in (("bench", bench), ("explain", explain)):
         command = commands.add_parser(name, help=run.__doc__)
         command.set_defaults(run=run)
-        command.add_argument("--batch", type=int, default=1)
+        command.add_argument("--batch", type=int, default=1, help="sequences")
         command.add_argument("--heads", type=_heads, default=(8, 8), help="of q, and of k and v where fewer: 32/8")
-        command.add_argument("--dim", type=int, default=64)
+        command.add_argument("--dim", type=int, default=64, help="of q, k and v")
         if run is bench:
-            command.add_argument("--lens", type=int, nargs="+", default=[256, 512, 1024, 2048], metavar="N")
+            command.add_argument("--lens", type=int, nargs="+", default=[256, 512, 1024, 2048], metavar="N",
+                                 help="rows and keys")
             command.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
             command.add_argument("--csv", help="a file for the rows")
         else:
             command.add_argument("--len", type=int, default=1024, help="query rows")
             command.add_argument("--len-kv", type=int, help="keys; as --len if not given")
-            command.add_argument("--dtype", default="float32", choices=list(_c.DTYPES))
-            command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-            command.add_argument("--causal", action="store_true")
+            command.add_argument("--dtype", default="float32", choices=list(_c.DTYPES), help="of q, k and v")
+            command.add_argument("--device", default="cpu", choices=("cpu", "cuda"),
+                                 help="cuda: the GPU of torch's current stream")
+            command.add_argument("--causal", action="store_true", help="a row sees keys up to its own position")
             command.add_argument("--window", type=int, nargs=2, metavar=("LEFT", "RIGHT"), help="keys; -1: unbounded")
-            command.add_argument("--backward", action="store_true")
+            command.add_argument("--backward", action="store_true", help="the gradients, not the forward")
     drawing = commands.add_parser("plot", help=plot.__doc__)
     drawing.set_defaults(run=plot)
     drawing.add_argument("files", nargs="+", metavar="FILE.csv")

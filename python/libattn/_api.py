@@ -143,8 +143,7 @@ def _named(mask: Any, q: Any, k: Any, longest: Optional[Tuple[int, int]], interv
            **given: Any) -> Tuple[Any, Any, Dict[str, Any]]:
     """(mask that is an array, intervals, causal, window, chunk and prefix) of a mask by name and what is given beside."""
     if not isinstance(mask, masks.Mask):
-        if isinstance(mask, masks.Prefix):
-            raise _c.InvalidError("mask is a prefix alone: it is joined to another, as in causal | prefix(lens)")
+        masks.check_kind(mask)
         return mask, intervals, given
     found = masks.options(mask, given)
     if mask.documents:

@@ -207,7 +207,13 @@ def _path() -> str:
 
 
 library_path = _path()
-_lib = ctypes.CDLL(library_path)
+try:
+    _lib = ctypes.CDLL(library_path)
+    _lib.attn_version
+except (OSError, AttributeError) as problem:
+    raise ImportError(f"{library_path} is no libattn.so that loads here: {problem}. The library in the package, or in "
+                      "build/ of its source tree, is taken unless the environment variable LIBATTN_LIBRARY names "
+                      "another") from None
 # What ends a handle keeps the GIL: it may run while an interpreter ends, when a GIL once given up never comes back.
 _ending = ctypes.PyDLL(library_path)
 

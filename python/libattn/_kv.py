@@ -350,8 +350,7 @@ class More(NamedTuple):
 
 def _masks(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: Any) -> Tuple[Any, ...]:
     """causal, window, chunk and prefix with what a mask by name says, and the mask that is an array."""
-    if isinstance(mask, masks.Prefix):
-        raise _c.InvalidError("mask is a prefix alone: it is joined to another, as in causal | prefix(lens)")
+    masks.check_kind(mask)
     found = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
     if isinstance(mask, masks.Mask):
         if mask.documents:

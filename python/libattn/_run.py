@@ -224,7 +224,7 @@ def strides_of(tensor: Layout, name: str) -> Tuple[int, ...]:
     strides = tensor.strides
     if tensor.shape[-1] > 1 and strides[-1] != 1 and 0 not in tensor.shape:
         raise _c.InvalidError(f"{name}: the last dimension must be contiguous; its stride is {strides[-1]} elements "
-                              f"(shape {tensor.shape}). A copy, as of numpy.ascontiguousarray, is")
+                              f"(shape {tensor.shape}). numpy.ascontiguousarray makes a copy that is")
     return (0,) * (4 - len(strides)) + strides[:-1] + (1,)
 
 

@@ -2,6 +2,7 @@
 into the cache that they are given, and torch.ops.libattn.cascade. They have no autograd."""
 from __future__ import annotations
 
+import numbers
 import warnings
 from typing import Any, Optional, Sequence, Tuple, Union
 
@@ -143,10 +144,16 @@ with warnings.catch_warnings():
 # ---- functions -----------------------------------------------------------------------------------
 
 
+_LENGTHS = _options.Kind((numbers.Integral,), "an integer, or a tensor of integers")
+
+
 def _lengths(seqlens: Union[int, Tensor], like: Tensor, cu_lens: Optional[Tensor]) -> Tensor:
     if isinstance(seqlens, Tensor):
         return seqlens
     batch = like.shape[0] if cu_lens is None else cu_lens.shape[0] - 1
+    if not torch.compiler.is_compiling():  # whose graphs have symbols for integers
+        _options.check("cache_seqlens", seqlens, _LENGTHS)
+        seqlens = _options.integer("cache_seqlens", seqlens, 31)
     return torch.full((batch,), seqlens, dtype=torch.int32, device=like.device)
 
 

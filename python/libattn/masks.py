@@ -152,6 +152,15 @@ def by_causal_bias(bias: Any, rows: int, keys: int, causal: Any, window: Any, pr
     return False, (-1, rows - keys)
 
 
+def check_kind(mask: Any) -> None:
+    """Raises for what looks like a mask by name and is none."""
+    if isinstance(mask, Prefix):
+        raise _c.InvalidError("mask is a prefix alone: it is joined to another, as in causal | prefix(lens)")
+    if isinstance(mask, str) or callable(mask):
+        what = repr(mask) if isinstance(mask, str) else f"a {type(mask).__name__}"
+        raise TypeError(f"mask is {what}; it takes an array, or masks by name, such as libattn.masks.causal")
+
+
 def check_shape(name: str, shape: Tuple[int, ...], full: Tuple[int, int, int, int]) -> None:
     """Raises unless a mask of 2 to 4 dimensions broadcasts to (batch, heads_q, len_q, len_kv)."""
     if 2 <= len(shape) <= 4 and all(n in (1, most) for n, most in zip(shape[::-1], full[::-1])):
@@ -160,7 +169,7 @@ def check_shape(name: str, shape: Tuple[int, ...], full: Tuple[int, int, int, in
     hint = ""
     if shape == (batch, keys):
         hint = (f". Two dimensions are (len_q, len_kv): write {name}[:, None, None, :] for the keys of each sequence; "
-                "lens_kv says the same of padding after the keys, and is faster")
+                "attention's lens_kv says the same of padding after the keys, and is faster")
     elif shape == (batch, rows, keys):
         hint = f". Three dimensions are (heads_q, len_q, len_kv): write {name}[:, None] for each sequence's pairs"
     raise _c.InvalidError(f"{name} has shape {shape}; it takes 2 to 4 dimensions that broadcast to (batch, heads_q, "

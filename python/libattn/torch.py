@@ -89,6 +89,7 @@ def _by_mask(mask, given, intervals, blocks, bits, lens, around, k, is_varlen):
             intervals = _torch_masks.intervals_of(mask, *lens, k.shape[0], given["causal"], k.device)
         mask = mask.array
     if mask is not None:
+        masks.check_kind(mask)
         if bits is not None:
             raise _c.InvalidError("mask and bits are both given: they mean the same")
         if not isinstance(mask, Tensor):
@@ -244,6 +245,26 @@ def _leave(reason: str, fallback: Optional[str], calls: int, *arguments: Any) ->
 _HEADS = "query has {} heads and key {}: enable_gqa=True shares them"
 
 
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Raises where they do not fit, in the caller's names and order of dimensions, which the operator does not know."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if 0 in (*tensor.shape[-3:-2], tensor.shape[-1]):
+            raise _c.InvalidError(f"{name} has shape {tuple(tensor.shape)}: heads and dim must be at least 1")
+        if tensor.dtype != query.dtype:
+            raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {query.dtype}, as query is")
+    shapes = f"query has shape {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
+    if query.shape[-1] != key.shape[-1]:
+        raise _c.InvalidError(f"{shapes}: the last dimensions of query and key must be equal")
+    if key.shape[-3:-1] != value.shape[-3:-1]:
+        raise _c.InvalidError(f"{shapes}: heads and rows of key and value must be equal")
+    if enable_gqa and query.dim() > 2 and query.shape[-3] % key.shape[-3]:
+        raise _c.InvalidError(f"{shapes}: heads of query must be a multiple of those of key")
+    try:
+        torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    except RuntimeError:
+        raise _c.InvalidError(f"{shapes}: what precedes their last three dimensions must broadcast") from None
+
+
 def _nested_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback):
     _torch_nested.check_options({"attn_mask": attn_mask})
     (q, k, v), lens = _torch_nested.packed(query, key, value, ("query", "key", "value"), 2)
@@ -299,6 +320,8 @@ def scaled_dot_product_attention(
     reason = _no_fast_kernel(q, v)
     if reason is not None:
         return _leave(reason, fallback, 1, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if not torch.compiler.is_compiling():  # whose graphs get the operator's words
+        _check_shapes(q, k, v, enable_gqa)
     lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     q, k, v = (x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
     q, k, v = (_torch_masks.four(x) if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))

@@ -302,3 +302,12 @@ def test_import_brings_no_torch():
             "print('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env=dict(os.environ)).stdout.strip() == "False"
+
+
+def test_a_library_that_is_none_is_named(tmp_path):
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    for path in (str(text), str(tmp_path / "nowhere.so"), "libm.so.6"):
+        run = subprocess.run([sys.executable, "-c", "import libattn"], capture_output=True, text=True,
+                             env={**os.environ, "LIBATTN_LIBRARY": path})
+        assert run.returncode == 1 and f"ImportError: {path} is no libattn.so" in run.stderr, run.stderr

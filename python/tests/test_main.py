@@ -40,6 +40,12 @@ def test_bench_and_plot(tmp_path, capsys):
     assert "no rows" in capsys.readouterr().err
 
 
+def test_bench_asks_for_its_file_first(tmp_path, capsys):
+    assert main(["bench", "--lens", "64", "--seconds", "0.01", "--csv", str(tmp_path / "none" / "rows.csv")]) == 1
+    said = capsys.readouterr()
+    assert "rows.csv" in said.err and said.out == ""
+
+
 def test_first_steps(tmp_path):
     run = subprocess.run([sys.executable, str(ROOT / "examples/python/first_steps.py"), str(tmp_path / "figure.png")],
                          capture_output=True, text=True, check=True)

@@ -82,6 +82,12 @@ def test_mistakes(make):
             libattn.attention(q, k, v, **options)
     with pytest.raises(libattn.InvalidError, match="cu_lens"):
         libattn.attention_varlen(q[0], k[0], v[0], [0, 9], [0, 13], mask=documents(IDS[0]))
+    for match, mask in (("mask is 'causal'; it takes an array, or masks by name", "causal"),
+                        ("mask is a function; it takes", window)):
+        with pytest.raises(TypeError, match=match):
+            libattn.attention(q, k, v, mask=mask)
+        with pytest.raises(TypeError, match=match):
+            libattn.attention_with_kvcache(q, k, v, cache_seqlens=13, mask=mask)
 
 
 def padding(batch=2, keys=13):
@@ -214,8 +220,11 @@ def test_floats_in_torch(make):
             la.attention(q, k, v, mask=mask)
     with pytest.raises(libattn.InvalidError, match="two places"):
         la.attention(q, k, v, mask=documents(torch.tensor([1] * 5 + [2] * 3 + [1] * 5)))
-    with pytest.raises(TypeError, match="masks by name"):
-        la.attention(q, k, v, mask="causal")
+    for match, mask in (("mask is 'causal'; it takes .* masks by name", "causal"), ("mask is a function", lambda: 0)):
+        with pytest.raises(TypeError, match=match):
+            la.attention(q, k, v, mask=mask)
+    with pytest.raises(libattn.InvalidError, match="prefix alone: it is joined"):
+        la.attention(q, k, v, mask=prefix(torch.tensor([4, 0])))
 
 
 @pytest.mark.parametrize("rows, keys", [(200, 300), (256, 160)])

@@ -290,6 +290,21 @@ def test_sdpa_of_other_dimensions():
     close(la.scaled_dot_product_attention(flat, flat, flat), F.scaled_dot_product_attention(flat, flat, flat))
 
 
+@pytest.mark.parametrize("change, words", [
+    (lambda q, k, v: (q, k[..., :7], v), r"query has shape \(2, 4, 9, 16\), key \(2, 4, 13, 7\) .*last dimensions"),
+    (lambda q, k, v: (q, k[:, :, :5], v), r"key \(2, 4, 5, 16\) and value \(2, 4, 13, 16\): heads and rows"),
+    (lambda q, k, v: (q, k, v[:, :2]), r"value \(2, 2, 13, 16\): heads and rows of key and value"),
+    (lambda q, k, v: (q, k[:, :3], v[:, :3]), r"key \(2, 3, 13, 16\) .*heads of query must be a multiple"),
+    (lambda q, k, v: (q, k[:1].expand(3, -1, -1, -1), v), r"key \(3, 4, 13, 16\) .*must broadcast"),
+    (lambda q, k, v: (q, k[:, :0], v), r"key has shape \(2, 0, 13, 16\): heads and dim"),
+    (lambda q, k, v: (q, k, v.half()), "value is torch.float16, where it takes torch.float32, as query is"),
+])
+def test_sdpa_refuses_in_the_callers_names(change, words):
+    q, k, v = change(*(x.transpose(1, 2) for x in tensors(heads_kv=4)))
+    with pytest.raises(libattn.InvalidError, match=words):
+        la.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
 def test_sdpa_falls_back_on_request_with_one_warning():
     q = torch.randn(1, 2, 5, 8, dtype=torch.float64)
     with pytest.raises(libattn.UnsupportedError, match="float64"):

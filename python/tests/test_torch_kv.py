@@ -210,3 +210,15 @@ def test_mistakes_raise_with_the_message_of_c():
         libattn.attention_with_kvcache(**dict(given, q=given["q"].to("meta")))
     with pytest.raises(TypeError, match="strided"):
         libattn.attention_with_kvcache(**dict(given, k=given["k"].to_sparse()))
+
+
+@pytest.mark.parametrize("lens", ([13, 3], 1.5, True, None, "13", np.array([13, 3]), 2**40))
+def test_lengths_that_are_neither_an_integer_nor_a_tensor(lens):
+    given = problem()
+    given["cache_seqlens"] = lens
+    before = given["k_cache"].clone()
+    with pytest.raises(libattn.InvalidError, match="cache_seqlens is .* it takes an integer"):
+        la.attention_with_kvcache(**given)
+    with pytest.raises(libattn.InvalidError, match="cache_seqlens is .* it takes an integer"):
+        la.append_kvcache(**{name: given[name] for name in ("k", "v", "k_cache", "v_cache", "cache_seqlens", "page_table")})
+    assert torch.equal(before, given["k_cache"])

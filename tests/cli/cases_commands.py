@@ -59,6 +59,8 @@ def kernels_by_name(place):
 @case
 def helps(place):
     check("Commands" in place.run("help").out and place.run("--help").out == place.run("help").out, "help")
+    for words in (["help", "--help"], ["help", "help"], ["help", "-h"], ["--help", "--help"]):
+        check(place.run(*words).out == place.run("help").out, words)
     for command in ("run", "grad", "explain", "check", "bench", "info", "machine", "kernels", "napkin"):
         text = place.run(command, "--help").out
         check(text == place.run("help", command).out and text.startswith("attn " + command), command, "help:", text)
@@ -123,6 +125,8 @@ def machine(place):
     place.refuses(["machine", "--measure", "--machine", "cpu"], 2, "takes no --machine")
     place.refuses(["machine", "--only", "avx2"], 2, "--only needs --measure")
     place.refuses(["machine", "-o", "no/such/place"], 1, "No such file")
+    refused = place.run("machine", "--measure", "--only", "portable_decode", "-o", "no/such/place", code=1)
+    check("No such file" in refused.err and "points" not in refused.err, "it measured first:", refused.err)
     place.run("machine", "--measure", "--only", "no kernel", "-o", "here.machine")
     here = json.loads(place.run("machine", "--machine", "here.machine", "--json").out)
     check(here["machine"] == "measured" and here["units"]["fma"] > 0, here)
