@@ -26,7 +26,8 @@ enum {
     ATTN_BENCH_RUNNERS_MOST = 8,
     ATTN_BENCH_LEVELS = 3,
     ATTN_BENCH_ALTERNATIVES = 16, /* of a plan's strategies */
-    ATTN_BENCH_SEQUENCES = 128
+    ATTN_BENCH_SEQUENCES = 128,
+    ATTN_BENCH_ARRAYS = 16
 };
 
 typedef struct attn_bench_list {
@@ -45,11 +46,12 @@ typedef enum attn_bench_peer {
     ATTN_PEER_FLEX,
     ATTN_PEER_FA3,
     ATTN_PEER_FA4,
-    ATTN_PEER_FLASHINFER
+    ATTN_PEER_FLASHINFER,
+    ATTN_PEER_EFFICIENT
 } attn_bench_peer;
 
-/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4", "flashinfer"; NULL for any other number.
- */
+/* "openblas", "torch", "none", "cudnn", "fa2", "math", "flex", "fa3", "fa4", "flashinfer", "efficient"; NULL for any
+ * other number. */
 const char *attn_bench_peer_name(attn_bench_peer peer);
 
 typedef struct attn_bench_options {
@@ -103,17 +105,25 @@ typedef struct attn_bench_case {
     char baseline_strategy[64];
     bool pages_mixed; /* pages lie in no order */
     attn_bench_kind kind;
-    int sequences; /* lengths: over pages, each sequence's keys; on a GPU besides those of packed sequences, or of
-                      documents back to back; 0: as desc says */
+    int sequences; /* lengths: over pages, each sequence's keys; else those of packed sequences, of documents back to
+                      back, or of the rows and keys that sequences use; 0: as desc says */
     int32_t lens[ATTN_BENCH_SEQUENCES];
+
+    /* features: what it is beside, .dtype = 0 in other suites; and what arrays hold */
+    attn_desc plain;
+    int64_t prefix, first, position; /* of each sequence; position: of its row 0 */
+    double share;                    /* of bits that are set, of blocks that are listed */
+    bool gradients;                  /* of the bias, too */
+    int shift;                       /* bytes by which arrays on a GPU miss a boundary of 16 */
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
 #define ATTN_BENCH_SUITES(line)                                                                 \
     "prefill, threads, decode, bwd, fwdbwd, memory, window, paged, cascade, pool, append," line \
-    "shapes, order, all (these), strategies, tiles, bytes, theorem"
+    "shapes, order, all (these), features, strategies, tiles, bytes, theorem"
 
-/* The suite's bit, all of them but "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other name. */
+/* The suite's bit, all of them but "features", "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other
+ * name. */
 int attn_bench_suite_find(const char *name);
 
 /* The cases of the chosen suites, to be freed. NULL and a message without memory. */
@@ -162,20 +172,34 @@ typedef struct attn_bench_result {
     double flops, kv_bytes, baseline_flops;
     double predicted_seconds, predicted_bytes;
     uint64_t workspace, packed;
-    attn_bench_times subject, peer; /* a median of 0: not measured */
-    const char *peer_name;          /* NULL: none */
-    char peer_form[24];             /* which of its forms was fastest, or "" */
-    double peak, read, read_far;    /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
-    int64_t far_bytes;              /* the footprint of read_far */
-    double limit;                   /* seconds */
-    double launch;                  /* seconds of a graph that only sets 4 bytes; 0: not measured */
-    double megahertz, watts;        /* of a GPU, just after; 0: not known */
+    attn_bench_times subject, peer, plain; /* a median of 0: not measured */
+    double plain_flops;
+    char refused[256];           /* why the library has no plan for it, or "" */
+    const char *peer_name;       /* NULL: none */
+    char peer_form[24];          /* which of its forms was fastest, or "" */
+    double peak, read, read_far; /* FLOP/s, bytes/s over the KV footprint, bytes/s beyond the caches */
+    int64_t far_bytes;           /* the footprint of read_far */
+    double limit;                /* seconds */
+    double launch;               /* seconds of a graph that only sets 4 bytes; 0: not measured */
+    double megahertz, watts;     /* of a GPU, just after; 0: not known */
     attn_bench_footprint memory, peer_memory;
     struct {
         const char *name; /* NULL: not counted */
         double predicted, counted;
     } level[ATTN_BENCH_LEVELS]; /* bytes, from memory inward */
 } attn_bench_result;
+
+/* A case for each feature, beside *like; of some only on a GPU. Returns how many. cases: NULL, or what is filled. */
+int attn_bench_features(const attn_desc *like, attn_bench_pass pass, attn_bench_case *cases);
+
+/* Whether the case is of those. */
+bool attn_bench_is_feature(const attn_bench_case *item);
+
+/* Whether it is and has no plan; result->refused then says why. */
+bool attn_bench_refused(const attn_bench_case *item, attn_bench_result *result);
+
+/* Plain's time for each of its FLOPs over the case's: of as many visible pairs. 0: not measured. */
+double attn_bench_plain_share(const attn_bench_result *result);
 
 /* Runs `calls` calls and returns seconds a call; negative after a failure, which it has reported. */
 typedef struct attn_bench_runner {
@@ -194,11 +218,24 @@ typedef struct attn_bench_tensors {
     float *lse, *sink;
     int32_t *page_table, *lens_kv; /* ATTN_PAGED: pages in order, sequences as long as they may be */
     int64_t q_bytes, k_bytes, v_bytes, o_bytes;
+    attn_args more; /* what else a case takes, in memory of its own */
+    void *own[ATTN_BENCH_ARRAYS];
+    int own_count;
+    double pairs; /* visible, where only arrays say which; 0: as planned */
 } attn_bench_tensors;
 
 /* Pages follow one another as the keys do, so that k and v are those of the problem without pages, too, where their
  * slots divide the keys. */
 bool attn_bench_tensors_init(attn_bench_tensors *tensors, const attn_desc *desc, attn_bench_pass pass);
+
+/* All of a case's: pages as it has them, lengths, masks and changes of scores (contents.c). */
+bool attn_bench_tensors_of(attn_bench_tensors *tensors, const attn_bench_case *item);
+
+/* Over exactly the visible pairs. */
+double attn_bench_tensors_flops(const attn_bench_tensors *tensors, const attn_bench_case *item, double planned);
+
+/* Random normal, or NULL and a message. Large tensors repeat what would take long to draw. */
+void *attn_bench_normal(attn_dtype dtype, int64_t bytes, uint64_t seed);
 
 /* Of a case with lengths of its own: as many keys, in as many pages as these take, in order. */
 void attn_bench_tensors_ragged(attn_bench_tensors *tensors, const attn_bench_case *item);
@@ -299,9 +336,11 @@ typedef struct attn_bench_torch attn_bench_torch;
 attn_bench_torch *attn_bench_torch_start(const char *python, attn_device on, char *text, size_t size);
 void attn_bench_torch_stop(attn_bench_torch *torch);
 
+/* Whether scaled_dot_product_attention on the CPU computes the case. */
+bool attn_bench_torch_takes(const attn_bench_case *item);
+
 /* In *form what computes it, where PyTorch tells: "flash" or "math". */
-bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn_bench_pass pass, char *form,
-                            size_t size);
+bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_bench_case *item, char *form, size_t size);
 double attn_bench_torch_run(void *torch, int calls);
 
 /* backend: "cudnn", ...; fa3: where FlashAttention-3 was built, or NULL. False, and said so, if it does not compute
@@ -422,6 +461,10 @@ void attn_bench_standard_warm_up(void);
 
 void attn_bench_table_header(FILE *file);
 void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *result);
+
+/* What a case has besides the mask: "softcap+dropout". */
+enum { ATTN_BENCH_VARIANT = 96 };
+const char *attn_bench_variant(const attn_bench_case *item, char text[ATTN_BENCH_VARIANT]);
 
 /* (greatest - least) / median. */
 double attn_bench_spread(attn_bench_times times);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "attn_commit.h"
+#include "base/words.h"
 #include "bench/bench.h"
 #include "problem/desc.h"
 
@@ -13,7 +14,7 @@ static const char columns[] = "commit,suite,device,kernel,pass,dtype,head_dim,ma
                               "threads,ms,spread,tflops,gbps,limit_fraction,peer,peer_ms,ratio,predicted_ms,"
                               "predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,peer_counted_bytes,"
                               "level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,"
-                              "level3_counted,dim_v,kv_dtype,page_size,variant";
+                              "level3_counted,dim_v,kv_dtype,page_size,variant,plain_share";
 
 enum {
     CSV_COLUMNS_LEAST = 24,
@@ -30,9 +31,10 @@ static void csv_number(FILE *file, double value, double scale)
     if (value > 0.0 && isfinite(value)) fprintf(file, "%.6g", value * scale);
 }
 
-/* What the mask does not say of the problem: "softcap+dropout". */
-static void csv_variant(FILE *file, const attn_desc *d)
+const char *attn_bench_variant(const attn_bench_case *item, char text[ATTN_BENCH_VARIANT])
 {
+    const attn_desc *d = &item->desc;
+    attn_words w = { text, ATTN_BENCH_VARIANT, 0 };
     static const struct {
         uint32_t flag;
         const char *name;
@@ -41,17 +43,23 @@ static void csv_variant(FILE *file, const attn_desc *d)
         { ATTN_SINK, "sink" },       { ATTN_DROPOUT, "dropout" },     { ATTN_OUT_F32, "out-f32" },
         { ATTN_FIRST_KV, "first" },  { ATTN_POSITIONS, "positions" }, { ATTN_DETERMINISTIC, "deterministic" },
     };
-    bool said = false;
+    text[0] = 0;
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         if (!(d->flags & changes[i].flag)) continue;
-        fprintf(file, "%s%s", said ? "+" : "", changes[i].name);
-        said = true;
+        attn_say(&w, "%s%s", w.length ? "+" : "", changes[i].name);
+        if (changes[i].flag != ATTN_BIAS) continue;
+        attn_say(&w, ":%s%s%s", attn_dtype_name(d->bias_dtype), d->bias_extent[2] == 1 ? ":keys" : "",
+                 d->bias_extent[0] > 1 && d->bias_extent[2] > 1 ? ":batch" : "");
     }
+    if (item->gradients) attn_say(&w, "+gradient");
+    if (item->shift) attn_say(&w, "%soff:%d", w.length ? "+" : "", item->shift);
+    return text;
 }
 
 static void csv_row(FILE *file, const char *machine, const attn_bench_case *item, const attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;
+    char variant[ATTN_BENCH_VARIANT];
     double seconds = r->subject.median;
     fprintf(file, "%s,%s,%s,%s,%s,%s,%lld,%s,%lld,%lld,%lld,%lld,%lld,%d,", ATTN_COMMIT, item->suite, machine,
             r->kernel, attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), (long long)d->dim_qk, item->mask,
@@ -90,7 +98,8 @@ static void csv_row(FILE *file, const char *machine, const attn_bench_case *item
     }
     fprintf(file, ",%lld,%s,%lld,", (long long)(d->dim_v ? d->dim_v : d->dim_qk), attn_dtype_name(d->dtype),
             (long long)d->page_size);
-    csv_variant(file, d);
+    fprintf(file, "%s,", attn_bench_variant(item, variant));
+    csv_number(file, attn_bench_plain_share(r), 1.0);
     fputc('\n', file);
 }
 

@@ -13,7 +13,7 @@
 #include "cuda/driver.h"
 #include "planner/machine.h"
 
-enum { SUBJECT, PEER, LAUNCH, RUNNERS };
+enum { SUBJECT, PEER, LAUNCH, PLAIN, RUNNERS };
 enum { TENSOR_FLOPS = 4096, GRAPHS_MOST = 500 }; /* GRAPHS_MOST: a turn, for overwriting L2 takes longer than they do */
 
 /* Plans of a run: the subject's first, as device_begin_all has it, then its forward; the baseline's, or those of
@@ -23,7 +23,6 @@ enum { MAIN, BEFORE, BASELINE, BASELINE_BEFORE };
 typedef struct bench {
     const attn_bench_case *item;
     attn_bench_tensors tensors;
-    int32_t starts[ATTN_BENCH_SEQUENCES + 1], *intervals; /* of packed sequences; of documents */
     device_run run;
     struct timed {
         const device_run *run;
@@ -32,49 +31,13 @@ typedef struct bench {
     } subject, baseline;
 } bench;
 
-/* ---- the problem --------------------------------------------------------------------------- */
-
-/* Rows and keys as the tensors hold them: packed sequences are one. */
-static attn_desc tensors_of(const attn_desc *desc)
-{
-    attn_desc d = *desc;
-    if (d.flags & ATTN_VARLEN) d.batch = 1, d.len_q = d.total_q, d.len_kv = d.total_kv;
-    return d;
-}
-
-/* Key j of a document is hidden from all rows after its last. */
-static bool fill_intervals(bench *b)
-{
-    const attn_bench_case *item = b->item;
-    b->intervals = calloc((size_t)item->desc.len_kv, sizeof *b->intervals);
-    if (!b->intervals) return attn_bench_fail("out of memory");
-    for (int64_t i = 0, key = 0, end = 0; i < item->sequences; i++)
-        for (end += item->lens[i]; key < end; key++)
-            b->intervals[key] = (int32_t)end;
-    return true;
-}
-
-static bool fill_args(bench *b, attn_args *args)
-{
-    const attn_bench_case *item = b->item;
-    const attn_bench_tensors *t = &b->tensors;
-    if (item->pages_mixed) attn_bench_tensors_mix(&b->tensors, &item->desc);
-    if (item->desc.flags & ATTN_PAGED && item->sequences) attn_bench_tensors_ragged(&b->tensors, item);
-    *args = attn_bench_tensors_args(t);
-    for (int i = 0; i < item->sequences; i++)
-        b->starts[i + 1] = b->starts[i] + item->lens[i];
-    if (item->desc.flags & ATTN_VARLEN) args->cu_lens_q = args->cu_lens_kv = b->starts;
-    if (!(item->desc.flags & ATTN_INTERVALS)) return true;
-    if (!fill_intervals(b)) return false;
-    args->intervals = b->intervals;
-    return true;
-}
-
 /* Over exactly the visible pairs, which a plan does not know where lengths and tables are a run's. */
-static double flops_of(const attn_bench_case *item, double planned)
+static double flops_of(const bench *b, double planned)
 {
+    const attn_bench_case *item = b->item;
     const attn_desc *d = &item->desc;
     double pairs = 0, passes = item->pass == ATTN_BENCH_BOTH ? 3.5 : item->pass == ATTN_BENCH_BACKWARD ? 2.5 : 1;
+    if (attn_bench_is_feature(item)) return attn_bench_tensors_flops(&b->tensors, item, planned);
     if (item->sequences == 0 || item->pass == ATTN_BENCH_DECODE) return attn_bench_decode_flops(item, planned);
     for (int i = 0; i < item->sequences; i++) {
         double len = item->lens[i];
@@ -172,13 +135,12 @@ static int list_plans(const attn_bench_case *item, const attn_bench_library *bes
 
 static bool begin(bench *b, const attn_bench_case *item, const attn_bench_library *beside)
 {
-    attn_desc shape = tensors_of(&item->desc);
-    attn_args args;
     device_plan plans[DEVICE_PLANS];
     int count = list_plans(item, beside, plans);
-    b->item = item;
-    if (!attn_bench_tensors_init(&b->tensors, &shape, item->pass) || !fill_args(b, &args)) return false;
-    if (device_begin_all(&b->run, plans, count, NULL, &args, 0)) return attn_bench_fail("%s", attn_error());
+    *b = (bench){ .item = item };
+    if (!attn_bench_tensors_of(&b->tensors, item)) return false;
+    attn_args args = attn_bench_tensors_args(&b->tensors);
+    if (device_begin_all(&b->run, plans, count, NULL, &args, item->shift)) return attn_bench_fail("%s", attn_error());
     bool graph = item->pass == ATTN_BENCH_DECODE;
     b->subject = (struct timed){ &b->run, { MAIN }, 1, graph };
     b->baseline = (struct timed){ &b->run, { BASELINE }, 1, graph };
@@ -203,7 +165,7 @@ static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], a
     snprintf(result->kernel, sizeof result->kernel, "%s", info.kernel);
     snprintf(result->isa, sizeof result->isa, "%s", info.isa);
     result->splits = info.splits;
-    result->flops = flops_of(b->item, info.flops + before.flops);
+    result->flops = flops_of(b, info.flops + before.flops);
     result->predicted_seconds = info.seconds + before.seconds;
     result->predicted_bytes = info.memory_bytes + before.memory_bytes;
     result->workspace = b->run.workspace_size;
@@ -215,6 +177,13 @@ static void fill_result(const bench *b, const attn_bench_times times[RUNNERS], a
     result->launch = times[LAUNCH].median;
     result->kv_bytes = attn_bench_kv_bytes(b->item), result->read = attn_bench_gpu_read();
     result->limit = fmax(result->limit, result->kv_bytes / result->read);
+}
+
+static void fill_plain(const bench *plain, attn_bench_times times, attn_bench_result *result)
+{
+    attn_plan_info info;
+    attn_plan_get_info(plain->run.plan, &info);
+    result->plain = times, result->plain_flops = info.flops;
 }
 
 /* What lies on the GPU beside what PyTorch at its highest allocates there. */
@@ -236,30 +205,34 @@ static bool measure_memory(const attn_bench_options *options, const bench *b, co
 bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_case *item,
                             const attn_bench_peers *peers, attn_bench_result *result)
 {
-    static bench b;
+    static bench b, plain;
+    const attn_bench_case plain_item = { .suite = item->suite, .pass = item->pass, .desc = item->plain };
     attn_bench_runner runners[RUNNERS] = { { NULL, NULL } };
     attn_bench_times times[RUNNERS] = { { 0, 0, 0 } };
-    b = (bench){ .item = item };
     *result = (attn_bench_result){ 0 };
     if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
     if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
     if (item->kind == ATTN_BENCH_CASCADE) return attn_bench_cascade(options, item, peers, result);
     if (item->kind == ATTN_BENCH_APPEND) return attn_bench_append(options, item, result);
-    bool begun = begin(&b, item, peers->library), done = begun;
+    bool beside = attn_bench_is_feature(item) && begin(&plain, &plain_item, NULL);
+    bool begun = beside == attn_bench_is_feature(item) && begin(&b, item, peers->library), done = begun;
     if (begun && item->kind == ATTN_BENCH_MEMORY) {
         done = measure_memory(options, &b, peers, result);
     } else if (begun) {
         runners[SUBJECT] = (attn_bench_runner){ run_timed, &b.subject };
         add_peer(options, &b, peers, &runners[PEER], result);
+        if (beside) runners[PLAIN] = (attn_bench_runner){ run_timed, &plain.subject };
         if (b.subject.graph) runners[LAUNCH] = (attn_bench_runner){ run_launch, NULL };
         done = attn_bench_take_turns(options, runners, times, RUNNERS);
         device_state(&result->megahertz, &result->watts);
     }
     if (begun) {
         fill_result(&b, times, result);
+        if (beside) fill_plain(&plain, times[PLAIN], result);
         if (device_end(&b.run, false)) done = attn_bench_fail("%s", attn_error());
     }
-    free(b.intervals);
+    if (beside && device_end(&plain.run, false)) done = attn_bench_fail("%s", attn_error());
     attn_bench_tensors_free(&b.tensors);
+    attn_bench_tensors_free(&plain.tensors);
     return done;
 }

@@ -182,6 +182,23 @@ static void decode(grid *g, attn_dtype dtype)
         }
 }
 
+/* Two sequences of 4096 rows. */
+static void features(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } }, usual_lens = { 1, { 4096 } };
+    static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };
+    const attn_bench_options *o = g->options;
+    const attn_bench_list *dims = list_or(&o->dims, &usual_dims), *lens = list_or(&o->lens, &usual_lens);
+    for (int d = 0; d < (o->smoke ? 1 : dims->count); d++)
+        for (int n = 0; n < lens->count; n++)
+            for (int i = 0; i < 2; i++) {
+                bool tiny = o->smoke && !o->lens.count;
+                attn_desc like = describe(g, dtype, tiny ? 128 : lens->values[n], dims->values[d]);
+                like.batch = 2;
+                g->count += attn_bench_features(&like, passes[i], g->cases ? g->cases + g->count : NULL);
+            }
+}
+
 /* The point's plan against itself without each of its strategies. */
 static void add_alternatives(grid *g, attn_bench_pass pass, const char *mask, attn_desc desc)
 {
@@ -349,6 +366,7 @@ static void walk(grid *g)
         if (wants(g, "cascade")) cascade(g, dtype);
         if (wants(g, "append")) append(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);
+        if (wants(g, "features")) features(g, dtype);
         if (wants(g, "strategies")) strategies(g, dtype);
         if (wants(g, "tiles")) tiles(g, dtype);
         if (wants(g, "bytes")) bytes(g, dtype);

@@ -7,11 +7,11 @@
 #include "bench/bench.h"
 #include "base/detect.h"
 
-enum { SUBJECT, PEAK, READ, READ_FAR, PEER, RUNNERS };
+enum { SUBJECT, PEAK, READ, READ_FAR, PEER, PLAIN, RUNNERS };
 
 typedef struct bench {
-    attn_bench_tensors tensors;
-    attn_bench_subject subject, baseline;
+    attn_bench_tensors tensors, plain_tensors;
+    attn_bench_subject subject, baseline, plain;
     attn_bench_limit *peak, *read, *read_far;
     attn_bench_openblas *openblas;
     attn_bench_runner runners[RUNNERS];
@@ -77,12 +77,11 @@ static bool add_peer(bench *b, const attn_bench_case *item, const attn_bench_pee
         *runner = (attn_bench_runner){ attn_bench_subject_run, &b->baseline };
         result->peer_name = item->baseline_name;
         result->baseline_flops = b->baseline.info.flops;
-    } else if (peers->torch && !(desc->flags & ATTN_CAUSAL && desc->len_q != desc->len_kv)) {
-        if (!attn_bench_torch_setup(peers->torch, desc, item->pass, result->peer_form, sizeof result->peer_form))
-            return false;
+    } else if (peers->torch && attn_bench_torch_takes(item)) {
+        if (!attn_bench_torch_setup(peers->torch, item, result->peer_form, sizeof result->peer_form)) return false;
         *runner = (attn_bench_runner){ attn_bench_torch_run, peers->torch };
         result->peer_name = "torch";
-    } else if (peers->openblas && desc->dtype == ATTN_F32) {
+    } else if (peers->openblas && desc->dtype == ATTN_F32 && !attn_bench_is_feature(item)) {
         if (attn_bench_subject_run(&b->subject, 1) < 0.0) return false;
         b->openblas = attn_bench_openblas_create(desc, item->pass, &b->tensors, attn_bench_simd_of(b->subject.isa));
         if (!b->openblas) return false;
@@ -91,6 +90,14 @@ static bool add_peer(bench *b, const attn_bench_case *item, const attn_bench_pee
         attn_bench_openblas_form(b->openblas, result->peer_form, sizeof result->peer_form);
     }
     return true;
+}
+
+static bool add_plain(bench *b, const attn_bench_case *item)
+{
+    if (!attn_bench_is_feature(item)) return true;
+    b->runners[PLAIN] = (attn_bench_runner){ attn_bench_subject_run, &b->plain };
+    return attn_bench_tensors_init(&b->plain_tensors, &item->plain, item->pass) &&
+           attn_bench_subject_init(&b->plain, &item->plain, item->pass, &b->plain_tensors);
 }
 
 static double rate(const attn_bench_limit *limit, attn_bench_times times)
@@ -105,7 +112,9 @@ static void fill_result(const bench *b, const attn_bench_case *item, const attn_
     snprintf(result->kernel, sizeof result->kernel, "%s", info->kernel);
     snprintf(result->isa, sizeof result->isa, "%s", info->isa);
     result->splits = info->splits;
-    result->flops = attn_bench_decode_flops(item, info->flops);
+    result->flops = attn_bench_is_feature(item) ? attn_bench_tensors_flops(&b->tensors, item, info->flops)
+                                                : attn_bench_decode_flops(item, info->flops);
+    result->plain = times[PLAIN], result->plain_flops = b->plain.info.flops;
     if (item->pass == ATTN_BENCH_DECODE) result->kv_bytes = attn_bench_kv_bytes(item);
     result->predicted_seconds = info->seconds;
     result->predicted_bytes = info->memory_bytes;
@@ -128,7 +137,9 @@ static void bench_free(bench *b)
     attn_bench_limit_free(b->read_far);
     attn_bench_subject_free(&b->subject);
     attn_bench_subject_free(&b->baseline);
+    attn_bench_subject_free(&b->plain);
     attn_bench_tensors_free(&b->tensors);
+    attn_bench_tensors_free(&b->plain_tensors);
 }
 
 bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
@@ -148,12 +159,10 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
         done = attn_bench_subject_plan(&b.subject, &item->desc, item->pass) &&
                (item->kind == ATTN_BENCH_PLANNED ||
                 attn_bench_memory(item, peers, b.subject.info.workspace_bytes, result));
-    } else if (attn_bench_tensors_init(&b.tensors, &item->desc, item->pass) &&
+    } else if (attn_bench_tensors_of(&b.tensors, item) &&
                attn_bench_subject_init(&b.subject, &item->desc, item->pass, &b.tensors)) {
-        if (item->pages_mixed) attn_bench_tensors_mix(&b.tensors, &item->desc);
-        if (item->sequences) attn_bench_tensors_ragged(&b.tensors, item);
         b.runners[SUBJECT] = (attn_bench_runner){ attn_bench_subject_run, &b.subject };
-        done = add_limits(&b, options, item, result) && add_peer(&b, item, peers, result) &&
+        done = add_limits(&b, options, item, result) && add_peer(&b, item, peers, result) && add_plain(&b, item) &&
                attn_bench_take_turns(options, b.runners, times, RUNNERS);
     }
     if (done) fill_result(&b, item, times, result);

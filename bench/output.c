@@ -71,11 +71,17 @@ static void levels_row(FILE *file, const attn_bench_result *r)
 void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;
-    char heads[32], peer[72], text[ATTN_NUMBER_TEXT];
+    char heads[32], peer[72], text[ATTN_NUMBER_TEXT], variant[ATTN_BENCH_VARIANT];
+    attn_bench_variant(item, variant);
     snprintf(heads, sizeof heads, d->heads_q == d->heads_kv ? "%lld" : "%lld/%lld", (long long)d->heads_q,
              (long long)d->heads_kv);
     fprintf(file, "%-10s %-4s %4lld %-19s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
             (long long)d->dim_qk, item->mask, heads, (long long)d->len_kv, d->threads, r->kernel);
+    if (r->refused[0]) {
+        fprintf(file, "%s%s, %s refused: %s\n", variant, variant[0] ? "," : "", attn_bench_pass_name(item->pass),
+                r->refused);
+        return;
+    }
     if (item->kind == ATTN_BENCH_MEMORY) {
         memory_row(file, r);
         return;
@@ -117,6 +123,9 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
             fprintf(file, "predicted %+.1f %%, ", 100 * (r->predicted_seconds / r->subject.median - 1));
         fprintf(file, "a graph that sets 4 bytes %.3g us\n", 1e6 * r->launch);
     }
+    if (r->plain.median > 0.0)
+        fprintf(file, "        %s%sof as many visible pairs plain takes %.3f of the time\n", variant,
+                variant[0] ? ": " : "", attn_bench_plain_share(r));
     if (r->watts > 0.0) fprintf(file, "        just after: %.0f MHz, %.0f W\n", r->megahertz, r->watts);
     if (r->read_far > 0.0)
         fprintf(file,
@@ -139,9 +148,21 @@ static void json_number(FILE *file, const char *name, double value)
         fprintf(file, ", \"%s\": null", name);
 }
 
+/* Why the library refuses a case: its messages have no control characters. */
+static void json_refused(FILE *file, const char *why)
+{
+    fputs(", \"refused\": \"", file);
+    for (; *why; why++) {
+        if (*why == '"' || *why == '\\') fputc('\\', file);
+        fputc(*why, file);
+    }
+    fputc('"', file);
+}
+
 void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;
+    char variant[ATTN_BENCH_VARIANT];
     fprintf(file, "{\"commit\": \"%s\", \"suite\": \"%s\", \"pass\": \"%s\", \"dtype\": \"%s\", \"mask\": \"%s\", ",
             ATTN_COMMIT, item->suite, attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype), item->mask);
     fprintf(file, "\"isa\": \"%s\", \"kernel\": \"%s\", \"splits\": %d, \"threads\": %d, ", r->isa, r->kernel,
@@ -153,6 +174,8 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
             "\"dim_qk\": %lld, \"dim_v\": %lld, \"flops\": %.0f, \"workspace_bytes\": %llu, \"packed_kv_bytes\": %llu",
             (long long)d->dim_qk, (long long)d->dim_v, r->flops, (unsigned long long)r->workspace,
             (unsigned long long)r->packed);
+    fprintf(file, ", \"variant\": \"%s\"", attn_bench_variant(item, variant));
+    if (r->refused[0]) json_refused(file, r->refused);
     json_number(file, "kv_bytes", r->kv_bytes);
     json_number(file, "seconds", r->subject.median);
     json_number(file, "seconds_min", r->subject.min);
@@ -171,6 +194,10 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
     json_number(file, "peer_seconds_min", r->peer.min);
     json_number(file, "peer_seconds_max", r->peer.max);
     json_number(file, "ratio", attn_bench_ratio(item, r));
+    json_number(file, "plain_seconds", r->plain.median);
+    json_number(file, "plain_seconds_min", r->plain.min);
+    json_number(file, "plain_flops", r->plain_flops);
+    json_number(file, "plain_share", attn_bench_plain_share(r));
     json_number(file, "peak_bytes", r->memory.peak);
     json_number(file, "counted_bytes", r->memory.counted);
     json_number(file, "peer_peak_bytes", r->peer_memory.peak);

@@ -242,6 +242,17 @@ static void append(grid *g, const char *name, const point *p)
         attn_bench_appends(add(g, name, ATTN_BENCH_KV, "", describe(g, p, 32, 8, 1)), i);
 }
 
+/* Heads enough for groups of four, and beside them one for all. */
+static void features(grid *g, const char *name, const point *p)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BACKWARD };
+    attn_desc like = describe_square(g, p, 8);
+    (void)name;
+    like.batch = g->options->smoke ? 2 : 1;
+    for (int i = 0; i < 2; i++)
+        g->count += attn_bench_features(&like, passes[i], g->cases ? g->cases + g->count : NULL);
+}
+
 static const suite suites[] = {
     { "prefill", prefill, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96, 160 }, 8192 },
     { "threads", threads_over_one, { ATTN_F32 }, { 64, 128 }, { 2048, 4096 }, { 160 }, 0 },
@@ -257,13 +268,14 @@ static const suite suites[] = {
     { "append", append, { ATTN_BF16 }, { 128 }, { 64, 1024, 8192 }, { 64 }, 32768 },
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },
+    { "features", features, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 1024 }, { 96 }, 0 },
     { .name = "strategies" },
     { "tiles", tiles, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { "bytes", bytes, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { "theorem", theorem, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 8192, 32768 }, { 512 }, 0 },
 };
 
-enum { SUITES = sizeof suites / sizeof *suites, APART = 4 }; /* APART: the last ones, that "all" leaves out */
+enum { SUITES = sizeof suites / sizeof *suites, APART = 5 }; /* APART: the last ones, that "all" leaves out */
 
 int attn_bench_suite_find(const char *name)
 {

@@ -37,8 +37,7 @@ static void fill_normal(attn_dtype dtype, void *to, int64_t count, uint64_t stat
     }
 }
 
-/* Large tensors repeat what would take long to draw. */
-static void *normal(attn_dtype dtype, int64_t bytes, uint64_t seed)
+void *attn_bench_normal(attn_dtype dtype, int64_t bytes, uint64_t seed)
 {
     enum { DRAWN = (1 << 20) - 3 };
     char *to = attn_bench_alloc(bytes);
@@ -76,7 +75,7 @@ int64_t attn_bench_tensors_bytes(const attn_desc *desc, attn_bench_pass pass)
 static bool init_backward(attn_bench_tensors *t, const attn_desc *desc)
 {
     t->lse = attn_bench_alloc(lse_bytes(desc));
-    t->grad_o = normal(desc->dtype, t->o_bytes, 4);
+    t->grad_o = attn_bench_normal(desc->dtype, t->o_bytes, 4);
     t->grad_q = attn_bench_alloc(t->q_bytes);
     t->grad_k = attn_bench_alloc(t->k_bytes);
     t->grad_v = attn_bench_alloc(t->v_bytes);
@@ -122,33 +121,26 @@ void attn_bench_tensors_mix(attn_bench_tensors *t, const attn_desc *desc)
 bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_bench_pass pass)
 {
     *t = sizes(desc);
-    t->q = normal(desc->dtype, t->q_bytes, 1);
-    t->k = normal(desc->dtype, t->k_bytes, 2);
-    t->v = normal(desc->dtype, t->v_bytes, 3);
+    t->q = attn_bench_normal(desc->dtype, t->q_bytes, 1);
+    t->k = attn_bench_normal(desc->dtype, t->k_bytes, 2);
+    t->v = attn_bench_normal(desc->dtype, t->v_bytes, 3);
     t->o = attn_bench_alloc(t->o_bytes);
     bool good = t->q && t->k && t->v && t->o;
     if (good && pass >= ATTN_BENCH_BACKWARD) good = init_backward(t, desc);
     if (good && desc->flags & ATTN_PAGED) good = init_pages(t, desc);
     if (good && desc->flags & ATTN_SINK)
-        good = (t->sink = normal(ATTN_F32, desc->heads_q * (int64_t)sizeof *t->sink, 6)) != NULL;
+        good = (t->sink = attn_bench_normal(ATTN_F32, desc->heads_q * (int64_t)sizeof *t->sink, 6)) != NULL;
     if (!good) attn_bench_tensors_free(t);
     return good;
 }
 
 attn_args attn_bench_tensors_args(const attn_bench_tensors *t)
 {
-    return (attn_args){ .q = t->q,
-                        .k = t->k,
-                        .v = t->v,
-                        .o = t->o,
-                        .lse = t->lse,
-                        .sink = t->sink,
-                        .lens_kv = t->lens_kv,
-                        .page_table = t->page_table,
-                        .grad_o = t->grad_o,
-                        .grad_q = t->grad_q,
-                        .grad_k = t->grad_k,
-                        .grad_v = t->grad_v };
+    attn_args args = t->more;
+    args.q = t->q, args.k = t->k, args.v = t->v, args.o = t->o, args.lse = t->lse, args.sink = t->sink;
+    args.grad_o = t->grad_o, args.grad_q = t->grad_q, args.grad_k = t->grad_k, args.grad_v = t->grad_v;
+    if (t->page_table) args.lens_kv = t->lens_kv, args.page_table = t->page_table;
+    return args;
 }
 
 void attn_bench_tensors_free(attn_bench_tensors *t)
@@ -157,5 +149,7 @@ void attn_bench_tensors_free(attn_bench_tensors *t)
                           t->grad_q, t->grad_k, t->grad_v, t->page_table, t->lens_kv, t->sink };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
+    for (int i = 0; i < t->own_count; i++)
+        free(t->own[i]);
     *t = (attn_bench_tensors){ 0 };
 }

@@ -120,13 +120,46 @@ static bool failed(attn_bench_torch *torch)
     return attn_bench_fail("PyTorch: %s", torch->line[0] ? torch->line : "the process has ended");
 }
 
-bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_desc *desc, attn_bench_pass pass, char *form,
-                            size_t size)
+bool attn_bench_torch_takes(const attn_bench_case *item)
 {
-    fprintf(torch->requests, "setup %s %s %lld %lld %lld %lld %lld %lld %lld %d %d\n", attn_bench_pass_name(pass),
+    const attn_desc *d = &item->desc;
+    bool features = d->flags & ~(uint32_t)(ATTN_CAUSAL | ATTN_BIAS | ATTN_BITS | ATTN_DROPOUT) || d->bits_keys;
+    bool corner = d->flags & ATTN_CAUSAL && d->len_q != d->len_kv;
+    return !corner && !(attn_bench_is_feature(item) && features);
+}
+
+/* What a case has besides the mask that a request names, as words. */
+static void ask_features(FILE *requests, const attn_bench_case *item)
+{
+    const attn_desc *d = &item->desc;
+    const int64_t *e = d->bias_extent;
+    const uint32_t places = ATTN_FIRST_KV | ATTN_POSITIONS | ATTN_LENS_Q;
+    if (!attn_bench_is_feature(item)) return;
+    if (!(d->flags & ATTN_CAUSAL)) fprintf(requests, " full=1");
+    if (d->flags & ATTN_WINDOW) fprintf(requests, " window=%lld", (long long)d->window_left);
+    if (d->flags & ATTN_CHUNK) fprintf(requests, " chunk=%lld", (long long)d->chunk);
+    if (d->flags & ATTN_PREFIX) fprintf(requests, " prefix=%lld", (long long)item->prefix);
+    if (d->flags & ATTN_BITS)
+        fprintf(requests, " bits=%g:%lld:%lld", item->share, (long long)d->bits_batch, (long long)d->bits_heads);
+    if (d->flags & ATTN_BLOCKS) fprintf(requests, " blocks=%lld:%g", (long long)d->block_rows, item->share);
+    if (d->flags & ATTN_SOFTCAP) fprintf(requests, " softcap=%g", (double)d->softcap);
+    if (d->flags & ATTN_ALIBI) fprintf(requests, " alibi=1");
+    if (d->flags & ATTN_DROPOUT) fprintf(requests, " dropout=%g", (double)d->dropout_p);
+    if (d->flags & ATTN_BIAS)
+        fprintf(requests, " bias=%s:%lld:%lld:%lld:%lld:%d", attn_dtype_name(d->bias_dtype), (long long)e[0],
+                (long long)e[1], (long long)e[2], (long long)e[3], item->gradients);
+    if (d->flags & places || d->bits_keys || item->shift) fprintf(requests, " places=1");
+}
+
+bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_bench_case *item, char *form, size_t size)
+{
+    const attn_desc *desc = &item->desc;
+    fprintf(torch->requests, "setup %s %s %lld %lld %lld %lld %lld %lld %lld %d %d", attn_bench_pass_name(item->pass),
             attn_dtype_name(desc->dtype), (long long)desc->batch, (long long)desc->heads_q, (long long)desc->heads_kv,
             (long long)desc->len_q, (long long)desc->len_kv, (long long)desc->dim_qk, (long long)desc->dim_v,
             (desc->flags & ATTN_CAUSAL) != 0, desc->threads);
+    ask_features(torch->requests, item);
+    fputc('\n', torch->requests);
     fflush(torch->requests);
     torch->line[0] = 0;
     if (!answer(torch) || strncmp(torch->line, "ok ", 3) != 0) return failed(torch);
@@ -154,6 +187,7 @@ bool attn_bench_torch_setup_gpu(attn_bench_torch *torch, const char *backend, co
         fprintf(torch->requests, d->flags & ATTN_VARLEN ? "packed" : "apart");
     for (int i = 0; i < item->sequences; i++)
         fprintf(torch->requests, " %d", (int)item->lens[i]);
+    ask_features(torch->requests, item);
     fputc('\n', torch->requests);
     fflush(torch->requests);
     torch->line[0] = 0;

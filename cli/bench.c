@@ -112,6 +112,8 @@ static void hide_progress(void)
 /* What --smoke asks: is every figure there and a number? */
 static bool sound(const attn_bench_case *item, const attn_bench_result *r)
 {
+    if (r->refused[0]) return true;
+    if (attn_bench_is_feature(item) && !(attn_bench_plain_share(r) > 0.0)) return false;
     if (item->kind == ATTN_BENCH_PLANNED) return r->workspace > 0;
     if (item->kind == ATTN_BENCH_THEOREM) return r->level[0].counted > 0.0;
     if (item->kind == ATTN_BENCH_MEMORY) return r->memory.peak > 0.0 && r->peer_memory.counted > 0.0;
@@ -147,6 +149,7 @@ static bool measure(const attn_bench_options *o, const attn_bench_case *item, co
                     attn_bench_result *result)
 {
     *result = (attn_bench_result){ 0 };
+    if (attn_bench_refused(item, result)) return true;
     bool good = (o->on == ATTN_CUDA ? attn_bench_gpu_measure : attn_bench_measure)(o, item, peers, result);
     hide_progress();
     if (good && o->smoke && !sound(item, result))
@@ -162,9 +165,52 @@ static void show(const attn_bench_options *o, const attn_bench_case *item, const
     fflush(stdout);
 }
 
+/* ---- the slowest ------------------------------------------------------------------------------------ */
+
+enum { SLOWEST = 10 };
+
+/* Features by their share of plain, the least first. */
+typedef struct slowest {
+    int count, all;
+    struct slow {
+        const attn_bench_case *item;
+        double share;
+    } list[SLOWEST];
+} slowest;
+
+static void note_share(slowest *s, const attn_bench_case *item, const attn_bench_result *r)
+{
+    double share = attn_bench_plain_share(r);
+    if (!(share > 0.0)) return;
+    int at = s->count;
+    for (; at > 0 && s->list[at - 1].share > share; at--)
+        if (at < SLOWEST) s->list[at] = s->list[at - 1];
+    if (at < SLOWEST) s->list[at] = (struct slow){ item, share };
+    if (s->count < SLOWEST) s->count++;
+    s->all++;
+}
+
+static void show_slowest(FILE *notes, const slowest *s)
+{
+    if (s->count) fprintf(notes, "the slowest of %d, in shares of plain's speed over as many visible pairs:\n", s->all);
+    for (int i = 0; i < s->count; i++) {
+        char variant[ATTN_BENCH_VARIANT], text[ATTN_NUMBER_TEXT];
+        const attn_bench_case *item = s->list[i].item;
+        const attn_desc *d = &item->desc;
+        attn_bench_variant(item, variant);
+        fprintf(notes, "%8s  %s %s, dims %lld and %lld, %lld heads over %lld, %s%s%s",
+                attn_number_text(s->list[i].share, text), attn_bench_pass_name(item->pass), attn_dtype_name(d->dtype),
+                (long long)d->dim_qk, (long long)d->dim_v, (long long)d->heads_q, (long long)d->heads_kv, item->mask,
+                variant[0] ? ", " : "", variant);
+        if (d->threads) fprintf(notes, ", threads %d", d->threads);
+        fputc('\n', notes);
+    }
+}
+
 /* Measures the cases, each beside its peers one after the other, and keeps each result at once: what ends it midway
  * loses none. Returns whether there is one of all. */
-static bool walk(const attn_bench_options *o, const attn_bench_peers *peers, const attn_bench_case *cases, int count)
+static bool walk(const attn_bench_options *o, const attn_bench_peers *peers, const attn_bench_case *cases, int count,
+                 slowest *slow)
 {
     bool all = true;
     int rows = 0;
@@ -184,7 +230,8 @@ static bool walk(const attn_bench_options *o, const attn_bench_peers *peers, con
                 all = false;
             } else if (result.peer_name || !of_case) { /* a row without a peer is no news after another one */
                 show(o, &cases[i], &result, rows == 0);
-                if (!keep(o, &cases[i], &result, 1)) return false;
+                if (!of_case) note_share(slow, &cases[i], &result);
+                if (!result.refused[0] && !keep(o, &cases[i], &result, 1)) return false;
                 rows++, of_case++;
             }
         }
@@ -219,8 +266,10 @@ static int measure_all(const attn_bench_options *o, const attn_bench_case *cases
     else
         attn_bench_table_header(stdout);
     fflush(stdout);
-    bool all = walk(o, &peers, cases, count);
+    slowest slow = { 0 };
+    bool all = walk(o, &peers, cases, count, &slow);
     if (o->json) printf("\n]}\n");
+    show_slowest(notes, &slow);
     attn_bench_torch_stop(peers.torch);
     attn_bench_library_free(peers.library);
     return all ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;

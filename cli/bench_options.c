@@ -88,8 +88,8 @@ static attn_status parse_dtypes(const char *text, void *value)
 
 const char *attn_bench_peer_name(attn_bench_peer peer)
 {
-    static const char *const names[] = { "openblas", "torch", "none", "cudnn", "fa2",
-                                         "math",     "flex",  "fa3",  "fa4",   "flashinfer" };
+    static const char *const names[] = { "openblas", "torch", "none", "cudnn",      "fa2",      "math",
+                                         "flex",     "fa3",   "fa4",  "flashinfer", "efficient" };
     return (unsigned)peer < sizeof names / sizeof *names ? names[peer] : NULL;
 }
 
@@ -99,8 +99,8 @@ static attn_status parse_peer(const char *text, void *value)
         if (strcmp(text, attn_bench_peer_name((attn_bench_peer)i)) == 0)
             return *(attn_bench_peer *)value = (attn_bench_peer)i, ATTN_OK;
     return attn_fail(ATTN_INVALID,
-                     "takes openblas, torch or none; on a GPU cudnn, fa2, math, flex, fa3, fa4, flashinfer "
-                     "or none");
+                     "takes openblas, torch or none; on a GPU cudnn, fa2, efficient, math, flex, fa3, fa4, "
+                     "flashinfer or none");
 }
 
 static attn_status take_peer(void *list, const void *value)
@@ -146,8 +146,8 @@ static const attn_option options[] = {
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
     { "peer", 0, "LIST", parse_peers, AT(peers),
-      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, math, flex, fa3, fa4, flashinfer, all "
-      "through\nPyTorch, none (cudnn); of several each takes its turn\nbeside each case" },
+      "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, efficient, math, flex, fa3, fa4,\n"
+      "flashinfer, all through PyTorch, none (cudnn); of several\neach takes its turn beside each case" },
     { "peer-library", 0, "FILE", attn_parse_text, AT(peer_library),
       "another build of libattn as the peer, both in this process: the shared library" },
     { "fa3", 0, "PATH", attn_parse_text, AT(fa3), "for --peer fa3: the folder of a built flash_attn_interface" },
@@ -190,6 +190,7 @@ static const attn_command command = {
     "  attn bench --suite decode --threads 2 --dtype bf16\n"
     "  attn bench --device cuda --csv bench/results/h200.csv  forward on a GPU against cuDNN\n"
     "  attn bench --device cuda --suite bwd,fwdbwd,shapes,window --peer cudnn,flex\n"
+    "  attn bench --device cuda --suite features --peer cudnn,fa2,efficient,flex\n"
     "  attn bench --device cuda --suite decode --peer flashinfer --pause 0.25\n",
 };
 

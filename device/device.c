@@ -9,10 +9,13 @@
 
 enum { GAP = 512, ALIGN = 256 };
 
-/* One piece of memory that serves all runs, one after another, and grows. */
+/* Pieces of memory, one for each run at a time; each serves run after run, and grows. */
 static const attn_cuda_driver *driver;
-static CUdeviceptr memory;
-static uint64_t memory_size;
+static struct piece {
+    CUdeviceptr memory;
+    uint64_t size;
+    bool taken;
+} pieces[DEVICE_RUNS];
 
 attn_status device_open(void)
 {
@@ -25,22 +28,32 @@ attn_status device_open(void)
     return result ? attn_cuda_fail(result, "the first GPU") : ATTN_OK;
 }
 
-static attn_status reserve(uint64_t size)
+static attn_status reserve(device_run *r)
 {
-    if (size > memory_size) {
-        if (memory) driver->cuMemFree(memory);
-        memory = 0, memory_size = 0;
-        CUresult result = driver->cuMemAlloc(&memory, size);
+    while (r->piece < DEVICE_RUNS && pieces[r->piece].taken)
+        r->piece++;
+    if (r->piece == DEVICE_RUNS) return attn_fail(ATTN_INVALID, "a GPU takes %d runs at a time", DEVICE_RUNS);
+    struct piece *p = &pieces[r->piece];
+    if (r->total > p->size) {
+        if (p->memory) driver->cuMemFree(p->memory);
+        p->memory = 0, p->size = 0;
+        CUresult result = driver->cuMemAlloc(&p->memory, r->total);
         if (result) return attn_cuda_fail(result, "memory of the GPU");
-        memory_size = size;
+        p->size = r->total;
     }
-    CUresult result = driver->cuMemsetD8Async(memory, DEVICE_FRESH, size, NULL);
+    CUresult result = driver->cuMemsetD8Async(p->memory, DEVICE_FRESH, r->total, NULL);
     return result ? attn_cuda_fail(result, "memory of the GPU") : ATTN_OK;
 }
 
-static void *pointer(uint64_t at)
+/* Of a byte of the run's memory. */
+static CUdeviceptr address(const device_run *r, uint64_t at)
 {
-    return (void *)(uintptr_t)(memory + at);
+    return pieces[r->piece].memory + at;
+}
+
+static void *pointer(const device_run *r, uint64_t at)
+{
+    return (void *)(uintptr_t)address(r, at);
 }
 
 static uint64_t place(uint64_t *total, int64_t bytes, int shift)
@@ -65,14 +78,14 @@ static void lay_out(device_run *r, int shift)
 static attn_status copy_in(device_run *r)
 {
     r->device = r->host;
-    r->workspace = r->workspace_size ? pointer(r->workspace_at) : NULL;
+    r->workspace = r->workspace_size ? pointer(r, r->workspace_at) : NULL;
     for (int i = 0; i < r->count; i++) {
         const attn_args_array *a = &r->arrays[i];
-        void *there = a->base ? pointer(r->at[i] - (uint64_t)a->lo) : NULL;
+        void *there = a->base ? pointer(r, r->at[i] - (uint64_t)a->lo) : NULL;
         memcpy((char *)&r->device + a->field, &there, sizeof there);
         if (!a->base || a->hi == a->lo) continue;
         CUresult result =
-            driver->cuMemcpyHtoD(memory + r->at[i], (const char *)a->base + a->lo, (size_t)(a->hi - a->lo));
+            driver->cuMemcpyHtoD(address(r, r->at[i]), (const char *)a->base + a->lo, (size_t)(a->hi - a->lo));
         if (result) return attn_cuda_fail(result, a->name);
     }
     return ATTN_OK;
@@ -121,9 +134,12 @@ attn_status device_begin_all(device_run *r, const device_plan *plans, int count,
     attn_status status = device_open();
     if (!status) status = create_plans(r, plans, count, tiles);
     if (!status) lay_out(r, shift);
-    if (!status) status = reserve(r->total);
+    if (!status) status = reserve(r);
     if (!status) status = copy_in(r);
-    if (status) destroy_plans(r);
+    if (status)
+        destroy_plans(r);
+    else
+        pieces[r->piece].taken = true;
     return status;
 }
 
@@ -153,20 +169,20 @@ attn_status device_wait(void)
 }
 
 /* Bytes [from, from + size) are as they were. */
-static attn_status look(uint64_t from, uint64_t size, const char *beside)
+static attn_status look(const device_run *r, uint64_t from, uint64_t size, const char *beside)
 {
     unsigned char bytes[GAP];
-    CUresult result = driver->cuMemcpyDtoH(bytes, memory + from, (size_t)size);
+    CUresult result = driver->cuMemcpyDtoH(bytes, address(r, from), (size_t)size);
     if (result) return attn_cuda_fail(result, "memory of the GPU");
     for (uint64_t i = 0; i < size; i++)
         if (bytes[i] != DEVICE_FRESH) return attn_fail(ATTN_DEVICE_FAILED, "the kernel wrote beside %s", beside);
     return ATTN_OK;
 }
 
-static attn_status look_beside(uint64_t at, uint64_t size, const char *name)
+static attn_status look_beside(const device_run *r, uint64_t at, uint64_t size, const char *name)
 {
-    attn_status status = look(at - GAP, GAP, name);
-    return status ? status : look(at + size, GAP, name);
+    attn_status status = look(r, at - GAP, GAP, name);
+    return status ? status : look(r, at + size, GAP, name);
 }
 
 static attn_status copy_out(const device_run *r, bool look_around)
@@ -177,12 +193,12 @@ static attn_status copy_out(const device_run *r, bool look_around)
         uint64_t size = (uint64_t)(a->hi - a->lo);
         void *here = (void *)((uintptr_t)a->base + (uintptr_t)a->lo);
         if (!a->base || size == 0) continue;
-        CUresult result = driver->cuMemcpyDtoH(here, memory + r->at[i], size);
+        CUresult result = driver->cuMemcpyDtoH(here, address(r, r->at[i]), size);
         if (result) status = attn_cuda_fail(result, a->name);
-        if (!status && look_around) status = look_beside(r->at[i], size, a->name);
+        if (!status && look_around) status = look_beside(r, r->at[i], size, a->name);
     }
     if (!status && look_around && r->workspace)
-        status = look_beside(r->workspace_at, r->workspace_size, "the workspace");
+        status = look_beside(r, r->workspace_at, r->workspace_size, "the workspace");
     return status;
 }
 
@@ -190,6 +206,7 @@ attn_status device_end(device_run *r, bool look_around)
 {
     attn_status status = copy_out(r, look_around);
     destroy_plans(r);
+    pieces[r->piece].taken = false;
     return status;
 }
 
@@ -275,7 +292,8 @@ attn_status device_measure_graph(device_call *call, const void *self, int runs, 
 {
     CUgraph graph = NULL;
     CUgraphExec executable = NULL;
-    attn_status status = capture(call ? call : set_bytes, call ? self : pointer(0), &graph, &executable);
+    const void *first = (const void *)(uintptr_t)pieces[0].memory;
+    attn_status status = capture(call ? call : set_bytes, call ? self : first, &graph, &executable);
     if (!status) status = device_measure_calls(launch_graph, executable, runs, seconds);
     if (executable) driver->cuGraphExecDestroy(executable);
     if (graph) driver->cuGraphDestroy(graph);

@@ -17,7 +17,7 @@ attn_status device_open(void);
 
 enum { DEVICE_FRESH = 0xff };
 
-enum { DEVICE_ARRAYS = ATTN_ARGS_INPUTS + ATTN_ARGS_OUTPUTS, DEVICE_PLANS = 4 };
+enum { DEVICE_ARRAYS = ATTN_ARGS_INPUTS + ATTN_ARGS_OUTPUTS, DEVICE_PLANS = 4, DEVICE_RUNS = 2 };
 
 /* A plan to be made. library: NULL, or another one that makes and runs it. */
 typedef struct device_plan {
@@ -39,10 +39,11 @@ typedef struct device_run {
     attn_args_array arrays[DEVICE_ARRAYS];
     uint64_t at[DEVICE_ARRAYS]; /* of their byte `lo`, from the start of the memory */
     uint64_t total;
+    int piece; /* of the device's memory */
 } device_run;
 
-/* Plans desc for the GPU and copies args there. shift: bytes by which arrays miss a boundary of 16, rounded down to
- * whole elements.
+/* Plans desc for the GPU and copies args there. At most DEVICE_RUNS have begun and not ended. shift: bytes by which
+ * arrays miss a boundary of 16, rounded down to whole elements.
  */
 attn_status device_begin(device_run *run, const attn_desc *desc, const attn_args *args, int shift);
 
