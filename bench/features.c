@@ -27,9 +27,12 @@ typedef struct feature {
     bool gpu; /* only there */
 } feature;
 
-enum { ALL_HEADS = -1, ALIGNMENT = 16 };
+enum { ALL_HEADS = -1 };
 
 static const feature features[] = {
+    /* plain itself */
+    { .flags = 0 },
+    { .flags = ATTN_CAUSAL },
     /* masks */
     { .flags = ATTN_CAUSAL | ATTN_WINDOW, .window = 512 },
     { .flags = ATTN_CAUSAL | ATTN_CHUNK, .chunk = 1024 },
@@ -118,33 +121,37 @@ static void set_mask(attn_bench_case *item, const feature *f)
     if (d->flags & (ATTN_BITS | ATTN_BLOCKS) && !d->bits_keys) d->visible_share = f->share;
 }
 
-/* Documents back to back, sequences back to back, or the used rows and keys of sequences: 1, 3/4, 1/2, 1/4 of all. */
+/* Those of a sequence of so many rows and keys. */
+static double pairs_of(const attn_desc *d, int64_t len)
+{
+    int64_t most = d->flags & ATTN_WINDOW && d->window_left < len ? d->window_left + 1 : len;
+    if (!(d->flags & ATTN_CAUSAL)) return (double)len * (double)len;
+    return (double)most * (double)(most + 1) / 2 + (double)(len - most) * (double)most;
+}
+
+/* Documents back to back, sequences back to back, or the rows and keys that sequences use: 3/4 and 1/2 of all. */
 static void set_lengths(attn_bench_case *item, const feature *f)
 {
     attn_desc *d = &item->desc;
     int64_t len = d->len_q, document = part(f->document, len);
-    double square = (double)len * (double)len, kept = 0;
-    if (f->document)
-        for (int64_t at = 0; at < len && item->sequences < ATTN_BENCH_SEQUENCES; at += document)
-            item->lens[item->sequences++] = (int32_t)(len - at < document ? len - at : document);
-    if (d->flags & ATTN_LENS_KV)
-        for (; item->sequences < d->batch && item->sequences < ATTN_BENCH_SEQUENCES; item->sequences++)
-            item->lens[item->sequences] = (int32_t)attn_ceil_div(len * (4 - (item->sequences + 1) % 4), 4);
+    double kept = 0;
+    for (int64_t at = 0; f->document && at < len; at += document) /* about six of them */
+        item->lens[item->sequences++] = (int32_t)(len - at < document ? len - at : document);
+    for (int b = 0; d->flags & ATTN_LENS_KV && b < d->batch; b++)
+        item->lens[item->sequences++] = (int32_t)attn_ceil_div(len * (3 - b % 2), 4);
     for (int i = 0; i < item->sequences; i++)
-        kept += (double)item->lens[i] * item->lens[i] / square;
+        kept += pairs_of(d, item->lens[i]) / pairs_of(d, len);
     if (d->flags & ATTN_LENS_KV) d->visible_share = kept / item->sequences;
     if (d->flags & ATTN_INTERVALS) {
         d->interval_heads = 1, d->interval_vectors = d->flags & ATTN_CAUSAL ? 1 : 2;
-        if (!(d->flags & ATTN_WINDOW)) d->visible_share = kept;
+        d->visible_share = kept;
     }
     if (!(d->flags & ATTN_VARLEN)) return;
-    int copies = (int)d->batch, of_one = item->sequences;
-    for (int c = 1; c < copies && (c + 1) * of_one <= ATTN_BENCH_SEQUENCES; c++, item->sequences += of_one)
-        memcpy(item->lens + item->sequences, item->lens, (size_t)of_one * sizeof *item->lens);
+    int of_one = item->sequences;
+    for (; item->sequences < d->batch * of_one; item->sequences++)
+        item->lens[item->sequences] = item->lens[item->sequences - of_one];
+    d->total_q = d->total_kv = d->batch * len;
     d->batch = item->sequences, d->len_q = d->len_kv = document;
-    for (int i = 0; i < item->sequences; i++)
-        d->total_q += item->lens[i];
-    d->total_kv = d->total_q;
 }
 
 static void set_scores(attn_bench_case *item, const feature *f)
@@ -201,7 +208,7 @@ int attn_bench_features(const attn_desc *like, attn_bench_pass pass, attn_bench_
         const feature *f = &features[i];
         if (f->gpu && like->device == ATTN_CPU) continue;
         if (f->gradients && pass != ATTN_BENCH_BACKWARD) continue; /* the forward is the same without */
-        if (f->dtype && f->dtype == like->dtype) continue;
+        if (f->dtype && like->dtype != ATTN_BF16) continue;        /* beside bf16 */
         if (cases) {
             attn_bench_case *item = &cases[count];
             *item = (attn_bench_case){ .suite = "features", .pass = pass, .desc = *like, .plain = *like };

@@ -78,7 +78,7 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
     fprintf(file, "%-10s %-4s %4lld %-19s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
             (long long)d->dim_qk, item->mask, heads, (long long)d->len_kv, d->threads, r->kernel);
     if (r->refused[0]) {
-        fprintf(file, "%s%s, %s refused: %s\n", variant, variant[0] ? "," : "", attn_bench_pass_name(item->pass),
+        fprintf(file, "%s%s%s refused: %s\n", variant, variant[0] ? ": " : "", attn_bench_pass_name(item->pass),
                 r->refused);
         return;
     }

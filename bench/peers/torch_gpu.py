@@ -1,18 +1,21 @@
 """Attention of PyTorch on the first GPU as a peer of `attn bench --device cuda`, which starts this as a child process.
 
 Requests on stdin, one per line, each answered by one line on stdout:
-    setup BACKEND PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V MASK LEFT FA3 KEYS [LEN ...]
+    setup BACKEND PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V MASK LEFT FA3 KEYS [LEN ...] [NAME=VALUE ...]
                 -> ok | error WHY
     run CALLS   -> seconds, the median of the calls
     memory 1    -> the most bytes that a call allocates, its inputs and results among them
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
-BACKEND is cudnn, fa2 or math (scaled_dot_product_attention held to it), flex (compiled FlexAttention), fa3
+BACKEND is cudnn, fa2, efficient or math (scaled_dot_product_attention held to it), flex (compiled FlexAttention), fa3
 (flash_attn_interface from the folder FA3), fa4 (flash_attn.cute, the package flash-attn-4) or flashinfer (its package,
 decode alone). PASS is fwd, decode (a forward over a cache of keys, as a CUDA graph), bwd (from a forward that is not
 timed) or fwdbwd. MASK is full, causal, window (causal, LEFT keys before the row's own), documents (causal within runs
 of LEN keys) or sink, which no backend has. KEYS is apart, packed (sequences of LEN rows and keys back to back, each by
 itself), pages:SIZE (LEN keys of each sequence, or LEN_KV, in pages of SIZE in order) or cascade:SIZE (besides LEN_KV
-keys in common, in pages before theirs; flashinfer alone). Tensors are contiguous, random normal, in the order of axes
+keys in common, in pages before theirs; flashinfer alone). NAME=VALUE is a feature beside the mask: full=1 (what MASK
+names is not causal), window=LEFT, chunk=KEYS, prefix=KEYS, bits=SHARE:BATCH:HEADS (a bit per pair, so many of them set),
+blocks=SIZE:SHARE (in each row of blocks so many), softcap=CAP, alibi=1, dropout=P, bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD
+(extents; GRAD 1: its gradient, too), places=1 (of rows and keys, which no backend has). Tensors are contiguous, random normal, in the order of axes
 that suits the backend. A call is timed between two events, L2 overwritten before.
 """
 
@@ -29,7 +32,8 @@ except ImportError as error:
     sys.exit(1)
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
 
 class Problem:
@@ -40,7 +44,9 @@ class Problem:
         self.dtype = DTYPES[dtype]
         self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv, self.dim_qk, self.dim_v = map(int, words[3:10])
         self.mask, self.left, self.fa3, keys = words[10], int(words[11]), words[12], words[13]
-        self.lens = list(map(int, words[14:]))
+        self.lens = [int(word) for word in words[14:] if "=" not in word]
+        self.features = dict(word.split("=") for word in words[14:] if "=" in word)
+        self.causal = self.mask != "full" and "full" not in self.features
         self.packed, self.cascade = keys == "packed", keys.startswith("cascade:")
         self.page = int(keys.partition(":")[2] or 0)
 
@@ -56,6 +62,40 @@ class Problem:
             tensor.requires_grad_(self.what in ("bwd", "fwdbwd"))
         return made
 
+    def number(self, name):
+        return float(self.features.get(name, 0))
+
+    def only(self, *known):
+        """Fails where there is a feature besides these."""
+        others = set(self.features) - {"full", *known}
+        if others:
+            raise ValueError("%s has no %s" % (self.backend, ", ".join(sorted(others))))
+
+    def bias(self):
+        """The tensor, or None; whether its gradient is asked for."""
+        if "bias" not in self.features:
+            return None, False
+        dtype, *extent, grad = self.features["bias"].split(":")
+        wanted = grad == "1" and self.what in ("bwd", "fwdbwd")
+        tensor = torch.randn(tuple(map(int, extent)), device="cuda", dtype=DTYPES[dtype])
+        return tensor.requires_grad_(wanted), wanted
+
+    def bits(self):
+        """True where a pair is visible, or None."""
+        if "bits" not in self.features:
+            return None
+        share, batch, heads = self.features["bits"].split(":")
+        return torch.rand(int(batch), int(heads), self.len_q, self.len_kv, device="cuda") < float(share)
+
+    def blocks(self):
+        """A size, and which blocks are visible, in each row as many; or None."""
+        if "blocks" not in self.features:
+            return None
+        size, share = self.features["blocks"].split(":")
+        rows, columns = -(-self.len_q // int(size)), -(-self.len_kv // int(size))
+        kept = torch.rand(rows, columns, device="cuda").argsort(1)[:, :max(1, round(float(share) * columns))]
+        return int(size), torch.zeros(rows, columns, dtype=torch.bool, device="cuda").scatter_(1, kept, True)
+
     def pages(self, size):
         """The sequences' lengths, in a cascade before them what they share, how many pages of this size each has, and
         q, k and v, in pages back to back."""
@@ -67,44 +107,104 @@ class Problem:
         return lens, counts, [torch.randn(shape, device="cuda", dtype=self.dtype) for shape in shapes]
 
 
-@functools.cache
 def compiled_flex():
+    """Compiled anew for each problem: after a few of them one function would run as it is, unfused."""
+    import torch._dynamo
     import torch._functorch.config
     torch._functorch.config.donated_buffer = False  # a graph is run backward more than once
+    torch._dynamo.reset()
     from torch.nn.attention.flex_attention import flex_attention
     return torch.compile(flex_attention, dynamic=False)
 
 
+def flex_rule(p):
+    """What says whether a row sees a key, or None, and the batch and heads that differ in it. The causal mask, which a
+    window narrows and a prefix widens, and the others, each of which hides more."""
+    from torch.nn.attention.flex_attention import and_masks, or_masks
+    left, prefix, chunk = (int(p.number(name)) for name in ("window", "prefix", "chunk"))
+    conditions = [lambda b, h, i, j: i >= j] if p.causal else []
+    if p.mask == "window" or "window" in p.features:
+        left = p.left if p.mask == "window" else left
+        conditions.append(lambda b, h, i, j: i - j <= left)
+    if prefix:
+        conditions = [or_masks(and_masks(*conditions), lambda b, h, i, j: j < prefix)]
+    if chunk:
+        conditions.append(lambda b, h, i, j: i // chunk == j // chunk)
+    if p.mask == "documents":
+        number = torch.repeat_interleave(torch.arange(len(p.lens), device="cuda"), torch.tensor(p.lens, device="cuda"))
+        conditions.append(lambda b, h, i, j: number[i] == number[j])
+    bits, blocks, planes = p.bits(), p.blocks(), (None, None)
+    if bits is not None:
+        many, own = bits.shape[0] > 1, bits.shape[1] > 1
+        planes = p.batch if many else None, p.heads_q if own else None
+        conditions.append(lambda b, h, i, j: bits[b if many else 0, h if own else 0, i, j])
+    if blocks:
+        block, listed = blocks
+        conditions.append(lambda b, h, i, j: listed[i // block, j // block])
+    if len(conditions) == 1:
+        return conditions[0], planes
+    return and_masks(*conditions) if conditions else None, planes
+
+
+def flex_score(p, bias):
+    """How a score is changed, or None."""
+    cap, changes = p.number("softcap"), []
+    if cap:
+        changes.append(lambda s, b, h, i, j: cap * torch.tanh(s / cap))
+    if "alibi" in p.features:
+        slopes = torch.exp2(-8 * torch.arange(1, p.heads_q + 1, device="cuda") / p.heads_q)
+        changes.append(lambda s, b, h, i, j: s - slopes[h] * torch.abs(i - j))
+    if bias is not None:
+        many, own, rows = (extent > 1 for extent in bias.shape[:3])
+        changes.append(lambda s, b, h, i, j: s + bias[b if many else 0, h if own else 0, i if rows else 0, j])
+
+    def change(s, b, h, i, j):
+        for one in changes:
+            s = one(s, b, h, i, j)
+        return s
+
+    return change if changes else None
+
+
 def flex(p):
     from torch.nn.attention.flex_attention import create_block_mask
+    p.only("window", "chunk", "prefix", "bits", "blocks", "softcap", "alibi", "bias")
     if p.packed or p.page or (p.what == "decode" and p.mask != "full"):
         raise ValueError("packed sequences, pages and decode with a mask are not measured with flex")
-    rule = None
-    if p.mask == "causal":
-        rule = lambda b, h, i, j: i >= j
-    elif p.mask == "window":
-        rule = lambda b, h, i, j: (i >= j) & (i - j <= p.left)
-    elif p.mask == "documents":
-        number = torch.repeat_interleave(torch.arange(len(p.lens), device="cuda"), torch.tensor(p.lens, device="cuda"))
-        rule = lambda b, h, i, j: (i >= j) & (number[i] == number[j])
-    blocks = create_block_mask(rule, None, None, p.len_q, p.len_kv) if rule else None
+    (bias, wanted), (rule, planes) = p.bias(), flex_rule(p)
+    blocks = create_block_mask(rule, *planes, p.len_q, p.len_kv) if rule else None
+    score, attention = flex_score(p, bias), compiled_flex()
     q, k, v, grad = p.tensors(False, p.len_q, p.len_kv, p.batch)
     gqa = p.heads_q != p.heads_kv
-    return lambda: compiled_flex()(q, k, v, block_mask=blocks, enable_gqa=gqa), (q, k, v), grad
+    inputs = (q, k, v, bias) if wanted else (q, k, v)
+    return lambda: attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=gqa), inputs, grad
 
 
 def sdpa(p):
     if p.packed or p.page or p.mask not in ("full", "causal") or (p.mask == "causal" and p.len_q != p.len_kv):
         raise ValueError("scaled_dot_product_attention has no such mask, nor pages")
+    p.only("bits", "bias", "dropout")
+    (mask, wanted), bits = p.bias(), p.bits()
+    if mask is not None and bits is not None:
+        mask = mask.masked_fill(~bits, float("-inf"))
+    elif bits is not None:
+        mask = bits
+    if mask is not None and p.causal:  # which goes without a mask beside it
+        rows = torch.ones(p.len_q, p.len_kv, dtype=torch.bool, device="cuda").tril()
+        mask = mask & rows if mask.dtype == torch.bool else mask.detach().masked_fill(~rows, float("-inf"))
+        mask.requires_grad_(wanted)
+    if mask is not None and mask.dtype != torch.bool and mask.dtype != p.dtype:
+        raise ValueError("scaled_dot_product_attention takes a bias of q's dtype")
     q, k, v, grad = p.tensors(False, p.len_q, p.len_kv, p.batch)
-    gqa = p.heads_q != p.heads_kv
+    gqa, dropped = p.heads_q != p.heads_kv, p.number("dropout")
+    causal = p.causal and mask is None
 
     def attend():
         with sdpa_kernel(BACKENDS[p.backend]):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.mask == "causal",
-                                                                    enable_gqa=gqa)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped,
+                                                                    is_causal=causal, enable_gqa=gqa)
 
-    return attend, (q, k, v), grad
+    return attend, (q, k, v, mask) if wanted else (q, k, v), grad
 
 
 def fa3(p):
@@ -123,11 +223,14 @@ def fa4(p):
 
 def flash_attention(p, module):
     """The module has FlashAttention-3's functions."""
+    p.only("softcap")
     if p.mask == "documents":
         raise ValueError("FlashAttention has no documents")
     how = {"causal": p.mask != "full"}
     if p.mask == "window":
         how["window_size"] = (p.left, 0)
+    if "softcap" in p.features:
+        how["softcap"] = p.number("softcap")
     first = lambda out: out[0] if isinstance(out, tuple) else out
     if not p.packed:
         q, k, v, grad = p.tensors(True, p.len_q, p.len_kv, p.batch)

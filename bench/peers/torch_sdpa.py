@@ -1,11 +1,14 @@
 """PyTorch's scaled_dot_product_attention on the CPU as a peer of `attn bench`, which starts this as a child process.
 
 Requests on stdin, one per line, each answered by one line on stdout:
-    setup PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V CAUSAL THREADS   -> ok FORM | error WHY
-    run CALLS                                                                          -> seconds a call
+    setup PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V CAUSAL THREADS [NAME=VALUE ...]
+                -> ok FORM | error WHY
+    run CALLS   -> seconds a call
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
 PASS is fwd, decode (a forward), bwd (torch.autograd.grad of a forward that ran before) or fwdbwd (both); forwards alone
 run without autograd. FORM is what PyTorch chose: flash, math, ...
+NAME=VALUE is a feature beside the mask: bits=SHARE:BATCH:HEADS (a bit per pair, so many of them set), dropout=P,
+bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD (extents; GRAD 1: its gradient, too); full=1 is no news.
 Tensors are contiguous (batch, head, row, dim), random normal.
 """
 
@@ -23,8 +26,27 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 FORMS = {SDPBackend.MATH: "math", SDPBackend.FLASH_ATTENTION: "flash"}
 
 
-def setup(what, dtype, *numbers):
+def mask_of(features, len_q, len_kv, causal, dtype, training):
+    """attn_mask, or None, and whether its gradient is wanted."""
+    mask, wanted = None, False
+    if "bits" in features:
+        share, *planes = features["bits"].split(":")
+        mask = torch.rand(*map(int, planes), len_q, len_kv) < float(share)
+    if "bias" in features:
+        kind, *extent, grad = features["bias"].split(":")
+        wanted, hidden = grad == "1" and training, mask
+        mask = torch.randn(*map(int, extent)).to(DTYPES[kind]).to(DTYPES[dtype])  # another dtype is not taken
+        if hidden is not None:
+            mask = mask.masked_fill(~hidden, float("-inf"))
+    if mask is not None and causal:
+        rows = torch.ones(len_q, len_kv, dtype=torch.bool).tril()
+        mask = mask & rows if mask.dtype == torch.bool else mask.masked_fill(~rows, float("-inf"))
+    return mask.requires_grad_() if wanted else mask, wanted
+
+
+def setup(what, dtype, *words):
     """The function to time, and its form."""
+    numbers, features = words[:9], dict(word.split("=") for word in words[9:])
     batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v, causal, threads = map(int, numbers)
     torch.set_num_threads(threads)
     training = what in ("bwd", "fwdbwd")
@@ -33,7 +55,10 @@ def setup(what, dtype, *numbers):
         return torch.randn(batch, heads, rows, dim).to(DTYPES[dtype])
 
     q, k, v = tensor(heads_q, len_q, dim_qk), tensor(heads_kv, len_kv, dim_qk), tensor(heads_kv, len_kv, dim_v)
-    options = {"is_causal": bool(causal)}
+    mask, wanted = mask_of(features, len_q, len_kv, causal, dtype, training)
+    options = {"is_causal": bool(causal) and mask is None, "dropout_p": float(features.get("dropout", 0))}
+    if mask is not None:
+        options["attn_mask"] = mask
     if heads_q != heads_kv:
         options["enable_gqa"] = True
 
@@ -45,13 +70,14 @@ def setup(what, dtype, *numbers):
         for t in (q, k, v):
             t.requires_grad_()
         grad_o = tensor(heads_q, len_q, dim_v)
+    inputs = (q, k, v, mask) if wanted else (q, k, v)
     backend = SDPBackend(torch._fused_sdp_choice(q, k, v, **options))
     form = FORMS.get(backend, backend.name.lower())
     if what == "bwd":
         o = forward()
-        return lambda: torch.autograd.grad(o, (q, k, v), grad_o, retain_graph=True), form
+        return lambda: torch.autograd.grad(o, inputs, grad_o, retain_graph=True), form
     if what == "fwdbwd":
-        return lambda: torch.autograd.grad(forward(), (q, k, v), grad_o), form
+        return lambda: torch.autograd.grad(forward(), inputs, grad_o), form
     return forward, form
 
 

@@ -14,7 +14,7 @@ COLUMNS = (
     "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,threads,ms,spread,tflops,gbps,"
     "limit_fraction,peer,peer_ms,ratio,predicted_ms,predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,"
     "peer_counted_bytes,level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,level3_counted,"
-    "dim_v,kv_dtype,page_size,variant"
+    "dim_v,kv_dtype,page_size,variant,plain_share"
 ).split(",")
 
 # Stands for a Python that has PyTorch: says which script it is to run, and logs what it is asked.
@@ -193,7 +193,7 @@ def bench_keeps(place):
     check((new["kv_dtype"], new["variant"]) == (new["dtype"], ""), new)
     others = [{**new, "commit": "other", **change} for change in
               ({"dim_v": "8"}, {"kv_dtype": "e4m3"}, {"page_size": "16"}, {"variant": "softcap"})]
-    older = {**new, "commit": "older", **dict.fromkeys(COLUMNS[-4:], "")}
+    older = {**new, "commit": "older", **dict.fromkeys(COLUMNS[COLUMNS.index("dim_v"):], "")}
     text = "\n".join(",".join(row.values()) for row in (dict(zip(COLUMNS, COLUMNS)), older, new, *others))
     place.write("kept.csv", text.encode() + b"\n")
     place.run(*QUICK, "--peer", "none", "--csv", "kept.csv")
@@ -320,6 +320,81 @@ def bench_library(place):
     words = "--device cuda --suite prefill,bwd,fwdbwd,order --len 64 --dim 64 --heads 2/1 --repeat 1 --min-time 1e-9".split()
     rows = results(place, *words, *beside, env=gpu)
     check(len(rows) == 8 and all(row["peer"] == "before.so" and row["ratio"] == 1 for row in rows), rows)
+
+
+def causal_pairs(length, left):
+    return sum(min(row, left) + 1 for row in range(length))
+
+
+@case
+def bench_features(place):
+    """Each feature, forward and backward, beside plain; FLOPs of exactly the visible pairs; what is refused is said."""
+    words = "--suite features --len 40 --heads 8 --threads 1 --min-time 1e-6 --pause 1e-6 --repeat 1 --dtype bf16".split()
+    rows = results(place, *words, "--dim", "16", "--peer", "none")
+    check(all(row["plain_share"] > 0 and row["plain_seconds"] > 0 and row["peer"] is None for row in rows), rows)
+    flops = {(row["pass"], row["mask"], row["variant"]): row["flops"] for row in rows if row["heads_kv"] == 8 and row["dim_qk"] == 16}
+    causal, documents = causal_pairs(40, 40), 6 * causal_pairs(6, 6) + causal_pairs(4, 4)
+    prefix = causal + sum(range(9))
+    pairs = {
+        "full": 1600, "causal": causal, "causal window:5": causal_pairs(40, 5), "causal chunk:10": 4 * causal_pairs(10, 10),
+        "causal prefix:9": prefix, "causal documents:6": documents, "causal packed:6": documents, "full bits:100%": 1600,
+        "full lens": 900, "full blocks:128:25%": 1600, "causal window:5 documents:6": 6 * causal_pairs(6, 5) + causal_pairs(4, 5),
+    }
+    for what, passes in (("fwd", 1), ("bwd", 2.5)):
+        for mask, count in pairs.items():
+            check(flops[what, mask, ""] == passes * 8 * count * 2 * 32, what, mask, flops[what, mask, ""])
+        first = causal_pairs(38, 38)
+        check(flops[what, "causal", "first"] == passes * 8 * first * 2 * 32, what, "first keys")
+    check(0.4 < flops["fwd", "full bits:50%", ""] / flops["fwd", "full", ""] < 0.6, "half of the bits")
+    check(("bwd", "full", "bias:bf16+gradient") in flops and ("fwd", "full", "bias:bf16+gradient") not in flops, "gradients")
+    variants = {row["variant"] for row in rows}
+    check(variants >= {"softcap", "alibi", "bias:bf16", "bias:f32", "bias:bf16:keys", "sink", "dropout", "positions"}, variants)
+    done = place.run("bench", *words, "--dim", "1", "--peer", "none")
+    refused = [line for line in done.out.splitlines() if "refused:" in line]
+    check(len(refused) == 2 and all("dim_qk = 0" in line for line in refused), done.out)
+    check(done.out.count("plain takes") == len(rows) - 2, "as many rows as before")
+    last = done.out.splitlines()[-11:]
+    shares = [float(line.split()[0]) for line in last[1:]]
+    check(last[0].startswith("the slowest of %d," % (len(rows) - 2)) and shares == sorted(shares), last)
+    place.run("bench", *words[:-4], "--repeat", "5", "--dtype", "bf16", "--dim", "16", "--peer", "none", "--csv", "kept.csv")
+    with open(place.path("kept.csv")) as file:
+        kept = [line.rstrip("\n").split(",") for line in file]
+    check(kept[0] == COLUMNS and len(kept) == 1 + len(rows), "rows:", len(kept), len(rows))
+    check(all(float(line[COLUMNS.index("plain_share")]) > 0 for line in kept[1:]), "shares")
+
+
+@case
+def bench_features_peers(place):
+    """PyTorch is asked for the feature, on a GPU and on the CPU, there only for what it has."""
+    gpu = gpu_environment()
+    words = "--suite features --len 128 --dim 64 --heads 8 --min-time 1e-9 --pause 1e-6 --repeat 1 --dtype bf16 --python ./python".split()
+    place.write("python", TORCH)
+    os.chmod(place.path("python"), 0o755)
+    rows = results(place, *words, "--threads", "1", "--peer", "torch")
+    asked = {(row["mask"], row["variant"]) for row in rows if row["peer"] == "torch"}
+    check(asked >= {("full", "bias:bf16"), ("causal", "dropout"), ("full bits:50%", "")}, asked)
+    check(not any("window" in mask or "softcap" in variant for mask, variant in asked), asked)
+    with open(place.path("log")) as file:
+        log = file.read()
+    check("setup fwd bf16 1 8 8 128 128 64 64 0 1 full=1 bias=bf16:1:8:128:128:0\n" in log, log)
+    if not gpu:
+        return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
+    place.write("python", TORCH_GPU)
+    rows = results(place, "--device", "cuda", *words, "--peer", "efficient,flex", env=gpu)
+    check({row["peer"] for row in rows} == {"efficient", "flex", None}, {row["peer"] for row in rows})
+    check(all(" " in row["refused"] for row in rows if row["seconds"] is None), "why")
+    for row in rows:
+        if row["seconds"] is None:
+            continue
+        share = row["plain_seconds"] / row["plain_flops"] * row["flops"] / row["seconds"]
+        check(abs(row["plain_share"] / share - 1) < 1e-6, row)
+    check({"off:2", "dropout", "bias:bf16:batch+gradient"} <= {row["variant"] for row in rows}, "variants")
+    with open(place.path("log")) as file:
+        log = file.read()
+    start = "setup flex bwd bf16 2 8 8 128 128 64 64 "
+    for end in ("window 16 - apart window=16", "documents 0 - apart 21 21 21 21 21 21 2 window=16", "causal 0 - apart softcap=30",
+                "full 0 - apart full=1 blocks=64:0.125", "full 0 - apart full=1 bits=1:2:8", "causal 0 - apart places=1"):
+        check(start + end + "\n" in log, end, log)
 
 
 @case
