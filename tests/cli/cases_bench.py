@@ -392,7 +392,7 @@ def bench_features_peers(place):
     with open(place.path("log")) as file:
         log = file.read()
     start = "setup flex bwd bf16 2 8 8 128 128 64 64 "
-    for end in ("window 16 - apart window=16", "documents 0 - apart 21 21 21 21 21 21 2 window=16", "causal 0 - apart softcap=30",
+    for end in ("window 16 - apart window=16", "documents 16 - apart 21 21 21 21 21 21 2 window=16", "causal 0 - apart softcap=30",
                 "full 0 - apart full=1 blocks=64:0.125", "full 0 - apart full=1 bits=1:2:8", "causal 0 - apart places=1"):
         check(start + end + "\n" in log, end, log)
 
