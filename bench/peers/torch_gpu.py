@@ -1,7 +1,8 @@
 """Attention of PyTorch on the first GPU as a peer of `attn bench --device cuda`, which starts this as a child process.
 
 Requests on stdin, one per line, each answered by one line on stdout:
-    setup BACKEND PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V MASK LEFT FA3 KEYS [LEN ...] [NAME=VALUE ...]
+    setup BACKEND PASS DTYPE BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV DIM_QK DIM_V MASK LEFT FA3 KEYS [LEN ...]
+          [NAME=VALUE ...]
                 -> ok | error WHY
     run CALLS   -> seconds, the median of the calls
     memory 1    -> the most bytes that a call allocates, its inputs and results among them
@@ -13,10 +14,11 @@ timed) or fwdbwd. MASK is full, causal, window (causal, LEFT keys before the row
 of LEN keys) or sink, which no backend has. KEYS is apart, packed (sequences of LEN rows and keys back to back, each by
 itself), pages:SIZE (LEN keys of each sequence, or LEN_KV, in pages of SIZE in order) or cascade:SIZE (besides LEN_KV
 keys in common, in pages before theirs; flashinfer alone). NAME=VALUE is a feature beside the mask: full=1 (what MASK
-names is not causal), window=LEFT, chunk=KEYS, prefix=KEYS, bits=SHARE:BATCH:HEADS (a bit per pair, so many of them set),
-blocks=SIZE:SHARE (in each row of blocks so many), softcap=CAP, alibi=1, dropout=P, bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD
-(extents; GRAD 1: its gradient, too), places=1 (of rows and keys, which no backend has). Tensors are contiguous, random normal, in the order of axes
-that suits the backend. A call is timed between two events, L2 overwritten before.
+names is not causal), window=LEFT, chunk=KEYS, prefix=KEYS, bits=SHARE:BATCH:HEADS (a bit per pair, so many of them
+set), blocks=SIZE:SHARE (in each row of blocks so many), softcap=CAP, alibi=1, dropout=P,
+bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD (extents; GRAD 1: its gradient, too), places=1 (of rows and keys, which no
+backend has). Tensors are contiguous, random normal, in the order of axes that suits the backend. A call is timed
+between two events, L2 overwritten before.
 """
 
 import functools
