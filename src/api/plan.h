@@ -37,7 +37,7 @@ struct attn_plan {
     uint64_t workspace, packed; /* bytes */
     const char *kernel_name, *isa_name;
     char why[160];
-    attn_said said;                    /* of desc.strategy */
+    attn_overrides overrides;          /* of desc.strategy */
     char strategy[ATTN_STRATEGY_TEXT]; /* all that is decided */
     const void *own;                   /* what the backend alone knows */
 };

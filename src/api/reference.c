@@ -29,7 +29,7 @@ static attn_status create(attn_plan *plan)
         return attn_fail(ATTN_UNSUPPORTED, "flags = 0x%" PRIx32 ": ATTN_F64 does not take 0x%" PRIx32, d->flags,
                          d->flags & ~(uint32_t)TAKEN);
     for (int word = 0; word < ATTN_STRATEGIES; word++)
-        if (plan->said.said[word])
+        if (plan->overrides.set[word])
             return attn_fail(ATTN_UNSUPPORTED, "strategy: ATTN_F64 takes none, and so not %s",
                              attn_strategies(&(int){ 0 })[word].name);
     plan->kernel_name = "reference";

@@ -249,14 +249,15 @@ static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
 static int ctas_of(const attn_plan *plan)
 {
     attn_plan_info info;
-    attn_said said;
+    attn_overrides overrides;
     attn_desc d = plan->desc;
     if (attn_plan_get_info(plan, &info)) return 0;
     d.strategy = info.strategy;
-    return attn_strategy_read(&said, &d) ? 0 : (int)attn_said_or(&said, ATTN_STRATEGY_CTAS, 0);
+    return attn_strategy_read(&overrides, &d) ? 0 : (int)attn_override_or(&overrides, ATTN_STRATEGY_CTAS, 0);
 }
 
-/* Whether the planner may divide the multiprocessors: nothing is said, and bits may depend on how a run is launched. */
+/* Whether the planner may divide the multiprocessors: nothing is overridden, and bits may depend on how a run is
+ * launched. */
 static bool may_divide(const attn_cascade_plan *plan, const attn_cascade_level *levels)
 {
     const attn_desc *d = &plan->desc;

@@ -8,7 +8,7 @@
 #include "cuda/load.h"
 
 /* What is to be computed. desc: resolved. pairs: visible ones, over batch and heads. tiles: NULL, or what is decided
- * already (splits, pack, said). */
+ * already (splits, pack, overrides). */
 typedef struct attn_cuda_problem {
     const attn_desc *desc;
     const attn_cuda_device *device;
@@ -30,8 +30,8 @@ typedef struct attn_cuda_plan {
     unsigned long long context; /* that the functions live in */
     const attn_cuda_driver *driver;
     attn_cuda_choice chosen;
-    attn_said decided;  /* all that the choice decides */
-    uint64_t workspace; /* bytes, from an address that is a multiple of ATTN_CUDA_ALIGN */
+    attn_overrides decided; /* all that the choice decides */
+    uint64_t workspace;     /* bytes, from an address that is a multiple of ATTN_CUDA_ALIGN */
 } attn_cuda_plan;
 
 enum { ATTN_CUDA_ALIGN = 256 };
@@ -53,8 +53,8 @@ typedef struct attn_cuda_call {
     attn_parts *parts; /* NULL, or where parts may be left uncombined */
 } attn_cuda_call;
 
-/* kernel: of this architecture and direction, whose features, dims and dtype are the problem's. False: it cannot as it
- * is said, or there are more work items than a schedule counts; choice->why_not says so. */
+/* kernel: of this architecture and direction, whose features, dims and dtype are the problem's. False: it
+ * cannot with these overrides, or there are more work items than a schedule counts; choice->why_not says so. */
 typedef bool attn_cuda_predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel,
                                attn_cuda_choice *choice);
 

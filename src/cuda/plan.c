@@ -62,7 +62,7 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
     int count;
     const attn_desc *d = &plan->desc;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *named = NULL;
-    const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could, but not as it is said */
+    const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could without the overrides */
     const char *paged = NULL;
     attn_cuda_choice waits = { .kernel = NULL }; /* the best of those that NVRTC would compile, if it were there */
     for (int i = 0; i < count; i++) {
@@ -151,7 +151,7 @@ static attn_status create(attn_plan *plan)
     attn_cuda_choice chosen = { .kernel = NULL };
     attn_cuda_plan *cuda = NULL;
     attn_tiles tiles = plan->tiles ? *plan->tiles : (attn_tiles){ .splits = 0 };
-    tiles.said = &plan->said;
+    tiles.overrides = &plan->overrides;
     attn_status status = check_there(&plan->desc);
     if (!status) status = attn_cuda_place_with_kernels(&place);
     if (status) return status;
