@@ -68,7 +68,7 @@ static void add(list *l, const char *name, const char *kernel, const char *strat
 static void add_word(list *l, const char *name, const char *kernel, attn_strategy_word word, int64_t value)
 {
     char text[64];
-    attn_words w = { text, sizeof text, 0 };
+    attn_text_buffer w = { text, sizeof text, 0 };
     attn_strategy_write_word(word, value, &w);
     add(l, name, kernel, text);
 }

@@ -39,7 +39,7 @@ static int list_items(const check_strategies *counts, const attn_desc *desc, uin
 static bool is_legal(const attn_desc *desc, const attn_overrides *overrides)
 {
     char text[ATTN_STRATEGY_TEXT] = "";
-    attn_words words = { text, sizeof text, 0 };
+    attn_text_buffer words = { text, sizeof text, 0 };
     attn_desc with = *desc;
     attn_plan *plan;
     attn_strategy_write(overrides, &words);
@@ -70,7 +70,7 @@ void check_strategy_draw(check_strategies *counts, const attn_desc *desc, uint64
         wanted |= after.taken[at->word][at->index]++ < CHECK_STRATEGY_FLOOR;
         overrides = with, set_count++;
     }
-    attn_words out = { text, ATTN_STRATEGY_TEXT, 0 };
+    attn_text_buffer out = { text, ATTN_STRATEGY_TEXT, 0 };
     text[0] = '\0';
     if (!wanted) return;
     attn_strategy_write(&overrides, &out);

@@ -4,7 +4,7 @@
 
 #include "planner/choice.h"
 #include "problem/strategy.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 
 /* What a run leaves where it may: partial results of each row's keys in place of o and lse, for a merge. f32, as if
  * each were all; part i begins i steps of elements after the first. */
@@ -24,7 +24,7 @@ typedef struct attn_backend {
      * attn_run_parts has it, with one part, o and lse: left so by a backend that does not know of parts. */
     attn_status (*run)(const attn_plan *plan, const attn_args *args, void *workspace, void *stream, attn_parts *parts);
     /* Says the plan's lines between "kernel" and "workspace". */
-    void (*describe)(const attn_plan *plan, attn_words *words);
+    void (*describe)(const attn_plan *plan, attn_text_buffer *words);
 } attn_backend;
 
 extern const attn_backend attn_cpu_backend, attn_cuda_backend, attn_reference_backend;

@@ -107,7 +107,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     return ATTN_OK;
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     (void)plan;
     attn_say(words, "threads    1\n");

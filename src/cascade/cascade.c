@@ -395,7 +395,7 @@ attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn
     return ATTN_OK;
 }
 
-static void say_plan(attn_words *w, const attn_plan *plan)
+static void say_plan(attn_text_buffer *w, const attn_plan *plan)
 {
     bool fits = w->length < w->size;
     w->length += attn_plan_describe(plan, fits ? w->text + w->length : NULL, fits ? w->size - w->length : 0);
@@ -403,8 +403,8 @@ static void say_plan(attn_words *w, const attn_plan *plan)
 
 size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, size_t size)
 {
-    attn_words w;
-    if (!attn_words_begin(&w, text, size, plan, "plan", "attn_cascade_plan_create")) return 0;
+    attn_text_buffer w;
+    if (!attn_text_buffer_begin(&w, text, size, plan, "plan", "attn_cascade_plan_create")) return 0;
     for (int i = 0; i < plan->parts; i++) {
         if (i + 1 < plan->parts) attn_say(&w, "level %d: keys that groups of sequences share\n", i);
         if (i + 1 == plan->parts) attn_say(&w, "level %d: each sequence's own keys\n", i);

@@ -275,7 +275,7 @@ static attn_status create(attn_plan *plan)
     if (!status) status = attn_threads_reserve(&plan->desc, plan->choice.threads);
     if (status) return status;
     attn_overrides all = decided(plan);
-    attn_words words = { plan->strategy, sizeof plan->strategy, 0 };
+    attn_text_buffer words = { plan->strategy, sizeof plan->strategy, 0 };
     attn_strategy_write(&all, &words);
     plan->kernel_name = attn_cpu_kernel_of(plan)->name;
     plan->isa_name = attn_isa_name(attn_cpu_kernel_of(plan)->isa);
@@ -299,7 +299,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     return ATTN_OK;
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const attn_choice *c = &plan->choice;
     attn_say(words, "tiles      Q %lld rows, KV %lld keys, registers %lld x %lld\n", (long long)c->q_tile,

@@ -71,7 +71,7 @@ typedef struct attn_cuda_pass {
     attn_status (*run)(const attn_cuda_call *call);
 
     /* The plan's lines between "kernel" and "workspace". */
-    void (*describe)(const attn_plan *plan, attn_words *words);
+    void (*describe)(const attn_plan *plan, attn_text_buffer *words);
 } attn_cuda_pass;
 
 /* What a plan of this backend holds. */

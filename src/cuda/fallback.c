@@ -32,7 +32,7 @@ attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fall
                             d->heads_q, d->batch, 256, p);
 }
 
-void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *f, attn_words *words)
+void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *f, attn_text_buffer *words)
 {
     attn_say(words, " are to be multiples of 16: at others the fallback kernel computes it, predicted ");
     attn_say_number(words, f->seconds * 1e3);

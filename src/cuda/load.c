@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "cuda/unit.h"
 #include "problem/desc.h"
 
@@ -69,7 +69,7 @@ attn_status attn_cuda_place_with_kernels(attn_cuda_place *place)
     int count;
     char known[64] = "";
     const attn_cuda_arch *const *archs = attn_cuda_archs(&count);
-    attn_words words = { known, sizeof known, 0 };
+    attn_text_buffer words = { known, sizeof known, 0 };
     for (int i = 0; i < count; i++)
         attn_say(&words, "%s%d.%d", i ? ", " : "", archs[i]->major, archs[i]->minor);
     return attn_fail(ATTN_UNSUPPORTED, "%s has compute capability %d.%d: the CUDA kernels take %s", place->device->name,

@@ -164,7 +164,7 @@ static attn_status create(attn_plan *plan)
     plan->choice = cuda->chosen.choice;
     plan->kernel_name = cuda->chosen.kernel->name;
     plan->isa_name = place.arch->isa;
-    attn_words words = { plan->strategy, sizeof plan->strategy, 0 };
+    attn_text_buffer words = { plan->strategy, sizeof plan->strategy, 0 };
     attn_strategy_write(&cuda->decided, &words);
     if (cuda->workspace > 0) plan->workspace = cuda->workspace + ATTN_CUDA_ALIGN - 1;
     return ATTN_OK;
@@ -175,7 +175,7 @@ static void destroy(attn_plan *plan)
     free((void *)(uintptr_t)plan->own);
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     pass_of(plan)->describe(plan, words);
 }

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "attn.h"
 
 /* Which plans a word is of: a bit each. */
@@ -125,7 +125,7 @@ static inline void attn_override(attn_overrides *s, attn_strategy_word word, int
 attn_status attn_strategy_read(attn_overrides *overrides, const attn_desc *desc);
 
 /* Writes the words that are set as a text that attn_strategy_read takes: all of them, or one. */
-void attn_strategy_write(const attn_overrides *overrides, attn_words *words);
-void attn_strategy_write_word(attn_strategy_word word, int64_t value, attn_words *words);
+void attn_strategy_write(const attn_overrides *overrides, attn_text_buffer *words);
+void attn_strategy_write_word(attn_strategy_word word, int64_t value, attn_text_buffer *words);
 
 #endif

@@ -147,7 +147,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const attn_sm90_backward_plan *own = plan->own;
     attn_sm90_backward_choice chosen = { own->base.cuda.chosen, own->params.schedule }, *c = &chosen;

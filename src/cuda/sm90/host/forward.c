@@ -118,7 +118,7 @@ static attn_status run(const attn_cuda_call *c)
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const forward_plan *own = plan->own;
     const attn_cuda_choice *c = &own->base.cuda.chosen;

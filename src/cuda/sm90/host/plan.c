@@ -74,14 +74,14 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_pla
 /* ---- words --------------------------------------------------------------------------------- */
 
 /* Those of the tensors that kernels read which are copied first, or those which are not. */
-static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool copied, attn_words *words)
+static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool copied, attn_text_buffer *words)
 {
     static const char *const names[] = { " q", " k", " v", " grad_o" };
     for (int i = 0; i < attn_sm90_tensors(d); i++)
         if (plan->copied[i] == copied) attn_say(words, "%s", names[i]);
 }
 
-void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_words *words)
+void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffer *words)
 {
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;

@@ -81,7 +81,7 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_pla
                            attn_sm90_plan *plan);
 
 /* What is copied first, and which addresses are to be aligned. stores_wide: that of o, too. */
-void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_words *words);
+void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffer *words);
 
 /* ---- a run (run.c) ------------------------------------------------------------------------- */
 

@@ -26,7 +26,7 @@ static attn_status run(const attn_cuda_call *call)
     return ATTN_OK;
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     (void)plan;
     attn_say(words, "grid       none\n");
