@@ -65,7 +65,7 @@ typedef struct attn_cuda_pass {
 
     /* plan: zero but for context, driver, and chosen.kernel, which was predicted. Sets all the rest; loads functions.
      */
-    attn_status (*create)(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *plan);
+    attn_status (*create)(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *plan);
 
     /* Arguments have been checked; the plan's context is current. Only puts work into the stream. */
     attn_status (*run)(const attn_cuda_call *call);

@@ -184,7 +184,7 @@ static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *
            attn_cuda_append(&plan->base, heads, 8, &plan->arrivals);
 }
 
-static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *place, attn_cuda_plan *cuda)
+static attn_status create(const attn_cuda_problem *of, const attn_cuda_context *context, attn_cuda_plan *cuda)
 {
     decode_plan *plan = (decode_plan *)cuda;
     const attn_desc *d = of->desc;
@@ -206,8 +206,8 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *pl
     plan->params.by_group = attn_cuda_divisor_of(plan->params.group);
     attn_cuda_fill(d, k->kv_tile, &plan->params.base);
     if (!lay_out(d, k, plan)) return attn_cuda_too_large(d);
-    attn_status status = attn_cuda_load_fallback(of, place, k, "fallback", &plan->fallback);
-    if (!status) status = attn_cuda_load(place, k, k->symbol, k->shared, &plan->variant);
+    attn_status status = attn_cuda_load_fallback(of, context, k, "fallback", &plan->fallback);
+    if (!status) status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
     return status;
 }
 

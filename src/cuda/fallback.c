@@ -18,11 +18,11 @@ static double seconds_of(const attn_cuda_problem *problem, const attn_cuda_arch 
     return c.choice.seconds;
 }
 
-attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_place *place,
+attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_context *context,
                                     const attn_cuda_kernel *chosen, const char *stem, attn_cuda_fallback_kernel *f)
 {
     if (attn_cuda_is_variant(chosen)) f->seconds = seconds_of(problem, chosen->arch);
-    return attn_cuda_load_dtype(place, problem->desc->dtype, stem, &f->function);
+    return attn_cuda_load_dtype(context, problem->desc->dtype, stem, &f->function);
 }
 
 attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fallback_kernel *f, attn_cuda_params *p)

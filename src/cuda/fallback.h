@@ -12,7 +12,7 @@ typedef struct attn_cuda_fallback_kernel {
 } attn_cuda_fallback_kernel;
 
 /* stem: of the kernel's name. chosen: the plan's kernel. */
-attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_place *place,
+attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_context *context,
                                     const attn_cuda_kernel *chosen, const char *stem,
                                     attn_cuda_fallback_kernel *fallback);
 

@@ -12,9 +12,9 @@ static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *ke
     return true;
 }
 
-static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *plan)
+static attn_status create(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *plan)
 {
-    (void)place;
+    (void)context;
     predict(problem, plan->chosen.kernel, &plan->chosen);
     return ATTN_OK;
 }
