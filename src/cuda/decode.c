@@ -1,4 +1,4 @@
-/* Decode: prediction, plan and run. Work is dealt on the device, so a plan decides little: how many CTAs run,
+/* Decode: prediction, plan and run. Work is scheduled on the device, so a plan decides little: how many CTAs run,
  * and whether parts have a fixed length. Contract: decode.h, arch.h. */
 #include "cuda/decode.h"
 
@@ -74,11 +74,11 @@ static const char *illegal_words(const attn_overrides *s, const attn_desc *d, co
     int64_t keys = keys_of_part(s), teams = attn_override_or(s, ATTN_STRATEGY_TEAMS, 1);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (!attn_overrides_allow(s, others[i], attn_strategies(&count)[others[i]].off))
-            return "split-kv, split-tail: decode kernels deal out keys on the device";
+            return "split-kv, split-tail: decode kernels schedule keys on the device";
     if (!attn_overrides_allow(s, ATTN_STRATEGY_PACK_GQA, d->heads_q > d->heads_kv))
         return "pack-gqa: decode kernels always pack the query heads of a KV head";
     if (s && (s->set[ATTN_STRATEGY_SCHEDULER] || s->set[ATTN_STRATEGY_HEAD_GROUP]))
-        return "scheduler, head-group: decode kernels deal out keys, not heads";
+        return "scheduler, head-group: decode kernels schedule keys, not heads";
     if (teams & (teams - 1) || teams > teams_most(k))
         return "teams: it is none of 1, 2 and, up to a head dim of 128, 4";
     if (keys % k->kv_tile) return "split-keys: it is no multiple of the kernel's KV tile";
@@ -102,13 +102,13 @@ static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel
 
 /* ---- prediction ------------------------------------------------------------------------------ */
 
-/* A team's range: its units (deal.h), and the heads that they are of. teams: that have one. */
+/* A team's range: its units (schedule.h), and the heads that they are of. teams: that have one. */
 typedef struct decode_range {
     double units, heads, teams;
 } decode_range;
 
-/* The longest, of `heads` heads of `units` units each, shared out as deal.h does. whole: units of a range up to which
- * it ends where a head does. */
+/* The longest, of `heads` heads of `units` units each, shared out as schedule.h does. whole: units of a range up to
+ * which it ends where a head does. */
 static decode_range longest_range(double heads, double units, double teams, double whole)
 {
     double each = ceil(heads / teams), teams_each = fmax(1, fmin(floor(teams / heads), units));
@@ -169,7 +169,7 @@ static unsigned long long unique_tag(void)
     return (x ^ x >> 27) * 0x94D049BB133111EBu & ~0xFFFFull;
 }
 
-/* Bytes of keys and values of a unit of deal.h. */
+/* Bytes of keys and values of a unit of schedule.h. */
 static int64_t unit_bytes(const attn_cuda_kernel *k, int part_tiles)
 {
     return (int64_t)k->kv_tile * (k->dim + k->dim_v) * 2 * (part_tiles ? part_tiles : 1);

@@ -74,6 +74,8 @@ static void fill(const attn_kv_desc *d, kv_plan *plan)
     plan->blocks = copy ? d->copies : gather ? d->batch * p->entries : d->tokens;
 }
 
+/* bytes: of an access. The names are those that PAGES_KERNEL of common/pages.h writes:
+ * attn_pages_append_<dtype>_<bytes>, attn_pages_gather_<bytes>, attn_pages_copy_<bytes>. */
 static attn_status load(const attn_kv_desc *d, const attn_cuda_context *context, int bytes, CUfunction *function)
 {
     char symbol[64];

@@ -197,7 +197,7 @@ attn_status attn_cuda_load(const attn_cuda_context *context, const attn_cuda_ker
 attn_status attn_cuda_load_dtype(const attn_cuda_context *context, attn_dtype dtype, const char *stem,
                                  CUfunction *function)
 {
-    char symbol[64];
+    char symbol[64]; /* as the macros COMBINE and KERNELS_OF of sm90/around_*.cu and sm90/fallback.cu write it */
     snprintf(symbol, sizeof symbol, "attn_%s_%s_%s", context->arch->name, stem, attn_dtype_name(dtype));
     return attn_cuda_load(context, NULL, symbol, 0, function);
 }

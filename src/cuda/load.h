@@ -32,7 +32,7 @@ attn_status attn_cuda_load(const attn_cuda_context *context, const attn_cuda_ker
  */
 bool attn_cuda_can_load(const attn_cuda_kernel *kernel);
 
-/* attn_<architecture>_<stem>_<dtype>, of a unit that is no variant. */
+/* The function attn_<architecture>_<stem>_<dtype> of a unit that is no variant, such as attn_sm90_combine_bf16. */
 attn_status attn_cuda_load_dtype(const attn_cuda_context *context, attn_dtype dtype, const char *stem,
                                  CUfunction *function);
 

@@ -45,6 +45,7 @@ static attn_status create(attn_merge_plan *plan)
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
     fill(d, &own->params);
     own->driver = &context.machine->driver, own->context = context.id;
+    /* attn_merge_<dtype>: as MERGE of sm90/merge.cu writes it */
     snprintf(symbol, sizeof symbol, "attn_merge_%s", attn_dtype_name(d->dtype));
     if ((status = attn_cuda_load(&context, NULL, symbol, 0, &own->function))) {
         free(own);
