@@ -10,8 +10,9 @@ typedef struct attn_text_buffer {
     size_t size, length; /* length: of the whole text, which may be beyond size */
 } attn_text_buffer;
 
-/* What a public call that describes begins with: false, and why in attn_error, if `text` is NULL but for a `size` of 0,
- * or there is no `thing`, which `maker` makes. name: the thing's argument. */
+/* The beginning of every public call that describes a thing. Returns false, with the reason in attn_error, if `text` is
+ * NULL though `size` is not 0, or if `thing` is NULL. name: of the argument `thing`; maker: the function that makes
+ * such things. */
 bool attn_text_buffer_begin(attn_text_buffer *buffer, char *text, size_t size, const void *thing, const char *name,
                             const char *maker);
 
@@ -23,7 +24,8 @@ void attn_say_number(attn_text_buffer *buffer, double x);
 /* The same, in B to TiB. */
 void attn_say_bytes(attn_text_buffer *buffer, double bytes);
 
-/* A duration as one says it: "12.5 us", "3.742 ms", "4.326 s", "43 s", "4 min 40 s", "3 h 7 min", "12 days". */
+/* A duration in the unit that people use: "12.5 us", "3.742 ms", "4.326 s", "43 s", "4 min 40 s", "3 h 7 min", "12
+ * days". */
 void attn_say_seconds(attn_text_buffer *buffer, double seconds);
 
 /* One number or duration as a text by itself, which is returned: "43260", "3.742 ms". */

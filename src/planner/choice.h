@@ -5,7 +5,7 @@
 #include "planner/machine.h"
 #include "problem/strategy.h"
 
-/* What somebody else has decided: 0 is left to the planner. */
+/* What the caller or a sweep has decided: 0 leaves it to the planner. */
 typedef struct attn_tiles {
     int64_t rows, keys, segment_rows, heads;
     int splits, pack;                /* pack: CUDA: query heads that share a tile of rows */
