@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "attn_commit.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "bench/bench.h"
 #include "problem/desc.h"
 

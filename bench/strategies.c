@@ -68,21 +68,21 @@ static void add(list *l, const char *name, const char *kernel, const char *strat
 static void add_word(list *l, const char *name, const char *kernel, attn_strategy_word word, int64_t value)
 {
     char text[64];
-    attn_words w = { text, sizeof text, 0 };
+    attn_text_buffer w = { text, sizeof text, 0 };
     attn_strategy_write_word(word, value, &w);
     add(l, name, kernel, text);
 }
 
-static void add_words(list *l, const char *kernel, const attn_said *taken)
+static void add_words(list *l, const char *kernel, const attn_overrides *taken)
 {
     const int64_t *value = taken->value;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         attn_strategy_word word = words[i].word;
-        if (words[i].direction != l->desc.direction || !taken->said[word] || value[word] == words[i].value) continue;
+        if (words[i].direction != l->desc.direction || !taken->set[word] || value[word] == words[i].value) continue;
         if (word == ATTN_STRATEGY_DQ_POSTPROCESS && value[word] != ATTN_DQ_FUSED) continue;
         add_word(l, words[i].name, kernel, word, words[i].value);
     }
-    if (l->desc.direction == ATTN_BACKWARD && taken->said[ATTN_STRATEGY_HEAD_GROUP] &&
+    if (l->desc.direction == ATTN_BACKWARD && taken->set[ATTN_STRATEGY_HEAD_GROUP] &&
         !value[ATTN_STRATEGY_HEAD_PERSISTENT_DQ])
         add_word(l, "head-group=all", kernel, ATTN_STRATEGY_HEAD_GROUP, l->desc.batch * l->desc.heads_kv);
 }
@@ -110,7 +110,7 @@ int attn_bench_alternatives(const attn_bench_case *point, attn_bench_case cases[
     static list l;
     attn_plan *plan;
     attn_plan_info info;
-    attn_said taken;
+    attn_overrides taken;
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     l = (list){ .point = point, .desc = point->desc, .cases = cases };
@@ -118,9 +118,9 @@ int attn_bench_alternatives(const attn_bench_case *point, attn_bench_case cases[
     cases[0] = *point; /* without a plan: measuring it says why */
     if (attn_plan_create(&plan, &l.desc) != ATTN_OK) return 1;
     bool good = attn_plan_get_info(plan, &info) == ATTN_OK && decide(&l, NULL, NULL, l.plans[0]);
-    attn_desc said = l.desc;
-    said.strategy = info.strategy;
-    good = good && attn_strategy_read(&taken, &said) == ATTN_OK;
+    attn_desc again = l.desc;
+    again.strategy = info.strategy;
+    good = good && attn_strategy_read(&taken, &again) == ATTN_OK;
     for (int i = 0; i < count && good; i++)
         if (strcmp(kernels[i].name, info.kernel) == 0)
             add_words(&l, kernels[i].name, &taken), add_kernels(&l, &kernels[i], kernels, count);

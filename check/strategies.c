@@ -36,44 +36,44 @@ static int list_items(const check_strategies *counts, const attn_desc *desc, uin
     return count;
 }
 
-static bool is_legal(const attn_desc *desc, const attn_said *said)
+static bool is_legal(const attn_desc *desc, const attn_overrides *overrides)
 {
     char text[ATTN_STRATEGY_TEXT] = "";
-    attn_words words = { text, sizeof text, 0 };
+    attn_text_buffer words = { text, sizeof text, 0 };
     attn_desc with = *desc;
     attn_plan *plan;
-    attn_strategy_write(said, &words);
+    attn_strategy_write(overrides, &words);
     with.strategy = text;
     if (attn_plan_create(&plan, &with) != ATTN_OK) return false;
     attn_plan_destroy(plan);
     return true;
 }
 
-/* A word may be legal because of another one: those that are not yet said are tried twice. */
+/* A word may be legal because of another one: those that are not set yet are tried twice. */
 void check_strategy_draw(check_strategies *counts, const attn_desc *desc, uint64_t seed, bool always,
                          char text[ATTN_STRATEGY_TEXT])
 {
     check_strategies after = *counts;
     bool wanted = always;
     item list[ITEMS];
-    int words, said_count = 0, count = list_items(counts, desc, seed, list);
+    int words, set_count = 0, count = list_items(counts, desc, seed, list);
     const attn_strategy *table = attn_strategies(&words);
-    attn_said said = { .said = { false } };
+    attn_overrides overrides = { .set = { false } };
     for (int n = 0; n < 2 * count; n++) {
         const item *at = &list[n % count];
-        attn_said with = said;
-        if (said.said[at->word] || (n >= count && said_count == WORDS_MOST)) continue;
-        attn_say_value(&with, (attn_strategy_word)at->word, table[at->word].tries[at->index]);
+        attn_overrides with = overrides;
+        if (overrides.set[at->word] || (n >= count && set_count == WORDS_MOST)) continue;
+        attn_override(&with, (attn_strategy_word)at->word, table[at->word].tries[at->index]);
         if (!is_legal(desc, &with)) continue;
         counts->legal[at->word][at->index]++;
-        if (said_count >= (n < count ? WORDS_FIRST : WORDS_MOST)) continue;
+        if (set_count >= (n < count ? WORDS_FIRST : WORDS_MOST)) continue;
         wanted |= after.taken[at->word][at->index]++ < CHECK_STRATEGY_FLOOR;
-        said = with, said_count++;
+        overrides = with, set_count++;
     }
-    attn_words out = { text, ATTN_STRATEGY_TEXT, 0 };
+    attn_text_buffer out = { text, ATTN_STRATEGY_TEXT, 0 };
     text[0] = '\0';
     if (!wanted) return;
-    attn_strategy_write(&said, &out);
+    attn_strategy_write(&overrides, &out);
     memcpy(counts->taken, after.taken, sizeof counts->taken);
 }
 

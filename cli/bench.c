@@ -9,7 +9,7 @@
 
 #include "api/plan.h"
 #include "attn_commit.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "command.h"
 #include "file.h"
 #include "base/detect.h"

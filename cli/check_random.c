@@ -127,12 +127,12 @@ static tally *tally_of(record *r, const char *kernel)
 
 static void count_words(record *r, const attn_desc *desc, const check_options *options, check_outcome outcome)
 {
-    attn_said said;
+    attn_overrides overrides;
     attn_desc d = *desc;
     d.strategy = options->strategy;
-    if (attn_strategy_read(&said, &d)) return;
+    if (attn_strategy_read(&overrides, &d)) return;
     for (int i = 0; i < ATTN_STRATEGIES; i++)
-        r->words[i][outcome] += said.said[i];
+        r->words[i][outcome] += overrides.set[i];
 }
 
 static void run_number(record *r, uint64_t number)

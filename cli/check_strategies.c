@@ -10,7 +10,7 @@ static const char *name_of(const check_report *report)
 static const char *text_of(int word, int index, char text[64])
 {
     int count;
-    attn_words words = { text, 64, 0 };
+    attn_text_buffer words = { text, 64, 0 };
     attn_strategy_write_word((attn_strategy_word)word, attn_strategies(&count)[word].tries[index], &words);
     return text;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "device/clock.h"
 #include "device/device.h"
 #include "problem/args.h"

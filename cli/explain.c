@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "api/plan.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "device/device.h"
 #include "command.h"
 #include "measure.h"

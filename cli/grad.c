@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "command.h"
 #include "compute.h"
 #include "problem/desc.h"

@@ -76,7 +76,7 @@ static const char *plans_text(unsigned plans, char text[96])
 /* As it is said: "split-kv=N, no-split-kv". */
 static const char *said_text(const attn_strategy *s, char text[96])
 {
-    attn_words words = { text, 96, 0 };
+    attn_text_buffer words = { text, 96, 0 };
     text[0] = 0;
     for (int i = 0; s->kind == ATTN_STRATEGY_CHOICE && i < s->try_count; i++)
         attn_say(&words, "%s%s=%s", i ? ", " : "", s->name, s->alternatives[i]);
@@ -252,7 +252,7 @@ static const char *scores_text(const attn_cuda_kernel *kernel, char text[64])
 {
     const attn_feature *features;
     int count = attn_features(&features);
-    attn_words words = { text, 64, 0 };
+    attn_text_buffer words = { text, 64, 0 };
     text[0] = 0;
     for (int f = 0; f < count; f++) {
         if (kernel->needs & features[f].flag) attn_say(&words, "%s%s", text[0] ? " and " : "", features[f].name);

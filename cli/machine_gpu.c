@@ -16,7 +16,7 @@ enum {
 };
 
 typedef struct gpu {
-    attn_cuda_place place;
+    attn_cuda_context context;
     CUdeviceptr memory; /* FAR_BYTES, and 256 to spare */
     CUevent begin, end;
 } gpu;
@@ -24,14 +24,14 @@ typedef struct gpu {
 /* Seconds, the least of a few; 0 after a failure. */
 static double launch(gpu *g, const char *symbol, int blocks, int threads, void **arguments, attn_status *status)
 {
-    const attn_cuda_driver *driver = &g->place.machine->driver;
+    const attn_cuda_driver *driver = &g->context.machine->driver;
     CUfunction function;
     CUlaunchConfig config = {
         .gridDimX = (unsigned)blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = (unsigned)threads
     };
     double least = 0;
     config.blockDimY = config.blockDimZ = 1;
-    if (!*status) *status = attn_cuda_load(&g->place, NULL, symbol, 0, &function);
+    if (!*status) *status = attn_cuda_load(&g->context, NULL, symbol, 0, &function);
     for (int i = 0; i < TRIES && !*status; i++) {
         float milliseconds = 0;
         CUresult result = driver->cuEventRecord(g->begin, NULL);
@@ -83,11 +83,11 @@ static attn_status measure(gpu *g, attn_machine *m)
 attn_status attn_measure_gpu(attn_machine *m)
 {
     gpu g = { .memory = 0 };
-    attn_status status = attn_cuda_place_get(&g.place);
+    attn_status status = attn_cuda_context_get(&g.context);
     if (status) return status;
-    const attn_cuda_driver *driver = &g.place.machine->driver;
-    m->cores = g.place.device->multiprocessors;
-    if (g.place.device->clock_khz > 0) m->hertz = 1e3 * g.place.device->clock_khz;
+    const attn_cuda_driver *driver = &g.context.machine->driver;
+    m->cores = g.context.device->multiprocessors;
+    if (g.context.device->clock_khz > 0) m->hertz = 1e3 * g.context.device->clock_khz;
     CUresult result = driver->cuMemAlloc(&g.memory, (size_t)FAR_BYTES + 256);
     if (!result) result = driver->cuMemsetD8Async(g.memory, 0, (size_t)FAR_BYTES + 256, NULL);
     if (!result) result = driver->cuEventCreate(&g.begin, 0);

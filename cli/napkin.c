@@ -63,10 +63,11 @@ static void name_of(const char *path, char *name, size_t size)
 }
 
 /* The caller frees it. */
-static attn_status make_text(const attn_napkin *napkin, attn_napkin_part part, const char *name, attn_words *words)
+static attn_status make_text(const attn_napkin *napkin, attn_napkin_part part, const char *name,
+                             attn_text_buffer *words)
 {
     size_t length = attn_napkin_describe(napkin, part, name, NULL, 0);
-    *words = (attn_words){ malloc(length + 1), length + 1, length };
+    *words = (attn_text_buffer){ malloc(length + 1), length + 1, length };
     if (!words->text) return attn_fail(ATTN_NO_MEMORY, "no memory for a text");
     attn_napkin_describe(napkin, part, name, words->text, words->size);
     return ATTN_OK;
@@ -74,7 +75,7 @@ static attn_status make_text(const attn_napkin *napkin, attn_napkin_part part, c
 
 static attn_status print_text(const attn_napkin *napkin, attn_napkin_part part, const char *name)
 {
-    attn_words words;
+    attn_text_buffer words;
     attn_status status = make_text(napkin, part, name, &words);
     if (!status) fwrite(words.text, 1, words.length, stdout);
     free(words.text);
@@ -83,7 +84,7 @@ static attn_status print_text(const attn_napkin *napkin, attn_napkin_part part, 
 
 static attn_status draw(const attn_napkin *napkin, const char *path, const char *title)
 {
-    attn_words words;
+    attn_text_buffer words;
     attn_status status = make_text(napkin, ATTN_NAPKIN_SVG, title, &words);
     if (!status) status = attn_output_text(path, words.text, words.length);
     free(words.text);

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "command.h"
 #include "device/clock.h"
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "command.h"
 #include "cpu/cpu.h"
 #include "cuda/arch.h"
@@ -111,7 +111,7 @@ static const char *verdict_name(verdict v)
 /* "fast to 256, slow to 512": over head dims, the same of keys and values. */
 static void say_dims(const attn_cuda_arch *arch, attn_dtype dtype, int pass, const table_row *row, char cell[CELL])
 {
-    attn_words words = { cell, CELL, 0 };
+    attn_text_buffer words = { cell, CELL, 0 };
     verdict last = REFUSED;
     cell[0] = 0;
     for (int dim = DIM_STEP; dim <= DIM_MOST; dim += DIM_STEP) {

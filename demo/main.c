@@ -20,7 +20,7 @@
 
 #include "attn.h"
 #include "base/detect.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "device/clock.h"
 #include "model.h"
 #include "plot.h"

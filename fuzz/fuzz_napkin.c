@@ -7,24 +7,24 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-static void check_text(void (*say)(attn_words *, const attn_derivation *), const attn_derivation *derivation)
+static void check_text(void (*say)(attn_text_buffer *, const attn_derivation *), const attn_derivation *derivation)
 {
-    attn_words words = { 0 };
+    attn_text_buffer words = { 0 };
     say(&words, derivation);
     size_t length = words.length;
-    words = (attn_words){ malloc(length + 1), length + 1, 0 };
+    words = (attn_text_buffer){ malloc(length + 1), length + 1, 0 };
     if (!words.text) return;
     say(&words, derivation);
     if (words.length != length || strlen(words.text) != length) abort();
     free(words.text);
 }
 
-static void emit(attn_words *words, const attn_derivation *derivation)
+static void emit(attn_text_buffer *words, const attn_derivation *derivation)
 {
     attn_nap_emit(words, derivation, "fuzzed");
 }
 
-static void draw(attn_words *words, const attn_derivation *derivation)
+static void draw(attn_text_buffer *words, const attn_derivation *derivation)
 {
     attn_nap_draw(words, derivation, "fuzzed");
 }

@@ -2,10 +2,10 @@
  *
  *     O = softmax(scale * Q K^T + bias | mask) * V
  *
- * Describe -> plan -> run. An attn_desc, zero but for what you set, says what is wanted and how large
- * it may get. attn_plan_create checks all of it, chooses a kernel and knows its exact workspace.
- * attn_run computes. A plan never changes: any number of threads may run it at once, each with a
- * workspace of its own. Running allocates nothing.
+ * Describe -> plan -> run. An attn_desc says what is wanted and how large it may get; what you do not set is zero.
+ * attn_plan_create checks all of it, chooses a kernel and knows its exact workspace. attn_run computes. A plan never
+ * changes: any number of threads may run it at the same time, each with a workspace of its own. Running allocates
+ * nothing.
  *
  *     attn_desc desc = { .dtype = ATTN_F32, .flags = ATTN_CAUSAL, .batch = 1, .heads_q = 32, .heads_kv = 8,
  *                        .len_q = 4096, .len_kv = 4096, .dim_qk = 128 };
@@ -15,53 +15,53 @@
  *     if (attn_run(plan, &(attn_args){ .q = q, .k = k, .v = v, .o = o }, workspace, NULL)) die(attn_error());
  *
  * Conventions
- *   Tensors are (batch, row, head, dim) with unit stride in dim. Four zero strides mean packed; any other strides are
- *   taken as they are, in elements: negative ones, too, and 0 to repeat along an axis (inputs only).
+ *   Tensors are (batch, row, head, dim) with unit stride in dim. Four zero strides mean packed. Any other strides are
+ *   taken as they are, in elements. They may be negative; a stride of 0 repeats an input along that axis.
  *   Query head i reads KV head i / (heads_q / heads_kv).
  *   Row i of a sequence has position t = i + len_kv - len_q among its keys (the last row sees the last key), where
  *   len_q and len_kv are the sequence's lengths in this run (lens, cu_lens), not the descriptor's. With ATTN_POSITIONS
  *   t = i + position_q - position_kv.
  *   Score of a visible pair: s = scale q.k; softcap tanh(s / softcap); - alibi |t - j|; + bias; in this order.
- *   LSE is the natural logarithm of a row's sum of exponentials, f32, (batch, head, row), packed,
- *   before dropout, sink included. A row without a visible key has O = 0 and LSE = -inf (or its sink).
+ *   LSE is the natural logarithm of a row's sum of exponentials: f32, (batch, head, row), packed. The sum includes the
+ *   sink and is taken before dropout. A row without a visible key has O = 0 and LSE = -inf (or its sink).
  *   Keys and values outside a sequence's length, or before its first_kv, are never read into a result.
  *
- *   NaN and infinity show in every row that sees their key. Kernels multiply whole tiles, and 0 times NaN is NaN: so
- *   a NaN that a mask hides may show elsewhere, too. In the forward this holds for v; a hidden NaN in k reaches no
- *   output. In the backward it holds for q, k, v and grad_o. So what a mask hides must be finite, and memory that was
- *   never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
+ *   NaN and infinity show in every row that sees their key. A NaN that a mask hides may show, too, since kernels
+ *   multiply whole tiles and 0 times NaN is NaN. In the forward this happens with v; a hidden NaN in k reaches no
+ *   output. In the backward it happens with q, k, v and grad_o. So what a mask hides must be finite, and memory that
+ *   was never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
  *
- *   Values nearer to 0 than 2^-126 (about 1.2e-38) are kept, but not by the kernels of bf16 pairs, ATTN_ISA_AVX512BF16
- *   and ATTN_ISA_AMX: their instructions take such inputs, products and sums for 0.
+ *   Values nearer to 0 than 2^-126 (about 1.2e-38) are kept. Only the kernels of bf16 pairs (ATTN_ISA_AVX512BF16 and
+ *   ATTN_ISA_AMX) lose them: their instructions replace such inputs, products and sums by 0.
  *
- *   A bias of -inf hides its key, but not a NaN or infinity of its score. A finite bias beyond +-2^126 counts as
- *   +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, and its LSE is about
+ *   A bias of -inf hides its key; a NaN or infinity in the key's score still shows. A finite bias beyond +-2^126 counts
+ *   as +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, and its LSE is about
  *   -2^126.
  *
  *   ATTN_PAGED: k and v are arrays of pages, (page, slot, head, dim) with the strides k_stride and v_stride: slots
- *   before heads or heads before slots. Key j of a sequence is slot j % page_size of the page whose id is entry
- *   j / page_size of the sequence's page table. Pages lie in any order, and sequences may share them. With ATTN_VARLEN
- *   only q is packed: total_kv is 0 and cu_lens_kv NULL. A page of which lengths, first_kv, causal, window, chunk and
- *   prefix hide every key from every row is gone: neither it nor its id is read, and the id may be anything, such as
- *   -1. Any other id out of range is an error (on a GPU see attn_run). It is never taken as the nearest one: that is
- *   somebody else's page.
+ *   before heads or heads before slots. Key j of a sequence is slot j % page_size of the page whose id is entry j /
+ *   page_size of the sequence's page table. Pages lie in any order, and sequences may share them. With ATTN_VARLEN only
+ *   q is packed: total_kv is 0 and cu_lens_kv NULL. If lengths, first_kv, causal, window, chunk and prefix hide every
+ *   key of a page from every row, neither the page nor its id is read: the id may be anything, such as -1. Any other id
+ *   out of range is an error (on a GPU see attn_run). It is never replaced by the nearest valid id, which is somebody
+ *   else's page.
  *
- *   ATTN_BACKWARD computes the probabilities again, from q, k and the forward's lse, and turns the gradient of o (and
- *   of lse) into those of q, k, v and, on request, of bias, ALiBi slopes and sinks: exact, in O(len) further memory.
- *   A row or a key without a visible pair has gradients of 0. Where a row's |LSE| is above 2^24, f32 holds it to no
- *   better than 1. A GPU then returns gradients of 0 for the row. A CPU computes again what rounding took away: its
- *   gradients are right if lse is what this library's forward wrote for the same keys, else 0.
+ *   ATTN_BACKWARD takes the gradient of o (and of lse) and computes those of q, k, v and, on request, of bias, ALiBi
+ *   slopes and sinks. It computes the probabilities again, from q, k and the forward's lse: exact, in O(len) further
+ *   memory. A row or a key without a visible pair has gradients of 0. Where a row's |LSE| is above 2^24, f32 holds it
+ *   to no better than 1. A GPU then returns gradients of 0 for the row. A CPU computes again what rounding took away:
+ *   its gradients are right if lse is what this library's forward wrote for the same keys, else 0.
  *
  *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
  *   takes the same kernel; the choice depends on the instruction set, so fix isa or kernel to compare machines. On a
  *   GPU it holds from run to run, on the same model of GPU and with the same build.
- *   Of descriptors that differ, the flag promises nothing. Today a CPU's prefill kernel, asked for by name, gives a
- *   row of a causal problem the same bits alone and in a batch, contiguous and in pages of any size, in chunks of any
- *   number of rows. A decode kernel does so alone and in a batch. Its bits change with pages, chunks and splits unless
- *   the strategy fixes them (kv-tile=16,split-kv=1), and are never a prefill kernel's. On a GPU a prefill kernel, asked
- *   for by name, needs split-kv=1 for it, a decode kernel split-keys=N. docs/SAME-BITS.md has the tables, per kernel,
- *   which a test holds true.
+ *   The flag promises nothing about two descriptors that differ. Today a CPU's prefill kernel, asked for by name, gives
+ *   a row of a causal problem the same bits alone and in a batch, contiguous and in pages of any size, in chunks of any
+ *   number of rows. A decode kernel gives a row the same bits alone and in a batch. They change with pages, chunks and
+ *   splits unless the strategy fixes these (kv-tile=16,split-kv=1), and they are never a prefill kernel's. On a GPU a
+ *   kernel must be asked for by name and with a strategy: prefill with split-kv=1, decode with split-keys=N.
+ *   docs/SAME-BITS.md has a table per kernel; a test checks them.
  *
  * A call that fails returns a status other than ATTN_OK, writes nothing, and leaves a message that
  * names the field, its value and what it takes: attn_error(). Each thread has a message of its own.
@@ -116,7 +116,7 @@ ATTN_API const char *attn_version(void);
 
 /* ATTN_F64 is for checking gradients: on the CPU one thread computes it pair by pair, straight from the definition, by
  * the kernel "reference". It takes no strategy and no ATTN_OUT_F32. What attn_args declares as float (lse, alibi, sink
- * and the gradients of lse, bias, alibi and sink) is then double; so the pointers are cast. */
+ * and the gradients of lse, bias, alibi and sink) is then double: cast the pointers. */
 typedef enum attn_dtype { ATTN_F32 = 1, ATTN_F16 = 2, ATTN_BF16 = 3, ATTN_F64 = 4 } attn_dtype;
 
 typedef enum attn_direction { ATTN_FORWARD = 0, ATTN_BACKWARD = 1 } attn_direction;
@@ -136,9 +136,9 @@ typedef enum attn_isa {
     ATTN_ISA_NEON = 6
 } attn_isa;
 
-/* attn_desc.flags. A pair is visible if causal and window, or else prefix, show it, and every other mask does. t is the
- * row's position among the keys. Prefix, intervals, blocks, bits and bias count keys and rows from 0, whatever their
- * positions. */
+/* attn_desc.flags. A pair is visible if every mask shows it. Only prefix adds pairs: those that it shows need not be
+ * shown by causal and window. t is the row's position among the keys. Prefix, intervals, blocks, bits and bias count
+ * keys and rows from 0, whatever their positions. */
 enum {
     ATTN_CAUSAL = 1 << 0,         /* key j visible iff j <= t */
     ATTN_WINDOW = 1 << 1,         /* t - window_left <= j <= t + window_right; -1 is unbounded */
@@ -162,13 +162,14 @@ enum {
     ATTN_POSITIONS = 1 << 19      /* rows and keys have positions of their own: position_q, position_kv */
 };
 
-/* Runs task(arg, 0) ... task(arg, tasks - 1), each once, at once or in turn, and returns when all
- * have ended. For programs that bring their own thread pool. */
+/* Runs task(arg, 0) ... task(arg, tasks - 1), each once, at the same time or in turn, and returns when all have ended.
+ * For programs that bring their own thread pool. */
 typedef void (*attn_parallel_for)(void *context, int tasks, void (*task)(void *arg, int index), void *arg);
 
 /* Extents and strides list (batch, row, head, dim), but for bias: (batch, head, row, key). A field whose flag is
- * missing must be 0. Where 0 is a default it says so; every other 0 is a 0. Where lengths vary, batch, len and total
- * are limits: a smaller batch is filled up with empty sequences, and cu_lens may end before the totals. */
+ * missing must be 0. Where 0 stands for a default, the field says so; everywhere else it is the number 0. Where lengths
+ * vary, batch, len and total are limits: a smaller batch is filled up with empty sequences, and cu_lens may end before
+ * the totals. */
 typedef struct attn_desc {
     attn_dtype dtype;         /* of q, k and v */
     attn_direction direction; /* ATTN_FORWARD, or ATTN_BACKWARD for a plan that computes gradients */
@@ -178,8 +179,8 @@ typedef struct attn_desc {
     int64_t batch;             /* sequences; 0: none, a run computes nothing */
     int64_t heads_q;           /* a multiple of heads_kv */
     int64_t heads_kv;          /* 0: heads_q */
-    int64_t len_q, len_kv;     /* rows and keys of a sequence; where lengths vary, any bound above the longest's. With
-                                * ATTN_VARLEN it may exceed the totals; then the totals count, but in tables' layouts */
+    int64_t len_q, len_kv;     /* rows and keys of a sequence; where lengths vary, any bound on the longest. With
+                                * ATTN_VARLEN it may exceed the totals, which then replace it, not in tables' layouts */
     int64_t total_q, total_kv; /* ATTN_VARLEN: rows of the packed q and k (a batch extent of 1) */
     int64_t dim_qk;            /* 1 to 512 */
     int64_t dim_v;             /* 1 to 512; 0: dim_qk */
@@ -211,10 +212,11 @@ typedef struct attn_desc {
     /* ATTN_BACKWARD; likewise: all 0: packed; else dim's is 1 */
     int64_t grad_o_stride[4], grad_q_stride[4], grad_k_stride[4], grad_v_stride[4];
 
-    /* ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS: of the pairs that the other masks leave, the share that these leave. With
-     * ATTN_LENS_Q or ATTN_LENS_KV alone: of the pairs of len_q and len_kv, the share that a run's lengths leave; of
-     * lens_kv that are 4000 on average and len_kv = 16000: 0.25. 0 < share <= 1; 0: not known, taken as 1. A plan
-     * cannot know it. Its choice and predictions depend on it, results only by rounding. */
+    /* The share of pairs that a run will see, which a plan cannot know: 0 < share <= 1; 0: not known, taken as 1. The
+     * plan's choice and predictions depend on it, results only by rounding. With ATTN_INTERVALS, ATTN_BLOCKS or
+     * ATTN_BITS it is the share that these leave of the pairs that the other masks leave. With ATTN_LENS_Q or
+     * ATTN_LENS_KV alone it is the share that a run's lengths leave of the pairs of len_q and len_kv: 0.25 for len_kv =
+     * 16000 and lens_kv of 4000 on average. */
     double visible_share;
 
     /* NULL: the planner decides everything. Else what you decide instead, in words with commas or spaces between them:
@@ -223,15 +225,16 @@ typedef struct attn_desc {
      * The planner decides the rest. */
     const char *strategy;
 
-    /* ATTN_PAGED: pages of k, and of v, and slots of a page, any number from 1. page_table has room for table_width ids
-     * of each sequence; or, where that is 0, for table_total ids, and page_starts says whose they are. */
+    /* ATTN_PAGED: how many pages k (and v) has, and how many slots a page: each at least 1. page_table has room for
+     * table_width ids of each sequence. Where table_width is 0, it has room for table_total ids in all, and page_starts
+     * says whose they are. */
     int64_t pages, page_size, table_width, table_total;
 
-    /* ATTN_BITS: 0: bits of all keys. Else bits of the last bits_keys keys of each sequence (those before it are
-     * visible as far as bits go): a tree of draft tokens after a long context. */
+    /* ATTN_BITS: 0: every key has a bit. Else only the last bits_keys keys of each sequence have one, and the bits hide
+     * no key before these: for a tree of draft tokens after a long context. */
     int64_t bits_keys;
 
-    double scale_f64; /* ATTN_F64: > 0: in place of scale, which is then 0 or this rounded to float; 0: as scale says */
+    double scale_f64; /* ATTN_F64: > 0 replaces scale, which is then 0 or this rounded to float; 0: scale counts */
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -282,7 +285,7 @@ typedef struct attn_plan_info {
     double memory_bytes;      /* predicted traffic to and from memory */
     double cache_bytes;       /* predicted traffic between L2 and L1 */
     double seconds;           /* predicted time */
-    const char *strategy; /* all that was decided; as attn_desc.strategy, with the same kernel, it gives this plan */
+    const char *strategy;     /* every decision; as attn_desc.strategy, with the same kernel, it gives this plan */
 } attn_plan_info;
 
 ATTN_API attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info, size_t info_size);
@@ -295,10 +298,10 @@ static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_in
 
 /* Tensors and, where a flag asks for them, lengths, masks and what changes scores. A pointer that is set although its
  * flag is missing is ATTN_INVALID, not ignored: a forgotten ATTN_LENS_KV must not change results silently. Two
- * exceptions: a forward ignores all grad_*, so that one attn_args serves both directions, and without ATTN_DROPOUT
- * the numbers seed and seed_offset mean nothing. The bytes from the first to the last element of an output may not
- * overlap those of any input or of another output. Outputs are o and lse; in the backward, where these two are
- * inputs, the gradients. */
+ * exceptions: a forward ignores all grad_*, so that one attn_args serves both directions, and without ATTN_DROPOUT the
+ * numbers seed and seed_offset mean nothing. The bytes from the first to the last element of an output may not overlap
+ * those of any input or of another output. Outputs are o and lse. In the backward these two are inputs, and the
+ * gradients are the outputs. */
 typedef struct attn_args {
     const void *q; /* (batch, len_q, heads_q, dim_qk); ATTN_VARLEN: (1, total_q, ...) */
     const void *k; /* (batch, len_kv, heads_kv, dim_qk); ATTN_VARLEN: (1, total_kv, ...) */
@@ -320,22 +323,22 @@ typedef struct attn_args {
     /* ATTN_BLOCKS: there are R = ceil(len_q / block_rows) row blocks and C = ceil(len_kv / block_keys) key blocks. Each
      * row block has a list of visible key blocks, rising, of which the first `count` numbers are read: counts
      * (block_batch, block_heads, R), lists (block_batch, block_heads, R, C). A full block is seen by all of its rows, a
-     * partial one as ATTN_BITS says (or whole, without bits). Those of one kind may be NULL. */
+     * partial one as ATTN_BITS says (or whole, without bits). The two arrays of either kind may be NULL. */
     const int32_t *block_full_count, *block_full;
     const int32_t *block_partial_count, *block_partial;
 
-    /* ATTN_BITS: (bits_batch, bits_heads, len_q, ceil(len_kv / 8)) bytes; bit j % 8 of byte j / 8: key j is
-     * visible. With bits_keys: ceil(bits_keys / 8) bytes; bit j is of the sequence's key lens_kv - bits_keys + j. */
+    /* ATTN_BITS: (bits_batch, bits_heads, len_q, ceil(len_kv / 8)) bytes; bit j % 8 of byte j / 8: key j is visible.
+     * With bits_keys: ceil(bits_keys / 8) bytes; bit j stands for the sequence's key lens_kv - bits_keys + j. */
     const uint8_t *bits;
 
     const float *alibi;   /* ATTN_ALIBI: (alibi_batch, heads_q) slopes, finite */
     const void *bias;     /* ATTN_BIAS: as bias_extent says */
     const float *sink;    /* ATTN_SINK: (heads_q) logits, in units of the scaled score */
     uint64_t seed;        /* ATTN_DROPOUT: Philox4x32-10's key */
-    uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: a fresh one per step (and layer) */
+    uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: another one per step (and layer) */
 
-    /* ATTN_BACKWARD. Gradients are written, not added to: grad_bias, grad_alibi and grad_sink whole, 0 where no pair
-     * contributes; of the others, rows outside every sequence are not written. */
+    /* ATTN_BACKWARD. Gradients are written, not added to. grad_bias, grad_alibi and grad_sink are written whole, with 0
+     * where no pair contributes. Of the others, rows outside every sequence are not written. */
     const void *grad_o;    /* as o */
     const float *grad_lse; /* as lse; NULL: 0 */
     void *grad_q;          /* as q */
@@ -351,19 +354,19 @@ typedef struct attn_args {
     const uint64_t *seed_at;        /* in place of seed */
     const uint64_t *seed_offset_at; /* its low 32 bits are added to seed_offset, modulo 2^32 */
 
-    /* ATTN_PAGED: page ids, 0 to pages - 1: (batch, table_width). Or, where table_width is 0, those of sequence b from
-     * page_starts[b] to page_starts[b + 1]: page_starts (batch + 1) begins with 0, never falls and ends at table_total
-     * at most. */
+    /* ATTN_PAGED: page ids, 0 to pages - 1: (batch, table_width). Where table_width is 0, sequence b has the ids from
+     * page_starts[b] to before page_starts[b + 1]. page_starts (batch + 1) begins with 0, never falls and ends at
+     * table_total at most. */
     const int32_t *page_table, *page_starts;
 
     const int32_t *first_kv; /* ATTN_FIRST_KV: (batch): 0 to len_kv, or to total_kv if that is less */
 
-    /* ATTN_POSITIONS: (batch) each, -2^59 to 2^59: the position of row 0 and of key 0. They replace len_kv - len_q and
-     * 0 for causal, window, chunk and ALiBi, as where a cache was cut. position_kv = NULL: 0. */
+    /* ATTN_POSITIONS: (batch) each, -2^59 to 2^59: the position of row 0 and of key 0. Causal, window, chunk and ALiBi
+     * use them in place of len_kv - len_q and 0, for example where a cache was cut in front. position_kv = NULL: 0. */
     const int64_t *position_q, *position_kv;
 
     /* ATTN_PAGED, ATTN_CUDA: a word in device memory that the caller clears: see attn_run. NULL: nobody is told. On the
-     * CPU NULL: there the run fails. */
+     * CPU it is NULL: there the run fails instead. */
     uint32_t *fault;
 } attn_args;
 
@@ -372,18 +375,19 @@ typedef struct attn_args {
  *
  * ATTN_CUDA: pointers are of device memory, and the plan's context is current. stream is a CUstream of it (a
  * cudaStream_t; NULL: the default stream), which may be capturing a graph. The call puts the run into the stream and
- * returns. Kernels read lengths and tables, and take what is out of range as the nearest value in range. Not so with
- * ATTN_PAGED: if lens_kv or page_starts of a sequence are out of range, its rows see no key. If a page id is, that page
- * is hidden, and rows that need it may see no other key either. *fault becomes 1, and stays so. All other rows are
- * computed.
+ * returns. Kernels read lengths and tables, and replace what is out of range by the nearest value in range. With
+ * ATTN_PAGED they hide keys instead. If lens_kv or page_starts of a sequence is out of range, its rows see no key. If a
+ * page id is out of range, its page is hidden, and rows that need the page may see no other key either. *fault becomes
+ * 1, and stays so. All other rows are computed.
  *
- * ATTN_CUDA, speed: a fallback kernel, one warp per row, computes what the fast kernels do not take, at below 1 TFLOP/s
- * on an H200, where they reach hundreds. attn_plan_describe names kernel, tensors and time. It computes
+ * ATTN_CUDA, speed: a fallback kernel, one warp per row, computes what the fast kernels do not take. On an H200 it
+ * stays below 1 TFLOP/s; the fast kernels reach hundreds. attn_plan_describe names kernel, tensors and time. The
+ * fallback computes
  *   - f32, and head dims above 256
  *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are)
- *   - ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys, of more than 16 packed rows (len_q * heads_q / heads_kv)
+ *   - ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys, with more than 16 packed rows (len_q * heads_q / heads_kv)
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative
- * Other tensors of such strides are copied first, which takes workspace and time. Pages are read fastest where
+ * Other tensors with such strides are copied first, which takes workspace and time. Pages are read fastest where
  * page_size is a multiple of 8. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
@@ -407,7 +411,8 @@ static inline attn_status attn_check(const attn_plan *plan, const attn_args *arg
  *     m = max lse_i    w_i = exp(lse_i - m)    o = sum w_i o_i / sum w_i    lse = m + ln sum w_i
  *
  * (Milakov & Gimelshein, arXiv 1805.02867.) Each key belongs to one part, and so does a sink. A part with an LSE of
- * -inf is empty: its o is not read. Where all are, O = 0 and LSE = -inf. An LSE of NaN or +inf shows in O and LSE.
+ * -inf is empty: its o is not read. Where all parts are empty, O = 0 and LSE = -inf. An LSE of NaN or +inf shows in O
+ * and LSE.
  *
  * Describe -> plan -> run, as above. Running allocates nothing and needs no workspace. */
 typedef struct attn_merge_desc {
@@ -435,8 +440,8 @@ static inline attn_status attn_merge_plan_create(attn_merge_plan **plan, const a
 }
 ATTN_API void attn_merge_plan_destroy(attn_merge_plan *plan);
 
-/* The arrays of addresses are the host's and are read by the call. o may be one of the parts' o, where out_dtype and
- * strides are theirs, and lse one of the parts' LSEs. Otherwise an output overlaps no input. */
+/* The arrays of addresses are the host's and are read by the call. o may be one of the parts' o if out_dtype and
+ * strides are theirs; lse may be one of the parts' LSEs. Otherwise an output overlaps no input. */
 typedef struct attn_merge_args {
     const void *const *part_o;    /* (parts) addresses, each of (batch, rows, heads, dim) */
     const float *const *part_lse; /* (parts) addresses, each of (batch, heads, rows), packed, as attn_run writes it */
@@ -446,7 +451,7 @@ typedef struct attn_merge_args {
 
 /* Merges *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad pointers, plan or args = NULL.
  *
- * ATTN_CUDA: the plan is for the context in which it was made; but for the two arrays of addresses, pointers are of
+ * ATTN_CUDA: the plan is for the context in which it was made. All pointers but the two arrays of addresses are of
  * device memory. The call puts one kernel into the stream, which may be capturing a graph, and returns. */
 ATTN_API attn_status attn_merge_run_sized(const attn_merge_plan *plan, const attn_merge_args *args, size_t args_size,
                                           void *stream);

@@ -354,10 +354,10 @@ static void fixed_parts_are_predicted(void **state)
         double microseconds;
     } measured[] = { { 16, 8192, 202.6 }, { 1, 32768, 66.4 }, { 1, 512, 13.9 } };
     attn_cuda_device h100 = h200;
-    attn_said said = { .said = { false } };
-    attn_tiles parts = { .exact = true, .said = &said };
+    attn_overrides overrides = { .set = { false } };
+    attn_tiles parts = { .exact = true, .overrides = &overrides };
     strcpy(h100.name, "NVIDIA H100 80GB HBM3");
-    attn_say_value(&said, ATTN_STRATEGY_SPLIT_KEYS, 512);
+    attn_override(&overrides, ATTN_STRATEGY_SPLIT_KEYS, 512);
     const attn_cuda_kernel *kernel = kernel_named("sm90_decode_bf16_d128");
     for (int i = 0; i < COUNT(measured); i++) {
         attn_desc desc = problem(32, 1, measured[i].keys, 128, 0);

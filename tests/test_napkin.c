@@ -20,10 +20,10 @@ typedef struct library {
 
 static char *emitted(const attn_derivation *v)
 {
-    attn_words words = { 0 };
+    attn_text_buffer words = { 0 };
     attn_nap_emit(&words, v, "derived");
     char *text = malloc(words.length + 1);
-    words = (attn_words){ text, words.length + 1, 0 };
+    words = (attn_text_buffer){ text, words.length + 1, 0 };
     attn_nap_emit(&words, v, "derived");
     return text;
 }

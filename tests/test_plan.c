@@ -193,7 +193,7 @@ static void words_of_a_strategy_are_checked(void **state)
         { "no-split-kv=2", 10, ATTN_FORWARD, ATTN_INVALID, "no-split-kv=2" },
         { "no-form", 10, ATTN_FORWARD, ATTN_INVALID, "form=prefill, form=decode" },
         { "form=encode", 10, ATTN_FORWARD, ATTN_INVALID, "form=prefill, form=decode" },
-        { "split-kv=2,no-split-kv", 10, ATTN_FORWARD, ATTN_INVALID, "said twice" },
+        { "split-kv=2,no-split-kv", 10, ATTN_FORWARD, ATTN_INVALID, "there twice" },
         { "form=decode", 17, ATTN_FORWARD, ATTN_UNSUPPORTED, "16 query rows" },
         { "form=prefill,split-kv=2", 10, ATTN_FORWARD, ATTN_UNSUPPORTED, "split-kv" },
         { "form=decode,split-kv=1000", 10, ATTN_FORWARD, ATTN_UNSUPPORTED, "without a key" },

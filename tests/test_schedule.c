@@ -293,11 +293,11 @@ static void work_items_left_over_are_shared_out(void **state)
 
 /* ---- strategies ------------------------------------------------------------------------------ */
 
-/* All that is decided as it is said; or why it cannot be. */
-static const char *said(const char *kernel, attn_desc desc, const char *strategy, attn_said *all)
+/* Plans with a strategy: *all is every decision. Returns NULL, or why it cannot be. */
+static const char *decide(const char *kernel, attn_desc desc, const char *strategy, attn_overrides *all)
 {
-    attn_said words;
-    attn_tiles tiles = { .said = &words };
+    attn_overrides words;
+    attn_tiles tiles = { .overrides = &words };
     desc.strategy = strategy;
     assert_ok(attn_strategy_read(&words, &desc));
     double pairs = attn_mask_pairs(&desc) * (double)desc.batch * (double)desc.heads_q;
@@ -357,17 +357,17 @@ static void strategies_are_followed_or_refused(void **state)
         { ATTN_BACKWARD, 0, "head-group=5", "head-group" },
     };
     for (int i = 0; i < COUNT(cases); i++) {
-        attn_said asked, all;
+        attn_overrides asked, all;
         attn_desc desc = grouped(cases[i].direction, 100, 600, 40, cases[i].flags);
         const char *kernel = desc.direction == ATTN_BACKWARD ? "sm90_backward_bf16_d64_128" : "sm90_bf16_d64_128x128";
-        const char *why_not = said(kernel, desc, cases[i].words, &all);
+        const char *why_not = decide(kernel, desc, cases[i].words, &all);
         if (!why_not != !cases[i].refused || (why_not && !strstr(why_not, cases[i].refused)))
             fail_msg("%s: %s", cases[i].words, why_not ? why_not : "taken");
         if (why_not) continue;
         desc.strategy = cases[i].words;
         assert_ok(attn_strategy_read(&asked, &desc));
         for (int w = 0; w < ATTN_STRATEGIES; w++)
-            if (asked.said[w] && (!all.said[w] || all.value[w] != asked.value[w]))
+            if (asked.set[w] && (!all.set[w] || all.value[w] != asked.value[w]))
                 fail_msg("%s: word %d is not followed", cases[i].words, w);
     }
 }

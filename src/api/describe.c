@@ -29,7 +29,7 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
     return ATTN_OK;
 }
 
-static void say_flags(attn_words *w, uint32_t flags)
+static void say_flags(attn_text_buffer *w, uint32_t flags)
 {
     static const char *const name[] = { "causal",  "window",        "chunk",  "prefix",   "intervals",
                                         "blocks",  "bits",          "varlen", "lens_q",   "lens_kv",
@@ -43,8 +43,8 @@ static void say_flags(attn_words *w, uint32_t flags)
 size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
 {
     static const char *const dtypes[] = { "", "f32", "f16", "bf16", "f64" };
-    attn_words w;
-    if (!attn_words_begin(&w, text, size, plan, "plan", "attn_plan_create")) return 0;
+    attn_text_buffer w;
+    if (!attn_text_buffer_begin(&w, text, size, plan, "plan", "attn_plan_create")) return 0;
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
     attn_say(&w, "problem    %s, %s, batch %lld, heads %lld/%lld, %lld rows x %lld keys, dim %lld/%lld",

@@ -6,8 +6,8 @@
 
 enum { ATTN_MERGE_PARTS = 64, ATTN_MERGE_DIM = 512 };
 
-/* What is merged: the parts of args, as many as are said here. rows: NULL, or for each part where the number of its
- * rows is found, where the device reads it; rows from there on are empty, and nothing of them is read. */
+/* What is merged: the first `parts` parts of args. rows: NULL, or for each part the address of its number of rows, in
+ * memory that the device reads. Rows from that number on are empty, and nothing of them is read. */
 typedef struct attn_merge_call {
     const attn_merge_args *args;
     int parts; /* at most ATTN_MERGE_PARTS */

@@ -20,7 +20,7 @@ static attn_status create(attn_plan **out, const attn_desc *desc, size_t desc_si
     plan->backend = resolved.dtype == ATTN_F64     ? &attn_reference_backend
                     : resolved.device == ATTN_CUDA ? &attn_cuda_backend
                                                    : &attn_cpu_backend;
-    if ((status = attn_strategy_read(&plan->said, &resolved)) || (status = plan->backend->create(plan))) {
+    if ((status = attn_strategy_read(&plan->overrides, &resolved)) || (status = plan->backend->create(plan))) {
         free(plan);
         return status;
     }

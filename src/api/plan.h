@@ -4,10 +4,10 @@
 
 #include "planner/choice.h"
 #include "problem/strategy.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 
-/* What a run leaves where it may: partial results of each row's keys in place of o and lse, for a merge. f32, as if
- * each were all; part i begins i steps of elements after the first. */
+/* What a run may leave for a merge instead of o and lse: the results of parts of each row's keys. They are f32, each as
+ * if its keys were all; part i begins i steps of elements after the first. */
 typedef struct attn_parts {
     int most; /* that may be left, 1 at least; set by the caller */
     int count;
@@ -21,10 +21,10 @@ typedef struct attn_backend {
     /* Frees what create made, but for the plan itself. */
     void (*destroy)(attn_plan *plan);
     /* workspace: not NULL where the plan needs one. Nothing of *args has been checked. parts: NULL, or as
-     * attn_run_parts has it, with one part, o and lse: left so by a backend that does not know of parts. */
+     * attn_run_parts has it: one part, o and lse. A backend that does not know of parts leaves it so. */
     attn_status (*run)(const attn_plan *plan, const attn_args *args, void *workspace, void *stream, attn_parts *parts);
-    /* Says the plan's lines between "kernel" and "workspace". */
-    void (*describe)(const attn_plan *plan, attn_words *words);
+    /* Writes the plan's lines between "kernel" and "workspace". */
+    void (*describe)(const attn_plan *plan, attn_text_buffer *words);
 } attn_backend;
 
 extern const attn_backend attn_cpu_backend, attn_cuda_backend, attn_reference_backend;
@@ -37,7 +37,7 @@ struct attn_plan {
     uint64_t workspace, packed; /* bytes */
     const char *kernel_name, *isa_name;
     char why[160];
-    attn_said said;                    /* of desc.strategy */
+    attn_overrides overrides;          /* of desc.strategy */
     char strategy[ATTN_STRATEGY_TEXT]; /* all that is decided */
     const void *own;                   /* what the backend alone knows */
 };
@@ -47,7 +47,7 @@ struct attn_plan {
 attn_status attn_run_parts(const attn_plan *plan, const attn_args *args, void *workspace, void *stream,
                            attn_parts *parts);
 
-/* attn_plan_create with some of its choices made. For sweeps over them: tiles that a kernel cannot take are taken as
+/* attn_plan_create with some of its choices made. For sweeps over them: a tile that a kernel cannot take is replaced by
  * the nearest that it can. */
 attn_status attn_plan_create_tiled(attn_plan **plan, const attn_desc *desc, const attn_tiles *tiles);
 

@@ -29,7 +29,7 @@ static attn_status create(attn_plan *plan)
         return attn_fail(ATTN_UNSUPPORTED, "flags = 0x%" PRIx32 ": ATTN_F64 does not take 0x%" PRIx32, d->flags,
                          d->flags & ~(uint32_t)TAKEN);
     for (int word = 0; word < ATTN_STRATEGIES; word++)
-        if (plan->said.said[word])
+        if (plan->overrides.set[word])
             return attn_fail(ATTN_UNSUPPORTED, "strategy: ATTN_F64 takes none, and so not %s",
                              attn_strategies(&(int){ 0 })[word].name);
     plan->kernel_name = "reference";
@@ -107,7 +107,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     return ATTN_OK;
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     (void)plan;
     attn_say(words, "threads    1\n");

@@ -249,14 +249,15 @@ static void predict(attn_cascade_plan *plan, const attn_cascade_level *levels)
 static int ctas_of(const attn_plan *plan)
 {
     attn_plan_info info;
-    attn_said said;
+    attn_overrides overrides;
     attn_desc d = plan->desc;
     if (attn_plan_get_info(plan, &info)) return 0;
     d.strategy = info.strategy;
-    return attn_strategy_read(&said, &d) ? 0 : (int)attn_said_or(&said, ATTN_STRATEGY_CTAS, 0);
+    return attn_strategy_read(&overrides, &d) ? 0 : (int)attn_override_or(&overrides, ATTN_STRATEGY_CTAS, 0);
 }
 
-/* Whether the planner may divide the multiprocessors: nothing is said, and bits may depend on how a run is launched. */
+/* Whether the planner may divide the multiprocessors: nothing is overridden, and bits may depend on how a run is
+ * launched. */
 static bool may_divide(const attn_cascade_plan *plan, const attn_cascade_level *levels)
 {
     const attn_desc *d = &plan->desc;
@@ -394,7 +395,7 @@ attn_status attn_cascade_plan_get_info_sized(const attn_cascade_plan *plan, attn
     return ATTN_OK;
 }
 
-static void say_plan(attn_words *w, const attn_plan *plan)
+static void say_plan(attn_text_buffer *w, const attn_plan *plan)
 {
     bool fits = w->length < w->size;
     w->length += attn_plan_describe(plan, fits ? w->text + w->length : NULL, fits ? w->size - w->length : 0);
@@ -402,8 +403,8 @@ static void say_plan(attn_words *w, const attn_plan *plan)
 
 size_t attn_cascade_plan_describe(const attn_cascade_plan *plan, char *text, size_t size)
 {
-    attn_words w;
-    if (!attn_words_begin(&w, text, size, plan, "plan", "attn_cascade_plan_create")) return 0;
+    attn_text_buffer w;
+    if (!attn_text_buffer_begin(&w, text, size, plan, "plan", "attn_cascade_plan_create")) return 0;
     for (int i = 0; i < plan->parts; i++) {
         if (i + 1 < plan->parts) attn_say(&w, "level %d: keys that groups of sequences share\n", i);
         if (i + 1 == plan->parts) attn_say(&w, "level %d: each sequence's own keys\n", i);

@@ -204,24 +204,25 @@ static bool is_far(const attn_desc *d, float lse)
     return isfinite(lse) && fabsf(lse) > limit;
 }
 
-/* What a row's LSE alone says. That of a row without a key, or beyond LSE_MOST, lies above all scores: P is 0. */
-static void settle_by_lse(float lse, float *max, float *factor)
+/* The statistics as the row's LSE gives them. For a row without a key, or with an LSE beyond LSE_MOST, max is above all
+ * scores: P is 0. */
+static void statistics_of_lse(float lse, float *max, float *factor)
 {
     bool none = fabsf(lse) > LSE_MOST && lse < INFINITY;
     *max = none ? INFINITY : (float)((double)lse * 1.4426950408889634);
     *factor = 1;
 }
 
-/* *max and *factor hold the statistics found. The LSE may be of more keys than are here (a sequence spread over
- * machines): they stand for it only where they agree with it, up to the last bits in which two kernels' scores differ
- * (one folds the scale into the queries, another multiplies sums by it; they add up `dim` products in other orders).
- * Whether they do. */
-static bool settle(const attn_score *score, int64_t dim, float lse, float *max, float *factor)
+/* *max and *factor hold the statistics that a pass over the keys found. They count only if they agree with the LSE,
+ * which may be of more keys than are here (a sequence spread over machines); else the LSE's replace them. The scores of
+ * two kernels differ in their last bits: one folds the scale into the queries, another multiplies sums by it, and they
+ * add up `dim` products in other orders. Returns whether the statistics found count. */
+static bool choose_statistics(const attn_score *score, int64_t dim, float lse, float *max, float *factor)
 {
     float found = -INFINITY, bits = 4 * (sqrtf((float)dim) + 8) * 0x1p-24f;
     attn_score_finish(score, *max, *factor, &found);
     if (!(*max > -INFINITY && fabsf(found - lse) <= bits * fabsf(lse))) {
-        settle_by_lse(lse, max, factor);
+        statistics_of_lse(lse, max, factor);
         return false;
     }
     double total = *factor;
@@ -273,9 +274,9 @@ static void find_statistics(const run *r, int64_t index, const attn_sequence *se
     for (int64_t row = row0; row < row1; row++) {
         bool found = false;
         if (is_far(d, of->lse[row]))
-            found = settle(task.score, d->dim_qk, of->lse[row], task.max + row, task.factor + row);
+            found = choose_statistics(task.score, d->dim_qk, of->lse[row], task.max + row, task.factor + row);
         else
-            settle_by_lse(of->lse[row], task.max + row, task.factor + row);
+            statistics_of_lse(of->lse[row], task.max + row, task.factor + row);
         if (d->dtype == ATTN_F32 && d->len_q <= ATTN_DECODE_ROWS) own[row] = found, some = some || found;
     }
     if (some) find_delta(r, seq, &task, own, of);

@@ -44,8 +44,8 @@ static void put(const call *c, char *to, const char *from, size_t bytes)
     memcpy(to, from, bytes);
 }
 
-/* Ends an item: what it put past the caches is seen by whoever comes next. */
-static void settle(const call *c)
+/* Ends an item: after it, everybody sees what the item wrote past the caches. */
+static void fence_stores(const call *c)
 {
 #if defined(__x86_64__)
     if (c->streams) _mm_sfence();
@@ -198,7 +198,7 @@ static void append(void *arg, int64_t item, int worker)
         fetch_token(c, row + AHEAD);
         append_token(c, row, &t);
     }
-    settle(c);
+    fence_stores(c);
 }
 
 /* ---- gather and copy ------------------------------------------------------------------------- */
@@ -229,7 +229,7 @@ static void gather(void *arg, int64_t item, int worker)
     (void)worker;
     for (int64_t entry = first; entry < first + c->step && entry < entries; entry++)
         gather_page(c, b, entry);
-    settle(c);
+    fence_stores(c);
 }
 
 static void copy_page(void *arg, int64_t item, int worker)
@@ -246,7 +246,7 @@ static void copy_page(void *arg, int64_t item, int worker)
         copy(c, side_of(d->dtype, a->v_pages, d->v_pages_stride, to, 0),
              side_of(d->dtype, a->v_from, d->v_from_stride, from, 0), d->page_size, d->heads_kv, d->dim_v);
     }
-    settle(c);
+    fence_stores(c);
 }
 
 /* ---- plan and run ---------------------------------------------------------------------------- */

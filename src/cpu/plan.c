@@ -68,67 +68,69 @@ static int64_t splits_most(const attn_cpu_kernel *k, const attn_desc *d)
     return parts > 1 ? parts : 1;
 }
 
-/* Why a kernel cannot run the problem as it is said; NULL if it can. */
-static const char *not_legal(const attn_cpu_kernel *k, const attn_desc *d, const attn_said *s)
+/* Why a kernel cannot run the problem with these overrides; NULL if it can. */
+static const char *not_legal(const attn_cpu_kernel *k, const attn_desc *d, const attn_overrides *s)
 {
     const bool decode = k->form == ATTN_DECODE, prefill = k->form == ATTN_PREFILL;
     const int64_t *value = s->value;
-    if (!attn_said_allows(s, ATTN_STRATEGY_FORM, decode))
+    if (!attn_overrides_allow(s, ATTN_STRATEGY_FORM, decode))
         return d->len_q > ATTN_DECODE_ROWS ? "form: decode takes 16 query rows at most" : "form: it is the other one";
-    if (s->said[ATTN_STRATEGY_THREADS] && value[ATTN_STRATEGY_THREADS] > d->threads)
+    if (s->set[ATTN_STRATEGY_THREADS] && value[ATTN_STRATEGY_THREADS] > d->threads)
         return "threads: it is above the threads of the problem";
-    if (s->said[ATTN_STRATEGY_Q_TILE] && decode) return "q-tile: decode takes all query rows at once";
-    if (s->said[ATTN_STRATEGY_Q_TILE] && !takes_rows(k, value[ATTN_STRATEGY_Q_TILE]))
+    if (s->set[ATTN_STRATEGY_Q_TILE] && decode) return "q-tile: decode takes all query rows at once";
+    if (s->set[ATTN_STRATEGY_Q_TILE] && !takes_rows(k, value[ATTN_STRATEGY_Q_TILE]))
         return "q-tile: it is no multiple of the kernel's register tile (backward: of 48), or above what it takes";
-    if (s->said[ATTN_STRATEGY_KV_TILE] && prefill) return "kv-tile: prefill's is always 256";
-    if (s->said[ATTN_STRATEGY_KV_TILE] && !takes_keys(k, value[ATTN_STRATEGY_KV_TILE]))
+    if (s->set[ATTN_STRATEGY_KV_TILE] && prefill) return "kv-tile: prefill's is always 256";
+    if (s->set[ATTN_STRATEGY_KV_TILE] && !takes_keys(k, value[ATTN_STRATEGY_KV_TILE]))
         return decode ? "kv-tile: decode takes multiples of 16 up to 128"
                       : "kv-tile: it is no multiple of the kernel's register tile, or above 192";
-    if (s->said[ATTN_STRATEGY_Q_SEGMENT] && value[ATTN_STRATEGY_Q_SEGMENT] > 0 &&
+    if (s->set[ATTN_STRATEGY_Q_SEGMENT] && value[ATTN_STRATEGY_Q_SEGMENT] > 0 &&
         (!prefill || value[ATTN_STRATEGY_Q_SEGMENT] % k->rows != 0))
         return "q-segment: only prefill has segments, of whole register tiles";
-    if (s->said[ATTN_STRATEGY_KV_HEADS] && (!decode || d->heads_kv % value[ATTN_STRATEGY_KV_HEADS] != 0))
+    if (s->set[ATTN_STRATEGY_KV_HEADS] && (!decode || d->heads_kv % value[ATTN_STRATEGY_KV_HEADS] != 0))
         return "kv-heads: only decode streams several, and their number divides heads_kv";
-    if (s->said[ATTN_STRATEGY_PREFETCH] && !decode) return "prefetch: only decode prefetches";
-    if (s->said[ATTN_STRATEGY_SPLIT_KV] && value[ATTN_STRATEGY_SPLIT_KV] > 1 && prefill)
+    if (s->set[ATTN_STRATEGY_PREFETCH] && !decode) return "prefetch: only decode prefetches";
+    if (s->set[ATTN_STRATEGY_SPLIT_KV] && value[ATTN_STRATEGY_SPLIT_KV] > 1 && prefill)
         return "split-kv: prefill splits no keys";
-    if (s->said[ATTN_STRATEGY_SPLIT_KV] && value[ATTN_STRATEGY_SPLIT_KV] > splits_most(k, d))
+    if (s->set[ATTN_STRATEGY_SPLIT_KV] && value[ATTN_STRATEGY_SPLIT_KV] > splits_most(k, d))
         return "split-kv: there would be parts without a key (decode: a part has 128 keys, backward: 48)";
     return NULL;
 }
 
-/* What is said, over what a sweep decides. */
+/* The overrides, over what a sweep decides. */
 static attn_tiles tiles_of(const attn_plan *plan)
 {
-    const attn_said *s = &plan->said;
+    const attn_overrides *s = &plan->overrides;
     attn_tiles t = plan->tiles ? *plan->tiles : (attn_tiles){ .exact = true };
     int64_t whole = plan->desc.len_q > 0 ? plan->desc.len_q : 1;
-    t.threads = (int)attn_said_or(s, ATTN_STRATEGY_THREADS, t.threads);
-    t.rows = attn_said_or(s, ATTN_STRATEGY_Q_TILE, t.rows), t.keys = attn_said_or(s, ATTN_STRATEGY_KV_TILE, t.keys);
-    t.heads = attn_said_or(s, ATTN_STRATEGY_KV_HEADS, t.heads);
-    t.splits = (int)attn_said_or(s, ATTN_STRATEGY_SPLIT_KV, t.splits);
-    t.segment_rows = attn_said_or(s, ATTN_STRATEGY_Q_SEGMENT, t.segment_rows);
-    if (s->said[ATTN_STRATEGY_Q_SEGMENT] && t.segment_rows == 0) t.segment_rows = whole;
-    t.prefetch = (int)attn_said_or(s, ATTN_STRATEGY_PREFETCH, t.prefetch - 1) + 1;
+    t.threads = (int)attn_override_or(s, ATTN_STRATEGY_THREADS, t.threads);
+    t.rows = attn_override_or(s, ATTN_STRATEGY_Q_TILE, t.rows),
+    t.keys = attn_override_or(s, ATTN_STRATEGY_KV_TILE, t.keys);
+    t.heads = attn_override_or(s, ATTN_STRATEGY_KV_HEADS, t.heads);
+    t.splits = (int)attn_override_or(s, ATTN_STRATEGY_SPLIT_KV, t.splits);
+    t.segment_rows = attn_override_or(s, ATTN_STRATEGY_Q_SEGMENT, t.segment_rows);
+    if (s->set[ATTN_STRATEGY_Q_SEGMENT] && t.segment_rows == 0) t.segment_rows = whole;
+    t.prefetch = (int)attn_override_or(s, ATTN_STRATEGY_PREFETCH, t.prefetch - 1) + 1;
     return t;
 }
 
-static attn_said decided(const attn_plan *plan)
+/* All that the plan decided, as overrides that give the same plan. */
+static attn_overrides decided(const attn_plan *plan)
 {
     const attn_choice *c = &plan->choice;
-    attn_said s = { .said = { false } };
+    attn_overrides s = { .set = { false } };
     attn_form form = attn_cpu_kernel_of(plan)->form;
-    if (form != ATTN_GRADIENT) attn_say_value(&s, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
-    attn_say_value(&s, ATTN_STRATEGY_THREADS, c->threads);
-    if (form != ATTN_DECODE) attn_say_value(&s, ATTN_STRATEGY_Q_TILE, c->q_tile);
+    if (form != ATTN_GRADIENT) attn_override(&s, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
+    attn_override(&s, ATTN_STRATEGY_THREADS, c->threads);
+    if (form != ATTN_DECODE) attn_override(&s, ATTN_STRATEGY_Q_TILE, c->q_tile);
     if (form == ATTN_PREFILL)
-        attn_say_value(&s, ATTN_STRATEGY_Q_SEGMENT, c->segment_rows < plan->desc.len_q ? c->segment_rows : 0);
+        attn_override(&s, ATTN_STRATEGY_Q_SEGMENT, c->segment_rows < plan->desc.len_q ? c->segment_rows : 0);
     else
-        attn_say_value(&s, ATTN_STRATEGY_KV_TILE, c->kv_tile);
-    if (form != ATTN_PREFILL) attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, c->splits);
+        attn_override(&s, ATTN_STRATEGY_KV_TILE, c->kv_tile);
+    if (form != ATTN_PREFILL) attn_override(&s, ATTN_STRATEGY_SPLIT_KV, c->splits);
     if (form != ATTN_DECODE) return s;
-    attn_say_value(&s, ATTN_STRATEGY_KV_HEADS, c->heads_tile);
-    attn_say_value(&s, ATTN_STRATEGY_PREFETCH, c->fetch_l2 ? ATTN_PREFETCH_L2 : ATTN_PREFETCH_L1);
+    attn_override(&s, ATTN_STRATEGY_KV_HEADS, c->heads_tile);
+    attn_override(&s, ATTN_STRATEGY_PREFETCH, c->fetch_l2 ? ATTN_PREFETCH_L2 : ATTN_PREFETCH_L1);
     return s;
 }
 
@@ -142,7 +144,7 @@ static attn_status named_kernel(attn_plan *plan, attn_isa isa)
         if (strcmp(kernels[i].name, plan->desc.kernel) != 0) continue;
         const char *why_not = attn_cpu_obstacle(&kernels[i], &plan->desc, isa);
         if (why_not) return attn_fail(ATTN_UNSUPPORTED, "kernel = %s: %s", kernels[i].name, why_not);
-        why_not = not_legal(&kernels[i], &plan->desc, &plan->said);
+        why_not = not_legal(&kernels[i], &plan->desc, &plan->overrides);
         if (why_not) return attn_fail(ATTN_UNSUPPORTED, "strategy: %s (kernel %s)", why_not, kernels[i].name);
         plan->own = &kernels[i];
         return ATTN_OK;
@@ -164,9 +166,9 @@ static void fastest_of_form(const attn_plan *plan, const attn_host *host, attn_i
     for (int i = 0; i < count; i++) {
         attn_choice c;
         if (kernels[i].form != form || attn_cpu_obstacle(&kernels[i], &plan->desc, isa)) continue;
-        const char *illegal = not_legal(&kernels[i], &plan->desc, &plan->said);
-        bool said = attn_said_allows(&plan->said, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
-        if (illegal && (said || !*why_not)) *why_not = illegal;
+        const char *illegal = not_legal(&kernels[i], &plan->desc, &plan->overrides);
+        bool wanted = attn_overrides_allow(&plan->overrides, ATTN_STRATEGY_FORM, form == ATTN_DECODE);
+        if (illegal && (wanted || !*why_not)) *why_not = illegal;
         if (illegal) continue;
         bool alone = isa != ATTN_ISA_AUTO || plan->desc.flags & ATTN_DETERMINISTIC;
         if (*best && (alone || kernels[i].isa == ATTN_ISA_PORTABLE)) return;
@@ -250,11 +252,11 @@ static attn_status choose_alike(attn_plan *plan, const attn_host *host)
     attn_host unknown;
     int32_t threads = plan->desc.threads;
     attn_host_unknown(&unknown);
-    bool said = plan->said.said[ATTN_STRATEGY_THREADS];
+    bool set = plan->overrides.set[ATTN_STRATEGY_THREADS];
     plan->desc.threads = 1;
-    plan->said.said[ATTN_STRATEGY_THREADS] = false;
+    plan->overrides.set[ATTN_STRATEGY_THREADS] = false;
     attn_status status = choose(plan, &unknown);
-    plan->desc.threads = threads, plan->said.said[ATTN_STRATEGY_THREADS] = said;
+    plan->desc.threads = threads, plan->overrides.set[ATTN_STRATEGY_THREADS] = set;
     if (status) return status;
     attn_choice *c = &plan->choice;
     attn_tiles chosen = tiles_of(plan);
@@ -272,8 +274,8 @@ static attn_status create(attn_plan *plan)
     if (!status) status = size_workspace(plan);
     if (!status) status = attn_threads_reserve(&plan->desc, plan->choice.threads);
     if (status) return status;
-    attn_said all = decided(plan);
-    attn_words words = { plan->strategy, sizeof plan->strategy, 0 };
+    attn_overrides all = decided(plan);
+    attn_text_buffer words = { plan->strategy, sizeof plan->strategy, 0 };
     attn_strategy_write(&all, &words);
     plan->kernel_name = attn_cpu_kernel_of(plan)->name;
     plan->isa_name = attn_isa_name(attn_cpu_kernel_of(plan)->isa);
@@ -297,7 +299,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     return ATTN_OK;
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const attn_choice *c = &plan->choice;
     attn_say(words, "tiles      Q %lld rows, KV %lld keys, registers %lld x %lld\n", (long long)c->q_tile,

@@ -9,7 +9,7 @@
 
 #include "attn.h"
 
-/* Sees to it that `threads` - 1 workers exist, unless the caller brings his own. */
+/* Starts workers until there are `threads` - 1, unless the caller brings his own. */
 attn_status attn_threads_reserve(const attn_desc *desc, int threads);
 
 /* item(arg, i, worker) for each i in [0, count), taken in rising order by up to `threads` workers; `worker` < threads

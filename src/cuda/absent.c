@@ -61,16 +61,16 @@ static attn_status refuse(void)
     return ATTN_UNSUPPORTED;
 }
 
-attn_status attn_cuda_place_get(attn_cuda_place *place)
+attn_status attn_cuda_context_get(attn_cuda_context *context)
 {
-    *place = (attn_cuda_place){ NULL, NULL, NULL, 0 };
+    *context = (attn_cuda_context){ NULL, NULL, NULL, 0 };
     return refuse();
 }
 
-attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+attn_status attn_cuda_load(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *symbol,
                            unsigned shared, CUfunction *function)
 {
-    (void)place, (void)kernel, (void)symbol, (void)shared;
+    (void)context, (void)kernel, (void)symbol, (void)shared;
     *function = NULL;
     return refuse();
 }

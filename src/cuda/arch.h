@@ -8,7 +8,7 @@
 #include "cuda/load.h"
 
 /* What is to be computed. desc: resolved. pairs: visible ones, over batch and heads. tiles: NULL, or what is decided
- * already (splits, pack, said). */
+ * already (splits, pack, overrides). */
 typedef struct attn_cuda_problem {
     const attn_desc *desc;
     const attn_cuda_device *device;
@@ -30,8 +30,8 @@ typedef struct attn_cuda_plan {
     unsigned long long context; /* that the functions live in */
     const attn_cuda_driver *driver;
     attn_cuda_choice chosen;
-    attn_said decided;  /* all that the choice decides */
-    uint64_t workspace; /* bytes, from an address that is a multiple of ATTN_CUDA_ALIGN */
+    attn_overrides decided; /* all that the choice decides */
+    uint64_t workspace;     /* bytes, from an address that is a multiple of ATTN_CUDA_ALIGN */
 } attn_cuda_plan;
 
 enum { ATTN_CUDA_ALIGN = 256 };
@@ -53,8 +53,8 @@ typedef struct attn_cuda_call {
     attn_parts *parts; /* NULL, or where parts may be left uncombined */
 } attn_cuda_call;
 
-/* kernel: of this architecture and direction, whose features, dims and dtype are the problem's. False: it cannot as it
- * is said, or there are more work items than a schedule counts; choice->why_not says so. */
+/* kernel: of this architecture and direction, whose features, dims and dtype are the problem's. False: it
+ * cannot with these overrides, or there are more work items than a schedule counts; choice->why_not says so. */
 typedef bool attn_cuda_predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel,
                                attn_cuda_choice *choice);
 
@@ -65,13 +65,13 @@ typedef struct attn_cuda_pass {
 
     /* plan: zero but for context, driver, and chosen.kernel, which was predicted. Sets all the rest; loads functions.
      */
-    attn_status (*create)(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *plan);
+    attn_status (*create)(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *plan);
 
     /* Arguments have been checked; the plan's context is current. Only puts work into the stream. */
     attn_status (*run)(const attn_cuda_call *call);
 
     /* The plan's lines between "kernel" and "workspace". */
-    void (*describe)(const attn_plan *plan, attn_words *words);
+    void (*describe)(const attn_plan *plan, attn_text_buffer *words);
 } attn_cuda_pass;
 
 /* What a plan of this backend holds. */

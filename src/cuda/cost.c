@@ -83,7 +83,7 @@ double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, i
     return max_of(ceil(each / LANES) * alone, each * together);
 }
 
-const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *k, const attn_said *s)
+const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *k, const attn_overrides *s)
 {
     static const attn_strategy_word counted[] = { ATTN_STRATEGY_SCHEDULER, ATTN_STRATEGY_HEAD_GROUP,
                                                   ATTN_STRATEGY_CTAS },
@@ -94,23 +94,23 @@ const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_
                                                 ATTN_STRATEGY_DQ_SEMAPHORE };
     int count;
     if (!s) return NULL;
-    if (s->said[ATTN_STRATEGY_CTAS] &&
+    if (s->set[ATTN_STRATEGY_CTAS] &&
         (s->value[ATTN_STRATEGY_CTAS] > device->multiprocessors || s->value[ATTN_STRATEGY_CTAS] % k->cluster))
         return "ctas: it is above the multiprocessors, or does not fill the kernel's clusters";
     if (attn_cuda_is_variant(k)) return NULL;
     for (size_t i = 0; i < sizeof counted / sizeof *counted; i++)
-        if (s->said[counted[i]]) return "scheduler, head-group, ctas: the fallback kernels have a block per tile";
+        if (s->set[counted[i]]) return "scheduler, head-group, ctas: the fallback kernels have a block per tile";
     for (size_t i = 0; i < sizeof extra / sizeof *extra; i++)
-        if (!attn_said_allows(s, extra[i], attn_strategies(&count)[extra[i]].off))
+        if (!attn_overrides_allow(s, extra[i], attn_strategies(&count)[extra[i]].off))
             return "only the kernels for 16-bit tensors have strategies, not the fallback kernels";
-    return attn_said_allows(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_NONE) && !s->said[ATTN_STRATEGY_DQ_LATE]
+    return attn_overrides_allow(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_NONE) && !s->set[ATTN_STRATEGY_DQ_LATE]
                ? NULL
                : "dq-postprocess: the fallback kernels have no dQ accumulator";
 }
 
-attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_said *said)
+attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_overrides *overrides)
 {
     attn_cuda_device as = *device;
-    as.multiprocessors = (int)attn_said_or(said, ATTN_STRATEGY_CTAS, device->multiprocessors);
+    as.multiprocessors = (int)attn_override_or(overrides, ATTN_STRATEGY_CTAS, device->multiprocessors);
     return as;
 }

@@ -17,10 +17,11 @@ static inline double min_of(double a, double b)
 
 /* What words of either direction make illegal, NULL: nothing: a fallback kernel has no strategies but to do
  * without. */
-const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *kernel, const attn_said *said);
+const char *attn_cuda_not_legal(const attn_cuda_device *device, const attn_cuda_kernel *kernel,
+                                const attn_overrides *overrides);
 
-/* The device as if it had as many SMs as CTAs are said to run. */
-attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_said *said);
+/* The device as if it had only as many SMs as the overrides have CTAs. */
+attn_cuda_device attn_cuda_device_of(const attn_cuda_device *device, const attn_overrides *overrides);
 
 /* What is known of the machine that the device is. */
 const attn_machine *attn_cuda_machine_of(const attn_cuda_device *device);

@@ -1,4 +1,4 @@
-/* Decode: prediction, plan and run. Work is dealt on the device, so a plan decides little: how many CTAs run,
+/* Decode: prediction, plan and run. Work is scheduled on the device, so a plan decides little: how many CTAs run,
  * and whether parts have a fixed length. Contract: decode.h, arch.h. */
 #include "cuda/decode.h"
 
@@ -34,9 +34,9 @@ typedef struct decode_plan {
 
 /* ---- what is legal --------------------------------------------------------------------------- */
 
-static int64_t keys_of_part(const attn_said *said)
+static int64_t keys_of_part(const attn_overrides *overrides)
 {
-    return attn_said_or(said, ATTN_STRATEGY_SPLIT_KEYS, 0);
+    return attn_override_or(overrides, ATTN_STRATEGY_SPLIT_KEYS, 0);
 }
 
 static int teams_most(const attn_cuda_kernel *k)
@@ -46,10 +46,10 @@ static int teams_most(const attn_cuda_kernel *k)
 
 /* Teams of a CTA: several where it has three KV heads or more [m], so that one ends while others are read; one where
  * bits do not depend on the batch. */
-static int teams_of(const attn_desc *d, const attn_cuda_kernel *k, const attn_said *said, int ctas)
+static int teams_of(const attn_desc *d, const attn_cuda_kernel *k, const attn_overrides *overrides, int ctas)
 {
     bool many = d->batch * d->heads_kv >= 3 * (int64_t)ctas;
-    return (int)attn_said_or(said, ATTN_STRATEGY_TEAMS, many && !keys_of_part(said) ? teams_most(k) : 1);
+    return (int)attn_override_or(overrides, ATTN_STRATEGY_TEAMS, many && !keys_of_part(overrides) ? teams_most(k) : 1);
 }
 
 /* KV tiles that a KV head of a sequence has at most: its keys may be two runs. */
@@ -67,18 +67,18 @@ static bool lies_well(const attn_desc *d)
     return even;
 }
 
-static const char *illegal_words(const attn_said *s, const attn_desc *d, const attn_cuda_kernel *k)
+static const char *illegal_words(const attn_overrides *s, const attn_desc *d, const attn_cuda_kernel *k)
 {
     static const attn_strategy_word others[] = { ATTN_STRATEGY_SPLIT_KV, ATTN_STRATEGY_SPLIT_TAIL };
     int count;
-    int64_t keys = keys_of_part(s), teams = attn_said_or(s, ATTN_STRATEGY_TEAMS, 1);
+    int64_t keys = keys_of_part(s), teams = attn_override_or(s, ATTN_STRATEGY_TEAMS, 1);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (!attn_said_allows(s, others[i], attn_strategies(&count)[others[i]].off))
-            return "split-kv, split-tail: decode kernels deal out keys on the device";
-    if (!attn_said_allows(s, ATTN_STRATEGY_PACK_GQA, d->heads_q > d->heads_kv))
+        if (!attn_overrides_allow(s, others[i], attn_strategies(&count)[others[i]].off))
+            return "split-kv, split-tail: decode kernels schedule keys on the device";
+    if (!attn_overrides_allow(s, ATTN_STRATEGY_PACK_GQA, d->heads_q > d->heads_kv))
         return "pack-gqa: decode kernels always pack the query heads of a KV head";
-    if (s && (s->said[ATTN_STRATEGY_SCHEDULER] || s->said[ATTN_STRATEGY_HEAD_GROUP]))
-        return "scheduler, head-group: decode kernels deal out keys, not heads";
+    if (s && (s->set[ATTN_STRATEGY_SCHEDULER] || s->set[ATTN_STRATEGY_HEAD_GROUP]))
+        return "scheduler, head-group: decode kernels schedule keys, not heads";
     if (teams & (teams - 1) || teams > teams_most(k))
         return "teams: it is none of 1, 2 and, up to a head dim of 128, 4";
     if (keys % k->kv_tile) return "split-keys: it is no multiple of the kernel's KV tile";
@@ -90,25 +90,25 @@ static const char *illegal_words(const attn_said *s, const attn_desc *d, const a
 static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel *k)
 {
     const attn_desc *d = of->desc;
-    const attn_said *said = of->tiles ? of->tiles->said : NULL;
-    const char *why_not = attn_cuda_not_legal(of->device, k, said);
+    const attn_overrides *overrides = of->tiles ? of->tiles->overrides : NULL;
+    const char *why_not = attn_cuda_not_legal(of->device, k, overrides);
     if (why_not) return why_not;
     if (d->len_q * (d->heads_q / d->heads_kv) > ATTN_DECODE_GROUP_ROWS)
         return "it takes 16 packed rows at most: len_q * heads_q / heads_kv";
     if (!lies_well(d)) return "it takes head dims and strides of q, k and v that are multiples of 8";
     if ((double)d->batch * (double)d->heads_kv * (double)tiles_most(d, k) > INT32_MAX) return "its tiles are too many";
-    return illegal_words(said, d, k);
+    return illegal_words(overrides, d, k);
 }
 
 /* ---- prediction ------------------------------------------------------------------------------ */
 
-/* A team's range: its units (deal.h), and the heads that they are of. teams: that have one. */
+/* A team's range: its units (schedule.h), and the heads that they are of. teams: that have one. */
 typedef struct decode_range {
     double units, heads, teams;
 } decode_range;
 
-/* The longest, of `heads` heads of `units` units each, shared out as deal.h does. whole: units of a range up to which
- * it ends where a head does. */
+/* The longest, of `heads` heads of `units` units each, shared out as schedule.h does. whole: units of a range up to
+ * which it ends where a head does. */
 static decode_range longest_range(double heads, double units, double teams, double whole)
 {
     double each = ceil(heads / teams), teams_each = fmax(1, fmin(floor(teams / heads), units));
@@ -121,8 +121,8 @@ static decode_range longest_range(double heads, double units, double teams, doub
 static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn_cuda_choice *choice)
 {
     attn_desc typical = attn_typical(of->desc);
-    const attn_said *said = of->tiles ? of->tiles->said : NULL;
-    attn_cuda_device device = attn_cuda_device_of(of->device, said);
+    const attn_overrides *overrides = of->tiles ? of->tiles->overrides : NULL;
+    attn_cuda_device device = attn_cuda_device_of(of->device, overrides);
     const attn_machine_kernel *measured = attn_cuda_constants(&device, k);
     attn_choice *c = &choice->choice;
     *choice = (attn_cuda_choice){ .kernel = k, .choice.pairs = of->pairs, .ctas = device.multiprocessors };
@@ -135,8 +135,8 @@ static bool predict(const attn_cuda_problem *of, const attn_cuda_kernel *k, attn
     double rows = (double)typical.batch * (double)typical.heads_q * (double)typical.len_q;
     double keys = attn_keys_seen(&typical, rows > 0 ? of->pairs / rows : 0);
     double heads = (double)typical.batch * (double)typical.heads_kv, bytes = attn_tensor_bytes(&typical, keys), all = 0;
-    int team = ATTN_DECODE_WARPS / teams_of(&typical, k, said, device.multiprocessors);
-    double part = (double)(keys_of_part(said) / k->kv_tile), unit = fmax(1, part), /* in tiles */
+    int team = ATTN_DECODE_WARPS / teams_of(&typical, k, overrides, device.multiprocessors);
+    double part = (double)(keys_of_part(overrides) / k->kv_tile), unit = fmax(1, part), /* in tiles */
         tiles = ceil(keys / k->kv_tile), units = ceil(tiles / unit);
     double most = (double)device.multiprocessors * ATTN_DECODE_WARPS / team;
     double teams = fmax(1, fmin(most, part > 0 ? heads * units : fmax(heads, floor(heads * tiles / team))));
@@ -169,7 +169,7 @@ static unsigned long long unique_tag(void)
     return (x ^ x >> 27) * 0x94D049BB133111EBu & ~0xFFFFull;
 }
 
-/* Bytes of keys and values of a unit of deal.h. */
+/* Bytes of keys and values of a unit of schedule.h. */
 static int64_t unit_bytes(const attn_cuda_kernel *k, int part_tiles)
 {
     return (int64_t)k->kv_tile * (k->dim + k->dim_v) * 2 * (part_tiles ? part_tiles : 1);
@@ -184,18 +184,18 @@ static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *
            attn_cuda_append(&plan->base, heads, 8, &plan->arrivals);
 }
 
-static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *place, attn_cuda_plan *cuda)
+static attn_status create(const attn_cuda_problem *of, const attn_cuda_context *context, attn_cuda_plan *cuda)
 {
     decode_plan *plan = (decode_plan *)cuda;
     const attn_desc *d = of->desc;
     const attn_cuda_kernel *k = cuda->chosen.kernel;
-    const attn_said *said = of->tiles ? of->tiles->said : NULL;
-    int64_t keys = keys_of_part(said);
+    const attn_overrides *overrides = of->tiles ? of->tiles->overrides : NULL;
+    int64_t keys = keys_of_part(overrides);
     predict(of, k, &cuda->chosen);
-    attn_say_value(&cuda->decided, ATTN_STRATEGY_SPLIT_KEYS, keys);
-    plan->teams = teams_of(d, k, said, cuda->chosen.ctas);
-    attn_say_value(&cuda->decided, ATTN_STRATEGY_TEAMS, plan->teams);
-    attn_say_value(&cuda->decided, ATTN_STRATEGY_CTAS, cuda->chosen.ctas);
+    attn_override(&cuda->decided, ATTN_STRATEGY_SPLIT_KEYS, keys);
+    plan->teams = teams_of(d, k, overrides, cuda->chosen.ctas);
+    attn_override(&cuda->decided, ATTN_STRATEGY_TEAMS, plan->teams);
+    attn_override(&cuda->decided, ATTN_STRATEGY_CTAS, cuda->chosen.ctas);
     plan->grid = cuda->chosen.ctas;
     plan->params.team = ATTN_DECODE_WARPS / plan->teams;
     plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
@@ -206,8 +206,8 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_place *pl
     plan->params.by_group = attn_cuda_divisor_of(plan->params.group);
     attn_cuda_fill(d, k->kv_tile, &plan->params.base);
     if (!lay_out(d, k, plan)) return attn_cuda_too_large(d);
-    attn_status status = attn_cuda_load_fallback(of, place, k, "fallback", &plan->fallback);
-    if (!status) status = attn_cuda_load(place, k, k->symbol, k->shared, &plan->variant);
+    attn_status status = attn_cuda_load_fallback(of, context, k, "fallback", &plan->fallback);
+    if (!status) status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
     return status;
 }
 
@@ -235,7 +235,7 @@ static attn_status run(const attn_cuda_call *c)
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const decode_plan *own = plan->own;
     const attn_desc *d = &plan->desc;

@@ -18,11 +18,11 @@ static double seconds_of(const attn_cuda_problem *problem, const attn_cuda_arch 
     return c.choice.seconds;
 }
 
-attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_place *place,
+attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_context *context,
                                     const attn_cuda_kernel *chosen, const char *stem, attn_cuda_fallback_kernel *f)
 {
     if (attn_cuda_is_variant(chosen)) f->seconds = seconds_of(problem, chosen->arch);
-    return attn_cuda_load_dtype(place, problem->desc->dtype, stem, &f->function);
+    return attn_cuda_load_dtype(context, problem->desc->dtype, stem, &f->function);
 }
 
 attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fallback_kernel *f, attn_cuda_params *p)
@@ -32,7 +32,7 @@ attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fall
                             d->heads_q, d->batch, 256, p);
 }
 
-void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *f, attn_words *words)
+void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *f, attn_text_buffer *words)
 {
     attn_say(words, " are to be multiples of 16: at others the fallback kernel computes it, predicted ");
     attn_say_number(words, f->seconds * 1e3);

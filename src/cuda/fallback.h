@@ -12,7 +12,7 @@ typedef struct attn_cuda_fallback_kernel {
 } attn_cuda_fallback_kernel;
 
 /* stem: of the kernel's name. chosen: the plan's kernel. */
-attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_place *place,
+attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn_cuda_context *context,
                                     const attn_cuda_kernel *chosen, const char *stem,
                                     attn_cuda_fallback_kernel *fallback);
 
@@ -21,6 +21,6 @@ attn_status attn_cuda_run_fallback(const attn_cuda_call *call, const attn_cuda_f
                                    attn_cuda_params *params);
 
 /* The end of a sentence that begins with tensors. */
-void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *fallback, attn_words *words);
+void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *fallback, attn_text_buffer *words);
 
 #endif

@@ -74,14 +74,16 @@ static void fill(const attn_kv_desc *d, kv_plan *plan)
     plan->blocks = copy ? d->copies : gather ? d->batch * p->entries : d->tokens;
 }
 
-static attn_status load(const attn_kv_desc *d, const attn_cuda_place *place, int bytes, CUfunction *function)
+/* bytes: of an access. The names are those that PAGES_KERNEL of common/pages.h writes:
+ * attn_pages_append_<dtype>_<bytes>, attn_pages_gather_<bytes>, attn_pages_copy_<bytes>. */
+static attn_status load(const attn_kv_desc *d, const attn_cuda_context *context, int bytes, CUfunction *function)
 {
     char symbol[64];
     if (d->op == ATTN_KV_APPEND)
         snprintf(symbol, sizeof symbol, "attn_pages_append_%s_%d", attn_dtype_name(d->dtype), bytes);
     else
         snprintf(symbol, sizeof symbol, "attn_pages_%s_%d", d->op == ATTN_KV_GATHER ? "gather" : "copy", bytes);
-    return attn_cuda_load(place, NULL, symbol, 0, function);
+    return attn_cuda_load(context, NULL, symbol, 0, function);
 }
 
 /* Kernels count elements of a page, and of a row, in 31 bits, as grids count blocks. */
@@ -101,17 +103,17 @@ static attn_status check_sizes(const attn_kv_desc *d, int64_t blocks)
 
 static attn_status create(attn_kv_plan *plan)
 {
-    attn_cuda_place place;
+    attn_cuda_context context;
     const attn_kv_desc *d = &plan->desc;
-    attn_status status = attn_cuda_place_with_kernels(&place);
+    attn_status status = attn_cuda_context_with_kernels(&context);
     if (status) return status;
     kv_plan *own = calloc(1, sizeof *own);
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
     fill(d, own);
-    own->driver = &place.machine->driver, own->context = place.context;
+    own->driver = &context.machine->driver, own->context = context.id;
     status = check_sizes(d, own->blocks);
-    if (!status) status = load(d, &place, own->params.element, &own->narrow);
-    if (!status && takes_wide(d, &own->params)) status = load(d, &place, WIDE, &own->wide);
+    if (!status) status = load(d, &context, own->params.element, &own->narrow);
+    if (!status && takes_wide(d, &own->params)) status = load(d, &context, WIDE, &own->wide);
     if (status) {
         free(own);
         return status;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "cuda/unit.h"
 #include "problem/desc.h"
 
@@ -40,40 +40,40 @@ static const attn_cuda_arch *arch_of(const attn_cuda_device *device)
     return NULL;
 }
 
-attn_status attn_cuda_place_get(attn_cuda_place *place)
+attn_status attn_cuda_context_get(attn_cuda_context *context)
 {
-    CUcontext context = NULL;
+    CUcontext current = NULL;
     CUdevice device = 0;
-    place->machine = attn_cuda_machine_get();
-    if (!place->machine) return ATTN_UNSUPPORTED;
-    const attn_cuda_driver *driver = &place->machine->driver;
-    CUresult result = driver->cuCtxGetCurrent(&context);
-    if (!result && !context)
+    context->machine = attn_cuda_machine_get();
+    if (!context->machine) return ATTN_UNSUPPORTED;
+    const attn_cuda_driver *driver = &context->machine->driver;
+    CUresult result = driver->cuCtxGetCurrent(&current);
+    if (!result && !current)
         return attn_fail(ATTN_INVALID, "no CUDA context is current on this thread: cuCtxSetCurrent sets one, and any "
                                        "call of the CUDA runtime, such as cudaFree(0), makes one");
-    if (!result) result = driver->cuCtxGetId(context, &place->context);
+    if (!result) result = driver->cuCtxGetId(current, &context->id);
     if (!result) result = driver->cuCtxGetDevice(&device);
     if (result) return attn_cuda_fail(result, "the current CUDA context");
-    if (device < 0 || device >= place->machine->devices)
+    if (device < 0 || device >= context->machine->devices)
         return attn_fail(ATTN_UNSUPPORTED, "CUDA device %d is not one of the first %d", device,
-                         place->machine->devices);
-    place->device = &place->machine->device[device];
-    place->arch = arch_of(place->device);
+                         context->machine->devices);
+    context->device = &context->machine->device[device];
+    context->arch = arch_of(context->device);
     return ATTN_OK;
 }
 
-attn_status attn_cuda_place_with_kernels(attn_cuda_place *place)
+attn_status attn_cuda_context_with_kernels(attn_cuda_context *context)
 {
-    attn_status status = attn_cuda_place_get(place);
-    if (status || place->arch) return status;
+    attn_status status = attn_cuda_context_get(context);
+    if (status || context->arch) return status;
     int count;
     char known[64] = "";
     const attn_cuda_arch *const *archs = attn_cuda_archs(&count);
-    attn_words words = { known, sizeof known, 0 };
+    attn_text_buffer words = { known, sizeof known, 0 };
     for (int i = 0; i < count; i++)
         attn_say(&words, "%s%d.%d", i ? ", " : "", archs[i]->major, archs[i]->minor);
-    return attn_fail(ATTN_UNSUPPORTED, "%s has compute capability %d.%d: the CUDA kernels take %s", place->device->name,
-                     place->device->major, place->device->minor, known);
+    return attn_fail(ATTN_UNSUPPORTED, "%s has compute capability %d.%d: the CUDA kernels take %s",
+                     context->device->name, context->device->major, context->device->minor, known);
 }
 
 attn_status attn_cuda_check_context(const attn_cuda_driver *driver, unsigned long long made_in)
@@ -99,32 +99,33 @@ static attn_status compile(const attn_cuda_kernel *kernel, const char *unit, voi
     return status ? status : attn_cuda_compile(&program, image, &size);
 }
 
-static attn_status load_module(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *unit,
+static attn_status load_module(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *unit,
                                CUmodule *loaded)
 {
     const attn_cuda_image *image = attn_cuda_image_of(unit);
     void *compiled = NULL;
     attn_status status = image ? ATTN_OK : compile(kernel, unit, &compiled);
     if (status) return status;
-    CUresult result = place->machine->driver.cuModuleLoadDataEx(loaded, image ? image->data : compiled, 0, NULL, NULL);
+    CUresult result =
+        context->machine->driver.cuModuleLoadDataEx(loaded, image ? image->data : compiled, 0, NULL, NULL);
     free(compiled);
     return result ? attn_cuda_fail(result, unit) : ATTN_OK;
 }
 
 /* Under the lock. */
-static attn_status module_of(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *unit,
+static attn_status module_of(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *unit,
                              CUmodule *loaded)
 {
     for (const loaded_module *m = modules; m; m = m->next)
-        if (m->context == place->context && strcmp(m->unit, unit) == 0) return *loaded = m->module, ATTN_OK;
+        if (m->context == context->id && strcmp(m->unit, unit) == 0) return *loaded = m->module, ATTN_OK;
     loaded_module *added = malloc(sizeof *added);
     if (!added) return attn_fail(ATTN_NO_MEMORY, "no memory for a module");
-    attn_status status = load_module(place, kernel, unit, loaded);
+    attn_status status = load_module(context, kernel, unit, loaded);
     if (status) {
         free(added);
         return status;
     }
-    *added = (loaded_module){ modules, place->context, unit, *loaded };
+    *added = (loaded_module){ modules, context->id, unit, *loaded };
     modules = added;
     return ATTN_OK;
 }
@@ -138,20 +139,20 @@ bool attn_cuda_can_load(const attn_cuda_kernel *kernel)
 
 enum { NOT_FOUND = 500 };
 
-static attn_status find(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+static attn_status find(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *symbol,
                         CUfunction *found)
 {
-    const attn_cuda_driver *driver = &place->machine->driver;
+    const attn_cuda_driver *driver = &context->machine->driver;
     CUmodule in;
     CUresult result = NOT_FOUND;
     if (kernel) {
-        attn_status status = module_of(place, kernel, kernel->unit, &in);
+        attn_status status = module_of(context, kernel, kernel->unit, &in);
         if (status) return status;
         result = driver->cuModuleGetFunction(found, in, symbol);
     }
     for (int i = 0; i < attn_cuda_text_count && !kernel && result == NOT_FOUND; i++) {
-        if (!place->arch || attn_cuda_unit_arch(attn_cuda_texts[i].name) != place->arch) continue;
-        attn_status status = module_of(place, NULL, attn_cuda_texts[i].name, &in);
+        if (!context->arch || attn_cuda_unit_arch(attn_cuda_texts[i].name) != context->arch) continue;
+        attn_status status = module_of(context, NULL, attn_cuda_texts[i].name, &in);
         if (status) return status;
         result = driver->cuModuleGetFunction(found, in, symbol);
     }
@@ -167,35 +168,36 @@ static attn_status prepare(const attn_cuda_driver *driver, CUfunction function, 
 }
 
 /* Under the lock. */
-static attn_status load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+static attn_status load(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *symbol,
                         unsigned shared, CUfunction *loaded)
 {
     for (const loaded_function *f = functions; f; f = f->next)
-        if (f->context == place->context && f->shared == shared && strcmp(f->symbol, symbol) == 0)
+        if (f->context == context->id && f->shared == shared && strcmp(f->symbol, symbol) == 0)
             return *loaded = f->function, ATTN_OK;
-    attn_status status = find(place, kernel, symbol, loaded);
-    if (!status) status = prepare(&place->machine->driver, *loaded, symbol, shared);
+    attn_status status = find(context, kernel, symbol, loaded);
+    if (!status) status = prepare(&context->machine->driver, *loaded, symbol, shared);
     if (status) return status;
     loaded_function *added = malloc(sizeof *added);
     if (!added) return attn_fail(ATTN_NO_MEMORY, "no memory for a kernel");
-    *added = (loaded_function){ .next = functions, .context = place->context, .shared = shared, .function = *loaded };
+    *added = (loaded_function){ .next = functions, .context = context->id, .shared = shared, .function = *loaded };
     snprintf(added->symbol, sizeof added->symbol, "%s", symbol);
     functions = added;
     return ATTN_OK;
 }
 
-attn_status attn_cuda_load(const attn_cuda_place *place, const attn_cuda_kernel *kernel, const char *symbol,
+attn_status attn_cuda_load(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *symbol,
                            unsigned shared, CUfunction *function)
 {
     pthread_mutex_lock(&lock);
-    attn_status status = load(place, kernel, symbol, shared, function);
+    attn_status status = load(context, kernel, symbol, shared, function);
     pthread_mutex_unlock(&lock);
     return status;
 }
 
-attn_status attn_cuda_load_dtype(const attn_cuda_place *place, attn_dtype dtype, const char *stem, CUfunction *function)
+attn_status attn_cuda_load_dtype(const attn_cuda_context *context, attn_dtype dtype, const char *stem,
+                                 CUfunction *function)
 {
-    char symbol[64];
-    snprintf(symbol, sizeof symbol, "attn_%s_%s_%s", place->arch->name, stem, attn_dtype_name(dtype));
-    return attn_cuda_load(place, NULL, symbol, 0, function);
+    char symbol[64]; /* as the macros COMBINE and KERNELS_OF of sm90/around_*.cu and sm90/fallback.cu write it */
+    snprintf(symbol, sizeof symbol, "attn_%s_%s_%s", context->arch->name, stem, attn_dtype_name(dtype));
+    return attn_cuda_load(context, NULL, symbol, 0, function);
 }

@@ -35,18 +35,19 @@ static void fill(const attn_merge_desc *d, attn_cuda_merge_params *p)
 static attn_status create(attn_merge_plan *plan)
 {
     const attn_merge_desc *d = &plan->desc;
-    attn_cuda_place place;
+    attn_cuda_context context;
     char symbol[32];
-    attn_status status = attn_cuda_place_with_kernels(&place);
+    attn_status status = attn_cuda_context_with_kernels(&context);
     if (status) return status;
     if (attn_ceil_div(attn_merge_lines(d), ROWS) > INT32_MAX)
         return attn_fail(ATTN_UNSUPPORTED, "rows = %lld: on a GPU batch heads rows is below 2^34", (long long)d->rows);
     merge_plan *own = calloc(1, sizeof *own);
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
     fill(d, &own->params);
-    own->driver = &place.machine->driver, own->context = place.context;
+    own->driver = &context.machine->driver, own->context = context.id;
+    /* attn_merge_<dtype>: as MERGE of sm90/merge.cu writes it */
     snprintf(symbol, sizeof symbol, "attn_merge_%s", attn_dtype_name(d->dtype));
-    if ((status = attn_cuda_load(&place, NULL, symbol, 0, &own->function))) {
+    if ((status = attn_cuda_load(&context, NULL, symbol, 0, &own->function))) {
         free(own);
         return status;
     }

@@ -62,7 +62,7 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
     int count;
     const attn_desc *d = &plan->desc;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *named = NULL;
-    const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could, but not as it is said */
+    const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could without the overrides */
     const char *paged = NULL;
     attn_cuda_choice waits = { .kernel = NULL }; /* the best of those that NVRTC would compile, if it were there */
     for (int i = 0; i < count; i++) {
@@ -106,16 +106,16 @@ static const attn_cuda_pass *pass_of(const attn_plan *plan)
     return attn_cuda_pass_of(attn_cuda_plan_of(plan)->chosen.kernel);
 }
 
-static attn_status allocate(const attn_cuda_problem *problem, const attn_cuda_place *place,
+static attn_status allocate(const attn_cuda_problem *problem, const attn_cuda_context *context,
                             const attn_cuda_choice *chosen, attn_cuda_plan **out)
 {
     const attn_cuda_pass *pass = attn_cuda_pass_of(chosen->kernel);
     attn_cuda_plan *cuda = calloc(1, pass->plan_size);
     if (!cuda) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", pass->plan_size);
-    cuda->context = place->context;
-    cuda->driver = &place->machine->driver;
+    cuda->context = context->id;
+    cuda->driver = &context->machine->driver;
     cuda->chosen.kernel = chosen->kernel;
-    attn_status status = pass->create(problem, place, cuda);
+    attn_status status = pass->create(problem, context, cuda);
     if (status)
         free(cuda);
     else
@@ -147,24 +147,24 @@ static attn_status check_there(const attn_desc *d)
 
 static attn_status create(attn_plan *plan)
 {
-    attn_cuda_place place;
+    attn_cuda_context context;
     attn_cuda_choice chosen = { .kernel = NULL };
     attn_cuda_plan *cuda = NULL;
     attn_tiles tiles = plan->tiles ? *plan->tiles : (attn_tiles){ .splits = 0 };
-    tiles.said = &plan->said;
+    tiles.overrides = &plan->overrides;
     attn_status status = check_there(&plan->desc);
-    if (!status) status = attn_cuda_place_with_kernels(&place);
+    if (!status) status = attn_cuda_context_with_kernels(&context);
     if (status) return status;
     attn_desc typical = attn_typical(&plan->desc);
-    attn_cuda_problem problem = { &plan->desc, place.device, attn_typical_pairs(&typical), &tiles };
-    status = choose(plan, &problem, place.arch, &chosen);
-    if (!status) status = allocate(&problem, &place, &chosen, &cuda);
+    attn_cuda_problem problem = { &plan->desc, context.device, attn_typical_pairs(&typical), &tiles };
+    status = choose(plan, &problem, context.arch, &chosen);
+    if (!status) status = allocate(&problem, &context, &chosen, &cuda);
     if (status) return status;
     plan->own = cuda;
     plan->choice = cuda->chosen.choice;
     plan->kernel_name = cuda->chosen.kernel->name;
-    plan->isa_name = place.arch->isa;
-    attn_words words = { plan->strategy, sizeof plan->strategy, 0 };
+    plan->isa_name = context.arch->isa;
+    attn_text_buffer words = { plan->strategy, sizeof plan->strategy, 0 };
     attn_strategy_write(&cuda->decided, &words);
     if (cuda->workspace > 0) plan->workspace = cuda->workspace + ATTN_CUDA_ALIGN - 1;
     return ATTN_OK;
@@ -175,7 +175,7 @@ static void destroy(attn_plan *plan)
     free((void *)(uintptr_t)plan->own);
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     pass_of(plan)->describe(plan, words);
 }

@@ -178,16 +178,16 @@ double attn_nap_unfused(attn_diagram *diagram);
 /* ---- what comes of it: text; each writes what fits and counts all ---- */
 
 /* Step by step: what streams and why, the kernels, their tiles, what they move and the time (report.c). */
-void attn_nap_report(attn_words *words, const attn_derivation *derivation);
+void attn_nap_report(attn_text_buffer *words, const attn_derivation *derivation);
 
 /* The kernels as loops (pseudocode.c). */
-void attn_nap_pseudocode(attn_words *words, const attn_derivation *derivation);
+void attn_nap_pseudocode(attn_text_buffer *words, const attn_derivation *derivation);
 
 /* A C11 function of that name, self-contained, of the derived kernels with the chosen tiles, for any sizes; its comment
  * says what it takes (emit.c). Computes in float. */
-void attn_nap_emit(attn_words *words, const attn_derivation *derivation, const char *name);
+void attn_nap_emit(attn_text_buffer *words, const attn_derivation *derivation, const char *name);
 
 /* SVG: the diagram; the kernels cut and coloured by level; their columns (draw.c). */
-void attn_nap_draw(attn_words *words, const attn_derivation *derivation, const char *title);
+void attn_nap_draw(attn_text_buffer *words, const attn_derivation *derivation, const char *title);
 
 #endif

@@ -29,7 +29,7 @@ static int add_box(attn_nap_graph *g, const char *title, uint32_t axes, bool out
 
 static void say_term(attn_nap_box *box, const attn_diagram *d, const attn_nap_names *names, int node)
 {
-    attn_words words = { box->text, sizeof box->text, 0 };
+    attn_text_buffer words = { box->text, sizeof box->text, 0 };
     attn_nap_draw_term(&words, d, names, node, true);
 }
 
@@ -38,7 +38,7 @@ static void fit_boxes(attn_nap_graph *g, const attn_diagram *d, labels cut)
 {
     for (int i = 0; i < g->boxes; i++) {
         attn_nap_box *box = &g->box[i];
-        attn_words words = { box->axes_text, sizeof box->axes_text, 0 };
+        attn_text_buffer words = { box->axes_text, sizeof box->axes_text, 0 };
         for (int a = 0; a < d->axes; a++)
             if (box->axes >> a & 1) attn_say(&words, "%s%s", words.length ? " " : "", cut[a]);
         int lines = attn_nap_wrap(box->text, 11, TEXT), wide = attn_nap_lines_width(box->text, 11);
@@ -141,7 +141,7 @@ static void make_kernel(const attn_derivation *v, const attn_nap_kernel *k, attn
 
 /* A page is drawn twice: to see how wide it must be and how high it is, and then. */
 typedef struct page {
-    attn_words *words;
+    attn_text_buffer *words;
     int width, least, y;
 } page;
 
@@ -202,7 +202,7 @@ static void draw_meanings(page *p, const attn_derivation *v, const attn_nap_kern
     for (int i = 0; i < d->definitions; i++) {
         const char *name = d->definition[i].array.name;
         char text[ATTN_NAP_LABEL];
-        attn_words words = { text, sizeof text, 0 };
+        attn_text_buffer words = { text, sizeof text, 0 };
         bool needed = false;
         for (int b = 0; b < g->boxes; b++)
             needed |= has_word(g->box[b].text, name);
@@ -245,10 +245,10 @@ static void draw_all(page *p, const attn_derivation *v, const char *title, attn_
     }
 }
 
-void attn_nap_draw(attn_words *w, const attn_derivation *v, const char *title)
+void attn_nap_draw(attn_text_buffer *w, const attn_derivation *v, const char *title)
 {
     attn_nap_graph *g = malloc(sizeof *g);
-    attn_words nothing = { 0 };
+    attn_text_buffer nothing = { 0 };
     page p = { &nothing, 0, 0, 0 };
     if (!g) return;
     draw_all(&p, v, title, g);

@@ -21,10 +21,10 @@ enum {
 int attn_nap_text_width(const char *text, int size);
 
 /* Writes the text, of a class of attn_nap_style's, or NULL. */
-void attn_nap_svg_text(attn_words *words, int x, int y, const char *class, const char *text);
+void attn_nap_svg_text(attn_text_buffer *words, int x, int y, const char *class, const char *text);
 
 /* attn_nap_say_term's words; where those cut a long term they end, without the brackets that are open. */
-void attn_nap_draw_term(attn_words *words, const attn_diagram *diagram, const attn_nap_names *names, int node,
+void attn_nap_draw_term(attn_text_buffer *words, const attn_diagram *diagram, const attn_nap_names *names, int node,
                         bool open);
 
 /* Breaks the text at spaces, by '\n', into lines of that width where words allow; returns how many lines. */
@@ -34,7 +34,7 @@ int attn_nap_wrap(char *text, int size, int width);
 int attn_nap_lines_width(const char *text, int size);
 
 /* Writes the lines, LINE_HEIGHT apart, the first at y. */
-void attn_nap_svg_lines(attn_words *words, int x, int y, const char *class, const char *text);
+void attn_nap_svg_lines(attn_text_buffer *words, int x, int y, const char *class, const char *text);
 
 enum { ATTN_NAP_LINE_HEIGHT = 15 };
 
@@ -93,7 +93,7 @@ void attn_nap_connect(attn_nap_graph *graph, int from, int to);
 void attn_nap_place(attn_nap_graph *graph);
 
 /* Draws the graph with its upper edge at y, the gaps between layers such that bands are `width` wide. */
-void attn_nap_draw_graph(attn_words *words, attn_nap_graph *graph, int y, int width);
+void attn_nap_draw_graph(attn_text_buffer *words, attn_nap_graph *graph, int y, int width);
 
 /* How high the lines of a wire are together. */
 int attn_nap_wire_height(uint32_t axes);
@@ -106,7 +106,7 @@ typedef struct attn_nap_extent {
 
 /* A kernel's steps in rows: its loops, what is live in each step and how many bytes that is, drawn at y, `width` wide.
  * Returns the extent: the least width. */
-attn_nap_extent attn_nap_draw_steps(attn_words *words, const attn_derivation *derivation, const attn_nap_kernel *kernel,
-                                    int y, int width);
+attn_nap_extent attn_nap_draw_steps(attn_text_buffer *words, const attn_derivation *derivation,
+                                    const attn_nap_kernel *kernel, int y, int width);
 
 #endif

@@ -34,7 +34,7 @@ static int middle(const attn_nap_graph *g, int slot)
 }
 
 /* From the right edge of a layer to the next one's names, and through those. */
-static void draw_bend(attn_words *w, const attn_nap_graph *g, int layer, int y0, int y1)
+static void draw_bend(attn_text_buffer *w, const attn_nap_graph *g, int layer, int y0, int y1)
 {
     const attn_nap_layer *from = &g->layer[layer], *to = &g->layer[layer + 1];
     int x0 = from->x + from->width, x1 = to->x - to->names, bend = (x1 - x0) / 2;
@@ -42,7 +42,7 @@ static void draw_bend(attn_words *w, const attn_nap_graph *g, int layer, int y0,
     if (to->names) attn_say(w, "H%d", to->x);
 }
 
-static void draw_line(attn_words *w, const attn_nap_graph *g, int box, int shift)
+static void draw_line(attn_text_buffer *w, const attn_nap_graph *g, int box, int shift)
 {
     const attn_nap_box *from = &g->box[box];
     bool named = false;
@@ -66,7 +66,7 @@ static void draw_line(attn_words *w, const attn_nap_graph *g, int box, int shift
 }
 
 /* All wires of a box are a path. */
-static void draw_wires(attn_words *w, const attn_nap_graph *g, int box)
+static void draw_wires(attn_text_buffer *w, const attn_nap_graph *g, int box)
 {
     int height = attn_nap_wire_height(g->box[box].axes);
     bool some = false;
@@ -79,7 +79,7 @@ static void draw_wires(attn_words *w, const attn_nap_graph *g, int box)
     attn_say(w, "\"/>\n");
 }
 
-static void draw_box(attn_words *w, const attn_nap_box *b)
+static void draw_box(attn_text_buffer *w, const attn_nap_box *b)
 {
     int lines = 1, y = b->y + 17;
     for (const char *c = b->text; *c; c++)
@@ -94,7 +94,7 @@ static void draw_box(attn_words *w, const attn_nap_box *b)
     attn_nap_svg_lines(w, b->x + 8, y + ATTN_NAP_LINE_HEIGHT, NULL, b->text);
 }
 
-void attn_nap_draw_graph(attn_words *w, attn_nap_graph *g, int y, int width)
+void attn_nap_draw_graph(attn_text_buffer *w, attn_nap_graph *g, int y, int width)
 {
     find_columns(g, width);
     for (int i = 0; i < g->slots; i++)

@@ -266,8 +266,9 @@ static int slot_at(const attn_nap_graph *g, int layer, int order)
     return -1;
 }
 
-/* As near to the wishes as the order allows, between 0 and height: halfway between the highest and the lowest place. */
-static void settle(attn_nap_graph *g, int layer, int height)
+/* Places the slots of a layer between 0 and height, in their order and as near to their wishes as it allows: halfway
+ * between the highest and the lowest possible place. */
+static void place_layer(attn_nap_graph *g, int layer, int height)
 {
     int at[ATTN_NAP_SLOTS], down[ATTN_NAP_SLOTS], up[ATTN_NAP_SLOTS], count = 0;
     while ((at[count] = slot_at(g, layer, count)) >= 0)
@@ -310,7 +311,7 @@ static void straighten(attn_nap_graph *g, int layer, int height)
         }
         slot->wish = count ? sum / count - slot->height / 2.0 : slot->y;
     }
-    settle(g, layer, height);
+    place_layer(g, layer, height);
 }
 
 static void find_rows(attn_nap_graph *g)

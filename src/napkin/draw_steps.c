@@ -48,7 +48,7 @@ static void step_text(const attn_derivation *v, const attn_nap_kernel *k, const 
 {
     static const char *const verbs[] = { "load", "", "", "start", "keep", "rescale by", "accrue", "store" };
     const attn_nap_step *step = &k->step[s];
-    attn_words words = { text, ATTN_NAP_LABEL, 0 };
+    attn_text_buffer words = { text, ATTN_NAP_LABEL, 0 };
     attn_say(&words, "%s%s", verbs[step->act], *verbs[step->act] ? " " : "");
     if (step->tile >= 0)
         attn_say(&words, "%s", k->tile[step->tile].name);
@@ -105,7 +105,7 @@ static int row_bottom(const row *r)
     return r->y + r->lines * ATTN_NAP_LINE_HEIGHT + 3;
 }
 
-static void draw_rows(attn_words *w, const listing *l, int width)
+static void draw_rows(attn_text_buffer *w, const listing *l, int width)
 {
     attn_say(w, "<path class=\"zebra\" d=\"");
     for (int i = 0; i < l->rows; i += 2) {
@@ -128,7 +128,8 @@ static void draw_rows(attn_words *w, const listing *l, int width)
 }
 
 /* A tile's bar from the first row in which it is live to the last one. */
-static void draw_bars(attn_words *w, const listing *l, const attn_nap_kernel *k, int x, double column, bool outside)
+static void draw_bars(attn_text_buffer *w, const listing *l, const attn_nap_kernel *k, int x, double column,
+                      bool outside)
 {
     attn_say(w, "<path class=\"bar %s\" d=\"", outside ? "out" : "in");
     for (int t = 0; t < k->tiles; t++) {
@@ -145,7 +146,7 @@ static void draw_bars(attn_words *w, const listing *l, const attn_nap_kernel *k,
     attn_say(w, "\"/>\n");
 }
 
-static void draw_held(attn_words *w, const attn_derivation *v, const listing *l, const attn_nap_kernel *k, int x,
+static void draw_held(attn_text_buffer *w, const attn_derivation *v, const listing *l, const attn_nap_kernel *k, int x,
                       int width)
 {
     double capacity = v->machine->level[v->level[v->levels - 1]].bytes;
@@ -160,12 +161,13 @@ static void draw_held(attn_words *w, const attn_derivation *v, const listing *l,
              row_bottom(&l->row[l->rows - 1]));
 }
 
-attn_nap_extent attn_nap_draw_steps(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k, int y, int width)
+attn_nap_extent attn_nap_draw_steps(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k, int y,
+                                    int width)
 {
     listing l;
     const attn_machine_level *level = &v->machine->level[v->level[v->levels - 1]];
     char text[ATTN_NAP_LABEL];
-    attn_words words = { text, sizeof text, 0 };
+    attn_text_buffer words = { text, sizeof text, 0 };
     int most = 0, head = 0;
     list(&l, v, k);
     for (int i = 0; i < l.rows; i++) {

@@ -23,7 +23,7 @@ int attn_nap_text_width(const char *text, int size)
     return width_of(text, strlen(text), size);
 }
 
-static void write_text(attn_words *w, int x, int y, const char *class, const char *text, size_t length)
+static void write_text(attn_text_buffer *w, int x, int y, const char *class, const char *text, size_t length)
 {
     attn_say(w, "<text x=\"%d\" y=\"%d\"", x, y);
     if (class) attn_say(w, " class=\"%s\"", class);
@@ -41,7 +41,7 @@ static void write_text(attn_words *w, int x, int y, const char *class, const cha
     attn_say(w, "</text>\n");
 }
 
-void attn_nap_svg_text(attn_words *w, int x, int y, const char *class, const char *text)
+void attn_nap_svg_text(attn_text_buffer *w, int x, int y, const char *class, const char *text)
 {
     write_text(w, x, y, class, text, strlen(text));
 }
@@ -85,7 +85,7 @@ int attn_nap_lines_width(const char *text, int size)
     return widest;
 }
 
-void attn_nap_svg_lines(attn_words *w, int x, int y, const char *class, const char *text)
+void attn_nap_svg_lines(attn_text_buffer *w, int x, int y, const char *class, const char *text)
 {
     for (; *text; y += ATTN_NAP_LINE_HEIGHT) {
         size_t length = strcspn(text, "\n");
@@ -94,7 +94,7 @@ void attn_nap_svg_lines(attn_words *w, int x, int y, const char *class, const ch
     }
 }
 
-void attn_nap_draw_term(attn_words *w, const attn_diagram *d, const attn_nap_names *names, int node, bool open)
+void attn_nap_draw_term(attn_text_buffer *w, const attn_diagram *d, const attn_nap_names *names, int node, bool open)
 {
     attn_nap_say_term(w, d, names, node, open);
     char *cut = strstr(w->text, "...");

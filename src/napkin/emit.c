@@ -378,7 +378,7 @@ static void say_memory_between(attn_nap_emitter *e)
     }
 }
 
-void attn_nap_emit(attn_words *w, const attn_derivation *v, const char *name)
+void attn_nap_emit(attn_text_buffer *w, const attn_derivation *v, const char *name)
 {
     attn_nap_emitter e = { .w = w, .v = v, .d = v->diagram };
     say_head(&e, name);

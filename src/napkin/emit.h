@@ -7,7 +7,7 @@
 #include "napkin/derive.h"
 
 typedef struct attn_nap_emitter {
-    attn_words *w;
+    attn_text_buffer *w;
     const attn_derivation *v;
     const attn_diagram *d;
     const attn_nap_kernel *k;

@@ -46,8 +46,8 @@ void attn_napkin_destroy(attn_napkin *napkin)
 
 size_t attn_napkin_describe(const attn_napkin *napkin, attn_napkin_part part, const char *name, char *text, size_t size)
 {
-    attn_words words;
-    if (!attn_words_begin(&words, text, size, napkin, "napkin", "attn_napkin_create")) return 0;
+    attn_text_buffer words;
+    if (!attn_text_buffer_begin(&words, text, size, napkin, "napkin", "attn_napkin_create")) return 0;
     const attn_derivation *v = &napkin->derivation;
     if (!name) name = "napkin";
     if (part == ATTN_NAPKIN_STEPS) attn_nap_report(&words, v);

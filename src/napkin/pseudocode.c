@@ -2,7 +2,7 @@
 #include "napkin/derive.h"
 
 typedef struct writer {
-    attn_words *w;
+    attn_text_buffer *w;
     const attn_derivation *v;
     const attn_nap_kernel *k;
     attn_nap_names names;
@@ -113,7 +113,7 @@ static void say_kernel(writer *p)
     p->depth = 0;
 }
 
-void attn_nap_pseudocode(attn_words *w, const attn_derivation *v)
+void attn_nap_pseudocode(attn_text_buffer *w, const attn_derivation *v)
 {
     writer p = { .w = w, .v = v };
     for (int i = 0; i < v->kernels; i++) {

@@ -3,7 +3,7 @@
 
 #include "napkin/derive.h"
 
-static void say_shape(attn_words *w, const attn_diagram *d, const attn_nap_array *array)
+static void say_shape(attn_text_buffer *w, const attn_diagram *d, const attn_nap_array *array)
 {
     attn_say(w, "%s", array->name);
     for (int i = 0; i < array->rank; i++)
@@ -11,7 +11,7 @@ static void say_shape(attn_words *w, const attn_diagram *d, const attn_nap_array
     if (array->rank) attn_say(w, "]");
 }
 
-static void say_diagram(attn_words *w, const attn_derivation *v)
+static void say_diagram(attn_text_buffer *w, const attn_derivation *v)
 {
     const attn_diagram *d = v->diagram;
     attn_say(w, "1  The diagram\n\n");
@@ -28,7 +28,7 @@ static void say_diagram(attn_words *w, const attn_derivation *v)
     attn_say(w, " through %s.\n\n", v->machine->level[v->level[0]].name);
 }
 
-static void say_normal_form(attn_words *w, const attn_derivation *v)
+static void say_normal_form(attn_text_buffer *w, const attn_derivation *v)
 {
     bool any = false;
     for (int i = 0; i < v->diagram->definitions; i++) {
@@ -47,7 +47,8 @@ static void say_normal_form(attn_words *w, const attn_derivation *v)
 
 /* ---- streams ------------------------------------------------------------------------------------ */
 
-static void say_accrual(attn_words *w, const attn_derivation *v, const attn_nap_names *names, const attn_nap_accrual *a)
+static void say_accrual(attn_text_buffer *w, const attn_derivation *v, const attn_nap_names *names,
+                        const attn_nap_accrual *a)
 {
     const attn_diagram *d = v->diagram;
     const attn_nap_node *n = &d->node[a->node];
@@ -64,7 +65,7 @@ static void say_accrual(attn_words *w, const attn_derivation *v, const attn_nap_
     attn_say(w, "\n");
 }
 
-static void say_streams(attn_words *w, const attn_derivation *v)
+static void say_streams(attn_text_buffer *w, const attn_derivation *v)
 {
     const attn_diagram *d = v->diagram;
     attn_nap_names names;
@@ -94,7 +95,7 @@ static void say_streams(attn_words *w, const attn_derivation *v)
 
 /* ---- kernels ------------------------------------------------------------------------------------ */
 
-static void say_tiles(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
+static void say_tiles(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     const attn_diagram *d = v->diagram;
     uint32_t used = 0, whole;
@@ -115,7 +116,7 @@ static void say_tiles(attn_words *w, const attn_derivation *v, const attn_nap_ke
     attn_say(w, "%swhole\n", whole ? " " : "nothing ");
 }
 
-static void say_sorts(attn_words *w, const attn_nap_kernel *k, attn_nap_tile_sort first, attn_nap_tile_sort last)
+static void say_sorts(attn_text_buffer *w, const attn_nap_kernel *k, attn_nap_tile_sort first, attn_nap_tile_sort last)
 {
     int said = 0;
     for (int t = 0; t < k->tiles; t++)
@@ -124,14 +125,14 @@ static void say_sorts(attn_words *w, const attn_nap_kernel *k, attn_nap_tile_sor
     if (!said) attn_say(w, "nothing");
 }
 
-static void say_target(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k, int target)
+static void say_target(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k, int target)
 {
     attn_nap_names names;
     attn_nap_tile_names(v, k, &names);
     attn_nap_say_term(w, v->diagram, &names, k->target[target], false);
 }
 
-static void say_targets(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
+static void say_targets(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     for (int i = 0; i < k->targets; i++) {
         attn_say(w, "%s", i ? ", " : "");
@@ -139,7 +140,7 @@ static void say_targets(attn_words *w, const attn_derivation *v, const attn_nap_
     }
 }
 
-static void say_mask(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
+static void say_mask(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     if (!k->guards) return;
     attn_say(w, "     mask       ");
@@ -152,7 +153,7 @@ static void say_mask(attn_words *w, const attn_derivation *v, const attn_nap_ker
     attn_say(w, "; the rest is skipped\n");
 }
 
-static void say_colours(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
+static void say_colours(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     const char *outside = v->machine->level[v->level[0]].name,
                *inside = v->machine->level[v->level[v->levels - 1]].name;
@@ -165,7 +166,7 @@ static void say_colours(attn_words *w, const attn_derivation *v, const attn_nap_
     attn_say(w, "\n");
 }
 
-static void say_closed_form(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
+static void say_closed_form(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     attn_partition p;
     attn_model m = attn_nap_model_at(k, v->levels - 1);
@@ -184,7 +185,7 @@ static void say_closed_form(attn_words *w, const attn_derivation *v, const attn_
     attn_say(w, "\n");
 }
 
-static void say_costs(attn_words *w, const attn_derivation *v, const attn_nap_kernel *k)
+static void say_costs(attn_text_buffer *w, const attn_derivation *v, const attn_nap_kernel *k)
 {
     for (int level = 1; level < v->levels; level++) {
         const attn_machine_level *l = &v->machine->level[v->level[level]];
@@ -227,7 +228,7 @@ static void say_costs(attn_words *w, const attn_derivation *v, const attn_nap_ke
 }
 
 /* The wide sums that lie in memory between kernels. */
-static void say_stored(attn_words *w, const attn_derivation *v)
+static void say_stored(attn_text_buffer *w, const attn_derivation *v)
 {
     int said = 0;
     for (int i = 0; i < v->kernels; i++)
@@ -238,14 +239,14 @@ static void say_stored(attn_words *w, const attn_derivation *v)
         }
 }
 
-static void say_rate(attn_words *w, double rate)
+static void say_rate(attn_text_buffer *w, double rate)
 {
     attn_say_number(w, rate * 1e-9);
     attn_say(w, " GB/s");
 }
 
 /* Whether wide sums are stored is decided by time: what the other way takes, and where it would be the faster one. */
-static void say_recomputation(attn_words *w, const attn_derivation *v)
+static void say_recomputation(attn_text_buffer *w, const attn_derivation *v)
 {
     const char *memory = v->machine->level[v->level[0]].name;
     if (v->storing.seconds == 0 || v->again.seconds == 0) return;
@@ -282,7 +283,7 @@ static void say_recomputation(attn_words *w, const attn_derivation *v)
     attn_say(w, ".\n\n");
 }
 
-void attn_nap_report(attn_words *w, const attn_derivation *v)
+void attn_nap_report(attn_text_buffer *w, const attn_derivation *v)
 {
     say_diagram(w, v);
     say_normal_form(w, v);

@@ -24,7 +24,7 @@ static int depends(const attn_diagram *d, int node, const bool *running)
 static bool breaks(attn_diagram *d, int part, int on, uint32_t over, const char *where, char *why)
 {
     attn_nap_names names;
-    attn_words words = { why, ATTN_NAP_WHY, 0 };
+    attn_text_buffer words = { why, ATTN_NAP_WHY, 0 };
     attn_nap_definition_names(d, &names);
     for (int i = 0; i < part; i++) /* what it is called, rather than what that is made of */
         if (names.of[i] && !(d->node[i].axes & over) && attn_nap_contains(d, part, i) && attn_nap_contains(d, i, on))

@@ -20,7 +20,7 @@ void attn_nap_definition_names(attn_diagram *d, attn_nap_names *names)
     }
 }
 
-void attn_nap_say_axes(attn_words *w, const attn_diagram *d, uint32_t axes)
+void attn_nap_say_axes(attn_text_buffer *w, const attn_diagram *d, uint32_t axes)
 {
     bool first = true;
     for (int a = 0; a < d->axes; a++) {
@@ -30,7 +30,7 @@ void attn_nap_say_axes(attn_words *w, const attn_diagram *d, uint32_t axes)
     }
 }
 
-void attn_nap_say_exactly(attn_words *w, double x)
+void attn_nap_say_exactly(attn_text_buffer *w, double x)
 {
     char text[40];
     if (isinf(x)) {
@@ -55,7 +55,7 @@ void attn_nap_say_exactly(attn_words *w, double x)
 }
 
 typedef struct writer {
-    attn_words *words;
+    attn_text_buffer *words;
     const attn_diagram *d;
     const attn_nap_names *names;
     size_t end;
@@ -146,7 +146,7 @@ static void write_term(writer *w, int node, int outer, bool open)
     if (brackets) attn_say(w->words, ")");
 }
 
-void attn_nap_say_term(attn_words *words, const attn_diagram *d, const attn_nap_names *names, int node, bool open)
+void attn_nap_say_term(attn_text_buffer *words, const attn_diagram *d, const attn_nap_names *names, int node, bool open)
 {
     writer w = { words, d, names, words->length + LENGTH_MOST, false };
     write_term(&w, node, 0, open);

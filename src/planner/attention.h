@@ -19,17 +19,18 @@ attn_partition attn_model_attention_tiles(const attn_model *model, int64_t rows,
 /* Sides on which ranges cut a row's keys, at least 1: what is computed beyond them counts for each. */
 int attn_mask_edges(const attn_desc *desc);
 
-/* What times are predicted of. Lengths of packed sequences are given at the run; of a batch with a maximum and a sum of
- * lengths one sequence has the maximum, and the others are taken as spread as widely as the mean and the maximum let
- * them (the distribution of greatest entropy): equal sequences, with as many rows in all and as many pairs. Packed rows
- * over pages: as many sequences, of the mean of their rows, each with all keys. Where visible_share is of lengths
- * alone, rows and keys are as much shorter. Else *desc. */
+/* The problem whose time is predicted, in place of *desc. Lengths of packed sequences are not known before the run:
+ * only their maximum and their sum are. So the model assumes that one sequence has the maximum, and that the others are
+ * spread as widely as the mean and the maximum allow (the distribution of greatest entropy). It replaces them by equal
+ * sequences with the same rows and the same pairs in all. For packed rows over pages it takes the same number of
+ * sequences, each with the mean number of rows and with all keys. Where visible_share is a share of lengths alone, rows
+ * and keys are shortened to match it. All other problems are *desc itself. */
 attn_desc attn_typical(const attn_desc *desc);
 
 /* Visible pairs of *desc, a typical one, over batch and heads. */
 double attn_typical_pairs(const attn_desc *desc);
 
-/* Keys that the rows of a sequence see together, where a row sees `each`: neighbours see nearly the same. */
+/* Keys that the rows of a sequence see together, if each row sees `each`: neighbours see nearly the same. */
 double attn_keys_seen(const attn_desc *desc, double each);
 
 /* Bytes that cross memory at least: every input read and every output written once. keys: that are read, a head. */

@@ -5,13 +5,13 @@
 #include "planner/machine.h"
 #include "problem/strategy.h"
 
-/* What somebody else has decided: 0 is left to the planner. */
+/* What the caller or a sweep has decided: 0 leaves it to the planner. */
 typedef struct attn_tiles {
     int64_t rows, keys, segment_rows, heads;
-    int splits, pack;      /* pack: CUDA: query heads that share a tile of rows */
-    int threads, prefetch; /* CPU; prefetch: 1 + its value (problem/strategy.h) */
-    bool exact;            /* it is legal, and taken as it is; else as the nearest that the kernel can take */
-    const attn_said *said; /* CUDA: what desc.strategy says, or NULL */
+    int splits, pack;                /* pack: CUDA: query heads that share a tile of rows */
+    int threads, prefetch;           /* CPU; prefetch: 1 + its value (problem/strategy.h) */
+    bool exact;                      /* it is legal, and taken as it is; else as the nearest that the kernel can take */
+    const attn_overrides *overrides; /* CUDA: what desc.strategy says, or NULL */
 } attn_tiles;
 
 enum { ATTN_CHOICE_LEVELS = 4 };

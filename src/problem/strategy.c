@@ -40,7 +40,7 @@ const attn_strategy *attn_strategies(int *count)
 static attn_status unknown(const attn_desc *desc, const char *word, unsigned plan)
 {
     char text[400] = "";
-    attn_words list = { text, sizeof text, 0 };
+    attn_text_buffer list = { text, sizeof text, 0 };
     for (int i = 0; i < ATTN_STRATEGIES; i++)
         if (table[i].plans & plan) attn_say(&list, "%s%s", list.length ? ", " : "", table[i].name);
     return attn_fail(ATTN_INVALID, "strategy: %s is not a word of the %s %s: %s", word,
@@ -78,7 +78,7 @@ static int64_t value_of(const attn_strategy *s, const char *text)
 static attn_status bad_value(const attn_strategy *s, const char *word)
 {
     char text[160] = "";
-    attn_words takes = { text, sizeof text, 0 };
+    attn_text_buffer takes = { text, sizeof text, 0 };
     if (s->kind == ATTN_STRATEGY_SWITCH) attn_say(&takes, "%s", s->name);
     if (s->kind == ATTN_STRATEGY_COUNT)
         attn_say(&takes, "%s=N, N from %" PRId64 " to %" PRId32, s->name, s->least, INT32_MAX);
@@ -88,7 +88,7 @@ static attn_status bad_value(const attn_strategy *s, const char *word)
     return attn_fail(ATTN_INVALID, "strategy: %s: it takes %s", word, text);
 }
 
-static attn_status read_word(attn_said *said, const attn_desc *desc, const char *word)
+static attn_status read_word(attn_overrides *overrides, const attn_desc *desc, const char *word)
 {
     unsigned plan = attn_strategy_plan(desc->device, desc->direction);
     size_t length = strcspn(word, "=");
@@ -104,22 +104,22 @@ static attn_status read_word(attn_said *said, const attn_desc *desc, const char 
     else if (!no && s->kind == ATTN_STRATEGY_SWITCH)
         value = 1;
     if (value < 0) return bad_value(s, word);
-    if (said->said[i]) return attn_fail(ATTN_INVALID, "strategy: %s is said twice", s->name);
-    attn_say_value(said, (attn_strategy_word)i, value);
+    if (overrides->set[i]) return attn_fail(ATTN_INVALID, "strategy: %s is there twice", s->name);
+    attn_override(overrides, (attn_strategy_word)i, value);
     return ATTN_OK;
 }
 
-attn_status attn_strategy_read(attn_said *said, const attn_desc *desc)
+attn_status attn_strategy_read(attn_overrides *overrides, const attn_desc *desc)
 {
     static const char separators[] = ", ";
     attn_status status = ATTN_OK;
-    *said = (attn_said){ .said = { false } };
+    *overrides = (attn_overrides){ .set = { false } };
     const char *text = desc->strategy ? desc->strategy : "";
     for (text += strspn(text, separators); *text && !status; text += strspn(text, separators)) {
         char word[WORD_MOST] = "";
         size_t length = strcspn(text, separators);
         memcpy(word, text, length < sizeof word ? length : sizeof word - 1);
-        status = read_word(said, desc, word);
+        status = read_word(overrides, desc, word);
         text += length;
     }
     return status;
@@ -127,7 +127,7 @@ attn_status attn_strategy_read(attn_said *said, const attn_desc *desc)
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-void attn_strategy_write_word(attn_strategy_word word, int64_t value, attn_words *words)
+void attn_strategy_write_word(attn_strategy_word word, int64_t value, attn_text_buffer *words)
 {
     const attn_strategy *s = &table[word];
     if (s->kind == ATTN_STRATEGY_CHOICE)
@@ -140,13 +140,13 @@ void attn_strategy_write_word(attn_strategy_word word, int64_t value, attn_words
         attn_say(words, "%s=%" PRId64, s->name, value);
 }
 
-void attn_strategy_write(const attn_said *said, attn_words *words)
+void attn_strategy_write(const attn_overrides *overrides, attn_text_buffer *words)
 {
     bool first = true;
     for (int i = 0; i < ATTN_STRATEGIES; i++) {
-        if (!said->said[i]) continue;
+        if (!overrides->set[i]) continue;
         if (!first) attn_say(words, ",");
-        attn_strategy_write_word((attn_strategy_word)i, said->value[i], words);
+        attn_strategy_write_word((attn_strategy_word)i, overrides->value[i], words);
         first = false;
     }
 }

@@ -3,13 +3,14 @@
  *     text = [word {("," | " ") word}]        word = name | "no-" name | name "=" value
  *
  * A SWITCH is on (name) or off (no-name). A COUNT is a number (name=N), and off (no-name) where the table has a value
- * for that. A CHOICE is one of its alternatives (name=alternative). A word that is not said is the planner's. */
+ * for that. A CHOICE is one of its alternatives (name=alternative). Words that the text leaves out are the planner's.
+ */
 #ifndef ATTN_PROBLEM_STRATEGY_H
 #define ATTN_PROBLEM_STRATEGY_H
 
 #include <stdbool.h>
 
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "attn.h"
 
 /* Which plans a word is of: a bit each. */
@@ -97,33 +98,34 @@ static inline unsigned attn_strategy_plan(attn_device device, attn_direction dir
     return 1u << (2 * (int)device + (int)direction);
 }
 
-/* A value for each word, or none: then it is the planner's. All zero: none. */
-typedef struct attn_said {
-    bool said[ATTN_STRATEGIES];
+/* What desc.strategy decides instead of the planner: for each word whether it is set, and its value. All zero: none. */
+typedef struct attn_overrides {
+    bool set[ATTN_STRATEGIES];
     int64_t value[ATTN_STRATEGIES];
-} attn_said;
+} attn_overrides;
 
-/* Whether a word may have the value; which value it gets, where the planner would take `planned`. */
-static inline bool attn_said_allows(const attn_said *s, attn_strategy_word word, int64_t value)
+/* Whether a word may have the value: it has no other. */
+static inline bool attn_overrides_allow(const attn_overrides *s, attn_strategy_word word, int64_t value)
 {
-    return !s || !s->said[word] || s->value[word] == value;
+    return !s || !s->set[word] || s->value[word] == value;
 }
 
-static inline int64_t attn_said_or(const attn_said *s, attn_strategy_word word, int64_t planned)
+/* The value of a word: its own, else `planned`. */
+static inline int64_t attn_override_or(const attn_overrides *s, attn_strategy_word word, int64_t planned)
 {
-    return s && s->said[word] ? s->value[word] : planned;
+    return s && s->set[word] ? s->value[word] : planned;
 }
 
-static inline void attn_say_value(attn_said *s, attn_strategy_word word, int64_t value)
+static inline void attn_override(attn_overrides *s, attn_strategy_word word, int64_t value)
 {
-    s->said[word] = true, s->value[word] = value;
+    s->set[word] = true, s->value[word] = value;
 }
 
-/* Reads desc.strategy: ATTN_INVALID for a word that is none of its plan's, is said twice, or has no such value. */
-attn_status attn_strategy_read(attn_said *said, const attn_desc *desc);
+/* Reads desc.strategy: ATTN_INVALID for a word that is none of its plan's, is there twice, or has no such value. */
+attn_status attn_strategy_read(attn_overrides *overrides, const attn_desc *desc);
 
-/* Writes what is said as a text that attn_strategy_read takes: all words, or one. */
-void attn_strategy_write(const attn_said *said, attn_words *words);
-void attn_strategy_write_word(attn_strategy_word word, int64_t value, attn_words *words);
+/* Writes the words that are set as a text that attn_strategy_read takes: all of them, or one. */
+void attn_strategy_write(const attn_overrides *overrides, attn_text_buffer *words);
+void attn_strategy_write_word(attn_strategy_word word, int64_t value, attn_text_buffer *words);
 
 #endif

@@ -287,7 +287,7 @@ void pages_alike(void)
     alarm(WATCHDOG_SECONDS);
     graphs(&desc, 8);
     replayed_pages(&desc);
-    desc.len_q = 3, desc.heads_q = 4; /* for decode, which deals out keys by the lengths it finds */
+    desc.len_q = 3, desc.heads_q = 4; /* for decode, which schedules keys by the lengths it finds */
     graphs(&desc, 8);
     replayed_pages(&desc);
     alarm(0);

@@ -36,7 +36,7 @@ MUTANTS = [
     (KV + "pool.c", "if (s->pages <= width) return ATTN_OK;", "return ATTN_OK;", "pool: tables are written past their width", "pool cascade"),
     ("src/problem/desc.c", "if (out_size > full_size) memset((char *)out + full_size, 0, out_size - full_size);", "",
      "what a newer caller's struct has besides is left as it was", "plan pool"),
-    ("src/base/words.c", "if (size && text) text[0] = 0;", "", "a description that fails leaves the old text", "plan"),
+    ("src/base/text_buffer.c", "if (size && text) text[0] = 0;", "", "a description that fails leaves the old text", "plan"),
     (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = false;", "pool: a fork writes into a shared page", "pool prefix"),
     (KV + "sequence.c", "bool copy = slots > 0 && pool->refs[*last] > 1;", "bool copy = pool->refs[*last] > 2 && slots > 0;",
      "pool: two may write one page", "pool prefix"),

@@ -1,4 +1,9 @@
-/* Split-KV: combines the splits of a row by their LSE, a warp per row of a head. */
+/* Split-KV: combines the splits of a row by their LSE, a warp per row of a head.
+ *
+ * Two other files combine by LSE. They share the formula, not the code, since what they combine lies elsewhere. The
+ * parts of merge.h have addresses, dtypes and lengths of their own: each lane makes the weight of a part. The parts of
+ * decode/finish.h are in log2 units, four columns to a thread, and their number is known on the device alone: the
+ * maximum rises as they are read. */
 #ifndef ATTN_CUDA_COMMON_COMBINE_H
 #define ATTN_CUDA_COMMON_COMBINE_H
 

@@ -251,6 +251,8 @@ template <int BYTES> DEVICE void pages_copy(const attn_pages_params *p)
     pages_move<BYTES, PAGES_THREADS>(p, &p->v_pages, to, 0, &p->v, from, 0, (int)p->table.page_size, p->dim_v);
 }
 
+/* attn_pages_append_<dtype>_<bytes>, attn_pages_gather_<bytes>, attn_pages_copy_<bytes>: load (cuda/kv.c) puts such
+ * names together. bytes: of an access. */
 #define PAGES_KERNEL(name, threads, call)                                   \
     extern "C" __global__ void __launch_bounds__(threads)                   \
         attn_pages_##name(const __grid_constant__ attn_pages_params params) \

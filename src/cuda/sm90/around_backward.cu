@@ -8,6 +8,7 @@
 
 #include "sm90/backward_params.h"
 
+/* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
 #define KERNELS_OF(dtype, name)                                                                            \
     extern "C" __global__ void __launch_bounds__(256)                                                      \
         attn_sm90_backward_preprocess_##name(const __grid_constant__ attn_sm90_backward_params params)     \

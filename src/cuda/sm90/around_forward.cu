@@ -7,6 +7,7 @@
 #include "common/params.h"
 #include "sm90/params.h"
 
+/* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
 #define COMBINE(dtype, name)                                                                   \
     extern "C" __global__ void __launch_bounds__(128)                                          \
         attn_sm90_combine_##name(const __grid_constant__ attn_sm90_params params)              \

@@ -5,6 +5,7 @@
 #include "common/pages_params.h"
 #include "common/params.h"
 
+/* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
 #define KERNELS_OF(dtype, name)                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                     \
         attn_sm90_fallback_##name(const __grid_constant__ attn_cuda_params params)                        \

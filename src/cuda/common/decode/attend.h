@@ -11,7 +11,7 @@
 #include "common/sequence.h"
 #include "common/warp.h"
 
-#include "common/decode/deal.h"
+#include "common/decode/schedule.h"
 #include "common/decode/load.h"
 #include "common/decode/params.h"
 
@@ -61,7 +61,7 @@ OUTLINE bool drops_pair(const attn_decode_params *d, const decode_segment *s, in
 
 /* Of a tile's products. Returns which of the lane's pairs dropout keeps. */
 template <class C>
-DEVICE u32 change_scores(const attn_decode_params *d, const decode_segment *s, int key0, float (*scores)[4])
+DEVICE u32 change_decode_scores(const attn_decode_params *d, const decode_segment *s, int key0, float (*scores)[4])
 {
     float score[C::keys / 2];
     u32 kept = ~0u;
@@ -130,8 +130,8 @@ template <class C> DEVICE void multiply_values(const float (*p)[4], u32 values, 
 /* Scores of a tile become P = 2^(score - top); `top` rises, and what was summed shrinks. present: the keys that are in
  * shared memory. */
 template <class C>
-DEVICE void soften(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows, int key0, u32 present,
-                   float (*scores)[4])
+DEVICE void softmax_step(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows, int key0,
+                         u32 present, float (*scores)[4])
 {
     const attn_cuda_shape *p = &d->base.shape;
     int column = 2 * (threadIdx.x % 4);
@@ -139,7 +139,7 @@ DEVICE void soften(const attn_decode_params *d, const decode_segment *s, decode_
     bool full =
         present == ~0u >> (32 - C::keys) && sees_all<C>(&rows->ranges[0], key0) && sees_all<C>(&rows->ranges[1], key0);
     if (p->flags & FLAG_DECODE_PAIRS) {
-        kept = change_scores<C>(d, s, key0, scores);
+        kept = change_decode_scores<C>(d, s, key0, scores);
     } else {
 #pragma unroll
         for (int i = 0; i < C::keys / 2; i++)

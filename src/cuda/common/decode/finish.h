@@ -10,7 +10,7 @@
 #include "common/warp.h"
 
 #include "common/decode/attend.h"
-#include "common/decode/deal.h"
+#include "common/decode/schedule.h"
 #include "common/decode/params.h"
 
 /* Of the block, in shared memory: each warp's rows' tops and sums; whether its team completes a head; after that

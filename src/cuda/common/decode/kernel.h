@@ -1,8 +1,8 @@
 /* The forward of few rows: 16 packed rows at most read keys and values once. The warps of a block are one team or
- * several; a team takes a range of all KV tiles (deal.h). Its warps take turns at the tiles, each with a ring of its
- * own (load.h), so no barrier lies between two tiles; at the end of a KV head they add up what they have (finish.h),
- * while the rings of other teams go on. After FlashDecoding (Dao, Haziza, Massa, Sizov, 2023), dealt as in FlashInfer
- * (Ye et al., 2025, section 3.3.1), but on the device. */
+ * several; a team takes a range of all KV tiles (schedule.h). Its warps take turns at the tiles, each with a ring of
+ * its own (load.h), so no barrier lies between two tiles; at the end of a KV head they add up what they have
+ * (finish.h), while the rings of other teams go on. After FlashDecoding (Dao, Haziza, Massa, Sizov, 2023), scheduled as
+ * in FlashInfer (Ye et al., 2025, section 3.3.1), but on the device. */
 #ifndef ATTN_CUDA_COMMON_DECODE_KERNEL_H
 #define ATTN_CUDA_COMMON_DECODE_KERNEL_H
 
@@ -10,7 +10,7 @@
 #include "common/warp.h"
 
 #include "common/decode/attend.h"
-#include "common/decode/deal.h"
+#include "common/decode/schedule.h"
 #include "common/decode/finish.h"
 #include "common/decode/load.h"
 #include "common/decode/params.h"
@@ -33,7 +33,7 @@ template <class C> struct decode_warp {
     {
         const attn_cuda_shape *p = &d->base.shape;
         if (loader.some) {
-            u32 present = settle<C>(d, &loader);
+            u32 present = present_keys<C>(d, &loader);
             if (threadIdx.x % 32 == 0) notes->present[stage] = present;
             copy_rows<C, C::dim>(policy, keys_at(stage), d->base.tensors.k, d->base.tensors.k_stride,
                                  notes->segments[loader.segment].kv_head, p->dim_qk, present, loader.place);
@@ -65,7 +65,7 @@ template <class C> struct decode_warp {
         __syncwarp();
         copy_keys();
         if (some) {
-            soften(d, s, rows, key_of_tile<C::keys>(&s->of, tile), present, scores);
+            softmax_step(d, s, rows, key_of_tile<C::keys>(&s->of, tile), present, scores);
             copy_async_wait<C::newer>();
             __syncwarp();
             multiply_values<C>(scores, keys + C::key_bytes, rows->out);
@@ -93,15 +93,15 @@ template <class C> DEVICE void decode(const attn_decode_params *d)
         (decode_queries<C> *)(memory + at_exchange + ATTN_DECODE_EXCHANGE(decode_columns<C>(d))) +
         team_in_block(d) * ATTN_DECODE_SLOTS(C::stages);
     decode_notes<C> *notes = (decode_notes<C> *)(memory + at_notes + number * ATTN_DECODE_NOTES(C::stages));
-    decode_deal deal = deal_of<C::keys>(d, &notes->chunk);
-    if (deal.team >= deal.teams) return;
+    decode_schedule schedule = schedule_of<C::keys>(d, &notes->chunk);
+    if (schedule.team >= schedule.teams) return;
 
-    decode_cursor cursor = begin_of(&deal);
-    if (threadIdx.x % 32 == 0) notes->deal = deal, notes->cursor = cursor;
+    decode_cursor cursor = begin_of(&schedule);
+    if (threadIdx.x % 32 == 0) notes->schedule = schedule, notes->cursor = cursor;
     __syncwarp();
     decode_warp<C> warp;
     warp.d = d, warp.notes = notes, warp.ring = shared_address(memory) + number * (C::stages * C::stage),
-    warp.stage = 0, warp.policy = deal.total > d->passing_units ? evict_normal() : evict_first();
+    warp.stage = 0, warp.policy = schedule.total > d->passing_units ? evict_normal() : evict_first();
     warp.loader.share.slot = warp.loader.segment = -1, warp.loader.tile = warp.loader.end = 0, warp.loader.some = false;
     decode_rows<C> rows;
     const decode_segment *s = notes->segments;

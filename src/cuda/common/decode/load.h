@@ -10,7 +10,7 @@
 #include "common/gpu.h"
 #include "common/warp.h"
 
-#include "common/decode/deal.h"
+#include "common/decode/schedule.h"
 #include "common/decode/params.h"
 
 /* dim, dim_v: of rows of keys and of values in shared memory. keys: of a tile. */
@@ -22,12 +22,12 @@ template <int dtype_, int dim_, int dim_v_, int keys_, int stages_> struct decod
     static constexpr int newer = 2 * stages - 1; /* groups after the one that is waited for: of the tiles that follow */
 };
 
-/* What a warp keeps in shared memory beside its ring: the deal, and its place in the team's range; segments, between
- * the one that is computed and the one that was looked up last; which keys of each stage are there. */
+/* What a warp keeps in shared memory beside its ring: the schedule, and its place in the team's range; segments,
+ * between the one that is computed and the one that was looked up last; which keys of each stage are there. */
 template <class C> struct decode_notes {
     static constexpr int slots = ATTN_DECODE_SLOTS(C::stages);
     decode_segment segments[slots];
-    decode_deal deal;
+    decode_schedule schedule;
     decode_chunk chunk;
     decode_cursor cursor;
     u32 present[C::stages];
@@ -119,7 +119,7 @@ DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_
         const decode_segment *before = l->segment < 0 ? NULL : &notes->segments[l->segment];
         l->segment = l->segment + 1 == notes->slots ? 0 : l->segment + 1;
         decode_segment *opened = &notes->segments[l->segment];
-        next_segment<C::keys>(d, &notes->deal, &notes->chunk, &notes->cursor, before, opened);
+        next_segment<C::keys>(d, &notes->schedule, &notes->chunk, &notes->cursor, before, opened);
         __syncwarp();
         store_queries(d, &l->share, queries);
         load_queries(d, opened, l->segment, &l->share);
@@ -138,7 +138,7 @@ DEVICE void look_up(const attn_decode_params *d, decode_notes<C> *notes, decode_
 }
 
 /* Which keys of the tile are to be copied: those in no page are none. */
-template <class C> DEVICE u32 settle(const attn_decode_params *d, decode_loader<C> *l)
+template <class C> DEVICE u32 present_keys(const attn_decode_params *d, decode_loader<C> *l)
 {
     const attn_page_table *t = &d->base.cache.table;
     bool lost = l->exists && d->base.shape.flags & FLAG_PAGED && !is_page(t, l->place.plane);

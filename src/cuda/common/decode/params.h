@@ -25,8 +25,8 @@ typedef struct attn_decode_params {
     unsigned long long tag;       /* in the upper 48 bits, of the plan alone; the lower 16 are 0 */
     int team;       /* warps that share a range of tiles: ATTN_DECODE_TEAM_LEAST(dim), 4 or ATTN_DECODE_WARPS */
     int part_tiles; /* split-keys: KV tiles of a part, so that bits do not depend on the batch; 0: teams share evenly */
-    unsigned passing_units;              /* of deal.h: up to so many L2 gives up keys and values before other lines */
-    int group;                           /* query heads per KV head */
+    unsigned passing_units; /* of schedule.h: up to so many, keys and values are marked evict-first in L2 */
+    int group;              /* query heads per KV head */
     attn_cuda_divisor by_group, by_page; /* by_page: page_size; ATTN_PAGED */
 } attn_decode_params;
 

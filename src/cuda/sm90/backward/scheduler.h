@@ -1,7 +1,8 @@
 /* Which work item a CTA, or a cluster, computes when. Run by the producer warp as a whole.
  *
- * Work items are taken from the last to the first, as the forward's tiles are (schedule.h): groups of KV heads, in
- * these the KV tiles, under a causal mask the longest first, in these the splits. Three strategies change that:
+ * Work items are taken from the last to the first, as the forward's tiles are (forward/scheduler.h): groups of KV
+ * heads, in these the KV tiles, under a causal mask the longest first, in these the splits. Three strategies change
+ * that:
  *
  *   stream-K             the work items that full waves leave over are cut by Q tiles into shares, one per CTA
  *   head-persistent dQ   a CTA takes all KV tiles of a KV head one after another

@@ -89,8 +89,8 @@ DEVICE float log2_unit(const attn_sm90_params *p)
 }
 
 /* SCORE_MOD: raw scores to scores in natural units; derivative: the softcap's, as pairs of f16. */
-DEVICE void change_scores(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, float *score,
-                          u32 *derivative, int first)
+DEVICE void change_backward_scores(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info,
+                                   float *score, u32 *derivative, int first)
 {
     const work_item *seq = &item->seq;
 #pragma unroll

@@ -50,7 +50,7 @@ DEVICE void softmax(const attn_sm90_params *p, const kv_item *item, const q_tile
                     float *score, u32 *derivative, u32 *probability, int first, u32 statistics, const float4 *ahead)
 {
     if constexpr (config::changes_scores)
-        change_scores(p, item, info, score, derivative, first);
+        change_backward_scores(p, item, info, score, derivative, first);
     else if (config::changes == FLAG_SOFTCAP && unlikely(info->masked))
         hide_scores(score, seen); /* a hidden NaN would reach the key that shares its reciprocal */
     if constexpr (!config::changes_scores) change_special(p, item, info, score, derivative, first);

@@ -87,9 +87,9 @@ struct paged_source {
         return by_threads(p) ? 32 * COPYING_WARPS : lanes;
     }
 
-    /* The scheduler warp: an item of a sequence whose length or table, or of whose pages one, is out of range has no
-     * keys. */
-    DEVICE void settle(const attn_sm90_params *p, work_item *w)
+    /* The scheduler warp: the item's keys; none if the sequence's length or table, or one of its pages, is out of
+     * range. */
+    DEVICE void find_length(const attn_sm90_params *p, work_item *w)
     {
         w->len_kv = paged_keys_of(&cache_of(p)->table, p->shape.lens_kv, p->shape.len_kv, w->batch).length;
         if (!has_pages(p, w)) w->len_kv = 0;

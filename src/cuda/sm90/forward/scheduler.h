@@ -110,7 +110,7 @@ template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const sha
     while (at->index < p->schedule.total) {
         at->index = at->index < 0 ? (int)blockIdx.x : next_index(p, at->index);
         if (at->index >= p->schedule.total || !item_at(p, at->index, w)) continue;
-        if constexpr (config::paged) paged_source::settle(p, w);
+        if constexpr (config::paged) paged_source::find_length(p, w);
         mask::set_tiles(p, w);
         return true;
     }

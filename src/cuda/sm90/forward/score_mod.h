@@ -28,7 +28,7 @@ DEVICE void add_bias(const attn_sm90_params *p, float *s, const long long row[2]
 }
 
 /* Products q k of the KV tile at key0 become scores in natural units. */
-DEVICE void change_scores(const attn_sm90_params *p, const work_item *w, float *s, int warpgroup, int key0)
+DEVICE void change_forward_scores(const attn_sm90_params *p, const work_item *w, float *s, int warpgroup, int key0)
 {
     const int n = config::keys / 2;
     float slope[2];

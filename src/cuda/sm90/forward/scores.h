@@ -15,7 +15,7 @@ using mask = choice<config::general, general_mask, causal_mask>::type;
 DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
                                 bool first)
 {
-    if constexpr (config::score_mod) change_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
+    if constexpr (config::score_mod) change_forward_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
     if (first) begin_special(p, &info_of(s, c)->w, c->warpgroup, &c->special);
     if (config::softcap) mask::hide(p, s, c, score); /* a hidden NaN would reach the key that shares its reciprocal */
     change_special(p, &c->special, score, c->key0);

@@ -97,7 +97,8 @@ static attn_status fill(const attn_desc *d, const attn_sm90_backward_choice *c, 
     return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_GRAD_O, 1, &p->grad_o_map);
 }
 
-static attn_status load(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_sm90_backward_plan *plan)
+static attn_status load(const attn_cuda_problem *problem, const attn_cuda_context *context,
+                        attn_sm90_backward_plan *plan)
 {
     const attn_desc *d = problem->desc;
     const attn_sm90_backward_schedule *s = &plan->params.schedule;
@@ -114,12 +115,12 @@ static attn_status load(const attn_cuda_problem *problem, const attn_cuda_place 
         { separate, "backward_postprocess", &plan->postprocess },
         { s->stream_k_items, "backward_merge", &plan->merge },
     };
-    attn_status status = attn_sm90_load(problem, place, "backward_fallback_q", &plan->base);
+    attn_status status = attn_sm90_load(problem, context, "backward_fallback_q", &plan->base);
     for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
         if (functions[i].wanted)
-            status = attn_cuda_load_dtype(place, d->dtype, functions[i].stem, functions[i].function);
+            status = attn_cuda_load_dtype(context, d->dtype, functions[i].stem, functions[i].function);
     if (!status && d->flags & (ATTN_ALIBI | ATTN_SINK))
-        status = attn_cuda_load(place, NULL, "attn_sm90_backward_total", 0, &plan->totals);
+        status = attn_cuda_load(context, NULL, "attn_sm90_backward_total", 0, &plan->totals);
     return status;
 }
 
@@ -131,7 +132,7 @@ static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *ke
     return can;
 }
 
-static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *cuda)
+static attn_status create(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *cuda)
 {
     attn_sm90_backward_plan *plan = (attn_sm90_backward_plan *)cuda;
     const attn_desc *d = problem->desc;
@@ -142,12 +143,12 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     attn_sm90_start(d, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);
-    return status ? status : load(problem, place, plan);
+    return status ? status : load(problem, context, plan);
 }
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const attn_sm90_backward_plan *own = plan->own;
     attn_sm90_backward_choice chosen = { own->base.cuda.chosen, own->params.schedule }, *c = &chosen;

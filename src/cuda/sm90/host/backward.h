@@ -17,7 +17,7 @@ bool attn_sm90_cost_backward(const attn_cuda_problem *problem, const attn_cuda_k
                              attn_sm90_backward_choice *choice);
 
 /* All that a choice decides. */
-attn_said attn_sm90_decided_backward(const attn_desc *desc, const attn_sm90_backward_choice *choice);
+attn_overrides attn_sm90_decided_backward(const attn_desc *desc, const attn_sm90_backward_choice *choice);
 
 typedef struct attn_sm90_backward_plan {
     attn_sm90_plan base;

@@ -11,26 +11,26 @@ static const double worth_it = 0.98;         /* split-GQA and head-persistent dQ
 static const double worth_sharing = 0.95;    /* and stream-K [m]: half a wave of 16, 3 %, it does not gain */
 static const double kept_accumulators = 0.5; /* [m] of L2, at most, for head-persistent dQ: 0.55 is too much */
 
-/* Whether dQ is to be head-persistent: the accumulators stay in L2, or it is said. */
+/* Whether dQ is to be head-persistent: the accumulators stay in L2, or it is an override. */
 static bool takes_head_persistent(const attn_sm90_backward_problem *p)
 {
     double bytes = (double)attn_sm90_head_persistent_rows(p->desc, attn_sm90_clusters(p)) * p->kernel->dim * 4;
-    return !attn_sm90_not_head_persistent(p) &&
-           attn_said_or(p->said, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, bytes <= kept_accumulators * p->device->l2_bytes);
+    return !attn_sm90_not_head_persistent(p) && attn_override_or(p->overrides, ATTN_STRATEGY_HEAD_PERSISTENT_DQ,
+                                                                 bytes <= kept_accumulators * p->device->l2_bytes);
 }
 
-/* Whether a way of taking work items is as it is said: its order of additions, its postprocess. */
+/* Whether the overrides allow a way of taking work items: its order of additions, its postprocess. */
 static bool is_said(const attn_sm90_backward_problem *p, const attn_sm90_backward_choice *c)
 {
-    const attn_said *said = p->said;
+    const attn_overrides *overrides = p->overrides;
     const attn_sm90_backward_schedule *s = &c->schedule;
-    int postprocess = attn_said_or(said, ATTN_STRATEGY_DQ_POSTPROCESS, -1);
+    int postprocess = attn_override_or(overrides, ATTN_STRATEGY_DQ_POSTPROCESS, -1);
     bool fused = postprocess == ATTN_DQ_FUSED && !s->stream_k_items && c->base.dynamic && !attn_sm90_finalises_dq(s);
-    return attn_said_allows(said, ATTN_STRATEGY_STREAM_K, s->stream_k_q_tiles) &&
-           attn_said_allows(said, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->head_persistent) &&
-           attn_said_allows(said, ATTN_STRATEGY_DQ_SEMAPHORE, attn_sm90_has_semaphore(p->desc, s)) &&
-           attn_said_allows(said, ATTN_STRATEGY_SCHEDULER, c->base.dynamic) &&
-           (!s->head_persistent || attn_said_allows(said, ATTN_STRATEGY_HEAD_GROUP, 1)) &&
+    return attn_overrides_allow(overrides, ATTN_STRATEGY_STREAM_K, s->stream_k_q_tiles) &&
+           attn_overrides_allow(overrides, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->head_persistent) &&
+           attn_overrides_allow(overrides, ATTN_STRATEGY_DQ_SEMAPHORE, attn_sm90_has_semaphore(p->desc, s)) &&
+           attn_overrides_allow(overrides, ATTN_STRATEGY_SCHEDULER, c->base.dynamic) &&
+           (!s->head_persistent || attn_overrides_allow(overrides, ATTN_STRATEGY_HEAD_GROUP, 1)) &&
            (postprocess < 0 || fused || postprocess == (attn_sm90_finalises_dq(s) ? ATTN_DQ_NONE : ATTN_DQ_SEPARATE));
 }
 
@@ -47,16 +47,19 @@ bool attn_sm90_cost_backward(const attn_cuda_problem *of, const attn_cuda_kernel
     const attn_desc *desc = of->desc;
     const attn_tiles *tiles = of->tiles;
     attn_desc typical = attn_typical(desc);
-    attn_said said = tiles && tiles->said ? *tiles->said : (attn_said){ .said = { false } };
-    if (said.said[ATTN_STRATEGY_DQ_LATE] && !said.said[ATTN_STRATEGY_DQ_POSTPROCESS])
-        attn_say_value(&said, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED);
-    attn_cuda_device device = attn_cuda_device_of(of->device, &said);
-    attn_sm90_backward_problem p = {
-        .desc = desc, .typical = &typical, .said = &said, .device = &device, .kernel = kernel, .start.pairs = of->pairs
-    };
+    attn_overrides overrides = tiles && tiles->overrides ? *tiles->overrides : (attn_overrides){ .set = { false } };
+    if (overrides.set[ATTN_STRATEGY_DQ_LATE] && !overrides.set[ATTN_STRATEGY_DQ_POSTPROCESS])
+        attn_override(&overrides, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED);
+    attn_cuda_device device = attn_cuda_device_of(of->device, &overrides);
+    attn_sm90_backward_problem p = { .desc = desc,
+                                     .typical = &typical,
+                                     .overrides = &overrides,
+                                     .device = &device,
+                                     .kernel = kernel,
+                                     .start.pairs = of->pairs };
     p.start.flops = 5 * of->pairs * (double)(desc->dim_qk + desc->dim_v);
     *choice = (attn_sm90_backward_choice){ .base.choice = p.start };
-    choice->base.why_not = attn_cuda_not_legal(of->device, kernel, &said);
+    choice->base.why_not = attn_cuda_not_legal(of->device, kernel, &overrides);
     if (!choice->base.why_not && attn_cuda_is_variant(kernel)) choice->base.why_not = attn_sm90_not_legal_backward(&p);
     if (choice->base.why_not) return false;
     if (!attn_cuda_is_variant(kernel)) {
@@ -68,7 +71,7 @@ bool attn_sm90_cost_backward(const attn_cuda_problem *of, const attn_cuda_kernel
     int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
     for (int splits = 1; splits <= group; splits++) {
         if (group % splits || (decided && group % decided == 0 && splits != decided)) continue;
-        if (!attn_said_allows(&said, ATTN_STRATEGY_SPLIT_GQA, splits)) continue;
+        if (!attn_overrides_allow(&overrides, ATTN_STRATEGY_SPLIT_GQA, splits)) continue;
         consider(&p, (attn_sm90_backward_way){ .splits = splits }, choice);
         if (splits > 1) continue;
         int64_t over = attn_sm90_items_over(&p);

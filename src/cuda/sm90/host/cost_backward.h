@@ -10,7 +10,7 @@
 typedef struct attn_sm90_backward_problem {
     const attn_desc *desc;
     const attn_desc *typical; /* with lengths that sequences may have: of these predictions are */
-    const attn_said *said;
+    const attn_overrides *overrides;
     const attn_cuda_device *device;
     const attn_cuda_kernel *kernel;
     double clocks[ATTN_CONSTANTS]; /* of the kernel */
@@ -30,7 +30,7 @@ static inline int attn_sm90_clusters(const attn_sm90_backward_problem *p)
     return p->device->multiprocessors / p->kernel->cluster;
 }
 
-/* Why the problem cannot be computed as it is said, whatever else is decided; NULL: it can. Of a variant. */
+/* Why the problem cannot be computed with the overrides, whatever else is decided; NULL: it can. Of a variant. */
 const char *attn_sm90_not_legal_backward(const attn_sm90_backward_problem *problem);
 
 /* Why dQ cannot be head-persistent (backward_params.h); NULL: it can. */

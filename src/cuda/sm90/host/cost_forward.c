@@ -16,8 +16,8 @@ static void consider(const attn_sm90_forward_problem *p, int64_t pack, int split
                      attn_sm90_forward_choice *best)
 {
     int64_t tail = split_tiles < attn_sm90_tiles_of(p, pack) ? split_tiles : 0;
-    if (!attn_said_allows(p->said, ATTN_STRATEGY_SPLIT_TAIL, tail)) return;
-    if (tail && !attn_said_allows(p->said, ATTN_STRATEGY_HEAD_GROUP, 1)) return;
+    if (!attn_overrides_allow(p->overrides, ATTN_STRATEGY_SPLIT_TAIL, tail)) return;
+    if (tail && !attn_overrides_allow(p->overrides, ATTN_STRATEGY_HEAD_GROUP, 1)) return;
     attn_sm90_forward_choice c = attn_sm90_predict_forward(p, pack, splits, split_tiles);
     double worth = pack > 1 && attn_sm90_tiles_of_head(p, 1) > 2 ? worth_packing : worth_it;
     if (c.base.choice.seconds < worth * best->base.choice.seconds) *best = c;
@@ -29,10 +29,11 @@ static void consider_splits(const attn_sm90_forward_problem *p, int64_t pack, in
 {
     int64_t tiles = attn_sm90_tiles_of(p, pack), over = attn_sm90_tiles_over(p, pack),
             steps = attn_ceil_div(p->desc->len_kv, p->kernel->kv_tile),
-            tail = attn_said_or(p->said, ATTN_STRATEGY_SPLIT_TAIL, 0);
-    if (p->said && p->said->said[ATTN_STRATEGY_SPLIT_TAIL]) over = attn_sm90_splits_tail(p, pack, tail) ? tail : 0;
-    if (p->said && p->said->said[ATTN_STRATEGY_SPLIT_KV]) {
-        int splits = (int)p->said->value[ATTN_STRATEGY_SPLIT_KV];
+            tail = attn_override_or(p->overrides, ATTN_STRATEGY_SPLIT_TAIL, 0);
+    if (p->overrides && p->overrides->set[ATTN_STRATEGY_SPLIT_TAIL])
+        over = attn_sm90_splits_tail(p, pack, tail) ? tail : 0;
+    if (p->overrides && p->overrides->set[ATTN_STRATEGY_SPLIT_KV]) {
+        int splits = (int)p->overrides->value[ATTN_STRATEGY_SPLIT_KV];
         consider(p, pack, splits, splits > 1 ? tiles : 0, best);
         if (splits > 1 && over) consider(p, pack, splits, over, best);
         return;
@@ -56,12 +57,12 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *of, const attn_cuda_kernel 
     double pairs = of->pairs;
     static const attn_tiles none = { .splits = 0 };
     attn_desc typical = attn_typical(desc);
-    attn_cuda_device as = attn_cuda_device_of(device, tiles ? tiles->said : NULL);
+    attn_cuda_device as = attn_cuda_device_of(device, tiles ? tiles->overrides : NULL);
     attn_sm90_forward_problem p = { .desc = desc, .device = device, .kernel = kernel, .start.pairs = pairs };
     p.start.flops = 2 * pairs * (double)(desc->dim_qk + desc->dim_v);
     *choice = (attn_sm90_forward_choice){ .base.choice = p.start };
     if (!tiles) tiles = &none;
-    p.said = tiles->said;
+    p.overrides = tiles->overrides;
     if ((choice->base.why_not = attn_sm90_not_legal_forward(&p))) return false;
     p.desc = &typical, p.device = device = &as;
     if (kernel->form == ATTN_CUDA_FALLBACK) {
@@ -75,12 +76,12 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *of, const attn_cuda_kernel 
     int64_t packs[2] = { 1, desc->heads_q / desc->heads_kv };
     for (int i = 0; i < 2; i++)
         if (attn_sm90_rows_of(desc, kernel, packs[i]) && (i == 0 || packs[i] > 1) &&
-            (!tiles->pack || tiles->pack == packs[i]) && attn_said_allows(p.said, ATTN_STRATEGY_PACK_GQA, i))
+            (!tiles->pack || tiles->pack == packs[i]) && attn_overrides_allow(p.overrides, ATTN_STRATEGY_PACK_GQA, i))
             consider_splits(&p, packs[i], tiles->splits, choice);
     if (!choice->base.kernel) {
         choice->base.why_not = "the words exclude each other, or there are fewer Q tiles than split-tail";
         return false;
     }
     choice->base.ctas = device->multiprocessors;
-    return attn_sm90_schedule_forward(desc, device, p.said, choice);
+    return attn_sm90_schedule_forward(desc, device, p.overrides, choice);
 }

@@ -10,7 +10,7 @@ enum { ATTN_SM90_SPLITS_MOST = 64 };
 /* A kernel and what it is to compute. */
 typedef struct attn_sm90_forward_problem {
     const attn_desc *desc;
-    const attn_said *said; /* or NULL */
+    const attn_overrides *overrides; /* or NULL */
     const attn_cuda_device *device;
     const attn_cuda_kernel *kernel;
     double clocks[ATTN_CONSTANTS]; /* of the kernel */
@@ -25,7 +25,7 @@ int64_t attn_sm90_rows_of(const attn_desc *desc, const attn_cuda_kernel *kernel,
 int64_t attn_sm90_tiles_of_head(const attn_sm90_forward_problem *problem, int64_t pack);
 int64_t attn_sm90_tiles_of(const attn_sm90_forward_problem *problem, int64_t pack);
 
-/* Why the problem cannot be computed as it is said, whatever else is decided; NULL: it can. */
+/* Why the problem cannot be computed with the overrides, whatever else is decided; NULL: it can. */
 const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *problem);
 
 /* Q tiles that full waves of them leave over, where all are alike: their keys may be split to fill the last wave. */
@@ -50,7 +50,7 @@ void attn_sm90_predict_fallback(const attn_desc *desc, const attn_cuda_device *d
                                 attn_sm90_forward_choice *choice);
 
 /* The schedule of a choice; false: it cannot be, choice->base.why_not says why. */
-bool attn_sm90_schedule_forward(const attn_desc *desc, const attn_cuda_device *device, const attn_said *said,
+bool attn_sm90_schedule_forward(const attn_desc *desc, const attn_cuda_device *device, const attn_overrides *overrides,
                                 attn_sm90_forward_choice *choice);
 
 #endif

@@ -52,7 +52,7 @@ static bool passes(const attn_cuda_problem *problem, const attn_sm90_forward_cho
     return once && choice->level[0].bytes <= (double)attn_cuda_passing_bytes(problem->device);
 }
 
-static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *cuda)
+static attn_status create(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *cuda)
 {
     forward_plan *plan = (forward_plan *)cuda;
     const attn_desc *d = problem->desc;
@@ -66,8 +66,8 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_plac
     if (!status) status = fill(d, &c, plan);
     if (c.base.kernel->paged) cache->box = (int)attn_cuda_page_box(c.base.kernel, d);
     cache->passes = cache->box && passes(problem, &c);
-    if (!status) status = attn_sm90_load(problem, place, "fallback", &plan->base);
-    if (!status && c.schedule.split_tiles) status = attn_cuda_load_dtype(place, d->dtype, "combine", &plan->combine);
+    if (!status) status = attn_sm90_load(problem, context, "fallback", &plan->base);
+    if (!status && c.schedule.split_tiles) status = attn_cuda_load_dtype(context, d->dtype, "combine", &plan->combine);
     return status;
 }
 
@@ -118,7 +118,7 @@ static attn_status run(const attn_cuda_call *c)
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const forward_plan *own = plan->own;
     const attn_cuda_choice *c = &own->base.cuda.chosen;

@@ -15,7 +15,7 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *problem, const attn_cuda_ke
                             attn_sm90_forward_choice *choice);
 
 /* All that a choice decides. */
-attn_said attn_sm90_decided_forward(const attn_desc *desc, const attn_sm90_forward_choice *choice);
+attn_overrides attn_sm90_decided_forward(const attn_desc *desc, const attn_sm90_forward_choice *choice);
 
 /* Whether a variant stores o by 16 bytes: what is split it stores as f32. */
 static inline bool attn_sm90_stores_wide(const attn_desc *desc, const attn_sm90_schedule *s)

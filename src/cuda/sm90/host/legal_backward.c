@@ -53,23 +53,23 @@ int64_t attn_sm90_items_over(const attn_sm90_backward_problem *p)
 
 const char *attn_sm90_not_legal_backward(const attn_sm90_backward_problem *p)
 {
-    const attn_said *s = p->said;
+    const attn_overrides *s = p->overrides;
     const int64_t *value = s->value;
     int64_t group = p->desc->heads_q / p->desc->heads_kv;
     const char *why_not = NULL;
-    if (s->said[ATTN_STRATEGY_DQ_LATE] && !attn_said_allows(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED))
+    if (s->set[ATTN_STRATEGY_DQ_LATE] && !attn_overrides_allow(s, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_FUSED))
         return "dq-late: it takes dq-postprocess=fused";
-    if (s->said[ATTN_STRATEGY_SPLIT_GQA] && group % value[ATTN_STRATEGY_SPLIT_GQA])
+    if (s->set[ATTN_STRATEGY_SPLIT_GQA] && group % value[ATTN_STRATEGY_SPLIT_GQA])
         return "split-gqa: it does not divide the query heads of a KV head";
-    if (s->said[ATTN_STRATEGY_STREAM_K] && value[ATTN_STRATEGY_STREAM_K]) {
+    if (s->set[ATTN_STRATEGY_STREAM_K] && value[ATTN_STRATEGY_STREAM_K]) {
         if (!attn_sm90_items_over(p))
             return "stream-k: waves leave no work items over, these differ (mask, lengths), or dQ has a fixed order";
         if (value[ATTN_STRATEGY_STREAM_K] > attn_sm90_item_q_tiles(p->desc))
             return "stream-k: it is above a work item's Q tiles";
     }
-    if (s->said[ATTN_STRATEGY_HEAD_PERSISTENT_DQ] && value[ATTN_STRATEGY_HEAD_PERSISTENT_DQ])
+    if (s->set[ATTN_STRATEGY_HEAD_PERSISTENT_DQ] && value[ATTN_STRATEGY_HEAD_PERSISTENT_DQ])
         why_not = attn_sm90_not_head_persistent(p);
-    if (why_not || !s->said[ATTN_STRATEGY_DQ_POSTPROCESS]) return why_not;
+    if (why_not || !s->set[ATTN_STRATEGY_DQ_POSTPROCESS]) return why_not;
     if (value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_FUSED) return attn_sm90_not_fused(p);
     bool none = value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_NONE && !p->kernel->finalises_dq;
     return none ? attn_sm90_not_head_persistent(p) : NULL;

@@ -43,26 +43,26 @@ bool attn_sm90_splits_tail(const attn_sm90_forward_problem *p, int64_t pack, int
 
 const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
 {
-    const attn_said *s = p->said;
+    const attn_overrides *s = p->overrides;
     const attn_desc *d = p->desc;
     int64_t group = d->heads_q / d->heads_kv, steps = attn_ceil_div(d->len_kv, p->kernel->kv_tile);
     const char *why_not = attn_cuda_not_legal(p->device, p->kernel, s);
     bool lies = attn_sm90_tma_takes(d, ATTN_SM90_K) && attn_sm90_tma_takes(d, ATTN_SM90_V);
     if (!why_not && p->kernel->paged && !lies) return "TMA does not take pages of these strides";
     if (!s || why_not || !attn_cuda_is_variant(p->kernel)) return why_not;
-    if (!attn_said_allows(s, ATTN_STRATEGY_SPLIT_KEYS, 0))
+    if (!attn_overrides_allow(s, ATTN_STRATEGY_SPLIT_KEYS, 0))
         return "split-keys: only decode kernels have it, in multiples of their KV tile";
-    if (!attn_said_allows(s, ATTN_STRATEGY_TEAMS, 1)) return "teams: only decode kernels have them";
-    if (s->said[ATTN_STRATEGY_SPLIT_KV] &&
+    if (!attn_overrides_allow(s, ATTN_STRATEGY_TEAMS, 1)) return "teams: only decode kernels have them";
+    if (s->set[ATTN_STRATEGY_SPLIT_KV] &&
         s->value[ATTN_STRATEGY_SPLIT_KV] > max_of(1, min_of((double)steps, ATTN_SM90_SPLITS_MOST)))
         return "split-kv: it is above 64, or above the KV tiles";
-    if (s->said[ATTN_STRATEGY_PACK_GQA] && s->value[ATTN_STRATEGY_PACK_GQA]) {
+    if (s->set[ATTN_STRATEGY_PACK_GQA] && s->value[ATTN_STRATEGY_PACK_GQA]) {
         if (group == 1) return "pack-gqa: each KV head has one query head";
         if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
         if (!attn_sm90_rows_of(d, p->kernel, group))
             return "pack-gqa: the query heads of a KV head do not fit a Q tile";
     }
-    bool alone = s->said[ATTN_STRATEGY_SPLIT_TAIL] && s->value[ATTN_STRATEGY_SPLIT_TAIL] > 0;
+    bool alone = s->set[ATTN_STRATEGY_SPLIT_TAIL] && s->value[ATTN_STRATEGY_SPLIT_TAIL] > 0;
     if (alone && !may_split_tail(d))
         return "split-tail: Q tiles differ, or all are combined since o is not stored by 16 bytes";
     return NULL;

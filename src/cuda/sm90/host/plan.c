@@ -57,31 +57,31 @@ attn_status attn_sm90_fill(const attn_desc *d, const attn_sm90_plan *plan, const
 /* ---- functions ----------------------------------------------------------------------------- */
 
 /* The fallback kernel is loaded always: it computes what a variant cannot at addresses that TMA does not take. */
-attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_place *place, const char *fallback,
+attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_context *context, const char *fallback,
                            attn_sm90_plan *plan)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
     bool copies = plan->copied[ATTN_SM90_Q] || plan->copied[ATTN_SM90_K] || plan->copied[ATTN_SM90_V];
-    attn_status status = attn_cuda_load_fallback(problem, place, k, fallback, &plan->fallback);
+    attn_status status = attn_cuda_load_fallback(problem, context, k, fallback, &plan->fallback);
     if (status || !attn_cuda_is_variant(k)) return status;
-    status = attn_cuda_load(place, k, k->symbol, k->shared, &plan->variant);
+    status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
     if (!status && summary_count(problem->desc, k))
-        status = attn_cuda_load(place, NULL, "attn_sm90_interval_summary", 0, &plan->summarise);
-    if (!status && copies) status = attn_cuda_load(place, NULL, "attn_sm90_repack", 0, &plan->repack);
+        status = attn_cuda_load(context, NULL, "attn_sm90_interval_summary", 0, &plan->summarise);
+    if (!status && copies) status = attn_cuda_load(context, NULL, "attn_sm90_repack", 0, &plan->repack);
     return status;
 }
 
 /* ---- words --------------------------------------------------------------------------------- */
 
 /* Those of the tensors that kernels read which are copied first, or those which are not. */
-static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool copied, attn_words *words)
+static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool copied, attn_text_buffer *words)
 {
     static const char *const names[] = { " q", " k", " v", " grad_o" };
     for (int i = 0; i < attn_sm90_tensors(d); i++)
         if (plan->copied[i] == copied) attn_say(words, "%s", names[i]);
 }
 
-void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_words *words)
+void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffer *words)
 {
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;

@@ -94,7 +94,7 @@ static double missed_bytes(const attn_sm90_backward_problem *p, double heads, do
 /* stream-K: Q tiles of a share, of those that see `items` work items. */
 static int64_t share_of(const attn_sm90_backward_problem *p, int64_t items)
 {
-    if (p->said->said[ATTN_STRATEGY_STREAM_K]) return p->said->value[ATTN_STRATEGY_STREAM_K];
+    if (p->overrides->set[ATTN_STRATEGY_STREAM_K]) return p->overrides->value[ATTN_STRATEGY_STREAM_K];
     int64_t q_tiles = attn_sm90_item_q_tiles(p->typical), share = attn_ceil_div(items * q_tiles, attn_sm90_clusters(p));
     return share < share_least ? (int64_t)min_of((double)share_least, (double)q_tiles) : share;
 }
@@ -103,9 +103,10 @@ static int64_t share_of(const attn_sm90_backward_problem *p, int64_t items)
  * others, or takes a share, has to know that a CTA has taken it. */
 static bool is_dynamic(const attn_sm90_backward_problem *p, bool outnumber, const attn_sm90_backward_schedule *s)
 {
-    const attn_said *said = p->said;
-    bool fused = said->said[ATTN_STRATEGY_DQ_POSTPROCESS] && said->value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_FUSED;
-    return attn_said_or(said, ATTN_STRATEGY_SCHEDULER, outnumber) == ATTN_SCHEDULER_DYNAMIC ||
+    const attn_overrides *overrides = p->overrides;
+    bool fused =
+        overrides->set[ATTN_STRATEGY_DQ_POSTPROCESS] && overrides->value[ATTN_STRATEGY_DQ_POSTPROCESS] == ATTN_DQ_FUSED;
+    return attn_override_or(overrides, ATTN_STRATEGY_SCHEDULER, outnumber) == ATTN_SCHEDULER_DYNAMIC ||
            attn_sm90_has_semaphore(p->typical, s) || s->stream_k_items || fused;
 }
 

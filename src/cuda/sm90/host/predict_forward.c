@@ -175,7 +175,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     bool shorter =
         attn_sm90_tiles_of_head(p, pack) > 1 && d->len_q * pack % k->q_tile; /* the first of a head, or the last */
     bool unlike = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
-    c.base.dynamic = attn_said_or(p->said, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
+    c.base.dynamic = attn_override_or(p->overrides, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
     return c;
 }
 

@@ -41,7 +41,7 @@ static int postprocess_of(const attn_sm90_backward_problem *p, const attn_sm90_b
     const attn_sm90_backward_schedule *s = &c->schedule;
     bool can = c->base.dynamic && !s->stream_k_items && !attn_sm90_not_fused(p);
     if (attn_sm90_finalises_dq(s)) return ATTN_DQ_NONE;
-    return (int)attn_said_or(p->said, ATTN_STRATEGY_DQ_POSTPROCESS, can ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE);
+    return (int)attn_override_or(p->overrides, ATTN_STRATEGY_DQ_POSTPROCESS, can ? ATTN_DQ_FUSED : ATTN_DQ_SEPARATE);
 }
 
 /* KV heads whose dQ is converted after all work items: as many as those CTAs convert that are done while others have a
@@ -70,7 +70,7 @@ static bool fuse_postprocess(const attn_sm90_backward_problem *p, int64_t items,
     int64_t each = d->heads_q / d->heads_kv * pieces, all;
     if (__builtin_mul_overflow(heads, each, &all) || all + s->total > INT32_MAX) return false;
     s->postprocess_items = (int)each;
-    s->late_heads = (int)attn_said_or(p->said, ATTN_STRATEGY_DQ_LATE, (int64_t)min_of(late, (double)heads));
+    s->late_heads = (int)attn_override_or(p->overrides, ATTN_STRATEGY_DQ_LATE, (int64_t)min_of(late, (double)heads));
     s->total += (int)all, s->takes += (int)all;
     return true;
 }
@@ -97,7 +97,7 @@ bool attn_sm90_schedule_backward(const attn_sm90_backward_problem *p, attn_sm90_
     int64_t total = items - way.stream_k_items + 2 * (int64_t)way.stream_k_shares, heads = d->heads_kv * sequences;
     if (total > INT32_MAX) return fails(c, too_many);
     int64_t group = way.head_persistent ? 1 : head_group(p, tiles * c->base.choice.splits);
-    group = attn_said_or(p->said, ATTN_STRATEGY_HEAD_GROUP, group);
+    group = attn_override_or(p->overrides, ATTN_STRATEGY_HEAD_GROUP, group);
     if (group > heads || (way.head_persistent && group > 1))
         return fails(c, "head-group: it is above the KV heads, or with head-persistent-dq above 1");
     int64_t taken = way.head_persistent ? items / tiles : items;
@@ -115,7 +115,7 @@ bool attn_sm90_schedule_backward(const attn_sm90_backward_problem *p, attn_sm90_
         .head_persistent = way.head_persistent,
     };
     if (postprocess_of(p, c) == ATTN_DQ_FUSED && !fuse_postprocess(p, items, c) &&
-        !attn_said_allows(p->said, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_SEPARATE))
+        !attn_overrides_allow(p->overrides, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_SEPARATE))
         return fails(c, too_many);
     int late = c->schedule.late_heads;
     if (late > heads || (late % group && late != heads))
@@ -123,22 +123,22 @@ bool attn_sm90_schedule_backward(const attn_sm90_backward_problem *p, attn_sm90_
     return true;
 }
 
-attn_said attn_sm90_decided_backward(const attn_desc *d, const attn_sm90_backward_choice *c)
+attn_overrides attn_sm90_decided_backward(const attn_desc *d, const attn_sm90_backward_choice *c)
 {
-    attn_said all = { .said = { false } };
+    attn_overrides all = { .set = { false } };
     const attn_sm90_backward_schedule *s = &c->schedule;
     if (!attn_cuda_is_variant(c->base.kernel)) return all;
     int postprocess = attn_sm90_finalises_dq(s) ? ATTN_DQ_NONE
                       : s->postprocess_items    ? ATTN_DQ_FUSED
                                                 : ATTN_DQ_SEPARATE;
-    attn_say_value(&all, ATTN_STRATEGY_SPLIT_GQA, s->splits);
-    attn_say_value(&all, ATTN_STRATEGY_STREAM_K, s->stream_k_q_tiles);
-    attn_say_value(&all, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->head_persistent);
-    attn_say_value(&all, ATTN_STRATEGY_DQ_SEMAPHORE, attn_sm90_has_semaphore(d, s));
-    attn_say_value(&all, ATTN_STRATEGY_DQ_POSTPROCESS, postprocess);
-    if (s->postprocess_items) attn_say_value(&all, ATTN_STRATEGY_DQ_LATE, s->late_heads);
-    attn_say_value(&all, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
-    attn_say_value(&all, ATTN_STRATEGY_HEAD_GROUP, s->head_group);
-    attn_say_value(&all, ATTN_STRATEGY_CTAS, c->base.ctas);
+    attn_override(&all, ATTN_STRATEGY_SPLIT_GQA, s->splits);
+    attn_override(&all, ATTN_STRATEGY_STREAM_K, s->stream_k_q_tiles);
+    attn_override(&all, ATTN_STRATEGY_HEAD_PERSISTENT_DQ, s->head_persistent);
+    attn_override(&all, ATTN_STRATEGY_DQ_SEMAPHORE, attn_sm90_has_semaphore(d, s));
+    attn_override(&all, ATTN_STRATEGY_DQ_POSTPROCESS, postprocess);
+    if (s->postprocess_items) attn_override(&all, ATTN_STRATEGY_DQ_LATE, s->late_heads);
+    attn_override(&all, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
+    attn_override(&all, ATTN_STRATEGY_HEAD_GROUP, s->head_group);
+    attn_override(&all, ATTN_STRATEGY_CTAS, c->base.ctas);
     return all;
 }

@@ -43,7 +43,7 @@ static bool fails(attn_sm90_forward_choice *c, const char *why)
 }
 
 /* The schedule of a choice; false: it cannot be. */
-bool attn_sm90_schedule_forward(const attn_desc *d, const attn_cuda_device *device, const attn_said *said,
+bool attn_sm90_schedule_forward(const attn_desc *d, const attn_cuda_device *device, const attn_overrides *overrides,
                                 attn_sm90_forward_choice *c)
 {
     int64_t pack = c->schedule.pack, heads = d->heads_q / pack,
@@ -55,8 +55,8 @@ bool attn_sm90_schedule_forward(const attn_desc *d, const attn_cuda_device *devi
     int64_t split_tiles = all ? tiles : c->base.choice.split_tiles,
             total = tiles + split_tiles * (c->base.choice.splits - 1);
     if (total > INT32_MAX) return fails(c, too_many);
-    int64_t group =
-        attn_said_or(said, ATTN_STRATEGY_HEAD_GROUP, head_group(d, device, heads, total / (sequences * heads)));
+    int64_t group = attn_override_or(overrides, ATTN_STRATEGY_HEAD_GROUP,
+                                     head_group(d, device, heads, total / (sequences * heads)));
     if (group > sequences * heads) return fails(c, "head-group: it is above the heads that tiles are of");
     if (group > 1 && split_tiles > 0 && split_tiles < tiles) return fails(c, "head-group: with split-tail it is 1");
     c->schedule = (attn_sm90_schedule){
@@ -75,19 +75,19 @@ bool attn_sm90_schedule_forward(const attn_desc *d, const attn_cuda_device *devi
     return true;
 }
 
-attn_said attn_sm90_decided_forward(const attn_desc *d, const attn_sm90_forward_choice *c)
+attn_overrides attn_sm90_decided_forward(const attn_desc *d, const attn_sm90_forward_choice *c)
 {
-    attn_said s = { .said = { false } };
+    attn_overrides s = { .set = { false } };
     const attn_sm90_schedule *at = &c->schedule;
     int64_t tiles = (int64_t)at->heads * at->q_tiles * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     if (!attn_cuda_is_variant(c->base.kernel)) return s;
-    attn_say_value(&s, ATTN_STRATEGY_SPLIT_KV, at->splits);
-    attn_say_value(&s, ATTN_STRATEGY_SPLIT_TAIL, at->splits > 1 && at->split_tiles < tiles ? at->split_tiles : 0);
-    attn_say_value(&s, ATTN_STRATEGY_SPLIT_KEYS, 0);
-    attn_say_value(&s, ATTN_STRATEGY_TEAMS, 1);
-    attn_say_value(&s, ATTN_STRATEGY_PACK_GQA, at->pack > 1);
-    attn_say_value(&s, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
-    attn_say_value(&s, ATTN_STRATEGY_HEAD_GROUP, at->head_group);
-    attn_say_value(&s, ATTN_STRATEGY_CTAS, c->base.ctas);
+    attn_override(&s, ATTN_STRATEGY_SPLIT_KV, at->splits);
+    attn_override(&s, ATTN_STRATEGY_SPLIT_TAIL, at->splits > 1 && at->split_tiles < tiles ? at->split_tiles : 0);
+    attn_override(&s, ATTN_STRATEGY_SPLIT_KEYS, 0);
+    attn_override(&s, ATTN_STRATEGY_TEAMS, 1);
+    attn_override(&s, ATTN_STRATEGY_PACK_GQA, at->pack > 1);
+    attn_override(&s, ATTN_STRATEGY_SCHEDULER, c->base.dynamic ? ATTN_SCHEDULER_DYNAMIC : ATTN_SCHEDULER_STATIC);
+    attn_override(&s, ATTN_STRATEGY_HEAD_GROUP, at->head_group);
+    attn_override(&s, ATTN_STRATEGY_CTAS, c->base.ctas);
     return s;
 }

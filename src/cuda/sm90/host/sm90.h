@@ -77,11 +77,11 @@ attn_status attn_sm90_fill(const attn_desc *desc, const attn_sm90_plan *plan, co
                            attn_sm90_params *params);
 
 /* The functions that both directions have. fallback: stem of the fallback kernel's name. */
-attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_place *place, const char *fallback,
+attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_context *context, const char *fallback,
                            attn_sm90_plan *plan);
 
 /* What is copied first, and which addresses are to be aligned. stores_wide: that of o, too. */
-void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_words *words);
+void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffer *words);
 
 /* ---- a run (run.c) ------------------------------------------------------------------------- */
 

@@ -12,9 +12,9 @@ static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *ke
     return true;
 }
 
-static attn_status create(const attn_cuda_problem *problem, const attn_cuda_place *place, attn_cuda_plan *plan)
+static attn_status create(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *plan)
 {
-    (void)place;
+    (void)context;
     predict(problem, plan->chosen.kernel, &plan->chosen);
     return ATTN_OK;
 }
@@ -26,7 +26,7 @@ static attn_status run(const attn_cuda_call *call)
     return ATTN_OK;
 }
 
-static void describe(const attn_plan *plan, attn_words *words)
+static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     (void)plan;
     attn_say(words, "grid       none\n");

@@ -4,8 +4,8 @@
  * are cut into KV tiles, and tiles into units: a tile each or, with split-keys, a part each. Units of all (sequence, KV
  * head) stand in this order, and teams, d->team warps of a CTA each, take ranges of them that are as long as each
  * other. */
-#ifndef ATTN_CUDA_COMMON_DECODE_DEAL_H
-#define ATTN_CUDA_COMMON_DECODE_DEAL_H
+#ifndef ATTN_CUDA_COMMON_DECODE_SCHEDULE_H
+#define ATTN_CUDA_COMMON_DECODE_SCHEDULE_H
 
 #include "common/cache.h"
 #include "common/gpu.h"
@@ -121,10 +121,10 @@ DEVICE void team_sync(const attn_decode_params *d)
 }
 
 /* `total` units in groups of `units`, each of which `per_group` teams share: the first `more` of them `each` + 1. */
-typedef struct decode_deal {
+typedef struct decode_schedule {
     u32 total, units, each, more, teams, per_group;
     u32 team, group; /* this one, and its group */
-} decode_deal;
+} decode_schedule;
 
 /* A warp on its way through its team's range. `units` of the sequence `batch`, before which there are `base`, both of
  * one head. */
@@ -133,20 +133,20 @@ typedef struct decode_cursor {
     int batch;
 } decode_cursor;
 
-DEVICE decode_cursor begin_of(const decode_deal *deal)
+DEVICE decode_cursor begin_of(const decode_schedule *schedule)
 {
-    u32 at = deal->team - deal->group * deal->per_group, each = deal->each + (at < deal->more);
-    u32 begin = deal->group * deal->units + at * deal->each + min(at, deal->more);
-    return { begin, min(begin + each, deal->total), 0, 0, -1 };
+    u32 at = schedule->team - schedule->group * schedule->per_group, each = schedule->each + (at < schedule->more);
+    u32 begin = schedule->group * schedule->units + at * schedule->each + min(at, schedule->more);
+    return { begin, min(begin + each, schedule->total), 0, 0, -1 };
 }
 
 /* The team whose range has the unit, where all are one group. */
-DEVICE u32 team_of(const decode_deal *deal, u32 unit)
+DEVICE u32 team_of(const decode_schedule *schedule, u32 unit)
 {
-    u32 longer = deal->more * (deal->each + 1);
+    u32 longer = schedule->more * (schedule->each + 1);
     bool in_longer = unit < longer;
-    u32 in = (in_longer ? unit : unit - longer) / (deal->each + in_longer);
-    return in_longer ? in : in + deal->more;
+    u32 in = (in_longer ? unit : unit - longer) / (schedule->each + in_longer);
+    return in_longer ? in : in + schedule->more;
 }
 
 /* The units of sequences, kept in shared memory: of those from `batch` on. */
@@ -178,7 +178,7 @@ template <int keys> OUTLINE void read_chunk(const attn_decode_params *d, decode_
 /* As many teams as have a tile for each of their warps, or a head: to combine more parts takes longer than to read
  * them. Where sequences are alike and ranges are short or nearly all teams are enough, ranges end where heads do: then
  * most heads are in few parts, or in one. By the whole warp. */
-template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, decode_chunk *chunk)
+template <int keys> DEVICE decode_schedule schedule_of(const attn_decode_params *d, decode_chunk *chunk)
 {
     const attn_cuda_shape *p = &d->base.shape;
     u32 sum = 0, some = 0, heads = p->heads_kv;
@@ -192,22 +192,24 @@ template <int keys> DEVICE decode_deal deal_of(const attn_decode_params *d, deco
     u32 per_block = ATTN_DECODE_WARPS >> team_log, teams = min((int)(gridDim.x * per_block), wanted);
     u32 alike = __reduce_max_sync(~0u, most);
     u32 own = blockIdx.x * per_block + team_in_block(d), whole = ATTN_DECODE_WHOLE_TILES / max(d->part_tiles, 1);
-    decode_deal deal = { total, total, 0, 0, teams, teams, own, 0 };
+    decode_schedule schedule = { total, total, 0, 0, teams, teams, own, 0 };
     if (works && __reduce_min_sync(~0u, least) == (int)alike) {
         if (works < teams) {
             u32 teams_each = min((int)(teams / works), (int)alike);
             if (teams_each * works * 10 >= teams * 9 || alike <= teams_each * whole)
-                deal.units = alike, deal.per_group = teams_each, deal.teams = teams_each * works;
+                schedule.units = alike, schedule.per_group = teams_each, schedule.teams = teams_each * works;
         } else {
             u32 heads_each = (works + teams - 1) / teams, ends = (works + heads_each - 1) / heads_each;
             if (ends * 10 >= teams * 9 || heads_each * alike <= whole)
-                deal.units = heads_each * alike, deal.per_group = 1, deal.teams = ends;
+                schedule.units = heads_each * alike, schedule.per_group = 1, schedule.teams = ends;
         }
     }
-    if (total) deal.each = deal.units / deal.per_group, deal.more = deal.units - deal.each * deal.per_group;
-    if (deal.teams * 10 < teams * 9) deal.team = team_in_block(d) * gridDim.x + blockIdx.x; /* on all SMs */
-    if (deal.per_group < deal.teams) deal.group = deal.team / deal.per_group;
-    return deal;
+    if (total)
+        schedule.each = schedule.units / schedule.per_group,
+        schedule.more = schedule.units - schedule.each * schedule.per_group;
+    if (schedule.teams * 10 < teams * 9) schedule.team = team_in_block(d) * gridDim.x + blockIdx.x; /* on all SMs */
+    if (schedule.per_group < schedule.teams) schedule.group = schedule.team / schedule.per_group;
+    return schedule;
 }
 
 /* What is alike for all KV heads of a sequence. */
@@ -288,7 +290,7 @@ DEVICE void copy_sequence(const decode_rows_and_keys *from, decode_rows_and_keys
 /* The segment that begins at `at->unit`, which is in the range; moves behind it. By the whole warp, in shared memory.
  * before: the one before it, or NULL. */
 template <int keys>
-DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, decode_chunk *chunk,
+DEVICE void next_segment(const attn_decode_params *d, const decode_schedule *schedule, decode_chunk *chunk,
                          decode_cursor *cursor, const decode_segment *before, decode_segment *s)
 {
     const attn_cuda_shape *p = &d->base.shape;
@@ -309,9 +311,10 @@ DEVICE void next_segment(const attn_decode_params *d, const decode_deal *deal, d
             s->tile = first * d->part_tiles, s->end = min(s->tile + d->part_tiles, tiles);
             s->after = at.unit + 1;
         } else {
-            u32 from = deal->group * deal->per_group, parts = deal->per_group;
-            if (parts == deal->teams) from = team_of(deal, head), parts = team_of(deal, head + at.units - 1) - from + 1;
-            s->part = deal->team - from, s->parts = parts, s->slot = 2 * from + 1;
+            u32 from = schedule->group * schedule->per_group, parts = schedule->per_group;
+            if (parts == schedule->teams)
+                from = team_of(schedule, head), parts = team_of(schedule, head + at.units - 1) - from + 1;
+            s->part = schedule->team - from, s->parts = parts, s->slot = 2 * from + 1;
             s->tile = first, s->end = min((int)(first + left), tiles);
             s->after = at.unit + (s->end - s->tile);
         }

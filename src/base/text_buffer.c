@@ -1,5 +1,5 @@
-/* Contract: words.h. */
-#include "base/words.h"
+/* Contract: text_buffer.h. */
+#include "base/text_buffer.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -7,9 +7,10 @@
 
 #include "base/error.h"
 
-bool attn_words_begin(attn_words *w, char *text, size_t size, const void *thing, const char *name, const char *maker)
+bool attn_text_buffer_begin(attn_text_buffer *w, char *text, size_t size, const void *thing, const char *name,
+                            const char *maker)
 {
-    *w = (attn_words){ text, size, 0 };
+    *w = (attn_text_buffer){ text, size, 0 };
     if (size && text) text[0] = 0;
     if (!thing)
         attn_fail(ATTN_INVALID, "%s = NULL: it takes a %s from %s", name, name, maker);
@@ -18,7 +19,7 @@ bool attn_words_begin(attn_words *w, char *text, size_t size, const void *thing,
     return thing && (text || !size);
 }
 
-void attn_say(attn_words *w, const char *format, ...)
+void attn_say(attn_text_buffer *w, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -28,14 +29,14 @@ void attn_say(attn_words *w, const char *format, ...)
     if (n > 0) w->length += (size_t)n;
 }
 
-void attn_say_number(attn_words *w, double x)
+void attn_say_number(attn_text_buffer *w, double x)
 {
     char text[ATTN_DECIMAL_SIZE];
     double unit = x != 0 ? pow(10, floor(log10(fabs(x))) - 3) : 1;
     attn_say(w, "%s", attn_decimal(text, round(x / unit) * unit));
 }
 
-void attn_say_bytes(attn_words *w, double bytes)
+void attn_say_bytes(attn_text_buffer *w, double bytes)
 {
     static const char *const unit[] = { " B", " KiB", " MiB", " GiB", " TiB" };
     int i = 0;
@@ -45,7 +46,7 @@ void attn_say_bytes(attn_words *w, double bytes)
     attn_say(w, "%s", unit[i]);
 }
 
-void attn_say_seconds(attn_words *w, double seconds)
+void attn_say_seconds(attn_text_buffer *w, double seconds)
 {
     if (!(seconds < 1e8)) { /* also what is no number */
         attn_say_number(w, seconds);
