@@ -370,7 +370,7 @@ def plan(
     arrays = {}
     for name, value in tables.items():
         kind = _run.table_dtype(name, layouts["q"].dtype)
-        seen = _tensor.see(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
+        seen = _run.see_bias(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
         arrays[name] = _tensor.layout(seen, name)
     static = _run.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
                          threads, isa, kernel, strategy)

@@ -41,6 +41,22 @@ def test_alibi_by_batch_and_bias_that_repeats(make):
     close(libattn.attention(q, k, v, alibi=alibi, bias=bias), reference(q, k, v, alibi=alibi, bias=bias)[0])
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 9, 13), (1, 4, 9, 13), (13,)], ids=str)
+def test_one_bias_for_all(make, shape):
+    q, k, v = make()
+    bias = np.broadcast_to(np.float32(3), shape)  # strides of 0 alone, which the C descriptor takes for packed
+    assert not any(bias.strides)
+    o, lse = libattn.attention(q, k, v, bias=bias, return_lse=True)
+    wanted_o, wanted_lse = reference(q, k, v, bias=bias)
+    close(o, wanted_o)
+    close(lse, wanted_lse)
+    found = libattn.attention_backward(np.ones_like(o), q, k, v, o, lse, bias=bias, grad_bias=True)
+    wanted = libattn.attention_backward(np.ones_like(o), q, k, v, o, lse, bias=bias.copy(), grad_bias=True)
+    for one, other in zip(found[:4], wanted[:4]):
+        np.testing.assert_array_equal(one, other)
+    assert libattn.plan(q, k, v, bias=bias).explain() == libattn.plan(q, k, v, bias=bias.copy()).explain()
+
+
 def test_lengths_prefix_and_masks(make):
     q, k, v = make()
     lens = [5, 13]
