@@ -140,7 +140,8 @@ def test_masks_that_repeat(packed, shape):
 
 @pytest.mark.parametrize("option", ["alibi", "sink"])
 def test_float64_keeps_its_options(option):
-    given = dict(problem(dtype=torch.float64), **{option: torch.rand(4, dtype=torch.float64)})
+    given = {name: x for name, x in problem(dtype=torch.float64).items() if name not in CASES["read"]}  # it only reads
+    given[option] = torch.rand(4, dtype=torch.float64)
     same((la.attention_with_kvcache(**copied(given)),), libattn.attention_with_kvcache(**given, return_lse=True))
 
 
