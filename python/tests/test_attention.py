@@ -57,6 +57,21 @@ def test_one_bias_for_all(make, shape):
     assert libattn.plan(q, k, v, bias=bias).explain() == libattn.plan(q, k, v, bias=bias.copy()).explain()
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_outside_sequences_weigh_nothing_in_a_merge(make, packed):
+    q, k, v = make(batch=1)
+    whole = libattn.attention(q, k, v, return_lse=True)
+    if packed:
+        part = libattn.attention_varlen(q[0], k[0], v[0], [0, 5], [0, 13], return_lse=True)
+        part = [x[None] for x in part]
+    else:
+        part = libattn.attention(q, k, v, lens_q=[5], return_lse=True)
+    assert np.all(part[0][:, 5:] == 0) and np.all(np.isneginf(part[1][:, :, 5:]))
+    o, lse = libattn.merge_states([whole[0], part[0]], [whole[1], part[1]])
+    close(o, whole[0])
+    close(lse[:, :, 5:], whole[1][:, :, 5:])
+
+
 def test_lengths_prefix_and_masks(make):
     q, k, v = make()
     lens = [5, 13]
