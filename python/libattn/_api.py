@@ -179,7 +179,8 @@ def attention(
         out  the array that the result is written into, but for rows beyond lens_q; None: a new one
 
     Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype, 0 in rows beyond lens_q; with return_lse (o,
-    lse), where lse, (batch, heads_q, len_q) float32, is the natural logarithm of each row's sum of exponentials.
+    lse), where lse, (batch, heads_q, len_q) float32, is the natural logarithm of each row's sum of exponentials, -inf
+    in rows beyond lens_q.
 
         >>> import numpy, libattn
         >>> q = k = v = numpy.random.randn(1, 1024, 8, 64).astype("float32")
@@ -370,7 +371,7 @@ def plan(
     arrays = {}
     for name, value in tables.items():
         kind = _run.table_dtype(name, layouts["q"].dtype)
-        seen = _tensor.see(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
+        seen = _run.see_bias(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
         arrays[name] = _tensor.layout(seen, name)
     static = _run.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
                          threads, isa, kernel, strategy)

@@ -215,6 +215,18 @@ def address_of(seen: Any, name: str = "a tensor") -> int:
     return _NOWHERE
 
 
+def see_bias(value: Any, name: str, stream: Optional[int] = None) -> Any:
+    """A bias as it is seen. One element that repeats along four dimensions has no strides but 0, which the descriptor
+    takes for packed: it is copied."""
+    seen = see(value, name, stream)
+    is_at = layout(seen, name)
+    if len(is_at.shape) < 4 or any(is_at.strides) or any(n < 2 for n in is_at.shape):
+        return seen
+    if type(seen) is View:
+        raise _c.InvalidError(f"{name} has shape {is_at.shape} and strides of 0; it takes one element with extents of 1")
+    return np.ascontiguousarray(seen) if type(seen) is np.ndarray else seen.contiguous()
+
+
 # ---- making a plan -------------------------------------------------------------------------------
 
 
@@ -540,7 +552,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     arrays = {}
     for name, value in tables.items():
         if name == "bias":
-            arrays[name] = see(value, name, handle)
+            arrays[name] = see_bias(value, name, handle)
             same_device(name, device_of(arrays[name]), device)
         else:
             of = layout(tensors["q"], "q").dtype if name in ("alibi", "sink") else ""

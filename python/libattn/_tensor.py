@@ -299,23 +299,36 @@ def cupy_of(tensor: Any) -> Any:
     return cupy if cupy is not None and isinstance(tensor, getattr(cupy, "ndarray", ())) else None
 
 
-def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str, zero: bool) -> Any:
-    """A new tensor of the library that `like` came from, on its device, maybe filled with 0: (it, what see() says)."""
+#: What rows outside every sequence, which the kernels do not write, hold: o is 0 and lse -inf, as of rows that see no
+#: key, so that merge_states gives such a part no weight.
+_OUTSIDE = {"lse": float("-inf")}
+
+
+def _made(library: Any, shape: Tuple[int, ...], fill: Optional[float], **of: Any) -> Any:
+    if fill is None:
+        return library.empty(shape, **of)
+    return library.full(shape, fill, **of) if fill else library.zeros(shape, **of)
+
+
+def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str, partly: bool) -> Any:
+    """A new tensor of the library that `like` came from, on its device: (it, what see() says). partly: filled, for only
+    rows of sequences will be written."""
+    fill = _OUTSIDE.get(name, 0.0) if partly else None
     if type(like) is np.ndarray:
-        made = (np.zeros if zero else np.empty)(shape, like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
+        made = _made(np, shape, fill, dtype=like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
         return made, made
     if type(like) is not View:
         torch = sys.modules["torch"]
-        made = (torch.zeros if zero else torch.empty)(shape, dtype=getattr(torch, dtype), device=like.device)
+        made = _made(torch, shape, fill, dtype=getattr(torch, dtype), device=like.device)
         return made, made
     if like.layout.device is None:
-        made = (np.zeros if zero else np.empty)(shape, numpy_dtype(dtype))
+        made = _made(np, shape, fill, dtype=numpy_dtype(dtype))
         return made, made
     cupy = cupy_of(like.source)
     if cupy is None:
         raise TypeError(f"{name}: no library is known to make a GPU array for the result: {type(like.source).__name__} "
                         "is neither torch's nor CuPy's; pass it")
-    made = (cupy.zeros if zero else cupy.empty)(shape, dtype=numpy_dtype(dtype))
+    made = _made(cupy, shape, fill, dtype=numpy_dtype(dtype))
     return made, View(made, name, None)
 
 

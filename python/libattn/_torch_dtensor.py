@@ -40,6 +40,16 @@ def replicated(tensor: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
 
 
+def gathered(tensor: Tensor, dim: int) -> Tensor:
+    """The tensor, of which every process has one dimension whole, if it is a DTensor."""
+    if not is_dtensor(tensor):
+        return tensor
+    from torch.distributed.tensor import Replicate, Shard
+
+    return tensor.redistribute(tensor.device_mesh, [Replicate() if place == Shard(dim) else place
+                                                    for place in tensor.placements])
+
+
 def forward_of(q: Tensor) -> Callable[..., Tuple[Tensor, Tensor]]:
     """run_forward, or what does the same for DTensors."""
     return _run_local if type(q) is not Tensor and is_dtensor(q) else _torch_ops.run_forward

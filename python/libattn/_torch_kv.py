@@ -11,8 +11,8 @@ from torch import Tensor
 
 from . import _c, _cascade, _kv, _options, _torch_nested
 from ._api import Window
-from ._torch_masks import pack_mask
-from ._torch_ops import threads_of
+from ._torch_masks import bits_of
+from ._torch_ops import floats_of, threads_of
 
 _CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
 _WHERE = "Tensor cache_seqlens, Tensor? page_table, Tensor? cu_lens, "
@@ -157,17 +157,16 @@ def _lengths(seqlens: Union[int, Tensor], like: Tensor, cu_lens: Optional[Tensor
     return torch.full((batch,), seqlens, dtype=torch.int32, device=like.device)
 
 
-def _pack(mask: Any, bits_keys: Optional[int], k_cache: Tensor, page_table: Optional[Tensor],
-          max_len_kv: Optional[int]) -> Tensor:
+def _pack(mask: Any, bits_keys: Optional[int], q: Tensor, k_cache: Tensor, page_table: Optional[Tensor],
+          cu_lens: Optional[Tensor], max_len_q: Optional[int], max_len_kv: Optional[int]) -> Tensor:
     """A mask of the last bits_keys keys, or of all, as bits."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask is {type(mask).__name__}; it takes a tensor, or masks by name")
     if bits_keys is None:
         room = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
         bits_keys = room if max_len_kv is None else min(max_len_kv, room)
-    if mask.shape[-1] != bits_keys:
-        raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; its last dimension must be the {bits_keys} keys")
-    return pack_mask(mask)
+    batch, rows = (q.shape[0], q.shape[1]) if cu_lens is None else (cu_lens.shape[0] - 1, max_len_q)
+    return bits_of("mask", mask, (batch, q.shape[-2], rows, bits_keys))
 
 
 def append_kvcache(
@@ -208,7 +207,7 @@ def attention_with_kvcache(
     """libattn.attention_with_kvcache as an operator, for torch.compile and CUDA graphs.
 
         cu_lens_q      with it max_len_q is needed, on the CPU too
-        mask           a tensor, on the CPU or a GPU, packed by pack_mask; or masks by name, without documents
+        mask           a tensor, on the CPU or a GPU, packed as pack_mask does; or masks by name, without documents
         alibi, sink    any floating type
         deterministic  None: as torch.use_deterministic_algorithms says
 
@@ -220,7 +219,7 @@ def attention_with_kvcache(
         raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
     causal, window, chunk, prefix, mask = _kv._masks(mask, bits, causal, window, chunk, prefix)
     if mask is not None:
-        bits = _pack(mask, bits_keys, k_cache, page_table, max_len_kv)
+        bits = _pack(mask, bits_keys, q, k_cache, page_table, cu_lens_q, max_len_q, max_len_kv)
     window = _options.window(window)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -228,7 +227,7 @@ def attention_with_kvcache(
         _options.check("rotary_interleaved", rotary_interleaved)
         _options.check_all(_OPTIONS, (return_lse, causal, window, chunk, scale, softcap, out_f32, deterministic,
                                       threads, max_len_q, max_len_kv, bits_keys, visible_share))
-    alibi, sink = (tensor if tensor is None else tensor.float() for tensor in (alibi, sink))
+    alibi, sink = (tensor if tensor is None else tensor.to(floats_of(q)) for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
                       rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, max_len_q, first_kv,
                       position_q, position_kv, prefix, bits, alibi, sink, max_len_kv, bits_keys, visible_share, causal,

@@ -11,7 +11,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wr
 
 from . import _c, _torch_nested, masks
 from ._run import Blocks
-from ._torch_dtensor import replicated
+from ._torch_dtensor import gathered, replicated
 from ._torch_ops import has_values
 
 
@@ -27,7 +27,7 @@ def pack_mask(mask: Tensor) -> Tensor:
         raise _c.InvalidError(f"mask is {mask.dtype}; it takes torch.bool, or floats that are 0 or -inf")
     if not 2 <= mask.dim() <= 4:
         raise _c.InvalidError(f"mask has shape {tuple(mask.shape)}; it takes 2 to 4 dimensions")
-    mask = four(mask)
+    mask = gathered(four(mask), 3)  # 8 keys of a byte may lie in two processes
     bytes_of_row = (mask.shape[-1] + 7) // 8  # no remainder, which dynamic shapes of torch.export cannot follow
     mask = torch.nn.functional.pad(mask, (0, 8 * bytes_of_row - mask.shape[-1])).unflatten(-1, (bytes_of_row, 8))
     weights = replicated(torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device), mask)

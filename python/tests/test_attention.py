@@ -41,6 +41,37 @@ def test_alibi_by_batch_and_bias_that_repeats(make):
     close(libattn.attention(q, k, v, alibi=alibi, bias=bias), reference(q, k, v, alibi=alibi, bias=bias)[0])
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 9, 13), (1, 4, 9, 13), (13,)], ids=str)
+def test_one_bias_for_all(make, shape):
+    q, k, v = make()
+    bias = np.broadcast_to(np.float32(3), shape)  # strides of 0 alone, which the C descriptor takes for packed
+    assert not any(bias.strides)
+    o, lse = libattn.attention(q, k, v, bias=bias, return_lse=True)
+    wanted_o, wanted_lse = reference(q, k, v, bias=bias)
+    close(o, wanted_o)
+    close(lse, wanted_lse)
+    found = libattn.attention_backward(np.ones_like(o), q, k, v, o, lse, bias=bias, grad_bias=True)
+    wanted = libattn.attention_backward(np.ones_like(o), q, k, v, o, lse, bias=bias.copy(), grad_bias=True)
+    for one, other in zip(found[:4], wanted[:4]):
+        np.testing.assert_array_equal(one, other)
+    assert libattn.plan(q, k, v, bias=bias).explain() == libattn.plan(q, k, v, bias=bias.copy()).explain()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_outside_sequences_weigh_nothing_in_a_merge(make, packed):
+    q, k, v = make(batch=1)
+    whole = libattn.attention(q, k, v, return_lse=True)
+    if packed:
+        part = libattn.attention_varlen(q[0], k[0], v[0], [0, 5], [0, 13], return_lse=True)
+        part = [x[None] for x in part]
+    else:
+        part = libattn.attention(q, k, v, lens_q=[5], return_lse=True)
+    assert np.all(part[0][:, 5:] == 0) and np.all(np.isneginf(part[1][:, :, 5:]))
+    o, lse = libattn.merge_states([whole[0], part[0]], [whole[1], part[1]])
+    close(o, whole[0])
+    close(lse[:, :, 5:], whole[1][:, :, 5:])
+
+
 def test_lengths_prefix_and_masks(make):
     q, k, v = make()
     lens = [5, 13]

@@ -52,6 +52,8 @@ def cases():
         "packed heads": ({**packed, "sink": leaf(4)}, {"max_len_q": 7, "max_len_kv": 11}, [Shard(1)], all_same),
         "packed rows": (packed, {"max_len_q": 7, "max_len_kv": 11}, [Shard(0)], all_same),
         "mask": ({**dense, "mask": torch.rand(4, 1, 9, 13) > 0.3}, {}, batch, batch),
+        "mask by keys": (dict(q=leaf(2, 9, 4, 8), k=leaf(2, 24, 2, 8), v=leaf(2, 24, 2, 8),
+                              mask=torch.rand(2, 1, 9, 24) > 0.3), {}, batch, [Shard(3)]),
         "added mask": ({**dense, "mask": torch.zeros(9, 13)}, {}, heads, all_same),
     }
 
@@ -59,7 +61,8 @@ def cases():
 #: Whose results are sharded, and how.
 SHARDED = {"batch": 0, "heads": 2, "batch of scores": 0, "heads of scores": 2, "sharded scores": 0, "heads of whole": 2,
            "batch of lengths": 0, "heads of lengths": 2, "batch of halves": 0, "heads of halves": 2, "uneven batch": 0,
-           "a batch of one": 0, "packed heads": 1, "mask": 0, "added mask": 2}
+           "a batch of one": 0, "packed heads": 1, "mask": 0,
+           "mask by keys": 0, "added mask": 2}
 
 
 def compare(mesh, name, tensors, options, places, others):

@@ -123,11 +123,26 @@ def test_masks_of_tensors_and_by_name():
                     {"mask": (causal | prefix(torch.zeros(2).int())) & mask}):
         same((la.attention_with_kvcache(**copied(given), **options),), wanted)
     for match, options in (
-            ("must be the 24 keys", {"mask": mask[..., :20]}), ("both given", {"mask": mask, "bits": mask}),
-            ("must be the 9 keys", {"mask": mask, "max_len_kv": 9}), ("list", {"mask": mask.tolist()}),
-            ("documents", {"mask": documents([1])}), ("must be the 3 keys", {"mask": mask, "bits_keys": 3})):
+            ("4, 2, 24", {"mask": mask[..., :20]}), ("both given", {"mask": mask, "bits": mask}),
+            ("4, 2, 9", {"mask": mask, "max_len_kv": 9}), ("list", {"mask": mask.tolist()}),
+            ("documents", {"mask": documents([1])}), ("4, 2, 3", {"mask": mask, "bits_keys": 3})):
         with pytest.raises((libattn.InvalidError, TypeError), match=match):
             la.attention_with_kvcache(**given, **options)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 24), (1, 24), (4, 1, 24), (2, 1), (2, 4, 2, 24)], ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_masks_that_repeat(packed, shape):
+    given, mask = problem(packed=packed), torch.rand(shape) < 0.6
+    options = {"mask": mask.expand(2, 4, 2, 24).contiguous()}
+    same((la.attention_with_kvcache(**copied(given), mask=mask),), direct(dict(given, **options)))
+
+
+@pytest.mark.parametrize("option", ["alibi", "sink"])
+def test_float64_keeps_its_options(option):
+    given = {name: x for name, x in problem(dtype=torch.float64).items() if name not in CASES["read"]}  # it only reads
+    given[option] = torch.rand(4, dtype=torch.float64)
+    same((la.attention_with_kvcache(**copied(given)),), libattn.attention_with_kvcache(**given, return_lse=True))
 
 
 @pytest.mark.parametrize("name", CASES)
