@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "attn_commit.h"
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "bench/bench.h"
 #include "problem/desc.h"
 
@@ -34,7 +34,7 @@ static void csv_number(FILE *file, double value, double scale)
 const char *attn_bench_variant(const attn_bench_case *item, char text[ATTN_BENCH_VARIANT])
 {
     const attn_desc *d = &item->desc;
-    attn_words w = { text, ATTN_BENCH_VARIANT, 0 };
+    attn_text_buffer w = { text, ATTN_BENCH_VARIANT, 0 };
     static const struct {
         uint32_t flag;
         const char *name;

@@ -2,7 +2,7 @@
  * case's arrays hold is made in contents.c. */
 #include <string.h>
 
-#include "base/words.h"
+#include "base/text_buffer.h"
 #include "bench/bench.h"
 #include "num/half.h"
 #include "problem/desc.h"
@@ -188,7 +188,7 @@ static void name_mask(attn_bench_case *item)
 {
     const attn_desc *d = &item->desc;
     char *text = item->mask;
-    attn_words w = { text, sizeof item->mask, 0 };
+    attn_text_buffer w = { text, sizeof item->mask, 0 };
     attn_say(&w, d->flags & ATTN_CAUSAL ? "causal" : "full");
     if (d->flags & ATTN_WINDOW) attn_say(&w, " window:%lld", (long long)d->window_left);
     if (d->flags & ATTN_CHUNK) attn_say(&w, " chunk:%lld", (long long)d->chunk);
