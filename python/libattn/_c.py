@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from typing import Any, NoReturn
 
 _void, _i32, _i64, _f32, _f64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double
@@ -298,7 +299,12 @@ class Shared(Unpicklable):
 ARGS_SIZE, KV_ARGS_SIZE, MERGE_ARGS_SIZE = ctypes.sizeof(Args), ctypes.sizeof(KvArgs), ctypes.sizeof(MergeArgs)
 
 
-def check(status: int) -> None:
-    """Raises the exception of a status other than ATTN_OK, with the calling thread's last message."""
+def check(status: int, packed: bool = False) -> None:
+    """Raises the exception of a status other than ATTN_OK, with the calling thread's last message. packed: of a call
+    whose len_q and len_kv are named max_len_q and max_len_kv, and whose totals are the rows of q and k."""
     if status:
-        raise _ERRORS.get(status, Error)(error().decode("utf-8", "replace"))
+        message = error().decode("utf-8", "replace")
+        if packed:
+            message = re.sub(r"\b(len_(?:q|kv)) = ", r"max_\1 = ", message)
+            message = re.sub(r"\btotal_(q|k)v? = (\d+)", r"the \2 rows of \1", message)
+        raise _ERRORS.get(status, Error)(message)

@@ -608,9 +608,9 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     owner, place = _run.workspace(call.like, call.device, plan.workspace_bytes)
     try:
         if prepared.append:
-            _c.check(_c.check_args(plan._handle, args, _c.ARGS_SIZE))
+            _c.check(_c.check_args(plan._handle, args, _c.ARGS_SIZE), max_len_q is not None)
             call.run(prepared)
-        _c.check(_c.run(plan._handle, args, _c.ARGS_SIZE, place, call.handle))
+        _c.check(_c.run(plan._handle, args, _c.ARGS_SIZE, place, call.handle), max_len_q is not None)
     except _c.InvalidError as error:
         call.refuse(error, more)
     del owner

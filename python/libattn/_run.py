@@ -575,7 +575,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         setattr(args, name, address_of(seen, "out" if name == "o" else name))
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
     owner, place = workspace(like, device, plan.workspace)
-    _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle))
+    _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle), varlen is not None)
     del owner, held
     return results
 

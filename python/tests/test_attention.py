@@ -342,3 +342,12 @@ def test_a_library_that_is_none_is_named(tmp_path):
         run = subprocess.run([sys.executable, "-c", "import libattn"], capture_output=True, text=True,
                              env={**os.environ, "LIBATTN_LIBRARY": path})
         assert run.returncode == 1 and f"ImportError: {path} is no libattn.so" in run.stderr, run.stderr
+
+
+def test_errors_of_packed_sequences_name_the_caller_s_arguments(make):
+    q = make()[0][0]
+    lens = np.array([0, 4, 9], np.int32)
+    for message, keys, longest in (("5 rows, which exceeds max_len_q = 4", lens, 4),
+                                   ("exceeds the 9 rows of k", np.array([0, 4, 10], np.int32), 9)):
+        with pytest.raises(libattn.InvalidError, match=message):
+            libattn.attention_varlen(q, q, q, lens, keys, max_len_q=longest, max_len_kv=9)
