@@ -65,8 +65,8 @@ MUTANTS = [
     # along queries
     (MASK, "runs.lo[which] >= key : runs.hi[which] > key", "runs.lo[which] >= key : runs.hi[which] > key + 1",
      "along queries: the first row that sees a key is left out", "mask grid:180"),
-    (MASK, "*rows = (attn_mask_tile){ lo, hi, full && inside(&core, key0, key1) };",
-     "*rows = (attn_mask_tile){ lo, hi, full };", "along queries: ranges hide nothing of a run", "mask"),
+    (MASK, "*rows = (attn_mask_tile){ .lo = lo, .hi = hi, .full = full && inside(&core, key0, key1) };",
+     "*rows = (attn_mask_tile){ .lo = lo, .hi = hi, .full = full };", "along queries: ranges hide nothing of a run", "mask"),
     (BLOCKS, "listed(view, block, first, last, bits) == last - first + 1", "listed(view, block, first, last, bits) > 0",
      "along queries: a row block that lists some key blocks is taken for full", "mask"),
     (INTERVALS, "if (row >= node->max[0] && row < node->min[1]) row =", "if (row >= node->min[0] && row < node->min[1]) row =",
