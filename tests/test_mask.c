@@ -32,13 +32,20 @@ static void check_tile(const sight *s, int64_t row0, int64_t row1, attn_mask_til
         assert_int_equal(seen_by(s, row0, row1, j), row1 - row0);
     for (int64_t part0 = row0; part0 < row1; part0 += 6) {
         int64_t part1 = part0 + 6 < row1 ? part0 + 6 : row1;
-        attn_mask_tile span = run;
+        attn_mask_tile span = run, strip = run;
         attn_mask_span(&s->view, part0, part1, &span);
+        attn_mask_strip(&s->view, part0, part1, &strip);
         for (int64_t j = run.lo; j < run.hi; j++) {
             int64_t seen = seen_by(s, part0, part1, j);
-            bool inside = span.lo <= j && j < span.hi;
-            if (!inside) assert_int_equal(seen, 0);
-            if (inside && span.full) assert_int_equal(seen, part1 - part0);
+            bool inside = span.lo <= j && j < span.hi, within = strip.lo <= j && j < strip.hi;
+            if (!inside || !within) assert_int_equal(seen, 0);
+            if ((inside && span.full) || (within && strip.full)) assert_int_equal(seen, part1 - part0);
+        }
+        for (int64_t row = part0; row < part1 && strip.ranged; row++) {
+            int64_t lo, hi;
+            attn_mask_run(&s->view, row, &lo, &hi);
+            for (int64_t j = strip.lo; j < strip.hi; j++)
+                assert_int_equal(sees(s, row, j), lo <= j && j < hi);
         }
     }
 }

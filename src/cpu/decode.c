@@ -38,7 +38,7 @@ bool attn_decode_lay_out(const attn_plan *plan, attn_decode_layout *l)
  * alike. Empty: lo >= hi. */
 static attn_mask_tile keys_of_part(const run *r, const attn_sequence *seq, const attn_mask_view *view, int64_t part)
 {
-    attn_mask_tile seen = { 0, seq->len_kv, false };
+    attn_mask_tile seen = { .hi = seq->len_kv };
     attn_mask_span(view, 0, seq->len_q, &seen);
     if (seen.lo >= seen.hi) return seen;
     int64_t first = seen.lo / ATTN_DECODE_TILE * ATTN_DECODE_TILE;

@@ -73,7 +73,7 @@ static unit unit_of(const run *r, int64_t index)
     if (u.row0 >= u.row1) return u;
     attn_mask_view mask;
     attn_mask_view_init(&mask, d, r->args, r->nodes, u.batch, u.head * group);
-    attn_mask_tile seen = { 0, u.seq.len_kv, false };
+    attn_mask_tile seen = { .hi = u.seq.len_kv };
     attn_mask_span(&mask, u.row0, u.row1, &seen);
     u.key0 = seen.lo / ATTN_KEY_ALIGN * ATTN_KEY_ALIGN;
     u.key1 = seen.hi;

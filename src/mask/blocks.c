@@ -55,7 +55,7 @@ bool attn_list_next(const attn_mask_view *view, bool bits, int64_t row0, int64_t
         full = full && more_full;
         hi = (++block + 1) * size;
     }
-    *tile = (attn_mask_tile){ lo, min64(hi, min64(end, lo + most)), full };
+    *tile = (attn_mask_tile){ .lo = lo, .hi = min64(hi, min64(end, lo + most)), .full = full };
     return true;
 }
 
@@ -86,7 +86,7 @@ bool attn_list_rows_next(const attn_mask_view *view, bool bits, int64_t key0, in
         full = full && listed(view, block, first, last, bits) == last - first + 1;
         hi = (block + 1) * size;
     }
-    *rows = (attn_mask_tile){ lo, min64(hi, min64(end, lo + most)), full };
+    *rows = (attn_mask_tile){ .lo = lo, .hi = min64(hi, min64(end, lo + most)), .full = full };
     return true;
 }
 

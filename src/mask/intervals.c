@@ -4,6 +4,8 @@
  * nodes below it, up to one root; so hidden stretches of any length are stepped over in few tests. */
 #include "mask/parts.h"
 
+#include <string.h>
+
 #include "problem/desc.h"
 
 int64_t attn_interval_node_count(const attn_desc *desc)
@@ -98,7 +100,7 @@ bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, 
         full = full && untouched(&view->nodes[leaf], row0, row1);
         hi = (leaf + 1) * ATTN_INTERVAL_NODE;
     }
-    *tile = (attn_mask_tile){ lo, min64(hi, min64(end, lo + most)), full };
+    *tile = (attn_mask_tile){ .lo = lo, .hi = min64(hi, min64(end, lo + most)), .full = full };
     return true;
 }
 
@@ -140,23 +142,76 @@ bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t k
     bool full = true;
     for (const attn_interval_node *node = first; node <= last && full; node++)
         full = untouched(node, lo, hi);
-    *rows = (attn_mask_tile){ lo, hi, full };
+    *rows = (attn_mask_tile){ .lo = lo, .hi = hi, .full = full };
     return true;
+}
+
+/* A key's bounds, as a node of that key alone. */
+static attn_interval_node node_of(const attn_mask_view *view, int64_t key)
+{
+    attn_interval_node node;
+    bounds_of(view->intervals + key * view->interval_vectors, view->interval_vectors, view->flags & ATTN_CAUSAL,
+              node.min);
+    memcpy(node.max, node.min, sizeof node.max);
+    return node;
+}
+
+static const attn_interval_node *leaf_of(const attn_mask_view *view, int64_t key)
+{
+    return view->nodes + key / ATTN_INTERVAL_NODE;
+}
+
+bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi)
+{
+    attn_interval_node node;
+    for (; *lo < *hi; ++*lo) {
+        while (*lo < *hi && hidden(leaf_of(view, *lo), row0, row1))
+            *lo = min64((*lo / ATTN_INTERVAL_NODE + 1) * ATTN_INTERVAL_NODE, *hi);
+        if (*lo < *hi && (node = node_of(view, *lo), !hidden(&node, row0, row1))) break;
+    }
+    for (; *lo < *hi; --*hi) {
+        while (*lo < *hi && hidden(leaf_of(view, *hi - 1), row0, row1))
+            *hi = (*hi - 1) / ATTN_INTERVAL_NODE * ATTN_INTERVAL_NODE;
+        if (*lo < *hi && (node = node_of(view, *hi - 1), !hidden(&node, row0, row1))) break;
+    }
+    for (int64_t key = *lo; key < *hi;) {
+        int64_t end = min64((key / ATTN_INTERVAL_NODE + 1) * ATTN_INTERVAL_NODE, *hi);
+        if (!untouched(leaf_of(view, key), row0, row1))
+            for (int64_t j = key; j < end; j++)
+                if (node = node_of(view, j), !untouched(&node, row0, row1)) return false;
+        key = end;
+    }
+    return true;
+}
+
+/* The bits of `keys` <= 64 keys from `key` on that the row sees; vectors and causal: constants where this is inlined.
+ */
+static inline __attribute__((always_inline)) uint64_t seen_of(const int32_t *key, int64_t keys, int64_t vectors,
+                                                              bool causal, int64_t row)
+{
+    uint64_t seen = 0;
+    for (int64_t i = 0; i < keys; i++, key += vectors) {
+        int32_t b[4];
+        bounds_of(key, vectors, causal, b);
+        bool hide = (row >= b[0] && row < b[1]) || (row >= b[2] && row < b[3]);
+        seen |= (uint64_t)!hide << i;
+    }
+    return seen;
 }
 
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
-    const int32_t *key = view->intervals + key0 * view->interval_vectors;
+    int64_t vectors = view->interval_vectors;
     bool causal = view->flags & ATTN_CAUSAL;
     if (keys > view->interval_keys - key0) keys = view->interval_keys - key0;
     for (int64_t base = 0; base < keys; base += 64) {
-        uint64_t seen = 0;
-        for (int64_t i = 0; i < min64(64, keys - base); i++, key += view->interval_vectors) {
-            int32_t b[4];
-            bounds_of(key, view->interval_vectors, causal, b);
-            bool hide = (row >= b[0] && row < b[1]) || (row >= b[2] && row < b[3]);
-            seen |= (uint64_t)!hide << i;
-        }
-        words[base / 64] &= seen;
+        int64_t count = min64(64, keys - base);
+        const int32_t *key = view->intervals + (key0 + base) * vectors;
+        if (causal && vectors == 1)
+            words[base / 64] &= seen_of(key, count, 1, true, row);
+        else if (vectors == 2 && !causal)
+            words[base / 64] &= seen_of(key, count, 2, false, row);
+        else
+            words[base / 64] &= seen_of(key, count, vectors, causal, row);
     }
 }

@@ -105,7 +105,7 @@ bool attn_mask_next(const attn_mask_view *view, int64_t row0, int64_t row1, int6
             lo = tile->lo, hi = tile->hi, full = full && tile->full;
         }
         hi = min64(hi, lo + most);
-        *tile = (attn_mask_tile){ lo, hi, full && inside(&core, lo, hi) };
+        *tile = (attn_mask_tile){ .lo = lo, .hi = hi, .full = full && inside(&core, lo, hi) };
         return true;
     }
     return false;
@@ -154,13 +154,14 @@ bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
             lo = rows->lo, hi = rows->hi, full = full && rows->full;
         }
         attn_runs core = core_of(view, lo, hi);
-        *rows = (attn_mask_tile){ lo, hi, full && inside(&core, key0, key1) };
+        *rows = (attn_mask_tile){ .lo = lo, .hi = hi, .full = full && inside(&core, key0, key1) };
         return true;
     }
     return false;
 }
 
-void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile)
+/* strip: with intervals. */
+static void narrow(const attn_mask_view *view, int64_t row0, int64_t row1, bool strip, attn_mask_tile *tile)
 {
     attn_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);
     int64_t lo = INT64_MAX, hi = INT64_MIN;
@@ -169,10 +170,20 @@ void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn
         if (start < end) lo = min64(lo, start), hi = max64(hi, end);
     }
     if (lo >= hi) lo = hi = tile->lo;
-    bool bits = view->bits && tile->hi > view->bits_first;
-    bool listed = view->lists[0] || view->lists[1] || view->intervals || bits;
+    bool listed = view->lists[0] || view->lists[1] || (view->bits && tile->hi > view->bits_first);
+    if (view->intervals) listed = !(strip && attn_interval_strip(view, row0, row1, &lo, &hi)) || listed;
     bool full = tile->full || (!listed && lo < hi && inside(&core, lo, hi));
-    *tile = (attn_mask_tile){ lo, hi, full };
+    *tile = (attn_mask_tile){ lo, hi, full, !listed && !view->ranges.prefix };
+}
+
+void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile)
+{
+    narrow(view, row0, row1, false, tile);
+}
+
+void attn_mask_strip(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile)
+{
+    narrow(view, row0, row1, true, tile);
 }
 
 void attn_words_set(uint64_t *words, int64_t lo, int64_t hi)
@@ -203,12 +214,10 @@ bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
     return all == ~UINT64_C(0);
 }
 
-bool attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi)
+void attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi)
 {
-    if (view->lists[0] || view->lists[1] || view->bits || view->intervals || view->ranges.prefix) return false;
     attn_runs runs = attn_ranges_row(&view->ranges, row);
     *lo = runs.lo[1], *hi = max64(runs.lo[1], runs.hi[1]);
-    return true;
 }
 
 /* Sum over t in [t0, t1) of t cut to [lo, hi]. */

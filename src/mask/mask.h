@@ -2,12 +2,13 @@
  *
  * Whatever kinds are combined, a mask view answers, for rows [row0, row1) of one head:
  *   attn_mask_next  which keys does some row see, run after run, from ranges, lists and summaries, never key by key;
- *   attn_mask_span  of a given run, which part do these rows see, and all of it or only some;
+ *   attn_mask_span  of a given run, which part do ranges show these rows, and all of it or only some;
+ *   attn_mask_strip the same for a few rows, with what intervals hide at its ends and within;
  *   attn_mask_run   which keys does one row see, if they are one run, as a range;
  *   attn_mask_row   which of up to ATTN_MASK_MOST keys does one row see, as bits;
  * and for keys [key0, key1)
  *   attn_mask_rows_next  which rows see some of them, run after run.
- * Next, span and rows_next may say more than is visible, never less; "full" and the bits are exact.
+ * Next, span, strip and rows_next may say more than is visible, never less; "full" and the bits are exact.
  *
  * Rows and keys count from the start of their sequence. What ranges (problem/ranges.h) let a tile of rows see at most,
  * its hull, and at least, its core, come from its first and its last row. */
@@ -46,6 +47,7 @@ typedef struct attn_mask_view {
 typedef struct attn_mask_tile {
     int64_t lo, hi; /* keys [lo, hi); of attn_mask_rows_next: rows */
     bool full;      /* every row sees every key of it */
+    bool ranged;    /* of attn_mask_strip: ranges without a prefix decide what each row sees of it: attn_mask_run */
 } attn_mask_tile;
 
 /* The mask of one head of one sequence. nodes: the summary of all heads, as attn_interval_summarize laid it out. */
@@ -65,13 +67,16 @@ bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
 /* Narrows *tile to what rows [row0, row1) see of it by ranges, and says whether that is full. Empty: lo >= hi. */
 void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);
 
+/* The same by intervals, too: looks at keys one by one where the summary says neither. Not all keys of *tile that the
+ * rows see need to lie together; where strips follow one another, what they see of a key may have gaps. */
+void attn_mask_strip(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);
+
 /* words[i / 64] bit i % 64: `row` sees key key0 + i, 0 <= i < keys <= ATTN_MASK_MOST. Fills ceil(keys / 64) words.
  * Returns whether all of the bits are set. */
 bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
 
-/* Where ranges alone, without a prefix, decide: true, and the one run [*lo, *hi) of keys that `row` sees, empty if
- * none. */
-bool attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi);
+/* The one run [*lo, *hi) of keys that ranges without a prefix show a row, empty if none. */
+void attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi);
 
 /* The summary of ATTN_INTERVALS: nodes per head (0 without the flag), and building that of one (batch, interval head).
  */

@@ -23,6 +23,10 @@ bool attn_list_rows_next(const attn_mask_view *view, bool bits, int64_t key0, in
 bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1, int64_t from, int64_t end,
                              int64_t most, attn_mask_tile *rows);
 
+/* Narrows [*lo, *hi) to the first and the last key that some row of [row0, row1) sees; true if these rows see all keys
+ * between. */
+bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi);
+
 /* Clears the bits of the keys that the row does not see. */
 void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);

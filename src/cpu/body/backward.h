@@ -148,16 +148,16 @@ static bool sees(const attn_mask_tile *span, int64_t lo, int64_t hi)
     return span->lo < hi && span->hi > lo && span->lo < span->hi;
 }
 
-/* From key0 on, what of a run each strip of rows sees. The rows that see a strip of keys lie together: both ends of
- * what ranges show a row never fall from row to row, and a prefix is seen from its chunk's first row to the last, so a
- * strip that does not see the keys comes before or after all that do. */
+/* From key0 on, what of a run each strip of rows sees. The rows that see a strip of keys lie together but for
+ * intervals: both ends of what ranges show a row never fall from row to row, and a prefix is seen from its chunk's
+ * first row to the last, so a strip that does not see the keys comes before or after all that do. */
 static void backward_spans(backward *b, const attn_mask_tile *run)
 {
     int64_t key0 = b->task->key0;
     for (int64_t i = b->first; i < b->strips; i++) {
         int64_t first = b->row0 + i * STRIP, end = first + STRIP, last = b->row0 + b->rows;
         b->span[i] = *run;
-        if (!run->full) attn_mask_span(b->mask, first, end < last ? end : last, &b->span[i]);
+        if (!run->full) attn_mask_strip(b->mask, first, end < last ? end : last, &b->span[i]);
     }
     for (int64_t j = (run->lo - key0) / STRIP; j * STRIP < run->hi - key0; j++) {
         int64_t lo = key0 + j * STRIP, hi = lo + STRIP, first = b->strips, last = -1;
@@ -190,6 +190,21 @@ static void backward_pairs(const backward *b, const attn_mask_tile *run, const f
             if (sees(&b->span[i], key0 + key, key0 + key + PANEL))
                 pair_tile(a + i * STRIP * PANEL, b->task->q_tile, panels + key * dim, dim,
                           s + i * STRIP * ATTN_SCORE_PITCH + key);
+}
+
+/* Zeros where a strip of rows between others does not see a strip of keys that these see. */
+static void backward_gaps(const backward *b, const attn_mask_tile *run)
+{
+    int64_t key0 = b->task->key0;
+    if (!b->mask->intervals || run->full) return;
+    for (int64_t j = (run->lo - key0) / STRIP; j * STRIP < run->hi - key0; j++)
+        for (int64_t i = b->seen[j].lo / STRIP; i * STRIP < b->seen[j].hi; i++) {
+            if (sees(&b->span[i], key0 + j * STRIP, key0 + (j + 1) * STRIP)) continue;
+            for (int64_t r = i * STRIP; r < (i + 1) * STRIP; r++) {
+                memset(b->s + r * ATTN_SCORE_PITCH + j * STRIP, 0, STRIP * sizeof *b->s);
+                memset(b->dp + r * ATTN_SCORE_PITCH + j * STRIP, 0, STRIP * sizeof *b->dp);
+            }
+        }
 }
 
 /* sums += p^T x over the strips of keys in a run. p: rows of scores; x: rows in panels of columns. */
@@ -306,6 +321,7 @@ static void backward_run(backward *b, const attn_mask_tile *run)
     for (int64_t i = b->first; i < b->strips; i++)
         if (b->span[i].lo < b->span[i].hi) backward_strip(b, i);
     if (!t->grad_k) return;
+    backward_gaps(b, run);
     backward_keys(b, run, b->s, b->g, t->dim_v, b->dv, b->v_pitch);
     backward_keys(b, run, b->dp, b->q, t->dim_qk, b->dk, b->k_pitch);
     backward_queries(b);

@@ -44,8 +44,7 @@ static bool decode_next(const attn_decode_task *task, int64_t from, attn_mask_ti
     bool alike = !(mask->lists[0] || mask->lists[1] || mask->bits || mask->intervals), found = false;
     for (int64_t h = 0; h < (alike ? 1 : task->heads * task->group); h++) {
         attn_mask_tile t;
-        if (!attn_mask_next(&mask[h], 0, task->len_q, from, task->kv_tile, &t))
-            t = (attn_mask_tile){ INT64_MAX, 0, false };
+        if (!attn_mask_next(&mask[h], 0, task->len_q, from, task->kv_tile, &t)) t = (attn_mask_tile){ .lo = INT64_MAX };
         if (h == 0) *tile = t;
         tile->full = tile->full && t.full && t.lo == tile->lo && t.hi == tile->hi;
         if (t.lo < tile->lo) tile->lo = t.lo;

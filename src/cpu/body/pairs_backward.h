@@ -289,7 +289,7 @@ static void pairs_tile_run(pairs_tile *b, const attn_mask_tile *run)
     for (int64_t i = 0; i < b->strips; i++) {
         int64_t first = b->row0 + i * BLOCK_ROWS, end = first + BLOCK_ROWS, last = b->row0 + b->rows;
         b->span[i] = *run;
-        if (!run->full) attn_mask_span(b->mask, first, end < last ? end : last, &b->span[i]);
+        if (!run->full) attn_mask_strip(b->mask, first, end < last ? end : last, &b->span[i]);
         if (b->span[i].lo < b->span[i].hi) pairs_tile_strip(b, i);
     }
     if (t->grad_k) pairs_tile_keys(b, run);

@@ -75,7 +75,7 @@ static item pairs_next(pairs *p)
         }
         item u = { .strip = p->next_strip++, .key0 = p->key0, .span = p->tile };
         int64_t first = task->row0 + u.strip * BLOCK_ROWS, end = first + BLOCK_ROWS;
-        if (!u.span.full) attn_mask_span(task->mask, first, end < last ? end : last, &u.span);
+        if (!u.span.full) attn_mask_strip(task->mask, first, end < last ? end : last, &u.span);
         if (u.span.lo >= u.span.hi) continue;
         u.lo = (u.span.lo - u.key0) / BLOCK_DEPTH * BLOCK_DEPTH;
         u.hi = attn_round_up(u.span.hi - u.key0, BLOCK_DEPTH);

@@ -43,7 +43,7 @@ static void prefill_spans(prefill *p, const attn_mask_tile *tile)
     for (int64_t i = 0; i < p->strips; i++) {
         int64_t first = task->row0 + i * STRIP, end = first + STRIP, last = task->row0 + task->rows;
         p->span[i] = *tile;
-        if (!tile->full) attn_mask_span(task->mask, first, end < last ? end : last, &p->span[i]);
+        if (!tile->full) attn_mask_strip(task->mask, first, end < last ? end : last, &p->span[i]);
     }
 }
 
