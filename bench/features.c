@@ -183,7 +183,7 @@ static void set_shape(attn_bench_case *item, const feature *f)
     if (f->misaligned) item->shift = attn_dtype_size(d->dtype);
 }
 
-/* "causal window:512"; what is no mask is the variant's (attn_bench_variant). */
+/* The masks as text, "causal window:512". attn_bench_variant names what is not a mask. */
 static void name_mask(attn_bench_case *item)
 {
     const attn_desc *d = &item->desc;

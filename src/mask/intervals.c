@@ -184,34 +184,19 @@ bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1,
     return true;
 }
 
-/* The bits of `keys` <= 64 keys from `key` on that the row sees; vectors and causal: constants where this is inlined.
- */
-static inline __attribute__((always_inline)) uint64_t seen_of(const int32_t *key, int64_t keys, int64_t vectors,
-                                                              bool causal, int64_t row)
-{
-    uint64_t seen = 0;
-    for (int64_t i = 0; i < keys; i++, key += vectors) {
-        int32_t b[4];
-        bounds_of(key, vectors, causal, b);
-        bool hide = (row >= b[0] && row < b[1]) || (row >= b[2] && row < b[3]);
-        seen |= (uint64_t)!hide << i;
-    }
-    return seen;
-}
-
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
-    int64_t vectors = view->interval_vectors;
+    const int32_t *key = view->intervals + key0 * view->interval_vectors;
     bool causal = view->flags & ATTN_CAUSAL;
     if (keys > view->interval_keys - key0) keys = view->interval_keys - key0;
     for (int64_t base = 0; base < keys; base += 64) {
-        int64_t count = min64(64, keys - base);
-        const int32_t *key = view->intervals + (key0 + base) * vectors;
-        if (causal && vectors == 1)
-            words[base / 64] &= seen_of(key, count, 1, true, row);
-        else if (vectors == 2 && !causal)
-            words[base / 64] &= seen_of(key, count, 2, false, row);
-        else
-            words[base / 64] &= seen_of(key, count, vectors, causal, row);
+        uint64_t seen = 0;
+        for (int64_t i = 0; i < min64(64, keys - base); i++, key += view->interval_vectors) {
+            int32_t b[4];
+            bounds_of(key, view->interval_vectors, causal, b);
+            bool hide = (row >= b[0] && row < b[1]) || (row >= b[2] && row < b[3]);
+            seen |= (uint64_t)!hide << i;
+        }
+        words[base / 64] &= seen;
     }
 }

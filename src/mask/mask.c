@@ -171,7 +171,7 @@ static void narrow(const attn_mask_view *view, int64_t row0, int64_t row1, bool 
     }
     if (lo >= hi) lo = hi = tile->lo;
     bool listed = view->lists[0] || view->lists[1] || (view->bits && tile->hi > view->bits_first);
-    if (view->intervals) listed = !(strip && attn_interval_strip(view, row0, row1, &lo, &hi)) || listed;
+    if (view->intervals && !(strip && attn_interval_strip(view, row0, row1, &lo, &hi))) listed = true;
     bool full = tile->full || (!listed && lo < hi && inside(&core, lo, hi));
     *tile = (attn_mask_tile){ lo, hi, full, !listed && !view->ranges.prefix };
 }

@@ -9,18 +9,24 @@
 
 #include <stdint.h>
 
+/* Its multipliers, and what its key grows by from round to round. */
+#define ATTN_PHILOX_M0 0xD2511F53u
+#define ATTN_PHILOX_M1 0xCD9E8D57u
+#define ATTN_PHILOX_W0 0x9E3779B9u
+#define ATTN_PHILOX_W1 0xBB67AE85u
+
 static inline void attn_philox(const uint32_t counter[4], uint64_t seed, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint64_t p0 = (uint64_t)ATTN_PHILOX_M0 * c0, p1 = (uint64_t)ATTN_PHILOX_M1 * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
         c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)p1;
         c3 = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += ATTN_PHILOX_W0;
+        k1 += ATTN_PHILOX_W1;
     }
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }

@@ -7,7 +7,7 @@ enum { CALLS = VL / 2 };
 /* The four words of blocks (a, c) of tiles whose counters begin with (row, key). */
 ALWAYS_INLINE void philox(vw row, vw key, vw batch_head, vw offset, uint64_t seed, vw out[4])
 {
-    const vw m0 = w_set1(0xD2511F53), m1 = w_set1(0xCD9E8D57);
+    const vw m0 = w_set1(ATTN_PHILOX_M0), m1 = w_set1(ATTN_PHILOX_M1);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     out[0] = row, out[1] = key, out[2] = batch_head, out[3] = offset;
     for (int round = 0; round < 10; round++) {
@@ -16,8 +16,8 @@ ALWAYS_INLINE void philox(vw row, vw key, vw batch_head, vw offset, uint64_t see
         out[2] = w_xor(w_xor(w_right(p0, 32), out[3]), w_set1(k1));
         out[1] = p1;
         out[3] = p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += ATTN_PHILOX_W0;
+        k1 += ATTN_PHILOX_W1;
     }
 }
 

@@ -7,6 +7,7 @@
 #include "cpu/score.h"
 #include "mask/parts.h"
 #include "num/half.h"
+#include "num/philox.h"
 
 #include "cpu/body/loads.h"
 #include "cpu/body/pack.h"
