@@ -52,6 +52,13 @@
  *   to no better than 1. A GPU then returns gradients of 0 for the row. A CPU computes again what rounding took away:
  *   its gradients are right if lse is what this library's forward wrote for the same keys, else 0.
  *
+ *   A sequence may lie in parts, on several devices, say. Forward: each part of the keys is a problem of its own, and
+ *   attn_merge puts the results together. With ATTN_POSITIONS and ATTN_DROPOUT_BASES pairs are seen and dropped as in
+ *   the whole; masks and bias that count from 0 are passed as slices. One part alone has the sink. Backward: lse and o
+ *   are the whole's. The first part writes delta; the others take it (ATTN_DELTA) and need no o. grad_q is a sum over
+ *   the parts of the keys, grad_k and grad_v are sums over those of the rows, grad_alibi is one over both: f32
+ *   (grad_dtype), added up (ATTN_ADD). Every part of the keys gives all of grad_sink: ask one for it.
+ *
  *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
  *   takes the same kernel; the choice depends on the instruction set, so fix isa or kernel to compare machines. On a
@@ -159,7 +166,10 @@ enum {
     ATTN_DETERMINISTIC = 1 << 16, /* the same bits from run to run and for any number of threads */
     ATTN_PAGED = 1 << 17,         /* k and v lie in pages: page_table; needs ATTN_LENS_KV; forward only */
     ATTN_FIRST_KV = 1 << 18,      /* keys j < first_kv[batch] are not visible (left padding, eviction) */
-    ATTN_POSITIONS = 1 << 19      /* rows and keys have positions of their own: position_q, position_kv */
+    ATTN_POSITIONS = 1 << 19,     /* rows and keys have positions of their own: position_q, position_kv */
+    ATTN_DROPOUT_BASES = 1 << 22, /* dropout counts from dropout_row, dropout_key, dropout_head; needs ATTN_DROPOUT */
+    ATTN_DELTA = 1 << 23,         /* ATTN_BACKWARD: delta is given in place of o */
+    ATTN_ADD = 1 << 24            /* ATTN_BACKWARD: gradients, of f32, are added to what is there */
 };
 
 /* Runs task(arg, 0) ... task(arg, tasks - 1), each once, at the same time or in turn, and returns when all have ended.
@@ -235,6 +245,8 @@ typedef struct attn_desc {
     int64_t bits_keys;
 
     double scale_f64; /* ATTN_F64: > 0 replaces scale, which is then 0 or this rounded to float; 0: scale counts */
+
+    attn_dtype grad_dtype; /* ATTN_BACKWARD: of grad_q, grad_k and grad_v: 0: that of o; or ATTN_F32 */
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -337,11 +349,12 @@ typedef struct attn_args {
     uint64_t seed;        /* ATTN_DROPOUT: Philox4x32-10's key */
     uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: another one per step (and layer) */
 
-    /* ATTN_BACKWARD. Gradients are written, not added to. grad_bias, grad_alibi and grad_sink are written whole, with 0
-     * where no pair contributes. Of the others, rows outside every sequence are not written. */
+    /* ATTN_BACKWARD. Gradients are written; with ATTN_ADD they are added to what is there. grad_bias, grad_alibi and
+     * grad_sink are written whole, with 0 where no pair contributes. Of the others, rows outside every sequence are not
+     * touched. */
     const void *grad_o;    /* as o */
     const float *grad_lse; /* as lse; NULL: 0 */
-    void *grad_q;          /* as q */
+    void *grad_q;          /* as q, of grad_dtype */
     void *grad_k;          /* as k; query heads that share a KV head are summed */
     void *grad_v;          /* as v */
     float *grad_bias;      /* ATTN_BIAS: bias_extent, packed, summed over what repeats; or NULL */
@@ -368,6 +381,17 @@ typedef struct attn_args {
     /* ATTN_PAGED, ATTN_CUDA: a word in device memory that the caller clears: see attn_run. NULL: nobody is told. On the
      * CPU it is NULL: there the run fails instead. */
     uint32_t *fault;
+
+    /* ATTN_DROPOUT_BASES: (batch) each. Dropout counts pair (i, j) of head h as row dropout_row[b] + i, key
+     * dropout_key[b] + j and head dropout_head[b] + h; without the flag as i, j and b heads_q + h. So parts of a
+     * problem drop the pairs that the whole drops. Bases of rows and keys are multiples of 16; rows and keys end at
+     * 2^34, heads at 2^32. */
+    const int64_t *dropout_row, *dropout_key, *dropout_head;
+
+    /* ATTN_BACKWARD: as lse: a row's sum of grad_o o, minus its grad_lse; 0 where LSE is -inf. With ATTN_DELTA it is
+     * given, and o and grad_lse, which are in it, are NULL. Without, it is written, or NULL. A delta, given or written,
+     * says that lse and o may be of more keys than are here: none of them is computed again. */
+    float *delta;
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses; NULL where that
@@ -427,6 +451,11 @@ typedef struct attn_merge_desc {
     int32_t threads;                /* 0: one for each processor the caller may use; at most 1024 */
     attn_parallel_for parallel_for; /* NULL: the library's own threads */
     void *parallel_context;         /* its first argument */
+
+    /* The type and the strides of part 0, where it is not as the others: a sum in f32 of parts of 16 bits, say. 0: it
+     * is. On the CPU alone. */
+    attn_dtype first_dtype;
+    int64_t first_stride[4]; /* first_dtype: as part_stride */
 } attn_merge_desc;
 
 typedef struct attn_merge_plan attn_merge_plan;
@@ -441,7 +470,7 @@ static inline attn_status attn_merge_plan_create(attn_merge_plan **plan, const a
 ATTN_API void attn_merge_plan_destroy(attn_merge_plan *plan);
 
 /* The arrays of addresses are the host's and are read by the call. o may be one of the parts' o if out_dtype and
- * strides are theirs; lse may be one of the parts' LSEs. Otherwise an output overlaps no input. */
+ * strides are its own; lse may be one of the parts' LSEs. Otherwise an output overlaps no input. */
 typedef struct attn_merge_args {
     const void *const *part_o;    /* (parts) addresses, each of (batch, rows, heads, dim) */
     const float *const *part_lse; /* (parts) addresses, each of (batch, heads, rows), packed, as attn_run writes it */

@@ -22,8 +22,10 @@ ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx"
 FLAGS = ("CAUSAL", "WINDOW", "CHUNK", "PREFIX", "INTERVALS", "BLOCKS", "BITS", "VARLEN", "LENS_Q", "LENS_KV", "SOFTCAP",
          "ALIBI", "BIAS", "SINK", "DROPOUT", "OUT_F32", "DETERMINISTIC", "PAGED",
          "FIRST_KV", "POSITIONS")
+PARTS = ("DROPOUT_BASES", "DELTA", "ADD")
 (CAUSAL, WINDOW, CHUNK, PREFIX, INTERVALS, BLOCKS, BITS, VARLEN, LENS_Q, LENS_KV, SOFTCAP, ALIBI, BIAS, SINK, DROPOUT,
  OUT_F32, DETERMINISTIC, PAGED, FIRST_KV, POSITIONS) = (1 << bit for bit in range(len(FLAGS)))
+DROPOUT_BASES, DELTA, ADD = (1 << bit for bit in range(22, 25))
 
 
 class Desc(ctypes.Structure):
@@ -44,7 +46,7 @@ class Desc(ctypes.Structure):
         ("grad_o_stride", _four), ("grad_q_stride", _four), ("grad_k_stride", _four), ("grad_v_stride", _four),
         ("visible_share", _f64), ("strategy", ctypes.c_char_p),
         ("pages", _i64), ("page_size", _i64), ("table_width", _i64), ("table_total", _i64), ("bits_keys", _i64),
-        ("scale_f64", _f64),
+        ("scale_f64", _f64), ("grad_dtype", ctypes.c_int),
     ]
 
 
@@ -68,6 +70,7 @@ class Args(ctypes.Structure):
     )] + [("seed", ctypes.c_uint64), ("seed_offset", ctypes.c_uint32)] + [(name, _void) for name in (
         "grad_o", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink",
         "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
+        "dropout_row", "dropout_key", "dropout_head", "delta",
     )]
 
 
@@ -77,7 +80,8 @@ class MergeDesc(ctypes.Structure):
     _fields_ = [
         ("dtype", ctypes.c_int), ("out_dtype", ctypes.c_int), ("device", ctypes.c_int), ("parts", _i32),
         ("batch", _i64), ("rows", _i64), ("heads", _i64), ("dim", _i64), ("part_stride", _four), ("o_stride", _four),
-        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void),
+        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void), ("first_dtype", ctypes.c_int),
+        ("first_stride", _four),
     ]
 
 

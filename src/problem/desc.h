@@ -49,10 +49,16 @@ const attn_dtype_info *attn_dtype_of(attn_dtype dtype);
 /* "f32", "f16", "bf16", "f64"; "unknown" for any other number. */
 const char *attn_dtype_name(attn_dtype dtype);
 
-/* The type of o and of the gradients of q, k and v. */
+/* The type of o and grad_o. */
 static inline attn_dtype attn_out_dtype(const attn_desc *desc)
 {
     return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
+}
+
+/* The type of the gradients of q, k and v. */
+static inline attn_dtype attn_grad_dtype(const attn_desc *desc)
+{
+    return desc->grad_dtype ? desc->grad_dtype : attn_out_dtype(desc);
 }
 
 /* The type of what attn_args declares as float. */
