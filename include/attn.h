@@ -102,7 +102,8 @@ extern "C" {
     X(ATTN_UNSUPPORTED, 2, "valid, but not built into this library or not run by this machine") \
     X(ATTN_NO_MEMORY, 3, "the system gave no memory or no thread")                              \
     X(ATTN_DEVICE_FAILED, 4, "the driver or the compiler of the device reported an error")      \
-    X(ATTN_POOL_FULL, 5, "a pool of KV pages (attn_kv.h) has no page or no sequence left")
+    X(ATTN_POOL_FULL, 5, "a pool of KV pages (attn_kv.h) has no page or no sequence left")      \
+    X(ATTN_RANK_FAILED, 6, "another rank failed, or what connects ranks (attn_parallel.h)")
 
 typedef enum attn_status {
 #define ATTN_STATUS_ENUM(name, value, meaning) name = value,
@@ -112,6 +113,10 @@ typedef enum attn_status {
 
 /* The calling thread's last message, "" before the first failure. Never NULL. */
 ATTN_API const char *attn_error(void);
+
+/* For libraries that stand on this one: makes `message` the calling thread's last, shortened if need be, and returns
+ * status. */
+ATTN_API attn_status attn_error_set(attn_status status, const char *message);
 
 /* "ATTN_INVALID" and the like; "unknown status" for any other number. */
 ATTN_API const char *attn_status_name(attn_status status);
