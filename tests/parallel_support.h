@@ -121,7 +121,7 @@ static inline void parallel_copy(const parallel_part *p, const parallel_tensor *
                 }
 }
 
-/* The LSE of a rank's rows: (plane, head, row). As a tensor it has rows of one element. */
+/* Adds a tensor; returns the rank's. */
 static inline void *parallel_add(parallel_part *p, const void *whole, const int64_t *stride, const int64_t extent[4],
                                  bool keys, bool written, attn_dtype dtype)
 {
@@ -202,6 +202,26 @@ static inline void parallel_part_destroy(parallel_part *p, const check_problem *
     free((void *)(uintptr_t)p->args.grad_lse), free(p->args.grad_alibi), free(p->args.grad_sink);
 }
 
+/* The whole's descriptor for a rank whose tensors are packed. */
+static inline attn_desc parallel_packed(const attn_desc *whole)
+{
+    attn_desc d = *whole;
+    int64_t *const strides[] = { d.q_stride,      d.k_stride,      d.v_stride,      d.o_stride,
+                                 d.grad_o_stride, d.grad_q_stride, d.grad_k_stride, d.grad_v_stride };
+    for (int i = 0; i < 8; i++)
+        memset(strides[i], 0, sizeof d.q_stride);
+    return d;
+}
+
+/* Outputs as nobody has written them. */
+static inline void parallel_refresh(const check_problem *problem)
+{
+    bool forward = problem->resolved.direction == ATTN_FORWARD;
+    if (forward) check_buffer_refresh(&problem->o), check_buffer_refresh(&problem->lse);
+    for (int g = 0; g < CHECK_GRADIENTS; g++)
+        check_buffer_refresh(&problem->gradients[g]);
+}
+
 /* A rank's plan of the whole, its run, and its part with the results, to be destroyed. message: room for 200
  * characters,
  * "" if all went well. */
@@ -212,11 +232,7 @@ static inline parallel_part parallel_run(const check_problem *problem, const att
     attn_parallel_info info = { 0 };
     parallel_part part = { 0 };
     message[0] = '\0';
-    attn_desc desc = problem->desc;
-    int64_t *const strides[] = { desc.q_stride,      desc.k_stride,      desc.v_stride,      desc.o_stride,
-                                 desc.grad_o_stride, desc.grad_q_stride, desc.grad_k_stride, desc.grad_v_stride };
-    for (int i = 0; i < 8; i++)
-        memset(strides[i], 0, sizeof desc.q_stride);
+    attn_desc desc = parallel_packed(&problem->desc);
     attn_status status = attn_parallel_plan_create(&plan, &desc, how, engine);
     if (!status) {
         attn_parallel_plan_get_info(plan, &info);

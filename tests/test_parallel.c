@@ -26,14 +26,6 @@ static void *run_rank(void *argument)
     return NULL;
 }
 
-static void refresh(const check_problem *problem)
-{
-    bool forward = problem->resolved.direction == ATTN_FORWARD;
-    if (forward) check_buffer_refresh(&problem->o), check_buffer_refresh(&problem->lse);
-    for (int g = 0; g < CHECK_GRADIENTS; g++)
-        check_buffer_refresh(&problem->gradients[g]);
-}
-
 static void run_ranks(const check_problem *problem, const attn_parallel_desc *how, int ranks, const char *name)
 {
     attn_thread_group *group;
@@ -80,7 +72,7 @@ static void run_case(const parallel_case *c, attn_direction direction)
         attn_parallel_desc how = { .layout = (attn_layout)(n % 2), .schedule = (attn_schedule)(1 + n / 2 % 2) };
         snprintf(what, sizeof what, "%s, %s, %d ranks, %s, %s", c->name, direction ? "backward" : "forward", ranks,
                  how.layout ? "zigzag" : "contiguous", how.schedule == ATTN_RING ? "ring" : "all-gather");
-        refresh(&problem);
+        parallel_refresh(&problem);
         run_ranks(&problem, &how, ranks, what);
         expect_errors(&problem, &reference, &one, what);
     }
