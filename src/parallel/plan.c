@@ -25,7 +25,9 @@ static const double link_unknown = 1e10;
 static attn_status check_whole(const attn_desc *d)
 {
     uint32_t others = d->flags & ~(uint32_t)TAKEN;
-    if (d->dtype == ATTN_F64) return attn_fail(ATTN_UNSUPPORTED, "dtype = ATTN_F64: over ranks it is f32, f16 or bf16");
+    if (d->dtype != ATTN_F32 && d->dtype != ATTN_F16 && d->dtype != ATTN_BF16)
+        return attn_fail(ATTN_UNSUPPORTED, "dtype = %d: over ranks it is ATTN_F32, ATTN_F16 or ATTN_BF16",
+                         (int)d->dtype);
     if (d->device != ATTN_CPU) return attn_fail(ATTN_UNSUPPORTED, "device = ATTN_CUDA: over ranks it is ATTN_CPU");
     if (others)
         return attn_fail(ATTN_UNSUPPORTED,
