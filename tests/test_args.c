@@ -110,6 +110,10 @@ static world *create(attn_direction direction, uint32_t without)
                           a->first_kv,
                           a->position_q,
                           a->position_kv,
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL,
                           NULL };
     return &w;
 }
@@ -197,6 +201,9 @@ static void missing_flags_are_named(void **state)
         POINTER(sink, ATTN_SINK),
         POINTER(seed_at, ATTN_DROPOUT),
         POINTER(seed_offset_at, ATTN_DROPOUT),
+        POINTER(q_scale, ATTN_SCALES_Q),
+        POINTER(k_scale, ATTN_SCALES_KV),
+        POINTER(v_scale, ATTN_SCALES_KV),
         POINTER(page_table, ATTN_PAGED),
         POINTER(page_starts, ATTN_PAGED),
         POINTER(fault, ATTN_PAGED),
