@@ -477,6 +477,12 @@ void check_parallel_for(void *context, int tasks, void (*task)(void *arg, int in
     if (two) pthread_join(thread, NULL);
 }
 
+void check_leave_out_parts(attn_desc *desc)
+{
+    desc->flags &= ~(uint32_t)(ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD);
+    desc->grad_dtype = (attn_dtype)0;
+}
+
 void check_problem_add(attn_desc *desc, uint32_t flags)
 {
     desc->flags |= flags;

@@ -123,6 +123,9 @@ void check_problem_lay_out(attn_desc *desc, const check_options *options);
 /* Adds features that a kernel is for alone: a softcap, slopes of all batches, dropout, a causal mask. */
 void check_problem_add(attn_desc *desc, uint32_t flags);
 
+/* Leaves out what parts of a sequence need, which the CPU's kernels alone take. */
+void check_leave_out_parts(attn_desc *desc);
+
 /* A line of text: everything about the problem that is not a default. */
 void check_problem_print(const attn_desc *desc, const check_options *options, char *text, size_t size);
 

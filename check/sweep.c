@@ -218,13 +218,6 @@ static void leave_out_caches(attn_desc *d)
     d->pages = d->page_size = d->table_width = d->table_total = d->bits_keys = 0;
 }
 
-/* What no kernel of a GPU takes. */
-static void leave_out_parts(attn_desc *d)
-{
-    d->flags &= ~(uint32_t)(ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD);
-    d->grad_dtype = (attn_dtype)0;
-}
-
 /* narrow: each third case of f32 once more in bf16, for the kernels that take no f32 and would else see few cases. On a
  * GPU for the kernels that take caches first with them, then for all without. */
 static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow)
@@ -236,7 +229,7 @@ static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow
     if (narrow && (desc.dtype != ATTN_F32 || number % 3 != 2)) return;
     if (narrow) desc.dtype = ATTN_BF16;
     bool on_gpu = sweep->count > 0 && sweep->reports[0].device == ATTN_CUDA;
-    if (on_gpu) leave_out_parts(&desc);
+    if (on_gpu) check_leave_out_parts(&desc);
     if (on_gpu && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
         if (form != ATTN_GRADIENT) run_problem(sweep, number, &desc, &options, form, -1, narrow);
         leave_out_caches(&desc);
@@ -340,7 +333,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     if (check_case_work(sweep->grid, number) > fitted_most) return;
     attn_direction direction = attn_cuda_direction(kernel);
     check_grid_case(sweep->grid, number, direction, INT64_MAX, &desc, &options);
-    leave_out_caches(&desc), leave_out_parts(&desc);
+    leave_out_caches(&desc), check_leave_out_parts(&desc);
     fit(kernel, &desc);
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);

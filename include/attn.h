@@ -129,7 +129,14 @@ ATTN_API const char *attn_version(void);
 /* ATTN_F64 is for checking gradients: on the CPU one thread computes it pair by pair, straight from the definition, by
  * the kernel "reference". It takes no strategy and no ATTN_OUT_F32. What attn_args declares as float (lse, alibi, sink
  * and the gradients of lse, bias, alibi and sink) is then double: cast the pointers. */
-typedef enum attn_dtype { ATTN_F32 = 1, ATTN_F16 = 2, ATTN_BF16 = 3, ATTN_F64 = 4 } attn_dtype;
+typedef enum attn_dtype {
+    ATTN_F32 = 1,
+    ATTN_F16 = 2,
+    ATTN_BF16 = 3,
+    ATTN_F64 = 4,
+    ATTN_E4M3 = 5, /* a byte: sign, 4 bits of exponent, 3 of mantissa: 2^-9 to 448, no infinity, NaN is 0x7f or 0xff */
+    ATTN_I8 = 7    /* a byte: -128 to 127; of k and v alone (kv_dtype) */
+} attn_dtype;
 
 typedef enum attn_direction { ATTN_FORWARD = 0, ATTN_BACKWARD = 1 } attn_direction;
 
@@ -172,6 +179,8 @@ enum {
     ATTN_PAGED = 1 << 17,         /* k and v lie in pages: page_table; needs ATTN_LENS_KV; forward only */
     ATTN_FIRST_KV = 1 << 18,      /* keys j < first_kv[batch] are not visible (left padding, eviction) */
     ATTN_POSITIONS = 1 << 19,     /* rows and keys have positions of their own: position_q, position_kv */
+    ATTN_SCALES_KV = 1 << 20,     /* k and v of one byte are multiplied by k_scale and v_scale */
+    ATTN_SCALES_Q = 1 << 21,      /* q of ATTN_E4M3 is multiplied by q_scale */
     ATTN_DROPOUT_BASES = 1 << 22, /* dropout counts from dropout_row, dropout_key, dropout_head; needs ATTN_DROPOUT */
     ATTN_DELTA = 1 << 23,         /* ATTN_BACKWARD: delta is given in place of o */
     ATTN_ADD = 1 << 24            /* ATTN_BACKWARD: gradients, of f32, are added to what is there */
@@ -186,7 +195,7 @@ typedef void (*attn_parallel_for)(void *context, int tasks, void (*task)(void *a
  * vary, batch, len and total are limits: a smaller batch is filled up with empty sequences, and cu_lens may end before
  * the totals. */
 typedef struct attn_desc {
-    attn_dtype dtype;         /* of q, k and v */
+    attn_dtype dtype;         /* of q, and of k and v (but see kv_dtype) */
     attn_direction direction; /* ATTN_FORWARD, or ATTN_BACKWARD for a plan that computes gradients */
     attn_device device;       /* ATTN_CPU, or ATTN_CUDA, which takes no threads, isa or parallel_for */
     uint32_t flags;           /* ATTN_CAUSAL | ... */
@@ -250,6 +259,22 @@ typedef struct attn_desc {
     int64_t bits_keys;
 
     double scale_f64; /* ATTN_F64: > 0 replaces scale, which is then 0 or this rounded to float; 0: scale counts */
+
+    /* Elements of one byte, forward only. The value of an element is what is stored, times its scale; without
+     * ATTN_SCALES_KV or ATTN_SCALES_Q the scale is 1. */
+    attn_dtype kv_dtype;  /* of k and v; 0: dtype. ATTN_E4M3, or ATTN_I8, which needs a dtype of f32, f16 or bf16 */
+    attn_dtype out_dtype; /* of o; 0: dtype, or ATTN_BF16 where dtype is ATTN_E4M3; ATTN_OUT_F32 is ATTN_F32. Also
+                           * ATTN_E4M3: o / o_scale is stored, and what exceeds 448 becomes 448 */
+
+    /* Scales are f32, at (sequence, block, head, dim) by strides in elements: an array has as many as its strides tell
+     * apart, and strides of 0 mean one for the tensor. A block is scale_rows rows of a sequence, counted from its first
+     * one; 0: all of them. With ATTN_PAGED and k_scale_rows (v_scale_rows) above 0 it is (page, block, head, dim):
+     * slots of a page, counted from its first one. */
+    int64_t q_scale_rows, k_scale_rows; /* 0, 1, 64 or 128 */
+    int64_t v_scale_rows;               /* 0 or 1 */
+    int64_t q_scale_heads;              /* heads_q; or heads_kv: one for all query heads of a KV head; 0: heads_q */
+    int64_t q_scale_stride[4], k_scale_stride[4]; /* [3] is 0 */
+    int64_t v_scale_stride[4];                    /* [3], of channels, is 0 where v_scale_rows is 1 */
 
     attn_dtype grad_dtype; /* ATTN_BACKWARD: of grad_q, grad_k and grad_v: 0: that of o; or ATTN_F32 */
 } attn_desc;
@@ -386,6 +411,11 @@ typedef struct attn_args {
     /* ATTN_PAGED, ATTN_CUDA: a word in device memory that the caller clears: see attn_run. NULL: nobody is told. On the
      * CPU it is NULL: there the run fails instead. */
     uint32_t *fault;
+
+    /* As the strides of desc say. Any numbers; NaN and infinity show in the rows that their elements reach. */
+    const float *q_scale;           /* ATTN_SCALES_Q */
+    const float *k_scale, *v_scale; /* ATTN_SCALES_KV; either may be NULL: 1 */
+    const float *o_scale;           /* out_dtype = ATTN_E4M3: one number; NULL: 1 */
 
     /* ATTN_DROPOUT_BASES: (batch) each. Dropout counts pair (i, j) of head h as row dropout_row[b] + i, key
      * dropout_key[b] + j and head dropout_head[b] + h; without the flag as i, j and b heads_q + h. So parts of a

@@ -19,7 +19,7 @@ static attn_desc plain(void)
 static attn_desc loaded(void)
 {
     attn_desc d = plain();
-    d.flags = ((ATTN_POSITIONS << 1) - 1) & ~ATTN_PAGED;
+    d.flags = (((ATTN_POSITIONS << 1) - 1) & ~ATTN_PAGED) | ATTN_DROPOUT_BASES;
     d.total_q = 9, d.total_kv = 11, d.dim_v = 8, d.scale = 0.5f, d.softcap = 30, d.dropout_p = 0.25f;
     d.window_left = 3, d.window_right = -1, d.chunk = 4, d.interval_vectors = 2, d.interval_heads = 4;
     d.block_rows = 2, d.block_keys = 3, d.block_batch = 1, d.block_heads = 12, d.bits_batch = 2, d.bits_heads = 1;
@@ -122,9 +122,10 @@ static void gradients_are_laid_out(void **state)
 static void resolving_twice_changes_nothing(void **state)
 {
     (void)state;
-    attn_desc empty = plain(), same = loaded(), given[5] = { plain(), loaded(), empty, same, backward() };
+    attn_desc empty = plain(), same = loaded(), given[6] = { plain(), loaded(), empty, same, backward(), backward() };
     given[2].batch = given[2].len_q = 0;
     given[3].bias_extent[1] = given[3].bias_extent[2] = given[3].bias_extent[3] = 1;
+    given[5].dtype = ATTN_BF16, given[5].grad_dtype = ATTN_F32, given[5].flags = ATTN_ADD;
     for (int i = 0; i < COUNT(given); i++) {
         attn_desc once, twice;
         assert_ok(attn_desc_resolve(&once, &given[i], sizeof once));
@@ -169,13 +170,17 @@ static void edges_are_accepted(void **state)
 static void kinds_are_checked(void **state)
 {
     (void)state;
-    REFUSED(plain, INVALID, "dtype = 0 is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64", d.dtype = (attn_dtype)0);
-    REFUSED(plain, INVALID, "dtype = 5 is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64", d.dtype = (attn_dtype)5);
+    REFUSED(plain, INVALID, "dtype = 0 is not ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F64 or ATTN_E4M3",
+            d.dtype = (attn_dtype)0);
+    REFUSED(plain, INVALID,
+            "dtype = 6 is not ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F64 or ATTN_E4M3: the library does not",
+            d.dtype = (attn_dtype)6);
+    REFUSED(plain, INVALID, "ATTN_I8 is of k and v alone (kv_dtype)", d.dtype = ATTN_I8);
     REFUSED(plain, INVALID, "direction = 2 is not ATTN_FORWARD or ATTN_BACKWARD", d.direction = (attn_direction)2);
     REFUSED(plain, INVALID, "device = 7 is not ATTN_CPU", d.device = (attn_device)7);
     REFUSED(plain, INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.threads = 1);
     REFUSED(plain, INVALID, "isa is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.isa = ATTN_ISA_PORTABLE);
-    REFUSED(plain, INVALID, "flags = 0x100001 has unknown bits 0x100000", d.flags = 0x100001);
+    REFUSED(plain, INVALID, "flags = 0x2000001 has unknown bits 0x2000000", d.flags = 0x2000001);
     REFUSED(plain, INVALID, "flags = 0x80000000 has unknown bits 0x80000000", d.flags = 0x80000000);
     REFUSED(plain, INVALID, "isa = 9 is not an attn_isa", d.isa = (attn_isa)9);
     REFUSED(plain, INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
@@ -187,6 +192,60 @@ static void kinds_are_checked(void **state)
         else
             REFUSED(plain, UNSUPPORTED, attn_isa_name(isa), d.isa = isa);
     }
+}
+
+static attn_desc bytes(void)
+{
+    attn_desc d = plain();
+    d.dtype = ATTN_E4M3, d.flags |= ATTN_SCALES_KV | ATTN_SCALES_Q;
+    return d;
+}
+
+static void elements_of_a_byte_are_checked(void **state)
+{
+    (void)state;
+    attn_desc in = bytes(), full;
+    assert_ok(attn_desc_resolve(&full, &in, sizeof in));
+    assert_int_equal(attn_kv_dtype(&full), ATTN_E4M3);
+    assert_int_equal(attn_out_dtype(&full), ATTN_BF16);
+    assert_int_equal(full.q_scale_heads, full.heads_q);
+    in = plain(), in.dtype = ATTN_F16, in.out_dtype = ATTN_F32;
+    assert_ok(attn_desc_resolve(&full, &in, sizeof in));
+    assert_true(full.flags & ATTN_OUT_F32);
+
+    ACCEPTED(bytes, d.q_scale_heads = d.heads_kv, d.q_scale_rows = d.k_scale_rows = 64, d.v_scale_rows = 1);
+    ACCEPTED(bytes, d.out_dtype = ATTN_E4M3, set4(d.v_scale_stride, 640, 0, 64, 1));
+    ACCEPTED(plain, d.dtype = ATTN_BF16, d.kv_dtype = ATTN_I8, d.flags |= ATTN_SCALES_KV, d.k_scale_rows = 1);
+    ACCEPTED(plain, d.kv_dtype = ATTN_E4M3, d.out_dtype = ATTN_F16);
+    REFUSED(plain, INVALID, "bias_dtype = 5 is not", d.flags |= ATTN_BIAS, d.bias_dtype = ATTN_E4M3,
+            set4(d.bias_extent, 1, 1, 1, 1));
+    REFUSED(plain, INVALID, "kv_dtype = 3 is not 0, dtype = f32, ATTN_E4M3 or ATTN_I8", d.kv_dtype = ATTN_BF16);
+    REFUSED(bytes, INVALID, "kv_dtype = 7 is not 0, dtype = e4m3, ATTN_E4M3 or ATTN_I8, and ATTN_I8 needs",
+            d.kv_dtype = ATTN_I8);
+    REFUSED(plain, INVALID, "with ATTN_F64 not of one byte", d.dtype = ATTN_F64, d.kv_dtype = ATTN_E4M3);
+    REFUSED(plain, INVALID, "out_dtype = 7 is not 0, ATTN_F32, ATTN_F16", d.out_dtype = ATTN_I8);
+    REFUSED(plain, INVALID, "out_dtype = 1 is not 0, as ATTN_F64 needs it", d.dtype = ATTN_F64, d.out_dtype = ATTN_F32);
+    REFUSED(bytes, INVALID, "out_dtype = f16 contradicts ATTN_OUT_F32", d.out_dtype = ATTN_F16,
+            d.flags |= ATTN_OUT_F32);
+    REFUSED(plain, INVALID, "ATTN_SCALES_Q needs dtype = ATTN_E4M3, not f32", d.flags |= ATTN_SCALES_Q);
+    REFUSED(plain, INVALID, "ATTN_SCALES_KV needs k and v of one byte, not f32", d.flags |= ATTN_SCALES_KV);
+    REFUSED(bytes, UNSUPPORTED, "k and v of e4m3 are computed forward only", d.direction = ATTN_BACKWARD);
+    REFUSED(plain, UNSUPPORTED, "out_dtype = f16 is neither", d.direction = ATTN_BACKWARD, d.out_dtype = ATTN_F16);
+    REFUSED(bytes, UNSUPPORTED, "dtype = e4m3 is computed on the CPU alone", d.device = ATTN_CUDA);
+    REFUSED(plain, UNSUPPORTED, "kv_dtype = i8 is computed on the CPU alone", d.device = ATTN_CUDA,
+            d.kv_dtype = ATTN_I8);
+    REFUSED(plain, UNSUPPORTED, "out_dtype = f16 beside dtype = f32", d.device = ATTN_CUDA, d.out_dtype = ATTN_F16);
+    REFUSED(bytes, INVALID, "k_scale_rows = 65 is not 0, 1, 64 or 128", d.k_scale_rows = 65);
+    REFUSED(bytes, INVALID, "v_scale_rows = 64 is not in 0 to 1", d.v_scale_rows = 64);
+    REFUSED(bytes, INVALID, "q_scale_stride[3] = 1 is not 0", set4(d.q_scale_stride, 0, 0, 1, 1));
+    REFUSED(bytes, INVALID, "v_scale_stride[3] = 1 is not 0, as v_scale_rows = 1 needs it", d.v_scale_rows = 1,
+            set4(d.v_scale_stride, 0, 1, 1, 1));
+    REFUSED(bytes, INVALID, "k_scale_stride[1] = 7 is not 0, as k_scale_rows = 0", set4(d.k_scale_stride, 0, 7, 1, 0));
+    REFUSED(bytes, INVALID, "v_scale: the offsets of its elements overflow",
+            set4(d.v_scale_stride, 0, 0, INT64_MAX / 8, 1));
+    REFUSED(bytes, INVALID, "q_scale_heads = 3 is neither heads_q", d.q_scale_heads = 3);
+    REFUSED(plain, INVALID, "q_scale_rows = 64 needs ATTN_SCALES_Q", d.q_scale_rows = 64);
+    REFUSED(plain, INVALID, "v_scale_stride[3] = 1 needs ATTN_SCALES_KV", d.v_scale_stride[3] = 1);
 }
 
 static void sizes_are_checked(void **state)
@@ -364,7 +423,7 @@ static void biases_are_checked(void **state)
             d.bias_dtype = (attn_dtype)0);
     REFUSED(loaded, INVALID, "bias_dtype = ATTN_F64 needs dtype = ATTN_F64", d.bias_dtype = ATTN_F64);
     REFUSED(plain, INVALID, "dtype = ATTN_F64 does not take ATTN_OUT_F32", d.dtype = ATTN_F64, d.flags = ATTN_OUT_F32);
-    REFUSED(plain, UNSUPPORTED, "dtype = ATTN_F64 is computed on the CPU", d.dtype = ATTN_F64, d.device = ATTN_CUDA);
+    REFUSED(plain, UNSUPPORTED, "dtype = f64 is computed on the CPU", d.dtype = ATTN_F64, d.device = ATTN_CUDA);
     REFUSED(plain, INVALID, "bias_extent[0] = 1 needs ATTN_BIAS", d.bias_extent[0] = 1);
     REFUSED(plain, INVALID, "bias_extent[3] = 7 needs ATTN_BIAS", d.bias_extent[3] = 7);
     REFUSED(plain, INVALID, "bias_stride[2] = 7 needs ATTN_BIAS", d.bias_stride[2] = 7);
@@ -404,6 +463,34 @@ static void strides_are_checked(void **state)
             d.len_q = d.len_kv = INT32_MAX - 64);
     REFUSED(plain, INVALID, "blocks: the offsets", d.flags = ATTN_BLOCKS, d.block_batch = 1, d.block_heads = 12,
             d.block_rows = d.block_keys = 1, d.batch = 0, d.len_q = d.len_kv = INT32_MAX - 64);
+}
+
+/* What parts of a sequence ask for. */
+static void parts_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "flags: ATTN_DROPOUT_BASES needs ATTN_DROPOUT", d.flags = ATTN_DROPOUT_BASES);
+    REFUSED(plain, INVALID, "flags: ATTN_DELTA needs direction = ATTN_BACKWARD", d.flags = ATTN_DELTA);
+    REFUSED(plain, INVALID, "flags: ATTN_ADD needs direction = ATTN_BACKWARD", d.flags = ATTN_ADD);
+    REFUSED(plain, INVALID, "grad_dtype = 1 needs direction = ATTN_BACKWARD", d.grad_dtype = ATTN_F32);
+    REFUSED(backward, INVALID, "grad_dtype = 3 is neither 0 nor ATTN_F32", d.dtype = d.grad_dtype = ATTN_BF16);
+    REFUSED(backward, INVALID, "grad_dtype = ATTN_F32: with dtype = ATTN_F64 it is 0", d.dtype = ATTN_F64,
+            d.grad_dtype = ATTN_F32);
+    REFUSED(backward, INVALID, "flags: ATTN_ADD needs gradients of f32: grad_dtype = ATTN_F32", d.dtype = ATTN_BF16,
+            d.flags = ATTN_ADD);
+    ACCEPTED(backward, d.dtype = ATTN_BF16, d.flags = ATTN_ADD, d.grad_dtype = ATTN_F32);
+    ACCEPTED(backward, d.dtype = ATTN_F16, d.flags = ATTN_ADD | ATTN_OUT_F32 | ATTN_DELTA);
+    ACCEPTED(backward, d.flags = ATTN_ADD | ATTN_DROPOUT | ATTN_DROPOUT_BASES);
+    ACCEPTED(backward, d.dtype = ATTN_F64, d.flags = ATTN_ADD | ATTN_DELTA);
+    attn_desc given = backward(), out;
+    given.grad_dtype = ATTN_F32;
+    assert_ok(attn_desc_resolve(&out, &given, sizeof given));
+    assert_int_equal(out.grad_dtype, 0); /* f32 anyway */
+    assert_int_equal(attn_grad_dtype(&out), ATTN_F32);
+    given.dtype = ATTN_F16;
+    assert_ok(attn_desc_resolve(&out, &given, sizeof given));
+    assert_int_equal(attn_grad_dtype(&out), ATTN_F32);
+    assert_int_equal(attn_out_dtype(&out), ATTN_F16);
 }
 
 static void gradients_are_checked(void **state)
@@ -535,6 +622,7 @@ int main(void)
         cmocka_unit_test(resolving_twice_changes_nothing),
         cmocka_unit_test(edges_are_accepted),
         cmocka_unit_test(kinds_are_checked),
+        cmocka_unit_test(elements_of_a_byte_are_checked),
         cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(lengths_are_any_bound),
         cmocka_unit_test(numbers_are_checked),
@@ -543,6 +631,7 @@ int main(void)
         cmocka_unit_test(pages_are_checked),
         cmocka_unit_test(biases_are_checked),
         cmocka_unit_test(strides_are_checked),
+        cmocka_unit_test(parts_are_checked),
         cmocka_unit_test(gradients_are_checked),
         cmocka_unit_test(accepted_outputs_never_overlap),
         cmocka_unit_test(older_and_newer_headers_work),

@@ -41,7 +41,8 @@ static void dtypes_are_a_table(void **state)
         attn_dtype dtype;
         const char *name;
         int size;
-    } known[] = { { ATTN_F32, "f32", 4 }, { ATTN_F16, "f16", 2 }, { ATTN_BF16, "bf16", 2 }, { ATTN_F64, "f64", 8 } };
+    } known[] = { { ATTN_F32, "f32", 4 }, { ATTN_F16, "f16", 2 },   { ATTN_BF16, "bf16", 2 },
+                  { ATTN_F64, "f64", 8 }, { ATTN_E4M3, "e4m3", 1 }, { ATTN_I8, "i8", 1 } };
     const double number = 1;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         assert_string_equal(attn_dtype_name(known[i].dtype), known[i].name);
@@ -49,7 +50,7 @@ static void dtypes_are_a_table(void **state)
     }
     for (int i = -1; i < 9; i++) {
         attn_dtype dtype = (attn_dtype)i;
-        if (i >= 1 && i <= 4) continue;
+        if ((i >= 1 && i <= 5) || i == 7) continue;
         assert_null(attn_dtype_of(dtype));
         assert_string_equal(attn_dtype_name(dtype), "unknown");
         assert_int_equal(attn_dtype_size(dtype), 0);
@@ -116,6 +117,38 @@ static void every_nan_stays_one(void **state)
                 float x = attn_bits_to_float(sign << 31 | 0x7f800000u | 1u << bit);
                 if (!isnan(types[i].decode(types[i].encode(x)))) fail_msg("%s: NaN bit %d lost", types[i].name, bit);
             }
+}
+
+/* All codes of E4M3, by its definition, and what lies between them; bytes round and saturate. */
+static void bytes_load_and_store(void **state)
+{
+    (void)state;
+    for (int code = 0; code < 256; code++) {
+        int exponent = code >> 3 & 15, fraction = code & 7, last = (code & 127) == 127;
+        float value = ldexpf((float)(exponent ? 8 + fraction : fraction), (exponent ? exponent : 1) - 10);
+        if (code & 128) value = -value;
+        float got = attn_e4m3_to_float((uint8_t)code);
+        if (last ? !isnan(got) : got != value || signbit(got) != signbit(value)) fail_msg("code %d: %g", code, got);
+        assert_int_equal(attn_float_to_e4m3(got), code);
+        if ((code & 127) >= 126) continue;
+        float next = attn_e4m3_to_float((uint8_t)(code + 1)), middle = (value + next) / 2;
+        assert_int_equal(attn_float_to_e4m3(middle), code + (code & 1));
+        assert_int_equal(attn_float_to_e4m3(nextafterf(middle, 0)), code);
+        assert_int_equal(attn_float_to_e4m3(nextafterf(middle, next * 2)), code + 1);
+    }
+    assert_int_equal(attn_float_to_e4m3(1e9f), 126);
+    assert_int_equal(attn_float_to_e4m3(-INFINITY), 254);
+    static const struct {
+        float x;
+        int8_t stored;
+    } integers[] = { { 0.5f, 0 },       { 1.5f, 2 },      { -2.5f, -2 },       { 126.6f, 127 }, { 1e30f, 127 },
+                     { -128.4f, -128 }, { -1e30f, -128 }, { -INFINITY, -128 }, { NAN, 0 } };
+    for (int i = 0; i < COUNT(integers); i++) {
+        int8_t byte = 55;
+        attn_store_scalar(ATTN_I8, &byte, 0, integers[i].x);
+        assert_int_equal(byte, integers[i].stored);
+        assert_true(attn_load_scalar(ATTN_I8, &byte, 0) == integers[i].stored);
+    }
 }
 
 static void scalars_load_and_store(void **state)
@@ -197,6 +230,7 @@ int main(void)
         cmocka_unit_test(every_code_round_trips),
         cmocka_unit_test(rounding_is_to_nearest_even),
         cmocka_unit_test(every_nan_stays_one),
+        cmocka_unit_test(bytes_load_and_store),
         cmocka_unit_test(scalars_load_and_store),
         cmocka_unit_test(philox_gives_the_known_answers),
         cmocka_unit_test(dropout_bytes_lie_as_fragments),

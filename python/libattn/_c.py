@@ -21,11 +21,10 @@ ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx"
 # attn_desc.flags
 FLAGS = ("CAUSAL", "WINDOW", "CHUNK", "PREFIX", "INTERVALS", "BLOCKS", "BITS", "VARLEN", "LENS_Q", "LENS_KV", "SOFTCAP",
          "ALIBI", "BIAS", "SINK", "DROPOUT", "OUT_F32", "DETERMINISTIC", "PAGED",
-         "FIRST_KV", "POSITIONS")
-PARTS = ("DROPOUT_BASES", "DELTA", "ADD")
+         "FIRST_KV", "POSITIONS", "SCALES_KV", "SCALES_Q", "DROPOUT_BASES", "DELTA", "ADD")
 (CAUSAL, WINDOW, CHUNK, PREFIX, INTERVALS, BLOCKS, BITS, VARLEN, LENS_Q, LENS_KV, SOFTCAP, ALIBI, BIAS, SINK, DROPOUT,
- OUT_F32, DETERMINISTIC, PAGED, FIRST_KV, POSITIONS) = (1 << bit for bit in range(len(FLAGS)))
-DROPOUT_BASES, DELTA, ADD = (1 << bit for bit in range(22, 25))
+ OUT_F32, DETERMINISTIC, PAGED, FIRST_KV, POSITIONS, SCALES_KV, SCALES_Q, DROPOUT_BASES, DELTA, ADD) = (
+     1 << bit for bit in range(len(FLAGS)))
 
 
 class Desc(ctypes.Structure):
@@ -46,7 +45,10 @@ class Desc(ctypes.Structure):
         ("grad_o_stride", _four), ("grad_q_stride", _four), ("grad_k_stride", _four), ("grad_v_stride", _four),
         ("visible_share", _f64), ("strategy", ctypes.c_char_p),
         ("pages", _i64), ("page_size", _i64), ("table_width", _i64), ("table_total", _i64), ("bits_keys", _i64),
-        ("scale_f64", _f64), ("grad_dtype", ctypes.c_int),
+        ("scale_f64", _f64), ("kv_dtype", ctypes.c_int), ("out_dtype", ctypes.c_int),
+        ("q_scale_rows", _i64), ("k_scale_rows", _i64), ("v_scale_rows", _i64), ("q_scale_heads", _i64),
+        ("q_scale_stride", _four), ("k_scale_stride", _four), ("v_scale_stride", _four),
+        ("grad_dtype", ctypes.c_int),
     ]
 
 
@@ -70,6 +72,7 @@ class Args(ctypes.Structure):
     )] + [("seed", ctypes.c_uint64), ("seed_offset", ctypes.c_uint32)] + [(name, _void) for name in (
         "grad_o", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink",
         "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
+        "q_scale", "k_scale", "v_scale", "o_scale",
         "dropout_row", "dropout_key", "dropout_head", "delta",
     )]
 

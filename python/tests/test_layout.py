@@ -30,7 +30,7 @@ def test_struct(name):
 
 def test_values():
     values = dict(re.findall(r"^value ATTN_(\w+) (\d+)$", ABI.read_text(), re.M))
-    for name in _c.FLAGS + _c.PARTS + _c.KV_FLAGS + ("KV_APPEND", "POOL_PREFIX"):
+    for name in _c.FLAGS + _c.KV_FLAGS + ("KV_APPEND", "POOL_PREFIX"):
         assert getattr(_c, name) == int(values[name]), name
     for name, code in _c.DTYPES.items():
         assert code == int(values[{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}[name]])

@@ -31,12 +31,11 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
 
 static void say_flags(attn_text_buffer *w, uint32_t flags)
 {
-    static const char *const name[] = {
-        "causal",  "window",  "chunk",         "prefix",  "intervals", "blocks",    "bits",
-        "varlen",  "lens_q",  "lens_kv",       "softcap", "alibi",     "bias",      "sink",
-        "dropout", "out_f32", "deterministic", "paged",   "first_kv",  "positions", [22] = "dropout_bases",
-        "delta",   "add"
-    };
+    static const char *const name[] = { "causal",    "window",        "chunk",         "prefix",   "intervals",
+                                        "blocks",    "bits",          "varlen",        "lens_q",   "lens_kv",
+                                        "softcap",   "alibi",         "bias",          "sink",     "dropout",
+                                        "out_f32",   "deterministic", "paged",         "first_kv", "positions",
+                                        "scales_kv", "scales_q",      "dropout_bases", "delta",    "add" };
     if (!flags) attn_say(w, ", no mask");
     for (unsigned i = 0; i < sizeof name / sizeof name[0]; i++)
         if (flags >> i & 1) attn_say(w, ", %s", name[i]);

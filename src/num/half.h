@@ -1,7 +1,8 @@
-/* Scalars of the 16-bit types, as bits. Rounding is to nearest even; NaN stays NaN. */
+/* Scalars of the types of 16 and 8 bits, as bits. Rounding is to nearest even; NaN stays NaN. */
 #ifndef ATTN_NUM_HALF_H
 #define ATTN_NUM_HALF_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -56,13 +57,37 @@ static inline uint16_t attn_float_to_f16(float x)
     return (uint16_t)(sign | ((bits + 0xfffu + (bits >> 13 & 1u) - 0x38000000u) >> 13));
 }
 
+/* Of E4M3 the bits but for the sign are those of an f16 from bit 7 on, with an exponent that is 8 less: exact. */
+static inline float attn_e4m3_to_float(uint8_t b)
+{
+    uint32_t wide = b;
+    if ((wide & 0x7fu) == 0x7fu) return attn_bits_to_float(wide << 24 | 0x7fc00000u);
+    return attn_f16_to_float((uint16_t)((wide & 0x80u) << 8 | (wide & 0x7fu) << 7)) * 256;
+}
+
+/* What exceeds 448, infinity too, becomes 448: there is no infinity. */
+static inline uint8_t attn_float_to_e4m3(float x)
+{
+    uint32_t bits = attn_float_to_bits(x), sign = bits >> 24 & 0x80u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
+    if (bits >= 0x43e00000u) return (uint8_t)(sign | 0x7eu);
+    if (bits < 0x3c800000u) { /* below 2^-6: adding 2^14 leaves multiples of 2^-9 in the low bits, rounded */
+        float shifted = attn_bits_to_float(bits) + 0x1p14f;
+        return (uint8_t)(sign | (attn_float_to_bits(shifted) - 0x46800000u));
+    }
+    return (uint8_t)(sign | ((bits + 0x7ffffu + (bits >> 20 & 1u) - 0x3c000000u) >> 20));
+}
+
 /* The element types: X(dtype, name, bytes, bits of the mantissa that are stored, what they are summed in and what
  * attn_args declares as float, whether a GPU takes them). Nothing that is no row here is taken for one. */
-#define ATTN_DTYPE_LIST(X)                     \
-    X(ATTN_F32, "f32", 4, 23, ATTN_F32, true)  \
-    X(ATTN_F16, "f16", 2, 10, ATTN_F32, true)  \
-    X(ATTN_BF16, "bf16", 2, 7, ATTN_F32, true) \
-    X(ATTN_F64, "f64", 8, 52, ATTN_F64, false)
+#define ATTN_DTYPE_LIST(X)                      \
+    X(ATTN_F32, "f32", 4, 23, ATTN_F32, true)   \
+    X(ATTN_F16, "f16", 2, 10, ATTN_F32, true)   \
+    X(ATTN_BF16, "bf16", 2, 7, ATTN_F32, true)  \
+    X(ATTN_F64, "f64", 8, 52, ATTN_F64, false)  \
+    X(ATTN_E4M3, "e4m3", 1, 3, ATTN_F32, false) \
+    X(ATTN_I8, "i8", 1, 7, ATTN_F32, false)
 
 /* Bytes of an element; 0 of what is no dtype. */
 static inline int64_t attn_dtype_size(attn_dtype dtype)
@@ -87,6 +112,10 @@ static inline float attn_load_scalar(attn_dtype dtype, const void *base, int64_t
         return attn_f16_to_float(((const uint16_t *)base)[i]);
     case ATTN_BF16:
         return attn_bf16_to_float(((const uint16_t *)base)[i]);
+    case ATTN_E4M3:
+        return attn_e4m3_to_float(((const uint8_t *)base)[i]);
+    case ATTN_I8:
+        return ((const int8_t *)base)[i];
     case ATTN_F64:
         break;
     }
@@ -110,6 +139,12 @@ static inline void attn_store_scalar(attn_dtype dtype, void *base, int64_t i, fl
         break;
     case ATTN_BF16:
         ((uint16_t *)base)[i] = attn_float_to_bf16(x);
+        break;
+    case ATTN_E4M3:
+        ((uint8_t *)base)[i] = attn_float_to_e4m3(x);
+        break;
+    case ATTN_I8: /* to nearest even, and to what a byte holds; NaN becomes 0 */
+        ((int8_t *)base)[i] = (int8_t)(x >= 127 ? 127 : x > -128 ? lrintf(x) : x == x ? -128 : 0);
         break;
     case ATTN_F64: /* the reference's */
         break;

@@ -44,12 +44,21 @@ static int64_t lse_count(const attn_desc *d)
 int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d, const attn_args *a)
 {
     attn_shape shape = attn_shape_of(d);
-    int64_t size = attn_dtype_size(d->dtype), out_size = attn_dtype_size(attn_out_dtype(d));
+    attn_shape scales = attn_scale_shape_of(d);
+    int64_t kv_size = attn_dtype_size(attn_kv_dtype(d)), out_size = attn_dtype_size(attn_out_dtype(d));
     int64_t float_size = attn_dtype_size(attn_float_dtype(d));
     int n = 0;
-    list[n++] = strided(FIELD(q), size, shape.q, d->q_stride);
-    list[n++] = strided(FIELD(k), size, shape.k, d->k_stride);
-    list[n++] = strided(FIELD(v), size, shape.v, d->v_stride);
+    list[n++] = strided(FIELD(q), attn_dtype_size(d->dtype), shape.q, d->q_stride);
+    list[n++] = strided(FIELD(k), kv_size, shape.k, d->k_stride);
+    list[n++] = strided(FIELD(v), kv_size, shape.v, d->v_stride);
+    if (d->flags & ATTN_SCALES_Q) list[n++] = strided(FIELD(q_scale), 4, scales.q, d->q_scale_stride);
+    if (d->flags & ATTN_SCALES_KV) {
+        list[n] = strided(FIELD(k_scale), 4, scales.k, d->k_scale_stride);
+        list[n++].optional = true;
+        list[n] = strided(FIELD(v_scale), 4, scales.v, d->v_scale_stride);
+        list[n++].optional = true;
+    }
+    if (attn_out_dtype(d) == ATTN_E4M3) list[n++] = optional(FIELD(o_scale), 4, 1);
     if (d->flags & ATTN_VARLEN) {
         list[n++] = table(FIELD(cu_lens_q), 4, d->batch + 1);
         if (!(d->flags & ATTN_PAGED)) list[n++] = table(FIELD(cu_lens_kv), 4, d->batch + 1);
@@ -151,6 +160,8 @@ static attn_status check_flags(const attn_desc *d, const attn_args *a)
                          (const void *)a->cu_lens_kv);
     if (a->page_starts && d->table_width)
         return attn_fail(ATTN_INVALID, "page_starts = %p needs table_width = 0", (const void *)a->page_starts);
+    if (a->o_scale && attn_out_dtype(d) != ATTN_E4M3)
+        return attn_fail(ATTN_INVALID, "o_scale = %p needs out_dtype = ATTN_E4M3", (const void *)a->o_scale);
     if (a->fault && d->device == ATTN_CPU)
         return attn_fail(ATTN_INVALID, "fault is not NULL: the CPU has none, it returns ATTN_INVALID");
     if (a->delta && d->direction == ATTN_FORWARD)

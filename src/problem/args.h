@@ -19,7 +19,7 @@ typedef struct attn_args_array {
     int optional;         /* base may be NULL */
 } attn_args_array;
 
-enum { ATTN_ARGS_INPUTS = 30, ATTN_ARGS_OUTPUTS = 7 }; /* with every flag */
+enum { ATTN_ARGS_INPUTS = 34, ATTN_ARGS_OUTPUTS = 7 }; /* with every flag */
 
 /* Pointers of attn_args that only a flag makes an argument; X(name, flag, direction): ATTN_BACKWARD: a forward ignores
  * it. */
@@ -46,6 +46,9 @@ enum { ATTN_ARGS_INPUTS = 30, ATTN_ARGS_OUTPUTS = 7 }; /* with every flag */
     X(first_kv, ATTN_FIRST_KV, ATTN_FORWARD)          \
     X(position_q, ATTN_POSITIONS, ATTN_FORWARD)       \
     X(position_kv, ATTN_POSITIONS, ATTN_FORWARD)      \
+    X(q_scale, ATTN_SCALES_Q, ATTN_FORWARD)           \
+    X(k_scale, ATTN_SCALES_KV, ATTN_FORWARD)          \
+    X(v_scale, ATTN_SCALES_KV, ATTN_FORWARD)          \
     X(dropout_row, ATTN_DROPOUT_BASES, ATTN_FORWARD)  \
     X(dropout_key, ATTN_DROPOUT_BASES, ATTN_FORWARD)  \
     X(dropout_head, ATTN_DROPOUT_BASES, ATTN_FORWARD) \

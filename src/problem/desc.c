@@ -16,7 +16,8 @@ enum {
     STRUCT_SIZE_MOST = 1 << 16, /* no header's struct is as large: the size is garbage */
     HEADS_MOST = 1 << 20,
     ROWS_MOST = INT32_MAX - 64, /* a tile more still fits int32_t */
-    FLAGS = ((ATTN_POSITIONS << 1) - 1) | ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD
+    E5M2 = 6,                   /* its number, which no type takes */
+    FLAGS = (ATTN_ADD << 1) - 1
 };
 
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name)
@@ -51,6 +52,17 @@ attn_shape attn_shape_of(const attn_desc *desc)
                          .k = { planes, keys, desc->heads_kv, desc->dim_qk },
                          .v = { planes, keys, desc->heads_kv, desc->dim_v },
                          .o = { batch, rows, desc->heads_q, desc->dim_v } };
+}
+
+attn_shape attn_scale_shape_of(const attn_desc *desc)
+{
+    const attn_desc *d = desc;
+    bool paged = d->flags & ATTN_PAGED;
+    int64_t q = d->q_scale_rows, k = d->k_scale_rows, v = d->v_scale_rows;
+    int64_t keys = paged ? d->page_size : d->len_kv, planes = paged ? d->pages : d->batch;
+    return (attn_shape){ .q = { d->batch, q ? attn_ceil_div(d->len_q, q) : 1, d->q_scale_heads, 1 },
+                         .k = { k ? planes : d->batch, k ? attn_ceil_div(keys, k) : 1, d->heads_kv, 1 },
+                         .v = { v ? planes : d->batch, v ? keys : 1, d->heads_kv, d->dim_v } };
 }
 
 int attn_reach(const int64_t extent[4], const int64_t stride[4], int64_t *lo, int64_t *hi)
@@ -107,6 +119,10 @@ typedef struct field {
 #name, offsetof(attn_desc, name), flag, #flag, 0, 0, #other, offsetof(attn_desc, other) \
     }
 
+#define STRIDES(name, flag)                                                                 \
+    RANGE(name[0], flag, INT64_MIN, INT64_MAX), RANGE(name[1], flag, INT64_MIN, INT64_MAX), \
+        RANGE(name[2], flag, INT64_MIN, INT64_MAX), RANGE(name[3], flag, INT64_MIN, INT64_MAX)
+
 static const field fields[] = {
     RANGE(batch, 0, 0, INT32_MAX),
     RANGE(heads_q, 0, 1, HEADS_MOST),
@@ -133,15 +149,19 @@ static const field fields[] = {
     ONE_OR(bias_extent[1], ATTN_BIAS, heads_q),
     ONE_OR(bias_extent[2], ATTN_BIAS, len_q),
     ONE_OR(bias_extent[3], ATTN_BIAS, len_kv),
-    RANGE(bias_stride[0], ATTN_BIAS, INT64_MIN, INT64_MAX),
-    RANGE(bias_stride[1], ATTN_BIAS, INT64_MIN, INT64_MAX),
-    RANGE(bias_stride[2], ATTN_BIAS, INT64_MIN, INT64_MAX),
-    RANGE(bias_stride[3], ATTN_BIAS, INT64_MIN, INT64_MAX),
+    STRIDES(bias_stride, ATTN_BIAS),
     RANGE(pages, ATTN_PAGED, 0, INT32_MAX),
     RANGE(page_size, ATTN_PAGED, 1, ROWS_MOST),
     RANGE(table_width, ATTN_PAGED, 0, ROWS_MOST),
     RANGE(table_total, ATTN_PAGED, 0, ROWS_MOST),
     RANGE(bits_keys, ATTN_BITS, 0, ROWS_MOST),
+    RANGE(q_scale_rows, ATTN_SCALES_Q, 0, 128),
+    RANGE(q_scale_heads, ATTN_SCALES_Q, 0, HEADS_MOST),
+    RANGE(k_scale_rows, ATTN_SCALES_KV, 0, 128),
+    RANGE(v_scale_rows, ATTN_SCALES_KV, 0, 1),
+    STRIDES(q_scale_stride, ATTN_SCALES_Q),
+    STRIDES(k_scale_stride, ATTN_SCALES_KV),
+    STRIDES(v_scale_stride, ATTN_SCALES_KV),
 };
 
 static int64_t value_at(const attn_desc *desc, size_t offset)
@@ -171,15 +191,20 @@ static attn_status check_fields(const attn_desc *desc)
     return ATTN_OK;
 }
 
-static bool is_dtype(attn_dtype dtype)
+/* Of more than one byte. */
+static bool is_wide(attn_dtype dtype)
 {
-    return attn_dtype_of(dtype) != NULL;
+    return attn_dtype_of(dtype) && attn_dtype_size(dtype) > 1;
 }
 
 static attn_status check_kinds(const attn_desc *desc)
 {
-    if (!is_dtype(desc->dtype))
-        return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64", (int)desc->dtype);
+    if (!is_wide(desc->dtype) && desc->dtype != ATTN_E4M3)
+        return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F64 or ATTN_E4M3%s",
+                         (int)desc->dtype,
+                         (int)desc->dtype == ATTN_I8 ? ": ATTN_I8 is of k and v alone (kv_dtype)"
+                         : (int)desc->dtype == E5M2  ? ": the library does not compute E5M2"
+                                                     : "");
     if (desc->direction != ATTN_FORWARD && desc->direction != ATTN_BACKWARD)
         return attn_fail(ATTN_INVALID, "direction = %d is not ATTN_FORWARD or ATTN_BACKWARD", (int)desc->direction);
     if (desc->device != ATTN_CPU && desc->device != ATTN_CUDA)
@@ -189,7 +214,7 @@ static attn_status check_kinds(const attn_desc *desc)
                          desc->flags & ~(uint32_t)FLAGS);
     if (!(desc->flags & ATTN_BIAS) && desc->bias_dtype)
         return attn_fail(ATTN_INVALID, "bias_dtype = %d needs ATTN_BIAS", (int)desc->bias_dtype);
-    if ((desc->flags & ATTN_BIAS) && !is_dtype(desc->bias_dtype))
+    if ((desc->flags & ATTN_BIAS) && !is_wide(desc->bias_dtype))
         return attn_fail(ATTN_INVALID, "bias_dtype = %d is not ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_F64",
                          (int)desc->bias_dtype);
     if (desc->bias_dtype == ATTN_F64 && desc->dtype != ATTN_F64)
@@ -201,7 +226,43 @@ static attn_status check_kinds(const attn_desc *desc)
     if (desc->grad_dtype && desc->dtype == ATTN_F64)
         return attn_fail(ATTN_INVALID, "grad_dtype = ATTN_F32: with dtype = ATTN_F64 it is 0");
     if (desc->device != ATTN_CPU && !attn_dtype_of(desc->dtype)->on_gpu)
-        return attn_fail(ATTN_UNSUPPORTED, "dtype = ATTN_F64 is computed on the CPU alone");
+        return attn_fail(ATTN_UNSUPPORTED, "dtype = %s is computed on the CPU alone", attn_dtype_name(desc->dtype));
+    return ATTN_OK;
+}
+
+/* Types of k, v and o that are not q's. */
+static attn_status check_other_kinds(const attn_desc *desc)
+{
+    attn_dtype dtype = desc->dtype, kv = desc->kv_dtype, out = desc->out_dtype;
+    bool bytes = kv == ATTN_E4M3 || (kv == ATTN_I8 && dtype != ATTN_E4M3),
+         wide = out == ATTN_F32 || out == ATTN_F16 || out == ATTN_BF16;
+    if (kv && kv != dtype && (!bytes || dtype == ATTN_F64))
+        return attn_fail(ATTN_INVALID, "kv_dtype = %d is not 0, dtype = %s, ATTN_E4M3 or ATTN_I8%s", (int)kv,
+                         attn_dtype_name(dtype),
+                         dtype == ATTN_F64 ? ", and with ATTN_F64 not of one byte"
+                         : kv == ATTN_I8   ? ", and ATTN_I8 needs a dtype of f32, f16 or bf16"
+                                           : "");
+    if (out && out != dtype && ((!wide && out != ATTN_E4M3) || dtype == ATTN_F64))
+        return attn_fail(ATTN_INVALID, "out_dtype = %d is not 0, %s", (int)out,
+                         dtype == ATTN_F64 ? "as ATTN_F64 needs it" : "ATTN_F32, ATTN_F16, ATTN_BF16 or ATTN_E4M3");
+    if (desc->flags & ATTN_OUT_F32 && out && out != ATTN_F32)
+        return attn_fail(ATTN_INVALID, "out_dtype = %s contradicts ATTN_OUT_F32", attn_dtype_name(out));
+    if (desc->flags & ATTN_SCALES_Q && dtype != ATTN_E4M3)
+        return attn_fail(ATTN_INVALID, "flags: ATTN_SCALES_Q needs dtype = ATTN_E4M3, not %s", attn_dtype_name(dtype));
+    if (desc->flags & ATTN_SCALES_KV && attn_dtype_size(attn_kv_dtype(desc)) != 1)
+        return attn_fail(ATTN_INVALID, "flags: ATTN_SCALES_KV needs k and v of one byte, not %s",
+                         attn_dtype_name(attn_kv_dtype(desc)));
+    if (desc->direction == ATTN_BACKWARD && attn_dtype_size(attn_kv_dtype(desc)) == 1)
+        return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: k and v of %s are computed forward only",
+                         attn_dtype_name(attn_kv_dtype(desc)));
+    if (desc->direction == ATTN_BACKWARD && attn_out_dtype(desc) != dtype && attn_out_dtype(desc) != ATTN_F32)
+        return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: out_dtype = %s is neither dtype nor ATTN_F32",
+                         attn_dtype_name(out));
+    if (desc->device != ATTN_CPU && (kv != dtype && kv))
+        return attn_fail(ATTN_UNSUPPORTED, "kv_dtype = %s is computed on the CPU alone", attn_dtype_name(kv));
+    if (desc->device != ATTN_CPU && out && out != dtype && out != ATTN_F32)
+        return attn_fail(ATTN_UNSUPPORTED, "out_dtype = %s beside dtype = %s is computed on the CPU alone",
+                         attn_dtype_name(out), attn_dtype_name(dtype));
     return ATTN_OK;
 }
 
@@ -284,6 +345,38 @@ static attn_status check_relations(const attn_desc *desc)
         return attn_fail(ATTN_INVALID,
                          "batch * heads_q = %" PRId64 " exceeds 2^32, the most that ATTN_DROPOUT can count",
                          desc->batch * desc->heads_q);
+    return ATTN_OK;
+}
+
+/* Of what the table of fields does not say. */
+static attn_status check_scales(const attn_desc *desc)
+{
+    const struct {
+        const char *name;
+        int64_t rows;
+        const int64_t *stride;
+    } scales[] = { { "q", desc->q_scale_rows, desc->q_scale_stride },
+                   { "k", desc->k_scale_rows, desc->k_scale_stride },
+                   { "v", desc->v_scale_rows, desc->v_scale_stride } };
+    attn_shape shape = attn_scale_shape_of(desc);
+    const int64_t *extents[] = { shape.q, shape.k, shape.v };
+    for (int i = 0; i < 3; i++) {
+        int64_t rows = scales[i].rows, lo, hi;
+        if (rows > 1 && rows != 64 && rows != 128)
+            return attn_fail(ATTN_INVALID, "%s_scale_rows = %" PRId64 " is not 0, 1, 64 or 128", scales[i].name, rows);
+        if (scales[i].stride[3] && (i < 2 || rows))
+            return attn_fail(ATTN_INVALID, "%s_scale_stride[3] = %" PRId64 " is not 0%s", scales[i].name,
+                             scales[i].stride[3], i < 2 ? "" : ", as v_scale_rows = 1 needs it");
+        if (!rows && scales[i].stride[1])
+            return attn_fail(ATTN_INVALID, "%s_scale_stride[1] = %" PRId64 " is not 0, as %s_scale_rows = 0 needs it",
+                             scales[i].name, scales[i].stride[1], scales[i].name);
+        if (!attn_reach(extents[i], scales[i].stride, &lo, &hi))
+            return attn_fail(ATTN_INVALID, "%s_scale: the offsets of its elements overflow 64 bits", scales[i].name);
+    }
+    if (desc->q_scale_heads && desc->q_scale_heads != desc->heads_q && desc->q_scale_heads != desc->heads_kv)
+        return attn_fail(ATTN_INVALID,
+                         "q_scale_heads = %" PRId64 " is neither heads_q = %" PRId64 " nor heads_kv = %" PRId64,
+                         desc->q_scale_heads, desc->heads_q, desc->heads_kv);
     return ATTN_OK;
 }
 
@@ -451,13 +544,17 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     if (d.dim_v == 0) d.dim_v = d.dim_qk;
 
     status = check_kinds(&d);
+    if (!status) status = check_other_kinds(&d);
     if (!status) status = check_fields(&d);
     if (status) return status;
+    if (d.out_dtype == ATTN_F32 && d.dtype != ATTN_F32) d.flags |= ATTN_OUT_F32;
+    if (d.flags & ATTN_SCALES_Q && d.q_scale_heads == 0) d.q_scale_heads = d.heads_q;
     if (d.dtype == ATTN_F64 && d.scale_f64 == 0) d.scale_f64 = d.scale == 0 ? 1 / sqrt((double)d.dim_qk) : d.scale;
     if (d.scale == 0) d.scale = (float)(d.scale_f64 != 0 ? d.scale_f64 : 1 / sqrt((double)d.dim_qk));
 
     status = check_numbers(&d);
     if (!status) status = check_relations(&d);
+    if (!status) status = check_scales(&d);
     if (!status) tighten_lengths(&d);
     if (!status) status = check_pages(&d);
     if (!status) status = check_direction(&d);

@@ -35,6 +35,9 @@ typedef struct attn_shape {
 
 attn_shape attn_shape_of(const attn_desc *desc);
 
+/* Extents (sequence or page, block, head, dim) of the scales, without o. */
+attn_shape attn_scale_shape_of(const attn_desc *desc);
+
 /* A row of the table of element types (num/half.h). */
 typedef struct attn_dtype_info {
     const char *name;
@@ -46,13 +49,20 @@ typedef struct attn_dtype_info {
 /* NULL: it is no dtype. */
 const attn_dtype_info *attn_dtype_of(attn_dtype dtype);
 
-/* "f32", "f16", "bf16", "f64"; "unknown" for any other number. */
+/* "f32", "f16", "bf16", "f64", "e4m3", "i8"; "unknown" for any other number. */
 const char *attn_dtype_name(attn_dtype dtype);
+
+/* The type of k and v. */
+static inline attn_dtype attn_kv_dtype(const attn_desc *desc)
+{
+    return desc->kv_dtype ? desc->kv_dtype : desc->dtype;
+}
 
 /* The type of o and grad_o. */
 static inline attn_dtype attn_out_dtype(const attn_desc *desc)
 {
-    return desc->flags & ATTN_OUT_F32 ? ATTN_F32 : desc->dtype;
+    if (desc->flags & ATTN_OUT_F32) return ATTN_F32;
+    return desc->out_dtype ? desc->out_dtype : desc->dtype == ATTN_E4M3 ? ATTN_BF16 : desc->dtype;
 }
 
 /* The type of the gradients of q, k and v. */

@@ -12,7 +12,8 @@ const int32_t *attn_pages_of(const attn_desc *desc, const attn_args *args, int64
 
 attn_keys attn_keys_of(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t kv_head)
 {
-    int64_t size = attn_dtype_size(desc->dtype), room;
+    attn_dtype dtype = attn_kv_dtype(desc);
+    int64_t size = attn_dtype_size(dtype), room;
     attn_ranges ranges = attn_ranges_of(desc, args, batch);
     attn_keys keys = { .k_row = desc->k_stride[1] * size,
                        .v_row = desc->v_stride[1] * size,
@@ -24,8 +25,8 @@ attn_keys attn_keys_of(const attn_desc *desc, const attn_args *args, int64_t bat
     } else {
         start = attn_sequence_of(desc, args, batch).start_kv, plane = attn_tensor_batch(desc, batch);
     }
-    keys.k = attn_bind(desc->dtype, args->k, desc->k_stride, plane, start, kv_head);
-    keys.v = attn_bind(desc->dtype, args->v, desc->v_stride, plane, start, kv_head);
+    keys.k = attn_bind(dtype, args->k, desc->k_stride, plane, start, kv_head);
+    keys.v = attn_bind(dtype, args->v, desc->v_stride, plane, start, kv_head);
     return keys;
 }
 

@@ -88,6 +88,8 @@ static void pack_tile(attn_dtype dtype, const void *base, int64_t stride, int64_
         pack_columns(ATTN_BF16, rows, count, dim, factor, out, pitch);
         break;
     case ATTN_F64: /* the reference's */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
     int64_t end = attn_round_up(count, STRIP);

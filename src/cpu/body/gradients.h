@@ -96,6 +96,8 @@ static void backward_delta(const attn_delta_task *task)
         delta_as(task, ATTN_BF16);
         break;
     case ATTN_F64: /* the reference's */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
 }

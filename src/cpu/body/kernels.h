@@ -36,6 +36,8 @@ static void decode_keys(const attn_decode_task *task)
         decode_as(task, ATTN_BF16);
         break;
     case ATTN_F64: /* the reference's */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
 }

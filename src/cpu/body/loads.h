@@ -21,6 +21,8 @@ ALWAYS_INLINE vf load_as(attn_dtype dtype, const void *row, int64_t i)
     case ATTN_BF16:
         return v_load_bf16((const uint16_t *)row + i);
     case ATTN_F64: /* the reference's */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
     return v_set1(attn_bits_to_float(0x7fc00000u)); /* NaN */
@@ -40,6 +42,8 @@ ALWAYS_INLINE void store_as(attn_dtype dtype, void *row, int64_t i, vf x)
         v_store_bf16((uint16_t *)row + i, x);
         break;
     case ATTN_F64: /* the reference's */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
 }

@@ -49,6 +49,8 @@ static void pack(const attn_pack_task *task)
         pack_keys(task, ATTN_BF16), pack_values(task, ATTN_BF16);
         break;
     case ATTN_F64: /* the reference's */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
 }
@@ -91,6 +93,8 @@ static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t
         pack_queries_as(ATTN_BF16, rows, count, dim, scale, out);
         break;
     case ATTN_F64: /* the reference's */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
 }

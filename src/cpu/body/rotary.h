@@ -187,6 +187,8 @@ static void rotate(const attn_rotary_task *t)
         rotate_as(t, ATTN_BF16);
         break;
     case ATTN_F64: /* no operation on pages takes it */
+    case ATTN_E4M3:
+    case ATTN_I8:
         break;
     }
 }
