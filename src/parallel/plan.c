@@ -28,6 +28,11 @@ static attn_status check_whole(const attn_desc *d)
     if (d->dtype != ATTN_F32 && d->dtype != ATTN_F16 && d->dtype != ATTN_BF16)
         return attn_fail(ATTN_UNSUPPORTED, "dtype = %d: over ranks it is ATTN_F32, ATTN_F16 or ATTN_BF16",
                          (int)d->dtype);
+    if (attn_kv_dtype(d) != d->dtype)
+        return attn_fail(ATTN_UNSUPPORTED, "kv_dtype = %s: over ranks it is dtype", attn_dtype_name(d->kv_dtype));
+    if (attn_dtype_size(attn_out_dtype(d)) == 1)
+        return attn_fail(ATTN_UNSUPPORTED, "out_dtype = %s: over ranks it is ATTN_F32, ATTN_F16 or ATTN_BF16",
+                         attn_dtype_name(d->out_dtype));
     if (d->device != ATTN_CPU) return attn_fail(ATTN_UNSUPPORTED, "device = ATTN_CUDA: over ranks it is ATTN_CPU");
     if (others)
         return attn_fail(ATTN_UNSUPPORTED,
@@ -161,7 +166,7 @@ static attn_desc part_desc(const attn_parallel_plan *plan, int64_t rows, int64_t
 {
     attn_desc d = attn_chunk_desc(plan, rows, keys);
     if (d.direction == ATTN_FORWARD) {
-        d.flags |= ATTN_OUT_F32;
+        d.flags |= ATTN_OUT_F32, d.out_dtype = ATTN_F32;
         memset(d.o_stride, 0, sizeof d.o_stride);
     } else {
         d.grad_dtype = ATTN_F32;
