@@ -6,6 +6,7 @@ python/tests/test_layout.py.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 from typing import Any, NoReturn
@@ -197,7 +198,11 @@ class PoolFullError(Error):
     """ATTN_POOL_FULL: a pool of KV pages has no page or no sequence left."""
 
 
-_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError}
+class RankFailedError(Error):
+    """ATTN_RANK_FAILED: another rank failed, or what connects the ranks."""
+
+
+_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError, 6: RankFailedError}
 
 
 def _path() -> str:
@@ -226,12 +231,14 @@ except (OSError, AttributeError) as problem:
 _ending = ctypes.PyDLL(library_path)
 
 
-def _function(name, result, *arguments):
-    function = getattr(_ending if name.endswith("_destroy") else _lib, name)
+def declared(library: ctypes.CDLL, ending: ctypes.PyDLL, name: str, result: Any, *arguments: Any) -> Any:
+    """A function of a library, which is loaded in both ways, with its types."""
+    function = getattr(ending if name.endswith("_destroy") else library, name)
     function.restype, function.argtypes = result, arguments
     return function
 
 
+_function = functools.partial(declared, _lib, _ending)
 error = _function("attn_error", ctypes.c_char_p)
 status_name = _function("attn_status_name", ctypes.c_char_p, ctypes.c_int)
 version = _function("attn_version", ctypes.c_char_p)

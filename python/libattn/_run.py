@@ -442,8 +442,8 @@ class Problem:
             raise _c.InvalidError("blocks has neither full nor partial ones: no key would be visible")
         desc.block_batch, desc.block_heads = lead
 
-    def prepare(self) -> Prepared:
-        plan = Plan(self.desc)
+    def prepare(self, make: Callable[[_c.Desc], Any] = Plan) -> Prepared:
+        plan = make(self.desc)
         shapes = {"o": self.o_shape, "lse": self.lse_shape}
         shapes.update((f"grad_{name}", self.tensors[name].shape) for name in ("q", "k", "v"))
         for name in ("bias", "alibi", "sink"):
@@ -477,13 +477,23 @@ def kept(key: tuple, context: Optional[int], make: Callable[[], Any]) -> Any:
             from . import _gpu
             _gpu.find_nvrtc()
         found = make()
-        while len(_plans) >= LIMIT:
-            try:
-                _plans.pop(next(iter(_plans)), None)
-            except (StopIteration, RuntimeError):  # another thread was there first
-                break
-        _plans[key] = found
+        keep(key, found)
     return found
+
+
+def kept_already(key: tuple) -> Any:
+    """What is kept for this key; None: nothing."""
+    return _plans.get(key)
+
+
+def keep(key: tuple, plan: Any) -> None:
+    """Keeps it for this key, as one of the last LIMIT."""
+    while len(_plans) >= LIMIT:
+        try:
+            _plans.pop(next(iter(_plans)), None)
+        except (StopIteration, RuntimeError):  # another thread was there first
+            break
+    _plans[key] = plan
 
 
 def workspace(like: Any, device: Optional[int], size: int) -> Tuple[Any, Optional[int]]:
