@@ -74,7 +74,8 @@ class Ranks:
                 function(*arguments)
                 return 0
             except BaseException as problem:
-                self._problem = self._problem or problem
+                if self._problem is None:
+                    self._problem = problem
                 return 1
 
         return guarded
