@@ -668,6 +668,47 @@ static void documents_cross_ranks(void **state)
         }
 }
 
+/* ---- what is outside -------------------------------------------------------------------------------- */
+
+/* Nothing is added to what lies outside the sequences and between the rows. */
+static void what_is_outside_stays(void **state)
+{
+    (void)state;
+    static const feature lens = { "lens", ATTN_LENS_Q | ATTN_LENS_KV, 0, 0, 0, CHECK_PLAIN };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++) {
+        attn_dtype dtype = dtype_of(&kernels[i]);
+        if (!takes(&kernels[i], dtype, ATTN_BACKWARD, ROWS)) continue;
+        attn_desc desc = whole_of(&lens, dtype, ATTN_BACKWARD, ROWS, 0);
+        check_problem whole;
+        assert_ok(check_problem_create(&whole, &desc, &(check_options){ .layout = CHECK_PADDED, .seed = 4 }));
+        for (int g = CHECK_GRAD_Q; g <= CHECK_GRAD_V; g++) {
+            float *data = (float *)(void *)whole.gradients[g].data;
+            for (size_t at = 0; at < whole.gradients[g].size / 4; at++)
+                data[at] = 7;
+        }
+        check_fill_added(&whole); /* from -2 to 2 */
+        float *was[3];
+        for (int g = CHECK_GRAD_Q; g <= CHECK_GRAD_V; g++) {
+            was[g] = check_allocate(whole.gradients[g].size);
+            memcpy(was[g], whole.gradients[g].data, whole.gradients[g].size);
+        }
+        part_run(&whole.desc, &whole.args, kernels[i].name);
+        for (int g = CHECK_GRAD_Q; g <= CHECK_GRAD_V; g++) {
+            const float *data = (const float *)(const void *)whole.gradients[g].data;
+            int outside = 0, changed = 0;
+            for (size_t at = 0; at < whole.gradients[g].size / 4; at++) {
+                if (was[g][at] == 7 && data[at] != 7) fail_msg("%s, gradient %d is added outside", kernels[i].name, g);
+                outside += was[g][at] == 7, changed += data[at] != was[g][at];
+            }
+            assert_true(outside > 0 && changed > 0);
+            free(was[g]);
+        }
+        check_problem_destroy(&whole);
+    }
+}
+
 /* ---- f64 ------------------------------------------------------------------------------------------- */
 
 /* Gradients that are written, and added once more from the delta that was written with them, are twice what they were;
@@ -711,9 +752,10 @@ static void gradients_are_added_in_f64(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forwards_are_merged),       cmocka_unit_test(backwards_are_added),
-        cmocka_unit_test(parts_keep_the_same_pairs), cmocka_unit_test(the_lse_of_the_whole_counts),
-        cmocka_unit_test(documents_cross_ranks),     cmocka_unit_test(gradients_are_added_in_f64),
+        cmocka_unit_test(forwards_are_merged),        cmocka_unit_test(backwards_are_added),
+        cmocka_unit_test(parts_keep_the_same_pairs),  cmocka_unit_test(the_lse_of_the_whole_counts),
+        cmocka_unit_test(documents_cross_ranks),      cmocka_unit_test(what_is_outside_stays),
+        cmocka_unit_test(gradients_are_added_in_f64),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
