@@ -123,4 +123,5 @@ void check_fill_backward(check_problem *problem, uint64_t *state)
     if (extra & ATTN_BIAS) args->grad_bias = create_output(problem, CHECK_GRAD_BIAS);
     if (extra & ATTN_ALIBI) args->grad_alibi = create_output(problem, CHECK_GRAD_ALIBI);
     if (extra & ATTN_SINK) args->grad_sink = create_output(problem, CHECK_GRAD_SINK);
+    if (problem->resolved.flags & ATTN_ADD) check_fill_added(problem);
 }

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { COVER_FACTORS = 40, COVER_LEVELS = 400, COVER_UNSET = 255 };
+enum { COVER_FACTORS = 36, COVER_LEVELS = 400, COVER_UNSET = 255 };
 
 typedef struct cover_row {
     uint8_t level[COVER_FACTORS];

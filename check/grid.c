@@ -77,9 +77,6 @@ enum { EACH_BATCH = 1, EACH_HEAD = 2, EACH_LEVELS = 4 }; /* of block lists and b
     X(BIAS_DTYPE, COUNT(bias_dtypes))  \
     X(SINK, 2)                         \
     X(DROPOUT, COUNT(dropouts))        \
-    X(BASES, 2)                        \
-    X(DELTA, 2)                        \
-    X(GRADIENTS, 3)                    \
     X(SCALE, COUNT(scales))            \
     X(DATA, CHECK_DATA_COUNT)          \
     X(LAYOUT, CHECK_LAYOUT_COUNT)      \
@@ -120,8 +117,11 @@ static bool affordable(const uint8_t *level)
 /* An option of a feature needs the feature. */
 static bool owned(const uint8_t *level)
 {
-    static const uint8_t owners[][2] = { { INTERVAL_HEADS, INTERVALS }, { BLOCK_LISTS, BLOCKS }, { BLOCK_EACH, BLOCKS },
-                                         { BIAS_DTYPE, BIAS },          { BITS_KEYS, BITS },     { BASES, DROPOUT } };
+    static const uint8_t owners[][2] = { { INTERVAL_HEADS, INTERVALS },
+                                         { BLOCK_LISTS, BLOCKS },
+                                         { BLOCK_EACH, BLOCKS },
+                                         { BIAS_DTYPE, BIAS },
+                                         { BITS_KEYS, BITS } };
     for (size_t i = 0; i < sizeof owners / sizeof *owners; i++)
         if (is_set(level, owners[i][0]) && level[owners[i][1]] == 0) return false;
     return true;
@@ -231,16 +231,17 @@ static void set_scores(const uint8_t *level, attn_desc *desc)
     if (level[ALIBI]) desc->flags |= ATTN_ALIBI, desc->alibi_batch = level[ALIBI] == 1 ? 1 : desc->batch;
     if (level[SINK]) desc->flags |= ATTN_SINK;
     if (level[DROPOUT]) desc->flags |= ATTN_DROPOUT, desc->dropout_p = dropouts[level[DROPOUT]];
-    if (level[BASES]) desc->flags |= ATTN_DROPOUT_BASES;
     set_bias(level, desc);
 }
 
-/* Gradients as they are, of f32, or added up. */
-static void set_gradients(const uint8_t *level, attn_desc *desc)
+/* What parts of a sequence need, by turns: bases of dropout, a given delta, gradients of f32, or added up. */
+static void set_parts(int number, attn_desc *desc)
 {
-    if (level[DELTA]) desc->flags |= ATTN_DELTA;
-    if (level[GRADIENTS]) desc->grad_dtype = ATTN_F32;
-    if (level[GRADIENTS] == 2) desc->flags |= ATTN_ADD;
+    if (desc->flags & ATTN_DROPOUT && number % 2) desc->flags |= ATTN_DROPOUT_BASES;
+    if (desc->direction != ATTN_BACKWARD) return;
+    if (number / 2 % 2) desc->flags |= ATTN_DELTA;
+    if (number % 3) desc->grad_dtype = ATTN_F32;
+    if (number % 3 == 2) desc->flags |= ATTN_ADD;
 }
 
 /* Takes thirds off the longer side until the backward's reference costs no more than this many multiply-adds. */
@@ -267,7 +268,7 @@ void check_grid_case(const check_grid *grid, int number, attn_direction directio
     set_pages(level, desc);
     set_masks(level, desc);
     set_scores(level, desc);
-    if (direction == ATTN_BACKWARD) set_gradients(level, desc);
+    set_parts(number, desc);
     *options = (check_options){
         .data = level[DATA],
         .layout = level[LAYOUT],

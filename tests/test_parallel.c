@@ -85,14 +85,14 @@ static void run_case(const parallel_case *c, attn_direction direction)
 static void forwards_are_one_devices(void **state)
 {
     (void)state;
-    for (int i = 0; i < PARALLEL_CASES; i++)
+    for (int i = 0; i < PARALLEL_CASES; i += test_scale())
         run_case(&parallel_cases[i], ATTN_FORWARD);
 }
 
 static void backwards_are_one_devices(void **state)
 {
     (void)state;
-    for (int i = 0; i < PARALLEL_CASES; i++)
+    for (int i = 0; i < PARALLEL_CASES; i += test_scale())
         run_case(&parallel_cases[i], ATTN_BACKWARD);
 }
 
@@ -467,6 +467,7 @@ static void what_nobody_sees_is_not_sent(void **state)
                   { ATTN_CAUSAL, ATTN_CONTIGUOUS, 0, 6 },
                   { ATTN_CAUSAL, ATTN_ZIGZAG, 0, 9 },
                   { ATTN_CAUSAL | ATTN_WINDOW, ATTN_CONTIGUOUS, 20, 3 },
+                  { ATTN_CAUSAL | ATTN_WINDOW, ATTN_ZIGZAG, 20, 3 },
                   { ATTN_CAUSAL | ATTN_CHUNK, ATTN_CONTIGUOUS, 128, 2 } };
     for (int n = 0; n < COUNT(cases); n++) {
         attn_thread_group *group;

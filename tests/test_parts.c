@@ -10,7 +10,7 @@
 #include "problem/sequence.h"
 
 enum { BATCH = 2, HEADS = 4, HEADS_KV = 2, ROWS = 70, FEW_ROWS = 24, KEYS = 100, DIM = 24, DIM_V = 20, CHUNKS = 2 };
-enum { PARTS_MOST = 8, BLOCK = 16, LISTS = CHUNKS * HEADS * 7, STATE = CHUNKS * ROWS * HEADS * DIM_V };
+enum { HOT = 64, STATE = CHUNKS * ROWS * HEADS * HOT, BLOCK = 16, LISTS = CHUNKS * HEADS * 7 };
 
 typedef struct range {
     int64_t from, to;
@@ -477,11 +477,285 @@ static void backwards_are_added(void **state)
     }
 }
 
+/* ---- what is kept ---------------------------------------------------------------------------------- */
+
+/* With one-hot values O shows which pairs are kept: those of the whole, and no others. */
+static void parts_keep_the_same_pairs(void **state)
+{
+    (void)state;
+    static const feature dropout = { "dropout", ATTN_DROPOUT, 0, 0, 0, CHECK_ONE_HOT };
+    static bool kept[BATCH * ROWS * HEADS * HOT];
+    enum { ALL = BATCH * FEW_ROWS * HEADS * HOT };
+    int count, some = 0;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++) {
+        if (!takes(&kernels[i], dtype_of(&kernels[i]), ATTN_FORWARD, FEW_ROWS)) continue;
+        attn_desc desc = whole_of(&dropout, dtype_of(&kernels[i]), ATTN_FORWARD, FEW_ROWS, 0);
+        check_problem whole;
+        desc.len_kv = desc.dim_v = HOT;
+        assert_ok(check_problem_create(&whole, &desc, &(check_options){ .data = CHECK_ONE_HOT, .seed = 3 }));
+        assert_ok(check_problem_run(&whole, &desc, NULL));
+        for (int at = 0; at < ALL; at++) {
+            kept[at] = attn_load_scalar(desc.dtype, whole.args.o, at) != 0;
+            some += kept[at];
+        }
+        for (int n = 2; n <= 4; n++) {
+            forward_in_parts(&whole, n, true, kernels[i].name);
+            for (int at = 0; at < ALL; at++)
+                if (kept[at] != (attn_load_scalar(desc.dtype, whole.args.o, at) != 0))
+                    fail_msg("%s, %d parts: pair %d is %s", kernels[i].name, n, at, kept[at] ? "dropped" : "kept");
+        }
+        assert_true(some > ALL / 2 && some < ALL);
+        some = 0;
+        check_problem_destroy(&whole);
+    }
+}
+
+/* ---- an LSE of more keys ---------------------------------------------------------------------------- */
+
+/* Large scores, of which a key elsewhere has so small a share that the LSE of the keys here might be taken for the
+ * whole's, rounded: it is not, where a delta says that there may be others. */
+static void the_lse_of_the_whole_counts(void **state)
+{
+    (void)state;
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    attn_desc desc = whole_of(&features[0], ATTN_F32, ATTN_BACKWARD, ROWS, 0), forward = desc;
+    check_problem whole;
+    desc.scale = forward.scale = 1;
+    forward.direction = ATTN_FORWARD, forward.flags = 0, forward.grad_dtype = (attn_dtype)0;
+    assert_ok(check_problem_create(&whole, &desc, &(check_options){ .seed = 5 }));
+    float *q = (float *)(uintptr_t)whole.args.q, *k = (float *)(uintptr_t)whole.args.k;
+    for (int i = 0; i < BATCH * ROWS * HEADS; i++)
+        for (int d = 0; d < DIM; d++)
+            q[i * DIM + d] = d ? q[i * DIM + d] / 64 : 1;
+    for (int i = 0; i < BATCH * KEYS * HEADS_KV; i++) {
+        int key = i / HEADS_KV % KEYS;
+        k[i * DIM] = key == 3 ? 1e4f : key == KEYS - 2 ? 1e4f - 4 : 9e3f;
+    }
+    assert_ok(check_problem_run(&whole, &forward, NULL));
+    check_reference reference = check_reference_create(&whole);
+    for (int i = 0; i < count; i++)
+        for (int n = 2; n <= 4 && takes(&kernels[i], ATTN_F32, ATTN_BACKWARD, ROWS); n++) {
+            backward_in_parts(&whole, n, false, kernels[i].name);
+            check_error error = check_compare(&whole, &reference);
+            if (error.message[0]) fail_msg("%s, %d parts: %s", kernels[i].name, n, error.message);
+        }
+    check_reference_destroy(&reference);
+    check_problem_destroy(&whole);
+}
+
+/* ---- packed sequences ------------------------------------------------------------------------------ */
+
+/* A range of packed rows, or keys: what each sequence has of it. */
+static void cut_packed(const int32_t *cu, range r, int32_t *starts)
+{
+    for (int b = 0; b <= BATCH + 1; b++)
+        starts[b] = clamp(cu[b] - r.from, length(r));
+}
+
+/* Where a range begins in sequence b; 0 where it has nothing of it. */
+static int64_t begin_of(const int32_t *cu, range r, int b)
+{
+    return r.from > cu[b] && r.from < cu[b + 1] ? r.from - cu[b] : 0;
+}
+
+typedef struct packed {
+    attn_desc desc;
+    attn_args args;
+    int32_t cu_q[BATCH + 2], cu_kv[BATCH + 2];
+    int64_t position_q[BATCH + 1], position_kv[BATCH + 1], row[BATCH + 1], key[BATCH + 1], head[BATCH + 1];
+} packed;
+
+static void packed_begin(packed *p, const check_problem *whole, range rows, range keys)
+{
+    const attn_desc *w = &whole->resolved;
+    const attn_args *a = &whole->args;
+    p->desc = *w, p->args = *a;
+    p->desc.total_q = length(rows), p->desc.total_kv = length(keys);
+    p->desc.flags |= ATTN_POSITIONS | ATTN_DROPOUT_BASES;
+    cut_packed(a->cu_lens_q, rows, p->cu_q), cut_packed(a->cu_lens_kv, keys, p->cu_kv);
+    for (int b = 0; b <= BATCH; b++) {
+        attn_sequence seq = attn_sequence_of(w, a, b);
+        p->row[b] = begin_of(a->cu_lens_q, rows, b), p->key[b] = begin_of(a->cu_lens_kv, keys, b);
+        p->position_q[b] = p->row[b] + seq.position_q, p->position_kv[b] = p->key[b], p->head[b] = b * HEADS;
+    }
+    p->args.q = element(w->dtype, a->q, rows.from * w->q_stride[1]);
+    p->args.k = element(w->dtype, a->k, keys.from * w->k_stride[1]);
+    p->args.v = element(w->dtype, a->v, keys.from * w->v_stride[1]);
+    p->args.cu_lens_q = p->cu_q, p->args.cu_lens_kv = p->cu_kv;
+    p->args.position_q = p->position_q, p->args.position_kv = p->position_kv;
+    p->args.dropout_row = p->row, p->args.dropout_key = p->key, p->args.dropout_head = p->head;
+}
+
+static void packed_forward(const check_problem *w, range rows, const range *keys, int parts, const char *kernel)
+{
+    static packed p;
+    static float part_o[STATE], part_lse[STATE], o[STATE], lse[STATE];
+    for (int i = 0; i < STATE; i++)
+        lse[i] = -INFINITY;
+    for (int j = 0; j < parts; j++) {
+        packed_begin(&p, w, rows, keys[j]);
+        for (int i = 0; i < STATE; i++)
+            part_lse[i] = -INFINITY;
+        p.args.o = part_o, p.args.lse = part_lse;
+        part_run(&p.desc, &p.args, kernel);
+        merge(&p.desc, 1, length(rows), part_o, part_lse, o, lse);
+    }
+    for (int64_t i = 0; i < length(rows) && rows.from + i < w->args.cu_lens_q[BATCH + 1]; i++)
+        for (int64_t h = 0; h < HEADS; h++) {
+            for (int64_t k = 0; k < DIM_V; k++)
+                attn_store_scalar(w->desc.dtype, w->args.o, ((rows.from + i) * HEADS + h) * DIM_V + k,
+                                  o[(i * HEADS + h) * DIM_V + k]);
+            w->args.lse[h * w->desc.total_q + rows.from + i] = lse[h * length(rows) + i];
+        }
+}
+
+static void packed_backward(const check_problem *w, range rows, const range *keys, int parts, const char *kernel)
+{
+    static packed p;
+    static float lse[STATE], grad_lse[STATE], delta[STATE];
+    for (int64_t i = 0; i < HEADS * length(rows); i++) {
+        int64_t at = i / length(rows) * w->desc.total_q + rows.from + i % length(rows);
+        lse[i] = w->args.lse[at], grad_lse[i] = w->args.grad_lse[at];
+    }
+    for (int j = 0; j < parts; j++) {
+        packed_begin(&p, w, rows, keys[j]);
+        p.args.o = (void *)(uintptr_t)element(w->desc.dtype, w->args.o, rows.from * HEADS * DIM_V);
+        p.args.grad_o = element(w->desc.dtype, w->args.grad_o, rows.from * HEADS * DIM_V);
+        p.args.lse = lse, p.args.grad_lse = grad_lse, p.args.delta = delta;
+        p.args.grad_q = (float *)w->args.grad_q + rows.from * HEADS * DIM;
+        p.args.grad_k = (float *)w->args.grad_k + keys[j].from * HEADS_KV * DIM;
+        p.args.grad_v = (float *)w->args.grad_v + keys[j].from * HEADS_KV * DIM_V;
+        if (j > 0) p.desc.flags |= ATTN_DELTA, p.args.o = NULL, p.args.grad_lse = NULL;
+        part_run(&p.desc, &p.args, kernel);
+    }
+}
+
+/* Three documents back to back, of which a rank has pieces: in each call a sequence has those that lie there. */
+static void documents_cross_ranks(void **state)
+{
+    (void)state;
+    enum { PARTS = 3, TOTAL = 150 };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++)
+        for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype += 2) {
+            attn_direction direction = kernels[i].form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD;
+            if (kernels[i].form == ATTN_DECODE || !takes(&kernels[i], (attn_dtype)dtype, direction, ROWS)) continue;
+            static const feature causal = {
+                "documents", ATTN_CAUSAL | ATTN_VARLEN | ATTN_DROPOUT, 0, 0, 0, CHECK_PLAIN
+            };
+            attn_desc desc = whole_of(&causal, (attn_dtype)dtype, direction, ROWS, 1);
+            check_problem whole;
+            desc.batch = BATCH + 1, desc.len_kv = ROWS, desc.total_q = desc.total_kv = TOTAL;
+            assert_ok(check_problem_create(&whole, &desc, &(check_options){ .seed = 11 }));
+            check_reference reference = check_reference_create(&whole);
+            range rows[PARTS], keys[PARTS];
+            for (int r = 0; r < PARTS; r++) {
+                const int32_t *q = whole.args.cu_lens_q, *kv = whole.args.cu_lens_kv;
+                rows[r] = (range){ r ? rows[r - 1].to : 0, r < 2 ? q[r] + (q[r + 1] - q[r]) / 32 * 16 : TOTAL };
+                keys[r] = (range){ r ? keys[r - 1].to : 0, r < 2 ? kv[r] + (kv[r + 1] - kv[r]) / 32 * 16 : TOTAL };
+            }
+            if (direction == ATTN_BACKWARD) check_fill_added(&whole);
+            for (int r = 0; r < PARTS; r++)
+                (direction == ATTN_BACKWARD ? packed_backward : packed_forward)(&whole, rows[r], keys, PARTS,
+                                                                                kernels[i].name);
+            check_error error = check_compare(&whole, &reference);
+            if (error.message[0]) fail_msg("%s: %s", kernels[i].name, error.message);
+            check_reference_destroy(&reference);
+            check_problem_destroy(&whole);
+        }
+}
+
+/* ---- what is outside -------------------------------------------------------------------------------- */
+
+/* Nothing is added to what lies outside the sequences and between the rows. */
+static void what_is_outside_stays(void **state)
+{
+    (void)state;
+    static const feature lens = { "lens", ATTN_LENS_Q | ATTN_LENS_KV, 0, 0, 0, CHECK_PLAIN };
+    int count;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    for (int i = 0; i < count; i++) {
+        attn_dtype dtype = dtype_of(&kernels[i]);
+        if (!takes(&kernels[i], dtype, ATTN_BACKWARD, ROWS)) continue;
+        attn_desc desc = whole_of(&lens, dtype, ATTN_BACKWARD, ROWS, 0);
+        check_problem whole;
+        assert_ok(check_problem_create(&whole, &desc, &(check_options){ .layout = CHECK_PADDED, .seed = 4 }));
+        for (int g = CHECK_GRAD_Q; g <= CHECK_GRAD_V; g++) {
+            float *data = (float *)(void *)whole.gradients[g].data;
+            for (size_t at = 0; at < whole.gradients[g].size / 4; at++)
+                data[at] = 7;
+        }
+        check_fill_added(&whole); /* from -2 to 2 */
+        float *was[3];
+        for (int g = CHECK_GRAD_Q; g <= CHECK_GRAD_V; g++) {
+            was[g] = check_allocate(whole.gradients[g].size);
+            memcpy(was[g], whole.gradients[g].data, whole.gradients[g].size);
+        }
+        part_run(&whole.desc, &whole.args, kernels[i].name);
+        for (int g = CHECK_GRAD_Q; g <= CHECK_GRAD_V; g++) {
+            const float *data = (const float *)(const void *)whole.gradients[g].data;
+            int outside = 0, changed = 0;
+            for (size_t at = 0; at < whole.gradients[g].size / 4; at++) {
+                if (was[g][at] == 7 && data[at] != 7) fail_msg("%s, gradient %d is added outside", kernels[i].name, g);
+                outside += was[g][at] == 7, changed += data[at] != was[g][at];
+            }
+            assert_true(outside > 0 && changed > 0);
+            free(was[g]);
+        }
+        check_problem_destroy(&whole);
+    }
+}
+
+/* ---- f64 ------------------------------------------------------------------------------------------- */
+
+/* Gradients that are written, and added once more from the delta that was written with them, are twice what they were;
+ * what lies outside the sequences is nobody's. */
+static void gradients_are_added_in_f64(void **state)
+{
+    (void)state;
+    enum { LEN = 5, WIDE = 3, ALL = 2 * LEN * 2 * WIDE };
+    double x[4][ALL], o[ALL], lse[4 * LEN], delta[4 * LEN], grad_lse[4 * LEN], alibi[2] = { 0.25, 0.5 };
+    double sink[2] = { 0.1, 0.2 }, grads[5][ALL], once[5][ALL];
+    int32_t lens[2] = { 4, 5 };
+    uint64_t random = 1;
+    for (int i = 0; i < 4 * ALL; i++)
+        x[i / ALL][i % ALL] = (double)check_normal(&random);
+    for (int i = 0; i < 4 * LEN; i++)
+        grad_lse[i] = (double)check_normal(&random);
+    attn_desc desc = { .dtype = ATTN_F64, .flags = ATTN_LENS_Q | ATTN_LENS_KV | ATTN_ALIBI | ATTN_SINK, .batch = 2 };
+    desc.heads_q = 2, desc.len_q = desc.len_kv = LEN, desc.dim_qk = WIDE, desc.alibi_batch = 1;
+    attn_args args = { .q = x[0], .k = x[1], .v = x[2], .o = o, .lse = (float *)(void *)lse, .lens_q = lens };
+    args.lens_kv = lens, args.alibi = (float *)(void *)alibi, args.sink = (float *)(void *)sink, args.grad_o = x[3];
+    part_run(&desc, &args, NULL);
+    for (int i = 0; i < 5 * ALL; i++)
+        grads[i / ALL][i % ALL] = 7;
+    args.grad_q = grads[0], args.grad_k = grads[1], args.grad_v = grads[2];
+    args.grad_alibi = (float *)(void *)grads[3], args.grad_sink = (float *)(void *)grads[4];
+    args.grad_lse = (float *)(void *)grad_lse, args.delta = (float *)(void *)delta;
+    desc.direction = ATTN_BACKWARD;
+    part_run(&desc, &args, NULL);
+    memcpy(once, grads, sizeof once);
+    desc.flags |= ATTN_DELTA | ATTN_ADD, args.o = NULL, args.grad_lse = NULL;
+    part_run(&desc, &args, NULL);
+    for (int g = 0; g < 5; g++)
+        for (int i = 0; i < ALL; i++) {
+            bool outside = g < 3 ? i / (LEN * 2 * WIDE) == 0 && i / (2 * WIDE) == 4 : i >= 2;
+            double want = outside ? 7 : 2 * once[g][i];
+            if (!(fabs(grads[g][i] - want) <= 1e-13 * (1 + fabs(want))) || (!outside && once[g][i] == 7))
+                fail_msg("gradient %d, element %d: %g, not %g", g, i, grads[g][i], want);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forwards_are_merged),
-        cmocka_unit_test(backwards_are_added),
+        cmocka_unit_test(forwards_are_merged),        cmocka_unit_test(backwards_are_added),
+        cmocka_unit_test(parts_keep_the_same_pairs),  cmocka_unit_test(the_lse_of_the_whole_counts),
+        cmocka_unit_test(documents_cross_ranks),      cmocka_unit_test(what_is_outside_stays),
+        cmocka_unit_test(gradients_are_added_in_f64),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -155,9 +155,8 @@ static int wait_for_all(void *context, void *stream)
         good = take(me, &me->awaited[i], &end);
     while (good && !all_taken(me))
         good = wait_until(group, &end);
-    int failed = leave(group, good);
     me->sends = me->receipts = 0;
-    return failed;
+    return leave(group, good);
 }
 
 /* ---- collective calls ------------------------------------------------------------------------ */

@@ -310,7 +310,7 @@ static void run_ring(run *r)
         int32_t before = (me - h + ranks) % ranks, next = (me + h + 1) % ranks, far = (me - h - 1 + 2 * ranks) % ranks;
         char *grads = at(r, h ? room->sent[h % 2] : room->grads);
         if (h) wait_for_all(r);
-        add_grads(r, back), back = (attn_seen){ 0, 0 };
+        add_grads(r, back);
         if (h + 1 < ranks)
             exchange(r, plan->block.chunk, next, attn_rank_sees(plan, r->args, next, me), at(r, room->own), far,
                      attn_rank_sees(plan, r->args, me, far), at(r, room->arrived[(h + 1) % 2]));
