@@ -128,8 +128,8 @@ int main(int count, char **word)
         if (engine->rank == 1) engine->exchange = end_at_once;
         run_plain(-1);
     } else {
-        for (int i = 0; i < 2 * PARALLEL_CASES; i++)
-            run_case(&parallel_cases[i / 2], (attn_direction)(i % 2));
+        for (int i = 0; i < PARALLEL_CASES; i += engine->ranks / 2) /* every case, every second one of four ranks */
+            run_case(&parallel_cases[i], ATTN_FORWARD), run_case(&parallel_cases[i], ATTN_BACKWARD);
     }
     if (engine->rank == 0) printf("%d ranks: all well\n", (int)engine->ranks);
     attn_mpi_engine_destroy(engine);

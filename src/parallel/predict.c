@@ -6,7 +6,7 @@
 #include "problem/desc.h"
 
 /* Seconds of one thread for a value of a result that is merged into others [m]. */
-static const double merge_value_seconds = 8e-10;
+static const double merge_value_seconds = 2e-9;
 
 /* Seconds of a visible pair of one head; 0: no such plan. */
 static double seconds_per_pair(const attn_plan *plan)

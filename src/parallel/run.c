@@ -103,19 +103,26 @@ static attn_cut cut_of(const run *r, attn_chunk chunk, int64_t batch, bool keys)
     return keys ? attn_cut_of(chunk, seq.start_kv, seq.len_kv) : attn_cut_of(chunk, seq.start_q, seq.len_q);
 }
 
+static void store_row(attn_dtype dtype, const float *from, int64_t dim, void *to, int64_t first)
+{
+    if (dtype == ATTN_F32) memcpy((float *)to + first, from, (size_t)dim * sizeof *from);
+    for (int64_t d = 0; dtype == ATTN_F16 && d < dim; d++)
+        ((uint16_t *)to)[first + d] = attn_float_to_f16(from[d]);
+    for (int64_t d = 0; dtype == ATTN_BF16 && d < dim; d++)
+        ((uint16_t *)to)[first + d] = attn_float_to_bf16(from[d]);
+}
+
 /* The way back, from f32: rows of sequences alone. */
 static void unpack(const run *r, const tensor *t, int c, const float *from, void *to)
 {
     attn_chunk chunk = chunk_of(r, t, c);
     for (int64_t b = 0; b < r->plan->whole.batch; b++) {
-        int64_t plane = attn_tensor_batch(&r->plan->whole, b), row = t->heads * t->dim;
+        int64_t plane = attn_tensor_batch(&r->plan->whole, b);
         attn_cut cut = cut_of(r, chunk, b, t->keys);
-        const float *line = from + (plane * chunk.rows + cut.at) * row;
-        for (int64_t i = 0; i < cut.len; i++, line += row)
-            for (int64_t j = 0; j < row; j++)
-                attn_store_scalar(t->dtype, to,
-                                  element(r, t, c, plane, cut.at + i) + j / t->dim * t->stride[2] + j % t->dim,
-                                  line[j]);
+        const float *row = from + (plane * chunk.rows + cut.at) * t->heads * t->dim;
+        for (int64_t i = 0; i < cut.len; i++)
+            for (int64_t h = 0; h < t->heads; h++, row += t->dim)
+                store_row(t->dtype, row, t->dim, to, element(r, t, c, plane, cut.at + i) + h * t->stride[2]);
     }
 }
 

@@ -215,7 +215,7 @@ MUTANTS = [
     (BACKWARD_RUN, "if (r->args->delta) return false;", "", "an LSE of more keys is computed again from those here", "parts"),
     (BACKWARD_RUN, "task.delta[row] = task.lse[row] == -INFINITY ? 0 : delta[row];", "task.delta[row] = delta[row];",
      "a given delta counts in a row without a key", "grid"),
-    (GRADIENTS, "if (add) add_row(", "if (0) add_row(", "gradients are written over what is there", "parts"),
+    (GRADIENTS, "if (add) add_row(", "if (add && dim < 0) add_row(", "gradients are written over what is there", "parts"),
     (BACKWARD_RUN, "sum + (d->flags & ATTN_ADD ? (double)r->args->grad_alibi[i] : 0)", "sum",
      "slopes: the gradient is written over what is there", "parts"),
     ("src/cpu/merge.c", "attn_dtype dtype = i ? d->dtype : d->first_dtype;", "attn_dtype dtype = d->dtype;",
