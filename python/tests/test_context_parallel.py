@@ -2,6 +2,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 import socket
 import time
 from datetime import timedelta
@@ -259,13 +260,18 @@ def training():
     assert one[-1] < one[0] - 0.5 and max(abs(a - b) for a, b in zip(one, two)) < 1e-5, (one, two)
 
 
-def example():
-    """examples/python/context_parallel.py, with a group of two and with one of one."""
+def program():
+    """examples/python/context_parallel.py."""
     spec = importlib.util.spec_from_file_location("example", ROOT / "examples" / "python" / "context_parallel.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def example():
+    """The program's losses, with a group of two and with one of one."""
     alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
-    one, two = module.train(4, alone), module.train(4)
+    one, two = program().train(4, alone), program().train(4)
     assert one[-1] < one[0] and max(abs(a - b) for a, b in zip(one, two)) < 1e-3, (one, two)
 
 
@@ -339,6 +345,13 @@ def test_without_the_library(monkeypatch, tmp_path):
     _parallel.library.cache_clear()
     with pytest.raises(libattn.UnsupportedError, match=f"{tmp_path}/libattn_parallel.so does not load here"):
         _parallel.library()
+
+
+def test_example(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["context_parallel.py", "--steps", "2"])
+    program().main()
+    assert re.fullmatch(r"step 1: loss 5\.\d+\nstep 2: loss \d\.\d+\n", capsys.readouterr().out)
+    assert not dist.is_initialized()
 
 
 def process(rank, size, port, works):
