@@ -16,7 +16,7 @@ import torch.distributed as dist  # noqa: E402
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
 
 ROOT = pathlib.Path(__file__).parents[2]
-FEW = 2.0  # seconds that a group waits for a rank that fails
+FEW = 4.0  # seconds that a group waits for a rank that fails
 
 
 def qkv(batch=2, rows=100, keys=None, heads=4, kv_heads=2, dim=16, dim_v=None, dtype=torch.float32):
@@ -309,7 +309,7 @@ def failures():
         begin = time.monotonic()
         with pytest.raises(libattn.RankFailedError) as found:
             la.context_parallel_attention(q, k, v, group, schedule="ring")
-        assert time.monotonic() - begin < 30  # the other group waits a minute
+        assert time.monotonic() - begin < 60  # the group of all waits five minutes
         return found.value.__cause__
 
     def refuse(*_, **__):
@@ -357,7 +357,7 @@ def test_example(monkeypatch, capsys):
 def process(rank, size, port, works):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(minutes=5))
     torch.manual_seed(4)
     for work in works:
         work()
