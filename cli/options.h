@@ -62,6 +62,7 @@ attn_option_parse attn_parse_fraction; /* float, 0 <= p < 1 */
 attn_option_parse attn_parse_threads;  /* int32_t, 1 to 1024 */
 attn_option_parse attn_parse_isa;      /* attn_isa */
 attn_option_parse attn_parse_dtype;    /* attn_dtype */
+attn_option_parse attn_parse_bytes;    /* attn_dtype: of a byte */
 attn_option_parse attn_parse_device;   /* attn_device */
 
 /* Reads argv[1] ... into the command's struct. Touches nothing else; ATTN_INVALID and a message in attn_error().
