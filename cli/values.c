@@ -162,6 +162,13 @@ attn_status attn_parse_dtype(const char *text, void *value)
     return attn_fail(ATTN_INVALID, "takes f32, f16 or bf16");
 }
 
+attn_status attn_parse_any_dtype(const char *text, void *value)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 };
+    if (parse_one_of(text, dtypes, 4, value)) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes f32, f16, bf16 or e4m3");
+}
+
 attn_status attn_parse_bytes(const char *text, void *value)
 {
     static const attn_dtype dtypes[] = { ATTN_E4M3, ATTN_I8 };
