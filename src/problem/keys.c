@@ -119,9 +119,9 @@ static void list_scales(const attn_keys *keys, const attn_key_scales *scales, in
     const float *first = scales->base + head * scales->head;
     for (int64_t end = key + count, to; key < end; out += to - key, key = to) {
         int64_t next, seen = run_end(&keys->seen, key, &next), page = keys->pages ? key / keys->page_size : 0;
-        to = seen ? seen : next;
+        to = seen > 0 ? seen : next;
         if (seen && keys->pages && to > (page + 1) * keys->page_size) to = (page + 1) * keys->page_size;
-        if (to > end) to = end;
+        to = to < end ? to : end;
         if (!seen)
             for (int64_t i = 0; i < to - key; i++)
                 out[i] = 1;
