@@ -113,7 +113,7 @@ MUTANTS = [
      "dropout: what lies in two words of keys is dropped", "grid:155"),
     (SCORE, "score->batch_head = base.head,", "score->batch_head = (uint32_t)head,",
      "dropout: the same for each sequence", "grid:175"),
-    (PREFILL, "exponentials(s, lo, hi, p->max[r], sum); if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);",
+    (PREFILL, "exponentials(s, lo, hi, p->max[r], sum); if (p->task->keys->v_scale.base) scale_each(s, lo, hi, p->v_scale); if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);",
      "if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), -INFINITY); exponentials(s, lo, hi, p->max[r], sum);",
      "dropout changes the LSE", "grid:155"),
     # softmax
