@@ -217,6 +217,8 @@ static attn_status check_random_values(const values *v)
 {
     if (v->kv_dtype && v->device != ATTN_CPU)
         return attn_fail(ATTN_INVALID, "--kv-dtype: the CPU alone computes elements of a byte");
+    if (v->kv_dtype && v->pass && strcmp(v->pass, "backward") == 0)
+        return attn_fail(ATTN_INVALID, "--kv-dtype: not with --pass backward");
     if (!v->random && (v->first.given || v->pairs || v->kv_dtype || v->shrunk))
         return attn_fail(ATTN_INVALID, "%s: goes with --random",
                          v->first.given ? "--first"
