@@ -385,9 +385,9 @@ typedef struct attn_cascade_level {
 typedef struct attn_cascade_plan attn_cascade_plan;
 
 /* desc: as for attn_run over each sequence's own keys; flags: ATTN_VARLEN, ATTN_PAGED and ATTN_LENS_KV, which it must
- * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC; no visible_share. Rows see all
- * shared keys. levels: `count` of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same arrays. Else as
- * attn_plan_create. */
+ * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32, ATTN_DETERMINISTIC and ATTN_SCALES_KV, of scales that
+ * lie with pages' slots or are the same for all sequences; no visible_share. Rows see all shared keys. levels: `count`
+ * of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same arrays. Else as attn_plan_create. */
 ATTN_API attn_status attn_cascade_plan_create_sized(attn_cascade_plan **plan, const attn_desc *desc, size_t desc_size,
                                                     const attn_cascade_level *levels, size_t level_size, int32_t count);
 static inline attn_status attn_cascade_plan_create(attn_cascade_plan **plan, const attn_desc *desc,

@@ -32,7 +32,7 @@ enum {
  * zeros. k_pack: panels of `cols` keys; in a panel dim after dim, the cols keys of each together. v_pack: panels of
  * `cols` columns, `pitch` rows (keys) each; dim_v filled up with zero columns. */
 typedef struct attn_pack_task {
-    attn_dtype dtype;
+    attn_dtype dtype;                /* of k and v */
     const void *const *k, *const *v; /* where each of the keys is, and its value */
     int64_t dim_qk, dim_v;
     int64_t key0, keys;
@@ -46,6 +46,7 @@ typedef struct attn_attend_task {
     attn_dtype dtype, out_dtype;
     const attn_mask_view *mask;
     const attn_score *score;
+    const attn_keys *keys; /* for their scales */
     int64_t row0, rows;
     const void *q; /* row 0 of the head */
     int64_t q_row;
@@ -63,7 +64,7 @@ typedef struct attn_attend_task {
  * state per head, `partial_step` floats apart: rows x (dim_v outputs, not yet divided), then rows maxima (log2 units),
  * then rows sums; the rows = group * len_q are ordered query head by query head. */
 typedef struct attn_decode_task {
-    attn_dtype dtype;
+    attn_dtype dtype, kv_dtype;
     const attn_mask_view *mask; /* of the query heads, heads * group of them */
     const attn_score *score;
     int64_t heads, group, len_q;
@@ -161,7 +162,8 @@ static inline int64_t attn_pairs_scratch(int64_t rows, int64_t dim_qk, int64_t d
 static inline int64_t attn_decode_scratch(int64_t heads, int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     int64_t padded = attn_round_up(rows, 4), row = attn_round_up(dim_v, 32) + attn_round_up(dim_qk, 16) + 17;
-    return attn_round_up((heads * row + ATTN_DECODE_TILE) * padded + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32 + 16, 16);
+    int64_t tile = 3 * ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32; /* bias, scales of k and v; bits */
+    return attn_round_up((heads * row + ATTN_DECODE_TILE) * padded + tile + 16, 16);
 }
 
 static inline int64_t attn_gradient_pitch(int64_t dim)
@@ -222,7 +224,7 @@ typedef struct attn_cpu_kernel {
     const char *name;
     attn_isa isa;
     attn_form form;
-    uint32_t dtypes; /* bit attn_dtype */
+    uint32_t dtypes, kv_dtypes; /* bit attn_dtype: of q, and of k and v besides */
     uint32_t features;
     int64_t dim_max;
     int64_t rows, cols;
@@ -232,7 +234,7 @@ typedef struct attn_cpu_kernel {
 /* Its products are of bf16 pairs: what it packs takes the place of half as many floats, dims filled up to 32. */
 static inline bool attn_multiplies_pairs(const attn_cpu_kernel *k)
 {
-    return k->dtypes == 1u << ATTN_BF16;
+    return !(k->dtypes >> ATTN_F32 & 1);
 }
 
 /* The table, best first, and its length. */

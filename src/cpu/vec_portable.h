@@ -174,6 +174,17 @@ static inline vf v_load_bf16(const uint16_t *p)
                  attn_bf16_to_float(p[3]) };
 }
 
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    return (vf){ attn_e4m3_to_float(p[0]), attn_e4m3_to_float(p[1]), attn_e4m3_to_float(p[2]),
+                 attn_e4m3_to_float(p[3]) };
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return (vf){ p[0], p[1], p[2], p[3] };
+}
+
 static inline void v_store_f16(uint16_t *p, vf x)
 {
     for (int i = 0; i < VL; i++)

@@ -44,6 +44,16 @@ MUTANTS = [
     (MASK, "if (view->bits && !bits) hi = min64(hi, view->bits_first);", "", "keys with bits are taken for keys before them", "mask"),
     (BLOCKS, "bits_from(view, bytes, 0) << -at | ((UINT64_C(1) << -at) - 1)", "bits_from(view, bytes, 0) << -at",
      "keys before the bits are hidden where words meet them", "mask"),
+    # elements of a byte
+    (KEYS, "out[j] = first[block * scales->block];", "out[j] = first[0];", "all blocks have the scale of the first", "bytes"),
+    (KEYS, "block = (row + i) / scales->rows;", "block = i / scales->rows;", "blocks begin with a tile", "bytes random"),
+    (KEYS, "first + keys->pages[page] * scales->page", "first", "scales of page 0 for all pages", "cascade"),
+    ("src/cpu/score.h", "score->q_scale[row / score->q_scale_rows * score->q_scale_block]", "score->q_scale[0]",
+     "all rows have the scale of the first", "bytes"),
+    ("src/cpu/score.h", "if (factor == 0) return;", "", "a row without keys shows a scale that is NaN", "bytes"),
+    (SOFTMAX, "if (scale > 0) return scale;", "return scale;", "a scale below 0 looks for the least score", "bytes tiles"),
+    ("src/cpu/x86/vec_avx2.h", "_mm_set1_epi16(0x4000)", "_mm_set1_epi16(0)", "E4M3: NaN becomes 480", "bytes"),
+    ("src/num/half.h", "if (bits >= 0x43e00000u) return (uint8_t)(sign | 0x7eu);", "", "E4M3: what exceeds 448 is not 448", "bytes num"),
     # tables
     (MASK, "(desc->interval_heads == 1 ? 0 : kv_head)", "0 * kv_head", "intervals of head 0 for all heads", "grid:140"),
     (MASK, "h = desc->bits_heads == 1 ? 0 : head;", "h = desc->bits_heads == 1 ? 0 : head / 2;", "bits of the wrong head",
@@ -103,7 +113,7 @@ MUTANTS = [
      "dropout: what lies in two words of keys is dropped", "grid:155"),
     (SCORE, "score->batch_head = base.head,", "score->batch_head = (uint32_t)head,",
      "dropout: the same for each sequence", "grid:175"),
-    (PREFILL, "exponentials(s, lo, hi, p->max[r], sum); if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);",
+    (PREFILL, "exponentials(s, lo, hi, p->max[r], sum); if (p->task->keys->v_scale.base) scale_each(s, lo, hi, p->v_scale); if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);",
      "if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), -INFINITY); exponentials(s, lo, hi, p->max[r], sum);",
      "dropout changes the LSE", "grid:155"),
     # softmax

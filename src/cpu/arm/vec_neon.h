@@ -7,6 +7,7 @@
 
 #include <arm_neon.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef float32x4_t vf;
 typedef uint64x2_t vw;
@@ -160,6 +161,28 @@ static inline vf v_load_f16(const uint16_t *p)
 static inline vf v_load_bf16(const uint16_t *p)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+
+/* Four bytes as 16-bit integers. */
+static inline int16x4_t v_four_bytes(const void *p)
+{
+    uint32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return vget_low_s16(vmovl_s8(vcreate_s8(bits)));
+}
+
+/* As f16, whose exponent is 8 more: the bits but for the sign from bit 7 on. Where they are all ones, adding one of
+ * them sets the bit that makes the exponent that of a NaN. */
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    uint16x4_t x = vand_u16(vreinterpret_u16_s16(vshl_n_s16(v_four_bytes(p), 7)), vdup_n_u16(0xbf80));
+    uint16x4_t nan = vand_u16(vadd_u16(x, vdup_n_u16(0x80)), vdup_n_u16(0x4000));
+    return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(x, nan))), 256);
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return vcvtq_f32_s32(vmovl_s16(v_four_bytes(p)));
 }
 
 static inline void v_store_f16(uint16_t *p, vf x)

@@ -164,6 +164,21 @@ static inline vf v_load_bf16(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(h, 16));
 }
 
+/* As f16, whose exponent is 8 more: the bits but for the sign from bit 7 on. Where they are all ones, adding one of
+ * them sets the bit that makes the exponent that of a NaN. */
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    x = _mm_and_si128(x, _mm_set1_epi16((short)0xbf80));
+    __m128i nan = _mm_and_si128(_mm_add_epi16(x, _mm_set1_epi16(0x80)), _mm_set1_epi16(0x4000));
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(x, nan)), _mm256_set1_ps(256));
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
 static inline void v_store_f16(uint16_t *p, vf x)
 {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));

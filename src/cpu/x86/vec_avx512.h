@@ -157,6 +157,23 @@ static inline vf v_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(h, 16));
 }
 
+/* As f16, whose exponent is 8 more: the bits but for the sign from bit 7 on. Where they are all ones, adding one of
+ * them sets the bit that makes the exponent that of a NaN. */
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    enum { A_OR_B_AND_C = 0xf8 };
+    __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    x = _mm256_and_si256(x, _mm256_set1_epi16((short)0xbf80));
+    __m256i next = _mm256_add_epi16(x, _mm256_set1_epi16(0x80));
+    x = _mm256_ternarylogic_epi32(x, next, _mm256_set1_epi16(0x4000), A_OR_B_AND_C);
+    return _mm512_mul_ps(_mm512_cvtph_ps(x), _mm512_set1_ps(256));
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 static inline void v_store_f16(uint16_t *p, vf x)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
