@@ -120,6 +120,114 @@ static void turned_nan(void **state)
     }
 }
 
+/* One token of one head to a slot of bytes, and back. */
+static void to_bytes_and_back(attn_dtype pages, uint32_t flags, float *scale, const float *row, int64_t dim,
+                              uint8_t *bytes, float *back)
+{
+    bool found = flags & ATTN_KV_TOKEN_SCALES;
+    attn_kv_desc desc = { .op = ATTN_KV_APPEND,
+                          .dtype = ATTN_F32,
+                          .pages_dtype = pages,
+                          .flags = ATTN_KV_SLOTS | flags,
+                          .pages = 1,
+                          .page_size = 1,
+                          .heads_kv = 1,
+                          .dim_qk = dim,
+                          .dim_v = 1,
+                          .tokens = 1,
+                          .k_scale_rows = found,
+                          .v_scale_rows = found };
+    float v = 0, v_out, v_scale;
+    uint8_t v_page;
+    attn_kv_plan *plan;
+    attn_kv_args args = { .k = row,
+                          .v = &v,
+                          .k_pages = bytes,
+                          .v_pages = &v_page,
+                          .count = 1,
+                          .slots = &(int64_t){ 0 },
+                          .k_scale = scale,
+                          .v_scale = found ? &v_scale : NULL };
+    assert_ok(attn_kv_plan_create(&plan, &desc));
+    assert_ok(attn_kv_run(plan, &args, NULL));
+    attn_kv_plan_destroy(plan);
+    desc.op = ATTN_KV_GATHER, desc.flags = flags & ATTN_KV_SCALES;
+    desc.tokens = 0, desc.batch = desc.table_width = desc.len_kv = 1;
+    args = (attn_kv_args){ .k_pages = bytes,
+                           .v_pages = &v_page,
+                           .k_out = back,
+                           .v_out = &v_out,
+                           .lens_kv = (int32_t[]){ 1 },
+                           .page_table = (int32_t[]){ 0 },
+                           .k_scale = scale,
+                           .v_scale = args.v_scale };
+    assert_ok(attn_kv_plan_create(&plan, &desc));
+    assert_ok(attn_kv_run(plan, &args, NULL));
+    attn_kv_plan_destroy(plan);
+    assert_true(v_out == 0);
+}
+
+/* Given scales: to nearest even, saturating; NaN is NaN, or 0 where there is none. By hand. */
+static void bytes_by_hand(void **state)
+{
+    (void)state;
+    const float row[] = { 1, -3, 2.125f, 2.375f, 900, -INFINITY, NAN, -NAN, 0, -0.0f, 3 * 0x1p-10f, 0.5f };
+    const uint8_t e4m3[] = { 0x30, 0xbc, 0x38, 0x3a, 0x7e, 0xfe, 0x7f, 0x7f, 0, 0x80, 0x01, 0x28 };
+    const float value[] = { 0.5f, -1.5f, 1, 1.25f, 448, -448, NAN, NAN, 0, -0.0f, 0x1p-9f, 0.25f };
+    const float numbers[] = { 1, 3, 5, -5, 900, -INFINITY, NAN, 0, -0.0f, 254, -257, 255 };
+    const int8_t i8[] = { 0, 2, 2, -2, 127, -128, 0, 0, 0, 127, -128, 127 }; /* halves, to even */
+    float scale = 2, back[COUNT(row)];
+    uint8_t bytes[COUNT(row)];
+    to_bytes_and_back(ATTN_E4M3, ATTN_KV_SCALES, &scale, row, COUNT(row), bytes, back);
+    assert_memory_equal(bytes, e4m3, sizeof bytes);
+    for (int i = 0; i < COUNT(row); i++)
+        if (isnan(value[i]) ? !isnan(back[i]) : back[i] != 2 * value[i]) fail_msg("e4m3 %d: %g", i, back[i]);
+    to_bytes_and_back(ATTN_I8, ATTN_KV_SCALES, &scale, numbers, COUNT(numbers), bytes, back);
+    assert_memory_equal(bytes, i8, sizeof bytes);
+    for (int i = 0; i < COUNT(row); i++)
+        assert_true(back[i] == 2.0f * i8[i]);
+    scale = 0; /* is no number to divide by, and no error */
+    to_bytes_and_back(ATTN_E4M3, ATTN_KV_SCALES, &scale, (const float[]){ 1, -1, 0 }, 3, bytes, back);
+    assert_memory_equal(bytes, ((const uint8_t[]){ 0x7e, 0xfe, 0x7f }), 3);
+    to_bytes_and_back(ATTN_E4M3, 0, NULL, row, COUNT(row), bytes, back); /* without scales: 1 */
+    assert_true(back[0] == 1 && back[1] == -3 && back[4] == 448);
+}
+
+/* Scales that an append finds: of zeros, of the least and the greatest numbers, of NaN and infinity. */
+static void found_scales(void **state)
+{
+    (void)state;
+    enum { DIM = 37 };
+    for (int i = 0; i < 2; i++) {
+        attn_dtype pages = i ? ATTN_I8 : ATTN_E4M3;
+        float end = i ? 127 : 448, row[DIM] = { 0 }, back[DIM], scale = -1;
+        const uint8_t zeros[DIM] = { 0 };
+        uint8_t bytes[DIM];
+        uint32_t flags = ATTN_KV_SCALES | ATTN_KV_TOKEN_SCALES;
+        to_bytes_and_back(pages, flags, &scale, row, DIM, bytes, back);
+        assert_true(scale == 0x1p-126f);
+        assert_memory_equal(bytes, zeros, DIM);
+        const float greatest[] = { 1, 3.25f, 0x1.fffp127f, 0x1p-120f, 0x1p-149f };
+        for (int g = 0; g < COUNT(greatest); g++) {
+            row[5] = -greatest[g], row[DIM - 1] = greatest[g] / 2;
+            to_bytes_and_back(pages, flags, &scale, row, DIM, bytes, back);
+            assert_true(scale == fmaxf(greatest[g] / end, 0x1p-126f));
+            for (int e = 0; e < DIM; e++)
+                if (!(fabsf(back[e] - row[e]) <= greatest[g] / 16 || fabsf(back[e] - row[e]) <= 0x1p-130f))
+                    fail_msg("%s, greatest %g: %g became %g", i ? "i8" : "e4m3", greatest[g], row[e], back[e]);
+        }
+        for (int place = 0; place < DIM; place++)
+            for (int odd = 0; odd < 3; odd++) {
+                row[place] = odd == 0 ? NAN : odd == 1 ? INFINITY : -INFINITY;
+                to_bytes_and_back(pages, flags, &scale, row, DIM, bytes, back);
+                assert_true(attn_float_to_bits(scale) == 0x7fc00000u);
+                for (int e = 0; e < DIM; e++)
+                    assert_true(bytes[e] == (i ? 0 : 0x7f) && isnan(back[e]));
+                row[place] = 1;
+            }
+    }
+}
+
 /* A turn by 90 degrees, by hand, in both styles; what lies behind rotary_dim stays. */
 static void turned_by_hand(void **state)
 {
@@ -162,10 +270,8 @@ static void turned_by_hand(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(turned_by_hand),
-        cmocka_unit_test(turned_nan),
-        cmocka_unit_test(special_values),
-        cmocka_unit_test(random_cases),
+        cmocka_unit_test(turned_by_hand), cmocka_unit_test(turned_nan),   cmocka_unit_test(special_values),
+        cmocka_unit_test(bytes_by_hand),  cmocka_unit_test(found_scales), cmocka_unit_test(random_cases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
