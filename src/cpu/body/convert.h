@@ -6,14 +6,13 @@
  * digits, and where all is 0 it keeps 0 / scale a number. NaN where the row holds one, or an infinity. */
 ALWAYS_INLINE float find_scale(attn_dtype dtype, const void *row, int64_t dim, float end)
 {
-    vf most = v_zero(), spoilt = v_zero();
+    vf most = v_zero(), infinite = v_set1(INFINITY);
     for (int64_t i = 0; i < dim; i += VL) {
-        vf x = load_up_to(dtype, row, i, dim);
-        most = v_max(v_abs(x), most);
-        spoilt = v_fma(x, v_zero(), spoilt);
+        vf x = v_abs(load_up_to(dtype, row, i, dim));
+        most = v_max(most, v_select_less(x, infinite, x, infinite)); /* NaN counts as infinite */
     }
-    float scale = v_hmax(most) / end;
-    if (v_hsum(spoilt) != 0) return attn_bits_to_float(0x7fc00000u);
+    float greatest = v_hmax(most), scale = greatest / end;
+    if (greatest == INFINITY) return attn_bits_to_float(0x7fc00000u);
     return scale > 0x1p-126f ? scale : 0x1p-126f;
 }
 
@@ -45,11 +44,12 @@ ALWAYS_INLINE void convert_row(attn_dtype from, attn_dtype to, const void *in, v
 ALWAYS_INLINE void convert_as(const attn_convert_task *t, attn_dtype from, attn_dtype to)
 {
     float end = to == ATTN_E4M3 ? 448 : 127;
+    for (int64_t head = 0; head < t->heads && t->finds; head++) /* one after another: none waits for another one's */
+        t->scale[head * t->scale_stride] = find_scale(from, row_at(from, t->in, head * t->in_stride), t->dim, end);
     for (int64_t head = 0; head < t->heads; head++) {
         const void *in = row_at(from, t->in, head * t->in_stride);
         void *out = (char *)t->out + head * t->out_stride * attn_dtype_size(to);
-        float *scale = t->scale + head * t->scale_stride;
-        if (t->finds) *scale = find_scale(from, in, t->dim, end);
+        const float *scale = t->scale + head * t->scale_stride;
         if (t->channel_stride == 0)
             convert_row(from, to, in, out, t->dim, scale, 0);
         else
