@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "check/kv_case.h"
+#include "check/random.h"
 #include "kv/op.h"
 #include "num/half.h"
 
@@ -228,6 +229,99 @@ static void found_scales(void **state)
     }
 }
 
+/* Two sequences' tokens go into pages of bytes with scales that the append finds, between the pages' elements.
+ * Attention over these pages is that to what gather makes of them. */
+static void attention_over_found_scales(void **state)
+{
+    (void)state;
+    enum { PAGES = 9, SLOTS = 5, HEADS = 2, DIM = 24, DIM_V = 17, WIDTH = 4, LENGTH = WIDTH * SLOTS, QUERIES = 6 };
+    enum { BEHIND = (SLOTS * HEADS * (DIM + DIM_V) + 3) / 4 * 4, PAGE = BEHIND + 2 * SLOTS * HEADS * 4 + 12 };
+    const int32_t table[2][WIDTH] = { { 8, 1, 4, 0 }, { 3, 7, 2, 99 } }, lens[2] = { 18, 13 },
+                  starts[3] = { 0, 18, 31 };
+    for (int i = 0; i < 4; i++) {
+        attn_dtype dtype = i < 2 ? ATTN_F32 : ATTN_BF16, pages_dtype = i % 2 ? ATTN_I8 : ATTN_E4M3;
+        static float pages[PAGES * PAGE / 4], k[31 * HEADS * DIM], v[31 * HEADS * DIM_V], q[2 * QUERIES * DIM];
+        static float k_back[2 * LENGTH * HEADS * DIM], v_back[2 * LENGTH * HEADS * DIM_V];
+        static float o[2 * QUERIES * DIM_V], wanted[2 * QUERIES * DIM_V];
+        uint64_t random = 5;
+        for (int e = 0; e < COUNT(k); e++)
+            attn_store_scalar(dtype, k, e, check_normal(&random));
+        for (int e = 0; e < COUNT(v); e++)
+            attn_store_scalar(dtype, v, e, check_normal(&random) * 0.01f);
+        for (int e = 0; e < COUNT(q); e++)
+            q[e] = check_normal(&random);
+        attn_kv_desc append = { .op = ATTN_KV_APPEND,
+                                .dtype = dtype,
+                                .pages_dtype = pages_dtype,
+                                .flags = ATTN_KV_SCALES | ATTN_KV_TOKEN_SCALES,
+                                .pages = PAGES,
+                                .page_size = SLOTS,
+                                .heads_kv = HEADS,
+                                .dim_qk = DIM,
+                                .dim_v = DIM_V,
+                                .tokens = 31,
+                                .batch = 2,
+                                .table_width = WIDTH,
+                                .k_pages_stride = { PAGE, DIM, SLOTS * DIM, 1 }, /* heads before slots */
+                                .v_pages_stride = { PAGE, HEADS * DIM_V, DIM_V, 1 },
+                                .k_scale_rows = 1,
+                                .v_scale_rows = 1,
+                                .k_scale_stride = { PAGE / 4, HEADS, 1, 0 },
+                                .v_scale_stride = { PAGE / 4, 1, SLOTS, 0 } };
+        char *base = (char *)pages;
+        attn_kv_args args = { .k = k, .v = v, .k_pages = base, .v_pages = base + SLOTS * HEADS * DIM };
+        args.cu_lens = starts, args.lens_kv = lens, args.page_table = table[0];
+        args.k_scale = pages + BEHIND / 4, args.v_scale = args.k_scale + SLOTS * HEADS;
+        attn_kv_plan *plan;
+        assert_ok(attn_kv_plan_create(&plan, &append));
+        assert_ok(attn_kv_run(plan, &args, NULL));
+        attn_kv_plan_destroy(plan);
+
+        attn_kv_desc gather = append;
+        gather.op = ATTN_KV_GATHER, gather.dtype = ATTN_F32, gather.flags = ATTN_KV_SCALES;
+        gather.tokens = 0, gather.len_kv = LENGTH;
+        attn_kv_args back = args;
+        back.k = back.v = NULL, back.cu_lens = NULL, back.k_out = k_back, back.v_out = v_back;
+        assert_ok(attn_kv_plan_create(&plan, &gather));
+        assert_ok(attn_kv_run(plan, &back, NULL));
+        attn_kv_plan_destroy(plan);
+        for (int b = 0; b < 2; b++)
+            for (int64_t e = 0; e < lens[b] * HEADS * DIM; e++) {
+                float was = attn_load_scalar(dtype, k, starts[b] * HEADS * DIM + e);
+                assert_true(fabsf(k_back[b * LENGTH * HEADS * DIM + e] - was) < 0.25f);
+            }
+
+        attn_desc desc = { .dtype = ATTN_F32,
+                           .flags = ATTN_LENS_KV,
+                           .batch = 2,
+                           .heads_q = QUERIES,
+                           .heads_kv = HEADS,
+                           .len_q = 1,
+                           .len_kv = LENGTH,
+                           .dim_qk = DIM,
+                           .dim_v = DIM_V };
+        attn_plan *attention;
+        attn_args run_args = { .q = q, .k = k_back, .v = v_back, .o = wanted, .lens_kv = lens };
+        for (int of_pages = 0; of_pages < 2; of_pages++) {
+            assert_ok(attn_plan_create(&attention, &desc));
+            void *workspace = malloc(attn_plan_workspace(attention) + 1);
+            assert_ok(attn_run(attention, &run_args, workspace, NULL));
+            free(workspace), attn_plan_destroy(attention);
+            desc.flags |= ATTN_PAGED | ATTN_SCALES_KV, desc.kv_dtype = pages_dtype;
+            desc.pages = PAGES, desc.page_size = SLOTS, desc.table_width = WIDTH;
+            desc.k_scale_rows = desc.v_scale_rows = 1;
+            memcpy(desc.k_stride, append.k_pages_stride, sizeof desc.k_stride);
+            memcpy(desc.v_stride, append.v_pages_stride, sizeof desc.v_stride);
+            memcpy(desc.k_scale_stride, append.k_scale_stride, sizeof desc.k_scale_stride);
+            memcpy(desc.v_scale_stride, append.v_scale_stride, sizeof desc.v_scale_stride);
+            run_args = (attn_args){ .q = q, .k = args.k_pages, .v = args.v_pages, .o = o, .lens_kv = lens };
+            run_args.page_table = table[0], run_args.k_scale = args.k_scale, run_args.v_scale = args.v_scale;
+        }
+        for (int e = 0; e < COUNT(o); e++)
+            if (!(fabsf(o[e] - wanted[e]) <= 1e-7f)) fail_msg("%d, element %d: %g, not %g", i, e, o[e], wanted[e]);
+    }
+}
+
 /* A turn by 90 degrees, by hand, in both styles; what lies behind rotary_dim stays. */
 static void turned_by_hand(void **state)
 {
@@ -271,7 +365,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(turned_by_hand), cmocka_unit_test(turned_nan),   cmocka_unit_test(special_values),
-        cmocka_unit_test(bytes_by_hand),  cmocka_unit_test(found_scales), cmocka_unit_test(random_cases),
+        cmocka_unit_test(bytes_by_hand),  cmocka_unit_test(found_scales), cmocka_unit_test(attention_over_found_scales),
+        cmocka_unit_test(random_cases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
