@@ -15,6 +15,7 @@ _void, _i32, _i64, _f32, _f64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64,
 _four = _i64 * 4
 
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3, "float64": 4}
+BYTE_DTYPES = {"float8_e4m3fn": 5, "int8": 7}  # of caches
 CPU, CUDA = 0, 1
 FORWARD, BACKWARD = 0, 1
 ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx": 5, "neon": 6}
@@ -102,7 +103,9 @@ class KvDesc(ctypes.Structure):
         (name, _i64) for name in ("pages", "page_size", "heads_kv", "dim_qk", "dim_v", "tokens", "batch", "table_width",
                                   "table_total", "len_kv", "pages_from", "copies", "heads_q", "rotary_dim", "positions")
     ] + [(name + "_stride", _four) for name in ("k_pages", "v_pages", "k_from", "v_from", "k", "v", "q", "q_out")] + [
-        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void)]
+        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void),
+        ("pages_dtype", ctypes.c_int), ("k_scale_rows", _i64), ("v_scale_rows", _i64)] + [
+        (name + "_stride", _four) for name in ("k_scale", "v_scale", "k_scale_from", "v_scale_from")]
 
 
 class KvArgs(ctypes.Structure):
@@ -111,7 +114,7 @@ class KvArgs(ctypes.Structure):
     _fields_ = [(name, _void) for name in ("k", "v", "k_pages", "v_pages", "q", "q_out", "k_out", "v_out", "k_from",
                                            "v_from")] + [("count", _i64)] + [
         (name, _void) for name in ("slots", "positions", "cu_lens", "lens_kv", "page_table", "page_starts", "pairs",
-                                   "cos", "sin", "fault")]
+                                   "cos", "sin", "fault", "k_scale", "v_scale", "k_scale_from", "v_scale_from")]
 
 
 class PoolDesc(ctypes.Structure):
@@ -169,8 +172,9 @@ class PageCopies(ctypes.Structure):
 
 POOL_PREFIX = 1
 KV_APPEND = 1  # attn_kv_op
-KV_FLAGS = ("KV_SLOTS", "KV_ROTARY", "KV_ROTARY_Q", "KV_INTERLEAVED", "KV_POSITIONS", "KV_PACKED")
-(KV_SLOTS, KV_ROTARY, KV_ROTARY_Q, KV_INTERLEAVED, KV_POSITIONS, KV_PACKED) = (
+KV_FLAGS = ("KV_SLOTS", "KV_ROTARY", "KV_ROTARY_Q", "KV_INTERLEAVED", "KV_POSITIONS", "KV_PACKED", "KV_SCALES",
+            "KV_TOKEN_SCALES")
+(KV_SLOTS, KV_ROTARY, KV_ROTARY_Q, KV_INTERLEAVED, KV_POSITIONS, KV_PACKED, KV_SCALES, KV_TOKEN_SCALES) = (
     1 << bit for bit in range(len(KV_FLAGS)))
 
 

@@ -248,13 +248,15 @@ def typed(name: str, tensor: Layout, dtype: str) -> None:
 _integer, _number = _options.integer, _options.number
 
 
-def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q") -> None:
+def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q",
+                 takes_bytes: bool = False) -> None:
     """Raises unless the tensor has the dimensions that `wanted` lists, the type and device of `like`, which is the
-    argument `other`, and heads and dim."""
+    argument `other`, and heads and dim. takes_bytes: types of one byte are allowed."""
     if wanted is not None and len(tensor.shape) != wanted.count(",") + 1:
         raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
-    if tensor.dtype not in _c.DTYPES:
-        raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64")
+    if tensor.dtype not in _c.DTYPES and not (takes_bytes and tensor.dtype in _c.BYTE_DTYPES):
+        raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64"
+                              + " too, or float8_e4m3fn or int8" * takes_bytes)
     if tensor.dtype != like.dtype:
         raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {like.dtype}, as {other} is")
     same_device(name, tensor.device, like.device, other)

@@ -36,6 +36,7 @@ def test_values():
         assert getattr(_c, name) == int(values[name]), name
     for name, code in _c.DTYPES.items():
         assert code == int(values[{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}[name]])
+    assert _c.BYTE_DTYPES == {"float8_e4m3fn": int(values["E4M3"]), "int8": int(values["I8"])}
     for name, code in _c.ISAS.items():
         assert code == int(values["ISA_" + name.upper()])
     assert (_c.CPU, _c.CUDA, _c.FORWARD, _c.BACKWARD) == tuple(

@@ -200,7 +200,8 @@ static inline int64_t attn_pairs_backward_scratch(int64_t rows, int64_t keys, in
 /* Rotary embedding of one token (attn_kv.h): `heads` rows of `dim` elements, of which the first rotary_dim turn and the
  * others are copied. in = out: in place. */
 typedef struct attn_rotary_task {
-    attn_dtype dtype; /* not ATTN_F64 */
+    attn_dtype dtype;     /* of in: f32, f16 or bf16 */
+    attn_dtype out_dtype; /* dtype, or ATTN_F32 */
     bool interleaved;
     const void *in;
     void *out;
@@ -208,6 +209,18 @@ typedef struct attn_rotary_task {
     int64_t heads, dim, rotary_dim;
     const float *cos, *sin; /* rotary_dim / 2 */
 } attn_rotary_task;
+
+/* Rows of one token (attn_kv.h), from f32, f16 or bf16 to a type of one byte or back. */
+typedef struct attn_convert_task {
+    attn_dtype from, to;
+    bool finds; /* to bytes: the scale of each row is found and written first */
+    const void *in;
+    void *out;
+    int64_t in_stride, out_stride; /* elements from one head to the next */
+    int64_t heads, dim;
+    float *scale;
+    int64_t scale_stride, channel_stride; /* from one head's to the next, from one element's to the next */
+} attn_convert_task;
 
 typedef struct attn_cpu_ops {
     void (*pack)(const attn_pack_task *);
@@ -217,7 +230,8 @@ typedef struct attn_cpu_ops {
     void (*rows)(const attn_backward_task *); /* packs task->rows for tasks that differ in their keys; or NULL */
     void (*backward)(const attn_backward_task *);
     void (*sum)(const attn_sum_task *);
-    void (*rotate)(const attn_rotary_task *); /* or NULL: a lesser instruction set's will do */
+    void (*rotate)(const attn_rotary_task *);   /* or NULL: a lesser instruction set's will do */
+    void (*convert)(const attn_convert_task *); /* NULL where rotate is */
 } attn_cpu_ops;
 
 typedef struct attn_cpu_kernel {

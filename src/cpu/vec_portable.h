@@ -197,6 +197,18 @@ static inline void v_store_bf16(uint16_t *p, vf x)
         p[i] = attn_float_to_bf16(x[i]);
 }
 
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    for (int i = 0; i < VL; i++)
+        p[i] = attn_float_to_e4m3(x[i]);
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    for (int i = 0; i < VL; i++)
+        attn_store_scalar(ATTN_I8, p, i, x[i]);
+}
+
 static inline void v_sums4(const vf r[4], float sums[4])
 {
     for (int i = 0; i < 4; i++)

@@ -95,6 +95,14 @@ static inline int64_t attn_bias_count(const attn_desc *desc)
 attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4]);
 attn_status attn_resolve_output(const char *name, const int64_t extent[4], int64_t stride[4]);
 
+/* No two elements of an output may be one; its strides are resolved. */
+attn_status attn_check_output_strides(const char *name, const int64_t extent[4], const int64_t stride[4]);
+
+/* Strides of scales, which mean what they are, and the rows of a block. channels: of v, where the dim may have a
+ * stride. */
+attn_status attn_check_scales(const char *name, const char *rows_name, int64_t rows, bool channels,
+                              const int64_t extent[4], const int64_t stride[4]);
+
 /* Keys that a row's bits are of, and the bytes that they take. */
 static inline int64_t attn_bits_keys(const attn_desc *desc)
 {

@@ -198,6 +198,34 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
 }
 
+/* The low bytes of 4 integers. */
+static inline void v_store_bytes(void *p, uint32x4_t x)
+{
+    uint16x4_t words = vmovn_u32(x);
+    uint32_t bytes = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(words, words))), 0);
+    memcpy(p, &bytes, sizeof bytes);
+}
+
+/* As attn_float_to_e4m3. */
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(x), all = vandq_u32(bits, vdupq_n_u32(0x7fffffff));
+    uint32x4_t sign = vandq_u32(vshrq_n_u32(bits, 24), vdupq_n_u32(0x80));
+    uint32x4_t most = vminq_u32(all, vdupq_n_u32(0x43e00000)), lsb = vandq_u32(vshrq_n_u32(most, 20), vdupq_n_u32(1));
+    uint32x4_t rounded = vsubq_u32(vaddq_u32(vaddq_u32(most, vdupq_n_u32(0x7ffff)), lsb), vdupq_n_u32(0x3c000000));
+    float32x4_t shifted = vaddq_f32(vreinterpretq_f32_u32(most), vdupq_n_f32(0x1p14f));
+    uint32x4_t small = vsubq_u32(vreinterpretq_u32_f32(shifted), vdupq_n_u32(0x46800000));
+    uint32x4_t is_small = vcltq_u32(most, vdupq_n_u32(0x3c800000));
+    uint32x4_t code = vorrq_u32(vbslq_u32(is_small, small, vshrq_n_u32(rounded, 20)), sign);
+    v_store_bytes(p, vbslq_u32(vceqq_f32(x, x), code, vdupq_n_u32(0x7f)));
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    int32x4_t whole = vminq_s32(vmaxq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(-128)), vdupq_n_s32(127)); /* of NaN 0 */
+    v_store_bytes(p, vreinterpretq_u32_s32(whole));
+}
+
 static inline void v_sums4(const vf r[4], float sums[4])
 {
     vst1q_f32(sums, vpaddq_f32(vpaddq_f32(r[0], r[1]), vpaddq_f32(r[2], r[3])));

@@ -22,6 +22,7 @@
 #include "cpu/body/gradients.h"
 #include "cpu/body/backward.h"
 #include "cpu/body/rotary.h"
+#include "cpu/body/convert.h"
 
 static void decode_keys(const attn_decode_task *task)
 {

@@ -43,14 +43,12 @@ ALWAYS_INLINE void store_as(attn_dtype dtype, void *row, int64_t i, vf x)
     case ATTN_BF16:
         v_store_bf16((uint16_t *)row + i, x);
         break;
-    case ATTN_E4M3: {
-        float part[VL];
-        v_store(part, x);
-        for (int j = 0; j < VL; j++)
-            attn_store_scalar(ATTN_E4M3, row, i + j, part[j]);
+    case ATTN_E4M3:
+        v_store_e4m3((uint8_t *)row + i, x);
         break;
-    }
-    case ATTN_I8:  /* no output has it */
+    case ATTN_I8:
+        v_store_i8((int8_t *)row + i, x);
+        break;
     case ATTN_F64: /* the reference's */
         break;
     }

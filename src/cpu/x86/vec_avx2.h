@@ -196,6 +196,36 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(h));
 }
 
+/* The low bytes of 8 integers of 0 to 255. */
+static inline void v_store_bytes(void *p, __m256i x)
+{
+    __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
+}
+
+/* As attn_float_to_e4m3. */
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    __m256i bits = _mm256_castps_si256(x), all = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+    __m256i most = _mm256_min_epi32(all, _mm256_set1_epi32(0x43e00000));
+    __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(most, 20), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(most, _mm256_set1_epi32(0x7ffff - 0x3c000000)), lsb);
+    __m256 shifted = _mm256_add_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(0x1p14f));
+    __m256i small = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x46800000));
+    __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), most);
+    __m256i is_nan = _mm256_cmpgt_epi32(all, _mm256_set1_epi32(0x7f800000));
+    __m256i code = _mm256_or_si256(_mm256_blendv_epi8(_mm256_srli_epi32(rounded, 20), small, is_small), sign);
+    v_store_bytes(p, _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), is_nan));
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    __m256 number = _mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
+    __m256 inside = _mm256_max_ps(_mm256_min_ps(number, _mm256_set1_ps(127)), _mm256_set1_ps(-128));
+    v_store_bytes(p, _mm256_and_si256(_mm256_cvtps_epi32(inside), _mm256_set1_epi32(0xff)));
+}
+
 static inline void v_sums4(const vf r[4], float sums[4])
 {
     __m256d a = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1])));

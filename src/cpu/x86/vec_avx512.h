@@ -188,6 +188,30 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(h, 16)));
 }
 
+/* As attn_float_to_e4m3. */
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    __m512i bits = _mm512_castps_si512(x), all = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+    __m512i most = _mm512_min_epi32(all, _mm512_set1_epi32(0x43e00000));
+    __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(most, 20), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(most, _mm512_set1_epi32(0x7ffff - 0x3c000000)), lsb);
+    __m512 shifted = _mm512_add_ps(_mm512_castsi512_ps(most), _mm512_set1_ps(0x1p14f));
+    __m512i small = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(0x46800000));
+    __mmask16 is_small = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(0x3c800000), most);
+    __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m512i code = _mm512_or_si512(_mm512_mask_blend_epi32(is_small, _mm512_srli_epi32(rounded, 20), small), sign);
+    code = _mm512_mask_blend_epi32(is_nan, code, _mm512_set1_epi32(0x7f));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(code));
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    __m512 inside = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127)), _mm512_set1_ps(-128));
+    __m512i number = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), inside);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(number));
+}
+
 static inline void v_sums4(const vf r[4], float sums[4])
 {
     __m512d a = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1])));
