@@ -63,6 +63,12 @@ class PlanInfo(ctypes.Structure):
     ]
 
 
+class KvLayout(ctypes.Structure):
+    """attn_kv_layout: where k and v of one run lie."""
+
+    _fields_ = [("len_kv", _i64), ("k_stride", _four), ("v_stride", _four)]
+
+
 class Args(ctypes.Structure):
     """attn_args: the tensors of a run, by address."""
 
@@ -74,7 +80,7 @@ class Args(ctypes.Structure):
         "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
         "q_scale", "k_scale", "v_scale", "o_scale",
         "dropout_row", "dropout_key", "dropout_head", "delta",
-    )]
+    )] + [("kv_layout", ctypes.POINTER(KvLayout))]
 
 
 class MergeDesc(ctypes.Structure):
