@@ -80,7 +80,7 @@ class Args(ctypes.Structure):
         "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
         "q_scale", "k_scale", "v_scale", "o_scale",
         "dropout_row", "dropout_key", "dropout_head", "delta",
-    )] + [("kv_layout", ctypes.POINTER(KvLayout))]
+    )] + [("kv_layout", _void)]
 
 
 class MergeDesc(ctypes.Structure):
@@ -203,7 +203,8 @@ class PoolFullError(Error):
     """ATTN_POOL_FULL: a pool of KV pages has no page or no sequence left."""
 
 
-_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError}
+UNSUPPORTED = 2
+_ERRORS = {1: InvalidError, UNSUPPORTED: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError}
 
 
 def _path() -> str:
