@@ -121,8 +121,6 @@ def attention_forward(
         raise _c.UnsupportedError("output_attentions is True: libattn stores no probabilities; "
                                   'attn_implementation="eager" does')
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # Some layers (Inkling's) hand over features that are not contiguous; eager attention and SDPA take them, too.
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     window = None if sliding_window is None else (sliding_window - 1, 0 if causal else sliding_window - 1)
     rows, keys = query.shape[2], key.shape[2]
     masked = _masked(attention_mask, causal, window, rows, keys) if cu_seq_lens_q is None else {}
@@ -132,7 +130,8 @@ def attention_forward(
                  deterministic, 0, tables)
         if o is not None:
             return o, None
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    # Some layers (Inkling's) hand over features that are not contiguous; eager attention and SDPA take them, too.
+    q, k, v = ((x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in (query, key, value))
     options: dict = {"scale": scaling, "softcap": softcap, "sink": s_aux, "dropout_p": dropout,
                      "deterministic": deterministic}
     if cu_seq_lens_q is not None:
