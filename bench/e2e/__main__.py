@@ -26,6 +26,8 @@ def main(words: Optional[List[str]] = None) -> int:
     parser.add_argument("--device", help="cpu, or cuda (the default where there is one)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: bfloat16, float32 on a CPU")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and 3 rounds: whether it runs, in seconds")
+    parser.add_argument("--busy", action="store_true",
+                        help="on a CPU that others use too: one thread, and the process's processor time")
     parser.add_argument("--rounds", type=int, help="turns of each subject (20)")
     parser.add_argument("--csv", metavar="FILE", help="keep the rows in this file, in place of the part's old ones")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
@@ -50,7 +52,7 @@ def main(words: Optional[List[str]] = None) -> int:
             return 0
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         run = measure.Run(options.part, device, options.quick, options.rounds or (3 if options.quick else 20),
-                          options.dtype, options.quiet)
+                          options.dtype, options.quiet, options.busy)
         importlib.import_module(f".{options.part}", __package__).main(run)
         if options.csv:
             measure.write_csv(options.csv, run.rows)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -197,9 +196,9 @@ def host(run: Run) -> None:
             for name in sorted(times, reverse=bool(turn % 2)):
                 function = AttentionInterface()[NAMES[name]]
                 run.wait()
-                begin = time.perf_counter()
+                begin = run.clock()
                 function(layer, q, *state, None, dropout=0.0, scaling=0.25)
-                times[name].append(1e6 * (time.perf_counter() - begin))
+                times[name].append(1e6 * (run.clock() - begin))
         for name, taken in times.items():
             run.row(f"call of a layer, growing cache, batch {batch}", name, figure="us per call",
                     value=measure.interval(taken)[0], rounds=len(taken), batch=batch, length=116)

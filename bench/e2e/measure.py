@@ -30,13 +30,19 @@ class Failure(Exception):
 class Run:
     """The options of a call, and its rows. A row that lacks a column has it empty."""
 
-    def __init__(self, part: str, device: str, quick: bool, rounds: int, dtype: Optional[str], quiet: bool):
+    def __init__(self, part: str, device: str, quick: bool, rounds: int, dtype: Optional[str], quiet: bool,
+                 busy: bool = False):
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise Failure(f"--device {device}: this PyTorch finds no CUDA GPU; --device cpu measures this processor")
         self.part, self.device, self.quick, self.quiet = part, torch.device(device), quick, quiet
         self.rounds, self.rows = rounds, []  # type: int, List[Dict[str, Any]]
         self.dtype = getattr(torch, dtype or ("float32" if self.device.type == "cpu" else "bfloat16"))
         self.began = time.perf_counter()
+        self.clock = time.process_time if busy else time.perf_counter
+        if busy and self.on_gpu:
+            raise Failure("--busy measures a processor's time: it takes --device cpu")
+        if busy:
+            torch.set_num_threads(1)
         if quick:  # what a busy machine gives for sure
             torch.set_num_threads(1)
 
@@ -55,7 +61,8 @@ class Run:
     def row(self, case: str, subject: str, **of: Any) -> Dict[str, Any]:
         unknown = set(of) - set(COLUMNS)
         assert not unknown, unknown
-        made = {"commit": commit(), "device": device_name(self.device), "torch": torch.__version__, "part": self.part,
+        made = {"commit": commit(), "device": device_name(self.device) + (
+                    ", processor time" if self.clock is time.process_time else ""), "torch": torch.__version__, "part": self.part,
                 "case": case, "subject": subject, "dtype": self.dtype_name, **of}
         self.rows.append(made)
         ratio = f", {made['ratio']:.3f} times libattn's ({made['ratio_low']:.3f} to {made['ratio_high']:.3f})" if of.get(
@@ -115,11 +122,11 @@ def turns(run: Run, subjects: Dict[str, Callable[[], Any]], rounds: Optional[int
     def turn_of(name: str) -> float:
         calls, spent = 0, 0.0
         run.wait()
-        begin = time.perf_counter()
+        begin = run.clock()
         while not calls or (spent < TURN and not run.quick):
             subjects[name]()
             run.wait()
-            calls, spent = calls + 1, time.perf_counter() - begin
+            calls, spent = calls + 1, run.clock() - begin
         return 1e3 * spent / calls
 
     for turn in range(rounds or run.rounds):

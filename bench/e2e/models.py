@@ -18,10 +18,11 @@ def config_of(name: str, quick: bool, positions: int, dropout: bool) -> Any:
     """The configuration. dropout: the model's default, 10 % of the probabilities (Llama has none)."""
     import transformers as t
 
-    if name.startswith("gpt2"):
-        sizes = dict(n_embd=64, n_layer=2, n_head=2) if quick else (
-            dict(n_embd=1024, n_layer=24, n_head=16) if name == "gpt2-medium" else {})
-        return t.GPT2Config(n_positions=positions, vocab_size=256 if quick else 50257, bos_token_id=0, eos_token_id=None,
+    if name in ("gpt2-small", "gpt2-medium", "gpt2-4x256"):
+        large = {"gpt2-small": {}, "gpt2-medium": dict(n_embd=1024, n_layer=24, n_head=16),
+                 "gpt2-4x256": dict(n_embd=256, n_layer=4, n_head=4, vocab_size=256)}[name]
+        sizes = dict(n_embd=64, n_layer=2, n_head=2, vocab_size=256) if quick else large
+        return t.GPT2Config(n_positions=positions, bos_token_id=0, eos_token_id=None,
                             **sizes, **({} if dropout else dict(attn_pdrop=0.0)))
     if name == "bert-large":
         sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=256)
@@ -34,7 +35,7 @@ def config_of(name: str, quick: bool, positions: int, dropout: bool) -> Any:
             hidden_size=1280, intermediate_size=3456, num_hidden_layers=24, num_attention_heads=20,
             num_key_value_heads=4, vocab_size=32000)
         return t.LlamaConfig(max_position_embeddings=positions, bos_token_id=0, eos_token_id=None, **sizes)
-    raise measure.Failure(f"{name} is no model of this benchmark: gpt2-small, gpt2-medium, bert-large, llama-0.5b")
+    raise measure.Failure(f"{name} is no model of this benchmark: gpt2-small, gpt2-medium, gpt2-4x256, bert-large, llama-0.5b")
 
 
 def build(config: Any, implementation: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:

@@ -26,7 +26,7 @@ def cases(run: Run) -> List[Case]:
     if run.quick:
         return [Case("gpt2-small", 128, 2, True), Case("bert-large", 64, 4, padded=True), Case("llama-0.5b", 192, 1)]
     if not run.on_gpu:
-        return [Case("gpt2-small", 512, 1), Case("gpt2-small", 512, 1, True)]
+        return [Case("gpt2-4x256", 1024, 1), Case("gpt2-4x256", 1024, 1, True)]
     return [Case("gpt2-small", 1024, 32), Case("gpt2-small", 1024, 32, True), Case("gpt2-small", 4096, 4),
             Case("gpt2-small", 4096, 4, True), Case("gpt2-medium", 1024, 16), Case("gpt2-medium", 1024, 16, True),
             Case("gpt2-medium", 4096, 2), Case("bert-large", 512, 56), Case("bert-large", 512, 56, True),
@@ -116,7 +116,7 @@ def copying(run: Run, length: int, batch: int) -> Callable[[int], torch.Tensor]:
 
 
 def losses(run: Run, task: str, steps: int) -> None:
-    length, batch = (32, 16) if task == "copying" or run.quick else (256, 8)
+    length, batch = (32, 16) if task == "copying" or run.quick or not run.on_gpu else (256, 8)
     draw = (copying if task == "copying" else text)(run, length, batch)
     import transformers
 
