@@ -52,10 +52,8 @@ def main(words: Optional[List[str]] = None) -> int:
             return 0
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         run = measure.Run(options.part, device, options.quick, options.rounds or (3 if options.quick else 20),
-                          options.dtype, options.quiet, options.busy)
+                          options.dtype, options.quiet, options.busy, options.csv)
         importlib.import_module(f".{options.part}", __package__).main(run)
-        if options.csv:
-            measure.write_csv(options.csv, run.rows)
         if options.json:
             measure.print_json(run.rows)
     except (measure.Failure, OSError, ImportError) as problem:

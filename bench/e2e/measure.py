@@ -31,13 +31,13 @@ class Run:
     """The options of a call, and its rows. A row that lacks a column has it empty."""
 
     def __init__(self, part: str, device: str, quick: bool, rounds: int, dtype: Optional[str], quiet: bool,
-                 busy: bool = False):
+                 busy: bool = False, path: Optional[str] = None):
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise Failure(f"--device {device}: this PyTorch finds no CUDA GPU; --device cpu measures this processor")
         self.part, self.device, self.quick, self.quiet = part, torch.device(device), quick, quiet
         self.rounds, self.rows = rounds, []  # type: int, List[Dict[str, Any]]
         self.dtype = getattr(torch, dtype or ("float32" if self.device.type == "cpu" else "bfloat16"))
-        self.began = time.perf_counter()
+        self.path, self.began = path, time.perf_counter()
         self.clock = time.process_time if busy else time.perf_counter
         if busy and self.on_gpu:
             raise Failure("--busy measures a processor's time: it takes --device cpu")
@@ -65,6 +65,8 @@ class Run:
                     ", processor time" if self.clock is time.process_time else ""), "torch": torch.__version__, "part": self.part,
                 "case": case, "subject": subject, "dtype": self.dtype_name, **of}
         self.rows.append(made)
+        if self.path:  # at once: who ends a long run keeps what it has
+            write_csv(self.path, self.rows)
         ratio = f", {made['ratio']:.3f} times libattn's ({made['ratio_low']:.3f} to {made['ratio_high']:.3f})" if of.get(
             "ratio") else ""
         time_of = f"{of['ms']:.2f} ms" if "ms" in of else f"{of.get('figure', '')} {of.get('value', '')}"
