@@ -65,6 +65,12 @@ class PlanInfo(ctypes.Structure):
     ]
 
 
+class KvLayout(ctypes.Structure):
+    """attn_kv_layout: where k and v of one run lie."""
+
+    _fields_ = [("len_kv", _i64), ("k_stride", _four), ("v_stride", _four)]
+
+
 class Args(ctypes.Structure):
     """attn_args: the tensors of a run, by address."""
 
@@ -76,7 +82,7 @@ class Args(ctypes.Structure):
         "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
         "q_scale", "k_scale", "v_scale", "o_scale",
         "dropout_row", "dropout_key", "dropout_head", "delta",
-    )]
+    )] + [("kv_layout", _void)]
 
 
 class MergeDesc(ctypes.Structure):
@@ -206,7 +212,9 @@ class RankFailedError(Error):
     """ATTN_RANK_FAILED: another rank failed, or what connects the ranks."""
 
 
-_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError, 6: RankFailedError}
+UNSUPPORTED = 2
+_ERRORS = {1: InvalidError, UNSUPPORTED: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError,
+           6: RankFailedError}
 
 
 def _path() -> str:

@@ -27,6 +27,7 @@ from ._torch_masks import from_block_mask, pack_mask
 from ._torch_merge import merge_states
 from ._torch_ops import ARRAYS, floats_of, has_values, rows_of, threads_of
 from ._torch_parallel import context_parallel_positions, context_parallel_shard, context_parallel_unshard
+from ._torch_step import step
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
            "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask",
@@ -130,6 +131,13 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
                                                   around, k, max_lens is not None)
         causal, chunk, prefix = given["causal"], given["chunk"], given["prefix"]
         window = _options.window(given["window"])
+    if not return_lse and bias is alibi is prefix is lens_q is cu_lens_q is blocks is chunk is None and not (
+            dropout_p or out_f32):
+        given = (("lens_kv", lens_kv), ("intervals", intervals), ("bits", bits), ("sink", _float(sink, "sink", q)))
+        o = step(q, k, v, 2, causal, window, scale, softcap, deterministic, threads, {
+            name: _beside(table, name, q) for name, table in given if table is not None})
+        if o is not None:
+            return o
     lists = (None,) * 4 if blocks is None else (
         blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
     tables = cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits

@@ -569,3 +569,21 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     *out = d;
     return ATTN_OK;
 }
+
+attn_status attn_desc_lay_kv(attn_desc *desc, const attn_kv_layout *kv)
+{
+    if (desc->direction != ATTN_FORWARD || desc->flags & (ATTN_VARLEN | ATTN_PAGED))
+        return attn_fail(ATTN_INVALID, "kv_layout is not NULL: it takes a forward without ATTN_VARLEN and ATTN_PAGED");
+    if (kv->len_kv < desc->bits_keys || kv->len_kv > desc->len_kv)
+        return attn_fail(ATTN_INVALID, "kv_layout: len_kv = %" PRId64 " is not in %" PRId64 " to %" PRId64, kv->len_kv,
+                         desc->bits_keys, desc->len_kv);
+    if (desc->flags & ATTN_BIAS && desc->bias_extent[3] != 1 && desc->bias_extent[3] != kv->len_kv)
+        return attn_fail(ATTN_INVALID, "kv_layout: bias_extent[3] = %" PRId64 " is neither 1 nor len_kv = %" PRId64,
+                         desc->bias_extent[3], kv->len_kv);
+    desc->len_kv = kv->len_kv;
+    memcpy(desc->k_stride, kv->k_stride, sizeof desc->k_stride);
+    memcpy(desc->v_stride, kv->v_stride, sizeof desc->v_stride);
+    attn_shape shape = attn_shape_of(desc);
+    attn_status status = attn_resolve_tensor("kv_layout: k", shape.k, desc->k_stride);
+    return status ? status : attn_resolve_tensor("kv_layout: v", shape.v, desc->v_stride);
+}

@@ -18,6 +18,10 @@ enum {
  * strides, threads. Resolving a resolved descriptor changes nothing. */
 attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size);
 
+/* Makes *desc, which is resolved, that of a run with `kv`: its len_kv and strides. Fails if such a run is not allowed.
+ */
+attn_status attn_desc_lay_kv(attn_desc *desc, const attn_kv_layout *kv);
+
 /* Copies the caller's struct, whose header may be older (what it lacks is 0) or newer (what we lack must be 0) than
  * ours. `name` is the argument's, for messages. */
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name);
