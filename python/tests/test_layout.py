@@ -10,8 +10,7 @@ from libattn import _c, _parallel
 
 ABI = "".join((pathlib.Path(__file__).parents[2] / "tests" / "abi" / name).read_text()
               for name in ("attn.abi", "attn_parallel.abi"))
-STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_kv_layout": _c.KvLayout,
-           "attn_plan_info": _c.PlanInfo,
+STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_kv_layout": _c.KvLayout, "attn_plan_info": _c.PlanInfo,
            "attn_pool_desc": _c.PoolDesc, "attn_pool_stats": _c.PoolStats, "attn_seq": _c.Seq,
            "attn_page_copies": _c.PageCopies, "attn_pool_level": _c.PoolLevel,
            "attn_cascade_level": _c.CascadeLevel, "attn_cascade_info": _c.CascadeInfo,
