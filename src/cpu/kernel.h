@@ -237,6 +237,9 @@ typedef struct attn_quant_task {
     const float *shift;     /* - mean times sign */
     const float *with;      /* NULL, or with which each row's product becomes `dot` */
     float *dot;
+    const void *next;  /* or NULL: to fetch into L2 on the way, next_row elements of x apart, as many as a row has */
+    uint8_t *next_out; /* to fetch, to be written, likewise, next_out_row bytes apart */
+    int64_t next_row, next_out_row;
     float *values; /* rows of attn_quant_pitch(dim), 64-byte aligned */
     uint32_t *most;
     const float *inverse;           /* as most */

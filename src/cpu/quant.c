@@ -1,6 +1,7 @@
-/* Quantisation on the CPU. An item is a tile of rows of all heads. Where a scale belongs to one tile and head, it reads
- * its rows once: what they become stays in L1 or L2 until the scale is known. Else all tiles raise the scales first
- * (the greatest of bits does not depend on the order), and are read again. Contract: api/quant.h, attn_quant.h. */
+/* Quantisation on the CPU. An item is a run of tiles, rows of all heads. Where a scale belongs to one tile and head, it
+ * reads its rows once: what they become stays in L1 or L2 until the scale is known. Else all tiles raise the scales
+ * first (the greatest of bits does not depend on the order), and are read again. Contract: api/quant.h, attn_quant.h.
+ */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -15,7 +16,8 @@ enum {
     TILE = 64,       /* rows of an item, where scale_rows does not say it */
     TILE_MOST = 128, /* the greatest scale_rows */
     VALUES = 16384,  /* floats that an item keeps */
-    LINE_BYTES = 64
+    ITEMS = 4,       /* of a thread, at least */
+    RUN_MOST = 16    /* tiles of an item */
 };
 
 typedef struct call {
@@ -23,6 +25,7 @@ typedef struct call {
     const attn_quant_desc *desc;
     const attn_quant_args *args;
     int64_t tile, tiles; /* rows of a tile; tiles of a sequence */
+    int64_t run, runs;   /* tiles of an item, one after the other; items of a sequence */
 } call;
 
 /* What shares the scales from `at` on: rows [row, row + rows) of a sequence, of a group of heads. */
@@ -138,13 +141,22 @@ static void store_nans(const attn_quant_task *t, const uint32_t *most)
                 t->out[i * t->out_row + j] = t->out_dtype == ATTN_E4M3 ? 0x7f : 0;
 }
 
-/* Rows of the next head, which lie between those of this one. */
-static void fetch(const attn_quant_task *t, int64_t next)
+/* While a tile whose rows lie whole in memory is read head by head, the next tile is fetched from its beginning to its
+ * end: memory is read in order. Elsewhere the next head is fetched. */
+static void fetch_next(const call *c, const unit *u, attn_quant_task *t, int64_t head, int64_t row)
 {
-    int64_t size = attn_dtype_size(t->dtype);
-    for (int64_t i = 0; i < t->rows; i++)
-        for (int64_t at = 0; at < t->dim * size; at += LINE_BYTES)
-            __builtin_prefetch((const char *)t->x + (i * t->x_row + next) * size + at);
+    const attn_quant_desc *d = c->desc;
+    int64_t size = attn_dtype_size(d->dtype), width = d->heads * d->dim;
+    bool whole =
+        d->x_stride[2] == d->dim && d->x_stride[1] == width && d->out_stride[2] == d->dim && d->out_stride[1] == width;
+    t->next_out = t->out, t->next_out_row = t->out_row;
+    if (whole && u->row + 2 * c->tile <= rows_of(c, u->batch)) {
+        int64_t first = (c->tile - row) * width - head * d->dim + (head * c->tile + row) * d->dim; /* from t->x on */
+        t->next = (const char *)t->x + first * size, t->next_row = d->dim;
+        t->next_out = t->out + first, t->next_out_row = d->dim;
+    } else if (head + 1 < d->heads) {
+        t->next = (const char *)t->x + d->x_stride[2] * size, t->next_row = t->x_row;
+    }
 }
 
 enum { MEASURE = 1, STORE = 2 };
@@ -177,7 +189,7 @@ static void do_unit(const call *c, const unit *u, int what)
                 t.values = values, t.shift = shift;
                 t.most = pass == MEASURE ? most + row * t.row_step : again;
                 t.inverse = inverse + row * t.row_step;
-                if (pass == MEASURE && head + 1 < d->heads) fetch(&t, d->x_stride[2]);
+                if (pass == MEASURE) fetch_next(c, u, &t, head, row);
                 if (pass == MEASURE || !kept) c->plan->measure(&t);
                 if (pass == STORE) c->plan->store(&t);
                 if (pass == STORE && nans) store_nans(&t, most + row * t.row_step);
@@ -201,10 +213,12 @@ static void do_unit(const call *c, const unit *u, int what)
 
 static void each_group(const call *c, int64_t item, int what)
 {
-    for (int64_t group = 0; group < c->desc->scale_heads; group++) {
-        unit u = unit_of(c, item / c->tiles, item % c->tiles, group);
-        do_unit(c, &u, what);
-    }
+    int64_t first = item % c->runs * c->run, last = first + c->run < c->tiles ? first + c->run : c->tiles;
+    for (int64_t tile = first; tile < last; tile++)
+        for (int64_t group = 0; group < c->desc->scale_heads; group++) {
+            unit u = unit_of(c, item / c->runs, tile, group);
+            do_unit(c, &u, what);
+        }
 }
 
 static void whole_item(void *arg, int64_t item, int worker)
@@ -271,17 +285,20 @@ attn_status attn_quant_cpu_run(const attn_quant_plan *plan, const attn_quant_arg
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
     call c = { .plan = plan, .desc = d, .args = args, .tile = d->scale_rows > 1 ? d->scale_rows : TILE };
     c.tiles = attn_ceil_div(d->rows, c.tile);
+    c.run = c.tiles * d->batch / (ITEMS * (int64_t)d->threads);
+    c.run = c.run < 1 ? 1 : c.run > RUN_MOST ? RUN_MOST : c.run;
+    c.runs = attn_ceil_div(c.tiles, c.run);
     bool own = (d->batch <= 1 || stride[0]) && (d->scale_heads == 1 || stride[2]) && (c.tiles <= 1 || stride[1]) &&
                (d->rows <= 1 || d->scale_rows != 1 || stride[1]);
     if (d->flags & ATTN_QUANT_MEAN) attn_threads_each(&plan->loop, d->threads, d->batch * d->heads, mean_item, &c);
     if (own) {
-        attn_threads_each(&plan->loop, d->threads, d->batch * c.tiles, whole_item, &c);
+        attn_threads_each(&plan->loop, d->threads, d->batch * c.runs, whole_item, &c);
         if (c.tiles == 0) each_scale(&c, false), each_scale(&c, true);
         return ATTN_OK;
     }
     each_scale(&c, false);
-    attn_threads_each(&plan->loop, d->threads, d->batch * c.tiles, measure_item, &c);
-    attn_threads_each(&plan->loop, d->threads, d->batch * c.tiles, store_item, &c);
+    attn_threads_each(&plan->loop, d->threads, d->batch * c.runs, measure_item, &c);
+    attn_threads_each(&plan->loop, d->threads, d->batch * c.runs, store_item, &c);
     each_scale(&c, true);
     return ATTN_OK;
 }

@@ -125,6 +125,17 @@ static void quant_raise_channels(const attn_quant_task *t, const float *values)
     }
 }
 
+/* What is needed next: spread over the rows, since all at once would wait for each other. */
+ALWAYS_INLINE void quant_fetch(const attn_quant_task *t, attn_dtype dtype, int64_t row)
+{
+    const char *next = t->next ? row_at(dtype, t->next, row * t->next_row) : NULL;
+    const uint8_t *out = t->next_out + row * t->next_out_row;
+    for (int64_t i = 0; next && i < t->dim * attn_dtype_size(dtype); i += LINE)
+        __builtin_prefetch(next + i, 0, 2);
+    for (int64_t i = 0; i < t->dim; i += LINE)
+        __builtin_prefetch(out + i, 1, 2);
+}
+
 ALWAYS_INLINE void measure_as(const attn_quant_task *t, attn_dtype dtype, const int count)
 {
     int64_t pitch = attn_quant_pitch(t->dim);
@@ -132,6 +143,7 @@ ALWAYS_INLINE void measure_as(const attn_quant_task *t, attn_dtype dtype, const 
     for (int64_t i = 0; i < t->rows; i++) {
         const void *row = row_at(dtype, t->x, i * t->x_row);
         float *values = t->values + i * pitch;
+        quant_fetch(t, dtype, i);
         most = count ? rotate_row(t, dtype, row, values, most, count) : plain_row(t, dtype, row, values, most);
         if (t->with) t->dot[i] = quant_dot(t, dtype, row);
         if (t->channel_step) quant_raise_channels(t, values);
