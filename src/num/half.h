@@ -143,8 +143,8 @@ static inline void attn_store_scalar(attn_dtype dtype, void *base, int64_t i, fl
     case ATTN_E4M3:
         ((uint8_t *)base)[i] = attn_float_to_e4m3(x);
         break;
-    case ATTN_I8:
-        ((uint8_t *)base)[i] = attn_float_to_i8(x);
+    case ATTN_I8: /* to nearest even, and to what a byte holds; NaN becomes 0 */
+        ((int8_t *)base)[i] = (int8_t)(x >= 127 ? 127 : x > -128 ? lrintf(x) : x == x ? -128 : 0);
         break;
     case ATTN_F64: /* the reference's */
         break;
