@@ -289,6 +289,65 @@ static void what_is_no_number_shows(void **state)
     assert_true(isnan(scale[0]));
 }
 
+/* ---- the whole way ---- */
+
+/* Attention takes the scales where they were written: it gives what it gives of the values in f32. */
+static void attention_of_bytes_is_that_of_their_values(void **state_)
+{
+    (void)state_;
+    enum { ROWS = 100, HEADS = 2, DIM = 32, ELEMENTS = ROWS * HEADS * DIM };
+    static float values[3][ELEMENTS], scales[3][HEADS * DIM], o[2][ELEMENTS], lse[2][HEADS * ROWS];
+    static uint8_t bytes[3][ELEMENTS];
+    uint64_t state = 3;
+    for (int n = 0; n < 3; n++) {
+        attn_quant_desc d = { .dtype = ATTN_F32,
+                              .out_dtype = ATTN_E4M3,
+                              .batch = 1,
+                              .rows = ROWS,
+                              .heads = HEADS,
+                              .dim = DIM,
+                              .rotate = n < 2 ? DIM : 0,
+                              .scale_rows = n < 2 ? 64 : 0 };
+        if (n < 2) d.scale_stride[1] = HEADS, d.scale_stride[2] = 1;
+        if (n == 2) d.scale_stride[2] = DIM, d.scale_stride[3] = 1;
+        for (int i = 0; i < ELEMENTS; i++)
+            x_of[i] = check_normal(&state);
+        run(&d, NULL, bytes[n], scales[n]);
+        for (int i = 0; i < ELEMENTS; i++) {
+            int row = i / (HEADS * DIM), head = i / DIM % HEADS;
+            values[n][i] = attn_e4m3_to_float(bytes[n][i]) *
+                           (n < 2 ? scales[n][row / 64 * HEADS + head] : scales[n][head * DIM + i % DIM]);
+        }
+    }
+    for (int as_bytes = 0; as_bytes < 2; as_bytes++) {
+        attn_desc d = { .dtype = as_bytes ? ATTN_E4M3 : ATTN_F32,
+                        .flags = ATTN_OUT_F32,
+                        .batch = 1,
+                        .heads_q = HEADS,
+                        .len_q = ROWS,
+                        .len_kv = ROWS,
+                        .dim_qk = DIM };
+        attn_args a = { .q = values[0], .k = values[1], .v = values[2], .o = o[as_bytes], .lse = lse[as_bytes] };
+        if (as_bytes) {
+            d.flags |= ATTN_SCALES_Q | ATTN_SCALES_KV, d.q_scale_rows = d.k_scale_rows = 64;
+            d.q_scale_stride[1] = d.k_scale_stride[1] = HEADS, d.q_scale_stride[2] = d.k_scale_stride[2] = 1;
+            d.v_scale_stride[2] = DIM, d.v_scale_stride[3] = 1;
+            a.q = bytes[0], a.k = bytes[1], a.v = bytes[2];
+            a.q_scale = scales[0], a.k_scale = scales[1], a.v_scale = scales[2];
+        }
+        attn_plan *plan;
+        assert_ok(attn_plan_create(&plan, &d));
+        void *workspace = check_allocate(attn_plan_workspace(plan));
+        assert_ok(attn_run(plan, &a, workspace, NULL));
+        free(workspace);
+        attn_plan_destroy(plan);
+    }
+    for (int i = 0; i < ELEMENTS; i++) /* a kernel may compute bytes in bf16 */
+        assert_true(fabsf(o[0][i] - o[1][i]) < 0.01f);
+    for (int i = 0; i < HEADS * ROWS; i++)
+        assert_true(fabsf(lse[0][i] - lse[1][i]) < 1e-4f);
+}
+
 /* ---- refusals ---- */
 
 static attn_quant_desc valid(void)
@@ -404,7 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_problems),         cmocka_unit_test(zeros_have_a_scale_of_one),
         cmocka_unit_test(what_is_no_number_shows), cmocka_unit_test(descriptors_are_checked),
-        cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(arguments_are_checked),   cmocka_unit_test(attention_of_bytes_is_that_of_their_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

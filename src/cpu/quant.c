@@ -132,15 +132,6 @@ static void shift_of(const call *c, int64_t b, int64_t head, float shift[ATTN_DI
         shift[i] = d->flags & ATTN_QUANT_MEAN ? -c->args->mean[at + i] * c->plan->sign[i] : -0.0f;
 }
 
-/* What is no number, times whatever a scale of NaN makes of it. */
-static void store_nans(const attn_quant_task *t, const uint32_t *most)
-{
-    for (int64_t i = 0; i < t->rows; i++)
-        for (int64_t j = 0; j < t->dim; j++)
-            if (most[i * t->row_step + j * t->channel_step] >= 0x7f800000u)
-                t->out[i * t->out_row + j] = t->out_dtype == ATTN_E4M3 ? 0x7f : 0;
-}
-
 /* While a tile whose rows lie whole in memory is read head by head, the next tile is fetched from its beginning to its
  * end: memory is read in order. Elsewhere the next head is fetched. */
 static void fetch_next(const call *c, const unit *u, attn_quant_task *t, int64_t head, int64_t row)
@@ -174,13 +165,10 @@ static void do_unit(const call *c, const unit *u, int what)
     if (!(what & MEASURE))
         for (int64_t i = 0; i < u->scales; i++)
             memcpy(&most[i], &scale[i * u->step], sizeof most[i]);
-    bool nans = false;
     for (int pass = what & MEASURE ? MEASURE : STORE; pass <= (what & STORE ? STORE : MEASURE); pass++) {
         if (pass == STORE)
-            for (int64_t i = 0; i < u->scales; i++) {
+            for (int64_t i = 0; i < u->scales; i++)
                 inverse[i] = 1 / scale_of_values(d, most[i]);
-                nans = nans || most[i] >= 0x7f800000u;
-            }
         for (int64_t head = u->head; head < u->head + u->heads; head++) {
             if (pass == MEASURE || !kept) shift_of(c, u->batch, head, shift);
             for (int64_t row = 0; row < u->rows; row += step) {
@@ -192,7 +180,6 @@ static void do_unit(const call *c, const unit *u, int what)
                 if (pass == MEASURE) fetch_next(c, u, &t, head, row);
                 if (pass == MEASURE || !kept) c->plan->measure(&t);
                 if (pass == STORE) c->plan->store(&t);
-                if (pass == STORE && nans) store_nans(&t, most + row * t.row_step);
             }
         }
     }
