@@ -87,7 +87,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
                 return None
             extent = extent[:2] + extent[5 - _run._KEYS_AXIS[name]:][:1]
         key += name, extent
-    plan = _run._plans.get(key)
+    plan = _run.kept_already(key)
     if plan is None:
         tensors = {name: x if heads == 2 else x.transpose(1, 2) for name, x in (("q", q), ("k", k), ("v", v))}
         plan = _run.prepared(_c.FORWARD, tensors, static, tables, None, None, {}, context)
