@@ -73,7 +73,7 @@ typedef struct pool {
     int64_t *k_stride, *v_stride, *k_scale_stride, *v_scale_stride;
 } pool;
 
-/* Page by page in one array: K, V, and behind them, where scales are of slots, those of K and V. */
+/* One array, page by page: K, V and, if slots have scales, the scales of K and V. */
 static bool one_array(check_kv_case *c, uint64_t *state, int64_t pages, int64_t dim_v, pool *p)
 {
     const attn_kv_desc *d = &c->desc;
