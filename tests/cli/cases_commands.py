@@ -11,7 +11,7 @@ import subprocess
 from arrays import Array, npy, read_npy, uniform
 from cases_answers import QKV, problem
 from cases_grad import GRAD, upstream
-from harness import case, check, close, gpu_environment, skip
+from harness import IS_SLOW, LIMIT, case, check, close, gpu_environment, skip
 
 
 @case
@@ -368,7 +368,8 @@ def full_stdout(place):
 @case
 def interrupted(place):
     """On a terminal, long work shows its progress; stopped, it leaves nothing."""
-    array = Array((16384, 1, 64), [0.0] * (16384 * 64))
+    rows = 4096 if IS_SLOW else 16384  # ThreadSanitizer lets the signal through when all is computed
+    array = Array((rows, 1, 64), [0.0] * (rows * 64))
     for name in "qkv":
         place.write(name + ".npy", npy(array))
     before = place.files()
@@ -394,10 +395,11 @@ def interrupted(place):
     process = subprocess.Popen(words, cwd=place.directory, stderr=slave, stdin=subprocess.DEVNULL)
     os.close(slave)
     shown = os.read(master, 1000).decode()
-    check("computing... 0.5 s of about" in shown, "the terminal shows", shown)
+    wanted = "computing... 0.5 s" if IS_SLOW else "computing... 0.5 s of about"
+    check(wanted in shown, "the terminal shows", shown)
     check(len(place.files()) == len(before) + 2 and "o.npy" not in place.files(), "files at work:", place.files())
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=30)
+    process.wait(timeout=LIMIT)
     os.close(master)
     check(process.returncode == -signal.SIGINT, "ended with", process.returncode)
     check(place.files() == before, "left", place.files())
