@@ -369,20 +369,20 @@ def bench_features(place):
 def bench_features_peers(place):
     """PyTorch is asked for the feature, on a GPU and on the CPU, there only for what it has."""
     gpu = idle_gpu()
-    words = "--suite features --len 128 --dim 64 --heads 8 --min-time 1e-9 --pause 1e-6 --repeat 1 --dtype bf16 --python ./python".split()
+    words = "--suite features --heads 8 --min-time 1e-9 --pause 1e-6 --repeat 1 --dtype bf16 --python ./python".split()
     place.write("python", TORCH)
     os.chmod(place.path("python"), 0o755)
-    rows = results(place, *words, "--threads", "1", "--peer", "torch")
+    rows = results(place, *words, "--len", "40", "--dim", "16", "--threads", "1", "--peer", "torch")
     asked = {(row["mask"], row["variant"]) for row in rows if row["peer"] == "torch"}
     check(asked >= {("full", "bias:bf16"), ("causal", "dropout"), ("full bits:50%", "")}, asked)
     check(not any("window" in mask or "softcap" in variant for mask, variant in asked), asked)
     with open(place.path("log")) as file:
         log = file.read()
-    check("setup fwd bf16 1 8 8 128 128 64 64 0 1 full=1 bias=bf16:1:8:128:128:0\n" in log, log)
+    check("setup fwd bf16 1 8 8 40 40 16 16 0 1 full=1 bias=bf16:1:8:40:40:0\n" in log, log)
     if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
     place.write("python", TORCH_GPU)
-    rows = results(place, "--device", "cuda", *words, "--peer", "efficient,flex", env=gpu)
+    rows = results(place, "--device", "cuda", *words, "--len", "128", "--dim", "64", "--peer", "efficient,flex", env=gpu)
     check({row["peer"] for row in rows} == {"efficient", "flex", None}, {row["peer"] for row in rows})
     check(all(" " in row["refused"] for row in rows if row["seconds"] is None), "why")
     for row in rows:
