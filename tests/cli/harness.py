@@ -9,7 +9,6 @@ import traceback
 
 CASES = []
 LIMIT = 600  # seconds: ends what hangs, not what is slow
-IS_SLOW = os.environ.get("ATTN_TEST_SCALE", "1") != "1"  # a sanitizer's build: less will do
 
 
 def case(function):
