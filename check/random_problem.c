@@ -299,10 +299,11 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     static const int densities[] = { 0, 0, 5, 10, 20, 35 };
     static const float dropouts[] = { 0.1f, 0.25f, 0.5f, 0.9f, 0.001f }, softcaps[] = { 15, 0.7f, 50 };
     int density = PICK(state, densities), masked = 0;
-    bool caches =
-        d->device == ATTN_CPU || (d->direction == ATTN_FORWARD && check_chance(state, 30)); /* few kernels do */
+    bool caches = d->device == ATTN_CPU || check_chance(state, 30); /* few kernels do */
+    bool pages = d->direction == ATTN_FORWARD || d->device == ATTN_CPU;
     for (uint32_t flag = 1; flag <= ATTN_POSITIONS; flag <<= 1) {
         if (flag & ATTN_CUDA_CACHES && !caches) continue;
+        if (flag == ATTN_PAGED && !pages) continue;
         bool lengths = flag & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV);
         int chance = flag == ATTN_CAUSAL ? 40 : flag == ATTN_OUT_F32 || flag == ATTN_DETERMINISTIC ? 20 : density;
         if (lengths && chance < 10) chance = 8;
@@ -320,7 +321,7 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     if (d->flags & ATTN_BITS) {
         d->bits_batch = check_chance(state, 50) ? d->batch : 1;
         d->bits_heads = check_chance(state, 50) ? d->heads_q : 1;
-        if (caches && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
+        if (caches && pages && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
     }
     if (d->flags & ATTN_PAGED) draw_pages(state, d);
     if (d->flags & ATTN_SOFTCAP) d->softcap = PICK(state, softcaps);

@@ -152,7 +152,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
 /* The same whatever these are: the next may be the next item's first. False: there is none. */
 DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *next, float *o)
 {
-    int key0 = c->key0, valid = valid_keys(p, s, c), stage = c->kv.index;
+    int key0 = c->key0, hidden = hidden_keys(p, s, c), valid = valid_keys(p, s, c), stage = c->kv.index;
     bool last = !config::drains && c->left == 0, more = true; /* the item's last */
     wait_full(s, K, c->kv);
     c->key0 -= config::keys;
@@ -161,7 +161,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         if (more) skip_to_first_tile(s, c);
     }
     if (config::general && more) general_mask::load_info(s, c);
-    u32 v = valid_v(s, c, stage, valid);
+    u32 v = valid_v(s, c, stage, hidden, valid);
     multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
 
     wgmma_wait(config::s_buffers - 1); /* for QK */
@@ -189,7 +189,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
 DEVICE void drain(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *o)
 {
     wait_full(s, K, c->kv);
-    multiply(p, s, c, score, NULL, o, c->key0, 0, valid_v(s, c, c->kv.index, valid_keys(p, s, c)));
+    multiply(p, s, c, score, NULL, o, c->key0, 0, valid_v(s, c, c->kv.index, 0, valid_keys(p, s, c)));
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     wgmma_wait(0);
     pin_floats(o, config::dim_v / 2);
