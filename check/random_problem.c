@@ -370,6 +370,7 @@ static void draw_rest(uint64_t *state, const check_random_limits *limits, attn_d
     if (layout >= 4 && layout < 6) o->layout = (check_layout)check_below(state, CHECK_LAYOUT_COUNT);
     if (layout >= 6) o->strides = check_bits(state) | 1;
     if (check_chance(state, 25)) o->shift = PICK(state, shifts);
+    if (o->shift && check_chance(state, 60)) d->alignment = o->shift & -o->shift;
     o->no_lse = check_chance(state, 30);
     o->few = check_chance(state, 40);
     o->front = check_chance(state, 50);

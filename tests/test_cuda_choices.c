@@ -155,6 +155,22 @@ static void first_keys_and_positions_take_kernels_of_every_mask(void **state)
     end_context(context);
 }
 
+/* Addresses that are known to be odd when it is planned cost copies, not the fast kernel. */
+static void other_addresses_are_planned(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small();
+    desc.dim_qk = 64, desc.len_q = desc.len_kv = 300, desc.flags = ATTN_CAUSAL, desc.alignment = 2;
+    expect_why(&desc, "sm90_bf16_d64_128x128", "copied     q k v first, which TMA does not take as they lie");
+    expect_why(&desc, "sm90_bf16_d64_128x128", "addresses of 2 bytes");
+    desc.direction = ATTN_BACKWARD;
+    expect_why(&desc, "sm90_backward_bf16_d64_128", "copied     q k v grad_o first");
+    desc.direction = ATTN_FORWARD, desc.alignment = 16;
+    expect_why(&desc, "sm90_bf16_d64_128x128", "addresses  q k v o are to be multiples of 16");
+    end_context(context);
+}
+
 static void bits_of_the_last_keys_go_to_the_fallback_kernel(void **state)
 {
     (void)state;
@@ -208,6 +224,7 @@ int main(void)
         cmocka_unit_test(pages_find_their_kernels),
         cmocka_unit_test(keys_pass_through_l2),
         cmocka_unit_test(first_keys_and_positions_take_kernels_of_every_mask),
+        cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_go_to_the_fallback_kernel),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(what_is_not_there_yet_is_refused),

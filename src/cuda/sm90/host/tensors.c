@@ -28,11 +28,12 @@ attn_sm90_tensor attn_sm90_repacked(attn_sm90_tensor t)
     return t;
 }
 
-/* TMA takes strides of a multiple of 16 bytes, above 0 and below 2^40; the kernels take 16-bit elements. */
+/* TMA takes addresses and strides of a multiple of 16 bytes, the latter above 0 and below 2^40; the kernels take 16-bit
+ * elements. */
 bool attn_sm90_tma_takes(const attn_desc *d, int which)
 {
     attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
-    if (which == ATTN_SM90_GRAD_O && attn_out_dtype(d) != d->dtype) return false;
+    if (d->alignment < 16 || (which == ATTN_SM90_GRAD_O && attn_out_dtype(d) != d->dtype)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = t.stride[i] * attn_dtype_size(d->dtype);
         if (t.extent[i] > 1 && (bytes % 16 != 0 || bytes <= 0 || bytes >= (int64_t)1 << 40)) return false;
@@ -42,7 +43,7 @@ bool attn_sm90_tma_takes(const attn_desc *d, int which)
 
 bool attn_sm90_is_staged(const attn_desc *d)
 {
-    return !(d->flags & ATTN_OUT_F32) && !attn_cuda_o_is_even(d);
+    return !(d->flags & ATTN_OUT_F32) && (d->alignment < 16 || !attn_cuda_o_is_even(d));
 }
 
 /* ---- maps ---------------------------------------------------------------------------------- */
