@@ -463,7 +463,7 @@ static void fit_pages(uint64_t *state, attn_desc *d, check_options *o)
     if (check_chance(state, 50)) d->page_size = attn_round_up(d->page_size, 8);
     d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
     if (d->len_kv == 0) d->len_kv = 1;
-    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;
+    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0, d->alignment = 0;
 }
 
 /* So few packed rows as decode kernels take. */
@@ -474,7 +474,7 @@ static void fit_rows(int64_t most, attn_desc *d, check_options *o)
     d->heads_q = group * heads_kv;
     if (d->len_q * group > most) d->len_q = 1 + d->len_q % (most / group);
     d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
-    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;
+    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0, d->alignment = 0;
 }
 
 /* What a kernel leaves of a problem. */
