@@ -507,10 +507,22 @@ void check_leave_out_parts(attn_desc *desc)
     desc->grad_dtype = (attn_dtype)0;
 }
 
+void check_problem_fit_bias(attn_desc *desc)
+{
+    bool heads = desc->dim_qk % 2, batch = desc->len_kv % 2, rows = desc->len_kv % 3 > 0;
+    const int64_t extent[] = { batch ? desc->batch : 1, heads ? desc->heads_q : 1, rows ? desc->len_q : 1,
+                               desc->len_kv };
+    int64_t pitch = (desc->len_kv + 7) / 8 * 8;
+    const int64_t stride[] = { extent[1] * extent[2] * pitch, extent[2] * pitch, pitch, 1 };
+    desc->flags |= ATTN_BIAS, desc->bias_dtype = desc->dtype;
+    memcpy(desc->bias_extent, extent, sizeof extent), memcpy(desc->bias_stride, stride, sizeof stride);
+}
+
 void check_problem_add(attn_desc *desc, uint32_t flags)
 {
     desc->flags |= flags;
     if (flags & ATTN_SOFTCAP) desc->softcap = desc->dim_qk % 2 ? 50 : 15;
     if (flags & ATTN_ALIBI) desc->alibi_batch = 1;
     if (flags & ATTN_DROPOUT) desc->dropout_p = 0.25f;
+    if (flags & ATTN_BIAS) check_problem_fit_bias(desc);
 }

@@ -124,6 +124,9 @@ void check_problem_lay_out(attn_desc *desc, const check_options *options);
 /* Adds features that a kernel is for alone: a softcap, slopes of all batches, dropout, a causal mask. */
 void check_problem_add(attn_desc *desc, uint32_t flags);
 
+/* Gives it a bias as GPU kernels for a bias alone take it (attn_cuda_bias_is_even), in place of one that it has. */
+void check_problem_fit_bias(attn_desc *desc);
+
 /* Leaves out what parts of a sequence need, which the CPU's kernels alone take. */
 void check_leave_out_parts(attn_desc *desc);
 

@@ -3,9 +3,18 @@
 
 #include "problem/desc.h"
 
+/* A tile of the bias has the rows and heads of a Q tile, or one row for all: heads or rows that share it are no tile of
+ * it. */
+static bool packs_bias(const attn_desc *d)
+{
+    return attn_sm90_bias_has_one_row(d, d->heads_q) ||
+           (d->bias_extent[1] == d->heads_q && (d->bias_extent[2] > 1 || d->len_q == 1));
+}
+
 int64_t attn_sm90_rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
     if (pack > 1 && d->flags & ATTN_DROPOUT) return 0;
+    if (pack > 1 && attn_sm90_maps_bias(k) && !packs_bias(d)) return 0;
     if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
     return k->q_tile / pack;
 }
@@ -59,6 +68,8 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
     if (s->set[ATTN_STRATEGY_PACK_GQA] && s->value[ATTN_STRATEGY_PACK_GQA]) {
         if (group == 1) return "pack-gqa: each KV head has one query head";
         if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
+        if (attn_sm90_maps_bias(p->kernel) && !packs_bias(d))
+            return "pack-gqa: query heads, or rows, share the bias of this kernel's tiles";
         if (!attn_sm90_rows_of(d, p->kernel, group))
             return "pack-gqa: the query heads of a KV head do not fit a Q tile";
     }
