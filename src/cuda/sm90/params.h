@@ -79,11 +79,12 @@ typedef struct attn_sm90_cached_params {
 
 /* A variant of a bias. bias_map: type of dtype, extents (len_kv, bias_extent[1], bias_extent[2], bias_extent[0]), box
  * (64, bias_extent[1] == 1 ? 1 : schedule.pack, rows of a head, 1). bias_rows: of a box, heads times rows; 1: all rows
- * of the Q tile have the same bias, that of bias_extent[2] == 1. */
+ * of the Q tile have the same bias, that of bias_extent[2] == 1. sequences_first: they share a bias that L2 is to have
+ * once: a head's Q tiles of all sequences come before those of the next, and schedule.by_heads divides by batch. */
 typedef struct attn_sm90_bias_params {
     attn_sm90_params common;
     attn_sm90_map bias_map;
-    int bias_rows;
+    int bias_rows, sequences_first;
 } attn_sm90_bias_params;
 
 /* out: (batch, rows, heads, pitch) packed, 16-bit elements; pitch is a multiple of 8, at least dim. */

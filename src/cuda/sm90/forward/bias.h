@@ -31,6 +31,12 @@ DEVICE const attn_sm90_bias_params *bias_params(const attn_sm90_params *p)
     return (const attn_sm90_bias_params *)p;
 }
 
+/* The scheduler's. */
+DEVICE bool sequences_first(const attn_sm90_params *p)
+{
+    return config::bias && bias_params(p)->sequences_first;
+}
+
 DEVICE bias_position find_bias(const attn_sm90_params *p, const work_item *w, int key0)
 {
     const int *extent = p->score.bias_extent;

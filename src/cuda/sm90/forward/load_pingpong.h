@@ -43,7 +43,9 @@ struct pingpong_loads : kv_source {
     INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *)
     {
         load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
-        if (config::bias && keys.row >= 0) load_bias_tile(p, s);
+        if constexpr (config::bias) {
+            if (keys.row >= 0) load_bias_tile(p, s);
+        }
         load_tensor<config::v_tile>(p, s, &p->v_map, V, config::k_tile::bytes, &v, pending);
         pending = keys;
     }

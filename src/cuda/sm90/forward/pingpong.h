@@ -108,10 +108,13 @@ DEVICE void softmax_in_place(const attn_sm90_params *p, consumer *c, float *scor
     float sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
     for (int i = 0; i < config::keys / config::step; i++) {
-        if (config::bias && !changed)
-            exponentiate_biased(p, &c->m, &c->special, score + 8 * i, i, sum);
-        else
-            exponentiate(&c->m, score + 8 * i, log2_scale(p), sum);
+        if constexpr (config::bias) {
+            if (!changed) {
+                exponentiate_biased(p, &c->m, &c->special, score + 8 * i, i, sum);
+                continue;
+            }
+        }
+        exponentiate(&c->m, score + 8 * i, log2_scale(p), sum);
     }
     add_sums(&c->m, sum);
 }

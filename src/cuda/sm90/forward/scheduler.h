@@ -10,6 +10,7 @@
 #include "common/find_sequence.h"
 #include "common/sequence.h"
 #include "sm90/common/work_item.h"
+#include "sm90/forward/bias.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/retry.h"
@@ -51,7 +52,11 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
     int rest = tile - before * s->head_group * s->q_tiles, heads = min(s->head_group, all - first);
     int number = divided(rest, heads < s->head_group ? s->by_rest : s->by_head_group);
     int head = first + rest - number * heads;
-    w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;
+    int outer = divided(head, s->by_heads);
+    if (sequences_first(p))
+        w->batch = head - outer * p->shape.batch, head = outer;
+    else
+        w->batch = outer, head -= outer * s->heads;
     if (varlen && !find_sequence(p->shape.cu_lens_q, p->shape.lens_q, p->shape.batch, s->rows, number, &w->batch,
                                  &number, &count))
         return false;

@@ -127,6 +127,7 @@ static attn_status run(const attn_cuda_call *c)
     const attn_sm90_schedule *s = &p.common.schedule;
     p.biased.bias_map = plan->bias_map;
     p.biased.bias_rows = attn_sm90_bias_has_one_row(d, s->pack) ? 1 : s->rows * s->pack;
+    p.biased.sequences_first = attn_sm90_shares_bias(plan->base.cuda.chosen.kernel, d);
     attn_status status = attn_sm90_bind_map(c, ATTN_SM90_BIAS_MAP, &p.biased.bias_map);
     return status ? status : run_variant(c, plan, &p);
 }

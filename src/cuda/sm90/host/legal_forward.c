@@ -29,16 +29,19 @@ int64_t attn_sm90_tiles_of(const attn_sm90_forward_problem *p, int64_t pack)
     return attn_sm90_tiles_of_head(p, pack) * (p->desc->heads_q / pack) * p->desc->batch;
 }
 
-/* Q tiles are alike, and the variant stores those that are not split: some of them alone may be. */
-static bool may_split_tail(const attn_desc *d)
+/* Q tiles are alike and in the order of the rows, and the variant stores those that are not split: some of them alone
+ * may be. */
+static bool may_split_tail(const attn_sm90_forward_problem *p)
 {
-    return !(d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS)) && !attn_sm90_is_staged(d);
+    const attn_desc *d = p->desc;
+    return !attn_sm90_shares_bias(p->kernel, d) && !(d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS)) &&
+           !attn_sm90_is_staged(d);
 }
 
 int64_t attn_sm90_tiles_over(const attn_sm90_forward_problem *p, int64_t pack)
 {
     int64_t tiles = attn_sm90_tiles_of(p, pack), over = tiles % p->device->multiprocessors;
-    if (!may_split_tail(p->desc)) return 0;
+    if (!may_split_tail(p)) return 0;
     return tiles < p->device->multiprocessors ? 0
            : pack > 1                         ? attn_round_up(over, attn_sm90_tiles_of_head(p, pack))
                                               : over;
@@ -46,7 +49,7 @@ int64_t attn_sm90_tiles_over(const attn_sm90_forward_problem *p, int64_t pack)
 
 bool attn_sm90_splits_tail(const attn_sm90_forward_problem *p, int64_t pack, int64_t split_tiles)
 {
-    return may_split_tail(p->desc) && split_tiles < attn_sm90_tiles_of(p, pack) &&
+    return may_split_tail(p) && split_tiles < attn_sm90_tiles_of(p, pack) &&
            (pack == 1 || split_tiles % attn_sm90_tiles_of_head(p, pack) == 0);
 }
 
@@ -74,7 +77,8 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
             return "pack-gqa: the query heads of a KV head do not fit a Q tile";
     }
     bool alone = s->set[ATTN_STRATEGY_SPLIT_TAIL] && s->value[ATTN_STRATEGY_SPLIT_TAIL] > 0;
-    if (alone && !may_split_tail(d))
-        return "split-tail: Q tiles differ, or all are combined since o is not stored by 16 bytes";
+    if (alone && !may_split_tail(p))
+        return "split-tail: Q tiles differ, or sequences share a bias, or all are combined since o is not stored by 16 "
+               "bytes";
     return NULL;
 }

@@ -50,6 +50,13 @@ static inline bool attn_sm90_bias_has_one_row(const attn_desc *desc, int64_t pac
     return desc->bias_extent[2] == 1 && (pack == 1 || desc->bias_extent[1] == 1);
 }
 
+/* Sequences share its bias, of every pair: work items are then ordered so that L2 has it once. */
+static inline bool attn_sm90_shares_bias(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    return attn_sm90_maps_bias(kernel) && desc->batch > 1 && desc->bias_extent[0] == 1 && desc->bias_extent[2] > 1 &&
+           !(desc->flags & ATTN_VARLEN);
+}
+
 /* Elements between the rows of heads in a repacked tensor. */
 static inline int64_t attn_sm90_pitch(int64_t dim)
 {
