@@ -70,6 +70,7 @@ typedef struct check_options {
     check_interval interval;
     check_blocks blocks;
     bool bias_infinite; /* the bias holds -inf, over whole rows too */
+    bool bias_lowest;   /* of half the rows the bias of later keys is the lowest number of bf16, or -100 */
     bool no_lse;        /* ATTN_BACKWARD: no grad_lse */
     bool few;           /* ATTN_BACKWARD: neither grad_bias nor grad_alibi nor grad_sink */
     bool front;         /* guard pages before the tensors rather than after */
