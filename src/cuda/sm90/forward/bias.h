@@ -21,26 +21,17 @@ static_assert(!config::bias || (config::unchecked_max && !config::general), "not
 
 /* ---- the producer's side ---------------------------------------------------------------------- */
 
-/* Of a tile in bias_map. */
-struct bias_position {
-    int key, head, row, batch;
-};
-
 DEVICE const attn_sm90_bias_params *bias_params(const attn_sm90_params *p)
 {
     return (const attn_sm90_bias_params *)p;
 }
 
-/* The scheduler's. */
-DEVICE bool sequences_first(const attn_sm90_params *p)
+/* The scheduler's: the sequence and the head of number `index` of all, where the sequences' come before the next
+ * head's. */
+DEVICE void put_sequences_first(const attn_sm90_params *p, int index, work_item *w, int *head)
 {
-    return config::bias && bias_params(p)->sequences_first;
-}
-
-DEVICE bias_position find_bias(const attn_sm90_params *p, const work_item *w, int key0)
-{
-    const int *extent = p->score.bias_extent;
-    return { key0, extent[1] == 1 ? 0 : w->head, extent[2] == 1 ? 0 : w->row0, extent[0] == 1 ? 0 : w->batch };
+    if (!bias_params(p)->sequences_first) return;
+    *head = divided(index, p->schedule.by_heads), w->batch = index - *head * p->shape.batch;
 }
 
 DEVICE int bias_bytes(const attn_sm90_params *p)
@@ -54,14 +45,37 @@ DEVICE u32 bias_tile_address(const shared *s, int stage)
     return s->kv + stage * config::stage_bytes + config::k_tile::bytes + config::v_tile::bytes;
 }
 
-DEVICE void load_bias(const attn_sm90_params *p, const shared *s, int stage, u32 full, bias_position at)
-{
-    using tile = config::bias_tile;
+struct bias_loads {
+    int key, head, row, batch; /* in bias_map, of the tile that is loaded next */
+
+    INLINE void find(const attn_sm90_params *p, const work_item *w, int key0)
+    {
+        const int *extent = p->score.bias_extent;
+        key = key0, head = extent[1] == 1 ? 0 : w->head, row = extent[2] == 1 ? 0 : w->row0;
+        batch = extent[0] == 1 ? 0 : w->batch;
+    }
+
+    INLINE void copy(const attn_sm90_params *p, const shared *s, int stage, u32 full)
+    {
+        using tile = config::bias_tile;
 #pragma unroll
-    for (int i = 0; i < tile::panels; i++)
-        tma_load(bias_tile_address(s, stage) + i * tile::panel_bytes, &bias_params(p)->bias_map, full,
-                 at.key + i * tile::panel_columns, at.head, at.row, at.batch);
-}
+        for (int i = 0; i < tile::panels; i++)
+            tma_load(bias_tile_address(s, stage) + i * tile::panel_bytes, &bias_params(p)->bias_map, full,
+                     key + i * tile::panel_columns, head, row, batch);
+    }
+
+    /* PINGPONG: from a pipeline of its own. */
+    INLINE void load(const attn_sm90_params *p, const shared *s, pipeline_state *at)
+    {
+        u32 full = BARRIER(s, kv[B].full[at->index]);
+        wait_empty(BARRIER(s, kv[B].empty[at->index]), at->phase);
+        if (threadIdx.x % 32 == 0) {
+            barrier_expect(full, bias_bytes(p));
+            copy(p, s, at->index, full);
+        }
+        advance(at, config::stages);
+    }
+};
 
 /* ---- the consumers' side ---------------------------------------------------------------------- */
 

@@ -11,7 +11,7 @@
 struct pingpong_loads : kv_source {
     pipeline_state k = { 0, 1 }, v = { 0, 1 }, b = { 0, 1 };
     kv_source::position pending = { -1 }; /* whose K was loaded last, and V is to be (row -1: none) */
-    bias_position bias;                   /* of the tile that is loaded next */
+    bias_loads bias;
 
     /* K or V into its part of a stage, which is at `offset` there. */
     template <class tile>
@@ -28,23 +28,12 @@ struct pingpong_loads : kv_source {
         advance(at, config::stages);
     }
 
-    INLINE void load_bias_tile(const attn_sm90_params *p, const shared *s)
-    {
-        u32 full = BARRIER(s, kv[B].full[b.index]);
-        wait_empty(BARRIER(s, kv[B].empty[b.index]), b.phase);
-        if (threadIdx.x % 32 == 0) {
-            expect(p, full, bias_bytes(p));
-            load_bias(p, s, b.index, full, bias);
-        }
-        advance(&b, config::stages);
-    }
-
     /* K of a KV tile, its bias, then V of the tile before; keys of row -1: no tile. */
     INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *)
     {
         load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
         if constexpr (config::bias) {
-            if (keys.row >= 0) load_bias_tile(p, s);
+            if (keys.row >= 0) bias.load(p, s, &b);
         }
         load_tensor<config::v_tile>(p, s, &p->v_map, V, config::k_tile::bytes, &v, pending);
         pending = keys;

@@ -52,11 +52,8 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
     int rest = tile - before * s->head_group * s->q_tiles, heads = min(s->head_group, all - first);
     int number = divided(rest, heads < s->head_group ? s->by_rest : s->by_head_group);
     int head = first + rest - number * heads;
-    int outer = divided(head, s->by_heads);
-    if (sequences_first(p))
-        w->batch = head - outer * p->shape.batch, head = outer;
-    else
-        w->batch = outer, head -= outer * s->heads;
+    w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;
+    if constexpr (config::bias) put_sequences_first(p, head + w->batch * s->heads, w, &head);
     if (varlen && !find_sequence(p->shape.cu_lens_q, p->shape.lens_q, p->shape.batch, s->rows, number, &w->batch,
                                  &number, &count))
         return false;
