@@ -451,6 +451,7 @@ static bool takes(const candidate *t, const attn_desc *d)
     if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
+    if (t->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d)) return false;
     return !(needs & ~t->features) && !(t->needs & ~d->flags) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v &&
            d->len_q <= t->rows;
 }
@@ -498,6 +499,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     if (t->packed_rows) fit_rows(t->packed_rows, d, o);
     check_random_settle(d, o);
     bound(d, o);
+    if (t->needs & ATTN_BIAS) check_problem_fit_bias(d), o->bias_infinite = check_chance(state, 20);
 }
 
 /* One of those that take the problem; if none does, of those of its direction, which then gets what it takes of it. */
