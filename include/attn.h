@@ -280,9 +280,9 @@ typedef struct attn_desc {
 
     attn_dtype grad_dtype; /* ATTN_BACKWARD: of grad_q, grad_k and grad_v: 0: that of o; or ATTN_F32 */
 
-    /* ATTN_CUDA: bytes that the addresses of q, k, v, grad_o and o are multiples of: a power of two to 16; 0: 16, as the
-     * fast kernels want it. Of less, the plan has workspace into which a run copies these tensors first. The CPU's
-     * kernels are as fast at any address. */
+    /* ATTN_CUDA: bytes that the addresses of q, k, v, grad_o, o and a 16-bit bias are multiples of: a power of two to
+     * 16; 0: 16, as the fast kernels want it. Of less, the plan has workspace into which a run copies q, k, v and
+     * grad_o first, and takes kernels that read a bias anywhere. The CPU's kernels are as fast at any address. */
     int64_t alignment;
 } attn_desc;
 

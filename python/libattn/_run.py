@@ -648,15 +648,16 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
             arrays[name] = as_table(value, name, table_dtype(name, of), device, handle)
     outputs = {name: writable(tensor, name, handle) for name, tensor in out.items()} if out else out
     args, places = _c.Args(), {name: address_of(tensor, name) for name, tensor in tensors.items()}
+    places.update({name: address_of(tensor, name) for name, tensor in arrays.items()})
     for name, place in places.items():
         setattr(args, name, place)
     alignment = 0
     if device is not None:  # GPU kernels read 16 bytes at a time: tensors that lie otherwise are copied first
-        alignment = alignment_of([place for name, place in places.items() if name in _READ]
+        of_bias = "bias" in arrays and layout(arrays["bias"], "bias").dtype == layout(tensors["q"], "q").dtype
+        alignment = alignment_of([place for name, place in places.items()
+                                  if name in _READ or (name == "bias" and of_bias)]
                                  + [address(outputs[name]) for name in ("o",) if name in outputs])
     plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context, alignment % 16)
-    for name, tensor in arrays.items():
-        setattr(args, name, address_of(tensor, name))
     if plan.grows:
         at = kv_layout(layout(tensors["k"], "k"), layout(tensors["v"], "v"))
         args.kv_layout = ctypes.addressof(at)
