@@ -515,6 +515,8 @@ typedef struct attn_merge_desc {
      * is. On the CPU alone. */
     attn_dtype first_dtype;
     int64_t first_stride[4]; /* first_dtype: as part_stride */
+
+    int32_t sums; /* 1: o is the sum of the parts, as of gradients: part_lse and lse are NULL */
 } attn_merge_desc;
 
 typedef struct attn_merge_plan attn_merge_plan;

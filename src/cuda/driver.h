@@ -65,6 +65,26 @@ typedef struct CUlaunchConfig {
     unsigned numAttrs;
 } CUlaunchConfig;
 
+enum { CU_MEMORYTYPE_DEVICE = 2 };
+enum { CU_EVENT_DISABLE_TIMING = 2 };
+enum { CUDA_ERROR_NOT_READY = 600 };
+
+typedef struct CUDA_MEMCPY2D {
+    size_t srcXInBytes, srcY;
+    int srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    void *srcArray;
+    size_t srcPitch;
+    size_t dstXInBytes, dstY;
+    int dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    void *dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
 /* X(member, symbol, arguments): what the library itself needs, then what the command and the tests use besides. */
 #define ATTN_CUDA_FUNCTIONS(X)                                                                                   \
     X(cuInit, cuInit, (unsigned flags))                                                                          \
@@ -104,7 +124,10 @@ typedef struct CUlaunchConfig {
     X(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *from, size_t bytes))                              \
     X(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *to, CUdeviceptr, size_t bytes))                                      \
     X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr, size_t bytes, CUstream))            \
+    X(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *, CUstream))                                    \
     X(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned flags))                                              \
+    X(cuStreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream *, unsigned flags, int priority))        \
+    X(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags))                                 \
     X(cuStreamSynchronize, cuStreamSynchronize, (CUstream))                                                      \
     X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                           \
     X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int mode))                                       \
@@ -115,6 +138,7 @@ typedef struct CUlaunchConfig {
     X(cuGraphDestroy, cuGraphDestroy, (CUgraph))                                                                 \
     X(cuEventCreate, cuEventCreate, (CUevent *, unsigned flags))                                                 \
     X(cuEventRecord, cuEventRecord, (CUevent, CUstream))                                                         \
+    X(cuEventQuery, cuEventQuery, (CUevent))                                                                     \
     X(cuEventSynchronize, cuEventSynchronize, (CUevent))                                                         \
     X(cuEventElapsedTime, cuEventElapsedTime, (float *milliseconds, CUevent begin, CUevent end))                 \
     X(cuEventDestroy, cuEventDestroy_v2, (CUevent))                                                              \

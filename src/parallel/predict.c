@@ -2,7 +2,7 @@
  *
  * A pair of a row and a key takes what libattn's plan says of a run, of all its pairs. Bytes move at the speed of the
  * link, beside computing in the ring, before and after it in the all-gather. */
-#include "parallel/parallel.h"
+#include "parallel/device.h"
 #include "problem/desc.h"
 
 /* Seconds of one thread for a value of a result that is merged into others [m]. */
@@ -17,7 +17,7 @@ static double seconds_per_pair(const attn_plan *plan)
 
 static double rate_of(const attn_parallel_plan *plan, attn_schedule schedule)
 {
-    bool all = schedule == ATTN_ALL_GATHER && plan->whole.direction == ATTN_FORWARD;
+    bool all = plan->device || (schedule == ATTN_ALL_GATHER && plan->whole.direction == ATTN_FORWARD);
     double rate = 0;
     for (int c = 0; c < plan->chunks; c++)
         for (int k = 0; k < 2; k++) {
@@ -71,5 +71,5 @@ double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule sched
     }
     if (ring) return seconds;
     *sent_bytes = (double)(ranks - 1) * (double)(plan->block.bytes + (backward ? plan->gradient.bytes : 0));
-    return seconds + *sent_bytes / link;
+    return seconds + *sent_bytes / link / (plan->device ? (double)attn_parallel_device_pieces(plan) : 1);
 }

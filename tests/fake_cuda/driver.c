@@ -420,6 +420,19 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
     return 0;
 }
 
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
+{
+    CALLED;
+    if (capturing(stream)) fake_die("a copy in a graph");
+    if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_DEVICE || c->srcXInBytes ||
+        c->srcY || c->dstXInBytes || c->dstY || c->srcPitch < c->WidthInBytes || c->dstPitch < c->WidthInBytes)
+        return INVALID_VALUE;
+    for (size_t row = 0; row < c->Height; row++)
+        memcpy((char *)(uintptr_t)c->dstDevice + row * c->dstPitch,
+               (const char *)(uintptr_t)c->srcDevice + row * c->srcPitch, c->WidthInBytes);
+    return 0;
+}
+
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     CALLED;
@@ -443,6 +456,20 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags)
     *stream = calloc(1, sizeof **stream);
     (*stream)->context = current;
     return 0;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+    CALLED;
+    (void)priority;
+    return cuStreamCreate(stream, flags);
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    CALLED;
+    (void)stream, (void)flags;
+    return event ? 0 : INVALID_VALUE;
 }
 
 CUresult cuStreamSynchronize(CUstream stream)
@@ -470,6 +497,13 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     CALLED;
     (void)event, (void)stream;
+    return 0;
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    CALLED;
+    (void)event;
     return 0;
 }
 

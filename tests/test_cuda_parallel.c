@@ -1,0 +1,217 @@
+/* Attention over ranks on GPUs, on the driver of fake_cuda/: ranks are threads, each with a context of its own, whose
+ * engine is that of threads, since the fake devices' memory is the host's. */
+#define _GNU_SOURCE
+#include "cuda_support.h"
+
+#include <pthread.h>
+
+#include "parallel_support.h"
+
+enum { RANKS_MOST = 4 };
+
+typedef struct rank_of {
+    const check_problem *problem;
+    const attn_parallel_desc *how;
+    attn_engine engine;
+    char message[200];
+} rank_of;
+
+/* The engine of threads, for devices. */
+static attn_engine for_devices(const attn_engine *threads)
+{
+    attn_engine engine = *threads;
+    engine.device = ATTN_CUDA;
+    return engine;
+}
+
+static void *run_rank(void *argument)
+{
+    rank_of *r = argument;
+    CUcontext context = fresh_context(r->engine.rank % 2);
+    parallel_part part = parallel_run(r->problem, r->how, &r->engine, r->message);
+    if (!r->message[0]) parallel_put_back(&part, r->problem);
+    parallel_part_destroy(&part, r->problem);
+    end_context(context);
+    return NULL;
+}
+
+static void run_ranks(const check_problem *problem, const attn_parallel_desc *how, int ranks, const char *name)
+{
+    attn_thread_group *group;
+    rank_of of[RANKS_MOST];
+    pthread_t thread[RANKS_MOST];
+    assert_ok(attn_thread_group_create(&group, ranks, 60));
+    for (int r = 0; r < ranks; r++) {
+        of[r] = (rank_of){ problem, how, for_devices(attn_thread_group_engine(group, r)), "" };
+        assert_int_equal(pthread_create(&thread[r], NULL, run_rank, &of[r]), 0);
+    }
+    for (int r = 0; r < ranks; r++)
+        pthread_join(thread[r], NULL);
+    for (int r = 0; r < ranks; r++)
+        if (of[r].message[0]) fail_msg("%s, rank %d of %d: %s", name, r, ranks, of[r].message);
+    attn_thread_group_destroy(group);
+}
+
+/* Those that GPUs take over ranks. */
+static const parallel_case cases[] = {
+    { .name = "no mask, GQA", .dtype = ATTN_BF16, .heads_kv = 2 },
+    { .name = "causal, bf16, GQA", .flags = ATTN_CAUSAL, .dtype = ATTN_BF16, .heads_kv = 2 },
+    { .name = "causal, f32", .flags = ATTN_CAUSAL, .batch = 2 },
+    { .name = "causal, f16, MQA", .flags = ATTN_CAUSAL, .dtype = ATTN_F16, .heads_kv = 1, .batch = 2 },
+    { .name = "f32 out of bf16", .flags = ATTN_CAUSAL | ATTN_OUT_F32, .dtype = ATTN_BF16, .heads_kv = 4, .batch = 2 },
+    { .name = "few rows", .flags = ATTN_CAUSAL, .len_q = 40, .len_kv = 40, .dtype = ATTN_BF16 },
+    { .name = "more keys than rows", .flags = ATTN_CAUSAL, .len_q = 100, .len_kv = 330, .dtype = ATTN_BF16 },
+    { .name = "more rows than keys", .len_q = 300, .len_kv = 130, .dtype = ATTN_F16 },
+    { .name = "window", .flags = ATTN_WINDOW | ATTN_CAUSAL, .left = 37, .dtype = ATTN_BF16, .batch = 2 },
+    { .name = "narrow window", .flags = ATTN_WINDOW, .left = 3, .dtype = ATTN_BF16, .len_kv = 300 },
+    { .name = "alibi", .flags = ATTN_ALIBI | ATTN_CAUSAL, .heads_kv = 2, .dtype = ATTN_BF16, .batch = 2 },
+    { .name = "softcap and sink", .flags = ATTN_SOFTCAP | ATTN_SINK | ATTN_CAUSAL, .dtype = ATTN_BF16, .heads_kv = 2 },
+    { .name = "no keys", .len_q = 50, .len_kv = -1 },
+    { .name = "no rows", .len_q = -1, .len_kv = 60, .dtype = ATTN_BF16 },
+};
+
+enum { CASES = (int)(sizeof cases / sizeof *cases) };
+
+static void run_case(const parallel_case *c, attn_direction direction)
+{
+    check_problem problem;
+    char what[200], message[200];
+    attn_desc desc = parallel_desc_of(c, direction);
+    desc.dim_qk = 32, desc.dim_v = 16;
+    if (c->len_q < 0 || c->len_kv < 0)
+        desc.len_q = c->len_q < 0 ? 0 : c->len_q, desc.len_kv = c->len_kv < 0 ? 0 : c->len_kv;
+    if (c->heads_kv == 2) desc.alibi_batch = desc.flags & ATTN_ALIBI ? 1 : 0; /* so that heads are cut into pieces */
+    check_options options = { .seed = 7 + (uint64_t)(c - cases) };
+    assert_ok(check_problem_create(&problem, &desc, &options));
+    check_reference reference = check_reference_create(&problem);
+    assert_ok(check_problem_run(&problem, &desc, NULL));
+    parallel_errors one = parallel_errors_of(&problem, &reference);
+    problem.desc.device = ATTN_CUDA, problem.desc.threads = 0;
+    for (int n = 0; n < 8; n++) {
+        int ranks = 1 + n / 2;
+        attn_parallel_desc how = { .layout = (attn_layout)(n % 2), .pieces = n % 3 };
+        snprintf(what, sizeof what, "%s, %s, %d ranks, %s, pieces = %d", c->name, direction ? "backward" : "forward",
+                 ranks, how.layout ? "zigzag" : "contiguous", (int)how.pieces);
+        parallel_refresh(&problem);
+        run_ranks(&problem, &how, ranks, what);
+        parallel_judge(&problem, &reference, &one, message);
+        if (message[0]) fail_msg("%s: %s", what, message);
+    }
+    check_reference_destroy(&reference);
+    check_problem_destroy(&problem);
+}
+
+static void forwards_are_one_devices(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i += test_scale())
+        run_case(&cases[i], ATTN_FORWARD);
+}
+
+static void backwards_are_one_devices(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i += test_scale())
+        run_case(&cases[i], ATTN_BACKWARD);
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static attn_desc long_desc(void)
+{
+    return (attn_desc){ .dtype = ATTN_BF16,
+                        .device = ATTN_CUDA,
+                        .flags = ATTN_CAUSAL,
+                        .batch = 1,
+                        .heads_q = 32,
+                        .heads_kv = 8,
+                        .len_q = 1 << 18,
+                        .len_kv = 1 << 18,
+                        .dim_qk = 128 };
+}
+
+static void plans_say_what_they_are(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = long_desc();
+    attn_parallel_info info, more;
+    attn_parallel_plan *plan;
+    char text[2000];
+    attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG };
+    assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+    assert_ok(attn_parallel_plan_get_info(plan, &info));
+    attn_parallel_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "all-gather: on a GPU, in 4 pieces of the KV heads"));
+    assert_true(info.seconds > 0 && info.pairs > 0 && info.sent_bytes > 0);
+    attn_parallel_plan_destroy(plan);
+    how.pieces = 8;
+    assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+    assert_ok(attn_parallel_plan_get_info(plan, &more));
+    assert_true(more.workspace_bytes < info.workspace_bytes);
+    attn_parallel_plan_destroy(plan);
+    end_context(context);
+}
+
+static void what_gpus_do_not_take(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_parallel_plan *plan;
+    attn_parallel_desc two = { .ranks = 2 };
+#define REFUSED(status, words, change)                                            \
+    do {                                                                          \
+        attn_desc d = long_desc();                                                \
+        attn_parallel_desc how = two;                                             \
+        change;                                                                   \
+        refused(attn_parallel_plan_create(&plan, &d, &how, NULL), status, words); \
+    } while (0)
+    REFUSED(ATTN_UNSUPPORTED, "schedule = ATTN_RING", how.schedule = ATTN_RING);
+    REFUSED(ATTN_UNSUPPORTED, "over ranks ATTN_CUDA takes ATTN_CAUSAL", d.flags |= ATTN_DROPOUT);
+    REFUSED(ATTN_UNSUPPORTED, "window_right = 4", (d.flags = ATTN_WINDOW, d.window_right = 4));
+    REFUSED(ATTN_UNSUPPORTED, "ATTN_ALIBI with ATTN_CAUSAL alone", (d.flags = ATTN_ALIBI, d.alibi_batch = 1));
+    REFUSED(ATTN_UNSUPPORTED, "len_q = 262144 is above len_kv = 5", d.len_kv = 5);
+    REFUSED(ATTN_UNSUPPORTED, "ranks = 33: ATTN_CUDA takes 32", (how.ranks = 33, how.layout = ATTN_ZIGZAG));
+    REFUSED(ATTN_INVALID, "pieces = -1", how.pieces = -1);
+    REFUSED(ATTN_INVALID, "pieces = 2: ATTN_CPU takes 0", (how.pieces = 2, d.device = ATTN_CPU));
+#undef REFUSED
+    attn_thread_group *group;
+    attn_desc d = long_desc();
+    attn_parallel_desc how = { .layout = ATTN_ZIGZAG };
+    assert_ok(attn_thread_group_create(&group, 1, 5));
+    refused(attn_parallel_plan_create(&plan, &d, &how, attn_thread_group_engine(group, 0)), ATTN_INVALID,
+            "engine: device = 0, but that of desc is 1");
+    attn_engine engine = for_devices(attn_thread_group_engine(group, 0));
+    static const char *const failing[] = { "cuStreamCreateWithPriority", "cuEventCreate" };
+    for (int i = 0; i < 2; i++) {
+        fail_next(failing[i], 1);
+        refused(attn_parallel_plan_create(&plan, &d, &how, &engine), ATTN_DEVICE_FAILED, "streams of attention over");
+    }
+    attn_thread_group_destroy(group);
+    end_context(context);
+}
+
+/* Without NCCL each of its functions says so. */
+static void nccl_is_found_when_running(void **state)
+{
+    (void)state;
+    attn_engine *engine = NULL;
+    char id[ATTN_NCCL_ID_BYTES];
+    refused(attn_nccl_engine_create(NULL, &engine, 1), ATTN_INVALID, "engine = NULL");
+    refused(attn_nccl_engine_create(&engine, &engine, -1), ATTN_INVALID, "timeout = -1 is not 0 or above");
+    refused(attn_nccl_engine_create(&engine, &engine, 1), ATTN_UNSUPPORTED, "no NCCL: libnccl.so.2");
+    refused(attn_nccl_id(id), ATTN_UNSUPPORTED, "no NCCL: libnccl.so.2");
+    refused(attn_nccl_engine_join(&engine, id, 0, 2, 1), ATTN_UNSUPPORTED, "no NCCL: libnccl.so.2");
+    attn_nccl_engine_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forwards_are_one_devices),   cmocka_unit_test(backwards_are_one_devices),
+        cmocka_unit_test(plans_say_what_they_are),    cmocka_unit_test(what_gpus_do_not_take),
+        cmocka_unit_test(nccl_is_found_when_running),
+    };
+    cuda_begin();
+    return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));
+}
