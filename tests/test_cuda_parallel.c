@@ -13,6 +13,7 @@ typedef struct rank_of {
     const check_problem *problem;
     const attn_parallel_desc *how;
     attn_engine engine;
+    const char *id; /* NULL, or of the engine over NCCL, in place of this one */
     char message[200];
 } rank_of;
 
@@ -28,21 +29,31 @@ static void *run_rank(void *argument)
 {
     rank_of *r = argument;
     CUcontext context = fresh_context(r->engine.rank % 2);
-    parallel_part part = parallel_run(r->problem, r->how, &r->engine, r->message);
+    attn_engine *nccl = NULL, *engine = &r->engine;
+    if (r->id) {
+        assert_ok(attn_nccl_engine_join(&nccl, r->id, engine->rank, engine->ranks, 60));
+        engine = nccl;
+    }
+    parallel_part part = parallel_run(r->problem, r->how, engine, r->message);
     if (!r->message[0]) parallel_put_back(&part, r->problem);
     parallel_part_destroy(&part, r->problem);
+    attn_nccl_engine_destroy(nccl);
     end_context(context);
     return NULL;
 }
 
-static void run_ranks(const check_problem *problem, const attn_parallel_desc *how, int ranks, const char *name)
+/* over_nccl: on the fake NCCL; else on the engine of threads. */
+static void run_ranks(const check_problem *problem, const attn_parallel_desc *how, int ranks, bool over_nccl,
+                      const char *name)
 {
+    char id[ATTN_NCCL_ID_BYTES];
     attn_thread_group *group;
     rank_of of[RANKS_MOST];
     pthread_t thread[RANKS_MOST];
     assert_ok(attn_thread_group_create(&group, ranks, 60));
+    if (over_nccl) assert_ok(attn_nccl_id(id));
     for (int r = 0; r < ranks; r++) {
-        of[r] = (rank_of){ problem, how, for_devices(attn_thread_group_engine(group, r)), "" };
+        of[r] = (rank_of){ problem, how, for_devices(attn_thread_group_engine(group, r)), over_nccl ? id : NULL, "" };
         assert_int_equal(pthread_create(&thread[r], NULL, run_rank, &of[r]), 0);
     }
     for (int r = 0; r < ranks; r++)
@@ -93,7 +104,7 @@ static void run_case(const parallel_case *c, attn_direction direction)
         snprintf(what, sizeof what, "%s, %s, %d ranks, %s, pieces = %d", c->name, direction ? "backward" : "forward",
                  ranks, how.layout ? "zigzag" : "contiguous", (int)how.pieces);
         parallel_refresh(&problem);
-        run_ranks(&problem, &how, ranks, what);
+        run_ranks(&problem, &how, ranks, n > 3, what);
         parallel_judge(&problem, &reference, &one, message);
         if (message[0]) fail_msg("%s: %s", what, message);
     }
@@ -145,11 +156,14 @@ static void plans_say_what_they_are(void **state)
     assert_non_null(strstr(text, "all-gather: on a GPU, in 4 pieces of the KV heads"));
     assert_true(info.seconds > 0 && info.pairs > 0 && info.sent_bytes > 0);
     attn_parallel_plan_destroy(plan);
-    how.pieces = 8;
-    assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
-    assert_ok(attn_parallel_plan_get_info(plan, &more));
+    desc.direction = ATTN_BACKWARD;
+    for (int i = 0; i < 2; i++) {
+        how.pieces = i ? 8 : 4;
+        assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+        assert_ok(attn_parallel_plan_get_info(plan, i ? &more : &info));
+        attn_parallel_plan_destroy(plan);
+    }
     assert_true(more.workspace_bytes < info.workspace_bytes);
-    attn_parallel_plan_destroy(plan);
     end_context(context);
 }
 
@@ -191,27 +205,69 @@ static void what_gpus_do_not_take(void **state)
     end_context(context);
 }
 
-/* Without NCCL each of its functions says so. */
-static void nccl_is_found_when_running(void **state)
+static void what_nccl_does_not_take(void **state)
 {
     (void)state;
+    CUcontext context = fresh_context(0);
     attn_engine *engine = NULL;
     char id[ATTN_NCCL_ID_BYTES];
+    refused(attn_nccl_id(NULL), ATTN_INVALID, "id = NULL");
     refused(attn_nccl_engine_create(NULL, &engine, 1), ATTN_INVALID, "engine = NULL");
     refused(attn_nccl_engine_create(&engine, &engine, -1), ATTN_INVALID, "timeout = -1 is not 0 or above");
-    refused(attn_nccl_engine_create(&engine, &engine, 1), ATTN_UNSUPPORTED, "no NCCL: libnccl.so.2");
-    refused(attn_nccl_id(id), ATTN_UNSUPPORTED, "no NCCL: libnccl.so.2");
-    refused(attn_nccl_engine_join(&engine, id, 0, 2, 1), ATTN_UNSUPPORTED, "no NCCL: libnccl.so.2");
+    refused(attn_nccl_engine_create(&engine, NULL, 1), ATTN_INVALID, "communicator = NULL");
+    refused(attn_nccl_engine_join(&engine, NULL, 0, 2, 1), ATTN_INVALID, "id = NULL");
+    refused(attn_nccl_engine_join(&engine, id, 2, 2, 1), ATTN_INVALID, "rank = 2 of ranks = 2");
+    memset(id, 0, sizeof id);
+    refused(attn_nccl_engine_join(&engine, id, 0, 2, 1), ATTN_RANK_FAILED, "ncclCommInitRank: NCCL: invalid argument");
     attn_nccl_engine_destroy(NULL);
+    assert_null(engine);
+
+    assert_ok(attn_nccl_id(id));
+    assert_ok(attn_nccl_engine_join(&engine, id, 0, 1, 0)); /* of one rank, and without a watch */
+    float mine[2] = { 1, 2 }, all[2] = { 0 };
+    assert_int_equal(engine->tell(engine->context, mine, all, sizeof mine), 0);
+    assert_memory_equal(mine, all, sizeof mine);
+    assert_int_equal(engine->reduce_scatter(engine->context, mine, all, 2, NULL), 0);
+    assert_memory_equal(mine, all, sizeof mine);
+    engine->abort(engine->context);
+    assert_int_not_equal(engine->wait(engine->context, NULL), 0);
+    assert_int_not_equal(engine->exchange(engine->context, 0, mine, 4, -1, NULL, 0, NULL), 0);
+    assert_int_not_equal(engine->all_gather(engine->context, mine, all, 4, NULL), 0);
+    attn_nccl_engine_destroy(engine);
+    end_context(context);
+}
+
+/* A run whose events do not come ends with the engine's time-out. */
+static void what_hangs_is_aborted(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_engine *engine;
+    char id[ATTN_NCCL_ID_BYTES];
+    float mine = 1, all = 0;
+    assert_ok(attn_nccl_id(id));
+    assert_ok(attn_nccl_engine_join(&engine, id, 0, 1, 0.1));
+    assert_int_equal(engine->all_gather(engine->context, &mine, &all, 4, NULL), 0);
+    usleep(300000);
+    assert_int_equal(engine->wait(engine->context, NULL), 0); /* the event was there in time */
+    events_pend(true);
+    assert_int_equal(engine->all_gather(engine->context, &mine, &all, 4, NULL), 0);
+    for (int i = 0; i < 2000 && !engine->wait(engine->context, NULL); i++)
+        usleep(5000);
+    events_pend(false);
+    assert_int_not_equal(engine->wait(engine->context, NULL), 0);
+    attn_nccl_engine_destroy(engine);
+    end_context(context);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forwards_are_one_devices),   cmocka_unit_test(backwards_are_one_devices),
-        cmocka_unit_test(plans_say_what_they_are),    cmocka_unit_test(what_gpus_do_not_take),
-        cmocka_unit_test(nccl_is_found_when_running),
+        cmocka_unit_test(forwards_are_one_devices), cmocka_unit_test(backwards_are_one_devices),
+        cmocka_unit_test(plans_say_what_they_are),  cmocka_unit_test(what_gpus_do_not_take),
+        cmocka_unit_test(what_nccl_does_not_take),  cmocka_unit_test(what_hangs_is_aborted),
     };
     cuda_begin();
+    if (!dlopen(FAKE_NCCL, RTLD_NOW)) fail_msg("%s", dlerror());
     return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

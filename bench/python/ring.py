@@ -139,13 +139,13 @@ def part_check(bench, args):
             q, k, v = (x[0, :, :n].double() for x, n in zip(tensors, (group, 1, 1)))
             go, scale = grad[0, :, :group].double(), args.dim ** -0.5
             o, dq = torch.empty_like(q), torch.empty_like(q)
+            at = torch.arange(tokens, device="cuda")
             dk, dv = torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0])
             for h in range(group):
                 for i in range(0, tokens, 2048):
                     rows, keys = slice(i, i + 2048), slice(0, i + 2048)
                     s = scale * q[rows, h] @ k[keys, 0].T
-                    hidden = torch.arange(i + 2048, device="cuda")[None] > torch.arange(i, i + 2048, device="cuda")[:, None]
-                    p = s.masked_fill_(hidden, float("-inf")).softmax(-1)
+                    p = s.masked_fill_(at[keys] > at[rows, None], float("-inf")).softmax(-1)
                     o[rows, h] = p @ v[keys, 0]
                     dp = go[rows, h] @ v[keys, 0].T
                     ds = p * (dp - (go[rows, h] * o[rows, h]).sum(-1, keepdim=True))
@@ -168,7 +168,7 @@ def part_speed(bench, args):
     for tokens in args.tokens:
         tensors = qkv(args, tokens)
         grad = torch.randn_like(tensors[0])
-        mine, my_grad = [la.context_parallel_shard(x).contiguous() for x in tensors], la.context_parallel_shard(grad).contiguous()
+        *mine, my_grad = (la.context_parallel_shard(x).contiguous() for x in (*tensors, grad))
         for kind in ("forward", "both"):
             backward = kind == "both"
             work = flops(args, tokens, backward)
@@ -219,11 +219,12 @@ def part_hidden(bench, args):
     for tokens in [n for n in args.tokens if n <= 1 << 17]:
         mine = [la.context_parallel_shard(x).contiguous() for x in qkv(args, tokens)]
         size = 2 * mine[1].numel() * 2
-        send, receive = torch.empty(size, dtype=torch.uint8, device="cuda"), torch.empty(size, dtype=torch.uint8, device="cuda")
+        send, receive = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
         to, source = (bench.rank + 1) % args.gpus, (bench.rank - 1) % args.gpus
 
         def transfer():
-            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, send, to), dist.P2POp(dist.irecv, receive, source)]):
+            both_ways = [dist.P2POp(dist.isend, send, to), dist.P2POp(dist.irecv, receive, source)]
+            for work in dist.batch_isend_irecv(both_ways):
                 work.wait()
 
         moved = bench.seconds(transfer)
@@ -256,8 +257,8 @@ def part_million(bench, args):
         took = torch.tensor(time.monotonic() - begin, device="cuda")
         dist.all_reduce(took, dist.ReduceOp.MAX)
         bench.say("million", MILLION, kind, pieces, "time", took.item(), "s")
-        bench.say("million", MILLION, kind, pieces, "all GPUs", flops(args, MILLION, kind == "both") / took.item() / 1e12,
-                  "TFLOP/s")
+        done = flops(args, MILLION, kind == "both")
+        bench.say("million", MILLION, kind, pieces, "all GPUs", done / took.item() / 1e12, "TFLOP/s")
         bench.say("million", MILLION, kind, pieces, "memory", torch.cuda.max_memory_allocated() / 1e9, "GB a GPU")
 
 

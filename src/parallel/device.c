@@ -1,9 +1,10 @@
 /* A rank on a GPU. Contract: device.h.
  *
- * All keys are gathered, but a few KV heads at a time: a piece. While one piece is computed, the next one's keys come
- * and the last one's gradients leave. Two lanes take the pieces in turn, each with a stream and buffers of its own, so
- * that a piece's first work fills the processors that the last work of the piece before leaves idle; a third stream
- * moves bytes.
+ * All keys are gathered, a few KV heads after others: a piece. All transfers of keys are put into a stream of their own
+ * at once, so that while one piece is computed the next ones' keys come. Lanes take the pieces in turn, each with a
+ * stream and buffers of its own, so that a piece's first work fills the processors that the last work of the piece
+ * before leaves idle. In the backward a piece's gradients of keys leave while the next two are computed: kernels of
+ * NCCL find room where one of these ends and the other begins, since each of them takes all processors.
  *
  * A piece is a run for each chunk of rows, over all keys that these see: its end is where the chunk's last row stands,
  * so that the causal mask of the fast kernels is the whole's. In the backward gradients of keys are f32, one buffer for
@@ -21,8 +22,9 @@
 #include "problem/ranges.h"
 
 enum {
-    LANES = 2,
+    LANES = 3,
     PIECES = 4, /* unless the descriptor says how many */
+    PIECES_MOST = 64,
     PARTS_MOST = 64,
     FIRST = -5, /* of a stream's priorities; drivers take the first that they have */
     TAKEN = ATTN_CAUSAL | ATTN_WINDOW | ATTN_SOFTCAP | ATTN_ALIBI | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC
@@ -30,7 +32,6 @@ enum {
 
 /* Byte offsets in the workspace. */
 typedef struct lane_room {
-    size_t keys[2];               /* k, v: all keys of a piece's heads */
     size_t grad_q[ATTN_CHUNKS];   /* f32 */
     size_t grads[ATTN_CHUNKS][2]; /* of k, v; f32 */
     size_t received;              /* f32: gradients of this rank's keys: of each other rank a block */
@@ -38,8 +39,8 @@ typedef struct lane_room {
 } lane_room;
 
 typedef struct lane_streams {
-    CUstream stream;           /* NULL: the caller's */
-    CUevent ready, done, back; /* keys are here; the piece is computed; gradients are here */
+    CUstream stream;    /* NULL: the caller's */
+    CUevent done, back; /* gradients are computed; those from others are here */
 } lane_streams;
 
 struct attn_parallel_device {
@@ -47,9 +48,10 @@ struct attn_parallel_device {
     int64_t pieces, heads_q, heads_kv; /* of a piece */
     int lanes;
     CUstream transfers;
-    CUevent fork, join;
+    CUevent fork, join, ready[PIECES_MOST]; /* ready: a piece's keys are here */
     lane_streams lane[LANES];
     lane_room room[LANES];
+    size_t keys[2], piece_keys[2];                  /* k, v: all keys, piece by piece, and bytes of a piece */
     size_t lse[ATTN_CHUNKS], grad_lse[ATTN_CHUNKS]; /* of all pieces, one after another */
     size_t sums, all_sums; /* gradients of slopes and sinks: this rank's chunks', every rank's */
     size_t block[2], slot; /* of `received`: bytes of a chunk's gradients of k, v; of a rank's */
@@ -135,6 +137,7 @@ static int64_t pieces_of(const attn_parallel_plan *plan)
 {
     const attn_desc *d = &plan->whole;
     int64_t size = attn_dtype_size(d->dtype), wanted = plan->how.pieces ? plan->how.pieces : PIECES;
+    if (wanted > PIECES_MOST) wanted = PIECES_MOST;
     bool whole = d->dim_qk * size % 16 || d->dim_v * size % 16 || (d->flags & ATTN_ALIBI && d->alibi_batch > 1);
     if (whole || plan->how.ranks == 1) return 1;
     while (d->heads_kv % wanted)
@@ -235,18 +238,38 @@ static attn_status create_sums(attn_parallel_plan *plan)
     return status;
 }
 
+/* Does what is asked with every event. */
+static CUresult each_event(attn_parallel_device *own, CUresult (*what)(const attn_cuda_driver *, CUevent *))
+{
+    CUresult result = what(own->driver, &own->fork);
+    if (!result) result = what(own->driver, &own->join);
+    for (int64_t i = 0; i < own->pieces && !result; i++)
+        result = what(own->driver, &own->ready[i]);
+    for (int i = 0; i < own->lanes && !result; i++) {
+        result = what(own->driver, &own->lane[i].done);
+        if (!result) result = what(own->driver, &own->lane[i].back);
+    }
+    return result;
+}
+
+static CUresult create_event(const attn_cuda_driver *driver, CUevent *event)
+{
+    return driver->cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
+}
+
+static CUresult destroy_event(const attn_cuda_driver *driver, CUevent *event)
+{
+    if (*event) driver->cuEventDestroy(*event);
+    return 0;
+}
+
 static attn_status create_streams(attn_parallel_device *own)
 {
     const attn_cuda_driver *driver = own->driver;
     CUresult result = driver->cuStreamCreateWithPriority(&own->transfers, CU_STREAM_NON_BLOCKING, FIRST);
-    CUevent *events[2 + 3 * LANES] = { &own->fork, &own->join };
-    for (int i = 0; i < LANES; i++) {
-        CUevent *of[3] = { &own->lane[i].ready, &own->lane[i].done, &own->lane[i].back };
-        memcpy(events + 2 + 3 * i, of, sizeof of);
-        if (i && !result) result = driver->cuStreamCreate(&own->lane[i].stream, CU_STREAM_NON_BLOCKING);
-    }
-    for (size_t i = 0; i < sizeof events / sizeof *events && !result; i++)
-        result = driver->cuEventCreate(events[i], CU_EVENT_DISABLE_TIMING);
+    for (int i = 1; i < own->lanes && !result; i++)
+        result = driver->cuStreamCreate(&own->lane[i].stream, CU_STREAM_NON_BLOCKING);
+    if (!result) result = each_event(own, create_event);
     return result ? attn_cuda_fail(result, "streams of attention over ranks") : ATTN_OK;
 }
 
@@ -277,10 +300,13 @@ static void lay_out(attn_parallel_plan *plan)
         own->block[v] = (size_t)attn_round_up(bytes, ATTN_PARALLEL_ALIGN);
     }
     own->slot = (size_t)plan->chunks * (own->block[0] + own->block[1]);
+    for (int v = 0; v < 2; v++) {
+        double bytes = size * batch * (double)d->len_kv * heads * dim[v];
+        own->piece_keys[v] = (size_t)attn_round_up((int64_t)bytes, ATTN_PARALLEL_ALIGN);
+        own->keys[v] = take(&end, (double)own->piece_keys[v] * (double)own->pieces);
+    }
     for (int i = 0; i < own->lanes; i++) {
         lane_room *room = &own->room[i];
-        for (int v = 0; v < 2; v++)
-            room->keys[v] = take(&end, size * batch * (double)d->len_kv * heads * dim[v]);
         for (int c = 0; c < plan->chunks && backward; c++) {
             double rows = (double)attn_chunk_of_rows(plan, plan->how.rank, c).rows;
             room->grad_q[c] = take(&end, 4 * batch * rows * (double)own->heads_q * dim[0]);
@@ -310,7 +336,7 @@ attn_status attn_parallel_device_create(attn_parallel_plan *plan)
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
     own->driver = &machine->driver;
     own->pieces = pieces_of(plan);
-    own->lanes = own->pieces > 1 ? LANES : 1;
+    own->lanes = own->pieces < LANES ? (int)own->pieces : LANES;
     own->heads_q = d->heads_q / own->pieces, own->heads_kv = d->heads_kv / own->pieces;
     for (int c = 0; c < plan->chunks && !status; c++) {
         attn_desc run = desc_of(plan, c);
@@ -327,15 +353,10 @@ void attn_parallel_device_destroy(attn_parallel_plan *plan)
     attn_parallel_device *own = plan->device;
     if (!own) return;
     const attn_cuda_driver *driver = own->driver;
-    CUevent events[2 + 3 * LANES] = { own->fork, own->join };
-    for (int i = 0; i < LANES; i++) {
+    for (int i = 1; i < own->lanes; i++)
         if (own->lane[i].stream) driver->cuStreamDestroy(own->lane[i].stream);
-        memcpy(events + 2 + 3 * i, (CUevent[]){ own->lane[i].ready, own->lane[i].done, own->lane[i].back },
-               3 * sizeof *events);
-    }
     if (own->transfers) driver->cuStreamDestroy(own->transfers);
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
-        if (events[i]) driver->cuEventDestroy(events[i]);
+    each_event(own, destroy_event);
     for (int i = 0; i < ATTN_CHUNKS; i++) {
         attn_merge_plan_destroy(own->to_grad_q[i]), attn_merge_plan_destroy(own->add[i]);
         attn_merge_plan_destroy(own->to_grads[i][0]), attn_merge_plan_destroy(own->to_grads[i][1]);
@@ -371,11 +392,16 @@ static CUstream stream_of(const run *r, int lane)
     return lane ? r->own->lane[lane].stream : r->caller;
 }
 
+static void follow(run *r, CUevent event, CUstream stream)
+{
+    if (!r->status) did(r, r->own->driver->cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent");
+}
+
 /* What is put into `later` from now on waits for what is in `first`. */
 static void order(run *r, CUevent event, CUstream first, CUstream later)
 {
     if (!r->status) did(r, r->own->driver->cuEventRecord(event, first), "cuEventRecord");
-    if (!r->status) did(r, r->own->driver->cuStreamWaitEvent(later, event, 0), "cuStreamWaitEvent");
+    follow(r, event, later);
 }
 
 /* Rows of `width` bytes, `rows` of them; pitches in bytes. */
@@ -423,6 +449,12 @@ static char *key_at(const run *r, size_t buffer, size_t row, int64_t batch, int6
     return r->room + buffer + (size_t)(batch * r->plan->whole.len_kv + key) * row;
 }
 
+/* Where the keys of a piece are. */
+static size_t keys_of(const run *r, int v, int64_t piece)
+{
+    return r->own->keys[v] + (size_t)piece * r->own->piece_keys[v];
+}
+
 /* A row of this rank's tensor: of batch b, of chunk c, from head `head` on; size: of an element. */
 static char *row_of(const void *base, const int64_t stride[4], size_t size, int64_t b, attn_chunk before, int64_t head)
 {
@@ -442,7 +474,7 @@ static attn_chunk before_keys(const run *r, int c)
 }
 
 /* This rank's keys of a piece, to where all keys are gathered. */
-static void place_own(run *r, int lane, int64_t piece)
+static void place_own(run *r, int64_t piece)
 {
     const attn_desc *l = &r->plan->local;
     size_t size = (size_t)attn_dtype_size(l->dtype);
@@ -456,7 +488,7 @@ static void place_own(run *r, int lane, int64_t piece)
             const char *from =
                 row_of(v ? r->args->v : r->args->k, stride, size, b, before_keys(r, c), piece * r->own->heads_kv + h);
             size_t row = row_bytes(r, v, size);
-            char *to = key_at(r, r->own->room[lane].keys[v], row, b, keys.begin) + (size_t)(h * dim) * size;
+            char *to = key_at(r, keys_of(r, v, piece), row, b, keys.begin) + (size_t)(h * dim) * size;
             copy(r, to, row, from, (size_t)stride[1] * size, (size_t)(together * dim) * size, keys.rows,
                  r->own->transfers);
         }
@@ -483,17 +515,16 @@ static void end_exchange(run *r)
 static void gather(run *r, int64_t piece)
 {
     const attn_parallel_plan *plan = r->plan;
-    int lane = (int)(piece % r->own->lanes);
     int32_t ranks = plan->how.ranks, me = plan->how.rank;
     size_t size = (size_t)attn_dtype_size(plan->whole.dtype);
-    place_own(r, lane, piece);
+    place_own(r, piece);
     for (int32_t h = 1; h < ranks; h++) {
         int32_t to = (me + h) % ranks, from = (me - h + ranks) % ranks;
         for (int i = 0; i < 2 * plan->chunks; i++)
             for (int64_t b = 0; b < plan->whole.batch; b++) {
                 int v = i % 2, k = i / 2;
                 attn_chunk mine = attn_chunk_of_keys(plan, me, k), theirs = attn_chunk_of_keys(plan, from, k);
-                size_t row = row_bytes(r, v, size), buffer = r->own->room[lane].keys[v];
+                size_t row = row_bytes(r, v, size), buffer = keys_of(r, v, piece);
                 exchange(r, to, key_at(r, buffer, row, b, mine.begin),
                          needs(plan, to, me, k) ? (size_t)mine.rows * row : 0, from,
                          key_at(r, buffer, row, b, theirs.begin),
@@ -501,7 +532,7 @@ static void gather(run *r, int64_t piece)
             }
     }
     end_exchange(r);
-    order(r, r->own->lane[lane].ready, r->own->transfers, stream_of(r, lane));
+    if (!r->status) did(r, r->own->driver->cuEventRecord(r->own->ready[piece], r->own->transfers), "cuEventRecord");
 }
 
 /* LSEs of a chunk's rows and a piece's heads, from those of all rows of this rank, or back. */
@@ -544,8 +575,8 @@ static void compute(run *r, int c, int64_t piece)
     attn_chunk before = before_rows(r, c);
     reach keys = reach_of_mine(plan, c);
     attn_args a = { .q = row_of(r->args->q, l->q_stride, size, 0, before, head),
-                    .k = key_at(r, room->keys[0], row_bytes(r, 0, size), 0, keys.begin),
-                    .v = key_at(r, room->keys[1], row_bytes(r, 1, size), 0, keys.begin),
+                    .k = key_at(r, keys_of(r, 0, piece), row_bytes(r, 0, size), 0, keys.begin),
+                    .v = key_at(r, keys_of(r, 1, piece), row_bytes(r, 1, size), 0, keys.begin),
                     .o = row_of(r->args->o, l->o_stride, out, 0, before, head),
                     .lse = lse_at(r, r->own->lse, c, piece) };
     if (l->flags & ATTN_ALIBI) a.alibi = r->args->alibi + head;
@@ -701,26 +732,23 @@ attn_status attn_parallel_device_run(const attn_parallel_plan *plan, const attn_
     const attn_parallel_device *own = plan->device;
     bool backward = plan->whole.direction == ATTN_BACKWARD;
     run r = { plan, own, args, workspace, stream, ATTN_OK };
-    order(&r, own->fork, r.caller, own->transfers);
-    for (int i = 1; i < own->lanes; i++)
-        order(&r, own->fork, r.caller, stream_of(&r, i));
     if (backward)
         clear(&r, sums_at(&r, 0),
               (size_t)(plan->chunks * (plan->whole.alibi_batch + 1) * plan->whole.heads_q) * sizeof(float), r.caller);
-    if (backward && own->lanes > 1) order(&r, own->fork, r.caller, stream_of(&r, 1));
-    for (int64_t piece = 0; piece < own->lanes; piece++)
+    order(&r, own->fork, r.caller, own->transfers);
+    for (int i = 1; i < own->lanes; i++)
+        order(&r, own->fork, r.caller, stream_of(&r, i));
+    for (int64_t piece = 0; piece < own->pieces; piece++)
         gather(&r, piece);
     for (int64_t piece = 0; piece < own->pieces; piece++) {
         int lane = (int)(piece % own->lanes);
+        follow(&r, own->ready[piece], stream_of(&r, lane));
         for (int c = plan->chunks - 1; c >= 0; c--) { /* the longest first */
             if (!plan->all[c]) continue;
             compute(&r, c, piece);
             if (backward) finish_chunk(&r, c, piece);
         }
         if (backward) add_chunks(&r, lane), exchange_grads(&r, lane), finish_keys(&r, lane, piece);
-        if (piece + own->lanes >= own->pieces) continue;
-        if (!backward) order(&r, own->lane[lane].done, stream_of(&r, lane), own->transfers);
-        gather(&r, piece + own->lanes);
     }
     for (int i = 1; i < own->lanes; i++)
         order(&r, own->join, stream_of(&r, i), r.caller);

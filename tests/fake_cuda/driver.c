@@ -76,6 +76,7 @@ CUresult fake_called(const char *name)
 
 API fake_cuda_fail_next fake_cuda_fail;
 API fake_cuda_calls fake_cuda_count;
+API fake_cuda_events_pend fake_cuda_pend;
 API fake_cuda_context_create fake_cuda_create;
 API fake_cuda_context_destroy fake_cuda_destroy;
 
@@ -500,11 +501,18 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
     return 0;
 }
 
+static atomic_bool pending;
+
+void fake_cuda_pend(bool pend)
+{
+    pending = pend;
+}
+
 CUresult cuEventQuery(CUevent event)
 {
     CALLED;
     (void)event;
-    return 0;
+    return pending ? CUDA_ERROR_NOT_READY : 0;
 }
 
 CUresult cuEventSynchronize(CUevent event)
