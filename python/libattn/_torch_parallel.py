@@ -4,8 +4,8 @@ On CPUs the group's own backend carries bytes. On GPUs NCCL does, by a communica
 group's ranks: it enqueues, and no Python runs meanwhile.
 
 Every call begins with a small gather on CPUs, in which the ranks tell each other whether their arguments are valid, how
-many rows and keys they have, dropout's seed and which plan they have kept. So a rank that raises ends the others' calls,
-and a plan is made by all ranks or by none.
+many rows and keys they have, dropout's seed and which plan they have kept. So a rank that raises ends the others'
+calls, and a plan is made by all ranks or by none.
 """
 from __future__ import annotations
 

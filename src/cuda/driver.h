@@ -33,7 +33,12 @@ enum {
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
-enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_NON_BLOCKING = 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1 };
+enum {
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
+};
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_STREAM_CAPTURE_STATUS_ACTIVE = 1 };
 enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
@@ -142,6 +147,7 @@ typedef struct CUDA_MEMCPY2D {
     X(cuEventSynchronize, cuEventSynchronize, (CUevent))                                                         \
     X(cuEventElapsedTime, cuEventElapsedTime, (float *milliseconds, CUevent begin, CUevent end))                 \
     X(cuEventDestroy, cuEventDestroy_v2, (CUevent))                                                              \
+    X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode))                         \
     X(cuCtxSynchronize, cuCtxSynchronize, (void))
 
 typedef struct attn_cuda_driver {

@@ -121,7 +121,9 @@ static void *watch(void *argument)
 {
     nccl_engine *e = argument;
     ncclResult_t error = 0;
+    int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* another thread's capture is none of this one's business */
     e->driver->cuCtxSetCurrent(e->context);
+    e->driver->cuThreadExchangeStreamCaptureMode(&relaxed);
     pthread_mutex_lock(&e->lock);
     while (!e->ends) {
         if (!e->count) {

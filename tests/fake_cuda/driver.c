@@ -466,6 +466,13 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     return cuStreamCreate(stream, flags);
 }
 
+CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    CALLED;
+    *mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    return 0;
+}
+
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
     CALLED;
