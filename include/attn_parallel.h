@@ -46,7 +46,12 @@ extern "C" {
  * and return: what was put there before is done before it, and what comes after wait, all_gather or reduce_scatter is
  * done after it. Exchanges between two waits are posted by sender and receiver in the same order for each pair of
  * ranks, and need not begin before the wait. tell is all_gather of host memory: it returns when that is there. NULL:
- * all_gather does so. */
+ * all_gather does so.
+ *
+ * window and put, both or none: a rank can write into others' memory. window gives memory of this rank, `bytes` or
+ * more, that all ranks can write to: a call of all ranks, which ask for the same, and the same memory again unless it
+ * is too small. Runs that use it come one after another. put writes `send` to byte `at` of the window of rank `to`.
+ * Between ranks a wait is then a barrier: what all of them have put before it has arrived after it. */
 typedef struct attn_engine {
     void *context; /* the functions' first argument */
     int32_t rank, ranks;
@@ -58,6 +63,8 @@ typedef struct attn_engine {
     void (*abort)(void *context);
     attn_device device; /* where buffers are */
     int (*tell)(void *context, const void *send, void *receive, size_t bytes);
+    int (*window)(void *context, size_t bytes, void **base);
+    int (*put)(void *context, int32_t to, size_t at, const void *send, size_t bytes, void *stream);
 } attn_engine;
 
 /* An engine whose ranks are threads of one process, for tests and for trying things out. The caller starts the threads;
@@ -84,8 +91,15 @@ ATTN_API attn_status attn_nccl_id(char id[ATTN_NCCL_ID_BYTES]);
 ATTN_API attn_status attn_nccl_engine_join(attn_engine **engine, const char id[ATTN_NCCL_ID_BYTES], int32_t rank,
                                            int32_t ranks, double timeout);
 
-/* NULL is allowed. Waits for what the engine has put into streams. */
+/* NULL is allowed. Nothing that the engine has put into streams may be under way. */
 ATTN_API void attn_nccl_engine_destroy(attn_engine *engine);
+
+/* An engine for ranks that are processes of one host whose GPUs reach each other's memory (NVLink, PCIe): keys and
+ * gradients are copied by the GPUs' copy engines, which need no processor, so that they move at any time beside
+ * kernels. Everything else is done by the engine `by`, which is of the same ranks and outlives it. A call of all ranks.
+ * ATTN_UNSUPPORTED, on all of them, where some GPU does not reach another's memory. timeout: as above. */
+ATTN_API attn_status attn_peer_engine_create(attn_engine **engine, const attn_engine *by, double timeout);
+ATTN_API void attn_peer_engine_destroy(attn_engine *engine);
 
 /* ---- what is wanted ------------------------------------------------------------------------ */
 

@@ -73,6 +73,11 @@ typedef struct CUlaunchConfig {
 enum { CU_MEMORYTYPE_DEVICE = 2 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
 enum { CUDA_ERROR_NOT_READY = 600 };
+enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1, CU_STREAM_WAIT_VALUE_GEQ = 0 };
+
+typedef struct CUipcMemHandle {
+    char reserved[64];
+} CUipcMemHandle;
 
 typedef struct CUDA_MEMCPY2D {
     size_t srcXInBytes, srcY;
@@ -147,6 +152,11 @@ typedef struct CUDA_MEMCPY2D {
     X(cuEventSynchronize, cuEventSynchronize, (CUevent))                                                         \
     X(cuEventElapsedTime, cuEventElapsedTime, (float *milliseconds, CUevent begin, CUevent end))                 \
     X(cuEventDestroy, cuEventDestroy_v2, (CUevent))                                                              \
+    X(cuIpcGetMemHandle, cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr))                                     \
+    X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipcMemHandle, unsigned flags))                \
+    X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr))                                                   \
+    X(cuStreamWriteValue32, cuStreamWriteValue32_v2, (CUstream, CUdeviceptr, uint32_t value, unsigned flags))    \
+    X(cuStreamWaitValue32, cuStreamWaitValue32_v2, (CUstream, CUdeviceptr, uint32_t value, unsigned flags))      \
     X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode))                         \
     X(cuCtxSynchronize, cuCtxSynchronize, (void))
 

@@ -34,7 +34,7 @@ enum {
 typedef struct lane_room {
     size_t grad_q[ATTN_CHUNKS];   /* f32 */
     size_t grads[ATTN_CHUNKS][2]; /* of k, v; f32 */
-    size_t received;              /* f32: gradients of this rank's keys: of each other rank a block */
+    size_t received;              /* in the window: f32 gradients of this rank's keys, of each other rank a block */
     size_t scratch;               /* of attn_run */
 } lane_room;
 
@@ -51,7 +51,8 @@ struct attn_parallel_device {
     CUevent fork, join, ready[PIECES_MOST]; /* ready: a piece's keys are here */
     lane_streams lane[LANES];
     lane_room room[LANES];
-    size_t keys[2], piece_keys[2];                  /* k, v: all keys, piece by piece, and bytes of a piece */
+    size_t window, window_bytes; /* what other ranks send to: bytes, alike on all ranks; in the workspace at `window` */
+    size_t keys[2], piece_keys[2]; /* in the window: k, v: all keys, piece by piece, and bytes of a piece */
     size_t lse[ATTN_CHUNKS], grad_lse[ATTN_CHUNKS]; /* of all pieces, one after another */
     size_t sums, all_sums; /* gradients of slopes and sinks: this rank's chunks', every rank's */
     size_t block[2], slot; /* of `received`: bytes of a chunk's gradients of k, v; of a rank's */
@@ -303,8 +304,11 @@ static void lay_out(attn_parallel_plan *plan)
     for (int v = 0; v < 2; v++) {
         double bytes = size * batch * (double)d->len_kv * heads * dim[v];
         own->piece_keys[v] = (size_t)attn_round_up((int64_t)bytes, ATTN_PARALLEL_ALIGN);
-        own->keys[v] = take(&end, (double)own->piece_keys[v] * (double)own->pieces);
+        own->keys[v] = take(&own->window_bytes, (double)own->piece_keys[v] * (double)own->pieces);
     }
+    for (int i = 0; i < own->lanes && backward; i++)
+        own->room[i].received = take(&own->window_bytes, (double)own->slot * plan->how.ranks);
+    if (!plan->engine.put) own->window = take(&end, (double)own->window_bytes);
     for (int i = 0; i < own->lanes; i++) {
         lane_room *room = &own->room[i];
         for (int c = 0; c < plan->chunks && backward; c++) {
@@ -313,7 +317,6 @@ static void lay_out(attn_parallel_plan *plan)
             for (int v = 0; v < 2; v++)
                 room->grads[c][v] = take(&end, 4 * batch * (double)d->len_kv * heads * dim[v]);
         }
-        if (backward) room->received = take(&end, (double)own->slot * plan->how.ranks);
         room->scratch = take(&end, (double)scratch);
     }
     if (backward) own->sums = take(&end, (double)floats * plan->chunks);
@@ -348,6 +351,18 @@ attn_status attn_parallel_device_create(attn_parallel_plan *plan)
     return status;
 }
 
+attn_status attn_parallel_device_window(const attn_parallel_plan *plan, char **window)
+{
+    const attn_engine *e = &plan->engine;
+    void *base = NULL;
+    int failed = e->window(e->context, plan->device->window_bytes, &base);
+    if (failed)
+        return attn_fail(ATTN_RANK_FAILED, "the engine's window of %zu bytes failed with %d",
+                         plan->device->window_bytes, failed);
+    *window = base;
+    return ATTN_OK;
+}
+
 void attn_parallel_device_destroy(attn_parallel_plan *plan)
 {
     attn_parallel_device *own = plan->device;
@@ -377,7 +392,7 @@ typedef struct run {
     const attn_parallel_plan *plan;
     const attn_parallel_device *own;
     const attn_args *args;
-    char *room;
+    char *room, *window;
     CUstream caller;
     attn_status status; /* of what has been put into streams so far: the first failure ends it */
 } run;
@@ -444,15 +459,21 @@ static size_t row_bytes(const run *r, int v, size_t size)
 }
 
 /* A key of all in a buffer of this lane: of keys, or of gradients. */
-static char *key_at(const run *r, size_t buffer, size_t row, int64_t batch, int64_t key)
+static char *key_at(const run *r, char *buffer, size_t row, int64_t batch, int64_t key)
 {
-    return r->room + buffer + (size_t)(batch * r->plan->whole.len_kv + key) * row;
+    return buffer + (size_t)(batch * r->plan->whole.len_kv + key) * row;
+}
+
+/* Gradients of keys from the rows of chunk c. */
+static char *grads_at(const run *r, int lane, int c, int v)
+{
+    return r->room + r->own->room[lane].grads[c][v];
 }
 
 /* Where the keys of a piece are. */
-static size_t keys_of(const run *r, int v, int64_t piece)
+static char *keys_of(const run *r, int v, int64_t piece)
 {
-    return r->own->keys[v] + (size_t)piece * r->own->piece_keys[v];
+    return r->window + r->own->keys[v] + (size_t)piece * r->own->piece_keys[v];
 }
 
 /* A row of this rank's tensor: of batch b, of chunk c, from head `head` on; size: of an element. */
@@ -495,14 +516,18 @@ static void place_own(run *r, int64_t piece)
     }
 }
 
-/* A message, in parts that the ranks name in the same order. */
-static void exchange(run *r, int32_t to, const void *send, size_t sent, int32_t from, void *receive, size_t received)
+/* A message to rank `to`, whose window gets it at `there`, and one from rank `from`, at `here`, if they have bytes. */
+static void exchange(run *r, int32_t to, const char *send, size_t sent, const char *there, int32_t from, char *here,
+                     size_t received)
 {
     const attn_engine *e = &r->plan->engine;
     if (r->status || (!sent && !received)) return;
-    called(r, "exchange",
-           e->exchange(e->context, sent ? to : -1, sent ? send : NULL, sent, received ? from : -1,
-                       received ? receive : NULL, received, r->own->transfers));
+    if (!e->put)
+        called(r, "exchange",
+               e->exchange(e->context, sent ? to : -1, sent ? send : NULL, sent, received ? from : -1,
+                           received ? here : NULL, received, r->own->transfers));
+    else if (sent)
+        called(r, "put", e->put(e->context, to, (size_t)(there - r->window), send, sent, r->own->transfers));
 }
 
 static void end_exchange(run *r)
@@ -511,22 +536,27 @@ static void end_exchange(run *r)
     if (!r->status) called(r, "wait", e->wait(e->context, r->own->transfers));
 }
 
+/* Before others put into this rank's window: what was there has been read. */
+static void open_window(run *r)
+{
+    if (r->plan->engine.put) end_exchange(r);
+}
+
 /* All keys of a piece that this rank's rows see. */
 static void gather(run *r, int64_t piece)
 {
     const attn_parallel_plan *plan = r->plan;
     int32_t ranks = plan->how.ranks, me = plan->how.rank;
     size_t size = (size_t)attn_dtype_size(plan->whole.dtype);
-    place_own(r, piece);
     for (int32_t h = 1; h < ranks; h++) {
         int32_t to = (me + h) % ranks, from = (me - h + ranks) % ranks;
         for (int i = 0; i < 2 * plan->chunks; i++)
             for (int64_t b = 0; b < plan->whole.batch; b++) {
                 int v = i % 2, k = i / 2;
                 attn_chunk mine = attn_chunk_of_keys(plan, me, k), theirs = attn_chunk_of_keys(plan, from, k);
-                size_t row = row_bytes(r, v, size), buffer = keys_of(r, v, piece);
-                exchange(r, to, key_at(r, buffer, row, b, mine.begin),
-                         needs(plan, to, me, k) ? (size_t)mine.rows * row : 0, from,
+                size_t row = row_bytes(r, v, size);
+                char *buffer = keys_of(r, v, piece), *own = key_at(r, buffer, row, b, mine.begin);
+                exchange(r, to, own, needs(plan, to, me, k) ? (size_t)mine.rows * row : 0, own, from,
                          key_at(r, buffer, row, b, theirs.begin),
                          needs(plan, me, from, k) ? (size_t)theirs.rows * row : 0);
             }
@@ -585,8 +615,8 @@ static void compute(run *r, int c, int64_t piece)
         int64_t slopes = plan->whole.alibi_batch * l->heads_q;
         a.grad_o = row_of(r->args->grad_o, l->grad_o_stride, out, 0, before, head);
         a.grad_q = r->room + room->grad_q[c];
-        a.grad_k = key_at(r, room->grads[c][0], row_bytes(r, 0, 4), 0, keys.begin);
-        a.grad_v = key_at(r, room->grads[c][1], row_bytes(r, 1, 4), 0, keys.begin);
+        a.grad_k = key_at(r, grads_at(r, lane, c, 0), row_bytes(r, 0, 4), 0, keys.begin);
+        a.grad_v = key_at(r, grads_at(r, lane, c, 1), row_bytes(r, 1, 4), 0, keys.begin);
         if (l->flags & ATTN_ALIBI) a.grad_alibi = sums_at(r, c) + head;
         if (l->flags & ATTN_SINK) a.grad_sink = sums_at(r, c) + slopes + head;
         copy_lse(r, c, piece, r->args->lse, a.lse, false, stream);
@@ -620,8 +650,7 @@ static void finish_chunk(run *r, int c, int64_t piece)
             stream);
         for (int v = 0; v < 2; v++) {
             size_t row = row_bytes(r, v, 4);
-            clear(r, key_at(r, r->own->room[lane].grads[c][v], row, b, keys.end), (size_t)(end - keys.end) * row,
-                  stream);
+            clear(r, key_at(r, grads_at(r, lane, c, v), row, b, keys.end), (size_t)(end - keys.end) * row, stream);
         }
     }
 }
@@ -633,23 +662,23 @@ static void add_chunks(run *r, int lane)
     for (int64_t n = 0; n < 2 * r->plan->whole.batch && both.rows; n++) {
         int v = (int)(n % 2);
         size_t row = row_bytes(r, v, 4);
-        const void *parts[2] = { key_at(r, r->own->room[lane].grads[1][v], row, n / 2, both.begin),
-                                 key_at(r, r->own->room[lane].grads[0][v], row, n / 2, both.begin) };
+        const void *parts[2] = { key_at(r, grads_at(r, lane, 1, v), row, n / 2, both.begin),
+                                 key_at(r, grads_at(r, lane, 0, v), row, n / 2, both.begin) };
         sum(r, r->own->add[v], parts, (void *)(uintptr_t)parts[0], stream_of(r, lane));
     }
 }
 
 /* Where gradients that this rank has of a chunk of keys are, the number of which is given. */
-static size_t grads_of(const run *r, int lane, int v, int64_t number)
+static char *grads_of(const run *r, int lane, int v, int64_t number)
 {
-    return r->own->room[lane].grads[r->plan->chunks - 1 ? covers(r->plan, 1, number) : 0][v];
+    return grads_at(r, lane, r->plan->chunks - 1 ? covers(r->plan, 1, number) : 0, v);
 }
 
-/* Gradients of this rank's chunk k of keys that the rank h before it has computed. */
-static char *received_at(const run *r, int lane, int32_t h, int k, int v, int64_t b)
+/* Where rank `of` gets gradients of its chunk k of keys that the rank h before it has computed. */
+static char *received_at(const run *r, int lane, int32_t of, int32_t h, int k, int v, int64_t b)
 {
-    int64_t rows = attn_chunk_of_keys(r->plan, r->plan->how.rank, k).rows;
-    return r->room + r->own->room[lane].received + (size_t)h * r->own->slot +
+    int64_t rows = attn_chunk_of_keys(r->plan, of, k).rows;
+    return r->window + r->own->room[lane].received + (size_t)h * r->own->slot +
            (size_t)k * (r->own->block[0] + r->own->block[1]) + (v ? r->own->block[0] : 0) +
            (size_t)(b * rows) * row_bytes(r, v, 4);
 }
@@ -660,6 +689,7 @@ static void exchange_grads(run *r, int lane)
     const attn_parallel_plan *plan = r->plan;
     int32_t ranks = plan->how.ranks, me = plan->how.rank;
     order(r, r->own->lane[lane].done, stream_of(r, lane), r->own->transfers);
+    open_window(r);
     for (int32_t h = 1; h < ranks; h++) {
         int32_t to = (me + h) % ranks, from = (me - h + ranks) % ranks;
         for (int i = 0; i < 2 * plan->chunks; i++)
@@ -668,7 +698,8 @@ static void exchange_grads(run *r, int lane)
                 attn_chunk theirs = attn_chunk_of_keys(plan, to, k), mine = attn_chunk_of_keys(plan, me, k);
                 size_t row = row_bytes(r, v, 4);
                 exchange(r, to, key_at(r, grads_of(r, lane, v, number_of(plan, to, k)), row, b, theirs.begin),
-                         needs(plan, me, to, k) ? (size_t)theirs.rows * row : 0, from, received_at(r, lane, h, k, v, b),
+                         needs(plan, me, to, k) ? (size_t)theirs.rows * row : 0, received_at(r, lane, to, h, k, v, b),
+                         from, received_at(r, lane, me, h, k, v, b),
                          needs(plan, from, me, k) ? (size_t)mine.rows * row : 0);
             }
     }
@@ -693,10 +724,10 @@ static void finish_keys(run *r, int lane, int64_t piece)
             parts[count++] =
                 key_at(r, grads_of(r, lane, v, number_of(plan, me, k)), row, b, attn_chunk_of_keys(plan, me, k).begin);
         for (int32_t h = 1; h < ranks; h++)
-            if (needs(plan, (me - h + ranks) % ranks, me, k)) parts[count++] = received_at(r, lane, h, k, v, b);
+            if (needs(plan, (me - h + ranks) % ranks, me, k)) parts[count++] = received_at(r, lane, me, h, k, v, b);
         if (!count) {
-            parts[0] = received_at(r, lane, 0, k, v, b);
-            clear(r, received_at(r, lane, 0, k, v, b), (size_t)keys * row, stream_of(r, lane));
+            parts[0] = received_at(r, lane, me, 0, k, v, b);
+            clear(r, received_at(r, lane, me, 0, k, v, b), (size_t)keys * row, stream_of(r, lane));
         }
         sum(r, r->own->to_grads[k][v], parts,
             row_of(v ? r->args->grad_v : r->args->grad_k, v ? l->grad_v_stride : l->grad_k_stride,
@@ -731,13 +762,17 @@ attn_status attn_parallel_device_run(const attn_parallel_plan *plan, const attn_
 {
     const attn_parallel_device *own = plan->device;
     bool backward = plan->whole.direction == ATTN_BACKWARD;
-    run r = { plan, own, args, workspace, stream, ATTN_OK };
+    run r = { plan, own, args, workspace, workspace + own->window, stream, ATTN_OK };
+    if (plan->engine.put) r.status = attn_parallel_device_window(plan, &r.window);
     if (backward)
         clear(&r, sums_at(&r, 0),
               (size_t)(plan->chunks * (plan->whole.alibi_batch + 1) * plan->whole.heads_q) * sizeof(float), r.caller);
     order(&r, own->fork, r.caller, own->transfers);
     for (int i = 1; i < own->lanes; i++)
         order(&r, own->fork, r.caller, stream_of(&r, i));
+    for (int64_t piece = 0; piece < own->pieces; piece++) /* before kernels: these copies may need processors */
+        place_own(&r, piece);
+    open_window(&r);
     for (int64_t piece = 0; piece < own->pieces; piece++)
         gather(&r, piece);
     for (int64_t piece = 0; piece < own->pieces; piece++) {

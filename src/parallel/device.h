@@ -15,6 +15,9 @@ void attn_parallel_device_destroy(attn_parallel_plan *plan);
 /* How many pieces the heads are computed in. */
 int64_t attn_parallel_device_pieces(const attn_parallel_plan *plan);
 
+/* What other ranks put into, with an engine that puts: a call of all ranks. */
+attn_status attn_parallel_device_window(const attn_parallel_plan *plan, char **window);
+
 /* A run of valid arguments. */
 attn_status attn_parallel_device_run(const attn_parallel_plan *plan, const attn_args *args, char *workspace,
                                      void *stream);

@@ -15,10 +15,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/error.h"
 #include "cuda/driver.h"
+#include "parallel/watch.h"
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
@@ -67,37 +67,24 @@ static attn_status fail(ncclResult_t result, const char *doing)
 
 /* ---- an engine ------------------------------------------------------------------------------- */
 
-enum { WATCHED = 64, POLL_MILLISECONDS = 20 };
-
-typedef struct watched {
-    CUevent event;
-    struct timespec since;
-} watched;
-
 typedef struct nccl_engine {
     attn_engine engine; /* first: it is what the caller has */
     ncclComm_t communicator;
     const attn_cuda_driver *driver;
-    CUcontext context;
+    attn_watch *watch;
     bool owns, in_group;
-
-    double timeout;
-    pthread_t watcher;
-    bool watches;
-    pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t changed;
-    bool ends, aborted;
-    watched queue[WATCHED]; /* in the order of streams: `count` of them from `first` on */
-    int first, count;
-    CUevent spare[WATCHED];
-    int spares;
 } nccl_engine;
 
-/* With the lock held. */
-static void abort_locked(nccl_engine *e)
+static bool has_failed(void *context)
 {
-    if (!e->aborted) nccl.ncclCommAbort(e->communicator);
-    e->aborted = true;
+    nccl_engine *e = context;
+    ncclResult_t error = 0;
+    return nccl.ncclCommGetAsyncError(e->communicator, &error) || (error && error != NCCL_IN_PROGRESS);
+}
+
+static void give_up(void *context)
+{
+    nccl.ncclCommAbort(((nccl_engine *)context)->communicator);
 }
 
 static void abort_engine(void *context)
@@ -105,84 +92,14 @@ static void abort_engine(void *context)
     nccl_engine *e = context;
     if (e->in_group) nccl.ncclGroupEnd();
     e->in_group = false;
-    pthread_mutex_lock(&e->lock);
-    abort_locked(e);
-    pthread_mutex_unlock(&e->lock);
-}
-
-static double seconds_since(const struct timespec *then)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - then->tv_sec) + (double)(now.tv_nsec - then->tv_nsec) * 1e-9;
-}
-
-static void *watch(void *argument)
-{
-    nccl_engine *e = argument;
-    ncclResult_t error = 0;
-    int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* another thread's capture is none of this one's business */
-    e->driver->cuCtxSetCurrent(e->context);
-    e->driver->cuThreadExchangeStreamCaptureMode(&relaxed);
-    pthread_mutex_lock(&e->lock);
-    while (!e->ends) {
-        if (!e->count) {
-            pthread_cond_wait(&e->changed, &e->lock);
-            continue;
-        }
-        watched *w = &e->queue[e->first];
-        if (e->driver->cuEventQuery(w->event) != CUDA_ERROR_NOT_READY) {
-            e->spare[e->spares++] = w->event;
-            e->first = (e->first + 1) % WATCHED, e->count--;
-            if (e->count) clock_gettime(CLOCK_MONOTONIC, &e->queue[e->first].since);
-            continue;
-        }
-        bool failed = !e->aborted && (nccl.ncclCommGetAsyncError(e->communicator, &error) || (error && error != 7));
-        if (failed || seconds_since(&w->since) > e->timeout) abort_locked(e);
-        pthread_mutex_unlock(&e->lock);
-        nanosleep(&(struct timespec){ .tv_nsec = POLL_MILLISECONDS * 1000000L }, NULL);
-        pthread_mutex_lock(&e->lock);
-    }
-    pthread_mutex_unlock(&e->lock);
-    return NULL;
-}
-
-/* What the stream holds now is watched, unless so much is already that this would say no more. */
-static int watch_stream(nccl_engine *e, void *stream)
-{
-    int failed = 0;
-    if (!e->watches) return 0;
-    int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    size_t count = 0;
-    if (!e->driver->cuStreamGetCaptureInfo(stream, &status, NULL, NULL, NULL, NULL, &count) &&
-        status != CU_STREAM_CAPTURE_STATUS_NONE)
-        return 0;
-    pthread_mutex_lock(&e->lock);
-    if (e->count < WATCHED - 1) {
-        watched *w = &e->queue[(e->first + e->count) % WATCHED];
-        *w = (watched){ .event = e->spares ? e->spare[--e->spares] : NULL };
-        if (!w->event) failed = e->driver->cuEventCreate(&w->event, CU_EVENT_DISABLE_TIMING);
-        if (!failed) failed = e->driver->cuEventRecord(w->event, stream);
-        clock_gettime(CLOCK_MONOTONIC, &w->since);
-        if (!failed) e->count++, pthread_cond_signal(&e->changed);
-    }
-    pthread_mutex_unlock(&e->lock);
-    return failed;
-}
-
-static bool is_aborted(nccl_engine *e)
-{
-    pthread_mutex_lock(&e->lock);
-    bool aborted = e->aborted;
-    pthread_mutex_unlock(&e->lock);
-    return aborted;
+    attn_watch_give_up(e->watch);
 }
 
 static int exchange(void *context, int32_t to, const void *send, size_t send_bytes, int32_t from, void *receive,
                     size_t receive_bytes, void *stream)
 {
     nccl_engine *e = context;
-    if (is_aborted(e)) return ETIMEDOUT;
+    if (attn_watch_has_given_up(e->watch)) return ETIMEDOUT;
     int failed = e->in_group ? 0 : nccl.ncclGroupStart();
     e->in_group = !failed;
     if (!failed && to >= 0) failed = nccl.ncclSend(send, send_bytes, NCCL_INT8, to, e->communicator, stream);
@@ -193,42 +110,42 @@ static int exchange(void *context, int32_t to, const void *send, size_t send_byt
 static int wait_for_all(void *context, void *stream)
 {
     nccl_engine *e = context;
-    if (is_aborted(e)) return ETIMEDOUT;
+    if (attn_watch_has_given_up(e->watch)) return ETIMEDOUT;
     if (!e->in_group) return 0;
     e->in_group = false;
     int failed = nccl.ncclGroupEnd();
-    return failed ? failed : watch_stream(e, stream);
+    return failed ? failed : attn_watch_stream(e->watch, stream);
 }
 
 static int all_gather(void *context, const void *send, void *receive, size_t bytes, void *stream)
 {
     nccl_engine *e = context;
-    if (is_aborted(e)) return ETIMEDOUT;
+    if (attn_watch_has_given_up(e->watch)) return ETIMEDOUT;
     int failed = nccl.ncclAllGather(send, receive, bytes, NCCL_INT8, e->communicator, stream);
-    return failed ? failed : watch_stream(e, stream);
+    return failed ? failed : attn_watch_stream(e->watch, stream);
 }
 
 static int reduce_scatter(void *context, const float *send, float *receive, size_t count, void *stream)
 {
     nccl_engine *e = context;
-    if (is_aborted(e)) return ETIMEDOUT;
+    if (attn_watch_has_given_up(e->watch)) return ETIMEDOUT;
     int failed = nccl.ncclReduceScatter(send, receive, count, NCCL_FLOAT, NCCL_SUM, e->communicator, stream);
-    return failed ? failed : watch_stream(e, stream);
+    return failed ? failed : attn_watch_stream(e->watch, stream);
 }
 
-/* By way of device memory; the default stream is the engine's own here. */
+/* By way of device memory. */
 static int tell(void *context, const void *send, void *receive, size_t bytes)
 {
     nccl_engine *e = context;
-    size_t ranks = (size_t)e->engine.ranks, all = (ranks + 1) * bytes;
+    size_t ranks = (size_t)e->engine.ranks;
     CUdeviceptr at = 0;
-    int failed = e->driver->cuMemAlloc(&at, all);
+    int failed = e->driver->cuMemAlloc(&at, (ranks + 1) * bytes);
     if (failed) return failed;
     char *place = (char *)(uintptr_t)at;
     failed = e->driver->cuMemcpyHtoD(at, send, bytes);
     if (!failed) failed = all_gather(e, place, place + bytes, bytes, NULL);
     if (!failed) failed = e->driver->cuStreamSynchronize(NULL);
-    if (!failed && is_aborted(e)) failed = ETIMEDOUT;
+    if (!failed && attn_watch_has_given_up(e->watch)) failed = ETIMEDOUT;
     if (!failed) failed = e->driver->cuMemcpyDtoH(receive, at + bytes, ranks * bytes);
     e->driver->cuMemFree(at);
     return failed;
@@ -239,9 +156,7 @@ static attn_status start(nccl_engine *e, double timeout)
     const attn_cuda_machine *machine = attn_cuda_machine_get();
     int ranks = 0, rank = 0;
     if (!machine) return ATTN_UNSUPPORTED;
-    e->driver = &machine->driver, e->timeout = timeout;
-    CUresult result = e->driver->cuCtxGetCurrent(&e->context);
-    if (result) return attn_cuda_fail(result, "cuCtxGetCurrent");
+    e->driver = &machine->driver;
     ncclResult_t failed = nccl.ncclCommCount(e->communicator, &ranks);
     if (!failed) failed = nccl.ncclCommUserRank(e->communicator, &rank);
     if (failed) return fail(failed, "the communicator");
@@ -255,12 +170,7 @@ static attn_status start(nccl_engine *e, double timeout)
                                .abort = abort_engine,
                                .device = ATTN_CUDA,
                                .tell = tell };
-    pthread_mutex_init(&e->lock, NULL), pthread_cond_init(&e->changed, NULL);
-    e->watches = timeout > 0;
-    int error = e->watches ? pthread_create(&e->watcher, NULL, watch, e) : 0;
-    if (!error) return ATTN_OK;
-    pthread_mutex_destroy(&e->lock), pthread_cond_destroy(&e->changed);
-    return attn_fail(ATTN_NO_MEMORY, "no thread for an engine: %s", strerror(error));
+    return attn_watch_create(&e->watch, e->driver, timeout, has_failed, give_up, e);
 }
 
 static attn_status check(attn_engine **engine, double timeout)
@@ -328,16 +238,8 @@ void attn_nccl_engine_destroy(attn_engine *engine)
 {
     nccl_engine *e = (nccl_engine *)engine;
     if (!e) return;
-    pthread_mutex_lock(&e->lock);
-    e->ends = true;
-    pthread_cond_signal(&e->changed);
-    pthread_mutex_unlock(&e->lock);
-    if (e->watches) pthread_join(e->watcher, NULL);
-    if (e->owns && !e->aborted) nccl.ncclCommDestroy(e->communicator);
-    for (int i = 0; i < e->count; i++)
-        e->driver->cuEventDestroy(e->queue[(e->first + i) % WATCHED].event);
-    for (int i = 0; i < e->spares; i++)
-        e->driver->cuEventDestroy(e->spare[i]);
-    pthread_mutex_destroy(&e->lock), pthread_cond_destroy(&e->changed);
+    bool aborted = attn_watch_has_given_up(e->watch);
+    attn_watch_destroy(e->watch);
+    if (e->owns && !aborted) nccl.ncclCommDestroy(e->communicator);
     free(e);
 }

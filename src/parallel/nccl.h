@@ -6,13 +6,13 @@
 
 #include "attn_parallel.h"
 
-typedef int ncclResult_t; /* 0: success; 7: in progress */
+typedef int ncclResult_t; /* 0: success */
 typedef struct ncclComm *ncclComm_t;
 typedef struct ncclUniqueId {
     char internal[ATTN_NCCL_ID_BYTES];
 } ncclUniqueId;
 
-enum { NCCL_INT8 = 0, NCCL_FLOAT = 7, NCCL_SUM = 0 };
+enum { NCCL_INT8 = 0, NCCL_FLOAT = 7, NCCL_SUM = 0, NCCL_IN_PROGRESS = 7 };
 
 /* X(name, arguments) */
 #define ATTN_NCCL_FUNCTIONS(X)                                                                 \

@@ -80,6 +80,9 @@ static attn_status copy_engine(attn_parallel_plan *plan, const attn_engine *engi
                          : !e->wait       ? "wait"
                          : !e->all_gather ? "all_gather"
                                           : "reduce_scatter");
+    if (!e->put != !e->window)
+        return attn_fail(ATTN_INVALID, "engine: %s = NULL: window and put are both functions, or both NULL",
+                         e->put ? "window" : "put");
     if (e->ranks < 1 || e->ranks > ATTN_RANKS_MOST || e->rank < 0 || e->rank >= e->ranks)
         return attn_fail(ATTN_INVALID, "engine: rank = %" PRId32 " of ranks = %" PRId32 ": it takes ranks from 1 to %d",
                          e->rank, e->ranks, ATTN_RANKS_MOST);
@@ -365,6 +368,11 @@ static attn_status create(attn_parallel_plan *plan, attn_status status, const at
     if (!device) plan->room = room_of(plan, plan->how.schedule);
     plan->seconds = attn_parallel_predict(plan, plan->how.schedule, plan->how.rank, &plan->sent_bytes, &plan->pairs);
     status = check_memory(plan);
+    if (device && plan->engine.put) {
+        char *window;
+        attn_status opened = attn_parallel_device_window(plan, &window);
+        if (!status) status = opened;
+    }
     return plan->has_engine ? attn_parallel_agree(plan, status, 0, &schedule, NULL) : status;
 }
 

@@ -3,6 +3,7 @@
 #include "driver.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -464,6 +465,47 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     CALLED;
     (void)priority;
     return cuStreamCreate(stream, flags);
+}
+
+/* Processes of the fake devices are threads. */
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
+{
+    CALLED;
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle, &at, sizeof at);
+    return 0;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned flags)
+{
+    CALLED;
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return INVALID_VALUE;
+    memcpy(at, &handle, sizeof *at);
+    return 0;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr at)
+{
+    CALLED;
+    (void)at;
+    return 0;
+}
+
+CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags)
+{
+    CALLED;
+    if (capturing(stream) || flags) return INVALID_VALUE;
+    atomic_store((_Atomic uint32_t *)(uintptr_t)at, value);
+    return 0;
+}
+
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags)
+{
+    CALLED;
+    if (capturing(stream) || flags != CU_STREAM_WAIT_VALUE_GEQ) return INVALID_VALUE;
+    while ((int32_t)(atomic_load((_Atomic uint32_t *)(uintptr_t)at) - value) < 0)
+        sched_yield();
+    return 0;
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(int *mode)
