@@ -9,11 +9,15 @@
 
 enum { RANKS_MOST = 4 };
 
+/* The engine of threads; that over the fake NCCL; that into others' memory, by the one over NCCL. */
+typedef enum transport { THREADS, NCCL, PEER } transport;
+
 typedef struct rank_of {
     const check_problem *problem;
     const attn_parallel_desc *how;
     attn_engine engine;
-    const char *id; /* NULL, or of the engine over NCCL, in place of this one */
+    transport by;
+    const char *id; /* of NCCL */
     char message[200];
 } rank_of;
 
@@ -29,21 +33,24 @@ static void *run_rank(void *argument)
 {
     rank_of *r = argument;
     CUcontext context = fresh_context(r->engine.rank % 2);
-    attn_engine *nccl = NULL, *engine = &r->engine;
-    if (r->id) {
+    attn_engine *nccl = NULL, *peer = NULL, *engine = &r->engine;
+    if (r->by != THREADS) {
         assert_ok(attn_nccl_engine_join(&nccl, r->id, engine->rank, engine->ranks, 60));
         engine = nccl;
+    }
+    if (r->by == PEER) {
+        assert_ok(attn_peer_engine_create(&peer, nccl, 60));
+        engine = peer;
     }
     parallel_part part = parallel_run(r->problem, r->how, engine, r->message);
     if (!r->message[0]) parallel_put_back(&part, r->problem);
     parallel_part_destroy(&part, r->problem);
-    attn_nccl_engine_destroy(nccl);
+    attn_peer_engine_destroy(peer), attn_nccl_engine_destroy(nccl);
     end_context(context);
     return NULL;
 }
 
-/* over_nccl: on the fake NCCL; else on the engine of threads. */
-static void run_ranks(const check_problem *problem, const attn_parallel_desc *how, int ranks, bool over_nccl,
+static void run_ranks(const check_problem *problem, const attn_parallel_desc *how, int ranks, transport by,
                       const char *name)
 {
     char id[ATTN_NCCL_ID_BYTES];
@@ -51,9 +58,9 @@ static void run_ranks(const check_problem *problem, const attn_parallel_desc *ho
     rank_of of[RANKS_MOST];
     pthread_t thread[RANKS_MOST];
     assert_ok(attn_thread_group_create(&group, ranks, 60));
-    if (over_nccl) assert_ok(attn_nccl_id(id));
+    assert_ok(attn_nccl_id(id));
     for (int r = 0; r < ranks; r++) {
-        of[r] = (rank_of){ problem, how, for_devices(attn_thread_group_engine(group, r)), over_nccl ? id : NULL, "" };
+        of[r] = (rank_of){ problem, how, for_devices(attn_thread_group_engine(group, r)), by, id, "" };
         assert_int_equal(pthread_create(&thread[r], NULL, run_rank, &of[r]), 0);
     }
     for (int r = 0; r < ranks; r++)
@@ -98,13 +105,14 @@ static void run_case(const parallel_case *c, attn_direction direction)
     assert_ok(check_problem_run(&problem, &desc, NULL));
     parallel_errors one = parallel_errors_of(&problem, &reference);
     problem.desc.device = ATTN_CUDA, problem.desc.threads = 0;
-    for (int n = 0; n < 8; n++) {
-        int ranks = 1 + n / 2;
-        attn_parallel_desc how = { .layout = (attn_layout)(n % 2), .pieces = n % 3 };
-        snprintf(what, sizeof what, "%s, %s, %d ranks, %s, pieces = %d", c->name, direction ? "backward" : "forward",
-                 ranks, how.layout ? "zigzag" : "contiguous", (int)how.pieces);
+    for (int n = 0; n < 12; n++) {
+        int ranks = 1 + n / 3;
+        attn_parallel_desc how = { .layout = (attn_layout)(n % 2), .pieces = n / 2 % 3 };
+        snprintf(what, sizeof what, "%s, %s, %d ranks, %s, pieces = %d, transport %d", c->name,
+                 direction ? "backward" : "forward", ranks, how.layout ? "zigzag" : "contiguous", (int)how.pieces,
+                 n % 3);
         parallel_refresh(&problem);
-        run_ranks(&problem, &how, ranks, n > 3, what);
+        run_ranks(&problem, &how, ranks, (transport)(n % 3), what);
         parallel_judge(&problem, &reference, &one, message);
         if (message[0]) fail_msg("%s: %s", what, message);
     }
@@ -237,6 +245,42 @@ static void what_nccl_does_not_take(void **state)
     end_context(context);
 }
 
+static void what_peers_do_not_take(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_engine *nccl, *engine = NULL;
+    attn_thread_group *group;
+    char id[ATTN_NCCL_ID_BYTES];
+    void *base;
+    assert_ok(attn_nccl_id(id));
+    assert_ok(attn_nccl_engine_join(&nccl, id, 0, 1, 0));
+    assert_ok(attn_thread_group_create(&group, 1, 5));
+    refused(attn_peer_engine_create(NULL, nccl, 1), ATTN_INVALID, "engine = NULL");
+    refused(attn_peer_engine_create(&engine, NULL, 1), ATTN_INVALID, "by = NULL");
+    refused(attn_peer_engine_create(&engine, nccl, NAN), ATTN_INVALID, "timeout = nan is not 0 or above");
+    refused(attn_peer_engine_create(&engine, attn_thread_group_engine(group, 0), 1), ATTN_INVALID, "by: device = 0");
+    fail_next("cuIpcGetMemHandle", 1);
+    refused(attn_peer_engine_create(&engine, nccl, 1), ATTN_UNSUPPORTED, "do not reach each other's memory: error 1");
+    fail_next("cuStreamCreate", 1);
+    refused(attn_peer_engine_create(&engine, nccl, 1), ATTN_DEVICE_FAILED, "cuStreamCreate");
+    assert_null(engine);
+    assert_ok(attn_peer_engine_create(&engine, nccl, 1));
+    assert_int_equal(engine->window(engine->context, 1000, &base), 0);
+    memset(base, 1, 1000);
+    assert_int_equal(engine->put(engine->context, 0, 500, base, 100, NULL), 0);
+    assert_int_equal(engine->wait(engine->context, NULL), 0);
+    fail_next("cuIpcGetMemHandle", 3);
+    assert_int_equal(engine->window(engine->context, 2000, &base), 3);
+    assert_int_equal(engine->window(engine->context, 2000, &base), 0);
+    engine->abort(engine->context);
+    assert_int_not_equal(engine->wait(engine->context, NULL), 0);
+    assert_int_not_equal(engine->window(engine->context, 9, &base), 0);
+    attn_peer_engine_destroy(engine), attn_peer_engine_destroy(NULL);
+    attn_nccl_engine_destroy(nccl), attn_thread_group_destroy(group);
+    end_context(context);
+}
+
 /* A run whose events do not come ends with the engine's time-out. */
 static void what_hangs_is_aborted(void **state)
 {
@@ -265,7 +309,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forwards_are_one_devices), cmocka_unit_test(backwards_are_one_devices),
         cmocka_unit_test(plans_say_what_they_are),  cmocka_unit_test(what_gpus_do_not_take),
-        cmocka_unit_test(what_nccl_does_not_take),  cmocka_unit_test(what_hangs_is_aborted),
+        cmocka_unit_test(what_nccl_does_not_take),  cmocka_unit_test(what_peers_do_not_take),
+        cmocka_unit_test(what_hangs_is_aborted),
     };
     cuda_begin();
     if (!dlopen(FAKE_NCCL, RTLD_NOW)) fail_msg("%s", dlerror());

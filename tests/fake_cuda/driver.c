@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct CUctx_st {
     CUdevice device;
@@ -503,8 +504,11 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr at, uint32_t value,
 {
     CALLED;
     if (capturing(stream) || flags != CU_STREAM_WAIT_VALUE_GEQ) return INVALID_VALUE;
-    while ((int32_t)(atomic_load((_Atomic uint32_t *)(uintptr_t)at) - value) < 0)
+    time_t begin = time(NULL);
+    while ((int32_t)(atomic_load((_Atomic uint32_t *)(uintptr_t)at) - value) < 0) {
+        if (time(NULL) - begin > 60) fake_die("a stream waits for %u, and nobody writes it", value);
         sched_yield();
+    }
     return 0;
 }
 
