@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Attention over ranks on the GPUs of one machine, against one GPU: bf16, causal, zigzag.
 
-    bench/python/ring.py [--tokens N,...] [--pieces N,...] [--heads N --heads-kv N --dim N] [--csv FILE] [PART ...]
+    bench/python/ring.py [--tokens N,...] [--pieces N,...] [--transport nccl,peer] [--heads N --heads-kv N --dim N]
+                         [--csv FILE] [PART ...]
 
 Parts, in this order unless some are named:
     check    errors of O, dQ, dK and dV over ranks, over those of one GPU, against float64
@@ -9,7 +10,8 @@ Parts, in this order unless some are named:
     hidden   the same work without transfers, transfers alone, and what share of these the work hides
     million  1,048,576 tokens: forward, then forward + backward
 
-A row of CSV per number: part, tokens, pass, pieces, GPUs, what, value, unit. Every number is the slowest rank's."""
+A row of CSV per number: part, tokens, pass, how (transport and pieces), GPUs, what, value, unit. Every number is the
+slowest rank's."""
 import argparse
 import csv
 import ctypes
@@ -49,15 +51,15 @@ class Bench:
         self.file = open(args.csv, "w", newline="") if args.csv and not rank else None
         self.rows = csv.writer(self.file or sys.stdout)
         if not rank:
-            self.rows.writerow(("part", "tokens", "pass", "pieces", "GPUs", "what", "value", "unit"))
+            self.rows.writerow(("part", "tokens", "pass", "how", "GPUs", "what", "value", "unit"))
 
-    def say(self, part, tokens, kind, pieces, what, value, unit):
+    def say(self, part, tokens, kind, how, what, value, unit):
         if self.rank:
             return
-        self.rows.writerow((part, tokens, kind, pieces, self.args.gpus, what, f"{value:.5g}", unit))
+        self.rows.writerow((part, tokens, kind, how, self.args.gpus, what, f"{value:.5g}", unit))
         if self.file:
             self.file.flush()
-            print(f"{part:8} {tokens:8} {kind:8} pieces {pieces} {what:28} {value:10.4g} {unit}", flush=True)
+            print(f"{part:8} {tokens:8} {kind:8} {how:6} {what:28} {value:10.4g} {unit}", flush=True)
 
     def seconds(self, call, together=True):
         """Of one call: the least of some turns, of the slowest rank."""
@@ -110,8 +112,23 @@ def both(attend, tensors, grad):
     return call
 
 
-def over_ranks(pieces, **options):
-    return lambda *x: la.context_parallel_attention(*x, causal=True, pieces=pieces, **options)
+class Way:
+    """A transport and a number of pieces."""
+
+    def __init__(self, transport, pieces):
+        self.transport, self.pieces = transport, pieces
+
+    def __format__(self, form):
+        return format(f"{self.transport} {self.pieces}", form)
+
+    __str__ = __repr__ = lambda self: format(self)
+
+    def __call__(self, *x):
+        return la.context_parallel_attention(*x, causal=True, pieces=self.pieces, transport=self.transport)
+
+
+def ways(args):
+    return [Way(transport, pieces) for transport in args.transport for pieces in args.pieces]
 
 
 def one_gpu(*x):
@@ -131,11 +148,11 @@ def part_check(bench, args):
     one = run(one_gpu, tensors, grad)
     group = args.heads // args.heads_kv
     exact = [torch.zeros((), device="cuda", dtype=torch.float64)] * 4
-    for pieces in args.pieces:
-        found = run(over_ranks(pieces), [shard(x).contiguous() for x in tensors], shard(grad).contiguous())
-        again = run(over_ranks(pieces), [shard(x).contiguous() for x in tensors], shard(grad).contiguous())
+    for way in ways(args):
+        found = run(way, [shard(x).contiguous() for x in tensors], shard(grad).contiguous())
+        again = run(way, [shard(x).contiguous() for x in tensors], shard(grad).contiguous())
         whole = [la.context_parallel_unshard(x) for x in found]
-        if pieces == args.pieces[0]:  # one KV head with its query heads, in float64
+        if len(exact[0].shape) == 0:  # one KV head with its query heads, in float64
             q, k, v = (x[0, :, :n].double() for x, n in zip(tensors, (group, 1, 1)))
             go, scale = grad[0, :, :group].double(), args.dim ** -0.5
             o, dq = torch.empty_like(q), torch.empty_like(q)
@@ -156,11 +173,11 @@ def part_check(bench, args):
         for name, ours, of, right, first, second in zip(("O", "dQ", "dK", "dV"), whole, one, exact, found, again):
             heads = right.shape[1]
             error, own = ((x[0, :, :heads].double() - right).square().mean().sqrt().item() for x in (ours, of))
-            bench.say("check", tokens, "both", pieces, f"{name}: error / one GPU's", error / own, f"(own {own:.3g})")
+            bench.say("check", tokens, "both", way, f"{name}: error / one GPU's", error / own, f"(own {own:.3g})")
             difference = (ours.double() - of.double()).abs().max().item()
-            bench.say("check", tokens, "both", pieces, f"{name}: greatest difference", difference, "of all heads")
+            bench.say("check", tokens, "both", way, f"{name}: greatest difference", difference, "of all heads")
             if name in ("O", "dK", "dV"):
-                bench.say("check", tokens, "both", pieces, f"{name}: other values the 2nd time",
+                bench.say("check", tokens, "both", way, f"{name}: other values the 2nd time",
                           (first != second).sum().item(), "")
 
 
@@ -174,11 +191,12 @@ def part_speed(bench, args):
             work = flops(args, tokens, backward)
             took = bench.alone(both(one_gpu, tensors, grad) if backward else forward(one_gpu, tensors))
             bench.say("speed", tokens, kind, "-", "one GPU", work / took / 1e12, "TFLOP/s")
-            for pieces in args.pieces if tokens <= 1 << 17 else args.pieces[-1:]:
-                attend = over_ranks(pieces)
-                all_of = bench.seconds(both(attend, mine, my_grad) if backward else forward(attend, mine))
-                bench.say("speed", tokens, kind, pieces, "all GPUs", work / all_of / 1e12, "TFLOP/s")
-                bench.say("speed", tokens, kind, pieces, "share", took / all_of / args.gpus, "of one GPU's x GPUs")
+            for way in ways(args):
+                if tokens > 1 << 17 and way.pieces != args.pieces[-1]:
+                    continue
+                all_of = bench.seconds(both(way, mine, my_grad) if backward else forward(way, mine))
+                bench.say("speed", tokens, kind, way, "all GPUs", work / all_of / 1e12, "TFLOP/s")
+                bench.say("speed", tokens, kind, way, "share", took / all_of / args.gpus, "of one GPU's x GPUs")
         del tensors, grad, mine, my_grad
 
 
@@ -230,24 +248,24 @@ def part_hidden(bench, args):
         moved = bench.seconds(transfer)
         bench.say("hidden", tokens, "forward", "-", "transfer alone", moved * 1e3, "ms")
         bench.say("hidden", tokens, "forward", "-", "transfer alone", size / moved / 1e9, "GB/s")
+        without = {}
         for pieces in args.pieces:
-            whole = bench.seconds(forward(over_ranks(pieces), mine))
-            without = bench.seconds(Plain(args, tokens, pieces, False, bench.rank))
-            bench.say("hidden", tokens, "forward", pieces, "with transfers", whole * 1e3, "ms")
-            bench.say("hidden", tokens, "forward", pieces, "without", without * 1e3, "ms")
-            bench.say("hidden", tokens, "forward", pieces, "hidden", 1 - (whole - without) / moved, "of the transfer")
-            without = bench.seconds(Plain(args, tokens, pieces, True, bench.rank))
-            bench.say("hidden", tokens, "backward", pieces, "without", without * 1e3, "ms")
-        if not bench.rank:
-            print(end="", flush=True)
+            without[pieces] = bench.seconds(Plain(args, tokens, pieces, False, bench.rank))
+            bench.say("hidden", tokens, "forward", f"- {pieces}", "without", without[pieces] * 1e3, "ms")
+            back = bench.seconds(Plain(args, tokens, pieces, True, bench.rank))
+            bench.say("hidden", tokens, "backward", f"- {pieces}", "without", back * 1e3, "ms")
+        for way in ways(args):
+            whole = bench.seconds(forward(way, mine))
+            bench.say("hidden", tokens, "forward", way, "with transfers", whole * 1e3, "ms")
+            share = 1 - (whole - without[way.pieces]) / moved
+            bench.say("hidden", tokens, "forward", way, "hidden", share, "of a transfer by NCCL")
 
 
 def part_million(bench, args):
     mine = qkv(args, MILLION // args.gpus, bench.rank)
-    pieces = max(args.pieces)
+    way = ways(args)[-1]
     for kind in ("forward", "both"):
-        attend = over_ranks(pieces)
-        call = both(attend, mine, torch.randn_like(mine[0])) if kind == "both" else forward(attend, mine)
+        call = both(way, mine, torch.randn_like(mine[0])) if kind == "both" else forward(way, mine)
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         dist.barrier()
@@ -256,10 +274,10 @@ def part_million(bench, args):
         torch.cuda.synchronize()
         took = torch.tensor(time.monotonic() - begin, device="cuda")
         dist.all_reduce(took, dist.ReduceOp.MAX)
-        bench.say("million", MILLION, kind, pieces, "time", took.item(), "s")
+        bench.say("million", MILLION, kind, way, "time", took.item(), "s")
         done = flops(args, MILLION, kind == "both")
-        bench.say("million", MILLION, kind, pieces, "all GPUs", done / took.item() / 1e12, "TFLOP/s")
-        bench.say("million", MILLION, kind, pieces, "memory", torch.cuda.max_memory_allocated() / 1e9, "GB a GPU")
+        bench.say("million", MILLION, kind, way, "all GPUs", done / took.item() / 1e12, "TFLOP/s")
+        bench.say("million", MILLION, kind, way, "memory", torch.cuda.max_memory_allocated() / 1e9, "GB a GPU")
 
 
 def work(rank, args, port):
@@ -284,6 +302,7 @@ def main():
     parser.add_argument("part", nargs="*", metavar="PART")
     parser.add_argument("--tokens", type=numbers, default=[1 << 14, 1 << 16, 1 << 18])
     parser.add_argument("--pieces", type=numbers, default=[1, 2, 4])
+    parser.add_argument("--transport", type=lambda text: text.split(","), default=["nccl"])
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--heads-kv", type=int, default=8)
     parser.add_argument("--dim", type=int, default=128)

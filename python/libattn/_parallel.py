@@ -17,6 +17,7 @@ _two = _i64 * 2
 
 LAYOUTS = {"contiguous": 0, "zigzag": 1}
 SCHEDULES = {"auto": 0, "all-gather": 1, "ring": 2}
+TRANSPORTS = {"nccl": 0, "peer": 1}
 
 
 class Engine(ctypes.Structure):
@@ -30,6 +31,8 @@ class Engine(ctypes.Structure):
         ("reduce_scatter", ctypes.CFUNCTYPE(ctypes.c_int, _void, _void, _void, _size, _void)),
         ("abort", ctypes.CFUNCTYPE(None, _void)), ("device", ctypes.c_int),
         ("tell", ctypes.CFUNCTYPE(ctypes.c_int, _void, _void, _void, _size)),
+        ("window", ctypes.CFUNCTYPE(ctypes.c_int, _void, _size, _void)),
+        ("put", ctypes.CFUNCTYPE(ctypes.c_int, _void, _i32, _size, _void, _size, _void)),
     ]
 
 
@@ -68,7 +71,9 @@ class _Library:
         self.plan_get_info = function("attn_parallel_plan_get_info_sized", status, _void, struct(Info), _size)
         self.run = function("attn_parallel_run_sized", status, _void, struct(_c.Args), _size, _void, _void)
         self.nccl_id = function("attn_nccl_id", status, _void)
-        self.nccl_engine_join = function("attn_nccl_engine_join", status, struct(struct(Engine)), _void, _i32, _i32, _f64)
+        made = struct(struct(Engine))
+        self.nccl_engine_join = function("attn_nccl_engine_join", status, made, _void, _i32, _i32, _f64)
+        self.peer_engine_create = function("attn_peer_engine_create", status, made, struct(Engine), _f64)
 
 
 @functools.lru_cache(maxsize=None)
@@ -92,6 +97,13 @@ def nccl_engine(unique: bytes, rank: int, ranks: int, timeout: float) -> Engine:
     the process ends, for nobody can say when the others are done with it."""
     engine = ctypes.POINTER(Engine)()
     _c.check(library().nccl_engine_join(ctypes.byref(engine), unique, rank, ranks, timeout))
+    return engine.contents
+
+
+def peer_engine(by: Engine, timeout: float) -> Engine:
+    """An engine into other GPUs' memory: likewise."""
+    engine = ctypes.POINTER(Engine)()
+    _c.check(library().peer_engine_create(ctypes.byref(engine), by, timeout))
     return engine.contents
 
 

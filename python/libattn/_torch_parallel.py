@@ -42,7 +42,8 @@ class Ranks:
         self.globally = dist.get_process_group_ranks(group)  # by rank in the group
         self.number, self.plans = next(_numbers), 0
         self._words: Any = None  # a group for what ranks tell each other, where the caller's has no backend for the CPU
-        self._device: Any = None  # a GPU, and the engine for it
+        self._device: Optional[torch.device] = None  # a GPU
+        self._engines: Dict[str, _parallel.Engine] = {}  # for it, by transport
         self._group: Any = None
         self._problem: Optional[BaseException] = None
         self._posted: List[Any] = []
@@ -85,28 +86,32 @@ class Ranks:
         return self._words
 
     def check_device(self, device: torch.device) -> None:
-        if self._device is not None and device.type == "cuda" and device != self._device[0]:
-            raise _c.InvalidError(f"q is on {device}; this rank has computed on {self._device[0]}, and stays there")
+        if self._device is not None and device.type == "cuda" and device != self._device:
+            raise _c.InvalidError(f"q is on {device}; this rank has computed on {self._device}, and stays there")
 
-    def on_device(self, group: Any, device: torch.device) -> _parallel.Engine:
-        """The engine for GPUs, made by all ranks in their first call. device: the current one."""
-        if self._device is None:
-            made, mine = b"", torch.zeros(1 + _parallel.NCCL_ID_BYTES, dtype=torch.uint8)
-            problem = None
-            if self.rank == 0:
-                try:
-                    made = _parallel.nccl_id()
-                    mine = torch.frombuffer(bytearray(b"\1" + made), dtype=torch.uint8)
-                except _c.Error as error:
-                    problem = error
-            first = self.gather(self.words(group), mine)[0]
-            if problem is not None:
-                raise problem
-            if not first[0]:
-                raise _c.RankFailedError(f"rank 0 of {self.ranks} has no NCCL")
-            unique = bytes(first[1:].tolist())
-            self._device = device, _parallel.nccl_engine(unique, self.rank, self.ranks, _timeout(group))
-        return self._device[1]
+    def on_device(self, group: Any, device: torch.device, transport: str) -> _parallel.Engine:
+        """The engine for GPUs, made by all ranks in the first call that needs it. device: the current one."""
+        self._device = device
+        if "nccl" not in self._engines:
+            self._engines["nccl"] = _parallel.nccl_engine(self._unique(group), self.rank, self.ranks, _timeout(group))
+        if transport not in self._engines:
+            self._engines[transport] = _parallel.peer_engine(self._engines["nccl"], _timeout(group))
+        return self._engines[transport]
+
+    def _unique(self, group: Any) -> bytes:
+        """What rank 0 makes, so that all can join."""
+        mine, problem = torch.zeros(1 + _parallel.NCCL_ID_BYTES, dtype=torch.uint8), None
+        if self.rank == 0:
+            try:
+                mine = torch.frombuffer(bytearray(b"\1" + _parallel.nccl_id()), dtype=torch.uint8)
+            except _c.Error as error:
+                problem = error
+        first = self.gather(self.words(group), mine)[0]
+        if problem is not None:
+            raise problem
+        if not first[0]:
+            raise _c.RankFailedError(f"rank 0 of {self.ranks} has no NCCL")
+        return bytes(first[1:].tolist())
 
     def _guarded(self, function: Callable[..., None]) -> Callable[..., int]:
         """What C calls: nothing is raised through it."""
@@ -214,6 +219,7 @@ class Options(NamedTuple):
     schedule: str
     memory: int
     pieces: int
+    transport: str
     max_lens: Optional[Tuple[int, int]]
     seed: Optional[Tuple[int, int]]
     is_drawn: bool  # the seed: then rank 0's is everyone's
@@ -317,7 +323,7 @@ def _run_placed(group, direction, tensors, arrays, options, want, device, contex
         engine = ranks.engine
         if device is not None:
             _gpu.find_nvrtc()
-            engine = ranks.on_device(group, q.device)
+            engine = ranks.on_device(group, q.device, options.transport)
         with ranks.calling(group):
             prepared = _or_none(
                 lambda: _Problem(whole, direction, _run.layouts(tensors), _run.Static(*options.static),

@@ -230,7 +230,7 @@ def context_parallel_attention(
     alibi: Optional[Tensor] = None, sink: Optional[Tensor] = None, dropout_p: float = 0.0,
     seed: Optional[Tensor] = None, return_lse: bool = False, out_f32: bool = False,
     deterministic: Optional[bool] = None, threads: int = 0, schedule: str = "auto", memory: int = 0,
-    pieces: int = 0,
+    pieces: int = 0, transport: str = "nccl",
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """attention, or with cu_lens attention_varlen, of rows and keys that the processes of a group share out.
 
@@ -242,6 +242,8 @@ def context_parallel_attention(
         memory      bytes of workspace that a rank may take; 0: any number
         pieces      on GPUs: heads are cut into so many pieces, of which one is computed while others are on their way;
                     0: 4
+        transport   on GPUs: "nccl", or "peer": copy engines write into other GPUs' memory, which takes no processor;
+                    for processes of one machine whose GPUs reach each other
         cu_lens_q, cu_lens_kv, max_len_q, max_len_kv   documents in packed rows, which cross ranks wherever they may;
                     cu_lens_kv None: cu_lens_q; max_len None: the longest of these
         seed        of dropout; None: rank 0's generator draws it, and the others' draw as often
@@ -261,12 +263,12 @@ def context_parallel_attention(
         q, k, v, {"prefix": prefix, "lens_q": lens_q, "lens_kv": lens_kv, "intervals": intervals,
                   "cu_lens_q": cu_lens_q, "cu_lens_kv": cu_lens_q if cu_lens_kv is None else cu_lens_kv},
         max_len_q, max_len_kv, alibi, sink, seed, causal, _options.window(window), chunk, scale, softcap, dropout_p,
-        return_lse, out_f32, deterministic, threads, layout, schedule, memory, pieces))
+        return_lse, out_f32, deterministic, threads, layout, schedule, memory, pieces, transport))
     return (o, lse) if return_lse else o
 
 
 def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, window, chunk, scale, softcap,
-             dropout_p, return_lse, out_f32, deterministic, threads, layout, schedule, memory, pieces):
+             dropout_p, return_lse, out_f32, deterministic, threads, layout, schedule, memory, pieces, transport):
     """What context_parallel_attention was given, checked and as _torch_parallel takes it."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     is_packed = "cu_lens_q" in arrays
@@ -296,7 +298,8 @@ def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, 
          None),
         _torch_parallel.one_of("layout", layout, _parallel.LAYOUTS),
         _torch_parallel.one_of("schedule", schedule, _parallel.SCHEDULES), _options.integer("memory", memory, 63, 0),
-        _options.integer("pieces", pieces, 31, 0), max_lens, None if drawn is None else tuple(drawn.tolist()),
+        _options.integer("pieces", pieces, 31, 0), _torch_parallel.one_of("transport", transport, _parallel.TRANSPORTS),
+        max_lens, None if drawn is None else tuple(drawn.tolist()),
         seed is None and drawn is not None)
     return options, arrays, (*_autocast(q, k, v), _float(alibi, "alibi", q), _float(sink, "sink", q))
 

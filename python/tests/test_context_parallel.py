@@ -161,6 +161,8 @@ def refusals():
     fails(lambda: attend(here(q, q[:, :-16]), k, v), invalid, "q has [0-9]+ rows on rank [01] of 2; of 84 in all")
     fails(lambda: attend(q, k, v, layout="ring"), invalid, "layout is 'ring'; it takes 'contiguous', 'zigzag'")
     fails(lambda: attend(q, k, v, schedule=2), invalid, "schedule is 2; it takes 'auto'")
+    fails(lambda: attend(q, k, v, transport="tcp"), invalid, "transport is 'tcp'; it takes 'nccl', 'peer'")
+    fails(lambda: attend(q, k, v, pieces=-1), invalid, "pieces is -1")
     fails(lambda: attend(q, k, v, memory=1), invalid, "memory = 1: ")
     fails(lambda: attend(q.double(), k.double(), v.double()), unsupported, "over ranks it is ATTN_F32")
     fails(lambda: attend(q[0], k[0], v[0], cu_lens_q=ints(0, 100), dropout_p=0.5), unsupported,
@@ -345,6 +347,7 @@ def gpus():
     for number, (name, case) in enumerate([("window", window), ("long", long), *((n, cases()[n]) for n in names)]):
         for layout in ("zigzag", "contiguous"):
             compare(name, *case, layout=layout, device=device, pieces=number % 3)
+            compare(name, *case, layout=layout, device=device, pieces=number % 3, transport="peer")
     results = [compare("bits", *long[:1], dict(causal=True, deterministic=True), device=device) for _ in range(2)]
     assert all(x.shape == y.shape for x, y in zip(*results))
     q, k, v = (la.context_parallel_shard(x.to(device)) for x in qkv())
