@@ -327,7 +327,6 @@ static void descriptors_are_refused(void **state)
     REFUSED(UNSUPPORTED, "dtype = 4", desc.dtype = ATTN_F64);
     REFUSED(UNSUPPORTED, "kv_dtype = e4m3: over ranks it is dtype", desc.kv_dtype = ATTN_E4M3);
     REFUSED(UNSUPPORTED, "out_dtype = e4m3: over ranks", desc.out_dtype = ATTN_E4M3);
-    REFUSED(UNSUPPORTED, "device = ATTN_CUDA", desc.device = ATTN_CUDA);
     REFUSED(UNSUPPORTED, "ATTN_BITS", desc.flags = ATTN_BITS, desc.bits_batch = desc.bits_heads = 1);
     REFUSED(UNSUPPORTED, "ATTN_DROPOUT does not take ATTN_VARLEN", desc.flags = ATTN_DROPOUT | ATTN_VARLEN,
             desc.dropout_p = 0.5f, desc.total_q = desc.total_kv = 64);
