@@ -360,6 +360,10 @@ def gpus():
     fails(lambda: la.context_parallel_attention(*(x.cpu() for x in (q, k, v))), libattn.UnsupportedError,
           "none for cpu, where q is")
     assert la.context_parallel_attention(q, k, v).shape == q.shape
+    if (ROOT / "demo" / "alice.txt").exists():
+        alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+        one, two = program().train(4, alone, device), program().train(4, None, device)
+        assert one[-1] < one[0] and max(abs(a - b) for a, b in zip(one, two)) < 1e-3, (one, two)
 
 
 def gpu_failures():
