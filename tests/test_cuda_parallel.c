@@ -171,6 +171,12 @@ static void plans_say_what_they_are(void **state)
     assert_true(info.seconds > 0.5 * one.seconds && info.seconds < 0.6 * one.seconds);
     attn_plan_destroy(alone);
     attn_parallel_plan_destroy(plan);
+    desc.len_q = desc.len_kv = 1 << 14; /* shorter: fewer pieces */
+    assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+    attn_parallel_plan_describe(plan, text, sizeof text);
+    assert_non_null(strstr(text, "in 2 pieces"));
+    attn_parallel_plan_destroy(plan);
+    desc = long_desc();
     desc.direction = ATTN_BACKWARD;
     for (int i = 0; i < 2; i++) {
         how.pieces = i ? 8 : 4;

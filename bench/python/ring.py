@@ -7,7 +7,8 @@
 Parts, in this order unless some are named:
     check    errors of O, dQ, dK and dV over ranks, over those of one GPU, against float64
     speed    TFLOP/s of forward and of forward + backward, of all GPUs, and as a share of one GPU's times their number
-    hidden   the same work without transfers, transfers alone, and what share of these the work hides
+    hidden   the same work without transfers, transfers alone, the predicted time, and by a trace of the GPU what share
+             of the time of transfers kernels of attention run too
     million  1,048,576 tokens: forward, then forward + backward
 
 A row of CSV per number: part, tokens, pass, how (transport and pieces), GPUs, what, value, unit. Every number is the
@@ -15,9 +16,11 @@ slowest rank's."""
 import argparse
 import csv
 import ctypes
+import json
 import os
 import socket
 import sys
+import tempfile
 import time
 from datetime import timedelta
 
@@ -26,7 +29,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import libattn.torch as la
-from libattn import _c, _parallel
+from libattn import _c, _parallel, _torch_parallel
 
 PARTS = ("check", "speed", "hidden", "million")
 MILLION = 1 << 20
@@ -62,7 +65,7 @@ class Bench:
             print(f"{part:8} {tokens:8} {kind:8} {how:6} {what:28} {value:10.4g} {unit}", flush=True)
 
     def seconds(self, call, together=True):
-        """Of one call: the least of some turns, of the slowest rank."""
+        """Of one call: the least of some turns, of the slowest rank; of a call of half a second or more: one turn."""
         call()
         torch.cuda.synchronize()
         begin = time.monotonic()
@@ -71,9 +74,11 @@ class Bench:
         once = torch.tensor(time.monotonic() - begin, device="cuda")
         if together:
             dist.all_reduce(once, dist.ReduceOp.MAX)
+        if once.item() > 0.5:
+            return once.item()
         count = max(1, min(20, int(0.15 / once.item())))
         best = float("inf")
-        for _ in range(3 if once.item() < 1 else 1):
+        for _ in range(3):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             if together:
                 dist.barrier()
@@ -191,7 +196,7 @@ def part_speed(bench, args):
             took = bench.alone(both(one_gpu, tensors, grad) if backward else forward(one_gpu, tensors))
             bench.say("speed", tokens, kind, "-", "one GPU", work / took / 1e12, "TFLOP/s")
             for way in ways(args):
-                if tokens > 1 << 17 and way.pieces != args.pieces[-1]:
+                if tokens > 1 << 17 and way.pieces != args.pieces[0]:
                     continue
                 all_of = bench.seconds(both(way, mine, my_grad) if backward else forward(way, mine))
                 bench.say("speed", tokens, kind, way, "all GPUs", work / all_of / 1e12, "TFLOP/s")
@@ -200,26 +205,22 @@ def part_speed(bench, args):
 
 
 class Plain:
-    """A plan of libattn_parallel and its run, by C alone, with an engine that moves nothing."""
+    """A plan of libattn_parallel and its run, by C alone; transport None: with an engine that moves nothing."""
 
-    def __init__(self, args, tokens, pieces, backward, rank):
-        types = dict(_parallel.Engine._fields_)
-        nothing = {name: types[name](lambda *_: 0) for name in ("exchange", "wait", "all_gather", "reduce_scatter")}
-
-        def tell(_, send, receive, size):
-            for i in range(args.gpus):
-                ctypes.memmove(receive + i * size, send, size)
-            return 0
-
-        engine = _parallel.Engine(rank=rank, ranks=args.gpus, device=_c.CUDA, tell=types["tell"](tell), **nothing)
+    def __init__(self, args, tokens, pieces, backward, rank, transport=None):
+        engine = self.nothing(args, rank)
+        if transport:
+            group = dist.group.WORLD
+            engine = _torch_parallel.ranks_of(group).on_device(group, torch.device("cuda", rank), transport)
         desc = _c.Desc(dtype=_c.DTYPES["bfloat16"], device=_c.CUDA, direction=int(backward), flags=_c.CAUSAL, batch=1,
                        heads_q=args.heads, heads_kv=args.heads_kv, len_q=tokens, len_kv=tokens, dim_qk=args.dim)
         self.plan = _parallel.Plan(desc, _parallel.How(layout=_parallel.LAYOUTS["zigzag"], pieces=pieces), engine)
-        self.place = torch.empty(self.plan.workspace_bytes, dtype=torch.uint8, device="cuda")
-        rows, half = tokens // args.gpus, torch.bfloat16
+        half = torch.bfloat16  # with numbers everywhere: zeros, say, take a GPU less power
+        self.place = torch.randn(self.plan.workspace_bytes // 2 + 1, device="cuda", dtype=half)
+        rows = tokens // args.gpus
 
-        def make(heads, dtype=half):
-            return torch.randn(rows, heads, args.dim, device="cuda").to(dtype)
+        def make(heads):
+            return torch.randn(rows, heads, args.dim, device="cuda", dtype=half)
 
         q, k, v, o, grad_o = (make(n) for n in (args.heads, args.heads_kv, args.heads_kv, args.heads, args.heads))
         grads = {f"grad_{name}": torch.empty_like(x) for name, x in zip("qkv", (q, k, v))}
@@ -227,15 +228,64 @@ class Plain:
                         "lse": torch.full((args.heads, rows), 9.0, device="cuda")}
         self.arguments = _c.Args(**{name: x.data_ptr() for name, x in self.tensors.items()})
 
+    @staticmethod
+    def nothing(args, rank):
+        types = dict(_parallel.Engine._fields_)
+        functions = {name: types[name](lambda *_: 0) for name in ("exchange", "wait", "all_gather", "reduce_scatter")}
+
+        def tell(_, send, receive, size):
+            for i in range(args.gpus):
+                ctypes.memmove(receive + i * size, send, size)
+            return 0
+
+        return _parallel.Engine(rank=rank, ranks=args.gpus, device=_c.CUDA, tell=types["tell"](tell), **functions)
+
     def __call__(self):
         _c.check(_parallel.library().run(self.plan._handle, self.arguments, _c.ARGS_SIZE, self.place.data_ptr(),
                                          torch.cuda.current_stream().cuda_stream))
 
 
+def joined(spans):
+    """Of (begin, end): those that overlap as one, in order."""
+    found = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1][1] = max(end, found[-1][1])
+        else:
+            found.append([begin, end])
+    return found
+
+
+def overlap(transfers, works):
+    """How long the transfers take, and how long of that one of the works runs too."""
+    total = sum(end - begin for begin, end in joined(transfers))
+    both = sum(max(0, min(end, e) - max(begin, b)) for begin, end in joined(transfers) for b, e in joined(works))
+    return total, both
+
+
+def traced(call, calls=5):
+    """(transfers, works): (begin, end) on this GPU, in microseconds. Transfers: NCCL's kernels, and copies to others."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        with open(file.name) as text:
+            events = json.load(text)["traceEvents"]
+    transfers, works = [], []
+    for event in events:
+        name, span = event.get("name", ""), (event.get("ts", 0), event.get("ts", 0) + event.get("dur", 0))
+        if "nccl" in name.lower() and event.get("cat") == "kernel" or "PtoP" in name:
+            transfers.append(span)
+        elif event.get("cat") == "kernel" and "attn" in name:
+            works.append(span)
+    return transfers, works
+
+
 def part_hidden(bench, args):
     for tokens in [n for n in args.tokens if n <= 1 << 17]:
-        mine = [la.context_parallel_shard(x).contiguous() for x in qkv(args, tokens)]
-        size = 2 * mine[1].numel() * 2
+        size = tokens // args.gpus * args.heads_kv * args.dim * 2 * 2
         send, receive = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
         to, source = (bench.rank + 1) % args.gpus, (bench.rank - 1) % args.gpus
 
@@ -245,28 +295,29 @@ def part_hidden(bench, args):
                 work.wait()
 
         moved = bench.seconds(transfer)
-        bench.say("hidden", tokens, "forward", "-", "transfer alone", moved * 1e3, "ms")
-        bench.say("hidden", tokens, "forward", "-", "transfer alone", size / moved / 1e9, "GB/s")
-        without = {}
-        for pieces in args.pieces:
-            without[pieces] = bench.seconds(Plain(args, tokens, pieces, False, bench.rank))
-            bench.say("hidden", tokens, "forward", f"- {pieces}", "without", without[pieces] * 1e3, "ms")
-            back = bench.seconds(Plain(args, tokens, pieces, True, bench.rank))
-            bench.say("hidden", tokens, "backward", f"- {pieces}", "without", back * 1e3, "ms")
-        for way in ways(args):
-            whole, call = bench.seconds(forward(way, mine)), forward(way, mine)
-            begin = time.monotonic()
-            for _ in range(5):
-                call()
-            bench.say("hidden", tokens, "forward", way, "the host's part", (time.monotonic() - begin) / 5 * 1e3, "ms")
-            bench.say("hidden", tokens, "forward", way, "with transfers", whole * 1e3, "ms")
-            share = 1 - (whole - without[way.pieces]) / moved
-            bench.say("hidden", tokens, "forward", way, "hidden", share, "of a transfer by NCCL")
+        bench.say("hidden", tokens, "forward", "-", "keys alone", moved * 1e3, "ms")
+        bench.say("hidden", tokens, "forward", "-", "keys alone", size / moved / 1e9, "GB/s")
+        for backward in (False, True):
+            kind = "backward" if backward else "forward"
+            for way in ways(args):
+                alone = bench.seconds(Plain(args, tokens, way.pieces, backward, bench.rank))
+                call = Plain(args, tokens, way.pieces, backward, bench.rank, way.transport)
+                whole = bench.seconds(call)
+                bench.say("hidden", tokens, kind, way, "without transfers", alone * 1e3, "ms")
+                bench.say("hidden", tokens, kind, way, "with transfers", whole * 1e3, "ms")
+                bench.say("hidden", tokens, kind, way, "predicted", call.plan.info.seconds * 1e3, "ms")
+                total, both = overlap(*traced(call))
+                if total:
+                    bench.say("hidden", tokens, kind, way, "transfers, by trace", total / 5e3, "ms")
+                    bench.say("hidden", tokens, kind, way, "hidden, by trace", both / total, "of transfers")
+                dist.barrier()
 
 
 def part_million(bench, args):
+    way = Way(args.transport[0], 8)  # fewer take more memory: with 4 the backward does not fit 80 GB
+    short = qkv(args, 1 << 14, bench.rank)
+    both(way, short, torch.randn_like(short[0]))()  # what is made once: kernels, engines
     mine = qkv(args, MILLION // args.gpus, bench.rank)
-    way = ways(args)[-1]
     for kind in ("forward", "both"):
         call = both(way, mine, torch.randn_like(mine[0])) if kind == "both" else forward(way, mine)
         torch.cuda.reset_peak_memory_stats()

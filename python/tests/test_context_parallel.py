@@ -1,4 +1,5 @@
 """Attention over processes of torch.distributed (gloo; NCCL on two GPUs), against the same in one process."""
+import faulthandler
 import importlib.util
 import os
 import pathlib
@@ -416,6 +417,7 @@ def test_example(monkeypatch, capsys):
 def process(rank, size, port, works, backend="gloo"):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
+    faulthandler.enable()  # a process that a signal ends says where it was
     if backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(minutes=5))

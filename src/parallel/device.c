@@ -1,10 +1,11 @@
 /* A rank on a GPU. Contract: device.h.
  *
  * All keys are gathered, a few KV heads after others: a piece. All transfers of keys are put into a stream of their own
- * at once, so that while one piece is computed the next ones' keys come. Lanes take the pieces in turn, each with a
- * stream and buffers of its own, so that a piece's first work fills the processors that the last work of the piece
- * before leaves idle. In the backward a piece's gradients of keys leave while the next two are computed: kernels of
- * NCCL find room where one of these ends and the other begins, since each of them takes all processors.
+ * at once, so that while one piece is computed the next ones' keys come. Lanes take the runs in turn, each with a
+ * stream and buffers of its own, so that a run's first work fills the processors that the last work of the run before
+ * leaves idle. In the backward both runs of a piece are in one lane, and its gradients of keys leave while the next two
+ * pieces are computed: kernels of NCCL find room where one of these ends and the other begins, since each of them takes
+ * all processors.
  *
  * A piece is a run for each chunk of rows, over all keys that these see: its end is where the chunk's last row stands,
  * so that the causal mask of the fast kernels is the whole's. In the backward gradients of keys are f32, one buffer for
@@ -23,7 +24,8 @@
 
 enum {
     LANES = 3,
-    PIECES = 4, /* unless the descriptor says how many */
+    PIECES = 4,           /* at most, unless the descriptor says how many */
+    RUN_LINES = 64 << 10, /* of a run at least, then: rows times heads, so that it keeps all processors busy */
     PIECES_MOST = 64,
     PARTS_MOST = 64,
     FIRST = -5, /* of a stream's priorities; drivers take the first that they have */
@@ -139,6 +141,8 @@ static int64_t pieces_of(const attn_parallel_plan *plan)
     const attn_desc *d = &plan->whole;
     int64_t size = attn_dtype_size(d->dtype), wanted = plan->how.pieces ? plan->how.pieces : PIECES;
     if (wanted > PIECES_MOST) wanted = PIECES_MOST;
+    while (!plan->how.pieces && wanted > 1 && d->batch * plan->rows_per_chunk * d->heads_q / wanted < RUN_LINES)
+        wanted--;
     bool whole = d->dim_qk * size % 16 || d->dim_v * size % 16 || (d->flags & ATTN_ALIBI && d->alibi_batch > 1);
     if (whole || plan->how.ranks == 1) return 1;
     while (d->heads_kv % wanted)
@@ -149,6 +153,19 @@ static int64_t pieces_of(const attn_parallel_plan *plan)
 static void set_stride(int64_t stride[4], int64_t rows, int64_t heads, int64_t dim)
 {
     stride[0] = rows * heads * dim, stride[1] = heads * dim, stride[2] = dim, stride[3] = 1;
+}
+
+/* Runs that lanes take in turn: in the backward those of a piece are one. */
+static int64_t turns(const attn_parallel_plan *plan)
+{
+    return plan->whole.direction == ATTN_BACKWARD ? 1 : plan->chunks;
+}
+
+/* Where a piece's run of chunk c is; a piece's last chunk of rows, the longest run, is its first. */
+static int lane_of(const attn_parallel_plan *plan, int64_t piece, int c)
+{
+    int64_t later = turns(plan) > 1 ? plan->chunks - 1 - c : 0;
+    return (int)((piece * turns(plan) + later) % plan->device->lanes);
 }
 
 /* The descriptor of a piece's run of a chunk of rows. */
@@ -339,7 +356,7 @@ attn_status attn_parallel_device_create(attn_parallel_plan *plan)
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
     own->driver = &machine->driver;
     own->pieces = pieces_of(plan);
-    own->lanes = own->pieces < LANES ? (int)own->pieces : LANES;
+    own->lanes = (int)attn_clamp(own->pieces * turns(plan), LANES);
     own->heads_q = d->heads_q / own->pieces, own->heads_kv = d->heads_kv / own->pieces;
     for (int c = 0; c < plan->chunks && !status; c++) {
         attn_desc run = desc_of(plan, c);
@@ -494,9 +511,10 @@ static attn_chunk before_keys(const run *r, int c)
     return c ? attn_chunk_of_keys(r->plan, r->plan->how.rank, 0) : (attn_chunk){ 0, 0 };
 }
 
-/* This rank's keys of a piece, to where all keys are gathered. */
+/* This rank's keys of a piece, to where all keys are gathered; the copies of several pieces beside each other. */
 static void place_own(run *r, int64_t piece)
 {
+    CUstream stream = stream_of(r, (int)(piece % r->own->lanes));
     const attn_desc *l = &r->plan->local;
     size_t size = (size_t)attn_dtype_size(l->dtype);
     for (int i = 0; i < 2 * r->plan->chunks; i++) {
@@ -510,10 +528,10 @@ static void place_own(run *r, int64_t piece)
                 row_of(v ? r->args->v : r->args->k, stride, size, b, before_keys(r, c), piece * r->own->heads_kv + h);
             size_t row = row_bytes(r, v, size);
             char *to = key_at(r, keys_of(r, v, piece), row, b, keys.begin) + (size_t)(h * dim) * size;
-            copy(r, to, row, from, (size_t)stride[1] * size, (size_t)(together * dim) * size, keys.rows,
-                 r->own->transfers);
+            copy(r, to, row, from, (size_t)stride[1] * size, (size_t)(together * dim) * size, keys.rows, stream);
         }
     }
+    if (!r->status) did(r, r->own->driver->cuEventRecord(r->own->ready[piece], stream), "cuEventRecord");
 }
 
 /* A message to rank `to`, whose window gets it at `there`, and one from rank `from`, at `here`, if they have bytes. */
@@ -548,6 +566,7 @@ static void gather(run *r, int64_t piece)
     const attn_parallel_plan *plan = r->plan;
     int32_t ranks = plan->how.ranks, me = plan->how.rank;
     size_t size = (size_t)attn_dtype_size(plan->whole.dtype);
+    follow(r, r->own->ready[piece], r->own->transfers); /* this rank's are in their place */
     for (int32_t h = 1; h < ranks; h++) {
         int32_t to = (me + h) % ranks, from = (me - h + ranks) % ranks;
         for (int i = 0; i < 2 * plan->chunks; i++)
@@ -597,7 +616,7 @@ static void compute(run *r, int c, int64_t piece)
 {
     const attn_parallel_plan *plan = r->plan;
     const attn_desc *l = &plan->local;
-    int lane = (int)(piece % r->own->lanes);
+    int lane = lane_of(plan, piece, c);
     const lane_room *room = &r->own->room[lane];
     CUstream stream = stream_of(r, lane);
     size_t size = (size_t)attn_dtype_size(l->dtype), out = (size_t)attn_dtype_size(attn_out_dtype(l));
@@ -637,7 +656,7 @@ static void finish_chunk(run *r, int c, int64_t piece)
 {
     const attn_parallel_plan *plan = r->plan;
     const attn_desc *l = &plan->local;
-    int lane = (int)(piece % r->own->lanes);
+    int lane = lane_of(plan, piece, c);
     CUstream stream = stream_of(r, lane);
     reach keys = reach_of_mine(plan, c);
     int64_t end = attn_clamp(keys.hi * plan->keys_per_chunk, plan->whole.len_kv);
@@ -770,16 +789,16 @@ attn_status attn_parallel_device_run(const attn_parallel_plan *plan, const attn_
     order(&r, own->fork, r.caller, own->transfers);
     for (int i = 1; i < own->lanes; i++)
         order(&r, own->fork, r.caller, stream_of(&r, i));
-    for (int64_t piece = 0; piece < own->pieces; piece++) /* before kernels: these copies may need processors */
+    for (int64_t piece = 0; piece < own->pieces; piece++) /* before kernels: copies may need processors */
         place_own(&r, piece);
     open_window(&r);
     for (int64_t piece = 0; piece < own->pieces; piece++)
         gather(&r, piece);
     for (int64_t piece = 0; piece < own->pieces; piece++) {
-        int lane = (int)(piece % own->lanes);
-        follow(&r, own->ready[piece], stream_of(&r, lane));
+        int lane = lane_of(plan, piece, 0);
         for (int c = plan->chunks - 1; c >= 0; c--) { /* the longest first */
             if (!plan->all[c]) continue;
+            follow(&r, own->ready[piece], stream_of(&r, lane_of(plan, piece, c)));
             compute(&r, c, piece);
             if (backward) finish_chunk(&r, c, piece);
         }
@@ -787,6 +806,7 @@ attn_status attn_parallel_device_run(const attn_parallel_plan *plan, const attn_
     }
     for (int i = 1; i < own->lanes; i++)
         order(&r, own->join, stream_of(&r, i), r.caller);
+    order(&r, own->join, own->transfers, r.caller);
     if (backward) total(&r);
     return r.status;
 }
