@@ -4,6 +4,7 @@
 #include "cuda_support.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "parallel_support.h"
 
@@ -226,6 +227,46 @@ static void what_gpus_do_not_take(void **state)
     end_context(context);
 }
 
+/* On a GPU the host can neither read nor write an array: here none can be, and the driver's first call fails. */
+static void the_host_reads_no_array(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_thread_group *group;
+    attn_desc desc = small();
+    desc.flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_SOFTCAP | ATTN_ALIBI | ATTN_SINK | ATTN_OUT_F32;
+    desc.window_left = 50, desc.softcap = 5, desc.alibi_batch = 1;
+    for (int backward = 0; backward < 2; backward++) {
+        const char *first = backward ? "cuMemsetD8Async" : "cuEventRecord";
+        attn_parallel_desc how = { .layout = ATTN_ZIGZAG };
+        attn_parallel_plan *plan;
+        attn_parallel_info info;
+        assert_ok(attn_thread_group_create(&group, 1, 5));
+        attn_engine engine = for_devices(attn_thread_group_engine(group, 0));
+        desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
+        assert_ok(attn_parallel_plan_create(&plan, &desc, &how, &engine));
+        assert_ok(attn_parallel_plan_get_info(plan, &info));
+        size_t array = 1 << 20, arrays = 14, bytes = arrays * array + info.workspace_bytes;
+        char *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *at = memory;
+        assert_ptr_not_equal(memory, MAP_FAILED);
+        attn_args args = { .q = at };
+        args.k = at += array, args.v = at += array, args.o = at += array;
+        args.lse = (float *)(void *)(at += array);
+        args.alibi = (float *)(void *)(at += array), args.sink = (float *)(void *)(at += array);
+        if (backward) {
+            args.grad_o = at += array, args.grad_q = at += array, args.grad_k = at += array, args.grad_v = at += array;
+            args.grad_lse = (float *)(void *)(at += array);
+            args.grad_alibi = (float *)(void *)(at += array), args.grad_sink = (float *)(void *)(at += array);
+        }
+        fail_next(first, 1);
+        refused(attn_parallel_run(plan, &args, memory + arrays * array, NULL), ATTN_DEVICE_FAILED, first);
+        munmap(memory, bytes);
+        attn_parallel_plan_destroy(plan);
+        attn_thread_group_destroy(group);
+    }
+    end_context(context);
+}
+
 static void what_nccl_does_not_take(void **state)
 {
     (void)state;
@@ -322,8 +363,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forwards_are_one_devices), cmocka_unit_test(backwards_are_one_devices),
         cmocka_unit_test(plans_say_what_they_are),  cmocka_unit_test(what_gpus_do_not_take),
-        cmocka_unit_test(what_nccl_does_not_take),  cmocka_unit_test(what_peers_do_not_take),
-        cmocka_unit_test(what_hangs_is_aborted),
+        cmocka_unit_test(the_host_reads_no_array),  cmocka_unit_test(what_nccl_does_not_take),
+        cmocka_unit_test(what_peers_do_not_take),   cmocka_unit_test(what_hangs_is_aborted),
     };
     cuda_begin();
     if (!dlopen(FAKE_NCCL, RTLD_NOW)) fail_msg("%s", dlerror());

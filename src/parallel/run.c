@@ -446,10 +446,10 @@ static attn_status check(const attn_parallel_plan *plan, const attn_args *args, 
 {
     if (args->delta) return attn_fail(ATTN_INVALID, "delta = %p: over ranks it is NULL", (void *)args->delta);
     if (args->kv_layout) return attn_fail(ATTN_INVALID, "kv_layout is not NULL: over ranks the plan has the layout");
-    attn_status status = plan->device ? ATTN_OK : check_tables(plan, args);
     attn_args a = *args;
     attn_args_keep(plan->local.flags, &a);
-    if (!status) status = attn_args_check(&plan->local, &a);
+    attn_status status = plan->device ? attn_args_check_arrays(&plan->local, &a) : check_tables(plan, args);
+    if (!status && !plan->device) status = attn_args_check(&plan->local, &a);
     if (!status && !workspace)
         status = attn_fail(ATTN_INVALID, "workspace = NULL: it takes %zu bytes", plan->room.bytes);
     return status;
