@@ -37,7 +37,22 @@ DEVICE bool in_ranges(const key_ranges *ranges, int key)
     return (key >= ranges->lo[0] && key < ranges->hi[0]) || (key >= ranges->lo[1] && key < ranges->hi[1]);
 }
 
-/* ---- lists and intervals ------------------------------------------------------------------- */
+/* ---- bits, lists and intervals ------------------------------------------------------------- */
+
+/* Bytes of a row's bits. bits_keys: 0, or of how many last keys bits are. */
+DEVICE int bits_pitch(const attn_cuda_shape *shape, int bits_keys = 0)
+{
+    return ((bits_keys ? bits_keys : shape->len_kv) + 7) / 8;
+}
+
+/* The bits of a row. */
+template <class rows>
+DEVICE const unsigned char *bits_of_row(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int head,
+                                        int row, int bits_keys = 0)
+{
+    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
+    return m->bits + (plane * shape->len_q + row) * bits_pitch(shape, bits_keys);
+}
 
 /* Index of a row block in the lists. */
 template <class rows>
@@ -115,22 +130,23 @@ DEVICE bool hides_nothing(const int *summary, int row0, int row1)
 /* ---- tiles ---------------------------------------------------------------------------------- */
 
 /* Rows [row0, row1) of one head, or with PackGQA of `pack`, against a KV tile of `keys` keys: is some pair visible, are
- * all, do intervals hide none. Says rather more than is visible, and less than all.
+ * all, do ranges hide none, do intervals. Says rather more than is visible, and less than all.
  * pack is read where it is needed, as what w has: copies made before are other machine code. */
 typedef struct tile_class {
-    bool seen, full, clear;
+    bool seen, full, inside, clear;
 } tile_class;
 
 template <class rows>
 DEVICE tile_class classify_tile(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, const int &pack,
                                 int row0, int row1, int tile, int keys)
 {
-    tile_class is = { false, false, true };
+    tile_class is = { false, false, false, true };
     int shift = w->len_kv - w->len_q, key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
     key_ranges first = ranges_of_row(m, w, row0 + shift), last = ranges_of_row(m, w, row1 - 1 + shift);
     is.seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
     int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
-    is.full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    is.inside = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    is.full = is.inside;
     bool bits = shape->flags & FLAG_BITS;
     for (int head = w->head; head < w->head + pack && is.seen; head++) {
         if (shape->flags & FLAG_BLOCKS) {

@@ -49,16 +49,17 @@ struct work_tile {
 };
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
 using kv_ranges = members<kv_range, config::general ? 0 : config::consumers>;
+using first_bits = members<const unsigned char *, config::general>; /* of that row, without PackGQA */
 
-struct work_tile_info : work_tile, output_address, kv_ranges {
+struct work_tile_info : work_tile, output_address, kv_ranges, first_bits {
 };
 
 /* GENERAL: what consumers want to know of a KV tile. */
-enum { UNMASKED, MASKED, MASKED_BY_INTERVALS };
+enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4 }; /* by ranges: by block lists, too */
 struct kv_tile_info {
     int key0;
-    int masked, last;   /* which pairs are hidden; no tile follows */
-    int unmasked_ahead; /* unmasked tiles that follow, up to one after which another follows */
+    int masked, last; /* what hides pairs, if something does; no tile follows */
+    int inside_ahead; /* tiles that follow of which bits alone hide pairs, up to one after which another follows */
 };
 
 /* Pipelines of K and of V; without ping-pong both are one. */
