@@ -275,6 +275,28 @@ static int measure_all(const attn_bench_options *o, const attn_bench_case *cases
     return all ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
 }
 
+/* Whether a case's mask has one of the texts between commas. */
+static bool has_text(const char *mask, const char *texts)
+{
+    for (const char *at = texts; *at; at += *at == ',') {
+        size_t length = strcspn(at, ",");
+        for (const char *from = mask; length && *from; from++)
+            if (strncmp(from, at, length) == 0) return true;
+        at += length;
+    }
+    return false;
+}
+
+/* --mask: leaves out all cases but those. Returns how many they are; 0, and said so: none. */
+static int choose_masks(const char *texts, attn_bench_case *cases, int count)
+{
+    int kept = 0;
+    for (int i = 0; i < count; i++)
+        if (has_text(cases[i].mask, texts)) cases[kept++] = cases[i];
+    if (count && !kept) attn_bench_fail("--mask %s: no case of these suites has it in its mask", texts);
+    return kept;
+}
+
 int attn_cmd_bench(int argc, char **argv)
 {
     attn_bench_options o;
@@ -286,7 +308,11 @@ int attn_cmd_bench(int argc, char **argv)
     attn_bench_case *cases = (o.on == ATTN_CUDA ? attn_bench_gpu_cases : attn_bench_cases)(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;
     code = ATTN_EXIT_FAILURE;
-    if (o.kernel && !force_kernel(o.kernel, cases, count))
+    int all = count;
+    if (o.mask) count = choose_masks(o.mask, cases, count);
+    if (all && !count)
+        code = ATTN_EXIT_USAGE;
+    else if (o.kernel && !force_kernel(o.kernel, cases, count))
         code = ATTN_EXIT_USAGE;
     else if (o.once)
         code = attn_bench_once(cases, count) ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;

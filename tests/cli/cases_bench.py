@@ -329,6 +329,15 @@ def causal_pairs(length, left):
 
 
 @case
+def bench_mask(place):
+    """--mask keeps the cases that have one of its texts in their mask, and refuses texts that no case has."""
+    words = "--suite features --len 40 --heads 2 --dim 16 --threads 1 --min-time 1e-6 --pause 1e-6 --repeat 1 --dtype f32 --peer none".split()
+    masks = [row["mask"] for row in results(place, *words, "--mask", "bits:5,blocks:64:2")]
+    check(set(masks) == {"full bits:50%", "full blocks:64:25%"}, masks)
+    place.refuses(["bench", *words, "--mask", "nothing"], 2, "--mask nothing", "no case")
+
+
+@case
 def bench_features(place):
     """Each feature, forward and backward, beside plain; FLOPs of exactly the visible pairs; what is refused is said."""
     words = "--suite features --len 40 --heads 8 --threads 1 --min-time 1e-6 --pause 1e-6 --repeat 1 --dtype bf16".split()

@@ -9,13 +9,15 @@
 #include "sm90/common/work_item.h"
 
 /* Where the walk over a work item's Q tiles is: head by head, tiles [first, end). General masks: tiles [from, from +
- * 32) are judged, `seen` and not yet taken, `inside` where bits alone hide pairs; those from `ahead` on are to come.
+ * 32) are judged, `seen` and not yet taken, inside where bits alone hide pairs; those from `ahead` on are to come.
  * Stream-K: `left` are to be taken.
  * FLAG_DETERMINISTIC with a general mask: all are taken, so that every KV tile raises every Q tile's semaphore. */
-typedef struct q_walk {
+using inside_tiles = members<u32, config::general_mask>;
+
+struct q_walk : inside_tiles {
     int head, first, end, ahead, from, left;
-    u32 seen, full, inside;
-} q_walk;
+    u32 seen, full;
+};
 
 /* Rows [first, end) of Q outside which none sees keys of the work item. */
 typedef struct row_bounds {
@@ -55,9 +57,8 @@ DEVICE q_walk walk_start(const attn_sm90_params *p, const kv_item *item)
         rows = rows_of(p, &seq, item->first_key);
     if (config::finalises_dq && item->first_key == 0) rows.first = 0; /* it finalises rows without keys, too */
     int first = rows.first / Q_ROWS;
-    q_walk at = {
-        item->first_head, first, (max(rows.end, 0) + Q_ROWS - 1) / Q_ROWS, first, 0, item->most_tiles, 0, 0, 0
-    };
+    q_walk at = { {}, item->first_head, first, (max(rows.end, 0) + Q_ROWS - 1) / Q_ROWS, first, 0, item->most_tiles, 0,
+                  0 };
     if (config::stream_k && item->skip) at.head += item->skip / at.end, at.ahead = item->skip % at.end;
     return at;
 }
@@ -98,13 +99,13 @@ DEVICE bool next_by_judgement(const attn_sm90_params *p, kv_item *item, q_walk *
         if (p->shape.flags & FLAG_DETERMINISTIC && tile < at->end) is.full = is.full && is.seen, is.seen = true;
         at->from = at->ahead, at->ahead += 32;
         at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
-        at->inside = __ballot_sync(~0u, is.inside && is.clear && !blocks);
+        *at->inside_tiles::get() = __ballot_sync(~0u, is.inside && is.clear && !blocks);
     }
     int bit = __ffs(at->seen) - 1;
     info->head = at->head, info->row0 = (at->from + bit) * Q_ROWS;
     info->masked = 0;
     if (!(at->full >> bit & 1)) {
-        if (!(at->inside >> bit & 1)) info->masked |= BY_RANGES;
+        if (!(*at->inside_tiles::get() >> bit & 1)) info->masked |= BY_RANGES;
         if (p->shape.flags & FLAG_BITS && !blocks) info->masked |= BY_BITS;
     }
     info->dq.rank = (seq->len_kv - 1) / config::kv_rows - item->key0 / config::kv_rows;

@@ -27,21 +27,6 @@ struct kv_range {
     int unmasked_end; /* before it all rows see every key that a window's left bound leaves them */
 };
 
-/* Members that only some variants have. */
-template <class type, int count> struct members {
-    type value[count];
-    INLINE type *get() const
-    {
-        return (type *)value;
-    }
-};
-template <class type> struct members<type, 0> {
-    INLINE type *get() const
-    {
-        return NULL;
-    }
-};
-
 /* What consumers want to know of a work item, computed by the scheduler warp, which has the time. */
 struct work_tile {
     work_item w;
