@@ -63,24 +63,56 @@ DEVICE long long list_row_of(const attn_cuda_shape *shape, const attn_cuda_mask 
     return plane * ((shape->len_q + m->block_rows - 1) / m->block_rows) + row / m->block_rows;
 }
 
-/* Blocks [first, last] that a list holds: 0 none, 1 some, 2 all. */
-DEVICE int listed(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
-                  long long line, int first, int last)
+/* The list of a row block, ascending. */
+typedef struct block_list {
+    const int *block;
+    int count;
+} block_list;
+
+DEVICE block_list list_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
+                          long long line)
 {
-    if (!counts) return 0;
-    int columns = (shape->len_kv + m->block_keys - 1) / m->block_keys, count = min(counts[line], columns);
-    const int *list = lists + line * columns;
-    int lo = 0, hi = count;
+    block_list none = { NULL, 0 };
+    if (!counts) return none;
+    int columns = (shape->len_kv + m->block_keys - 1) / m->block_keys;
+    block_list list = { lists + line * columns, min(counts[line], columns) };
+    return list;
+}
+
+/* How many of its blocks come before `block`. */
+DEVICE int listed_before(const block_list *list, int block)
+{
+    int lo = 0, hi = list->count;
     while (lo < hi) {
         int mid = (lo + hi) / 2;
-        if (list[mid] < first)
+        if (list->block[mid] < block)
             lo = mid + 1;
         else
             hi = mid;
     }
-    if (lo >= count || list[lo] > last) return 0;
-    int end = lo + last - first;
-    return list[lo] == first && end < count && list[end] == last ? 2 : 1;
+    return lo;
+}
+
+/* Blocks [first, last] that a list holds: 0 none, 1 some, 2 all. */
+DEVICE int listed(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
+                  long long line, int first, int last)
+{
+    block_list list = list_of(shape, m, counts, lists, line);
+    int lo = listed_before(&list, first), end = lo + last - first;
+    if (lo >= list.count || list.block[lo] > last) return 0;
+    return list.block[lo] == first && end < list.count && list.block[end] == last ? 2 : 1;
+}
+
+/* Bit i: a list holds block first + i, of two. */
+DEVICE u32 listed_of_two(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
+                         long long line, int first)
+{
+    block_list list = list_of(shape, m, counts, lists, line);
+    int lo = listed_before(&list, first);
+    u32 held = 0;
+    for (int i = lo; i < min(lo + 2, list.count); i++)
+        if (list.block[i] <= first + 1) held |= 1u << (list.block[i] - first);
+    return held;
 }
 
 /* The intervals of key 0 for a head's queries. */
@@ -130,7 +162,8 @@ DEVICE bool hides_nothing(const int *summary, int row0, int row1)
 /* ---- tiles ---------------------------------------------------------------------------------- */
 
 /* Rows [row0, row1) of one head, or with PackGQA of `pack`, against a KV tile of `keys` keys: is some pair visible, are
- * all, do ranges hide none, do intervals. Says rather more than is visible, and less than all.
+ * all, do ranges hide none, do intervals. Says rather more than is visible, and less than all. lists: false where block
+ * lists, and bits beside them, are left to the caller.
  * pack is read where it is needed, as what w has: copies made before are other machine code. */
 typedef struct tile_class {
     bool seen, full, inside, clear;
@@ -138,7 +171,7 @@ typedef struct tile_class {
 
 template <class rows>
 DEVICE tile_class classify_tile(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, const int &pack,
-                                int row0, int row1, int tile, int keys)
+                                int row0, int row1, int tile, int keys, bool lists = true)
 {
     tile_class is = { false, false, false, true };
     int shift = w->len_kv - w->len_q, key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
@@ -148,7 +181,7 @@ DEVICE tile_class classify_tile(const attn_cuda_shape *shape, const attn_cuda_ma
     is.inside = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
     is.full = is.inside;
     bool bits = shape->flags & FLAG_BITS;
-    for (int head = w->head; head < w->head + pack && is.seen; head++) {
+    for (int head = w->head; head < w->head + pack && is.seen && lists; head++) {
         if (shape->flags & FLAG_BLOCKS) {
             bool some = false;
             int left = key0 / m->block_keys, right = (key1 - 1) / m->block_keys;

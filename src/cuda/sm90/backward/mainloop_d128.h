@@ -140,7 +140,7 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
         if (!LSE_FIRST) load_ahead(lse, statistics);
         wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, Q_ROWS / 2);
-        if (config::general_mask && info.masked) seen = with_bits(&info, seen, bits);
+        if (config::general_mask && info.masked) seen = with_bits(&info, seen, bits, c->group);
         softmax(p, item, &info, seen, score, derivative, probability, first, statistics, lse);
         if (!DP_EARLY) issue_dp(c, dp, v, dout);
         load_ahead(delta, statistics + 4 * Q_ROWS);

@@ -47,8 +47,14 @@ DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const
     return columns;
 }
 
-/* Those of a warpgroup whose first key is the work item's key `first`; of the bits of a mask only those beside lists.
- */
+/* A Q tile's rows have one list, and a warpgroup's keys one block. */
+DEVICE bool lists_are_warpgroups(const attn_sm90_params *p)
+{
+    return p->shape.flags & FLAG_BLOCKS && (p->mask.block_rows | p->mask.block_keys) % 64 == 0;
+}
+
+/* Those of a warpgroup whose first key is the work item's key `first`: what ranges and intervals show, and lists with
+ * the bits beside them if the Q tile's info does not tell these. */
 DEVICE visible_pairs pairs_of(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, int first)
 {
     const work_item *seq = &item->seq;
@@ -56,7 +62,7 @@ DEVICE visible_pairs pairs_of(const attn_sm90_params *p, const kv_item *item, co
     int key[2] = { first_key + fragment_row_of(thread, 0), first_key + fragment_row_of(thread, 2) };
     visible_pairs seen = { columns_of_key(p, seq, info, key[0]) | columns_of_key(p, seq, info, key[1]) << 16 };
     if constexpr (config::general_mask) {
-        if (!(p->shape.flags & FLAG_BLOCKS)) return seen;
+        if (!(p->shape.flags & FLAG_BLOCKS) || lists_are_warpgroups(p)) return seen;
 #pragma unroll 1
         for (int c = 0; c < Q_ROWS / 4; c++) {
             int row = min(info->row0 + fragment_col(0) + c / 2 * 8 + c % 2, seq->len_q - 1);
@@ -99,11 +105,13 @@ DEVICE u32 exchanged(key_bits bits)
     return exchange_bits<16, 4>(exchange_bits<8, 2>(exchange_bits<4, 1>(word)));
 }
 
-/* Every pair that neither ranges nor bits hide. */
-DEVICE visible_pairs with_bits(const q_tile_info *info, visible_pairs seen, key_bits bits)
+/* Every pair of a warpgroup's that neither ranges nor bits nor lists hide. */
+DEVICE visible_pairs with_bits(const q_tile_info *info, visible_pairs seen, key_bits bits, int warpgroup)
 {
-    if (!(info->masked & BY_RANGES)) seen.bits = ~0u;
-    if (info->masked & BY_BITS) seen.bits &= exchanged(bits);
+    int masked = info->masked;
+    if (!(masked & BY_RANGES)) seen.bits = ~0u;
+    if (masked & BY_BITS && !(masked & WHOLE << warpgroup)) seen.bits &= exchanged(bits);
+    if (masked & HIDDEN << warpgroup) seen.bits = 0;
     return seen;
 }
 

@@ -72,8 +72,9 @@ typedef struct q_tile_info {
     int masked, last; /* what hides pairs, if something does; no Q tile of the work item follows */
 } q_tile_info;
 
-/* What hides pairs of a Q tile; by ranges: by intervals and block lists, too. */
-enum { BY_RANGES = 1, BY_BITS = 2 };
+/* What hides pairs of a Q tile. By ranges: by intervals, too, and by block lists where its rows or a warpgroup's keys
+ * are several blocks'. HIDDEN << w: lists hide all from the keys of warpgroup w. WHOLE << w: no bits do. */
+enum { BY_RANGES = 1, BY_BITS = 2, HIDDEN = 4, WHOLE = 16 };
 
 /* ---- barriers ------------------------------------------------------------------------------------ */
 

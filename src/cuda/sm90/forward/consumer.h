@@ -12,10 +12,11 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
-/* GENERAL, of a tile masked by bits: what load_row_bits has loaded. */
-using row_bits = members<u32, config::general ? 2 : 0>;
+/* GENERAL: what load_row_bits has loaded of a tile masked by bits, two words, and the warpgroup's of tile_blocks. */
+enum { ROW_BITS = 0, ROW_BLOCKS = 2 };
+using row_words = members<u32, config::general ? 3 : 0>;
 
-struct consumer : row_bits {
+struct consumer : row_words {
     int warpgroup, items; /* items: whose last S is computed */
     pipeline_state q, kv;
     int left, key0;       /* KV tiles whose S is to come (GENERAL: 2 for several); first key of the last one scored */

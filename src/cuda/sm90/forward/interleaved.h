@@ -124,14 +124,15 @@ DEVICE void multiply(const attn_sm90_params *p, const shared *s, consumer *c, co
     add_sums(&c->m, sum);
 }
 
-/* From the S of a KV tile to the S of the next, where neither has a hidden pair, but by bits, nor ends its item. */
+/* From the S of a KV tile to the S of the next, where neither has a hidden pair, but by bits and block lists, nor ends
+ * its item. */
 DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *next,
                              float *o)
 {
     wait_full(s, K, c->kv);
     u32 k = k_address(s, c->kv.index);
     if constexpr (config::general)
-        if (p->shape.flags & FLAG_BITS) general_mask::load_mask(p, s, c, c->info);
+        if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::load_mask(p, s, c, c->info);
     multiply(p, s, c, score, next, o, config::dropout ? c->key0 : 0, k, k + config::k_tile::bytes);
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
@@ -142,7 +143,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
         count_scored(s, c);
     }
     if constexpr (config::general)
-        if (p->shape.flags & FLAG_BITS && c->masked & BY_BITS) hide_by_bits(c->row_bits::get(), next);
+        if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::hide_inside(c, next);
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
     wgmma_wait(0); /* for PV */
     pin_floats(o, config::dim_v / 2);

@@ -39,12 +39,21 @@ using first_bits = members<const unsigned char *, config::general>; /* of that r
 struct work_tile_info : work_tile, output_address, kv_ranges, first_bits {
 };
 
-/* GENERAL: what consumers want to know of a KV tile. */
-enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4 }; /* by ranges: by block lists, too */
+/* GENERAL: what block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
+ * whole, not only where bits are set. */
+struct tile_blocks {
+    u32 of[2];
+};
+
+/* GENERAL: what consumers want to know of a KV tile. By ranges: by block lists, too, where rows of a warpgroup have
+ * several. */
+enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4, BY_BLOCKS = 8 };
 struct kv_tile_info {
     int key0;
     int masked, last; /* what hides pairs, if something does; no tile follows */
-    int inside_ahead; /* tiles that follow of which bits alone hide pairs, up to one after which another follows */
+    int inside_ahead; /* tiles that follow of which bits and block lists alone hide pairs, up to one after which another
+                       * follows */
+    tile_blocks blocks; /* by block lists, else zeros */
 };
 
 /* Pipelines of K and of V; without ping-pong both are one. */
