@@ -135,8 +135,8 @@ MUTANTS = [
     (DECODING + "finish.h", "atomicCAS(word, there, (u64)d->tag + 1)", "atomicCAS(word, there, (u64)d->tag)",
      "who begins a count is not counted", "emulated/sm90_decode_bf16_d64"),
     # the Hopper kernels themselves, on the emulated GPU
-    (SM90 + "forward/mask_general.h", "s[i] = shown >> i / 4 & 1", "s[i] = shown >> (i / 4 ^ 1) & 1",
-     "lists hide the eight keys beside", "emulated/sm90_bf16_d64_128x128_masks"),
+    (SM90 + "forward/mask_general.h", "s[i] = shown >> i / 4 & 1", "s[i] = shown >> (i / 4 ^ 8) & 1",
+     "lists of the other 64 keys", "emulated/sm90_bf16_d64_128x128_masks"),
     (SM90 + "forward/mask_general.h", "if (unlikely(whole)) seen |= spread_keys(whole);", "",
      "bits hide keys of whole blocks", "emulated/sm90_bf16_d64_128x128_masks"),
     (SM90 + "forward/mask_general.h", "from += max(0, __popc(before) - 1) * step", "from += __popc(before) * step",
