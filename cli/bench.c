@@ -251,6 +251,19 @@ static bool force_kernel(const char *kernel, attn_bench_case *cases, int count)
     return true;
 }
 
+/* Leaves the cases that --only is in the text of. Returns how many. */
+static int leave(const char *only, attn_bench_case *cases, int count)
+{
+    int left = 0;
+    for (int i = 0; i < count; i++) {
+        char text[256], variant[ATTN_BENCH_VARIANT];
+        attn_bench_variant(&cases[i], variant);
+        snprintf(text, sizeof text, "%s %s %s", attn_bench_pass_name(cases[i].pass), cases[i].mask, variant);
+        if (strstr(text, only)) cases[left++] = cases[i];
+    }
+    return left;
+}
+
 static int measure_all(const attn_bench_options *o, const attn_bench_case *cases, int count)
 {
     attn_cpu_info cpu;
@@ -275,28 +288,6 @@ static int measure_all(const attn_bench_options *o, const attn_bench_case *cases
     return all ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
 }
 
-/* Whether a case's mask has one of the texts between commas. */
-static bool has_text(const char *mask, const char *texts)
-{
-    for (const char *at = texts; *at; at += *at == ',') {
-        size_t length = strcspn(at, ",");
-        for (const char *from = mask; length && *from; from++)
-            if (strncmp(from, at, length) == 0) return true;
-        at += length;
-    }
-    return false;
-}
-
-/* --mask: leaves out all cases but those. Returns how many they are; 0, and said so: none. */
-static int choose_masks(const char *texts, attn_bench_case *cases, int count)
-{
-    int kept = 0;
-    for (int i = 0; i < count; i++)
-        if (has_text(cases[i].mask, texts)) cases[kept++] = cases[i];
-    if (count && !kept) attn_bench_fail("--mask %s: no case of these suites has it in its mask", texts);
-    return kept;
-}
-
 int attn_cmd_bench(int argc, char **argv)
 {
     attn_bench_options o;
@@ -307,17 +298,16 @@ int attn_cmd_bench(int argc, char **argv)
     int count;
     attn_bench_case *cases = (o.on == ATTN_CUDA ? attn_bench_gpu_cases : attn_bench_cases)(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;
+    if (o.only && count > 0) count = leave(o.only, cases, count);
     code = ATTN_EXIT_FAILURE;
-    int all = count;
-    if (o.mask) count = choose_masks(o.mask, cases, count);
-    if (all && !count)
-        code = ATTN_EXIT_USAGE;
-    else if (o.kernel && !force_kernel(o.kernel, cases, count))
+    if (o.kernel && !force_kernel(o.kernel, cases, count))
         code = ATTN_EXIT_USAGE;
     else if (o.once)
         code = attn_bench_once(cases, count) ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
     else if (count > 0 && attn_bench_bytes_prepare(cases, count, argc, argv))
         code = measure_all(&o, cases, count);
+    else if (count == 0 && o.only)
+        attn_bench_fail("nothing to measure: --only %s: no case has that in its pass, mask and changes", o.only);
     else if (count == 0)
         attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: the threads suite needs the CPU"
                                           : "nothing to measure: the threads suite takes more than one thread");

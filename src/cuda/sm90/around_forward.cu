@@ -58,7 +58,17 @@ extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_
 {
     long long row = blockIdx.x, batch = blockIdx.y;
     const unsigned short *in = (const unsigned short *)p.in + batch * p.stride[0] + row * p.stride[1];
-    unsigned short *out = (unsigned short *)p.out + (batch * p.rows + row) * p.heads * p.pitch;
-    for (int i = threadIdx.x; i < p.heads * p.dim; i += 256)
-        out[(long long)(i / p.dim) * p.pitch + i % p.dim] = in[i / p.dim * p.stride[2] + i % p.dim];
+    uint4 *out = (uint4 *)p.out + (batch * p.rows + row) * p.heads * (p.pitch / 8);
+    u32 pieces = p.pitch / 8;
+    for (u32 i = threadIdx.x; i < p.heads * pieces; i += 256) {
+        int head = (int)(i / pieces), column = (int)(i % pieces * 8);
+        const unsigned short *from = in + head * p.stride[2] + column;
+        u32 pair[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* after the last dim is nothing that a kernel reads */
+            u32 low = column + 2 * j < p.dim ? from[2 * j] : 0, high = column + 2 * j + 1 < p.dim ? from[2 * j + 1] : 0;
+            pair[j] = low | high << 16;
+        }
+        out[i] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    }
 }

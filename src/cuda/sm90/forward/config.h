@@ -12,7 +12,7 @@
 #include "sm90/params.h"
 
 enum { CAUSAL, GENERAL };
-enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT };
+enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
 
@@ -29,6 +29,7 @@ struct config {
 
     /* What is changed always, and nothing else: nothing of it is asked when running. */
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
+    static constexpr bool bias = ATTN_SCORE == BIAS;
 
     static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS;                /* in registers */
@@ -51,12 +52,13 @@ struct config {
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR>;
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR>;
     using v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR>;
-    static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
+    using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
+    static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
 
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<dtype, ATTN_SM90_OUTPUT_ROWS, element<dtype>::panel_columns, K_MAJOR>;
-    static constexpr int o_panels = ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages);
+    static constexpr int o_panels = bias ? 0 : ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages);
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

@@ -14,6 +14,7 @@
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/producer.h"
 #include "sm90/forward/rows.h"
+#include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
 
 /* ---- the walk ------------------------------------------------------------------------------- */
@@ -107,10 +108,8 @@ constexpr u32 ALL_KEYS = (1u << config::keys / 8) - 1;
 DEVICE bool look_on(const attn_sm90_params *p, const work_item *w, tile_walk *walk)
 {
     const int keys = config::keys;
-    int shift = w->len_kv - w->len_q;
     bool lists = lists_are_warpgroups(p, w), inside = lists || !(p->shape.flags & FLAG_BLOCKS);
-    key_ranges first = ranges_of_row(&p->mask, w, walk->row0 + shift),
-               last = ranges_of_row(&p->mask, w, walk->row1 - 1 + shift);
+    key_ranges first = ranges_of_row(&p->mask, w, walk->row0), last = ranges_of_row(&p->mask, w, walk->row1 - 1);
     while (!walk->seen) {
         int start = walk->end; /* where ranges show a key again */
         for (int i = 0; i < 2; i++)
@@ -229,7 +228,7 @@ DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const 
  * by the tile's info. */
 DEVICE u32 visible_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
-    key_ranges ranges = ranges_of_row(&p->mask, w, at.row + w->len_kv - w->len_q);
+    key_ranges ranges = ranges_of_row(&p->mask, w, at.row);
     u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, config::keys / 4);
     if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, config::keys / 4);
     if (p->shape.flags & FLAG_BLOCKS && !lists_are_warpgroups(p, w)) seen &= block_columns(p, w, at, key0);
@@ -405,9 +404,9 @@ struct general_mask {
 
     /* Iterations, the tile in hand included, after which others follow that need no mask but bits and lists and end no
      * item. */
-    DEVICE int unmasked_iterations(const attn_sm90_params *, const shared *, const consumer *c)
+    DEVICE int unmasked_iterations(const attn_sm90_params *p, const shared *s, const consumer *c)
     {
-        return all_have_max(c) ? c->unmasked : 0;
+        return all_have_max(c) && !hidden_keys(p, s, c) ? c->unmasked : 0;
     }
 };
 

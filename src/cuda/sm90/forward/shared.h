@@ -66,14 +66,14 @@ struct kv_tile_info {
     tile_blocks blocks; /* by block lists, else zeros */
 };
 
-/* Pipelines of K and of V; without ping-pong both are one. */
-enum { K, V = config::pingpong };
+/* Pipelines of K, of V and of a bias; without ping-pong all are one. */
+enum { K, V = config::pingpong, B = 2 * V, PIPELINES = V + 1 + (config::pingpong && config::bias) };
 
 using order_ring = members<copy_orders, config::paged>;
 
 struct storage : order_ring {
     pipeline<config::q_stages> q;
-    pipeline<config::stages> kv[V + 1];
+    pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
     work_item retries[INFOS + 1];
     kv_tile_info kv_infos[config::general ? config::stages : 1]; /* GENERAL only */
@@ -104,7 +104,7 @@ DEVICE void init_stage(u32 full, u32 empty, int arrivals)
     barrier_init(empty, 4 * config::consumers);
 }
 
-/* Before any role begins. arrivals: at a stage of K or V. */
+/* Before any role begins. arrivals: at a stage of KV tiles. */
 DEVICE void init_shared(const shared *s, int arrivals)
 {
     if (threadIdx.x == 0) {
@@ -113,7 +113,7 @@ DEVICE void init_shared(const shared *s, int arrivals)
         for (int i = 0; i < config::q_stages; i++)
             init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1);
         for (int i = 0; i < config::stages; i++)
-            for (int tensor = 0; tensor <= V; tensor++)
+            for (int tensor = 0; tensor < PIPELINES; tensor++)
                 init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]), arrivals);
         if constexpr (config::paged) init_orders(s->store->order_ring::get());
         barrier_init_fence();
