@@ -19,7 +19,15 @@
 
 /* ---- the walk ------------------------------------------------------------------------------- */
 
-/* An item's walk before it has looked at any tile. */
+/* A walk over an item's KV tiles: of tiles [from, from + 32), which it has looked at, those in `seen` are not yet
+ * taken; tiles [ahead, end) follow. inside: tiles that ranges and intervals leave whole. Alike in the warp, but for
+ * what block lists show: lane i has tile from + i. */
+struct tile_walk {
+    int row0, row1, from, ahead, end;
+    u32 seen, full, inside, clear;
+    tile_blocks blocks;
+};
+
 DEVICE tile_walk start_walk(const attn_sm90_params *p, const work_item *w)
 {
     int2 split = split_of(p, w, (w->len_kv + config::keys - 1) / config::keys);
@@ -104,8 +112,8 @@ constexpr u32 ALL_KEYS = (1u << config::keys / 8) - 1;
 
 /* ---- the next tile ------------------------------------------------------------------------------ */
 
-/* Looks at tiles until some are visible; false: none is. */
-DEVICE bool look_on(const attn_sm90_params *p, const work_item *w, tile_walk *walk)
+/* The next visible KV tile; false: there is none. */
+DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *walk, kv_tile_info *info)
 {
     const int keys = config::keys;
     bool lists = lists_are_warpgroups(p, w), inside = lists || !(p->shape.flags & FLAG_BLOCKS);
@@ -132,16 +140,8 @@ DEVICE bool look_on(const attn_sm90_params *p, const work_item *w, tile_walk *wa
         walk->clear = __ballot_sync(~0u, is.clear);
         walk->inside = __ballot_sync(~0u, is.full || (is.inside && is.clear && inside));
     }
-    return true;
-}
-
-/* The next visible KV tile; false: there is none. */
-DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *walk, kv_tile_info *info)
-{
-    if (!look_on(p, w, walk)) return false;
-    bool lists = lists_are_warpgroups(p, w), inside = lists || !(p->shape.flags & FLAG_BLOCKS);
     int bit = __ffs(walk->seen) - 1;
-    info->key0 = (walk->from + bit) * config::keys;
+    info->key0 = (walk->from + bit) * keys;
     info->masked = UNMASKED;
     u32 first_rows = __shfl_sync(~0u, walk->blocks.of[0], bit), last_rows = __shfl_sync(~0u, walk->blocks.of[1], bit);
     info->blocks = { first_rows, last_rows };
@@ -305,9 +305,6 @@ DEVICE void hide_by_bits(const u32 bits[2], u32 whole, float *s)
 
 /* ---- what the warps of a CTA ask of the mask -------------------------------------------------- */
 
-/* KV tiles that are still to be loaded when the next item is asked for. */
-enum { LOADED_AHEAD = 2 };
-
 struct general_mask {
     /* The scheduler warp: only the walk knows which KV tiles there are. */
     DEVICE void set_tiles(const attn_sm90_params *, work_item *w)
@@ -315,43 +312,32 @@ struct general_mask {
         w->tiles = 1;
     }
 
-    /* The scheduler warp: looks at the first tiles, one item ahead of the producer. */
     DEVICE void publish(const attn_sm90_params *p, const work_item *w, work_tile_info *info)
     {
-        if (w->tiles < NO_KEYS) return;
-        tile_walk walk = start_walk(p, w);
-        look_on(p, w, &walk);
-        if (threadIdx.x % 32 == 0) *info->first_walk::get() = walk;
         if (p->shape.flags & FLAG_BITS && threadIdx.x % 32 == 0)
             *info->first_bits::get() = bits_of_row(&p->shape, &p->mask, w, w->head, w->row0);
     }
 
-    /* The producer warp: loads an item's KV tiles and, among them, its Q. It asks for the next item some tiles before
-     * the last, so that its first tiles are known when they are wanted. */
+    /* The producer warp: loads an item's KV tiles and, among them, its Q. */
     DEVICE void load_item(const attn_sm90_params *p, const shared *s, work_item *w, producer *at)
     {
-        work_tile_info *of = &s->store->infos[(at->items - 1) % INFOS];
-        tile_walk walk = load_uniform(of->first_walk::get());
-        if (walk.seen && lists_are_warpgroups(p, w)) walk.blocks = find_blocks(p, w, &walk, walk.from);
+        tile_walk walk = start_walk(p, w);
         kv_tile_info info, next;
-        bool asked = false;
         w->tiles = next_tile(p, w, &walk, &info);
-        if (threadIdx.x % 32 == 0) of->w.tiles = w->tiles;
+        if (threadIdx.x % 32 == 0) s->store->infos[(at->items - 1) % INFOS].w.tiles = w->tiles;
         if (!w->tiles) load_pending(p, s, at);
         int first = w->tiles ? tiles_before_q(at) : 0;
         if (!first) load_q(p, s, at);
         for (bool more = w->tiles; more; info = next) {
             more = next_tile(p, w, &walk, &next);
             info.last = !more;
-            if (!asked && walk.ahead >= walk.end && __popc(walk.seen) <= LOADED_AHEAD)
-                named_arrive(WORK_WANTED, 64), asked = true;
             load_tile(p, s, at, w, &info);
             if (first > 0 && (--first == 0 || !more)) {
                 first = 0;
                 load_q(p, s, at);
             }
         }
-        if (!asked) named_arrive(WORK_WANTED, 64);
+        named_arrive(WORK_WANTED, 64);
         __syncwarp();
     }
 

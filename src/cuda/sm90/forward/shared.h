@@ -16,21 +16,6 @@
  * where consumer warpgroup w waits for its turn. */
 enum { WORK_READY = 6, WORK_WANTED = 7, PINGPONG_TURN = 8 };
 
-/* GENERAL: what block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
- * whole, not only where bits are set. */
-struct tile_blocks {
-    u32 of[2];
-};
-
-/* GENERAL: a walk over an item's KV tiles: of tiles [from, from + 32), which it has looked at, those in `seen` are not
- * yet taken; tiles [ahead, end) follow. inside: tiles that ranges and intervals leave whole. Alike in the warp, but for
- * what block lists show: lane i has tile from + i. */
-struct tile_walk {
-    int row0, row1, from, ahead, end;
-    u32 seen, full, inside, clear;
-    tile_blocks blocks;
-};
-
 /* Work tile infos in flight: the results of one item are stored beside the first scores of the next. */
 enum { INFOS = 4 };
 
@@ -49,10 +34,15 @@ struct work_tile {
 };
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
 using kv_ranges = members<kv_range, config::general ? 0 : config::consumers>;
-using first_walk = members<tile_walk, config::general>;
 using first_bits = members<const unsigned char *, config::general>; /* of that row, without PackGQA */
 
-struct work_tile_info : work_tile, output_address, kv_ranges, first_walk, first_bits {
+struct work_tile_info : work_tile, output_address, kv_ranges, first_bits {
+};
+
+/* GENERAL: what block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
+ * whole, not only where bits are set. */
+struct tile_blocks {
+    u32 of[2];
 };
 
 /* GENERAL: what consumers want to know of a KV tile. By ranges: by block lists, too, where rows of a warpgroup have
@@ -121,11 +111,10 @@ DEVICE void init_shared(const shared *s, int arrivals)
     __syncthreads();
 }
 
-/* An item, or a walk, from shared memory; the compiler knows that it is alike in the warp, and keeps it in uniform
- * registers. */
-template <class type> DEVICE type load_uniform(const type *shared)
+/* An item from shared memory; the compiler knows that it is alike in the warp, and keeps it in uniform registers. */
+DEVICE work_item load_uniform(const work_item *shared)
 {
-    type w;
+    work_item w;
     const int *from = (const int *)shared;
     int *to = (int *)&w;
 #pragma unroll
