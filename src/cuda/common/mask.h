@@ -63,23 +63,21 @@ DEVICE key_ranges placed_ranges(const attn_cuda_mask *m, int batch, int len_kv, 
     return ranges;
 }
 
-/* Whether rows or keys have a place of their own, which 32 bits may not hold. */
-DEVICE bool are_placed(const attn_cuda_mask *m)
-{
-    return m->first_kv || m->position_q;
-}
-
+/* Of a row, where positions come without a chunk, whose start would take a division of 64 bits. */
 template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int row)
 {
-    if (are_placed(m))
-        return placed_ranges(m, w->batch, w->len_kv, row + position_shift(m, w->batch, w->len_q, w->len_kv));
-    int first = 0, last = w->len_kv, t = row + w->len_kv - w->len_q;
+    int first = first_key_of(m, w->batch, w->len_kv), last = w->len_kv, t = row + w->len_kv - w->len_q;
+    int prefix = m->prefix ? m->prefix[w->batch] : 0;
+    if (m->position_q) {
+        long long at = row + position_shift(m, w->batch, w->len_q, w->len_kv);
+        return { { first, (int)clamp_long(at - m->far_left, first, last) },
+                 { min(last, prefix), (int)clamp_long(at + m->far_right + 1, 0, last) } };
+    }
     if (m->chunk) {
         int start = t / m->chunk * m->chunk;
         if (start > t) start -= m->chunk;
-        first = max(0, start), last = min(last, start + m->chunk);
+        first = max(first, start), last = min(last, start + m->chunk);
     }
-    int prefix = m->prefix ? m->prefix[w->batch] : 0;
     key_ranges ranges = { { first, max(first, t - m->left) }, { min(last, prefix), min(last, t + m->right + 1) } };
     return ranges;
 }

@@ -24,19 +24,13 @@ DEVICE u32 row_columns(const q_tile_info *info, int lo, int hi)
                            Q_ROWS / 4);
 }
 
-/* The columns that see the key by ranges, with a first key and positions. */
+/* The columns that see the key by ranges of positions, without a chunk. */
 DEVICE u32 placed_columns(const attn_cuda_mask *m, const work_item *seq, const q_tile_info *info, int key)
 {
-    long long shift = position_shift(m, seq->batch, seq->len_q, seq->len_kv), rows = seq->len_q;
-    long long first = key - m->far_right - shift, last = key + m->far_left - shift;
-    if (key < first_key_of(m, seq->batch, seq->len_kv)) return 0;
-    if (m->prefix && key < m->prefix[seq->batch]) first = 0, last = rows;
-    if (m->far_chunk) {
-        long long start = chunk_start(m, seq->batch, key) - shift;
-        first = first > start ? first : start;
-        last = last < start + m->far_chunk - 1 ? last : start + m->far_chunk - 1;
-    }
-    return row_columns(info, (int)clamp_long(first, 0, rows), (int)clamp_long(last + 1, 0, rows));
+    long long at = key - position_shift(m, seq->batch, seq->len_q, seq->len_kv), rows = seq->len_q;
+    if (m->prefix && key < m->prefix[seq->batch]) return row_columns(info, 0, seq->len_q);
+    return row_columns(info, (int)clamp_long(at - m->far_right, 0, rows),
+                       (int)clamp_long(at + m->far_left + 1, 0, rows));
 }
 
 /* The columns that see the key by ranges. */
@@ -44,7 +38,8 @@ DEVICE u32 ranged_columns(const attn_cuda_mask *m, const work_item *seq, const q
 {
     int shift = seq->len_kv - seq->len_q, first = key - m->right, last = key + m->left;
     if constexpr (config::general_mask) {
-        if (are_placed(m)) return placed_columns(m, seq, info, key);
+        if (key < first_key_of(m, seq->batch, seq->len_kv)) return 0;
+        if (m->position_q) return placed_columns(m, seq, info, key);
         if (m->prefix && key < m->prefix[seq->batch]) first = shift, last = seq->len_kv - 1;
         if (m->chunk) {
             int start = key / m->chunk * m->chunk;
