@@ -85,7 +85,7 @@ DEVICE void store_gradient(const attn_cuda_shape *p, void *out, long long at, co
     for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++) {
         int col = threadIdx.x % 32 + 32 * i;
         if (col >= dim) continue;
-        store_element(p->flags & FLAG_OUT_F32 ? F32 : dtype, out, at + col, x[i]);
+        store_element(p->flags & (FLAG_OUT_F32 | ATTN_CUDA_GRADIENTS_F32) ? F32 : dtype, out, at + col, x[i]);
     }
 }
 
