@@ -175,7 +175,8 @@ static void memory_is_of_the_ranks_own(void **state)
         attn_parallel_info info[2][2], last;
         for (int n = 0; n < 4; n++)
             info[n / 2][n % 2] = predicted(
-                &desc, &(attn_parallel_desc){ 8 << n % 2, 0, ATTN_ZIGZAG, (attn_schedule)(1 + n / 2), 0, 0, 0 }, NULL, 0);
+                &desc, &(attn_parallel_desc){ 8 << n % 2, 0, ATTN_ZIGZAG, (attn_schedule)(1 + n / 2), 0, 0, 0 }, NULL,
+                0);
         double all = (double)info[0][1].workspace_bytes / (double)info[0][0].workspace_bytes;
         double ring = (double)info[1][1].workspace_bytes / (double)info[1][0].workspace_bytes;
         if (!(ring > 0.49 && ring < 0.51 && all > 0.7))

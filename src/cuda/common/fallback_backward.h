@@ -41,7 +41,8 @@ DEVICE long long stats_of(const attn_cuda_backward_params *params, const fallbac
 /* Whether a row of *w sees a key. */
 DEVICE bool sees(const attn_cuda_params *p, const fallback_head *w, int row, int key)
 {
-    key_ranges ranges = ranges_of_row(&p->mask, w, row);
+    long long t = row + position_shift(&p->mask, w->batch, w->len_q, w->len_kv);
+    key_ranges ranges = placed_ranges(&p->mask, w->batch, w->len_kv, t);
     return in_ranges(&ranges, key) && shown_pair(&p->shape, &p->mask, w, w->head, row, key, 0);
 }
 

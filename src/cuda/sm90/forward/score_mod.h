@@ -4,6 +4,7 @@
 
 #include "common/dropout.h"
 #include "common/element.h"
+#include "common/mask.h"
 #include "common/score.h"
 #include "common/sequence.h"
 #include "sm90/common/work_item.h"
