@@ -59,7 +59,7 @@
  *   are the whole's. The first part writes delta; the others take it (ATTN_DELTA) and need no o. grad_q is a sum over
  *   the parts of the keys, grad_k and grad_v are sums over those of the rows, grad_alibi is one over both: f32
  *   (grad_dtype), added up (ATTN_ADD). Every part of the keys gives all of grad_sink: ask one for it. Of all these a
- *   GPU takes grad_dtype and, in the forward, ATTN_POSITIONS.
+ *   GPU takes grad_dtype and ATTN_POSITIONS.
  *
  *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
