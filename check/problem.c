@@ -520,6 +520,12 @@ void check_problem_fit_bias(attn_desc *desc)
     memcpy(desc->bias_extent, extent, sizeof extent), memcpy(desc->bias_stride, stride, sizeof stride);
 }
 
+void check_problem_even_blocks(attn_desc *desc)
+{
+    desc->block_rows = attn_ceil_div(desc->block_rows, 64) * 64;
+    desc->block_keys = attn_ceil_div(desc->block_keys, 64) * 64;
+}
+
 void check_problem_add(attn_desc *desc, uint32_t flags)
 {
     desc->flags |= flags;

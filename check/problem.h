@@ -128,6 +128,9 @@ void check_problem_add(attn_desc *desc, uint32_t flags);
 /* Gives it a bias as GPU kernels for a bias alone take it (attn_cuda_bias_is_even), in place of one that it has. */
 void check_problem_fit_bias(attn_desc *desc);
 
+/* Block lists whose blocks are as large as GPU kernels without bits take them (attn_cuda_takes_lists). */
+void check_problem_even_blocks(attn_desc *desc);
+
 /* Leaves out what parts of a sequence need, which the CPU's kernels alone take. */
 void check_leave_out_parts(attn_desc *desc);
 

@@ -451,7 +451,7 @@ static bool takes(const candidate *t, const attn_desc *d)
     if (!t->name || t->direction != d->direction || !(t->dtypes >> d->dtype & 1)) return false;
     if (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1)) return false;
     if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
-    if (t->cuda && !attn_cuda_takes_ranges(t->cuda, d)) return false;
+    if (t->cuda && !(attn_cuda_takes_ranges(t->cuda, d) && attn_cuda_takes_lists(t->cuda, d))) return false;
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
     if (t->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d)) return false;
@@ -493,6 +493,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     d->flags &= t->features;
     check_problem_add(d, t->needs & ~d->flags);
     if (t->cuda && !attn_cuda_takes_ranges(t->cuda, d)) d->flags &= ~(uint32_t)ATTN_CHUNK;
+    if (t->cuda && !attn_cuda_takes_lists(t->cuda, d)) check_problem_even_blocks(d);
     d->dim_v = dim_v_of(d);
     if (d->dim_qk > t->dim) d->dim_qk = 1 + d->dim_qk % t->dim;
     if (d->dim_v > t->dim_v) d->dim_v = 1 + d->dim_v % t->dim_v;

@@ -52,6 +52,7 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     uint32_t lacks = attn_cuda_needs(d) & ~k->features;
     if (lacks & ATTN_CUDA_BITS_KEYS) return "it does not take bits_keys";
     if (!attn_cuda_takes_ranges(k, d)) return "it does not take a chunk of positions";
+    if (!attn_cuda_takes_lists(k, d)) return "it does not take blocks of this size";
     if (lacks & ATTN_DROPOUT_BASES) return "it does not take ATTN_DROPOUT_BASES";
     if (lacks & ATTN_DELTA) return "it does not take ATTN_DELTA";
     if (lacks & ATTN_ADD) return "it does not take ATTN_ADD";

@@ -34,6 +34,9 @@ typedef struct int2 {
 typedef struct alignas(16) int4 {
     int x, y, z, w;
 } int4;
+typedef struct alignas(8) uint2 {
+    unsigned x, y;
+} uint2;
 typedef struct alignas(16) uint4 {
     unsigned x, y, z, w;
 } uint4;
@@ -52,6 +55,11 @@ static inline int2 make_int2(int x, int y)
 static inline int4 make_int4(int x, int y, int z, int w)
 {
     return { x, y, z, w };
+}
+
+static inline uint2 make_uint2(unsigned x, unsigned y)
+{
+    return { x, y };
 }
 
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)

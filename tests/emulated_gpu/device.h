@@ -49,6 +49,11 @@ DEVICE void barrier_expect(u32 barrier, u32 bytes)
     gpu_barrier_arrive(barrier, bytes);
 }
 
+DEVICE void barrier_expect_more(u32 barrier, u32 bytes)
+{
+    gpu_barrier_expect(barrier, bytes);
+}
+
 DEVICE void barrier_wait(u32 barrier, u32 parity)
 {
     gpu_barrier_wait(barrier, parity);

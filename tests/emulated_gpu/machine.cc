@@ -441,6 +441,11 @@ void gpu_barrier_arrive(uint32_t address, uint32_t expected)
     end_phase(b);
 }
 
+void gpu_barrier_expect(uint32_t address, uint32_t bytes)
+{
+    made_barrier(address)->bytes += bytes;
+}
+
 void bytes_came(barrier *b, uint32_t bytes)
 {
     if (!b->made) die("%u bytes have come to a barrier that has not been made", bytes);

@@ -79,6 +79,7 @@ uint32_t gpu_peer(uint32_t address, uint32_t rank);
 
 void gpu_barrier_init(uint32_t barrier, int arrivals);
 void gpu_barrier_arrive(uint32_t barrier, uint32_t expected_bytes);
+void gpu_barrier_expect(uint32_t barrier, uint32_t bytes); /* no arrival */
 void gpu_barrier_wait(uint32_t barrier, uint32_t parity);
 bool gpu_barrier_test(uint32_t barrier, uint32_t parity); /* whether one need not wait */
 

@@ -314,7 +314,8 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     fake_expect((p->shape.flags & ~(k->features | ATTN_CUDA_GRADIENTS_F32)) == 0, symbol, "lacks a feature");
     check_schedule(symbol, k, p);
     if (p->shape.flags & ATTN_INTERVALS && p->shape.len_kv > 0)
-        fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile,
+        fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile &&
+                        p->mask.interval_tiles && p->mask.interval_tiles[0] == (unsigned)k->kv_tile,
                     symbol, "intervals were not summarised");
     attn_cuda_params common = fake_common(p);
     const attn_sm90_cached_params *cached = (const attn_sm90_cached_params *)(const void *)p;
@@ -435,6 +436,10 @@ static void summarise(const char *symbol, const CUlaunchConfig *config, const at
     size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
     for (size_t i = 0; i < ints; i++)
         p->mask.summaries[i] = keys;
+    size_t tiles = ((size_t)p->shape.len_kv + (size_t)keys - 1) / (size_t)keys,
+           words = 2 * (size_t)keys * ATTN_CUDA_INTERVAL_PAIRS(p->mask.interval_vectors);
+    for (size_t i = 0; p->mask.interval_tiles && i < tiles * words * config->gridDimY * config->gridDimZ; i++)
+        p->mask.interval_tiles[i] = (unsigned)keys;
 }
 
 static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)

@@ -63,23 +63,40 @@ DEVICE key_ranges placed_ranges(const attn_cuda_mask *m, int batch, int len_kv, 
     return ranges;
 }
 
-/* Of a row, where positions come without a chunk, whose start would take a division of 64 bits. */
-template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int row)
+/* Ranges of a sequence's rows, where positions come without a chunk, whose start would take a division of 64 bits: row
+ * r sees keys before `prefix` and [r + lo, r + hi), of those from `first` on. Bounds that positions put beyond every
+ * key are put just there. */
+typedef struct sequence_ranges {
+    int lo, hi, first, prefix;
+} sequence_ranges;
+
+DEVICE sequence_ranges ranges_of_sequence(const attn_cuda_mask *m, int batch, int len_q, int len_kv)
 {
-    int first = first_key_of(m, w->batch, w->len_kv), last = w->len_kv, t = row + w->len_kv - w->len_q;
-    int prefix = m->prefix ? m->prefix[w->batch] : 0;
-    if (m->position_q) {
-        long long at = row + position_shift(m, w->batch, w->len_q, w->len_kv);
-        return { { first, (int)clamp_long(at - m->far_left, first, last) },
-                 { min(last, prefix), (int)clamp_long(at + m->far_right + 1, 0, last) } };
-    }
+    const long long most = 1 << 30;
+    int first = first_key_of(m, batch, len_kv), prefix = m->prefix ? m->prefix[batch] : 0, shift = len_kv - len_q;
+    if (!m->position_q) return { shift - m->left, shift + m->right + 1, first, prefix };
+    long long at = position_shift(m, batch, len_q, len_kv);
+    return { (int)clamp_long(at - m->far_left, -most, most), (int)clamp_long(at + m->far_right + 1, -most, most), first,
+             prefix };
+}
+
+/* Of one of them. */
+template <class rows>
+DEVICE key_ranges ranges_in(const attn_cuda_mask *m, const sequence_ranges *r, const rows *w, int row)
+{
+    int first = r->first, last = w->len_kv;
     if (m->chunk) {
-        int start = t / m->chunk * m->chunk;
+        int t = row + w->len_kv - w->len_q, start = t / m->chunk * m->chunk;
         if (start > t) start -= m->chunk;
         first = max(first, start), last = min(last, start + m->chunk);
     }
-    key_ranges ranges = { { first, max(first, t - m->left) }, { min(last, prefix), min(last, t + m->right + 1) } };
-    return ranges;
+    return { { first, max(first, row + r->lo) }, { min(last, r->prefix), min(last, row + r->hi) } };
+}
+
+template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int row)
+{
+    sequence_ranges ranges = ranges_of_sequence(m, w->batch, w->len_q, w->len_kv);
+    return ranges_in(m, &ranges, w, row);
 }
 
 DEVICE bool in_ranges(const key_ranges *ranges, int key)
@@ -187,6 +204,16 @@ DEVICE bool interval_hides(int4 v, int row)
     return (row >= v.x && row < v.y) || (row >= v.z && row < v.w);
 }
 
+/* Where a KV tile's intervals lie for variants (params.h): words, and how many. */
+template <class rows>
+DEVICE unsigned *interval_tile_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int head,
+                                  int tile, int keys)
+{
+    int plane = m->interval_heads == 1 ? 0 : head / (shape->heads_q / shape->heads_kv);
+    int tiles = (shape->len_kv + keys - 1) / keys, words = 2 * ATTN_CUDA_INTERVAL_PAIRS(m->interval_vectors) * keys;
+    return m->interval_tiles + (((long long)w->batch * m->interval_heads + plane) * tiles + tile) * words;
+}
+
 /* The summary of the intervals of a KV tile or, after those of all tiles, of a group of tiles (params.h). */
 template <class rows>
 DEVICE const int *interval_summary_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int tile,
@@ -225,7 +252,8 @@ DEVICE tile_class classify_tile(const attn_cuda_shape *shape, const attn_cuda_ma
 {
     tile_class is = { false, false, false, true };
     int key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
-    key_ranges first = ranges_of_row(m, w, row0), last = ranges_of_row(m, w, row1 - 1);
+    sequence_ranges ranges = ranges_of_sequence(m, w->batch, w->len_q, w->len_kv);
+    key_ranges first = ranges_in(m, &ranges, w, row0), last = ranges_in(m, &ranges, w, row1 - 1);
     is.seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
     int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
     is.inside = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));

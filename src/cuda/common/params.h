@@ -66,6 +66,9 @@ typedef struct attn_cuda_mask {
     const int *intervals; /* as attn_args has it */
     int summary_keys;     /* keys of the variant: an interval summary is of as many, or of a group of such tiles */
     int *summaries; /* workspace: ATTN_CUDA_SUMMARIES per head, of 8 ints: least LTS, LTE, UTS, UTE, then greatest */
+    unsigned *interval_tiles; /* workspace of the forward's variants: of each head and KV tile ATTN_CUDA_INTERVAL_PAIRS
+                               * for each key, {first, count} of the rows that it is hidden from, modulo 2^32; of keys
+                               * after the last, none */
     const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
     const unsigned char *bits;
 
@@ -148,6 +151,9 @@ typedef struct attn_cuda_backward_params {
     int alibi_count;    /* ceil(len_q / 8) */
     float *alibi_parts; /* NULL, or (batch, heads_q, alibi_count) floats */
 } attn_cuda_backward_params;
+
+/* Pairs of words that say which rows an interval of `vectors` numbers hides. */
+#define ATTN_CUDA_INTERVAL_PAIRS(vectors) ((vectors) == 4 ? 2 : 1)
 
 /* Interval summaries of a head: one per KV tile, then one per group of these. */
 #define ATTN_CUDA_SUMMARY_GROUP 32

@@ -19,7 +19,28 @@ COMBINE(F32, f32)
 COMBINE(F16, f16)
 COMBINE(BF16, bf16)
 
-/* Least and greatest of each bound over the keys of a KV tile, or of a group of tiles. */
+/* Rows [first, end), or all but these, as first and count modulo 2^32. */
+DEVICE uint2 rows_between(int first, int end)
+{
+    first = max(first, 0);
+    return make_uint2(first, max(end - first, 0));
+}
+
+DEVICE uint2 rows_outside(int first, int end)
+{
+    first = max(first, 0), end = max(end, 0);
+    return first < end ? make_uint2(end, (u32)first - (u32)end) : make_uint2(0, 1u << 31);
+}
+
+/* Key `at` of a KV tile as variants read it; v: what its interval hides. */
+DEVICE void store_interval(uint2 *tile, int keys, int vectors, int at, int4 v)
+{
+    tile[at] = vectors < 4 && v.w > 0 ? rows_outside(v.w, v.x) : rows_between(v.x, v.y);
+    if (vectors == 4) tile[keys + at] = rows_between(v.z, v.w);
+}
+
+/* Least and greatest of each bound over the keys of a KV tile, or of a group of tiles; of a tile, its intervals as
+ * variants read them. */
 extern "C" __global__ void __launch_bounds__(128)
     attn_sm90_interval_summary(const __grid_constant__ attn_sm90_params params)
 {
@@ -33,13 +54,20 @@ extern "C" __global__ void __launch_bounds__(128)
     int keys = p->mask.summary_keys, tiles = (p->shape.len_kv + keys - 1) / keys;
     int number = summary < tiles ? summary : summary - tiles,
         span = summary < tiles ? keys : ATTN_CUDA_SUMMARY_GROUP * keys;
-    int end = (int)min((long long)p->shape.len_kv, (number + 1LL) * span);
-    for (int key = number * span + threadIdx.x; key < end; key += 128) {
-        int4 v = interval_of(&p->shape, &p->mask, &sequence, blockIdx.y * group, key);
+    int first = number * span, last = (int)min((long long)span, (long long)p->shape.len_kv - first);
+    uint2 *tile = NULL;
+    if (p->mask.interval_tiles && summary < tiles)
+        tile = (uint2 *)interval_tile_of(&p->shape, &p->mask, &sequence, blockIdx.y * group, summary, keys);
+#pragma unroll 8
+    for (int at = threadIdx.x; at < (tile ? keys : last); at += 128) {
+        int4 v = make_int4(0, 0, 0, 0);
+        bool valid = at < last;
+        if (valid) v = interval_of(&p->shape, &p->mask, &sequence, blockIdx.y * group, first + at);
+        if (tile) store_interval(tile, keys, p->mask.interval_vectors, at, v);
         int bounds[4] = { v.x, v.y, v.z, v.w };
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            least[i] = min(least[i], bounds[i]), most[i] = max(most[i], bounds[i]);
+            least[i] = valid ? min(least[i], bounds[i]) : least[i], most[i] = max(most[i], valid ? bounds[i] : -1);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {

@@ -9,7 +9,8 @@
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.split_rows / 4), block 128.
  *
- *   attn_sm90_interval_summary: the interval summary of ATTN_INTERVALS, before the others. attn_sm90_params; grid
+ *   attn_sm90_interval_summary: the interval summary of ATTN_INTERVALS, before the others, and where
+ *   mask.interval_tiles is not NULL these. attn_sm90_params; grid
  *   (ATTN_CUDA_SUMMARIES(len_kv, summary_keys), interval_heads, batch), block 128.
  *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
@@ -102,7 +103,7 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
 
 /* Shared memory of a forward variant, bytes: the stages of Q, of K and V; output on its way, as many panels of it as
- * there is room for, of 16 rows per warp; barriers and work tile info. */
+ * there is room for, of 16 rows per warp; barriers and work tile info; `intervals`: the stages of these. */
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_ELEMENT 2 /* bytes of an element of variants, f16 or bf16 */
 #define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
@@ -110,15 +111,19 @@ typedef struct attn_sm90_repack_params {
     (128 * ((q_stages) * (rows)*ATTN_SM90_PANELS(dim) +           \
             (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
-#define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages) \
-    ((ATTN_SM90_SMEM_MOST - 2048 - ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages)) / (128 * (rows)))
-#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages)               \
-    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages) < ATTN_SM90_PANELS(dim_v) \
-         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages)                     \
+#define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages, intervals)                                 \
+    ((ATTN_SM90_SMEM_MOST - 2048 - (intervals)-ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages)) / \
+     (128 * (rows)))
+#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages, intervals)               \
+    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages, intervals) < ATTN_SM90_PANELS(dim_v) \
+         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages, intervals)                     \
          : ATTN_SM90_PANELS(dim_v))
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_stages) \
-    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) + \
-     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages) + 1024 + 1024)
+#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_stages, intervals) \
+    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) +            \
+     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages, intervals) + 2048 + (intervals))
+
+/* Of a KV tile's intervals, where the variant takes them: two pairs of words a key. */
+#define ATTN_SM90_INTERVALS(keys) (16 * (keys))
 
 /* The same of a variant with a bias: its stages hold a tile of it, too, and output has no room. */
 #define ATTN_SM90_BIAS_SMEM(dim, dim_v, rows, keys, stages, q_stages) \

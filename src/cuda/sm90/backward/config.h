@@ -25,7 +25,7 @@
 #include "common/dropout.h"
 #include "sm90/common/store.h"
 
-enum { CAUSAL, GENERAL };                           /* ATTN_MASK */
+enum { CAUSAL, RANGES, GENERAL };                   /* ATTN_MASK */
 enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT }; /* ATTN_SCORE */
 enum { ACCUMULATED, FINALISED };                    /* ATTN_DQ */
 
@@ -35,7 +35,8 @@ struct config {
     static constexpr int stages = ATTN_STAGES, ctas = ATTN_CLUSTER;
     static constexpr int item_rows = ctas * kv_rows; /* of K and V in a work item: neighbouring KV tiles of a cluster */
     static constexpr bool above_128 = kv_rows == 64;
-    static constexpr bool general_mask = ATTN_MASK == GENERAL;      /* else causal, a window or none */
+    static constexpr bool general_mask = ATTN_MASK != CAUSAL;       /* else causal, a window or none */
+    static constexpr bool tables = ATTN_MASK == GENERAL;            /* with bits, and lists of blocks of any size */
     static constexpr bool changes_scores = ATTN_SCORE == SCORE_MOD; /* softcap, ALiBi, bias, dropout */
     /* What scores may be changed by; SCORE_MOD: flags say which of it, else it is (has()). */
     static constexpr u32 changes = ATTN_SCORE == SCORE_MOD ? FLAG_SOFTCAP | FLAG_ALIBI | FLAG_BIAS | FLAG_DROPOUT

@@ -128,7 +128,7 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
         visible_pairs seen = { 0 };
         key_bits bits = { { 0, 0 } };
         if constexpr (config::general_mask) {
-            if (info.masked & BY_BITS) bits = load_key_bits(p, item, &info, first);
+            if (config::tables && info.masked & BY_BITS) bits = load_key_bits(p, item, &info, first);
             if (unlikely(info.masked & BY_RANGES)) seen = pairs_of(p, item, &info, first);
         }
 

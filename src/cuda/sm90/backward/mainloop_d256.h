@@ -180,7 +180,7 @@ DEVICE void mainloop_dv(const attn_sm90_backward_params *params, const shared *s
         wait_q_tile(p, s, c, item, info);
         visible_pairs seen;
         key_bits bits = { { 0, 0 } };
-        if (config::general_mask && info->masked & BY_BITS) bits = load_key_bits(p, item, info, 0);
+        if (config::tables && info->masked & BY_BITS) bits = load_key_bits(p, item, info, 0);
         if (unlikely(config::general_mask ? info->masked & BY_RANGES : info->masked)) seen = pairs_of(p, item, info, 0);
 
         wgmma_fence();

@@ -24,29 +24,21 @@ DEVICE u32 row_columns(const q_tile_info *info, int lo, int hi)
                            Q_ROWS / 4);
 }
 
-/* The columns that see the key by ranges of positions, without a chunk. */
-DEVICE u32 placed_columns(const attn_cuda_mask *m, const work_item *seq, const q_tile_info *info, int key)
-{
-    long long at = key - position_shift(m, seq->batch, seq->len_q, seq->len_kv), rows = seq->len_q;
-    if (m->prefix && key < m->prefix[seq->batch]) return row_columns(info, 0, seq->len_q);
-    return row_columns(info, (int)clamp_long(at - m->far_right, 0, rows),
-                       (int)clamp_long(at + m->far_left + 1, 0, rows));
-}
-
 /* The columns that see the key by ranges. */
 DEVICE u32 ranged_columns(const attn_cuda_mask *m, const work_item *seq, const q_tile_info *info, int key)
 {
-    int shift = seq->len_kv - seq->len_q, first = key - m->right, last = key + m->left;
+    int shift = seq->len_kv - seq->len_q, first = key - m->right - shift, end = key + m->left - shift + 1;
     if constexpr (config::general_mask) {
-        if (key < first_key_of(m, seq->batch, seq->len_kv)) return 0;
-        if (m->position_q) return placed_columns(m, seq, info, key);
-        if (m->prefix && key < m->prefix[seq->batch]) first = shift, last = seq->len_kv - 1;
+        sequence_ranges ranges = ranges_of_sequence(m, seq->batch, seq->len_q, seq->len_kv);
+        if (key < ranges.first) return 0;
+        first = key - ranges.hi + 1, end = key - ranges.lo + 1;
+        if (key < ranges.prefix) first = 0, end = seq->len_q;
         if (m->chunk) {
-            int start = key / m->chunk * m->chunk;
-            first = max(first, start), last = min(last, start + m->chunk - 1);
+            int start = key / m->chunk * m->chunk - shift;
+            first = max(first, start), end = min(end, start + m->chunk);
         }
     }
-    return row_columns(info, first - shift, last - shift + 1);
+    return row_columns(info, first, end);
 }
 
 /* The columns that see the key, but for block lists and bits. */
@@ -63,10 +55,11 @@ DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const
     return columns;
 }
 
-/* A Q tile's rows have one list, and a warpgroup's keys one block. */
+/* A Q tile's rows have one list, and a warpgroup's keys one block. RANGES variants take no others (kernel.h:
+ * attn_cuda_takes_lists). */
 DEVICE bool lists_are_warpgroups(const attn_sm90_params *p)
 {
-    return p->shape.flags & FLAG_BLOCKS && (p->mask.block_rows | p->mask.block_keys) % 64 == 0;
+    return p->shape.flags & FLAG_BLOCKS && (!config::tables || (p->mask.block_rows | p->mask.block_keys) % 64 == 0);
 }
 
 /* Those of a warpgroup whose first key is the work item's key `first`: what ranges and intervals show, and lists with
@@ -77,7 +70,7 @@ DEVICE visible_pairs pairs_of(const attn_sm90_params *p, const kv_item *item, co
     int thread = thread_index(), first_key = item->key0 + first;
     int key[2] = { first_key + fragment_row_of(thread, 0), first_key + fragment_row_of(thread, 2) };
     visible_pairs seen = { columns_of_key(p, seq, info, key[0]) | columns_of_key(p, seq, info, key[1]) << 16 };
-    if constexpr (config::general_mask) {
+    if constexpr (config::tables) {
         if (!(p->shape.flags & FLAG_BLOCKS) || lists_are_warpgroups(p)) return seen;
 #pragma unroll 1
         for (int c = 0; c < Q_ROWS / 4; c++) {
@@ -126,7 +119,7 @@ DEVICE visible_pairs with_bits(const q_tile_info *info, visible_pairs seen, key_
 {
     int masked = info->masked;
     if (!(masked & BY_RANGES)) seen.bits = ~0u;
-    if (masked & BY_BITS && !(masked & WHOLE << warpgroup)) seen.bits &= exchanged(bits);
+    if (config::tables && masked & BY_BITS && !(masked & WHOLE << warpgroup)) seen.bits &= exchanged(bits);
     if (masked & HIDDEN << warpgroup) seen.bits = 0;
     return seen;
 }

@@ -137,7 +137,7 @@ DEVICE bool next_by_judgement(const attn_sm90_params *p, kv_item *item, q_walk *
     info->masked = 0;
     if (!(at->full >> bit & 1)) {
         if (!(at->judged::get()->inside >> bit & 1)) info->masked |= BY_RANGES;
-        if (p->shape.flags & FLAG_BITS && inside) info->masked |= BY_BITS;
+        if (config::tables && p->shape.flags & FLAG_BITS && inside) info->masked |= BY_BITS;
         if (lists) info->masked |= of_lists;
     }
     info->dq.rank = (seq->len_kv - 1) / config::kv_rows - item->key0 / config::kv_rows;

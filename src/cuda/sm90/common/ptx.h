@@ -37,6 +37,12 @@ DEVICE void barrier_expect(u32 barrier, u32 bytes)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+/* More bytes are to come in its phase, which some have yet to arrive at. */
+DEVICE void barrier_expect_more(u32 barrier, u32 bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
 /* Until the phase of that parity is complete. */
 DEVICE void barrier_wait(u32 barrier, u32 parity)
 {

@@ -17,7 +17,7 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
-static_assert(!config::bias || (config::unchecked_max && !config::general), "not bias.h's");
+static_assert(!config::bias || (config::unchecked_max && !config::walks), "not bias.h's");
 
 /* ---- the producer's side ---------------------------------------------------------------------- */
 

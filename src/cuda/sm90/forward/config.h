@@ -11,7 +11,7 @@
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 
-enum { CAUSAL, GENERAL };
+enum { CAUSAL, RANGES, GENERAL };
 enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
@@ -22,10 +22,13 @@ struct config {
     static constexpr int step = element<dtype>::step; /* columns, or keys, that an instruction sums over */
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
-    static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
+    static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
+
+    /* The producer walks the KV tiles that a mask shows; tables: with bits, and lists of blocks of any size. */
+    static constexpr bool walks = ATTN_MASK != CAUSAL, tables = ATTN_MASK == GENERAL;
 
     /* Block lists are told to consumers by KV tile, where registers suffice for that. */
-    static constexpr bool tells_blocks = general && !(score_mod && dim > 128);
+    static constexpr bool tells_blocks = walks && !(score_mod && dim > 128);
 
     /* What is changed always, and nothing else: nothing of it is asked when running. */
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
@@ -36,9 +39,9 @@ struct config {
     static constexpr int held = pingpong && dim_v == 128 ? 128 : 0; /* first dims of Q that registers have room for */
 
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
-     * 128, 384 of 168. The producer of a GENERAL mask has more, since it walks the mask. */
-    static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : general ? 224 : 232;
-    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : general ? 56 : 40;
+     * 128, 384 of 168. A producer that walks a mask has more. */
+    static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : walks ? 224 : 232;
+    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : walks ? 56 : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */
@@ -47,18 +50,21 @@ struct config {
     /* No cross-tile overlap: where Q has one stage, the next Q tile lands while the results of this one are stored, and
      * its first S is computed after that, not beside the last PV. So the last V does not share a stage with the next
      * item's first K, which comes from memory. */
-    static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !general && !score_mod;
+    static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !walks && !score_mod;
 
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR>;
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR>;
     using v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR>;
+    /* Of a KV tile's intervals, in each stage. */
+    static constexpr int interval_bytes = walks ? ATTN_SM90_INTERVALS(keys) : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
 
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<dtype, ATTN_SM90_OUTPUT_ROWS, element<dtype>::panel_columns, K_MAJOR>;
-    static constexpr int o_panels = bias ? 0 : ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages);
+    static constexpr int o_panels =
+        bias ? 0 : ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages, interval_bytes *stages);
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

@@ -131,19 +131,19 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
 {
     wait_full(s, K, c->kv);
     u32 k = k_address(s, c->kv.index);
-    if constexpr (config::general)
-        if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::load_mask(p, s, c, c->info);
+    if constexpr (config::tables)
+        if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::load_mask(p, s, c, c->info, c->kv.index);
     multiply(p, s, c, score, next, o, config::dropout ? c->key0 : 0, k, k + config::k_tile::bytes);
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
     pin_floats(next, config::keys / 2);
-    if (!config::general) {
+    if (!config::walks) {
         c->key0 -= config::keys;
         change_special(p, &c->special, next, c->key0);
         if constexpr (config::bias) begin_bias(p, s, c, c->kv), add_bias<false>(p, &c->special, next);
         count_scored(s, c);
     }
-    if constexpr (config::general)
+    if constexpr (config::tables)
         if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::hide_inside(c, next);
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
     wgmma_wait(0); /* for PV */
@@ -166,7 +166,8 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         more = mask::has_keys(s, c);
         if (more) skip_to_first_tile(s, c);
     }
-    if (config::general && more) general_mask::load_info(p, s, c, last ? next_info(s, c) : c->info);
+    if (config::walks && more) general_mask::load_info(p, s, c, last ? next_info(s, c) : c->info, c->kv.index);
+    bool reads = config::bias || reads_intervals(c); /* the stage, after its products */
     u32 v = valid_v(s, c, stage, hidden, valid);
     multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
 
@@ -176,7 +177,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
         wgmma_wait(0);
         pin_floats(o, config::dim_v / 2);
-        if (more && !config::bias) release_stages(s, c, stage);
+        if (more && !reads) release_stages(s, c, stage);
         finish_rows(p, s, c, o, &results);
     }
     float alpha[2];
@@ -184,7 +185,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
     bool renewed = more && mask_and_update_max(p, s, c, next, alpha, last);
     wgmma_wait(0); /* for PV */
     pin_floats(o, config::dim_v / 2);
-    if (!last || (config::bias && more)) release_stages(s, c, stage);
+    if (!last || (reads && more)) release_stages(s, c, stage);
     if (renewed && !last) rescale(o, alpha);
     c->first = last;
     return more;
@@ -247,7 +248,7 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     int stage = c->kv.index;
     wait_full(s, K, c->kv);
     skip_to_first_tile(s, c);
-    if (config::general) general_mask::load_info(p, s, c, c->info);
+    if (config::walks) general_mask::load_info(p, s, c, c->info, c->kv.index);
     u32 q = q_address(s, c), k = k_address(s, c->kv.index);
     wgmma_fence();
 #pragma unroll
@@ -259,13 +260,14 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
         o[i] = 0;
     wgmma_wait(0);
     pin_floats(s0, config::keys / 2);
-    if (!config::bias) release_stages(s, c, stage);
+    bool reads = config::bias || reads_intervals(c); /* the stage, after its products */
+    if (!reads) release_stages(s, c, stage);
     if constexpr (config::bias) begin_bias(p, s, c, c->kv);
     mask_and_update_max(p, s, c, s0, alpha, true);
-    if (config::bias) release_stages(s, c, stage);
+    if (reads) release_stages(s, c, stage);
     if constexpr (config::score_mod) {
-        while (iterate_masked(p, s, c, s0, s1, o) && iterate_masked(p, s, c, s1, s0, o)) {
-        }
+        while (iterate_masked(p, s, c, s0, s1, o))
+            copy_s(s0, s1);
     } else {
         iterate_plain(p, s, c, s0, s1, o);
     }

@@ -5,6 +5,7 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/bias.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/intervals.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/source.h"
 
@@ -14,15 +15,20 @@ struct interleaved_loads : kv_source {
     kv_source::position pending = { -1 };
     bias_loads bias;
 
-    /* K of a KV tile (of row -1: none) and V of the tile before into one stage. */
-    INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *info)
+    /* K of a KV tile of an item (of row -1: none) and V of the tile before into one stage. */
+    INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const work_item *w,
+                     const kv_tile_info *info)
     {
         kv_source::position values = pending;
         int stage = kv.index;
         wait_empty(BARRIER(s, kv[K].empty[stage]), kv.phase);
         if (threadIdx.x % 32 < kv_source::lanes) {
             u32 full = BARRIER(s, kv[K].full[stage]), to = s->kv + stage * config::stage_bytes;
-            if (config::general && keys.row >= 0) s->store->kv_infos[stage] = *info;
+            if constexpr (config::walks) {
+                if (keys.row >= 0) s->store->kv_infos[stage] = *info;
+                if (keys.row >= 0 && info->masked & BY_INTERVALS && threadIdx.x % 32 == 0)
+                    load_intervals(p, s, w, info->key0, stage, full);
+            }
             int bytes = (keys.row >= 0 ? config::k_tile::bytes : 0) + (values.row >= 0 ? config::v_tile::bytes : 0);
             if constexpr (config::bias) bytes += keys.row >= 0 ? bias_bytes(p) : 0;
             expect(p, full, bytes);

@@ -5,6 +5,7 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/bias.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/intervals.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/source.h"
 
@@ -28,9 +29,23 @@ struct pingpong_loads : kv_source {
         advance(at, config::stages);
     }
 
-    /* K of a KV tile, its bias, then V of the tile before; keys of row -1: no tile. */
-    INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *)
+    /* What consumers want to know of a KV tile, in the next stage of K. */
+    INLINE void tell_tile(const attn_sm90_params *p, const shared *s, const work_item *w, const kv_tile_info *info)
     {
+        u32 full = BARRIER(s, kv[K].full[k.index]);
+        wait_empty(BARRIER(s, kv[K].empty[k.index]), k.phase);
+        if (threadIdx.x % 32) return;
+        s->store->kv_infos[k.index] = *info;
+        if (info->masked & BY_INTERVALS) load_intervals(p, s, w, info->key0, k.index, full);
+    }
+
+    /* K of a KV tile, its bias, then V of the tile before; keys of row -1: no tile. */
+    INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const work_item *w,
+                     const kv_tile_info *info)
+    {
+        if constexpr (config::walks) {
+            if (keys.row >= 0) tell_tile(p, s, w, info);
+        }
         load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
         if constexpr (config::bias) {
             if (keys.row >= 0) bias.load(p, s, &b);

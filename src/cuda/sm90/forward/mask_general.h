@@ -1,7 +1,8 @@
-/* GENERAL variants: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers mask those of which
- * some pair is hidden: one bit for each of a thread's columns says what a row sees there. Tiles that bits and block
- * lists alone cut are told apart from others: the bits are loaded before the products that they are needed after, and
- * of lists the producer says what each warpgroup sees. */
+/* RANGES and GENERAL variants: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers mask those
+ * of which some pair is hidden. Ranges: one bit for each of a thread's columns says what a row sees there. Intervals
+ * come with the keys, where they cut a tile. Of block lists the producer says what each warpgroup sees, where its rows
+ * have one list. GENERAL: tiles that bits and block lists alone cut are told apart from others; the bits are loaded
+ * before the products that they are needed after. */
 #ifndef ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 #define ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 
@@ -12,6 +13,7 @@
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
+#include "sm90/forward/intervals.h"
 #include "sm90/forward/producer.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/sequence_end.h"
@@ -20,12 +22,12 @@
 /* ---- the walk ------------------------------------------------------------------------------- */
 
 /* A walk over an item's KV tiles: of tiles [from, from + 32), which it has looked at, those in `seen` are not yet
- * taken; tiles [ahead, end) follow. inside: tiles that ranges and intervals leave whole. Alike in the warp, but for
- * what block lists show: lane i has tile from + i. */
+ * taken; tiles [ahead, end) follow. inside, clear: tiles that ranges, and intervals, leave whole. Alike in the warp,
+ * but for what block lists show: lane i has tile from + i. */
 struct tile_walk {
     int row0, row1, from, ahead, end;
     u32 seen, full, inside, clear;
-    tile_blocks blocks;
+    told_blocks blocks;
 };
 
 DEVICE tile_walk start_walk(const attn_sm90_params *p, const work_item *w)
@@ -51,13 +53,13 @@ DEVICE int skip_groups(const attn_sm90_params *p, const work_item *w, const tile
 /* ---- block lists ------------------------------------------------------------------------------ */
 
 /* Each warpgroup's rows have one list, and the thread's two columns of eight one block; 32 KV tiles have 64 blocks at
- * most. Else lists are asked row by row. */
+ * most (kernel.h: attn_cuda_takes_lists). RANGES variants take no others. Else lists are asked row by row. */
 DEVICE bool lists_are_warpgroups(const attn_sm90_params *p, const work_item *w)
 {
     const attn_cuda_mask *m = &p->mask;
-    return config::tells_blocks && p->shape.flags & FLAG_BLOCKS && p->schedule.pack == 1 &&
-           (m->block_rows | w->row0) % 64 == 0 && m->block_keys % 8 == 0 &&
-           2 * (long long)m->block_keys >= config::keys;
+    if (!(p->shape.flags & FLAG_BLOCKS) || !config::tells_blocks) return false;
+    return !config::tables || (p->schedule.pack == 1 && (m->block_rows | w->row0) % 64 == 0 && m->block_keys % 8 == 0 &&
+                               2 * (long long)m->block_keys >= config::keys);
 }
 
 /* Bit i: the list of a row block has block first + i, of 64. Run by the warp as a whole: 32 of its entries are looked
@@ -70,13 +72,15 @@ DEVICE u64 listed_of_64(const block_list *list, int first)
         u32 before = __ballot_sync(~0u, at < list->count && list->block[at] < first);
         from += max(0, __popc(before) - 1) * step, left = step;
     }
-    u32 held[2] = { 0, 0 };
+    if (from >= list->count) return 0;
+    u32 low = 0, high = 0;
 #pragma unroll
     for (int i = 0; i < 96; i += 32) { /* 32 before the first at most */
         int at = from + i + lane, block = at < list->count ? list->block[at] - first : -1;
-        if (block >= 0 && block < 64) held[block / 32] |= 1u << block % 32;
+        u32 bit = 1u << block % 32;
+        low |= block >= 0 && block < 32 ? bit : 0, high |= block >= 32 && block < 64 ? bit : 0;
     }
-    return __reduce_or_sync(~0u, held[0]) | (u64)__reduce_or_sync(~0u, held[1]) << 32;
+    return __reduce_or_sync(~0u, low) | (u64)__reduce_or_sync(~0u, high) << 32;
 }
 
 /* What lists show of the lane's tile, of 32 from `start` on. */
@@ -84,24 +88,27 @@ DEVICE tile_blocks find_blocks(const attn_sm90_params *p, const work_item *w, co
 {
     const attn_cuda_mask *m = &p->mask;
     const int keys = config::keys;
-    int first = (int)((long long)start * keys / m->block_keys), key0 = (start + (int)threadIdx.x % 32) * keys;
+    int first = (int)((u32)(start * keys) / (u32)m->block_keys), key0 = (start + (int)threadIdx.x % 32) * keys;
+    int block0 = (int)((u32)key0 / (u32)m->block_keys), end0 = (block0 + 1) * m->block_keys - key0;
     tile_blocks seen;
     bool bits = p->shape.flags & FLAG_BITS;
 #pragma unroll
     for (int warpgroup = 0; warpgroup < config::consumers; warpgroup++) {
         int row = walk->row0 + 64 * warpgroup;
+        if (warpgroup > 0 && m->block_rows % config::rows == 0 && walk->row0 % config::rows == 0) {
+            seen.of[warpgroup] = seen.of[0]; /* of the same row block */
+            continue;
+        }
         long long line = list_row_of(&p->shape, m, w, w->head, row < walk->row1 ? row : walk->row0);
         block_list full = list_of(&p->shape, m, m->block_full_count, m->block_full, line),
                    partial = list_of(&p->shape, m, m->block_partial_count, m->block_partial, line);
         u64 whole = listed_of_64(&full, first), shown = whole | listed_of_64(&partial, first);
         if (!bits) whole = shown;
         seen.of[warpgroup] = 0;
-        for (int at = 0; at < keys;) {
-            int block = (key0 + at) / m->block_keys, end = min(keys, (block + 1) * m->block_keys - key0);
-            u32 of_it = (1u << end / 8) - (1u << at / 8);
-            if (block - first < 64 && shown >> (block - first) & 1) seen.of[warpgroup] |= of_it;
-            if (block - first < 64 && whole >> (block - first) & 1) seen.of[warpgroup] |= of_it << 16;
-            at = end;
+        for (int at = 0, block = block0 - first, end = end0; at < keys; at = end, end += m->block_keys, block++) {
+            u32 of_it = (1u << min(end, keys) / 8) - (1u << at / 8);
+            if (block < 64 && shown >> block & 1) seen.of[warpgroup] |= of_it;
+            if (block < 64 && whole >> block & 1) seen.of[warpgroup] |= of_it << 16;
         }
     }
     return seen;
@@ -112,47 +119,59 @@ constexpr u32 ALL_KEYS = (1u << config::keys / 8) - 1;
 
 /* ---- the next tile ------------------------------------------------------------------------------ */
 
+/* Looks at 32 KV tiles from the next on of which ranges show a key; false: there is none. */
+DEVICE bool look_ahead(const attn_sm90_params *p, const work_item *w, tile_walk *walk)
+{
+    const int keys = config::keys;
+    key_ranges first = ranges_of_row(&p->mask, w, walk->row0), last = ranges_of_row(&p->mask, w, walk->row1 - 1);
+    int start = walk->end; /* where ranges show a key again */
+    for (int i = 0; i < 2; i++)
+        if (max(first.lo[i], walk->ahead * keys) < last.hi[i]) start = min(start, max(walk->ahead, first.lo[i] / keys));
+    if (p->shape.flags & FLAG_INTERVALS) start = skip_groups(p, w, walk, start);
+    walk->ahead = start;
+    if (start >= walk->end) return false;
+    tile_class is = { false, false, false, false };
+    int tile = start + threadIdx.x % 32;
+    bool told = lists_are_warpgroups(p, w);
+    if (tile < walk->end)
+        is = classify_tile(&p->shape, &p->mask, w, p->schedule.pack, walk->row0, walk->row1, tile, keys, !told);
+    if constexpr (config::tells_blocks) {
+        if (told) {
+            tile_blocks *blocks = walk->blocks.get();
+            *blocks = find_blocks(p, w, walk, start);
+            is.seen = is.seen && (blocks->of[0] | blocks->of[1]);
+            is.full = is.full && (blocks->of[0] & blocks->of[1]) == ALL_KEYS * 0x10001;
+        }
+    }
+    if (p->shape.flags & FLAG_BLOCKS && !told) is.inside = is.full;
+    walk->from = start, walk->ahead = start + 32;
+    walk->seen = __ballot_sync(~0u, is.seen), walk->full = __ballot_sync(~0u, is.full);
+    walk->inside = __ballot_sync(~0u, is.inside), walk->clear = __ballot_sync(~0u, is.clear);
+    return true;
+}
+
 /* The next visible KV tile; false: there is none. */
 DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *walk, kv_tile_info *info)
 {
-    const int keys = config::keys;
-    bool lists = lists_are_warpgroups(p, w), inside = lists || !(p->shape.flags & FLAG_BLOCKS);
-    key_ranges first = ranges_of_row(&p->mask, w, walk->row0), last = ranges_of_row(&p->mask, w, walk->row1 - 1);
-    while (!walk->seen) {
-        int start = walk->end; /* where ranges show a key again */
-        for (int i = 0; i < 2; i++)
-            if (max(first.lo[i], walk->ahead * keys) < last.hi[i])
-                start = min(start, max(walk->ahead, first.lo[i] / keys));
-        if (p->shape.flags & FLAG_INTERVALS) start = skip_groups(p, w, walk, start);
-        walk->ahead = start;
-        if (start >= walk->end) return false;
-        tile_class is = { false, false, false, false };
-        int tile = start + threadIdx.x % 32;
-        if (tile < walk->end)
-            is = classify_tile(&p->shape, &p->mask, w, p->schedule.pack, walk->row0, walk->row1, tile, keys, !lists);
-        if (lists) {
-            walk->blocks = find_blocks(p, w, walk, start);
-            is.seen = is.seen && (walk->blocks.of[0] | walk->blocks.of[1]);
-            is.full = is.full && (walk->blocks.of[0] & walk->blocks.of[1]) == ALL_KEYS * 0x10001;
-        }
-        walk->from = start, walk->ahead = start + 32;
-        walk->seen = __ballot_sync(~0u, is.seen), walk->full = __ballot_sync(~0u, is.full);
-        walk->clear = __ballot_sync(~0u, is.clear);
-        walk->inside = __ballot_sync(~0u, is.full || (is.inside && is.clear && inside));
-    }
+    while (!walk->seen)
+        if (!look_ahead(p, w, walk)) return false;
     int bit = __ffs(walk->seen) - 1;
-    info->key0 = (walk->from + bit) * keys;
+    info->key0 = (walk->from + bit) * config::keys;
     info->masked = UNMASKED;
-    u32 first_rows = __shfl_sync(~0u, walk->blocks.of[0], bit), last_rows = __shfl_sync(~0u, walk->blocks.of[1], bit);
-    info->blocks = { first_rows, last_rows };
-    if (!(walk->full >> bit & 1)) {
-        if (!(walk->inside >> bit & 1)) info->masked |= BY_RANGES;
-        if (!(walk->clear >> bit & 1)) info->masked |= BY_INTERVALS;
-        if (lists && (first_rows & last_rows & ALL_KEYS) != ALL_KEYS) info->masked |= BY_BLOCKS;
-        if (p->shape.flags & FLAG_BITS && inside) info->masked |= BY_BITS;
+    bool told = lists_are_warpgroups(p, w), full = walk->full >> bit & 1, cut_by_blocks = false;
+    if constexpr (config::tells_blocks) {
+        tile_blocks *blocks = walk->blocks.get();
+        u32 first_rows = __shfl_sync(~0u, blocks->of[0], bit), last_rows = __shfl_sync(~0u, blocks->of[1], bit);
+        *info->blocks.get() = { first_rows, last_rows };
+        cut_by_blocks = told && (first_rows & last_rows & ALL_KEYS) != ALL_KEYS;
     }
+    if (cut_by_blocks) info->masked |= BY_BLOCKS;
+    if (!(walk->inside >> bit & 1)) info->masked |= BY_RANGES;
+    if (!(walk->clear >> bit & 1)) info->masked |= BY_INTERVALS;
+    if (config::tables && p->shape.flags & FLAG_BITS && !full && (told || !(p->shape.flags & FLAG_BLOCKS)))
+        info->masked |= BY_BITS;
     walk->seen &= walk->seen - 1;
-    u32 cut = walk->seen & ~walk->inside;
+    u32 cut = walk->seen & ~(config::tables ? walk->inside & walk->clear : walk->full);
     info->inside_ahead = cut ? __popc(walk->seen & ((cut & -cut) - 1)) : max(0, __popc(walk->seen) - 1);
     return true;
 }
@@ -189,62 +208,28 @@ DEVICE u32 block_columns(const attn_sm90_params *p, const work_item *w, packed_r
     return seen;
 }
 
-/* Removes what intervals hide from the columns of the thread's two rows: from all at once where all keys of the tile
- * have the same interval, else key by key, each loaded once. */
-DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const packed_row at[2], int key0, u32 seen[2])
-{
-    const int keys = config::keys;
-    int n = p->mask.interval_vectors, last = w->len_kv - 1 - key0;
-    const int4 *summary = (const int4 *)interval_summary_of(&p->shape, &p->mask, w, key0 / keys, keys);
-    int4 least = summary[0], most = summary[1];
-    if (least.x == most.x && least.y == most.y && least.z == most.z && least.w == most.w) {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (interval_hides(least, at[r].row)) seen[r] = 0;
-        return;
-    }
-    const int *v = intervals_of(&p->shape, &p->mask, w, at[0].head) + (long long)key0 * n;
-    if (n == 1) {
-#pragma unroll
-        for (int i = 0; i < keys / 4; i++) {
-            int start = v[min(fragment_col(0) + i / 2 * 8 + i % 2, last)];
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                if (at[r].row >= start) seen[r] &= ~(1u << i);
-        }
-        return;
-    }
-#pragma unroll 8
-    for (int i = 0; i < keys / 4; i++) {
-        int key = min(fragment_col(0) + i / 2 * 8 + i % 2, last);
-        int4 hidden = interval_at(v + key * n, n, p->shape.flags & FLAG_CAUSAL);
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (interval_hides(hidden, at[r].row)) seen[r] &= ~(1u << i);
-    }
-}
-
 /* The thread's columns of the KV tile at key0 that a row sees, but for intervals, and for lists and bits that are told
  * by the tile's info. */
-DEVICE u32 visible_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
+DEVICE u32 visible_columns(const attn_sm90_params *p, const work_tile_info *info, packed_row at, int key0)
 {
-    key_ranges ranges = ranges_of_row(&p->mask, w, at.row);
+    const work_item *w = &info->w;
+    key_ranges ranges = ranges_in(&p->mask, info->row_ranges::get(), w, at.row);
     u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, config::keys / 4);
     if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, config::keys / 4);
-    if (p->shape.flags & FLAG_BLOCKS && !lists_are_warpgroups(p, w)) seen &= block_columns(p, w, at, key0);
+    if (config::tables && p->shape.flags & FLAG_BLOCKS && !lists_are_warpgroups(p, w))
+        seen &= block_columns(p, w, at, key0);
     return seen;
 }
 
-/* Scores of pairs of the KV tile at key0 that ranges, lists and intervals hide become -inf. */
-DEVICE void hide_general(const attn_sm90_params *p, const work_item *w, float *s, int warpgroup, int masked, int key0)
+/* Scores of pairs of the KV tile at key0 that ranges hide, and lists that are asked row by row, become -inf. */
+DEVICE void hide_by_ranges(const attn_sm90_params *p, const work_tile_info *info, float *s, int warpgroup, int key0)
 {
-    packed_row at[2] = { row_in_sequence(p, w, warpgroup * 64 + fragment_row(0)),
-                         row_in_sequence(p, w, warpgroup * 64 + fragment_row(2)) };
-    u32 seen[2] = { visible_columns(p, w, at[0], key0), visible_columns(p, w, at[1], key0) };
-    if (masked & BY_INTERVALS) hide_intervals(p, w, at, key0, seen);
+    int index = warpgroup * 64 + fragment_row(0);
+    u32 first = visible_columns(p, info, row_in_sequence(p, &info->w, index), key0);
+    u32 second = visible_columns(p, info, row_in_sequence(p, &info->w, index + 8), key0);
 #pragma unroll
     for (int i = 0; i < config::keys / 2; i++)
-        s[i] = seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? s[i] : -INFINITE;
+        s[i] = (i / 2 % 2 ? second : first) >> (i / 4 * 2 + i % 2) & 1 ? s[i] : -INFINITE;
 }
 
 /* ---- tiles masked by bits and block lists ------------------------------------------------------ */
@@ -314,8 +299,11 @@ struct general_mask {
 
     DEVICE void publish(const attn_sm90_params *p, const work_item *w, work_tile_info *info)
     {
-        if (p->shape.flags & FLAG_BITS && threadIdx.x % 32 == 0)
-            *info->first_bits::get() = bits_of_row(&p->shape, &p->mask, w, w->head, w->row0);
+        if (threadIdx.x % 32 == 0)
+            *info->row_ranges::get() = ranges_of_sequence(&p->mask, w->batch, w->len_q, w->len_kv);
+        if constexpr (config::tables)
+            if (p->shape.flags & FLAG_BITS && threadIdx.x % 32 == 0)
+                *info->first_bits::get() = bits_of_row(&p->shape, &p->mask, w, w->head, w->row0);
     }
 
     /* The producer warp: loads an item's KV tiles and, among them, its Q. */
@@ -338,6 +326,7 @@ struct general_mask {
             }
         }
         named_arrive(WORK_WANTED, 64);
+        if (config::pingpong) load_pending(p, s, at);
         __syncwarp();
     }
 
@@ -354,19 +343,22 @@ struct general_mask {
     }
 
     /* The mask of the tile whose K is in the stage; its bits are then on their way. of: its item's. */
-    DEVICE void load_mask(const attn_sm90_params *p, const shared *s, consumer *c, const work_tile_info *of)
+    DEVICE void load_mask(const attn_sm90_params *p, const shared *s, consumer *c, const work_tile_info *of, int stage)
     {
-        const kv_tile_info *info = &s->store->kv_infos[c->kv.index];
+        const kv_tile_info *info = &s->store->kv_infos[stage];
+        c->row_words::get()[ROW_INTERVALS] = interval_address(s, stage);
         c->masked = info->masked;
-        c->row_words::get()[ROW_BLOCKS] = info->blocks.of[c->warpgroup];
-        if (c->masked & BY_BITS) load_row_bits(p, of, c->warpgroup, info->key0, c->row_words::get() + ROW_BITS);
+        if constexpr (config::tells_blocks) c->row_words::get()[ROW_BLOCKS] = info->blocks.get()->of[c->warpgroup];
+        if constexpr (config::tables) {
+            if (c->masked & BY_BITS) load_row_bits(p, of, c->warpgroup, info->key0, c->row_words::get() + ROW_BITS);
+        }
     }
 
     /* Its position, too. */
-    DEVICE void load_info(const attn_sm90_params *p, const shared *s, consumer *c, const work_tile_info *of)
+    DEVICE void load_info(const attn_sm90_params *p, const shared *s, consumer *c, const work_tile_info *of, int stage)
     {
-        const kv_tile_info *info = &s->store->kv_infos[c->kv.index];
-        load_mask(p, s, c, of);
+        const kv_tile_info *info = &s->store->kv_infos[stage];
+        load_mask(p, s, c, of, stage);
         c->key0 = info->key0, c->left = info->last ? 1 : 2;
         c->unmasked = info->inside_ahead;
     }
@@ -376,14 +368,16 @@ struct general_mask {
     {
         u32 blocks = config::tells_blocks ? c->row_words::get()[ROW_BLOCKS] : 0;
         if (config::tells_blocks && c->masked & BY_BLOCKS) hide_by_blocks(blocks, score);
-        if (c->masked & BY_BITS) hide_by_bits(c->row_words::get() + ROW_BITS, blocks >> 16, score);
+        if (config::tables && c->masked & BY_BITS) hide_by_bits(c->row_words::get() + ROW_BITS, blocks >> 16, score);
     }
 
     /* Scores of hidden pairs become -inf. False: rows may see nothing of the tile. */
     DEVICE bool hide(const attn_sm90_params *p, const shared *s, const consumer *c, float *score)
     {
-        if (unlikely(c->masked & (BY_RANGES | BY_INTERVALS)))
-            hide_general(p, &info_of(s, c)->w, score, c->warpgroup, c->masked, c->key0);
+        const work_tile_info *info = info_of(s, c);
+        if (unlikely(c->masked & BY_RANGES)) hide_by_ranges(p, info, score, c->warpgroup, c->key0);
+        if (unlikely(c->masked & BY_INTERVALS))
+            hide_by_intervals(p, &info->w, c->row_words::get()[ROW_INTERVALS], score, c->warpgroup);
         hide_inside(c, score);
         return false;
     }

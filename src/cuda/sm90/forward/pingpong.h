@@ -1,7 +1,7 @@
 /* PINGPONG variants: the main loop, in which two warpgroups take turns at the tensor cores, so that the exponentials
  * of one run beside the products of the other (FlashAttention-3's schedule). S has one buffer: O leaves no registers
- * for two, or the larger KV tiles for which one makes room read fewer bytes of shared memory per score. CAUSAL and
- * PLAIN only.
+ * for two, or the larger KV tiles for which one makes room read fewer bytes of shared memory per score. Not of
+ * GENERAL masks or SCORE_MOD.
  *
  * An item of n KV tiles has n - 1 turns per warpgroup; a warpgroup that skips tiles passes its turns on. The first S
  * and the last PV are in nobody's turn, and items do not overlap. */
@@ -16,7 +16,7 @@
 #include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
 
-static_assert(!config::pingpong || (config::consumers == 2 && !config::general && !config::score_mod),
+static_assert(!config::pingpong || (config::consumers == 2 && !config::tables && !config::score_mod),
               "not ping-pong's");
 
 /* What a warpgroup has in registers. */
@@ -132,7 +132,7 @@ DEVICE void pack_all(const consumer *c, fragments *f)
 DEVICE bool update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2])
 {
     change_special(p, &c->special, score, c->key0);
-    count_scored(s, c);
+    if (!config::walks) count_scored(s, c); /* the tiles of a walk that need no mask end no item */
     return !config::unchecked_max && unlikely(exceeds_limit(&c->m, score)) &&
            renew_max(&c->m, score, log2_scale(p), alpha);
 }
@@ -143,12 +143,15 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     float alpha[2];
     wait_full(s, K, c->kv);
     if constexpr (config::bias) begin_bias(p, s, c, c->kv);
+    if constexpr (config::walks) general_mask::load_info(p, s, c, c->info, c->kv.index);
+    bool reads = reads_intervals(c);
     wgmma_fence();
     issue_qk(s, c, f, c->kv.index);
     wgmma_wait(0);
     pin_floats(f->s, config::keys / 2);
-    release_stage(s, K, c->kv.index);
+    if (!reads) release_stage(s, K, c->kv.index);
     mask_and_update_max(p, s, c, f->s, alpha, true);
+    if (reads) release_stage(s, K, c->kv.index);
     softmax_in_place(p, c, f->s, true);
     if constexpr (config::bias) release_stage(s, B, c->kv.index);
     pack_all(c, f);
@@ -182,6 +185,8 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
         wait_and_clear_v(p, s, c);
     else
         wait_full(s, V, c->kv);
+    if (config::walks && masked) general_mask::load_info(p, s, c, c->info, next.index);
+    bool reads = masked && reads_intervals(c);
     wait_turn(c);
     wgmma_fence();
     issue_qk(s, c, f, next.index);
@@ -190,10 +195,11 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
 
     wgmma_wait(1); /* for QK */
     pin_floats(f->s, config::keys / 2);
-    release_stage(s, K, next.index);
-    c->key0 -= config::keys;
+    if (!reads) release_stage(s, K, next.index);
+    if (!config::walks) c->key0 -= config::keys;
     float alpha[2];
     bool renewed = masked ? mask_and_update_max(p, s, c, f->s, alpha, false) : update_max(p, s, c, f->s, alpha);
+    if (reads) release_stage(s, K, next.index);
     softmax_in_place(p, c, f->s, masked);
     if constexpr (config::bias) release_stage(s, B, next.index);
     pin_floats(f->s, config::keys / 2);

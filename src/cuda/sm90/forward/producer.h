@@ -24,13 +24,13 @@ DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, 
                       const kv_tile_info *info)
 {
     if constexpr (config::bias) at->kv.bias.find(p, w, info->key0);
-    at->kv.load(p, s, kv_source::find(p, w, (at->items - 1) % INFOS, info->key0), info);
+    at->kv.load(p, s, kv_source::find(p, w, (at->items - 1) % INFOS, info->key0), w, info);
 }
 
 /* Loads the V of the tile whose K was loaded last. */
 DEVICE void load_pending(const attn_sm90_params *p, const shared *s, producer *at)
 {
-    if (at->kv.pending.row >= 0) at->kv.load(p, s, { -1 }, NULL);
+    if (at->kv.pending.row >= 0) at->kv.load(p, s, { -1 }, NULL, NULL);
 }
 
 /* Loads the Q of the item begun last; of one without KV tiles, nothing. */

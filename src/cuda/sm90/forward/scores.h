@@ -9,7 +9,7 @@
 #include "sm90/forward/mask_general.h"
 #include "sm90/forward/score_mod.h"
 
-using mask = choice<config::general, general_mask, causal_mask>::type;
+using mask = choice<config::walks, general_mask, causal_mask>::type;
 
 /* first: the KV tile is its item's first. True: O so far must be multiplied by alpha. */
 DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],

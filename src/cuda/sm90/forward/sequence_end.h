@@ -19,9 +19,8 @@ DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer
 /* How many of its first keys come before the sequence's first_kv. */
 DEVICE int hidden_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
-    if (!config::general || !p->mask.first_kv) return 0;
-    const work_item *w = &info_of(s, c)->w;
-    return clamp(first_key_of(&p->mask, w->batch, w->len_kv) - c->key0, 0, config::keys);
+    if (!config::walks || !p->mask.first_kv) return 0;
+    return clamp(info_of(s, c)->row_ranges::get()->first - c->key0, 0, config::keys);
 }
 
 /* Zeroes V of keys [from, to) of a tile. They may be another sequence's, and 0 times NaN is NaN. */
@@ -39,7 +38,8 @@ DEVICE void clear_v(const consumer *c, u32 v, int from, int to)
 DEVICE void wait_and_clear_v(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
     wait_full(s, V, c->kv);
-    int valid = valid_keys(p, s, c);
+    int valid = valid_keys(p, s, c), hidden = hidden_keys(p, s, c);
+    if (hidden) clear_v(c, v_address(s, c->kv.index), 0, hidden);
     if (valid < config::keys) clear_v(c, v_address(s, c->kv.index), valid, config::keys);
 }
 

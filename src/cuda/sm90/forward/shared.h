@@ -6,6 +6,7 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_SHARED_H
 #define ATTN_CUDA_SM90_FORWARD_SHARED_H
 
+#include "common/mask.h"
 #include "common/sequence.h"
 #include "sm90/common/pipeline.h"
 #include "sm90/common/work_item.h"
@@ -33,27 +34,30 @@ struct work_tile {
     long long lse_row; /* of its first row; only without PackGQA */
 };
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
-using kv_ranges = members<kv_range, config::general ? 0 : config::consumers>;
-using first_bits = members<const unsigned char *, config::general>; /* of that row, without PackGQA */
+using kv_ranges = members<kv_range, config::walks ? 0 : config::consumers>;
+using first_bits = members<const unsigned char *, config::tables>; /* of that row, without PackGQA */
 
-struct work_tile_info : work_tile, output_address, kv_ranges, first_bits {
+using row_ranges = members<sequence_ranges, config::walks>;
+
+struct work_tile_info : work_tile, output_address, kv_ranges, first_bits, row_ranges {
 };
 
-/* GENERAL: what block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
+/* What block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
  * whole, not only where bits are set. */
 struct tile_blocks {
     u32 of[2];
 };
 
-/* GENERAL: what consumers want to know of a KV tile. By ranges: by block lists, too, where rows of a warpgroup have
+/* Of a walk: what consumers want to know of a KV tile. By ranges: by block lists, too, where rows of a warpgroup have
  * several. */
 enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4, BY_BLOCKS = 8 };
+using told_blocks = members<tile_blocks, config::tells_blocks>; /* by block lists, else zeros */
 struct kv_tile_info {
     int key0;
     int masked, last; /* what hides pairs, if something does; no tile follows */
     int inside_ahead; /* tiles that follow of which bits and block lists alone hide pairs, up to one after which another
                        * follows */
-    tile_blocks blocks; /* by block lists, else zeros */
+    told_blocks blocks;
 };
 
 /* Pipelines of K, of V and of a bias; without ping-pong all are one. */
@@ -66,12 +70,14 @@ struct storage : order_ring {
     pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
     work_item retries[INFOS + 1];
-    kv_tile_info kv_infos[config::general ? config::stages : 1]; /* GENERAL only */
+    kv_tile_info kv_infos[config::walks ? config::stages : 1]; /* of a walk */
 };
 
-static_assert(sizeof(storage) <= 1024, "ATTN_SM90_SMEM has a KiB for it");
+enum { STORAGE_ROOM = 1024 }; /* that ATTN_SM90_SMEM has for it */
+static_assert(sizeof(storage) <= STORAGE_ROOM, "storage fits its room");
 
-/* Shared addresses of Q tiles, stages of KV tiles, output, storage; and storage. */
+/* Shared addresses of Q tiles, stages of KV tiles, output, storage; and storage, behind which are the stages of
+ * intervals. */
 struct shared {
     u32 q, kv, o, at;
     storage *store;

@@ -11,10 +11,17 @@ static bool packs_bias(const attn_desc *d)
            (d->bias_extent[1] == d->heads_q && (d->bias_extent[2] > 1 || d->len_q == 1));
 }
 
+/* The variant is told what each warpgroup's rows, of one head, see of block lists. */
+static bool tells_lists(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    return d->flags & ATTN_BLOCKS && !(k->features & ATTN_BITS);
+}
+
 int64_t attn_sm90_rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
     if (pack > 1 && d->flags & ATTN_DROPOUT) return 0;
     if (pack > 1 && attn_sm90_maps_bias(k) && !packs_bias(d)) return 0;
+    if (pack > 1 && tells_lists(d, k)) return 0;
     if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
     return k->q_tile / pack;
 }
@@ -73,6 +80,7 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
         if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
         if (attn_sm90_maps_bias(p->kernel) && !packs_bias(d))
             return "pack-gqa: query heads, or rows, share the bias of this kernel's tiles";
+        if (tells_lists(d, p->kernel)) return "pack-gqa: this kernel takes block lists of one head";
         if (!attn_sm90_rows_of(d, p->kernel, group))
             return "pack-gqa: the query heads of a KV head do not fit a Q tile";
     }

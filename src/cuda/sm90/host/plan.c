@@ -20,12 +20,22 @@ static int64_t summary_count(const attn_desc *d, const attn_cuda_kernel *k)
     return d->flags & ATTN_INTERVALS && k->tma ? ATTN_CUDA_SUMMARIES(d->len_kv, k->kv_tile) : 0;
 }
 
+/* Words of the forward's interval tiles. */
+static double interval_words(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    if (!summary_count(d, k) || d->direction != ATTN_FORWARD) return 0;
+    int64_t keys = (d->len_kv + k->kv_tile - 1) / k->kv_tile * k->kv_tile;
+    return 2.0 * ATTN_CUDA_INTERVAL_PAIRS(d->interval_vectors) * (double)keys * (double)d->interval_heads *
+           (double)d->batch;
+}
+
 static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_choice *c = &plan->cuda.chosen;
     double summaries = (double)summary_count(d, c->kernel) * (double)d->interval_heads * (double)d->batch;
     bool fits = attn_cuda_append(&plan->cuda, c->dynamic, sizeof(unsigned), &plan->counter) &&
-                attn_cuda_append(&plan->cuda, summaries, 32, &plan->summaries_at);
+                attn_cuda_append(&plan->cuda, summaries, 32, &plan->summaries_at) &&
+                attn_cuda_append(&plan->cuda, interval_words(d, c->kernel), 4, &plan->interval_tiles_at);
     for (int i = 0; i < attn_sm90_tensors(d) && fits; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(attn_sm90_tensor_of(d, i));
         double elements = (double)t.extent[0] * (double)t.extent[1] * (double)t.stride[1];

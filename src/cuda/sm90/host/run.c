@@ -22,6 +22,7 @@ attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsi
     if (!status && counter) status = attn_cuda_clear(c, counter, sizeof *counter);
     if (status || !plan->summarise) return status;
     p->mask.summaries = attn_cuda_at(c, plan->summaries_at);
+    if (d->direction == ATTN_FORWARD) p->mask.interval_tiles = attn_cuda_at(c, plan->interval_tiles_at);
     return attn_cuda_launch(c, "attn_sm90_interval_summary", plan->summarise,
                             ATTN_CUDA_SUMMARIES(d->len_kv, c->cuda->chosen.kernel->kv_tile), d->interval_heads,
                             d->batch, 128, p);

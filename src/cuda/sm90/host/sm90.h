@@ -25,7 +25,7 @@ typedef struct attn_sm90_plan {
     attn_cuda_params common;            /* complete but for addresses and seeds */
     attn_cuda_fallback_kernel fallback; /* at addresses that TMA does not take */
     bool copied[ATTN_SM90_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
-    uint64_t counter, summaries_at, copies[ATTN_SM90_TENSORS];
+    uint64_t counter, summaries_at, interval_tiles_at, copies[ATTN_SM90_TENSORS];
     CUfunction variant, summarise, repack; /* NULL: not needed; variant: the kernel is a fallback kernel */
 } attn_sm90_plan;
 

@@ -16,7 +16,8 @@ extern const attn_cuda_arch attn_sm90;
 /* What a row's mask, score and kv say: flags of attn_desc. */
 enum {
     ATTN_SM90_CAUSAL = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CUDA_LENGTHS | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
-    ATTN_SM90_GENERAL = ATTN_SM90_CAUSAL | ATTN_CUDA_MASKS | ATTN_FIRST_KV | ATTN_POSITIONS,
+    ATTN_SM90_RANGES = ATTN_SM90_CAUSAL | (ATTN_CUDA_MASKS & ~ATTN_BITS) | ATTN_FIRST_KV | ATTN_POSITIONS,
+    ATTN_SM90_GENERAL = ATTN_SM90_RANGES | ATTN_CUDA_MASKS,
     ATTN_SM90_CONTIGUOUS = 0,
     ATTN_SM90_PAGED = ATTN_PAGED,
     ATTN_SM90_PLAIN = 0,
@@ -79,9 +80,11 @@ enum {
         .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_, .needs = ATTN_SM90_NEEDS_##score_,    \
         .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
-        .shared = ATTN_SM90_NEEDS_##score_ & ATTN_BIAS                                                              \
-                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_)                    \
-                      : ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),                        \
+        .shared =                                                                                                   \
+            ATTN_SM90_NEEDS_##score_ & ATTN_BIAS                                                                    \
+                ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_)                          \
+                : ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                               \
+                                 ATTN_SM90_##mask_ & ATTN_INTERVALS ? stages_ * ATTN_SM90_INTERVALS(kv_tile_) : 0), \
         .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {         \
             __VA_ARGS__                                                                                             \
         }                                                                                                           \
