@@ -5,7 +5,7 @@
 #include "common/gpu.h"
 #include "common/sequence.h"
 
-/* What follows from the bytes of an element: columns of a panel of shared memory, whose rows have 128 bytes, and of a
+/* What follows from the bytes of an element: columns of a panel of shared memory whose rows have 128 bytes, and of a
  * step of a product, an instruction, which sums over 32 bytes. A dtype that is not here is none that kernels take. */
 template <int bytes_> struct element_of_bytes {
     static constexpr int bytes = bytes_, panel_columns = 128 / bytes, step = 32 / bytes;
@@ -16,6 +16,8 @@ template <> struct element<F32> : element_of_bytes<4> {
 template <> struct element<F16> : element_of_bytes<2> {
 };
 template <> struct element<BF16> : element_of_bytes<2> {
+};
+template <> struct element<E4M3> : element_of_bytes<1> {
 };
 
 /* Of a 16-bit dtype. */

@@ -41,12 +41,13 @@ typedef struct attn_cuda_shape {
     int dim_qk, dim_v;
     float scale;
 
-    void *o;               /* of dtype, or f32 with ATTN_OUT_F32 */
+    void *o;               /* of dtype (E4M3: of out_dtype), or f32 with ATTN_OUT_F32 */
     int o_wide;            /* o is stored by more than an element: as a kernel's own parameters say */
     long long o_stride[3]; /* batch, row, head; VARLEN: the batch's is not used */
     float *lse;            /* (batch, heads_q, len_q), VARLEN (heads_q, total_q); or NULL */
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
     const float *sink;                                    /* NULL: none */
+    int out_dtype;                                        /* attn_dtype of o */
 
     /* Workspace, or NULL: results of parts of the keys, which are combined later. */
     float *partial_o, *partial_lse;
@@ -92,6 +93,13 @@ typedef struct attn_cuda_seeds {
     const unsigned long long *seed_offset_at; /* its low word is added to score.seed_offset; NULL: none */
 } attn_cuda_seeds;
 
+/* Scales of elements of one byte. NULL: 1. */
+typedef struct attn_cuda_scales {
+    const float *q, *k, *v;
+    long long q_stride[2], k_stride[2], v_stride[2]; /* sequence, head */
+    int q_of_kv_heads;                               /* q's heads are KV heads */
+} attn_cuda_scales;
+
 /* What caches of keys add to a problem. Tables are NULL where their flag is missing. ATTN_PAGED: k and v are (page,
  * slot, head, dim), and what of a sequence's lens_kv, table or ids is out of range makes its keys invisible and sets
  * table.fault. */
@@ -113,6 +121,7 @@ typedef struct attn_cuda_params {
     attn_cuda_tensors tensors;
     attn_cuda_seeds seeds;
     attn_cuda_kv_cache cache;
+    attn_cuda_scales scales;
 } attn_cuda_params;
 
 /* ---- backward ------------------------------------------------------------------------------ */

@@ -18,7 +18,8 @@
 #define ATTN_CUDA_SM90_PARAMS_H
 
 /* A CUtensorMap. Element type of dtype, rank 4, 128-byte swizzle, no interleave, out-of-bounds zeros, 256-byte L2
- * promotion; strides of extents that are 1 may be any multiple of 16 bytes.
+ * promotion; strides of extents that are 1 may be any multiple of 16 bytes. Where a box is 64 columns wide here, it is
+ * 128 columns for elements of one byte; for variants whose dim is 64 it is 64 of them, with a 64-byte swizzle.
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1);  v: likewise with dim_v
  *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
@@ -69,6 +70,7 @@ typedef struct attn_sm90_params {
     attn_cuda_score score;
     attn_cuda_tensors tensors;
     attn_cuda_seeds seeds;
+    attn_cuda_scales scales;
 } attn_sm90_params;
 
 /* cache.box: of k_map and v_map too, a multiple of 8; where it is 0, page_size is no multiple of 8. */
@@ -91,23 +93,28 @@ typedef struct attn_sm90_repack_params {
  * one's last warpgroup. */
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
 
-/* Shared memory of a forward variant, bytes: the stages of Q, of K and V; output on its way, as many panels of it as
- * there is room for, of 16 rows per warp; barriers and work tile info. */
+/* Shared memory of a forward variant whose elements have `bytes` bytes: the stages of Q, of K and V; output on its way,
+ * as many panels of it as there is room for, of 16 rows per warp; barriers and work tile info. */
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_ELEMENT 2 /* bytes of an element of variants, f16 or bf16 */
 #define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
-#define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) \
-    (128 * ((q_stages) * (rows)*ATTN_SM90_PANELS(dim) +           \
-            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))))
+#define ATTN_SM90_RAW_STAGES 2 /* of V as it comes, where it is transposed from there into the stages: E4M3 */
+#define ATTN_SM90_WIDTH(dim, bytes) ((dim) * (bytes) < 128 ? (dim) * (bytes) : 128) /* of a panel's row, in bytes */
+#define ATTN_SM90_ROW(dim, bytes) (((dim) * (bytes) + ATTN_SM90_WIDTH(dim, bytes) - 1) / ATTN_SM90_WIDTH(dim, bytes) * \
+                                   ATTN_SM90_WIDTH(dim, bytes))
+#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)                            \
+    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                                \
+     (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) +                \
+     ((bytes) == 1 ? ATTN_SM90_RAW_STAGES : 0) * (keys)*ATTN_SM90_ROW(dim_v, bytes))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
-#define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages) \
-    ((ATTN_SM90_SMEM_MOST - 2048 - ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages)) / (128 * (rows)))
-#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages)               \
-    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages) < ATTN_SM90_PANELS(dim_v) \
-         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages)                     \
+#define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages) \
+    ((ATTN_SM90_SMEM_MOST - 2048 - ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)) / (128 * (rows)))
+#define ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages)               \
+    (ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages) < ATTN_SM90_PANELS(dim_v) \
+         ? ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages)                     \
          : ATTN_SM90_PANELS(dim_v))
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_stages) \
-    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) + \
-     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages) + 1024 + 1024)
+#define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages) \
+    (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) + \
+     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages) + 1024 + 1024)
 
 #endif

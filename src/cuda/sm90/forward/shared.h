@@ -11,6 +11,7 @@
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/orders.h"
+#include "sm90/forward/scales.h"
 
 /* Named barriers: WORK_READY and WORK_WANTED, between the scheduler warp and the producer warp; PINGPONG_TURN + w,
  * where consumer warpgroup w waits for its turn. */
@@ -49,8 +50,9 @@ struct work_tile {
 };
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
 using kv_ranges = members<kv_range, config::general ? 0 : config::consumers>;
+using scale_members = members<item_scales, config::one_byte>;
 
-struct work_tile_info : work_tile, output_address, kv_ranges {
+struct work_tile_info : work_tile, output_address, kv_ranges, scale_members {
 };
 
 /* GENERAL: what consumers want to know of a KV tile. */
@@ -64,9 +66,17 @@ struct kv_tile_info {
 /* Pipelines of K and of V; without ping-pong both are one. */
 enum { K, V = config::pingpong };
 
-using order_ring = members<copy_orders, config::paged>;
+/* V as it is loaded, to be transposed; valid: how many keys of the tile the sequence has, or NO_MORE. */
+enum { TRANSPOSING_WARPS = 2, NO_MORE = -1 };
+struct transpose_ring {
+    pipeline<ATTN_SM90_RAW_STAGES> raw;
+    int valid[ATTN_SM90_RAW_STAGES];
+};
 
-struct storage : order_ring {
+using order_ring = members<copy_orders, config::paged>;
+using transpose_members = members<transpose_ring, config::one_byte>;
+
+struct storage : order_ring, transpose_members {
     pipeline<config::q_stages> q;
     pipeline<config::stages> kv[V + 1];
     work_tile_info infos[INFOS];
@@ -76,9 +86,9 @@ struct storage : order_ring {
 
 static_assert(sizeof(storage) <= 1024, "ATTN_SM90_SMEM has a KiB for it");
 
-/* Shared addresses of Q tiles, stages of KV tiles, output, storage; and storage. */
+/* Shared addresses of Q tiles, stages of KV tiles, values to be transposed, output, storage; and storage. */
 struct shared {
-    u32 q, kv, o, at;
+    u32 q, kv, raw, o, at;
     storage *store;
 };
 
@@ -88,9 +98,10 @@ struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
-    u32 o = kv + config::stages * config::stage_bytes;
+    u32 raw = kv + config::stages * config::stage_bytes;
+    u32 o = raw + (config::one_byte ? ATTN_SM90_RAW_STAGES * config::loaded_v_tile::bytes : 0);
     u32 at = o + 4 * config::consumers * config::o_panels * config::o_panel::bytes;
-    return { q, kv, o, at, (storage *)(memory + (at - shared_address(memory))) };
+    return { q, kv, raw, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }
 
 DEVICE void init_stage(u32 full, u32 empty, int arrivals)
@@ -99,7 +110,25 @@ DEVICE void init_stage(u32 full, u32 empty, int arrivals)
     barrier_init(empty, 4 * config::consumers);
 }
 
-/* Before any role begins. arrivals: at a stage of K or V. */
+DEVICE u32 raw_full(const transpose_ring *ring, int index)
+{
+    return shared_address(&ring->raw.full[index]);
+}
+
+DEVICE u32 raw_empty(const transpose_ring *ring, int index)
+{
+    return shared_address(&ring->raw.empty[index]);
+}
+
+DEVICE void init_transposing(const transpose_ring *ring)
+{
+    for (int i = 0; i < ATTN_SM90_RAW_STAGES; i++) {
+        barrier_init(raw_full(ring, i), 1);
+        barrier_init(raw_empty(ring, i), TRANSPOSING_WARPS);
+    }
+}
+
+/* Before any role begins. arrivals: at a stage of K or V; of transposed V, those of the warps that write it. */
 DEVICE void init_shared(const shared *s, int arrivals)
 {
     if (threadIdx.x == 0) {
@@ -109,8 +138,10 @@ DEVICE void init_shared(const shared *s, int arrivals)
             init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1);
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor <= V; tensor++)
-                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]), arrivals);
+                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]),
+                           config::one_byte && tensor == V ? (int)TRANSPOSING_WARPS : arrivals);
         if constexpr (config::paged) init_orders(s->store->order_ring::get());
+        if constexpr (config::one_byte) init_transposing(s->store->transpose_members::get());
         barrier_init_fence();
     }
     __syncthreads();

@@ -28,6 +28,9 @@ enum {
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
 
+/* Bytes of an element. */
+enum { ATTN_SM90_BYTES_F16 = 2, ATTN_SM90_BYTES_BF16 = 2, ATTN_SM90_BYTES_E4M3 = 1 };
+
 /* What a problem must ask for, by a row's score. */
 enum {
     ATTN_SM90_NEEDS_PLAIN = 0,
@@ -77,7 +80,8 @@ enum {
         .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_, .needs = ATTN_SM90_NEEDS_##score_,    \
         .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
-        .shared = ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),                              \
+        .shared =                                                                                                   \
+            ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),          \
         .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {         \
             __VA_ARGS__                                                                                             \
         }                                                                                                           \
