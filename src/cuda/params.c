@@ -23,6 +23,7 @@ static void fill_shape(const attn_desc *d, attn_cuda_shape *p)
     p->len_q = (int)d->len_q, p->len_kv = (int)d->len_kv, p->total_q = (int)d->total_q;
     p->dim_qk = (int)d->dim_qk, p->dim_v = (int)d->dim_v;
     p->scale = d->scale;
+    p->out_dtype = attn_out_dtype(d);
     for (int i = 0; i < 3; i++)
         p->o_stride[i] = d->o_stride[i];
 }
@@ -75,6 +76,21 @@ static void fill_cache(const attn_desc *d, attn_cuda_kv_cache *c)
     };
 }
 
+static attn_cuda_scale scale_of(const int64_t stride[4], int64_t rows, bool of_kv_heads)
+{
+    attn_cuda_scale s = { .rows = (int)rows, .of_kv_heads = of_kv_heads };
+    for (int i = 0; i < 4; i++)
+        s.stride[i] = stride[i];
+    return s;
+}
+
+static void fill_scales(const attn_desc *d, attn_cuda_scales *s)
+{
+    s->q = scale_of(d->q_scale_stride, d->q_scale_rows, d->q_scale_heads == d->heads_kv);
+    s->k = scale_of(d->k_scale_stride, d->k_scale_rows, true);
+    s->v = scale_of(d->v_scale_stride, d->v_scale_rows, true);
+}
+
 void attn_cuda_fill(const attn_desc *d, int kv_tile, attn_cuda_params *p)
 {
     fill_shape(d, &p->shape);
@@ -82,6 +98,7 @@ void attn_cuda_fill(const attn_desc *d, int kv_tile, attn_cuda_params *p)
     fill_score(d, &p->score);
     fill_tensors(d, &p->tensors);
     fill_cache(d, &p->cache);
+    fill_scales(d, &p->scales);
 }
 
 attn_cuda_divisor attn_cuda_divisor_of(int64_t d)
@@ -145,11 +162,19 @@ static void bind_cache(const attn_desc *d, const attn_args *a, attn_cuda_kv_cach
         c->position_q = (const long long *)a->position_q, c->position_kv = (const long long *)a->position_kv;
 }
 
+static void bind_scales(const attn_desc *d, const attn_args *a, attn_cuda_scales *s)
+{
+    if (d->flags & ATTN_SCALES_Q) s->q.at = a->q_scale;
+    if (d->flags & ATTN_SCALES_KV) s->k.at = a->k_scale, s->v.at = a->v_scale;
+    if (attn_out_dtype(d) == ATTN_E4M3) s->o = a->o_scale;
+}
+
 void attn_cuda_bind(const attn_desc *d, const attn_args *a, attn_cuda_params *p)
 {
     bind_shape(d, a, &p->shape);
     bind_mask(d, a, &p->mask);
     bind_score(d, a, &p->score, &p->seeds);
     bind_cache(d, a, &p->cache);
+    bind_scales(d, a, &p->scales);
     p->tensors.q = a->q, p->tensors.k = a->k, p->tensors.v = a->v;
 }

@@ -98,6 +98,18 @@ DEVICE u32 pack_e4m3(float a, float b, float c, float d)
     return packed;
 }
 
+DEVICE float e4m3_to_float(unsigned char x)
+{
+    float y;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 halves;\n"
+        "cvt.rn.f16x2.e4m3x2 halves, %1;\n"
+        "mov.b32 {low, high}, halves;\n"
+        "cvt.f32.f16 %0, low;\n}"
+        : "=f"(y)
+        : "h"((unsigned short)x));
+    return y;
+}
+
 DEVICE float half_to_float(unsigned short x)
 {
     float y;

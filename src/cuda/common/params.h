@@ -93,11 +93,17 @@ typedef struct attn_cuda_seeds {
     const unsigned long long *seed_offset_at; /* its low word is added to score.seed_offset; NULL: none */
 } attn_cuda_seeds;
 
-/* Scales of elements of one byte. NULL: 1. */
+/* Scales of elements of one byte, as attn_desc has them: those of one tensor. */
+typedef struct attn_cuda_scale {
+    const float *at;     /* NULL: 1 */
+    long long stride[4]; /* sequence (or page), block, head, dim */
+    int rows;            /* of a block; 0: all */
+    int of_kv_heads;     /* its heads are KV heads */
+} attn_cuda_scale;
+
 typedef struct attn_cuda_scales {
-    const float *q, *k, *v;
-    long long q_stride[2], k_stride[2], v_stride[2]; /* sequence, head */
-    int q_of_kv_heads;                               /* q's heads are KV heads */
+    attn_cuda_scale q, k, v;
+    const float *o; /* ATTN_E4M3 outputs are divided by it; NULL: 1 */
 } attn_cuda_scales;
 
 /* What caches of keys add to a problem. Tables are NULL where their flag is missing. ATTN_PAGED: k and v are (page,

@@ -54,11 +54,19 @@ extern "C" __global__ void __launch_bounds__(128)
     p->mask.summaries[(((long long)blockIdx.z * heads + blockIdx.y) * gridDim.x + summary) * 8 + threadIdx.x] = x;
 }
 
-extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)
+template <class type> DEVICE void repack_row(const attn_sm90_repack_params *p)
 {
     long long row = blockIdx.x, batch = blockIdx.y;
-    const unsigned short *in = (const unsigned short *)p.in + batch * p.stride[0] + row * p.stride[1];
-    unsigned short *out = (unsigned short *)p.out + (batch * p.rows + row) * p.heads * p.pitch;
-    for (int i = threadIdx.x; i < p.heads * p.dim; i += 256)
-        out[(long long)(i / p.dim) * p.pitch + i % p.dim] = in[i / p.dim * p.stride[2] + i % p.dim];
+    const type *in = (const type *)p->in + batch * p->stride[0] + row * p->stride[1];
+    type *out = (type *)p->out + (batch * p->rows + row) * p->heads * p->pitch;
+    for (int i = threadIdx.x; i < p->heads * p->dim; i += 256)
+        out[(long long)(i / p->dim) * p->pitch + i % p->dim] = in[i / p->dim * p->stride[2] + i % p->dim];
+}
+
+extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)
+{
+    if (p.bytes == 1)
+        repack_row<unsigned char>(&p);
+    else
+        repack_row<unsigned short>(&p);
 }

@@ -79,12 +79,12 @@ typedef struct attn_sm90_cached_params {
     attn_cuda_kv_cache cache;
 } attn_sm90_cached_params;
 
-/* out: (batch, rows, heads, pitch) packed, 16-bit elements; pitch is a multiple of 8, at least dim. */
+/* out: (batch, rows, heads, pitch) packed, elements of 2 bytes or 1; pitch is whole 16 bytes, at least dim. */
 typedef struct attn_sm90_repack_params {
     const void *in;
     void *out;
     long long stride[3]; /* of in: batch, row, head */
-    int rows, heads, dim, pitch;
+    int rows, heads, dim, pitch, bytes;
 } attn_sm90_repack_params;
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */

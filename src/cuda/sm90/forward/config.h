@@ -34,13 +34,16 @@ struct config {
     static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS;                /* in registers */
 
+    /* E4M3: as many keys as registers hold: the producer warpgroup leaves what it can. */
+    static constexpr bool most_keys = one_byte && dim_v == 128 && keys > 128;
+
     /* First dims of Q that registers have room for. */
-    static constexpr int held = one_byte ? dim : pingpong && dim_v == 128 ? 128 : 0;
+    static constexpr int held = one_byte ? (most_keys ? 64 : dim) : pingpong && dim_v == 128 ? 128 : 0;
 
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. The producer of a GENERAL mask has more, since it walks the mask. */
-    static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : general ? 224 : one_byte ? 240 : 232;
-    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : general ? 56 : one_byte ? 24 : 40;
+    static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : general ? 224 : most_keys ? 240 : 232;
+    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : general ? 56 : most_keys ? 24 : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */

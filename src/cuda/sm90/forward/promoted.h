@@ -23,9 +23,9 @@
 
 enum { P_BITS = 8, SLICE = 64, SLICES = config::dim_v / SLICE };
 
-static_assert(!config::one_byte || (config::pingpong && config::held == config::dim && !config::paged &&
-                                    config::dim_v % SLICE == 0 && config::keys % 32 == 0),
-              "of E4M3 all of Q is in registers");
+static_assert(!config::one_byte || (config::pingpong && !config::paged && config::dim_v % SLICE == 0 &&
+                                    config::keys % 32 == 0),
+              "not E4M3's");
 
 /* What a warpgroup has in registers. */
 struct promoted_fragments {
@@ -139,16 +139,29 @@ DEVICE void promote_first_slices(const shared *s, promoted_fragments *f, int sta
 
 /* ---- what PINGPONG asks ------------------------------------------------------------------------- */
 
-/* An item begins: its Q, of which all bits are in registers. A negative factor of scores changes the sign of Q, so that
- * it need not be thought of further on. */
+/* Changes the sign of the warpgroup's rows of Q, where they lie. */
+DEVICE void negate_q(const shared *s, const consumer *c)
+{
+    constexpr int bytes = 64 * config::q_tile::width;
+#pragma unroll 1
+    for (int i = threadIdx.x % 128 * 16; i < config::q_tile::panels * bytes; i += 128 * 16) {
+        u32 words[4], at = q_address(s, c) + i / bytes * config::q_tile::panel_bytes + i % bytes;
+        load_shared_words(at, words);
+        for (int j = 0; j < 4; j++)
+            words[j] ^= 0x80808080;
+        store_shared_words(at, words);
+    }
+    fence_async();
+    named_sync(WARPGROUP_BARRIER + c->warpgroup, 128);
+}
+
+/* An item begins: what registers hold of its Q. If the factor of scores is negative, Q changes its sign in its place:
+ * then the greatest score is that of the greatest product. */
 DEVICE void begin_item(const shared *s, consumer *c, promoted_fragments *f)
 {
     float unit = next_info(s, c)->scale_members::get()->score;
+    if (unlikely(unit < 0)) negate_q(s, c);
     load_fragment<config::dtype, config::q_tile::width>(f->q, q_address(s, c), config::q_tile::panel_bytes, config::held);
-    u32 sign = unit < 0 ? 0x80808080 : 0;
-#pragma unroll
-    for (int i = 0; i < config::held / 8; i++)
-        f->q[i] ^= sign;
     c->special.unit = fabsf(unit);
 }
 

@@ -2,6 +2,7 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_SCALES_H
 #define ATTN_CUDA_SM90_FORWARD_SCALES_H
 
+#include "common/scale.h"
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 
@@ -10,19 +11,14 @@ struct item_scales {
     float score, value;
 };
 
-DEVICE float scale_at(const float *scale, const long long stride[2], int batch, int head)
-{
-    return scale ? scale[batch * stride[0] + head * stride[1]] : 1;
-}
-
 /* A factor of 0, of an empty head, would make NaN of what a mask hides; one as small as this gives the same weights. */
 DEVICE item_scales scales_of(const attn_sm90_params *p, const work_item *w)
 {
     const attn_cuda_scales *s = &p->scales;
-    float score = p->shape.scale * scale_at(s->q, s->q_stride, w->batch, s->q_of_kv_heads ? w->kv_head : w->head) *
-                  scale_at(s->k, s->k_stride, w->batch, w->kv_head);
+    float score = p->shape.scale * scale_at(&s->q, w->batch, 0, s->q.of_kv_heads ? w->kv_head : w->head, 0) *
+                  scale_at(&s->k, w->batch, 0, w->kv_head, 0);
     if (fabsf(score) < 0x1p-100f) score = copysignf(0x1p-100f, score);
-    return { score, scale_at(s->v, s->v_stride, w->batch, w->kv_head) };
+    return { score, scale_at(&s->v, w->batch, 0, w->kv_head, 0) };
 }
 
 #endif

@@ -46,26 +46,26 @@ DEVICE void transpose_tile(u32 from, u32 to, int half, int valid)
     u32 write = to + column * 32 + ((half ^ swizzle_of_row<32>(column)) << 4);
     u32 first = lane < 16 ? 0x6420 : 0x7531, second = first ^ (0x6420 ^ 0x7531);
 #pragma unroll 1
-    for (int key0 = 0; key0 < config::keys; key0 += 32) {
-        u32 in[4 * blocks], out[4 * blocks];
+    for (int i = 0; i < config::keys / 32 * (blocks / 2); i++) {
+        u32 block = i % (blocks / 2) * 2, in[8], out[8];
+        int key0 = i / (blocks / 2) * 32;
+        u32 at = read + key0 * loaded::width, there = write + key0 / 32 * transposed::panel_bytes + block * 1024;
 #pragma unroll
-        for (int i = 0; i < blocks; i++)
-            ldmatrix_x4_trans(in + 4 * i, read ^ (i * 2 << 4));
+        for (int j = 0; j < 2; j++)
+            ldmatrix_x4_trans(in + 4 * j, at ^ ((block + j) * 2 << 4));
         if (unlikely(key0 + 32 > valid)) {
             u32 kept = bytes_of_keys(valid - key0 - 16 * half);
 #pragma unroll
-            for (int i = 0; i < 2 * blocks; i++) {
-                in[2 * i] &= permute_bytes(kept, 0, 0x1100), in[2 * i + 1] &= permute_bytes(kept, 0, 0x3322);
-            }
+            for (int j = 0; j < 8; j++)
+                in[j] &= permute_bytes(kept, 0, j % 2 ? 0x3322 : 0x1100);
         }
 #pragma unroll
-        for (int i = 0; i < blocks; i++) {
-            const u32 *x = in + 4 * i;
-            out[4 * i] = permute_bytes(x[0], x[1], first), out[4 * i + 1] = permute_bytes(x[0], x[1], second);
-            out[4 * i + 2] = permute_bytes(x[2], x[3], first), out[4 * i + 3] = permute_bytes(x[2], x[3], second);
-            stmatrix_x4(write + i * 32 * 32, out + 4 * i);
+        for (int j = 0; j < 8; j += 4) {
+            out[j] = permute_bytes(in[j], in[j + 1], first), out[j + 1] = permute_bytes(in[j], in[j + 1], second);
+            out[j + 2] = permute_bytes(in[j + 2], in[j + 3], first);
+            out[j + 3] = permute_bytes(in[j + 2], in[j + 3], second);
+            stmatrix_x4(there + j / 4 * 1024, out + j);
         }
-        read += 32 * loaded::width, write += transposed::panel_bytes;
     }
 }
 

@@ -3,9 +3,15 @@
 
 #include "problem/desc.h"
 
+/* Query heads of a KV head have scales of their own. */
+static bool scales_differ(const attn_desc *d)
+{
+    return d->flags & ATTN_SCALES_Q && d->q_scale_heads != d->heads_kv && d->q_scale_stride[2];
+}
+
 int64_t attn_sm90_rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
-    if (pack > 1 && d->flags & ATTN_DROPOUT) return 0;
+    if (pack > 1 && (d->flags & ATTN_DROPOUT || scales_differ(d))) return 0;
     if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
     return k->q_tile / pack;
 }
@@ -59,6 +65,7 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
     if (s->set[ATTN_STRATEGY_PACK_GQA] && s->value[ATTN_STRATEGY_PACK_GQA]) {
         if (group == 1) return "pack-gqa: each KV head has one query head";
         if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
+        if (scales_differ(d)) return "pack-gqa: the query heads of a KV head have scales of their own";
         if (!attn_sm90_rows_of(d, p->kernel, group))
             return "pack-gqa: the query heads of a KV head do not fit a Q tile";
     }
