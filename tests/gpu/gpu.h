@@ -38,6 +38,9 @@ void decode_lengths(const attn_cuda_kernel *k);
 void decode_sequences(const attn_cuda_kernel *k);
 void decode_batches(const attn_cuda_kernel *k);
 
+/* Kernels of E4M3: random cases, and 2048 and 131072 keys, whose errors are shown (bytes.c). */
+void bytes(const attn_cuda_kernel *k, int cases, bool large);
+
 /* ---- what is tested of a direction (alike.c) ----------------------------------------------- */
 
 /* In each mask and head dim the same bits, however often and wherever it is run. */

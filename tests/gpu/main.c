@@ -82,6 +82,10 @@ int main(int argc, char **argv)
             if (k->dim == 64) decode_batches(k);
             continue;
         }
+        if (k->dtype == ATTN_E4M3) {
+            bytes(k, repeat > 0 ? 400 : 40, repeat > 0);
+            continue;
+        }
         lengths(k);
         if (k->needs) continue; /* its schedule and tiles are a plain kernel's */
         if (attn_cuda_direction(k) == ATTN_BACKWARD)
