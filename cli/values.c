@@ -147,13 +147,13 @@ attn_status attn_parse_isa(const char *text, void *value)
 
 attn_status attn_parse_dtype(const char *text, void *value)
 {
-    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
-    for (int i = 0; i < 3; i++) {
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 };
+    for (int i = 0; i < 4; i++) {
         if (strcmp(text, attn_dtype_name(dtypes[i]))) continue;
         *(attn_dtype *)value = dtypes[i];
         return ATTN_OK;
     }
-    return attn_fail(ATTN_INVALID, "takes f32, f16 or bf16");
+    return attn_fail(ATTN_INVALID, "takes f32, f16, bf16 or e4m3");
 }
 
 attn_status attn_parse_device(const char *text, void *value)

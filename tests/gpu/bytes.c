@@ -1,4 +1,4 @@
-/* Kernels of E4M3 against their definition, and against the floor of their error: P rounded once to E4M3, at most 2^8,
+/* Kernels of E4M3, the fallback kernel too, against their definition, and against the floor of their error: P rounded once to E4M3, at most 2^8,
  * with the row's maximum; all else exact. */
 #include <math.h>
 #include <stdio.h>
@@ -251,8 +251,8 @@ static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data
     attn_plan_info info = { .splits = 1 };
     device_run run;
     desc.dtype = ATTN_E4M3, desc.device = ATTN_CUDA, desc.kernel = k->name;
-    if (!desc.dim_qk) desc.dim_qk = k->dim;
-    if (!desc.dim_v) desc.dim_v = k->dim_v;
+    if (!desc.dim_qk) desc.dim_qk = attn_cuda_is_variant(k) ? k->dim : 80;
+    if (!desc.dim_v) desc.dim_v = attn_cuda_is_variant(k) ? k->dim_v : 96;
     if (k->needs & ATTN_SOFTCAP) desc.flags |= ATTN_SOFTCAP, desc.softcap = 5;
     attn_status status = attn_desc_resolve(&p.desc, &desc, sizeof desc);
     if (!status) make(&p), status = device_begin(&run, &desc, &p.args, 0);
@@ -317,6 +317,7 @@ static void check_random(const attn_cuda_kernel *k, uint64_t seed)
     }
     if (d.flags & ATTN_SCALES_KV && pick(&s, 0, 2))
         d.k_scale_stride[0] = d.v_scale_stride[0] = d.heads_kv, d.k_scale_stride[2] = d.v_scale_stride[2] = 1;
+    if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0) d.strategy = d.len_kv > k->kv_tile ? "split-kv=2" : "split-kv=1";
     check_one(k, d, (bytes_data)pick(&s, 0, DATA - 1), seed, false);
 }
 

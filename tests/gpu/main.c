@@ -70,9 +70,10 @@ int main(int argc, char **argv)
     }
     for (int i = part - 1; i < count && !caches; i += parts) {
         const attn_cuda_kernel *k = &kernels[i];
-        if (!attn_cuda_is_variant(k) || !wanted[attn_cuda_direction(k)]) continue;
+        if (!attn_cuda_is_variant(k) && k->dtype != ATTN_E4M3) continue;
+        if (!wanted[attn_cuda_direction(k)]) continue;
         if (one && strcmp(k->name, only) != 0) continue;
-        if (!attn_cuda_can_load(k)) {
+        if (attn_cuda_is_variant(k) && !attn_cuda_can_load(k)) {
             printf("SKIPPED: %s: %s\n", k->name, attn_error());
             continue;
         }

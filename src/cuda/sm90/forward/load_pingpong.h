@@ -4,6 +4,7 @@
 
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/load_raw.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/source.h"
 
@@ -26,28 +27,12 @@ struct pingpong_loads : kv_source {
         advance(at, config::stages);
     }
 
-    /* V to be transposed, or (row -1) nothing. */
-    INLINE void load_raw(const attn_sm90_params *p, const shared *s, kv_source::position from)
-    {
-        using tile = config::loaded_v_tile;
-        transpose_ring *ring = s->store->transpose_members::get();
-        u32 full = raw_full(ring, v.index);
-        if (from.row < 0) return;
-        wait_empty(raw_empty(ring, v.index), v.phase);
-        if (threadIdx.x % 32 == 0) {
-            ring->valid[v.index] = from.valid;
-            expect(p, full, tile::bytes);
-            copy<tile>(p, s, &p->v_map, s->raw + v.index * tile::bytes, full, true, from);
-        }
-        advance(&v, ATTN_SM90_RAW_STAGES);
-    }
-
     /* K of a KV tile, then V of the tile before; keys of row -1: no tile. */
     INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *)
     {
         load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
         if constexpr (config::one_byte)
-            load_raw(p, s, pending);
+            load_raw(p, s, this, &v, pending);
         else
             load_tensor<config::v_tile>(p, s, &p->v_map, V, config::k_tile::bytes, &v, pending);
         pending = keys;
@@ -56,14 +41,7 @@ struct pingpong_loads : kv_source {
     INLINE void end(const attn_sm90_params *p, const shared *s)
     {
         kv_source::end(p, s);
-        if constexpr (config::one_byte) {
-            transpose_ring *ring = s->store->transpose_members::get();
-            wait_empty(raw_empty(ring, v.index), v.phase);
-            if (threadIdx.x % 32 == 0) {
-                ring->valid[v.index] = NO_MORE;
-                barrier_arrive(raw_full(ring, v.index));
-            }
-        }
+        if constexpr (config::one_byte) end_raw(s, v);
     }
 };
 

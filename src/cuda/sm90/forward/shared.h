@@ -12,6 +12,7 @@
 #include "sm90/forward/config.h"
 #include "sm90/forward/orders.h"
 #include "sm90/forward/scales.h"
+#include "sm90/forward/transpose_ring.h"
 
 /* Named barriers: WORK_READY and WORK_WANTED, between the scheduler warp and the producer warp; PINGPONG_TURN + w,
  * where consumer warpgroup w waits for its turn. */
@@ -66,13 +67,6 @@ struct kv_tile_info {
 /* Pipelines of K and of V; without ping-pong both are one. */
 enum { K, V = config::pingpong };
 
-/* V as it is loaded, to be transposed; valid: how many keys of the tile the sequence has, or NO_MORE. */
-enum { TRANSPOSING_WARPS = 2, NO_MORE = -1 };
-struct transpose_ring {
-    pipeline<ATTN_SM90_RAW_STAGES> raw;
-    int valid[ATTN_SM90_RAW_STAGES];
-};
-
 using order_ring = members<copy_orders, config::paged>;
 using transpose_members = members<transpose_ring, config::one_byte>;
 
@@ -108,24 +102,6 @@ DEVICE void init_stage(u32 full, u32 empty, int arrivals)
 {
     barrier_init(full, arrivals);
     barrier_init(empty, 4 * config::consumers);
-}
-
-DEVICE u32 raw_full(const transpose_ring *ring, int index)
-{
-    return shared_address(&ring->raw.full[index]);
-}
-
-DEVICE u32 raw_empty(const transpose_ring *ring, int index)
-{
-    return shared_address(&ring->raw.empty[index]);
-}
-
-DEVICE void init_transposing(const transpose_ring *ring)
-{
-    for (int i = 0; i < ATTN_SM90_RAW_STAGES; i++) {
-        barrier_init(raw_full(ring, i), 1);
-        barrier_init(raw_empty(ring, i), TRANSPOSING_WARPS);
-    }
 }
 
 /* Before any role begins. arrivals: at a stage of K or V; of transposed V, those of the warps that write it. */
