@@ -83,6 +83,24 @@ attn_cuda_params fake_common(const attn_sm90_params *p)
     };
 }
 
+static const float *take_scale(const attn_cuda_scale *from, int64_t *rows, int64_t stride[4])
+{
+    *rows = from->rows;
+    for (int i = 0; i < 4; i++)
+        stride[i] = from->stride[i];
+    return from->at;
+}
+
+static void take_scales(const attn_cuda_params *p, attn_desc *d, attn_args *a)
+{
+    a->q_scale = take_scale(&p->scales.q, &d->q_scale_rows, d->q_scale_stride);
+    a->k_scale = take_scale(&p->scales.k, &d->k_scale_rows, d->k_scale_stride);
+    a->v_scale = take_scale(&p->scales.v, &d->v_scale_rows, d->v_scale_stride);
+    a->o_scale = p->scales.o;
+    if (d->flags & ATTN_SCALES_Q) d->q_scale_heads = p->scales.q.of_kv_heads ? d->heads_kv : d->heads_q;
+    d->out_dtype = (attn_dtype)p->shape.out_dtype;
+}
+
 void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
 {
     *d = (attn_desc){ .dtype = dtype,
@@ -113,6 +131,7 @@ void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_a
     d->o_stride[3] = 1;
     take_masks(p, d, a);
     take_scores(p, d, a);
+    if (dtype == ATTN_E4M3) take_scales(p, d, a);
 }
 
 void fake_compute(const char *symbol, const attn_desc *d, const attn_args *a)
@@ -127,22 +146,26 @@ void fake_compute(const char *symbol, const attn_desc *d, const attn_args *a)
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-const void *fake_take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *d, const int64_t extent[4],
+const void *fake_take_map(const char *symbol, const attn_sm90_map *map, attn_dtype dtype, const int64_t extent[4],
                           const uint32_t box[4], int64_t stride[4])
 {
     fake_map m;
     memcpy(&m, map, sizeof m);
     fake_expect(m.magic == FAKE_MAP_MAGIC, symbol, "a map was not encoded");
-    fake_expect(m.type == (d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+    uint32_t size = m.type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
+    fake_expect(m.type == (dtype == ATTN_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                           : dtype == ATTN_E4M3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
                 symbol, "a map of another type");
-    fake_expect(m.swizzle == CU_TENSOR_MAP_SWIZZLE_128B, symbol, "a map without swizzle");
+    fake_expect(m.swizzle == (size * box[0] == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B), symbol,
+                "a map of another swizzle");
     for (int i = 0; i < 4; i++) {
         fake_expect(m.extent[i] == (uint64_t)extent[i], symbol, "a map of other extents");
         fake_expect(m.box[i] == box[i], symbol, "a map of another box");
     }
     stride[3] = 1;
     for (int i = 0; i < 3; i++)
-        stride[2 - i] = (int64_t)(m.stride[i] / 2);
+        stride[2 - i] = (int64_t)(m.stride[i] / size);
     return (const void *)(uintptr_t)m.address;
 }
 
@@ -154,7 +177,8 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     memcpy(&keys, &p->k_map, sizeof keys);
     int64_t batch = is_varlen(p) ? 1 : p->shape.batch, rows = is_varlen(p) ? p->shape.total_q : p->shape.len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->shape.len_kv, batch_kv = batch;
-    uint32_t q_box[] = { 64, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->kv_tile, 1 };
+    uint32_t columns = d->dtype == ATTN_E4M3 ? (uint32_t)ATTN_SM90_WIDTH(k->dim, 1) : 64;
+    uint32_t q_box[] = { columns, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { columns, 1, (uint32_t)k->kv_tile, 1 };
     if (k->paged) {
         total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
         bool whole = total % ATTN_CUDA_PAGE_BOX != 0 || total % kv_box[2] == 0; /* or threads read the pages */
@@ -162,11 +186,11 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
                     "boxes of pages");
     }
     if (is_varlen(p) && !k->paged) d->total_kv = total;
-    a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->shape.dim_qk, p->shape.heads_q, rows, batch }, q_box,
+    a->q = fake_take_map(symbol, &p->q_map, d->dtype, (int64_t[]){ p->shape.dim_qk, p->shape.heads_q, rows, batch }, q_box,
                          d->q_stride);
-    a->k = fake_take_map(symbol, &p->k_map, d, (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv },
+    a->k = fake_take_map(symbol, &p->k_map, d->dtype, (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv },
                          kv_box, d->k_stride);
-    a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->shape.dim_v, p->shape.heads_kv, total, batch_kv },
+    a->v = fake_take_map(symbol, &p->v_map, d->dtype, (int64_t[]){ p->shape.dim_v, p->shape.heads_kv, total, batch_kv },
                          kv_box, d->v_stride);
 }
 
@@ -267,7 +291,7 @@ static void check_output(const char *symbol, const attn_sm90_params *p, const at
     const uint32_t box[] = { 64, 1, ATTN_SM90_OUTPUT_ROWS, 1 };
     fake_expect(p->schedule.pack == 1 && !(p->shape.flags & ATTN_OUT_F32), symbol,
                 "o is mapped, but no tile of it is stored so");
-    fake_expect(fake_take_map(symbol, &p->o_map, d, extent, box, stride) == p->shape.o, symbol,
+    fake_expect(fake_take_map(symbol, &p->o_map, attn_out_dtype(d), extent, box, stride) == p->shape.o, symbol,
                 "o is mapped elsewhere");
     for (int i = 0; i < 3; i++)
         fake_expect(extent[3 - i] == 1 || stride[i] == p->shape.o_stride[i], symbol, "o is mapped by other strides");
@@ -311,7 +335,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
 
 attn_dtype fake_dtype_of(const char *symbol)
 {
-    return strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
+    return strstr(symbol, "e4m3") ? ATTN_E4M3 : strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
 }
 
 static void combine(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
@@ -322,15 +346,16 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     fake_expect(config->gridDimZ == 1 && config->blockDimX == 128, symbol, "grid");
     fake_expect(p->shape.partial_o && p->shape.partial_lse && p->schedule.split_rows > 0, symbol, "nothing to merge");
     attn_cuda_params common = fake_common(p);
-    fake_take(&common, fake_dtype_of(symbol), &d, &a);
     fake_map q, keys;
-    memcpy(&q, &p->q_map, sizeof q);
+    memcpy(&q, &p->q_map, sizeof q); /* which alone knows E4M3: the kernel is named by o's type */
+    attn_dtype dtype = q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? ATTN_E4M3 : fake_dtype_of(symbol);
+    fake_take(&common, dtype, &d, &a);
     memcpy(&keys, &p->k_map, sizeof keys);
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
     bool paged = p->shape.flags & ATTN_PAGED;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
-        if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].q_tile / p->schedule.pack == q.box[2] &&
+        if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) && kernels[i].q_tile / p->schedule.pack == q.box[2] &&
             (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0 : kernels[i].kv_tile == keys.box[2]))
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");

@@ -58,7 +58,10 @@ struct config {
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR, width>;
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR, width>;
     using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
-    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
+#ifndef TRIAL_WIDTH
+#define TRIAL_WIDTH 32
+#endif
+    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, keys % TRIAL_WIDTH ? 32 : TRIAL_WIDTH>; /* 32: a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
 

@@ -50,15 +50,31 @@ DEVICE float tile_scale(const attn_sm90_params *p, const consumer *c)
 DEVICE bool find_tile_max(softmax *m, const float *s, float scale, tile_max *tile, float alpha[2])
 {
     float top[4] = { s[0], s[1], s[2], s[3] };
+#ifdef TRIAL_MAX3
+    bool negative = false;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int most = __float_as_int(s[j]);
+#pragma unroll
+        for (int i = j + 4; i + 4 < config::keys / 2; i += 8)
+            most = __vimax3_s32(most, __float_as_int(s[i]), __float_as_int(s[i + 4]));
+        most = max(most, __float_as_int(s[config::keys / 2 - 4 + j]));
+        top[j] = __int_as_float(most), negative = negative || most < 0;
+    }
+    if (unlikely(__any_sync(~0u, negative)))
+        for (int j = 0; j < 4; j++)
+            top[j] = s[j];
+    if (unlikely(__any_sync(~0u, negative)))
+#endif
 #pragma unroll
     for (int i = 4; i < config::keys / 2; i++)
         top[i % 4] = fmaxf(top[i % 4], s[i]);
-    float max[2] = { quad_max(fmaxf(top[0], top[1])), quad_max(fmaxf(top[2], top[3])) };
+    float greatest[2] = { quad_max(fmaxf(top[0], top[1])), quad_max(fmaxf(top[2], top[3])) };
     bool some[2], renews[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        some[r] = max[r] != -INFINITE;
-        tile->offset[r] = some[r] ? fmaf(max[r], scale, -P_BITS) : 0;
+        some[r] = greatest[r] != -INFINITE;
+        tile->offset[r] = some[r] ? fmaf(greatest[r], scale, -P_BITS) : 0;
         renews[r] = some[r] && !(tile->offset[r] <= m->row_max[r] + HEADROOM);
     }
     bool renewed = __any_sync(~0u, renews[0] || renews[1]);

@@ -43,13 +43,16 @@ DEVICE void transpose_tile(u32 from, u32 to, int half, int valid)
     u32 key = half * 16 + matrix % 2 * 8 + row, piece = matrix / 2 ^ swizzle_of_row<loaded::width>(key);
     u32 column = matrix / 2 * 16 + 2 * row + (row / 4 ^ matrix % 2);
     u32 read = from + key * loaded::width + (piece << 4);
-    u32 write = to + column * 32 + ((half ^ swizzle_of_row<32>(column)) << 4);
+    u32 write = to + column * transposed::width, pieces = swizzle_of_row<transposed::width>(column);
     u32 first = lane < 16 ? 0x6420 : 0x7531, second = first ^ (0x6420 ^ 0x7531);
 #pragma unroll 1
     for (int i = 0; i < config::keys / 32 * (blocks / 2); i++) {
         u32 block = i % (blocks / 2) * 2, in[8], out[8];
         int key0 = i / (blocks / 2) * 32;
-        u32 at = read + key0 * loaded::width, there = write + key0 / 32 * transposed::panel_bytes + block * 1024;
+        constexpr int steps = transposed::width / 32; /* of PV, in a panel */
+        u32 at = read + key0 * loaded::width, step = key0 / 32, in_panel = step % steps * 2 + half;
+        u32 there = write + step / steps * transposed::panel_bytes + block * (32 * transposed::width) +
+                    ((in_panel ^ pieces) << 4);
 #pragma unroll
         for (int j = 0; j < 2; j++)
             ldmatrix_x4_trans(in + 4 * j, at ^ ((block + j) * 2 << 4));
@@ -64,7 +67,7 @@ DEVICE void transpose_tile(u32 from, u32 to, int half, int valid)
             out[j] = permute_bytes(in[j], in[j + 1], first), out[j + 1] = permute_bytes(in[j], in[j + 1], second);
             out[j + 2] = permute_bytes(in[j + 2], in[j + 3], first);
             out[j + 3] = permute_bytes(in[j + 2], in[j + 3], second);
-            stmatrix_x4(there + j / 4 * 1024, out + j);
+            stmatrix_x4(there + j / 4 * 32 * transposed::width, out + j);
         }
     }
 }

@@ -76,8 +76,8 @@ enum {
     }
 
 #define ATTN_SM90_FALLBACKS                                                                            \
-    ATTN_SM90_FALLBACK(f32, F32), ATTN_SM90_FALLBACK(f16, F16), ATTN_SM90_FALLBACK(bf16, BF16), \
-        ATTN_SM90_FALLBACK(e4m3, E4M3),
+    ATTN_SM90_FALLBACK(e4m3, E4M3), ATTN_SM90_FALLBACK(f32, F32), ATTN_SM90_FALLBACK(f16, F16), \
+        ATTN_SM90_FALLBACK(bf16, BF16),
 #define ATTN_SM90_BACKWARD_FALLBACKS                                              \
     ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
         ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
