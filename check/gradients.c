@@ -59,6 +59,17 @@ static bool lines_next(lines *l)
     return false;
 }
 
+void check_fill_added(const check_problem *problem)
+{
+    for (int g = 0; g < CHECK_GRADIENTS; g++) {
+        void *base = check_gradient_base(problem, (check_gradient)g);
+        for (lines l = lines_begin(problem, (check_gradient)g); base && lines_next(&l);)
+            for (int64_t d = 0; d < l.count; d++)
+                attn_store_scalar(l.elements.dtype, base, l.at + d,
+                                  (float)check_gradient_before(problem, (check_gradient)g, l.at + d));
+    }
+}
+
 /* ---- the reference --------------------------------------------------------------------------- */
 
 /* What is known of one gradient while it is summed up. */
@@ -80,8 +91,10 @@ static sum sum_create(const check_problem *problem, check_gradient gradient)
     s.count = hi - lo, s.before = -lo;
     s.ref = check_allocate((size_t)s.count * sizeof *s.ref);
     s.naive = check_allocate((size_t)s.count * sizeof *s.naive);
-    for (int64_t i = 0; i < s.count; i++)
-        s.ref[i] = 0, s.naive[i] = 0;
+    for (int64_t i = 0; i < s.count; i++) {
+        s.ref[i] = check_gradient_before(problem, gradient, i - s.before);
+        s.naive[i] = (float)s.ref[i];
+    }
     return s;
 }
 
@@ -119,7 +132,8 @@ static bool add_row(const check_problem *problem, sum sums[CHECK_GRADIENTS], int
         sum_watch(&sums[g], false);
     }
     attn_ref_gradient_row(desc, args, b, h, i, o, lse, &ref);
-    attn_naive_gradient_row(desc, args, b, h, i, stored, args->lse[attn_lse_at(desc, args, b, h, i)], &naive);
+    const float *naive_o = desc->flags & ATTN_DELTA ? NULL : stored;
+    attn_naive_gradient_row(desc, args, b, h, i, naive_o, args->lse[attn_lse_at(desc, args, b, h, i)], &naive);
     for (int g = 0; g < CHECK_GRADIENTS; g++)
         sum_watch(&sums[g], true);
     return lse > -INFINITY;
@@ -291,11 +305,11 @@ static bool must_be_zero(const check_problem *problem, const check_reference *re
     if (l->gradient > CHECK_GRAD_V) return false;
     if (l->gradient == CHECK_GRAD_Q) return args->lse[attn_lse_at(desc, args, l->batch, l->head, l->row)] == -INFINITY;
     int64_t head = l->head * (desc->heads_q / desc->heads_kv);
-    const double *v =
-        reference->gradients[CHECK_GRAD_V].base + attn_key_at(desc, args, l->batch, head, l->row, desc->grad_v_stride);
+    int64_t at = attn_key_at(desc, args, l->batch, head, l->row, desc->grad_v_stride);
+    const double *v = reference->gradients[CHECK_GRAD_V].base;
     bool weightless = true;
-    for (int64_t d = 0; d < desc->dim_v; d++)
-        weightless = weightless && v[d] == 0;
+    for (int64_t d = at; d < at + desc->dim_v; d++)
+        weightless = weightless && v[d] == check_gradient_before(problem, CHECK_GRAD_V, d);
     return weightless && (l->gradient == CHECK_GRAD_V || !(desc->flags & ATTN_DROPOUT));
 }
 
@@ -313,10 +327,11 @@ static void compare_gradient(const check_problem *problem, const check_reference
         double squares = error.squares;
         for (int64_t d = 0; d < l.count; d++) {
             double x = (double)attn_load_scalar(l.elements.dtype, base, l.at + d), before = error.max;
+            bool added = x != check_gradient_before(problem, gradient, l.at + d);
             if (isinf(x) && x == check_rounded(l.elements.dtype, expected->base[l.at + d])) continue;
             check_deviate(&error, fabs(x - expected->base[l.at + d]));
-            if (zero && x != 0 && gradient != CHECK_GRAD_Q) zero = !is_seen(problem, &l);
-            if (isnan(x) || (zero && x != 0))
+            if (zero && added && gradient != CHECK_GRAD_Q) zero = !is_seen(problem, &l);
+            if (isnan(x) || (zero && added))
                 what = isnan(x) ? "holds NaN" : "is not 0 where nothing is seen", worst = l;
             if (error.max > before && !what) worst = l;
             counts = counts || expected->base[l.at + d] != 0;

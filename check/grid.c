@@ -234,6 +234,16 @@ static void set_scores(const uint8_t *level, attn_desc *desc)
     set_bias(level, desc);
 }
 
+/* What parts of a sequence need, by turns: bases of dropout, a given delta, gradients of f32, or added up. */
+static void set_parts(int number, attn_desc *desc)
+{
+    if (desc->flags & ATTN_DROPOUT && number % 2) desc->flags |= ATTN_DROPOUT_BASES;
+    if (desc->direction != ATTN_BACKWARD) return;
+    if (number / 2 % 2) desc->flags |= ATTN_DELTA;
+    if (number % 3) desc->grad_dtype = ATTN_F32;
+    if (number % 3 == 2) desc->flags |= ATTN_ADD;
+}
+
 /* Takes thirds off the longer side until the backward's reference costs no more than this many multiply-adds. */
 static void shorten(attn_desc *desc)
 {
@@ -258,6 +268,7 @@ void check_grid_case(const check_grid *grid, int number, attn_direction directio
     set_pages(level, desc);
     set_masks(level, desc);
     set_scores(level, desc);
+    set_parts(number, desc);
     *options = (check_options){
         .data = level[DATA],
         .layout = level[LAYOUT],

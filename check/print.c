@@ -65,6 +65,10 @@ static void add_scores(text *t, const attn_desc *d, const check_options *o)
             d->bias_stride[2] < 0 ? " by distance" : "", o->bias_infinite ? " with -inf" : "");
     if (d->flags & ATTN_SINK) add(t, " sink");
     if (d->flags & ATTN_DROPOUT) add(t, " dropout %g", (double)d->dropout_p);
+    if (d->flags & ATTN_DROPOUT_BASES) add(t, " from bases");
+    if (d->grad_dtype) add(t, ", gradients %s", attn_dtype_name(d->grad_dtype));
+    if (d->flags & ATTN_DELTA) add(t, ", delta");
+    if (d->flags & ATTN_ADD) add(t, ", added");
 }
 
 static void add_strides(text *t, const char *name, const int64_t stride[4])

@@ -303,6 +303,25 @@ static void fill_seeds(check_problem *problem, uint64_t *state)
     problem->args.seed_at = seed, problem->args.seed_offset_at = offset;
 }
 
+/* Bases of sequences at the beginning, in between and at the end of what can be counted. */
+static int64_t *draw_bases(check_problem *problem, uint64_t *state, int64_t step, int64_t count, int64_t most)
+{
+    int64_t batch = problem->resolved.batch, *bases = check_problem_allocate(problem, batch * 8);
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t far = check_below(state, 3), last = (most - count) / step;
+        bases[b] = (far == 2 ? last : check_below(state, far ? last : 100)) * step;
+    }
+    return bases;
+}
+
+static void fill_bases(check_problem *problem, uint64_t *state)
+{
+    const attn_desc *desc = &problem->resolved;
+    problem->args.dropout_row = draw_bases(problem, state, 16, desc->len_q, (int64_t)1 << 34);
+    problem->args.dropout_key = draw_bases(problem, state, 16, desc->len_kv, (int64_t)1 << 34);
+    problem->args.dropout_head = draw_bases(problem, state, 1, desc->heads_q, (int64_t)1 << 32);
+}
+
 static void fill_scores(check_problem *problem, uint64_t *state)
 {
     const attn_desc *desc = &problem->resolved;
@@ -323,6 +342,7 @@ static void fill_scores(check_problem *problem, uint64_t *state)
     problem->args.seed = check_bits(state);
     problem->args.seed_offset = (uint32_t)check_bits(state);
     if (desc->flags & ATTN_DROPOUT && problem->options.seed % 2 == 0) fill_seeds(problem, state);
+    if (desc->flags & ATTN_DROPOUT_BASES) fill_bases(problem, state);
 }
 
 static void create_outputs(check_problem *problem)
@@ -380,6 +400,15 @@ static void refresh_outputs(const check_problem *problem)
     }
     for (int i = 0; i < CHECK_GRADIENTS; i++)
         check_buffer_refresh(&problem->gradients[i]);
+    if (problem->resolved.flags & ATTN_ADD) check_fill_added(problem);
+}
+
+/* With ATTN_DELTA what is in it is not given besides. */
+static attn_args args_of(const check_problem *problem)
+{
+    attn_args args = problem->args;
+    if (problem->resolved.flags & ATTN_DELTA) args.o = NULL, args.grad_lse = NULL;
+    return args;
 }
 
 /* Every fourth problem lies at addresses that kernels find inconvenient. */
@@ -388,7 +417,7 @@ static attn_status run_on_device(const check_problem *problem, const attn_desc *
     device_run run;
     attn_plan_info info;
     attn_desc gpu = *desc;
-    attn_args args = problem->args;
+    attn_args args = args_of(problem);
     uint32_t fault = 0;
     if (gpu.flags & ATTN_PAGED) args.fault = &fault;
     gpu.threads = 0, gpu.isa = ATTN_ISA_AUTO, gpu.parallel_for = NULL;
@@ -410,11 +439,12 @@ attn_status check_problem_run(const check_problem *problem, const attn_desc *des
     if (desc->device == ATTN_CUDA) return run_on_device(problem, desc, kernel);
     attn_plan *plan;
     attn_plan_info info;
+    attn_args args = args_of(problem);
     attn_status status = attn_plan_create(&plan, desc);
     if (status != ATTN_OK) return status;
     refresh_outputs(problem);
     check_buffer workspace = check_buffer_create(attn_plan_workspace(plan), problem->options.front);
-    status = attn_run(plan, &problem->args, workspace.data, NULL);
+    status = attn_run(plan, &args, workspace.data, NULL);
     if (kernel != NULL && attn_plan_get_info(plan, &info) == ATTN_OK) snprintf(kernel, CHECK_NAME, "%s", info.kernel);
     check_buffer_destroy(&workspace);
     attn_plan_destroy(plan);
@@ -445,6 +475,12 @@ void check_parallel_for(void *context, int tasks, void (*task)(void *arg, int in
     bool two = pthread_create(&thread, NULL, pool_work, &p) == 0;
     pool_work(&p);
     if (two) pthread_join(thread, NULL);
+}
+
+void check_leave_out_parts(attn_desc *desc)
+{
+    desc->flags &= ~(uint32_t)(ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD);
+    desc->grad_dtype = (attn_dtype)0;
 }
 
 void check_problem_add(attn_desc *desc, uint32_t flags)

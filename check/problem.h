@@ -80,7 +80,7 @@ typedef struct check_options {
     uint64_t seed;
 } check_options;
 
-enum { CHECK_BUFFERS = 34, CHECK_NAME = 64 };
+enum { CHECK_BUFFERS = 38, CHECK_NAME = 64 };
 
 /* What the backward writes; X(enumerator, argument). */
 #define CHECK_GRADIENT_LIST(X)      \
@@ -123,6 +123,9 @@ void check_problem_lay_out(attn_desc *desc, const check_options *options);
 /* Adds features that a kernel is for alone: a softcap, slopes of all batches, dropout, a causal mask. */
 void check_problem_add(attn_desc *desc, uint32_t flags);
 
+/* Leaves out what parts of a sequence need, which the CPU's kernels alone take. */
+void check_leave_out_parts(attn_desc *desc);
+
 /* A line of text: everything about the problem that is not a default. */
 void check_problem_print(const attn_desc *desc, const check_options *options, char *text, size_t size);
 
@@ -132,6 +135,11 @@ void check_parallel_for(void *context, int tasks, void (*task)(void *arg, int in
 /* Where the elements of a gradient are; the problem's argument for it, NULL if it is not wanted. */
 check_elements check_gradient_elements(const check_problem *problem, check_gradient gradient);
 void *check_gradient_base(const check_problem *problem, check_gradient gradient);
+
+/* What its element `at` holds before a run: with ATTN_ADD a number, else 0. check_fill_added writes it where the run
+ * adds. */
+double check_gradient_before(const check_problem *problem, check_gradient gradient, int64_t at);
+void check_fill_added(const check_problem *problem);
 
 /* Room that lives as long as the problem: for `size` bytes; for strided elements, of which it is the first. */
 void *check_problem_allocate(check_problem *problem, int64_t size);

@@ -152,7 +152,9 @@ void check_random_settle(attn_desc *d, check_options *o)
     if (!(d->flags & ATTN_WINDOW)) d->window_left = d->window_right = 0;
     if (!(d->flags & ATTN_CHUNK)) d->chunk = 0;
     if (!(d->flags & ATTN_SOFTCAP)) d->softcap = 0;
-    if (!(d->flags & ATTN_DROPOUT)) d->dropout_p = 0;
+    if (!(d->flags & ATTN_DROPOUT)) d->dropout_p = 0, d->flags &= ~(uint32_t)ATTN_DROPOUT_BASES;
+    if (d->direction == ATTN_FORWARD) d->flags &= ~(uint32_t)(ATTN_DELTA | ATTN_ADD), d->grad_dtype = (attn_dtype)0;
+    if (attn_grad_dtype(d) != ATTN_F32) d->flags &= ~(uint32_t)ATTN_ADD;
     if (!(d->flags & ATTN_INTERVALS)) d->interval_vectors = d->interval_heads = 0, o->interval = (check_interval)0;
     if (!(d->flags & ATTN_BLOCKS)) d->block_rows = d->block_keys = d->block_batch = d->block_heads = 0;
     if (!(d->flags & ATTN_BLOCKS)) o->blocks = (check_blocks)0;
@@ -262,6 +264,15 @@ static void draw_pages(uint64_t *state, attn_desc *d)
     d->pages = check_chance(state, 20) ? 1 + check_below(state, d->batch * each + 1) : d->batch * each + 3;
 }
 
+/* What parts of a longer sequence need. */
+static void draw_parts(uint64_t *state, attn_desc *d)
+{
+    if (check_chance(state, 50)) d->flags |= ATTN_DROPOUT_BASES;
+    if (check_chance(state, 20)) d->flags |= ATTN_DELTA;
+    if (check_chance(state, 20)) d->grad_dtype = ATTN_F32;
+    if (check_chance(state, 50)) d->flags |= ATTN_ADD;
+}
+
 static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
 {
     static const int densities[] = { 0, 0, 5, 10, 20, 35 };
@@ -279,6 +290,7 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
         d->flags |= flag;
         masked += (flag & masks) != 0;
     }
+    if (d->device == ATTN_CPU) draw_parts(state, d);
     d->scale = check_chance(state, 15) ? 0.11f : 0;
     if (d->flags & ATTN_WINDOW) draw_window(state, d);
     if (d->flags & ATTN_CHUNK) d->chunk = check_chance(state, 10) ? INT64_MAX : draw_length(state, d->len_kv + 1);

@@ -59,9 +59,10 @@ static int64_t heads_kv_of(const attn_desc *d)
     X(bias_batch, d->bias_extent[0] = d->bias_extent[0] > 1 ? 1 : d->bias_extent[0]) \
     X(bias_heads, d->bias_extent[1] = d->bias_extent[1] > 1 ? 1 : d->bias_extent[1]) \
     X(bias_rows, d->bias_extent[2] = d->bias_extent[2] > 1 ? 1 : d->bias_extent[2])  \
-    X(bias_keys, d->bias_extent[3] = d->bias_extent[3] > 1 ? 1 : d->bias_extent[3])
+    X(bias_keys, d->bias_extent[3] = d->bias_extent[3] > 1 ? 1 : d->bias_extent[3])  \
+    X(grad_dtype, d->grad_dtype = (attn_dtype)0)
 
-enum { FLAGS = 20 };
+enum { FLAGS = 25 };
 
 #define ENUM(name, change) STEP_##name,
 enum { CHOICES(ENUM) CHOICE_STEPS };

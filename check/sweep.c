@@ -228,7 +228,9 @@ static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow
                     form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
     if (narrow && (desc.dtype != ATTN_F32 || number % 3 != 2)) return;
     if (narrow) desc.dtype = ATTN_BF16;
-    if (sweep->count > 0 && sweep->reports[0].device == ATTN_CUDA && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
+    bool on_gpu = sweep->count > 0 && sweep->reports[0].device == ATTN_CUDA;
+    if (on_gpu) check_leave_out_parts(&desc);
+    if (on_gpu && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
         if (form != ATTN_GRADIENT) run_problem(sweep, number, &desc, &options, form, -1, narrow);
         leave_out_caches(&desc);
     }
@@ -331,7 +333,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     if (check_case_work(sweep->grid, number) > fitted_most) return;
     attn_direction direction = attn_cuda_direction(kernel);
     check_grid_case(sweep->grid, number, direction, INT64_MAX, &desc, &options);
-    leave_out_caches(&desc);
+    leave_out_caches(&desc), check_leave_out_parts(&desc);
     fit(kernel, &desc);
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);

@@ -51,6 +51,7 @@ static attn_desc problem_of(attn_device device, attn_dtype dtype, int pass, cons
     if (flags & ATTN_BIAS) d.bias_dtype = dtype;
     if (flags & ATTN_DROPOUT) d.dropout_p = 0.1f;
     if (flags & ATTN_PAGED) d.pages = 64, d.page_size = 64, d.table_width = 16;
+    if (flags & ATTN_ADD && pass == 2 && dtype != ATTN_F64) d.grad_dtype = ATTN_F32;
     return d;
 }
 
@@ -142,9 +143,12 @@ static int list_rows(table_row rows[ROWS_MOST])
     const attn_feature *features;
     int count = attn_features(&features), n = 0;
     rows[n++] = (table_row){ "none", 0, 0, 0, 0 };
-    for (int i = 0; i < count; i++) /* a page table goes with the keys that are used */
-        rows[n++] = (table_row){ features[i].name,
-                                 features[i].flag | (features[i].flag & ATTN_PAGED ? ATTN_LENS_KV : 0), 0, 0, 0 };
+    for (int i = 0; i < count; i++) {
+        uint32_t flag = features[i].flag, with = 0; /* a page table goes with the keys that are used */
+        if (flag & ATTN_PAGED) with = ATTN_LENS_KV;
+        if (flag & ATTN_DROPOUT_BASES) with = ATTN_DROPOUT;
+        rows[n++] = (table_row){ features[i].name, flag | with, 0, 0, 0 };
+    }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         rows[n++] = others[i];
     return n;

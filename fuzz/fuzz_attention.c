@@ -152,6 +152,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     };
     desc.direction = (attn_direction)wild(&in, below(&in, 2));
     options.few = below(&in, 2);
+    desc.flags |= (uint32_t)take(&in) << 22 & (ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD);
+    desc.grad_dtype = (attn_dtype)wild(&in, below(&in, 2));
     attn_plan *plan;
     if (attn_plan_create(&plan, &desc) == ATTN_OK) attn_plan_destroy(plan);
     if (!is_tiny(&desc)) return 0;

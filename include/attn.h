@@ -52,6 +52,14 @@
  *   to no better than 1. A GPU then returns gradients of 0 for the row. A CPU computes again what rounding took away:
  *   its gradients are right if lse is what this library's forward wrote for the same keys, else 0.
  *
+ *   A sequence may lie in parts, on several devices, say. Forward: each part of the keys is a problem of its own, and
+ *   attn_merge puts the results together. With ATTN_POSITIONS and ATTN_DROPOUT_BASES pairs are seen and dropped as in
+ *   the whole; masks and bias that count from 0 are passed as slices. One part alone has the sink. Backward: lse and o
+ *   are the whole's. The first part writes delta; the others take it (ATTN_DELTA) and need no o. grad_q is a sum over
+ *   the parts of the keys, grad_k and grad_v are sums over those of the rows, grad_alibi is one over both: f32
+ *   (grad_dtype), added up (ATTN_ADD). Every part of the keys gives all of grad_sink: ask one for it. Of these flags a
+ *   GPU takes ATTN_POSITIONS alone.
+ *
  *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
  *   takes the same kernel; the choice depends on the instruction set, so fix isa or kernel to compare machines. On a
@@ -168,7 +176,10 @@ enum {
     ATTN_FIRST_KV = 1 << 18,      /* keys j < first_kv[batch] are not visible (left padding, eviction) */
     ATTN_POSITIONS = 1 << 19,     /* rows and keys have positions of their own: position_q, position_kv */
     ATTN_SCALES_KV = 1 << 20,     /* k and v of one byte are multiplied by k_scale and v_scale */
-    ATTN_SCALES_Q = 1 << 21       /* q of ATTN_E4M3 is multiplied by q_scale */
+    ATTN_SCALES_Q = 1 << 21,      /* q of ATTN_E4M3 is multiplied by q_scale */
+    ATTN_DROPOUT_BASES = 1 << 22, /* dropout counts from dropout_row, dropout_key, dropout_head; needs ATTN_DROPOUT */
+    ATTN_DELTA = 1 << 23,         /* ATTN_BACKWARD: delta is given in place of o */
+    ATTN_ADD = 1 << 24            /* ATTN_BACKWARD: gradients, of f32, are added to what is there */
 };
 
 /* Runs task(arg, 0) ... task(arg, tasks - 1), each once, at the same time or in turn, and returns when all have ended.
@@ -260,6 +271,8 @@ typedef struct attn_desc {
     int64_t q_scale_heads;              /* heads_q; or heads_kv: one for all query heads of a KV head; 0: heads_q */
     int64_t q_scale_stride[4], k_scale_stride[4]; /* [3] is 0 */
     int64_t v_scale_stride[4];                    /* [3], of channels, is 0 where v_scale_rows is 1 */
+
+    attn_dtype grad_dtype; /* ATTN_BACKWARD: of grad_q, grad_k and grad_v: 0: that of o; or ATTN_F32 */
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -362,11 +375,12 @@ typedef struct attn_args {
     uint64_t seed;        /* ATTN_DROPOUT: Philox4x32-10's key */
     uint32_t seed_offset; /* ATTN_DROPOUT: one of its counters: another one per step (and layer) */
 
-    /* ATTN_BACKWARD. Gradients are written, not added to. grad_bias, grad_alibi and grad_sink are written whole, with 0
-     * where no pair contributes. Of the others, rows outside every sequence are not written. */
+    /* ATTN_BACKWARD. Gradients are written; with ATTN_ADD they are added to what is there. grad_bias, grad_alibi and
+     * grad_sink are written whole, with 0 where no pair contributes. Of the others, rows outside every sequence are not
+     * touched. */
     const void *grad_o;    /* as o */
     const float *grad_lse; /* as lse; NULL: 0 */
-    void *grad_q;          /* as q */
+    void *grad_q;          /* as q, of grad_dtype */
     void *grad_k;          /* as k; query heads that share a KV head are summed */
     void *grad_v;          /* as v */
     float *grad_bias;      /* ATTN_BIAS: bias_extent, packed, summed over what repeats; or NULL */
@@ -398,6 +412,17 @@ typedef struct attn_args {
     const float *q_scale;           /* ATTN_SCALES_Q */
     const float *k_scale, *v_scale; /* ATTN_SCALES_KV; either may be NULL: 1 */
     const float *o_scale;           /* out_dtype = ATTN_E4M3: one number; NULL: 1 */
+
+    /* ATTN_DROPOUT_BASES: (batch) each. Dropout counts pair (i, j) of head h as row dropout_row[b] + i, key
+     * dropout_key[b] + j and head dropout_head[b] + h; without the flag as i, j and b heads_q + h. So parts of a
+     * problem drop the pairs that the whole drops. Bases of rows and keys are multiples of 16; rows and keys end at
+     * 2^34, heads at 2^32. */
+    const int64_t *dropout_row, *dropout_key, *dropout_head;
+
+    /* ATTN_BACKWARD: as lse: a row's sum of grad_o o, minus its grad_lse; 0 where LSE is -inf. With ATTN_DELTA it is
+     * given, and o and grad_lse, which are in it, are NULL. Without, it is written, or NULL. A delta, given or written,
+     * says that lse and o may be of more keys than are here: none of them is computed again. */
+    float *delta;
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses; NULL where that
@@ -457,6 +482,11 @@ typedef struct attn_merge_desc {
     int32_t threads;                /* 0: one for each processor the caller may use; at most 1024 */
     attn_parallel_for parallel_for; /* NULL: the library's own threads */
     void *parallel_context;         /* its first argument */
+
+    /* The type and the strides of part 0, where it is not as the others: a sum in f32 of parts of 16 bits, say. 0: it
+     * is. On the CPU alone. */
+    attn_dtype first_dtype;
+    int64_t first_stride[4]; /* first_dtype: as part_stride */
 } attn_merge_desc;
 
 typedef struct attn_merge_plan attn_merge_plan;
@@ -471,7 +501,7 @@ static inline attn_status attn_merge_plan_create(attn_merge_plan **plan, const a
 ATTN_API void attn_merge_plan_destroy(attn_merge_plan *plan);
 
 /* The arrays of addresses are the host's and are read by the call. o may be one of the parts' o if out_dtype and
- * strides are theirs; lse may be one of the parts' LSEs. Otherwise an output overlaps no input. */
+ * strides are its own; lse may be one of the parts' LSEs. Otherwise an output overlaps no input. */
 typedef struct attn_merge_args {
     const void *const *part_o;    /* (parts) addresses, each of (batch, rows, heads, dim) */
     const float *const *part_lse; /* (parts) addresses, each of (batch, heads, rows), packed, as attn_run writes it */

@@ -31,9 +31,9 @@ typedef struct arrays {
     float o[TOTAL_Q * HEADS * DIM], lse[HEADS * TOTAL_Q];
     float grad_o[TOTAL_Q * HEADS * DIM], grad_lse[HEADS * TOTAL_Q];
     float grad_q[TOTAL_Q * HEADS * DIM], grad_k[TOTAL_KV * HEADS * DIM], grad_v[TOTAL_KV * HEADS * DIM];
-    float grad_bias[LEN_Q * LEN_KV], grad_alibi[BATCH * HEADS], grad_sink[HEADS];
+    float grad_bias[LEN_Q * LEN_KV], grad_alibi[BATCH * HEADS], grad_sink[HEADS], delta[HEADS * TOTAL_Q];
     _Alignas(8) uint64_t seed, seed_offset;
-    int64_t position_q[BATCH], position_kv[BATCH];
+    int64_t position_q[BATCH], position_kv[BATCH], dropout_row[BATCH], dropout_key[BATCH], dropout_head[BATCH];
 } arrays;
 
 typedef struct world {
@@ -49,7 +49,8 @@ static world *create(attn_direction direction, uint32_t without)
         .dtype = ATTN_F32, .batch = BATCH, .heads_q = HEADS, .len_q = LEN_Q, .len_kv = LEN_KV, .dim_qk = DIM
     };
     d.direction = direction;
-    d.flags = ((ATTN_POSITIONS << 1) - 1) & ~ATTN_PAGED & ~without;
+    d.flags = (((ATTN_POSITIONS << 1) - 1) | ATTN_DROPOUT_BASES) & ~ATTN_PAGED & ~without;
+    if (!(d.flags & ATTN_DROPOUT)) d.flags &= ~(uint32_t)ATTN_DROPOUT_BASES;
     if (d.flags & ATTN_VARLEN) d.total_q = TOTAL_Q, d.total_kv = TOTAL_KV;
     if (d.flags & ATTN_CHUNK) d.chunk = 4;
     if (d.flags & ATTN_INTERVALS) d.interval_vectors = 2, d.interval_heads = HEADS;
@@ -114,7 +115,11 @@ static world *create(attn_direction direction, uint32_t without)
                           NULL,
                           NULL,
                           NULL,
-                          NULL };
+                          NULL,
+                          a->dropout_row,
+                          a->dropout_key,
+                          a->dropout_head,
+                          direction == ATTN_BACKWARD ? a->delta : NULL };
     return &w;
 }
 
@@ -161,13 +166,15 @@ static void whole_problems_pass(void **state)
     ACCEPTED(0, g->position_kv = NULL, a->first_kv[0] = LEN_KV);
     ACCEPTED(ATTN_FIRST_KV | ATTN_POSITIONS, g->first_kv = NULL, g->position_q = g->position_kv = NULL);
     ACCEPTED(ATTN_LENS_Q | ATTN_LENS_KV | ATTN_PREFIX, g->lens_q = g->lens_kv = g->prefix = NULL);
-    ACCEPTED(ATTN_DROPOUT, g->seed_at = g->seed_offset_at = NULL); /* seed and seed_offset stay 1 */
+    ACCEPTED(ATTN_DROPOUT, g->seed_at = g->seed_offset_at = NULL, /* seed and seed_offset stay 1 */
+             g->dropout_row = g->dropout_key = g->dropout_head = NULL);
+    ACCEPTED(ATTN_DROPOUT_BASES, g->dropout_row = g->dropout_key = g->dropout_head = NULL);
     ACCEPTED(0, g->seed_at = g->seed_offset_at = NULL);
     ACCEPTED(0, a->sink[0] = -INFINITY);
     ACCEPTED(0, a->bias[0] = NAN, a->q[0] = INFINITY);                         /* data, not arguments */
     ACCEPTED(0, g->grad_q = a->q, g->grad_o = NULL, g->grad_lse = (float *)1); /* the forward has no gradients */
     ACCEPTED_IN(ATTN_BACKWARD, 0, (void)0);
-    ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_lse = g->grad_bias = g->grad_alibi = g->grad_sink = NULL);
+    ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_lse = g->grad_bias = g->grad_alibi = g->grad_sink = g->delta = NULL);
     ACCEPTED_IN(ATTN_BACKWARD, 0, g->grad_o = g->o, g->grad_lse = g->lse);                   /* inputs may share */
     ACCEPTED(ATTN_BIAS | ATTN_ALIBI | ATTN_SINK, g->bias = NULL, g->alibi = g->sink = NULL); /* their gradients stay */
     ACCEPTED_IN(ATTN_BACKWARD, ATTN_BIAS | ATTN_ALIBI | ATTN_SINK, g->bias = NULL, g->alibi = g->sink = NULL,
@@ -210,6 +217,9 @@ static void missing_flags_are_named(void **state)
         POINTER(first_kv, ATTN_FIRST_KV),
         POINTER(position_q, ATTN_POSITIONS),
         POINTER(position_kv, ATTN_POSITIONS),
+        POINTER(dropout_row, ATTN_DROPOUT_BASES),
+        POINTER(dropout_key, ATTN_DROPOUT_BASES),
+        POINTER(dropout_head, ATTN_DROPOUT_BASES),
         POINTER(grad_bias, ATTN_BIAS),
         POINTER(grad_alibi, ATTN_ALIBI),
         POINTER(grad_sink, ATTN_SINK),
@@ -263,6 +273,9 @@ static void missing_arrays_are_named(void **state)
     REFUSED(0, "prefix is NULL, but has elements", g->prefix = NULL);
     REFUSED(0, "first_kv is NULL, but has elements", g->first_kv = NULL);
     REFUSED(0, "position_q is NULL, but has elements", g->position_q = NULL);
+    REFUSED(0, "dropout_row is NULL, but has elements", g->dropout_row = NULL);
+    REFUSED(0, "dropout_key is NULL, but has elements", g->dropout_key = NULL);
+    REFUSED(0, "dropout_head is NULL, but has elements", g->dropout_head = NULL);
     REFUSED(0, "intervals is NULL, but has elements", g->intervals = NULL);
     REFUSED(0, "bits is NULL, but has elements", g->bits = NULL);
     REFUSED(0, "alibi is NULL, but has elements", g->alibi = NULL);
@@ -323,10 +336,11 @@ static const part parts[] = {
     PART(grad_bias, grad_bias),
     PART(grad_alibi, grad_alibi),
     PART(grad_sink, grad_sink),
+    PART(delta, delta),
 };
 
 /* Outputs of the forward are o and lse, of the backward the gradients from grad_q on. */
-enum { PARTS = COUNT(parts), PARTS_FORWARD = PARTS - 8, OUTPUTS_FORWARD = 2, OUTPUTS_BACKWARD = 6 };
+enum { PARTS = COUNT(parts), PARTS_FORWARD = PARTS - 9, OUTPUTS_FORWARD = 2, OUTPUTS_BACKWARD = 7 };
 
 static void set_pointer(attn_args *args, const part *p, const void *to)
 {
@@ -428,6 +442,64 @@ static void lengths_are_checked(void **state)
     ACCEPTED(0, a->position_q[0] = INT64_C(1) << 59, a->position_kv[1] = -(INT64_C(1) << 59));
     REFUSED(0, "position_q = ", g->position_q = (int64_t *)((char *)a->position_q + 4));
     REFUSED(0, "is not aligned to its elements of 8 bytes", g->position_kv = (int64_t *)((char *)a->position_kv + 4));
+}
+
+/* Counters of 32 bits: of 4 rows or keys of 16, or of a head. */
+static void bases_are_checked(void **state)
+{
+    (void)state;
+    const int64_t pairs = INT64_C(1) << 34, heads = INT64_C(1) << 32;
+    REFUSED(0, "dropout_row[1] = 24 is no multiple of 16", a->dropout_row[1] = 24);
+    REFUSED(0, "dropout_key[2] = 1 is no multiple of 16", a->dropout_key[2] = 1);
+    REFUSED(0, "dropout_row[0] = -16 is not in 0 to 17179869180", a->dropout_row[0] = -16);
+    REFUSED(0, "dropout_row[2] = 17179869184 is not in 0 to 17179869180", a->dropout_row[2] = pairs);
+    REFUSED(0, "dropout_key[1] = -9223372036854775808 is not in", a->dropout_key[1] = INT64_MIN);
+    REFUSED(0, "dropout_key[1] = 9223372036854775807 is not in 0 to 17179869172", a->dropout_key[1] = INT64_MAX);
+    REFUSED(0, "dropout_head[0] = -1 is not in 0 to 4294967294", a->dropout_head[0] = -1);
+    REFUSED(0, "dropout_head[2] = 4294967295 is not in 0 to 4294967294", a->dropout_head[2] = heads - HEADS + 1);
+    ACCEPTED(0, a->dropout_row[0] = a->dropout_key[0] = pairs - 16, a->dropout_head[0] = heads - HEADS);
+    ACCEPTED(0, a->dropout_row[0] = 16, a->dropout_key[1] = 160, a->dropout_head[2] = 7);
+    REFUSED(0, "is not aligned to its elements of 8 bytes", g->dropout_row = (int64_t *)((char *)a->dropout_row + 4));
+}
+
+/* Written without ATTN_DELTA; with it given, in place of what is in it. */
+static void deltas_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(0, "delta = 0x8 needs direction = ATTN_BACKWARD", g->delta = (float *)8);
+#define GIVEN w->desc.flags |= ATTN_DELTA
+    ACCEPTED_IN(ATTN_BACKWARD, 0, GIVEN, g->o = NULL, g->grad_lse = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "o is not NULL: with ATTN_DELTA it is in delta", GIVEN);
+    REFUSED_IN(ATTN_BACKWARD, 0, "grad_lse is not NULL: with ATTN_DELTA it is in delta", GIVEN, g->o = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "delta is NULL, but has elements", GIVEN, g->o = NULL, g->grad_lse = NULL,
+               g->delta = NULL);
+    REFUSED_IN(ATTN_BACKWARD, 0, "grad_q overlaps delta", GIVEN, g->o = NULL, g->grad_lse = NULL, g->delta = g->grad_q);
+    REFUSED_IN(ATTN_BACKWARD, 0, "o is NULL, but has elements", g->o = NULL); /* a forgotten flag */
+#undef GIVEN
+    world *w = create(ATTN_BACKWARD, 0);
+    w->desc.device = ATTN_CUDA;
+    assert_int_equal(attn_args_check_arrays(&w->desc, &w->args), ATTN_UNSUPPORTED);
+    assert_non_null(strstr(attn_error(), "ATTN_CUDA does not write it"));
+}
+
+/* Gradients of f32 beside tensors of 16 bits take their room. */
+static void gradients_have_their_type(void **state)
+{
+    (void)state;
+    attn_desc d = { .dtype = ATTN_BF16, .direction = ATTN_BACKWARD, .batch = 1, .heads_q = 1 }, whole;
+    d.len_q = 2, d.len_kv = 2, d.dim_qk = 4, d.grad_dtype = ATTN_F32;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    uint16_t q[8], k[8], v[8], o[8], grad_o[8];
+    float lse[2], room[3 * 8];
+    attn_args args = { .q = q, .k = k, .v = v, .o = o, .lse = lse, .grad_o = grad_o, .grad_q = room };
+    args.grad_k = room + 8, args.grad_v = room + 16;
+    assert_ok(attn_args_check(&whole, &args));
+    args.grad_v = room + 15;
+    assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+    assert_string_equal(attn_error(), "grad_k overlaps grad_v");
+    args.grad_v = (uint16_t *)(void *)(room + 16) + 1;
+    assert_int_equal(attn_args_check(&whole, &args), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "is not aligned to its elements of 4 bytes"));
 }
 
 static void lengths_without_varlen_are_checked(void **state)
@@ -586,19 +658,14 @@ static void every_interval_is_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_problems_pass),
-        cmocka_unit_test(missing_flags_are_named),
-        cmocka_unit_test(empty_arrays_may_be_missing),
-        cmocka_unit_test(missing_arrays_are_named),
-        cmocka_unit_test(misaligned_arrays_are_named),
-        cmocka_unit_test(outputs_overlap_nothing),
-        cmocka_unit_test(strides_widen_arrays),
-        cmocka_unit_test(lengths_are_checked),
-        cmocka_unit_test(lengths_without_varlen_are_checked),
-        cmocka_unit_test(pages_are_checked),
-        cmocka_unit_test(pages_that_nobody_sees_are_not_looked_at),
-        cmocka_unit_test(blocks_are_checked),
-        cmocka_unit_test(logits_are_checked),
+        cmocka_unit_test(whole_problems_pass),         cmocka_unit_test(missing_flags_are_named),
+        cmocka_unit_test(empty_arrays_may_be_missing), cmocka_unit_test(missing_arrays_are_named),
+        cmocka_unit_test(misaligned_arrays_are_named), cmocka_unit_test(outputs_overlap_nothing),
+        cmocka_unit_test(strides_widen_arrays),        cmocka_unit_test(lengths_are_checked),
+        cmocka_unit_test(bases_are_checked),           cmocka_unit_test(deltas_are_checked),
+        cmocka_unit_test(gradients_have_their_type),   cmocka_unit_test(lengths_without_varlen_are_checked),
+        cmocka_unit_test(pages_are_checked),           cmocka_unit_test(pages_that_nobody_sees_are_not_looked_at),
+        cmocka_unit_test(blocks_are_checked),          cmocka_unit_test(logits_are_checked),
         cmocka_unit_test(every_interval_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -67,10 +67,19 @@ static void new_flags_are_refused(void **state)
             desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.dim_v = desc.dim_qk;
             desc.flags = 1u << bit;
             const char *why = attn_cuda_obstacle(k, &desc);
-            if (!why || strcmp(why, "it lacks a feature that flags ask for") != 0)
-                fail_msg("%s and flag %d: %s", k->name, bit, why ? why : "taken");
+            const char *named = desc.flags & ATTN_DROPOUT_BASES ? "it does not take ATTN_DROPOUT_BASES"
+                                : desc.flags & ATTN_DELTA       ? "it does not take ATTN_DELTA"
+                                : desc.flags & ATTN_ADD         ? "it does not take ATTN_ADD"
+                                                                : "it lacks a feature that flags ask for";
+            if (!why || strcmp(why, named) != 0) fail_msg("%s and flag %d: %s", k->name, bit, why ? why : "taken");
         }
     assert_true(count > 0);
+    attn_plan *plan = NULL;
+    attn_desc desc = small();
+    fresh_context(0);
+    desc.direction = ATTN_BACKWARD, desc.grad_dtype = ATTN_F32;
+    assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
+    assert_non_null(strstr(attn_error(), "it does not take grad_dtype"));
 }
 
 static void keys_pass_through_l2(void **state)

@@ -19,7 +19,7 @@ static attn_desc plain(void)
 static attn_desc loaded(void)
 {
     attn_desc d = plain();
-    d.flags = ((ATTN_POSITIONS << 1) - 1) & ~ATTN_PAGED;
+    d.flags = (((ATTN_POSITIONS << 1) - 1) & ~ATTN_PAGED) | ATTN_DROPOUT_BASES;
     d.total_q = 9, d.total_kv = 11, d.dim_v = 8, d.scale = 0.5f, d.softcap = 30, d.dropout_p = 0.25f;
     d.window_left = 3, d.window_right = -1, d.chunk = 4, d.interval_vectors = 2, d.interval_heads = 4;
     d.block_rows = 2, d.block_keys = 3, d.block_batch = 1, d.block_heads = 12, d.bits_batch = 2, d.bits_heads = 1;
@@ -122,9 +122,10 @@ static void gradients_are_laid_out(void **state)
 static void resolving_twice_changes_nothing(void **state)
 {
     (void)state;
-    attn_desc empty = plain(), same = loaded(), given[5] = { plain(), loaded(), empty, same, backward() };
+    attn_desc empty = plain(), same = loaded(), given[6] = { plain(), loaded(), empty, same, backward(), backward() };
     given[2].batch = given[2].len_q = 0;
     given[3].bias_extent[1] = given[3].bias_extent[2] = given[3].bias_extent[3] = 1;
+    given[5].dtype = ATTN_BF16, given[5].grad_dtype = ATTN_F32, given[5].flags = ATTN_ADD;
     for (int i = 0; i < COUNT(given); i++) {
         attn_desc once, twice;
         assert_ok(attn_desc_resolve(&once, &given[i], sizeof once));
@@ -179,7 +180,7 @@ static void kinds_are_checked(void **state)
     REFUSED(plain, INVALID, "device = 7 is not ATTN_CPU", d.device = (attn_device)7);
     REFUSED(plain, INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.threads = 1);
     REFUSED(plain, INVALID, "isa is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.isa = ATTN_ISA_PORTABLE);
-    REFUSED(plain, INVALID, "flags = 0x400001 has unknown bits 0x400000", d.flags = 0x400001);
+    REFUSED(plain, INVALID, "flags = 0x2000001 has unknown bits 0x2000000", d.flags = 0x2000001);
     REFUSED(plain, INVALID, "flags = 0x80000000 has unknown bits 0x80000000", d.flags = 0x80000000);
     REFUSED(plain, INVALID, "isa = 9 is not an attn_isa", d.isa = (attn_isa)9);
     REFUSED(plain, INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
@@ -464,6 +465,34 @@ static void strides_are_checked(void **state)
             d.block_rows = d.block_keys = 1, d.batch = 0, d.len_q = d.len_kv = INT32_MAX - 64);
 }
 
+/* What parts of a sequence ask for. */
+static void parts_are_checked(void **state)
+{
+    (void)state;
+    REFUSED(plain, INVALID, "flags: ATTN_DROPOUT_BASES needs ATTN_DROPOUT", d.flags = ATTN_DROPOUT_BASES);
+    REFUSED(plain, INVALID, "flags: ATTN_DELTA needs direction = ATTN_BACKWARD", d.flags = ATTN_DELTA);
+    REFUSED(plain, INVALID, "flags: ATTN_ADD needs direction = ATTN_BACKWARD", d.flags = ATTN_ADD);
+    REFUSED(plain, INVALID, "grad_dtype = 1 needs direction = ATTN_BACKWARD", d.grad_dtype = ATTN_F32);
+    REFUSED(backward, INVALID, "grad_dtype = 3 is neither 0 nor ATTN_F32", d.dtype = d.grad_dtype = ATTN_BF16);
+    REFUSED(backward, INVALID, "grad_dtype = ATTN_F32: with dtype = ATTN_F64 it is 0", d.dtype = ATTN_F64,
+            d.grad_dtype = ATTN_F32);
+    REFUSED(backward, INVALID, "flags: ATTN_ADD needs gradients of f32: grad_dtype = ATTN_F32", d.dtype = ATTN_BF16,
+            d.flags = ATTN_ADD);
+    ACCEPTED(backward, d.dtype = ATTN_BF16, d.flags = ATTN_ADD, d.grad_dtype = ATTN_F32);
+    ACCEPTED(backward, d.dtype = ATTN_F16, d.flags = ATTN_ADD | ATTN_OUT_F32 | ATTN_DELTA);
+    ACCEPTED(backward, d.flags = ATTN_ADD | ATTN_DROPOUT | ATTN_DROPOUT_BASES);
+    ACCEPTED(backward, d.dtype = ATTN_F64, d.flags = ATTN_ADD | ATTN_DELTA);
+    attn_desc given = backward(), out;
+    given.grad_dtype = ATTN_F32;
+    assert_ok(attn_desc_resolve(&out, &given, sizeof given));
+    assert_int_equal(out.grad_dtype, 0); /* f32 anyway */
+    assert_int_equal(attn_grad_dtype(&out), ATTN_F32);
+    given.dtype = ATTN_F16;
+    assert_ok(attn_desc_resolve(&out, &given, sizeof given));
+    assert_int_equal(attn_grad_dtype(&out), ATTN_F32);
+    assert_int_equal(attn_out_dtype(&out), ATTN_F16);
+}
+
 static void gradients_are_checked(void **state)
 {
     (void)state;
@@ -602,6 +631,7 @@ int main(void)
         cmocka_unit_test(pages_are_checked),
         cmocka_unit_test(biases_are_checked),
         cmocka_unit_test(strides_are_checked),
+        cmocka_unit_test(parts_are_checked),
         cmocka_unit_test(gradients_are_checked),
         cmocka_unit_test(accepted_outputs_never_overlap),
         cmocka_unit_test(older_and_newer_headers_work),

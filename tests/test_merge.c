@@ -122,6 +122,28 @@ static void a_part_may_take_the_result(void **state)
     assert_memory_equal(lse, lse_of[1], sizeof lse);
 }
 
+/* A state of f32 that parts of 16 bits are merged into, laid out in its own way, is its own result. */
+static void a_state_takes_parts_of_another_type(void **state)
+{
+    (void)state;
+    for (attn_dtype dtype = ATTN_F16; dtype <= ATTN_BF16; dtype++) {
+        attn_merge_desc desc = desc_of(dtype, ATTN_F32, 3);
+        desc.first_dtype = ATTN_F32;
+        memcpy(desc.first_stride, desc.o_stride, sizeof desc.first_stride);
+        draw(dtype, 3);
+        memset(out, 0xff, sizeof out); /* the state: what part 0 has, in f32 and by other strides */
+        for (int i = 0; i < LSES; i++)
+            for (int d = 0; d < DIM; d++)
+                out[out_at(i / ROWS / HEADS, i / ROWS % HEADS, i % ROWS) + d] =
+                    attn_load_scalar(dtype, o_of[0], part_at(i / ROWS / HEADS, i / ROWS % HEADS, i % ROWS) + d);
+        memcpy(lse, lse_of[0], sizeof lse);
+        part_o[0] = out, part_lse[0] = lse;
+        run(&desc, out, lse);
+        for (int i = 0; i < LSES; i++)
+            expect_row(dtype, ATTN_F32, 3, i / ROWS / HEADS, i / ROWS % HEADS, i % ROWS);
+    }
+}
+
 static void what_is_no_number_shows(void **state)
 {
     (void)state;
@@ -189,6 +211,11 @@ static void descriptors_are_checked(void **state)
     REFUSED(INVALID, "dtype = 4 is not ATTN_F32", d.dtype = ATTN_F64);
     REFUSED(INVALID, "out_dtype = 9 is not 0, ATTN_F32", d.out_dtype = (attn_dtype)9);
     REFUSED(INVALID, "device = 2 is not ATTN_CPU", d.device = (attn_device)2);
+    REFUSED(INVALID, "first_dtype = 4 is not 0, ATTN_F32", d.first_dtype = ATTN_F64);
+    REFUSED(INVALID, "first_stride[1] = 8 needs first_dtype", d.first_stride[1] = 8);
+    REFUSED(INVALID, "first_stride[3] = 2 is not 1", d.first_dtype = ATTN_F32, d.first_stride[3] = 2);
+    REFUSED(UNSUPPORTED, "first_dtype = 1: ATTN_CUDA takes parts of one dtype", d.first_dtype = ATTN_F32,
+            d.device = ATTN_CUDA, d.threads = 0);
     REFUSED(INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA);
     REFUSED(INVALID, "parts = 0 is not in 1 to 64", d.parts = 0);
     REFUSED(INVALID, "parts = 65 is not in 1 to 64", d.parts = 65);
@@ -233,21 +260,30 @@ static void arguments_are_checked(void **state)
     REFUSED("o overlaps part_lse of part 0", part_lse[0] = out);
     REFUSED("lse overlaps part_lse of part 1", a.lse = lse_of[1] + 1);
     REFUSED("lse overlaps part_o of part 0", a.lse = o_of[0]);
-#undef REFUSED
     assert_int_equal(attn_merge_run(NULL, &(attn_merge_args){ 0 }, NULL), ATTN_INVALID);
     assert_int_equal(attn_merge_run(plan, NULL, NULL), ATTN_INVALID);
     assert_int_equal(attn_merge_run(plan, &(attn_merge_args){ .part_o = part_o }, plan), ATTN_INVALID);
     assert_int_equal(attn_merge_plan_create(NULL, &desc), ATTN_INVALID);
     attn_merge_plan_destroy(plan);
     attn_merge_plan_destroy(NULL);
+    desc.dtype = ATTN_BF16, desc.first_dtype = ATTN_F32; /* packed: o is not as part 0 is */
+    assert_ok(attn_merge_plan_create(&plan, &desc));
+    REFUSED("o overlaps part_o of part 0", part_o[0] = out);
+    REFUSED("part_o = ", part_o[0] = (char *)o_of[0] + 2);
+    attn_merge_plan_destroy(plan);
+#undef REFUSED
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parts_are_merged),        cmocka_unit_test(a_part_may_take_the_result),
-        cmocka_unit_test(what_is_no_number_shows), cmocka_unit_test(keys_in_two_parts),
-        cmocka_unit_test(descriptors_are_checked), cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(parts_are_merged),
+        cmocka_unit_test(a_part_may_take_the_result),
+        cmocka_unit_test(a_state_takes_parts_of_another_type),
+        cmocka_unit_test(what_is_no_number_shows),
+        cmocka_unit_test(keys_in_two_parts),
+        cmocka_unit_test(descriptors_are_checked),
+        cmocka_unit_test(arguments_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,10 +108,12 @@ static void kernel_is_the_best_one(void **state)
 static void new_flags_are_refused(void **state)
 {
     (void)state;
+    const uint32_t known = (2 * ATTN_POSITIONS - 1) | ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD;
     int count, run = 0;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)
-        for (int bit = 20; bit < 32; bit++) {
+        for (int bit = 0; bit < 32; bit++) {
+            if (known >> bit & 1) continue;
             const attn_cpu_kernel *k = &kernels[i];
             attn_desc desc = { .dtype = k->dtypes >> ATTN_F32 & 1 ? ATTN_F32 : ATTN_BF16,
                                .direction = k->form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
@@ -130,7 +132,8 @@ static void new_flags_are_refused(void **state)
             run += here;
         }
     assert_true(run > 0);
-    for (int bit = 20; bit < 32; bit++) {
+    for (int bit = 0; bit < 32; bit++) {
+        if (known >> bit & 1) continue;
         attn_plan plan = { .desc = { .dtype = ATTN_F64, .flags = 1u << bit, .batch = 1 } };
         assert_int_equal(attn_reference_backend.create(&plan), ATTN_UNSUPPORTED);
         assert_non_null(strstr(attn_error(), "ATTN_F64 does not take 0x"));

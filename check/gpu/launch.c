@@ -141,6 +141,7 @@ static int64_t all_pairs(const attn_desc *d)
 bool check_gpu_takes(const check_problem *problem)
 {
     const attn_desc *d = &problem->resolved;
+    if (d->flags & (ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD)) return false;
     if (problem->options.by != CHECK_BY_GPU_LARGE) return problem->options.by != CHECK_BY_CPU;
     double each = pair_work + (double)(d->dim_qk + d->dim_v) * (d->direction == ATTN_BACKWARD ? 4 : 1);
     return (double)all_pairs(d) * each > small_work;

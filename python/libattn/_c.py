@@ -21,9 +21,10 @@ ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx"
 # attn_desc.flags
 FLAGS = ("CAUSAL", "WINDOW", "CHUNK", "PREFIX", "INTERVALS", "BLOCKS", "BITS", "VARLEN", "LENS_Q", "LENS_KV", "SOFTCAP",
          "ALIBI", "BIAS", "SINK", "DROPOUT", "OUT_F32", "DETERMINISTIC", "PAGED",
-         "FIRST_KV", "POSITIONS", "SCALES_KV", "SCALES_Q")
+         "FIRST_KV", "POSITIONS", "SCALES_KV", "SCALES_Q", "DROPOUT_BASES", "DELTA", "ADD")
 (CAUSAL, WINDOW, CHUNK, PREFIX, INTERVALS, BLOCKS, BITS, VARLEN, LENS_Q, LENS_KV, SOFTCAP, ALIBI, BIAS, SINK, DROPOUT,
- OUT_F32, DETERMINISTIC, PAGED, FIRST_KV, POSITIONS, SCALES_KV, SCALES_Q) = (1 << bit for bit in range(len(FLAGS)))
+ OUT_F32, DETERMINISTIC, PAGED, FIRST_KV, POSITIONS, SCALES_KV, SCALES_Q, DROPOUT_BASES, DELTA, ADD) = (
+     1 << bit for bit in range(len(FLAGS)))
 
 
 class Desc(ctypes.Structure):
@@ -47,6 +48,7 @@ class Desc(ctypes.Structure):
         ("scale_f64", _f64), ("kv_dtype", ctypes.c_int), ("out_dtype", ctypes.c_int),
         ("q_scale_rows", _i64), ("k_scale_rows", _i64), ("v_scale_rows", _i64), ("q_scale_heads", _i64),
         ("q_scale_stride", _four), ("k_scale_stride", _four), ("v_scale_stride", _four),
+        ("grad_dtype", ctypes.c_int),
     ]
 
 
@@ -71,6 +73,7 @@ class Args(ctypes.Structure):
         "grad_o", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink",
         "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
         "q_scale", "k_scale", "v_scale", "o_scale",
+        "dropout_row", "dropout_key", "dropout_head", "delta",
     )]
 
 
@@ -80,7 +83,8 @@ class MergeDesc(ctypes.Structure):
     _fields_ = [
         ("dtype", ctypes.c_int), ("out_dtype", ctypes.c_int), ("device", ctypes.c_int), ("parts", _i32),
         ("batch", _i64), ("rows", _i64), ("heads", _i64), ("dim", _i64), ("part_stride", _four), ("o_stride", _four),
-        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void),
+        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void), ("first_dtype", ctypes.c_int),
+        ("first_stride", _four),
     ]
 
 

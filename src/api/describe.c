@@ -31,10 +31,11 @@ attn_status attn_plan_get_info_sized(const attn_plan *plan, attn_plan_info *info
 
 static void say_flags(attn_text_buffer *w, uint32_t flags)
 {
-    static const char *const name[] = { "causal",  "window",        "chunk",  "prefix",   "intervals",
-                                        "blocks",  "bits",          "varlen", "lens_q",   "lens_kv",
-                                        "softcap", "alibi",         "bias",   "sink",     "dropout",
-                                        "out_f32", "deterministic", "paged",  "first_kv", "positions" };
+    static const char *const name[] = { "causal",    "window",        "chunk",         "prefix",   "intervals",
+                                        "blocks",    "bits",          "varlen",        "lens_q",   "lens_kv",
+                                        "softcap",   "alibi",         "bias",          "sink",     "dropout",
+                                        "out_f32",   "deterministic", "paged",         "first_kv", "positions",
+                                        "scales_kv", "scales_q",      "dropout_bases", "delta",    "add" };
     if (!flags) attn_say(w, ", no mask");
     for (unsigned i = 0; i < sizeof name / sizeof name[0]; i++)
         if (flags >> i & 1) attn_say(w, ", %s", name[i]);
@@ -52,6 +53,7 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
              (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,
              (long long)d->dim_qk, (long long)d->dim_v);
     say_flags(&w, d->flags);
+    if (d->grad_dtype) attn_say(&w, ", gradients %s", dtypes[d->grad_dtype]);
     attn_say(&w, "\nkernel     %s: %s\n", plan->kernel_name, plan->why);
     plan->backend->describe(plan, &w);
     if (plan->strategy[0]) attn_say(&w, "strategy   %s\n", plan->strategy);

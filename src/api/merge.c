@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "api/merge.h"
 #include "base/detect.h"
@@ -22,6 +23,9 @@ static attn_status check_kinds(const attn_merge_desc *d)
         return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)d->dtype);
     if (!is_dtype(d->out_dtype))
         return attn_fail(ATTN_INVALID, "out_dtype = %d is not 0, ATTN_F32, ATTN_F16 or ATTN_BF16", (int)d->out_dtype);
+    if (!is_dtype(d->first_dtype))
+        return attn_fail(ATTN_INVALID, "first_dtype = %d is not 0, ATTN_F32, ATTN_F16 or ATTN_BF16",
+                         (int)d->first_dtype);
     if (d->device != ATTN_CPU && d->device != ATTN_CUDA)
         return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU or ATTN_CUDA", (int)d->device);
     if (d->parts < 1 || d->parts > ATTN_MERGE_PARTS)
@@ -31,6 +35,18 @@ static attn_status check_kinds(const attn_merge_desc *d)
     if (d->parallel_context && !d->parallel_for) return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
     if (d->device == ATTN_CUDA && (d->threads || d->parallel_for))
         return attn_fail(ATTN_INVALID, "%s is set: ATTN_CUDA takes none", d->threads ? "threads" : "parallel_for");
+    return ATTN_OK;
+}
+
+/* What part 0 is, if it is not as the others. */
+static attn_status resolve_first(attn_merge_desc *d)
+{
+    for (int i = 0; i < 4 && !d->first_dtype; i++)
+        if (d->first_stride[i])
+            return attn_fail(ATTN_INVALID, "first_stride[%d] = %" PRId64 " needs first_dtype", i, d->first_stride[i]);
+    if (d->first_dtype && d->device == ATTN_CUDA)
+        return attn_fail(ATTN_UNSUPPORTED, "first_dtype = %d: ATTN_CUDA takes parts of one dtype", (int)d->first_dtype);
+    if (!d->first_dtype) d->first_dtype = d->dtype, memcpy(d->first_stride, d->part_stride, sizeof d->first_stride);
     return ATTN_OK;
 }
 
@@ -54,16 +70,22 @@ static attn_status resolve(attn_merge_plan *plan)
 {
     attn_merge_desc *d = &plan->desc;
     if (!d->out_dtype) d->out_dtype = d->dtype;
-    attn_status status = check_kinds(d);
-    if (!status) status = check_sizes(d);
     const int64_t extent[4] = { d->batch, d->rows, d->heads, d->dim };
+    attn_status status = resolve_first(d);
+    if (!status) status = check_kinds(d);
+    if (!status) status = check_sizes(d);
     if (!status) status = attn_resolve_tensor("part", extent, d->part_stride);
+    if (!status) status = attn_resolve_tensor("first", extent, d->first_stride);
     if (!status) status = attn_resolve_output("o", extent, d->o_stride);
     if (status) return status;
     attn_reach(extent, d->part_stride, &plan->part_bytes[0], &plan->part_bytes[1]);
+    attn_reach(extent, d->first_stride, &plan->first_bytes[0], &plan->first_bytes[1]);
     attn_reach(extent, d->o_stride, &plan->out_bytes[0], &plan->out_bytes[1]);
-    for (int i = 0; i < 2; i++)
-        plan->part_bytes[i] *= attn_dtype_size(d->dtype), plan->out_bytes[i] *= attn_dtype_size(d->out_dtype);
+    for (int i = 0; i < 2; i++) {
+        plan->part_bytes[i] *= attn_dtype_size(d->dtype);
+        plan->first_bytes[i] *= attn_dtype_size(d->first_dtype);
+        plan->out_bytes[i] *= attn_dtype_size(d->out_dtype);
+    }
     if (!d->threads && d->device == ATTN_CPU) d->threads = attn_processors_available();
     return ATTN_OK;
 }
@@ -121,18 +143,19 @@ static bool is_apart(const extent *a, const extent *b)
     return x + (uintptr_t)a->hi <= y + (uintptr_t)b->lo || y + (uintptr_t)b->hi <= x + (uintptr_t)a->lo;
 }
 
-static bool is_in_place(const attn_merge_desc *d)
+/* o may be the o of parts like this one. */
+static bool is_in_place(const attn_merge_desc *d, attn_dtype dtype, const int64_t stride[4])
 {
-    bool alike = d->dtype == d->out_dtype;
+    bool alike = dtype == d->out_dtype;
     for (int i = 0; i < 4; i++)
-        alike = alike && d->part_stride[i] == d->o_stride[i];
+        alike = alike && stride[i] == d->o_stride[i];
     return alike;
 }
 
 static attn_status check_args(const attn_merge_plan *plan, const attn_merge_args *a)
 {
     const attn_merge_desc *d = &plan->desc;
-    int64_t lses = 4 * attn_merge_lines(d), size = attn_dtype_size(d->dtype);
+    int64_t lses = 4 * attn_merge_lines(d);
     const extent o = { "o", a->o, plan->out_bytes[0], plan->out_bytes[1], attn_dtype_size(d->out_dtype) };
     const extent lse = { "lse", a->lse, 0, lses, 4 };
     if (!a->part_o || !a->part_lse)
@@ -149,12 +172,15 @@ static attn_status check_args(const attn_merge_plan *plan, const attn_merge_args
             return attn_fail(ATTN_INVALID, "%s overlaps %s, the array of addresses", i < 2 ? "o" : "lse",
                              addresses[i % 2].name);
     for (int32_t i = 0; i < d->parts; i++) {
-        const extent part[2] = { { "part_o", a->part_o[i], plan->part_bytes[0], plan->part_bytes[1], size },
+        attn_dtype dtype = i ? d->dtype : d->first_dtype;
+        const int64_t *bytes = i ? plan->part_bytes : plan->first_bytes;
+        const extent part[2] = { { "part_o", a->part_o[i], bytes[0], bytes[1], attn_dtype_size(dtype) },
                                  { "part_lse", a->part_lse[i], 0, lses, 4 } };
+        bool in_place = is_in_place(d, dtype, i ? d->part_stride : d->first_stride);
         for (int j = 0; j < 2; j++) {
             attn_status status = check_array(&part[j], i);
             if (status) return status;
-            bool same = j == 0 ? a->o == part[j].base && is_in_place(d) : a->lse == part[j].base;
+            bool same = j == 0 ? a->o == part[j].base && in_place : a->lse == part[j].base;
             if (!is_apart(&o, &part[j]) && !(j == 0 && same))
                 return attn_fail(ATTN_INVALID, "o overlaps %s of part %" PRId32, part[j].name, i);
             if (!is_apart(&lse, &part[j]) && !(j == 1 && same))

@@ -25,10 +25,10 @@ extern const attn_merge_backend attn_merge_cpu_backend, attn_merge_cuda_backend;
 
 struct attn_merge_plan {
     const attn_merge_backend *backend;
-    attn_merge_desc desc;                /* resolved */
-    int64_t part_bytes[2], out_bytes[2]; /* where elements lie: [lo, hi) from the first */
-    attn_desc loop;                      /* ATTN_CPU: what src/cpu/threads.h reads of a descriptor */
-    void *own;                           /* ATTN_CUDA: what its backend keeps */
+    attn_merge_desc desc;                                /* resolved */
+    int64_t part_bytes[2], first_bytes[2], out_bytes[2]; /* where elements lie: [lo, hi) from the first */
+    attn_desc loop;                                      /* ATTN_CPU: what src/cpu/threads.h reads of a descriptor */
+    void *own;                                           /* ATTN_CUDA: what its backend keeps */
 };
 
 /* LSEs of a part, and of the result. */

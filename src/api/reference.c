@@ -1,6 +1,7 @@
 /* ATTN_F64: the definition itself as a kernel, in double precision on one thread. Gradients are added up where they are
  * to lie. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +17,8 @@
 enum {
     TAKEN = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS |
             ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS | ATTN_SINK | ATTN_DROPOUT | ATTN_VARLEN | ATTN_LENS_Q |
-            ATTN_LENS_KV | ATTN_FIRST_KV | ATTN_POSITIONS | ATTN_PAGED | ATTN_DETERMINISTIC
+            ATTN_LENS_KV | ATTN_FIRST_KV | ATTN_POSITIONS | ATTN_PAGED | ATTN_DETERMINISTIC | ATTN_DROPOUT_BASES |
+            ATTN_DELTA | ATTN_ADD
 };
 
 static attn_status create(attn_plan *plan)
@@ -64,9 +66,21 @@ static void forward(const attn_desc *d, const attn_args *args, double *scratch)
                              lse ? &lse[attn_lse_at(d, args, b, h, i)] : &unused, scratch);
 }
 
-static void set_to_0(double *at, int64_t count)
+/* What a gradient begins with: with ATTN_ADD what is there. */
+static void begin(const attn_desc *d, double *at, int64_t count)
 {
-    if (at) memset(at, 0, (size_t)count * sizeof *at);
+    if (at && !(d->flags & ATTN_ADD)) memset(at, 0, (size_t)count * sizeof *at);
+}
+
+static double delta_of(const attn_desc *d, const attn_args *args, int64_t b, int64_t h, int64_t i)
+{
+    const double *o = doubles(args->o) + attn_row_at(d, args, b, h, i, d->o_stride);
+    const double *grad_o = doubles(args->grad_o) + attn_row_at(d, args, b, h, i, d->grad_o_stride);
+    int64_t at = attn_lse_at(d, args, b, h, i);
+    double sum = args->grad_lse ? -doubles(args->grad_lse)[at] : 0;
+    for (int64_t c = 0; c < d->dim_v; c++)
+        sum += grad_o[c] * o[c];
+    return doubles(args->lse)[at] == -INFINITY ? 0 : sum;
 }
 
 static void backward(const attn_desc *d, const attn_args *args)
@@ -74,21 +88,24 @@ static void backward(const attn_desc *d, const attn_args *args)
     const attn_ref_gradients g = { doubles(args->grad_q),    doubles(args->grad_k),     doubles(args->grad_v),
                                    doubles(args->grad_bias), doubles(args->grad_alibi), doubles(args->grad_sink) };
     int64_t group = d->heads_q / d->heads_kv;
-    set_to_0(g.bias, attn_bias_count(d));
-    set_to_0(g.alibi, d->alibi_batch * d->heads_q);
-    set_to_0(g.sink, d->heads_q);
+    double *delta = d->flags & ATTN_DELTA ? NULL : doubles(args->delta);
+    begin(d, g.bias, attn_bias_count(d));
+    begin(d, g.alibi, d->alibi_batch * d->heads_q);
+    begin(d, g.sink, d->heads_q);
     for (int64_t b = 0; b < d->batch; b++) {
         attn_sequence seq = attn_sequence_of(d, args, b);
         for (int64_t h = 0; h < d->heads_q; h += group)
             for (int64_t j = 0; j < seq.len_kv; j++) {
-                set_to_0(g.k + attn_key_at(d, args, b, h, j, d->grad_k_stride), d->dim_qk);
-                set_to_0(g.v + attn_key_at(d, args, b, h, j, d->grad_v_stride), d->dim_v);
+                begin(d, g.k + attn_key_at(d, args, b, h, j, d->grad_k_stride), d->dim_qk);
+                begin(d, g.v + attn_key_at(d, args, b, h, j, d->grad_v_stride), d->dim_v);
             }
         for (int64_t h = 0; h < d->heads_q; h++)
             for (int64_t i = 0; i < seq.len_q; i++) {
-                set_to_0(g.q + attn_row_at(d, args, b, h, i, d->grad_q_stride), d->dim_qk);
-                attn_ref_gradient_row(d, args, b, h, i, doubles(args->o) + attn_row_at(d, args, b, h, i, d->o_stride),
-                                      doubles(args->lse)[attn_lse_at(d, args, b, h, i)], &g);
+                double *o = args->o ? doubles(args->o) + attn_row_at(d, args, b, h, i, d->o_stride) : NULL;
+                int64_t at = attn_lse_at(d, args, b, h, i);
+                begin(d, g.q + attn_row_at(d, args, b, h, i, d->grad_q_stride), d->dim_qk);
+                attn_ref_gradient_row(d, args, b, h, i, o, doubles(args->lse)[at], &g);
+                if (delta) delta[at] = delta_of(d, args, b, h, i);
             }
     }
 }

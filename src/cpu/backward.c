@@ -136,6 +136,8 @@ static attn_backward_task task_of(const run *r, int64_t unit, const attn_sequenc
     return (attn_backward_task){
         .dtype = d->dtype,
         .out_dtype = out,
+        .grad_dtype = attn_grad_dtype(d),
+        .add = d->flags & ATTN_ADD,
         .mask = r->views + first,
         .score = r->scores + first,
         .group = group,
@@ -174,10 +176,10 @@ static void bind_gradients(const run *r, int64_t unit, const attn_sequence *seq,
 {
     const attn_desc *d = &r->plan->desc;
     int64_t batch = attn_tensor_batch(d, unit / d->heads_kv), head = unit % d->heads_kv;
-    attn_dtype out = attn_out_dtype(d);
-    task->grad_k = (void *)(uintptr_t)attn_bind(out, r->args->grad_k, d->grad_k_stride, batch, seq->start_kv, head);
+    attn_dtype dtype = attn_grad_dtype(d);
+    task->grad_k = (void *)(uintptr_t)attn_bind(dtype, r->args->grad_k, d->grad_k_stride, batch, seq->start_kv, head);
     task->grad_k_row = d->grad_k_stride[1];
-    task->grad_v = (void *)(uintptr_t)attn_bind(out, r->args->grad_v, d->grad_v_stride, batch, seq->start_kv, head);
+    task->grad_v = (void *)(uintptr_t)attn_bind(dtype, r->args->grad_v, d->grad_v_stride, batch, seq->start_kv, head);
     task->grad_v_row = d->grad_v_stride[1];
     task->grad_q_head = d->len_q * attn_gradient_pitch(d->dim_qk);
 }
@@ -198,8 +200,10 @@ static void bind_bias(const run *r, int64_t unit, attn_backward_task *task)
 
 /* f32 rounds an LSE: P = exp(S - LSE) is off by a factor of up to exp(2^-24 |LSE|), the same for all of a row. From
  * here on that would show in the gradients, and the maximum and the sum of a row's scores are found anew. */
-static bool is_far(const attn_desc *d, float lse)
+static bool is_far(const run *r, float lse)
 {
+    const attn_desc *d = &r->plan->desc;
+    if (r->args->delta) return false; /* nobody knows here what keys it is of */
     float limit = d->dtype != ATTN_F32 ? 4096 : d->len_q <= ATTN_DECODE_ROWS ? 16 : 64;
     return isfinite(lse) && fabsf(lse) > limit;
 }
@@ -267,13 +271,13 @@ static void find_statistics(const run *r, int64_t index, const attn_sequence *se
     task_of_head(d, index % group, &task);
     task.statistics = true, task.row0 = row0, task.row1 = row1, task.dim_v = 0;
     for (int64_t row = row0; row < row1; row++) {
-        far = far || is_far(d, of->lse[row]);
+        far = far || is_far(r, of->lse[row]);
         task.max[row] = -INFINITY, task.factor[row] = 0;
     }
     if (far) pass_keys(r, seq, &task);
     for (int64_t row = row0; row < row1; row++) {
         bool found = false;
-        if (is_far(d, of->lse[row]))
+        if (is_far(r, of->lse[row]))
             found = choose_statistics(task.score, d->dim_qk, of->lse[row], task.max + row, task.factor + row);
         else
             statistics_of_lse(of->lse[row], task.max + row, task.factor + row);
@@ -308,7 +312,13 @@ static void delta_item(void *arg, int64_t item, int worker)
         .dim_v = d->dim_v,
         .delta = r->delta + index * d->len_q,
     };
-    attn_cpu_kernel_of(r->plan)->ops->delta(&task);
+    float *delta = attn_bind_lse(d, r->args->delta, batch, head, &seq);
+    if (d->flags & ATTN_DELTA)
+        for (int64_t row = row0; row < row1; row++)
+            task.delta[row] = task.lse[row] == -INFINITY ? 0 : delta[row];
+    else
+        attn_cpu_kernel_of(r->plan)->ops->delta(&task);
+    if (delta && !(d->flags & ATTN_DELTA)) memcpy(delta + row0, task.delta + row0, (size_t)task.rows * sizeof *delta);
     find_statistics(r, index, &seq, &task, worker);
     if (d->flags & ATTN_SINK) r->sinks[item] = sink_gradient(task.lse, task.delta, row0, row1, r->args->sink[head]);
 }
@@ -317,12 +327,13 @@ static void delta_item(void *arg, int64_t item, int worker)
 static void store_queries(const run *r, int64_t unit, int64_t g, int64_t row0, int64_t rows, int64_t slot)
 {
     const attn_desc *d = &r->plan->desc;
-    attn_dtype out = attn_out_dtype(d);
+    attn_dtype dtype = attn_grad_dtype(d);
     int64_t group = d->heads_q / d->heads_kv, batch = unit / d->heads_kv, head = unit % d->heads_kv * group + g;
     attn_sequence seq = attn_sequence_of(d, r->args, batch);
     if (rows > seq.len_q - row0) rows = seq.len_q - row0;
     attn_sum_task task = {
-        .out_dtype = out,
+        .grad_dtype = dtype,
+        .add = d->flags & ATTN_ADD,
         .row0 = row0,
         .rows = rows,
         .dim = d->dim_qk,
@@ -330,7 +341,7 @@ static void store_queries(const run *r, int64_t unit, int64_t g, int64_t row0, i
         .parts = r->plan->choice.splits,
         .part_step = r->layout.grad_q_floats,
         .scale = d->scale,
-        .out = (void *)(uintptr_t)attn_bind(out, r->args->grad_q, d->grad_q_stride, attn_tensor_batch(d, batch),
+        .out = (void *)(uintptr_t)attn_bind(dtype, r->args->grad_q, d->grad_q_stride, attn_tensor_batch(d, batch),
                                             seq.start_q, head),
         .out_row = d->grad_q_stride[1],
     };
@@ -432,7 +443,7 @@ static void reduce_sinks(const run *r)
         for (int64_t batch = 0; batch < d->batch; batch++)
             for (int64_t block = 0; block < blocks; block++)
                 sum += r->sinks[(batch * d->heads_q + head) * blocks + block];
-        r->args->grad_sink[head] = (float)sum;
+        r->args->grad_sink[head] = (float)(sum + (d->flags & ATTN_ADD ? (double)r->args->grad_sink[head] : 0));
     }
 }
 
@@ -447,7 +458,7 @@ static void reduce_slopes(const run *r)
                 int64_t head = i % d->heads_q, unit = batch * d->heads_kv + head / group;
                 sum += r->slopes[(unit * splits + part) * group + head % group];
             }
-        r->args->grad_alibi[i] = (float)sum;
+        r->args->grad_alibi[i] = (float)(sum + (d->flags & ATTN_ADD ? (double)r->args->grad_alibi[i] : 0));
     }
 }
 
@@ -480,7 +491,8 @@ void attn_backward_run(const attn_plan *plan, const attn_args *args, void *works
     int64_t blocks = d->batch * d->heads_q * attn_ceil_div(d->len_q, rows_block(plan));
     bool bias = d->flags & ATTN_BIAS && args->grad_bias;
     attn_threads_each(d, threads, blocks, delta_item, &r);
-    if (bias) attn_threads_each(d, threads, attn_ceil_div(attn_bias_count(d), FLOATS_BLOCK), zero_item, &r);
+    if (bias && !(d->flags & ATTN_ADD))
+        attn_threads_each(d, threads, attn_ceil_div(attn_bias_count(d), FLOATS_BLOCK), zero_item, &r);
     attn_threads_each(d, threads, items_of(plan), key_item, &r);
     if (plan->choice.splits > 1) attn_threads_each(d, threads, blocks, sum_item, &r);
     if (bias && !r.bias_owned)

@@ -355,7 +355,10 @@ static void gradient_cost(const attn_desc *d, const attn_host *host, const attn_
     double rows_packed = k->ops && k->ops->rows ? rows * c->splits : steps * (double)c->q_tile;
     double far = steps * 4 * (double)c->q_tile * (dims + 2 * dim_qk); /* rows, and what is added to grad_q */
     double sums = c->splits > 1 ? rows * dim_qk * 4 * (2 * c->splits + 1) : 0;
-    set_levels(c, 2 * attn_tensor_bytes(d, keys) + sums, far, cache);
+    double gradients = (double)attn_dtype_size(attn_grad_dtype(d)) * (d->flags & ATTN_ADD ? 2 : 1);
+    double wider = (rows * (double)d->dim_qk + units * keys * (double)(d->dim_qk + d->dim_v)) *
+                   (gradients - (double)attn_dtype_size(d->dtype)); /* than q, k and v are */
+    set_levels(c, 2 * attn_tensor_bytes(d, keys) + wider + sums, far, cache);
     c->count[ATTN_PER_PRODUCT] = computed * (3 * dim_qk + 2 * dim_v);
     c->count[ATTN_PER_SCORE] = computed;
     c->count[ATTN_PER_PACK] = rows_packed * dims + units * keys * (dims + dim_qk);

@@ -93,12 +93,14 @@ typedef struct attn_delta_task {
 /* One tile of keys [key0, key1) of one KV head against all rows of its `group` query heads that see some of it:
  *     P = exp(S - LSE)   dS = P (grad_o V^T - delta)   grad_v = P^T grad_o   grad_k = dS^T q   grad_q += dS k
  * (with dropout grad_o V^T and, in grad_v, P are dropped and scaled; softcap takes its derivative between dS and the
- * gradients of q and k). Writes rows [key0, key1) of grad_k and grad_v; adds to grad_q, which is in f32 and lacks the
- * factor `scale`, to grad_bias and to grad_alibi. Where grad_k is NULL, only the latter two are computed. Tasks of a
- * KV head that share grad_q, grad_bias and grad_alibi run one after the other, in an order that does not depend on who
- * runs them. */
+ * gradients of q and k). Writes, or adds to, rows [key0, key1) of grad_k and grad_v; adds to grad_q, which is in f32
+ * and lacks the factor `scale`, to grad_bias and to grad_alibi. Where grad_k is NULL, only the latter two are computed.
+ * Tasks of a KV head that share grad_q, grad_bias and grad_alibi run one after the other, in an order that does not
+ * depend on who runs them. */
 typedef struct attn_backward_task {
-    attn_dtype dtype, out_dtype; /* of q, k, v; of grad_o and the gradients */
+    attn_dtype dtype, out_dtype; /* of q, k, v; of grad_o */
+    attn_dtype grad_dtype;       /* of the gradients of k and v */
+    bool add;                    /* they are f32, and added to */
     const attn_mask_view *mask;  /* of the query heads, `group` of them */
     const attn_score *score;
     int64_t group, len_q, q_tile; /* q_tile: at most ATTN_GRADIENT_TILE */
@@ -127,7 +129,8 @@ typedef struct attn_backward_task {
 /* Rows [row0, row0 + rows) of grad_q of one head: the sum of `parts` of them, part_step apart, in their order, times
  * scale. */
 typedef struct attn_sum_task {
-    attn_dtype out_dtype;
+    attn_dtype grad_dtype;
+    bool add; /* to what is there, which is f32 */
     int64_t row0, rows, dim;
     const float *part; /* row 0 of the head; rows attn_gradient_pitch(dim) apart */
     int64_t parts, part_step;

@@ -26,7 +26,8 @@ static void merge_row(const call *c, int64_t at, int64_t batch, int64_t head, in
 {
     const attn_merge_desc *d = c->desc;
     const attn_merge_args *a = c->of->args;
-    int64_t from = attn_merge_at(d->part_stride, batch, row, head), to = attn_merge_at(d->o_stride, batch, row, head);
+    int64_t first = attn_merge_at(d->first_stride, batch, row, head), to = attn_merge_at(d->o_stride, batch, row, head);
+    int64_t others = attn_merge_at(d->part_stride, batch, row, head);
     float weight[ATTN_MERGE_PARTS], out[ATTN_MERGE_DIM] = { 0 }, top = -INFINITY, sum = 0;
     for (int i = 0; i < c->of->parts; i++) {
         float lse = lse_of(c, i, at, row);
@@ -34,11 +35,13 @@ static void merge_row(const call *c, int64_t at, int64_t batch, int64_t head, in
         if (isnan(top)) break;
     }
     for (int i = 0; i < c->of->parts; i++) {
+        attn_dtype dtype = i ? d->dtype : d->first_dtype;
+        int64_t from = i ? others : first;
         float lse = lse_of(c, i, at, row);
         weight[i] = lse == -INFINITY ? 0 : expf(lse - top);
         sum += weight[i];
         for (int64_t k = 0; k < d->dim && lse != -INFINITY; k++)
-            out[k] += weight[i] * attn_load_scalar(d->dtype, a->part_o[i], from + k);
+            out[k] += weight[i] * attn_load_scalar(dtype, a->part_o[i], from + k);
     }
     for (int64_t k = 0; k < d->dim; k++)
         attn_store_scalar(d->out_dtype, a->o, to + k, sum != 0 ? out[k] / sum : 0);

@@ -29,7 +29,8 @@ void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *
     if (desc->flags & ATTN_SINK) score->sink = args->sink[head];
     if (desc->flags & ATTN_DROPOUT) {
         score->seed = attn_seed_of(args), score->seed_offset = attn_seed_offset_of(args);
-        score->batch_head = (uint32_t)(batch * desc->heads_q + head);
+        attn_dropout_base base = attn_dropout_base_of(desc, args, batch, head);
+        score->batch_head = base.head, score->dropout_row = base.row, score->dropout_key = base.key;
         score->threshold = attn_dropout_threshold(desc->dropout_p);
     }
 }

@@ -20,6 +20,7 @@ typedef struct attn_score {
     float sink;                 /* natural units */
     uint64_t seed;              /* dropout */
     uint32_t seed_offset, batch_head, threshold;
+    int64_t dropout_row, dropout_key; /* the numbers of row 0 and key 0 */
 } attn_score;
 
 void attn_score_init(attn_score *score, const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head,

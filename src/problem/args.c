@@ -95,8 +95,16 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
         list[n++] = optional(FIELD(seed_at), 8, 1);
         list[n++] = optional(FIELD(seed_offset_at), 8, 1);
     }
+    if (d->flags & ATTN_DROPOUT_BASES) {
+        list[n++] = table(FIELD(dropout_row), 8, d->batch);
+        list[n++] = table(FIELD(dropout_key), 8, d->batch);
+        list[n++] = table(FIELD(dropout_head), 8, d->batch);
+    }
     if (d->direction == ATTN_BACKWARD) {
-        list[n++] = strided(FIELD(o), out_size, shape.o, d->o_stride);
+        if (d->flags & ATTN_DELTA)
+            list[n++] = table(FIELD(delta), float_size, lse_count(d));
+        else
+            list[n++] = strided(FIELD(o), out_size, shape.o, d->o_stride);
         list[n++] = table(FIELD(lse), float_size, lse_count(d));
         list[n++] = strided(FIELD(grad_o), out_size, shape.o, d->grad_o_stride);
         list[n++] = optional(FIELD(grad_lse), float_size, lse_count(d));
@@ -107,10 +115,10 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
 int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *d, const attn_args *a)
 {
     attn_shape shape = attn_shape_of(d);
-    int64_t size = attn_dtype_size(attn_out_dtype(d)), float_size = attn_dtype_size(attn_float_dtype(d));
+    int64_t float_size = attn_dtype_size(attn_float_dtype(d)), size = attn_dtype_size(attn_grad_dtype(d));
     int n = 0;
     if (d->direction == ATTN_FORWARD) {
-        list[n++] = strided(FIELD(o), size, shape.o, d->o_stride);
+        list[n++] = strided(FIELD(o), attn_dtype_size(attn_out_dtype(d)), shape.o, d->o_stride);
         list[n++] = optional(FIELD(lse), float_size, lse_count(d));
         if (d->flags & ATTN_PAGED) list[n++] = optional(FIELD(fault), 4, 1);
         return n;
@@ -121,6 +129,7 @@ int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *
     if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), float_size, attn_bias_count(d));
     if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), float_size, d->alibi_batch * d->heads_q);
     if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), float_size, d->heads_q);
+    if (!(d->flags & ATTN_DELTA)) list[n++] = optional(FIELD(delta), float_size, lse_count(d));
     return n;
 }
 
@@ -155,6 +164,12 @@ static attn_status check_flags(const attn_desc *d, const attn_args *a)
         return attn_fail(ATTN_INVALID, "o_scale = %p needs out_dtype = ATTN_E4M3", (const void *)a->o_scale);
     if (a->fault && d->device == ATTN_CPU)
         return attn_fail(ATTN_INVALID, "fault is not NULL: the CPU has none, it returns ATTN_INVALID");
+    if (a->delta && d->direction == ATTN_FORWARD)
+        return attn_fail(ATTN_INVALID, "delta = %p needs direction = ATTN_BACKWARD", (void *)a->delta);
+    if (d->flags & ATTN_DELTA && (a->o || a->grad_lse))
+        return attn_fail(ATTN_INVALID, "%s is not NULL: with ATTN_DELTA it is in delta", a->o ? "o" : "grad_lse");
+    if (a->delta && d->device == ATTN_CUDA)
+        return attn_fail(ATTN_UNSUPPORTED, "delta = %p: ATTN_CUDA does not write it", (void *)a->delta);
     return ATTN_OK;
 }
 
@@ -260,6 +275,29 @@ static attn_status check_positions(const char *name, const int64_t *positions, i
             return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId64 " is not in -2^59 to 2^59", name, i,
                              positions[i]);
     return ATTN_OK;
+}
+
+/* Bases from which dropout counts `count` things, whose numbers end at `most`. */
+static attn_status check_bases(const char *name, const int64_t *bases, int64_t batch, int64_t step, int64_t count,
+                               int64_t most)
+{
+    for (int64_t i = 0; i < batch && bases; i++) {
+        if (bases[i] < 0 || bases[i] > most - count)
+            return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId64 " is not in 0 to %" PRId64, name, i, bases[i],
+                             most - count);
+        if (bases[i] % step)
+            return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId64 " is no multiple of %" PRId64, name, i,
+                             bases[i], step);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_dropout(const attn_desc *d, const attn_args *a)
+{
+    const int64_t pairs = (int64_t)4 << 32, heads = (int64_t)1 << 32; /* a counter is of 4 rows or keys of 16 */
+    attn_status status = check_bases("dropout_row", a->dropout_row, d->batch, 16, d->len_q, pairs);
+    if (!status) status = check_bases("dropout_key", a->dropout_key, d->batch, 16, d->len_kv, pairs);
+    return status ? status : check_bases("dropout_head", a->dropout_head, d->batch, 1, d->heads_q, heads);
 }
 
 /* ---- pages --------------------------------------------------------------------------------- */
@@ -432,6 +470,7 @@ attn_status attn_args_check(const attn_desc *desc, const attn_args *args)
     if (!status) status = check_lengths(desc, args);
     if (!status) status = check_positions("position_q", args->position_q, desc->batch);
     if (!status) status = check_positions("position_kv", args->position_kv, desc->batch);
+    if (!status) status = check_dropout(desc, args);
     if (!status && desc->flags & ATTN_PAGED) status = check_pages(desc, args);
     if (!status && desc->flags & ATTN_INTERVALS) status = check_intervals(desc, args);
     if (!status && desc->flags & ATTN_BLOCKS) status = check_blocks(desc, args);

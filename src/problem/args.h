@@ -19,7 +19,7 @@ typedef struct attn_args_array {
     int optional;         /* base may be NULL */
 } attn_args_array;
 
-enum { ATTN_ARGS_INPUTS = 31, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
+enum { ATTN_ARGS_INPUTS = 34, ATTN_ARGS_OUTPUTS = 7 }; /* with every flag */
 
 /* Pointers of attn_args that only a flag makes an argument; X(name, flag, direction): ATTN_BACKWARD: a forward ignores
  * it. */
@@ -49,6 +49,9 @@ enum { ATTN_ARGS_INPUTS = 31, ATTN_ARGS_OUTPUTS = 6 }; /* with every flag */
     X(q_scale, ATTN_SCALES_Q, ATTN_FORWARD)           \
     X(k_scale, ATTN_SCALES_KV, ATTN_FORWARD)          \
     X(v_scale, ATTN_SCALES_KV, ATTN_FORWARD)          \
+    X(dropout_row, ATTN_DROPOUT_BASES, ATTN_FORWARD)  \
+    X(dropout_key, ATTN_DROPOUT_BASES, ATTN_FORWARD)  \
+    X(dropout_head, ATTN_DROPOUT_BASES, ATTN_FORWARD) \
     X(grad_bias, ATTN_BIAS, ATTN_BACKWARD)            \
     X(grad_alibi, ATTN_ALIBI, ATTN_BACKWARD)          \
     X(grad_sink, ATTN_SINK, ATTN_BACKWARD)
@@ -71,6 +74,21 @@ static inline uint64_t attn_seed_of(const attn_args *args)
 static inline uint32_t attn_seed_offset_of(const attn_args *args)
 {
     return args->seed_offset + (args->seed_offset_at ? (uint32_t)*args->seed_offset_at : 0);
+}
+
+/* The numbers by which dropout counts row 0, key 0 and head `head` of a sequence. */
+typedef struct attn_dropout_base {
+    int64_t row, key;
+    uint32_t head;
+} attn_dropout_base;
+
+static inline attn_dropout_base attn_dropout_base_of(const attn_desc *desc, const attn_args *args, int64_t batch,
+                                                     int64_t head)
+{
+    if (!(desc->flags & ATTN_DROPOUT_BASES))
+        return (attn_dropout_base){ 0, 0, (uint32_t)(batch * desc->heads_q + head) };
+    return (attn_dropout_base){ args->dropout_row[batch], args->dropout_key[batch],
+                                (uint32_t)(args->dropout_head[batch] + head) };
 }
 
 /* All arrays that a run of a resolved descriptor reads and writes; returns how many. */

@@ -17,7 +17,7 @@ enum {
     HEADS_MOST = 1 << 20,
     ROWS_MOST = INT32_MAX - 64, /* a tile more still fits int32_t */
     E5M2 = 6,                   /* its number, which no type takes */
-    FLAGS = (ATTN_SCALES_Q << 1) - 1
+    FLAGS = (ATTN_ADD << 1) - 1
 };
 
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name)
@@ -221,6 +221,10 @@ static attn_status check_kinds(const attn_desc *desc)
         return attn_fail(ATTN_INVALID, "bias_dtype = ATTN_F64 needs dtype = ATTN_F64");
     if (desc->dtype == ATTN_F64 && desc->flags & ATTN_OUT_F32)
         return attn_fail(ATTN_INVALID, "dtype = ATTN_F64 does not take ATTN_OUT_F32");
+    if (desc->grad_dtype && desc->grad_dtype != ATTN_F32)
+        return attn_fail(ATTN_INVALID, "grad_dtype = %d is neither 0 nor ATTN_F32", (int)desc->grad_dtype);
+    if (desc->grad_dtype && desc->dtype == ATTN_F64)
+        return attn_fail(ATTN_INVALID, "grad_dtype = ATTN_F32: with dtype = ATTN_F64 it is 0");
     if (desc->device != ATTN_CPU && !attn_dtype_of(desc->dtype)->on_gpu)
         return attn_fail(ATTN_UNSUPPORTED, "dtype = %s is computed on the CPU alone", attn_dtype_name(desc->dtype));
     return ATTN_OK;
@@ -333,6 +337,10 @@ static attn_status check_relations(const attn_desc *desc)
     if (desc->bits_keys > desc->len_kv)
         return attn_fail(ATTN_INVALID, "bits_keys = %" PRId64 " exceeds len_kv = %" PRId64, desc->bits_keys,
                          desc->len_kv);
+    if (desc->flags & ATTN_DROPOUT_BASES && !(desc->flags & ATTN_DROPOUT))
+        return attn_fail(ATTN_INVALID, "flags: ATTN_DROPOUT_BASES needs ATTN_DROPOUT");
+    if (desc->flags & ATTN_ADD && attn_dtype_size(attn_grad_dtype(desc)) == 2)
+        return attn_fail(ATTN_INVALID, "flags: ATTN_ADD needs gradients of f32: grad_dtype = ATTN_F32");
     if ((desc->flags & ATTN_DROPOUT) && desc->batch * desc->heads_q > (int64_t)1 << 32)
         return attn_fail(ATTN_INVALID,
                          "batch * heads_q = %" PRId64 " exceeds 2^32, the most that ATTN_DROPOUT can count",
@@ -383,9 +391,15 @@ static void tighten_lengths(attn_desc *desc)
         desc->len_kv = desc->total_kv;
 }
 
-/* The forward has no gradients to lay out. */
+/* The forward has no gradients to lay out, to be given or to be added to. */
 static attn_status check_direction(const attn_desc *desc)
 {
+    bool forward = desc->direction != ATTN_BACKWARD;
+    if (forward && desc->flags & (ATTN_DELTA | ATTN_ADD))
+        return attn_fail(ATTN_INVALID, "flags: %s needs direction = ATTN_BACKWARD",
+                         desc->flags & ATTN_DELTA ? "ATTN_DELTA" : "ATTN_ADD");
+    if (forward && desc->grad_dtype)
+        return attn_fail(ATTN_INVALID, "grad_dtype = %d needs direction = ATTN_BACKWARD", (int)desc->grad_dtype);
     const struct {
         const char *name;
         const int64_t *stride;
@@ -393,7 +407,7 @@ static attn_status check_direction(const attn_desc *desc)
                       { "grad_q", desc->grad_q_stride },
                       { "grad_k", desc->grad_k_stride },
                       { "grad_v", desc->grad_v_stride } };
-    for (int i = 0; i < 16 && desc->direction != ATTN_BACKWARD; i++)
+    for (int i = 0; i < 16 && forward; i++)
         if (gradients[i / 4].stride[i % 4] != 0)
             return attn_fail(ATTN_INVALID, "%s_stride[%d] = %" PRId64 " needs direction = ATTN_BACKWARD",
                              gradients[i / 4].name, i % 4, gradients[i / 4].stride[i % 4]);
@@ -544,6 +558,7 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     if (!status) tighten_lengths(&d);
     if (!status) status = check_pages(&d);
     if (!status) status = check_direction(&d);
+    if (d.grad_dtype == attn_out_dtype(&d)) d.grad_dtype = (attn_dtype)0; /* theirs anyway */
     if (!status) status = check_machine(&d);
     if (!status) status = resolve_layout(&d);
     if (!status) status = check_tables(&d);

@@ -58,11 +58,17 @@ static inline attn_dtype attn_kv_dtype(const attn_desc *desc)
     return desc->kv_dtype ? desc->kv_dtype : desc->dtype;
 }
 
-/* The type of o and of the gradients of q, k and v. */
+/* The type of o and grad_o. */
 static inline attn_dtype attn_out_dtype(const attn_desc *desc)
 {
     if (desc->flags & ATTN_OUT_F32) return ATTN_F32;
     return desc->out_dtype ? desc->out_dtype : desc->dtype == ATTN_E4M3 ? ATTN_BF16 : desc->dtype;
+}
+
+/* The type of the gradients of q, k and v. */
+static inline attn_dtype attn_grad_dtype(const attn_desc *desc)
+{
+    return desc->grad_dtype ? desc->grad_dtype : attn_out_dtype(desc);
 }
 
 /* The type of what attn_args declares as float. */

@@ -28,7 +28,8 @@ typedef struct attn_naive_gradients {
     float *q, *k, *v, *bias, *alibi, *sink;
 } attn_naive_gradients;
 
-/* Adds what one row gives to the gradients. o, lse: of attn_ref_row; those of the arguments are not read. */
+/* Adds what one row gives to the gradients. o, lse: of attn_ref_row; those of the arguments are not read. o = NULL: the
+ * arguments' delta counts. */
 void attn_ref_gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
                            const double *o, double lse, const attn_ref_gradients *gradients);
 

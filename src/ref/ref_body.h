@@ -57,9 +57,12 @@ static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, 
 static real fn(dropped)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row,
                         int64_t key)
 {
-    uint32_t threshold = attn_dropout_threshold(d->dropout_p), batch_head = (uint32_t)(batch * d->heads_q + head);
+    uint32_t threshold = attn_dropout_threshold(d->dropout_p);
     if (!(d->flags & ATTN_DROPOUT)) return 1;
-    if (attn_dropout_byte(attn_seed_of(args), attn_seed_offset_of(args), batch_head, row, key) < threshold) return 0;
+    attn_dropout_base base = attn_dropout_base_of(d, args, batch, head);
+    if (attn_dropout_byte(attn_seed_of(args), attn_seed_offset_of(args), base.head, base.row + row, base.key + key) <
+        threshold)
+        return 0;
     return (real)256 / (real)(256 - threshold);
 }
 
@@ -113,9 +116,10 @@ void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
     fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
     fn(load)(attn_out_dtype(d), args->grad_o, attn_row_at(d, args, batch, head, row, d->grad_o_stride), d->dim_v,
              grad_o);
-    for (int64_t i = d->dim_v - 1; i >= 0; i--) /* in another order than dp below, or one key's would cancel exactly */
+    for (int64_t i = d->dim_v - 1; o && i >= 0; i--) /* in another order than dp below, or one key's would cancel */
         delta += grad_o[i] * o[i];
-    if (args->grad_lse) delta -= fn(number)(d, args->grad_lse, attn_lse_at(d, args, batch, head, row));
+    if (!o) delta = fn(number)(d, args->delta, attn_lse_at(d, args, batch, head, row));
+    if (o && args->grad_lse) delta -= fn(number)(d, args->grad_lse, attn_lse_at(d, args, batch, head, row));
     for (int64_t i = 0; i < d->dim_v; i++)
         grad_o[i] = rounded(d->dtype, grad_o[i]);
     if (g->sink) g->sink[head] -= fn(exp)(fn(number)(d, args->sink, head) - lse) * delta;

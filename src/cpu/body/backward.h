@@ -332,13 +332,12 @@ static void backward_run(backward *b, const attn_mask_tile *run)
 static void backward_finish(const backward *b)
 {
     const attn_backward_task *t = b->task;
-    int64_t size = attn_dtype_size(t->out_dtype);
     float unscaled = t->score->flags & ATTN_RICH ? 1 : LN2; /* what `scale` of the queries has too much */
     for (int64_t i = 0; i < t->key1 - t->key0; i++) {
         int64_t key = t->key0 + i;
-        store_row(t->out_dtype, (char *)t->grad_k + key * t->grad_k_row * size, b->dk + i * b->k_pitch, t->dim_qk,
-                  unscaled);
-        store_row(t->out_dtype, (char *)t->grad_v + key * t->grad_v_row * size, b->dv + i * b->v_pitch, t->dim_v, 1);
+        store_gradient(t->grad_dtype, t->add, t->grad_k, key, t->grad_k_row, b->dk + i * b->k_pitch, t->dim_qk,
+                       unscaled);
+        store_gradient(t->grad_dtype, t->add, t->grad_v, key, t->grad_v_row, b->dv + i * b->v_pitch, t->dim_v, 1);
     }
 }
 

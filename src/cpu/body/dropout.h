@@ -68,6 +68,7 @@ ALWAYS_INLINE void dropout_words(const attn_score *score, uint32_t tile_row, uin
 static void dropout_keep(const attn_score *score, int64_t row0, int64_t rows, int64_t key0, int64_t keys, int64_t pitch,
                          uint64_t *words)
 {
+    row0 += score->dropout_row, key0 += score->dropout_key;
     int64_t count = (keys + 63) / 64, skipped = key0 % 64;
     for (int64_t r = 0; r < rows; r++)
         memset(words + r * pitch, 0, (size_t)count * sizeof *words);

@@ -102,9 +102,20 @@ static void backward_delta(const attn_delta_task *task)
     }
 }
 
+/* Row `row` of a gradient of q, k or v. */
+static void store_gradient(attn_dtype dtype, bool add, void *out, int64_t row, int64_t stride, const float *sums,
+                           int64_t dim, float factor)
+{
+    char *at = (char *)out + row * stride * attn_dtype_size(dtype);
+    if (add)
+        add_row((float *)(void *)at, sums, dim, factor);
+    else
+        store_row(dtype, at, sums, dim, factor);
+}
+
 static void backward_sum(const attn_sum_task *t)
 {
-    int64_t pitch = attn_gradient_pitch(t->dim), size = attn_dtype_size(t->out_dtype);
+    int64_t pitch = attn_gradient_pitch(t->dim);
     for (int64_t row = t->row0; row < t->row0 + t->rows; row++) {
         float sum[ATTN_DIM_MOST];
         for (int64_t d = 0; d < t->dim; d += VL) {
@@ -113,6 +124,6 @@ static void backward_sum(const attn_sum_task *t)
                 x = v_add(x, v_load(t->part + part * t->part_step + row * pitch + d));
             v_store(sum + d, x);
         }
-        store_row(t->out_dtype, (char *)t->out + row * t->out_row * size, sum, t->dim, t->scale);
+        store_gradient(t->grad_dtype, t->add, t->out, row, t->out_row, sum, t->dim, t->scale);
     }
 }

@@ -300,7 +300,7 @@ static void store_transposed(const pairs_tile *b, const float *sums, int64_t dim
                              int64_t stride)
 {
     const attn_backward_task *t = b->task;
-    int64_t size = attn_dtype_size(t->out_dtype), count = t->key1 - t->key0;
+    int64_t count = t->key1 - t->key0;
     float rows[VL][ATTN_DIM_MOST];
     for (int64_t key = 0; key < count; key += VL) {
         for (int64_t d = 0; d < dim; d += VL) {
@@ -312,7 +312,7 @@ static void store_transposed(const pairs_tile *b, const float *sums, int64_t dim
                 v_store(rows[i] + d, x[i]);
         }
         for (int64_t i = 0; i < VL && key + i < count; i++)
-            store_row(t->out_dtype, (char *)out + (t->key0 + key + i) * stride * size, rows[i], dim, factor);
+            store_gradient(t->grad_dtype, t->add, out, t->key0 + key + i, stride, rows[i], dim, factor);
     }
 }
 

@@ -31,6 +31,16 @@ ALWAYS_INLINE void store_row(attn_dtype dtype, void *out, const float *o, int64_
         attn_store_scalar(dtype, out, d, o[d] * factor);
 }
 
+/* The same, of f32, added to what is there. */
+ALWAYS_INLINE void add_row(float *out, const float *o, int64_t dim, float factor)
+{
+    int64_t d = 0;
+    for (; d + VL <= dim; d += VL)
+        v_store(out + d, v_fma(v_load(o + d), v_set1(factor), v_load(out + d)));
+    for (; d < dim; d++)
+        out[d] += o[d] * factor;
+}
+
 /* Divides, converts and stores row row0 + r of a task, and its LSE. sum: VL partial sums; fresh: nothing was written to
  * o. */
 static void finish_row(const attn_attend_task *task, int64_t r, float *o, float max, const float *sum, bool fresh)
