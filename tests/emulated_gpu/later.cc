@@ -79,7 +79,8 @@ static void copy_tensor(const later *l)
             if (writes && inside)
                 memcpy(row + column * size, from + (at - l->to), size);
             else if (!writes)
-                memcpy(memory_at(l->by->home, at, size, size), inside ? row + column * size : (const unsigned char *)&outside, size);
+                memcpy(memory_at(l->by->home, at, size, size),
+                       inside ? row + column * size : (const unsigned char *)&outside, size);
         }
     }
 }

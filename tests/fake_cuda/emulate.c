@@ -8,6 +8,7 @@
 
 #include "cuda/common/merge_params.h"
 #include "num/half.h"
+#include "problem/desc.h"
 
 #include "cuda/common/decode/params.h"
 
@@ -178,7 +179,8 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     int64_t batch = is_varlen(p) ? 1 : p->shape.batch, rows = is_varlen(p) ? p->shape.total_q : p->shape.len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->shape.len_kv, batch_kv = batch;
     uint32_t columns = d->dtype == ATTN_E4M3 ? (uint32_t)ATTN_SM90_WIDTH(k->dim, 1) : 64;
-    uint32_t q_box[] = { columns, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { columns, 1, (uint32_t)k->kv_tile, 1 };
+    uint32_t q_box[] = { columns, pack, (uint32_t)k->q_tile / pack, 1 },
+             kv_box[] = { columns, 1, (uint32_t)k->kv_tile, 1 };
     if (k->paged) {
         total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
         bool whole = total % ATTN_CUDA_PAGE_BOX != 0 || total % kv_box[2] == 0; /* or threads read the pages */
@@ -186,10 +188,10 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
                     "boxes of pages");
     }
     if (is_varlen(p) && !k->paged) d->total_kv = total;
-    a->q = fake_take_map(symbol, &p->q_map, d->dtype, (int64_t[]){ p->shape.dim_qk, p->shape.heads_q, rows, batch }, q_box,
-                         d->q_stride);
-    a->k = fake_take_map(symbol, &p->k_map, d->dtype, (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv },
-                         kv_box, d->k_stride);
+    a->q = fake_take_map(symbol, &p->q_map, d->dtype, (int64_t[]){ p->shape.dim_qk, p->shape.heads_q, rows, batch },
+                         q_box, d->q_stride);
+    a->k = fake_take_map(symbol, &p->k_map, d->dtype,
+                         (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv }, kv_box, d->k_stride);
     a->v = fake_take_map(symbol, &p->v_map, d->dtype, (int64_t[]){ p->shape.dim_v, p->shape.heads_kv, total, batch_kv },
                          kv_box, d->v_stride);
 }
@@ -335,7 +337,10 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
 
 attn_dtype fake_dtype_of(const char *symbol)
 {
-    return strstr(symbol, "e4m3") ? ATTN_E4M3 : strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
+    return strstr(symbol, "e4m3")   ? ATTN_E4M3
+           : strstr(symbol, "bf16") ? ATTN_BF16
+           : strstr(symbol, "f16")  ? ATTN_F16
+                                    : ATTN_F32;
 }
 
 static void combine(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
@@ -355,7 +360,8 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
     bool paged = p->shape.flags & ATTN_PAGED;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
-        if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) && kernels[i].q_tile / p->schedule.pack == q.box[2] &&
+        if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) &&
+            kernels[i].q_tile / p->schedule.pack == q.box[2] &&
             (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0 : kernels[i].kv_tile == keys.box[2]))
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");

@@ -1,5 +1,5 @@
-/* Kernels of E4M3, the fallback kernel too, against their definition, and against the floor of their error: P rounded once to E4M3, at most 2^8,
- * with the row's maximum; all else exact. */
+/* Kernels of E4M3, the fallback kernel too, against their definition, and against the floor of their error: P rounded
+ * once to E4M3, at most 2^8, with the row's maximum; all else exact. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,13 +114,15 @@ static void make(bytes_problem *p)
     a->q = q, a->k = k, a->v = v;
     a->o = room(reach[3] * 4, 0xff);
     if (d->flags & ATTN_VARLEN)
-        a->cu_lens_q = lengths_of(p, d->len_q, d->total_q, true), a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
+        a->cu_lens_q = lengths_of(p, d->len_q, d->total_q, true),
+        a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
     if (d->flags & ATTN_LENS_Q && !(d->flags & ATTN_VARLEN)) a->lens_q = lengths_of(p, d->len_q, 0, false);
     if (d->flags & ATTN_LENS_KV && !(d->flags & ATTN_VARLEN)) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
     bool signs = p->data == NORMAL;
     if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, d->batch * d->heads_q, signs);
     if (d->flags & ATTN_SCALES_KV)
-        a->k_scale = scales_of(p, d->batch * d->heads_kv, signs), a->v_scale = scales_of(p, d->batch * d->heads_kv, signs);
+        a->k_scale = scales_of(p, d->batch * d->heads_kv, signs),
+        a->v_scale = scales_of(p, d->batch * d->heads_kv, signs);
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
     for (int64_t b = 0; b < d->batch; b++) {
         span s = span_of(d, a, b);
@@ -188,7 +190,8 @@ static double compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t 
         const unsigned char *x = v + at_of(d->v_stride, s->plane, s->kv + j, kv);
         sum += weight;
         for (int64_t c = 0; c < d->dim_v; c++)
-            exact[c] += weight * (double)attn_e4m3_to_float(x[c]), rounded[c] += stored * (double)attn_e4m3_to_float(x[c]);
+            exact[c] += weight * (double)attn_e4m3_to_float(x[c]),
+                rounded[c] += stored * (double)attn_e4m3_to_float(x[c]);
     }
     for (int64_t c = 0; c < d->dim_v; c++)
         exact[c] *= value / sum, rounded[c] *= value / sum;
@@ -223,7 +226,8 @@ static error compare(const bytes_problem *p)
                     unsigned char stored[4];
                     attn_store_scalar(out, stored, 0, (float)exact[c]);
                     one = (double)attn_load_scalar(out, stored, 0);
-                    e.got += (x - exact[c]) * (x - exact[c]), e.floor += (rounded[c] - exact[c]) * (rounded[c] - exact[c]);
+                    e.got += (x - exact[c]) * (x - exact[c]),
+                        e.floor += (rounded[c] - exact[c]) * (rounded[c] - exact[c]);
                     e.rounding += (one - exact[c]) * (one - exact[c]), e.size += exact[c] * exact[c];
                     e.values++;
                 }
@@ -238,9 +242,9 @@ static error compare(const bytes_problem *p)
 
 static void end(bytes_problem *p)
 {
-    const void *all[] = { p->args.q,      p->args.k,          p->args.v,       p->args.o,       p->args.lse,
-                          p->args.lens_q, p->args.lens_kv,    p->args.q_scale, p->args.k_scale, p->args.v_scale,
-                          p->args.cu_lens_q, p->args.cu_lens_kv };
+    const void *all[] = { p->args.q,       p->args.k,       p->args.v,         p->args.o,
+                          p->args.lse,     p->args.lens_q,  p->args.lens_kv,   p->args.q_scale,
+                          p->args.k_scale, p->args.v_scale, p->args.cu_lens_q, p->args.cu_lens_kv };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free((void *)(uintptr_t)all[i]);
 }
@@ -268,19 +272,21 @@ static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data
     result(!status && !ended, "%s, flags 0x%x: %s", k->name, desc.flags, attn_error());
     if (!status && !ended) {
         error e = compare(&p);
-        double n = fmax(1, (double)e.values), got = sqrt(e.got / n), floor = sqrt(e.floor / n),
-               size = sqrt(e.size / n), rounding = sqrt(e.rounding / n);
+        double n = fmax(1, (double)e.values), got = sqrt(e.got / n), floor = sqrt(e.floor / n), size = sqrt(e.size / n),
+               rounding = sqrt(e.rounding / n);
         /* A few rows have luck: the floor is one draw of many. */
         double allowed = (1.05 + 4 / sqrt(fmax(1, (double)e.rows))) * floor + rounding + 2e-5 * size;
         if (say)
-            printf("%s %lld x %lld data %d: relative rms %.5f, floor %.5f, rounding %.5f, LSE %.3f of its bound\n", k->name,
-                   (long long)desc.len_q, (long long)desc.len_kv, data, got / size, floor / size, rounding / size, e.lse);
-        result(!e.nan && got <= allowed && e.lse <= 1,
-               "%s, seed %llu, %lld x %lld, heads %lld/%lld, dims %lld, %lld, flags 0x%x, data %d, %s: rms %.4g of %.4g "
-               "(floor %.4g), of values %.4g, LSE %.3g, %lld NaN",
-               k->name, (unsigned long long)seed, (long long)desc.len_q, (long long)desc.len_kv, (long long)desc.heads_q,
-               (long long)desc.heads_kv, (long long)desc.dim_qk, (long long)desc.dim_v, desc.flags, data, info.strategy,
-               got, allowed, floor, size, e.lse, (long long)e.nan);
+            printf("%s %lld x %lld data %d: relative rms %.5f, floor %.5f, rounding %.5f, LSE %.3f of its bound\n",
+                   k->name, (long long)desc.len_q, (long long)desc.len_kv, data, got / size, floor / size,
+                   rounding / size, e.lse);
+        result(
+            !e.nan && got <= allowed && e.lse <= 1,
+            "%s, seed %llu, %lld x %lld, heads %lld/%lld, dims %lld, %lld, flags 0x%x, data %d, %s: rms %.4g of %.4g "
+            "(floor %.4g), of values %.4g, LSE %.3g, %lld NaN",
+            k->name, (unsigned long long)seed, (long long)desc.len_q, (long long)desc.len_kv, (long long)desc.heads_q,
+            (long long)desc.heads_kv, (long long)desc.dim_qk, (long long)desc.dim_v, desc.flags, data, info.strategy,
+            got, allowed, floor, size, e.lse, (long long)e.nan);
     }
     end(&p);
 }
@@ -302,7 +308,8 @@ static void check_random(const attn_cuda_kernel *k, uint64_t seed)
     if (pick(&s, 0, 2) == 0) d.dim_qk = pick(&s, 1, k->dim);
     if (pick(&s, 0, 2) == 0) d.dim_v = pick(&s, 1, k->dim_v);
     if (pick(&s, 0, 1)) d.flags |= ATTN_CAUSAL;
-    if (pick(&s, 0, 2) == 0) d.flags |= ATTN_WINDOW, d.window_left = pick(&s, -1, 200), d.window_right = pick(&s, -1, 60);
+    if (pick(&s, 0, 2) == 0)
+        d.flags |= ATTN_WINDOW, d.window_left = pick(&s, -1, 200), d.window_right = pick(&s, -1, 60);
     if (pick(&s, 0, 1)) d.flags |= ATTN_SCALES_Q;
     if (pick(&s, 0, 1)) d.flags |= ATTN_SCALES_KV;
     if (pick(&s, 0, 3) == 0) d.flags |= ATTN_LENS_KV;
@@ -317,7 +324,8 @@ static void check_random(const attn_cuda_kernel *k, uint64_t seed)
     }
     if (d.flags & ATTN_SCALES_KV && pick(&s, 0, 2))
         d.k_scale_stride[0] = d.v_scale_stride[0] = d.heads_kv, d.k_scale_stride[2] = d.v_scale_stride[2] = 1;
-    if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0) d.strategy = d.len_kv > k->kv_tile ? "split-kv=2" : "split-kv=1";
+    if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0)
+        d.strategy = d.len_kv > k->kv_tile ? "split-kv=2" : "split-kv=1";
     check_one(k, d, (bytes_data)pick(&s, 0, DATA - 1), seed, false);
 }
 

@@ -5,7 +5,8 @@
  *     attn_test_gpu [REPETITIONS [PART PARTS [ONLY]]]   (10000 1 1)
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
- * REPETITIONS 0: lengths alone. ONLY: forward, backward, pages (alone), or one kernel's lengths, by its name.
+ * REPETITIONS 0: lengths alone. ONLY: forward, backward, pages (alone), bytes (kernels of E4M3), or one kernel's
+ * lengths, by its name.
  * ATTN_TEST_SCALE=n: each n-th length. */
 #include <signal.h>
 #include <stdarg.h>
@@ -49,7 +50,8 @@ int main(int argc, char **argv)
                parts = argc > 3 ? atoi(argv[3]) : 1;
     const char *only = argc > 4 ? argv[4] : "";
     const bool wanted[] = { strcmp(only, "backward") != 0, strcmp(only, "forward") != 0 }; /* by attn_direction */
-    const bool caches = strcmp(only, "pages") == 0, one = only[0] && wanted[0] && wanted[1] && !caches;
+    const bool caches = strcmp(only, "pages") == 0, of_bytes = strcmp(only, "bytes") == 0;
+    const bool one = only[0] && wanted[0] && wanted[1] && !caches && !of_bytes;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -72,7 +74,7 @@ int main(int argc, char **argv)
         const attn_cuda_kernel *k = &kernels[i];
         if (!attn_cuda_is_variant(k) && k->dtype != ATTN_E4M3) continue;
         if (!wanted[attn_cuda_direction(k)]) continue;
-        if (one && strcmp(k->name, only) != 0) continue;
+        if (one ? strcmp(k->name, only) != 0 : of_bytes && k->dtype != ATTN_E4M3) continue;
         if (attn_cuda_is_variant(k) && !attn_cuda_can_load(k)) {
             printf("SKIPPED: %s: %s\n", k->name, attn_error());
             continue;
@@ -84,7 +86,7 @@ int main(int argc, char **argv)
             continue;
         }
         if (k->dtype == ATTN_E4M3) {
-            bytes(k, repeat > 0 ? 400 : 40, repeat > 0);
+            bytes(k, repeat > 0 ? 400 : of_bytes ? 10 : 40, repeat > 0);
             continue;
         }
         lengths(k);

@@ -43,11 +43,11 @@ typedef struct attn_cuda_shape {
 
     void *o;               /* of dtype (E4M3: of out_dtype), or f32 with ATTN_OUT_F32 */
     int o_wide;            /* o is stored by more than an element: as a kernel's own parameters say */
+    int out_dtype;         /* attn_dtype of o */
     long long o_stride[3]; /* batch, row, head; VARLEN: the batch's is not used */
     float *lse;            /* (batch, heads_q, len_q), VARLEN (heads_q, total_q); or NULL */
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
     const float *sink;                                    /* NULL: none */
-    int out_dtype;                                        /* attn_dtype of o */
 
     /* Workspace, or NULL: results of parts of the keys, which are combined later. */
     float *partial_o, *partial_lse;

@@ -100,11 +100,11 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
 #define ATTN_SM90_RAW_STAGES 2 /* of V as it comes, where it is transposed from there into the stages: E4M3 */
 #define ATTN_SM90_WIDTH(dim, bytes) ((dim) * (bytes) < 128 ? (dim) * (bytes) : 128) /* of a panel's row, in bytes */
-#define ATTN_SM90_ROW(dim, bytes) (((dim) * (bytes) + ATTN_SM90_WIDTH(dim, bytes) - 1) / ATTN_SM90_WIDTH(dim, bytes) * \
-                                   ATTN_SM90_WIDTH(dim, bytes))
-#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)                            \
-    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                                \
-     (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) +                \
+#define ATTN_SM90_ROW(dim, bytes) \
+    (((dim) * (bytes) + ATTN_SM90_WIDTH(dim, bytes) - 1) / ATTN_SM90_WIDTH(dim, bytes) * ATTN_SM90_WIDTH(dim, bytes))
+#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)             \
+    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                 \
+     (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) + \
      ((bytes) == 1 ? ATTN_SM90_RAW_STAGES : 0) * (keys)*ATTN_SM90_ROW(dim_v, bytes))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
 #define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages) \

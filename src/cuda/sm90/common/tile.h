@@ -98,7 +98,8 @@ template <int dtype, int width = 128> DEVICE void load_fragment(u32 *fragment, u
 #pragma unroll
     for (int k = 0; k < dim / element<dtype>::step; k++) {
         u32 piece = k % steps * 2 + lane / 16;
-        ldmatrix_x4(fragment + 4 * k, tile + k / steps * panel + row * width + ((piece ^ swizzle_of_row<width>(row)) << 4));
+        ldmatrix_x4(fragment + 4 * k,
+                    tile + k / steps * panel + row * width + ((piece ^ swizzle_of_row<width>(row)) << 4));
     }
 }
 

@@ -31,8 +31,8 @@ struct config {
     /* E4M3: elements have scales; V is transposed (transpose.h); each PV has an accumulator of its own (promoted.h). */
     static constexpr bool one_byte = dtype == E4M3;
 
-    static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
-    static constexpr int s_buffers = ATTN_S_BUFFERS;                /* in registers */
+    static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
+    static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
 
     /* E4M3: as many keys as registers hold: the producer warpgroup leaves what it can. */
     static constexpr bool most_keys = one_byte && dim_v == 128 && keys > 128;
@@ -42,7 +42,11 @@ struct config {
 
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. The producer of a GENERAL mask has more, since it walks the mask. */
-    static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : general ? 224 : most_keys ? 240 : 232;
+    static constexpr int consumer_registers = rows == 256   ? 112
+                                              : rows == 192 ? 160
+                                              : general     ? 224
+                                              : most_keys   ? 240
+                                                            : 232;
     static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : general ? 56 : most_keys ? 24 : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
@@ -61,7 +65,8 @@ struct config {
 #ifndef TRIAL_WIDTH
 #define TRIAL_WIDTH 32
 #endif
-    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, keys % TRIAL_WIDTH ? 32 : TRIAL_WIDTH>; /* 32: a panel is a step of PV */
+    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR,
+                                          keys % TRIAL_WIDTH ? 32 : TRIAL_WIDTH>; /* 32: a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
 

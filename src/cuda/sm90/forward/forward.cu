@@ -1,5 +1,6 @@
-/* The forward kernel: persistent CTAs of one producer warpgroup, of which one warp schedules, one loads and two may copy
- * for it, and of consumer warpgroups of 64 rows each, which keep S, P and O in registers. One variant: config.h. */
+/* The forward kernel: persistent CTAs of one producer warpgroup, of which one warp schedules, one loads and two may
+ * copy for it, and of consumer warpgroups of 64 rows each, which keep S, P and O in registers. One variant: config.h.
+ */
 #include "common/gpu.h"
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"

@@ -23,8 +23,8 @@
 
 enum { P_BITS = 8, SLICE = 64, SLICES = config::dim_v / SLICE };
 
-static_assert(!config::one_byte || (config::pingpong && !config::paged && config::dim_v % SLICE == 0 &&
-                                    config::keys % 32 == 0),
+static_assert(!config::one_byte ||
+                  (config::pingpong && !config::paged && config::dim_v % SLICE == 0 && config::keys % 32 == 0),
               "not E4M3's");
 
 /* What a warpgroup has in registers. */
@@ -67,8 +67,8 @@ DEVICE bool find_tile_max(softmax *m, const float *s, float scale, tile_max *til
     if (unlikely(__any_sync(~0u, negative)))
 #endif
 #pragma unroll
-    for (int i = 4; i < config::keys / 2; i++)
-        top[i % 4] = fmaxf(top[i % 4], s[i]);
+        for (int i = 4; i < config::keys / 2; i++)
+            top[i % 4] = fmaxf(top[i % 4], s[i]);
     float greatest[2] = { quad_max(fmaxf(top[0], top[1])), quad_max(fmaxf(top[2], top[3])) };
     bool some[2], renews[2];
 #pragma unroll
@@ -177,7 +177,8 @@ DEVICE void begin_item(const shared *s, consumer *c, promoted_fragments *f)
 {
     float unit = next_info(s, c)->scale_members::get()->score;
     if (unlikely(unit < 0)) negate_q(s, c);
-    load_fragment<config::dtype, config::q_tile::width>(f->q, q_address(s, c), config::q_tile::panel_bytes, config::held);
+    load_fragment<config::dtype, config::q_tile::width>(f->q, q_address(s, c), config::q_tile::panel_bytes,
+                                                        config::held);
     c->special.unit = fabsf(unit);
 }
 

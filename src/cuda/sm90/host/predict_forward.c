@@ -49,7 +49,8 @@ static double derived_step(const attn_cuda_device *device, const attn_cuda_kerne
     double moved = attn_model_transfer(&m, &p, 1);
     if (bytes) moved += keys * (k->dim + 3.0 * k->dim_v); /* K and V come; V is read and stored, transposed */
     double shared = moved / (registers ? registers->all / clock : 128);
-    double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) / machine->unit[bytes ? ATTN_UNIT_TENSOR8 : ATTN_UNIT_TENSOR16],
+    double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) /
+                            machine->unit[bytes ? ATTN_UNIT_TENSOR8 : ATTN_UNIT_TENSOR16],
                         rows * keys / machine->unit[ATTN_UNIT_EXP] };
     double change = attn_cuda_change_clocks(k) * rows * keys;
     return wait_clocks + change + max_of(attn_model_overlap(units, 2, exposed), shared);

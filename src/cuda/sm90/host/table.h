@@ -75,7 +75,7 @@ enum {
         .kv_tile = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1, .features = ATTN_SM90_ALL, .threads = 256                    \
     }
 
-#define ATTN_SM90_FALLBACKS                                                                            \
+#define ATTN_SM90_FALLBACKS                                                                     \
     ATTN_SM90_FALLBACK(e4m3, E4M3), ATTN_SM90_FALLBACK(f32, F32), ATTN_SM90_FALLBACK(f16, F16), \
         ATTN_SM90_FALLBACK(bf16, BF16),
 #define ATTN_SM90_BACKWARD_FALLBACKS                                              \
@@ -89,10 +89,8 @@ enum {
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
         .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,           \
-        .needs = ATTN_SM90_NEEDS_##score_,                                                                          \
-        .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
-        .shared =                                                                                                   \
-            ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),          \
+        .needs = ATTN_SM90_NEEDS_##score_, .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),               \
+        .shared = ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),    \
         .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {         \
             __VA_ARGS__                                                                                             \
         }                                                                                                           \

@@ -35,7 +35,8 @@ attn_sm90_tensor attn_sm90_repacked(const attn_desc *d, int which)
     return t;
 }
 
-/* TMA takes strides of a multiple of 16 bytes, above 0 and below 2^40; the kernels take elements of 16 bits, or E4M3. */
+/* TMA takes strides of a multiple of 16 bytes, above 0 and below 2^40; the kernels take elements of 16 bits, or E4M3.
+ */
 bool attn_sm90_tma_takes(const attn_desc *d, int which)
 {
     attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
