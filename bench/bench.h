@@ -58,6 +58,7 @@ typedef struct attn_bench_options {
     int suites;                                  /* a bit each, as attn_bench_suite_find says */
     attn_bench_list threads, dtypes, dims, lens; /* an empty list: each suite's own */
     int64_t heads[2];                            /* query and KV heads; 0: each suite's own */
+    attn_dtype kv_dtype;                         /* of decode's keys; 0: the dtype */
     attn_isa isa;
     attn_device on;
     attn_bench_list peers; /* attn_bench_peer each, one at least */

@@ -96,7 +96,7 @@ static void csv_row(FILE *file, const char *machine, const attn_bench_case *item
         fputc(',', file);
         csv_number(file, r->level[i].counted, 1.0);
     }
-    fprintf(file, ",%lld,%s,%lld,", (long long)(d->dim_v ? d->dim_v : d->dim_qk), attn_dtype_name(d->dtype),
+    fprintf(file, ",%lld,%s,%lld,", (long long)(d->dim_v ? d->dim_v : d->dim_qk), attn_dtype_name(attn_kv_dtype(d)),
             (long long)d->page_size);
     fprintf(file, "%s,", attn_bench_variant(item, variant));
     csv_number(file, attn_bench_plain_share(r), 1.0);

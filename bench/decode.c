@@ -138,7 +138,7 @@ static double keys_of(const attn_bench_case *item)
 double attn_bench_kv_bytes(const attn_bench_case *item)
 {
     const attn_desc *d = &item->desc;
-    return keys_of(item) * (double)(d->heads_kv * (d->dim_qk + d->dim_v) * attn_dtype_size(d->dtype));
+    return keys_of(item) * (double)(d->heads_kv * (d->dim_qk + d->dim_v) * attn_dtype_size(attn_kv_dtype(d)));
 }
 
 double attn_bench_decode_flops(const attn_bench_case *item, double planned)

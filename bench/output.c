@@ -71,12 +71,14 @@ static void levels_row(FILE *file, const attn_bench_result *r)
 void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_bench_result *r)
 {
     const attn_desc *d = &item->desc;
-    char heads[32], peer[72], text[ATTN_NUMBER_TEXT], variant[ATTN_BENCH_VARIANT];
+    char heads[32], types[16], peer[72], text[ATTN_NUMBER_TEXT], variant[ATTN_BENCH_VARIANT];
     attn_bench_variant(item, variant);
     snprintf(heads, sizeof heads, d->heads_q == d->heads_kv ? "%lld" : "%lld/%lld", (long long)d->heads_q,
              (long long)d->heads_kv);
-    fprintf(file, "%-10s %-4s %4lld %-19s %5s %6lld %3d  %-17s ", item->suite, attn_dtype_name(d->dtype),
-            (long long)d->dim_qk, item->mask, heads, (long long)d->len_kv, d->threads, r->kernel);
+    snprintf(types, sizeof types, attn_kv_dtype(d) != d->dtype ? "%s/%s" : "%s", attn_dtype_name(d->dtype),
+             attn_dtype_name(attn_kv_dtype(d)));
+    fprintf(file, "%-10s %-4s %4lld %-19s %5s %6lld %3d  %-17s ", item->suite, types, (long long)d->dim_qk, item->mask,
+            heads, (long long)d->len_kv, d->threads, r->kernel);
     if (r->refused[0]) {
         fprintf(file, "%s%s%s refused: %s\n", variant, variant[0] ? ": " : "", attn_bench_pass_name(item->pass),
                 r->refused);

@@ -163,7 +163,7 @@ typedef struct walk {
     const attn_plan *plan;
     const attn_args *args;
     attn_cache *cache; /* the innermost */
-    double size, out, packed;
+    double size, kv_size, out, packed;
     int64_t head, strip, panel, dim, dim_v;
 } walk;
 
@@ -182,9 +182,9 @@ static int64_t block_of(const walk *w, int64_t head, int64_t row, int64_t step)
 static void walk_packing(const walk *w, int64_t kv_head, int64_t keys)
 {
     for (int64_t key = 0; key < keys; key += w->panel) {
-        touch(w, K, block_of(w, kv_head, key, w->panel), w->panel * w->dim, w->size, false);
+        touch(w, K, block_of(w, kv_head, key, w->panel), w->panel * w->dim, w->kv_size, false);
         touch(w, PACKED_K, key / w->panel, w->panel * w->dim, w->packed, true);
-        touch(w, V, block_of(w, kv_head, key, w->panel), w->panel * w->dim_v, w->size, false);
+        touch(w, V, block_of(w, kv_head, key, w->panel), w->panel * w->dim_v, w->kv_size, false);
         for (int64_t column = 0; column < w->dim_v; column += w->panel)
             touch(w, PACKED_V, column / w->panel << 32 | key / w->panel, w->panel * w->panel, w->packed, true);
     }
@@ -262,8 +262,8 @@ static void walk_decode(const walk *w)
         touch(w, Q, unit, group * d->len_q * w->dim, w->size, false);
         while (attn_mask_next(&mask, 0, d->len_q, tile.hi, keys, &tile)) {
             int64_t block = block_of(w, unit, tile.lo, 1), count = tile.hi - tile.lo;
-            touch(w, K, block, count * w->dim, w->size, false);
-            touch(w, V, block, count * w->dim_v, w->size, false);
+            touch(w, K, block, count * w->dim, w->kv_size, false);
+            touch(w, V, block, count * w->dim_v, w->kv_size, false);
         }
         touch(w, O, unit, group * d->len_q * w->dim_v, w->out, true);
     }
@@ -284,6 +284,7 @@ attn_status attn_replay(const attn_plan *plan, const attn_args *args, const doub
                .args = args,
                .cache = cache[levels - 1],
                .size = (double)attn_dtype_size(plan->desc.dtype),
+               .kv_size = (double)attn_dtype_size(attn_kv_dtype(&plan->desc)),
                .out = (double)attn_dtype_size(out),
                .packed = attn_multiplies_pairs(k) ? 2 : 4,
                .strip = k->rows,

@@ -134,7 +134,9 @@ static void threads_over_one(grid *g, const char *name, const point *p)
 
 static void decode(grid *g, const char *name, const point *p)
 {
-    add(g, name, ATTN_BENCH_DECODE, "full", describe(g, p, 32, 8, 1));
+    attn_desc desc = describe(g, p, 32, 8, 1);
+    desc.kv_dtype = g->options->kv_dtype;
+    add(g, name, ATTN_BENCH_DECODE, "full", desc);
 }
 
 /* Heads, dims and lengths are the points' own. */
@@ -143,7 +145,7 @@ static void decode_shapes(grid *g, const char *name, const point *p)
     const attn_bench_options *o = g->options;
     attn_desc like = { .dtype = (attn_dtype)p->dtype, .threads = (int32_t)p->threads, .isa = o->isa };
     (void)name;
-    if (o->heads[0] || o->dims.count || o->lens.count) return;
+    if (o->heads[0] || o->dims.count || o->lens.count || o->kv_dtype) return;
     g->count += attn_bench_decode(&like, o->smoke, g->cases ? g->cases + g->count : NULL);
 }
 

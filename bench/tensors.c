@@ -58,7 +58,7 @@ static attn_bench_tensors sizes(const attn_desc *desc)
 {
     int64_t queries = desc->batch * desc->len_q * desc->heads_q * attn_dtype_size(desc->dtype);
     int64_t rows = desc->flags & ATTN_PAGED ? desc->pages * desc->page_size : desc->batch * desc->len_kv;
-    int64_t keys = rows * desc->heads_kv * attn_dtype_size(desc->dtype);
+    int64_t keys = rows * desc->heads_kv * attn_dtype_size(attn_kv_dtype(desc));
     return (attn_bench_tensors){ .q_bytes = queries * desc->dim_qk,
                                  .k_bytes = keys * desc->dim_qk,
                                  .v_bytes = keys * desc->dim_v,
@@ -123,8 +123,8 @@ bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_
 {
     *t = sizes(desc);
     t->q = attn_bench_normal(desc->dtype, t->q_bytes, 1);
-    t->k = attn_bench_normal(desc->dtype, t->k_bytes, 2);
-    t->v = attn_bench_normal(desc->dtype, t->v_bytes, 3);
+    t->k = attn_bench_normal(attn_kv_dtype(desc), t->k_bytes, 2);
+    t->v = attn_bench_normal(attn_kv_dtype(desc), t->v_bytes, 3);
     t->o = attn_bench_alloc(t->o_bytes);
     bool good = t->q && t->k && t->v && t->o;
     if (good && pass >= ATTN_BENCH_BACKWARD) good = init_backward(t, desc);

@@ -235,11 +235,14 @@ static double compare_lse(const check_problem *problem, const check_reference *r
 }
 
 /* What rounding probabilities to the inputs' type may do besides: that of a key with nearly all the weight of its row
- * is rounded by unfused attention to 1, which is exact, and by a kernel, which divides by their sum later, is not. */
+ * is rounded by unfused attention to 1, which is exact, and by a kernel, which divides by their sum later, is not. Where
+ * each key has a scale of v, the kernel rounds the product of both, which may be just above a power of two: by twice as
+ * much. */
 static check_deviation allowed_besides(const check_problem *problem, const check_reference *reference)
 {
     const attn_desc *desc = &problem->resolved;
-    double unit = ldexp(1, -2 - attn_dtype_of(desc->dtype)->mantissa);
+    attn_dtype scores = desc->dtype == ATTN_E4M3 ? ATTN_BF16 : desc->dtype;
+    double unit = ldexp(1, (desc->v_scale_rows ? -1 : -2) - attn_dtype_of(scores)->mantissa);
     int64_t n = reference->count * desc->dim_v;
     check_deviation size = { 0 };
     for (int64_t i = 0; i < n; i++)

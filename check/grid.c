@@ -281,3 +281,46 @@ void check_grid_case(const check_grid *grid, int number, attn_direction directio
         .seed = grid->seed * 1000003 + (uint64_t)number,
     };
 }
+
+/* ---- elements of a byte ---------------------------------------------------------------------- */
+
+/* Types of q, of k and v, of o. */
+static const attn_dtype bytes[][3] = {
+    { ATTN_E4M3, 0, 0 },
+    { ATTN_BF16, ATTN_I8, 0 },
+    { ATTN_BF16, ATTN_E4M3, ATTN_F32 },
+    { ATTN_F16, ATTN_E4M3, ATTN_E4M3 },
+    { ATTN_F32, ATTN_I8, ATTN_F16 },
+    { ATTN_E4M3, 0, ATTN_F32 },
+    { ATTN_E4M3, ATTN_E4M3, ATTN_E4M3 },
+};
+/* Rows of the blocks of q, k and v, axes along which their scales differ (check_set_scales), and whether q's heads are
+ * those of k. */
+static const struct {
+    int q, k, v;
+    unsigned axes;
+    bool shared;
+} scalings[] = {
+    { 0, 0, 0, 0x000, false },     /* one of each tensor */
+    { 0, 0, 0, 0x555, false },     /* of a sequence and head */
+    { 64, 64, 0, 0x577, true },    /* of a block and head */
+    { 128, 128, 0, 0xd77, false }, /* and of a channel of v */
+    { 1, 1, 1, 0x777, false },     /* of a row and head */
+    { 1, 0, 1, 0x237, false },     /* and some that differ along fewer axes */
+    { 0, 1, 0, 0x824, true },
+};
+
+void check_grid_bytes(int number, attn_desc *desc)
+{
+    const attn_dtype *dtype = bytes[number % COUNT(bytes)];
+    int scaling = number / COUNT(bytes) % (COUNT(scalings) + 1);
+    desc->dtype = dtype[0], desc->kv_dtype = dtype[1], desc->out_dtype = dtype[2];
+    if (dtype[2] != ATTN_F32) desc->flags &= ~(uint32_t)ATTN_OUT_F32;
+    if (scaling == COUNT(scalings)) return;
+    bool q = dtype[0] == ATTN_E4M3;
+    desc->flags |= ATTN_SCALES_KV | (q ? ATTN_SCALES_Q : 0);
+    desc->k_scale_rows = scalings[scaling].k, desc->v_scale_rows = scalings[scaling].v;
+    if (q) desc->q_scale_rows = scalings[scaling].q;
+    if (q && scalings[scaling].shared) desc->q_scale_heads = desc->heads_kv;
+    check_set_scales(desc, scalings[scaling].axes);
+}

@@ -22,4 +22,7 @@ check_grid *check_grid_create(uint64_t seed);
 void check_grid_case(const check_grid *grid, int number, attn_direction direction, int64_t rows_most, attn_desc *desc,
                      check_options *options);
 
+/* The same forward in elements of a byte, with scales or without: of a CPU. */
+void check_grid_bytes(int number, attn_desc *desc);
+
 #endif

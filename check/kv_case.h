@@ -6,7 +6,7 @@
 
 #include "attn_kv.h"
 
-enum { CHECK_KV_ARRAYS = 10 };
+enum { CHECK_KV_ARRAYS = 14 };
 
 typedef struct check_kv_array {
     unsigned char *actual, *expected; /* what the run finds, and what it must leave */

@@ -76,6 +76,23 @@ static void add_strides(text *t, const char *name, const int64_t stride[4])
     add(t, ", %s by %lld %lld %lld", name, (long long)stride[0], (long long)stride[1], (long long)stride[2]);
 }
 
+static void add_scale(text *t, const char *name, int64_t rows, const int64_t stride[4])
+{
+    add(t, ", %s scales of %lld rows by %lld %lld %lld %lld", name, (long long)rows, (long long)stride[0],
+        (long long)stride[1], (long long)stride[2], (long long)stride[3]);
+}
+
+static void add_scales(text *t, const attn_desc *d)
+{
+    if (d->flags & ATTN_SCALES_Q) {
+        add_scale(t, "q", d->q_scale_rows, d->q_scale_stride);
+        if (d->q_scale_heads) add(t, " of %lld heads", (long long)d->q_scale_heads);
+    }
+    if (!(d->flags & ATTN_SCALES_KV)) return;
+    add_scale(t, "k", d->k_scale_rows, d->k_scale_stride);
+    add_scale(t, "v", d->v_scale_rows, d->v_scale_stride);
+}
+
 static void add_layout(text *t, const attn_desc *desc, const check_options *o)
 {
     if (!o->strides && o->layout != CHECK_PACKED) add(t, ", %s", layout_names[o->layout]);
@@ -98,12 +115,16 @@ void check_problem_print(const attn_desc *d, const check_options *o, char *out, 
 {
     text t = { out, size };
     int64_t heads_kv = d->heads_kv ? d->heads_kv : d->heads_q;
-    add(&t, "%s%s%s batch %lld, heads %lld/%lld, lengths %lldx%lld, dims %lld/%lld",
-        d->direction == ATTN_BACKWARD ? "backward, " : "", attn_dtype_name(d->dtype),
-        d->flags & ATTN_OUT_F32 ? " to f32" : "", (long long)d->batch, (long long)d->heads_q, (long long)heads_kv,
-        (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk, (long long)(d->dim_v ? d->dim_v : d->dim_qk));
+    attn_dtype kv = attn_kv_dtype(d), stored = attn_out_dtype(d);
+    add(&t, "%s%s%s%s%s%s batch %lld, heads %lld/%lld, lengths %lldx%lld, dims %lld/%lld",
+        d->direction == ATTN_BACKWARD ? "backward, " : "", attn_dtype_name(d->dtype), kv != d->dtype ? " over " : "",
+        kv != d->dtype ? attn_dtype_name(kv) : "", stored != d->dtype ? " to " : "",
+        stored != d->dtype ? attn_dtype_name(stored) : "", (long long)d->batch, (long long)d->heads_q,
+        (long long)heads_kv, (long long)d->len_q, (long long)d->len_kv, (long long)d->dim_qk,
+        (long long)(d->dim_v ? d->dim_v : d->dim_qk));
     add_masks(&t, d, o);
     add_scores(&t, d, o);
+    add_scales(&t, d);
     if (o->data != CHECK_PLAIN) add(&t, ", data %s", data_names[o->data]);
     add_layout(&t, d, o);
     if (d->flags & ATTN_DETERMINISTIC) add(&t, ", deterministic");

@@ -69,6 +69,22 @@ static void lay_out_slice(uint64_t *state, int64_t stride[4], const int64_t exte
     }
 }
 
+static void lay_out_scales(uint64_t *state, attn_desc *desc)
+{
+    attn_shape shape = check_scale_shape(desc);
+    const int64_t *extents[] = { shape.q, shape.k, shape.v },
+                  rows[] = { desc->q_scale_rows, desc->k_scale_rows, desc->v_scale_rows };
+    int64_t *strides[] = { desc->q_scale_stride, desc->k_scale_stride, desc->v_scale_stride };
+    for (int i = 0; i < 3; i++) {
+        if (!(desc->flags & (i == 0 ? ATTN_SCALES_Q : ATTN_SCALES_KV))) continue;
+        bool channels = i == 2 && strides[i][3] && !rows[i];
+        const int64_t *e = extents[i], extent[4] = { e[0], e[1], e[2], channels ? e[3] : 1 };
+        lay_out_slice(state, strides[i], extent, true);
+        if (!channels) strides[i][3] = 0;
+        if (!rows[i]) strides[i][1] = 0;
+    }
+}
+
 static void lay_out_slices(attn_desc *desc, uint64_t seed)
 {
     attn_desc resolved;
@@ -79,6 +95,7 @@ static void lay_out_slices(attn_desc *desc, uint64_t seed)
     lay_out_slice(&state, desc->k_stride, shape.k, true);
     lay_out_slice(&state, desc->v_stride, shape.v, true);
     lay_out_slice(&state, desc->o_stride, shape.o, false);
+    lay_out_scales(&state, desc);
     if (desc->direction != ATTN_BACKWARD) return;
     lay_out_slice(&state, desc->grad_o_stride, shape.o, true);
     lay_out_slice(&state, desc->grad_q_stride, shape.q, false);
@@ -230,10 +247,13 @@ static float draw_element(int tensor, check_data data, bool fast, uint64_t *stat
     return shaped && tensor == TENSOR_Q ? 1.0f + 0.1f * x : x + level;
 }
 
-static void fill_row(const check_problem *problem, int tensor, uint64_t *state, void *base, int64_t at, int64_t row,
-                     int64_t len, int64_t dim)
+/* head: a query head. */
+static void fill_row(const check_problem *problem, int tensor, uint64_t *state, void *base, int64_t at, int64_t batch,
+                     int64_t head, int64_t row, int64_t len, int64_t dim)
 {
     const attn_desc *desc = &problem->resolved;
+    attn_dtype dtype = tensor == TENSOR_Q ? desc->dtype : attn_kv_dtype(desc);
+    bool scaled = desc->flags & (tensor == TENSOR_Q ? ATTN_SCALES_Q : ATTN_SCALES_KV);
     check_data data = problem->options.data;
     float level = tensor == TENSOR_K ? key_level(data, state, row, len, dim) : 0.0f;
     bool one_hot = tensor == TENSOR_V && data == CHECK_ONE_HOT, fast = problem->options.fast;
@@ -241,7 +261,8 @@ static void fill_row(const check_problem *problem, int tensor, uint64_t *state, 
     if (fast) state = &drawn;
     for (int64_t d = 0; d < dim; d++) {
         float x = one_hot ? (float)(row % dim == d) : draw_element(tensor, data, fast, state, level);
-        attn_store_scalar(desc->dtype, base, at + d, x);
+        if (scaled) x /= check_scale_at(problem, "qkv"[tensor], batch, head, row, d);
+        attn_store_scalar(dtype, base, at + d, x);
     }
 }
 
@@ -251,8 +272,9 @@ static void *fill_tensor(check_problem *problem, int tensor, uint64_t *state)
     attn_shape shape = attn_shape_of(desc);
     const int64_t *extent = tensor == TENSOR_Q ? shape.q : tensor == TENSOR_K ? shape.k : shape.v;
     const int64_t *stride = tensor == TENSOR_Q ? desc->q_stride : tensor == TENSOR_K ? desc->k_stride : desc->v_stride;
-    int64_t group = desc->heads_q / desc->heads_kv;
-    void *base = check_problem_allocate_tensor(problem, desc->dtype, extent, stride);
+    int64_t group = tensor == TENSOR_Q ? 1 : desc->heads_q / desc->heads_kv;
+    attn_dtype dtype = tensor == TENSOR_Q ? desc->dtype : attn_kv_dtype(desc);
+    void *base = check_problem_allocate_tensor(problem, dtype, extent, stride);
     for (int64_t b = 0; b < desc->batch; b++) {
         attn_sequence seq = attn_sequence_of(desc, &problem->args, b);
         int64_t len = tensor == TENSOR_Q ? seq.len_q : seq.len_kv;
@@ -261,7 +283,7 @@ static void *fill_tensor(check_problem *problem, int tensor, uint64_t *state)
             for (int64_t h = 0; h < extent[2]; h++) {
                 int64_t at = tensor == TENSOR_Q ? attn_row_at(desc, &problem->args, b, h, i, stride)
                                                 : attn_key_at(desc, &problem->args, b, h * group, i, stride);
-                fill_row(problem, tensor, state, base, at, i, len, extent[3]);
+                fill_row(problem, tensor, state, base, at, b, h * group, i, len, extent[3]);
             }
         }
     }
@@ -369,6 +391,8 @@ attn_status check_problem_create(check_problem *problem, const attn_desc *desc, 
     if (status != ATTN_OK) return status;
     uint64_t state = options->seed;
     fill_lengths(problem, &state);
+    if (attn_dtype_size(attn_kv_dtype(&problem->resolved)) == 1 || attn_out_dtype(&problem->resolved) == ATTN_E4M3)
+        check_fill_scales(problem, &state);
     problem->args.q = fill_tensor(problem, TENSOR_Q, &state);
     problem->args.k = fill_tensor(problem, TENSOR_K, &state);
     problem->args.v = fill_tensor(problem, TENSOR_V, &state);

@@ -6,6 +6,7 @@
 #ifndef CHECK_PROBLEM_H
 #define CHECK_PROBLEM_H
 
+#include "problem/desc.h"
 #include "problem/strategy.h"
 #include "attn.h"
 #include "check/buffer.h"
@@ -150,6 +151,21 @@ void check_fill_intervals(check_problem *problem, uint64_t *state);
 void check_fill_blocks(check_problem *problem, uint64_t *state);
 void check_fill_bits(check_problem *problem, uint64_t *state);
 void check_fill_pages(check_problem *problem, uint64_t *state);
+
+void check_fill_scales(check_problem *problem, uint64_t *state);
+
+/* Extents of a descriptor's scales that need not be resolved. */
+attn_shape check_scale_shape(const attn_desc *desc);
+
+/* Lays scales out anew, packed, along the axes along which they differ. */
+void check_settle_scales(attn_desc *desc);
+
+/* Scales that differ along some axes (sequence or page, block, head, channel): bits from 0 on for q, 4 for k, 8 for v.
+ */
+void check_set_scales(attn_desc *desc, unsigned axes);
+
+/* What an element of 'q', 'k' or 'v' is multiplied by. head: a query head. */
+float check_scale_at(const check_problem *problem, char tensor, int64_t batch, int64_t head, int64_t row, int64_t dim);
 
 /* Whether there is memory behind a key: not before first_kv, nor in a page that nobody may look at. */
 bool check_key_is_there(const check_problem *problem, int64_t batch, int64_t key);

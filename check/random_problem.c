@@ -8,6 +8,7 @@
 #include "check/strategies.h"
 #include "cpu/kernel.h"
 #include "cuda/kernel.h"
+#include "num/half.h"
 
 #define COUNT(table) (int)(sizeof(table) / sizeof *(table))
 #define PICK(state, table) (table)[check_below(state, COUNT(table))]
@@ -143,8 +144,28 @@ static void settle_pages(attn_desc *d)
         d->pages = 2 * elements_limit / (d->page_size * slot) + 1;
 }
 
+/* Types and scales that go together. */
+static void settle_bytes(attn_desc *d)
+{
+    bool backward = d->direction == ATTN_BACKWARD;
+    if (backward && d->dtype == ATTN_E4M3) d->dtype = ATTN_BF16;
+    if (backward || (d->dtype == ATTN_E4M3 && d->kv_dtype == ATTN_I8)) d->kv_dtype = (attn_dtype)0;
+    if (backward || (d->flags & ATTN_OUT_F32 && d->out_dtype != ATTN_F32)) d->out_dtype = (attn_dtype)0;
+    if (d->dtype != ATTN_E4M3) d->flags &= ~(uint32_t)ATTN_SCALES_Q;
+    if (attn_dtype_size(attn_kv_dtype(d)) != 1) d->flags &= ~(uint32_t)ATTN_SCALES_KV;
+    if (!(d->flags & ATTN_SCALES_Q)) d->q_scale_rows = d->q_scale_heads = 0;
+    if (!(d->flags & ATTN_SCALES_KV)) d->k_scale_rows = d->v_scale_rows = 0;
+    if (d->q_scale_heads) d->q_scale_heads = d->heads_kv ? d->heads_kv : d->heads_q;
+    for (int i = 0; i < 4; i++) {
+        if (!(d->flags & ATTN_SCALES_Q)) d->q_scale_stride[i] = 0;
+        if (!(d->flags & ATTN_SCALES_KV)) d->k_scale_stride[i] = d->v_scale_stride[i] = 0;
+    }
+    check_settle_scales(d);
+}
+
 void check_random_settle(attn_desc *d, check_options *o)
 {
+    settle_bytes(d);
     settle_pages(d);
     if (intervals[o->interval].causal != !!(d->flags & ATTN_CAUSAL)) d->flags &= ~(uint32_t)ATTN_INTERVALS;
     int64_t b = d->batch, h = d->heads_q, heads_kv = heads_kv_of(d), i = d->len_q, j = d->len_kv;
@@ -312,6 +333,34 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     }
 }
 
+/* Forwards of a CPU: with elements of a byte, and with outputs of another type. kv_dtype: 0 or the type of all keys. */
+static void draw_bytes(uint64_t *state, attn_dtype kv_dtype, attn_desc *d)
+{
+    static const attn_dtype queries[] = { ATTN_E4M3, ATTN_E4M3, ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_BF16 },
+                            outputs[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 };
+    static const int rows[] = { 0, 0, 1, 64, 128 };
+    if (d->device != ATTN_CPU || d->direction != ATTN_FORWARD) return;
+    if (check_chance(state, 15)) d->out_dtype = PICK(state, outputs);
+    if (d->out_dtype == d->dtype) d->out_dtype = (attn_dtype)0;
+    if (!kv_dtype && !check_chance(state, 40)) return;
+    d->dtype = PICK(state, queries);
+    d->kv_dtype = kv_dtype                  ? kv_dtype
+                  : check_chance(state, 50) ? ATTN_E4M3
+                  : d->dtype == ATTN_E4M3   ? (attn_dtype)0
+                                            : ATTN_I8;
+    if (d->dtype == ATTN_E4M3 && d->kv_dtype == ATTN_I8) d->dtype = ATTN_F16;
+    if (check_chance(state, 80)) d->flags |= ATTN_SCALES_KV;
+    if (check_chance(state, 80)) d->flags |= ATTN_SCALES_Q;
+    d->q_scale_rows = PICK(state, rows), d->k_scale_rows = PICK(state, rows);
+    d->v_scale_rows = check_below(state, 2), d->q_scale_heads = check_chance(state, 30);
+    unsigned axes = (unsigned)check_below(state, 1 << 12);
+    for (int i = 0; i < 4; i++) {
+        d->q_scale_stride[i] = axes >> i & 1;
+        d->k_scale_stride[i] = axes >> (i + 4) & 1;
+        d->v_scale_stride[i] = axes >> (i + 8) & 1;
+    }
+}
+
 static void draw_rest(uint64_t *state, const check_random_limits *limits, attn_desc *d, check_options *o)
 {
     static const int shifts[] = { 2, 4, 6, 8, 12, 14 };
@@ -350,7 +399,7 @@ typedef struct candidate {
     attn_isa isa;
     attn_direction direction;
     uint32_t features, needs;
-    int dtypes; /* bits */
+    int dtypes, kv_dtypes; /* bits: of q, k and v; of k and v besides */
     int64_t dim, dim_v, rows;
     bool some;           /* rows and keys */
     bool paged;          /* these keys, and no others */
@@ -386,6 +435,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
                       .direction = k->form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
                       .features = k->features,
                       .dtypes = (int)k->dtypes,
+                      .kv_dtypes = (int)k->kv_dtypes,
                       .dim = k->dim_max,
                       .dim_v = k->dim_max,
                       .rows = k->form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX };
@@ -395,6 +445,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
 static bool takes(const candidate *t, const attn_desc *d)
 {
     if (!t->name || t->direction != d->direction || !(t->dtypes >> d->dtype & 1)) return false;
+    if (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1)) return false;
     if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
@@ -429,6 +480,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
 {
     if (!t->name) return;
     d->direction = t->direction;
+    if (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1)) d->kv_dtype = (attn_dtype)0;
     while (!(t->dtypes >> d->dtype & 1))
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
     if (d->device == ATTN_CUDA && !(t->features & ATTN_CUDA_BITS_KEYS)) d->bits_keys = 0;
@@ -482,6 +534,8 @@ void check_random_problem(const check_random_limits *limits, uint64_t number, at
     draw_sizes(&state, pairs, least(elements_limit, 4 * limits->pairs), d);
     draw_features(&state, d, o);
     draw_rest(&state, limits, d, o);
+    uint64_t own = state ^ 0x5bf03635; /* so that the other problems stay what they are */
+    draw_bytes(&own, limits->kv_dtype, d);
     check_random_settle(d, o);
     bound(d, o);
     bool planner = limits->kernel ? strcmp(limits->kernel, "planner") == 0 : check_chance(&state, 50);

@@ -10,8 +10,9 @@
 typedef struct check_random_limits {
     attn_device device;
     const char *kernel;
-    bool left_out[2]; /* by attn_direction */
-    int64_t pairs;    /* batch x heads_q x len_q x len_kv, at most */
+    bool left_out[2];    /* by attn_direction */
+    attn_dtype kv_dtype; /* 0: any; else forwards have keys of this type of a byte, which queries may have too */
+    int64_t pairs;       /* batch x heads_q x len_q x len_kv, at most */
     check_by by;
     uint64_t seed;
     void (*spoil)(const check_problem *problem); /* for tests: changes results before they are compared; or NULL */

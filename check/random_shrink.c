@@ -50,6 +50,12 @@ static int64_t heads_kv_of(const attn_desc *d)
     X(few, o->few = true)                                                            \
     X(no_lse, o->no_lse = true)                                                      \
     X(front, o->front = false)                                                       \
+    X(kv_dtype, d->kv_dtype = (attn_dtype)0)                                         \
+    X(out_dtype, d->out_dtype = (attn_dtype)0)                                       \
+    X(q_scales, set_scales(d->q_scale_stride, &d->q_scale_rows))                     \
+    X(k_scales, set_scales(d->k_scale_stride, &d->k_scale_rows))                     \
+    X(v_scales, set_scales(d->v_scale_stride, &d->v_scale_rows))                     \
+    X(scale_heads, d->q_scale_heads = 0)                                             \
     X(infinite, o->bias_infinite = false)                                            \
     X(scale, d->scale = 0)                                                           \
     X(threads, d->threads = d->threads ? 1 : 0)                                      \
@@ -72,6 +78,13 @@ static void set_heads(attn_desc *d, int64_t heads_kv, int64_t group)
 {
     d->heads_q = heads_kv * group;
     if (d->heads_kv) d->heads_kv = heads_kv;
+}
+
+/* One for the whole tensor. */
+static void set_scales(int64_t stride[4], int64_t *rows)
+{
+    *rows = 0;
+    memset(stride, 0, 4 * sizeof *stride);
 }
 
 static void set_dims(attn_desc *d, int64_t dim_qk, int64_t dim_v)

@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "problem/scales.h"
 #include "problem/sequence.h"
 #include "problem/desc.h"
 #include "num/half.h"
@@ -12,38 +13,50 @@ typedef struct size {
     double norm, element; /* the greatest */
 } size;
 
-static void measure_row(attn_dtype dtype, const void *base, int64_t at, int64_t dim, size *greatest)
+/* scale: NULL, or what the elements are multiplied by, `step` from one to the next. */
+static void measure_row(attn_dtype dtype, const void *base, int64_t at, int64_t dim, const float *scale, int64_t step,
+                        size *greatest)
 {
     double sum = 0;
     for (int64_t d = 0; d < dim; d++) {
-        double x = fabs((double)attn_load_scalar(dtype, base, at + d));
+        double x = fabs((double)attn_load_scalar(dtype, base, at + d) * (scale ? (double)scale[d * step] : 1));
         greatest->element = fmax(greatest->element, x);
         sum += x * x;
     }
     greatest->norm = fmax(greatest->norm, sqrt(sum));
 }
 
+/* scale: NULL, or q's. */
 static size of_rows(const check_problem *problem, attn_dtype dtype, const void *base, const int64_t stride[4],
-                    int64_t dim)
+                    int64_t dim, const float *scale)
 {
     const attn_desc *d = &problem->resolved;
     size greatest = { 0, 0 };
     for (int64_t b = 0; b < d->batch && base; b++)
         for (int64_t h = 0; h < d->heads_q; h++)
             for (int64_t i = 0; i < attn_sequence_of(d, &problem->args, b).len_q; i++)
-                measure_row(dtype, base, attn_row_at(d, &problem->args, b, h, i, stride), dim, &greatest);
+                measure_row(dtype, base, attn_row_at(d, &problem->args, b, h, i, stride), dim,
+                            scale ? scale + attn_q_scale_at(d, b, h, i) : NULL, 0, &greatest);
     return greatest;
 }
 
-static size of_keys(const check_problem *problem, const void *base, const int64_t stride[4], int64_t dim)
+static size of_keys(const check_problem *problem, bool values)
 {
     const attn_desc *d = &problem->resolved;
+    const attn_args *a = &problem->args;
+    const void *base = values ? a->v : a->k;
+    const int64_t *stride = values ? d->v_stride : d->k_stride;
+    const float *scale = values ? a->v_scale : a->k_scale;
+    int64_t dim = values ? d->dim_v : d->dim_qk, step = values ? d->v_scale_stride[3] : 0;
     size greatest = { 0, 0 };
     for (int64_t b = 0; b < d->batch; b++)
         for (int64_t h = 0; h < d->heads_q; h += d->heads_q / d->heads_kv)
-            for (int64_t j = 0; j < attn_sequence_of(d, &problem->args, b).len_kv; j++)
-                if (check_key_is_there(problem, b, j))
-                    measure_row(d->dtype, base, attn_key_at(d, &problem->args, b, h, j, stride), dim, &greatest);
+            for (int64_t j = 0; j < attn_sequence_of(d, &problem->args, b).len_kv; j++) {
+                if (!check_key_is_there(problem, b, j)) continue;
+                int64_t at = !scale ? 0 : values ? attn_v_scale_at(d, a, b, h, j, 0) : attn_k_scale_at(d, a, b, h, j);
+                measure_row(attn_kv_dtype(d), base, attn_key_at(d, a, b, h, j, stride), dim, scale ? scale + at : NULL,
+                            step, &greatest);
+            }
     return greatest;
 }
 
@@ -111,16 +124,17 @@ check_rounding check_rounding_of(const check_problem *problem)
     const attn_desc *d = &problem->resolved;
     const attn_args *a = &problem->args;
     const double unit = 0x1p-22;
-    size q = of_rows(problem, d->dtype, a->q, d->q_stride, d->dim_qk),
-         k = of_keys(problem, a->k, d->k_stride, d->dim_qk), v = of_keys(problem, a->v, d->v_stride, d->dim_v),
-         g = of_rows(problem, attn_out_dtype(d), a->grad_o, d->grad_o_stride, d->dim_v);
+    size q = of_rows(problem, d->dtype, a->q, d->q_stride, d->dim_qk, a->q_scale), k = of_keys(problem, false),
+         v = of_keys(problem, true),
+         g = of_rows(problem, attn_out_dtype(d), a->grad_o, d->grad_o_stride, d->dim_v, NULL);
+    double o_scale = a->o_scale ? fabs((double)*a->o_scale) : 1;
     double kept = d->flags & ATTN_DROPOUT ? 1 - (double)d->dropout_p : 1;
     double rows = sqrt((double)(d->len_q * (d->heads_q / d->heads_kv))), ds = unit * g.norm * v.norm / kept;
     const int64_t *extent = d->bias_extent;
     double row = ds + (d->direction == ATTN_BACKWARD ? delta_rounding(problem) : 0);
     return (check_rounding){
         .lse = unit * ((double)d->scale * q.norm * k.norm + added_to_scores(problem)),
-        .out = unit * sqrt((double)d->len_kv) * v.element,
+        .out = unit * sqrt((double)d->len_kv) * v.element / o_scale,
         .gradients = { [CHECK_GRAD_Q] = row * (double)d->scale * k.element,
                        [CHECK_GRAD_K] = row * (double)d->scale * q.element * rows,
                        [CHECK_GRAD_BIAS] = summed_rounding(d, row, extent[0] * extent[1] * extent[2]),

@@ -103,6 +103,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
+           (!desc->kv_dtype || desc->kv_dtype == desc->dtype || kernel->kv_dtypes >> desc->kv_dtype & 1) &&
            desc->dim_qk <= kernel->dim_max && desc->dim_v <= kernel->dim_max;
 }
 
@@ -218,19 +219,24 @@ static void leave_out_caches(attn_desc *d)
     d->pages = d->page_size = d->table_width = d->table_total = d->bits_keys = 0;
 }
 
-/* narrow: each third case of f32 once more in bf16, for the kernels that take no f32 and would else see few cases. On a
- * GPU for the kernels that take caches first with them, then for all without. */
-static void run_form(check_sweep *sweep, int number, attn_form form, bool narrow)
+/* How often a case is run: as it is; NARROW: each third case of f32 once more in bf16, for the kernels that take no f32
+ * and would else see few cases; BYTES: each third forward once more in elements of a byte. */
+typedef enum variant { AS_IT_IS, NARROW, BYTES, VARIANTS } variant;
+
+/* On a GPU for the kernels that take caches first with them, then for all without. */
+static void run_form(check_sweep *sweep, int number, attn_form form, variant as)
 {
+    bool narrow = as == NARROW, on_cuda = sweep->count > 0 && sweep->reports[0].device == ATTN_CUDA;
     attn_desc desc;
     check_options options;
     check_grid_case(sweep->grid, number, form == ATTN_GRADIENT ? ATTN_BACKWARD : ATTN_FORWARD,
                     form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
     if (narrow && (desc.dtype != ATTN_F32 || number % 3 != 2)) return;
     if (narrow) desc.dtype = ATTN_BF16;
-    bool on_gpu = sweep->count > 0 && sweep->reports[0].device == ATTN_CUDA;
-    if (on_gpu) check_leave_out_parts(&desc);
-    if (on_gpu && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
+    if (as == BYTES && (on_cuda || form == ATTN_GRADIENT || number % 3 != 1)) return;
+    if (as == BYTES) check_grid_bytes(number / 3, &desc);
+    if (on_cuda) check_leave_out_parts(&desc);
+    if (on_cuda && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
         if (form != ATTN_GRADIENT) run_problem(sweep, number, &desc, &options, form, -1, narrow);
         leave_out_caches(&desc);
     }
@@ -346,8 +352,8 @@ static void run_fitted(check_sweep *sweep, int number, int which)
 void check_sweep_case(check_sweep *sweep, int number)
 {
     for (int form = 0; form < ATTN_FORMS; form++)
-        for (int narrow = 0; narrow < 2 && !sweep->left_out[form == ATTN_GRADIENT]; narrow++)
-            run_form(sweep, number, (attn_form)form, narrow);
+        for (int i = 0; i < VARIANTS && !sweep->left_out[form == ATTN_GRADIENT]; i++)
+            run_form(sweep, number, (attn_form)form, (variant)i);
     for (int i = 0; i < sweep->count; i++)
         run_fitted(sweep, number, i);
 }

@@ -83,7 +83,7 @@ static attn_status parse_threads(const char *text, void *value)
 static attn_status parse_dtypes(const char *text, void *value)
 {
     attn_dtype dtype;
-    return parse_list(text, attn_parse_dtype, &dtype, take_dtype, value);
+    return parse_list(text, attn_parse_any_dtype, &dtype, take_dtype, value);
 }
 
 const char *attn_bench_peer_name(attn_bench_peer peer)
@@ -137,7 +137,8 @@ static attn_status parse_pause(const char *text, void *value)
 static const attn_option options[] = {
     { "suite", 0, "LIST", parse_suites, AT(suites), ATTN_BENCH_SUITES("\n") " (prefill)" },
     { "threads", 't', "LIST", parse_threads, AT(threads), "threads to measure with (1 and all processors)" },
-    { "dtype", 0, "LIST", parse_dtypes, AT(dtypes), "f32, f16, bf16 (f32; decode: all of them)" },
+    { "dtype", 0, "LIST", parse_dtypes, AT(dtypes), "f32, f16, bf16, e4m3 (f32; decode: all of them)" },
+    { "kv-dtype", 0, "TYPE", attn_parse_bytes, AT(kv_dtype), "decode: keys and values of e4m3 or i8 under --dtype" },
     { "dim", 0, "LIST", parse_counts, AT(dims), "head dims (64,128; as the suite says)" },
     { "len", 0, "LIST", parse_counts, AT(lens), "rows and keys; decode: keys (as the suite says)" },
     { "heads", 0, "Q[/KV]", attn_parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
@@ -267,6 +268,8 @@ static bool check(const attn_bench_options *o)
     }
     if (fa3 != (o->fa3 != NULL)) return attn_bench_fail("--peer fa3 and --fa3 PATH go together");
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
+    if (o->kv_dtype && (o->on == ATTN_CUDA || o->suites != attn_bench_suite_find("decode")))
+        return attn_bench_fail("--kv-dtype %s: goes with --suite decode of the CPU", attn_dtype_name(o->kv_dtype));
     if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
         return attn_bench_fail("--device cuda takes no --isa and no --threads");
     if (o->isa != ATTN_ISA_AUTO && !attn_isa_available(o->isa))

@@ -26,6 +26,7 @@ typedef struct values {
     const char *kernel, *pass, *strategy, *shrunk;
     attn_seed number, seed, first;
     float random;
+    attn_dtype kv_dtype;
     int64_t pairs;
     int64_t part[2]; /* of how many */
 } values;
@@ -62,6 +63,8 @@ static const attn_option options[] = {
     { "first", 0, "N", attn_parse_seed, offsetof(values, first), "--random: begin with problem N (default 0)" },
     { "pairs", 0, "N", attn_parse_count, offsetof(values, pairs),
       "--random: batch x heads x rows x keys of a problem, at most" },
+    { "kv-dtype", 0, "TYPE", attn_parse_bytes, offsetof(values, kv_dtype),
+      "--random: forwards over keys of e4m3 or i8 alone" },
     { "shrunk", 0, "STEPS", attn_parse_text, offsetof(values, shrunk),
       "--random --case: made smaller first, as printed" },
     { "json", 0, NULL, attn_parse_switch, offsetof(values, json), "print JSON" },
@@ -212,10 +215,15 @@ static attn_status check_values(const values *v, const check_grid *grid, const c
 
 static attn_status check_random_values(const values *v)
 {
-    if (!v->random && (v->first.given || v->pairs || v->shrunk))
+    if (v->kv_dtype && v->device != ATTN_CPU)
+        return attn_fail(ATTN_INVALID, "--kv-dtype: the CPU alone computes elements of a byte");
+    if (v->kv_dtype && v->pass && strcmp(v->pass, "backward") == 0)
+        return attn_fail(ATTN_INVALID, "--kv-dtype: not with --pass backward");
+    if (!v->random && (v->first.given || v->pairs || v->kv_dtype || v->shrunk))
         return attn_fail(ATTN_INVALID, "%s: goes with --random",
                          v->first.given ? "--first"
                          : v->pairs     ? "--pairs"
+                         : v->kv_dtype  ? "--kv-dtype"
                                         : "--shrunk");
     if (v->random && v->reference) return attn_fail(ATTN_INVALID, "--reference: not with --random");
     if (v->random && (v->quick || v->isa != ATTN_ISA_AUTO || v->strategy || v->strategies))
@@ -240,6 +248,8 @@ static int run_random(const values *v)
         .shrunk = v->shrunk,
         .json = v->json
     };
+    r.limits.kv_dtype = v->kv_dtype;
+    if (v->kv_dtype) r.limits.left_out[ATTN_BACKWARD] = true;
     if (v->pass) r.limits.left_out[strcmp(v->pass, "forward") == 0] = true;
     if (v->device == ATTN_CUDA && device_open() != ATTN_OK) {
         fprintf(stderr, "SKIPPED: %s\n", attn_error());

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "device/clock.h"
+#include "problem/desc.h"
 #include "problem/strategy.h"
 #include "device/device.h"
 #include "check/gpu/launch.h"
@@ -38,7 +39,7 @@ typedef struct record {
     const char *reference; /* who computes it */
     double start, shown;
     int64_t problems, outcomes[CHECK_OUTCOMES], again;
-    int64_t by_kind[2][4]; /* by direction and dtype */
+    int64_t by_kind[2][ATTN_I8 + 1]; /* by direction and dtype */
     tally kernels[KERNELS];
     int kernel_count;
     int64_t words[ATTN_STRATEGIES][CHECK_OUTCOMES]; /* of strategies */
@@ -52,13 +53,13 @@ typedef struct record {
 static void write_command(const record *r, uint64_t number, const int *steps, int count, char *text, size_t size)
 {
     const check_random_limits *l = &r->limits;
-    int n = snprintf(text, size, "attn check --random 1%s%s%s%s --pairs %" PRId64 " --seed %" PRIu64 " --case %" PRIu64,
-                     l->device == ATTN_CUDA ? " --device cuda" : "", l->kernel ? " --kernel " : "",
-                     l->kernel ? l->kernel : "",
-                     l->left_out[0]   ? " --pass backward"
-                     : l->left_out[1] ? " --pass forward"
-                                      : "",
-                     l->pairs, l->seed, number);
+    int n = snprintf(
+        text, size, "attn check --random 1%s%s%s%s%s%s --pairs %" PRId64 " --seed %" PRIu64 " --case %" PRIu64,
+        l->device == ATTN_CUDA ? " --device cuda" : "", l->kernel ? " --kernel " : "", l->kernel ? l->kernel : "",
+        l->left_out[0]   ? " --pass backward"
+        : l->left_out[1] ? " --pass forward"
+                         : "",
+        l->kv_dtype ? " --kv-dtype " : "", l->kv_dtype ? attn_dtype_name(l->kv_dtype) : "", l->pairs, l->seed, number);
     for (int i = 0; i < count && n > 0 && (size_t)n < size; i++)
         n += snprintf(text + n, size - (size_t)n, "%s%d", i ? "," : " --shrunk ", steps[i]);
 }
@@ -197,7 +198,7 @@ static void show_progress(record *r)
 
 static void print_text(const record *r)
 {
-    static const char *const directions[] = { "forward", "backward" }, *const dtypes[] = { "", "f32", "f16", "bf16" };
+    static const char *const directions[] = { "forward", "backward" };
     printf("%-36s %9s %7s %10s %10s\n", "kernel", "problems", "wrong", "error", "case");
     for (int i = 0; i < r->kernel_count; i++) {
         const tally *t = &r->kernels[i];
@@ -210,10 +211,13 @@ static void print_text(const record *r)
         if (r->words[i][CHECK_RIGHT] + r->words[i][CHECK_WRONG] + r->words[i][CHECK_NOT_TAKEN])
             printf("strategy %s: %" PRId64 " right, %" PRId64 " wrong, %" PRId64 " not taken\n", words[i].name,
                    r->words[i][CHECK_RIGHT], r->words[i][CHECK_WRONG], r->words[i][CHECK_NOT_TAKEN]);
+    int kinds = 0;
     for (int d = 0; d < 2; d++)
-        for (int k = ATTN_F32; k <= ATTN_BF16; k++)
-            printf("%s %s %" PRId64 "%s", directions[d], dtypes[k], r->by_kind[d][k],
-                   d && k == ATTN_BF16 ? "\n" : ", ");
+        for (int k = 0; k <= ATTN_I8; k++)
+            if (r->by_kind[d][k])
+                printf("%s%s %s %" PRId64, kinds++ ? ", " : "", directions[d], attn_dtype_name((attn_dtype)k),
+                       r->by_kind[d][k]);
+    if (kinds) printf("\n");
     for (int64_t i = 0; i < r->outcomes[CHECK_WRONG] && i < SHOWN; i++)
         printf("wrong: %s\n", r->failures[i]);
     printf("%" PRId64 " problems, seed %" PRIu64 ", reference by the %s, %.0f s; %" PRId64 " wrong, %" PRId64

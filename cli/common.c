@@ -47,6 +47,8 @@ int attn_features(const attn_feature **features)
         { ATTN_PAGED, "paged keys" },
         { ATTN_FIRST_KV, "first key" },
         { ATTN_POSITIONS, "positions" },
+        { ATTN_SCALES_KV, "scales of keys" },
+        { ATTN_SCALES_Q, "scales of queries" },
         { ATTN_DROPOUT_BASES, "dropout bases" },
         { ATTN_DELTA, "given delta" },
         { ATTN_ADD, "added gradients" },

@@ -17,6 +17,7 @@ typedef struct values {
     bool backward, alibi, bias, sink, measure, once, json;
     const char *machine;
     attn_problem problem;
+    attn_dtype kv_dtype, out_dtype;
 } values;
 
 #define AT(member) offsetof(values, member)
@@ -30,7 +31,9 @@ static const attn_option options[] = {
     { "dim-v", 0, "N", attn_parse_count, AT(dim_v), "of values; default --dim" },
     { "batch", 0, "N", attn_parse_count, AT(batch), "sequences; default 1" },
     { "backward", 0, NULL, attn_parse_switch, AT(backward), "its gradients, as attn grad computes them" },
-    ATTN_PROBLEM_OPTIONS(values, problem),
+    ATTN_PROBLEM_OPTIONS(values, problem, attn_parse_any_dtype, "f32, f16, bf16 or e4m3"),
+    { "kv-dtype", 0, "TYPE", attn_parse_bytes, AT(kv_dtype), "keys and values of e4m3 or i8" },
+    { "out-dtype", 0, "TYPE", attn_parse_any_dtype, AT(out_dtype), "results in f32, f16, bf16 or e4m3" },
     { "alibi", 0, NULL, attn_parse_switch, AT(alibi), "with ALiBi slopes" },
     { "bias", 0, NULL, attn_parse_switch, AT(bias), "with a float32 bias (1, head, row, key)" },
     { "sink", 0, NULL, attn_parse_switch, AT(sink), "with a sink" },
@@ -57,6 +60,7 @@ static const attn_command command = {
     "Examples\n"
     "  attn explain --len 4096 --heads 32/8 --dim 128 --causal\n"
     "  attn explain --len-q 1 --len-kv 32768 --heads 32/8 --dim 128 --dtype bf16 --measure\n"
+    "  attn explain --len-q 1 --len-kv 32768 --heads 32/8 --dim 128 --dtype bf16 --kv-dtype i8\n"
     "  attn explain --len 2048 --heads 8 --dim 64 --causal --backward\n",
 };
 
@@ -66,6 +70,8 @@ static attn_status describe(const values *v, attn_desc *desc)
     if (len_q < 0 || len_kv < 0) return attn_fail(ATTN_INVALID, "--len, or --len-q and --len-kv, is missing");
     if (!v->dim) return attn_fail(ATTN_INVALID, "--dim is missing");
     *desc = (attn_desc){ .dtype = v->problem.dtype ? v->problem.dtype : ATTN_F32,
+                         .kv_dtype = v->kv_dtype,
+                         .out_dtype = v->out_dtype,
                          .direction = v->backward ? ATTN_BACKWARD : ATTN_FORWARD,
                          .batch = v->batch,
                          .heads_q = v->heads[0],

@@ -25,7 +25,7 @@ typedef struct attn_input_options {
         ATTN_FILE_OPTION(type, in.v, "v", "values, of k's rows and heads; their dim may differ")
 
 #define ATTN_SCORE_OPTIONS(type, in)                                                                                 \
-    ATTN_PROBLEM_OPTIONS(type, in.problem),                                                                          \
+    ATTN_PROBLEM_OPTIONS(type, in.problem, attn_parse_dtype, "f32, f16 or bf16"),                                    \
         ATTN_FILE_OPTION(type, in.alibi, "alibi",                                                                    \
                          "slopes (head) or (batch, head), float32: scores -= slope |position - key|"),               \
         ATTN_FILE_OPTION(type, in.bias, "bias",                                                                      \

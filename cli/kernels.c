@@ -126,7 +126,8 @@ static void print_strategies_json(void)
 
 /* ---- kernels of the CPU -------------------------------------------------------------------- */
 
-static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+enum { DTYPES = 5 };
+static const attn_dtype dtypes[DTYPES] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3, ATTN_I8 };
 
 static bool runs_here(const attn_cpu_kernel *kernel)
 {
@@ -139,16 +140,31 @@ static const char *form_name(const attn_cpu_kernel *kernel)
     return names[kernel->form];
 }
 
-static const char *dtypes_text(const attn_cpu_kernel *kernel, char text[32])
+/* of: a bit each. */
+static const char *dtypes_text(uint32_t of, char text[32])
 {
     int length = 0;
     text[0] = 0;
-    for (int i = 0; i < 3; i++) {
-        if (kernel->dtypes >> dtypes[i] & 1)
+    for (int i = 0; i < DTYPES; i++) {
+        if (of >> dtypes[i] & 1)
             length +=
                 snprintf(text + length, 32 - (size_t)length, "%s%s", length ? " " : "", attn_dtype_name(dtypes[i]));
     }
     return text;
+}
+
+static void json_dtypes(attn_json *json, const char *name, uint32_t of)
+{
+    attn_json_open(json, name, '[');
+    for (int d = 0; d < DTYPES; d++)
+        if (of >> dtypes[d] & 1) attn_json_string(json, NULL, attn_dtype_name(dtypes[d]));
+    attn_json_close(json, ']');
+}
+
+/* The types of queries that a feature goes with. */
+static uint32_t dtypes_with(const attn_cpu_kernel *kernel, uint32_t feature)
+{
+    return feature & ATTN_SCALES_Q ? kernel->dtypes & 1u << ATTN_E4M3 : kernel->dtypes;
 }
 
 static void print_json(const attn_cpu_kernel *kernels, int count)
@@ -161,11 +177,8 @@ static void print_json(const attn_cpu_kernel *kernels, int count)
         attn_json_string(&json, "name", kernel->name);
         attn_json_string(&json, "isa", attn_isa_name(kernel->isa));
         attn_json_string(&json, "form", form_name(kernel));
-        attn_json_open(&json, "dtypes", '[');
-        for (int d = 0; d < 3; d++) {
-            if (kernel->dtypes >> dtypes[d] & 1) attn_json_string(&json, NULL, attn_dtype_name(dtypes[d]));
-        }
-        attn_json_close(&json, ']');
+        json_dtypes(&json, "dtypes", kernel->dtypes);
+        json_dtypes(&json, "kv_dtypes", kernel->kv_dtypes);
         attn_json_integer(&json, "dim_max", kernel->dim_max);
         attn_json_integer(&json, "rows", kernel->rows);
         attn_json_integer(&json, "cols", kernel->cols);
@@ -202,11 +215,16 @@ static void print_markdown(const attn_cpu_kernel *kernels, int count)
         printf(" %s |", attn_multiplies_pairs(&kernels[i]) ? "taken for 0" : "kept");
     printf("\n| full, MHA, GQA, MQA, strides |");
     for (int i = 0; i < count; i++)
-        printf(" %s |", dtypes_text(&kernels[i], text));
+        printf(" %s |", dtypes_text(kernels[i].dtypes, text));
+    printf("\n| keys and values besides |");
+    for (int i = 0; i < count; i++)
+        printf(" %s |", kernels[i].kv_dtypes ? dtypes_text(kernels[i].kv_dtypes, text) : "-");
     for (int f = 0; f < feature_count; f++) {
         printf("\n| %s |", features[f].name);
         for (int i = 0; i < count; i++)
-            printf(" %s |", kernels[i].features & features[f].flag ? dtypes_text(&kernels[i], text) : "-");
+            printf(" %s |", kernels[i].features & features[f].flag
+                                ? dtypes_text(dtypes_with(&kernels[i], features[f].flag), text)
+                                : "-");
     }
     putchar('\n');
 }
@@ -220,15 +238,16 @@ static void print_text(const attn_cpu_kernel *kernels, int count)
         name = wider(name, kernels[i].name);
         isa = wider(isa, attn_isa_name(kernels[i].isa));
     }
-    printf("%-*s %-*s %-8s %-12s %-8s %-6s %-9s %s\n", name, "kernel", isa, "isa", "form", "dtypes", "dims", "tile",
+    printf("%-*s %-*s %-8s %-17s %-8s %-6s %-9s %s\n", name, "kernel", isa, "isa", "form", "dtypes", "dims", "tile",
            "here", "features");
     for (int i = 0; i < count; i++) {
         const attn_cpu_kernel *kernel = &kernels[i];
         int missing = 0;
         for (int f = 0; f < feature_count; f++)
             missing += !(kernel->features & features[f].flag);
-        printf("%-*s %-*s %-8s %-12s 1 to %-3d %2dx%-3d %-9s ", name, kernel->name, isa, attn_isa_name(kernel->isa),
-               form_name(kernel), dtypes_text(kernel, text), (int)kernel->dim_max, (int)kernel->rows, (int)kernel->cols,
+        printf("%-*s %-*s %-8s %-17s 1 to %-3d %2dx%-3d %-9s ", name, kernel->name, isa, attn_isa_name(kernel->isa),
+               form_name(kernel), dtypes_text(kernel->dtypes, text), (int)kernel->dim_max, (int)kernel->rows,
+               (int)kernel->cols,
                runs_here(kernel) ? "yes"
                : kernel->ops     ? "no"
                                  : "not built");

@@ -34,6 +34,8 @@ static void print_commands(const page *p, const attn_entry *entries, int count)
 static const char *choices(const attn_option *option)
 {
     if (option->parse == attn_parse_dtype) return "f32 f16 bf16";
+    if (option->parse == attn_parse_any_dtype) return "f32 f16 bf16 e4m3";
+    if (option->parse == attn_parse_bytes) return "e4m3 i8";
     if (option->parse == attn_parse_device) return "cpu cuda";
     if (option->parse == attn_parse_isa) return "auto portable avx2 avx512 avx512bf16 amx neon";
     return NULL;

@@ -55,9 +55,9 @@ static void fill_args(memory *m, const attn_desc *desc, int64_t prefix, attn_arg
     int64_t o[] = { desc->batch, desc->len_q, desc->heads_q, dim_v };
     int64_t heads[] = { 1, 1, 1, desc->heads_q }, sequences[] = { 1, 1, 1, desc->batch };
     args->q = take_random(m, q, desc->dtype);
-    args->k = take_random(m, k, desc->dtype);
-    args->v = take_random(m, v, desc->dtype);
-    args->o = take(m, o, attn_dtype_size(desc->dtype));
+    args->k = take_random(m, k, attn_kv_dtype(desc));
+    args->v = take_random(m, v, attn_kv_dtype(desc));
+    args->o = take(m, o, attn_dtype_size(attn_out_dtype(desc)));
     if (desc->direction == ATTN_BACKWARD) {
         args->lse = take(m, (int64_t[]){ 1, desc->batch, desc->heads_q, desc->len_q }, sizeof *args->lse);
         args->grad_o = take_random(m, o, desc->dtype);

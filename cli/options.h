@@ -50,19 +50,21 @@ typedef struct attn_seed {
 } attn_seed;
 
 /* What each reads: the type of the value, and its range. */
-attn_option_parse attn_parse_switch;   /* bool */
-attn_option_parse attn_parse_text;     /* const char *, not empty */
-attn_option_parse attn_parse_length;   /* int64_t >= 0 */
-attn_option_parse attn_parse_count;    /* int64_t >= 1 */
-attn_option_parse attn_parse_heads;    /* int64_t[2] >= 1, "Q" or "Q/KV": query heads, and KV heads, else as many */
-attn_option_parse attn_parse_window;   /* int64_t[2] >= -1, "L,R" */
-attn_option_parse attn_parse_seed;     /* attn_seed */
-attn_option_parse attn_parse_positive; /* float, finite, > 0 */
-attn_option_parse attn_parse_fraction; /* float, 0 <= p < 1 */
-attn_option_parse attn_parse_threads;  /* int32_t, 1 to 1024 */
-attn_option_parse attn_parse_isa;      /* attn_isa */
-attn_option_parse attn_parse_dtype;    /* attn_dtype */
-attn_option_parse attn_parse_device;   /* attn_device */
+attn_option_parse attn_parse_switch;    /* bool */
+attn_option_parse attn_parse_text;      /* const char *, not empty */
+attn_option_parse attn_parse_length;    /* int64_t >= 0 */
+attn_option_parse attn_parse_count;     /* int64_t >= 1 */
+attn_option_parse attn_parse_heads;     /* int64_t[2] >= 1, "Q" or "Q/KV": query heads, and KV heads, else as many */
+attn_option_parse attn_parse_window;    /* int64_t[2] >= -1, "L,R" */
+attn_option_parse attn_parse_seed;      /* attn_seed */
+attn_option_parse attn_parse_positive;  /* float, finite, > 0 */
+attn_option_parse attn_parse_fraction;  /* float, 0 <= p < 1 */
+attn_option_parse attn_parse_threads;   /* int32_t, 1 to 1024 */
+attn_option_parse attn_parse_isa;       /* attn_isa */
+attn_option_parse attn_parse_dtype;     /* attn_dtype */
+attn_option_parse attn_parse_any_dtype; /* attn_dtype: E4M3, too */
+attn_option_parse attn_parse_bytes;     /* attn_dtype: of a byte */
+attn_option_parse attn_parse_device;    /* attn_device */
 
 /* Reads argv[1] ... into the command's struct. Touches nothing else; ATTN_INVALID and a message in attn_error().
  * help: set if --help or -h was met, which ends the reading. A table holds at most 64 options. */

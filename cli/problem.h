@@ -31,8 +31,8 @@ typedef struct attn_problem {
         name, 0, argument, parse, offsetof(type, member), help \
     }
 
-/* The rows for a struct `type` that holds the problem at `p`. */
-#define ATTN_PROBLEM_OPTIONS(type, p)                                                                                 \
+/* The rows for a struct `type` that holds the problem at `p`. dtypes: what parse_dtype takes. */
+#define ATTN_PROBLEM_OPTIONS(type, p, parse_dtype, dtypes)                                                            \
     ATTN_OPTION(type, p.causal, "causal", NULL, attn_parse_switch,                                                    \
                 "a row sees keys up to its own position; the last row sees the last key"),                            \
         ATTN_OPTION(type, p.window, "window", "L,R", attn_parse_window,                                               \
@@ -46,7 +46,7 @@ typedef struct attn_problem {
                     "drop probabilities at rate P (in steps of 1/256), scale up the others"),                         \
         ATTN_OPTION(type, p.deterministic, "deterministic", NULL, attn_parse_switch,                                  \
                     "the same bits for any number of threads"),                                                       \
-        ATTN_OPTION(type, p.dtype, "dtype", "TYPE", attn_parse_dtype, "compute in f32, f16 or bf16"),                 \
+        ATTN_OPTION(type, p.dtype, "dtype", "TYPE", parse_dtype, "compute in " dtypes),                               \
         ATTN_OPTION(type, p.device, "device", "NAME", attn_parse_device, "cpu, or cuda: the first GPU; default cpu"), \
         ATTN_OPTION(type, p.isa, "isa", "NAME", attn_parse_isa,                                                       \
                     "auto, portable, avx2, avx512, avx512bf16, amx or neon"),                                         \

@@ -145,15 +145,35 @@ attn_status attn_parse_isa(const char *text, void *value)
                      nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
 }
 
-attn_status attn_parse_dtype(const char *text, void *value)
+static bool parse_one_of(const char *text, const attn_dtype *dtypes, int count, void *value)
 {
-    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 };
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < count; i++) {
         if (strcmp(text, attn_dtype_name(dtypes[i]))) continue;
         *(attn_dtype *)value = dtypes[i];
-        return ATTN_OK;
+        return true;
     }
+    return false;
+}
+
+attn_status attn_parse_dtype(const char *text, void *value)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    if (parse_one_of(text, dtypes, 3, value)) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes f32, f16 or bf16");
+}
+
+attn_status attn_parse_any_dtype(const char *text, void *value)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 };
+    if (parse_one_of(text, dtypes, 4, value)) return ATTN_OK;
     return attn_fail(ATTN_INVALID, "takes f32, f16, bf16 or e4m3");
+}
+
+attn_status attn_parse_bytes(const char *text, void *value)
+{
+    static const attn_dtype dtypes[] = { ATTN_E4M3, ATTN_I8 };
+    if (parse_one_of(text, dtypes, 2, value)) return ATTN_OK;
+    return attn_fail(ATTN_INVALID, "takes e4m3 or i8");
 }
 
 attn_status attn_parse_device(const char *text, void *value)

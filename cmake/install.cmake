@@ -1,11 +1,19 @@
-# Installs the headers, both libraries, the command, the CMake package (attn::attn, attn::attn_static), attn.pc and
-# attn-shared.pc.
+# Installs the headers, the libraries, shared and static, the command, the CMake package (attn::attn, attn::attn_static,
+# attn::attn_parallel, ...), attn.pc, attn-parallel.pc and what they need.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
-install(FILES include/attn.h include/attn_kv.h include/attn_napkin.h TYPE INCLUDE)
+install(FILES include/attn.h include/attn_kv.h include/attn_napkin.h include/attn_parallel.h TYPE INCLUDE)
 install(FILES ${machine_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/machines)
-install(TARGETS attn_shared attn_static EXPORT attn)
+install(TARGETS attn_shared attn_static attn_parallel_shared attn_parallel_static EXPORT attn)
+set(pc_files attn attn-shared attn-parallel attn-parallel-shared)
+set(ATTN_HAS_MPI FALSE) # in the CMake package
+if(TARGET attn_parallel_mpi_shared)
+  set(ATTN_HAS_MPI TRUE)
+  install(FILES include/attn_parallel_mpi.h TYPE INCLUDE)
+  install(TARGETS attn_parallel_mpi_shared attn_parallel_mpi_static EXPORT attn)
+  list(APPEND pc_files attn-parallel-mpi)
+endif()
 if(TARGET attn)
   install(TARGETS attn)
   if(ATTN_MANUAL)
@@ -38,7 +46,7 @@ if(includedir_absolute)
   set(PC_INCLUDEDIR ${CMAKE_INSTALL_INCLUDEDIR})
 endif()
 # Two files, so that `--static` links the static library: see attn.pc.in.
-foreach(file attn.pc attn-shared.pc)
-  configure_file(cmake/${file}.in ${file} @ONLY)
-  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${file} DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(file IN LISTS pc_files)
+  configure_file(cmake/${file}.pc.in ${file}.pc @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${file}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()

@@ -51,6 +51,23 @@ static int64_t one_or(input *in, int64_t extent)
     return wild(in, below(in, 2) ? extent : 1);
 }
 
+/* Elements of a byte, with any scales. */
+static void take_bytes(input *in, attn_desc *desc)
+{
+    int64_t *strides[] = { desc->q_scale_stride, desc->k_scale_stride, desc->v_scale_stride };
+    if (below(in, 3)) return;
+    desc->dtype = (attn_dtype)wild(in, below(in, 2) ? (int64_t)desc->dtype : ATTN_E4M3);
+    desc->kv_dtype = (attn_dtype)wild(in, below(in, 8)), desc->out_dtype = (attn_dtype)wild(in, below(in, 6));
+    if (below(in, 2)) desc->flags |= ATTN_SCALES_KV;
+    if (below(in, 2)) desc->flags |= ATTN_SCALES_Q;
+    if (desc->flags & ATTN_SCALES_Q) desc->q_scale_rows = wild(in, below(in, 2)), desc->q_scale_heads = below(in, 4);
+    if (desc->flags & ATTN_SCALES_KV)
+        desc->k_scale_rows = wild(in, below(in, 3) * 64), desc->v_scale_rows = wild(in, below(in, 2));
+    for (int i = 0; i < 3; i++)
+        for (int axis = 0; axis < 4 && desc->flags & (i ? ATTN_SCALES_KV : ATTN_SCALES_Q); axis++)
+            strides[i][axis] = below(in, 2) * wild(in, below(in, 60) - 30);
+}
+
 static void take_masks(input *in, attn_desc *desc)
 {
     desc->flags = (uint32_t)(take(in) | take(in) << 8 | take(in) << 16) & 0xfffff;
@@ -96,6 +113,9 @@ static bool is_tiny(const attn_desc *d)
                         d->page_size, d->table_width, d->table_total / 4 };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] < 0 || sizes[i] > 100) return false;
+    for (int i = 0; i < 4; i++)
+        if (llabs(d->q_scale_stride[i]) > 100 || llabs(d->k_scale_stride[i]) > 100 || llabs(d->v_scale_stride[i]) > 100)
+            return false;
     return true;
 }
 
@@ -140,6 +160,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     attn_desc desc = { 0 };
     take_sizes(&in, &desc);
     take_masks(&in, &desc);
+    take_bytes(&in, &desc);
     take_scores(&in, &desc);
     check_options options = {
         .data = (check_data)below(&in, CHECK_DATA_COUNT),

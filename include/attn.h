@@ -103,7 +103,8 @@ extern "C" {
     X(ATTN_UNSUPPORTED, 2, "valid, but not built into this library or not run by this machine") \
     X(ATTN_NO_MEMORY, 3, "the system gave no memory or no thread")                              \
     X(ATTN_DEVICE_FAILED, 4, "the driver or the compiler of the device reported an error")      \
-    X(ATTN_POOL_FULL, 5, "a pool of KV pages (attn_kv.h) has no page or no sequence left")
+    X(ATTN_POOL_FULL, 5, "a pool of KV pages (attn_kv.h) has no page or no sequence left")      \
+    X(ATTN_RANK_FAILED, 6, "another rank failed, or what connects ranks (attn_parallel.h)")
 
 typedef enum attn_status {
 #define ATTN_STATUS_ENUM(name, value, meaning) name = value,
@@ -113,6 +114,10 @@ typedef enum attn_status {
 
 /* The calling thread's last message, "" before the first failure. Never NULL. */
 ATTN_API const char *attn_error(void);
+
+/* For libraries that stand on this one: makes `message` the calling thread's last, shortened if need be, and returns
+ * status. */
+ATTN_API attn_status attn_error_set(attn_status status, const char *message);
 
 /* "ATTN_INVALID" and the like; "unknown status" for any other number. */
 ATTN_API const char *attn_status_name(attn_status status);
@@ -334,6 +339,15 @@ static inline attn_status attn_plan_get_info(const attn_plan *plan, attn_plan_in
 
 /* ---- run ----------------------------------------------------------------------------------- */
 
+/* Where k and v of one run lie. The run is then one of a descriptor with this len_kv, k_stride and v_stride, and with
+ * everything else of the plan's: whatever is laid out by len_kv (intervals, bits, block lists), and bounded by it
+ * (lens_kv, prefix, first_kv), is so by this one. For a cache that grows by a key per token, whose tensors have other
+ * strides each time: one plan for len_kv = 1024 serves every run of fewer keys. */
+typedef struct attn_kv_layout {
+    int64_t len_kv;                   /* 0 to the descriptor's; not below bits_keys */
+    int64_t k_stride[4], v_stride[4]; /* as in attn_desc: all 0: packed; else dim's is 1 */
+} attn_kv_layout;
+
 /* Tensors and, where a flag asks for them, lengths, masks and what changes scores. A pointer that is set although its
  * flag is missing is ATTN_INVALID, not ignored: a forgotten ATTN_LENS_KV must not change results silently. Two
  * exceptions: a forward ignores all grad_*, so that one attn_args serves both directions, and without ATTN_DROPOUT the
@@ -423,6 +437,12 @@ typedef struct attn_args {
      * given, and o and grad_lse, which are in it, are NULL. Without, it is written, or NULL. A delta, given or written,
      * says that lse and o may be of more keys than are here: none of them is computed again. */
     float *delta;
+
+    /* NULL: k and v lie as the descriptor says. Else as this struct says, which the host reads during the call. A
+     * forward without ATTN_VARLEN and ATTN_PAGED takes it; a bias has an extent of 1 or of this len_kv along keys.
+     * ATTN_CUDA: the decode kernels and the fallback kernels take it. ATTN_UNSUPPORTED: another kernel, whose plan
+     * holds where k and v lie. */
+    const attn_kv_layout *kv_layout;
 } attn_args;
 
 /* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses; NULL where that

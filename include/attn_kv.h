@@ -249,13 +249,16 @@ enum {
     ATTN_KV_ROTARY_Q = 1 << 2,    /* and q */
     ATTN_KV_INTERLEAVED = 1 << 3, /* pairs are elements 2 i and 2 i + 1 of a row; without: i and i + rotary_dim / 2 */
     ATTN_KV_POSITIONS = 1 << 4,   /* positions says where in cos and sin each token stands; SLOTS with ROTARY need it */
-    ATTN_KV_PACKED = 1 << 5       /* GATHER: sequences lie back to back: cu_lens says where they start */
+    ATTN_KV_PACKED = 1 << 5,      /* GATHER: sequences lie back to back: cu_lens says where they start */
+    ATTN_KV_SCALES = 1 << 6,      /* pages of one byte have scales: k_scale, v_scale */
+    ATTN_KV_TOKEN_SCALES = 1 << 7 /* APPEND: and finds them, one for each token and head; needs ATTN_KV_SCALES */
 };
 
 /* As in attn_desc: zero but for what is set; a field that the operation and its flags do not use must be 0. */
 typedef struct attn_kv_desc {
     attn_kv_op op;
-    attn_dtype dtype;   /* of k, v, q and the pages: ATTN_F32, ATTN_F16, ATTN_BF16 */
+    attn_dtype dtype;   /* of k, v and q, and of the pages (but see pages_dtype): ATTN_F32, ATTN_F16, ATTN_BF16; or
+                         * ATTN_E4M3 or ATTN_I8, without ROTARY: bytes are copied as they are */
     attn_device device; /* ATTN_CPU, or ATTN_CUDA, which takes no threads or parallel_for */
     uint32_t flags;     /* ATTN_KV_SLOTS | ... */
 
@@ -287,6 +290,19 @@ typedef struct attn_kv_desc {
     int32_t threads;                /* 0: one for each processor the caller may use; at most 1024 */
     attn_parallel_for parallel_for; /* NULL: the library's own threads */
     void *parallel_context;         /* its first argument */
+
+    /* Pages of one byte, on the CPU. An element's value is what is stored, times its scale: without ATTN_KV_SCALES the
+     * scale is 1. APPEND and GATHER convert where pages_dtype is not dtype, and only there take scales. Scales are f32,
+     * at (sequence, block, head, dim) by strides in elements, as in attn_desc: strides of 0 mean one for all. With
+     * k_scale_rows (v_scale_rows) above 0 it is (page, block, head, dim): a block is that many slots of a page. COPY
+     * copies scales of pages with their pages; it takes no others. */
+    attn_dtype pages_dtype; /* of k_pages, v_pages, k_from and v_from; 0: dtype. ATTN_E4M3 or ATTN_I8, beside a dtype of
+                             * f32, f16 or bf16 */
+    int64_t k_scale_rows;   /* 0, 1, 64 or 128; with TOKEN_SCALES 1, as v_scale_rows */
+    int64_t v_scale_rows;   /* 0 or 1 */
+    int64_t k_scale_stride[4]; /* [3] is 0; with SLOTS [0] is 0 where k_scale_rows is: there are no sequences */
+    int64_t v_scale_stride[4]; /* likewise, but [3], of channels, may be any where v_scale_rows is 0 */
+    int64_t k_scale_from_stride[4], v_scale_from_stride[4]; /* COPY */
 } attn_kv_desc;
 
 typedef struct attn_kv_plan attn_kv_plan;
@@ -311,6 +327,13 @@ ATTN_API void attn_kv_plan_destroy(attn_kv_plan *plan);
  * slots[i] % page_size of page slots[i] / page_size; -1: nowhere (its q turns all the same, and its position must be
  * one, too). No two rows may go to one slot, by whichever way. Nobody checks that: what is then in the slot is one of
  * them, or parts of both.
+ *
+ * Into pages of one byte APPEND stores x / scale: the quotient is rounded to float, then to the byte, to nearest even;
+ * what exceeds 448 (ATTN_I8: 127, below -128) becomes that, NaN becomes 0x7f (ATTN_I8: 0). TOKEN_SCALES: the scale of a
+ * row of one token and head is its greatest absolute value / 448 (ATTN_I8: 127), but at least 2^-126, which a row of
+ * zeros gets, too. NaN where an element is NaN or infinite: then all elements of the row are NaN. ROTARY comes first,
+ * in float, not rounded to dtype between. GATHER writes the product of what is stored and its scale, rounded to float,
+ * then to dtype. All of this has the same bits on every instruction set, but for those of a NaN that GATHER writes.
  *
  * ROTARY (RoFormer, arXiv 2104.09864): of a row x at position p, with c = cos[p, i] and s = sin[p, i], pair i, (a, b),
  * becomes (a c - b s, b c + a s). Products, sums and the result are each rounded once, on every device alike. p is the
@@ -338,6 +361,11 @@ typedef struct attn_kv_args {
                              * the source of another */
     const float *cos, *sin; /* ROTARY: (positions, rotary_dim / 2) */
     uint32_t *fault;        /* ATTN_CUDA: see attn_kv_run; NULL: nobody is told. On the CPU NULL */
+
+    /* SCALES: as the strides of desc say. APPEND and GATHER read them: either may be NULL: 1. TOKEN_SCALES and COPY
+     * write them; of COPY NULL where the rows are 0. They may lie in the pages' arrays, between the pages' elements. */
+    float *k_scale, *v_scale;
+    const float *k_scale_from, *v_scale_from; /* COPY: k_scale and v_scale themselves, or apart from them */
 } attn_kv_args;
 
 /* Does *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad ids, slots, lengths, positions and
@@ -385,9 +413,9 @@ typedef struct attn_cascade_level {
 typedef struct attn_cascade_plan attn_cascade_plan;
 
 /* desc: as for attn_run over each sequence's own keys; flags: ATTN_VARLEN, ATTN_PAGED and ATTN_LENS_KV, which it must
- * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC; no visible_share. Rows see all
- * shared keys. levels: `count` of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same arrays. Else as
- * attn_plan_create. */
+ * have, ATTN_CAUSAL, ATTN_SOFTCAP, ATTN_SINK, ATTN_OUT_F32, ATTN_DETERMINISTIC and ATTN_SCALES_KV, of scales that
+ * lie with pages' slots or are the same for all sequences; no visible_share. Rows see all shared keys. levels: `count`
+ * of them, 1 to ATTN_CASCADE_LEVELS. All levels' pages lie in the same arrays. Else as attn_plan_create. */
 ATTN_API attn_status attn_cascade_plan_create_sized(attn_cascade_plan **plan, const attn_desc *desc, size_t desc_size,
                                                     const attn_cascade_level *levels, size_t level_size, int32_t count);
 static inline attn_status attn_cascade_plan_create(attn_cascade_plan **plan, const attn_desc *desc,

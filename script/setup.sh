@@ -4,8 +4,8 @@
 #   script/setup.sh NEED ...     or, from another script:  . script/setup.sh; setup NEED ...
 #
 # Needs: build (cc, cmake, make), tests (build, a C++ compiler, cmocka, pkg-config, python3), fuzz (clang and its fuzzer
-# runtime), blas (OpenBLAS: examples/gpt, and the peer that is measured), ci (tests, fuzz, blas, gcc and git), format
-# (clang-format-14), aarch64 (its cross compiler and qemu), pip (for Python packages).
+# runtime), blas (OpenBLAS: examples/gpt, and the peer that is measured), mpi (Open MPI: attention over ranks), ci (tests,
+# fuzz, blas, mpi, gcc and git), format (clang-format-14), aarch64 (its cross compiler and qemu), pip (for Python packages).
 # Nothing missing: nothing is run. Otherwise apt-get installs it, as root or through sudo; where neither will do, the
 # exact line to run is printed and the script stops. ATTN_NO_INSTALL=1: never installs, only says what is missing.
 
@@ -109,6 +109,12 @@ try_blas()
 int main(void) { openblas_set_num_threads(1); return !dlopen("libopenblas.so.0", RTLD_NOW); }'
 }
 
+try_mpi()
+{
+    try_program "${CC:-cc}" "$(pkg-config --cflags --libs mpi-c 2>/dev/null)" '#include <mpi.h>
+int main(void) { return MPI_VERSION < 3; }' && mpirun --version >/dev/null 2>&1
+}
+
 # The Debian packages of each.
 packages_of()
 {
@@ -127,6 +133,7 @@ packages_of()
     clang_format) echo clang-format-14 ;;
     aarch64) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user ;;
     blas) echo libopenblas-pthread-dev ;;
+    mpi) echo libopenmpi-dev openmpi-bin ;;
     esac
 }
 
@@ -151,7 +158,8 @@ setup_parts()
         tests) echo cc cxx cmake make cmocka pkg_config python3 ;;
         fuzz) echo cc cmake make clang ;;
         blas) echo cc blas ;;
-        ci) echo git cc cxx gcc cmake make cmocka pkg_config python3 clang blas ;;
+        mpi) echo cc pkg_config mpi ;;
+        ci) echo git cc cxx gcc cmake make cmocka pkg_config python3 clang blas mpi ;;
         pip) echo python3 pip ;;
         format) echo clang_format ;;
         aarch64) echo aarch64 ;;

@@ -30,7 +30,7 @@ typedef struct cascade_level_arrays {
 typedef struct cascade_arrays {
     char k[CASCADE_SLOTS * CASCADE_WIDTH * 4], v[CASCADE_SLOTS * CASCADE_WIDTH * 4];
     char q[CASCADE_ROWS * 4 * CASCADE_WIDTH * 4], o[CASCADE_ROWS * 4 * CASCADE_WIDTH * 4];
-    float lse[CASCADE_ROWS * 64], sink[64];
+    float lse[CASCADE_ROWS * 64], sink[64], k_scale[CASCADE_SLOTS * 4], v_scale[CASCADE_SLOTS * 4];
     uint32_t fault;
     cascade_level_arrays level[CASCADE_SHARED + 1]; /* the last: each sequence's own */
     cascade_level_arrays all;                       /* of each sequence all keys */
@@ -152,7 +152,9 @@ static attn_args cascade_args(const cascade_problem *p, cascade_arrays *at, bool
                         .cu_lens_q = level->cu_lens_q,
                         .lens_kv = level->lens_kv,
                         .page_table = level->table,
-                        .sink = p->own.flags & ATTN_SINK ? at->sink : NULL };
+                        .sink = p->own.flags & ATTN_SINK ? at->sink : NULL,
+                        .k_scale = p->own.flags & ATTN_SCALES_KV ? at->k_scale : NULL,
+                        .v_scale = p->own.flags & ATTN_SCALES_KV ? at->v_scale : NULL };
 }
 
 static void cascade_shared_keys(const cascade_problem *p, cascade_arrays *at, attn_cascade_keys keys[CASCADE_SHARED])
@@ -184,7 +186,7 @@ static int64_t cascade_difference(const cascade_problem *p, const cascade_arrays
 {
     const attn_desc *d = &p->own;
     attn_dtype dtype = attn_out_dtype(d);
-    float bound = d->dtype == ATTN_BF16 ? 0x1p-6f : d->dtype == ATTN_F16 ? 0x1p-9f : 1e-5f;
+    float bound = d->dtype == ATTN_BF16 || d->dtype == ATTN_E4M3 ? 0x1p-6f : d->dtype == ATTN_F16 ? 0x1p-9f : 1e-5f;
     int64_t rows = p->at->level[p->levels].cu_lens_q[d->batch];
     for (int64_t line = 0; line < d->total_q * d->heads_q; line++) {
         int64_t row = line / d->heads_q, head = line % d->heads_q, at = head * d->total_q + row;

@@ -119,7 +119,8 @@ static world *create(attn_direction direction, uint32_t without)
                           a->dropout_row,
                           a->dropout_key,
                           a->dropout_head,
-                          direction == ATTN_BACKWARD ? a->delta : NULL };
+                          direction == ATTN_BACKWARD ? a->delta : NULL,
+                          NULL };
     return &w;
 }
 

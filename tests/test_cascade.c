@@ -34,6 +34,41 @@ static void levels_are_all_keys(void **state)
     }
 }
 
+/* Keys of a byte in pages, with a scale for each block of a page, or each slot, and head. */
+static void make_bytes(attn_desc *d, int n)
+{
+    d->kv_dtype = n % 2 ? ATTN_I8 : ATTN_E4M3;
+    if (n % 5 == 0) d->dtype = ATTN_E4M3;
+    if (d->dtype == ATTN_E4M3) d->kv_dtype = ATTN_E4M3;
+    d->flags |= ATTN_SCALES_KV;
+    d->k_scale_rows = n % 3 ? 1 : 64, d->v_scale_rows = 1;
+    memcpy(d->k_scale_stride, (int64_t[]){ d->page_size * d->heads_kv, d->heads_kv, 1, 0 }, sizeof d->k_scale_stride);
+    memcpy(d->v_scale_stride, (int64_t[]){ d->page_size * d->heads_kv, d->heads_kv, 1, 0 }, sizeof d->v_scale_stride);
+}
+
+static void levels_of_bytes_are_all_keys(void **state)
+{
+    (void)state;
+    for (int n = 0; n < PROBLEMS / 4; n += test_scale()) {
+        cascade_problem p = cascade_draw(&got, n, (attn_dtype)(ATTN_F32 + n % 3));
+        uint64_t random = (uint64_t)n;
+        make_bytes(&p.own, n), make_bytes(&p.all, n);
+        for (int64_t i = 0; i < CASCADE_SLOTS * CASCADE_WIDTH; i++) {
+            attn_store_scalar(p.own.kv_dtype, got.k, i, 30 * check_normal(&random));
+            attn_store_scalar(p.own.kv_dtype, got.v, i, 30 * check_normal(&random));
+        }
+        for (int64_t i = 0; i < p.own.total_q * p.own.heads_q * p.own.dim_qk && p.own.dtype == ATTN_E4M3; i++)
+            attn_store_scalar(ATTN_E4M3, got.q, i, check_normal(&random));
+        for (int i = 0; i < CASCADE_SLOTS * 4; i++)
+            got.k_scale[i] = 0.02f + 0.0001f * (float)(i % 300), got.v_scale[i] = 0.05f - 0.0001f * (float)(i % 500);
+        want = got;
+        run_cascade(&p, &got);
+        assert_ok(cascade_run_all(&p, &want));
+        int64_t line = cascade_difference(&p, &got, &want);
+        if (line >= 0) fail_msg("problem %d: line %lld differs", n, (long long)line);
+    }
+}
+
 /* The same bits for any number of threads. */
 static void fixed_order(void **state)
 {
@@ -153,6 +188,12 @@ static void descriptors_are_refused(void **state)
     refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "beside what it needs");
     d = p.own, d.visible_share = 0.5;
     refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "visible_share = 0.5: a cascade takes none");
+    d.visible_share = 0;
+    d.kv_dtype = ATTN_I8, d.flags |= ATTN_SCALES_KV, d.k_scale_stride[0] = 4;
+    refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels),
+            "k_scale_stride[0] = 4: keys that sequences share have no scales of a sequence");
+    d.k_scale_stride[0] = 0, d.v_scale_stride[0] = 3;
+    refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "v_scale_stride[0] = 3: keys that");
     d = p.own, d.flags = 0, d.softcap = 0, d.pages = d.page_size = d.table_width = d.total_q = 0;
     refused(attn_cascade_plan_create(&plan, &d, p.level, p.levels), "needs ATTN_VARLEN, ATTN_PAGED");
     p.level[1].groups = -1;
@@ -281,10 +322,10 @@ static void plans_are_described(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(levels_are_all_keys),     cmocka_unit_test(fixed_order),
-        cmocka_unit_test(descriptors_are_refused), cmocka_unit_test(arguments_are_refused),
-        cmocka_unit_test(plans_are_described),     cmocka_unit_test(levels_of_a_pool),
-        cmocka_unit_test(levels_are_refused),
+        cmocka_unit_test(levels_are_all_keys),   cmocka_unit_test(levels_of_bytes_are_all_keys),
+        cmocka_unit_test(fixed_order),           cmocka_unit_test(descriptors_are_refused),
+        cmocka_unit_test(arguments_are_refused), cmocka_unit_test(plans_are_described),
+        cmocka_unit_test(levels_of_a_pool),      cmocka_unit_test(levels_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

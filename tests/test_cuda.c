@@ -69,6 +69,31 @@ static void plans_run_in_their_context(void **state)
     end_context(one);
 }
 
+/* TMA's maps hold strides and lengths; the decode kernels and the fallback kernels take them from the run. */
+static void some_plans_hold_keys(void **state)
+{
+    (void)state;
+    static tensors t;
+    static const int64_t rows[] = { 200, 1, 200 };
+    static const attn_status wanted[] = { ATTN_UNSUPPORTED, ATTN_OK, ATTN_OK };
+    attn_kv_layout layout = { .len_kv = 150, .k_stride = { 300 * 64, 64, 150 * 64, 1 } };
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < 3; i++) {
+        attn_plan *plan;
+        attn_desc desc = small();
+        attn_args args = args_of(&t);
+        desc.len_q = rows[i], desc.kernel = i == 2 ? "sm90_fallback_bf16" : NULL;
+        args.kv_layout = &layout;
+        assert_ok(attn_plan_create(&plan, &desc));
+        void *workspace = malloc(attn_plan_workspace(plan) + 1);
+        refused(attn_run(plan, &args, workspace, NULL), wanted[i], wanted[i] ? "holds where k and v lie" : "");
+        refused(attn_check(plan, &args), wanted[i], wanted[i] ? "holds where k and v lie" : "");
+        attn_plan_destroy(plan);
+        free(workspace);
+    }
+    end_context(context);
+}
+
 /* The host cannot read lengths in device memory. */
 static void checks_read_no_array(void **state)
 {
@@ -459,6 +484,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(kernels_are_loaded_once_a_context),
         cmocka_unit_test(plans_run_in_their_context),
         cmocka_unit_test(checks_read_no_array),
+        cmocka_unit_test(some_plans_hold_keys),
         cmocka_unit_test(forward_runs_only_launch),
         cmocka_unit_test(backward_runs_only_launch),
         cmocka_unit_test(seeds_are_read_by_kernels),

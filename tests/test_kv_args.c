@@ -71,9 +71,9 @@ static void bad_descriptors(void **state)
         attn_kv_plan_destroy(plan);
     }
     BAD(a, op, 0, "op = 0 is not ATTN_KV_APPEND");
-    BAD(a, dtype, ATTN_F64, "dtype = 4 is not ATTN_F32, ATTN_F16 or ATTN_BF16");
+    BAD(a, dtype, ATTN_F64, "dtype = 4 is not ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 or ATTN_I8");
     BAD(a, device, 2, "device = 2");
-    BAD(a, flags, 1 << 6, "unknown bits");
+    BAD(a, flags, 1 << 8, "unknown bits");
     BAD(a, flags, ATTN_KV_PACKED, "ATTN_KV_PACKED needs op = ATTN_KV_GATHER");
     BAD(gather, flags, ATTN_KV_SLOTS, "ATTN_KV_SLOTS needs op = ATTN_KV_APPEND");
     BAD(copies, flags, ATTN_KV_ROTARY, "ATTN_KV_ROTARY needs op = ATTN_KV_APPEND");
@@ -110,6 +110,78 @@ static void bad_descriptors(void **state)
     assert_int_equal(attn_kv_plan_create(NULL, &a), ATTN_INVALID);
     assert_int_equal(attn_kv_plan_create(&plan, NULL), ATTN_INVALID);
     attn_kv_plan_destroy(NULL);
+}
+
+/* An append of three tokens by slot into pages of e4m3, whose scales it finds. */
+static attn_kv_desc bytes_desc(void)
+{
+    return (attn_kv_desc){ .op = ATTN_KV_APPEND,
+                           .dtype = ATTN_F32,
+                           .pages_dtype = ATTN_E4M3,
+                           .flags = ATTN_KV_SLOTS | ATTN_KV_SCALES | ATTN_KV_TOKEN_SCALES,
+                           .pages = 4,
+                           .page_size = 2,
+                           .heads_kv = 3,
+                           .dim_qk = 4,
+                           .tokens = 4,
+                           .k_scale_rows = 1,
+                           .v_scale_rows = 1,
+                           .k_scale_stride = { 6, 3, 1, 0 },
+                           .v_scale_stride = { 6, 1, 2, 0 },
+                           .threads = 1 };
+}
+
+static void bad_descriptors_of_bytes(void **state)
+{
+    (void)state;
+    attn_kv_plan *plan;
+    attn_kv_desc a = bytes_desc(), given = a, gather = a, copies = a, raw = a;
+    given.flags = ATTN_KV_SLOTS | ATTN_KV_SCALES;
+    given.k_scale_rows = given.v_scale_rows = given.k_scale_stride[0] = given.k_scale_stride[1] = 0;
+    memcpy(given.v_scale_stride, (int64_t[4]){ 0, 0, 7, 2 }, sizeof given.v_scale_stride);
+    gather.op = ATTN_KV_GATHER, gather.flags = ATTN_KV_SCALES;
+    gather.tokens = 0, gather.batch = gather.table_width = 2, gather.len_kv = 4, gather.k_scale_rows = 64;
+    copies.op = ATTN_KV_COPY, copies.flags = ATTN_KV_SCALES;
+    copies.tokens = 0, copies.pages_from = 4, copies.copies = 2, copies.dtype = ATTN_E4M3, copies.pages_dtype = 0;
+    raw.dtype = ATTN_I8, raw.pages_dtype = 0, raw.flags = ATTN_KV_SLOTS;
+    raw.k_scale_rows = raw.v_scale_rows = 0;
+    memset(raw.k_scale_stride, 0, sizeof raw.k_scale_stride), memset(raw.v_scale_stride, 0, sizeof raw.v_scale_stride);
+    const attn_kv_desc good[] = { a, given, gather, copies, raw };
+    for (int i = 0; i < COUNT(good); i++) {
+        assert_ok(attn_kv_plan_create(&plan, &good[i]));
+        attn_kv_plan_destroy(plan);
+    }
+    BAD(a, dtype, 6, "dtype = 6 is not ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 or ATTN_I8");
+    BAD(a, pages_dtype, ATTN_BF16, "pages_dtype = 3 is not 0, dtype = f32, ATTN_E4M3 or ATTN_I8");
+    BAD(a, pages_dtype, 6, "pages_dtype = 6 is not 0");
+    BAD(raw, pages_dtype, ATTN_E4M3, "pages_dtype = 5 is not 0, dtype = i8");
+    BAD(raw, pages_dtype, ATTN_F32, "pages_dtype = 1 is not 0, dtype = i8");
+    BAD(raw, flags, ATTN_KV_ROTARY | ATTN_KV_SLOTS | ATTN_KV_POSITIONS, "ATTN_KV_ROTARY needs a dtype of f32, f16 or");
+    BAD(raw, flags, ATTN_KV_SCALES | ATTN_KV_SLOTS, "ATTN_KV_SCALES needs a dtype of f32, f16 or bf16, not i8");
+    BAD(a, pages_dtype, 0, "ATTN_KV_SCALES needs a pages_dtype of e4m3 or i8, not f32");
+    BAD(a, flags, ATTN_KV_SLOTS | ATTN_KV_TOKEN_SCALES, "ATTN_KV_TOKEN_SCALES needs ATTN_KV_SCALES");
+    BAD(gather, flags, ATTN_KV_SCALES | ATTN_KV_TOKEN_SCALES, "ATTN_KV_TOKEN_SCALES needs op = ATTN_KV_APPEND");
+    BAD(raw, k_scale_rows, 1, "k_scale_rows = 1 needs ATTN_KV_SCALES");
+    BAD(raw, v_scale_stride[2], 1, "v_scale_stride[2] = 1 needs ATTN_KV_SCALES");
+    BAD(a, k_scale_from_stride[0], 1, "k_scale_from_stride[0] = 1 needs op = ATTN_KV_COPY with ATTN_KV_SCALES");
+    BAD(a, k_scale_rows, 0, "k_scale_rows = 0 is not 1, as ATTN_KV_TOKEN_SCALES needs it");
+    BAD(a, v_scale_rows, 0, "v_scale_rows = 0 is not 1, as ATTN_KV_TOKEN_SCALES needs it");
+    BAD(a, k_scale_rows, 64, "k_scale_rows = 64 is not 1");
+    BAD(gather, k_scale_rows, 2, "k_scale_rows = 2 is not 0, 1, 64 or 128");
+    BAD(gather, v_scale_rows, 64, "v_scale_rows = 64 is not in 0 to 1");
+    BAD(a, k_scale_stride[3], 1, "k_scale_stride[3] = 1 is not 0");
+    BAD(a, v_scale_stride[3], 1, "v_scale_stride[3] = 1 is not 0, as v_scale_rows = 1 needs it");
+    BAD(given, k_scale_stride[1], 1, "k_scale_stride[1] = 1 is not 0, as k_scale_rows = 0 needs it");
+    BAD(given, v_scale_stride[0], 1, "v_scale_stride[0] = 1 is not 0: with ATTN_KV_SLOTS and v_scale_rows = 0");
+    BAD(gather, k_scale_stride[0], INT64_MAX, "k_scale: the offsets of its elements overflow");
+    BAD(a, k_scale_stride[1], 2, "makes elements of k_scale overlap");
+    BAD(a, v_scale_stride[2], 0, "makes elements of v_scale overlap");
+    BAD(copies, v_scale_stride[0], 5, "makes elements of v_scale overlap");
+    BAD(copies, k_scale_rows, 0, "k_scale_stride is not 0: a copy needs k_scale_rows above 0");
+    a.device = ATTN_CUDA, a.threads = 0;
+    refuses(a, ATTN_UNSUPPORTED, "pages_dtype = e4m3: operations on pages of one byte run on the CPU alone", __LINE__);
+    raw.device = ATTN_CUDA, raw.threads = 0;
+    refuses(raw, ATTN_UNSUPPORTED, "pages_dtype = i8", __LINE__);
 }
 
 /* ---- arguments --------------------------------------------------------------------------------- */
@@ -274,6 +346,92 @@ static void bad_pointers(void **state)
     attn_kv_plan_destroy(plan);
 }
 
+/* Scales that lack, overlap, or are not asked for. */
+static void bad_scales(void **state)
+{
+    (void)state;
+    static union {
+        unsigned char bytes[4096];
+        float floats[1024];
+        int64_t numbers[512];
+    } m, before;
+    attn_kv_desc copies = bytes_desc(), given = bytes_desc(), gather = bytes_desc();
+    copies.op = ATTN_KV_COPY, copies.flags = ATTN_KV_SCALES, copies.tokens = 0, copies.pages_from = 4;
+    copies.copies = 1, copies.dtype = ATTN_E4M3, copies.v_scale_rows = 0;
+    memcpy(copies.k_scale_from_stride, copies.k_scale_stride, sizeof copies.k_scale_stride);
+    memset(copies.v_scale_stride, 0, sizeof copies.v_scale_stride);
+    given.flags = ATTN_KV_SLOTS | ATTN_KV_SCALES;
+    gather.op = ATTN_KV_GATHER, gather.flags = ATTN_KV_SCALES;
+    gather.tokens = 0, gather.batch = gather.table_width = gather.len_kv = 1;
+    /* pages 0 to 95 and 96 to 191, scales 200 to 295 and 300 to 395, rows from 400 */
+    const attn_kv_args append = { .k = m.floats + 100,
+                                  .v = m.floats + 150,
+                                  .k_pages = m.bytes,
+                                  .v_pages = m.bytes + 96,
+                                  .count = 1,
+                                  .slots = m.numbers + 400,
+                                  .k_scale = m.floats + 50,
+                                  .v_scale = m.floats + 75 };
+    const attn_kv_args copied = { .k_pages = m.bytes,
+                                  .v_pages = m.bytes + 96,
+                                  .k_from = m.bytes,
+                                  .v_from = m.bytes + 96,
+                                  .count = 1,
+                                  .pairs = (const int32_t[]){ 0, 1 },
+                                  .k_scale = m.floats + 50,
+                                  .k_scale_from = m.floats + 50 };
+    const attn_kv_args gathered = { .k_pages = m.bytes,
+                                    .v_pages = m.bytes + 96,
+                                    .k_out = m.floats + 100,
+                                    .v_out = m.floats + 150,
+                                    .lens_kv = (const int32_t[]){ 1 },
+                                    .page_table = (const int32_t[]){ 0 },
+                                    .k_scale = m.floats + 50 };
+#define ARGS(desc_, args_, field_, value_, text_)                                             \
+    do {                                                                                      \
+        attn_kv_plan *plan;                                                                   \
+        attn_kv_args args = args_;                                                            \
+        args.field_ = value_;                                                                 \
+        assert_ok(attn_kv_plan_create(&plan, &desc_));                                        \
+        attn_status want = *(text_) ? ATTN_INVALID : ATTN_OK, got;                            \
+        before = m, got = attn_kv_run(plan, &args, NULL);                                     \
+        if (got != want || (*(text_) && !strstr(attn_error(), text_)))                        \
+            fail_msg("line %d: %s \"%s\"", __LINE__, attn_status_name(got), attn_error());    \
+        if (got && memcmp(&m, &before, sizeof m)) fail_msg("line %d: was written", __LINE__); \
+        attn_kv_plan_destroy(plan);                                                           \
+    } while (0)
+    attn_kv_desc tokens = bytes_desc(), plain = bytes_desc();
+    plain.flags = ATTN_KV_SLOTS, plain.k_scale_rows = plain.v_scale_rows = 0;
+    memset(plain.k_scale_stride, 0, sizeof plain.k_scale_stride);
+    memset(plain.v_scale_stride, 0, sizeof plain.v_scale_stride);
+    ARGS(tokens, append, count, 1, "");
+    ARGS(given, append, k_scale, NULL, "");
+    ARGS(copies, copied, count, 1, "");
+    ARGS(gather, gathered, k_scale, NULL, "");
+    ARGS(tokens, append, k_scale, NULL, "k_scale is NULL, but has elements");
+    ARGS(tokens, append, v_scale, NULL, "v_scale is NULL, but has elements");
+    ARGS(copies, copied, k_scale, NULL, "k_scale is NULL, but has elements");
+    ARGS(copies, copied, k_scale_from, NULL, "k_scale_from is NULL, but has elements");
+    ARGS(copies, copied, v_scale, m.floats + 75, "needs v_scale_rows above 0: a copy takes the scales of pages");
+    ARGS(copies, copied, v_scale_from, m.floats + 75, "needs v_scale_rows above 0");
+    ARGS(tokens, append, k_scale_from, m.floats + 75, "needs op = ATTN_KV_COPY with ATTN_KV_SCALES");
+    ARGS(plain, append, k_scale, m.floats + 50, "needs ATTN_KV_SCALES");
+    ARGS(tokens, append, k_scale, (float *)(void *)(m.bytes + 201), "is not aligned to its elements of 4 bytes");
+    ARGS(tokens, append, k_scale, m.floats + 23, "k_scale overlaps k_pages");
+    ARGS(tokens, append, k_scale, m.floats + 47, "k_scale overlaps v_pages");
+    ARGS(tokens, append, k_scale, m.floats + 52, "k_scale overlaps v_scale");
+    ARGS(tokens, append, k_scale, m.floats + 99, "k_scale overlaps k");
+    ARGS(tokens, append, v_scale, m.floats + 149, "v_scale overlaps v");
+    ARGS(tokens, append, slots, m.numbers + 25, "k_scale overlaps slots");
+    ARGS(given, append, v_scale, m.floats + 47, "v_scale overlaps v_pages");
+    ARGS(given, append, v_scale, m.floats + 52, "");
+    ARGS(copies, copied, k_scale, m.floats + 60, "k_scale overlaps k_scale_from");
+    ARGS(copies, copied, k_scale_from, m.floats + 40, "overlaps k_scale_from");
+    ARGS(gather, gathered, k_scale, m.floats + 99, "k_scale overlaps k_out");
+    ARGS(gather, gathered, k_scale, m.floats, "");
+#undef ARGS
+}
+
 #define AT(name)                            \
     {                                       \
 #name, offsetof(attn_kv_args, name) \
@@ -384,6 +542,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_descriptors),
+        cmocka_unit_test(bad_descriptors_of_bytes),
+        cmocka_unit_test(bad_scales),
         cmocka_unit_test(bad_ids_and_lengths),
         cmocka_unit_test(bad_pointers),
         cmocka_unit_test(every_overlap_is_refused),

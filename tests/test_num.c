@@ -129,7 +129,7 @@ static void bytes_load_and_store(void **state)
         if (code & 128) value = -value;
         float got = attn_e4m3_to_float((uint8_t)code);
         if (last ? !isnan(got) : got != value || signbit(got) != signbit(value)) fail_msg("code %d: %g", code, got);
-        assert_int_equal(attn_float_to_e4m3(got), code);
+        assert_int_equal(attn_float_to_e4m3(got), last ? 127 : code);
         if ((code & 127) >= 126) continue;
         float next = attn_e4m3_to_float((uint8_t)(code + 1)), middle = (value + next) / 2;
         assert_int_equal(attn_float_to_e4m3(middle), code + (code & 1));

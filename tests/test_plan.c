@@ -108,7 +108,7 @@ static void kernel_is_the_best_one(void **state)
 static void new_flags_are_refused(void **state)
 {
     (void)state;
-    const uint32_t known = (2 * ATTN_POSITIONS - 1) | ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD;
+    const uint32_t known = (2 * ATTN_SCALES_Q - 1) | ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD;
     int count, run = 0;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int i = 0; i < count; i++)

@@ -60,13 +60,14 @@ static void everything_is_drawn(void **state)
     (void)state;
     enum { FEW_ROWS, FEW_KEYS, EMPTY, NAMED, PLANNED, STRIDED, SHIFTED, UNEQUAL, MANY_HEADS, TILE_EDGE, SHAPES };
     int shapes[SHAPES] = { 0 }, layouts[CHECK_LAYOUT_COUNT] = { 0 }, data[CHECK_DATA_COUNT] = { 0 };
-    int kinds[2][4] = { { 0 } };
+    int kinds[2][ATTN_I8 + 1] = { { 0 } }, bytes[ATTN_I8 + 1] = { 0 }, outputs[ATTN_I8 + 1] = { 0 };
     uint32_t flags[2] = { 0 }, cpu_flags[2] = { 0 };
     for (uint64_t n = 0; n < 5000; n++) {
         attn_desc d;
         check_options o;
         check_random_problem(&small, n, &d, &o);
         cpu_flags[d.direction] |= d.flags;
+        bytes[d.kv_dtype]++, bytes[0] += d.dtype == ATTN_E4M3, outputs[d.out_dtype]++;
         check_random_problem(&large, n, &d, &o);
         flags[d.direction] |= d.flags;
         kinds[d.direction][d.dtype]++, layouts[o.layout]++, data[o.data]++;
@@ -83,10 +84,13 @@ static void everything_is_drawn(void **state)
     for (int direction = 0; direction < 2; direction++) {
         assert_int_equal(flags[direction], direction ? 2 * ATTN_DETERMINISTIC - 1 : 2 * ATTN_POSITIONS - 1);
         assert_int_equal(cpu_flags[direction], direction ? ((2 * ATTN_POSITIONS - 1) & ~ATTN_PAGED) | parts
-                                                         : (2 * ATTN_POSITIONS - 1) | ATTN_DROPOUT_BASES);
+                                                         : (2 * ATTN_SCALES_Q - 1) | ATTN_DROPOUT_BASES);
         for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
             assert_true(kinds[direction][dtype] > 300);
     }
+    assert_true(bytes[0] > 100 && bytes[ATTN_E4M3] > 100 && bytes[ATTN_I8] > 100);
+    for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
+        assert_true(outputs[dtype] > 20 && outputs[ATTN_E4M3] > 20);
     int kernels; /* 0 in a library without CUDA: none can be named */
     attn_cuda_kernels(&kernels);
     for (int i = 0; i < SHAPES; i++)

@@ -7,7 +7,7 @@ attention, attention_varlen and attention_backward compute, attention_with_kvcac
 merges results of keys in parts; plan says how, before anything runs. libattn.Error is the base of what they raise.
 """
 from ._api import (Gradients, attention, attention_backward, attention_varlen, machine_use, plan, version)
-from ._c import DeviceError, Error, InvalidError, NoMemoryError, PoolFullError, UnsupportedError
+from ._c import DeviceError, Error, InvalidError, NoMemoryError, PoolFullError, RankFailedError, UnsupportedError
 from ._cascade import Cascade, attention_cascade, plan_cascade
 from ._kv import append_kvcache, attention_with_kvcache, merge_states
 from ._pool import Level, PageCopies, Pool, Sequence
@@ -18,4 +18,4 @@ __all__ = ["attention", "attention_varlen", "attention_backward", "attention_wit
            "append_kvcache", "merge_states", "attention_cascade", "plan_cascade", "Cascade", "Level",
            "plan", "Plan", "Blocks", "Gradients", "machine_use",
            "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError",
-           "Pool", "Sequence", "PageCopies", "PoolFullError"]
+           "Pool", "Sequence", "PageCopies", "PoolFullError", "RankFailedError"]

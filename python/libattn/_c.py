@@ -6,6 +6,7 @@ python/tests/test_layout.py.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ _void, _i32, _i64, _f32, _f64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64,
 _four = _i64 * 4
 
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3, "float64": 4}
+BYTE_DTYPES = {"float8_e4m3fn": 5, "int8": 7}  # of caches
 CPU, CUDA = 0, 1
 FORWARD, BACKWARD = 0, 1
 ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx": 5, "neon": 6}
@@ -63,6 +65,12 @@ class PlanInfo(ctypes.Structure):
     ]
 
 
+class KvLayout(ctypes.Structure):
+    """attn_kv_layout: where k and v of one run lie."""
+
+    _fields_ = [("len_kv", _i64), ("k_stride", _four), ("v_stride", _four)]
+
+
 class Args(ctypes.Structure):
     """attn_args: the tensors of a run, by address."""
 
@@ -74,7 +82,7 @@ class Args(ctypes.Structure):
         "seed_at", "seed_offset_at", "page_table", "page_starts", "first_kv", "position_q", "position_kv", "fault",
         "q_scale", "k_scale", "v_scale", "o_scale",
         "dropout_row", "dropout_key", "dropout_head", "delta",
-    )]
+    )] + [("kv_layout", _void)]
 
 
 class MergeDesc(ctypes.Structure):
@@ -101,7 +109,9 @@ class KvDesc(ctypes.Structure):
         (name, _i64) for name in ("pages", "page_size", "heads_kv", "dim_qk", "dim_v", "tokens", "batch", "table_width",
                                   "table_total", "len_kv", "pages_from", "copies", "heads_q", "rotary_dim", "positions")
     ] + [(name + "_stride", _four) for name in ("k_pages", "v_pages", "k_from", "v_from", "k", "v", "q", "q_out")] + [
-        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void)]
+        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void),
+        ("pages_dtype", ctypes.c_int), ("k_scale_rows", _i64), ("v_scale_rows", _i64)] + [
+        (name + "_stride", _four) for name in ("k_scale", "v_scale", "k_scale_from", "v_scale_from")]
 
 
 class KvArgs(ctypes.Structure):
@@ -110,7 +120,7 @@ class KvArgs(ctypes.Structure):
     _fields_ = [(name, _void) for name in ("k", "v", "k_pages", "v_pages", "q", "q_out", "k_out", "v_out", "k_from",
                                            "v_from")] + [("count", _i64)] + [
         (name, _void) for name in ("slots", "positions", "cu_lens", "lens_kv", "page_table", "page_starts", "pairs",
-                                   "cos", "sin", "fault")]
+                                   "cos", "sin", "fault", "k_scale", "v_scale", "k_scale_from", "v_scale_from")]
 
 
 class PoolDesc(ctypes.Structure):
@@ -168,8 +178,9 @@ class PageCopies(ctypes.Structure):
 
 POOL_PREFIX = 1
 KV_APPEND = 1  # attn_kv_op
-KV_FLAGS = ("KV_SLOTS", "KV_ROTARY", "KV_ROTARY_Q", "KV_INTERLEAVED", "KV_POSITIONS", "KV_PACKED")
-(KV_SLOTS, KV_ROTARY, KV_ROTARY_Q, KV_INTERLEAVED, KV_POSITIONS, KV_PACKED) = (
+KV_FLAGS = ("KV_SLOTS", "KV_ROTARY", "KV_ROTARY_Q", "KV_INTERLEAVED", "KV_POSITIONS", "KV_PACKED", "KV_SCALES",
+            "KV_TOKEN_SCALES")
+(KV_SLOTS, KV_ROTARY, KV_ROTARY_Q, KV_INTERLEAVED, KV_POSITIONS, KV_PACKED, KV_SCALES, KV_TOKEN_SCALES) = (
     1 << bit for bit in range(len(KV_FLAGS)))
 
 
@@ -197,7 +208,13 @@ class PoolFullError(Error):
     """ATTN_POOL_FULL: a pool of KV pages has no page or no sequence left."""
 
 
-_ERRORS = {1: InvalidError, 2: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError}
+class RankFailedError(Error):
+    """ATTN_RANK_FAILED: another rank failed, or what connects the ranks."""
+
+
+UNSUPPORTED = 2
+_ERRORS = {1: InvalidError, UNSUPPORTED: UnsupportedError, 3: NoMemoryError, 4: DeviceError, 5: PoolFullError,
+           6: RankFailedError}
 
 
 def _path() -> str:
@@ -226,12 +243,14 @@ except (OSError, AttributeError) as problem:
 _ending = ctypes.PyDLL(library_path)
 
 
-def _function(name, result, *arguments):
-    function = getattr(_ending if name.endswith("_destroy") else _lib, name)
+def declared(library: ctypes.CDLL, ending: ctypes.PyDLL, name: str, result: Any, *arguments: Any) -> Any:
+    """A function of a library, which is loaded in both ways, with its types."""
+    function = getattr(ending if name.endswith("_destroy") else library, name)
     function.restype, function.argtypes = result, arguments
     return function
 
 
+_function = functools.partial(declared, _lib, _ending)
 error = _function("attn_error", ctypes.c_char_p)
 status_name = _function("attn_status_name", ctypes.c_char_p, ctypes.c_int)
 version = _function("attn_version", ctypes.c_char_p)

@@ -151,6 +151,16 @@ _ROTARY = """
                        (batch, new) or packed (total) int64: the position of each new token, 0 to positions - 1, as in
                        a tree of drafts, whose siblings stand at one position; None: its index in its sequence
 """
+_SCALES = """
+        k_scale        of a cache of float8_e4m3fn or int8, on the CPU, and v_scale: float32, what the cache's elements
+                       are multiplied by: a number, (heads_kv), (batch, heads_kv), 1 in place of either, or one for
+                       each slot and head, (pages or batch, slots, heads_kv); None: 1. Of new tokens x / scale is
+                       stored, to nearest even; what exceeds the type becomes its greatest number. They are turned
+                       first, in float, and rounded once. New tokens of the cache's own type are stored as they are
+        token_scales   True: the scale of each new token and head is found, its greatest absolute value / 448 (int8:
+                       / 127), and written into k_scale and v_scale, which are of slots. NaN or infinity in a row makes
+                       its scale NaN
+"""
 _RUN = """
         fault          on a GPU: one int32 or uint32 that the caller clears; it becomes 1 where a length or a page id
                        is out of range, which there only the kernels see: see attn_run and attn_kv_run in attn.h
@@ -195,19 +205,21 @@ def _together(k: Any, v: Any) -> None:
 def append_kvcache(
     k: Any, v: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, page_table: Any = None, cu_lens: Any = None,
     q: Any = None, rotary_cos: Any = None, rotary_sin: Any = None, rotary_interleaved: Optional[bool] = None,
-    rotary_positions: Any = None, threads: int = 0, fault: Any = None, stream: Any = None,
+    rotary_positions: Any = None, threads: int = 0, fault: Any = None, stream: Any = None, k_scale: Any = None,
+    v_scale: Any = None, token_scales: bool = False,
 ) -> Any:
     """Writes keys and values of new tokens into a cache, after those that are there.
 
-        k              (batch, new, heads_kv, dim), and v, (batch, new, heads_kv, dim_v), of the cache's dtype; rows of
-                       several sequences at even distances
+        k              (batch, new, heads_kv, dim), and v, (batch, new, heads_kv, dim_v), of the cache's dtype, or
+                       float32, float16 or bfloat16 where that has one byte; rows of several sequences at even distances
         cu_lens        (batch + 1) int32: k, v and q are packed, (total, heads, dim): where each sequence's rows start,
                        then where the last one's end
         q              (batch, new, heads_q, dim): turned like k where rotary_cos is given. q itself stays
         threads        0: one for each processor the caller may use (CPU)
 """
-    _no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q)
+    _no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q, k_scale=k_scale, v_scale=v_scale)
     _options.check("threads", threads)
+    scales = Scales(k_scale, v_scale, _options.flag("token_scales", token_scales))
     if k is None or v is None:
         raise _c.InvalidError(f"{'k' if k is None else 'v'} is None: append_kvcache takes both")
     rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, k)
@@ -215,12 +227,12 @@ def append_kvcache(
         raise _c.InvalidError("q is given without rotary_cos: nothing would be done with it")
     handle = None if stream is None else _tensor.stream_handle(stream)
     used = [k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, q, rotary_cos, rotary_sin, rotary_positions,
-            fault]
+            fault, k_scale, v_scale]
     seen = see(k, "k", handle)
 
     def body(device, context, handle):
         call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, "cu_lens",
-                       q, rotary, threads, fault)
+                       q, rotary, threads, fault, scales)
         prepared = _run.kept(("append", *call.key()), context, lambda: _append_plan(call))
         turned = call.fill(prepared)
         try:
@@ -242,14 +254,18 @@ def attention_with_kvcache(
     sink: Any = None, visible_share: Optional[float] = None, out: Any = None, return_lse: bool = False,
     out_f32: bool = False, deterministic: bool = False, threads: int = 0, isa: str = "auto",
     kernel: Optional[str] = None, strategy: Optional[str] = None, fault: Any = None, stream: Any = None,
+    k_scale: Any = None, v_scale: Any = None, token_scales: bool = False,
 ) -> Any:
     """Appends keys and values of new tokens to a cache (append_kvcache), then computes attention to all of it.
 
-        q              (batch, len_q, heads_q, dim), of the cache's dtype; the last row of a sequence stands at its last
-                       key
+        q              (batch, len_q, heads_q, dim), of the cache's dtype, or float32, float16 or bfloat16 where that
+                       has one byte; the last row of a sequence stands at its last key
 """
-    _no_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi=alibi, sink=sink)
+    _no_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi=alibi, sink=sink, k_scale=k_scale, v_scale=v_scale)
     _together(k, v)
+    scales = Scales(k_scale, v_scale, _options.flag("token_scales", token_scales))
+    if scales.found and k is None:
+        raise _c.InvalidError("token_scales is given without k and v: the scales of a cache that is read are there")
     rotary = _rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, k)
     if cu_lens_q is not None and max_len_q is None:
         max_len_q = _longest(cu_lens_q, "cu_lens_q")
@@ -268,19 +284,19 @@ def attention_with_kvcache(
         ("bits", bits), ("alibi", alibi), ("sink", sink)) if value is not None}
     handle = None if stream is None else _tensor.stream_handle(stream)
     used = [q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, rotary_cos, rotary_sin, rotary_positions,
-            out, fault, *tables.values()]
+            out, fault, k_scale, v_scale, *tables.values()]
     seen = see(q, "q", handle)
 
     def body(device, context, handle):
         call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens_q,
-                       "cu_lens_q", q, rotary, threads, fault)
+                       "cu_lens_q", q, rotary, threads, fault, scales)
         given = tables if mask is None else dict(tables, bits=_pack(mask, call.mask_shape(more, max_len_q)))
         return _attend(call, static, more, given, max_len_q, out, return_lse)
 
     return _run.placed(seen, q, handle, used, body)
 
 
-append_kvcache.__doc__ = (append_kvcache.__doc__ or "") + _CACHE + _ROTARY + _RUN + """
+append_kvcache.__doc__ = (append_kvcache.__doc__ or "") + _CACHE + _ROTARY + _SCALES + _RUN + """
     Returns q turned, a new array, where q is given, else None.
 """ + _RAISES
 attention_with_kvcache.__doc__ = (attention_with_kvcache.__doc__ or "") + _CACHE + """
@@ -314,7 +330,7 @@ attention_with_kvcache.__doc__ = (attention_with_kvcache.__doc__ or "") + _CACHE
         out            the array that o is written into; None: a new one
         out_f32, deterministic, threads, isa, kernel, strategy
                        as attention takes them
-""" + _RUN + """
+""" + _SCALES + _RUN + """
     Returns o, (batch, len_q, heads_q, dim_v) or packed, with return_lse (o, lse), lse as attention's.
 """ + _RAISES
 
@@ -367,6 +383,14 @@ def most_keys(width: int, size: int, limit: Optional[int]) -> int:
     return room if limit is None else min(_run._integer("max_len_kv", limit), room)
 
 
+class Scales(NamedTuple):
+    """Of a cache of one byte."""
+
+    k: Any
+    v: Any
+    found: bool  # by the append, which writes them
+
+
 class Prepared(NamedTuple):
     """Plans of a call, and what its outputs look like."""
 
@@ -375,13 +399,14 @@ class Prepared(NamedTuple):
     dtype: str  # of q
     out: str  # of o
     shapes: Dict[str, Tuple[int, ...]]
+    scaled: bool  # whether the append takes scales
 
 
 class _Call:
     """A call's tensors and tables, and the arguments of its append; without k it appends nothing."""
 
     def __init__(self, device, context, handle, k, v, k_cache, v_cache, seqlens, page_table, cu_lens, cu_name, q,
-                 rotary, threads, fault):
+                 rotary, threads, fault, scales):
         self.device, self.context, self.handle, self.threads = device, context, handle, threads
         self.interleaved = None if rotary is None else rotary.interleaved
         take = see if k is None else writable
@@ -390,6 +415,9 @@ class _Call:
             if tensor is not None:
                 self.tensors[name] = see(tensor, name, handle)
         self.like = self.tensors["q" if q is not None else "k"]
+        self.found = scales.found
+        self.scales = {name: self._scale(name, value) for name, value in (("k_scale", scales.k), ("v_scale", scales.v))
+                       if value is not None or scales.found}
         self.tables: Dict[str, Any] = {}
         if rotary is not None:
             self.tables["rotary_cos"], self.tables["rotary_sin"] = (
@@ -406,6 +434,34 @@ class _Call:
         self._rows(cu_name)
         self._lengths(seqlens)
         self.fault = None if fault is None else _fault(fault, device, handle)
+
+    def _scale(self, name: str, value: Any) -> Any:
+        if self.found and value is None:
+            raise _c.InvalidError(f"{name} is None: with token_scales it is an array of slots, which is written")
+        if self.found:
+            return writable(value, name, self.handle)
+        if _tensor.is_tensor(value) and len(_shape(see(value, name, self.handle))) == 3:
+            return see(value, name, self.handle)  # where it lies: there is one for each slot
+        return as_table(value, name, "float32", self.device, self.handle)
+
+    def scale_strides(self, name: str) -> Tuple[int, Tuple[int, ...]]:
+        """Slots of a block, 0 or 1, and strides of (sequence or page, block, head, dim)."""
+        at, cache = layout(self.scales[name], name), layout(self.tensors["k_cache"], "k_cache")
+        if layout(self.tensors[name[0] + "_cache"], name[0] + "_cache").dtype not in _c.BYTE_DTYPES:
+            raise _c.InvalidError(f"{name} is given for a cache of {cache.dtype}; caches of float8_e4m3fn and int8 "
+                                  "have scales")
+        _run.typed(name, at, "float32")
+        same_device(name, at.device, cache.device, "k_cache")
+        if len(at.shape) == 3 or self.found:
+            shape_is(name, at.shape, cache.shape[:-1])
+            return 1, (*at.strides, 0)
+        shape = (1,) * (2 - len(at.shape)) + tuple(at.shape)
+        heads = cache.shape[-2]
+        if len(shape) > 2 or shape[0] not in (1, self.batch) or shape[1] not in (1, heads):
+            raise _c.InvalidError(f"{name} has shape {at.shape}; it takes a number, ({heads},), ({self.batch}, "
+                                  f"{heads}) or {cache.shape[:-1]}")
+        of_sequence, of_head = (0,) * (2 - len(at.shape)) + tuple(at.strides)
+        return 0, (of_sequence if shape[0] > 1 else 0, 0, of_head if shape[1] > 1 else 0, 0)
 
     def _rows(self, cu_name):
         """batch, and new rows of each sequence, where they are not packed."""
@@ -426,10 +482,15 @@ class _Call:
     def layouts(self) -> Dict[str, Layout]:
         """Of the tensors, checked as far as attention and append take the same."""
         at = layouts(self.tensors)
-        if "k" in at and at["k_cache"].dtype == "float64":
-            raise _c.InvalidError("k_cache is float64; k and v are appended in float32, float16 and bfloat16")
+        of_bytes = at["k_cache"].dtype in _c.BYTE_DTYPES
+        decides = "k" if of_bytes else "k_cache"
+        if "k" in at and at[decides].dtype == "float64":
+            raise _c.InvalidError(f"{decides} is float64; k and v are appended in float32, float16 and bfloat16")
         for name, tensor in at.items():
-            _run.check_tensor(name, tensor, at["k_cache"], _PAGES if "cache" in name else None, "k_cache")
+            other = "k_cache"
+            if of_bytes and name in ("q", "k", "v") and (name == "v" or tensor.dtype not in _c.BYTE_DTYPES):
+                other = "k" if name == "v" else "q" if "q" in at else name
+            _run.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other, name != "q")
         if at["k_cache"].shape[:-1] != at["v_cache"].shape[:-1]:
             raise _c.InvalidError(f"k_cache has shape {at['k_cache'].shape} and v_cache {at['v_cache'].shape}: all but "
                                   "their last dimensions must be equal")
@@ -515,6 +576,7 @@ class _Call:
 
     def key(self) -> tuple:
         return (self.interleaved, self.threads, self.context,
+                self.found, *[(name, signature(scale)) for name, scale in self.scales.items()],
                 *[(name, signature(tensor)) for name, tensor in self.tensors.items()],
                 *[(name, signature(table)) for name, table in self.tables.items()])
 
@@ -526,6 +588,9 @@ class _Call:
             k_pages=address_of(tensors["k_cache"], "k_cache"), v_pages=address_of(tensors["v_cache"], "v_cache"),
             cu_lens=address_of(tables["cu_lens"]), lens_kv=address_of(tables["lens_kv"]),
             page_table=address_of(tables["page_table"]), fault=self.fault)
+        if prepared.scaled:
+            for name, scale in self.scales.items():
+                setattr(self.args, name, address_of(scale, name))
         if self.interleaved is None:
             return None
         self.args.cos, self.args.sin = address_of(tables["rotary_cos"]), address_of(tables["rotary_sin"])
@@ -555,7 +620,7 @@ def _reach(tensor: Any, name: str) -> Tuple[int, int]:
     at = layout(tensor, name)
     if 0 in at.shape:
         return 0, 0
-    size = _tensor.numpy_dtype(at.dtype).itemsize if at.dtype != "bfloat16" else 2
+    size = {"bfloat16": 2, **dict.fromkeys(_c.BYTE_DTYPES, 1)}.get(at.dtype) or np.dtype(at.dtype).itemsize
     steps = [(n - 1) * step * size for n, step in zip(at.shape, at.strides)]
     start = address_of(tensor, name)
     return start + sum(step for step in steps if step < 0), start + sum(step for step in steps if step > 0) + size
@@ -565,10 +630,11 @@ def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -
     """Refuses what neither of a call's two runs sees: an input of one in what the other writes."""
     tensors, tables = call.tensors, call.tables
     written = {name: tensors[name] for name in ("k_cache", "v_cache")} if "k" in tensors else {}
+    written.update(call.scales if call.found else {})
     late = {"q": tensors["q"], **arrays, **{"out": tensor for tensor in outputs.values()}}
     early = {name: tensor for name, tensor in {**tensors, **tables}.items() if name not in ("k_cache", "v_cache")}
     pairs = [(late, written)] if written else []
-    pairs += [(early, {"out": tensor}) for tensor in outputs.values()]
+    pairs += [({**early, **call.scales}, {"out": tensor}) for tensor in outputs.values()]
     for inputs, outs in pairs:
         for name, tensor in inputs.items():
             first, end = _reach(tensor, name)
@@ -594,7 +660,7 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"], "q"),
                    k=address_of(call.tensors["k_cache"], "k_cache"), v=address_of(call.tensors["v_cache"], "v_cache"),
                    fault=call.fault)
-    for name, array in arrays.items():
+    for name, array in {**arrays, **call.scales}.items():
         setattr(args, name, address_of(array, name))
     results: List[Any] = []
     for name, dtype in (("o", prepared.out), ("lse", _run.table_dtype("sink", of)))[:1 + return_lse]:
@@ -625,8 +691,9 @@ class _Problem(_run.Problem):
 
     labels = {"k": "k_cache", "v": "v_cache"}
 
-    def __init__(self, *arguments: Any, keys: int, more: More):
-        self.keys, self.more = keys, more
+    def __init__(self, *arguments: Any, keys: int, more: More,
+                 scales: Optional[Dict[str, Tuple[int, Tuple[int, ...]]]] = None):
+        self.keys, self.more, self.scales = keys, more, scales or {}
         super().__init__(*arguments)
 
     def _shapes(self):
@@ -636,6 +703,11 @@ class _Problem(_run.Problem):
         desc.batch, desc.table_width = table.shape
         desc.pages, desc.page_size = k.shape[:2]
         desc.len_kv = self.keys
+        desc.kv_dtype = _c.BYTE_DTYPES.get(k.dtype, 0)
+        for name, (rows, strides) in self.scales.items():
+            desc.flags |= _c.SCALES_KV
+            setattr(desc, name + "_rows", rows)
+            getattr(desc, name + "_stride")[:] = strides
         if self.varlen is None:
             desc.len_q = q.shape[1]
         else:
@@ -668,10 +740,12 @@ def _plans(call: _Call, static, more, arrays, max_len_q, outputs) -> Prepared:
     at = call.layouts()
     q = at["q"] if call.interleaved is None else at["q"]._replace(strides=packed(at["q"].shape))
     problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _run.Static(*static),
-                       layouts(arrays), max_len_q, None, layouts(outputs), keys=call.keys(more), more=more)
+                       layouts(arrays), max_len_q, None, layouts(outputs), keys=call.keys(more), more=more,
+                       scales={name: call.scale_strides(name) for name in call.scales})
     attention = problem.prepare()
-    append = _append_plan(call).append if "k" in at else None
-    return Prepared(append, attention.plan, q.dtype, attention.dtype, attention.shapes)
+    append = _append_plan(call) if "k" in at else None
+    return Prepared(append and append.append, attention.plan, q.dtype, attention.dtype, attention.shapes,
+                    append is not None and append.scaled)
 
 
 def _append_plan(call: _Call) -> Prepared:
@@ -688,8 +762,9 @@ def _append_plan(call: _Call) -> Prepared:
                                   "equal")
     pages, size, heads, dim = at["k_cache"].shape
     desc = _c.KvDesc(
-        op=_c.KV_APPEND, dtype=_c.DTYPES[k.dtype], device=_c.CPU if k.device is None else _c.CUDA, pages=pages,
-        page_size=size, heads_kv=heads, dim_qk=dim, dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
+        op=_c.KV_APPEND, dtype={**_c.DTYPES, **_c.BYTE_DTYPES}[k.dtype],
+        device=_c.CPU if k.device is None else _c.CUDA, pages=pages, page_size=size, heads_kv=heads, dim_qk=dim,
+        dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
         batch=call.batch, table_width=_shape(call.tables["page_table"])[1],
         threads=_run._integer("threads", call.threads, 31))
     for name, cache in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
@@ -698,7 +773,27 @@ def _append_plan(call: _Call) -> Prepared:
         getattr(desc, name + "_stride")[:] = _token_strides(tensor, name)
     if call.interleaved is not None:
         _turn(call, at, desc)
-    return Prepared(Handle(desc, _c.kv_plan_create, _c.kv_plan_destroy), None, k.dtype, "", {})
+    scaled = _quantise(call, at, desc)
+    return Prepared(Handle(desc, _c.kv_plan_create, _c.kv_plan_destroy), None, k.dtype, "", {}, scaled)
+
+
+def _quantise(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> bool:
+    """Pages of one byte, and whether the append takes scales."""
+    cache, rows = at["k_cache"].dtype, at["k"].dtype
+    strides = {name: call.scale_strides(name) for name in call.scales}
+    if cache not in _c.BYTE_DTYPES:
+        return False
+    desc.pages_dtype = _c.BYTE_DTYPES[cache]
+    if call.found and rows == cache:
+        raise _c.InvalidError(f"k is {rows}, as k_cache is: its bytes are stored as they are, and with token_scales it "
+                              "takes float32, float16 or bfloat16")
+    if rows == cache or not strides:
+        return False
+    desc.flags |= _c.KV_SCALES | _c.KV_TOKEN_SCALES * call.found
+    for name, (block, steps) in strides.items():
+        setattr(desc, name + "_rows", block)
+        getattr(desc, name + "_stride")[:] = steps
+    return True
 
 
 def _turn(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> None:

@@ -38,7 +38,7 @@ TEXT = Kind((str,), "a string")
 KINDS: Dict[str, Kind] = {
     **dict.fromkeys(("causal", "out_f32", "deterministic", "return_lse", "backward", "grad_bias", "grad_alibi",
                      "grad_sink", "is_causal", "enable_gqa"), FLAG),
-    "rotary_interleaved": FLAG.or_none(),
+    "rotary_interleaved": FLAG.or_none(), "token_scales": FLAG,
     **dict.fromkeys(("chunk", "max_len_q", "max_len_kv", "bits_keys"), INTEGER.or_none()),
     "threads": INTEGER,
     "dropout_p": NUMBER,

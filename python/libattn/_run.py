@@ -115,6 +115,7 @@ class Prepared(NamedTuple):
     dtype: str  # of o and the gradients of q, k and v
     floats: str  # of lse and the other gradients
     shapes: Dict[str, Tuple[int, ...]]
+    grows: bool = False  # it is for more keys: a run says how many it has, and where they lie
 
 
 LIMIT = 1024  # plans kept
@@ -248,13 +249,15 @@ def typed(name: str, tensor: Layout, dtype: str) -> None:
 _integer, _number = _options.integer, _options.number
 
 
-def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q") -> None:
+def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q",
+                 takes_bytes: bool = False) -> None:
     """Raises unless the tensor has the dimensions that `wanted` lists, the type and device of `like`, which is the
-    argument `other`, and heads and dim."""
+    argument `other`, and heads and dim. takes_bytes: types of one byte are allowed."""
     if wanted is not None and len(tensor.shape) != wanted.count(",") + 1:
         raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
-    if tensor.dtype not in _c.DTYPES:
-        raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64")
+    if tensor.dtype not in _c.DTYPES and not (takes_bytes and tensor.dtype in _c.BYTE_DTYPES):
+        raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64"
+                              + " too, or float8_e4m3fn or int8" * takes_bytes)
     if tensor.dtype != like.dtype:
         raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {like.dtype}, as {other} is")
     same_device(name, tensor.device, like.device, other)
@@ -442,14 +445,16 @@ class Problem:
             raise _c.InvalidError("blocks has neither full nor partial ones: no key would be visible")
         desc.block_batch, desc.block_heads = lead
 
-    def prepare(self) -> Prepared:
-        plan = Plan(self.desc)
+    def prepare(self, make: Callable[[_c.Desc], Any] = Plan, keys: int = 0) -> Prepared:
+        """keys: that the plan is for, in place of those that are there."""
+        self.desc.len_kv = keys or self.desc.len_kv
+        plan = make(self.desc)
         shapes = {"o": self.o_shape, "lse": self.lse_shape}
         shapes.update((f"grad_{name}", self.tensors[name].shape) for name in ("q", "k", "v"))
         for name in ("bias", "alibi", "sink"):
             if name in self.arrays:
                 shapes[f"grad_{name}"] = self.arrays[name].shape
-        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, self.floats, shapes)
+        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, self.floats, shapes, keys > 0)
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -461,12 +466,74 @@ def layouts(tensors: Dict[str, Any]) -> Dict[str, Layout]:
 
 def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context) -> Prepared:
     """The plan of these tensors: one made before, or a new one."""
+    keys = planned_keys(direction, tensors, static, arrays, varlen, blocks)
+    if keys:
+        key = (direction, static, keys, context, signature(tensors["q"]),
+               *[_but_length(tensors[name], 1, context) for name in ("k", "v")],
+               *[(name, _but_length(t, _KEYS_AXIS[name], None) if name in _KEYS_AXIS else signature(t))
+                 for name, t in arrays.items()],
+               *[(name, signature(t)) for name, t in outputs.items()])
+        found = kept(key, context, lambda: _growing(Problem(
+            direction, layouts(tensors), Static(*static), layouts(arrays), varlen, blocks, layouts(outputs)), keys))
+        if found.grows:
+            return found
     key = (direction, static, varlen, blocks, context,
            *[signature(t) for t in tensors.values()],
            *[(name, signature(t)) for name, t in arrays.items()],
            *[(name, signature(t)) for name, t in outputs.items()])
     return kept(key, context, lambda: Problem(
         direction, layouts(tensors), Static(*static), layouts(arrays), varlen, blocks, layouts(outputs)).prepare())
+
+
+FEW_ROWS = 16  # of q, as in a step of decoding
+_KEYS_AXIS = {"intervals": 2, "bits": 3}  # tables that are laid out by len_kv
+
+
+def most_keys(keys: int) -> int:
+    """Keys of the plan that serves a cache of `keys` keys while it grows: up to an eighth more, or 15."""
+    step = 1 << max(keys.bit_length() - 4, 4)
+    return -(-keys // step) * step
+
+
+def planned_keys(direction, tensors, static, arrays, varlen, blocks) -> int:
+    """Keys of a plan that serves this call and others with fewer or more keys; 0: its plan is for these tensors alone.
+    The descriptor holds a bias's strides along keys. A kernel or strategy by name is for the problem that its caller
+    sees. What does not fit together is refused when these tensors are planned."""
+    q, k, v = (_shape(tensors[name]) for name in ("q", "k", "v"))
+    if direction == _c.BACKWARD or varlen or blocks or "bias" in arrays or static[10] or static[11] or not (
+            len(q) == len(k) == len(v) == 4 and q[1] <= FEW_ROWS and 0 < k[1] == v[1] < 1 << 30):
+        return 0
+    for name, wanted in (("intervals", k[1]), ("bits", (k[1] + 7) // 8)):
+        if name in arrays and _shape(arrays[name])[_KEYS_AXIS[name]:_KEYS_AXIS[name] + 1] != (wanted,):
+            return 0
+    return most_keys(k[1])
+
+
+def _shape(seen: Any) -> Tuple[int, ...]:
+    return seen.layout.shape if type(seen) is View else tuple(seen.shape)
+
+
+def _but_length(seen: Any, axis: int, context: Optional[int]) -> tuple:
+    """The signature without what differs from length to length. context: not None: GPU kernels read 16 bytes at a time
+    where strides allow it."""
+    dtype, shape, strides, *rest = signature(seen)
+    even = context is None or all(step % 8 == 0 for step in strides[:3])
+    return (dtype, *shape[:axis], *shape[axis + 1:], abs(strides[2]) < abs(strides[1]), strides[3], even, *rest)
+
+
+def _growing(problem: "Problem", keys: int) -> Prepared:
+    """The plan for `keys` keys. Where it holds where k and v lie, as those of some GPU kernels do, it serves nobody."""
+    made = problem.prepare(keys)
+    if problem.desc.device == _c.CUDA:
+        at = kv_layout(problem.tensors["k"], problem.tensors["v"])
+        args = _c.Args(kv_layout=ctypes.addressof(at))
+        return made._replace(grows=_c.check_args(made.handle, args, _c.ARGS_SIZE) != _c.UNSUPPORTED)
+    return made
+
+
+def kv_layout(k: Layout, v: Layout) -> _c.KvLayout:
+    """Where k and v lie, (batch, row, head, dim)."""
+    return _c.KvLayout(k.shape[1], strides_of(k, "k"), strides_of(v, "v"))
 
 
 def kept(key: tuple, context: Optional[int], make: Callable[[], Any]) -> Any:
@@ -477,13 +544,23 @@ def kept(key: tuple, context: Optional[int], make: Callable[[], Any]) -> Any:
             from . import _gpu
             _gpu.find_nvrtc()
         found = make()
-        while len(_plans) >= LIMIT:
-            try:
-                _plans.pop(next(iter(_plans)), None)
-            except (StopIteration, RuntimeError):  # another thread was there first
-                break
-        _plans[key] = found
+        keep(key, found)
     return found
+
+
+def kept_already(key: tuple) -> Any:
+    """What is kept for this key; None: nothing."""
+    return _plans.get(key)
+
+
+def keep(key: tuple, plan: Any) -> None:
+    """Keeps it for this key, as one of the last LIMIT."""
+    while len(_plans) >= LIMIT:
+        try:
+            _plans.pop(next(iter(_plans)), None)
+        except (StopIteration, RuntimeError):  # another thread was there first
+            break
+    _plans[key] = plan
 
 
 def workspace(like: Any, device: Optional[int], size: int) -> Tuple[Any, Optional[int]]:
@@ -564,6 +641,9 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         setattr(args, name, address_of(tensor, name))
     for name, tensor in arrays.items():
         setattr(args, name, address_of(tensor, name))
+    if plan.grows:
+        at = kv_layout(layout(tensors["k"], "k"), layout(tensors["v"], "v"))
+        args.kv_layout = ctypes.addressof(at)
     results, like = {}, tensors["q"]
     partly = varlen is not None or "lens_q" in arrays or "lens_kv" in arrays  # rows outside sequences are not written
     for name in want:

@@ -18,12 +18,15 @@ _CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
 _WHERE = "Tensor cache_seqlens, Tensor? page_table, Tensor? cu_lens, "
 _ROTARY = "Tensor? rotary_cos, Tensor? rotary_sin, bool? rotary_interleaved, Tensor? rotary_positions, "
 
+_SCALES = "Tensor(d!)? k_scale, Tensor(e!)? v_scale, bool token_scales"
+
 _library = torch.library.Library("libattn", "FRAGMENT")
 _library.define(f"append_kvcache({_CACHE}Tensor k, Tensor v, {_WHERE}Tensor? q, {_ROTARY}int threads, "
-                "Tensor(c!)? fault) -> Tensor")
+                f"Tensor(c!)? fault, {_SCALES}) -> Tensor")
 _library.define(f"with_kvcache({_CACHE}Tensor? k, Tensor? v, {_WHERE}Tensor q, {_ROTARY}int threads, "
-                "Tensor(c!)? fault, SymInt? max_len_q, Tensor? first_kv, Tensor? position_q, Tensor? position_kv, "
-                "Tensor? prefix, Tensor? bits, Tensor? alibi, Tensor? sink, SymInt? max_len_kv, SymInt? bits_keys, "
+                f"Tensor(c!)? fault, {_SCALES}, SymInt? max_len_q, Tensor? first_kv, Tensor? position_q, "
+                "Tensor? position_kv, Tensor? prefix, Tensor? bits, Tensor? alibi, Tensor? sink, SymInt? max_len_kv, "
+                "SymInt? bits_keys, "
                 "float? visible_share, bool causal, SymInt[]? window, SymInt? chunk, float? scale, float? softcap, "
                 "bool out_f32, bool deterministic) -> (Tensor, Tensor)")
 _library.define("cascade(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? sink, Tensor(a!)? fault, "
@@ -32,28 +35,31 @@ _library.define("cascade(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? sink,
                 "(Tensor, Tensor)")
 _CASCADE_NAMES = ("q", "k_cache", "v_cache", "sink", "fault")
 _NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin",
-          "rotary_interleaved", "rotary_positions", "threads", "fault", "max_len_q", "first_kv", "position_q",
-          "position_kv", "prefix", "bits", "alibi", "sink")
+          "rotary_interleaved", "rotary_positions", "threads", "fault", "k_scale", "v_scale", "token_scales",
+          "max_len_q", "first_kv", "position_q", "position_kv", "prefix", "bits", "alibi", "sink")
 
 
-def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads, fault):
+def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads, fault,
+            k_scale, v_scale, token_scales):
     turned = _kv.append_kvcache(
         k, v, k_cache, v_cache, cache_seqlens=seqlens, page_table=page_table, cu_lens=cu_lens, q=q, rotary_cos=cos,
         rotary_sin=sin, rotary_interleaved=interleaved, rotary_positions=positions, threads=threads_of(threads, k),
-        fault=fault)
+        fault=fault, k_scale=k_scale, v_scale=v_scale, token_scales=token_scales)
     return k.new_empty(0) if turned is None else turned
 
 
 def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads,
-                  fault, max_len_q, first_kv, position_q, position_kv, prefix, bits, alibi, sink, max_len_kv, bits_keys,
-                  visible_share, causal, window, chunk, scale, softcap, out_f32, deterministic):
+                  fault, k_scale, v_scale, token_scales, max_len_q, first_kv, position_q, position_kv, prefix, bits,
+                  alibi, sink, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale, softcap, out_f32,
+                  deterministic):
     return _kv.attention_with_kvcache(
         q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
         max_len_q=max_len_q, max_len_kv=max_len_kv, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved,
         rotary_positions=positions, first_kv=first_kv, position_q=position_q, position_kv=position_kv, causal=causal,
         window=None if window is None else tuple(window), chunk=chunk, prefix=prefix, bits=bits, bits_keys=bits_keys,
         scale=scale, softcap=softcap, alibi=alibi, sink=sink, visible_share=visible_share, return_lse=True,
-        out_f32=out_f32, deterministic=deterministic, threads=threads_of(threads, q), fault=fault)
+        out_f32=out_f32, deterministic=deterministic, threads=threads_of(threads, q), fault=fault, k_scale=k_scale,
+        v_scale=v_scale, token_scales=token_scales)
 
 
 def _cascaded(q, k_cache, v_cache, sink, fault, cu_lens_q, lens_kv, page_tables, max_len_q, max_len_kv, causal, scale,
@@ -119,12 +125,14 @@ def _refuse_vmap(name: str) -> Any:
 
 
 def _counting_versions(op: Any, names: Tuple[str, ...]) -> Any:
-    """Autograd knows by a tensor's version that it was written: the cache if there are new tokens, and fault."""
+    """Autograd knows by a tensor's version that it was written: the cache if there are new tokens, its scales if they
+    are found, and fault."""
 
     def kernel(keyset, *arguments):
         given = dict(zip(names, arguments))
         caches = (given["k_cache"], given["v_cache"]) if given.get("k") is not None else ()
-        for written in (*caches, given["fault"]):
+        scales = (given["k_scale"], given["v_scale"]) if given.get("token_scales") else ()
+        for written in (*caches, *scales, given["fault"]):
             if written is not None:
                 torch.autograd.graph.increment_version(written)
         return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *arguments)
@@ -157,6 +165,14 @@ def _lengths(seqlens: Union[int, Tensor], like: Tensor, cu_lens: Optional[Tensor
     return torch.full((batch,), seqlens, dtype=torch.int32, device=like.device)
 
 
+def _scale(scale: Any, like: Tensor) -> Optional[Tensor]:
+    if scale is None or isinstance(scale, Tensor):
+        return scale
+    if not isinstance(scale, numbers.Real):
+        raise TypeError(f"a scale is {type(scale).__name__}; it takes a number or a tensor")
+    return torch.full((1,), scale, dtype=torch.float32, device=like.device)
+
+
 def _pack(mask: Any, bits_keys: Optional[int], q: Tensor, k_cache: Tensor, page_table: Optional[Tensor],
           cu_lens: Optional[Tensor], max_len_q: Optional[int], max_len_kv: Optional[int]) -> Tensor:
     """A mask of the last bits_keys keys, or of all, as bits."""
@@ -174,16 +190,18 @@ def append_kvcache(
     page_table: Optional[Tensor] = None, cu_lens: Optional[Tensor] = None, q: Optional[Tensor] = None,
     rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
     rotary_interleaved: Optional[bool] = None, rotary_positions: Optional[Tensor] = None, threads: int = 0,
-    fault: Optional[Tensor] = None,
+    fault: Optional[Tensor] = None, k_scale: Union[None, float, Tensor] = None,
+    v_scale: Union[None, float, Tensor] = None, token_scales: bool = False,
 ) -> Optional[Tensor]:
     """libattn.append_kvcache as an operator, for torch.compile and CUDA graphs. It has no autograd: a tensor that
     requires grad raises InvalidError, unless under torch.no_grad()."""
     _torch_nested.refuse(k=k, v=v, q=q)
     if not torch.compiler.is_compiling():
-        _options.check_all(("threads",), (threads,))
+        _options.check_all(("threads", "token_scales"), (threads, token_scales))
         _options.check("rotary_interleaved", rotary_interleaved)
     turned = _append_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, k, cu_lens), page_table, cu_lens, q, rotary_cos,
-                        rotary_sin, rotary_interleaved, rotary_positions, threads, fault)
+                        rotary_sin, rotary_interleaved, rotary_positions, threads, fault, _scale(k_scale, k),
+                        _scale(v_scale, k), token_scales)
     return None if q is None else turned
 
 
@@ -203,6 +221,7 @@ def attention_with_kvcache(
     scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Optional[Tensor] = None,
     sink: Optional[Tensor] = None, visible_share: Optional[float] = None, return_lse: bool = False,
     out_f32: bool = False, deterministic: Optional[bool] = None, threads: int = 0, fault: Optional[Tensor] = None,
+    k_scale: Union[None, float, Tensor] = None, v_scale: Union[None, float, Tensor] = None, token_scales: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """libattn.attention_with_kvcache as an operator, for torch.compile and CUDA graphs.
 
@@ -212,7 +231,8 @@ def attention_with_kvcache(
         deterministic  None: as torch.use_deterministic_algorithms says
 
     It has no autograd: a tensor that requires grad raises InvalidError, unless under torch.no_grad(). Autocast casts
-    nothing: q, k and v are of the cache's type. The rest is as libattn.attention_with_kvcache has it.
+    nothing: q, k and v are of the cache's type, or floats where that has one byte. The rest is as
+    libattn.attention_with_kvcache has it.
     """
     _torch_nested.refuse(q=q, k=k, v=v)
     if cu_lens_q is not None and max_len_q is None:
@@ -225,13 +245,15 @@ def attention_with_kvcache(
         deterministic = torch.are_deterministic_algorithms_enabled()
     if not torch.compiler.is_compiling():
         _options.check("rotary_interleaved", rotary_interleaved)
+        _options.check("token_scales", token_scales)
         _options.check_all(_OPTIONS, (return_lse, causal, window, chunk, scale, softcap, out_f32, deterministic,
                                       threads, max_len_q, max_len_kv, bits_keys, visible_share))
     alibi, sink = (tensor if tensor is None else tensor.to(floats_of(q)) for tensor in (alibi, sink))
     o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
-                      rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, max_len_q, first_kv,
-                      position_q, position_kv, prefix, bits, alibi, sink, max_len_kv, bits_keys, visible_share, causal,
-                      window, chunk, scale, softcap, out_f32, deterministic)
+                      rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, _scale(k_scale, q),
+                      _scale(v_scale, q), token_scales, max_len_q, first_kv, position_q, position_kv, prefix, bits,
+                      alibi, sink, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale, softcap, out_f32,
+                      deterministic)
     return (o, lse) if return_lse else o
 
 

@@ -121,6 +121,7 @@ _under_transforms = torch._C._are_functorch_transforms_active  # torch.func's
 
 
 FORWARD_MODE = "libattn has no forward-mode gradients (torch.func.jvp, jacfwd, hessian, forward_ad)"
+SECOND = "libattn's backward has no gradient of its own: second derivatives (create_graph=True) are not supported"
 
 
 class _Attention(torch.autograd.Function):
@@ -163,8 +164,7 @@ class _Backward(_Attention):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise _c.UnsupportedError("libattn's backward has no gradient of its own: second derivatives (create_graph=True) "
-                                  "are not supported")
+        raise _c.UnsupportedError(SECOND)
 
 
 def inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:

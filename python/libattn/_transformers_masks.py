@@ -47,8 +47,18 @@ class Mask(Tensor):
             raise _c.UnsupportedError(refusal(_caller(), f"takes a part of the attention mask by {func.__name__}"))
         return result
 
+    @classmethod
+    def of(cls, numbers: Tensor) -> "Mask":
+        """The mask of these numbers. It keeps them: each layer asks for them."""
+        mask = numbers.as_subclass(cls)
+        if not torch.compiler.is_compiling():
+            mask._numbers = numbers
+        return mask
+
     def plain(self) -> Tensor:
         """The numbers, for attention_forward()."""
+        if not torch.compiler.is_compiling() and "_numbers" in self.__dict__:
+            return self._numbers
         with torch._C.DisableTorchFunctionSubclass():  # a view: torch.compile cannot trace as_subclass() back to Tensor
             return self.view(self.shape)
 
@@ -137,19 +147,19 @@ def attention_mask(
     keys."""
     pattern = None if torch.compiler.is_compiling() else pattern_of(mask_function)
     if pattern is None:
-        return pack_mask(sdpa_mask(
+        return Mask.of(pack_mask(sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-            allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device, **keywords)).as_subclass(Mask)
+            allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device, **keywords)))
     used = _used(attention_mask, kv_length, kv_offset)
     ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     if used is None and not pattern.documents and all(
             side is None or side >= kv_length - 1 for side in (pattern.left, pattern.right)) and (
             ends_together or pattern == Pattern()):
-        return torch.empty(batch_size, 1, 0, int(pattern.causal), dtype=torch.bool, device=device).as_subclass(Mask)
+        return Mask.of(torch.empty(batch_size, 1, 0, int(pattern.causal), dtype=torch.bool, device=device))
     if pattern == Pattern() and used is not None and used.device.type == "cpu" and _only_ends(used):
-        return used.sum(1)[:, None, None, None].as_subclass(Mask)
-    return _intervals(pattern, used, batch_size, q_length, kv_length, q_offset, kv_offset, device,
-                      pattern.causal and ends_together).as_subclass(Mask)
+        return Mask.of(used.sum(1)[:, None, None, None])
+    return Mask.of(_intervals(pattern, used, batch_size, q_length, kv_length, q_offset, kv_offset, device,
+                              pattern.causal and ends_together))
 
 
 def _used(attention_mask: Optional[Tensor], kv_length: int, kv_offset: int) -> Optional[Tensor]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from . import _torch_flops  # noqa: F401 - FlopCounterMode's formulas
-from . import _c, _options, _tensor, _torch_dtensor, _torch_masks, _torch_nested, masks
+from . import (_c, _options, _parallel, _tensor, _torch_dtensor, _torch_masks, _torch_nested, _torch_parallel,
+               masks)
 from . import _torch_vmap  # noqa: F401 - its rules
 from ._api import Window
 from ._run import Blocks
@@ -24,10 +25,14 @@ from ._torch_dtensor import forward_of
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
 from ._torch_merge import merge_states
-from ._torch_ops import ARRAYS, floats_of, has_values, rows_of
+from ._torch_ops import ARRAYS, floats_of, has_values, rows_of, threads_of
+from ._torch_parallel import context_parallel_positions, context_parallel_shard, context_parallel_unshard
+from ._torch_step import step
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "append_kvcache", "attention_cascade",
-           "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask"]
+           "merge_states", "scaled_dot_product_attention", "pack_mask", "from_block_mask",
+           "context_parallel_attention", "context_parallel_shard", "context_parallel_unshard",
+           "context_parallel_positions"]
 
 # ---- functions -----------------------------------------------------------------------------------
 
@@ -126,6 +131,13 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
                                                   around, k, max_lens is not None)
         causal, chunk, prefix = given["causal"], given["chunk"], given["prefix"]
         window = _options.window(given["window"])
+    if not return_lse and bias is alibi is prefix is lens_q is cu_lens_q is blocks is chunk is None and not (
+            dropout_p or out_f32):
+        given = (("lens_kv", lens_kv), ("intervals", intervals), ("bits", bits), ("sink", _float(sink, "sink", q)))
+        o = step(q, k, v, 2, causal, window, scale, softcap, deterministic, threads, {
+            name: _beside(table, name, q) for name, table in given if table is not None})
+        if o is not None:
+            return o
     lists = (None,) * 4 if blocks is None else (
         blocks.full_count, blocks.full, blocks.partial_count, blocks.partial)
     tables = cu_lens_q, cu_lens_kv, lens_q, lens_kv, prefix, intervals, *lists, bits
@@ -206,6 +218,79 @@ def attention_varlen(
     return _operator(q, k, v, cu_lens_q, cu_lens_kv, [max_len_q, max_len_kv], causal, window, chunk, prefix, lens_q,
                      lens_kv, mask, bits, intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed,
                      return_lse, out_f32, deterministic, threads)
+
+
+@torch._disable_dynamo  # a compiled function calls it as it is
+def context_parallel_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: Any = None, layout: str = "zigzag", *, causal: bool = False,
+    window: Window = None, chunk: Optional[int] = None, prefix: Optional[Tensor] = None,
+    lens_q: Optional[Tensor] = None, lens_kv: Optional[Tensor] = None, intervals: Optional[Tensor] = None,
+    cu_lens_q: Optional[Tensor] = None, cu_lens_kv: Optional[Tensor] = None, max_len_q: Optional[int] = None,
+    max_len_kv: Optional[int] = None, scale: Optional[float] = None, softcap: Optional[float] = None,
+    alibi: Optional[Tensor] = None, sink: Optional[Tensor] = None, dropout_p: float = 0.0,
+    seed: Optional[Tensor] = None, return_lse: bool = False, out_f32: bool = False,
+    deterministic: Optional[bool] = None, threads: int = 0, schedule: str = "auto", memory: int = 0,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """attention, or with cu_lens attention_varlen, of rows and keys that the processes of a group share out.
+
+        q, k, v     this rank's, (batch, rows, heads, dim) or packed (rows, heads, dim), as context_parallel_shard cuts
+                    them, on the CPU; 0 rows or keys are allowed
+        group       a process group of torch.distributed with a backend for the CPU, as gloo; None: all processes
+        layout      "zigzag": the ranks have the same work under a causal mask; "contiguous": a run of rows each
+        schedule    "ring", "all-gather", or "auto": the one that is predicted faster and fits `memory`
+        memory      bytes of workspace that a rank may take; 0: any number
+        cu_lens_q, cu_lens_kv, max_len_q, max_len_kv   documents in packed rows, which cross ranks wherever they may;
+                    cu_lens_kv None: cu_lens_q; max_len None: the longest of these
+        seed        of dropout; None: rank 0's generator draws it, and the others' draw as often
+
+    All ranks call it, and its backward, in the same order and with the same options. Lengths, prefixes, intervals,
+    cu_lens, alibi and sink are those of all rows, the same on every rank. The result is this rank's rows. The sum over
+    ranks of the gradients of alibi and sink is that of one process, as of every other parameter.
+
+    Where a rank raises, the others raise RankFailedError, or wait as long as the group's timeout. There are no second
+    derivatives and no transforms of torch.func. The other options, and errors: libattn.attention.
+    """
+    o, lse = _torch_parallel.attention(group, lambda: _of_rank(
+        q, k, v, {"prefix": prefix, "lens_q": lens_q, "lens_kv": lens_kv, "intervals": intervals,
+                  "cu_lens_q": cu_lens_q, "cu_lens_kv": cu_lens_q if cu_lens_kv is None else cu_lens_kv},
+        max_len_q, max_len_kv, alibi, sink, seed, causal, _options.window(window), chunk, scale, softcap, dropout_p,
+        return_lse, out_f32, deterministic, threads, layout, schedule, memory))
+    return (o, lse) if return_lse else o
+
+
+def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, window, chunk, scale, softcap,
+             dropout_p, return_lse, out_f32, deterministic, threads, layout, schedule, memory):
+    """What context_parallel_attention was given, checked and as _torch_parallel takes it."""
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    is_packed = "cu_lens_q" in arrays
+    for name, tensor in (("q", q), ("k", k), ("v", v), *arrays.items()):
+        _beside(tensor, name, q)
+    if _torch_dtensor.is_dtensor(q):
+        raise _c.InvalidError("q is a DTensor; it takes this rank's rows, as .to_local() gives them")
+    if not (q.is_cpu and has_values(q)) or torch._C._are_functorch_transforms_active():
+        raise _c.UnsupportedError(f"q is a {type(q).__name__} on {q.device}; over ranks it takes a tensor on the CPU, and "
+                                  "no transform of torch.func")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4 - is_packed:
+            raise _c.InvalidError(f"{name} has shape {tuple(tensor.shape)}; it takes "
+                                  + ("(rows, heads, dim)" if is_packed else "(batch, rows, heads, dim)"))
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    _options.check_all(_OPTIONS, (causal, window, chunk, scale, softcap, dropout_p, return_lse, out_f32, deterministic,
+                                  threads, max_len_q, max_len_kv))
+    max_lens = None
+    if is_packed:
+        longest = [int(arrays[name].diff().max()) if arrays[name].numel() > 1 else 0
+                   for name in ("cu_lens_q", "cu_lens_kv")]
+        max_lens = tuple(found if given is None else given for given, found in zip((max_len_q, max_len_kv), longest))
+    drawn = _seed(dropout_p, seed, q.device)
+    options = _torch_parallel.Options(
+        (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads_of(threads, q), "auto", None,
+         None),
+        _torch_parallel.one_of("layout", layout, _parallel.LAYOUTS),
+        _torch_parallel.one_of("schedule", schedule, _parallel.SCHEDULES), _options.integer("memory", memory, 63, 0),
+        max_lens, None if drawn is None else tuple(drawn.tolist()), seed is None and drawn is not None)
+    return options, arrays, (*_autocast(q, k, v), _float(alibi, "alibi", q), _float(sink, "sink", q))
 
 
 def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:

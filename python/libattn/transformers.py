@@ -22,6 +22,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from . import _c
+from ._run import FEW_ROWS
+from ._torch_step import TABLES, step
 from ._transformers_masks import Mask, attention_mask, refusal
 from .torch import attention, attention_varlen, pack_mask
 
@@ -48,9 +50,9 @@ def _bits(mask: Tensor) -> Tensor:
 
 def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
     """What a mask, made by attention_mask() or by the caller, is to attention."""
-    shape = tuple(mask.shape)
     if isinstance(mask, Mask):
         mask = mask.plain()
+        shape = tuple(mask.shape)
         if mask.dtype == torch.bool:
             return {"causal": shape[-1] == 1 and rows > 1}
         if mask.dtype == torch.int64:
@@ -61,12 +63,23 @@ def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
             return {"bits": mask}
         raise _c.InvalidError(f"attention_mask was made for {shape[2]} rows or keys and attention has {rows} rows and "
                               f"{keys} keys")
+    shape = tuple(mask.shape)
     if not (mask.dtype == torch.bool or mask.is_floating_point()) or len(shape) != 4 or shape[-1] < keys:
         raise _c.InvalidError(f"attention_mask is {mask.dtype} of shape {shape}; it takes what the mask function "
                               f"\"{NAME}\" makes, or bool or floating point of shape (batch, heads or 1, "
                               f"{rows}, {keys})")
     mask = mask if shape[-1] == keys else mask[..., :keys]
     return {"bits": _bits(mask)} if mask.dtype == torch.bool else {"bias": mask}
+
+
+def _masked(mask: Optional[Tensor], causal: bool, window: Any, rows: int, keys: int) -> dict:
+    """What a layer's mask, or that there is none, is to attention."""
+    if mask is not None:
+        return _options_of(mask, rows, keys)
+    if NAME not in AttentionMaskInterface._global_mapping:
+        raise _c.InvalidError('there is no mask, for no mask function is registered as "libattn": call '
+                              "libattn.transformers.register()")
+    return {"causal": True, "window": window} if causal and rows > 1 else {}
 
 
 def _packed(q, k, v, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv, **options) -> Tensor:
@@ -108,24 +121,25 @@ def attention_forward(
         raise _c.UnsupportedError("output_attentions is True: libattn stores no probabilities; "
                                   'attn_implementation="eager" does')
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    window = None if sliding_window is None else (sliding_window - 1, 0 if causal else sliding_window - 1)
+    rows, keys = query.shape[2], key.shape[2]
+    masked = _masked(attention_mask, causal, window, rows, keys) if cu_seq_lens_q is None else {}
+    if rows <= FEW_ROWS and cu_seq_lens_q is s_aux is position_bias is None and not dropout and "bias" not in masked:
+        tables = {name: masked[name] for name in TABLES if name in masked}
+        o = step(query, key, value, 1, masked.get("causal", False), masked.get("window"), scaling, softcap,
+                 deterministic, 0, tables)
+        if o is not None:
+            return o, None
     # Some layers (Inkling's) hand over features that are not contiguous; eager attention and SDPA take them, too.
     q, k, v = ((x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in (query, key, value))
     options: dict = {"scale": scaling, "softcap": softcap, "sink": s_aux, "dropout_p": dropout,
                      "deterministic": deterministic}
-    window = None if sliding_window is None else (sliding_window - 1, 0 if causal else sliding_window - 1)
     if cu_seq_lens_q is not None:
         if position_bias is not None:
             raise _c.InvalidError("cu_seq_lens_q and position_bias do not go together")
         return _packed(q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, causal=causal, window=window,
                        **options), None
-    rows, keys = q.shape[1], k.shape[1]
-    if attention_mask is not None:
-        options.update(_options_of(attention_mask, rows, keys))
-    elif NAME not in AttentionMaskInterface._global_mapping:
-        raise _c.InvalidError('there is no mask, for no mask function is registered as "libattn": call '
-                              "libattn.transformers.register()")
-    elif causal and rows > 1:
-        options.update(causal=True, window=window)
+    options.update(masked)
     if position_bias is not None:
         bias = position_bias[..., :keys]
         options["bias"] = bias + options["bias"] if "bias" in options else bias

@@ -121,6 +121,29 @@ def attention():
             close(found, expected, 1e-2)
 
 
+def growing():
+    """A cache as torch.cat makes it, head by head: the decode kernel's plan serves lengths up to the next rounded one,
+    at other strides. A bias has strides along keys: each length has a plan of its own."""
+    from libattn import _run
+
+    for more, plans in (({}, 2), ({"lens_kv": [60, 9]}, 2), ({"softcap": 2.0, "bias": True}, 4)):
+        libattn.clear_plans()
+        for keys in (66, 67, 80, 81):
+            q, k, v = normal(2, 1, 4, 64), normal(2, 2, keys, 64), normal(2, 2, keys, 64)
+            host = {"q": q, "k": k.transpose(0, 2, 1, 3), "v": v.transpose(0, 2, 1, 3)}
+            options = dict(more)
+            if "lens_kv" in more:
+                options["lens_kv"] = np.array(more["lens_kv"], np.int32)
+            if "bias" in more:
+                options["bias"] = normal(1, 4, 1, keys)
+            gpu = {name: Array(x) for name, x in host.items()}
+            o = libattn.attention(**gpu, **up(options))
+            done()
+            close(o.a, libattn.attention(**host, **options), 2e-3)
+        made = sum(value.plan.info["isa"].startswith("sm_") for value in _run._plans.values())
+        assert made == plans, (more, made)
+
+
 def caches():
     for options in ({}, {"packed": True}, {"page_size": 5, "rotary_dim": 16}, {"new": 1, "rotary_dim": 0},
                     {"dtype": np.float32, "rotary_dim": 6}):
@@ -287,6 +310,6 @@ def mistakes():
     refuses("q is Raw", lambda: libattn.attention_with_kvcache(**raw, stream=0), TypeError)
 
 
-for test in (attention, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
+for test in (attention, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
     test()
     print(test.__name__, "passed", flush=True)

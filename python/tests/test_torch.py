@@ -224,13 +224,17 @@ def test_deterministic_mode_is_honoured(monkeypatch):
     run = libattn._run.run_typed
     monkeypatch.setattr(libattn._run, "run_typed", lambda *arguments: seen.append(arguments[2][7]) or run(*arguments))
     q, k, v = tensors()
-    la.attention(q, k, v)
-    torch.use_deterministic_algorithms(True)
-    try:
-        la.attention(q, k, v)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    libattn._run.clear_plans()
+    for watched in (True, False):  # by the operator, and past the dispatcher
+        q.requires_grad_(watched)
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            try:
+                la.attention(q, k, v)
+            finally:
+                torch.use_deterministic_algorithms(False)
     assert seen == [False, True]
+    assert [key[1][7] for key in libattn._run._plans if key[0] == "step"] == [False, True]
 
 
 @pytest.mark.parametrize("rows, keys", [(9, 9), (5, 9), (9, 5)])

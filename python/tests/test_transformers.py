@@ -77,6 +77,30 @@ def test_generates_the_same(name, cache):
     assert found.shape == (2, 32) and torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("name, padding", [("llama", "left"), ("llama", "right"), ("llama", None), ("mistral", "left"),
+                                           ("gpt_oss", None), ("gemma2", "left")])
+def test_a_cache_grows(name, padding):
+    """Token by token past lengths at which a plan ends: each step's logits are eager attention's."""
+    config = config_of(name)
+    config.max_position_embeddings, config.sliding_window = 256, 70
+    eager, ours = both(config)
+    torch.manual_seed(7)
+    tokens, mask = torch.randint(2, 99, (3, 102)), torch.ones(3, 102, dtype=torch.long)
+    if padding == "left":
+        mask[1, :4], mask[2, :9] = 0, 0
+    elif padding == "right":  # of the prompt, whose padding new tokens follow
+        mask[1, 50:58] = 0
+    place = (mask.cumsum(1) - 1).clamp(min=0)
+    caches = [transformers.DynamicCache(config=config) for _ in range(2)]
+    with torch.no_grad():
+        for begin, end in [(0, 58), *((i, i + 1) for i in range(58, 99)), (99, 102)]:
+            wanted, found = (model(tokens[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache,
+                                   position_ids=place[:, begin:end]).logits
+                             for model, cache in zip((eager, ours), caches))
+            seen = mask[:, begin:end].bool()
+            torch.testing.assert_close(found[seen], wanted[seen], rtol=2e-4, atol=2e-4)
+
+
 def test_gradients_of_a_training_step():
     eager, ours = both(config_of("gpt_oss"))
     tokens, mask = padded()

@@ -41,19 +41,48 @@ static void say_flags(attn_text_buffer *w, uint32_t flags)
         if (flags >> i & 1) attn_say(w, ", %s", name[i]);
 }
 
+/* What shares a scale. */
+static void say_scale(attn_text_buffer *w, const char *name, int64_t rows, const int64_t stride[4])
+{
+    attn_say(w, ", %s per ", name);
+    if (!stride[0] && !stride[1] && !stride[2] && !stride[3]) {
+        attn_say(w, "tensor");
+        return;
+    }
+    if (rows == 1)
+        attn_say(w, "row");
+    else if (rows)
+        attn_say(w, "%lld rows", (long long)rows);
+    else
+        attn_say(w, "sequence");
+    attn_say(w, "%s%s", stride[2] ? " and head" : "", stride[3] ? " and channel" : "");
+}
+
+static void say_scales(attn_text_buffer *w, const attn_desc *d)
+{
+    if (d->flags & ATTN_SCALES_Q) say_scale(w, "q_scale", d->q_scale_rows, d->q_scale_stride);
+    if (!(d->flags & ATTN_SCALES_KV)) return;
+    say_scale(w, "k_scale", d->k_scale_rows, d->k_scale_stride);
+    say_scale(w, "v_scale", d->v_scale_rows, d->v_scale_stride);
+}
+
 size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
 {
-    static const char *const dtypes[] = { "", "f32", "f16", "bf16", "f64" };
     attn_text_buffer w;
     if (!attn_text_buffer_begin(&w, text, size, plan, "plan", "attn_plan_create")) return 0;
     const attn_desc *d = &plan->desc;
     const attn_choice *c = &plan->choice;
-    attn_say(&w, "problem    %s, %s, batch %lld, heads %lld/%lld, %lld rows x %lld keys, dim %lld/%lld",
-             d->direction == ATTN_BACKWARD ? "backward" : "forward", dtypes[d->dtype], (long long)d->batch,
+    attn_say(&w, "problem    %s, %s", d->direction == ATTN_BACKWARD ? "backward" : "forward",
+             attn_dtype_name(d->dtype));
+    if (attn_kv_dtype(d) != d->dtype) attn_say(&w, " over %s", attn_dtype_name(attn_kv_dtype(d)));
+    attn_say(&w, ", batch %lld, heads %lld/%lld, %lld rows x %lld keys, dim %lld/%lld", (long long)d->batch,
              (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,
              (long long)d->dim_qk, (long long)d->dim_v);
     say_flags(&w, d->flags);
-    if (d->grad_dtype) attn_say(&w, ", gradients %s", dtypes[d->grad_dtype]);
+    if (d->grad_dtype) attn_say(&w, ", gradients %s", attn_dtype_name(d->grad_dtype));
+    say_scales(&w, d);
+    if (attn_out_dtype(d) != d->dtype && attn_out_dtype(d) != ATTN_F32)
+        attn_say(&w, ", o in %s", attn_dtype_name(attn_out_dtype(d)));
     attn_say(&w, "\nkernel     %s: %s\n", plan->kernel_name, plan->why);
     plan->backend->describe(plan, &w);
     if (plan->strategy[0]) attn_say(&w, "strategy   %s\n", plan->strategy);

@@ -54,12 +54,27 @@ size_t attn_plan_workspace(const attn_plan *plan)
     return 0;
 }
 
+/* The plan of a run: *plan, or, where the run says where k and v lie, a copy of it in *own that has them there. */
+static attn_status plan_of_run(const attn_plan **plan, attn_plan *own, const attn_args *args)
+{
+    if (!args->kv_layout) return ATTN_OK;
+    *own = **plan;
+    attn_status status = attn_desc_lay_kv(&own->desc, args->kv_layout);
+    if (!status && own->holds_kv)
+        status =
+            attn_fail(ATTN_UNSUPPORTED, "kv_layout: a plan of kernel %s holds where k and v lie", own->kernel_name);
+    *plan = own;
+    return status;
+}
+
 attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                            void *stream)
 {
     attn_args full = { 0 };
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
+    attn_plan own;
+    if (!status) status = plan_of_run(&plan, &own, &full);
     if (status) return status;
     if (!workspace && plan->workspace)
         return attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %llu bytes",
@@ -70,6 +85,9 @@ attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t 
 attn_status attn_run_parts(const attn_plan *plan, const attn_args *args, void *workspace, void *stream,
                            attn_parts *parts)
 {
+    attn_plan own;
+    attn_status status = plan_of_run(&plan, &own, args);
+    if (status) return status;
     *parts = (attn_parts){ .most = parts->most, .count = 1, .o = args->o, .lse = args->lse };
     return plan->backend->run(plan, args, workspace, stream, parts);
 }
@@ -79,6 +97,8 @@ attn_status attn_check_sized(const attn_plan *plan, const attn_args *args, size_
     attn_args full = { 0 };
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_plan_create");
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
+    attn_plan own;
+    if (!status) status = plan_of_run(&plan, &own, &full);
     if (status) return status;
     bool on_host = plan->desc.device == ATTN_CPU;
     return on_host ? attn_args_check(&plan->desc, &full) : attn_args_check_arrays(&plan->desc, &full);

@@ -39,6 +39,7 @@ struct attn_plan {
     char why[160];
     attn_overrides overrides;          /* of desc.strategy */
     char strategy[ATTN_STRATEGY_TEXT]; /* all that is decided */
+    bool holds_kv;                     /* what is made holds where k and v lie: no run may say it */
     const void *own;                   /* what the backend alone knows */
 };
 

@@ -2,7 +2,6 @@
 #include "base/error.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,20 +22,9 @@ attn_status attn_fail(attn_status status, const char *format, ...)
     return status;
 }
 
-const char *attn_decimal(char text[ATTN_DECIMAL_SIZE], double x)
+attn_status attn_error_set(attn_status status, const char *text)
 {
-    int saved = errno;
-    snprintf(text, ATTN_DECIMAL_SIZE, "%g", isnan(x) ? fabs(x) : x);
-    char *to = text;
-    for (const char *from = text; *from; from++) { /* a decimal point of any number of bytes */
-        if (strchr("0123456789+-einfa", *from))
-            *to++ = *from;
-        else if (to == text || to[-1] != '.')
-            *to++ = '.';
-    }
-    *to = '\0';
-    errno = saved;
-    return text;
+    return attn_fail(status, "%s", text ? text : "");
 }
 
 const char *attn_error(void)

@@ -18,7 +18,7 @@
 
 enum {
     NEEDED = ATTN_VARLEN | ATTN_PAGED | ATTN_LENS_KV,
-    TAKEN = NEEDED | ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
+    TAKEN = NEEDED | ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC | ATTN_SCALES_KV,
     OWN = ATTN_CAUSAL | ATTN_SINK, /* of the last level alone */
     PARTS = ATTN_CASCADE_LEVELS + 1,
     ALIGN = 256
@@ -53,6 +53,8 @@ static const double at_once = 1.4, in_turn = 1.1, nearly = 1.2;
 
 static attn_status check_desc(const attn_desc *d, int32_t count)
 {
+    static const char not_of_sequences[] = ": keys that sequences share have no scales of a sequence: it takes 0, or "
+                                           "scale_rows of pages";
     char text[ATTN_DECIMAL_SIZE];
     if (count < 1 || count > ATTN_CASCADE_LEVELS)
         return attn_fail(ATTN_INVALID, "count = %" PRId32 " is not in 1 to %d", count, ATTN_CASCADE_LEVELS);
@@ -65,8 +67,12 @@ static attn_status check_desc(const attn_desc *d, int32_t count)
     if (d->flags & ~(uint32_t)TAKEN)
         return attn_fail(ATTN_INVALID,
                          "flags = 0x%" PRIx32 ": beside what it needs, a cascade takes ATTN_CAUSAL, ATTN_SOFTCAP, "
-                         "ATTN_SINK, ATTN_OUT_F32 and ATTN_DETERMINISTIC",
+                         "ATTN_SINK, ATTN_OUT_F32, ATTN_DETERMINISTIC and ATTN_SCALES_KV",
                          d->flags);
+    if (d->k_scale_stride[0] && !d->k_scale_rows)
+        return attn_fail(ATTN_INVALID, "k_scale_stride[0] = %" PRId64 "%s", d->k_scale_stride[0], not_of_sequences);
+    if (d->v_scale_stride[0] && !d->v_scale_rows)
+        return attn_fail(ATTN_INVALID, "v_scale_stride[0] = %" PRId64 "%s", d->v_scale_stride[0], not_of_sequences);
     if (d->visible_share != 0)
         return attn_fail(ATTN_INVALID, "visible_share = %s: a cascade takes none",
                          attn_decimal(text, d->visible_share));
@@ -83,7 +89,7 @@ static void set_part_stride(const attn_desc *d, int64_t stride[4])
 static attn_desc desc_of_part(const attn_desc *desc)
 {
     attn_desc d = *desc;
-    d.flags |= ATTN_OUT_F32;
+    d.flags |= ATTN_OUT_F32, d.out_dtype = ATTN_F32;
     set_part_stride(&d, d.o_stride);
     return d;
 }
@@ -447,6 +453,8 @@ static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *k
                         .lens_kv = keys->lens_kv,
                         .page_table = keys->page_table,
                         .page_starts = keys->page_starts,
+                        .k_scale = args->k_scale,
+                        .v_scale = args->v_scale,
                         .fault = args->fault };
 }
 
@@ -459,6 +467,7 @@ static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *
         attn_args args = args_of_level(own, &keys[i]);
         args.o = own->o, args.lse = own->lse;
         d.flags = (d.flags & ~(uint32_t)ATTN_OUT_F32) | (plan->desc.flags & ATTN_OUT_F32);
+        d.out_dtype = plan->desc.out_dtype;
         memcpy(d.o_stride, plan->desc.o_stride, sizeof d.o_stride);
         status = about(attn_args_check_arrays(&d, &args), "shared", i);
     }

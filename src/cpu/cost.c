@@ -248,7 +248,7 @@ static void prefill_choose(const attn_desc *d, const attn_host *host, const attn
 /* Keys of a tile: one head's keys and values stay in L1. */
 static int64_t decode_tile(const attn_desc *d, int64_t wanted)
 {
-    int64_t key_bytes = (d->dim_qk + d->dim_v) * attn_dtype_size(d->dtype);
+    int64_t key_bytes = (d->dim_qk + d->dim_v) * attn_dtype_size(attn_kv_dtype(d));
     int64_t keys = wanted ? wanted : DECODE_TILE_BYTES / key_bytes;
     keys = keys / DECODE_TILE_STEP * DECODE_TILE_STEP;
     return keys < DECODE_TILE_STEP ? DECODE_TILE_STEP : keys > ATTN_DECODE_TILE ? ATTN_DECODE_TILE : keys;
@@ -263,7 +263,7 @@ static int64_t decode_heads(const attn_desc *d, const attn_host *host, int64_t k
     if (llabs(d->k_stride[2]) >= llabs(d->k_stride[1]) && !wanted) return 1;
     int64_t heads = wanted && wanted < d->heads_kv ? wanted : d->heads_kv;
     int64_t rows = d->heads_q / d->heads_kv * d->len_q, dims = d->dim_qk + d->dim_v;
-    double state = 4.0 * (double)(rows * dims), tile = (double)(keys * dims * attn_dtype_size(d->dtype));
+    double state = 4.0 * (double)(rows * dims), tile = (double)(keys * dims * attn_dtype_size(attn_kv_dtype(d)));
     while (heads > 1 && (d->heads_kv % heads || (double)heads * state > l2_bytes(host) / 8 ||
                          (double)heads * tile > l2_bytes(host) / 4))
         heads--;
@@ -298,7 +298,8 @@ static void decode_cost(const attn_desc *d, const attn_host *host, const attn_cp
     set_levels(c, bytes, bytes, bytes);
     c->count[ATTN_PER_PRODUCT] = units * keys * padded * dims;
     c->count[ATTN_PER_SCORE] = units * keys * padded;
-    c->count[ATTN_PER_PACK] = d->dtype == ATTN_F32 ? 0 : units * keys * dims; /* become floats where they are loaded */
+    c->count[ATTN_PER_PACK] =
+        attn_kv_dtype(d) == ATTN_F32 ? 0 : units * keys * dims; /* become floats where they are loaded */
     c->count[ATTN_PER_BYTE] = bytes;
     c->count[ATTN_PER_STEP] = units * ceil(keys / (double)kv_tile);
     c->count[ATTN_PER_TILE] = units * c->splits;

@@ -62,6 +62,7 @@ static void part_item(void *arg, int64_t item, int worker)
     attn_mask_tile keys = keys_of_part(r, &seq, r->views + unit * group, part);
     attn_decode_task task = {
         .dtype = d->dtype,
+        .kv_dtype = attn_kv_dtype(d),
         .mask = r->views + unit * group,
         .score = r->scores + unit * group,
         .heads = heads,
@@ -71,8 +72,8 @@ static void part_item(void *arg, int64_t item, int worker)
         .q_row = d->q_stride[1],
         .q_head = d->q_stride[2],
         .keys = attn_keys_of(d, r->args, batch, head),
-        .k_head = d->k_stride[2] * attn_dtype_size(d->dtype),
-        .v_head = d->v_stride[2] * attn_dtype_size(d->dtype),
+        .k_head = d->k_stride[2] * attn_dtype_size(attn_kv_dtype(d)),
+        .v_head = d->v_stride[2] * attn_dtype_size(attn_kv_dtype(d)),
         .dim_qk = d->dim_qk,
         .dim_v = d->dim_v,
         .key0 = keys.lo,
@@ -106,6 +107,7 @@ static void merge_row(const run *r, const float *parts, int64_t rows, int64_t ro
             out[i] += part[row * dim + i] * weight;
     }
     float factor = attn_score_finish(score, top, sum, lse);
+    attn_score_scale_output(score, factor, out, dim);
     for (int64_t i = 0; i < dim; i++)
         attn_store_scalar(attn_out_dtype(d), o, i, out[i] * factor);
 }

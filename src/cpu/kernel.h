@@ -32,7 +32,7 @@ enum {
  * zeros. k_pack: panels of `cols` keys; in a panel dim after dim, the cols keys of each together. v_pack: panels of
  * `cols` columns, `pitch` rows (keys) each; dim_v filled up with zero columns. */
 typedef struct attn_pack_task {
-    attn_dtype dtype;
+    attn_dtype dtype;                /* of k and v */
     const void *const *k, *const *v; /* where each of the keys is, and its value */
     int64_t dim_qk, dim_v;
     int64_t key0, keys;
@@ -46,6 +46,7 @@ typedef struct attn_attend_task {
     attn_dtype dtype, out_dtype;
     const attn_mask_view *mask;
     const attn_score *score;
+    const attn_keys *keys; /* for their scales */
     int64_t row0, rows;
     const void *q; /* row 0 of the head */
     int64_t q_row;
@@ -63,7 +64,7 @@ typedef struct attn_attend_task {
  * state per head, `partial_step` floats apart: rows x (dim_v outputs, not yet divided), then rows maxima (log2 units),
  * then rows sums; the rows = group * len_q are ordered query head by query head. */
 typedef struct attn_decode_task {
-    attn_dtype dtype;
+    attn_dtype dtype, kv_dtype;
     const attn_mask_view *mask; /* of the query heads, heads * group of them */
     const attn_score *score;
     int64_t heads, group, len_q;
@@ -161,7 +162,8 @@ static inline int64_t attn_pairs_scratch(int64_t rows, int64_t dim_qk, int64_t d
 static inline int64_t attn_decode_scratch(int64_t heads, int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     int64_t padded = attn_round_up(rows, 4), row = attn_round_up(dim_v, 32) + attn_round_up(dim_qk, 16) + 17;
-    return attn_round_up((heads * row + ATTN_DECODE_TILE) * padded + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32 + 16, 16);
+    int64_t tile = 3 * ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32; /* bias, scales of k and v; bits */
+    return attn_round_up((heads * row + ATTN_DECODE_TILE) * padded + tile + 16, 16);
 }
 
 static inline int64_t attn_gradient_pitch(int64_t dim)
@@ -198,7 +200,8 @@ static inline int64_t attn_pairs_backward_scratch(int64_t rows, int64_t keys, in
 /* Rotary embedding of one token (attn_kv.h): `heads` rows of `dim` elements, of which the first rotary_dim turn and the
  * others are copied. in = out: in place. */
 typedef struct attn_rotary_task {
-    attn_dtype dtype; /* not ATTN_F64 */
+    attn_dtype dtype;     /* of in: f32, f16 or bf16 */
+    attn_dtype out_dtype; /* dtype, or ATTN_F32 */
     bool interleaved;
     const void *in;
     void *out;
@@ -206,6 +209,18 @@ typedef struct attn_rotary_task {
     int64_t heads, dim, rotary_dim;
     const float *cos, *sin; /* rotary_dim / 2 */
 } attn_rotary_task;
+
+/* Rows of one token (attn_kv.h), from f32, f16 or bf16 to a type of one byte or back. */
+typedef struct attn_convert_task {
+    attn_dtype from, to;
+    bool finds; /* to bytes: the scale of each row is found and written first */
+    const void *in;
+    void *out;
+    int64_t in_stride, out_stride; /* elements from one head to the next */
+    int64_t heads, dim;
+    float *scale;
+    int64_t scale_stride, channel_stride; /* from one head's to the next, from one element's to the next */
+} attn_convert_task;
 
 typedef struct attn_cpu_ops {
     void (*pack)(const attn_pack_task *);
@@ -215,14 +230,15 @@ typedef struct attn_cpu_ops {
     void (*rows)(const attn_backward_task *); /* packs task->rows for tasks that differ in their keys; or NULL */
     void (*backward)(const attn_backward_task *);
     void (*sum)(const attn_sum_task *);
-    void (*rotate)(const attn_rotary_task *); /* or NULL: a lesser instruction set's will do */
+    void (*rotate)(const attn_rotary_task *);   /* or NULL: a lesser instruction set's will do */
+    void (*convert)(const attn_convert_task *); /* NULL where rotate is */
 } attn_cpu_ops;
 
 typedef struct attn_cpu_kernel {
     const char *name;
     attn_isa isa;
     attn_form form;
-    uint32_t dtypes; /* bit attn_dtype */
+    uint32_t dtypes, kv_dtypes; /* bit attn_dtype: of q, and of k and v besides */
     uint32_t features;
     int64_t dim_max;
     int64_t rows, cols;
@@ -232,7 +248,7 @@ typedef struct attn_cpu_kernel {
 /* Its products are of bf16 pairs: what it packs takes the place of half as many floats, dims filled up to 32. */
 static inline bool attn_multiplies_pairs(const attn_cpu_kernel *k)
 {
-    return k->dtypes == 1u << ATTN_BF16;
+    return !(k->dtypes >> ATTN_F32 & 1);
 }
 
 /* The table, best first, and its length. */

@@ -2,8 +2,10 @@
 #include "cpu/kernel.h"
 #include "cpu/ops.h"
 
-#define ALL_DTYPES (1u << ATTN_F32 | 1u << ATTN_F16 | 1u << ATTN_BF16)
 #define BF16 (1u << ATTN_BF16)
+#define WIDE (1u << ATTN_F32 | 1u << ATTN_F16 | BF16)
+#define E4M3 (1u << ATTN_E4M3)
+#define BYTES (E4M3 | 1u << ATTN_I8)
 
 /* By name: a new flag belongs to no kernel until it stands here. */
 enum {
@@ -13,7 +15,7 @@ enum {
     BOTH = LENGTHS | MASKS | SCORES | ATTN_DETERMINISTIC,
     BACKWARD_PAIRS = BOTH | ATTN_DELTA | ATTN_ADD, /* of bf16 pairs */
     BACKWARD = BACKWARD_PAIRS | ATTN_OUT_F32,
-    FORWARD = BOTH | ATTN_OUT_F32 | ATTN_PAGED
+    FORWARD = BOTH | ATTN_OUT_F32 | ATTN_PAGED | ATTN_SCALES_KV | ATTN_SCALES_Q
 };
 
 #define OPS_PORTABLE &attn_cpu_ops_portable
@@ -35,8 +37,8 @@ enum {
 #endif
 
 static const attn_cpu_kernel kernels[] = {
-#define ATTN_KERNEL(name, ISA, form, dtypes, dim_max, rows, cols, features) \
-    { #name, ATTN_ISA_##ISA, ATTN_##form, dtypes, features, dim_max, rows, cols, OPS_##ISA },
+#define ATTN_KERNEL(name, ISA, form, dtypes, kv_dtypes, dim_max, rows, cols, features) \
+    { #name, ATTN_ISA_##ISA, ATTN_##form, dtypes, kv_dtypes, features, dim_max, rows, cols, OPS_##ISA },
 #include "cpu/kernels.def"
 #undef ATTN_KERNEL
 };

@@ -21,6 +21,31 @@ static float lse_of(const call *c, int part, int64_t at, int64_t row)
     return c->of->rows && row >= *c->of->rows[part] ? -INFINITY : c->of->args->part_lse[part][at];
 }
 
+/* The loops that a merge consists of. CMake has this file vectorized, and f32 needs nothing asked within a loop. */
+static void add_part(attn_dtype dtype, const void *part, int64_t from, int64_t dim, float weight, float *restrict out)
+{
+    if (dtype == ATTN_F32) {
+        const float *row = (const float *)part + from;
+        for (int64_t k = 0; k < dim; k++)
+            out[k] += weight * row[k];
+        return;
+    }
+    for (int64_t k = 0; k < dim; k++)
+        out[k] += weight * attn_load_scalar(dtype, part, from + k);
+}
+
+static void store_sum(attn_dtype dtype, const float *restrict out, float sum, int64_t dim, void *o, int64_t to)
+{
+    if (dtype == ATTN_F32 && sum != 0) {
+        float *restrict row = (float *)o + to;
+        for (int64_t k = 0; k < dim; k++)
+            row[k] = out[k] / sum;
+        return;
+    }
+    for (int64_t k = 0; k < dim; k++)
+        attn_store_scalar(dtype, o, to + k, sum != 0 ? out[k] / sum : 0);
+}
+
 /* Row `at` of (batch, head, row). */
 static void merge_row(const call *c, int64_t at, int64_t batch, int64_t head, int64_t row)
 {
@@ -40,11 +65,9 @@ static void merge_row(const call *c, int64_t at, int64_t batch, int64_t head, in
         float lse = lse_of(c, i, at, row);
         weight[i] = lse == -INFINITY ? 0 : expf(lse - top);
         sum += weight[i];
-        for (int64_t k = 0; k < d->dim && lse != -INFINITY; k++)
-            out[k] += weight[i] * attn_load_scalar(dtype, a->part_o[i], from + k);
+        if (lse != -INFINITY) add_part(dtype, a->part_o[i], from, d->dim, weight[i], out);
     }
-    for (int64_t k = 0; k < d->dim; k++)
-        attn_store_scalar(d->out_dtype, a->o, to + k, sum != 0 ? out[k] / sum : 0);
+    store_sum(d->out_dtype, out, sum, d->dim, a->o, to);
     if (a->lse) a->lse[at] = sum != 0 ? top + logf(sum) : -INFINITY;
 }
 

@@ -38,8 +38,7 @@ const char *attn_cpu_obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn
 const char *attn_cpu_cannot(const attn_cpu_kernel *k, const attn_desc *d)
 {
     if (!(k->dtypes >> d->dtype & 1)) return "it does not take dtype";
-    if (attn_kv_dtype(d) != d->dtype) return "it does not take kv_dtype";
-    if (attn_out_dtype(d) != d->dtype && attn_out_dtype(d) != ATTN_F32) return "it does not take out_dtype";
+    if (attn_kv_dtype(d) != d->dtype && !(k->kv_dtypes >> attn_kv_dtype(d) & 1)) return "it does not take kv_dtype";
     if (d->dim_qk > k->dim_max || d->dim_v > k->dim_max) return "the head dimension is too large for it";
     if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
     if ((k->form == ATTN_GRADIENT) != (d->direction == ATTN_BACKWARD)) return "it computes the other direction";

@@ -99,7 +99,7 @@ static void pack_item(const run *r, const unit *u, const progress *p, int64_t pa
     const void *k[ATTN_PACK_KEYS], *v[ATTN_PACK_KEYS];
     int64_t key0 = u->key0 + part * ATTN_PACK_KEYS, left = u->key1 - key0;
     attn_pack_task task = {
-        .dtype = d->dtype,
+        .dtype = attn_kv_dtype(d),
         .k = k,
         .v = v,
         .dim_qk = d->dim_qk,
@@ -130,6 +130,7 @@ static void attend_item(const run *r, const unit *u, const progress *p, int64_t 
         .out_dtype = out_dtype,
         .mask = &mask,
         .score = &score,
+        .keys = &u->keys,
         .row0 = row0,
         .rows = u->row1 - row0 < rows ? u->row1 - row0 : rows,
         .q = attn_bind(d->dtype, r->args->q, d->q_stride, batch, u->seq.start_q, head),

@@ -174,6 +174,17 @@ static inline vf v_load_bf16(const uint16_t *p)
                  attn_bf16_to_float(p[3]) };
 }
 
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    return (vf){ attn_e4m3_to_float(p[0]), attn_e4m3_to_float(p[1]), attn_e4m3_to_float(p[2]),
+                 attn_e4m3_to_float(p[3]) };
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return (vf){ p[0], p[1], p[2], p[3] };
+}
+
 static inline void v_store_f16(uint16_t *p, vf x)
 {
     for (int i = 0; i < VL; i++)
@@ -184,6 +195,18 @@ static inline void v_store_bf16(uint16_t *p, vf x)
 {
     for (int i = 0; i < VL; i++)
         p[i] = attn_float_to_bf16(x[i]);
+}
+
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    for (int i = 0; i < VL; i++)
+        p[i] = attn_float_to_e4m3(x[i]);
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    for (int i = 0; i < VL; i++)
+        attn_store_scalar(ATTN_I8, p, i, x[i]);
 }
 
 static inline void v_sums4(const vf r[4], float sums[4])

@@ -226,7 +226,7 @@ static attn_status run(const attn_cuda_call *c)
     attn_decode_params p = plan->params;
     attn_cuda_shape *shape = &p.base.shape;
     attn_cuda_bind(d, a, &p.base);
-    if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v))
+    if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v) || !lies_well(d))
         return attn_cuda_run_fallback(c, &plan->fallback, &p.base);
     shape->partial_o = attn_cuda_at(c, plan->partial_o), shape->partial_lse = attn_cuda_at(c, plan->partial_lse);
     shape->o_wide = is_aligned(a->o) && attn_cuda_o_is_even(d), p.arrivals = attn_cuda_at(c, plan->arrivals);

@@ -176,5 +176,6 @@ void attn_cuda_bind(const attn_desc *d, const attn_args *a, attn_cuda_params *p)
     bind_score(d, a, &p->score, &p->seeds);
     bind_cache(d, a, &p->cache);
     bind_scales(d, a, &p->scales);
+    if (a->kv_layout) p->shape.len_kv = (int)d->len_kv, fill_tensors(d, &p->tensors);
     p->tensors.q = a->q, p->tensors.k = a->k, p->tensors.v = a->v;
 }

@@ -164,6 +164,7 @@ static attn_status create(attn_plan *plan)
     plan->choice = cuda->chosen.choice;
     plan->kernel_name = cuda->chosen.kernel->name;
     plan->isa_name = context.arch->isa;
+    plan->holds_kv = cuda->chosen.kernel->tma;
     attn_text_buffer words = { plan->strategy, sizeof plan->strategy, 0 };
     attn_strategy_write(&cuda->decided, &words);
     if (cuda->workspace > 0) plan->workspace = cuda->workspace + ATTN_CUDA_ALIGN - 1;

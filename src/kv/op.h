@@ -22,7 +22,9 @@
     X(SLOTS, "ATTN_KV_SLOTS")                               \
     X(ROTARY, "ATTN_KV_ROTARY")                             \
     X(ROTARY_Q, "ATTN_KV_ROTARY_Q")                         \
-    X(POSITIONS, "ATTN_KV_POSITIONS")
+    X(POSITIONS, "ATTN_KV_POSITIONS")                       \
+    X(SCALES, "ATTN_KV_SCALES")                             \
+    X(SCALES_FROM, "op = ATTN_KV_COPY with ATTN_KV_SCALES")
 
 enum {
 #define ATTN_KV_NEED(name, text) ATTN_KV_NEED_BIT_##name,
@@ -37,6 +39,7 @@ uint32_t attn_kv_needs(const attn_kv_desc *desc);
 const char *attn_kv_need_name(int bit);
 
 struct attn_rotary_task;
+struct attn_convert_task;
 
 typedef struct attn_kv_backend {
     attn_status (*create)(
@@ -56,14 +59,28 @@ struct attn_kv_plan {
     /* ATTN_CPU */
     attn_desc loop; /* what src/cpu/threads.h reads of a descriptor */
     void (*rotate)(const struct attn_rotary_task *);
+    void (*convert)(const struct attn_convert_task *);
     int64_t stream_items; /* a run of more items writes past the caches; tests set it */
 };
 
-/* Checks *desc whole and fills in every default: dim_v, rotary_dim, strides. */
+/* Checks *desc whole and fills in every default: dim_v, rotary_dim, pages_dtype, strides. */
 attn_status attn_kv_resolve(attn_kv_desc *out, const attn_kv_desc *desc, size_t size);
 
 /* Extents of the tensors of a resolved descriptor: of k, or k_out, and of q. */
 void attn_kv_extents(const attn_kv_desc *desc, int64_t k[4], int64_t q[4]);
+
+/* Extents of the scales of K and V, and of those that a copy reads. */
+typedef struct attn_kv_scale_shape {
+    int64_t k[4], v[4], k_from[4], v_from[4];
+} attn_kv_scale_shape;
+
+attn_kv_scale_shape attn_kv_scale_shape_of(const attn_kv_desc *desc);
+
+/* Whether the operation writes scales. */
+static inline bool attn_kv_writes_scales(const attn_kv_desc *desc)
+{
+    return desc->flags & ATTN_KV_TOKEN_SCALES || (desc->op == ATTN_KV_COPY && desc->flags & ATTN_KV_SCALES);
+}
 
 /* Checks the arguments: pointers, alignment, overlap, counts. And what the arrays say, where the host may read them. */
 attn_status attn_kv_check_arrays(const attn_kv_desc *desc, const attn_kv_args *args);

@@ -13,7 +13,7 @@ typedef struct pointer {
     const char *name;
     size_t offset;
     int need;
-    int align; /* 0: of dtype */
+    int align; /* or OF_DTYPE, OF_PAGES */
 } pointer;
 
 #define POINTER(name, need, align)                                          \
@@ -21,14 +21,32 @@ typedef struct pointer {
 #name, offsetof(attn_kv_args, name), ATTN_KV_NEED_BIT_##need, align \
     }
 
+enum { OF_DTYPE = 0, OF_PAGES = -1 };
+
 static const pointer pointers[] = {
-    POINTER(k, APPEND, 0),           POINTER(v, APPEND, 0),      POINTER(k_pages, ANY, 0),
-    POINTER(v_pages, ANY, 0),        POINTER(q, ROTARY_Q, 0),    POINTER(q_out, ROTARY_Q, 0),
-    POINTER(k_out, GATHER, 0),       POINTER(v_out, GATHER, 0),  POINTER(k_from, COPY, 0),
-    POINTER(v_from, COPY, 0),        POINTER(slots, SLOTS, 8),   POINTER(positions, POSITIONS, 8),
-    POINTER(cu_lens, CU_LENS, 4),    POINTER(lens_kv, TABLE, 4), POINTER(page_table, TABLE, 4),
-    POINTER(page_starts, STARTS, 4), POINTER(pairs, COPY, 4),    POINTER(cos, ROTARY, 4),
+    POINTER(k, APPEND, OF_DTYPE),
+    POINTER(v, APPEND, OF_DTYPE),
+    POINTER(k_pages, ANY, OF_PAGES),
+    POINTER(v_pages, ANY, OF_PAGES),
+    POINTER(q, ROTARY_Q, OF_DTYPE),
+    POINTER(q_out, ROTARY_Q, OF_DTYPE),
+    POINTER(k_out, GATHER, OF_DTYPE),
+    POINTER(v_out, GATHER, OF_DTYPE),
+    POINTER(k_from, COPY, OF_PAGES),
+    POINTER(v_from, COPY, OF_PAGES),
+    POINTER(slots, SLOTS, 8),
+    POINTER(positions, POSITIONS, 8),
+    POINTER(cu_lens, CU_LENS, 4),
+    POINTER(lens_kv, TABLE, 4),
+    POINTER(page_table, TABLE, 4),
+    POINTER(page_starts, STARTS, 4),
+    POINTER(pairs, COPY, 4),
+    POINTER(cos, ROTARY, 4),
     POINTER(sin, ROTARY, 4),
+    POINTER(k_scale, SCALES, 4),
+    POINTER(v_scale, SCALES, 4),
+    POINTER(k_scale_from, SCALES_FROM, 4),
+    POINTER(v_scale_from, SCALES_FROM, 4),
 };
 
 enum { POINTERS = sizeof pointers / sizeof *pointers };
@@ -55,25 +73,33 @@ static array line(const char *name, const void *base, int64_t size, int64_t coun
 }
 
 typedef struct arrays {
-    array k_pages, v_pages, k_from, v_from, k, v, q, q_out, table[9]; /* table: what is only read, beside */
+    array k_pages, v_pages, k_from, v_from, k, v, q, q_out;
+    array k_scale, v_scale, k_scale_from, v_scale_from;
+    array table[9]; /* what is only read, beside */
 } arrays;
 
 static arrays arrays_of(const attn_kv_desc *d, const attn_kv_args *a)
 {
-    int64_t size = attn_dtype_size(d->dtype), k[4], q[4], half = d->rotary_dim / 2;
+    int64_t size = attn_dtype_size(d->dtype), of_pages = attn_dtype_size(d->pages_dtype), half = d->rotary_dim / 2;
+    int64_t k[4], q[4];
+    attn_kv_scale_shape scales = attn_kv_scale_shape_of(d);
     int64_t pool[4] = { d->pages, d->page_size, d->heads_kv, d->dim_qk };
     int64_t from[4] = { d->pages_from, pool[1], pool[2], pool[3] };
     bool gather = d->op == ATTN_KV_GATHER;
     attn_kv_extents(d, k, q);
-    arrays all = { .k_pages = tensor("k_pages", a->k_pages, size, pool, d->k_pages_stride),
-                   .k_from = tensor("k_from", a->k_from, size, from, d->k_from_stride),
+    arrays all = { .k_pages = tensor("k_pages", a->k_pages, of_pages, pool, d->k_pages_stride),
+                   .k_from = tensor("k_from", a->k_from, of_pages, from, d->k_from_stride),
                    .k = gather ? tensor("k_out", a->k_out, size, k, d->k_stride)
                                : tensor("k", a->k, size, k, d->k_stride),
                    .q = tensor("q", a->q, size, q, d->q_stride),
-                   .q_out = tensor("q_out", a->q_out, size, q, d->q_out_stride) };
+                   .q_out = tensor("q_out", a->q_out, size, q, d->q_out_stride),
+                   .k_scale = tensor("k_scale", a->k_scale, 4, scales.k, d->k_scale_stride),
+                   .v_scale = tensor("v_scale", a->v_scale, 4, scales.v, d->v_scale_stride),
+                   .k_scale_from = tensor("k_scale_from", a->k_scale_from, 4, scales.k_from, d->k_scale_from_stride),
+                   .v_scale_from = tensor("v_scale_from", a->v_scale_from, 4, scales.v_from, d->v_scale_from_stride) };
     pool[3] = from[3] = k[3] = d->dim_v;
-    all.v_pages = tensor("v_pages", a->v_pages, size, pool, d->v_pages_stride);
-    all.v_from = tensor("v_from", a->v_from, size, from, d->v_from_stride);
+    all.v_pages = tensor("v_pages", a->v_pages, of_pages, pool, d->v_pages_stride);
+    all.v_from = tensor("v_from", a->v_from, of_pages, from, d->v_from_stride);
     all.v = gather ? tensor("v_out", a->v_out, size, k, d->v_stride) : tensor("v", a->v, size, k, d->v_stride);
     const array table[9] = {
         line("slots", a->slots, 8, a->count),
@@ -94,7 +120,8 @@ static attn_status check_pointer(const attn_kv_desc *d, const attn_kv_args *a, c
 {
     const void *at;
     memcpy(&at, (const char *)a + p->offset, sizeof at);
-    uintptr_t align = p->align ? (uintptr_t)p->align : (uintptr_t)attn_dtype_size(d->dtype);
+    uintptr_t align = p->align > 0 ? (uintptr_t)p->align
+                                   : (uintptr_t)attn_dtype_size(p->align == OF_PAGES ? d->pages_dtype : d->dtype);
     if (at && !(needs >> p->need & 1))
         return attn_fail(ATTN_INVALID, "%s = %p needs %s", p->name, at, attn_kv_need_name(p->need));
     if ((uintptr_t)at % align != 0)
@@ -118,7 +145,7 @@ static attn_status check_apart(const array *out, const array *other)
     return attn_fail(ATTN_INVALID, "%s overlaps %s", out->name, other->name);
 }
 
-/* A step of |stride| elements that may be taken 0 to `most` times. */
+/* A step of |stride| bytes that may be taken 0 to `most` times. */
 typedef struct step {
     int64_t stride, most;
 } step;
@@ -139,18 +166,19 @@ static bool can_go(const step *steps, int count, int64_t distance, int *tries)
     return false;
 }
 
-/* Whether two tensors of one dtype share an element. From b's lowest element, steps of b go up to some element of b.
- * From a's highest, steps of a go down to some element of a. Both meet where all steps together go from b's lowest to
- * a's highest. */
-static bool share_elements(const array *a, const array *b)
+/* Whether two tensors share a byte. From b's lowest byte, steps of b go up to some byte of b: along its axes, then
+ * within an element. From a's highest, steps of a go down to some byte of a. Both meet where all steps together go from
+ * b's lowest to a's highest. */
+static bool share_bytes(const array *a, const array *b)
 {
     enum { TRIES = 10000 };
-    step steps[8];
+    step steps[10];
     int count = 0, tries = TRIES;
-    int64_t distance = ((int64_t)((uintptr_t)a->base - (uintptr_t)b->base) + a->lo - b->lo) / a->size;
-    for (int i = 0; i < 8; i++) {
-        const array *of = i < 4 ? a : b;
-        int64_t stride = of->stride[i % 4] < 0 ? -of->stride[i % 4] : of->stride[i % 4], most = of->extent[i % 4] - 1;
+    int64_t distance = (int64_t)((uintptr_t)a->base - (uintptr_t)b->base) + a->lo - b->lo;
+    for (int i = 0; i < 10; i++) {
+        const array *of = i < 5 ? a : b;
+        int64_t along = i % 5 < 4 ? of->stride[i % 5] * of->size : 1;
+        int64_t stride = along < 0 ? -along : along, most = (i % 5 < 4 ? of->extent[i % 5] : of->size) - 1;
         if (of == a) distance += stride * most;
         if (stride == 0 || most == 0) continue;
         int at = count++;
@@ -171,7 +199,7 @@ static bool share_elements(const array *a, const array *b)
 static attn_status check_interleaved(const array *out, const array *other)
 {
     attn_status status = check_apart(out, other);
-    return status && !share_elements(out, other) ? ATTN_OK : status;
+    return status && !share_bytes(out, other) ? ATTN_OK : status;
 }
 
 static attn_status check_apart_from(const array *out, const array *const *others, int count)
@@ -182,15 +210,43 @@ static attn_status check_apart_from(const array *out, const array *const *others
     return status;
 }
 
+static bool is_same(const void *a, const int64_t a_stride[4], const void *b, const int64_t b_stride[4])
+{
+    return a == b && memcmp(a_stride, b_stride, 4 * sizeof *a_stride) == 0;
+}
+
+/* Scales may lie between elements of the pages; those of a copy in the same pool may be its own. */
+static attn_status check_scales_overlap(const attn_kv_desc *d, const attn_kv_args *a, const arrays *all, bool one_pool)
+{
+    bool same = is_same(a->k_scale_from, d->k_scale_from_stride, a->k_scale, d->k_scale_stride) &&
+                is_same(a->v_scale_from, d->v_scale_from_stride, a->v_scale, d->v_scale_stride);
+    bool written = attn_kv_writes_scales(d), gather = d->op == ATTN_KV_GATHER;
+    const array *scales[] = { &all->k_scale, &all->v_scale }, *pools[] = { &all->k_pages, &all->v_pages };
+    const array *from[] = { &all->k_scale_from, &all->v_scale_from }, *old[] = { &all->k_from, &all->v_from };
+    const array *rows[] = { &all->k, &all->v, &all->q, &all->q_out };
+    attn_status status = written ? check_interleaved(scales[0], scales[1]) : ATTN_OK;
+    for (int i = 0; i < 2 && !status; i++) {
+        for (int j = 0; j < 2 && !status && !gather; j++)
+            status = check_interleaved(scales[i], pools[j]);
+        for (int j = 0; j < 2 && !status && written; j++)
+            status = one_pool ? check_interleaved(scales[i], old[j]) : check_apart(scales[i], old[j]);
+        if (!status && written && !same) status = check_apart_from(scales[i], from, 2);
+        if (!status && written && !same) status = check_apart_from(pools[i], from, 2);
+        if (!status && (written || gather)) status = check_apart_from(scales[i], rows, 4);
+        if (!status) status = check_apart(&all->q_out, scales[i]);
+        for (size_t t = 0; t < sizeof all->table / sizeof *all->table && !status && written; t++)
+            status = check_apart(scales[i], &all->table[t]);
+    }
+    return status;
+}
+
 /* Pools of K and V may lie in one array, and q, k and v too: their bytes may interleave. */
 static attn_status check_overlap(const attn_kv_desc *d, const attn_kv_args *a, const arrays *all)
 {
     bool gather = d->op == ATTN_KV_GATHER;
-    size_t strides = sizeof d->q_stride;
-    bool in_place = a->q == a->q_out && memcmp(d->q_stride, d->q_out_stride, strides) == 0;
-    bool one_pool = a->k_from == a->k_pages && a->v_from == a->v_pages &&
-                    memcmp(d->k_from_stride, d->k_pages_stride, strides) == 0 &&
-                    memcmp(d->v_from_stride, d->v_pages_stride, strides) == 0;
+    bool in_place = is_same(a->q, d->q_stride, a->q_out, d->q_out_stride);
+    bool one_pool = is_same(a->k_from, d->k_from_stride, a->k_pages, d->k_pages_stride) &&
+                    is_same(a->v_from, d->v_from_stride, a->v_pages, d->v_pages_stride);
     const array *rows[] = { &all->k, &all->v, &all->q, &all->q_out }, *from[] = { &all->k_from, &all->v_from };
     const array *pools[] = { &all->k_pages, &all->v_pages };
     attn_status status = ATTN_OK;
@@ -207,12 +263,29 @@ static attn_status check_overlap(const attn_kv_desc *d, const attn_kv_args *a, c
     for (int i = 0; i < 3; i++)
         for (size_t t = 0; t < sizeof all->table / sizeof *all->table && !status; t++)
             status = check_apart(outputs[i], &all->table[t]);
+    if (!status && d->flags & ATTN_KV_SCALES) status = check_scales_overlap(d, a, all, one_pool);
     const array fault = line("fault", a->fault, 4, 1);
     const array *tensors[] = { &all->k_pages, &all->v_pages, &all->k_from, &all->v_from,
                                &all->k,       &all->v,       &all->q,      &all->q_out };
     if (!status) status = check_apart_from(&fault, tensors, 8);
     for (size_t t = 0; t < sizeof all->table / sizeof *all->table && !status; t++)
         status = check_apart(&fault, &all->table[t]);
+    return status;
+}
+
+/* Of scales: which may be NULL, and which must. */
+static attn_status check_scales_there(const attn_kv_desc *d, const arrays *all)
+{
+    const array *scales[] = { &all->k_scale, &all->v_scale, &all->k_scale_from, &all->v_scale_from };
+    bool copy = d->op == ATTN_KV_COPY;
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < 4 && !status; i++) {
+        int64_t rows = i % 2 ? d->v_scale_rows : d->k_scale_rows;
+        if (copy && rows == 0 && scales[i]->base)
+            return attn_fail(ATTN_INVALID, "%s = %p needs %c_scale_rows above 0: a copy takes the scales of pages",
+                             scales[i]->name, scales[i]->base, i % 2 ? 'v' : 'k');
+        if (attn_kv_writes_scales(d) && rows > 0 && (copy || i < 2)) status = check_there(scales[i]);
+    }
     return status;
 }
 
@@ -244,6 +317,7 @@ attn_status attn_kv_check_arrays(const attn_kv_desc *d, const attn_kv_args *a)
         if (needs >> tensor_needs[i] & 1) status = check_there(tensors[i]);
     for (int i = 0; i < 9 && !status; i++)
         if (needs >> table_needs[i] & 1) status = check_there(&all.table[i]);
+    if (!status && d->flags & ATTN_KV_SCALES) status = check_scales_there(d, &all);
     return status ? status : check_overlap(d, a, &all);
 }
 

@@ -26,7 +26,9 @@ uint32_t attn_kv_needs(const attn_kv_desc *d)
                          [ATTN_KV_NEED_BIT_SLOTS] = slots,
                          [ATTN_KV_NEED_BIT_ROTARY] = d->flags & ATTN_KV_ROTARY,
                          [ATTN_KV_NEED_BIT_ROTARY_Q] = d->flags & ATTN_KV_ROTARY_Q,
-                         [ATTN_KV_NEED_BIT_POSITIONS] = d->flags & ATTN_KV_POSITIONS };
+                         [ATTN_KV_NEED_BIT_POSITIONS] = d->flags & ATTN_KV_POSITIONS,
+                         [ATTN_KV_NEED_BIT_SCALES] = d->flags & ATTN_KV_SCALES,
+                         [ATTN_KV_NEED_BIT_SCALES_FROM] = copy && d->flags & ATTN_KV_SCALES };
     uint32_t needs = 0;
     for (size_t i = 0; i < sizeof has / sizeof *has; i++)
         needs |= (uint32_t)has[i] << i;
@@ -83,6 +85,12 @@ static const field fields[] = {
     STRIDES(v_stride, TOKENS),
     STRIDES(q_stride, ROTARY_Q),
     STRIDES(q_out_stride, ROTARY_Q),
+    FIELD(k_scale_rows, SCALES, 0, 128),
+    FIELD(v_scale_rows, SCALES, 0, 1),
+    STRIDES(k_scale_stride, SCALES),
+    STRIDES(v_scale_stride, SCALES),
+    STRIDES(k_scale_from_stride, SCALES_FROM),
+    STRIDES(v_scale_from_stride, SCALES_FROM),
 };
 
 static attn_status check_fields(const attn_kv_desc *d)
@@ -114,6 +122,9 @@ static attn_status check_flags(const attn_kv_desc *d)
         { ATTN_KV_INTERLEAVED, ATTN_KV_ROTARY, ATTN_KV_NEED_BIT_ROTARY, "ATTN_KV_INTERLEAVED" },
         { ATTN_KV_POSITIONS, ATTN_KV_ROTARY, ATTN_KV_NEED_BIT_ROTARY, "ATTN_KV_POSITIONS" },
         { ATTN_KV_PACKED, 0, ATTN_KV_NEED_BIT_GATHER, "ATTN_KV_PACKED" },
+        { ATTN_KV_SCALES, 0, ATTN_KV_NEED_BIT_ANY, "ATTN_KV_SCALES" },
+        { ATTN_KV_TOKEN_SCALES, ATTN_KV_SCALES, ATTN_KV_NEED_BIT_SCALES, "ATTN_KV_TOKEN_SCALES" },
+        { ATTN_KV_TOKEN_SCALES, ATTN_KV_SCALES, ATTN_KV_NEED_BIT_APPEND, "ATTN_KV_TOKEN_SCALES" },
     };
     uint32_t needs = attn_kv_needs(d), known = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
@@ -127,12 +138,46 @@ static attn_status check_flags(const attn_kv_desc *d)
     return ATTN_OK;
 }
 
+static bool is_wide(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
+}
+
+static bool is_byte(attn_dtype dtype)
+{
+    return dtype == ATTN_E4M3 || dtype == ATTN_I8;
+}
+
+static attn_status check_dtypes(const attn_kv_desc *d)
+{
+    bool converts = d->pages_dtype != d->dtype, copy = d->op == ATTN_KV_COPY;
+    if (!is_wide(d->dtype) && !is_byte(d->dtype))
+        return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 or ATTN_I8",
+                         (int)d->dtype);
+    if (converts && (!is_byte(d->pages_dtype) || is_byte(d->dtype)))
+        return attn_fail(ATTN_INVALID, "pages_dtype = %d is not 0, dtype = %s%s", (int)d->pages_dtype,
+                         attn_dtype_name(d->dtype), is_byte(d->dtype) ? "" : ", ATTN_E4M3 or ATTN_I8");
+    if (d->device != ATTN_CPU && is_byte(d->pages_dtype))
+        return attn_fail(ATTN_UNSUPPORTED, "pages_dtype = %s: operations on pages of one byte run on the CPU alone",
+                         attn_dtype_name(d->pages_dtype));
+    if (d->flags & ATTN_KV_ROTARY && is_byte(d->dtype))
+        return attn_fail(ATTN_INVALID, "flags: ATTN_KV_ROTARY needs a dtype of f32, f16 or bf16, not %s",
+                         attn_dtype_name(d->dtype));
+    if (d->flags & ATTN_KV_SCALES && !is_byte(d->pages_dtype))
+        return attn_fail(ATTN_INVALID, "flags: ATTN_KV_SCALES needs a pages_dtype of e4m3 or i8, not %s",
+                         attn_dtype_name(d->pages_dtype));
+    if (d->flags & ATTN_KV_SCALES && !converts && !copy)
+        return attn_fail(ATTN_INVALID,
+                         "flags: ATTN_KV_SCALES needs a dtype of f32, f16 or bf16, not %s: bytes are "
+                         "copied as they are",
+                         attn_dtype_name(d->dtype));
+    return ATTN_OK;
+}
+
 static attn_status check_kinds(const attn_kv_desc *d)
 {
     if (d->op < ATTN_KV_APPEND || d->op > ATTN_KV_COPY)
         return attn_fail(ATTN_INVALID, "op = %d is not ATTN_KV_APPEND, ATTN_KV_GATHER or ATTN_KV_COPY", (int)d->op);
-    if (d->dtype != ATTN_F32 && d->dtype != ATTN_F16 && d->dtype != ATTN_BF16)
-        return attn_fail(ATTN_INVALID, "dtype = %d is not ATTN_F32, ATTN_F16 or ATTN_BF16", (int)d->dtype);
     if (d->device != ATTN_CPU && d->device != ATTN_CUDA)
         return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU or ATTN_CUDA", (int)d->device);
     if (d->device == ATTN_CUDA && (d->threads || d->parallel_for))
@@ -140,7 +185,8 @@ static attn_status check_kinds(const attn_kv_desc *d)
     if (d->threads < 0 || d->threads > ATTN_THREADS_MOST)
         return attn_fail(ATTN_INVALID, "threads = %" PRId32 " is not in 0 to %d", d->threads, ATTN_THREADS_MOST);
     if (d->parallel_context && !d->parallel_for) return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
-    return check_flags(d);
+    attn_status status = check_flags(d);
+    return status ? status : check_dtypes(d);
 }
 
 static attn_status check_relations(const attn_kv_desc *d)
@@ -161,6 +207,60 @@ void attn_kv_extents(const attn_kv_desc *d, int64_t k[4], int64_t q[4])
     bool batched = d->op == ATTN_KV_GATHER && !(d->flags & ATTN_KV_PACKED);
     k[0] = batched ? d->batch : 1, k[1] = batched ? d->len_kv : d->tokens, k[2] = d->heads_kv, k[3] = d->dim_qk;
     q[0] = 1, q[1] = d->tokens, q[2] = d->heads_q, q[3] = d->dim_qk;
+}
+
+attn_kv_scale_shape attn_kv_scale_shape_of(const attn_kv_desc *d)
+{
+    int64_t k = d->k_scale_rows, v = d->v_scale_rows, sequences = d->flags & ATTN_KV_SLOTS ? 1 : d->batch;
+    attn_kv_scale_shape shape = {
+        .k = { k ? d->pages : sequences, k ? attn_ceil_div(d->page_size, k) : 1, d->heads_kv, 1 },
+        .v = { v ? d->pages : sequences, v ? attn_ceil_div(d->page_size, v) : 1, d->heads_kv, v ? 1 : d->dim_v }
+    };
+    memcpy(shape.k_from, shape.k, sizeof shape.k), memcpy(shape.v_from, shape.v, sizeof shape.v);
+    shape.k_from[0] = shape.v_from[0] = d->pages_from;
+    return shape;
+}
+
+static attn_status check_scales_of(const attn_kv_desc *d, const char *name, int64_t rows, const int64_t extent[4],
+                                   const int64_t stride[4])
+{
+    char letter = *name;
+    bool any = stride[0] || stride[1] || stride[2] || stride[3];
+    if (rows == 0 && d->op == ATTN_KV_COPY && any)
+        return attn_fail(ATTN_INVALID, "%s_stride is not 0: a copy needs %c_scale_rows above 0 for it", name, letter);
+    if (rows == 0 && d->flags & ATTN_KV_SLOTS && stride[0])
+        return attn_fail(ATTN_INVALID,
+                         "%s_stride[0] = %" PRId64 " is not 0: with ATTN_KV_SLOTS and %c_scale_rows = 0 all rows have "
+                         "the same scales",
+                         name, stride[0], letter);
+    return attn_check_scales(name, letter == 'k' ? "k_scale_rows" : "v_scale_rows", rows, letter == 'v', extent,
+                             stride);
+}
+
+static attn_status check_scales(const attn_kv_desc *d)
+{
+    attn_kv_scale_shape shape = attn_kv_scale_shape_of(d);
+    bool written = attn_kv_writes_scales(d);
+    const struct {
+        const char *name;
+        int64_t rows;
+        const int64_t *extent, *stride;
+        bool written;
+    } scales[] = { { "k_scale", d->k_scale_rows, shape.k, d->k_scale_stride, written },
+                   { "v_scale", d->v_scale_rows, shape.v, d->v_scale_stride, written },
+                   { "k_scale_from", d->k_scale_rows, shape.k_from, d->k_scale_from_stride, false },
+                   { "v_scale_from", d->v_scale_rows, shape.v_from, d->v_scale_from_stride, false } };
+    for (int i = 0; i < 2 && d->flags & ATTN_KV_TOKEN_SCALES; i++)
+        if (scales[i].rows != 1)
+            return attn_fail(ATTN_INVALID, "%s_rows = %" PRId64 " is not 1, as ATTN_KV_TOKEN_SCALES needs it",
+                             scales[i].name, scales[i].rows);
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < (d->op == ATTN_KV_COPY ? 4 : 2) && !status; i++) {
+        status = check_scales_of(d, scales[i].name, scales[i].rows, scales[i].extent, scales[i].stride);
+        if (!status && scales[i].written && scales[i].rows)
+            status = attn_check_output_strides(scales[i].name, scales[i].extent, scales[i].stride);
+    }
+    return status;
 }
 
 static attn_status resolve_pools(attn_kv_desc *d)
@@ -199,9 +299,11 @@ attn_status attn_kv_resolve(attn_kv_desc *out, const attn_kv_desc *desc, size_t 
     if (status) return status;
     if (d.dim_v == 0) d.dim_v = d.dim_qk;
     if (d.rotary_dim == 0 && d.flags & ATTN_KV_ROTARY) d.rotary_dim = d.dim_qk;
+    if (d.pages_dtype == 0) d.pages_dtype = d.dtype;
     status = check_kinds(&d);
     if (!status) status = check_fields(&d);
     if (!status) status = check_relations(&d);
+    if (!status && d.flags & ATTN_KV_SCALES) status = check_scales(&d);
     const int64_t table[4] = { 1, 1, d.batch, d.table_width };
     if (!status) status = attn_resolve_tensor("page_table", table, (int64_t[4]){ 0 });
     if (!status) status = resolve_pools(&d);

@@ -65,12 +65,12 @@ static inline float attn_e4m3_to_float(uint8_t b)
     return attn_f16_to_float((uint16_t)((wide & 0x80u) << 8 | (wide & 0x7fu) << 7)) * 256;
 }
 
-/* What exceeds 448, infinity too, becomes 448: there is no infinity. */
+/* What exceeds 448, infinity too, becomes 448: there is no infinity. NaN becomes 0x7f, whatever its sign. */
 static inline uint8_t attn_float_to_e4m3(float x)
 {
     uint32_t bits = attn_float_to_bits(x), sign = bits >> 24 & 0x80u;
     bits &= 0x7fffffffu;
-    if (bits > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
+    if (bits > 0x7f800000u) return 0x7fu;
     if (bits >= 0x43e00000u) return (uint8_t)(sign | 0x7eu);
     if (bits < 0x3c800000u) { /* below 2^-6: adding 2^14 leaves multiples of 2^-9 in the low bits, rounded */
         float shifted = attn_bits_to_float(bits) + 0x1p14f;

@@ -116,9 +116,10 @@ double attn_tensor_bytes(const attn_desc *d, double keys)
 {
     attn_shape s = attn_shape_of(d);
     double size = (double)attn_dtype_size(d->dtype), out = (double)attn_dtype_size(attn_out_dtype(d));
+    double kv_size = (double)attn_dtype_size(attn_kv_dtype(d));
     double rows = (double)s.q[0] * (double)s.q[1] * (double)d->heads_q;
     bool packed = d->flags & ATTN_VARLEN && !(d->flags & ATTN_PAGED);
     double read = packed ? (double)s.k[1] : (double)d->batch * keys;
     return rows * ((double)d->dim_qk * size + (double)d->dim_v * out) +
-           read * (double)d->heads_kv * (double)(d->dim_qk + d->dim_v) * size;
+           read * (double)d->heads_kv * (double)(d->dim_qk + d->dim_v) * kv_size;
 }

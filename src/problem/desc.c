@@ -348,31 +348,34 @@ static attn_status check_relations(const attn_desc *desc)
     return ATTN_OK;
 }
 
+attn_status attn_check_scales(const char *name, const char *rows_name, int64_t rows, bool channels,
+                              const int64_t extent[4], const int64_t stride[4])
+{
+    int64_t lo, hi;
+    if (rows > 1 && rows != 64 && rows != 128)
+        return attn_fail(ATTN_INVALID, "%s = %" PRId64 " is not 0, 1, 64 or 128", rows_name, rows);
+    if (stride[3] && (!channels || rows))
+        return attn_fail(ATTN_INVALID, "%s_stride[3] = %" PRId64 " is not 0%s", name, stride[3],
+                         channels ? ", as v_scale_rows = 1 needs it" : "");
+    if (!rows && stride[1])
+        return attn_fail(ATTN_INVALID, "%s_stride[1] = %" PRId64 " is not 0, as %s = 0 needs it", name, stride[1],
+                         rows_name);
+    if (!attn_reach(extent, stride, &lo, &hi))
+        return attn_fail(ATTN_INVALID, "%s: the offsets of its elements overflow 64 bits", name);
+    return ATTN_OK;
+}
+
 /* Of what the table of fields does not say. */
 static attn_status check_scales(const attn_desc *desc)
 {
-    const struct {
-        const char *name;
-        int64_t rows;
-        const int64_t *stride;
-    } scales[] = { { "q", desc->q_scale_rows, desc->q_scale_stride },
-                   { "k", desc->k_scale_rows, desc->k_scale_stride },
-                   { "v", desc->v_scale_rows, desc->v_scale_stride } };
     attn_shape shape = attn_scale_shape_of(desc);
-    const int64_t *extents[] = { shape.q, shape.k, shape.v };
-    for (int i = 0; i < 3; i++) {
-        int64_t rows = scales[i].rows, lo, hi;
-        if (rows > 1 && rows != 64 && rows != 128)
-            return attn_fail(ATTN_INVALID, "%s_scale_rows = %" PRId64 " is not 0, 1, 64 or 128", scales[i].name, rows);
-        if (scales[i].stride[3] && (i < 2 || rows))
-            return attn_fail(ATTN_INVALID, "%s_scale_stride[3] = %" PRId64 " is not 0%s", scales[i].name,
-                             scales[i].stride[3], i < 2 ? "" : ", as v_scale_rows = 1 needs it");
-        if (!rows && scales[i].stride[1])
-            return attn_fail(ATTN_INVALID, "%s_scale_stride[1] = %" PRId64 " is not 0, as %s_scale_rows = 0 needs it",
-                             scales[i].name, scales[i].stride[1], scales[i].name);
-        if (!attn_reach(extents[i], scales[i].stride, &lo, &hi))
-            return attn_fail(ATTN_INVALID, "%s_scale: the offsets of its elements overflow 64 bits", scales[i].name);
-    }
+    attn_status status =
+        attn_check_scales("q_scale", "q_scale_rows", desc->q_scale_rows, false, shape.q, desc->q_scale_stride);
+    if (!status)
+        status = attn_check_scales("k_scale", "k_scale_rows", desc->k_scale_rows, false, shape.k, desc->k_scale_stride);
+    if (!status)
+        status = attn_check_scales("v_scale", "v_scale_rows", desc->v_scale_rows, true, shape.v, desc->v_scale_stride);
+    if (status) return status;
     if (desc->q_scale_heads && desc->q_scale_heads != desc->heads_q && desc->q_scale_heads != desc->heads_kv)
         return attn_fail(ATTN_INVALID,
                          "q_scale_heads = %" PRId64 " is neither heads_q = %" PRId64 " nor heads_kv = %" PRId64,
@@ -461,9 +464,8 @@ attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64
     return resolve_strides(name, extent, stride);
 }
 
-/* No two elements of an output may be one: from the shortest stride to the longest, each must step over all that the
- * shorter ones reach. */
-static attn_status check_output_strides(const char *name, const int64_t extent[4], const int64_t stride[4])
+/* From the shortest stride to the longest, each must step over all that the shorter ones reach. */
+attn_status attn_check_output_strides(const char *name, const int64_t extent[4], const int64_t stride[4])
 {
     int order[4] = { 0, 1, 2, 3 };
     int64_t step[4], reach = 1;
@@ -492,7 +494,7 @@ static attn_status check_output_strides(const char *name, const int64_t extent[4
 attn_status attn_resolve_output(const char *name, const int64_t extent[4], int64_t stride[4])
 {
     attn_status status = attn_resolve_tensor(name, extent, stride);
-    return status ? status : check_output_strides(name, extent, stride);
+    return status ? status : attn_check_output_strides(name, extent, stride);
 }
 
 static attn_status resolve_gradients(attn_desc *desc)
@@ -566,4 +568,22 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     if (d.threads == 0 && d.device == ATTN_CPU) d.threads = attn_processors_available();
     *out = d;
     return ATTN_OK;
+}
+
+attn_status attn_desc_lay_kv(attn_desc *desc, const attn_kv_layout *kv)
+{
+    if (desc->direction != ATTN_FORWARD || desc->flags & (ATTN_VARLEN | ATTN_PAGED))
+        return attn_fail(ATTN_INVALID, "kv_layout is not NULL: it takes a forward without ATTN_VARLEN and ATTN_PAGED");
+    if (kv->len_kv < desc->bits_keys || kv->len_kv > desc->len_kv)
+        return attn_fail(ATTN_INVALID, "kv_layout: len_kv = %" PRId64 " is not in %" PRId64 " to %" PRId64, kv->len_kv,
+                         desc->bits_keys, desc->len_kv);
+    if (desc->flags & ATTN_BIAS && desc->bias_extent[3] != 1 && desc->bias_extent[3] != kv->len_kv)
+        return attn_fail(ATTN_INVALID, "kv_layout: bias_extent[3] = %" PRId64 " is neither 1 nor len_kv = %" PRId64,
+                         desc->bias_extent[3], kv->len_kv);
+    desc->len_kv = kv->len_kv;
+    memcpy(desc->k_stride, kv->k_stride, sizeof desc->k_stride);
+    memcpy(desc->v_stride, kv->v_stride, sizeof desc->v_stride);
+    attn_shape shape = attn_shape_of(desc);
+    attn_status status = attn_resolve_tensor("kv_layout: k", shape.k, desc->k_stride);
+    return status ? status : attn_resolve_tensor("kv_layout: v", shape.v, desc->v_stride);
 }

@@ -18,6 +18,10 @@ enum {
  * strides, threads. Resolving a resolved descriptor changes nothing. */
 attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size);
 
+/* Makes *desc, which is resolved, that of a run with `kv`: its len_kv and strides. Fails if such a run is not allowed.
+ */
+attn_status attn_desc_lay_kv(attn_desc *desc, const attn_kv_layout *kv);
+
 /* Copies the caller's struct, whose header may be older (what it lacks is 0) or newer (what we lack must be 0) than
  * ours. `name` is the argument's, for messages. */
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name);
@@ -94,6 +98,14 @@ static inline int64_t attn_bias_count(const attn_desc *desc)
  * tensor's, for messages. */
 attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4]);
 attn_status attn_resolve_output(const char *name, const int64_t extent[4], int64_t stride[4]);
+
+/* No two elements of an output may be one; its strides are resolved. */
+attn_status attn_check_output_strides(const char *name, const int64_t extent[4], const int64_t stride[4]);
+
+/* Strides of scales, which mean what they are, and the rows of a block. channels: of v, where the dim may have a
+ * stride. */
+attn_status attn_check_scales(const char *name, const char *rows_name, int64_t rows, bool channels,
+                              const int64_t extent[4], const int64_t stride[4]);
 
 /* Keys that a row's bits are of, and the bytes that they take. */
 static inline int64_t attn_bits_keys(const attn_desc *desc)

@@ -7,6 +7,7 @@
 
 #include "problem/args.h"
 #include "problem/desc.h"
+#include "problem/scales.h"
 #include "problem/sequence.h"
 #include "num/half.h"
 #include "num/philox.h"
@@ -115,6 +116,35 @@ static int64_t distance(const attn_desc *d, const attn_args *args, int64_t batch
     return t < key ? key - t : t - key;
 }
 
+/* The scale of an element of one byte: 1 where none is given. */
+static double q_scale(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row)
+{
+    return d->flags & ATTN_SCALES_Q ? (double)args->q_scale[attn_q_scale_at(d, batch, head, row)] : 1;
+}
+
+static double k_scale(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t key)
+{
+    bool scaled = d->flags & ATTN_SCALES_KV && args->k_scale;
+    return scaled ? (double)args->k_scale[attn_k_scale_at(d, args, batch, head, key)] : 1;
+}
+
+static double v_scale(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t key, int64_t dim)
+{
+    bool scaled = d->flags & ATTN_SCALES_KV && args->v_scale;
+    return scaled ? (double)args->v_scale[attn_v_scale_at(d, args, batch, head, key, dim)] : 1;
+}
+
+static double o_scale(const attn_desc *d, const attn_args *args)
+{
+    return attn_out_dtype(d) == ATTN_E4M3 && args->o_scale ? (double)*args->o_scale : 1;
+}
+
+/* Scores and probabilities of unfused attention have the queries' type; where that is E4M3, bf16. */
+static attn_dtype score_dtype(const attn_desc *d)
+{
+    return d->dtype == ATTN_E4M3 ? ATTN_BF16 : d->dtype;
+}
+
 #define real double
 #define fn(name) name
 #define rounded(dtype, x) (x)
@@ -131,10 +161,7 @@ static int64_t distance(const attn_desc *d, const attn_args *args, int64_t batch
 
 static float rounded_to(attn_dtype dtype, float x)
 {
-    union {
-        float single;
-        uint16_t half;
-    } stored;
+    float stored; /* room for any type */
     attn_store_scalar(dtype, &stored, 0, x);
     return attn_load_scalar(dtype, &stored, 0);
 }

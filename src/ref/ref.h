@@ -12,9 +12,9 @@ int attn_ref_visible(const attn_desc *desc, const attn_args *args, int64_t batch
 void attn_ref_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, double *o,
                   double *lse, double *scratch);
 
-/* The same row by unfused attention in the inputs' own precision: f32 arithmetic, and with 16-bit inputs scores,
- * probabilities and output each rounded to their type. Its error is the yardstick for kernels.
- * scratch: len_kv floats. */
+/* The same row by unfused attention in the inputs' own precision: f32 arithmetic, and with 16-bit queries scores and
+ * probabilities rounded to their type (with queries of a byte to bf16), and the output to its own. Its error is the
+ * yardstick for kernels. scratch: len_kv floats. */
 void attn_naive_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, float *o,
                     float *lse, float *scratch);
 

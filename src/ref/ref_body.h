@@ -32,6 +32,37 @@ static real fn(bounded)(real bias)
     return isfinite(bias) && fn(fabs)(bias) > (real)0x1p126 ? fn(copysign)((real)0x1p126, bias) : bias;
 }
 
+/* attn.h: what exceeds 448 is stored as that where o has a byte. */
+static real fn(saturated)(const attn_desc *d, real x)
+{
+    return attn_out_dtype(d) == ATTN_E4M3 && fn(fabs)(x) > 448 ? fn(copysign)(448, x) : x;
+}
+
+/* Query row `row`; key `key`, and its value: what is stored, times its scale. */
+static void fn(load_query)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row, real *q)
+{
+    real scale = (real)q_scale(d, args, batch, head, row);
+    fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
+    for (int64_t i = 0; i < d->dim_qk; i++)
+        q[i] *= scale;
+}
+
+static void fn(load_key)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t key, real *k)
+{
+    real scale = (real)k_scale(d, args, batch, head, key);
+    fn(load)(attn_kv_dtype(d), args->k, attn_key_at(d, args, batch, head, key, d->k_stride), d->dim_qk, k);
+    for (int64_t i = 0; i < d->dim_qk; i++)
+        k[i] *= scale;
+}
+
+static void fn(load_value)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t key, real *v)
+{
+    fn(load)(attn_kv_dtype(d), args->v, attn_key_at(d, args, batch, head, key, d->v_stride), d->dim_v, v);
+    if (!(d->flags & ATTN_SCALES_KV)) return;
+    for (int64_t i = 0; i < d->dim_v; i++)
+        v[i] *= (real)v_scale(d, args, batch, head, key, i);
+}
+
 /* scale q.k of a visible pair, with all that the flags add to it. slope: what its change is of that of scale q.k. */
 static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, int64_t head, int64_t row, int64_t key,
                       const real *q, const real *k, real *slope)
@@ -50,7 +81,7 @@ static real fn(score)(const attn_desc *d, const attn_args *args, int64_t batch, 
         s -= fn(number)(d, args->alibi, alibi_at(d, batch, head)) * (real)distance(d, args, batch, row, key);
     if (d->flags & ATTN_BIAS)
         s += fn(bounded)((real)attn_load_double(d->bias_dtype, args->bias, bias_at(d, batch, head, row, key)));
-    return rounded(d->dtype, s);
+    return rounded(score_dtype(d), s);
 }
 
 /* What dropout multiplies a probability with. */
@@ -74,11 +105,11 @@ void attend_row(const attn_desc *desc, const attn_args *args, int64_t batch, int
     real q[ATTN_DIM_MOST], k[ATTN_DIM_MOST], v[ATTN_DIM_MOST], slope;
 
     real sink = d->flags & ATTN_SINK ? fn(number)(d, args->sink, head) : -INFINITY, max = sink, sum = 0;
-    fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
+    fn(load_query)(d, args, batch, head, row, q);
     for (int64_t key = 0; key < keys; key++) {
         scratch[key] = -INFINITY;
         if (!attn_ref_visible(d, args, batch, head, row, key)) continue;
-        fn(load)(d->dtype, args->k, attn_key_at(d, args, batch, head, key, d->k_stride), d->dim_qk, k);
+        fn(load_key)(d, args, batch, head, key, k);
         scratch[key] = fn(score)(d, args, batch, head, row, key, q, k, &slope);
         if (scratch[key] > max || isnan(scratch[key])) max = scratch[key];
     }
@@ -95,14 +126,14 @@ void attend_row(const attn_desc *desc, const attn_args *args, int64_t batch, int
 
     for (int64_t key = 0; key < keys; key++) {
         if (!attn_ref_visible(d, args, batch, head, row, key)) continue;
-        real p = rounded(d->dtype, fn(exp)(scratch[key] - max) / sum * fn(dropped)(d, args, batch, head, row, key));
-        fn(load)(d->dtype, args->v, attn_key_at(d, args, batch, head, key, d->v_stride), d->dim_v, v);
+        real p =
+            rounded(score_dtype(d), fn(exp)(scratch[key] - max) / sum * fn(dropped)(d, args, batch, head, row, key));
+        fn(load_value)(d, args, batch, head, key, v);
         for (int64_t i = 0; i < d->dim_v; i++)
             o[i] += p * v[i];
     }
-    if (!(d->flags & ATTN_OUT_F32))
-        for (int64_t i = 0; i < d->dim_v; i++)
-            o[i] = rounded(d->dtype, o[i]);
+    for (int64_t i = 0; i < d->dim_v; i++)
+        o[i] = rounded(attn_out_dtype(d), fn(saturated)(d, o[i] / (real)o_scale(d, args)));
 }
 
 void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, const real *o,
@@ -113,7 +144,7 @@ void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
     real q[ATTN_DIM_MOST], grad_o[ATTN_DIM_MOST], k[ATTN_DIM_MOST], v[ATTN_DIM_MOST], slope, delta = 0;
     if (lse == -INFINITY) return;
 
-    fn(load)(d->dtype, args->q, attn_row_at(d, args, batch, head, row, d->q_stride), d->dim_qk, q);
+    fn(load_query)(d, args, batch, head, row, q);
     fn(load)(attn_out_dtype(d), args->grad_o, attn_row_at(d, args, batch, head, row, d->grad_o_stride), d->dim_v,
              grad_o);
     for (int64_t i = d->dim_v - 1; o && i >= 0; i--) /* in another order than dp below, or one key's would cancel */
@@ -126,8 +157,8 @@ void gradient_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
 
     for (int64_t key = 0; key < keys; key++) {
         if (!attn_ref_visible(d, args, batch, head, row, key)) continue;
-        fn(load)(d->dtype, args->k, attn_key_at(d, args, batch, head, key, d->k_stride), d->dim_qk, k);
-        fn(load)(d->dtype, args->v, attn_key_at(d, args, batch, head, key, d->v_stride), d->dim_v, v);
+        fn(load_key)(d, args, batch, head, key, k);
+        fn(load_value)(d, args, batch, head, key, v);
         real p = fn(exp)(fn(score)(d, args, batch, head, row, key, q, k, &slope) - lse), dp = 0;
         real kept = fn(dropped)(d, args, batch, head, row, key), p_kept = rounded(d->dtype, p * kept);
         for (int64_t i = 0; i < d->dim_v; i++)

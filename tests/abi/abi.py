@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the library's binary interface with the committed one, attn.abi.
+"""Compares a library's binary interface with the committed one: attn.abi is that of libattn.so, and so on.
 
     abi.py LIBRARY [--cc CC] [--baseline FILE] [--update]
 
@@ -16,7 +16,11 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 INCLUDE = os.path.join(HERE, "..", "..", "include")
-HEADERS = ("attn.h", "attn_kv.h", "attn_napkin.h")
+HEADERS_OF = {
+    "attn": ("attn.h", "attn_kv.h", "attn_napkin.h"),
+    "attn_parallel": ("attn_parallel.h",),
+    "attn_parallel_mpi": ("attn_parallel_mpi.h",),
+}
 
 
 def run(*command):
@@ -27,10 +31,10 @@ def words(text):
     return re.sub(r"\s*\*\s*", " *", " ".join(text.split())).replace("( ", "(").replace("* ", "*")
 
 
-def public_text(cc):
+def public_text(cc, headers):
     """The headers after the preprocessor, without what they include."""
     lines, ours = [], False
-    for header in HEADERS:
+    for header in headers:
         for line in run(cc, "-E", "-std=c11", os.path.join(INCLUDE, header)).splitlines():
             marker = re.match(r'#\s+\d+\s+"(.*?)"', line)
             if marker:
@@ -43,6 +47,10 @@ def public_text(cc):
 def fields_of(body):
     """(type, name, array) of each declarator in a struct's body."""
     for declaration in filter(None, (words(d) for d in body.split(";"))):
+        function = re.fullmatch(r"(.+?) ?\(\*(\w+)\)(\(.*\))", declaration)
+        if function:
+            yield f"{function[1]} (*){function[3]}", function[2], ""
+            continue
         base, declarators = re.fullmatch(r"((?:const )?\w+) (.*)", declaration).groups()
         for declarator in declarators.split(","):
             stars, name, array = re.fullmatch(r"\s*((?:\*(?:const )?)*)(\w+)((?:\[\w+\])*)", declarator).groups()
@@ -62,9 +70,9 @@ def parse(text):
     return functions, values, structs
 
 
-def lay_out(cc, values, structs):
+def lay_out(cc, headers, values, structs):
     """Has the compiler say what each value is and where each field lies."""
-    code = ["#include <stdio.h>", *(f'#include "{header}"' for header in HEADERS), "int main(void) {"]
+    code = ["#include <stdio.h>", *(f'#include "{header}"' for header in headers), "int main(void) {"]
     for value in values:
         code.append(f'printf("value {value} %lld\\n", (long long){value});')
     for struct, fields in structs.items():
@@ -128,12 +136,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("--cc", default=os.environ.get("CC", "cc"))
-    parser.add_argument("--baseline", default=os.path.join(HERE, "attn.abi"))
+    parser.add_argument("--baseline", help="otherwise NAME.abi beside this script, of libNAME.so")
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
 
-    functions, values, structs = parse(public_text(options.cc))
-    layout = lay_out(options.cc, values, structs)
+    library = re.match(r"lib(\w+)", os.path.basename(options.library))[1]
+    headers = HEADERS_OF[library]
+    baseline = options.baseline or os.path.join(HERE, library + ".abi")
+    functions, values, structs = parse(public_text(options.cc, headers))
+    layout = lay_out(options.cc, headers, values, structs)
     interface = sorted(functions) + layout
     problems = gaps(layout)
 
@@ -142,22 +153,22 @@ def main():
         problems.append(f"{name}: " + ("declared, not exported" if name in declared else "exported, not declared"))
 
     old = []
-    if os.path.exists(options.baseline):
-        with open(options.baseline, encoding="utf-8") as file:
+    if os.path.exists(baseline):
+        with open(baseline, encoding="utf-8") as file:
             old = [line.rstrip("\n") for line in file if not line.startswith("#")]
     elif not options.update:
-        problems.append(f"{options.baseline} does not exist: --update writes it")
+        problems.append(f"{baseline} does not exist: --update writes it")
     problems += compare(old, interface)
     if problems:
         print("\n".join(problems))
         return 1
     grown = len(set(interface) - set(old))
     if options.update:
-        with open(options.baseline, "w", encoding="utf-8") as file:
-            file.write("# The binary interface of libattn, as tests/abi/abi.py reads it. Lines are only ever added.\n")
+        with open(baseline, "w", encoding="utf-8") as file:
+            file.write(f"# The binary interface of lib{library}, as tests/abi/abi.py reads it. Lines are only ever added.\n")
             file.write("\n".join(interface) + "\n")
     elif grown:
-        print(f"{grown} lines are new: run tests/abi/abi.py LIBRARY --update and commit tests/abi/attn.abi")
+        print(f"{grown} lines are new: run tests/abi/abi.py LIBRARY --update and commit tests/abi/{library}.abi")
         return 1
     print(f"{len(interface)} lines of interface, {len(declared)} functions: as committed")
     return 0

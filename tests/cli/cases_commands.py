@@ -186,18 +186,34 @@ def support(place):
         tables[title] = {name: cells for name, *cells in rows[1:]}
     for title, rows in tables.items():
         arch, _, dtypes = title.partition(": ")
-        if arch != "sm_90a" or dtypes == "f64":  # which the command does not explain
+        if arch != "sm_90a":
             continue
         for name, words in ("none", []), ("chunk", ["--chunk", "64"]), ("softcap", ["--softcap", "30"]):
             cell = rows.get(name, rows["none"])[0]
             fast = re.search(r"fast(?: ¹)? to (\d+)", cell)
-            for dtype in dtypes.split(", "):
+            for dtype in set(dtypes.split(", ")) - {"f64"}:  # which the command does not explain
                 for dim in 64, 256, 264, 512:
                     done = place.run("explain", "--device", "cuda", "--dtype", dtype, "--heads", "4", "--len", "512", "--dim",
                                      str(dim), *words, "--json", env=env, code=cell == "refused")
                     if cell != "refused":
                         slow = "fallback" in json.loads(done.out)["kernel"]
                         check(slow == (not fast or dim > int(fast.group(1))), title, name, dim, cell, done.out)
+
+
+@case
+def elements_of_a_byte(place):
+    problem = ["explain", "--len-q", "1", "--len-kv", "4096", "--heads", "8/2", "--dim", "64"]
+    text = place.run(*problem, "--dtype", "bf16", "--kv-dtype", "i8", "--out-dtype", "f16", "--measure").out
+    check("bf16 over i8, batch 1" in text and ", o in f16" in text and "measured" in text, text)
+    check("forward, e4m3, batch 1" in place.run(*problem, "--dtype", "e4m3").out)
+    bytes_ = [json.loads(place.run(*problem, *words, "--json").out)["predicted_memory_bytes"]
+              for words in ([], ["--kv-dtype", "e4m3"])]
+    check(bytes_[1] < 0.3 * bytes_[0], bytes_)
+    place.refuses([*problem, "--backward", "--kv-dtype", "i8"], 1, "k and v of i8 are computed forward only")
+    place.refuses([*problem, "--kv-dtype", "bf16"], 2, "--kv-dtype bf16: takes e4m3 or i8")
+    place.refuses(["bench", "--suite", "prefill", "--kv-dtype", "i8"], 2, "--kv-dtype i8: goes with --suite decode of the CPU")
+    kernels = {k["name"]: k for k in json.loads(place.run("kernels", "--json").out)}
+    check(kernels["portable_decode"]["kv_dtypes"] == ["e4m3", "i8"] and not kernels["portable_backward"]["kv_dtypes"], kernels)
 
 
 @case
@@ -229,6 +245,11 @@ def random_checks(place):
     check(told["problems"] > 0 and told["wrong"] == 0, told)
     check(told["next"] == 8 + 3 * told["problems"], told)
     check(sum(k["problems"] for k in told["kernels"]) == told["problems"], told)
+    text = place.run("check", "--random", "0.5", "--pairs", "2000", "--kv-dtype", "i8").out
+    check("backward" not in text and "; 0 wrong" in text, text)
+    place.refuses(["check", "--kv-dtype", "i8"], 2, "--kv-dtype: goes with --random")
+    place.refuses(["check", "--random", "1", "--kv-dtype", "f16"], 2, "--kv-dtype f16: takes e4m3 or i8")
+    place.refuses(["check", "--random", "1", "--kv-dtype", "i8", "--pass", "backward"], 2, "--kv-dtype: not with --pass backward")
     one = ["check", "--random", "1", "--pairs", "2000", "--seed", "3", "--case", "11"]
     told = place.run(*one).out
     check(told == place.run(*one).out and " ".join(one) in told, told)

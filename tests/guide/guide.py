@@ -1,7 +1,8 @@
-"""docs/GUIDE.md against examples/guide: guide.py ROOT PROGRAMS [--changed]. PROGRAMS is the folder of the built ones.
+"""docs/GUIDE.md and docs/PARALLEL.md against examples/guide: guide.py ROOT PROGRAMS [--changed]. PROGRAMS is the folder
+of the built ones.
 
-Code in the guide must stand, line for line and perhaps less indented, in the file that is linked before it; a block of
-text must be what that file's program prints. Every program has a place in the guide. --changed asks whether this would
+Code in a document must stand, line for line and perhaps less indented, in the file that is linked before it; a block of
+text must be what that file's program prints. Every program has a place in a document. --changed asks whether this would
 be noticed: each block in turn loses a line, or has a character changed, and must be refused."""
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 ROOT, PROGRAMS = sys.argv[1:3]
+DOCUMENTS = ("GUIDE.md", "PARALLEL.md")
 EXAMPLES = os.path.join(ROOT, "examples", "guide")
 LINK = re.compile(r"\]\(\.\./examples/guide/(\w+)\.c\)")
 
@@ -54,10 +56,12 @@ def output_of(program):
     return printed[program]
 
 
-def complaints(lines):
+def complaints(documents):
+    """documents: each one's lines, by its name."""
     found, shown = [], set()
-    for start, end, language, program in blocks(lines):
-        where = "GUIDE.md:%d" % start
+    all_blocks = ((name, lines, block) for name, lines in documents.items() for block in blocks(lines))
+    for name, lines, (start, end, language, program) in all_blocks:
+        where = "%s:%d" % (name, start)
         if program is None or not os.path.exists(os.path.join(EXAMPLES, program + ".c")):
             found.append("%s: no file of examples/guide is linked before this block" % where)
         elif language == "c":
@@ -71,25 +75,26 @@ def complaints(lines):
             found.append("%s: a block is c or text, not '%s'" % (where, language))
     for name in sorted(os.listdir(EXAMPLES)):
         if name.endswith(".c") and name[:-2] not in shown:
-            found.append("GUIDE.md shows nothing of examples/guide/" + name)
+            found.append("no document shows anything of examples/guide/" + name)
     return found
 
 
 def main():
-    lines = read(os.path.join(ROOT, "docs", "GUIDE.md"))
-    found = complaints(lines)
+    documents = {name: read(os.path.join(ROOT, "docs", name)) for name in DOCUMENTS}
+    found = complaints(documents)
     if found or "--changed" not in sys.argv:
-        print("\n".join(found) or "%d blocks are what the programs are" % len(blocks(lines)))
+        print("\n".join(found) or "%d blocks are what the programs are" % sum(map(len, map(blocks, documents.values()))))
         return bool(found)
     missed = tried = 0
-    for start, end, _, _ in blocks(lines):
-        middle = start + (end - start) // 2
-        line = next(n for n in list(range(middle, end)) + list(range(start, middle)) if lines[n].strip())
-        for change in (["~" + lines[line][1:]], lines[line:line + 1] * 2, [lines[line] + " "]):
-            tried += 1
-            if not complaints(lines[:line] + change + lines[line + 1:]):
-                print("GUIDE.md:%d: nobody noticed %r" % (line + 1, change))
-                missed += 1
+    for name, lines in documents.items():
+        for start, end, _, _ in blocks(lines):
+            middle = start + (end - start) // 2
+            line = next(n for n in list(range(middle, end)) + list(range(start, middle)) if lines[n].strip())
+            for change in (["~" + lines[line][1:]], lines[line:line + 1] * 2, [lines[line] + " "]):
+                tried += 1
+                if not complaints({**documents, name: lines[:line] + change + lines[line + 1:]}):
+                    print("%s:%d: nobody noticed %r" % (name, line + 1, change))
+                    missed += 1
     print("%d of %d changes noticed" % (tried - missed, tried))
     return bool(missed or not tried)
 

@@ -59,6 +59,22 @@ with_pkgconfig() {
             $(pkg-config --static --cflags --libs attn)
         run "$temp/$example-all"
     done
+    parallel=$source/examples/guide/parallel.c
+    # shellcheck disable=SC2046 # words
+    $cc -std=c11 "$parallel" -o "$temp/parallel" $(pkg-config --cflags --libs attn-parallel) -lm -pthread
+    LD_LIBRARY_PATH=$lib run "$temp/parallel"
+    LD_LIBRARY_PATH=$lib ldd "$temp/parallel" | grep -q "libattn_parallel.so.0 => $prefix" || exit 1
+    # shellcheck disable=SC2046 # words
+    $cc -std=c11 "$parallel" -o "$temp/parallel-static" $(pkg-config --static --cflags --libs attn-parallel)
+    if ldd "$temp/parallel-static" | grep libattn; then echo "parallel-static is not static" && exit 1; fi
+    run "$temp/parallel-static"
+    if [ -e "$pc/attn-parallel-mpi.pc" ]; then
+        echo '#include <attn_parallel_mpi.h>
+        int main(void) { return attn_mpi_engine_create(0, 0) != ATTN_INVALID; }' >"$temp/mpi.c"
+        # shellcheck disable=SC2046 # words
+        $cc -std=c11 "$temp/mpi.c" -o "$temp/mpi" $(pkg-config --cflags --libs attn-parallel-mpi)
+        LD_LIBRARY_PATH=$lib run "$temp/mpi"
+    fi
     sed -n '/^```c$/,/^```$/{/^```/!p}' "$source/README.md" >"$temp/readme.c"
     grep -q attn_run "$temp/readme.c" || { echo "README.md has no example in C" && exit 1; }
     # shellcheck disable=SC2046 # words

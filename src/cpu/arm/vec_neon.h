@@ -7,6 +7,7 @@
 
 #include <arm_neon.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef float32x4_t vf;
 typedef uint64x2_t vw;
@@ -162,6 +163,28 @@ static inline vf v_load_bf16(const uint16_t *p)
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 
+/* Four bytes as 16-bit integers. */
+static inline int16x4_t v_four_bytes(const void *p)
+{
+    uint32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return vget_low_s16(vmovl_s8(vcreate_s8(bits)));
+}
+
+/* As f16, whose exponent is 8 more: the bits but for the sign from bit 7 on. Where they are all ones, adding one of
+ * them sets the bit that makes the exponent that of a NaN. */
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    uint16x4_t x = vand_u16(vreinterpret_u16_s16(vshl_n_s16(v_four_bytes(p), 7)), vdup_n_u16(0xbf80));
+    uint16x4_t nan = vand_u16(vadd_u16(x, vdup_n_u16(0x80)), vdup_n_u16(0x4000));
+    return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(x, nan))), 256);
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return vcvtq_f32_s32(vmovl_s16(v_four_bytes(p)));
+}
+
 static inline void v_store_f16(uint16_t *p, vf x)
 {
     vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
@@ -173,6 +196,34 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), lsb);
     uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
     vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
+}
+
+/* The low bytes of 4 integers. */
+static inline void v_store_bytes(void *p, uint32x4_t x)
+{
+    uint16x4_t words = vmovn_u32(x);
+    uint32_t bytes = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(words, words))), 0);
+    memcpy(p, &bytes, sizeof bytes);
+}
+
+/* As attn_float_to_e4m3. */
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(x), all = vandq_u32(bits, vdupq_n_u32(0x7fffffff));
+    uint32x4_t sign = vandq_u32(vshrq_n_u32(bits, 24), vdupq_n_u32(0x80));
+    uint32x4_t most = vminq_u32(all, vdupq_n_u32(0x43e00000)), lsb = vandq_u32(vshrq_n_u32(most, 20), vdupq_n_u32(1));
+    uint32x4_t rounded = vsubq_u32(vaddq_u32(vaddq_u32(most, vdupq_n_u32(0x7ffff)), lsb), vdupq_n_u32(0x3c000000));
+    float32x4_t shifted = vaddq_f32(vreinterpretq_f32_u32(most), vdupq_n_f32(0x1p14f));
+    uint32x4_t small = vsubq_u32(vreinterpretq_u32_f32(shifted), vdupq_n_u32(0x46800000));
+    uint32x4_t is_small = vcltq_u32(most, vdupq_n_u32(0x3c800000));
+    uint32x4_t code = vorrq_u32(vbslq_u32(is_small, small, vshrq_n_u32(rounded, 20)), sign);
+    v_store_bytes(p, vbslq_u32(vceqq_f32(x, x), code, vdupq_n_u32(0x7f)));
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    int32x4_t whole = vminq_s32(vmaxq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(-128)), vdupq_n_s32(127)); /* of NaN 0 */
+    v_store_bytes(p, vreinterpretq_u32_s32(whole));
 }
 
 static inline void v_sums4(const vf r[4], float sums[4])

@@ -12,6 +12,8 @@ static decode decode_start(const attn_decode_task *task)
     p.bias = p.s + p.padded * ATTN_DECODE_TILE;
     p.keep = (uint64_t *)(void *)(p.bias + ATTN_DECODE_TILE);
     p.max = p.bias + ATTN_DECODE_TILE + ATTN_DECODE_TILE / 32;
+    if (task->keys.k_scale.base) p.k_scale = p.max + rows;
+    if (task->keys.v_scale.base) p.v_scale = p.max + rows + ATTN_DECODE_TILE;
     for (int64_t i = 0; i < rows * (p.q_pitch + p.o_pitch + VL); i += VL)
         v_store(p.q + i, v_zero());
     for (int64_t r = 0; r < rows; r++)
@@ -19,7 +21,8 @@ static decode decode_start(const attn_decode_task *task)
     for (int64_t h = 0; h < task->heads; h++)
         for (int64_t r = 0; r < p.rows; r++) {
             int64_t at = (h * task->group + r / task->len_q) * task->q_head + r % task->len_q * task->q_row;
-            store_query(task, row_at(task->dtype, task->q, at), p.q + (h * p.padded + r) * p.q_pitch);
+            float scale = attn_score_scale(&task->score[h * task->group + r / task->len_q], r % task->len_q);
+            store_query(task, row_at(task->dtype, task->q, at), scale, p.q + (h * p.padded + r) * p.q_pitch);
         }
     return p;
 }
@@ -100,11 +103,13 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
     const attn_score *score = &task->score[r / task->len_q];
     const attn_mask_view *mask = &task->mask[r / task->len_q];
     int64_t row = r % task->len_q, keys = tile->hi - tile->lo, hi = attn_round_up(keys, 2 * VL);
-    float *s = p->s + r * ATTN_DECODE_TILE, *sum = p->sum + r * VL, scale = scale_left(score);
+    float *s = p->s + r * ATTN_DECODE_TILE, *sum = p->sum + r * VL, scale = scale_left(score, row);
+    if (p->k_scale) scale_each(s, 0, hi, p->k_scale);
     if (score->flags & ATTN_RICH) {
         change_scores(score, scale, row, tile->lo, 0, hi, mask->ranges.len_kv, s, p->bias, NULL);
         scale = 1;
     }
+    scale = scale_at_once(s, 0, hi, scale);
     uint64_t words[ATTN_DECODE_TILE / 64] = { 0 };
     if (tile->full)
         attn_words_set(words, 0, keys);
@@ -117,7 +122,7 @@ static void decode_row(const decode *p, int64_t r, const attn_mask_tile *tile)
         scale = 1;
     }
     if (score->flags & ATTN_DROPOUT) dropout_keep(score, row, 1, tile->lo, keys, ATTN_DECODE_TILE / 64, p->keep);
-    probabilities(s, hi, scale, p->max[r], sum, score->flags & ATTN_DROPOUT ? p->keep : NULL);
+    probabilities(s, hi, scale, p->max[r], sum, p->v_scale, score->flags & ATTN_DROPOUT ? p->keep : NULL);
 }
 
 /* Pages lie anywhere: where one begins, memory and the address's translation are waited for, and hardware has not
@@ -158,6 +163,7 @@ ALWAYS_INLINE void decode_tiles(const decode *all, attn_dtype dtype)
             attn_decode_task task;
             decode p = decode_head(all, h, &task);
             p.keys = &rows[now];
+            attn_keys_scales(&t->keys, h, tile.lo, attn_round_up(keys, 2 * VL), p.k_scale, p.v_scale);
             decode_scores(&p, dtype, &k, keys);
             for (int64_t r = 0; r < p.rows; r++)
                 decode_row(&p, r, &tile);

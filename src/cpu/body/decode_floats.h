@@ -1,23 +1,26 @@
 /* The products of decode in floats: queries are kept times scale, probabilities as floats. */
 
-static void store_query(const attn_decode_task *task, const void *q, float *out)
+static void store_query(const attn_decode_task *task, const void *q, float scale, float *out)
 {
     for (int64_t d = 0; d < task->dim_qk; d++)
-        out[d] = attn_load_scalar(task->dtype, q, d) * task->score->scale;
+        out[d] = attn_load_scalar(task->dtype, q, d) * scale;
 }
 
 /* What scores are still to be multiplied by. */
-static inline float scale_left(const attn_score *score)
+static inline float scale_left(const attn_score *score, int64_t row)
 {
-    (void)score;
+    (void)score, (void)row;
     return 1;
 }
 
-/* The first `hi` scores of a row to probabilities; keep: NULL but for dropout. */
-ALWAYS_INLINE void probabilities(float *s, int64_t hi, float scale, float max, float *sum, const uint64_t *keep)
+/* The first `hi` scores of a row to probabilities. weights: NULL, or what they are multiplied by once they are summed;
+ * keep: NULL but for dropout. */
+ALWAYS_INLINE void probabilities(float *s, int64_t hi, float scale, float max, float *sum, const float *weights,
+                                 const uint64_t *keep)
 {
     (void)scale;
     exponentials(s, 0, hi, max, sum);
+    if (weights) scale_each(s, 0, hi, weights);
     if (keep) hide_keys(s, 0, hi, keep, 0);
 }
 

@@ -16,6 +16,7 @@ typedef struct decode {
     int64_t rows, padded, q_pitch, o_pitch; /* of one head */
     float *q, *o, *max, *sum;               /* of all heads; sum: VL per row */
     float *s, *bias;                        /* of the head under way */
+    float *k_scale, *v_scale;               /* of its keys, where they differ */
     const decode_rows *keys;                /* of the tile under way, */
     int64_t k_head, v_head;                 /* from which those of the head under way lie so many bytes */
     uint64_t *keep;
@@ -36,7 +37,7 @@ static fetch fetch_start(const attn_decode_task *t, const void *const *tile, int
                          int64_t next_keys, int64_t head_step, int64_t dim, int64_t head)
 {
     bool last = head + 1 == t->heads;
-    int64_t bytes = dim * attn_dtype_size(t->dtype);
+    int64_t bytes = dim * attn_dtype_size(t->kv_dtype);
     if (t->fetch_l2) {
         int64_t at = head * keys, end = at + keys < next_keys * t->heads ? at + keys : next_keys * t->heads;
         return (fetch){ next, 0, head_step, t->heads, bytes, at, end, true };

@@ -22,10 +22,11 @@
 #include "cpu/body/gradients.h"
 #include "cpu/body/backward.h"
 #include "cpu/body/rotary.h"
+#include "cpu/body/convert.h"
 
 static void decode_keys(const attn_decode_task *task)
 {
-    switch (task->dtype) {
+    switch (task->kv_dtype) {
     case ATTN_F32:
         decode_as(task, ATTN_F32);
         break;
@@ -35,9 +36,13 @@ static void decode_keys(const attn_decode_task *task)
     case ATTN_BF16:
         decode_as(task, ATTN_BF16);
         break;
-    case ATTN_F64: /* the reference's */
     case ATTN_E4M3:
+        decode_as(task, ATTN_E4M3);
+        break;
     case ATTN_I8:
+        decode_as(task, ATTN_I8);
+        break;
+    case ATTN_F64: /* the reference's */
         break;
     }
 }

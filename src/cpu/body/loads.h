@@ -20,9 +20,11 @@ ALWAYS_INLINE vf load_as(attn_dtype dtype, const void *row, int64_t i)
         return v_load_f16((const uint16_t *)row + i);
     case ATTN_BF16:
         return v_load_bf16((const uint16_t *)row + i);
-    case ATTN_F64: /* the reference's */
     case ATTN_E4M3:
+        return v_load_e4m3((const uint8_t *)row + i);
     case ATTN_I8:
+        return v_load_i8((const int8_t *)row + i);
+    case ATTN_F64: /* the reference's */
         break;
     }
     return v_set1(attn_bits_to_float(0x7fc00000u)); /* NaN */
@@ -41,9 +43,13 @@ ALWAYS_INLINE void store_as(attn_dtype dtype, void *row, int64_t i, vf x)
     case ATTN_BF16:
         v_store_bf16((uint16_t *)row + i, x);
         break;
-    case ATTN_F64: /* the reference's */
     case ATTN_E4M3:
+        v_store_e4m3((uint8_t *)row + i, x);
+        break;
     case ATTN_I8:
+        v_store_i8((int8_t *)row + i, x);
+        break;
+    case ATTN_F64: /* the reference's */
         break;
     }
 }

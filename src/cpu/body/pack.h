@@ -48,19 +48,22 @@ static void pack(const attn_pack_task *task)
     case ATTN_BF16:
         pack_keys(task, ATTN_BF16), pack_values(task, ATTN_BF16);
         break;
-    case ATTN_F64: /* the reference's */
     case ATTN_E4M3:
+        pack_keys(task, ATTN_E4M3), pack_values(task, ATTN_E4M3);
+        break;
     case ATTN_I8:
+        pack_keys(task, ATTN_I8), pack_values(task, ATTN_I8);
+        break;
+    case ATTN_F64: /* the reference's */
         break;
     }
 }
 
-/* `count` rows times `scale` into strips. Stores run VL wide over STRIP: each is put right by the next, the last by the
- * slack after the buffer. */
-ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *const *rows, int64_t count, int64_t dim, float scale,
-                                   float *out)
+/* `count` rows, each times its factor, into strips. Stores run VL wide over STRIP: each is put right by the next, the
+ * last by the slack after the buffer. */
+ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *const *rows, int64_t count, int64_t dim,
+                                   const float *factors, float *out)
 {
-    vf factor = v_set1(scale);
     for (int64_t row = 0; row < count; row += STRIP, out += STRIP * dim) {
         prefetch_rows(dtype, rows, row + STRIP, STRIP, count, dim);
         for (int64_t d = 0; d < dim; d += VL) {
@@ -71,30 +74,35 @@ ALWAYS_INLINE void pack_queries_as(attn_dtype dtype, const void *const *rows, in
             }
             for (int64_t i = 0; i < VL && d + i < dim; i++)
                 for (int64_t g = 0; g * VL < STRIP; g++)
-                    v_store(out + (d + i) * STRIP + g * VL, v_mul(r[g][i], factor));
+                    v_store(out + (d + i) * STRIP + g * VL, v_mul(r[g][i], v_load(factors + row + g * VL)));
         }
     }
 }
 
-/* q: the first of `count` rows, `pitch` elements apart; at most ATTN_ROWS_MOST. */
-static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t count, int64_t dim, float scale,
-                         float *out)
+/* Rows [row0, row0 + count) of a head, at most ATTN_ROWS_MOST, times their scales. */
+static void pack_queries(attn_dtype dtype, const void *q, int64_t pitch, int64_t row0, int64_t count, int64_t dim,
+                         const attn_score *score, float *out)
 {
     const void *rows[ATTN_ROWS_MOST];
-    list_rows(dtype, q, pitch, 0, count, rows);
+    float factors[ATTN_ROWS_MOST + 2 * VL] = { 0 };
+    list_rows(dtype, q, pitch, row0, count, rows);
+    for (int64_t i = 0; i < count; i++)
+        factors[i] = attn_score_scale(score, row0 + i);
     switch (dtype) {
     case ATTN_F32:
-        pack_queries_as(ATTN_F32, rows, count, dim, scale, out);
+        pack_queries_as(ATTN_F32, rows, count, dim, factors, out);
         break;
     case ATTN_F16:
-        pack_queries_as(ATTN_F16, rows, count, dim, scale, out);
+        pack_queries_as(ATTN_F16, rows, count, dim, factors, out);
         break;
     case ATTN_BF16:
-        pack_queries_as(ATTN_BF16, rows, count, dim, scale, out);
+        pack_queries_as(ATTN_BF16, rows, count, dim, factors, out);
         break;
-    case ATTN_F64: /* the reference's */
     case ATTN_E4M3:
-    case ATTN_I8:
+        pack_queries_as(ATTN_E4M3, rows, count, dim, factors, out);
+        break;
+    case ATTN_I8:  /* no queries have it */
+    case ATTN_F64: /* the reference's */
         break;
     }
 }

@@ -28,6 +28,22 @@ ALWAYS_INLINE void copy_row(const uint16_t *row, int64_t dim, uint16_t *out)
     memset(out + dim, 0, (size_t)(pairs_round(dim) - dim) * sizeof *out);
 }
 
+/* A row of elements of a byte, which bf16 holds exactly, likewise. */
+ALWAYS_INLINE void widen_row(attn_dtype dtype, const void *row, int64_t dim, uint16_t *out)
+{
+    for (int64_t d = 0; d < pairs_round(dim); d += 2 * VL)
+        v_store_pairs(out + d, load_up_to(dtype, row, d, dim), load_up_to(dtype, row, d + VL, dim));
+}
+
+/* A row of queries. */
+static inline void copy_query(attn_dtype dtype, const void *row, int64_t dim, uint16_t *out)
+{
+    if (dtype == ATTN_E4M3)
+        widen_row(ATTN_E4M3, row, dim, out);
+    else
+        copy_row(row, dim, out);
+}
+
 /* VL pairs of a row from element d on, as vectors see them; zeros from `dim` on. */
 ALWAYS_INLINE vf load_pairs(const uint16_t *row, int64_t d, int64_t dim)
 {
@@ -74,10 +90,10 @@ ALWAYS_INLINE void pack_along(const uint16_t *even, const uint16_t *odd, int64_t
     }
 }
 
-/* out = 2^(scale s - max) as bf16, but 0 where `keep` (NULL: none) has a clear bit; summed up with those. out may be s.
- */
+/* out = 2^(scale s - max) as bf16, times `weights` (NULL: 1), but 0 where `keep` (NULL: none) has a clear bit. Summed
+ * up with those, and before they are weighed. out may be s. */
 ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, float scale, float max, float *sum,
-                                      const uint64_t *keep, uint16_t *out)
+                                      const float *weights, const uint64_t *keep, uint16_t *out)
 {
     vf factor = v_set1(scale), from = v_set1(max == -INFINITY ? 0 : -max), total[2] = { v_load(sum), v_zero() };
     for (int64_t i = lo; i < hi; i += 2 * VL) {
@@ -86,6 +102,7 @@ ALWAYS_INLINE void exponentials_pairs(const float *s, int64_t lo, int64_t hi, fl
         {
             x[u] = v_exp2(v_fma(v_load(s + i + u * VL), factor, from));
             total[u] = v_add(total[u], x[u]);
+            if (weights) x[u] = v_mul(x[u], v_load(weights + i + u * VL));
             if (keep) x[u] = v_keep(keep, i + u * VL, x[u], v_zero());
         }
         v_store_pairs(out + i, x[0], x[1]);
@@ -115,9 +132,38 @@ ALWAYS_INLINE void pack_columns_across(const void *const *rows, int64_t count, i
     }
 }
 
+/* `count` keys and values in bf16, from the one on that is key `at` of those packed. */
+ALWAYS_INLINE void pack_wide(const attn_pack_task *t, const void *const *k, const void *const *v, int64_t at,
+                             int64_t count)
+{
+    pack_columns_across(k, count, PAIR_COLS, t->dim_qk, (uint16_t *)t->k_pack + at * pairs_round(t->dim_qk));
+    pack_depth(v, count, t->dim_v, (uint16_t *)t->v_pack + at * PAIR_COLS, t->pitch * PAIR_COLS);
+}
+
+/* The same of keys and values of a byte, BLOCK_DEPTH by BLOCK_DEPTH. */
+ALWAYS_INLINE void pack_bytes(const attn_pack_task *t, attn_dtype dtype)
+{
+    uint16_t wide[2][BLOCK_DEPTH][ATTN_DIM_MOST];
+    const void *rows[2][BLOCK_DEPTH];
+    for (int64_t key = 0; key < t->keys; key += BLOCK_DEPTH) {
+        int64_t count = t->keys - key < BLOCK_DEPTH ? t->keys - key : BLOCK_DEPTH;
+        prefetch_rows(dtype, t->k, key + BLOCK_DEPTH, BLOCK_DEPTH, t->keys, t->dim_qk);
+        prefetch_rows(dtype, t->v, key + BLOCK_DEPTH, BLOCK_DEPTH, t->keys, t->dim_v);
+        for (int64_t i = 0; i < count; i++) {
+            rows[0][i] = wide[0][i], rows[1][i] = wide[1][i];
+            widen_row(dtype, t->k[key + i], t->dim_qk, wide[0][i]);
+            widen_row(dtype, t->v[key + i], t->dim_v, wide[1][i]);
+        }
+        pack_wide(t, rows[0], rows[1], t->key0 - t->base + key, count);
+    }
+}
+
 static void pack_pairs(const attn_pack_task *t)
 {
-    int64_t first = t->key0 - t->base;
-    pack_columns_across(t->k, t->keys, PAIR_COLS, t->dim_qk, (uint16_t *)t->k_pack + first * pairs_round(t->dim_qk));
-    pack_depth(t->v, t->keys, t->dim_v, (uint16_t *)t->v_pack + first * PAIR_COLS, t->pitch * PAIR_COLS);
+    if (t->dtype == ATTN_E4M3)
+        pack_bytes(t, ATTN_E4M3);
+    else if (t->dtype == ATTN_I8)
+        pack_bytes(t, ATTN_I8);
+    else
+        pack_wide(t, t->k, t->v, t->key0 - t->base, t->keys);
 }

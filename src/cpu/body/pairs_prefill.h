@@ -30,13 +30,18 @@ typedef struct pairs {
     bool fresh[ATTN_PAIRS_ROWS_MOST / BLOCK_ROWS + 1]; /* strips whose outputs nothing has been written to */
     attn_mask_tile tile;                               /* where the next item is looked for */
     int64_t key0, next_strip, items;
+    float k_scale[ATTN_ITEM_KEYS], v_scale[ATTN_ITEM_KEYS]; /* of keys from scaled_key0 on, where they differ */
+    int64_t scaled_key0;
 } pairs;
 
 enum { S_PITCH = ATTN_ITEM_KEYS + 16, P_PITCH = ATTN_ITEM_KEYS + 32 };
 
 static pairs pairs_start(const attn_attend_task *task)
 {
-    pairs p = { .task = task, .q_pitch = pairs_round(task->dim_qk), .o_pitch = attn_round_up(task->dim_v, BLOCK_COLS) };
+    pairs p = { .task = task,
+                .scaled_key0 = -1,
+                .q_pitch = pairs_round(task->dim_qk),
+                .o_pitch = attn_round_up(task->dim_v, BLOCK_COLS) };
     int64_t rows = attn_round_up(task->rows, BLOCK_ROWS);
     p.strips = p.next_strip = rows / BLOCK_ROWS;
     p.s[0] = task->scratch;
@@ -50,12 +55,14 @@ static pairs pairs_start(const attn_attend_task *task)
     p.bias = p.max + rows;
     p.keep = (uint64_t *)(void *)(p.bias + ATTN_ITEM_KEYS);
     memset(p.fresh, true, sizeof p.fresh);
-    const uint16_t *q = task->q;
     for (int64_t r = 0; r < rows; r++) {
         p.max[r] = -INFINITY;
         v_store(p.sum + r * VL, v_zero());
-        copy_row(q + (task->row0 + r) * task->q_row, r < task->rows ? task->dim_qk : 0, p.q + r * p.q_pitch);
-        if (r >= task->rows) memset(p.q + r * p.q_pitch, 0, (size_t)p.q_pitch * sizeof *p.q);
+        if (r < task->rows)
+            copy_query(task->dtype, row_at(task->dtype, task->q, (task->row0 + r) * task->q_row), task->dim_qk,
+                       p.q + r * p.q_pitch);
+        else
+            memset(p.q + r * p.q_pitch, 0, (size_t)p.q_pitch * sizeof *p.q);
     }
     return p;
 }
@@ -187,11 +194,13 @@ ALWAYS_INLINE void pairs_row(pairs *p, const item *u, int64_t r)
     const attn_attend_task *task = p->task;
     const attn_score *score = task->score;
     int64_t at = u->strip * BLOCK_ROWS + r, row = task->row0 + at;
-    float *s = u->s + r * S_PITCH, scale = score->scale, *sum = p->sum + at * VL;
+    float *s = u->s + r * S_PITCH, scale = attn_score_scale(score, row), *sum = p->sum + at * VL;
+    if (task->keys->k_scale.base) scale_each(s, u->lo, u->hi, p->k_scale);
     if (score->flags & ATTN_RICH) {
         change_scores(score, scale, row, u->key0, u->lo, u->hi, task->mask->ranges.len_kv, s, p->bias, NULL);
         scale = 1;
     }
+    scale = scale_at_once(s, u->lo, u->hi, scale);
     if (!u->span.full || u->span.lo - u->key0 != u->lo || u->span.hi - u->key0 != u->hi)
         hide_unseen(task->mask, row, &u->span, u->key0, s, u->lo, u->hi);
     vf best = v_mul(lanes_max(s, u->lo, u->hi), v_set1(scale));
@@ -200,11 +209,12 @@ ALWAYS_INLINE void pairs_row(pairs *p, const item *u, int64_t r)
         scale_row(s, u->lo, u->hi, scale);
         scale = 1;
     }
-    if (score->flags & ATTN_DROPOUT)
-        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, p->keep + r * (ATTN_ITEM_KEYS / 64),
-                           u->p + r * P_PITCH);
+    const float *weights = task->keys->v_scale.base ? p->v_scale : NULL;
+    const uint64_t *keep = score->flags & ATTN_DROPOUT ? p->keep + r * (ATTN_ITEM_KEYS / 64) : NULL;
+    if (weights || keep)
+        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, weights, keep, u->p + r * P_PITCH);
     else
-        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, NULL, u->p + r * P_PITCH);
+        exponentials_pairs(s, u->lo, u->hi, scale, p->max[at], sum, NULL, NULL, u->p + r * P_PITCH);
 }
 
 /* The softmax of one item, and between its rows all of the work. */
@@ -217,6 +227,10 @@ static void pairs_softmax(pairs *p, const item *u, work *w)
         if (task->score->flags & ATTN_DROPOUT)
             dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0, u->hi, ATTN_ITEM_KEYS / 64,
                          p->keep);
+    }
+    if (u->strip >= 0 && p->scaled_key0 != u->key0) {
+        attn_keys_scales(task->keys, 0, u->key0, ATTN_ITEM_KEYS, p->k_scale, p->v_scale);
+        p->scaled_key0 = u->key0;
     }
     for (int64_t r = 0; r < rows; r++) {
         pairs_row(p, u, r);

@@ -10,7 +10,8 @@ typedef struct prefill {
     float *max, *sum, *bias; /* sum: VL per row */
     uint64_t *keep;          /* dropout: rows x ATTN_KEYS_TILE bits */
     attn_mask_tile span[ATTN_ROWS_MOST / STRIP + 1];
-    bool fresh[ATTN_ROWS_MOST / STRIP + 1]; /* strips whose outputs nothing has been written to */
+    bool fresh[ATTN_ROWS_MOST / STRIP + 1];                 /* strips whose outputs nothing has been written to */
+    float k_scale[ATTN_KEYS_TILE], v_scale[ATTN_KEYS_TILE]; /* of the tile's keys, where they differ */
 } prefill;
 
 static prefill prefill_start(const attn_attend_task *task)
@@ -32,8 +33,7 @@ static prefill prefill_start(const attn_attend_task *task)
         p.max[r] = -INFINITY;
         v_store(p.sum + r * VL, v_zero());
     }
-    pack_queries(task->dtype, row_at(task->dtype, task->q, task->row0 * task->q_row), task->q_row, task->rows,
-                 task->dim_qk, task->score->scale, p.q);
+    pack_queries(task->dtype, task->q, task->q_row, task->row0, task->rows, task->dim_qk, task->score, p.q);
     return p;
 }
 
@@ -69,6 +69,7 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
     float top[STRIP];
     for (int64_t r = first; r < last; r++) {
         float *s = p->s + r * ATTN_SCORE_PITCH;
+        if (p->task->keys->k_scale.base) scale_each(s, lo, hi, p->k_scale);
         if (score->flags & ATTN_RICH)
             change_scores(score, 1, p->task->row0 + r, key0, lo, hi, p->task->mask->ranges.len_kv, s, p->bias, NULL);
         hide_unseen(p->task->mask, p->task->row0 + r, span, key0, s, lo, hi);
@@ -78,6 +79,7 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
         float *s = p->s + r * ATTN_SCORE_PITCH, *sum = p->sum + r * VL;
         raise_max(top[r - first], p->max + r, sum, p->o + r * p->o_pitch, p->o_pitch);
         exponentials(s, lo, hi, p->max[r], sum);
+        if (p->task->keys->v_scale.base) scale_each(s, lo, hi, p->v_scale);
         if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);
     }
 }
@@ -123,6 +125,7 @@ static void attend(const attn_attend_task *task)
         if (tile.hi > key0 + ATTN_KEYS_TILE) tile.hi = key0 + ATTN_KEYS_TILE;
         prefill_spans(&p, &tile);
         prefill_scores(&p, key0, tile.hi);
+        attn_keys_scales(task->keys, 0, key0, attn_round_up(tile.hi - key0, PANEL), p.k_scale, p.v_scale);
         prefill_softmax(&p, key0, tile.hi);
         prefill_output(&p, key0);
     }

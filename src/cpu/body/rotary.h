@@ -5,8 +5,13 @@
 ALWAYS_INLINE void copy_rest(const attn_rotary_task *t, const void *in, void *out)
 {
     int64_t size = attn_dtype_size(t->dtype), at = t->rotary_dim * size;
-    if (in != out && t->rotary_dim < t->dim)
+    if (in == out || t->rotary_dim == t->dim) return;
+    if (t->dtype == t->out_dtype) {
         memcpy((char *)out + at, (const char *)in + at, (size_t)(t->dim * size - at));
+        return;
+    }
+    for (int64_t i = t->rotary_dim; i < t->dim; i++)
+        ((float *)out)[i] = attn_load_scalar(t->dtype, in, i);
 }
 
 /* Elements i and j of a row are a pair. */
@@ -14,8 +19,8 @@ static void rotate_pair(const attn_rotary_task *t, const void *in, void *out, in
 {
     float a = attn_load_scalar(t->dtype, in, i), b = attn_load_scalar(t->dtype, in, j);
     float ac = a * t->cos[pair], bs = b * t->sin[pair], bc = b * t->cos[pair], as = a * t->sin[pair];
-    attn_store_scalar(t->dtype, out, i, ac - bs);
-    attn_store_scalar(t->dtype, out, j, bc + as);
+    attn_store_scalar(t->out_dtype, out, i, ac - bs);
+    attn_store_scalar(t->out_dtype, out, j, bc + as);
 }
 
 /* Pairs (*a, *b) of VL lanes, from pair i on. */
@@ -26,14 +31,14 @@ ALWAYS_INLINE void rotate_lanes(const attn_rotary_task *t, int64_t i, vf *a, vf 
     *a = v_sub(ac, bs), *b = v_add(bc, as);
 }
 
-ALWAYS_INLINE void rotate_halves(const attn_rotary_task *t, attn_dtype dtype, const void *in, void *out)
+ALWAYS_INLINE void rotate_halves(const attn_rotary_task *t, attn_dtype dtype, attn_dtype to, const void *in, void *out)
 {
     int64_t half = t->rotary_dim / 2, i = 0;
     for (; i + VL <= half; i += VL) {
         vf a = load_as(dtype, in, i), b = load_as(dtype, in, i + half);
         rotate_lanes(t, i, &a, &b);
-        store_as(dtype, out, i, a);
-        store_as(dtype, out, i + half, b);
+        store_as(to, out, i, a);
+        store_as(to, out, i + half, b);
     }
     for (; i < half; i++)
         rotate_pair(t, in, out, i, i, i + half);
@@ -41,7 +46,8 @@ ALWAYS_INLINE void rotate_halves(const attn_rotary_task *t, attn_dtype dtype, co
 
 /* The compiler makes shuffles of the two inner loops. It must not see the arithmetic: some fuse sums that alternate
  * with differences, whatever they were told. */
-ALWAYS_INLINE void rotate_neighbours(const attn_rotary_task *t, attn_dtype dtype, const void *in, void *out)
+ALWAYS_INLINE void rotate_neighbours(const attn_rotary_task *t, attn_dtype dtype, attn_dtype to, const void *in,
+                                     void *out)
 {
     int64_t half = t->rotary_dim / 2, i = 0;
     for (; i + VL <= half; i += VL) {
@@ -55,8 +61,8 @@ ALWAYS_INLINE void rotate_neighbours(const attn_rotary_task *t, attn_dtype dtype
         v_store(even, a), v_store(odd, b);
         for (int j = 0; j < VL; j++)
             x[2 * j] = even[j], x[2 * j + 1] = odd[j];
-        store_as(dtype, out, 2 * i, v_load(x));
-        store_as(dtype, out, 2 * i + VL, v_load(x + VL));
+        store_as(to, out, 2 * i, v_load(x));
+        store_as(to, out, 2 * i + VL, v_load(x + VL));
     }
     for (; i < half; i++)
         rotate_pair(t, in, out, i, 2 * i, 2 * i + 1);
@@ -132,7 +138,7 @@ static void rotate_word_neighbours(const uint16_t *in, uint16_t *out, int64_t wo
 /* Where a word holds elements of both halves: not this way. */
 ALWAYS_INLINE bool has_words(const attn_rotary_task *t)
 {
-    return t->dtype == ATTN_BF16 && (t->interleaved || t->rotary_dim % 4 == 0);
+    return t->dtype == ATTN_BF16 && t->out_dtype == ATTN_BF16 && (t->interleaved || t->rotary_dim % 4 == 0);
 }
 
 static void rotate_words(const attn_rotary_task *t)
@@ -156,16 +162,16 @@ static void rotate_words(const attn_rotary_task *t)
 
 /* ---- any dtype ---- */
 
-ALWAYS_INLINE void rotate_as(const attn_rotary_task *t, attn_dtype dtype)
+ALWAYS_INLINE void rotate_as(const attn_rotary_task *t, attn_dtype dtype, attn_dtype to)
 {
-    int64_t size = attn_dtype_size(dtype);
+    int64_t size = attn_dtype_size(to);
     for (int64_t head = 0; head < t->heads; head++) {
         const char *in = row_at(dtype, t->in, head * t->in_stride);
         char *out = (char *)t->out + head * t->out_stride * size;
         if (t->interleaved)
-            rotate_neighbours(t, dtype, in, out);
+            rotate_neighbours(t, dtype, to, in, out);
         else
-            rotate_halves(t, dtype, in, out);
+            rotate_halves(t, dtype, to, in, out);
         copy_rest(t, in, out);
     }
 }
@@ -176,15 +182,16 @@ static void rotate(const attn_rotary_task *t)
         rotate_words(t);
         return;
     }
+    bool floats = t->out_dtype == ATTN_F32;
     switch (t->dtype) {
     case ATTN_F32:
-        rotate_as(t, ATTN_F32);
+        rotate_as(t, ATTN_F32, ATTN_F32);
         break;
     case ATTN_F16:
-        rotate_as(t, ATTN_F16);
+        floats ? rotate_as(t, ATTN_F16, ATTN_F32) : rotate_as(t, ATTN_F16, ATTN_F16);
         break;
     case ATTN_BF16:
-        rotate_as(t, ATTN_BF16);
+        floats ? rotate_as(t, ATTN_BF16, ATTN_F32) : rotate_as(t, ATTN_BF16, ATTN_BF16);
         break;
     case ATTN_F64: /* no operation on pages takes it */
     case ATTN_E4M3:

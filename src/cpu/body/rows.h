@@ -48,6 +48,7 @@ static void finish_row(const attn_attend_task *task, int64_t r, float *o, float 
     int64_t row = task->row0 + r;
     float factor = attn_score_finish(task->score, max, v_hsum(v_load(sum)), task->lse ? task->lse + row : NULL);
     if (fresh) memset(o, 0, (size_t)task->dim_v * sizeof *o);
+    attn_score_scale_output(task->score, factor, o, task->dim_v);
     store_row(task->out_dtype, (char *)task->o + row * task->o_row * attn_dtype_size(task->out_dtype), o, task->dim_v,
               factor);
 }

@@ -145,10 +145,26 @@ ALWAYS_INLINE void hide_range(float *s, int64_t lo, int64_t hi)
         s[lo] = -INFINITY;
 }
 
+/* Each by its own factor. */
+ALWAYS_INLINE void scale_each(float *s, int64_t lo, int64_t hi, const float *by)
+{
+    for (int64_t i = lo; i < hi; i += VL)
+        v_store(s + i, v_mul(v_load(s + i), v_load(by + i)));
+}
+
 ALWAYS_INLINE void scale_row(float *s, int64_t lo, int64_t hi, float scale)
 {
     for (int64_t i = lo; i < hi; i += VL)
         v_store(s + i, v_mul(v_load(s + i), v_set1(scale)));
+}
+
+/* What is left to multiply scores by: those of a scale that is not above 0 are multiplied before some are hidden, whose
+ * -inf it would change, and before the greatest is looked for. */
+ALWAYS_INLINE float scale_at_once(float *s, int64_t lo, int64_t hi, float scale)
+{
+    if (scale > 0) return scale;
+    scale_row(s, lo, hi, scale);
+    return 1;
 }
 
 ALWAYS_INLINE float row_max(const float *s, int64_t lo, int64_t hi)

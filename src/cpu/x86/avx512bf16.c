@@ -15,7 +15,12 @@ enum { BLOCK_ROWS = 24 };
 
 static void decode_pairs(const attn_decode_task *task)
 {
-    decode_as(task, ATTN_BF16);
+    if (task->kv_dtype == ATTN_E4M3)
+        decode_as(task, ATTN_E4M3);
+    else if (task->kv_dtype == ATTN_I8)
+        decode_as(task, ATTN_I8);
+    else
+        decode_as(task, ATTN_BF16);
 }
 
 const attn_cpu_ops attn_cpu_ops_avx512bf16 = { .pack = pack_pairs,

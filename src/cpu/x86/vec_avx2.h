@@ -164,6 +164,21 @@ static inline vf v_load_bf16(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(h, 16));
 }
 
+/* As f16, whose exponent is 8 more: the bits but for the sign from bit 7 on. Where they are all ones, adding one of
+ * them sets the bit that makes the exponent that of a NaN. */
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    x = _mm_and_si128(x, _mm_set1_epi16((short)0xbf80));
+    __m128i nan = _mm_and_si128(_mm_add_epi16(x, _mm_set1_epi16(0x80)), _mm_set1_epi16(0x4000));
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(x, nan)), _mm256_set1_ps(256));
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
 static inline void v_store_f16(uint16_t *p, vf x)
 {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
@@ -179,6 +194,36 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     h = _mm256_srli_epi32(h, 16);
     h = _mm256_permute4x64_epi64(_mm256_packus_epi32(h, h), 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(h));
+}
+
+/* The low bytes of 8 integers of 0 to 255. */
+static inline void v_store_bytes(void *p, __m256i x)
+{
+    __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
+}
+
+/* As attn_float_to_e4m3. */
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    __m256i bits = _mm256_castps_si256(x), all = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+    __m256i most = _mm256_min_epi32(all, _mm256_set1_epi32(0x43e00000));
+    __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(most, 20), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(most, _mm256_set1_epi32(0x7ffff - 0x3c000000)), lsb);
+    __m256 shifted = _mm256_add_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(0x1p14f));
+    __m256i small = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x46800000));
+    __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), most);
+    __m256i is_nan = _mm256_cmpgt_epi32(all, _mm256_set1_epi32(0x7f800000));
+    __m256i code = _mm256_or_si256(_mm256_blendv_epi8(_mm256_srli_epi32(rounded, 20), small, is_small), sign);
+    v_store_bytes(p, _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), is_nan));
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    __m256 number = _mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
+    __m256 inside = _mm256_max_ps(_mm256_min_ps(number, _mm256_set1_ps(127)), _mm256_set1_ps(-128));
+    v_store_bytes(p, _mm256_and_si256(_mm256_cvtps_epi32(inside), _mm256_set1_epi32(0xff)));
 }
 
 static inline void v_sums4(const vf r[4], float sums[4])

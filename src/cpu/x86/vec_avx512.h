@@ -157,6 +157,23 @@ static inline vf v_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(h, 16));
 }
 
+/* As f16, whose exponent is 8 more: the bits but for the sign from bit 7 on. Where they are all ones, adding one of
+ * them sets the bit that makes the exponent that of a NaN. */
+static inline vf v_load_e4m3(const uint8_t *p)
+{
+    enum { A_OR_B_AND_C = 0xf8 };
+    __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    x = _mm256_and_si256(x, _mm256_set1_epi16((short)0xbf80));
+    __m256i next = _mm256_add_epi16(x, _mm256_set1_epi16(0x80));
+    x = _mm256_ternarylogic_epi32(x, next, _mm256_set1_epi16(0x4000), A_OR_B_AND_C);
+    return _mm512_mul_ps(_mm512_cvtph_ps(x), _mm512_set1_ps(256));
+}
+
+static inline vf v_load_i8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 static inline void v_store_f16(uint16_t *p, vf x)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
@@ -169,6 +186,30 @@ static inline void v_store_bf16(uint16_t *p, vf x)
     __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
     __m512i h = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(h, 16)));
+}
+
+/* As attn_float_to_e4m3. */
+static inline void v_store_e4m3(uint8_t *p, vf x)
+{
+    __m512i bits = _mm512_castps_si512(x), all = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+    __m512i most = _mm512_min_epi32(all, _mm512_set1_epi32(0x43e00000));
+    __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(most, 20), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(most, _mm512_set1_epi32(0x7ffff - 0x3c000000)), lsb);
+    __m512 shifted = _mm512_add_ps(_mm512_castsi512_ps(most), _mm512_set1_ps(0x1p14f));
+    __m512i small = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(0x46800000));
+    __mmask16 is_small = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(0x3c800000), most);
+    __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m512i code = _mm512_or_si512(_mm512_mask_blend_epi32(is_small, _mm512_srli_epi32(rounded, 20), small), sign);
+    code = _mm512_mask_blend_epi32(is_nan, code, _mm512_set1_epi32(0x7f));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(code));
+}
+
+static inline void v_store_i8(int8_t *p, vf x)
+{
+    __m512 inside = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127)), _mm512_set1_ps(-128));
+    __m512i number = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), inside);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(number));
 }
 
 static inline void v_sums4(const vf r[4], float sums[4])

@@ -1,0 +1,89 @@
+"""Figures of a CSV of bench.e2e: one for the parts train and generate, one for length's time and memory."""
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from typing import Any, Dict, List
+
+from . import measure
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from plot_svg import Axis, Figure, Panel  # noqa: E402
+
+
+def _powers(low: float, high: float) -> List[Any]:
+    ticks, value = [], 10.0 ** -4
+    while value <= high * 1.0001:
+        if value >= low * 0.9999:
+            ticks.append((value, f"{value:g}"))
+        value *= 10
+    return ticks
+
+
+def _around(values: List[float]) -> Any:
+    low, high = 10.0 ** -4, 10.0 ** -4
+    while low * 10 <= min(values):
+        low *= 10
+    while high < max(values):
+        high *= 10
+    return low, high
+
+
+def length(rows: List[Dict[str, str]], path: str) -> None:
+    """Time and memory of forward and backward against rows, on logarithmic axes."""
+    rows = [row for row in rows if row["part"] == "length" and row["case"].endswith(" rows") and row["ms"]]
+    shown = ["standard", "sdpa flash", measure.OURS, "libattn causal", "libattn blocks 25 %", "libattn blocks 12.5 %"]
+    shown = [name for name in shown if any(row["subject"] == name for row in rows)]
+    if not rows:
+        raise measure.Failure("no rows of the part length to draw")
+    figure = Figure(860, 400)
+    figure.text(16, 22, f"Forward and backward, {rows[0]['device']}, {rows[0]['dtype']}", "t")
+    figure.legend(16, 44, [(i, "", True, name) for i, name in enumerate(shown)])
+    places = sorted({int(row["length"]) for row in rows})
+    for column, title, x in (("ms", "milliseconds", 70), ("peak_mib", "MiB at the peak", 500)):
+        values = {name: [(int(row["length"]), float(row[column])) for row in rows
+                         if row["subject"] == name and row[column] and float(row[column]) > 0] for name in shown}
+        if not any(values.values()):  # so short that nothing was to be seen
+            continue
+        low, high = _around([y for line in values.values() for _, y in line])
+        ticks = [(n, f"{n // 1024}K" if n >= 1024 else str(n)) for n in places]
+        panel = Panel(figure, x, 90, 320, 250, Axis(places[0], places[-1], ticks, "rows", True),
+                      Axis(low, high, _powers(low, high), title, True), "")
+        for i, name in enumerate(shown):
+            panel.line(i, values[name])
+            panel.marks(i, values[name])
+    figure.save(path)
+
+
+def ratios(rows: List[Dict[str, str]], path: str) -> None:
+    """Each peer's time over libattn's with its interval of 95 %."""
+    rows = [row for row in rows if row["part"] in ("train", "generate") and row["ratio"]]
+    if not rows:
+        raise measure.Failure("no rows of the parts train and generate to draw")
+    figure = Figure(860, 90 + 24 * len(rows))
+    figure.text(16, 22, f"A peer's time over libattn's: above 1 libattn is faster. {rows[0]['device']}", "t")
+    high = max(2.0, *(float(row["ratio_high"]) for row in rows)) * 1.05
+    at = Axis(0, high, [(i / 2, f"{i / 2:g}") for i in range(int(2 * high) + 1)], "ratio")
+    panel = Panel(figure, 330, 40, 500, 24 * len(rows), at, Axis(0, len(rows), [], ""), "")
+    for i, row in enumerate(rows):
+        y, series = len(rows) - i - 0.5, 0 if row["subject"] == "sdpa" else 1
+        figure.text(16, panel.row(y) + 4, f"{row['case']}: {row['subject']}")
+        panel.line(series, [(float(row["ratio_low"]), y), (float(row["ratio_high"]), y)])
+        panel.marks(series, [(float(row["ratio"]), y)])
+    panel.line(2, [(1, 0), (1, len(rows))], "dash")
+    figure.save(path)
+
+
+def main(path: str, out: str) -> None:
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    drawn = 0
+    for draw, name in ((length, "end-to-end-length.svg"), (ratios, "end-to-end-ratios.svg")):
+        try:
+            draw(rows, os.path.join(out, name))
+            drawn += 1
+        except measure.Failure as problem:
+            print(problem, file=sys.stderr)
+    if not drawn:
+        raise measure.Failure(f"--plot: {path} has nothing to draw")

@@ -1,0 +1,403 @@
+"""Attention whose rows and keys are spread over the processes of torch.distributed: libattn_parallel with autograd.
+
+Every call begins with a small gather, in which the ranks tell each other whether their arguments are valid, how many
+rows and keys they have, dropout's seed and which plan they have kept. So a rank that raises ends the others' calls, and
+a plan is made by all ranks or by none.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import _c, _parallel, _run, _tensor
+from ._torch_ops import FORWARD_MODE, SECOND, rows_of
+
+_TAG = 0x6174746E  # of messages, so that those of the caller's are not taken for them
+_numbers = itertools.count()
+
+
+def _bytes_at(address: int, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """A tensor of `count` elements over memory that is somebody else's."""
+    room = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(room, dtype=dtype)
+
+
+class Ranks:
+    """A process group as libattn_parallel's engine. It holds the group only while a call lasts."""
+
+    def __init__(self, group: Any):
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.globally = dist.get_process_group_ranks(group)  # by rank in the group
+        self.number, self.plans = next(_numbers), 0
+        self._group: Any = None
+        self._problem: Optional[BaseException] = None
+        self._posted: List[Any] = []
+        types = dict(_parallel.Engine._fields_)
+        functions = {name: types[name](self._guarded(getattr(self, "_" + name)))
+                     for name in ("exchange", "wait", "all_gather", "reduce_scatter")}
+        self.engine = _parallel.Engine(rank=self.rank, ranks=self.ranks, **functions)
+
+    @contextlib.contextmanager
+    def calling(self, group: Any) -> Iterator[None]:
+        """While libattn_parallel is called. Where it fails for what a function of the engine raised, that is the
+        error's cause."""
+        self._group = group
+        try:
+            yield
+        except _c.Error as error:
+            if self._problem is None:
+                raise
+            if not isinstance(self._problem, Exception):
+                raise self._problem  # KeyboardInterrupt, say
+            raise error from self._problem
+        finally:
+            self._posted.clear()  # before memory that messages are in is freed
+            self._group = self._problem = None
+
+    def gather(self, group: Any, mine: Tensor) -> Tensor:
+        """(ranks, ...): every rank's tensor of this shape."""
+        everyone = mine.new_empty((self.ranks, *mine.shape))
+        dist.all_gather(list(everyone.unbind()), mine, group=group)
+        return everyone
+
+    def _guarded(self, function: Callable[..., None]) -> Callable[..., int]:
+        """What C calls: nothing is raised through it."""
+        def guarded(_, *arguments):
+            try:
+                function(*arguments)
+                return 0
+            except BaseException as problem:
+                if self._problem is None:
+                    self._problem = problem
+                return 1
+
+        return guarded
+
+    def _exchange(self, to, send, send_bytes, source, receive, receive_bytes, _):
+        if source >= 0:
+            self._posted.append(dist.irecv(_bytes_at(receive, receive_bytes), src=self.globally[source],
+                                           group=self._group, tag=_TAG))
+        if to >= 0:
+            self._posted.append(dist.isend(_bytes_at(send, send_bytes), dst=self.globally[to], group=self._group,
+                                           tag=_TAG))
+
+    def _wait(self, _):
+        while self._posted:
+            self._posted[0].wait()
+            del self._posted[0]
+
+    def _all_gather(self, send, receive, count, _):
+        if count:
+            everyone = _bytes_at(receive, self.ranks * count).unflatten(0, (self.ranks, count))
+            dist.all_gather(list(everyone.unbind()), _bytes_at(send, count), group=self._group)
+
+    def _reduce_scatter(self, send, receive, count, _):
+        """The exchange, then sums in the order of ranks: a backend's own sum may take another at each call."""
+        if count:
+            mine = _bytes_at(send, self.ranks * count, torch.float32)
+            parts = torch.empty_like(mine)
+            dist.all_to_all_single(parts, mine, group=self._group)
+            total = _bytes_at(receive, count, torch.float32)
+            total.zero_()
+            for part in parts.split(count):
+                total += part
+
+
+_ranks_of: "weakref.WeakKeyDictionary[Any, Ranks]" = weakref.WeakKeyDictionary()
+
+
+def group_of(group: Any) -> Any:
+    """The group, None for all processes; raises unless it is one that this process is in."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise _c.InvalidError("torch.distributed has no process group: torch.distributed.init_process_group makes it")
+    if group is None:
+        return dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise _c.InvalidError("group is GroupMember.NON_GROUP_MEMBER: this process is not in it")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group is {type(group).__name__}; it takes a process group of torch.distributed, or None")
+    return group
+
+
+def ranks_of(group: Any) -> Ranks:
+    """The group's engine."""
+    found = _ranks_of.get(group)
+    if found is None:
+        found = _ranks_of[group] = Ranks(group)
+    return found
+
+
+def _check_backend(group: Any) -> None:
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        raise _c.UnsupportedError(
+            f"group has the backend {dist.get_backend(group)!r}, and none for the CPU, where attention over ranks is "
+            'computed: init_process_group("gloo") or ("cpu:gloo,cuda:nccl") makes one that has') from None
+
+
+def one_of(name: str, value: Any, among: Dict[str, int]) -> str:
+    if not isinstance(value, str) or value not in among:
+        raise _c.InvalidError(f"{name} is {value!r}; it takes {', '.join(map(repr, among))}")
+    return value
+
+
+# ---- a call --------------------------------------------------------------------------------------
+
+
+class Options(NamedTuple):
+    """Those of a call that are no tensors; the seed is None without dropout."""
+
+    static: Tuple[Any, ...]
+    layout: str
+    schedule: str
+    memory: int
+    max_lens: Optional[Tuple[int, int]]
+    seed: Optional[Tuple[int, int]]
+    is_drawn: bool  # the seed: then rank 0's is everyone's
+
+
+class _Problem(_run.Problem):
+    """The problem of all ranks, from this rank's tensors and the numbers of rows and keys that they have together."""
+
+    def __init__(self, whole: Tuple[int, int], *arguments: Any):
+        self.whole = whole
+        super().__init__(*arguments)
+
+    def _shapes(self):
+        super()._shapes()
+        desc = self.desc
+        if self.varlen is None:
+            desc.len_q, desc.len_kv = self.whole
+        else:
+            desc.total_q, desc.total_kv = self.whole
+
+
+class _Told(NamedTuple):
+    """What a rank tells the others when a call begins, as 64-bit integers."""
+
+    failed: int
+    plan: int  # the number of the kept plan; 0: there is none
+    plans: int  # that it has made
+    layout: int
+    rows: int
+    keys: int
+    seed: int
+    seed_offset: int
+
+
+_FAILED = _Told(1, *(0,) * 7)
+
+
+def _tell(group: Any, ranks: Ranks, mine: _Told) -> List[_Told]:
+    """What all ranks tell; raises where another has failed."""
+    try:
+        everyone = ranks.gather(group, torch.tensor(mine)).tolist()
+    except RuntimeError as problem:
+        raise _c.RankFailedError("the ranks' first gather failed: one ended, or was not there in time") from problem
+    told = [_Told(*one) for one in everyone]
+    for rank, one in enumerate(told):
+        if one.failed and not mine.failed:
+            raise _c.RankFailedError(f"rank {rank} of {ranks.ranks} failed before its call began")
+    return told
+
+
+def _whole(ranks: Ranks, told: List[_Told], layout: str) -> Tuple[int, int]:
+    """Rows and keys of all ranks; raises, on every rank, unless each has those of the layout."""
+    for rank, one in enumerate(told):
+        if one.layout != told[0].layout:
+            raise _c.RankFailedError(f"ranks 0 and {rank} of {ranks.ranks} have different layouts")
+    totals = sum(one.rows for one in told), sum(one.keys for one in told)
+    for name, total, counts in zip("qk", totals, ([one.rows for one in told], [one.keys for one in told])):
+        for rank, held in enumerate(_parallel.parts(total, ranks.ranks, layout)):
+            wanted = sum(end - begin for begin, end in held)
+            if counts[rank] != wanted:
+                raise _c.InvalidError(f"{name} has {counts[rank]} rows on rank {rank} of {ranks.ranks}; of {total} in "
+                                      f"all it takes {wanted} in layout {layout!r}, as context_parallel_shard gives")
+    return totals
+
+
+def _or_none(make: Callable[[], Any], call: Callable[[Any], Any]) -> Any:
+    """call() of what make() gives. Where that raises, call(None): C refuses it and so tells the other ranks."""
+    try:
+        made = make()
+    except BaseException:
+        with contextlib.suppress(_c.Error):
+            call(None)
+        raise
+    return call(made)
+
+
+def _run_ranks(group: Any, direction: int, tensors: Dict[str, Tensor], arrays: Dict[str, Any], options: Options,
+               want: Tuple[str, ...]) -> Tuple[Dict[str, Tensor], Optional[Tuple[int, int]]]:
+    """The wanted results by name, and the seed. tensors: q, k, v and (backward) o, lse, grad_o, grad_lse."""
+    ranks, q, seed = ranks_of(group), tensors["q"], options.seed
+    key = (ranks.number, direction, options[:-2], *[_tensor.signature(x) for x in tensors.values()],
+           *[(name, _tensor.signature(x)) for name, x in arrays.items()])
+    number, prepared = _run.kept_already(key) or (0, None)
+    told = _tell(group, ranks, _Told(0, number, ranks.plans, _parallel.LAYOUTS[options.layout], q.shape[-3],
+                                     tensors["k"].shape[-3], *(seed or (0, 0))))
+    whole = _whole(ranks, told, options.layout)
+    if options.is_drawn:
+        seed = told[0].seed, told[0].seed_offset
+    how = _parallel.How(layout=_parallel.LAYOUTS[options.layout], schedule=_parallel.SCHEDULES[options.schedule],
+                        memory=options.memory)
+    if not number or any(one.plan != number for one in told):  # not made by all of them in one call
+        ranks.plans = max(one.plans for one in told) + 1
+        with ranks.calling(group):
+            prepared = _or_none(
+                lambda: _Problem(whole, direction, _run.layouts(tensors), _run.Static(*options.static),
+                                 _run.layouts(arrays), options.max_lens, None, {}),
+                lambda problem: (_parallel.refuse(how, ranks.engine) if problem is None else
+                                 problem.prepare(lambda desc: _parallel.Plan(desc, how, ranks.engine))))
+        _run.keep(key, (ranks.plans, prepared))
+    results: Dict[str, Tensor] = {}
+
+    def arguments():
+        args = _c.Args()
+        partly = options.max_lens is not None or "lens_q" in arrays or "lens_kv" in arrays
+        for name in want:
+            dtype = prepared.floats if name in ("lse", "grad_alibi", "grad_sink") else prepared.dtype
+            results[name] = _tensor.empty(q, prepared.shapes[name], dtype, name, partly)[0]
+        for name, tensor in (*tensors.items(), *arrays.items(), *results.items()):
+            setattr(args, name, _run.address_of(tensor, name))
+        if seed is not None:
+            args.seed, args.seed_offset = seed[0] % (1 << 64), seed[1] % (1 << 32)
+        return args, _run.workspace(q, None, prepared.workspace)
+
+    def run(made):
+        args, (_, place) = made or (None, (None, None))
+        _c.check(_parallel.library().run(prepared.handle, args, _c.ARGS_SIZE, place, None), options.max_lens is not None)
+
+    with ranks.calling(group):
+        _or_none(arguments, run)
+    return results, seed
+
+
+# ---- autograd ------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A call but for the tensors that have gradients."""
+
+    group: Any
+    options: Options
+    arrays: Dict[str, Any]  # without alibi and sink
+
+
+def _arrays(call: Call, alibi: Optional[Tensor], sink: Optional[Tensor]) -> Dict[str, Any]:
+    """All arrays, as C takes them."""
+    given = {**call.arrays, "alibi": alibi, "sink": sink}
+    return {name: _run.as_table(array, name, _run.table_dtype(name, ""), None)
+            for name, array in given.items() if array is not None}
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call, q, k, v, alibi, sink):
+        results, seed = _run_ranks(call.group, _c.FORWARD, {"q": q, "k": k, "v": v}, _arrays(call, alibi, sink),
+                                   call.options, ("o", "lse"))
+        ctx.call = call._replace(options=call.options._replace(seed=seed, is_drawn=False))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, results["o"], results["lse"], alibi, sink)
+        return results["o"], results["lse"]
+
+    @staticmethod
+    def backward(ctx, grad_o, grad_lse):
+        saved = ctx.saved_tensors
+        if grad_o is None:
+            grad_o = torch.zeros_like(saved[3])
+        return (None, *_Gradients.apply(ctx.call, ctx.needs_input_grad[4:], grad_o, grad_lse, *saved))
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise _c.UnsupportedError(FORWARD_MODE)
+
+
+class _Gradients(torch.autograd.Function):
+    """Gradients of q, k, v, alibi and sink. All ranks compute those of q, k and v, whichever they need: the call is one
+    of all ranks."""
+
+    @staticmethod
+    def forward(ctx, call, wanted, grad_o, grad_lse, q, k, v, o, lse, alibi, sink):
+        tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": rows_of(grad_o)}
+        if grad_lse is not None:
+            tensors["grad_lse"] = grad_lse.contiguous()
+        more = tuple(name for name, is_wanted in zip(("grad_alibi", "grad_sink"), wanted) if is_wanted)
+        results, _ = _run_ranks(call.group, _c.BACKWARD, tensors, _arrays(call, alibi, sink), call.options,
+                                ("grad_q", "grad_k", "grad_v", *more))
+        ranks = dist.get_world_size(call.group)
+        shares = {name: results[name] / ranks for name in more}  # C's are the sums over all ranks
+        return (*(results[name].to(q.dtype) for name in ("grad_q", "grad_k", "grad_v")),
+                shares.get("grad_alibi"), shares.get("grad_sink"))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise _c.UnsupportedError(SECOND)
+
+
+def attention(group: Any, checked: Callable[[], Tuple[Options, Dict[str, Any], Tuple[Any, ...]]]
+              ) -> Tuple[Tensor, Tensor]:
+    """(o, lse). checked: gives the options, arrays, and q, k, v, alibi and sink; where it raises, so do all ranks."""
+    group = group_of(group)
+    _check_backend(group)
+    ranks = ranks_of(group)
+    try:
+        options, arrays, tensors = checked()
+        _parallel.library()
+    except BaseException:
+        with contextlib.suppress(_c.Error):
+            _tell(group, ranks, _FAILED)
+        raise
+    return _Attention.apply(Call(group, options, arrays), *tensors)
+
+
+# ---- sharding ------------------------------------------------------------------------------------
+
+
+def context_parallel_shard(tensor: Tensor, group: Any = None, layout: str = "zigzag", dim: int = 1) -> Tensor:
+    """This rank's rows of a tensor that every rank has whole, (batch, rows, ...); dim: where the rows are, 0 in packed
+    tensors. Autograd goes through it; nothing is sent. context_parallel_unshard is its inverse."""
+    group = group_of(group)
+    one_of("layout", layout, _parallel.LAYOUTS)
+    held = _parallel.parts(tensor.shape[dim], dist.get_world_size(group), layout)
+    pieces = [tensor.narrow(dim, begin, end - begin) for begin, end in held[dist.get_rank(group)]]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+
+def context_parallel_unshard(tensor: Tensor, group: Any = None, layout: str = "zigzag", dim: int = 1) -> Tensor:
+    """The whole, on every rank, of the ranks' rows. It has no autograd: a tensor that requires grad is refused."""
+    group = group_of(group)
+    one_of("layout", layout, _parallel.LAYOUTS)
+    ranks = ranks_of(group)
+    if tensor.requires_grad:
+        raise _c.InvalidError("tensor requires grad, and what is gathered escapes autograd: pass tensor.detach()")
+    counts = ranks.gather(group, torch.tensor([tensor.shape[dim]], device=tensor.device)).flatten().tolist()
+    held = _parallel.parts(sum(counts), ranks.ranks, layout)
+    wanted = [sum(end - begin for begin, end in parts) for parts in held]
+    if counts != wanted:
+        raise _c.InvalidError(f"tensor has {counts} rows on the ranks; in layout {layout!r} it takes {wanted}")
+    rows = tensor.movedim(dim, 0)
+    most = rows.new_zeros((max(counts), *rows.shape[1:]))  # all ranks send the same size
+    most[:rows.shape[0]] = rows
+    pieces = []
+    for everyone, parts in zip(ranks.gather(group, most), held):
+        at = 0
+        for begin, end in parts:
+            pieces.append((begin, everyone[at:at + end - begin]))
+            at += end - begin
+    pieces.sort(key=lambda piece: piece[0])
+    return torch.cat([piece for _, piece in pieces]).movedim(0, dim)
+
+
+def context_parallel_positions(rows: int, group: Any = None, layout: str = "zigzag",
+                               device: Optional[torch.device] = None) -> Tensor:
+    """Which of `rows` rows this rank holds, int64: positions for a rotary embedding, say."""
+    return context_parallel_shard(torch.arange(rows, device=device), group, layout, 0)

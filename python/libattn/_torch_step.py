@@ -1,0 +1,110 @@
+"""A step of decoding: attention of a few rows of q that nobody differentiates, traces or watches.
+
+There the call takes longer than the attention. So it goes past PyTorch's dispatcher, to a plan that a growing cache
+keeps (_run.planned_keys): one look into a dictionary, one tensor made, one call of C.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Optional
+
+import torch
+from torch import Tensor
+
+from . import _c, _run, _tensor
+from ._torch_ops import differentiable, threads_of
+
+#: Tables that a step takes, and their types.
+TABLES = {"lens_kv": torch.int32, "intervals": torch.int32, "bits": torch.uint8, "sink": torch.float32}
+
+_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_profiled = torch._C._autograd._profiler_enabled
+_transformed, _traced = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+_Layout = ctypes.c_int64 * 9  # attn_kv_layout
+_RUNS = "step"
+
+
+def _unwatched() -> bool:
+    """Whether nothing would see the operator if the dispatcher called it: no mode, transform, trace or profiler."""
+    return not (torch.compiler.is_compiling() or _modes[0]() or _modes[1]() or _profiled() or _transformed()
+                or _traced() is not None)
+
+
+def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any, scale: Any, softcap: Any,
+         deterministic: Any, threads: int, tables: Dict[str, Tensor]) -> Optional[Tensor]:
+    """o, (batch, row, head, dim), as the operator gives it; None where the call needs the operator.
+
+    heads: the dimension of heads in q, k and v, 1 or 2; the other one is rows.
+    tables: by their names in TABLES.
+    """
+    rows = 3 - heads
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or not _unwatched():
+        return None
+    shape, of_k, of_v = q.shape, k.shape, v.shape
+    if not len(shape) == len(of_k) == len(of_v) == 4 or shape[rows] > _run.FEW_ROWS or differentiable(
+            (q, k, v, *tables.values())):
+        return None
+    keys = of_k[rows]
+    if not 0 < keys == of_v[rows] or not q.dtype is k.dtype is v.dtype:
+        return None
+    try:
+        at_q, at_k, at_v = q.stride(), k.stride(), v.stride()
+    except RuntimeError:  # of a layout that has none
+        return None
+    if not at_q[3] == at_k[3] == at_v[3] == 1:
+        return None
+    index = stream = context = None
+    if q.is_cpu:
+        if not (k.is_cpu and v.is_cpu) or torch.is_autocast_enabled("cpu"):
+            return None
+    elif q.is_cuda:
+        index = q.get_device()
+        if not index == k.get_device() == v.get_device() == torch.cuda.current_device() or (
+                torch.is_autocast_enabled("cuda")):
+            return None
+        from . import _gpu
+
+        context = _gpu._context()
+        if not context:
+            return None
+        stream = _tensor.current_stream(q)
+    else:
+        return None
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    static = (causal, window, None, scale, softcap, 0.0, False, deterministic, threads_of(threads, q), "auto", None,
+              None)
+    key = (_RUNS, static, heads, context, q.dtype, shape, at_q, _run.most_keys(keys), of_k[0], of_k[heads], of_k[3],
+           of_v[0], of_v[heads], of_v[3], at_k[heads] < at_k[rows], at_v[heads] < at_v[rows], q.is_neg(), k.is_neg(),
+           v.is_neg(), context is None or not any(n % 8 for n in at_k[:3] + at_v[:3]))
+    for name, table in tables.items():
+        if type(table) is not Tensor or table.dtype is not TABLES[name] or not table.is_contiguous() or (
+                table.get_device() != (-1 if index is None else index)):
+            return None
+        extent = table.shape
+        if name in _run._KEYS_AXIS:  # laid out by len_kv
+            if len(extent) != 4 or extent[_run._KEYS_AXIS[name]] != (keys if name == "intervals" else (keys + 7) // 8):
+                return None
+            extent = extent[:2] + extent[5 - _run._KEYS_AXIS[name]:][:1]
+        key += name, extent
+    plan = _run._plans.get(key)
+    if plan is None:
+        tensors = {name: x if heads == 2 else x.transpose(1, 2) for name, x in (("q", q), ("k", k), ("v", v))}
+        plan = _run.prepared(_c.FORWARD, tensors, static, tables, None, None, {}, context)
+        if not plan.grows:
+            return None
+        _run.kept(key, context, lambda: plan)
+    args = _c.Args()
+    args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    layout = _Layout(keys, at_k[0], at_k[rows], at_k[heads], 1, at_v[0], at_v[rows], at_v[heads], 1)
+    args.kv_layout = ctypes.addressof(layout)
+    for name, table in tables.items():
+        setattr(args, name, table.data_ptr())
+    o = q.new_zeros(plan.shapes["o"]) if "lens_kv" in tables else q.new_empty(plan.shapes["o"])
+    args.o = o.data_ptr()
+    if not (args.q and args.k and args.v and args.o):
+        return None
+    owner, place = _run.workspace(q, index, plan.workspace)
+    _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, stream))
+    del owner
+    return o

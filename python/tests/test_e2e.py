@@ -1,0 +1,189 @@
+"""bench.e2e: each part runs at its tiny sizes and keeps rows that mean what they say; its data are what they claim."""
+import csv
+import json
+import math
+import pathlib
+import random
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+ROOT = str(pathlib.Path(__file__).parents[2])
+sys.path.insert(0, ROOT)
+from bench.e2e import length, measure, train  # noqa: E402
+from bench.e2e.__main__ import main  # noqa: E402
+from bench.lra import listops, pathfinder  # noqa: E402
+
+sys.path.remove(ROOT)
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_of(part, folder):
+    path = folder / "rows.csv"
+    assert main([part, "--quick", "--quiet", "--rounds", "2", "--device", "cpu", "--csv", str(path)]) == 0
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows and all(row["part"] == part and row["device"] and row["torch"] for row in rows)
+    for row in rows:
+        if row["ratio"]:
+            assert float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
+    return rows
+
+
+def test_train(tmp_path):
+    rows = rows_of("train", tmp_path)
+    timed = [row for row in rows if row["ms"]]
+    assert {row["subject"] for row in timed} == {"eager", "sdpa", "libattn"} and len(timed) == 9
+    for row in timed:
+        assert 0 < float(row["attention_ms"]) < 1e4 and float(row["tokens_per_s"]) > 0
+        assert bool(row["ratio"]) == (row["subject"] != "libattn")
+        assert bool(row["backend"]) == (row["subject"] == "sdpa")
+    for task in ("book, 20 steps", "copying, 20 steps"):
+        losses = {row["subject"]: float(row["value"]) for row in rows if row["case"] == task}
+        assert len(losses) == 3 and max(losses.values()) - min(losses.values()) < 1e-3
+    assert float(next(row for row in rows if row["case"] == "book, 20 steps")["value"]) < 4  # of ln 256 = 5.5
+
+
+def test_copying_needs_attention():
+    """Half of each row repeats the other; a model whose rows saw nothing but themselves could not know it."""
+    draw = train.copying(type("Run", (), {"device": "cpu"}), 32, 4)
+    tokens = draw(3)
+    assert torch.equal(tokens[:, :16], tokens[:, 16:]) and not torch.equal(tokens, draw(4))
+
+
+def test_generate(tmp_path):
+    rows = rows_of("generate", tmp_path)
+    cases = {(row["case"], row["subject"]) for row in rows if row["ms"]}
+    assert {("dynamic 1 x 60", name) for name in ("eager", "sdpa", "libattn", "libattn paged")} <= cases
+    assert {("static 1 x 60", name) for name in ("eager", "sdpa", "libattn")} <= cases
+    error = {row["subject"]: float(row["value"]) for row in rows if row["figure"].startswith("RMS")}
+    assert error["libattn"] <= 2 * error["sdpa"] + 1e-7
+    assert sum(row["figure"] == "us per call" for row in rows) == 4
+
+
+def test_the_paged_loop_writes_what_the_cache_writes():
+    """Greedy tokens of pages with a shared prompt are those of a DynamicCache, over the ends of pages."""
+    from bench.e2e import generate, models
+
+    generate.register()
+    config = models.config_of("llama-0.5b", True, 256, False)
+    prompt = torch.randint(0, config.vocab_size, (1, 60), generator=torch.Generator().manual_seed(1)).expand(2, 60)
+    with torch.no_grad():
+        plain, pages = (models.build(config, name, torch.device("cpu")).eval() for name in ("eager", "libattn_paged"))
+        for steps in (1, 9, 70):
+            wanted = generate.dynamic(plain, prompt, steps, None)
+            found = generate.paged(pages, prompt, steps)
+            assert torch.equal(found(), wanted()) and torch.equal(found(), wanted())  # each begins anew
+
+
+def test_lra(tmp_path):
+    rows = rows_of("lra", tmp_path)
+    for task in ("ListOps", "Pathfinder"):
+        assert {row["subject"] for row in rows if row["case"] == task} == {"standard", "libattn", "libattn blocks"}
+        assert all(0 <= float(row["value"]) <= 1 for row in rows if row["case"] == task)
+        assert sum(row["case"] == f"{task}, attention of a step" for row in rows) == 3
+
+
+def test_length(tmp_path):
+    rows = rows_of("length", tmp_path)
+    for keys in (128, 256, 512):
+        timed = {row["subject"] for row in rows if row["case"] == f"{keys} rows" and row["ms"]}
+        assert {"libattn", "standard", "sdpa flash", "libattn causal", "libattn window 256"} <= timed
+    assert main(["plot", "--csv", str(tmp_path / "rows.csv"), "--out", str(tmp_path)]) == 0
+    assert "libattn causal" in (tmp_path / "end-to-end-length.svg").read_text()
+
+
+# ---- what the figures stand on -----------------------------------------------------------------
+
+
+def test_interval():
+    """Of 20 values the 6th and the 15th: fewer than 5 % of samples have a median outside."""
+    assert measure.interval(range(20)) == (9.5, 5, 14)
+    assert measure.interval([3, 1, 2]) == (2, 1, 3)
+    for n in range(6, 60):
+        _, low, high = measure.interval(range(n))
+        outside = 2 * sum(math.comb(n, i) for i in range(low + 1)) / 2 ** n
+        tighter = 2 * sum(math.comb(n, i) for i in range(low + 2)) / 2 ** n
+        assert outside <= 0.05 < tighter and high == n - 1 - low, n
+
+
+def test_turns_rotate():
+    run, called = measure.Run("x", "cpu", True, 3, None, True), []
+    measure.turns(run, {name: lambda name=name: called.append(name) for name in "abc"})
+    assert called == list("abc" "bca" "cab")
+
+
+def test_blocks_keep_their_share():
+    import libattn.torch
+
+    for share in (0.125, 0.5, 1.0):
+        listed = length.blocks_of(2048, share, torch.device("cpu"))
+        kept = int(listed.full_count.sum()) / 256
+        assert kept == share
+        for i in range(16):
+            row = listed.full[0, 0, i, :int(listed.full_count[0, 0, i])].tolist()
+            assert row == sorted(set(row)) and i in row
+    q = torch.randn(1, 2048, 1, 8)
+    torch.testing.assert_close(libattn.torch.attention(q, q, q, blocks=listed), length.standard(q, q, q), rtol=1e-4,
+                               atol=1e-4)
+
+
+def test_listops():
+    draw = random.Random(5)
+    for _ in range(20):
+        words, value = listops.expression(draw, 50, 300)
+        assert 50 <= len(words) <= 300 and listops.value_of(words) == value and 0 <= value <= 9
+    assert listops.value_of("[MAX 2 9 [MIN 4 7 ] 0 ]".split()) == 9
+    assert listops.value_of("[SM 9 8 [MED 1 5 3 ] ]".split()) == 0
+    tokens, lens, values = listops.batch(1, 2, 2048)
+    again = listops.batch(1, 2, 2048)
+    assert ((lens >= 500) & (lens <= 2000)).all() and all(map(np.array_equal, (tokens, lens, values), again))
+    words = [listops.WORDS[token] for token in tokens[0, :lens[0]]]
+    assert listops.value_of(words) == values[0] and not tokens[0, lens[0]:].any()
+
+
+def test_pathfinder():
+    tokens, lens, labels = pathfinder.batch(3, 40, 32)
+    assert tokens.shape == (40, 1024) and (lens == 1024).all() and 8 < labels.sum() < 32
+    assert set(np.unique(tokens)) == {0, 160, 255} and not np.array_equal(tokens[0], tokens[1])
+    assert all(9 < (picture == 255).sum() <= 18 for picture in tokens)  # two dots
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+def test_mistakes(tmp_path, capsys):
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    calls = [(["length", "--rounds", "0"], "--rounds 0: it takes 1 or more"), (["plot"], "plot needs --csv"),
+             (["plot", "--csv", str(tmp_path / "none")], "No such file"),
+             (["lra", "--quick", "--quiet", "--rounds", "1", "--csv", str(other)], "columns are not those")]
+    if not torch.cuda.is_available():
+        calls.append((["train", "--device", "cuda"], "finds no CUDA GPU"))
+    for words, text in calls:
+        assert main(words) == 2
+        assert text in capsys.readouterr().err
+    assert other.read_text() == "a,b\n1,2\n"
+
+
+def test_rows_of_other_parts_stay(tmp_path, capsys):
+    path = str(tmp_path / "kept.csv")
+    one, two = ({"part": part, "case": "c", "subject": "s", "ms": 1.5} for part in ("train", "length"))
+    measure.write_csv(path, [one])
+    measure.write_csv(path, [two])
+    measure.write_csv(path, [dict(two, ms=2.5)])
+    with open(path, encoding="utf-8", newline="") as file:
+        assert [(row["part"], row["ms"]) for row in csv.DictReader(file)] == [("train", "1.5"), ("length", "2.5")]
+    measure.print_json([one])
+    assert json.loads(capsys.readouterr().out) == [one]

@@ -1,0 +1,75 @@
+/* How long a rank's run takes, and what it sends. Contract: parallel.h.
+ *
+ * A pair of a row and a key takes what libattn's plan says of a run, of all its pairs. Bytes move at the speed of the
+ * link, beside computing in the ring, before and after it in the all-gather. */
+#include "parallel/parallel.h"
+#include "problem/desc.h"
+
+/* Seconds of one thread for a value of a result that is merged into others [m]. */
+static const double merge_value_seconds = 2e-9;
+
+/* Seconds of a visible pair of one head; 0: no such plan. */
+static double seconds_per_pair(const attn_plan *plan)
+{
+    attn_plan_info info;
+    return plan && !attn_plan_get_info(plan, &info) && info.pairs > 0 ? info.seconds / info.pairs : 0;
+}
+
+static double rate_of(const attn_parallel_plan *plan, attn_schedule schedule)
+{
+    bool all = schedule == ATTN_ALL_GATHER && plan->whole.direction == ATTN_FORWARD;
+    double rate = 0;
+    for (int c = 0; c < plan->chunks; c++)
+        for (int k = 0; k < 2; k++) {
+            double seconds = seconds_per_pair(all ? plan->all[c] : plan->pair[c][k]);
+            if (rate == 0) rate = seconds;
+        }
+    return rate;
+}
+
+/* What a rank does in a step of the ring: with the keys of one rank. */
+typedef struct step {
+    double pairs, merged; /* merged: values of results */
+    size_t keys, grads;   /* bytes that arrive for it, and that go back */
+} step;
+
+static step step_of(const attn_parallel_plan *plan, int32_t rank, int32_t of)
+{
+    step s = { 0 };
+    attn_seen seen = attn_rank_sees(plan, NULL, rank, of);
+    for (int c = 0; c < plan->chunks; c++)
+        for (int k = seen.lo; k < seen.hi; k++) {
+            attn_chunk rows = attn_chunk_of_rows(plan, rank, c), keys = attn_chunk_of_keys(plan, of, k);
+            if (!attn_chunk_sees(plan, NULL, rows, keys)) continue;
+            s.pairs += attn_chunk_pairs(plan, rows, keys) * (double)plan->whole.heads_q;
+            s.merged += (double)attn_shape_of(&plan->local).o[0] *
+                        (double)(rows.rows * plan->whole.heads_q * plan->whole.dim_v);
+        }
+    s.keys = (size_t)(seen.hi - seen.lo) * plan->block.chunk;
+    s.grads = (size_t)(seen.hi - seen.lo) * plan->gradient.chunk;
+    return s;
+}
+
+double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule schedule, int32_t rank, double *sent_bytes,
+                             double *pairs)
+{
+    int32_t ranks = plan->how.ranks;
+    bool backward = plan->whole.direction == ATTN_BACKWARD, ring = schedule == ATTN_RING;
+    double rate = rate_of(plan, schedule), seconds = 0, link = plan->how.link, threads = plan->whole.threads;
+    *sent_bytes = *pairs = 0;
+    for (int32_t h = 0; h < ranks; h++) {
+        step now = step_of(plan, rank, (rank - h + ranks) % ranks);
+        double compute = now.pairs * rate, bytes = 0;
+        *pairs += now.pairs;
+        if (ring && h + 1 < ranks) bytes += (double)step_of(plan, rank, (rank - h - 1 + ranks) % ranks).keys;
+        if (ring && backward && h > 0) bytes += (double)now.grads;
+        if (ring && !backward) compute += now.merged * merge_value_seconds / threads;
+        if (ring) seconds += compute > bytes / link ? compute : bytes / link;
+        if (!ring) seconds += compute;
+        if (ring && h > 0)
+            *sent_bytes += (double)step_of(plan, (rank + h) % ranks, rank).keys + backward * (double)now.grads;
+    }
+    if (ring) return seconds;
+    *sent_bytes = (double)(ranks - 1) * (double)(plan->block.bytes + (backward ? plan->gradient.bytes : 0));
+    return seconds + *sent_bytes / link;
+}
