@@ -159,6 +159,11 @@ static attn_dtype score_dtype(const attn_desc *d)
 #undef gradient_row
 #undef gradients
 
+void attn_ref_values(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t key, double *v)
+{
+    load_value(desc, args, batch, head, key, v);
+}
+
 static float rounded_to(attn_dtype dtype, float x)
 {
     float stored; /* room for any type */

@@ -439,16 +439,20 @@ static void summarise(const char *symbol, const CUlaunchConfig *config, const at
 
 static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)
 {
-    const uint16_t *in = p->in;
-    uint16_t *out = p->out;
+    size_t size = (size_t)p->bytes;
+    const char *in = p->in;
+    char *out = p->out;
     fake_expect(config->gridDimX == (unsigned)p->rows && config->blockDimX == 256, symbol, "grid");
-    fake_expect(p->pitch % 8 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
+    fake_expect(p->pitch * p->bytes % 16 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
     for (int64_t b = 0; b < config->gridDimY; b++)
         for (int64_t r = 0; r < p->rows; r++)
             for (int64_t h = 0; h < p->heads; h++)
-                for (int64_t i = 0; i < p->pitch; i++)
-                    out[((b * p->rows + r) * p->heads + h) * p->pitch + i] =
-                        i < p->dim ? in[b * p->stride[0] + r * p->stride[1] + h * p->stride[2] + i] : 0;
+            {
+                size_t to = (size_t)(((b * p->rows + r) * p->heads + h) * p->pitch) * size;
+                memset(out + to, 0, (size_t)p->pitch * size);
+                memcpy(out + to, in + (b * p->stride[0] + r * p->stride[1] + h * p->stride[2]) * p->bytes,
+                       (size_t)p->dim * size);
+            }
 }
 
 /* Of the forward: graphs of a backward are not asked for here. */
