@@ -259,9 +259,9 @@ static double compare_lse(const check_problem *problem, const check_reference *r
 }
 
 /* What rounding probabilities to the inputs' type may do besides: that of a key with nearly all the weight of its row
- * is rounded by unfused attention to 1, which is exact, and by a kernel, which divides by their sum later, is not. Where
- * each key has a scale of v, the kernel rounds the product of both, which may be just above a power of two: by twice as
- * much. */
+ * is rounded by unfused attention to 1, which is exact, and by a kernel, which divides by their sum later, is not.
+ * Where each key has a scale of v, the kernel rounds the product of both, which may be just above a power of two: by
+ * twice as much. */
 static check_deviation allowed_besides(const check_problem *problem, const check_reference *reference)
 {
     const attn_desc *desc = &problem->resolved;

@@ -96,6 +96,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         bool packed = desc->flags & ATTN_VARLEN && !(desc->flags & ATTN_PAGED);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || packed); /* rows and keys */
         if (cuda->paged && !(desc->flags & ATTN_PAGED)) return false;
+        if (attn_cuda_bytes_obstacle(cuda, desc)) return false;
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&

@@ -32,7 +32,7 @@ const attn_cuda_arch *const *attn_cuda_archs(int *count)
 }
 
 /* A variant has one factor for all scores of a work item, and one for its values. */
-static const char *scales_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
+const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
 {
     if (!attn_cuda_is_variant(k)) return NULL;
     if (d->q_scale_rows || d->k_scale_rows || d->v_scale_rows) return "it takes no scales of blocks of rows";
@@ -60,7 +60,7 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&
         (d->bias_extent[2] > GRID_MOST || d->bias_extent[0] * d->bias_extent[1] > GRID_MOST))
         return "rows of the bias, or its heads over the batch, are above the 65535 whose gradient it takes";
-    const char *scales = scales_obstacle(k, d);
+    const char *scales = attn_cuda_bytes_obstacle(k, d);
     if (scales) return scales;
     attn_shape shape = attn_shape_of(d);
     bool empty = shape.q[0] == 0 || shape.q[1] == 0 || shape.k[1] == 0;

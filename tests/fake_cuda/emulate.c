@@ -446,8 +446,7 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
     fake_expect(p->pitch * p->bytes % 16 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
     for (int64_t b = 0; b < config->gridDimY; b++)
         for (int64_t r = 0; r < p->rows; r++)
-            for (int64_t h = 0; h < p->heads; h++)
-            {
+            for (int64_t h = 0; h < p->heads; h++) {
                 size_t to = (size_t)(((b * p->rows + r) * p->heads + h) * p->pitch) * size;
                 memset(out + to, 0, (size_t)p->pitch * size);
                 memcpy(out + to, in + (b * p->stride[0] + r * p->stride[1] + h * p->stride[2]) * p->bytes,
