@@ -176,7 +176,8 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
             "\"dim_qk\": %lld, \"dim_v\": %lld, \"flops\": %.0f, \"workspace_bytes\": %llu, \"packed_kv_bytes\": %llu",
             (long long)d->dim_qk, (long long)d->dim_v, r->flops, (unsigned long long)r->workspace,
             (unsigned long long)r->packed);
-    fprintf(file, ", \"variant\": \"%s\"", attn_bench_variant(item, variant));
+    fprintf(file, ", \"kv_dtype\": \"%s\", \"variant\": \"%s\"", attn_dtype_name(attn_kv_dtype(d)),
+            attn_bench_variant(item, variant));
     if (r->refused[0]) json_refused(file, r->refused);
     json_number(file, "kv_bytes", r->kv_bytes);
     json_number(file, "seconds", r->subject.median);

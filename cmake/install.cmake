@@ -3,7 +3,8 @@
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
-install(FILES include/attn.h include/attn_kv.h include/attn_napkin.h include/attn_parallel.h TYPE INCLUDE)
+install(FILES include/attn.h include/attn_kv.h include/attn_napkin.h include/attn_parallel.h include/attn_quant.h
+  TYPE INCLUDE)
 install(FILES ${machine_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/machines)
 install(TARGETS attn_shared attn_static attn_parallel_shared attn_parallel_static EXPORT attn)
 set(pc_files attn attn-shared attn-parallel attn-parallel-shared)

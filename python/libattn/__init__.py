@@ -4,13 +4,15 @@
     o = libattn.attention(q, k, v, causal=True)     # (batch, row, head, dim)
 
 attention, attention_varlen and attention_backward compute, attention_with_kvcache over a cache that grows; merge_states
-merges results of keys in parts; plan says how, before anything runs. libattn.Error is the base of what they raise.
+merges results of keys in parts; quantize makes bytes and scales of q, k and v; plan says how, before anything runs.
+libattn.Error is the base of what they raise.
 """
 from ._api import (Gradients, attention, attention_backward, attention_varlen, machine_use, plan, version)
 from ._c import DeviceError, Error, InvalidError, NoMemoryError, PoolFullError, RankFailedError, UnsupportedError
 from ._cascade import Cascade, attention_cascade, plan_cascade
 from ._kv import append_kvcache, attention_with_kvcache, merge_states
 from ._pool import Level, PageCopies, Pool, Sequence
+from ._quant import Quantized, correct_lse, quantize
 from ._run import Blocks, Plan, clear_plans
 
 __version__ = version()
@@ -18,4 +20,4 @@ __all__ = ["attention", "attention_varlen", "attention_backward", "attention_wit
            "append_kvcache", "merge_states", "attention_cascade", "plan_cascade", "Cascade", "Level",
            "plan", "Plan", "Blocks", "Gradients", "machine_use",
            "clear_plans", "version", "Error", "InvalidError", "UnsupportedError", "NoMemoryError", "DeviceError",
-           "Pool", "Sequence", "PageCopies", "PoolFullError", "RankFailedError"]
+           "quantize", "correct_lse", "Quantized", "Pool", "Sequence", "PageCopies", "PoolFullError", "RankFailedError"]

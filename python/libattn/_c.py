@@ -15,7 +15,7 @@ _void, _i32, _i64, _f32, _f64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64,
 _four = _i64 * 4
 
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3, "float64": 4}
-BYTE_DTYPES = {"float8_e4m3fn": 5, "int8": 7}  # of caches
+BYTE_DTYPES = {"float8_e4m3fn": 5, "int8": 7}
 CPU, CUDA = 0, 1
 FORWARD, BACKWARD = 0, 1
 ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx": 5, "neon": 6}
@@ -100,6 +100,29 @@ class MergeArgs(ctypes.Structure):
     """attn_merge_args: arrays of the parts' addresses, and the outputs."""
 
     _fields_ = [(name, _void) for name in ("part_o", "part_lse", "o", "lse")]
+
+
+# attn_quant_desc.flags
+QUANT_FLAGS = ("QUANT_VARLEN", "QUANT_MEAN", "QUANT_DOT")
+QUANT_VARLEN, QUANT_MEAN, QUANT_DOT = 1, 2, 4
+
+
+class QuantDesc(ctypes.Structure):
+    """attn_quant_desc: how a tensor becomes bytes and scales."""
+
+    _fields_ = [
+        ("dtype", ctypes.c_int), ("out_dtype", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_uint32),
+        ("batch", _i64), ("heads", _i64), ("dim", _i64), ("rows", _i64), ("total", _i64), ("rotate", _i64),
+        ("seed", ctypes.c_uint64), ("x_stride", _four), ("out_stride", _four),
+        ("scale_rows", _i64), ("scale_heads", _i64), ("scale_stride", _four), ("mean_heads", _i64),
+        ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void),
+    ]
+
+
+class QuantArgs(ctypes.Structure):
+    """attn_quant_args: the arrays, by address."""
+
+    _fields_ = [(name, _void) for name in ("x", "out", "scale", "cu_lens", "mean", "dot")]
 
 
 class KvDesc(ctypes.Structure):
@@ -266,6 +289,10 @@ merge_plan_create = _function("attn_merge_plan_create_sized", ctypes.c_int, ctyp
                               ctypes.POINTER(MergeDesc), ctypes.c_size_t)
 merge_plan_destroy = _function("attn_merge_plan_destroy", None, _void)
 merge_run = _function("attn_merge_run_sized", ctypes.c_int, _void, ctypes.POINTER(MergeArgs), ctypes.c_size_t, _void)
+quant_plan_create = _function("attn_quant_plan_create_sized", ctypes.c_int, ctypes.POINTER(_void),
+                              ctypes.POINTER(QuantDesc), ctypes.c_size_t)
+quant_plan_destroy = _function("attn_quant_plan_destroy", None, _void)
+quant_run = _function("attn_quant_run_sized", ctypes.c_int, _void, ctypes.POINTER(QuantArgs), ctypes.c_size_t, _void)
 kv_plan_create = _function("attn_kv_plan_create_sized", ctypes.c_int, ctypes.POINTER(_void), ctypes.POINTER(KvDesc),
                            ctypes.c_size_t)
 kv_plan_destroy = _function("attn_kv_plan_destroy", None, _void)

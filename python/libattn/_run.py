@@ -445,16 +445,14 @@ class Problem:
             raise _c.InvalidError("blocks has neither full nor partial ones: no key would be visible")
         desc.block_batch, desc.block_heads = lead
 
-    def prepare(self, make: Callable[[_c.Desc], Any] = Plan, keys: int = 0) -> Prepared:
-        """keys: that the plan is for, in place of those that are there."""
-        self.desc.len_kv = keys or self.desc.len_kv
+    def prepare(self, make: Callable[[_c.Desc], Any] = Plan) -> Prepared:
         plan = make(self.desc)
         shapes = {"o": self.o_shape, "lse": self.lse_shape}
         shapes.update((f"grad_{name}", self.tensors[name].shape) for name in ("q", "k", "v"))
         for name in ("bias", "alibi", "sink"):
             if name in self.arrays:
                 shapes[f"grad_{name}"] = self.arrays[name].shape
-        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, self.floats, shapes, keys > 0)
+        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, self.floats, shapes)
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -523,12 +521,12 @@ def _but_length(seen: Any, axis: int, context: Optional[int]) -> tuple:
 
 def _growing(problem: "Problem", keys: int) -> Prepared:
     """The plan for `keys` keys. Where it holds where k and v lie, as those of some GPU kernels do, it serves nobody."""
-    made = problem.prepare(keys)
-    if problem.desc.device == _c.CUDA:
-        at = kv_layout(problem.tensors["k"], problem.tensors["v"])
-        args = _c.Args(kv_layout=ctypes.addressof(at))
-        return made._replace(grows=_c.check_args(made.handle, args, _c.ARGS_SIZE) != _c.UNSUPPORTED)
-    return made
+    problem.desc.len_kv = keys
+    made = problem.prepare()
+    at = kv_layout(problem.tensors["k"], problem.tensors["v"])
+    args = _c.Args(kv_layout=ctypes.addressof(at))
+    holds = problem.desc.device == _c.CUDA and _c.check_args(made.handle, args, _c.ARGS_SIZE) == _c.UNSUPPORTED
+    return made._replace(grows=not holds)
 
 
 def kv_layout(k: Layout, v: Layout) -> _c.KvLayout:

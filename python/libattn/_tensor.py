@@ -283,14 +283,14 @@ def device_of(seen: Any) -> Optional[int]:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of that name; bfloat16 is ml_dtypes', where that is installed."""
-    if name != "bfloat16":
+    """NumPy's dtype of that name; bfloat16 and float8_e4m3fn are ml_dtypes', where that is installed."""
+    if name not in ("bfloat16", "float8_e4m3fn"):
         return np.dtype(name)
     try:
         import ml_dtypes
     except ImportError:
-        raise TypeError("NumPy has no bfloat16 for the result: install ml_dtypes, or pass out=") from None
-    return np.dtype(ml_dtypes.bfloat16)
+        raise TypeError(f"NumPy has no {name} for the result: install ml_dtypes, or pass out=") from None
+    return np.dtype(getattr(ml_dtypes, name))
 
 
 def cupy_of(tensor: Any) -> Any:

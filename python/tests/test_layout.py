@@ -10,14 +10,14 @@ from libattn import _c, _parallel
 
 ABI = "".join((pathlib.Path(__file__).parents[2] / "tests" / "abi" / name).read_text()
               for name in ("attn.abi", "attn_parallel.abi"))
-STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_kv_layout": _c.KvLayout,
-           "attn_plan_info": _c.PlanInfo,
+STRUCTS = {"attn_desc": _c.Desc, "attn_args": _c.Args, "attn_kv_layout": _c.KvLayout, "attn_plan_info": _c.PlanInfo,
            "attn_pool_desc": _c.PoolDesc, "attn_pool_stats": _c.PoolStats, "attn_seq": _c.Seq,
            "attn_page_copies": _c.PageCopies, "attn_pool_level": _c.PoolLevel,
            "attn_cascade_level": _c.CascadeLevel, "attn_cascade_info": _c.CascadeInfo,
            "attn_cascade_keys": _c.CascadeKeys, "attn_kv_desc": _c.KvDesc, "attn_kv_args": _c.KvArgs,
            "attn_merge_desc": _c.MergeDesc, "attn_merge_args": _c.MergeArgs, "attn_engine": _parallel.Engine,
-           "attn_parallel_desc": _parallel.How, "attn_parallel_info": _parallel.Info}
+           "attn_parallel_desc": _parallel.How, "attn_parallel_info": _parallel.Info,
+           "attn_quant_desc": _c.QuantDesc, "attn_quant_args": _c.QuantArgs}
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -33,7 +33,7 @@ def test_struct(name):
 
 def test_values():
     values = dict(re.findall(r"^value ATTN_(\w+) (\d+)$", ABI, re.M))
-    for name in _c.FLAGS + _c.KV_FLAGS + ("KV_APPEND", "POOL_PREFIX"):
+    for name in _c.FLAGS + _c.KV_FLAGS + _c.QUANT_FLAGS + ("KV_APPEND", "POOL_PREFIX"):
         assert getattr(_c, name) == int(values[name]), name
     for name, code in _c.DTYPES.items():
         assert code == int(values[{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}[name]])

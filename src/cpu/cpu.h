@@ -20,6 +20,9 @@ const char *attn_cpu_cannot(const attn_cpu_kernel *kernel, const attn_desc *desc
 /* The instruction set that a plan is for: the one asked for, or, where that is ATTN_ISA_AUTO, the environment's. */
 attn_status attn_cpu_wanted_isa(attn_isa asked, attn_isa *isa);
 
+/* What turns or quantises rows, in the best instruction set that this machine and the environment allow. */
+attn_status attn_cpu_row_ops(const attn_cpu_ops **ops);
+
 /* Where everything lies in the workspace: byte offsets from its first 64-byte boundary. False: the sizes overflow. */
 typedef struct attn_prefill_layout {
     int64_t pitch; /* keys a slot holds */

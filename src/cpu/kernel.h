@@ -222,6 +222,37 @@ typedef struct attn_convert_task {
     int64_t scale_stride, channel_stride; /* from one head's to the next, from one element's to the next */
 } attn_convert_task;
 
+/* Rows of one head on their way to one byte (attn_quant.h). measure: row0 to row0 + rows of x, each without its mean
+ * and rotated, become `values`, and each of `most` the greatest bits of a |x| that has it, if these are greater: so a
+ * NaN is greater than infinity, and that greater than any number. Values of a rotation lack the factor 1 /
+ * sqrt(rotate). store: values times `inverse` become bytes. Row i and channel j have most[i row_step + j channel_step].
+ */
+typedef struct attn_quant_task {
+    attn_dtype dtype, out_dtype;
+    int64_t rows, dim, rotate; /* rotate: 0 or a power of two, at least 16, that divides dim */
+    const void *x;
+    uint8_t *out;
+    int64_t x_row, out_row; /* elements from one row to the next */
+    const float *sign;      /* of the elements of a row; 1 where nothing is rotated */
+    const float *shift;     /* - mean times sign */
+    const float *with;      /* NULL, or with which each row's product becomes `dot` */
+    float *dot;
+    const void *next;  /* or NULL: to fetch into L2 on the way, next_row elements of x apart, as many as a row has */
+    uint8_t *next_out; /* to fetch, to be written, likewise, next_out_row bytes apart */
+    int64_t next_row, next_out_row;
+    float *values; /* rows of attn_quant_pitch(dim), 64-byte aligned */
+    uint32_t *most;
+    const float *inverse;           /* as most */
+    int64_t row_step, channel_step; /* 0 or 1 */
+} attn_quant_task;
+
+enum { ATTN_QUANT_LANES = 16 }; /* at least every instruction set's */
+
+static inline int64_t attn_quant_pitch(int64_t dim)
+{
+    return attn_round_up(dim, ATTN_QUANT_LANES);
+}
+
 typedef struct attn_cpu_ops {
     void (*pack)(const attn_pack_task *);
     void (*attend)(const attn_attend_task *);
@@ -230,8 +261,12 @@ typedef struct attn_cpu_ops {
     void (*rows)(const attn_backward_task *); /* packs task->rows for tasks that differ in their keys; or NULL */
     void (*backward)(const attn_backward_task *);
     void (*sum)(const attn_sum_task *);
-    void (*rotate)(const attn_rotary_task *);   /* or NULL: a lesser instruction set's will do */
-    void (*convert)(const attn_convert_task *); /* NULL where rotate is */
+    /* NULL together: a lesser instruction set's will do */
+    void (*rotate)(const attn_rotary_task *);
+    void (*convert)(const attn_convert_task *);
+    void (*quant_mean)(const attn_quant_task *, float *mean);
+    void (*quant_measure)(const attn_quant_task *);
+    void (*quant_store)(const attn_quant_task *);
 } attn_cpu_ops;
 
 typedef struct attn_cpu_kernel {

@@ -344,15 +344,11 @@ static void copy_page(void *arg, int64_t item, int worker)
 
 static attn_status create(attn_kv_plan *plan)
 {
-    int count;
-    attn_isa isa;
     const attn_kv_desc *d = &plan->desc;
-    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
-    attn_status status = attn_cpu_wanted_isa(ATTN_ISA_AUTO, &isa);
+    const attn_cpu_ops *ops;
+    attn_status status = attn_cpu_row_ops(&ops);
     if (status) return status;
-    for (int i = 0; i < count && !plan->rotate; i++) /* the best first */
-        if (kernels[i].ops && attn_isa_available(kernels[i].isa) && (isa == ATTN_ISA_AUTO || kernels[i].isa <= isa))
-            plan->rotate = kernels[i].ops->rotate, plan->convert = kernels[i].ops->convert;
+    plan->rotate = ops->rotate, plan->convert = ops->convert;
     plan->loop = (attn_desc){ .parallel_for = d->parallel_for, .parallel_context = d->parallel_context };
     plan->stream_items = STREAM_BYTES / ITEM_BYTES;
     return attn_threads_reserve(&plan->loop, d->threads);

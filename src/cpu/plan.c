@@ -28,6 +28,21 @@ attn_status attn_cpu_wanted_isa(attn_isa asked, attn_isa *isa)
     return ATTN_OK;
 }
 
+attn_status attn_cpu_row_ops(const attn_cpu_ops **ops)
+{
+    int count;
+    attn_isa isa;
+    const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
+    attn_status status = attn_cpu_wanted_isa(ATTN_ISA_AUTO, &isa);
+    *ops = NULL;
+    for (int i = 0; i < count && !*ops && !status; i++) { /* the best first */
+        const attn_cpu_kernel *k = &kernels[i];
+        bool runs = k->ops && attn_isa_available(k->isa) && (isa == ATTN_ISA_AUTO || k->isa <= isa);
+        if (runs && k->ops->rotate) *ops = k->ops;
+    }
+    return status;
+}
+
 const char *attn_cpu_obstacle(const attn_cpu_kernel *k, const attn_desc *d, attn_isa isa)
 {
     if (!k->ops || !attn_isa_available(k->isa)) return "this machine does not run its instruction set";

@@ -97,6 +97,19 @@ static inline vf v_select_less(vf a, vf b, vf x, vf y)
     return v_select((v_int)(a < b), x, y);
 }
 
+static inline vf v_butterfly(vf x, const int n)
+{
+    vf other = n == 1 ? (vf){ x[1], x[0], x[3], x[2] } : (vf){ x[2], x[3], x[0], x[1] };
+    v_int upper = n == 1 ? (v_int){ 0, -1, 0, -1 } : (v_int){ 0, 0, -1, -1 };
+    return v_select(upper, other - x, x + other);
+}
+
+static inline vf v_most(vf a, vf b)
+{
+    vf bits = v_abs(b);
+    return v_select((v_int)a > (v_int)bits, a, bits);
+}
+
 static inline vf v_scale2(vf x, vf t)
 {
     return x * (vf)((v_int)t << 23);

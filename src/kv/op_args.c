@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "kv/op.h"
+#include "problem/args.h"
 #include "problem/desc.h"
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
@@ -323,20 +324,6 @@ attn_status attn_kv_check_arrays(const attn_kv_desc *d, const attn_kv_args *a)
 
 /* ---- contents -------------------------------------------------------------------------------- */
 
-static attn_status check_starts(const char *name, const int32_t *starts, int64_t batch, const char *most_name,
-                                int64_t most)
-{
-    if (starts[0] != 0) return attn_fail(ATTN_INVALID, "%s[0] = %" PRId32 " is not 0", name, starts[0]);
-    for (int64_t i = 0; i < batch; i++)
-        if (starts[i + 1] < starts[i])
-            return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId32 " is below %s[%" PRId64 "] = %" PRId32, name,
-                             i + 1, starts[i + 1], name, i, starts[i]);
-    if (starts[batch] > most)
-        return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId32 " exceeds %s = %" PRId64, name, batch,
-                         starts[batch], most_name, most);
-    return ATTN_OK;
-}
-
 /* Entries [first, last) of a sequence's page table. */
 static attn_status check_ids(const attn_kv_desc *d, const attn_kv_args *a, int64_t b, int64_t first, int64_t last)
 {
@@ -406,9 +393,9 @@ attn_status attn_kv_check_contents(const attn_kv_desc *d, const attn_kv_args *a)
     uint32_t needs = attn_kv_needs(d);
     attn_status status = ATTN_OK;
     if (needs >> ATTN_KV_NEED_BIT_CU_LENS & 1)
-        status = check_starts("cu_lens", a->cu_lens, d->batch, "tokens", d->tokens);
+        status = attn_check_starts("cu_lens", a->cu_lens, d->batch, "tokens", d->tokens);
     if (!status && needs >> ATTN_KV_NEED_BIT_STARTS & 1)
-        status = check_starts("page_starts", a->page_starts, d->batch, "table_total", d->table_total);
+        status = attn_check_starts("page_starts", a->page_starts, d->batch, "table_total", d->table_total);
     for (int64_t b = 0; b < d->batch && !status; b++)
         status = check_sequence(d, a, b);
     if (!status && d->op == ATTN_KV_COPY) status = check_pairs(d, a);

@@ -447,6 +447,7 @@ static attn_status check_tables(const attn_parallel_plan *plan, const attn_args 
 static attn_status check(const attn_parallel_plan *plan, const attn_args *args, const void *workspace)
 {
     if (args->delta) return attn_fail(ATTN_INVALID, "delta = %p: over ranks it is NULL", (void *)args->delta);
+    if (args->kv_layout) return attn_fail(ATTN_INVALID, "kv_layout is not NULL: over ranks the plan has the layout");
     attn_status status = check_tables(plan, args);
     attn_args a = *args;
     attn_args_keep(plan->local.flags, &a);

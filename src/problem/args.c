@@ -193,10 +193,9 @@ static attn_status check_apart(const attn_args_array *out, const attn_args_array
     return attn_fail(ATTN_INVALID, "%s overlaps %s", out->name, other->name);
 }
 
-static attn_status check_arrays(const attn_desc *d, const attn_args *a)
+attn_status attn_check_arrays(const attn_args_array *inputs, int input_count, const attn_args_array *outputs,
+                              int output_count)
 {
-    attn_args_array inputs[ATTN_ARGS_INPUTS], outputs[ATTN_ARGS_OUTPUTS];
-    int input_count = attn_args_inputs(inputs, d, a), output_count = attn_args_outputs(outputs, d, a);
     attn_status status = ATTN_OK;
     for (int i = 0; i < input_count && !status; i++)
         status = check_array(&inputs[i]);
@@ -209,6 +208,27 @@ static attn_status check_arrays(const attn_desc *d, const attn_args *a)
         for (int i = o + 1; i < output_count && !status; i++)
             status = check_apart(&outputs[o], &outputs[i]);
     return status;
+}
+
+static attn_status check_arrays(const attn_desc *d, const attn_args *a)
+{
+    attn_args_array inputs[ATTN_ARGS_INPUTS], outputs[ATTN_ARGS_OUTPUTS];
+    int input_count = attn_args_inputs(inputs, d, a), output_count = attn_args_outputs(outputs, d, a);
+    return attn_check_arrays(inputs, input_count, outputs, output_count);
+}
+
+attn_status attn_check_starts(const char *name, const int32_t *starts, int64_t batch, const char *most_name,
+                              int64_t most)
+{
+    if (starts[0] != 0) return attn_fail(ATTN_INVALID, "%s[0] = %" PRId32 " is not 0", name, starts[0]);
+    for (int64_t i = 0; i < batch; i++)
+        if (starts[i + 1] < starts[i])
+            return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId32 " is below %s[%" PRId64 "] = %" PRId32, name,
+                             i + 1, starts[i + 1], name, i, starts[i]);
+    if (starts[batch] > most)
+        return attn_fail(ATTN_INVALID, "%s[%" PRId64 "] = %" PRId32 " exceeds %s = %" PRId64, name, batch,
+                         starts[batch], most_name, most);
+    return ATTN_OK;
 }
 
 /* ---- lengths ------------------------------------------------------------------------------- */

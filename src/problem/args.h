@@ -19,6 +19,14 @@ typedef struct attn_args_array {
     int optional;         /* base may be NULL */
 } attn_args_array;
 
+/* Each is there and aligned, and no output overlaps another array. */
+attn_status attn_check_arrays(const attn_args_array *inputs, int input_count, const attn_args_array *outputs,
+                              int output_count);
+
+/* Starts of `batch` sequences, then the end: from 0, never falling, to `most` at most, which is called most_name. */
+attn_status attn_check_starts(const char *name, const int32_t *starts, int64_t batch, const char *most_name,
+                              int64_t most);
+
 enum { ATTN_ARGS_INPUTS = 34, ATTN_ARGS_OUTPUTS = 7 }; /* with every flag */
 
 /* Pointers of attn_args that only a flag makes an argument; X(name, flag, direction): ATTN_BACKWARD: a forward ignores

@@ -17,7 +17,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 INCLUDE = os.path.join(HERE, "..", "..", "include")
 HEADERS_OF = {
-    "attn": ("attn.h", "attn_kv.h", "attn_napkin.h"),
+    "attn": ("attn.h", "attn_kv.h", "attn_napkin.h", "attn_quant.h"),
     "attn_parallel": ("attn_parallel.h",),
     "attn_parallel_mpi": ("attn_parallel_mpi.h",),
 }

@@ -124,6 +124,8 @@ def bench_decode(place):
     check(all(row["peer"] == "contiguous" for row in rows if "pages" in row["mask"]), rows)
     rows = results(place, *words[:3], "--len", "40,80", "--dim", "16", *words[5:], "--dtype", "f32", "--kernel", "portable_decode")
     check([row["len_kv"] for row in rows] == [40, 80] and {row["kernel"] for row in rows} == {"portable_decode"}, rows)
+    rows = results(place, *words, "--kv-dtype", "i8")
+    check(rows and all(row["kv_dtype"] == "i8" and row["kv_bytes"] == row["len_kv"] * 8 * 256 for row in rows), rows)
     place.refuses([*QUICK, "--suite", "bwd", "--kernel", "portable_decode"], 2, "the suite bwd is not of forwards alone")
 
 

@@ -10,4 +10,5 @@
 
 const attn_cpu_ops attn_cpu_ops_neon = {
     pack, attend, decode_keys, backward_delta, backward_rows, backward_tile, backward_sum, rotate, convert,
+    quant_mean, quant_measure, quant_store,
 };

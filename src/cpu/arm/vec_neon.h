@@ -90,6 +90,20 @@ static inline vf v_select_less(vf a, vf b, vf x, vf y)
     return vbslq_f32(vcltq_f32(a, b), x, y);
 }
 
+static inline vf v_butterfly(vf x, const int n)
+{
+    const uint32x4_t upper =
+        n == 1 ? (uint32x4_t){ 0, UINT32_MAX, 0, UINT32_MAX } : (uint32x4_t){ 0, 0, UINT32_MAX, UINT32_MAX };
+    vf other = n == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
+    return vbslq_f32(upper, vsubq_f32(other, x), vaddq_f32(x, other));
+}
+
+static inline vf v_most(vf a, vf b)
+{
+    uint32x4_t bits = vandq_u32(vreinterpretq_u32_f32(b), vdupq_n_u32(0x7fffffff));
+    return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(a), bits));
+}
+
 static inline vf v_scale2(vf x, vf t)
 {
     return vmulq_f32(x, vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));

@@ -23,6 +23,7 @@
 #include "cpu/body/backward.h"
 #include "cpu/body/rotary.h"
 #include "cpu/body/convert.h"
+#include "cpu/body/quant.h"
 
 static void decode_keys(const attn_decode_task *task)
 {

@@ -68,6 +68,14 @@ ALWAYS_INLINE vf load_up_to(attn_dtype dtype, const void *row, int64_t i, int64_
     return i + VL <= end ? load_as(dtype, row, i) : load_part(dtype, row, i, end - i);
 }
 
+/* The same of a dtype that is no constant. */
+ALWAYS_INLINE vf load_any(attn_dtype dtype, const void *row, int64_t i, int64_t end)
+{
+    return dtype == ATTN_F32   ? load_up_to(ATTN_F32, row, i, end)
+           : dtype == ATTN_F16 ? load_up_to(ATTN_F16, row, i, end)
+                               : load_up_to(ATTN_BF16, row, i, end);
+}
+
 static inline const void *row_at(attn_dtype dtype, const void *base, int64_t elements)
 {
     return (const char *)base + elements * attn_dtype_size(dtype);

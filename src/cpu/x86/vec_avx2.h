@@ -86,6 +86,23 @@ static inline vf v_select_less(vf a, vf b, vf x, vf y)
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
 
+static inline vf v_butterfly(vf x, const int n)
+{
+    vf signs = n == 1   ? _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1)
+               : n == 2 ? _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1)
+                        : _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1);
+    vf other = n == 1   ? _mm256_permute_ps(x, 0xb1)
+               : n == 2 ? _mm256_permute_ps(x, 0x4e)
+                        : _mm256_permute2f128_ps(x, x, 1);
+    return _mm256_fmadd_ps(x, signs, other);
+}
+
+static inline vf v_most(vf a, vf b)
+{
+    __m256i bits = _mm256_and_si256(_mm256_castps_si256(b), _mm256_set1_epi32(0x7fffffff));
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), bits));
+}
+
 static inline vf v_scale2(vf x, vf t)
 {
     return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)));

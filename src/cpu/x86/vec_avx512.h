@@ -86,6 +86,25 @@ static inline vf v_select_less(vf a, vf b, vf x, vf y)
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
 }
 
+static inline vf v_butterfly(vf x, const int n)
+{
+    vf signs = n == 1   ? _mm512_setr_ps(1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1)
+               : n == 2 ? _mm512_setr_ps(1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1)
+               : n == 4 ? _mm512_setr_ps(1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1)
+                        : _mm512_setr_ps(1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1);
+    vf other = n == 1   ? _mm512_permute_ps(x, 0xb1)
+               : n == 2 ? _mm512_permute_ps(x, 0x4e)
+               : n == 4 ? _mm512_shuffle_f32x4(x, x, 0xb1)
+                        : _mm512_shuffle_f32x4(x, x, 0x4e);
+    return _mm512_fmadd_ps(x, signs, other);
+}
+
+static inline vf v_most(vf a, vf b)
+{
+    __m512i bits = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x7fffffff));
+    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), bits));
+}
+
 static inline vf v_scale2(vf x, vf t)
 {
     return _mm512_mul_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)));

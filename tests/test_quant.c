@@ -1,0 +1,469 @@
+/* Quantisation of attention's inputs: against its definition in double precision, bit by bit over instruction sets and
+ * threads, zeros and what is no number, and what it refuses. */
+#define _POSIX_C_SOURCE 200809L
+#include "support.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "attn_quant.h"
+#include "num/half.h"
+#include "num/philox.h"
+#include "scale.h"
+
+enum { MOST = 1 << 17, CANARY = 0xa5 };
+
+static float x_of[MOST], scale[MOST], again[MOST], mean[MOST], dot[MOST];
+static uint8_t out[MOST], out_again[MOST];
+static double turned[MOST]; /* what is quantised, as the definition has it */
+
+/* ---- the definition ---- */
+
+static int64_t rows_of(const attn_quant_desc *d, const int32_t *cu, int64_t b)
+{
+    return cu ? cu[b + 1] - cu[b] : d->rows;
+}
+
+static int64_t at(const attn_quant_desc *d, const int64_t s[4], const int32_t *cu, int64_t b, int64_t row, int64_t head)
+{
+    (void)d;
+    return cu ? (cu[b] + row) * s[1] + head * s[2] : b * s[0] + row * s[1] + head * s[2];
+}
+
+static double factor(const attn_quant_desc *d, int64_t i, int64_t j) /* of element j in element i */
+{
+    uint32_t bits[4];
+    if (!d->rotate) return i == j;
+    if (i / d->rotate != j / d->rotate) return 0;
+    attn_philox((const uint32_t[4]){ (uint32_t)j / 128, 0, 0, 0 }, d->seed, bits);
+    bool negated = bits[j / 32 % 4] >> j % 32 & 1;
+    bool odd = __builtin_popcountll((unsigned long long)((i & j) % d->rotate)) % 2;
+    return (negated != odd ? -1 : 1) / sqrt((double)d->rotate);
+}
+
+static float *scale_at(const attn_quant_desc *d, int64_t b, int64_t row, int64_t head, int64_t i)
+{
+    const int64_t *s = d->scale_stride;
+    int64_t heads = d->scale_heads ? d->scale_heads : d->heads;
+    return scale + b * s[0] + (d->scale_rows ? row / d->scale_rows : 0) * s[1] + head / (d->heads / heads) * s[2] +
+           i * s[3];
+}
+
+/* Fills `turned`, as the packed (batch, row, head, dim), and checks mean and dot on the way. */
+static void define(const attn_quant_desc *d, const int64_t stride[4], const int32_t *cu)
+{
+    static double matrix[512][512];
+    for (int64_t i = 0; i < d->dim; i++)
+        for (int64_t j = 0; j < d->dim; j++)
+            matrix[i][j] = factor(d, i, j);
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t h = 0; h < d->heads; h++) {
+            int64_t rows = rows_of(d, cu, b);
+            double centre[512] = { 0 }, sizes[512] = { 0 };
+            for (int64_t j = 0; j < d->dim && d->flags & ATTN_QUANT_MEAN; j++) {
+                for (int64_t r = 0; r < rows; r++) {
+                    double x = (double)attn_load_scalar(d->dtype, x_of, at(d, stride, cu, b, r, h) + j);
+                    centre[j] += x / (double)rows, sizes[j] += fabs(x) / (double)rows;
+                }
+                double got = (double)mean[(b * d->heads + h) * d->dim + j];
+                if (!(fabs(got - centre[j]) <= 1e-5 * sizes[j])) fail_msg("mean is %g, not %g", got, centre[j]);
+                centre[j] = got;
+            }
+            for (int64_t r = 0; r < rows; r++) {
+                double row[512], product = 0, size = 0;
+                int64_t heads = d->mean_heads ? d->mean_heads : d->heads, kv = h / (d->heads / heads);
+                for (int64_t j = 0; j < d->dim; j++) {
+                    row[j] = (double)attn_load_scalar(d->dtype, x_of, at(d, stride, cu, b, r, h) + j);
+                    if (!(d->flags & ATTN_QUANT_DOT)) continue;
+                    double term = row[j] * (double)mean[(b * heads + kv) * d->dim + j];
+                    product += term, size += fabs(term);
+                }
+                if (d->flags & ATTN_QUANT_DOT) {
+                    double got = (double)(cu ? dot[h * d->total + cu[b] + r] : dot[(b * d->heads + h) * d->rows + r]);
+                    if (!(fabs(got - product) <= 1e-5 * size)) fail_msg("dot is %g, not %g", got, product);
+                }
+                for (int64_t i = 0; i < d->dim; i++) {
+                    double sum = 0;
+                    for (int64_t j = 0; j < d->dim; j++)
+                        sum += matrix[i][j] * (row[j] - centre[j]);
+                    turned[((b * d->rows + r) * d->heads + h) * d->dim + i] = sum;
+                }
+            }
+        }
+}
+
+/* Half a step of the grid that x / scale lies on, in its units. */
+static double half_step(attn_dtype dtype, double x)
+{
+    if (dtype == ATTN_I8) return 0.5;
+    int exponent;
+    frexp(fmax(fabs(x), 0x1p-6), &exponent);
+    return ldexp(1, exponent - 5);
+}
+
+static void expect(const attn_quant_desc *d, const int64_t out_stride[4], const int32_t *cu)
+{
+    double most = d->out_dtype == ATTN_E4M3 ? 448 : 127;
+    static double greatest[MOST]; /* of what shares a scale */
+    memset(greatest, 0, sizeof greatest);
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t b = 0; b < d->batch; b++)
+            for (int64_t r = 0; r < rows_of(d, cu, b); r++)
+                for (int64_t h = 0; h < d->heads; h++)
+                    for (int64_t i = 0; i < d->dim; i++) {
+                        double want = turned[((b * d->rows + r) * d->heads + h) * d->dim + i];
+                        float *s = scale_at(d, b, r, h, i);
+                        if (pass == 0) greatest[s - scale] = fmax(greatest[s - scale], fabs(want));
+                        if (pass == 0) continue;
+                        double amax = greatest[s - scale], size = (double)*s;
+                        if (amax == 0 ? *s != 1 : !(fabs(size * most - amax) <= 1e-5 * amax))
+                            fail_msg("scale is %g, not %g", size, amax / most);
+                        double got = (double)attn_load_scalar(d->out_dtype, out, at(d, out_stride, cu, b, r, h) + i);
+                        double error = fabs(got - want / size), allowed = half_step(d->out_dtype, want / size);
+                        if (!(error <= allowed * 1.0001 + 3e-6 * most))
+                            fail_msg("%g is stored for %g", got, want / size);
+                    }
+}
+
+/* ---- random problems ---- */
+
+static void fill_strides(uint64_t *state, const int64_t n[4], int64_t stride[4])
+{
+    int64_t gap = check_below(state, 3);
+    bool heads_first = check_chance(state, 40);
+    stride[3] = 1, stride[heads_first ? 1 : 2] = n[3] + gap;
+    stride[heads_first ? 2 : 1] = (n[3] + gap) * (heads_first ? n[1] : n[2]);
+    stride[0] = (n[3] + gap) * n[1] * n[2];
+}
+
+static void draw(uint64_t *state, attn_quant_desc *d, int32_t cu[8])
+{
+    static const int64_t dims[] = { 1, 7, 16, 32, 48, 64, 80, 96, 128, 192, 256, 512 }, blocks[] = { 0, 0, 1, 64, 128 };
+    *d = (attn_quant_desc){ .dtype = (attn_dtype)(1 + check_below(state, 3)) };
+    d->out_dtype = check_chance(state, 70) ? ATTN_E4M3 : ATTN_I8;
+    d->dim = dims[check_below(state, COUNT(dims))];
+    d->heads = 1 + check_below(state, 4), d->batch = 1 + check_below(state, 3);
+    int64_t room = MOST / 2 / (d->batch * d->heads * (d->dim + 2));
+    d->rows = check_below(state, room < 200 ? room : 200);
+    if (check_chance(state, 60) && d->dim % 16 == 0) {
+        d->rotate = d->dim & -d->dim;
+        if (check_chance(state, 30)) d->rotate = 16;
+        d->seed = check_bits(state);
+    }
+    cu[0] = 0;
+    if (check_chance(state, 40)) {
+        d->flags |= ATTN_QUANT_VARLEN;
+        for (int64_t b = 0; b < d->batch; b++)
+            cu[b + 1] = cu[b] + (int32_t)check_below(state, d->rows + 1);
+        d->total = cu[d->batch] + check_below(state, 3);
+        if (d->rows > d->total) d->rows = d->total; /* what the plan takes it for */
+    }
+    const int64_t n[4] = { d->flags & ATTN_QUANT_VARLEN ? 1 : d->batch,
+                           d->flags & ATTN_QUANT_VARLEN ? d->total : d->rows, d->heads, d->dim };
+    fill_strides(state, n, d->x_stride), fill_strides(state, n, d->out_stride);
+    d->scale_rows = blocks[check_below(state, COUNT(blocks))];
+    if (check_chance(state, 30)) d->scale_heads = 1 + check_below(state, d->heads);
+    if (d->scale_heads && d->heads % d->scale_heads) d->scale_heads = 1;
+    int64_t heads = d->scale_heads ? d->scale_heads : d->heads, step = 1;
+    int64_t count[4] = { d->batch, d->scale_rows ? (d->rows + d->scale_rows - 1) / d->scale_rows : 1, heads, d->dim };
+    for (int i = 3; i >= 0; i--) {
+        bool can = i == 1 ? d->scale_rows > 0 : i == 3 ? d->scale_rows == 0 && check_chance(state, 40) : true;
+        if (!can || check_chance(state, 25)) continue;
+        d->scale_stride[i] = step, step *= count[i] > 0 ? count[i] : 1;
+    }
+    int kind = (int)check_below(state, 4);
+    if (kind == 1) d->flags |= ATTN_QUANT_MEAN;
+    if (kind == 2) d->flags |= ATTN_QUANT_DOT;
+    if (kind == 2 && check_chance(state, 50)) d->mean_heads = 1;
+}
+
+static void fill(uint64_t *state, const attn_quant_desc *d)
+{
+    float offset = 3 * check_normal(state);
+    for (int64_t i = 0; i < MOST / (d->dtype == ATTN_F32 ? 1 : 2); i++)
+        attn_store_scalar(d->dtype, x_of, i, check_normal(state) + offset + (check_chance(state, 1) ? 50.0f : 0));
+    for (int64_t i = 0; i < MOST; i++)
+        mean[i] = check_normal(state);
+}
+
+static void run(const attn_quant_desc *d, const int32_t *cu, uint8_t *bytes, float *scales)
+{
+    attn_quant_plan *plan;
+    bool both = d->flags & (ATTN_QUANT_MEAN | ATTN_QUANT_DOT);
+    attn_quant_args args = { .x = x_of, .out = bytes, .scale = scales, .cu_lens = cu, .mean = both ? mean : NULL };
+    if (d->flags & ATTN_QUANT_DOT) args.dot = dot;
+    assert_ok(attn_quant_plan_create(&plan, d));
+    assert_ok(attn_quant_run(plan, &args, NULL));
+    attn_quant_plan_destroy(plan);
+}
+
+/* Every instruction set and number of threads: the same bits. What lies between the rows is nobody's. */
+static void random_problems(void **state_)
+{
+    (void)state_;
+    uint64_t state = 46;
+    int cases = 400 / test_scale();
+    for (int n = 0; n < cases; n++) {
+        attn_quant_desc d;
+        int32_t cu[8];
+        draw(&state, &d, cu);
+        fill(&state, &d);
+        const int32_t *starts = d.flags & ATTN_QUANT_VARLEN ? cu : NULL;
+        memset(out, CANARY, sizeof out), memset(scale, CANARY, sizeof scale);
+        d.threads = 1;
+        unsetenv("ATTN_ISA");
+        run(&d, starts, out, scale);
+        define(&d, d.x_stride, starts);
+        expect(&d, d.out_stride, starts);
+        for (attn_isa isa = ATTN_ISA_PORTABLE; attn_isa_name(isa); isa++) {
+            if (!attn_isa_available(isa)) continue;
+            setenv("ATTN_ISA", attn_isa_name(isa), 1);
+            memset(out_again, CANARY, sizeof out), memset(again, CANARY, sizeof again);
+            d.threads = 1 + (int32_t)check_below(&state, 3);
+            run(&d, starts, out_again, again);
+            if (memcmp(out, out_again, sizeof out) != 0 || memcmp(scale, again, sizeof scale) != 0)
+                fail_msg("case %d: %s and %d threads give other bits", n, attn_isa_name(isa), d.threads);
+        }
+        unsetenv("ATTN_ISA");
+        int64_t written = 0, elements = 0;
+        for (int64_t i = 0; i < MOST; i++)
+            written += out[i] != CANARY;
+        for (int64_t b = 0; b < d.batch; b++)
+            elements += rows_of(&d, starts, b) * d.heads * d.dim;
+        assert_true(written <= elements);
+    }
+}
+
+/* ---- zeros, small and large numbers, and what is no number ---- */
+
+static attn_quant_desc small(attn_dtype out_dtype)
+{
+    return (attn_quant_desc){ .dtype = ATTN_F32,
+                              .out_dtype = out_dtype,
+                              .batch = 1,
+                              .rows = 130,
+                              .heads = 1,
+                              .dim = 32,
+                              .rotate = 32,
+                              .scale_rows = 64,
+                              .scale_stride = { 0, 1, 0, 0 } };
+}
+
+static void zeros_have_a_scale_of_one(void **state)
+{
+    (void)state;
+    attn_quant_desc d = small(ATTN_E4M3);
+    for (int64_t i = 0; i < 130 * 32; i++)
+        x_of[i] = i < 64 * 32 ? 0.0f : i < 128 * 32 ? 1e-42f : 1e37f;
+    run(&d, NULL, out, scale);
+    assert_true(scale[0] == 1 && scale[1] >= 0x1p-120f && scale[2] > 1e34f && scale[2] < 1e37f);
+    for (int64_t i = 0; i < 128 * 32; i++)
+        assert_true((out[i] & 0x7f) == 0);
+}
+
+static void what_is_no_number_shows(void **state)
+{
+    (void)state;
+    const float values[] = { NAN, INFINITY, -INFINITY };
+    for (int n = 0; n < 12; n++) {
+        attn_quant_desc d = small(n % 2 ? ATTN_I8 : ATTN_E4M3);
+        if (n >= 6) d.rotate = 0;
+        for (int64_t i = 0; i < 130 * 32; i++)
+            x_of[i] = (float)(i % 7) - 3;
+        x_of[70 * 32 + 5] = values[n / 2 % 3];
+        run(&d, NULL, out, scale);
+        assert_true(scale[0] > 0 && isnan(scale[1]) && scale[2] > 0);
+        for (int64_t i = 64 * 32; i < 128 * 32; i++)
+            assert_int_equal(out[i], n % 2 ? 0 : 0x7f);
+        d.scale_rows = 0, d.scale_stride[1] = 0, d.scale_stride[3] = 1; /* of channels, of which one has it */
+        d.rotate = 0;
+        run(&d, NULL, out, scale);
+        for (int64_t i = 0; i < 32; i++)
+            assert_true(isnan(scale[i]) == (i == 5));
+        assert_true(out[5] == (n % 2 ? 0 : 0x7f) && out[4] != out[5]);
+    }
+    attn_quant_desc d = small(ATTN_E4M3); /* sums overflow */
+    for (int64_t i = 0; i < 130 * 32; i++)
+        x_of[i] = 3e38f;
+    run(&d, NULL, out, scale);
+    assert_true(isnan(scale[0]));
+}
+
+/* ---- the whole way ---- */
+
+/* Attention takes the scales where they were written: it gives what it gives of the values in f32. */
+static void attention_of_bytes_is_that_of_their_values(void **state_)
+{
+    (void)state_;
+    enum { ROWS = 100, HEADS = 2, DIM = 32, ELEMENTS = ROWS * HEADS * DIM };
+    static float values[3][ELEMENTS], scales[3][HEADS * DIM], o[2][ELEMENTS], lse[2][HEADS * ROWS];
+    static uint8_t bytes[3][ELEMENTS];
+    uint64_t state = 3;
+    for (int n = 0; n < 3; n++) {
+        attn_quant_desc d = { .dtype = ATTN_F32,
+                              .out_dtype = ATTN_E4M3,
+                              .batch = 1,
+                              .rows = ROWS,
+                              .heads = HEADS,
+                              .dim = DIM,
+                              .rotate = n < 2 ? DIM : 0,
+                              .scale_rows = n < 2 ? 64 : 0 };
+        if (n < 2) d.scale_stride[1] = HEADS, d.scale_stride[2] = 1;
+        if (n == 2) d.scale_stride[2] = DIM, d.scale_stride[3] = 1;
+        for (int i = 0; i < ELEMENTS; i++)
+            x_of[i] = check_normal(&state);
+        run(&d, NULL, bytes[n], scales[n]);
+        for (int i = 0; i < ELEMENTS; i++) {
+            int row = i / (HEADS * DIM), head = i / DIM % HEADS;
+            values[n][i] = attn_e4m3_to_float(bytes[n][i]) *
+                           (n < 2 ? scales[n][row / 64 * HEADS + head] : scales[n][head * DIM + i % DIM]);
+        }
+    }
+    for (int as_bytes = 0; as_bytes < 2; as_bytes++) {
+        attn_desc d = { .dtype = as_bytes ? ATTN_E4M3 : ATTN_F32,
+                        .flags = ATTN_OUT_F32,
+                        .batch = 1,
+                        .heads_q = HEADS,
+                        .len_q = ROWS,
+                        .len_kv = ROWS,
+                        .dim_qk = DIM };
+        attn_args a = { .q = values[0], .k = values[1], .v = values[2], .o = o[as_bytes], .lse = lse[as_bytes] };
+        if (as_bytes) {
+            d.flags |= ATTN_SCALES_Q | ATTN_SCALES_KV, d.q_scale_rows = d.k_scale_rows = 64;
+            d.q_scale_stride[1] = d.k_scale_stride[1] = HEADS, d.q_scale_stride[2] = d.k_scale_stride[2] = 1;
+            d.v_scale_stride[2] = DIM, d.v_scale_stride[3] = 1;
+            a.q = bytes[0], a.k = bytes[1], a.v = bytes[2];
+            a.q_scale = scales[0], a.k_scale = scales[1], a.v_scale = scales[2];
+        }
+        attn_plan *plan;
+        assert_ok(attn_plan_create(&plan, &d));
+        void *workspace = check_allocate(attn_plan_workspace(plan));
+        assert_ok(attn_run(plan, &a, workspace, NULL));
+        free(workspace);
+        attn_plan_destroy(plan);
+    }
+    for (int i = 0; i < ELEMENTS; i++) /* a kernel may compute bytes in bf16 */
+        assert_true(fabsf(o[0][i] - o[1][i]) < 0.01f);
+    for (int i = 0; i < HEADS * ROWS; i++)
+        assert_true(fabsf(lse[0][i] - lse[1][i]) < 1e-4f);
+}
+
+/* ---- refusals ---- */
+
+static attn_quant_desc valid(void)
+{
+    return (
+        attn_quant_desc){ .dtype = ATTN_BF16, .out_dtype = ATTN_E4M3, .batch = 2, .rows = 5, .heads = 4, .dim = 32 };
+}
+
+static void descriptors_are_checked(void **state)
+{
+    (void)state;
+#define REFUSED(status, text, ...)                                                         \
+    do {                                                                                   \
+        attn_quant_desc d = valid();                                                       \
+        attn_quant_plan *plan = NULL;                                                      \
+        __VA_ARGS__;                                                                       \
+        attn_status got = attn_quant_plan_create(&plan, &d);                               \
+        if (got != ATTN_##status || plan || !strstr(attn_error(), text))                   \
+            fail_msg("line %d: %s \"%s\"", __LINE__, attn_status_name(got), attn_error()); \
+    } while (0)
+    REFUSED(INVALID, "dtype = 4 is not ATTN_F32", d.dtype = ATTN_F64);
+    REFUSED(INVALID, "out_dtype = 3 is not ATTN_E4M3", d.out_dtype = ATTN_BF16);
+    REFUSED(INVALID, "device = 2 is not ATTN_CPU", d.device = (attn_device)2);
+    REFUSED(UNSUPPORTED, "device = ATTN_CUDA", d.device = ATTN_CUDA);
+    REFUSED(INVALID, "flags = 0x10 has unknown bits", d.flags = 16);
+    REFUSED(INVALID, "not both", d.flags = ATTN_QUANT_MEAN | ATTN_QUANT_DOT);
+    REFUSED(INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
+    REFUSED(INVALID, "parallel_context needs parallel_for", d.parallel_context = &d);
+    REFUSED(INVALID, "batch = -1 is not in 0 to", d.batch = -1);
+    REFUSED(INVALID, "heads = 0 is not in 1 to", d.heads = 0);
+    REFUSED(INVALID, "dim = 513 is not in 1 to 512", d.dim = 513);
+    REFUSED(INVALID, "rows = -1 is not in 0 to", d.rows = -1);
+    REFUSED(INVALID, "total = 3 needs ATTN_QUANT_VARLEN", d.total = 3);
+    REFUSED(INVALID, "mean_heads = 2 needs ATTN_QUANT_DOT", d.mean_heads = 2);
+    REFUSED(INVALID, "mean_heads = 3 does not divide heads = 4", d.flags = ATTN_QUANT_DOT, d.mean_heads = 3);
+    REFUSED(INVALID, "scale_heads = 3 does not divide heads = 4", d.scale_heads = 3);
+    REFUSED(INVALID, "seed = 7 needs rotate", d.seed = 7);
+    REFUSED(INVALID, "rotate = 24 is not 0, 16, 32", d.rotate = 24);
+    REFUSED(INVALID, "rotate = 8 is not 0, 16, 32", d.rotate = 8);
+    REFUSED(INVALID, "rotate = 64 does not divide dim = 32", d.rotate = 64);
+    REFUSED(INVALID, "scale_rows = 32 is not 0, 1, 64 or 128", d.scale_rows = 32);
+    REFUSED(INVALID, "scale_stride[1] = 1 is not 0", d.scale_stride[1] = 1);
+    REFUSED(INVALID, "scale_stride[3] = 1 is not 0", d.scale_rows = 64, d.scale_stride[3] = 1);
+    REFUSED(INVALID, "makes elements of scale overlap", d.scale_stride[0] = 1, d.scale_stride[2] = 1);
+    REFUSED(INVALID, "overflow 64 bits", d.scale_stride[0] = INT64_MAX);
+    REFUSED(INVALID, "x_stride[3] = 2 is not 1", d.x_stride[3] = 2);
+    REFUSED(INVALID, "makes elements of out overlap", d.out_stride[1] = 1, d.out_stride[3] = 1);
+#undef REFUSED
+    attn_quant_plan *plan;
+    attn_quant_desc d = valid();
+    assert_int_equal(attn_quant_plan_create(NULL, &d), ATTN_INVALID);
+    assert_int_equal(attn_quant_plan_create(&plan, NULL), ATTN_INVALID);
+    setenv("ATTN_ISA", "mmx", 1);
+    assert_int_equal(attn_quant_plan_create(&plan, &d), ATTN_INVALID);
+    unsetenv("ATTN_ISA");
+}
+
+static void arguments_are_checked(void **state)
+{
+    (void)state;
+    const int32_t good[] = { 0, 3, 5 }, falls[] = { 0, 4, 3 }, starts[] = { 1, 3, 5 }, long_[] = { 0, 0, 6 },
+                  past[] = { 0, 5, 11 };
+#define REFUSED(flag, text, ...)                                                           \
+    do {                                                                                   \
+        attn_quant_desc d = valid();                                                       \
+        d.flags = flag, d.total = flag & ATTN_QUANT_VARLEN ? 10 : 0;                       \
+        attn_quant_plan *plan;                                                             \
+        assert_ok(attn_quant_plan_create(&plan, &d));                                      \
+        attn_quant_args a = { .x = x_of, .out = out, .scale = scale };                     \
+        if (flag & ATTN_QUANT_VARLEN) a.cu_lens = good;                                    \
+        if (flag & (ATTN_QUANT_MEAN | ATTN_QUANT_DOT)) a.mean = mean;                      \
+        if (flag & ATTN_QUANT_DOT) a.dot = dot;                                            \
+        __VA_ARGS__;                                                                       \
+        memset(out, CANARY, sizeof out);                                                   \
+        attn_status got = attn_quant_run(plan, &a, NULL);                                  \
+        if (got != ATTN_INVALID || !strstr(attn_error(), text) || out[0] != CANARY)        \
+            fail_msg("line %d: %s \"%s\"", __LINE__, attn_status_name(got), attn_error()); \
+        attn_quant_plan_destroy(plan);                                                     \
+    } while (0)
+    REFUSED(0, "x is NULL, but has elements", a.x = NULL);
+    REFUSED(0, "out is NULL", a.out = NULL);
+    REFUSED(0, "scale is NULL", a.scale = NULL);
+    REFUSED(ATTN_QUANT_MEAN, "mean is NULL", a.mean = NULL);
+    REFUSED(ATTN_QUANT_DOT, "dot is NULL", a.dot = NULL);
+    REFUSED(ATTN_QUANT_VARLEN, "cu_lens is NULL", a.cu_lens = NULL);
+    REFUSED(0, "needs ATTN_QUANT_VARLEN", a.cu_lens = good);
+    REFUSED(0, "needs ATTN_QUANT_MEAN or ATTN_QUANT_DOT", a.mean = mean);
+    REFUSED(ATTN_QUANT_MEAN, "needs ATTN_QUANT_DOT", a.dot = dot);
+    REFUSED(0, "x = ", a.x = (char *)x_of + 1);
+    REFUSED(0, "is not aligned to its elements of 4 bytes", a.scale = (float *)(void *)(out + 1));
+    REFUSED(0, "out overlaps x", a.out = x_of);
+    REFUSED(0, "scale overlaps x", a.scale = x_of);
+    REFUSED(0, "out overlaps scale", a.scale = (float *)(void *)out);
+    REFUSED(ATTN_QUANT_DOT, "dot overlaps mean", a.dot = mean);
+    REFUSED(ATTN_QUANT_VARLEN, "cu_lens[0] = 1 is not 0", a.cu_lens = starts);
+    REFUSED(ATTN_QUANT_VARLEN, "cu_lens[2] = 3 is below cu_lens[1] = 4", a.cu_lens = falls);
+    REFUSED(ATTN_QUANT_VARLEN, "cu_lens gives sequence 1 6 rows, which exceeds rows = 5", a.cu_lens = long_);
+    REFUSED(ATTN_QUANT_VARLEN, "cu_lens[2] = 11 exceeds total = 10", a.cu_lens = past);
+#undef REFUSED
+    attn_quant_desc d = valid();
+    attn_quant_plan *plan;
+    attn_quant_args a = { .x = x_of, .out = out, .scale = scale };
+    assert_ok(attn_quant_plan_create(&plan, &d));
+    assert_int_equal(attn_quant_run(NULL, &a, NULL), ATTN_INVALID);
+    assert_int_equal(attn_quant_run(plan, NULL, NULL), ATTN_INVALID);
+    assert_int_equal(attn_quant_run(plan, &a, plan), ATTN_INVALID);
+    attn_quant_plan_destroy(plan);
+    attn_quant_plan_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_problems),         cmocka_unit_test(zeros_have_a_scale_of_one),
+        cmocka_unit_test(what_is_no_number_shows), cmocka_unit_test(descriptors_are_checked),
+        cmocka_unit_test(arguments_are_checked),   cmocka_unit_test(attention_of_bytes_is_that_of_their_values),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
