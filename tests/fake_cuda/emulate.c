@@ -80,7 +80,12 @@ static void take_scores(const attn_cuda_params *p, attn_desc *d, attn_args *a)
 attn_cuda_params fake_common(const attn_sm90_params *p)
 {
     return (attn_cuda_params){
-        .shape = p->shape, .mask = p->mask, .score = p->score, .tensors = p->tensors, .seeds = p->seeds
+        .shape = p->shape,
+        .mask = p->mask,
+        .score = p->score,
+        .tensors = p->tensors,
+        .seeds = p->seeds,
+        .scales = p->scales,
     };
 }
 
