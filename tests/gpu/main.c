@@ -5,9 +5,8 @@
  *     attn_test_gpu [REPETITIONS [PART PARTS [ONLY]]]   (10000 1 1)
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
- * REPETITIONS 0: lengths alone. ONLY: forward, backward, pages (alone), bytes (kernels of E4M3), or one kernel's
- * lengths, by its name.
- * ATTN_TEST_SCALE=n: each n-th length. */
+ * REPETITIONS 0: lengths alone; -1: of E4M3 also the errors at 2048 and 131072 keys. ONLY: forward, backward, pages
+ * (alone), bytes (kernels of E4M3), or one kernel's lengths, by its name. ATTN_TEST_SCALE=n: each n-th length. */
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -86,7 +85,7 @@ int main(int argc, char **argv)
             continue;
         }
         if (k->dtype == ATTN_E4M3) {
-            bytes(k, repeat > 0 ? 400 : of_bytes ? 10 : 40, repeat > 0);
+            bytes(k, repeat < 0 ? 100 : of_bytes ? 10 : 40, repeat < 0);
             continue;
         }
         lengths(k);
