@@ -293,6 +293,7 @@ static void draw_sizes(attn_kv_desc *d, uint64_t *state)
     d->pages = 1 + check_below(state, 24);
     d->heads_kv = 1 + check_below(state, 3);
     d->dim_qk = check_chance(state, 30) ? 2 * (1 + check_below(state, 40)) : 1 + check_below(state, 80);
+    if (check_chance(state, 5)) d->dim_qk = 350 + 2 * check_below(state, 338); /* a head or two fill a buffer */
     d->dim_v = check_chance(state, 50) ? 0 : 1 + check_below(state, 40);
     d->threads = 1 + (int32_t)check_below(state, 3);
     if (d->op == ATTN_KV_APPEND || check_chance(state, 40)) d->tokens = check_below(state, 20);

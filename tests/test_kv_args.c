@@ -429,6 +429,13 @@ static void bad_scales(void **state)
     ARGS(copies, copied, k_scale_from, m.floats + 40, "overlaps k_scale_from");
     ARGS(gather, gathered, k_scale, m.floats + 99, "k_scale overlaps k_out");
     ARGS(gather, gathered, k_scale, m.floats, "");
+    attn_kv_desc between = bytes_desc(); /* scales in the 4 bytes behind the 4 of each head, then a byte nearer */
+    attn_kv_args behind = append;
+    memcpy(between.k_pages_stride, (int64_t[4]){ 48, 24, 8, 1 }, sizeof between.k_pages_stride);
+    memcpy(between.k_scale_stride, (int64_t[4]){ 12, 6, 2, 0 }, sizeof between.k_scale_stride);
+    behind.k_scale = m.floats + 1, behind.v_pages = m.bytes + 2400;
+    ARGS(between, behind, k_pages, m.bytes + 8, "");
+    ARGS(between, behind, k_pages, m.bytes + 7, "k_scale overlaps k_pages");
 #undef ARGS
 }
 

@@ -37,14 +37,16 @@ TEXT = Kind((str,), "a string")
 
 KINDS: Dict[str, Kind] = {
     **dict.fromkeys(("causal", "out_f32", "deterministic", "return_lse", "backward", "grad_bias", "grad_alibi",
-                     "grad_sink", "is_causal", "enable_gqa"), FLAG),
+                     "grad_sink", "is_causal", "enable_gqa", "subtract_mean"), FLAG),
     "rotary_interleaved": FLAG.or_none(), "token_scales": FLAG,
-    **dict.fromkeys(("chunk", "max_len_q", "max_len_kv", "bits_keys"), INTEGER.or_none()),
-    "threads": INTEGER,
+    "hadamard": Kind((bool, np.bool_, numbers.Integral), "True, False or an integer"),
+    **dict.fromkeys(("chunk", "max_len", "max_len_q", "max_len_kv", "bits_keys", "scale_heads", "dim"),
+                    INTEGER.or_none()),
+    **dict.fromkeys(("threads", "block_rows", "rows", "memory"), INTEGER),
     "dropout_p": NUMBER,
     **dict.fromkeys(("scale", "softcap", "visible_share"), NUMBER.or_none()),
     "window": Kind((tuple, list, type(None)), "(left, right), two integers or None"),
-    "isa": TEXT,
+    **dict.fromkeys(("isa", "granularity", "layout", "schedule"), TEXT),
     **dict.fromkeys(("kernel", "strategy", "dtype", "fallback"), TEXT.or_none()),
     "path": Kind((str, os.PathLike, type(None)), "a path or a name, or None"),
 }

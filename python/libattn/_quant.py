@@ -67,13 +67,18 @@ def quantize(
         >>> q8 = libattn.quantize(q, hadamard=True, k_mean=k8.mean)
         >>> v8 = libattn.quantize(v, granularity="channel")
     """
-    if dtype not in _c.BYTE_DTYPES:
+    for name, value in (("granularity", granularity), ("block_rows", block_rows), ("scale_heads", scale_heads),
+                        ("hadamard", hadamard), ("subtract_mean", subtract_mean), ("max_len", max_len),
+                        ("threads", threads)):
+        _options.check(name, value)
+    if not isinstance(dtype, str) or dtype not in _c.BYTE_DTYPES:
         raise _c.InvalidError(f"dtype is {dtype!r}; it takes {' or '.join(_c.BYTE_DTYPES)}")
     if granularity not in GRANULARITIES:
         raise _c.InvalidError(f"granularity is {granularity!r}; it takes {', '.join(GRANULARITIES)}")
     if subtract_mean and k_mean is not None:
         raise _c.InvalidError("subtract_mean and k_mean are both given: the first is of k, the second of q")
-    _options.check("threads", threads)
+    if max_len is not None and cu_lens is None:
+        raise _c.InvalidError(f"max_len is {max_len}; without cu_lens it takes None")
     _no_grad(x=x, k_mean=k_mean)
     seen = see(x, "x")
     if (seen.layout.device if type(seen) is View else _tensor.device_of(seen)) is not None:
@@ -126,8 +131,11 @@ def _plan(x, dtype, granularity, block_rows, scale_heads, hadamard, seed, subtra
         desc.batch, desc.total = of_starts[0] - 1, x.shape[0]
         desc.rows = min(_options.integer("max_len", max_len, 31, 0), x.shape[0])
     desc.x_stride[:] = strides_of(x, "x")
-    if hadamard is not False and hadamard is not None:
-        desc.rotate = _greatest_block(dim) if hadamard is True else _options.integer("hadamard", hadamard, 31, 0)
+    if isinstance(hadamard, (bool, np.bool_)):
+        desc.rotate = _greatest_block(dim) if hadamard else 0
+    else:
+        desc.rotate = _options.integer("hadamard", hadamard, 31, 0)
+    if desc.rotate:
         desc.seed = _options.integer("seed", seed, 64, 0)
     if scale_heads is not None:
         desc.scale_heads = _options.integer("scale_heads", scale_heads, 31, 1)
@@ -173,10 +181,12 @@ def correct_lse(lse: Any, dot: Any, *, dim: Optional[int] = None, scale: Optiona
 
     A row without keys keeps its lse of -inf.
     """
+    for name, value in (("dim", dim), ("scale", scale), ("softcap", softcap)):
+        _options.check(name, value)
     if softcap is not None or sink is not None:
         name = "softcap" if softcap is not None else "sink"
-        raise _c.UnsupportedError(f"{name}: with keys whose mean was removed it gives another o, which nothing corrects: "
-                                  "quantise k with subtract_mean=False")
+        raise _c.UnsupportedError(f"{name}: with keys whose mean was removed it gives another o, which nothing "
+                                  "corrects: quantise k with subtract_mean=False")
     if scale is None:
         if dim is None:
             raise _c.InvalidError("scale and dim are both None: it takes one of them")

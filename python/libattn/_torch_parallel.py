@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _c, _parallel, _run, _tensor
+from . import _c, _options, _parallel, _run, _tensor
 from ._torch_ops import FORWARD_MODE, SECOND, rows_of
 
 _TAG = 0x6174746E  # of messages, so that those of the caller's are not taken for them
@@ -367,6 +367,7 @@ def context_parallel_shard(tensor: Tensor, group: Any = None, layout: str = "zig
     tensors. Autograd goes through it; nothing is sent. context_parallel_unshard is its inverse."""
     group = group_of(group)
     one_of("layout", layout, _parallel.LAYOUTS)
+    _options.check("dim", dim, _options.INTEGER)
     held = _parallel.parts(tensor.shape[dim], dist.get_world_size(group), layout)
     pieces = [tensor.narrow(dim, begin, end - begin) for begin, end in held[dist.get_rank(group)]]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
@@ -376,6 +377,7 @@ def context_parallel_unshard(tensor: Tensor, group: Any = None, layout: str = "z
     """The whole, on every rank, of the ranks' rows. It has no autograd: a tensor that requires grad is refused."""
     group = group_of(group)
     one_of("layout", layout, _parallel.LAYOUTS)
+    _options.check("dim", dim, _options.INTEGER)
     ranks = ranks_of(group)
     if tensor.requires_grad:
         raise _c.InvalidError("tensor requires grad, and what is gathered escapes autograd: pass tensor.detach()")
@@ -400,4 +402,4 @@ def context_parallel_unshard(tensor: Tensor, group: Any = None, layout: str = "z
 def context_parallel_positions(rows: int, group: Any = None, layout: str = "zigzag",
                                device: Optional[torch.device] = None) -> Tensor:
     """Which of `rows` rows this rank holds, int64: positions for a rotary embedding, say."""
-    return context_parallel_shard(torch.arange(rows, device=device), group, layout, 0)
+    return context_parallel_shard(torch.arange(_options.integer("rows", rows, 31, 0), device=device), group, layout, 0)

@@ -80,7 +80,8 @@ ALL = [(name, i) for name in CASES for i in range(len(CASES[name]))]
 
 
 def test_all_functions_are_here():
-    assert set(CASES) == set(la.__all__) - {"from_block_mask"}
+    over_ranks = {name for name in la.__all__ if name.startswith("context_parallel")}  # of no rank alone, on the CPU
+    assert set(CASES) == set(la.__all__) - {"from_block_mask"} - over_ranks
 
 
 def mapped(given, change):
