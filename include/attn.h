@@ -26,7 +26,8 @@
  *   sink and is taken before dropout. A row without a visible key has O = 0 and LSE = -inf (or its sink).
  *   Keys and values outside a sequence's length, or before its first_kv, are never read into a result.
  *
- *   NaN and infinity show in every row that sees their key. A NaN that a mask hides may show, too, since kernels
+ *   NaN and infinity show in every row that sees their key, but for a score of -inf, which an infinity in k may give:
+ *   its key has the probability 0. A NaN that a mask hides may show, too, since kernels
  *   multiply whole tiles and 0 times NaN is NaN. In the forward this happens with v; a hidden NaN in k reaches no
  *   output. In the backward it happens with q, k, v and grad_o. So what a mask hides must be finite, and memory that
  *   was never written belongs after the lengths (ATTN_LENS_KV, ATTN_VARLEN).
@@ -422,7 +423,8 @@ typedef struct attn_args {
      * CPU it is NULL: there the run fails instead. */
     uint32_t *fault;
 
-    /* As the strides of desc say. Any numbers; NaN and infinity show in the rows that their elements reach. */
+    /* As the strides of desc say. Any numbers: NaN shows in the rows that its elements reach. An infinity is that of
+     * the score, and of the probability times v: it multiplies q.k of what is stored, and not element by element. */
     const float *q_scale;           /* ATTN_SCALES_Q */
     const float *k_scale, *v_scale; /* ATTN_SCALES_KV; either may be NULL: 1 */
     const float *o_scale;           /* out_dtype = ATTN_E4M3: one number; NULL: 1 */

@@ -54,7 +54,8 @@ typedef struct attn_quant_desc {
     uint32_t flags;       /* ATTN_QUANT_VARLEN | ... */
 
     int64_t batch, heads, dim; /* sequences; heads of x; dim: 1 to 512 */
-    int64_t rows;              /* of a sequence; ATTN_QUANT_VARLEN: any bound on the longest */
+    int64_t rows;              /* of a sequence; ATTN_QUANT_VARLEN: any bound on the longest; where it
+                                * exceeds total, total replaces it, as in attn_desc */
     int64_t total;             /* ATTN_QUANT_VARLEN: rows of the packed x (a batch extent of 1) */
 
     int64_t rotate; /* 0: no; else elements that are rotated together: 16, 32, ... 512, which divides dim. Best all of

@@ -480,22 +480,14 @@ int main(int argc, char **argv)
     const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
     const struct CMUnitTest old[] = { cmocka_unit_test(other_devices_are_refused) };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_need_a_context),
-        cmocka_unit_test(kernels_are_loaded_once_a_context),
-        cmocka_unit_test(plans_run_in_their_context),
-        cmocka_unit_test(checks_read_no_array),
-        cmocka_unit_test(some_plans_hold_keys),
-        cmocka_unit_test(forward_runs_only_launch),
-        cmocka_unit_test(backward_runs_only_launch),
-        cmocka_unit_test(seeds_are_read_by_kernels),
-        cmocka_unit_test(empty_problems_launch_nothing),
-        cmocka_unit_test(clusters_are_launched_whole),
-        cmocka_unit_test(every_layout_is_taken),
-        cmocka_unit_test(threads_share_plans_and_kernels),
-        cmocka_unit_test(last_waves_are_merged),
-        cmocka_unit_test(parts_take_any_address),
-        cmocka_unit_test(parameters_say_it_all),
-        cmocka_unit_test(forward_passes_words_on),
+        cmocka_unit_test(plans_need_a_context),          cmocka_unit_test(kernels_are_loaded_once_a_context),
+        cmocka_unit_test(plans_run_in_their_context),    cmocka_unit_test(checks_read_no_array),
+        cmocka_unit_test(some_plans_hold_keys),          cmocka_unit_test(forward_runs_only_launch),
+        cmocka_unit_test(backward_runs_only_launch),     cmocka_unit_test(seeds_are_read_by_kernels),
+        cmocka_unit_test(empty_problems_launch_nothing), cmocka_unit_test(clusters_are_launched_whole),
+        cmocka_unit_test(every_layout_is_taken),         cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(last_waves_are_merged),         cmocka_unit_test(parts_take_any_address),
+        cmocka_unit_test(parameters_say_it_all),         cmocka_unit_test(forward_passes_words_on),
         cmocka_unit_test(backward_passes_words_on),
     };
     cuda_begin();

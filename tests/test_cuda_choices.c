@@ -76,10 +76,11 @@ static void new_flags_are_refused(void **state)
     assert_true(count > 0);
     attn_plan *plan = NULL;
     attn_desc desc = small();
-    fresh_context(0);
+    CUcontext context = fresh_context(0);
     desc.direction = ATTN_BACKWARD, desc.grad_dtype = ATTN_F32;
     assert_int_equal(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED);
     assert_non_null(strstr(attn_error(), "it does not take grad_dtype"));
+    end_context(context);
 }
 
 static void keys_pass_through_l2(void **state)

@@ -156,7 +156,7 @@ def paged(model: Any, prompt: torch.Tensor, steps: int) -> Callable[[], Any]:
 
 
 def logits(run: Run, models: Dict[str, Any], exact: Any, sdpa: str) -> None:
-    """Teacher-forced: the same tokens for all, each one's logits beside those of the model in f32 by eager attention."""
+    """Every subject reads the same tokens. Its logits are compared with those of eager attention in f32."""
     from transformers import DynamicCache
 
     length, prompt = (80, 40) if run.quick else (320, 200)

@@ -65,7 +65,7 @@ class Run:
                     ", processor time" if self.clock is time.process_time else ""), "torch": torch.__version__, "part": self.part,
                 "case": case, "subject": subject, "dtype": self.dtype_name, **of}
         self.rows.append(made)
-        if self.path:  # at once: who ends a long run keeps what it has
+        if self.path:  # row by row: a run that is ended keeps its rows
             write_csv(self.path, self.rows)
         ratio = f", {made['ratio']:.3f} times libattn's ({made['ratio_low']:.3f} to {made['ratio_high']:.3f})" if of.get(
             "ratio") else ""
@@ -218,7 +218,7 @@ def backend(name: Optional[str]) -> Iterator[None]:
 
 
 def best_backend(run: Run, call: Callable[[], Any], but: Sequence[str] = ()) -> str:
-    """The backend by which the call is the fastest, of those that take it; `but`: these only where no other does."""
+    """The fastest backend that takes the call. Those in `but` count only where no other does."""
     best = []
     for name in BACKENDS:
         if name in but:
@@ -242,7 +242,7 @@ def best_backend(run: Run, call: Callable[[], Any], but: Sequence[str] = ()) -> 
 
 
 def write_csv(path: str, rows: Sequence[Dict[str, Any]]) -> None:
-    """Replaces the rows of the parts that were measured, and keeps those of the others."""
+    """Replaces the rows of the parts that were measured. Rows of other parts stay."""
     parts = {row["part"] for row in rows}
     kept = []
     if os.path.exists(path):

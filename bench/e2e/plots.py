@@ -37,11 +37,11 @@ def length(rows: List[Dict[str, str]], path: str) -> None:
     shown = [name for name in shown if any(row["subject"] == name for row in rows)]
     if not rows:
         raise measure.Failure("no rows of the part length to draw")
-    figure = Figure(860, 400)
+    figure = Figure(980, 400)
     figure.text(16, 22, f"Forward and backward, {rows[0]['device']}, {rows[0]['dtype']}", "t")
     figure.legend(16, 44, [(i, "", True, name) for i, name in enumerate(shown)])
     places = sorted({int(row["length"]) for row in rows})
-    for column, title, x in (("ms", "milliseconds", 70), ("peak_mib", "MiB at the peak", 500)):
+    for column, title, x in (("ms", "milliseconds", 70), ("peak_mib", "MiB at the peak", 560)):
         values = {name: [(int(row["length"]), float(row[column])) for row in rows
                          if row["subject"] == name and row[column] and float(row[column]) > 0] for name in shown}
         if not any(values.values()):  # so short that nothing was to be seen

@@ -43,7 +43,7 @@ def normal(random, *shape):
 
 
 def outliers(random, *shape):
-    """N(0, 1) + N(0, 100) * Bernoulli(0.001), of which 100 is the variance: section 4.3 of FlashAttention-3's paper."""
+    """N(0, 1) + N(0, 100) * Bernoulli(0.001), where 100 is a variance: FlashAttention-3's paper, 4.3."""
     return random.standard_normal(shape) + 10 * random.standard_normal(shape) * (random.random(shape) < 0.001)
 
 

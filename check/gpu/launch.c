@@ -144,7 +144,7 @@ bool check_gpu_takes(const check_problem *problem)
     if (d->flags & (ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD)) return false;
     bool own_types = d->kv_dtype || d->dtype == ATTN_E4M3 || attn_out_dtype(d) == ATTN_E4M3 ||
                      (attn_out_dtype(d) != d->dtype && attn_out_dtype(d) != ATTN_F32);
-    if (own_types) return false; /* it computes those of 16 and 32 bits alone */
+    if (own_types) return false; /* it computes types of 16 and 32 bits alone */
     if (problem->options.by != CHECK_BY_GPU_LARGE) return problem->options.by != CHECK_BY_CPU;
     double each = pair_work + (double)(d->dim_qk + d->dim_v) * (d->direction == ATTN_BACKWARD ? 4 : 1);
     return (double)all_pairs(d) * each > small_work;

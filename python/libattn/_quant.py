@@ -67,10 +67,8 @@ def quantize(
         >>> q8 = libattn.quantize(q, hadamard=True, k_mean=k8.mean)
         >>> v8 = libattn.quantize(v, granularity="channel")
     """
-    for name, value in (("granularity", granularity), ("block_rows", block_rows), ("scale_heads", scale_heads),
-                        ("hadamard", hadamard), ("subtract_mean", subtract_mean), ("max_len", max_len),
-                        ("threads", threads)):
-        _options.check(name, value)
+    _options.check_all(("granularity", "block_rows", "scale_heads", "hadamard", "subtract_mean", "max_len", "threads"),
+                       (granularity, block_rows, scale_heads, hadamard, subtract_mean, max_len, threads))
     if not isinstance(dtype, str) or dtype not in _c.BYTE_DTYPES:
         raise _c.InvalidError(f"dtype is {dtype!r}; it takes {' or '.join(_c.BYTE_DTYPES)}")
     if granularity not in GRANULARITIES:
@@ -181,8 +179,7 @@ def correct_lse(lse: Any, dot: Any, *, dim: Optional[int] = None, scale: Optiona
 
     A row without keys keeps its lse of -inf.
     """
-    for name, value in (("dim", dim), ("scale", scale), ("softcap", softcap)):
-        _options.check(name, value)
+    _options.check_all(("dim", "scale", "softcap"), (dim, scale, softcap))
     if softcap is not None or sink is not None:
         name = "softcap" if softcap is not None else "sink"
         raise _c.UnsupportedError(f"{name}: with keys whose mean was removed it gives another o, which nothing "

@@ -536,7 +536,7 @@ def kv_layout(k: Layout, v: Layout) -> _c.KvLayout:
 
 def kept(key: tuple, context: Optional[int], make: Callable[[], Any]) -> Any:
     """What make() gave for this key before, or gives now: plans. context: None on the CPU."""
-    found = _plans.get(key)
+    found = kept_already(key)
     if found is None:
         if context is not None:
             from . import _gpu

@@ -45,8 +45,8 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
             (q, k, v, *tables.values())):
         return None
     keys = of_k[rows]
-    if not 0 < keys == of_v[rows] or not q.dtype is k.dtype is v.dtype:
-        return None
+    if not 0 < keys == of_v[rows] or not q.dtype is k.dtype is v.dtype or q.is_neg() or k.is_neg() or v.is_neg():
+        return None  # of views that negate what they show the dispatcher makes copies
     try:
         at_q, at_k, at_v = q.stride(), k.stride(), v.stride()
     except RuntimeError:  # of a layout that has none
@@ -75,10 +75,10 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
     static = (causal, window, None, scale, softcap, 0.0, False, deterministic, threads_of(threads, q), "auto", None,
               None)
     key = (_RUNS, static, heads, context, q.dtype, shape, at_q, _run.most_keys(keys), of_k[0], of_k[heads], of_k[3],
-           of_v[0], of_v[heads], of_v[3], at_k[heads] < at_k[rows], at_v[heads] < at_v[rows], q.is_neg(), k.is_neg(),
-           v.is_neg(), context is None or not any(n % 8 for n in at_k[:3] + at_v[:3]))
+           of_v[0], of_v[heads], of_v[3], at_k[heads] < at_k[rows], at_v[heads] < at_v[rows],
+           context is None or not any(n % 8 for n in at_k[:3] + at_v[:3]))
     for name, table in tables.items():
-        if type(table) is not Tensor or table.dtype is not TABLES[name] or not table.is_contiguous() or (
+        if type(table) is not Tensor or table.dtype is not TABLES[name] or not table.is_contiguous() or table.is_neg() or (
                 table.get_device() != (-1 if index is None else index)):
             return None
         extent = table.shape
@@ -87,7 +87,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
                 return None
             extent = extent[:2] + extent[5 - _run._KEYS_AXIS[name]:][:1]
         key += name, extent
-    plan = _run._plans.get(key)
+    plan = _run.kept_already(key)
     if plan is None:
         tensors = {name: x if heads == 2 else x.transpose(1, 2) for name, x in (("q", q), ("k", k), ("v", v))}
         plan = _run.prepared(_c.FORWARD, tensors, static, tables, None, None, {}, context)

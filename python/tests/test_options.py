@@ -8,8 +8,8 @@ import libattn
 from libattn import _options, masks
 
 # What is no option: tensors, tables, and what says itself what it takes.
-ARRAYS = set("""q k v o lse grad_o grad_lse cu_lens cu_lens_q cu_lens_kv prefix lens_q lens_kv mask bits intervals blocks alibi
-    bias sink seed seed_offset out out_lse stream k_cache v_cache cache_seqlens page_table rotary_cos rotary_sin
+ARRAYS = set("""q k v o lse grad_o grad_lse cu_lens cu_lens_q cu_lens_kv prefix lens_q lens_kv mask bits intervals blocks
+    alibi bias sink seed seed_offset out out_lse stream k_cache v_cache cache_seqlens page_table rotary_cos rotary_sin
     k_scale v_scale x k_mean dot group tensor rotary_positions position_q position_kv levels first_kv fault
     device query key value attn_mask block_mask len_q len_kv""".split())
 
@@ -30,7 +30,8 @@ def right(function, make):
     lens = np.array([0, 9]), np.array([0, 13])
     o, lse = libattn.attention(q, k, v, return_lse=True)
     cache = {"k_cache": k.copy(), "v_cache": v.copy(), "k": k[:, :3].copy(), "v": v[:, :3].copy(), "cache_seqlens": 1}
-    named = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": o, "alibi": None, "x": q, "dot": lse, "tensor": q, "rows": 9}
+    named = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": o, "alibi": None, "x": q, "dot": lse,
+             "tensor": q, "rows": 9}
     named.update({"attention_varlen": {"q": q[0], "k": k[0], "v": v[0], "cu_lens_q": lens[0], "cu_lens_kv": lens[1],
                                        "max_len_q": 9, "max_len_kv": 13},
                   "append_kvcache": cache, "attention_with_kvcache": {**cache, "q": q[:, :3]},
@@ -40,7 +41,8 @@ def right(function, make):
         named = {name: named[other][:, :, :2].transpose(0, 2, 1, 3) for name, other in
                  (("query", "q"), ("key", "k"), ("value", "v"))}
     given = {name: named[name] for name, one in inspect.signature(function).parameters.items()
-             if name in named and (one.default is inspect.Parameter.empty or name.startswith("max_len") or function.__name__ == "correct_lse")}
+             if name in named and (one.default is inspect.Parameter.empty or name.startswith("max_len")
+                                   or function.__name__ == "correct_lse")}
     if "levels" in inspect.signature(function).parameters:
         pages = np.array([[0], [1]])
         levels = [(np.array([0, 4]), np.array([3]), pages[:1]), (np.array([0, 2, 4]), np.array([5, 2]), pages)]

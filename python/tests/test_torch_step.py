@@ -172,6 +172,17 @@ def test_who_watches_sees_the_operator():
     assert any(event.key == "libattn::forward" for event in profiled.key_averages())
 
 
+def test_views_that_negate():
+    q, k, v = torch.randn(1, 1, 2, 16), torch.randn(1, 40, 2, 16), torch.randn(1, 40, 2, 16)
+    o = la.attention(q, k, v)
+    for name in "qkv":
+        given = {"q": q, "k": k, "v": v}
+        given[name] = torch._neg_view(-given[name])
+        assert torch.equal(la.attention(**given), o), name
+    sink = torch.randn(2)
+    assert torch.equal(la.attention(q, k, v, sink=torch._neg_view(-sink)), la.attention(q, k, v, sink=sink))
+
+
 def test_gradients_are_recorded():
     q = torch.randn(1, 1, 4, 16, requires_grad=True)
     k, v = cache(1, 2, 70, 16), cache(1, 2, 70, 16, 1)

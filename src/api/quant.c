@@ -74,21 +74,12 @@ static attn_status check_rotation(const attn_quant_desc *d)
     return ATTN_OK;
 }
 
-static attn_status check_scales(attn_quant_desc *d)
+static attn_status check_scales(const attn_quant_desc *d)
 {
-    int64_t rows = d->scale_rows, extent[4], lo, hi;
-    if (rows != 0 && rows != 1 && rows != 64 && rows != 128)
-        return attn_fail(ATTN_INVALID, "scale_rows = %" PRId64 " is not 0, 1, 64 or 128", rows);
-    if (!rows && d->scale_stride[1])
-        return attn_fail(ATTN_INVALID, "scale_stride[1] = %" PRId64 " is not 0, as scale_rows = 0 needs it",
-                         d->scale_stride[1]);
-    if (rows && d->scale_stride[3])
-        return attn_fail(ATTN_INVALID, "scale_stride[3] = %" PRId64 " is not 0, as scale_rows = %" PRId64 " needs it",
-                         d->scale_stride[3], rows);
+    int64_t extent[4];
     attn_quant_scale_extent(d, extent);
-    if (!attn_reach(extent, d->scale_stride, &lo, &hi))
-        return attn_fail(ATTN_INVALID, "scale: the offsets of its elements overflow 64 bits");
-    return attn_check_output_strides("scale", extent, d->scale_stride);
+    attn_status status = attn_check_scales("scale", "scale_rows", d->scale_rows, true, extent, d->scale_stride);
+    return status ? status : attn_check_output_strides("scale", extent, d->scale_stride);
 }
 
 static void tensor_extent(const attn_quant_desc *d, int64_t extent[4])
@@ -154,19 +145,6 @@ void attn_quant_plan_destroy(attn_quant_plan *plan)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-static attn_args_array strided(const char *name, const void *base, int64_t size, const int64_t extent[4],
-                               const int64_t stride[4])
-{
-    int64_t lo, hi;
-    attn_reach(extent, stride, &lo, &hi);
-    return (attn_args_array){ .name = name, .base = base, .size = size, .lo = lo * size, .hi = hi * size };
-}
-
-static attn_args_array line(const char *name, const void *base, int64_t count)
-{
-    return (attn_args_array){ .name = name, .base = base, .size = 4, .hi = 4 * count };
-}
-
 static attn_status check_flagged(const attn_quant_desc *d, const attn_quant_args *a)
 {
     const struct {
@@ -203,13 +181,13 @@ static attn_status check_args(const attn_quant_desc *d, const attn_quant_args *a
     int in = 0, out = 0;
     tensor_extent(d, tensor);
     attn_quant_scale_extent(d, scale);
-    inputs[in++] = strided("x", a->x, attn_dtype_size(d->dtype), tensor, d->x_stride);
-    outputs[out++] = strided("out", a->out, 1, tensor, d->out_stride);
-    outputs[out++] = strided("scale", a->scale, 4, scale, d->scale_stride);
-    if (varlen) inputs[in++] = line("cu_lens", a->cu_lens, d->batch + 1);
-    if (dot) inputs[in++] = line("mean", a->mean, means);
-    if (dot) outputs[out++] = line("dot", a->dot, d->heads * lines);
-    if (d->flags & ATTN_QUANT_MEAN) outputs[out++] = line("mean", a->mean, means);
+    inputs[in++] = attn_array_strided("x", 0, a->x, attn_dtype_size(d->dtype), tensor, d->x_stride);
+    outputs[out++] = attn_array_strided("out", 0, a->out, 1, tensor, d->out_stride);
+    outputs[out++] = attn_array_strided("scale", 0, a->scale, 4, scale, d->scale_stride);
+    if (varlen) inputs[in++] = attn_array_packed("cu_lens", 0, a->cu_lens, 4, d->batch + 1);
+    if (dot) inputs[in++] = attn_array_packed("mean", 0, a->mean, 4, means);
+    if (dot) outputs[out++] = attn_array_packed("dot", 0, a->dot, 4, d->heads * lines);
+    if (d->flags & ATTN_QUANT_MEAN) outputs[out++] = attn_array_packed("mean", 0, a->mean, 4, means);
     attn_status status = check_flagged(d, a);
     if (!status) status = attn_check_arrays(inputs, in, outputs, out);
     return status || !varlen ? status : check_lengths(d, a->cu_lens);

@@ -228,7 +228,7 @@ static void append_token(const call *c, int64_t row, const target *t)
     const attn_kv_args *a = c->args;
     if (d->flags & ATTN_KV_ROTARY_Q)
         change(c, d->heads_q, d->dim_qk, t, side_of(d->dtype, a->q_out, d->q_out_stride, 0, row),
-               side_of(d->dtype, a->q, d->q_stride, 0, row), (scales){ NULL });
+               side_of(d->dtype, a->q, d->q_stride, 0, row), (scales){ .at = NULL });
     if (t->page < 0) return;
     append_rows(c, d->dim_qk, d->flags & ATTN_KV_ROTARY ? t : NULL,
                 side_of(d->pages_dtype, a->k_pages, d->k_pages_stride, t->page, t->slot),

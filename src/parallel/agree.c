@@ -5,7 +5,7 @@
 #include "problem/desc.h"
 #include "problem/sequence.h"
 
-/* FNV-1a of 64 bits, over words of 8 bytes. */
+/* FNV-1a of 64 bits. */
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
 {
     const unsigned char *from = data;

@@ -105,11 +105,8 @@ static attn_cut cut_of(const run *r, attn_chunk chunk, int64_t batch, bool keys)
 
 static void store_row(attn_dtype dtype, const float *from, int64_t dim, void *to, int64_t first)
 {
-    if (dtype == ATTN_F32) memcpy((float *)to + first, from, (size_t)dim * sizeof *from);
-    for (int64_t d = 0; dtype == ATTN_F16 && d < dim; d++)
-        ((uint16_t *)to)[first + d] = attn_float_to_f16(from[d]);
-    for (int64_t d = 0; dtype == ATTN_BF16 && d < dim; d++)
-        ((uint16_t *)to)[first + d] = attn_float_to_bf16(from[d]);
+    for (int64_t d = 0; d < dim; d++)
+        attn_store_scalar(dtype, to, first + d, from[d]);
 }
 
 /* The way back, from f32: rows of sequences alone. */

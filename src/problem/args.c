@@ -15,15 +15,15 @@
 
 /* ---- arrays -------------------------------------------------------------------------------- */
 
-static attn_args_array strided(const char *name, size_t field, const void *base, int64_t size, const int64_t extent[4],
-                               const int64_t stride[4])
+attn_args_array attn_array_strided(const char *name, size_t field, const void *base, int64_t size,
+                                   const int64_t extent[4], const int64_t stride[4])
 {
     int64_t lo, hi;
     attn_reach(extent, stride, &lo, &hi);
     return (attn_args_array){ name, field, base, size, lo * size, hi * size, false };
 }
 
-static attn_args_array table(const char *name, size_t field, const void *base, int64_t size, int64_t count)
+attn_args_array attn_array_packed(const char *name, size_t field, const void *base, int64_t size, int64_t count)
 {
     return (attn_args_array){ name, field, base, size, 0, count * size, false };
 }
@@ -48,35 +48,37 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
     int64_t kv_size = attn_dtype_size(attn_kv_dtype(d)), out_size = attn_dtype_size(attn_out_dtype(d));
     int64_t float_size = attn_dtype_size(attn_float_dtype(d));
     int n = 0;
-    list[n++] = strided(FIELD(q), attn_dtype_size(d->dtype), shape.q, d->q_stride);
-    list[n++] = strided(FIELD(k), kv_size, shape.k, d->k_stride);
-    list[n++] = strided(FIELD(v), kv_size, shape.v, d->v_stride);
-    if (d->flags & ATTN_SCALES_Q) list[n++] = strided(FIELD(q_scale), 4, scales.q, d->q_scale_stride);
+    list[n++] = attn_array_strided(FIELD(q), attn_dtype_size(d->dtype), shape.q, d->q_stride);
+    list[n++] = attn_array_strided(FIELD(k), kv_size, shape.k, d->k_stride);
+    list[n++] = attn_array_strided(FIELD(v), kv_size, shape.v, d->v_stride);
+    if (d->flags & ATTN_SCALES_Q) list[n++] = attn_array_strided(FIELD(q_scale), 4, scales.q, d->q_scale_stride);
     if (d->flags & ATTN_SCALES_KV) {
-        list[n] = strided(FIELD(k_scale), 4, scales.k, d->k_scale_stride);
+        list[n] = attn_array_strided(FIELD(k_scale), 4, scales.k, d->k_scale_stride);
         list[n++].optional = true;
-        list[n] = strided(FIELD(v_scale), 4, scales.v, d->v_scale_stride);
+        list[n] = attn_array_strided(FIELD(v_scale), 4, scales.v, d->v_scale_stride);
         list[n++].optional = true;
     }
     if (attn_out_dtype(d) == ATTN_E4M3) list[n++] = optional(FIELD(o_scale), 4, 1);
     if (d->flags & ATTN_VARLEN) {
-        list[n++] = table(FIELD(cu_lens_q), 4, d->batch + 1);
-        if (!(d->flags & ATTN_PAGED)) list[n++] = table(FIELD(cu_lens_kv), 4, d->batch + 1);
+        list[n++] = attn_array_packed(FIELD(cu_lens_q), 4, d->batch + 1);
+        if (!(d->flags & ATTN_PAGED)) list[n++] = attn_array_packed(FIELD(cu_lens_kv), 4, d->batch + 1);
     }
     if (d->flags & ATTN_PAGED) {
-        list[n++] = table(FIELD(page_table), 4, d->table_width ? d->batch * d->table_width : d->table_total);
-        if (!d->table_width) list[n++] = table(FIELD(page_starts), 4, d->batch + 1);
+        list[n++] =
+            attn_array_packed(FIELD(page_table), 4, d->table_width ? d->batch * d->table_width : d->table_total);
+        if (!d->table_width) list[n++] = attn_array_packed(FIELD(page_starts), 4, d->batch + 1);
     }
-    if (d->flags & ATTN_LENS_Q) list[n++] = table(FIELD(lens_q), 4, d->batch);
-    if (d->flags & ATTN_LENS_KV) list[n++] = table(FIELD(lens_kv), 4, d->batch);
-    if (d->flags & ATTN_PREFIX) list[n++] = table(FIELD(prefix), 4, d->batch);
-    if (d->flags & ATTN_FIRST_KV) list[n++] = table(FIELD(first_kv), 4, d->batch);
+    if (d->flags & ATTN_LENS_Q) list[n++] = attn_array_packed(FIELD(lens_q), 4, d->batch);
+    if (d->flags & ATTN_LENS_KV) list[n++] = attn_array_packed(FIELD(lens_kv), 4, d->batch);
+    if (d->flags & ATTN_PREFIX) list[n++] = attn_array_packed(FIELD(prefix), 4, d->batch);
+    if (d->flags & ATTN_FIRST_KV) list[n++] = attn_array_packed(FIELD(first_kv), 4, d->batch);
     if (d->flags & ATTN_POSITIONS) {
-        list[n++] = table(FIELD(position_q), 8, d->batch);
+        list[n++] = attn_array_packed(FIELD(position_q), 8, d->batch);
         list[n++] = optional(FIELD(position_kv), 8, d->batch);
     }
     if (d->flags & ATTN_INTERVALS)
-        list[n++] = table(FIELD(intervals), 4, d->batch * d->interval_heads * d->len_kv * d->interval_vectors);
+        list[n++] =
+            attn_array_packed(FIELD(intervals), 4, d->batch * d->interval_heads * d->len_kv * d->interval_vectors);
     if (d->flags & ATTN_BLOCKS) {
         int64_t lines = d->block_batch * d->block_heads * attn_ceil_div(d->len_q, d->block_rows);
         int64_t columns = attn_ceil_div(d->len_kv, d->block_keys);
@@ -86,27 +88,27 @@ int attn_args_inputs(attn_args_array list[ATTN_ARGS_INPUTS], const attn_desc *d,
         list[n++] = optional(FIELD(block_partial), 4, lines * columns);
     }
     if (d->flags & ATTN_BITS)
-        list[n++] = table(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_bits_pitch(d));
-    if (d->flags & ATTN_ALIBI) list[n++] = table(FIELD(alibi), float_size, d->alibi_batch * d->heads_q);
+        list[n++] = attn_array_packed(FIELD(bits), 1, d->bits_batch * d->bits_heads * d->len_q * attn_bits_pitch(d));
+    if (d->flags & ATTN_ALIBI) list[n++] = attn_array_packed(FIELD(alibi), float_size, d->alibi_batch * d->heads_q);
     if (d->flags & ATTN_BIAS)
-        list[n++] = strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
-    if (d->flags & ATTN_SINK) list[n++] = table(FIELD(sink), float_size, d->heads_q);
+        list[n++] = attn_array_strided(FIELD(bias), attn_dtype_size(d->bias_dtype), d->bias_extent, d->bias_stride);
+    if (d->flags & ATTN_SINK) list[n++] = attn_array_packed(FIELD(sink), float_size, d->heads_q);
     if (d->flags & ATTN_DROPOUT) {
         list[n++] = optional(FIELD(seed_at), 8, 1);
         list[n++] = optional(FIELD(seed_offset_at), 8, 1);
     }
     if (d->flags & ATTN_DROPOUT_BASES) {
-        list[n++] = table(FIELD(dropout_row), 8, d->batch);
-        list[n++] = table(FIELD(dropout_key), 8, d->batch);
-        list[n++] = table(FIELD(dropout_head), 8, d->batch);
+        list[n++] = attn_array_packed(FIELD(dropout_row), 8, d->batch);
+        list[n++] = attn_array_packed(FIELD(dropout_key), 8, d->batch);
+        list[n++] = attn_array_packed(FIELD(dropout_head), 8, d->batch);
     }
     if (d->direction == ATTN_BACKWARD) {
         if (d->flags & ATTN_DELTA)
-            list[n++] = table(FIELD(delta), float_size, lse_count(d));
+            list[n++] = attn_array_packed(FIELD(delta), float_size, lse_count(d));
         else
-            list[n++] = strided(FIELD(o), out_size, shape.o, d->o_stride);
-        list[n++] = table(FIELD(lse), float_size, lse_count(d));
-        list[n++] = strided(FIELD(grad_o), out_size, shape.o, d->grad_o_stride);
+            list[n++] = attn_array_strided(FIELD(o), out_size, shape.o, d->o_stride);
+        list[n++] = attn_array_packed(FIELD(lse), float_size, lse_count(d));
+        list[n++] = attn_array_strided(FIELD(grad_o), out_size, shape.o, d->grad_o_stride);
         list[n++] = optional(FIELD(grad_lse), float_size, lse_count(d));
     }
     return n;
@@ -118,14 +120,14 @@ int attn_args_outputs(attn_args_array list[ATTN_ARGS_OUTPUTS], const attn_desc *
     int64_t float_size = attn_dtype_size(attn_float_dtype(d)), size = attn_dtype_size(attn_grad_dtype(d));
     int n = 0;
     if (d->direction == ATTN_FORWARD) {
-        list[n++] = strided(FIELD(o), attn_dtype_size(attn_out_dtype(d)), shape.o, d->o_stride);
+        list[n++] = attn_array_strided(FIELD(o), attn_dtype_size(attn_out_dtype(d)), shape.o, d->o_stride);
         list[n++] = optional(FIELD(lse), float_size, lse_count(d));
         if (d->flags & ATTN_PAGED) list[n++] = optional(FIELD(fault), 4, 1);
         return n;
     }
-    list[n++] = strided(FIELD(grad_q), size, shape.q, d->grad_q_stride);
-    list[n++] = strided(FIELD(grad_k), size, shape.k, d->grad_k_stride);
-    list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);
+    list[n++] = attn_array_strided(FIELD(grad_q), size, shape.q, d->grad_q_stride);
+    list[n++] = attn_array_strided(FIELD(grad_k), size, shape.k, d->grad_k_stride);
+    list[n++] = attn_array_strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);
     if (d->flags & ATTN_BIAS) list[n++] = optional(FIELD(grad_bias), float_size, attn_bias_count(d));
     if (d->flags & ATTN_ALIBI) list[n++] = optional(FIELD(grad_alibi), float_size, d->alibi_batch * d->heads_q);
     if (d->flags & ATTN_SINK) list[n++] = optional(FIELD(grad_sink), float_size, d->heads_q);

@@ -19,6 +19,11 @@ typedef struct attn_args_array {
     int optional;         /* base may be NULL */
 } attn_args_array;
 
+/* Such an array: of these strides, or `count` elements in a row; size: of an element. */
+attn_args_array attn_array_strided(const char *name, size_t field, const void *base, int64_t size,
+                                   const int64_t extent[4], const int64_t stride[4]);
+attn_args_array attn_array_packed(const char *name, size_t field, const void *base, int64_t size, int64_t count);
+
 /* Each is there and aligned, and no output overlaps another array. */
 attn_status attn_check_arrays(const attn_args_array *inputs, int input_count, const attn_args_array *outputs,
                               int output_count);

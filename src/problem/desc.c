@@ -355,8 +355,9 @@ attn_status attn_check_scales(const char *name, const char *rows_name, int64_t r
     if (rows > 1 && rows != 64 && rows != 128)
         return attn_fail(ATTN_INVALID, "%s = %" PRId64 " is not 0, 1, 64 or 128", rows_name, rows);
     if (stride[3] && (!channels || rows))
-        return attn_fail(ATTN_INVALID, "%s_stride[3] = %" PRId64 " is not 0%s", name, stride[3],
-                         channels ? ", as v_scale_rows = 1 needs it" : "");
+        return channels ? attn_fail(ATTN_INVALID, "%s_stride[3] = %" PRId64 " is not 0, as %s = %" PRId64 " needs it",
+                                    name, stride[3], rows_name, rows)
+                        : attn_fail(ATTN_INVALID, "%s_stride[3] = %" PRId64 " is not 0", name, stride[3]);
     if (!rows && stride[1])
         return attn_fail(ATTN_INVALID, "%s_stride[1] = %" PRId64 " is not 0, as %s = 0 needs it", name, stride[1],
                          rows_name);

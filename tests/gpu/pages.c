@@ -106,7 +106,7 @@ static void random_cases(void)
         uint64_t random = seed;
         check_kv_case c;
         int array;
-        if (!check_kv_draw(&c, &random)) {
+        if (!check_kv_draw(&c, &random, false)) {
             result(false, "pages, seed %llu: not drawn: %s", (unsigned long long)seed, attn_error());
             continue;
         }

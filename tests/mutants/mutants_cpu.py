@@ -242,7 +242,7 @@ MUTANTS = [
      "gradient"),
     (REF, "g->alibi[alibi_at(d, batch, head)] -= ds", "g->alibi[alibi_at(d, batch, head)] += ds",
      "reference: slopes with the wrong sign", "gradient"),
-    ("src/problem/args.c", "list[n++] = strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);", "",
+    ("src/problem/args.c", "list[n++] = attn_array_strided(FIELD(grad_v), size, shape.v, d->grad_v_stride);", "",
      "grad_v may be anything", "args"),
     ("src/problem/desc.c", 'if (!status) status = attn_resolve_output("grad_k", shape.k, desc->grad_k_stride);',
      'if (!status) status = attn_resolve_tensor("grad_k", shape.k, desc->grad_k_stride);', "elements of grad_k may be one", "desc"),

@@ -106,7 +106,7 @@ MUTANTS = [
     ("src/cpu/body/convert.h", "x / s : x * s", "x * (1 / s) : x * s", "bytes: a reciprocal at the end of a row", "kv"),
     ("src/cpu/body/convert.h", "return scale > 0x1p-126f ? scale : 0x1p-126f;", "return scale;", "bytes: zeros have the scale 0", "kv"),
     ("src/cpu/body/convert.h", "v_select_less(x, infinite, x, infinite)", "v_select_less(x, infinite, x, v_zero())", "bytes: NaN is lost where a scale is found", "kv"),
-    ("src/cpu/body/convert.h", "each[j] = scale[(i + j) * stride];", "each[j] = scale[i + j];", "bytes: strides of channels are not looked at", "kv"),
+    ("src/cpu/body/convert.h", "each[j] = from[j * stride];", "each[j] = from[j + 0 * stride];", "bytes: strides of channels are not looked at", "kv"),
     ("src/cpu/kv.c", ".scale = s.at ? s.at + head * stride[2] : &one,", ".scale = s.at ? s.at + 0 * head * stride[2] : &one,", "bytes: past the caches all heads have the first ones' scales", "kv"),
     ("src/cpu/kv.c", "page * s.stride[0] + slot / s.rows * s.stride[1]", "page * s.stride[0] + 0 * slot", "bytes: a page has one scale", "kv"),
     ("src/cpu/kv.c", "copy_scales(c, v_scales(c), shape.v, to, a->v_scale_from, d->v_scale_from_stride, from);", "", "bytes: a copy leaves v's scales behind", "kv"),

@@ -16,14 +16,20 @@ ALWAYS_INLINE float find_scale(attn_dtype dtype, const void *row, int64_t dim, f
     return scale > 0x1p-126f ? scale : 0x1p-126f;
 }
 
+/* VL floats, `stride` apart. Not inlined: under ASan's fake stacks gcc misaligns what a function with such an array
+ * keeps of vectors. */
+static __attribute__((noinline)) vf load_apart(const float *from, int64_t stride)
+{
+    float each[VL];
+    for (int j = 0; j < VL; j++)
+        each[j] = from[j * stride];
+    return v_load(each);
+}
+
 /* scale[i * stride], ... */
 ALWAYS_INLINE vf load_scales(const float *scale, int64_t stride, int64_t i)
 {
-    float each[VL];
-    if (stride == 0) return v_set1(*scale);
-    for (int j = 0; j < VL; j++)
-        each[j] = scale[(i + j) * stride];
-    return v_load(each);
+    return stride == 0 ? v_set1(*scale) : load_apart(scale + i * stride, stride);
 }
 
 ALWAYS_INLINE void convert_row(attn_dtype from, attn_dtype to, const void *in, void *out, int64_t dim,
