@@ -274,6 +274,9 @@ static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data
         return;
     }
     attn_plan_get_info(run.plan, &info);
+    snprintf(watched, sizeof watched, "%s, seed %llu, %lld x %lld, heads %lld/%lld, flags 0x%x, data %d, %s", k->name,
+             (unsigned long long)seed, (long long)p.desc.len_q, (long long)p.desc.len_kv, (long long)p.desc.heads_q,
+             (long long)p.desc.heads_kv, desc.flags, data, info.strategy);
     alarm(WATCHDOG_SECONDS);
     status = device_start(&run);
     attn_status ended = device_end(&run, true);

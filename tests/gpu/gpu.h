@@ -8,6 +8,7 @@
 enum { WATCHDOG_SECONDS = 120 }; /* of alarm(), around what runs on the GPU */
 
 extern int failures, checks;
+extern char watched[400]; /* what the watchdog says that hangs */
 extern const attn_cuda_driver *driver;
 
 /* Counts a check. The first that fail are shown. */
