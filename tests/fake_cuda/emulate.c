@@ -366,6 +366,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     bool paged = p->shape.flags & ATTN_PAGED;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
         if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) &&
+            (dtype != ATTN_E4M3 || q.box[0] == ATTN_SM90_WIDTH(kernels[i].dim, 1)) &&
             kernels[i].q_tile / p->schedule.pack == q.box[2] &&
             (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0 : kernels[i].kv_tile == keys.box[2]))
             k = &kernels[i];

@@ -336,8 +336,9 @@ static void check_random(const attn_cuda_kernel *k, uint64_t seed)
     }
     if (d.flags & ATTN_SCALES_KV && pick(&s, 0, 2))
         d.k_scale_stride[0] = d.v_scale_stride[0] = d.heads_kv, d.k_scale_stride[2] = d.v_scale_stride[2] = 1;
+    int64_t keys = d.flags & ATTN_VARLEN && d.total_kv < d.len_kv ? d.total_kv : d.len_kv;
     if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0)
-        d.strategy = d.len_kv > k->kv_tile ? "split-kv=2" : "split-kv=1";
+        d.strategy = keys > k->kv_tile ? "split-kv=2" : "split-kv=1";
     check_one(k, d, (bytes_data)pick(&s, 0, DATA - 1), seed, false);
 }
 
