@@ -37,7 +37,7 @@ static int choose_rows(const check_problem *problem, double share, check_row *ro
             for (int64_t i = 0; i < seq.len_q; i++) {
                 double likely = i == 0 || i == seq.len_q - 1 ? 1 : beside_edge(i, seq.len_q) ? 10 * share : share;
                 if ((double)check_below(&state, 1 << 20) >= likely * (1 << 20)) continue;
-                if (rows != NULL) rows[count] = (check_row){ b, h, i, 0 };
+                if (rows != NULL) rows[count] = (check_row){ b, h, i, 0, 0 };
                 count++;
             }
     }
@@ -131,9 +131,10 @@ static void compute_row(const check_problem *problem, const all_rows *all, check
     float naive_lse;
     attn_ref_row(desc, &problem->args, row->batch, row->head, row->row, o, &row->lse, scratch);
     bool plain = attn_out_dtype(desc) != ATTN_E4M3 && !(desc->flags & ATTN_DROPOUT);
-    if (problem->options.rounds_p && desc->dtype == ATTN_E4M3 && plain) /* which variants take */
+    if (problem->options.rounds_p && desc->dtype == ATTN_E4M3 && plain) { /* which variants take */
+        row->lse_rounding = check_e4m3_lse_rounding(problem, row->batch, row->head, row->row, row->lse, scratch);
         floor_row(problem, row, scratch, naive);
-    else
+    } else
         attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, naive, &naive_lse, scratch);
 }
 
@@ -253,7 +254,7 @@ static double compare_lse(const check_problem *problem, const check_reference *r
     for (int r = 0; r < reference->count && problem->args.lse; r++) {
         const check_row *row = &reference->rows[r];
         int64_t at = attn_lse_at(&problem->resolved, &problem->args, row->batch, row->head, row->row);
-        worst = fmax(worst, lse_error((double)problem->args.lse[at], row->lse, rounding));
+        worst = fmax(worst, lse_error((double)problem->args.lse[at], row->lse, rounding + row->lse_rounding));
     }
     return worst;
 }

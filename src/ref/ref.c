@@ -164,6 +164,16 @@ void attn_ref_values(const attn_desc *desc, const attn_args *args, int64_t batch
     load_value(desc, args, batch, head, key, v);
 }
 
+void attn_ref_products(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                       int64_t key, double *product)
+{
+    double k[ATTN_DIM_MOST];
+    load_query(desc, args, batch, head, row, product);
+    load_key(desc, args, batch, head, key, k);
+    for (int64_t i = 0; i < desc->dim_qk; i++)
+        product[i] *= k[i];
+}
+
 static float rounded_to(attn_dtype dtype, float x)
 {
     float stored; /* room for any type */

@@ -315,12 +315,46 @@ static int column_of(int lane, int i)
 __attribute__((target_clones("avx2", "default")))
 #endif
 static void
-add_products(float (*sums)[256], const float (*left)[256], const float (*right)[256], int n, int step)
+add_products(float (*sums)[256], const float (*left)[256], const float (*right)[256], int n)
 {
     for (int r = 0; r < 64; r++)
-        for (int k = 0; k < step; k++)
+        for (int k = 0; k < 16; k++)
             for (int c = 0; c < n; c++)
                 sums[r][c] += left[k][r] * right[k][c];
+}
+
+/* E4M3: products and the sum so far are cut to multiples of 2^-13 of the greatest's power of two, as tensor cores do.
+ * What is no number stays so. */
+#ifdef __x86_64__
+__attribute__((target_clones("avx2", "default")))
+#endif
+static void
+add_bytes(float (*sums)[256], const float (*left)[256], const float (*right)[256], int n)
+{
+    for (int r = 0; r < 64; r++) {
+        float whole[256], unit[256], inverse[256];
+        int32_t units[256];
+        for (int c = 0; c < n; c++)
+            whole[c] = sums[r][c], unit[c] = fabsf(whole[c]);
+        for (int k = 0; k < 32; k++)
+            for (int c = 0; c < n; c++) {
+                float x = left[k][r] * right[k][c];
+                whole[c] += x, unit[c] = fabsf(x) > unit[c] ? fabsf(x) : unit[c];
+            }
+        for (int c = 0; c < n; c++) {
+            bool cut = unit[c] >= 0x1p-60f && fabsf(whole[c]) < 0x1p60f;
+            float power = attn_bits_to_float(attn_float_to_bits(unit[c]) & 0x7f800000u);
+            inverse[c] = cut ? 0x1p13f / power : 0, unit[c] = cut ? power * 0x1p-13f : 0;
+            units[c] = cut ? (int32_t)(sums[r][c] * inverse[c]) : 0;
+        }
+        for (int k = 0; k < 32; k++)
+            for (int c = 0; c < n; c++) {
+                float x = left[k][r] * right[k][c] * inverse[c];
+                units[c] += (int32_t)(x == x ? x : 0);
+            }
+        for (int c = 0; c < n; c++)
+            sums[r][c] = unit[c] ? (float)units[c] * unit[c] : whole[c];
+    }
 }
 
 static void multiply(block *b, const product *p)
@@ -345,7 +379,10 @@ static void multiply(block *b, const product *p)
         for (int i = 0; i < p->n / 2; i++)
             sums[row_of(lane, i)][column_of(lane, i)] = p->keep ? p->sums[lane][i] : 0;
     }
-    add_products(sums, left, right, p->n, bytes ? 32 : 16);
+    if (bytes)
+        add_bytes(sums, left, right, p->n);
+    else
+        add_products(sums, left, right, p->n);
     for (int lane = 0; lane < GROUP_LANES; lane++)
         for (int i = 0; i < p->n / 2; i++)
             p->sums[lane][i] = sums[row_of(lane, i)][column_of(lane, i)];
