@@ -34,20 +34,24 @@ struct config {
     static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
 
-    /* E4M3: as many keys as registers hold: the producer warpgroup leaves what it can. */
-    static constexpr bool most_keys = one_byte && dim_v == 128 && keys > 128;
+    /* E4M3: S, O and PV of a tile by itself take all that registers hold: the producer warpgroup leaves what it can. */
+    static constexpr bool two_outputs = one_byte && dim_v == 128;
 
     /* First dims of Q that registers have room for. */
-    static constexpr int held = one_byte ? (most_keys ? 64 : dim) : pingpong && dim_v == 128 ? 128 : 0;
+    static constexpr int held = one_byte ? (two_outputs ? 0 : dim) : pingpong && dim_v == 128 ? 128 : 0;
 
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. The producer of a GENERAL mask has more, since it walks the mask. */
     static constexpr int consumer_registers = rows == 256   ? 112
                                               : rows == 192 ? 160
                                               : general     ? 224
-                                              : most_keys   ? 240
+                                              : two_outputs ? 240
                                                             : 232;
-    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : general ? 56 : most_keys ? 24 : 40;
+    static constexpr int producer_registers = rows == 256   ? 24
+                                              : rows == 192 ? 32
+                                              : general     ? 56
+                                              : two_outputs ? 24
+                                                            : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */
@@ -62,11 +66,7 @@ struct config {
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR, width>;
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR, width>;
     using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
-#ifndef TRIAL_WIDTH
-#define TRIAL_WIDTH 32
-#endif
-    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR,
-                                          keys % TRIAL_WIDTH ? 32 : TRIAL_WIDTH>; /* 32: a panel is a step of PV */
+    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
 

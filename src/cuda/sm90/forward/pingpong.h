@@ -156,10 +156,10 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 DEVICE void consume_pingpong(const attn_sm90_params *p, const shared *s)
 {
     consumer c = { (int)threadIdx.x / 128 - 1 };
-    if (c.warpgroup == 1) pass_turn(&c);
+    if (c.warpgroup == 1 && !config::one_byte) pass_turn(&c);
     while (next_pingpong_item(p, s, &c))
         attend(p, s, &c);
-    if (c.warpgroup == 0) wait_turn(&c);
+    if (c.warpgroup == 0 && !config::one_byte) wait_turn(&c);
 }
 
 #endif

@@ -1,16 +1,18 @@
 /* E4M3: what an iteration of PINGPONG does otherwise than for 16-bit elements.
  *
- * The tensor cores keep some 14 bits of a sum of E4M3 products. So PV of a KV tile starts from zero, in slices of 64
- * columns, and is then added to O in f32 (promotion). An E4M3 holds 2^-9 to 448, too little for the row max of another
- * tile: each tile has its own, P is at most 2^8, and promotion multiplies by 2^(the tile's max - the row's):
+ * The tensor cores keep some 14 bits of a sum of E4M3 products. So PV of a KV tile starts from zero and is then added
+ * to O in f32 (promotion). An E4M3 holds 2^-9 to 448, too little for the row max of another tile: each tile has its
+ * own, P is at most 2^8, and promotion multiplies by 2^(the tile's max - the row's):
  *
- *     wait K(t+1), V(t) -> wait for the turn -> issue QK(t+1), the first slice of PV(t) -> pass the turn
- *     -> wait QK -> release K -> mask if partial -> tile max -> for each slice { wait, promote, issue the next one }
- *     -> release V -> pack P
+ *     wait K(t+1), V(t) -> issue QK(t+1), PV(t) -> wait QK -> release K -> mask if partial -> tile max
+ *     -> half of the exponentials -> wait PV -> release V -> promotion, the other half, pack P
  *
- * with the exponentials before the last slice is waited for. softmax.row_max is the maximum of the tile that set it,
- * minus 8, in log2 units: P, row sums, O and LSE are relative to it. A later tile whose maximum is greater by more than
- * HEADROOM renews it. */
+ * Nobody waits for a turn: the products of a tile take less time than its exponentials, and warpgroups that run as they
+ * can were faster than in turns, at either end. What comes after PV is one piece without a branch, so that the
+ * assembler puts promotion and conversions between exponentials, of which a warp may begin one in 8 clocks.
+ *
+ * softmax.row_max is the maximum of the tile that set it, minus 8, in log2 units: P, row sums, O and LSE are relative
+ * to it. A later tile whose maximum is greater by more than HEADROOM renews it. */
 #ifndef ATTN_CUDA_SM90_FORWARD_PROMOTED_H
 #define ATTN_CUDA_SM90_FORWARD_PROMOTED_H
 
@@ -21,21 +23,20 @@
 #include "sm90/forward/softmax.h"
 #include "sm90/forward/turns.h"
 
-enum { P_BITS = 8, SLICE = 64, SLICES = config::dim_v / SLICE };
+enum { P_BITS = 8, SCORES = config::keys / 2 /* of a thread */ };
 
-static_assert(!config::one_byte ||
-                  (config::pingpong && !config::paged && config::dim_v % SLICE == 0 && config::keys % 32 == 0),
-              "not E4M3's");
+static_assert(!config::one_byte || (config::pingpong && !config::paged && config::keys % 32 == 0), "not E4M3's");
 
 /* What a warpgroup has in registers. */
 struct promoted_fragments {
-    float s[config::keys / 2], o[config::dim_v / 2] = {}, slice[SLICE / 2];
+    float s[SCORES], o[config::dim_v / 2] = {}, tile[config::dim_v / 2];
     u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
     float factor[2]; /* of the tile whose P it is: what its PV is promoted by, for the thread's two rows */
 };
 
 /* What P of a tile is relative to. */
 struct tile_max {
+    bool some[2]; /* the row sees a key of it */
     float offset[2], factor[2];
 };
 
@@ -45,62 +46,84 @@ DEVICE float tile_scale(const attn_sm90_params *p, const consumer *c)
     return (config::softcap ? p->score.softcap : c->special.unit) * LOG2_E;
 }
 
-/* The scores' maximum of each row. True: one row of the warp has a new row max, and O so far must be multiplied by
- * alpha, as row sums were. */
-DEVICE bool find_tile_max(softmax *m, const float *s, float scale, tile_max *tile, float alpha[2])
+DEVICE int quad_max_of_bits(int x)
 {
-    float top[4] = { s[0], s[1], s[2], s[3] };
-#ifdef TRIAL_MAX3
-    bool negative = false;
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+/* Floats that are not negative are ordered as their bits. Of each row the greatest bits, three at a time: the maximum,
+ * if it has no sign. */
+DEVICE void find_greatest_bits(const float *s, int greatest[2])
+{
+    int top[8];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int most = __float_as_int(s[j]);
+    for (int j = 0; j < 8; j++) {
+        top[j] = __float_as_int(s[j]);
 #pragma unroll
-        for (int i = j + 4; i + 4 < config::keys / 2; i += 8)
-            most = __vimax3_s32(most, __float_as_int(s[i]), __float_as_int(s[i + 4]));
-        most = max(most, __float_as_int(s[config::keys / 2 - 4 + j]));
-        top[j] = __int_as_float(most), negative = negative || most < 0;
-    }
-    if (unlikely(__any_sync(~0u, negative)))
-        for (int j = 0; j < 4; j++)
-            top[j] = s[j];
-    if (unlikely(__any_sync(~0u, negative)))
-#endif
-#pragma unroll
-        for (int i = 4; i < config::keys / 2; i++)
-            top[i % 4] = fmaxf(top[i % 4], s[i]);
-    float greatest[2] = { quad_max(fmaxf(top[0], top[1])), quad_max(fmaxf(top[2], top[3])) };
-    bool some[2], renews[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        some[r] = greatest[r] != -INFINITE;
-        tile->offset[r] = some[r] ? fmaf(greatest[r], scale, -P_BITS) : 0;
-        renews[r] = some[r] && !(tile->offset[r] <= m->row_max[r] + HEADROOM);
-    }
-    bool renewed = __any_sync(~0u, renews[0] || renews[1]);
-    if (unlikely(renewed)) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            alpha[r] = renews[r] ? exp2_approx(m->row_max[r] - tile->offset[r]) : 1;
-            m->row_sum[r] *= alpha[r];
-            m->row_max[r] = renews[r] ? tile->offset[r] : m->row_max[r];
-        }
+        for (int i = j + 8; i + 8 < SCORES; i += 16)
+            top[j] = __vimax3_s32(top[j], __float_as_int(s[i]), __float_as_int(s[i + 8]));
+        top[j] = max(top[j], __float_as_int(s[SCORES - 8 + j]));
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        tile->factor[r] = some[r] ? exp2_approx(tile->offset[r] - m->row_max[r]) : 0;
-    return renewed;
+        greatest[r] = quad_max_of_bits(max(__vimax3_s32(top[2 * r], top[2 * r + 1], top[2 * r + 4]), top[2 * r + 5]));
 }
 
-/* Scores become P in place. */
-DEVICE void exponentiate_tile(softmax *m, float *s, float scale, const tile_max *tile)
+/* What P of a tile whose row has this maximum is relative to; true: the row's max is renewed. */
+DEVICE bool choose_offset(const softmax *m, int r, float greatest, float scale, tile_max *tile)
 {
-    float sum[4] = { 0, 0, 0, 0 };
+    tile->some[r] = greatest != -INFINITE;
+    tile->offset[r] = tile->some[r] ? fmaf(greatest, scale, -P_BITS) : 0;
+    return tile->some[r] && !(tile->offset[r] <= m->row_max[r] + HEADROOM);
+}
+
+/* Rows whose maximum is negative, or which have a new row max: O and row sums so far are multiplied. */
+DEVICE void find_rare_max(promoted_fragments *f, softmax *m, float scale, tile_max *tile)
+{
+    float top[4] = { f->s[0], f->s[1], f->s[2], f->s[3] }, alpha[2];
 #pragma unroll
-    for (int i = 0; i < config::keys / 2; i++) {
+    for (int i = 4; i < SCORES; i++)
+        top[i % 4] = fmaxf(top[i % 4], f->s[i]);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        bool renews = choose_offset(m, r, quad_max(fmaxf(top[2 * r], top[2 * r + 1])), scale, tile);
+        alpha[r] = renews ? exp2_approx(m->row_max[r] - tile->offset[r]) : 1;
+        m->row_sum[r] *= alpha[r], f->factor[r] *= alpha[r];
+        m->row_max[r] = renews ? tile->offset[r] : m->row_max[r];
+    }
+    rescale(f->o, alpha);
+}
+
+/* The scores' maximum of each row. */
+DEVICE void find_tile_max(promoted_fragments *f, softmax *m, float scale, tile_max *tile)
+{
+    int greatest[2];
+    bool rare = false;
+    find_greatest_bits(f->s, greatest);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        bool renews = choose_offset(m, r, __int_as_float(greatest[r]), scale, tile);
+        rare = rare || renews || greatest[r] < 0;
+    }
+    if (unlikely(__any_sync(~0u, rare))) find_rare_max(f, m, scale, tile);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        tile->factor[r] = tile->some[r] ? exp2_approx(tile->offset[r] - m->row_max[r]) : 0;
+}
+
+/* A half of the scores becomes P in place. */
+DEVICE void exponentiate_half(float *s, float scale, const tile_max *tile, int half, float sum[4])
+{
+#pragma unroll
+    for (int i = half * SCORES / 2; i < (half + 1) * SCORES / 2; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale, -tile->offset[i / 2 % 2]));
         sum[i % 4] += s[i];
     }
+}
+
+DEVICE void add_tile_sums(softmax *m, const float sum[4], const tile_max *tile)
+{
 #pragma unroll
     for (int r = 0; r < 2; r++)
         m->row_sum[r] = fmaf(sum[2 * r] + sum[2 * r + 1], tile->factor[r], m->row_sum[r]);
@@ -119,38 +142,28 @@ DEVICE void pack_tile(promoted_fragments *f, const tile_max *tile)
     f->factor[0] = tile->factor[0], f->factor[1] = tile->factor[1];
 }
 
-/* A slice of P V, asynchronously. */
-DEVICE void issue_slice(const shared *s, promoted_fragments *f, int stage, int slice)
+/* P V of a tile, asynchronously. */
+DEVICE void issue_tile_pv(const shared *s, promoted_fragments *f, int stage)
 {
-    u32 v = v_address(s, stage) + slice * SLICE * config::v_tile::width;
+    u32 v = v_address(s, stage);
 #pragma unroll
     for (int i = 0; i < config::keys / config::step; i++)
-        wgmma<config::dtype, SLICE>::rs(f->slice, f->p + 4 * i, operand<config::v_tile>(v, i), i > 0);
+        multiply_registers<config::dtype, config::v_tile>(f->tile, f->p + 4 * i, v, i, i > 0);
     wgmma_commit();
 }
 
-/* Waits for a slice, and adds it to O. */
-DEVICE void promote(promoted_fragments *f, int slice)
+DEVICE void wait_for_tile_pv(const shared *s, promoted_fragments *f, int stage)
 {
     wgmma_wait(0);
-    pin_floats(f->slice, SLICE / 2);
-#pragma unroll
-    for (int i = 0; i < SLICE / 2; i++) {
-        float *sum = f->o + slice * SLICE / 2 + i;
-        *sum = fmaf(f->slice[i], f->factor[i / 2 % 2], *sum);
-    }
+    pin_floats(f->tile, config::dim_v / 2);
+    release_stage(s, V, stage);
 }
 
-/* All slices but the last are promoted, and the last one is issued; the first had been before. */
-DEVICE void promote_first_slices(const shared *s, promoted_fragments *f, int stage)
+DEVICE void promote(promoted_fragments *f)
 {
 #pragma unroll
-    for (int i = 0; i < SLICES - 1; i++) {
-        promote(f, i);
-        pin_floats(f->o, config::dim_v / 2);
-        wgmma_fence();
-        issue_slice(s, f, stage, i + 1);
-    }
+    for (int i = 0; i < config::dim_v / 2; i++)
+        f->o[i] = fmaf(f->tile[i], f->factor[i / 2 % 2], f->o[i]);
 }
 
 /* ---- what PINGPONG asks ------------------------------------------------------------------------- */
@@ -185,17 +198,20 @@ DEVICE void begin_item(const shared *s, consumer *c, promoted_fragments *f)
 /* The item's first P. */
 DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    float alpha[2];
+    float sum[4] = { 0, 0, 0, 0 }, scale = tile_scale(p, c);
     tile_max tile;
+    f->factor[0] = f->factor[1] = 0;
     wait_full(s, K, c->kv);
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, c->kv.index);
     wgmma_wait(0);
-    pin_floats(f->s, config::keys / 2);
+    pin_floats(f->s, SCORES);
     release_stage(s, K, c->kv.index);
     change_and_mask(p, s, c, f->s, true);
-    find_tile_max(&c->m, f->s, tile_scale(p, c), &tile, alpha);
-    exponentiate_tile(&c->m, f->s, tile_scale(p, c), &tile);
+    find_tile_max(f, &c->m, scale, &tile);
+    exponentiate_half(f->s, scale, &tile, 0, sum);
+    exponentiate_half(f->s, scale, &tile, 1, sum);
+    add_tile_sums(&c->m, sum, &tile);
     pack_tile(f, &tile);
 }
 
@@ -204,51 +220,46 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, pr
 {
     wait_full(s, V, c->kv);
     wgmma_fence();
-    issue_slice(s, f, c->kv.index, 0);
+    issue_tile_pv(s, f, c->kv.index);
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     float value = info_of(s, c)->scale_members::get()->value;
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (results.row[r].factor != 0) results.row[r].factor *= value;
-    promote_first_slices(s, f, c->kv.index);
-    promote(f, SLICES - 1);
-    release_stage(s, V, c->kv.index);
+    wait_for_tile_pv(s, f, c->kv.index);
+    promote(f);
     advance(&c->kv, config::stages);
     finish_rows(p, s, c, f->o, &results);
 }
 
-/* One turn: from the P of a KV tile to the P of the next. */
+/* From the P of a KV tile to the P of the next. */
 DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked)
 {
     pipeline_state next = c->kv;
     advance(&next, config::stages);
     wait_full(s, K, next);
     wait_full(s, V, c->kv);
-    wait_turn(c);
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, next.index);
-    issue_slice(s, f, c->kv.index, 0);
-    pass_turn(c);
+    issue_tile_pv(s, f, c->kv.index);
 
     wgmma_wait(1); /* for QK */
-    pin_floats(f->s, config::keys / 2);
+    pin_floats(f->s, SCORES);
     release_stage(s, K, next.index);
     c->key0 -= config::keys;
-    float alpha[2], scale = tile_scale(p, c);
+    float scale = tile_scale(p, c), sum[4] = { 0, 0, 0, 0 };
     tile_max tile;
     if (masked)
         change_and_mask(p, s, c, f->s, false);
-    else {
+    else
         change_special(p, &c->special, f->s, c->key0);
-        count_scored(s, c);
-    }
-    bool renewed = find_tile_max(&c->m, f->s, scale, &tile, alpha);
-    promote_first_slices(s, f, c->kv.index);
-    exponentiate_tile(&c->m, f->s, scale, &tile);
-    pin_floats(f->s, config::keys / 2);
-    promote(f, SLICES - 1);
-    release_stage(s, V, c->kv.index);
-    if (unlikely(renewed)) rescale(f->o, alpha);
+    find_tile_max(f, &c->m, scale, &tile);
+    exponentiate_half(f->s, scale, &tile, 0, sum);
+    if (!masked) count_scored(s, c); /* a branch, which the assembler takes no exponential across: PV has time */
+    wait_for_tile_pv(s, f, c->kv.index);
+    promote(f);
+    exponentiate_half(f->s, scale, &tile, 1, sum);
+    add_tile_sums(&c->m, sum, &tile);
     pack_tile(f, &tile);
     c->kv = next;
 }
