@@ -68,6 +68,7 @@ typedef struct attn_bench_options {
     float pause;           /* before it */
     bool full, json, smoke, once;
     const char *kernel;                                      /* of a forward; NULL: the planner's choice */
+    const char *only;                                        /* what is in a case's text; NULL: all cases */
     const char *csv, *machine, *python, *fa3, *peer_library; /* or NULL */
     char device[128];                                        /* the machine's name: given, or that of the CSV file */
 } attn_bench_options;

@@ -180,7 +180,7 @@ static void set_shape(attn_bench_case *item, const feature *f)
     if (f->dims == WIDER_QK) d->dim_qk = d->dim_v + d->dim_v / 2;
     if (f->dtype) d->dtype = f->dtype;
     if (f->groups) d->heads_kv = f->groups > 0 && d->heads_q % f->groups == 0 ? d->heads_q / f->groups : 1;
-    if (f->misaligned) item->shift = attn_dtype_size(d->dtype);
+    if (f->misaligned) item->shift = (int)(d->alignment = attn_dtype_size(d->dtype));
 }
 
 /* The masks as text, "causal window:512". attn_bench_variant names what is not a mask. */

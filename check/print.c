@@ -66,6 +66,7 @@ static void add_scores(text *t, const attn_desc *d, const check_options *o)
     if (d->flags & ATTN_SINK) add(t, " sink");
     if (d->flags & ATTN_DROPOUT) add(t, " dropout %g", (double)d->dropout_p);
     if (d->flags & ATTN_DROPOUT_BASES) add(t, " from bases");
+    if (d->alignment && d->alignment < 16) add(t, ", addresses of %lld bytes", (long long)d->alignment);
     if (d->grad_dtype) add(t, ", gradients %s", attn_dtype_name(d->grad_dtype));
     if (d->flags & ATTN_DELTA) add(t, ", delta");
     if (d->flags & ATTN_ADD) add(t, ", added");

@@ -290,8 +290,10 @@ static void *fill_tensor(check_problem *problem, int tensor, uint64_t *state)
     return base;
 }
 
-static float draw_bias(const check_options *options, uint64_t *state, int64_t row)
+/* late: of a row's later keys. */
+static float draw_bias(const check_options *options, uint64_t *state, int64_t row, bool late)
 {
+    if (options->bias_lowest && late && row % 4 > 1) return row % 4 == 2 ? -0x1.fep127f : -100;
     if (options->bias_infinite && (row % 5 == 2 || check_chance(state, 20))) return -INFINITY;
     return check_normal(state);
 }
@@ -311,7 +313,7 @@ static void fill_bias(check_problem *problem, uint64_t *state)
                 int64_t at = (extent[0] == 1 ? 0 : b * stride[0]) + h * stride[1] + i * stride[2];
                 for (int64_t j = 0; j < keys; j++)
                     attn_store_scalar(desc->bias_dtype, base, at + j * stride[3],
-                                      draw_bias(&problem->options, state, i));
+                                      draw_bias(&problem->options, state, i, 2 * j >= keys));
             }
     }
     problem->args.bias = base;
@@ -507,10 +509,22 @@ void check_leave_out_parts(attn_desc *desc)
     desc->grad_dtype = (attn_dtype)0;
 }
 
+void check_problem_fit_bias(attn_desc *desc)
+{
+    bool heads = (desc->dim_qk + desc->len_q) % 2, batch = desc->len_kv % 2, rows = desc->len_kv % 3 > 0;
+    const int64_t extent[] = { batch ? desc->batch : 1, heads ? desc->heads_q : 1, rows ? desc->len_q : 1,
+                               desc->len_kv };
+    int64_t pitch = (desc->len_kv + 7) / 8 * 8;
+    const int64_t stride[] = { extent[1] * extent[2] * pitch, extent[2] * pitch, pitch, 1 };
+    desc->flags |= ATTN_BIAS, desc->bias_dtype = desc->dtype;
+    memcpy(desc->bias_extent, extent, sizeof extent), memcpy(desc->bias_stride, stride, sizeof stride);
+}
+
 void check_problem_add(attn_desc *desc, uint32_t flags)
 {
     desc->flags |= flags;
     if (flags & ATTN_SOFTCAP) desc->softcap = desc->dim_qk % 2 ? 50 : 15;
     if (flags & ATTN_ALIBI) desc->alibi_batch = 1;
     if (flags & ATTN_DROPOUT) desc->dropout_p = 0.25f;
+    if (flags & ATTN_BIAS) check_problem_fit_bias(desc);
 }

@@ -70,6 +70,7 @@ typedef struct check_options {
     check_interval interval;
     check_blocks blocks;
     bool bias_infinite; /* the bias holds -inf, over whole rows too */
+    bool bias_lowest;   /* of half the rows the bias of later keys is the lowest number of bf16, or -100 */
     bool no_lse;        /* ATTN_BACKWARD: no grad_lse */
     bool few;           /* ATTN_BACKWARD: neither grad_bias nor grad_alibi nor grad_sink */
     bool front;         /* guard pages before the tensors rather than after */
@@ -124,6 +125,9 @@ void check_problem_lay_out(attn_desc *desc, const check_options *options);
 
 /* Adds features that a kernel is for alone: a softcap, slopes of all batches, dropout, a causal mask. */
 void check_problem_add(attn_desc *desc, uint32_t flags);
+
+/* Gives it a bias as GPU kernels for a bias alone take it (attn_cuda_bias_is_even), in place of one that it has. */
+void check_problem_fit_bias(attn_desc *desc);
 
 /* Leaves out what parts of a sequence need, which the CPU's kernels alone take. */
 void check_leave_out_parts(attn_desc *desc);

@@ -299,10 +299,11 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     static const int densities[] = { 0, 0, 5, 10, 20, 35 };
     static const float dropouts[] = { 0.1f, 0.25f, 0.5f, 0.9f, 0.001f }, softcaps[] = { 15, 0.7f, 50 };
     int density = PICK(state, densities), masked = 0;
-    bool caches =
-        d->device == ATTN_CPU || (d->direction == ATTN_FORWARD && check_chance(state, 30)); /* few kernels do */
+    bool caches = d->device == ATTN_CPU || check_chance(state, 30); /* few kernels do */
+    bool pages = d->direction == ATTN_FORWARD || d->device == ATTN_CPU;
     for (uint32_t flag = 1; flag <= ATTN_POSITIONS; flag <<= 1) {
         if (flag & ATTN_CUDA_CACHES && !caches) continue;
+        if (flag == ATTN_PAGED && !pages) continue;
         bool lengths = flag & (ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV);
         int chance = flag == ATTN_CAUSAL ? 40 : flag == ATTN_OUT_F32 || flag == ATTN_DETERMINISTIC ? 20 : density;
         if (lengths && chance < 10) chance = 8;
@@ -320,7 +321,7 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     if (d->flags & ATTN_BITS) {
         d->bits_batch = check_chance(state, 50) ? d->batch : 1;
         d->bits_heads = check_chance(state, 50) ? d->heads_q : 1;
-        if (caches && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
+        if (caches && pages && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
     }
     if (d->flags & ATTN_PAGED) draw_pages(state, d);
     if (d->flags & ATTN_SOFTCAP) d->softcap = PICK(state, softcaps);
@@ -369,6 +370,7 @@ static void draw_rest(uint64_t *state, const check_random_limits *limits, attn_d
     if (layout >= 4 && layout < 6) o->layout = (check_layout)check_below(state, CHECK_LAYOUT_COUNT);
     if (layout >= 6) o->strides = check_bits(state) | 1;
     if (check_chance(state, 25)) o->shift = PICK(state, shifts);
+    if (o->shift && check_chance(state, 60)) d->alignment = o->shift & -o->shift;
     o->no_lse = check_chance(state, 30);
     o->few = check_chance(state, 40);
     o->front = check_chance(state, 50);
@@ -449,6 +451,7 @@ static bool takes(const candidate *t, const attn_desc *d)
     if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
+    if (t->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d)) return false;
     return !(needs & ~t->features) && !(t->needs & ~d->flags) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v &&
            d->len_q <= t->rows;
 }
@@ -461,7 +464,7 @@ static void fit_pages(uint64_t *state, attn_desc *d, check_options *o)
     if (check_chance(state, 50)) d->page_size = attn_round_up(d->page_size, 8);
     d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
     if (d->len_kv == 0) d->len_kv = 1;
-    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;
+    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0, d->alignment = 0;
 }
 
 /* So few packed rows as decode kernels take. */
@@ -472,7 +475,7 @@ static void fit_rows(int64_t most, attn_desc *d, check_options *o)
     d->heads_q = group * heads_kv;
     if (d->len_q * group > most) d->len_q = 1 + d->len_q % (most / group);
     d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
-    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0;
+    o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0, d->alignment = 0;
 }
 
 /* What a kernel leaves of a problem. */
@@ -496,6 +499,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     if (t->packed_rows) fit_rows(t->packed_rows, d, o);
     check_random_settle(d, o);
     bound(d, o);
+    if (t->needs & ATTN_BIAS) check_problem_fit_bias(d), o->bias_infinite = check_chance(state, 20);
 }
 
 /* One of those that take the problem; if none does, of those of its direction, which then gets what it takes of it. */

@@ -66,7 +66,8 @@ static int64_t heads_kv_of(const attn_desc *d)
     X(bias_heads, d->bias_extent[1] = d->bias_extent[1] > 1 ? 1 : d->bias_extent[1]) \
     X(bias_rows, d->bias_extent[2] = d->bias_extent[2] > 1 ? 1 : d->bias_extent[2])  \
     X(bias_keys, d->bias_extent[3] = d->bias_extent[3] > 1 ? 1 : d->bias_extent[3])  \
-    X(grad_dtype, d->grad_dtype = (attn_dtype)0)
+    X(grad_dtype, d->grad_dtype = (attn_dtype)0)                                     \
+    X(alignment, d->alignment = 0)
 
 enum { FLAGS = 25 };
 

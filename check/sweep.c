@@ -100,7 +100,8 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
-               !(cuda->needs & ~desc->flags) && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
+               !(cuda->needs & ~desc->flags) && (!(cuda->needs & ATTN_BIAS) || attn_cuda_bias_is_even(desc)) &&
+               desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
@@ -349,6 +350,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     options.rounds_p = kernel->dtype == ATTN_E4M3 && attn_cuda_is_variant(kernel);
     if (kernel->form == ATTN_CUDA_DECODE) fit_decode(kernel, number, &desc, &options);
     if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
+    if (kernel->needs & ATTN_BIAS) check_problem_fit_bias(&desc);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
                 false);
 }

@@ -251,6 +251,19 @@ static bool force_kernel(const char *kernel, attn_bench_case *cases, int count)
     return true;
 }
 
+/* Leaves the cases that --only is in the text of. Returns how many. */
+static int leave(const char *only, attn_bench_case *cases, int count)
+{
+    int left = 0;
+    for (int i = 0; i < count; i++) {
+        char text[256], variant[ATTN_BENCH_VARIANT];
+        attn_bench_variant(&cases[i], variant);
+        snprintf(text, sizeof text, "%s %s %s", attn_bench_pass_name(cases[i].pass), cases[i].mask, variant);
+        if (strstr(text, only)) cases[left++] = cases[i];
+    }
+    return left;
+}
+
 static int measure_all(const attn_bench_options *o, const attn_bench_case *cases, int count)
 {
     attn_cpu_info cpu;
@@ -285,6 +298,7 @@ int attn_cmd_bench(int argc, char **argv)
     int count;
     attn_bench_case *cases = (o.on == ATTN_CUDA ? attn_bench_gpu_cases : attn_bench_cases)(&o, &count);
     if (!cases) return ATTN_EXIT_FAILURE;
+    if (o.only && count > 0) count = leave(o.only, cases, count);
     code = ATTN_EXIT_FAILURE;
     if (o.kernel && !force_kernel(o.kernel, cases, count))
         code = ATTN_EXIT_USAGE;
@@ -292,6 +306,8 @@ int attn_cmd_bench(int argc, char **argv)
         code = attn_bench_once(cases, count) ? ATTN_EXIT_OK : ATTN_EXIT_FAILURE;
     else if (count > 0 && attn_bench_bytes_prepare(cases, count, argc, argv))
         code = measure_all(&o, cases, count);
+    else if (count == 0 && o.only)
+        attn_bench_fail("nothing to measure: --only %s: no case has that in its pass, mask and changes", o.only);
     else if (count == 0)
         attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: the threads suite needs the CPU"
                                           : "nothing to measure: the threads suite takes more than one thread");

@@ -144,6 +144,8 @@ static const attn_option options[] = {
     { "heads", 0, "Q[/KV]", attn_parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
     { "kernel", 0, "NAME", attn_parse_text, AT(kernel),
       "the kernel (attn kernels) in place of the planner's\nchoice; for suites of forwards" },
+    { "only", 0, "TEXT", attn_parse_text, AT(only),
+      "of the suites, cases in whose pass, mask and changes\nthe text is: 'fwd full bias'" },
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
     { "peer", 0, "LIST", parse_peers, AT(peers),

@@ -279,6 +279,11 @@ typedef struct attn_desc {
     int64_t v_scale_stride[4];                    /* [3], of channels, is 0 where v_scale_rows is 1 */
 
     attn_dtype grad_dtype; /* ATTN_BACKWARD: of grad_q, grad_k and grad_v: 0: that of o; or ATTN_F32 */
+
+    /* ATTN_CUDA: bytes that the addresses of q, k, v, grad_o, o and a 16-bit bias are multiples of: a power of two to
+     * 16; 0: 16, as the fast kernels want it. Of less, the plan has workspace into which a run copies q, k, v and
+     * grad_o first, and takes kernels that read a bias anywhere. The CPU's kernels are as fast at any address. */
+    int64_t alignment;
 } attn_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -461,9 +466,10 @@ typedef struct attn_args {
  * stays below 1 TFLOP/s; the fast kernels reach hundreds. attn_plan_describe names kernel, tensors and time. The
  * fallback computes
  *   - f32, and head dims above 256
- *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are)
- *   - ATTN_FIRST_KV, ATTN_POSITIONS, bits_keys, with more than 16 packed rows (len_q * heads_q / heads_kv)
- *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative
+ *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are), where attn_desc.alignment
+ *     does not say so
+ *   - bits_keys, with more than 16 packed rows (len_q * heads_q / heads_kv)
+ *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative, or of such an alignment
  * Other tensors with such strides are copied first, which takes workspace and time. Pages are read fastest where
  * page_size is a multiple of 8. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,

@@ -42,7 +42,8 @@ static attn_desc desc_of(const struct band *band)
 static void rows_find_their_keys(void **state)
 {
     (void)state;
-    for (int i = 0; i < 3 * COUNT(bands); i++) {
+    int rounds = test_scale() > 1 ? 1 : 3;
+    for (int i = 0; i < rounds * COUNT(bands); i++) {
         const struct band *band = &bands[i % COUNT(bands)];
         attn_desc desc = desc_of(band);
         check_problem problem;

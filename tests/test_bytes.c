@@ -135,9 +135,11 @@ static float *scale(const check_problem *p, char tensor, int64_t row)
 static void check_scales(const attn_cpu_kernel *kernel)
 {
     static const float odd[] = { 0, -0.7f, 1e-30f, 3e3f, -1e-41f };
+    static uint32_t number;
     for (int kind = 0; kind < 3; kind++)
         for (int i = 0; i < COUNT(odd); i++)
             for (const char *tensor = "qkv"; *tensor; tensor++) {
+                if (!test_takes(number++)) continue;
                 check_problem p = scaled(kernel, kind, i % 2 ? ATTN_CAUSAL : ATTN_SOFTCAP | ATTN_SINK);
                 *scale(&p, *tensor, 5) = odd[i];
                 assert_ok(check_problem_run(&p, &p.desc, NULL));
@@ -161,8 +163,10 @@ static void check_nan(const attn_cpu_kernel *kernel)
 {
     static const float bad[] = { NAN, INFINITY };
     const int64_t key = KEYS - 5;
+    static uint32_t number;
     for (int i = 0; i < COUNT(bad); i++)
         for (const char *tensor = "qkv"; *tensor; tensor++) {
+            if (!test_takes(number++)) continue;
             check_problem p = scaled(kernel, 2, ATTN_CAUSAL);
             *scale(&p, *tensor, *tensor == 'q' ? 7 : key) = bad[i];
             assert_ok(check_problem_run(&p, &p.desc, NULL));
@@ -296,7 +300,9 @@ static double needle(const attn_cpu_kernel *kernel, double weight)
 static void check_needles(const attn_cpu_kernel *kernel)
 {
     static const double weights[] = { 0, 0.5, 0.9, 0.999 };
+    static uint32_t number;
     for (int i = 0; i < COUNT(weights); i++) {
+        if (!test_takes(number++)) continue;
         double error = needle(kernel, weights[i]);
         if (error > 2e-3) fail_msg("%s: weight %g: error %g", kernel->name, weights[i], error);
     }

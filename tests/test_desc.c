@@ -473,6 +473,9 @@ static void parts_are_checked(void **state)
     REFUSED(plain, INVALID, "flags: ATTN_DELTA needs direction = ATTN_BACKWARD", d.flags = ATTN_DELTA);
     REFUSED(plain, INVALID, "flags: ATTN_ADD needs direction = ATTN_BACKWARD", d.flags = ATTN_ADD);
     REFUSED(plain, INVALID, "grad_dtype = 1 needs direction = ATTN_BACKWARD", d.grad_dtype = ATTN_F32);
+    REFUSED(plain, INVALID, "alignment = 12 is no power of two", d.alignment = 12);
+    REFUSED(plain, INVALID, "alignment = 32 is not in 0 to 16", d.alignment = 32);
+    ACCEPTED(plain, d.alignment = 1);
     REFUSED(backward, INVALID, "grad_dtype = 3 is neither 0 nor ATTN_F32", d.dtype = d.grad_dtype = ATTN_BF16);
     REFUSED(backward, INVALID, "grad_dtype = ATTN_F32: with dtype = ATTN_F64 it is 0", d.dtype = ATTN_F64,
             d.grad_dtype = ATTN_F32);

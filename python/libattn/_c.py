@@ -50,7 +50,7 @@ class Desc(ctypes.Structure):
         ("scale_f64", _f64), ("kv_dtype", ctypes.c_int), ("out_dtype", ctypes.c_int),
         ("q_scale_rows", _i64), ("k_scale_rows", _i64), ("v_scale_rows", _i64), ("q_scale_heads", _i64),
         ("q_scale_stride", _four), ("k_scale_stride", _four), ("v_scale_stride", _four),
-        ("grad_dtype", ctypes.c_int),
+        ("grad_dtype", ctypes.c_int), ("alignment", _i64),
     ]
 
 

@@ -9,7 +9,7 @@ import ctypes
 import numbers
 import sys
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -462,9 +462,17 @@ def layouts(tensors: Dict[str, Any]) -> Dict[str, Layout]:
     return {name: layout(tensor, name) for name, tensor in tensors.items()}
 
 
-def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context) -> Prepared:
-    """The plan of these tensors: one made before, or a new one."""
-    keys = planned_keys(direction, tensors, static, arrays, varlen, blocks)
+def alignment_of(addresses: Iterable[int]) -> int:
+    """Bytes that all addresses are multiples of, 16 at most."""
+    bits = 16
+    for place in addresses:
+        bits |= place
+    return bits & -bits
+
+
+def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context, alignment=0) -> Prepared:
+    """The plan of these tensors: one made before, or a new one. alignment: as attn_desc has it."""
+    keys = 0 if alignment else planned_keys(direction, tensors, static, arrays, varlen, blocks)
     if keys:
         key = (direction, static, keys, context, signature(tensors["q"]),
                *[_but_length(tensors[name], 1, context) for name in ("k", "v")],
@@ -475,12 +483,18 @@ def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, contex
             direction, layouts(tensors), Static(*static), layouts(arrays), varlen, blocks, layouts(outputs)), keys))
         if found.grows:
             return found
-    key = (direction, static, varlen, blocks, context,
+    key = (direction, static, varlen, blocks, context, alignment,
            *[signature(t) for t in tensors.values()],
            *[(name, signature(t)) for name, t in arrays.items()],
            *[(name, signature(t)) for name, t in outputs.items()])
-    return kept(key, context, lambda: Problem(
-        direction, layouts(tensors), Static(*static), layouts(arrays), varlen, blocks, layouts(outputs)).prepare())
+
+    def make() -> Prepared:
+        problem = Problem(direction, layouts(tensors), Static(*static), layouts(arrays), varlen, blocks,
+                          layouts(outputs))
+        problem.desc.alignment = alignment
+        return problem.prepare()
+
+    return kept(key, context, make)
 
 
 FEW_ROWS = 16  # of q, as in a step of decoding
@@ -633,12 +647,17 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
             of = layout(tensors["q"], "q").dtype if name in ("alibi", "sink") else ""
             arrays[name] = as_table(value, name, table_dtype(name, of), device, handle)
     outputs = {name: writable(tensor, name, handle) for name, tensor in out.items()} if out else out
-    plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context)
-    args = _c.Args()
-    for name, tensor in tensors.items():
-        setattr(args, name, address_of(tensor, name))
-    for name, tensor in arrays.items():
-        setattr(args, name, address_of(tensor, name))
+    args, places = _c.Args(), {name: address_of(tensor, name) for name, tensor in tensors.items()}
+    places.update({name: address_of(tensor, name) for name, tensor in arrays.items()})
+    for name, place in places.items():
+        setattr(args, name, place)
+    alignment = 0
+    if device is not None:  # GPU kernels read 16 bytes at a time: tensors that lie otherwise are copied first
+        of_bias = "bias" in arrays and layout(arrays["bias"], "bias").dtype == layout(tensors["q"], "q").dtype
+        alignment = alignment_of([place for name, place in places.items()
+                                  if name in _READ or (name == "bias" and of_bias)]
+                                 + [address(outputs[name]) for name in ("o",) if name in outputs])
+    plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context, alignment % 16)
     if plan.grows:
         at = kv_layout(layout(tensors["k"], "k"), layout(tensors["v"], "v"))
         args.kv_layout = ctypes.addressof(at)
@@ -659,6 +678,7 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
 
 
 _OF_DTYPE = {"o", "grad_q", "grad_k", "grad_v"}
+_READ = {"q", "k", "v", "grad_o"}
 
 
 def _seeds(seed: Any, seed_offset: Any) -> None:

@@ -96,6 +96,8 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
         _run.kept(key, context, lambda: plan)
     args = _c.Args()
     args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if index is not None and (args.q | args.k | args.v) % 16:
+        return None
     layout = _Layout(keys, at_k[0], at_k[rows], at_k[heads], 1, at_v[0], at_v[rows], at_v[heads], 1)
     args.kv_layout = ctypes.addressof(layout)
     for name, table in tables.items():

@@ -113,6 +113,7 @@ class Problem:
     def __init__(self, batch=3, page_size=5, width=6, heads_q=4, heads_kv=2, dim=16, dim_v=16, new=3, dtype=np.float32,
                  packed=False, rotary_dim=0, slack=4):
         self.new = RANDOM.integers(0, new + 1, batch) if packed else np.full(batch, new)
+        self.new[0] = max(self.new[0], 1)  # there is a token, whatever other tests have drawn
         self.lens = RANDOM.integers(0, width * page_size - new + 1, batch).astype(np.int32)
         self.size, pages = page_size, batch * width + slack
         self.k_cache = normal(pages, page_size, heads_kv, dim, dtype=dtype)

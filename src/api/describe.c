@@ -79,6 +79,7 @@ size_t attn_plan_describe(const attn_plan *plan, char *text, size_t size)
              (long long)d->heads_q, (long long)d->heads_kv, (long long)d->len_q, (long long)d->len_kv,
              (long long)d->dim_qk, (long long)d->dim_v);
     say_flags(&w, d->flags);
+    if (d->device == ATTN_CUDA && d->alignment < 16) attn_say(&w, ", addresses of %lld bytes", (long long)d->alignment);
     if (d->grad_dtype) attn_say(&w, ", gradients %s", attn_dtype_name(d->grad_dtype));
     say_scales(&w, d);
     if (attn_out_dtype(d) != d->dtype && attn_out_dtype(d) != ATTN_F32)

@@ -58,7 +58,7 @@ double attn_cuda_change_clocks(const attn_cuda_kernel *k)
     const struct {
         uint32_t flag;
         double clocks;
-    } alone[] = { { ATTN_SOFTCAP, 0.12 }, { ATTN_ALIBI, 0.02 }, { ATTN_DROPOUT, 0.06 } };
+    } alone[] = { { ATTN_SOFTCAP, 0.12 }, { ATTN_ALIBI, 0.02 }, { ATTN_DROPOUT, 0.06 }, { ATTN_BIAS, 0.02 } };
     for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
         if (k->needs & alone[i].flag) return alone[i].clocks;
     return k->features & ATTN_CUDA_SCORES ? 0.15 : 0;

@@ -61,7 +61,7 @@ static int64_t tiles_most(const attn_desc *d, const attn_cuda_kernel *k)
 /* Whether k and v are read, and q is, 16 bytes at a time from where they lie. */
 static bool lies_well(const attn_desc *d)
 {
-    bool even = d->dim_qk % 8 == 0 && d->dim_v % 8 == 0;
+    bool even = d->alignment >= 16 && d->dim_qk % 8 == 0 && d->dim_v % 8 == 0;
     for (int i = 0; i < 3; i++)
         even = even && d->q_stride[i] % 8 == 0 && d->k_stride[i] % 8 == 0 && d->v_stride[i] % 8 == 0;
     return even;
@@ -95,7 +95,8 @@ static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel
     if (why_not) return why_not;
     if (d->len_q * (d->heads_q / d->heads_kv) > ATTN_DECODE_GROUP_ROWS)
         return "it takes 16 packed rows at most: len_q * heads_q / heads_kv";
-    if (!lies_well(d)) return "it takes head dims and strides of q, k and v that are multiples of 8";
+    if (!lies_well(d))
+        return "it takes head dims and strides of q, k and v that are multiples of 8, at an alignment of 16";
     if ((double)d->batch * (double)d->heads_kv * (double)tiles_most(d, k) > INT32_MAX) return "its tiles are too many";
     return illegal_words(overrides, d, k);
 }

@@ -34,7 +34,8 @@ attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fall
 
 void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *f, attn_text_buffer *words)
 {
-    attn_say(words, " are to be multiples of 16: at others the fallback kernel computes it, predicted ");
+    attn_say(words, " are to be multiples of 16: at others, if alignment does not say so, the fallback kernel computes "
+                    "it, predicted ");
     attn_say_number(words, f->seconds * 1e3);
     attn_say(words, " ms\n");
 }

@@ -105,6 +105,10 @@ static inline const struct attn_cuda_pass *attn_cuda_pass_of(const attn_cuda_ker
     return kernel->arch->pass[kernel->form];
 }
 
+/* Whether kernels for a bias alone take it: of the rows' dtype, its keys next to each other, for rows and keys or for
+ * keys alone, and all else at multiples of 16 bytes. desc: resolved, with ATTN_BIAS. */
+bool attn_cuda_bias_is_even(const attn_desc *desc);
+
 /* Why a kernel cannot compute a problem on any device, however it is planned; NULL: it can. desc: resolved. */
 const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc);
 

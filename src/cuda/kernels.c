@@ -7,6 +7,7 @@
 #include "problem/desc.h"
 
 enum { GRID_MOST = 65535, LENGTH_MOST = 1 << 30 };
+static const int64_t STRIDE_MOST = (int64_t)1 << 40; /* bytes, of tensors that are read as tiles */
 enum {
     SOFTCAP_MOST = 128
 }; /* of kernels for a softcap alone: scores are exact to 2^-23 of the cap, LSE must be to 2e-5 */
@@ -40,6 +41,18 @@ const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *k, const attn_desc 
     return attn_out_dtype(d) == ATTN_E4M3 ? "it does not store o as e4m3" : NULL;
 }
 
+bool attn_cuda_bias_is_even(const attn_desc *d)
+{
+    const int64_t *extent = d->bias_extent, *stride = d->bias_stride, size = attn_dtype_size(d->dtype);
+    bool even =
+        d->bias_dtype == d->dtype && extent[3] == d->len_kv && extent[3] > 0 && (stride[3] == 1 || d->len_kv == 1);
+    for (int i = 0; i < 3; i++) {
+        int64_t bytes = stride[i] * size;
+        even = even && extent[i] > 0 && (extent[i] == 1 || (bytes > 0 && bytes % 16 == 0 && bytes < STRIDE_MOST));
+    }
+    return even;
+}
+
 const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
 {
     if (attn_cuda_direction(k) != d->direction) return "it computes the other direction";
@@ -54,6 +67,8 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (lacks) return "it lacks a feature that flags ask for";
     if (k->needs & ~d->flags) return "it is for another change of scores or for causal masks";
     if (k->needs & ATTN_SOFTCAP && d->softcap > SOFTCAP_MOST) return "softcap is above the 128 it takes";
+    if (k->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d))
+        return "it takes a bias of the rows' dtype, of each key, at multiples of 16 bytes";
     if (k->paged && !(d->flags & ATTN_PAGED)) return "it takes paged keys alone";
     if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";

@@ -16,6 +16,12 @@ static int bounded(int64_t x)
     return x < 0 || x > UNBOUNDED ? UNBOUNDED : (int)x;
 }
 
+static long long bounded_far(int64_t x)
+{
+    const long long unbounded = 1LL << 61;
+    return x < 0 || x > unbounded ? unbounded : x;
+}
+
 static void fill_shape(const attn_desc *d, attn_cuda_shape *p)
 {
     p->flags = d->flags;
@@ -36,6 +42,9 @@ static void fill_mask(const attn_desc *d, int kv_tile, attn_cuda_mask *m)
     if (d->flags & ATTN_CAUSAL) m->right = 0;
     m->summary_keys = kv_tile;
     m->chunk = bounded(d->chunk);
+    m->far_left = bounded_far(window ? d->window_left : -1);
+    m->far_right = d->flags & ATTN_CAUSAL ? 0 : bounded_far(window ? d->window_right : -1);
+    m->far_chunk = bounded_far(d->chunk);
     m->interval_vectors = (int)d->interval_vectors, m->interval_heads = (int)d->interval_heads;
     m->block_rows = bounded(d->block_rows), m->block_keys = bounded(d->block_keys);
     m->block_batch = (int)d->block_batch, m->block_heads = (int)d->block_heads;
@@ -58,20 +67,10 @@ static void fill_tensors(const attn_desc *d, attn_cuda_tensors *t)
         t->q_stride[i] = d->q_stride[i], t->k_stride[i] = d->k_stride[i], t->v_stride[i] = d->v_stride[i];
 }
 
-static long long bounded_long(int64_t x)
-{
-    const long long unbounded = 1LL << 61;
-    return x < 0 || x > unbounded ? unbounded : x;
-}
-
 static void fill_cache(const attn_desc *d, attn_cuda_kv_cache *c)
 {
-    bool window = d->flags & ATTN_WINDOW;
     *c = (attn_cuda_kv_cache){
         .table = { .width = d->table_width, .total = d->table_total, .pages = d->pages, .page_size = d->page_size },
-        .left = bounded_long(window ? d->window_left : -1),
-        .right = d->flags & ATTN_CAUSAL ? 0 : bounded_long(window ? d->window_right : -1),
-        .chunk = bounded_long(d->chunk),
         .bits_keys = (int)d->bits_keys,
     };
 }
@@ -140,6 +139,9 @@ static void bind_mask(const attn_desc *d, const attn_args *a, attn_cuda_mask *m)
         m->block_partial_count = a->block_partial_count, m->block_partial = a->block_partial;
     }
     if (d->flags & ATTN_BITS) m->bits = a->bits;
+    if (d->flags & ATTN_FIRST_KV) m->first_kv = a->first_kv;
+    if (d->flags & ATTN_POSITIONS)
+        m->position_q = (const long long *)a->position_q, m->position_kv = (const long long *)a->position_kv;
 }
 
 static void bind_score(const attn_desc *d, const attn_args *a, attn_cuda_score *s, attn_cuda_seeds *seeds)
@@ -157,9 +159,6 @@ static void bind_cache(const attn_desc *d, const attn_args *a, attn_cuda_kv_cach
 {
     if (d->flags & ATTN_PAGED)
         c->table.ids = a->page_table, c->table.starts = a->page_starts, c->table.fault = a->fault;
-    if (d->flags & ATTN_FIRST_KV) c->first_kv = a->first_kv;
-    if (d->flags & ATTN_POSITIONS)
-        c->position_q = (const long long *)a->position_q, c->position_kv = (const long long *)a->position_kv;
 }
 
 static void bind_scales(const attn_desc *d, const attn_args *a, attn_cuda_scales *s)

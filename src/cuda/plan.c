@@ -19,11 +19,7 @@ static const double measured_apart = 0.97;
 /* The first of what caches of keys add that the problem has; NULL: it has none. */
 static const char *cache_word(const attn_desc *d)
 {
-    return d->flags & ATTN_PAGED       ? "ATTN_PAGED"
-           : d->flags & ATTN_FIRST_KV  ? "ATTN_FIRST_KV"
-           : d->flags & ATTN_POSITIONS ? "ATTN_POSITIONS"
-           : d->bits_keys              ? "bits_keys"
-                                       : NULL;
+    return d->flags & ATTN_PAGED ? "ATTN_PAGED" : d->bits_keys ? "bits_keys" : NULL;
 }
 
 /* Why a kernel was taken. paged: NULL, or why no variant of paged keys was; waits: NULL, or a faster one, which NVRTC
@@ -140,9 +136,9 @@ attn_status attn_cuda_too_large(const attn_desc *d)
 /* What the CPU computes and a GPU does not yet. */
 static attn_status check_there(const attn_desc *d)
 {
-    if (d->direction == ATTN_FORWARD || !cache_word(d)) return ATTN_OK;
-    return attn_fail(ATTN_UNSUPPORTED, "%s in a backward is not there yet on a GPU: device = ATTN_CPU computes it",
-                     cache_word(d));
+    if (d->direction == ATTN_FORWARD || !d->bits_keys) return ATTN_OK;
+    return attn_fail(ATTN_UNSUPPORTED,
+                     "bits_keys in a backward is not there yet on a GPU: device = ATTN_CPU computes it");
 }
 
 static attn_status create(attn_plan *plan)

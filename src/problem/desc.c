@@ -162,6 +162,7 @@ static const field fields[] = {
     STRIDES(q_scale_stride, ATTN_SCALES_Q),
     STRIDES(k_scale_stride, ATTN_SCALES_KV),
     STRIDES(v_scale_stride, ATTN_SCALES_KV),
+    RANGE(alignment, 0, 0, 16),
 };
 
 static int64_t value_at(const attn_desc *desc, size_t offset)
@@ -223,6 +224,8 @@ static attn_status check_kinds(const attn_desc *desc)
         return attn_fail(ATTN_INVALID, "dtype = ATTN_F64 does not take ATTN_OUT_F32");
     if (desc->grad_dtype && desc->grad_dtype != ATTN_F32)
         return attn_fail(ATTN_INVALID, "grad_dtype = %d is neither 0 nor ATTN_F32", (int)desc->grad_dtype);
+    if (desc->alignment & (desc->alignment - 1))
+        return attn_fail(ATTN_INVALID, "alignment = %" PRId64 " is no power of two", desc->alignment);
     if (desc->grad_dtype && desc->dtype == ATTN_F64)
         return attn_fail(ATTN_INVALID, "grad_dtype = ATTN_F32: with dtype = ATTN_F64 it is 0");
     if (desc->device != ATTN_CPU && !attn_dtype_of(desc->dtype)->on_gpu)
@@ -545,6 +548,7 @@ attn_status attn_desc_resolve(attn_desc *out, const attn_desc *desc, size_t size
     if (status) return status;
     if (d.heads_kv == 0) d.heads_kv = d.heads_q;
     if (d.dim_v == 0) d.dim_v = d.dim_qk;
+    if (d.alignment == 0) d.alignment = 16;
 
     status = check_kinds(&d);
     if (!status) status = check_other_kinds(&d);

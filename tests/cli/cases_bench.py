@@ -6,7 +6,7 @@ import pty
 import re
 import sys
 
-from harness import case, check, gpu_environment, skip
+from harness import case, check, gpu_environment, idle_gpu, skip
 
 QUICK = "bench --len 40 --dim 16 --heads 2/1 --threads 1 --min-time 0.0001 --repeat 5".split()
 
@@ -72,7 +72,7 @@ def bench_kv(place):
 @case
 def bench_paged(place):
     """Pages in order and in none beside the same keys without pages, on the CPU and on a GPU."""
-    kinds, gpu = ["pages:16", "mixed:16", "pages:64", "mixed:64", "mixed:12"], gpu_environment()
+    kinds, gpu = ["pages:16", "mixed:16", "pages:64", "mixed:64", "mixed:12"], idle_gpu()
     words = ("--smoke", "--suite", "paged", "--dtype", "bf16", "--repeat", "1", "--min-time", "1e-9")
     on_cpu, on_gpu = (("--threads", "1"), None), (("--device", "cuda", "--heads", "2/1"), gpu)
     for more, env in (on_cpu, on_gpu) if gpu else (on_cpu,):
@@ -132,7 +132,7 @@ def bench_decode(place):
 @case
 def bench_decode_gpu(place):
     """On a GPU as a graph, beside its launch and its floor; peers are asked for decode."""
-    gpu = gpu_environment()
+    gpu = idle_gpu()
     if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
     place.write("python", TORCH_GPU)
@@ -206,7 +206,7 @@ def bench_keeps(place):
 @case
 def bench_peers(place):
     """Each peer takes its turn beside each case; one that computes nothing leaves no second row."""
-    gpu = gpu_environment()
+    gpu = idle_gpu()
     for words, text in ((["--peer", "none,torch"], "takes no other beside it"), (["--peer", "torch,torch"], "names torch twice"),
                         (["--peer", "torch,cudnn"], "--peer cudnn needs --device cuda"), (["--peer", "torch,"], "--peer")):
         place.refuses(["bench", *words], 2, text)
@@ -302,7 +302,7 @@ def bench_sweeps(place):
 @case
 def bench_library(place):
     """Another build of the library takes its turns in every suite that has a peer, on the CPU and on a GPU."""
-    library, gpu = os.environ.get("ATTN_TEST_LIBRARY"), gpu_environment()
+    library, gpu = os.environ.get("ATTN_TEST_LIBRARY"), idle_gpu()
     if not library:
         return skip("no shared library: ATTN_TEST_LIBRARY is not set")
     with open(library, "rb") as file:
@@ -368,21 +368,21 @@ def bench_features(place):
 @case
 def bench_features_peers(place):
     """PyTorch is asked for the feature, on a GPU and on the CPU, there only for what it has."""
-    gpu = gpu_environment()
-    words = "--suite features --len 128 --dim 64 --heads 8 --min-time 1e-9 --pause 1e-6 --repeat 1 --dtype bf16 --python ./python".split()
+    gpu = idle_gpu()
+    words = "--suite features --heads 8 --min-time 1e-9 --pause 1e-6 --repeat 1 --dtype bf16 --python ./python".split()
     place.write("python", TORCH)
     os.chmod(place.path("python"), 0o755)
-    rows = results(place, *words, "--threads", "1", "--peer", "torch")
+    rows = results(place, *words, "--len", "40", "--dim", "16", "--threads", "1", "--peer", "torch")
     asked = {(row["mask"], row["variant"]) for row in rows if row["peer"] == "torch"}
     check(asked >= {("full", "bias:bf16"), ("causal", "dropout"), ("full bits:50%", "")}, asked)
     check(not any("window" in mask or "softcap" in variant for mask, variant in asked), asked)
     with open(place.path("log")) as file:
         log = file.read()
-    check("setup fwd bf16 1 8 8 128 128 64 64 0 1 full=1 bias=bf16:1:8:128:128:0\n" in log, log)
+    check("setup fwd bf16 1 8 8 40 40 16 16 0 1 full=1 bias=bf16:1:8:40:40:0\n" in log, log)
     if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
     place.write("python", TORCH_GPU)
-    rows = results(place, "--device", "cuda", *words, "--peer", "efficient,flex", env=gpu)
+    rows = results(place, "--device", "cuda", *words, "--len", "128", "--dim", "64", "--peer", "efficient,flex", env=gpu)
     check({row["peer"] for row in rows} == {"efficient", "flex", None}, {row["peer"] for row in rows})
     check(all(" " in row["refused"] for row in rows if row["seconds"] is None), "why")
     for row in rows:
@@ -402,7 +402,7 @@ def bench_features_peers(place):
 @case
 def bench_strategies(place):
     """Each strategy that a plan takes is switched off: words that `attn explain` names, kernels that exist; once each."""
-    gpu = gpu_environment()
+    gpu = idle_gpu()
     if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
     words = "--device cuda --suite strategies --peer none --len 64 --heads 2/1 --repeat 1 --min-time 1e-9".split()

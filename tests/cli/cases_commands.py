@@ -11,7 +11,7 @@ import subprocess
 from arrays import Array, npy, read_npy, uniform
 from cases_answers import QKV, problem
 from cases_grad import GRAD, upstream
-from harness import case, check, close, gpu_environment, skip
+from harness import LIMIT, case, check, close, gpu_environment, skip
 
 
 @case
@@ -397,7 +397,7 @@ def interrupted(place):
     check("computing... 0.5 s of about" in shown, "the terminal shows", shown)
     check(len(place.files()) == len(before) + 2 and "o.npy" not in place.files(), "files at work:", place.files())
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=30)
+    process.wait(timeout=LIMIT)
     os.close(master)
     check(process.returncode == -signal.SIGINT, "ended with", process.returncode)
     check(place.files() == before, "left", place.files())

@@ -12,7 +12,7 @@ import time
 
 from arrays import Array, npy, read_npy, read_safetensors, safetensors, uniform
 from cases_answers import QKV, problem
-from harness import case, check, close, skip
+from harness import LIMIT, case, check, close, skip
 
 RUN = ["run", *QKV, "-o", "o.npy", "-q"]
 
@@ -101,7 +101,7 @@ def process_substitution(place):
     if not shutil.which("bash"):
         return skip("no bash")
     line = '"%s" run --q <(cat q.npy) --k <(cat k.npy) --v <(cat v.npy) -o o.npy -q' % place.attn
-    done = subprocess.run(["bash", "-c", line], cwd=place.directory, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(["bash", "-c", line], cwd=place.directory, stderr=subprocess.PIPE, timeout=LIMIT)
     check(done.returncode == 0, done.stderr)
     close(read_npy(place.path("o.npy")), read_npy(place.path("want.npy")), 0)
 
@@ -163,7 +163,7 @@ def inputs_changed_meanwhile(place):
     process = long_run(place)
     for name in "qkv":
         os.truncate(place.path(name + ".npy"), 0)
-    said = process.communicate(timeout=120)[1]
+    said = process.communicate(timeout=LIMIT)[1]
     check(process.returncode == 0 and not said, "ended with", process.returncode, said)
     got = read_npy(place.path("o.npy"))
     check(got.shape == (8192, 1, 64) and not any(got.data), "another answer")
@@ -181,7 +181,7 @@ def killed_runs(place):
     for name in ".$$.tmp", ".$$-0.tmp":
         line = 'echo >o.npy%s; exec "$@"' % name
         done = subprocess.run(
-            ["sh", "-c", line, "sh", place.attn, *RUN], cwd=place.directory, stderr=subprocess.PIPE, timeout=60
+            ["sh", "-c", line, "sh", place.attn, *RUN], cwd=place.directory, stderr=subprocess.PIPE, timeout=LIMIT
         )
         check(done.returncode == 0, done.stderr.decode())
     check(read_npy(place.path("o.npy")).shape == (2, 9, 4, 6), "another answer")
@@ -198,7 +198,7 @@ def one_process_number(place):
     place.write("big.npy", npy(array))
     words = [*alone, place.attn, "run", "--q", "big.npy", "--k", "big.npy", "--v", "big.npy", "-o", "o.npy", "-q"]
     started = [subprocess.Popen(words, cwd=place.directory) for _ in range(8)]
-    codes = [process.wait(timeout=120) for process in started]
+    codes = [process.wait(timeout=LIMIT) for process in started]
     check(codes == [0] * 8, "ended with", codes)
     check(read_npy(place.path("o.npy")).shape == array.shape, "not whole")
     check([name for name in place.files() if "tmp" in name] == [], "left", place.files())
@@ -295,7 +295,7 @@ def full_disk(place):
         cwd=place.directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=LIMIT,
     )
     check(done.stdout == b"1\n" and b"--lse lse.npy: cannot write: No space left" in done.stderr, done)
 
@@ -322,7 +322,7 @@ def nobody_listens(place):
     os.close(reader)
     process = subprocess.Popen([place.attn, *RUN, "--json"], cwd=place.directory, stdout=writer)
     os.close(writer)
-    check(process.wait(timeout=60) == -signal.SIGPIPE, "ended with", process.returncode)
+    check(process.wait(timeout=LIMIT) == -signal.SIGPIPE, "ended with", process.returncode)
     check(place.files() == ["k.npy", "o.npy", "q.npy", "v.npy"], "left", place.files())
     check(read_npy(place.path("o.npy")).shape == (2, 9, 4, 6), "not whole")
 

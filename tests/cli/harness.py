@@ -8,6 +8,7 @@ import tempfile
 import traceback
 
 CASES = []
+LIMIT = 600  # seconds: ends what hangs, not what is slow
 
 
 def case(function):
@@ -52,7 +53,7 @@ class Place:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            timeout=120,
+            timeout=LIMIT,
             **keywords
         )
         done.out, done.err = done.stdout.decode(), (done.stderr or b"").decode()
@@ -72,10 +73,15 @@ class Place:
         check(self.files() == before, "left", self.files(), "where", before, "was")
 
 
-def gpu_environment(variable="ATTN_TEST_CUDA"):
+def gpu_environment(variable="ATTN_TEST_CUDA", **more):
     """With the driver that stands for a GPU's, or None. ATTN_TEST_EMULATED: that whose kernels are their own source."""
     cuda = os.environ.get(variable)
-    return cuda and {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": ""}
+    return cuda and {**os.environ, "LD_LIBRARY_PATH": cuda, "ATTN_NVRTC": "", **more}
+
+
+def idle_gpu():
+    """The same with kernels that check what they are launched with and compute nothing."""
+    return gpu_environment(FAKE_CUDA_COMPUTES="0")
 
 
 def close(got, wanted, tolerance, what="o"):

@@ -94,7 +94,7 @@ int fake_cuda_count(const char *function)
     return calls;
 }
 
-static int setting(const char *name, int normal)
+int fake_env(const char *name, int normal)
 {
     const char *text = getenv(name);
     return text ? atoi(text) : normal;
@@ -110,7 +110,7 @@ CUresult cuInit(unsigned flags)
 {
     CALLED;
     (void)flags;
-    return setting("FAKE_CUDA_DEVICES", 2) ? 0 : NO_DEVICE;
+    return fake_env("FAKE_CUDA_DEVICES", 2) ? 0 : NO_DEVICE;
 }
 
 CUresult cuDriverGetVersion(int *version)
@@ -137,7 +137,7 @@ CUresult cuGetErrorString(CUresult result, const char **text)
 CUresult cuDeviceGetCount(int *count)
 {
     CALLED;
-    *count = setting("FAKE_CUDA_DEVICES", 2);
+    *count = fake_env("FAKE_CUDA_DEVICES", 2);
     return 0;
 }
 
@@ -156,11 +156,11 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
-    int capability = setting("FAKE_CUDA_CAPABILITY", 90);
+    int capability = fake_env("FAKE_CUDA_CAPABILITY", 90);
     (void)device;
     *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? capability / 10
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? capability % 10
-             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? setting("FAKE_CUDA_MULTIPROCESSORS", 132)
+             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? fake_env("FAKE_CUDA_MULTIPROCESSORS", 132)
              : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 232448
              : attribute == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE                     ? 50 << 20
              : attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE                        ? 1980000
@@ -381,9 +381,17 @@ CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *address)
 
 /* ---- memory, streams, events --------------------------------------------------------------- */
 
+/* Lent to one at a time: each measurement asks for it, and sanitizers take long to free so much. */
+static char flush[FLUSH] __attribute__((aligned(512)));
+static atomic_bool flush_is_lent;
+
 CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
 {
     CALLED;
+    if (bytes == FLUSH && !atomic_exchange(&flush_is_lent, true)) {
+        *at = (CUdeviceptr)(uintptr_t)flush;
+        return 0;
+    }
     *at = (CUdeviceptr)(uintptr_t)aligned_alloc(512, (bytes + 511) / 512 * 512);
     return *at ? 0 : OUT_OF_MEMORY;
 }
@@ -391,7 +399,10 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
 CUresult cuMemFree_v2(CUdeviceptr at)
 {
     CALLED;
-    free((void *)(uintptr_t)at);
+    if (at == (CUdeviceptr)(uintptr_t)flush)
+        flush_is_lent = false;
+    else
+        free((void *)(uintptr_t)at);
     return 0;
 }
 

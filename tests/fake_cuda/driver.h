@@ -13,6 +13,9 @@ enum {
     NOT_FOUND = 500
 };
 
+/* As much memory is set to 0 to empty caches, and is nothing else: nobody writes it here. */
+enum { FLUSH = 256 << 20 };
+
 /* Counts a call; what it was told to return. */
 CUresult fake_called(const char *name);
 

@@ -44,6 +44,20 @@ static int64_t all_rows(const attn_sm90_params *p)
 
 /* ---- attention from parameters ------------------------------------------------------------- */
 
+/* Bounds of positions are those of keys, where these have room for them. */
+static void take_positions(const attn_cuda_mask *m, attn_desc *d, attn_args *a)
+{
+    const long long bounds[][2] = { { m->far_left, m->left }, { m->far_right, m->right }, { m->far_chunk, m->chunk } };
+    for (int i = 0; i < 3; i++) {
+        long long bound = bounds[i][0] < 1 << 30 ? bounds[i][0] : 1 << 30;
+        if (bound != bounds[i][1]) fake_die("bound %d of keys is not that of positions", i);
+    }
+    if (d->flags & ATTN_WINDOW) d->window_left = m->far_left, d->window_right = m->far_right;
+    d->chunk = m->far_chunk;
+    a->first_kv = m->first_kv;
+    a->position_q = (const int64_t *)m->position_q, a->position_kv = (const int64_t *)m->position_kv;
+}
+
 static void take_masks(const attn_cuda_params *p, attn_desc *d, attn_args *a)
 {
     const attn_cuda_mask *m = &p->mask;
@@ -51,9 +65,7 @@ static void take_masks(const attn_cuda_params *p, attn_desc *d, attn_args *a)
     if (d->flags & ATTN_CAUSAL && m->right != 0) fake_die("causal, and %d keys after the diagonal", m->right);
     if (!(d->flags & ATTN_WINDOW) && (m->left != unbounded || (m->right != unbounded && !(d->flags & ATTN_CAUSAL))))
         fake_die("a window of %d and %d keys that nobody asked for", m->left, m->right);
-    if (d->flags & ATTN_WINDOW) d->window_left = m->left == unbounded ? -1 : m->left;
-    if (d->flags & ATTN_WINDOW) d->window_right = m->right == unbounded || d->flags & ATTN_CAUSAL ? -1 : m->right;
-    d->chunk = m->chunk;
+    take_positions(m, d, a);
     d->interval_vectors = m->interval_vectors, d->interval_heads = m->interval_heads;
     d->block_rows = m->block_rows, d->block_keys = m->block_keys;
     d->block_batch = m->block_batch, d->block_heads = m->block_heads;
@@ -140,12 +152,17 @@ void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_a
     if (dtype == ATTN_E4M3) take_scales(p, d, a);
 }
 
+bool fake_computes(void)
+{
+    return fake_env("FAKE_CUDA_COMPUTES", 1);
+}
+
 void fake_compute(const char *symbol, const attn_desc *d, const attn_args *a)
 {
     attn_plan *plan;
     if (attn_plan_create(&plan, d)) fake_die("%s: %s", symbol, attn_error());
     void *workspace = malloc(attn_plan_workspace(plan) + 1);
-    if (attn_run(plan, a, workspace, NULL)) fake_die("%s: %s", symbol, attn_error());
+    if (fake_computes() && attn_run(plan, a, workspace, NULL)) fake_die("%s: %s", symbol, attn_error());
     free(workspace);
     attn_plan_destroy(plan);
 }
@@ -201,19 +218,9 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
                          kv_box, d->v_stride);
 }
 
-/* Bounds of positions are the mask's, where these have room for them. */
-static void take_cache(const char *symbol, const attn_cuda_mask *m, const attn_cuda_kv_cache *c, attn_desc *d,
-                       attn_args *a)
+static void take_cache(const attn_cuda_kv_cache *c, attn_desc *d, attn_args *a)
 {
-    const long long bounds[][2] = { { c->left, m->left }, { c->right, m->right }, { c->chunk, m->chunk } };
-    for (int i = 0; i < 3; i++) {
-        long long bound = bounds[i][0] < 1 << 30 ? bounds[i][0] : 1 << 30;
-        fake_expect(bound == bounds[i][1], symbol, "ranges of positions");
-    }
-    if (d->flags & ATTN_WINDOW) d->window_left = c->left, d->window_right = c->right;
-    d->chunk = c->chunk, d->bits_keys = c->bits_keys;
-    a->first_kv = c->first_kv;
-    a->position_q = (const int64_t *)c->position_q, a->position_kv = (const int64_t *)c->position_kv;
+    d->bits_keys = c->bits_keys;
     d->pages = c->table.pages, d->page_size = c->table.page_size;
     d->table_width = c->table.width, d->table_total = c->table.total;
     a->page_table = c->table.ids, a->page_starts = c->table.starts;
@@ -230,6 +237,27 @@ static void check_pages(const char *symbol, const attn_cuda_kernel *k, const att
         fake_expect(pools->k_stride[i] == d->k_stride[i] || d->k_stride[i] == 8, symbol, "strides of k's pool");
         fake_expect(pools->v_stride[i] == d->v_stride[i] || d->v_stride[i] == 8, symbol, "strides of v's pool");
     }
+}
+
+/* What a variant of a bias reads it by. */
+static void check_bias(const char *symbol, const attn_sm90_params *p, const attn_desc *d)
+{
+    const attn_sm90_bias_params *params = (const attn_sm90_bias_params *)(const void *)p;
+    const int *e = p->score.bias_extent;
+    const long long *from = p->score.bias_stride;
+    uint32_t pack = e[1] == 1 ? 1 : (uint32_t)p->schedule.pack, rows = (uint32_t)params->bias_rows / pack;
+    int64_t stride[4];
+    const int64_t extent[] = { e[3], e[1], e[2], e[0] };
+    fake_expect(e[3] == p->shape.len_kv && (e[2] == p->shape.len_q || e[2] == 1), symbol, "a bias not of every pair");
+    fake_expect(params->bias_rows == p->schedule.rows * p->schedule.pack || (e[2] == 1 && params->bias_rows == 1),
+                symbol, "bias_rows");
+    fake_expect(e[1] > 1 || p->schedule.pack == 1 || params->bias_rows == 1, symbol, "packs heads that share a bias");
+    fake_expect(fake_take_map(symbol, &params->bias_map, d->dtype, extent, (uint32_t[]){ 64, pack, rows, 1 }, stride) ==
+                    p->score.bias,
+                symbol, "the bias is mapped elsewhere");
+    fake_expect((e[0] == 1 || stride[0] == from[0]) && (e[2] == 1 || stride[1] == from[2]) &&
+                    (e[1] == 1 || stride[2] == from[1]),
+                symbol, "the bias is mapped by other strides");
 }
 
 /* Rows of a head's first `count` Q tiles, of which all but the first are whole. */
@@ -320,9 +348,10 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     attn_cuda_params common = fake_common(p);
     const attn_sm90_cached_params *cached = (const attn_sm90_cached_params *)(const void *)p;
     fake_take(&common, k->dtype, &d, &a);
-    if (k->paged) take_cache(symbol, &p->mask, &cached->cache, &d, &a);
+    if (k->paged) take_cache(&cached->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     if (k->paged) check_pages(symbol, k, cached, &d, &a);
+    if (k->needs & ATTN_BIAS) check_bias(symbol, p, &d);
     check_output(symbol, p, &d);
     const attn_sm90_schedule *s = &p->schedule;
     if (s->total > s->split_tiles * s->splits) {
@@ -372,7 +401,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
     if (paged) /* which p begins */
-        take_cache(symbol, &p->mask, &((const attn_sm90_cached_params *)(const void *)p)->cache, &d, &a);
+        take_cache(&((const attn_sm90_cached_params *)(const void *)p)->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     fake_compute(symbol, &d, &a);
 }
@@ -400,7 +429,7 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
                 "grid");
     fake_take(p, k->dtype, &d, &a);
     fake_take_tensors(p, &d, &a);
-    take_cache(symbol, &p->mask, &p->cache, &d, &a);
+    take_cache(&p->cache, &d, &a);
     fake_compute(symbol, &d, &a);
 }
 
@@ -423,7 +452,7 @@ static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunch
                 symbol, "workspace");
     fake_take(p, k->dtype, &d, &a);
     fake_take_tensors(p, &d, &a);
-    take_cache(symbol, &p->mask, &p->cache, &d, &a);
+    take_cache(&p->cache, &d, &a);
     const void *const read[] = { a.q, a.k, a.v };
     for (int i = 0; i < 3; i++)
         fake_expect((uintptr_t)read[i] % 16 == 0, symbol, "an address is no multiple of 16");
@@ -470,6 +499,7 @@ size_t fake_params_size(const char *symbol, const void *params)
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
     if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_params);
+    if (k && k->needs & ATTN_BIAS) return sizeof(attn_sm90_bias_params);
     return p->shape.flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
 }
 

@@ -24,7 +24,10 @@ attn_cuda_params fake_common(const attn_sm90_params *params);
 /* q, k and v as kernels have them that read them where they lie. */
 void fake_take_tensors(const attn_cuda_params *params, attn_desc *desc, attn_args *args);
 
-/* Computes it on the CPU. */
+/* Whether kernels compute (fake.h). */
+bool fake_computes(void);
+
+/* Computes it on the CPU, if kernels compute. */
 void fake_compute(const char *symbol, const attn_desc *desc, const attn_args *args);
 
 /* The dtype that a symbol ends with. */

@@ -125,6 +125,7 @@ static int64_t part_row(const stream_k *p, int64_t head, int64_t key)
 static void store(const gradients *g, int which, void *out, const long long stride[3], float *sums, int64_t pitch,
                   int dim_pitch, float factor, const stream_k *cut)
 {
+    if (!fake_computes()) return;
     const attn_desc *d = &g->desc;
     attn_shape shape = attn_shape_of(d);
     const int64_t *extent = which == QUERIES ? shape.q : which == KEYS ? shape.k : shape.v;

@@ -3,8 +3,9 @@
  * are launched with and then let the CPU backend compute the same (emulate.c).
  *
  * Built as libcuda.so.1. The environment says what it is: FAKE_CUDA_DEVICES (2), FAKE_CUDA_CAPABILITY (90),
- * FAKE_CUDA_MULTIPROCESSORS (132). Anything that a real driver or kernel would take amiss ends the process with a
- * message. tests/emulated_gpu has the same driver and lets the kernels themselves compute. */
+ * FAKE_CUDA_MULTIPROCESSORS (132), and with FAKE_CUDA_COMPUTES=0 that kernels check what they are launched with and
+ * compute nothing: enough where no answer is looked at. Anything that a real driver or kernel would take amiss ends the
+ * process with a message. tests/emulated_gpu has the same driver and lets the kernels themselves compute. */
 #ifndef TESTS_FAKE_CUDA_FAKE_H
 #define TESTS_FAKE_CUDA_FAKE_H
 
@@ -28,6 +29,9 @@ enum { FAKE_MAP_MAGIC = 0x7a17 };
 
 /* Blocks of a cluster that a launch asks for. */
 unsigned fake_cluster(const CUlaunchConfig *config);
+
+/* A setting of the environment, or what it normally is. */
+int fake_env(const char *name, int normal);
 
 /* Ends the process. */
 _Noreturn void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2)));

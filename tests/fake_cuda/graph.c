@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FLUSH = 256 << 20 };
-
 typedef struct node {
     waits waits;
     bool done;
@@ -51,7 +49,7 @@ void fake_capture_launch(const char *symbol, const CUlaunchConfig *config, const
 static void set_memory(const node *n)
 {
     bool bytes = !n->from && n->size == 1;
-    if (bytes && !n->value && n->count >= FLUSH) return; /* to empty caches, which are not here */
+    if (bytes && !n->value && n->count >= FLUSH) return;
     if (n->from) memcpy((void *)(uintptr_t)n->at, (void *)(uintptr_t)n->from, n->count);
     if (bytes) memset((void *)(uintptr_t)n->at, (unsigned char)n->value, n->count);
     for (size_t i = 0; i < n->count && n->size == 4; i++)

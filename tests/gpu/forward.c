@@ -1,6 +1,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "num/half.h"
 #include "gpu.h"
 
 /* Scores that rise by 240 from a Q tile's first KV tile on, which is that of the last keys: with an unchecked max each
@@ -14,6 +15,52 @@ static void overflows(const attn_cuda_kernel *k)
         if (flags[i] == ATTN_VARLEN) desc.total_q = 2 * desc.len_q, desc.total_kv = 2 * desc.len_kv;
         check_kernel(k, desc, (check_options){ .data = CHECK_DESCENDING, .seed = 4 }, false);
     }
+}
+
+/* A row's later keys, from which its max would come, may be masked by the lowest number or by -100. */
+static void low_biases(const attn_cuda_kernel *k)
+{
+    static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_LENS_KV };
+    for (int i = 0; i < 3; i++) {
+        attn_desc desc = { .flags = flags[i], .batch = 2, .heads_q = 4, .heads_kv = 2, .len_q = 2 * k->q_tile + 1 };
+        desc.len_kv = 5 * k->kv_tile + 6 + i;
+        check_kernel(k, desc, (check_options){ .seed = 4, .bias_lowest = true }, false);
+    }
+}
+
+/* All keys are masked by the lowest number: each row is the mean of v. */
+static void lowest_biases(const attn_cuda_kernel *k)
+{
+    check_problem problem;
+    attn_desc desc = { .dtype = k->dtype, .batch = 2, .heads_q = 2, .len_q = 70, .dim_qk = k->dim, .dim_v = k->dim_v };
+    char name[CHECK_NAME];
+    desc.len_kv = 4 * k->kv_tile + 1;
+    check_problem_fit_bias(&desc);
+    const check_options options = { .seed = 4 };
+    if (check_problem_create(&problem, &desc, &options)) {
+        result(false, "%s: %s", k->name, attn_error());
+        return;
+    }
+    const int64_t keys = desc.len_kv, dims = desc.dim_v, pitch = (keys + 7) / 8 * 8;
+    for (int64_t i = 0; i < attn_bias_count(&desc); i++) /* rows have gaps between them */
+        attn_store_scalar(desc.dtype, (void *)problem.args.bias, i / keys * pitch + i % keys, -0x1.fep127f);
+    desc.device = ATTN_CUDA, desc.kernel = k->name;
+    attn_status status = check_problem_run(&problem, &desc, name);
+    double worst = status ? INFINITY : 0;
+    for (int64_t line = 0; line < desc.batch * desc.len_q * desc.heads_q && !status; line++)
+        for (int64_t c = 0; c < dims; c++) {
+            double mean = 0;
+            for (int64_t j = 0; j < keys; j++) {
+                int64_t row = line / desc.heads_q / desc.len_q * keys + j;
+                mean += (double)attn_load_scalar(desc.dtype, problem.args.v,
+                                                 (row * desc.heads_q + line % desc.heads_q) * dims + c) /
+                        (double)keys;
+            }
+            double o = (double)attn_load_scalar(desc.dtype, problem.args.o, line * dims + c);
+            worst = fmax(worst, isfinite(o) ? fabs(o - mean) : INFINITY);
+        }
+    result(worst < 0.005, "%s: masked rows are %g off the mean of v", k->name, worst);
+    check_problem_destroy(&problem);
 }
 
 /* Equal Q tiles, five per head, or one of packed heads: the KV tiles of those that full waves leave over are split, as
@@ -39,5 +86,6 @@ static void last_waves(const attn_cuda_kernel *k)
 void forward_tiles(const attn_cuda_kernel *k)
 {
     overflows(k);
+    if (k->needs & ATTN_BIAS) low_biases(k), lowest_biases(k);
     if (!k->paged) last_waves(k); /* lengths of pages differ: so do Q tiles */
 }

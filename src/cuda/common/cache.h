@@ -1,4 +1,4 @@
-/* Keys in a cache: how many a sequence has, which of them a row's ranges show by positions, and where they lie. */
+/* Keys in a cache: how many a sequence has, and where they lie. */
 #ifndef ATTN_CUDA_COMMON_CACHE_H
 #define ATTN_CUDA_COMMON_CACHE_H
 
@@ -22,41 +22,6 @@ DEVICE cached_keys paged_keys_of(const attn_page_table *t, const int *lens_kv, i
     page_fault(t);
     keys.pages.count = keys.length = 0;
     return keys;
-}
-
-/* ---- positions ------------------------------------------------------------------------------- */
-
-DEVICE long long clamp_long(long long x, long long lo, long long hi)
-{
-    return x < lo ? lo : x > hi ? hi : x;
-}
-
-DEVICE long long position_at(const long long *positions, int sequence)
-{
-    return positions ? clamp_long(positions[sequence], -(1LL << 59), 1LL << 59) : 0;
-}
-
-/* t - row: where row 0 stands among the keys. */
-DEVICE long long position_shift(const attn_cuda_kv_cache *c, int batch, int len_q, int len_kv)
-{
-    if (!c->position_q) return len_kv - len_q;
-    return position_at(c->position_q, batch) - position_at(c->position_kv, batch);
-}
-
-/* ranges_of_row (mask.h), with a first key and positions. */
-DEVICE key_ranges cached_ranges_of_row(const attn_cuda_mask *m, const attn_cuda_kv_cache *c, int batch, int len_kv,
-                                       long long t)
-{
-    long long most = len_kv, first = c->first_kv ? clamp_long(c->first_kv[batch], 0, most) : 0, last = most;
-    if (c->chunk) {
-        long long start = position_at(c->position_kv, batch), at = (t + start) % c->chunk;
-        start = t - (at < 0 ? at + c->chunk : at);
-        first = clamp_long(start, first, most), last = clamp_long(start + c->chunk, 0, most);
-    }
-    int prefix = m->prefix ? m->prefix[batch] : 0;
-    key_ranges ranges = { { (int)first, (int)clamp_long(t - c->left, first, most) },
-                          { min((int)last, prefix), (int)clamp_long(t + c->right + 1, 0, last) } };
-    return ranges;
 }
 
 /* ---- where a key lies ------------------------------------------------------------------------ */

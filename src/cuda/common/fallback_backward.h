@@ -41,7 +41,7 @@ DEVICE long long stats_of(const attn_cuda_backward_params *params, const fallbac
 /* Whether a row of *w sees a key. */
 DEVICE bool sees(const attn_cuda_params *p, const fallback_head *w, int row, int key)
 {
-    key_ranges ranges = ranges_of_row(&p->mask, w, row + w->len_kv - w->len_q);
+    key_ranges ranges = ranges_of_row(&p->mask, w, row);
     return in_ranges(&ranges, key) && shown_pair(&p->shape, &p->mask, w, w->head, row, key, 0);
 }
 
@@ -68,7 +68,8 @@ DEVICE pair_gradient pair_of(const attn_cuda_backward_params *params, const fall
 #pragma unroll 2
     for (int i = 0; i < p->dim_v; i++)
         dp = fmaf(load_element(g_dtype, grad->o, g + i), load_element(dtype, in->v, v + i), dp);
-    pair_score of = score_of_pair(p, s, w->batch, head, row, key, row + w->len_kv - w->len_q, product);
+    pair_score of = score_of_pair(p, s, w->batch, head, row, key,
+                                  row + position_shift(&params->common.mask, w->batch, w->len_q, w->len_kv), product);
     if (p->flags & FLAG_DROPOUT)
         kept = is_dropped(p, s, &params->common.seeds, w->batch, head, row, key) ? 0 : dropout_factor(p, s);
     float weight = exp2_approx(fmaf(of.score, LOG2_E, -statistics[0])), ds = weight * (dp * kept - statistics[Q_ROWS]);
@@ -94,14 +95,14 @@ template <int dtype> DEVICE void fallback_q(const attn_cuda_backward_params *par
     int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
     fallback_head w = head_of_sequence(p, blockIdx.z, blockIdx.y);
     int plane = p->flags & FLAG_VARLEN ? 0 : w.batch, kv_head = w.head / (p->heads_q / p->heads_kv);
-    int t = row + w.len_kv - w.len_q;
+    long long t = row + position_shift(&params->common.mask, w.batch, w.len_q, w.len_kv);
     float out[ATTN_CUDA_FALLBACK_COLUMNS] = { 0 }, alibi = 0;
     for (int key0 = 0; key0 < w.len_kv && row < w.len_q; key0 += 32) {
         int key = key0 + lane;
         pair_gradient pair = { 0, 0, 0 };
         bool seen = key < w.len_kv && sees(&params->common, &w, row, key);
         if (seen) pair = pair_of<dtype>(params, &w, row, key);
-        alibi -= pair.ds * (float)abs(t - key);
+        alibi -= pair.ds * (float)(t < key ? key - t : t - key);
         for (u32 some = __ballot_sync(~0u, seen); some; some &= some - 1) {
             int from = __ffs(some) - 1;
             float share = __shfl_sync(~0u, pair.dqk, from);

@@ -68,8 +68,8 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
         plane = p->flags & FLAG_VARLEN ? 0 : batch;
     if (row >= w.len_q) return;
 
-    long long t = row + position_shift(c, batch, w.len_q, w.len_kv);
-    key_ranges ranges = cached_ranges_of_row(&params->mask, c, batch, w.len_kv, t);
+    long long t = row + position_shift(&params->mask, batch, w.len_q, w.len_kv);
+    key_ranges ranges = placed_ranges(&params->mask, batch, w.len_kv, t);
     float max = -INFINITE, sum = 0, out[ATTN_CUDA_FALLBACK_COLUMNS] = { 0 };
     long long q = plane * in->q_stride[0] + (w.start_q + row) * in->q_stride[1] + head * in->q_stride[2];
     int end = ranges.hi[0] > ranges.hi[1] ? ranges.hi[0] : ranges.hi[1], start = ranges.lo[1];

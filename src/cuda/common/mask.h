@@ -1,7 +1,7 @@
 /* Which keys a row sees, and what of a tile some rows see. Of a single pair: mask_pair.h.
  *
- * Kinds of masks intersect: ranges (lengths, causal, window, chunk, prefix), block lists, bits, intervals of hidden
- * rows. t = row + len_kv - len_q is the position of a row among the keys.
+ * Kinds of masks intersect: ranges (lengths, causal, window, chunk, prefix, a first key), block lists, bits, intervals
+ * of hidden rows. t = row + position_shift is the position of a row among the keys.
  *
  * Functions ask whatever they are about, `w`, for its batch, len_q and len_kv: its sequence; and some for its head. */
 #ifndef ATTN_CUDA_COMMON_MASK_H
@@ -19,9 +19,61 @@ typedef struct key_ranges {
     int lo[2], hi[2];
 } key_ranges;
 
-template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int t)
+DEVICE long long clamp_long(long long x, long long lo, long long hi)
 {
-    int first = 0, last = w->len_kv;
+    return x < lo ? lo : x > hi ? hi : x;
+}
+
+DEVICE long long position_at(const long long *positions, int sequence)
+{
+    return positions ? clamp_long(positions[sequence], -(1LL << 59), 1LL << 59) : 0;
+}
+
+/* t - row: where row 0 stands among the keys. */
+DEVICE long long position_shift(const attn_cuda_mask *m, int batch, int len_q, int len_kv)
+{
+    if (!m->position_q) return len_kv - len_q;
+    return position_at(m->position_q, batch) - position_at(m->position_kv, batch);
+}
+
+/* Keys before this one are hidden from all rows. */
+DEVICE int first_key_of(const attn_cuda_mask *m, int batch, int len_kv)
+{
+    return m->first_kv ? min(max(m->first_kv[batch], 0), len_kv) : 0;
+}
+
+/* The first key of the chunk that position t is in. */
+DEVICE long long chunk_start(const attn_cuda_mask *m, int batch, long long t)
+{
+    long long at = (t + position_at(m->position_kv, batch)) % m->far_chunk;
+    return t - (at < 0 ? at + m->far_chunk : at);
+}
+
+/* Of any row at t, with a first key and positions. */
+DEVICE key_ranges placed_ranges(const attn_cuda_mask *m, int batch, int len_kv, long long t)
+{
+    long long most = len_kv, first = first_key_of(m, batch, len_kv), last = most;
+    if (m->far_chunk) {
+        long long start = chunk_start(m, batch, t);
+        first = clamp_long(start, first, most), last = clamp_long(start + m->far_chunk, 0, most);
+    }
+    int prefix = m->prefix ? m->prefix[batch] : 0;
+    key_ranges ranges = { { (int)first, (int)clamp_long(t - m->far_left, first, most) },
+                          { min((int)last, prefix), (int)clamp_long(t + m->far_right + 1, 0, last) } };
+    return ranges;
+}
+
+/* Whether rows or keys have a place of their own, which 32 bits may not hold. */
+DEVICE bool are_placed(const attn_cuda_mask *m)
+{
+    return m->first_kv || m->position_q;
+}
+
+template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int row)
+{
+    if (are_placed(m))
+        return placed_ranges(m, w->batch, w->len_kv, row + position_shift(m, w->batch, w->len_q, w->len_kv));
+    int first = 0, last = w->len_kv, t = row + w->len_kv - w->len_q;
     if (m->chunk) {
         int start = t / m->chunk * m->chunk;
         if (start > t) start -= m->chunk;
@@ -126,8 +178,8 @@ DEVICE tile_class classify_tile(const attn_cuda_shape *shape, const attn_cuda_ma
                                 int row0, int row1, int tile, int keys)
 {
     tile_class is = { false, false, true };
-    int shift = w->len_kv - w->len_q, key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
-    key_ranges first = ranges_of_row(m, w, row0 + shift), last = ranges_of_row(m, w, row1 - 1 + shift);
+    int key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
+    key_ranges first = ranges_of_row(m, w, row0), last = ranges_of_row(m, w, row1 - 1);
     is.seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
     int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
     is.full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));

@@ -65,6 +65,12 @@ typedef struct attn_cuda_mask {
     int *summaries; /* workspace: ATTN_CUDA_SUMMARIES per head, of 8 ints: least LTS, LTE, UTS, UTE, then greatest */
     const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
     const unsigned char *bits;
+
+    /* A first key, and positions of row 0 and key 0; NULL where their flag is missing. Then left, right and chunk are
+     * those of positions: 1 << 61 where unbounded; chunk 0: none. */
+    const int *first_kv;
+    const long long *position_q, *position_kv;
+    long long far_left, far_right, far_chunk;
 } attn_cuda_mask;
 
 typedef struct attn_cuda_score {
@@ -111,13 +117,10 @@ typedef struct attn_cuda_scales {
  * table.fault. */
 typedef struct attn_cuda_kv_cache {
     attn_page_table table;
-    const int *first_kv;
-    const long long *position_q, *position_kv;
-    long long left, right, chunk; /* as in attn_cuda_mask, but of positions: 1 << 61 where unbounded; chunk 0: none */
-    int bits_keys;                /* attn_desc's */
-    int box;                      /* a variant of pages: keys that it reads at once: page_size and the KV tile are
-                                   * multiples; 0: it reads key by key */
-    int passes;                   /* a variant of pages: L2 gives keys up before other lines */
+    int bits_keys; /* attn_desc's */
+    int box;       /* a variant of pages: keys that it reads at once: page_size and the KV tile are multiples; 0: it
+                    * reads key by key */
+    int passes;    /* a variant of pages: L2 gives keys up before other lines */
 } attn_cuda_kv_cache;
 
 typedef struct attn_cuda_params {

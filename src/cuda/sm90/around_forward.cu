@@ -57,10 +57,19 @@ extern "C" __global__ void __launch_bounds__(128)
 template <class type> DEVICE void repack_row(const attn_sm90_repack_params *p)
 {
     long long row = blockIdx.x, batch = blockIdx.y;
+    constexpr int each = 16 / sizeof(type), in_word = 4 / sizeof(type);
     const type *in = (const type *)p->in + batch * p->stride[0] + row * p->stride[1];
-    type *out = (type *)p->out + (batch * p->rows + row) * p->heads * p->pitch;
-    for (int i = threadIdx.x; i < p->heads * p->dim; i += 256)
-        out[(long long)(i / p->dim) * p->pitch + i % p->dim] = in[i / p->dim * p->stride[2] + i % p->dim];
+    u32 pieces = p->pitch / each;
+    uint4 *out = (uint4 *)p->out + (batch * p->rows + row) * p->heads * pieces;
+    for (u32 i = threadIdx.x; i < p->heads * pieces; i += 256) {
+        int head = (int)(i / pieces), column = (int)(i % pieces * each);
+        const type *from = in + head * p->stride[2] + column;
+        u32 word[4] = { 0, 0, 0, 0 };
+#pragma unroll
+        for (int j = 0; j < each; j++) /* after the last dim is nothing that a kernel reads */
+            word[j / in_word] |= column + j < p->dim ? (u32)from[j] << j % in_word * 8 * sizeof(type) : 0;
+        out[i] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)

@@ -79,6 +79,16 @@ typedef struct attn_sm90_cached_params {
     attn_cuda_kv_cache cache;
 } attn_sm90_cached_params;
 
+/* A variant of a bias. bias_map: type of dtype, extents (len_kv, bias_extent[1], bias_extent[2], bias_extent[0]), box
+ * (64, bias_extent[1] == 1 ? 1 : schedule.pack, rows of a head, 1). bias_rows: of a box, heads times rows; 1: all rows
+ * of the Q tile have the same bias, that of bias_extent[2] == 1. sequences_first: they share a bias that L2 is to have
+ * once: a head's Q tiles of all sequences come before those of the next, and schedule.by_heads divides by batch. */
+typedef struct attn_sm90_bias_params {
+    attn_sm90_params common;
+    attn_sm90_map bias_map;
+    int bias_rows, sequences_first;
+} attn_sm90_bias_params;
+
 /* out: (batch, rows, heads, pitch) packed, elements of 2 bytes or 1; pitch is whole 16 bytes, at least dim. */
 typedef struct attn_sm90_repack_params {
     const void *in;
@@ -116,5 +126,10 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages) \
     (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) + \
      128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages) + 1024 + 1024)
+
+/* The same of a variant with a bias: its stages hold a tile of it, too, and output has no room. */
+#define ATTN_SM90_BIAS_SMEM(dim, dim_v, rows, keys, stages, q_stages)               \
+    (ATTN_SM90_TILES(ATTN_SM90_ELEMENT, dim, dim_v, rows, keys, stages, q_stages) + \
+     128 * (stages) * (rows)*ATTN_SM90_PANELS(keys) + 2048)
 
 #endif

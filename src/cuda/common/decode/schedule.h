@@ -34,22 +34,22 @@ struct decode_sequence : decode_runs {
 /* A sequence's rows among its keys: row 0 is at position `shift`. */
 DEVICE long long shift_of(const attn_decode_params *d, int batch, int len_q, int len_kv)
 {
-    return position_shift(&d->base.cache, batch, len_q, len_kv);
+    return position_shift(&d->base.mask, batch, len_q, len_kv);
 }
 
 /* The ranges of a row at position t. */
 OUTLINE key_ranges ranges_at(const attn_decode_params *d, int batch, int len_kv, long long t)
 {
-    return cached_ranges_of_row(&d->base.mask, &d->base.cache, batch, len_kv, t);
+    return placed_ranges(&d->base.mask, batch, len_kv, t);
 }
 
 /* Whether all rows of a sequence see all its keys, as far as ranges go. */
 DEVICE bool sees_whole(const attn_decode_params *d, const decode_sequence *s)
 {
     const attn_cuda_shape *p = &d->base.shape;
-    const attn_cuda_kv_cache *c = &d->base.cache;
-    bool ends = p->flags & FLAG_CAUSAL && (s->len_q > 1 || c->position_q);
-    return !(p->flags & FLAG_WINDOW) && !ends && !c->first_kv && !c->chunk;
+    const attn_cuda_mask *m = &d->base.mask;
+    bool ends = p->flags & FLAG_CAUSAL && (s->len_q > 1 || m->position_q);
+    return !(p->flags & FLAG_WINDOW) && !ends && !m->first_kv && !m->chunk;
 }
 
 /* The runs of a sequence whose rows do not see all its keys. */

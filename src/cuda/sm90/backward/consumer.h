@@ -2,6 +2,7 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_CONSUMER_H
 #define ATTN_CUDA_SM90_BACKWARD_CONSUMER_H
 
+#include "common/mask.h"
 #include "sm90/common/tile.h"
 #include "sm90/backward/pipeline.h"
 #include "sm90/backward/products.h"
@@ -16,12 +17,17 @@ typedef struct consumer {
 
 #define thread_of(c) (config::keeps_thread ? (c)->thread : (u32)thread_index())
 
-/* Rows of a tile from `valid` on, which may be another sequence's, become zeros: 0 times NaN is NaN. */
+/* Rows [from, to) of a tile of `rows`, which may be another sequence's, become zeros: 0 times NaN is NaN. */
+DEVICE void zero_rows(u32 tile, int panels, int rows, int from, int to)
+{
+    u32 pieces = (to - from) * 8;
+    for (u32 i = threadIdx.x % 128; i < panels * pieces; i += 128)
+        store_zeros(tile + i / pieces * rows * 128 + from * 128 + i % pieces * 16);
+}
+
 DEVICE void zero_tail(u32 tile, int panels, int rows, int valid)
 {
-    u32 pieces = (rows - valid) * 8;
-    for (u32 i = threadIdx.x % 128; i < panels * pieces; i += 128)
-        store_zeros(tile + i / pieces * rows * 128 + valid * 128 + i % pieces * 16);
+    zero_rows(tile, panels, rows, valid, rows);
 }
 
 DEVICE void sync_warpgroup(int group)
@@ -30,8 +36,9 @@ DEVICE void sync_warpgroup(int group)
     named_sync(WARPGROUP_BARRIER + group, 128);
 }
 
-/* For the work item's K and V tiles: their tails become zeros, and what fits into registers is loaded. */
-DEVICE void wait_kv(const shared *s, consumer *c, const kv_item *item)
+/* For the work item's K and V tiles: keys after the sequence's last one or before its first_kv become zeros, and what
+ * fits into registers is loaded. */
+DEVICE void wait_kv(const attn_sm90_params *p, const shared *s, consumer *c, const kv_item *item)
 {
     u32 k = k_address(s, &c->at), v = v_address(s, &c->at);
     wait_v(s, &c->at);
@@ -44,6 +51,15 @@ DEVICE void wait_kv(const shared *s, consumer *c, const kv_item *item)
             zero_tail(s->peer_k, PEER_PANELS, config::kv_rows,
                       clamp(left - (int)s->peer * config::kv_rows, 0, config::kv_rows));
         sync_warpgroup(c->group);
+    }
+    if constexpr (config::general_mask) {
+        const work_item *seq = &item->seq;
+        int hidden = first_key_of(&p->mask, seq->batch, seq->len_kv) - item->key0;
+        if (hidden > 0) {
+            zero_rows(k, PANELS, config::kv_rows, 0, min(hidden, config::kv_rows));
+            zero_rows(v, PANELS_V, config::kv_rows, 0, min(hidden, config::kv_rows));
+            sync_warpgroup(c->group);
+        }
     }
     if (config::k_registers) load_fragment<config::dtype>(c->k, k + c->group * 64 * 128, KV_PANEL, config::dim);
     if (config::v_registers) load_fragment<config::dtype>(c->v, v + c->group * 64 * 128, KV_PANEL, config::dim_v);

@@ -169,7 +169,7 @@ DEVICE void consume_item_d128(const attn_sm90_backward_params *params, const sha
     zero_floats(dk, config::dim / 2);
     zero_floats(dv, config::dim_v / 2);
     if (item->has_tiles) {
-        wait_kv(s, c, item);
+        wait_kv(p, s, c, item);
         mainloop_dkv(params, s, c, item, dk, dv);
     }
     release(BARRIER(s, empty, k_slot(&c->at)), thread_of(c));

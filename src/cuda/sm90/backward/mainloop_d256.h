@@ -38,7 +38,7 @@ DEVICE void consume_item_d256(const attn_sm90_backward_params *params, const sha
                               const kv_item *item)
 {
     const attn_sm90_params *p = &params->common;
-    if (item->has_tiles) wait_kv(s, c, item);
+    if (item->has_tiles) wait_kv(p, s, c, item);
     if (c->group == 0) {
         float dv[config::dim_v / 2] = { 0 };
         if (item->has_tiles) mainloop_dv(params, s, c, item, dv);

@@ -23,23 +23,44 @@ DEVICE u32 row_columns(const q_tile_info *info, int lo, int hi)
                            Q_ROWS / 4);
 }
 
-/* The columns that see the key, but for block lists and bits. */
-DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const q_tile_info *info, int key)
+/* The columns that see the key by ranges, with a first key and positions. */
+DEVICE u32 placed_columns(const attn_cuda_mask *m, const work_item *seq, const q_tile_info *info, int key)
 {
-    const attn_cuda_mask *m = &p->mask;
-    if (key >= seq->len_kv) return 0;
+    long long shift = position_shift(m, seq->batch, seq->len_q, seq->len_kv), rows = seq->len_q;
+    long long first = key - m->far_right - shift, last = key + m->far_left - shift;
+    if (key < first_key_of(m, seq->batch, seq->len_kv)) return 0;
+    if (m->prefix && key < m->prefix[seq->batch]) first = 0, last = rows;
+    if (m->far_chunk) {
+        long long start = chunk_start(m, seq->batch, key) - shift;
+        first = first > start ? first : start;
+        last = last < start + m->far_chunk - 1 ? last : start + m->far_chunk - 1;
+    }
+    return row_columns(info, (int)clamp_long(first, 0, rows), (int)clamp_long(last + 1, 0, rows));
+}
+
+/* The columns that see the key by ranges. */
+DEVICE u32 ranged_columns(const attn_cuda_mask *m, const work_item *seq, const q_tile_info *info, int key)
+{
     int shift = seq->len_kv - seq->len_q, first = key - m->right, last = key + m->left;
     if constexpr (config::general_mask) {
+        if (are_placed(m)) return placed_columns(m, seq, info, key);
         if (m->prefix && key < m->prefix[seq->batch]) first = shift, last = seq->len_kv - 1;
         if (m->chunk) {
             int start = key / m->chunk * m->chunk;
             first = max(first, start), last = min(last, start + m->chunk - 1);
         }
     }
-    u32 columns = row_columns(info, first - shift, last - shift + 1);
+    return row_columns(info, first - shift, last - shift + 1);
+}
+
+/* The columns that see the key, but for block lists and bits. */
+DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const q_tile_info *info, int key)
+{
+    if (key >= seq->len_kv) return 0;
+    u32 columns = ranged_columns(&p->mask, seq, info, key);
     if constexpr (config::general_mask) {
         if (columns && p->shape.flags & FLAG_INTERVALS) {
-            int4 hidden = interval_of(&p->shape, m, seq, info->head, key);
+            int4 hidden = interval_of(&p->shape, &p->mask, seq, info->head, key);
             columns &= ~(row_columns(info, hidden.x, hidden.y) | row_columns(info, hidden.z, hidden.w));
         }
     }

@@ -29,6 +29,7 @@ DEVICE row_bounds rows_of(const attn_sm90_params *p, const work_item *seq, int k
     int shift = seq->len_kv - seq->len_q, last = min(key0 + config::item_rows, seq->len_kv) - 1;
     row_bounds rows = { max(0, key0 - shift - m->right), min(seq->len_q - 1, last - shift + m->left) + 1 };
     if constexpr (config::general_mask) {
+        if (are_placed(m)) return { 0, seq->len_q }; /* the judgement of each tile will do */
         if (m->prefix && key0 < m->prefix[seq->batch]) rows.first = 0, rows.end = seq->len_q;
         if (m->chunk) {
             rows.first = max(rows.first, key0 / m->chunk * m->chunk - shift);

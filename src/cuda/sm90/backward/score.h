@@ -41,9 +41,14 @@ struct distances {
     float to_row[2];
 };
 
-DEVICE distances distances_of(const kv_item *item, const q_tile_info *info, int first)
+DEVICE distances distances_of(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, int first)
 {
-    int t = row_of(info, 0) + item->seq.len_kv - item->seq.len_q;
+    const work_item *seq = &item->seq;
+    if constexpr (config::general_mask) {
+        long long t = row_of(info, 0) + position_shift(&p->mask, seq->batch, seq->len_q, seq->len_kv);
+        return { { (float)(t - key_of(item, first, 0)), (float)(t - key_of(item, first, 2)) } };
+    }
+    int t = row_of(info, 0) + seq->len_kv - seq->len_q;
     return { { (float)(t - key_of(item, first, 0)), (float)(t - key_of(item, first, 2)) } };
 }
 
@@ -73,7 +78,7 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
     if constexpr (config::changes == FLAG_ALIBI) {
         float slope =
             alibi_slope(&p->shape, &p->score, item->seq.batch, info->head) * reciprocal_approx(p->shape.scale);
-        distances from = distances_of(item, info, first);
+        distances from = distances_of(p, item, info, first);
         from.to_row[0] *= slope, from.to_row[1] *= slope;
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++)
@@ -107,7 +112,7 @@ DEVICE void change_backward_scores(const attn_sm90_params *p, const kv_item *ite
     }
     if (p->shape.flags & FLAG_ALIBI) {
         float slope = alibi_slope(&p->shape, &p->score, seq->batch, info->head);
-        distances from = distances_of(item, info, first);
+        distances from = distances_of(p, item, info, first);
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++)
             score[i] -= slope * distance_of(from, i);
@@ -168,7 +173,7 @@ DEVICE void pass_gradients(const attn_sm90_backward_params *params, const kv_ite
     const attn_sm90_params *p = &params->common;
     const work_item *seq = &item->seq;
     if (has<FLAG_ALIBI>(p) && params->alibi_parts) {
-        distances from = distances_of(item, info, first);
+        distances from = distances_of(p, item, info, first);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             *slope -= ds[i] * distance_of(from, 8 * m + i);

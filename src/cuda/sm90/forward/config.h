@@ -12,7 +12,7 @@
 #include "sm90/params.h"
 
 enum { CAUSAL, GENERAL };
-enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT };
+enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
 
@@ -27,6 +27,7 @@ struct config {
 
     /* What is changed always, and nothing else: nothing of it is asked when running. */
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
+    static constexpr bool bias = ATTN_SCORE == BIAS;
 
     /* E4M3: elements have scales; V is transposed (transpose.h); each PV has an accumulator of its own (promoted.h). */
     static constexpr bool one_byte = dtype == E4M3;
@@ -68,12 +69,13 @@ struct config {
     using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
     using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
-    static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes;
+    using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
+    static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
 
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<BF16, ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>; /* or of F16 */
-    static constexpr int o_panels = ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages);
+    static constexpr int o_panels = bias ? 0 : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages);
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

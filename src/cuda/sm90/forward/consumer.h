@@ -6,6 +6,7 @@
 #include "common/sequence.h"
 #include "sm90/common/pipeline.h"
 #include "sm90/common/work_item.h"
+#include "sm90/forward/bias.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/epilogue.h"
 #include "sm90/forward/score_special.h"
@@ -80,6 +81,13 @@ DEVICE void release_stage(const shared *s, int tensor, int stage)
     release(BARRIER(s, kv[tensor].empty[stage]));
 }
 
+/* The bias of a stage is in hand from now on. */
+DEVICE void begin_bias(const attn_sm90_params *p, const shared *s, consumer *c, pipeline_state at)
+{
+    if (B != K) wait_full(s, B, at);
+    c->special.bias = bias_address(p, s, at.index);
+}
+
 /* ---- operands --------------------------------------------------------------------------------- */
 
 /* Shared addresses; the compiler knows that they are alike in the warp. */
@@ -103,6 +111,7 @@ DEVICE u32 q_address(const shared *s, const consumer *c)
 /* What a score is multiplied by to be in log2 units. */
 DEVICE float log2_scale(const attn_sm90_params *p)
 {
+    if (config::bias) return 1; /* add_bias has */
     return config::score_mod ? LOG2_E : (config::softcap ? p->score.softcap : p->shape.scale) * LOG2_E;
 }
 

@@ -137,6 +137,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
     if (!config::general) {
         c->key0 -= config::keys;
         change_special(p, &c->special, next, c->key0);
+        if constexpr (config::bias) begin_bias(p, s, c, c->kv), add_bias<false>(p, &c->special, next);
         count_scored(s, c);
     }
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
@@ -152,7 +153,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
 /* The same whatever these are: the next may be the next item's first. False: there is none. */
 DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *next, float *o)
 {
-    int key0 = c->key0, valid = valid_keys(p, s, c), stage = c->kv.index;
+    int key0 = c->key0, hidden = hidden_keys(p, s, c), valid = valid_keys(p, s, c), stage = c->kv.index;
     bool last = !config::drains && c->left == 0, more = true; /* the item's last */
     wait_full(s, K, c->kv);
     c->key0 -= config::keys;
@@ -161,7 +162,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         if (more) skip_to_first_tile(s, c);
     }
     if (config::general && more) general_mask::load_info(s, c);
-    u32 v = valid_v(s, c, stage, valid);
+    u32 v = valid_v(s, c, stage, hidden, valid);
     multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
 
     wgmma_wait(config::s_buffers - 1); /* for QK */
@@ -170,14 +171,15 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
         wgmma_wait(0);
         pin_floats(o, config::dim_v / 2);
-        if (more) release_stages(s, c, stage);
+        if (more && !config::bias) release_stages(s, c, stage);
         finish_rows(p, s, c, o, &results);
     }
     float alpha[2];
+    if constexpr (config::bias) begin_bias(p, s, c, c->kv);
     bool renewed = more && mask_and_update_max(p, s, c, next, alpha, last);
     wgmma_wait(0); /* for PV */
     pin_floats(o, config::dim_v / 2);
-    if (!last) release_stages(s, c, stage);
+    if (!last || (config::bias && more)) release_stages(s, c, stage);
     if (renewed && !last) rescale(o, alpha);
     c->first = last;
     return more;
@@ -189,7 +191,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
 DEVICE void drain(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *o)
 {
     wait_full(s, K, c->kv);
-    multiply(p, s, c, score, NULL, o, c->key0, 0, valid_v(s, c, c->kv.index, valid_keys(p, s, c)));
+    multiply(p, s, c, score, NULL, o, c->key0, 0, valid_v(s, c, c->kv.index, 0, valid_keys(p, s, c)));
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     wgmma_wait(0);
     pin_floats(o, config::dim_v / 2);
@@ -252,8 +254,10 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
         o[i] = 0;
     wgmma_wait(0);
     pin_floats(s0, config::keys / 2);
-    release_stages(s, c, stage);
+    if (!config::bias) release_stages(s, c, stage);
+    if constexpr (config::bias) begin_bias(p, s, c, c->kv);
     mask_and_update_max(p, s, c, s0, alpha, true);
+    if (config::bias) release_stages(s, c, stage);
     if constexpr (config::score_mod) {
         while (iterate_masked(p, s, c, s0, s1, o) && iterate_masked(p, s, c, s1, s0, o)) {
         }

@@ -3,14 +3,16 @@
 #define ATTN_CUDA_SM90_FORWARD_LOAD_PINGPONG_H
 
 #include "sm90/common/pipeline.h"
+#include "sm90/forward/bias.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/load_raw.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/source.h"
 
 struct pingpong_loads : kv_source {
-    pipeline_state k = { 0, 1 }, v = { 0, 1 };
+    pipeline_state k = { 0, 1 }, v = { 0, 1 }, b = { 0, 1 };
     kv_source::position pending = { -1 }; /* whose K was loaded last, and V is to be (row -1: none) */
+    bias_loads bias;
 
     /* K or V into its part of a stage, which is at `offset` there. */
     template <class tile>
@@ -27,10 +29,13 @@ struct pingpong_loads : kv_source {
         advance(at, config::stages);
     }
 
-    /* K of a KV tile, then V of the tile before; keys of row -1: no tile. */
+    /* K of a KV tile, its bias, then V of the tile before; keys of row -1: no tile. */
     INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const kv_tile_info *)
     {
         load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
+        if constexpr (config::bias) {
+            if (keys.row >= 0) bias.load(p, s, &b);
+        }
         if constexpr (config::one_byte)
             load_raw(p, s, this, &v, pending);
         else

@@ -11,6 +11,7 @@
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/producer.h"
 #include "sm90/forward/rows.h"
+#include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
 
 /* ---- the walk ------------------------------------------------------------------------------- */
@@ -46,9 +47,7 @@ DEVICE int skip_groups(const attn_sm90_params *p, const work_item *w, const tile
 DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *walk, kv_tile_info *info)
 {
     const int keys = config::keys;
-    int shift = w->len_kv - w->len_q;
-    key_ranges first = ranges_of_row(&p->mask, w, walk->row0 + shift),
-               last = ranges_of_row(&p->mask, w, walk->row1 - 1 + shift);
+    key_ranges first = ranges_of_row(&p->mask, w, walk->row0), last = ranges_of_row(&p->mask, w, walk->row1 - 1);
     while (!walk->seen) {
         int start = walk->end; /* where ranges show a key again */
         for (int i = 0; i < 2; i++)
@@ -146,7 +145,7 @@ DEVICE void hide_intervals(const attn_sm90_params *p, const work_item *w, const 
 /* The thread's columns of the KV tile at key0 that a row sees, but for intervals. */
 DEVICE u32 visible_columns(const attn_sm90_params *p, const work_item *w, packed_row at, int key0)
 {
-    key_ranges ranges = ranges_of_row(&p->mask, w, at.row + w->len_kv - w->len_q);
+    key_ranges ranges = ranges_of_row(&p->mask, w, at.row);
     u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, config::keys / 4);
     if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, config::keys / 4);
     if (p->shape.flags & FLAG_BLOCKS)
@@ -232,9 +231,9 @@ struct general_mask {
     }
 
     /* Iterations, the tile in hand included, after which others follow that need no mask and end no item. */
-    DEVICE int unmasked_iterations(const attn_sm90_params *, const shared *, const consumer *c)
+    DEVICE int unmasked_iterations(const attn_sm90_params *p, const shared *s, const consumer *c)
     {
-        return all_have_max(c) ? c->unmasked : 0;
+        return all_have_max(c) && !hidden_keys(p, s, c) ? c->unmasked : 0;
     }
 };
 

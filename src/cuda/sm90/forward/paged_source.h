@@ -24,9 +24,7 @@ DEVICE const attn_cuda_kv_cache *cache_of(const attn_sm90_params *p)
 /* Keys [lo[i], hi[i]) that ranges show rows of an item, in two runs. */
 DEVICE key_ranges ranges_of_item(const attn_sm90_params *p, const work_item *w)
 {
-    int shift = w->len_kv - w->len_q;
-    key_ranges ranges = ranges_of_row(&p->mask, w, w->row0 + shift),
-               last = ranges_of_row(&p->mask, w, w->row1 - 1 + shift);
+    key_ranges ranges = ranges_of_row(&p->mask, w, w->row0), last = ranges_of_row(&p->mask, w, w->row1 - 1);
     ranges.hi[0] = last.hi[0], ranges.hi[1] = last.hi[1];
     return ranges;
 }

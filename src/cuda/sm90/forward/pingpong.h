@@ -39,13 +39,20 @@ DEVICE void issue_pv(const shared *s, fragments *f, int stage)
     wgmma_commit();
 }
 
-/* P = 2^(S - row max), in the place of S. */
-DEVICE void softmax_in_place(const attn_sm90_params *p, consumer *c, float *score)
+/* P = 2^(S - row max), in the place of S. changed: S are scores in units of log2_scale; else, BIAS: still products. */
+DEVICE void softmax_in_place(const attn_sm90_params *p, consumer *c, float *score, bool changed)
 {
     float sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
-    for (int i = 0; i < config::keys / config::step; i++)
+    for (int i = 0; i < config::keys / config::step; i++) {
+        if constexpr (config::bias) {
+            if (!changed) {
+                exponentiate_biased(p, &c->m, &c->special, score + 8 * i, i, sum);
+                continue;
+            }
+        }
         exponentiate(&c->m, score + 8 * i, log2_scale(p), sum);
+    }
     add_sums(&c->m, sum);
 }
 
@@ -72,13 +79,15 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fr
 {
     float alpha[2];
     wait_full(s, K, c->kv);
+    if constexpr (config::bias) begin_bias(p, s, c, c->kv);
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, c->kv.index);
     wgmma_wait(0);
     pin_floats(f->s, config::keys / 2);
     release_stage(s, K, c->kv.index);
     mask_and_update_max(p, s, c, f->s, alpha, true);
-    softmax_in_place(p, c, f->s);
+    softmax_in_place(p, c, f->s, true);
+    if constexpr (config::bias) release_stage(s, B, c->kv.index);
     pack_all(c, f);
 }
 
@@ -105,6 +114,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     pipeline_state next = c->kv;
     advance(&next, config::stages);
     wait_full(s, K, next);
+    if constexpr (config::bias) begin_bias(p, s, c, next);
     if (masked)
         wait_and_clear_v(p, s, c);
     else
@@ -121,7 +131,8 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     c->key0 -= config::keys;
     float alpha[2];
     bool renewed = masked ? mask_and_update_max(p, s, c, f->s, alpha, false) : update_max(p, s, c, f->s, alpha);
-    softmax_in_place(p, c, f->s);
+    softmax_in_place(p, c, f->s, masked);
+    if constexpr (config::bias) release_stage(s, B, next.index);
     pin_floats(f->s, config::keys / 2);
     wgmma_wait(0); /* for PV */
     pin_floats(f->o, config::dim_v / 2);

@@ -23,6 +23,7 @@ struct producer {
 DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, const work_item *w,
                       const kv_tile_info *info)
 {
+    if constexpr (config::bias) at->kv.bias.find(p, w, info->key0);
     at->kv.load(p, s, kv_source::find(p, w, (at->items - 1) % INFOS, info->key0), info);
 }
 

@@ -10,6 +10,7 @@
 #include "common/find_sequence.h"
 #include "common/sequence.h"
 #include "sm90/common/work_item.h"
+#include "sm90/forward/bias.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/retry.h"
@@ -53,6 +54,7 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
     int number = divided(rest, heads < s->head_group ? s->by_rest : s->by_head_group);
     int head = first + rest - number * heads;
     w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;
+    if constexpr (config::bias) put_sequences_first(p, head + w->batch * s->heads, w, &head);
     if (varlen && !find_sequence(p->shape.cu_lens_q, p->shape.lens_q, p->shape.batch, s->rows, number, &w->batch,
                                  &number, &count))
         return false;

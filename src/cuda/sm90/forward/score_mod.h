@@ -4,6 +4,7 @@
 
 #include "common/dropout.h"
 #include "common/element.h"
+#include "common/mask.h"
 #include "common/score.h"
 #include "common/sequence.h"
 #include "sm90/common/work_item.h"
@@ -33,13 +34,13 @@ DEVICE void change_forward_scores(const attn_sm90_params *p, const work_item *w,
     const int n = config::keys / 2;
     float slope[2];
     long long bias[2];
-    int t[2];
+    long long t[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         packed_row at = row_in_sequence(p, w, warpgroup * 64 + fragment_row(2 * r));
         slope[r] = alibi_slope(&p->shape, &p->score, w->batch, at.head);
         bias[r] = p->shape.flags & FLAG_BIAS ? bias_row(&p->score, w->batch, at.head, at.row) : 0;
-        t[r] = at.row + w->len_kv - w->len_q;
+        t[r] = at.row + position_shift(&p->mask, w->batch, w->len_q, w->len_kv);
     }
 #pragma unroll
     for (int i = 0; i < n; i++)

@@ -1,5 +1,5 @@
-/* SOFTCAP, ALIBI and DROPOUT variants: one change of scores or of P, of every KV tile, masked or not. Scores stay in
- * units of which log2_scale makes log2 units, so the softmax is that of a plain variant. */
+/* SOFTCAP, ALIBI, DROPOUT and BIAS (bias.h) variants: one change of scores or of P, of every KV tile, masked or not.
+ * Scores stay in units of which log2_scale makes log2 units, so the softmax is that of a plain variant. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SCORE_SPECIAL_H
 #define ATTN_CUDA_SM90_FORWARD_SCORE_SPECIAL_H
 
@@ -15,6 +15,7 @@ struct score_special {
     u32 rows, plane, threshold; /* DROPOUT: Philox' counters, of rows and of the head; the threshold in every byte */
     dropout_seed seed;
     float unit; /* E4M3: item_scales.score */
+    u32 bias;   /* BIAS: shared address of what the thread reads first of the tile whose S is in hand */
 };
 
 DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int warpgroup, score_special *at)

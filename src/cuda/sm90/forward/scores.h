@@ -18,6 +18,7 @@ DEVICE bool change_and_mask(const attn_sm90_params *p, const shared *s, consumer
     if (first) begin_special(p, &info_of(s, c)->w, c->warpgroup, &c->special);
     if (config::softcap) mask::hide(p, s, c, score); /* a hidden NaN would reach the key that shares its reciprocal */
     change_special(p, &c->special, score, c->key0);
+    if constexpr (config::bias) add_bias<true>(p, &c->special, score);
     bool all_see_one = mask::hide(p, s, c, score);
     count_scored(s, c);
     return all_see_one;
@@ -31,7 +32,8 @@ DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, cons
     if (config::unchecked_max && all_have_max(c)) return false;
     bool split =
         p->shape.flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a split's last tile */
-    if (config::unchecked_max && first && all_see_one && !info_of(s, c)->w.checked && !unlikely(split)) {
+    if (config::unchecked_max && !config::bias && first && all_see_one && !info_of(s, c)->w.checked &&
+        !unlikely(split)) {
         set_first_max(&c->m, score, log2_scale(p));
         set_have_max(c, true);
         return false;

@@ -1,8 +1,9 @@
-/* Only where sequences have lengths of their own (ATTN_VARLEN, lens_kv): keys of a KV tile after its sequence's last
- * one. Masks hide their scores; their values are zeroed here. */
+/* Keys of a KV tile after its sequence's last one, where sequences have lengths of their own (ATTN_VARLEN, lens_kv),
+ * and before its first_kv. Masks hide their scores; their values are zeroed here. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SEQUENCE_END_H
 #define ATTN_CUDA_SM90_FORWARD_SEQUENCE_END_H
 
+#include "common/mask.h"
 #include "common/sequence.h"
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
@@ -15,13 +16,21 @@ DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer
     return p->shape.flags & (FLAG_VARLEN | FLAG_LENS_KV) ? info_of(s, c)->w.len_kv - c->key0 : config::keys;
 }
 
-/* Zeroes V of keys after the sequence's last. They may be another sequence's, and 0 times NaN is NaN. */
-DEVICE void clear_v(const consumer *c, u32 v, int valid)
+/* How many of its first keys come before the sequence's first_kv. */
+DEVICE int hidden_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
+{
+    if (!config::general || !p->mask.first_kv) return 0;
+    const work_item *w = &info_of(s, c)->w;
+    return clamp(first_key_of(&p->mask, w->batch, w->len_kv) - c->key0, 0, config::keys);
+}
+
+/* Zeroes V of keys [from, to) of a tile. They may be another sequence's, and 0 times NaN is NaN. */
+DEVICE void clear_v(const consumer *c, u32 v, int from, int to)
 {
     using tile = config::v_tile;
-    u32 pieces = (config::keys - valid) * 8;
+    u32 pieces = (to - from) * 8;
     for (u32 i = threadIdx.x % 128; i < tile::panels * pieces; i += 128)
-        store_zeros(v + i / pieces * tile::panel_bytes + valid * 128 + i % pieces * 16);
+        store_zeros(v + i / pieces * tile::panel_bytes + from * 128 + i % pieces * 16);
     fence_async();
     named_sync(WARPGROUP_BARRIER + c->warpgroup, 128);
 }
@@ -31,14 +40,15 @@ DEVICE void wait_and_clear_v(const attn_sm90_params *p, const shared *s, const c
 {
     wait_full(s, V, c->kv);
     int valid = valid_keys(p, s, c);
-    if (valid < config::keys) clear_v(c, v_address(s, c->kv.index), valid);
+    if (valid < config::keys) clear_v(c, v_address(s, c->kv.index), valid, config::keys);
 }
 
-/* INTERLEAVED: the address of V of a stage, of which `valid` keys are the sequence's. */
-DEVICE u32 valid_v(const shared *s, const consumer *c, int stage, int valid)
+/* INTERLEAVED: the address of V of a stage, of which the first `valid` keys, but for `hidden`, are the sequence's. */
+DEVICE u32 valid_v(const shared *s, const consumer *c, int stage, int hidden, int valid)
 {
     u32 v = v_address(s, stage);
-    if (valid < config::keys) clear_v(c, v, valid);
+    if (hidden) clear_v(c, v, 0, hidden);
+    if (valid < config::keys) clear_v(c, v, valid, config::keys);
     return v;
 }
 

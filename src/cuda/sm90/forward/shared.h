@@ -64,15 +64,15 @@ struct kv_tile_info {
     int unmasked_ahead; /* unmasked tiles that follow, up to one after which another follows */
 };
 
-/* Pipelines of K and of V; without ping-pong both are one. */
-enum { K, V = config::pingpong };
+/* Pipelines of K, of V and of a bias; without ping-pong all are one. */
+enum { K, V = config::pingpong, B = 2 * V, PIPELINES = V + 1 + (config::pingpong && config::bias) };
 
 using order_ring = members<copy_orders, config::paged>;
 using transpose_members = members<transpose_ring, config::one_byte>;
 
 struct storage : order_ring, transpose_members {
     pipeline<config::q_stages> q;
-    pipeline<config::stages> kv[V + 1];
+    pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
     work_item retries[INFOS + 1];
     kv_tile_info kv_infos[config::general ? config::stages : 1]; /* GENERAL only */
@@ -113,7 +113,7 @@ DEVICE void init_shared(const shared *s, int arrivals)
         for (int i = 0; i < config::q_stages; i++)
             init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1);
         for (int i = 0; i < config::stages; i++)
-            for (int tensor = 0; tensor <= V; tensor++)
+            for (int tensor = 0; tensor < PIPELINES; tensor++)
                 init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]),
                            config::one_byte && tensor == V ? (int)TRANSPOSING_WARPS : arrivals);
         if constexpr (config::paged) init_orders(s->store->order_ring::get());

@@ -72,10 +72,11 @@ DEVICE void set_first_max(softmax *m, const float *s, float scale)
         m->row_max[r] = quad_max(fmaxf(top[2 * r], top[2 * r + 1])) * scale;
 }
 
-/* The thread's rows have a max, and limits that are positive, as exceeds_limit needs. */
+/* The thread's rows have a max, and limits that are positive, as exceeds_limit needs. BIAS: the max is no mask's, of
+ * -inf or of a number so low that later scores would overflow. */
 DEVICE bool rows_have_max(const softmax *m)
 {
-    float least = config::unchecked_max ? -INFINITE : 0;
+    float least = config::unchecked_max && !config::bias ? -INFINITE : 0;
     return m->limit[0] > least && m->limit[1] > least;
 }
 

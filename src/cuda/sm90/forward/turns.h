@@ -24,6 +24,7 @@ DEVICE void skip_tile(const shared *s, consumer *c)
 {
     wait_full(s, K, c->kv);
     release_stage(s, K, c->kv.index);
+    if constexpr (config::bias) wait_full(s, B, c->kv), release_stage(s, B, c->kv.index);
     wait_full(s, V, c->kv);
     release_stage(s, V, c->kv.index);
     advance(&c->kv, config::stages);

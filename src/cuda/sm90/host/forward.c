@@ -9,6 +9,7 @@ typedef struct forward_plan {
     uint64_t partial_o, partial_lse; /* byte offsets */
     CUfunction combine;              /* NULL: no Q tile is split */
     attn_sm90_params params;         /* maps and schedule */
+    attn_sm90_map bias_map;          /* of a variant of a bias */
 } forward_plan;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
@@ -38,6 +39,8 @@ static bool maps_output(const attn_desc *d, const attn_sm90_forward_choice *c)
 static attn_status fill(const attn_desc *d, const attn_sm90_forward_choice *c, forward_plan *plan)
 {
     attn_status status = attn_sm90_fill(d, &plan->base, &c->schedule, &plan->params);
+    if (!status && attn_sm90_maps_bias(c->base.kernel))
+        status = attn_sm90_fill_map(d, &plan->base, ATTN_SM90_BIAS_MAP, c->schedule.pack, &plan->bias_map);
     plan->base.common.shape.o_wide = maps_output(d, c);
     if (status || !plan->base.common.shape.o_wide) return status;
     return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_O, 1, &plan->params.o_map);
@@ -87,8 +90,14 @@ static bool leaves_parts(const attn_cuda_call *c, const attn_sm90_params *p)
     return true;
 }
 
-/* What comes before and after the variant takes the first member alone, as variants of contiguous keys do. */
-static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, attn_sm90_cached_params *params)
+/* What variants take. What comes before and after them takes the first member alone, as most of them do. */
+typedef union variant_params {
+    attn_sm90_params common;
+    attn_sm90_cached_params cached;
+    attn_sm90_bias_params biased;
+} variant_params;
+
+static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, variant_params *params)
 {
     attn_sm90_params *p = &params->common;
     if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, plan->base.counter);
@@ -114,9 +123,16 @@ static attn_status run(const attn_cuda_call *c)
     if (d->batch == 0 || d->len_q == 0) return ATTN_OK;
     if (!plan->base.variant || !wide || !attn_sm90_aligned(c))
         return attn_cuda_run_fallback(c, &plan->base.fallback, &common);
-    attn_sm90_cached_params p = { plan->params, common.cache };
+    variant_params p = { .common = plan->params };
     attn_sm90_take(&common, &p.common);
-    return run_variant(c, plan, &p);
+    if (plan->base.cuda.chosen.kernel->paged) p.cached.cache = common.cache;
+    if (!attn_sm90_maps_bias(plan->base.cuda.chosen.kernel)) return run_variant(c, plan, &p);
+    const attn_sm90_schedule *s = &p.common.schedule;
+    p.biased.bias_map = plan->bias_map;
+    p.biased.bias_rows = attn_sm90_bias_has_one_row(d, s->pack) ? 1 : s->rows * s->pack;
+    p.biased.sequences_first = attn_sm90_shares_bias(plan->base.cuda.chosen.kernel, d);
+    attn_status status = attn_sm90_bind_map(c, ATTN_SM90_BIAS_MAP, &p.biased.bias_map);
+    return status ? status : run_variant(c, plan, &p);
 }
 
 /* ---- words --------------------------------------------------------------------------------- */

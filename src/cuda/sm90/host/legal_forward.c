@@ -9,9 +9,18 @@ static bool scales_differ(const attn_desc *d)
     return d->flags & ATTN_SCALES_Q && d->q_scale_heads != d->heads_kv && d->q_scale_stride[2];
 }
 
+/* A tile of the bias has the rows and heads of a Q tile, or one row for all: heads or rows that share it are no tile of
+ * it. */
+static bool packs_bias(const attn_desc *d)
+{
+    return attn_sm90_bias_has_one_row(d, d->heads_q) ||
+           (d->bias_extent[1] == d->heads_q && (d->bias_extent[2] > 1 || d->len_q == 1));
+}
+
 int64_t attn_sm90_rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
     if (pack > 1 && (d->flags & ATTN_DROPOUT || scales_differ(d))) return 0;
+    if (pack > 1 && attn_sm90_maps_bias(k) && !packs_bias(d)) return 0;
     if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
     return k->q_tile / pack;
 }
@@ -26,16 +35,19 @@ int64_t attn_sm90_tiles_of(const attn_sm90_forward_problem *p, int64_t pack)
     return attn_sm90_tiles_of_head(p, pack) * (p->desc->heads_q / pack) * p->desc->batch;
 }
 
-/* Q tiles are alike, and the variant stores those that are not split: some of them alone may be. */
-static bool may_split_tail(const attn_desc *d)
+/* Q tiles are alike and in the order of the rows, and the variant stores those that are not split: some of them alone
+ * may be. */
+static bool may_split_tail(const attn_sm90_forward_problem *p)
 {
-    return !(d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS)) && !attn_sm90_is_staged(d);
+    const attn_desc *d = p->desc;
+    return !attn_sm90_shares_bias(p->kernel, d) && !(d->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS)) &&
+           !attn_sm90_is_staged(d);
 }
 
 int64_t attn_sm90_tiles_over(const attn_sm90_forward_problem *p, int64_t pack)
 {
     int64_t tiles = attn_sm90_tiles_of(p, pack), over = tiles % p->device->multiprocessors;
-    if (!may_split_tail(p->desc)) return 0;
+    if (!may_split_tail(p)) return 0;
     return tiles < p->device->multiprocessors ? 0
            : pack > 1                         ? attn_round_up(over, attn_sm90_tiles_of_head(p, pack))
                                               : over;
@@ -43,7 +55,7 @@ int64_t attn_sm90_tiles_over(const attn_sm90_forward_problem *p, int64_t pack)
 
 bool attn_sm90_splits_tail(const attn_sm90_forward_problem *p, int64_t pack, int64_t split_tiles)
 {
-    return may_split_tail(p->desc) && split_tiles < attn_sm90_tiles_of(p, pack) &&
+    return may_split_tail(p) && split_tiles < attn_sm90_tiles_of(p, pack) &&
            (pack == 1 || split_tiles % attn_sm90_tiles_of_head(p, pack) == 0);
 }
 
@@ -54,7 +66,7 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
     int64_t group = d->heads_q / d->heads_kv, steps = attn_ceil_div(d->len_kv, p->kernel->kv_tile);
     const char *why_not = attn_cuda_not_legal(p->device, p->kernel, s);
     bool lies = attn_sm90_tma_takes(d, ATTN_SM90_K) && attn_sm90_tma_takes(d, ATTN_SM90_V);
-    if (!why_not && p->kernel->paged && !lies) return "TMA does not take pages of these strides";
+    if (!why_not && p->kernel->paged && !lies) return "TMA does not take pages of these strides or this alignment";
     if (!s || why_not || !attn_cuda_is_variant(p->kernel)) return why_not;
     if (!attn_overrides_allow(s, ATTN_STRATEGY_SPLIT_KEYS, 0))
         return "split-keys: only decode kernels have it, in multiples of their KV tile";
@@ -66,11 +78,14 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
         if (group == 1) return "pack-gqa: each KV head has one query head";
         if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
         if (scales_differ(d)) return "pack-gqa: the query heads of a KV head have scales of their own";
+        if (attn_sm90_maps_bias(p->kernel) && !packs_bias(d))
+            return "pack-gqa: query heads, or rows, share the bias of this kernel's tiles";
         if (!attn_sm90_rows_of(d, p->kernel, group))
             return "pack-gqa: the query heads of a KV head do not fit a Q tile";
     }
     bool alone = s->set[ATTN_STRATEGY_SPLIT_TAIL] && s->value[ATTN_STRATEGY_SPLIT_TAIL] > 0;
-    if (alone && !may_split_tail(d))
-        return "split-tail: Q tiles differ, or all are combined since o is not stored by 16 bytes";
+    if (alone && !may_split_tail(p))
+        return "split-tail: Q tiles differ, or sequences share a bias, or all are combined since o is not stored by 16 "
+               "bytes";
     return NULL;
 }

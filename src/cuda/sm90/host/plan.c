@@ -93,9 +93,11 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
         say_tensors(d, own, true, words);
         attn_say(words, " first, which TMA does not take as they lie\n");
     }
-    if (!own->variant || (copied == tensors && !stores_wide)) return;
+    bool bias = attn_sm90_maps_bias(own->cuda.chosen.kernel);
+    if (!own->variant || (copied == tensors && !stores_wide && !bias)) return;
     attn_say(words, "addresses ");
     say_tensors(d, own, false, words);
+    if (bias) attn_say(words, " bias");
     if (stores_wide) attn_say(words, " o");
     attn_cuda_say_fallback(&own->fallback, words);
 }

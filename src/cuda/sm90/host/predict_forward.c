@@ -104,6 +104,12 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
     c->level[0].name = "memory";
     c->level[0].bytes = least + max_of(0, again) + partial - min_of(written, kept_writes * device->l2_bytes);
     c->level[1].name = "L2 to shared", c->level[1].bytes = attn_model_transfer(&m, &p, SHARED) + partial;
+    if (attn_sm90_maps_bias(k)) { /* sequences that share it find it in L2, heads of short ones too */
+        double all = (double)attn_bias_count(d) * size, pairs = (double)d->len_q * (double)d->len_kv * seen;
+        bool every = d->bias_extent[2] > 1;
+        c->level[0].bytes += every ? all * seen : all;
+        c->level[1].bytes += (double)(d->batch * d->heads_q) * pairs * size / (every ? 1 : (double)c->q_tile);
+    }
     m.axis[ATTN_AXIS_KEY].size = attn_round_up(d->len_kv, c->kv_tile);
     m.axis[ATTN_AXIS_ROW].size = attn_round_up(d->len_q * pack, rows);
     m.axis[ATTN_AXIS_DIM].size = k->dim, m.axis[ATTN_AXIS_DIM_V].size = k->dim_v;

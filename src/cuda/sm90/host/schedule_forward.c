@@ -7,13 +7,15 @@
 #include "problem/desc.h"
 
 /* Heads whose Q tiles are taken together: under a causal mask as many as have their keys and values in half of
- * L2. */
-static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, int64_t heads, int64_t tiles)
+ * L2; of sequences that share a bias, one of each at least. */
+static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, bool shared, int64_t heads, int64_t tiles)
 {
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype);
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head)) * (double)(heads / d->heads_kv);
+    double least = shared ? (double)d->batch : 1;
     int64_t all = heads * (d->flags & ATTN_VARLEN ? 1 : d->batch);
-    return attn_cuda_head_group(d, all, d->flags & ATTN_CAUSAL ? fit : 1, tiles, device->multiprocessors, false);
+    return attn_cuda_head_group(d, all, max_of(d->flags & ATTN_CAUSAL ? fit : 1, least), tiles, device->multiprocessors,
+                                false);
 }
 
 /* Rows of heads that the first `split_tiles` Q tiles have; none shares a head with others if it is packed. */
@@ -25,13 +27,14 @@ static int64_t split_rows_of(const attn_desc *d, const attn_choice *c, int64_t p
     return split_tiles / q_tiles * pack * d->len_q + (more ? first + (more - 1) * c->q_tile : 0);
 }
 
-static void set_divisors(const attn_desc *d, int64_t heads, attn_sm90_schedule *s)
+static void set_divisors(const attn_desc *d, bool shared, int64_t heads, attn_sm90_schedule *s)
 {
     int64_t rest = heads % s->head_group;
     s->by_splits = attn_cuda_divisor_of(s->splits),
     s->by_group = attn_cuda_divisor_of((int64_t)s->head_group * s->q_tiles);
     s->by_head_group = attn_cuda_divisor_of(s->head_group), s->by_rest = attn_cuda_divisor_of(rest ? rest : 1);
-    s->by_heads = attn_cuda_divisor_of(s->heads), s->by_ratio = attn_cuda_divisor_of(d->heads_q / d->heads_kv);
+    s->by_heads = attn_cuda_divisor_of(shared ? d->batch : s->heads),
+    s->by_ratio = attn_cuda_divisor_of(d->heads_q / d->heads_kv);
 }
 
 static const char too_many[] = "its tiles are too many";
@@ -52,11 +55,12 @@ bool attn_sm90_schedule_forward(const attn_desc *d, const attn_cuda_device *devi
     if (varlen) q_tiles = (d->total_q + d->batch * (c->base.choice.q_tile - 1)) / c->base.choice.q_tile, sequences = 1;
     if (__builtin_mul_overflow(q_tiles * sequences, heads, &tiles) || tiles > INT32_MAX) return fails(c, too_many);
     bool all = attn_sm90_is_staged(d) || (varlen && c->base.choice.splits > 1);
+    bool shared = attn_sm90_shares_bias(c->base.kernel, d);
     int64_t split_tiles = all ? tiles : c->base.choice.split_tiles,
             total = tiles + split_tiles * (c->base.choice.splits - 1);
     if (total > INT32_MAX) return fails(c, too_many);
     int64_t group = attn_override_or(overrides, ATTN_STRATEGY_HEAD_GROUP,
-                                     head_group(d, device, heads, total / (sequences * heads)));
+                                     head_group(d, device, shared, heads, total / (sequences * heads)));
     if (group > sequences * heads) return fails(c, "head-group: it is above the heads that tiles are of");
     if (group > 1 && split_tiles > 0 && split_tiles < tiles) return fails(c, "head-group: with split-tail it is 1");
     c->schedule = (attn_sm90_schedule){
@@ -71,7 +75,7 @@ bool attn_sm90_schedule_forward(const attn_desc *d, const attn_cuda_device *devi
         .rows = c->base.kernel->q_tile / (int)pack,
         .split_rows = split_rows_of(d, &c->base.choice, pack, q_tiles, split_tiles),
     };
-    set_divisors(d, sequences * heads, &c->schedule);
+    set_divisors(d, shared, sequences * heads, &c->schedule);
     return true;
 }
 

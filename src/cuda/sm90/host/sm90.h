@@ -9,10 +9,11 @@
 #include "cuda/params.h"
 #include "cuda/sm90/params.h"
 
-/* The tensors that kernels read by TMA, grad_o in the backward only, and the one that the forward stores by it. */
-enum { ATTN_SM90_Q, ATTN_SM90_K, ATTN_SM90_V, ATTN_SM90_GRAD_O, ATTN_SM90_O, ATTN_SM90_TENSORS };
+/* The tensors that kernels read by TMA, grad_o in the backward only, the one that the forward stores by it, and the
+ * bias, which kernels for it alone read by it, and which is never copied: (batch, row, head, key). */
+enum { ATTN_SM90_Q, ATTN_SM90_K, ATTN_SM90_V, ATTN_SM90_GRAD_O, ATTN_SM90_O, ATTN_SM90_BIAS_MAP, ATTN_SM90_TENSORS };
 
-/* How many are read. */
+/* How many are read, but for the bias. */
 static inline int attn_sm90_tensors(const attn_desc *desc)
 {
     return desc->direction == ATTN_BACKWARD ? ATTN_SM90_O : ATTN_SM90_GRAD_O;
@@ -30,12 +31,31 @@ typedef struct attn_sm90_plan {
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
 
-/* Extents and strides of one of q, k, v, grad_o, o. */
+/* Extents and strides of one of them. */
 typedef struct attn_sm90_tensor {
     int64_t extent[4], stride[4];
 } attn_sm90_tensor;
 
 attn_sm90_tensor attn_sm90_tensor_of(const attn_desc *desc, int which);
+
+/* A kernel for a bias alone, which it reads by TMA. */
+static inline bool attn_sm90_maps_bias(const attn_cuda_kernel *kernel)
+{
+    return kernel->tma && kernel->needs & ATTN_BIAS;
+}
+
+/* All rows of a Q tile, of `pack` heads, have the same bias: one row of it is a tile. */
+static inline bool attn_sm90_bias_has_one_row(const attn_desc *desc, int64_t pack)
+{
+    return desc->bias_extent[2] == 1 && (pack == 1 || desc->bias_extent[1] == 1);
+}
+
+/* Sequences share its bias, of every pair: work items are then ordered so that L2 has it once. */
+static inline bool attn_sm90_shares_bias(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    return attn_sm90_maps_bias(kernel) && desc->batch > 1 && desc->bias_extent[0] == 1 && desc->bias_extent[2] > 1 &&
+           !(desc->flags & ATTN_VARLEN);
+}
 
 /* One of q, k and v as it is copied: packed, in rows of heads of whole 16 bytes. */
 attn_sm90_tensor attn_sm90_repacked(const attn_desc *desc, int which);

@@ -16,7 +16,7 @@ extern const attn_cuda_arch attn_sm90;
 /* What a row's mask, score and kv say: flags of attn_desc. */
 enum {
     ATTN_SM90_CAUSAL = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CUDA_LENGTHS | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
-    ATTN_SM90_GENERAL = ATTN_SM90_CAUSAL | ATTN_CUDA_MASKS,
+    ATTN_SM90_GENERAL = ATTN_SM90_CAUSAL | ATTN_CUDA_MASKS | ATTN_FIRST_KV | ATTN_POSITIONS,
     ATTN_SM90_CONTIGUOUS = 0,
     ATTN_SM90_PAGED = ATTN_PAGED,
     ATTN_SM90_PLAIN = 0,
@@ -24,6 +24,7 @@ enum {
     ATTN_SM90_SOFTCAP = ATTN_SOFTCAP,
     ATTN_SM90_ALIBI = ATTN_ALIBI,
     ATTN_SM90_DROPOUT = ATTN_DROPOUT,
+    ATTN_SM90_BIAS = ATTN_BIAS,
     ATTN_SM90_ALL = ATTN_SM90_GENERAL | ATTN_SM90_SCORE_MOD,
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
@@ -45,7 +46,8 @@ enum {
     ATTN_SM90_NEEDS_SCORE_MOD = 0,
     ATTN_SM90_NEEDS_SOFTCAP = ATTN_SOFTCAP,
     ATTN_SM90_NEEDS_ALIBI = ATTN_ALIBI | ATTN_CAUSAL, /* keys after a row are hidden: ALiBi is linear in the key */
-    ATTN_SM90_NEEDS_DROPOUT = ATTN_DROPOUT
+    ATTN_SM90_NEEDS_DROPOUT = ATTN_DROPOUT,
+    ATTN_SM90_NEEDS_BIAS = ATTN_BIAS
 };
 
 /* What budget.txt says of a row's unit. */
@@ -82,18 +84,20 @@ enum {
     ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
         ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
 
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_, \
-                  score_, kv_, spills_, made_, ...)                                                                 \
-    {                                                                                                               \
-        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
-        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
-        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
-        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,           \
-        .needs = ATTN_SM90_NEEDS_##score_, .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),               \
-        .shared = ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_),    \
-        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {         \
-            __VA_ARGS__                                                                                             \
-        }                                                                                                           \
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,    \
+                  score_, kv_, spills_, made_, ...)                                                                    \
+    {                                                                                                                  \
+        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,        \
+        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,            \
+        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,              \
+        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,              \
+        .needs = ATTN_SM90_NEEDS_##score_, .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                  \
+        .shared = ATTN_SM90_NEEDS_##score_ & ATTN_BIAS                                                                 \
+                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_)                       \
+                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_), \
+        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {            \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
     }
 
 #define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, spills_, made_, ...)                    \

@@ -12,8 +12,11 @@ enum { SOME_ADDRESS = 4096 };
 attn_sm90_tensor attn_sm90_tensor_of(const attn_desc *desc, int which)
 {
     attn_shape shape = attn_shape_of(desc);
-    const int64_t *extents[] = { shape.q, shape.k, shape.v, shape.o, shape.o };
-    const int64_t *strides[] = { desc->q_stride, desc->k_stride, desc->v_stride, desc->grad_o_stride, desc->o_stride };
+    const int64_t *e = desc->bias_extent, *s = desc->bias_stride; /* (batch, head, row, key) */
+    const int64_t bias_extent[] = { e[0], e[2], e[1], e[3] }, bias_stride[] = { s[0], s[2], s[1], s[3] };
+    const int64_t *extents[] = { shape.q, shape.k, shape.v, shape.o, shape.o, bias_extent };
+    const int64_t *strides[] = { desc->q_stride,      desc->k_stride, desc->v_stride,
+                                 desc->grad_o_stride, desc->o_stride, bias_stride };
     attn_sm90_tensor tensor;
     memcpy(tensor.extent, extents[which], sizeof tensor.extent);
     memcpy(tensor.stride, strides[which], sizeof tensor.stride);
@@ -35,12 +38,12 @@ attn_sm90_tensor attn_sm90_repacked(const attn_desc *d, int which)
     return t;
 }
 
-/* TMA takes strides of a multiple of 16 bytes, above 0 and below 2^40; the kernels take elements of 16 bits, or E4M3.
- */
+/* TMA takes addresses and strides of a multiple of 16 bytes, the latter above 0 and below 2^40; the kernels take
+ * elements of 16 bits, or E4M3. */
 bool attn_sm90_tma_takes(const attn_desc *d, int which)
 {
     attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
-    if (which == ATTN_SM90_GRAD_O && attn_out_dtype(d) != d->dtype) return false;
+    if (d->alignment < 16 || (which == ATTN_SM90_GRAD_O && attn_out_dtype(d) != d->dtype)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = t.stride[i] * attn_dtype_size(dtype_of(d, which));
         if (t.extent[i] > 1 && (bytes % 16 != 0 || bytes <= 0 || bytes >= (int64_t)1 << 40)) return false;
@@ -50,7 +53,7 @@ bool attn_sm90_tma_takes(const attn_desc *d, int which)
 
 bool attn_sm90_is_staged(const attn_desc *d)
 {
-    return !(d->flags & ATTN_OUT_F32) && !attn_cuda_o_is_even(d);
+    return !(d->flags & ATTN_OUT_F32) && (d->alignment < 16 || !attn_cuda_o_is_even(d));
 }
 
 /* ---- maps ---------------------------------------------------------------------------------- */
@@ -58,12 +61,14 @@ bool attn_sm90_is_staged(const attn_desc *d)
 attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, int which, int pack, attn_sm90_map *map)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
-    uint32_t heads = which == ATTN_SM90_Q ? (uint32_t)pack : 1;
     attn_sm90_tensor t = plan->copied[which] ? attn_sm90_repacked(d, which) : attn_sm90_tensor_of(d, which);
+    bool bias = which == ATTN_SM90_BIAS_MAP, one_row = bias && attn_sm90_bias_has_one_row(d, pack);
+    uint32_t heads = which == ATTN_SM90_Q || (bias && !one_row) ? (uint32_t)pack : 1;
     attn_dtype dtype = dtype_of(d, which);
     uint64_t size = (uint64_t)attn_dtype_size(dtype), extent[4], stride[3];
-    const uint32_t rows[] = { (uint32_t)k->q_tile / heads, (uint32_t)k->kv_tile, (uint32_t)k->kv_tile,
-                              (uint32_t)k->q_tile, ATTN_SM90_OUTPUT_ROWS };
+    const uint32_t rows[] = { (uint32_t)k->q_tile / heads, (uint32_t)k->kv_tile,
+                              (uint32_t)k->kv_tile,        (uint32_t)k->q_tile,
+                              ATTN_SM90_OUTPUT_ROWS,       one_row ? 1 : (uint32_t)k->q_tile / heads };
     int dim = which == ATTN_SM90_V ? k->dim_v : k->dim, width = size == 1 ? ATTN_SM90_WIDTH(dim, 1) : 128;
     uint32_t box[4] = { (uint32_t)width / (uint32_t)size, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
     bool pages = k->paged && (which == ATTN_SM90_K || which == ATTN_SM90_V);
@@ -94,7 +99,7 @@ static const attn_sm90_plan *plan_of(const attn_cuda_call *c)
 
 static const void *tensor_at(const attn_args *a, int which)
 {
-    const void *const at[] = { a->q, a->k, a->v, a->grad_o, a->o };
+    const void *const at[] = { a->q, a->k, a->v, a->grad_o, a->o, a->bias };
     return at[which];
 }
 
@@ -113,7 +118,7 @@ bool attn_sm90_aligned(const attn_cuda_call *c)
 {
     for (int i = 0; i < attn_sm90_tensors(&c->plan->desc); i++)
         if (!plan_of(c)->copied[i] && (uintptr_t)tensor_at(c->args, i) % 16 != 0) return false;
-    return true;
+    return !attn_sm90_maps_bias(c->cuda->chosen.kernel) || (uintptr_t)c->args->bias % 16 == 0;
 }
 
 attn_status attn_sm90_repack(const attn_cuda_call *c, int which)
