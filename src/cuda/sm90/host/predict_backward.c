@@ -16,6 +16,7 @@ static const double score_clocks = 0.145; /* [e] per score: 2^x, and ten other i
 static const double wait_clocks = 300;    /* [e] per iteration */
 static const double item_clocks = 4000;   /* [e] filling the pipeline, storing */
 static const double kept_rows = 0.8;      /* [m] of L2, for the rows of work items in hand */
+static const double memory_reached = 0.8; /* [m] of its bandwidth, by rows that are read and added to again and again */
 static const int64_t share_least = 8;     /* Q tiles: fewer are not worth a work item's start and end */
 static const double late_rounds = 0.2;    /* [m] as in the forward */
 
@@ -148,9 +149,9 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * group : 0;
     c.base.choice.q_tile = k->q_tile, c.base.choice.kv_tile = k->kv_tile, c.base.choice.splits = way.splits;
     c.base.choice.levels = 2;
-    c.base.choice.level[0].name = "memory",
-    c.base.choice.level[0].bytes =
-        bytes.within + (persistent ? 0 : missed_bytes(p, heads, tiles, group, items * steps * k->q_tile));
+    c.base.choice.level[0].name = "memory";
+    double within = bytes.within + (persistent ? 0 : missed_bytes(p, heads, tiles, group, items * steps * k->q_tile));
+    c.base.choice.level[0].bytes = within / memory_reached;
     c.base.choice.level[1].name = "L2 to shared";
     c.base.choice.level[1].bytes =
         items * steps * k->q_tile * (k->cluster * (double)(k->dim + k->dim_v) * 2 + 4.0 * k->dim);
@@ -159,7 +160,7 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
         all += count[i] * p->clocks[i];
     double start = attn_cuda_machine_of(p->device)->start;
     attn_cuda_set_time(p->device, all, way.splits > 1 ? 2 * start : over ? start : 0, &c.base.choice);
-    c.base.choice.level[0].bytes += bytes.around + partials;
+    c.base.choice.level[0].bytes = within + bytes.around + partials;
     c.schedule.head_persistent = persistent, c.schedule.finalises_dq = k->finalises_dq;
     c.schedule.stream_k_items = (int)over, c.schedule.stream_k_q_tiles = (int)share;
     c.schedule.stream_k_shares = (int)shares;

@@ -25,6 +25,7 @@ static int64_t head_group(const attn_sm90_backward_problem *p, int64_t tiles)
         d->flags & ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW) && !(d->flags & ATTN_CUDA_LENGTHS);
     int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
     if (attn_sm90_items_are_alike(d) && k->dim <= 128) fit = 1;
+    if (fit < 1 && d->heads_q > d->heads_kv) return 1; /* several that L2 does not hold miss it more often [m] */
     bool ordered = d->flags & ATTN_DETERMINISTIC && !k->finalises_dq; /* else by L2 alone [m] */
     if (unknown && !ordered) {
         fit = floor(fit - (double)ctas / max_of(1, (double)tiles));
