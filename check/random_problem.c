@@ -398,6 +398,7 @@ static void draw_strategy(uint64_t *state, const attn_desc *desc, check_options 
 
 typedef struct candidate {
     const char *name;
+    const attn_cuda_kernel *cuda; /* NULL: the CPU's */
     attn_isa isa;
     attn_direction direction;
     uint32_t features, needs;
@@ -417,6 +418,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
         *t = (candidate){ .name = k->name,
+                          .cuda = k,
                           .direction = attn_cuda_direction(k),
                           .features = k->features,
                           .needs = k->needs,
@@ -449,6 +451,7 @@ static bool takes(const candidate *t, const attn_desc *d)
     if (!t->name || t->direction != d->direction || !(t->dtypes >> d->dtype & 1)) return false;
     if (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1)) return false;
     if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
+    if (t->cuda && !attn_cuda_takes_ranges(t->cuda, d)) return false;
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
     uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
     if (t->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d)) return false;
@@ -489,6 +492,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     if (d->device == ATTN_CUDA && !(t->features & ATTN_CUDA_BITS_KEYS)) d->bits_keys = 0;
     d->flags &= t->features;
     check_problem_add(d, t->needs & ~d->flags);
+    if (t->cuda && !attn_cuda_takes_ranges(t->cuda, d)) d->flags &= ~(uint32_t)ATTN_CHUNK;
     d->dim_v = dim_v_of(d);
     if (d->dim_qk > t->dim) d->dim_qk = 1 + d->dim_qk % t->dim;
     if (d->dim_v > t->dim_v) d->dim_v = 1 + d->dim_v % t->dim_v;

@@ -101,7 +101,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
                !(cuda->needs & ~desc->flags) && (!(cuda->needs & ATTN_BIAS) || attn_cuda_bias_is_even(desc)) &&
-               desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
+               attn_cuda_takes_ranges(cuda, desc) && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
@@ -263,6 +263,7 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
     uint32_t gone = d->flags & ~kernel->features;
     d->dtype = kernel->dtype;
     d->flags &= kernel->features;
+    if (!attn_cuda_takes_ranges(kernel, d)) d->flags &= ~(uint32_t)ATTN_CHUNK, d->chunk = 0;
     if (d->dim_qk > kernel->dim) d->dim_qk = 1 + d->dim_qk % kernel->dim;
     if (d->dim_v > kernel->dim_v) d->dim_v = 1 + d->dim_v % kernel->dim_v;
     if (d->dim_v == 0 && d->dim_qk > kernel->dim_v) d->dim_v = kernel->dim_v;

@@ -177,7 +177,7 @@ macro(attn_cuda_arch arch target)
     cmake_path(RELATIVE_PATH unit BASE_DIRECTORY ${cuda_root} OUTPUT_VARIABLE name)
     attn_cuda_made(${name} made)
     if(ATTN_NVCC)
-      attn_cuda_unit(${target} ${name} ${unit} 8) # of which none is fast
+      attn_cuda_unit(${target} ${name} ${unit} 28) # of which none is fast
     endif()
   endforeach()
 endmacro()

@@ -7,6 +7,12 @@ add_library(attn_parallel_shared SHARED ${parallel_sources} src/parallel/shared/
   src/base/detect.c src/base/text_buffer.c src/problem/args.c src/problem/desc.c src/problem/keys.c src/problem/ranges.c
   src/problem/sequence.c)
 
+if(ATTN_CUDA)
+  target_sources(attn_parallel_shared PRIVATE src/cuda/driver.c)
+else()
+  target_sources(attn_parallel_shared PRIVATE src/parallel/shared/absent.c)
+endif()
+
 set(parallel_libraries attn_parallel)
 if(NOT ATTN_MPI STREQUAL "OFF" AND NOT CMAKE_CROSSCOMPILING)
   if(ATTN_MPI STREQUAL "AUTO")
@@ -34,7 +40,7 @@ foreach(library IN LISTS parallel_libraries)
     target_include_directories(${target} PRIVATE src PUBLIC
       $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
     if(library STREQUAL attn_parallel)
-      target_link_libraries(${target} PUBLIC attn_${kind} PRIVATE Threads::Threads m)
+      target_link_libraries(${target} PUBLIC attn_${kind} PRIVATE Threads::Threads m ${CMAKE_DL_LIBS})
     else()
       target_link_libraries(${target} PUBLIC attn_parallel_${kind})
     endif()

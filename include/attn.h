@@ -58,8 +58,8 @@
  *   the whole; masks and bias that count from 0 are passed as slices. One part alone has the sink. Backward: lse and o
  *   are the whole's. The first part writes delta; the others take it (ATTN_DELTA) and need no o. grad_q is a sum over
  *   the parts of the keys, grad_k and grad_v are sums over those of the rows, grad_alibi is one over both: f32
- *   (grad_dtype), added up (ATTN_ADD). Every part of the keys gives all of grad_sink: ask one for it. Of these flags a
- *   GPU takes ATTN_POSITIONS alone.
+ *   (grad_dtype), added up (ATTN_ADD). Every part of the keys gives all of grad_sink: ask one for it. Of all these a
+ *   GPU takes grad_dtype and ATTN_POSITIONS.
  *
  *   ATTN_DETERMINISTIC: the same descriptor and inputs give the same bits. On the CPU this holds for any threads,
  *   affinity, parallel_for and attn_machine_use, and on every machine where the same build of the library (and libm)
@@ -468,7 +468,7 @@ typedef struct attn_args {
  *   - f32, and head dims above 256
  *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are), where attn_desc.alignment
  *     does not say so
- *   - bits_keys, with more than 16 packed rows (len_q * heads_q / heads_kv)
+ *   - bits_keys, and ATTN_CHUNK of ATTN_POSITIONS, with more than 16 packed rows (len_q * heads_q / heads_kv)
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative, or of such an alignment
  * Other tensors with such strides are copied first, which takes workspace and time. Pages are read fastest where
  * page_size is a multiple of 8. */
@@ -515,6 +515,8 @@ typedef struct attn_merge_desc {
      * is. On the CPU alone. */
     attn_dtype first_dtype;
     int64_t first_stride[4]; /* first_dtype: as part_stride */
+
+    int32_t sums; /* 1: o is the sum of the parts, as of gradients: part_lse and lse are NULL */
 } attn_merge_desc;
 
 typedef struct attn_merge_plan attn_merge_plan;

@@ -40,7 +40,18 @@ extern "C" {
  * ranks alone, so that a repetition gives the same bits. abort: this rank gives up in the middle of a run; the others'
  * calls should fail rather than wait. NULL: nothing is told.
  *
- * A plan's runs use the engine one call at a time. */
+ * A plan's runs use the engine one call at a time.
+ *
+ * device = ATTN_CUDA: of plans for GPUs. Buffers are device memory, and the functions put their work into the stream
+ * and return: what was put there before is done before it, and what comes after wait, all_gather or reduce_scatter is
+ * done after it. Exchanges between two waits are posted by sender and receiver in the same order for each pair of
+ * ranks, and need not begin before the wait. tell is all_gather of host memory: it returns when that is there. NULL:
+ * all_gather does so.
+ *
+ * window and put, both or none: a rank can write into others' memory. window gives memory of this rank, `bytes` or
+ * more, that all ranks can write to: a call of all ranks, which ask for the same, and the same memory again unless it
+ * is too small. Runs that use it come one after another. put writes `send` to byte `at` of the window of rank `to`.
+ * Between ranks a wait is then a barrier: what all of them have put before it has arrived after it. */
 typedef struct attn_engine {
     void *context; /* the functions' first argument */
     int32_t rank, ranks;
@@ -50,6 +61,10 @@ typedef struct attn_engine {
     int (*all_gather)(void *context, const void *send, void *receive, size_t bytes, void *stream);
     int (*reduce_scatter)(void *context, const float *send, float *receive, size_t count, void *stream);
     void (*abort)(void *context);
+    attn_device device; /* where buffers are */
+    int (*tell)(void *context, const void *send, void *receive, size_t bytes);
+    int (*window)(void *context, size_t bytes, void **base);
+    int (*put)(void *context, int32_t to, size_t at, const void *send, size_t bytes, void *stream);
 } attn_engine;
 
 /* An engine whose ranks are threads of one process, for tests and for trying things out. The caller starts the threads;
@@ -61,6 +76,30 @@ ATTN_API attn_status attn_thread_group_create(attn_thread_group **group, int32_t
 ATTN_API void attn_thread_group_destroy(attn_thread_group *group);
 /* Rank `rank`'s table, which lives as long as the group; NULL, with a message, for a rank that it has not. */
 ATTN_API const attn_engine *attn_thread_group_engine(const attn_thread_group *group, int32_t rank);
+
+/* The engine over NCCL, for GPUs. libnccl.so.2 is found when running: the one that the process has loaded, or else the
+ * system's. ATTN_UNSUPPORTED: there is none.
+ *
+ * communicator: an ncclComm_t of that library, for the current device, which stays the caller's and outlives the
+ * engine: two libraries in one process do not know each other's. timeout: seconds; see abort below; 0: none. */
+ATTN_API attn_status attn_nccl_engine_create(attn_engine **engine, void *communicator, double timeout);
+
+/* The same with a communicator of its own, for the current device: a call of all ranks. id: what attn_nccl_id wrote on
+ * one of them. */
+enum { ATTN_NCCL_ID_BYTES = 128 };
+ATTN_API attn_status attn_nccl_id(char id[ATTN_NCCL_ID_BYTES]);
+ATTN_API attn_status attn_nccl_engine_join(attn_engine **engine, const char id[ATTN_NCCL_ID_BYTES], int32_t rank,
+                                           int32_t ranks, double timeout);
+
+/* NULL is allowed. Nothing that the engine has put into streams may be under way. */
+ATTN_API void attn_nccl_engine_destroy(attn_engine *engine);
+
+/* An engine for ranks that are processes of one host whose GPUs reach each other's memory (NVLink, PCIe): keys and
+ * gradients are copied by the GPUs' copy engines, which need no processor, so that they move at any time beside
+ * kernels. Everything else is done by the engine `by`, which is of the same ranks and outlives it. A call of all ranks.
+ * ATTN_UNSUPPORTED, on all of them, where some GPU does not reach another's memory. timeout: as above. */
+ATTN_API attn_status attn_peer_engine_create(attn_engine **engine, const attn_engine *by, double timeout);
+ATTN_API void attn_peer_engine_destroy(attn_engine *engine);
 
 /* ---- what is wanted ------------------------------------------------------------------------ */
 
@@ -84,7 +123,11 @@ typedef struct attn_parallel_desc {
     attn_layout layout;
     attn_schedule schedule;
     uint64_t memory; /* bytes that a rank's workspace may take; 0: any number */
-    double link;     /* bytes per second that a rank sends, and receives at the same time; 0: not known, 1e10 */
+    double link;     /* bytes per second that a rank sends, and receives at the same time; 0: not known, 1e10; between
+                      * GPUs 1.5e11 */
+    int32_t pieces;  /* ATTN_CUDA: into so many pieces the KV heads are cut, of which one is computed while others are
+                      * on their way. A number that does not divide them is lowered until it does; 0: 4, or
+                      * fewer where a run would have few rows and heads */
 } attn_parallel_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */
@@ -99,6 +142,10 @@ typedef struct attn_parallel_plan attn_parallel_plan;
  * ATTN_INTERVALS, ATTN_VARLEN (without ATTN_DROPOUT), ATTN_LENS_Q, ATTN_LENS_KV, ATTN_SOFTCAP, ATTN_ALIBI, ATTN_SINK,
  * ATTN_DROPOUT, ATTN_OUT_F32, ATTN_DETERMINISTIC, ATTN_FIRST_KV and ATTN_POSITIONS. With ATTN_VARLEN the packed rows
  * are cut, wherever sequences begin. Everything else is ATTN_UNSUPPORTED.
+ *
+ * ATTN_CUDA: for the current context, with an engine for it. Taken are ATTN_ALL_GATHER, and of the flags ATTN_CAUSAL,
+ * ATTN_WINDOW (with ATTN_CAUSAL, or window_right = 0), ATTN_SOFTCAP, ATTN_ALIBI (with ATTN_CAUSAL), ATTN_SINK,
+ * ATTN_OUT_F32 and ATTN_DETERMINISTIC.
  *
  * engine: its table is copied; the call is collective. NULL: a plan that only predicts, and cannot run. */
 ATTN_API attn_status attn_parallel_plan_create_sized(attn_parallel_plan **plan, const attn_desc *desc, size_t desc_size,
@@ -143,7 +190,10 @@ static inline attn_status attn_parallel_plan_get_info(const attn_parallel_plan *
 /* Computes this rank's rows; collective. q, o, lse, grad_o, grad_lse, grad_q have its rows, k, v, grad_k, grad_v its
  * keys. Lengths, prefix, first_kv, positions, intervals, slopes, sinks and the seed are the whole's, the same on every
  * rank. grad_alibi and grad_sink are the sums over all ranks, on every rank. workspace: workspace_bytes, any alignment.
- * With ATTN_DETERMINISTIC the same number of ranks gives the same bits. */
+ * With ATTN_DETERMINISTIC the same number of ranks gives the same bits.
+ *
+ * ATTN_CUDA: the call puts the run into the stream and returns. Ranks tell each other nothing first: where one's
+ * arguments are refused, the others wait for it until their engine's time-out. */
 ATTN_API attn_status attn_parallel_run_sized(const attn_parallel_plan *plan, const attn_args *args, size_t args_size,
                                              void *workspace, void *stream);
 static inline attn_status attn_parallel_run(const attn_parallel_plan *plan, const attn_args *args, void *workspace,

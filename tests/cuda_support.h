@@ -14,6 +14,7 @@
 static char cache[] = "/tmp/attn-cache-XXXXXX";
 static fake_cuda_fail_next *fail_next;
 static fake_cuda_calls *calls;
+static fake_cuda_events_pend *events_pend;
 static fake_cuda_context_create *context_create;
 static fake_cuda_context_destroy *context_destroy;
 
@@ -29,6 +30,7 @@ static inline void find_fake(void)
     memcpy(&to, &symbol, sizeof to)
     TAKE("fake_cuda_fail", fail_next);
     TAKE("fake_cuda_count", calls);
+    TAKE("fake_cuda_pend", events_pend);
     TAKE("fake_cuda_create", context_create);
     TAKE("fake_cuda_destroy", context_destroy);
 }

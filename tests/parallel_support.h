@@ -285,4 +285,19 @@ static inline parallel_errors parallel_errors_of(const check_problem *problem, c
     return e;
 }
 
+/* What is wrong with the results of all ranks; one: the errors of one device. message: room for 200 characters, "" if
+ * nothing is. */
+static inline void parallel_judge(const check_problem *problem, const check_reference *reference,
+                                  const parallel_errors *one, char *message)
+{
+    check_error error = problem->resolved.direction == ATTN_FORWARD ? check_compare(problem, reference)
+                                                                    : check_gradients_compare(problem, reference);
+    parallel_errors all = parallel_errors_of(problem, reference);
+    snprintf(message, 200, "%s", error.message);
+    for (int g = 0; g < 3 && !message[0]; g++)
+        if (all.rms[g] > 1.2 * one->rms[g])
+            snprintf(message, 200, "error %g of output %d is more than 1.2 x one device's %g", all.rms[g], g,
+                     one->rms[g]);
+}
+
 #endif

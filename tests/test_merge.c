@@ -144,6 +144,38 @@ static void a_state_takes_parts_of_another_type(void **state)
     }
 }
 
+/* Sums have no LSEs; one part is another type's copy. */
+static void parts_are_added_up(void **state)
+{
+    (void)state;
+    for (int parts = 1; parts <= 3; parts++) {
+        attn_merge_desc desc = desc_of(ATTN_F32, ATTN_BF16, parts);
+        attn_merge_plan *plan;
+        desc.sums = 1;
+        draw(ATTN_F32, parts);
+        assert_ok(attn_merge_plan_create(&plan, &desc));
+        attn_merge_args a = { .part_o = part_o, .o = out };
+        assert_ok(attn_merge_run(plan, &a, NULL));
+        for (int i = 0; i < LSES * DIM; i++) {
+            int b = i / DIM / ROWS / HEADS, h = i / DIM / ROWS % HEADS, row = i / DIM % ROWS;
+            float sum = 0;
+            uint16_t rounded;
+            for (int n = 0; n < parts; n++)
+                sum += attn_load_scalar(ATTN_F32, o_of[n], part_at(b, h, row) + i % DIM);
+            attn_store_scalar(ATTN_BF16, &rounded, 0, sum);
+            assert_float_equal(attn_load_scalar(ATTN_BF16, out, out_at(b, h, row) + i % DIM),
+                               attn_load_scalar(ATTN_BF16, &rounded, 0), 0);
+        }
+        a.lse = lse;
+        assert_int_equal(attn_merge_run(plan, &a, NULL), ATTN_INVALID);
+        assert_non_null(strstr(attn_error(), "lse is not NULL: sums have no LSEs"));
+        a.lse = NULL, a.part_lse = part_lse;
+        assert_int_equal(attn_merge_run(plan, &a, NULL), ATTN_INVALID);
+        assert_non_null(strstr(attn_error(), "part_lse is not NULL: sums have no LSEs"));
+        attn_merge_plan_destroy(plan);
+    }
+}
+
 static void what_is_no_number_shows(void **state)
 {
     (void)state;
@@ -217,6 +249,7 @@ static void descriptors_are_checked(void **state)
     REFUSED(UNSUPPORTED, "first_dtype = 1: ATTN_CUDA takes parts of one dtype", d.first_dtype = ATTN_F32,
             d.device = ATTN_CUDA, d.threads = 0);
     REFUSED(INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA);
+    REFUSED(INVALID, "sums = 2 is not 0 or 1", d.sums = 2);
     REFUSED(INVALID, "parts = 0 is not in 1 to 64", d.parts = 0);
     REFUSED(INVALID, "parts = 65 is not in 1 to 64", d.parts = 65);
     REFUSED(INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
@@ -280,6 +313,7 @@ int main(void)
         cmocka_unit_test(parts_are_merged),
         cmocka_unit_test(a_part_may_take_the_result),
         cmocka_unit_test(a_state_takes_parts_of_another_type),
+        cmocka_unit_test(parts_are_added_up),
         cmocka_unit_test(what_is_no_number_shows),
         cmocka_unit_test(keys_in_two_parts),
         cmocka_unit_test(descriptors_are_checked),

@@ -1,6 +1,6 @@
 """A small language model, trained on a book with its context split over processes.
 
-    torchrun --nproc-per-node 2 examples/python/context_parallel.py [--steps 50]
+    torchrun --nproc-per-node 2 examples/python/context_parallel.py [--steps 50] [--device cuda]
     python examples/python/context_parallel.py              # one process: the same losses
 
 Each process has the model whole and some rows of every sequence. Only attention, the gradients and the loss that is
@@ -42,22 +42,22 @@ class Model(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
 
     def forward(self, letters, group):
-        x = self.letters(letters) + self.places(context_parallel_positions(CONTEXT, group))
+        x = self.letters(letters) + self.places(context_parallel_positions(CONTEXT, group, device=letters.device))
         for block in self.blocks:
             x = block(x, group)
         return self.head(self.norm(x))
 
 
-def train(steps, group=None):
+def train(steps, group=None, device="cpu"):
     """The loss of each step."""
     torch.manual_seed(0)  # the same weights and batches in every process
     book = torch.tensor(list(BOOK.read_bytes()))
-    model, losses = Model(), []
+    model, losses = Model().to(device), []
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(steps):
         begins = torch.randint(len(book) - CONTEXT, (BATCH,)).tolist()
         batch = torch.stack([book[begin:begin + CONTEXT + 1] for begin in begins])
-        letters, targets = (context_parallel_shard(x, group) for x in (batch[:, :-1], batch[:, 1:]))
+        letters, targets = (context_parallel_shard(x, group).to(device) for x in (batch[:, :-1], batch[:, 1:]))
         scores = model(letters, group)
         loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum") / (BATCH * CONTEXT)
         optimizer.zero_grad()
@@ -73,12 +73,18 @@ def train(steps, group=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:  # as torchrun says
-        dist.init_process_group("gloo")
+        dist.init_process_group(backend)
     else:
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    losses = train(options.steps)
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    losses = train(options.steps, device=device)
     if dist.get_rank() == 0:
         for step, loss in enumerate(losses, 1):
             print(f"step {step}: loss {loss:.5f}")

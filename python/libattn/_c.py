@@ -92,7 +92,7 @@ class MergeDesc(ctypes.Structure):
         ("dtype", ctypes.c_int), ("out_dtype", ctypes.c_int), ("device", ctypes.c_int), ("parts", _i32),
         ("batch", _i64), ("rows", _i64), ("heads", _i64), ("dim", _i64), ("part_stride", _four), ("o_stride", _four),
         ("threads", _i32), ("parallel_for", _void), ("parallel_context", _void), ("first_dtype", ctypes.c_int),
-        ("first_stride", _four),
+        ("first_stride", _four), ("sums", _i32),
     ]
 
 

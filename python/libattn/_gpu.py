@@ -14,8 +14,10 @@ from ._tensor import View, cupy_of, is_torch
 _driver: Any = None
 
 
-def _context() -> int:
-    """The calling thread's CUDA context, 0 for none: plans belong to one."""
+def _context(device: int) -> int:
+    """The calling thread's CUDA context, 0 for none: plans belong to one. A thread that has none gets that of the device
+    (below 0: of none): torch's own threads have none for GPU 0, which CUDA's runtime takes for the current one anyway.
+    """
     global _driver
     if _driver is None:
         try:
@@ -24,6 +26,9 @@ def _context() -> int:
             raise _c.UnsupportedError(f"the CUDA driver cannot be loaded: {problem}") from None
     context = ctypes.c_void_p()
     _driver.cuCtxGetCurrent(ctypes.byref(context))
+    if not context.value and device >= 0 and not _driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        _driver.cuCtxSetCurrent(context)
+        _driver.cuDevicePrimaryCtxRelease_v2(device)  # who has the tensor keeps it
     return context.value or 0
 
 
@@ -32,15 +37,12 @@ def current(tensor: Any) -> Iterator[int]:
     """Makes the tensor's GPU the current one while it lasts, and gives the context."""
     if type(tensor) is View:
         cupy = cupy_of(tensor.source)
-        if cupy is None:
-            yield _context()
-        else:
-            with tensor.source.device:
-                yield _context()
+        with contextlib.nullcontext() if cupy is None else tensor.source.device:
+            yield _context(tensor.layout.device)
     else:
         torch = sys.modules["torch"]
         with torch.cuda.device(tensor.device):
-            yield _context()
+            yield _context(tensor.get_device())
 
 
 def _torch_stream(torch: Any, handle: int, device: Any) -> Any:

@@ -42,11 +42,11 @@ KINDS: Dict[str, Kind] = {
     "hadamard": Kind((bool, np.bool_, numbers.Integral), "True, False or an integer"),
     **dict.fromkeys(("chunk", "max_len", "max_len_q", "max_len_kv", "bits_keys", "scale_heads", "dim"),
                     INTEGER.or_none()),
-    **dict.fromkeys(("threads", "block_rows", "rows", "memory"), INTEGER),
+    **dict.fromkeys(("threads", "block_rows", "rows", "memory", "pieces"), INTEGER),
     "dropout_p": NUMBER,
     **dict.fromkeys(("scale", "softcap", "visible_share"), NUMBER.or_none()),
     "window": Kind((tuple, list, type(None)), "(left, right), two integers or None"),
-    **dict.fromkeys(("isa", "granularity", "layout", "schedule"), TEXT),
+    **dict.fromkeys(("isa", "granularity", "layout", "schedule", "transport"), TEXT),
     **dict.fromkeys(("kernel", "strategy", "dtype", "fallback"), TEXT.or_none()),
     "path": Kind((str, os.PathLike, type(None)), "a path or a name, or None"),
 }

@@ -17,6 +17,7 @@ _two = _i64 * 2
 
 LAYOUTS = {"contiguous": 0, "zigzag": 1}
 SCHEDULES = {"auto": 0, "all-gather": 1, "ring": 2}
+TRANSPORTS = {"nccl": 0, "peer": 1}
 
 
 class Engine(ctypes.Structure):
@@ -28,7 +29,10 @@ class Engine(ctypes.Structure):
         ("wait", ctypes.CFUNCTYPE(ctypes.c_int, _void, _void)),
         ("all_gather", ctypes.CFUNCTYPE(ctypes.c_int, _void, _void, _void, _size, _void)),
         ("reduce_scatter", ctypes.CFUNCTYPE(ctypes.c_int, _void, _void, _void, _size, _void)),
-        ("abort", ctypes.CFUNCTYPE(None, _void)),
+        ("abort", ctypes.CFUNCTYPE(None, _void)), ("device", ctypes.c_int),
+        ("tell", ctypes.CFUNCTYPE(ctypes.c_int, _void, _void, _void, _size)),
+        ("window", ctypes.CFUNCTYPE(ctypes.c_int, _void, _size, _void)),
+        ("put", ctypes.CFUNCTYPE(ctypes.c_int, _void, _i32, _size, _void, _size, _void)),
     ]
 
 
@@ -36,7 +40,7 @@ class How(ctypes.Structure):
     """attn_parallel_desc: ranks, layout and schedule."""
 
     _fields_ = [("ranks", _i32), ("rank", _i32), ("layout", ctypes.c_int), ("schedule", ctypes.c_int),
-                ("memory", ctypes.c_uint64), ("link", _f64)]
+                ("memory", ctypes.c_uint64), ("link", _f64), ("pieces", _i32)]
 
 
 class Info(ctypes.Structure):
@@ -66,12 +70,41 @@ class _Library:
         self.plan_describe = function("attn_parallel_plan_describe", _size, _void, _void, _size)
         self.plan_get_info = function("attn_parallel_plan_get_info_sized", status, _void, struct(Info), _size)
         self.run = function("attn_parallel_run_sized", status, _void, struct(_c.Args), _size, _void, _void)
+        self.nccl_id = function("attn_nccl_id", status, _void)
+        made = struct(struct(Engine))
+        self.nccl_engine_join = function("attn_nccl_engine_join", status, made, _void, _i32, _i32, _f64)
+        self.peer_engine_create = function("attn_peer_engine_create", status, made, struct(Engine), _f64)
 
 
 @functools.lru_cache(maxsize=None)
 def library() -> _Library:
     """libattn_parallel; raises UnsupportedError where it is missing."""
     return _Library(os.path.join(os.path.dirname(_c.library_path), "libattn_parallel.so"))
+
+
+NCCL_ID_BYTES = 128
+
+
+def nccl_id() -> bytes:
+    """What one rank makes for all that join."""
+    made = ctypes.create_string_buffer(NCCL_ID_BYTES)
+    _c.check(library().nccl_id(made))
+    return made.raw
+
+
+def nccl_engine(unique: bytes, rank: int, ranks: int, timeout: float) -> Engine:
+    """An engine over NCCL with a communicator of its own, for the current device: a call of all ranks. It stays until
+    the process ends, for nobody can say when the others are done with it."""
+    engine = ctypes.POINTER(Engine)()
+    _c.check(library().nccl_engine_join(ctypes.byref(engine), unique, rank, ranks, timeout))
+    return engine.contents
+
+
+def peer_engine(by: Engine, timeout: float) -> Engine:
+    """An engine into other GPUs' memory: likewise."""
+    engine = ctypes.POINTER(Engine)()
+    _c.check(library().peer_engine_create(ctypes.byref(engine), by, timeout))
+    return engine.contents
 
 
 class Plan(_run.Handle):

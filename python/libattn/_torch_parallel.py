@@ -1,8 +1,11 @@
 """Attention whose rows and keys are spread over the processes of torch.distributed: libattn_parallel with autograd.
 
-Every call begins with a small gather, in which the ranks tell each other whether their arguments are valid, how many
-rows and keys they have, dropout's seed and which plan they have kept. So a rank that raises ends the others' calls, and
-a plan is made by all ranks or by none.
+On CPUs the group's own backend carries bytes. On GPUs NCCL does, by a communicator that libattn_parallel makes for the
+group's ranks: it enqueues, and no Python runs meanwhile.
+
+Every call begins with a small gather on CPUs, in which the ranks tell each other whether their arguments are valid, how
+many rows and keys they have, dropout's seed and which plan they have kept. So a rank that raises ends the others'
+calls, and a plan is made by all ranks or by none.
 """
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ import contextlib
 import ctypes
 import itertools
 import weakref
+from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _c, _options, _parallel, _run, _tensor
+from . import _c, _gpu, _options, _parallel, _run, _tensor
 from ._torch_ops import FORWARD_MODE, SECOND, rows_of
 
+_TIMEOUT = 600.0  # seconds, of a backend that has none
 _TAG = 0x6174746E  # of messages, so that those of the caller's are not taken for them
 _numbers = itertools.count()
 
@@ -36,6 +41,9 @@ class Ranks:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.globally = dist.get_process_group_ranks(group)  # by rank in the group
         self.number, self.plans = next(_numbers), 0
+        self._words: Any = None  # a group for what ranks tell each other, where the caller's has no backend for the CPU
+        self._device: Optional[torch.device] = None  # a GPU
+        self._engines: Dict[str, _parallel.Engine] = {}  # for it, by transport
         self._group: Any = None
         self._problem: Optional[BaseException] = None
         self._posted: List[Any] = []
@@ -66,6 +74,44 @@ class Ranks:
         everyone = mine.new_empty((self.ranks, *mine.shape))
         dist.all_gather(list(everyone.unbind()), mine, group=group)
         return everyone
+
+    def words(self, group: Any) -> Any:
+        """The group by which the ranks tell each other things: on CPUs, so that no GPU is waited for. Made by all of
+        them in their first call."""
+        if _backend(group, "cpu") is not None:
+            return group
+        if self._words is None:
+            self._words = dist.new_group(self.globally, timeout=timedelta(seconds=_timeout(group)), backend="gloo",
+                                         use_local_synchronization=True)
+        return self._words
+
+    def check_device(self, device: torch.device) -> None:
+        if self._device is not None and device.type == "cuda" and device != self._device:
+            raise _c.InvalidError(f"q is on {device}; this rank has computed on {self._device}, and stays there")
+
+    def on_device(self, group: Any, device: torch.device, transport: str) -> _parallel.Engine:
+        """The engine for GPUs, made by all ranks in the first call that needs it. device: the current one."""
+        self._device = device
+        if "nccl" not in self._engines:
+            self._engines["nccl"] = _parallel.nccl_engine(self._unique(group), self.rank, self.ranks, _timeout(group))
+        if transport not in self._engines:
+            self._engines[transport] = _parallel.peer_engine(self._engines["nccl"], _timeout(group))
+        return self._engines[transport]
+
+    def _unique(self, group: Any) -> bytes:
+        """What rank 0 makes, so that all can join."""
+        mine, problem = torch.zeros(1 + _parallel.NCCL_ID_BYTES, dtype=torch.uint8), None
+        if self.rank == 0:
+            try:
+                mine = torch.frombuffer(bytearray(b"\1" + _parallel.nccl_id()), dtype=torch.uint8)
+            except _c.Error as error:
+                problem = error
+        first = self.gather(self.words(group), mine)[0]
+        if problem is not None:
+            raise problem
+        if not first[0]:
+            raise _c.RankFailedError(f"rank 0 of {self.ranks} has no NCCL")
+        return bytes(first[1:].tolist())
 
     def _guarded(self, function: Callable[..., None]) -> Callable[..., int]:
         """What C calls: nothing is raised through it."""
@@ -134,13 +180,26 @@ def ranks_of(group: Any) -> Ranks:
     return found
 
 
-def _check_backend(group: Any) -> None:
+def _backend(group: Any, kind: str) -> Any:
+    """The group's backend for tensors there; None: it has none."""
     try:
-        group._get_backend(torch.device("cpu"))
+        return group._get_backend(torch.device(kind))
     except RuntimeError:
+        return None
+
+
+def _timeout(group: Any) -> float:
+    """Seconds that the group waits for a rank."""
+    options = getattr(_backend(group, "cuda") or _backend(group, "cpu"), "options", None)
+    timeout = getattr(options, "_timeout", None)
+    return timeout.total_seconds() if timeout is not None else _TIMEOUT
+
+
+def _check_backend(group: Any, device: torch.device) -> None:
+    if _backend(group, device.type) is None:
         raise _c.UnsupportedError(
-            f"group has the backend {dist.get_backend(group)!r}, and none for the CPU, where attention over ranks is "
-            'computed: init_process_group("gloo") or ("cpu:gloo,cuda:nccl") makes one that has') from None
+            f"group has the backend {dist.get_backend(group)!r}, and none for {device}, where q is: "
+            'init_process_group("gloo"), ("nccl") or ("cpu:gloo,cuda:nccl") makes one that has')
 
 
 def one_of(name: str, value: Any, among: Dict[str, int]) -> str:
@@ -159,6 +218,8 @@ class Options(NamedTuple):
     layout: str
     schedule: str
     memory: int
+    pieces: int
+    transport: str
     max_lens: Optional[Tuple[int, int]]
     seed: Optional[Tuple[int, int]]
     is_drawn: bool  # the seed: then rank 0's is everyone's
@@ -187,19 +248,20 @@ class _Told(NamedTuple):
     plan: int  # the number of the kept plan; 0: there is none
     plans: int  # that it has made
     layout: int
+    is_on_gpu: int
     rows: int
     keys: int
     seed: int
     seed_offset: int
 
 
-_FAILED = _Told(1, *(0,) * 7)
+_FAILED = _Told(1, *(0,) * 8)
 
 
 def _tell(group: Any, ranks: Ranks, mine: _Told) -> List[_Told]:
     """What all ranks tell; raises where another has failed."""
     try:
-        everyone = ranks.gather(group, torch.tensor(mine)).tolist()
+        everyone = ranks.gather(ranks.words(group), torch.tensor(mine)).tolist()
     except RuntimeError as problem:
         raise _c.RankFailedError("the ranks' first gather failed: one ended, or was not there in time") from problem
     told = [_Told(*one) for one in everyone]
@@ -214,6 +276,8 @@ def _whole(ranks: Ranks, told: List[_Told], layout: str) -> Tuple[int, int]:
     for rank, one in enumerate(told):
         if one.layout != told[0].layout:
             raise _c.RankFailedError(f"ranks 0 and {rank} of {ranks.ranks} have different layouts")
+        if one.is_on_gpu != told[0].is_on_gpu:
+            raise _c.RankFailedError(f"of ranks 0 and {rank} of {ranks.ranks} one has its tensors on a GPU alone")
     totals = sum(one.rows for one in told), sum(one.keys for one in told)
     for name, total, counts in zip("qk", totals, ([one.rows for one in told], [one.keys for one in told])):
         for rank, held in enumerate(_parallel.parts(total, ranks.ranks, layout)):
@@ -238,25 +302,34 @@ def _or_none(make: Callable[[], Any], call: Callable[[Any], Any]) -> Any:
 def _run_ranks(group: Any, direction: int, tensors: Dict[str, Tensor], arrays: Dict[str, Any], options: Options,
                want: Tuple[str, ...]) -> Tuple[Dict[str, Tensor], Optional[Tuple[int, int]]]:
     """The wanted results by name, and the seed. tensors: q, k, v and (backward) o, lse, grad_o, grad_lse."""
+    return _run.placed(tensors["q"], tensors["q"], None, [], lambda device, context, stream: _run_placed(
+        group, direction, tensors, arrays, options, want, device, context, stream))
+
+
+def _run_placed(group, direction, tensors, arrays, options, want, device, context, stream):
     ranks, q, seed = ranks_of(group), tensors["q"], options.seed
-    key = (ranks.number, direction, options[:-2], *[_tensor.signature(x) for x in tensors.values()],
+    key = (ranks.number, direction, options[:-2], context, *[_tensor.signature(x) for x in tensors.values()],
            *[(name, _tensor.signature(x)) for name, x in arrays.items()])
     number, prepared = _run.kept_already(key) or (0, None)
-    told = _tell(group, ranks, _Told(0, number, ranks.plans, _parallel.LAYOUTS[options.layout], q.shape[-3],
-                                     tensors["k"].shape[-3], *(seed or (0, 0))))
+    told = _tell(group, ranks, _Told(0, number, ranks.plans, _parallel.LAYOUTS[options.layout], device is not None,
+                                     q.shape[-3], tensors["k"].shape[-3], *(seed or (0, 0))))
     whole = _whole(ranks, told, options.layout)
     if options.is_drawn:
         seed = told[0].seed, told[0].seed_offset
     how = _parallel.How(layout=_parallel.LAYOUTS[options.layout], schedule=_parallel.SCHEDULES[options.schedule],
-                        memory=options.memory)
+                        memory=options.memory, pieces=options.pieces)
     if not number or any(one.plan != number for one in told):  # not made by all of them in one call
         ranks.plans = max(one.plans for one in told) + 1
+        engine = ranks.engine
+        if device is not None:
+            _gpu.find_nvrtc()
+            engine = ranks.on_device(group, q.device, options.transport)
         with ranks.calling(group):
             prepared = _or_none(
                 lambda: _Problem(whole, direction, _run.layouts(tensors), _run.Static(*options.static),
                                  _run.layouts(arrays), options.max_lens, None, {}),
-                lambda problem: (_parallel.refuse(how, ranks.engine) if problem is None else
-                                 problem.prepare(lambda desc: _parallel.Plan(desc, how, ranks.engine))))
+                lambda problem: (_parallel.refuse(how, engine) if problem is None else
+                                 problem.prepare(lambda desc: _parallel.Plan(desc, how, engine))))
         _run.keep(key, (ranks.plans, prepared))
     results: Dict[str, Tensor] = {}
 
@@ -270,11 +343,12 @@ def _run_ranks(group: Any, direction: int, tensors: Dict[str, Tensor], arrays: D
             setattr(args, name, _run.address_of(tensor, name))
         if seed is not None:
             args.seed, args.seed_offset = seed[0] % (1 << 64), seed[1] % (1 << 32)
-        return args, _run.workspace(q, None, prepared.workspace)
+        return args, _run.workspace(q, device, prepared.workspace)
 
     def run(made):
         args, (_, place) = made or (None, (None, None))
-        _c.check(_parallel.library().run(prepared.handle, args, _c.ARGS_SIZE, place, None), options.max_lens is not None)
+        _c.check(_parallel.library().run(prepared.handle, args, _c.ARGS_SIZE, place, stream),
+                 options.max_lens is not None)
 
     with ranks.calling(group):
         _or_none(arguments, run)
@@ -292,17 +366,17 @@ class Call(NamedTuple):
     arrays: Dict[str, Any]  # without alibi and sink
 
 
-def _arrays(call: Call, alibi: Optional[Tensor], sink: Optional[Tensor]) -> Dict[str, Any]:
+def _arrays(call: Call, q: Tensor, alibi: Optional[Tensor], sink: Optional[Tensor]) -> Dict[str, Any]:
     """All arrays, as C takes them."""
     given = {**call.arrays, "alibi": alibi, "sink": sink}
-    return {name: _run.as_table(array, name, _run.table_dtype(name, ""), None)
+    return {name: _run.as_table(array, name, _run.table_dtype(name, ""), _tensor.device_of(q))
             for name, array in given.items() if array is not None}
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, q, k, v, alibi, sink):
-        results, seed = _run_ranks(call.group, _c.FORWARD, {"q": q, "k": k, "v": v}, _arrays(call, alibi, sink),
+        results, seed = _run_ranks(call.group, _c.FORWARD, {"q": q, "k": k, "v": v}, _arrays(call, q, alibi, sink),
                                    call.options, ("o", "lse"))
         ctx.call = call._replace(options=call.options._replace(seed=seed, is_drawn=False))
         ctx.set_materialize_grads(False)
@@ -331,7 +405,7 @@ class _Gradients(torch.autograd.Function):
         if grad_lse is not None:
             tensors["grad_lse"] = grad_lse.contiguous()
         more = tuple(name for name, is_wanted in zip(("grad_alibi", "grad_sink"), wanted) if is_wanted)
-        results, _ = _run_ranks(call.group, _c.BACKWARD, tensors, _arrays(call, alibi, sink), call.options,
+        results, _ = _run_ranks(call.group, _c.BACKWARD, tensors, _arrays(call, q, alibi, sink), call.options,
                                 ("grad_q", "grad_k", "grad_v", *more))
         ranks = dist.get_world_size(call.group)
         shares = {name: results[name] / ranks for name in more}  # C's are the sums over all ranks
@@ -347,10 +421,13 @@ def attention(group: Any, checked: Callable[[], Tuple[Options, Dict[str, Any], T
               ) -> Tuple[Tensor, Tensor]:
     """(o, lse). checked: gives the options, arrays, and q, k, v, alibi and sink; where it raises, so do all ranks."""
     group = group_of(group)
-    _check_backend(group)
+    if _backend(group, "cpu") is None:
+        _check_backend(group, torch.device("cuda"))
     ranks = ranks_of(group)
     try:
         options, arrays, tensors = checked()
+        _check_backend(group, tensors[0].device)
+        ranks.check_device(tensors[0].device)
         _parallel.library()
     except BaseException:
         with contextlib.suppress(_c.Error):

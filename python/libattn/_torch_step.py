@@ -64,7 +64,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
             return None
         from . import _gpu
 
-        context = _gpu._context()
+        context = _gpu._context(index)
         if not context:
             return None
         stream = _tensor.current_stream(q)

@@ -230,15 +230,20 @@ def context_parallel_attention(
     alibi: Optional[Tensor] = None, sink: Optional[Tensor] = None, dropout_p: float = 0.0,
     seed: Optional[Tensor] = None, return_lse: bool = False, out_f32: bool = False,
     deterministic: Optional[bool] = None, threads: int = 0, schedule: str = "auto", memory: int = 0,
+    pieces: int = 0, transport: str = "nccl",
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """attention, or with cu_lens attention_varlen, of rows and keys that the processes of a group share out.
 
         q, k, v     this rank's, (batch, rows, heads, dim) or packed (rows, heads, dim), as context_parallel_shard cuts
-                    them, on the CPU; 0 rows or keys are allowed
-        group       a process group of torch.distributed with a backend for the CPU, as gloo; None: all processes
+                    them, on the CPU or on GPUs, one a rank; 0 rows or keys are allowed
+        group       a process group of torch.distributed with a backend for these, as gloo and nccl; None: all processes
         layout      "zigzag": the ranks have the same work under a causal mask; "contiguous": a run of rows each
         schedule    "ring", "all-gather", or "auto": the one that is predicted faster and fits `memory`
         memory      bytes of workspace that a rank may take; 0: any number
+        pieces      on GPUs: heads are cut into so many pieces, of which one is computed while others are on their way;
+                    0: 4
+        transport   on GPUs: "nccl", or "peer": copy engines write into other GPUs' memory, which takes no processor;
+                    for processes of one machine whose GPUs reach each other
         cu_lens_q, cu_lens_kv, max_len_q, max_len_kv   documents in packed rows, which cross ranks wherever they may;
                     cu_lens_kv None: cu_lens_q; max_len None: the longest of these
         seed        of dropout; None: rank 0's generator draws it, and the others' draw as often
@@ -247,6 +252,10 @@ def context_parallel_attention(
     cu_lens, alibi and sink are those of all rows, the same on every rank. The result is this rank's rows. The sum over
     ranks of the gradients of alibi and sink is that of one process, as of every other parameter.
 
+    On GPUs it takes causal, window (with causal, or to the left alone), softcap, sink, and alibi with causal; the
+    schedule is all-gather. Work is put into the current stream. NCCL carries bytes: the library that torch has loaded,
+    with a communicator of libattn's own for the group's ranks.
+
     Where a rank raises, the others raise RankFailedError, or wait as long as the group's timeout. There are no second
     derivatives and no transforms of torch.func. The other options, and errors: libattn.attention.
     """
@@ -254,12 +263,12 @@ def context_parallel_attention(
         q, k, v, {"prefix": prefix, "lens_q": lens_q, "lens_kv": lens_kv, "intervals": intervals,
                   "cu_lens_q": cu_lens_q, "cu_lens_kv": cu_lens_q if cu_lens_kv is None else cu_lens_kv},
         max_len_q, max_len_kv, alibi, sink, seed, causal, _options.window(window), chunk, scale, softcap, dropout_p,
-        return_lse, out_f32, deterministic, threads, layout, schedule, memory))
+        return_lse, out_f32, deterministic, threads, layout, schedule, memory, pieces, transport))
     return (o, lse) if return_lse else o
 
 
 def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, window, chunk, scale, softcap,
-             dropout_p, return_lse, out_f32, deterministic, threads, layout, schedule, memory):
+             dropout_p, return_lse, out_f32, deterministic, threads, layout, schedule, memory, pieces, transport):
     """What context_parallel_attention was given, checked and as _torch_parallel takes it."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     is_packed = "cu_lens_q" in arrays
@@ -267,9 +276,9 @@ def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, 
         _beside(tensor, name, q)
     if _torch_dtensor.is_dtensor(q):
         raise _c.InvalidError("q is a DTensor; it takes this rank's rows, as .to_local() gives them")
-    if not (q.is_cpu and has_values(q)) or torch._C._are_functorch_transforms_active():
-        raise _c.UnsupportedError(f"q is a {type(q).__name__} on {q.device}; over ranks it takes a tensor on the CPU, and "
-                                  "no transform of torch.func")
+    if q.device.type not in ("cpu", "cuda") or not has_values(q) or torch._C._are_functorch_transforms_active():
+        raise _c.UnsupportedError(f"q is a {type(q).__name__} on {q.device}; over ranks it takes a tensor on the CPU or "
+                                  "on a GPU, and no transform of torch.func")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4 - is_packed:
             raise _c.InvalidError(f"{name} has shape {tuple(tensor.shape)}; it takes "
@@ -289,7 +298,9 @@ def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, 
          None),
         _torch_parallel.one_of("layout", layout, _parallel.LAYOUTS),
         _torch_parallel.one_of("schedule", schedule, _parallel.SCHEDULES), _options.integer("memory", memory, 63, 0),
-        max_lens, None if drawn is None else tuple(drawn.tolist()), seed is None and drawn is not None)
+        _options.integer("pieces", pieces, 31, 0), _torch_parallel.one_of("transport", transport, _parallel.TRANSPORTS),
+        max_lens, None if drawn is None else tuple(drawn.tolist()),
+        seed is None and drawn is not None)
     return options, arrays, (*_autocast(q, k, v), _float(alibi, "alibi", q), _float(sink, "sink", q))
 
 

@@ -3,6 +3,7 @@ package's way to a GPU, whose memory is the host's there. CuPy is played by a fe
 import contextlib
 import ctypes
 import sys
+import threading
 import types
 
 import numpy as np
@@ -119,6 +120,25 @@ def attention():
         right = libattn.attention_backward(o.a, *host, o.a, lse.a, causal=True)
         for found, expected in zip((lse.a, grad.q.a, grad.k.a, grad.v.a), (wanted_lse, right.q, right.k, right.v)):
             close(found, expected, 1e-2)
+
+
+def in_a_thread():
+    """A thread that has no CUDA context gets that of the tensor's GPU, as torch's threads need it."""
+    failed = []
+
+    def run():
+        try:
+            own = ctypes.c_void_p()
+            driver.cuCtxGetCurrent(ctypes.byref(own))
+            assert not own.value
+            attention()
+        except BaseException as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failed, failed
 
 
 def growing():
@@ -310,6 +330,6 @@ def mistakes():
     refuses("q is Raw", lambda: libattn.attention_with_kvcache(**raw, stream=0), TypeError)
 
 
-for test in (attention, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
+for test in (attention, in_a_thread, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
     test()
     print(test.__name__, "passed", flush=True)

@@ -1,4 +1,5 @@
-"""Attention over processes of torch.distributed (gloo), against the same in one process."""
+"""Attention over processes of torch.distributed (gloo; NCCL on two GPUs), against the same in one process."""
+import faulthandler
 import importlib.util
 import os
 import pathlib
@@ -71,20 +72,23 @@ def leaves(tensors, options):
     return [x.detach().clone().requires_grad_() for x in tensors], {**options, **scores}, list(scores.values())
 
 
-def compare(name, tensors, options, group=None, layout="zigzag", schedule="auto"):
+def compare(name, tensors, options, group=None, layout="zigzag", schedule="auto", device="cpu", **more):
     import libattn.torch as la
 
+    tensors = [x.to(device) for x in tensors]
+    options = {name: x.to(device) if torch.is_tensor(x) else x for name, x in options.items()}
     packed = "cu_lens_q" in options
     rows = 0 if packed else 1
     grads = [torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]),
              torch.randn(tensors[0].shape[1], tensors[0].shape[0]) if packed
              else torch.randn(tensors[0].shape[0], tensors[0].shape[2], tensors[0].shape[1])]
+    grads = [grad.to(device) for grad in grads]
 
     def one(dtype):
         (q, k, v), given, scores = leaves([x.to(dtype) for x in tensors], options)
         results = in_one_process(q, k, v, given)
         finite = torch.isfinite(results[1])
-        wanted = [grads[0].to(results[0].dtype), torch.where(finite, grads[1], torch.zeros(()))]
+        wanted = [grads[0].to(results[0].dtype), torch.where(finite, grads[1], grads[1].new_zeros(()))]
         return [*results, *torch.autograd.grad(results, [q, k, v, *scores], wanted)], wanted
 
     def shard(x, dim=rows):
@@ -96,7 +100,8 @@ def compare(name, tensors, options, group=None, layout="zigzag", schedule="auto"
     alone, wanted = one(tensors[0].dtype)
     exact = one(torch.float32)[0] if tensors[0].dtype != torch.float32 else None
     (q, k, v), given, scores = leaves([shard(x) for x in tensors], options)
-    results = la.context_parallel_attention(q, k, v, group, layout, schedule=schedule, return_lse=True, **given)
+    results = la.context_parallel_attention(q, k, v, group, layout, schedule=schedule, return_lse=True, **more,
+                                            **given)
     lse_rows = 1 if packed else 2
     found = torch.autograd.grad(results, [q, k, v, *scores], [shard(wanted[0]), shard(wanted[1], lse_rows)])
     for grad in found[3:]:
@@ -157,6 +162,8 @@ def refusals():
     fails(lambda: attend(here(q, q[:, :-16]), k, v), invalid, "q has [0-9]+ rows on rank [01] of 2; of 84 in all")
     fails(lambda: attend(q, k, v, layout="ring"), invalid, "layout is 'ring'; it takes 'contiguous', 'zigzag'")
     fails(lambda: attend(q, k, v, schedule=2), invalid, "schedule is 2; it takes 'auto'")
+    fails(lambda: attend(q, k, v, transport="tcp"), invalid, "transport is 'tcp'; it takes 'nccl', 'peer'")
+    fails(lambda: attend(q, k, v, pieces=-1), invalid, "pieces is -1")
     fails(lambda: attend(q, k, v, memory=1), invalid, "memory = 1: ")
     fails(lambda: attend(q.double(), k.double(), v.double()), unsupported, "over ranks it is ATTN_F32")
     fails(lambda: attend(q[0], k[0], v[0], cu_lens_q=ints(0, 100), dropout_p=0.5), unsupported,
@@ -328,6 +335,59 @@ def failures():
     os._exit(0)
 
 
+def gpus():
+    """What GPUs take: the cases above, and what other ranks are told."""
+    import libattn
+    import libattn.torch as la
+
+    device = torch.device("cuda", dist.get_rank())
+    window = qkv(rows=200, kv_heads=1, dtype=torch.bfloat16), dict(window=(30, 0), softcap=2.0, scale=0.3)
+    long = qkv(batch=1, rows=3000, heads=8, kv_heads=4, dim=128, dtype=torch.bfloat16), dict(causal=True)
+    names = ("all pairs", "causal", "cross", "scores", "a rank without rows", "a rank without keys", "no rows", "bf16",
+             "f16, f32 results")
+    for number, (name, case) in enumerate([("window", window), ("long", long), *((n, cases()[n]) for n in names)]):
+        for layout in ("zigzag", "contiguous"):
+            compare(name, *case, layout=layout, device=device, pieces=number % 3)
+            compare(name, *case, layout=layout, device=device, pieces=number % 3, transport="peer")
+    results = [compare("bits", *long[:1], dict(causal=True, deterministic=True), device=device) for _ in range(2)]
+    assert all(x.shape == y.shape for x, y in zip(*results))
+    q, k, v = (la.context_parallel_shard(x.to(device)) for x in qkv())
+    fails(lambda: la.context_parallel_attention(q, k, v, softcap="x" if dist.get_rank() else None),
+          libattn.InvalidError, "softcap is 'x'", libattn.RankFailedError, "rank 1 of 2 failed")
+    fails(lambda: la.context_parallel_attention(q, k, v, softcap=2.0 + dist.get_rank()), libattn.RankFailedError,
+          "different problems")
+    fails(lambda: la.context_parallel_attention(q, k, v, schedule="ring"), libattn.UnsupportedError, "ATTN_RING")
+    fails(lambda: la.context_parallel_attention(q, k, v, chunk=9), libattn.UnsupportedError, "ranks ATTN_CUDA takes")
+    fails(lambda: la.context_parallel_attention(*(x.cpu() for x in (q, k, v))), libattn.UnsupportedError,
+          "none for cpu, where q is")
+    assert la.context_parallel_attention(q, k, v).shape == q.shape
+    if (ROOT / "demo" / "alice.txt").exists():
+        alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+        one, two = program().train(4, alone, device), program().train(4, None, device)
+        assert one[-1] < one[0] and max(abs(a - b) for a, b in zip(one, two)) < 1e-3, (one, two)
+
+
+def gpu_failures():
+    """A rank that ends while others wait for its keys: their GPUs end with the time-out, and their next call fails."""
+    import libattn
+    import libattn.torch as la
+    from libattn import _run
+
+    group = dist.new_group(timeout=timedelta(seconds=FEW), backend="nccl")
+    q, k, v = (la.context_parallel_shard(x.to(torch.device("cuda", dist.get_rank()))) for x in qkv())
+    la.context_parallel_attention(q, k, v, group)
+    torch.cuda.synchronize()
+    if dist.get_rank():
+        _run.workspace = lambda *_: os._exit(0)
+    begin = time.monotonic()
+    la.context_parallel_attention(q, k, v, group)
+    torch.cuda.synchronize()
+    with pytest.raises(libattn.RankFailedError):
+        la.context_parallel_attention(q, k, v, group)
+    assert time.monotonic() - begin < 60
+    os._exit(0)
+
+
 def test_without_a_group():
     import libattn
     import libattn.torch as la
@@ -354,10 +414,13 @@ def test_example(monkeypatch, capsys):
     assert not dist.is_initialized()
 
 
-def process(rank, size, port, works):
+def process(rank, size, port, works, backend="gloo"):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(minutes=5))
+    faulthandler.enable()  # a process that a signal ends says where it was
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(minutes=5))
     torch.manual_seed(4)
     for work in works:
         work()
@@ -365,9 +428,18 @@ def process(rank, size, port, works):
     os._exit(0)  # at once: while PyTorch takes its threads down, a process now and then aborts
 
 
-@pytest.mark.parametrize("size, works", [(2, (pair, failures)), (4, (square,))], ids=["two", "four"])
-def test_as_in_one_process(size, works):
+def run(size, works, backend="gloo"):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(process, (size, port, works), nprocs=size)
+    torch.multiprocessing.spawn(process, (size, port, works, backend), nprocs=size)
+
+
+@pytest.mark.parametrize("size, works", [(2, (pair, failures)), (4, (square,))], ids=["two", "four"])
+def test_as_in_one_process(size, works):
+    run(size, works)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"{torch.cuda.device_count()} GPUs here; it takes 2")
+def test_as_on_one_gpu():
+    run(2, (gpus, gpu_failures), "nccl")

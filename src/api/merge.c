@@ -30,6 +30,7 @@ static attn_status check_kinds(const attn_merge_desc *d)
         return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU or ATTN_CUDA", (int)d->device);
     if (d->parts < 1 || d->parts > ATTN_MERGE_PARTS)
         return attn_fail(ATTN_INVALID, "parts = %" PRId32 " is not in 1 to %d", d->parts, ATTN_MERGE_PARTS);
+    if (d->sums != 0 && d->sums != 1) return attn_fail(ATTN_INVALID, "sums = %" PRId32 " is not 0 or 1", d->sums);
     if (d->threads < 0 || d->threads > ATTN_THREADS_MOST)
         return attn_fail(ATTN_INVALID, "threads = %" PRId32 " is not in 0 to %d", d->threads, ATTN_THREADS_MOST);
     if (d->parallel_context && !d->parallel_for) return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
@@ -158,15 +159,18 @@ static attn_status check_args(const attn_merge_plan *plan, const attn_merge_args
     int64_t lses = 4 * attn_merge_lines(d);
     const extent o = { "o", a->o, plan->out_bytes[0], plan->out_bytes[1], attn_dtype_size(d->out_dtype) };
     const extent lse = { "lse", a->lse, 0, lses, 4 };
-    if (!a->part_o || !a->part_lse)
+    if (!a->part_o || (!a->part_lse && !d->sums))
         return attn_fail(ATTN_INVALID, "%s = NULL: it takes an array of %" PRId32 " addresses",
                          a->part_o ? "part_lse" : "part_o", d->parts);
+    if (d->sums && (a->part_lse || a->lse))
+        return attn_fail(ATTN_INVALID, "%s is not NULL: sums have no LSEs", a->lse ? "lse" : "part_lse");
     if (!a->o && lses) return attn_fail(ATTN_INVALID, "o is NULL, but has elements");
     if ((uintptr_t)a->o % (uintptr_t)o.size || (uintptr_t)a->lse % 4)
         return attn_fail(ATTN_INVALID, "o = %p or lse = %p is not aligned to its elements", a->o, (void *)a->lse);
     if (!is_apart(&o, &lse)) return attn_fail(ATTN_INVALID, "o overlaps lse");
     const extent addresses[2] = { { "part_o", a->part_o, 0, d->parts * (int64_t)sizeof *a->part_o, 1 },
                                   { "part_lse", a->part_lse, 0, d->parts * (int64_t)sizeof *a->part_lse, 1 } };
+    int arrays = d->sums ? 1 : 2;
     for (int i = 0; i < 4; i++)
         if (d->device == ATTN_CPU && !is_apart(i < 2 ? &o : &lse, &addresses[i % 2]))
             return attn_fail(ATTN_INVALID, "%s overlaps %s, the array of addresses", i < 2 ? "o" : "lse",
@@ -175,9 +179,9 @@ static attn_status check_args(const attn_merge_plan *plan, const attn_merge_args
         attn_dtype dtype = i ? d->dtype : d->first_dtype;
         const int64_t *bytes = i ? plan->part_bytes : plan->first_bytes;
         const extent part[2] = { { "part_o", a->part_o[i], bytes[0], bytes[1], attn_dtype_size(dtype) },
-                                 { "part_lse", a->part_lse[i], 0, lses, 4 } };
+                                 { "part_lse", d->sums ? NULL : a->part_lse[i], 0, lses, 4 } };
         bool in_place = is_in_place(d, dtype, i ? d->part_stride : d->first_stride);
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < arrays; j++) {
             attn_status status = check_array(&part[j], i);
             if (status) return status;
             bool same = j == 0 ? a->o == part[j].base && in_place : a->lse == part[j].base;

@@ -18,7 +18,8 @@ typedef struct call {
 
 static float lse_of(const call *c, int part, int64_t at, int64_t row)
 {
-    return c->of->rows && row >= *c->of->rows[part] ? -INFINITY : c->of->args->part_lse[part][at];
+    if (c->of->rows && row >= *c->of->rows[part]) return -INFINITY;
+    return c->desc->sums ? 0 : c->of->args->part_lse[part][at];
 }
 
 /* The loops that a merge consists of. CMake has this file vectorized, and f32 needs nothing asked within a loop. */
@@ -67,7 +68,7 @@ static void merge_row(const call *c, int64_t at, int64_t batch, int64_t head, in
         sum += weight[i];
         if (lse != -INFINITY) add_part(dtype, a->part_o[i], from, d->dim, weight[i], out);
     }
-    store_sum(d->out_dtype, out, sum, d->dim, a->o, to);
+    store_sum(d->out_dtype, out, d->sums ? 1 : sum, d->dim, a->o, to);
     if (a->lse) a->lse[at] = sum != 0 ? top + logf(sum) : -INFINITY;
 }
 

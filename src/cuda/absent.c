@@ -31,6 +31,12 @@ const attn_cuda_kernel *attn_cuda_kernels(int *count)
     return NULL;
 }
 
+bool attn_cuda_bias_is_even(const attn_desc *desc)
+{
+    (void)desc;
+    return false; /* no kernel asks */
+}
+
 const attn_cuda_image *attn_cuda_image_of(const char *unit)
 {
     (void)unit;

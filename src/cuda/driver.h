@@ -33,7 +33,12 @@ enum {
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
-enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_NON_BLOCKING = 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1 };
+enum {
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
+};
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_STREAM_CAPTURE_STATUS_ACTIVE = 1 };
 enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum {
@@ -69,6 +74,31 @@ typedef struct CUlaunchConfig {
     CUlaunchAttribute *attrs;
     unsigned numAttrs;
 } CUlaunchConfig;
+
+enum { CU_MEMORYTYPE_DEVICE = 2 };
+enum { CU_EVENT_DISABLE_TIMING = 2 };
+enum { CUDA_ERROR_NOT_READY = 600 };
+enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1, CU_STREAM_WAIT_VALUE_GEQ = 0 };
+
+typedef struct CUipcMemHandle {
+    char reserved[64];
+} CUipcMemHandle;
+
+typedef struct CUDA_MEMCPY2D {
+    size_t srcXInBytes, srcY;
+    int srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    void *srcArray;
+    size_t srcPitch;
+    size_t dstXInBytes, dstY;
+    int dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    void *dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
 
 /* X(member, symbol, arguments): what the library itself needs, then what the command and the tests use besides. */
 #define ATTN_CUDA_FUNCTIONS(X)                                                                                   \
@@ -109,7 +139,10 @@ typedef struct CUlaunchConfig {
     X(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *from, size_t bytes))                              \
     X(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *to, CUdeviceptr, size_t bytes))                                      \
     X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr, size_t bytes, CUstream))            \
+    X(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *, CUstream))                                    \
     X(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned flags))                                              \
+    X(cuStreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream *, unsigned flags, int priority))        \
+    X(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags))                                 \
     X(cuStreamSynchronize, cuStreamSynchronize, (CUstream))                                                      \
     X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                                           \
     X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int mode))                                       \
@@ -120,9 +153,16 @@ typedef struct CUlaunchConfig {
     X(cuGraphDestroy, cuGraphDestroy, (CUgraph))                                                                 \
     X(cuEventCreate, cuEventCreate, (CUevent *, unsigned flags))                                                 \
     X(cuEventRecord, cuEventRecord, (CUevent, CUstream))                                                         \
+    X(cuEventQuery, cuEventQuery, (CUevent))                                                                     \
     X(cuEventSynchronize, cuEventSynchronize, (CUevent))                                                         \
     X(cuEventElapsedTime, cuEventElapsedTime, (float *milliseconds, CUevent begin, CUevent end))                 \
     X(cuEventDestroy, cuEventDestroy_v2, (CUevent))                                                              \
+    X(cuIpcGetMemHandle, cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr))                                     \
+    X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipcMemHandle, unsigned flags))                \
+    X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr))                                                   \
+    X(cuStreamWriteValue32, cuStreamWriteValue32_v2, (CUstream, CUdeviceptr, uint32_t value, unsigned flags))    \
+    X(cuStreamWaitValue32, cuStreamWaitValue32_v2, (CUstream, CUdeviceptr, uint32_t value, unsigned flags))      \
+    X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode))                         \
     X(cuCtxSynchronize, cuCtxSynchronize, (void))
 
 typedef struct attn_cuda_driver {

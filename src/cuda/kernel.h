@@ -71,6 +71,12 @@ typedef struct attn_cuda_kernel {
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
 
+/* Whether a kernel takes a problem's ranges: those for many rows find no start of a chunk of positions. */
+static inline bool attn_cuda_takes_ranges(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    return !(kernel->tma && desc->flags & ATTN_POSITIONS && desc->flags & ATTN_CHUNK);
+}
+
 /* Keys of a box that a variant of paged keys copies at once: as many as divide both a page and a KV tile, a multiple of
  * ATTN_CUDA_PAGE_BOX; 0: there are none, and threads copy single keys. */
 enum { ATTN_CUDA_PAGE_BOX = 8 };

@@ -60,10 +60,10 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (d->dim_qk > k->dim || d->dim_v > k->dim_v) return "the head dimension is too large for it";
     uint32_t lacks = attn_cuda_needs(d) & ~k->features;
     if (lacks & ATTN_CUDA_BITS_KEYS) return "it does not take bits_keys";
+    if (!attn_cuda_takes_ranges(k, d)) return "it does not take a chunk of positions";
     if (lacks & ATTN_DROPOUT_BASES) return "it does not take ATTN_DROPOUT_BASES";
     if (lacks & ATTN_DELTA) return "it does not take ATTN_DELTA";
     if (lacks & ATTN_ADD) return "it does not take ATTN_ADD";
-    if (d->grad_dtype) return "it does not take grad_dtype";
     if (lacks) return "it lacks a feature that flags ask for";
     if (k->needs & ~d->flags) return "it is for another change of scores or for causal masks";
     if (k->needs & ATTN_SOFTCAP && d->softcap > SOFTCAP_MOST) return "softcap is above the 128 it takes";

@@ -27,7 +27,8 @@ static void fill(const attn_merge_desc *d, attn_cuda_merge_params *p)
                                    .rows = (int)d->rows,
                                    .heads = (int)d->heads,
                                    .dim = (int)d->dim,
-                                   .out_dtype = (int)d->out_dtype };
+                                   .out_dtype = (int)d->out_dtype,
+                                   .sums = d->sums };
     for (int i = 0; i < 3; i++)
         p->part_stride[i] = d->part_stride[i], p->o_stride[i] = d->o_stride[i];
 }
@@ -80,7 +81,7 @@ static attn_status run(const attn_merge_plan *plan, const attn_merge_call *call,
     attn_cuda_merge_params p = own->params;
     p.parts = call->parts, p.wide = is_wide(&plan->desc, call);
     for (int i = 0; i < p.parts; i++) {
-        p.part_o[i] = call->args->part_o[i], p.part_lse[i] = call->args->part_lse[i];
+        p.part_o[i] = call->args->part_o[i], p.part_lse[i] = p.sums ? NULL : call->args->part_lse[i];
         p.part_rows[i] = call->rows ? call->rows[i] : NULL;
     }
     p.o = call->args->o, p.lse = call->args->lse;

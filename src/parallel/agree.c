@@ -19,12 +19,12 @@ static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
 uint64_t attn_parallel_word(const attn_parallel_plan *plan)
 {
     const attn_desc *d = &plan->whole;
-    const int64_t numbers[] = { d->dtype,          d->direction,      d->flags,      d->batch,
-                                d->heads_q,        d->heads_kv,       d->len_q,      d->len_kv,
-                                d->total_q,        d->total_kv,       d->dim_qk,     d->dim_v,
-                                d->window_left,    d->window_right,   d->chunk,      d->interval_vectors,
-                                d->interval_heads, d->alibi_batch,    d->grad_dtype, plan->how.ranks,
-                                plan->how.layout,  plan->how.schedule };
+    const int64_t numbers[] = { d->dtype,          d->direction,       d->flags,        d->batch,
+                                d->heads_q,        d->heads_kv,        d->len_q,        d->len_kv,
+                                d->total_q,        d->total_kv,        d->dim_qk,       d->dim_v,
+                                d->window_left,    d->window_right,    d->chunk,        d->interval_vectors,
+                                d->interval_heads, d->alibi_batch,     d->grad_dtype,   plan->how.ranks,
+                                plan->how.layout,  plan->how.schedule, plan->how.pieces };
     uint64_t hash = MIX(0xcbf29ce484222325u, numbers);
     hash = MIX(hash, d->scale), hash = MIX(hash, d->softcap);
     return MIX(hash, d->dropout_p);
@@ -56,7 +56,8 @@ attn_status attn_parallel_agree(const attn_parallel_plan *plan, attn_status stat
 {
     const attn_engine *e = &plan->engine;
     word mine = { same, (int32_t)status, *first }, all[ATTN_RANKS_MOST];
-    int failed = e->all_gather(e->context, &mine, all, sizeof mine, stream);
+    int failed = e->tell ? e->tell(e->context, &mine, all, sizeof mine)
+                         : e->all_gather(e->context, &mine, all, sizeof mine, stream);
     if (status) return status; /* with the message that it has */
     if (failed) return attn_fail(ATTN_RANK_FAILED, "the engine's all_gather failed with %d", failed);
     for (int32_t r = 0; r < e->ranks; r++)

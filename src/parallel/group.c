@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "parallel/parallel.h"
 
-enum { POSTED_MOST = 8 }; /* between two waits of a rank */
+enum { POSTED_MOST = 512 }; /* between two waits of a rank */
 
 typedef struct message {
     int32_t to;
@@ -255,8 +255,14 @@ attn_status attn_thread_group_create(attn_thread_group **out, int32_t ranks, dou
     group->ranks = ranks, group->timeout = timeout, group->members = members;
     for (int32_t r = 0; r < ranks; r++) {
         members[r].group = group;
-        members[r].engine =
-            (attn_engine){ &members[r], r, ranks, exchange, wait_for_all, all_gather, reduce_scatter, abort_group };
+        members[r].engine = (attn_engine){ .context = &members[r],
+                                           .rank = r,
+                                           .ranks = ranks,
+                                           .exchange = exchange,
+                                           .wait = wait_for_all,
+                                           .all_gather = all_gather,
+                                           .reduce_scatter = reduce_scatter,
+                                           .abort = abort_group };
     }
     *out = group;
     return ATTN_OK;

@@ -47,6 +47,8 @@ typedef struct attn_parallel_room {
     size_t bytes;
 } attn_parallel_room;
 
+typedef struct attn_parallel_device attn_parallel_device;
+
 struct attn_parallel_plan {
     attn_desc whole; /* resolved, with packed strides */
     attn_desc local; /* resolved: this rank's tensors, without what only the whole has (tables and lengths) */
@@ -63,6 +65,7 @@ struct attn_parallel_plan {
     attn_merge_plan *add[ATTN_CHUNKS]; /* ring, forward: a part to the results so far */
     attn_parallel_room room;
     double sent_bytes, pairs, seconds;
+    attn_parallel_device *device; /* ATTN_CUDA: the rest (device.h); of the runs above it has `all`, of a piece */
 };
 
 static inline int64_t attn_clamp(int64_t x, int64_t most)

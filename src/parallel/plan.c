@@ -7,8 +7,9 @@
 
 #include "base/error.h"
 #include "base/text_buffer.h"
-#include "parallel/parallel.h"
 #include "num/half.h"
+#include "parallel/device.h"
+#include "parallel/parallel.h"
 #include "problem/desc.h"
 
 enum {
@@ -18,7 +19,7 @@ enum {
     OF_WHOLE = ATTN_PREFIX | ATTN_INTERVALS | ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV | ATTN_FIRST_KV | ATTN_POSITIONS
 };
 
-static const double link_unknown = 1e10;
+static const double link_unknown[] = { [ATTN_CPU] = 1e10, [ATTN_CUDA] = 1.5e11 };
 
 /* ---- what is taken --------------------------------------------------------------------------- */
 
@@ -33,7 +34,7 @@ static attn_status check_whole(const attn_desc *d)
     if (attn_dtype_size(attn_out_dtype(d)) == 1)
         return attn_fail(ATTN_UNSUPPORTED, "out_dtype = %s: over ranks it is ATTN_F32, ATTN_F16 or ATTN_BF16",
                          attn_dtype_name(d->out_dtype));
-    if (d->device != ATTN_CPU) return attn_fail(ATTN_UNSUPPORTED, "device = ATTN_CUDA: over ranks it is ATTN_CPU");
+    if (d->device == ATTN_CUDA) return attn_parallel_device_check(d);
     if (others)
         return attn_fail(ATTN_UNSUPPORTED,
                          "flags = 0x%" PRIx32 ": over ranks ATTN_PAGED, ATTN_BLOCKS, ATTN_BITS, ATTN_BIAS, "
@@ -63,7 +64,7 @@ static attn_status check_how(attn_parallel_desc *how, const attn_engine *engine)
         return attn_fail(ATTN_INVALID, "schedule = %d is not ATTN_SCHEDULE_AUTO, ATTN_ALL_GATHER or ATTN_RING",
                          (int)how->schedule);
     if (!(how->link >= 0)) return attn_fail(ATTN_INVALID, "link = %s is below 0", attn_decimal(text, how->link));
-    if (how->link == 0) how->link = link_unknown;
+    if (how->pieces < 0) return attn_fail(ATTN_INVALID, "pieces = %" PRId32 " is below 0", how->pieces);
     return ATTN_OK;
 }
 
@@ -79,10 +80,29 @@ static attn_status copy_engine(attn_parallel_plan *plan, const attn_engine *engi
                          : !e->wait       ? "wait"
                          : !e->all_gather ? "all_gather"
                                           : "reduce_scatter");
+    if (!e->put != !e->window)
+        return attn_fail(ATTN_INVALID, "engine: %s = NULL: window and put are both functions, or both NULL",
+                         e->put ? "window" : "put");
     if (e->ranks < 1 || e->ranks > ATTN_RANKS_MOST || e->rank < 0 || e->rank >= e->ranks)
         return attn_fail(ATTN_INVALID, "engine: rank = %" PRId32 " of ranks = %" PRId32 ": it takes ranks from 1 to %d",
                          e->rank, e->ranks, ATTN_RANKS_MOST);
     plan->has_engine = true;
+    return ATTN_OK;
+}
+
+/* What a device takes of it. */
+static attn_status check_device(attn_parallel_plan *plan)
+{
+    attn_device device = plan->whole.device;
+    attn_parallel_desc *how = &plan->how;
+    if (plan->has_engine && plan->engine.device != device)
+        return attn_fail(ATTN_INVALID, "engine: device = %d, but that of desc is %d", (int)plan->engine.device,
+                         (int)device);
+    if (device == ATTN_CUDA && how->schedule == ATTN_RING)
+        return attn_fail(ATTN_UNSUPPORTED, "schedule = ATTN_RING: ATTN_CUDA takes ATTN_ALL_GATHER");
+    if (device == ATTN_CPU && how->pieces)
+        return attn_fail(ATTN_INVALID, "pieces = %" PRId32 ": ATTN_CPU takes 0", how->pieces);
+    if (how->link == 0) how->link = link_unknown[device];
     return ATTN_OK;
 }
 
@@ -143,6 +163,7 @@ static attn_status resolve(attn_parallel_plan *plan, const attn_desc *desc, size
         memset(strides[i], 0, sizeof packed.q_stride);
     status = attn_desc_resolve(&plan->whole, &packed, sizeof packed);
     if (!status) status = check_whole(&plan->whole);
+    if (!status) status = check_device(plan);
     if (status) return status;
     attn_shape shape = attn_shape_of(&plan->whole);
     plan->chunks = plan->how.layout == ATTN_ZIGZAG ? 2 : 1;
@@ -310,6 +331,14 @@ static attn_schedule choose(attn_parallel_plan *plan)
     return large || ring < all ? ATTN_RING : ATTN_ALL_GATHER;
 }
 
+/* A GPU has this schedule alone. */
+static attn_schedule gather(attn_parallel_plan *plan)
+{
+    snprintf(plan->why, sizeof plan->why, "on a GPU, in %" PRId64 " pieces of the KV heads",
+             attn_parallel_device_pieces(plan));
+    return ATTN_ALL_GATHER;
+}
+
 static attn_status check_memory(const attn_parallel_plan *plan)
 {
     if (plan->how.memory && plan->room.bytes > plan->how.memory)
@@ -326,8 +355,9 @@ static attn_status create(attn_parallel_plan *plan, attn_status status, const at
     int32_t schedule = 0;
     if (!status) status = check_how(&plan->how, plan->has_engine ? &plan->engine : NULL);
     if (!status) status = resolve(plan, desc, desc_size);
-    if (!status) status = create_runs(plan);
-    if (!status && plan->how.schedule == ATTN_SCHEDULE_AUTO) schedule = (int32_t)choose(plan);
+    bool device = !status && plan->whole.device == ATTN_CUDA;
+    if (!status) status = device ? attn_parallel_device_create(plan) : create_runs(plan);
+    if (!status && plan->how.schedule == ATTN_SCHEDULE_AUTO) schedule = (int32_t)(device ? gather(plan) : choose(plan));
     if (plan->has_engine)
         status = attn_parallel_agree(plan, status, status ? 0 : attn_parallel_word(plan), &schedule, NULL);
     if (status) return status;
@@ -335,9 +365,14 @@ static attn_status create(attn_parallel_plan *plan, attn_status status, const at
         plan->how.schedule = (attn_schedule)schedule;
     else
         snprintf(plan->why, sizeof plan->why, "the descriptor says so");
-    plan->room = room_of(plan, plan->how.schedule);
+    if (!device) plan->room = room_of(plan, plan->how.schedule);
     plan->seconds = attn_parallel_predict(plan, plan->how.schedule, plan->how.rank, &plan->sent_bytes, &plan->pairs);
     status = check_memory(plan);
+    if (device && plan->engine.put) {
+        char *window;
+        attn_status opened = attn_parallel_device_window(plan, &window);
+        if (!status) status = opened;
+    }
     return plan->has_engine ? attn_parallel_agree(plan, status, 0, &schedule, NULL) : status;
 }
 
@@ -365,6 +400,7 @@ void attn_parallel_plan_destroy(attn_parallel_plan *plan)
         attn_plan_destroy(plan->pair[c][0]), attn_plan_destroy(plan->pair[c][1]);
         attn_merge_plan_destroy(plan->add[c]);
     }
+    if (plan) attn_parallel_device_destroy(plan);
     free(plan);
 }
 

@@ -2,7 +2,7 @@
  *
  * A pair of a row and a key takes what libattn's plan says of a run, of all its pairs. Bytes move at the speed of the
  * link, beside computing in the ring, before and after it in the all-gather. */
-#include "parallel/parallel.h"
+#include "parallel/device.h"
 #include "problem/desc.h"
 
 /* Seconds of one thread for a value of a result that is merged into others [m]. */
@@ -50,6 +50,17 @@ static step step_of(const attn_parallel_plan *plan, int32_t rank, int32_t of)
     return s;
 }
 
+/* On a GPU: a run for each chunk and piece, and beside them all transfers but those of a piece. */
+static double device_seconds(const attn_parallel_plan *plan, double sent_bytes)
+{
+    double pieces = (double)attn_parallel_device_pieces(plan), seconds = sent_bytes / plan->how.link / pieces;
+    for (int c = 0; c < plan->chunks; c++) {
+        attn_plan_info info;
+        if (plan->all[c] && !attn_plan_get_info(plan->all[c], &info)) seconds += pieces * info.seconds;
+    }
+    return seconds;
+}
+
 double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule schedule, int32_t rank, double *sent_bytes,
                              double *pairs)
 {
@@ -66,10 +77,11 @@ double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule sched
         if (ring && !backward) compute += now.merged * merge_value_seconds / threads;
         if (ring) seconds += compute > bytes / link ? compute : bytes / link;
         if (!ring) seconds += compute;
-        if (ring && h > 0)
+        if ((ring || plan->device) && h > 0)
             *sent_bytes += (double)step_of(plan, (rank + h) % ranks, rank).keys + backward * (double)now.grads;
     }
     if (ring) return seconds;
+    if (plan->device) return device_seconds(plan, *sent_bytes);
     *sent_bytes = (double)(ranks - 1) * (double)(plan->block.bytes + (backward ? plan->gradient.bytes : 0));
     return seconds + *sent_bytes / link;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "parallel/device.h"
 #include "parallel/parallel.h"
 #include "problem/args.h"
 #include "problem/desc.h"
@@ -445,13 +446,26 @@ static attn_status check(const attn_parallel_plan *plan, const attn_args *args, 
 {
     if (args->delta) return attn_fail(ATTN_INVALID, "delta = %p: over ranks it is NULL", (void *)args->delta);
     if (args->kv_layout) return attn_fail(ATTN_INVALID, "kv_layout is not NULL: over ranks the plan has the layout");
-    attn_status status = check_tables(plan, args);
     attn_args a = *args;
     attn_args_keep(plan->local.flags, &a);
-    if (!status) status = attn_args_check(&plan->local, &a);
+    attn_status status = plan->device ? attn_args_check_arrays(&plan->local, &a) : check_tables(plan, args);
+    if (!status && !plan->device) status = attn_args_check(&plan->local, &a);
     if (!status && !workspace)
         status = attn_fail(ATTN_INVALID, "workspace = NULL: it takes %zu bytes", plan->room.bytes);
     return status;
+}
+
+static void run_on_host(run *r)
+{
+    pack_keys(r);
+    if (r->plan->how.schedule == ATTN_RING)
+        run_ring(r);
+    else
+        run_all_gather(r);
+    if (r->plan->whole.direction == ATTN_BACKWARD)
+        write_gradients(r);
+    else if (!r->status)
+        write_results(r);
 }
 
 attn_status attn_parallel_run_sized(const attn_parallel_plan *plan, const attn_args *args, size_t args_size,
@@ -463,19 +477,15 @@ attn_status attn_parallel_run_sized(const attn_parallel_plan *plan, const attn_a
     if (!plan->has_engine) return attn_fail(ATTN_INVALID, "plan: it has no engine, so it only predicts");
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
     if (!status) status = check(plan, &full, workspace);
-    status = attn_parallel_agree(plan, status, status ? 0 : attn_parallel_run_word(plan, &full), &nothing, stream);
+    if (!plan->device)
+        status = attn_parallel_agree(plan, status, status ? 0 : attn_parallel_run_word(plan, &full), &nothing, stream);
     if (status) return status;
     uintptr_t aligned = ((uintptr_t)workspace + ATTN_PARALLEL_ALIGN - 1) / ATTN_PARALLEL_ALIGN * ATTN_PARALLEL_ALIGN;
     run r = { plan, &full, (char *)aligned, stream, ATTN_OK };
-    pack_keys(&r);
-    if (plan->how.schedule == ATTN_RING)
-        run_ring(&r);
+    if (plan->device)
+        r.status = attn_parallel_device_run(plan, &full, r.room, stream);
     else
-        run_all_gather(&r);
-    if (plan->whole.direction == ATTN_BACKWARD)
-        write_gradients(&r);
-    else if (!r.status)
-        write_results(&r);
+        run_on_host(&r);
     if (r.status && plan->engine.abort) plan->engine.abort(plan->engine.context);
     return r.status;
 }

@@ -329,6 +329,15 @@ def causal_pairs(length, left):
 
 
 @case
+def bench_only(place):
+    """--only keeps the cases that have a text in their pass, mask and changes, and says where none has it."""
+    words = "--suite features --len 40 --heads 2 --dim 16 --threads 1 --min-time 1e-6 --pause 1e-6 --repeat 1 --dtype f32 --peer none".split()
+    kept = [(row["pass"], row["mask"], row["variant"]) for row in results(place, *words, "--only", "fwd full bias:bf16")]
+    check(kept and all(row[:2] == ("fwd", "full") and row[2].startswith("bias:bf16") for row in kept), kept)
+    place.refuses(["bench", *words, "--only", "nothing"], 1, "nothing to measure: --only nothing")
+
+
+@case
 def bench_features(place):
     """Each feature, forward and backward, beside plain; FLOPs of exactly the visible pairs; what is refused is said."""
     words = "--suite features --len 40 --heads 8 --threads 1 --min-time 1e-6 --pause 1e-6 --repeat 1 --dtype bf16".split()

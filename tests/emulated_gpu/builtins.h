@@ -141,6 +141,13 @@ static inline u32 __reduce_add_sync(u32 mask, u32 x)
     return x;
 }
 
+static inline u32 __reduce_or_sync(u32 mask, u32 x)
+{
+    for (int step = 16; step; step /= 2)
+        x |= __shfl_xor_sync(mask, x, step);
+    return x;
+}
+
 static inline int __reduce_min_sync(u32, int x)
 {
     return (int)gpu_warp(GPU_LEAST, (u32)x, 0);

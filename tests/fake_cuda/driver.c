@@ -3,11 +3,13 @@
 #include "driver.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct CUctx_st {
     CUdevice device;
@@ -76,6 +78,7 @@ CUresult fake_called(const char *name)
 
 API fake_cuda_fail_next fake_cuda_fail;
 API fake_cuda_calls fake_cuda_count;
+API fake_cuda_events_pend fake_cuda_pend;
 API fake_cuda_context_create fake_cuda_create;
 API fake_cuda_context_destroy fake_cuda_destroy;
 
@@ -420,6 +423,19 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
     return 0;
 }
 
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
+{
+    CALLED;
+    if (capturing(stream)) fake_die("a copy in a graph");
+    if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_DEVICE || c->srcXInBytes ||
+        c->srcY || c->dstXInBytes || c->dstY || c->srcPitch < c->WidthInBytes || c->dstPitch < c->WidthInBytes)
+        return INVALID_VALUE;
+    for (size_t row = 0; row < c->Height; row++)
+        memcpy((char *)(uintptr_t)c->dstDevice + row * c->dstPitch,
+               (const char *)(uintptr_t)c->srcDevice + row * c->srcPitch, c->WidthInBytes);
+    return 0;
+}
+
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     CALLED;
@@ -443,6 +459,71 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags)
     *stream = calloc(1, sizeof **stream);
     (*stream)->context = current;
     return 0;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+    CALLED;
+    (void)priority;
+    return cuStreamCreate(stream, flags);
+}
+
+/* Processes of the fake devices are threads. */
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
+{
+    CALLED;
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle, &at, sizeof at);
+    return 0;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned flags)
+{
+    CALLED;
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return INVALID_VALUE;
+    memcpy(at, &handle, sizeof *at);
+    return 0;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr at)
+{
+    CALLED;
+    (void)at;
+    return 0;
+}
+
+CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags)
+{
+    CALLED;
+    if (capturing(stream) || flags) return INVALID_VALUE;
+    atomic_store((_Atomic uint32_t *)(uintptr_t)at, value);
+    return 0;
+}
+
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags)
+{
+    CALLED;
+    if (capturing(stream) || flags != CU_STREAM_WAIT_VALUE_GEQ) return INVALID_VALUE;
+    time_t begin = time(NULL);
+    while ((int32_t)(atomic_load((_Atomic uint32_t *)(uintptr_t)at) - value) < 0) {
+        if (time(NULL) - begin > 60) fake_die("a stream waits for %u, and nobody writes it", value);
+        sched_yield();
+    }
+    return 0;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    CALLED;
+    *mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    return 0;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    CALLED;
+    (void)stream, (void)flags;
+    return event ? 0 : INVALID_VALUE;
 }
 
 CUresult cuStreamSynchronize(CUstream stream)
@@ -471,6 +552,20 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
     CALLED;
     (void)event, (void)stream;
     return 0;
+}
+
+static atomic_bool pending;
+
+void fake_cuda_pend(bool pend)
+{
+    pending = pend;
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    CALLED;
+    (void)event;
+    return pending ? CUDA_ERROR_NOT_READY : 0;
 }
 
 CUresult cuEventSynchronize(CUevent event)

@@ -121,8 +121,10 @@ static void take_scales(const attn_cuda_params *p, attn_desc *d, attn_args *a)
 
 void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
 {
+    unsigned flags = p->shape.flags, gradients = ATTN_CUDA_GRADIENTS_F32, variants = gradients | ATTN_OUT_F32;
     *d = (attn_desc){ .dtype = dtype,
-                      .flags = p->shape.flags,
+                      .flags = flags & ~((flags & variants) == variants ? variants : gradients),
+                      .grad_dtype = flags & gradients ? ATTN_F32 : (attn_dtype)0,
                       .batch = p->shape.batch,
                       .heads_q = p->shape.heads_q,
                       .heads_kv = p->shape.heads_kv,
@@ -340,7 +342,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     attn_args a;
     fake_expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
     fake_expect(config->gridDimX == (unsigned)p->schedule.grid, symbol, "grid");
-    fake_expect((p->shape.flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect((p->shape.flags & ~(k->features | ATTN_CUDA_GRADIENTS_F32)) == 0, symbol, "lacks a feature");
     check_schedule(symbol, k, p);
     if (p->shape.flags & ATTN_INTERVALS && p->shape.len_kv > 0)
         fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile,
@@ -442,7 +444,7 @@ static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunch
     attn_args a;
     fake_expect(config->gridDimX > 0 && config->gridDimY == 1 && config->gridDimZ == 1, symbol, "grid");
     fake_expect(config->blockDimX == ATTN_DECODE_THREADS && config->sharedMemBytes == k->shared, symbol, "block");
-    fake_expect((p->shape.flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect((p->shape.flags & ~(k->features | ATTN_CUDA_GRADIENTS_F32)) == 0, symbol, "lacks a feature");
     fake_expect(p->shape.len_q * (p->shape.heads_q / p->shape.heads_kv) <= ATTN_DECODE_GROUP_ROWS, symbol, "rows");
     fake_expect(params->team == 4 || params->team == ATTN_DECODE_WARPS ||
                     params->team == ATTN_DECODE_TEAM_LEAST(k->dim),
@@ -489,6 +491,31 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
             }
 }
 
+/* Parts that are merged, or added up. */
+static void merge(const char *symbol, const CUlaunchConfig *config, const attn_cuda_merge_params *p)
+{
+    attn_merge_desc d = { .dtype = fake_dtype_of(symbol),
+                          .out_dtype = (attn_dtype)p->out_dtype,
+                          .parts = p->parts,
+                          .batch = p->lines / ((int64_t)p->rows * p->heads),
+                          .rows = p->rows,
+                          .heads = p->heads,
+                          .dim = p->dim,
+                          .part_stride[3] = 1,
+                          .o_stride[3] = 1,
+                          .threads = 1,
+                          .sums = p->sums };
+    attn_merge_args a = { .part_o = p->part_o, .part_lse = p->sums ? NULL : p->part_lse, .o = p->o, .lse = p->lse };
+    attn_merge_plan *plan;
+    fake_expect(config->gridDimX == ceil_div(p->lines, 8) && config->blockDimX == 256, symbol, "grid");
+    for (int i = 0; i < p->parts; i++)
+        fake_expect(!p->part_rows[i], symbol, "parts with numbers of rows are not merged here");
+    for (int i = 0; i < 3; i++)
+        d.part_stride[i] = p->part_stride[i], d.o_stride[i] = p->o_stride[i];
+    if (attn_merge_plan_create(&plan, &d) || attn_merge_run(plan, &a, NULL)) fake_die("%s: %s", symbol, attn_error());
+    attn_merge_plan_destroy(plan);
+}
+
 /* Of the forward: graphs of a backward are not asked for here. */
 size_t fake_params_size(const char *symbol, const void *params)
 {
@@ -520,6 +547,8 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
         summarise(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_repack") == 0)
         repack(symbol, config, params);
+    else if (strncmp(symbol, "attn_merge_", 11) == 0)
+        merge(symbol, config, params);
     else
         fake_die("%s is no kernel", symbol);
 }

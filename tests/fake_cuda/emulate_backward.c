@@ -67,7 +67,7 @@ static gradients gradients_of(const char *symbol, const attn_cuda_gradients *of,
     a.grad_o = of->o, a.grad_lse = of->lse;
     if (attn_desc_resolve(&g.desc, &d, sizeof d)) fake_die("%s: %s", symbol, attn_error());
     attn_shape shape = attn_shape_of(&g.desc);
-    int64_t size = attn_dtype_size(attn_out_dtype(&d)), slopes[] = { 1, 1, d.alibi_batch, d.heads_q };
+    int64_t size = attn_dtype_size(attn_grad_dtype(&g.desc)), slopes[] = { 1, 1, d.alibi_batch, d.heads_q };
     a.grad_q = make(shape.q, size), a.grad_k = make(shape.k, size), a.grad_v = make(shape.v, size);
     if (d.flags & ATTN_BIAS) a.grad_bias = make(d.bias_extent, 4);
     if (d.flags & ATTN_ALIBI) a.grad_alibi = make(slopes, 4);
@@ -130,7 +130,7 @@ static void store(const gradients *g, int which, void *out, const long long stri
     attn_shape shape = attn_shape_of(d);
     const int64_t *extent = which == QUERIES ? shape.q : which == KEYS ? shape.k : shape.v;
     const void *from = which == QUERIES ? g->args.grad_q : which == KEYS ? g->args.grad_k : g->args.grad_v;
-    attn_dtype dtype = attn_out_dtype(d);
+    attn_dtype dtype = attn_grad_dtype(d);
     bool varlen = d->flags & ATTN_VARLEN;
     for (int64_t b = 0; b < d->batch; b++) {
         attn_sequence seq = attn_sequence_of(d, &g->args, b);
@@ -209,7 +209,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
 /* Rows of a gradient are of whole 16 bytes. */
 static bool is_even(const attn_desc *d, const void *gradient, const long long stride[3], int64_t dim)
 {
-    return attn_out_dtype(d) != ATTN_F32 && (uintptr_t)gradient % 16 == 0 && dim % 8 == 0 && stride[0] % 8 == 0 &&
+    return attn_grad_dtype(d) != ATTN_F32 && (uintptr_t)gradient % 16 == 0 && dim % 8 == 0 && stride[0] % 8 == 0 &&
            stride[1] % 8 == 0 && stride[2] % 8 == 0;
 }
 
@@ -300,7 +300,7 @@ static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     attn_args a;
     fake_expect(config->blockDimX == k->threads && config->sharedMemBytes == k->shared, symbol, "block");
     fake_expect(config->gridDimX == (unsigned)s->grid, symbol, "grid");
-    fake_expect((c->shape.flags & ~k->features) == 0, symbol, "lacks a feature");
+    fake_expect((c->shape.flags & ~(k->features | ATTN_CUDA_GRADIENTS_F32)) == 0, symbol, "lacks a feature");
     check_pitches(symbol, p);
     check_before(symbol, k, p);
     attn_cuda_params common = fake_common(c);

@@ -14,6 +14,7 @@
 /* What a test asks of it, through dlsym. */
 typedef void fake_cuda_fail_next(const char *function, CUresult result); /* the next call of it fails so */
 typedef int fake_cuda_calls(const char *function);                       /* calls of it until now */
+typedef void fake_cuda_events_pend(bool pend);                           /* whether no event is there */
 typedef CUresult fake_cuda_context_create(CUcontext *context, CUdevice device);
 typedef CUresult fake_cuda_context_destroy(CUcontext context);
 

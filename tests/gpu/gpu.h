@@ -30,6 +30,10 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
  * and packed, and in a fixed order or not. Spikes after a tile of few keys are what an unchecked max overflows by. */
 void lengths(const attn_cuda_kernel *k);
 
+/* Bits and block lists of several sizes, some kernels' own path and some not, over more KV tiles than a walk looks at
+ * at once: kernels that take them. */
+void bits_and_lists(const attn_cuda_kernel *k);
+
 /* What the forward's Q tiles do besides (forward.c), and the backward's work items (backward.c). */
 void forward_tiles(const attn_cuda_kernel *k);
 void backward_schedules(const attn_cuda_kernel *k);

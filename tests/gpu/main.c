@@ -91,6 +91,7 @@ int main(int argc, char **argv)
             continue;
         }
         lengths(k);
+        bits_and_lists(k);
         if (k->needs & ~(uint32_t)ATTN_BIAS) continue; /* its schedule and tiles are a plain kernel's */
         if (attn_cuda_direction(k) == ATTN_BACKWARD)
             backward_schedules(k);

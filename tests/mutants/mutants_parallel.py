@@ -23,6 +23,8 @@ MUTANTS = [
     (RUN, "at(r, room->arrived[(h + 1) % 2])", "at(r, room->arrived[h % 2])", "ring: keys arrive where others are read", "parallel"),
     (RUN, "if (r.status && plan->engine.abort) plan->engine.abort(plan->engine.context);", "",
      "ranks: the others wait for one that gave up", "parallel"),
+    (RUN, "if (!status && !plan->device) status = attn_args_check", "if (!status) status = attn_args_check",
+     "ranks: the host reads slopes that lie on a GPU", "cuda_parallel"),
     (PLAN, "if (!keys) d.flags |= plan->whole.flags & ATTN_SINK, d.strategy = NULL;", "",
      "ranks: no part has the sink", "parallel"),
     (PLAN, "return large || ring < all ? ATTN_RING", "return ring < all ? ATTN_RING", "ranks: memory has no limit", "parallel"),

@@ -41,7 +41,8 @@ DEVICE long long stats_of(const attn_cuda_backward_params *params, const fallbac
 /* Whether a row of *w sees a key. */
 DEVICE bool sees(const attn_cuda_params *p, const fallback_head *w, int row, int key)
 {
-    key_ranges ranges = ranges_of_row(&p->mask, w, row);
+    long long t = row + position_shift(&p->mask, w->batch, w->len_q, w->len_kv);
+    key_ranges ranges = placed_ranges(&p->mask, w->batch, w->len_kv, t);
     return in_ranges(&ranges, key) && shown_pair(&p->shape, &p->mask, w, w->head, row, key, 0);
 }
 
@@ -84,7 +85,7 @@ DEVICE void store_gradient(const attn_cuda_shape *p, void *out, long long at, co
     for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++) {
         int col = threadIdx.x % 32 + 32 * i;
         if (col >= dim) continue;
-        store_element(p->flags & FLAG_OUT_F32 ? F32 : dtype, out, at + col, x[i]);
+        store_element(p->flags & (FLAG_OUT_F32 | ATTN_CUDA_GRADIENTS_F32) ? F32 : dtype, out, at + col, x[i]);
     }
 }
 

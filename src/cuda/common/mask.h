@@ -63,23 +63,21 @@ DEVICE key_ranges placed_ranges(const attn_cuda_mask *m, int batch, int len_kv, 
     return ranges;
 }
 
-/* Whether rows or keys have a place of their own, which 32 bits may not hold. */
-DEVICE bool are_placed(const attn_cuda_mask *m)
-{
-    return m->first_kv || m->position_q;
-}
-
+/* Of a row, where positions come without a chunk, whose start would take a division of 64 bits. */
 template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int row)
 {
-    if (are_placed(m))
-        return placed_ranges(m, w->batch, w->len_kv, row + position_shift(m, w->batch, w->len_q, w->len_kv));
-    int first = 0, last = w->len_kv, t = row + w->len_kv - w->len_q;
+    int first = first_key_of(m, w->batch, w->len_kv), last = w->len_kv, t = row + w->len_kv - w->len_q;
+    int prefix = m->prefix ? m->prefix[w->batch] : 0;
+    if (m->position_q) {
+        long long at = row + position_shift(m, w->batch, w->len_q, w->len_kv);
+        return { { first, (int)clamp_long(at - m->far_left, first, last) },
+                 { min(last, prefix), (int)clamp_long(at + m->far_right + 1, 0, last) } };
+    }
     if (m->chunk) {
         int start = t / m->chunk * m->chunk;
         if (start > t) start -= m->chunk;
-        first = max(0, start), last = min(last, start + m->chunk);
+        first = max(first, start), last = min(last, start + m->chunk);
     }
-    int prefix = m->prefix ? m->prefix[w->batch] : 0;
     key_ranges ranges = { { first, max(first, t - m->left) }, { min(last, prefix), min(last, t + m->right + 1) } };
     return ranges;
 }
@@ -89,7 +87,22 @@ DEVICE bool in_ranges(const key_ranges *ranges, int key)
     return (key >= ranges->lo[0] && key < ranges->hi[0]) || (key >= ranges->lo[1] && key < ranges->hi[1]);
 }
 
-/* ---- lists and intervals ------------------------------------------------------------------- */
+/* ---- bits, lists and intervals ------------------------------------------------------------- */
+
+/* Bytes of a row's bits. bits_keys: 0, or of how many last keys bits are. */
+DEVICE int bits_pitch(const attn_cuda_shape *shape, int bits_keys = 0)
+{
+    return ((bits_keys ? bits_keys : shape->len_kv) + 7) / 8;
+}
+
+/* The bits of a row. */
+template <class rows>
+DEVICE const unsigned char *bits_of_row(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int head,
+                                        int row, int bits_keys = 0)
+{
+    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
+    return m->bits + (plane * shape->len_q + row) * bits_pitch(shape, bits_keys);
+}
 
 /* Index of a row block in the lists. */
 template <class rows>
@@ -100,24 +113,56 @@ DEVICE long long list_row_of(const attn_cuda_shape *shape, const attn_cuda_mask 
     return plane * ((shape->len_q + m->block_rows - 1) / m->block_rows) + row / m->block_rows;
 }
 
-/* Blocks [first, last] that a list holds: 0 none, 1 some, 2 all. */
-DEVICE int listed(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
-                  long long line, int first, int last)
+/* The list of a row block, ascending. */
+typedef struct block_list {
+    const int *block;
+    int count;
+} block_list;
+
+DEVICE block_list list_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
+                          long long line)
 {
-    if (!counts) return 0;
-    int columns = (shape->len_kv + m->block_keys - 1) / m->block_keys, count = min(counts[line], columns);
-    const int *list = lists + line * columns;
-    int lo = 0, hi = count;
+    block_list none = { NULL, 0 };
+    if (!counts) return none;
+    int columns = (shape->len_kv + m->block_keys - 1) / m->block_keys;
+    block_list list = { lists + line * columns, min(counts[line], columns) };
+    return list;
+}
+
+/* How many of its blocks come before `block`. */
+DEVICE int listed_before(const block_list *list, int block)
+{
+    int lo = 0, hi = list->count;
     while (lo < hi) {
         int mid = (lo + hi) / 2;
-        if (list[mid] < first)
+        if (list->block[mid] < block)
             lo = mid + 1;
         else
             hi = mid;
     }
-    if (lo >= count || list[lo] > last) return 0;
-    int end = lo + last - first;
-    return list[lo] == first && end < count && list[end] == last ? 2 : 1;
+    return lo;
+}
+
+/* Blocks [first, last] that a list holds: 0 none, 1 some, 2 all. */
+DEVICE int listed(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
+                  long long line, int first, int last)
+{
+    block_list list = list_of(shape, m, counts, lists, line);
+    int lo = listed_before(&list, first), end = lo + last - first;
+    if (lo >= list.count || list.block[lo] > last) return 0;
+    return list.block[lo] == first && end < list.count && list.block[end] == last ? 2 : 1;
+}
+
+/* Bit i: a list holds block first + i, of two. */
+DEVICE u32 listed_of_two(const attn_cuda_shape *shape, const attn_cuda_mask *m, const int *counts, const int *lists,
+                         long long line, int first)
+{
+    block_list list = list_of(shape, m, counts, lists, line);
+    int lo = listed_before(&list, first);
+    u32 held = 0;
+    for (int i = lo; i < min(lo + 2, list.count); i++)
+        if (list.block[i] <= first + 1) held |= 1u << (list.block[i] - first);
+    return held;
 }
 
 /* The intervals of key 0 for a head's queries. */
@@ -167,24 +212,26 @@ DEVICE bool hides_nothing(const int *summary, int row0, int row1)
 /* ---- tiles ---------------------------------------------------------------------------------- */
 
 /* Rows [row0, row1) of one head, or with PackGQA of `pack`, against a KV tile of `keys` keys: is some pair visible, are
- * all, do intervals hide none. Says rather more than is visible, and less than all.
+ * all, do ranges hide none, do intervals. Says rather more than is visible, and less than all. lists: false where block
+ * lists, and bits beside them, are left to the caller.
  * pack is read where it is needed, as what w has: copies made before are other machine code. */
 typedef struct tile_class {
-    bool seen, full, clear;
+    bool seen, full, inside, clear;
 } tile_class;
 
 template <class rows>
 DEVICE tile_class classify_tile(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, const int &pack,
-                                int row0, int row1, int tile, int keys)
+                                int row0, int row1, int tile, int keys, bool lists = true)
 {
-    tile_class is = { false, false, true };
+    tile_class is = { false, false, false, true };
     int key0 = tile * keys, key1 = min(key0 + keys, w->len_kv);
     key_ranges first = ranges_of_row(m, w, row0), last = ranges_of_row(m, w, row1 - 1);
     is.seen = max(first.lo[0], key0) < min(last.hi[0], key1) || max(first.lo[1], key0) < min(last.hi[1], key1);
     int near = last.lo[0] <= key0 ? max(key0, first.hi[0]) : key0; /* up to there the prefix covers */
-    is.full = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    is.inside = key1 == key0 + keys && (near >= key1 || (last.lo[1] <= near && first.hi[1] >= key1));
+    is.full = is.inside;
     bool bits = shape->flags & FLAG_BITS;
-    for (int head = w->head; head < w->head + pack && is.seen; head++) {
+    for (int head = w->head; head < w->head + pack && is.seen && lists; head++) {
         if (shape->flags & FLAG_BLOCKS) {
             bool some = false;
             int left = key0 / m->block_keys, right = (key1 - 1) / m->block_keys;

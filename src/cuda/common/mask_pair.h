@@ -20,10 +20,9 @@ DEVICE bool listed_pair(const attn_cuda_shape *shape, const attn_cuda_mask *m, c
         if (!listed(shape, m, m->block_partial_count, m->block_partial, line, block, block)) return false;
     }
     if (!(shape->flags & FLAG_BITS)) return true;
-    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
-    int bit = bits_keys ? key - (w->len_kv - bits_keys) : key, bits = bits_keys ? bits_keys : shape->len_kv;
+    int bit = bits_keys ? key - (w->len_kv - bits_keys) : key;
     if (bits_keys && bit < 0) return true;
-    return m->bits[(plane * shape->len_q + row) * ((bits + 7) / 8) + bit / 8] >> bit % 8 & 1;
+    return bits_of_row(shape, m, w, head, row, bits_keys)[bit / 8] >> bit % 8 & 1;
 }
 
 /* The rows that intervals hide a key from. */

@@ -25,7 +25,7 @@ DEVICE float merge_lse(const attn_cuda_merge_params *p, int part, long long line
 {
     if (part >= p->parts) return -INFINITE;
     const int *rows = p->part_rows[part];
-    float lse = p->part_lse[part][line];
+    float lse = p->sums ? 0 : p->part_lse[part][line];
     return rows && row >= *rows ? -INFINITE : lse;
 }
 
@@ -108,7 +108,7 @@ template <int dtype> DEVICE void merge_row(const attn_cuda_merge_params *p)
     float top = warp_max(fmaxf(near, far));
     merge_weights w = { merge_weight(near, top), merge_weight(far, top) };
     w.full_near = __ballot_sync(~0u, near != -INFINITE), w.full_far = __ballot_sync(~0u, far != -INFINITE);
-    float sum = warp_sum(w.near + w.far), factor = sum == 0 ? 0 : 1 / sum;
+    float sum = warp_sum(w.near + w.far), factor = p->sums ? 1 : sum == 0 ? 0 : 1 / sum;
     if (dtype == F32 && p->wide)
         merge_columns<dtype, 4>(p, &w, factor, from, to);
     else

@@ -16,6 +16,7 @@ typedef struct attn_cuda_merge_params {
     long long part_stride[3], o_stride[3];  /* batch, row, head */
     long long lines;                        /* batch heads rows */
     int parts, rows, heads, dim, out_dtype; /* out_dtype: an attn_dtype */
+    int sums;                               /* weights are 1 and LSEs are not there */
     int wide;                               /* parts of f32, four columns at a time: addresses and strides allow it */
 } attn_cuda_merge_params;
 

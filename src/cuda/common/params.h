@@ -21,6 +21,10 @@
 #ifndef ATTN_CUDA_COMMON_PARAMS_H
 #define ATTN_CUDA_COMMON_PARAMS_H
 
+/* Of shape.flags, beside those of attn_desc: gradients are f32, whatever o and grad_o are. Kernels that read neither of
+ * these, but store gradients, are told ATTN_OUT_F32 too. */
+#define ATTN_CUDA_GRADIENTS_F32 (1 << 29)
+
 #define ATTN_CUDA_DIM_MOST 512                               /* of a head */
 #define ATTN_CUDA_FALLBACK_COLUMNS (ATTN_CUDA_DIM_MOST / 32) /* of a lane of the fallback kernels */
 
@@ -34,7 +38,7 @@ typedef struct attn_cuda_divisor {
 
 /* What is computed: extents, lengths, and where results go. */
 typedef struct attn_cuda_shape {
-    unsigned flags; /* attn_desc.flags */
+    unsigned flags; /* attn_desc.flags, ATTN_CUDA_GRADIENTS_F32 */
     int batch, heads_q, heads_kv;
     int len_q, len_kv; /* of a sequence; VARLEN: of the longest */
     int total_q;       /* VARLEN: rows of lse */

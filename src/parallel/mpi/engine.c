@@ -118,7 +118,14 @@ attn_status attn_mpi_engine_create(attn_engine **out, const void *communicator)
         return fail(ATTN_NO_MEMORY, "no memory for an engine", 0);
     }
     e->communicator = own;
-    e->engine = (attn_engine){ e, rank, ranks, exchange, wait_for_all, all_gather, reduce_scatter, abort_all };
+    e->engine = (attn_engine){ .context = e,
+                               .rank = rank,
+                               .ranks = ranks,
+                               .exchange = exchange,
+                               .wait = wait_for_all,
+                               .all_gather = all_gather,
+                               .reduce_scatter = reduce_scatter,
+                               .abort = abort_all };
     *out = &e->engine;
     return ATTN_OK;
 }

@@ -126,7 +126,11 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
         u32 q = uniform(q_address(s, slot)), dout = q + Q_TILE;
         u32 statistics = statistics_of(s, slot, thread_of(c));
         visible_pairs seen = { 0 };
-        if (config::general_mask && unlikely(info.masked)) seen = pairs_of(p, item, &info, first);
+        key_bits bits = { { 0, 0 } };
+        if constexpr (config::general_mask) {
+            if (info.masked & BY_BITS) bits = load_key_bits(p, item, &info, first);
+            if (unlikely(info.masked & BY_RANGES)) seen = pairs_of(p, item, &info, first);
+        }
 
         if (LSE_FIRST) load_ahead(lse, statistics);
         issue_s(c, score, k, q);
@@ -136,6 +140,7 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
         if (!LSE_FIRST) load_ahead(lse, statistics);
         wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, Q_ROWS / 2);
+        if (config::general_mask && info.masked) seen = with_bits(&info, seen, bits, c->group);
         softmax(p, item, &info, seen, score, derivative, probability, first, statistics, lse);
         if (!DP_EARLY) issue_dp(c, dp, v, dout);
         load_ahead(delta, statistics + 4 * Q_ROWS);

@@ -179,7 +179,9 @@ DEVICE void mainloop_dv(const attn_sm90_backward_params *params, const shared *s
         part.before = c->at.tiles > start;
         wait_q_tile(p, s, c, item, info);
         visible_pairs seen;
-        if (unlikely(info->masked)) seen = pairs_of(p, item, info, 0);
+        key_bits bits = { { 0, 0 } };
+        if (config::general_mask && info->masked & BY_BITS) bits = load_key_bits(p, item, info, 0);
+        if (unlikely(config::general_mask ? info->masked & BY_RANGES : info->masked)) seen = pairs_of(p, item, info, 0);
 
         wgmma_fence();
         issue_shared(score, k, uniform(q_address(s, slot)), config::dim);
@@ -187,6 +189,7 @@ DEVICE void mainloop_dv(const attn_sm90_backward_params *params, const shared *s
         if constexpr (CLUSTER) issue_dq_before(s, c, &part, dq);
         wgmma_wait(CLUSTER ? 1 : 0);
         pin_floats(score, Q_ROWS / 2);
+        if (config::general_mask && info->masked) seen = with_bits(info, seen, bits, 0);
         softmax(p, item, info, seen, score, derivative, probability, 0, statistics_of(s, slot, threadIdx.x), NULL);
         if constexpr (CLUSTER) wgmma_wait(0);
         if constexpr (CLUSTER)

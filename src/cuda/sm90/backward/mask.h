@@ -4,6 +4,7 @@
 
 #include "common/mask.h"
 #include "common/mask_pair.h"
+#include "sm90/common/bits.h"
 #include "sm90/common/columns.h"
 #include "sm90/common/tile.h"
 #include "sm90/backward/shared_memory.h"
@@ -23,19 +24,13 @@ DEVICE u32 row_columns(const q_tile_info *info, int lo, int hi)
                            Q_ROWS / 4);
 }
 
-/* The columns that see the key by ranges, with a first key and positions. */
+/* The columns that see the key by ranges of positions, without a chunk. */
 DEVICE u32 placed_columns(const attn_cuda_mask *m, const work_item *seq, const q_tile_info *info, int key)
 {
-    long long shift = position_shift(m, seq->batch, seq->len_q, seq->len_kv), rows = seq->len_q;
-    long long first = key - m->far_right - shift, last = key + m->far_left - shift;
-    if (key < first_key_of(m, seq->batch, seq->len_kv)) return 0;
-    if (m->prefix && key < m->prefix[seq->batch]) first = 0, last = rows;
-    if (m->far_chunk) {
-        long long start = chunk_start(m, seq->batch, key) - shift;
-        first = first > start ? first : start;
-        last = last < start + m->far_chunk - 1 ? last : start + m->far_chunk - 1;
-    }
-    return row_columns(info, (int)clamp_long(first, 0, rows), (int)clamp_long(last + 1, 0, rows));
+    long long at = key - position_shift(m, seq->batch, seq->len_q, seq->len_kv), rows = seq->len_q;
+    if (m->prefix && key < m->prefix[seq->batch]) return row_columns(info, 0, seq->len_q);
+    return row_columns(info, (int)clamp_long(at - m->far_right, 0, rows),
+                       (int)clamp_long(at + m->far_left + 1, 0, rows));
 }
 
 /* The columns that see the key by ranges. */
@@ -43,7 +38,8 @@ DEVICE u32 ranged_columns(const attn_cuda_mask *m, const work_item *seq, const q
 {
     int shift = seq->len_kv - seq->len_q, first = key - m->right, last = key + m->left;
     if constexpr (config::general_mask) {
-        if (are_placed(m)) return placed_columns(m, seq, info, key);
+        if (key < first_key_of(m, seq->batch, seq->len_kv)) return 0;
+        if (m->position_q) return placed_columns(m, seq, info, key);
         if (m->prefix && key < m->prefix[seq->batch]) first = shift, last = seq->len_kv - 1;
         if (m->chunk) {
             int start = key / m->chunk * m->chunk;
@@ -67,7 +63,14 @@ DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const
     return columns;
 }
 
-/* Those of a warpgroup whose first key is the work item's key `first`. */
+/* A Q tile's rows have one list, and a warpgroup's keys one block. */
+DEVICE bool lists_are_warpgroups(const attn_sm90_params *p)
+{
+    return p->shape.flags & FLAG_BLOCKS && (p->mask.block_rows | p->mask.block_keys) % 64 == 0;
+}
+
+/* Those of a warpgroup whose first key is the work item's key `first`: what ranges and intervals show, and lists with
+ * the bits beside them if the Q tile's info does not tell these. */
 DEVICE visible_pairs pairs_of(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, int first)
 {
     const work_item *seq = &item->seq;
@@ -75,7 +78,7 @@ DEVICE visible_pairs pairs_of(const attn_sm90_params *p, const kv_item *item, co
     int key[2] = { first_key + fragment_row_of(thread, 0), first_key + fragment_row_of(thread, 2) };
     visible_pairs seen = { columns_of_key(p, seq, info, key[0]) | columns_of_key(p, seq, info, key[1]) << 16 };
     if constexpr (config::general_mask) {
-        if (!(p->shape.flags & (FLAG_BLOCKS | FLAG_BITS))) return seen;
+        if (!(p->shape.flags & FLAG_BLOCKS) || lists_are_warpgroups(p)) return seen;
 #pragma unroll 1
         for (int c = 0; c < Q_ROWS / 4; c++) {
             int row = min(info->row0 + fragment_col(0) + c / 2 * 8 + c % 2, seq->len_q - 1);
@@ -88,9 +91,50 @@ DEVICE visible_pairs pairs_of(const attn_sm90_params *p, const kv_item *item, co
     return seen;
 }
 
+/* Of a Q tile masked by bits those of a warp's 16 keys, 2 bytes a row, for two rows a lane. */
+typedef struct key_bits {
+    u32 part[2];
+} key_bits;
+
+/* Lane 8b + 4c + a has rows 8b + 2a + c and 32 more; `first`: as in pairs_of. */
+DEVICE key_bits load_key_bits(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, int first)
+{
+    const work_item *seq = &item->seq;
+    int thread = thread_index(), lane = thread % 32, row = info->row0 + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+    int pitch = bits_pitch(&p->shape), key = item->key0 + first + thread % 128 / 32 * 16;
+    bool whole = ((u64)p->mask.bits | (u32)pitch) % 2 == 0;
+    key_bits bits;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        bits.part[i] =
+            load_bits<2>(bits_of_row(&p->shape, &p->mask, seq, info->head, min(row + 32 * i, seq->len_q - 1)), key / 8,
+                         pitch, whole);
+    return bits;
+}
+
+/* The same as visible_pairs has them. A thread needs keys g and g + 8 and rows 8j + 2t and 8j + 2t + 1 where it has
+ * lane 4g + t: so what is lower in a row's number than 8, but for the pair, and what a key's has below 8, trade places.
+ */
+DEVICE u32 exchanged(key_bits bits)
+{
+    u32 word = permute_bytes(bits.part[0], bits.part[1], 0x5140);
+    return exchange_bits<16, 4>(exchange_bits<8, 2>(exchange_bits<4, 1>(word)));
+}
+
+/* Every pair of a warpgroup's that neither ranges nor bits nor lists hide. */
+DEVICE visible_pairs with_bits(const q_tile_info *info, visible_pairs seen, key_bits bits, int warpgroup)
+{
+    int masked = info->masked;
+    if (!(masked & BY_RANGES)) seen.bits = ~0u;
+    if (masked & BY_BITS && !(masked & WHOLE << warpgroup)) seen.bits &= exchanged(bits);
+    if (masked & HIDDEN << warpgroup) seen.bits = 0;
+    return seen;
+}
+
 /* The scores of hidden pairs become -inf. */
 DEVICE void hide_scores(float *score, visible_pairs seen)
 {
+    if (config::general_mask && __all_sync(~0u, seen.bits == ~0u)) return;
 #pragma unroll
     for (int i = 0; i < Q_ROWS / 2; i++)
         score[i] = seen.bits >> (i / 2 % 2 * 16 + i / 4 * 2 + i % 2) & 1 ? score[i] : -INFINITE;

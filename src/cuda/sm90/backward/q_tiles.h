@@ -5,16 +5,23 @@
 
 #include "sm90/common/tile.h"
 #include "common/mask.h"
+#include "sm90/backward/mask.h"
 #include "sm90/backward/scheduler.h"
 #include "sm90/common/work_item.h"
 
 /* Where the walk over a work item's Q tiles is: head by head, tiles [first, end). General masks: tiles [from, from +
- * 32) are judged, `seen` and not yet taken; those from `ahead` on are to come. Stream-K: `left` are to be taken.
+ * 32) are judged, `seen` and not yet taken, inside where bits and lists alone hide pairs; those from `ahead` on are to
+ * come. Stream-K: `left` are to be taken.
  * FLAG_DETERMINISTIC with a general mask: all are taken, so that every KV tile raises every Q tile's semaphore. */
-typedef struct q_walk {
+struct judged_tiles {
+    u32 inside, lists; /* lists: the lane's own tile, HIDDEN and WHOLE of both warpgroups */
+};
+using judged = members<judged_tiles, config::general_mask>;
+
+struct q_walk : judged {
     int head, first, end, ahead, from, left;
     u32 seen, full;
-} q_walk;
+};
 
 /* Rows [first, end) of Q outside which none sees keys of the work item. */
 typedef struct row_bounds {
@@ -29,7 +36,7 @@ DEVICE row_bounds rows_of(const attn_sm90_params *p, const work_item *seq, int k
     int shift = seq->len_kv - seq->len_q, last = min(key0 + config::item_rows, seq->len_kv) - 1;
     row_bounds rows = { max(0, key0 - shift - m->right), min(seq->len_q - 1, last - shift + m->left) + 1 };
     if constexpr (config::general_mask) {
-        if (are_placed(m)) return { 0, seq->len_q }; /* the judgement of each tile will do */
+        if (m->position_q) return { 0, seq->len_q }; /* the judgement of each tile will do */
         if (m->prefix && key0 < m->prefix[seq->batch]) rows.first = 0, rows.end = seq->len_q;
         if (m->chunk) {
             rows.first = max(rows.first, key0 / m->chunk * m->chunk - shift);
@@ -55,7 +62,8 @@ DEVICE q_walk walk_start(const attn_sm90_params *p, const kv_item *item)
         rows = rows_of(p, &seq, item->first_key);
     if (config::finalises_dq && item->first_key == 0) rows.first = 0; /* it finalises rows without keys, too */
     int first = rows.first / Q_ROWS;
-    q_walk at = { item->first_head, first, (max(rows.end, 0) + Q_ROWS - 1) / Q_ROWS, first, 0, item->most_tiles, 0, 0 };
+    q_walk at = { {}, item->first_head, first, (max(rows.end, 0) + Q_ROWS - 1) / Q_ROWS, first, 0, item->most_tiles, 0,
+                  0 };
     if (config::stream_k && item->skip) at.head += item->skip / at.end, at.ahead = item->skip % at.end;
     return at;
 }
@@ -79,26 +87,59 @@ DEVICE bool next_by_arithmetic(const attn_sm90_params *p, kv_item *item, q_walk 
     return true;
 }
 
+/* HIDDEN and WHOLE of the Q tile at row0, as such lists say. */
+DEVICE u32 find_lists(const attn_sm90_params *p, const kv_item *item, int head, int row0)
+{
+    const attn_cuda_mask *m = &p->mask;
+    long long line = list_row_of(&p->shape, m, &item->seq, head, row0);
+    int first = item->key0 / m->block_keys;
+    u32 whole = listed_of_two(&p->shape, m, m->block_full_count, m->block_full, line, first),
+        shown = whole | listed_of_two(&p->shape, m, m->block_partial_count, m->block_partial, line, first), lists = 0;
+    if (!(p->shape.flags & FLAG_BITS)) whole = shown;
+#pragma unroll
+    for (int w = 0; w < config::kv_rows / 64; w++) {
+        int block = (item->key0 + 64 * w) / m->block_keys - first;
+        if (!(shown >> block & 1)) lists |= HIDDEN << w;
+        if (whole >> block & 1) lists |= WHOLE << w;
+    }
+    return lists;
+}
+
 /* General masks: 32 Q tiles are judged at a time, one per lane. */
 DEVICE bool next_by_judgement(const attn_sm90_params *p, kv_item *item, q_walk *at, q_tile_info *info)
 {
     work_item *seq = &item->seq;
+    constexpr u32 all_hidden = config::kv_rows == 64 ? HIDDEN : 3 * HIDDEN, all_whole = all_hidden * (WHOLE / HIDDEN);
+    bool lists = lists_are_warpgroups(p), inside = lists || !(p->shape.flags & FLAG_BLOCKS);
     while (!at->seen) {
         if (at->ahead >= at->end) at->head++, at->ahead = at->first;
         if (at->head >= item->end_head || at->ahead >= at->end) return false;
-        tile_class is = { false, false };
+        tile_class is = { false, false, false, false };
         int tile = at->ahead + threadIdx.x % 32;
         seq->head = at->head;
         if (tile < at->end)
             is = classify_tile(&p->shape, &p->mask, seq, p->schedule.pack, tile * Q_ROWS,
-                               min((tile + 1) * Q_ROWS, seq->len_q), item->key0 / config::kv_rows, config::kv_rows);
+                               min((tile + 1) * Q_ROWS, seq->len_q), item->key0 / config::kv_rows, config::kv_rows,
+                               !lists);
+        if (lists && tile < at->end) {
+            at->judged::get()->lists = find_lists(p, item, at->head, tile * Q_ROWS);
+            is.seen = is.seen && (at->judged::get()->lists & all_hidden) != all_hidden;
+            is.full = is.full && (at->judged::get()->lists & all_whole) == all_whole;
+        }
         if (p->shape.flags & FLAG_DETERMINISTIC && tile < at->end) is.full = is.full && is.seen, is.seen = true;
         at->from = at->ahead, at->ahead += 32;
         at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
+        at->judged::get()->inside = __ballot_sync(~0u, is.inside && is.clear && inside);
     }
     int bit = __ffs(at->seen) - 1;
     info->head = at->head, info->row0 = (at->from + bit) * Q_ROWS;
-    info->masked = !(at->full >> bit & 1);
+    u32 of_lists = __shfl_sync(~0u, at->judged::get()->lists, bit);
+    info->masked = 0;
+    if (!(at->full >> bit & 1)) {
+        if (!(at->judged::get()->inside >> bit & 1)) info->masked |= BY_RANGES;
+        if (p->shape.flags & FLAG_BITS && inside) info->masked |= BY_BITS;
+        if (lists) info->masked |= of_lists;
+    }
     info->dq.rank = (seq->len_kv - 1) / config::kv_rows - item->key0 / config::kv_rows;
     at->seen &= at->seen - 1;
     return true;

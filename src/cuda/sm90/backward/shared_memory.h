@@ -69,8 +69,12 @@ enum { FIRST_TO_ADD = 1, LAST_TO_ADD = 2 };
 typedef struct q_tile_info {
     int row0, head;
     dq_info dq;
-    int masked, last; /* some pair is hidden; no Q tile of the work item follows */
+    int masked, last; /* what hides pairs, if something does; no Q tile of the work item follows */
 } q_tile_info;
+
+/* What hides pairs of a Q tile. By ranges: by intervals, too, and by block lists where its rows or a warpgroup's keys
+ * are several blocks'. HIDDEN << w: lists hide all from the keys of warpgroup w. WHOLE << w: no bits do. */
+enum { BY_RANGES = 1, BY_BITS = 2, HIDDEN = 4, WHOLE = 16 };
 
 /* ---- barriers ------------------------------------------------------------------------------------ */
 

@@ -27,6 +27,21 @@ template <class yes, class no> struct choice<false, yes, no> {
     using type = no;
 };
 
+/* Members that only some variants have. */
+template <class type, int count> struct members {
+    type value[count];
+    INLINE type *get() const
+    {
+        return (type *)value;
+    }
+};
+template <class type> struct members<type, 0> {
+    INLINE type *get() const
+    {
+        return NULL;
+    }
+};
+
 /* Row and column of fragment element i in the thread's warpgroup. */
 #define fragment_row_of(thread, i) ((thread) % 128 / 32 * 16 + (thread) % 32 / 4 + (i) / 2 % 2 * 8)
 #define fragment_row(i) fragment_row_of((int)threadIdx.x, i)

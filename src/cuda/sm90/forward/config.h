@@ -25,6 +25,9 @@ struct config {
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool general = ATTN_MASK == GENERAL, score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
 
+    /* Block lists are told to consumers by KV tile, where registers suffice for that. */
+    static constexpr bool tells_blocks = general && !(score_mod && dim > 128);
+
     /* What is changed always, and nothing else: nothing of it is asked when running. */
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
     static constexpr bool bias = ATTN_SCORE == BIAS;

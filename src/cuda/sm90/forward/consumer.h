@@ -13,12 +13,16 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
-struct consumer {
+/* GENERAL: what load_row_bits has loaded of a tile masked by bits, two words, and the warpgroup's of tile_blocks. */
+enum { ROW_BITS = 0, ROW_BLOCKS = 2 };
+using row_words = members<u32, config::general ? 3 : 0>;
+
+struct consumer : row_words {
     int warpgroup, items; /* items: whose last S is computed */
     pipeline_state q, kv;
     int left, key0;       /* KV tiles whose S is to come (GENERAL: 2 for several); first key of the last one scored */
     int masked;           /* GENERAL: kv_tile_info.masked */
-    int unmasked;         /* GENERAL: kv_tile_info.unmasked_ahead; CAUSAL: kv_range.unmasked_end */
+    int unmasked;         /* GENERAL: kv_tile_info.inside_ahead; CAUSAL: kv_range.unmasked_end */
     work_tile_info *info; /* if not config::drains: info_of() */
     softmax m;
     score_special special;

@@ -124,12 +124,15 @@ DEVICE void multiply(const attn_sm90_params *p, const shared *s, consumer *c, co
     add_sums(&c->m, sum);
 }
 
-/* From the S of a KV tile to the S of the next, where neither has a hidden pair nor ends its item. */
+/* From the S of a KV tile to the S of the next, where neither has a hidden pair, but by bits and block lists, nor ends
+ * its item. */
 DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float *next,
                              float *o)
 {
     wait_full(s, K, c->kv);
     u32 k = k_address(s, c->kv.index);
+    if constexpr (config::general)
+        if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::load_mask(p, s, c, c->info);
     multiply(p, s, c, score, next, o, config::dropout ? c->key0 : 0, k, k + config::k_tile::bytes);
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
@@ -140,6 +143,8 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
         if constexpr (config::bias) begin_bias(p, s, c, c->kv), add_bias<false>(p, &c->special, next);
         count_scored(s, c);
     }
+    if constexpr (config::general)
+        if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::hide_inside(c, next);
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
     wgmma_wait(0); /* for PV */
     pin_floats(o, config::dim_v / 2);
@@ -161,7 +166,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         more = mask::has_keys(s, c);
         if (more) skip_to_first_tile(s, c);
     }
-    if (config::general && more) general_mask::load_info(s, c);
+    if (config::general && more) general_mask::load_info(p, s, c, last ? next_info(s, c) : c->info);
     u32 v = valid_v(s, c, stage, hidden, valid);
     multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
 
@@ -242,7 +247,7 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     int stage = c->kv.index;
     wait_full(s, K, c->kv);
     skip_to_first_tile(s, c);
-    if (config::general) general_mask::load_info(s, c);
+    if (config::general) general_mask::load_info(p, s, c, c->info);
     u32 q = q_address(s, c), k = k_address(s, c->kv.index);
     wgmma_fence();
 #pragma unroll
@@ -268,7 +273,7 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
 
 DEVICE void consume_interleaved(const attn_sm90_params *p, const shared *s)
 {
-    consumer c = { (int)threadIdx.x / 128 - 1 };
+    consumer c = { {}, (int)threadIdx.x / 128 - 1 };
     for (bool v_left = false; next_interleaved_item(p, s, &c, v_left); v_left = !config::drains)
         attend_items(p, s, &c);
 }

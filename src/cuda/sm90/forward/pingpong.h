@@ -166,7 +166,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 /* The first warpgroup has the first turn, and takes the last, which nobody uses. */
 DEVICE void consume_pingpong(const attn_sm90_params *p, const shared *s)
 {
-    consumer c = { (int)threadIdx.x / 128 - 1 };
+    consumer c = { {}, (int)threadIdx.x / 128 - 1 };
     if (c.warpgroup == 1 && !config::one_byte) pass_turn(&c);
     while (next_pingpong_item(p, s, &c))
         attend(p, s, &c);

@@ -29,21 +29,6 @@ struct kv_range {
     int unmasked_end; /* before it all rows see every key that a window's left bound leaves them */
 };
 
-/* Members that only some variants have. */
-template <class type, int count> struct members {
-    type value[count];
-    INLINE type *get() const
-    {
-        return (type *)value;
-    }
-};
-template <class type> struct members<type, 0> {
-    INLINE type *get() const
-    {
-        return NULL;
-    }
-};
-
 /* What consumers want to know of a work item, computed by the scheduler warp, which has the time. */
 struct work_tile {
     work_item w;
@@ -51,17 +36,27 @@ struct work_tile {
 };
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
 using kv_ranges = members<kv_range, config::general ? 0 : config::consumers>;
+using first_bits = members<const unsigned char *, config::general>; /* of that row, without PackGQA */
 using scale_members = members<item_scales, config::one_byte>;
 
-struct work_tile_info : work_tile, output_address, kv_ranges, scale_members {
+struct work_tile_info : work_tile, output_address, kv_ranges, first_bits, scale_members {
 };
 
-/* GENERAL: what consumers want to know of a KV tile. */
-enum { UNMASKED, MASKED, MASKED_BY_INTERVALS };
+/* GENERAL: what block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
+ * whole, not only where bits are set. */
+struct tile_blocks {
+    u32 of[2];
+};
+
+/* GENERAL: what consumers want to know of a KV tile. By ranges: by block lists, too, where rows of a warpgroup have
+ * several. */
+enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4, BY_BLOCKS = 8 };
 struct kv_tile_info {
     int key0;
-    int masked, last;   /* which pairs are hidden; no tile follows */
-    int unmasked_ahead; /* unmasked tiles that follow, up to one after which another follows */
+    int masked, last; /* what hides pairs, if something does; no tile follows */
+    int inside_ahead; /* tiles that follow of which bits and block lists alone hide pairs, up to one after which another
+                       * follows */
+    tile_blocks blocks; /* by block lists, else zeros */
 };
 
 /* Pipelines of K, of V and of a bias; without ping-pong all are one. */

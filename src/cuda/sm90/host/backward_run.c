@@ -35,10 +35,16 @@ static void bind(const attn_cuda_call *c, attn_sm90_backward_params *p)
 }
 
 /* Rows of a gradient are of whole 16 bytes, of 16-bit elements. */
-static bool is_wide(const attn_sm90_backward_params *p, const void *gradient, const long long stride[3], int dim)
+static bool is_wide(const attn_desc *d, const void *gradient, const long long stride[3], int dim)
 {
     long long elements = dim | stride[0] | stride[1] | stride[2];
-    return !(p->common.shape.flags & ATTN_OUT_F32) && !(elements % 8) && !((uintptr_t)gradient % 16);
+    return attn_grad_dtype(d) != ATTN_F32 && !(elements % 8) && !((uintptr_t)gradient % 16);
+}
+
+/* Flags of kernels that store gradients, and read neither o nor grad_o but by TMA. */
+static unsigned flags_of_gradients(const attn_desc *d)
+{
+    return d->flags | (d->grad_dtype ? (unsigned)(ATTN_OUT_F32 | ATTN_CUDA_GRADIENTS_F32) : 0);
 }
 
 /* The dQ postprocess becomes a kernel of its own: the plan did not know the address. */
@@ -55,8 +61,8 @@ static void bind_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
     const attn_sm90_backward_plan *l = plan_of(c);
     const attn_desc *d = &c->plan->desc;
     if (l->base.copied[ATTN_SM90_GRAD_O]) p->grad_o_copy = attn_cuda_at(c, l->base.copies[ATTN_SM90_GRAD_O]);
-    p->stores_wide = is_wide(p, p->grad.k, p->grad.k_stride, p->common.shape.dim_qk) &&
-                     is_wide(p, p->grad.v, p->grad.v_stride, p->common.shape.dim_v);
+    p->stores_wide = is_wide(d, p->grad.k, p->grad.k_stride, p->common.shape.dim_qk) &&
+                     is_wide(d, p->grad.v, p->grad.v_stride, p->common.shape.dim_v);
     if (p->schedule.postprocess_items && (uintptr_t)p->grad.q % 16) fuse_no_postprocess(p);
     p->dq_accumulator = attn_cuda_at(c, l->dq_accumulator);
     if (p->schedule.splits > 1 || p->schedule.stream_k_items) {
@@ -96,7 +102,7 @@ static attn_status postprocess_dq(const attn_cuda_call *c, const attn_sm90_backw
                                        .dim_pitch = c->cuda->chosen.kernel->dim,
                                        .dim = p->common.shape.dim_qk,
                                        .scale = d->scale,
-                                       .flags = d->flags,
+                                       .flags = flags_of_gradients(d),
                                        .cu_lens = p->common.shape.cu_lens_q,
                                        .lens = p->common.shape.lens_q };
     for (int i = 0; i < 3; i++)
@@ -123,7 +129,7 @@ static attn_sm90_postprocess_params dkv_of(const attn_cuda_call *c, const attn_s
         .dim_pitch = pitch,
         .dim = values ? p->common.shape.dim_v : p->common.shape.dim_qk,
         .scale = values ? (float)kept : d->scale,
-        .flags = d->flags,
+        .flags = flags_of_gradients(d),
         .cu_lens = p->common.shape.cu_lens_kv,
         .lens = p->common.shape.lens_kv
     };
@@ -155,10 +161,10 @@ static attn_status merge_dkv(const attn_cuda_call *c, const attn_sm90_backward_p
 }
 
 /* The fallback kernels' parameters. */
-static attn_cuda_backward_params fallback_of(const attn_sm90_backward_params *p)
+static attn_cuda_backward_params fallback_of(const attn_desc *d, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    return (attn_cuda_backward_params){
+    attn_cuda_backward_params f = {
         .common = { .shape = c->shape, .mask = c->mask, .score = c->score, .tensors = c->tensors, .seeds = c->seeds },
         .grad = p->grad,
         .stats = p->stats,
@@ -166,6 +172,8 @@ static attn_cuda_backward_params fallback_of(const attn_sm90_backward_params *p)
         .alibi_count = p->alibi_count,
         .alibi_parts = p->alibi_parts
     };
+    f.common.shape.flags = d->flags | (d->grad_dtype ? (unsigned)ATTN_CUDA_GRADIENTS_F32 : 0);
+    return f;
 }
 
 static attn_status run_bias(const attn_cuda_call *c, attn_cuda_backward_params p)
@@ -204,7 +212,7 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
 {
     const attn_desc *d = &c->plan->desc;
     p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS);
-    attn_cuda_backward_params f = fallback_of(p);
+    attn_cuda_backward_params f = fallback_of(d, p);
     attn_status status = preprocess(c, p);
     if (!status)
         status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", plan_of(c)->base.fallback.function,
@@ -227,12 +235,13 @@ static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_param
     if (!status && p->grad.bias)
         status = attn_cuda_clear(c, p->grad.bias, (size_t)attn_bias_count(d) * sizeof *p->grad.bias);
     if (!status) status = preprocess(c, p);
+    p->common.shape.flags = flags_of_gradients(d);
     if (!status) status = attn_cuda_launch_variant(c, plan_of(c)->base.variant, p->schedule.grid, p);
     if (!status && !attn_sm90_finalises_dq(&p->schedule) && !p->schedule.postprocess_items)
         status = postprocess_dq(c, p);
     if (!status && p->schedule.splits > 1) status = postprocess_dkv(c, p);
     if (!status && p->schedule.stream_k_items) status = merge_dkv(c, p);
-    if (!status && bias_after) status = run_bias(c, fallback_of(p));
+    if (!status && bias_after) status = run_bias(c, fallback_of(d, p));
     return status;
 }
 

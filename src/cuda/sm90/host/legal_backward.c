@@ -25,7 +25,7 @@ const char *attn_sm90_not_head_persistent(const attn_sm90_backward_problem *p)
 const char *attn_sm90_not_fused(const attn_sm90_backward_problem *p)
 {
     const attn_desc *d = p->desc;
-    bool wide = attn_out_dtype(d) != ATTN_F32 && d->dim_qk % 8 == 0;
+    bool wide = attn_grad_dtype(d) != ATTN_F32 && d->dim_qk % 8 == 0;
     for (int i = 0; i < 3; i++)
         wide = wide && d->grad_q_stride[i] % 8 == 0;
     if (!wide) return "dq-postprocess=fused: rows of grad_q are not of whole 16 bytes, or f32";

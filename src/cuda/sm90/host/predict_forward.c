@@ -132,12 +132,14 @@ static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
     return (double)attn_mask_edges(d) * (double)(rows + keys - common(rows, keys)) / 2;
 }
 
-/* Keys of the tiles that a block of a list is in, by the block's: which blocks are listed the device alone knows, and
- * few are. */
+/* Keys of the tiles that have a listed block, by those of such blocks: which are listed the device alone knows. One in
+ * four is taken to be, at random; a tile has `blocks` of them in the mean. */
 static double block_share(const attn_desc *d, int64_t keys)
 {
-    double block = (double)d->block_keys;
-    return d->flags & ATTN_BLOCKS ? (block + (double)(keys - common(d->block_keys, keys))) / block : 1;
+    const double listed = 0.25, block = (double)d->block_keys;
+    if (!(d->flags & ATTN_BLOCKS)) return 1;
+    double blocks = (block + (double)(keys - common(d->block_keys, keys))) / block;
+    return (1 - pow(1 - listed, blocks)) / listed;
 }
 
 /* Combining splits of so many outputs: a launch, and what it reads. */
