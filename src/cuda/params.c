@@ -75,21 +75,6 @@ static void fill_cache(const attn_desc *d, attn_cuda_kv_cache *c)
     };
 }
 
-static attn_cuda_scale scale_of(const int64_t stride[4], int64_t rows, bool of_kv_heads)
-{
-    attn_cuda_scale s = { .rows = (int)rows, .of_kv_heads = of_kv_heads };
-    for (int i = 0; i < 4; i++)
-        s.stride[i] = stride[i];
-    return s;
-}
-
-static void fill_scales(const attn_desc *d, attn_cuda_scales *s)
-{
-    s->q = scale_of(d->q_scale_stride, d->q_scale_rows, d->q_scale_heads == d->heads_kv);
-    s->k = scale_of(d->k_scale_stride, d->k_scale_rows, true);
-    s->v = scale_of(d->v_scale_stride, d->v_scale_rows, true);
-}
-
 void attn_cuda_fill(const attn_desc *d, int kv_tile, attn_cuda_params *p)
 {
     fill_shape(d, &p->shape);
@@ -97,7 +82,6 @@ void attn_cuda_fill(const attn_desc *d, int kv_tile, attn_cuda_params *p)
     fill_score(d, &p->score);
     fill_tensors(d, &p->tensors);
     fill_cache(d, &p->cache);
-    fill_scales(d, &p->scales);
 }
 
 attn_cuda_divisor attn_cuda_divisor_of(int64_t d)
@@ -161,11 +145,23 @@ static void bind_cache(const attn_desc *d, const attn_args *a, attn_cuda_kv_cach
         c->table.ids = a->page_table, c->table.starts = a->page_starts, c->table.fault = a->fault;
 }
 
-static void bind_scales(const attn_desc *d, const attn_args *a, attn_cuda_scales *s)
+static attn_cuda_scale scale_of(const float *at, const int64_t stride[4], int64_t rows, bool of_kv_heads)
 {
-    if (d->flags & ATTN_SCALES_Q) s->q.at = a->q_scale;
-    if (d->flags & ATTN_SCALES_KV) s->k.at = a->k_scale, s->v.at = a->v_scale;
-    if (attn_out_dtype(d) == ATTN_E4M3) s->o = a->o_scale;
+    attn_cuda_scale s = { .at = at, .rows = (int)rows, .of_kv_heads = of_kv_heads };
+    for (int i = 0; i < 4; i++)
+        s.stride[i] = stride[i];
+    return s;
+}
+
+attn_cuda_scales attn_cuda_scales_of(const attn_desc *d, const attn_args *a)
+{
+    bool q = d->flags & ATTN_SCALES_Q, kv = d->flags & ATTN_SCALES_KV;
+    return (attn_cuda_scales){
+        .q = scale_of(q ? a->q_scale : NULL, d->q_scale_stride, d->q_scale_rows, d->q_scale_heads == d->heads_kv),
+        .k = scale_of(kv ? a->k_scale : NULL, d->k_scale_stride, d->k_scale_rows, true),
+        .v = scale_of(kv ? a->v_scale : NULL, d->v_scale_stride, d->v_scale_rows, true),
+        .o = attn_out_dtype(d) == ATTN_E4M3 ? a->o_scale : NULL,
+    };
 }
 
 void attn_cuda_bind(const attn_desc *d, const attn_args *a, attn_cuda_params *p)
@@ -174,7 +170,6 @@ void attn_cuda_bind(const attn_desc *d, const attn_args *a, attn_cuda_params *p)
     bind_mask(d, a, &p->mask);
     bind_score(d, a, &p->score, &p->seeds);
     bind_cache(d, a, &p->cache);
-    bind_scales(d, a, &p->scales);
     if (a->kv_layout) p->shape.len_kv = (int)d->len_kv, fill_tensors(d, &p->tensors);
     p->tensors.q = a->q, p->tensors.k = a->k, p->tensors.v = a->v;
 }

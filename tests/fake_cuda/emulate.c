@@ -92,12 +92,7 @@ static void take_scores(const attn_cuda_params *p, attn_desc *d, attn_args *a)
 attn_cuda_params fake_common(const attn_sm90_params *p)
 {
     return (attn_cuda_params){
-        .shape = p->shape,
-        .mask = p->mask,
-        .score = p->score,
-        .tensors = p->tensors,
-        .seeds = p->seeds,
-        .scales = p->scales,
+        .shape = p->shape, .mask = p->mask, .score = p->score, .tensors = p->tensors, .seeds = p->seeds
     };
 }
 
@@ -109,14 +104,19 @@ static const float *take_scale(const attn_cuda_scale *from, int64_t *rows, int64
     return from->at;
 }
 
-static void take_scales(const attn_cuda_params *p, attn_desc *d, attn_args *a)
+static void take_scales(const attn_cuda_scales *s, attn_desc *d, attn_args *a)
 {
-    a->q_scale = take_scale(&p->scales.q, &d->q_scale_rows, d->q_scale_stride);
-    a->k_scale = take_scale(&p->scales.k, &d->k_scale_rows, d->k_scale_stride);
-    a->v_scale = take_scale(&p->scales.v, &d->v_scale_rows, d->v_scale_stride);
-    a->o_scale = p->scales.o;
-    if (d->flags & ATTN_SCALES_Q) d->q_scale_heads = p->scales.q.of_kv_heads ? d->heads_kv : d->heads_q;
-    d->out_dtype = (attn_dtype)p->shape.out_dtype;
+    a->q_scale = take_scale(&s->q, &d->q_scale_rows, d->q_scale_stride);
+    a->k_scale = take_scale(&s->k, &d->k_scale_rows, d->k_scale_stride);
+    a->v_scale = take_scale(&s->v, &d->v_scale_rows, d->v_scale_stride);
+    a->o_scale = s->o;
+    if (d->flags & ATTN_SCALES_Q) d->q_scale_heads = s->q.of_kv_heads ? d->heads_kv : d->heads_q;
+}
+
+/* Those of a variant, which begins with p. */
+static const attn_cuda_scales *scales_of(const attn_sm90_params *p)
+{
+    return &((const attn_sm90_scaled_params *)(const void *)p)->scales;
 }
 
 void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
@@ -151,7 +151,7 @@ void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_a
     d->o_stride[3] = 1;
     take_masks(p, d, a);
     take_scores(p, d, a);
-    if (dtype == ATTN_E4M3) take_scales(p, d, a);
+    if (dtype == ATTN_E4M3) d->out_dtype = (attn_dtype)p->shape.out_dtype;
 }
 
 bool fake_computes(void)
@@ -350,6 +350,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     attn_cuda_params common = fake_common(p);
     const attn_sm90_cached_params *cached = (const attn_sm90_cached_params *)(const void *)p;
     fake_take(&common, k->dtype, &d, &a);
+    if (k->dtype == ATTN_E4M3) take_scales(scales_of(p), &d, &a);
     if (k->paged) take_cache(&cached->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     if (k->paged) check_pages(symbol, k, cached, &d, &a);
@@ -391,6 +392,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     memcpy(&q, &p->q_map, sizeof q); /* which alone knows E4M3: the kernel is named by o's type */
     attn_dtype dtype = q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? ATTN_E4M3 : fake_dtype_of(symbol);
     fake_take(&common, dtype, &d, &a);
+    if (dtype == ATTN_E4M3) take_scales(scales_of(p), &d, &a);
     memcpy(&keys, &p->k_map, sizeof keys);
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
@@ -430,6 +432,7 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
     fake_expect(config->gridDimY == (unsigned)p->shape.heads_q && config->gridDimZ == (unsigned)p->shape.batch, symbol,
                 "grid");
     fake_take(p, k->dtype, &d, &a);
+    if (k->dtype == ATTN_E4M3) take_scales(&((const attn_cuda_scaled_params *)(const void *)p)->scales, &d, &a);
     fake_take_tensors(p, &d, &a);
     take_cache(&p->cache, &d, &a);
     fake_compute(symbol, &d, &a);
@@ -525,7 +528,11 @@ size_t fake_params_size(const char *symbol, const void *params)
     if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
-    if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_params);
+    if (k && k->form != ATTN_CUDA_FORWARD)
+        return k->dtype == ATTN_E4M3 ? sizeof(attn_cuda_scaled_params) : sizeof(attn_cuda_params);
+    fake_map q;
+    memcpy(&q, &p->q_map, sizeof q);
+    if (q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8) return sizeof(attn_sm90_scaled_params);
     if (k && k->needs & ATTN_BIAS) return sizeof(attn_sm90_bias_params);
     return p->shape.flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
 }

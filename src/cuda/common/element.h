@@ -41,17 +41,23 @@ DEVICE float load_half(int dtype, const void *x, long long i)
 
 DEVICE float load_element(int dtype, const void *x, long long i)
 {
-    if (dtype == E4M3) return e4m3_to_float(((const unsigned char *)x)[i]);
     return dtype == F32 ? ((const float *)x)[i] : load_half(dtype, x, i);
+}
+
+/* An element of q, k or v. */
+template <int dtype> DEVICE float load_input(const void *x, long long i)
+{
+    if constexpr (dtype == E4M3)
+        return e4m3_to_float(((const unsigned char *)x)[i]);
+    else
+        return load_element(dtype, x, i);
 }
 
 DEVICE void store_element(int dtype, void *to, long long at, float x)
 {
-    EXPECT(dtype == F32 || dtype == F16 || dtype == BF16 || dtype == E4M3);
+    EXPECT(dtype == F32 || dtype == F16 || dtype == BF16);
     if (dtype == F32)
         ((float *)to)[at] = x;
-    else if (dtype == E4M3)
-        ((unsigned char *)to)[at] = (unsigned char)pack_e4m3(x, 0, 0, 0);
     else
         ((unsigned short *)to)[at] = dtype == BF16 ? float_to_bf16(x) : float_to_half(x);
 }
@@ -60,7 +66,14 @@ DEVICE void store_element(int dtype, void *to, long long at, float x)
 template <int dtype> DEVICE void store_output(const attn_cuda_shape *shape, long long at, float x)
 {
     static_assert(element<dtype>::bytes, "a dtype that kernels know");
-    store_element(dtype == E4M3 ? shape->out_dtype : shape->flags & FLAG_OUT_F32 ? F32 : dtype, shape->o, at, x);
+    if constexpr (dtype == E4M3) {
+        if (shape->out_dtype == E4M3)
+            ((unsigned char *)shape->o)[at] = (unsigned char)pack_e4m3(x, 0, 0, 0);
+        else
+            store_element(shape->out_dtype, shape->o, at, x);
+    } else {
+        store_element(shape->flags & FLAG_OUT_F32 ? F32 : dtype, shape->o, at, x);
+    }
 }
 
 #endif

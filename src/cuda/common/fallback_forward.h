@@ -45,10 +45,16 @@ DEVICE long long shared_place(key_place at, const long long *stride, int from)
     return __shfl_sync(~0u, at.plane, from) * stride[0] + __shfl_sync(~0u, at.row, from) * stride[1];
 }
 
+DEVICE const attn_cuda_scales *scales_of(const attn_cuda_params *p)
+{
+    return &((const attn_cuda_scaled_params *)p)->scales;
+}
+
 /* E4M3: the scales of a row of q, and of a key; the key's place is a page's slot with ATTN_PAGED. */
 DEVICE float q_scale_of(const attn_cuda_params *p, const fallback_row *w)
 {
-    return scale_at(&p->scales.q, w->batch, w->row, p->scales.q.of_kv_heads ? w->kv_head : w->head, 0);
+    const attn_cuda_scale *q = &scales_of(p)->q;
+    return scale_at(q, w->batch, w->row, q->of_kv_heads ? w->kv_head : w->head, 0);
 }
 
 DEVICE float key_scale_of(const attn_cuda_params *p, const attn_cuda_scale *s, const fallback_row *w, key_place at,
@@ -56,6 +62,15 @@ DEVICE float key_scale_of(const attn_cuda_params *p, const attn_cuda_scale *s, c
 {
     bool in_page = p->shape.flags & FLAG_PAGED && s->rows;
     return scale_at(s, in_page ? at.plane : w->batch, in_page ? at.row : key, w->kv_head, dim);
+}
+
+/* Column col of the value at `at` in memory. */
+template <int dtype>
+DEVICE float value_of(const attn_cuda_params *p, const fallback_row *w, key_place place, int key, long long at, int col)
+{
+    float x = load_input<dtype>(p->tensors.v, at + col);
+    if constexpr (dtype == E4M3) x *= key_scale_of(p, &scales_of(p)->v, w, place, key, col);
+    return x;
 }
 
 template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
@@ -84,9 +99,9 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
             long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + w.kv_head * in->k_stride[2];
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
-                score = fmaf(load_element(dtype, in->q, q + i), load_element(dtype, in->k, k + i), score);
+                score = fmaf(load_input<dtype>(in->q, q + i), load_input<dtype>(in->k, k + i), score);
             if constexpr (dtype == E4M3)
-                score *= q_scale_of(params, &w) * key_scale_of(params, &params->scales.k, &w, place, key, 0);
+                score *= q_scale_of(params, &w) * key_scale_of(params, &scales_of(params)->k, &w, place, key, 0);
             score = score_of_pair(p, &params->score, batch, head, row, key, t, score).score * LOG2_E;
         }
         u32 some = __ballot_sync(~0u, seen);
@@ -107,13 +122,9 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
             if constexpr (dtype == E4M3)
                 there.plane = __shfl_sync(~0u, place.plane, from), there.row = __shfl_sync(~0u, place.row, from);
 #pragma unroll
-            for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++) {
-                int col = lane + 32 * i;
-                if (col >= p->dim_v) continue;
-                float x = load_element(dtype, in->v, v + col);
-                if constexpr (dtype == E4M3) x *= key_scale_of(params, &params->scales.v, &w, there, key0 + from, col);
-                out[i] = fmaf(share, x, out[i]);
-            }
+            for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
+                if (lane + 32 * i < p->dim_v)
+                    out[i] = fmaf(share, value_of<dtype>(params, &w, there, key0 + from, v, lane + 32 * i), out[i]);
         }
     }
 
@@ -121,7 +132,8 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
     float sink = p->sink ? p->sink[head] * LOG2_E : -INFINITE, top = fmaxf(max, sink), alpha = 1;
     if (top > -INFINITE) alpha = exp2_approx(max - top), sum = sum * alpha + exp2_approx(sink - top);
     float factor = sum == 0 ? 0 : alpha / sum * dropout_factor(p, &params->score);
-    if (dtype == E4M3 && params->scales.o) factor /= *params->scales.o;
+    if constexpr (dtype == E4M3)
+        if (scales_of(params)->o) factor /= *scales_of(params)->o;
     long long o = plane * p->o_stride[0] + (w.start_q + row) * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
     for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)

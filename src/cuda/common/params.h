@@ -134,8 +134,13 @@ typedef struct attn_cuda_params {
     attn_cuda_tensors tensors;
     attn_cuda_seeds seeds;
     attn_cuda_kv_cache cache;
-    attn_cuda_scales scales;
 } attn_cuda_params;
+
+/* Of a kernel whose q is E4M3. */
+typedef struct attn_cuda_scaled_params {
+    attn_cuda_params common;
+    attn_cuda_scales scales;
+} attn_cuda_scaled_params;
 
 /* ---- backward ------------------------------------------------------------------------------ */
 

@@ -14,7 +14,7 @@ struct item_scales {
 /* A factor of 0, of an empty head, would make NaN of what a mask hides; one as small as this gives the same weights. */
 DEVICE item_scales scales_of(const attn_sm90_params *p, const work_item *w)
 {
-    const attn_cuda_scales *s = &p->scales;
+    const attn_cuda_scales *s = &((const attn_sm90_scaled_params *)p)->scales;
     float score = p->shape.scale * scale_at(&s->q, w->batch, 0, s->q.of_kv_heads ? w->kv_head : w->head, 0) *
                   scale_at(&s->k, w->batch, 0, w->kv_head, 0);
     if (fabsf(score) < 0x1p-100f) score = copysignf(0x1p-100f, score);

@@ -94,6 +94,7 @@ static bool leaves_parts(const attn_cuda_call *c, const attn_sm90_params *p)
 typedef union variant_params {
     attn_sm90_params common;
     attn_sm90_cached_params cached;
+    attn_sm90_scaled_params scaled;
     attn_sm90_bias_params biased;
 } variant_params;
 
@@ -126,6 +127,7 @@ static attn_status run(const attn_cuda_call *c)
     variant_params p = { .common = plan->params };
     attn_sm90_take(&common, &p.common);
     if (plan->base.cuda.chosen.kernel->paged) p.cached.cache = common.cache;
+    if (d->dtype == ATTN_E4M3) p.scaled.scales = attn_cuda_scales_of(d, c->args);
     if (!attn_sm90_maps_bias(plan->base.cuda.chosen.kernel)) return run_variant(c, plan, &p);
     const attn_sm90_schedule *s = &p.common.schedule;
     p.biased.bias_map = plan->bias_map;

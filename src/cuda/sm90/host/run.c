@@ -6,7 +6,7 @@
 void attn_sm90_take(const attn_cuda_params *common, attn_sm90_params *p)
 {
     p->shape = common->shape, p->mask = common->mask, p->score = common->score;
-    p->tensors = common->tensors, p->seeds = common->seeds, p->scales = common->scales;
+    p->tensors = common->tensors, p->seeds = common->seeds;
 }
 
 attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsigned *counter)
