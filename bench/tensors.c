@@ -62,7 +62,8 @@ static attn_bench_tensors sizes(const attn_desc *desc)
     return (attn_bench_tensors){ .q_bytes = queries * desc->dim_qk,
                                  .k_bytes = keys * desc->dim_qk,
                                  .v_bytes = keys * desc->dim_v,
-                                 .o_bytes = queries * desc->dim_v };
+                                 .o_bytes = queries / attn_dtype_size(desc->dtype) *
+                                            attn_dtype_size(attn_out_dtype(desc)) * desc->dim_v };
 }
 
 int64_t attn_bench_tensors_bytes(const attn_desc *desc, attn_bench_pass pass)

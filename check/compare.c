@@ -37,7 +37,7 @@ static int choose_rows(const check_problem *problem, double share, check_row *ro
             for (int64_t i = 0; i < seq.len_q; i++) {
                 double likely = i == 0 || i == seq.len_q - 1 ? 1 : beside_edge(i, seq.len_q) ? 10 * share : share;
                 if ((double)check_below(&state, 1 << 20) >= likely * (1 << 20)) continue;
-                if (rows != NULL) rows[count] = (check_row){ b, h, i, 0 };
+                if (rows != NULL) rows[count] = (check_row){ b, h, i, 0, 0 };
                 count++;
             }
     }
@@ -96,6 +96,26 @@ static void all_rows_destroy(all_rows *all)
     free(all->naive);
 }
 
+/* The row where P is rounded once to E4M3, relative to the keys' maximum and at most 2^8, and all else is exact. score:
+ * the keys', as attn_ref_row leaves them. */
+static void floor_row(const check_problem *problem, const check_row *row, const double *score, float *o)
+{
+    const attn_desc *d = &problem->resolved;
+    int64_t keys = attn_sequence_of(d, &problem->args, row->batch).len_kv;
+    double max = -INFINITY, sums[ATTN_DIM_MOST] = { 0 }, v[ATTN_DIM_MOST];
+    for (int64_t key = 0; key < keys; key++)
+        max = fmax(max, score[key]);
+    for (int64_t key = 0; key < keys && max > -INFINITY; key++) {
+        double stored = check_rounded(ATTN_E4M3, 256 * exp(score[key] - max)) / 256;
+        if (stored == 0) continue;
+        attn_ref_values(d, &problem->args, row->batch, row->head, key, v);
+        for (int64_t i = 0; i < d->dim_v; i++)
+            sums[i] += stored * v[i];
+    }
+    for (int64_t i = 0; i < d->dim_v; i++) /* the LSE has the sink */
+        o[i] = max > -INFINITY ? (float)(sums[i] * exp(max - row->lse)) : 0;
+}
+
 /* A row of the reference, and unfused attention's. all: NULL, or where both stand; scratch: len_kv doubles. */
 static void compute_row(const check_problem *problem, const all_rows *all, check_row *row, double *o, float *naive,
                         void *scratch)
@@ -110,7 +130,12 @@ static void compute_row(const check_problem *problem, const all_rows *all, check
     }
     float naive_lse;
     attn_ref_row(desc, &problem->args, row->batch, row->head, row->row, o, &row->lse, scratch);
-    attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, naive, &naive_lse, scratch);
+    bool plain = attn_out_dtype(desc) != ATTN_E4M3 && !(desc->flags & ATTN_DROPOUT);
+    if (problem->options.rounds_p && desc->dtype == ATTN_E4M3 && plain) { /* which variants take */
+        row->lse_rounding = check_e4m3_lse_rounding(problem, row->batch, row->head, row->row, row->lse, scratch);
+        floor_row(problem, row, scratch, naive);
+    } else
+        attn_naive_row(desc, &problem->args, row->batch, row->head, row->row, naive, &naive_lse, scratch);
 }
 
 static double row_work(const attn_desc *desc)
@@ -229,7 +254,7 @@ static double compare_lse(const check_problem *problem, const check_reference *r
     for (int r = 0; r < reference->count && problem->args.lse; r++) {
         const check_row *row = &reference->rows[r];
         int64_t at = attn_lse_at(&problem->resolved, &problem->args, row->batch, row->head, row->row);
-        worst = fmax(worst, lse_error((double)problem->args.lse[at], row->lse, rounding));
+        worst = fmax(worst, lse_error((double)problem->args.lse[at], row->lse, rounding + row->lse_rounding));
     }
     return worst;
 }

@@ -5,7 +5,8 @@
  * rounding the scores once does to it, 2^-24 |LSE ref|, and, where an f32 output is of 16-bit inputs, 2^-17 |ref|:
  * where a row sees one key, unfused attention is exact; the root mean squares likewise. Where a problem has few rows,
  * naive is measured on further draws of it as well: with one or two rows it would be a matter of luck.
- * LSE within 2e-5 max(1, |LSE|), -inf exact. Where terms cancel, what rounding them does counts besides (rounding.h).
+ * LSE within 2e-5 max(1, |LSE|), -inf exact; of kernels that multiply E4M3 by tensor cores within that and what these
+ * cut off. Where terms cancel, what rounding them does counts besides (rounding.h).
  * With one-hot values what is hidden must be exactly 0. No row of a sequence may hold a NaN, and nothing else may have
  * been written.
  *
@@ -22,7 +23,7 @@
 
 typedef struct check_row {
     int64_t batch, head, row;
-    double lse;
+    double lse, lse_rounding; /* the latter of a kernel that multiplies bytes (rounding.h) */
 } check_row;
 
 /* A gradient as it should be, laid out as it is; NULL if it is not wanted. */

@@ -77,6 +77,7 @@ typedef struct check_options {
     bool fast;          /* elements from a table of normal numbers, which is drawn once */
     int shift;          /* bytes by which tensors on a GPU miss a boundary of 16; 0: every fourth seed's by 2 */
     uint64_t strides;   /* draws strides for each tensor in place of the layout's; 0: none */
+    bool rounds_p;      /* of a kernel that multiplies E4M3, and P rounded to it: a variant of that dtype on a GPU */
     check_by by;
     char strategy[ATTN_STRATEGY_TEXT]; /* words for attn_desc.strategy, by commas; "": none */
     uint64_t seed;

@@ -142,3 +142,28 @@ check_rounding check_rounding_of(const check_problem *problem)
                        [CHECK_GRAD_SINK] = summed_rounding(d, row, d->heads_q) }
     };
 }
+
+double check_e4m3_rounding(const double *product, int64_t n)
+{
+    double greatest = 0, sums = 0, sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        greatest = fmax(greatest, fabs(product[i])), sum += product[i];
+        if (i % 32 == 31 || i == n - 1) sums += fabs(sum), sum = 0;
+    }
+    return 0x1p-12 * sqrt((double)n) * fmax(greatest, sums);
+}
+
+double check_e4m3_lse_rounding(const check_problem *problem, int64_t batch, int64_t head, int64_t row, double lse,
+                               const double *score)
+{
+    const attn_desc *d = &problem->resolved;
+    int64_t keys = attn_sequence_of(d, &problem->args, batch).len_kv;
+    double product[ATTN_DIM_MOST], mean = 0;
+    for (int64_t key = 0; key < keys && lse > -INFINITY; key++) {
+        double weight = exp(score[key] - lse);
+        if (weight == 0) continue;
+        attn_ref_products(d, &problem->args, batch, head, row, key, product);
+        mean += weight * check_e4m3_rounding(product, d->dim_qk);
+    }
+    return mean * fabs((double)d->scale);
+}

@@ -12,4 +12,14 @@ typedef struct check_rounding {
 
 check_rounding check_rounding_of(const check_problem *problem);
 
+/* What Hopper's tensor cores may do to a sum of n products of E4M3: an instruction adds 32 of them and the sum so far,
+ * each cut to a multiple of 2^-13 of the greatest's power of two. What is cut off differs in sign, and n such errors
+ * add up as independent ones do, to 2^-13 sqrt(n / 3) of the greatest as a root mean square: this is 3.5 times that. */
+double check_e4m3_rounding(const double *product, int64_t n);
+
+/* What that does to the LSE of a row: its mean over the keys by their weights. score: the keys', as attn_ref_row leaves
+ * them. */
+double check_e4m3_lse_rounding(const check_problem *problem, int64_t batch, int64_t head, int64_t row, double lse,
+                               const double *score);
+
 #endif

@@ -96,6 +96,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         bool packed = desc->flags & ATTN_VARLEN && !(desc->flags & ATTN_PAGED);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || packed); /* rows and keys */
         if (cuda->paged && !(desc->flags & ATTN_PAGED)) return false;
+        if (attn_cuda_bytes_obstacle(cuda, desc)) return false;
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
                cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
@@ -235,8 +236,10 @@ static void run_form(check_sweep *sweep, int number, attn_form form, variant as)
                     form == ATTN_DECODE ? ATTN_DECODE_ROWS : INT64_MAX, &desc, &options);
     if (narrow && (desc.dtype != ATTN_F32 || number % 3 != 2)) return;
     if (narrow) desc.dtype = ATTN_BF16;
-    if (as == BYTES && (on_cuda || form == ATTN_GRADIENT || number % 3 != 1)) return;
+    if (as == BYTES && (form == ATTN_GRADIENT || number % 3 != 1)) return;
     if (as == BYTES) check_grid_bytes(number / 3, &desc);
+    if (as == BYTES && on_cuda && (desc.dtype != ATTN_E4M3 || attn_kv_dtype(&desc) != ATTN_E4M3)) return;
+    options.rounds_p = on_cuda && desc.dtype == ATTN_E4M3;
     if (on_cuda) check_leave_out_parts(&desc);
     if (on_cuda && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
         if (form != ATTN_GRADIENT) run_problem(sweep, number, &desc, &options, form, -1, narrow);
@@ -347,6 +350,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     fit(kernel, &desc);
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);
+    options.rounds_p = kernel->dtype == ATTN_E4M3 && attn_cuda_is_variant(kernel);
     if (kernel->form == ATTN_CUDA_DECODE) fit_decode(kernel, number, &desc, &options);
     if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
     if (kernel->needs & ATTN_BIAS) check_problem_fit_bias(&desc);

@@ -83,7 +83,7 @@ static attn_status parse_threads(const char *text, void *value)
 static attn_status parse_dtypes(const char *text, void *value)
 {
     attn_dtype dtype;
-    return parse_list(text, attn_parse_dtype, &dtype, take_dtype, value);
+    return parse_list(text, attn_parse_any_dtype, &dtype, take_dtype, value);
 }
 
 const char *attn_bench_peer_name(attn_bench_peer peer)
@@ -137,7 +137,7 @@ static attn_status parse_pause(const char *text, void *value)
 static const attn_option options[] = {
     { "suite", 0, "LIST", parse_suites, AT(suites), ATTN_BENCH_SUITES("\n") " (prefill)" },
     { "threads", 't', "LIST", parse_threads, AT(threads), "threads to measure with (1 and all processors)" },
-    { "dtype", 0, "LIST", parse_dtypes, AT(dtypes), "f32, f16, bf16 (f32; decode: all of them)" },
+    { "dtype", 0, "LIST", parse_dtypes, AT(dtypes), "f32, f16, bf16, e4m3 (f32; decode: all of them)" },
     { "kv-dtype", 0, "TYPE", attn_parse_bytes, AT(kv_dtype), "decode: keys and values of e4m3 or i8 under --dtype" },
     { "dim", 0, "LIST", parse_counts, AT(dims), "head dims (64,128; as the suite says)" },
     { "len", 0, "LIST", parse_counts, AT(lens), "rows and keys; decode: keys (as the suite says)" },

@@ -78,7 +78,8 @@ static const attn_command command = {
     sizeof options / sizeof *options,
     "A grid of problems in which every two settings of features, dtypes, sizes, layouts and data meet at least once.\n"
     "Errors are shown as a share of what is allowed: twice the error of unfused attention in the same precision, plus\n"
-    "twice the rounding of the output; 2e-5 relative for the LSE. SKIPPED: this machine or this build cannot run it.\n"
+    "twice the rounding of the output; 2e-5 relative for the LSE (of E4M3 on a GPU see docs/FP8.md). SKIPPED: this\n"
+    "machine or this build cannot run it.\n"
     "A third of each kernel's cases run once more by strategies that the planner would not take.\n"
     "Ends with 1 if a kernel fails, or if on the whole grid it took a strategy that it can take less than 3 times.\n"
     "The worst cases can be run alone: attn check --kernel NAME --case N.\n",

@@ -60,6 +60,8 @@ static void new_flags_are_refused(void **state)
     for (int i = 0; i < count; i++)
         for (int bit = 20; bit < 30; bit++) {
             const attn_cuda_kernel *k = &kernels[i];
+            bool scales = bit == 20 || bit == 21; /* of elements of a byte */
+            if (scales && k->dtype == ATTN_E4M3) continue;
             assert_non_null(attn_cuda_pass_of(k)); /* each form of the table has what plans and runs it */
             attn_desc desc = small();
             desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.dim_v = desc.dim_qk;

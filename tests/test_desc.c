@@ -231,7 +231,7 @@ static void elements_of_a_byte_are_checked(void **state)
     REFUSED(plain, INVALID, "ATTN_SCALES_KV needs k and v of one byte, not f32", d.flags |= ATTN_SCALES_KV);
     REFUSED(bytes, UNSUPPORTED, "k and v of e4m3 are computed forward only", d.direction = ATTN_BACKWARD);
     REFUSED(plain, UNSUPPORTED, "out_dtype = f16 is neither", d.direction = ATTN_BACKWARD, d.out_dtype = ATTN_F16);
-    REFUSED(bytes, UNSUPPORTED, "dtype = e4m3 is computed on the CPU alone", d.device = ATTN_CUDA);
+    ACCEPTED(bytes, d.device = ATTN_CUDA, d.out_dtype = ATTN_F16);
     REFUSED(plain, UNSUPPORTED, "kv_dtype = i8 is computed on the CPU alone", d.device = ATTN_CUDA,
             d.kv_dtype = ATTN_I8);
     REFUSED(plain, UNSUPPORTED, "out_dtype = f16 beside dtype = f32", d.device = ATTN_CUDA, d.out_dtype = ATTN_F16);

@@ -55,6 +55,12 @@ const attn_cuda_arch *const *attn_cuda_archs(int *count)
     return NULL;
 }
 
+const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    (void)kernel, (void)desc;
+    return NULL;
+}
+
 const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {
     (void)kernel, (void)desc;

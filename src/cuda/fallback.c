@@ -25,11 +25,13 @@ attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn
     return attn_cuda_load_dtype(context, problem->desc->dtype, stem, &f->function);
 }
 
-attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fallback_kernel *f, attn_cuda_params *p)
+attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fallback_kernel *f,
+                                   const attn_cuda_params *p)
 {
     const attn_desc *d = &c->plan->desc;
+    attn_cuda_scaled_params scaled = { *p, attn_cuda_scales_of(d, c->args) }; /* of which most kernels take the first */
     return attn_cuda_launch(c, "the fallback", f->function, attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
-                            d->heads_q, d->batch, 256, p);
+                            d->heads_q, d->batch, 256, &scaled);
 }
 
 void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *f, attn_text_buffer *words)

@@ -18,7 +18,7 @@ attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn
 
 /* params: bound. */
 attn_status attn_cuda_run_fallback(const attn_cuda_call *call, const attn_cuda_fallback_kernel *fallback,
-                                   attn_cuda_params *params);
+                                   const attn_cuda_params *params);
 
 /* The end of a sentence that begins with tensors. */
 void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *fallback, attn_text_buffer *words);

@@ -32,6 +32,15 @@ const attn_cuda_arch *const *attn_cuda_archs(int *count)
     return archs;
 }
 
+/* A variant has one factor for all scores of a work item, and one for its values. */
+const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
+{
+    if (!attn_cuda_is_variant(k)) return NULL;
+    if (d->q_scale_rows || d->k_scale_rows || d->v_scale_rows) return "it takes no scales of blocks of rows";
+    if (d->v_scale_stride[3]) return "it takes no scales of channels";
+    return attn_out_dtype(d) == ATTN_E4M3 ? "it does not store o as e4m3" : NULL;
+}
+
 bool attn_cuda_bias_is_even(const attn_desc *d)
 {
     const int64_t *extent = d->bias_extent, *stride = d->bias_stride, size = attn_dtype_size(d->dtype);
@@ -67,6 +76,8 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&
         (d->bias_extent[2] > GRID_MOST || d->bias_extent[0] * d->bias_extent[1] > GRID_MOST))
         return "rows of the bias, or its heads over the batch, are above the 65535 whose gradient it takes";
+    const char *scales = attn_cuda_bytes_obstacle(k, d);
+    if (scales) return scales;
     attn_shape shape = attn_shape_of(d);
     bool empty = shape.q[0] == 0 || shape.q[1] == 0 || shape.k[1] == 0;
     if (k->paged) empty = empty || d->len_kv == 0 || d->pages == 0;

@@ -29,6 +29,7 @@ static void fill_shape(const attn_desc *d, attn_cuda_shape *p)
     p->len_q = (int)d->len_q, p->len_kv = (int)d->len_kv, p->total_q = (int)d->total_q;
     p->dim_qk = (int)d->dim_qk, p->dim_v = (int)d->dim_v;
     p->scale = d->scale;
+    p->out_dtype = attn_out_dtype(d);
     for (int i = 0; i < 3; i++)
         p->o_stride[i] = d->o_stride[i];
 }
@@ -142,6 +143,25 @@ static void bind_cache(const attn_desc *d, const attn_args *a, attn_cuda_kv_cach
 {
     if (d->flags & ATTN_PAGED)
         c->table.ids = a->page_table, c->table.starts = a->page_starts, c->table.fault = a->fault;
+}
+
+static attn_cuda_scale scale_of(const float *at, const int64_t stride[4], int64_t rows, bool of_kv_heads)
+{
+    attn_cuda_scale s = { .at = at, .rows = (int)rows, .of_kv_heads = of_kv_heads };
+    for (int i = 0; i < 4; i++)
+        s.stride[i] = stride[i];
+    return s;
+}
+
+attn_cuda_scales attn_cuda_scales_of(const attn_desc *d, const attn_args *a)
+{
+    bool q = d->flags & ATTN_SCALES_Q, kv = d->flags & ATTN_SCALES_KV;
+    return (attn_cuda_scales){
+        .q = scale_of(q ? a->q_scale : NULL, d->q_scale_stride, d->q_scale_rows, d->q_scale_heads == d->heads_kv),
+        .k = scale_of(kv ? a->k_scale : NULL, d->k_scale_stride, d->k_scale_rows, true),
+        .v = scale_of(kv ? a->v_scale : NULL, d->v_scale_stride, d->v_scale_rows, true),
+        .o = attn_out_dtype(d) == ATTN_E4M3 ? a->o_scale : NULL,
+    };
 }
 
 void attn_cuda_bind(const attn_desc *d, const attn_args *a, attn_cuda_params *p)

@@ -15,6 +15,9 @@ void attn_cuda_fill(const attn_desc *desc, int kv_tile, attn_cuda_params *params
 /* A run's: output, tensors, tables and seeds. */
 void attn_cuda_bind(const attn_desc *desc, const attn_args *args, attn_cuda_params *params);
 
+/* Scales of elements of one byte. */
+attn_cuda_scales attn_cuda_scales_of(const attn_desc *desc, const attn_args *args);
+
 /* Whether o's rows are of whole 16 bytes, and begin at multiples of them if o does. */
 bool attn_cuda_o_is_even(const attn_desc *desc);
 

@@ -86,7 +86,7 @@ static inline uint8_t attn_float_to_e4m3(float x)
     X(ATTN_F16, "f16", 2, 10, ATTN_F32, true)   \
     X(ATTN_BF16, "bf16", 2, 7, ATTN_F32, true)  \
     X(ATTN_F64, "f64", 8, 52, ATTN_F64, false)  \
-    X(ATTN_E4M3, "e4m3", 1, 3, ATTN_F32, false) \
+    X(ATTN_E4M3, "e4m3", 1, 3, ATTN_F32, true)  \
     X(ATTN_I8, "i8", 1, 7, ATTN_F32, false)
 
 /* Bytes of an element; 0 of what is no dtype. */

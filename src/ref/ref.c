@@ -159,6 +159,21 @@ static attn_dtype score_dtype(const attn_desc *d)
 #undef gradient_row
 #undef gradients
 
+void attn_ref_values(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t key, double *v)
+{
+    load_value(desc, args, batch, head, key, v);
+}
+
+void attn_ref_products(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                       int64_t key, double *product)
+{
+    double k[ATTN_DIM_MOST];
+    load_query(desc, args, batch, head, row, product);
+    load_key(desc, args, batch, head, key, k);
+    for (int64_t i = 0; i < desc->dim_qk; i++)
+        product[i] *= k[i];
+}
+
 static float rounded_to(attn_dtype dtype, float x)
 {
     float stored; /* room for any type */

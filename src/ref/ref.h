@@ -18,6 +18,13 @@ void attn_ref_row(const attn_desc *desc, const attn_args *args, int64_t batch, i
 void attn_naive_row(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row, float *o,
                     float *lse, float *scratch);
 
+/* The values of a key for a query head, with their scales: v[dim_v]. */
+void attn_ref_values(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t key, double *v);
+
+/* What a score adds up: products of a row and a key with their scales, product[dim_qk]. */
+void attn_ref_products(const attn_desc *desc, const attn_args *args, int64_t batch, int64_t head, int64_t row,
+                       int64_t key, double *product);
+
 /* Gradients, laid out as the arguments of the same names (attn_args.grad_q ...), in the precision they are computed in.
  * bias, alibi and sink: NULL where they are not wanted. */
 typedef struct attn_ref_gradients {

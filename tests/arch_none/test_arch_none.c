@@ -9,11 +9,13 @@
 #define attn_cuda_kernels __wrap_attn_cuda_kernels
 #define attn_cuda_archs __wrap_attn_cuda_archs
 #define attn_cuda_obstacle other_obstacle
+#define attn_cuda_bytes_obstacle other_bytes_obstacle
 #define attn_cuda_bias_is_even other_bias_is_even
 const attn_cuda_kernel *attn_cuda_kernels(int *count);
 const attn_cuda_arch *const *attn_cuda_archs(int *count);
 const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc);
 bool attn_cuda_bias_is_even(const attn_desc *desc);
+const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc);
 #include "cuda/kernels.c"
 
 static tensors data;

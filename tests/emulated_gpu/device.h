@@ -17,7 +17,7 @@
 #define EXPECT(condition) ((condition) ? (void)0 : abort())
 #define INFINITE __int_as_float(0x7f800000)
 
-enum { F32 = 1, F16 = 2, BF16 = 3 };
+enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5 };
 
 DEVICE u32 shared_address(const void *pointer)
 {
@@ -301,6 +301,17 @@ DEVICE u32 pack_as(int dtype, float low, float high)
     EXPECT(dtype == F16 || dtype == BF16);
     return dtype == BF16 ? (u32)float_to_bf16(high) << 16 | float_to_bf16(low)
                          : (u32)float_to_half(high) << 16 | float_to_half(low);
+}
+
+DEVICE u32 pack_e4m3(float a, float b, float c, float d)
+{
+    return (u32)attn_float_to_e4m3(d) << 24 | (u32)attn_float_to_e4m3(c) << 16 | (u32)attn_float_to_e4m3(b) << 8 |
+           attn_float_to_e4m3(a);
+}
+
+DEVICE float e4m3_to_float(unsigned char x)
+{
+    return attn_e4m3_to_float(x);
 }
 
 DEVICE float half_to_float(unsigned short x)

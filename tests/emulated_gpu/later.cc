@@ -27,14 +27,14 @@ struct later {
 
 static std::vector<later> waiting;
 
-/* 16-byte pieces of a line of 128 bytes are permuted by the line's low three bits. */
-static uint32_t swizzled(uint32_t address)
+/* 16-byte pieces of a line of 128, 64 or 32 bytes are permuted by the low bits of what stands above 128 bytes. */
+static uint32_t swizzled(uint32_t address, uint32_t line)
 {
-    return address ^ (address >> 7 & 7) << 4;
+    return address ^ (address >> 7 & (line / 16 - 1)) << 4;
 }
 
 /* Where a line of a box lies in the tensor, from its first column on; NULL: outside of it. */
-static uint16_t *line_in_tensor(const later *l, uint32_t line)
+static unsigned char *line_in_tensor(const later *l, uint32_t line)
 {
     const fake_map *m = &l->map;
     int64_t y = l->at[1] + line % m->box[1], z = l->at[2] + line / m->box[1] % m->box[2];
@@ -44,7 +44,7 @@ static uint16_t *line_in_tensor(const later *l, uint32_t line)
         if (at[i] < 0 || at[i] >= (int64_t)m->extent[i + 1]) return nullptr;
         address += (uint64_t)at[i] * m->stride[i];
     }
-    return (uint16_t *)address;
+    return (unsigned char *)address;
 }
 
 static const void *source_of(const later *l)
@@ -52,22 +52,35 @@ static const void *source_of(const later *l)
     return l->data.empty() ? memory_at(l->by->home, l->to, l->bytes, 16) : l->data.data();
 }
 
-/* A box: lines of 64 elements. What is outside the tensor is read as zeros, and not written. */
+/* Bytes of an element, and of a box's line. */
+static uint32_t element_bytes(const fake_map *m)
+{
+    return m->type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
+}
+
+static uint32_t line_bytes(const fake_map *m)
+{
+    return m->box[0] * element_bytes(m);
+}
+
+/* A box: lines as long as the swizzle's. What is outside the tensor is read as zeros, and not written. */
 static void copy_tensor(const later *l)
 {
     bool writes = l->kind == STORE_TENSOR;
     const unsigned char *from = writes ? (const unsigned char *)source_of(l) : nullptr;
-    for (uint32_t line = 0; line < l->bytes / 128; line++) {
-        uint16_t *row = line_in_tensor(l, line);
-        for (uint32_t x = 0; x < 64; x++) {
+    uint32_t size = element_bytes(&l->map), length = line_bytes(&l->map);
+    for (uint32_t line = 0; line < l->bytes / length; line++) {
+        unsigned char *row = line_in_tensor(l, line);
+        for (uint32_t x = 0; x < l->map.box[0]; x++) {
             int64_t column = l->at[0] + (int64_t)x;
-            uint32_t at = swizzled(l->to + 128 * line + 2 * x);
+            uint32_t at = swizzled(l->to + length * line + size * x, length);
             bool inside = row && column >= 0 && column < (int64_t)l->map.extent[0];
             const uint16_t outside = 0;
             if (writes && inside)
-                memcpy(row + column, from + (at - l->to), 2);
+                memcpy(row + column * size, from + (at - l->to), size);
             else if (!writes)
-                memcpy(memory_at(l->by->home, at, 2, 2), inside ? row + column : &outside, 2);
+                memcpy(memory_at(l->by->home, at, size, size),
+                       inside ? row + column * size : (const unsigned char *)&outside, size);
         }
     }
 }
@@ -160,8 +173,9 @@ static void put_off_tensor(later_kind kind, const void *map, uint32_t shared, ui
 {
     fake_map m;
     memcpy(&m, map, sizeof m);
-    if (m.magic != FAKE_MAP_MAGIC || m.box[0] != 64) die("no map of boxes 64 elements wide");
-    uint32_t bytes = 128u * m.box[1] * m.box[2] * m.box[3];
+    uint32_t line = m.swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : m.swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 0;
+    if (m.magic != FAKE_MAP_MAGIC || line_bytes(&m) != line) die("no map of boxes as wide as the swizzle");
+    uint32_t bytes = line * m.box[1] * m.box[2] * m.box[3];
     gpu_at(shared, bytes, 1024);
     put_off({ kind, running, shared, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m, 0, 0 });
 }
@@ -235,6 +249,14 @@ static float to_float(int dtype, uint16_t x)
     return dtype == ATTN_BF16 ? attn_bf16_to_float(x) : attn_f16_to_float(x);
 }
 
+/* How long a line of an operand's panel is, by its descriptor. */
+static uint32_t line_of(uint64_t descriptor)
+{
+    const uint32_t bytes[] = { 0, 128, 64, 32 };
+    if (!(descriptor >> 62)) die("an operand that is not swizzled");
+    return bytes[descriptor >> 62];
+}
+
 /* Elements (line + i, k) of an operand in shared memory, i < 8, or (line, k + i) if its lines run along k; by its
  * descriptor (tile.h). `along`: lines run along the 128 bytes, in panels of 64. */
 static void load_eight(block *b, const product *p, uint64_t descriptor, bool along, uint32_t line, uint32_t k,
@@ -244,9 +266,24 @@ static void load_eight(block *b, const product *p, uint64_t descriptor, bool alo
     uint32_t eight = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
     uint32_t at = along ? start + line / 64 * panel + k / 8 * eight + k % 8 * 128 + line % 64 * 2
                         : start + line / 8 * eight + line % 8 * 128 + k * 2;
-    const uint16_t *x = (const uint16_t *)memory_at(b, swizzled(at), 16, 16);
+    if (line_of(descriptor) != 128) die("16-bit operands in lines of other than 128 bytes");
+    const uint16_t *x = (const uint16_t *)memory_at(b, swizzled(at, 128), 16, 16);
     for (int i = 0; i < 8; i++)
         out[i] = to_float(p->dtype, x[i]);
+}
+
+/* The same as 32 rows of k: E4M3. */
+static void load_bytes(block *b, uint64_t descriptor, int lines, float (*out)[256])
+{
+    uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, length = line_of(descriptor);
+    uint32_t eight = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
+    for (uint32_t line = 0; line < (uint32_t)lines; line++)
+        for (uint32_t k = 0; k < 32; k += 16) {
+            uint32_t at = start + line / 8 * eight + line % 8 * length + k;
+            const unsigned char *x = memory_at(b, swizzled(at, length), 16, 16);
+            for (int i = 0; i < 16; i++)
+                out[k + i][line] = attn_e4m3_to_float(x[i]);
+        }
 }
 
 /* Lines of an operand as 16 rows of k. */
@@ -286,19 +323,66 @@ add_products(float (*sums)[256], const float (*left)[256], const float (*right)[
                 sums[r][c] += left[k][r] * right[k][c];
 }
 
+/* E4M3: products and the sum so far are cut to multiples of 2^-13 of the greatest's power of two, as tensor cores do.
+ * What is no number stays so. */
+#ifdef __x86_64__
+__attribute__((target_clones("avx2", "default")))
+#endif
+static void
+add_bytes(float (*sums)[256], const float (*left)[256], const float (*right)[256], int n)
+{
+    for (int r = 0; r < 64; r++) {
+        float whole[256], unit[256], inverse[256];
+        int32_t units[256];
+        for (int c = 0; c < n; c++)
+            whole[c] = sums[r][c], unit[c] = fabsf(whole[c]);
+        for (int k = 0; k < 32; k++)
+            for (int c = 0; c < n; c++) {
+                float x = left[k][r] * right[k][c];
+                whole[c] += x, unit[c] = fabsf(x) > unit[c] ? fabsf(x) : unit[c];
+            }
+        for (int c = 0; c < n; c++) {
+            bool cut = unit[c] >= 0x1p-60f && fabsf(whole[c]) < 0x1p60f;
+            float power = attn_bits_to_float(attn_float_to_bits(unit[c]) & 0x7f800000u);
+            inverse[c] = cut ? 0x1p13f / power : 0, unit[c] = cut ? power * 0x1p-13f : 0;
+            units[c] = cut ? (int32_t)(sums[r][c] * inverse[c]) : 0;
+        }
+        for (int k = 0; k < 32; k++)
+            for (int c = 0; c < n; c++) {
+                float x = left[k][r] * right[k][c] * inverse[c];
+                units[c] += (int32_t)(x == x ? x : 0);
+            }
+        for (int c = 0; c < n; c++)
+            sums[r][c] = unit[c] ? (float)units[c] * unit[c] : whole[c];
+    }
+}
+
 static void multiply(block *b, const product *p)
 {
-    static float left[16][256], right[16][256], sums[64][256];
-    if (!(p->form & GPU_A_REGISTERS)) load_operand(b, p, p->a, p->form & GPU_A_ALONG, 64, left);
-    load_operand(b, p, p->b, p->form & GPU_B_ALONG, p->n, right);
+    static float left[32][256], right[32][256], sums[64][256];
+    bool bytes = p->dtype == ATTN_E4M3;
+    if (bytes && p->form & (GPU_A_ALONG | GPU_B_ALONG)) die("E4M3 operands that are not K-major");
+    if (bytes) {
+        if (!(p->form & GPU_A_REGISTERS)) load_bytes(b, p->a, 64, left);
+        load_bytes(b, p->b, p->n, right);
+    } else {
+        if (!(p->form & GPU_A_REGISTERS)) load_operand(b, p, p->a, p->form & GPU_A_ALONG, 64, left);
+        load_operand(b, p, p->b, p->form & GPU_B_ALONG, p->n, right);
+    }
     for (int lane = 0; lane < GROUP_LANES; lane++) {
-        for (int i = 0; i < 8 && p->form & GPU_A_REGISTERS; i++)
+        for (int i = 0; i < 16 && bytes && p->form & GPU_A_REGISTERS; i++)
+            left[i / 8 * 16 + lane % 4 * 4 + i % 4][row_of(lane, i / 4 % 2 * 2)] =
+                attn_e4m3_to_float((uint8_t)(p->words[lane][i / 4] >> i % 4 * 8));
+        for (int i = 0; i < 8 && !bytes && p->form & GPU_A_REGISTERS; i++)
             left[column_of(lane, i)][row_of(lane, i)] =
                 to_float(p->dtype, (uint16_t)(p->words[lane][i / 2] >> i % 2 * 16));
         for (int i = 0; i < p->n / 2; i++)
             sums[row_of(lane, i)][column_of(lane, i)] = p->keep ? p->sums[lane][i] : 0;
     }
-    add_products(sums, left, right, p->n);
+    if (bytes)
+        add_bytes(sums, left, right, p->n);
+    else
+        add_products(sums, left, right, p->n);
     for (int lane = 0; lane < GROUP_LANES; lane++)
         for (int i = 0; i < p->n / 2; i++)
             p->sums[lane][i] = sums[row_of(lane, i)][column_of(lane, i)];

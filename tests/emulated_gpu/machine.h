@@ -100,7 +100,7 @@ void gpu_copy(uint32_t to, const void *from, uint32_t bytes);
 void gpu_commit_copies(void);
 void gpu_wait_copies(int newer);
 
-/* Operands of a product of a warpgroup: 64 x n x 16. Bits of `form`. */
+/* Operands of a product of a warpgroup: 64 x n x 16, of E4M3 x 32 and none ALONG. Bits of `form`. */
 enum { GPU_A_REGISTERS = 1, GPU_A_ALONG = 2, GPU_B_ALONG = 4 }; /* ALONG: rows, or columns, along the line */
 
 void gpu_product(int form, int dtype, int n, float *sums, uint64_t a, const uint32_t *words, uint64_t b, int keep);

@@ -8,6 +8,7 @@
 
 #include "cuda/common/merge_params.h"
 #include "num/half.h"
+#include "problem/desc.h"
 
 #include "cuda/common/decode/params.h"
 
@@ -95,6 +96,29 @@ attn_cuda_params fake_common(const attn_sm90_params *p)
     };
 }
 
+static const float *take_scale(const attn_cuda_scale *from, int64_t *rows, int64_t stride[4])
+{
+    *rows = from->rows;
+    for (int i = 0; i < 4; i++)
+        stride[i] = from->stride[i];
+    return from->at;
+}
+
+static void take_scales(const attn_cuda_scales *s, attn_desc *d, attn_args *a)
+{
+    a->q_scale = take_scale(&s->q, &d->q_scale_rows, d->q_scale_stride);
+    a->k_scale = take_scale(&s->k, &d->k_scale_rows, d->k_scale_stride);
+    a->v_scale = take_scale(&s->v, &d->v_scale_rows, d->v_scale_stride);
+    a->o_scale = s->o;
+    if (d->flags & ATTN_SCALES_Q) d->q_scale_heads = s->q.of_kv_heads ? d->heads_kv : d->heads_q;
+}
+
+/* Those of a variant, which begins with p. */
+static const attn_cuda_scales *scales_of(const attn_sm90_params *p)
+{
+    return &((const attn_sm90_scaled_params *)(const void *)p)->scales;
+}
+
 void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_args *a)
 {
     unsigned flags = p->shape.flags, gradients = ATTN_CUDA_GRADIENTS_F32, variants = gradients | ATTN_OUT_F32;
@@ -127,6 +151,7 @@ void fake_take(const attn_cuda_params *p, attn_dtype dtype, attn_desc *d, attn_a
     d->o_stride[3] = 1;
     take_masks(p, d, a);
     take_scores(p, d, a);
+    if (dtype == ATTN_E4M3) d->out_dtype = (attn_dtype)p->shape.out_dtype;
 }
 
 bool fake_computes(void)
@@ -146,22 +171,26 @@ void fake_compute(const char *symbol, const attn_desc *d, const attn_args *a)
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-const void *fake_take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *d, const int64_t extent[4],
+const void *fake_take_map(const char *symbol, const attn_sm90_map *map, attn_dtype dtype, const int64_t extent[4],
                           const uint32_t box[4], int64_t stride[4])
 {
     fake_map m;
     memcpy(&m, map, sizeof m);
     fake_expect(m.magic == FAKE_MAP_MAGIC, symbol, "a map was not encoded");
-    fake_expect(m.type == (d->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+    uint32_t size = m.type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
+    fake_expect(m.type == (dtype == ATTN_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                           : dtype == ATTN_E4M3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
                 symbol, "a map of another type");
-    fake_expect(m.swizzle == CU_TENSOR_MAP_SWIZZLE_128B, symbol, "a map without swizzle");
+    fake_expect(m.swizzle == (size * box[0] == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B), symbol,
+                "a map of another swizzle");
     for (int i = 0; i < 4; i++) {
         fake_expect(m.extent[i] == (uint64_t)extent[i], symbol, "a map of other extents");
         fake_expect(m.box[i] == box[i], symbol, "a map of another box");
     }
     stride[3] = 1;
     for (int i = 0; i < 3; i++)
-        stride[2 - i] = (int64_t)(m.stride[i] / 2);
+        stride[2 - i] = (int64_t)(m.stride[i] / size);
     return (const void *)(uintptr_t)m.address;
 }
 
@@ -173,7 +202,9 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     memcpy(&keys, &p->k_map, sizeof keys);
     int64_t batch = is_varlen(p) ? 1 : p->shape.batch, rows = is_varlen(p) ? p->shape.total_q : p->shape.len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->shape.len_kv, batch_kv = batch;
-    uint32_t q_box[] = { 64, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { 64, 1, (uint32_t)k->kv_tile, 1 };
+    uint32_t columns = d->dtype == ATTN_E4M3 ? (uint32_t)ATTN_SM90_WIDTH(k->dim, 1) : 64;
+    uint32_t q_box[] = { columns, pack, (uint32_t)k->q_tile / pack, 1 },
+             kv_box[] = { columns, 1, (uint32_t)k->kv_tile, 1 };
     if (k->paged) {
         total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
         bool whole = total % ATTN_CUDA_PAGE_BOX != 0 || total % kv_box[2] == 0; /* or threads read the pages */
@@ -181,11 +212,11 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
                     "boxes of pages");
     }
     if (is_varlen(p) && !k->paged) d->total_kv = total;
-    a->q = fake_take_map(symbol, &p->q_map, d, (int64_t[]){ p->shape.dim_qk, p->shape.heads_q, rows, batch }, q_box,
-                         d->q_stride);
-    a->k = fake_take_map(symbol, &p->k_map, d, (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv },
-                         kv_box, d->k_stride);
-    a->v = fake_take_map(symbol, &p->v_map, d, (int64_t[]){ p->shape.dim_v, p->shape.heads_kv, total, batch_kv },
+    a->q = fake_take_map(symbol, &p->q_map, d->dtype, (int64_t[]){ p->shape.dim_qk, p->shape.heads_q, rows, batch },
+                         q_box, d->q_stride);
+    a->k = fake_take_map(symbol, &p->k_map, d->dtype,
+                         (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv }, kv_box, d->k_stride);
+    a->v = fake_take_map(symbol, &p->v_map, d->dtype, (int64_t[]){ p->shape.dim_v, p->shape.heads_kv, total, batch_kv },
                          kv_box, d->v_stride);
 }
 
@@ -223,7 +254,7 @@ static void check_bias(const char *symbol, const attn_sm90_params *p, const attn
     fake_expect(params->bias_rows == p->schedule.rows * p->schedule.pack || (e[2] == 1 && params->bias_rows == 1),
                 symbol, "bias_rows");
     fake_expect(e[1] > 1 || p->schedule.pack == 1 || params->bias_rows == 1, symbol, "packs heads that share a bias");
-    fake_expect(fake_take_map(symbol, &params->bias_map, d, extent, (uint32_t[]){ 64, pack, rows, 1 }, stride) ==
+    fake_expect(fake_take_map(symbol, &params->bias_map, d->dtype, extent, (uint32_t[]){ 64, pack, rows, 1 }, stride) ==
                     p->score.bias,
                 symbol, "the bias is mapped elsewhere");
     fake_expect((e[0] == 1 || stride[0] == from[0]) && (e[2] == 1 || stride[1] == from[2]) &&
@@ -297,7 +328,7 @@ static void check_output(const char *symbol, const attn_sm90_params *p, const at
     const uint32_t box[] = { 64, 1, ATTN_SM90_OUTPUT_ROWS, 1 };
     fake_expect(p->schedule.pack == 1 && !(p->shape.flags & ATTN_OUT_F32), symbol,
                 "o is mapped, but no tile of it is stored so");
-    fake_expect(fake_take_map(symbol, &p->o_map, d, extent, box, stride) == p->shape.o, symbol,
+    fake_expect(fake_take_map(symbol, &p->o_map, attn_out_dtype(d), extent, box, stride) == p->shape.o, symbol,
                 "o is mapped elsewhere");
     for (int i = 0; i < 3; i++)
         fake_expect(extent[3 - i] == 1 || stride[i] == p->shape.o_stride[i], symbol, "o is mapped by other strides");
@@ -320,6 +351,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     attn_cuda_params common = fake_common(p);
     const attn_sm90_cached_params *cached = (const attn_sm90_cached_params *)(const void *)p;
     fake_take(&common, k->dtype, &d, &a);
+    if (k->dtype == ATTN_E4M3) take_scales(scales_of(p), &d, &a);
     if (k->paged) take_cache(&cached->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     if (k->paged) check_pages(symbol, k, cached, &d, &a);
@@ -343,7 +375,10 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
 
 attn_dtype fake_dtype_of(const char *symbol)
 {
-    return strstr(symbol, "bf16") ? ATTN_BF16 : strstr(symbol, "f16") ? ATTN_F16 : ATTN_F32;
+    return strstr(symbol, "e4m3")   ? ATTN_E4M3
+           : strstr(symbol, "bf16") ? ATTN_BF16
+           : strstr(symbol, "f16")  ? ATTN_F16
+                                    : ATTN_F32;
 }
 
 static void combine(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
@@ -354,15 +389,19 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     fake_expect(config->gridDimZ == 1 && config->blockDimX == 128, symbol, "grid");
     fake_expect(p->shape.partial_o && p->shape.partial_lse && p->schedule.split_rows > 0, symbol, "nothing to merge");
     attn_cuda_params common = fake_common(p);
-    fake_take(&common, fake_dtype_of(symbol), &d, &a);
     fake_map q, keys;
-    memcpy(&q, &p->q_map, sizeof q);
+    memcpy(&q, &p->q_map, sizeof q); /* which alone knows E4M3: the kernel is named by o's type */
+    attn_dtype dtype = q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? ATTN_E4M3 : fake_dtype_of(symbol);
+    fake_take(&common, dtype, &d, &a);
+    if (dtype == ATTN_E4M3) take_scales(scales_of(p), &d, &a);
     memcpy(&keys, &p->k_map, sizeof keys);
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *k = NULL;
     bool paged = p->shape.flags & ATTN_PAGED;
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
-        if (kernels[i].form == ATTN_CUDA_FORWARD && kernels[i].q_tile / p->schedule.pack == q.box[2] &&
+        if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) &&
+            (dtype != ATTN_E4M3 || q.box[0] == ATTN_SM90_WIDTH(kernels[i].dim, 1)) &&
+            kernels[i].q_tile / p->schedule.pack == q.box[2] &&
             (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0 : kernels[i].kv_tile == keys.box[2]))
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
@@ -394,6 +433,7 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
     fake_expect(config->gridDimY == (unsigned)p->shape.heads_q && config->gridDimZ == (unsigned)p->shape.batch, symbol,
                 "grid");
     fake_take(p, k->dtype, &d, &a);
+    if (k->dtype == ATTN_E4M3) take_scales(&((const attn_cuda_scaled_params *)(const void *)p)->scales, &d, &a);
     fake_take_tensors(p, &d, &a);
     take_cache(&p->cache, &d, &a);
     fake_compute(symbol, &d, &a);
@@ -444,16 +484,19 @@ static void summarise(const char *symbol, const CUlaunchConfig *config, const at
 
 static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)
 {
-    const uint16_t *in = p->in;
-    uint16_t *out = p->out;
+    size_t size = (size_t)p->bytes;
+    const char *in = p->in;
+    char *out = p->out;
     fake_expect(config->gridDimX == (unsigned)p->rows && config->blockDimX == 256, symbol, "grid");
-    fake_expect(p->pitch % 8 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
+    fake_expect(p->pitch * p->bytes % 16 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
     for (int64_t b = 0; b < config->gridDimY; b++)
         for (int64_t r = 0; r < p->rows; r++)
-            for (int64_t h = 0; h < p->heads; h++)
-                for (int64_t i = 0; i < p->pitch; i++)
-                    out[((b * p->rows + r) * p->heads + h) * p->pitch + i] =
-                        i < p->dim ? in[b * p->stride[0] + r * p->stride[1] + h * p->stride[2] + i] : 0;
+            for (int64_t h = 0; h < p->heads; h++) {
+                size_t to = (size_t)(((b * p->rows + r) * p->heads + h) * p->pitch) * size;
+                memset(out + to, 0, (size_t)p->pitch * size);
+                memcpy(out + to, in + (b * p->stride[0] + r * p->stride[1] + h * p->stride[2]) * p->bytes,
+                       (size_t)p->dim * size);
+            }
 }
 
 /* Parts that are merged, or added up. */
@@ -490,7 +533,11 @@ size_t fake_params_size(const char *symbol, const void *params)
     if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
-    if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_params);
+    if (k && k->form != ATTN_CUDA_FORWARD)
+        return k->dtype == ATTN_E4M3 ? sizeof(attn_cuda_scaled_params) : sizeof(attn_cuda_params);
+    fake_map q;
+    memcpy(&q, &p->q_map, sizeof q);
+    if (q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8) return sizeof(attn_sm90_scaled_params);
     if (k && k->needs & ATTN_BIAS) return sizeof(attn_sm90_bias_params);
     return p->shape.flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
 }

@@ -15,7 +15,7 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *kernel, const at
                     attn_args *args);
 
 /* Reads a map, which must be what params.h says; returns its address. */
-const void *fake_take_map(const char *symbol, const attn_sm90_map *map, const attn_desc *desc, const int64_t extent[4],
+const void *fake_take_map(const char *symbol, const attn_sm90_map *map, attn_dtype dtype, const int64_t extent[4],
                           const uint32_t box[4], int64_t stride[4]);
 
 /* The common ones among a variant's. */

@@ -276,7 +276,7 @@ static void take_grad_o(const char *symbol, const attn_sm90_backward_params *p, 
     int64_t rows = is_varlen(c) ? c->shape.total_q : c->shape.len_q, batch = is_varlen(c) ? 1 : c->shape.batch,
             stride[4];
     const int64_t extent[] = { c->shape.dim_v, c->shape.heads_q, rows, batch };
-    const void *at = fake_take_map(symbol, &p->grad_o_map, d, extent, (uint32_t[]){ 64, 1, TILE, 1 }, stride);
+    const void *at = fake_take_map(symbol, &p->grad_o_map, d->dtype, extent, (uint32_t[]){ 64, 1, TILE, 1 }, stride);
     fake_expect(at == (p->grad_o_copy ? p->grad_o_copy : p->grad.o), symbol, "a map of another grad_o");
     fake_expect(p->grad_o_copy || attn_out_dtype(d) == d->dtype, symbol, "grad_o is f32");
     for (int i = 0; i < 3 && !p->grad_o_copy; i++)

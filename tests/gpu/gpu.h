@@ -8,6 +8,7 @@
 enum { WATCHDOG_SECONDS = 120 }; /* of alarm(), around what runs on the GPU */
 
 extern int failures, checks;
+extern char watched[400]; /* what the watchdog says that hangs */
 extern const attn_cuda_driver *driver;
 
 /* Counts a check. The first that fail are shown. */
@@ -41,6 +42,9 @@ void backward_schedules(const attn_cuda_kernel *k);
 void decode_lengths(const attn_cuda_kernel *k);
 void decode_sequences(const attn_cuda_kernel *k);
 void decode_batches(const attn_cuda_kernel *k);
+
+/* Kernels of E4M3: random cases, and 2048 and 131072 keys, whose errors are shown (bytes.c). */
+void bytes(const attn_cuda_kernel *k, int cases, bool large);
 
 /* ---- what is tested of a direction (alike.c) ----------------------------------------------- */
 

@@ -5,8 +5,8 @@
  *     attn_test_gpu [REPETITIONS [PART PARTS [ONLY]]]   (10000 1 1)
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
- * REPETITIONS 0: lengths alone. ONLY: forward, backward, pages (alone), or one kernel's lengths, by its name.
- * ATTN_TEST_SCALE=n: each n-th length. */
+ * REPETITIONS 0: lengths alone; -1: of E4M3 also the errors at 2048 and 131072 keys. ONLY: forward, backward, pages
+ * (alone), bytes (kernels of E4M3), or one kernel's lengths, by its name. ATTN_TEST_SCALE=n: each n-th length. */
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,6 +21,7 @@
 enum { FAILURES_SHOWN = 10 };
 
 int failures, checks;
+char watched[400] = "a kernel";
 const attn_cuda_driver *driver;
 
 void result(bool right, const char *format, ...)
@@ -37,9 +38,10 @@ void result(bool right, const char *format, ...)
 
 static void bark(int signal_number)
 {
-    static const char text[] = "FAILED: a kernel hangs\n";
+    const char *const parts[] = { "FAILED: it hangs: ", watched, "\n" };
     (void)signal_number;
-    if (write(STDOUT_FILENO, text, sizeof text - 1)) _exit(1);
+    for (int i = 0; i < 3; i++)
+        if (write(STDOUT_FILENO, parts[i], strlen(parts[i])) < 0) break;
     _exit(1);
 }
 
@@ -49,7 +51,8 @@ int main(int argc, char **argv)
                parts = argc > 3 ? atoi(argv[3]) : 1;
     const char *only = argc > 4 ? argv[4] : "";
     const bool wanted[] = { strcmp(only, "backward") != 0, strcmp(only, "forward") != 0 }; /* by attn_direction */
-    const bool caches = strcmp(only, "pages") == 0, one = only[0] && wanted[0] && wanted[1] && !caches;
+    const bool caches = strcmp(only, "pages") == 0, of_bytes = strcmp(only, "bytes") == 0;
+    const bool one = only[0] && wanted[0] && wanted[1] && !caches && !of_bytes;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -70,9 +73,10 @@ int main(int argc, char **argv)
     }
     for (int i = part - 1; i < count && !caches; i += parts) {
         const attn_cuda_kernel *k = &kernels[i];
-        if (!attn_cuda_is_variant(k) || !wanted[attn_cuda_direction(k)]) continue;
-        if (one && strcmp(k->name, only) != 0) continue;
-        if (!attn_cuda_can_load(k)) {
+        if (!attn_cuda_is_variant(k) && k->dtype != ATTN_E4M3) continue;
+        if (!wanted[attn_cuda_direction(k)]) continue;
+        if (one ? strcmp(k->name, only) != 0 : of_bytes && k->dtype != ATTN_E4M3) continue;
+        if (attn_cuda_is_variant(k) && !attn_cuda_can_load(k)) {
             printf("SKIPPED: %s: %s\n", k->name, attn_error());
             continue;
         }
@@ -80,6 +84,10 @@ int main(int argc, char **argv)
             decode_lengths(k);
             decode_sequences(k);
             if (k->dim == 64) decode_batches(k);
+            continue;
+        }
+        if (k->dtype == ATTN_E4M3) {
+            bytes(k, repeat < 0 ? 100 : of_bytes ? 10 : 40, repeat < 0);
             continue;
         }
         lengths(k);

@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -40,6 +41,7 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
         attn_plan_destroy(plan);
     }
     result(!parts || info.splits > 1, "%s, %lld x %lld: keys are not split", k->name, len_q, len_kv);
+    snprintf(watched, sizeof watched, "%s, %lld x %lld, flags 0x%x", k->name, len_q, len_kv, desc.flags);
     alarm(WATCHDOG_SECONDS);
     attn_status status = check_problem_run(&problem, &desc, name);
     alarm(0); /* the reference takes its time */

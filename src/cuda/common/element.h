@@ -5,7 +5,7 @@
 #include "common/gpu.h"
 #include "common/sequence.h"
 
-/* What follows from the bytes of an element: columns of a panel of shared memory, whose rows have 128 bytes, and of a
+/* What follows from the bytes of an element: columns of a panel of shared memory whose rows have 128 bytes, and of a
  * step of a product, an instruction, which sums over 32 bytes. A dtype that is not here is none that kernels take. */
 template <int bytes_> struct element_of_bytes {
     static constexpr int bytes = bytes_, panel_columns = 128 / bytes, step = 32 / bytes;
@@ -16,6 +16,8 @@ template <> struct element<F32> : element_of_bytes<4> {
 template <> struct element<F16> : element_of_bytes<2> {
 };
 template <> struct element<BF16> : element_of_bytes<2> {
+};
+template <> struct element<E4M3> : element_of_bytes<1> {
 };
 
 /* Of a 16-bit dtype. */
@@ -42,6 +44,15 @@ DEVICE float load_element(int dtype, const void *x, long long i)
     return dtype == F32 ? ((const float *)x)[i] : load_half(dtype, x, i);
 }
 
+/* An element of q, k or v. */
+template <int dtype> DEVICE float load_input(const void *x, long long i)
+{
+    if constexpr (dtype == E4M3)
+        return e4m3_to_float(((const unsigned char *)x)[i]);
+    else
+        return load_element(dtype, x, i);
+}
+
 DEVICE void store_element(int dtype, void *to, long long at, float x)
 {
     EXPECT(dtype == F32 || dtype == F16 || dtype == BF16);
@@ -51,11 +62,18 @@ DEVICE void store_element(int dtype, void *to, long long at, float x)
         ((unsigned short *)to)[at] = dtype == BF16 ? float_to_bf16(x) : float_to_half(x);
 }
 
-/* An output of the forward, as dtype or f32. */
+/* An output of the forward, as dtype or f32; where q is E4M3, as out_dtype. */
 template <int dtype> DEVICE void store_output(const attn_cuda_shape *shape, long long at, float x)
 {
     static_assert(element<dtype>::bytes, "a dtype that kernels know");
-    store_element(shape->flags & FLAG_OUT_F32 ? F32 : dtype, shape->o, at, x);
+    if constexpr (dtype == E4M3) {
+        if (shape->out_dtype == E4M3)
+            ((unsigned char *)shape->o)[at] = (unsigned char)pack_e4m3(x, 0, 0, 0);
+        else
+            store_element(shape->out_dtype, shape->o, at, x);
+    } else {
+        store_element(shape->flags & FLAG_OUT_F32 ? F32 : dtype, shape->o, at, x);
+    }
 }
 
 #endif

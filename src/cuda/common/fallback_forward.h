@@ -10,6 +10,7 @@
 #include "common/pages_params.h"
 #include "common/params.h"
 #include "common/reduce.h"
+#include "common/scale.h"
 #include "common/score_pair.h"
 #include "common/sequence.h"
 
@@ -44,6 +45,34 @@ DEVICE long long shared_place(key_place at, const long long *stride, int from)
     return __shfl_sync(~0u, at.plane, from) * stride[0] + __shfl_sync(~0u, at.row, from) * stride[1];
 }
 
+DEVICE const attn_cuda_scales *scales_of(const attn_cuda_params *p)
+{
+    return &((const attn_cuda_scaled_params *)p)->scales;
+}
+
+/* E4M3: the scales of a row of q, and of a key; the key's place is a page's slot with ATTN_PAGED. */
+DEVICE float q_scale_of(const attn_cuda_params *p, const fallback_row *w)
+{
+    const attn_cuda_scale *q = &scales_of(p)->q;
+    return scale_at(q, w->batch, w->row, q->of_kv_heads ? w->kv_head : w->head, 0);
+}
+
+DEVICE float key_scale_of(const attn_cuda_params *p, const attn_cuda_scale *s, const fallback_row *w, key_place at,
+                          int key, int dim)
+{
+    bool in_page = p->shape.flags & FLAG_PAGED && s->rows;
+    return scale_at(s, in_page ? at.plane : w->batch, in_page ? at.row : key, w->kv_head, dim);
+}
+
+/* Column col of the value at `at` in memory. */
+template <int dtype>
+DEVICE float value_of(const attn_cuda_params *p, const fallback_row *w, key_place place, int key, long long at, int col)
+{
+    float x = load_input<dtype>(p->tensors.v, at + col);
+    if constexpr (dtype == E4M3) x *= key_scale_of(p, &scales_of(p)->v, w, place, key, col);
+    return x;
+}
+
 template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
 {
     const attn_cuda_shape *p = &params->shape;
@@ -70,7 +99,9 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
             long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + w.kv_head * in->k_stride[2];
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
-                score = fmaf(load_element(dtype, in->q, q + i), load_element(dtype, in->k, k + i), score);
+                score = fmaf(load_input<dtype>(in->q, q + i), load_input<dtype>(in->k, k + i), score);
+            if constexpr (dtype == E4M3)
+                score *= q_scale_of(params, &w) * key_scale_of(params, &scales_of(params)->k, &w, place, key, 0);
             score = score_of_pair(p, &params->score, batch, head, row, key, t, score).score * LOG2_E;
         }
         u32 some = __ballot_sync(~0u, seen);
@@ -87,10 +118,13 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
             int from = __ffs(some) - 1;
             float share = __shfl_sync(~0u, weight, from);
             long long v = shared_place(place, in->v_stride, from) + w.kv_head * in->v_stride[2];
+            key_place there = place;
+            if constexpr (dtype == E4M3)
+                there.plane = __shfl_sync(~0u, place.plane, from), there.row = __shfl_sync(~0u, place.row, from);
 #pragma unroll
             for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
                 if (lane + 32 * i < p->dim_v)
-                    out[i] = fmaf(share, load_element(dtype, in->v, v + lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, value_of<dtype>(params, &w, there, key0 + from, v, lane + 32 * i), out[i]);
         }
     }
 
@@ -98,6 +132,8 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
     float sink = p->sink ? p->sink[head] * LOG2_E : -INFINITE, top = fmaxf(max, sink), alpha = 1;
     if (top > -INFINITE) alpha = exp2_approx(max - top), sum = sum * alpha + exp2_approx(sink - top);
     float factor = sum == 0 ? 0 : alpha / sum * dropout_factor(p, &params->score);
+    if constexpr (dtype == E4M3)
+        if (scales_of(params)->o) factor /= *scales_of(params)->o;
     long long o = plane * p->o_stride[0] + (w.start_q + row) * p->o_stride[1] + head * p->o_stride[2];
 #pragma unroll
     for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)

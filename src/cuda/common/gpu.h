@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 /* The block's dynamic shared memory. */
 #define SHARED_MEMORY(name) extern __shared__ __align__(1024) unsigned char name[]
 
-enum { F32 = 1, F16 = 2, BF16 = 3 }; /* attn_dtype */
+enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5 }; /* attn_dtype */
 
 /* ---- arithmetic ---------------------------------------------------------------------------- */
 
@@ -83,6 +83,31 @@ DEVICE u32 pack_as(int dtype, float low, float high)
     else
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+}
+
+/* Four floats as four E4M3, the first in the lowest byte; what exceeds 448 becomes 448. */
+DEVICE u32 pack_e4m3(float a, float b, float c, float d)
+{
+    u32 packed;
+    asm("{\n.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(packed)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return packed;
+}
+
+DEVICE float e4m3_to_float(unsigned char x)
+{
+    float y;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 halves;\n"
+        "cvt.rn.f16x2.e4m3x2 halves, %1;\n"
+        "mov.b32 {low, high}, halves;\n"
+        "cvt.f32.f16 %0, low;\n}"
+        : "=f"(y)
+        : "h"((unsigned short)x));
+    return y;
 }
 
 DEVICE float half_to_float(unsigned short x)

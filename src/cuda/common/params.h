@@ -45,8 +45,9 @@ typedef struct attn_cuda_shape {
     int dim_qk, dim_v;
     float scale;
 
-    void *o;               /* of dtype, or f32 with ATTN_OUT_F32 */
+    void *o;               /* of dtype (E4M3: of out_dtype), or f32 with ATTN_OUT_F32 */
     int o_wide;            /* o is stored by more than an element: as a kernel's own parameters say */
+    int out_dtype;         /* attn_dtype of o */
     long long o_stride[3]; /* batch, row, head; VARLEN: the batch's is not used */
     float *lse;            /* (batch, heads_q, len_q), VARLEN (heads_q, total_q); or NULL */
     const int *cu_lens_q, *cu_lens_kv, *lens_q, *lens_kv; /* NULL where their flag is missing */
@@ -105,6 +106,19 @@ typedef struct attn_cuda_seeds {
     const unsigned long long *seed_offset_at; /* its low word is added to score.seed_offset; NULL: none */
 } attn_cuda_seeds;
 
+/* Scales of elements of one byte, as attn_desc has them: those of one tensor. */
+typedef struct attn_cuda_scale {
+    const float *at;     /* NULL: 1 */
+    long long stride[4]; /* sequence (or page), block, head, dim */
+    int rows;            /* of a block; 0: all */
+    int of_kv_heads;     /* its heads are KV heads */
+} attn_cuda_scale;
+
+typedef struct attn_cuda_scales {
+    attn_cuda_scale q, k, v;
+    const float *o; /* ATTN_E4M3 outputs are divided by it; NULL: 1 */
+} attn_cuda_scales;
+
 /* What caches of keys add to a problem. Tables are NULL where their flag is missing. ATTN_PAGED: k and v are (page,
  * slot, head, dim), and what of a sequence's lens_kv, table or ids is out of range makes its keys invisible and sets
  * table.fault. */
@@ -124,6 +138,12 @@ typedef struct attn_cuda_params {
     attn_cuda_seeds seeds;
     attn_cuda_kv_cache cache;
 } attn_cuda_params;
+
+/* Of a kernel whose q is E4M3. */
+typedef struct attn_cuda_scaled_params {
+    attn_cuda_params common;
+    attn_cuda_scales scales;
+} attn_cuda_scaled_params;
 
 /* ---- backward ------------------------------------------------------------------------------ */
 

@@ -82,21 +82,28 @@ extern "C" __global__ void __launch_bounds__(128)
     p->mask.summaries[(((long long)blockIdx.z * heads + blockIdx.y) * gridDim.x + summary) * 8 + threadIdx.x] = x;
 }
 
-extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)
+template <class type> DEVICE void repack_row(const attn_sm90_repack_params *p)
 {
     long long row = blockIdx.x, batch = blockIdx.y;
-    const unsigned short *in = (const unsigned short *)p.in + batch * p.stride[0] + row * p.stride[1];
-    uint4 *out = (uint4 *)p.out + (batch * p.rows + row) * p.heads * (p.pitch / 8);
-    u32 pieces = p.pitch / 8;
-    for (u32 i = threadIdx.x; i < p.heads * pieces; i += 256) {
-        int head = (int)(i / pieces), column = (int)(i % pieces * 8);
-        const unsigned short *from = in + head * p.stride[2] + column;
-        u32 pair[4];
+    constexpr int each = 16 / sizeof(type), in_word = 4 / sizeof(type);
+    const type *in = (const type *)p->in + batch * p->stride[0] + row * p->stride[1];
+    u32 pieces = p->pitch / each;
+    uint4 *out = (uint4 *)p->out + (batch * p->rows + row) * p->heads * pieces;
+    for (u32 i = threadIdx.x; i < p->heads * pieces; i += 256) {
+        int head = (int)(i / pieces), column = (int)(i % pieces * each);
+        const type *from = in + head * p->stride[2] + column;
+        u32 word[4] = { 0, 0, 0, 0 };
 #pragma unroll
-        for (int j = 0; j < 4; j++) { /* after the last dim is nothing that a kernel reads */
-            u32 low = column + 2 * j < p.dim ? from[2 * j] : 0, high = column + 2 * j + 1 < p.dim ? from[2 * j + 1] : 0;
-            pair[j] = low | high << 16;
-        }
-        out[i] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        for (int j = 0; j < each; j++) /* after the last dim is nothing that a kernel reads */
+            word[j / in_word] |= column + j < p->dim ? (u32)from[j] << j % in_word * 8 * sizeof(type) : 0;
+        out[i] = make_uint4(word[0], word[1], word[2], word[3]);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)
+{
+    if (p.bytes == 1)
+        repack_row<unsigned char>(&p);
+    else
+        repack_row<unsigned short>(&p);
 }

@@ -4,7 +4,8 @@
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
  *
  *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params, or of paged keys
- *   attn_sm90_cached_params; grid schedule.grid, block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
+ *   attn_sm90_cached_params, of E4M3 attn_sm90_scaled_params, of a bias attn_sm90_bias_params; grid schedule.grid,
+ * block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.split_rows / 4), block 128.
@@ -19,7 +20,8 @@
 #define ATTN_CUDA_SM90_PARAMS_H
 
 /* A CUtensorMap. Element type of dtype, rank 4, 128-byte swizzle, no interleave, out-of-bounds zeros, 256-byte L2
- * promotion; strides of extents that are 1 may be any multiple of 16 bytes.
+ * promotion; strides of extents that are 1 may be any multiple of 16 bytes. Where a box is 64 columns wide here, it is
+ * 128 columns for elements of one byte; for variants whose dim is 64 it is 64 of them, with a 64-byte swizzle.
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1);  v: likewise with dim_v
  *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
@@ -78,6 +80,12 @@ typedef struct attn_sm90_cached_params {
     attn_cuda_kv_cache cache;
 } attn_sm90_cached_params;
 
+/* A variant of E4M3. */
+typedef struct attn_sm90_scaled_params {
+    attn_sm90_params common;
+    attn_cuda_scales scales;
+} attn_sm90_scaled_params;
+
 /* A variant of a bias. bias_map: type of dtype, extents (len_kv, bias_extent[1], bias_extent[2], bias_extent[0]), box
  * (64, bias_extent[1] == 1 ? 1 : schedule.pack, rows of a head, 1). bias_rows: of a box, heads times rows; 1: all rows
  * of the Q tile have the same bias, that of bias_extent[2] == 1. sequences_first: they share a bias that L2 is to have
@@ -88,12 +96,12 @@ typedef struct attn_sm90_bias_params {
     int bias_rows, sequences_first;
 } attn_sm90_bias_params;
 
-/* out: (batch, rows, heads, pitch) packed, 16-bit elements; pitch is a multiple of 8, at least dim. */
+/* out: (batch, rows, heads, pitch) packed, elements of 2 bytes or 1; pitch is whole 16 bytes, at least dim. */
 typedef struct attn_sm90_repack_params {
     const void *in;
     void *out;
     long long stride[3]; /* of in: batch, row, head */
-    int rows, heads, dim, pitch;
+    int rows, heads, dim, pitch, bytes;
 } attn_sm90_repack_params;
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
@@ -102,31 +110,39 @@ typedef struct attn_sm90_repack_params {
  * one's last warpgroup. */
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
 
-/* Shared memory of a forward variant, bytes: the stages of Q, of K and V; output on its way, as many panels of it as
- * there is room for, of 16 rows per warp; barriers and work tile info; `intervals`: the stages of these. */
+/* Shared memory of a forward variant whose elements have `bytes` bytes: the stages of Q, of K and V; output on its way,
+ * as many panels of it as there is room for, of 16 rows per warp; barriers and work tile info; `intervals`: the stages
+ * of these. */
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_ELEMENT 2 /* bytes of an element of variants, f16 or bf16 */
 #define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
-#define ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) \
-    (128 * ((q_stages) * (rows)*ATTN_SM90_PANELS(dim) +           \
-            (stages) * (keys) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v))))
+#define ATTN_SM90_RAW_STAGES 2 /* of V as it comes, where it is transposed from there into the stages: E4M3 */
+#define ATTN_SM90_WIDTH(dim, bytes) ((dim) * (bytes) < 128 ? (dim) * (bytes) : 128) /* of a panel's row, in bytes */
+#define ATTN_SM90_ROW(dim, bytes) \
+    (((dim) * (bytes) + ATTN_SM90_WIDTH(dim, bytes) - 1) / ATTN_SM90_WIDTH(dim, bytes) * ATTN_SM90_WIDTH(dim, bytes))
+#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)             \
+    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                 \
+     (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) + \
+     ((bytes) == 1 ? ATTN_SM90_RAW_STAGES : 0) * (keys)*ATTN_SM90_ROW(dim_v, bytes))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
-#define ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages, intervals)                                 \
-    ((ATTN_SM90_SMEM_MOST - 2048 - (intervals)-ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages)) / \
+#define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                                 \
+    ((ATTN_SM90_SMEM_MOST - 2048 - (intervals)-ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)) / \
      (128 * (rows)))
-#define ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages, intervals)               \
-    (ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages, intervals) < ATTN_SM90_PANELS(dim_v) \
-         ? ATTN_SM90_ROOM(dim, dim_v, rows, keys, stages, q_stages, intervals)                     \
+#define ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)               \
+    (ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals) < ATTN_SM90_PANELS(dim_v) \
+         ? ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                     \
          : ATTN_SM90_PANELS(dim_v))
-#define ATTN_SM90_SMEM(dim, dim_v, rows, keys, stages, q_stages, intervals) \
-    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) +            \
-     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages, intervals) + 2048 + (intervals))
+#define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                             \
+    (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) +                                        \
+     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals) + 2048 + \
+     (intervals))
 
 /* Of a KV tile's intervals, where the variant takes them: two pairs of words a key. */
 #define ATTN_SM90_INTERVALS(keys) (16 * (keys))
 
 /* The same of a variant with a bias: its stages hold a tile of it, too, and output has no room. */
-#define ATTN_SM90_BIAS_SMEM(dim, dim_v, rows, keys, stages, q_stages) \
-    (ATTN_SM90_TILES(dim, dim_v, rows, keys, stages, q_stages) + 128 * (stages) * (rows)*ATTN_SM90_PANELS(keys) + 2048)
+#define ATTN_SM90_BIAS_SMEM(dim, dim_v, rows, keys, stages, q_stages)               \
+    (ATTN_SM90_TILES(ATTN_SM90_ELEMENT, dim, dim_v, rows, keys, stages, q_stages) + \
+     128 * (stages) * (rows)*ATTN_SM90_PANELS(keys) + 2048)
 
 #endif

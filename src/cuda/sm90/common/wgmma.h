@@ -98,10 +98,32 @@ template <int dtype, int n> struct wgmma;
         }                                                                                                         \
     };
 
+/* The same for E4M3, 64 x n x 32, of which all operands are K-major. */
+#define WGMMA_DEFINE_E4M3(n, i0, i1, i2, i3, i4, i5)                                                              \
+    template <> struct wgmma<E4M3, n> {                                                                           \
+        DEVICE void ss(float *acc, u64 a, u64 b, int keep)                                                        \
+        {                                                                                                         \
+            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                   \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" REGS_##n "}, %" i0 ", %" i1 \
+                                                                                               ", keep, 1, 1;\n}" \
+                         : ACC_##n(acc)                                                                           \
+                         : "l"(a), "l"(b), "r"(keep));                                                            \
+        }                                                                                                         \
+        DEVICE void rs(float *acc, const u32 *a, u64 b, int keep)                                                 \
+        {                                                                                                         \
+            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                   \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" REGS_##n                    \
+                         "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1;\n}"                       \
+                         : ACC_##n(acc)                                                                           \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                        \
+        }                                                                                                         \
+    };
+
 /* i0 to i5: n / 2 and the five numbers after it. */
 #define WGMMA_DEFINE(n, ...)                                 \
     WGMMA_DEFINE_AS(BF16, ".f32.bf16.bf16 ", n, __VA_ARGS__) \
-    WGMMA_DEFINE_AS(F16, ".f32.f16.f16 ", n, __VA_ARGS__)
+    WGMMA_DEFINE_AS(F16, ".f32.f16.f16 ", n, __VA_ARGS__)    \
+    WGMMA_DEFINE_E4M3(n, __VA_ARGS__)
 
 WGMMA_DEFINE(32, "16", "17", "18", "19", "20", "21")
 WGMMA_DEFINE(64, "32", "33", "34", "35", "36", "37")

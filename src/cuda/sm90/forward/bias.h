@@ -91,12 +91,13 @@ DEVICE u32 bias_address(const attn_sm90_params *p, const shared *s, int stage)
 /* The bias of the thread's scores of the i-th 16 keys. */
 DEVICE void load_biases(u32 at, int i, float bias[8])
 {
+    constexpr int dtype = config::bias ? config::dtype : BF16; /* variants without a bias compile this, of E4M3 too */
     u32 words[4];
     ldmatrix_x4(words, (at ^ i % 4 << 5) + i / 4 * config::bias_tile::panel_bytes);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        bias[2 * j] = unpack<config::dtype>((unsigned short)words[j]);
-        bias[2 * j + 1] = unpack<config::dtype>((unsigned short)(words[j] >> 16));
+        bias[2 * j] = unpack<dtype>((unsigned short)words[j]);
+        bias[2 * j + 1] = unpack<dtype>((unsigned short)(words[j] >> 16));
     }
 }
 

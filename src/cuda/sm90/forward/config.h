@@ -19,7 +19,8 @@ enum { CONTIGUOUS, PAGED };
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V;
     static constexpr int rows = ATTN_Q_TILE, keys = ATTN_KV_TILE;
-    static constexpr int step = element<dtype>::step; /* columns, or keys, that an instruction sums over */
+    static constexpr int bytes = element<dtype>::bytes; /* of an element */
+    static constexpr int step = element<dtype>::step;   /* columns, or keys, that an instruction sums over */
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
@@ -34,14 +35,26 @@ struct config {
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
     static constexpr bool bias = ATTN_SCORE == BIAS;
 
-    static constexpr int consumers = rows / 64;                     /* warpgroups, one more loads */
-    static constexpr int s_buffers = ATTN_S_BUFFERS;                /* in registers */
-    static constexpr int held = pingpong && dim_v == 128 ? 128 : 0; /* first dims of Q that registers have room for */
+    /* E4M3: elements have scales; V is transposed (transpose.h); each PV has an accumulator of its own (promoted.h). */
+    static constexpr bool one_byte = dtype == E4M3;
+
+    static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
+    static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
+
+    /* E4M3: S, O and PV of a tile by itself take all that registers hold: the producer warpgroup leaves what it can. */
+    static constexpr bool two_outputs = one_byte && dim_v == 128;
+
+    /* First dims of Q that registers have room for. */
+    static constexpr int held = one_byte ? (two_outputs ? 0 : dim) : pingpong && dim_v == 128 ? 128 : 0;
 
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. A producer that walks a mask has more. */
-    static constexpr int consumer_registers = rows == 256 ? 112 : rows == 192 ? 160 : walks ? 224 : 232;
-    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : walks ? 56 : 40;
+    static constexpr int consumer_registers = rows == 256   ? 112
+                                              : rows == 192 ? 160
+                                              : walks       ? 224
+                                              : two_outputs ? 240
+                                                            : 232;
+    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : walks ? 56 : two_outputs ? 24 : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */
@@ -52,9 +65,12 @@ struct config {
      * item's first K, which comes from memory. */
     static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !walks && !score_mod;
 
-    using q_tile = shared_tile<dtype, rows, dim, K_MAJOR>;
-    using k_tile = shared_tile<dtype, keys, dim, K_MAJOR>;
-    using v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR>;
+    static constexpr int width = ATTN_SM90_WIDTH(dim, bytes), width_v = ATTN_SM90_WIDTH(dim_v, bytes);
+    using q_tile = shared_tile<dtype, rows, dim, K_MAJOR, width>;
+    using k_tile = shared_tile<dtype, keys, dim, K_MAJOR, width>;
+    using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
+    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
+    using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     /* Of a KV tile's intervals, in each stage. */
     static constexpr int interval_bytes = walks ? ATTN_SM90_INTERVALS(keys) : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
@@ -62,9 +78,9 @@ struct config {
 
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
-    using o_panel = shared_tile<dtype, ATTN_SM90_OUTPUT_ROWS, element<dtype>::panel_columns, K_MAJOR>;
+    using o_panel = shared_tile<BF16, ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>; /* or of F16 */
     static constexpr int o_panels =
-        bias ? 0 : ATTN_SM90_OUTPUT_PANELS(dim, dim_v, rows, keys, stages, q_stages, interval_bytes *stages);
+        bias ? 0 : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, interval_bytes *stages);
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

@@ -114,7 +114,7 @@ DEVICE u32 v_address(const shared *s, int stage)
 
 DEVICE u32 q_address(const shared *s, const consumer *c)
 {
-    return uniform(s->q + c->q.index * config::q_tile::bytes + c->warpgroup * 64 * 128);
+    return uniform(s->q + c->q.index * config::q_tile::bytes + c->warpgroup * 64 * config::q_tile::width);
 }
 
 /* ---- how far it is ---------------------------------------------------------------------------- */
@@ -139,6 +139,7 @@ enum { HAVE_MAX = 0x7f8bad00 };
 
 DEVICE bool all_have_max(const consumer *c)
 {
+    if (config::one_byte) return true; /* each tile has its own */
     return config::unchecked_max ? __float_as_int(c->m.limit[0]) == HAVE_MAX : c->have_max;
 }
 

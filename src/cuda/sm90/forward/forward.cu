@@ -1,5 +1,6 @@
-/* The forward kernel: persistent CTAs of one producer warpgroup, of which one warp schedules, one loads and two may copy
- * for it, and of consumer warpgroups of 64 rows each, which keep S, P and O in registers. One variant: config.h. */
+/* The forward kernel: persistent CTAs of one producer warpgroup, of which one warp schedules, one loads and two may
+ * copy for it, and of consumer warpgroups of 64 rows each, which keep S, P and O in registers. One variant: config.h.
+ */
 #include "common/gpu.h"
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"
@@ -10,6 +11,7 @@
 #include "sm90/forward/scheduler.h"
 #include "sm90/forward/scores.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/transpose.h"
 
 extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
     PASTE(attn_sm90_, ATTN_NAME)(const __grid_constant__ kv_source::params params)
@@ -24,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);
         if constexpr (config::paged) copy_ordered_keys(p, &s, warp);
+        if constexpr (config::one_byte) transpose_values(&s, warp);
     } else {
         REGISTERS_TAKE(config::consumer_registers);
         if constexpr (config::pingpong)

@@ -6,6 +6,7 @@
 #include "sm90/forward/bias.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/intervals.h"
+#include "sm90/forward/load_raw.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/source.h"
 
@@ -50,8 +51,17 @@ struct pingpong_loads : kv_source {
         if constexpr (config::bias) {
             if (keys.row >= 0) bias.load(p, s, &b);
         }
-        load_tensor<config::v_tile>(p, s, &p->v_map, V, config::k_tile::bytes, &v, pending);
+        if constexpr (config::one_byte)
+            load_raw(p, s, this, &v, pending);
+        else
+            load_tensor<config::v_tile>(p, s, &p->v_map, V, config::k_tile::bytes, &v, pending);
         pending = keys;
+    }
+
+    INLINE void end(const attn_sm90_params *p, const shared *s)
+    {
+        kv_source::end(p, s);
+        if constexpr (config::one_byte) end_raw(s, v);
     }
 };
 

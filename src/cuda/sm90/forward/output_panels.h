@@ -13,6 +13,15 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
+/* 16 bytes of outputs, in their type. */
+DEVICE void pack_output(const attn_sm90_params *p, const float *o, u32 *packed)
+{
+    int dtype = config::one_byte ? p->shape.out_dtype : config::dtype;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2)
+        packed[i / 2] = pack_as(dtype, o[i], o[i + 1]);
+}
+
 /* Stores a panel that TMA does not: some rows are missing, or are of several heads, or o has no map. */
 DEVICE void store_panel(const attn_sm90_params *p, const work_tile_info *info, u32 panel, int number, int index)
 {
@@ -43,7 +52,7 @@ DEVICE void store_panels_by_tma(const attn_sm90_params *p, o_box box, int number
 {
     if (reread_thread() % 32 != 0) return;
 #pragma unroll
-    for (int i = 0; i < min(config::o_panels, config::v_tile::panels - number); i++)
+    for (int i = 0; i < min(config::o_panels, ATTN_SM90_PANELS(config::dim_v) - number); i++)
         tma_store(&p->o_map, box.from + i * config::o_panel::bytes, config::o_panel::columns * (number + i), box.head,
                   box.row, box.batch);
     bulk_commit();
@@ -67,7 +76,7 @@ DEVICE void store_o_by_panels(const attn_sm90_params *p, const work_tile_info *i
 #pragma unroll
     for (int k = 0; k < steps; k++) {
         u32 words[4];
-        pack_p(o + 8 * k, words);
+        pack_output(p, o + 8 * k, words);
         int panel = k / 4 % panel_count, first = k / 4 - panel;
         if (k % 4 + panel == 0) {
             if (config::o_by_tma) bulk_wait_read();
@@ -81,7 +90,7 @@ DEVICE void store_o_by_panels(const attn_sm90_params *p, const work_tile_info *i
             store_panels_by_tma(p, box, first);
         else
 #pragma unroll 1
-            for (int i = 0; i < min(panel_count, config::v_tile::panels - first); i++)
+            for (int i = 0; i < min(panel_count, ATTN_SM90_PANELS(config::dim_v) - first); i++)
                 store_panel(p, info, panels + i * config::o_panel::bytes, first + i, index);
     }
 }

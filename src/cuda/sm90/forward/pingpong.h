@@ -12,9 +12,11 @@
 #include "sm90/forward/checked_max.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
+#include "sm90/forward/promoted.h"
 #include "sm90/forward/scores.h"
 #include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/turns.h"
 
 static_assert(!config::pingpong || (config::consumers == 2 && !config::tables && !config::score_mod),
               "not ping-pong's");
@@ -25,72 +27,7 @@ struct fragments {
     u32 p[config::keys / 4], q[config::held / 4 + 1]; /* q: one more, as there may be none */
 };
 
-DEVICE void wait_turn(const consumer *c)
-{
-    named_sync(PINGPONG_TURN + c->warpgroup, 256);
-}
-
-DEVICE void pass_turn(const consumer *c)
-{
-    named_arrive(PINGPONG_TURN + (c->warpgroup ^ 1), 256);
-}
-
-/* ---- tiles that the warpgroup's rows do not see ----------------------------------------------- */
-
-DEVICE void skip_tile(const shared *s, consumer *c)
-{
-    wait_full(s, K, c->kv);
-    release_stage(s, K, c->kv.index);
-    if constexpr (config::bias) wait_full(s, B, c->kv), release_stage(s, B, c->kv.index);
-    wait_full(s, V, c->kv);
-    release_stage(s, V, c->kv.index);
-    advance(&c->kv, config::stages);
-}
-
-/* `count` of them, after each of which another tile follows. */
-DEVICE void skip_tiles_and_turns(const shared *s, consumer *c, int count)
-{
-#pragma unroll 1
-    for (; count > 0; count--) {
-        skip_tile(s, c);
-        wait_turn(c);
-        pass_turn(c);
-    }
-}
-
-/* Goes on to an item in which the warpgroup's rows see keys; stores the results of items without keys. False: no more
- * work.
- */
-DEVICE bool next_pingpong_item(const attn_sm90_params *p, const shared *s, consumer *c)
-{
-    while (!mask::has_keys(s, c)) {
-        int tiles = wait_item(s, c);
-        if (tiles == NO_WORK) return false;
-        if (tiles == NO_KEYS) store_empty(p, &next_info(s, c)->w, c->warpgroup);
-        if (tiles > NO_KEYS) {
-            skip_tiles_and_turns(s, c, tiles - 1);
-            skip_tile(s, c);
-        }
-        release_q(s, c);
-    }
-    return true;
-}
-
 /* ---- steps of an iteration -------------------------------------------------------------------- */
-
-/* S = Q K^T, asynchronously. */
-DEVICE void issue_qk(const shared *s, const consumer *c, fragments *f, int stage)
-{
-    using k_tile = config::k_tile;
-    u32 q = q_address(s, c), k = k_address(s, stage);
-#pragma unroll
-    for (int i = config::held / config::step; i < config::dim / config::step; i++)
-        multiply_shared<config::dtype, config::q_tile, k_tile>(f->s, q, k, i, i > config::held / config::step);
-#pragma unroll
-    for (int i = 0; i < config::held / config::step; i++)
-        multiply_registers<config::dtype, k_tile>(f->s, f->q + 4 * i, k, i, i > 0 || config::held < config::dim);
-    wgmma_commit();
-}
 
 /* O += P V, asynchronously. */
 DEVICE void issue_pv(const shared *s, fragments *f, int stage)
@@ -146,7 +83,7 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     if constexpr (config::walks) general_mask::load_info(p, s, c, c->info, c->kv.index);
     bool reads = reads_intervals(c);
     wgmma_fence();
-    issue_qk(s, c, f, c->kv.index);
+    issue_qk(s, c, f->s, f->q, c->kv.index);
     wgmma_wait(0);
     pin_floats(f->s, config::keys / 2);
     if (!reads) release_stage(s, K, c->kv.index);
@@ -189,7 +126,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     bool reads = masked && reads_intervals(c);
     wait_turn(c);
     wgmma_fence();
-    issue_qk(s, c, f, next.index);
+    issue_qk(s, c, f->s, f->q, next.index);
     issue_pv(s, f, c->kv.index);
     pass_turn(c);
 
@@ -211,11 +148,17 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     c->kv = next;
 }
 
+/* An item begins: what registers hold of its Q. */
+DEVICE void begin_item(const shared *s, consumer *c, fragments *f)
+{
+    if (config::held) load_fragment<config::dtype>(f->q, q_address(s, c), config::q_tile::panel_bytes, config::held);
+}
+
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    fragments f;
+    choice<config::one_byte, promoted_fragments, fragments>::type f;
     begin_rows(s, c);
-    if (config::held) load_fragment<config::dtype>(f.q, q_address(s, c), config::q_tile::panel_bytes, config::held);
+    begin_item(s, c, &f);
     skip_tiles_and_turns(s, c, mask::begin(s, c));
     prologue(p, s, c, &f);
     while (c->left > 0) {
@@ -230,10 +173,10 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 DEVICE void consume_pingpong(const attn_sm90_params *p, const shared *s)
 {
     consumer c = { {}, (int)threadIdx.x / 128 - 1 };
-    if (c.warpgroup == 1) pass_turn(&c);
+    if (c.warpgroup == 1 && !config::one_byte) pass_turn(&c);
     while (next_pingpong_item(p, s, &c))
         attend(p, s, &c);
-    if (c.warpgroup == 0) wait_turn(&c);
+    if (c.warpgroup == 0 && !config::one_byte) wait_turn(&c);
 }
 
 #endif

@@ -46,7 +46,7 @@ DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
         if (w->tiles <= 0) {
             barrier_arrive(full);
         } else {
-            barrier_expect(full, tile::panels * 128 * p->schedule.rows * pack);
+            barrier_expect(full, tile::panels * tile::width * p->schedule.rows * pack);
 #pragma unroll
             for (int i = 0; i < tile::panels; i++)
                 tma_load(s->q + stage * tile::bytes + i * tile::panel_bytes, &p->q_map, full, tile::panel_columns * i,

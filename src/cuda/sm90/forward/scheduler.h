@@ -15,6 +15,7 @@
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/retry.h"
 #include "sm90/forward/rows.h"
+#include "sm90/forward/scales.h"
 #include "sm90/forward/shared.h"
 
 /* ---- the order of work items ------------------------------------------------------------------ */
@@ -94,6 +95,7 @@ template <class mask> DEVICE void publish(const attn_sm90_params *p, const share
         if ((config::q_stages == 1 || !at->items) && w->tiles > 0) prefetch_q(p, w);
         info->w = *w;
         info->lse_row = lse_row_of(p, w, { 0, 0 });
+        if constexpr (config::one_byte) *info->scale_members::get() = scales_of(p, w);
         if constexpr (!config::o_by_tma)
             *info->output_address::get() = (u64)p->shape.o + 2 * o_element_of(p, w, { 0, 0 });
     }

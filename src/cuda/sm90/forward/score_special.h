@@ -14,7 +14,8 @@ struct score_special {
     float slope[2], start[2];   /* ALIBI: of its two rows, in units of products: per key, and at key 0 */
     u32 rows, plane, threshold; /* DROPOUT: Philox' counters, of rows and of the head; the threshold in every byte */
     dropout_seed seed;
-    u32 bias; /* BIAS: shared address of what the thread reads first of the tile whose S is in hand */
+    float unit; /* E4M3: item_scales.score */
+    u32 bias;   /* BIAS: shared address of what the thread reads first of the tile whose S is in hand */
 };
 
 DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int warpgroup, score_special *at)
@@ -43,7 +44,7 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
 DEVICE void change_special(const attn_sm90_params *p, const score_special *at, float *s, int key0)
 {
     if constexpr (config::softcap) {
-        float unit = 2 * LOG2_E * p->shape.scale / p->score.softcap;
+        float unit = 2 * LOG2_E * (config::one_byte ? at->unit : p->shape.scale) / p->score.softcap;
 #pragma unroll
         for (int i = 0; i < config::keys / 2; i += 2) {
             float x = s[i] * unit, y = s[i + 1] * unit;

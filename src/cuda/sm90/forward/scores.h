@@ -11,9 +11,8 @@
 
 using mask = choice<config::walks, general_mask, causal_mask>::type;
 
-/* first: the KV tile is its item's first. True: O so far must be multiplied by alpha. */
-DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
-                                bool first)
+/* first: the KV tile is its item's first. True: every row sees a key (causal_mask.hide). */
+DEVICE bool change_and_mask(const attn_sm90_params *p, const shared *s, consumer *c, float *score, bool first)
 {
     if constexpr (config::score_mod) change_forward_scores(p, &info_of(s, c)->w, score, c->warpgroup, c->key0);
     if (first) begin_special(p, &info_of(s, c)->w, c->warpgroup, &c->special);
@@ -22,6 +21,14 @@ DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, cons
     if constexpr (config::bias) add_bias<true>(p, &c->special, score);
     bool all_see_one = mask::hide(p, s, c, score);
     count_scored(s, c);
+    return all_see_one;
+}
+
+/* And to the row max. True: O so far must be multiplied by alpha. */
+DEVICE bool mask_and_update_max(const attn_sm90_params *p, const shared *s, consumer *c, float *score, float alpha[2],
+                                bool first)
+{
+    bool all_see_one = change_and_mask(p, s, c, score, first);
     if (config::unchecked_max && all_have_max(c)) return false;
     bool split =
         p->shape.flags & FLAG_WINDOW && p->schedule.splits > 1; /* rows may see nothing of a split's last tile */

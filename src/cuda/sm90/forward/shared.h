@@ -12,6 +12,8 @@
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/orders.h"
+#include "sm90/forward/scales.h"
+#include "sm90/forward/transpose_ring.h"
 
 /* Named barriers: WORK_READY and WORK_WANTED, between the scheduler warp and the producer warp; PINGPONG_TURN + w,
  * where consumer warpgroup w waits for its turn. */
@@ -36,10 +38,11 @@ struct work_tile {
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
 using kv_ranges = members<kv_range, config::walks ? 0 : config::consumers>;
 using first_bits = members<const unsigned char *, config::tables>; /* of that row, without PackGQA */
+using scale_members = members<item_scales, config::one_byte>;
 
 using row_ranges = members<sequence_ranges, config::walks>;
 
-struct work_tile_info : work_tile, output_address, kv_ranges, first_bits, row_ranges {
+struct work_tile_info : work_tile, output_address, kv_ranges, first_bits, scale_members, row_ranges {
 };
 
 /* What block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
@@ -64,8 +67,9 @@ struct kv_tile_info {
 enum { K, V = config::pingpong, B = 2 * V, PIPELINES = V + 1 + (config::pingpong && config::bias) };
 
 using order_ring = members<copy_orders, config::paged>;
+using transpose_members = members<transpose_ring, config::one_byte>;
 
-struct storage : order_ring {
+struct storage : order_ring, transpose_members {
     pipeline<config::q_stages> q;
     pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
@@ -76,10 +80,10 @@ struct storage : order_ring {
 enum { STORAGE_ROOM = 1024 }; /* that ATTN_SM90_SMEM has for it */
 static_assert(sizeof(storage) <= STORAGE_ROOM, "storage fits its room");
 
-/* Shared addresses of Q tiles, stages of KV tiles, output, storage; and storage, behind which are the stages of
- * intervals. */
+/* Shared addresses of Q tiles, stages of KV tiles, values to be transposed, output, storage; and storage, behind which
+ * are the stages of intervals. */
 struct shared {
-    u32 q, kv, o, at;
+    u32 q, kv, raw, o, at;
     storage *store;
 };
 
@@ -89,9 +93,10 @@ struct shared {
 DEVICE shared shared_layout(unsigned char *memory)
 {
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
-    u32 o = kv + config::stages * config::stage_bytes;
+    u32 raw = kv + config::stages * config::stage_bytes;
+    u32 o = raw + (config::one_byte ? ATTN_SM90_RAW_STAGES * config::loaded_v_tile::bytes : 0);
     u32 at = o + 4 * config::consumers * config::o_panels * config::o_panel::bytes;
-    return { q, kv, o, at, (storage *)(memory + (at - shared_address(memory))) };
+    return { q, kv, raw, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }
 
 DEVICE void init_stage(u32 full, u32 empty, int arrivals)
@@ -100,7 +105,7 @@ DEVICE void init_stage(u32 full, u32 empty, int arrivals)
     barrier_init(empty, 4 * config::consumers);
 }
 
-/* Before any role begins. arrivals: at a stage of KV tiles. */
+/* Before any role begins. arrivals: at a stage of K or V; of transposed V, those of the warps that write it. */
 DEVICE void init_shared(const shared *s, int arrivals)
 {
     if (threadIdx.x == 0) {
@@ -110,8 +115,10 @@ DEVICE void init_shared(const shared *s, int arrivals)
             init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1);
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor < PIPELINES; tensor++)
-                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]), arrivals);
+                init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]),
+                           config::one_byte && tensor == V ? (int)TRANSPOSING_WARPS : arrivals);
         if constexpr (config::paged) init_orders(s->store->order_ring::get());
+        if constexpr (config::one_byte) init_transposing(s->store->transpose_members::get());
         barrier_init_fence();
     }
     __syncthreads();

@@ -17,7 +17,7 @@ struct softmax {
 };
 
 /* P stays below 2^HEADROOM, which its type holds, and f32 sums of millions of them. */
-enum { HEADROOM = config::dtype == BF16 ? 40 : 14 };
+enum { HEADROOM = config::dtype == F16 ? 14 : 40 };
 
 DEVICE float quad_max(float x)
 {

@@ -14,15 +14,16 @@
 /* TMA from a contiguous tensor: one thread issues the copies. */
 struct tma_source {
     static constexpr int lanes = 1;
-    using params = choice<config::bias, attn_sm90_bias_params, attn_sm90_params>::type;
-    /* A tile's first row in a tensor, its head, its sequence. */
+    using unbiased = choice<config::one_byte, attn_sm90_scaled_params, attn_sm90_params>::type;
+    using params = choice<config::bias, attn_sm90_bias_params, unbiased>::type;
+    /* A tile's first row in a tensor, its head, its sequence, and how many of its keys that has, or more. */
     struct position {
-        int row, head, batch;
+        int row, head, batch, valid;
     };
 
     DEVICE position find(const attn_sm90_params *, const work_item *w, int, int key0)
     {
-        return { w->start_kv + key0, w->kv_head, w->batch };
+        return { w->start_kv + key0, w->kv_head, w->batch, w->len_kv - key0 };
     }
 
     DEVICE void expect(const attn_sm90_params *, u32 full, int bytes)

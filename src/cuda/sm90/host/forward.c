@@ -70,7 +70,10 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_cont
     if (c.base.kernel->paged) cache->box = (int)attn_cuda_page_box(c.base.kernel, d);
     cache->passes = cache->box && passes(problem, &c);
     if (!status) status = attn_sm90_load(problem, context, "fallback", &plan->base);
-    if (!status && c.schedule.split_tiles) status = attn_cuda_load_dtype(context, d->dtype, "combine", &plan->combine);
+    if (!status && c.schedule.split_tiles) {
+        attn_dtype out = d->dtype == ATTN_E4M3 ? attn_out_dtype(d) : d->dtype;
+        status = attn_cuda_load_dtype(context, out, "combine", &plan->combine);
+    }
     return status;
 }
 
@@ -91,6 +94,7 @@ static bool leaves_parts(const attn_cuda_call *c, const attn_sm90_params *p)
 typedef union variant_params {
     attn_sm90_params common;
     attn_sm90_cached_params cached;
+    attn_sm90_scaled_params scaled;
     attn_sm90_bias_params biased;
 } variant_params;
 
@@ -123,6 +127,7 @@ static attn_status run(const attn_cuda_call *c)
     variant_params p = { .common = plan->params };
     attn_sm90_take(&common, &p.common);
     if (plan->base.cuda.chosen.kernel->paged) p.cached.cache = common.cache;
+    if (d->dtype == ATTN_E4M3) p.scaled.scales = attn_cuda_scales_of(d, c->args);
     if (!attn_sm90_maps_bias(plan->base.cuda.chosen.kernel)) return run_variant(c, plan, &p);
     const attn_sm90_schedule *s = &p.common.schedule;
     p.biased.bias_map = plan->bias_map;
@@ -139,6 +144,7 @@ static void describe(const attn_plan *plan, attn_text_buffer *words)
     const forward_plan *own = plan->own;
     const attn_cuda_choice *c = &own->base.cuda.chosen;
     const attn_sm90_schedule *s = &own->params.schedule;
+    const attn_desc *d = &plan->desc;
     attn_say(words, "tiles      Q %lld rows", (long long)c->choice.q_tile);
     if (s->pack > 1) attn_say(words, " of %d heads (PackGQA)", s->pack);
     attn_say(words, ", KV %d keys", c->kernel->kv_tile);
@@ -152,6 +158,8 @@ static void describe(const attn_plan *plan, attn_text_buffer *words)
         attn_say(words, "read %d at a time", own->base.common.cache.box);
     if (own->base.common.cache.passes) attn_say(words, "; L2 gives them up before other lines");
     if (c->kernel->paged && !own->base.common.cache.box) attn_say(words, "no multiple of 8: threads copy key by key");
+    if (d->dtype == ATTN_E4M3 && attn_cuda_is_variant(c->kernel))
+        attn_say(words, "\nvalues     transposed per tile in shared memory; PV of a tile added to O in f32");
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_variant(c->kernel))
         attn_say(words, "%d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d head%s at a time\n", s->grid,

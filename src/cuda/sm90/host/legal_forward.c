@@ -3,6 +3,12 @@
 
 #include "problem/desc.h"
 
+/* Query heads of a KV head have scales of their own. */
+static bool scales_differ(const attn_desc *d)
+{
+    return d->flags & ATTN_SCALES_Q && d->q_scale_heads != d->heads_kv && d->q_scale_stride[2];
+}
+
 /* A tile of the bias has the rows and heads of a Q tile, or one row for all: heads or rows that share it are no tile of
  * it. */
 static bool packs_bias(const attn_desc *d)
@@ -19,7 +25,7 @@ static bool tells_lists(const attn_desc *d, const attn_cuda_kernel *k)
 
 int64_t attn_sm90_rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
-    if (pack > 1 && d->flags & ATTN_DROPOUT) return 0;
+    if (pack > 1 && (d->flags & ATTN_DROPOUT || scales_differ(d))) return 0;
     if (pack > 1 && attn_sm90_maps_bias(k) && !packs_bias(d)) return 0;
     if (pack > 1 && tells_lists(d, k)) return 0;
     if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
@@ -78,6 +84,7 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
     if (s->set[ATTN_STRATEGY_PACK_GQA] && s->value[ATTN_STRATEGY_PACK_GQA]) {
         if (group == 1) return "pack-gqa: each KV head has one query head";
         if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
+        if (scales_differ(d)) return "pack-gqa: the query heads of a KV head have scales of their own";
         if (attn_sm90_maps_bias(p->kernel) && !packs_bias(d))
             return "pack-gqa: query heads, or rows, share the bias of this kernel's tiles";
         if (tells_lists(d, p->kernel)) return "pack-gqa: this kernel takes block lists of one head";

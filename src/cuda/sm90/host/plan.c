@@ -37,7 +37,7 @@ static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
                 attn_cuda_append(&plan->cuda, summaries, 32, &plan->summaries_at) &&
                 attn_cuda_append(&plan->cuda, interval_words(d, c->kernel), 4, &plan->interval_tiles_at);
     for (int i = 0; i < attn_sm90_tensors(d) && fits; i++) {
-        attn_sm90_tensor t = attn_sm90_repacked(attn_sm90_tensor_of(d, i));
+        attn_sm90_tensor t = attn_sm90_repacked(d, i);
         double elements = (double)t.extent[0] * (double)t.extent[1] * (double)t.stride[1];
         fits = attn_cuda_append(&plan->cuda, plan->copied[i] ? elements : 0, (double)attn_dtype_size(d->dtype),
                                 &plan->copies[i]);

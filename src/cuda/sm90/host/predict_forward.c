@@ -37,15 +37,20 @@ enum { FEW_ROWS = 16 };
 static double derived_step(const attn_cuda_device *device, const attn_cuda_kernel *k)
 {
     const attn_machine *machine = attn_cuda_machine_of(device);
-    attn_desc tile = { .dtype = ATTN_BF16, .batch = 1, .heads_q = 1, .heads_kv = 1 };
+    bool bytes = attn_dtype_size(k->dtype) == 1;
+    double size = (double)attn_dtype_size(k->dtype);
+    attn_desc tile = { .dtype = k->dtype, .batch = 1, .heads_q = 1, .heads_kv = 1 };
     tile.len_q = k->q_tile, tile.len_kv = k->kv_tile, tile.dim_qk = k->dim, tile.dim_v = k->dim_v;
-    attn_model m = attn_model_attention(&tile, 1, 2, 2, 1);
+    attn_model m = attn_model_attention(&tile, 1, size, 2, 1);
     attn_partition p = attn_model_attention_tiles(&m, ATTN_SM90_WARPGROUP_ROWS, k->kv_tile);
     m.array[ATTN_ARRAY_O].direction = 0;
     double rows = k->q_tile, keys = k->kv_tile, clock = machine->hertz * machine->cores;
     const attn_machine_level *registers = attn_machine_level_named(machine, "registers");
-    double shared = attn_model_transfer(&m, &p, 1) / (registers ? registers->all / clock : 128);
-    double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) / machine->unit[ATTN_UNIT_TENSOR16],
+    double moved = attn_model_transfer(&m, &p, 1);
+    if (bytes) moved += keys * (k->dim + 3.0 * k->dim_v); /* K and V come; V is read and stored, transposed */
+    double shared = moved / (registers ? registers->all / clock : 128);
+    double units[2] = { 2 * rows * keys * (k->dim + k->dim_v) /
+                            machine->unit[bytes ? ATTN_UNIT_TENSOR8 : ATTN_UNIT_TENSOR16],
                         rows * keys / machine->unit[ATTN_UNIT_EXP] };
     double change = attn_cuda_change_clocks(k) * rows * keys;
     return wait_clocks + change + max_of(attn_model_overlap(units, 2, exposed), shared);

@@ -57,14 +57,8 @@ static inline bool attn_sm90_shares_bias(const attn_cuda_kernel *kernel, const a
            !(desc->flags & ATTN_VARLEN);
 }
 
-/* Elements between the rows of heads in a repacked tensor. */
-static inline int64_t attn_sm90_pitch(int64_t dim)
-{
-    return (dim + 7) / 8 * 8;
-}
-
-/* A tensor as it is copied: packed, in rows of heads of attn_sm90_pitch elements. */
-attn_sm90_tensor attn_sm90_repacked(attn_sm90_tensor tensor);
+/* One of q, k and v as it is copied: packed, in rows of heads of whole 16 bytes. */
+attn_sm90_tensor attn_sm90_repacked(const attn_desc *desc, int which);
 
 /* Whether TMA takes its strides, and the kernels its dtype. */
 bool attn_sm90_tma_takes(const attn_desc *desc, int which);

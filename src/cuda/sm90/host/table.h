@@ -30,6 +30,17 @@ enum {
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
 
+/* Bytes of an element, and flags that its dtype adds. */
+enum {
+    ATTN_SM90_BYTES_F16 = 2,
+    ATTN_SM90_BYTES_BF16 = 2,
+    ATTN_SM90_BYTES_E4M3 = 1,
+    ATTN_SM90_SCALES_F32 = 0,
+    ATTN_SM90_SCALES_F16 = 0,
+    ATTN_SM90_SCALES_BF16 = 0,
+    ATTN_SM90_SCALES_E4M3 = ATTN_SCALES_KV | ATTN_SCALES_Q
+};
+
 /* What a problem must ask for, by a row's score. */
 enum {
     ATTN_SM90_NEEDS_PLAIN = 0,
@@ -56,7 +67,7 @@ enum {
         .arch = &attn_sm90, .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type,               \
         .unit = "sm90/fallback.cu", .form = ATTN_CUDA_FALLBACK, .dtype = ATTN_##TYPE, .dim = ATTN_CUDA_DIM_MOST, \
         .dim_v = ATTN_CUDA_DIM_MOST, .q_tile = ATTN_CUDA_FALLBACK_ROWS, .kv_tile = 1, .cluster = 1,              \
-        .features = ATTN_SM90_EVERY, .threads = 256                                                              \
+        .features = ATTN_SM90_EVERY | ATTN_SM90_SCALES_##TYPE, .threads = 256                                    \
     }
 
 #define ATTN_SM90_FALLBACK_BACKWARD(type, TYPE)                                                                        \
@@ -67,7 +78,9 @@ enum {
         .kv_tile = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1, .features = ATTN_SM90_ALL, .threads = 256                    \
     }
 
-#define ATTN_SM90_FALLBACKS ATTN_SM90_FALLBACK(f32, F32), ATTN_SM90_FALLBACK(f16, F16), ATTN_SM90_FALLBACK(bf16, BF16),
+#define ATTN_SM90_FALLBACKS                                                                     \
+    ATTN_SM90_FALLBACK(e4m3, E4M3), ATTN_SM90_FALLBACK(f32, F32), ATTN_SM90_FALLBACK(f16, F16), \
+        ATTN_SM90_FALLBACK(bf16, BF16),
 #define ATTN_SM90_BACKWARD_FALLBACKS                                              \
     ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
         ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
@@ -78,12 +91,12 @@ enum {
         .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
         .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
-        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_, .needs = ATTN_SM90_NEEDS_##score_,    \
-        .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
+        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,           \
+        .needs = ATTN_SM90_NEEDS_##score_, .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),               \
         .shared =                                                                                                   \
             ATTN_SM90_NEEDS_##score_ & ATTN_BIAS                                                                    \
                 ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_)                          \
-                : ATTN_SM90_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                               \
+                : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,     \
                                  ATTN_SM90_##mask_ & ATTN_INTERVALS ? stages_ * ATTN_SM90_INTERVALS(kv_tile_) : 0), \
         .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {         \
             __VA_ARGS__                                                                                             \

@@ -23,22 +23,29 @@ attn_sm90_tensor attn_sm90_tensor_of(const attn_desc *desc, int which)
     return tensor;
 }
 
-attn_sm90_tensor attn_sm90_repacked(attn_sm90_tensor t)
+/* The type of its elements. */
+static attn_dtype dtype_of(const attn_desc *d, int which)
 {
-    t.stride[2] = attn_sm90_pitch(t.extent[3]);
+    return which == ATTN_SM90_O && d->dtype == ATTN_E4M3 ? attn_out_dtype(d) : d->dtype;
+}
+
+attn_sm90_tensor attn_sm90_repacked(const attn_desc *d, int which)
+{
+    attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
+    t.stride[2] = attn_round_up(t.extent[3], 16 / attn_dtype_size(dtype_of(d, which)));
     t.stride[1] = t.stride[2] * t.extent[2];
     t.stride[0] = t.stride[1] * t.extent[1];
     return t;
 }
 
-/* TMA takes addresses and strides of a multiple of 16 bytes, the latter above 0 and below 2^40; the kernels take 16-bit
- * elements. */
+/* TMA takes addresses and strides of a multiple of 16 bytes, the latter above 0 and below 2^40; the kernels take
+ * elements of 16 bits, or E4M3. */
 bool attn_sm90_tma_takes(const attn_desc *d, int which)
 {
     attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
     if (d->alignment < 16 || (which == ATTN_SM90_GRAD_O && attn_out_dtype(d) != d->dtype)) return false;
     for (int i = 0; i < 3; i++) {
-        int64_t bytes = t.stride[i] * attn_dtype_size(d->dtype);
+        int64_t bytes = t.stride[i] * attn_dtype_size(dtype_of(d, which));
         if (t.extent[i] > 1 && (bytes % 16 != 0 || bytes <= 0 || bytes >= (int64_t)1 << 40)) return false;
     }
     return true;
@@ -54,15 +61,16 @@ bool attn_sm90_is_staged(const attn_desc *d)
 attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, int which, int pack, attn_sm90_map *map)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
-    attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
+    attn_sm90_tensor t = plan->copied[which] ? attn_sm90_repacked(d, which) : attn_sm90_tensor_of(d, which);
     bool bias = which == ATTN_SM90_BIAS_MAP, one_row = bias && attn_sm90_bias_has_one_row(d, pack);
     uint32_t heads = which == ATTN_SM90_Q || (bias && !one_row) ? (uint32_t)pack : 1;
-    if (plan->copied[which]) t = attn_sm90_repacked(t);
-    uint64_t size = (uint64_t)attn_dtype_size(d->dtype), extent[4], stride[3];
+    attn_dtype dtype = dtype_of(d, which);
+    uint64_t size = (uint64_t)attn_dtype_size(dtype), extent[4], stride[3];
     const uint32_t rows[] = { (uint32_t)k->q_tile / heads, (uint32_t)k->kv_tile,
                               (uint32_t)k->kv_tile,        (uint32_t)k->q_tile,
                               ATTN_SM90_OUTPUT_ROWS,       one_row ? 1 : (uint32_t)k->q_tile / heads };
-    uint32_t box[4] = { 64, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
+    int dim = which == ATTN_SM90_V ? k->dim_v : k->dim, width = size == 1 ? ATTN_SM90_WIDTH(dim, 1) : 128;
+    uint32_t box[4] = { (uint32_t)width / (uint32_t)size, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
     bool pages = k->paged && (which == ATTN_SM90_K || which == ATTN_SM90_V);
     if (pages && attn_cuda_page_box(k, d)) box[2] = (uint32_t)attn_cuda_page_box(k, d);
     for (int i = 0; i < 4; i++)
@@ -70,13 +78,16 @@ attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, i
     for (int i = 0; i < 3; i++)
         stride[i] = t.extent[2 - i] > 1 ? (uint64_t)t.stride[2 - i] * size : 16;
     CUtensorMap encoded;
-    bool f16 = d->dtype == ATTN_F16;
-    if (!f16 && d->dtype != ATTN_BF16)
-        return attn_fail(ATTN_UNSUPPORTED, "dtype = %s: tensor maps are of f16 and bf16", attn_dtype_name(d->dtype));
-    int type = f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    int type = dtype == ATTN_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+               : dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+               : dtype == ATTN_E4M3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                    : -1;
+    if (type < 0)
+        return attn_fail(ATTN_UNSUPPORTED, "dtype = %s: tensor maps are of f16, bf16 and e4m3", attn_dtype_name(dtype));
+    int swizzle = width == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
     CUresult result = plan->cuda.driver->cuTensorMapEncodeTiled(
         &encoded, type, 4, (void *)(uintptr_t)SOME_ADDRESS, extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     memcpy(map, &encoded, sizeof encoded);
     return result ? attn_cuda_fail(result, "cuTensorMapEncodeTiled") : ATTN_OK;
 }
@@ -121,6 +132,7 @@ attn_status attn_sm90_repack(const attn_cuda_call *c, int which)
                                   .rows = (int)t.extent[1],
                                   .heads = (int)t.extent[2],
                                   .dim = (int)t.extent[3],
-                                  .pitch = (int)attn_sm90_pitch(t.extent[3]) };
+                                  .pitch = (int)attn_sm90_repacked(&c->plan->desc, which).stride[2],
+                                  .bytes = (int)attn_dtype_size(dtype_of(&c->plan->desc, which)) };
     return attn_cuda_launch(c, "attn_sm90_repack", plan->repack, t.extent[1], t.extent[0], 1, 256, &p);
 }

@@ -1,0 +1,37 @@
+/* E4M3: the producer's side of V that is to be transposed. Of the source a template, since pages are none of it. */
+#ifndef ATTN_CUDA_SM90_FORWARD_LOAD_RAW_H
+#define ATTN_CUDA_SM90_FORWARD_LOAD_RAW_H
+
+#include "sm90/common/pipeline.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/shared.h"
+
+/* V of a tile, or (row -1) nothing. */
+template <class kv_source, class position>
+DEVICE void load_raw(const attn_sm90_params *p, const shared *s, kv_source *source, pipeline_state *at, position from)
+{
+    using tile = config::loaded_v_tile;
+    transpose_ring *ring = s->store->transpose_members::get();
+    u32 full = raw_full(ring, at->index);
+    if (from.row < 0) return;
+    wait_empty(raw_empty(ring, at->index), at->phase);
+    if (threadIdx.x % 32 == 0) {
+        ring->valid[at->index] = from.valid;
+        source->expect(p, full, tile::bytes);
+        source->template copy<tile>(p, s, &p->v_map, s->raw + at->index * tile::bytes, full, true, from);
+    }
+    advance(at, ATTN_SM90_RAW_STAGES);
+}
+
+/* No more V will come. */
+DEVICE void end_raw(const shared *s, pipeline_state at)
+{
+    transpose_ring *ring = s->store->transpose_members::get();
+    wait_empty(raw_empty(ring, at.index), at.phase);
+    if (threadIdx.x % 32 == 0) {
+        ring->valid[at.index] = NO_MORE;
+        barrier_arrive(raw_full(ring, at.index));
+    }
+}
+
+#endif

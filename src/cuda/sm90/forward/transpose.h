@@ -1,0 +1,98 @@
+/* E4M3: wgmma reads operands of one-byte elements along the dimension that it sums over alone, which of V are the keys.
+ * So V is loaded into a ring of its own, and two warps of the producer warpgroup transpose it from there into the
+ * stages that consumers read.
+ *
+ * Of every 16 keys the transposed rows have key 2i, 2i + 1, 2i + 8, 2i + 9 at 4i to 4i + 3: these are the columns of S
+ * that a thread has of 16, and the columns that its registers of wgmma's A operand are. So P needs no exchange between
+ * threads. And these are the bytes that ldmatrix.trans gives a thread of two 8 x 8 matrices, but for their order. */
+#ifndef ATTN_CUDA_SM90_FORWARD_TRANSPOSE_H
+#define ATTN_CUDA_SM90_FORWARD_TRANSPOSE_H
+
+#include "common/gpu.h"
+#include "common/warp.h"
+#include "sm90/common/pipeline.h"
+#include "sm90/common/tile.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/shared.h"
+
+/* ---- one tile ---------------------------------------------------------------------------------- */
+
+/* Which bytes of the thread's words stay: those of the first `count` of 16 keys. */
+DEVICE u32 bytes_of_keys(int count)
+{
+    int first = threadIdx.x % 4 * 2;
+    u32 kept = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (first + i % 2 + i / 2 * 8 < count) kept |= 255u << 8 * i;
+    return kept;
+}
+
+/* The warp's half of a tile: of every 32 keys the 16 from 16 * half on. Keys from `valid` on become zeros: they may be
+ * another sequence's, and 0 times NaN is NaN.
+ *
+ * At once 16 keys by 32 columns: matrices 0 and 1 are keys 0 to 7 and 8 to 15 of the first 16 columns, 2 and 3 those of
+ * the others. Lane 4c + i stores words of columns 2c and 2c + 1; lanes from 16 on the odd one first, so that the 8 rows
+ * of a matrix lie in different banks. */
+DEVICE void transpose_tile(u32 from, u32 to, int half, int valid)
+{
+    using loaded = config::loaded_v_tile;
+    using transposed = config::transposed_v_tile;
+    constexpr int blocks = config::dim_v / 32;
+    u32 lane = threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
+    u32 key = half * 16 + matrix % 2 * 8 + row, piece = matrix / 2 ^ swizzle_of_row<loaded::width>(key);
+    u32 column = matrix / 2 * 16 + 2 * row + (row / 4 ^ matrix % 2);
+    u32 read = from + key * loaded::width + (piece << 4);
+    u32 write = to + column * transposed::width, pieces = swizzle_of_row<transposed::width>(column);
+    u32 first = lane < 16 ? 0x6420 : 0x7531, second = first ^ (0x6420 ^ 0x7531);
+#pragma unroll 1
+    for (int i = 0; i < config::keys / 32 * (blocks / 2); i++) {
+        u32 block = i % (blocks / 2) * 2, in[8], out[8];
+        int key0 = i / (blocks / 2) * 32;
+        constexpr int steps = transposed::width / 32; /* of PV, in a panel */
+        u32 at = read + key0 * loaded::width, step = key0 / 32, in_panel = step % steps * 2 + half;
+        u32 there = write + step / steps * transposed::panel_bytes + block * (32 * transposed::width) +
+                    ((in_panel ^ pieces) << 4);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            ldmatrix_x4_trans(in + 4 * j, at ^ ((block + j) * 2 << 4));
+        if (unlikely(key0 + 32 > valid)) {
+            u32 kept = bytes_of_keys(valid - key0 - 16 * half);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                in[j] &= permute_bytes(kept, 0, j % 2 ? 0x3322 : 0x1100);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j += 4) {
+            out[j] = permute_bytes(in[j], in[j + 1], first), out[j + 1] = permute_bytes(in[j], in[j + 1], second);
+            out[j + 2] = permute_bytes(in[j + 2], in[j + 3], first);
+            out[j + 3] = permute_bytes(in[j + 2], in[j + 3], second);
+            stmatrix_x4(there + j / 4 * 32 * transposed::width, out + j);
+        }
+    }
+}
+
+/* ---- the warps --------------------------------------------------------------------------------- */
+
+/* What warps 2 and 3 do. */
+DEVICE void transpose_values(const shared *s, u32 warp)
+{
+    if (warp < 2) return;
+    pipeline_state raw = { 0, 0 }, v = { 0, 1 };
+    for (;;) {
+        const transpose_ring *ring = s->store->transpose_members::get();
+        barrier_wait(raw_full(ring, raw.index), raw.phase);
+        int valid = ring->valid[raw.index];
+        if (valid == NO_MORE) break;
+        wait_empty(BARRIER(s, kv[V].empty[v.index]), v.phase);
+        transpose_tile(s->raw + raw.index * config::loaded_v_tile::bytes,
+                       s->kv + v.index * config::stage_bytes + config::k_tile::bytes, (int)warp - 2, valid);
+        fence_async();
+        release(raw_empty(ring, raw.index));
+        release(BARRIER(s, kv[V].full[v.index]));
+        advance(&raw, ATTN_SM90_RAW_STAGES);
+        advance(&v, config::stages);
+    }
+}
+
+#endif

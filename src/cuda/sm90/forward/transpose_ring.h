@@ -1,0 +1,37 @@
+/* E4M3: the ring of V as it is loaded, from which warps transpose it (transpose.h). */
+#ifndef ATTN_CUDA_SM90_FORWARD_TRANSPOSE_RING_H
+#define ATTN_CUDA_SM90_FORWARD_TRANSPOSE_RING_H
+
+#include "common/gpu.h"
+#include "common/warp.h"
+#include "sm90/common/pipeline.h"
+#include "common/pages_params.h"
+#include "common/params.h"
+#include "sm90/params.h"
+
+/* valid: how many keys of the tile the sequence has, or NO_MORE. */
+enum { TRANSPOSING_WARPS = 2, NO_MORE = -1 };
+struct transpose_ring {
+    pipeline<ATTN_SM90_RAW_STAGES> raw;
+    int valid[ATTN_SM90_RAW_STAGES];
+};
+
+DEVICE u32 raw_full(const transpose_ring *ring, int index)
+{
+    return shared_address(&ring->raw.full[index]);
+}
+
+DEVICE u32 raw_empty(const transpose_ring *ring, int index)
+{
+    return shared_address(&ring->raw.empty[index]);
+}
+
+DEVICE void init_transposing(const transpose_ring *ring)
+{
+    for (int i = 0; i < ATTN_SM90_RAW_STAGES; i++) {
+        barrier_init(raw_full(ring, i), 1);
+        barrier_init(raw_empty(ring, i), TRANSPOSING_WARPS);
+    }
+}
+
+#endif

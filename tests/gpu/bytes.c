@@ -1,0 +1,392 @@
+/* Kernels of E4M3, the fallback kernel too, against their definition, and against the floor of their error: P rounded
+ * once to E4M3, at most 2^8, with the row's maximum; all else exact. What tensor cores cut off their sums counts
+ * besides (check/rounding.h): of the LSE, and, since errors of the scores of different keys are independent, of O. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check/random.h"
+#include "check/rounding.h"
+#include "device/device.h"
+#include "gpu.h"
+#include "num/half.h"
+#include "problem/desc.h"
+
+/* What a problem's values are. */
+typedef enum bytes_data {
+    NORMAL,   /* all three */
+    SHARP,    /* scores with a deviation of 8 */
+    MEAN_ONE, /* v about 1 */
+    UNIFORM,  /* q is 0: all weights are alike; v about 1 */
+    NEEDLE,   /* one key with nearly all weight, v about 1 */
+    RISING,   /* from tile to tile greater scores, by more than a tile's maximum may exceed the row's */
+    DATA
+} bytes_data;
+
+typedef struct bytes_problem {
+    attn_desc desc; /* resolved */
+    attn_args args;
+    bytes_data data;
+    uint64_t state;
+} bytes_problem;
+
+static void *room(int64_t bytes, int fill)
+{
+    void *at = aligned_alloc(64, (size_t)attn_round_up(bytes + 64, 64));
+    if (!at) abort();
+    return memset(at, fill, (size_t)bytes);
+}
+
+static void fill(bytes_problem *p, unsigned char *at, int64_t count, float mean, float deviation)
+{
+    for (int64_t i = 0; i < count; i++)
+        at[i] = attn_float_to_e4m3(mean + deviation * check_normal(&p->state));
+}
+
+static float *scales_of(bytes_problem *p, int64_t count, bool signs)
+{
+    float *at = room(4 * count, 0);
+    for (int64_t i = 0; i < count; i++) {
+        at[i] = 0.5f + (float)check_below(&p->state, 1024) / 1024;
+        if (signs && check_below(&p->state, 4) == 0) at[i] = -at[i];
+        if (signs && check_below(&p->state, 8) == 0) at[i] = 0;
+    }
+    return at;
+}
+
+static int *lengths_of(bytes_problem *p, int64_t most, int64_t total, bool starts)
+{
+    int64_t batch = p->desc.batch, at = 0;
+    int *lens = room(4 * (batch + 1), 0);
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t len = (int64_t)check_below(&p->state, most + 1), left = total - at;
+        if (starts && len > left) len = left;
+        lens[b + starts] = (int)(starts ? at += len : len);
+    }
+    return lens;
+}
+
+static int64_t planes(const attn_desc *d)
+{
+    return d->flags & ATTN_VARLEN ? 1 : d->batch;
+}
+
+/* Row of the tensor: VARLEN: of all sequences. */
+typedef struct span {
+    int64_t plane, q, kv, len_q, len_kv;
+} span;
+
+static span span_of(const attn_desc *d, const attn_args *a, int64_t b)
+{
+    span s = { b, 0, 0, d->len_q, d->len_kv };
+    if (d->flags & ATTN_VARLEN)
+        s = (span){ 0, a->cu_lens_q[b], a->cu_lens_kv[b], a->cu_lens_q[b + 1] - a->cu_lens_q[b],
+                    a->cu_lens_kv[b + 1] - a->cu_lens_kv[b] };
+    if (d->flags & ATTN_LENS_Q) s.len_q = a->lens_q[b];
+    if (d->flags & ATTN_LENS_KV) s.len_kv = a->lens_kv[b];
+    return s;
+}
+
+static int64_t at_of(const int64_t stride[4], int64_t plane, int64_t row, int64_t head)
+{
+    return plane * stride[0] + row * stride[1] + head * stride[2];
+}
+
+/* Makes data: what is special about them is in the first dim, whose product with q is the score. */
+static void make(bytes_problem *p)
+{
+    attn_desc *d = &p->desc;
+    attn_args *a = &p->args;
+    attn_shape shape = attn_shape_of(d);
+    int64_t reach[4];
+    const int64_t *strides[] = { d->q_stride, d->k_stride, d->v_stride, d->o_stride },
+                  *extents[] = { shape.q, shape.k, shape.v, shape.o };
+    for (int i = 0; i < 4; i++) {
+        reach[i] = 1;
+        for (int j = 0; j < 4; j++)
+            reach[i] += (extents[i][j] - 1) * strides[i][j];
+    }
+    unsigned char *q = room(reach[0], 0), *k = room(reach[1], 0), *v = room(reach[2], 0);
+    bool mean = p->data == MEAN_ONE || p->data == UNIFORM || p->data == NEEDLE;
+    fill(p, q, reach[0], 0, p->data == UNIFORM ? 0 : p->data == SHARP ? 8 : 1);
+    fill(p, k, reach[1], 0, p->data == RISING ? 0.25f : 1);
+    fill(p, v, reach[2], mean ? 1 : 0, mean ? 0.25f : 1);
+    a->q = q, a->k = k, a->v = v;
+    a->o = room(reach[3] * 4, 0xff);
+    if (d->flags & ATTN_VARLEN)
+        a->cu_lens_q = lengths_of(p, d->len_q, d->total_q, true),
+        a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
+    if (d->flags & ATTN_LENS_Q && !(d->flags & ATTN_VARLEN)) a->lens_q = lengths_of(p, d->len_q, 0, false);
+    if (d->flags & ATTN_LENS_KV && !(d->flags & ATTN_VARLEN)) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
+    bool signs = p->data == NORMAL;
+    if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, d->batch * d->heads_q, signs);
+    if (d->flags & ATTN_SCALES_KV)
+        a->k_scale = scales_of(p, d->batch * d->heads_kv, signs),
+        a->v_scale = scales_of(p, d->batch * d->heads_kv, signs);
+    a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
+    for (int64_t b = 0; b < d->batch; b++) {
+        span s = span_of(d, a, b);
+        bool spoilt = d->flags & (ATTN_VARLEN | ATTN_LENS_KV); /* NaN after the sequence, if it is nobody's */
+        for (int64_t h = 0; h < d->heads_kv; h++)
+            for (int64_t j = spoilt && !(d->flags & ATTN_VARLEN) ? s.len_kv : d->len_kv; j < d->len_kv; j++)
+                for (int64_t c = 0; c < d->dim_v; c++)
+                    v[at_of(d->v_stride, s.plane, j, h) + c] = 0x7f;
+        if (p->data != NEEDLE && p->data != RISING) continue;
+        for (int64_t h = 0; h < d->heads_q; h++)
+            for (int64_t i = 0; i < s.len_q; i++)
+                q[at_of(d->q_stride, s.plane, s.q + i, h)] = attn_float_to_e4m3(p->data == NEEDLE ? 16 : 32);
+        for (int64_t h = 0; h < d->heads_kv; h++)
+            for (int64_t j = 0; j < s.len_kv; j++) { /* last keys come first */
+                float first = p->data == NEEDLE ? (j == s.len_kv / 3 ? 12 : 0) : (float)(-j / 16 % 400);
+                k[at_of(d->k_stride, s.plane, s.kv + j, h)] = attn_float_to_e4m3(first);
+            }
+    }
+}
+
+/* ---- the definition ---------------------------------------------------------------------------- */
+
+static bool sees(const attn_desc *d, const span *s, int64_t i, int64_t j)
+{
+    int64_t t = i + s->len_kv - s->len_q;
+    if (d->flags & ATTN_CAUSAL && j > t) return false;
+    if (!(d->flags & ATTN_WINDOW)) return true;
+    return (d->window_left < 0 || j >= t - d->window_left) && (d->window_right < 0 || j <= t + d->window_right);
+}
+
+static double scale_at(const float *scale, const int64_t stride[4], int64_t b, int64_t h)
+{
+    return scale ? (double)scale[b * stride[0] + h * stride[2]] : 1;
+}
+
+/* All codes: quicker than one by one. */
+static double decoded(unsigned char code)
+{
+    static double values[256];
+    if (values[1] == 0)
+        for (int i = 0; i < 256; i++)
+            values[i] = (double)attn_e4m3_to_float((uint8_t)i);
+    return values[code];
+}
+
+/* Of a row. */
+typedef struct definition {
+    double exact[ATTN_DIM_MOST], rounded[ATTN_DIM_MOST], lse; /* O; O with P rounded */
+    double o_cut, lse_cut; /* what a tensor core's sums may do: to O, as a sum of squares */
+} definition;
+
+/* score, cut: len_kv doubles each. */
+static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i, const span *s, double *score,
+                        double *cut, definition *to)
+{
+    const attn_desc *d = &p->desc;
+    const attn_args *a = &p->args;
+    const unsigned char *q = a->q, *k = a->k, *v = a->v;
+    int64_t kv = h / (d->heads_q / d->heads_kv), of_q = d->q_scale_heads == d->heads_kv ? kv : h;
+    double unit = (double)d->scale * scale_at(a->q_scale, d->q_scale_stride, b, of_q) *
+                  scale_at(a->k_scale, d->k_scale_stride, b, kv),
+           value = scale_at(a->v_scale, d->v_scale_stride, b, kv), max = -INFINITY, sum = 0;
+    double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
+    double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
+    double most[ATTN_DIM_MOST];                                      /* of a column's products P v */
+    q += at_of(d->q_stride, s->plane, s->q + i, h);
+    for (int64_t j = 0; j < s->len_kv; j++) {
+        const unsigned char *key = k + at_of(d->k_stride, s->plane, s->kv + j, kv);
+        double dot = 0;
+        for (int64_t c = 0; c < d->dim_qk; c++)
+            dot += product[c] = decoded(q[c]) * decoded(key[c]);
+        dot *= unit, cut[j] = fabs(unit) * check_e4m3_rounding(product, d->dim_qk);
+        if (d->flags & ATTN_SOFTCAP) dot = (double)d->softcap * tanh(dot / (double)d->softcap);
+        score[j] = sees(d, s, i, j) ? dot : -INFINITY;
+        max = fmax(max, score[j]);
+    }
+    for (int64_t c = 0; c < d->dim_v; c++)
+        exact[c] = rounded[c] = first[c] = second[c] = most[c] = 0;
+    to->lse = max, to->lse_cut = to->o_cut = 0;
+    if (max == -INFINITY) return;
+    for (int64_t j = 0; j < s->len_kv; j++) {
+        double weight = exp(score[j] - max);
+        if (weight == 0) continue;
+        double stored = (double)attn_e4m3_to_float(attn_float_to_e4m3((float)(256 * weight))) / 256;
+        const unsigned char *x = v + at_of(d->v_stride, s->plane, s->kv + j, kv);
+        double square = weight * weight * cut[j] * cut[j];
+        sum += weight, to->lse_cut += weight * cut[j], squares += square;
+        for (int64_t c = 0; c < d->dim_v; c++) {
+            double y = decoded(x[c]);
+            exact[c] += weight * y, rounded[c] += stored * y, first[c] += square * y, second[c] += square * y * y;
+            most[c] = fmax(most[c], weight * fabs(y));
+        }
+    }
+    for (int64_t c = 0; c < d->dim_v; c++) { /* an error of a score moves O by its weight times v - O */
+        double o = exact[c] / sum;
+        to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * value * value / (sum * sum);
+        first[c] = second[c] = 0;
+    }
+    for (int64_t j = 0; j < s->len_kv; j++) { /* products of P and v are cut towards zero: less biased if v has signs */
+        double weight = exp(score[j] - max);
+        const unsigned char *x = v + at_of(d->v_stride, s->plane, s->kv + j, kv);
+        for (int64_t c = 0; c < d->dim_v && weight > 0; c++) {
+            double y = decoded(x[c]), lost = fmin(weight * fabs(y), 0x1p-13 * most[c]);
+            first[c] += copysign(lost, y), second[c] += lost * lost;
+        }
+    }
+    for (int64_t c = 0; c < d->dim_v; c++) {
+        double lost = (fabs(first[c]) + sqrt(second[c])) * value / sum;
+        to->o_cut += lost * lost;
+        exact[c] *= value / sum, rounded[c] *= value / sum;
+    }
+    to->lse += log(sum), to->lse_cut /= sum;
+}
+
+typedef struct error {
+    double got, floor, rounding, size, cut; /* sums of squares */
+    double lse;
+    int64_t rows, values, nan;
+} error;
+
+/* cuts: the kernel multiplies E4M3 by tensor cores. */
+static error compare(const bytes_problem *p, bool cuts)
+{
+    const attn_desc *d = &p->desc;
+    attn_dtype out = attn_out_dtype(d);
+    int64_t keys = d->len_kv + d->total_kv + 1;
+    double *score = room(8 * keys, 0), *cut = room(8 * keys, 0);
+    definition is;
+    error e = { .lse = 0 };
+    for (int64_t b = 0; b < d->batch; b++) {
+        span s = span_of(d, &p->args, b);
+        for (int64_t h = 0; h < d->heads_q; h++)
+            for (int64_t i = 0; i < s.len_q; i++) {
+                compute_row(p, b, h, i, &s, score, cut, &is);
+                int64_t o = at_of(d->o_stride, s.plane, s.q + i, h), rows = attn_shape_of(d).q[1];
+                double got = (double)p->args.lse[(s.plane * d->heads_q + h) * rows + s.q + i];
+                double allowed = 2e-5 * fmax(1, fabs(is.lse)) + (cuts ? is.lse_cut : 0);
+                double off =
+                    isinf(is.lse) || isinf(got) ? (is.lse == got ? 0 : INFINITY) : fabs(got - is.lse) / allowed;
+                if (!(off <= e.lse)) e.lse = off;
+                e.cut += cuts ? is.o_cut : 0;
+                for (int64_t c = 0; c < d->dim_v; c++) {
+                    double x = (double)attn_load_scalar(out, p->args.o, o + c), one;
+                    if (isnan(x)) e.nan++;
+                    unsigned char stored[4];
+                    attn_store_scalar(out, stored, 0, (float)is.exact[c]);
+                    one = (double)attn_load_scalar(out, stored, 0);
+                    e.got += (x - is.exact[c]) * (x - is.exact[c]),
+                        e.floor += (is.rounded[c] - is.exact[c]) * (is.rounded[c] - is.exact[c]);
+                    e.rounding += (one - is.exact[c]) * (one - is.exact[c]), e.size += is.exact[c] * is.exact[c];
+                    e.values++;
+                }
+                e.rows++;
+            }
+    }
+    free(score), free(cut);
+    return e;
+}
+
+/* ---- cases ------------------------------------------------------------------------------------- */
+
+static void end(bytes_problem *p)
+{
+    const void *all[] = { p->args.q,       p->args.k,       p->args.v,         p->args.o,
+                          p->args.lse,     p->args.lens_q,  p->args.lens_kv,   p->args.q_scale,
+                          p->args.k_scale, p->args.v_scale, p->args.cu_lens_q, p->args.cu_lens_kv };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free((void *)(uintptr_t)all[i]);
+}
+
+static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data, uint64_t seed, bool say)
+{
+    bytes_problem p = { .data = data, .state = seed * 7919 + 1 };
+    attn_plan_info info = { .splits = 1 };
+    device_run run;
+    desc.dtype = ATTN_E4M3, desc.device = ATTN_CUDA, desc.kernel = k->name;
+    if (!desc.dim_qk) desc.dim_qk = attn_cuda_is_variant(k) ? k->dim : 80;
+    if (!desc.dim_v) desc.dim_v = attn_cuda_is_variant(k) ? k->dim_v : 96;
+    if (k->needs & ATTN_SOFTCAP) desc.flags |= ATTN_SOFTCAP, desc.softcap = 5;
+    attn_status status = attn_desc_resolve(&p.desc, &desc, sizeof desc);
+    if (!status) make(&p), status = device_begin(&run, &desc, &p.args, 0);
+    if (status) {
+        result(false, "%s, flags 0x%x: %s", k->name, desc.flags, attn_error());
+        return;
+    }
+    attn_plan_get_info(run.plan, &info);
+    snprintf(watched, sizeof watched, "%s, seed %llu, %lld x %lld, heads %lld/%lld, flags 0x%x, data %d, %s", k->name,
+             (unsigned long long)seed, (long long)p.desc.len_q, (long long)p.desc.len_kv, (long long)p.desc.heads_q,
+             (long long)p.desc.heads_kv, desc.flags, data, info.strategy);
+    alarm(WATCHDOG_SECONDS);
+    status = device_start(&run);
+    attn_status ended = device_end(&run, true);
+    alarm(0);
+    result(!status && !ended, "%s, flags 0x%x: %s", k->name, desc.flags, attn_error());
+    if (!status && !ended) {
+        error e = compare(&p, attn_cuda_is_variant(k));
+        double n = fmax(1, (double)e.values), got = sqrt(e.got / n), floor = sqrt(e.floor / n), size = sqrt(e.size / n),
+               rounding = sqrt(e.rounding / n), cut = sqrt(e.cut / n);
+        /* A few rows have luck: the floor is one draw of many. */
+        double allowed = (1.05 + 4 / sqrt(fmax(1, (double)e.rows))) * floor + rounding + cut + 2e-5 * size;
+        if (say)
+            printf("%s %lld x %lld data %d: relative rms %.5f, floor %.5f, rounding %.5f, cut %.5f, LSE %.3f of its "
+                   "bound\n",
+                   k->name, (long long)desc.len_q, (long long)desc.len_kv, data, got / size, floor / size,
+                   rounding / size, cut / size, e.lse);
+        result(
+            !e.nan && got <= allowed && e.lse <= 1,
+            "%s, seed %llu, %lld x %lld, heads %lld/%lld, dims %lld, %lld, flags 0x%x, data %d, %s: rms %.4g of %.4g "
+            "(floor %.4g, cut %.4g), of values %.4g, LSE %.3g, %lld NaN",
+            k->name, (unsigned long long)seed, (long long)desc.len_q, (long long)desc.len_kv, (long long)desc.heads_q,
+            (long long)desc.heads_kv, (long long)desc.dim_qk, (long long)desc.dim_v, desc.flags, data, info.strategy,
+            got, allowed, floor, cut, size, e.lse, (long long)e.nan);
+    }
+    end(&p);
+}
+
+static int64_t pick(uint64_t *state, int64_t least, int64_t most)
+{
+    return least + check_below(state, most - least + 1);
+}
+
+static void check_random(const attn_cuda_kernel *k, uint64_t seed)
+{
+    static const attn_dtype outs[] = { 0, 0, ATTN_BF16, ATTN_F16, ATTN_F32 };
+    static const int64_t ratios[] = { 1, 1, 2, 5 };
+    uint64_t s = seed * 104729 + 17;
+    attn_desc d = { .batch = pick(&s, 1, 3), .heads_kv = pick(&s, 1, 2) };
+    d.heads_q = d.heads_kv * ratios[pick(&s, 0, 3)];
+    d.len_q = pick(&s, 1, pick(&s, 0, 1) ? 300 : 20), d.len_kv = pick(&s, 1, pick(&s, 0, 1) ? 700 : 200);
+    d.out_dtype = outs[pick(&s, 0, 4)];
+    if (pick(&s, 0, 2) == 0) d.dim_qk = pick(&s, 1, k->dim);
+    if (pick(&s, 0, 2) == 0) d.dim_v = pick(&s, 1, k->dim_v);
+    if (pick(&s, 0, 1)) d.flags |= ATTN_CAUSAL;
+    if (pick(&s, 0, 2) == 0)
+        d.flags |= ATTN_WINDOW, d.window_left = pick(&s, -1, 200), d.window_right = pick(&s, -1, 60);
+    if (pick(&s, 0, 1)) d.flags |= ATTN_SCALES_Q;
+    if (pick(&s, 0, 1)) d.flags |= ATTN_SCALES_KV;
+    if (pick(&s, 0, 3) == 0) d.flags |= ATTN_LENS_KV;
+    if (pick(&s, 0, 3) == 0) d.flags |= ATTN_LENS_Q;
+    if (pick(&s, 0, 2) == 0) {
+        d.flags = (d.flags & ~(uint32_t)(ATTN_LENS_KV | ATTN_LENS_Q)) | ATTN_VARLEN;
+        d.total_q = pick(&s, 1, d.len_q * d.batch), d.total_kv = pick(&s, 1, d.len_kv * d.batch);
+    }
+    if (d.flags & ATTN_SCALES_Q) {
+        d.q_scale_heads = pick(&s, 0, 1) ? d.heads_kv : d.heads_q;
+        if (pick(&s, 0, 2)) d.q_scale_stride[0] = d.heads_q, d.q_scale_stride[2] = 1;
+    }
+    if (d.flags & ATTN_SCALES_KV && pick(&s, 0, 2))
+        d.k_scale_stride[0] = d.v_scale_stride[0] = d.heads_kv, d.k_scale_stride[2] = d.v_scale_stride[2] = 1;
+    int64_t keys = d.flags & ATTN_VARLEN && d.total_kv < d.len_kv ? d.total_kv : d.len_kv;
+    if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0) d.strategy = keys > k->kv_tile ? "split-kv=2" : "split-kv=1";
+    check_one(k, d, (bytes_data)pick(&s, 0, DATA - 1), seed, false);
+}
+
+void bytes(const attn_cuda_kernel *k, int cases, bool large)
+{
+    for (int i = 0; i < cases; i++)
+        check_random(k, (uint64_t)i);
+    for (int data = 0; data < DATA && large; data++) {
+        attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 2048, .len_kv = 2048, .out_dtype = ATTN_F32 };
+        check_one(k, d, (bytes_data)data, 3, true);
+        d.len_q = 64, d.len_kv = 131072;
+        check_one(k, d, (bytes_data)data, 4, true);
+    }
+}
