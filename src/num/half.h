@@ -81,12 +81,12 @@ static inline uint8_t attn_float_to_e4m3(float x)
 
 /* The element types: X(dtype, name, bytes, bits of the mantissa that are stored, what they are summed in and what
  * attn_args declares as float, whether a GPU takes them). Nothing that is no row here is taken for one. */
-#define ATTN_DTYPE_LIST(X)                      \
-    X(ATTN_F32, "f32", 4, 23, ATTN_F32, true)   \
-    X(ATTN_F16, "f16", 2, 10, ATTN_F32, true)   \
-    X(ATTN_BF16, "bf16", 2, 7, ATTN_F32, true)  \
-    X(ATTN_F64, "f64", 8, 52, ATTN_F64, false)  \
-    X(ATTN_E4M3, "e4m3", 1, 3, ATTN_F32, true)  \
+#define ATTN_DTYPE_LIST(X)                     \
+    X(ATTN_F32, "f32", 4, 23, ATTN_F32, true)  \
+    X(ATTN_F16, "f16", 2, 10, ATTN_F32, true)  \
+    X(ATTN_BF16, "bf16", 2, 7, ATTN_F32, true) \
+    X(ATTN_F64, "f64", 8, 52, ATTN_F64, false) \
+    X(ATTN_E4M3, "e4m3", 1, 3, ATTN_F32, true) \
     X(ATTN_I8, "i8", 1, 7, ATTN_F32, false)
 
 /* Bytes of an element; 0 of what is no dtype. */

@@ -67,7 +67,7 @@ MUTANTS = [
      "head-persistent dQ: room for one of the heads that share keys", "cuda_backward"),
     (SM90 + "host/backward_run.c", "d->flags & ATTN_DETERMINISTIC && repeats(d);", "false;",
      "a fixed order: a bias that repeats is summed in none", "cuda_backward cuda"),
-    (SM90 + "host/backward_run.c", "if (!status && p->grad.bias) status = attn_cuda_clear(", "if (!status && false) status = attn_cuda_clear(",
+    (SM90 + "host/backward_run.c", "if (!status && p->grad.bias && !attn_sm90_stores_bias_gradient(k, d)) status = attn_cuda_clear(", "if (!status && false) status = attn_cuda_clear(",
      "grad_bias is added to what was there", "cuda_backward cuda"),
     (SM90 + "host/backward_run.c", ".dim = p->common.shape.dim_qk, .scale = d->scale,", ".dim = p->common.shape.dim_qk, .scale = 1,",
      "grad_q on a GPU: no scale", "cuda"),
