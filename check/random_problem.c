@@ -417,6 +417,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
     if (device == ATTN_CUDA) {
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
+        if (attn_dtype_size(k->dtype) == 1) return true; /* queries of a byte are drawn for CPUs alone */
         *t = (candidate){ .name = k->name,
                           .cuda = k,
                           .direction = attn_cuda_direction(k),

@@ -54,9 +54,9 @@ static void with_nvrtc_they_are_compiled(void **state)
     CUcontext context = fresh_context(0);
     nvrtc_is_there = true;
     attn_desc desc = blocks(ATTN_F16, ATTN_FORWARD);
-    takes(&desc, "sm90_f16_d64_128x128_masks", "those that compute this; NVRTC compiled it");
+    takes(&desc, "sm90_f16_d64_128x64_ranges", "those that compute this; NVRTC compiled it");
     desc = blocks(ATTN_F16, ATTN_BACKWARD);
-    takes(&desc, "sm90_backward_f16_d64_128_masks", "those that compute this; NVRTC compiled it");
+    takes(&desc, "sm90_backward_f16_d64_128_ranges", "those that compute this; NVRTC compiled it");
     desc = small();
     desc.dtype = ATTN_F16;
     takes(&desc, "sm90_f16_d64_", "those that compute this\n");
@@ -69,16 +69,16 @@ static void without_it_plans_take_the_fallback_and_say_so(void **state)
     CUcontext context = fresh_context(0);
     nvrtc_is_there = false;
     attn_desc desc = blocks(ATTN_F16, ATTN_FORWARD);
-    takes(&desc, "sm90_fallback_f16", "predicted the fastest without NVRTC, which compiles sm90_f16_d64_128x128_masks");
+    takes(&desc, "sm90_fallback_f16", "predicted the fastest without NVRTC, which compiles sm90_f16_d64_128x64_ranges");
     desc = blocks(ATTN_F16, ATTN_BACKWARD);
-    takes(&desc, "sm90_backward_fallback_f16", "without NVRTC, which compiles sm90_backward_f16_d64_128_masks when");
+    takes(&desc, "sm90_backward_fallback_f16", "without NVRTC, which compiles sm90_backward_f16_d64_128_ranges when");
     desc = small();
     desc.dtype = ATTN_F16, desc.flags = ATTN_SOFTCAP, desc.softcap = 30;
     takes(&desc, "sm90_fallback_f16", "without NVRTC, which compiles sm90_f16_d64_128x64_score_mod when");
     desc.batch = 1, desc.len_q = 1, desc.len_kv = 1 << 16; /* what is made ahead of time and is fast */
     takes(&desc, "sm90_decode_f16_d64", "those that compute this\n");
     desc = blocks(ATTN_BF16, ATTN_FORWARD);
-    takes(&desc, "sm90_bf16_d64_128x128_masks", "those that compute this\n");
+    takes(&desc, "sm90_bf16_d64_128x64_ranges", "those that compute this\n");
     end_context(context);
 }
 
