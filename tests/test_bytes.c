@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "num/half.h"
+#include "check/random_problem.h"
 #include "problem/scales.h"
 #include "ref/ref.h"
 
@@ -184,6 +185,24 @@ static void check_nan(const attn_cpu_kernel *kernel)
             }
             check_problem_destroy(&p);
         }
+}
+
+/* Pages have scales of their own, not those of page 0. */
+static void scales_are_of_their_page(void **state)
+{
+    (void)state;
+    const check_random_limits limits = {
+        .kv_dtype = ATTN_E4M3, .left_out = { false, true }, .pairs = 1 << 12, .seed = 5
+    };
+    int tried = 0;
+    for (uint64_t n = 0; tried < 12; n++) {
+        attn_desc d;
+        check_options o;
+        check_random_problem(&limits, n, &d, &o);
+        if (!(d.flags & ATTN_PAGED) || !(d.flags & ATTN_SCALES_KV)) continue;
+        assert_int_equal(check_random_run(&limits, &d, &o).outcome, CHECK_RIGHT);
+        tried++;
+    }
 }
 
 static void bad_scales_show_where_they_are_seen(void **state)
@@ -382,13 +401,10 @@ static void plans_say_what_is_of_a_byte(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_code_is_loaded),
-        cmocka_unit_test(scales_may_be_any_number),
-        cmocka_unit_test(bad_scales_show_where_they_are_seen),
-        cmocka_unit_test(no_key_is_no_scale),
-        cmocka_unit_test(blocks_are_counted_from_their_start),
-        cmocka_unit_test(needles_are_found),
-        cmocka_unit_test(outputs_saturate),
+        cmocka_unit_test(every_code_is_loaded),        cmocka_unit_test(scales_may_be_any_number),
+        cmocka_unit_test(scales_are_of_their_page),    cmocka_unit_test(bad_scales_show_where_they_are_seen),
+        cmocka_unit_test(no_key_is_no_scale),          cmocka_unit_test(blocks_are_counted_from_their_start),
+        cmocka_unit_test(needles_are_found),           cmocka_unit_test(outputs_saturate),
         cmocka_unit_test(plans_say_what_is_of_a_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

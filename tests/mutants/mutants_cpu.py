@@ -47,7 +47,7 @@ MUTANTS = [
     # elements of a byte
     (KEYS, "out[j] = first[block * scales->block];", "out[j] = first[0];", "all blocks have the scale of the first", "bytes"),
     (KEYS, "block = (row + i) / scales->rows;", "block = i / scales->rows;", "blocks begin with a tile", "bytes random"),
-    (KEYS, "first + keys->pages[page] * scales->page", "first", "scales of page 0 for all pages", "cascade"),
+    (KEYS, "first + keys->pages[page] * scales->page", "first", "scales of page 0 for all pages", "bytes"),
     ("src/cpu/score.h", "score->q_scale[row / score->q_scale_rows * score->q_scale_block]", "score->q_scale[0]",
      "all rows have the scale of the first", "bytes"),
     ("src/cpu/score.h", "if (factor == 0) return;", "", "a row without keys shows a scale that is NaN", "bytes"),
