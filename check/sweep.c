@@ -1,6 +1,7 @@
 #include "check/sweep.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "check/compare.h"
@@ -23,7 +24,7 @@ static const attn_cpu_kernel *kernel_named(const char *name)
     return NULL;
 }
 
-static const attn_cuda_kernel *cuda_kernel_named(const char *name)
+const attn_cuda_kernel *check_cuda_kernel_named(const char *name)
 {
     int count;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
@@ -32,19 +33,25 @@ static const attn_cuda_kernel *cuda_kernel_named(const char *name)
     return NULL;
 }
 
+static void add_report(check_sweep *sweep, check_report report)
+{
+    if (sweep->count == CHECK_REPORTS) abort(); /* a kernel without one would never be checked */
+    sweep->reports[sweep->count++] = report;
+}
+
 static check_sweep create_for_cuda(const check_grid *grid, const char *kernel)
 {
     check_sweep sweep = { .grid = grid };
     int count;
     bool skipped = device_open() != ATTN_OK;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
-    for (int i = 0; i < count && sweep.count < CHECK_REPORTS - 1; i++)
+    for (int i = 0; i < count; i++)
         if (kernel == NULL || strcmp(kernel, kernels[i].name) == 0)
-            sweep.reports[sweep.count++] = (check_report){ .device = ATTN_CUDA,
-                                                           .kernel = kernels[i].name,
-                                                           .skipped = skipped || !attn_cuda_can_load(&kernels[i]) };
+            add_report(&sweep, (check_report){ .device = ATTN_CUDA,
+                                               .kernel = kernels[i].name,
+                                               .skipped = skipped || !attn_cuda_can_load(&kernels[i]) });
     if (kernel == NULL || strcmp(kernel, "planner") == 0)
-        sweep.reports[sweep.count++] = (check_report){ .device = ATTN_CUDA, .skipped = skipped };
+        add_report(&sweep, (check_report){ .device = ATTN_CUDA, .skipped = skipped });
     return sweep;
 }
 
@@ -54,16 +61,15 @@ check_sweep check_sweep_create(const check_grid *grid, attn_device device, const
     int count;
     if (device == ATTN_CUDA) return create_for_cuda(grid, kernel);
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
-    for (int i = 0; i < count && sweep.count < CHECK_REPORTS - 1; i++) {
+    for (int i = 0; i < count; i++) {
         if (kernel != NULL && strcmp(kernel, kernels[i].name) != 0) continue;
         if (isa != ATTN_ISA_AUTO && isa != kernels[i].isa) continue;
-        sweep.reports[sweep.count++] =
-            (check_report){ .kernel = kernels[i].name,
-                            .isa = kernels[i].isa,
-                            .skipped = kernels[i].ops == NULL || !attn_isa_available(kernels[i].isa) };
+        add_report(&sweep, (check_report){ .kernel = kernels[i].name,
+                                           .isa = kernels[i].isa,
+                                           .skipped = kernels[i].ops == NULL || !attn_isa_available(kernels[i].isa) });
     }
     if ((kernel == NULL && isa == ATTN_ISA_AUTO) || (kernel != NULL && strcmp(kernel, "planner") == 0))
-        sweep.reports[sweep.count++] = (check_report){ .isa = isa, .skipped = !attn_isa_available(isa) };
+        add_report(&sweep, (check_report){ .isa = isa, .skipped = !attn_isa_available(isa) });
     return sweep;
 }
 
@@ -72,9 +78,9 @@ void check_sweep_only(check_sweep *sweep, attn_direction direction)
     int kept = 0;
     for (int i = 0; i < sweep->count; i++) {
         const check_report *r = &sweep->reports[i];
-        bool backward =
-            r->kernel && (r->device == ATTN_CUDA ? attn_cuda_direction(cuda_kernel_named(r->kernel)) == ATTN_BACKWARD
-                                                 : kernel_named(r->kernel)->form == ATTN_GRADIENT);
+        bool backward = r->kernel && (r->device == ATTN_CUDA
+                                          ? attn_cuda_direction(check_cuda_kernel_named(r->kernel)) == ATTN_BACKWARD
+                                          : kernel_named(r->kernel)->form == ATTN_GRADIENT);
         if (!r->kernel || backward == (direction == ATTN_BACKWARD)) sweep->reports[kept++] = *r;
     }
     sweep->count = kept;
@@ -92,7 +98,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
     if (report->skipped) return false;
     if (report->kernel == NULL) return true;
     if (report->device == ATTN_CUDA) {
-        const attn_cuda_kernel *cuda = cuda_kernel_named(report->kernel);
+        const attn_cuda_kernel *cuda = check_cuda_kernel_named(report->kernel);
         bool packed = desc->flags & ATTN_VARLEN && !(desc->flags & ATTN_PAGED);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || packed); /* rows and keys */
         if (cuda->paged && !(desc->flags & ATTN_PAGED)) return false;
@@ -120,14 +126,15 @@ static bool is_narrow(const check_report *report)
 static bool is_choosy(const check_report *report)
 {
     if (report->device != ATTN_CUDA || !report->kernel) return false;
-    const attn_cuda_kernel *k = cuda_kernel_named(report->kernel);
+    const attn_cuda_kernel *k = check_cuda_kernel_named(report->kernel);
     return k->paged || k->form == ATTN_CUDA_DECODE;
 }
 
 /* A kernel of a GPU that takes only words that say to do without: all its runs are alike. */
 static bool is_fallback(const check_report *report)
 {
-    return report->device == ATTN_CUDA && report->kernel && !attn_cuda_is_variant(cuda_kernel_named(report->kernel));
+    return report->device == ATTN_CUDA && report->kernel &&
+           !attn_cuda_is_variant(check_cuda_kernel_named(report->kernel));
 }
 
 static void record(check_report *report, int number, const check_error *error, const check_problem *problem,
@@ -337,7 +344,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
 {
     check_report *report = &sweep->reports[which];
     const attn_cuda_kernel *kernel =
-        report->device == ATTN_CUDA && report->kernel ? cuda_kernel_named(report->kernel) : NULL;
+        report->device == ATTN_CUDA && report->kernel ? check_cuda_kernel_named(report->kernel) : NULL;
     attn_desc desc;
     check_options options;
     int count;

@@ -5,7 +5,7 @@
 #include "check/grid.h"
 #include "check/strategies.h"
 
-enum { CHECK_REPORTS = 128 };
+enum { CHECK_REPORTS = 256 };
 
 /* One kernel's record; kernel NULL: the planner's own choices. */
 typedef struct check_report {
@@ -40,6 +40,9 @@ void check_sweep_only(check_sweep *sweep, attn_direction direction);
 /* One case: as it is for kernels that prefill, with few query rows for those that decode, backward for those that
  * compute gradients; a GPU's that compute the forward get the first two. */
 void check_sweep_case(check_sweep *sweep, int number);
+
+/* A GPU's kernel of this name; NULL: there is none. */
+const struct attn_cuda_kernel *check_cuda_kernel_named(const char *name);
 
 /* Multiply-adds of the case by a kernel that skips nothing. */
 double check_case_work(const check_grid *grid, int number);

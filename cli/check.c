@@ -216,19 +216,10 @@ static attn_status check_values(const values *v, const check_grid *grid, const c
     return ATTN_OK;
 }
 
-/* Whether a kernel of a GPU computes queries of a byte. */
-static bool is_of_bytes(const char *name)
-{
-    int count;
-    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
-    for (int i = 0; i < count && name; i++)
-        if (strcmp(kernels[i].name, name) == 0) return attn_dtype_size(kernels[i].dtype) == 1;
-    return false;
-}
-
 static attn_status check_random_values(const values *v)
 {
-    if (v->random && v->device == ATTN_CUDA && is_of_bytes(v->kernel))
+    const attn_cuda_kernel *cuda = v->device == ATTN_CUDA && v->kernel ? check_cuda_kernel_named(v->kernel) : NULL;
+    if (v->random && cuda && attn_dtype_size(cuda->dtype) == 1)
         return attn_fail(ATTN_INVALID, "--kernel %s: no random problems are drawn for it; without --random the grid is",
                          v->kernel);
     if (v->kv_dtype && v->device != ATTN_CPU)

@@ -388,6 +388,17 @@ static void parts_take_any_address(void **state)
     end_context(context);
 }
 
+/* And one for the planner. */
+static void the_check_has_a_report_of_every_kernel(void **state)
+{
+    (void)state;
+    int count;
+    attn_cuda_kernels(&count);
+    check_grid *grid = check_grid_create(CHECK_SEED);
+    assert_int_equal(check_sweep_create(grid, ATTN_CUDA, NULL, ATTN_ISA_AUTO).count, count + 1);
+    free(grid);
+}
+
 /* The planner's choices over a part of the grid, computed by the fake kernels from nothing but what they are launched
  * with. */
 static void parameters_say_it_all(void **state)
@@ -480,14 +491,23 @@ int main(int argc, char **argv)
     const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
     const struct CMUnitTest old[] = { cmocka_unit_test(other_devices_are_refused) };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_need_a_context),          cmocka_unit_test(kernels_are_loaded_once_a_context),
-        cmocka_unit_test(plans_run_in_their_context),    cmocka_unit_test(checks_read_no_array),
-        cmocka_unit_test(some_plans_hold_keys),          cmocka_unit_test(forward_runs_only_launch),
-        cmocka_unit_test(backward_runs_only_launch),     cmocka_unit_test(seeds_are_read_by_kernels),
-        cmocka_unit_test(empty_problems_launch_nothing), cmocka_unit_test(clusters_are_launched_whole),
-        cmocka_unit_test(every_layout_is_taken),         cmocka_unit_test(threads_share_plans_and_kernels),
-        cmocka_unit_test(last_waves_are_merged),         cmocka_unit_test(parts_take_any_address),
-        cmocka_unit_test(parameters_say_it_all),         cmocka_unit_test(forward_passes_words_on),
+        cmocka_unit_test(plans_need_a_context),
+        cmocka_unit_test(kernels_are_loaded_once_a_context),
+        cmocka_unit_test(plans_run_in_their_context),
+        cmocka_unit_test(checks_read_no_array),
+        cmocka_unit_test(some_plans_hold_keys),
+        cmocka_unit_test(forward_runs_only_launch),
+        cmocka_unit_test(backward_runs_only_launch),
+        cmocka_unit_test(seeds_are_read_by_kernels),
+        cmocka_unit_test(empty_problems_launch_nothing),
+        cmocka_unit_test(clusters_are_launched_whole),
+        cmocka_unit_test(every_layout_is_taken),
+        cmocka_unit_test(threads_share_plans_and_kernels),
+        cmocka_unit_test(last_waves_are_merged),
+        cmocka_unit_test(parts_take_any_address),
+        cmocka_unit_test(parameters_say_it_all),
+        cmocka_unit_test(forward_passes_words_on),
+        cmocka_unit_test(the_check_has_a_report_of_every_kernel),
         cmocka_unit_test(backward_passes_words_on),
     };
     cuda_begin();

@@ -106,7 +106,7 @@ typedef struct attn_cuda_seeds {
     const unsigned long long *seed_offset_at; /* its low word is added to score.seed_offset; NULL: none */
 } attn_cuda_seeds;
 
-/* Scales of elements of one byte, as attn_desc has them: those of one tensor. */
+/* The scales of one tensor, whose elements have one byte, as attn_desc has them. */
 typedef struct attn_cuda_scale {
     const float *at;     /* NULL: 1 */
     long long stride[4]; /* sequence (or page), block, head, dim */

@@ -5,7 +5,7 @@
  *
  *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params, or of paged keys
  *   attn_sm90_cached_params, of E4M3 attn_sm90_scaled_params, of a bias attn_sm90_bias_params; grid schedule.grid,
- * block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
+ *   block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.split_rows / 4), block 128.

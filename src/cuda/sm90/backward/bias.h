@@ -28,7 +28,7 @@ DEVICE int bias_bytes(const attn_sm90_backward_params *params)
     return config::bias ? BIAS_PANELS * 128 * bias_params(params)->bias_rows : 0;
 }
 
-/* The bias of Q tile number `tile`, whose bytes count towards those of its slot. */
+/* Loads the bias of Q tile number `tile`. The slot of the Q tile is full when its bytes have come, too. */
 DEVICE void load_bias_tile(const attn_sm90_backward_params *params, const shared *s, const kv_item *item,
                            const q_tile_info *info, int tile, u32 full)
 {
@@ -78,7 +78,7 @@ DEVICE float *bias_gradient(const attn_sm90_backward_params *params, const kv_it
     return params->grad.bias + plane * extent[2] * extent[3];
 }
 
-/* Of a bias of keys alone: what a thread has summed for its two keys, and of which head. */
+/* For a bias of keys alone: the thread's sums for its two keys, and the head that they are of. */
 typedef struct key_sums {
     float sum[2];
     int head; /* -1: none */
@@ -116,7 +116,7 @@ DEVICE void add_key_sums(const attn_sm90_backward_params *params, const kv_item 
     }
 }
 
-/* Up to four neighbouring keys of a row, `count` of which there are; added: to what is there. */
+/* Writes the first `count` of four neighbouring keys of a row. added: they are added to what is there. */
 DEVICE void pass_four(float *to, const float *x, int count, bool aligned, bool added)
 {
     if (aligned && count >= 4) {
@@ -137,8 +137,8 @@ DEVICE void pass_four(float *to, const float *x, int count, bool aligned, bool a
 }
 
 /* Of rows and keys: dQ's warps write dS of a Q tile to memory, added where sequences or heads share the bias, else
- * stored. ldmatrix gives the thread keys 4t to 4t + 3 of 16, if the 8 rows of a matrix are keys 0, 1, 4, 5, 8, ..., and
- * those of the next keys 2, 3, 6, ... */
+ * stored. Thread t of a quad is to have keys 4t to 4t + 3 of 16. So the 8 rows of ldmatrix's first matrix are keys 0,
+ * 1, 4, 5, 8, 9, ..., and those of its second are keys 2, 3, 6, 7, ... */
 DEVICE void store_bias_gradient(const attn_sm90_backward_params *params, const kv_item *item, const q_tile_info *info,
                                 u32 ds)
 {

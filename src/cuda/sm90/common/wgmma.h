@@ -62,61 +62,39 @@ DEVICE void wgmma_commit(void)
  *   rt  a: 64 x 16 in registers, b: MN-major */
 template <int dtype, int n> struct wgmma;
 
-#define WGMMA_DEFINE_AS(dtype, types, n, i0, i1, i2, i3, i4, i5)                                                  \
-    template <> struct wgmma<dtype, n> {                                                                          \
-        DEVICE void ss(float *acc, u64 a, u64 b, int keep)                                                        \
-        {                                                                                                         \
-            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16" types "{" REGS_##n "}, %" i0 ", %" i1       \
-                                                                                         ", keep, 1, 1, 0, 0;\n}" \
-                         : ACC_##n(acc)                                                                           \
-                         : "l"(a), "l"(b), "r"(keep));                                                            \
-        }                                                                                                         \
-        DEVICE void tt(float *acc, u64 a, u64 b, int keep)                                                        \
-        {                                                                                                         \
-            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16" types "{" REGS_##n "}, %" i0 ", %" i1       \
-                                                                                         ", keep, 1, 1, 1, 1;\n}" \
-                         : ACC_##n(acc)                                                                           \
-                         : "l"(a), "l"(b), "r"(keep));                                                            \
-        }                                                                                                         \
-        DEVICE void rs(float *acc, const u32 *a, u64 b, int keep)                                                 \
-        {                                                                                                         \
-            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16" types "{" REGS_##n                          \
-                         "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 0;\n}"                    \
-                         : ACC_##n(acc)                                                                           \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                        \
-        }                                                                                                         \
-        DEVICE void rt(float *acc, const u32 *a, u64 b, int keep)                                                 \
-        {                                                                                                         \
-            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16" types "{" REGS_##n                          \
-                         "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1, 1;\n}"                    \
-                         : ACC_##n(acc)                                                                           \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                        \
-        }                                                                                                         \
+/* One of them; step: elements that an instruction sums over, after the types; flags: what comes after `keep`. */
+#define WGMMA_SHARED(name, n, step, types, flags, i0, i1, i2)                                               \
+    DEVICE void name(float *acc, u64 a, u64 b, int keep)                                                    \
+    {                                                                                                       \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                 \
+                     "wgmma.mma_async.sync.aligned.m64n" #n step types "{" REGS_##n "}, %" i0 ", %" i1      \
+                                                                                    ", keep, " flags ";\n}" \
+                     : ACC_##n(acc)                                                                         \
+                     : "l"(a), "l"(b), "r"(keep));                                                          \
+    }
+#define WGMMA_REGISTERS(name, n, step, types, flags, i0, i1, i2, i3, i4, i5)                 \
+    DEVICE void name(float *acc, const u32 *a, u64 b, int keep)                              \
+    {                                                                                        \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #n step types "{" REGS_##n          \
+                     "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, " flags ";\n}" \
+                     : ACC_##n(acc)                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));       \
+    }
+
+#define WGMMA_DEFINE_AS(dtype, types, n, i0, i1, i2, ...)                        \
+    template <> struct wgmma<dtype, n> {                                         \
+        WGMMA_SHARED(ss, n, "k16", types, "1, 1, 0, 0", i0, i1, i2)              \
+        WGMMA_SHARED(tt, n, "k16", types, "1, 1, 1, 1", i0, i1, i2)              \
+        WGMMA_REGISTERS(rs, n, "k16", types, "1, 1, 0", i0, i1, i2, __VA_ARGS__) \
+        WGMMA_REGISTERS(rt, n, "k16", types, "1, 1, 1", i0, i1, i2, __VA_ARGS__) \
     };
 
 /* The same for E4M3, 64 x n x 32, of which all operands are K-major. */
-#define WGMMA_DEFINE_E4M3(n, i0, i1, i2, i3, i4, i5)                                                              \
-    template <> struct wgmma<E4M3, n> {                                                                           \
-        DEVICE void ss(float *acc, u64 a, u64 b, int keep)                                                        \
-        {                                                                                                         \
-            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i2 ", 0;\n"                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" REGS_##n "}, %" i0 ", %" i1 \
-                                                                                               ", keep, 1, 1;\n}" \
-                         : ACC_##n(acc)                                                                           \
-                         : "l"(a), "l"(b), "r"(keep));                                                            \
-        }                                                                                                         \
-        DEVICE void rs(float *acc, const u32 *a, u64 b, int keep)                                                 \
-        {                                                                                                         \
-            asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" i5 ", 0;\n"                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" REGS_##n                    \
-                         "}, {%" i0 ", %" i1 ", %" i2 ", %" i3 "}, %" i4 ", keep, 1, 1;\n}"                       \
-                         : ACC_##n(acc)                                                                           \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                        \
-        }                                                                                                         \
+#define WGMMA_DEFINE_E4M3(n, i0, i1, i2, ...)                                             \
+    template <> struct wgmma<E4M3, n> {                                                   \
+        WGMMA_SHARED(ss, n, "k32", ".f32.e4m3.e4m3 ", "1, 1", i0, i1, i2)                 \
+        WGMMA_REGISTERS(rs, n, "k32", ".f32.e4m3.e4m3 ", "1, 1", i0, i1, i2, __VA_ARGS__) \
     };
 
 /* i0 to i5: n / 2 and the five numbers after it. */
