@@ -84,30 +84,55 @@ def register() -> None:
 # ---- steps -------------------------------------------------------------------------------------
 
 
-def dynamic(model: Any, prompt: torch.Tensor, steps: int, sdpa: Any) -> Callable[[], Any]:
-    """A function that writes `steps` tokens after the prompt, from the cache that the prompt left."""
+def prefill(model: Any, prompt: torch.Tensor) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of each layer that a prompt of one sequence leaves, (1, head, key, dim)."""
     from transformers import DynamicCache
 
-    with measure.backend(sdpa):
-        filled = DynamicCache(config=model.config)
-        model(prompt, past_key_values=filled, logits_to_keep=1)
+    cache = DynamicCache(config=model.config)
+    model(prompt, past_key_values=cache, logits_to_keep=1)
+    return [(layer.keys, layer.values) for layer in cache.layers]
 
+
+def grown(config: Any, filled: Any, batch: int) -> Any:
+    """A DynamicCache of sequences that all have this prompt."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=config)
+    for i, pair in enumerate(filled):
+        cache.update(*(x.expand(batch, -1, -1, -1) for x in pair), i)
+    return cache
+
+
+def dynamic(model: Any, cache: Any, prompt: torch.Tensor, steps: int, sdpa: Any) -> Callable[[], Any]:
+    """A function that writes `steps` tokens after the prompt, and leaves the cache as it was."""
     def run() -> Any:
         token = prompt[:, -1:]
-        with measure.backend(sdpa):
-            for _ in range(steps):
-                token = model(token, past_key_values=filled, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
-        filled.crop(-steps)
+        try:
+            with measure.backend(sdpa):
+                for _ in range(steps):
+                    token = model(token, past_key_values=cache, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
+        finally:  # a backend that has no kernel stops within a step
+            for layer in cache.layers:
+                layer.crop(prompt.shape[1] - layer.get_seq_length())
         return token
 
     return run
 
 
-def static(run_: Run, model: Any, prompt: torch.Tensor, steps: int, sdpa: Any) -> Callable[[], Any]:
-    """The same in a StaticCache, the step compiled (--quick: traced alone) and, on a GPU, captured as a graph."""
+def fixed(config: Any, filled: Any, batch: int, steps: int) -> Any:
+    """A StaticCache of the same, with room for the steps."""
     from transformers import StaticCache
 
-    cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + steps)
+    first, length = filled[0][0], filled[0][0].shape[2]
+    cache = StaticCache(config=config, max_cache_len=length + steps)
+    cache.early_initialization(batch, first.shape[1], first.shape[3], first.dtype, first.device)
+    for layer, (k, v) in zip(cache.layers, filled):
+        layer.keys[:, :, :length], layer.values[:, :, :length] = k, v
+    return cache
+
+
+def static(run_: Run, model: Any, cache: Any, prompt: torch.Tensor, steps: int, sdpa: Any) -> Callable[[], Any]:
+    """The same in a StaticCache, the step compiled (--quick: traced alone) and, on a GPU, captured as a graph."""
     how = dict(backend="eager") if run_.quick else dict(mode="reduce-overhead")
     place = torch.zeros(1, 1, dtype=torch.long, device=prompt.device)
 
@@ -118,10 +143,10 @@ def static(run_: Run, model: Any, prompt: torch.Tensor, steps: int, sdpa: Any) -
     step = torch.compile(one, fullgraph=False, **how)
 
     def run() -> Any:
-        cache.reset()
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(prompt.shape[1])
+        token = prompt[:, -1:]
         with measure.backend(sdpa):
-            model(prompt, past_key_values=cache, logits_to_keep=1)
-            token = prompt[:, -1:]
             for i in range(steps):
                 torch.compiler.cudagraph_mark_step_begin()
                 token = step(token.clone(), place.fill_(prompt.shape[1] + i))
@@ -155,7 +180,7 @@ def paged(model: Any, prompt: torch.Tensor, steps: int) -> Callable[[], Any]:
 # ---- accuracy ----------------------------------------------------------------------------------
 
 
-def logits(run: Run, models: Dict[str, Any], exact: Any, sdpa: str) -> None:
+def logits(run: Run, models: Dict[str, Any], exact: Any) -> None:
     """Every subject reads the same tokens. Its logits are compared with those of eager attention in f32."""
     from transformers import DynamicCache
 
@@ -165,10 +190,9 @@ def logits(run: Run, models: Dict[str, Any], exact: Any, sdpa: str) -> None:
     wanted = exact(tokens, use_cache=False).logits[:, prompt:].float()
     for name, model in models.items():
         cache, found = DynamicCache(config=model.config), []
-        with measure.backend(sdpa if name == "sdpa" else None):
-            model(tokens[:, :prompt], past_key_values=cache, logits_to_keep=1)
-            for i in range(prompt, length):
-                found.append(model(tokens[:, i:i + 1], past_key_values=cache).logits)
+        model(tokens[:, :prompt], past_key_values=cache, logits_to_keep=1)
+        for i in range(prompt, length):
+            found.append(model(tokens[:, i:i + 1], past_key_values=cache).logits)
         error = (torch.cat(found, 1).float() - wanted).pow(2).mean().sqrt().item()
         run.row("teacher-forced logits", name, figure="RMS error against f32", value=error, batch=2, length=length)
 
@@ -177,68 +201,86 @@ def logits(run: Run, models: Dict[str, Any], exact: Any, sdpa: str) -> None:
 
 
 def host(run: Run) -> None:
-    """Time of a layer's attention in a step, where there is next to nothing to compute: the call itself, on one thread.
-    The cache grows by torch.cat before each call, which is not timed; on a GPU what the call starts is not awaited."""
+    """Time of a layer's attention in a step, the call itself, on one thread. The cache grows by torch.cat before each
+    call, which is not timed. On a GPU what the call starts is not awaited; on a CPU there is little to compute."""
     from transformers import AttentionInterface
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     layer = torch.nn.Module()
-    layer.is_causal, layer.num_key_value_groups = True, 1
-    for batch in (1, 32):
-        torch.manual_seed(3)
-        q, new = (torch.randn(batch, 2, 1, 16, device=run.device, dtype=run.dtype) for _ in range(2))
-        times: Dict[str, List[float]] = {"sdpa": [], OURS: []}
-        for turn in range(40 if run.quick else 1000):
-            if turn % 100 == 0:
-                state = [torch.randn(batch, 2, 16, 16, device=run.device, dtype=run.dtype) for _ in range(2)]
-            state = [torch.cat([x, new], 2) for x in state]
-            for name in sorted(times, reverse=bool(turn % 2)):
-                function = AttentionInterface()[NAMES[name]]
-                run.wait()
-                begin = run.clock()
-                function(layer, q, *state, None, dropout=0.0, scaling=0.25)
-                times[name].append(1e6 * (run.clock() - begin))
-        for name, taken in times.items():
-            run.row(f"call of a layer, growing cache, batch {batch}", name, figure="us per call",
-                    value=measure.interval(taken)[0], rounds=len(taken), batch=batch, length=116)
+    heads, heads_kv, dim = (20, 4, 64) if run.on_gpu and not run.quick else (2, 2, 16)
+    layer.is_causal, layer.num_key_value_groups = True, heads // heads_kv
+    for length in (1024, 8192) if run.on_gpu and not run.quick else (16,):
+        for batch in (1, 32):
+            case = f"call of a layer, growing cache, {batch} x {length}"
+            if not run.wants(case):
+                continue
+            torch.manual_seed(3)
+            q = torch.randn(batch, heads, 1, dim, device=run.device, dtype=run.dtype)
+            new = torch.randn(batch, heads_kv, 1, dim, device=run.device, dtype=run.dtype)
+            times: Dict[str, List[float]] = {"sdpa": [], OURS: []}
+            for turn in range(40 if run.quick else 1000):
+                if turn % 100 == 0:
+                    state = [torch.randn(batch, heads_kv, length, dim, device=run.device, dtype=run.dtype)
+                             for _ in range(2)]
+                state = [torch.cat([x, new], 2) for x in state]
+                for name in sorted(times, reverse=bool(turn % 2)):
+                    function = AttentionInterface()[NAMES[name]]
+                    run.wait()
+                    begin = run.clock()
+                    function(layer, q, *state, None, dropout=0.0, scaling=dim ** -0.5)
+                    times[name].append(1e6 * (run.clock() - begin))
+            for name, taken in times.items():
+                run.row(case, name, figure="us per call", value=measure.interval(taken)[0], rounds=len(taken),
+                        batch=batch, length=length)
     torch.set_num_threads(threads)
+
+
+def one_case(run: Run, kind: str, models: Dict[str, Any], pages: Any, batch: int, context: int) -> None:
+    case, config = f"{kind} {batch} x {context}", pages.config
+    steps = 8 if run.quick or run.on_gpu else 32
+    torch.manual_seed(1)
+    prompt = torch.randint(0, config.vocab_size, (1, context), device=run.device)
+    filled, prompt = prefill(models[OURS], prompt), prompt.expand(batch, context)
+    made: List[Any] = []
+    if not measure.fits(run, lambda: made.append(grown(config, filled, batch) if kind == "dynamic" else fixed(
+            config, filled, batch, steps))):
+        run.row(case, "all", note="memory does not suffice")
+        return
+    cache, = made
+    subjects, more = {}, {}
+    for name, model in models.items():
+        run.say(f"{case}: {name}")
+        make = (lambda backend: dynamic(model, cache, prompt, steps, backend)) if kind == "dynamic" else (
+            lambda backend: static(run, model, cache, prompt, steps, backend))
+        # PyTorch's choice where the step is compiled: to compile it for each backend would take minutes.
+        chosen = measure.best_backend(run, make(None)) if name == "sdpa" and kind == "dynamic" else None
+        call = make(chosen)
+        if not measure.fits(run, call):
+            run.row(case, name, note="memory does not suffice")
+            continue
+        call()  # warm
+        subjects[name], more[name] = call, {"backend": chosen or ""}
+    if kind == "dynamic" and measure.fits(run, lambda: subjects.update({PAGED: paged(pages, prompt, steps)})):
+        subjects[PAGED]()
+    measure.compare(run, case, subjects, batch * steps, more=more, batch=batch, length=context)
 
 
 @torch.no_grad()
 def main(run: Run) -> None:
     register()
-    steps = 8 if run.quick else 32
+    host(run)
     config = config_of("llama-0.5b", run.quick or not run.on_gpu, 33000, False)
     models = {name: build(config, kind, run.device, run.dtype).eval() for name, kind in NAMES.items()}
     pages = build(config, "libattn_paged", run.device, run.dtype).eval()
-    exact = build(config, "eager", run.device).eval()
-    host(run)
-    chosen = ""
-    for batch, context in sizes(run):
-        torch.manual_seed(1)
-        prompt = torch.randint(0, config.vocab_size, (1, context), device=run.device).expand(batch, context)
-        for kind in ("dynamic", "static") if batch == 1 or not run.quick else ("dynamic",):
+    if run.wants("teacher-forced logits"):
+        logits(run, models, build(config, "eager", run.device).eval())
+    for kind in ("dynamic", "static"):
+        for batch, context in sizes(run):
+            if run.quick and kind == "static" and batch > 1 or not run.wants(f"{kind} {batch} x {context}"):
+                continue
             torch._dynamo.reset()
-            subjects, more = {}, {}
-            for name, model in models.items():
-                run.say(f"{kind} {batch} x {context}: {name}")
-                make = (lambda backend: dynamic(model, prompt, steps, backend)) if kind == "dynamic" else (
-                    lambda backend: static(run, model, prompt, steps, backend))
-                if name == "sdpa" and kind == "dynamic":
-                    chosen = measure.best_backend(run, lambda: make(None)())
-                made: List[Any] = []
-                if not measure.fits(run, lambda: made.append(make(chosen if name == "sdpa" else None))) or (
-                        not measure.fits(run, made[0])):
-                    run.row(f"{kind} {batch} x {context}", name, note="memory does not suffice")
-                    continue
-                made[0]()  # warm
-                subjects[name] = made[0]
-                more[name] = {"backend": chosen if name == "sdpa" else ""}
-            if kind == "dynamic" and measure.fits(run, lambda: subjects.update({PAGED: paged(pages, prompt, steps)})):
-                subjects[PAGED]()
-            measure.compare(run, f"{kind} {batch} x {context}", subjects, batch * steps, more=more, batch=batch,
-                            length=context)
-            subjects.clear()
+            one_case(run, kind, models, pages, batch, context)
             gc.collect()
-    logits(run, models, exact, chosen)
+            if run.on_gpu:
+                torch.cuda.empty_cache()

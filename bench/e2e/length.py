@@ -1,7 +1,7 @@
 """Length: forward and backward of one attention, time and memory, against the number of rows."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,11 @@ def step_of(attend: Callable[..., torch.Tensor], tensors: Any, grad: torch.Tenso
     return step
 
 
-def subjects_of(run: Run, length: int, heads: int, shares: Any) -> Dict[str, Callable[[], None]]:
+CAUSAL = "sdpa causal"
+
+
+def subjects_of(run: Run, length: int, heads: int, shares: Any) -> Tuple[Dict[str, Callable[[], None]], str]:
+    """The subjects, and SDPA's backend that is fastest with a causal mask."""
     torch.manual_seed(0)
     tensors = [torch.randn(1, length, heads, 64, device=run.device, dtype=run.dtype, requires_grad=True)
                for _ in range(3)]
@@ -59,14 +63,16 @@ def subjects_of(run: Run, length: int, heads: int, shares: Any) -> Dict[str, Cal
     for name in ("flash", "cudnn", "efficient"):
         made[f"sdpa {name}"] = step_of(sdpa, tensors, grad, name)
     made["libattn causal"] = step_of(lambda *x: attend(*x, causal=True), tensors, grad)
-    made["sdpa causal"] = step_of(lambda *x: sdpa(*x, causal=True), tensors, grad)
-    made[f"libattn window {WINDOW}"] = step_of(lambda *x: attend(*x, causal=True, window=(WINDOW - 1, 0)), tensors, grad)
+    best = measure.best_backend(run, step_of(lambda *x: sdpa(*x, causal=True), tensors, grad), ("math",))
+    made[CAUSAL] = step_of(lambda *x: sdpa(*x, causal=True), tensors, grad, best)
+    made[f"libattn window {WINDOW}"] = step_of(
+        lambda *x: attend(*x, causal=True, window=(WINDOW - 1, 0)), tensors, grad)
     for share in shares:
         if share * length >= BLOCK:
             listed = blocks_of(length, share, run.device)
             made[f"libattn blocks {100 * share:g} %"] = step_of(
                 lambda *x, listed=listed: attend(*x, blocks=listed), tensors, grad)
-    return made
+    return made, best
 
 
 def main(run: Run) -> None:
@@ -76,9 +82,12 @@ def main(run: Run) -> None:
     limit = 16384 if run.on_gpu else 4096  # rows up to which all of the scores are stored
     budget = 40e3 if run.on_gpu else 25e3  # ms for a length
     for length in lengths:
+        if not run.wants(f"{length} rows"):
+            continue
         subjects, more = {}, {}
         spent = 0.0
-        for name, step in subjects_of(run, length, heads, SHARES if length in line else (0.125, 0.25)).items():
+        steps, best = subjects_of(run, length, heads, SHARES if length in line else (0.125, 0.25))
+        for name, step in steps.items():
             if name == "standard" and length > limit:
                 run.row(f"{length} rows", name, batch=1, length=length, note=f"not run above {limit} rows")
                 continue
@@ -91,12 +100,14 @@ def main(run: Run) -> None:
                     raise
                 run.row(f"{length} rows", name, batch=1, length=length, note="PyTorch has no such kernel here")
                 continue
-            more[name] = {"peak_mib": measure.peak_mib(run, step)}
+            more[name] = {"peak_mib": measure.peak_mib(run, step), "backend": best if name == CAUSAL else ""}
             subjects[name] = step
             spent += measure.turns(run, {name: step}, 1)[name][0]
-        rounds = max(3, min(run.rounds, int(budget / max(spent, 1e-3))))
-        measure.compare(run, f"{length} rows", subjects, rounds=rounds, more=more, batch=1, length=length)
-    one_head(run, lengths)
+        rounds = min(run.rounds, max(3, int(budget / max(spent, 1e-3))))
+        measure.compare(run, f"{length} rows", subjects, rounds=rounds, more=more, against={CAUSAL: "libattn causal"},
+                        batch=1, length=length)
+    if run.wants("memory of one head"):
+        one_head(run, lengths)
 
 
 def one_head(run: Run, lengths: Any) -> None:

@@ -96,7 +96,8 @@ class Encoder(nn.Module):
         return self.head((self.norm(x) * used).sum(1) / lens[:, None])
 
 
-def attention_alone(run: Run, task: Task, attend: Any, width: int, heads: int, layers: int, lens: Any) -> Callable[[], Any]:
+def attention_alone(run: Run, task: Task, attend: Any, width: int, heads: int, layers: int,
+                    lens: Any) -> Callable[[], Any]:
     """Attention of all layers of a step, forward and backward, on tensors of the same sizes."""
     torch.manual_seed(2)
     tensors = [torch.randn(task.batch, task.length, heads, width // heads, device=run.device, dtype=run.dtype,
@@ -170,7 +171,9 @@ def one_task(run: Run, task: Task) -> None:
 
 
 def main(run: Run) -> None:
-    for task in tasks(run).values():
+    for name, task in tasks(run).items():
+        if not run.wants(name):
+            continue
         one_task(run, task)
         gc.collect()
         if run.on_gpu:

@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ COLUMNS = ("commit", "device", "torch", "part", "case", "subject", "backend", "d
            "note")
 OURS = "libattn"
 TURN = 0.02  # seconds
+SLOW = ("eager", "standard")  # whose ratios are so great that the least number of rounds shows them
+LEAST = 6  # rounds, of which an interval of 95 % can be had
 
 
 class Failure(Exception):
@@ -31,13 +34,19 @@ class Run:
     """The options of a call, and its rows. A row that lacks a column has it empty."""
 
     def __init__(self, part: str, device: str, quick: bool, rounds: int, dtype: Optional[str], quiet: bool,
-                 busy: bool = False, path: Optional[str] = None):
+                 busy: bool = False, path: Optional[str] = None, only: Optional[str] = None,
+                 seconds: Optional[float] = None, commit_name: Optional[str] = None):
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise Failure(f"--device {device}: this PyTorch finds no CUDA GPU; --device cpu measures this processor")
         self.part, self.device, self.quick, self.quiet = part, torch.device(device), quick, quiet
         self.rounds, self.rows = rounds, []  # type: int, List[Dict[str, Any]]
         self.dtype = getattr(torch, dtype or ("float32" if self.device.type == "cpu" else "bfloat16"))
         self.path, self.began = path, time.perf_counter()
+        try:
+            self.only = re.compile(only or "")
+        except re.error as problem:
+            raise Failure(f"--only {only}: {problem}") from None
+        self.seconds, self.commit = seconds, commit_name or commit()
         self.clock = time.process_time if busy else time.perf_counter
         if busy and self.on_gpu:
             raise Failure("--busy measures a processor's time: it takes --device cpu")
@@ -58,16 +67,27 @@ class Run:
         if not self.quiet:
             print(f"[{time.perf_counter() - self.began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
+    def over(self) -> bool:
+        return self.seconds is not None and time.perf_counter() - self.began > self.seconds
+
+    def wants(self, case: str) -> bool:
+        """Whether to begin it: it is named, and there is time."""
+        if not self.only.search(case):
+            return False
+        if self.over():
+            self.say(f"{case}: not begun, the time is over")
+        return not self.over()
+
     def row(self, case: str, subject: str, **of: Any) -> Dict[str, Any]:
         unknown = set(of) - set(COLUMNS)
         assert not unknown, unknown
-        made = {"commit": commit(), "device": device_name(self.device) + (
-                    ", processor time" if self.clock is time.process_time else ""), "torch": torch.__version__, "part": self.part,
-                "case": case, "subject": subject, "dtype": self.dtype_name, **of}
+        made = {"commit": self.commit, "device": device_name(self.device) + (
+                    ", processor time" if self.clock is time.process_time else ""), "torch": torch.__version__,
+                "part": self.part, "case": case, "subject": subject, "dtype": self.dtype_name, **of}
         self.rows.append(made)
         if self.path:  # row by row: a run that is ended keeps its rows
             write_csv(self.path, self.rows)
-        ratio = f", {made['ratio']:.3f} times libattn's ({made['ratio_low']:.3f} to {made['ratio_high']:.3f})" if of.get(
+        ratio = f", {of['ratio']:.3f} times libattn's ({of['ratio_low']:.3f} to {of['ratio_high']:.3f})" if of.get(
             "ratio") else ""
         time_of = f"{of['ms']:.2f} ms" if "ms" in of else f"{of.get('figure', '')} {of.get('value', '')}"
         self.say(f"{case}, {subject}: {time_of}{ratio} {of.get('note', '')}")
@@ -132,26 +152,33 @@ def turns(run: Run, subjects: Dict[str, Callable[[], Any]], rounds: Optional[int
         return 1e3 * spent / calls
 
     for turn in range(rounds or run.rounds):
+        if turn >= LEAST and run.over():
+            break
         for i in range(len(names)):
             name = names[(i + turn) % len(names)]
+            if name in SLOW and turn >= LEAST:
+                continue
             if times[name] and times[name][-1] < 1e3 * TURN and not run.quick:
                 subjects[name]()
             times[name].append(turn_of(name))
     return times
 
 
-def compare(run: Run, case: str, subjects: Dict[str, Callable[[], Any]], tokens: float = 0, rounds: Optional[int] = None,
-            more: Optional[Dict[str, Dict[str, Any]]] = None, **of: Any) -> None:
-    """Times the subjects in turns and adds a row for each: its median, and the interval of its time over libattn's."""
+def compare(run: Run, case: str, subjects: Dict[str, Callable[[], Any]], tokens: float = 0,
+            rounds: Optional[int] = None, more: Optional[Dict[str, Dict[str, Any]]] = None,
+            against: Optional[Dict[str, str]] = None, **of: Any) -> None:
+    """Times the subjects in turns and adds a row for each: its median, and the interval of its time over libattn's, or
+    over that of the subject that `against` names."""
     times = turns(run, subjects, rounds)
     for name, taken in times.items():
         ms = interval(taken)[0]
         row = {"ms": ms, "rounds": len(taken), **of, **(more or {}).get(name, {})}
         if tokens:
             row["tokens_per_s"] = 1e3 * tokens / ms
-        if OURS in times and name != OURS:
+        ours = (against or {}).get(name, OURS)
+        if ours in times and name != ours:
             row["ratio"], row["ratio_low"], row["ratio_high"] = interval(
-                [peer / ours for peer, ours in zip(taken, times[OURS])])
+                [peer / mine for peer, mine in zip(taken, times[ours])])
         run.row(case, name, **row)
 
 
@@ -242,20 +269,23 @@ def best_backend(run: Run, call: Callable[[], Any], but: Sequence[str] = ()) -> 
 
 
 def write_csv(path: str, rows: Sequence[Dict[str, Any]]) -> None:
-    """Replaces the rows of the parts that were measured. Rows of other parts stay."""
-    parts = {row["part"] for row in rows}
+    """Replaces the rows that were measured again. Others stay."""
+    def name(row: Dict[str, Any]) -> Tuple[str, ...]:
+        return tuple(str(row.get(key) or "") for key in ("part", "case", "subject", "length"))
+
+    again = {name(row) for row in rows}
     kept = []
     if os.path.exists(path):
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ()) != COLUMNS:
                 raise Failure(f"--csv {path}: its columns are not those of bench.e2e; name another file")
-            kept = [row for row in reader if row["part"] not in parts]
+            kept = [row for row in reader if name(row) not in again]
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in [*kept, *rows]:
-            writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})
+            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
 
 def print_json(rows: Sequence[Dict[str, Any]]) -> None:

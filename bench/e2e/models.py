@@ -5,7 +5,7 @@ import contextlib
 import copy
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
@@ -36,7 +36,8 @@ def config_of(name: str, quick: bool, positions: int, dropout: bool) -> Any:
             hidden_size=1280, intermediate_size=3456, num_hidden_layers=24, num_attention_heads=20,
             num_key_value_heads=4, vocab_size=32000)
         return t.LlamaConfig(max_position_embeddings=positions, bos_token_id=0, eos_token_id=None, **sizes)
-    raise measure.Failure(f"{name} is no model of this benchmark: gpt2-small, gpt2-medium, gpt2-4x256, bert-large, llama-0.5b")
+    raise measure.Failure(f"{name} is no model of this benchmark: gpt2-small, gpt2-medium, gpt2-4x256, bert-large, "
+                          "llama-0.5b")
 
 
 def build(config: Any, implementation: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
@@ -45,7 +46,8 @@ def build(config: Any, implementation: str, device: torch.device, dtype: torch.d
 
     kind = t.AutoModelForMaskedLM if config.model_type == "bert" else t.AutoModelForCausalLM
     torch.manual_seed(0)
-    return kind.from_config(copy.deepcopy(config), attn_implementation=implementation).to(device, dtype)
+    with device:
+        return kind.from_config(copy.deepcopy(config), attn_implementation=implementation).to(device, dtype)
 
 
 # ---- attention's share -------------------------------------------------------------------------
@@ -74,9 +76,9 @@ def _marked(model: Any) -> Iterator[None]:
         holder[key] = inner
 
 
-def attention_ms(run: measure.Run, model: Any, step: Callable[[], Any]) -> float:
-    """Milliseconds of a step within attention, forward and backward, copies of layouts among them: what ran below the
-    layers' calls, and the gradients of the operators there, which carry their sequence numbers."""
+def attention_of(run: measure.Run, model: Any, step: Callable[[], Any]) -> Tuple[float, int]:
+    """Milliseconds of a step within attention, forward and backward, and how many copies of tensors are among them:
+    what ran below the layers' calls, and the gradients of the operators there, which carry their sequence numbers."""
     from torch.profiler import ProfilerActivity, profile
 
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if run.on_gpu else [])
@@ -85,26 +87,25 @@ def attention_ms(run: measure.Run, model: Any, step: Callable[[], Any]) -> float
         run.wait()
     events = profiled.events()
     time_of = (lambda event: event.device_time_total) if run.on_gpu else (lambda event: event.cpu_time_total)
-    numbers, micro = set(), 0.0
     on_cpu = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
 
-    def below(event: Any) -> None:
+    def below(event: Any) -> Iterator[Any]:
         for child in event.cpu_children:
-            if child.sequence_nr >= 0:
-                numbers.add(child.sequence_nr)
-            below(child)
+            yield child
+            yield from below(child)
 
-    for event in on_cpu:
-        if event.name == _REGION:
-            micro += time_of(event)
-            below(event)
-    for event in on_cpu:
-        if event.name.startswith("autograd::engine::evaluate_function") and event.sequence_nr in numbers:
-            micro += time_of(event)
-    return micro / 1e3
+    tops = [event for event in on_cpu if event.name == _REGION]
+    numbers = {child.sequence_nr for event in tops for child in below(event) if child.sequence_nr >= 0}
+    tops += [event for event in on_cpu
+             if event.name.startswith("autograd::engine::evaluate_function") and event.sequence_nr in numbers]
+    copies = sum(child.name == "aten::copy_" for event in tops for child in below(event))
+    return sum(time_of(event) for event in tops) / 1e3, copies
 
 
-def profile_all(run: measure.Run, models: Dict[str, Any], steps: Dict[str, Callable[[], Any]]) -> Dict[str, Dict[str, Any]]:
+def profile_all(run: measure.Run, models: Dict[str, Any],
+                steps: Dict[str, Callable[[], Any]]) -> Dict[str, Dict[str, Any]]:
     if run.clock is not time.perf_counter:  # the profiler knows no processor time
         return {}
-    return {name: {"attention_ms": attention_ms(run, models[name], steps[name])} for name in steps}
+    found = {name: attention_of(run, models[name], steps[name]) for name in steps}
+    return {name: {"attention_ms": ms, "figure": "copies within attention", "value": copies}
+            for name, (ms, copies) in found.items()}

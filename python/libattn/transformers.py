@@ -88,7 +88,8 @@ def _packed(q, k, v, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv, **options) ->
         raise _c.InvalidError("cu_seq_lens_q needs cu_seq_lens_k, max_length_q and max_length_k beside it")
     if q.shape[0] != 1:
         raise _c.InvalidError(f"cu_seq_lens_q packs sequences into a batch of 1; the batch is {q.shape[0]}")
-    o = attention_varlen(q[0], k[0], v[0], cu_lens_q.int(), cu_lens_kv.int(), int(max_len_q), int(max_len_kv),
+    q, k, v = (x.squeeze(0) for x in (q, k, v))  # x[0]'s gradient would be a copy among zeros
+    o = attention_varlen(q, k, v, cu_lens_q.int(), cu_lens_kv.int(), int(max_len_q), int(max_len_kv),
                          **options)
     return o[None]
 

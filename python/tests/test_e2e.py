@@ -47,6 +47,8 @@ def test_train(tmp_path):
     assert {row["subject"] for row in timed} == {"eager", "sdpa", "libattn"} and len(timed) == 9
     for row in timed:
         assert 0 < float(row["attention_ms"]) < 1e4 and float(row["tokens_per_s"]) > 0
+        assert row["figure"] == "copies within attention"
+        assert row["subject"] != "libattn" or row["value"] == "0", row  # layouts as they are, packed ones too
         assert bool(row["ratio"]) == (row["subject"] != "libattn")
         assert bool(row["backend"]) == (row["subject"] == "sdpa")
     for task in ("book, 20 steps", "copying, 20 steps"):
@@ -82,7 +84,8 @@ def test_the_paged_loop_writes_what_the_cache_writes():
     with torch.no_grad():
         plain, pages = (models.build(config, name, torch.device("cpu")).eval() for name in ("eager", "libattn_paged"))
         for steps in (1, 9, 70):
-            wanted = generate.dynamic(plain, prompt, steps, None)
+            cache = generate.grown(config, generate.prefill(plain, prompt[:1]), 2)
+            wanted = generate.dynamic(plain, cache, prompt, steps, None)
             found = generate.paged(pages, prompt, steps)
             assert torch.equal(found(), wanted()) and torch.equal(found(), wanted())  # each begins anew
 
@@ -116,6 +119,25 @@ def test_interval():
         outside = 2 * sum(math.comb(n, i) for i in range(low + 1)) / 2 ** n
         tighter = 2 * sum(math.comb(n, i) for i in range(low + 2)) / 2 ** n
         assert outside <= 0.05 < tighter and high == n - 1 - low, n
+
+
+def test_only_and_seconds(tmp_path, capsys):
+    """Cases by name; when the time is over none begins, and one that runs ends with the rounds of an interval."""
+    path = tmp_path / "rows.csv"
+    words = ["length", "--quick", "--quiet", "--device", "cpu", "--csv", str(path), "--commit", "abc"]
+    assert main(["all", *words[1:], "--only", "^128 rows"]) == 0
+    assert main([*words, "--only", "^256 rows", "--rounds", "2"]) == 0
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["case"], row["commit"]) for row in rows} == {("128 rows", "abc"), ("256 rows", "abc")}
+    assert {row["rounds"] for row in rows if row["case"] == "256 rows"} == {"2", ""}
+    assert main([*words, "--only", "none"]) == 2 and "--only none: no case" in capsys.readouterr().err
+    assert main([*words, "--seconds", "1e-9"]) == 2 and "nothing to measure" in capsys.readouterr().err
+    run = measure.Run("x", "cpu", True, 20, None, True, seconds=1e-9)
+    times = measure.turns(run, dict.fromkeys("ab", lambda: None))
+    assert [len(taken) for taken in times.values()] == [measure.LEAST] * 2
+    times = measure.turns(measure.Run("x", "cpu", True, 20, None, True), dict.fromkeys(("eager", "b"), lambda: None))
+    assert [len(taken) for taken in times.values()] == [measure.LEAST, 20]
 
 
 def test_turns_rotate():
@@ -167,6 +189,8 @@ def test_mistakes(tmp_path, capsys):
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
     calls = [(["length", "--rounds", "0"], "--rounds 0: it takes 1 or more"), (["plot"], "plot needs --csv"),
+             (["length", "--seconds", "0"], "--seconds 0: it takes more than 0"),
+             (["length", "--only", "("], "--only (: "),
              (["plot", "--csv", str(tmp_path / "none")], "No such file"),
              (["lra", "--quick", "--quiet", "--rounds", "1", "--csv", str(other)], "columns are not those")]
     if not torch.cuda.is_available():
