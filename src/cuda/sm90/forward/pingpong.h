@@ -154,6 +154,16 @@ DEVICE void begin_item(const shared *s, consumer *c, fragments *f)
     if (config::held) load_fragment<config::dtype>(f->q, q_address(s, c), config::q_tile::panel_bytes, config::held);
 }
 
+/* The item's other KV tiles. Iterations without a mask are a loop of their own. */
+DEVICE void attend_others(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f)
+{
+    while (c->left > 0) {
+        for (int n = mask::unmasked_iterations(p, s, c); n > 0; n--)
+            iterate(p, s, c, f, false);
+        if (c->left > 0) iterate(p, s, c, f, true);
+    }
+}
+
 DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
     choice<config::one_byte, promoted_fragments, fragments>::type f;
@@ -161,11 +171,7 @@ DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
     begin_item(s, c, &f);
     skip_tiles_and_turns(s, c, mask::begin(s, c));
     prologue(p, s, c, &f);
-    while (c->left > 0) {
-        for (int n = mask::unmasked_iterations(p, s, c); n > 0; n--)
-            iterate(p, s, c, &f, false);
-        if (c->left > 0) iterate(p, s, c, &f, true);
-    }
+    attend_others(p, s, c, &f);
     epilogue(p, s, c, &f);
 }
 
